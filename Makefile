@@ -1,0 +1,30 @@
+# make train: set up .venv and train on the demo data. make test: set up and run the tests. make lint: the linters.
+# ARGS goes through: make train ARGS="--dataset_path VOC2012"
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: train test lint
+train: .venv/.installed
+	$(BIN)/python train.py $(ARGS)
+
+test: .venv/.installed-dev
+	$(BIN)/python -m pytest tests $(ARGS)
+
+lint: .venv/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if (3, 10) <= v < (3, 14) else "%s is Python %d.%d: 3.10 to 3.13 are supported; make PYTHON=python3.12" % (sys.executable, v[0], v[1]))'
+	$(PYTHON) -m venv .venv
+
+# OpenCV's desktop build needs system libraries that a server may lack; its headless build does not.
+.venv/.installed: requirements.txt | .venv/bin/python
+	$(BIN)/python -m pip install --disable-pip-version-check -r requirements.txt
+	@$(BIN)/python -c 'import cv2' 2>/dev/null || $(BIN)/python -m pip install --force-reinstall --no-deps 'opencv-python-headless>=4.8,<6'
+	@touch $@
+
+.venv/.installed-dev: requirements-dev.txt .venv/.installed
+	$(BIN)/python -m pip install --disable-pip-version-check -r requirements-dev.txt
+	@touch $@

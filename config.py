@@ -1,0 +1,321 @@
+"""Every flag, declared once: name, type, default, help, choices.
+
+A value comes from the default, then a YAML file (`--config FILE`), then the command line. What is not
+known is refused with the nearest right name. `Config` is what the rest of the program sees.
+"""
+
+import argparse
+import dataclasses
+import difflib
+import sys
+import typing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import yaml
+
+from errors import UserError
+
+DEMO_CONFIG = Path(__file__).parent / "configs" / "demo.yaml"
+
+# Names of earlier launch scripts, and ours.
+ALIASES = {
+    "pesudo_path": "pseudo_path",
+    "l_pesudo": "l_pseudo",
+    "l_segs": "l_seg",
+    "warmup": "warmup_epochs",
+    "warmup_epoch": "warmup_epochs",
+    "chk_interval": "save_epoch_frequency",
+    "val_epoch": "val_start_epoch",
+    "model_path": "pretrained",
+    "ddp": "distributed",
+}
+
+
+def flag(default, help: str, *, choices: tuple = (), per_launch: bool = False):
+    """Declare a flag. `per_launch` flags belong to one start of the program and are not saved with the run."""
+    return field(default=default, metadata={"help": help, "choices": choices, "per_launch": per_launch})
+
+
+@dataclass
+class Config:
+    # Data
+    dataset: str = flag(
+        "ScribblePseudoDsDc",
+        "which labels to train on",
+        choices=(
+            "Dense", "ScribbleOnly", "PseudoOnly", "ScribblePseudo",
+            "ScribblePseudoDs", "ScribblePseudoDc", "ScribblePseudoDsDc",
+        ),
+    )  # fmt: skip
+    dataset_path: str = flag("", "root folder of the data set; the folders below are relative to it")
+    list_path: str = flag(
+        "", "folder of train.txt and val.txt [ImageSets/SegmentationAug, else ImageSets/Segmentation]"
+    )
+    image_path: str = flag("JPEGImages", "folder of the images")
+    train_path: str = flag(
+        "", "folder of the training labels [pascal_2012_scribble; Dense: SegmentationClassAug, else SegmentationClass]"
+    )
+    val_path: str = flag("", "folder of the dense masks to validate on [SegmentationClassAug, else SegmentationClass]")
+    pseudo_path: str = flag("bmp_pseudolabel", "folder of the pseudo-labels")
+    distancemap_s: str = flag("", "folder of the distance maps to the scribble [computed on the fly]")
+    distancemap_c: str = flag("", "folder of the distance maps to the pseudo-label's contour [computed on the fly]")
+    numclasses: int = flag(21, "number of classes, background included; labels are 0..numclasses-1, and 255 = ignore")
+    classes: str = flag("", "text file with one class name a line, for tables and TensorBoard [numbers]")
+    crop_size: int = flag(465, "height and width of a training crop, in pixels")
+    workers: int = flag(
+        -1, "loader processes of each process; 0 loads in the process itself [4, or its share of the cores]"
+    )
+
+    # Model
+    model_type: str = flag(
+        "res50_ASPP_lorm",
+        "architecture; --layers sets the depth whatever the name says",
+        choices=("res50_ASPP_lorm", "res50_ASPP", "deeplabv3", "deeplabv3p", "deeplabv3p_lorm", "deeplabv2"),
+    )
+    layers: int = flag(50, "depth of the ResNet", choices=(18, 34, 50, 101, 152))
+    pretrained: str = flag(
+        "imagenet",
+        "start weights: imagenet (torchvision's), none, or a FILE: ours, torchvision's or a released CDSP one",
+    )
+    stride_in_1x1: bool = flag(False, "stride of layer2's first block on its 1x1 convolution, as released CDSP weights")
+    sync_bn: str = flag("auto", "synchronise batch norm over processes; auto: on CUDA", choices=("auto", "on", "off"))
+    freeze_bn: bool = flag(False, "batch norm uses its stored statistics and does not update them")
+
+    # Losses: total = sum of weight * loss over the terms that --dataset has labels for
+    l_seg: float = flag(1.0, "weight of cross entropy on scribbles or dense masks")
+    l_pseudo: float = flag(1.0, "weight of cross entropy on pseudo-labels")
+    l_lorm: float = flag(1.0, "weight of the localization rectification loss (models *_lorm)")
+    l_ds: float = flag(1.0, "weight of entropy near the scribble")
+    l_dc: float = flag(1.0, "weight of entropy away from the pseudo-label's contour")
+    label_smooth: float = flag(0.1, "label smoothing of the pseudo-label loss, 0 to below 1")
+
+    # Optimisation
+    epochs: int = flag(50, "number of passes over the training list")
+    batchsize: int = flag(16, "images per process and forward pass; global batch = batchsize * accum_steps * processes")
+    accum_steps: int = flag(1, "forward passes per optimizer step")
+    lr: float = flag(1e-3, "base learning rate of SGD, before --lr_scaling")
+    lr_scaling: str = flag(
+        "linear", "multiply the lr by the world size, by its square root, or not", choices=("linear", "sqrt", "none")
+    )
+    warmup_epochs: float = flag(-1.0, "epochs of linear warm-up; cosine decay to 0 follows [a tenth of --epochs]")
+    momentum: float = flag(0.9, "momentum of SGD")
+    wdecay: float = flag(5e-4, "weight decay")
+    amp: str = flag("none", "mixed precision; fp16 scales the loss", choices=("none", "bf16", "fp16"))
+    seed: int = flag(0, "seed of the initial weights, the order of samples and their augmentation")
+    device: str = flag("auto", "auto (CUDA if there is one, else CPU), cpu, cuda or cuda:N")
+
+    # Run folder
+    logdir: str = flag("log", "folder that runs are written to")
+    name: str = flag("", "name of the run's folder in --logdir [the config's name, else dataset and model]")
+    resume: str = flag(
+        "", "continue a run: a checkpoint FILE, or auto = the newest run of this name, if any", per_launch=True
+    )
+    save_epoch_frequency: int = flag(0, "keep epoch_NNNN.pt every N epochs, besides last.pt and best.pt; 0: never")
+    val_epoch_frequency: int = flag(1, "validate every N epochs, and after the last one")
+    val_start_epoch: int = flag(0, "do not validate before this many epochs are done")
+    log_interval: int = flag(10, "optimizer steps between two lines of metrics.jsonl")
+
+    # Launch
+    distributed: bool | None = flag(None, "join a process group [only under a launcher]; --no_distributed never does")
+    backend: str = flag(
+        "auto", "of the process group; auto: nccl on CUDA, gloo elsewhere", choices=("auto", "nccl", "gloo")
+    )
+    dist_url: str = flag("env://", "where processes meet: env://, tcp://HOST:PORT or file:///PATH", per_launch=True)
+    world_size: int = flag(0, "number of processes, where no launcher sets it", per_launch=True)
+    rank: int = flag(-1, "rank of this process, where no launcher sets it", per_launch=True)
+    local_rank: int = flag(-1, "rank of this process on its machine, where no launcher sets it", per_launch=True)
+    dist_timeout: float = flag(600.0, "seconds to wait for other processes before giving up")
+
+    # Not flags: filled in by parse()
+    notes: list[str] = field(default_factory=list)  # lines to log once the run has started
+
+
+FLAGS = {item.name: item for item in dataclasses.fields(Config) if "help" in item.metadata}
+TYPES = typing.get_type_hints(Config)
+
+
+def parse(argv: list[str] | None = None) -> Config:
+    """Build the Config from `--config`'s file and the command line (default: sys.argv).
+
+    Without `--config` and `--dataset_path`, the demo's config is used; `--resume FILE` alone uses the
+    config of that run. Raises UserError on anything unknown or out of range.
+    """
+    given, config_file, notes = _command_line(argv)
+    saved = Path(given.get("resume", "")).parent / "config.yaml"
+    if config_file is None and "dataset_path" not in given:
+        if given.get("resume", "auto") != "auto" and saved.is_file():
+            config_file = saved
+            notes.append(f"no --config: using {saved} of the run that --resume names")
+        else:
+            config_file = DEMO_CONFIG
+            notes.append(
+                "no --dataset_path and no --config: training on the demo data with configs/demo.yaml. "
+                "For your own: --dataset_path DIR (README, 'Your own data')"
+            )
+    values = (_read_yaml(config_file, notes) if config_file else {}) | given
+    cfg = Config(**values, notes=notes)
+    if not cfg.name:
+        cfg.name = config_file.stem if config_file else f"{cfg.dataset}_{cfg.model_type}"
+    if cfg.warmup_epochs < 0:
+        cfg.warmup_epochs = cfg.epochs / 10
+    _check(cfg)
+    return cfg
+
+
+def as_dict(cfg: Config) -> dict:
+    """The flags and their values, without those that belong to one launch."""
+    return {name: getattr(cfg, name) for name, item in FLAGS.items() if not item.metadata["per_launch"]}
+
+
+def dump(cfg: Config) -> str:
+    """The resolved config as YAML, to repeat the run with `--config`."""
+    return yaml.safe_dump(as_dict(cfg), sort_keys=False)
+
+
+def changes(saved: dict, cfg: Config) -> str:
+    """What differs between a saved config (as_dict) and this one, as "flag: old -> new, ..."."""
+    now = as_dict(cfg)
+    return ", ".join(f"{name}: {saved.get(name)} -> {now[name]}" for name in now if saved.get(name) != now[name])
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message):
+        raise UserError(message + " (python train.py --help lists every flag)")
+
+
+def _command_line(argv) -> tuple[dict, Path | None, list[str]]:
+    """Parse the command line: the values given, the config file if any, lines to log."""
+    parser = _Parser(
+        prog="train.py", description="Train a semantic-segmentation model.", allow_abbrev=False,
+        argument_default=argparse.SUPPRESS, formatter_class=lambda prog: argparse.HelpFormatter(prog, 36, 110),
+    )  # fmt: skip
+    parser.add_argument("--config", metavar="FILE", help="YAML file of flags; the command line goes over it")
+    for name, item in FLAGS.items():
+        default = (
+            "" if item.default in ("", None) or f"{item.default}" in item.metadata["help"] else f" [{item.default}]"
+        )
+        if item.default in (-1, -1.0):
+            default = ""
+        help = item.metadata["help"].replace("%", "%%") + default
+        if TYPES[name] in (bool, bool | None):
+            parser.add_argument(f"--{name}", action="store_true", help=help)
+            parser.add_argument(f"--no_{name}", dest=name, action="store_false", help=argparse.SUPPRESS)
+        else:
+            metavar = "|".join(map(str, item.metadata["choices"])) or TYPES[name].__name__.upper()
+            parser.add_argument(f"--{name}", metavar=metavar, help=help)
+
+    notes: list[str] = []
+    given, unknown = parser.parse_known_args(
+        [_our_name(word, notes) for word in (sys.argv[1:] if argv is None else argv)]
+    )
+    if unknown:
+        word = unknown[0]
+        if not word.startswith("-"):
+            raise UserError(f"unexpected argument {word!r}: flags start with --")
+        name = word.lstrip("-").partition("=")[0]
+        raise UserError(f"unknown flag --{name}" + _nearest(name, [*FLAGS, "config"], prefix="--"))
+    values = vars(given)
+    config_file = values.pop("config", None)
+    return (
+        {name: _convert(name, value, f"--{name}") for name, value in values.items()},
+        (None if config_file is None else Path(config_file)),
+        notes,
+    )
+
+
+def _our_name(word: str, notes: list[str]) -> str:
+    """`--Old-name=value` to `--our_name=value`: dashes are underscores, aliases are translated with a note."""
+    if not word.startswith("--"):
+        return word
+    name, equals, value = word[2:].partition("=")
+    return "--" + _translate(name.replace("-", "_"), notes, "--") + equals + value
+
+
+def _translate(name: str, notes: list[str], prefix: str) -> str:
+    if name in ALIASES:
+        notes.append(f"{prefix}{name} is now {prefix}{ALIASES[name]}")
+    return ALIASES.get(name, name)
+
+
+def _read_yaml(path: Path, notes: list[str]) -> dict:
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"--config {path}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"--config {path}: not YAML ({' '.join(str(error).split())})") from None
+    if not isinstance(content, dict | None):
+        raise UserError(f"--config {path}: expected lines 'flag: value', found a {type(content).__name__}")
+    values = {}
+    for key, value in (content or {}).items():
+        name = _translate(str(key).replace("-", "_"), notes, "")
+        if name not in FLAGS:
+            raise UserError(f"{path}: unknown key {key!r}" + _nearest(name, FLAGS, prefix=""))
+        if name in values:
+            raise UserError(f"{path}: {name!r} is given twice, once as {key!r}: remove one")
+        values[name] = _convert(name, value, f"{path}: {name}")
+    return values
+
+
+def _nearest(name: str, names, prefix: str) -> str:
+    found = difflib.get_close_matches(name, [*names, *ALIASES], n=1, cutoff=0.5)
+    return (
+        f": did you mean {prefix}{ALIASES.get(found[0], found[0])}?" if found else ": python train.py --help lists all"
+    )
+
+
+def _convert(name: str, value, where: str):
+    """A value from YAML or the command line, as the flag's type."""
+    kind = TYPES[name]
+    choices = FLAGS[name].metadata["choices"]
+    if kind in (bool, bool | None):
+        if isinstance(value, bool) or (value is None and kind is not bool):
+            return value
+        raise UserError(f"{where}: {value!r} is not true or false")
+    try:
+        if isinstance(value, bool) or value is None or isinstance(value, list | dict):
+            raise ValueError
+        converted = kind(value)
+        if kind is int and float(value) != converted:
+            raise ValueError
+    except ValueError:
+        raise UserError(f"{where}: {value!r} is not {'an' if kind is int else 'a'} {kind.__name__}") from None
+    if choices and converted not in choices:
+        near = difflib.get_close_matches(str(converted), map(str, choices), n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise UserError(f"{where}: {value!r} is not known: {hint}One of {', '.join(map(str, choices))}")
+    return converted
+
+
+# Smallest value allowed; the other numbers may be anything their type allows.
+_AT_LEAST = {
+    "numclasses": 2, "crop_size": 1, "workers": -1, "epochs": 1, "batchsize": 1, "accum_steps": 1, "lr": 0,
+    "momentum": 0, "wdecay": 0, "label_smooth": 0, "l_seg": 0, "l_pseudo": 0, "l_lorm": 0, "l_ds": 0, "l_dc": 0,
+    "seed": 0, "save_epoch_frequency": 0, "val_epoch_frequency": 1, "val_start_epoch": 0, "log_interval": 1,
+    "world_size": 0, "dist_timeout": 1,
+}  # fmt: skip
+
+
+def _check(cfg: Config) -> None:
+    """Raise UserError on values that are out of range or do not go together."""
+    for name, least in _AT_LEAST.items():
+        if not getattr(cfg, name) >= least:  # also catches nan
+            raise UserError(f"--{name} {getattr(cfg, name)}: must be at least {least}")
+    if cfg.numclasses > 255:
+        raise UserError(f"--numclasses {cfg.numclasses}: labels are 8 bit and 255 is 'ignore', so at most 255")
+    if cfg.label_smooth >= 1:
+        raise UserError(f"--label_smooth {cfg.label_smooth}: must be below 1")
+    if cfg.warmup_epochs >= cfg.epochs:
+        raise UserError(
+            f"--warmup_epochs {cfg.warmup_epochs:g} with --epochs {cfg.epochs}: the learning rate would never "
+            "reach --lr; give fewer warm-up epochs"
+        )
+    if cfg.stride_in_1x1 and cfg.layers < 50:
+        raise UserError(
+            f"--stride_in_1x1 with --layers {cfg.layers}: only ResNet 50, 101 and 152 have 1x1 convolutions to carry it"
+        )
+    if not cfg.dataset_path:
+        raise UserError("--dataset_path is not set: give the data set's root folder (README, 'Your own data')")
+    if "/" in cfg.name or cfg.name in (".", ".."):
+        raise UserError(f"--name {cfg.name}: a folder name, without '/'; --logdir says where it lies")

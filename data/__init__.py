@@ -1,0 +1,1 @@
+"""Images and labels: reading, sampling, augmentation, distance maps, demo data."""

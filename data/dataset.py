@@ -1,0 +1,153 @@
+"""Images and their label maps from folders, every file checked when it is read."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageOps
+from torch.utils.data import Dataset
+
+from errors import UserError
+
+IGNORE = 255
+IMAGE_SUFFIXES = (".jpg", ".png", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
+
+
+def read_list(path: Path) -> list[str]:
+    """The names in a list file, one a line; empty lines are skipped."""
+    try:
+        names = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: the list cannot be read ({getattr(error, 'strerror', error)})") from None
+    if not names:
+        raise UserError(f"{path}: the list is empty; expected one image name a line, without suffix")
+    for line, name in enumerate(names, 1):
+        if any(letter.isspace() for letter in name):
+            raise UserError(f"{path} line {line}: {name!r}: expected one image name a line, without folder or suffix")
+    return names
+
+
+def _open(path: Path, convert: Callable[[Image.Image], Image.Image]) -> np.ndarray:
+    """Decode a whole image file. PIL, unlike OpenCV, refuses truncated files and keeps palette indices."""
+    try:
+        with Image.open(path) as image:
+            return np.asarray(convert(image))
+    except UserError:
+        raise
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise UserError(f"{path}: not a whole, readable image ({' '.join(str(error).split())}): replace it") from None
+
+
+def read_image(path: Path) -> np.ndarray:
+    """An image as RGB, shape (H, W, 3), uint8, turned as its EXIF orientation says."""
+    return _open(path, lambda image: ImageOps.exif_transpose(image).convert("RGB"))
+
+
+def read_label(path: Path, num_classes: int) -> np.ndarray:
+    """A label map, shape (H, W), uint8: 0..num_classes-1, and 255 = ignore. Palette images give their indices."""
+
+    def check_mode(image: Image.Image) -> Image.Image:
+        if image.mode not in ("P", "L", "1", "I", "I;16"):
+            raise UserError(
+                f"{path}: a {image.mode} image: labels must be class numbers in one channel (grey or palette PNG)"
+            )
+        return image
+
+    label = _open(path, check_mode)
+    bad = label[(label != IGNORE) & ((label < 0) | (label >= num_classes))]
+    if bad.size:
+        raise UserError(
+            f"{path}: label {bad.flat[0]} in {bad.size} pixel(s): with --numclasses {num_classes} labels are "
+            f"0..{num_classes - 1}, and 255 = ignore"
+        )
+    return label.astype(np.uint8)
+
+
+def read_distance(path: Path) -> np.ndarray:
+    """A distance map, shape (H, W), uint8; of several equal channels, the first."""
+    values = _open(path, lambda image: image)
+    values = values[..., 0] if values.ndim == 3 else values
+    if values.dtype != np.uint8:
+        raise UserError(f"{path}: a distance map must be an 8-bit image, found {values.dtype}")
+    return values
+
+
+class SegmentationDataset(Dataset):
+    """Samples of named images and label maps in folders.
+
+    folders: {"image": folder, and any of "label", "pseudo", "distance_s", "distance_c": folder of NAME.png}.
+    transform: augmentation of a training sample, see data.transforms; None for evaluation.
+    compute: {"distance_s" or "distance_c": (source map, function)}: maps made from an augmented label
+    instead of read.
+
+    dataset[epoch, index] is a sample whose augmentation depends on (seed, epoch, index) only;
+    dataset[index] is one at the image's own size. Both are dicts of uint8 arrays: "image" (H, W, 3),
+    the others (H, W). Raises UserError that names the file at fault.
+    """
+
+    def __init__(
+        self,
+        names: list[str],
+        folders: dict[str, Path],
+        num_classes: int,
+        *,
+        transform: Callable | None = None,
+        compute: dict[str, tuple[str, Callable]] | None = None,
+        seed: int = 0,
+    ):
+        self.num_classes, self.transform, self.compute, self.seed = num_classes, transform, compute or {}, seed
+        self.files = _find_files(names, folders)
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, key: int | tuple[int, int]) -> dict[str, np.ndarray]:
+        if isinstance(key, int):
+            return self._read(key)
+        epoch, index = key
+        assert self.transform is not None
+        maps = self._read(index)
+        if self.compute:
+            maps["inside"] = np.ones(maps["image"].shape[:2], np.uint8)
+        maps = self.transform(maps, np.random.default_rng((self.seed, epoch, index)))
+        if self.compute:
+            inside = maps.pop("inside")
+            for name, (source, distance) in self.compute.items():
+                maps[name] = distance(maps[source]) * inside
+        return maps
+
+    def _read(self, index: int) -> dict[str, np.ndarray]:
+        files = self.files[index]
+        maps = {"image": read_image(files["image"])}
+        for name, path in files.items():
+            if name == "image":
+                continue
+            maps[name] = read_distance(path) if name.startswith("distance") else read_label(path, self.num_classes)
+            if maps[name].shape != maps["image"].shape[:2]:
+                (height, width), (image_height, image_width) = maps[name].shape, maps["image"].shape[:2]
+                raise UserError(
+                    f"{path}: {width}x{height} pixels, but its image {files['image']} has {image_width}x{image_height}"
+                )
+        return maps
+
+
+def _find_files(names: list[str], folders: dict[str, Path]) -> list[dict[str, Path]]:
+    """The file of every name in every folder, found by listing each folder once."""
+    present = {}
+    for name, folder in folders.items():
+        if not folder.is_dir():
+            raise UserError(f"{folder}: no such folder (for the {name} files)")
+        present[name] = {entry.name for entry in folder.iterdir()}
+    files = []
+    for name in names:
+        found = {}
+        for kind, folder in folders.items():
+            suffixes = IMAGE_SUFFIXES if kind == "image" else (".png",)
+            match = next((name + suffix for suffix in suffixes if name + suffix in present[kind]), None)
+            if match is None:
+                raise UserError(f"{folder / (name + suffixes[0])}: no such file, but the list names {name!r}")
+            found[kind] = folder / match
+        files.append(found)
+    return files

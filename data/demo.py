@@ -1,0 +1,140 @@
+"""A small scribble data set, drawn: textured shapes on textured ground, in VOC's layout.
+
+Every image is drawn from its own number, so that the set is the same on every machine and nothing is
+downloaded. It has dense masks, scribbles, and pseudo-labels with the faults real ones have: grown or
+shrunk outlines, holes, unsure borders, and now and then a missed object.
+"""
+
+import tempfile
+from pathlib import Path
+
+import cv2
+import numpy as np
+from PIL import Image
+
+from errors import UserError
+
+CLASSES = ("ground", "disc", "square", "triangle", "cross")
+HEIGHT, WIDTH = 120, 160
+NUM_TRAIN, NUM_VAL = 96, 24
+IGNORE = 255
+
+
+def draw_dataset(root: Path, num_train: int = NUM_TRAIN, num_val: int = NUM_VAL) -> None:
+    """Write the data set to the folder `root`, which appears whole or not at all; do nothing if it is there."""
+    if root.exists():
+        return
+    try:
+        root.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{root.name}-", dir=root.parent) as scratch:
+            folder = Path(scratch) / root.name
+            _write(folder, num_train, num_val)
+            folder.rename(root)
+    except OSError as error:
+        if root.exists():
+            return  # another run drew it meanwhile
+        raise UserError(f"{root}: the demo data cannot be written ({error.strerror})") from None
+
+
+def _write(root: Path, num_train: int, num_val: int) -> None:
+    folders = ("JPEGImages", "SegmentationClassAug", "pascal_2012_scribble", "bmp_pseudolabel")
+    for name in (*folders, "ImageSets/SegmentationAug"):
+        (root / name).mkdir(parents=True)
+    names = [f"demo_{number:04d}" for number in range(num_train + num_val)]
+    (root / "ImageSets/SegmentationAug/train.txt").write_text("\n".join(names[:num_train]))
+    (root / "ImageSets/SegmentationAug/val.txt").write_text("\n".join(names[num_train:]))
+    (root / "classes.txt").write_text("\n".join(CLASSES))
+    for number, name in enumerate(names):
+        image, *labels = draw_sample(number)
+        Image.fromarray(image).save(root / folders[0] / f"{name}.jpg", quality=92)
+        for folder, label in zip(folders[1:], labels, strict=True):
+            Image.fromarray(label).save(root / folder / f"{name}.png")
+
+
+def draw_sample(number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Image (H, W, 3) RGB, and its dense mask, scribble and pseudo-label, (H, W) each; all uint8."""
+    rng = np.random.default_rng((2024, number))
+    image = _texture(0, rng)
+    dense = np.zeros((HEIGHT, WIDTH), np.uint8)
+    # One object in each of two or three columns, so that none hides another.
+    num_objects = int(rng.integers(2, 4))
+    for column in range(num_objects):
+        class_id = int(rng.integers(1, len(CLASSES)))
+        radius = rng.uniform(18, min(36, 0.5 * WIDTH / num_objects))
+        centre = ((column + 0.5) * WIDTH / num_objects + rng.uniform(-3, 3), rng.uniform(radius, HEIGHT - radius))
+        shape = _shape(class_id, centre, radius, rng.uniform(0, 2 * np.pi))
+        image = np.where(shape[..., None] == 1, _texture(class_id, rng), image)
+        dense[shape == 1] = class_id
+    image = cv2.GaussianBlur(image, (3, 3), 0).astype(np.float64) + rng.normal(0, 8, image.shape)
+    return image.clip(0, 255).astype(np.uint8), dense, _scribble(dense, rng), _pseudo_label(dense, rng)
+
+
+def _texture(class_id: int, rng: np.random.Generator) -> np.ndarray:
+    """Stripes, checks, dots or clouds (H, W, 3) uint8, in a colour near the class's; the pattern tells classes apart."""
+    y, x = np.mgrid[:HEIGHT, :WIDTH].astype(np.float64)
+    angle, period, phase = rng.uniform(0, np.pi), rng.uniform(6, 9), rng.uniform(0, 2 * np.pi, 2)
+    u = (np.cos(angle) * x + np.sin(angle) * y) * 2 * np.pi / period + phase[0]
+    v = (np.cos(angle) * y - np.sin(angle) * x) * 2 * np.pi / period + phase[1]
+    clouds = cv2.resize(rng.normal(0, 1, (HEIGHT // 10, WIDTH // 10)), (WIDTH, HEIGHT), interpolation=cv2.INTER_CUBIC)
+    pattern = (clouds, np.sin(u), np.sign(np.sin(u) * np.sin(v)), (np.sin(u) * np.sin(v)) ** 3 * 2, np.sin(u + clouds))
+    hue = np.array([(120, 125, 110), (150, 95, 80), (85, 125, 155), (140, 140, 75), (115, 85, 140)])[class_id]
+    colour = hue + rng.normal(0, 22, 3)
+    return (colour + 32 * pattern[class_id][..., None]).clip(0, 255).astype(np.uint8)
+
+
+def _shape(class_id: int, centre: tuple[float, float], radius: float, angle: float) -> np.ndarray:
+    """The outline of a class, filled with 1; (H, W) uint8."""
+    canvas = np.zeros((HEIGHT, WIDTH), np.uint8)
+    if class_id == 1:
+        return cv2.circle(canvas, (round(centre[0]), round(centre[1])), round(radius * 0.9), 1, thickness=-1)
+    arm = 0.35
+    outline = {
+        2: [(1, 1), (-1, 1), (-1, -1), (1, -1)],
+        3: [(1.3, 0), (-0.7, 1.1), (-0.7, -1.1)],
+        4: [(1, arm), (arm, arm), (arm, 1), (-arm, 1), (-arm, arm), (-1, arm),
+            (-1, -arm), (-arm, -arm), (-arm, -1), (arm, -1), (arm, -arm), (1, -arm)],
+    }[class_id]  # fmt: skip
+    turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
+    size = radius * (0.75 if class_id == 2 else 0.9)
+    points = np.array(outline) @ turn.T * size + np.array(centre)
+    return cv2.fillPoly(canvas, [points.round().astype(np.int32)], 1)
+
+
+def _scribble(dense: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """One bent stroke, 3 pixels wide, in each connected region, well inside it; 255 elsewhere."""
+    scribble = np.full(dense.shape, IGNORE, np.uint8)
+    for class_id in np.unique(dense):
+        num_regions, regions = cv2.connectedComponents((dense == class_id).astype(np.uint8))
+        for region in range(1, num_regions):
+            inside = cv2.erode((regions == region).astype(np.uint8), np.ones((7, 7), np.uint8))
+            y, x = np.nonzero(inside)
+            if len(x) == 0:
+                continue
+            chosen = rng.choice(len(x), 4 if class_id == 0 else 3)
+            points = np.stack([x[chosen], y[chosen]], axis=1)
+            points = points[np.argsort(points @ rng.normal(0, 1, 2))].astype(np.int32)
+            stroke = cv2.polylines(np.zeros_like(dense), [points], isClosed=False, color=1, thickness=3)
+            scribble[(stroke == 1) & (dense == class_id)] = class_id
+    return scribble
+
+
+def _pseudo_label(dense: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """The dense mask with the faults of a label that a classifier's activation maps gave."""
+    pseudo = np.zeros_like(dense)
+    num_regions, regions = cv2.connectedComponents((dense > 0).astype(np.uint8))
+    for region in range(1, num_regions):
+        if rng.random() < 0.08:
+            continue  # missed
+        shape = (regions == region).astype(np.uint8)
+        class_id = np.bincount(dense[shape == 1]).argmax()
+        width = int(rng.integers(2, 6))
+        kernel = cv2.getStructuringElement(cv2.MORPH_ELLIPSE, (width, width))
+        shape = cv2.dilate(shape, kernel) if rng.random() < 0.6 else cv2.erode(shape, kernel)
+        y, x = np.nonzero(shape)
+        hole = rng.integers(len(x)) if len(x) else 0
+        if len(x) and rng.random() < 0.5:
+            cv2.circle(shape, (int(x[hole]), int(y[hole])), int(rng.integers(3, 7)), 0, thickness=-1)
+        border = cv2.dilate(shape, kernel) - cv2.erode(shape, kernel)
+        pseudo[shape == 1] = class_id
+        pseudo[(border == 1) & (rng.random(dense.shape) < 0.3)] = IGNORE
+    return pseudo

@@ -1,0 +1,90 @@
+"""Distance maps that weight the entropy losses (CDSP, "Scribble Hides Class", AAAI 2024).
+
+Training computes them on the fly from the augmented labels. To write them as PNGs once instead:
+
+    python -m data.distance --scribbles VOC2012/pascal_2012_scribble --out VOC2012/distance_map
+    python -m data.distance --pseudo VOC2012/bmp_pseudolabel --out VOC2012/distance_pseudo
+"""
+
+import argparse
+import functools
+import math
+import multiprocessing
+import sys
+from pathlib import Path
+
+import cv2
+import numpy as np
+from tqdm import tqdm
+
+import errors
+from data.dataset import read_label
+from errors import UserError
+
+IGNORE = 255
+LAMBDA_S = math.e
+LAMBDA_C = math.e**6
+
+
+def scribble_distance(label: np.ndarray, lambda_s: float = LAMBDA_S) -> np.ndarray:
+    """Closeness to the scribble: 255 on a foreground stroke, falling to 0; shape (H, W), uint8.
+
+    255 - trunc(clip(sqrt(lambda_s) * d, 0, 255)), d the exact Euclidean distance in pixels to the nearest
+    pixel of class 1..254 in `label` (H, W); background strokes do not count. All 0 without any.
+    """
+    return 255 - _scaled_distance(_foreground(label), lambda_s)
+
+
+def pseudo_distance(label: np.ndarray, lambda_c: float = LAMBDA_C) -> np.ndarray:
+    """Distance to the pseudo-label's contour: 0 on it, rising to 255; shape (H, W), uint8.
+
+    trunc(clip(sqrt(lambda_c) * d, 0, 255)), d the exact Euclidean distance in pixels to the nearest pixel
+    on a contour, inner ones included, 1 pixel wide, of the classes 1..254 in `label` (H, W). All 255
+    without any.
+    """
+    contours, _ = cv2.findContours(_foreground(label), cv2.RETR_LIST, cv2.CHAIN_APPROX_NONE)
+    drawn = np.zeros(label.shape, np.uint8)
+    cv2.drawContours(drawn, contours, -1, color=1, thickness=1)
+    return _scaled_distance(drawn, lambda_c)
+
+
+def _foreground(label: np.ndarray) -> np.ndarray:
+    return ((label != 0) & (label != IGNORE)).astype(np.uint8)
+
+
+def _scaled_distance(target: np.ndarray, scale_squared: float) -> np.ndarray:
+    """trunc(clip(sqrt(scale_squared) * d, 0, 255)) as uint8, d the distance to the nearest 1 in `target`."""
+    if not target.any():
+        return np.full(target.shape, 255, np.uint8)
+    distance = cv2.distanceTransform(1 - target, cv2.DIST_L2, cv2.DIST_MASK_PRECISE)
+    return np.clip(math.sqrt(scale_squared) * distance, 0, 255).astype(np.uint8)
+
+
+def _write_map(path: Path, out: Path, distance) -> None:
+    # Class numbers do not matter here, only which pixels are labelled: any up to 254 is fine.
+    if not cv2.imwrite(str(out / path.name), distance(read_label(path, num_classes=255))):
+        raise UserError(f"{out / path.name}: cannot be written")
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m data.distance", description="Write distance maps as PNGs.")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--scribbles", type=Path, metavar="DIR", help="folder of scribble PNGs")
+    source.add_argument("--pseudo", type=Path, metavar="DIR", help="folder of pseudo-label PNGs")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write to; made if absent")
+    args = parser.parse_args(argv)
+    folder = args.scribbles or args.pseudo
+    paths = sorted(folder.glob("*.png"))
+    if not paths:
+        raise UserError(f"{folder}: no such folder, or no .png in it")
+    args.out.mkdir(parents=True, exist_ok=True)
+    write = functools.partial(
+        _write_map, out=args.out, distance=scribble_distance if args.scribbles else pseudo_distance
+    )
+    with multiprocessing.Pool() as pool:
+        for _ in tqdm(pool.imap_unordered(write, paths), total=len(paths), unit="map"):
+            pass
+
+
+if __name__ == "__main__":
+    sys.exit(errors.run(main))

@@ -1,0 +1,68 @@
+"""Training augmentation: scale, rotation, flip and crop as one affine warp of each map, then blur."""
+
+from dataclasses import dataclass
+
+import cv2
+import numpy as np
+
+MEAN_COLOUR = (124, 116, 104)  # ImageNet's mean, RGB, 0..255
+
+# Per map: interpolation, and the value of pixels from outside the image. Padding never carries weight.
+WARPS: dict[str, tuple[int, tuple[int, ...]]] = {
+    "image": (cv2.INTER_LINEAR, MEAN_COLOUR),
+    "label": (cv2.INTER_NEAREST, (255,)),
+    "pseudo": (cv2.INTER_NEAREST, (255,)),
+    "distance_s": (cv2.INTER_LINEAR, (0,)),
+    "distance_c": (cv2.INTER_LINEAR, (0,)),
+    "inside": (cv2.INTER_NEAREST, (0,)),
+}
+
+
+@dataclass(frozen=True)
+class TrainTransform:
+    """Random augmentation to square crops; the defaults are CDSP's recipe.
+
+    crop_size: pixels. scale: range of the factor on the image's size. rotation: largest angle, degrees.
+    blur: probability of a 5x5 Gaussian blur. Flip is horizontal, at probability 1/2.
+    """
+
+    crop_size: int = 465
+    scale: tuple[float, float] = (0.5, 2.0)
+    rotation: float = 10.0
+    blur: float = 0.5
+
+    def __call__(self, maps: dict[str, np.ndarray], rng: np.random.Generator) -> dict[str, np.ndarray]:
+        """Warp every map of one sample alike; each is (H, W) or (H, W, 3) uint8, named as in WARPS.
+
+        The random numbers drawn from `rng` depend on nothing else, so that a sample's augmentation is the
+        same whichever labels are read.
+        """
+        height, width = maps["image"].shape[:2]
+        matrix = self._matrix(height, width, rng)
+        blurred = rng.random() < self.blur
+        size = (self.crop_size, self.crop_size)
+        warped = {}
+        for name, values in maps.items():
+            interpolation, outside = WARPS[name]
+            warped[name] = cv2.warpAffine(values, matrix, size, flags=interpolation, borderValue=outside)
+        if blurred:
+            warped["image"] = cv2.GaussianBlur(warped["image"], (5, 5), 0)
+        return warped
+
+    def _matrix(self, height: int, width: int, rng: np.random.Generator) -> np.ndarray:
+        """A random 2x3 matrix from pixel (x, y) of the image to pixel (x, y) of the crop."""
+        scale = rng.uniform(*self.scale)
+        angle = np.deg2rad(rng.uniform(-self.rotation, self.rotation))
+        flip = -1.0 if rng.random() < 0.5 else 1.0
+        # A larger image is cropped anywhere inside; a smaller one lies in the middle of the crop.
+        offset_x, offset_y = (
+            rng.random() * max(0.0, extra) + min(0.0, extra) / 2
+            for extra in (scale * width - self.crop_size, scale * height - self.crop_size)
+        )
+        # Turn and scale about the image's centre, mirror, then move that centre to its place in the crop.
+        cos, sin = scale * np.cos(angle), scale * np.sin(angle)
+        linear = np.array([[flip * cos, -flip * sin], [sin, cos]])
+        # cv2 counts from the centre of the first pixel, which lies half a pixel inside the image.
+        from_centre = np.array([(width - 1) / 2, (height - 1) / 2])
+        to_centre = np.array([scale * width / 2 - offset_x - 0.5, scale * height / 2 - offset_y - 0.5])
+        return np.column_stack([linear, to_centre - linear @ from_centre])

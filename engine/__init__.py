@@ -1,0 +1,1 @@
+"""What happens around the model: process group, losses, metrics, inference, checkpoints, logs."""

@@ -1,0 +1,234 @@
+"""A run's folder and what is written there: log, metrics, TensorBoard. Silent on every rank but 0."""
+
+import json
+import math
+import os
+import re
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from engine.distributed import Group
+from engine.metrics import Scores
+from errors import UserError
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+
+class Run:
+    """One run of training. Every rank has one and calls it alike; only rank 0 prints and writes.
+
+    log_interval: optimizer steps between two lines of metrics.
+    """
+
+    def __init__(self, group: Group, log_interval: int):
+        self.group, self.log_interval = group, log_interval
+        self.folder = Path()
+        self._lines: list[str] = []  # of the log, before there is a folder
+        self._log: TextIO | None = None
+        self._metrics: TextIO | None = None
+        self._board: SummaryWriter | None = None
+        self._bar: tqdm | None = None
+        self._unread: tuple | None = None  # the last step, whose losses may still be on their way
+        self._window: list[dict[str, float]] = []  # losses of the steps since the last line of metrics
+        self._window_start, self._window_images = 0.0, 0
+
+    def info(self, text: str, *, every_rank: bool = False) -> None:
+        """Say a line on the terminal and in train.log; with every_rank, on every rank's terminal."""
+        if not (self.group.is_main or every_rank):
+            return
+        tqdm.write(text)
+        if not self.group.is_main:
+            return
+        line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n"
+        if self._log:
+            self._log.write(line)
+            self._log.flush()
+        else:
+            self._lines.append(line)
+
+    def find_folder(self, logdir: str, name: str, resume: str) -> Path | None:
+        """Choose the run's folder, the same on every rank, and return the checkpoint to continue from, if any.
+
+        resume: a checkpoint's path continues in the folder it lies in; "auto" in the newest of
+        logdir/name, name-2, name-3 ... that has a last.pt; otherwise the first of these that is free is made.
+        A run never writes over another one.
+        """
+        choice: tuple[Path, Path | None] | UserError | None = None
+        if self.group.is_main:
+            try:
+                choice = _choose_folder(Path(logdir), name, resume)
+            except OSError as error:
+                choice = UserError(f"--logdir {logdir}: the run's folder cannot be made ({error.strerror})")
+            except UserError as error:
+                choice = error
+        choice = self.group.broadcast(choice)
+        if isinstance(choice, UserError):
+            raise choice
+        self.folder, checkpoint = choice
+        return checkpoint
+
+    def open(self, config: str, step: int) -> None:
+        """Open the folder's files, after `step` optimizer steps; what was written past them is dropped."""
+        if not self.group.is_main:
+            return
+        from torch.utils.tensorboard import SummaryWriter  # takes a second to import: only where it is used
+
+        try:
+            (self.folder / "config.yaml").write_text(config, encoding="utf-8")
+            self._log = (self.folder / "train.log").open("a", encoding="utf-8")
+            self._log.writelines(self._lines)
+            self._log.flush()
+            _drop_lines_after(self.folder / "metrics.jsonl", step)
+            self._metrics = (self.folder / "metrics.jsonl").open("a", encoding="utf-8")
+            self._board = SummaryWriter(str(self.folder), purge_step=step + 1, flush_secs=10)
+        except OSError as error:
+            raise UserError(f"{self.folder}: cannot be written ({error.strerror})") from None
+
+    def bar(self, items: Iterable, *, total: int, title: str) -> tqdm:
+        """A progress bar with rate and time left, on rank 0."""
+        return tqdm(items, total=total, desc=title, disable=not self.group.is_main, dynamic_ncols=True, leave=False)
+
+    def steps(self, steps: Iterable, *, total: int, title: str) -> Iterator:
+        """Go through an epoch's optimizer steps with a bar; each calls log_step. Ends with a line of metrics."""
+        self._window_start = time.perf_counter()
+        self._bar = self.bar(steps, total=total, title=title)
+        yield from self._bar
+        self._read_step(last=True)
+
+    def log_step(self, epoch: int, step: int, losses: dict[str, Tensor], lr: float, num_images: int) -> None:
+        """Take in an optimizer step, counted from 1 as its epoch: losses over the global batch, "loss" their total.
+
+        They are read one step late, when the device has long computed them, so that it never waits for
+        the CPU. Raises UserError on every rank when one is not finite.
+        """
+        self._read_step()
+        self._unread = (epoch, step, losses, lr, num_images)
+
+    def _read_step(self, last: bool = False) -> None:
+        if self._unread is None:
+            return
+        epoch, step, losses, lr, num_images = self._unread
+        self._unread = None
+        values = dict(zip(losses, torch.stack(list(losses.values())).tolist(), strict=True))
+        for name, value in values.items():
+            if not math.isfinite(value):
+                raise UserError(
+                    f"loss {name!r} is {value} at step {step} (epoch {epoch}): lower --lr, warm up for longer, or use "
+                    "--amp bf16 or none; checkpoints hold the state before it"
+                )
+        assert self._bar is not None
+        self._bar.set_postfix(loss=f"{values['loss']:.3f}", lr=f"{lr:.2g}", refresh=False)
+        self._window.append(values)
+        self._window_images += num_images
+        if last or step % self.log_interval == 0:
+            self._write_window(epoch, step, lr)
+
+    def _write_window(self, epoch: int, step: int, lr: float) -> None:
+        now = time.perf_counter()
+        means = {name: sum(values[name] for values in self._window) / len(self._window) for name in self._window[0]}
+        rate = self._window_images / (now - self._window_start)
+        self._window, self._window_images, self._window_start = [], 0, now
+        loss = means.pop("loss")
+        self._write(
+            {
+                "kind": "train",
+                "epoch": epoch,
+                "step": step,
+                "loss": loss,
+                "losses": means,
+                "lr": lr,
+                "images_per_s": rate,
+            }
+        )
+        if self._board:
+            scalars = {"loss": loss, "lr": lr, "images_per_s": rate} | {
+                f"loss_{name}": mean for name, mean in means.items()
+            }
+            for tag, value in scalars.items():
+                self._board.add_scalar(f"train/{tag}", value, step)
+
+    def log_validation(
+        self, epoch: int, step: int, scores: Scores, class_names: list[str], panels: list[Tensor]
+    ) -> None:
+        """Write a validation's scores (engine.metrics.scores) and pictures ((H, W, 3) uint8)."""
+        self._write({"kind": "val", "epoch": epoch, "step": step, **scores})
+        if not self._board:
+            return
+        self._board.add_scalar("val/miou", scores["miou"], step)
+        self._board.add_scalar("val/pixel_acc", scores["pixel_acc"], step)
+        self._board.add_scalar("val/mean_acc", scores["mean_acc"], step)
+        for name, value in zip(class_names, scores["iou"], strict=True):
+            if value is not None:
+                self._board.add_scalar(f"val_iou/{name}", value, step)
+        for number, picture in enumerate(panels):
+            tag = f"val_images/{number}_input_label_prediction_overlay"
+            self._board.add_image(tag, picture, step, dataformats="HWC")
+
+    def _write(self, line: dict) -> None:
+        if self._metrics:
+            self._metrics.write(json.dumps(line) + "\n")
+            self._metrics.flush()
+
+    def close(self) -> None:
+        for file in (self._board, self._metrics, self._log):
+            if file:
+                file.close()
+
+
+def table(scores: Scores, class_names: list[str]) -> str:
+    """Per-class IoU and the summary scores, in per cent."""
+    width = max(len(name) for name in [*class_names, "pixel accuracy"])
+    rule = "  " + "-" * (width + 7)
+    summary = {"mIoU": scores["miou"], "pixel accuracy": scores["pixel_acc"], "mean accuracy": scores["mean_acc"]}
+    rows = [f"  {'class':<{width}}    IoU", rule]
+    for name, value in zip(class_names, scores["iou"], strict=True):
+        rows.append(f"  {name:<{width}} " + ("absent" if value is None else f"{100 * value:6.2f}"))
+    return "\n".join([*rows, rule, *(f"  {name:<{width}} {100 * value:6.2f}" for name, value in summary.items())])
+
+
+def _choose_folder(logdir: Path, name: str, resume: str) -> tuple[Path, Path | None]:
+    if resume not in ("", "auto"):
+        checkpoint = Path(resume)
+        if not checkpoint.is_file():
+            raise UserError(f"--resume {resume}: no such file (auto finds the newest run of --name {name})")
+        return checkpoint.parent, checkpoint
+    numbered = re.compile(re.escape(name) + r"(?:-(\d+))?")
+    taken = {}
+    if logdir.is_dir():
+        for entry in logdir.iterdir():
+            match = numbered.fullmatch(entry.name)
+            if match:
+                taken[int(match[1] or 1)] = entry
+    resumable = [number for number, folder in taken.items() if (folder / "last.pt").is_file()]
+    if resume == "auto" and resumable:
+        folder = taken[max(resumable)]
+        return folder, folder / "last.pt"
+    logdir.mkdir(parents=True, exist_ok=True)
+    number = max(taken, default=0) + 1
+    while True:
+        folder = logdir / (name if number == 1 else f"{name}-{number}")
+        try:
+            folder.mkdir()
+            return folder, None
+        except FileExistsError:  # another run took it meanwhile
+            number += 1
+
+
+def _drop_lines_after(path: Path, step: int) -> None:
+    """Keep the lines of metrics of up to `step` steps; a line cut short by a kill goes, too."""
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+        if line.endswith("\n") and json.loads(line)["step"] <= step:
+            kept.append(line)
+    scratch = path.with_suffix(".tmp")
+    scratch.write_text("".join(kept), encoding="utf-8")
+    os.replace(scratch, path)

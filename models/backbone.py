@@ -1,0 +1,63 @@
+"""ResNet at output stride 8, from torchvision's."""
+
+import torch
+import torchvision
+from torch import Tensor, nn
+
+LAYER3_DILATION = 2
+MULTI_GRID = (4, 8, 16)  # dilations of layer4's blocks, CDSP and DeepLabV3 (arXiv:1706.05587, section 3.2.1)
+
+
+class ResNetBackbone(nn.Module):
+    """torchvision's ResNet without its classifier, dilated to output stride 8, with a ceil-mode max pool.
+
+    depth: 18, 34, 50, 101 or 152. multi_grid: dilations of layer4's blocks in turn. stride_in_1x1: put the
+    stride of layer2's first block on its first 1x1 convolution, where released CDSP weights have it, not
+    on its 3x3. Parameters carry torchvision's names.
+    """
+
+    def __init__(self, depth: int, *, multi_grid: tuple[int, ...] = MULTI_GRID, stride_in_1x1: bool = False):
+        super().__init__()
+        resnet = torchvision.models.get_model(f"resnet{depth}", weights=None)
+        self.conv1, self.bn1, self.relu = resnet.conv1, resnet.bn1, resnet.relu
+        self.maxpool = nn.MaxPool2d(kernel_size=3, stride=2, padding=1, ceil_mode=True)
+        self.layer1, self.layer2 = resnet.layer1, resnet.layer2
+        self.layer3, self.layer4 = resnet.layer3, resnet.layer4
+        self.out_channels: int = resnet.fc.in_features
+        self.low_channels: int = self.out_channels // 8  # of layer1, for DeepLabV3+
+
+        for block in self.layer3:
+            _dilate(block, LAYER3_DILATION)
+        for number, block in enumerate(self.layer4):
+            _dilate(block, multi_grid[min(number, len(multi_grid) - 1)])
+        if stride_in_1x1:
+            first = self.layer2[0]
+            first.conv1.stride, first.conv2.stride = (2, 2), (1, 1)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """images (B, 3, H, W), normalised. Returns layer1's features, stride 4, and layer4's, stride 8."""
+        x = self.maxpool(self.relu(self.bn1(self.conv1(images))))
+        low = self.layer1(x)
+        return low, self.layer4(self.layer3(self.layer2(low)))
+
+
+def feature_size(size: int) -> int:
+    """Height or width of layer4's features for an input of that height or width, in pixels."""
+    size = (size + 1) // 2  # conv1
+    size = size // 2 + 1  # max pool, ceil mode
+    return (size + 1) // 2  # layer2
+
+
+def _dilate(block: nn.Module, dilation: int) -> None:
+    """Give every 3x3 convolution of a residual block the dilation, and every convolution stride 1."""
+    for module in block.modules():
+        if isinstance(module, nn.Conv2d):
+            module.stride = (1, 1)
+            if module.kernel_size == (3, 3):
+                module.dilation = module.padding = (dilation, dilation)
+
+
+def imagenet_weights(depth: int) -> dict[str, Tensor]:
+    """torchvision's ImageNet weights, downloaded once to torch's cache. Raises OSError where that fails."""
+    weights = torchvision.models.get_model_weights(f"resnet{depth}").DEFAULT
+    return torch.hub.load_state_dict_from_url(weights.url, map_location="cpu", weights_only=True, check_hash=True)

@@ -1,0 +1,60 @@
+"""The whole model: normalisation, backbone, head, and LoRM where the model has one."""
+
+import torch
+from torch import Tensor, nn
+
+from models.backbone import ResNetBackbone, feature_size
+from models.lorm import LoRM, foreground_mask
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+
+class Segmenter(nn.Module):
+    """A segmentation model that takes images as they come from disk.
+
+    head: class from models.aspp. lorm: whether it has the localization rectification module.
+    freeze_bn: batch norm layers keep to their stored statistics in training, too.
+    """
+
+    def __init__(
+        self, backbone: ResNetBackbone, head: type[nn.Module], num_classes: int, *, lorm: bool, freeze_bn: bool = False
+    ):
+        super().__init__()
+        self.backbone = backbone
+        self.head = head(backbone.out_channels, backbone.low_channels, num_classes)
+        self.lorm = LoRM(backbone.out_channels) if lorm else None
+        self.num_classes, self.freeze_bn = num_classes, freeze_bn
+        # (3, 1, 1), in units of 0..255; not saved
+        self.mean: Tensor
+        self.std: Tensor
+        self.register_buffer("mean", 255 * torch.tensor(IMAGENET_MEAN).view(3, 1, 1), persistent=False)
+        self.register_buffer("std", 255 * torch.tensor(IMAGENET_STD).view(3, 1, 1), persistent=False)
+
+    def forward(self, images: Tensor, pseudo_label: Tensor | None = None) -> dict[str, Tensor]:
+        """Logits at the head's stride, and in training with a pseudo-label LoRM's loss.
+
+        images (B, H, W, 3) uint8 RGB; pseudo_label (B, H, W), 0..num_classes-1 and 255 = ignore.
+        Returns {"logits": (B, num_classes, h, w)} and, where it applies, "lorm": the sum of LoRM's loss
+        terms, a scalar, to be divided by their number (`lorm_terms`).
+        """
+        x = (images.permute(0, 3, 1, 2).to(self.mean.dtype) - self.mean) / self.std  # (B, H, W, 3) -> (B, 3, H, W)
+        low, features = self.backbone(x)
+        outputs = {"logits": self.head(low, features)}
+        if self.training and self.lorm is not None and pseudo_label is not None:
+            outputs["lorm"] = self.lorm(features, foreground_mask(pseudo_label, features.shape[2:]))
+        return outputs
+
+    def lorm_terms(self, pseudo_label: Tensor) -> Tensor:
+        """How many terms LoRM's loss sums over for this pseudo-label (B, H, W)."""
+        height, width = pseudo_label.shape[1:]
+        mask = foreground_mask(pseudo_label, (feature_size(height), feature_size(width)))
+        return mask.sum() * self.backbone.out_channels
+
+    def train(self, mode: bool = True) -> "Segmenter":
+        super().train(mode)
+        if self.freeze_bn:
+            for module in self.modules():
+                if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                    module.eval()
+        return self
