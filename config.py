@@ -290,7 +290,7 @@ def _convert(name: str, value, where: str):
 
 # Smallest value allowed; the other numbers may be anything their type allows.
 _AT_LEAST = {
-    "numclasses": 2, "crop_size": 1, "workers": -1, "epochs": 1, "batchsize": 1, "accum_steps": 1, "lr": 0,
+    "numclasses": 2, "crop_size": 16, "workers": -1, "epochs": 1, "batchsize": 1, "accum_steps": 1, "lr": 0,
     "momentum": 0, "wdecay": 0, "label_smooth": 0, "l_seg": 0, "l_pseudo": 0, "l_lorm": 0, "l_ds": 0, "l_dc": 0,
     "seed": 0, "save_epoch_frequency": 0, "val_epoch_frequency": 1, "val_start_epoch": 0, "log_interval": 1,
     "world_size": 0, "dist_timeout": 1,

@@ -4,6 +4,8 @@ import os
 import sys
 from collections.abc import Callable
 
+from tqdm import tqdm
+
 
 class UserError(ValueError):
     """A wrong file, flag or variable. The message is one line: what is wrong, where, and what to do."""
@@ -23,9 +25,9 @@ def run(main: Callable[[], None]) -> int:
     try:
         main()
     except UserError as error:
-        print(f"error{rank}: {error}", file=sys.stderr, flush=True)
+        tqdm.write(f"error{rank}: {error}", file=sys.stderr)  # clears a progress bar first
         return 2
     except KeyboardInterrupt:
-        print(f"interrupted{rank}", file=sys.stderr, flush=True)
+        tqdm.write(f"interrupted{rank}", file=sys.stderr)
         return 130
     return 0

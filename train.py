@@ -42,6 +42,8 @@ def main(argv: list[str] | None = None) -> None:
 def train(cfg: Config, group: Group) -> None:
     run = Run(group, cfg.log_interval)
     run.info(start_line(cfg, group), every_rank=True)
+    if group.backend and cfg.distributed is None:
+        run.info("joining the group of a launcher, as RANK and WORLD_SIZE are set; --no_distributed would not")
     for note in cfg.notes:
         run.info(note)
     prepare_demo_data(cfg, group)
@@ -65,7 +67,9 @@ def train(cfg: Config, group: Group) -> None:
     while state.epoch < cfg.epochs:
         train_one_epoch(cfg, group, run, state, train_loader, criterion)
         group.average_buffers(raw_model)
-        group.assert_equal_weights(raw_model)
+        assert group.has_equal_weights(raw_model), "ranks hold different weights: gradients did not sync"
+        if group.world_size > 1:
+            run.info(f"epoch {state.epoch}: weights are equal on all {group.world_size} ranks")
         miou = validate(cfg, group, run, state, val_loader, class_names) if validation_due(cfg, state.epoch) else None
         save(cfg, group, run, state, miou)
 

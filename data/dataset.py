@@ -31,7 +31,7 @@ def _open(path: Path, convert: Callable[[Image.Image], Image.Image]) -> np.ndarr
     """Decode a whole image file. PIL, unlike OpenCV, refuses truncated files and keeps palette indices."""
     try:
         with Image.open(path) as image:
-            return np.asarray(convert(image))
+            return np.array(convert(image))
     except UserError:
         raise
     except FileNotFoundError:

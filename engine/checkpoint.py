@@ -2,7 +2,6 @@
 
 import os
 import pickle
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,21 +48,18 @@ def to_dict(state: TrainState, rng: list[dict], config: dict) -> dict:
 
 def save(path: Path, content: dict) -> None:
     """Write a checkpoint so that `path` always is a whole file: to a temporary one, synced, then renamed."""
+    scratch = path.with_name(f".{path.name}.tmp")
     try:
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}-", delete=False) as file:
-            try:
-                torch.save(content, file)
-                file.flush()
-                os.fsync(file.fileno())
-                os.replace(file.name, path)
-            except BaseException:
-                os.unlink(file.name)
-                raise
+        with scratch.open("wb") as file:
+            torch.save(content, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(scratch, path)
         _sync_folder(path.parent)
     except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError
-        raise UserError(
-            f"{path}: the checkpoint cannot be written ({str(error).splitlines()[0]}); the one before it is whole"
-        ) from error
+        scratch.unlink(missing_ok=True)
+        reason = str(error).splitlines()[0]
+        raise UserError(f"{path}: the checkpoint cannot be written ({reason}); an earlier one is still whole") from error
 
 
 def _sync_folder(folder: Path) -> None:

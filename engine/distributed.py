@@ -5,6 +5,7 @@ group, so that no caller branches on it.
 """
 
 import contextlib
+import inspect
 import os
 import socket
 import sys
@@ -19,10 +20,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from tqdm import tqdm
 
 from errors import UserError
 
 POLL_SECONDS = 0.5  # how often a rank looks whether another one failed
+ANSWER_SECONDS = 10.0  # how long a store that can be connected to may take to answer
 LEAVE_SECONDS = 10.0  # how long a failing rank waits for the others to have seen it
 
 
@@ -70,12 +73,15 @@ class Group:
             return raw_model
         for buffer in raw_model.buffers():
             dist.broadcast(buffer, 0)
-        # Buffers are not broadcast in every forward pass: average_buffers() before each use is enough.
+        # No broadcast of buffers in every forward pass: average_buffers() before each use is enough. The
+        # option was renamed after torch 2.11.
+        options = inspect.signature(DistributedDataParallel).parameters
+        sync_buffers = "forward_sync_buffers" if "forward_sync_buffers" in options else "broadcast_buffers"
         return DistributedDataParallel(
             raw_model,
             device_ids=[self.device.index] if self.device.type == "cuda" else None,
-            broadcast_buffers=False,
             gradient_as_bucket_view=True,
+            **{sync_buffers: False},
         )
 
     def average_buffers(self, raw_model: nn.Module) -> None:
@@ -84,10 +90,10 @@ class Group:
             if buffer.is_floating_point():
                 buffer.copy_(self.sum(buffer) / self.world_size)
 
-    def assert_equal_weights(self, raw_model: nn.Module) -> None:
-        """Check that every rank holds the same parameters and buffers, by the sum of each, bit for bit."""
-        sums = [float(value.detach().double().sum()) for value in raw_model.state_dict().values()]
-        assert all(other == sums for other in self.gather(sums)), "ranks hold different weights: gradients did not sync"
+    def has_equal_weights(self, raw_model: nn.Module) -> bool:
+        """Whether every rank holds the same parameters and buffers, by the sum of each, bit for bit."""
+        sums = torch.stack([value.detach().double().sum() for value in raw_model.state_dict().values()]).tolist()
+        return all(other == sums for other in self.gather(sums))
 
 
 def gradient_sync(model: nn.Module, enabled: bool):
@@ -283,17 +289,20 @@ class _TCPMeeting:
                         f"{self.timeout.total_seconds():g} s; check MASTER_ADDR, MASTER_PORT and that rank 0 runs"
                     ) from None
                 time.sleep(0.2)
-        try:
-            store = dist.TCPStore(
-                self.host, self.port, is_master=False, timeout=timedelta(seconds=10), wait_for_workers=False
-            )
-        except RuntimeError:
+        # In a thread, as torch waits without end for an answer from something that is no store.
+        stores: list[dist.Store] = []
+        connect = threading.Thread(target=lambda: stores.append(self._connect()), daemon=True)
+        connect.start()
+        connect.join(ANSWER_SECONDS)
+        if not stores:
             raise UserError(
                 f"rank {self.rank}: the port {self.host}:{self.port} is in use by another program; choose another "
                 "(MASTER_PORT or --dist_url)"
-            ) from None
-        store.set_timeout(self.timeout)
-        return store
+            )
+        return stores[0]
+
+    def _connect(self) -> dist.Store:
+        return dist.TCPStore(self.host, self.port, is_master=False, timeout=self.timeout, wait_for_workers=False)
 
 
 def _wait_for_all(store: dist.Store, rank: int, world_size: int, dist_url: str, timeout: float) -> None:
@@ -307,9 +316,12 @@ def _wait_for_all(store: dist.Store, rank: int, world_size: int, dist_url: str, 
     try:
         store.wait(keys, timedelta(seconds=timeout))
     except RuntimeError:
-        missing = [other for other, key in enumerate(keys) if not store.check([key])]
+        try:
+            missing = f"rank(s) {[other for other, key in enumerate(keys) if not store.check([key])]}"
+        except RuntimeError:
+            missing = "some"  # rank 0 gave up first, and its store is gone
         raise UserError(
-            f"rank {rank}: of {world_size} processes, rank(s) {missing} did not come to {dist_url} within "
+            f"rank {rank}: of {world_size} processes, {missing} did not come to {dist_url} within "
             f"{timeout:g} s (--dist_timeout); see whether they started"
         ) from None
 
@@ -356,6 +368,7 @@ class _FailureWatch:
                 self.store.add("segtrain/left", 1)
             except RuntimeError:
                 status, text = "1", "rank 0 is gone: the store it serves no longer answers"
-            print(f"error (rank {self.rank}): from another rank: {text}", file=sys.stderr, flush=True)
+            tqdm.write(f"error (rank {self.rank}): from another rank: {text}", file=sys.stderr)
             sys.stdout.flush()
+            sys.stderr.flush()
             os._exit(int(status))

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import re
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -93,7 +94,10 @@ class Run:
 
     def bar(self, items: Iterable, *, total: int, title: str) -> tqdm:
         """A progress bar with rate and time left, on rank 0."""
-        return tqdm(items, total=total, desc=title, disable=not self.group.is_main, dynamic_ncols=True, leave=False)
+        return tqdm(
+            items, total=total, desc=title, leave=False, dynamic_ncols=True, disable=not self.group.is_main,
+            mininterval=0.2 if sys.stderr.isatty() else 30,  # a log file wants few lines
+        )  # fmt: skip
 
     def steps(self, steps: Iterable, *, total: int, title: str) -> Iterator:
         """Go through an epoch's optimizer steps with a bar; each calls log_step. Ends with a line of metrics."""

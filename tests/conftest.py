@@ -1,0 +1,109 @@
+"""What the tests share: a tiny drawn data set, the real samples, and training as a user starts it."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+import train
+from data.demo import draw_dataset
+
+REPO = Path(__file__).parent.parent
+SHARED_DATA = REPO.parent / "shared" / "data"
+
+# A model and crops small enough to train in a second.
+TINY = {
+    "dataset": "ScribblePseudoDsDc", "numclasses": 5, "layers": 18, "pretrained": "none", "crop_size": 33,
+    "batchsize": 2, "epochs": 1, "lr": 0.01, "warmup_epochs": 0, "workers": 0, "log_interval": 1, "device": "cpu",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def demo_root(tmp_path_factory) -> Path:
+    """8 training and 3 validation images of the demo data."""
+    root = tmp_path_factory.mktemp("data") / "demo"
+    draw_dataset(root, num_train=8, num_val=3)
+    return root
+
+
+@pytest.fixture(scope="session")
+def scribblesup() -> Path:
+    return _real_data("scribblesup_sample")
+
+
+@pytest.fixture(scope="session")
+def camvid() -> Path:
+    return _real_data("camvid")
+
+
+def _real_data(name: str) -> Path:
+    if not (SHARED_DATA / name).is_dir():
+        pytest.skip(f"{SHARED_DATA / name} is not there")
+    return SHARED_DATA / name
+
+
+def flags(**values) -> list[str]:
+    """Command-line flags of TINY, changed by `values`; None leaves a flag out."""
+    words = []
+    for name, value in (TINY | values).items():
+        if value is True:
+            words.append(f"--{name}")
+        elif value is not None and value is not False:
+            words += [f"--{name}", str(value)]
+    return words
+
+
+def run_train(**values) -> Path:
+    """Train in this process. Returns the newest run's folder."""
+    train.main(flags(**values))
+    return max(Path(values["logdir"]).iterdir(), key=lambda folder: folder.stat().st_mtime)
+
+
+def read_metrics(folder: Path, kind: str) -> list[dict]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["kind"] == kind]
+
+
+def free_port() -> int:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return server.getsockname()[1]
+
+
+def start(words: list[str], cwd: Path, program: str = "train.py", **env) -> subprocess.Popen:
+    """Start a program of the repository as a process of its own, with one thread, as a launcher would."""
+    clean = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    return subprocess.Popen(
+        [sys.executable, str(REPO / program), *words],
+        cwd=cwd,
+        env=clean | {"OMP_NUM_THREADS": "1"} | {name: str(value) for name, value in env.items()},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def start_group(
+    world_size: int, words: list[str], cwd: Path, program: str = "train.py", ranks: Iterable[int] | None = None, **env
+) -> list[subprocess.Popen]:
+    """Start the processes of a group by hand, as torchrun would: RANK, WORLD_SIZE and the rest in the environment.
+
+    ranks: which to start, if not each once.
+    """
+    env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": world_size} | env
+    return [start(words, cwd, program, RANK=rank, LOCAL_RANK=rank, **env) for rank in ranks or range(world_size)]
+
+
+def finish(processes: list[subprocess.Popen], timeout: float = 120) -> list[tuple[int, str, str]]:
+    """Exit status, stdout and stderr of each process. None may outlast `timeout` seconds."""
+    try:
+        results = [process.communicate(timeout=timeout) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    return [(process.returncode, *output) for process, output in zip(processes, results, strict=True)]

@@ -1,0 +1,121 @@
+"""Reading images, labels and lists: right, or named."""
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from data.dataset import SegmentationDataset, read_distance, read_image, read_label, read_list
+from errors import UserError
+
+
+def save(array: np.ndarray, path, mode: str | None = None) -> None:
+    Image.fromarray(array, mode=mode).save(path) if mode is None else Image.fromarray(array).convert(mode).save(path)
+
+
+@pytest.fixture
+def folders(tmp_path):
+    """One image, 6x4 pixels, with a label."""
+    for name in ("image", "label"):
+        (tmp_path / name).mkdir()
+    rng = np.random.default_rng(0)
+    Image.fromarray(rng.integers(0, 256, (4, 6, 3), dtype=np.uint8)).save(tmp_path / "image" / "a.jpg")
+    Image.fromarray(np.full((4, 6), 2, np.uint8)).save(tmp_path / "label" / "a.png")
+    return {"image": tmp_path / "image", "label": tmp_path / "label"}
+
+
+def test_d18_palette_png_is_read_as_indices(tmp_path):
+    indices = np.array([[0, 1], [7, 255]], np.uint8)
+    image = Image.fromarray(indices, mode="P")
+    image.putpalette([value for index in range(256) for value in (index // 2, 255 - index, 17)])
+    image.save(tmp_path / "p.png")
+    assert read_label(tmp_path / "p.png", 8).tolist() == indices.tolist()
+
+
+def test_label_out_of_range_is_named(tmp_path):
+    path = tmp_path / "l.png"
+    Image.fromarray(np.array([[0, 37, 255]], np.uint8)).save(path)
+    with pytest.raises(UserError, match=r"l\.png: label 37 in 1 pixel.*--numclasses 11 labels are 0\.\.10"):
+        read_label(path, 11)
+    assert read_label(path, 38).tolist() == [[0, 37, 255]]
+
+
+def test_colour_mask_and_float_distance_are_refused(tmp_path):
+    Image.fromarray(np.zeros((2, 2, 3), np.uint8)).save(tmp_path / "rgb.png")
+    with pytest.raises(UserError, match=r"rgb\.png: a RGB image: labels must be class numbers"):
+        read_label(tmp_path / "rgb.png", 3)
+    Image.fromarray(np.zeros((2, 2), np.uint16)).save(tmp_path / "deep.png")
+    with pytest.raises(UserError, match="8-bit"):
+        read_distance(tmp_path / "deep.png")
+
+
+def test_d17_missing_file_is_named_at_once(folders):
+    with pytest.raises(UserError, match=r"image/b\.jpg: no such file, but the list names 'b'"):
+        SegmentationDataset(["a", "b"], folders, 3)
+    with pytest.raises(UserError, match="nowhere: no such folder"):
+        SegmentationDataset(["a"], folders | {"label": folders["label"] / "nowhere"}, 3)
+
+
+def test_truncated_jpeg_is_named(folders):
+    path = folders["image"] / "a.jpg"
+    whole = path.read_bytes()
+    # Cut in the header, and in the middle of the pixels, which OpenCV 4 fills with grey.
+    for size in (10, len(whole) - 30):
+        path.write_bytes(whole[:size])
+        with pytest.raises(UserError, match=r"a\.jpg: not a whole, readable image"):
+            SegmentationDataset(["a"], folders, 3)[0]
+    path.write_text("no image")
+    with pytest.raises(UserError, match=r"a\.jpg: not a whole"):
+        SegmentationDataset(["a"], folders, 3)[0]
+
+
+def test_truncated_png_label_is_named(folders):
+    path = folders["label"] / "a.png"
+    path.write_bytes(path.read_bytes()[:-25])
+    with pytest.raises(UserError, match=r"a\.png: not a whole"):
+        SegmentationDataset(["a"], folders, 3)[0]
+
+
+@pytest.mark.parametrize("shape", [(4, 5), (5, 6)])
+def test_d17_mask_of_another_height_or_width_is_named(folders, shape):
+    Image.fromarray(np.zeros(shape, np.uint8)).save(folders["label"] / "a.png")
+    with pytest.raises(UserError, match=rf"a\.png: {shape[1]}x{shape[0]} pixels, but its image .*a\.jpg has 6x4"):
+        SegmentationDataset(["a"], folders, 3)[0]
+
+
+def test_image_modes_become_rgb_and_exif_orientation_is_followed(tmp_path):
+    for mode in ("L", "RGBA", "CMYK", "P", "1"):
+        path = tmp_path / f"{mode}.tif"
+        Image.new(mode, (5, 3)).save(path)
+        image = read_image(path)
+        assert image.shape == (3, 5, 3)
+        assert image.dtype == np.uint8
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turn by 90 degrees to show
+    Image.new("RGB", (5, 3)).save(tmp_path / "turned.jpg", exif=exif)
+    assert read_image(tmp_path / "turned.jpg").shape == (5, 3, 3)
+
+
+def test_lists(tmp_path):
+    path = tmp_path / "train.txt"
+    path.write_text("a\nb\n\nc")  # no newline at the end
+    assert read_list(path) == ["a", "b", "c"]
+    path.write_text("a\r\nb\r\n")
+    assert read_list(path) == ["a", "b"]
+    path.write_text("a.jpg a.png\n")
+    with pytest.raises(UserError, match="line 1"):
+        read_list(path)
+    path.write_text("\n")
+    with pytest.raises(UserError, match="the list is empty"):
+        read_list(path)
+    with pytest.raises(UserError, match=r"val\.txt: the list cannot be read"):
+        read_list(tmp_path / "val.txt")
+
+
+def test_evaluation_sample_is_the_file_at_its_own_size(folders):
+    sample = SegmentationDataset(["a"], folders, 3)[0]
+    with Image.open(io.BytesIO((folders["image"] / "a.jpg").read_bytes())) as image:
+        assert (sample["image"] == np.asarray(image)).all()
+    assert (sample["label"] == 2).all()
+    assert {values.dtype for values in sample.values()} == {np.dtype(np.uint8)}

@@ -1,0 +1,58 @@
+"""Distance maps: equal to the release's, and to the definition worked out by brute force."""
+
+import math
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from data.dataset import read_distance, read_label
+from data.distance import LAMBDA_S, main, pseudo_distance, scribble_distance
+
+
+def test_equal_to_the_two_released_maps(scribblesup):
+    name = "2007_000032.png"
+    scribble = read_label(scribblesup / "pascal_2012_scribble" / name, 21)
+    assert (scribble_distance(scribble) == read_distance(scribblesup / "distance_map" / name)).all()
+    pseudo = read_label(scribblesup / "bmp_pseudolabel" / name, 21)
+    assert (pseudo_distance(pseudo) == read_distance(scribblesup / "distance_pseudo" / name)).all()
+
+
+def test_scribble_distance_by_brute_force():
+    rng = np.random.default_rng(1)
+    label = np.full((20, 30), 255, np.uint8)
+    label[rng.integers(0, 20, 5), rng.integers(0, 30, 5)] = 3
+    label[0, 0] = 0  # a background stroke does not count
+    strokes = np.argwhere(label == 3)
+    y, x = np.mgrid[:20, :30]
+    d = np.min([np.hypot(y - row, x - column) for row, column in strokes], axis=0)
+    expected = 255 - np.trunc(np.clip(math.sqrt(math.e) * d, 0, 255))
+    assert (scribble_distance(label) == expected).all()
+    assert LAMBDA_S == math.e
+
+
+def test_pseudo_distance_of_a_square_by_hand():
+    label = np.zeros((7, 7), np.uint8)
+    label[2:5, 2:5] = 4  # a 3x3 square: its contour is its 8 outer pixels
+    label[0, 0] = 255  # unsure is not foreground
+    distance = pseudo_distance(label)
+    # sqrt(e^6) = e^3 = 20.0855...: 0 on the contour, 20 one pixel off, 40 two pixels off, 28 diagonally
+    assert distance[2].tolist() == [40, 20, 0, 0, 0, 20, 40]
+    assert distance[3].tolist() == [40, 20, 0, 20, 0, 20, 40]
+    assert distance[1, 1] == math.trunc(math.e**3 * math.sqrt(2))
+
+
+@pytest.mark.parametrize("value", [0, 255])
+def test_without_foreground(value):
+    label = np.full((5, 5), value, np.uint8)
+    assert (scribble_distance(label) == 0).all()  # infinitely far: 255 - 255
+    assert (pseudo_distance(label) == 255).all()  # infinitely far: 255
+    assert (label == value).all()
+
+
+def test_command_writes_what_training_would_compute(tmp_path, demo_root):
+    main(["--pseudo", str(demo_root / "bmp_pseudolabel"), "--out", str(tmp_path / "out")])
+    files = sorted((demo_root / "bmp_pseudolabel").iterdir())
+    assert [path.name for path in sorted((tmp_path / "out").iterdir())] == [path.name for path in files]
+    label = np.asarray(Image.open(files[0]))
+    assert (read_distance(tmp_path / "out" / files[0].name) == pseudo_distance(label)).all()

@@ -1,0 +1,225 @@
+"""Real groups of processes, over gloo: same result at any size, one set of files, one end for all."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+from conftest import REPO, finish, flags, free_port, read_metrics, start, start_group
+from PIL import Image
+
+
+def weights(folder) -> dict[str, torch.Tensor]:
+    return torch.load(folder / "last.pt", weights_only=True)["model"]
+
+
+def assert_all_ended_well(results) -> None:
+    assert [status for status, _, _ in results] == [0] * len(results), results
+
+
+@pytest.fixture(scope="module")
+def uneven_scribbles(demo_root, tmp_path_factory):
+    """The demo data with strokes in 3 of its 8 training images only: some halves of a batch have no labelled pixel."""
+    root = tmp_path_factory.mktemp("uneven") / "demo"
+    shutil.copytree(demo_root, root)
+    for path in sorted((root / "pascal_2012_scribble").iterdir())[3:8]:
+        Image.fromarray(np.full((120, 160), 255, np.uint8)).save(path)
+    return root
+
+
+def test_same_losses_and_weights_at_any_split_of_the_global_batch(uneven_scribbles, tmp_path):
+    """Promise 1, 20 steps of global batch 4, in float64 with frozen batch norm."""
+    words = flags(
+        dataset_path=uneven_scribbles, logdir=tmp_path, epochs=10, freeze_bn=True, lr_scaling="none",
+        batchsize=None, val_epoch_frequency=10, label_smooth=0.1, l_lorm=0.01,
+    )  # fmt: skip
+    program = "tests/train_float64.py"
+    results = finish(
+        [
+            start([*words, "--batchsize", "4", "--name", "one"], tmp_path, program),
+            *start_group(2, [*words, "--batchsize", "2", "--name", "two"], tmp_path, program),
+            start([*words, "--batchsize", "2", "--accum_steps", "2", "--name", "accum"], tmp_path, program),
+        ],
+        timeout=300,
+    )
+    assert_all_ended_well(results)
+    expected_lines, expected = read_metrics(tmp_path / "one", "train"), weights(tmp_path / "one")
+    assert len(expected_lines) == 20
+    assert any(line["losses"]["seg"] == 0 for line in expected_lines) or len({line["losses"]["seg"] for line in expected_lines}) == 20
+    for name in ("two", "accum"):
+        lines = read_metrics(tmp_path / name, "train")
+        for line, expected_line in zip(lines, expected_lines, strict=True):
+            assert line["losses"] == pytest.approx(expected_line["losses"], rel=1e-9, abs=1e-15)
+        for key, value in weights(tmp_path / name).items():
+            torch.testing.assert_close(value, expected[key], rtol=1e-9, atol=1e-12)
+    assert expected["head.aspp.conv1.weight"].dtype == torch.float64
+
+
+def test_same_confusion_matrix_at_any_number_of_processes(demo_root, tmp_path):
+    """Promise 2: 3 images over 1, 2 and 4 processes, the last of which has none."""
+    words = flags(dataset_path=demo_root, logdir=tmp_path, lr=0, freeze_bn=True, batchsize=1, seed=3)
+    counts = {}
+    for world_size in (1, 2, 4):
+        group = start_group(world_size, [*words, "--distributed", "--name", f"w{world_size}"], tmp_path)
+        assert_all_ended_well(finish(group))
+        [line] = read_metrics(tmp_path / f"w{world_size}", "val")
+        counts[world_size] = [line[key] for key in ("miou", "pixel_acc", "mean_acc", "iou")]
+    # Ratios of integers in float64: equal only if the integers are.
+    assert counts[1] == counts[2] == counts[4]
+
+
+@pytest.fixture(scope="module")
+def run_on_two(demo_root, tmp_path_factory):
+    """A run of 2 epochs on 2 processes without a word of --distributed: its folder's parent, and the output."""
+    tmp_path = tmp_path_factory.mktemp("two")
+    words = flags(dataset_path=demo_root, logdir=tmp_path / "log", epochs=2, name="x", lr=0.01)
+    results = finish(start_group(2, words, tmp_path))
+    assert_all_ended_well(results)
+    return tmp_path, results
+
+
+def test_rank_0_alone_writes_and_every_rank_says_where_it_is(run_on_two):
+    tmp_path, [(_, out0, _), (_, out1, err1)] = run_on_two
+    assert [path.name for path in tmp_path.iterdir()] == ["log"]
+    assert [path.name for path in (tmp_path / "log").iterdir()] == ["x"]
+    files = sorted(path.name for path in (tmp_path / "log" / "x").iterdir())
+    assert [name for name in files if "tfevents" not in name] == ["best.pt", "config.yaml", "last.pt", "metrics.jsonl", "train.log"]
+    assert len(files) == 6
+    assert "rank 0, local rank 0, world size 2, device cpu, in a group (gloo), batch 2 per process, 4 global" in out0
+    assert out1.strip() == "rank 1, local rank 1, world size 2, device cpu, in a group (gloo), batch 2 per process, 4 global"
+    assert "epoch" not in err1  # A3: no bar either
+    assert "joining the group of a launcher" in out0
+
+
+def test_a10_lr_is_scaled_by_the_real_number_of_processes(run_on_two):
+    tmp_path, [(_, out0, _), _] = run_on_two
+    assert "lr 0.01 x 2 (--lr_scaling linear, 2 process(es)) = 0.02; global batch 4" in out0
+    assert read_metrics(tmp_path / "log" / "x", "train")[0]["lr"] == 0.02
+
+
+def test_a1_weights_are_equal_on_all_ranks_and_the_run_would_notice_if_not(run_on_two, demo_root, tmp_path):
+    _, [(_, out0, _), _] = run_on_two
+    assert out0.count("weights are equal on all 2 ranks") == 2  # after every epoch
+    # The wrapper lost, as in A1: each rank trains on its own.
+    script = tmp_path / "lost.py"
+    script.write_text(
+        f"import sys; sys.path.insert(0, {str(REPO)!r})\n"
+        "import errors, train; from engine.distributed import Group\n"
+        "Group.wrap = lambda self, raw_model: raw_model\n"
+        "sys.exit(errors.run(train.main))\n"
+    )
+    results = finish(start_group(2, flags(dataset_path=demo_root, logdir=tmp_path / "log"), tmp_path, str(script)))
+    assert all(status == 1 for status, _, _ in results)
+    assert "ranks hold different weights" in results[0][2] + results[1][2]
+
+
+@pytest.mark.parametrize("script", ["train_torchrun.sh", "train_ddp.sh"])
+def test_launch_scripts(demo_root, tmp_path, script):
+    words = flags(dataset_path=demo_root, logdir=tmp_path, name="x")
+    env = os.environ | {"NUM_GPUS": "2", "PYTHON": sys.executable}
+    done = subprocess.run(["bash", REPO / script, *words], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "world size 2" in done.stdout
+    assert (tmp_path / "x" / "last.pt").is_file()
+
+
+def test_a9_distributed_without_a_launcher_is_a_group_of_one(demo_root, tmp_path):
+    words = [*flags(dataset_path=demo_root, logdir=tmp_path), "--distributed", "--local_rank", "0"]
+    [(status, stdout, stderr)] = finish([start(words, tmp_path)])
+    assert status == 0, stderr
+    assert "world size 1, device cpu, in a group (gloo)" in stdout
+    assert "= 0.01; global batch 2" in stdout
+
+
+@pytest.mark.parametrize("scheme", ["tcp", "file"])
+def test_groups_met_by_url(demo_root, tmp_path, scheme):
+    url = f"tcp://127.0.0.1:{free_port()}" if scheme == "tcp" else f"file://{tmp_path}/meeting"
+    words = flags(dataset_path=demo_root, logdir=tmp_path / "log", distributed=True, dist_url=url, world_size=2)
+    results = finish([start([*words, "--rank", str(rank)], tmp_path) for rank in range(2)])
+    assert_all_ended_well(results)
+    assert "rank 1, local rank 1, world size 2" in results[1][1]
+    assert [path.name for path in tmp_path.iterdir()] == ["log"]  # no meeting file is left over
+
+
+def one_line_each(results, named: str, seconds: float = 30) -> None:
+    """Every process ended with status 2 and said `named` in one line, without a traceback."""
+    for status, stdout, stderr in results:
+        assert status == 2, (stdout, stderr)
+        lines = [line for line in stderr.split("\n") if line.startswith("error")]
+        assert len(lines) == 1, stderr
+        assert named in lines[0], stderr
+        assert "Traceback" not in stderr
+
+
+def test_bad_file_on_one_rank_ends_all_with_its_name(demo_root, tmp_path):
+    root = tmp_path / "data"
+    shutil.copytree(demo_root, root)
+    image = root / "JPEGImages" / "demo_0003.jpg"
+    image.write_bytes(image.read_bytes()[:2000])
+    for workers in (0, 2):
+        began = time.monotonic()
+        words = flags(dataset_path=root, logdir=tmp_path / "log", workers=workers)
+        one_line_each(finish(start_group(2, words, tmp_path)), "demo_0003.jpg: not a whole, readable image")
+        assert time.monotonic() - began < 60
+
+
+def test_port_in_use_is_named_on_every_rank(demo_root, tmp_path):
+    words = flags(dataset_path=demo_root, logdir=tmp_path)
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        port = server.getsockname()[1]
+        one_line_each(finish(start_group(2, words, tmp_path, MASTER_PORT=port)), f"127.0.0.1:{port}")
+
+
+def test_missing_rank_is_named_after_the_timeout(demo_root, tmp_path):
+    words = flags(dataset_path=demo_root, logdir=tmp_path, dist_timeout=3)
+    results = finish(start_group(3, words, tmp_path, ranks=(0, 1)))
+    one_line_each(results, "did not come")
+    assert any("rank(s) [2] did not come" in stderr for _, _, stderr in results)
+
+
+def test_two_processes_of_one_rank_are_named(demo_root, tmp_path):
+    words = flags(dataset_path=demo_root, logdir=tmp_path, dist_timeout=8)
+    results = finish(start_group(3, words, tmp_path, ranks=(0, 1, 1)))
+    assert [status for status, _, _ in results] == [2, 2, 2]
+    assert any("rank 1 has already joined" in stderr for _, _, stderr in results)
+
+
+@pytest.mark.parametrize(
+    ("env", "words", "named"),
+    [
+        ({"RANK": 0, "WORLD_SIZE": 2}, [], "MASTER_PORT is not set"),
+        ({"RANK": "x", "WORLD_SIZE": 2}, [], "RANK is 'x', not a number"),
+        ({"RANK": 2, "WORLD_SIZE": 2}, [], "rank 2 with world size 2"),
+        ({"RANK": 0, "WORLD_SIZE": 2}, ["--world_size", "4"], "--world_size 4, but WORLD_SIZE is 2"),
+        ({}, ["--distributed", "--world_size", "4"], "--world_size 4 without a launcher"),  # A8, A10
+        ({}, ["--distributed", "--dist_url", "tcp://nowhere"], "expected tcp://HOST:PORT"),
+        ({}, ["--distributed", "--dist_url", "udp://a:1"], "expected env://, tcp://HOST:PORT or file:///PATH"),
+        ({}, ["--distributed", "--backend", "nccl"], "--backend nccl on device cpu"),
+        ({}, ["--sync_bn", "on"], "--sync_bn on with device cpu"),
+        ({}, ["--device", "abacus"], "--device abacus: not a device"),
+    ],
+)
+def test_wrong_settings_are_named(demo_root, tmp_path, monkeypatch, env, words, named):
+    from errors import UserError
+    from train import main
+
+    for name, value in env.items():
+        monkeypatch.setenv(name, str(value))
+    with pytest.raises(UserError) as caught:
+        main([*flags(dataset_path=demo_root, logdir=tmp_path), *words])
+    assert named in str(caught.value)
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(torch.cuda.device_count() > 1, reason="this machine has two GPUs")
+def test_more_processes_than_gpus_is_named_on_every_rank(demo_root, tmp_path):
+    words = flags(dataset_path=demo_root, logdir=tmp_path, device="cuda")
+    results = finish(start_group(2, words, tmp_path, LOCAL_WORLD_SIZE=2))
+    one_line_each(results, f"2 process(es) on this machine but {torch.cuda.device_count()} CUDA device(s)")

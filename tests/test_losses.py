@@ -1,0 +1,117 @@
+"""Losses, by numbers worked out by hand."""
+
+import math
+
+import pytest
+import torch
+
+from engine.losses import TERMS, Criterion
+
+ALL = dict.fromkeys(TERMS, 1.0)
+
+
+def batch_of(**maps) -> dict[str, torch.Tensor]:
+    """Maps given as nested lists (H, W) of one image; the others blank."""
+    size = torch.tensor(next(iter(maps.values()))).shape
+    batch = {
+        "image": torch.zeros(1, *size, 3, dtype=torch.uint8),
+        "label": torch.full((1, *size), 255, dtype=torch.uint8),
+        "pseudo": torch.full((1, *size), 255, dtype=torch.uint8),
+        "distance_s": torch.zeros(1, *size, dtype=torch.uint8),
+        "distance_c": torch.zeros(1, *size, dtype=torch.uint8),
+    }
+    return batch | {name: torch.tensor([values], dtype=torch.uint8) for name, values in maps.items()}
+
+
+def losses(criterion: Criterion, logits: torch.Tensor, batch, lorm_sum=0.0, lorm_terms=0) -> dict[str, float]:
+    counts = criterion.counts(batch, lambda pseudo: torch.tensor(lorm_terms))
+    parts = criterion({"logits": logits, "lorm": torch.as_tensor(lorm_sum)}, batch, counts)
+    return {name: float(value) for name, value in criterion.named(parts).items()}
+
+
+def two_pixels() -> torch.Tensor:
+    """Logits (1, 2, 1, 2): probabilities (3/4, 1/4) at the first pixel, (1/2, 1/2) at the second."""
+    return torch.tensor([[[[math.log(3.0), 0.0]], [[0.0, 0.0]]]])
+
+
+def test_cross_entropy_over_labelled_pixels():
+    # -ln(3/4) and -ln(1/2) over 2 pixels; with the second pixel ignored, -ln(3/4) over 1
+    both = losses(Criterion({"seg": 1.0}), two_pixels(), batch_of(label=[[0, 1]]))
+    assert both["seg"] == pytest.approx((math.log(4 / 3) + math.log(2)) / 2)
+    one = losses(Criterion({"seg": 1.0}), two_pixels(), batch_of(label=[[0, 255]]))
+    assert one["seg"] == pytest.approx(math.log(4 / 3))
+
+
+def test_label_smoothing_is_of_the_pseudo_label_only():
+    # target (0.95, 0.05) at p = (3/4, 1/4): 0.95 * ln(4/3) + 0.05 * ln(4)
+    criterion = Criterion({"seg": 1.0, "pseudo": 1.0}, label_smooth=0.1)
+    result = losses(criterion, two_pixels(), batch_of(label=[[0, 255]], pseudo=[[0, 255]]))
+    assert result["seg"] == pytest.approx(math.log(4 / 3))
+    assert result["pseudo"] == pytest.approx(0.95 * math.log(4 / 3) + 0.05 * math.log(4))
+
+
+def test_distance_entropy_is_weighted_and_divided_by_pixels_above_0():
+    # entropies: 3/4 ln(4/3) + 1/4 ln 4, and ln 2; weights 51/255 = 0.2 and 0; one pixel above 0
+    result = losses(Criterion({"ds": 1.0}), two_pixels(), batch_of(distance_s=[[51, 0]]))
+    assert result["ds"] == pytest.approx(0.2 * (0.75 * math.log(4 / 3) + 0.25 * math.log(4)), rel=1e-6)
+    result = losses(Criterion({"dc": 1.0}), two_pixels(), batch_of(distance_c=[[0, 255]]))
+    assert result["dc"] == pytest.approx(math.log(2))
+
+
+def test_lorm_sum_is_divided_by_its_terms_and_the_total_is_weighted():
+    weights = {"seg": 2.0, "lorm": 0.5}
+    result = losses(Criterion(weights), two_pixels(), batch_of(label=[[0, 255]]), lorm_sum=6.0, lorm_terms=4)
+    assert result["lorm"] == pytest.approx(1.5)
+    assert result["loss"] == pytest.approx(2 * math.log(4 / 3) + 0.75)
+
+
+def test_d3_d8_every_loss_is_0_without_labels():
+    logits = two_pixels().requires_grad_()
+    criterion = Criterion(ALL, label_smooth=0.1)
+    batch = batch_of(label=[[255, 255]])
+    parts = criterion({"logits": logits, "lorm": logits.sum() * 0}, batch, criterion.counts(batch, lambda p: torch.tensor(0)))
+    assert parts.tolist() == [0.0] * 5
+    criterion.total(parts).backward()
+    assert logits.grad.abs().max() == 0
+
+
+def test_d1_d2_inputs_are_never_written_to():
+    batch = batch_of(label=[[0, 255]], pseudo=[[1, 255]], distance_s=[[255, 3]], distance_c=[[0, 9]])
+    before = {name: values.clone() for name, values in batch.items()}
+    criterion = Criterion(ALL, label_smooth=0.1)
+    first = losses(criterion, two_pixels(), batch, 1.0, 1)
+    assert losses(criterion, two_pixels(), batch, 1.0, 1) == first
+    assert all(torch.equal(batch[name], before[name]) for name in batch)
+
+
+def test_logits_are_upsampled_with_aligned_corners_first():
+    # log-odds 0 and 2 at 2 pixels become 0, 1, 2 at 3 pixels with aligned corners
+    logits = torch.tensor([[[[0.0, 2.0]], [[0.0, 0.0]]]])
+    result = losses(Criterion({"seg": 1.0}), logits, batch_of(label=[[255, 0, 255]]))
+    assert result["seg"] == pytest.approx(math.log(1 + math.exp(-1)), rel=1e-6)
+
+
+def test_parts_of_a_batch_add_up_to_the_whole():
+    """Promise 1: halves of a batch, divided by the counts of all of it, sum to its losses and gradients."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(4, 3, 5, 5, dtype=torch.float64, generator=generator, requires_grad=True)
+    label = torch.randint(0, 3, (4, 5, 5), dtype=torch.uint8, generator=generator)
+    label[2:] = 255  # nothing labelled in the second half
+    batch = {
+        "image": torch.zeros(4, 5, 5, 3, dtype=torch.uint8),
+        "label": label,
+        "pseudo": torch.randint(0, 3, (4, 5, 5), dtype=torch.uint8, generator=generator),
+        "distance_s": torch.randint(0, 256, (4, 5, 5), dtype=torch.uint8, generator=generator),
+        "distance_c": torch.randint(0, 2, (4, 5, 5), dtype=torch.uint8, generator=generator),
+    }
+    criterion = Criterion({"seg": 1.0, "pseudo": 1.0, "ds": 1.0, "dc": 1.0}, label_smooth=0.1)
+    whole = criterion({"logits": logits}, batch, criterion.counts(batch, None))
+    criterion.total(whole).backward()
+    whole_grad, logits.grad = logits.grad, None
+    halves = [{name: values[part] for name, values in batch.items()} for part in (slice(0, 2), slice(2, 4))]
+    counts = sum(criterion.counts(half, None) for half in halves)
+    parts = [criterion({"logits": logits[i : i + 2]}, half, counts) for i, half in zip((0, 2), halves, strict=True)]
+    sum(criterion.total(part) for part in parts).backward()
+    torch.testing.assert_close(parts[0] + parts[1], whole, rtol=1e-12, atol=0)
+    torch.testing.assert_close(logits.grad, whole_grad, rtol=1e-12, atol=1e-18)
+    assert parts[1][0] == 0

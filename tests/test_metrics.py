@@ -1,0 +1,44 @@
+"""Scores, by numbers worked out by hand."""
+
+import pytest
+import torch
+
+from engine.inference import palette, panel
+from engine.logger import table
+from engine.metrics import confusion_matrix, scores
+
+
+def test_confusion_matrix_counts_labelled_pixels():
+    label = torch.tensor([[0, 0, 1, 255]], dtype=torch.uint8)
+    predicted = torch.tensor([[0, 1, 1, 2]])
+    assert confusion_matrix(predicted, label, 3).tolist() == [[1, 1, 0], [0, 1, 0], [0, 0, 0]]
+    assert confusion_matrix(predicted, label, 3).dtype == torch.int64  # D12
+
+
+def test_d10_absent_classes_leave_the_mean():
+    # class 0: 3 right, 1 called 1. class 1: 2 right. class 2 absent, never predicted. class 3 absent, predicted once.
+    confusion = torch.tensor([[3, 1, 0, 0], [0, 2, 0, 1], [0, 0, 0, 0], [0, 0, 0, 0]])
+    result = scores(confusion)
+    assert result["iou"] == [3 / 4, 2 / 4, None, 0.0]
+    assert result["miou"] == pytest.approx((3 / 4 + 2 / 4) / 2)
+    assert result["pixel_acc"] == pytest.approx(5 / 7)
+    assert result["mean_acc"] == pytest.approx((3 / 4 + 2 / 3) / 2)
+    assert "absent" in table(result, ["a", "b", "c", "d"])
+
+
+def test_nothing_labelled_scores_0():
+    result = scores(torch.zeros(2, 2, dtype=torch.int64))
+    assert (result["miou"], result["pixel_acc"], result["mean_acc"], result["iou"]) == (0, 0, 0, [None, None])
+
+
+def test_palette_is_voc_and_panel_shows_the_image_as_it_is():
+    # VOC: 1 aeroplane (128, 0, 0), 15 person (192, 128, 128), 255 border (224, 224, 192)
+    assert palette()[[0, 1, 15, 255]].tolist() == [[0, 0, 0], [128, 0, 0], [192, 128, 128], [224, 224, 192]]
+    image = torch.full((2, 3, 3), 200, dtype=torch.uint8)
+    label, predicted = torch.full((2, 3), 255), torch.ones(2, 3, dtype=torch.int64)
+    picture = panel(image, label, predicted)
+    assert picture.shape == (2, 12, 3)
+    assert picture[0, 0].tolist() == [200, 200, 200]  # D21: not scaled twice
+    assert picture[0, 3].tolist() == [224, 224, 192]
+    assert picture[0, 6].tolist() == [128, 0, 0]
+    assert picture[0, 9].tolist() == [164, 100, 100]

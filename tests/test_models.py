@@ -1,0 +1,202 @@
+"""Models: shapes, odd sizes, a batch of one, strides, LoRM, and weights from elsewhere."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import models
+from models.backbone import ResNetBackbone, feature_size
+from models.lorm import LoRM, foreground_mask
+from models.pretrained import load_weights
+
+NUM_CLASSES = 4
+
+
+def images(batch: int, height: int, width: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(0, 256, (batch, height, width, 3), dtype=torch.uint8, generator=generator)
+
+
+@pytest.mark.parametrize("name", models.MODELS)
+@pytest.mark.parametrize("size", [(1, 33, 47), (2, 64, 32)])  # D16: a batch of one trains
+def test_every_model_trains_at_odd_sizes_and_every_parameter_gets_a_gradient(name, size):
+    model = models.build(name, layers=18, num_classes=NUM_CLASSES).train()
+    batch, height, width = size
+    pseudo = torch.ones(batch, height, width, dtype=torch.uint8)
+    outputs = model(images(*size), pseudo)
+    stride = 4 if name.startswith("deeplabv3p") else 8
+    assert outputs["logits"].shape[:2] == (batch, NUM_CLASSES)
+    assert abs(outputs["logits"].shape[2] - height / stride) <= 1
+    assert ("lorm" in outputs) == name.endswith("lorm")
+    sum(value.sum() for value in outputs.values()).backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())  # A15
+    with torch.no_grad():
+        assert set(model.eval()(images(*size), pseudo)) == {"logits"}
+
+
+@pytest.mark.parametrize(("layers", "channels"), [(18, 512), (34, 512), (50, 2048), (101, 2048), (152, 2048)])
+def test_c9_every_depth(layers, channels):
+    backbone = ResNetBackbone(layers).eval()
+    assert backbone.out_channels == channels
+    with torch.no_grad():
+        low, features = backbone(torch.zeros(1, 3, 65, 33))
+    assert low.shape == (1, channels // 8, 17, 9)
+    assert features.shape == (1, channels, feature_size(65), feature_size(33)) == (1, channels, 9, 5)
+
+
+def test_backbone_strides_and_dilations_are_the_reference():
+    backbone = ResNetBackbone(50)
+    assert feature_size(465) == 59
+    assert backbone.maxpool.ceil_mode
+    assert [block.conv2.dilation[0] for block in backbone.layer3] == [2] * 6
+    assert [block.conv2.dilation[0] for block in backbone.layer4] == [4, 8, 16]
+    assert {module.stride for layer in (backbone.layer3, backbone.layer4) for module in layer.modules() if isinstance(module, nn.Conv2d)} == {(1, 1)}
+    first = backbone.layer2[0]
+    assert (first.conv1.stride, first.conv2.stride) == ((1, 1), (2, 2))  # D13: torchvision's place
+    first = ResNetBackbone(50, stride_in_1x1=True).layer2[0]
+    assert (first.conv1.stride, first.conv2.stride) == ((2, 2), (1, 1))  # the release's
+
+
+@pytest.mark.parametrize("size", [*range(1, 40), 97, 240, 465, 512])
+def test_feature_size_is_what_the_backbone_gives(size):
+    backbone = ResNetBackbone(18).to("meta").eval()
+    with torch.no_grad():
+        _, features = backbone(torch.empty(1, 3, size, size, device="meta"))
+    assert features.shape[2] == feature_size(size)
+
+
+def test_aspp_is_the_reference():
+    head = models.build("res50_ASPP_lorm", layers=18, num_classes=NUM_CLASSES).head.aspp
+    branches = [head.aspp1, head.aspp2, head.aspp3, head.aspp4]
+    assert [branch.atrous_conv.kernel_size[0] for branch in branches] == [1, 3, 3, 3]
+    assert [branch.atrous_conv.dilation[0] for branch in branches] == [1, 12, 18, 24]
+    assert {branch.atrous_conv.out_channels for branch in branches} == {NUM_CLASSES}
+    assert head.conv1.bias is None
+    with torch.no_grad():
+        assert head(torch.randn(2, 512, 9, 9)).min() < 0  # nothing after the last batch norm
+
+
+def naive_lorm(module: LoRM, x: torch.Tensor, foreground: torch.Tensor) -> torch.Tensor:
+    """The formula of the module's docstring, one query at a time."""
+    query, key = module.query_conv(x), module.key_conv(x)
+    total = x.new_zeros(())
+    for b in range(x.shape[0]):
+        keys, values = key[b].flatten(1).T, x[b].flatten(1).T  # (H*W, C)
+        for i, inside in enumerate(foreground[b].flatten()):
+            if inside:
+                similarity = torch.stack([F.cosine_similarity(query[b].flatten(1)[:, i], k, dim=0) for k in keys])
+                total = total + (values[i] - module.gamma * (similarity.softmax(0) @ values)).square().sum()
+    return total
+
+
+def test_lorm_is_its_formula():
+    torch.manual_seed(0)
+    module = LoRM(6).double()
+    nn.init.constant_(module.gamma, 0.7)
+    x = torch.randn(2, 6, 3, 4, dtype=torch.float64)
+    foreground = torch.rand(2, 3, 4) < 0.5
+    torch.testing.assert_close(module(x, foreground), naive_lorm(module, x, foreground))
+
+
+def test_d6_background_features_get_no_gradient_from_a_foreground_of_zero():
+    module, x = LoRM(4), torch.randn(1, 4, 3, 3, requires_grad=True)
+    loss = module(x, torch.zeros(1, 3, 3, dtype=torch.bool))
+    loss.backward()
+    assert loss == 0
+    assert x.grad.abs().max() == 0
+
+
+def test_d5_large_features_stay_finite_in_half_precision():
+    torch.manual_seed(0)
+    module = LoRM(64)
+    x = torch.randn(1, 64, 4, 4) * 300  # the sum of 64 products of such numbers is above 65504, fp16's largest
+    with torch.autocast("cpu", dtype=torch.float16):
+        loss = module(x, torch.ones(1, 4, 4, dtype=torch.bool))
+    assert torch.isfinite(loss)
+    assert loss > 0
+
+
+def test_d2_d4_foreground_comes_from_the_labels_and_leaves_them_alone():
+    label = torch.zeros(1, 5, 5, dtype=torch.uint8)
+    label[0, 0, 0], label[0, 4, 4] = 255, 20
+    before = label.clone()
+    mask = foreground_mask(label, (3, 3))
+    # with aligned corners the 3x3 grid takes pixels 0, 2 and 4: only the last corner is foreground
+    assert mask.nonzero().tolist() == [[0, 2, 2]]
+    assert torch.equal(label, before)
+
+
+def test_lorm_terms_are_those_it_sums_over():
+    model = models.build("res50_ASPP_lorm", layers=18, num_classes=NUM_CLASSES)
+    pseudo = torch.zeros(2, 33, 33, dtype=torch.uint8)
+    assert model.lorm_terms(pseudo) == 0
+    pseudo[0] = 1
+    assert model.lorm_terms(pseudo) == feature_size(33) ** 2 * 512
+
+
+def test_images_are_normalised_in_the_model():
+    model = models.build("res50_ASPP", layers=18, num_classes=NUM_CLASSES).eval()
+    seen = []
+    model.backbone.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+    with torch.no_grad():
+        model(torch.tensor([124, 116, 104], dtype=torch.uint8).expand(1, 33, 33, 3))
+    # (124 / 255 - 0.485) / 0.229 = 0.00557
+    assert seen[0][0, 0, 0, 0].item() == pytest.approx((124 / 255 - 0.485) / 0.229, rel=1e-3)
+    assert seen[0].shape == (1, 3, 33, 33)
+    assert "mean" not in model.state_dict()
+
+
+def test_frozen_batch_norm_neither_updates_nor_uses_the_batch():
+    model = models.build("res50_ASPP", layers=18, num_classes=NUM_CLASSES, freeze_bn=True).train()
+    before = {name: value.clone() for name, value in model.named_buffers()}
+    one, two = model(images(1, 33, 33))["logits"], model(images(2, 33, 33))["logits"][:1]
+    assert all(torch.equal(value, before[name]) for name, value in model.named_buffers())
+    torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5)
+
+
+# Names and shapes of a released CDSP checkpoint (DESIGN 4.3), ResNet-50, 21 classes.
+def released_state_dict() -> dict[str, torch.Tensor]:
+    import torchvision
+
+    resnet = torchvision.models.resnet50(weights=None).state_dict()
+    weights = {name: value for name, value in resnet.items() if not name.startswith("fc.")}
+
+    def batch_norm(prefix):
+        for name in ("weight", "bias", "running_mean", "running_var"):
+            weights[f"{prefix}.{name}"] = torch.rand(21)
+        weights[f"{prefix}.num_batches_tracked"] = torch.tensor(3)
+
+    for number, kernel in enumerate((1, 3, 3, 3), start=1):
+        weights[f"layer_pred0.aspp{number}.atrous_conv.weight"] = torch.randn(21, 2048, kernel, kernel)
+        batch_norm(f"layer_pred0.aspp{number}.bn")
+    weights["layer_pred0.global_avg_pool.1.weight"] = torch.randn(21, 2048, 1, 1)
+    batch_norm("layer_pred0.global_avg_pool.2")
+    weights["layer_pred0.conv1.weight"] = torch.randn(21, 105, 1, 1)
+    batch_norm("layer_pred0.bn1")
+    for name in ("query_conv", "key_conv"):
+        weights[f"layer_camatt.{name}.weight"] = torch.randn(2048, 2048, 1, 1)
+        weights[f"layer_camatt.{name}.bias"] = torch.randn(2048)
+    weights["layer_camatt.gamma"] = torch.rand(1)
+    return weights
+
+
+@pytest.mark.parametrize("prefix", ["", "module."])
+def test_b2_released_weights_load_whole(prefix):
+    released = released_state_dict()
+    model = models.build("res50_ASPP_lorm", layers=50, num_classes=21, stride_in_1x1=True)
+    missing, unused = load_weights(model, {prefix + name: value for name, value in released.items()})
+    assert (missing, unused) == ([], [])
+    assert torch.equal(model.head.aspp.aspp3.atrous_conv.weight, released["layer_pred0.aspp3.atrous_conv.weight"])
+    assert torch.equal(model.lorm.gamma, released["layer_camatt.gamma"])
+    assert torch.equal(model.backbone.layer4[0].downsample[0].weight, released["layer4.0.downsample.0.weight"])
+
+
+def test_what_does_not_match_is_returned():
+    model = models.build("res50_ASPP_lorm", layers=18, num_classes=NUM_CLASSES)
+    given = {"backbone.conv1.weight": torch.zeros(64, 3, 7, 7), "bn1.weight": torch.zeros(3), "other": torch.zeros(1), "fc.bias": torch.zeros(1)}
+    missing, unused = load_weights(model, given)
+    assert unused == ["backbone.bn1.weight", "other"]
+    assert "backbone.conv1.weight" not in missing
+    assert "backbone.bn1.weight" in missing
+    assert model.backbone.conv1.weight.abs().max() == 0

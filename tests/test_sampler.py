@@ -1,0 +1,64 @@
+"""Global batches do not depend on how many processes share them; evaluation visits each image once."""
+
+import pytest
+from torch.utils.data import DistributedSampler
+
+from data.sampler import EvalSampler, TrainSampler
+from errors import UserError
+
+
+def global_batches(num_samples: int, world_size: int, batch_size: int, accum_steps: int, epoch: int = 0) -> list[list]:
+    """What the ranks see in each optimizer step, in the order of the order they share."""
+    ranks = []
+    for rank in range(world_size):
+        sampler = TrainSampler(
+            num_samples, batch_size=batch_size, accum_steps=accum_steps, seed=5, rank=rank, world_size=world_size
+        )
+        sampler.set_epoch(epoch)
+        ranks.append(list(sampler))
+        assert len(ranks[-1]) == len(sampler) == sampler.steps * batch_size * accum_steps
+    batches = []
+    for step in range(sampler.steps):
+        batch = []
+        for micro in range(accum_steps):
+            start = (step * accum_steps + micro) * batch_size
+            for seen in ranks:
+                batch += seen[start : start + batch_size]
+        batches.append(batch)
+    return batches
+
+
+@pytest.mark.parametrize(("world_size", "batch_size", "accum_steps"), [(2, 4, 1), (4, 2, 1), (1, 4, 2), (2, 2, 2), (8, 1, 1)])
+def test_same_global_batches_at_any_split(world_size, batch_size, accum_steps):
+    for epoch in (0, 3):
+        expected = global_batches(27, 1, 8, 1, epoch)
+        assert len(expected) == 3  # 27 = 3 * 8 + 3 left out
+        assert global_batches(27, world_size, batch_size, accum_steps, epoch) == expected
+
+
+def test_epochs_are_different_permutations_and_say_so():
+    first, second = global_batches(16, 1, 8, 1, epoch=0), global_batches(16, 1, 8, 1, epoch=1)
+    for epoch, batches in enumerate((first, second)):
+        samples = [sample for batch in batches for sample in batch]
+        assert {e for e, _ in samples} == {epoch}
+        assert sorted(index for _, index in samples) == list(range(16))
+    assert [index for _, index in first[0]] != [index for _, index in second[0]]
+
+
+def test_it_is_a_distributed_sampler_and_needs_no_group():
+    assert isinstance(TrainSampler(4, batch_size=2, accum_steps=1, seed=0), DistributedSampler)
+
+
+def test_fewer_images_than_a_global_batch_is_an_error():
+    with pytest.raises(UserError, match=r"has 7 image\(s\) but one optimizer step takes 8"):
+        TrainSampler(7, batch_size=2, accum_steps=2, seed=0, rank=0, world_size=2)
+
+
+@pytest.mark.parametrize("num_samples", [0, 1, 5, 6])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 8])
+def test_a5_evaluation_shards_cover_every_image_once(num_samples, world_size):
+    shards = [list(EvalSampler(num_samples, rank=rank, world_size=world_size)) for rank in range(world_size)]
+    assert sorted(index for shard in shards for index in shard) == list(range(num_samples))
+    assert [len(EvalSampler(num_samples, rank=rank, world_size=world_size)) for rank in range(world_size)] == [
+        len(shard) for shard in shards
+    ]

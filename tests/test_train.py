@@ -1,0 +1,232 @@
+"""Whole runs in one process: what they write, and what they do not depend on."""
+
+import signal
+import time
+
+import pytest
+import torch
+import yaml
+from conftest import REPO, finish, flags, read_metrics, run_train, start
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+import train
+from config import FLAGS
+from errors import UserError
+from utils import MAPS, lr_factor
+
+
+def weights(folder, name="last.pt") -> dict[str, torch.Tensor]:
+    return torch.load(folder / name, weights_only=True)["model"]
+
+
+def assert_same_weights(one: dict, two: dict) -> None:
+    assert one.keys() == two.keys()
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+@pytest.fixture(scope="module")
+def run_of_two_epochs(demo_root, tmp_path_factory):
+    logdir = tmp_path_factory.mktemp("log")
+    return run_train(dataset_path=demo_root, logdir=logdir, epochs=2, name="two", save_epoch_frequency=1)
+
+
+def test_run_folder_holds_what_the_readme_says(run_of_two_epochs, demo_root):
+    folder = run_of_two_epochs
+    names = {path.name for path in folder.iterdir() if "tfevents" not in path.name}
+    assert names == {"config.yaml", "train.log", "metrics.jsonl", "last.pt", "best.pt", "epoch_0001.pt", "epoch_0002.pt"}
+    saved = yaml.safe_load((folder / "config.yaml").read_text())
+    assert saved["dataset_path"] == str(demo_root)
+    assert set(saved) == {name for name, item in FLAGS.items() if not item.metadata["per_launch"]}
+    log = (folder / "train.log").read_text()
+    assert "rank 0, local rank 0, world size 1, device cpu, no process group" in log
+    assert "lr 0.01 x 1 (--lr_scaling linear" in log
+    assert "mIoU" in log
+
+
+def test_metrics_have_every_step_once(run_of_two_epochs):
+    train_lines, val_lines = (read_metrics(run_of_two_epochs, kind) for kind in ("train", "val"))
+    # 8 images, batch 2, 2 epochs
+    assert [(line["epoch"], line["step"]) for line in train_lines] == [(1 + step // 4, step + 1) for step in range(8)]
+    for line in train_lines:
+        assert set(line) == {"kind", "epoch", "step", "loss", "losses", "lr", "images_per_s"}
+        assert set(line["losses"]) == {"seg", "pseudo", "lorm", "ds", "dc"}
+        assert line["loss"] == pytest.approx(sum(line["losses"].values()), rel=1e-6)
+    assert [line["lr"] for line in train_lines] == [0.01 * lr_factor(step, 8, 0) for step in range(8)]
+    assert [(line["epoch"], line["step"]) for line in val_lines] == [(1, 4), (2, 8)]
+    assert all(len(line["iou"]) == 5 and 0 <= line["miou"] <= 1 for line in val_lines)
+
+
+def test_tensorboard_has_curves_and_pictures(run_of_two_epochs):
+    board = EventAccumulator(str(run_of_two_epochs))
+    board.Reload()
+    tags = board.Tags()
+    for tag in ("train/loss", "train/loss_seg", "train/lr", "train/images_per_s", "val/miou", "val_iou/0"):
+        assert tag in tags["scalars"]
+    assert [event.step for event in board.Scalars("train/loss")] == list(range(1, 9))
+    assert len(tags["images"]) == 3  # the validation list's images
+
+
+def test_checkpoint_holds_tensors_and_plain_values_only(run_of_two_epochs):
+    content = torch.load(run_of_two_epochs / "last.pt", weights_only=True)  # B3: refuses anything else
+    assert set(content) == {
+        "format", "model", "optimizer", "schedule", "scaler", "epoch", "step", "best_miou", "rng", "config",
+    }  # fmt: skip
+    assert (content["epoch"], content["step"]) == (2, 8)
+    assert not any(name.startswith("module.") for name in content["model"])
+    best = max(line["miou"] for line in read_metrics(run_of_two_epochs, "val"))
+    assert content["best_miou"] == best
+
+
+def test_saved_config_repeats_the_run_bit_for_bit(run_of_two_epochs, tmp_path):
+    train.main(["--config", str(run_of_two_epochs / "config.yaml"), "--logdir", str(tmp_path)])
+    assert_same_weights(weights(tmp_path / "two"), weights(run_of_two_epochs))
+
+
+def test_a_run_never_writes_over_another(demo_root, tmp_path):
+    first = run_train(dataset_path=demo_root, logdir=tmp_path, name="x")
+    before = (first / "last.pt").read_bytes()
+    second = run_train(dataset_path=demo_root, logdir=tmp_path, name="x", seed=1)
+    assert (first.name, second.name) == ("x", "x-2")
+    assert (first / "last.pt").read_bytes() == before
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_same_weights_with_any_number_of_workers(run_of_two_epochs, demo_root, tmp_path, workers):
+    folder = run_train(dataset_path=demo_root, logdir=tmp_path, epochs=2, workers=workers)
+    assert_same_weights(weights(folder), weights(run_of_two_epochs))
+
+
+def test_killed_after_two_of_four_epochs_and_resumed_ends_the_same(demo_root, tmp_path):
+    words = flags(dataset_path=demo_root, logdir=tmp_path, epochs=4)
+    whole = start([*words, "--name", "whole"], tmp_path)
+    words += ["--name", "killed"]
+    process = start(words, tmp_path)
+    metrics = tmp_path / "killed" / "metrics.jsonl"
+    # Into the third epoch: last.pt holds the second.
+    deadline = time.monotonic() + 120
+    while '"epoch": 3' not in (metrics.read_text() if metrics.exists() else ""):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    saved_epoch = torch.load(tmp_path / "killed" / "last.pt", weights_only=True)["epoch"]
+    assert saved_epoch in (2, 3)
+    [(status, stdout, stderr)] = finish([start([*words, "--resume", "auto"], tmp_path)])
+    assert status == 0, stderr
+    assert f"after epoch {saved_epoch}" in stdout
+    assert "flags changed since: none" in stdout
+    assert finish([whole])[0][0] == 0
+    assert_same_weights(weights(tmp_path / "killed"), weights(tmp_path / "whole"))
+    for kind in ("train", "val"):
+        one, two = (read_metrics(tmp_path / name, kind) for name in ("killed", "whole"))
+        for line in [*one, *two]:
+            line.pop("images_per_s", None)
+        assert one == two
+
+
+def test_resume_by_file_needs_no_other_flag(demo_root, tmp_path):
+    run_train(dataset_path=demo_root, logdir=tmp_path, epochs=2, name="x", save_epoch_frequency=1)
+    whole = weights(tmp_path / "x")
+    train.main(["--resume", str(tmp_path / "x" / "epoch_0001.pt")])
+    assert_same_weights(weights(tmp_path / "x"), whole)
+    assert [line["epoch"] for line in read_metrics(tmp_path / "x", "val")] == [1, 2]
+
+
+def test_resume_auto_without_a_run_starts_one(demo_root, tmp_path):
+    assert run_train(dataset_path=demo_root, logdir=tmp_path, resume="auto", name="new").name == "new"
+
+
+@pytest.mark.parametrize("dataset", [name for name in MAPS if name != "ScribblePseudoDsDc"])
+def test_c1_to_c7_every_kind_of_labels_trains(demo_root, tmp_path, dataset):
+    folder = run_train(dataset_path=demo_root, logdir=tmp_path, dataset=dataset)
+    losses = read_metrics(folder, "train")[-1]["losses"]
+    expected = {
+        "Dense": {"seg"}, "ScribbleOnly": {"seg"}, "PseudoOnly": {"pseudo", "lorm"},
+        "ScribblePseudo": {"seg", "pseudo", "lorm"}, "ScribblePseudoDs": {"seg", "pseudo", "lorm", "ds"},
+        "ScribblePseudoDc": {"seg", "pseudo", "lorm", "dc"},
+    }  # fmt: skip
+    assert set(losses) == expected[dataset]
+
+
+def test_distance_maps_from_folders(demo_root, tmp_path):
+    from data.distance import main
+
+    for flag, source, out in (("--scribbles", "pascal_2012_scribble", "s"), ("--pseudo", "bmp_pseudolabel", "c")):
+        main([flag, str(demo_root / source), "--out", str(tmp_path / out)])
+    folder = run_train(
+        dataset_path=demo_root, logdir=tmp_path / "log", distancemap_s=tmp_path / "s", distancemap_c=tmp_path / "c"
+    )
+    assert all(value > 0 for value in read_metrics(folder, "train")[0]["losses"].values())
+
+
+def test_real_scribbles_train_with_all_five_losses(scribblesup, tmp_path):
+    folder = run_train(
+        dataset_path=scribblesup, logdir=tmp_path, numclasses=21, batchsize=1, epochs=3, crop_size=465, lr=0.001
+    )
+    lines = read_metrics(folder, "train")
+    assert len(lines) == 3
+    for line in lines:
+        assert len(line["losses"]) == 5
+        assert all(0 < value < 1000 for value in line["losses"].values()), line
+
+
+@pytest.mark.parametrize("amp", ["bf16", "fp16"])
+def test_mixed_precision_stays_close_to_full(run_of_two_epochs, demo_root, tmp_path, amp):
+    folder = run_train(dataset_path=demo_root, logdir=tmp_path, amp=amp)
+    full, mixed = (read_metrics(path, "train")[0]["losses"] for path in (run_of_two_epochs, folder))
+    for name in full:
+        assert mixed[name] == pytest.approx(full[name], rel=0.05)
+    scaler = torch.load(folder / "last.pt", weights_only=True)["scaler"]
+    assert bool(scaler) == (amp == "fp16")
+
+
+def test_loss_that_is_not_finite_stops_the_run_and_is_named(demo_root, tmp_path):
+    with pytest.raises(UserError, match=r"loss '\w+' is (nan|inf) at step \d \(epoch 1\): lower --lr"):
+        run_train(dataset_path=demo_root, logdir=tmp_path, lr=1e30)
+    assert not (tmp_path / "ScribblePseudoDsDc_res50_ASPP_lorm" / "last.pt").exists()
+
+
+def test_b6_no_best_before_the_first_validation(demo_root, tmp_path):
+    folder = run_train(dataset_path=demo_root, logdir=tmp_path, epochs=3, val_epoch_frequency=2)
+    assert [line["epoch"] for line in read_metrics(folder, "val")] == [2, 3]
+    assert torch.load(folder / "best.pt", weights_only=True)["epoch"] in (2, 3)
+
+
+def test_start_weights_from_our_own_file(run_of_two_epochs, demo_root, tmp_path, capsys):
+    file = run_of_two_epochs / "best.pt"
+    folder = run_train(dataset_path=demo_root, logdir=tmp_path, lr=0, pretrained=file)
+    kept, start = weights(folder), weights(run_of_two_epochs, "best.pt")
+    assert torch.equal(kept["head.aspp.conv1.weight"], start["head.aspp.conv1.weight"])
+    assert f"start weights: {file}; left random: none; in the file but not used: none" in capsys.readouterr().out
+
+
+def test_a15_lorm_weight_of_0_leaves_lorm_out(demo_root, tmp_path):
+    folder = run_train(dataset_path=demo_root, logdir=tmp_path, l_lorm=0, distributed=True)
+    assert "lorm" not in read_metrics(folder, "train")[0]["losses"]
+
+
+def test_d22_learning_rate_warms_up_from_above_0_and_ends_at_0():
+    factors = [lr_factor(step, total_steps=10, warmup_steps=4) for step in range(12)]
+    assert factors[:5] == [0.25, 0.5, 0.75, 1.0, 1.0]
+    assert factors[7] == pytest.approx(0.5)  # half-way down the cosine: (7 - 4) / (10 - 4)
+    assert factors[4:] == sorted(factors[4:], reverse=True)
+    assert factors[10:] == [0.0, 0.0]
+
+
+def test_plain_run_touches_no_process_group(demo_root, tmp_path, monkeypatch):
+    import torch.distributed as dist
+
+    monkeypatch.setattr(dist, "init_process_group", lambda *args, **kwargs: pytest.fail("joined a group"))
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    train.main([*flags(dataset_path=demo_root, logdir=tmp_path), "--no_distributed"])
+
+
+def test_c8_c12_import_does_nothing(tmp_path):
+    code = "import train, utils, config; import sys; sys.exit(any('tensorboard' in name for name in sys.modules))"
+    script = tmp_path / "imports.py"
+    script.write_text(f"import sys; sys.path.insert(0, {str(REPO)!r})\n{code}")
+    [(status, stdout, stderr)] = finish([start(["--no-such-flag"], tmp_path, program=str(script))])
+    assert (status, stdout, stderr) == (0, "", "")
+    assert [path.name for path in tmp_path.iterdir()] == ["imports.py"]

@@ -1,0 +1,121 @@
+"""Augmentation: one warp, the same for all maps, drawn from (seed, epoch, index) only."""
+
+import numpy as np
+import pytest
+
+from data.dataset import SegmentationDataset, read_list
+from data.distance import pseudo_distance, scribble_distance
+from data.transforms import MEAN_COLOUR, TrainTransform
+
+
+class Fixed:
+    """A random generator that gives scale, angle, flip, offsets and blur as told (see TrainTransform)."""
+
+    def __init__(self, scale=1.0, angle=0.0, flip=False, offset=(0.5, 0.5), blur=False):
+        self.uniforms = iter((scale, angle))
+        self.randoms = iter((0.0 if flip else 0.9, *offset, 0.0 if blur else 0.9))
+
+    def uniform(self, low, high):
+        return next(self.uniforms)
+
+    def random(self):
+        return next(self.randoms)
+
+
+def maps(height: int, width: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    label = rng.integers(0, 255, (height, width), dtype=np.uint8)
+    return {"image": np.stack([label] * 3, axis=-1), "label": label, "distance_s": label.copy()}
+
+
+def test_identity_and_flip_are_exact():
+    given = maps(8, 8)
+    same = TrainTransform(8)(given, Fixed())
+    assert all((same[name] == given[name]).all() for name in given)
+    mirrored = TrainTransform(8)(given, Fixed(flip=True))
+    assert all((mirrored[name] == given[name][:, ::-1]).all() for name in given)
+
+
+def test_crop_anywhere_inside_a_larger_image():
+    given = maps(10, 12)
+    # offsets of 0 and of nearly everything: the first and the last 8x8 pixels
+    first = TrainTransform(8)(given, Fixed(offset=(0.0, 0.0)))
+    assert (first["label"] == given["label"][:8, :8]).all()
+    last = TrainTransform(8)(given, Fixed(offset=(1.0, 1.0)))
+    assert (last["label"] == given["label"][2:, 4:]).all()
+
+
+def test_d9_padding_is_mean_colour_255_and_distance_0():
+    warped = TrainTransform(8)(maps(4, 4), Fixed())  # 2 pixels of padding on each side
+    assert (warped["label"][2:6, 2:6] == maps(4, 4)["label"]).all()
+    outside = np.ones((8, 8), bool)
+    outside[2:6, 2:6] = False
+    assert (warped["image"][outside] == MEAN_COLOUR).all()
+    assert (warped["label"][outside] == 255).all()
+    assert (warped["distance_s"][outside] == 0).all()
+
+
+def test_scale_and_rotation_go_about_the_centre():
+    label = np.zeros((9, 9), np.uint8)
+    label[4, 6] = 7  # 2 pixels right of the centre
+    given = {"image": np.stack([label] * 3, axis=-1), "label": label}
+    turned = TrainTransform(9)(given, Fixed(angle=90.0))["label"]
+    assert np.argwhere(turned == 7).tolist() == [[6, 4]]  # clockwise on the screen: 2 pixels below it
+    doubled = TrainTransform(18)(given, Fixed(scale=2.0))["label"]
+    # pixel 6 covers 6..7, doubled 12..14: pixels 12 and 13; pixel 4 likewise 8 and 9
+    assert np.argwhere(doubled == 7).tolist() == [[8, 12], [8, 13], [9, 12], [9, 13]]
+
+
+def test_label_stays_on_the_object_in_the_image():
+    # A filled square in both: after any warp, the label must be where the image is bright.
+    label = np.zeros((60, 80), np.uint8)
+    label[20:45, 25:60] = 1
+    given = {"image": np.stack([label * 200] * 3, axis=-1), "label": label}
+    transform = TrainTransform(64, blur=0.0)
+    for seed in range(20):
+        warped = transform(given, np.random.default_rng(seed))
+        bright = warped["image"][..., 0].astype(int)
+        inside = warped["label"] == 1
+        assert (bright[inside] >= 90).mean() > 0.99
+        assert (bright[warped["label"] == 0] <= 110).mean() > 0.99
+
+
+def test_labels_never_get_values_between_classes():
+    label = np.zeros((40, 40), np.uint8)
+    label[:, 20:] = 20
+    given = {"image": np.stack([label] * 3, axis=-1), "label": label}
+    for seed in range(10):
+        assert set(np.unique(TrainTransform(32)(given, np.random.default_rng(seed))["label"])) <= {0, 20, 255}
+
+
+@pytest.fixture
+def train_set(demo_root):
+    names = read_list(demo_root / "ImageSets/SegmentationAug/train.txt")
+    folders = {
+        "image": demo_root / "JPEGImages",
+        "label": demo_root / "pascal_2012_scribble",
+        "pseudo": demo_root / "bmp_pseudolabel",
+    }
+    compute = {"distance_s": ("label", scribble_distance), "distance_c": ("pseudo", pseudo_distance)}
+    return SegmentationDataset(names, folders, 5, transform=TrainTransform(65), compute=compute, seed=3)
+
+
+def test_augmentation_depends_on_seed_epoch_and_index_only(train_set):
+    once, again = train_set[2, 1], train_set[2, 1]
+    assert all((once[name] == again[name]).all() for name in once)
+    for other in ((3, 1), (2, 2)):
+        assert (train_set[other]["image"] != once["image"]).any()
+    train_set.seed = 4
+    assert (train_set[2, 1]["image"] != once["image"]).any()
+
+
+def test_d9_computed_distance_is_0_on_padding(train_set):
+    train_set.transform = TrainTransform(400)  # wider than any scaled demo image: there is padding
+    sample = train_set[0, 0]
+    assert set(sample) == {"image", "label", "pseudo", "distance_s", "distance_c"}
+    padding = (sample["image"] == MEAN_COLOUR).all(-1)
+    padding[1:-1, 1:-1] = padding[:-2, 1:-1] & padding[2:, 1:-1] & padding[1:-1, :-2] & padding[1:-1, 2:]  # not blurred edges
+    assert padding.mean() > 0.1
+    assert not sample["distance_s"][padding].any()
+    assert not sample["distance_c"][padding].any()
+    assert sample["distance_c"].any()
