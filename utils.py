@@ -142,7 +142,7 @@ def get_model(cfg: Config, group: Group, say: Callable[[str], None] = print) -> 
     if cfg.sync_bn != "off" and group.device.type == "cuda" and group.world_size > 1 and not cfg.freeze_bn:
         raw_model = nn.SyncBatchNorm.convert_sync_batchnorm(raw_model)
     # Images arrive as (B, H, W, 3): channels last is their own order, and the faster one for convolutions.
-    raw_model = raw_model.to(group.device, memory_format=torch.channels_last)
+    raw_model = raw_model.to(group.device).to(memory_format=torch.channels_last)
     return raw_model, group.wrap(raw_model)
 
 

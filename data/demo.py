@@ -78,7 +78,7 @@ def _texture(class_id: int, rng: np.random.Generator) -> np.ndarray:
     clouds = cv2.resize(rng.normal(0, 1, (HEIGHT // 10, WIDTH // 10)), (WIDTH, HEIGHT), interpolation=cv2.INTER_CUBIC)
     pattern = (clouds, np.sin(u), np.sign(np.sin(u) * np.sin(v)), (np.sin(u) * np.sin(v)) ** 3 * 2, np.sin(u + clouds))
     hue = np.array([(120, 125, 110), (150, 95, 80), (85, 125, 155), (140, 140, 75), (115, 85, 140)])[class_id]
-    colour = hue + rng.normal(0, 22, 3)
+    colour = hue + rng.normal(0, 15, 3)
     return (colour + 32 * pattern[class_id][..., None]).clip(0, 255).astype(np.uint8)
 
 

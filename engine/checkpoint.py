@@ -59,7 +59,9 @@ def save(path: Path, content: dict) -> None:
     except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError
         scratch.unlink(missing_ok=True)
         reason = str(error).splitlines()[0]
-        raise UserError(f"{path}: the checkpoint cannot be written ({reason}); an earlier one is still whole") from error
+        raise UserError(
+            f"{path}: the checkpoint cannot be written ({reason}); an earlier one is still whole"
+        ) from error
 
 
 def _sync_folder(folder: Path) -> None:
@@ -75,13 +77,13 @@ def _sync_folder(folder: Path) -> None:
 def read(path: Path) -> dict:
     """The content of a .pt or .pth file, on the CPU. Never runs code from it. Raises UserError on any other file."""
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except OSError as error:
+        with path.open("rb") as file:
+            content = torch.load(file, map_location="cpu", weights_only=True)
+    except (FileNotFoundError, PermissionError, IsADirectoryError) as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-    except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError, KeyError, UnicodeDecodeError) as error:
-        raise UserError(
-            f"{path}: not a whole checkpoint of tensors and plain values ({str(error).strip().splitlines()[0][:100]})"
-        ) from None
+    except (OSError, RuntimeError, pickle.UnpicklingError, EOFError, ValueError, KeyError, IndexError) as error:
+        reason = " ".join(str(error).split())[:100]
+        raise UserError(f"{path}: not a whole checkpoint of tensors and plain values ({reason})") from None
     if not isinstance(content, dict):
         raise UserError(f"{path}: not a checkpoint but a {type(content).__name__}")
     return content

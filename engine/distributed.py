@@ -81,14 +81,15 @@ class Group:
             raw_model,
             device_ids=[self.device.index] if self.device.type == "cuda" else None,
             gradient_as_bucket_view=True,
-            **{sync_buffers: False},
+            **{sync_buffers: False},  # type: ignore[arg-type]
         )
 
     def average_buffers(self, raw_model: nn.Module) -> None:
         """Make the running statistics of batch norm the mean over ranks, so that all ranks hold one model."""
         for buffer in raw_model.buffers():
             if buffer.is_floating_point():
-                buffer.copy_(self.sum(buffer) / self.world_size)
+                # In float64 the mean of equal float32 values is that value; in float32, of three, it may not be.
+                buffer.copy_(self.sum(buffer.double()) / self.world_size)
 
     def has_equal_weights(self, raw_model: nn.Module) -> bool:
         """Whether every rank holds the same parameters and buffers, by the sum of each, bit for bit."""

@@ -19,7 +19,14 @@ def test_command_line_goes_over_file_goes_over_default(tmp_path):
 
 def test_recipe_of_the_paper_is_the_default():
     cfg = config.parse(DATA)
-    assert (cfg.momentum, cfg.wdecay, cfg.lr, cfg.epochs, cfg.batchsize, cfg.crop_size) == (0.9, 5e-4, 1e-3, 50, 16, 465)
+    assert (cfg.momentum, cfg.wdecay, cfg.lr, cfg.epochs, cfg.batchsize, cfg.crop_size) == (
+        0.9,
+        5e-4,
+        1e-3,
+        50,
+        16,
+        465,
+    )
     assert (cfg.model_type, cfg.layers, cfg.warmup_epochs) == ("res50_ASPP_lorm", 50, 5.0)
 
 

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from data.dataset import read_distance, read_label
-from data.distance import LAMBDA_S, main, pseudo_distance, scribble_distance
+from data.distance import main, pseudo_distance, scribble_distance
 
 
 def test_equal_to_the_two_released_maps(scribblesup):
@@ -28,7 +28,6 @@ def test_scribble_distance_by_brute_force():
     d = np.min([np.hypot(y - row, x - column) for row, column in strokes], axis=0)
     expected = 255 - np.trunc(np.clip(math.sqrt(math.e) * d, 0, 255))
     assert (scribble_distance(label) == expected).all()
-    assert LAMBDA_S == math.e
 
 
 def test_pseudo_distance_of_a_square_by_hand():

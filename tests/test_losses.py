@@ -69,7 +69,9 @@ def test_d3_d8_every_loss_is_0_without_labels():
     logits = two_pixels().requires_grad_()
     criterion = Criterion(ALL, label_smooth=0.1)
     batch = batch_of(label=[[255, 255]])
-    parts = criterion({"logits": logits, "lorm": logits.sum() * 0}, batch, criterion.counts(batch, lambda p: torch.tensor(0)))
+    parts = criterion(
+        {"logits": logits, "lorm": logits.sum() * 0}, batch, criterion.counts(batch, lambda p: torch.tensor(0))
+    )
     assert parts.tolist() == [0.0] * 5
     criterion.total(parts).backward()
     assert logits.grad.abs().max() == 0

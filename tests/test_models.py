@@ -51,7 +51,12 @@ def test_backbone_strides_and_dilations_are_the_reference():
     assert backbone.maxpool.ceil_mode
     assert [block.conv2.dilation[0] for block in backbone.layer3] == [2] * 6
     assert [block.conv2.dilation[0] for block in backbone.layer4] == [4, 8, 16]
-    assert {module.stride for layer in (backbone.layer3, backbone.layer4) for module in layer.modules() if isinstance(module, nn.Conv2d)} == {(1, 1)}
+    assert {
+        module.stride
+        for layer in (backbone.layer3, backbone.layer4)
+        for module in layer.modules()
+        if isinstance(module, nn.Conv2d)
+    } == {(1, 1)}
     first = backbone.layer2[0]
     assert (first.conv1.stride, first.conv2.stride) == ((1, 1), (2, 2))  # D13: torchvision's place
     first = ResNetBackbone(50, stride_in_1x1=True).layer2[0]
@@ -194,7 +199,12 @@ def test_b2_released_weights_load_whole(prefix):
 
 def test_what_does_not_match_is_returned():
     model = models.build("res50_ASPP_lorm", layers=18, num_classes=NUM_CLASSES)
-    given = {"backbone.conv1.weight": torch.zeros(64, 3, 7, 7), "bn1.weight": torch.zeros(3), "other": torch.zeros(1), "fc.bias": torch.zeros(1)}
+    given = {
+        "backbone.conv1.weight": torch.zeros(64, 3, 7, 7),
+        "bn1.weight": torch.zeros(3),
+        "other": torch.zeros(1),
+        "fc.bias": torch.zeros(1),
+    }
     missing, unused = load_weights(model, given)
     assert unused == ["backbone.bn1.weight", "other"]
     assert "backbone.conv1.weight" not in missing

@@ -28,7 +28,9 @@ def global_batches(num_samples: int, world_size: int, batch_size: int, accum_ste
     return batches
 
 
-@pytest.mark.parametrize(("world_size", "batch_size", "accum_steps"), [(2, 4, 1), (4, 2, 1), (1, 4, 2), (2, 2, 2), (8, 1, 1)])
+@pytest.mark.parametrize(
+    ("world_size", "batch_size", "accum_steps"), [(2, 4, 1), (4, 2, 1), (1, 4, 2), (2, 2, 2), (8, 1, 1)]
+)
 def test_same_global_batches_at_any_split(world_size, batch_size, accum_steps):
     for epoch in (0, 3):
         expected = global_batches(27, 1, 8, 1, epoch)

@@ -33,7 +33,15 @@ def run_of_two_epochs(demo_root, tmp_path_factory):
 def test_run_folder_holds_what_the_readme_says(run_of_two_epochs, demo_root):
     folder = run_of_two_epochs
     names = {path.name for path in folder.iterdir() if "tfevents" not in path.name}
-    assert names == {"config.yaml", "train.log", "metrics.jsonl", "last.pt", "best.pt", "epoch_0001.pt", "epoch_0002.pt"}
+    assert names == {
+        "config.yaml",
+        "train.log",
+        "metrics.jsonl",
+        "last.pt",
+        "best.pt",
+        "epoch_0001.pt",
+        "epoch_0002.pt",
+    }
     saved = yaml.safe_load((folder / "config.yaml").read_text())
     assert saved["dataset_path"] == str(demo_root)
     assert set(saved) == {name for name, item in FLAGS.items() if not item.metadata["per_launch"]}

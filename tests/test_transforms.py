@@ -114,7 +114,9 @@ def test_d9_computed_distance_is_0_on_padding(train_set):
     sample = train_set[0, 0]
     assert set(sample) == {"image", "label", "pseudo", "distance_s", "distance_c"}
     padding = (sample["image"] == MEAN_COLOUR).all(-1)
-    padding[1:-1, 1:-1] = padding[:-2, 1:-1] & padding[2:, 1:-1] & padding[1:-1, :-2] & padding[1:-1, 2:]  # not blurred edges
+    padding[1:-1, 1:-1] = (
+        padding[:-2, 1:-1] & padding[2:, 1:-1] & padding[1:-1, :-2] & padding[1:-1, 2:]
+    )  # not blurred edges
     assert padding.mean() > 0.1
     assert not sample["distance_s"][padding].any()
     assert not sample["distance_c"][padding].any()
