@@ -1,9 +1,9 @@
 """Train a semantic-segmentation model from scribbles or dense masks.
 
-python train.py                                    one device; without data, on the drawn demo
-python train.py --dataset_path VOC2012             your data
-bash train_torchrun.sh --dataset_path VOC2012      the same run on every GPU of this machine
-torchrun --nnodes 2 --nproc_per_node 8 --rdzv_backend c10d --rdzv_endpoint HOST:PORT train.py --distributed ...
+python train.py                                  # one device; without data, on the drawn demo
+python train.py --dataset_path VOC2012           # your data
+bash train_torchrun.sh --dataset_path VOC2012    # the same run on every GPU of this machine
+torchrun --nnodes 2 --nproc_per_node 8 --rdzv_backend c10d --rdzv_endpoint HOST:PORT train.py --dataset_path VOC2012
 """
 
 import sys

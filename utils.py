@@ -114,6 +114,8 @@ def _loader(cfg: Config, group: Group, dataset: Dataset, sampler: Sampler, batch
         worker_init_fn=_init_worker,
         pin_memory=group.device.type == "cuda",
         persistent_workers=workers > 0,
+        # Of its own, so that starting workers draws nothing from the generator that dropout draws from.
+        generator=torch.Generator(),
     )
 
 

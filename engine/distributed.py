@@ -26,7 +26,7 @@ from errors import UserError
 
 POLL_SECONDS = 0.5  # how often a rank looks whether another one failed
 ANSWER_SECONDS = 10.0  # how long a store that can be connected to may take to answer
-LEAVE_SECONDS = 10.0  # how long a failing rank waits for the others to have seen it
+LEAVE_SECONDS = 5.0  # how long a failing rank waits for the others to have seen it
 
 
 @dataclass(frozen=True)
@@ -129,29 +129,32 @@ def process_group(
         return
 
     rank, local_rank, world_size, dist_url = _place(dist_url, world_size, rank, local_rank)
-    local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", local_rank + 1))
-    where = _device(device, local_rank, local_world_size)
-    if backend == "auto":
-        backend = "nccl" if where.type == "cuda" else "gloo"
-    if backend == "nccl" and where.type != "cuda":
-        raise UserError(f"--backend nccl on device {where}: NCCL needs CUDA, use --backend gloo")
-    if where.type == "cuda":
-        torch.cuda.set_device(where)
-
     connect = _meet(dist_url, rank, world_size, timedelta(seconds=timeout))
-    store, status_store = connect(), connect()
-    _wait_for_all(store, rank, world_size, dist_url, timeout)
-    dist.init_process_group(
-        # CPU tensors always have gloo: small sums then need not wait for the GPU.
-        "cpu:gloo,cuda:nccl" if backend == "nccl" else backend,
-        store=store,
-        rank=rank,
-        world_size=world_size,
-        timeout=timedelta(seconds=timeout),
-    )
+    store, status_store = (dist.PrefixStore(f"segtrain/{world_size}", connect()) for _ in range(2))
+    if store.add(f"joined/{rank}", 1) > 1:
+        raise UserError(
+            f"rank {rank} has already joined at {dist_url}: two processes have the same RANK, or the address "
+            "belongs to another or an earlier run; choose another MASTER_PORT or --dist_url"
+        )
     watch = _FailureWatch(status_store, rank, world_size)
-    group = Group(where, rank, local_rank, world_size, backend)
     try:
+        _wait_for_all(store, rank, world_size, dist_url, timeout)
+        where = _device(device, local_rank, int(os.environ.get("LOCAL_WORLD_SIZE", local_rank + 1)))
+        if backend == "auto":
+            backend = "nccl" if where.type == "cuda" else "gloo"
+        if backend == "nccl" and where.type != "cuda":
+            raise UserError(f"--backend nccl on device {where}: NCCL needs CUDA, use --backend gloo")
+        if where.type == "cuda":
+            torch.cuda.set_device(where)
+        dist.init_process_group(
+            # CPU tensors always have gloo: small sums then need not wait for the GPU.
+            "cpu:gloo,cuda:nccl" if backend == "nccl" else backend,
+            store=store,
+            rank=rank,
+            world_size=world_size,
+            timeout=timedelta(seconds=timeout),
+        )
+        group = Group(where, rank, local_rank, world_size, backend)
         yield group
         watch.stop()  # before the barrier: after it, rank 0 may end and take the store along
         group.barrier()
@@ -159,7 +162,8 @@ def process_group(
         watch.publish(error)
         raise
     finally:
-        dist.destroy_process_group()
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
 
 def _device(name: str, local_rank: int, local_world_size: int) -> torch.device:
@@ -308,12 +312,7 @@ class _TCPMeeting:
 
 def _wait_for_all(store: dist.Store, rank: int, world_size: int, dist_url: str, timeout: float) -> None:
     """Return when every rank has come to the store. Raises UserError that names the ranks that have not."""
-    if store.add(f"segtrain/joined/{rank}", 1) > 1:
-        raise UserError(
-            f"rank {rank} has already joined at {dist_url}: two processes have the same RANK, or the address "
-            "belongs to another or an earlier run; choose another MASTER_PORT or --dist_url"
-        )
-    keys = [f"segtrain/joined/{other}" for other in range(world_size)]
+    keys = [f"joined/{other}" for other in range(world_size)]
     try:
         store.wait(keys, timedelta(seconds=timeout))
     except RuntimeError:
@@ -351,22 +350,22 @@ class _FailureWatch:
             return  # Ctrl-C and the like reach every rank by themselves
         status, text = (2, str(error)) if isinstance(error, UserError) else (1, f"{type(error).__name__}: {error}")
         try:
-            self.store.set("segtrain/failed", f"{status} (rank {self.rank}) {' '.join(text.split())}")
+            self.store.set("failed", f"{status} (rank {self.rank}) {' '.join(text.split())}")
             deadline = time.monotonic() + LEAVE_SECONDS
-            num_left = self.store.add("segtrain/left", 1)
+            num_left = self.store.add("left", 1)
             while num_left < self.world_size and time.monotonic() < deadline:
                 time.sleep(0.05)
-                num_left = self.store.add("segtrain/left", 0)
+                num_left = self.store.add("left", 0)
         except RuntimeError as lost:
             print(f"rank {self.rank} could not tell the other ranks: {lost}".splitlines()[0], file=sys.stderr)
 
     def _look(self) -> None:
         while not self.stopped.wait(POLL_SECONDS):
             try:
-                if not self.store.check(["segtrain/failed"]):
+                if not self.store.check(["failed"]):
                     continue
-                status, _, text = self.store.get("segtrain/failed").decode().partition(" ")
-                self.store.add("segtrain/left", 1)
+                status, _, text = self.store.get("failed").decode().partition(" ")
+                self.store.add("left", 1)
             except RuntimeError:
                 status, text = "1", "rank 0 is gone: the store it serves no longer answers"
             tqdm.write(f"error (rank {self.rank}): from another rank: {text}", file=sys.stderr)

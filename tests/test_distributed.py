@@ -273,3 +273,11 @@ def test_more_processes_than_gpus_is_named_on_every_rank(demo_root, tmp_path):
     words = flags(dataset_path=demo_root, logdir=tmp_path, device="cuda")
     results = finish(start_group(2, words, tmp_path, LOCAL_WORLD_SIZE=2))
     one_line_each(results, f"2 process(es) on this machine but {torch.cuda.device_count()} CUDA device(s)")
+
+
+def test_a_rank_that_cannot_have_its_device_ends_those_who_wait_for_it(demo_root, tmp_path):
+    words = flags(dataset_path=demo_root, logdir=tmp_path / "log")
+    env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": 2}
+    processes = [start(words, tmp_path, RANK=0, LOCAL_RANK=0, **env)]
+    processes.append(start([*words, "--device", "cuda:99"], tmp_path, RANK=1, LOCAL_RANK=1, **env))
+    one_line_each(finish(processes, timeout=60), "--device cuda:99")
