@@ -1,20 +1,16 @@
 """Every flag, declared once: name, type, default, help, choices.
 
-A value comes from the default, then a YAML file (`--config FILE`), then the command line. What is not
-known is refused with the nearest right name. `Config` is what the rest of the program sees.
+A value comes from the default, then a YAML file (`--config FILE`), then the command line (flags.py reads
+both). `Config` is what the rest of the program sees.
 """
 
-import argparse
-import dataclasses
-import difflib
-import sys
-import typing
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import yaml
 
 from errors import UserError
+from flags import FlagReader, flag
 
 DEMO_CONFIG = Path(__file__).parent / "configs" / "demo.yaml"
 
@@ -32,11 +28,6 @@ ALIASES = {
 }
 
 
-def flag(default, help: str, *, choices: tuple = (), per_launch: bool = False):
-    """Declare a flag. `per_launch` flags belong to one start of the program and are not saved with the run."""
-    return field(default=default, metadata={"help": help, "choices": choices, "per_launch": per_launch})
-
-
 @dataclass
 class Config:
     # Data
@@ -48,7 +39,7 @@ class Config:
             "ScribblePseudoDs", "ScribblePseudoDc", "ScribblePseudoDsDc",
         ),
     )  # fmt: skip
-    dataset_path: str = flag("", "root folder of the data set; the folders below are relative to it")
+    dataset_path: str = flag("", "root folder of the data set; the folders below are relative to it [the demo]")
     list_path: str = flag(
         "", "folder of train.txt and val.txt [ImageSets/SegmentationAug, else ImageSets/Segmentation]"
     )
@@ -109,7 +100,9 @@ class Config:
     logdir: str = flag("log", "folder that runs are written to")
     name: str = flag("", "name of the run's folder in --logdir [the config's name, else dataset and model]")
     resume: str = flag(
-        "", "continue a run: a checkpoint FILE, or auto = the newest run of this name, if any", per_launch=True
+        "",
+        "continue a run: a checkpoint FILE, or auto = the newest run of this name, if any [a new run]",
+        per_launch=True,
     )
     save_epoch_frequency: int = flag(0, "keep epoch_NNNN.pt every N epochs, besides last.pt and best.pt; 0: never")
     val_epoch_frequency: int = flag(1, "validate every N epochs, and after the last one")
@@ -122,17 +115,17 @@ class Config:
         "auto", "of the process group; auto: nccl on CUDA, gloo elsewhere", choices=("auto", "nccl", "gloo")
     )
     dist_url: str = flag("env://", "where processes meet: env://, tcp://HOST:PORT or file:///PATH", per_launch=True)
-    world_size: int = flag(0, "number of processes, where no launcher sets it", per_launch=True)
-    rank: int = flag(-1, "rank of this process, where no launcher sets it", per_launch=True)
-    local_rank: int = flag(-1, "rank of this process on its machine, where no launcher sets it", per_launch=True)
+    world_size: int = flag(0, "number of processes [from the launcher]", per_launch=True)
+    rank: int = flag(-1, "rank of this process [from the launcher]", per_launch=True)
+    local_rank: int = flag(-1, "rank of this process on its machine [from the launcher, else --rank]", per_launch=True)
     dist_timeout: float = flag(600.0, "seconds to wait for other processes before giving up")
 
     # Not flags: filled in by parse()
     notes: list[str] = field(default_factory=list)  # lines to log once the run has started
 
 
-FLAGS = {item.name: item for item in dataclasses.fields(Config) if "help" in item.metadata}
-TYPES = typing.get_type_hints(Config)
+READER = FlagReader(Config, ALIASES, "python train.py", "Train a semantic-segmentation model.")
+FLAGS = READER.fields
 
 
 def parse(argv: list[str] | None = None) -> Config:
@@ -141,7 +134,7 @@ def parse(argv: list[str] | None = None) -> Config:
     Without `--config` and `--dataset_path`, the demo's config is used; `--resume FILE` alone uses the
     config of that run. Raises UserError on anything unknown or out of range.
     """
-    given, config_file, notes = _command_line(argv)
+    given, config_file, notes = READER.command_line(argv)
     saved = Path(given.get("resume", "")).parent / "config.yaml"
     if config_file is None and "dataset_path" not in given:
         if given.get("resume", "auto") != "auto" and saved.is_file():
@@ -153,7 +146,7 @@ def parse(argv: list[str] | None = None) -> Config:
                 "no --dataset_path and no --config: training on the demo data with configs/demo.yaml. "
                 "For your own: --dataset_path DIR (README, 'Your own data')"
             )
-    values = (_read_yaml(config_file, notes) if config_file else {}) | given
+    values = (READER.yaml_file(config_file, notes) if config_file else {}) | given
     cfg = Config(**values, notes=notes)
     if not cfg.name:
         cfg.name = config_file.stem if config_file else f"{cfg.dataset}_{cfg.model_type}"
@@ -177,115 +170,6 @@ def changes(saved: dict, cfg: Config) -> str:
     """What differs between a saved config (as_dict) and this one, as "flag: old -> new, ..."."""
     now = as_dict(cfg)
     return ", ".join(f"{name}: {saved.get(name)} -> {now[name]}" for name in now if saved.get(name) != now[name])
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message):
-        raise UserError(message + " (python train.py --help lists every flag)")
-
-
-def _command_line(argv) -> tuple[dict, Path | None, list[str]]:
-    """Parse the command line: the values given, the config file if any, lines to log."""
-    parser = _Parser(
-        prog="train.py", description="Train a semantic-segmentation model.", allow_abbrev=False,
-        argument_default=argparse.SUPPRESS, formatter_class=lambda prog: argparse.HelpFormatter(prog, 36, 110),
-    )  # fmt: skip
-    parser.add_argument("--config", metavar="FILE", help="YAML file of flags; the command line goes over it")
-    for name, item in FLAGS.items():
-        default = (
-            "" if item.default in ("", None) or f"{item.default}" in item.metadata["help"] else f" [{item.default}]"
-        )
-        if item.default in (-1, -1.0):
-            default = ""
-        help = item.metadata["help"].replace("%", "%%") + default
-        if TYPES[name] in (bool, bool | None):
-            parser.add_argument(f"--{name}", action="store_true", help=help)
-            parser.add_argument(f"--no_{name}", dest=name, action="store_false", help=argparse.SUPPRESS)
-        else:
-            metavar = "|".join(map(str, item.metadata["choices"])) or TYPES[name].__name__.upper()
-            parser.add_argument(f"--{name}", metavar=metavar, help=help)
-
-    notes: list[str] = []
-    given, unknown = parser.parse_known_args(
-        [_our_name(word, notes) for word in (sys.argv[1:] if argv is None else argv)]
-    )
-    if unknown:
-        word = unknown[0]
-        if not word.startswith("-"):
-            raise UserError(f"unexpected argument {word!r}: flags start with --")
-        name = word.lstrip("-").partition("=")[0]
-        raise UserError(f"unknown flag --{name}" + _nearest(name, [*FLAGS, "config"], prefix="--"))
-    values = vars(given)
-    config_file = values.pop("config", None)
-    return (
-        {name: _convert(name, value, f"--{name}") for name, value in values.items()},
-        (None if config_file is None else Path(config_file)),
-        notes,
-    )
-
-
-def _our_name(word: str, notes: list[str]) -> str:
-    """`--Old-name=value` to `--our_name=value`: dashes are underscores, aliases are translated with a note."""
-    if not word.startswith("--"):
-        return word
-    name, equals, value = word[2:].partition("=")
-    return "--" + _translate(name.replace("-", "_"), notes, "--") + equals + value
-
-
-def _translate(name: str, notes: list[str], prefix: str) -> str:
-    if name in ALIASES:
-        notes.append(f"{prefix}{name} is now {prefix}{ALIASES[name]}")
-    return ALIASES.get(name, name)
-
-
-def _read_yaml(path: Path, notes: list[str]) -> dict:
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"--config {path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"--config {path}: not YAML ({' '.join(str(error).split())})") from None
-    if not isinstance(content, dict | None):
-        raise UserError(f"--config {path}: expected lines 'flag: value', found a {type(content).__name__}")
-    values = {}
-    for key, value in (content or {}).items():
-        name = _translate(str(key).replace("-", "_"), notes, "")
-        if name not in FLAGS:
-            raise UserError(f"{path}: unknown key {key!r}" + _nearest(name, FLAGS, prefix=""))
-        if name in values:
-            raise UserError(f"{path}: {name!r} is given twice, once as {key!r}: remove one")
-        values[name] = _convert(name, value, f"{path}: {name}")
-    return values
-
-
-def _nearest(name: str, names, prefix: str) -> str:
-    found = difflib.get_close_matches(name, [*names, *ALIASES], n=1, cutoff=0.5)
-    return (
-        f": did you mean {prefix}{ALIASES.get(found[0], found[0])}?" if found else ": python train.py --help lists all"
-    )
-
-
-def _convert(name: str, value, where: str):
-    """A value from YAML or the command line, as the flag's type."""
-    kind = TYPES[name]
-    choices = FLAGS[name].metadata["choices"]
-    if kind in (bool, bool | None):
-        if isinstance(value, bool) or (value is None and kind is not bool):
-            return value
-        raise UserError(f"{where}: {value!r} is not true or false")
-    try:
-        if isinstance(value, bool) or value is None or isinstance(value, list | dict):
-            raise ValueError
-        converted = kind(value)
-        if kind is int and float(value) != converted:
-            raise ValueError
-    except ValueError:
-        raise UserError(f"{where}: {value!r} is not {'an' if kind is int else 'a'} {kind.__name__}") from None
-    if choices and converted not in choices:
-        near = difflib.get_close_matches(str(converted), map(str, choices), n=1)
-        hint = f"did you mean {near[0]}? " if near else ""
-        raise UserError(f"{where}: {value!r} is not known: {hint}One of {', '.join(map(str, choices))}")
-    return converted
 
 
 # Smallest value allowed; the other numbers may be anything their type allows.

@@ -23,11 +23,11 @@ def palette() -> np.ndarray:
 
 
 def panel(image: Tensor, label: Tensor, predicted: Tensor) -> Tensor:
-    """Input, label, prediction, and prediction over input side by side: (H, 4*W, 3) uint8.
+    """Input and label, below them prediction and prediction over input: (2*H, 2*W, 3) uint8.
 
     image (H, W, 3) uint8 RGB; label and predicted (H, W) class numbers, 255 = ignore.
     """
     colours = torch.from_numpy(palette())
     image, label, predicted = image.cpu(), colours[label.long().cpu()], colours[predicted.long().cpu()]
     overlay = (image.float() * 0.5 + predicted.float() * 0.5).to(torch.uint8)
-    return torch.cat([image, label, predicted, overlay], dim=1)
+    return torch.cat([torch.cat([image, label], dim=1), torch.cat([predicted, overlay], dim=1)])

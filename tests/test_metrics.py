@@ -37,8 +37,8 @@ def test_palette_is_voc_and_panel_shows_the_image_as_it_is():
     image = torch.full((2, 3, 3), 200, dtype=torch.uint8)
     label, predicted = torch.full((2, 3), 255), torch.ones(2, 3, dtype=torch.int64)
     picture = panel(image, label, predicted)
-    assert picture.shape == (2, 12, 3)
+    assert picture.shape == (4, 6, 3)
     assert picture[0, 0].tolist() == [200, 200, 200]  # D21: not scaled twice
     assert picture[0, 3].tolist() == [224, 224, 192]
-    assert picture[0, 6].tolist() == [128, 0, 0]
-    assert picture[0, 9].tolist() == [164, 100, 100]
+    assert picture[2, 0].tolist() == [128, 0, 0]
+    assert picture[2, 3].tolist() == [164, 100, 100]
