@@ -52,7 +52,7 @@ class Config:
     distancemap_s: str = flag("", "folder of the distance maps to the scribble [computed on the fly]")
     distancemap_c: str = flag("", "folder of the distance maps to the pseudo-label's contour [computed on the fly]")
     numclasses: int = flag(21, "number of classes, background included; labels are 0..numclasses-1, and 255 = ignore")
-    classes: str = flag("", "text file with one class name a line, for tables and TensorBoard [numbers]")
+    classes: str = flag("", "names for tables and TensorBoard: voc, camvid, or a FILE with one a line [numbers]")
     crop_size: int = flag(465, "height and width of a training crop, in pixels")
     workers: int = flag(
         -1, "loader processes of each process; 0 loads in the process itself [4, or its share of the cores]"

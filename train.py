@@ -67,7 +67,7 @@ def train(cfg: Config, group: Group) -> None:
     while state.epoch < cfg.epochs:
         train_one_epoch(cfg, group, run, state, train_loader, criterion)
         group.average_buffers(raw_model)
-        assert group.has_equal_weights(raw_model), "ranks hold different weights: gradients did not sync"
+        group.check_weights(raw_model)
         if group.world_size > 1:
             run.info(f"epoch {state.epoch}: weights are equal on all {group.world_size} ranks")
         miou = validate(cfg, group, run, state, val_loader, class_names) if validation_due(cfg, state.epoch) else None

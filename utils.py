@@ -27,6 +27,7 @@ from models.backbone import imagenet_weights
 from models.pretrained import load_weights
 
 DEMO_ROOT = Path("dataset/demo")
+CLASS_PRESETS = Path(__file__).parent / "configs" / "classes"
 
 # The label maps of a training sample, by --dataset.
 MAPS = {
@@ -238,11 +239,12 @@ def lr_factor(step: int, total_steps: int, warmup_steps: int) -> float:
 
 
 def get_class_names(cfg: Config) -> list[str]:
-    """The names in --classes, one a class; class numbers without that file."""
+    """The names in the file --classes, or of its preset; class numbers without either."""
     if not cfg.classes:
         return [str(number) for number in range(cfg.numclasses)]
+    preset = CLASS_PRESETS / f"{cfg.classes}.txt"
     try:
-        names = Path(cfg.classes).read_text(encoding="utf-8").split("\n")
+        names = (preset if preset.is_file() else Path(cfg.classes)).read_text(encoding="utf-8").split("\n")
     except OSError as error:
         raise UserError(f"--classes {cfg.classes}: {error.strerror}") from None
     names = [name.strip() for name in names if name.strip()]

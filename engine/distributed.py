@@ -89,10 +89,16 @@ class Group:
                 # In float64 the mean of equal float32 values is that value; in float32, of three, it may not be.
                 buffer.copy_(self.sum(buffer.double()) / self.world_size)
 
-    def has_equal_weights(self, raw_model: nn.Module) -> bool:
-        """Whether every rank holds the same parameters and buffers, by the sum of each, bit for bit."""
-        sums = torch.stack([value.detach().double().sum() for value in raw_model.state_dict().values()]).tolist()
-        return all(other == sums for other in self.gather(sums))
+    def check_weights(self, raw_model: nn.Module) -> None:
+        """Check that every rank holds the same parameters and buffers, by the sum of each, and finite ones."""
+        sums = torch.stack([value.detach().double().sum() for value in raw_model.state_dict().values()])
+        if not sums.isfinite().all():
+            raise UserError(
+                "the weights are no longer finite: lower --lr, warm up for longer, or use --amp bf16 or none"
+            )
+        assert all(other == sums.tolist() for other in self.gather(sums.tolist())), (
+            "ranks hold different weights: gradients did not sync"
+        )
 
 
 def gradient_sync(model: nn.Module, enabled: bool):

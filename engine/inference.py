@@ -1,9 +1,13 @@
 """From a model's logits to label maps, and label maps as pictures."""
 
+import math
+
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+PANEL_SIZE = 512  # pixels, the longer side of each picture in a panel
 
 
 def predict(model: nn.Module, images: Tensor) -> Tensor:
@@ -25,8 +29,11 @@ def palette() -> np.ndarray:
 def panel(image: Tensor, label: Tensor, predicted: Tensor) -> Tensor:
     """Input and label, below them prediction and prediction over input: (2*H, 2*W, 3) uint8.
 
-    image (H, W, 3) uint8 RGB; label and predicted (H, W) class numbers, 255 = ignore.
+    image (H, W, 3) uint8 RGB; label and predicted (H, W) class numbers, 255 = ignore. Images larger than
+    PANEL_SIZE are thinned out to it.
     """
+    step = math.ceil(max(label.shape) / PANEL_SIZE)
+    image, label, predicted = (values[::step, ::step] for values in (image, label, predicted))
     colours = torch.from_numpy(palette())
     image, label, predicted = image.cpu(), colours[label.long().cpu()], colours[predicted.long().cpu()]
     overlay = (image.float() * 0.5 + predicted.float() * 0.5).to(torch.uint8)

@@ -87,6 +87,10 @@ def class_names_of_another_number(data):
     return ["--classes", str(data / "names.txt")], "names.txt: 2 names, but --numclasses is 5"
 
 
+def class_names_that_are_nowhere(data):
+    return ["--classes", "nowhere.txt"], "--classes nowhere.txt: No such file"
+
+
 def batch_larger_than_the_list(data):
     return ["--batchsize", "9"], "has 8 image(s) but one optimizer step takes 9"
 
@@ -98,7 +102,8 @@ def no_loss_left(data):
 FAULTS = [
     no_folder, no_list, list_names_missing_image, truncated_jpeg, mask_of_another_size, label_out_of_range, unknown_model,
     misspelt_flag, unknown_yaml_key, missing_config, resume_from_no_checkpoint, resume_from_missing_file,
-    pretrained_from_no_checkpoint, more_processes_than_gpus, class_names_of_another_number, batch_larger_than_the_list,
+    pretrained_from_no_checkpoint, more_processes_than_gpus, class_names_of_another_number,
+    class_names_that_are_nowhere, batch_larger_than_the_list,
     no_loss_left,
 ]  # fmt: skip
 

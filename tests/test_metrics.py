@@ -42,3 +42,5 @@ def test_palette_is_voc_and_panel_shows_the_image_as_it_is():
     assert picture[0, 3].tolist() == [224, 224, 192]
     assert picture[2, 0].tolist() == [128, 0, 0]
     assert picture[2, 3].tolist() == [164, 100, 100]
+    large = torch.zeros(600, 1300, dtype=torch.int64)
+    assert panel(torch.zeros(600, 1300, 3, dtype=torch.uint8), large, large).shape == (2 * 200, 2 * 434, 3)
