@@ -81,9 +81,11 @@ def read(path: Path) -> dict:
             content = torch.load(file, map_location="cpu", weights_only=True)
     except (FileNotFoundError, PermissionError, IsADirectoryError) as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-    except (OSError, RuntimeError, pickle.UnpicklingError, EOFError, ValueError, KeyError, IndexError) as error:
-        reason = " ".join(str(error).split())[:100]
-        raise UserError(f"{path}: not a whole checkpoint of tensors and plain values ({reason})") from None
+    except (OSError, RuntimeError, pickle.UnpicklingError, EOFError, ValueError, KeyError, IndexError):
+        # torch's own messages speak of formats of its own, or suggest to run what the file says.
+        raise UserError(
+            f"{path}: not a whole checkpoint of tensors and plain values: it is truncated or another kind of file"
+        ) from None
     if not isinstance(content, dict):
         raise UserError(f"{path}: not a checkpoint but a {type(content).__name__}")
     return content

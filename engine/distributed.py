@@ -194,7 +194,7 @@ class _FailureWatch:
             return  # Ctrl-C and the like reach every rank by themselves
         status, text = (2, str(error)) if isinstance(error, UserError) else (1, f"{type(error).__name__}: {error}")
         try:
-            self.store.set("failed", f"{status} (rank {self.rank}) {' '.join(text.split())}")
+            self.store.set("failed", f"{status} on rank {self.rank}: {' '.join(text.split())}")
             deadline = time.monotonic() + LEAVE_SECONDS
             num_left = self.store.add("left", 1)
             while num_left < self.world_size and time.monotonic() < deadline:
@@ -212,7 +212,7 @@ class _FailureWatch:
                 self.store.add("left", 1)
             except RuntimeError:
                 status, text = "1", "rank 0 is gone: the store it serves no longer answers"
-            tqdm.write(f"error (rank {self.rank}): from another rank: {text}", file=sys.stderr)
+            tqdm.write(f"error (rank {self.rank}): {text}", file=sys.stderr)
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(int(status))
