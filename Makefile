@@ -4,6 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 .PHONY: train test lint
+.DELETE_ON_ERROR:
 train: .venv/.installed
 	$(BIN)/python train.py $(ARGS)
 

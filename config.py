@@ -106,7 +106,7 @@ class Config:
     )
     save_epoch_frequency: int = flag(0, "keep epoch_NNNN.pt every N epochs, besides last.pt and best.pt; 0: never")
     val_epoch_frequency: int = flag(1, "validate every N epochs, and after the last one")
-    val_start_epoch: int = flag(0, "do not validate before this many epochs are done")
+    val_start_epoch: int = flag(0, "do not validate in this many first epochs")
     log_interval: int = flag(10, "optimizer steps between two lines of metrics.jsonl")
 
     # Launch

@@ -49,16 +49,18 @@ def train(cfg: Config, group: Group) -> None:
     prepare_demo_data(cfg, group)
     train_loader, val_loader = get_loader(cfg, "train", group), get_loader(cfg, "val", group)
     class_names = get_class_names(cfg)
-    raw_model, model = get_model(cfg, group, run.info)  # model is the DDP wrapper, or raw_model itself
     criterion = get_criterion(cfg, run.info)
-    optimizer, schedule = get_optimizer(cfg, raw_model, group, len(train_loader) // cfg.accum_steps, run.info)
+    resume_from = run.find_folder(cfg.logdir, cfg.name, cfg.resume)
+    # model is the DDP wrapper, or raw_model itself
+    raw_model, model = get_model(cfg, group, run.info, pretrained=resume_from is None)
+    steps_per_epoch = len(train_loader) // cfg.accum_steps
+    optimizer, schedule = get_optimizer(cfg, raw_model, group, steps_per_epoch, run.info)
     scaler = torch.amp.GradScaler(group.device.type, enabled=cfg.amp == "fp16")
     state = TrainState(raw_model, model, optimizer, schedule, scaler)
 
     torch.manual_seed(cfg.seed + group.rank)
-    resume_from = run.find_folder(cfg.logdir, cfg.name, cfg.resume)
     if resume_from:
-        saved_config = checkpoint.restore(resume_from, state, group.rank)
+        saved_config = checkpoint.restore(resume_from, state, steps_per_epoch, group.rank, group.device)
         run.info(f"resuming {resume_from} after epoch {state.epoch}, step {state.step}")
         run.info(f"flags changed since: {config.changes(saved_config, cfg) or 'none'}")
     run.open(config.dump(cfg), state.step)
@@ -97,7 +99,7 @@ def train_one_epoch(
             batch = {name: values.to(group.device, non_blocking=True) for name, values in batch.items()}
             with gradient_sync(state.model, enabled=number == cfg.accum_steps):
                 with autocast(cfg, group):
-                    outputs = state.model(batch["image"], batch.get("pseudo"))
+                    outputs = state.model(batch["image"], batch["pseudo"] if "lorm" in criterion.weights else None)
                 micro_parts = criterion(outputs, batch, global_counts)
                 # DDP takes the mean over ranks of what is a sum over them.
                 state.scaler.scale(criterion.total(micro_parts) * group.world_size).backward()
@@ -147,15 +149,16 @@ def save(cfg: Config, group: Group, run: Run, state: TrainState, miou: float | N
     miou = -1.0 if miou is None else miou
     is_best = miou > state.best_miou
     state.best_miou = max(miou, state.best_miou)
-    rng = group.gather(checkpoint.rng_state())
+    rng = group.gather(checkpoint.rng_state(group.device))
     if not group.is_main:
         return
     content = checkpoint.to_dict(state, rng, config.as_dict(cfg))
-    checkpoint.save(run.folder / "last.pt", content)
     if is_best:
         checkpoint.save(run.folder / "best.pt", content)
     if cfg.save_epoch_frequency and state.epoch % cfg.save_epoch_frequency == 0:
         checkpoint.save(run.folder / f"epoch_{state.epoch:04d}.pt", content)
+    # At the end: a run killed before that repeats the epoch, and writes the others again.
+    checkpoint.save(run.folder / "last.pt", content)
 
 
 def autocast(cfg: Config, group: Group) -> torch.autocast:

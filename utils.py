@@ -124,17 +124,20 @@ def _init_worker(worker_id: int) -> None:
     cv2.setNumThreads(0)  # the workers themselves are the parallelism
 
 
-def get_model(cfg: Config, group: Group, say: Callable[[str], None] = print) -> tuple[models.Segmenter, nn.Module]:
+def get_model(
+    cfg: Config, group: Group, say: Callable[[str], None] = print, *, pretrained: bool = True
+) -> tuple[models.Segmenter, nn.Module]:
     """The model on this process's device, and what to call in training: its DDP wrapper, or the model itself.
 
-    Only rank 0 reads or downloads start weights; the wrapper sends them to the other ranks, which wait for it.
+    pretrained: whether to load start weights, which a resumed run does not need. Only rank 0 reads or
+    downloads them; the wrapper sends them to the other ranks, which wait for it.
     """
     torch.manual_seed(cfg.seed)
     raw_model = models.build(
         cfg.model_type, layers=cfg.layers, num_classes=cfg.numclasses,
         stride_in_1x1=cfg.stride_in_1x1, freeze_bn=cfg.freeze_bn,
     )  # fmt: skip
-    if group.is_main:
+    if pretrained and group.is_main:
         _load_pretrained(cfg, raw_model, say)
     if raw_model.lorm is not None and "lorm" not in _active_terms(cfg):
         raw_model.lorm.requires_grad_(False)  # DDP waits for a gradient of whatever wants one
@@ -163,16 +166,17 @@ def _load_pretrained(cfg: Config, raw_model: models.Segmenter, say: Callable[[st
             ) from None
     else:
         content = checkpoint.read(Path(cfg.pretrained))
-        state_dict = content.get("model", content.get("state_dict", content))
+        parts = (content.get("model"), content.get("state_dict"), content)  # ours, CDSP's, torchvision's
+        state_dict = next(part for part in parts if isinstance(part, dict))
     state_dict = {name: value for name, value in state_dict.items() if isinstance(value, torch.Tensor)}
-    missing, unused = load_weights(raw_model, state_dict)
-    matched = len(state_dict) - len(unused)
-    if matched <= 0 or len(unused) == len(state_dict):
+    num_copied, missing, unused = load_weights(raw_model, state_dict)
+    if num_copied == 0:
         raise UserError(
             f"--pretrained {cfg.pretrained}: none of its weights fits --model_type {cfg.model_type} --layers {cfg.layers}"
         )
     say(
-        f"start weights: {cfg.pretrained}; left random: {_summary(missing)}; in the file but not used: {_summary(unused)}"
+        f"start weights: {num_copied} from {cfg.pretrained}; left random: {_summary(missing)}; "
+        f"in the file but not used: {_summary(unused)}"
     )
 
 
@@ -200,7 +204,7 @@ def get_criterion(cfg: Config, say: Callable[[str], None] = print) -> Criterion:
     """The losses of the run, and a line on which these are. Raises UserError where none is left."""
     active = _active_terms(cfg)
     off = [term for term in TERMS if term not in active]
-    if not active:
+    if not set(active) - {"lorm"}:  # LoRM alone would leave the head without a gradient
         raise UserError(f"--dataset {cfg.dataset} with these --l_* weights leaves no loss to train on")
     said = ", ".join(f"{weight:g} * {term}" for term, weight in active.items())
     say(

@@ -22,7 +22,7 @@ def read_list(path: Path) -> list[str]:
     if not names:
         raise UserError(f"{path}: the list is empty; expected one image name a line, without suffix")
     for line, name in enumerate(names, 1):
-        if any(letter.isspace() for letter in name):
+        if "/" in name or len(name.split()) > 1:
             raise UserError(f"{path} line {line}: {name!r}: expected one image name a line, without folder or suffix")
     return names
 
@@ -36,13 +36,19 @@ def _open(path: Path, convert: Callable[[Image.Image], Image.Image]) -> np.ndarr
         raise
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+    except (OSError, SyntaxError, TypeError, ValueError, Image.DecompressionBombError) as error:
         raise UserError(f"{path}: not a whole, readable image ({' '.join(str(error).split())}): replace it") from None
 
 
 def read_image(path: Path) -> np.ndarray:
     """An image as RGB, shape (H, W, 3), uint8, turned as its EXIF orientation says."""
-    return _open(path, lambda image: ImageOps.exif_transpose(image).convert("RGB"))
+
+    def to_rgb(image: Image.Image) -> Image.Image:
+        if image.mode.startswith(("I", "F")):
+            raise UserError(f"{path}: more than 8 bits a channel (mode {image.mode}): convert it to 8 bits")
+        return ImageOps.exif_transpose(image).convert("RGB")
+
+    return _open(path, to_rgb)
 
 
 def read_label(path: Path, num_classes: int) -> np.ndarray:

@@ -49,7 +49,7 @@ class TrainSampler(DistributedSampler):
 
 
 class EvalSampler(Sampler):
-    """Every num_shards-th sample from `rank` on: each sample once over all ranks, none padded in."""
+    """Every world_size-th sample from `rank` on: each sample once over all ranks, none padded in."""
 
     def __init__(self, num_samples: int, *, rank: int = 0, world_size: int = 1):
         self.indices = range(rank, num_samples, world_size)

@@ -5,15 +5,27 @@ import pickle
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LambdaLR
 
 from errors import UserError
 
 FORMAT = 1
+
+# numpy._core was numpy.core before NumPy 2, and files name the one they were written with.
+_multiarray = getattr(np, "_core", None) or np.core
+NUMPY_VALUES: list = [
+    np.ndarray, np.dtype, np.dtypes.Float64DType, np.dtypes.Int64DType,
+    *(
+        (function, f"numpy.{core}.multiarray.{function.__name__}")
+        for function in (_multiarray.multiarray.scalar, _multiarray.multiarray._reconstruct)
+        for core in ("core", "_core")
+    ),
+]  # fmt: skip
 
 
 @dataclass
@@ -23,7 +35,7 @@ class TrainState:
     raw_model: nn.Module
     model: nn.Module  # the DDP wrapper of raw_model, or raw_model itself
     optimizer: Optimizer
-    schedule: LRScheduler
+    schedule: LambdaLR
     scaler: GradScaler
     epoch: int = 0  # epochs done
     step: int = 0  # optimizer steps done
@@ -36,7 +48,7 @@ def to_dict(state: TrainState, rng: list[dict], config: dict) -> dict:
         "format": FORMAT,
         "model": state.raw_model.state_dict(),
         "optimizer": state.optimizer.state_dict(),
-        "schedule": state.schedule.state_dict(),
+        "schedule": {"step": state.schedule.last_epoch, "lr": state.schedule.get_last_lr()},
         "scaler": state.scaler.state_dict(),
         "epoch": state.epoch,
         "step": state.step,
@@ -77,7 +89,8 @@ def _sync_folder(folder: Path) -> None:
 def read(path: Path) -> dict:
     """The content of a .pt or .pth file, on the CPU. Never runs code from it. Raises UserError on any other file."""
     try:
-        with path.open("rb") as file:
+        # Released CDSP files also hold scores as NumPy numbers; to rebuild those runs no code of the file's.
+        with path.open("rb") as file, torch.serialization.safe_globals(NUMPY_VALUES):
             content = torch.load(file, map_location="cpu", weights_only=True)
     except (FileNotFoundError, PermissionError, IsADirectoryError) as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
@@ -91,11 +104,17 @@ def read(path: Path) -> dict:
     return content
 
 
-def restore(path: Path, state: TrainState, rank: int) -> dict:
-    """Put a run back to where it was saved, and this rank's random numbers. Returns the config it had."""
+def restore(path: Path, state: TrainState, steps_per_epoch: int, rank: int, device: torch.device) -> dict:
+    """Put a run back to where it was saved, and this rank's random numbers. Returns the config it had.
+
+    Learning rate, momentum, weight decay and schedule are those of now, at the epoch reached; if nothing
+    was changed, they are those of then.
+    """
     content = read(path)
     if content.get("format") != FORMAT:
         raise UserError(f"{path}: no checkpoint of a run; to start from its weights use --pretrained {path}")
+    chosen = ("initial_lr", "momentum", "weight_decay")
+    now = [{name: group[name] for name in chosen} for group in state.optimizer.param_groups]
     try:
         state.raw_model.load_state_dict(content["model"])
         state.optimizer.load_state_dict(content["optimizer"])
@@ -104,23 +123,27 @@ def restore(path: Path, state: TrainState, rank: int) -> dict:
         raise UserError(
             f"{path}: does not fit this model, check --model_type, --layers, --numclasses ({reason})"
         ) from None
-    state.schedule.load_state_dict(content["schedule"])
-    state.scaler.load_state_dict(content["scaler"])
     state.epoch, state.step, state.best_miou = content["epoch"], content["step"], content["best_miou"]
+    state.schedule.last_epoch = state.epoch * steps_per_epoch
+    for group, values, factor in zip(state.optimizer.param_groups, now, state.schedule.lr_lambdas, strict=True):
+        group.update(values, lr=values["initial_lr"] * factor(state.schedule.last_epoch))
+    state.schedule._last_lr = [group["lr"] for group in state.optimizer.param_groups]
+    if content["scaler"] and state.scaler.is_enabled():
+        state.scaler.load_state_dict(content["scaler"])
     if rank < len(content["rng"]):
-        set_rng_state(content["rng"][rank])
+        set_rng_state(content["rng"][rank], device)
     return content["config"]
 
 
-def rng_state() -> dict:
+def rng_state(device: torch.device) -> dict:
     """torch's random number generators of this process: dropout is the only user of them."""
     state = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        state["cuda"] = torch.cuda.get_rng_state()
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
     return state
 
 
-def set_rng_state(state: dict) -> None:
+def set_rng_state(state: dict, device: torch.device) -> None:
     torch.set_rng_state(state["cpu"])
-    if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state(state["cuda"])
+    if "cuda" in state and device.type == "cuda":
+        torch.cuda.set_rng_state(state["cuda"], device)

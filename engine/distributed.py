@@ -134,7 +134,8 @@ def process_group(
 
     rank, local_rank, world_size, dist_url = place(dist_url, world_size, rank, local_rank)
     connect = meet(dist_url, rank, world_size, timedelta(seconds=timeout))
-    store, status_store = (dist.PrefixStore(f"segtrain/{world_size}", connect()) for _ in range(2))
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    store, status_store = (dist.PrefixStore(f"segtrain/{world_size}/{attempt}", connect()) for _ in range(2))
     if store.add(f"joined/{rank}", 1) > 1:
         raise UserError(
             f"rank {rank} has already joined at {dist_url}: two processes have the same RANK, or the address "
@@ -148,8 +149,6 @@ def process_group(
             backend = "nccl" if where.type == "cuda" else "gloo"
         if backend == "nccl" and where.type != "cuda":
             raise UserError(f"--backend nccl on device {where}: NCCL needs CUDA, use --backend gloo")
-        if where.type == "cuda":
-            torch.cuda.set_device(where)
         dist.init_process_group(
             # CPU tensors always have gloo: small sums then need not wait for the GPU.
             "cpu:gloo,cuda:nccl" if backend == "nccl" else backend,

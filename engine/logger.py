@@ -58,8 +58,8 @@ class Run:
         """Choose the run's folder, the same on every rank, and return the checkpoint to continue from, if any.
 
         resume: a checkpoint's path continues in the folder it lies in; "auto" in the newest of
-        logdir/name, name-2, name-3 ... that has a last.pt; otherwise the first of these that is free is made.
-        A run never writes over another one.
+        logdir/name, name.2, name.3 ..., from its start if it has no last.pt yet; otherwise the first of these
+        that is free is made. A run never writes over another one.
         """
         choice: tuple[Path, Path | None] | UserError | None = None
         if self.group.is_main:
@@ -82,7 +82,7 @@ class Run:
         from torch.utils.tensorboard import SummaryWriter  # takes a second to import: only where it is used
 
         try:
-            (self.folder / "config.yaml").write_text(config, encoding="utf-8")
+            _replace(self.folder / "config.yaml", config)
             self._log = (self.folder / "train.log").open("a", encoding="utf-8")
             self._log.writelines(self._lines)
             self._log.flush()
@@ -109,33 +109,31 @@ class Run:
     def log_step(self, epoch: int, step: int, losses: dict[str, Tensor], lr: float, num_images: int) -> None:
         """Take in an optimizer step, counted from 1 as its epoch: losses over the global batch, "loss" their total.
 
-        They are read one step late, when the device has long computed them, so that it never waits for
-        the CPU. Raises UserError on every rank when one is not finite.
+        They are read one step late, so that the device has the next step to work on meanwhile. Raises UserError on every rank when one is not finite.
         """
         self._read_step()
-        self._unread = (epoch, step, losses, lr, num_images)
+        self._unread = (epoch, step, losses, lr, num_images, time.perf_counter())
 
     def _read_step(self, last: bool = False) -> None:
         if self._unread is None:
             return
-        epoch, step, losses, lr, num_images = self._unread
+        epoch, step, losses, lr, num_images, taken_at = self._unread
         self._unread = None
         values = dict(zip(losses, torch.stack(list(losses.values())).tolist(), strict=True))
         for name, value in values.items():
             if not math.isfinite(value):
                 raise UserError(
                     f"loss {name!r} is {value} at step {step} (epoch {epoch}): lower --lr, warm up for longer, or use "
-                    "--amp bf16 or none; checkpoints hold the state before it"
+                    "--amp bf16 or none; last.pt is of the epoch before"
                 )
         assert self._bar is not None
         self._bar.set_postfix(loss=f"{values['loss']:.3f}", lr=f"{lr:.2g}", refresh=False)
         self._window.append(values)
         self._window_images += num_images
         if last or step % self.log_interval == 0:
-            self._write_window(epoch, step, lr)
+            self._write_window(epoch, step, lr, taken_at)
 
-    def _write_window(self, epoch: int, step: int, lr: float) -> None:
-        now = time.perf_counter()
+    def _write_window(self, epoch: int, step: int, lr: float, now: float) -> None:
         means = {name: sum(values[name] for values in self._window) / len(self._window) for name in self._window[0]}
         rate = self._window_images / (now - self._window_start)
         self._window, self._window_images, self._window_start = [], 0, now
@@ -203,21 +201,21 @@ def _choose_folder(logdir: Path, name: str, resume: str) -> tuple[Path, Path | N
         if not checkpoint.is_file():
             raise UserError(f"--resume {resume}: no such file (auto finds the newest run of --name {name})")
         return checkpoint.parent, checkpoint
-    numbered = re.compile(re.escape(name) + r"(?:-(\d+))?")
+    numbered = re.compile(re.escape(name) + r"(?:\.(\d+))?")
     taken = {}
     if logdir.is_dir():
         for entry in logdir.iterdir():
             match = numbered.fullmatch(entry.name)
             if match:
                 taken[int(match[1] or 1)] = entry
-    resumable = [number for number, folder in taken.items() if (folder / "last.pt").is_file()]
-    if resume == "auto" and resumable:
-        folder = taken[max(resumable)]
-        return folder, folder / "last.pt"
+    if resume == "auto" and taken:
+        folder = taken[max(taken)]
+        checkpoint = folder / "last.pt"
+        return folder, checkpoint if checkpoint.is_file() else None
     logdir.mkdir(parents=True, exist_ok=True)
     number = max(taken, default=0) + 1
     while True:
-        folder = logdir / (name if number == 1 else f"{name}-{number}")
+        folder = logdir / (name if number == 1 else f"{name}.{number}")
         try:
             folder.mkdir()
             return folder, None
@@ -233,6 +231,11 @@ def _drop_lines_after(path: Path, step: int) -> None:
     for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
         if line.endswith("\n") and json.loads(line)["step"] <= step:
             kept.append(line)
-    scratch = path.with_suffix(".tmp")
-    scratch.write_text("".join(kept), encoding="utf-8")
+    _replace(path, "".join(kept))
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a text file so that it is the old or the new one, never a part."""
+    scratch = path.with_name(f".{path.name}.tmp")
+    scratch.write_text(text, encoding="utf-8")
     os.replace(scratch, path)

@@ -46,9 +46,9 @@ class Criterion:
     def __call__(self, outputs: dict[str, Tensor], batch: dict[str, Tensor], counts: Tensor) -> Tensor:
         """This batch's part of each loss, unweighted, in the order of `weights`: float32 or float64.
 
-        outputs: {"logits": (B, C, h, w), "lorm": scalar sum}. batch: {"label", "pseudo": (B, H, W) uint8
-        classes, 255 = ignore; "distance_s", "distance_c": (B, H, W) uint8}. counts: as counts(), summed over
-        the global batch.
+        outputs: {"logits": (B, C, h, w), "lorm": scalar sum}. batch: {"image": (B, H, W, 3), for its size;
+        "label", "pseudo": (B, H, W) uint8 classes, 255 = ignore; "distance_s", "distance_c": (B, H, W)
+        uint8}. counts: as counts(), on the CPU, summed over the global batch.
         """
         size = batch["image"].shape[1:3]
         logits = outputs["logits"]
@@ -66,11 +66,12 @@ class Criterion:
             else:
                 smooth = self.label_smooth if term == "pseudo" else 0.0
                 sums.append(_cross_entropy_sum(log_probs, batch[NEEDS[term]], smooth))
-        return torch.stack(sums) / counts.clamp(min=1).to(log_probs)
+        # As plain numbers: a tensor on its way to the GPU would make the CPU wait for it.
+        return torch.stack([part / max(count, 1.0) for part, count in zip(sums, counts.tolist(), strict=True)])
 
     def total(self, parts: Tensor) -> Tensor:
         """The weighted sum of the losses that __call__ returns."""
-        return (parts * parts.new_tensor(list(self.weights.values()))).sum()
+        return torch.stack([weight * part for weight, part in zip(self.weights.values(), parts, strict=True)]).sum()
 
     def named(self, parts: Tensor) -> dict[str, Tensor]:
         """The losses that __call__ returns by name, and their weighted sum as "loss"."""

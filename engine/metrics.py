@@ -9,8 +9,9 @@ IGNORE = 255
 
 
 class Scores(TypedDict):
-    """Scores in 0..1."""
+    """Scores in 0..1, and how many labelled pixels they are over."""
 
+    pixels: int
     miou: float  # mean IoU over the classes that the labels have
     pixel_acc: float  # correct pixels over labelled ones
     mean_acc: float  # mean recall over the classes that the labels have
@@ -36,6 +37,7 @@ def scores(confusion: Tensor) -> Scores:
     iou = correct / union.clamp(min=1)
     num_present = max(1, int(present.sum()))
     return {
+        "pixels": int(labelled.sum()),
         "miou": float(iou[present].sum()) / num_present,
         "pixel_acc": float(correct.sum() / labelled.sum().clamp(min=1)),
         "mean_acc": float((correct[present] / labelled[present]).sum()) / num_present,

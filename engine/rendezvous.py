@@ -17,7 +17,7 @@ ANSWER_SECONDS = 10.0  # how long a store that can be connected to may take to a
 
 
 def find_device(name: str, local_rank: int, local_world_size: int) -> torch.device:
-    """The torch device of --device for this process. Raises UserError where it is not there."""
+    """The torch device of --device for this process, made the current one. Raises UserError where it is not there."""
     try:
         device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
     except RuntimeError:
@@ -33,7 +33,9 @@ def find_device(name: str, local_rank: int, local_world_size: int) -> torch.devi
     index = local_rank if device.index is None else device.index
     if device.index is not None and (index >= num_gpus or local_world_size > 1):
         raise UserError(f"--device {name}: use cuda:N for one process and N below {num_gpus}; else cuda")
-    return torch.device("cuda", index)
+    device = torch.device("cuda", index)
+    torch.cuda.set_device(device)
+    return device
 
 
 def place(dist_url: str, world_size: int, rank: int, local_rank: int) -> tuple[int, int, int, str]:
@@ -47,6 +49,11 @@ def place(dist_url: str, world_size: int, rank: int, local_rank: int) -> tuple[i
         rank, world_size = _integer("RANK"), env_world_size
         if "LOCAL_RANK" in os.environ:
             local_rank = _integer("LOCAL_RANK")
+    elif int(os.environ.get("SLURM_NTASKS", 1)) > 1 and world_size == 0:
+        raise UserError(
+            f"SLURM_NTASKS is {os.environ['SLURM_NTASKS']}, but RANK and WORLD_SIZE are not set, so that each task would "
+            "train alone: start one torchrun on each machine (README, 'Three ways in')"
+        )
     elif world_size <= 1 and rank <= 0:
         rank, world_size = 0, 1
         if dist_url == "env://":
@@ -67,7 +74,7 @@ def _integer(variable: str) -> int:
     value = os.environ.get(variable)
     if value is None:
         raise UserError(
-            f"environment variable {variable} is not set: start with torchrun, or set it (README, 'Launching')"
+            f"environment variable {variable} is not set: start with torchrun, or set it (README, 'Three ways in')"
         )
     try:
         return int(value)

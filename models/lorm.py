@@ -13,8 +13,7 @@ class LoRM(nn.Module):
     For features x (B, C, H, W): q and k are 1x1 convolutions of x, A = softmax over keys of
     cosine(q_i, k_j), y = gamma * A x, gamma learned. The loss compares x with y on the foreground:
     (x - y)^2. The release also sums x^2 over the background, where it sets y to 0; that pulls
-    background features to zero, which the paper does not ask for, and makes the divisor depend on
-    the prediction. Here those terms do not exist: a batch without foreground has loss 0.
+    background features to zero, and makes the divisor depend on the prediction. Here those terms do not exist: a batch without foreground has loss 0.
     """
 
     def __init__(self, channels: int):

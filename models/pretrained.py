@@ -7,11 +7,11 @@ CDSP_PARTS = {"layer_pred0.": "head.aspp.", "layer_camatt.": "lorm."}
 RESNET_PARTS = ("conv1.", "bn1.", "layer1.", "layer2.", "layer3.", "layer4.")
 
 
-def load_weights(model: nn.Module, state_dict: dict[str, Tensor]) -> tuple[list[str], list[str]]:
+def load_weights(model: nn.Module, state_dict: dict[str, Tensor]) -> tuple[int, list[str], list[str]]:
     """Copy all weights whose name and shape fit; `module.` in front of a name is dropped.
 
-    Returns what did not match: the model's names that got no value, and the file's names that were not
-    used. torchvision's classifier (fc.*) is no part of a segmentation model and not counted.
+    Returns how many were copied, and what did not match: the model's names that got no value, and the
+    file's names that were not used. torchvision's classifier (fc.*), no part of a segmentation model, is neither.
     """
     ours = model.state_dict()
     given = {_our_name(name.removeprefix("module.")): value for name, value in state_dict.items()}
@@ -20,7 +20,7 @@ def load_weights(model: nn.Module, state_dict: dict[str, Tensor]) -> tuple[list[
     model.load_state_dict(fitting, strict=False)
     # Some files were saved without the batch counters, which nothing depends on.
     missing = [name for name in ours if name not in fitting and not name.endswith("num_batches_tracked")]
-    return missing, [name for name in given if name not in fitting]
+    return len(fitting), missing, [name for name in given if name not in fitting]
 
 
 def _our_name(name: str) -> str:

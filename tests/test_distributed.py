@@ -73,21 +73,22 @@ def test_same_losses_and_weights_at_any_split_of_the_global_batch(uneven_scribbl
     assert expected["head.aspp.conv1.weight"].dtype == torch.float64
 
 
-def assert_same_scores(words: list[str], world_sizes: tuple[int, ...], tmp_path) -> None:
+def assert_same_scores(words: list[str], world_sizes: tuple[int, ...], tmp_path, num_pixels: int) -> None:
     scores = []
     for world_size in world_sizes:
         group = start_group(world_size, [*words, "--distributed", "--name", f"w{world_size}"], tmp_path)
         assert_all_ended_well(finish(group))
         [line] = read_metrics(tmp_path / f"w{world_size}", "val")
-        scores.append([line[key] for key in ("miou", "pixel_acc", "mean_acc", "iou")])
-    # Ratios of integers in float64: equal only if the integers are.
+        scores.append([line[key] for key in ("pixels", "miou", "pixel_acc", "mean_acc", "iou")])
+    # The number of pixels, and ratios of integers in float64: equal only if the integers are.
     assert all(other == scores[0] for other in scores)
+    assert scores[0][0] == num_pixels
 
 
 def test_same_confusion_matrix_at_any_number_of_processes(demo_root, tmp_path):
     """Promise 2: 3 images over 1, 2 and 4 processes, the last of which has none."""
     words = flags(dataset_path=demo_root, logdir=tmp_path, lr=0, freeze_bn=True, batchsize=1, seed=3)
-    assert_same_scores(words, (1, 2, 4), tmp_path)
+    assert_same_scores(words, (1, 2, 4), tmp_path, num_pixels=3 * 120 * 160)
 
 
 def test_same_confusion_matrix_on_real_images(camvid, tmp_path):
@@ -109,7 +110,8 @@ def test_same_confusion_matrix_on_real_images(camvid, tmp_path):
         lr=0,
         freeze_bn=True,
     )
-    assert_same_scores(words, (1, 2, 3), tmp_path)
+    masks = [np.asarray(Image.open(root / "SegmentationClass" / f"{name}.png")) for name in names[:12]]
+    assert_same_scores(words, (1, 2, 3), tmp_path, num_pixels=sum(int((mask != 255).sum()) for mask in masks))
 
 
 @pytest.fixture(scope="module")

@@ -21,6 +21,7 @@ def test_d10_absent_classes_leave_the_mean():
     result = scores(confusion)
     assert result["iou"] == [3 / 4, 2 / 4, None, 0.0]
     assert result["miou"] == pytest.approx((3 / 4 + 2 / 4) / 2)
+    assert result["pixels"] == 7
     assert result["pixel_acc"] == pytest.approx(5 / 7)
     assert result["mean_acc"] == pytest.approx((3 / 4 + 2 / 3) / 2)
     assert "absent" in table(result, ["a", "b", "c", "d"])

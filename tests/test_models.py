@@ -190,8 +190,8 @@ def released_state_dict() -> dict[str, torch.Tensor]:
 def test_b2_released_weights_load_whole(prefix):
     released = released_state_dict()
     model = models.build("res50_ASPP_lorm", layers=50, num_classes=21, stride_in_1x1=True)
-    missing, unused = load_weights(model, {prefix + name: value for name, value in released.items()})
-    assert (missing, unused) == ([], [])
+    given = {prefix + name: value for name, value in released.items()}
+    assert load_weights(model, given) == (len(given), [], [])
     assert torch.equal(model.head.aspp.aspp3.atrous_conv.weight, released["layer_pred0.aspp3.atrous_conv.weight"])
     assert torch.equal(model.lorm.gamma, released["layer_camatt.gamma"])
     assert torch.equal(model.backbone.layer4[0].downsample[0].weight, released["layer4.0.downsample.0.weight"])
@@ -205,7 +205,8 @@ def test_what_does_not_match_is_returned():
         "other": torch.zeros(1),
         "fc.bias": torch.zeros(1),
     }
-    missing, unused = load_weights(model, given)
+    num_copied, missing, unused = load_weights(model, given)
+    assert num_copied == 1
     assert unused == ["backbone.bn1.weight", "other"]
     assert "backbone.conv1.weight" not in missing
     assert "backbone.bn1.weight" in missing

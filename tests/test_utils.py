@@ -1,0 +1,128 @@
+"""Flags become objects: each flag reaches what it is for (STYLE 10)."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from conftest import flags
+from torch import nn
+
+import config
+import models
+import utils
+from data.distance import pseudo_distance, scribble_distance
+from engine.distributed import Group
+from engine.inference import predict
+from errors import UserError
+
+CPU = torch.device("cpu")
+
+
+def cfg(demo_root, **values) -> config.Config:
+    return config.parse(flags(dataset_path=demo_root, **values))
+
+
+def test_optimizer_and_schedule_follow_their_flags(demo_root):
+    model = nn.Linear(1, 1)
+    for rule, factor in (("linear", 4), ("sqrt", 2), ("none", 1)):
+        given = cfg(demo_root, lr=0.5, momentum=0.7, wdecay=0.03, epochs=10, warmup_epochs=2, lr_scaling=rule)
+        optimizer, schedule = utils.get_optimizer(given, model, Group(CPU, world_size=4), steps_per_epoch=3)
+        assert isinstance(optimizer, torch.optim.SGD)
+        assert (optimizer.defaults["momentum"], optimizer.defaults["weight_decay"]) == (0.7, 0.03)
+        assert not optimizer.defaults["maximize"]
+        # 6 steps of warm-up: the first has a sixth of the rate, the sixth all of it
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(0.5 * factor / 6)
+        assert schedule.lr_lambdas[0](5) == 1
+        assert schedule.lr_lambdas[0](18) == pytest.approx(0.5)  # half of the 24 steps that remain
+
+
+def test_criterion_follows_its_flags(demo_root):
+    given = cfg(demo_root, l_seg=2, l_pseudo=3, l_lorm=4, l_ds=5, l_dc=6, label_smooth=0.2)
+    criterion = utils.get_criterion(given)
+    assert criterion.weights == {"seg": 2, "pseudo": 3, "lorm": 4, "ds": 5, "dc": 6}
+    assert criterion.label_smooth == 0.2
+    assert set(utils.get_criterion(cfg(demo_root, l_ds=0, model_type="res50_ASPP")).weights) == {"seg", "pseudo", "dc"}
+    with pytest.raises(UserError, match="leaves no loss"):
+        utils.get_criterion(cfg(demo_root, dataset="PseudoOnly", l_pseudo=0))
+
+
+def test_loader_reads_the_folders_of_its_flags(demo_root, tmp_path):
+    for name in ("scribbles", "masks", "pseudo", "s", "c"):
+        (tmp_path / name).symlink_to(demo_root / "SegmentationClassAug")
+    given = cfg(
+        demo_root, train_path=tmp_path / "scribbles", val_path=tmp_path / "masks", pseudo_path=tmp_path / "pseudo",
+        distancemap_s=tmp_path / "s", distancemap_c=tmp_path / "c", batchsize=4, accum_steps=2, crop_size=47, seed=9,
+    )  # fmt: skip
+    loader = utils.get_loader(given, "train", Group(CPU))
+    folders = {name: path.parent.name for name, path in loader.dataset.files[0].items()}
+    assert folders == {"image": "JPEGImages", "label": "scribbles", "pseudo": "pseudo", "distance_s": "s", "distance_c": "c"}
+    assert (loader.batch_size, loader.sampler.global_batch, loader.sampler.seed, loader.dataset.seed) == (4, 8, 9, 9)
+    assert loader.dataset.transform.crop_size == 47
+    val_loader = utils.get_loader(given, "val", Group(CPU))
+    assert {name: path.parent.name for name, path in val_loader.dataset.files[0].items()} == {"image": "JPEGImages", "label": "masks"}
+    computed = utils.get_loader(cfg(demo_root), "train", Group(CPU)).dataset.compute
+    assert computed == {"distance_s": ("label", scribble_distance), "distance_c": ("pseudo", pseudo_distance)}
+
+
+def test_a5_ranks_share_the_validation_list(demo_root):
+    shards = [list(utils.get_loader(cfg(demo_root), "val", Group(CPU, rank=rank, world_size=2)).sampler) for rank in (0, 1)]
+    assert shards == [[0, 2], [1]]
+
+
+def test_model_follows_its_flags(demo_root):
+    model, wrapped = utils.get_model(cfg(demo_root, model_type="deeplabv3p", numclasses=7, freeze_bn=True), Group(CPU))
+    assert wrapped is model
+    assert type(model.head).__name__ == "DeepLabV3PlusHead"
+    assert (model.num_classes, model.freeze_bn) == (7, True)
+    model, _ = utils.get_model(cfg(demo_root, layers=50, stride_in_1x1=True), Group(CPU))
+    assert model.backbone.layer2[0].conv1.stride == (2, 2)
+    same, _ = utils.get_model(cfg(demo_root, seed=1), Group(CPU))
+    other, _ = utils.get_model(cfg(demo_root, seed=2), Group(CPU))
+    assert (same.backbone.conv1.weight != other.backbone.conv1.weight).any()
+    # ImageNet's 0.485, 0.456, 0.406 and 0.229, 0.224, 0.225, times 255
+    assert model.mean.flatten().tolist() == pytest.approx([123.675, 116.28, 103.53])
+    assert model.std.flatten().tolist() == pytest.approx([58.395, 57.12, 57.375])
+
+
+def test_a14_conversion_leaves_no_unsynchronised_batch_norm():
+    model = nn.SyncBatchNorm.convert_sync_batchnorm(models.build("res50_ASPP_lorm", layers=18, num_classes=3))
+    norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    assert len(norms) > 20
+    assert all(type(module) is nn.SyncBatchNorm for module in norms)
+
+
+def test_a18_only_rank_0_loads_start_weights(demo_root):
+    said: list[str] = []
+    for rank in (0, 1):
+        utils.get_model(cfg(demo_root), Group(CPU, rank=rank, world_size=2), said.append)
+    assert said == ["start weights: random (--pretrained none)"]
+
+
+@pytest.mark.parametrize("prefix", ["", "module."])
+def test_b3_file_of_the_release_with_its_numpy_scores_loads(demo_root, tmp_path, prefix):
+    source = models.build("res50_ASPP_lorm", layers=18, num_classes=5)
+    parts = {"backbone.": "", "head.aspp.": "layer_pred0.", "lorm.": "layer_camatt."}
+    weights = {}
+    for name, value in source.state_dict().items():
+        part = next(part for part in parts if name.startswith(part))
+        weights[prefix + parts[part] + name.removeprefix(part)] = value
+    scores = (np.float64(0.7), np.array([0.5, 0.9]), np.float64(0.9))
+    torch.save({"epoch": 3, "state_dict": weights, "optimizer": {}, "best_pred": scores}, tmp_path / "release.pth.tar")
+    said: list[str] = []
+    model, _ = utils.get_model(cfg(demo_root, pretrained=tmp_path / "release.pth.tar"), Group(CPU), said.append)
+    assert torch.equal(model.lorm.query_conv.weight, source.lorm.query_conv.weight)
+    assert torch.equal(model.backbone.conv1.weight, source.backbone.conv1.weight)
+    assert "left random: none; in the file but not used: none" in said[0]
+
+
+def test_predictions_are_upsampled_with_aligned_corners():
+    class Two(nn.Module):
+        def forward(self, images):
+            # log-odds of class 1: -1 at the left, 3 at the right; 0, the border, lies a quarter of the way
+            return {"logits": torch.tensor([[[[0.0, 0.0]], [[-1.0, 3.0]]]])}
+
+    labels = predict(Two(), torch.zeros(1, 1, 9, 3, dtype=torch.uint8))
+    # columns 0..8 are log-odds -1, -0.5, 0, 0.5, ...: class 1 from column 3 on
+    assert labels[0, 0].tolist() == [0, 0, 0, 1, 1, 1, 1, 1, 1]
+    assert math.isclose(-1 + 2 * 4 / 8, 0)
