@@ -50,7 +50,7 @@ def train(cfg: Config, group: Group) -> None:
     train_loader, val_loader = get_loader(cfg, "train", group), get_loader(cfg, "val", group)
     class_names = get_class_names(cfg)
     criterion = get_criterion(cfg, run.info)
-    resume_from = run.find_folder(cfg.logdir, cfg.name, cfg.resume)
+    resume_from = run.find_checkpoint(cfg.logdir, cfg.name, cfg.resume)
     # model is the DDP wrapper, or raw_model itself
     raw_model, model = get_model(cfg, group, run.info, pretrained=resume_from is None)
     steps_per_epoch = len(train_loader) // cfg.accum_steps
@@ -63,7 +63,7 @@ def train(cfg: Config, group: Group) -> None:
         saved_config = checkpoint.restore(resume_from, state, steps_per_epoch, group.rank, group.device)
         run.info(f"resuming {resume_from} after epoch {state.epoch}, step {state.step}")
         run.info(f"flags changed since: {config.changes(saved_config, cfg) or 'none'}")
-    run.open(config.dump(cfg), state.step)
+    run.open(cfg.logdir, cfg.name, config.dump(cfg), state.step)
     run.info(f"writing to {run.folder}")
 
     while state.epoch < cfg.epochs:
@@ -152,6 +152,7 @@ def save(cfg: Config, group: Group, run: Run, state: TrainState, miou: float | N
     rng = group.gather(checkpoint.rng_state(group.device))
     if not group.is_main:
         return
+    assert run.folder is not None
     content = checkpoint.to_dict(state, rng, config.as_dict(cfg))
     if is_best:
         checkpoint.save(run.folder / "best.pt", content)

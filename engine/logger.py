@@ -30,7 +30,7 @@ class Run:
 
     def __init__(self, group: Group, log_interval: int):
         self.group, self.log_interval = group, log_interval
-        self.folder = Path()
+        self.folder: Path | None = None  # of a new run, once open() has made it
         self._lines: list[str] = []  # of the log, before there is a folder
         self._log: TextIO | None = None
         self._metrics: TextIO | None = None
@@ -54,34 +54,36 @@ class Run:
         else:
             self._lines.append(line)
 
-    def find_folder(self, logdir: str, name: str, resume: str) -> Path | None:
-        """Choose the run's folder, the same on every rank, and return the checkpoint to continue from, if any.
+    def find_checkpoint(self, logdir: str, name: str, resume: str) -> Path | None:
+        """The checkpoint to continue from, if any, the same on every rank.
 
-        resume: a checkpoint's path continues in the folder it lies in; "auto" in the newest of
-        logdir/name, name.2, name.3 ..., from its start if it has no last.pt yet; otherwise the first of these
-        that is free is made. A run never writes over another one.
+        resume: a checkpoint's path; or "auto" for the last.pt of the newest of logdir/name, name.2, name.3 ...
+        The run goes on in the folder of what it continues, and otherwise in one that open() makes.
         """
-        choice: tuple[Path, Path | None] | UserError | None = None
+        found: tuple[Path | None, Path | None] | UserError | None = None
         if self.group.is_main:
             try:
-                choice = _choose_folder(Path(logdir), name, resume)
-            except OSError as error:
-                choice = UserError(f"--logdir {logdir}: the run's folder cannot be made ({error.strerror})")
+                found = _find_run(Path(logdir), name, resume)
             except UserError as error:
-                choice = error
-        choice = self.group.broadcast(choice)
-        if isinstance(choice, UserError):
-            raise choice
-        self.folder, checkpoint = choice
+                found = error
+        found = self.group.broadcast(found)
+        if isinstance(found, UserError):
+            raise found
+        assert found is not None
+        self.folder, checkpoint = found
         return checkpoint
 
-    def open(self, config: str, step: int) -> None:
-        """Open the folder's files, after `step` optimizer steps; what was written past them is dropped."""
+    def open(self, logdir: str, name: str, config: str, step: int) -> None:
+        """Open the run's files, after `step` optimizer steps; what was written past them is dropped.
+
+        A new run gets the first of logdir/name, name.2, name.3 ... that is free: none writes over another.
+        """
         if not self.group.is_main:
             return
         from torch.utils.tensorboard import SummaryWriter  # takes a second to import: only where it is used
 
         try:
+            self.folder = self.folder or _make_folder(Path(logdir), name)
             _replace(self.folder / "config.yaml", config)
             self._log = (self.folder / "train.log").open("a", encoding="utf-8")
             self._log.writelines(self._lines)
@@ -90,7 +92,7 @@ class Run:
             self._metrics = (self.folder / "metrics.jsonl").open("a", encoding="utf-8")
             self._board = SummaryWriter(str(self.folder), purge_step=step + 1, flush_secs=10)
         except OSError as error:
-            raise UserError(f"{self.folder}: cannot be written ({error.strerror})") from None
+            raise UserError(f"{self.folder or logdir}: cannot be written ({error.strerror})") from None
 
     def bar(self, items: Iterable, *, total: int, title: str) -> tqdm:
         """A progress bar with rate and time left, on rank 0."""
@@ -195,30 +197,32 @@ def table(scores: Scores, class_names: list[str]) -> str:
     return "\n".join([*rows, rule, *(f"  {name:<{width}} {100 * value:6.2f}" for name, value in summary.items())])
 
 
-def _choose_folder(logdir: Path, name: str, resume: str) -> tuple[Path, Path | None]:
-    if resume not in ("", "auto"):
-        checkpoint = Path(resume)
-        if not checkpoint.is_file():
-            raise UserError(f"--resume {resume}: no such file (auto finds the newest run of --name {name})")
-        return checkpoint.parent, checkpoint
+def _runs_of(logdir: Path, name: str) -> dict[int, Path]:
+    """The folders logdir/name, name.2, name.3 ... that are there, by number."""
     numbered = re.compile(re.escape(name) + r"(?:\.(\d+))?")
-    taken = {}
-    if logdir.is_dir():
-        for entry in logdir.iterdir():
-            match = numbered.fullmatch(entry.name)
-            if match:
-                taken[int(match[1] or 1)] = entry
-    if resume == "auto" and taken:
-        folder = taken[max(taken)]
-        checkpoint = folder / "last.pt"
-        return folder, checkpoint if checkpoint.is_file() else None
+    matches = {entry: numbered.fullmatch(entry.name) for entry in logdir.iterdir()} if logdir.is_dir() else {}
+    return {int(match[1] or 1): entry for entry, match in matches.items() if match}
+
+
+def _find_run(logdir: Path, name: str, resume: str) -> tuple[Path | None, Path | None]:
+    """Folder and checkpoint of the run to continue; no checkpoint if it ended before its first one."""
+    runs = _runs_of(logdir, name)
+    if resume == "" or (resume == "auto" and not runs):
+        return None, None
+    checkpoint = runs[max(runs)] / "last.pt" if resume == "auto" else Path(resume)
+    if resume != "auto" and not checkpoint.is_file():
+        raise UserError(f"--resume {resume}: no such file (auto finds the newest run of --name {name})")
+    return checkpoint.parent, checkpoint if checkpoint.is_file() else None
+
+
+def _make_folder(logdir: Path, name: str) -> Path:
     logdir.mkdir(parents=True, exist_ok=True)
-    number = max(taken, default=0) + 1
+    number = max(_runs_of(logdir, name), default=0) + 1
     while True:
         folder = logdir / (name if number == 1 else f"{name}.{number}")
         try:
             folder.mkdir()
-            return folder, None
+            return folder
         except FileExistsError:  # another run took it meanwhile
             number += 1
 

@@ -56,17 +56,28 @@ def test_loader_reads_the_folders_of_its_flags(demo_root, tmp_path):
     )  # fmt: skip
     loader = utils.get_loader(given, "train", Group(CPU))
     folders = {name: path.parent.name for name, path in loader.dataset.files[0].items()}
-    assert folders == {"image": "JPEGImages", "label": "scribbles", "pseudo": "pseudo", "distance_s": "s", "distance_c": "c"}
+    assert folders == {
+        "image": "JPEGImages",
+        "label": "scribbles",
+        "pseudo": "pseudo",
+        "distance_s": "s",
+        "distance_c": "c",
+    }
     assert (loader.batch_size, loader.sampler.global_batch, loader.sampler.seed, loader.dataset.seed) == (4, 8, 9, 9)
     assert loader.dataset.transform.crop_size == 47
     val_loader = utils.get_loader(given, "val", Group(CPU))
-    assert {name: path.parent.name for name, path in val_loader.dataset.files[0].items()} == {"image": "JPEGImages", "label": "masks"}
+    assert {name: path.parent.name for name, path in val_loader.dataset.files[0].items()} == {
+        "image": "JPEGImages",
+        "label": "masks",
+    }
     computed = utils.get_loader(cfg(demo_root), "train", Group(CPU)).dataset.compute
     assert computed == {"distance_s": ("label", scribble_distance), "distance_c": ("pseudo", pseudo_distance)}
 
 
 def test_a5_ranks_share_the_validation_list(demo_root):
-    shards = [list(utils.get_loader(cfg(demo_root), "val", Group(CPU, rank=rank, world_size=2)).sampler) for rank in (0, 1)]
+    shards = [
+        list(utils.get_loader(cfg(demo_root), "val", Group(CPU, rank=rank, world_size=2)).sampler) for rank in (0, 1)
+    ]
     assert shards == [[0, 2], [1]]
 
 
