@@ -172,6 +172,17 @@ def changes(saved: dict, cfg: Config) -> str:
     return ", ".join(f"{name}: {saved.get(name)} -> {now[name]}" for name in now if saved.get(name) != now[name])
 
 
+def check_equal(configs: list[dict]) -> None:
+    """Raise UserError if ranks were started with different flags, but for paths and what a machine may differ in."""
+    local = ("dataset_path", "logdir", "classes", "workers", "device", "distributed")
+    for rank, other in enumerate(configs):
+        for name in other:
+            if name not in local and other[name] != configs[0][name]:
+                raise UserError(
+                    f"--{name} is {configs[0][name]} on rank 0 but {other[name]} on rank {rank}: give all ranks the same"
+                )
+
+
 # Smallest value allowed; the other numbers may be anything their type allows.
 _AT_LEAST = {
     "numclasses": 2, "crop_size": 16, "workers": -1, "epochs": 1, "batchsize": 1, "accum_steps": 1, "lr": 0,
@@ -190,7 +201,9 @@ def _check(cfg: Config) -> None:
         raise UserError(f"--numclasses {cfg.numclasses}: labels are 8 bit and 255 is 'ignore', so at most 255")
     if cfg.label_smooth >= 1:
         raise UserError(f"--label_smooth {cfg.label_smooth}: must be below 1")
-    if cfg.warmup_epochs >= cfg.epochs:
+    if cfg.seed >= 2**63:
+        raise UserError(f"--seed {cfg.seed}: must be below 2**63")
+    if not cfg.warmup_epochs < cfg.epochs:
         raise UserError(
             f"--warmup_epochs {cfg.warmup_epochs:g} with --epochs {cfg.epochs}: the learning rate would never "
             "reach --lr; give fewer warm-up epochs"

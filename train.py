@@ -46,6 +46,7 @@ def train(cfg: Config, group: Group) -> None:
         run.info("joining the group of a launcher, as RANK and WORLD_SIZE are set; --no_distributed would not")
     for note in cfg.notes:
         run.info(note)
+    config.check_equal(group.gather(config.as_dict(cfg)))
     prepare_demo_data(cfg, group)
     train_loader, val_loader = get_loader(cfg, "train", group), get_loader(cfg, "val", group)
     class_names = get_class_names(cfg)

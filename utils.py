@@ -168,7 +168,9 @@ def _load_pretrained(cfg: Config, raw_model: models.Segmenter, say: Callable[[st
         content = checkpoint.read(Path(cfg.pretrained))
         parts = (content.get("model"), content.get("state_dict"), content)  # ours, CDSP's, torchvision's
         state_dict = next(part for part in parts if isinstance(part, dict))
-    state_dict = {name: value for name, value in state_dict.items() if isinstance(value, torch.Tensor)}
+    state_dict = {
+        name: value for name, value in state_dict.items() if isinstance(value, torch.Tensor) and isinstance(name, str)
+    }
     num_copied, missing, unused = load_weights(raw_model, state_dict)
     if num_copied == 0:
         raise UserError(
@@ -248,9 +250,9 @@ def get_class_names(cfg: Config) -> list[str]:
         return [str(number) for number in range(cfg.numclasses)]
     preset = CLASS_PRESETS / f"{cfg.classes}.txt"
     try:
-        names = (preset if preset.is_file() else Path(cfg.classes)).read_text(encoding="utf-8").split("\n")
-    except OSError as error:
-        raise UserError(f"--classes {cfg.classes}: {error.strerror}") from None
+        names = (preset if preset.is_file() else Path(cfg.classes)).read_text(encoding="utf-8-sig").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--classes {cfg.classes}: {getattr(error, 'strerror', 'not UTF-8 text')}") from None
     names = [name.strip() for name in names if name.strip()]
     if len(names) != cfg.numclasses:
         raise UserError(f"--classes {cfg.classes}: {len(names)} names, but --numclasses is {cfg.numclasses}")

@@ -10,20 +10,24 @@ from torch.utils.data import Dataset
 from errors import UserError
 
 IGNORE = 255
-IMAGE_SUFFIXES = (".jpg", ".png", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
+_KINDS = (".jpg", ".png", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
+IMAGE_SUFFIXES = (*_KINDS, *(suffix.upper() for suffix in _KINDS))
+LABEL_SUFFIXES = (".png", ".PNG")
 
 
 def read_list(path: Path) -> list[str]:
     """The names in a list file, one a line; empty lines are skipped."""
     try:
-        names = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        names = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: the list cannot be read ({getattr(error, 'strerror', error)})") from None
     if not names:
         raise UserError(f"{path}: the list is empty; expected one image name a line, without suffix")
     for line, name in enumerate(names, 1):
         if "/" in name or len(name.split()) > 1:
-            raise UserError(f"{path} line {line}: {name!r}: expected one image name a line, without folder or suffix")
+            raise UserError(
+                f"{path} line {line}: {name!r}: expected one image name a line, without folder, space or suffix"
+            )
     return names
 
 
@@ -145,12 +149,15 @@ def _find_files(names: list[str], folders: dict[str, Path]) -> list[dict[str, Pa
     for name, folder in folders.items():
         if not folder.is_dir():
             raise UserError(f"{folder}: no such folder (for the {name} files)")
-        present[name] = {entry.name for entry in folder.iterdir()}
+        try:
+            present[name] = {entry.name for entry in folder.iterdir()}
+        except OSError as error:
+            raise UserError(f"{folder}: cannot be listed ({error.strerror})") from None
     files = []
     for name in names:
         found = {}
         for kind, folder in folders.items():
-            suffixes = IMAGE_SUFFIXES if kind == "image" else (".png",)
+            suffixes = IMAGE_SUFFIXES if kind == "image" else LABEL_SUFFIXES
             match = next((name + suffix for suffix in suffixes if name + suffix in present[kind]), None)
             if match is None:
                 raise UserError(f"{folder / (name + suffixes[0])}: no such file, but the list names {name!r}")

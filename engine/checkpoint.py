@@ -70,6 +70,8 @@ def save(path: Path, content: dict) -> None:
         _sync_folder(path.parent)
     except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError
         scratch.unlink(missing_ok=True)
+        if isinstance(error.__context__, KeyboardInterrupt):  # torch's writer fails on its way out of it
+            raise KeyboardInterrupt from None
         reason = str(error).splitlines()[0]
         raise UserError(
             f"{path}: the checkpoint cannot be written ({reason}); an earlier one is still whole"
@@ -111,7 +113,7 @@ def restore(path: Path, state: TrainState, steps_per_epoch: int, rank: int, devi
     was changed, they are those of then.
     """
     content = read(path)
-    if content.get("format") != FORMAT:
+    if content.get("format") != FORMAT or "rng" not in content:
         raise UserError(f"{path}: no checkpoint of a run; to start from its weights use --pretrained {path}")
     chosen = ("initial_lr", "momentum", "weight_decay")
     now = [{name: group[name] for name in chosen} for group in state.optimizer.param_groups]

@@ -199,8 +199,14 @@ class _FailureWatch:
             while num_left < self.world_size and time.monotonic() < deadline:
                 time.sleep(0.05)
                 num_left = self.store.add("left", 0)
+            self._serve_a_little_longer()
         except RuntimeError as lost:
             print(f"rank {self.rank} could not tell the other ranks: {lost}".splitlines()[0], file=sys.stderr)
+
+    def _serve_a_little_longer(self) -> None:
+        """Rank 0's process may serve the store, which the others still look at."""
+        if self.rank == 0:
+            time.sleep(3 * POLL_SECONDS)
 
     def _look(self) -> None:
         while not self.stopped.wait(POLL_SECONDS):
@@ -209,6 +215,7 @@ class _FailureWatch:
                     continue
                 status, _, text = self.store.get("failed").decode().partition(" ")
                 self.store.add("left", 1)
+                self._serve_a_little_longer()
             except RuntimeError:
                 status, text = "1", "rank 0 is gone: the store it serves no longer answers"
             tqdm.write(f"error (rank {self.rank}): {text}", file=sys.stderr)

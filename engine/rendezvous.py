@@ -22,6 +22,8 @@ def find_device(name: str, local_rank: int, local_world_size: int) -> torch.devi
         device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
     except RuntimeError:
         raise UserError(f"--device {name}: not a device; use auto, cpu, cuda or cuda:N") from None
+    if device.type not in ("cpu", "cuda"):
+        raise UserError(f"--device {name}: use auto, cpu, cuda or cuda:N")
     if device.type != "cuda":
         return device
     num_gpus = torch.cuda.device_count()
@@ -86,8 +88,10 @@ def meet(dist_url: str, rank: int, world_size: int, timeout: timedelta) -> Calla
     """A function that opens a connection to the store at the URL; the first call on rank 0 serves it."""
     url = urlsplit(dist_url)
     if url.scheme == "file":
-        if not url.path:
-            raise UserError(f"--dist_url {dist_url}: give an absolute path, as file:///shared/meeting_point")
+        if not os.path.isdir(os.path.dirname(url.path)) or os.path.isdir(url.path):
+            raise UserError(
+                f"--dist_url {dist_url}: give a file's absolute path in a folder that exists, as file:///shared/meet"
+            )
         return lambda: dist.FileStore(url.path, 2 * world_size)  # two connections a rank
     if url.scheme == "env" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         # torchrun's own store, on a port that torchrun already holds.
@@ -106,6 +110,12 @@ def meet(dist_url: str, rank: int, world_size: int, timeout: timedelta) -> Calla
         port = given_port
     else:
         raise UserError(f"--dist_url {dist_url}: expected env://, tcp://HOST:PORT or file:///PATH")
+    if not 0 <= port < 65536:
+        raise UserError(f"port {port}: must be below 65536 (MASTER_PORT or --dist_url)")
+    try:
+        socket.getaddrinfo(host, port)
+    except OSError as error:
+        raise UserError(f"rank {rank}: MASTER_ADDR {host!r} is not a known host ({error.strerror})") from None
     return _TCPMeeting(host, port, rank, timeout)
 
 
@@ -140,10 +150,6 @@ class _TCPMeeting:
             try:
                 socket.create_connection((self.host, self.port), timeout=5).close()
                 break
-            except socket.gaierror as error:
-                raise UserError(
-                    f"rank {self.rank}: MASTER_ADDR {self.host!r} is not a known host ({error.strerror})"
-                ) from None
             except OSError as error:
                 if time.monotonic() > deadline:
                     raise UserError(

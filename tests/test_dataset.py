@@ -97,11 +97,17 @@ def test_image_modes_become_rgb_and_exif_orientation_is_followed(tmp_path):
     assert read_image(tmp_path / "turned.jpg").shape == (5, 3, 3)
 
 
+def test_deep_images_are_refused_not_saturated(tmp_path):
+    Image.fromarray(np.full((2, 2), 1000, np.uint16)).save(tmp_path / "deep.png")
+    with pytest.raises(UserError, match="more than 8 bits a channel"):
+        read_image(tmp_path / "deep.png")
+
+
 def test_lists(tmp_path):
     path = tmp_path / "train.txt"
     path.write_text("a\nb\n\nc")  # no newline at the end
     assert read_list(path) == ["a", "b", "c"]
-    path.write_text("a\r\nb\r\n")
+    path.write_bytes(b"\xef\xbb\xbfa\r\nb \r\n")  # as Windows editors write it
     assert read_list(path) == ["a", "b"]
     path.write_text("a.jpg a.png\n")
     with pytest.raises(UserError, match="line 1"):

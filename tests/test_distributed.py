@@ -168,6 +168,13 @@ def test_a1_weights_are_equal_on_all_ranks_and_the_run_would_notice_if_not(run_o
     assert "ranks hold different weights" in results[0][2] + results[1][2]
 
 
+def test_ranks_with_different_flags_are_named(demo_root, tmp_path):
+    env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": 2}
+    words = flags(dataset_path=demo_root, logdir=tmp_path)
+    processes = [start([*words, "--seed", str(rank)], tmp_path, RANK=rank, LOCAL_RANK=rank, **env) for rank in (0, 1)]
+    one_line_each(finish(processes), "--seed is 0 on rank 0 but 1 on rank 1")
+
+
 @pytest.mark.parametrize("script", ["train_torchrun.sh", "train_ddp.sh"])
 def test_launch_scripts(demo_root, tmp_path, script):
     words = flags(dataset_path=demo_root, logdir=tmp_path, name="x")
@@ -206,6 +213,7 @@ def one_line_each(results, named: str, seconds: float = 30) -> None:
         assert len(lines) == 1, stderr
         assert named in lines[0], stderr
         assert "Traceback" not in stderr
+        assert "frame #" not in stderr  # nor a C++ one, of a store that went away too early
 
 
 def test_bad_file_on_one_rank_ends_all_with_its_name(demo_root, tmp_path):
@@ -253,6 +261,14 @@ def test_two_processes_of_one_rank_are_named(demo_root, tmp_path):
         ({}, ["--distributed", "--world_size", "4"], "--world_size 4 without a launcher"),  # A8, A10
         ({}, ["--distributed", "--dist_url", "tcp://nowhere"], "expected tcp://HOST:PORT"),
         ({}, ["--distributed", "--dist_url", "udp://a:1"], "expected env://, tcp://HOST:PORT or file:///PATH"),
+        ({"RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "localhost", "MASTER_PORT": 99999}, [], "port 99999"),
+        (
+            {"RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "no.such.host", "MASTER_PORT": 9999},
+            [],
+            "'no.such.host' is not a known",
+        ),
+        ({"SLURM_NTASKS": 4}, ["--distributed"], "SLURM_NTASKS is 4"),
+        ({}, ["--distributed", "--dist_url", "file:///nonesuch/x"], "in a folder that exists"),
         ({}, ["--distributed", "--backend", "nccl"], "--backend nccl on device cpu"),
         ({}, ["--sync_bn", "on"], "--sync_bn on with device cpu"),
         ({}, ["--device", "abacus"], "--device abacus: not a device"),
