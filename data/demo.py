@@ -12,12 +12,12 @@ import cv2
 import numpy as np
 from PIL import Image
 
+from data.dataset import IGNORE
 from errors import UserError
 
 CLASSES = ("ground", "disc", "square", "triangle", "cross")
 HEIGHT, WIDTH = 120, 160
 NUM_TRAIN, NUM_VAL = 96, 24
-IGNORE = 255
 
 
 def draw_dataset(root: Path, num_train: int = NUM_TRAIN, num_val: int = NUM_VAL) -> None:

@@ -18,10 +18,9 @@ import numpy as np
 from tqdm import tqdm
 
 import errors
-from data.dataset import read_label
+from data.dataset import IGNORE, read_label
 from errors import UserError
 
-IGNORE = 255
 LAMBDA_S = math.e
 LAMBDA_C = math.e**6
 

@@ -111,7 +111,8 @@ class Run:
     def log_step(self, epoch: int, step: int, losses: dict[str, Tensor], lr: float, num_images: int) -> None:
         """Take in an optimizer step, counted from 1 as its epoch: losses over the global batch, "loss" their total.
 
-        They are read one step late, so that the device has the next step to work on meanwhile. Raises UserError on every rank when one is not finite.
+        They are read one step late, so that the device has the next step to work on meanwhile. Raises
+        UserError on every rank when one is not finite.
         """
         self._read_step()
         self._unread = (epoch, step, losses, lr, num_images, time.perf_counter())

@@ -64,7 +64,7 @@ def test_every_flag_named_in_the_readme_exists():
         "no_distributed",
     }
     named = {name.replace("-", "_") for name in re.findall(r"(?<![\w-])--([a-z][\w-]*)", text)}
-    assert not named - set(config.FLAGS) - set(config.ALIASES) - others - {"logdir"}
+    assert not named - set(config.FLAGS) - set(config.ALIASES) - others
 
 
 def test_launch_json_starts_what_is_there(monkeypatch):
