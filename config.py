@@ -93,7 +93,13 @@ class Config:
     momentum: float = flag(0.9, "momentum of SGD")
     wdecay: float = flag(5e-4, "weight decay")
     amp: str = flag("none", "mixed precision; fp16 scales the loss", choices=("none", "bf16", "fp16"))
+    ema: float = flag(
+        0.0, "decay of an average of the weights, such as 0.999, that is validated and saved besides them; 0: none"
+    )
     seed: int = flag(0, "seed of the initial weights, the order of samples and their augmentation")
+    deterministic: bool = flag(
+        False, "the same bits in every run on CUDA, too, where that is slower (docs/reliability.md)"
+    )
     device: str = flag("auto", "auto (CUDA if there is one, else CPU), cpu, cuda or cuda:N")
 
     # Run folder
@@ -104,7 +110,17 @@ class Config:
         "continue a run: a checkpoint FILE, or auto = the newest run of this name, if any [a new run]",
         per_launch=True,
     )
+    reset_optimizer: bool = flag(
+        False, "with --resume: without the optimizer's momentum, to fine-tune from that checkpoint", per_launch=True
+    )
+    reset_data_offset: bool = flag(
+        False,
+        "with --resume: from epoch 1 and step 1, in a new folder, to fine-tune from that checkpoint",
+        per_launch=True,
+    )
+    save_step_frequency: int = flag(0, "write last.pt and step_NNNNNNNN.pt every N optimizer steps; 0: never")
     save_epoch_frequency: int = flag(0, "keep epoch_NNNN.pt every N epochs, besides last.pt and best.pt; 0: never")
+    keep: int = flag(-1, "newest step_*.pt and epoch_*.pt to keep, of each; 0: all [3 of step_*.pt, all of epoch_*.pt]")
     val_epoch_frequency: int = flag(1, "validate every N epochs, and after the last one")
     val_start_epoch: int = flag(0, "do not validate in this many first epochs")
     log_interval: int = flag(10, "optimizer steps between two lines of metrics.jsonl")
@@ -119,6 +135,14 @@ class Config:
     rank: int = flag(-1, "rank of this process [from the launcher]", per_launch=True)
     local_rank: int = flag(-1, "rank of this process on its machine [from the launcher, else --rank]", per_launch=True)
     dist_timeout: float = flag(600.0, "seconds to wait for other processes before giving up")
+    check_sync_frequency: int = flag(
+        0,
+        "check every N steps that gradients and weights are equal on all ranks; after the first step it is always done",
+    )
+    find_unused_parameters: bool = flag(
+        False, "let DistributedDataParallel look for parameters that a loss does not use"
+    )
+    static_graph: bool = flag(False, "tell DistributedDataParallel that every step uses the same parameters")
 
     # Not flags: filled in by parse()
     notes: list[str] = field(default_factory=list)  # lines to log once the run has started
@@ -187,7 +211,7 @@ def check_equal(configs: list[dict]) -> None:
 _AT_LEAST = {
     "numclasses": 2, "crop_size": 16, "workers": -1, "epochs": 1, "batchsize": 1, "accum_steps": 1, "lr": 0,
     "momentum": 0, "wdecay": 0, "label_smooth": 0, "l_seg": 0, "l_pseudo": 0, "l_lorm": 0, "l_ds": 0, "l_dc": 0,
-    "seed": 0, "save_epoch_frequency": 0, "val_epoch_frequency": 1, "val_start_epoch": 0, "log_interval": 1,
+    "seed": 0, "save_epoch_frequency": 0, "save_step_frequency": 0, "keep": -1, "ema": 0, "check_sync_frequency": 0, "val_epoch_frequency": 1, "val_start_epoch": 0, "log_interval": 1,
     "world_size": 0, "dist_timeout": 1,
 }  # fmt: skip
 
@@ -199,6 +223,13 @@ def _check(cfg: Config) -> None:
             raise UserError(f"--{name} {getattr(cfg, name)}: must be at least {least}")
     if cfg.numclasses > 255:
         raise UserError(f"--numclasses {cfg.numclasses}: labels are 8 bit and 255 is 'ignore', so at most 255")
+    if cfg.ema >= 1:
+        raise UserError(f"--ema {cfg.ema}: must be below 1")
+    for name in ("reset_optimizer", "reset_data_offset"):
+        if getattr(cfg, name) and not cfg.resume:
+            raise UserError(f"--{name} without --resume: name the checkpoint to start from")
+    if cfg.reset_data_offset and cfg.resume == "auto":
+        raise UserError("--reset_data_offset with --resume auto: name the checkpoint, or each start begins at step 1")
     if cfg.label_smooth >= 1:
         raise UserError(f"--label_smooth {cfg.label_smooth}: must be below 1")
     if cfg.seed >= 2**63:

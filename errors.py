@@ -1,10 +1,13 @@
 """Errors that the user can put right, and how a program of this project ends on one."""
 
+import contextlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from tqdm import tqdm
+
+STOPPED = 75  # exit status of a run that a signal stopped, after saving; sysexits.h: EX_TEMPFAIL, "try again"
 
 
 class UserError(ValueError):
@@ -16,18 +19,43 @@ class UserError(ValueError):
         super().__init__(message.strip().splitlines()[-1].removeprefix("errors.UserError: "))
 
 
-def run(main: Callable[[], None]) -> int:
-    """Call main and return the process's exit status: 0, 2 on a UserError (said in one line), 130 on Ctrl-C.
+def run(main: Callable[[], int | None]) -> int:
+    """Call main and return the process's exit status: what main returns, 2 on a UserError, 130 on Ctrl-C.
 
-    Any other exception is a bug of ours and leaves with its traceback.
+    A UserError is said in one line. Any other exception is a bug of ours and leaves with its traceback.
     """
     rank = f" (rank {os.environ['RANK']})" if "RANK" in os.environ else ""
     try:
-        main()
+        return main() or 0
     except UserError as error:
         tqdm.write(f"error{rank}: {error}", file=sys.stderr)  # clears a progress bar first
         return 2
     except KeyboardInterrupt:
         tqdm.write(f"interrupted{rank}", file=sys.stderr)
         return 130
-    return 0
+
+
+def in_one_line(error: BaseException) -> str:
+    """The error's class and the first line of its message."""
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:300]}"
+
+
+@contextlib.contextmanager
+def advice_on_memory(device: str) -> Iterator[None]:
+    """Turn errors that come of too little memory, which are many, into a UserError that says what to lower."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        text = str(error)
+        if "DataLoader worker" in text:
+            raise UserError(
+                f"a process of --workers ended ({in_one_line(error)}): killed for want of memory, or of shared memory in "
+                "/dev/shm? Lower --workers, or use --workers 0 to see more"
+            ) from None
+        # OutOfMemoryError of CUDA and of the CPU allocator; torch has no common class for them.
+        if isinstance(error, MemoryError) or "out of memory" in text or "can't allocate memory" in text:
+            raise UserError(
+                f"out of memory on {device} ({in_one_line(error)}): lower --batchsize (and raise --accum_steps to keep "
+                "the global batch) or --crop_size, or use --amp bf16"
+            ) from None
+        raise

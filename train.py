@@ -16,85 +16,84 @@ from torch.utils.data import DataLoader
 import config
 import errors
 from config import Config
+from data.classes import read_class_names
 from data.sampler import TrainSampler
-from engine import checkpoint
-from engine.checkpoint import TrainState
+from engine import doctor
 from engine.distributed import Group, gradient_sync, process_group
 from engine.inference import panel, predict
-from engine.logger import Run, table
+from engine.logger import Run
 from engine.losses import Criterion
-from engine.metrics import confusion_matrix, scores
-from utils import get_class_names, get_criterion, get_loader, get_model, get_optimizer, prepare_demo_data
+from engine.metrics import confusion_matrix, scores, table
+from engine.state import TrainState
+from errors import STOPPED
+from utils import get_criterion, get_loader, get_state, prepare_demo_data, set_deterministic
 
 AMP_DTYPES = {"none": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+KEEP_STEPS = 3  # files of --save_step_frequency, if --keep does not say
 NUM_PANELS = 4  # pictures for TensorBoard of each validation
 
 
-def main(argv: list[str] | None = None) -> None:
+def main(argv: list[str] | None = None) -> int:
+    """Train as the flags say. Returns the exit status: 0, or errors.STOPPED when a signal ended the run early."""
     cfg = config.parse(argv)
     with process_group(
         distributed=cfg.distributed, device=cfg.device, backend=cfg.backend, dist_url=cfg.dist_url,
         world_size=cfg.world_size, rank=cfg.rank, local_rank=cfg.local_rank, timeout=cfg.dist_timeout,
-    ) as group:  # fmt: skip
-        train(cfg, group)
+    ) as group, errors.advice_on_memory(str(group.device)):  # fmt: skip
+        return train(cfg, group)
 
 
-def train(cfg: Config, group: Group) -> None:
+def train(cfg: Config, group: Group) -> int:
     run = Run(group, cfg.log_interval)
-    run.info(start_line(cfg, group), every_rank=True)
-    if group.backend and cfg.distributed is None:
-        run.info("joining the group of a launcher, as RANK and WORLD_SIZE are set; --no_distributed would not")
-    for note in cfg.notes:
-        run.info(note)
-    config.check_equal(group.gather(config.as_dict(cfg)))
+    introduce(cfg, group, run)
+    set_deterministic(cfg.deterministic)
     prepare_demo_data(cfg, group)
     train_loader, val_loader = get_loader(cfg, "train", group), get_loader(cfg, "val", group)
-    class_names = get_class_names(cfg)
+    doctor.check_setup(group, {"training list": train_loader.dataset, "validation list": val_loader.dataset})
+    class_names = read_class_names(cfg.classes, cfg.numclasses)
     criterion = get_criterion(cfg, run.info)
-    resume_from = run.find_checkpoint(cfg.logdir, cfg.name, cfg.resume)
-    # model is the DDP wrapper, or raw_model itself
-    raw_model, model = get_model(cfg, group, run.info, pretrained=resume_from is None)
-    steps_per_epoch = len(train_loader) // cfg.accum_steps
-    optimizer, schedule = get_optimizer(cfg, raw_model, group, steps_per_epoch, run.info)
-    scaler = torch.amp.GradScaler(group.device.type, enabled=cfg.amp == "fp16")
-    state = TrainState(raw_model, model, optimizer, schedule, scaler)
-
-    torch.manual_seed(cfg.seed + group.rank)
-    if resume_from:
-        saved_config = checkpoint.restore(resume_from, state, steps_per_epoch, group.rank, group.device)
-        run.info(f"resuming {resume_from} after epoch {state.epoch}, step {state.step}")
-        run.info(f"flags changed since: {config.changes(saved_config, cfg) or 'none'}")
-    run.open(cfg.logdir, cfg.name, config.dump(cfg), state.step)
+    saved = run.find_checkpoint(cfg.logdir, cfg.name, cfg.resume, new_folder=cfg.reset_data_offset)
+    state = get_state(cfg, group, train_loader, saved, run.info)
+    run.open(cfg.logdir, cfg.name, config.dump(cfg), state.step, saved["run"] if saved and state.step else None)
     run.info(f"writing to {run.folder}")
+    doctor.check_weights(group, state.raw_model, buffers_averaged=state.samples == 0)
 
-    while state.epoch < cfg.epochs:
-        train_one_epoch(cfg, group, run, state, train_loader, criterion)
-        group.average_buffers(raw_model)
-        group.check_weights(raw_model)
-        if group.world_size > 1:
-            run.info(f"epoch {state.epoch}: weights are equal on all {group.world_size} ranks")
-        miou = validate(cfg, group, run, state, val_loader, class_names) if validation_due(cfg, state.epoch) else None
-        save(cfg, group, run, state, miou)
-
-    run.info(
-        f"done: {state.epoch} epochs, {state.step} steps, best mIoU {100 * state.best_miou:.2f}. The run lies in {run.folder}"
-    )
-    run.info(f"to look at it: tensorboard --logdir {cfg.logdir}")
+    stopped = False
+    while state.epoch < cfg.epochs and not stopped:
+        finished = train_one_epoch(cfg, group, run, state, train_loader, criterion)
+        stopped = not finished or not finish_epoch(cfg, group, run, state, val_loader, class_names)
+    if stopped:
+        save(cfg, group, run, state)
+        signals = ", ".join(dict.fromkeys(reason for reason in group.gather(group.stop.reason) if reason))
+        run.info(
+            f"stopped by {signals} after step {state.step}, in epoch {state.epoch + 1}; --resume auto goes on there"
+        )
+    else:
+        best = f"best mIoU {100 * state.best_miou:.2f}"
+        run.info(f"done: {state.epoch} epochs, {state.step} steps, {best}. The run lies in {run.folder}")
+        run.info(f"to look at it: tensorboard --logdir {cfg.logdir}")
     run.close()
+    return STOPPED if stopped else 0
 
 
 def train_one_epoch(
     cfg: Config, group: Group, run: Run, state: TrainState, loader: DataLoader, criterion: Criterion
-) -> None:
-    """One pass over the training list; each step of it is one global batch."""
-    assert isinstance(loader.sampler, TrainSampler)
-    loader.sampler.set_epoch(state.epoch)
+) -> bool:
+    """The epoch from state.samples on; each step is one global batch. False when a signal broke it off."""
+    sampler = loader.sampler
+    assert isinstance(sampler, TrainSampler)
+    sampler.set_position(state.epoch, state.samples)
     state.model.train()
     steps = batched(loader, cfg.accum_steps)
-    for micro_batches in run.steps(steps, total=loader.sampler.steps, title=f"epoch {state.epoch + 1}/{cfg.epochs}"):
-        # Every loss is divided by a count over the global batch, known before the first backward pass.
-        counts = [criterion.counts(batch, state.raw_model.lorm_terms) for batch in micro_batches]
-        global_counts = group.sum(torch.stack(counts).sum(0))
+    for micro_batches in run.steps(steps, total=sampler.steps, title=f"epoch {state.epoch + 1}/{cfg.epochs}"):
+        # Every loss is divided by a count over the global batch, known before the first backward pass. Along with
+        # the counts, all ranks learn whether one of them was told to stop.
+        counts = torch.stack([criterion.counts(batch, state.raw_model.lorm_terms) for batch in micro_batches]).sum(0)
+        *global_counts, num_told_to_stop = group.sum(
+            torch.cat([counts, counts.new_tensor([bool(group.stop)])])
+        ).tolist()
+        if num_told_to_stop:
+            return False
         parts = torch.zeros(len(criterion.weights), device=group.device)
         for number, batch in enumerate(micro_batches, start=1):
             batch = {name: values.to(group.device, non_blocking=True) for name, values in batch.items()}
@@ -105,38 +104,80 @@ def train_one_epoch(
                 # DDP takes the mean over ranks of what is a sum over them.
                 state.scaler.scale(criterion.total(micro_parts) * group.world_size).backward()
             parts = parts + micro_parts.detach()
-        lr = float(state.schedule.get_last_lr()[0])
-        state.scaler.step(state.optimizer)
-        state.scaler.update()
-        state.optimizer.zero_grad()
-        state.schedule.step()
-        state.step += 1
-        losses = criterion.named(group.sum(parts))
-        run.log_step(state.epoch + 1, state.step, losses, lr, loader.sampler.global_batch)
-    state.epoch += 1
+        check = check_due(cfg, state)
+        if check:
+            unused = doctor.check_gradients(group, state.raw_model, unused_allowed=cfg.find_unused_parameters)
+            if unused:
+                run.info(f"no loss depends on {', '.join(unused)}")
+        lr = state.lr_at(state.epoch * sampler.steps_per_epoch + state.samples / sampler.global_batch)
+        state.update(lr, sampler.global_batch)
+        run.log_step(state.epoch + 1, state.step, criterion.named(group.sum(parts)), parts, lr, sampler.global_batch)
+        if check:
+            doctor.check_weights(group, state.raw_model, buffers_averaged=False)
+        if cfg.save_step_frequency and state.step % cfg.save_step_frequency == 0:
+            save(cfg, group, run, state, f"step_{state.step:08d}.pt")
+    return True
+
+
+def finish_epoch(
+    cfg: Config, group: Group, run: Run, state: TrainState, loader: DataLoader, class_names: list[str]
+) -> bool:
+    """Validate if due, and save. False when a signal broke that off; the epoch then is not done."""
+    for model in state.models:
+        group.average_buffers(model)
+    doctor.check_weights(group, state.raw_model, buffers_averaged=True)
+    if group.world_size > 1:
+        run.info(f"epoch {state.epoch + 1}: weights are equal on all {group.world_size} ranks")
+    names = []
+    if validation_due(cfg, state.epoch + 1):
+        miou = validate(cfg, group, run, state, loader, class_names)
+        if miou is None:
+            return False
+        if miou > state.best_miou:
+            state.best_miou = miou
+            names.append("best.pt")
+    state.epoch, state.samples = state.epoch + 1, 0
+    if cfg.save_epoch_frequency and state.epoch % cfg.save_epoch_frequency == 0:
+        names.append(f"epoch_{state.epoch:04d}.pt")
+    save(cfg, group, run, state, *names)
+    return True
 
 
 @torch.inference_mode()
 def validate(
     cfg: Config, group: Group, run: Run, state: TrainState, loader: DataLoader, class_names: list[str]
-) -> float:
-    """The mIoU over the whole validation list, each image once and at its own size; rank 0 writes all scores."""
-    state.raw_model.eval()
+) -> float | None:
+    """The mIoU over the whole validation list, each image once and at its own size; rank 0 writes all scores.
+
+    None when a signal broke it off.
+    """
+    model = state.models[-1].eval()  # the average of weights, where there is one
     confusion = torch.zeros(cfg.numclasses, cfg.numclasses, dtype=torch.int64, device=group.device)
     panels: list[torch.Tensor] = []
     for batch in run.bar(loader, total=len(loader), title="validation"):
+        if group.stop:
+            break
         image, label = (batch[name].to(group.device, non_blocking=True) for name in ("image", "label"))
         with autocast(cfg, group):
-            predicted = predict(state.raw_model, image)
+            predicted = predict(model, image)
         confusion += confusion_matrix(predicted, label, cfg.numclasses)
         if group.is_main and len(panels) < NUM_PANELS:
             panels.append(panel(image[0], label[0], predicted[0]))
+    if any(group.gather(bool(group.stop))):
+        return None
     result = scores(group.sum(confusion))
-    run.log_validation(state.epoch, state.step, result, class_names, panels)
-    run.info(f"epoch {state.epoch}: mIoU {100 * result['miou']:.2f}, pixel accuracy {100 * result['pixel_acc']:.2f}")
-    if state.epoch == cfg.epochs:
+    epoch = state.epoch + 1
+    run.log_validation(epoch, state.step, result, class_names, panels)
+    run.info(f"epoch {epoch}: mIoU {100 * result['miou']:.2f}, pixel accuracy {100 * result['pixel_acc']:.2f}")
+    if epoch == cfg.epochs:
         run.info(table(result, class_names))
     return result["miou"]
+
+
+def check_due(cfg: Config, state: TrainState) -> bool:
+    """Whether this step is one that the doctor checks: the first of this process, and those asked for."""
+    frequency = cfg.check_sync_frequency
+    return state.steps_here == 0 or (frequency > 0 and (state.step + 1) % frequency == 0)
 
 
 def validation_due(cfg: Config, epochs_done: int) -> bool:
@@ -145,22 +186,28 @@ def validation_due(cfg: Config, epochs_done: int) -> bool:
     return epochs_done > cfg.val_start_epoch and epochs_done % cfg.val_epoch_frequency == 0
 
 
-def save(cfg: Config, group: Group, run: Run, state: TrainState, miou: float | None) -> None:
-    """last.pt after every epoch; best.pt when the mIoU rose; epoch_NNNN.pt when asked for. Rank 0 writes."""
-    miou = -1.0 if miou is None else miou
-    is_best = miou > state.best_miou
-    state.best_miou = max(miou, state.best_miou)
-    rng = group.gather(checkpoint.rng_state(group.device))
-    if not group.is_main:
-        return
-    assert run.folder is not None
-    content = checkpoint.to_dict(state, rng, config.as_dict(cfg))
-    if is_best:
-        checkpoint.save(run.folder / "best.pt", content)
-    if cfg.save_epoch_frequency and state.epoch % cfg.save_epoch_frequency == 0:
-        checkpoint.save(run.folder / f"epoch_{state.epoch:04d}.pt", content)
-    # At the end: a run killed before that repeats the epoch, and writes the others again.
-    checkpoint.save(run.folder / "last.pt", content)
+def save(cfg: Config, group: Group, run: Run, state: TrainState, *names: str) -> None:
+    """Write files of these names and then last.pt, in the background; every rank calls it."""
+    logged = run.capture()
+    doctor.check_finite(state.raw_model)
+    content = state.capture(group) | {"run": logged, "config": config.as_dict(cfg)}
+    keep = {"step": KEEP_STEPS if cfg.keep < 0 else cfg.keep, "epoch": max(0, cfg.keep)}
+    run.save_checkpoint(content, [*names, "last.pt"], keep)
+
+
+def introduce(cfg: Config, group: Group, run: Run) -> None:
+    """Say where each process is and what it noticed about the flags, and check that all ranks have the same."""
+    kind = f"in a group ({group.backend})" if group.backend else "no process group"
+    run.info(
+        f"rank {group.rank}, local rank {group.local_rank}, world size {group.world_size}, device {group.device}, {kind}, "
+        f"batch {cfg.batchsize} per process, {cfg.batchsize * cfg.accum_steps * group.world_size} global",
+        every_rank=True,
+    )
+    if group.backend and cfg.distributed is None:
+        run.info("joining the group of a launcher, as RANK and WORLD_SIZE are set; --no_distributed would not")
+    for note in cfg.notes:
+        run.info(note)
+    config.check_equal(group.gather(config.as_dict(cfg)))
 
 
 def autocast(cfg: Config, group: Group) -> torch.autocast:
@@ -173,14 +220,6 @@ def batched(items: Iterable, size: int) -> Iterator[list]:
     iterator = iter(items)
     while batch := list(islice(iterator, size)):
         yield batch
-
-
-def start_line(cfg: Config, group: Group) -> str:
-    kind = f"in a group ({group.backend})" if group.backend else "no process group"
-    return (
-        f"rank {group.rank}, local rank {group.local_rank}, world size {group.world_size}, device {group.device}, {kind}, "
-        f"batch {cfg.batchsize} per process, {cfg.batchsize * cfg.accum_steps * group.world_size} global"
-    )
 
 
 if __name__ == "__main__":

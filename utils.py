@@ -1,6 +1,5 @@
-"""Where flags become objects: get_loader, get_model, get_criterion, get_optimizer."""
+"""Where flags become objects: get_loader, get_model, get_criterion, get_optimizer, get_state."""
 
-import functools
 import math
 import os
 from collections.abc import Callable
@@ -9,9 +8,10 @@ from pathlib import Path
 import cv2
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+import config
 import models
 from config import Config
 from data import demo
@@ -21,13 +21,15 @@ from data.sampler import EvalSampler, TrainSampler
 from data.transforms import TrainTransform
 from engine import checkpoint
 from engine.distributed import Group
+from engine.doctor import digest
 from engine.losses import NEEDS, TERMS, Criterion
+from engine.schedule import lr_factor
+from engine.signals import WorkerSignals
+from engine.state import TrainState
 from errors import UserError
-from models.backbone import imagenet_weights
-from models.pretrained import load_weights
+from models.pretrained import load_start_weights
 
 DEMO_ROOT = Path("dataset/demo")
-CLASS_PRESETS = Path(__file__).parent / "configs" / "classes"
 
 # The label maps of a training sample, by --dataset.
 MAPS = {
@@ -43,6 +45,14 @@ MAPS = {
 COMPUTE = {"distance_s": ("label", scribble_distance), "distance_c": ("pseudo", pseudo_distance)}
 
 
+def set_deterministic(deterministic: bool) -> None:
+    """Make every later operation give the same bits each time, or fail where CUDA has none that does; or undo that."""
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
+    torch.use_deterministic_algorithms(deterministic)
+    torch.backends.cudnn.deterministic = deterministic
+
+
 def prepare_demo_data(cfg: Config, group: Group) -> None:
     """Draw the demo data set where --dataset_path names it: one process a machine draws, the others wait."""
     if Path(cfg.dataset_path) == DEMO_ROOT:
@@ -55,7 +65,8 @@ def get_loader(cfg: Config, split: str, group: Group) -> DataLoader:
     """The loader of this process's share of a split, "train" or "val".
 
     Train: batches of uint8 maps {"image": (B, H, W, 3), and those of MAPS: (B, H, W)}, H = W = crop_size;
-    sampler.set_epoch(epoch) chooses the order. Val: batches of one image at its own size, with "label".
+    sampler.set_position(epoch, samples) chooses the order and where to begin. Val: batches of one image at its own
+    size, with "label".
     Raises UserError on folders, lists or files that are not there.
     """
     root = Path(cfg.dataset_path)
@@ -112,7 +123,7 @@ def _loader(cfg: Config, group: Group, dataset: Dataset, sampler: Sampler, batch
         batch_size=batch_size,
         sampler=sampler,
         num_workers=workers,
-        worker_init_fn=_init_worker,
+        worker_init_fn=_WorkerInit(),
         pin_memory=group.device.type == "cuda",
         persistent_workers=workers > 0,
         # Of its own, so that starting workers draws nothing from the generator that dropout draws from.
@@ -120,8 +131,10 @@ def _loader(cfg: Config, group: Group, dataset: Dataset, sampler: Sampler, batch
     )
 
 
-def _init_worker(worker_id: int) -> None:
-    cv2.setNumThreads(0)  # the workers themselves are the parallelism
+class _WorkerInit(WorkerSignals):
+    def __call__(self, worker_id: int) -> None:
+        super().__call__(worker_id)
+        cv2.setNumThreads(0)  # the workers themselves are the parallelism
 
 
 def get_model(
@@ -138,7 +151,7 @@ def get_model(
         stride_in_1x1=cfg.stride_in_1x1, freeze_bn=cfg.freeze_bn,
     )  # fmt: skip
     if pretrained and group.is_main:
-        _load_pretrained(cfg, raw_model, say)
+        say(load_start_weights(raw_model, cfg.pretrained, cfg.layers, checkpoint.read))
     if raw_model.lorm is not None and "lorm" not in _active_terms(cfg):
         raw_model.lorm.requires_grad_(False)  # DDP waits for a gradient of whatever wants one
     if cfg.sync_bn == "on" and group.device.type != "cuda":
@@ -149,45 +162,7 @@ def get_model(
         raw_model = nn.SyncBatchNorm.convert_sync_batchnorm(raw_model)
     # Images arrive as (B, H, W, 3): channels last is their own order, and the faster one for convolutions.
     raw_model = raw_model.to(group.device).to(memory_format=torch.channels_last)
-    return raw_model, group.wrap(raw_model)
-
-
-def _load_pretrained(cfg: Config, raw_model: models.Segmenter, say: Callable[[str], None]) -> None:
-    if cfg.pretrained.lower() == "none":
-        say("start weights: random (--pretrained none)")
-        return
-    if cfg.pretrained == "imagenet":
-        try:
-            state_dict = imagenet_weights(cfg.layers)
-        except (OSError, RuntimeError) as error:  # no network, no space, a broken download
-            raise UserError(
-                f"--pretrained imagenet: ResNet-{cfg.layers}'s weights cannot be downloaded ({str(error).splitlines()[0]}): "
-                "connect, give a FILE, or use --pretrained none"
-            ) from None
-    else:
-        content = checkpoint.read(Path(cfg.pretrained))
-        parts = (content.get("model"), content.get("state_dict"), content)  # ours, CDSP's, torchvision's
-        state_dict = next(part for part in parts if isinstance(part, dict))
-    state_dict = {
-        name: value for name, value in state_dict.items() if isinstance(value, torch.Tensor) and isinstance(name, str)
-    }
-    num_copied, missing, unused = load_weights(raw_model, state_dict)
-    if num_copied == 0:
-        raise UserError(
-            f"--pretrained {cfg.pretrained}: none of its weights fits --model_type {cfg.model_type} --layers {cfg.layers}"
-        )
-    say(
-        f"start weights: {num_copied} from {cfg.pretrained}; left random: {_summary(missing)}; "
-        f"in the file but not used: {_summary(unused)}"
-    )
-
-
-def _summary(names: list[str]) -> str:
-    """All names if few, else how many of each part of the model."""
-    if len(names) <= 6:
-        return ", ".join(names) or "none"
-    parts = [".".join(name.split(".")[:2]) if name.startswith("backbone.") else name.split(".")[0] for name in names]
-    return ", ".join(f"{part} ({parts.count(part)})" for part in dict.fromkeys(parts))
+    return raw_model, group.wrap(raw_model, static_graph=cfg.static_graph, find_unused=cfg.find_unused_parameters)
 
 
 def _active_terms(cfg: Config) -> dict[str, float]:
@@ -217,43 +192,62 @@ def get_criterion(cfg: Config, say: Callable[[str], None] = print) -> Criterion:
 
 
 def get_optimizer(
-    cfg: Config, raw_model: nn.Module, group: Group, steps_per_epoch: int, say: Callable[[str], None] = print
-) -> tuple[torch.optim.Optimizer, LambdaLR]:
-    """SGD, and its schedule by optimizer step: linear warm-up, then cosine to 0; the lr scaled by the world size."""
-    rule = {"linear": group.world_size, "sqrt": math.sqrt(group.world_size), "none": 1}[cfg.lr_scaling]
+    cfg: Config, raw_model: nn.Module, group: Group, steps_per_epoch: int, origin: dict[str, int],
+    say: Callable[[str], None] = print,
+) -> tuple[torch.optim.Optimizer, Callable[[float], float]]:  # fmt: skip
+    """SGD, and its lr as a function of the step, from 0: linear warm-up, then cosine to 0.
+
+    origin: {"world_size": processes that the run began with, "global_batch": its global batch then}. The lr is
+    scaled by the world size; in a run that goes on with another global batch, as that batch is.
+    """
+    global_batch = cfg.batchsize * cfg.accum_steps * group.world_size
+    size = origin["world_size"] * global_batch / origin["global_batch"]
+    rule = {"linear": size, "sqrt": math.sqrt(size), "none": 1.0}[cfg.lr_scaling]
     lr = cfg.lr * rule
     say(
         f"lr {cfg.lr:g} x {rule:g} (--lr_scaling {cfg.lr_scaling}, {group.world_size} process(es)) = {lr:g}; "
-        f"global batch {cfg.batchsize * cfg.accum_steps * group.world_size} = --batchsize {cfg.batchsize} "
+        f"global batch {global_batch} = --batchsize {cfg.batchsize} "
         f"x --accum_steps {cfg.accum_steps} x {group.world_size} process(es); {steps_per_epoch} steps an epoch"
     )
+    if (group.world_size, global_batch) != (origin["world_size"], origin["global_batch"]):
+        say(
+            f"the run began with {origin['world_size']} process(es) and a global batch of {origin['global_batch']}; "
+            + (
+                "that batch is kept, and so are lr and result"
+                if global_batch == origin["global_batch"]
+                else f"now it is {global_batch}, and the lr follows it by --lr_scaling {cfg.lr_scaling}; --accum_steps or "
+                "--batchsize can keep it"
+            )
+        )
     parameters = [parameter for parameter in raw_model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.SGD(parameters, lr=lr, momentum=cfg.momentum, weight_decay=cfg.wdecay)
-    factor = functools.partial(
-        lr_factor, total_steps=cfg.epochs * steps_per_epoch, warmup_steps=round(cfg.warmup_epochs * steps_per_epoch)
-    )
-    return optimizer, LambdaLR(optimizer, factor)
+    total_steps, warmup_steps = cfg.epochs * steps_per_epoch, round(cfg.warmup_epochs * steps_per_epoch)
+    return optimizer, lambda position: lr * lr_factor(position, total_steps, warmup_steps)
 
 
-def lr_factor(step: int, total_steps: int, warmup_steps: int) -> float:
-    """What the lr is multiplied by in optimizer step `step`, counted from 0."""
-    if step < warmup_steps:
-        return (step + 1) / warmup_steps
-    if step >= total_steps:
-        return 0.0
-    return 0.5 * (1 + math.cos(math.pi * (step - warmup_steps) / (total_steps - warmup_steps)))
-
-
-def get_class_names(cfg: Config) -> list[str]:
-    """The names in the file --classes, or of its preset; class numbers without either."""
-    if not cfg.classes:
-        return [str(number) for number in range(cfg.numclasses)]
-    preset = CLASS_PRESETS / f"{cfg.classes}.txt"
-    try:
-        names = (preset if preset.is_file() else Path(cfg.classes)).read_text(encoding="utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--classes {cfg.classes}: {getattr(error, 'strerror', 'not UTF-8 text')}") from None
-    names = [name.strip() for name in names if name.strip()]
-    if len(names) != cfg.numclasses:
-        raise UserError(f"--classes {cfg.classes}: {len(names)} names, but --numclasses is {cfg.numclasses}")
-    return names
+def get_state(
+    cfg: Config, group: Group, loader: DataLoader, saved: dict | None, say: Callable[[str], None] = print
+) -> TrainState:
+    """Model, optimizer and position: of a new run, or of the checkpoint whose content is `saved`."""
+    sampler = loader.sampler
+    assert isinstance(sampler, TrainSampler)
+    raw_model, model = get_model(cfg, group, say, pretrained=saved is None)
+    origin = {"world_size": group.world_size, "global_batch": sampler.global_batch}
+    listing = digest(loader.dataset.listing)  # type: ignore[attr-defined]
+    continues = saved is not None and not cfg.reset_data_offset
+    if saved is not None and continues:
+        origin = saved["origin"]
+        if saved["samples"] and saved["listing"] != listing:
+            raise UserError(
+                f"--resume {cfg.resume}: the training list has changed in the middle of an epoch; restore it, resume a "
+                "checkpoint from between two epochs, or start over from these weights by --reset_data_offset"
+            )
+    optimizer, lr_at = get_optimizer(cfg, raw_model, group, sampler.steps_per_epoch, origin, say)
+    scaler = torch.amp.GradScaler(group.device.type, enabled=cfg.amp == "fp16")
+    ema = AveragedModel(raw_model, multi_avg_fn=get_ema_multi_avg_fn(cfg.ema)) if cfg.ema else None
+    state = TrainState(raw_model, model, optimizer, lr_at, scaler, ema, origin=origin, listing=listing)
+    torch.manual_seed(cfg.seed + group.rank)
+    if saved is not None:
+        say(f"flags changed since: {config.changes(saved['config'], cfg) or 'none'}")
+        state.restore(saved, group, optimizer=not cfg.reset_optimizer, position=continues)
+    return state

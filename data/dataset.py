@@ -113,6 +113,11 @@ class SegmentationDataset(Dataset):
     def __len__(self) -> int:
         return len(self.files)
 
+    @property
+    def listing(self) -> list[str]:
+        """The files of each sample without their folders, to compare with those of another machine or an earlier run."""
+        return [" ".join(f"{kind}={path.name}" for kind, path in files.items()) for files in self.files]
+
     def __getitem__(self, key: int | tuple[int, int]) -> dict[str, np.ndarray]:
         if isinstance(key, int):
             return self._read(key)

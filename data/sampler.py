@@ -11,9 +11,9 @@ from errors import UserError
 class TrainSampler(DistributedSampler):
     """One process's share of an order of samples that does not depend on the number of processes.
 
-    Global batch g of an epoch is the g-th run of batch_size * accum_steps * world_size entries of one
-    permutation, drawn from (seed, epoch). Each forward pass takes the next batch_size * world_size of
-    them, rank 0 the first batch_size, and so on. The last, smaller global batch is left out; the next
+    An epoch's order is one permutation, drawn from (seed, epoch). Each global batch is the next batch_size *
+    accum_steps * world_size entries of it; each forward pass takes the next batch_size * world_size of
+    those, rank 0 the first batch_size, and so on. What is too little for a last global batch is left out; the next
     epoch's permutation is another one.
 
     Yields (epoch, index), from which the data set derives the sample's augmentation. Also serves one
@@ -33,18 +33,29 @@ class TrainSampler(DistributedSampler):
         )
         self.batch_size = batch_size
         self.global_batch = batch_size * accum_steps * world_size
-        self.steps = num_samples // self.global_batch
-        if self.steps == 0:
+        self.steps_per_epoch = num_samples // self.global_batch
+        if self.steps_per_epoch == 0:
             raise UserError(
                 f"the training list has {num_samples} image(s) but one optimizer step takes {self.global_batch} "
                 f"(--batchsize {batch_size} x --accum_steps {accum_steps} x {world_size} process(es)): lower --batchsize"
             )
-        self.num_samples = self.steps * self.global_batch // world_size
+        self.set_position(0, 0)
+
+    def set_position(self, epoch: int, samples: int) -> None:
+        """Begin the next iteration in this epoch, after its first `samples` entries, at no cost for those.
+
+        With another number of processes, batch size or accumulation than those were taken with, the rest is
+        divided anew: the same samples in the same order.
+        """
+        self.set_epoch(epoch)
+        self.samples = samples
+        self.steps = (len(self.dataset) - samples) // self.global_batch  # type: ignore[arg-type]
+        self.num_samples = self.steps * self.global_batch // self.num_replicas  # of this process, for len()
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
         order = np.random.default_rng((self.seed, self.epoch)).permutation(len(self.dataset))  # type: ignore[arg-type]
-        order = order[: self.steps * self.global_batch].reshape(-1, self.num_replicas, self.batch_size)
-        for index in order[:, self.rank].ravel():
+        order = order[self.samples : self.samples + self.steps * self.global_batch]
+        for index in order.reshape(-1, self.num_replicas, self.batch_size)[:, self.rank].ravel():
             yield self.epoch, int(index)
 
 

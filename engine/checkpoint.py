@@ -1,20 +1,27 @@
-"""Checkpoints: whole or absent, and read without running anything from the file."""
+"""Checkpoint files: whole or absent, checked by their SHA-256, and read without running anything from them.
 
+A file is what torch.save writes, a zip archive, with a comment at its end as that format allows: the optimizer
+step and the SHA-256 of the file without the comment. torch.load reads it like any other.
+"""
+
+import hashlib
+import io
 import os
 import pickle
-from dataclasses import dataclass
+import re
+import struct
+import threading
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import nn
-from torch.amp import GradScaler
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR
+from torch import Tensor
 
 from errors import UserError
 
-FORMAT = 1
+_COMMENT = re.compile(rb"segtrain step=(\d{12}) sha256=([0-9a-f]{64})")
+_COMMENT_LENGTH = len(b"segtrain step=%012d sha256=%064d" % (0, 0))
+_NUMBERED = re.compile(r"(step|epoch)_(\d+)\.pt")
 
 # numpy._core was numpy.core before NumPy 2, and files name the one they were written with.
 _multiarray = getattr(np, "_core", None) or np.core
@@ -28,53 +35,87 @@ NUMPY_VALUES: list = [
 ]  # fmt: skip
 
 
-@dataclass
-class TrainState:
-    """All of a run that changes from step to step. A checkpoint holds it; restore() puts it back in place."""
+class Writer:
+    """Writes checkpoints in a thread, from a copy on the CPU, while training goes on. One at a time.
 
-    raw_model: nn.Module
-    model: nn.Module  # the DDP wrapper of raw_model, or raw_model itself
-    optimizer: Optimizer
-    schedule: LambdaLR
-    scaler: GradScaler
-    epoch: int = 0  # epochs done
-    step: int = 0  # optimizer steps done
-    best_miou: float = -1.0  # none yet
+    A write that fails is raised as UserError by the next call of any method; earlier files stay whole.
+    """
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._error: UserError | None = None
+
+    def save(self, content: dict, paths: list[Path], keep: dict[str, int]) -> None:
+        """Begin to write content, which has its "step", to all of the paths.
+
+        keep: {"step" or "epoch": how many files of that kind, such as step_00000100.pt, stay: the newest}.
+        """
+        self.wait()
+        copy = _copy_to_cpu(content)
+        self._thread = threading.Thread(target=self._write, args=(copy, paths, keep), name="checkpoint")
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Return when the last write is done."""
+        if self._thread:
+            self._thread.join()
+            self._thread = None
+        self.check()
+
+    def check(self) -> None:
+        """Raise what went wrong so far."""
+        if self._error:
+            raise self._error
+
+    def _write(self, content: dict, paths: list[Path], keep: dict[str, int]) -> None:
+        try:
+            data = to_bytes(content)
+            for path in paths:
+                write(path, data)
+                _drop_older(path, keep)
+        except UserError as error:
+            self._error = error
 
 
-def to_dict(state: TrainState, rng: list[dict], config: dict) -> dict:
-    """A checkpoint's content: tensors and plain values. rng: rng_state() of every rank."""
-    return {
-        "format": FORMAT,
-        "model": state.raw_model.state_dict(),
-        "optimizer": state.optimizer.state_dict(),
-        "schedule": {"step": state.schedule.last_epoch, "lr": state.schedule.get_last_lr()},
-        "scaler": state.scaler.state_dict(),
-        "epoch": state.epoch,
-        "step": state.step,
-        "best_miou": state.best_miou,
-        "rng": rng,
-        "config": config,
-    }
+def _copy_to_cpu(value):
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, dict):
+        return {key: _copy_to_cpu(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_copy_to_cpu(item) for item in value)
+    return value
 
 
-def save(path: Path, content: dict) -> None:
-    """Write a checkpoint so that `path` always is a whole file: to a temporary one, synced, then renamed."""
+def to_bytes(content: dict) -> memoryview:
+    """A checkpoint file's bytes. content: tensors and plain values, with its "step"."""
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    digest = hashlib.sha256(buffer.getbuffer()).hexdigest()
+    comment = b"segtrain step=%012d sha256=%s" % (content["step"], digest.encode())
+    buffer.seek(-2, os.SEEK_END)
+    assert buffer.read() == b"\0\0"  # the length of the archive's comment, none so far
+    buffer.seek(-2, os.SEEK_END)
+    buffer.write(struct.pack("<H", len(comment)) + comment)
+    return buffer.getbuffer()
+
+
+def write(path: Path, data: memoryview) -> None:
+    """Write a file so that `path` always is a whole one: to a temporary one, synced, then renamed."""
     scratch = path.with_name(f".{path.name}.tmp")
     try:
         with scratch.open("wb") as file:
-            torch.save(content, file)
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.replace(scratch, path)
         _sync_folder(path.parent)
-    except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError
+    except OSError as error:
         scratch.unlink(missing_ok=True)
-        if isinstance(error.__context__, KeyboardInterrupt):  # torch's writer fails on its way out of it
-            raise KeyboardInterrupt from None
-        reason = str(error).splitlines()[0]
+        needed = f"; it has {len(data) / 2**20:.0f} MiB" if error.errno == 28 else ""
         raise UserError(
-            f"{path}: the checkpoint cannot be written ({reason}); an earlier one is still whole"
+            f"{path}: the checkpoint cannot be written ({error.strerror}{needed}). Earlier ones are whole: make room, "
+            "then go on by --resume auto"
         ) from error
 
 
@@ -86,6 +127,74 @@ def _sync_folder(folder: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def _drop_older(path: Path, keep: dict[str, int]) -> None:
+    """Delete all but the newest files of the path's kind, if it has a number and its kind a limit."""
+    match = _NUMBERED.fullmatch(path.name)
+    if not match or not keep.get(match[1]):
+        return
+    numbered = [(int(other[2]), file) for file in path.parent.iterdir() if (other := _NUMBERED.fullmatch(file.name))
+                and other[1] == match[1]]  # fmt: skip
+    for _, file in sorted(numbered)[: -keep[match[1]]]:
+        file.unlink()
+
+
+def step_of(path: Path) -> int | None:
+    """The optimizer step in the comment of a checkpoint; None where there is no such comment."""
+    try:
+        with path.open("rb") as file:
+            file.seek(-min(path.stat().st_size, _COMMENT_LENGTH), os.SEEK_END)
+            match = _COMMENT.fullmatch(file.read())
+    except OSError:
+        return None
+    return int(match[1]) if match else None
+
+
+def is_whole(path: Path) -> bool:
+    """Whether the file is as it was written, by its SHA-256."""
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return False
+    match = _COMMENT.fullmatch(data[-_COMMENT_LENGTH:])
+    if not match:
+        return False
+    hashed = hashlib.sha256(memoryview(data)[: -_COMMENT_LENGTH - 2])
+    hashed.update(b"\0\0")  # where the comment's length is, and was 0
+    return hashed.hexdigest().encode() == match[2]
+
+
+def files_of_run(folder: Path) -> list[Path]:
+    """last.pt, best.pt and the numbered checkpoints in a run's folder."""
+    return [
+        file for file in folder.glob("*.pt") if file.name in ("last.pt", "best.pt") or _NUMBERED.fullmatch(file.name)
+    ]
+
+
+def newest_whole(folder: Path) -> tuple[Path | None, list[Path]]:
+    """The whole checkpoint of a run's folder with most steps, and the damaged ones that were newer or unreadable."""
+    files = files_of_run(folder)
+    steps = {file: step for file in files if (step := step_of(file)) is not None}
+    damaged = [file for file in files if file not in steps]
+    # Of equal ones last.pt, which is written last.
+    for file in sorted(steps, key=lambda file: (steps[file], file.name == "last.pt"), reverse=True):
+        if is_whole(file):
+            return file, damaged
+        damaged.append(file)
+    return None, damaged
+
+
+def read_run(path: Path) -> dict:
+    """The content of a checkpoint of a run, checked by its SHA-256. Raises UserError on any other file."""
+    if path.is_file() and step_of(path) is not None and not is_whole(path):
+        raise UserError(f"{path}: damaged: its SHA-256 is not the one that was written with it")
+    content = read(path)
+    if "ranks" not in content:
+        raise UserError(f"{path}: no checkpoint of a run; to start from its weights use --pretrained {path}")
+    if step_of(path) is None:
+        raise UserError(f"{path}: a checkpoint without its SHA-256; to start from its weights use --pretrained {path}")
+    return content
 
 
 def read(path: Path) -> dict:
@@ -104,48 +213,3 @@ def read(path: Path) -> dict:
     if not isinstance(content, dict):
         raise UserError(f"{path}: not a checkpoint but a {type(content).__name__}")
     return content
-
-
-def restore(path: Path, state: TrainState, steps_per_epoch: int, rank: int, device: torch.device) -> dict:
-    """Put a run back to where it was saved, and this rank's random numbers. Returns the config it had.
-
-    Learning rate, momentum, weight decay and schedule are those of now, at the epoch reached; if nothing
-    was changed, they are those of then.
-    """
-    content = read(path)
-    if content.get("format") != FORMAT or "rng" not in content:
-        raise UserError(f"{path}: no checkpoint of a run; to start from its weights use --pretrained {path}")
-    chosen = ("initial_lr", "momentum", "weight_decay")
-    now = [{name: group[name] for name in chosen} for group in state.optimizer.param_groups]
-    try:
-        state.raw_model.load_state_dict(content["model"])
-        state.optimizer.load_state_dict(content["optimizer"])
-    except (RuntimeError, ValueError) as error:
-        reason = " ".join(str(error).split())[:160]
-        raise UserError(
-            f"{path}: does not fit this model, check --model_type, --layers, --numclasses ({reason})"
-        ) from None
-    state.epoch, state.step, state.best_miou = content["epoch"], content["step"], content["best_miou"]
-    state.schedule.last_epoch = state.epoch * steps_per_epoch
-    for group, values, factor in zip(state.optimizer.param_groups, now, state.schedule.lr_lambdas, strict=True):
-        group.update(values, lr=values["initial_lr"] * factor(state.schedule.last_epoch))
-    state.schedule._last_lr = [group["lr"] for group in state.optimizer.param_groups]
-    if content["scaler"] and state.scaler.is_enabled():
-        state.scaler.load_state_dict(content["scaler"])
-    if rank < len(content["rng"]):
-        set_rng_state(content["rng"][rank], device)
-    return content["config"]
-
-
-def rng_state(device: torch.device) -> dict:
-    """torch's random number generators of this process: dropout is the only user of them."""
-    state = {"cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        state["cuda"] = torch.cuda.get_rng_state(device)
-    return state
-
-
-def set_rng_state(state: dict, device: torch.device) -> None:
-    torch.set_rng_state(state["cpu"])
-    if "cuda" in state and device.type == "cuda":
-        torch.cuda.set_rng_state(state["cuda"], device)

@@ -2,8 +2,6 @@
 
 import json
 import math
-import os
-import re
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -14,6 +12,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from engine import checkpoint, run_folder
 from engine.distributed import Group
 from engine.metrics import Scores
 from errors import UserError
@@ -36,9 +35,13 @@ class Run:
         self._metrics: TextIO | None = None
         self._board: SummaryWriter | None = None
         self._bar: tqdm | None = None
+        self._num_lines = 0  # of metrics
+        self._writer = checkpoint.Writer()
         self._unread: tuple | None = None  # the last step, whose losses may still be on their way
-        self._window: list[dict[str, float]] = []  # losses of the steps since the last line of metrics
-        self._window_start, self._window_images = 0.0, 0
+        self._window: list[
+            dict[str, float]
+        ] = []  # losses, epoch, step and lr of the steps since the last line of metrics
+        self._window_start, self._window_images, self._last_step_at = 0.0, 0, 0.0
 
     def info(self, text: str, *, every_rank: bool = False) -> None:
         """Say a line on the terminal and in train.log; with every_rank, on every rank's terminal."""
@@ -54,45 +57,91 @@ class Run:
         else:
             self._lines.append(line)
 
-    def find_checkpoint(self, logdir: str, name: str, resume: str) -> Path | None:
-        """The checkpoint to continue from, if any, the same on every rank.
+    def find_checkpoint(self, logdir: str, name: str, resume: str, *, new_folder: bool) -> dict | None:
+        """The content of the checkpoint to continue from, if any (engine.run_folder.find), read by every rank.
 
-        resume: a checkpoint's path; or "auto" for the last.pt of the newest of logdir/name, name.2, name.3 ...
-        The run goes on in the folder of what it continues, and otherwise in one that open() makes.
+        The run goes on in the folder of what it continues, unless new_folder; otherwise in one that open() makes.
         """
-        found: tuple[Path | None, Path | None] | UserError | None = None
+        found: tuple[Path | None, Path | None, list[Path]] | UserError | None = None
         if self.group.is_main:
             try:
-                found = _find_run(Path(logdir), name, resume)
+                found = run_folder.find(Path(logdir), name, resume)
             except UserError as error:
                 found = error
         found = self.group.broadcast(found)
         if isinstance(found, UserError):
             raise found
         assert found is not None
-        self.folder, checkpoint = found
-        return checkpoint
+        folder, path, damaged = found
+        self.folder = None if new_folder else folder
+        for file in damaged:
+            self.info(f"{file}: damaged or torn; passed over for {path}")
+        if path is None:
+            return None
+        began = time.perf_counter()
+        content = checkpoint.read_run(path)
+        self.info(
+            f"resuming {path}: epoch {content['epoch'] + 1}, {content['samples']} samples into it, step {content['step']} "
+            f"(read in {time.perf_counter() - began:.1f} s)"
+        )
+        return content
 
-    def open(self, logdir: str, name: str, config: str, step: int) -> None:
+    def open(self, logdir: str, name: str, config: str, step: int, saved: dict | None) -> None:
         """Open the run's files, after `step` optimizer steps; what was written past them is dropped.
 
-        A new run gets the first of logdir/name, name.2, name.3 ... that is free: none writes over another.
+        saved: what capture() returned then; None for a run that begins.
         """
         if not self.group.is_main:
             return
         from torch.utils.tensorboard import SummaryWriter  # takes a second to import: only where it is used
 
+        saved = saved or {"lines": 0, "window": []}
         try:
-            self.folder = self.folder or _make_folder(Path(logdir), name)
-            _replace(self.folder / "config.yaml", config)
-            self._log = (self.folder / "train.log").open("a", encoding="utf-8")
+            self.folder = self.folder or run_folder.make(Path(logdir), name)
+            self._log = run_folder.open_log(self.folder)
             self._log.writelines(self._lines)
             self._log.flush()
-            _drop_lines_after(self.folder / "metrics.jsonl", step)
-            self._metrics = (self.folder / "metrics.jsonl").open("a", encoding="utf-8")
-            self._board = SummaryWriter(str(self.folder), purge_step=step + 1, flush_secs=10)
+            set_aside = run_folder.tidy(self.folder, step)
+            run_folder.replace_text(self.folder / "config.yaml", config)
+            last = self._open_metrics(self.folder / "metrics.jsonl", saved["lines"])
+            self._window = saved["window"]
+            # TensorBoard then leaves out what earlier files have from purge_step on.
+            validated = last.get("kind") == "val" and last["step"] == step
+            self._board = SummaryWriter(str(self.folder), purge_step=step + 1 if validated else step, flush_secs=10)
+            if last.get("kind") == "train" and last["step"] == step:
+                self._write_scalars(last)  # written before the validation that is to be done again
         except OSError as error:
             raise UserError(f"{self.folder or logdir}: cannot be written ({error.strerror})") from None
+        if set_aside:
+            self.info(f"checkpoints past step {step} got .old added to their names: {', '.join(set_aside)}")
+
+    def _open_metrics(self, path: Path, num_lines: int) -> dict:
+        """Keep the first lines of metrics.jsonl and open it to append. Returns the last one, {} if there is none."""
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")][:num_lines]
+        if len(lines) < num_lines:
+            self.info(f"{path}: has {len(lines)} lines, but had {num_lines} when the checkpoint was written")
+        run_folder.replace_text(path, "".join(lines))
+        self._metrics = path.open("a", encoding="utf-8")
+        self._num_lines = len(lines)
+        try:
+            return json.loads(lines[-1]) if lines else {}
+        except ValueError:
+            raise UserError(f"{path} line {len(lines)}: not JSON; mend or delete the file") from None
+
+    def capture(self) -> dict:
+        """What a later process needs to go on with the run's files, which are on disk up to here when this returns."""
+        self._read_step()
+        for file in (self._metrics, self._board):
+            if file:
+                file.flush()
+        return {"lines": self._num_lines, "window": [dict(values) for values in self._window]}
+
+    def save_checkpoint(self, content: dict, names: list[str], keep: dict[str, int]) -> None:
+        """Write a checkpoint to files of these names, in the background; engine.checkpoint.Writer."""
+        if self.group.is_main:
+            assert self.folder is not None
+            self._writer.save(content, [self.folder / name for name in names], keep)
 
     def bar(self, items: Iterable, *, total: int, title: str) -> tqdm:
         """A progress bar with rate and time left, on rank 0."""
@@ -103,61 +152,70 @@ class Run:
 
     def steps(self, steps: Iterable, *, total: int, title: str) -> Iterator:
         """Go through an epoch's optimizer steps with a bar; each calls log_step. Ends with a line of metrics."""
-        self._window_start = time.perf_counter()
+        self._window_start, self._window_images = time.perf_counter(), 0
         self._bar = self.bar(steps, total=total, title=title)
         yield from self._bar
-        self._read_step(last=True)
+        self._read_step()
+        if self._window:
+            self._write_window()
 
-    def log_step(self, epoch: int, step: int, losses: dict[str, Tensor], lr: float, num_images: int) -> None:
+    def log_step(
+        self, epoch: int, step: int, losses: dict[str, Tensor], own: Tensor, lr: float, num_images: int
+    ) -> None:
         """Take in an optimizer step, counted from 1 as its epoch: losses over the global batch, "loss" their total.
 
-        They are read one step late, so that the device has the next step to work on meanwhile. Raises
-        UserError on every rank when one is not finite.
+        own: this rank's parts of the losses. They are read one step late, so that the device has the next step to
+        work on meanwhile. Raises UserError on every rank when a loss is not finite.
         """
         self._read_step()
-        self._unread = (epoch, step, losses, lr, num_images, time.perf_counter())
+        self._writer.check()
+        self._unread = (epoch, step, losses, own, lr, num_images, time.perf_counter())
 
-    def _read_step(self, last: bool = False) -> None:
+    def _read_step(self) -> None:
         if self._unread is None:
             return
-        epoch, step, losses, lr, num_images, taken_at = self._unread
+        epoch, step, losses, own, lr, num_images, taken_at = self._unread
         self._unread = None
         values = dict(zip(losses, torch.stack(list(losses.values())).tolist(), strict=True))
         for name, value in values.items():
             if not math.isfinite(value):
+                finite = self.group.gather(bool(own.isfinite().all()))
+                ranks = [rank for rank, good in enumerate(finite) if not good]
                 raise UserError(
-                    f"loss {name!r} is {value} at step {step} (epoch {epoch}): lower --lr, warm up for longer, or use "
-                    "--amp bf16 or none; last.pt is of the epoch before"
+                    f"loss {name!r} is {value} at step {step} (epoch {epoch}), from rank(s) {ranks}: lower --lr, warm up "
+                    "for longer, or use --amp bf16 or none; last.pt is from before"
                 )
         assert self._bar is not None
         self._bar.set_postfix(loss=f"{values['loss']:.3f}", lr=f"{lr:.2g}", refresh=False)
-        self._window.append(values)
+        self._window.append(values | {"epoch": epoch, "step": step, "lr": lr})
         self._window_images += num_images
-        if last or step % self.log_interval == 0:
-            self._write_window(epoch, step, lr, taken_at)
+        self._last_step_at = taken_at
+        if step % self.log_interval == 0:
+            self._write_window()
 
-    def _write_window(self, epoch: int, step: int, lr: float, now: float) -> None:
-        means = {name: sum(values[name] for values in self._window) / len(self._window) for name in self._window[0]}
-        rate = self._window_images / (now - self._window_start)
-        self._window, self._window_images, self._window_start = [], 0, now
-        loss = means.pop("loss")
-        self._write(
-            {
-                "kind": "train",
-                "epoch": epoch,
-                "step": step,
-                "loss": loss,
-                "losses": means,
-                "lr": lr,
-                "images_per_s": rate,
-            }
-        )
+    def _write_window(self) -> None:
+        """Write a line of metrics: the mean losses since the one before."""
+        last = self._window[-1]
+        losses = {
+            name: sum(values[name] for values in self._window) / len(self._window)
+            for name in last
+            if name not in ("epoch", "step", "lr")
+        }
+        # Of the steps that this process did: it may have taken over a window half-way.
+        rate = self._window_images / (self._last_step_at - self._window_start) if self._window_images else 0.0
+        self._window, self._window_images, self._window_start = [], 0, self._last_step_at
+        line = {"kind": "train", "epoch": last["epoch"], "step": last["step"], "loss": losses.pop("loss"),
+                "losses": losses, "lr": last["lr"], "images_per_s": rate}  # fmt: skip
+        self._write(line)
+        self._write_scalars(line)
+
+    def _write_scalars(self, line: dict) -> None:
+        """A train line of metrics for TensorBoard."""
         if self._board:
-            scalars = {"loss": loss, "lr": lr, "images_per_s": rate} | {
-                f"loss_{name}": mean for name, mean in means.items()
-            }
+            scalars = {name: line[name] for name in ("loss", "lr", "images_per_s")}
+            scalars |= {f"loss_{name}": mean for name, mean in line["losses"].items()}
             for tag, value in scalars.items():
-                self._board.add_scalar(f"train/{tag}", value, step)
+                self._board.add_scalar(f"train/{tag}", value, line["step"])
 
     def log_validation(
         self, epoch: int, step: int, scores: Scores, class_names: list[str], panels: list[Tensor]
@@ -180,67 +238,11 @@ class Run:
         if self._metrics:
             self._metrics.write(json.dumps(line) + "\n")
             self._metrics.flush()
+            self._num_lines += 1
 
     def close(self) -> None:
+        """Finish what is being written and close the files."""
+        self._writer.wait()
         for file in (self._board, self._metrics, self._log):
             if file:
                 file.close()
-
-
-def table(scores: Scores, class_names: list[str]) -> str:
-    """Per-class IoU and the summary scores, in per cent."""
-    width = max(len(name) for name in [*class_names, "pixel accuracy"])
-    rule = "  " + "-" * (width + 7)
-    summary = {"mIoU": scores["miou"], "pixel accuracy": scores["pixel_acc"], "mean accuracy": scores["mean_acc"]}
-    rows = [f"  {'class':<{width}}    IoU", rule]
-    for name, value in zip(class_names, scores["iou"], strict=True):
-        rows.append(f"  {name:<{width}} " + ("absent" if value is None else f"{100 * value:6.2f}"))
-    return "\n".join([*rows, rule, *(f"  {name:<{width}} {100 * value:6.2f}" for name, value in summary.items())])
-
-
-def _runs_of(logdir: Path, name: str) -> dict[int, Path]:
-    """The folders logdir/name, name.2, name.3 ... that are there, by number."""
-    numbered = re.compile(re.escape(name) + r"(?:\.(\d+))?")
-    matches = {entry: numbered.fullmatch(entry.name) for entry in logdir.iterdir()} if logdir.is_dir() else {}
-    return {int(match[1] or 1): entry for entry, match in matches.items() if match}
-
-
-def _find_run(logdir: Path, name: str, resume: str) -> tuple[Path | None, Path | None]:
-    """Folder and checkpoint of the run to continue; no checkpoint if it ended before its first one."""
-    runs = _runs_of(logdir, name)
-    if resume == "" or (resume == "auto" and not runs):
-        return None, None
-    checkpoint = runs[max(runs)] / "last.pt" if resume == "auto" else Path(resume)
-    if resume != "auto" and not checkpoint.is_file():
-        raise UserError(f"--resume {resume}: no such file (auto finds the newest run of --name {name})")
-    return checkpoint.parent, checkpoint if checkpoint.is_file() else None
-
-
-def _make_folder(logdir: Path, name: str) -> Path:
-    logdir.mkdir(parents=True, exist_ok=True)
-    number = max(_runs_of(logdir, name), default=0) + 1
-    while True:
-        folder = logdir / (name if number == 1 else f"{name}.{number}")
-        try:
-            folder.mkdir()
-            return folder
-        except FileExistsError:  # another run took it meanwhile
-            number += 1
-
-
-def _drop_lines_after(path: Path, step: int) -> None:
-    """Keep the lines of metrics of up to `step` steps; a line cut short by a kill goes, too."""
-    if not path.exists():
-        return
-    kept = []
-    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
-        if line.endswith("\n") and json.loads(line)["step"] <= step:
-            kept.append(line)
-    _replace(path, "".join(kept))
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write a text file so that it is the old or the new one, never a part."""
-    scratch = path.with_name(f".{path.name}.tmp")
-    scratch.write_text(text, encoding="utf-8")
-    os.replace(scratch, path)

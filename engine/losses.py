@@ -1,5 +1,7 @@
 """The training losses, normalised over the global batch."""
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -43,12 +45,12 @@ class Criterion:
         }
         return torch.stack([count[term](batch[NEEDS[term]]).double() for term in self.weights])
 
-    def __call__(self, outputs: dict[str, Tensor], batch: dict[str, Tensor], counts: Tensor) -> Tensor:
+    def __call__(self, outputs: dict[str, Tensor], batch: dict[str, Tensor], counts: Sequence[float]) -> Tensor:
         """This batch's part of each loss, unweighted, in the order of `weights`: float32 or float64.
 
         outputs: {"logits": (B, C, h, w), "lorm": scalar sum}. batch: {"image": (B, H, W, 3), for its size;
         "label", "pseudo": (B, H, W) uint8 classes, 255 = ignore; "distance_s", "distance_c": (B, H, W)
-        uint8}. counts: as counts(), on the CPU, summed over the global batch.
+        uint8}. counts: as counts(), summed over the global batch, as plain numbers.
         """
         size = batch["image"].shape[1:3]
         logits = outputs["logits"]
@@ -66,8 +68,8 @@ class Criterion:
             else:
                 smooth = self.label_smooth if term == "pseudo" else 0.0
                 sums.append(_cross_entropy_sum(log_probs, batch[NEEDS[term]], smooth))
-        # As plain numbers: a tensor on its way to the GPU would make the CPU wait for it.
-        return torch.stack([part / max(count, 1.0) for part, count in zip(sums, counts.tolist(), strict=True)])
+        # Plain numbers, as a tensor on its way to the GPU would make the CPU wait for it.
+        return torch.stack([part / max(count, 1.0) for part, count in zip(sums, counts, strict=True)])
 
     def total(self, parts: Tensor) -> Tensor:
         """The weighted sum of the losses that __call__ returns."""
@@ -80,8 +82,10 @@ class Criterion:
 
 def _cross_entropy_sum(log_probs: Tensor, label: Tensor, smooth: float) -> Tensor:
     """Sum of -log p over labelled pixels, the target being (1 - smooth) * one-hot + smooth / C."""
-    loss = F.nll_loss(log_probs, label.long(), ignore_index=IGNORE, reduction="sum")
+    labelled = label != IGNORE
+    # F.nll_loss does the same, but not for maps under --deterministic on CUDA.
+    picked = log_probs.gather(1, label.masked_fill(~labelled, 0).long().unsqueeze(1)).squeeze(1)
+    loss = -(picked * labelled).sum()  # (B, C, H, W) -> (B, H, W) -> scalar
     if smooth:
-        uniform = -(log_probs.mean(1) * (label != IGNORE)).sum()  # (B, C, H, W) -> scalar
-        loss = (1 - smooth) * loss + smooth * uniform
+        loss = (1 - smooth) * loss - smooth * (log_probs.mean(1) * labelled).sum()
     return loss

@@ -43,3 +43,14 @@ def scores(confusion: Tensor) -> Scores:
         "mean_acc": float((correct[present] / labelled[present]).sum()) / num_present,
         "iou": [float(value) if pixels else None for value, pixels in zip(iou, union, strict=True)],
     }
+
+
+def table(scores: Scores, class_names: list[str]) -> str:
+    """Per-class IoU and the summary scores, in per cent."""
+    width = max(len(name) for name in [*class_names, "pixel accuracy"])
+    rule = "  " + "-" * (width + 7)
+    summary = {"mIoU": scores["miou"], "pixel accuracy": scores["pixel_acc"], "mean accuracy": scores["mean_acc"]}
+    rows = [f"  {'class':<{width}}    IoU", rule]
+    for name, value in zip(class_names, scores["iou"], strict=True):
+        rows.append(f"  {name:<{width}} " + ("absent" if value is None else f"{100 * value:6.2f}"))
+    return "\n".join([*rows, rule, *(f"  {name:<{width}} {100 * value:6.2f}" for name, value in summary.items())])

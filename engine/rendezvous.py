@@ -1,10 +1,11 @@
 """How processes find their place, their device and each other."""
 
+import contextlib
 import os
 import socket
+import sys
 import threading
 import time
-from collections.abc import Callable
 from datetime import timedelta
 from urllib.parse import urlsplit
 
@@ -14,6 +15,7 @@ import torch.distributed as dist
 from errors import UserError
 
 ANSWER_SECONDS = 10.0  # how long a store that can be connected to may take to answer
+WAIT_SECONDS = 3.0  # how long a wait for other ranks may keep Ctrl-C waiting
 
 
 def find_device(name: str, local_rank: int, local_world_size: int) -> torch.device:
@@ -84,18 +86,18 @@ def _integer(variable: str) -> int:
         raise UserError(f"environment variable {variable} is {value!r}, not a number") from None
 
 
-def meet(dist_url: str, rank: int, world_size: int, timeout: timedelta) -> Callable[[], dist.Store]:
-    """A function that opens a connection to the store at the URL; the first call on rank 0 serves it."""
+def meet(dist_url: str, rank: int, world_size: int, timeout: timedelta) -> dist.Store:
+    """The store at the URL, which rank 0 serves. Raises UserError where none can be, or none is found in time."""
     url = urlsplit(dist_url)
     if url.scheme == "file":
         if not os.path.isdir(os.path.dirname(url.path)) or os.path.isdir(url.path):
             raise UserError(
                 f"--dist_url {dist_url}: give a file's absolute path in a folder that exists, as file:///shared/meet"
             )
-        return lambda: dist.FileStore(url.path, 2 * world_size)  # two connections a rank
+        return dist.FileStore(url.path, world_size)
     if url.scheme == "env" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         # torchrun's own store, on a port that torchrun already holds.
-        return lambda: next(dist.rendezvous("env://", rank, world_size, timeout=timeout))[0]
+        return next(dist.rendezvous("env://", rank, world_size, timeout=timeout))[0]
     if url.scheme == "env":
         host, port = os.environ.get("MASTER_ADDR"), _integer("MASTER_PORT")
         if not host:
@@ -116,74 +118,94 @@ def meet(dist_url: str, rank: int, world_size: int, timeout: timedelta) -> Calla
         socket.getaddrinfo(host, port)
     except OSError as error:
         raise UserError(f"rank {rank}: MASTER_ADDR {host!r} is not a known host ({error.strerror})") from None
-    return _TCPMeeting(host, port, rank, timeout)
+    return _serve(host, port, timeout) if rank == 0 else _connect(host, port, rank, timeout)
 
 
-class _TCPMeeting:
-    """Opens connections to the TCP store of a group: rank 0's first call starts its server."""
+def _serve(host: str, port: int, timeout: timedelta) -> dist.Store:
+    try:
+        # It listens at all addresses of this machine. Its own way there is the short one, which no wrong address
+        # and no network can break: what is wrong with `host` shows on the ranks that do not find it.
+        return dist.TCPStore("localhost", port, is_master=True, timeout=timeout, wait_for_workers=False)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        if "EADDRINUSE" in str(error) or "address already in use" in str(error).lower():
+            reason = "the port is in use; choose another (MASTER_PORT or --dist_url)"
+        raise UserError(f"rank 0 cannot listen at {host}:{port}: {reason}") from None
 
-    def __init__(self, host: str, port: int, rank: int, timeout: timedelta):
-        self.host, self.port, self.rank, self.timeout = host, port, rank, timeout
-        self.serves = rank == 0
 
-    def __call__(self) -> dist.Store:
-        if not self.serves:
-            return self._client()
-        self.serves = False
+def _connect(host: str, port: int, rank: int, timeout: timedelta) -> dist.Store:
+    """A connection to rank 0's server, waited for; what answers must be such a server, and at once."""
+    patience = _Patience(timeout.total_seconds())
+    while True:
         try:
-            store = dist.TCPStore(self.host, self.port, is_master=True, timeout=self.timeout, wait_for_workers=False)
-        except RuntimeError as error:
-            taken = "EADDRINUSE" in str(error) or "address already in use" in str(error).lower()
-            reason = (
-                "the port is in use; choose another (MASTER_PORT or --dist_url)"
-                if taken
-                else str(error).splitlines()[0]
+            socket.create_connection((host, port), timeout=2).close()
+            break
+        except OSError as error:
+            if patience.ended():
+                raise UserError(
+                    f"rank {rank}: nothing answers at {host}:{port} ({error}) after "
+                    f"{timeout.total_seconds():g} s; check MASTER_ADDR, MASTER_PORT and that rank 0 runs"
+                ) from None
+            patience.tell(
+                f"rank {rank}: nothing answers at {host}:{port} yet ({error}); is rank 0 there (MASTER_ADDR)?"
             )
-            raise UserError(f"rank 0 cannot listen at {self.host}:{self.port}: {reason}") from None
-        self.port = store.port  # where port 0 asked for a free one
-        return store
+            time.sleep(0.2)
 
-    def _client(self) -> dist.Store:
-        """A connection to rank 0's server, waited for; what answers must be such a server, and at once."""
-        deadline = time.monotonic() + self.timeout.total_seconds()
-        while True:
-            try:
-                socket.create_connection((self.host, self.port), timeout=5).close()
-                break
-            except OSError as error:
-                if time.monotonic() > deadline:
-                    raise UserError(
-                        f"rank {self.rank}: nothing answers at {self.host}:{self.port} ({error}) after "
-                        f"{self.timeout.total_seconds():g} s; check MASTER_ADDR, MASTER_PORT and that rank 0 runs"
-                    ) from None
-                time.sleep(0.2)
-        # In a thread, as torch waits without end for an answer from something that is no store.
-        stores: list[dist.Store] = []
-        connect = threading.Thread(target=lambda: stores.append(self._connect()), daemon=True)
-        connect.start()
-        connect.join(ANSWER_SECONDS)
-        if not stores:
-            raise UserError(
-                f"rank {self.rank}: the port {self.host}:{self.port} is in use by another program; choose another "
-                "(MASTER_PORT or --dist_url)"
-            )
-        return stores[0]
+    # In a thread, as torch waits without end for an answer from something that is no store.
+    stores: list[dist.Store] = []
 
-    def _connect(self) -> dist.Store:
-        return dist.TCPStore(self.host, self.port, is_master=False, timeout=self.timeout, wait_for_workers=False)
+    def connect() -> None:
+        stores.append(dist.TCPStore(host, port, is_master=False, timeout=timeout, wait_for_workers=False))
+
+    thread = threading.Thread(target=connect, daemon=True)
+    thread.start()
+    thread.join(ANSWER_SECONDS)
+    if not stores:
+        raise UserError(
+            f"rank {rank}: the port {host}:{port} is in use by another program; choose another "
+            "(MASTER_PORT or --dist_url)"
+        )
+    return stores[0]
 
 
 def wait_for_all(store: dist.Store, rank: int, world_size: int, dist_url: str, timeout: float) -> None:
     """Return when every rank has come to the store. Raises UserError that names the ranks that have not."""
     keys = [f"joined/{other}" for other in range(world_size)]
-    try:
-        store.wait(keys, timedelta(seconds=timeout))
-    except RuntimeError:
+    patience = _Patience(timeout)
+    while True:
+        # A few seconds at a time, for Ctrl-C and a word on who is awaited.
+        with contextlib.suppress(RuntimeError):
+            store.wait(keys, timedelta(seconds=min(WAIT_SECONDS, timeout)))
+            return
         try:
             missing = f"rank(s) {[other for other, key in enumerate(keys) if not store.check([key])]}"
+            given_up = patience.ended() or store.check(["given_up"])
+            if given_up:
+                store.set("given_up", "")
         except RuntimeError:
-            missing = "some"  # rank 0 gave up first, and its store is gone
-        raise UserError(
-            f"rank {rank}: of {world_size} processes, {missing} did not come to {dist_url} within "
-            f"{timeout:g} s (--dist_timeout); see whether they started"
-        ) from None
+            missing, given_up = "some", True  # rank 0 gave up first, and its store is gone
+        if given_up:
+            if rank == 0:
+                time.sleep(WAIT_SECONDS + 1)  # the others still look at the store, which this process may serve
+            raise UserError(
+                f"rank {rank}: of {world_size} processes, {missing} did not come to {dist_url} within "
+                f"{timeout:g} s (--dist_timeout); see whether they started"
+            )
+        patience.tell(f"rank {rank}: {missing} of {world_size} processes did not come to {dist_url} yet")
+
+
+class _Patience:
+    """A time to wait, and a line on the terminal now and then on what is waited for."""
+
+    def __init__(self, seconds: float):
+        self.seconds, self.began, self.next_word = seconds, time.monotonic(), 10.0
+
+    def ended(self) -> bool:
+        return time.monotonic() - self.began >= self.seconds
+
+    def tell(self, text: str) -> None:
+        waited = time.monotonic() - self.began
+        if waited >= self.next_word:
+            self.next_word = waited + max(10.0, waited)  # after 10 s, 20 s, 40 s ...
+            left = self.seconds - waited
+            print(f"{text}; waiting for {left:.0f} s more (--dist_timeout)", file=sys.stderr, flush=True)

@@ -1,10 +1,56 @@
 """Weights from elsewhere: ours, torchvision's, or a released CDSP checkpoint."""
 
+from collections.abc import Callable
+from pathlib import Path
+
 from torch import Tensor, nn
+
+from errors import UserError
+from models.backbone import imagenet_weights
 
 # Names of the parts in a released CDSP file, and ours. There, the ResNet's layers have no part's name in front.
 CDSP_PARTS = {"layer_pred0.": "head.aspp.", "layer_camatt.": "lorm."}
 RESNET_PARTS = ("conv1.", "bn1.", "layer1.", "layer2.", "layer3.", "layer4.")
+
+
+def load_start_weights(model: nn.Module, source: str, layers: int, read: Callable[[Path], dict]) -> str:
+    """Give the model the weights of --pretrained: "none", "imagenet", or a file, read by `read`.
+
+    Returns a line on what was copied. Raises UserError where nothing fits or nothing can be had.
+    """
+    if source.lower() == "none":
+        return "start weights: random (--pretrained none)"
+    if source == "imagenet":
+        try:
+            state_dict = imagenet_weights(layers)
+        except (OSError, RuntimeError) as error:  # no network, no space, a broken download
+            raise UserError(
+                f"--pretrained imagenet: ResNet-{layers}'s weights cannot be downloaded ({str(error).splitlines()[0]}): "
+                "connect, give a FILE, or use --pretrained none"
+            ) from None
+    else:
+        content = read(Path(source))
+        # Ours, of which the average is what was validated; CDSP's; torchvision's.
+        parts = (content.get("ema"), content.get("model"), content.get("state_dict"), content)
+        state_dict = next(part for part in parts if isinstance(part, dict))
+    state_dict = {
+        name: value for name, value in state_dict.items() if isinstance(value, Tensor) and isinstance(name, str)
+    }
+    num_copied, missing, unused = load_weights(model, state_dict)
+    if num_copied == 0:
+        raise UserError(f"--pretrained {source}: none of its weights fits --model_type and --layers {layers}")
+    return (
+        f"start weights: {num_copied} from {source}; left random: {_summary(missing)}; "
+        f"in the file but not used: {_summary(unused)}"
+    )
+
+
+def _summary(names: list[str]) -> str:
+    """All names if few, else how many of each part of the model."""
+    if len(names) <= 6:
+        return ", ".join(names) or "none"
+    parts = [".".join(name.split(".")[:2]) if name.startswith("backbone.") else name.split(".")[0] for name in names]
+    return ", ".join(f"{part} ({parts.count(part)})" for part in dict.fromkeys(parts))
 
 
 def load_weights(model: nn.Module, state_dict: dict[str, Tensor]) -> tuple[int, list[str], list[str]]:

@@ -12,6 +12,7 @@ import pytest
 
 import train
 from data.demo import draw_dataset
+from scripts import chaos
 
 REPO = Path(__file__).parent.parent
 SHARED_DATA = REPO.parent / "shared" / "data"
@@ -69,13 +70,20 @@ def read_metrics(folder: Path, kind: str) -> list[dict]:
     return [line for line in lines if line["kind"] == kind]
 
 
+def assert_same_run(folder: Path, expected: Path) -> None:
+    """Both runs ended with the same weights, optimizer, random numbers, metrics and TensorBoard curves, bit for bit."""
+    assert chaos.compare(expected, folder) == []
+
+
 def free_port() -> int:
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         return server.getsockname()[1]
 
 
-def start(words: list[str], cwd: Path, program: str = "train.py", **env) -> subprocess.Popen:
+def start(
+    words: list[str], cwd: Path, program: str = "train.py", *, own_session: bool = False, **env
+) -> subprocess.Popen:
     """Start a program of the repository as a process of its own, with one thread, as a launcher would."""
     clean = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
     return subprocess.Popen(
@@ -85,6 +93,7 @@ def start(words: list[str], cwd: Path, program: str = "train.py", **env) -> subp
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        start_new_session=own_session,
     )
 
 

@@ -204,13 +204,13 @@ def test_a_full_disk_is_named_and_leaves_the_earlier_checkpoint_whole(tmp_path):
     from engine import checkpoint
 
     path = tmp_path / "last.pt"
-    checkpoint.save(path, {"step": 1})
+    checkpoint.write(path, checkpoint.to_bytes({"step": 1}))
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
     try:
         with pytest.raises(UserError, match=r"last\.pt: the checkpoint cannot be written"):
-            checkpoint.save(path, {"step": 2, "weights": torch.zeros(1_000_000)})
+            checkpoint.write(path, checkpoint.to_bytes({"step": 2, "weights": torch.zeros(1_000_000)}))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, handler)

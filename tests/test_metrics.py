@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from engine.inference import palette, panel
-from engine.logger import table
-from engine.metrics import confusion_matrix, scores
+from engine.metrics import confusion_matrix, scores, table
 
 
 def test_confusion_matrix_counts_labelled_pixels():

@@ -7,14 +7,16 @@ from data.sampler import EvalSampler, TrainSampler
 from errors import UserError
 
 
-def global_batches(num_samples: int, world_size: int, batch_size: int, accum_steps: int, epoch: int = 0) -> list[list]:
+def global_batches(
+    num_samples: int, world_size: int, batch_size: int, accum_steps: int, epoch: int = 0, samples: int = 0
+) -> list[list]:
     """What the ranks see in each optimizer step, in the order of the order they share."""
     ranks = []
     for rank in range(world_size):
         sampler = TrainSampler(
             num_samples, batch_size=batch_size, accum_steps=accum_steps, seed=5, rank=rank, world_size=world_size
         )
-        sampler.set_epoch(epoch)
+        sampler.set_position(epoch, samples)
         ranks.append(list(sampler))
         assert len(ranks[-1]) == len(sampler) == sampler.steps * batch_size * accum_steps
     batches = []
@@ -45,6 +47,19 @@ def test_epochs_are_different_permutations_and_say_so():
         assert {e for e, _ in samples} == {epoch}
         assert sorted(index for _, index in samples) == list(range(16))
     assert [index for _, index in first[0]] != [index for _, index in second[0]]
+
+
+@pytest.mark.parametrize(
+    ("world_size", "batch_size", "accum_steps"), [(4, 2, 1), (2, 2, 2), (1, 2, 4), (1, 8, 1), (2, 2, 1)]
+)
+def test_rest_of_an_epoch_is_the_same_samples_in_the_same_order_at_any_split(world_size, batch_size, accum_steps):
+    whole = [sample for batch in global_batches(43, 1, 8, 1, epoch=2) for sample in batch]
+    rest = [
+        sample for batch in global_batches(43, world_size, batch_size, accum_steps, 2, samples=16) for sample in batch
+    ]
+    # 43 - 16 = 27 samples are left: 3 global batches of 8, or 6 of 4
+    assert rest == whole[16:40]
+    assert global_batches(43, world_size, batch_size, accum_steps, 2, samples=40) == []
 
 
 def test_it_is_a_distributed_sampler_and_needs_no_group():

@@ -11,8 +11,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import train
 from config import FLAGS
+from engine.schedule import lr_factor
 from errors import UserError
-from utils import MAPS, lr_factor
+from utils import MAPS
 
 
 def weights(folder, name="last.pt") -> dict[str, torch.Tensor]:
@@ -77,7 +78,8 @@ def test_tensorboard_has_curves_and_pictures(run_of_two_epochs):
 def test_checkpoint_holds_tensors_and_plain_values_only(run_of_two_epochs):
     content = torch.load(run_of_two_epochs / "last.pt", weights_only=True)  # B3: refuses anything else
     assert set(content) == {
-        "format", "model", "optimizer", "schedule", "scaler", "epoch", "step", "best_miou", "rng", "config",
+        "format", "model", "ema", "optimizer", "scaler", "epoch", "samples", "step", "best_miou", "origin", "listing",
+        "ranks", "run", "config",
     }  # fmt: skip
     assert (content["epoch"], content["step"]) == (2, 8)
     assert not any(name.startswith("module.") for name in content["model"])
@@ -124,7 +126,7 @@ def test_killed_after_two_of_four_epochs_and_resumed_ends_the_same(demo_root, tm
     assert saved_epoch in (2, 3)
     [(status, stdout, stderr)] = finish([start([*words, "--resume", "auto"], tmp_path)])
     assert status == 0, stderr
-    assert f"after epoch {saved_epoch}" in stdout
+    assert f"last.pt: epoch {saved_epoch + 1}, 0 samples into it" in stdout
     assert "flags changed since: none" in stdout
     assert finish([whole])[0][0] == 0
     assert_same_weights(weights(tmp_path / "killed"), weights(tmp_path / "whole"))

@@ -27,14 +27,32 @@ def test_optimizer_and_schedule_follow_their_flags(demo_root):
     model = nn.Linear(1, 1)
     for rule, factor in (("linear", 4), ("sqrt", 2), ("none", 1)):
         given = cfg(demo_root, lr=0.5, momentum=0.7, wdecay=0.03, epochs=10, warmup_epochs=2, lr_scaling=rule)
-        optimizer, schedule = utils.get_optimizer(given, model, Group(CPU, world_size=4), steps_per_epoch=3)
+        begun = {"world_size": 4, "global_batch": 8}
+        optimizer, lr_at = utils.get_optimizer(given, model, Group(CPU, world_size=4), 3, begun)
         assert isinstance(optimizer, torch.optim.SGD)
         assert (optimizer.defaults["momentum"], optimizer.defaults["weight_decay"]) == (0.7, 0.03)
         assert not optimizer.defaults["maximize"]
         # 6 steps of warm-up: the first has a sixth of the rate, the sixth all of it
-        assert optimizer.param_groups[0]["lr"] == pytest.approx(0.5 * factor / 6)
-        assert schedule.lr_lambdas[0](5) == 1
-        assert schedule.lr_lambdas[0](18) == pytest.approx(0.5)  # half of the 24 steps that remain
+        assert lr_at(0) == pytest.approx(0.5 * factor / 6)
+        assert lr_at(5) == 0.5 * factor
+        assert lr_at(18) == pytest.approx(0.25 * factor)  # half of the 24 steps that remain
+
+
+@pytest.mark.parametrize(
+    ("world_size", "accum_steps", "linear", "sqrt"),
+    [(4, 1, 4, 2), (2, 2, 4, 2), (1, 4, 4, 2), (2, 1, 2, math.sqrt(2)), (8, 1, 8, math.sqrt(8))],
+)
+def test_lr_of_a_run_that_goes_on_follows_its_global_batch(demo_root, world_size, accum_steps, linear, sqrt):
+    """Begun with 4 processes of batch 2: a global batch of 8."""
+    begun, said = {"world_size": 4, "global_batch": 8}, []
+    for rule, factor in (("linear", linear), ("sqrt", sqrt), ("none", 1)):
+        given = cfg(demo_root, lr=0.5, lr_scaling=rule, batchsize=2, accum_steps=accum_steps)
+        group = Group(CPU, world_size=world_size)
+        _, lr_at = utils.get_optimizer(given, nn.Linear(1, 1), group, 3, begun, said.append)
+        assert lr_at(0) == pytest.approx(0.5 * factor)
+    told = "that batch is kept" if world_size * accum_steps == 4 else "the lr follows it"
+    assert (world_size == 4) == (len(said) == 3)
+    assert world_size == 4 or told in said[1]
 
 
 def test_criterion_follows_its_flags(demo_root):

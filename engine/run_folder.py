@@ -1,0 +1,98 @@
+"""A run's folder: finding the one to continue, making a new one, and keeping others out of it."""
+
+import errno
+import os
+import re
+from pathlib import Path
+from typing import TextIO
+
+from engine import checkpoint
+from errors import UserError
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+
+def find(logdir: Path, name: str, resume: str) -> tuple[Path | None, Path | None, list[Path]]:
+    """Folder and checkpoint of the run to continue, if any, and the damaged checkpoints that were passed over.
+
+    resume: "" for a new run, a checkpoint's path, or "auto" for the newest whole checkpoint of the newest of
+    logdir/name, name.2, name.3 ...; there is none if that run ended before its first one. Raises
+    UserError where there are checkpoints, but none is whole.
+    """
+    if resume == "":
+        return None, None, []
+    if resume != "auto":
+        chosen = Path(resume)
+        if not chosen.is_file():
+            raise UserError(f"--resume {resume}: no such file (auto finds the newest run of --name {name})")
+        return chosen.parent, chosen, []
+    runs = _runs_of(logdir, name)
+    if not runs:
+        return None, None, []
+    folder = runs[max(runs)]
+    path, damaged = checkpoint.newest_whole(folder)
+    if damaged and path is None:
+        raise UserError(
+            f"{folder}: none of its checkpoints is whole ({', '.join(file.name for file in damaged)}); delete them to "
+            "begin the run anew"
+        )
+    return folder, path, damaged
+
+
+def make(logdir: Path, name: str) -> Path:
+    """The first of logdir/name, name.2, name.3 ... that is free, made: no run writes over another."""
+    logdir.mkdir(parents=True, exist_ok=True)
+    number = max(_runs_of(logdir, name), default=0) + 1
+    while True:
+        folder = logdir / (name if number == 1 else f"{name}.{number}")
+        try:
+            folder.mkdir()
+            return folder
+        except FileExistsError:  # another run took it meanwhile
+            number += 1
+
+
+def open_log(folder: Path) -> TextIO:
+    """train.log, to append to, locked while this process lives: two runs in one folder would spoil it."""
+    log = (folder / "train.log").open("a", encoding="utf-8")
+    if fcntl:
+        try:
+            # A lock of the process, not of the open file, which workers inherit and may hold on to.
+            fcntl.lockf(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                raise UserError(
+                    f"{folder}: another process writes to this run; stop it, or choose another --name"
+                ) from None
+            log.write(f"{folder} cannot be locked ({error.strerror}): let no other process write to it\n")
+    return log
+
+
+def tidy(folder: Path, step: int) -> list[str]:
+    """Make the folder that of a run of `step` steps: half-written files go, and later checkpoints are set aside.
+
+    Returns the names of the latter, which get ".old" added: they belong to a course that the run left.
+    """
+    for scratch in folder.glob(".*.tmp"):
+        scratch.unlink()
+    later = [file for file in checkpoint.files_of_run(folder) if (checkpoint.step_of(file) or 0) > step]
+    for file in later:
+        os.replace(file, file.with_name(f"{file.name}.old"))
+    return sorted(file.name for file in later)
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a text file so that it is the old or the new one, never a part."""
+    scratch = path.with_name(f".{path.name}.tmp")
+    scratch.write_text(text, encoding="utf-8")
+    os.replace(scratch, path)
+
+
+def _runs_of(logdir: Path, name: str) -> dict[int, Path]:
+    """The folders logdir/name, name.2, name.3 ... that are there, by number."""
+    numbered = re.compile(re.escape(name) + r"(?:\.(\d+))?")
+    matches = {entry: numbered.fullmatch(entry.name) for entry in logdir.iterdir()} if logdir.is_dir() else {}
+    return {int(match[1] or 1): entry for entry, match in matches.items() if match}

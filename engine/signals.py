@@ -1,0 +1,87 @@
+"""Signals that ask a run to stop: noted at once, acted on between two optimizer steps."""
+
+import atexit
+import contextlib
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+
+NAMES = ("SIGTERM", "SIGINT", "SIGUSR1")
+_END = b"\0"  # no signal's number
+
+
+class StopRequest:
+    """Why the run shall stop, "" while it shall go on. Whoever trains looks at it."""
+
+    def __init__(self) -> None:
+        self.reason = ""
+
+    def __bool__(self) -> bool:
+        return bool(self.reason)
+
+
+class WorkerSignals:
+    """worker_init_fn of a DataLoader: a signal to the whole process group must not take the data from a last step.
+
+    Workers then leave by the loader's word, and obey SIGTERM only while their parent exits, which may wait for them.
+    """
+
+    def __init__(self) -> None:
+        self.parent_exits = multiprocessing.Event()
+        atexit.register(self.parent_exits.set)
+
+    def __call__(self, worker_id: int) -> None:
+        for number in _numbers():
+            signal.signal(number, self._obey_parent if number == signal.SIGTERM else signal.SIG_IGN)
+
+    def _obey_parent(self, number: int, frame) -> None:
+        if self.parent_exits.is_set():
+            os._exit(0)
+
+
+@contextlib.contextmanager
+def stop_request(where: str = "") -> Iterator[StopRequest]:
+    """A StopRequest that SIGTERM, SIGINT and SIGUSR1 set; a second SIGINT ends the process with status 130.
+
+    where: added to the reason, " on rank 1". Outside the main thread, where Python has no signals, nothing sets it.
+    """
+    request = StopRequest()
+    if threading.current_thread() is not threading.main_thread():
+        yield request
+        return
+    # Python's own handlers wait until the main thread leaves a collective or a kernel, which may be never. The
+    # file descriptor gets the signal's number at once, and a thread reads it.
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+    numbers = _numbers()
+    handlers = {number: signal.signal(number, lambda *_: None) for number in numbers}
+    descriptor = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+
+    def listen() -> None:
+        while (received := reader.recv(1)) != _END:
+            if received[0] == signal.SIGINT and request:
+                print(f"interrupted{where} for the second time: stopped at once", file=sys.stderr, flush=True)
+                os._exit(130)
+            if received[0] in numbers:
+                request.reason = signal.Signals(received[0]).name + where
+
+    listener = threading.Thread(target=listen, daemon=True)
+    listener.start()
+    try:
+        yield request
+    finally:
+        signal.set_wakeup_fd(descriptor)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        writer.send(_END)  # closing it would not do, as workers have it open, too
+        listener.join()
+        writer.close()
+        reader.close()
+
+
+def _numbers() -> list[int]:
+    return [getattr(signal, name) for name in NAMES if hasattr(signal, name)]  # Windows has no SIGUSR1

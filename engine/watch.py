@@ -1,0 +1,199 @@
+"""One end for all ranks: when one of them fails, is killed or is told to stop, the others know within a second.
+
+Every rank holds a TCP connection to rank 0, its lifeline. What a rank has to say goes over it and rank 0 tells the
+others. A process that is killed says nothing, but the kernel closes its connections; a machine that is
+no longer reached leaves keep-alive probes unanswered. Waiting collectives would find neither out before their timeout.
+"""
+
+import os
+import selectors
+import socket
+import sys
+import threading
+import time
+from urllib.parse import urlsplit
+
+import torch.distributed as dist
+from tqdm import tqdm
+
+from engine.signals import StopRequest
+from errors import UserError
+
+POLL_SECONDS = 0.2  # how often a rank looks whether it has something to say
+LEAVE_SECONDS = 5.0  # how long a failing rank waits for the others to leave
+KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}  # a cut link is noticed after 5 + 3 * 5 seconds
+CONNECT_SECONDS = 30.0
+
+
+class Watch:
+    """The lifelines of this process, and a thread that listens to them.
+
+    stop: is set when another rank is told to stop, and told to the others when this one is.
+    """
+
+    def __init__(self, store: dist.Store, rank: int, world_size: int, dist_url: str, stop: StopRequest):
+        self.rank, self.world_size, self.stop_request = rank, world_size, stop
+        self.lines: dict[socket.socket, str] = {}  # who is at the other end
+        self.partial: dict[socket.socket, bytes] = {}  # what came of a message so far
+        self.told_to_stop = False
+        self.stopped = threading.Event()
+        self.lock = threading.Lock()
+        if world_size > 1:
+            self._accept(store, dist_url) if rank == 0 else self._connect(store)
+        self.selector = selectors.DefaultSelector()
+        for line in self.lines:
+            self._keep_alive(line)
+            self.selector.register(line, selectors.EVENT_READ)
+        if hasattr(os, "register_at_fork"):
+            # A DataLoader worker that inherits a lifeline would keep it open after its parent was killed.
+            os.register_at_fork(after_in_child=self.close)
+        self.thread = threading.Thread(target=self._listen, daemon=True)
+        self.thread.start()
+
+    def stop(self) -> None:
+        """Listen no more. The lifelines stay open until close()."""
+        self.stopped.set()
+        self.thread.join()
+
+    def close(self) -> None:
+        for line in self.lines:
+            line.close()
+
+    def publish(self, status: int, text: str) -> None:
+        """Tell the other ranks why this one fails, and wait until they have left. One message wins: the first."""
+        self.stop()
+        self._tell(f"failed {status} on rank {self.rank}: {' '.join(text.split())}")
+        self._wait_for_leaving()
+
+    def _accept(self, store: dist.Store, dist_url: str) -> None:
+        """Rank 0: say where the lifelines end, and take those of all other ranks."""
+        both = socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if both else socket.AF_INET
+        with socket.create_server(("", 0), family=family, dualstack_ipv6=both, backlog=self.world_size) as server:
+            port = server.getsockname()[1]
+            hosts = dict.fromkeys([*_own_addresses(dist_url), "127.0.0.1"])
+            store.set("lifeline", " ".join(f"{host}:{port}" for host in hosts))
+            deadline = time.monotonic() + CONNECT_SECONDS
+            missing = set(range(1, self.world_size))
+            while missing:
+                server.settimeout(max(0.01, deadline - time.monotonic()))
+                try:
+                    line, _ = server.accept()
+                    line.settimeout(5)
+                    rank, place = line.recv(200).decode().split(" ", 1)
+                except (TimeoutError, ValueError):
+                    if time.monotonic() > deadline:
+                        raise UserError(
+                            f"rank(s) {sorted(missing)} came to the meeting but do not reach rank 0 at {', '.join(hosts)}, port "
+                            f"{port}: were they killed, or does a firewall stand between? Ranks need all ports of each other"
+                        ) from None
+                    continue
+                missing.discard(int(rank))
+                self.lines[line] = f"rank {rank} ({place})"
+
+    def _connect(self, store: dist.Store) -> None:
+        addresses = store.get("lifeline").decode().split()
+        for address in addresses:
+            host, _, port = address.rpartition(":")
+            try:
+                line = socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS / (len(addresses) + 1))
+            except OSError:
+                continue
+            line.sendall(f"{self.rank} {socket.gethostname()}, process {os.getpid()}".encode())
+            self.lines[line] = f"rank 0 ({host})"
+            return
+        raise UserError(
+            f"rank {self.rank} does not reach rank 0 at any of {', '.join(addresses)}: does a firewall stand between? "
+            "Ranks need all ports of each other"
+        )
+
+    @staticmethod
+    def _keep_alive(line: socket.socket) -> None:
+        line.settimeout(None)
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in KEEPALIVE.items():
+            if hasattr(socket, option):  # by Linux's names
+                line.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+
+    def _listen(self) -> None:
+        while not self.stopped.is_set():
+            if self.stop_request and not self.told_to_stop:
+                self.told_to_stop = True
+                self._tell(f"stop {self.stop_request.reason}")
+            if not self.lines:
+                self.stopped.wait(POLL_SECONDS)
+                continue
+            for key, _ in self.selector.select(POLL_SECONDS):
+                line: socket.socket = key.fileobj  # type: ignore[assignment]
+                for message in self._receive(line):
+                    self._obey(message, line)
+
+    def _receive(self, line: socket.socket) -> list[str]:
+        """The whole messages that came; of a line that is dead, that its other end failed."""
+        reason = "ended without a word: was it killed, perhaps for want of memory?"
+        try:
+            data = line.recv(65536)
+        except OSError as error:
+            data = b""
+            if not isinstance(error, ConnectionResetError):
+                reason = f"cannot be reached any more ({error.strerror}): is its machine or the network down?"
+        if not data:
+            return [f"failed 1 {self.lines[line]} {reason} --resume auto goes on from the last checkpoint"]
+        *whole, self.partial[line] = (self.partial.get(line, b"") + data).split(b"\n")
+        return [message.decode() for message in whole]
+
+    def _obey(self, message: str, source: socket.socket) -> None:
+        word, _, rest = message.partition(" ")
+        if self.rank == 0:
+            self._tell(message, but=source)
+        if word == "stop":
+            self.told_to_stop = True
+            self.stop_request.reason = self.stop_request.reason or rest
+            return
+        status, _, text = rest.partition(" ")
+        tqdm.write(f"error (rank {self.rank}): {text}", file=sys.stderr)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if self.rank == 0:
+            self._wait_for_leaving(but=source)  # as this process may serve the store; the source waits for this end
+        os._exit(int(status))
+
+    def _tell(self, message: str, but: socket.socket | None = None) -> None:
+        """Send a message over all lifelines: to rank 0, or from it to all others."""
+        with self.lock:
+            for line in self.lines:
+                if line is not but:
+                    try:
+                        line.sendall(message.encode() + b"\n")
+                    except OSError:
+                        continue  # who is gone needs no message
+
+    def _wait_for_leaving(self, but: socket.socket | None = None) -> None:
+        """Wait until the other ends have closed: rank 0 until all ranks have left, another rank until rank 0 has."""
+        deadline = time.monotonic() + LEAVE_SECONDS
+        for line in self.lines:
+            if line is but:
+                continue
+            try:
+                while (left := deadline - time.monotonic()) > 0:
+                    line.settimeout(left)
+                    if not line.recv(65536):
+                        break
+            except OSError:
+                continue
+
+
+def _own_addresses(dist_url: str) -> list[str]:
+    """Addresses of this machine by which others may reach it, the likeliest first."""
+    host = os.environ.get("MASTER_ADDR") if dist_url == "env://" else urlsplit(dist_url).hostname
+    found = []
+    if host:
+        # Connecting a UDP socket sends nothing; it chooses the interface that leads to the meeting place.
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            try:
+                probe.connect((host, 9))
+                found.append(probe.getsockname()[0])
+            except OSError:
+                pass
+        found.append(host)
+    return [*found, socket.gethostname()]

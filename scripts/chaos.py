@@ -1,0 +1,165 @@
+"""Kill a run by SIGKILL at random moments, resume it each time, and compare what it ends with, bit for bit, with an
+unbroken run.
+
+python scripts/chaos.py                             # 20 kills of one process: about 6 minutes on two CPU cores
+python scripts/chaos.py --processes 2               # the same for two; each kill hits rank 0, rank 1 or both
+python scripts/chaos.py --kills 100 -- --model_type deeplabv3 --save_step_frequency 1    # train.py's flags after --
+
+Exit status: 0 if all is equal, 1 if not. Needs only the CPU; the demo data are drawn.
+"""
+
+import argparse
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tqdm import tqdm
+
+ROOT = Path(__file__).resolve().parent.parent
+FLAGS = [
+    "--config", "configs/demo.yaml", "--device", "cpu", "--crop_size", "65", "--batchsize", "4", "--epochs", "4",
+    "--val_epoch_frequency", "2", "--workers", "1", "--log_interval", "3", "--save_step_frequency", "2", "--ema", "0.9",
+]  # fmt: skip
+END_SECONDS = 30  # within which the other ranks must end when one was killed
+MARGIN = 1.5  # kills come up to this times the mean distance between kills after the start
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=0, help="of the moments")
+    parser.add_argument("flags", nargs="*", help="flags of train.py, after --")
+    args = parser.parse_args(argv)
+    chance = random.Random(args.seed)
+    with tempfile.TemporaryDirectory() as folder:
+        logdir = Path(folder)
+        flags = [*FLAGS, "--logdir", folder, *args.flags]
+        began = time.monotonic()
+        processes = start([*flags, "--name", "whole"], args.processes)
+        startup = wait_for_first_step(logdir / "whole", processes) - began
+        if [process.wait() for process in processes] != [0] * args.processes:
+            print("the unbroken run failed:", *(process.stderr.read() for process in processes if process.stderr))
+            return 1
+        training = time.monotonic() - began - startup
+        print(f"unbroken: {startup:.1f} s to the first line of metrics, {training:.1f} s from there")
+
+        flags += ["--name", "killed", "--resume", "auto"]
+        for number in tqdm(range(args.kills), desc="kills", file=sys.stdout, mininterval=5):
+            processes = start(flags, args.processes)
+            moment = chance.uniform(0, startup) if chance.random() < 0.25 else startup
+            moment += chance.uniform(0, MARGIN * training / args.kills)
+            victims = chance.choice([processes, *([process] for process in processes)])
+            time.sleep(moment)
+            who = ", ".join(str(processes.index(victim)) for victim in victims)
+            ended = [process.poll() for process in processes]
+            for victim in victims:
+                victim.send_signal(signal.SIGKILL)
+            killed_at = time.monotonic()
+            for process in processes:
+                try:
+                    process.wait(END_SECONDS)
+                except subprocess.TimeoutExpired:
+                    print(f"rank {processes.index(process)} still runs {END_SECONDS} s after rank {who} was killed")
+                    return 1
+            if ended != [None] * args.processes:
+                print(
+                    f"the run ended by itself before kill {number + 1}: {ended}; give it more --epochs, or fewer --kills"
+                )
+                return 1
+            tqdm.write(
+                f"kill {number + 1}: after {moment:5.1f} s, rank {who}; all ended {time.monotonic() - killed_at:.2f} s later, "
+                f"at metrics line {count_lines(logdir / 'killed' / 'metrics.jsonl')}"
+            )
+        processes = start(flags, args.processes)
+        if [process.wait() for process in processes] != [0] * args.processes:
+            print("the last resumption failed:", *(process.stderr.read() for process in processes if process.stderr))
+            return 1
+        differences = compare(logdir / "whole", logdir / "killed")
+    print(
+        "\n".join(differences)
+        or f"{args.kills} kills of {args.processes} process(es): weights, optimizer, random numbers, metrics and "
+        "TensorBoard are those of the unbroken run, bit for bit, with every step once"
+    )
+    return 1 if differences else 0
+
+
+def start(flags: list[str], num_processes: int) -> list[subprocess.Popen]:
+    """The processes of a run, with one thread each, as a launcher would start them."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        port = server.getsockname()[1]
+    group = ["--distributed", "--dist_url", f"tcp://127.0.0.1:{port}", "--world_size", str(num_processes)]
+    return [
+        subprocess.Popen(
+            [sys.executable, "train.py", *flags, *([] if num_processes == 1 else [*group, "--rank", str(rank)])],
+            cwd=ROOT,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(num_processes)
+    ]
+
+
+def wait_for_first_step(folder: Path, processes: list[subprocess.Popen]) -> float:
+    """The time at which a run has written its first line of metrics, or ended."""
+    while count_lines(folder / "metrics.jsonl") == 0 and all(process.poll() is None for process in processes):
+        time.sleep(0.02)
+    return time.monotonic()
+
+
+def count_lines(path: Path) -> int:
+    return path.read_text().count("\n") if path.exists() else 0
+
+
+def compare(whole: Path, other: Path) -> list[str]:
+    """What differs between two runs' last.pt, best.pt, metrics and TensorBoard curves, one line each; rates do not count."""
+    differences = []
+    for name in ("last.pt", "best.pt"):
+        contents = [torch.load(folder / name, weights_only=True) for folder in (whole, other)]
+        for content in contents:
+            content.pop("config")  # names another folder
+        differences += [f"{name}: {path} differs" for path in unequal(*contents)]
+
+    lines = [[json.loads(line) for line in (folder / "metrics.jsonl").open()] for folder in (whole, other)]
+    for line in [*lines[0], *lines[1]]:
+        line.pop("images_per_s", None)
+    if lines[0] != lines[1]:
+        odd = next((one for one, two in zip(*lines, strict=False) if one != two), "their number")
+        differences.append(f"metrics.jsonl differs in {odd}")
+    for folder, written in zip((whole, other), lines, strict=True):
+        for tag, kind in (("train/loss", "train"), ("val/miou", "val")):
+            board = EventAccumulator(str(folder)).Reload()
+            steps = [event.step for event in board.Scalars(tag)]
+            expected = [line["step"] for line in written if line["kind"] == kind]
+            if steps != expected or max(Counter(expected).values()) > 1:
+                differences.append(f"{folder.name}: TensorBoard's {tag} has steps {steps}, metrics.jsonl {expected}")
+    return differences
+
+
+def unequal(one, other, path: str = "") -> list[str]:
+    """The places where two nested structures of tensors and plain values differ."""
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return [] if torch.equal(one, other) else [path]
+    if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
+        return [place for key in one for place in unequal(one[key], other[key], f"{path}/{key}")]
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple) and len(one) == len(other):
+        pairs = enumerate(zip(one, other, strict=True))
+        return [place for number, pair in pairs for place in unequal(*pair, f"{path}/{number}")]
+    return [] if one == other else [path]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

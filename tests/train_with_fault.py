@@ -1,0 +1,179 @@
+"""train.py with a fault in it, for tests: train_with_fault.py FAULT RANK [flags of train.py].
+
+FAULT is the name of a function below, RANK the rank on which it strikes, or "all".
+"""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import nn
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+import errors
+import train
+import utils
+from data.dataset import SegmentationDataset
+from engine import checkpoint
+from engine.distributed import Group
+from engine.losses import Criterion
+from engine.state import TrainState
+
+STEP = 6  # of 4 an epoch: in the middle of the second
+
+
+def before(owner, name: str, action: Callable[..., None]) -> None:
+    """Call action with the arguments of owner.name each time before it."""
+    original = getattr(owner, name)
+
+    def replacement(*args, **kwargs):
+        action(*args)
+        return original(*args, **kwargs)
+
+    setattr(owner, name, replacement)
+
+
+def at_step(number: int, action: Callable[[], None]) -> None:
+    """Call action in optimizer step `number`, counted from 1, before the weights change."""
+    before(TrainState, "update", lambda state, *_: action() if state.step + 1 == number else None)
+
+
+def once(action: Callable[[], None]) -> Callable[..., None]:
+    calls: list = []
+
+    def wrapper(*_) -> None:
+        calls.append(None)
+        if len(calls) == 1:
+            action()
+
+    return wrapper
+
+
+def stop() -> None:
+    os.kill(os.getpid(), getattr(signal, os.environ.get("SIGNAL", "SIGTERM")))
+    time.sleep(0.1)  # for the thread that notes it
+
+
+# A signal in each phase
+
+
+def signal_in_startup() -> None:
+    before(train, "get_state", once(stop))
+
+
+def signal_in_first_step() -> None:
+    at_step(1, stop)
+
+
+def signal_mid_epoch() -> None:
+    at_step(STEP, stop)
+
+
+def signal_group_mid_epoch() -> None:
+    at_step(STEP, lambda: os.killpg(0, signal.SIGTERM))
+
+
+def stuck_after_signal() -> None:
+    def wait() -> None:
+        Path("stuck").touch()
+        time.sleep(30)
+
+    at_step(2, wait)
+
+
+def signal_in_last_step_of_an_epoch() -> None:
+    at_step(4, stop)
+
+
+def signal_in_validation() -> None:
+    before(train, "predict", once(stop))
+
+
+def signal_while_saving() -> None:
+    before(checkpoint, "write", once(stop))
+
+
+# What must be named on every rank
+
+
+def wrapper_lost() -> None:
+    Group.wrap = lambda self, raw_model, **options: raw_model  # type: ignore[method-assign]
+
+
+def add_to_model(add: Callable[[nn.Module], None]) -> None:
+    build = utils.models.build
+
+    def replacement(*args, **kwargs):
+        model = build(*args, **kwargs)
+        add(model)
+        return model
+
+    utils.models.build = replacement
+
+
+def unused_parameter() -> None:
+    add_to_model(lambda model: model.register_parameter("spare", nn.Parameter(torch.zeros(3))))
+
+
+def weight_changed_on_one_rank() -> None:
+    def change(state: TrainState, *_) -> None:
+        with torch.no_grad():
+            state.raw_model.head.aspp.conv1.weight[0] += 1e-7
+
+    before(TrainState, "update", change)
+
+
+def buffer_changed_on_one_rank() -> None:
+    def change(state: TrainState, *_) -> None:
+        state.raw_model.centre += 1
+
+    before(TrainState, "update", change)
+
+
+def a_buffer() -> None:
+    add_to_model(lambda model: model.register_buffer("centre", torch.zeros(3)))
+
+
+def dataset_raises() -> None:
+    def fail(dataset, key) -> None:
+        raise KeyError(f"no such sample: {key}")
+
+    before(SegmentationDataset, "__getitem__", fail)
+
+
+def out_of_memory() -> None:
+    def fail() -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+
+    at_step(STEP, fail)
+
+
+def out_of_memory_on_the_cpu() -> None:
+    at_step(STEP, lambda: torch.empty(2**52))
+
+
+def loss_not_finite() -> None:
+    calls: list = []
+    original = Criterion.__call__
+
+    def replacement(*args):
+        calls.append(None)
+        return original(*args) * (float("nan") if len(calls) == STEP else 1.0)
+
+    Criterion.__call__ = replacement  # type: ignore[method-assign]
+
+
+def killed() -> None:
+    at_step(STEP, lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+
+if __name__ == "__main__":
+    fault, rank = sys.argv[1:3]
+    for name in fault.split("+"):
+        if rank == "all" or rank == os.environ.get("RANK", "0") or name == "a_buffer":
+            globals()[name]()
+    sys.exit(errors.run(lambda: train.main(sys.argv[3:])))
