@@ -225,6 +225,11 @@ def _check(cfg: Config) -> None:
         raise UserError(f"--numclasses {cfg.numclasses}: labels are 8 bit and 255 is 'ignore', so at most 255")
     if cfg.ema >= 1:
         raise UserError(f"--ema {cfg.ema}: must be below 1")
+    if cfg.static_graph and cfg.accum_steps > 1:
+        raise UserError(
+            f"--static_graph with --accum_steps {cfg.accum_steps}: DistributedDataParallel cannot leave gradients unsummed "
+            "in a static graph; drop one"
+        )
     for name in ("reset_optimizer", "reset_data_offset"):
         if getattr(cfg, name) and not cfg.resume:
             raise UserError(f"--{name} without --resume: name the checkpoint to start from")

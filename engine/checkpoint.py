@@ -193,7 +193,9 @@ def read_run(path: Path) -> dict:
     if "ranks" not in content:
         raise UserError(f"{path}: no checkpoint of a run; to start from its weights use --pretrained {path}")
     if step_of(path) is None:
-        raise UserError(f"{path}: a checkpoint without its SHA-256; to start from its weights use --pretrained {path}")
+        raise UserError(
+            f"{path}: truncated, or not of this project: its SHA-256 is missing; to start from its weights use --pretrained"
+        )
     return content
 
 

@@ -98,7 +98,7 @@ def check_weights(group: Group, raw_model: nn.Module, *, buffers_averaged: bool)
 
 def check_finite(raw_model: nn.Module) -> None:
     """Check that no weight has become inf or nan."""
-    finite = torch.stack([parameter.detach().isfinite().all() for parameter in raw_model.parameters()])
+    finite = torch.stack([parameter.detach().norm() for parameter in raw_model.parameters()]).isfinite()
     if not finite.all():
         name = next(name for (name, _), good in zip(raw_model.named_parameters(), finite, strict=True) if not good)
         raise UserError(

@@ -4,11 +4,11 @@ import json
 import os
 import socket
 import subprocess
-import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
+from processes import Started
 
 import train
 from data.demo import draw_dataset
@@ -40,6 +40,20 @@ def scribblesup() -> Path:
 @pytest.fixture(scope="session")
 def camvid() -> Path:
     return _real_data("camvid")
+
+
+@pytest.fixture
+def small_disk(tmp_path) -> Iterator[Path]:
+    """A file system of 250 MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=250m", "none", folder], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"a file system cannot be mounted here: {mounted.stderr.decode().strip()}")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
 
 
 def _real_data(name: str) -> Path:
@@ -81,25 +95,15 @@ def free_port() -> int:
         return server.getsockname()[1]
 
 
-def start(
-    words: list[str], cwd: Path, program: str = "train.py", *, own_session: bool = False, **env
-) -> subprocess.Popen:
-    """Start a program of the repository as a process of its own, with one thread, as a launcher would."""
+def start(words: list[str], cwd: Path, program: str = "train.py", *, own_session: bool = False, **env) -> Started:
+    """Start a program of the repository as a process of its own, as a launcher would."""
     clean = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
-    return subprocess.Popen(
-        [sys.executable, str(REPO / program), *words],
-        cwd=cwd,
-        env=clean | {"OMP_NUM_THREADS": "1"} | {name: str(value) for name, value in env.items()},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=own_session,
-    )
+    return Started(REPO / program, words, cwd, clean | {name: str(value) for name, value in env.items()}, own_session)
 
 
 def start_group(
     world_size: int, words: list[str], cwd: Path, program: str = "train.py", ranks: Iterable[int] | None = None, **env
-) -> list[subprocess.Popen]:
+) -> list[Started]:
     """Start the processes of a group by hand, as torchrun would: RANK, WORLD_SIZE and the rest in the environment.
 
     ranks: which to start, if not each once.
@@ -108,7 +112,13 @@ def start_group(
     return [start(words, cwd, program, RANK=rank, LOCAL_RANK=rank, **env) for rank in ranks or range(world_size)]
 
 
-def finish(processes: list[subprocess.Popen], timeout: float = 120) -> list[tuple[int, str, str]]:
+def two_processes(words: list[list[str]], cwd: Path) -> list[Started]:
+    """A group of two whose processes have flags of their own."""
+    env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": 2}
+    return [start(words[rank], cwd, RANK=rank, LOCAL_RANK=rank, **env) for rank in (0, 1)]
+
+
+def finish(processes: list[Started], timeout: float = 120) -> list[tuple[int, str, str]]:
     """Exit status, stdout and stderr of each process. None may outlast `timeout` seconds."""
     try:
         results = [process.communicate(timeout=timeout) for process in processes]

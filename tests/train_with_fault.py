@@ -167,6 +167,10 @@ def loss_not_finite() -> None:
     Criterion.__call__ = replacement  # type: ignore[method-assign]
 
 
+def halted() -> None:
+    at_step(STEP, lambda: os.kill(os.getpid(), signal.SIGSTOP))
+
+
 def killed() -> None:
     at_step(STEP, lambda: os.kill(os.getpid(), signal.SIGKILL))
 

@@ -1,0 +1,145 @@
+"""Faults put into real groups of processes: each is named on every rank within seconds, and nothing hangs."""
+
+import shutil
+import subprocess
+import time
+
+import pytest
+from conftest import finish, flags, free_port, start, start_group, two_processes
+
+from data.demo import draw_dataset
+
+FAULTS = "tests/train_with_fault.py"
+NAMED_SECONDS = 30
+
+
+def errors_of(stderr: str) -> list[str]:
+    return [line for line in stderr.splitlines() if line.startswith("error")]
+
+
+@pytest.mark.parametrize(
+    ("fault", "rank", "named"),
+    [
+        ("wrapper_lost", "all", "gradient of backbone.conv1.weight and 82 more differs between rank 0 and rank 1: gradients"),
+        ("unused_parameter", "all", "spare got no gradient on rank"),
+        ("a_buffer+buffer_changed_on_one_rank", "1", "centre differs between rank 0 and rank 1"),
+        ("weight_changed_on_one_rank", "1", "head.aspp.conv1.weight differs between rank 0 and rank 1"),
+        ("out_of_memory", "1", "out of memory on cpu (OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB.): "
+         "lower --batchsize"),
+        ("out_of_memory_on_the_cpu", "0", "out of memory on cpu"),
+        ("loss_not_finite", "1", "is nan at step 6 (epoch 3), from rank(s) [1]: lower --lr"),
+    ],
+)  # fmt: skip
+def test_fault_is_named_on_both_ranks(demo_root, tmp_path, fault, rank, named):
+    words = flags(dataset_path=demo_root, logdir=tmp_path, epochs=3)
+    began = time.monotonic()
+    results = finish(start_group(2, [fault, rank, *words], tmp_path, FAULTS), timeout=60)
+    for status, _, stderr in results:
+        assert status == 2, stderr
+        [line] = errors_of(stderr)
+        assert named in line
+        assert "Traceback" not in stderr
+    assert time.monotonic() - began < 60  # and not a timeout of minutes
+
+
+def test_unused_parameter_is_let_be_where_the_flag_says_so(demo_root, tmp_path):
+    words = flags(dataset_path=demo_root, logdir=tmp_path, find_unused_parameters=True)
+    results = finish(start_group(2, ["unused_parameter", "all", *words], tmp_path, FAULTS))
+    assert [status for status, _, _ in results] == [0, 0], results
+    assert "no loss depends on spare" in results[0][1]
+
+
+def test_unused_parameter_is_a_note_in_a_single_process(demo_root, tmp_path):
+    words = flags(dataset_path=demo_root, logdir=tmp_path)
+    [(status, stdout, stderr)] = finish([start(["unused_parameter", "all", *words], tmp_path, FAULTS)])
+    assert status == 0, stderr
+    assert "no loss depends on spare" in stdout
+
+
+def test_static_graph_trains(demo_root, tmp_path):
+    words = flags(dataset_path=demo_root, logdir=tmp_path, static_graph=True, check_sync_frequency=1)
+    assert [status for status, _, _ in finish(start_group(2, words, tmp_path))] == [0, 0]
+
+
+def test_bug_on_one_rank_is_said_first_and_last_there_and_named_on_the_other(demo_root, tmp_path):
+    words = flags(dataset_path=demo_root, logdir=tmp_path)
+    (status0, _, stderr0), (status1, _, stderr1) = finish(
+        start_group(2, ["dataset_raises", "1", *words], tmp_path, FAULTS), timeout=60
+    )
+    assert (status0, status1) == (1, 1)
+    assert ["on rank 1: KeyError: 'no such sample" in line for line in errors_of(stderr0)] == [True]
+    assert "Traceback" not in stderr0
+    lines = stderr1.splitlines()
+    assert lines[0].startswith("error (rank 1): KeyError: 'no such sample")
+    assert lines[-1].startswith("KeyError: 'no such sample")
+    assert "Traceback" in stderr1
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_killed_rank_is_named_within_seconds(demo_root, tmp_path, victim):
+    words = flags(dataset_path=demo_root, logdir=tmp_path, epochs=3)
+    processes = start_group(2, ["killed", str(victim), *words], tmp_path, FAULTS)
+    assert processes[victim].wait(60) == -9
+    died = time.monotonic()
+    results = finish(processes, timeout=NAMED_SECONDS)
+    assert time.monotonic() - died < NAMED_SECONDS
+    status, _, stderr = results[1 - victim]
+    assert status == 1
+    [line] = errors_of(stderr)
+    assert f"rank {victim} (" in line
+    assert "ended without a word" in line
+    assert "Traceback" not in stderr
+
+
+def test_stopped_rank_is_waited_for_as_long_as_dist_timeout_says(demo_root, tmp_path):
+    """SIGSTOP: the process is there, its connections are open, but it does not move."""
+    words = flags(dataset_path=demo_root, logdir=tmp_path, epochs=3, dist_timeout=5)
+    processes = start_group(2, ["halted", "1", *words], tmp_path, FAULTS)
+    [(status, _, stderr)] = finish(processes[:1], timeout=60)
+    processes[1].kill()
+    processes[1].communicate()
+    assert status == 2, stderr
+    assert "waited 5 s (--dist_timeout) for the other ranks" in errors_of(stderr)[0]
+
+
+def test_different_file_lists_are_named(demo_root, tmp_path):
+    one, other = (shutil.copytree(demo_root, tmp_path / name) for name in ("one", "other"))
+    names = other / "ImageSets/SegmentationAug/train.txt"
+    names.write_text(names.read_text().replace("demo_0002\n", "demo_0003\n", 1))
+    words = [flags(dataset_path=root, logdir=tmp_path / "log") for root in (one, other)]
+    for status, _, stderr in finish(two_processes(words, tmp_path)):
+        assert status == 2, stderr
+        [line] = errors_of(stderr)
+        assert "the training list of rank 1 is another than rank 0's: entry 3 is 'image=demo_0003.jpg" in line
+
+
+def test_wrong_master_address_is_told_while_waiting_and_named_in_the_end(demo_root, tmp_path):
+    """127.0.0.2 stands for a machine on which nobody listens: rank 1 looks there, rank 0 waits for it."""
+    words = flags(dataset_path=demo_root, logdir=tmp_path, dist_timeout=14)
+    env = {"MASTER_PORT": free_port(), "WORLD_SIZE": 2}
+    processes = [start(words, tmp_path, RANK=0, LOCAL_RANK=0, MASTER_ADDR="127.0.0.1", **env)]
+    env["MASTER_PORT"] = free_port()
+    processes.append(start(words, tmp_path, RANK=1, LOCAL_RANK=1, MASTER_ADDR="127.0.0.2", **env))
+    (status0, _, stderr0), (status1, _, stderr1) = finish(processes, timeout=60)
+    assert (status0, status1) == (2, 2)
+    assert "rank 0: rank(s) [1] of 2 processes did not come to env:// yet; waiting for" in stderr0
+    assert "rank(s) [1] did not come to env:// within 14 s" in errors_of(stderr0)[0]
+    assert "rank 1: nothing answers at 127.0.0.2:" in stderr1
+    assert "check MASTER_ADDR" in errors_of(stderr1)[0]
+
+
+def test_full_disk_stops_all_ranks_and_leaves_a_whole_checkpoint(tmp_path, small_disk):
+    """A tmpfs of 250 MiB: a checkpoint of this model has 90, and two are kept besides last.pt."""
+    draw_dataset(tmp_path / "data", num_train=8, num_val=3)
+    words = flags(dataset_path=tmp_path / "data", logdir=small_disk, name="x", epochs=3, save_step_frequency=1)
+    for status, _, stderr in finish(start_group(2, words, tmp_path)):
+        assert status == 2, stderr
+        [line] = errors_of(stderr)
+        assert "the checkpoint cannot be written (No space left on device; it has 90 MiB)" in line
+        assert "Traceback" not in stderr
+    assert not list((small_disk / "x").glob(".*"))
+    (small_disk / "x" / "step_00000001.pt").unlink()
+    subprocess.run(["mount", "-o", "remount,size=800m", str(small_disk)], check=True)
+    results = finish(start_group(2, [*words, "--resume", "auto"], tmp_path))
+    assert [status for status, _, _ in results] == [0, 0], results
+    assert "resuming" in results[0][1]

@@ -1,0 +1,199 @@
+"""A run that was cut short anywhere ends as one that was not, also with another number of processes."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import REPO, assert_same_run, finish, flags, read_metrics, start, start_group
+
+from data.demo import draw_dataset
+from engine import checkpoint
+from scripts import chaos
+
+SAMPLES = "tests/train_float64.py"  # also notes what it trains on, in $SAMPLES
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_killed_at_random_moments(processes, capsys):
+    """A short form of scripts/chaos.py, whose full form is 20 kills."""
+    assert chaos.main(["--kills", "3", "--processes", str(processes), "--seed", "1", "--", "--epochs", "2"]) == 0
+    assert "bit for bit, with every step once" in capsys.readouterr().out
+
+
+def test_the_comparison_of_chaos_sees_each_difference(demo_root, tmp_path):
+    """What makes the test above able to fail."""
+    words = flags(dataset_path=demo_root, logdir=tmp_path, log_interval=2)
+    processes = [start([*words, "--name", name, "--seed", seed], tmp_path) for name, seed in (("a", "0"), ("b", "1"))]
+    assert [status for status, _, _ in finish(processes)] == [0, 0]
+    found = chaos.compare(tmp_path / "a", tmp_path / "b")
+    assert "last.pt: /model/head.aspp.conv1.weight differs" in found
+    assert any(line.startswith("metrics.jsonl differs") for line in found)
+    assert chaos.compare(tmp_path / "a", tmp_path / "a") == []
+    # A metrics line twice, in both: TensorBoard has it once.
+    for name in ("a",):
+        metrics = tmp_path / name / "metrics.jsonl"
+        lines = metrics.read_text().splitlines(keepends=True)
+        metrics.write_text("".join([*lines[:1], *lines]))
+    assert any(
+        "TensorBoard's train/loss has steps [2, 4]" in line for line in chaos.compare(tmp_path / "a", tmp_path / "a")
+    )
+    one, other = ({"x": [torch.zeros(2), 1]}, {"x": [torch.tensor([0.0, 1e-45]), 1]})
+    assert chaos.unequal(one, other) == ["/x/0"]
+    assert chaos.unequal({"x": 1}, {"x": 1, "y": 2}) == [""]
+
+
+def consumed(folder: Path, world_size: int, batch_size: int) -> list[str]:
+    """The samples in the order of the whole group: of each forward pass, rank 0's batch first."""
+    ranks = [(folder / f"samples.{rank}").read_text().splitlines() for rank in range(world_size)]
+    batches = [[lines[at : at + batch_size] for at in range(0, len(lines), batch_size)] for lines in ranks]
+    return [sample for forward in zip(*batches, strict=True) for batch in forward for sample in batch]
+
+
+def test_saved_by_4_processes_goes_on_with_2_and_with_1(tmp_path):
+    """Promise 1 across a change of size, in float64 with frozen batch norm: same samples, same losses."""
+    draw_dataset(tmp_path / "data", num_train=27, num_val=2)
+    words = flags(
+        dataset_path=tmp_path / "data", epochs=3, freeze_bn=True, val_epoch_frequency=3, l_lorm=0.01, name="x",
+        save_step_frequency=2, keep=0, ema=0.5,
+    )  # fmt: skip
+
+    def run(name: str, world_size: int, *more: str) -> Path:
+        (tmp_path / name).mkdir(exist_ok=True)
+        words_here = [*words, "--logdir", str(tmp_path / name), *more]
+        results = finish(
+            start_group(world_size, words_here, tmp_path, SAMPLES, SAMPLES=tmp_path / name / "samples"), 240
+        )
+        assert [status for status, _, _ in results] == [0] * world_size, results
+        (tmp_path / name / "stdout").write_text(results[0][1])
+        return tmp_path / name
+
+    whole = run("whole", 4)  # global batch 8, 3 steps an epoch
+    expected = consumed(whole, 4, 2)
+    assert len(expected) == len(set(expected)) == 9 * 8
+    middle = checkpoint.read_run(whole / "x" / "step_00000004.pt")
+    assert (middle["epoch"], middle["samples"]) == (1, 8)
+    for name, world_size, accum_steps in (("two", 2, 2), ("one", 1, 4)):
+        (tmp_path / name / "x").mkdir(parents=True)
+        for file in ("step_00000004.pt", "metrics.jsonl", "config.yaml"):
+            shutil.copy(whole / "x" / file, tmp_path / name / "x")
+        again = run(name, world_size, "--resume", "auto", "--accum_steps", str(accum_steps))
+        assert consumed(again, world_size, 2) == expected[4 * 8 :]
+        assert (
+            "the run began with 4 process(es) and a global batch of 8; that batch is kept"
+            in (again / "stdout").read_text()
+        )
+        lines = read_metrics(again / "x", "train")
+        for line, expected_line in zip(lines, read_metrics(whole / "x", "train"), strict=True):
+            assert line["losses"] == pytest.approx(expected_line["losses"], rel=1e-6)
+            assert (line["lr"], line["step"]) == (expected_line["lr"], expected_line["step"])
+        contents = [checkpoint.read_run(folder / "x" / "last.pt") for folder in (again, whole)]
+        for part in ("model", "ema"):
+            for key, value in contents[0][part].items():
+                torch.testing.assert_close(value, contents[1][part][key], rtol=1e-6, atol=1e-9)
+    # Half the processes without more accumulation: half the batch, and by the linear rule half the lr.
+    (tmp_path / "half" / "x").mkdir(parents=True)
+    shutil.copy(whole / "x" / "step_00000004.pt", tmp_path / "half" / "x")
+    half = run("half", 2, "--resume", "auto")
+    assert "now it is 4, and the lr follows it by --lr_scaling linear" in (half / "stdout").read_text()
+    # 27 - 8 = 19 samples of epoch 2 are left: 4 steps of 4; then 6 steps of epoch 3
+    assert consumed(half, 2, 2)[: 4 * 4] == expected[4 * 8 : 6 * 8]
+    lines = read_metrics(half / "x", "train")
+    assert [line["step"] for line in lines] == [*range(5, 9), *range(9, 15)]
+    assert lines[0]["lr"] == pytest.approx(0.02 * 0.5 * (1 + torch.cos(torch.tensor(torch.pi * (6 + 8 / 4) / 18))))
+
+
+def test_lists_that_changed_in_the_middle_of_an_epoch_are_refused(demo_root, tmp_path):
+    root = shutil.copytree(demo_root, tmp_path / "data")
+    words = flags(dataset_path=root, logdir=tmp_path, name="x", epochs=2, save_step_frequency=3)
+    assert finish([start(words, tmp_path)])[0][0] == 0
+    names = root / "ImageSets/SegmentationAug/train.txt"
+    names.write_text("\n".join(reversed(names.read_text().split())))
+    [(status, _, stderr)] = finish([start([*words, "--resume", "x/step_00000003.pt"], tmp_path)])
+    assert status == 2
+    assert "the training list has changed in the middle of an epoch" in stderr
+    [(status, _, stderr)] = finish([start([*words, "--resume", "x/last.pt", "--epochs", "3"], tmp_path)])
+    assert status == 0, stderr  # between two epochs it may
+
+
+def workers_of(launcher: int) -> list[int]:
+    children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
+    return [int(child) for child in children]
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs /proc to find torchrun's workers")
+def test_torchrun_restarts_after_a_worker_was_killed_twice(demo_root, tmp_path):
+    words = flags(dataset_path=demo_root, logdir=tmp_path, epochs=4, save_step_frequency=1, model_type="deeplabv3")
+    whole = start_group(2, [*words, "--name", "whole"], tmp_path)
+    assert [status for status, _, _ in finish(whole)] == [0, 0]
+    words += ["--name", "x", "--resume", "auto"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    process = subprocess.Popen(
+        [*torchrun, "--max_restarts", "3", str(REPO / "train.py"), *words],
+        cwd=tmp_path, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    metrics = tmp_path / "x" / "metrics.jsonl"
+    deadline = time.monotonic() + 120
+    for lines, victim in ((4, 1), (9, 0)):
+        while chaos.count_lines(metrics) < lines:
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        os.kill(workers_of(process.pid)[victim], signal.SIGKILL)
+        time.sleep(2)  # until the other has ended and the new ones have cut metrics.jsonl
+    [(status, stdout, stderr)] = finish([process])
+    assert status == 0, stderr
+    assert stdout.count("resuming") == 2
+    assert stderr.count("ended without a word") == 2
+    assert_same_run(tmp_path / "x", tmp_path / "whole")
+
+
+def test_slurm_script_requeues_a_run_that_was_told_to_stop(demo_root, tmp_path):
+    """With stand-ins for Slurm's commands, which this machine lacks: 2 tasks get SIGUSR1 as `--signal=USR1@120` sends it."""
+    stand_ins = tmp_path / "bin"
+    stand_ins.mkdir()
+    (stand_ins / "srun").write_text(
+        "#!/usr/bin/env bash\n"
+        "while [[ $1 == --* ]]; do shift; done\n"
+        "trap 'kill -USR1 $first $second' USR1\n"  # Slurm signals the tasks of a step
+        'SLURM_PROCID=0 SLURM_LOCALID=0 "$@" & first=$!\n'
+        'SLURM_PROCID=1 SLURM_LOCALID=1 "$@" & second=$!\n'
+        f"echo $$ > {tmp_path}/step.pid\n"
+        "while kill -0 $first 2>/dev/null; do wait $first; status=$?; done; wait $second; exit $status\n"
+    )
+    (stand_ins / "scontrol").write_text(
+        f'#!/usr/bin/env bash\nif [ "$1" = show ]; then echo 127.0.0.1; else echo "$@" >> {tmp_path}/requeued; fi\n'
+    )
+    for file in stand_ins.iterdir():
+        file.chmod(0o755)
+    words = flags(dataset_path=demo_root, logdir=tmp_path, name="x", epochs=40)
+    env = os.environ | {
+        "PATH": f"{stand_ins}:{Path(sys.executable).parent}:{os.environ['PATH']}", "SLURM_JOB_ID": "12345",
+        "SLURM_JOB_NODELIST": "here", "SLURM_NTASKS": "2", "SLURM_SUBMIT_DIR": str(REPO), "OMP_NUM_THREADS": "1",
+    }  # fmt: skip
+    script = ["bash", str(REPO / "scripts/slurm.sbatch"), *words]
+    job = subprocess.Popen(script, env=env, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while chaos.count_lines(tmp_path / "x" / "metrics.jsonl") < 3:
+        assert job.poll() is None, job.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    os.kill(int((tmp_path / "step.pid").read_text()), signal.SIGUSR1)
+    stdout, stderr = job.communicate(timeout=60)
+    assert "stopped by SIGUSR1" in stdout, (stdout, stderr)
+    assert (tmp_path / "requeued").read_text() == "requeue 12345\n"
+    steps = checkpoint.read_run(tmp_path / "x" / "last.pt")["step"]
+    # Requeued, it starts the same script again, which goes on.
+    words[words.index("40")] = str(steps // 4 + 1)
+    done = subprocess.run(
+        ["bash", str(REPO / "scripts/slurm.sbatch"), *words], env=env, cwd=tmp_path, capture_output=True, text=True,
+        timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "resuming" in done.stdout
+    assert (tmp_path / "requeued").read_text().count("requeue") == 1
