@@ -1,0 +1,124 @@
+"""Two machines, as Linux network namespaces with a cable between them, and what happens when it is cut.
+
+Prints how long each takes to notice: make test ARGS="-k two_nodes -s". Needs root and the ip command.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import REPO, assert_same_run, finish, flags, start_group
+
+from scripts import chaos
+
+NOTICE_SECONDS = 30  # keep-alive probes take 20 (engine/watch.py)
+
+
+def ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
+
+
+class Nodes:
+    """Namespaces segtrain-a and -b at 10.99.0.1 and .2."""
+
+    names = ("segtrain-a", "segtrain-b")
+    links = ("segtrain-a0", "segtrain-b0")
+
+    def __init__(self) -> None:
+        for name in self.names:
+            ip("netns", "add", name)
+            ip("-n", name, "link", "set", "lo", "up")
+        (a, b), (link_a, link_b) = self.names, self.links
+        ip("link", "add", link_a, "netns", a, "type", "veth", "peer", "name", link_b, "netns", b)
+        for number, (name, link) in enumerate(zip(self.names, self.links, strict=True), start=1):
+            ip("-n", name, "addr", "add", f"10.99.0.{number}/24", "dev", link)
+            ip("-n", name, "link", "set", link, "up")
+
+    def cable(self, state: str) -> None:
+        """Plug it in ("up") or out ("down")."""
+        ip("-n", self.names[1], "link", "set", self.links[1], state)
+
+    def torchrun(self, number: int, words: list[str], output: Path, max_restarts: int) -> subprocess.Popen:
+        """torchrun on a node, its output in a file."""
+        command = [
+            "ip", "netns", "exec", self.names[number], sys.executable, "-m", "torch.distributed.run", "--nnodes", "2",
+            "--nproc_per_node", "1", "--max_restarts", str(max_restarts), "--rdzv_backend", "c10d",
+            "--rdzv_endpoint", "10.99.0.1:29400", "--rdzv_id", "test", "--local-addr", f"10.99.0.{number + 1}",
+            # torchrun would look at the host's name, which both namespaces share.
+            "--rdzv_conf", f"is_host={1 - number}", str(REPO / "train.py"), *words,
+        ]  # fmt: skip
+        env = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": self.links[number]}
+        with output.open("w") as file:
+            return subprocess.Popen(command, cwd=REPO, env=env, stdout=file, stderr=subprocess.STDOUT)
+
+
+@pytest.fixture
+def nodes() -> Iterator[Nodes]:
+    if not shutil.which("ip"):
+        pytest.skip("the ip command is not there")
+    try:
+        made = Nodes()
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"no network namespaces here: {error.stderr.strip()}")
+    yield made
+    for name in made.names:
+        ip("netns", "del", name)
+
+
+def wait_until(condition, processes: list[subprocess.Popen], seconds: float) -> float:
+    """How long it took until the condition held."""
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began < seconds
+        assert all(process.poll() is None for process in processes)
+        time.sleep(0.05)
+    return time.monotonic() - began
+
+
+@pytest.mark.parametrize("max_restarts", [0, 3])
+def test_cut_cable_between_two_nodes(nodes, demo_root, tmp_path, max_restarts):
+    """Without restarts both end and say why; with restarts the run goes on by itself once the cable is back."""
+    epochs = 12 if max_restarts else 200
+    words = flags(dataset_path=demo_root, logdir=tmp_path, epochs=epochs, save_step_frequency=5, val_epoch_frequency=4)
+    if max_restarts:
+        whole = finish(start_group(2, [*words, "--name", "whole"], tmp_path))
+        assert [status for status, _, _ in whole] == [0, 0], whole
+    words += ["--name", "x", "--resume", "auto"]
+    outputs = [tmp_path / "a.txt", tmp_path / "b.txt"]
+    torchruns = [nodes.torchrun(number, words, output, max_restarts) for number, output in enumerate(outputs)]
+    try:
+        metrics = tmp_path / "x" / "metrics.jsonl"
+        wait_until(lambda: chaos.count_lines(metrics) >= 8, torchruns, 90)
+        nodes.cable("down")
+        noticed = [
+            wait_until(lambda output=output: "cannot be reached any more" in output.read_text(), [], NOTICE_SECONDS)
+            for output in outputs
+        ]
+        noticed[1] += noticed[0]
+        print(f"\nthe cable was cut: noticed after {noticed[0]:.1f} s on node a, {noticed[1]:.1f} s on node b")
+        assert "rank 1 (" in outputs[0].read_text()
+        assert "rank 0 (10.99.0.1)" in outputs[1].read_text()
+        if max_restarts == 0:
+            assert torchruns[0].wait(30) == 1
+            return
+        nodes.cable("up")
+        mended = time.monotonic()
+        wait_until(lambda: outputs[0].read_text().count("resuming") == 1, torchruns, 90)
+        print(f"the cable was back: the run went on {time.monotonic() - mended:.1f} s later")
+        assert [process.wait(120) for process in torchruns] == [0, 0]
+        assert_same_run(tmp_path / "x", tmp_path / "whole")
+    finally:
+        for process in torchruns:
+            process.kill()
+            process.wait()
+        for name in nodes.names:
+            pids = subprocess.run(
+                ["ip", "netns", "pids", name], capture_output=True, text=True, check=True
+            ).stdout.split()
+            for pid in pids:
+                os.kill(int(pid), 9)
