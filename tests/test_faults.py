@@ -8,6 +8,7 @@ import pytest
 from conftest import finish, flags, free_port, start, start_group, two_processes
 
 from data.demo import draw_dataset
+from scripts.chaos import count_lines
 
 FAULTS = "tests/train_with_fault.py"
 NAMED_SECONDS = 30
@@ -40,6 +41,15 @@ def test_fault_is_named_on_both_ranks(demo_root, tmp_path, fault, rank, named):
         assert named in line
         assert "Traceback" not in stderr
     assert time.monotonic() - began < 60  # and not a timeout of minutes
+
+
+def test_weights_that_drift_apart_later_are_found_by_the_repeated_check(demo_root, tmp_path):
+    words = flags(dataset_path=demo_root, logdir=tmp_path, name="x", batchsize=1, check_sync_frequency=1)
+    for status, _, stderr in finish(start_group(2, ["weight_changed_in_step_2", "1", *words], tmp_path, FAULTS)):
+        assert status == 2, stderr
+        assert "head.aspp.conv1.weight differs between rank 0 and rank 1" in stderr
+    # In step 2 of 4, not at the epoch's end: the line of step 2 would be written in step 3.
+    assert count_lines(tmp_path / "x" / "metrics.jsonl") == 1
 
 
 def test_unused_parameter_is_let_be_where_the_flag_says_so(demo_root, tmp_path):

@@ -6,14 +6,21 @@ import time
 import pytest
 import torch
 import yaml
-from conftest import REPO, finish, flags, read_metrics, run_train, start
+from conftest import REPO, assert_same_run, finish, flags, read_metrics, run_train, start
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+import config
+import models
 import train
 from config import FLAGS
+from engine.distributed import Group
+from engine.inference import predict
+from engine.metrics import confusion_matrix, scores
 from engine.schedule import lr_factor
+from engine.state import TrainState
 from errors import UserError
-from utils import MAPS
+from utils import MAPS, get_loader
 
 
 def weights(folder, name="last.pt") -> dict[str, torch.Tensor]:
@@ -216,6 +223,50 @@ def test_real_scribbles_train_with_all_five_losses(scribblesup, tmp_path):
     for line in lines:
         assert len(line["losses"]) == 5
         assert all(0 < value < 1000 for value in line["losses"].values()), line
+
+
+def test_average_of_weights_is_what_is_validated_and_saved(demo_root, tmp_path):
+    folder = run_train(dataset_path=demo_root, logdir=tmp_path, ema=0.8, dataset="Dense", lr=0.05)
+    content = torch.load(folder / "last.pt", weights_only=True)
+    model = models.build("res50_ASPP_lorm", layers=18, num_classes=5).eval()
+    miou = {}
+    val_loader = get_loader(config.parse(flags(dataset_path=demo_root)), "val", Group(torch.device("cpu")))
+    for part in ("model", "ema"):
+        model.load_state_dict(content[part])
+        with torch.inference_mode():
+            pairs = [(predict(model, batch["image"]), batch["label"]) for batch in val_loader]
+        miou[part] = scores(sum(confusion_matrix(predicted, label, 5) for predicted, label in pairs))["miou"]
+    assert miou["ema"] != miou["model"]
+    assert read_metrics(folder, "val")[0]["miou"] == miou["ema"]
+
+
+def test_average_of_weights_follows_its_formula():
+    model = torch.nn.Linear(1, 1, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.75))
+    state = TrainState(model, model, optimizer, lambda _: 0.0, torch.amp.GradScaler("cpu", enabled=False), ema)
+    for value in (8.0, 4.0, 0.0):
+        torch.nn.init.constant_(model.weight, value)
+        model(torch.ones(1, 1)).sum().backward()
+        state.update(0.0, 1)
+    # It begins with the weights after the first step: 8, then 0.75 * 8 + 0.25 * 4 = 7, then 0.75 * 7 = 5.25.
+    assert ema.module.weight.item() == 5.25
+    assert (state.step, state.samples) == (3, 3)
+
+
+@pytest.mark.parametrize(
+    "device", ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]
+)
+def test_deterministic_runs_are_equal_bit_for_bit(demo_root, tmp_path, monkeypatch, device):
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    for name in ("one", "two"):
+        words = flags(dataset_path=demo_root, logdir=tmp_path, name=name, deterministic=True, epochs=2, device=device)
+        train.main(words)
+        assert torch.are_deterministic_algorithms_enabled()
+        assert torch.backends.cudnn.deterministic
+    assert_same_run(tmp_path / "one", tmp_path / "two")
+    run_train(dataset_path=demo_root, logdir=tmp_path, name="three")
+    assert not torch.are_deterministic_algorithms_enabled()
 
 
 @pytest.mark.parametrize("amp", ["bf16", "fp16"])

@@ -127,6 +127,15 @@ def weight_changed_on_one_rank() -> None:
     before(TrainState, "update", change)
 
 
+def weight_changed_in_step_2() -> None:
+    def change(state: TrainState, *_) -> None:
+        if state.step == 1:
+            with torch.no_grad():
+                state.raw_model.head.aspp.conv1.weight[0] += 1e-7
+
+    before(TrainState, "update", change)
+
+
 def buffer_changed_on_one_rank() -> None:
     def change(state: TrainState, *_) -> None:
         state.raw_model.centre += 1
