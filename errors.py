@@ -1,6 +1,7 @@
 """Errors that the user can put right, and how a program of this project ends on one."""
 
 import contextlib
+import errno
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -41,10 +42,16 @@ def in_one_line(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def advice_on_memory(device: str) -> Iterator[None]:
-    """Turn errors that come of too little memory, which are many, into a UserError that says what to lower."""
+def advice(device: str) -> Iterator[None]:
+    """Turn errors that come of too little memory or disk into a UserError that says what to do."""
     try:
         yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise UserError(
+            f"{error.filename or 'a file in --logdir'}: {error.strerror}: make room, then go on by --resume auto"
+        ) from None
     except (RuntimeError, MemoryError) as error:
         text = str(error)
         if "DataLoader worker" in text:

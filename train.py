@@ -39,12 +39,11 @@ def main(argv: list[str] | None = None) -> int:
     with process_group(
         distributed=cfg.distributed, device=cfg.device, backend=cfg.backend, dist_url=cfg.dist_url,
         world_size=cfg.world_size, rank=cfg.rank, local_rank=cfg.local_rank, timeout=cfg.dist_timeout,
-    ) as group, errors.advice_on_memory(str(group.device)):  # fmt: skip
-        return train(cfg, group)
+    ) as group, errors.advice(str(group.device)), Run(group, cfg.log_interval) as run:  # fmt: skip
+        return train(cfg, group, run)
 
 
-def train(cfg: Config, group: Group) -> int:
-    run = Run(group, cfg.log_interval)
+def train(cfg: Config, group: Group, run: Run) -> int:
     introduce(cfg, group, run)
     set_deterministic(cfg.deterministic)
     prepare_demo_data(cfg, group)
@@ -72,7 +71,6 @@ def train(cfg: Config, group: Group) -> int:
         best = f"best mIoU {100 * state.best_miou:.2f}"
         run.info(f"done: {state.epoch} epochs, {state.step} steps, {best}. The run lies in {run.folder}")
         run.info(f"to look at it: tensorboard --logdir {cfg.logdir}")
-    run.close()
     return STOPPED if stopped else 0
 
 

@@ -33,7 +33,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        root = make_list(Path(folder), args.images)
+        root = make_list(Path(folder) / "data", args.images)
         cfg = config.parse([
             "--dataset_path", str(root), "--numclasses", "5", "--crop_size", "97", "--batchsize", str(BATCH),
             "--workers", str(args.workers), "--device", "cpu",

@@ -1,5 +1,6 @@
 """A run's folder and what is written there: log, metrics, TensorBoard. Silent on every rank but 0."""
 
+import contextlib
 import json
 import math
 import sys
@@ -15,7 +16,7 @@ from tqdm import tqdm
 from engine import checkpoint, run_folder
 from engine.distributed import Group
 from engine.metrics import Scores
-from errors import UserError
+from errors import UserError, in_one_line
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -43,11 +44,10 @@ class Run:
         ] = []  # losses, epoch, step and lr of the steps since the last line of metrics
         self._window_start, self._window_images, self._last_step_at = 0.0, 0, 0.0
 
-    def info(self, text: str, *, every_rank: bool = False) -> None:
+    def info(self, text: str, *, every_rank: bool = False, terminal: bool = True) -> None:
         """Say a line on the terminal and in train.log; with every_rank, on every rank's terminal."""
-        if not (self.group.is_main or every_rank):
-            return
-        tqdm.write(text)
+        if terminal and (self.group.is_main or every_rank):
+            tqdm.write(text)
         if not self.group.is_main:
             return
         line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n"
@@ -103,7 +103,9 @@ class Run:
             self._log.flush()
             set_aside = run_folder.tidy(self.folder, step)
             run_folder.replace_text(self.folder / "config.yaml", config)
-            last = self._open_metrics(self.folder / "metrics.jsonl", saved["lines"])
+            lines = run_folder.keep_lines(self.folder / "metrics.jsonl", saved["lines"])
+            self._num_lines, last = len(lines), lines[-1] if lines else {}
+            self._metrics = (self.folder / "metrics.jsonl").open("a", encoding="utf-8")
             self._window = saved["window"]
             # TensorBoard then leaves out what earlier files have from purge_step on.
             validated = last.get("kind") == "val" and last["step"] == step
@@ -112,22 +114,12 @@ class Run:
                 self._write_scalars(last)  # written before the validation that is to be done again
         except OSError as error:
             raise UserError(f"{self.folder or logdir}: cannot be written ({error.strerror})") from None
+        if self._num_lines < saved["lines"]:
+            self.info(
+                f"metrics.jsonl has {self._num_lines} lines; when the checkpoint was written it had {saved['lines']}"
+            )
         if set_aside:
             self.info(f"checkpoints past step {step} got .old added to their names: {', '.join(set_aside)}")
-
-    def _open_metrics(self, path: Path, num_lines: int) -> dict:
-        """Keep the first lines of metrics.jsonl and open it to append. Returns the last one, {} if there is none."""
-        text = path.read_text(encoding="utf-8") if path.exists() else ""
-        lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")][:num_lines]
-        if len(lines) < num_lines:
-            self.info(f"{path}: has {len(lines)} lines, but had {num_lines} when the checkpoint was written")
-        run_folder.replace_text(path, "".join(lines))
-        self._metrics = path.open("a", encoding="utf-8")
-        self._num_lines = len(lines)
-        try:
-            return json.loads(lines[-1]) if lines else {}
-        except ValueError:
-            raise UserError(f"{path} line {len(lines)}: not JSON; mend or delete the file") from None
 
     def capture(self) -> dict:
         """What a later process needs to go on with the run's files, which are on disk up to here when this returns."""
@@ -240,9 +232,16 @@ class Run:
             self._metrics.flush()
             self._num_lines += 1
 
-    def close(self) -> None:
-        """Finish what is being written and close the files."""
-        self._writer.wait()
-        for file in (self._board, self._metrics, self._log):
-            if file:
-                file.close()
+    def __enter__(self) -> "Run":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        """Finish what is being written and close the files; an error is written to the log first."""
+        with contextlib.suppress(OSError) if error else contextlib.nullcontext():  # the error may be a full disk
+            if error:
+                self.info(f"error: {in_one_line(error)}", terminal=False)
+            else:
+                self._writer.wait()
+            for file in (self._board, self._metrics, self._log):
+                if file:
+                    file.close()

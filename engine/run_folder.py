@@ -1,6 +1,7 @@
 """A run's folder: finding the one to continue, making a new one, and keeping others out of it."""
 
 import errno
+import json
 import os
 import re
 from pathlib import Path
@@ -82,6 +83,18 @@ def tidy(folder: Path, step: int) -> list[str]:
     for file in later:
         os.replace(file, file.with_name(f"{file.name}.old"))
     return sorted(file.name for file in later)
+
+
+def keep_lines(path: Path, num_lines: int) -> list[dict]:
+    """The first lines of a file of JSON objects; what comes after them is dropped, and no file is an empty one."""
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")][:num_lines]
+    try:
+        values = [json.loads(line) for line in lines]
+    except ValueError:
+        raise UserError(f"{path}: not a file of JSON lines any more; mend it, or delete it to go on without") from None
+    replace_text(path, "".join(lines))
+    return values
 
 
 def replace_text(path: Path, text: str) -> None:
