@@ -156,8 +156,8 @@ def process_group(
             )
             group = Group(where, rank, local_rank, world_size, backend, stop)
             yield group
-            watch.stop()  # before the barrier: after it, other ranks may end
             group.barrier()
+            watch.leave()
         except Exception as error:
             _tell_others(watch, error, rank, timeout)
             raise

@@ -50,20 +50,24 @@ class Watch:
         self.thread = threading.Thread(target=self._listen, daemon=True)
         self.thread.start()
 
-    def stop(self) -> None:
-        """Listen no more. The lifelines stay open until close()."""
-        self.stopped.set()
-        self.thread.join()
+    def leave(self) -> None:
+        """Part in peace: that this process ends now is no reason for the others to. Call it on all ranks."""
+        self._stop()
+        self._tell("done")
 
     def close(self) -> None:
         for line in self.lines:
             line.close()
 
     def publish(self, status: int, text: str) -> None:
-        """Tell the other ranks why this one fails, and wait until they have left. One message wins: the first."""
-        self.stop()
+        """Tell the other ranks why this one fails, and wait until they know."""
+        self._stop()
         self._tell(f"failed {status} on rank {self.rank}: {' '.join(text.split())}")
-        self._wait_for_leaving()
+        self._wait_for_others()
+
+    def _stop(self) -> None:
+        self.stopped.set()
+        self.thread.join()
 
     def _accept(self, store: dist.Store, dist_url: str) -> None:
         """Rank 0: say where the lifelines end, and take those of all other ranks."""
@@ -81,7 +85,7 @@ class Watch:
                     line, _ = server.accept()
                     line.settimeout(5)
                     rank, place = line.recv(200).decode().split(" ", 1)
-                except (TimeoutError, ValueError):
+                except (OSError, ValueError):
                     if time.monotonic() > deadline:
                         raise UserError(
                             f"rank(s) {sorted(missing)} came to the meeting but do not reach rank 0 at {', '.join(hosts)}, port "
@@ -144,6 +148,9 @@ class Watch:
 
     def _obey(self, message: str, source: socket.socket) -> None:
         word, _, rest = message.partition(" ")
+        if word == "done":
+            self.selector.unregister(source)
+            return
         if self.rank == 0:
             self._tell(message, but=source)
         if word == "stop":
@@ -155,7 +162,7 @@ class Watch:
         sys.stdout.flush()
         sys.stderr.flush()
         if self.rank == 0:
-            self._wait_for_leaving(but=source)  # as this process may serve the store; the source waits for this end
+            self._wait_for_others(but=source)  # as this process may serve the store; the source waits for this end
         os._exit(int(status))
 
     def _tell(self, message: str, but: socket.socket | None = None) -> None:
@@ -168,17 +175,17 @@ class Watch:
                     except OSError:
                         continue  # who is gone needs no message
 
-    def _wait_for_leaving(self, but: socket.socket | None = None) -> None:
-        """Wait until the other ends have closed: rank 0 until all ranks have left, another rank until rank 0 has."""
+    def _wait_for_others(self, but: socket.socket | None = None) -> None:
+        """Wait until the other ends have closed, or fail by themselves: this end then may close."""
         deadline = time.monotonic() + LEAVE_SECONDS
         for line in self.lines:
             if line is but:
                 continue
             try:
-                while (left := deadline - time.monotonic()) > 0:
+                data = b" "
+                while data and b"failed" not in data and (left := deadline - time.monotonic()) > 0:
                     line.settimeout(left)
-                    if not line.recv(65536):
-                        break
+                    data = line.recv(65536)
             except OSError:
                 continue
 

@@ -28,11 +28,13 @@ def errors_of(stderr: str) -> list[str]:
         ("out_of_memory", "1", "out of memory on cpu (OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB.): "
          "lower --batchsize"),
         ("out_of_memory_on_the_cpu", "0", "out of memory on cpu"),
+        ("last_write_fails", "0", "the disk is gone"),
         ("loss_not_finite", "1", "is nan at step 6 (epoch 3), from rank(s) [1]: lower --lr"),
     ],
 )  # fmt: skip
 def test_fault_is_named_on_both_ranks(demo_root, tmp_path, fault, rank, named):
-    words = flags(dataset_path=demo_root, logdir=tmp_path, epochs=3)
+    # The last checkpoint is written while the other rank has nothing left to do but to wait.
+    words = flags(dataset_path=demo_root, logdir=tmp_path, epochs=1 if fault == "last_write_fails" else 3)
     began = time.monotonic()
     results = finish(start_group(2, [fault, rank, *words], tmp_path, FAULTS), timeout=60)
     for status, _, stderr in results:

@@ -176,6 +176,14 @@ def loss_not_finite() -> None:
     Criterion.__call__ = replacement  # type: ignore[method-assign]
 
 
+def last_write_fails() -> None:
+    def fail(*_) -> None:
+        time.sleep(1)
+        raise errors.UserError("the disk is gone")
+
+    checkpoint.write = fail  # type: ignore[assignment]
+
+
 def halted() -> None:
     at_step(STEP, lambda: os.kill(os.getpid(), signal.SIGSTOP))
 
