@@ -39,9 +39,8 @@ class Run:
         self._num_lines = 0  # of metrics
         self._writer = checkpoint.Writer()
         self._unread: tuple | None = None  # the last step, whose losses may still be on their way
-        self._window: list[
-            dict[str, float]
-        ] = []  # losses, epoch, step and lr of the steps since the last line of metrics
+        # Losses, epoch, step and lr of each step since the last line of metrics.
+        self._window: list[dict[str, float]] = []
         self._window_start, self._window_images, self._last_step_at = 0.0, 0, 0.0
 
     def info(self, text: str, *, every_rank: bool = False, terminal: bool = True) -> None:

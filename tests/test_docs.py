@@ -48,8 +48,9 @@ def test_commands_parse(path, monkeypatch):
         config.parse(words)
 
 
-def test_every_flag_named_in_the_readme_exists():
-    text = (REPO / "README.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize("path", ["README.md", "docs/reliability.md"])
+def test_every_flag_named_in_the_documents_exists(path):
+    text = (REPO / path).read_text(encoding="utf-8")
     others = {
         "standalone",
         "nnodes",
@@ -62,6 +63,8 @@ def test_every_flag_named_in_the_readme_exists():
         "pseudo",
         "scribbles",
         "no_distributed",
+        "max_restarts",
+        "processes",
     }
     named = {name.replace("-", "_") for name in re.findall(r"(?<![\w-])--([a-z][\w-]*)", text)}
     assert not named - set(config.FLAGS) - set(config.ALIASES) - others

@@ -5,9 +5,11 @@ import subprocess
 import time
 
 import pytest
+import torch
 from conftest import finish, flags, free_port, start, start_group, two_processes
 
 from data.demo import draw_dataset
+from engine import doctor
 from scripts.chaos import count_lines
 
 FAULTS = "tests/train_with_fault.py"
@@ -155,3 +157,19 @@ def test_full_disk_stops_all_ranks_and_leaves_a_whole_checkpoint(tmp_path, small
     results = finish(start_group(2, [*words, "--resume", "auto"], tmp_path))
     assert [status for status, _, _ in results] == [0, 0], results
     assert "resuming" in results[0][1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool])
+def test_checksum_changes_with_any_bit_and_with_neighbours_that_change_places(dtype):
+    value = (torch.arange(3000) % 2).to(dtype).view(3, 1000).t()  # not contiguous
+    before = doctor._checksum(value)
+    assert doctor._checksum(value.clone(memory_format=torch.contiguous_format)) == before
+    for place in (0, 1234, 2999):
+        changed = value.clone(memory_format=torch.contiguous_format).view(-1)
+        changed.view(torch.uint8)[place * value.element_size()] ^= 1
+        assert doctor._checksum(changed.view(1000, 3)) != before
+    swapped = value.clone(memory_format=torch.contiguous_format).view(-1)
+    first = next(place for place in range(2998) if swapped[place] != swapped[place + 1])
+    swapped[[first, first + 1]] = swapped[[first + 1, first]]
+    assert doctor._checksum(swapped.view(1000, 3)) != before
+    assert doctor._checksum(torch.zeros((), dtype=dtype)) == 0
