@@ -1,7 +1,6 @@
 """Every flag, declared once: name, type, default, help, choices.
 
-A value comes from the default, then a YAML file (`--config FILE`), then the command line (flags.py reads
-both). `Config` is what the rest of the program sees.
+A value comes from the default, then a YAML file (`--config FILE`), then the command line (flags.py reads both).
 """
 
 from dataclasses import dataclass, field
@@ -26,6 +25,13 @@ ALIASES = {
     "model_path": "pretrained",
     "ddp": "distributed",
 }
+
+
+# What may differ between the ranks of a run: paths, and what belongs to a machine or a process.
+LOCAL = (
+    "dataset_path", "logdir", "classes", "resume", "workers", "device", "distributed", "dist_url", "world_size", "rank",
+    "local_rank", "notes",
+)  # fmt: skip
 
 
 @dataclass
@@ -155,8 +161,7 @@ FLAGS = READER.fields
 def parse(argv: list[str] | None = None) -> Config:
     """Build the Config from `--config`'s file and the command line (default: sys.argv).
 
-    Without `--config` and `--dataset_path`, the demo's config is used; `--resume FILE` alone uses the
-    config of that run. Raises UserError on anything unknown or out of range.
+    Without `--config` and `--dataset_path` it is the demo's, or with `--resume FILE` that run's. Raises UserError.
     """
     given, config_file, notes = READER.command_line(argv)
     saved = Path(given.get("resume", "")).parent / "config.yaml"
@@ -174,8 +179,6 @@ def parse(argv: list[str] | None = None) -> Config:
     cfg = Config(**values, notes=notes)
     if not cfg.name:
         cfg.name = config_file.stem if config_file else f"{cfg.dataset}_{cfg.model_type}"
-    if cfg.warmup_epochs < 0:
-        cfg.warmup_epochs = cfg.epochs / 10
     _check(cfg)
     return cfg
 
@@ -196,17 +199,6 @@ def changes(saved: dict, cfg: Config) -> str:
     return ", ".join(f"{name}: {saved.get(name)} -> {now[name]}" for name in now if saved.get(name) != now[name])
 
 
-def check_equal(configs: list[dict]) -> None:
-    """Raise UserError if ranks were started with different flags, but for paths and what a machine may differ in."""
-    local = ("dataset_path", "logdir", "classes", "workers", "device", "distributed")
-    for rank, other in enumerate(configs):
-        for name in other:
-            if name not in local and other[name] != configs[0][name]:
-                raise UserError(
-                    f"--{name} is {configs[0][name]} on rank 0 but {other[name]} on rank {rank}: give all ranks the same"
-                )
-
-
 # Smallest value allowed; the other numbers may be anything their type allows.
 _AT_LEAST = {
     "numclasses": 2, "crop_size": 16, "workers": -1, "epochs": 1, "batchsize": 1, "accum_steps": 1, "lr": 0,
@@ -221,6 +213,8 @@ def _check(cfg: Config) -> None:
     for name, least in _AT_LEAST.items():
         if not getattr(cfg, name) >= least:  # also catches nan
             raise UserError(f"--{name} {getattr(cfg, name)}: must be at least {least}")
+    if not cfg.dist_timeout <= 2_592_000:
+        raise UserError(f"--dist_timeout {cfg.dist_timeout:g}: must be at most 2592000 seconds, a month")
     if cfg.numclasses > 255:
         raise UserError(f"--numclasses {cfg.numclasses}: labels are 8 bit and 255 is 'ignore', so at most 255")
     if cfg.ema >= 1:

@@ -53,8 +53,12 @@ def train(cfg: Config, group: Group, run: Run) -> int:
     criterion = get_criterion(cfg, run.info)
     saved = run.find_checkpoint(cfg.logdir, cfg.name, cfg.resume, new_folder=cfg.reset_data_offset)
     state = get_state(cfg, group, train_loader, saved, run.info)
-    run.open(cfg.logdir, cfg.name, config.dump(cfg), state.step, saved["run"] if saved and state.step else None)
-    run.info(f"writing to {run.folder}")
+    has_best = run.open(
+        cfg.logdir, cfg.name, config.dump(cfg), state.step, saved["run"] if saved and state.step else None
+    )
+    if not has_best:
+        state.best_miou = -1.0  # also where the file was set aside, as it is past the step resumed from
+    run.info(f"writing to {run.folder}" + ("" if state.epoch < cfg.epochs else f"; all --epochs {cfg.epochs} are done"))
     doctor.check_weights(group, state.raw_model, buffers_averaged=state.samples == 0)
 
     stopped = False
@@ -63,6 +67,8 @@ def train(cfg: Config, group: Group, run: Run) -> int:
         stopped = not finished or not finish_epoch(cfg, group, run, state, val_loader, class_names)
     if stopped:
         save(cfg, group, run, state)
+    run.wait_for_checkpoint()
+    if stopped:
         signals = ", ".join(dict.fromkeys(reason for reason in group.gather(group.stop.reason) if reason))
         run.info(
             f"stopped by {signals} after step {state.step}, in epoch {state.epoch + 1}; --resume auto goes on there"
@@ -205,7 +211,7 @@ def introduce(cfg: Config, group: Group, run: Run) -> None:
         run.info("joining the group of a launcher, as RANK and WORLD_SIZE are set; --no_distributed would not")
     for note in cfg.notes:
         run.info(note)
-    config.check_equal(group.gather(config.as_dict(cfg)))
+    doctor.check_flags(group, vars(cfg), config.LOCAL)
 
 
 def autocast(cfg: Config, group: Group) -> torch.autocast:

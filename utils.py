@@ -46,7 +46,7 @@ COMPUTE = {"distance_s": ("label", scribble_distance), "distance_c": ("pseudo", 
 
 
 def set_deterministic(deterministic: bool) -> None:
-    """Make every later operation give the same bits each time, or fail where CUDA has none that does; or undo that."""
+    """Make every later operation give the same bits each time, or fail where CUDA cannot; or undo that."""
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
     torch.use_deterministic_algorithms(deterministic)
@@ -210,18 +210,16 @@ def get_optimizer(
         f"x --accum_steps {cfg.accum_steps} x {group.world_size} process(es); {steps_per_epoch} steps an epoch"
     )
     if (group.world_size, global_batch) != (origin["world_size"], origin["global_batch"]):
+        kept = "that batch is kept, and so are lr and result"
+        if global_batch != origin["global_batch"]:
+            kept = f"now it is {global_batch}, and the lr follows it by --lr_scaling {cfg.lr_scaling}; --accum_steps can keep it"
         say(
-            f"the run began with {origin['world_size']} process(es) and a global batch of {origin['global_batch']}; "
-            + (
-                "that batch is kept, and so are lr and result"
-                if global_batch == origin["global_batch"]
-                else f"now it is {global_batch}, and the lr follows it by --lr_scaling {cfg.lr_scaling}; --accum_steps or "
-                "--batchsize can keep it"
-            )
+            f"the run began with {origin['world_size']} process(es) and a global batch of {origin['global_batch']}; {kept}"
         )
     parameters = [parameter for parameter in raw_model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.SGD(parameters, lr=lr, momentum=cfg.momentum, weight_decay=cfg.wdecay)
-    total_steps, warmup_steps = cfg.epochs * steps_per_epoch, round(cfg.warmup_epochs * steps_per_epoch)
+    warmup_epochs = cfg.epochs / 10 if cfg.warmup_epochs < 0 else cfg.warmup_epochs
+    total_steps, warmup_steps = cfg.epochs * steps_per_epoch, round(warmup_epochs * steps_per_epoch)
     return optimizer, lambda position: lr * lr_factor(position, total_steps, warmup_steps)
 
 
@@ -237,9 +235,10 @@ def get_state(
     continues = saved is not None and not cfg.reset_data_offset
     if saved is not None and continues:
         origin = saved["origin"]
-        if saved["samples"] and saved["listing"] != listing:
+        changed = "training list" if saved["listing"] != listing else "--seed"
+        if saved["samples"] and (saved["listing"], saved["config"]["seed"]) != (listing, cfg.seed):
             raise UserError(
-                f"--resume {cfg.resume}: the training list has changed in the middle of an epoch; restore it, resume a "
+                f"--resume {cfg.resume}: the {changed} has changed in the middle of an epoch; restore it, resume a "
                 "checkpoint from between two epochs, or start over from these weights by --reset_data_offset"
             )
     optimizer, lr_at = get_optimizer(cfg, raw_model, group, sampler.steps_per_epoch, origin, say)

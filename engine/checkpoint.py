@@ -4,6 +4,7 @@ A file is what torch.save writes, a zip archive, with a comment at its end as th
 step and the SHA-256 of the file without the comment. torch.load reads it like any other.
 """
 
+import errno
 import hashlib
 import io
 import os
@@ -18,6 +19,8 @@ import torch
 from torch import Tensor
 
 from errors import UserError
+
+FORMAT = 2  # of a run's checkpoint, engine.state.TrainState.capture()
 
 _COMMENT = re.compile(rb"segtrain step=(\d{12}) sha256=([0-9a-f]{64})")
 _COMMENT_LENGTH = len(b"segtrain step=%012d sha256=%064d" % (0, 0))
@@ -38,12 +41,12 @@ NUMPY_VALUES: list = [
 class Writer:
     """Writes checkpoints in a thread, from a copy on the CPU, while training goes on. One at a time.
 
-    A write that fails is raised as UserError by the next call of any method; earlier files stay whole.
+    What goes wrong in a write is raised by the next call of any method; earlier files stay whole.
     """
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
-        self._error: UserError | None = None
+        self._error: Exception | None = None
 
     def save(self, content: dict, paths: list[Path], keep: dict[str, int]) -> None:
         """Begin to write content, which has its "step", to all of the paths.
@@ -73,7 +76,7 @@ class Writer:
             for path in paths:
                 write(path, data)
                 _drop_older(path, keep)
-        except UserError as error:
+        except Exception as error:
             self._error = error
 
 
@@ -112,7 +115,7 @@ def write(path: Path, data: memoryview) -> None:
         _sync_folder(path.parent)
     except OSError as error:
         scratch.unlink(missing_ok=True)
-        needed = f"; it has {len(data) / 2**20:.0f} MiB" if error.errno == 28 else ""
+        needed = f"; it has {len(data) / 2**20:.0f} MiB" if error.errno == errno.ENOSPC else ""
         raise UserError(
             f"{path}: the checkpoint cannot be written ({error.strerror}{needed}). Earlier ones are whole: make room, "
             "then go on by --resume auto"
@@ -125,6 +128,9 @@ def _sync_folder(folder: Path) -> None:
         descriptor = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(descriptor)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems cannot
+                raise
         finally:
             os.close(descriptor)
 
@@ -137,7 +143,7 @@ def _drop_older(path: Path, keep: dict[str, int]) -> None:
     numbered = [(int(other[2]), file) for file in path.parent.iterdir() if (other := _NUMBERED.fullmatch(file.name))
                 and other[1] == match[1]]  # fmt: skip
     for _, file in sorted(numbered)[: -keep[match[1]]]:
-        file.unlink()
+        file.unlink(missing_ok=True)
 
 
 def step_of(path: Path) -> int | None:
@@ -192,6 +198,11 @@ def read_run(path: Path) -> dict:
     content = read(path)
     if "ranks" not in content:
         raise UserError(f"{path}: no checkpoint of a run; to start from its weights use --pretrained {path}")
+    if content.get("format") != FORMAT:
+        raise UserError(
+            f"{path}: of another version of this project (format {content.get('format')}, here {FORMAT}); to start from its "
+            f"weights use --pretrained {path}"
+        )
     if step_of(path) is None:
         raise UserError(
             f"{path}: truncated, or not of this project: its SHA-256 is missing; to start from its weights use --pretrained"

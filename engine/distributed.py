@@ -129,18 +129,12 @@ def process_group(
         return
 
     rank, local_rank, world_size, dist_url = place(dist_url, world_size, rank, local_rank)
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    store: dist.Store = meet(dist_url, rank, world_size, timedelta(seconds=timeout))
-    store = dist.PrefixStore(f"segtrain/{world_size}/{attempt}", store)
-    if store.add(f"joined/{rank}", 1) > 1:
-        raise UserError(
-            f"rank {rank} has already joined at {dist_url}: two processes have the same RANK, or the address "
-            "belongs to another or an earlier run; choose another MASTER_PORT or --dist_url"
-        )
-    wait_for_all(store, rank, world_size, dist_url, timeout)
     with stop_request(f" on rank {rank}") as stop:
-        watch = Watch(store, rank, world_size, dist_url, stop)
+        store = meet(dist_url, rank, world_size, timedelta(seconds=timeout), stop)
+        wait_for_all(store, rank, world_size, dist_url, timeout, stop)
+        watch = Watch(rank, world_size, stop)
         try:
+            watch.connect(store, dist_url)
             where = find_device(device, local_rank, int(os.environ.get("LOCAL_WORLD_SIZE", local_rank + 1)))
             if backend == "auto":
                 backend = "nccl" if where.type == "cuda" else "gloo"

@@ -13,6 +13,17 @@ from engine.distributed import Group
 from errors import UserError
 
 
+def check_flags(group: Group, flags: dict, local: tuple[str, ...]) -> None:
+    """Check that ranks were started with the same flags {name: value}, but for those named in `local`."""
+    every = group.gather({name: value for name, value in flags.items() if name not in local})
+    for rank, other in enumerate(every):
+        for name in other:
+            if other[name] != every[0][name]:
+                raise UserError(
+                    f"--{name} is {every[0][name]} on rank 0 but {other[name]} on rank {rank}: give all ranks the same"
+                )
+
+
 def check_setup(group: Group, datasets: dict) -> None:
     """Check that ranks run on fitting devices and the same torch, and list the same data.
 
@@ -98,7 +109,7 @@ def check_weights(group: Group, raw_model: nn.Module, *, buffers_averaged: bool)
 
 def check_finite(raw_model: nn.Module) -> None:
     """Check that no weight has become inf or nan."""
-    finite = torch.stack([parameter.detach().norm() for parameter in raw_model.parameters()]).isfinite()
+    finite = torch.stack([parameter.detach().abs().max() for parameter in raw_model.parameters()]).isfinite()
     if not finite.all():
         name = next(name for (name, _), good in zip(raw_model.named_parameters(), finite, strict=True) if not good)
         raise UserError(

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import math
+import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -65,8 +66,8 @@ class Run:
         if self.group.is_main:
             try:
                 found = run_folder.find(Path(logdir), name, resume)
-            except UserError as error:
-                found = error
+            except (UserError, OSError) as error:
+                found = error if isinstance(error, UserError) else UserError(f"{error.filename}: {error.strerror}")
         found = self.group.broadcast(found)
         if isinstance(found, UserError):
             raise found
@@ -85,16 +86,18 @@ class Run:
         )
         return content
 
-    def open(self, logdir: str, name: str, config: str, step: int, saved: dict | None) -> None:
+    def open(self, logdir: str, name: str, config: str, step: int, saved: dict | None) -> bool:
         """Open the run's files, after `step` optimizer steps; what was written past them is dropped.
 
-        saved: what capture() returned then; None for a run that begins.
+        saved: what capture() returned then; None for a run that begins. Returns whether there is a best.pt.
         """
-        if not self.group.is_main:
-            return
+        if self.group.is_main:
+            self._open(logdir, name, config, step, saved or {"lines": 0, "window": []})
+        return self.group.broadcast(self.folder is not None and (self.folder / "best.pt").exists())
+
+    def _open(self, logdir: str, name: str, config: str, step: int, saved: dict) -> None:
         from torch.utils.tensorboard import SummaryWriter  # takes a second to import: only where it is used
 
-        saved = saved or {"lines": 0, "window": []}
         try:
             self.folder = self.folder or run_folder.make(Path(logdir), name)
             self._log = run_folder.open_log(self.folder)
@@ -123,9 +126,9 @@ class Run:
     def capture(self) -> dict:
         """What a later process needs to go on with the run's files, which are on disk up to here when this returns."""
         self._read_step()
-        for file in (self._metrics, self._board):
-            if file:
-                file.flush()
+        if self._metrics and self._board:
+            os.fsync(self._metrics.fileno())
+            self._board.flush()
         return {"lines": self._num_lines, "window": [dict(values) for values in self._window]}
 
     def save_checkpoint(self, content: dict, names: list[str], keep: dict[str, int]) -> None:
@@ -133,6 +136,10 @@ class Run:
         if self.group.is_main:
             assert self.folder is not None
             self._writer.save(content, [self.folder / name for name in names], keep)
+
+    def wait_for_checkpoint(self) -> None:
+        """Return when the last checkpoint is on the disk."""
+        self._writer.wait()
 
     def bar(self, items: Iterable, *, total: int, title: str) -> tqdm:
         """A progress bar with rate and time left, on rank 0."""
@@ -235,12 +242,10 @@ class Run:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        """Finish what is being written and close the files; an error is written to the log first."""
+        """Close the files; an error is written to the log first."""
         with contextlib.suppress(OSError) if error else contextlib.nullcontext():  # the error may be a full disk
             if error:
                 self.info(f"error: {in_one_line(error)}", terminal=False)
-            else:
-                self._writer.wait()
             for file in (self._board, self._metrics, self._log):
                 if file:
                     file.close()

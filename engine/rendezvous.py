@@ -12,7 +12,8 @@ from urllib.parse import urlsplit
 import torch
 import torch.distributed as dist
 
-from errors import UserError
+from engine.signals import StopRequest
+from errors import STOPPED, UserError
 
 ANSWER_SECONDS = 10.0  # how long a store that can be connected to may take to answer
 WAIT_SECONDS = 3.0  # how long a wait for other ranks may keep Ctrl-C waiting
@@ -86,8 +87,22 @@ def _integer(variable: str) -> int:
         raise UserError(f"environment variable {variable} is {value!r}, not a number") from None
 
 
-def meet(dist_url: str, rank: int, world_size: int, timeout: timedelta) -> dist.Store:
-    """The store at the URL, which rank 0 serves. Raises UserError where none can be, or none is found in time."""
+def meet(dist_url: str, rank: int, world_size: int, timeout: timedelta, stop: StopRequest) -> dist.Store:
+    """The store at the URL, of this group and attempt alone, which rank 0 serves.
+
+    Raises UserError where none can be, or none is found in time.
+    """
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    store = dist.PrefixStore(f"segtrain/{world_size}/{attempt}", _open_store(dist_url, rank, world_size, timeout, stop))
+    if store.add(f"joined/{rank}", 1) > 1:
+        raise UserError(
+            f"rank {rank} has already joined at {dist_url}: two processes have the same RANK, or the address "
+            "belongs to another or an earlier run; choose another MASTER_PORT or --dist_url"
+        )
+    return store
+
+
+def _open_store(dist_url: str, rank: int, world_size: int, timeout: timedelta, stop: StopRequest) -> dist.Store:
     url = urlsplit(dist_url)
     if url.scheme == "file":
         if not os.path.isdir(os.path.dirname(url.path)) or os.path.isdir(url.path):
@@ -118,7 +133,7 @@ def meet(dist_url: str, rank: int, world_size: int, timeout: timedelta) -> dist.
         socket.getaddrinfo(host, port)
     except OSError as error:
         raise UserError(f"rank {rank}: MASTER_ADDR {host!r} is not a known host ({error.strerror})") from None
-    return _serve(host, port, timeout) if rank == 0 else _connect(host, port, rank, timeout)
+    return _serve(host, port, timeout) if rank == 0 else _connect(host, port, rank, timeout, stop)
 
 
 def _serve(host: str, port: int, timeout: timedelta) -> dist.Store:
@@ -133,9 +148,9 @@ def _serve(host: str, port: int, timeout: timedelta) -> dist.Store:
         raise UserError(f"rank 0 cannot listen at {host}:{port}: {reason}") from None
 
 
-def _connect(host: str, port: int, rank: int, timeout: timedelta) -> dist.Store:
+def _connect(host: str, port: int, rank: int, timeout: timedelta, stop: StopRequest) -> dist.Store:
     """A connection to rank 0's server, waited for; what answers must be such a server, and at once."""
-    patience = _Patience(timeout.total_seconds())
+    patience = _Patience(timeout.total_seconds(), stop)
     while True:
         try:
             socket.create_connection((host, port), timeout=2).close()
@@ -162,16 +177,18 @@ def _connect(host: str, port: int, rank: int, timeout: timedelta) -> dist.Store:
     thread.join(ANSWER_SECONDS)
     if not stores:
         raise UserError(
-            f"rank {rank}: the port {host}:{port} is in use by another program; choose another "
-            "(MASTER_PORT or --dist_url)"
+            f"rank {rank}: the port {host}:{port} is in use by another program, or MASTER_ADDR is not rank 0's "
+            "machine; choose another port (MASTER_PORT or --dist_url)"
         )
     return stores[0]
 
 
-def wait_for_all(store: dist.Store, rank: int, world_size: int, dist_url: str, timeout: float) -> None:
+def wait_for_all(
+    store: dist.Store, rank: int, world_size: int, dist_url: str, timeout: float, stop: StopRequest
+) -> None:
     """Return when every rank has come to the store. Raises UserError that names the ranks that have not."""
     keys = [f"joined/{other}" for other in range(world_size)]
-    patience = _Patience(timeout)
+    patience = _Patience(timeout, stop)
     while True:
         # A few seconds at a time, for Ctrl-C and a word on who is awaited.
         with contextlib.suppress(RuntimeError):
@@ -195,12 +212,15 @@ def wait_for_all(store: dist.Store, rank: int, world_size: int, dist_url: str, t
 
 
 class _Patience:
-    """A time to wait, and a line on the terminal now and then on what is waited for."""
+    """A time to wait, and a line on the terminal now and then on what is waited for. A signal to stop ends the process."""
 
-    def __init__(self, seconds: float):
-        self.seconds, self.began, self.next_word = seconds, time.monotonic(), 10.0
+    def __init__(self, seconds: float, stop: StopRequest):
+        self.seconds, self.stop, self.began, self.next_word = seconds, stop, time.monotonic(), 10.0
 
     def ended(self) -> bool:
+        if self.stop:
+            print(f"stopped by {self.stop.reason} before the group was complete", file=sys.stderr, flush=True)
+            raise SystemExit(STOPPED)
         return time.monotonic() - self.began >= self.seconds
 
     def tell(self, text: str) -> None:

@@ -87,9 +87,9 @@ def tidy(folder: Path, step: int) -> list[str]:
 
 def keep_lines(path: Path, num_lines: int) -> list[dict]:
     """The first lines of a file of JSON objects; what comes after them is dropped, and no file is an empty one."""
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
-    lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")][:num_lines]
     try:
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")][:num_lines]
         values = [json.loads(line) for line in lines]
     except ValueError:
         raise UserError(f"{path}: not a file of JSON lines any more; mend it, or delete it to go on without") from None
@@ -100,8 +100,15 @@ def keep_lines(path: Path, num_lines: int) -> list[dict]:
 def replace_text(path: Path, text: str) -> None:
     """Write a text file so that it is the old or the new one, never a part."""
     scratch = path.with_name(f".{path.name}.tmp")
-    scratch.write_text(text, encoding="utf-8")
-    os.replace(scratch, path)
+    try:
+        with scratch.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(scratch, path)
+    except OSError:
+        scratch.unlink(missing_ok=True)
+        raise
 
 
 def _runs_of(logdir: Path, name: str) -> dict[int, Path]:

@@ -31,15 +31,18 @@ class WorkerSignals:
     """
 
     def __init__(self) -> None:
-        self.parent_exits = multiprocessing.Event()
-        atexit.register(self.parent_exits.set)
+        self.parent_exits = multiprocessing.RawValue("b", 0)  # without a lock, which a handler must not wait for
+        atexit.register(self._let_go)
+
+    def _let_go(self) -> None:
+        self.parent_exits.value = 1
 
     def __call__(self, worker_id: int) -> None:
         for number in _numbers():
             signal.signal(number, self._obey_parent if number == signal.SIGTERM else signal.SIG_IGN)
 
     def _obey_parent(self, number: int, frame) -> None:
-        if self.parent_exits.is_set():
+        if self.parent_exits.value:
             os._exit(0)
 
 
@@ -61,11 +64,17 @@ def stop_request(where: str = "") -> Iterator[StopRequest]:
     handlers = {number: signal.signal(number, lambda *_: None) for number in numbers}
     descriptor = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
 
+    if hasattr(os, "register_at_fork"):
+        # A DataLoader worker would write the signals it gets to this process's descriptor.
+        os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
+
     def listen() -> None:
+        interrupted = False
         while (received := reader.recv(1)) != _END:
-            if received[0] == signal.SIGINT and request:
+            if received[0] == signal.SIGINT and interrupted:
                 print(f"interrupted{where} for the second time: stopped at once", file=sys.stderr, flush=True)
                 os._exit(130)
+            interrupted = interrupted or received[0] == signal.SIGINT
             if received[0] in numbers:
                 request.reason = signal.Signals(received[0]).name + where
 

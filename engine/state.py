@@ -9,10 +9,9 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
+from engine.checkpoint import FORMAT
 from engine.distributed import Group
 from errors import UserError
-
-FORMAT = 2
 
 
 @dataclass
@@ -106,7 +105,8 @@ class TrainState:
         except (RuntimeError, ValueError) as error:
             reason = " ".join(str(error).split())[:160]
             raise UserError(
-                f"the checkpoint does not fit this model, check --model_type, --layers, --numclasses ({reason})"
+                f"the checkpoint does not fit this model, check --model_type, --layers, --numclasses, or whether the losses "
+                f"train other parameters than then (--reset_optimizer) ({reason})"
             ) from None
         if optimizer and content["scaler"] and self.scaler.is_enabled():
             self.scaler.load_state_dict(content["scaler"])

@@ -5,6 +5,7 @@ others. A process that is killed says nothing, but the kernel closes its connect
 no longer reached leaves keep-alive probes unanswered. Waiting collectives would find neither out before their timeout.
 """
 
+import contextlib
 import os
 import selectors
 import socket
@@ -21,7 +22,8 @@ from errors import UserError
 
 POLL_SECONDS = 0.2  # how often a rank looks whether it has something to say
 LEAVE_SECONDS = 5.0  # how long a failing rank waits for the others to leave
-KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}  # a cut link is noticed after 5 + 3 * 5 seconds
+# A cut link is noticed after 5 + 3 * 5 seconds without an answer; 20,000 ms where a message was on its way.
+KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 20_000}
 CONNECT_SECONDS = 30.0
 
 
@@ -31,23 +33,25 @@ class Watch:
     stop: is set when another rank is told to stop, and told to the others when this one is.
     """
 
-    def __init__(self, store: dist.Store, rank: int, world_size: int, dist_url: str, stop: StopRequest):
+    def __init__(self, rank: int, world_size: int, stop: StopRequest):
         self.rank, self.world_size, self.stop_request = rank, world_size, stop
         self.lines: dict[socket.socket, str] = {}  # who is at the other end
         self.partial: dict[socket.socket, bytes] = {}  # what came of a message so far
         self.told_to_stop = False
         self.stopped = threading.Event()
-        self.lock = threading.Lock()
-        if world_size > 1:
-            self._accept(store, dist_url) if rank == 0 else self._connect(store)
         self.selector = selectors.DefaultSelector()
-        for line in self.lines:
-            self._keep_alive(line)
-            self.selector.register(line, selectors.EVENT_READ)
+        self.thread = threading.Thread(target=self._listen, daemon=True)
+
+    def connect(self, store: dist.Store, dist_url: str) -> None:
+        """Open the lifelines, which all ranks do at once, and listen to them."""
         if hasattr(os, "register_at_fork"):
             # A DataLoader worker that inherits a lifeline would keep it open after its parent was killed.
             os.register_at_fork(after_in_child=self.close)
-        self.thread = threading.Thread(target=self._listen, daemon=True)
+        if self.world_size > 1:
+            self._accept(store, dist_url) if self.rank == 0 else self._connect(store)
+        for line in self.lines:
+            self._keep_alive(line)
+            self.selector.register(line, selectors.EVENT_READ)
         self.thread.start()
 
     def leave(self) -> None:
@@ -67,7 +71,8 @@ class Watch:
 
     def _stop(self) -> None:
         self.stopped.set()
-        self.thread.join()
+        if self.thread.is_alive():
+            self.thread.join()
 
     def _accept(self, store: dist.Store, dist_url: str) -> None:
         """Rank 0: say where the lifelines end, and take those of all other ranks."""
@@ -85,18 +90,21 @@ class Watch:
                     line, _ = server.accept()
                     line.settimeout(5)
                     rank, place = line.recv(200).decode().split(" ", 1)
-                except (OSError, ValueError):
+                    missing.remove(int(rank))
+                except (OSError, ValueError, KeyError):  # of strangers that knock at this port, too
                     if time.monotonic() > deadline:
                         raise UserError(
-                            f"rank(s) {sorted(missing)} came to the meeting but do not reach rank 0 at {', '.join(hosts)}, port "
+                            f"rank(s) {sorted(missing)} joined but do not reach rank 0 at {', '.join(hosts)}, port "
                             f"{port}: were they killed, or does a firewall stand between? Ranks need all ports of each other"
                         ) from None
                     continue
-                missing.discard(int(rank))
                 self.lines[line] = f"rank {rank} ({place})"
 
     def _connect(self, store: dist.Store) -> None:
-        addresses = store.get("lifeline").decode().split()
+        try:
+            addresses = store.get("lifeline").decode().split()
+        except RuntimeError:
+            raise UserError(f"rank {self.rank}: rank 0 left before the group was made; its output says why") from None
         for address in addresses:
             host, _, port = address.rpartition(":")
             try:
@@ -134,7 +142,7 @@ class Watch:
 
     def _receive(self, line: socket.socket) -> list[str]:
         """The whole messages that came; of a line that is dead, that its other end failed."""
-        reason = "ended without a word: was it killed, perhaps for want of memory?"
+        reason = "exited without a message: was it killed, perhaps out of memory?"
         try:
             data = line.recv(65536)
         except OSError as error:
@@ -167,13 +175,10 @@ class Watch:
 
     def _tell(self, message: str, but: socket.socket | None = None) -> None:
         """Send a message over all lifelines: to rank 0, or from it to all others."""
-        with self.lock:
-            for line in self.lines:
-                if line is not but:
-                    try:
-                        line.sendall(message.encode() + b"\n")
-                    except OSError:
-                        continue  # who is gone needs no message
+        for line in self.lines:
+            if line is not but:
+                with contextlib.suppress(OSError):  # who is gone needs no message
+                    line.sendall(message.encode() + b"\n")
 
     def _wait_for_others(self, but: socket.socket | None = None) -> None:
         """Wait until the other ends have closed, or fail by themselves: this end then may close."""

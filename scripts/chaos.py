@@ -29,9 +29,10 @@ ROOT = Path(__file__).resolve().parent.parent
 FLAGS = [
     "--config", "configs/demo.yaml", "--device", "cpu", "--crop_size", "65", "--batchsize", "4", "--epochs", "4",
     "--val_epoch_frequency", "2", "--workers", "1", "--log_interval", "3", "--save_step_frequency", "2", "--ema", "0.9",
+    "--dist_timeout", "25",
 ]  # fmt: skip
-END_SECONDS = 30  # within which the other ranks must end when one was killed
-MARGIN = 1.5  # kills come up to this times the mean distance between kills after the start
+# Within which the other ranks must end when one was killed: one that died before it came is waited for until --dist_timeout.
+END_SECONDS = 40
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -46,21 +47,29 @@ def main(argv: list[str] | None = None) -> int:
         logdir = Path(folder)
         flags = [*FLAGS, "--logdir", folder, *args.flags]
         began = time.monotonic()
-        processes = start([*flags, "--name", "whole"], args.processes)
+        processes = start([*flags, "--name", "whole"], args.processes, logdir)
         startup = wait_for_first_step(logdir / "whole", processes) - began
         if [process.wait() for process in processes] != [0] * args.processes:
-            print("the unbroken run failed:", *(process.stderr.read() for process in processes if process.stderr))
+            print("the unbroken run failed:", (logdir / "stderr").read_text())
             return 1
         training = time.monotonic() - began - startup
         print(f"unbroken: {startup:.1f} s to the first line of metrics, {training:.1f} s from there")
 
+        last = last_step(logdir / "whole")
+        targets = sorted(chance.uniform(0, last - 8) for _ in range(args.kills))
+
         flags += ["--name", "killed", "--resume", "auto"]
-        for number in tqdm(range(args.kills), desc="kills", file=sys.stdout, mininterval=5):
-            processes = start(flags, args.processes)
-            moment = chance.uniform(0, startup) if chance.random() < 0.25 else startup
-            moment += chance.uniform(0, MARGIN * training / args.kills)
+        for number, target in enumerate(tqdm(targets, desc="kills", file=sys.stdout, mininterval=5)):
+            processes = start(flags, args.processes, logdir)
+            began = time.monotonic()
+            if chance.random() < 0.25:
+                time.sleep(chance.uniform(0, startup))
+            else:
+                while last_step(logdir / "killed") < target and processes[0].poll() is None:
+                    time.sleep(0.01)
+                time.sleep(chance.uniform(0, 3 * training / last))
+            moment = time.monotonic() - began
             victims = chance.choice([processes, *([process] for process in processes)])
-            time.sleep(moment)
             who = ", ".join(str(processes.index(victim)) for victim in victims)
             ended = [process.poll() for process in processes]
             for victim in victims:
@@ -79,11 +88,11 @@ def main(argv: list[str] | None = None) -> int:
                 return 1
             tqdm.write(
                 f"kill {number + 1}: after {moment:5.1f} s, rank {who}; all ended {time.monotonic() - killed_at:.2f} s later, "
-                f"at metrics line {count_lines(logdir / 'killed' / 'metrics.jsonl')}"
+                f"at step {last_step(logdir / 'killed')} or after"
             )
-        processes = start(flags, args.processes)
+        processes = start(flags, args.processes, logdir)
         if [process.wait() for process in processes] != [0] * args.processes:
-            print("the last resumption failed:", *(process.stderr.read() for process in processes if process.stderr))
+            print("the last resumption failed:", (logdir / "stderr").read_text())
             return 1
         differences = compare(logdir / "whole", logdir / "killed")
     print(
@@ -94,23 +103,20 @@ def main(argv: list[str] | None = None) -> int:
     return 1 if differences else 0
 
 
-def start(flags: list[str], num_processes: int) -> list[subprocess.Popen]:
-    """The processes of a run, with one thread each, as a launcher would start them."""
+def start(flags: list[str], num_processes: int, logdir: Path) -> list[subprocess.Popen]:
+    """The processes of a run, with one thread each, as a launcher would start them; what they say is in logdir/stderr."""
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         port = server.getsockname()[1]
     group = ["--distributed", "--dist_url", f"tcp://127.0.0.1:{port}", "--world_size", str(num_processes)]
-    return [
-        subprocess.Popen(
-            [sys.executable, "train.py", *flags, *([] if num_processes == 1 else [*group, "--rank", str(rank)])],
-            cwd=ROOT,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(num_processes)
-    ]
+    with (logdir / "stderr").open("w") as stderr:
+        return [
+            subprocess.Popen(
+                [sys.executable, "train.py", *flags, *([] if num_processes == 1 else [*group, "--rank", str(rank)])],
+                cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL, stderr=stderr,
+            )
+            for rank in range(num_processes)
+        ]  # fmt: skip
 
 
 def wait_for_first_step(folder: Path, processes: list[subprocess.Popen]) -> float:
@@ -118,6 +124,13 @@ def wait_for_first_step(folder: Path, processes: list[subprocess.Popen]) -> floa
     while count_lines(folder / "metrics.jsonl") == 0 and all(process.poll() is None for process in processes):
         time.sleep(0.02)
     return time.monotonic()
+
+
+def last_step(folder: Path) -> int:
+    """The step of the last whole line of metrics, 0 if there is none."""
+    path = folder / "metrics.jsonl"
+    lines = path.read_text().split("\n")[:-1] if path.exists() else []
+    return json.loads(lines[-1])["step"] if lines else 0
 
 
 def count_lines(path: Path) -> int:

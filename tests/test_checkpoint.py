@@ -15,7 +15,7 @@ from errors import UserError
 
 
 def content(step: int) -> dict:
-    return {"step": step, "ranks": [], "weights": torch.arange(step, step + 100_000)}
+    return {"format": checkpoint.FORMAT, "step": step, "ranks": [], "weights": torch.arange(step, step + 100_000)}
 
 
 def put(path, step: int) -> None:
@@ -65,7 +65,7 @@ def test_payload_in_a_file_with_a_right_digest_is_not_run(tmp_path, monkeypatch)
             return (open, (str(tmp_path / "was_here"), "w"))
 
     monkeypatch.setattr(
-        torch, "save", lambda value, file: torch.serialization.save({"step": 1, "ranks": Payload()}, file)
+        torch, "save", lambda value, file: torch.serialization.save({"format": 2, "step": 1, "ranks": Payload()}, file)
     )
     checkpoint.write(tmp_path / "last.pt", checkpoint.to_bytes({"step": 1}))
     assert checkpoint.is_whole(tmp_path / "last.pt")
@@ -104,6 +104,18 @@ def test_write_goes_on_in_the_background_from_a_copy(tmp_path, monkeypatch):
     may_write.set()
     writer.wait()
     assert torch.equal(checkpoint.read_run(tmp_path / "last.pt")["weights"], torch.arange(1, 100_001))
+
+
+@pytest.mark.parametrize("error", [MemoryError("no room"), RuntimeError("torch.save failed")])
+def test_any_error_of_the_writing_thread_is_raised(tmp_path, monkeypatch, error):
+    def fail(content):
+        raise error
+
+    monkeypatch.setattr(checkpoint, "to_bytes", fail)
+    writer = checkpoint.Writer()
+    writer.save(content(1), [tmp_path / "last.pt"], {})
+    with pytest.raises(type(error), match=str(error)):
+        writer.wait()
 
 
 def test_failed_write_is_raised_at_the_next_call(tmp_path):
@@ -207,6 +219,7 @@ def test_reset_optimizer_leaves_its_momentum_behind(demo_root, tmp_path):
         ({"reset_data_offset": True, "resume": "auto"}, "--reset_data_offset with --resume auto"),
         ({"ema": 1}, "--ema 1.0: must be below 1"),
         ({"static_graph": True, "accum_steps": 2}, "--static_graph with --accum_steps 2"),
+        ({"dist_timeout": "inf"}, "--dist_timeout inf: must be at most"),
         ({"keep": -2}, "--keep -2: must be at least -1"),
     ],
 )

@@ -27,7 +27,7 @@ def test_recipe_of_the_paper_is_the_default():
         16,
         465,
     )
-    assert (cfg.model_type, cfg.layers, cfg.warmup_epochs) == ("res50_ASPP_lorm", 50, 5.0)
+    assert (cfg.model_type, cfg.layers, cfg.warmup_epochs) == ("res50_ASPP_lorm", 50, -1.0)
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,7 @@ def test_every_flag_named_in_the_documents_exists(path):
         "no_distributed",
         "max_restarts",
         "processes",
+        "signals_to_handle",
     }
     named = {name.replace("-", "_") for name in re.findall(r"(?<![\w-])--([a-z][\w-]*)", text)}
     assert not named - set(config.FLAGS) - set(config.ALIASES) - others

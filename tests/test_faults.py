@@ -101,7 +101,7 @@ def test_killed_rank_is_named_within_seconds(demo_root, tmp_path, victim):
     assert status == 1
     [line] = errors_of(stderr)
     assert f"rank {victim} (" in line
-    assert "ended without a word" in line
+    assert "exited without a message" in line
     assert "Traceback" not in stderr
 
 

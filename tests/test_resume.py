@@ -16,6 +16,7 @@ from data.demo import draw_dataset
 from engine import checkpoint
 from scripts import chaos
 
+FAULTS = "tests/train_with_fault.py"
 SAMPLES = "tests/train_float64.py"  # also notes what it trains on, in $SAMPLES
 
 
@@ -35,11 +36,10 @@ def test_the_comparison_of_chaos_sees_each_difference(demo_root, tmp_path):
     assert "last.pt: /model/head.aspp.conv1.weight differs" in found
     assert any(line.startswith("metrics.jsonl differs") for line in found)
     assert chaos.compare(tmp_path / "a", tmp_path / "a") == []
-    # A metrics line twice, in both: TensorBoard has it once.
-    for name in ("a",):
-        metrics = tmp_path / name / "metrics.jsonl"
-        lines = metrics.read_text().splitlines(keepends=True)
-        metrics.write_text("".join([*lines[:1], *lines]))
+    # A line of metrics twice: TensorBoard has that step once.
+    metrics = tmp_path / "a" / "metrics.jsonl"
+    lines = metrics.read_text().splitlines(keepends=True)
+    metrics.write_text("".join([*lines[:1], *lines]))
     assert any(
         "TensorBoard's train/loss has steps [2, 4]" in line for line in chaos.compare(tmp_path / "a", tmp_path / "a")
     )
@@ -108,6 +108,24 @@ def test_saved_by_4_processes_goes_on_with_2_and_with_1(tmp_path):
     assert lines[0]["lr"] == pytest.approx(0.02 * 0.5 * (1 + torch.cos(torch.tensor(torch.pi * (6 + 8 / 4) / 18))))
 
 
+def test_loss_scale_is_resumed(demo_root, tmp_path):
+    words = flags(dataset_path=demo_root, logdir=tmp_path, amp="fp16", epochs=2, save_step_frequency=3, keep=0)
+    # Scaled like this, a gradient of step 1 or 2 is more than fp16 can hold, and the scale is halved.
+    [(status, _, stderr)] = finish([start(["huge_loss_scale", "0", *words, "--name", "whole"], tmp_path, FAULTS)])
+    assert status == 0, stderr
+    saved = checkpoint.read_run(tmp_path / "whole" / "step_00000003.pt")
+    assert 1 <= saved["scaler"]["scale"] < 2.0**40
+    (tmp_path / "x").mkdir()
+    for file in ("step_00000003.pt", "metrics.jsonl"):
+        shutil.copy(tmp_path / "whole" / file, tmp_path / "x")
+    words += ["--name", "x", "--resume", "auto"]
+    [(status, _, stderr)] = finish([start(["huge_loss_scale", "0", *words], tmp_path, FAULTS)])
+    assert status == 0, stderr
+    contents = [checkpoint.read_run(tmp_path / name / "last.pt") for name in ("x", "whole")]
+    assert contents[0]["scaler"] == contents[1]["scaler"]
+    assert chaos.unequal(contents[0]["model"], contents[1]["model"]) == []
+
+
 def test_lists_that_changed_in_the_middle_of_an_epoch_are_refused(demo_root, tmp_path):
     root = shutil.copytree(demo_root, tmp_path / "data")
     words = flags(dataset_path=root, logdir=tmp_path, name="x", epochs=2, save_step_frequency=3)
@@ -149,7 +167,7 @@ def test_torchrun_restarts_after_a_worker_was_killed_twice(demo_root, tmp_path):
     [(status, stdout, stderr)] = finish([process])
     assert status == 0, stderr
     assert stdout.count("resuming") == 2
-    assert stderr.count("ended without a word") == 2
+    assert stderr.count("exited without a message") == 2
     assert_same_run(tmp_path / "x", tmp_path / "whole")
 
 

@@ -12,13 +12,16 @@ from engine import checkpoint
 from errors import STOPPED
 
 FAULTS = "tests/train_with_fault.py"
-# Where each phase's signal finds the run: 4 steps an epoch; a step that has begun is finished.
+# Which rank gets each phase's signal, and the step and epoch of the checkpoint: 4 steps an epoch; a step that has begun
+# is finished. Of the 3 validation images rank 0 has two, and rank 0 writes.
 PHASES = {
-    "signal_in_startup": (0, 0),
-    "signal_in_first_step": (1, 0),
-    "signal_mid_epoch": (6, 1),
-    "signal_in_last_step_of_an_epoch": (4, 0),
-    "signal_in_validation": (4, 0),
+    "signal_in_startup": (1, 0, 0),
+    "signal_in_first_step": (1, 1, 0),
+    "signal_mid_epoch": (1, 6, 1),
+    "no_relay+signal_mid_epoch": (1, 6, 1),
+    "signal_in_last_step_of_an_epoch": (1, 4, 0),
+    "signal_in_validation": (0, 4, 0),
+    "signal_while_saving": (0, None, 1),
 }
 
 
@@ -44,13 +47,14 @@ def unbroken(words, tmp_path_factory):
 @pytest.mark.parametrize("phase", PHASES)
 def test_sigterm_to_one_rank_stops_both_and_the_run_goes_on_exactly(words, unbroken, tmp_path, phase):
     words = [*words, "--logdir", str(tmp_path), "--name", "x", "--resume", "auto", "--batchsize", "1"]
-    results = finish(start_group(2, [phase, "1", *words], tmp_path, FAULTS))
+    rank, step, epoch = PHASES[phase]
+    results = finish(start_group(2, [phase, str(rank), *words], tmp_path, FAULTS))
     assert [status for status, _, _ in results] == [STOPPED, STOPPED], results
-    assert "stopped by SIGTERM on rank 1 after step" in results[0][1]
+    assert f"stopped by SIGTERM on rank {rank} after step" in results[0][1]
     assert not list((tmp_path / "x").glob(".*"))
     assert checkpoint.is_whole(tmp_path / "x" / "last.pt")
     content = checkpoint.read_run(tmp_path / "x" / "last.pt")
-    assert (content["step"], content["epoch"]) == PHASES[phase]
+    assert (content["step"], content["epoch"]) == (step or content["step"], epoch)
     assert content["samples"] == 2 * (content["step"] - 4 * content["epoch"])
     assert [status for status, _, _ in finish(start_group(2, words, tmp_path))] == [0, 0]
     assert_same_run(tmp_path / "x", unbroken[2])
@@ -58,7 +62,7 @@ def test_sigterm_to_one_rank_stops_both_and_the_run_goes_on_exactly(words, unbro
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1"])
 def test_each_signal_stops_a_single_process_while_it_saves(words, unbroken, tmp_path, name):
-    """The signal comes from outside once last.pt is being written; the loader's workers get it, too."""
+    """The signal comes when the first checkpoint is being written, to the process that writes it."""
     words = [*words, "--logdir", str(tmp_path), "--name", "x", "--resume", "auto", "--workers", "1"]
     [(status, stdout, stderr)] = finish([start(["signal_while_saving", "0", *words], tmp_path, FAULTS, SIGNAL=name)])
     assert status == STOPPED, stderr
@@ -90,6 +94,37 @@ def test_second_sigint_stops_at_once(demo_root, tmp_path):
     [(status, _, stderr)] = finish([process], timeout=10)
     assert status == 130
     assert "interrupted for the second time" in stderr
+
+
+def test_first_sigint_on_each_rank_is_not_taken_for_a_second(words, unbroken, tmp_path):
+    """Ctrl-C on node after node: the others' word to stop comes first, then the rank's own first SIGINT."""
+    words = [*words, "--logdir", str(tmp_path), "--name", "x", "--resume", "auto", "--batchsize", "1"]
+    processes = start_group(2, ["slow_after_signal", "all", *words], tmp_path, FAULTS)
+    while not all((tmp_path / f"slow.{rank}").exists() for rank in (0, 1)):
+        assert all(process.poll() is None for process in processes), [process.communicate() for process in processes]
+        time.sleep(0.02)
+    for process in processes:
+        process.send_signal(signal.SIGINT)
+        time.sleep(1)
+    assert [status for status, _, _ in finish(processes)] == [STOPPED, STOPPED]
+    assert checkpoint.is_whole(tmp_path / "x" / "last.pt")
+
+
+def test_signal_to_a_loader_worker_is_not_one_to_the_run(demo_root, tmp_path):
+    words = flags(dataset_path=demo_root, logdir=tmp_path, workers=1)
+    [(status, stdout, stderr)] = finish([start(["signal_to_workers", "0", *words], tmp_path, FAULTS)])
+    assert status == 0, stderr
+    assert "stopped by" not in stdout
+
+
+def test_signal_while_waiting_for_other_ranks_ends_the_wait(demo_root, tmp_path):
+    words = flags(dataset_path=demo_root, logdir=tmp_path)
+    [process] = start_group(2, words, tmp_path, ranks=[0])
+    time.sleep(4)
+    process.send_signal(signal.SIGUSR1)
+    [(status, _, stderr)] = finish([process], timeout=30)
+    assert status == STOPPED
+    assert "stopped by SIGUSR1 on rank 0 before the group was complete" in stderr
 
 
 def test_run_that_has_ended_is_left_as_it_is(words, unbroken, tmp_path):

@@ -43,6 +43,13 @@ class Nodes:
         """Plug it in ("up") or out ("down")."""
         ip("-n", self.names[1], "link", "set", self.links[1], state)
 
+    def training(self, number: int) -> list[int]:
+        """The processes of train.py on a node, without torchrun."""
+        pids = subprocess.run(["ip", "netns", "pids", self.names[number]], capture_output=True, text=True, check=True)
+        commands = {int(pid): Path(f"/proc/{pid}/cmdline") for pid in pids.stdout.split()}
+        texts = {pid: path.read_text() for pid, path in commands.items() if path.exists()}
+        return [pid for pid, text in texts.items() if "train.py" in text and "torch.distributed.run" not in text]
+
     def torchrun(self, number: int, words: list[str], output: Path, max_restarts: int) -> subprocess.Popen:
         """torchrun on a node, its output in a file."""
         command = [
@@ -105,6 +112,8 @@ def test_cut_cable_between_two_nodes(nodes, demo_root, tmp_path, max_restarts):
         assert "rank 0 (10.99.0.1)" in outputs[1].read_text()
         if max_restarts == 0:
             assert torchruns[0].wait(30) == 1
+            # torchrun on node b goes on to look for node a for a minute or more; the training has ended there, too.
+            wait_until(lambda: nodes.training(1) == [], [], 10)
             return
         nodes.cable("up")
         mended = time.monotonic()

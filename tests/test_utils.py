@@ -55,6 +55,13 @@ def test_lr_of_a_run_that_goes_on_follows_its_global_batch(demo_root, world_size
     assert world_size == 4 or told in said[1]
 
 
+def test_warm_up_is_a_tenth_of_the_run_unless_told(demo_root):
+    given = cfg(demo_root, lr=0.6, epochs=20, warmup_epochs=None)
+    _, lr_at = utils.get_optimizer(given, nn.Linear(1, 1), Group(CPU), 3, {"world_size": 1, "global_batch": 2})
+    # 2 of 20 epochs of 3 steps: the rate rises by a sixth a step
+    assert [lr_at(step) for step in (0, 1, 5, 6)] == pytest.approx([0.1, 0.2, 0.6, 0.6])
+
+
 def test_criterion_follows_its_flags(demo_root):
     given = cfg(demo_root, l_seg=2, l_pseudo=3, l_lorm=4, l_ds=5, l_dc=6, label_smooth=0.2)
     criterion = utils.get_criterion(given)

@@ -3,6 +3,7 @@
 FAULT is the name of a function below, RANK the rank on which it strikes, or "all".
 """
 
+import multiprocessing
 import os
 import signal
 import sys
@@ -22,6 +23,7 @@ from engine import checkpoint
 from engine.distributed import Group
 from engine.losses import Criterion
 from engine.state import TrainState
+from engine.watch import Watch
 
 STEP = 6  # of 4 an epoch: in the middle of the second
 
@@ -85,6 +87,34 @@ def stuck_after_signal() -> None:
     at_step(2, wait)
 
 
+def no_relay() -> None:
+    """The other ranks are told to stop by the all-reduce of the next step alone."""
+    tell = Watch._tell
+
+    def tell_but_stop(watch, message, but=None):
+        if not message.startswith("stop"):
+            tell(watch, message, but)
+
+    Watch._tell = tell_but_stop  # type: ignore[method-assign]
+
+
+def slow_after_signal() -> None:
+    def wait() -> None:
+        Path(f"slow.{os.environ['RANK']}").touch()
+        time.sleep(3)
+
+    at_step(2, wait)
+
+
+def signal_to_workers() -> None:
+    def send() -> None:
+        for worker in multiprocessing.active_children():
+            os.kill(worker.pid or 0, signal.SIGTERM)
+        time.sleep(0.1)
+
+    at_step(2, send)
+
+
 def signal_in_last_step_of_an_epoch() -> None:
     at_step(4, stop)
 
@@ -95,6 +125,12 @@ def signal_in_validation() -> None:
 
 def signal_while_saving() -> None:
     before(checkpoint, "write", once(stop))
+
+
+def huge_loss_scale() -> None:
+    """Start with a scale that overflows, so that it changes in the first steps."""
+    scaler = torch.amp.GradScaler
+    torch.amp.GradScaler = lambda device, enabled: scaler(device, init_scale=2.0**40, enabled=enabled)  # type: ignore
 
 
 # What must be named on every rank
