@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 from collections.abc import Iterable, Iterator
@@ -16,6 +17,10 @@ from scripts import chaos
 
 REPO = Path(__file__).parent.parent
 SHARED_DATA = REPO.parent / "shared" / "data"
+
+# Checkpoints are synced to the disk; that of many small runs takes minutes, and in memory none.
+if Path("/dev/shm").is_dir() and shutil.disk_usage("/dev/shm").free > 8 * 2**30:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/dev/shm")
 
 # A model and crops small enough to train in a second.
 TINY = {
