@@ -74,6 +74,7 @@ def _run(args: list[str], cwd: Path, env: dict[str, str], own_session: bool, out
         file = os.open(path, os.O_WRONLY | os.O_APPEND)
         os.dup2(file, descriptor)
         os.close(file)
+    multiprocessing.set_start_method("fork", force=True)  # for DataLoader workers, as in a process of its own
     os.environ.clear()
     os.environ.update(env)
     os.chdir(cwd)
