@@ -31,6 +31,8 @@ class Nodes:
 
     def __init__(self) -> None:
         for name in self.names:
+            # One may be left of tests that were killed.
+            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
             ip("netns", "add", name)
             ip("-n", name, "link", "set", "lo", "up")
         (a, b), (link_a, link_b) = self.names, self.links
