@@ -193,7 +193,8 @@ def newest_whole(folder: Path) -> tuple[Path | None, list[Path]]:
 
 def read_run(path: Path) -> dict:
     """The content of a checkpoint of a run, checked by its SHA-256. Raises UserError on any other file."""
-    if path.is_file() and step_of(path) is not None and not is_whole(path):
+    has_digest = step_of(path) is not None
+    if has_digest and not is_whole(path):
         raise UserError(f"{path}: damaged: its SHA-256 is not the one that was written with it")
     content = read(path)
     if "ranks" not in content:
@@ -203,7 +204,7 @@ def read_run(path: Path) -> dict:
             f"{path}: of another version of this project (format {content.get('format')}, here {FORMAT}); to start from its "
             f"weights use --pretrained {path}"
         )
-    if step_of(path) is None:
+    if not has_digest:
         raise UserError(
             f"{path}: truncated, or not of this project: its SHA-256 is missing; to start from its weights use --pretrained"
         )

@@ -172,7 +172,9 @@ def _tell_others(watch: Watch, error: Exception, rank: int, timeout: float) -> N
             )
             watch.publish(2, str(error))
             raise error from None
-    if not isinstance(error, UserError):
-        # First and last: this line now, and its traceback when the others have left.
-        print(f"error (rank {rank}): {text}", file=sys.stderr, flush=True)
-    watch.publish(2 if isinstance(error, UserError) else 1, str(error) if isinstance(error, UserError) else text)
+    if isinstance(error, UserError):
+        watch.publish(2, str(error))
+        return
+    # First and last: this line now, and its traceback when the others have left.
+    print(f"error (rank {rank}): {text}", file=sys.stderr, flush=True)
+    watch.publish(1, text)

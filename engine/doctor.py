@@ -29,16 +29,16 @@ def check_setup(group: Group, datasets: dict) -> None:
 
     datasets: {what it is, such as "training list": data.dataset.SegmentationDataset}.
     """
-    facts = [
-        group.gather(fact)
-        for fact in (torch.__version__, group.backend, group.device.type, _gpu_of_this_process(group.device))
-    ]
-    for what, values in zip(("torch", "backend", "device"), facts, strict=False):
-        for rank, value in enumerate(values):
-            if value != values[0]:
-                raise UserError(f"{what} is {values[0]} on rank 0 but {value} on rank {rank}: give all ranks the same")
+    facts = {"torch": torch.__version__, "backend": group.backend, "device": group.device.type}
+    every = group.gather((facts, _gpu_of_this_process(group.device)))
+    for rank, (other, _) in enumerate(every):
+        for what, value in other.items():
+            if value != every[0][0][what]:
+                raise UserError(
+                    f"{what} is {every[0][0][what]} on rank 0 but {value} on rank {rank}: give all ranks the same"
+                )
     owners: dict[str, int] = {}
-    for rank, gpu in enumerate(facts[3]):
+    for rank, (_, gpu) in enumerate(every):
         if gpu and owners.setdefault(gpu, rank) != rank:
             raise UserError(
                 f"ranks {owners[gpu]} and {rank} are both on {gpu}: each needs a GPU of its own; check LOCAL_RANK and "
@@ -49,8 +49,9 @@ def check_setup(group: Group, datasets: dict) -> None:
         digests = group.gather(digest(listing))
         odd = next((rank for rank, other in enumerate(digests) if other != digests[0]), None)
         if odd is not None:
-            mine, theirs = (group.gather(listing)[rank] for rank in (0, odd))
-            raise UserError(f"the {what} of rank {odd} is another than rank 0's: {_first_difference(mine, theirs)}")
+            listings = group.gather(listing)
+            difference = _first_difference(listings[0], listings[odd])
+            raise UserError(f"the {what} of rank {odd} is another than rank 0's: {difference}")
 
 
 def digest(listing: list[str]) -> str:

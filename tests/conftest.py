@@ -131,3 +131,18 @@ def finish(processes: list[Started], timeout: float = 120) -> list[tuple[int, st
         for process in processes:
             process.kill()
     return [(process.returncode, *output) for process, output in zip(processes, results, strict=True)]
+
+
+def errors_of(stderr: str) -> list[str]:
+    return [line for line in stderr.splitlines() if line.startswith("error")]
+
+
+def one_line_each(results, named: str) -> None:
+    """Every process ended with status 2 and said `named` in one line, without a traceback."""
+    for status, stdout, stderr in results:
+        assert status == 2, (stdout, stderr)
+        lines = errors_of(stderr)
+        assert len(lines) == 1, stderr
+        assert named in lines[0], stderr
+        assert "Traceback" not in stderr
+        assert "frame #" not in stderr  # nor a C++ one, of a store that went away too early

@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from conftest import REPO, finish, flags, free_port, read_metrics, start, start_group
+from conftest import REPO, finish, flags, free_port, one_line_each, read_metrics, start, start_group, two_processes
 from PIL import Image
 
 from data.sampler import TrainSampler
@@ -162,10 +162,8 @@ def test_a1_weights_are_equal_on_all_ranks(run_on_two):
 
 
 def test_ranks_with_different_flags_are_named(demo_root, tmp_path):
-    env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": 2}
-    words = flags(dataset_path=demo_root, logdir=tmp_path)
-    processes = [start([*words, "--seed", str(rank)], tmp_path, RANK=rank, LOCAL_RANK=rank, **env) for rank in (0, 1)]
-    one_line_each(finish(processes), "--seed is 0 on rank 0 but 1 on rank 1")
+    words = [flags(dataset_path=demo_root, logdir=tmp_path, seed=rank) for rank in (0, 1)]
+    one_line_each(finish(two_processes(words, tmp_path)), "--seed is 0 on rank 0 but 1 on rank 1")
 
 
 @pytest.mark.parametrize("script", ["train_torchrun.sh", "train_ddp.sh"])
@@ -196,17 +194,6 @@ def test_groups_met_by_url(demo_root, tmp_path, scheme):
     assert_all_ended_well(results)
     assert "rank 1, local rank 1, world size 2" in results[1][1]
     assert [path.name for path in tmp_path.iterdir()] == ["log"]  # no meeting file is left over
-
-
-def one_line_each(results, named: str, seconds: float = 30) -> None:
-    """Every process ended with status 2 and said `named` in one line, without a traceback."""
-    for status, stdout, stderr in results:
-        assert status == 2, (stdout, stderr)
-        lines = [line for line in stderr.split("\n") if line.startswith("error")]
-        assert len(lines) == 1, stderr
-        assert named in lines[0], stderr
-        assert "Traceback" not in stderr
-        assert "frame #" not in stderr  # nor a C++ one, of a store that went away too early
 
 
 def test_bad_file_on_one_rank_ends_all_with_its_name(demo_root, tmp_path):
@@ -287,8 +274,5 @@ def test_more_processes_than_gpus_is_named_on_every_rank(demo_root, tmp_path):
 
 
 def test_a_rank_that_cannot_have_its_device_ends_those_who_wait_for_it(demo_root, tmp_path):
-    words = flags(dataset_path=demo_root, logdir=tmp_path / "log")
-    env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": 2}
-    processes = [start(words, tmp_path, RANK=0, LOCAL_RANK=0, **env)]
-    processes.append(start([*words, "--device", "cuda:99"], tmp_path, RANK=1, LOCAL_RANK=1, **env))
-    one_line_each(finish(processes, timeout=60), "--device cuda:99")
+    words = [flags(dataset_path=demo_root, logdir=tmp_path / "log", device=device) for device in ("cpu", "cuda:99")]
+    one_line_each(finish(two_processes(words, tmp_path), timeout=60), "--device cuda:99")
