@@ -10,20 +10,22 @@ import sys
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
 import config
 import errors
 from config import Config
-from data.classes import read_class_names
+from data.classes import Classes, read_classes
 from data.sampler import TrainSampler
 from engine import doctor
 from engine.distributed import Group, gradient_sync, process_group
-from engine.inference import panel, predict
+from engine.inference import predict
 from engine.logger import Run
 from engine.losses import Criterion
 from engine.metrics import confusion_matrix, scores, table
+from engine.pictures import panel
 from engine.state import TrainState
 from errors import STOPPED
 from utils import get_criterion, get_loader, get_state, prepare_demo_data, set_deterministic
@@ -49,7 +51,7 @@ def train(cfg: Config, group: Group, run: Run) -> int:
     prepare_demo_data(cfg, group)
     train_loader, val_loader = get_loader(cfg, "train", group), get_loader(cfg, "val", group)
     doctor.check_setup(group, {"training list": train_loader.dataset, "validation list": val_loader.dataset})
-    class_names = read_class_names(cfg.classes, cfg.numclasses)
+    classes = read_classes(cfg.classes, cfg.numclasses)
     criterion = get_criterion(cfg, run.info)
     saved = run.find_checkpoint(cfg.logdir, cfg.name, cfg.resume, new_folder=cfg.reset_data_offset)
     state = get_state(cfg, group, train_loader, saved, run.info)
@@ -64,7 +66,7 @@ def train(cfg: Config, group: Group, run: Run) -> int:
     stopped = False
     while state.epoch < cfg.epochs and not stopped:
         finished = train_one_epoch(cfg, group, run, state, train_loader, criterion)
-        stopped = not finished or not finish_epoch(cfg, group, run, state, val_loader, class_names)
+        stopped = not finished or not finish_epoch(cfg, group, run, state, val_loader, classes)
     if stopped:
         save(cfg, group, run, state)
     run.wait_for_checkpoint()
@@ -123,9 +125,7 @@ def train_one_epoch(
     return True
 
 
-def finish_epoch(
-    cfg: Config, group: Group, run: Run, state: TrainState, loader: DataLoader, class_names: list[str]
-) -> bool:
+def finish_epoch(cfg: Config, group: Group, run: Run, state: TrainState, loader: DataLoader, classes: Classes) -> bool:
     """Validate if due, and save. False when a signal broke that off; the epoch then is not done."""
     for model in state.models:
         group.average_buffers(model)
@@ -134,7 +134,7 @@ def finish_epoch(
         run.info(f"epoch {state.epoch + 1}: weights are equal on all {group.world_size} ranks")
     names = []
     if validation_due(cfg, state.epoch + 1):
-        miou = validate(cfg, group, run, state, loader, class_names)
+        miou = validate(cfg, group, run, state, loader, classes)
         if miou is None:
             return False
         if miou > state.best_miou:
@@ -149,7 +149,7 @@ def finish_epoch(
 
 @torch.inference_mode()
 def validate(
-    cfg: Config, group: Group, run: Run, state: TrainState, loader: DataLoader, class_names: list[str]
+    cfg: Config, group: Group, run: Run, state: TrainState, loader: DataLoader, classes: Classes
 ) -> float | None:
     """The mIoU over the whole validation list, each image once and at its own size; rank 0 writes all scores.
 
@@ -157,7 +157,7 @@ def validate(
     """
     model = state.models[-1].eval()  # the average of weights, where there is one
     confusion = torch.zeros(cfg.numclasses, cfg.numclasses, dtype=torch.int64, device=group.device)
-    panels: list[torch.Tensor] = []
+    panels: list[np.ndarray] = []
     for batch in run.bar(loader, total=len(loader), title="validation"):
         if group.stop:
             break
@@ -166,15 +166,16 @@ def validate(
             predicted = predict(model, image)
         confusion += confusion_matrix(predicted, label, cfg.numclasses)
         if group.is_main and len(panels) < NUM_PANELS:
-            panels.append(panel(image[0], label[0], predicted[0]))
+            picture, truth, guess = (values[0].cpu().numpy() for values in (image, label, predicted))
+            panels.append(panel(picture, truth, guess, classes.colours))
     if any(group.gather(bool(group.stop))):
         return None
     result = scores(group.sum(confusion))
     epoch = state.epoch + 1
-    run.log_validation(epoch, state.step, result, class_names, panels)
+    run.log_validation(epoch, state.step, result, classes.names, panels)
     run.info(f"epoch {epoch}: mIoU {100 * result['miou']:.2f}, pixel accuracy {100 * result['pixel_acc']:.2f}")
     if epoch == cfg.epochs:
-        run.info(table(result, class_names))
+        run.info(table(result, classes.names))
     return result["miou"]
 
 

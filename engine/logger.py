@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+import numpy as np
 import torch
 from torch import Tensor
 from tqdm import tqdm
@@ -216,7 +217,7 @@ class Run:
                 self._board.add_scalar(f"train/{tag}", value, line["step"])
 
     def log_validation(
-        self, epoch: int, step: int, scores: Scores, class_names: list[str], panels: list[Tensor]
+        self, epoch: int, step: int, scores: Scores, class_names: list[str], panels: list[np.ndarray]
     ) -> None:
         """Write a validation's scores (engine.metrics.scores) and pictures ((H, W, 3) uint8)."""
         self._write({"kind": "val", "epoch": epoch, "step": step, **scores})

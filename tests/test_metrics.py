@@ -1,10 +1,12 @@
 """Scores, by numbers worked out by hand."""
 
+import numpy as np
 import pytest
 import torch
 
-from engine.inference import palette, panel
+from data.classes import voc_colours
 from engine.metrics import confusion_matrix, scores, table
+from engine.pictures import panel
 
 
 def test_confusion_matrix_counts_labelled_pixels():
@@ -31,16 +33,18 @@ def test_nothing_labelled_scores_0():
     assert (result["miou"], result["pixel_acc"], result["mean_acc"], result["iou"]) == (0, 0, 0, [None, None])
 
 
-def test_palette_is_voc_and_panel_shows_the_image_as_it_is():
+def test_colours_are_vocs_and_panel_shows_the_image_as_it_is():
     # VOC: 1 aeroplane (128, 0, 0), 15 person (192, 128, 128), 255 border (224, 224, 192)
-    assert palette()[[0, 1, 15, 255]].tolist() == [[0, 0, 0], [128, 0, 0], [192, 128, 128], [224, 224, 192]]
-    image = torch.full((2, 3, 3), 200, dtype=torch.uint8)
-    label, predicted = torch.full((2, 3), 255), torch.ones(2, 3, dtype=torch.int64)
-    picture = panel(image, label, predicted)
+    colours = voc_colours()
+    assert colours[[0, 1, 15, 255]].tolist() == [[0, 0, 0], [128, 0, 0], [192, 128, 128], [224, 224, 192]]
+    image = np.full((2, 3, 3), 200, np.uint8)
+    label, predicted = np.full((2, 3), 255), np.ones((2, 3), np.int64)
+    picture = panel(image, label, predicted, colours)
     assert picture.shape == (4, 6, 3)
+    assert picture.dtype == np.uint8
     assert picture[0, 0].tolist() == [200, 200, 200]  # D21: not scaled twice
     assert picture[0, 3].tolist() == [224, 224, 192]
     assert picture[2, 0].tolist() == [128, 0, 0]
     assert picture[2, 3].tolist() == [164, 100, 100]
-    large = torch.zeros(600, 1300, dtype=torch.int64)
-    assert panel(torch.zeros(600, 1300, 3, dtype=torch.uint8), large, large).shape == (2 * 200, 2 * 434, 3)
+    large = np.zeros((600, 1300), np.int64)
+    assert panel(np.zeros((600, 1300, 3), np.uint8), large, large, colours).shape == (2 * 200, 2 * 434, 3)

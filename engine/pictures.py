@@ -1,0 +1,27 @@
+"""Label maps as pictures: RGB arrays (H, W, 3) uint8."""
+
+import math
+
+import numpy as np
+
+PANEL_SIZE = 512  # pixels, the longer side of each picture in a panel
+
+
+def overlay(image: np.ndarray, label: np.ndarray, colours: np.ndarray, opacity: float = 0.5) -> np.ndarray:
+    """The classes' colours over the image, (H, W, 3) uint8.
+
+    image (H, W, 3) uint8 RGB; label (H, W) class numbers, 255 = ignore; colours (256, 3) uint8. opacity: of the
+    colours, 0..1.
+    """
+    return (image * (1 - opacity) + colours[label] * opacity).astype(np.uint8)
+
+
+def panel(image: np.ndarray, label: np.ndarray, predicted: np.ndarray, colours: np.ndarray) -> np.ndarray:
+    """Input and label, below them prediction and prediction over input: (2*H, 2*W, 3) uint8.
+
+    Arguments as of overlay(). Images larger than PANEL_SIZE are thinned out to it.
+    """
+    step = math.ceil(max(label.shape) / PANEL_SIZE)
+    image, label, predicted = (values[::step, ::step] for values in (image, label, predicted))
+    above = np.concatenate([image, colours[label]], axis=1)
+    return np.concatenate([above, np.concatenate([colours[predicted], overlay(image, predicted, colours)], axis=1)])
