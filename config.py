@@ -8,6 +8,7 @@ from pathlib import Path
 
 import yaml
 
+from common_flags import DataFlags, LaunchFlags, ModelFlags
 from errors import UserError
 from flags import FlagReader, flag
 
@@ -30,83 +31,61 @@ ALIASES = {
 # What may differ between the ranks of a run: paths, and what belongs to a machine or a process.
 LOCAL = (
     "dataset_path", "logdir", "classes", "resume", "workers", "device", "distributed", "dist_url", "world_size", "rank",
-    "local_rank", "notes",
+    "local_rank", "notes", "checkpoint", "compare", "json", "save_dir", "report",
 )  # fmt: skip
 
 
 @dataclass
-class Config:
+class Config(LaunchFlags, ModelFlags, DataFlags):
+    """The flags of train.py."""
+
     # Data
-    dataset: str = flag(
-        "ScribblePseudoDsDc",
-        "which labels to train on",
-        choices=(
-            "Dense", "ScribbleOnly", "PseudoOnly", "ScribblePseudo",
-            "ScribblePseudoDs", "ScribblePseudoDc", "ScribblePseudoDsDc",
-        ),
-    )  # fmt: skip
-    dataset_path: str = flag("", "root folder of the data set; the folders below are relative to it [the demo]")
-    list_path: str = flag(
-        "", "folder of train.txt and val.txt [ImageSets/SegmentationAug, else ImageSets/Segmentation]"
-    )
-    image_path: str = flag("JPEGImages", "folder of the images")
     train_path: str = flag(
         "", "folder of the training labels [pascal_2012_scribble; Dense: SegmentationClassAug, else SegmentationClass]"
     )
-    val_path: str = flag("", "folder of the dense masks to validate on [SegmentationClassAug, else SegmentationClass]")
     pseudo_path: str = flag("bmp_pseudolabel", "folder of the pseudo-labels")
     distancemap_s: str = flag("", "folder of the distance maps to the scribble [computed on the fly]")
     distancemap_c: str = flag("", "folder of the distance maps to the pseudo-label's contour [computed on the fly]")
-    numclasses: int = flag(21, "number of classes, background included; labels are 0..numclasses-1, and 255 = ignore")
-    classes: str = flag("", "names for tables and TensorBoard: voc, camvid, or a FILE with one a line [numbers]")
-    crop_size: int = flag(465, "height and width of a training crop, in pixels")
-    workers: int = flag(
-        -1, "loader processes of each process; 0 loads in the process itself [4, or its share of the cores]"
-    )
+    crop_size: int = flag(465, "height and width of a training crop, in pixels", at_least=16)
 
     # Model
-    model_type: str = flag(
-        "res50_ASPP_lorm",
-        "architecture; --layers sets the depth whatever the name says",
-        choices=("res50_ASPP_lorm", "res50_ASPP", "deeplabv3", "deeplabv3p", "deeplabv3p_lorm", "deeplabv2"),
-    )
-    layers: int = flag(50, "depth of the ResNet", choices=(18, 34, 50, 101, 152))
     pretrained: str = flag(
         "imagenet",
         "start weights: imagenet (torchvision's), none, or a FILE: ours, torchvision's or a released CDSP one",
     )
-    stride_in_1x1: bool = flag(False, "stride of layer2's first block on its 1x1 convolution, as released CDSP weights")
     sync_bn: str = flag("auto", "synchronise batch norm over processes; auto: on CUDA", choices=("auto", "on", "off"))
     freeze_bn: bool = flag(False, "batch norm uses its stored statistics and does not update them")
 
     # Losses: total = sum of weight * loss over the terms that --dataset has labels for
-    l_seg: float = flag(1.0, "weight of cross entropy on scribbles or dense masks")
-    l_pseudo: float = flag(1.0, "weight of cross entropy on pseudo-labels")
-    l_lorm: float = flag(1.0, "weight of the localization rectification loss (models *_lorm)")
-    l_ds: float = flag(1.0, "weight of entropy near the scribble")
-    l_dc: float = flag(1.0, "weight of entropy away from the pseudo-label's contour")
-    label_smooth: float = flag(0.1, "label smoothing of the pseudo-label loss, 0 to below 1")
+    l_seg: float = flag(1.0, "weight of cross entropy on scribbles or dense masks", at_least=0)
+    l_pseudo: float = flag(1.0, "weight of cross entropy on pseudo-labels", at_least=0)
+    l_lorm: float = flag(1.0, "weight of the localization rectification loss (models *_lorm)", at_least=0)
+    l_ds: float = flag(1.0, "weight of entropy near the scribble", at_least=0)
+    l_dc: float = flag(1.0, "weight of entropy away from the pseudo-label's contour", at_least=0)
+    label_smooth: float = flag(0.1, "label smoothing of the pseudo-label loss, 0 to below 1", at_least=0)
 
     # Optimisation
-    epochs: int = flag(50, "number of passes over the training list")
-    batchsize: int = flag(16, "images per process and forward pass; global batch = batchsize * accum_steps * processes")
-    accum_steps: int = flag(1, "forward passes per optimizer step")
-    lr: float = flag(1e-3, "base learning rate of SGD, before --lr_scaling")
+    epochs: int = flag(50, "number of passes over the training list", at_least=1)
+    batchsize: int = flag(
+        16, "images per process and forward pass; global batch = batchsize * accum_steps * processes", at_least=1
+    )
+    accum_steps: int = flag(1, "forward passes per optimizer step", at_least=1)
+    lr: float = flag(1e-3, "base learning rate of SGD, before --lr_scaling", at_least=0)
     lr_scaling: str = flag(
         "linear", "multiply the lr by the world size, by its square root, or not", choices=("linear", "sqrt", "none")
     )
     warmup_epochs: float = flag(-1.0, "epochs of linear warm-up; cosine decay to 0 follows [a tenth of --epochs]")
-    momentum: float = flag(0.9, "momentum of SGD")
-    wdecay: float = flag(5e-4, "weight decay")
-    amp: str = flag("none", "mixed precision; fp16 scales the loss", choices=("none", "bf16", "fp16"))
+    momentum: float = flag(0.9, "momentum of SGD", at_least=0)
+    wdecay: float = flag(5e-4, "weight decay", at_least=0)
     ema: float = flag(
-        0.0, "decay of an average of the weights, such as 0.999, that is validated and saved besides them; 0: none"
+        0.0,
+        "decay of an average of the weights, such as 0.999, that is validated and saved besides them; 0: none",
+        at_least=0,
     )
-    seed: int = flag(0, "seed of the initial weights, the order of samples and their augmentation")
+    seed: int = flag(0, "seed of the initial weights, the order of samples and their augmentation", at_least=0)
     deterministic: bool = flag(
         False, "the same bits in every run on CUDA, too, where that is slower (docs/reliability.md)"
     )
-    device: str = flag("auto", "auto (CUDA if there is one, else CPU), cpu, cuda or cuda:N")
 
     # Run folder
     logdir: str = flag("log", "folder that runs are written to")
@@ -124,26 +103,24 @@ class Config:
         "with --resume: from epoch 1 and step 1, in a new folder, to fine-tune from that checkpoint",
         per_launch=True,
     )
-    save_step_frequency: int = flag(0, "write last.pt and step_NNNNNNNN.pt every N optimizer steps; 0: never")
-    save_epoch_frequency: int = flag(0, "keep epoch_NNNN.pt every N epochs, besides last.pt and best.pt; 0: never")
-    keep: int = flag(-1, "newest step_*.pt and epoch_*.pt to keep, of each; 0: all [3 of step_*.pt, all of epoch_*.pt]")
-    val_epoch_frequency: int = flag(1, "validate every N epochs, and after the last one")
-    val_start_epoch: int = flag(0, "do not validate in this many first epochs")
-    log_interval: int = flag(10, "optimizer steps between two lines of metrics.jsonl")
-
-    # Launch
-    distributed: bool | None = flag(None, "join a process group [only under a launcher]; --no_distributed never does")
-    backend: str = flag(
-        "auto", "of the process group; auto: nccl on CUDA, gloo elsewhere", choices=("auto", "nccl", "gloo")
+    save_step_frequency: int = flag(
+        0, "write last.pt and step_NNNNNNNN.pt every N optimizer steps; 0: never", at_least=0
     )
-    dist_url: str = flag("env://", "where processes meet: env://, tcp://HOST:PORT or file:///PATH", per_launch=True)
-    world_size: int = flag(0, "number of processes [from the launcher]", per_launch=True)
-    rank: int = flag(-1, "rank of this process [from the launcher]", per_launch=True)
-    local_rank: int = flag(-1, "rank of this process on its machine [from the launcher, else --rank]", per_launch=True)
-    dist_timeout: float = flag(600.0, "seconds to wait for other processes before giving up")
+    save_epoch_frequency: int = flag(
+        0, "keep epoch_NNNN.pt every N epochs, besides last.pt and best.pt; 0: never", at_least=0
+    )
+    keep: int = flag(
+        -1, "newest step_*.pt and epoch_*.pt to keep, of each; 0: all [3 of step_*.pt, all of epoch_*.pt]", at_least=-1
+    )
+    val_epoch_frequency: int = flag(1, "validate every N epochs, and after the last one", at_least=1)
+    val_start_epoch: int = flag(0, "do not validate in this many first epochs", at_least=0)
+    log_interval: int = flag(10, "optimizer steps between two lines of metrics.jsonl", at_least=1)
+
+    # Checks of the process group
     check_sync_frequency: int = flag(
         0,
         "check every N steps that gradients and weights are equal on all ranks; after the first step it is always done",
+        at_least=0,
     )
     find_unused_parameters: bool = flag(
         False, "let DistributedDataParallel look for parameters that a loss does not use"
@@ -199,20 +176,8 @@ def changes(saved: dict, cfg: Config) -> str:
     return ", ".join(f"{name}: {saved.get(name)} -> {now[name]}" for name in now if saved.get(name) != now[name])
 
 
-# Smallest value allowed; the other numbers may be anything their type allows.
-_AT_LEAST = {
-    "numclasses": 2, "crop_size": 16, "workers": -1, "epochs": 1, "batchsize": 1, "accum_steps": 1, "lr": 0,
-    "momentum": 0, "wdecay": 0, "label_smooth": 0, "l_seg": 0, "l_pseudo": 0, "l_lorm": 0, "l_ds": 0, "l_dc": 0,
-    "seed": 0, "save_epoch_frequency": 0, "save_step_frequency": 0, "keep": -1, "ema": 0, "check_sync_frequency": 0, "val_epoch_frequency": 1, "val_start_epoch": 0, "log_interval": 1,
-    "world_size": 0, "dist_timeout": 1,
-}  # fmt: skip
-
-
 def _check(cfg: Config) -> None:
     """Raise UserError on values that are out of range or do not go together."""
-    for name, least in _AT_LEAST.items():
-        if not getattr(cfg, name) >= least:  # also catches nan
-            raise UserError(f"--{name} {getattr(cfg, name)}: must be at least {least}")
     if not cfg.dist_timeout <= 2_592_000:
         raise UserError(f"--dist_timeout {cfg.dist_timeout:g}: must be at most 2592000 seconds, a month")
     if cfg.numclasses > 255:

@@ -15,13 +15,15 @@ import yaml
 from errors import UserError
 
 
-def flag(default, help: str, *, choices: tuple = (), per_launch: bool = False):
-    """Declare a flag as a dataclass field: its type is the field's annotation, str, int, float, bool or bool | None.
+def flag(default, help: str, *, choices: tuple = (), at_least: float | None = None, per_launch: bool = False):
+    """Declare a flag as a dataclass field.
 
-    Brackets in `help` say the default where the value itself does not. `per_launch` flags belong to one
-    start of the program and are not saved with a run.
+    Its type is the field's annotation: str, int, float, bool, bool | None, or tuple[float, ...] for one or more numbers.
+    Brackets in `help` say the default where the value itself does not. at_least: the smallest value allowed.
+    `per_launch` flags belong to one start of the program and are not saved with a run.
     """
-    return dataclasses.field(default=default, metadata={"help": help, "choices": choices, "per_launch": per_launch})
+    metadata = {"help": help, "choices": choices, "at_least": at_least, "per_launch": per_launch}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -33,6 +35,7 @@ class FlagReader:
     """Reads the flags of a dataclass. aliases: {another name: the flag's name}, accepted with a note."""
 
     def __init__(self, declared: type, aliases: dict[str, str], program: str, description: str):
+        self.declared = declared
         self.fields = {item.name: item for item in dataclasses.fields(declared) if "help" in item.metadata}
         self.types = typing.get_type_hints(declared)
         self.aliases = aliases
@@ -50,10 +53,13 @@ class FlagReader:
             if item.metadata["choices"]:
                 help += ": " + ", ".join(map(str, item.metadata["choices"]))
             if "[" not in help and item.default is not False:
-                help += f" [{item.default}]"
+                default: typing.Any = item.default
+                help += f" [{' '.join(map(str, default)) if self._is_list(name) else default}]"
             if self._is_switch(name):
                 parser.add_argument(f"--{name}", action="store_true", help=help)
                 parser.add_argument(f"--no_{name}", dest=name, action="store_false", help=argparse.SUPPRESS)
+            elif self._is_list(name):
+                parser.add_argument(f"--{name}", metavar="FLOAT", nargs="+", help=help)
             else:
                 parser.add_argument(f"--{name}", metavar=self.types[name].__name__.upper(), help=help)
         return parser
@@ -96,6 +102,9 @@ class FlagReader:
     def _is_switch(self, name: str) -> bool:
         return self.types[name] in (bool, bool | None)
 
+    def _is_list(self, name: str) -> bool:
+        return typing.get_origin(self.types[name]) is tuple
+
     def _our_word(self, word: str, notes: list[str]) -> str:
         """`--old-name=value` to `--our_name=value`: dashes are underscores, aliases are translated with a note."""
         if not word.startswith("--"):
@@ -121,6 +130,18 @@ class FlagReader:
             if isinstance(value, bool) or (value is None and kind is not bool):
                 return value
             raise UserError(f"{where}: {value!r} is not true or false")
+        if self._is_list(name):
+            values = value if isinstance(value, list) else [value]
+            return tuple(self._number(item, float, where, self.fields[name].metadata["at_least"]) for item in values)
+        converted = self._number(value, kind, where, self.fields[name].metadata["at_least"])
+        if choices and converted not in choices:
+            near = difflib.get_close_matches(str(converted), map(str, choices), n=1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise UserError(f"{where}: {value!r} is not known: {hint}One of {', '.join(map(str, choices))}")
+        return converted
+
+    def _number(self, value, kind: type, where: str, at_least: float | None):
+        """A single value as `kind`: str, int or float."""
         try:
             if not isinstance(value, str | int | float) or isinstance(value, bool):
                 raise ValueError
@@ -129,8 +150,6 @@ class FlagReader:
                 raise ValueError
         except (ValueError, OverflowError):
             raise UserError(f"{where}: {value!r} is not {'an' if kind is int else 'a'} {kind.__name__}") from None
-        if choices and converted not in choices:
-            near = difflib.get_close_matches(str(converted), map(str, choices), n=1)
-            hint = f"did you mean {near[0]}? " if near else ""
-            raise UserError(f"{where}: {value!r} is not known: {hint}One of {', '.join(map(str, choices))}")
+        if at_least is not None and not converted >= at_least:  # also catches nan
+            raise UserError(f"{where} {converted}: must be at least {at_least}")
         return converted

@@ -20,17 +20,17 @@ from config import Config
 from data.classes import Classes, read_classes
 from data.sampler import TrainSampler
 from engine import doctor
-from engine.distributed import Group, gradient_sync, process_group
-from engine.inference import predict
+from engine.amp import autocast
+from engine.distributed import Group, gradient_sync
+from engine.inference import Predictor
 from engine.logger import Run
 from engine.losses import Criterion
 from engine.metrics import confusion_matrix, scores, table
 from engine.pictures import panel
 from engine.state import TrainState
 from errors import STOPPED
-from utils import get_criterion, get_loader, get_state, prepare_demo_data, set_deterministic
+from utils import get_criterion, get_loader, get_state, join_group, prepare_demo_data, set_deterministic
 
-AMP_DTYPES = {"none": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 KEEP_STEPS = 3  # files of --save_step_frequency, if --keep does not say
 NUM_PANELS = 4  # pictures for TensorBoard of each validation
 
@@ -38,10 +38,7 @@ NUM_PANELS = 4  # pictures for TensorBoard of each validation
 def main(argv: list[str] | None = None) -> int:
     """Train as the flags say. Returns the exit status: 0, or errors.STOPPED when a signal ended the run early."""
     cfg = config.parse(argv)
-    with process_group(
-        distributed=cfg.distributed, device=cfg.device, backend=cfg.backend, dist_url=cfg.dist_url,
-        world_size=cfg.world_size, rank=cfg.rank, local_rank=cfg.local_rank, timeout=cfg.dist_timeout,
-    ) as group, errors.advice(str(group.device)), Run(group, cfg.log_interval) as run:  # fmt: skip
+    with join_group(cfg) as group, errors.advice(str(group.device)), Run(group, cfg.log_interval) as run:
         return train(cfg, group, run)
 
 
@@ -104,7 +101,7 @@ def train_one_epoch(
         for number, batch in enumerate(micro_batches, start=1):
             batch = {name: values.to(group.device, non_blocking=True) for name, values in batch.items()}
             with gradient_sync(state.model, enabled=number == cfg.accum_steps):
-                with autocast(cfg, group):
+                with autocast(cfg.amp, group.device):
                     outputs = state.model(batch["image"], batch["pseudo"] if "lorm" in criterion.weights else None)
                 micro_parts = criterion(outputs, batch, global_counts)
                 # DDP takes the mean over ranks of what is a sum over them.
@@ -156,14 +153,14 @@ def validate(
     None when a signal broke it off.
     """
     model = state.models[-1].eval()  # the average of weights, where there is one
+    predictor = Predictor(model, batch_size=cfg.val_batchsize, amp=cfg.amp)
     confusion = torch.zeros(cfg.numclasses, cfg.numclasses, dtype=torch.int64, device=group.device)
     panels: list[np.ndarray] = []
     for batch in run.bar(loader, total=len(loader), title="validation"):
         if group.stop:
             break
         image, label = (batch[name].to(group.device, non_blocking=True) for name in ("image", "label"))
-        with autocast(cfg, group):
-            predicted = predict(model, image)
+        predicted = predictor.labels(image)
         confusion += confusion_matrix(predicted, label, cfg.numclasses)
         if group.is_main and len(panels) < NUM_PANELS:
             picture, truth, guess = (values[0].cpu().numpy() for values in (image, label, predicted))
@@ -213,11 +210,6 @@ def introduce(cfg: Config, group: Group, run: Run) -> None:
     for note in cfg.notes:
         run.info(note)
     doctor.check_flags(group, vars(cfg), config.LOCAL)
-
-
-def autocast(cfg: Config, group: Group) -> torch.autocast:
-    dtype = AMP_DTYPES[cfg.amp]
-    return torch.autocast(group.device.type, dtype=dtype, enabled=dtype is not None)
 
 
 def batched(items: Iterable, size: int) -> Iterator[list]:

@@ -1,26 +1,29 @@
 """Where flags become objects: get_loader, get_model, get_criterion, get_optimizer, get_state."""
 
+import contextlib
 import math
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import cv2
 import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset
 
 import config
 import models
+from common_flags import LaunchFlags
 from config import Config
 from data import demo
-from data.dataset import SegmentationDataset, read_list
+from data.dataset import SegmentationDataset, image_size, read_list
 from data.distance import pseudo_distance, scribble_distance
-from data.sampler import EvalSampler, TrainSampler
+from data.sampler import EvalBatches, TrainSampler
 from data.transforms import TrainTransform
 from engine import checkpoint
-from engine.distributed import Group
+from engine.distributed import Group, process_group
 from engine.doctor import digest
 from engine.losses import NEEDS, TERMS, Criterion
 from engine.schedule import lr_factor
@@ -61,12 +64,21 @@ def prepare_demo_data(cfg: Config, group: Group) -> None:
         group.barrier()
 
 
-def get_loader(cfg: Config, split: str, group: Group) -> DataLoader:
-    """The loader of this process's share of a split, "train" or "val".
+def join_group(cfg: LaunchFlags) -> contextlib.AbstractContextManager[Group]:
+    """The process group that the flags ask for, or this one process; engine.distributed.process_group."""
+    return process_group(
+        distributed=cfg.distributed, device=cfg.device, backend=cfg.backend, dist_url=cfg.dist_url,
+        world_size=cfg.world_size, rank=cfg.rank, local_rank=cfg.local_rank, timeout=cfg.dist_timeout,
+    )  # fmt: skip
 
-    Train: batches of uint8 maps {"image": (B, H, W, 3), and those of MAPS: (B, H, W)}, H = W = crop_size;
-    sampler.set_position(epoch, samples) chooses the order and where to begin. Val: batches of one image at its own
-    size, with "label".
+
+def get_loader(cfg: Config, split: str, group: Group, *, augment: bool | None = None) -> DataLoader:
+    """The loader of this process's share of a split: "train", "val", or another list's name.
+
+    augment: random order and augmentation, as in training [where the split is "train"]. Then batches of uint8 maps
+    {"image": (B, H, W, 3), and those of MAPS: (B, H, W)}, H = W = crop_size; sampler.set_position(epoch, samples)
+    chooses the order and where to begin. Otherwise batches of images of one size, which do not depend on the number of
+    processes, with "label", the dense mask, and "index" (B,), the place in the list.
     Raises UserError on folders, lists or files that are not there.
     """
     root = Path(cfg.dataset_path)
@@ -77,11 +89,13 @@ def get_loader(cfg: Config, split: str, group: Group) -> DataLoader:
     )
     folders = {"image": root / cfg.image_path}
     dense = ("SegmentationClassAug", "SegmentationClass")
-    if split == "val":
+    if not (split == "train" if augment is None else augment):
         folders["label"] = _first_folder(root, cfg.val_path, *dense)
         val_set = SegmentationDataset(names, folders, cfg.numclasses)
-        shard = EvalSampler(len(val_set), rank=group.rank, world_size=group.world_size)
-        return _loader(cfg, group, val_set, shard, batch_size=1)
+        batches = EvalBatches(
+            _image_sizes(val_set, group), batch_size=cfg.val_batchsize, rank=group.rank, world_size=group.world_size
+        )
+        return _loader(cfg, group, val_set, batch_sampler=batches)
 
     scribbles = ("pascal_2012_scribble",)
     compute = {}
@@ -103,7 +117,18 @@ def get_loader(cfg: Config, split: str, group: Group) -> DataLoader:
         len(train_set), batch_size=cfg.batchsize, accum_steps=cfg.accum_steps, seed=cfg.seed,
         rank=group.rank, world_size=group.world_size,
     )  # fmt: skip
-    return _loader(cfg, group, train_set, sampler, batch_size=cfg.batchsize)
+    return _loader(cfg, group, train_set, sampler=sampler, batch_size=cfg.batchsize)
+
+
+def _image_sizes(dataset: SegmentationDataset, group: Group) -> list[tuple[int, int]]:
+    """(height, width) of every image; each process reads the headers of its share."""
+    paths = [files["image"] for files in dataset.files]
+    mine = range(group.rank, len(paths), group.world_size)
+    with ThreadPoolExecutor(16) as pool:
+        shares = group.gather(dict(zip(mine, pool.map(image_size, (paths[index] for index in mine)), strict=True)))
+    sizes = {index: size for share in shares for index, size in share.items()}
+    # Ranks may list other files, which engine.doctor.check_setup finds after this.
+    return [sizes.get(index, (0, 0)) for index in range(len(paths))]
 
 
 def _first_folder(root: Path, chosen: str, *usual: str) -> Path:
@@ -113,15 +138,15 @@ def _first_folder(root: Path, chosen: str, *usual: str) -> Path:
     return next((root / name for name in usual if (root / name).is_dir()), root / usual[0])
 
 
-def _loader(cfg: Config, group: Group, dataset: Dataset, sampler: Sampler, batch_size: int) -> DataLoader:
+def _loader(cfg: Config, group: Group, dataset: Dataset, **batches) -> DataLoader:
+    """A loader of this process; batches: sampler and batch_size, or batch_sampler."""
     workers = cfg.workers
     if workers < 0:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         workers = min(4, max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", group.world_size))))
     return DataLoader(
         dataset,
-        batch_size=batch_size,
-        sampler=sampler,
+        **batches,
         num_workers=workers,
         worker_init_fn=_WorkerInit(),
         pin_memory=group.device.type == "cuda",

@@ -1,10 +1,11 @@
 """Images and their label maps from folders, every file checked when it is read."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import ExifTags, Image, ImageOps
 from torch.utils.data import Dataset
 
 from errors import UserError
@@ -31,17 +32,23 @@ def read_list(path: Path) -> list[str]:
     return names
 
 
-def _open(path: Path, convert: Callable[[Image.Image], Image.Image]) -> np.ndarray:
-    """Decode a whole image file. PIL, unlike OpenCV, refuses truncated files and keeps palette indices."""
+@contextlib.contextmanager
+def _decoding(path: Path) -> Iterator[None]:
+    """Turn what PIL raises on a file into a UserError that names it."""
     try:
-        with Image.open(path) as image:
-            return np.array(convert(image))
+        yield
     except UserError:
         raise
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
     except (OSError, SyntaxError, TypeError, ValueError, Image.DecompressionBombError) as error:
         raise UserError(f"{path}: not a whole, readable image ({' '.join(str(error).split())}): replace it") from None
+
+
+def _open(path: Path, convert: Callable[[Image.Image], Image.Image]) -> np.ndarray:
+    """Decode a whole image file. PIL, unlike OpenCV, refuses truncated files and keeps palette indices."""
+    with _decoding(path), Image.open(path) as image:
+        return np.array(convert(image))
 
 
 def read_image(path: Path) -> np.ndarray:
@@ -53,6 +60,13 @@ def read_image(path: Path) -> np.ndarray:
         return ImageOps.exif_transpose(image).convert("RGB")
 
     return _open(path, to_rgb)
+
+
+def image_size(path: Path) -> tuple[int, int]:
+    """Height and width of an image as read_image gives it, from its header alone."""
+    with _decoding(path), Image.open(path) as image:
+        turned = image.getexif().get(ExifTags.Base.Orientation, 1) >= 5
+        return (image.width, image.height) if turned else (image.height, image.width)
 
 
 def read_label(path: Path, num_classes: int) -> np.ndarray:
@@ -93,7 +107,7 @@ class SegmentationDataset(Dataset):
     instead of read.
 
     dataset[epoch, index] is a sample whose augmentation depends on (seed, epoch, index) only;
-    dataset[index] is one at the image's own size. Both are dicts of uint8 arrays: "image" (H, W, 3),
+    dataset[index] is one at the image's own size, with "index". Both are dicts of uint8 arrays: "image" (H, W, 3),
     the others (H, W). Raises UserError that names the file at fault.
     """
 
@@ -108,7 +122,7 @@ class SegmentationDataset(Dataset):
         seed: int = 0,
     ):
         self.num_classes, self.transform, self.compute, self.seed = num_classes, transform, compute or {}, seed
-        self.files = _find_files(names, folders)
+        self.names, self.files = names, _find_files(names, folders)
 
     def __len__(self) -> int:
         return len(self.files)
@@ -120,7 +134,7 @@ class SegmentationDataset(Dataset):
 
     def __getitem__(self, key: int | tuple[int, int]) -> dict[str, np.ndarray]:
         if isinstance(key, int):
-            return self._read(key)
+            return self._read(key) | {"index": np.array(key)}
         epoch, index = key
         assert self.transform is not None
         maps = self._read(index)

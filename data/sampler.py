@@ -59,14 +59,35 @@ class TrainSampler(DistributedSampler):
             yield self.epoch, int(index)
 
 
-class EvalSampler(Sampler):
-    """Every world_size-th sample from `rank` on: each sample once over all ranks, none padded in."""
+class EvalBatches(Sampler):
+    """One process's batches for evaluation: each sample once over all ranks, none padded in.
 
-    def __init__(self, num_samples: int, *, rank: int = 0, world_size: int = 1):
-        self.indices = range(rank, num_samples, world_size)
+    A batch has images of one size, and which images share one depends on the sizes of all and on batch_size only, so
+    that a model computes the same at any number of processes. Whole batches are dealt to the ranks, largest first,
+    each to the rank that has fewest pixels so far.
 
-    def __iter__(self) -> Iterator[int]:
-        return iter(self.indices)
+    sizes: (height, width) of every sample. Yields lists of indices, which the other ranks' do not overlap.
+    """
+
+    def __init__(self, sizes: list[tuple[int, int]], *, batch_size: int, rank: int = 0, world_size: int = 1):
+        of_size: dict[tuple[int, int], list[int]] = {}
+        for index, size in enumerate(sizes):
+            of_size.setdefault(size, []).append(index)
+        batches = [
+            (height * width * len(indices[first : first + batch_size]), indices[first : first + batch_size])
+            for (height, width), indices in of_size.items()
+            for first in range(0, len(indices), batch_size)
+        ]
+        shares: list[list[list[int]]] = [[] for _ in range(world_size)]
+        pixels = [0] * world_size
+        for num_pixels, batch in sorted(batches, key=lambda batch: -batch[0]):
+            least = pixels.index(min(pixels))
+            shares[least].append(batch)
+            pixels[least] += num_pixels
+        self.batches = shares[rank]
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(self.batches)
 
     def __len__(self) -> int:
-        return len(self.indices)
+        return len(self.batches)

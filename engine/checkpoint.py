@@ -193,10 +193,7 @@ def newest_whole(folder: Path) -> tuple[Path | None, list[Path]]:
 
 def read_run(path: Path) -> dict:
     """The content of a checkpoint of a run, checked by its SHA-256. Raises UserError on any other file."""
-    has_digest = step_of(path) is not None
-    if has_digest and not is_whole(path):
-        raise UserError(f"{path}: damaged: its SHA-256 is not the one that was written with it")
-    content = read(path)
+    content = read_whole(path)
     if "ranks" not in content:
         raise UserError(f"{path}: no checkpoint of a run; to start from its weights use --pretrained {path}")
     if content.get("format") != FORMAT:
@@ -204,11 +201,18 @@ def read_run(path: Path) -> dict:
             f"{path}: of another version of this project (format {content.get('format')}, here {FORMAT}); to start from its "
             f"weights use --pretrained {path}"
         )
-    if not has_digest:
+    if step_of(path) is None:
         raise UserError(
             f"{path}: truncated, or not of this project: its SHA-256 is missing; to start from its weights use --pretrained"
         )
     return content
+
+
+def read_whole(path: Path) -> dict:
+    """As read(), but a file of this project is checked by its SHA-256 first."""
+    if step_of(path) is not None and not is_whole(path):
+        raise UserError(f"{path}: damaged: its SHA-256 is not the one that was written with it")
+    return read(path)
 
 
 def read(path: Path) -> dict:

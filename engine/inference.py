@@ -1,10 +1,179 @@
-"""From a model's logits to label maps."""
+"""From images to label maps: several scales, mirrored images, sliding windows; full-size maps only in bands of rows."""
 
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from engine.amp import autocast
 
-def predict(model: nn.Module, images: Tensor) -> Tensor:
-    """Label maps (B, H, W) int64 at the images' own size; images (B, H, W, 3) uint8 RGB on the model's device."""
-    logits = model(images)["logits"].float()
-    return F.interpolate(logits, size=images.shape[1:3], mode="bilinear", align_corners=True).argmax(1)
+BAND_BYTES = 32 * 2**20  # of a band's probabilities; about six times that is in use at once
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """Label maps and probabilities of images by a model, at the images' own size.
+
+    An image is resized by each of `scales`, cut into windows that overlap, and each window goes through the
+    model. A window's logits are upsampled to its size and their softmax taken; that is averaged over the windows that
+    cover a pixel and over the window and its mirror image (flip), resized to the image's size, and averaged over the
+    scales. This is CDSP's and semseg's protocol (github.com/hszhao/semseg, tool/test.py).
+
+    model: models.Segmenter, in eval mode. long_side: pixels of the longer side at scale 1; 0: the image's own.
+    window: height and width of a window in pixels; 0: the whole image. A smaller image is padded to a window with the mean
+    colour. stride_rate: step between windows as part of the window, rounded up. batch_size: windows in one forward pass.
+
+    What is held whole are logits at the model's stride; what is full-size exists for a band of rows at a time, of
+    BAND_BYTES of probabilities. Neither bands nor batch_size change what is computed, but for the last bits of a float.
+    """
+
+    model: nn.Module
+    scales: tuple[float, ...] = (1.0,)
+    flip: bool = False
+    long_side: int = 0
+    window: int = 0
+    stride_rate: float = 2 / 3
+    batch_size: int = 4
+    amp: str = "none"
+
+    def labels(self, images: Tensor) -> Tensor:
+        """Label maps (B, H, W) uint8; images (B, H, W, 3) uint8 RGB, on the model's device."""
+        return torch.cat([band.argmax(1).to(torch.uint8) for _, band in self._bands(images, probs=False)], dim=1)
+
+    def probs(self, images: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """Bands of rows from the top: (rows, probabilities (B, C, rows, W) float32); images as in labels()."""
+        return self._bands(images, probs=True)
+
+    @torch.inference_mode()
+    def _bands(self, images: Tensor, *, probs: bool) -> Iterator[tuple[slice, Tensor]]:
+        batch, height, width = images.shape[:3]
+        passes = [self._forward(images, scale) for scale in self.scales]
+        # The largest logit is the largest probability, where there is but one of each.
+        softmax = probs or not (len(passes) == 1 and passes[0].is_plain)
+        num_rows = max(1, BAND_BYTES // (4 * batch * passes[0].num_classes * width))
+        for top in range(0, height, num_rows):
+            bottom = min(top + num_rows, height)
+            band = passes[0].rows(top, bottom, softmax=softmax)
+            for other in passes[1:]:
+                band = band + other.rows(top, bottom, softmax=softmax)
+            yield slice(top, bottom), band / len(passes)
+
+    def _forward(self, images: Tensor, scale: float) -> "_ScaledLogits":
+        """Logits, at the model's stride, of all windows of the images at this scale."""
+        height, width = images.shape[1:3]
+        longer = round(scale * (self.long_side or max(height, width)))
+        size = max(1, round(longer * height / max(height, width))), max(1, round(longer * width / max(height, width)))
+        values = images.permute(0, 3, 1, 2)  # (B, H, W, 3) -> (B, 3, H, W)
+        if size != (height, width):
+            values = F.interpolate(values.float(), size=size, mode="bilinear", align_corners=False)
+        window = (self.window, self.window) if self.window else size
+        pad = [max(0, window[axis] - size[axis]) for axis in (0, 1)]
+        if any(pad):
+            mean = self.model.mean
+            assert isinstance(mean, Tensor)
+            # In the middle. The model takes the mean off: what is padded is then 0.
+            border = (pad[1] // 2, pad[1] - pad[1] // 2, pad[0] // 2, pad[0] - pad[0] // 2)
+            values = F.pad(values.float() - mean, border) + mean
+        tops, lefts = (
+            window_starts(size[axis] + pad[axis], window[axis], math.ceil(window[axis] * self.stride_rate))
+            for axis in (0, 1)
+        )
+        crops = [
+            values[number : number + 1, :, top : top + window[0], left : left + window[1]]
+            for top in tops
+            for left in lefts
+            for number in range(len(images))
+        ]
+        logits = [self._logits(crops, mirrored=mirrored) for mirrored in ([False, True] if self.flip else [False])]
+        grid = torch.stack(logits).unflatten(1, (len(tops), len(lefts), len(images)))
+        return _ScaledLogits(grid, window, tops, lefts, size, (pad[0] // 2, pad[1] // 2), (height, width))
+
+    def _logits(self, crops: list[Tensor], *, mirrored: bool) -> Tensor:
+        """Logits (N, C, h, w) float32 or wider of N windows (1, 3, H, W); of mirrored ones, mirrored back."""
+        logits = []
+        for first in range(0, len(crops), self.batch_size):
+            values = torch.cat(crops[first : first + self.batch_size])
+            values = values.flip(3) if mirrored else values
+            with autocast(self.amp, values.device):
+                out = self.model(values.permute(0, 2, 3, 1))["logits"]
+            out = out if out.dtype == torch.float64 else out.float()
+            logits.append(out.flip(3) if mirrored else out)
+        return torch.cat(logits)
+
+
+def window_starts(size: int, window: int, stride: int) -> list[int]:
+    """Where windows begin along a side of `size` >= window pixels: every `stride`, the last one at the end."""
+    return [min(number * stride, size - window) for number in range(math.ceil((size - window) / stride) + 1)]
+
+
+@dataclass(frozen=True)
+class _ScaledLogits:
+    """The logits of a grid of windows over images at one scale.
+
+    logits: (mirrored or not, grid rows, grid columns, B, C, h, w). window: its height and width in pixels. tops, lefts:
+    where windows begin, in pixels of the padded image. size: of the scaled image, before padding by `offset` pixels at
+    the top and left. out: the size of the image itself.
+    """
+
+    logits: Tensor
+    window: tuple[int, int]
+    tops: list[int]
+    lefts: list[int]
+    size: tuple[int, int]
+    offset: tuple[int, int]
+    out: tuple[int, int]
+
+    @property
+    def num_classes(self) -> int:
+        return self.logits.shape[4]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether each pixel of the image is one pixel of one window."""
+        return self.logits.shape[:3] == (1, 1, 1) and self.size == self.out
+
+    def rows(self, top: int, bottom: int, *, softmax: bool) -> Tensor:
+        """Rows top..bottom - 1 of the probabilities, or of the logits, at the image's own size: (B, C, rows, W)."""
+        if self.size == self.out:
+            return self._scaled_rows(top, bottom, softmax=softmax)
+        # As cv2.resize and F.interpolate without align_corners: pixel centres on pixel centres.
+        y = ((torch.arange(top, bottom, dtype=torch.float64) + 0.5) * self.size[0] / self.out[0] - 0.5).clamp(min=0)
+        first, last = int(y[0]), min(int(y[-1]) + 1, self.size[0] - 1)
+        rows = _rows_at(self._scaled_rows(first, last + 1, softmax=softmax), y - first)
+        return F.interpolate(rows, size=(bottom - top, self.out[1]), mode="bilinear", align_corners=False)
+
+    def _scaled_rows(self, top: int, bottom: int, *, softmax: bool) -> Tensor:
+        """The same rows of the scaled image, averaged over the windows that cover a pixel."""
+        height, width = self.window
+        top, bottom = top + self.offset[0], bottom + self.offset[0]
+        sums = self.logits.new_zeros(*self.logits.shape[3:5], bottom - top, self.lefts[-1] + width)
+        covered = [sums.new_zeros(length) for length in sums.shape[2:]]  # by how many windows: rows, columns
+        for grid_row, window_top in enumerate(self.tops):
+            first, last = max(top, window_top), min(bottom, window_top + height)
+            if first >= last:
+                continue
+            covered[0][first - top : last - top] += 1
+            y = torch.arange(first - window_top, last - window_top, dtype=torch.float64)
+            y = y * (self.logits.shape[5] - 1) / max(1, height - 1)  # align_corners
+            for grid_column, left in enumerate(self.lefts):
+                rows = _rows_at(self.logits[:, grid_row, grid_column].flatten(0, 1), y)
+                rows = F.interpolate(rows, size=(last - first, width), mode="bilinear", align_corners=True)
+                values = rows.softmax(1) if softmax else rows
+                values = values.unflatten(0, (self.logits.shape[0], self.logits.shape[3])).mean(0)
+                sums[:, :, first - top : last - top, left : left + width] += values
+        for left in self.lefts:
+            covered[1][left : left + width] += 1
+        sums /= covered[0].unsqueeze(1) * covered[1]
+        return sums[..., self.offset[1] : self.offset[1] + self.size[1]]
+
+
+def _rows_at(values: Tensor, y: Tensor) -> Tensor:
+    """Rows (N, C, len(y), W) of values (N, C, H, W) at positions y, float64, in 0..H - 1, between two rows linearly."""
+    above = y.floor().long().clamp(max=values.shape[2] - 1)
+    below = (above + 1).clamp(max=values.shape[2] - 1)
+    weight = (y - above).to(values.dtype).to(values.device).unsqueeze(1)
+    above, below = above.to(values.device), below.to(values.device)
+    return torch.lerp(values.index_select(2, above), values.index_select(2, below), weight)

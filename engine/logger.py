@@ -4,7 +4,6 @@ import contextlib
 import json
 import math
 import os
-import sys
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -18,20 +17,22 @@ from tqdm import tqdm
 from engine import checkpoint, run_folder
 from engine.distributed import Group
 from engine.metrics import Scores
+from engine.terminal import Terminal
 from errors import UserError, in_one_line
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 
-class Run:
+class Run(Terminal):
     """One run of training. Every rank has one and calls it alike; only rank 0 prints and writes.
 
     log_interval: optimizer steps between two lines of metrics.
     """
 
     def __init__(self, group: Group, log_interval: int):
-        self.group, self.log_interval = group, log_interval
+        super().__init__(group)
+        self.log_interval = log_interval
         self.folder: Path | None = None  # of a new run, once open() has made it
         self._lines: list[str] = []  # of the log, before there is a folder
         self._log: TextIO | None = None
@@ -141,13 +142,6 @@ class Run:
     def wait_for_checkpoint(self) -> None:
         """Return when the last checkpoint is on the disk."""
         self._writer.wait()
-
-    def bar(self, items: Iterable, *, total: int, title: str) -> tqdm:
-        """A progress bar with rate and time left, on rank 0."""
-        return tqdm(
-            items, total=total, desc=title, leave=False, dynamic_ncols=True, disable=not self.group.is_main,
-            mininterval=0.2 if sys.stderr.isatty() else 30,  # a log file wants few lines
-        )  # fmt: skip
 
     def steps(self, steps: Iterable, *, total: int, title: str) -> Iterator:
         """Go through an epoch's optimizer steps with a bar; each calls log_step. Ends with a line of metrics."""

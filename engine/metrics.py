@@ -1,21 +1,30 @@
 """Scores of a segmentation, from one confusion matrix."""
 
-from typing import TypedDict
+import math
+from collections.abc import Mapping
+from typing import Any, TypedDict
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 IGNORE = 255
+BOUNDARY = 0.02  # width of a boundary, as part of the image's diagonal
 
 
 class Scores(TypedDict):
-    """Scores in 0..1, and how many labelled pixels they are over."""
+    """Scores in 0..1, and how many labelled pixels they are over. Means are over the classes that the labels have."""
 
     pixels: int
-    miou: float  # mean IoU over the classes that the labels have
+    miou: float
+    fwiou: float  # IoU of each class times its share of the labelled pixels
     pixel_acc: float  # correct pixels over labelled ones
-    mean_acc: float  # mean recall over the classes that the labels have
-    iou: list[float | None]  # per class; None for one that is neither in the labels nor predicted
+    mean_acc: float
+    # Per class; None where it has no value: there is nothing to divide by.
+    iou: list[float | None]  # None for a class that is neither in the labels nor predicted
+    acc: list[float | None]  # correct pixels over those of the class, its recall
+    precision: list[float | None]  # correct pixels over those predicted as the class
 
 
 def confusion_matrix(predicted: Tensor, label: Tensor, num_classes: int) -> Tensor:
@@ -35,22 +44,108 @@ def scores(confusion: Tensor) -> Scores:
     union = labelled + predicted - correct
     present = labelled > 0
     iou = correct / union.clamp(min=1)
-    num_present = max(1, int(present.sum()))
+    num_present, num_pixels = max(1, int(present.sum())), max(1.0, float(labelled.sum()))
     return {
         "pixels": int(labelled.sum()),
         "miou": float(iou[present].sum()) / num_present,
-        "pixel_acc": float(correct.sum() / labelled.sum().clamp(min=1)),
+        "fwiou": float((iou * labelled).sum()) / num_pixels,
+        "pixel_acc": float(correct.sum()) / num_pixels,
         "mean_acc": float((correct[present] / labelled[present]).sum()) / num_present,
-        "iou": [float(value) if pixels else None for value, pixels in zip(iou, union, strict=True)],
+        "iou": ratios(correct, union),
+        "acc": ratios(correct, labelled),
+        "precision": ratios(correct, predicted),
     }
 
 
-def table(scores: Scores, class_names: list[str]) -> str:
-    """Per-class IoU and the summary scores, in per cent."""
-    width = max(len(name) for name in [*class_names, "pixel accuracy"])
-    rule = "  " + "-" * (width + 7)
-    summary = {"mIoU": scores["miou"], "pixel accuracy": scores["pixel_acc"], "mean accuracy": scores["mean_acc"]}
-    rows = [f"  {'class':<{width}}    IoU", rule]
-    for name, value in zip(class_names, scores["iou"], strict=True):
-        rows.append(f"  {name:<{width}} " + ("absent" if value is None else f"{100 * value:6.2f}"))
-    return "\n".join([*rows, rule, *(f"  {name:<{width}} {100 * value:6.2f}" for name, value in summary.items())])
+def ratios(part: Tensor, whole: Tensor) -> list[float | None]:
+    """part / whole, entry by entry; None where whole is 0."""
+    return [float(value) if pixels else None for value, pixels in zip(part / whole.clamp(min=1), whole, strict=True)]
+
+
+def mean_iou(counts: np.ndarray) -> np.ndarray:
+    """mIoU from counts (..., 3, C): correct, labelled and predicted pixels of each class; 0 where nothing is labelled."""
+    correct, labelled, predicted = np.moveaxis(counts.astype(np.float64), -2, 0)
+    iou = correct / np.maximum(labelled + predicted - correct, 1)
+    present = labelled > 0
+    return (iou * present).sum(-1) / np.maximum(present.sum(-1), 1)
+
+
+def class_counts(confusion: Tensor) -> Tensor:
+    """Correct, labelled and predicted pixels of each class, (3, C), from a confusion matrix (C, C)."""
+    return torch.stack([confusion.diagonal(), confusion.sum(1), confusion.sum(0)])
+
+
+def bootstrap(counts: np.ndarray, num_samples: int = 2000, seed: int = 0) -> np.ndarray:
+    """mIoUs (num_samples,) of data sets drawn from the images with replacement.
+
+    counts (images, 3, C): class_counts() of each image. The same seed draws the same images, so that of two models on
+    the same images the differences, entry by entry, are those of a paired bootstrap.
+    """
+    num_images = len(counts)
+    rng = np.random.default_rng(seed)
+    samples = rng.multinomial(num_images, np.full(num_images, 1 / num_images), size=num_samples)
+    return mean_iou((samples @ counts.reshape(num_images, -1)).reshape(num_samples, *counts.shape[1:]))
+
+
+def interval(values: np.ndarray) -> tuple[float, float]:
+    """The middle 95 per cent of bootstrapped values."""
+    low, high = np.quantile(values, [0.025, 0.975])
+    return float(low), float(high)
+
+
+def boundary_counts(predicted: Tensor, label: Tensor, num_classes: int) -> Tensor:
+    """For boundary IoU: pixels (3, C) int64 in both boundaries, in the label's, and in the predicted one, of each class.
+
+    A class's boundary is what of it lies within d pixels (square neighbourhood) of another class or of the image's
+    border, d being 2 per cent of the image's diagonal (arXiv:2103.16562). Ignored pixels are a class of their own in
+    both maps, and not counted. predicted and label: (H, W), as in confusion_matrix().
+    """
+    predicted = torch.where(label == IGNORE, IGNORE, predicted.to(label.dtype))
+    distance = max(1, round(BOUNDARY * math.hypot(*label.shape)))
+    near = [_near_another_class(values, distance) for values in (label, predicted)]
+    both = near[0] & near[1] & (label == predicted)
+    chosen = (label[both], label[near[0]], predicted[near[1]])
+    return torch.stack([torch.bincount(values.long(), minlength=256)[:num_classes] for values in chosen])
+
+
+def _near_another_class(label: Tensor, distance: int) -> Tensor:
+    """Where a square of side 2 * distance + 1 reaches another class or beyond the image: (H, W) bool."""
+    values = F.pad(label[None].float(), [distance] * 4, value=-1.0)
+    # The smallest and the largest class in the square, one side after the other.
+    extremes = []
+    for sign in (1, -1):
+        along_rows = F.max_pool2d(sign * values, (1, 2 * distance + 1), stride=1)
+        extremes.append(sign * F.max_pool2d(along_rows, (2 * distance + 1, 1), stride=1)[0])
+    return extremes[0] != extremes[1]
+
+
+def table(scores: Mapping[str, Any], class_names: list[str], boundary_iou: list[float | None] | None = None) -> str:
+    """The scores of each class and their means, in per cent, as text."""
+    columns = {"IoU": scores["iou"], "acc": scores["acc"], "precision": scores["precision"]}
+    summary = {"mIoU": scores["miou"], "frequency-weighted IoU": scores["fwiou"], "pixel accuracy": scores["pixel_acc"],
+               "mean accuracy": scores["mean_acc"]}  # fmt: skip
+    if boundary_iou is not None:
+        columns["boundary IoU"] = boundary_iou
+        summary["mean boundary IoU"] = mean_of_present(boundary_iou, scores)
+    width = max(len(name) for name in [*class_names, *summary])
+    rule = "  " + "-" * (width + sum(max(8, len(name) + 2) for name in columns))
+    rows = [f"  {'class':<{width}}" + "".join(f"{name:>{max(8, len(name) + 2)}}" for name in columns), rule]
+    absent = [name for name, acc in zip(class_names, scores["acc"], strict=True) if acc is None]
+    for name, *values in zip(class_names, *columns.values(), strict=True):
+        cells = ["-" if value is None else f"{100 * value:.2f}" for value in values]
+        if name in absent and values[0] is None:
+            cells = ["absent"]
+        rows.append(
+            f"  {name:<{width}}"
+            + "".join(f"{cell:>{max(8, len(head) + 2)}}" for head, cell in zip(columns, cells, strict=False))
+        )
+    rows += [rule, *(f"  {name:<{width}}{100 * value:8.2f}" for name, value in summary.items())]
+    if absent:
+        rows.append(f"  not in the labels, and so not in the means: {', '.join(absent)}")
+    return "\n".join(rows)
+
+
+def mean_of_present(values: list[float | None], scores: Mapping[str, Any]) -> float:
+    """The mean of a score over the classes that the labels have."""
+    present = [value or 0.0 for value, acc in zip(values, scores["acc"], strict=True) if acc is not None]
+    return sum(present) / max(1, len(present))

@@ -1,8 +1,10 @@
-"""Label maps as pictures: RGB arrays (H, W, 3) uint8."""
+"""Label maps as pictures."""
 
+import io
 import math
 
 import numpy as np
+from PIL import Image
 
 PANEL_SIZE = 512  # pixels, the longer side of each picture in a panel
 
@@ -25,3 +27,12 @@ def panel(image: np.ndarray, label: np.ndarray, predicted: np.ndarray, colours: 
     image, label, predicted = (values[::step, ::step] for values in (image, label, predicted))
     above = np.concatenate([image, colours[label]], axis=1)
     return np.concatenate([above, np.concatenate([colours[predicted], overlay(image, predicted, colours)], axis=1)])
+
+
+def label_png(label: np.ndarray, colours: np.ndarray) -> bytes:
+    """A label map (H, W) uint8 as a palette PNG, whose pixels are class numbers."""
+    picture = Image.fromarray(label)
+    picture.putpalette(colours.tobytes())
+    buffer = io.BytesIO()
+    picture.save(buffer, "PNG")
+    return buffer.getvalue()

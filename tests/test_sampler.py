@@ -3,7 +3,7 @@
 import pytest
 from torch.utils.data import DistributedSampler
 
-from data.sampler import EvalSampler, TrainSampler
+from data.sampler import EvalBatches, TrainSampler
 from errors import UserError
 
 
@@ -72,11 +72,23 @@ def test_fewer_images_than_a_global_batch_is_an_error():
         TrainSampler(7, batch_size=2, accum_steps=2, seed=0, rank=0, world_size=2)
 
 
-@pytest.mark.parametrize("num_samples", [0, 1, 5, 6])
+SIZES = [(4, 6), (5, 5), (4, 6), (4, 6), (5, 5), (4, 6), (4, 6), (9, 9)]
+
+
+@pytest.mark.parametrize("num_samples", [0, 1, 8])
 @pytest.mark.parametrize("world_size", [1, 2, 3, 8])
-def test_a5_evaluation_shards_cover_every_image_once(num_samples, world_size):
-    shards = [list(EvalSampler(num_samples, rank=rank, world_size=world_size)) for rank in range(world_size)]
-    assert sorted(index for shard in shards for index in shard) == list(range(num_samples))
-    assert [len(EvalSampler(num_samples, rank=rank, world_size=world_size)) for rank in range(world_size)] == [
-        len(shard) for shard in shards
+def test_a5_evaluation_covers_every_image_once_in_batches_that_do_not_depend_on_the_world_size(num_samples, world_size):
+    shares = [
+        EvalBatches(SIZES[:num_samples], batch_size=2, rank=rank, world_size=world_size) for rank in range(world_size)
     ]
+    # By size and in order, two at a time.
+    whole = [[7], [1, 4], [0, 2], [3, 5], [6]] if num_samples == 8 else [[0]] * num_samples
+    assert sorted(batch for share in shares for batch in share) == sorted(whole)
+    assert [len(share) for share in shares] == [len(list(share)) for share in shares]
+
+
+def test_evaluation_begins_with_the_largest_batches_and_shares_pixels_evenly():
+    # pixels: [7] 81, [1, 4] 50, [0, 2] and [3, 5] 48, [6] 24; in turn to the rank with fewest: 81 + 24 + ... = 129, 122
+    one, two = (list(EvalBatches(SIZES, batch_size=2, rank=rank, world_size=2)) for rank in (0, 1))
+    assert one == [[7], [3, 5]]
+    assert two == [[1, 4], [0, 2], [6]]

@@ -18,7 +18,7 @@ import train
 from config import FLAGS
 from engine.checkpoint import step_of
 from engine.distributed import Group
-from engine.inference import predict
+from engine.inference import Predictor
 from engine.metrics import confusion_matrix, scores
 from engine.schedule import lr_factor
 from engine.state import TrainState
@@ -231,7 +231,7 @@ def test_average_of_weights_is_what_is_validated_and_saved(demo_root, tmp_path):
     for part in ("model", "ema"):
         model.load_state_dict(content[part])
         with torch.inference_mode():
-            pairs = [(predict(model, batch["image"]), batch["label"]) for batch in val_loader]
+            pairs = [(Predictor(model).labels(batch["image"]), batch["label"]) for batch in val_loader]
         miou[part] = scores(sum(confusion_matrix(predicted, label, 5) for predicted, label in pairs))["miou"]
     assert miou["ema"] != miou["model"]
     assert read_metrics(folder, "val")[0]["miou"] == miou["ema"]

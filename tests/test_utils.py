@@ -13,7 +13,6 @@ import models
 import utils
 from data.distance import pseudo_distance, scribble_distance
 from engine.distributed import Group
-from engine.inference import predict
 from errors import UserError
 
 CPU = torch.device("cpu")
@@ -99,11 +98,14 @@ def test_loader_reads_the_folders_of_its_flags(demo_root, tmp_path):
     assert computed == {"distance_s": ("label", scribble_distance), "distance_c": ("pseudo", pseudo_distance)}
 
 
-def test_a5_ranks_share_the_validation_list(demo_root):
-    shards = [
-        list(utils.get_loader(cfg(demo_root), "val", Group(CPU, rank=rank, world_size=2)).sampler) for rank in (0, 1)
-    ]
-    assert shards == [[0, 2], [1]]
+def test_evaluation_loader_gives_each_image_its_place_in_the_list(demo_root):
+    given = cfg(demo_root, val_batchsize=2)
+    assert [batch["index"].tolist() for batch in utils.get_loader(given, "val", Group(CPU))] == [[0, 1], [2]]
+    of_train = utils.get_loader(given, "train", Group(CPU), augment=False)
+    batch = next(iter(of_train))
+    assert len(of_train) == 4
+    assert batch["label"].shape == (2, 120, 160)
+    assert of_train.dataset.files[0]["label"].parent.name == "SegmentationClassAug"  # dense masks, not scribbles
 
 
 def test_model_follows_its_flags(demo_root):
@@ -150,15 +152,3 @@ def test_b3_file_of_the_release_with_its_numpy_scores_loads(demo_root, tmp_path,
     assert torch.equal(model.lorm.query_conv.weight, source.lorm.query_conv.weight)
     assert torch.equal(model.backbone.conv1.weight, source.backbone.conv1.weight)
     assert "left random: none; in the file but not used: none" in said[0]
-
-
-def test_predictions_are_upsampled_with_aligned_corners():
-    class Two(nn.Module):
-        def forward(self, images):
-            # log-odds of class 1: -1 at the left, 3 at the right; 0, the border, lies a quarter of the way
-            return {"logits": torch.tensor([[[[0.0, 0.0]], [[-1.0, 3.0]]]])}
-
-    labels = predict(Two(), torch.zeros(1, 1, 9, 3, dtype=torch.uint8))
-    # columns 0..8 are log-odds -1, -0.5, 0, 0.5, ...: class 1 from column 3 on
-    assert labels[0, 0].tolist() == [0, 0, 0, 1, 1, 1, 1, 1, 1]
-    assert math.isclose(-1 + 2 * 4 / 8, 0)

@@ -120,7 +120,7 @@ def signal_in_last_step_of_an_epoch() -> None:
 
 
 def signal_in_validation() -> None:
-    before(train, "predict", once(stop))
+    before(train.Predictor, "labels", once(stop))
 
 
 def signal_while_saving() -> None:

@@ -1,0 +1,27 @@
+"""Lines and progress bars on the terminal of rank 0."""
+
+import sys
+from collections.abc import Iterable
+
+from tqdm import tqdm
+
+from engine.distributed import Group
+
+
+class Terminal:
+    """Every rank has one and calls it alike; only rank 0 prints."""
+
+    def __init__(self, group: Group):
+        self.group = group
+
+    def info(self, text: str) -> None:
+        """Say a line; a bar that is being shown stays below it."""
+        if self.group.is_main:
+            tqdm.write(text)
+
+    def bar(self, items: Iterable | None, *, total: int, title: str, unit: str = "it") -> tqdm:
+        """A progress bar with rate and time left."""
+        return tqdm(
+            items, total=total, desc=title, unit=unit, leave=False, dynamic_ncols=True, disable=not self.group.is_main,
+            mininterval=0.2 if sys.stderr.isatty() else 30,  # a log file wants few lines
+        )  # fmt: skip

@@ -1,0 +1,215 @@
+"""Score a checkpoint on a split of its data set.
+
+python evaluate.py --checkpoint log/demo/best.pt                        # as in training: whole images, one scale
+python evaluate.py --checkpoint log/demo/best.pt --scales 0.75 1 1.25 --flip --report report
+torchrun --standalone --nproc_per_node 8 evaluate.py --checkpoint log/voc_scribble/best.pt \
+    --long_side 512 --scales 0.5 0.75 1 1.25 1.5 1.75 2 --flip --window 465
+"""
+
+import io
+import json
+import math
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+import errors
+from common_flags import DataFlags, InferenceFlags, ModelFlags
+from config import LOCAL
+from data.classes import Classes, read_classes
+from data.dataset import SegmentationDataset
+from engine import doctor, metrics
+from engine.distributed import Group
+from engine.files import check_writable, write_file
+from engine.pictures import label_png
+from engine.report import Example, write_report
+from engine.scoring import Result, score
+from engine.terminal import Terminal
+from errors import STOPPED, UserError
+from flags import FlagReader, flag
+from trained import Checkpoint, read_flags
+from utils import get_loader, join_group, prepare_demo_data
+
+NUM_WORST, NUM_BEST = 12, 6  # images in a report, besides the worst of each class
+
+
+@dataclass
+class EvaluateFlags(InferenceFlags, ModelFlags, DataFlags):
+    """Those of ModelFlags and DataFlags are the checkpoint's own where they are not given."""
+
+    split: str = flag("val", "the list of images to score: val, train, test or another")
+    compare: str = flag("", "FILE of a second checkpoint, to compare on the same images")
+    json: str = flag("", "FILE to write every score to, of each class and each image, with the confusion matrix")
+    save_dir: str = flag("", "folder to write the predictions to, as palette PNGs")
+    report: str = flag("", "folder to write a web page to: scores, curves, and the worst and best images")
+
+
+READER = FlagReader(EvaluateFlags, {}, "python evaluate.py", "Score a checkpoint.")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Evaluate as the flags say. Returns the exit status: 0, or errors.STOPPED when a signal ended it."""
+    flags, changes = read_flags(READER, argv)
+    assert isinstance(flags, EvaluateFlags)
+    with join_group(flags) as group, errors.advice(str(group.device)):
+        return evaluate(flags, changes, group, Terminal(group))
+
+
+def evaluate(flags: EvaluateFlags, changes: dict, group: Group, terminal: Terminal) -> int:
+    doctor.check_flags(group, vars(flags), LOCAL)
+    checkpoints = [
+        Checkpoint(path, changes) for path in (flags.checkpoint, flags.compare) if path or not flags.checkpoint
+    ]
+    cfg, other = checkpoints[0].cfg, checkpoints[-1].cfg
+    if other.numclasses != cfg.numclasses:
+        raise UserError(
+            f"--compare {flags.compare}: {other.numclasses} classes, not {cfg.numclasses} as --checkpoint has"
+        )
+    classes = read_classes(cfg.classes, cfg.numclasses)
+    prepare_demo_data(cfg, group)
+    loader = get_loader(cfg, flags.split, group, augment=False)
+    dataset = loader.dataset
+    assert isinstance(dataset, SegmentationDataset)
+    doctor.check_setup(group, {f"{flags.split} list": dataset})
+    for folder in (flags.save_dir, flags.report, flags.json and str(Path(flags.json).parent)):
+        if folder and group.is_main:
+            check_writable(Path(folder))
+
+    predictions = Predictions(flags, dataset.names, classes)
+    results = []
+    for checkpoint in checkpoints:
+        predictor = checkpoint.predictor(flags, group.device)
+        doctor.check_weights(group, predictor.model, buffers_averaged=True)
+        terminal.info(f"{checkpoint.path} on {len(dataset)} images of {flags.split}: {describe(checkpoint, flags)}")
+        batches = terminal.bar(loader, total=len(loader), title=flags.split, unit="batch")
+        result = score(
+            predictor, batches, num_images=len(dataset), num_classes=cfg.numclasses, group=group,
+            keep=predictions if checkpoint is checkpoints[0] else None,
+        )  # fmt: skip
+        if result is None:
+            terminal.info("stopped by a signal before all images were scored; only --save_dir has some of them")
+            return STOPPED
+        results.append(result)
+        terminal.info(metrics.table(result.scores, classes.names, result.scores["boundary_iou"]))
+        terminal.info("  mIoU {:.2f}, 95 % interval over images {:.2f} to {:.2f}".format(
+            *(100 * value for value in (result.scores["miou"], *result.scores["miou_ci"]))
+        ))  # fmt: skip
+    comparison = compare(*results) if len(results) == 2 else None
+    if comparison:
+        terminal.info(
+            f"{flags.compare} against {flags.checkpoint}: mIoU {100 * comparison['difference']:+.2f}, 95 % interval "
+            "{:+.2f} to {:+.2f}, higher in {:.1f} % of the samples (bootstrap over images, paired)".format(
+                *(100 * value for value in (*comparison["interval"], comparison["higher"]))
+            )
+        )
+    shown = predictions.gather(group, results[0]) if flags.report else {}
+    if group.is_main and flags.json:
+        content = as_json(flags, checkpoints[0], results[0], classes, dataset.names) | {"comparison": comparison}
+        write_file(Path(flags.json), json.dumps(content, indent=1).encode())
+        terminal.info(f"scores: {flags.json}")
+    if group.is_main and flags.report:
+        page = report(flags, checkpoints[0], results[0], classes, dataset, shown)
+        terminal.info(f"report: {page}")
+    return 0
+
+
+class Predictions:
+    """What becomes of this rank's predictions: files in --save_dir, and pictures for --report."""
+
+    def __init__(self, flags: EvaluateFlags, names: list[str], classes: Classes):
+        self.flags, self.names, self.colours = flags, names, classes.colours
+        self.pngs: dict[int, bytes] = {}  # small, so that all can be kept until it is known which are shown
+
+    def __call__(self, index: int, predicted: np.ndarray) -> None:
+        """Take the label map (H, W) uint8 predicted for an image."""
+        if not (self.flags.save_dir or self.flags.report):
+            return
+        png = label_png(predicted, self.colours)
+        if self.flags.save_dir:
+            write_file(Path(self.flags.save_dir) / f"{self.names[index]}.png", png)
+        if self.flags.report:
+            self.pngs[index] = png
+
+    def gather(self, group: Group, result: Result) -> dict[int, np.ndarray]:
+        """The predictions that a report shows, of all ranks: the worst and best images, and the worst of each class."""
+        order = [index for index in np.argsort(result.image_miou, kind="stable").tolist()
+                 if np.isfinite(result.image_miou[index])]  # fmt: skip
+        chosen = set(order[:NUM_WORST] + order[-NUM_BEST:])
+        for of_class in np.where(result.counts[:, 1] > 0, result.image_iou, np.inf).T:
+            if np.isfinite(of_class.min()):
+                chosen.add(int(of_class.argmin()))
+        shares = group.gather({index: png for index, png in self.pngs.items() if index in chosen})
+        merged = {index: png for share in shares for index, png in share.items()}
+        return {index: np.array(Image.open(io.BytesIO(merged[index]))) for index in order if index in merged}
+
+
+def compare(first: Result, second: Result) -> dict:
+    """The second's mIoU less the first's, with its 95 % interval, and in what part of the samples it is higher."""
+    differences = metrics.bootstrap(second.counts) - metrics.bootstrap(first.counts)
+    return {
+        "difference": second.scores["miou"] - first.scores["miou"], "interval": metrics.interval(differences),
+        "higher": float((differences > 0).mean()), "miou": second.scores["miou"],
+    }  # fmt: skip
+
+
+def describe(checkpoint: Checkpoint, flags: EvaluateFlags) -> str:
+    """How it is scored, in a line."""
+    size = f"long side {flags.long_side}" if flags.long_side else "own size"
+    windows = f"windows of {flags.window}, step {flags.stride_rate:.3g}" if flags.window else "whole images"
+    scales = "scale " + " ".join(f"{scale:g}" for scale in flags.scales)
+    weights = checkpoint.state_dict(flags.weights)[0]
+    return f"{weights} weights, {size}, {scales}, {windows}" + (", mirrored too" if flags.flip else "")
+
+
+def as_json(flags: EvaluateFlags, checkpoint: Checkpoint, result: Result, classes: Classes, names: list[str]) -> dict:
+    per_image = zip(names, result.image_miou.tolist(), result.image_iou.tolist(), strict=True)
+    return {
+        "checkpoint": str(checkpoint.path), "split": flags.split, "how": describe(checkpoint, flags),
+        "classes": classes.names, **result.scores, "confusion": result.confusion.tolist(),
+        "per_image": [{"name": name, "miou": or_none(miou), "iou": [or_none(value) for value in iou]}
+                      for name, miou, iou in per_image],
+    }  # fmt: skip
+
+
+def or_none(value: float) -> float | None:
+    """JSON has no nan."""
+    return None if math.isnan(value) else value
+
+
+def report(
+    flags: EvaluateFlags, checkpoint: Checkpoint, result: Result, classes: Classes, dataset: SegmentationDataset,
+    shown: dict[int, np.ndarray],
+) -> Path:  # fmt: skip
+    """Write the web page. shown: {index: predicted label map}."""
+    curves = checkpoint.path.parent / "metrics.jsonl"
+    examples = []
+    for index, predicted in shown.items():
+        maps = dataset[index]
+        miou, iou = result.image_miou[index], [or_none(value) for value in result.image_iou[index].tolist()]
+        examples.append(Example(dataset.names[index], maps["image"], maps["label"], predicted, float(miou), iou))
+    return write_report(
+        Path(flags.report),
+        title=f"{checkpoint.path} on {flags.split}",
+        facts={
+            "checkpoint": f"{checkpoint.path}, step {checkpoint.content.get('step', 'unknown')}",
+            "data": f"{checkpoint.cfg.dataset_path}, {flags.split}, {len(dataset)} images",
+            "how": describe(checkpoint, flags),
+            "model": f"{checkpoint.cfg.model_type}, ResNet-{checkpoint.cfg.layers}, {checkpoint.cfg.numclasses} classes",
+            "written": f"{time.strftime('%Y-%m-%d %H:%M')} by torch {torch.__version__}",
+        },
+        scores=result.scores,
+        class_names=classes.names,
+        colours=classes.colours,
+        confusion=result.confusion.numpy(),
+        curves=[json.loads(line) for line in curves.read_text().splitlines()] if curves.is_file() else [],
+        examples=examples,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(errors.run(main))

@@ -1,0 +1,138 @@
+"""Predictions with scales, mirror images and windows, against a plain, slow implementation."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from engine import inference
+from engine.inference import Predictor, window_starts
+
+
+class Tiny(nn.Module):
+    """Logits at stride 8 that depend on a pixel's surroundings, and on what else is in the window."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = nn.Conv2d(3, 5, 15, stride=8, padding=7)
+        self.mean = torch.tensor([120.0, 115.0, 100.0]).view(3, 1, 1)
+
+    def forward(self, images):
+        x = (images.permute(0, 3, 1, 2).float() - self.mean) / 10
+        return {
+            "logits": 3 * self.conv(x)
+            + x.mean((2, 3), keepdim=True).sum(1, keepdim=True) * torch.linspace(-1, 1, 5).view(5, 1, 1)
+        }
+
+
+@pytest.fixture(scope="module")
+def model() -> nn.Module:
+    return Tiny().eval()
+
+
+def slow_probs(model, image: np.ndarray, scales, flip: bool, window: int, stride_rate: float, long_side: int):
+    """semseg's protocol, written down as it reads: one image, one window, one scale at a time, sums in float64."""
+    height, width = image.shape[:2]
+    total = np.zeros((5, height, width))
+    for scale in scales:
+        longer = round(scale * (long_side or max(height, width)))
+        new_height = max(1, longer if height >= width else round(longer / width * height))
+        new_width = max(1, longer if width >= height else round(longer / height * width))
+        resized = torch.from_numpy(image).permute(2, 0, 1)[None].float()
+        resized = F.interpolate(resized, size=(new_height, new_width), mode="bilinear", align_corners=False)
+        crop_height, crop_width = (window, window) if window else (new_height, new_width)
+        pad_height, pad_width = max(crop_height - new_height, 0), max(crop_width - new_width, 0)
+        top, left = pad_height // 2, pad_width // 2
+        padded = model.mean[None].expand(1, 3, new_height + pad_height, new_width + pad_width).clone()
+        padded[:, :, top : top + new_height, left : left + new_width] = resized
+        sums = np.zeros((5, *padded.shape[2:]))
+        count = np.zeros(padded.shape[2:])
+        stride_height, stride_width = math.ceil(crop_height * stride_rate), math.ceil(crop_width * stride_rate)
+        for row in range(math.ceil((padded.shape[2] - crop_height) / stride_height) + 1):
+            for column in range(math.ceil((padded.shape[3] - crop_width) / stride_width) + 1):
+                bottom = min(row * stride_height + crop_height, padded.shape[2])
+                right = min(column * stride_width + crop_width, padded.shape[3])
+                here = slice(bottom - crop_height, bottom), slice(right - crop_width, right)
+                crop = padded[:, :, here[0], here[1]]
+                probs = window_probs(model, crop)
+                if flip:
+                    probs = (probs + window_probs(model, crop.flip(3))[:, :, ::-1]) / 2
+                sums[:, here[0], here[1]] += probs
+                count[here[0], here[1]] += 1
+        probs = (sums / count)[:, top : top + new_height, left : left + new_width]
+        total += F.interpolate(torch.from_numpy(probs)[None], size=(height, width), mode="bilinear")[0].numpy()
+    return total / len(scales)
+
+
+@torch.no_grad()
+def window_probs(model, crop: torch.Tensor) -> np.ndarray:
+    logits = model(crop.permute(0, 2, 3, 1))["logits"]
+    return (
+        F.interpolate(logits, size=crop.shape[2:], mode="bilinear", align_corners=True).softmax(1)[0].double().numpy()
+    )
+
+
+def images(number: int, height: int, width: int) -> torch.Tensor:
+    """Smooth ones, in which neighbours differ less than far-away pixels do."""
+    noise = torch.rand(number, 3, 7, 9, generator=torch.Generator().manual_seed(0)) * 255
+    return F.interpolate(noise, size=(height, width), mode="bicubic").clamp(0, 255).byte().permute(0, 2, 3, 1)
+
+
+@pytest.mark.parametrize("band_bytes", [1, 100_000, inference.BAND_BYTES])
+@pytest.mark.parametrize(
+    ("size", "settings"),
+    [
+        ((61, 80), {}),
+        ((61, 80), {"flip": True}),
+        ((61, 80), {"scales": (0.5, 1.0, 1.7)}),
+        ((61, 80), {"window": 33}),
+        ((97, 64), {"window": 40, "stride_rate": 0.5, "flip": True, "scales": (0.3, 1.0, 1.3)}),  # 0.3: smaller than it
+        ((61, 80), {"window": 70, "long_side": 112, "scales": (0.75, 1.25), "flip": True}),  # one side is smaller
+        ((1, 1), {"scales": (0.5, 1.0), "flip": True}),
+    ],
+)
+def test_equal_to_a_plain_slow_implementation(model, monkeypatch, size, settings, band_bytes):
+    monkeypatch.setattr(inference, "BAND_BYTES", band_bytes)
+    batch = images(2, *size)
+    predictor = Predictor(model, **settings, batch_size=3)
+    bands = list(predictor.probs(batch))
+    assert [rows.start for rows, _ in bands] == [0, *(rows.stop for rows, _ in bands[:-1])]
+    probs = torch.cat([band for _, band in bands], dim=2)
+    labels = predictor.labels(batch)
+    assert probs.shape == (2, 5, *size)
+    assert labels.dtype == torch.uint8
+    defaults = {"scales": (1.0,), "flip": False, "window": 0, "stride_rate": 2 / 3, "long_side": 0}
+    for number, image in enumerate(batch.numpy()):
+        expected = slow_probs(model, image, **(defaults | settings))
+        assert np.abs(probs[number].numpy() - expected).max() < 1e-5
+        best = np.sort(expected, axis=0)
+        clear = best[-1] - best[-2] > 1e-4  # elsewhere rounding may decide
+        assert clear.mean() > 0.9
+        assert (labels[number].numpy() == expected.argmax(0))[clear].all()
+
+
+def test_predictions_of_these_images_are_not_all_one_class(model):
+    assert len(Predictor(model).labels(images(2, 61, 80)).unique()) > 2
+
+
+def test_windows_overlap_and_end_at_the_border():
+    assert window_starts(465, 465, 310) == [0]
+    assert window_starts(1000, 465, 310) == [0, 310, 535]  # 620 would reach beyond: 1000 - 465
+    assert window_starts(775, 465, 310) == [0, 310]
+
+
+def test_d_logits_are_upsampled_with_aligned_corners():
+    class Ramp(nn.Module):
+        """Class 1 from logits 0..1 along the width, against 0.5; three of them, over 9 pixels."""
+
+        def forward(self, images):
+            ramp = torch.tensor([0.0, 0.5, 1.0]).expand(1, 1, 1, 3)
+            return {"logits": torch.cat([torch.full_like(ramp, 0.45), ramp], dim=1)}
+
+    # With aligned corners pixel x has x / 8: above 0.45 from pixel 4 on.
+    labels = Predictor(Ramp()).labels(torch.zeros(1, 1, 9, 3, dtype=torch.uint8))
+    assert labels[0, 0].tolist() == [0, 0, 0, 0, 1, 1, 1, 1, 1]

@@ -1,0 +1,99 @@
+"""A trained model from a checkpoint: its flags, its weights, and how it is to predict."""
+
+import dataclasses
+from pathlib import Path
+
+import torch
+
+import config
+import models
+from common_flags import DataFlags, InferenceFlags, ModelFlags
+from config import Config
+from engine import checkpoint
+from engine.inference import Predictor
+from errors import UserError
+from flags import FlagReader
+from models.pretrained import load_weights
+
+# What a checkpoint says itself, and a program's command line may say otherwise.
+OF_A_RUN = {item.name for shared in (DataFlags, ModelFlags) for item in dataclasses.fields(shared)}
+
+
+def read_flags(reader: FlagReader, argv: list[str] | None) -> tuple[InferenceFlags, dict]:
+    """A program's flags, and those of DataFlags and ModelFlags that are given, to go over a checkpoint's own.
+
+    --config FILE is a run's YAML file here, too; of its values these, and the command line goes over them.
+    """
+    given, config_file, _ = reader.command_line(argv)
+    changes = config.READER.yaml_file(config_file, []) if config_file else {}
+    changes |= {name: value for name, value in given.items() if name in OF_A_RUN}
+    flags = reader.declared(**given)
+    check_inference_flags(flags)
+    return flags, changes
+
+
+def check_inference_flags(flags: InferenceFlags) -> None:
+    """Raise UserError on values of InferenceFlags that cannot be."""
+    if not flags.scales or not all(0 < scale <= 16 for scale in flags.scales):
+        raise UserError(f"--scales {' '.join(map(str, flags.scales))}: must be above 0, and at most 16")
+    if not 0 < flags.stride_rate <= 1:
+        raise UserError(f"--stride_rate {flags.stride_rate:g}: must be above 0, and at most 1")
+
+
+class Checkpoint:
+    """A checkpoint file: `cfg`, the training flags that go with it, and `content`.
+
+    changes: values of training flags that go over the file's own. Raises UserError where the file cannot be used.
+    """
+
+    def __init__(self, path: str, changes: dict):
+        if not path:
+            raise UserError("--checkpoint is not set: name the FILE of a run, such as log/NAME/best.pt")
+        self.path = Path(path)
+        self.content = checkpoint.read_whole(self.path)
+        saved = self.content.get("config")
+        if not isinstance(saved, dict):
+            if "numclasses" not in changes:
+                raise UserError(
+                    f"--checkpoint {path}: it does not say which model its weights are of: give the run's --config, or "
+                    "--model_type, --layers and --numclasses"
+                )
+            saved = {}
+        # A checkpoint may be of an earlier version, with other flags: those that are gone had to do with training.
+        self.cfg = Config(**{name: value for name, value in saved.items() if name in config.FLAGS} | changes)
+
+    def state_dict(self, weights: str) -> tuple[str, dict[str, torch.Tensor]]:
+        """Which weights --weights auto, raw or ema means, and these."""
+        averaged = self.content.get("ema")
+        if weights == "ema" and averaged is None:
+            raise UserError(
+                f"--weights ema: {self.path} has no average of weights; train with --ema, or use --weights raw"
+            )
+        if averaged is not None and weights != "raw":
+            return "ema", averaged
+        raw = next(
+            (part for name in ("model", "state_dict") if isinstance(part := self.content.get(name), dict)), self.content
+        )
+        return "raw", {name: value for name, value in raw.items() if isinstance(value, torch.Tensor)}
+
+    def model(self, weights: str, device: torch.device) -> models.Segmenter:
+        """The model with these weights, in eval mode."""
+        cfg = self.cfg
+        model = models.build(
+            cfg.model_type, layers=cfg.layers, num_classes=cfg.numclasses, stride_in_1x1=cfg.stride_in_1x1
+        )
+        _, missing, _ = load_weights(model, self.state_dict(weights)[1])
+        missing = [name for name in missing if not name.startswith("lorm.")]  # for training only
+        if missing:
+            raise UserError(
+                f"--checkpoint {self.path}: {len(missing)} weights of a {cfg.model_type} with --layers {cfg.layers} and "
+                f"--numclasses {cfg.numclasses} are not in it, or have other shapes, such as {missing[0]}"
+            )
+        return model.eval().to(device).to(memory_format=torch.channels_last)
+
+    def predictor(self, flags: InferenceFlags, device: torch.device) -> Predictor:
+        """The model of this checkpoint, predicting as the flags say."""
+        return Predictor(
+            self.model(flags.weights, device), scales=flags.scales, flip=flags.flip, long_side=flags.long_side,
+            window=flags.window, stride_rate=flags.stride_rate, batch_size=self.cfg.val_batchsize, amp=self.cfg.amp,
+        )  # fmt: skip
