@@ -7,7 +7,7 @@ from flags import flag
 
 @dataclass
 class DataFlags:
-    """Where the data set lies, and how it is read: for every program."""
+    """Where the data set lies."""
 
     dataset: str = flag(
         "ScribblePseudoDsDc",
@@ -23,25 +23,11 @@ class DataFlags:
     )
     image_path: str = flag("JPEGImages", "folder of the images")
     val_path: str = flag("", "folder of the dense masks to validate on [SegmentationClassAug, else SegmentationClass]")
-    numclasses: int = flag(
-        21, "number of classes, background included; labels are 0..numclasses-1, and 255 = ignore", at_least=2
-    )
-    classes: str = flag(
-        "", "names and colours of the classes: voc, camvid, cityscapes, ade20k, or a FILE with one a line [numbers]"
-    )
-    workers: int = flag(
-        -1,
-        "loader processes of each process; 0 loads in the process itself [4, or its share of the cores]",
-        at_least=-1,
-    )
-    val_batchsize: int = flag(
-        4, "images of one size, or windows of them, in one forward pass of validation", at_least=1
-    )
 
 
 @dataclass
 class ModelFlags:
-    """The model and how it computes."""
+    """The model, its classes, and how it computes."""
 
     model_type: str = flag(
         "res50_ASPP_lorm",
@@ -50,14 +36,28 @@ class ModelFlags:
     )
     layers: int = flag(50, "depth of the ResNet", choices=(18, 34, 50, 101, 152))
     stride_in_1x1: bool = flag(False, "stride of layer2's first block on its 1x1 convolution, as released CDSP weights")
+    numclasses: int = flag(
+        21, "number of classes, background included; labels are 0..numclasses-1, and 255 = ignore", at_least=2
+    )
+    classes: str = flag(
+        "", "names and colours of the classes: voc, camvid, cityscapes, ade20k, or a FILE with one a line [numbers]"
+    )
     amp: str = flag("none", "mixed precision; fp16 scales the loss", choices=("none", "bf16", "fp16"))
+    val_batchsize: int = flag(
+        4, "images of one size, or windows of them, in one forward pass of validation", at_least=1
+    )
 
 
 @dataclass
 class LaunchFlags:
-    """The device, and the process group of engine.distributed."""
+    """Device, loader processes, and the process group of engine.distributed."""
 
     device: str = flag("auto", "auto (CUDA if there is one, else CPU), cpu, cuda or cuda:N")
+    workers: int = flag(
+        -1,
+        "loader processes of each process; 0 loads in the process itself [4, or its share of the cores]",
+        at_least=-1,
+    )
     distributed: bool | None = flag(None, "join a process group [only under a launcher]; --no_distributed never does")
     backend: str = flag(
         "auto", "of the process group; auto: nccl on CUDA, gloo elsewhere", choices=("auto", "nccl", "gloo")

@@ -20,6 +20,10 @@ class UserError(ValueError):
         super().__init__(message.strip().splitlines()[-1].removeprefix("errors.UserError: "))
 
 
+class InputError(UserError):
+    """One of many inputs that cannot be used; the others can."""
+
+
 def run(main: Callable[[], int | None]) -> int:
     """Call main and return the process's exit status: what main returns, 2 on a UserError, 130 on Ctrl-C.
 
@@ -42,15 +46,18 @@ def in_one_line(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def advice(device: str) -> Iterator[None]:
-    """Turn errors that come of too little memory or disk into a UserError that says what to do."""
+def advice(device: str, too_much: str) -> Iterator[None]:
+    """Turn errors that come of too little memory or disk into a UserError that says what to do.
+
+    too_much: what to do where the device's memory does not suffice.
+    """
     try:
         yield
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise UserError(
-            f"{error.filename or 'a file in --logdir'}: {error.strerror}: make room, then go on by --resume auto"
+            f"{error.filename or 'a file'}: {error.strerror}: make room, then start again (train.py: with --resume auto)"
         ) from None
     except (RuntimeError, MemoryError) as error:
         text = str(error)
@@ -61,8 +68,5 @@ def advice(device: str) -> Iterator[None]:
             ) from None
         # OutOfMemoryError of CUDA and of the CPU allocator; torch has no common class for them.
         if isinstance(error, MemoryError) or "out of memory" in text or "can't allocate memory" in text:
-            raise UserError(
-                f"out of memory on {device} ({in_one_line(error)}): lower --batchsize (and raise --accum_steps to keep "
-                "the global batch) or --crop_size, or use --amp bf16"
-            ) from None
+            raise UserError(f"out of memory on {device} ({in_one_line(error)}): {too_much}") from None
         raise

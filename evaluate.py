@@ -32,7 +32,7 @@ from engine.scoring import Result, score
 from engine.terminal import Terminal
 from errors import STOPPED, UserError
 from flags import FlagReader, flag
-from trained import Checkpoint, read_flags
+from trained import TOO_MUCH, Checkpoint, read_flags
 from utils import get_loader, join_group, prepare_demo_data
 
 NUM_WORST, NUM_BEST = 12, 6  # images in a report, besides the worst of each class
@@ -56,7 +56,7 @@ def main(argv: list[str] | None = None) -> int:
     """Evaluate as the flags say. Returns the exit status: 0, or errors.STOPPED when a signal ended it."""
     flags, changes = read_flags(READER, argv)
     assert isinstance(flags, EvaluateFlags)
-    with join_group(flags) as group, errors.advice(str(group.device)):
+    with join_group(flags) as group, errors.advice(str(group.device), TOO_MUCH):
         return evaluate(flags, changes, group, Terminal(group))
 
 

@@ -7,8 +7,6 @@ torchrun --nnodes 2 --nproc_per_node 8 --rdzv_backend c10d --rdzv_endpoint HOST:
 """
 
 import sys
-from collections.abc import Iterable, Iterator
-from itertools import islice
 
 import numpy as np
 import torch
@@ -29,8 +27,9 @@ from engine.metrics import confusion_matrix, scores, table
 from engine.pictures import panel
 from engine.state import TrainState
 from errors import STOPPED
-from utils import get_criterion, get_loader, get_state, join_group, prepare_demo_data, set_deterministic
+from utils import batched, get_criterion, get_loader, get_state, join_group, prepare_demo_data, set_deterministic
 
+TOO_MUCH = "lower --batchsize (and raise --accum_steps to keep the global batch) or --crop_size, or use --amp bf16"
 KEEP_STEPS = 3  # files of --save_step_frequency, if --keep does not say
 NUM_PANELS = 4  # pictures for TensorBoard of each validation
 
@@ -38,7 +37,7 @@ NUM_PANELS = 4  # pictures for TensorBoard of each validation
 def main(argv: list[str] | None = None) -> int:
     """Train as the flags say. Returns the exit status: 0, or errors.STOPPED when a signal ended the run early."""
     cfg = config.parse(argv)
-    with join_group(cfg) as group, errors.advice(str(group.device)), Run(group, cfg.log_interval) as run:
+    with join_group(cfg) as group, errors.advice(str(group.device), TOO_MUCH), Run(group, cfg.log_interval) as run:
         return train(cfg, group, run)
 
 
@@ -210,13 +209,6 @@ def introduce(cfg: Config, group: Group, run: Run) -> None:
     for note in cfg.notes:
         run.info(note)
     doctor.check_flags(group, vars(cfg), config.LOCAL)
-
-
-def batched(items: Iterable, size: int) -> Iterator[list]:
-    """Lists of `size` items each; the sampler sees to it that they come out even."""
-    iterator = iter(items)
-    while batch := list(islice(iterator, size)):
-        yield batch
 
 
 if __name__ == "__main__":

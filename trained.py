@@ -15,6 +15,8 @@ from errors import UserError
 from flags import FlagReader
 from models.pretrained import load_weights
 
+TOO_MUCH = "lower --val_batchsize, or use --window 465 or --amp bf16"
+
 # What a checkpoint says itself, and a program's command line may say otherwise.
 OF_A_RUN = {item.name for shared in (DataFlags, ModelFlags) for item in dataclasses.fields(shared)}
 
@@ -28,6 +30,7 @@ def read_flags(reader: FlagReader, argv: list[str] | None) -> tuple[InferenceFla
     changes = config.READER.yaml_file(config_file, []) if config_file else {}
     changes |= {name: value for name, value in given.items() if name in OF_A_RUN}
     flags = reader.declared(**given)
+    changes["workers"] = flags.workers
     check_inference_flags(flags)
     return flags, changes
 

@@ -3,8 +3,9 @@
 import contextlib
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 
 import cv2
@@ -95,7 +96,7 @@ def get_loader(cfg: Config, split: str, group: Group, *, augment: bool | None = 
         batches = EvalBatches(
             _image_sizes(val_set, group), batch_size=cfg.val_batchsize, rank=group.rank, world_size=group.world_size
         )
-        return _loader(cfg, group, val_set, batch_sampler=batches)
+        return make_loader(val_set, cfg.workers, group, batch_sampler=batches)
 
     scribbles = ("pascal_2012_scribble",)
     compute = {}
@@ -117,7 +118,7 @@ def get_loader(cfg: Config, split: str, group: Group, *, augment: bool | None = 
         len(train_set), batch_size=cfg.batchsize, accum_steps=cfg.accum_steps, seed=cfg.seed,
         rank=group.rank, world_size=group.world_size,
     )  # fmt: skip
-    return _loader(cfg, group, train_set, sampler=sampler, batch_size=cfg.batchsize)
+    return make_loader(train_set, cfg.workers, group, sampler=sampler, batch_size=cfg.batchsize)
 
 
 def _image_sizes(dataset: SegmentationDataset, group: Group) -> list[tuple[int, int]]:
@@ -138,9 +139,8 @@ def _first_folder(root: Path, chosen: str, *usual: str) -> Path:
     return next((root / name for name in usual if (root / name).is_dir()), root / usual[0])
 
 
-def _loader(cfg: Config, group: Group, dataset: Dataset, **batches) -> DataLoader:
-    """A loader of this process; batches: sampler and batch_size, or batch_sampler."""
-    workers = cfg.workers
+def make_loader(dataset: Dataset, workers: int, group: Group, **batches) -> DataLoader:
+    """A loader of this process. workers: as --workers. batches: sampler and batch_size, or batch_sampler, and the like."""
     if workers < 0:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         workers = min(4, max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", group.world_size))))
@@ -275,3 +275,10 @@ def get_state(
         say(f"flags changed since: {config.changes(saved['config'], cfg) or 'none'}")
         state.restore(saved, group, optimizer=not cfg.reset_optimizer, position=continues)
     return state
+
+
+def batched(items: Iterable, size: int) -> Iterator[list]:
+    """Lists of `size` items each; the last may have fewer."""
+    iterator = iter(items)
+    while batch := list(islice(iterator, size)):
+        yield batch

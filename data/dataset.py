@@ -33,7 +33,7 @@ def read_list(path: Path) -> list[str]:
 
 
 @contextlib.contextmanager
-def _decoding(path: Path) -> Iterator[None]:
+def decoding(path: Path) -> Iterator[None]:
     """Turn what PIL raises on a file into a UserError that names it."""
     try:
         yield
@@ -47,7 +47,7 @@ def _decoding(path: Path) -> Iterator[None]:
 
 def _open(path: Path, convert: Callable[[Image.Image], Image.Image]) -> np.ndarray:
     """Decode a whole image file. PIL, unlike OpenCV, refuses truncated files and keeps palette indices."""
-    with _decoding(path), Image.open(path) as image:
+    with decoding(path), Image.open(path) as image:
         return np.array(convert(image))
 
 
@@ -64,7 +64,7 @@ def read_image(path: Path) -> np.ndarray:
 
 def image_size(path: Path) -> tuple[int, int]:
     """Height and width of an image as read_image gives it, from its header alone."""
-    with _decoding(path), Image.open(path) as image:
+    with decoding(path), Image.open(path) as image:
         turned = image.getexif().get(ExifTags.Base.Orientation, 1) >= 5
         return (image.width, image.height) if turned else (image.height, image.width)
 

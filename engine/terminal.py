@@ -19,8 +19,8 @@ class Terminal:
         if self.group.is_main:
             tqdm.write(text)
 
-    def bar(self, items: Iterable | None, *, total: int, title: str, unit: str = "it") -> tqdm:
-        """A progress bar with rate and time left."""
+    def bar(self, items: Iterable | None, *, total: int | None, title: str, unit: str = "it") -> tqdm:
+        """A progress bar with rate and, where the total is known, time left."""
         return tqdm(
             items, total=total, desc=title, unit=unit, leave=False, dynamic_ncols=True, disable=not self.group.is_main,
             mininterval=0.2 if sys.stderr.isatty() else 30,  # a log file wants few lines

@@ -1,0 +1,226 @@
+"""Label maps of images and videos by a trained model.
+
+python predict.py --checkpoint log/demo/best.pt --input dataset/demo/JPEGImages --output predictions --overlay
+python predict.py --checkpoint log/voc/best.pt --input 'photos/**/*.JPG' --scales 0.75 1 1.25 --flip
+python predict.py --model model.onnx --input video.mp4 --overlay
+torchrun --standalone --nproc_per_node 8 predict.py --checkpoint log/voc/best.pt --input photos
+"""
+
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from engine.onnx_model import OnnxModel
+
+import errors
+from common_flags import InferenceFlags, ModelFlags
+from config import LOCAL
+from data.classes import read_classes
+from data.dataset import read_label
+from data.inputs import Images, Input, find_inputs, frame_rate, probe, read_frames
+from data.sampler import EvalBatches
+from engine import doctor
+from engine.distributed import Group
+from engine.files import sha256
+from engine.inference import Predictor
+from engine.outputs import Outputs
+from engine.terminal import Terminal
+from errors import STOPPED, InputError, UserError
+from flags import FlagReader, flag
+from trained import TOO_MUCH, Checkpoint, read_flags
+from utils import batched, join_group, make_loader
+
+
+@dataclass
+class PredictFlags(InferenceFlags, ModelFlags):
+    """Those of ModelFlags are the checkpoint's own where they are not given."""
+
+    model: str = flag("", "FILE that export.py wrote as ONNX, instead of --checkpoint")
+    input: str = flag("", "image, video, folder (with those below it) or 'pattern' to predict")
+    output: str = flag("predictions", "folder to write masks/NAME.png to, and what else is asked for")
+    overlay: bool = flag(False, "also write overlays/NAME.jpg, or .mp4: the classes' colours over the image")
+    probs: bool = flag(False, "also write probs/NAME.npy: probabilities (classes, height, width), float16")
+    overwrite: bool = flag(False, "predict again what --output has already")
+
+
+READER = FlagReader(
+    PredictFlags, {}, "python predict.py", "Predict label maps. Flags of the model are the checkpoint's own."
+)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Predict as the flags say. Returns the exit status: 0; 1 where a file could not be read; or errors.STOPPED."""
+    flags, changes = read_flags(READER, argv)
+    assert isinstance(flags, PredictFlags)
+    if not flags.input:
+        raise UserError("--input is not set: name an image, a video, a folder or a 'pattern'")
+    with join_group(flags) as group, errors.advice(str(group.device), TOO_MUCH):
+        return predict(flags, changes, group, Terminal(group))
+
+
+def predict(flags: PredictFlags, changes: dict, group: Group, terminal: Terminal) -> int:
+    doctor.check_flags(group, vars(flags), LOCAL)
+    model, colours, settings = load_model(flags, changes, group)
+    with Outputs(Path(flags.output), colours, overlays=flags.overlay, probs=flags.probs) as outputs:
+        inputs: list[Input] = group.broadcast(plan(flags, outputs, settings, terminal) if group.is_main else None)
+        return predict_inputs(flags, group, terminal, model, outputs, inputs)
+
+
+def predict_inputs(
+    flags: PredictFlags, group: Group, terminal: Terminal, model: Predictor | OnnxModel, outputs: Outputs,
+    inputs: list[Input],
+) -> int:  # fmt: skip
+    """Predict what can be read, on all ranks, and say what cannot."""
+    found = probe_all(inputs, group, terminal)
+    images = {file: size for file, size in found.items() if isinstance(size, tuple)}
+    videos = [file for file, size in found.items() if size is None]
+    mine = predict_images(flags, group, terminal, model, outputs, images)
+    for video in videos[group.rank :: group.world_size]:
+        try:
+            predict_video(flags, group, terminal, model, outputs, video)
+        except InputError as error:
+            mine.append(error)
+        except Stopped:
+            break
+    outputs.wait()
+
+    failures: list[UserError] = [result for result in found.values() if isinstance(result, UserError)]
+    failures += [error for share in group.gather(mine) for error in share]
+    if any(group.gather(bool(group.stop))):
+        terminal.info("stopped by a signal; the same command goes on")
+        return STOPPED
+    terminal.info(f"{len(inputs) - len(failures)} predicted; masks: {outputs.mask('NAME')}")
+    if failures:
+        terminal.info(f"{len(failures)} could not be:")
+        for error in sorted(failures, key=str):
+            terminal.info(f"  {error}")
+    return 1 if failures else 0
+
+
+def load_model(flags: PredictFlags, changes: dict, group: Group) -> tuple[Predictor | OnnxModel, np.ndarray, dict]:
+    """The model, the colours of its classes, and what its predictions depend on."""
+    how = {name: getattr(flags, name) for name in ("scales", "flip", "long_side", "window", "stride_rate", "weights")}
+    if flags.model:
+        if flags.checkpoint or any(how[name] != READER.fields[name].default for name in how):
+            raise UserError(
+                f"--model {flags.model}: predicts whole images at one scale: drop --checkpoint, --weights, --scales, --flip, "
+                "--long_side, --window and --stride_rate"
+            )
+        model = OnnxModel(Path(flags.model), group.device)
+        classes = read_classes(flags.classes, model.num_classes).colours if flags.classes else model.colours
+        return model, classes, {"model": sha256(Path(flags.model))}
+    checkpoint = Checkpoint(flags.checkpoint, changes)
+    predictor = checkpoint.predictor(flags, group.device)
+    doctor.check_weights(group, predictor.model, buffers_averaged=True)
+    colours = read_classes(checkpoint.cfg.classes, checkpoint.cfg.numclasses).colours
+    return predictor, colours, {"checkpoint": sha256(checkpoint.path), **how}
+
+
+def plan(flags: PredictFlags, outputs: Outputs, settings: dict, terminal: Terminal) -> list[Input]:
+    """What is to be predicted: the inputs that have no mask yet. Rank 0 calls it."""
+    inputs, num_others = find_inputs(flags.input, outputs.folder)
+    outputs.claim(settings, overwrite=flags.overwrite)
+    pending = [file for file in inputs if flags.overwrite or not outputs.is_done(file.name)]
+    said = [f"{len(pending)} to predict"]
+    if len(pending) < len(inputs):
+        said.append(f"{len(inputs) - len(pending)} done before (--overwrite would do them again)")
+    if num_others:
+        said.append(f"{num_others} file(s) of other kinds passed over")
+    terminal.info(f"{flags.input}: " + ", ".join(said))
+    return pending
+
+
+def probe_all(inputs: list[Input], group: Group, terminal: Terminal) -> dict[Input, tuple[int, int] | UserError | None]:
+    """data.inputs.probe() of every input, or the error; each process reads the headers of its share."""
+
+    def size(file: Input) -> tuple[int, int] | UserError | None:
+        try:
+            return probe(file.path)
+        except UserError as error:
+            return error
+
+    mine = inputs[group.rank :: group.world_size]
+    with ThreadPoolExecutor(16) as pool:
+        sizes = list(terminal.bar(pool.map(size, mine), total=len(mine), title="headers", unit="file"))
+    shares = group.gather(sizes)
+    return {file: shares[number % group.world_size][number // group.world_size] for number, file in enumerate(inputs)}
+
+
+def predict_images(
+    flags: PredictFlags, group: Group, terminal: Terminal, model: Predictor | OnnxModel, outputs: Outputs,
+    images: dict[Input, tuple[int, int]],
+) -> list[UserError]:  # fmt: skip
+    """Predict this process's share of the images {input: (height, width)}. Returns what could not be read."""
+    files = list(images)
+    batches = EvalBatches(
+        list(images.values()), batch_size=flags.val_batchsize, rank=group.rank, world_size=group.world_size
+    )
+    loader = make_loader(
+        Images([file.path for file in files]), flags.workers, group, batch_sampler=batches, collate_fn=list
+    )
+    failures: list[UserError] = []
+    with terminal.bar(None, total=sum(map(len, batches)), title="images", unit="image") as bar:
+        for batch in loader:
+            if group.stop:
+                break
+            failures += [image for _, image in batch if isinstance(image, UserError)]
+            pairs = [(files[index].name, image) for index, image in batch if isinstance(image, np.ndarray)]
+            predict_batch(model, outputs, pairs, group.device, frames=False)
+            bar.update(len(batch))
+    return failures
+
+
+def predict_video(
+    flags: PredictFlags, group: Group, terminal: Terminal, model: Predictor | OnnxModel, outputs: Outputs, video: Input
+) -> None:
+    """Predict every frame of a video that has no mask yet."""
+    if flags.overwrite:
+        outputs.remove(video.name)
+    rate = frame_rate(video.path)
+
+    def labelled() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        frames = terminal.bar(read_frames(video.path), total=None, title=video.path.name, unit="frame")
+        numbered = ((f"{video.name}/{number:06d}", frame) for number, frame in enumerate(frames, start=1))
+        for batch in batched(numbered, flags.val_batchsize):
+            if group.stop:
+                raise Stopped
+            pending = [(name, frame) for name, frame in batch if not outputs.mask(name).is_file()]
+            labels = predict_batch(model, outputs, pending, group.device, frames=True)
+            for name, frame in batch:
+                yield frame, labels[name] if name in labels else read_label(outputs.mask(name), 255)
+
+    if outputs.overlays:
+        outputs.write_film(video.name, labelled(), rate)
+    else:
+        for _ in labelled():
+            pass
+    outputs.finish_video(video.name, rate)
+
+
+def predict_batch(
+    model: Predictor | OnnxModel, outputs: Outputs, named: list[tuple[str, np.ndarray]], device: torch.device, *, frames: bool
+) -> dict[str, np.ndarray]:  # fmt: skip
+    """Predict images (H, W, 3) of one size, have the results written, and return label maps {name: (H, W) uint8}."""
+    if not named:
+        return {}
+    images = torch.from_numpy(np.stack([image for _, image in named])).to(device)
+    if outputs.probs:
+        bands = [(band.argmax(1).to(torch.uint8).cpu(), band.half().cpu()) for _, band in model.probs(images)]
+        labels, probs = (torch.cat(parts, dim=-2).numpy() for parts in zip(*bands, strict=True))
+    else:
+        labels = model.labels(images).cpu().numpy()
+    for number, (name, image) in enumerate(named):
+        outputs.write(name, image, labels[number], probs[number] if outputs.probs else None, frame=frames)
+    return {name: labels[number] for number, (name, _) in enumerate(named)}
+
+
+class Stopped(Exception):
+    """A signal ended a video half-way."""
+
+
+if __name__ == "__main__":
+    sys.exit(errors.run(main))
