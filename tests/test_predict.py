@@ -1,0 +1,294 @@
+"""predict.py as a user starts it, on files good and bad."""
+
+import json
+import os
+import signal
+import time
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from conftest import finish, one_line_each, start, start_group
+from PIL import Image
+
+import models
+import predict
+from config import as_dict, parse
+from data.classes import voc_colours
+from data.dataset import read_image
+from data.inputs import find_inputs
+from engine.inference import Predictor
+from errors import UserError
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """A model of random weights whose predictions vary, in a file as train.py writes it."""
+    torch.manual_seed(1)
+    model = models.build("res50_ASPP", layers=18, num_classes=5)
+    for module in model.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.momentum = 1.0  # statistics of this one batch: no class then wins everywhere
+    noise = torch.randint(0, 256, (4, 9, 9, 3), dtype=torch.uint8).permute(0, 3, 1, 2).float()
+    model.train()(torch.nn.functional.interpolate(noise, size=(96, 96), mode="bilinear").permute(0, 2, 3, 1))
+    path = tmp_path_factory.mktemp("run") / "best.pt"
+    words = ["--dataset_path", ".", "--model_type", "res50_ASPP", "--layers", "18", "--numclasses", "5"]
+    torch.save({"model": model.state_dict(), "config": as_dict(parse(words))}, path)
+    return path
+
+
+def photo(height: int = 60, width: int = 80) -> Image.Image:
+    """Smooth colours, which JPEG keeps."""
+    noise = np.random.default_rng(0).integers(0, 256, (5, 6, 3), dtype=np.uint8)
+    return Image.fromarray(noise).resize((width, height), Image.Resampling.BICUBIC)
+
+
+def run(checkpoint, given, out, *words: str) -> int:
+    return predict.main(
+        [
+            "--checkpoint",
+            str(checkpoint),
+            "--input",
+            str(given),
+            "--output",
+            str(out),
+            "--workers",
+            "0",
+            "--device",
+            "cpu",
+            *words,
+        ]
+    )
+
+
+def mask(path) -> np.ndarray:
+    with Image.open(path) as image:
+        assert image.mode == "P"
+        assert image.getpalette()[:9] == voc_colours()[:3].ravel().tolist()
+        return np.array(image)
+
+
+def expected(checkpoint, image: np.ndarray) -> np.ndarray:
+    model = models.build("res50_ASPP", layers=18, num_classes=5).eval()
+    model.load_state_dict(torch.load(checkpoint, weights_only=True)["model"])
+    labels = Predictor(model).labels(torch.from_numpy(image)[None])[0].numpy()
+    assert len(np.unique(labels)) > 1
+    return labels
+
+
+@pytest.fixture
+def faulty(tmp_path):
+    """A folder with one of each kind of file that people have."""
+    folder = tmp_path / "photos"
+    (folder / "sub").mkdir(parents=True)
+    image = photo()
+    image.save(folder / "good.JPG", quality=95)
+    image.save(folder / "sub" / "Stra\u00dfe \u4e00.png")
+    whole = (folder / "good.JPG").read_bytes()
+    (folder / "truncated.jpg").write_bytes(whole[: len(whole) // 2])
+    image.convert("CMYK").save(folder / "cmyk.jpg", quality=95)
+    Image.fromarray(np.asarray(image.convert("L")).astype(np.uint16) * 257).save(folder / "deep.png")
+    image.convert("L").save(folder / "grey.png")
+    frames = [photo(40 + 8 * number, 64).crop((0, 0, 64, 40)) for number in range(5)]
+    frames[0].save(folder / "moving.gif", save_all=True, append_images=frames[1:], duration=100)
+    turned = Image.Exif()
+    turned[0x0112] = 6  # to be shown turned by 90 degrees clockwise
+    image.transpose(Image.Transpose.ROTATE_90).save(folder / "turned.jpg", exif=turned, quality=95)
+    Image.new("RGB", (1, 1), (9, 200, 30)).save(folder / "one.png")
+    (folder / "text.jpg").write_text("not an image")
+    (folder / "notes.txt").write_text("of another kind")
+    (folder / ".hidden.png").write_bytes(b"")
+    return folder
+
+
+def test_each_file_is_right_or_named(checkpoint, faulty, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert run(checkpoint, faulty, out, "--overlay", "--probs") == 1
+    said = capsys.readouterr().out
+    assert "1 file(s) of other kinds" in said
+    named = [line.split(":")[0].strip() for line in said.split("could not be:")[1].splitlines() if line.strip()]
+    assert [os.path.basename(name) for name in named] == ["deep.png", "text.jpg", "truncated.jpg"]
+    images = ("good.JPG", "sub/Stra\u00dfe \u4e00.png", "cmyk.jpg", "grey.png", "turned.jpg", "one.png")
+    assert {str(path.relative_to(out / "masks")) for path in (out / "masks").rglob("*.png")} == {
+        *(os.path.splitext(name)[0] + ".png" for name in images), *(f"moving/{number:06d}.png" for number in range(1, 6))
+    }  # fmt: skip
+    for name in images:
+        stem = os.path.splitext(name)[0]
+        image = read_image(faulty / name)
+        labels = mask(out / "masks" / f"{stem}.png")
+        assert labels.shape == image.shape[:2]
+        if name != "one.png":
+            assert (labels == expected(checkpoint, image)).mean() > 0.999  # ties; batches differ
+        with Image.open(out / "overlays" / f"{stem}.jpg") as overlay:
+            assert overlay.size == image.shape[1::-1]
+        probs = np.load(out / "probs" / f"{stem}.npy")
+        assert (probs.shape, probs.dtype) == ((5, *image.shape[:2]), np.float16)
+        assert np.abs(probs.astype(np.float64).sum(0) - 1).max() < 5e-3
+        assert (np.take_along_axis(probs, labels[None].astype(np.int64), 0)[0] >= probs.max(0) - 1e-3).all()
+    # As shown, not as stored: 60 high and 80 wide, like the one that was not turned.
+    assert (mask(out / "masks/turned.png") == mask(out / "masks/good.png")).mean() > 0.9
+    # CMYK and the original look the same.
+    assert (mask(out / "masks/cmyk.png") == mask(out / "masks/good.png")).mean() > 0.9
+    film = cv2.VideoCapture(str(out / "overlays/moving.mp4"))
+    assert (film.get(cv2.CAP_PROP_FRAME_COUNT), film.get(cv2.CAP_PROP_FPS)) == (5, 10)
+    assert film.read()[1].shape == (40, 64, 3)
+
+
+def test_frames_of_an_animation_are_predicted_each(checkpoint, faulty, tmp_path):
+    run(checkpoint, faulty / "moving.gif", tmp_path / "out")
+    masks = [mask(tmp_path / f"out/masks/moving/{number:06d}.png") for number in range(1, 6)]
+    with Image.open(faulty / "moving.gif") as film:
+        for number, labels in enumerate(masks):
+            film.seek(number)
+            assert (labels == expected(checkpoint, np.array(film.convert("RGB")))).mean() > 0.999
+    assert any((labels != masks[0]).any() for labels in masks)
+
+
+def test_same_name_with_two_suffixes_gives_two_masks(checkpoint, tmp_path):
+    (tmp_path / "in").mkdir()
+    photo().save(tmp_path / "in/a.png")
+    photo(30, 40).save(tmp_path / "in/a.bmp")
+    assert run(checkpoint, tmp_path / "in", tmp_path / "out") == 0
+    assert mask(tmp_path / "out/masks/a.png.png").shape == (60, 80)
+    assert mask(tmp_path / "out/masks/a.bmp.png").shape == (30, 40)
+
+
+def test_pattern_single_file_and_output_inside_the_input(tmp_path):
+    (tmp_path / "a/b").mkdir(parents=True)
+    (tmp_path / "a/predictions/masks").mkdir(parents=True)
+    for name in ("a/x.jpg", "a/b/y.JPG", "a/b/[1].png", "a/predictions/masks/x.png"):
+        photo().save(tmp_path / name)
+
+    def names(given: str) -> list[str]:
+        return [found.name for found in find_inputs(str(tmp_path / given), tmp_path / "a/predictions")[0]]
+
+    assert names("a") == ["b/[1]", "b/y", "x"]
+    assert names("a/**/*.[jJ][pP][gG]") == ["b/y", "x"]
+    assert names("a/b/[1].png") == ["[1]"]  # a file of that name, not a pattern
+    with pytest.raises(UserError, match="no such file or folder"):
+        names("nowhere")
+    with pytest.raises(UserError, match="no image or video"):
+        names("a/*.tif")
+
+
+def test_goes_on_where_it_stopped(checkpoint, tmp_path, capsys):
+    (tmp_path / "in").mkdir()
+    for number in range(4):
+        photo(40 + number, 50).save(tmp_path / f"in/{number}.png")
+    out = tmp_path / "out"
+    assert run(checkpoint, tmp_path / "in", out) == 0
+    (out / "masks/2.png").unlink()
+    written = (out / "masks/1.png").stat().st_mtime_ns
+    capsys.readouterr()
+    assert run(checkpoint, tmp_path / "in", out) == 0
+    assert "1 to predict, 3 done before" in capsys.readouterr().out
+    assert mask(out / "masks/2.png").shape == (42, 50)
+    assert (out / "masks/1.png").stat().st_mtime_ns == written
+    with pytest.raises(UserError, match="predictions made in another way"):
+        run(checkpoint, tmp_path / "in", out, "--flip")
+    assert run(checkpoint, tmp_path / "in", out, "--flip", "--overwrite") == 0
+    assert (out / "masks/1.png").stat().st_mtime_ns > written
+
+
+def write_video(path, num_frames: int) -> None:
+    film = cv2.VideoWriter(str(path), cv2.CAP_FFMPEG, cv2.VideoWriter.fourcc(*"mp4v"), 10, (64, 48))
+    for number in range(num_frames):
+        film.write(np.asarray(photo(48 + number, 64))[:48, :, ::-1].copy())
+    film.release()
+
+
+def test_stopped_in_a_video_and_going_on_gives_what_it_would_have(checkpoint, tmp_path):
+    write_video(tmp_path / "film.mp4", 200)
+    words = ["--checkpoint", str(checkpoint), "--input", "film.mp4", "--output", "out", "--device", "cpu", "--overlay"]
+    process = start(words, tmp_path, "predict.py")
+    deadline = time.monotonic() + 60
+    while len(list(tmp_path.glob("out/masks/film/*.png"))) < 8 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    [(status, stdout, stderr)] = finish([process])
+    assert status == 75, (stdout, stderr)
+    done = {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("out/masks/film/*.png")}
+    assert 8 <= len(done) < 200
+    assert not (tmp_path / "out/overlays/film.mp4").exists()
+    [(status, _, stderr)] = finish([start(words, tmp_path, "predict.py")])
+    assert status == 0, stderr
+    now = {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("out/masks/film/*.png")}
+    assert len(now) == 200
+    assert {name: now[name] for name in done} == done  # not done again
+    assert cv2.VideoCapture(str(tmp_path / "out/overlays/film.mp4")).get(cv2.CAP_PROP_FRAME_COUNT) == 200
+    assert json.loads((tmp_path / "out/masks/film/frames.json").read_text()) == {"frames_per_s": 10.0}
+    assert not list(tmp_path.rglob("out/**/.*"))
+
+
+def test_video_that_is_cut_off_is_named(checkpoint, tmp_path, capsys):
+    write_video(tmp_path / "film.mp4", 20)
+    data = (tmp_path / "film.mp4").read_bytes()
+    (tmp_path / "film.mp4").write_bytes(data[: len(data) // 2])
+    assert run(checkpoint, tmp_path / "film.mp4", tmp_path / "out", "--overlay") == 1
+    assert "film.mp4: not a readable video" in capsys.readouterr().out
+
+
+def test_two_processes_write_what_one_does(checkpoint, faulty, tmp_path):
+    words = ["--checkpoint", str(checkpoint), "--input", str(faulty), "--device", "cpu", "--workers", "0", "--output"]
+    results = finish(start_group(2, [*words, "two"], tmp_path, "predict.py"))
+    assert [status for status, _, _ in results] == [1, 1], results
+    assert "3 could not be" in results[0][1]
+    assert results[1][1] == ""
+    predict.main([*words, str(tmp_path / "one")])
+    files = sorted(path.relative_to(tmp_path / "one") for path in (tmp_path / "one").rglob("*") if path.is_file())
+    assert len(files) == 6 + 6 + 1  # images; frames and frames.json; predictions.json
+    assert files == sorted(
+        path.relative_to(tmp_path / "two") for path in (tmp_path / "two").rglob("*") if path.is_file()
+    )
+    for file in files:
+        assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes(), file
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--checkpoint", "{checkpoint}"], "--input is not set"),
+        (["--input", "x.jpg"], "--checkpoint is not set"),
+        (["--input", "x.jpg", "--checkpoint", "{checkpoint}"], "--input x.jpg: no such file"),
+        (["--input", ".", "--checkpoint", "nowhere.pt"], "nowhere.pt: cannot be read"),
+        (["--input", ".", "--checkpoint", "{checkpoint}", "--scales", "0"], "--scales 0.0: must be above 0"),
+        (["--input", ".", "--checkpoint", "{checkpoint}", "--stride_rate", "1.5"], "--stride_rate 1.5"),
+        (["--input", ".", "--checkpoint", "{checkpoint}", "--weights", "ema"], "has no average of weights"),
+        (["--input", ".", "--checkpoint", "{checkpoint}", "--layers", "50"], "weights of a res50_ASPP with --layers 50"),
+        (["--input", ".", "--checkpoint", "{checkpoint}", "--flop"], "did you mean --flip?"),
+        (["--input", ".", "--model", "m.onnx", "--flip"], "predicts whole images at one scale"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_said_in_one_line(checkpoint, tmp_path, words, named):
+    words = [word.format(checkpoint=checkpoint) for word in words]
+    one_line_each(finish([start([*words, "--device", "cpu"], tmp_path, "predict.py")]), named)
+
+
+def test_output_that_cannot_be_written_is_said_first(checkpoint, tmp_path):
+    (tmp_path / "out").write_text("a file")
+    photo().save(tmp_path / "a.png")
+    words = ["--checkpoint", str(checkpoint), "--input", "a.png", "--output", "out", "--device", "cpu"]
+    one_line_each(finish([start(words, tmp_path, "predict.py")]), "out")
+
+
+def test_disk_that_fills_up_ends_it_with_one_line(checkpoint, small_disk, tmp_path):
+    (tmp_path / "in").mkdir()
+    for number in range(3):
+        photo(2000, 2500).save(tmp_path / f"in/{number}.png")
+    words = [
+        "--checkpoint",
+        str(checkpoint),
+        "--input",
+        "in",
+        "--output",
+        str(small_disk),
+        "--device",
+        "cpu",
+        "--probs",
+    ]
+    # probabilities: 3 x 5 x 2000 x 2500 x 2 bytes = 300 MB, on 250 MiB
+    one_line_each(
+        finish([start([*words, "--window", "513", "--workers", "0"], tmp_path, "predict.py")], 300), "No space left"
+    )
+    assert not list(small_disk.rglob(".*"))
