@@ -8,6 +8,8 @@ from pathlib import Path
 
 import yaml
 
+from data.histogram import given_weights
+from engine.label_losses import parse_loss
 from errors import UserError
 from flags import FlagReader, flag
 
@@ -80,7 +82,13 @@ class Config:
     freeze_bn: bool = flag(False, "batch norm uses its stored statistics and does not update them")
 
     # Losses: total = sum of weight * loss over the terms that --dataset has labels for
-    l_seg: float = flag(1.0, "weight of cross entropy on scribbles or dense masks")
+    loss: str = flag("ce", "losses on scribbles or dense masks, added up: ce, focal, ohem, dice, lovasz, 0.5*dice")
+    class_weights: str = flag(
+        "none", "of the classes in ce, focal and ohem: none, balanced (by their share), 1,2,0.5 or a FILE, one a line"
+    )
+    focal_gamma: float = flag(2.0, "power of 1 - p in focal")
+    ohem_fraction: float = flag(0.25, "share of each image's labelled pixels that ohem keeps, above 0, at most 1")
+    l_seg: float = flag(1.0, "weight of all of --loss")
     l_pseudo: float = flag(1.0, "weight of cross entropy on pseudo-labels")
     l_lorm: float = flag(1.0, "weight of the localization rectification loss (models *_lorm)")
     l_ds: float = flag(1.0, "weight of entropy near the scribble")
@@ -202,7 +210,7 @@ def changes(saved: dict, cfg: Config) -> str:
 # Smallest value allowed; the other numbers may be anything their type allows.
 _AT_LEAST = {
     "numclasses": 2, "crop_size": 16, "workers": -1, "epochs": 1, "batchsize": 1, "accum_steps": 1, "lr": 0,
-    "momentum": 0, "wdecay": 0, "label_smooth": 0, "l_seg": 0, "l_pseudo": 0, "l_lorm": 0, "l_ds": 0, "l_dc": 0,
+    "momentum": 0, "wdecay": 0, "label_smooth": 0, "l_seg": 0, "l_pseudo": 0, "l_lorm": 0, "l_ds": 0, "l_dc": 0, "focal_gamma": 0,
     "seed": 0, "save_epoch_frequency": 0, "save_step_frequency": 0, "keep": -1, "ema": 0, "check_sync_frequency": 0, "val_epoch_frequency": 1, "val_start_epoch": 0, "log_interval": 1,
     "world_size": 0, "dist_timeout": 1,
 }  # fmt: skip
@@ -215,6 +223,13 @@ def _check(cfg: Config) -> None:
             raise UserError(f"--{name} {getattr(cfg, name)}: must be at least {least}")
     if not cfg.dist_timeout <= 2_592_000:
         raise UserError(f"--dist_timeout {cfg.dist_timeout:g}: must be at most 2592000 seconds, a month")
+    if not 0 < cfg.ohem_fraction <= 1:
+        raise UserError(f"--ohem_fraction {cfg.ohem_fraction}: must be above 0 and at most 1")
+    try:
+        parse_loss(cfg.loss)
+    except ValueError as error:
+        raise UserError(f"--loss {cfg.loss}: {error}") from None
+    given_weights(cfg.class_weights, cfg.numclasses)
     if cfg.numclasses > 255:
         raise UserError(f"--numclasses {cfg.numclasses}: labels are 8 bit and 255 is 'ignore', so at most 255")
     if cfg.ema >= 1:
