@@ -155,18 +155,17 @@ def _num_hardest(num_labelled: Tensor, fraction: float) -> Tensor:
 
 
 def _hardest_sum(loss: Tensor, labelled: Tensor, fraction: float) -> Tensor:
-    """Sum of the highest losses, a fraction of each image's labelled pixels; (B, H, W) both.
+    """Sum of the highest losses, a fraction of each image's labelled pixels; (B, H, W) both, ignored ones with loss 0.
 
     Pixels equal to the lowest of them share the places that are left, so that no order of pixels matters.
     """
     loss, labelled = loss.flatten(1), labelled.flatten(1)
     with torch.no_grad():
-        hardness = loss.masked_fill(~labelled, -1.0)
         num_hardest = _num_hardest(labelled.sum(1, keepdim=True), fraction)
         # By a sort, as the number differs from image to image and is not known to the CPU.
         last = (num_hardest.long() - 1).clamp(min=0)
-        edge = hardness.sort(dim=1, descending=True).values.gather(1, last)
-        above, at_edge = hardness > edge, hardness == edge
+        edge = loss.sort(dim=1, descending=True).values.gather(1, last)
+        above, at_edge = loss > edge, loss == edge
         share = (num_hardest - above.sum(1, keepdim=True)) / at_edge.sum(1, keepdim=True)
         kept = torch.where(at_edge, share.to(loss.dtype), above.to(loss.dtype))
     return (loss * kept).sum()
@@ -190,6 +189,7 @@ def lovasz_sum(p: Tensor, inside: Tensor, labelled: Tensor) -> Tensor:
     """
     errors = torch.where(inside, 1 - p, p)
     with torch.no_grad():
+        # Ignored pixels come last, where no pixel of the class is left to lose: what they add is 0.
         order = errors.masked_fill(~labelled, -1.0).sort(dim=1, descending=True, stable=True).indices
         missed = inside.gather(1, order)
         size = inside.sum(1, keepdim=True)
@@ -199,5 +199,5 @@ def lovasz_sum(p: Tensor, inside: Tensor, labelled: Tensor) -> Tensor:
         # 1 - I / U grows by 1 / U when a pixel of the class is missed, and by I / (U - 1) - I / U when one of
         # another class joins the union: as closed forms, since their difference would have few digits left.
         grows = torch.where(missed, 1 / union, (size - num_missed) / (union * (union - 1)))
-        slope = torch.empty_like(p).scatter_(1, order, grows) * labelled
+        slope = torch.empty_like(p).scatter_(1, order, grows)
     return (errors * slope).sum()
