@@ -267,6 +267,18 @@ def test_region_losses_need_only_the_classes_of_each_image():
     assert Criterion({"seg": 1.0}).classes(batch_of(label)) is None
 
 
+def test_a_gpu_would_never_be_waited_for():
+    """On "meta", tensors have no values: whatever asks for one, as a wait for the GPU does, fails."""
+    logits, label = random_batch()
+    losses = LabelLosses(NAMES, class_weights=WEIGHTS)
+    log_probs = torch.empty_like(logits, device="meta").requires_grad_()
+    sums = losses.sums(log_probs, label.to("meta"), losses.classes(label))
+    assert set(sums) == set(NAMES)
+    sum(sums.values()).backward()
+    with pytest.raises((NotImplementedError, RuntimeError)):
+        losses.sums(log_probs, label.to("meta"))  # without the classes, it is
+
+
 def test_sum_of_losses_is_parsed():
     assert parse_loss("ce") == {"seg": 1.0}
     assert parse_loss("ce + 0.5*lovasz+2 * dice") == {"seg": 1.0, "seg_lovasz": 0.5, "seg_dice": 2.0}
