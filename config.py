@@ -9,6 +9,8 @@ from pathlib import Path
 import yaml
 
 from common_flags import DataFlags, LaunchFlags, ModelFlags
+from data.histogram import given_weights
+from engine.label_losses import parse_loss
 from errors import UserError
 from flags import FlagReader, flag
 
@@ -57,7 +59,13 @@ class Config(LaunchFlags, ModelFlags, DataFlags):
     freeze_bn: bool = flag(False, "batch norm uses its stored statistics and does not update them")
 
     # Losses: total = sum of weight * loss over the terms that --dataset has labels for
-    l_seg: float = flag(1.0, "weight of cross entropy on scribbles or dense masks", at_least=0)
+    loss: str = flag("ce", "losses on scribbles or dense masks, added up: ce, focal, ohem, dice, lovasz, 0.5*dice")
+    class_weights: str = flag(
+        "none", "of the classes in ce, focal and ohem: none, balanced (by their share), 1,2,0.5 or a FILE, one a line"
+    )
+    focal_gamma: float = flag(2.0, "power of 1 - p in focal", at_least=0)
+    ohem_fraction: float = flag(0.25, "share of each image's labelled pixels that ohem keeps, above 0, at most 1")
+    l_seg: float = flag(1.0, "weight of all of --loss", at_least=0)
     l_pseudo: float = flag(1.0, "weight of cross entropy on pseudo-labels", at_least=0)
     l_lorm: float = flag(1.0, "weight of the localization rectification loss (models *_lorm)", at_least=0)
     l_ds: float = flag(1.0, "weight of entropy near the scribble", at_least=0)
@@ -180,6 +188,13 @@ def _check(cfg: Config) -> None:
     """Raise UserError on values that are out of range or do not go together."""
     if not cfg.dist_timeout <= 2_592_000:
         raise UserError(f"--dist_timeout {cfg.dist_timeout:g}: must be at most 2592000 seconds, a month")
+    if not 0 < cfg.ohem_fraction <= 1:
+        raise UserError(f"--ohem_fraction {cfg.ohem_fraction}: must be above 0 and at most 1")
+    try:
+        parse_loss(cfg.loss)
+    except ValueError as error:
+        raise UserError(f"--loss {cfg.loss}: {error}") from None
+    given_weights(cfg.class_weights, cfg.numclasses)
     if cfg.numclasses > 255:
         raise UserError(f"--numclasses {cfg.numclasses}: labels are 8 bit and 255 is 'ignore', so at most 255")
     if cfg.ema >= 1:

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from engine.onnx_model import OnnxModel
 
 import errors
 from common_flags import InferenceFlags, ModelFlags
@@ -27,6 +26,7 @@ from engine import doctor
 from engine.distributed import Group
 from engine.files import sha256
 from engine.inference import Predictor
+from engine.onnx_model import OnnxModel
 from engine.outputs import Outputs
 from engine.terminal import Terminal
 from errors import STOPPED, InputError, UserError

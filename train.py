@@ -27,7 +27,16 @@ from engine.metrics import confusion_matrix, scores, table
 from engine.pictures import panel
 from engine.state import TrainState
 from errors import STOPPED
-from utils import batched, get_criterion, get_loader, get_state, join_group, prepare_demo_data, set_deterministic
+from utils import (
+    batched,
+    get_class_weights,
+    get_criterion,
+    get_loader,
+    get_state,
+    join_group,
+    prepare_demo_data,
+    set_deterministic,
+)  # fmt: skip
 
 TOO_MUCH = "lower --batchsize (and raise --accum_steps to keep the global batch) or --crop_size, or use --amp bf16"
 KEEP_STEPS = 3  # files of --save_step_frequency, if --keep does not say
@@ -48,7 +57,7 @@ def train(cfg: Config, group: Group, run: Run) -> int:
     train_loader, val_loader = get_loader(cfg, "train", group), get_loader(cfg, "val", group)
     doctor.check_setup(group, {"training list": train_loader.dataset, "validation list": val_loader.dataset})
     classes = read_classes(cfg.classes, cfg.numclasses)
-    criterion = get_criterion(cfg, run.info)
+    criterion = get_criterion(cfg, run.info, get_class_weights(cfg, group, train_loader, run))
     saved = run.find_checkpoint(cfg.logdir, cfg.name, cfg.resume, new_folder=cfg.reset_data_offset)
     state = get_state(cfg, group, train_loader, saved, run.info)
     has_best = run.open(
@@ -98,11 +107,12 @@ def train_one_epoch(
             return False
         parts = torch.zeros(len(criterion.weights), device=group.device)
         for number, batch in enumerate(micro_batches, start=1):
+            classes = criterion.classes(batch)
             batch = {name: values.to(group.device, non_blocking=True) for name, values in batch.items()}
             with gradient_sync(state.model, enabled=number == cfg.accum_steps):
                 with autocast(cfg.amp, group.device):
                     outputs = state.model(batch["image"], batch["pseudo"] if "lorm" in criterion.weights else None)
-                micro_parts = criterion(outputs, batch, global_counts)
+                micro_parts = criterion(outputs, batch, global_counts, classes)
                 # DDP takes the mean over ranks of what is a sum over them.
                 state.scaler.scale(criterion.total(micro_parts) * group.world_size).backward()
             parts = parts + micro_parts.detach()

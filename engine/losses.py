@@ -6,18 +6,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine.label_losses import LABEL_LOSSES, LabelLosses, histograms, pick
+
 IGNORE = 255
-TERMS = ("seg", "pseudo", "lorm", "ds", "dc")
+TERMS = ("seg", "pseudo", "lorm", "ds", "dc")  # each has a weight, --l_TERM
 # The map of a batch that each term needs.
 NEEDS = {"seg": "label", "pseudo": "pseudo", "lorm": "pseudo", "ds": "distance_s", "dc": "distance_c"}
 
 
 class Criterion:
-    """CDSP's five losses, each a sum over this batch divided by a count over the global batch.
+    """CDSP's losses and those of --loss, each a sum over this batch divided by a count over the global batch.
 
-    weights: {term: weight} of the terms to compute, from TERMS:
+    weights: {term: weight} of the terms to compute, from TERMS and engine.label_losses:
 
     - seg: cross entropy with "label" (scribble or dense), over pixels that are not 255
+    - seg_focal, seg_ohem, seg_dice, seg_lovasz: other losses on "label"; `options` are those of LabelLosses
     - pseudo: cross entropy with "pseudo", smoothed by `label_smooth`, over pixels that are not 255
     - lorm: the model's LoRM loss over its terms (models.lorm)
     - ds, dc: sum of (d / 255) * entropy(softmax) over pixels with d > 0, d = "distance_s" or "distance_c"
@@ -27,49 +30,61 @@ class Criterion:
     count is 0 is 0.
     """
 
-    def __init__(self, weights: dict[str, float], label_smooth: float = 0.0):
-        assert set(weights) <= set(TERMS), weights
+    def __init__(self, weights: dict[str, float], label_smooth: float = 0.0, **options):
+        names = [term for term in weights if term in LABEL_LOSSES.values()]
+        assert set(weights) <= {*TERMS, *names}, weights
         self.weights, self.label_smooth = weights, label_smooth
+        self.label_losses = LabelLosses(names, **options)
 
     def counts(self, batch: dict[str, Tensor], lorm_terms) -> Tensor:
-        """How many pixels (LoRM: terms) each loss sums over in this batch: float64, one entry a term of `weights`.
+        """What divides each loss, of this batch: float64, one entry a term of `weights`.
 
         batch: maps as in __call__. lorm_terms: function from a pseudo-label to its number of LoRM terms.
         """
         count = {
-            "seg": lambda label: (label != IGNORE).sum(),
-            "pseudo": lambda label: (label != IGNORE).sum(),
+            "pseudo": lambda label: histograms(label)[:, :IGNORE].sum(),
             "lorm": lorm_terms,
             "ds": torch.count_nonzero,
             "dc": torch.count_nonzero,
         }
-        return torch.stack([count[term](batch[NEEDS[term]]).double() for term in self.weights])
+        counts = {term: count[term](batch[NEEDS[term]]).double() for term in self.weights if term in count}
+        if self.label_losses.names:
+            counts |= self.label_losses.counts(batch["label"])
+        return torch.stack([counts[term] for term in self.weights])
 
-    def __call__(self, outputs: dict[str, Tensor], batch: dict[str, Tensor], counts: Sequence[float]) -> Tensor:
+    def classes(self, batch: dict[str, Tensor]) -> list[list[int]] | None:
+        """The classes in each image's labels, for __call__, of a batch in CPU memory; None where no loss needs them."""
+        return self.label_losses.classes(batch["label"]) if self.label_losses.by_region else None
+
+    def __call__(
+        self,
+        outputs: dict[str, Tensor],
+        batch: dict[str, Tensor],
+        counts: Sequence[float],
+        classes: list[list[int]] | None = None,
+    ) -> Tensor:
         """This batch's part of each loss, unweighted, in the order of `weights`: float32 or float64.
 
         outputs: {"logits": (B, C, h, w), "lorm": scalar sum}. batch: {"image": (B, H, W, 3), for its size;
         "label", "pseudo": (B, H, W) uint8 classes, 255 = ignore; "distance_s", "distance_c": (B, H, W)
-        uint8}. counts: as counts(), summed over the global batch, as plain numbers.
+        uint8}. counts: as counts(), summed over the global batch, as plain numbers. classes: as classes(batch); without
+        them a GPU is waited for.
         """
         size = batch["image"].shape[1:3]
         logits = outputs["logits"]
         logits = logits if logits.dtype == torch.float64 else logits.float()
         log_probs = F.log_softmax(F.interpolate(logits, size=size, mode="bilinear", align_corners=True), dim=1)
-        sums = []
-        entropy = None
-        for term in self.weights:
-            if term == "lorm":
-                sums.append(outputs["lorm"])
-            elif term in ("ds", "dc"):
-                if entropy is None:
-                    entropy = -(log_probs.exp() * log_probs).sum(1)  # (B, C, H, W) -> (B, H, W)
-                sums.append((batch[NEEDS[term]] / 255 * entropy).sum())
-            else:
-                smooth = self.label_smooth if term == "pseudo" else 0.0
-                sums.append(_cross_entropy_sum(log_probs, batch[NEEDS[term]], smooth))
+        sums = self.label_losses.sums(log_probs, batch["label"], classes) if self.label_losses.names else {}
+        if "pseudo" in self.weights:
+            sums["pseudo"] = _smoothed_cross_entropy_sum(log_probs, batch["pseudo"], self.label_smooth)
+        if "lorm" in self.weights:
+            sums["lorm"] = outputs["lorm"]
+        entropies = [term for term in ("ds", "dc") if term in self.weights]
+        if entropies:
+            entropy = -(log_probs.exp() * log_probs).sum(1)  # (B, C, H, W) -> (B, H, W)
+            sums |= {term: (batch[NEEDS[term]] / 255 * entropy).sum() for term in entropies}
         # Plain numbers, as a tensor on its way to the GPU would make the CPU wait for it.
-        return torch.stack([part / max(count, 1.0) for part, count in zip(sums, counts, strict=True)])
+        return torch.stack([sums[term] / (count or 1.0) for term, count in zip(self.weights, counts, strict=True)])
 
     def total(self, parts: Tensor) -> Tensor:
         """The weighted sum of the losses that __call__ returns."""
@@ -80,12 +95,10 @@ class Criterion:
         return dict(zip(self.weights, parts, strict=True)) | {"loss": self.total(parts)}
 
 
-def _cross_entropy_sum(log_probs: Tensor, label: Tensor, smooth: float) -> Tensor:
+def _smoothed_cross_entropy_sum(log_probs: Tensor, label: Tensor, smooth: float) -> Tensor:
     """Sum of -log p over labelled pixels, the target being (1 - smooth) * one-hot + smooth / C."""
-    labelled = label != IGNORE
-    # F.nll_loss does the same, but not for maps under --deterministic on CUDA.
-    picked = log_probs.gather(1, label.masked_fill(~labelled, 0).long().unsqueeze(1)).squeeze(1)
-    loss = -(picked * labelled).sum()  # (B, C, H, W) -> (B, H, W) -> scalar
+    log_p, labelled = pick(log_probs, label)
+    loss = -(log_p * labelled).sum()  # (B, H, W) -> scalar
     if smooth:
         loss = (1 - smooth) * loss - smooth * (log_probs.mean(1) * labelled).sum()
     return loss

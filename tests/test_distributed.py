@@ -25,12 +25,13 @@ def assert_all_ended_well(results) -> None:
 
 
 @pytest.fixture(scope="module")
-def uneven_scribbles(demo_root, tmp_path_factory):
-    """The demo data with strokes in 3 of its 8 training images only: some halves of a batch have no labelled pixel."""
+def uneven_labels(demo_root, tmp_path_factory):
+    """The demo data with strokes and masks in 3 of its 8 training images only: some halves of a batch have no label."""
     root = tmp_path_factory.mktemp("uneven") / "demo"
     shutil.copytree(demo_root, root)
-    for path in sorted((root / "pascal_2012_scribble").iterdir())[3:8]:
-        Image.fromarray(np.full((120, 160), 255, np.uint8)).save(path)
+    for folder in ("pascal_2012_scribble", "SegmentationClassAug"):
+        for path in sorted((root / folder).iterdir())[3:8]:
+            Image.fromarray(np.full((120, 160), 255, np.uint8)).save(path)
     return root
 
 
@@ -45,11 +46,17 @@ def shards_without_strokes() -> int:
     return count
 
 
-def test_same_losses_and_weights_at_any_split_of_the_global_batch(uneven_scribbles, tmp_path):
+ALL_LABEL_LOSSES = {
+    "dataset": "Dense", "model_type": "res50_ASPP", "loss": "ce+focal+ohem+dice+lovasz", "class_weights": "balanced"
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("losses", [{"l_lorm": 0.01}, ALL_LABEL_LOSSES], ids=["scribbles", "dense"])
+def test_same_losses_and_weights_at_any_split_of_the_global_batch(uneven_labels, tmp_path, losses):
     """Promise 1, 20 steps of global batch 4, in float64 with frozen batch norm."""
     words = flags(
-        dataset_path=uneven_scribbles, logdir=tmp_path, epochs=10, freeze_bn=True, lr_scaling="none",
-        batchsize=None, val_epoch_frequency=10, label_smooth=0.1, l_lorm=0.01, ema=0.9,
+        dataset_path=uneven_labels, logdir=tmp_path, epochs=10, freeze_bn=True, lr_scaling="none",
+        batchsize=None, val_epoch_frequency=10, label_smooth=0.1, ema=0.9, **losses,
     )  # fmt: skip
     program = "tests/train_float64.py"
     results = finish(
@@ -63,6 +70,7 @@ def test_same_losses_and_weights_at_any_split_of_the_global_batch(uneven_scribbl
     assert_all_ended_well(results)
     expected_lines, expected = read_metrics(tmp_path / "one", "train"), weights(tmp_path / "one")
     assert len(expected_lines) == 20
+    assert len(expected_lines[0]["losses"]) == 5
     assert shards_without_strokes() > 0
     for name in ("two", "accum"):
         lines = read_metrics(tmp_path / name, "train")

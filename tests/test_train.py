@@ -257,7 +257,10 @@ def test_average_of_weights_follows_its_formula():
 def test_deterministic_runs_are_equal_bit_for_bit(demo_root, tmp_path, monkeypatch, device):
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     for name in ("one", "two"):
-        words = flags(dataset_path=demo_root, logdir=tmp_path, name=name, deterministic=True, epochs=2, device=device)
+        words = flags(
+            dataset_path=demo_root, logdir=tmp_path, name=name, deterministic=True, epochs=2, device=device,
+            loss="ce+focal+ohem+dice+lovasz", class_weights="balanced",
+        )  # fmt: skip
         train.main(words)
         assert torch.are_deterministic_algorithms_enabled()
         assert torch.backends.cudnn.deterministic
