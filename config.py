@@ -41,19 +41,17 @@ class Config:
         "ScribblePseudoDsDc",
         "which labels to train on",
         choices=(
-            "Dense", "ScribbleOnly", "PseudoOnly", "ScribblePseudo",
+            "Folder", "Dense", "ScribbleOnly", "PseudoOnly", "ScribblePseudo",
             "ScribblePseudoDs", "ScribblePseudoDc", "ScribblePseudoDsDc",
         ),
     )  # fmt: skip
     dataset_path: str = flag("", "root folder of the data set; the folders below are relative to it [the demo]")
     list_path: str = flag(
-        "", "folder of train.txt and val.txt [ImageSets/SegmentationAug, else ImageSets/Segmentation]"
+        "", "folder of train.txt and val.txt [ImageSets/SegmentationAug, else ImageSets/Segmentation; Folder: the root]"
     )
-    image_path: str = flag("JPEGImages", "folder of the images")
-    train_path: str = flag(
-        "", "folder of the training labels [pascal_2012_scribble; Dense: SegmentationClassAug, else SegmentationClass]"
-    )
-    val_path: str = flag("", "folder of the dense masks to validate on [SegmentationClassAug, else SegmentationClass]")
+    image_path: str = flag("", "folder of the images [JPEGImages; Folder: images]")
+    train_path: str = flag("", "folder of the training labels [pascal_2012_scribble; Dense, Folder: as --val_path]")
+    val_path: str = flag("", "folder of the dense masks [SegmentationClassAug, else SegmentationClass; Folder: masks]")
     pseudo_path: str = flag("bmp_pseudolabel", "folder of the pseudo-labels")
     distancemap_s: str = flag("", "folder of the distance maps to the scribble [computed on the fly]")
     distancemap_c: str = flag("", "folder of the distance maps to the pseudo-label's contour [computed on the fly]")

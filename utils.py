@@ -15,8 +15,9 @@ import config
 import models
 from config import Config
 from data import demo
-from data.dataset import SegmentationDataset, read_list
+from data.dataset import SegmentationDataset
 from data.distance import pseudo_distance, scribble_distance
+from data.layout import find_files
 from data.sampler import EvalSampler, TrainSampler
 from data.transforms import TrainTransform
 from engine import checkpoint
@@ -33,6 +34,7 @@ DEMO_ROOT = Path("dataset/demo")
 
 # The label maps of a training sample, by --dataset.
 MAPS = {
+    "Folder": ("label",),
     "Dense": ("label",),
     "ScribbleOnly": ("label",),
     "PseudoOnly": ("pseudo",),
@@ -69,33 +71,21 @@ def get_loader(cfg: Config, split: str, group: Group) -> DataLoader:
     size, with "label".
     Raises UserError on folders, lists or files that are not there.
     """
-    root = Path(cfg.dataset_path)
-    if not root.is_dir():
-        raise UserError(f"--dataset_path {root}: no such folder")
-    names = read_list(
-        _first_folder(root, cfg.list_path, "ImageSets/SegmentationAug", "ImageSets/Segmentation") / f"{split}.txt"
-    )
-    folders = {"image": root / cfg.image_path}
-    dense = ("SegmentationClassAug", "SegmentationClass")
+    # Where each map lies; what no folder has is computed.
+    paths = {
+        "label": cfg.train_path, "pseudo": cfg.pseudo_path, "distance_s": cfg.distancemap_s, "distance_c": cfg.distancemap_c,
+    }  # fmt: skip
+    compute = {name: COMPUTE[name] for name in MAPS[cfg.dataset] if name in COMPUTE and not paths[name]}
+    maps = {name: paths[name] for name in MAPS[cfg.dataset] if name not in compute}
+    names, folders = find_files(
+        Path(cfg.dataset_path), cfg.dataset, split, {"label": cfg.val_path} if split == "val" else maps,
+        list_path=cfg.list_path, image_path=cfg.image_path,
+    )  # fmt: skip
     if split == "val":
-        folders["label"] = _first_folder(root, cfg.val_path, *dense)
         val_set = SegmentationDataset(names, folders, cfg.numclasses)
         shard = EvalSampler(len(val_set), rank=group.rank, world_size=group.world_size)
         return _loader(cfg, group, val_set, shard, batch_size=1)
 
-    scribbles = ("pascal_2012_scribble",)
-    compute = {}
-    for name in MAPS[cfg.dataset]:
-        if name == "label":
-            folders[name] = _first_folder(root, cfg.train_path, *(dense if cfg.dataset == "Dense" else scribbles))
-        elif name == "pseudo":
-            folders[name] = root / cfg.pseudo_path
-        else:
-            folder = cfg.distancemap_s if name == "distance_s" else cfg.distancemap_c
-            if folder:
-                folders[name] = root / folder
-            else:
-                compute[name] = COMPUTE[name]
     train_set = SegmentationDataset(
         names, folders, cfg.numclasses, transform=TrainTransform(cfg.crop_size), compute=compute, seed=cfg.seed
     )
@@ -104,13 +94,6 @@ def get_loader(cfg: Config, split: str, group: Group) -> DataLoader:
         rank=group.rank, world_size=group.world_size,
     )  # fmt: skip
     return _loader(cfg, group, train_set, sampler, batch_size=cfg.batchsize)
-
-
-def _first_folder(root: Path, chosen: str, *usual: str) -> Path:
-    """The chosen folder below root, or else the first of the usual ones that is there."""
-    if chosen:
-        return root / chosen
-    return next((root / name for name in usual if (root / name).is_dir()), root / usual[0])
 
 
 def _loader(cfg: Config, group: Group, dataset: Dataset, sampler: Sampler, batch_size: int) -> DataLoader:

@@ -1,5 +1,7 @@
 """Images and their label maps from folders, every file checked when it is read."""
 
+import os
+import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,9 +12,10 @@ from torch.utils.data import Dataset
 from errors import UserError
 
 IGNORE = 255
-_KINDS = (".jpg", ".png", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
-IMAGE_SUFFIXES = (*_KINDS, *(suffix.upper() for suffix in _KINDS))
-LABEL_SUFFIXES = (".png", ".PNG")
+# In the order in which they are looked for, and each in any letter case.
+IMAGE_SUFFIXES = (".jpg", ".png", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
+LABEL_SUFFIXES = (".png", ".bmp", ".tif", ".tiff", ".webp")
+NO_JPEG = "a JPEG changes the label values that are saved in it: save the mask as PNG"
 
 
 def read_list(path: Path) -> list[str]:
@@ -29,6 +32,34 @@ def read_list(path: Path) -> list[str]:
                 f"{path} line {line}: {name!r}: expected one image name a line, without folder, space or suffix"
             )
     return names
+
+
+def list_folder(folder: Path, suffixes: tuple[str, ...]) -> dict[str, list[str]]:
+    """The files below a folder by name, the best suffix first: {"sub/x": ["sub/x.jpg", ...]}, sorted.
+
+    Names are in Unicode's form NFC, since macOS writes another than a list or another system has. Hidden files and
+    folders, and those that systems leave behind (._x, .DS_Store, __MACOSX), are skipped.
+    """
+
+    def stop(error: OSError) -> None:
+        raise UserError(f"{error.filename}: cannot be listed ({error.strerror})")
+
+    found: dict[str, list[tuple[bool, int, str]]] = {}
+    for parent, folders, files in os.walk(folder, onerror=stop, followlinks=True):
+        above = os.path.realpath(parent)
+        folders[:] = [
+            name for name in folders
+            if not name.startswith((".", "__MACOSX", "@eaDir"))
+            and not f"{above}/".startswith(os.path.realpath(os.path.join(parent, name)) + "/")  # a link to above itself
+        ]  # fmt: skip
+        inside = Path(parent).relative_to(folder)
+        for file in files:
+            suffix = os.path.splitext(file)[1]
+            if suffix.lower() in suffixes and not file.startswith("."):
+                path = (inside / file).as_posix()
+                name = unicodedata.normalize("NFC", path.removesuffix(suffix))
+                found.setdefault(name, []).append((suffix != suffix.lower(), suffixes.index(suffix.lower()), path))
+    return {name: [path for *_, path in sorted(paths)] for name, paths in sorted(found.items())}
 
 
 def _open(path: Path, convert: Callable[[Image.Image], Image.Image]) -> np.ndarray:
@@ -59,6 +90,12 @@ def read_label(path: Path, num_classes: int) -> np.ndarray:
     """A label map, shape (H, W), uint8: 0..num_classes-1, and 255 = ignore. Palette images give their indices."""
 
     def check_mode(image: Image.Image) -> Image.Image:
+        if image.format in ("JPEG", "MPO"):  # whatever its name ends in
+            raise UserError(f"{path}: {NO_JPEG}")
+        if image.mode == "RGB":  # lossless WebP and some BMP have no grey mode
+            red, green, blue = image.split()
+            if red.tobytes() == green.tobytes() == blue.tobytes():
+                return red
         if image.mode not in ("P", "L", "1", "I", "I;16"):
             raise UserError(
                 f"{path}: a {image.mode} image: labels must be class numbers in one channel (grey or palette PNG)"
@@ -108,7 +145,7 @@ class SegmentationDataset(Dataset):
         seed: int = 0,
     ):
         self.num_classes, self.transform, self.compute, self.seed = num_classes, transform, compute or {}, seed
-        self.files = _find_files(names, folders)
+        self.folders, self.files = folders, _find_files(names, folders)
 
     def __len__(self) -> int:
         return len(self.files)
@@ -116,7 +153,10 @@ class SegmentationDataset(Dataset):
     @property
     def listing(self) -> list[str]:
         """The files of each sample without their folders, to compare with those of another machine or an earlier run."""
-        return [" ".join(f"{kind}={path.name}" for kind, path in files.items()) for files in self.files]
+        return [
+            " ".join(f"{kind}={path.relative_to(self.folders[kind]).as_posix()}" for kind, path in files.items())
+            for files in self.files
+        ]
 
     def __getitem__(self, key: int | tuple[int, int]) -> dict[str, np.ndarray]:
         if isinstance(key, int):
@@ -151,21 +191,18 @@ class SegmentationDataset(Dataset):
 def _find_files(names: list[str], folders: dict[str, Path]) -> list[dict[str, Path]]:
     """The file of every name in every folder, found by listing each folder once."""
     present = {}
-    for name, folder in folders.items():
+    for kind, folder in folders.items():
         if not folder.is_dir():
-            raise UserError(f"{folder}: no such folder (for the {name} files)")
-        try:
-            present[name] = {entry.name for entry in folder.iterdir()}
-        except OSError as error:
-            raise UserError(f"{folder}: cannot be listed ({error.strerror})") from None
+            raise UserError(f"{folder}: no such folder (for the {kind} files)")
+        present[kind] = list_folder(folder, IMAGE_SUFFIXES if kind == "image" else LABEL_SUFFIXES)
     files = []
     for name in names:
         found = {}
         for kind, folder in folders.items():
-            suffixes = IMAGE_SUFFIXES if kind == "image" else LABEL_SUFFIXES
-            match = next((name + suffix for suffix in suffixes if name + suffix in present[kind]), None)
+            match = present[kind].get(unicodedata.normalize("NFC", name))
             if match is None:
-                raise UserError(f"{folder / (name + suffixes[0])}: no such file, but the list names {name!r}")
-            found[kind] = folder / match
+                suffix = (IMAGE_SUFFIXES if kind == "image" else LABEL_SUFFIXES)[0]
+                raise UserError(f"{folder / (name + suffix)}: no such file, but the list names {name!r}")
+            found[kind] = folder / match[0]
         files.append(found)
     return files

@@ -42,7 +42,7 @@ def test_label_out_of_range_is_named(tmp_path):
 
 
 def test_colour_mask_and_float_distance_are_refused(tmp_path):
-    Image.fromarray(np.zeros((2, 2, 3), np.uint8)).save(tmp_path / "rgb.png")
+    Image.fromarray(np.array([[[0, 0, 0], [128, 0, 0]]], np.uint8)).save(tmp_path / "rgb.png")
     with pytest.raises(UserError, match=r"rgb\.png: a RGB image: labels must be class numbers"):
         read_label(tmp_path / "rgb.png", 3)
     Image.fromarray(np.zeros((2, 2), np.uint16)).save(tmp_path / "deep.png")
