@@ -15,6 +15,7 @@ IGNORE = 255
 # In the order in which they are looked for, and each in any letter case.
 IMAGE_SUFFIXES = (".jpg", ".png", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
 LABEL_SUFFIXES = (".png", ".bmp", ".tif", ".tiff", ".webp")
+LABEL_MODES = ("P", "L", "1", "I", "I;16")  # of PIL: one channel of numbers
 NO_JPEG = "a JPEG changes the label values that are saved in it: save the mask as PNG"
 
 
@@ -62,8 +63,8 @@ def list_folder(folder: Path, suffixes: tuple[str, ...]) -> dict[str, list[str]]
     return {name: [path for *_, path in sorted(paths)] for name, paths in sorted(found.items())}
 
 
-def _open(path: Path, convert: Callable[[Image.Image], Image.Image]) -> np.ndarray:
-    """Decode a whole image file. PIL, unlike OpenCV, refuses truncated files and keeps palette indices."""
+def decode(path: Path, convert: Callable[[Image.Image], Image.Image]) -> np.ndarray:
+    """The pixels of a whole image file, converted. PIL, unlike OpenCV, refuses truncated files and keeps palette indices."""
     try:
         with Image.open(path) as image:
             return np.array(convert(image))
@@ -83,7 +84,7 @@ def read_image(path: Path) -> np.ndarray:
             raise UserError(f"{path}: more than 8 bits a channel (mode {image.mode}): convert it to 8 bits")
         return ImageOps.exif_transpose(image).convert("RGB")
 
-    return _open(path, to_rgb)
+    return decode(path, to_rgb)
 
 
 def read_label(path: Path, num_classes: int) -> np.ndarray:
@@ -96,13 +97,13 @@ def read_label(path: Path, num_classes: int) -> np.ndarray:
             red, green, blue = image.split()
             if red.tobytes() == green.tobytes() == blue.tobytes():
                 return red
-        if image.mode not in ("P", "L", "1", "I", "I;16"):
+        if image.mode not in LABEL_MODES:
             raise UserError(
                 f"{path}: a {image.mode} image: labels must be class numbers in one channel (grey or palette PNG)"
             )
         return image
 
-    label = _open(path, check_mode)
+    label = decode(path, check_mode)
     bad = label[(label != IGNORE) & ((label < 0) | (label >= num_classes))]
     if bad.size:
         raise UserError(
@@ -114,7 +115,7 @@ def read_label(path: Path, num_classes: int) -> np.ndarray:
 
 def read_distance(path: Path) -> np.ndarray:
     """A distance map, shape (H, W), uint8; of several equal channels, the first."""
-    values = _open(path, lambda image: image)
+    values = decode(path, lambda image: image)
     values = values[..., 0] if values.ndim == 3 else values
     if values.dtype != np.uint8:
         raise UserError(f"{path}: a distance map must be an 8-bit image, found {values.dtype}")
