@@ -1,6 +1,7 @@
 """Images and their label maps from folders, every file checked when it is read."""
 
 import os
+import struct
 import unicodedata
 from collections.abc import Callable
 from pathlib import Path
@@ -72,7 +73,7 @@ def decode(path: Path, convert: Callable[[Image.Image], Image.Image]) -> np.ndar
         raise
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
-    except (OSError, SyntaxError, TypeError, ValueError, Image.DecompressionBombError) as error:
+    except (OSError, SyntaxError, TypeError, ValueError, struct.error, Image.DecompressionBombError) as error:
         raise UserError(f"{path}: not a whole, readable image ({' '.join(str(error).split())}): replace it") from None
 
 

@@ -97,6 +97,17 @@ def test_image_modes_become_rgb_and_exif_orientation_is_followed(tmp_path):
     assert read_image(tmp_path / "turned.jpg").shape == (5, 3, 3)
 
 
+def test_broken_exif_is_named(tmp_path):
+    exif = Image.Exif()
+    exif[0x0112], exif[0x010E] = 6, "a title"
+    Image.new("RGB", (5, 3)).save(tmp_path / "a.jpg", exif=exif)
+    whole = (tmp_path / "a.jpg").read_bytes()
+    # The title's tag becomes that of the width, which is no text: PIL leaves with an error of struct
+    (tmp_path / "a.jpg").write_bytes(whole.replace(b"\x01\x0e\x00\x02", b"\x01\x00\x00\x02"))
+    with pytest.raises(UserError, match=r"a\.jpg: not a whole, readable image"):
+        read_image(tmp_path / "a.jpg")
+
+
 def test_deep_images_are_refused_not_saturated(tmp_path):
     Image.fromarray(np.full((2, 2), 1000, np.uint16)).save(tmp_path / "deep.png")
     with pytest.raises(UserError, match="more than 8 bits a channel"):
