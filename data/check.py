@@ -103,6 +103,8 @@ def main(argv: list[str] | None = None) -> int:
         splits=args.splits, workers=workers,
     )  # fmt: skip
     print("\n".join([*summary_lines(summary), *class_table(summary), "", *finding_lines(findings)]))
+    if findings.status < 2:
+        print(f"train with --dataset_path {args.root} --dataset {summary.dataset} --numclasses {summary.num_classes}")
     if args.json:
         _write_json(args.json, summary, findings)
     return findings.status

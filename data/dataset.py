@@ -54,11 +54,11 @@ def list_folder(folder: Path, suffixes: tuple[str, ...]) -> dict[str, list[str]]
             if not name.startswith((".", "__MACOSX", "@eaDir"))
             and not f"{above}/".startswith(os.path.realpath(os.path.join(parent, name)) + "/")  # a link to above itself
         ]  # fmt: skip
-        inside = Path(parent).relative_to(folder)
+        inside = Path(parent).relative_to(folder).as_posix() + "/"
         for file in files:
             suffix = os.path.splitext(file)[1]
             if suffix.lower() in suffixes and not file.startswith("."):
-                path = (inside / file).as_posix()
+                path = (inside + file).removeprefix("./")
                 name = unicodedata.normalize("NFC", path.removesuffix(suffix))
                 found.setdefault(name, []).append((suffix != suffix.lower(), suffixes.index(suffix.lower()), path))
     return {name: [path for *_, path in sorted(paths)] for name, paths in sorted(found.items())}

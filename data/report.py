@@ -15,11 +15,9 @@ def summary_lines(summary: Summary) -> list[str]:
     """What there is: layout, splits, sizes, classes."""
     lines = [f"{summary.root}: {LAYOUTS[summary.layout]}, for --dataset {summary.dataset}"]
     for split, count in summary.images.items():
-        labels = ", ".join(
-            f"{files} {kind}{'s' if kind != 'pseudo' else '-labels'}" for kind, files in summary.labels[split].items()
-        )
+        labels = ", ".join(f"{kind} {files}" for kind, files in summary.labels[split].items())
         lines.append(
-            f"  {split}: {count} images; {labels or 'no labels'}; {summary.ignored[split]:.1%} of label pixels ignored"
+            f"  {split}: {count} images; labels: {labels or 'none'}; {summary.ignored[split]:.1%} of their pixels ignored"
         )
     shown = [f"{size} ({count})" for size, count in list(summary.sizes.items())[:4]]
     lines.append(
@@ -35,7 +33,7 @@ def summary_lines(summary: Summary) -> list[str]:
 
 
 def class_table(summary: Summary) -> list[str]:
-    """A row a class: share of labelled pixels and number of images in each split, weight, coverage by scribbles."""
+    """A row a class: share of labelled pixels, images that have it, weight by ENet's rule, coverage by scribbles."""
     has_coverage = any(row.coverage is not None for row in summary.classes)
     header = ["class", "name"]
     for split in summary.images:
@@ -66,7 +64,8 @@ def finding_lines(findings: Findings) -> list[str]:
     errors = sum(finding.severity == ERROR for finding in found)
     lines = [f"{errors} kind(s) of error, {len(found) - errors} of warning"]
     for finding in found:
-        lines.append(f"{finding.severity:7} {finding.code} ({finding.count}): {finding.what}: {finding.advice}")
+        lines.append(f"{finding.severity:7} {finding.code} ({finding.count}): {finding.what}")
+        lines.append(f"        to do: {finding.advice}")
         for file, note in list(zip(finding.files, finding.notes, strict=True))[:NUM_EXAMPLES]:
             lines.append(f"          {file}" + (f": {note}" if note else ""))
         if finding.count > NUM_EXAMPLES:

@@ -24,7 +24,7 @@ def check_images(facts: list[Facts], show: Show, findings: Findings) -> None:
     for item in facts:
         image, file = item.image, show(item.sample.image)
         if image.fault:
-            findings.add("image-unreadable", file, image.fault)
+            findings.add("image-unreadable", file, image.fault.removeprefix(f"{item.sample.image}: "))
             continue
         if image.mode.startswith(("I", "F")):
             findings.add("image-16-bit", file, f"mode {image.mode}")
@@ -72,7 +72,7 @@ def check_labels(facts: list[Facts], show: Show, colours: dict[str, int], findin
         for kind, label in item.labels.items():
             file = show(item.sample.labels[kind])
             if label.fault:
-                findings.add("label-unreadable", file, label.fault)
+                findings.add("label-unreadable", file, label.fault.removeprefix(f"{item.sample.labels[kind]}: "))
                 continue
             if label.lossy:
                 findings.add("mask-lossy", file)

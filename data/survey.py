@@ -3,6 +3,7 @@
 import contextlib
 import unicodedata
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -140,11 +141,7 @@ class _Pairing:
                     )
                     sample = Sample(sample.name, (*other.splits, name), sample.image, sample.labels | other.labels)
                 found[sample.image] = sample
-        for folder, kind, labels, listed in dict.fromkeys(
-            (split.images, kind, labels, split.listed is not None)
-            for split in splits.values() for kind, labels in split.labels.items()
-        ):  # fmt: skip
-            self._unused(self._index(folder, is_image=True), kind, labels, listed)
+        self._unused(splits.values())
         return list(found.values())
 
     def _names(self, name: str, split: Split, images: Index) -> list[str]:
@@ -179,14 +176,22 @@ class _Pairing:
         if len(files) > 1:
             self.findings.add("two-files-of-one-name", self._show(folder / files[0]), f"and {', '.join(files[1:])}")
 
-    def _unused(self, images: Index, kind: str, folder: Path, listed: bool) -> None:
-        """Labels without an image and, where splits are lists, those of images that no list names."""
-        names = {without_suffix(name, images) for name in self._all_lists()} if listed else set(images)
-        for key, files in self._index(folder, is_image=False).items():
-            if key not in images:
-                self.findings.add("label-without-image", self._show(folder / files[0]), kind)
-            elif key not in names:
-                self.findings.add("not-listed", key, f"but has a {kind}")
+    def _unused(self, splits: Iterable[Split]) -> None:
+        """Labels without an image and, where splits are lists, labelled images that no list names."""
+        forgotten: dict[Path, list[str]] = {}
+        for folder, kind, labels, is_listed in dict.fromkeys(
+            (split.images, kind, labels, split.listed is not None)
+            for split in splits for kind, labels in split.labels.items()
+        ):  # fmt: skip
+            images = self._index(folder, is_image=True)
+            names = {without_suffix(name, images) for name in self._all_lists()} if is_listed else set(images)
+            for key, files in self._index(labels, is_image=False).items():
+                if key not in images:
+                    self.findings.add("label-without-image", self._show(labels / files[0]), kind)
+                elif key not in names:
+                    forgotten.setdefault(folder / images[key][0], []).append(kind)
+        for image, kinds in forgotten.items():
+            self.findings.add("not-listed", self._show(image), f"has {', '.join(kinds)}")
 
     def _all_lists(self) -> set[str]:
         """The names in every list there, of test sets, too."""

@@ -2,13 +2,16 @@
 
 import hashlib
 import json
+import os
 from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
+from faulty_data import FAULTY, FAULTY_LISTS, Drawn, draw_clean, draw_faulty, draw_faulty_lists, label, picture
 from PIL import Image
 
+import data.check
 from data import rules
 from data.check import DATASETS, check, main
 from data.duplicates import hamming
@@ -16,172 +19,21 @@ from data.findings import CATALOG
 from data.histogram import class_weights, label_histogram
 from data.measure import difference_hash
 from data.survey import Paths
+from errors import UserError
 from utils import MAPS
 
-HEIGHT, WIDTH = 48, 64
-
-
-def picture(seed: str, height: int = HEIGHT, width: int = WIDTH) -> np.ndarray:
-    """Coarse coloured clouds, their own for each seed, (H, W, 3) uint8."""
-    rng = np.random.default_rng(list(seed.encode()))
-    return cv2.resize(rng.integers(0, 256, (8, 9, 3), dtype=np.uint8), (width, height), interpolation=cv2.INTER_LINEAR)
-
-
-def label(*values: int, height: int = HEIGHT, width: int = WIDTH) -> np.ndarray:
-    """Vertical stripes of the values, (H, W) uint8."""
-    return np.repeat(np.array(values, np.uint8)[np.arange(width) * len(values) // width][None], height, axis=0)
-
-
-class Drawn:
-    """A data set that is drawn file by file, in plain folders or the layout of ScribbleSup."""
-
-    def __init__(self, root: Path, **folders: str):
-        self.root = root
-        self.folders = {"image": "images", "mask": "masks"} | folders
-
-    def put(self, kind: str, file: str, values: np.ndarray | Image.Image, **options) -> Path:
-        path = self.root / self.folders[kind] / file
-        path.parent.mkdir(parents=True, exist_ok=True)
-        (values if isinstance(values, Image.Image) else Image.fromarray(values)).save(path, **options)
-        return path
-
-    def pair(self, name: str, image=None, mask=None, *, suffix: str = ".png", **options) -> None:
-        self.put("image", name + suffix, picture(name) if image is None else image, **options)
-        self.put("mask", name + ".png", label(0, 1, 2) if mask is None else mask)
-
-
-def scribblesup_like(root: Path) -> Drawn:
-    return Drawn(
-        root, image="JPEGImages", mask="SegmentationClass", scribble="pascal_2012_scribble", pseudo="bmp_pseudolabel"
-    )
-
-
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-40])
-
-
-def turned(name: str, orientation: int) -> dict:
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    return {"image": picture(name), "suffix": ".jpg", "exif": exif}
+# Those that have tests of their own.
+ELSEWHERE = {"split-missing", "label-out-of-range", "label-binary-255"}
 
 
 @pytest.fixture(scope="module")
 def clean(tmp_path_factory) -> Path:
-    data = Drawn(tmp_path_factory.mktemp("clean"))
-    for name in ("train/a", "train/b", "train/sub/c d", "val/a"):
-        data.pair(name)
-    return data.root
+    return draw_clean(tmp_path_factory.mktemp("clean"))
 
 
 @pytest.fixture(scope="module")
 def faulty(tmp_path_factory) -> Path:
-    """Plain folders with one of each fault that a file there can have."""
-    data = Drawn(tmp_path_factory.mktemp("faulty"))
-    data.pair("train/good")
-    data.pair("val/good", mask=label(0, 1, 2, 4))  # class 4 only here, class 3 nowhere
-    data.put("image", "train/no_label.png", picture("no_label"))
-    data.put("mask", "train/no_image.png", label(0, 1))
-    data.pair("train/twice")
-    data.put("image", "train/twice.jpg", picture("twice"))
-    for name, kind in (("cut_image", "image"), ("cut_label", "mask")):
-        data.pair(f"train/{name}")
-        cut(data.root / data.folders[kind] / f"train/{name}.png")
-    data.pair("train/size", mask=label(0, 1, 2, width=WIDTH - 1))
-    data.pair("train/rotated", **turned("rotated", 6))
-    data.pair("train/upside_down", **turned("upside_down", 3))
-    data.pair("train/deep", picture("deep")[..., 0].astype(np.uint16) * 200)
-    data.pair("train/cmyk", Image.fromarray(picture("cmyk")).convert("CMYK"), suffix=".jpg")
-    data.pair("train/glass", np.dstack([picture("glass"), label(0, 255)]))
-    data.pair("train/grey", picture("grey")[..., 0])
-    data.pair("train/small", picture("small", 20, 20), label(0, 1, 2, height=20, width=20))
-    data.pair("train/huge", picture("huge", 300, 200), label(0, 1, 2, height=300, width=200))
-    colours = np.array([[0, 0, 0], [128, 0, 0], [1, 2, 3]], np.uint8)[label(0, 1, 2)]
-    data.pair("train/colour", mask=colours)
-    data.pair("train/mode", mask=Image.fromarray(label(0, 1)).convert("LA"))
-    data.put("image", "train/jpeg.png", picture("jpeg"))
-    data.put("mask", "train/jpeg.jpg", label(0, 1, 2))
-    data.put("image", "train/webp.png", picture("webp"))
-    data.put("mask", "train/webp.webp", label(0, 1, 2), quality=80)
-    data.pair("train/odd", mask=label(0, 1, 254))
-    data.pair("train/void", mask=label(255))
-    data.pair("train/one", mask=label(2))
-    data.pair("train/same", picture("train/good"))
-    data.pair("train/leak", picture("leak"))
-    data.pair("val/leak", picture("leak"))
-    data.pair("train/near", picture("near"))
-    data.pair("val/near", picture("near"), suffix=".jpg", quality=80)
-    return data.root
-
-
-FAULTY = {
-    "image-without-label": ["images/train/no_label.png"],
-    "two-files-of-one-name": ["images/train/twice.jpg"],
-    "label-without-image": ["masks/train/no_image.png"],
-    "image-unreadable": ["images/train/cut_image.png"],
-    "label-unreadable": ["masks/train/cut_label.png"],
-    "size-mismatch": ["masks/train/size.png"],
-    "exif-rotated": ["masks/train/rotated.png"],
-    "exif-turned": ["masks/train/upside_down.png"],
-    "image-16-bit": ["images/train/deep.png"],
-    "image-cmyk": ["images/train/cmyk.jpg"],
-    "image-transparent": ["images/train/glass.png"],
-    "image-grey": ["images/train/grey.png"],
-    "image-small": ["images/train/small.png"],
-    "image-huge": ["images/train/huge.png"],
-    "sizes-differ": ["images/train/small.png"],
-    "mask-colour": ["masks/train/colour.png"],
-    "mask-mode": ["masks/train/mode.png"],
-    "mask-lossy": ["masks/train/jpeg.jpg", "masks/train/webp.webp"],
-    "label-odd-value": ["masks/train/odd.png"],
-    "class-absent": ["class 3"],
-    "class-only-in-val": ["class 4"],
-    "mask-empty": ["masks/train/void.png"],
-    "mask-one-class": ["masks/train/one.png"],
-    "duplicate": ["images/train/good.png"],
-    "duplicate-across-splits": ["images/train/leak.png"],
-    "near-duplicate": ["images/val/near.jpg"],
-}
-
-
-@pytest.fixture(scope="module")
-def faulty_lists(tmp_path_factory) -> Path:
-    """The layout of ScribbleSup with one of each fault of lists, scribbles and pseudo-labels."""
-    data = scribblesup_like(tmp_path_factory.mktemp("lists"))
-    scribble = np.where(np.arange(HEIGHT)[:, None] % 12 == 0, label(0, 1, 2), 255).astype(np.uint8)
-    changed = {
-        "no_stroke": {"scribble": label(255)},
-        "lacking": {"scribble": np.where(scribble == 2, 255, scribble).astype(np.uint8)},
-        "wrong": {"scribble": np.where(scribble == 2, 1, np.where(scribble == 1, 2, scribble)).astype(np.uint8)},
-        "no_pseudo": {"pseudo": label(255)},
-        "other": {"pseudo": label(1, 2, 0)},
-    }
-    for name in ("a", "both", "again", "v", "forgotten", *changed):
-        files = {"mask": label(0, 1, 2), "scribble": scribble, "pseudo": label(0, 1, 2)} | changed.get(name, {})
-        data.put("image", f"{name}.jpg", picture(name))
-        for kind, values in files.items():
-            data.put(kind, f"{name}.png", values)
-    data.put("pseudo", "lonely.png", label(0, 1))
-    lists = data.root / "ImageSets/Segmentation"
-    lists.mkdir(parents=True)
-    (lists / "train.txt").write_text("\n".join(["a", "both", "again", "again", "gone", *changed]))
-    (lists / "val.txt").write_text("v\nboth")
-    return data.root
-
-
-FAULTY_LISTS = {
-    "listed-image-missing": ["train: gone"],
-    "in-two-splits": ["JPEGImages/both.jpg"],
-    "listed-twice": ["train: again"],
-    "label-without-image": ["bmp_pseudolabel/lonely.png"],
-    "not-listed": ["forgotten"] * 3,  # by its mask, scribble and pseudo-label
-    "scribble-empty": ["pascal_2012_scribble/no_stroke.png"],
-    "pseudo-empty": ["bmp_pseudolabel/no_pseudo.png"],
-    "scribble-lacks-class": ["pascal_2012_scribble/lacking.png"],
-    "scribble-contradicts-mask": ["pascal_2012_scribble/wrong.png"],
-    "pseudo-disagrees": ["bmp_pseudolabel/other.png"],
-}
-ELSEWHERE = {"split-missing", "label-out-of-range", "label-binary-255"}
+    return draw_faulty(tmp_path_factory.mktemp("faulty"))
 
 
 def found(root: Path, **options) -> dict[str, list[str]]:
@@ -199,8 +51,8 @@ def test_each_fault_is_named_by_its_code_and_file(faulty, monkeypatch):
     assert found(faulty) == FAULTY
 
 
-def test_each_fault_of_lists_and_scribbles_is_named(faulty_lists):
-    assert found(faulty_lists) == FAULTY_LISTS
+def test_each_fault_of_lists_and_scribbles_is_named(tmp_path):
+    assert found(draw_faulty_lists(tmp_path)) == FAULTY_LISTS
 
 
 def test_every_code_is_tested():
@@ -213,9 +65,9 @@ def test_labels_out_of_the_range_that_is_given(faulty):
 
 
 def test_masks_of_0_and_255_are_not_taken_for_background_and_void(tmp_path):
-    data = Drawn(tmp_path)
-    data.pair("train/a", mask=label(0, 255))
-    data.pair("val/b", mask=label(0))
+    drawn = Drawn(tmp_path)
+    drawn.pair("train/a", mask=label(0, 255))
+    drawn.pair("val/b", mask=label(0))
     assert found(tmp_path)["label-binary-255"] == ["masks/train/a.png"]
 
 
@@ -231,8 +83,12 @@ def test_report_names_the_fault_its_files_and_what_to_do(faulty, tmp_path, capsy
     assert main([str(faulty), "--workers", "2", "--json", str(tmp_path / "report.json")]) == 2
     text = capsys.readouterr().out
     assert "plain folders, for --dataset Folder" in text
-    assert "error   label-odd-value (1): a label value lies far above" in text
+    assert (
+        "error   label-odd-value (1): a label value lies far above the others\n        to do: correct the labels"
+        in text
+    )
     assert "masks/train/odd.png: 254 in " in text
+    assert "  masks/train/cut_label.png: not a whole, readable image (" in text
     assert "masks/train/colour.png: 3 colour(s): " in text
     assert "#800000 = class 1" in text
     assert "images/val/near.jpg: like images/train/near.png" in text
@@ -250,20 +106,30 @@ def test_clean_data_is_clean_and_warnings_alone_give_1(clean, tmp_path, capsys):
     assert "class-absent (1)" in capsys.readouterr().out
 
 
+def killed(sample):
+    os._exit(9)
+
+
+def test_a_killed_process_ends_the_check_with_one_line(clean, monkeypatch):
+    monkeypatch.setattr(data.check, "measure", killed)
+    with pytest.raises(UserError, match=r"a process of --workers 1 was ended.*--workers 0"):
+        main([str(clean), "--workers", "1"])
+
+
 def test_report_is_never_written_into_the_data(clean):
     before = snapshot(clean)
-    with pytest.raises(ValueError, match="lies in the data set, where nothing is written"):
+    with pytest.raises(UserError, match="lies in the data set, where nothing is written"):
         main([str(clean), "--json", str(clean / "report.json")])
     assert snapshot(clean) == before
 
 
 def test_what_is_no_data_set_is_said_so(tmp_path):
     (tmp_path / "things").mkdir()
-    with pytest.raises(ValueError, match=r"neither images and masks .* but things; give its root"):
+    with pytest.raises(UserError, match=r"neither images and masks .* but things; give its root"):
         check(tmp_path)
-    with pytest.raises(ValueError, match="nowhere: no such folder"):
+    with pytest.raises(UserError, match="nowhere: no such folder"):
         check(tmp_path / "nowhere")
-    with pytest.raises(ValueError, match="--numclasses 1: must be 2 to 255"):
+    with pytest.raises(UserError, match="--numclasses 1: must be 2 to 255"):
         main([str(tmp_path), "--numclasses", "1"])
 
 
@@ -279,11 +145,11 @@ def test_numbers_of_the_summary(clean):
 
 
 def test_palette_masks_and_masks_of_three_equal_channels_are_fine(clean, tmp_path):
-    data = Drawn(tmp_path)
+    drawn = Drawn(tmp_path)
     palette = Image.fromarray(label(0, 1, 2), mode="P")
     palette.putpalette(list(range(255, -1, -1)) * 3)
-    data.pair("train/a", mask=palette)
-    data.pair("val/b", mask=np.dstack([label(0, 1, 2)] * 3))
+    drawn.pair("train/a", mask=palette)
+    drawn.pair("val/b", mask=np.dstack([label(0, 1, 2)] * 3))
     assert found(tmp_path) == {}
 
 
