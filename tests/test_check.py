@@ -78,6 +78,24 @@ def test_missing_split(tmp_path, capsys):
     assert main([str(tmp_path), "--workers", "0", "--splits", "train"]) == 0
 
 
+def test_plain_folders_with_lists(tmp_path):
+    drawn = Drawn(tmp_path)
+    for name in ("a b", "sub/c", "d", "spare"):
+        drawn.pair(name)
+    (tmp_path / "train.txt").write_text("a b.png\nsub/c\n")
+    (tmp_path / "val.txt").write_text("d\nsub/c.png\n")
+    assert found(tmp_path) == {"in-two-splits": ["images/sub/c.png"], "not-listed": ["images/spare.png"]}
+    assert found(tmp_path, dataset="Folder", splits=["val"]) == {"not-listed": ["images/spare.png"]}
+
+
+def test_folders_by_flag(tmp_path):
+    drawn = Drawn(tmp_path, image="photos", mask="gt")
+    drawn.pair("train/a")
+    drawn.pair("val/b")
+    paths = Paths(image_path="photos", train_path="gt", val_path="gt")
+    assert found(tmp_path, paths=paths) == {}
+
+
 def test_report_names_the_fault_its_files_and_what_to_do(faulty, tmp_path, capsys):
     before = snapshot(faulty)
     assert main([str(faulty), "--workers", "2", "--json", str(tmp_path / "report.json")]) == 2
