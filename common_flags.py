@@ -13,16 +13,16 @@ class DataFlags:
         "ScribblePseudoDsDc",
         "which labels there are to train on",
         choices=(
-            "Dense", "ScribbleOnly", "PseudoOnly", "ScribblePseudo",
+            "Folder", "Dense", "ScribbleOnly", "PseudoOnly", "ScribblePseudo",
             "ScribblePseudoDs", "ScribblePseudoDc", "ScribblePseudoDsDc",
         ),
     )  # fmt: skip
     dataset_path: str = flag("", "root folder of the data set; the folders below are relative to it [the demo]")
     list_path: str = flag(
-        "", "folder of train.txt and val.txt [ImageSets/SegmentationAug, else ImageSets/Segmentation]"
+        "", "folder of train.txt and val.txt [ImageSets/SegmentationAug, else ImageSets/Segmentation; Folder: the root]"
     )
-    image_path: str = flag("JPEGImages", "folder of the images")
-    val_path: str = flag("", "folder of the dense masks to validate on [SegmentationClassAug, else SegmentationClass]")
+    image_path: str = flag("", "folder of the images [JPEGImages; Folder: images]")
+    val_path: str = flag("", "folder of the dense masks [SegmentationClassAug, else SegmentationClass; Folder: masks]")
 
 
 @dataclass

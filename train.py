@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 import config
 import errors
 from config import Config
+from criterion import get_class_weights, get_criterion
 from data.classes import Classes, read_classes
 from data.sampler import TrainSampler
 from engine import doctor
@@ -27,16 +28,7 @@ from engine.metrics import confusion_matrix, scores, table
 from engine.pictures import panel
 from engine.state import TrainState
 from errors import STOPPED
-from utils import (
-    batched,
-    get_class_weights,
-    get_criterion,
-    get_loader,
-    get_state,
-    join_group,
-    prepare_demo_data,
-    set_deterministic,
-)  # fmt: skip
+from utils import batched, get_loader, get_state, join_group, prepare_demo_data, set_deterministic
 
 TOO_MUCH = "lower --batchsize (and raise --accum_steps to keep the global batch) or --crop_size, or use --amp bf16"
 KEEP_STEPS = 3  # files of --save_step_frequency, if --keep does not say

@@ -1,11 +1,10 @@
-"""Where flags become objects: get_loader, get_model, get_criterion, get_optimizer, get_state."""
+"""Where flags become objects: get_loader, get_model, get_optimizer, get_state; criterion.py has the losses."""
 
 import contextlib
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -19,17 +18,16 @@ import config
 import models
 from common_flags import LaunchFlags
 from config import Config
-from data import demo, histogram
-from data.dataset import SegmentationDataset, image_size, read_list
+from criterion import MAPS, active_terms
+from data import demo
+from data.dataset import SegmentationDataset, image_size
 from data.distance import pseudo_distance, scribble_distance
+from data.layout import find_files
 from data.sampler import EvalBatches, TrainSampler
 from data.transforms import TrainTransform
 from engine import checkpoint
 from engine.distributed import Group, process_group
 from engine.doctor import digest
-from engine.label_losses import PIXEL_LOSSES, parse_loss
-from engine.logger import Run
-from engine.losses import NEEDS, TERMS, Criterion
 from engine.schedule import lr_factor
 from engine.signals import WorkerSignals
 from engine.state import TrainState
@@ -38,16 +36,6 @@ from models.pretrained import load_start_weights
 
 DEMO_ROOT = Path("dataset/demo")
 
-# The label maps of a training sample, by --dataset.
-MAPS = {
-    "Dense": ("label",),
-    "ScribbleOnly": ("label",),
-    "PseudoOnly": ("pseudo",),
-    "ScribblePseudo": ("label", "pseudo"),
-    "ScribblePseudoDs": ("label", "pseudo", "distance_s"),
-    "ScribblePseudoDc": ("label", "pseudo", "distance_c"),
-    "ScribblePseudoDsDc": ("label", "pseudo", "distance_s", "distance_c"),
-}
 # How a distance map is made where no folder has it: from which map, and by what.
 COMPUTE = {"distance_s": ("label", scribble_distance), "distance_c": ("pseudo", pseudo_distance)}
 
@@ -85,35 +73,27 @@ def get_loader(cfg: Config, split: str, group: Group, *, augment: bool | None = 
     processes, with "label", the dense mask, and "index" (B,), the place in the list.
     Raises UserError on folders, lists or files that are not there.
     """
-    root = Path(cfg.dataset_path)
-    if not root.is_dir():
-        raise UserError(f"--dataset_path {root}: no such folder")
-    names = read_list(
-        _first_folder(root, cfg.list_path, "ImageSets/SegmentationAug", "ImageSets/Segmentation") / f"{split}.txt"
-    )
-    folders = {"image": root / cfg.image_path}
-    dense = ("SegmentationClassAug", "SegmentationClass")
-    if not (split == "train" if augment is None else augment):
-        folders["label"] = _first_folder(root, cfg.val_path, *dense)
+    augment = split == "train" if augment is None else augment
+    if not augment:
+        names, folders = find_files(
+            Path(cfg.dataset_path), "Folder" if cfg.dataset == "Folder" else "Dense", split, {"label": cfg.val_path},
+            list_path=cfg.list_path, image_path=cfg.image_path,
+        )  # fmt: skip
         val_set = SegmentationDataset(names, folders, cfg.numclasses)
         batches = EvalBatches(
             _image_sizes(val_set, group), batch_size=cfg.val_batchsize, rank=group.rank, world_size=group.world_size
         )
         return make_loader(val_set, cfg.workers, group, batch_sampler=batches)
 
-    scribbles = ("pascal_2012_scribble",)
-    compute = {}
-    for name in MAPS[cfg.dataset]:
-        if name == "label":
-            folders[name] = _first_folder(root, cfg.train_path, *(dense if cfg.dataset == "Dense" else scribbles))
-        elif name == "pseudo":
-            folders[name] = root / cfg.pseudo_path
-        else:
-            folder = cfg.distancemap_s if name == "distance_s" else cfg.distancemap_c
-            if folder:
-                folders[name] = root / folder
-            else:
-                compute[name] = COMPUTE[name]
+    # Where each map lies; what no folder has is computed.
+    paths = {
+        "label": cfg.train_path, "pseudo": cfg.pseudo_path, "distance_s": cfg.distancemap_s, "distance_c": cfg.distancemap_c,
+    }  # fmt: skip
+    compute = {name: COMPUTE[name] for name in MAPS[cfg.dataset] if name in COMPUTE and not paths[name]}
+    maps = {name: paths[name] for name in MAPS[cfg.dataset] if name not in compute}
+    names, folders = find_files(
+        Path(cfg.dataset_path), cfg.dataset, split, maps, list_path=cfg.list_path, image_path=cfg.image_path
+    )
     train_set = SegmentationDataset(
         names, folders, cfg.numclasses, transform=TrainTransform(cfg.crop_size), compute=compute, seed=cfg.seed
     )
@@ -133,13 +113,6 @@ def _image_sizes(dataset: SegmentationDataset, group: Group) -> list[tuple[int, 
     sizes = {index: size for share in shares for index, size in share.items()}
     # Ranks may list other files, which engine.doctor.check_setup finds after this.
     return [sizes.get(index, (0, 0)) for index in range(len(paths))]
-
-
-def _first_folder(root: Path, chosen: str, *usual: str) -> Path:
-    """The chosen folder below root, or else the first of the usual ones that is there."""
-    if chosen:
-        return root / chosen
-    return next((root / name for name in usual if (root / name).is_dir()), root / usual[0])
 
 
 def make_loader(dataset: Dataset, workers: int, group: Group, **batches) -> DataLoader:
@@ -180,7 +153,7 @@ def get_model(
     )  # fmt: skip
     if pretrained and group.is_main:
         say(load_start_weights(raw_model, cfg.pretrained, cfg.layers, checkpoint.read))
-    if raw_model.lorm is not None and "lorm" not in _active_terms(cfg):
+    if raw_model.lorm is not None and "lorm" not in active_terms(cfg):
         raw_model.lorm.requires_grad_(False)  # DDP waits for a gradient of whatever wants one
     if cfg.sync_bn == "on" and group.device.type != "cuda":
         raise UserError(
@@ -191,62 +164,6 @@ def get_model(
     # Images arrive as (B, H, W, 3): channels last is their own order, and the faster one for convolutions.
     raw_model = raw_model.to(group.device).to(memory_format=torch.channels_last)
     return raw_model, group.wrap(raw_model, static_graph=cfg.static_graph, find_unused=cfg.find_unused_parameters)
-
-
-def _active_terms(cfg: Config) -> dict[str, float]:
-    """The losses that --dataset has maps for and whose weight is not 0: {term: weight}."""
-    has_lorm = models.MODELS[cfg.model_type][1]
-    return {
-        term: weight
-        for term in TERMS
-        if (weight := getattr(cfg, f"l_{term}")) > 0
-        and NEEDS[term] in MAPS[cfg.dataset]
-        and (term != "lorm" or has_lorm)
-    }
-
-
-def get_criterion(
-    cfg: Config, say: Callable[[str], None] = print, class_weights: list[float] | None = None
-) -> Criterion:
-    """The losses of the run, and a line on which these are. Raises UserError where none is left."""
-    active = _active_terms(cfg)
-    off = [term for term in TERMS if term not in active]
-    if not set(active) - {"lorm"}:  # LoRM alone would leave the head without a gradient
-        raise UserError(f"--dataset {cfg.dataset} with these --l_* weights leaves no loss to train on")
-    if "seg" in active:
-        l_seg = active.pop("seg")
-        active = {name: l_seg * factor for name, factor in parse_loss(cfg.loss).items()} | active
-    said = ", ".join(f"{weight:g} * {term}" for term, weight in active.items())
-    say(
-        f"losses: {said}"
-        + (f" (off for --dataset {cfg.dataset}, this model or weight 0: {', '.join(off)})" if off else "")
-    )
-    return Criterion(
-        active, cfg.label_smooth, class_weights=class_weights, focal_gamma=cfg.focal_gamma, ohem_fraction=cfg.ohem_fraction
-    )  # fmt: skip
-
-
-def get_class_weights(cfg: Config, group: Group, loader: DataLoader, run: Run) -> list[float] | None:
-    """--class_weights as numbers, the same on all ranks, or None: each class has weight 1. Collective.
-
-    loader: of the training list, whose labels are counted for --class_weights balanced, each rank its share.
-    """
-    if cfg.class_weights == "none":
-        return None
-    if "seg" not in _active_terms(cfg) or not set(parse_loss(cfg.loss)) & set(PIXEL_LOSSES):
-        run.info(
-            f"--class_weights {cfg.class_weights}: not used, as --loss has no ce, focal or ohem or there is no seg"
-        )
-        return None
-    weights = histogram.given_weights(cfg.class_weights, cfg.numclasses)
-    if weights is None:
-        own = [files["label"] for files in loader.dataset.files[group.rank :: group.world_size]]  # type: ignore[attr-defined]
-        counts = histogram.count_labels(own, cfg.numclasses, partial(run.bar, total=len(own), title="counting labels"))
-        weights = histogram.class_weights(group.sum(torch.from_numpy(counts)).numpy())
-    weights = group.broadcast(weights.tolist())  # a file may differ from machine to machine
-    said = ", ".join(f"{number}: {weight:.4g}" for number, weight in enumerate(weights))
-    run.info(f"class weights (--class_weights {cfg.class_weights}): {said}")
-    return weights
 
 
 def get_optimizer(

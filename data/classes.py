@@ -21,14 +21,14 @@ class Classes:
     colours: np.ndarray
 
 
-def read_classes(chosen: str, num_classes: int) -> Classes:
+def read_classes(chosen: str, num_classes: int | None) -> Classes:
     """The classes of the preset `chosen`, or of the file of that path; numbers in VOC's colours if it is "".
 
-    A file has one class a line: its name and, where VOC's colours are not wanted, #RRGGBB.
+    num_classes: how many there must be; None takes as many as the file has. A file has one class a line: its name and, where VOC's colours are not wanted, #RRGGBB.
     """
     colours = voc_colours()
     if not chosen:
-        return Classes([str(number) for number in range(num_classes)], colours)
+        return Classes([str(number) for number in range(num_classes or 0)], colours)
     preset = PRESETS / f"{chosen}.txt"
     try:
         lines = (preset if preset.is_file() else Path(chosen)).read_text(encoding="utf-8-sig").split("\n")
@@ -46,7 +46,7 @@ def read_classes(chosen: str, num_classes: int) -> Classes:
         if match["colour"] and len(names) < 255:
             colours[len(names)] = list(bytes.fromhex(match["colour"]))
         names.append(match["name"])
-    if len(names) != num_classes:
+    if num_classes not in (None, len(names)):
         raise UserError(f"--classes {chosen}: {len(names)} names, but --numclasses is {num_classes}")
     return Classes(names, colours)
 

@@ -1,6 +1,9 @@
 """Images and their label maps from folders, every file checked when it is read."""
 
 import contextlib
+import os
+import struct
+import unicodedata
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,9 +14,11 @@ from torch.utils.data import Dataset
 from errors import UserError
 
 IGNORE = 255
-_KINDS = (".jpg", ".png", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
-IMAGE_SUFFIXES = (*_KINDS, *(suffix.upper() for suffix in _KINDS))
-LABEL_SUFFIXES = (".png", ".PNG")
+# In the order in which they are looked for, and each in any letter case.
+IMAGE_SUFFIXES = (".jpg", ".png", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
+LABEL_SUFFIXES = (".png", ".bmp", ".tif", ".tiff", ".webp")
+LABEL_MODES = ("P", "L", "1", "I", "I;16")  # of PIL: one channel of numbers
+NO_JPEG = "a JPEG changes the label values that are saved in it: save the mask as PNG"
 
 
 def read_list(path: Path) -> list[str]:
@@ -32,6 +37,34 @@ def read_list(path: Path) -> list[str]:
     return names
 
 
+def list_folder(folder: Path, suffixes: tuple[str, ...]) -> dict[str, list[str]]:
+    """The files below a folder by name, the best suffix first: {"sub/x": ["sub/x.jpg", ...]}, sorted.
+
+    Names are in Unicode's form NFC, since macOS writes another than a list or another system has. Hidden files and
+    folders, and those that systems leave behind (._x, .DS_Store, __MACOSX), are skipped.
+    """
+
+    def stop(error: OSError) -> None:
+        raise UserError(f"{error.filename}: cannot be listed ({error.strerror})")
+
+    found: dict[str, list[tuple[bool, int, str]]] = {}
+    for parent, folders, files in os.walk(folder, onerror=stop, followlinks=True):
+        above = os.path.realpath(parent)
+        folders[:] = [
+            name for name in folders
+            if not name.startswith((".", "__MACOSX", "@eaDir"))
+            and not f"{above}/".startswith(os.path.realpath(os.path.join(parent, name)) + "/")  # a link to above itself
+        ]  # fmt: skip
+        inside = Path(parent).relative_to(folder).as_posix() + "/"
+        for file in files:
+            suffix = os.path.splitext(file)[1]
+            if suffix.lower() in suffixes and not file.startswith("."):
+                path = (inside + file).removeprefix("./")
+                name = unicodedata.normalize("NFC", path.removesuffix(suffix))
+                found.setdefault(name, []).append((suffix != suffix.lower(), suffixes.index(suffix.lower()), path))
+    return {name: [path for *_, path in sorted(paths)] for name, paths in sorted(found.items())}
+
+
 @contextlib.contextmanager
 def decoding(path: Path) -> Iterator[None]:
     """Turn what PIL raises on a file into a UserError that names it."""
@@ -41,12 +74,12 @@ def decoding(path: Path) -> Iterator[None]:
         raise
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
-    except (OSError, SyntaxError, TypeError, ValueError, Image.DecompressionBombError) as error:
+    except (OSError, SyntaxError, TypeError, ValueError, struct.error, Image.DecompressionBombError) as error:
         raise UserError(f"{path}: not a whole, readable image ({' '.join(str(error).split())}): replace it") from None
 
 
-def _open(path: Path, convert: Callable[[Image.Image], Image.Image]) -> np.ndarray:
-    """Decode a whole image file. PIL, unlike OpenCV, refuses truncated files and keeps palette indices."""
+def decode(path: Path, convert: Callable[[Image.Image], Image.Image]) -> np.ndarray:
+    """The pixels of a whole image file, converted. PIL, unlike OpenCV, refuses truncated files and keeps palette indices."""
     with decoding(path), Image.open(path) as image:
         return np.array(convert(image))
 
@@ -59,7 +92,7 @@ def read_image(path: Path) -> np.ndarray:
             raise UserError(f"{path}: more than 8 bits a channel (mode {image.mode}): convert it to 8 bits")
         return ImageOps.exif_transpose(image).convert("RGB")
 
-    return _open(path, to_rgb)
+    return decode(path, to_rgb)
 
 
 def image_size(path: Path) -> tuple[int, int]:
@@ -73,13 +106,19 @@ def read_label(path: Path, num_classes: int) -> np.ndarray:
     """A label map, shape (H, W), uint8: 0..num_classes-1, and 255 = ignore. Palette images give their indices."""
 
     def check_mode(image: Image.Image) -> Image.Image:
-        if image.mode not in ("P", "L", "1", "I", "I;16"):
+        if image.format in ("JPEG", "MPO"):  # whatever its name ends in
+            raise UserError(f"{path}: {NO_JPEG}")
+        if image.mode == "RGB":  # lossless WebP and some BMP have no grey mode
+            red, green, blue = image.split()
+            if red.tobytes() == green.tobytes() == blue.tobytes():
+                return red
+        if image.mode not in LABEL_MODES:
             raise UserError(
                 f"{path}: a {image.mode} image: labels must be class numbers in one channel (grey or palette PNG)"
             )
         return image
 
-    label = _open(path, check_mode)
+    label = decode(path, check_mode)
     bad = label[(label != IGNORE) & ((label < 0) | (label >= num_classes))]
     if bad.size:
         raise UserError(
@@ -91,7 +130,7 @@ def read_label(path: Path, num_classes: int) -> np.ndarray:
 
 def read_distance(path: Path) -> np.ndarray:
     """A distance map, shape (H, W), uint8; of several equal channels, the first."""
-    values = _open(path, lambda image: image)
+    values = decode(path, lambda image: image)
     values = values[..., 0] if values.ndim == 3 else values
     if values.dtype != np.uint8:
         raise UserError(f"{path}: a distance map must be an 8-bit image, found {values.dtype}")
@@ -122,7 +161,7 @@ class SegmentationDataset(Dataset):
         seed: int = 0,
     ):
         self.num_classes, self.transform, self.compute, self.seed = num_classes, transform, compute or {}, seed
-        self.names, self.files = names, _find_files(names, folders)
+        self.names, self.folders, self.files = names, folders, _find_files(names, folders)
 
     def __len__(self) -> int:
         return len(self.files)
@@ -130,7 +169,10 @@ class SegmentationDataset(Dataset):
     @property
     def listing(self) -> list[str]:
         """The files of each sample without their folders, to compare with those of another machine or an earlier run."""
-        return [" ".join(f"{kind}={path.name}" for kind, path in files.items()) for files in self.files]
+        return [
+            " ".join(f"{kind}={path.relative_to(self.folders[kind]).as_posix()}" for kind, path in files.items())
+            for files in self.files
+        ]
 
     def __getitem__(self, key: int | tuple[int, int]) -> dict[str, np.ndarray]:
         if isinstance(key, int):
@@ -165,21 +207,18 @@ class SegmentationDataset(Dataset):
 def _find_files(names: list[str], folders: dict[str, Path]) -> list[dict[str, Path]]:
     """The file of every name in every folder, found by listing each folder once."""
     present = {}
-    for name, folder in folders.items():
+    for kind, folder in folders.items():
         if not folder.is_dir():
-            raise UserError(f"{folder}: no such folder (for the {name} files)")
-        try:
-            present[name] = {entry.name for entry in folder.iterdir()}
-        except OSError as error:
-            raise UserError(f"{folder}: cannot be listed ({error.strerror})") from None
+            raise UserError(f"{folder}: no such folder (for the {kind} files)")
+        present[kind] = list_folder(folder, IMAGE_SUFFIXES if kind == "image" else LABEL_SUFFIXES)
     files = []
     for name in names:
         found = {}
         for kind, folder in folders.items():
-            suffixes = IMAGE_SUFFIXES if kind == "image" else LABEL_SUFFIXES
-            match = next((name + suffix for suffix in suffixes if name + suffix in present[kind]), None)
+            match = present[kind].get(unicodedata.normalize("NFC", name))
             if match is None:
-                raise UserError(f"{folder / (name + suffixes[0])}: no such file, but the list names {name!r}")
-            found[kind] = folder / match
+                suffix = (IMAGE_SUFFIXES if kind == "image" else LABEL_SUFFIXES)[0]
+                raise UserError(f"{folder / (name + suffix)}: no such file, but the list names {name!r}")
+            found[kind] = folder / match[0]
         files.append(found)
     return files

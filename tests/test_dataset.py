@@ -42,7 +42,7 @@ def test_label_out_of_range_is_named(tmp_path):
 
 
 def test_colour_mask_and_float_distance_are_refused(tmp_path):
-    Image.fromarray(np.zeros((2, 2, 3), np.uint8)).save(tmp_path / "rgb.png")
+    Image.fromarray(np.array([[[0, 0, 0], [128, 0, 0]]], np.uint8)).save(tmp_path / "rgb.png")
     with pytest.raises(UserError, match=r"rgb\.png: a RGB image: labels must be class numbers"):
         read_label(tmp_path / "rgb.png", 3)
     Image.fromarray(np.zeros((2, 2), np.uint16)).save(tmp_path / "deep.png")
@@ -95,6 +95,17 @@ def test_image_modes_become_rgb_and_exif_orientation_is_followed(tmp_path):
     exif[0x0112] = 6  # turn by 90 degrees to show
     Image.new("RGB", (5, 3)).save(tmp_path / "turned.jpg", exif=exif)
     assert read_image(tmp_path / "turned.jpg").shape == (5, 3, 3)
+
+
+def test_broken_exif_is_named(tmp_path):
+    exif = Image.Exif()
+    exif[0x0112], exif[0x010E] = 6, "a title"
+    Image.new("RGB", (5, 3)).save(tmp_path / "a.jpg", exif=exif)
+    whole = (tmp_path / "a.jpg").read_bytes()
+    # The title's tag becomes that of the width, which is no text: PIL leaves with an error of struct
+    (tmp_path / "a.jpg").write_bytes(whole.replace(b"\x01\x0e\x00\x02", b"\x01\x00\x00\x02"))
+    with pytest.raises(UserError, match=r"a\.jpg: not a whole, readable image"):
+        read_image(tmp_path / "a.jpg")
 
 
 def test_deep_images_are_refused_not_saturated(tmp_path):

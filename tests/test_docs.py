@@ -66,6 +66,7 @@ def test_every_flag_named_in_the_documents_exists(path):
         "max_restarts",
         "processes",
         "signals_to_handle",
+        "json",
     }
     named = {name.replace("-", "_") for name in re.findall(r"(?<![\w-])--([a-z][\w-]*)", text)}
     assert not named - set(config.FLAGS) - set(config.ALIASES) - others

@@ -188,7 +188,7 @@ def test_resume_auto_without_a_run_starts_one(demo_root, tmp_path):
     assert run_train(dataset_path=demo_root, logdir=tmp_path, resume="auto", name="new").name == "new"
 
 
-@pytest.mark.parametrize("dataset", [name for name in MAPS if name != "ScribblePseudoDsDc"])
+@pytest.mark.parametrize("dataset", [name for name in MAPS if name not in ("ScribblePseudoDsDc", "Folder")])
 def test_c1_to_c7_every_kind_of_labels_trains(demo_root, tmp_path, dataset):
     folder = run_train(dataset_path=demo_root, logdir=tmp_path, dataset=dataset)
     losses = read_metrics(folder, "train")[-1]["losses"]

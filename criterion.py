@@ -1,0 +1,84 @@
+"""Which losses a run has: from --dataset, --loss, the --l_* weights and --class_weights."""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch.utils.data import DataLoader
+
+import models
+from config import Config
+from data import histogram
+from engine.distributed import Group
+from engine.label_losses import PIXEL_LOSSES, parse_loss
+from engine.logger import Run
+from engine.losses import NEEDS, TERMS, Criterion
+from errors import UserError
+
+# The label maps of a training sample, by --dataset.
+MAPS = {
+    "Folder": ("label",),
+    "Dense": ("label",),
+    "ScribbleOnly": ("label",),
+    "PseudoOnly": ("pseudo",),
+    "ScribblePseudo": ("label", "pseudo"),
+    "ScribblePseudoDs": ("label", "pseudo", "distance_s"),
+    "ScribblePseudoDc": ("label", "pseudo", "distance_c"),
+    "ScribblePseudoDsDc": ("label", "pseudo", "distance_s", "distance_c"),
+}
+
+
+def active_terms(cfg: Config) -> dict[str, float]:
+    """The losses that --dataset has maps for and whose weight is not 0: {term: weight}."""
+    has_lorm = models.MODELS[cfg.model_type][1]
+    return {
+        term: weight
+        for term in TERMS
+        if (weight := getattr(cfg, f"l_{term}")) > 0
+        and NEEDS[term] in MAPS[cfg.dataset]
+        and (term != "lorm" or has_lorm)
+    }
+
+
+def get_criterion(
+    cfg: Config, say: Callable[[str], None] = print, class_weights: list[float] | None = None
+) -> Criterion:
+    """The losses of the run, and a line on which these are. Raises UserError where none is left."""
+    active = active_terms(cfg)
+    off = [term for term in TERMS if term not in active]
+    if not set(active) - {"lorm"}:  # LoRM alone would leave the head without a gradient
+        raise UserError(f"--dataset {cfg.dataset} with these --l_* weights leaves no loss to train on")
+    if "seg" in active:
+        l_seg = active.pop("seg")
+        active = {name: l_seg * factor for name, factor in parse_loss(cfg.loss).items()} | active
+    said = ", ".join(f"{weight:g} * {term}" for term, weight in active.items())
+    say(
+        f"losses: {said}"
+        + (f" (off for --dataset {cfg.dataset}, this model or weight 0: {', '.join(off)})" if off else "")
+    )
+    return Criterion(
+        active, cfg.label_smooth, class_weights=class_weights, focal_gamma=cfg.focal_gamma, ohem_fraction=cfg.ohem_fraction
+    )  # fmt: skip
+
+
+def get_class_weights(cfg: Config, group: Group, loader: DataLoader, run: Run) -> list[float] | None:
+    """--class_weights as numbers, the same on all ranks, or None: each class has weight 1. Collective.
+
+    loader: of the training list, whose labels are counted for --class_weights balanced, each rank its share.
+    """
+    if cfg.class_weights == "none":
+        return None
+    if "seg" not in active_terms(cfg) or not set(parse_loss(cfg.loss)) & set(PIXEL_LOSSES):
+        run.info(
+            f"--class_weights {cfg.class_weights}: not used, as --loss has no ce, focal or ohem or there is no seg"
+        )
+        return None
+    weights = histogram.given_weights(cfg.class_weights, cfg.numclasses)
+    if weights is None:
+        own = [files["label"] for files in loader.dataset.files[group.rank :: group.world_size]]  # type: ignore[attr-defined]
+        counts = histogram.count_labels(own, cfg.numclasses, partial(run.bar, total=len(own), title="counting labels"))
+        weights = histogram.class_weights(group.sum(torch.from_numpy(counts)).numpy())
+    weights = group.broadcast(weights.tolist())  # a file may differ from machine to machine
+    said = ", ".join(f"{number}: {weight:.4g}" for number, weight in enumerate(weights))
+    run.info(f"class weights (--class_weights {cfg.class_weights}): {said}")
+    return weights

@@ -1,0 +1,145 @@
+"""The data doctor: reads every file of a data set, says what is in it and what is wrong, and changes nothing.
+
+    python -m data.check MyData
+    python -m data.check VOC2012 --numclasses 21 --classes voc --json voc.json
+
+Exit status: 0 clean, 1 warnings, 2 errors, with which training would stop, or go or be scored wrong.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+
+from tqdm import tqdm
+
+import errors
+from data.classes import Classes, read_classes
+from data.duplicates import find_duplicates
+from data.findings import Findings
+from data.measure import Facts, Sample, measure
+from data.report import class_table, finding_lines, summary_lines
+from data.rules import check_agreement, check_images, check_labels, check_values, infer_num_classes
+from data.summary import Summary, check_classes, summarise
+from data.survey import Paths, Survey, survey
+from errors import UserError
+
+# As of train.py.
+DATASETS = (
+    "Folder", "Dense", "ScribbleOnly", "PseudoOnly", "ScribblePseudo",
+    "ScribblePseudoDs", "ScribblePseudoDc", "ScribblePseudoDsDc",
+)  # fmt: skip
+CHUNK = 8  # samples that a process takes at once
+
+
+def check(
+    root: Path, *, dataset: str = "", num_classes: int | None = None, classes: str = "", paths: Paths | None = None,
+    splits: Iterable[str] = ("train", "val"), workers: int = 0,
+) -> tuple[Summary, Findings]:  # fmt: skip
+    """Examine a data set. dataset: as of train.py, "" to find out. num_classes: None to infer. workers: processes, 0 none."""
+    findings = Findings()
+    known = read_classes(classes, num_classes) if classes else None
+    if known is not None:
+        num_classes = len(known.names)
+    found = survey(root, dataset, paths or Paths(), list(splits), findings)
+    facts = _measure_all(found.samples, workers)
+    given = num_classes is not None
+    num_classes = num_classes or infer_num_classes(facts)
+    known = known or read_classes("", num_classes)
+    _judge(found, facts, num_classes, given, known, findings)
+    summary = summarise(found, facts, num_classes, given, known.names)
+    check_classes(summary, findings)
+    return summary, findings
+
+
+def _measure_all(samples: list[Sample], workers: int) -> list[Facts]:
+    """What measure says of each sample, in order."""
+
+    def with_bar(facts: Iterable[Facts]) -> list[Facts]:
+        return list(tqdm(facts, total=len(samples), unit="image", desc="reading"))
+
+    if workers == 0:
+        return with_bar(map(measure, samples))
+    try:
+        with ProcessPoolExecutor(workers) as pool:
+            return with_bar(pool.map(measure, samples, chunksize=CHUNK))
+    except BrokenProcessPool:
+        raise UserError(
+            f"a process of --workers {workers} was ended, for want of memory? Lower --workers, or use --workers 0 to see more"
+        ) from None
+
+
+def _judge(
+    found: Survey, facts: list[Facts], num_classes: int, given: bool, known: Classes, findings: Findings
+) -> None:
+    def show(path: Path) -> str:
+        return path.relative_to(found.root).as_posix() if path.is_relative_to(found.root) else str(path)
+
+    colours = {f"#{bytes(known.colours[number]).hex()}": number for number in reversed(range(num_classes))}
+    check_images(facts, show, findings)
+    check_labels(facts, show, colours, findings)
+    check_values(facts, num_classes, given, show, findings)
+    check_agreement(facts, show, findings)
+    find_duplicates(facts, show, findings)
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = _parser().parse_args(argv)
+    if args.numclasses is not None and not 2 <= args.numclasses <= 255:
+        raise UserError(f"--numclasses {args.numclasses}: must be 2 to 255")
+    if args.json and args.json.resolve().is_relative_to(args.root.resolve()):
+        raise UserError(f"--json {args.json}: lies in the data set, where nothing is written; name another folder")
+    workers = args.workers
+    if workers < 0:
+        workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    paths = Paths(**{item.name: getattr(args, item.name) for item in dataclasses.fields(Paths)})
+    summary, findings = check(
+        args.root, dataset=args.dataset, num_classes=args.numclasses, classes=args.classes, paths=paths,
+        splits=args.splits, workers=workers,
+    )  # fmt: skip
+    print("\n".join([*summary_lines(summary), *class_table(summary), "", *finding_lines(findings)]))
+    if findings.status < 2:
+        print(f"train with --dataset_path {args.root} --dataset {summary.dataset} --numclasses {summary.num_classes}")
+    if args.json:
+        _write_json(args.json, summary, findings)
+    return findings.status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m data.check", description="Examine a data set; change nothing.")
+    parser.add_argument("root", type=Path, metavar="PATH", help="root of the data set, train.py's --dataset_path")
+    parser.add_argument(
+        "--dataset", default="", choices=DATASETS, help="labels to train on [found out from the folders]"
+    )
+    parser.add_argument("--numclasses", type=int, metavar="N", help="number of classes [inferred from the labels]")
+    parser.add_argument("--classes", default="", metavar="FILE", help="names and colours: voc, camvid, or a FILE")
+    parser.add_argument("--splits", nargs="+", default=["train", "val"], metavar="NAME", help="splits [train val]")
+    for item in dataclasses.fields(Paths):
+        parser.add_argument(f"--{item.name}", default="", metavar="DIR", help="folder, as of train.py")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything to this file, with all file names")
+    parser.add_argument("--workers", type=int, default=-1, metavar="N", help="processes; 0: none but this [the cores]")
+    return parser
+
+
+def _write_json(path: Path, summary: Summary, findings: Findings) -> None:
+    listed = [
+        {
+            "code": finding.code, "severity": finding.severity, "count": finding.count, "what": finding.what,
+            "do": finding.advice, "files": finding.files, "notes": finding.notes,
+        }
+        for finding in findings.sorted()
+    ]  # fmt: skip
+    content = {"status": findings.status} | summary.as_dict() | {"findings": listed}
+    try:
+        path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"--json {path}: {error.strerror}") from None
+
+
+if __name__ == "__main__":
+    sys.exit(errors.run(main))

@@ -1,0 +1,168 @@
+"""Data sets with every fault that the data doctor knows, and the files that it should name."""
+
+from pathlib import Path
+
+import cv2
+import numpy as np
+from PIL import Image
+
+HEIGHT, WIDTH = 48, 64
+
+
+def picture(seed: str, height: int = HEIGHT, width: int = WIDTH) -> np.ndarray:
+    """Coarse coloured clouds, their own for each seed, (H, W, 3) uint8."""
+    rng = np.random.default_rng(list(seed.encode()))
+    return cv2.resize(rng.integers(0, 256, (8, 9, 3), dtype=np.uint8), (width, height), interpolation=cv2.INTER_LINEAR)
+
+
+def label(*values: int, height: int = HEIGHT, width: int = WIDTH) -> np.ndarray:
+    """Vertical stripes of the values, (H, W) uint8."""
+    return np.repeat(np.array(values, np.uint8)[np.arange(width) * len(values) // width][None], height, axis=0)
+
+
+class Drawn:
+    """A data set that is drawn file by file, in plain folders or the layout of ScribbleSup."""
+
+    def __init__(self, root: Path, **folders: str):
+        self.root = root
+        self.folders = {"image": "images", "mask": "masks"} | folders
+
+    def put(self, kind: str, file: str, values: np.ndarray | Image.Image, **options) -> Path:
+        path = self.root / self.folders[kind] / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        (values if isinstance(values, Image.Image) else Image.fromarray(values)).save(path, **options)
+        return path
+
+    def pair(self, name: str, image=None, mask=None, *, suffix: str = ".png", **options) -> None:
+        self.put("image", name + suffix, picture(name) if image is None else image, **options)
+        self.put("mask", name + ".png", label(0, 1, 2) if mask is None else mask)
+
+
+def scribblesup_like(root: Path) -> Drawn:
+    return Drawn(
+        root, image="JPEGImages", mask="SegmentationClass", scribble="pascal_2012_scribble", pseudo="bmp_pseudolabel"
+    )
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-40])
+
+
+def turned(name: str, orientation: int) -> dict:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return {"image": picture(name), "suffix": ".jpg", "exif": exif}
+
+
+def draw_clean(root: Path) -> Path:
+    drawn = Drawn(root)
+    for name in ("train/a", "train/b", "train/sub/c d", "val/a"):
+        drawn.pair(name)
+    return drawn.root
+
+
+def draw_faulty(root: Path) -> Path:
+    """Plain folders with one of each fault that a file there can have."""
+    drawn = Drawn(root)
+    drawn.pair("train/good")
+    drawn.pair("val/good", mask=label(0, 1, 2, 4))  # class 4 only here, class 3 nowhere
+    drawn.put("image", "train/no_label.png", picture("no_label"))
+    drawn.put("mask", "train/no_image.png", label(0, 1))
+    drawn.pair("train/twice")
+    drawn.put("image", "train/twice.jpg", picture("twice"))
+    for name, kind in (("cut_image", "image"), ("cut_label", "mask")):
+        drawn.pair(f"train/{name}")
+        cut(drawn.root / drawn.folders[kind] / f"train/{name}.png")
+    drawn.pair("train/size", mask=label(0, 1, 2, width=WIDTH - 1))
+    drawn.pair("train/rotated", **turned("rotated", 6))
+    drawn.pair("train/upside_down", **turned("upside_down", 3))
+    drawn.pair("train/deep", picture("deep")[..., 0].astype(np.uint16) * 200)
+    drawn.pair("train/cmyk", Image.fromarray(picture("cmyk")).convert("CMYK"), suffix=".jpg")
+    drawn.pair("train/glass", np.dstack([picture("glass"), label(0, 255)]))
+    drawn.pair("train/grey", picture("grey")[..., 0])
+    drawn.pair("train/small", picture("small", 20, 20), label(0, 1, 2, height=20, width=20))
+    drawn.pair("train/huge", picture("huge", 300, 200), label(0, 1, 2, height=300, width=200))
+    colours = np.array([[0, 0, 0], [128, 0, 0], [1, 2, 3]], np.uint8)[label(0, 1, 2)]
+    drawn.pair("train/colour", mask=colours)
+    drawn.pair("train/mode", mask=Image.fromarray(label(0, 1)).convert("LA"))
+    drawn.put("image", "train/jpeg.png", picture("jpeg"))
+    drawn.put("mask", "train/jpeg.jpg", label(0, 1, 2))
+    drawn.put("image", "train/webp.png", picture("webp"))
+    drawn.put("mask", "train/webp.webp", label(0, 1, 2), quality=80)
+    drawn.pair("train/odd", mask=label(0, 1, 254))
+    drawn.pair("train/void", mask=label(255))
+    drawn.pair("train/one", mask=label(2))
+    drawn.pair("train/same", picture("train/good"))
+    drawn.pair("train/leak", picture("leak"))
+    drawn.pair("val/leak", picture("leak"))
+    drawn.pair("train/near", picture("near"))
+    drawn.pair("val/near", picture("near"), suffix=".jpg", quality=80)
+    return drawn.root
+
+
+FAULTY = {
+    "image-without-label": ["images/train/no_label.png"],
+    "two-files-of-one-name": ["images/train/twice.jpg"],
+    "label-without-image": ["masks/train/no_image.png"],
+    "image-unreadable": ["images/train/cut_image.png"],
+    "label-unreadable": ["masks/train/cut_label.png"],
+    "size-mismatch": ["masks/train/size.png"],
+    "exif-rotated": ["masks/train/rotated.png"],
+    "exif-turned": ["masks/train/upside_down.png"],
+    "image-16-bit": ["images/train/deep.png"],
+    "image-cmyk": ["images/train/cmyk.jpg"],
+    "image-transparent": ["images/train/glass.png"],
+    "image-grey": ["images/train/grey.png"],
+    "image-small": ["images/train/small.png"],
+    "image-huge": ["images/train/huge.png"],
+    "sizes-differ": ["images/train/small.png"],
+    "mask-colour": ["masks/train/colour.png"],
+    "mask-mode": ["masks/train/mode.png"],
+    "mask-lossy": ["masks/train/jpeg.jpg", "masks/train/webp.webp"],
+    "label-odd-value": ["masks/train/odd.png"],
+    "class-absent": ["class 3"],
+    "class-only-in-val": ["class 4"],
+    "mask-empty": ["masks/train/void.png"],
+    "mask-one-class": ["masks/train/one.png"],
+    "duplicate": ["images/train/good.png"],
+    "duplicate-across-splits": ["images/train/leak.png"],
+    "near-duplicate": ["images/val/near.jpg"],
+}
+
+
+def draw_faulty_lists(root: Path) -> Path:
+    """The layout of ScribbleSup with one of each fault of lists, scribbles and pseudo-labels."""
+    drawn = scribblesup_like(root)
+    scribble = np.where(np.arange(HEIGHT)[:, None] % 12 == 0, label(0, 1, 2), 255).astype(np.uint8)
+    changed = {
+        "no_stroke": {"scribble": label(255)},
+        "lacking": {"scribble": np.where(scribble == 2, 255, scribble).astype(np.uint8)},
+        "wrong": {"scribble": np.where(scribble == 2, 1, np.where(scribble == 1, 2, scribble)).astype(np.uint8)},
+        "no_pseudo": {"pseudo": label(255)},
+        "other": {"pseudo": label(1, 2, 0)},
+    }
+    for name in ("a", "both", "again", "v", "forgotten", *changed):
+        files = {"mask": label(0, 1, 2), "scribble": scribble, "pseudo": label(0, 1, 2)} | changed.get(name, {})
+        drawn.put("image", f"{name}.jpg", picture(name))
+        for kind, values in files.items():
+            drawn.put(kind, f"{name}.png", values)
+    drawn.put("pseudo", "lonely.png", label(0, 1))
+    lists = drawn.root / "ImageSets/Segmentation"
+    lists.mkdir(parents=True)
+    (lists / "train.txt").write_text("\n".join(["a", "both", "again", "again", "gone", *changed]))
+    (lists / "val.txt").write_text("v\nboth")
+    return drawn.root
+
+
+FAULTY_LISTS = {
+    "listed-image-missing": ["train: gone"],
+    "in-two-splits": ["JPEGImages/both.jpg"],
+    "listed-twice": ["train: again"],
+    "label-without-image": ["bmp_pseudolabel/lonely.png"],
+    "not-listed": ["JPEGImages/forgotten.jpg"],
+    "scribble-empty": ["pascal_2012_scribble/no_stroke.png"],
+    "pseudo-empty": ["bmp_pseudolabel/no_pseudo.png"],
+    "scribble-lacks-class": ["pascal_2012_scribble/lacking.png"],
+    "scribble-contradicts-mask": ["pascal_2012_scribble/wrong.png"],
+    "pseudo-disagrees": ["bmp_pseudolabel/other.png"],
+}

@@ -1,0 +1,217 @@
+"""The data doctor names every fault by its code and file, calls clean data clean, and changes nothing."""
+
+import hashlib
+import json
+import os
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+from faulty_data import FAULTY, FAULTY_LISTS, Drawn, draw_clean, draw_faulty, draw_faulty_lists, label, picture
+from PIL import Image
+
+import data.check
+from data import rules
+from data.check import DATASETS, check, main
+from data.duplicates import hamming
+from data.findings import CATALOG
+from data.histogram import class_weights, label_histogram
+from data.measure import difference_hash
+from data.survey import Paths
+from errors import UserError
+from utils import MAPS
+
+# Those that have tests of their own.
+ELSEWHERE = {"split-missing", "label-out-of-range", "label-binary-255"}
+
+
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory) -> Path:
+    return draw_clean(tmp_path_factory.mktemp("clean"))
+
+
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory) -> Path:
+    return draw_faulty(tmp_path_factory.mktemp("faulty"))
+
+
+def found(root: Path, **options) -> dict[str, list[str]]:
+    _, findings = check(root, **options)
+    return {finding.code: finding.files for finding in findings.sorted()}
+
+
+def snapshot(root: Path) -> dict:
+    files = [path for path in root.rglob("*") if path.is_file()]
+    return {path: (path.stat().st_mtime_ns, hashlib.sha256(path.read_bytes()).hexdigest()) for path in files}
+
+
+def test_each_fault_is_named_by_its_code_and_file(faulty, monkeypatch):
+    monkeypatch.setattr(rules, "HUGE_AREA", 50_000)
+    assert found(faulty) == FAULTY
+
+
+def test_each_fault_of_lists_and_scribbles_is_named(tmp_path):
+    assert found(draw_faulty_lists(tmp_path)) == FAULTY_LISTS
+
+
+def test_every_code_is_tested():
+    assert set(CATALOG) == {*FAULTY, *FAULTY_LISTS, *ELSEWHERE}
+
+
+def test_labels_out_of_the_range_that_is_given(faulty):
+    assert found(faulty, num_classes=4)["label-out-of-range"] == ["masks/train/odd.png", "masks/val/good.png"]
+    assert "label-out-of-range" not in found(faulty, num_classes=255)
+
+
+def test_masks_of_0_and_255_are_not_taken_for_background_and_void(tmp_path):
+    drawn = Drawn(tmp_path)
+    drawn.pair("train/a", mask=label(0, 255))
+    drawn.pair("val/b", mask=label(0))
+    assert found(tmp_path)["label-binary-255"] == ["masks/train/a.png"]
+
+
+def test_missing_split(tmp_path, capsys):
+    Drawn(tmp_path).pair("train/a")
+    assert main([str(tmp_path), "--workers", "0"]) == 2
+    assert "split-missing (1)" in capsys.readouterr().out
+    assert main([str(tmp_path), "--workers", "0", "--splits", "train"]) == 0
+
+
+def test_plain_folders_with_lists(tmp_path):
+    drawn = Drawn(tmp_path)
+    for name in ("a b", "sub/c", "d", "spare"):
+        drawn.pair(name)
+    (tmp_path / "train.txt").write_text("a b.png\nsub/c\n")
+    (tmp_path / "val.txt").write_text("d\nsub/c.png\n")
+    assert found(tmp_path) == {"in-two-splits": ["images/sub/c.png"], "not-listed": ["images/spare.png"]}
+    assert found(tmp_path, dataset="Folder", splits=["val"]) == {"not-listed": ["images/spare.png"]}
+
+
+def test_folders_by_flag(tmp_path):
+    drawn = Drawn(tmp_path, image="photos", mask="gt")
+    drawn.pair("train/a")
+    drawn.pair("val/b")
+    paths = Paths(image_path="photos", train_path="gt", val_path="gt")
+    assert found(tmp_path, paths=paths) == {}
+
+
+def test_report_names_the_fault_its_files_and_what_to_do(faulty, tmp_path, capsys):
+    before = snapshot(faulty)
+    assert main([str(faulty), "--workers", "2", "--json", str(tmp_path / "report.json")]) == 2
+    text = capsys.readouterr().out
+    assert "plain folders, for --dataset Folder" in text
+    assert (
+        "error   label-odd-value (1): a label value lies far above the others\n        to do: correct the labels"
+        in text
+    )
+    assert "masks/train/odd.png: 254 in " in text
+    assert "  masks/train/cut_label.png: not a whole, readable image (" in text
+    assert "masks/train/colour.png: 3 colour(s): " in text
+    assert "#800000 = class 1" in text
+    assert "images/val/near.jpg: like images/train/near.png" in text
+    assert snapshot(faulty) == before
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert (report["status"], report["layout"], report["num_classes"]) == (2, "Folder", 5)
+    codes = {finding["code"]: finding["files"] for finding in report["findings"]}
+    assert codes == {code: files for code, files in FAULTY.items() if code != "image-huge"}
+
+
+def test_clean_data_is_clean_and_warnings_alone_give_1(clean, tmp_path, capsys):
+    assert main([str(clean), "--workers", "0", "--numclasses", "3"]) == 0
+    assert "nothing wrong found" in capsys.readouterr().out
+    assert main([str(clean), "--workers", "0", "--numclasses", "4"]) == 1
+    assert "class-absent (1)" in capsys.readouterr().out
+
+
+def killed(sample):
+    os._exit(9)
+
+
+def test_a_killed_process_ends_the_check_with_one_line(clean, monkeypatch):
+    monkeypatch.setattr(data.check, "measure", killed)
+    with pytest.raises(UserError, match=r"a process of --workers 1 was ended.*--workers 0"):
+        main([str(clean), "--workers", "1"])
+
+
+def test_report_is_never_written_into_the_data(clean):
+    before = snapshot(clean)
+    with pytest.raises(UserError, match="lies in the data set, where nothing is written"):
+        main([str(clean), "--json", str(clean / "report.json")])
+    assert snapshot(clean) == before
+
+
+def test_what_is_no_data_set_is_said_so(tmp_path):
+    (tmp_path / "things").mkdir()
+    with pytest.raises(UserError, match=r"neither images and masks .* but things; give its root"):
+        check(tmp_path)
+    with pytest.raises(UserError, match="nowhere: no such folder"):
+        check(tmp_path / "nowhere")
+    with pytest.raises(UserError, match="--numclasses 1: must be 2 to 255"):
+        main([str(tmp_path), "--numclasses", "1"])
+
+
+def test_numbers_of_the_summary(clean):
+    summary, _ = check(clean, paths=Paths(val_path="masks"))
+    assert summary.images == {"train": 3, "val": 1}
+    assert summary.sizes == {"64x48": 4}
+    assert summary.num_classes == 3
+    # Stripes of 64 columns in three: 22, 21, 21 wide
+    assert [row.pixels["val"] for row in summary.classes] == [22 * 48, 21 * 48, 21 * 48]
+    assert [row.images["train"] for row in summary.classes] == [3, 3, 3]
+    assert summary.classes[0].weight == pytest.approx(1 / np.log(1.02 + 22 / 64), abs=1e-3)
+
+
+def test_palette_masks_and_masks_of_three_equal_channels_are_fine(clean, tmp_path):
+    drawn = Drawn(tmp_path)
+    palette = Image.fromarray(label(0, 1, 2), mode="P")
+    palette.putpalette(list(range(255, -1, -1)) * 3)
+    drawn.pair("train/a", mask=palette)
+    drawn.pair("val/b", mask=np.dstack([label(0, 1, 2)] * 3))
+    assert found(tmp_path) == {}
+
+
+def test_scribbles_and_classes_of_the_demo(demo_root):
+    summary, findings = check(demo_root, classes=str(demo_root / "classes.txt"))
+    assert (summary.layout, summary.dataset, summary.num_classes) == ("ScribbleSup", "ScribblePseudo", 5)
+    assert findings.status < 2
+    assert summary.agreement["scribble"] == 1.0  # drawn inside the mask
+    assert 0.8 < summary.agreement["pseudo"] < 1.0  # faults as a classifier makes them
+    assert all(0 < row.coverage < 1 for row in summary.classes)
+    assert summary.classes[1].name == "disc"
+
+
+def test_real_dense_data_is_clean(camvid):
+    summary, findings = check(camvid, num_classes=11, classes="camvid", workers=2)
+    assert [finding.code for finding in findings.sorted()] == []
+    assert summary.images == {"train": 367, "val": 101}
+    assert summary.sizes == {"480x360": 468}
+
+
+def test_real_scribbles(scribblesup):
+    summary, findings = check(scribblesup, num_classes=21, classes="voc")
+    assert summary.layout == "ScribbleSup"
+    # Two images of 20 classes: all that is wrong with them
+    assert [(finding.code, finding.count) for finding in findings.sorted()] == [("class-absent", 18)]
+    assert summary.agreement["scribble"] > 0.98
+
+
+def test_class_weights_follow_enet():
+    assert label_histogram(np.array([[0, 1, 1], [255, 3, 1]], np.uint8), 3).tolist() == [1, 3, 0]
+    # 1 / ln(1.02 + p) with p = 1, 0
+    assert class_weights(np.array([7, 0])).tolist() == pytest.approx([1.4222, 50.4983], abs=1e-3)
+    assert np.isfinite(class_weights(np.zeros(3, int))).all()
+
+
+def test_difference_hash_tells_copies_from_other_pictures():
+    same = difference_hash(picture("a"))
+    copy = difference_hash(cv2.resize(picture("a"), (128, 96), interpolation=cv2.INTER_LINEAR))
+    other = difference_hash(picture("b"))
+    assert hamming(np.array([same], np.uint64), copy)[0] <= 2
+    assert hamming(np.array([same, 0, 2**64 - 1], np.uint64), other)[0] > 10
+    assert hamming(np.array([0, 2**64 - 1, 0b1011], np.uint64), 0).tolist() == [0, 64, 3]
+    assert difference_hash(np.full((20, 20, 3), 200, np.uint8)) is None
+
+
+def test_datasets_are_those_of_training():
+    assert set(DATASETS) == set(MAPS)

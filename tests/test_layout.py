@@ -1,0 +1,168 @@
+"""Plain folders (--dataset Folder): images and masks find each other, or one line says what is missing."""
+
+import math
+import unicodedata
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import flags, read_metrics, run_train
+from PIL import Image
+
+import config
+from data.dataset import SegmentationDataset, read_label
+from data.layout import find_files
+from engine.distributed import Group
+from errors import UserError
+from utils import get_loader
+
+
+def put(path: Path, values=None) -> Path:
+    """An image file of 40x40 pixels, RGB or, below masks, of the classes 0 and 1."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(len(path.name))
+    if values is None:
+        is_mask = "masks" in path.parts
+        values = rng.integers(0, 2 if is_mask else 256, (40, 40) if is_mask else (40, 40, 3), dtype=np.uint8)
+    Image.fromarray(values).save(path, lossless=True)
+    return path
+
+
+def put_pairs(root: Path, *names: str, image: str = ".jpg", mask: str = ".png") -> None:
+    for name in names:
+        put(root / "images" / (name + image))
+        put(root / "masks" / (name + mask))
+
+
+def find(root: Path, split: str = "train", **paths: str) -> SegmentationDataset:
+    names, folders = find_files(root, "Folder", split, {"label": paths.pop("label_path", "")}, **paths)
+    return SegmentationDataset(names, folders, 2)
+
+
+def test_subfolders_are_splits_and_pairs_are_found_at_any_depth(tmp_path):
+    put_pairs(tmp_path, "train/b", "train/a", "train/night/first one", "val/a", "some split/x")
+    assert find(tmp_path).listing == [
+        "image=a.jpg label=a.png", "image=b.jpg label=b.png", "image=night/first one.jpg label=night/first one.png",
+    ]  # fmt: skip
+    assert find(tmp_path, "val").files == [
+        {"image": tmp_path / "images/val/a.jpg", "label": tmp_path / "masks/val/a.png"}
+    ]
+    assert len(find(tmp_path, "some split")) == 1
+    assert find(tmp_path)[2]["image"].shape == (40, 40, 3)
+
+
+def test_lists_take_names_with_and_without_suffix_space_or_folder(tmp_path):
+    put_pairs(tmp_path, "a b", "sub/c", "d.2", "Größe", image=".png")
+    (tmp_path / "train.txt").write_text("sub/c.png\r\na b\n\nd.2\n./Größe.png", encoding="utf-8-sig")
+    (tmp_path / "lists").mkdir()
+    (tmp_path / "lists" / "train.txt").write_text("sub\\c\n")
+    assert [files["image"].name for files in find(tmp_path).files] == ["c.png", "a b.png", "d.2.png", "Größe.png"]
+    assert find(tmp_path, list_path="lists").listing == ["image=sub/c.png label=sub/c.png"]
+
+
+def test_names_written_in_either_unicode_form_pair(tmp_path):
+    put(tmp_path / "images" / "train" / (unicodedata.normalize("NFD", "é") + ".png"))
+    put(tmp_path / "masks" / "train" / (unicodedata.normalize("NFC", "é") + ".png"))
+    assert len(find(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("image", [".JPG", ".jpeg", ".Png", ".webp", ".bmp", ".TIF", ".tiff"])
+@pytest.mark.parametrize("mask", [".PNG", ".webp", ".bmp", ".tif"])
+def test_kinds_of_files(tmp_path, image, mask):
+    put_pairs(tmp_path, "train/a", image=image, mask=mask)
+    sample = find(tmp_path)[0]
+    assert sample["image"].shape == (40, 40, 3)
+    assert set(np.unique(sample["label"])) == {0, 1}
+
+
+def test_other_folders_by_flag(tmp_path):
+    put(tmp_path / "photos/train/a.jpg")
+    put(tmp_path / "masks/gt/train/a.png")
+    assert len(find(tmp_path, image_path="photos", label_path="masks/gt")) == 1
+
+
+def test_litter_of_systems_is_skipped(tmp_path):
+    put_pairs(tmp_path, "train/a", "train/._a", "train/__MACOSX/a", "train/.cache/a")
+    for name in ("images/train/.DS_Store", "images/train/Thumbs.db", "masks/train/notes.txt"):
+        (tmp_path / name).write_text("")
+    (tmp_path / "images/train/loop").symlink_to(tmp_path / "images")
+    assert find(tmp_path).listing == ["image=a.jpg label=a.png"]
+
+
+FAULTS = {
+    "image without mask": (
+        lambda root: put(root / "images/train/b.jpg"), r"train/b\.jpg: an image without a mask: expected .*masks/train/b\.png"
+    ),
+    "JPEG mask": (
+        lambda root: (put(root / "images/train/b.jpg"), put(root / "masks/train/b.jpeg")),
+        r"masks/train/b\.jpeg: a JPEG changes .*save the mask as PNG",
+    ),
+    "two images": (lambda root: put(root / "images/train/a.png"), r"train/a\.jpg and a\.png: two files of one name"),
+    "two masks": (lambda root: put(root / "masks/train/a.tif"), r"train/a\.png and a\.tif: two files of one name"),
+    "list and folder": (
+        lambda root: (root / "train.txt").write_text("a"), r"train\.txt and .*images/train: both would be the split 'train'"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faulty_folders_are_named(tmp_path, fault):
+    put_pairs(tmp_path, "train/a")
+    make, message = FAULTS[fault]
+    make(tmp_path)
+    with pytest.raises(UserError, match=message):
+        find(tmp_path)
+
+
+def test_a_mask_without_image_stops_no_training(tmp_path):
+    put_pairs(tmp_path, "train/a")
+    put(tmp_path / "masks/train/b.png")
+    assert len(find(tmp_path)) == 1
+
+
+def test_missing_splits_and_names_are_named(tmp_path):
+    put_pairs(tmp_path, "train/a")
+    with pytest.raises(
+        UserError, match=r"no split 'val': looked for the folder .*images/val and the list .*val\.txt; make"
+    ):
+        find(tmp_path, "val")
+    with pytest.raises(UserError, match=r"no split 'train': looked for the list .*lists/train\.txt"):
+        find(tmp_path, list_path="lists")
+    (tmp_path / "images/val").mkdir()
+    with pytest.raises(UserError, match=r"masks/val: no such folder"):
+        find(tmp_path, "val")
+    (tmp_path / "masks/val").mkdir()
+    with pytest.raises(UserError, match=r"images/val: no images in it \(\.jpg, .* or \.webp\)"):
+        find(tmp_path, "val")
+    (tmp_path / "test.txt").write_text("train/a.jpg\ntrain/b\n")
+    with pytest.raises(UserError, match=r"test\.txt: 'train/b': no such image"):
+        find(tmp_path, "test")
+    with pytest.raises(UserError, match=r"--dataset_path .*nowhere: no such folder"):
+        find(tmp_path / "nowhere")
+
+
+def test_masks_of_three_equal_channels_are_read_and_jpegs_of_another_name_refused(tmp_path):
+    grey = np.array([[0, 1, 255]], np.uint8)
+    put(tmp_path / "grey.webp", np.stack([grey] * 3, axis=2))
+    assert read_label(tmp_path / "grey.webp", 2).tolist() == grey.tolist()
+    Image.fromarray(grey).save(tmp_path / "a.png", format="JPEG")
+    with pytest.raises(UserError, match=r"a\.png: a JPEG changes the label values"):
+        read_label(tmp_path / "a.png", 2)
+
+
+def test_listing_of_the_voc_layout_has_not_changed(demo_root):
+    """Checkpoints hold its digest."""
+    loader = get_loader(
+        config.parse(flags(dataset_path=demo_root, dataset="Dense")), "train", Group(torch.device("cpu"))
+    )
+    assert loader.dataset.listing == [f"image=demo_{n:04d}.jpg label=demo_{n:04d}.png" for n in range(8)]
+
+
+def test_training_on_plain_folders(tmp_path):
+    put_pairs(tmp_path / "data", *(f"train/{n}" for n in range(4)), "val/a b", "val/sub/c")
+    folder = run_train(dataset="Folder", dataset_path=tmp_path / "data", logdir=tmp_path / "log", numclasses=2)
+    losses = [line["loss"] for line in read_metrics(folder, "train")]
+    assert len(losses) == 2  # 4 images in batches of 2
+    assert all(map(math.isfinite, losses))
+    assert read_metrics(folder, "val")[0]["pixels"] == 2 * 40 * 40
