@@ -19,14 +19,14 @@ from pathlib import Path
 from tqdm import tqdm
 
 import errors
+from data.checks.duplicates import find_duplicates
+from data.checks.findings import Findings
+from data.checks.measure import Facts, Sample, measure
+from data.checks.report import class_table, finding_lines, summary_lines
+from data.checks.rules import check_agreement, check_images, check_labels, check_values, infer_num_classes
+from data.checks.summary import Summary, check_classes, summarise
+from data.checks.survey import Paths, Survey, survey
 from data.classes import Classes, read_classes
-from data.duplicates import find_duplicates
-from data.findings import Findings
-from data.measure import Facts, Sample, measure
-from data.report import class_table, finding_lines, summary_lines
-from data.rules import check_agreement, check_images, check_labels, check_values, infer_num_classes
-from data.summary import Summary, check_classes, summarise
-from data.survey import Paths, Survey, survey
 from errors import UserError
 
 # As of train.py.

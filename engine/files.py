@@ -15,7 +15,7 @@ def check_writable(folder: Path) -> None:
     (folder / ".segtrain").unlink(missing_ok=True)
 
 
-def write_file(path: Path, data: bytes) -> None:
+def write_file(path: Path, data: bytes | memoryview) -> None:
     """Write a file, with its folder. Raises UserError where that cannot be."""
     with writing(path) as scratch:
         scratch.write_bytes(data)
@@ -32,7 +32,8 @@ def writing(path: Path) -> Iterator[Path]:
     except OSError as error:
         raise UserError(f"{path}: cannot be written ({error.strerror})") from None
     finally:
-        scratch.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            scratch.unlink()
 
 
 def sha256(path: Path) -> str:

@@ -77,8 +77,9 @@ class Outputs:
 
     def _write(self, name: str, image: np.ndarray, label: np.ndarray, probs: np.ndarray | None, frame: bool) -> None:
         if probs is not None:
-            with writing(self.folder / "probs" / f"{name}.npy") as scratch, scratch.open("wb") as file:
-                np.save(file, probs)
+            buffer = io.BytesIO()
+            np.save(buffer, probs)
+            write_file(self.folder / "probs" / f"{name}.npy", buffer.getbuffer())
         if self.overlays and not frame:
             buffer = io.BytesIO()
             Image.fromarray(overlay(image, label, self.colours)).save(buffer, "JPEG", quality=90)

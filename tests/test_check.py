@@ -12,15 +12,15 @@ from faulty_data import FAULTY, FAULTY_LISTS, Drawn, draw_clean, draw_faulty, dr
 from PIL import Image
 
 import data.check
-from data import rules
+from criterion import MAPS
 from data.check import DATASETS, check, main
-from data.duplicates import hamming
-from data.findings import CATALOG
+from data.checks import rules
+from data.checks.duplicates import hamming
+from data.checks.findings import CATALOG
+from data.checks.measure import difference_hash
+from data.checks.survey import Paths
 from data.histogram import class_weights, label_histogram
-from data.measure import difference_hash
-from data.survey import Paths
 from errors import UserError
-from utils import MAPS
 
 # Those that have tests of their own.
 ELSEWHERE = {"split-missing", "label-out-of-range", "label-binary-255"}

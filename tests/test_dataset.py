@@ -135,4 +135,5 @@ def test_evaluation_sample_is_the_file_at_its_own_size(folders):
     with Image.open(io.BytesIO((folders["image"] / "a.jpg").read_bytes())) as image:
         assert (sample["image"] == np.asarray(image)).all()
     assert (sample["label"] == 2).all()
+    assert sample.pop("index") == 0
     assert {values.dtype for values in sample.values()} == {np.dtype(np.uint8)}

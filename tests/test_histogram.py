@@ -11,6 +11,7 @@ from PIL import Image
 
 import config
 import utils
+from criterion import get_class_weights, get_criterion
 from data.histogram import class_weights, count_labels, given_weights, label_histogram
 from engine.distributed import Group
 from engine.logger import Run
@@ -23,7 +24,7 @@ def weights_of(root, said: list[str] | None = None, **values) -> list[float] | N
     """get_class_weights on the drawn data, as a group of one."""
     cfg, group = config.parse(flags(dataset_path=root, **values)), Group(CPU)
     run = Run(group, 1)
-    found = utils.get_class_weights(cfg, group, utils.get_loader(cfg, "train", group), run)
+    found = get_class_weights(cfg, group, utils.get_loader(cfg, "train", group), run)
     if said is not None:
         said += run._lines
     return found
@@ -104,7 +105,7 @@ def test_criterion_has_the_losses_of_its_flags(demo_root):
     cfg = config.parse(flags(
         dataset_path=demo_root, dataset="Dense", l_seg=2, loss="dice+0.5*focal", focal_gamma=3, ohem_fraction=0.5
     ))  # fmt: skip
-    criterion = utils.get_criterion(cfg, said.append, [1, 2, 3, 4, 5])
+    criterion = get_criterion(cfg, said.append, [1, 2, 3, 4, 5])
     assert criterion.weights == {"seg_dice": 2, "seg_focal": 1}
     losses = criterion.label_losses
     assert (losses.focal_gamma, losses.ohem_fraction) == (3, 0.5)

@@ -16,6 +16,7 @@ import config
 import models
 import train
 from config import FLAGS
+from criterion import MAPS
 from engine.checkpoint import step_of
 from engine.distributed import Group
 from engine.inference import Predictor
@@ -23,7 +24,7 @@ from engine.metrics import confusion_matrix, scores
 from engine.schedule import lr_factor
 from engine.state import TrainState
 from errors import UserError
-from utils import MAPS, get_loader
+from utils import get_loader
 
 
 def weights(folder, name="last.pt") -> dict[str, torch.Tensor]:

@@ -11,6 +11,7 @@ from torch import nn
 import config
 import models
 import utils
+from criterion import get_criterion
 from data.distance import pseudo_distance, scribble_distance
 from engine.distributed import Group
 from errors import UserError
@@ -63,12 +64,12 @@ def test_warm_up_is_a_tenth_of_the_run_unless_told(demo_root):
 
 def test_criterion_follows_its_flags(demo_root):
     given = cfg(demo_root, l_seg=2, l_pseudo=3, l_lorm=4, l_ds=5, l_dc=6, label_smooth=0.2)
-    criterion = utils.get_criterion(given)
+    criterion = get_criterion(given)
     assert criterion.weights == {"seg": 2, "pseudo": 3, "lorm": 4, "ds": 5, "dc": 6}
     assert criterion.label_smooth == 0.2
-    assert set(utils.get_criterion(cfg(demo_root, l_ds=0, model_type="res50_ASPP")).weights) == {"seg", "pseudo", "dc"}
+    assert set(get_criterion(cfg(demo_root, l_ds=0, model_type="res50_ASPP")).weights) == {"seg", "pseudo", "dc"}
     with pytest.raises(UserError, match="leaves no loss"):
-        utils.get_criterion(cfg(demo_root, dataset="PseudoOnly", l_pseudo=0))
+        get_criterion(cfg(demo_root, dataset="PseudoOnly", l_pseudo=0))
 
 
 def test_loader_reads_the_folders_of_its_flags(demo_root, tmp_path):

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from data.checks.findings import Findings
+from data.checks.measure import Facts
+from data.checks.survey import Survey
 from data.dataset import IGNORE
-from data.findings import Findings
 from data.histogram import class_weights
-from data.measure import Facts
-from data.survey import Survey
 
 
 @dataclass

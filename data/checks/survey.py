@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from data.checks.findings import Findings
+from data.checks.measure import Sample
 from data.dataset import IMAGE_SUFFIXES, list_folder, read_list
-from data.findings import Findings
 from data.layout import (
     ANY_SUFFIXES,
     DENSE,
@@ -20,7 +21,6 @@ from data.layout import (
     read_names,
     without_suffix,
 )
-from data.measure import Sample
 from errors import UserError
 
 Index = dict[str, list[str]]  # of list_folder: {name: [files below the folder]}

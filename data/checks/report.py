@@ -1,7 +1,7 @@
 """The doctor's report as text."""
 
-from data.findings import ERROR, Findings
-from data.summary import Summary
+from data.checks.findings import ERROR, Findings
+from data.checks.summary import Summary
 
 LAYOUTS = {
     "Folder": "plain folders",

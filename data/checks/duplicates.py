@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from data.findings import Findings
-from data.measure import Facts
+from data.checks.findings import Findings
+from data.checks.measure import Facts
 
 NEAR_BITS = 2  # of 64: re-encoded and resized copies differ in so few, other pictures in about 32
 

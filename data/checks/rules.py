@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from data.checks.findings import Findings
+from data.checks.measure import Facts, ImageFacts, LabelFacts
 from data.dataset import IGNORE
-from data.findings import Findings
-from data.measure import Facts, ImageFacts, LabelFacts
 
 SMALL_SIDE = 32  # pixels
 HUGE_AREA = 50_000_000  # pixels

@@ -1,0 +1,1 @@
+"""What python -m data.check finds, and how it says so."""
