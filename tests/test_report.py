@@ -18,13 +18,13 @@ from errors import UserError
 
 HOSTILE = "</script><img src=x onerror=alert(1)>{{title}}<!--<script>.png"
 CLASSES = ["sky", "road", "car", "<b>moon</b>"]
-CONFUSION = np.array([[90, 10, 0, 0], [20, 60, 20, 0], [5, 5, 40, 0], [0, 0, 0, 0]])
-# IoU = correct / (row + column - correct): 90/(100+115-90), 60/(100+75-60), 40/(50+60-40).
-IOU = [90 / 125, 60 / 115, 40 / 70, None]
+CONFUSION = np.array([[90, 10, 0, 0], [20, 60, 20, 0], [2, 13, 35, 0], [0, 0, 0, 0]])
+# IoU = correct / (row + column - correct): 90/(100+112-90), 60/(100+83-60), 35/(50+55-35).
+IOU = [90 / 122, 60 / 123, 35 / 70, None]
 SCORES = {
-    "images": 7, "pixels": 250, "miou": sum(IOU[:3]) / 3, "pixel_acc": 190 / 250, "mean_acc": 0.7667,
-    "fwiou": 0.6111, "boundary_miou": 0.25, "miou_ci": [0.55, 0.65], "iou": IOU, "acc": [0.9, 0.6, 0.8, None],
-    "precision": [90 / 115, 60 / 75, 40 / 60, None], "boundary_iou": [0.3, 0.2, 0.25, None], "share": [0.4, 0.4, 0.2, 0.0],
+    "images": 7, "pixels": 250, "miou": sum(IOU[:3]) / 3, "pixel_acc": 185 / 250, "mean_acc": 0.7333,
+    "fwiou": 0.5902, "boundary_miou": 0.25, "miou_ci": [0.55, 0.65], "iou": IOU, "acc": [0.9, 0.6, 0.7, None],
+    "precision": [90 / 112, 60 / 83, 35 / 55, None], "boundary_iou": [0.3, 0.2, 0.25, None], "share": [0.4, 0.4, 0.2, 0.0],
 }  # fmt: skip
 CURVES = [
     {"kind": "train", "epoch": 1, "step": 10, "loss": 2.5, "losses": {"seg": 1.5, "lorm": 1.0}, "lr": 0.01},
