@@ -1,0 +1,249 @@
+"""What the report's page does in a browser: sorting, filters, the large view, by pointer and by keyboard alone."""
+
+import shutil
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from test_report import CLASSES, CURVES, HOSTILE, example, write
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (requirements-dev.txt)")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator:
+    found = [path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))]
+    if not found:
+        pytest.skip("no chromium, chromium-browser or google-chrome in PATH")
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=found[0], args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def visit(browser, tmp_path) -> Iterator[Callable]:
+    """Write a report and open it without a network. The test fails if the page asks for more or reports an error."""
+    contexts, faults = [], []
+
+    def only_the_page(route):
+        if route.request.url == (tmp_path / "index.html").as_uri():
+            route.continue_()
+        else:
+            faults.append(f"asked for {route.request.url}")
+            route.abort()
+
+    def visit(width: int = 1280, height: int = 800, scheme: str = "light", **changes):
+        write(tmp_path, **changes)
+        context = browser.new_context(
+            viewport={"width": width, "height": height}, color_scheme=scheme, reduced_motion="reduce"
+        )
+        contexts.append(context)
+        context.route(lambda url: not url.startswith("data:"), only_the_page)
+        page = context.new_page()
+        page.set_default_timeout(5000)
+        page.on("console", lambda message: faults.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: faults.append(str(error)))
+        page.on("dialog", lambda dialog: faults.append(f"alert {dialog.message}"))
+        page.goto((tmp_path / "index.html").as_uri())
+        return page
+
+    yield visit
+    for context in contexts:
+        context.close()
+    assert faults == []
+
+
+def rows(page) -> list[str]:
+    return page.locator("#rows tr:visible th").all_inner_texts()
+
+
+def cards(page) -> list[str]:
+    return page.locator("#gallery b").all_inner_texts()
+
+
+def focused(page) -> str:
+    return page.evaluate("document.activeElement.getAttribute('aria-label') ?? document.activeElement.innerText")
+
+
+def test_summary(visit):
+    page = visit()
+    assert page.locator("h1").inner_text() == HOSTILE
+    # (0.7377 + 0.4878 + 0.5) / 3
+    assert page.locator("#figures dd").first.inner_text() == "57.52 %\nconfidence interval 55.00 to 65.00 %"
+    assert page.locator("#figures dd").all_inner_texts()[1:] == ["74.00 %", "73.33 %", "59.02 %", "25.00 %"]
+    assert page.locator("#facts dt").all_inner_texts() == ["Checkpoint", "2", "1"]
+    assert page.locator("#facts dd").last.inner_text() == HOSTILE
+    assert page.locator("img[src=x]").count() == 0
+
+
+def test_sorting_puts_absent_classes_last_both_ways(visit):
+    page = visit()
+    assert rows(page) == CLASSES
+    header = page.locator("th", has_text="IoU").first
+    assert header.get_attribute("aria-sort") is None
+    header.get_by_role("button").click()
+    assert rows(page) == ["road", "car", "sky", CLASSES[3]]  # 0.49, 0.5, 0.74, None
+    assert header.get_attribute("aria-sort") == "ascending"
+    header.get_by_role("button").click()
+    assert rows(page) == ["sky", "car", "road", CLASSES[3]]
+    assert header.get_attribute("aria-sort") == "descending"
+    page.get_by_role("button", name="Class", exact=True).click()
+    assert rows(page) == ["car", "road", "sky", CLASSES[3]]
+    assert page.locator("[aria-sort]").all_inner_texts() == ["Class"]
+    assert "absent" in page.locator("#rows tr").last.inner_text()
+
+
+def test_finding_a_class(visit):
+    page = visit()
+    page.get_by_label("Find a class").fill("R")
+    assert rows(page) == ["road", "car"]
+    page.get_by_label("Find a class").fill("zebra")
+    assert rows(page) == []
+    assert page.get_by_text('No class has "zebra" in its name.').is_visible()
+
+
+def test_gallery_order_and_class(visit):
+    page = visit()
+    assert cards(page) == ["bad.png", "fair.png", HOSTILE]  # 0.3, 0.5, 0.9
+    page.get_by_role("button", name="Best first").click()
+    assert cards(page) == [HOSTILE, "fair.png", "bad.png"]
+    page.get_by_role("button", name="Worst first").click()
+    page.locator("#class").select_option(label="road (2)")
+    assert cards(page) == ["bad.png", "fair.png"]  # road: 0.2, 0.4
+    page.locator("#rows").get_by_role("button", name="sky").click()  # the table's classes choose too
+    assert page.locator("#class").input_value() == "0"
+    assert cards(page) == ["fair.png", HOSTILE]  # sky: 0.6, 0.9
+    assert page.locator("#images").evaluate("element => element.getBoundingClientRect().top") < 800
+    page.locator("#class").select_option(value="3")
+    assert cards(page) == []
+    assert "None of the 3 images shown here has <b>moon</b>" in page.locator("#no-image").inner_text()
+    page.get_by_role("button", name="Show all images").click()
+    assert len(cards(page)) == 3
+
+
+def test_large_view(visit):
+    page = visit()
+    dialog = page.get_by_role("dialog")
+    page.locator("#gallery button", has_text="bad.png").click()
+    assert dialog.get_by_role("heading", level=2).inner_text() == "bad.png"
+    assert dialog.locator("img").count() == 5  # four pictures; the error map is one over the other
+    assert page.evaluate("document.activeElement.id") == "dialog"  # not on a button that Enter would press
+    page.keyboard.press("ArrowLeft")  # there is none before the first
+    assert "1 of 3" in dialog.inner_text()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    assert dialog.get_by_role("heading", level=2).inner_text() == HOSTILE
+    dialog.get_by_role("button", name="Previous").click()
+    assert dialog.get_by_role("heading", level=2).inner_text() == "fair.png"
+    # The classes of fair.png, the worst first.
+    assert dialog.locator("li").all_inner_texts() == ["road 40.0 %", "sky 60.0 %"]
+    page.keyboard.press("Escape")
+    assert not dialog.is_visible()
+    assert focused(page).startswith("bad.png")
+
+
+def test_by_keyboard_alone(visit):
+    page = visit()
+    page.keyboard.press("Tab")
+    assert focused(page) == "Skip to the summary"
+    assert page.locator(".skip").evaluate("element => element.getBoundingClientRect().left") >= 0
+    page.keyboard.press("Enter")
+    order = []  # what Tab comes to after the summary, by the name that is read out
+    while not order or not order[-1].startswith("bad.png"):
+        page.keyboard.press("Tab")
+        order.append(focused(page))
+        assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none", order
+        assert len(order) < 60, order
+        if order[-1] == "IoU":
+            page.keyboard.press("Enter")
+            assert rows(page)[0] == "road"
+            page.keyboard.press("Space")
+            assert rows(page)[0] == "sky"
+        elif order[-1].startswith("Training loss"):
+            page.keyboard.press("End")
+            assert page.locator("#tip").inner_text().split("\n")[:2] == ["step 20, epoch 2", "total 1.250"]
+        elif order[-1].startswith("Confusion matrix"):
+            for name in ("ArrowRight", "ArrowDown", "ArrowRight"):  # into row 0, column 0, then to row 1, column 1, 2
+                page.keyboard.press(name)
+            assert page.locator("#tip").inner_text() == "true road predicted as road: 60.0 % (60 pixels)"
+    assert "Best first" in order
+    page.keyboard.press("Enter")
+    page.keyboard.press("ArrowRight")
+    assert page.locator("#dialog-name").inner_text() == "fair.png"
+    page.keyboard.press("Escape")
+    assert focused(page).startswith("bad.png")
+
+
+def test_confusion_under_the_pointer_and_the_largest(visit):
+    page = visit()
+    page.locator("#matrix").scroll_into_view_if_needed()
+    # The row of sky, the column of road: the second cell of the first row.
+    x, y = page.evaluate("[matrix.gutter + 1.5 * matrix.cell, matrix.gutter + 0.5 * matrix.cell]")
+    page.locator("#matrix").hover(position={"x": x, "y": y})
+    assert page.locator("#tip").inner_text() == "true sky predicted as road: 10.0 % (10 pixels)"
+    page.locator("#matrix").hover(position={"x": x, "y": page.evaluate("matrix.gutter + 3.5 * matrix.cell")})
+    assert page.locator("#tip").inner_text().endswith("predicted as road: no labelled pixels")
+    ranking = page.locator("#ranking li")
+    pairs = ["road predicted as sky", "road predicted as car", "car predicted as road", "sky predicted as road"]
+    # 20, 20, 13, 10 and 2 pixels, of rows of 100, 100, 50, 100 and 50.
+    assert [text.split("\n")[0] for text in ranking.all_inner_texts()] == [*pairs, "car predicted as sky"]
+    page.get_by_role("button", name="By share of the class").click()
+    assert ranking.first.inner_text().split("\n") == ["car predicted as road", "26.0 %", "13 pixels"]
+
+
+def test_curves_under_the_pointer(visit):
+    page = visit()
+    plots = page.locator(".plot")
+    assert plots.count() == 2
+    assert "Best validation mIoU: 60.00 % at step 20 (epoch 2)." in page.locator("#curves-note").inner_text()
+    plots.first.hover(position={"x": plots.first.bounding_box()["width"] - 20, "y": 100})
+    assert page.locator("#tip").inner_text().split("\n") == [
+        "step 20, epoch 2", "total 1.250", "seg 1.000", "lorm 0.2500", "learning rate 0.00500",
+    ]  # fmt: skip
+    page.set_viewport_size({"width": 360, "height": 740})  # the curves are drawn anew
+    sync_api.expect(plots.first.locator("svg")).to_have_attribute("width", "302")  # less 2 * (14 + 14 + 1)
+
+
+def test_without_curves_and_images_the_page_says_why(visit):
+    page = visit(curves=[], examples=[])
+    assert page.locator(".plot").count() == 0
+    assert "without a metrics.jsonl" in page.locator("#curves-note").inner_text()
+    assert page.locator("#no-image").inner_text().strip() == "The report was made without images."
+
+
+def test_one_point_and_missing_losses(visit):
+    lines = [CURVES[0] | {"loss": float("nan")}, CURVES[1], CURVES[2] | {"losses": {"seg": 1.0}}]
+    page = visit(curves=lines)
+    page.locator(".plot").first.focus()
+    page.keyboard.press("Home")
+    assert "total" not in page.locator("#tip").inner_text()
+    assert "L" not in page.locator(".plot path").first.get_attribute("d")  # of two totals one is missing: no line
+
+
+@pytest.mark.parametrize("num_classes", [4, 150])
+def test_a_phone_scrolls_only_downwards(visit, num_classes):
+    names = [*CLASSES, *(f"class-{k}-with-a-name-that-does-not-break" for k in range(4, num_classes))]
+    scores = {"images": 9, "pixels": 10, "fwiou": None, **dict.fromkeys(("miou", "pixel_acc", "mean_acc"), 0.5)}
+    scores |= {name: [0.5] * num_classes for name in ("iou", "acc", "precision", "boundary_iou", "share")}
+    confusion = np.ones((num_classes, num_classes), np.int64)
+    shown = [example("x" * 200, 0.5, [0.5] * num_classes)]
+    page = visit(
+        360, 740, facts={"Checkpoint": "log/" + "y" * 200}, scores=scores | {"boundary_miou": 0.5}, class_names=names,
+        confusion=confusion, examples=shown,
+    )  # fmt: skip
+    assert page.evaluate("document.scrollingElement.scrollWidth") <= 360
+    assert page.locator("#matrix").evaluate("element => element.clientWidth") > 150
+    page.locator("#gallery button").click()
+    assert page.evaluate("document.scrollingElement.scrollWidth") <= 360
+    assert page.locator("#dialog").evaluate("element => element.scrollWidth <= element.clientWidth")
+
+
+def test_follows_the_colour_scheme_and_prints_on_white(visit):
+    background = "getComputedStyle(document.body).backgroundColor"
+    assert visit(scheme="light").evaluate(background) == "rgb(246, 247, 248)"
+    dark = visit(width=680, scheme="dark")  # pixels within the margins of a sheet of A4
+    assert dark.evaluate(background) == "rgb(17, 20, 24)"
+    dark.emulate_media(media="print")
+    assert dark.evaluate(background) == "rgb(246, 247, 248)"
+    assert dark.evaluate("document.scrollingElement.scrollWidth") <= 680
