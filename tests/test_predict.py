@@ -90,7 +90,7 @@ def faulty(tmp_path):
     image.convert("CMYK").save(folder / "cmyk.jpg", quality=95)
     Image.fromarray(np.asarray(image.convert("L")).astype(np.uint16) * 257).save(folder / "deep.png")
     image.convert("L").save(folder / "grey.png")
-    frames = [photo(40 + 8 * number, 64).crop((0, 0, 64, 40)) for number in range(5)]
+    frames = [photo(100 + 20 * number, 160).crop((0, 0, 160, 100)) for number in range(5)]
     frames[0].save(folder / "moving.gif", save_all=True, append_images=frames[1:], duration=100)
     turned = Image.Exif()
     turned[0x0112] = 6  # to be shown turned by 90 degrees clockwise
@@ -132,7 +132,7 @@ def test_each_file_is_right_or_named(checkpoint, faulty, tmp_path, capsys):
     assert (mask(out / "masks/cmyk.png") == mask(out / "masks/good.png")).mean() > 0.9
     film = cv2.VideoCapture(str(out / "overlays/moving.mp4"))
     assert (film.get(cv2.CAP_PROP_FRAME_COUNT), film.get(cv2.CAP_PROP_FPS)) == (5, 10)
-    assert film.read()[1].shape == (40, 64, 3)
+    assert film.read()[1].shape == (100, 160, 3)
 
 
 def test_frames_of_an_animation_are_predicted_each(checkpoint, faulty, tmp_path):
