@@ -9,8 +9,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from processes import Started
 
+import config
+import models
 import train
 from data.demo import draw_dataset
 from scripts import chaos
@@ -82,6 +85,20 @@ def run_train(**values) -> Path:
     """Train in this process. Returns the newest run's folder."""
     train.main(flags(**values))
     return max(Path(values["logdir"]).iterdir(), key=lambda folder: folder.stat().st_mtime)
+
+
+def random_checkpoint(path: Path, num_classes: int, **values) -> Path:
+    """Write a checkpoint of a model of random weights whose predictions vary. values: of train.py's flags."""
+    torch.manual_seed(1)
+    model = models.build("res50_ASPP", layers=18, num_classes=num_classes)
+    for module in model.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.momentum = 1.0  # statistics of this one batch: no class then wins everywhere
+    noise = torch.rand(4, 3, 9, 9) * 255
+    model.train()(torch.nn.functional.interpolate(noise, size=(96, 96), mode="bilinear").permute(0, 2, 3, 1))
+    words = flags(dataset="Dense", model_type="res50_ASPP", numclasses=num_classes, **({"dataset_path": "."} | values))
+    torch.save({"model": model.state_dict(), "config": config.as_dict(config.parse(words))}, path)
+    return path
 
 
 def read_metrics(folder: Path, kind: str) -> list[dict]:

@@ -1,11 +1,12 @@
 """Scores, by numbers worked out by hand."""
 
+import cv2
 import numpy as np
 import pytest
 import torch
 
 from data.classes import voc_colours
-from engine.metrics import confusion_matrix, scores, table
+from engine.metrics import boundary_counts, confusion_matrix, scores, table
 from engine.pictures import panel
 
 
@@ -48,3 +49,37 @@ def test_colours_are_vocs_and_panel_shows_the_image_as_it_is():
     assert picture[2, 3].tolist() == [164, 100, 100]
     large = np.zeros((600, 1300), np.int64)
     assert panel(np.zeros((600, 1300, 3), np.uint8), large, large, colours).shape == (2 * 200, 2 * 434, 3)
+
+
+def test_every_score_of_a_class():
+    # rows: labels of 4, 3 and 0 pixels. Right: 3, 2, 0; predicted: 3, 4, 0.
+    result = scores(torch.tensor([[3, 1, 0], [0, 2, 1], [0, 1, 0]]))
+    assert result["acc"] == pytest.approx([3 / 4, 2 / 3, 0])
+    assert result["precision"] == pytest.approx([1, 2 / 4, 0])
+    # IoU 3/4, 2/5, 0 with shares 4/8, 3/8, 1/8 of the labelled pixels
+    assert result["fwiou"] == pytest.approx(3 / 4 * 4 / 8 + 2 / 5 * 3 / 8)
+    never = scores(torch.tensor([[3, 0], [0, 0]]))
+    assert never["acc"][1] is never["precision"][1] is never["iou"][1] is None
+
+
+def test_boundary_iou_is_that_of_its_authors():
+    """Per class: the mask less its erosion, pixels beyond the image not of the class (boundary_iou_api)."""
+    rng = np.random.default_rng(0)
+    label, predicted = (
+        cv2.resize(rng.integers(0, 3, (5, 7), dtype=np.uint8), (140, 100), interpolation=cv2.INTER_NEAREST)
+        for _ in range(2)
+    )
+    label[40:60, 90:120] = 255
+    distance = round(0.02 * np.hypot(100, 140))
+    assert distance == 3
+
+    def boundary(values: np.ndarray, class_id: int) -> np.ndarray:
+        mask = cv2.copyMakeBorder((values == class_id).astype(np.uint8), 1, 1, 1, 1, cv2.BORDER_CONSTANT, value=0)
+        return (mask - cv2.erode(mask, np.ones((3, 3), np.uint8), iterations=distance))[1:-1, 1:-1] == 1
+
+    counts = boundary_counts(torch.from_numpy(predicted), torch.from_numpy(label), 3)
+    seen = np.where(label == 255, 255, predicted)
+    for class_id in range(3):
+        ours, theirs = boundary(label, class_id), boundary(seen, class_id)
+        assert counts[:, class_id].tolist() == [(ours & theirs).sum(), ours.sum(), theirs.sum()]
+    assert (counts[0] > 0).all()

@@ -9,12 +9,11 @@ import cv2
 import numpy as np
 import pytest
 import torch
-from conftest import finish, one_line_each, start, start_group
+from conftest import finish, one_line_each, random_checkpoint, start, start_group
 from PIL import Image
 
 import models
 import predict
-from config import as_dict, parse
 from data.classes import voc_colours
 from data.dataset import read_image
 from data.inputs import find_inputs
@@ -24,18 +23,7 @@ from errors import UserError
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
-    """A model of random weights whose predictions vary, in a file as train.py writes it."""
-    torch.manual_seed(1)
-    model = models.build("res50_ASPP", layers=18, num_classes=5)
-    for module in model.modules():
-        if isinstance(module, torch.nn.BatchNorm2d):
-            module.momentum = 1.0  # statistics of this one batch: no class then wins everywhere
-    noise = torch.randint(0, 256, (4, 9, 9, 3), dtype=torch.uint8).permute(0, 3, 1, 2).float()
-    model.train()(torch.nn.functional.interpolate(noise, size=(96, 96), mode="bilinear").permute(0, 2, 3, 1))
-    path = tmp_path_factory.mktemp("run") / "best.pt"
-    words = ["--dataset_path", ".", "--model_type", "res50_ASPP", "--layers", "18", "--numclasses", "5"]
-    torch.save({"model": model.state_dict(), "config": as_dict(parse(words))}, path)
-    return path
+    return random_checkpoint(tmp_path_factory.mktemp("run") / "best.pt", num_classes=5)
 
 
 def photo(height: int = 60, width: int = 80) -> Image.Image:

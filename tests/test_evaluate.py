@@ -1,0 +1,206 @@
+"""evaluate.py as a user starts it."""
+
+import json
+import re
+import signal
+import time
+
+import numpy as np
+import pytest
+import torch
+from conftest import finish, one_line_each, random_checkpoint, read_metrics, run_train, start, start_group
+from PIL import Image
+
+import evaluate
+from engine import metrics
+from engine.metrics import scores
+from errors import UserError
+
+WINDOWS = ["--scales", "0.5", "1", "1.25", "--flip", "--window", "65", "--stride_rate", "0.5", "--long_side", "128"]
+
+
+@pytest.fixture(scope="module")
+def run(demo_root, tmp_path_factory):
+    """The folder of a short run, with an average of weights, whose validation says something."""
+    return run_train(
+        dataset_path=demo_root, logdir=tmp_path_factory.mktemp("log"), dataset="Dense", model_type="res50_ASPP",
+        epochs=2, lr=0.05, ema=0.5, val_batchsize=2,
+    )  # fmt: skip
+
+
+def score(run, tmp_path, *words: str) -> dict:
+    file = tmp_path / "scores.json"
+    assert evaluate.main(["--checkpoint", str(run / "last.pt"), "--device", "cpu", "--json", str(file), *words]) == 0
+    return json.loads(file.read_text())
+
+
+def test_says_what_the_run_said(run, tmp_path):
+    found = score(run, tmp_path)
+    logged = read_metrics(run, "val")[-1]
+    assert {name: found[name] for name in logged if name not in ("kind", "epoch", "step")} == {
+        name: value for name, value in logged.items() if name not in ("kind", "epoch", "step")
+    }
+    raw = score(run, tmp_path, "--weights", "raw")
+    assert raw["confusion"] != found["confusion"]
+    assert score(run, tmp_path, "--weights", "ema")["confusion"] == found["confusion"]
+
+
+def test_scores_are_those_of_the_masks_it_writes(run, demo_root, tmp_path, capsys):
+    found = score(run, tmp_path, "--save_dir", str(tmp_path / "masks"), *WINDOWS)
+    names = (demo_root / "ImageSets/SegmentationAug/val.txt").read_text().split()
+    confusion = np.zeros((5, 5), np.int64)
+    for name, image in zip(names, found["per_image"], strict=True):
+        with Image.open(tmp_path / "masks" / f"{name}.png") as mask:
+            assert mask.mode == "P"
+            predicted = np.array(mask)
+        label = np.array(Image.open(demo_root / "SegmentationClassAug" / f"{name}.png"))
+        of_image = np.zeros((5, 5), np.int64)
+        np.add.at(of_image, (label[label != 255], predicted[label != 255]), 1)
+        confusion += of_image
+        assert image["name"] == name
+        assert image["miou"] == pytest.approx(scores(torch.from_numpy(of_image))["miou"])
+        union = of_image.sum(0) + of_image.sum(1) - of_image.diagonal()
+        expected = [right / total if total else None for right, total in zip(of_image.diagonal(), union, strict=True)]
+        assert image["iou"] == pytest.approx(expected)
+    assert found["confusion"] == confusion.tolist()
+    assert found["images"] == 3
+    assert found["pixels"] == confusion.sum() == 3 * 120 * 160
+    assert found["miou_ci"][0] <= found["miou"] <= found["miou_ci"][1]
+    said = capsys.readouterr().out
+    assert "ema weights, long side 128, scale 0.5 1 1.25, windows of 65, step 0.5, mirrored too" in said
+    assert re.search(rf"mIoU +{100 * found['miou']:.2f}", said)
+
+
+@pytest.mark.parametrize("words", [[], WINDOWS], ids=["single_scale", "windows"])
+def test_same_confusion_matrix_at_any_number_of_processes(run, tmp_path, words):
+    """Promise 2: 3 images, in batches of 2 and 1, over 1, 2 and 4 processes; of 4 two have none."""
+    found = []
+    for world_size in (1, 2, 4):
+        file = tmp_path / f"{world_size}.json"
+        given = ["--checkpoint", str(run / "last.pt"), "--device", "cpu", "--workers", "0", "--json", str(file), *words]
+        results = finish(start_group(world_size, [*given, "--distributed"], tmp_path, "evaluate.py"))
+        assert [status for status, _, _ in results] == [0] * world_size, results
+        found.append(json.loads(file.read_text()))
+    assert found[1] == found[0]
+    assert found[2] == found[0]
+    assert np.sum(found[0]["confusion"]) == 3 * 120 * 160
+
+
+def test_same_scores_on_real_images_at_any_number_of_processes(camvid, tmp_path):
+    """Images of one size, 12 of them in batches of 4, over 1, 2 and 3 processes."""
+    root = tmp_path / "data"
+    (root / "ImageSets/Segmentation").mkdir(parents=True)
+    names = (camvid / "ImageSets/Segmentation/val.txt").read_text().split()[:12]
+    for split in ("train", "val"):
+        (root / f"ImageSets/Segmentation/{split}.txt").write_text("\n".join(names))
+    for folder in ("JPEGImages", "SegmentationClass"):
+        (root / folder).symlink_to(camvid / folder)
+    checkpoint = random_checkpoint(tmp_path / "best.pt", num_classes=11, dataset_path=root)
+    found = []
+    for world_size in (1, 2, 3):
+        file = tmp_path / f"{world_size}.json"
+        words = ["--checkpoint", str(checkpoint), "--device", "cpu", "--json", str(file), "--distributed"]
+        words += ["--scales", "0.25", "0.5", "--flip", "--window", "129", "--workers", "0"]
+        results = finish(start_group(world_size, words, tmp_path, "evaluate.py"))
+        assert [status for status, _, _ in results] == [0] * world_size, results
+        found.append(json.loads(file.read_text()))
+    assert found[1] == found[0]
+    assert found[2] == found[0]
+    labels = [np.array(Image.open(root / "SegmentationClass" / f"{name}.png")) for name in names]
+    assert np.sum(found[0]["confusion"]) == sum((label != 255).sum() for label in labels)
+    assert len([iou for iou in found[0]["iou"] if iou]) > 3
+
+
+def test_another_split_and_other_folders(run, demo_root, tmp_path):
+    found = score(run, tmp_path, "--split", "train")
+    assert (found["images"], found["pixels"]) == (8, 8 * 120 * 160)
+    found = score(run, tmp_path, "--val_path", "pascal_2012_scribble")
+    assert 0 < found["pixels"] < 3 * 120 * 160 / 2
+    with pytest.raises(UserError, match="test"):
+        score(run, tmp_path, "--split", "test")
+
+
+def test_comparison(run, tmp_path, capsys):
+    same = score(run, tmp_path, "--compare", str(run / "last.pt"))["comparison"]
+    assert same == {"difference": 0, "interval": [0, 0], "higher": 0, "miou": pytest.approx(same["miou"])}
+    content = torch.load(run / "last.pt", weights_only=True)
+    other = tmp_path / "other.pt"
+    raw = content["model"]
+    raw["head.aspp.bn1.bias"] += torch.tensor([50.0, 0, 0, 0, 0])  # everything is class 0
+    torch.save({"model": raw, "config": content["config"]}, other)
+    capsys.readouterr()
+    result = score(run, tmp_path, "--compare", str(other))
+    first, second = result["miou"], result["comparison"]["miou"]
+    assert result["comparison"]["difference"] == pytest.approx(second - first)
+    assert result["comparison"]["interval"][0] <= second - first <= result["comparison"]["interval"][1]
+    assert f"mIoU {100 * (second - first):+.2f}" in capsys.readouterr().out
+
+
+def test_bootstrap_of_images():
+    # Two images of one class: all 10 pixels right, and none. Drawn twice with replacement: both, or one of them twice.
+    counts = np.array([[[10, 0], [10, 0], [10, 0]], [[0, 0], [10, 0], [0, 10]]])
+    drawn = metrics.bootstrap(counts, num_samples=4000)
+    assert set(drawn.round(9)) == {0.0, 0.5, 1.0}  # 10 of 20 labelled, union 20
+    assert [np.mean(drawn == value) for value in (0.0, 0.5, 1.0)] == pytest.approx([1 / 4, 1 / 2, 1 / 4], abs=0.04)
+    assert metrics.interval(np.arange(101)) == pytest.approx((2.5, 97.5))
+
+
+def test_report_is_written(run, tmp_path):
+    score(run, tmp_path, "--report", str(tmp_path / "report"))
+    page = (tmp_path / "report/index.html").read_text()
+    names = [line["name"] for line in score(run, tmp_path)["per_image"]]
+    assert all(name in page for name in names)
+    assert "last.pt on val" in page
+
+
+def test_released_weights_are_scored_with_the_flags_of_their_model(run, demo_root, tmp_path):
+    content = torch.load(run / "last.pt", weights_only=True)
+    torch.save(
+        {"state_dict": {f"module.{name}": value for name, value in content["model"].items()}}, tmp_path / "w.pth"
+    )
+    words = ["--checkpoint", str(tmp_path / "w.pth"), "--device", "cpu", "--json", str(tmp_path / "w.json")]
+    with pytest.raises(UserError, match="does not say which model"):
+        evaluate.main(words)
+    model = ["--model_type", "res50_ASPP", "--layers", "18", "--numclasses", "5", "--val_batchsize", "2"]
+    assert evaluate.main([*words, *model, "--dataset_path", str(demo_root)]) == 0
+    assert (
+        json.loads((tmp_path / "w.json").read_text())["confusion"]
+        == score(run, tmp_path, "--weights", "raw")["confusion"]
+    )
+    assert evaluate.main([*words, "--config", str(run / "config.yaml")]) == 0
+
+
+def test_signal_ends_it_on_all_ranks(run, tmp_path):
+    words = ["--checkpoint", str(run / "last.pt"), "--device", "cpu", "--split", "train", "--val_batchsize", "1"]
+    group = start_group(2, [*words, "--scales", *["2"] * 40, "--distributed"], tmp_path, "evaluate.py")
+    time.sleep(8)
+    group[1].send_signal(signal.SIGTERM)
+    results = finish(group)
+    assert [status for status, _, _ in results] == [75, 75], results
+    assert "stopped by a signal" in results[0][1]
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ([], "--checkpoint is not set"),
+        (["--checkpoint", "{run}/nowhere.pt"], "nowhere.pt: cannot be read"),
+        (["--checkpoint", "{run}/config.yaml"], "not a whole checkpoint"),
+        (["--checkpoint", "{run}/last.pt", "--dataset_path", "nowhere"], "--dataset_path nowhere"),
+        (["--checkpoint", "{run}/last.pt", "--scales", "1", "x"], "--scales: 'x' is not a float"),
+        (["--checkpoint", "{run}/last.pt", "--window", "-3"], "--window -3: must be at least 0"),
+        (["--checkpoint", "{run}/last.pt", "--classes", "voc"], "21 names, but --numclasses is 5"),
+        (["--checkpoint", "{run}/last.pt", "--json", "{run}/last.pt/x.json"], "cannot be written"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(run, tmp_path, words, named):
+    words = [word.format(run=run) for word in words]
+    one_line_each(finish(start_group(2, [*words, "--device", "cpu"], tmp_path, "evaluate.py")), named)
+
+
+def test_damaged_checkpoint_is_refused(run, tmp_path):
+    data = bytearray((run / "last.pt").read_bytes())
+    data[len(data) // 2] ^= 1
+    (tmp_path / "last.pt").write_bytes(data)
+    words = ["--checkpoint", str(tmp_path / "last.pt"), "--device", "cpu"]
+    one_line_each(finish([start(words, tmp_path, "evaluate.py")]), "last.pt: damaged")
