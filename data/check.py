@@ -89,7 +89,7 @@ def _judge(
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = _parser().parse_args(argv)
+    args = parser().parse_args(argv)
     if args.numclasses is not None and not 2 <= args.numclasses <= 255:
         raise UserError(f"--numclasses {args.numclasses}: must be 2 to 255")
     if args.json and args.json.resolve().is_relative_to(args.root.resolve()):
@@ -110,7 +110,7 @@ def main(argv: list[str] | None = None) -> int:
     return findings.status
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m data.check", description="Examine a data set; change nothing.")
     parser.add_argument("root", type=Path, metavar="PATH", help="root of the data set, train.py's --dataset_path")
     parser.add_argument(

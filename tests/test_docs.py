@@ -10,21 +10,44 @@ import pytest
 from conftest import REPO
 
 import config
+import evaluate
+import export
+import predict
+from data import check
+from trained import read_flags
 
 
-def commands(text: str) -> list[list[str]]:
-    """The words after train.py, train_torchrun.sh or train_ddp.sh in each command of a text."""
+# Of each program, what takes its words as the program does, up to what the command asks for.
+PARSERS = {
+    "train.py": config.parse,
+    "train_torchrun.sh": config.parse,
+    "train_ddp.sh": config.parse,
+    "evaluate.py": lambda words: read_flags(evaluate.READER, words),
+    "predict.py": lambda words: read_flags(predict.READER, words),
+    "export.py": lambda words: export.READER.command_line(words),
+    "data.check": lambda words: check.parser().parse_args(words),
+}
+# Flags in the documents that belong to other programs.
+OF_OTHERS = {
+    "standalone", "nnodes", "nproc_per_node", "rdzv_backend", "rdzv_endpoint", "max_restarts", "signals_to_handle",  # torchrun
+    "help", "config", "no_distributed",
+    "out", "pseudo", "scribbles",  # data.distance
+    "processes",  # scripts/chaos.py
+}  # fmt: skip
+
+
+def commands(text: str) -> list[tuple[str, list[str]]]:
+    """The program and the words after it of each command in a text that starts one of PARSERS."""
     found = []
     for line in text.replace("\\\n", " ").splitlines():
-        if re.match(r"\s*(python|torchrun|bash|[A-Z_]+=|exec|make)", line) and re.search(
-            r"train(_\w+)?\.(py|sh)", line
-        ):
-            words = shlex.split(line.replace("[...]", ""), comments=True)
-            start = next(
-                (number for number, word in enumerate(words) if re.search(r"train(_\w+)?\.(py|sh)$", word)), None
-            )
-            if start is not None:
-                found.append([word for word in words[start + 1 :] if word not in ("$@", "...")])
+        if not re.match(r"\s*(python|torchrun|bash|[A-Z_]+=|exec|make)", line):
+            continue
+        words = shlex.split(line.replace("[...]", ""), comments=True)
+        programs = [(number, word) for number, word in enumerate(words) if os.path.basename(word) in PARSERS]
+        if programs:
+            start, word = programs[0]
+            rest = [word for word in words[start + 1 :] if word not in ("$@", "...")]
+            found.append((os.path.basename(word), rest))
     return found
 
 
@@ -33,8 +56,8 @@ def documents() -> list:
         REPO / "README.md",
         *sorted(REPO.glob("docs/*.md")),
         *sorted(REPO.glob("benchmarks/*.md")),
-        REPO / "train.py",
-        *sorted(REPO.glob("*.sh")),
+        *(REPO / name for name in PARSERS if name.endswith((".py", ".sh"))),
+        REPO / "data/check.py",
     ]
 
 
@@ -42,44 +65,30 @@ def documents() -> list:
 def test_commands_parse(path, monkeypatch):
     monkeypatch.chdir(REPO)
     found = commands(path.read_text(encoding="utf-8"))
-    if path.name in ("README.md", "train_torchrun.sh", "train_ddp.sh", "train.py"):
-        assert found
-    for words in found:
-        config.parse(words)
+    assert found or path.name == "RESULTS.md"
+    for program, words in found:
+        PARSERS[program](words)
 
 
-@pytest.mark.parametrize("path", ["README.md", "docs/reliability.md"])
+@pytest.mark.parametrize("path", ["README.md", *(f"docs/{path.name}" for path in REPO.glob("docs/*.md"))])
 def test_every_flag_named_in_the_documents_exists(path):
     text = (REPO / path).read_text(encoding="utf-8")
-    others = {
-        "standalone",
-        "nnodes",
-        "nproc_per_node",
-        "rdzv_backend",
-        "rdzv_endpoint",
-        "help",
-        "config",
-        "out",
-        "pseudo",
-        "scribbles",
-        "no_distributed",
-        "max_restarts",
-        "processes",
-        "signals_to_handle",
-        "json",
-    }
     named = {name.replace("-", "_") for name in re.findall(r"(?<![\w-])--([a-z][\w-]*)", text)}
-    assert not named - set(config.FLAGS) - set(config.ALIASES) - others
+    known = {name for reader in (config.READER, evaluate.READER, predict.READER, export.READER) for name in reader.fields}
+    known |= {name for action in check.parser()._actions for name in [action.dest]}
+    assert not named - known - set(config.ALIASES) - OF_OTHERS
 
 
 def test_launch_json_starts_what_is_there(monkeypatch):
     monkeypatch.chdir(REPO)
     configurations = json.loads((REPO / ".vscode/launch.json").read_text())["configurations"]
-    assert [entry["name"] for entry in configurations] == ["Train", "Debug DDP Training", "Current test file"]
+    names = ["Train", "Debug DDP Training", "Evaluate", "Predict", "Export", "Current test file"]
+    assert [entry["name"] for entry in configurations] == names
     assert {entry["type"] for entry in configurations} == {"debugpy"}
-    for entry in configurations:
-        if entry.get("program", "").endswith("train.py"):
-            config.parse(entry["args"])
+    programs = [os.path.basename(entry["program"]) for entry in configurations if "program" in entry]
+    assert programs == ["train.py", "train.py", "evaluate.py", "predict.py", "export.py"]
+    for program, entry in zip(programs, configurations, strict=False):
+        PARSERS[program](entry["args"])
     env = configurations[1]["env"]
     assert env == {
         "RANK": "0",
