@@ -95,18 +95,10 @@ def evaluate(flags: EvaluateFlags, changes: dict, group: Group, terminal: Termin
             terminal.info("stopped by a signal before all images were scored; only --save_dir has some of them")
             return STOPPED
         results.append(result)
-        terminal.info(metrics.table(result.scores, classes.names, result.scores["boundary_iou"]))
-        terminal.info("  mIoU {:.2f}, 95 % interval over images {:.2f} to {:.2f}".format(
-            *(100 * value for value in (result.scores["miou"], *result.scores["miou_ci"]))
-        ))  # fmt: skip
+        say_scores(terminal, result, classes)
     comparison = compare(*results) if len(results) == 2 else None
     if comparison:
-        terminal.info(
-            f"{flags.compare} against {flags.checkpoint}: mIoU {100 * comparison['difference']:+.2f}, 95 % interval "
-            "{:+.2f} to {:+.2f}, higher in {:.1f} % of the samples (bootstrap over images, paired)".format(
-                *(100 * value for value in (*comparison["interval"], comparison["higher"]))
-            )
-        )
+        say_comparison(terminal, flags, comparison)
     shown = predictions.gather(group, results[0]) if flags.report else {}
     if group.is_main and flags.json:
         content = as_json(flags, checkpoints[0], results[0], classes, dataset.names) | {"comparison": comparison}
@@ -148,6 +140,22 @@ class Predictions:
         return {index: np.array(Image.open(io.BytesIO(merged[index]))) for index in order if index in merged}
 
 
+def say_scores(terminal: Terminal, result: Result, classes: Classes) -> None:
+    terminal.info(metrics.table(result.scores, classes.names, result.scores["boundary_iou"]))
+    miou, low, high = (100 * value for value in (result.scores["miou"], *result.scores["miou_ci"]))
+    terminal.info(f"  mIoU {miou:.2f}, 95 % interval over images {low:.2f} to {high:.2f}")
+
+
+def say_comparison(terminal: Terminal, flags: EvaluateFlags, comparison: dict) -> None:
+    difference, low, high, higher = (
+        100 * value for value in (comparison["difference"], *comparison["interval"], comparison["higher"])
+    )
+    terminal.info(
+        f"{flags.compare} against {flags.checkpoint}: mIoU {difference:+.2f}, 95 % interval {low:+.2f} to {high:+.2f}, "
+        f"higher in {higher:.1f} % of the samples (bootstrap over images, paired)"
+    )
+
+
 def compare(first: Result, second: Result) -> dict:
     """The second's mIoU less the first's, with its 95 % interval, and in what part of the samples it is higher."""
     differences = metrics.bootstrap(second.counts) - metrics.bootstrap(first.counts)
@@ -186,7 +194,9 @@ def report(
     shown: dict[int, np.ndarray],
 ) -> Path:  # fmt: skip
     """Write the web page. shown: {index: predicted label map}."""
-    curves = checkpoint.path.parent / "metrics.jsonl"
+    metrics_file = checkpoint.path.parent / "metrics.jsonl"
+    # Of a run that goes on, the last line may be in the middle of being written.
+    curves = metrics_file.read_text().split("\n")[:-1] if metrics_file.is_file() else []
     examples = []
     for index, predicted in shown.items():
         maps = dataset[index]
@@ -206,7 +216,7 @@ def report(
         class_names=classes.names,
         colours=classes.colours,
         confusion=result.confusion.numpy(),
-        curves=[json.loads(line) for line in curves.read_text().splitlines()] if curves.is_file() else [],
+        curves=[json.loads(line) for line in curves],
         examples=examples,
     )
 

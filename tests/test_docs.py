@@ -74,7 +74,9 @@ def test_commands_parse(path, monkeypatch):
 def test_every_flag_named_in_the_documents_exists(path):
     text = (REPO / path).read_text(encoding="utf-8")
     named = {name.replace("-", "_") for name in re.findall(r"(?<![\w-])--([a-z][\w-]*)", text)}
-    known = {name for reader in (config.READER, evaluate.READER, predict.READER, export.READER) for name in reader.fields}
+    known = {
+        name for reader in (config.READER, evaluate.READER, predict.READER, export.READER) for name in reader.fields
+    }
     known |= {name for action in check.parser()._actions for name in [action.dest]}
     assert not named - known - set(config.ALIASES) - OF_OTHERS
 
