@@ -36,8 +36,8 @@ from models.exportable import WholeImage, whole_image_logits
 from trained import Checkpoint, read_given
 from utils import get_loader
 
-# Of random images, to check with: 1x1, less than a pixel of features, odd, a multiple of 8, one side long.
-RANDOM_SIZES = ((1, 1), (7, 5), (7, 13), (64, 96), (121, 75), (33, 300))
+# Of random images, to check with: a feature map of 1x1, odd, multiples of 8, one side long.
+RANDOM_SIZES = ((1, 1), (7, 5), (7, 13), (64, 48), (17, 130), (75, 53))
 RANDOM_BATCHES = (1, 3)
 
 
@@ -71,8 +71,7 @@ def main(argv: list[str] | None = None) -> None:
 def export(flags: ExportFlags, changes: dict, device: torch.device, terminal: Terminal) -> None:
     formats = ("onnx", "torch") if flags.format == "both" else (flags.format,)
     if "onnx" in formats:
-        for name in ("onnx", "onnxscript", "onnxruntime"):
-            import_extra(name)
+        check_onnx(flags.opset)
     checkpoint = Checkpoint(flags.checkpoint, changes)
     metadata = describe(checkpoint, flags.weights)
     model = checkpoint.model(flags.weights, device)
@@ -98,6 +97,14 @@ def export(flags: ExportFlags, changes: dict, device: torch.device, terminal: Te
         check(model, list(files.values()), images, flags, device, terminal)
     for line in files:
         terminal.info(line)
+
+
+def check_onnx(opset: int) -> None:
+    """Raise UserError where ONNX cannot be written: before the work, not after it."""
+    onnx, _, _ = (import_extra(name) for name in ("onnx", "onnxscript", "onnxruntime"))
+    newest = onnx.defs.onnx_opset_version()
+    if opset > newest:
+        raise UserError(f"--opset {opset}: onnx {onnx.__version__} knows 18 to {newest}")
 
 
 def describe(checkpoint: Checkpoint, weights: str) -> dict[str, str]:
@@ -142,9 +149,6 @@ def write_onnx(
 ) -> str:  # fmt: skip
     """Write the program as ONNX, weights included. Returns what it is."""
     onnx = import_extra("onnx")
-    newest = onnx.defs.onnx_opset_version()
-    if opset > newest:
-        raise UserError(f"--opset {opset}: onnx {onnx.__version__} knows 18 to {newest}")
     outputs = ["labels", "probs"][: len(program.graph_signature.user_outputs)]
     with stage("translated to ONNX", terminal), warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=FutureWarning, module="copyreg|torch")  # torch 2.11, of itself
@@ -181,8 +185,8 @@ def real_images(flags: ExportFlags, checkpoint: Checkpoint, terminal: Terminal) 
     if flags.images:
         given = Path(flags.images)
         files = sorted(path for path in given.iterdir() if path.suffix in IMAGE_SUFFIXES) if given.is_dir() else [given]
-        if not files:
-            raise UserError(f"--images {given}: no images there")
+        if not files or not given.exists():
+            raise UserError(f"--images {given}: " + ("no images there" if given.exists() else "no such file or folder"))
     else:
         try:
             dataset = get_loader(checkpoint.cfg, "val", Group(torch.device("cpu")), augment=False).dataset
@@ -207,7 +211,7 @@ def check(
             for batch in RANDOM_BATCHES:
                 noise = torch.randint(0, 256, (batch, *size, 3), dtype=torch.uint8, generator=generator)
                 comparison.add(noise.to(device), tallies["random"])
-        for path in terminal.bar(images, total=len(images), title="real images", unit="image"):
+        for path in terminal.bar(images, total=len(images), title="real images", unit="image") if images else []:
             comparison.add(torch.from_numpy(read_image(path))[None].to(device), tallies["real"])
     terminal.info(
         f"PyTorch in float32 differs from float64 by {comparison.logit_error:.1e} in a logit"

@@ -10,6 +10,8 @@ import pytest
 from conftest import REPO
 
 import config
+import export
+import predict
 
 
 def commands(text: str) -> list[list[str]]:
@@ -68,7 +70,8 @@ def test_every_flag_named_in_the_documents_exists(path):
         "signals_to_handle",
     }
     named = {name.replace("-", "_") for name in re.findall(r"(?<![\w-])--([a-z][\w-]*)", text)}
-    assert not named - set(config.FLAGS) - set(config.ALIASES) - others
+    programs = {name for reader in (config.READER, export.READER, predict.READER) for name in reader.fields}
+    assert not named - programs - set(config.ALIASES) - others
 
 
 def test_launch_json_starts_what_is_there(monkeypatch):
