@@ -70,8 +70,8 @@ class LaunchFlags:
 
 
 @dataclass
-class InferenceFlags(LaunchFlags):
-    """How a trained model predicts: for evaluate.py and predict.py."""
+class CheckpointFlags:
+    """The trained model."""
 
     checkpoint: str = flag(
         "", "FILE of a run, such as log/NAME/best.pt, or with --config other weights of such a model"
@@ -81,6 +81,12 @@ class InferenceFlags(LaunchFlags):
         "which of the checkpoint's; auto: the average of --ema where there is one",
         choices=("auto", "raw", "ema"),
     )
+
+
+@dataclass
+class InferenceFlags(CheckpointFlags, LaunchFlags):
+    """How a trained model predicts: for evaluate.py and predict.py."""
+
     scales: tuple[float, ...] = flag((1.0,), "factors on the image's size; probabilities are averaged over them")
     long_side: int = flag(0, "pixels of the image's longer side at scale 1; 0: as it is", at_least=0)
     flip: bool = flag(False, "also average with the prediction for the mirrored image")

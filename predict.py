@@ -96,8 +96,8 @@ def predict_inputs(
     terminal.info(f"{len(inputs) - len(failures)} predicted; masks: {outputs.mask('NAME')}")
     if failures:
         terminal.info(f"{len(failures)} could not be:")
-        for error in sorted(failures, key=str):
-            terminal.info(f"  {error}")
+        for line in sorted(map(str, failures)):
+            terminal.info(f"  {line}")
     return 1 if failures else 0
 
 

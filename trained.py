@@ -21,14 +21,19 @@ TOO_MUCH = "lower --val_batchsize, or use --window 465 or --amp bf16"
 OF_A_RUN = {item.name for shared in (DataFlags, ModelFlags) for item in dataclasses.fields(shared)}
 
 
-def read_flags(reader: FlagReader, argv: list[str] | None) -> tuple[InferenceFlags, dict]:
-    """A program's flags, and those of DataFlags and ModelFlags that are given, to go over a checkpoint's own.
+def read_given(reader: FlagReader, argv: list[str] | None) -> tuple[dict, dict]:
+    """A program's flags that are given, and of those the ones of DataFlags and ModelFlags, to go over a checkpoint's own.
 
     --config FILE is a run's YAML file here, too; of its values these, and the command line goes over them.
     """
     given, config_file, _ = reader.command_line(argv)
     changes = config.READER.yaml_file(config_file, []) if config_file else {}
-    changes |= {name: value for name, value in given.items() if name in OF_A_RUN}
+    return given, changes | {name: value for name, value in given.items() if name in OF_A_RUN}
+
+
+def read_flags(reader: FlagReader, argv: list[str] | None) -> tuple[InferenceFlags, dict]:
+    """A program's flags, and what goes over a checkpoint's own, as of read_given()."""
+    given, changes = read_given(reader, argv)
     flags = reader.declared(**given)
     changes["workers"] = flags.workers
     check_inference_flags(flags)

@@ -1,0 +1,284 @@
+"""export.py: its files, loaded by themselves and by our classes, against PyTorch; and what it refuses."""
+
+import importlib.util
+import json
+import sys
+
+import numpy as np
+import pytest
+import torch
+from conftest import finish, one_line_each, start
+from PIL import Image
+from torch import nn
+
+import export
+import models
+from config import as_dict, parse
+from data.classes import voc_colours
+from engine.exported import KEYS, ExportedModel, TorchModel
+from engine.inference import Predictor
+from engine.onnx_model import OnnxModel
+from errors import UserError
+from models import exportable
+
+EXTRAS = ("onnx", "onnxscript", "onnxruntime")
+missing = [name for name in EXTRAS if importlib.util.find_spec(name) is None]
+needs_onnx = pytest.mark.skipif(bool(missing), reason=f"requirements-export.txt is not installed: {missing}")
+KINDS = [pytest.param("onnx", marks=needs_onnx), "torch"]
+CPU = torch.device("cpu")
+
+
+def varied_model(model_type: str, seed: int) -> nn.Module:
+    """A model of random weights whose predictions vary from pixel to pixel."""
+    torch.manual_seed(seed)
+    model = models.build(model_type, layers=18, num_classes=5)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.momentum = 1.0  # statistics of this one batch: no class then wins everywhere
+        if isinstance(module, nn.Conv2d) and module.out_channels == 5 and module.kernel_size == (1, 1):
+            nn.init.normal_(module.weight, std=0.1)
+    model.train()(pictures(4, 48, 48))
+    return model.eval()
+
+
+def pictures(batch: int, height: int, width: int) -> torch.Tensor:
+    """Smooth colours, (B, H, W, 3) uint8."""
+    noise = torch.randint(0, 256, (batch, 3, 9, 9), generator=torch.Generator().manual_seed(batch)).float()
+    smooth = nn.functional.interpolate(noise, size=(height, width), mode="bilinear")
+    return smooth.permute(0, 2, 3, 1).to(torch.uint8).contiguous()
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory):
+    """A run with best.pt, whose average of weights is another model than its raw weights, and an image."""
+    folder = tmp_path_factory.mktemp("run")
+    (folder / "classes.txt").write_text("sky #102030\nroad\ntree\ncar #ff0000\ndog\n")
+    words = ["--dataset_path", "nowhere", "--model_type", "res50_ASPP_lorm", "--layers", "18", "--numclasses", "5"]
+    config = as_dict(parse([*words, "--classes", str(folder / "classes.txt")]))
+    raw, averaged = (varied_model("res50_ASPP_lorm", seed).state_dict() for seed in (0, 1))
+    torch.save({"model": raw, "ema": averaged, "config": config, "step": 7}, folder / "best.pt")
+    (folder / "photos").mkdir()
+    Image.fromarray(pictures(1, 50, 67)[0].numpy()).save(folder / "photos" / "a.png")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def predictor():
+    return Predictor(varied_model("res50_ASPP_lorm", 1))  # --weights auto is the average
+
+
+def run(folder, *words: str) -> None:
+    export.main(["--checkpoint", str(folder / "best.pt"), *words])
+
+
+@pytest.fixture(scope="module")
+def onnx_file(run_folder):
+    run(run_folder, "--format", "onnx", "--probs", "--images", str(run_folder / "photos"))
+    return run_folder / "best.onnx"
+
+
+@pytest.fixture(scope="module")
+def torch_file(run_folder):
+    run(run_folder, "--format", "torch", "--probs", "--images", str(run_folder / "photos"))
+    return run_folder / "best.pt2"
+
+
+def load(kind: str, request) -> ExportedModel:
+    return {"onnx": OnnxModel, "torch": TorchModel}[kind](request.getfixturevalue(f"{kind}_file"), CPU)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("size", [(1, 1), (6, 40), (7, 13), (64, 48), (95, 131)])
+def test_predicts_what_pytorch_does(kind, batch, size, request, predictor):
+    model = load(kind, request)
+    if min(size) < model.min_size:
+        assert kind == "torch"
+        with pytest.raises(AssertionError, match="Guard failed"):
+            model.labels(pictures(batch, *size))
+        return
+    images = pictures(batch, *size)
+    expected = torch.cat([band for _, band in predictor.probs(images)], dim=2)
+    [(rows, probs)] = model.probs(images)
+    assert rows == slice(0, size[0])
+    assert probs.dtype == torch.float32
+    torch.testing.assert_close(probs, expected, rtol=0, atol=1e-4)
+    labels = model.labels(images)
+    assert labels.dtype == torch.uint8
+    first, second = expected.topk(2, dim=1).values.unbind(1)
+    clear = first - second > 1e-3  # where rounding decides nothing
+    assert labels.shape == (batch, *size)
+    assert torch.equal(labels[clear], predictor.labels(images)[clear])
+    if min(size) >= 48:
+        assert clear.float().mean() > 0.95
+        assert len(labels.unique()) >= 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_says_what_it_is(kind, request, run_folder):
+    model = load(kind, request)
+    assert model.class_names == ["sky", "road", "tree", "car", "dog"]
+    assert model.num_classes == 5
+    colours = voc_colours()
+    colours[[0, 3]] = [16, 32, 48], [255, 0, 0]
+    assert np.array_equal(model.colours, colours)
+    assert model.colours.dtype == np.uint8
+    expected = {
+        "segtrain_format": 1, "checkpoint": str(run_folder / "best.pt"), "weights": "ema", "step": 7,
+        "model_type": "res50_ASPP_lorm", "layers": 18,
+    }  # fmt: skip
+    assert {name: model.metadata[name] for name in expected} == expected
+
+
+@needs_onnx
+def test_onnx_file_runs_without_this_repository(onnx_file):
+    import onnx
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(onnx_file, providers=["CPUExecutionProvider"])
+    assert [(item.name, item.type, item.shape) for item in (*session.get_inputs(), *session.get_outputs())] == [
+        ("images", "tensor(uint8)", ["batch", "height", "width", 3]),
+        ("labels", "tensor(uint8)", ["batch", "height", "width"]),
+        ("probs", "tensor(float)", ["batch", 5, "height", "width"]),
+    ]
+    content = session.get_modelmeta().custom_metadata_map
+    assert set(content) == set(KEYS)
+    assert json.loads(content["colours"])[3] == "#ff0000"
+    proto = onnx.load(onnx_file)
+    assert [item.version for item in proto.opset_import] == [20]
+    assert not any(node.metadata_props for node in proto.graph.node)  # no paths of this machine
+    assert not any("lorm" in item.name for item in proto.graph.initializer)
+
+
+def test_torch_file_runs_without_this_repository(torch_file):
+    module = torch.export.load(torch_file).module()
+    labels, probs = module(torch.zeros(2, 20, 30, 3, dtype=torch.uint8))
+    assert (labels.shape, labels.dtype, probs.shape) == ((2, 20, 30), torch.uint8, (2, 5, 20, 30))
+    names = [name for name, _ in module.named_parameters()]
+    assert names
+    assert not any("lorm" in name for name in names)
+
+
+@needs_onnx
+def test_labels_only_raw_weights_another_opset_and_folder(run_folder, tmp_path, capsys):
+    run(run_folder, "--format", "onnx", "--weights", "raw", "--opset", "18", "--output", str(tmp_path / "new"))
+    said = capsys.readouterr().out
+    assert "random images only, since --images is not given: --dataset_path nowhere: no such folder" in said
+    assert "opset 18, IR version" in said
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["best.onnx"]
+    model = OnnxModel(tmp_path / "new" / "best.onnx", CPU)
+    images = pictures(2, 64, 48)
+    expected = Predictor(varied_model("res50_ASPP_lorm", 0)).labels(images)
+    assert (model.labels(images) == expected).float().mean() > 0.99
+    assert model.metadata["weights"] == "raw"
+    with pytest.raises(UserError, match=r"best\.onnx: it gives label maps only; export it again with --probs"):
+        next(model.probs(images))
+
+
+def test_max_pool_is_that_of_the_backbone():
+    pool = nn.MaxPool2d(3, stride=2, padding=1, ceil_mode=True)
+    for height in range(1, 10):
+        x = torch.rand(2, 3, height, 11 - height)
+        assert torch.equal(exportable._CeilMaxPool()(x), pool(x))
+
+
+@pytest.mark.parametrize("name", [name for name in models.MODELS if name != "res50_ASPP_lorm"])
+def test_every_model_is_traced_for_all_sizes(name):
+    model = varied_model(name, 0)
+    program = export.trace(exportable.WholeImage(model, with_probs=False), export.Terminal(export.Group(CPU)))
+    for size in ((7, 9), (64, 48)):
+        images = pictures(2, *size)
+        labels = program.module()(images)[0]
+        assert (labels == Predictor(model).labels(images)).float().mean() > 0.99
+
+
+def without_align_corners(model, images):
+    return nn.functional.interpolate(model(images)["logits"], size=images.shape[1:3], mode="bilinear")
+
+
+def test_wrong_file_is_not_left_behind(run_folder, tmp_path, monkeypatch):
+    (tmp_path / "best.pt2").write_text("an earlier one")
+    monkeypatch.setattr(exportable, "whole_image_logits", without_align_corners)
+    with pytest.raises(UserError, match=r"--format torch: .* pixels have another class.*no file was written"):
+        run(run_folder, "--format", "torch", "--output", str(tmp_path))
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("best.pt2", "an earlier one")]
+
+
+@pytest.mark.parametrize("name", EXTRAS)
+def test_missing_package_is_named(name, run_folder, monkeypatch):
+    for other in EXTRAS:
+        monkeypatch.setitem(sys.modules, other, type(sys)(other))
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(UserError, match=rf"{name}.*pip install onnx onnxscript onnxruntime"):
+        run(run_folder)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_file_that_is_not_ours_is_refused(kind, request, tmp_path):
+    good = load(kind, request)
+    path = tmp_path / good.path.name
+    with pytest.raises(UserError, match=f"{path.name}: no such file"):
+        type(good)(path, CPU)
+    whole = good.path.read_bytes()
+    for content in (b"", b"not a model", whole[: len(whole) // 2]):
+        path.write_bytes(content)
+        with pytest.raises(
+            UserError, match=rf"{path.name}: (ONNX Runtime .* cannot load it|not a whole file of|not a file that)"
+        ):
+            type(good)(path, CPU)
+
+
+@needs_onnx
+def test_onnx_file_of_others_or_of_later_is_refused(onnx_file, tmp_path):
+    import onnx
+
+    proto = onnx.load(onnx_file)
+    path = tmp_path / "other.onnx"
+    content = {item.key: item.value for item in proto.metadata_props}
+    onnx.helper.set_model_props(proto, content | {"segtrain_format": "99"})
+    onnx.save(proto, path)
+    with pytest.raises(UserError, match=r"other\.onnx: of a later version of segtrain \(format 99\)"):
+        OnnxModel(path, CPU)
+    del proto.metadata_props[:]
+    onnx.save(proto, path)
+    with pytest.raises(UserError, match=r"other\.onnx: not a file that export\.py wrote"):
+        OnnxModel(path, CPU)
+
+
+def test_torch_file_of_others_is_refused(tmp_path):
+    path = tmp_path / "other.pt2"
+    torch.export.save(torch.export.export(nn.Linear(2, 2), (torch.zeros(1, 2),)), path)
+    with pytest.raises(UserError, match=r"other\.pt2: not a file that export\.py wrote"):
+        TorchModel(path, CPU)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--checkpoint", ""], "--checkpoint is not set"),
+        (["--checkpoint", "nowhere.pt"], "nowhere.pt: cannot be read"),
+        (["--numclasses", "6"], "--numclasses 6 are not in it"),
+        (["--amp", "bf16"], "--amp: exported models compute in float32"),
+        (["--opset", "17"], "--opset 17: must be at least 18"),
+        (["--images", "nowhere.jpg", "--format", "torch"], "nowhere.jpg: no such file or folder"),
+        (["--images", ".", "--format", "torch"], "--images .: no images there"),
+        (["--format", "tflite"], "One of onnx, torch, both"),
+        pytest.param(["--opset", "999", "--format", "onnx"], "--opset 999: onnx .* knows 18 to", marks=needs_onnx),
+    ],
+)
+def test_wrong_flags_are_named(words, said, run_folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    given = words if "--checkpoint" in words else ["--checkpoint", str(run_folder / "best.pt"), *words]
+    given = given if "--format" in given or missing == [] else [*given, "--format", "torch"]
+    if "--classes" not in given and "--numclasses" in given:
+        given = [*given, "--classes", ""]
+    with pytest.raises(UserError, match=said):
+        export.main(given)
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_program_ends_with_status_2(tmp_path):
+    (tmp_path / "best.pt").write_text("no checkpoint")
+    one_line_each(
+        finish([start(["--checkpoint", "best.pt", "--format", "torch"], tmp_path, "export.py")]), "best.pt: not a whole"
+    )
