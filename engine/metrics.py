@@ -1,7 +1,7 @@
 """Scores of a segmentation, from one confusion matrix."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypedDict
 
 import numpy as np
@@ -32,9 +32,9 @@ def confusion_matrix(predicted: Tensor, label: Tensor, num_classes: int) -> Tens
 
     predicted and label: integer maps of one shape, values 0..num_classes-1, and 255 in label.
     """
-    labelled = label != IGNORE
-    pairs = label[labelled].long() * num_classes + predicted[labelled].long()
-    return torch.bincount(pairs, minlength=num_classes**2).view(num_classes, num_classes)
+    # Ignored pixels get a number past the last; to pick the others out, a GPU would have to be waited for.
+    pairs = torch.where(label == IGNORE, num_classes**2, label.long() * num_classes + predicted)
+    return torch.bincount(pairs.flatten(), minlength=num_classes**2 + 1)[:-1].view(num_classes, num_classes)
 
 
 def scores(confusion: Tensor) -> Scores:
@@ -104,19 +104,31 @@ def boundary_counts(predicted: Tensor, label: Tensor, num_classes: int) -> Tenso
     distance = max(1, round(BOUNDARY * math.hypot(*label.shape)))
     near = [_near_another_class(values, distance) for values in (label, predicted)]
     both = near[0] & near[1] & (label == predicted)
-    chosen = (label[both], label[near[0]], predicted[near[1]])
-    return torch.stack([torch.bincount(values.long(), minlength=256)[:num_classes] for values in chosen])
+    chosen = ((both, label), (near[0], label), (near[1], predicted))
+    return torch.stack(
+        [torch.bincount(torch.where(*pair, IGNORE).flatten(), minlength=256)[:num_classes] for pair in chosen]
+    )
 
 
 def _near_another_class(label: Tensor, distance: int) -> Tensor:
     """Where a square of side 2 * distance + 1 reaches another class or beyond the image: (H, W) bool."""
-    values = F.pad(label[None].float(), [distance] * 4, value=-1.0)
-    # The smallest and the largest class in the square, one side after the other.
-    extremes = []
-    for sign in (1, -1):
-        along_rows = F.max_pool2d(sign * values, (1, 2 * distance + 1), stride=1)
-        extremes.append(sign * F.max_pool2d(along_rows, (2 * distance + 1, 1), stride=1)[0])
-    return extremes[0] != extremes[1]
+    values = F.pad(label.to(torch.int16), [distance] * 4, value=-1)
+    lowest, highest = (
+        _running(extreme, _running(extreme, values, 2 * distance + 1, dim=0), 2 * distance + 1, dim=1)
+        for extreme in (torch.minimum, torch.maximum)
+    )
+    return lowest != highest
+
+
+def _running(extreme: Callable[[Tensor, Tensor], Tensor], values: Tensor, length: int, dim: int) -> Tensor:
+    """The extreme of each `length` neighbours along a dimension, which gets length - 1 shorter: by doubling."""
+    reach = 1
+    while reach < length:
+        step = min(reach, length - reach)
+        size = values.shape[dim] - step
+        values = extreme(values.narrow(dim, 0, size), values.narrow(dim, step, size))
+        reach += step
+    return values
 
 
 def table(scores: Mapping[str, Any], class_names: list[str], boundary_iou: list[float | None] | None = None) -> str:
