@@ -13,8 +13,8 @@ from engine.exported import ExportedModel
 from engine.inference import Predictor
 
 # What a file may differ by, as a multiple of what PyTorch's own float32 differs from float64 by. Others sum in another
-# order: their error is of the same size, but not the same.
-TOLERANCE = 4
+# order: of all models here, with random weights, theirs was at most 2.2 times as large.
+TOLERANCE = 8
 
 
 @dataclass
