@@ -48,6 +48,7 @@ class ExportFlags(CheckpointFlags, ModelFlags, DataFlags):
     format: str = flag("both", "onnx, torch: torch.export's .pt2, or both", choices=("onnx", "torch", "both"))
     output: str = flag("", "folder to write to [the checkpoint's]")
     probs: bool = flag(False, "give probabilities (B, C, H, W) float32, too, besides label maps")
+    logits: bool = flag(False, "give logits (B, C, H, W) float32, too, as they are before the softmax")
     opset: int = flag(20, "version of ONNX's operators", at_least=18)
     images: str = flag("", "FILE, or folder of images, to check with besides random ones [the val list's]")
     num_images: int = flag(4, "how many of these images to check with; 0: all", at_least=0)
@@ -73,14 +74,15 @@ def export(flags: ExportFlags, changes: dict, device: torch.device, terminal: Te
     if "onnx" in formats:
         check_onnx(flags.opset)
     checkpoint = Checkpoint(flags.checkpoint, changes)
-    metadata = describe(checkpoint, flags.weights)
+    extras = tuple(name for name, given in (("probs", flags.probs), ("logits", flags.logits)) if given)
+    metadata = describe(checkpoint, flags.weights, extras)
     model = checkpoint.model(flags.weights, device)
     check_finite(model)
     folder = Path(flags.output) if flags.output else checkpoint.path.parent
     check_writable(folder)
     images = real_images(flags, checkpoint, terminal)
 
-    program = trace(WholeImage(model, with_probs=flags.probs), terminal)
+    program = trace(WholeImage(model, extras), terminal)
     with contextlib.ExitStack() as stack:
         files: dict[str, ExportedModel] = {}
         for name in formats:
@@ -107,12 +109,12 @@ def check_onnx(opset: int) -> None:
         raise UserError(f"--opset {opset}: onnx {onnx.__version__} knows 18 to {newest}")
 
 
-def describe(checkpoint: Checkpoint, weights: str) -> dict[str, str]:
+def describe(checkpoint: Checkpoint, weights: str, extras: tuple[str, ...]) -> dict[str, str]:
     """What a file says of itself: a JSON text for each of engine.exported.KEYS."""
     cfg = checkpoint.cfg
     classes = read_classes(cfg.classes, cfg.numclasses)
     values = (
-        exported.FORMAT, classes.names, exported.to_hex(classes.colours), cfg.numclasses, str(checkpoint.path),
+        exported.FORMAT, ["labels", *extras], classes.names, exported.to_hex(classes.colours), cfg.numclasses, str(checkpoint.path),
         checkpoint.state_dict(weights)[0], checkpoint.content.get("step"), cfg.model_type, cfg.layers,
     )  # fmt: skip
     return {key: json.dumps(value) for key, value in zip(exported.KEYS, values, strict=True)}
@@ -149,7 +151,7 @@ def write_onnx(
 ) -> str:  # fmt: skip
     """Write the program as ONNX, weights included. Returns what it is."""
     onnx = import_extra("onnx")
-    outputs = ["labels", "probs"][: len(program.graph_signature.user_outputs)]
+    outputs = json.loads(metadata["outputs"])
     with stage("translated to ONNX", terminal), warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=FutureWarning, module="copyreg|torch")  # torch 2.11, of itself
         proto = torch.onnx.export(
@@ -203,7 +205,7 @@ def check(
     terminal: Terminal,
 ) -> None:  # fmt: skip
     """Compare files with the model, and say how they compare. Raises UserError where they differ by more than rounding."""
-    comparison = Comparison(model, files, whole_image_logits, with_probs=flags.probs)
+    comparison = Comparison(model, files, whole_image_logits)
     tallies = {"random": {file: Tally() for file in files}, "real": {file: Tally() for file in files}}
     generator = torch.Generator().manual_seed(0)
     with stage(f"checked with random images and {len(images)} real ones", terminal):
@@ -213,29 +215,25 @@ def check(
                 comparison.add(noise.to(device), tallies["random"])
         for path in terminal.bar(images, total=len(images), title="real images", unit="image") if images else []:
             comparison.add(torch.from_numpy(read_image(path))[None].to(device), tallies["real"])
-    terminal.info(
-        f"PyTorch in float32 differs from float64 by {comparison.logit_error:.1e} in a logit"
-        + (f", {comparison.prob_error:.1e} in a probability" if flags.probs else "")
-    )
-    terminal.info(
-        f"{'file':6}{'images':8}{'pixels':>10}{'other class':>13}{'logits apart':>14}{'probability':>13}  ms, PyTorch ms"
-    )
+    logits, probs = (f"{comparison.error[name]:.1e}" for name in ("logits", "probs"))
+    terminal.info(f"PyTorch in float32 differs from float64 by {logits} in a logit, {probs} in a probability")
+    terminal.info("file  images      pixels  other class  logits apart     logits by   probs by  ms, PyTorch ms")
     for file in files:
         kind = "torch" if isinstance(file, TorchModel) else "onnx"
         for title, tally in ((title, by_file[file]) for title, by_file in tallies.items()):
             if tally.num_pixels:
-                terminal.info(f"{kind:6}{title:8}{as_row(tally, flags)}")
+                terminal.info(f"{kind:6}{title:8}{as_row(tally)}")
         for by_file in tallies.values():
             if fault := comparison.fault(by_file[file]):
                 raise UserError(f"--format {kind}: {fault}; no file was written")
 
 
-def as_row(tally: Tally, flags: ExportFlags) -> str:
-    """Pixels, those with another class and how far PyTorch's two largest logits are apart there, and times of a batch."""
-    gap = f"{tally.largest_gap:.1e}" if tally.num_different else "-"
-    probs = f"{tally.probs:.1e}" if flags.probs else "-"
+def as_row(tally: Tally) -> str:
+    """Pixels, those with another class and how far PyTorch's two largest logits are apart there, differences, times."""
+    gap = f"({tally.largest_gap:.1e})" if tally.num_different else ""
+    logits, probs = (f"{tally.apart[name]:.1e}" if name in tally.apart else "-" for name in ("logits", "probs"))
     return (
-        f"{tally.num_pixels:10}{tally.num_different:13}{gap:>14}{probs:>13}  "
+        f"{tally.num_pixels:10}{tally.num_different:13}{gap:>16}{logits:>11}{probs:>11}  "
         f"{median_ms(tally.seconds):.0f}, {median_ms(tally.torch_seconds):.0f}"
     )
 

@@ -15,7 +15,7 @@ from errors import UserError
 FORMAT = 1  # of the metadata
 # Each is a JSON text in the file.
 KEYS = (
-    "segtrain_format", "class_names", "colours", "num_classes", "checkpoint", "weights", "step", "model_type", "layers",
+    "segtrain_format", "outputs", "class_names", "colours", "num_classes", "checkpoint", "weights", "step", "model_type", "layers",
 )  # fmt: skip
 MIN_TORCH_SIZE = 7  # pixels of a side that torch.export takes: where a feature map is 1x1 it would need another graph
 
@@ -28,7 +28,7 @@ def to_hex(colours: np.ndarray) -> list[str]:
 class ExportedModel:
     """What is common to models in files; see engine.inference.Predictor, which has the same methods.
 
-    class_names: one a class. colours: RGB by label value, (256, 3) uint8. min_size: pixels of an image's shorter side.
+    outputs: "labels" and those of "probs" and "logits" that it gives. class_names: one a class. colours: RGB by label value, (256, 3) uint8. min_size: pixels of an image's shorter side.
     """
 
     min_size = 1
@@ -42,12 +42,13 @@ class ExportedModel:
             raise UserError(f"{path}: not a file that export.py wrote: it does not say which classes it has") from None
         if self.metadata["segtrain_format"] > FORMAT:
             raise UserError(f"{path}: of a later version of segtrain (format {self.metadata['segtrain_format']})")
+        self.outputs: list[str] = self.metadata["outputs"]
         self.num_classes: int = self.metadata["num_classes"]
         self.class_names: list[str] = self.metadata["class_names"]
         self.colours = np.array([list(bytes.fromhex(colour[1:])) for colour in self.metadata["colours"]], np.uint8)
 
     def run(self, images: Tensor) -> tuple[Tensor, ...]:
-        """All outputs of the graph, on the images' device: labels and, where it has them, probabilities."""
+        """All outputs of the graph, on the images' device, in the order of `outputs`."""
         raise NotImplementedError
 
     def labels(self, images: Tensor) -> Tensor:
@@ -56,10 +57,9 @@ class ExportedModel:
 
     def probs(self, images: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """One band of all rows: (rows, probabilities (B, C, H, W) float32); images as in labels()."""
-        outputs = self.run(images)
-        if len(outputs) < 2:
-            raise UserError(f"{self.path}: it gives label maps only; export it again with --probs")
-        yield slice(0, images.shape[1]), outputs[1]
+        if "probs" not in self.outputs:
+            raise UserError(f"{self.path}: it gives no probabilities; export it again with --probs")
+        yield slice(0, images.shape[1]), self.run(images)[self.outputs.index("probs")]
 
 
 class TorchModel(ExportedModel):

@@ -13,21 +13,21 @@ class WholeImage(nn.Module):
     """A copy of a model, on the CPU, that gives label maps of the images' own size; LoRM is not part of it.
 
     It computes what the model does, on any size of images; only its max pool is written so that torch.export can
-    follow its size. with_probs: give probabilities, too.
+    follow its size. extras: of "probs" and "logits", what to give besides labels.
     """
 
-    def __init__(self, model: Segmenter, *, with_probs: bool):
+    def __init__(self, model: Segmenter, extras: tuple[str, ...] = ()):
         super().__init__()
         self.model = copy.deepcopy(model).cpu().float().to(memory_format=torch.contiguous_format).eval()
         self.model.lorm = None
         self.model.backbone.maxpool = _CeilMaxPool()
-        self.with_probs = with_probs
+        self.extras = extras
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        """Labels (B, H, W) uint8 and, if asked for, probabilities (B, C, H, W) float32; images (B, H, W, 3) uint8 RGB."""
+        """Labels (B, H, W) uint8, then the extras (B, C, H, W) float32; images (B, H, W, 3) uint8 RGB."""
         logits = whole_image_logits(self.model, images)
         labels = logits.argmax(1).to(torch.uint8)
-        return (labels, logits.softmax(1)) if self.with_probs else (labels,)
+        return (labels, *(logits.softmax(1) if extra == "probs" else logits for extra in self.extras))
 
 
 def whole_image_logits(model: nn.Module, images: Tensor) -> Tensor:

@@ -79,7 +79,7 @@ def onnx_file(run_folder):
 
 @pytest.fixture(scope="module")
 def torch_file(run_folder):
-    run(run_folder, "--format", "torch", "--probs", "--images", str(run_folder / "photos"))
+    run(run_folder, "--format", "torch", "--probs", "--logits", "--images", str(run_folder / "photos"))
     return run_folder / "best.pt2"
 
 
@@ -152,8 +152,11 @@ def test_onnx_file_runs_without_this_repository(onnx_file):
 
 def test_torch_file_runs_without_this_repository(torch_file):
     module = torch.export.load(torch_file).module()
-    labels, probs = module(torch.zeros(2, 20, 30, 3, dtype=torch.uint8))
+    labels, probs, logits = module(pictures(2, 20, 30))
     assert (labels.shape, labels.dtype, probs.shape) == ((2, 20, 30), torch.uint8, (2, 5, 20, 30))
+    torch.testing.assert_close(logits.softmax(1), probs)
+    assert torch.equal(logits.argmax(1), labels)
+    assert logits.max() > 1  # no probabilities
     names = [name for name, _ in module.named_parameters()]
     assert names
     assert not any("lorm" in name for name in names)
@@ -171,7 +174,7 @@ def test_labels_only_raw_weights_another_opset_and_folder(run_folder, tmp_path, 
     expected = Predictor(varied_model("res50_ASPP_lorm", 0)).labels(images)
     assert (model.labels(images) == expected).float().mean() > 0.99
     assert model.metadata["weights"] == "raw"
-    with pytest.raises(UserError, match=r"best\.onnx: it gives label maps only; export it again with --probs"):
+    with pytest.raises(UserError, match=r"best\.onnx: it gives no probabilities; export it again with --probs"):
         next(model.probs(images))
 
 
@@ -185,7 +188,7 @@ def test_max_pool_is_that_of_the_backbone():
 @pytest.mark.parametrize("name", [name for name in models.MODELS if name != "res50_ASPP_lorm"])
 def test_every_model_is_traced_for_all_sizes(name):
     model = varied_model(name, 0)
-    program = export.trace(exportable.WholeImage(model, with_probs=False), export.Terminal(export.Group(CPU)))
+    program = export.trace(exportable.WholeImage(model), export.Terminal(export.Group(CPU)))
     for size in ((7, 9), (64, 48)):
         images = pictures(2, *size)
         labels = program.module()(images)[0]

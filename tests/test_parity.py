@@ -11,6 +11,8 @@ from engine.parity import Comparison, Tally
 class Fake(ExportedModel):
     """Adds `offset` to class 1's logit before it takes the largest."""
 
+    outputs = ["labels", "probs"]
+
     def __init__(self, offset: float):
         self.offset = offset
 
@@ -35,19 +37,16 @@ def fake_logits(model, images):
         (0.0, 0, ""),
         (2e-6, 1, ""),
         (2.0, 12, "11 of 12 pixels have another class"),
-        (0.5, 1, "a probability differs by"),
+        (0.5, 1, "probs differ by"),
         (float("nan"), 12, "11 of 12 pixels have another class"),
     ],
 )
 def test_only_what_rounding_explains_may_differ(offset, num_different, fault, monkeypatch):
     file, tally = Fake(offset), Tally()
-    comparison = Comparison(nn.Conv2d(1, 1, 1), [file], fake_logits, with_probs=True)
+    comparison = Comparison(nn.Conv2d(1, 1, 1), [file], fake_logits)
     exact = fake_logits(None, torch.zeros(1, 3, 4, 3))
-    predictor = type("Plain", (), {
-        "labels": lambda self, images: exact.argmax(1).to(torch.uint8),
-        "probs": lambda self, images: iter([(slice(0, 3), exact.softmax(1) + 1e-6)]),
-    })()  # fmt: skip
-    comparison.predictor = predictor
+    plain = {"labels": lambda self, images: exact.argmax(1).to(torch.uint8)}
+    comparison.predictor = type("Plain", (), plain)()
     comparison.add(torch.zeros(1, 3, 4, 3, dtype=torch.uint8), {file: tally})
     assert tally.num_pixels == 12
     assert tally.num_different == num_different
