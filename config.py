@@ -42,7 +42,10 @@ class Config(LaunchFlags, ModelFlags, DataFlags):
     """The flags of train.py."""
 
     # Data
-    train_path: str = flag("", "folder of the training labels [pascal_2012_scribble; Dense, Folder: as --val_path]")
+    train_path: str = flag(
+        "",
+        "folder of the training labels [pascal_2012_scribble; Dense: SegmentationClassAug, else SegmentationClass; Folder: masks]",
+    )
     pseudo_path: str = flag("bmp_pseudolabel", "folder of the pseudo-labels")
     distancemap_s: str = flag("", "folder of the distance maps to the scribble [computed on the fly]")
     distancemap_c: str = flag("", "folder of the distance maps to the pseudo-label's contour [computed on the fly]")

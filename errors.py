@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 
@@ -16,8 +17,10 @@ class UserError(ValueError):
 
     def __init__(self, message: str):
         # A DataLoader worker's exception is raised again with its whole traceback as the message; the
-        # last line of that is "errors.UserError: " and what was said first.
-        super().__init__(message.strip().splitlines()[-1].removeprefix("errors.UserError: "))
+        # last of that is "errors.UserError: " and what was said first.
+        message = re.split(r"\nerrors\.\w+: ", message)[-1].strip()
+        # A file's name may have a line break, or what a terminal takes for a command.
+        super().__init__("".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in message))
 
 
 class InputError(UserError):

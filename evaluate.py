@@ -6,6 +6,8 @@ torchrun --standalone --nproc_per_node 8 evaluate.py --checkpoint log/voc_scribb
     --long_side 512 --scales 0.5 0.75 1 1.25 1.5 1.75 2 --flip --window 465
 """
 
+import contextlib
+import dataclasses
 import io
 import json
 import math
@@ -62,9 +64,11 @@ def main(argv: list[str] | None = None) -> int:
 
 def evaluate(flags: EvaluateFlags, changes: dict, group: Group, terminal: Terminal) -> int:
     doctor.check_flags(group, vars(flags), LOCAL)
-    checkpoints = [
-        Checkpoint(path, changes) for path in (flags.checkpoint, flags.compare) if path or not flags.checkpoint
-    ]
+    if not flags.split:
+        raise UserError("--split is empty: name a list or a split folder, such as val")
+    checkpoints = [Checkpoint(flags.checkpoint, changes)]
+    if flags.compare:
+        checkpoints.append(Checkpoint(flags.compare, changes))
     cfg, other = checkpoints[0].cfg, checkpoints[-1].cfg
     if other.numclasses != cfg.numclasses:
         raise UserError(
@@ -72,13 +76,12 @@ def evaluate(flags: EvaluateFlags, changes: dict, group: Group, terminal: Termin
         )
     classes = read_classes(cfg.classes, cfg.numclasses)
     prepare_demo_data(cfg, group)
-    loader = get_loader(cfg, flags.split, group, augment=False)
+    one_image = dataclasses.replace(cfg, val_batchsize=1)  # its windows fill a forward pass
+    loader = get_loader(one_image if flags.window else cfg, flags.split, group, augment=False)
     dataset = loader.dataset
     assert isinstance(dataset, SegmentationDataset)
     doctor.check_setup(group, {f"{flags.split} list": dataset})
-    for folder in (flags.save_dir, flags.report, flags.json and str(Path(flags.json).parent)):
-        if folder and group.is_main:
-            check_writable(Path(folder))
+    check_outputs(flags, dataset, group)
 
     predictions = Predictions(flags, dataset.names, classes)
     results = []
@@ -94,12 +97,16 @@ def evaluate(flags: EvaluateFlags, changes: dict, group: Group, terminal: Termin
         if result is None:
             terminal.info("stopped by a signal before all images were scored; only --save_dir has some of them")
             return STOPPED
+        if not result.scores["pixels"]:
+            raise UserError(f"--split {flags.split}: none of its masks has a labelled pixel: there is nothing to score")
         results.append(result)
         say_scores(terminal, result, classes)
     comparison = compare(*results) if len(results) == 2 else None
     if comparison:
         say_comparison(terminal, flags, comparison)
     shown = predictions.gather(group, results[0]) if flags.report else {}
+    if flags.save_dir:
+        terminal.info(f"masks: {flags.save_dir}")
     if group.is_main and flags.json:
         content = as_json(flags, checkpoints[0], results[0], classes, dataset.names) | {"comparison": comparison}
         write_file(Path(flags.json), json.dumps(content, indent=1).encode())
@@ -108,6 +115,23 @@ def evaluate(flags: EvaluateFlags, changes: dict, group: Group, terminal: Termin
         page = report(flags, checkpoints[0], results[0], classes, dataset, shown)
         terminal.info(f"report: {page}")
     return 0
+
+
+def check_outputs(flags: EvaluateFlags, dataset: SegmentationDataset, group: Group) -> None:
+    """Raise UserError where something cannot be written, or would be written among the data."""
+    json_folder = flags.json and str(Path(flags.json).parent)
+    if flags.json and Path(flags.json).is_dir():
+        raise UserError(f"--json {flags.json}: is a folder: name a file")
+    for name, chosen in (("--save_dir", flags.save_dir), ("--report", flags.report), ("--json", json_folder)):
+        if not chosen:
+            continue
+        for data in dataset.folders.values():
+            if Path(chosen).resolve().is_relative_to(data.resolve()):
+                raise UserError(
+                    f"{name} {chosen}: lies in the data set ({data}), of which files would be lost: name another"
+                )
+        if group.is_main:
+            check_writable(Path(chosen), name)
 
 
 class Predictions:
@@ -169,7 +193,7 @@ def describe(checkpoint: Checkpoint, flags: EvaluateFlags) -> str:
     """How it is scored, in a line."""
     size = f"long side {flags.long_side}" if flags.long_side else "own size"
     windows = f"windows of {flags.window}, step {flags.stride_rate:.3g}" if flags.window else "whole images"
-    scales = "scale " + " ".join(f"{scale:g}" for scale in flags.scales)
+    scales = ("scales " if len(flags.scales) > 1 else "scale ") + " ".join(f"{scale:g}" for scale in flags.scales)
     weights = checkpoint.state_dict(flags.weights)[0]
     return f"{weights} weights, {size}, {scales}, {windows}" + (", mirrored too" if flags.flip else "")
 
@@ -189,14 +213,21 @@ def or_none(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
+def read_metrics(path: Path) -> list[dict]:
+    """The lines of a run's metrics.jsonl; [] if there is none. A line that is being written, or damaged, is left out."""
+    found = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []:
+        with contextlib.suppress(json.JSONDecodeError):
+            found.append(json.loads(line))
+    return [line for line in found if isinstance(line, dict) and line.get("kind") in ("train", "val")]
+
+
 def report(
     flags: EvaluateFlags, checkpoint: Checkpoint, result: Result, classes: Classes, dataset: SegmentationDataset,
     shown: dict[int, np.ndarray],
 ) -> Path:  # fmt: skip
     """Write the web page. shown: {index: predicted label map}."""
-    metrics_file = checkpoint.path.parent / "metrics.jsonl"
-    # Of a run that goes on, the last line may be in the middle of being written.
-    curves = metrics_file.read_text().split("\n")[:-1] if metrics_file.is_file() else []
+    curves = read_metrics(checkpoint.path.parent / "metrics.jsonl")
     examples = []
     for index, predicted in shown.items():
         maps = dataset[index]
@@ -216,7 +247,7 @@ def report(
         class_names=classes.names,
         colours=classes.colours,
         confusion=result.confusion.numpy(),
-        curves=[json.loads(line) for line in curves],
+        curves=curves,
         examples=examples,
     )
 

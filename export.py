@@ -79,7 +79,7 @@ def export(flags: ExportFlags, changes: dict, device: torch.device, terminal: Te
     model = checkpoint.model(flags.weights, device)
     check_finite(model)
     folder = Path(flags.output) if flags.output else checkpoint.path.parent
-    check_writable(folder)
+    check_writable(folder, "--output")
     images = real_images(flags, checkpoint, terminal)
 
     program = trace(WholeImage(model, extras), terminal)
@@ -186,7 +186,11 @@ def real_images(flags: ExportFlags, checkpoint: Checkpoint, terminal: Terminal) 
     """The files of --images, or of the checkpoint's val list where that is here."""
     if flags.images:
         given = Path(flags.images)
-        files = sorted(path for path in given.iterdir() if path.suffix in IMAGE_SUFFIXES) if given.is_dir() else [given]
+        files = (
+            sorted(path for path in given.iterdir() if path.suffix.lower() in IMAGE_SUFFIXES)
+            if given.is_dir()
+            else [given]
+        )
         if not files or not given.exists():
             raise UserError(f"--images {given}: " + ("no images there" if given.exists() else "no such file or folder"))
     else:

@@ -67,31 +67,32 @@ def predict(flags: PredictFlags, changes: dict, group: Group, terminal: Terminal
     model, colours, settings = load_model(flags, changes, group)
     with Outputs(Path(flags.output), colours, overlays=flags.overlay, probs=flags.probs) as outputs:
         inputs: list[Input] = group.broadcast(plan(flags, outputs, settings, terminal) if group.is_main else None)
-        return predict_inputs(flags, group, terminal, model, outputs, inputs)
+        return predict_inputs(flags.workers, group, terminal, model, outputs, inputs)
 
 
 def predict_inputs(
-    flags: PredictFlags, group: Group, terminal: Terminal, model: Predictor | OnnxModel, outputs: Outputs,
+    workers: int, group: Group, terminal: Terminal, model: Predictor | OnnxModel, outputs: Outputs,
     inputs: list[Input],
 ) -> int:  # fmt: skip
     """Predict what can be read, on all ranks, and say what cannot."""
     found = probe_all(inputs, group, terminal)
     images = {file: size for file, size in found.items() if isinstance(size, tuple)}
     videos = [file for file, size in found.items() if size is None]
-    mine = predict_images(flags, group, terminal, model, outputs, images)
+    mine = predict_images(workers, group, terminal, model, outputs, images)
     for video in videos[group.rank :: group.world_size]:
         try:
-            predict_video(flags, group, terminal, model, outputs, video)
+            predict_video(group, terminal, model, outputs, video)
         except InputError as error:
             mine.append(error)
         except Stopped:
             break
     outputs.wait()
+    mine += outputs.failures
 
     failures: list[UserError] = [result for result in found.values() if isinstance(result, UserError)]
     failures += [error for share in group.gather(mine) for error in share]
     if any(group.gather(bool(group.stop))):
-        terminal.info("stopped by a signal; the same command goes on")
+        terminal.info("stopped by a signal; the same command goes on, without --overwrite")
         return STOPPED
     terminal.info(f"{len(inputs) - len(failures)} predicted; masks: {outputs.mask('NAME')}")
     if failures:
@@ -105,26 +106,34 @@ def load_model(flags: PredictFlags, changes: dict, group: Group) -> tuple[Predic
     """The model, the colours of its classes, and what its predictions depend on."""
     how = {name: getattr(flags, name) for name in ("scales", "flip", "long_side", "window", "stride_rate", "weights")}
     if flags.model:
-        if flags.checkpoint or any(how[name] != READER.fields[name].default for name in how):
+        of_checkpoint = [name for name in changes if name not in ("classes", "val_batchsize", "workers")]
+        if flags.checkpoint or of_checkpoint or any(how[name] != READER.fields[name].default for name in how):
             raise UserError(
-                f"--model {flags.model}: predicts whole images at one scale: drop --checkpoint, --weights, --scales, --flip, "
-                "--long_side, --window and --stride_rate"
+                f"--model {flags.model}: predicts whole images at one scale, with its own weights: drop --checkpoint and "
+                "every flag of model, --scales, --flip, --long_side, --window and --stride_rate"
             )
         model = OnnxModel(Path(flags.model), group.device)
-        classes = read_classes(flags.classes, model.num_classes).colours if flags.classes else model.colours
-        return model, classes, {"model": sha256(Path(flags.model))}
+        model.images_at_once = flags.val_batchsize
+        colours = read_classes(flags.classes, model.num_classes).colours if flags.classes else model.colours
+        return model, colours, {"model": sha256(Path(flags.model)), "colours": colours[: model.num_classes].tolist()}
     checkpoint = Checkpoint(flags.checkpoint, changes)
+    cfg = checkpoint.cfg
     predictor = checkpoint.predictor(flags, group.device)
     doctor.check_weights(group, predictor.model, buffers_averaged=True)
-    colours = read_classes(checkpoint.cfg.classes, checkpoint.cfg.numclasses).colours
-    return predictor, colours, {"checkpoint": sha256(checkpoint.path), **how}
+    colours = read_classes(cfg.classes, cfg.numclasses).colours
+    how |= {name: getattr(cfg, name) for name in ("model_type", "stride_in_1x1", "amp")}
+    return (
+        predictor,
+        colours,
+        {"checkpoint": sha256(checkpoint.path), **how, "colours": colours[: cfg.numclasses].tolist()},
+    )
 
 
 def plan(flags: PredictFlags, outputs: Outputs, settings: dict, terminal: Terminal) -> list[Input]:
     """What is to be predicted: the inputs that have no mask yet. Rank 0 calls it."""
-    inputs, num_others = find_inputs(flags.input, outputs.folder)
-    outputs.claim(settings, overwrite=flags.overwrite)
-    pending = [file for file in inputs if flags.overwrite or not outputs.is_done(file.name)]
+    base, inputs, num_others = find_inputs(flags.input, outputs.folder)
+    outputs.claim({"input": str(base.resolve()), **settings}, overwrite=flags.overwrite)
+    pending = [file for file in inputs if not outputs.is_done(file.name)]
     said = [f"{len(pending)} to predict"]
     if len(pending) < len(inputs):
         said.append(f"{len(inputs) - len(pending)} done before (--overwrite would do them again)")
@@ -151,17 +160,15 @@ def probe_all(inputs: list[Input], group: Group, terminal: Terminal) -> dict[Inp
 
 
 def predict_images(
-    flags: PredictFlags, group: Group, terminal: Terminal, model: Predictor | OnnxModel, outputs: Outputs,
+    workers: int, group: Group, terminal: Terminal, model: Predictor | OnnxModel, outputs: Outputs,
     images: dict[Input, tuple[int, int]],
 ) -> list[UserError]:  # fmt: skip
     """Predict this process's share of the images {input: (height, width)}. Returns what could not be read."""
     files = list(images)
     batches = EvalBatches(
-        list(images.values()), batch_size=flags.val_batchsize, rank=group.rank, world_size=group.world_size
+        list(images.values()), batch_size=model.images_at_once, rank=group.rank, world_size=group.world_size
     )
-    loader = make_loader(
-        Images([file.path for file in files]), flags.workers, group, batch_sampler=batches, collate_fn=list
-    )
+    loader = make_loader(Images([file.path for file in files]), workers, group, batch_sampler=batches, collate_fn=list)
     failures: list[UserError] = []
     with terminal.bar(None, total=sum(map(len, batches)), title="images", unit="image") as bar:
         for batch in loader:
@@ -175,22 +182,22 @@ def predict_images(
 
 
 def predict_video(
-    flags: PredictFlags, group: Group, terminal: Terminal, model: Predictor | OnnxModel, outputs: Outputs, video: Input
+    group: Group, terminal: Terminal, model: Predictor | OnnxModel, outputs: Outputs, video: Input
 ) -> None:
     """Predict every frame of a video that has no mask yet."""
-    if flags.overwrite:
-        outputs.remove(video.name)
-    rate = frame_rate(video.path)
+    rate, num_frames = frame_rate(video.path), 0
 
     def labelled() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        nonlocal num_frames
         frames = terminal.bar(read_frames(video.path), total=None, title=video.path.name, unit="frame")
         numbered = ((f"{video.name}/{number:06d}", frame) for number, frame in enumerate(frames, start=1))
-        for batch in batched(numbered, flags.val_batchsize):
+        for batch in batched(numbered, model.images_at_once):
             if group.stop:
                 raise Stopped
-            pending = [(name, frame) for name, frame in batch if not outputs.mask(name).is_file()]
+            pending = [(name, frame) for name, frame in batch if not outputs.is_new(outputs.mask(name))]
             labels = predict_batch(model, outputs, pending, group.device, frames=True)
             for name, frame in batch:
+                num_frames += 1
                 yield frame, labels[name] if name in labels else read_label(outputs.mask(name), 255)
 
     if outputs.overlays:
@@ -198,7 +205,7 @@ def predict_video(
     else:
         for _ in labelled():
             pass
-    outputs.finish_video(video.name, rate)
+    outputs.finish_video(video.name, num_frames, rate)
 
 
 def predict_batch(

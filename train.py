@@ -76,7 +76,7 @@ def train(cfg: Config, group: Group, run: Run) -> int:
         best = f"best mIoU {100 * state.best_miou:.2f}"
         run.info(f"done: {state.epoch} epochs, {state.step} steps, {best}. The run lies in {run.folder}")
         run.info(f"to look at it: tensorboard --logdir {cfg.logdir}")
-        run.info(f"to score it, and to use it: python evaluate.py --checkpoint {run.folder}/best.pt, python predict.py")
+        run.info(f"to score it: python evaluate.py --checkpoint {run.folder}/best.pt; to use it: predict.py, export.py")
     return STOPPED if stopped else 0
 
 

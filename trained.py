@@ -15,7 +15,9 @@ from errors import UserError
 from flags import FlagReader
 from models.pretrained import load_weights
 
-TOO_MUCH = "lower --val_batchsize, or use --window 465 or --amp bf16"
+TOO_MUCH = "lower --val_batchsize, use a --window such as 465, or --amp bf16"
+
+PATHS = ("list_path", "image_path", "val_path")  # below --dataset_path
 
 # What a checkpoint says itself, and a program's command line may say otherwise.
 OF_A_RUN = {item.name for shared in (DataFlags, ModelFlags) for item in dataclasses.fields(shared)}
@@ -67,7 +69,11 @@ class Checkpoint:
                     "--model_type, --layers and --numclasses"
                 )
             saved = {}
+        if changes.get("dataset", saved.get("dataset")) != saved.get("dataset"):
+            saved = {name: value for name, value in saved.items() if name not in PATHS}  # they are of that layout
         # A checkpoint may be of an earlier version, with other flags: those that are gone had to do with training.
+        for training_only in ("optimizer", "ranks"):
+            self.content.pop(training_only, None)
         self.cfg = Config(**{name: value for name, value in saved.items() if name in config.FLAGS} | changes)
 
     def state_dict(self, weights: str) -> tuple[str, dict[str, torch.Tensor]]:
@@ -97,6 +103,9 @@ class Checkpoint:
                 f"--checkpoint {self.path}: {len(missing)} weights of a {cfg.model_type} with --layers {cfg.layers} and "
                 f"--numclasses {cfg.numclasses} are not in it, or have other shapes, such as {missing[0]}"
             )
+        broken = next((name for name, value in model.state_dict().items() if not value.isfinite().all()), None)
+        if broken:
+            raise UserError(f"--checkpoint {self.path}: its weights are not finite ({broken}): take an earlier one")
         return model.eval().to(device).to(memory_format=torch.channels_last)
 
     def predictor(self, flags: InferenceFlags, device: torch.device) -> Predictor:

@@ -104,7 +104,8 @@ def main(argv: list[str] | None = None) -> int:
     )  # fmt: skip
     print("\n".join([*summary_lines(summary), *class_table(summary), "", *finding_lines(findings)]))
     if findings.status < 2:
-        print(f"train with --dataset_path {args.root} --dataset {summary.dataset} --numclasses {summary.num_classes}")
+        flags = f"--dataset {summary.dataset} --numclasses {summary.num_classes}"
+        print(f"train with --dataset_path {args.root} {flags}" + (f" --classes {args.classes}" if args.classes else ""))
     if args.json:
         _write_json(args.json, summary, findings)
     return findings.status
@@ -117,7 +118,9 @@ def parser() -> argparse.ArgumentParser:
         "--dataset", default="", choices=DATASETS, help="labels to train on [found out from the folders]"
     )
     parser.add_argument("--numclasses", type=int, metavar="N", help="number of classes [inferred from the labels]")
-    parser.add_argument("--classes", default="", metavar="FILE", help="names and colours: voc, camvid, or a FILE")
+    parser.add_argument(
+        "--classes", default="", metavar="FILE", help="names and colours: voc, camvid, cityscapes, ade20k, or a FILE"
+    )
     parser.add_argument("--splits", nargs="+", default=["train", "val"], metavar="NAME", help="splits [train val]")
     for item in dataclasses.fields(Paths):
         parser.add_argument(f"--{item.name}", default="", metavar="DIR", help="folder, as of train.py")

@@ -74,7 +74,16 @@ def decoding(path: Path) -> Iterator[None]:
         raise
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
-    except (OSError, SyntaxError, TypeError, ValueError, struct.error, Image.DecompressionBombError) as error:
+    except (
+        OSError,
+        EOFError,
+        LookupError,
+        SyntaxError,
+        TypeError,
+        ValueError,
+        struct.error,
+        Image.DecompressionBombError,
+    ) as error:
         raise UserError(f"{path}: not a whole, readable image ({' '.join(str(error).split())}): replace it") from None
 
 
@@ -96,10 +105,11 @@ def read_image(path: Path) -> np.ndarray:
 
 
 def image_size(path: Path) -> tuple[int, int]:
-    """Height and width of an image as read_image gives it, from its header alone."""
+    """Height and width of an image as read_image gives it, from its header unless EXIF may turn it."""
     with decoding(path), Image.open(path) as image:
-        turned = image.getexif().get(ExifTags.Base.Orientation, 1) >= 5
-        return (image.width, image.height) if turned else (image.height, image.width)
+        if image.getexif().get(ExifTags.Base.Orientation, 1) == 1:
+            return image.height, image.width
+    return read_image(path).shape[:2]
 
 
 def read_label(path: Path, num_classes: int) -> np.ndarray:

@@ -2,9 +2,10 @@
 
 import glob
 import os
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import cv2
 import numpy as np
@@ -17,6 +18,7 @@ from errors import InputError, UserError
 VIDEO_SUFFIXES = (".mp4", ".avi", ".mov", ".mkv", ".webm", ".m4v", ".mpg", ".mpeg", ".wmv")
 ANIMATED_FORMATS = ("GIF", "WEBP", "PNG")  # a JPEG or TIFF with several pictures is a photo with a thumbnail, or pages
 _SUFFIXES = {suffix.lower() for suffix in (*IMAGE_SUFFIXES, *VIDEO_SUFFIXES, ".gif")}
+OUTPUT_NOTE = "predictions.json"  # in every folder that predict.py writes to
 ALONE_FPS = 25.0  # of an overlay, where the file does not say
 
 
@@ -28,40 +30,61 @@ class Input:
     name: str
 
 
-def find_inputs(given: str, leave_out: Path) -> tuple[list[Input], int]:
-    """The images and videos that `given` names, sorted, and the number of other files there.
+def find_inputs(given: str, leave_out: Path) -> tuple[Path, list[Input], int]:
+    """The folder that names are relative to, the images and videos that `given` names, and the number of other files.
 
-    given: a file; a folder, searched with those below it; or a pattern with *, ? or [...], ** being any folders. leave_out: a folder
-    whose files do not count, that of the output. Raises UserError where there are none.
+    given: a file; a folder, searched with those below it; or a pattern with *, ? or [...], ** being any folders.
+    leave_out: a folder whose files do not count, that of the output; nor do other outputs of predict.py. Raises UserError
+    where there is nothing, or where two files cannot have names of their own.
     """
     path = Path(given)
-    if path.is_dir():
-        base, files = path, [file for file in path.rglob("*") if file.is_file()]
-    elif path.is_file():
-        return [Input(path, path.stem)], 0
-    else:
-        if not glob.has_magic(given):
-            raise UserError(f"--input {given}: no such file or folder")
-        first = next(number for number, part in enumerate(path.parts) if glob.has_magic(part))
-        base = Path(*path.parts[:first])
-        files = [Path(file) for file in glob.glob(given, recursive=True) if os.path.isfile(file)]
-    left_out = leave_out.resolve()
-    files = [file for file in files if left_out not in file.resolve().parents]
-    relative = {file: file.relative_to(base) for file in files}
-    visible = [file for file in files if not any(part.startswith(".") for part in relative[file].parts)]
+    if path.is_file():
+        # Named as if all of its folder were predicted.
+        siblings = [file for file in path.parent.iterdir() if file.suffix.lower() in _SUFFIXES and file.is_file()]
+        names = _names(path.parent, [*siblings, *([] if path in siblings else [path])])
+        return path.parent, [Input(path, names[path])], 0
+    base, files = _list(path, given)
+    ours = {leave_out.resolve(), *(file.parent.resolve() for file in files if file.name == OUTPUT_NOTE)}
+    files = [file for file in files if not ours.intersection(file.resolve().parents)]
+    visible = [file for file in files if not any(part.startswith(".") for part in file.relative_to(base).parts)]
     chosen = sorted(file for file in visible if file.suffix.lower() in _SUFFIXES)
     if not chosen:
         raise UserError(f"--input {given}: no image or video there, of {len(visible)} file(s)")
-    stems: dict[str, int] = {}
-    for file in chosen:
-        stem = relative[file].with_suffix("").as_posix()
-        stems[stem] = stems.get(stem, 0) + 1
-    # a.jpg and a.png are written to a.jpg.png and a.png.png.
-    return [
-        Input(file, stem if stems[stem] == 1 else relative[file].as_posix())
-        for file in chosen
-        for stem in [relative[file].with_suffix("").as_posix()]
-    ], len(visible) - len(chosen)
+    names = _names(base, chosen)
+    return base, [Input(file, names[file]) for file in chosen], len(visible) - len(chosen)
+
+
+def _list(path: Path, given: str) -> tuple[Path, list[Path]]:
+    """The folder, or the part of a pattern before its first *, ? or [, and all files there that match."""
+    if path.is_dir():
+        return path, [file for file in path.rglob("*") if file.is_file()]
+    if not glob.has_magic(given):
+        raise UserError(f"--input {given}: no such file or folder")
+    first = next(number for number, part in enumerate(path.parts) if glob.has_magic(part))
+    return Path(*path.parts[:first]), [Path(file) for file in glob.glob(given, recursive=True) if os.path.isfile(file)]
+
+
+def _names(base: Path, files: list[Path]) -> dict[Path, str]:
+    """A name for each file, relative to base: without suffix, but with it where another file's would be in the way.
+
+    So a.jpg and a.png are written to a.jpg.png and a.png.png; and the frames of a.gif not to where a/000001.png is.
+    """
+    short = {file: file.relative_to(base).with_suffix("").as_posix() for file in files}
+    names = {
+        file: file.relative_to(base).as_posix() if file in clashing else name
+        for clashing in [_clashing(short)]
+        for file, name in short.items()
+    }
+    if left := sorted(_clashing(names)):
+        raise UserError(f"{left[0]} and {left[-1]}: would be written to the same files: rename one")
+    return names
+
+
+def _clashing(names: dict[Path, str]) -> set[Path]:
+    """The files whose name another one has, or has as a folder."""
+    taken = Counter(names.values())
+    folders = {parent.as_posix() for name in names.values() for parent in PurePosixPath(name).parents}
+    return {file for file, name in names.items() if taken[name] > 1 or name in folders}
 
 
 def probe(path: Path) -> tuple[int, int] | None:

@@ -28,10 +28,11 @@ def to_hex(colours: np.ndarray) -> list[str]:
 class ExportedModel:
     """What is common to models in files; see engine.inference.Predictor, which has the same methods.
 
-    outputs: "labels" and those of "probs" and "logits" that it gives. class_names: one a class. colours: RGB by label value, (256, 3) uint8. min_size: pixels of an image's shorter side.
+    outputs: "labels" and those of "probs" and "logits" that it gives. class_names: one a class. colours: RGB by label value, (256, 3) uint8. min_size: pixels of an image's shorter side. images_at_once: to give in one call.
     """
 
     min_size = 1
+    images_at_once = 4
 
     def __init__(self, path: Path, metadata: dict[str, str]):
         """metadata: of KEYS, as the file has it. Raises UserError where the file is not one of ours."""

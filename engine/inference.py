@@ -39,6 +39,11 @@ class Predictor:
     batch_size: int = 4
     amp: str = "none"
 
+    @property
+    def images_at_once(self) -> int:
+        """How many images to give in one call: with windows, which fill a forward pass themselves, one."""
+        return 1 if self.window else self.batch_size
+
     def labels(self, images: Tensor) -> Tensor:
         """Label maps (B, H, W) uint8; images (B, H, W, 3) uint8 RGB, on the model's device."""
         return torch.cat([band.argmax(1).to(torch.uint8) for _, band in self._bands(images, probs=False)], dim=1)
@@ -53,7 +58,9 @@ class Predictor:
         passes = [self._forward(images, scale) for scale in self.scales]
         # The largest logit is the largest probability, where there is but one of each.
         softmax = probs or not (len(passes) == 1 and passes[0].is_plain)
-        num_rows = max(1, BAND_BYTES // (4 * batch * passes[0].num_classes * width))
+        # Of the image or, where that is larger, of the scaled image.
+        pixels_a_row = max(width, *(scaled.pixels_a_row for scaled in passes))
+        num_rows = max(1, int(BAND_BYTES / (4 * batch * passes[0].num_classes * pixels_a_row)))
         for top in range(0, height, num_rows):
             bottom = min(top + num_rows, height)
             band = passes[0].rows(top, bottom, softmax=softmax)
@@ -137,14 +144,21 @@ class _ScaledLogits:
         """Whether each pixel of the image is one pixel of one window."""
         return self.logits.shape[:3] == (1, 1, 1) and self.size == self.out
 
+    @property
+    def pixels_a_row(self) -> float:
+        """Of the scaled image, padded, for one row of the image."""
+        return (self.lefts[-1] + self.window[1]) * self.size[0] / self.out[0]
+
     def rows(self, top: int, bottom: int, *, softmax: bool) -> Tensor:
         """Rows top..bottom - 1 of the probabilities, or of the logits, at the image's own size: (B, C, rows, W)."""
         if self.size == self.out:
             return self._scaled_rows(top, bottom, softmax=softmax)
         # As cv2.resize and F.interpolate without align_corners: pixel centres on pixel centres.
-        y = ((torch.arange(top, bottom, dtype=torch.float64) + 0.5) * self.size[0] / self.out[0] - 0.5).clamp(min=0)
-        first, last = int(y[0]), min(int(y[-1]) + 1, self.size[0] - 1)
-        rows = _rows_at(self._scaled_rows(first, last + 1, softmax=softmax), y - first)
+        ratio = self.size[0] / self.out[0]
+        first = int(max(0.0, (top + 0.5) * ratio - 0.5))
+        last = min(int(max(0.0, (bottom - 0.5) * ratio - 0.5)) + 1, self.size[0] - 1)
+        y = ((self._range(top, bottom) + 0.5) * ratio - 0.5).clamp(min=0) - first
+        rows = _rows_at(self._scaled_rows(first, last + 1, softmax=softmax), y)
         return F.interpolate(rows, size=(bottom - top, self.out[1]), mode="bilinear", align_corners=False)
 
     def _scaled_rows(self, top: int, bottom: int, *, softmax: bool) -> Tensor:
@@ -177,7 +191,7 @@ class _ScaledLogits:
     def _window_rows(self, grid_row: int, grid_column: int, top: int, bottom: int, *, softmax: bool) -> Tensor:
         """The same rows of one window, counted from its own top: (B, C, rows, width of a window)."""
         logits = self.logits[:, grid_row, grid_column]
-        y = torch.arange(top, bottom, dtype=torch.float64) * (logits.shape[3] - 1) / max(1, self.window[0] - 1)
+        y = self._range(top, bottom) * (logits.shape[3] - 1) / max(1, self.window[0] - 1)
         # Align_corners. Channels last: an argmax over the classes of a pixel, side by side, takes a fifth of the time.
         rows = _rows_at(logits.flatten(0, 1), y).contiguous(memory_format=torch.channels_last)
         rows = F.interpolate(rows, size=(bottom - top, self.window[1]), mode="bilinear", align_corners=True)
@@ -185,11 +199,13 @@ class _ScaledLogits:
             rows = rows.softmax(1)
         return rows.unflatten(0, logits.shape[:2]).mean(0) if len(logits) > 1 else rows
 
+    def _range(self, first: int, stop: int) -> Tensor:
+        return torch.arange(first, stop, dtype=torch.float64, device=self.logits.device)
+
 
 def _rows_at(values: Tensor, y: Tensor) -> Tensor:
     """Rows (N, C, len(y), W) of values (N, C, H, W) at positions y, float64, in 0..H - 1, between two rows linearly."""
     above = y.floor().long().clamp(max=values.shape[2] - 1)
     below = (above + 1).clamp(max=values.shape[2] - 1)
-    weight = (y - above).to(values.dtype).to(values.device).unsqueeze(1)
-    above, below = above.to(values.device), below.to(values.device)
+    weight = (y - above).to(values.dtype).unsqueeze(1)
     return torch.lerp(values.index_select(2, above), values.index_select(2, below), weight)

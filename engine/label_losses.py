@@ -12,7 +12,8 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import Tensor
 
-IGNORE = 255
+from engine.metrics import IGNORE
+
 # What --loss may name, and each one's name in the logs.
 LABEL_LOSSES = {"ce": "seg", "focal": "seg_focal", "ohem": "seg_ohem", "dice": "seg_dice", "lovasz": "seg_lovasz"}
 PIXEL_LOSSES = ("seg", "seg_focal", "seg_ohem")  # those that class weights apply to

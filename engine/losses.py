@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.label_losses import LABEL_LOSSES, LabelLosses, histograms, pick
+from engine.metrics import IGNORE
 
-IGNORE = 255
 TERMS = ("seg", "pseudo", "lorm", "ds", "dc")  # each has a weight, --l_TERM
 # The map of a batch that each term needs.
 NEEDS = {"seg": "label", "pseudo": "pseudo", "lorm": "pseudo", "ds": "distance_s", "dc": "distance_c"}

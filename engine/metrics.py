@@ -84,7 +84,9 @@ def bootstrap(counts: np.ndarray, num_samples: int = 2000, seed: int = 0) -> np.
     num_images = len(counts)
     rng = np.random.default_rng(seed)
     samples = rng.multinomial(num_images, np.full(num_images, 1 / num_images), size=num_samples)
-    return mean_iou((samples @ counts.reshape(num_images, -1)).reshape(num_samples, *counts.shape[1:]))
+    # In float64, which NumPy multiplies by BLAS; exact, as the sums are integers below 2**53.
+    sums = samples.astype(np.float64) @ counts.reshape(num_images, -1).astype(np.float64)
+    return mean_iou(sums.reshape(num_samples, *counts.shape[1:]))
 
 
 def interval(values: np.ndarray) -> tuple[float, float]:

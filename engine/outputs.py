@@ -2,7 +2,6 @@
 
 import io
 import json
-import shutil
 from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,25 +11,26 @@ import cv2
 import numpy as np
 from PIL import Image
 
-from engine.files import check_writable, write_file, writing
+from engine.files import check_writable, remove_stale, write_file, writing
 from engine.pictures import label_png, overlay
 from errors import InputError, UserError
 
 NUM_THREADS = 4  # that compress and write, while the next images are predicted
-MAX_WAITING = 64  # images
+MAX_WAITING = 2**29  # bytes of results that wait for a thread
 
 
 class Outputs:
     """masks/NAME.png, and where asked for overlays/NAME.jpg and probs/NAME.npy, in a folder; NAME may have folders.
 
     Of a video: masks/NAME/000001.png and so on, overlays/NAME.mp4, and at last masks/NAME/frames.json.
-    Every file appears whole, and the mask after what else there is of an image. So what has a mask is done.
+    Every file appears whole. colours: (256, 3) uint8. failures: what could not be written for reasons of its own.
     """
 
     def __init__(self, folder: Path, colours: np.ndarray, *, overlays: bool, probs: bool):
         self.folder, self.colours, self.overlays, self.probs = folder, colours, overlays, probs
+        self.failures: list[InputError] = []
         self._pool = ThreadPoolExecutor(NUM_THREADS)
-        self._waiting: deque[Future] = deque()
+        self._waiting: deque[tuple[int, Future]] = deque()  # bytes, and what ends when they are written
 
     def __enter__(self) -> "Outputs":
         return self
@@ -38,42 +38,68 @@ class Outputs:
     def __exit__(self, *error: object) -> None:
         self._pool.shutdown(cancel_futures=error[0] is not None)
 
+    @property
+    def note(self) -> Path:
+        """What the folder's predictions are made of and by. What is older than this file is not."""
+        return self.folder / "predictions.json"
+
     def claim(self, settings: dict, *, overwrite: bool) -> None:
-        """Note what the folder's predictions are made by; raise UserError where there are some by something else."""
-        note = self.folder / "predictions.json"
+        """Write the note; raise UserError where the folder has predictions of something else, or files of others."""
         text = json.dumps(settings | {"overlay": self.overlays, "probs": self.probs}, indent=1)
-        if note.is_file() and not overwrite and note.read_text(encoding="utf-8") != text:
-            raise UserError(
-                f"--output {self.folder}: has predictions made in another way, see {note}: name another folder, or use "
-                "--overwrite"
-            )
-        check_writable(self.folder)
-        write_file(note, text.encode())
+        if self.note.is_file():
+            if self.note.read_text(encoding="utf-8") == text and not overwrite:
+                remove_stale(self.folder)
+                return
+            if not overwrite:
+                raise UserError(
+                    f"--output {self.folder}: has predictions of another input, or made in another way, see {self.note}: "
+                    "name another folder, or use --overwrite"
+                )
+        elif (self.folder / "masks").exists():
+            raise UserError(f"--output {self.folder}: has masks that are not of predict.py: name another folder")
+        check_writable(self.folder, "--output")
+        write_file(self.note, text.encode())
 
     def mask(self, name: str) -> Path:
         return self.folder / "masks" / f"{name}.png"
 
     def is_done(self, name: str) -> bool:
-        """Whether all files of an image or a video are there."""
-        return self.mask(name).is_file() or (self.folder / "masks" / name / "frames.json").is_file()
+        """Whether all files of an image, or of a video, are there, and made by what the note says."""
+        frames = self.folder / "masks" / name / "frames.json"
+        if frames.is_file():
+            wanted, number = [frames], json.loads(frames.read_text(encoding="utf-8"))["frames"]
+            wanted += [self.mask(f"{name}/{frame:06d}") for frame in range(1, number + 1)]
+            wanted += [self.folder / "overlays" / f"{name}.mp4"] if self.overlays else []
+        else:
+            wanted = [self.mask(name)]
+            wanted += [self.folder / "overlays" / f"{name}.jpg"] if self.overlays else []
+            wanted += [self.folder / "probs" / f"{name}.npy"] if self.probs else []
+        return all(self.is_new(path) for path in wanted)
 
-    def remove(self, name: str) -> None:
-        """Remove the masks of a video."""
-        shutil.rmtree(self.folder / "masks" / name, ignore_errors=True)
+    def is_new(self, path: Path) -> bool:
+        """Whether a file is there, and not from before the note."""
+        return path.is_file() and path.stat().st_mtime_ns >= self.note.stat().st_mtime_ns
 
     def write(self, name: str, image: np.ndarray, label: np.ndarray, probs: np.ndarray | None, *, frame: bool) -> None:
         """Write what belongs to one image, or to a frame of a video, in the background; raise what went wrong before.
 
         image (H, W, 3) uint8; label (H, W) uint8; probs (C, H, W) float16.
         """
-        self._waiting.append(self._pool.submit(self._write, name, image, label, probs, frame))
-        while len(self._waiting) > MAX_WAITING or (self._waiting and self._waiting[0].done()):
-            self._waiting.popleft().result()
+        size = image.nbytes + (0 if probs is None else probs.nbytes)
+        self._waiting.append((size, self._pool.submit(self._write, name, image, label, probs, frame)))
+        while self._waiting and (self._waiting[0][1].done() or sum(size for size, _ in self._waiting) > MAX_WAITING):
+            self._finish_first()
 
     def wait(self) -> None:
         """Return when all is written."""
         while self._waiting:
-            self._waiting.popleft().result()
+            self._finish_first()
+
+    def _finish_first(self) -> None:
+        try:
+            self._waiting.popleft()[1].result()
+        except InputError as error:
+            self.failures.append(error)
 
     def _write(self, name: str, image: np.ndarray, label: np.ndarray, probs: np.ndarray | None, frame: bool) -> None:
         if probs is not None:
@@ -86,10 +112,11 @@ class Outputs:
             write_file(self.folder / "overlays" / f"{name}.jpg", buffer.getvalue())
         write_file(self.mask(name), label_png(label, self.colours))
 
-    def finish_video(self, name: str, rate: float) -> None:
+    def finish_video(self, name: str, num_frames: int, rate: float) -> None:
         """Note that all frames of a video are there, once they are. rate: frames a second."""
         self.wait()
-        write_file(self.folder / "masks" / name / "frames.json", json.dumps({"frames_per_s": rate}).encode())
+        text = json.dumps({"frames": num_frames, "frames_per_s": rate})
+        write_file(self.folder / "masks" / name / "frames.json", text.encode())
 
     def write_film(self, name: str, frames: Iterable[tuple[np.ndarray, np.ndarray]], rate: float) -> None:
         """Write overlays/NAME.mp4 from pairs of a frame (H, W, 3) uint8 RGB and its label (H, W) uint8."""

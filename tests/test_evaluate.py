@@ -67,7 +67,7 @@ def test_scores_are_those_of_the_masks_it_writes(run, demo_root, tmp_path, capsy
     assert found["pixels"] == confusion.sum() == 3 * 120 * 160
     assert found["miou_ci"][0] <= found["miou"] <= found["miou_ci"][1]
     said = capsys.readouterr().out
-    assert "ema weights, long side 128, scale 0.5 1 1.25, windows of 65, step 0.5, mirrored too" in said
+    assert "ema weights, long side 128, scales 0.5 1 1.25, windows of 65, step 0.5, mirrored too" in said
     assert re.search(rf"mIoU +{100 * found['miou']:.2f}", said)
 
 

@@ -11,10 +11,8 @@ from engine.parity import Comparison, Tally
 class Fake(ExportedModel):
     """Adds `offset` to class 1's logit before it takes the largest."""
 
-    outputs = ["labels", "probs"]
-
     def __init__(self, offset: float):
-        self.offset = offset
+        self.offset, self.outputs = offset, ["labels", "probs"]
 
     def run(self, images):
         logits = fake_logits(None, images) + torch.tensor([0, self.offset]).view(1, 2, 1, 1)
@@ -22,10 +20,11 @@ class Fake(ExportedModel):
 
 
 def fake_logits(model, images):
-    """Class 0 is ahead of class 1 by 1e-6 in the first pixel, and by 1 in the others; rounding is 1e-6 to 2e-6."""
+    """Class 0 is ahead of class 1 by 1e-6 in one pixel, 1e-4 in another, and 1 in the others; rounding is 1.5e-6."""
     logits = torch.zeros(len(images), 2, *images.shape[1:3], dtype=torch.float64)
     logits[:, 0] = 1
     logits[:, 0, 0, 0] = 1e-6
+    logits[:, 0, 1, 1] = 1e-4
     if isinstance(model, nn.Conv2d) and model.weight.dtype == torch.float32:
         logits[:, 0] += 1.5e-6  # what float32 gives
     return logits
@@ -37,7 +36,8 @@ def fake_logits(model, images):
         (0.0, 0, ""),
         (2e-6, 1, ""),
         (2.0, 12, "11 of 12 pixels have another class"),
-        (0.5, 1, "probs differ by"),
+        (2e-4, 2, "1 of 12 pixels have another class"),
+        (-0.5, 0, "probs differ by"),
         (float("nan"), 12, "11 of 12 pixels have another class"),
     ],
 )

@@ -18,6 +18,7 @@ from data.classes import voc_colours
 from data.dataset import read_image
 from data.inputs import find_inputs
 from engine.inference import Predictor
+from engine.outputs import Outputs
 from errors import UserError
 
 
@@ -149,7 +150,7 @@ def test_pattern_single_file_and_output_inside_the_input(tmp_path):
         photo().save(tmp_path / name)
 
     def names(given: str) -> list[str]:
-        return [found.name for found in find_inputs(str(tmp_path / given), tmp_path / "a/predictions")[0]]
+        return [found.name for found in find_inputs(str(tmp_path / given), tmp_path / "a/predictions")[1]]
 
     assert names("a") == ["b/[1]", "b/y", "x"]
     assert names("a/**/*.[jJ][pP][gG]") == ["b/y", "x"]
@@ -160,27 +161,126 @@ def test_pattern_single_file_and_output_inside_the_input(tmp_path):
         names("a/*.tif")
 
 
+def folder_of(tmp_path, number: int, name: str = "in"):
+    (tmp_path / name).mkdir()
+    for index in range(number):
+        photo(40 + index, 50).save(tmp_path / name / f"{index}.png")
+    return tmp_path / name
+
+
 def test_goes_on_where_it_stopped(checkpoint, tmp_path, capsys):
-    (tmp_path / "in").mkdir()
-    for number in range(4):
-        photo(40 + number, 50).save(tmp_path / f"in/{number}.png")
-    out = tmp_path / "out"
-    assert run(checkpoint, tmp_path / "in", out) == 0
+    given, out = folder_of(tmp_path, 4), tmp_path / "out"
+    assert run(checkpoint, given, out, "--overlay") == 0
     (out / "masks/2.png").unlink()
+    (out / "overlays/3.jpg").unlink()
     written = (out / "masks/1.png").stat().st_mtime_ns
     capsys.readouterr()
-    assert run(checkpoint, tmp_path / "in", out) == 0
-    assert "1 to predict, 3 done before" in capsys.readouterr().out
+    assert run(checkpoint, given, out, "--overlay") == 0
+    assert "2 to predict, 2 done before" in capsys.readouterr().out
     assert mask(out / "masks/2.png").shape == (42, 50)
+    assert (out / "overlays/3.jpg").is_file()
     assert (out / "masks/1.png").stat().st_mtime_ns == written
-    with pytest.raises(UserError, match="predictions made in another way"):
-        run(checkpoint, tmp_path / "in", out, "--flip")
-    assert run(checkpoint, tmp_path / "in", out, "--flip", "--overwrite") == 0
-    assert (out / "masks/1.png").stat().st_mtime_ns > written
 
 
-def write_video(path, num_frames: int) -> None:
-    film = cv2.VideoWriter(str(path), cv2.CAP_FFMPEG, cv2.VideoWriter.fourcc(*"mp4v"), 10, (64, 48))
+def test_predictions_of_something_else_are_not_taken_for_these(checkpoint, tmp_path):
+    given, out = folder_of(tmp_path, 2), tmp_path / "out"
+    assert run(checkpoint, given, out) == 0
+    for words in (["--flip"], ["--amp", "bf16"], ["--overlay"], ["--scales", "0.5"]):
+        with pytest.raises(UserError, match="made in another way"):
+            run(checkpoint, given, out, *words)
+    with pytest.raises(UserError, match="of another input"):
+        run(checkpoint, folder_of(tmp_path, 2, "other"), out)
+    (tmp_path / "theirs/masks").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"has masks that are not of predict\.py"):
+        run(checkpoint, given, tmp_path / "theirs")
+
+
+def test_what_overwrite_has_not_come_to_is_not_done(checkpoint, tmp_path, capsys):
+    given, out = folder_of(tmp_path, 3), tmp_path / "out"
+    assert run(checkpoint, given, out) == 0
+    old = (out / "masks/1.png").stat().st_mtime_ns
+    assert run(checkpoint, given, out, "--flip", "--overwrite") == 0
+    assert (out / "masks/1.png").stat().st_mtime_ns > old
+    os.utime(out / "masks/1.png", ns=(old, old))  # as if stopped before this one
+    capsys.readouterr()
+    assert run(checkpoint, given, out, "--flip") == 0
+    assert "1 to predict, 2 done before" in capsys.readouterr().out
+
+
+def test_what_another_process_left_is_removed_when_it_is_old(checkpoint, tmp_path):
+    given, out = folder_of(tmp_path, 1), tmp_path / "out"
+    assert run(checkpoint, given, out) == 0
+    for name, age in (("old", 7200), ("new", 0)):
+        (out / "masks" / f".{name}.1.part.png").touch()
+        os.utime(out / "masks" / f".{name}.1.part.png", (time.time() - age,) * 2)
+    assert run(checkpoint, given, out) == 0
+    assert [path.name for path in out.rglob(".*")] == [".new.1.part.png"]
+
+
+def test_no_two_files_are_written_to_the_same_place(tmp_path):
+    def names(*files: str) -> list[str]:
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        for file in files:
+            (folder / file).parent.mkdir(parents=True, exist_ok=True)
+            (folder / file).touch()
+        return [found.name for found in find_inputs(str(folder), tmp_path / "out")[1]]
+
+    assert names("a.jpg", "b.png") == ["a", "b"]
+    assert names("a.jpg", "a.png", "b.png") == ["a.jpg", "a.png", "b"]
+    assert names("film.gif", "film/000001.png") == ["film/000001", "film.gif"]
+    with pytest.raises(UserError, match=r"a\.jpg.*would be written to the same files"):
+        names("a.jpg", "a.png", "a.jpg.png")
+    (tmp_path / "x").mkdir()
+    for suffix in ("jpg", "png"):
+        photo().save(tmp_path / f"x/a.{suffix}")
+    # One after the other as both at once.
+    assert [find_inputs(str(tmp_path / f"x/a.{suffix}"), tmp_path)[1][0].name for suffix in ("jpg", "png")] == [
+        "a.jpg",
+        "a.png",
+    ]
+
+
+def test_name_that_is_too_long_to_write_is_named_and_the_rest_done(checkpoint, tmp_path, capsys):
+    given = folder_of(tmp_path, 2)
+    for suffix in (".jpg", ".png"):  # so that both keep it, and the masks' names have 4 more letters than 255
+        photo().save(given / ("n" * 251 + suffix))
+    assert run(checkpoint, given, tmp_path / "out") == 1
+    said = capsys.readouterr().out
+    assert "2 predicted" in said
+    assert said.count("File name too long") == 2
+
+
+def test_errors_of_the_writing_threads_are_raised(tmp_path):
+    (tmp_path / "masks").write_text("no folder")
+    image, label = np.zeros((4, 4, 3), np.uint8), np.zeros((4, 4), np.uint8)
+    with Outputs(tmp_path, voc_colours(), overlays=False, probs=False) as outputs:
+        outputs.write("a", image, label, None, frame=False)
+        with pytest.raises(UserError, match=r"a\.png: cannot be written"):
+            outputs.wait()
+
+
+def test_damaged_and_turned_files(checkpoint, tmp_path, capsys):
+    given = folder_of(tmp_path, 1)
+    frames = [photo(60 + 5 * number, 80).crop((0, 0, 80, 60)) for number in range(6)]
+    frames[0].save(given / "whole.gif", save_all=True, append_images=frames[1:])
+    (given / "cut.gif").write_bytes((given / "whole.gif").read_bytes()[: (given / "whole.gif").stat().st_size * 2 // 3])
+    for orientation in (5, 6, 8, 9, 99):
+        turned = Image.Exif()
+        turned[0x0112] = orientation
+        photo(40, 50).save(given / f"turned{orientation}.jpg", exif=turned)
+    photo(40, 50).save(given / "turned.tif", tiffinfo={274: 6})
+    (given / "line\nbreak.jpg").write_text("no image")
+    assert run(checkpoint, given, tmp_path / "out", "--val_batchsize", "16") == 1
+    failed = capsys.readouterr().out.split("could not be:")[1].strip().splitlines()
+    assert [line.split(":")[0].split("/")[-1] for line in failed] == ["cut.gif", "line\\nbreak.jpg"]
+    for name in ("turned5", "turned6", "turned8", "turned"):
+        assert mask(tmp_path / f"out/masks/{name}.png").shape == (50, 40)
+    for name in ("turned9", "turned99", "0"):
+        assert mask(tmp_path / f"out/masks/{name}.png").shape == (40, 50)
+
+
+def write_video(path, num_frames: int, codec: str = "mp4v") -> None:
+    film = cv2.VideoWriter(str(path), cv2.CAP_FFMPEG, cv2.VideoWriter.fourcc(*codec), 10, (64, 48))
     for number in range(num_frames):
         film.write(np.asarray(photo(48 + number, 64))[:48, :, ::-1].copy())
     film.release()
@@ -205,16 +305,19 @@ def test_stopped_in_a_video_and_going_on_gives_what_it_would_have(checkpoint, tm
     assert len(now) == 200
     assert {name: now[name] for name in done} == done  # not done again
     assert cv2.VideoCapture(str(tmp_path / "out/overlays/film.mp4")).get(cv2.CAP_PROP_FRAME_COUNT) == 200
-    assert json.loads((tmp_path / "out/masks/film/frames.json").read_text()) == {"frames_per_s": 10.0}
+    assert json.loads((tmp_path / "out/masks/film/frames.json").read_text()) == {"frames": 200, "frames_per_s": 10.0}
     assert not list(tmp_path.rglob("out/**/.*"))
 
 
 def test_video_that_is_cut_off_is_named(checkpoint, tmp_path, capsys):
-    write_video(tmp_path / "film.mp4", 20)
-    data = (tmp_path / "film.mp4").read_bytes()
-    (tmp_path / "film.mp4").write_bytes(data[: len(data) // 2])
-    assert run(checkpoint, tmp_path / "film.mp4", tmp_path / "out", "--overlay") == 1
-    assert "film.mp4: not a readable video" in capsys.readouterr().out
+    for name, codec, said in (("a.mp4", "mp4v", "not a readable video"), ("b.avi", "MJPG", "frames: it is cut off")):
+        write_video(tmp_path / name, 20, codec)
+        data = (tmp_path / name).read_bytes()
+        (tmp_path / name).write_bytes(data[: len(data) // 2])
+        assert run(checkpoint, tmp_path / name, tmp_path / f"{name}.out", "--overlay") == 1
+        assert f"{name}: " in (out := capsys.readouterr().out)
+        assert said in out
+        assert not list((tmp_path / f"{name}.out").rglob("*.mp4"))
 
 
 def test_two_processes_write_what_one_does(checkpoint, faulty, tmp_path):
@@ -246,6 +349,7 @@ def test_two_processes_write_what_one_does(checkpoint, faulty, tmp_path):
         (["--input", ".", "--checkpoint", "{checkpoint}", "--layers", "50"], "weights of a res50_ASPP with --layers 50"),
         (["--input", ".", "--checkpoint", "{checkpoint}", "--flop"], "did you mean --flip?"),
         (["--input", ".", "--model", "m.onnx", "--flip"], "predicts whole images at one scale"),
+        (["--input", ".", "--model", "m.onnx", "--layers", "18"], "predicts whole images at one scale"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_said_in_one_line(checkpoint, tmp_path, words, named):

@@ -92,14 +92,14 @@ def _describe_colours(found: dict[str, int], known: dict[str, int]) -> str:
 
 
 def infer_num_classes(facts: list[Facts]) -> int:
-    """The number of classes: values count up to the first jump of more than VALUE_JUMP. At least 2."""
+    """The number of classes: values count up to the first jump of more than VALUE_JUMP. 2 to 255."""
     values = sorted({value for item in facts for label in item.labels.values() for value in label.classes})
     highest = 0
     for value in values:
         if value - highest > VALUE_JUMP:
             break
         highest = max(highest, value)
-    return max(highest + 1, 2)
+    return min(max(highest + 1, 2), 255)
 
 
 def check_values(facts: list[Facts], num_classes: int, given: bool, show: Show, findings: Findings) -> None:
