@@ -165,8 +165,9 @@ def validate(
         predicted = predictor.labels(image)
         confusion += confusion_matrix(predicted, label, cfg.numclasses)
         if group.is_main and len(panels) < NUM_PANELS:
-            picture, truth, guess = (values[0].cpu().numpy() for values in (image, label, predicted))
-            panels.append(panel(picture, truth, guess, classes.colours))
+            of_batch = zip(*(values.cpu().numpy() for values in (image, label, predicted)), strict=True)
+            shown = [panel(picture, truth, guess, classes.colours) for picture, truth, guess in of_batch]
+            panels += shown[: NUM_PANELS - len(panels)]
     if any(group.gather(bool(group.stop))):
         return None
     result = scores(group.sum(confusion))

@@ -1,8 +1,8 @@
 """Multi-scale evaluation: ours against the release's way, on the same model and images, in turn.
 
 python benchmarks/evaluation_speed.py --checkpoint log/camvid-cpu/best.pt --images ../shared/data/camvid/JPEGImages
-python benchmarks/evaluation_speed.py --checkpoint log/camvid-cpu/best.pt --images ../shared/data/camvid/JPEGImages \
-    --scales 1 --no_flip
+python benchmarks/evaluation_speed.py --checkpoint log/camvid-cpu/best.pt --images ../shared/data/camvid/JPEGImages --scales 1 --no_flip
+python benchmarks/evaluation_speed.py --images ../shared/data/camvid/JPEGImages --scales 1 2 --num_images 3    # 120 classes
 
 The release's way, that of semseg's tool/test.py: one image, one scale and one window with its mirror at a time; image and
 result resized by OpenCV, probabilities brought to the CPU and summed in float64 by NumPy. The limit is the model alone:
@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import models
 from data.dataset import read_image
 from engine.inference import Predictor, window_starts
 from trained import Checkpoint
@@ -80,7 +81,8 @@ def model_alone(model, image: np.ndarray, args) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--checkpoint", required=True)
+    parser.add_argument("--checkpoint", help="FILE [random weights of ResNet-18 with --classes]")
+    parser.add_argument("--classes", type=int, default=120)  # OpenCV 5 resizes up to 128 channels
     parser.add_argument("--images", type=Path, required=True, help="folder")
     parser.add_argument("--num_images", type=int, default=4)
     parser.add_argument("--window", type=int, default=465)
@@ -90,10 +92,8 @@ def main() -> None:
     parser.add_argument("--batchsize", type=int, default=4)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args()
-    checkpoint = Checkpoint(args.checkpoint, {})
-    args.classes = checkpoint.cfg.numclasses
-    model = checkpoint.model("auto", torch.device(args.device))
     images = [read_image(path) for path in sorted(args.images.iterdir())[::7][: args.num_images]]
+    model = trained_model(args) if args.checkpoint else random_model(args, images)
     predictor = Predictor(
         model, scales=tuple(args.scales), flip=args.flip, long_side=args.long_side, window=args.window,
         batch_size=args.batchsize,
@@ -115,15 +115,33 @@ def main() -> None:
                 torch.cuda.synchronize()
             seconds[name].append(time.perf_counter() - began)
         same.append(float((labels["release"] == labels["ours"]).mean()))
-    cfg, threads = checkpoint.cfg, torch.get_num_threads()
+    threads = torch.get_num_threads()
     print(
-        f"{cfg.model_type} --layers {cfg.layers}, {cfg.numclasses} classes, {args.device}, {threads} threads, torch {torch.__version__}"
+        f"{args.checkpoint or 'random'}, {args.classes} classes, {args.device}, {threads} threads, torch {torch.__version__}"
     )
     for name, values in seconds.items():
         print(f"{name:12s} {spread(values)} s an image")
     print(f"release / ours: {spread(ratios(seconds['release'], seconds['ours']))}")
     print(f"ours / model alone: {spread(ratios(seconds['ours'], seconds['model alone']))}")
     print(f"equal labels: {100 * min(same):.4f} % of pixels at least")
+
+
+def trained_model(args) -> torch.nn.Module:
+    checkpoint = Checkpoint(args.checkpoint, {})
+    args.classes = checkpoint.cfg.numclasses
+    return checkpoint.model("auto", torch.device(args.device))
+
+
+def random_model(args, images: list[np.ndarray]) -> torch.nn.Module:
+    """A model whose batch norm has the statistics of these images, so that its predictions vary."""
+    torch.manual_seed(0)
+    model = models.build("res50_ASPP", layers=18, num_classes=args.classes)
+    for module in model.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.momentum = 1.0
+    with torch.no_grad():
+        model.train()(torch.from_numpy(np.stack([cv2.resize(image, (240, 240)) for image in images])))
+    return model.eval().to(args.device).to(memory_format=torch.channels_last)
 
 
 def ratios(one: list[float], other: list[float]) -> list[float]:

@@ -24,7 +24,8 @@ class Classes:
 def read_classes(chosen: str, num_classes: int | None) -> Classes:
     """The classes of the preset `chosen`, or of the file of that path; numbers in VOC's colours if it is "".
 
-    num_classes: how many there must be; None takes as many as the file has. A file has one class a line: its name and, where VOC's colours are not wanted, #RRGGBB.
+    num_classes: how many there must be; None takes as many as the file has. A file has one class a line: its name and,
+    where VOC's colours are not wanted, #RRGGBB.
     """
     colours = voc_colours()
     if not chosen:
@@ -43,9 +44,11 @@ def read_classes(chosen: str, num_classes: int | None) -> Classes:
         assert match is not None
         if not match["name"]:
             continue
-        if match["colour"] and len(names) < 255:
+        if match["colour"] and len(names) < len(colours):
             colours[len(names)] = list(bytes.fromhex(match["colour"]))
         names.append(match["name"])
+    if not 2 <= len(names) <= 255:
+        raise UserError(f"--classes {chosen}: {len(names)} names; there must be 2 to 255")
     if num_classes not in (None, len(names)):
         raise UserError(f"--classes {chosen}: {len(names)} names, but --numclasses is {num_classes}")
     return Classes(names, colours)

@@ -96,21 +96,23 @@ class Predictor:
             for left in lefts
             for number in range(len(images))
         ]
-        logits = [self._logits(crops, mirrored=mirrored) for mirrored in ([False, True] if self.flip else [False])]
-        grid = torch.stack(logits).unflatten(1, (len(tops), len(lefts), len(images)))
+        grid = self._logits(crops).unflatten(1, (len(tops), len(lefts), len(images)))
         return _ScaledLogits(grid, window, tops, lefts, size, (pad[0] // 2, pad[1] // 2), (height, width))
 
-    def _logits(self, crops: list[Tensor], *, mirrored: bool) -> Tensor:
-        """Logits (N, C, h, w) float32 or wider of N windows (1, 3, H, W); of mirrored ones, mirrored back."""
-        logits = []
-        for first in range(0, len(crops), self.batch_size):
-            values = torch.cat(crops[first : first + self.batch_size])
-            values = values.flip(3) if mirrored else values
-            with autocast(self.amp, values.device):
-                out = self.model(values.permute(0, 2, 3, 1))["logits"]
-            out = out if out.dtype == torch.float64 else out.float()
-            logits.append(out.flip(3) if mirrored else out)
-        return torch.cat(logits)
+    def _logits(self, crops: list[Tensor]) -> Tensor:
+        """Logits (1 or 2, N, C, h, w), float32 or wider, of N windows (1, 3, H, W) and with flip of their mirror images."""
+        logits = torch.empty(0)
+        for mirrored in (False, True) if self.flip else (False,):
+            for first in range(0, len(crops), self.batch_size):
+                values = torch.cat(crops[first : first + self.batch_size])
+                values = values.flip(3) if mirrored else values
+                with autocast(self.amp, values.device):
+                    out = self.model(values.permute(0, 2, 3, 1))["logits"]
+                if not len(logits):
+                    kind = out.dtype if out.dtype == torch.float64 else torch.float32
+                    logits = out.new_empty((2 if self.flip else 1, len(crops), *out.shape[1:]), dtype=kind)
+                logits[int(mirrored), first : first + len(out)] = out.flip(3) if mirrored else out
+        return logits
 
 
 def window_starts(size: int, window: int, stride: int) -> list[int]:

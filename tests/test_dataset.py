@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data.dataset import SegmentationDataset, read_distance, read_image, read_label, read_list
+from data.dataset import SegmentationDataset, image_size, read_distance, read_image, read_label, read_list
 from errors import UserError
 
 
@@ -137,3 +137,23 @@ def test_evaluation_sample_is_the_file_at_its_own_size(folders):
     assert (sample["label"] == 2).all()
     assert sample.pop("index") == 0
     assert {values.dtype for values in sample.values()} == {np.dtype(np.uint8)}
+
+
+@pytest.mark.parametrize("orientation", [None, 1, 2, 3, 4, 5, 6, 7, 8, 9, 99])
+@pytest.mark.parametrize("suffix", ["jpg", "png", "tif", "webp"])
+def test_size_from_the_header_is_that_of_the_image(tmp_path, orientation, suffix):
+    path, turned = tmp_path / f"a.{suffix}", Image.Exif()
+    if orientation is not None:
+        turned[0x0112] = orientation
+    Image.new("RGB", (30, 20)).save(path, exif=turned)
+    assert image_size(path) == read_image(path).shape[:2]
+    assert image_size(path) == ((30, 20) if orientation in (5, 6, 7, 8) else (20, 30))
+
+
+def test_colour_masks_are_refused_whichever_channel_differs(tmp_path):
+    for channel in range(3):
+        label = np.zeros((4, 4, 3), np.uint8)
+        label[0, 0, channel] = 1
+        Image.fromarray(label).save(tmp_path / "a.png")
+        with pytest.raises(UserError, match="a RGB image"):
+            read_label(tmp_path / "a.png", 3)

@@ -14,6 +14,7 @@ from PIL import Image
 import evaluate
 from engine import metrics
 from engine.metrics import scores
+from engine.scoring import Result
 from errors import UserError
 
 WINDOWS = ["--scales", "0.5", "1", "1.25", "--flip", "--window", "65", "--stride_rate", "0.5", "--long_side", "128"]
@@ -143,6 +144,56 @@ def test_bootstrap_of_images():
     assert set(drawn.round(9)) == {0.0, 0.5, 1.0}  # 10 of 20 labelled, union 20
     assert [np.mean(drawn == value) for value in (0.0, 0.5, 1.0)] == pytest.approx([1 / 4, 1 / 2, 1 / 4], abs=0.04)
     assert metrics.interval(np.arange(101)) == pytest.approx((2.5, 97.5))
+
+
+def test_images_without_labels_have_no_score():
+    # correct, labelled, predicted pixels: one of two right; nothing labelled
+    counts = np.array([[[1, 0], [2, 0], [1, 1]], [[0, 0], [0, 0], [5, 0]]])
+    result = Result(torch.tensor([[1, 1], [0, 0]]), torch.zeros(3, 2), counts)
+    assert result.image_miou[0] == 0.5
+    assert np.isnan(result.image_miou[1])
+    assert np.isnan(result.image_iou[1]).tolist() == [False, True]
+
+
+def test_data_are_not_written_over(run, demo_root, tmp_path):
+    masks = demo_root / "SegmentationClassAug"
+    for words in (
+        ["--save_dir", str(masks)],
+        ["--report", str(masks / "report")],
+        ["--json", str(masks / "scores.json")],
+    ):
+        with pytest.raises(UserError, match=f"{words[0]} .*lies in the data set"):
+            score(run, tmp_path, *words)
+    with pytest.raises(UserError, match="is a folder"):
+        score(run, tmp_path, "--json", str(tmp_path))
+
+
+def test_masks_without_labels_are_an_error(run, demo_root, tmp_path):
+    for name in ("JPEGImages", "ImageSets"):
+        (tmp_path / name).symlink_to(demo_root / name)
+    (tmp_path / "SegmentationClass").mkdir()
+    for path in (demo_root / "SegmentationClassAug").iterdir():
+        Image.new("L", (160, 120), 255).save(tmp_path / "SegmentationClass" / path.name)
+    with pytest.raises(UserError, match="nothing to score"):
+        score(run, tmp_path, "--dataset_path", str(tmp_path))
+
+
+def test_weights_that_are_not_finite_are_named(run, tmp_path):
+    content = torch.load(run / "last.pt", weights_only=True)
+    content["ema"]["backbone.conv1.weight"][0] = torch.nan
+    torch.save(content, tmp_path / "nan.pt")
+    with pytest.raises(UserError, match=r"nan\.pt: its weights are not finite \(backbone\.conv1\.weight\)"):
+        score(run, tmp_path, "--compare", str(tmp_path / "nan.pt"))
+
+
+def test_report_of_a_run_with_damaged_metrics(run, tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "last.pt").write_bytes((run / "last.pt").read_bytes())
+    lines = (run / "metrics.jsonl").read_text()
+    (folder / "metrics.jsonl").write_text("not JSON\n[1]\n" + lines + '{"kind": "train", "ste')
+    assert len(evaluate.read_metrics(folder / "metrics.jsonl")) == len(lines.splitlines())
+    score(folder, tmp_path, "--report", str(tmp_path / "report"))
 
 
 def test_report_is_written(run, tmp_path):

@@ -89,6 +89,7 @@ def images(number: int, height: int, width: int) -> torch.Tensor:
         ((61, 80), {}),
         ((61, 80), {"flip": True}),
         ((61, 80), {"scales": (0.5, 1.0, 1.7)}),
+        ((61, 80), {"scales": (0.6,)}),
         ((61, 80), {"window": 33}),
         ((97, 64), {"window": 40, "stride_rate": 0.5, "flip": True, "scales": (0.3, 1.0, 1.3)}),  # 0.3: smaller than it
         ((61, 80), {"window": 70, "long_side": 112, "scales": (0.75, 1.25), "flip": True}),  # one side is smaller
@@ -136,3 +137,11 @@ def test_d_logits_are_upsampled_with_aligned_corners():
     # With aligned corners pixel x has x / 8: above 0.45 from pixel 4 on.
     labels = Predictor(Ramp()).labels(torch.zeros(1, 1, 9, 3, dtype=torch.uint8))
     assert labels[0, 0].tolist() == [0, 0, 0, 0, 1, 1, 1, 1, 1]
+
+
+def test_mixed_precision_is_the_models_alone():
+    model = Tiny().eval()
+    full, mixed = (next(Predictor(model, amp=amp).probs(images(1, 61, 80)))[1] for amp in ("none", "bf16"))
+    assert mixed.dtype == torch.float32
+    assert not torch.equal(full, mixed)
+    assert (full - mixed).abs().mean() < 0.02
