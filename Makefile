@@ -9,7 +9,7 @@ train: .venv/.installed
 	$(BIN)/python train.py $(ARGS)
 
 test: .venv/.installed-dev
-	$(BIN)/python -m pytest tests $(ARGS)
+	$(BIN)/python -m pytest tests -n 2 --dist loadfile $(ARGS)
 
 lint: .venv/.installed-dev
 	$(BIN)/ruff check .
