@@ -253,11 +253,14 @@ def test_name_that_is_too_long_to_write_is_named_and_the_rest_done(checkpoint, t
 def test_errors_of_the_writing_threads_are_raised(tmp_path):
     (tmp_path / "masks").write_text("no folder")
     image, label = np.zeros((4, 4, 3), np.uint8), np.zeros((4, 4), np.uint8)
-    with Outputs(tmp_path, voc_colours(), overlays=False, probs=False) as outputs:
-        # By the call itself, if the thread is that quick, or by the next one.
-        with pytest.raises(UserError, match=r"a\.png: cannot be written"):
+
+    def write() -> None:  # raised by the call itself, if the thread is that quick, or by the next one
+        with Outputs(tmp_path, voc_colours(), overlays=False, probs=False) as outputs:
             outputs.write("a", image, label, None, frame=False)
             outputs.wait()
+
+    with pytest.raises(UserError, match=r"a\.png: cannot be written"):
+        write()
 
 
 def test_damaged_and_turned_files(checkpoint, tmp_path, capsys):
