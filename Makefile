@@ -1,4 +1,5 @@
 # make train: set up .venv and train on the demo data. make test: set up and run the tests. make lint: the linters.
+# Tests run two at a time, each process on one core: threads that wait for each other would take the other's.
 # ARGS goes through: make train ARGS="--dataset_path VOC2012"
 PYTHON ?= python3
 BIN := .venv/bin
@@ -9,7 +10,7 @@ train: .venv/.installed
 	$(BIN)/python train.py $(ARGS)
 
 test: .venv/.installed-dev
-	$(BIN)/python -m pytest tests -n 2 --dist loadfile $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests -n 2 --dist loadfile $(ARGS)
 
 lint: .venv/.installed-dev
 	$(BIN)/ruff check .
