@@ -10,7 +10,7 @@ train: .venv/.installed
 	$(BIN)/python train.py $(ARGS)
 
 test: .venv/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests -n 2 --dist loadfile $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: .venv/.installed-dev
 	$(BIN)/ruff check .
