@@ -23,11 +23,11 @@ from data.classes import read_classes
 from data.dataset import IMAGE_SUFFIXES, SegmentationDataset, read_image
 from engine import exported
 from engine.distributed import Group
-from engine.doctor import check_finite
 from engine.exported import MIN_TORCH_SIZE, ExportedModel, TorchModel
 from engine.files import check_writable, writing
 from engine.onnx_model import OnnxModel, import_extra
 from engine.parity import Comparison, Tally, median_ms
+from engine.pictures import to_hex
 from engine.rendezvous import find_device
 from engine.terminal import Terminal
 from errors import UserError
@@ -77,7 +77,6 @@ def export(flags: ExportFlags, changes: dict, device: torch.device, terminal: Te
     extras = tuple(name for name, given in (("probs", flags.probs), ("logits", flags.logits)) if given)
     metadata = describe(checkpoint, flags.weights, extras)
     model = checkpoint.model(flags.weights, device)
-    check_finite(model)
     folder = Path(flags.output) if flags.output else checkpoint.path.parent
     check_writable(folder, "--output")
     images = real_images(flags, checkpoint, terminal)
@@ -114,7 +113,7 @@ def describe(checkpoint: Checkpoint, weights: str, extras: tuple[str, ...]) -> d
     cfg = checkpoint.cfg
     classes = read_classes(cfg.classes, cfg.numclasses)
     values = (
-        exported.FORMAT, ["labels", *extras], classes.names, exported.to_hex(classes.colours), cfg.numclasses, str(checkpoint.path),
+        exported.FORMAT, ["labels", *extras], classes.names, to_hex(classes.colours), cfg.numclasses, str(checkpoint.path),
         checkpoint.state_dict(weights)[0], checkpoint.content.get("step"), cfg.model_type, cfg.layers,
     )  # fmt: skip
     return {key: json.dumps(value) for key, value in zip(exported.KEYS, values, strict=True)}

@@ -8,8 +8,8 @@ torchrun --standalone --nproc_per_node 8 predict.py --checkpoint log/voc/best.pt
 
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +32,7 @@ from engine.terminal import Terminal
 from errors import STOPPED, InputError, UserError
 from flags import FlagReader, flag
 from trained import TOO_MUCH, Checkpoint, read_flags
-from utils import batched, join_group, make_loader
+from utils import batched, join_group, make_loader, share_out
 
 
 @dataclass
@@ -152,11 +152,9 @@ def probe_all(inputs: list[Input], group: Group, terminal: Terminal) -> dict[Inp
         except UserError as error:
             return error
 
-    mine = inputs[group.rank :: group.world_size]
-    with ThreadPoolExecutor(16) as pool:
-        sizes = list(terminal.bar(pool.map(size, mine), total=len(mine), title="headers", unit="file"))
-    shares = group.gather(sizes)
-    return {file: shares[number % group.world_size][number // group.world_size] for number, file in enumerate(inputs)}
+    own = len(inputs[group.rank :: group.world_size])
+    sizes = share_out(size, inputs, group, partial(terminal.bar, total=own, title="headers", unit="file"))
+    return {file: sizes[index] for index, file in enumerate(inputs)}
 
 
 def predict_images(

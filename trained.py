@@ -13,7 +13,7 @@ from engine import checkpoint
 from engine.inference import Predictor
 from errors import UserError
 from flags import FlagReader
-from models.pretrained import load_weights
+from models.pretrained import load_weights, weights_in
 
 TOO_MUCH = "lower --val_batchsize, use a --window such as 465, or --amp bf16"
 
@@ -71,24 +71,20 @@ class Checkpoint:
             saved = {}
         if changes.get("dataset", saved.get("dataset")) != saved.get("dataset"):
             saved = {name: value for name, value in saved.items() if name not in PATHS}  # they are of that layout
-        # A checkpoint may be of an earlier version, with other flags: those that are gone had to do with training.
         for training_only in ("optimizer", "ranks"):
             self.content.pop(training_only, None)
+        # A checkpoint may be of an earlier version, with other flags: those that are gone had to do with training.
         self.cfg = Config(**{name: value for name, value in saved.items() if name in config.FLAGS} | changes)
 
     def state_dict(self, weights: str) -> tuple[str, dict[str, torch.Tensor]]:
         """Which weights --weights auto, raw or ema means, and these."""
-        averaged = self.content.get("ema")
-        if weights == "ema" and averaged is None:
+        has_average = self.content.get("ema") is not None
+        if weights == "ema" and not has_average:
             raise UserError(
                 f"--weights ema: {self.path} has no average of weights; train with --ema, or use --weights raw"
             )
-        if averaged is not None and weights != "raw":
-            return "ema", averaged
-        raw = next(
-            (part for name in ("model", "state_dict") if isinstance(part := self.content.get(name), dict)), self.content
-        )
-        return "raw", {name: value for name, value in raw.items() if isinstance(value, torch.Tensor)}
+        averaged = has_average and weights != "raw"
+        return "ema" if averaged else "raw", weights_in(self.content, averaged=averaged)
 
     def model(self, weights: str, device: torch.device) -> models.Segmenter:
         """The model with these weights, in eval mode."""

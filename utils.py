@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import cv2
 import torch
@@ -106,13 +107,21 @@ def get_loader(cfg: Config, split: str, group: Group, *, augment: bool | None = 
 
 def _image_sizes(dataset: SegmentationDataset, group: Group) -> list[tuple[int, int]]:
     """(height, width) of every image; each process reads the headers of its share."""
-    paths = [files["image"] for files in dataset.files]
-    mine = range(group.rank, len(paths), group.world_size)
-    with ThreadPoolExecutor(16) as pool:
-        shares = group.gather(dict(zip(mine, pool.map(image_size, (paths[index] for index in mine)), strict=True)))
-    sizes = {index: size for share in shares for index, size in share.items()}
+    sizes = share_out(image_size, [files["image"] for files in dataset.files], group)
     # Ranks may list other files, which engine.doctor.check_setup finds after this.
-    return [sizes.get(index, (0, 0)) for index in range(len(paths))]
+    return [sizes.get(index, (0, 0)) for index in range(len(dataset))]
+
+
+def share_out(work: Callable, items: list, group: Group, bar: Callable[[Iterable], Iterable] = iter) -> dict[int, Any]:
+    """work(item) of every item, by its index, on every rank: each rank does its share, by threads.
+
+    bar: what shows how far this rank's share has come.
+    """
+    mine = range(group.rank, len(items), group.world_size)
+    with ThreadPoolExecutor(16) as pool:
+        results = bar(pool.map(work, [items[index] for index in mine]))
+        shares = group.gather(dict(zip(mine, results, strict=True)))
+    return {index: result for share in shares for index, result in share.items()}
 
 
 def make_loader(dataset: Dataset, workers: int, group: Group, **batches) -> DataLoader:

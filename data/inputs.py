@@ -70,11 +70,8 @@ def _names(base: Path, files: list[Path]) -> dict[Path, str]:
     So a.jpg and a.png are written to a.jpg.png and a.png.png; and the frames of a.gif not to where a/000001.png is.
     """
     short = {file: file.relative_to(base).with_suffix("").as_posix() for file in files}
-    names = {
-        file: file.relative_to(base).as_posix() if file in clashing else name
-        for clashing in [_clashing(short)]
-        for file, name in short.items()
-    }
+    clashing = _clashing(short)
+    names = {file: file.relative_to(base).as_posix() if file in clashing else name for file, name in short.items()}
     if left := sorted(_clashing(names)):
         raise UserError(f"{left[0]} and {left[-1]}: would be written to the same files: rename one")
     return names

@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,12 +21,7 @@ KEYS = (
 MIN_TORCH_SIZE = 7  # pixels of a side that torch.export takes: where a feature map is 1x1 it would need another graph
 
 
-def to_hex(colours: np.ndarray) -> list[str]:
-    """#rrggbb of each of the colours (N, 3) uint8."""
-    return ["#" + bytes(colour).hex() for colour in colours]
-
-
-class ExportedModel:
+class ExportedModel(ABC):
     """What is common to models in files; see engine.inference.Predictor, which has the same methods.
 
     outputs: "labels" and those of "probs" and "logits" that it gives. class_names: one a class. colours: RGB by label value, (256, 3) uint8. min_size: pixels of an image's shorter side. images_at_once: to give in one call.
@@ -48,9 +44,9 @@ class ExportedModel:
         self.class_names: list[str] = self.metadata["class_names"]
         self.colours = np.array([list(bytes.fromhex(colour[1:])) for colour in self.metadata["colours"]], np.uint8)
 
+    @abstractmethod
     def run(self, images: Tensor) -> tuple[Tensor, ...]:
         """All outputs of the graph, on the images' device, in the order of `outputs`."""
-        raise NotImplementedError
 
     def labels(self, images: Tensor) -> Tensor:
         """Label maps (B, H, W) uint8; images (B, H, W, 3) uint8 RGB."""

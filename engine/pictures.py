@@ -9,6 +9,11 @@ from PIL import Image
 PANEL_SIZE = 512  # pixels, the longer side of each picture in a panel
 
 
+def to_hex(colours: np.ndarray) -> list[str]:
+    """#rrggbb of each of the colours (N, 3) uint8."""
+    return ["#" + bytes(colour).hex() for colour in colours]
+
+
 def overlay(image: np.ndarray, label: np.ndarray, colours: np.ndarray, opacity: float = 0.5) -> np.ndarray:
     """The classes' colours over the image, (H, W, 3) uint8.
 

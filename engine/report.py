@@ -13,6 +13,7 @@ import numpy as np
 from PIL import Image
 
 from engine.metrics import IGNORE
+from engine.pictures import to_hex
 from engine.run_folder import replace_text
 from errors import UserError
 
@@ -61,8 +62,10 @@ def write_report(
         "title": title,
         "facts": list(facts.items()),  # JavaScript would move keys that are numbers to the front
         "scores": scores,
-        "classes": [{"name": name, "colour": _hex(colours[k])} for k, name in enumerate(class_names)],
-        "ignored": _hex(colours[IGNORE]),
+        "classes": [
+            {"name": name, "colour": colour} for name, colour in zip(class_names, to_hex(colours), strict=False)
+        ],
+        "ignored": to_hex(colours)[IGNORE],
         "confusion": confusion.tolist(),
         "curves": _curves(curves),
         "examples": [_example(example, colours) for example in examples],
@@ -157,8 +160,3 @@ def _data_url(picture: Image.Image, kind: str, **options) -> str:
     file = io.BytesIO()
     picture.save(file, kind, **options)
     return f"data:image/{kind};base64,{base64.b64encode(file.getvalue()).decode('ascii')}"
-
-
-def _hex(colour: np.ndarray) -> str:
-    """An RGB colour (3,) uint8 as #rrggbb."""
-    return f"#{colour.astype(np.uint8).tobytes().hex()}"

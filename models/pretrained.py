@@ -29,13 +29,7 @@ def load_start_weights(model: nn.Module, source: str, layers: int, read: Callabl
                 "connect, give a FILE, or use --pretrained none"
             ) from None
     else:
-        content = read(Path(source))
-        # Ours, of which the average is what was validated; CDSP's; torchvision's.
-        parts = (content.get("ema"), content.get("model"), content.get("state_dict"), content)
-        state_dict = next(part for part in parts if isinstance(part, dict))
-    state_dict = {
-        name: value for name, value in state_dict.items() if isinstance(value, Tensor) and isinstance(name, str)
-    }
+        state_dict = weights_in(read(Path(source)))
     num_copied, missing, unused = load_weights(model, state_dict)
     if num_copied == 0:
         raise UserError(f"--pretrained {source}: none of its weights fits --model_type and --layers {layers}")
@@ -43,6 +37,16 @@ def load_start_weights(model: nn.Module, source: str, layers: int, read: Callabl
         f"start weights: {num_copied} from {source}; left random: {_summary(missing)}; "
         f"in the file but not used: {_summary(unused)}"
     )
+
+
+def weights_in(content: dict, *, averaged: bool = True) -> dict[str, Tensor]:
+    """The weights in a file's content: ours, CDSP's or torchvision's.
+
+    averaged: of ours rather the average than the weights themselves, where there is one: it is what was validated.
+    """
+    parts = [content.get(name) for name in (["ema"] if averaged else []) + ["model", "state_dict"]]
+    weights = next((part for part in parts if isinstance(part, dict)), content)
+    return {name: value for name, value in weights.items() if isinstance(value, Tensor) and isinstance(name, str)}
 
 
 def _summary(names: list[str]) -> str:
