@@ -32,7 +32,9 @@ def run(main: Callable[[], int | None]) -> int:
 
     A UserError is said in one line. Any other exception is a bug of ours and leaves with its traceback.
     """
-    rank = f" (rank {os.environ['RANK']})" if "RANK" in os.environ else ""
+    from engine.launchers import rank_of  # which raises this module's UserError
+
+    rank = f" (rank {rank_of(os.environ)})" if rank_of(os.environ) else ""
     try:
         return main() or 0
     except UserError as error:

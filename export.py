@@ -22,13 +22,13 @@ from common_flags import CheckpointFlags, DataFlags, ModelFlags
 from data.classes import read_classes
 from data.dataset import IMAGE_SUFFIXES, SegmentationDataset, read_image
 from engine import exported
+from engine.device import find_device
 from engine.distributed import Group
 from engine.exported import MIN_TORCH_SIZE, ExportedModel, TorchModel
 from engine.files import check_writable, writing
 from engine.onnx_model import OnnxModel, import_extra
 from engine.parity import Comparison, Tally, median_ms
 from engine.pictures import to_hex
-from engine.rendezvous import find_device
 from engine.terminal import Terminal
 from errors import UserError
 from flags import FlagReader, flag

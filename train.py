@@ -202,14 +202,18 @@ def save(cfg: Config, group: Group, run: Run, state: TrainState, *names: str) ->
 
 def introduce(cfg: Config, group: Group, run: Run) -> None:
     """Say where each process is and what it noticed about the flags, and check that all ranks have the same."""
-    kind = f"in a group ({group.backend})" if group.backend else "no process group"
+    kind = (
+        f"{'one process ' if group.world_size == 1 else ''}in a group ({group.backend})"
+        if group.backend
+        else "no process group"
+    )
     run.info(
         f"rank {group.rank}, local rank {group.local_rank}, world size {group.world_size}, device {group.device}, {kind}, "
         f"batch {cfg.batchsize} per process, {cfg.batchsize * cfg.accum_steps * group.world_size} global",
         every_rank=True,
     )
     if group.backend and cfg.distributed is None:
-        run.info("joining the group of a launcher, as RANK and WORLD_SIZE are set; --no_distributed would not")
+        run.info(f"joining the group of {group.launcher}; --no_distributed would not")
     for note in cfg.notes:
         run.info(note)
     doctor.check_flags(group, vars(cfg), config.LOCAL)

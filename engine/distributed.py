@@ -18,7 +18,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from engine.rendezvous import find_device, meet, place, wait_for_all
+from engine import launchers
+from engine.device import choose_backend, find_device
+from engine.rendezvous import count_on_this_machine, meet, wait_for_all
 from engine.signals import StopRequest, stop_request
 from engine.watch import Watch
 from errors import UserError, in_one_line
@@ -30,6 +32,7 @@ LIFELINE_SECONDS = 3.0  # how long a broken collective waits for the watch to sa
 class Group:
     """This process and the group it is in; `backend` is None where there is no group.
 
+    local_world_size: processes on this machine. launcher: what gave this process its rank; "" without a group.
     stop: whether this process, or another as far as is known here, was told by a signal to stop. Ranks learn of
     it at different moments, so whoever acts on it makes sure that all of them do.
     """
@@ -40,6 +43,8 @@ class Group:
     world_size: int = 1
     backend: str | None = None
     stop: StopRequest = field(default_factory=StopRequest)
+    local_world_size: int = 1
+    launcher: str = ""
 
     @property
     def is_main(self) -> bool:
@@ -117,29 +122,29 @@ def process_group(
 ) -> Iterator[Group]:
     """Join the process group for the body of a `with`, and leave it whatever happens.
 
-    distributed: True joins, False never does, None joins under a launcher (RANK and WORLD_SIZE set).
+    distributed: True joins, False never does, None joins under a launcher (engine.launchers).
     With True and no launcher, the group is this one process, on a free port. The other arguments are
     the flags of the same name; `timeout` is in seconds. When the body fails on one rank, the others
     print that rank's error and end with the same exit status. Raises UserError on settings that cannot work.
     """
-    under_launcher = "RANK" in os.environ and "WORLD_SIZE" in os.environ
-    if distributed is False or (distributed is None and not under_launcher):
+    if distributed is False or (distributed is None and not launchers.find(os.environ)):
         with stop_request() as stop:
             yield Group(find_device(device, local_rank=0, local_world_size=1), stop=stop)
         return
 
-    rank, local_rank, world_size, dist_url = place(dist_url, world_size, rank, local_rank)
+    place = launchers.find_or_make(os.environ, world_size, rank, local_rank)
+    rank, local_rank, world_size = place.rank, place.local_rank, place.world_size
+    if dist_url == "env://":
+        dist_url = launchers.meeting_url(os.environ, place)
     with stop_request(f" on rank {rank}") as stop:
         store = meet(dist_url, rank, world_size, timedelta(seconds=timeout), stop)
         wait_for_all(store, rank, world_size, dist_url, timeout, stop)
         watch = Watch(rank, world_size, stop)
         try:
             watch.connect(store, dist_url)
-            where = find_device(device, local_rank, int(os.environ.get("LOCAL_WORLD_SIZE", local_rank + 1)))
-            if backend == "auto":
-                backend = "nccl" if where.type == "cuda" else "gloo"
-            if backend == "nccl" and where.type != "cuda":
-                raise UserError(f"--backend nccl on device {where}: NCCL needs CUDA, use --backend gloo")
+            local_world_size = place.local_world_size or count_on_this_machine(store, world_size)
+            where = find_device(device, local_rank, local_world_size)
+            backend = choose_backend(backend, where)
             dist.init_process_group(
                 # CPU tensors always have gloo: small sums then need not wait for the GPU.
                 "cpu:gloo,cuda:nccl" if backend == "nccl" else backend,
@@ -148,7 +153,7 @@ def process_group(
                 world_size=world_size,
                 timeout=timedelta(seconds=timeout),
             )
-            group = Group(where, rank, local_rank, world_size, backend, stop)
+            group = Group(where, rank, local_rank, world_size, backend, stop, local_world_size, place.launcher)
             yield group
             group.barrier()
             watch.leave()

@@ -1,4 +1,4 @@
-"""How processes find their place, their device and each other."""
+"""How processes find each other: the store at which all of a group meet."""
 
 import contextlib
 import os
@@ -9,7 +9,6 @@ import time
 from datetime import timedelta
 from urllib.parse import urlsplit
 
-import torch
 import torch.distributed as dist
 
 from engine.signals import StopRequest
@@ -19,81 +18,14 @@ ANSWER_SECONDS = 10.0  # how long a store that can be connected to may take to a
 WAIT_SECONDS = 3.0  # how long a wait for other ranks may keep Ctrl-C waiting
 
 
-def find_device(name: str, local_rank: int, local_world_size: int) -> torch.device:
-    """The torch device of --device for this process, made the current one. Raises UserError where it is not there."""
-    try:
-        device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
-    except RuntimeError:
-        raise UserError(f"--device {name}: not a device; use auto, cpu, cuda or cuda:N") from None
-    if device.type not in ("cpu", "cuda"):
-        raise UserError(f"--device {name}: use auto, cpu, cuda or cuda:N")
-    if device.type != "cuda":
-        return device
-    num_gpus = torch.cuda.device_count()
-    if local_world_size > num_gpus:
-        raise UserError(
-            f"--device {name}: {local_world_size} process(es) on this machine but {num_gpus} CUDA device(s) visible; "
-            "start fewer processes, check CUDA_VISIBLE_DEVICES, or use --device cpu"
-        )
-    index = local_rank if device.index is None else device.index
-    if device.index is not None and (index >= num_gpus or local_world_size > 1):
-        raise UserError(f"--device {name}: use cuda:N for one process and N below {num_gpus}; else cuda")
-    device = torch.device("cuda", index)
-    torch.cuda.set_device(device)
-    return device
-
-
-def place(dist_url: str, world_size: int, rank: int, local_rank: int) -> tuple[int, int, int, str]:
-    """Rank, local rank, world size and URL, from the launcher's environment or the flags."""
-    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        env_world_size = _integer("WORLD_SIZE")
-        if world_size not in (0, env_world_size):
-            raise UserError(
-                f"--world_size {world_size}, but WORLD_SIZE is {env_world_size}: drop the flag, the launcher sets it"
-            )
-        rank, world_size = _integer("RANK"), env_world_size
-        if "LOCAL_RANK" in os.environ:
-            local_rank = _integer("LOCAL_RANK")
-    elif int(os.environ.get("SLURM_NTASKS", 1)) > 1 and world_size == 0:
-        raise UserError(
-            f"SLURM_NTASKS is {os.environ['SLURM_NTASKS']}, but RANK and WORLD_SIZE are not set, so that each task would "
-            "train alone: start one torchrun on each machine (README, 'Three ways in')"
-        )
-    elif world_size <= 1 and rank <= 0:
-        rank, world_size = 0, 1
-        if dist_url == "env://":
-            dist_url = "tcp://127.0.0.1:0"  # a group of one, on a free port
-    elif rank < 0:
-        raise UserError(
-            f"--world_size {world_size} without a launcher: start with torchrun, or give each process its --rank"
-        )
-    if not 0 <= rank < world_size:
-        raise UserError(
-            f"rank {rank} with world size {world_size}: ranks are 0 to {world_size - 1}; check RANK, WORLD_SIZE"
-        )
-    # Without a word on it, all processes are taken to be on one machine.
-    return rank, local_rank if local_rank >= 0 else rank, world_size, dist_url
-
-
-def _integer(variable: str) -> int:
-    value = os.environ.get(variable)
-    if value is None:
-        raise UserError(
-            f"environment variable {variable} is not set: start with torchrun, or set it (README, 'Three ways in')"
-        )
-    try:
-        return int(value)
-    except ValueError:
-        raise UserError(f"environment variable {variable} is {value!r}, not a number") from None
-
-
 def meet(dist_url: str, rank: int, world_size: int, timeout: timedelta, stop: StopRequest) -> dist.Store:
-    """The store at the URL, of this group and attempt alone, which rank 0 serves.
+    """The store at the URL, of this group and attempt alone, which rank 0 serves; env:// is that of torchrun.
 
     Raises UserError where none can be, or none is found in time.
     """
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     store = dist.PrefixStore(f"segtrain/{world_size}/{attempt}", _open_store(dist_url, rank, world_size, timeout, stop))
+    store.set(f"machine/{rank}", socket.gethostname())
     if store.add(f"joined/{rank}", 1) > 1:
         raise UserError(
             f"rank {rank} has already joined at {dist_url}: two processes have the same RANK, or the address "
@@ -110,25 +42,16 @@ def _open_store(dist_url: str, rank: int, world_size: int, timeout: timedelta, s
                 f"--dist_url {dist_url}: give a file's absolute path in a folder that exists, as file:///shared/meet"
             )
         return dist.FileStore(url.path, world_size)
-    if url.scheme == "env" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        # torchrun's own store, on a port that torchrun already holds.
-        return next(dist.rendezvous("env://", rank, world_size, timeout=timeout))[0]
     if url.scheme == "env":
-        host, port = os.environ.get("MASTER_ADDR"), _integer("MASTER_PORT")
-        if not host:
-            raise UserError("environment variable MASTER_ADDR is not set: it names the machine of rank 0")
-    elif url.scheme == "tcp":
-        try:
-            host, given_port = url.hostname, url.port
-        except ValueError:
-            host = None
-        if not host or given_port is None:
-            raise UserError(f"--dist_url {dist_url}: expected tcp://HOST:PORT")
-        port = given_port
-    else:
+        return next(dist.rendezvous(dist_url, rank, world_size, timeout=timeout))[0]  # on a port that torchrun holds
+    if url.scheme != "tcp":
         raise UserError(f"--dist_url {dist_url}: expected env://, tcp://HOST:PORT or file:///PATH")
-    if not 0 <= port < 65536:
-        raise UserError(f"port {port}: must be below 65536 (MASTER_PORT or --dist_url)")
+    try:
+        host, port = url.hostname, url.port
+    except ValueError:
+        host = port = None
+    if not host or port is None:
+        raise UserError(f"--dist_url {dist_url}: expected tcp://HOST:PORT")
     try:
         socket.getaddrinfo(host, port)
     except OSError as error:
@@ -136,11 +59,18 @@ def _open_store(dist_url: str, rank: int, world_size: int, timeout: timedelta, s
     return _serve(host, port, timeout) if rank == 0 else _connect(host, port, rank, timeout, stop)
 
 
+def has_libuv() -> bool:
+    """Whether a store shall use libuv: those for Windows lack it, and USE_LIBUV=0 does without, as in torch itself."""
+    return os.environ.get("USE_LIBUV", "0" if sys.platform == "win32" else "1") == "1"
+
+
 def _serve(host: str, port: int, timeout: timedelta) -> dist.Store:
     try:
         # It listens at all addresses of this machine. Its own way there is the short one, which no wrong address
         # and no network can break: what is wrong with `host` shows on the ranks that do not find it.
-        return dist.TCPStore("localhost", port, is_master=True, timeout=timeout, wait_for_workers=False)
+        return dist.TCPStore(
+            "localhost", port, is_master=True, timeout=timeout, wait_for_workers=False, use_libuv=has_libuv()
+        )
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
         if "EADDRINUSE" in str(error) or "address already in use" in str(error).lower():
@@ -181,6 +111,12 @@ def _connect(host: str, port: int, rank: int, timeout: timedelta, stop: StopRequ
             "machine; choose another port (MASTER_PORT or --dist_url)"
         )
     return stores[0]
+
+
+def count_on_this_machine(store: dist.Store, world_size: int) -> int:
+    """How many of the processes, all of which have met at the store, run on this machine."""
+    machines = store.multi_get([f"machine/{rank}" for rank in range(world_size)])
+    return machines.count(socket.gethostname().encode())
 
 
 def wait_for_all(

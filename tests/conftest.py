@@ -25,6 +25,11 @@ SHARED_DATA = REPO.parent / "shared" / "data"
 if Path("/dev/shm").is_dir() and shutil.disk_usage("/dev/shm").free > 8 * 2**30:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/dev/shm")
 
+# Tests may run under a launcher of their own.
+LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "TORCHELASTIC_", "PET_", "SLURM_", "OMPI_", "PMIX_")
+for name in [name for name in os.environ if name.startswith(LAUNCHERS)]:
+    del os.environ[name]
+
 # A model and crops small enough to train in a second.
 TINY = {
     "dataset": "ScribblePseudoDsDc", "numclasses": 5, "layers": 18, "pretrained": "none", "crop_size": 33,
@@ -119,8 +124,9 @@ def free_port() -> int:
 
 def start(words: list[str], cwd: Path, program: str = "train.py", *, own_session: bool = False, **env) -> Started:
     """Start a program of the repository as a process of its own, as a launcher would."""
-    clean = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
-    return Started(REPO / program, words, cwd, clean | {name: str(value) for name, value in env.items()}, own_session)
+    return Started(
+        REPO / program, words, cwd, os.environ | {name: str(value) for name, value in env.items()}, own_session
+    )  # fmt: skip
 
 
 def start_group(

@@ -1,0 +1,44 @@
+"""The device of a process, and the backend that sums over devices of its kind."""
+
+import sys
+
+import torch
+import torch.distributed as dist
+
+from errors import UserError
+
+
+def find_device(name: str, local_rank: int, local_world_size: int) -> torch.device:
+    """The torch device of --device for this process, made the current one. Raises UserError where it is not there."""
+    try:
+        device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
+    except RuntimeError:
+        raise UserError(f"--device {name}: not a device; use auto, cpu, cuda or cuda:N") from None
+    if device.type not in ("cpu", "cuda"):
+        raise UserError(f"--device {name}: use auto, cpu, cuda or cuda:N")
+    if device.type != "cuda":
+        return device
+    num_gpus = torch.cuda.device_count()
+    if local_world_size > num_gpus:
+        raise UserError(
+            f"--device {name}: {local_world_size} process(es) on this machine but {num_gpus} CUDA device(s) visible; "
+            "start fewer processes, check CUDA_VISIBLE_DEVICES, or use --device cpu"
+        )
+    index = local_rank if device.index is None else device.index
+    if device.index is not None and (index >= num_gpus or local_world_size > 1):
+        raise UserError(f"--device {name}: use cuda:N for one process and N below {num_gpus}; else cuda")
+    device = torch.device("cuda", index)
+    torch.cuda.set_device(device)
+    return device
+
+
+def choose_backend(name: str, device: torch.device) -> str:
+    """The backend of --backend for this device. Raises UserError where it cannot be."""
+    has_nccl = dist.is_nccl_available() and sys.platform != "win32"
+    if name == "auto":
+        return "nccl" if device.type == "cuda" and has_nccl else "gloo"
+    if name == "nccl" and device.type != "cuda":
+        raise UserError(f"--backend nccl on device {device}: NCCL needs CUDA, use --backend gloo")
+    if name == "nccl" and not has_nccl:
+        raise UserError("--backend nccl: PyTorch has no NCCL here, as on Windows; use --backend gloo")
+    return name
