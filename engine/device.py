@@ -8,8 +8,18 @@ import torch.distributed as dist
 from errors import UserError
 
 
-def find_device(name: str, local_rank: int, local_world_size: int) -> torch.device:
-    """The torch device of --device for this process, made the current one. Raises UserError where it is not there."""
+def only_gpu(name: str) -> str:
+    """What tells this process's CUDA device from all others, if it is to use one and sees no second; else ""."""
+    if name not in ("auto", "cuda") or torch.cuda.device_count() != 1:
+        return ""
+    return str(torch.cuda.get_device_properties(0).uuid)
+
+
+def find_device(name: str, local_rank: int, local_world_size: int, *, own_gpu: bool = False) -> torch.device:
+    """The torch device of --device for this process, made the current one. Raises UserError where it is not there.
+
+    own_gpu: the one that this process sees is no other's, as srun --gpus-per-task gives it.
+    """
     try:
         device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
     except RuntimeError:
@@ -19,12 +29,12 @@ def find_device(name: str, local_rank: int, local_world_size: int) -> torch.devi
     if device.type != "cuda":
         return device
     num_gpus = torch.cuda.device_count()
-    if local_world_size > num_gpus:
+    if local_world_size > num_gpus and not own_gpu:
         raise UserError(
             f"--device {name}: {local_world_size} process(es) on this machine but {num_gpus} CUDA device(s) visible; "
             "start fewer processes, check CUDA_VISIBLE_DEVICES, or use --device cpu"
         )
-    index = local_rank if device.index is None else device.index
+    index = (0 if own_gpu else local_rank) if device.index is None else device.index
     if device.index is not None and (index >= num_gpus or local_world_size > 1):
         raise UserError(f"--device {name}: use cuda:N for one process and N below {num_gpus}; else cuda")
     device = torch.device("cuda", index)

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from engine import launchers
-from engine.device import choose_backend, find_device
-from engine.rendezvous import count_on_this_machine, meet, wait_for_all
+from engine.device import choose_backend, find_device, only_gpu
+from engine.rendezvous import gpus_of_this_machine, meet, wait_for_all
 from engine.signals import StopRequest, stop_request
 from engine.watch import Watch
 from errors import UserError, in_one_line
@@ -137,13 +137,15 @@ def process_group(
     if dist_url == "env://":
         dist_url = launchers.meeting_url(os.environ, place)
     with stop_request(f" on rank {rank}") as stop:
-        store = meet(dist_url, rank, world_size, timedelta(seconds=timeout), stop)
+        store = meet(dist_url, rank, world_size, timedelta(seconds=timeout), stop, only_gpu(device))
         wait_for_all(store, rank, world_size, dist_url, timeout, stop)
         watch = Watch(rank, world_size, stop)
         try:
             watch.connect(store, dist_url)
-            local_world_size = place.local_world_size or count_on_this_machine(store, world_size)
-            where = find_device(device, local_rank, local_world_size)
+            gpus = gpus_of_this_machine(store, world_size)
+            local_world_size = place.local_world_size or len(gpus)
+            own_gpu = all(gpus) and len(set(gpus)) == len(gpus)
+            where = find_device(device, local_rank, local_world_size, own_gpu=own_gpu)
             backend = choose_backend(backend, where)
             dist.init_process_group(
                 # CPU tensors always have gloo: small sums then need not wait for the GPU.

@@ -8,6 +8,7 @@ import threading
 import time
 from datetime import timedelta
 from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 import torch.distributed as dist
 
@@ -18,14 +19,14 @@ ANSWER_SECONDS = 10.0  # how long a store that can be connected to may take to a
 WAIT_SECONDS = 3.0  # how long a wait for other ranks may keep Ctrl-C waiting
 
 
-def meet(dist_url: str, rank: int, world_size: int, timeout: timedelta, stop: StopRequest) -> dist.Store:
+def meet(dist_url: str, rank: int, world_size: int, timeout: timedelta, stop: StopRequest, gpu: str = "") -> dist.Store:
     """The store at the URL, of this group and attempt alone, which rank 0 serves; env:// is that of torchrun.
 
-    Raises UserError where none can be, or none is found in time.
+    gpu: a name of this process's GPU for gpus_of_this_machine. Raises UserError where none can be, or none is found in time.
     """
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     store = dist.PrefixStore(f"segtrain/{world_size}/{attempt}", _open_store(dist_url, rank, world_size, timeout, stop))
-    store.set(f"machine/{rank}", socket.gethostname())
+    store.set(f"machine/{rank}", f"{socket.gethostname()} {gpu}")
     if store.add(f"joined/{rank}", 1) > 1:
         raise UserError(
             f"rank {rank} has already joined at {dist_url}: two processes have the same RANK, or the address "
@@ -37,13 +38,14 @@ def meet(dist_url: str, rank: int, world_size: int, timeout: timedelta, stop: St
 def _open_store(dist_url: str, rank: int, world_size: int, timeout: timedelta, stop: StopRequest) -> dist.Store:
     url = urlsplit(dist_url)
     if url.scheme == "file":
-        if not os.path.isdir(os.path.dirname(url.path)) or os.path.isdir(url.path):
+        path = url2pathname(url.path)  # C:\meet of file:///C:/meet
+        if not os.path.isdir(os.path.dirname(path)) or os.path.isdir(path):
             raise UserError(
                 f"--dist_url {dist_url}: give a file's absolute path in a folder that exists, as file:///shared/meet"
             )
-        return dist.FileStore(url.path, world_size)
-    if url.scheme == "env":
-        return next(dist.rendezvous(dist_url, rank, world_size, timeout=timeout))[0]  # on a port that torchrun holds
+        return dist.FileStore(path, world_size)
+    if url.scheme == "env":  # what torchrun serves, at a port that it holds
+        return _connect(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), rank, timeout, stop)
     if url.scheme != "tcp":
         raise UserError(f"--dist_url {dist_url}: expected env://, tcp://HOST:PORT or file:///PATH")
     try:
@@ -100,7 +102,9 @@ def _connect(host: str, port: int, rank: int, timeout: timedelta, stop: StopRequ
     stores: list[dist.Store] = []
 
     def connect() -> None:
-        stores.append(dist.TCPStore(host, port, is_master=False, timeout=timeout, wait_for_workers=False))
+        stores.append(
+            dist.TCPStore(host, port, is_master=False, timeout=timeout, wait_for_workers=False, use_libuv=has_libuv())
+        )
 
     thread = threading.Thread(target=connect, daemon=True)
     thread.start()
@@ -113,10 +117,10 @@ def _connect(host: str, port: int, rank: int, timeout: timedelta, stop: StopRequ
     return stores[0]
 
 
-def count_on_this_machine(store: dist.Store, world_size: int) -> int:
-    """How many of the processes, all of which have met at the store, run on this machine."""
-    machines = store.multi_get([f"machine/{rank}" for rank in range(world_size)])
-    return machines.count(socket.gethostname().encode())
+def gpus_of_this_machine(store: dist.Store, world_size: int) -> list[str]:
+    """What each process on this machine called its GPU in meet(), when all have met at the store."""
+    words = [value.decode().partition(" ") for value in store.multi_get([f"machine/{i}" for i in range(world_size)])]
+    return [gpu for host, _, gpu in words if host == socket.gethostname()]
 
 
 def wait_for_all(

@@ -183,14 +183,13 @@ def test_slurm_script_requeues_a_run_that_was_told_to_stop(demo_root, tmp_path):
         "#!/usr/bin/env bash\n"
         "while [[ $1 == --* ]]; do shift; done\n"
         "trap 'kill -USR1 $first $second' USR1\n"  # Slurm signals the tasks of a step
+        "export SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=2 SLURM_STEP_NODELIST=localhost\n"
         'SLURM_PROCID=0 SLURM_LOCALID=0 "$@" & first=$!\n'
         'SLURM_PROCID=1 SLURM_LOCALID=1 "$@" & second=$!\n'
         f"echo $$ > {tmp_path}/step.pid\n"
         "while kill -0 $first 2>/dev/null; do wait $first; status=$?; done; wait $second; exit $status\n"
     )
-    (stand_ins / "scontrol").write_text(
-        f'#!/usr/bin/env bash\nif [ "$1" = show ]; then echo 127.0.0.1; else echo "$@" >> {tmp_path}/requeued; fi\n'
-    )
+    (stand_ins / "scontrol").write_text(f'#!/usr/bin/env bash\necho "$@" >> {tmp_path}/requeued\n')
     for file in stand_ins.iterdir():
         file.chmod(0o755)
     words = flags(dataset_path=demo_root, logdir=tmp_path, name="x", epochs=40)
