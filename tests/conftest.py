@@ -1,10 +1,12 @@
 """What the tests share: a tiny drawn data set, the real samples, and training as a user starts it."""
 
 import json
+import multiprocessing
 import os
 import shutil
 import socket
 import subprocess
+import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -35,6 +37,27 @@ TINY = {
     "dataset": "ScribblePseudoDsDc", "numclasses": 5, "layers": 18, "pretrained": "none", "crop_size": 33,
     "batchsize": 2, "epochs": 1, "lr": 0.01, "warmup_epochs": 0, "workers": 0, "log_interval": 1, "device": "cpu",
 }  # fmt: skip
+
+
+def pytest_addoption(parser) -> None:
+    parser.addoption(
+        "--start_method", choices=("fork", "spawn"), help="how loader processes start; spawn: as on Windows and macOS"
+    )
+
+
+def pytest_configure(config) -> None:
+    """Give the start method to this process, and to every Python that it starts."""
+    method = config.getoption("--start_method")
+    if method is None:
+        return
+    multiprocessing.set_start_method(method, force=True)
+    folder = tempfile.TemporaryDirectory(prefix="segtrain-test-start-")
+    config.add_cleanup(folder.cleanup)
+    Path(folder.name, "sitecustomize.py").write_text(
+        f"import multiprocessing\nmultiprocessing.set_start_method({method!r}, force=True)\n"
+    )
+    paths = [folder.name, os.environ.get("PYTHONPATH", "")]
+    os.environ.update(PYTHONPATH=os.pathsep.join(filter(None, paths)), START_METHOD=method)
 
 
 @pytest.fixture(scope="session")

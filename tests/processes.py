@@ -74,7 +74,8 @@ def _run(args: list[str], cwd: Path, env: dict[str, str], own_session: bool, out
         file = os.open(path, os.O_WRONLY | os.O_APPEND)
         os.dup2(file, descriptor)
         os.close(file)
-    multiprocessing.set_start_method("fork", force=True)  # for DataLoader workers, as in a process of its own
+    # For DataLoader workers, as in a process of its own; conftest.py has --start_method.
+    multiprocessing.set_start_method(env.get("START_METHOD", "fork"), force=True)
     os.environ.clear()
     os.environ.update(env)
     os.chdir(cwd)
