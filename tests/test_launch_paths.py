@@ -190,3 +190,17 @@ def test_one_process_in_a_group(demo_root, tmp_path, path):
         "rank 0, local rank 0, world size 1, device cpu, one process in a group (gloo), batch 2 per process" in stdout
     )
     assert (tmp_path / "log" / "x" / "last.pt").is_file()
+
+
+def test_trains_without_what_windows_lacks(demo_root, tmp_path):
+    words = flags(dataset_path=demo_root, logdir=tmp_path / "log", name="x", distributed=True)
+    done = subprocess.run(
+        [sys.executable, REPO / "tests/without_posix.py", *words],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout.split()[0]) > 50
+    assert (tmp_path / "log" / "x" / "best.pt").is_file()
