@@ -26,4 +26,5 @@ if "SAMPLES" in os.environ:
     SegmentationDataset.__getitem__ = read_and_note  # type: ignore[method-assign]
 
 torch.set_default_dtype(torch.float64)
-sys.exit(errors.run(train.main))
+if __name__ == "__main__":  # not in loader workers that start by spawn
+    sys.exit(errors.run(train.main))
