@@ -8,6 +8,7 @@ from pathlib import Path
 
 import yaml
 
+from aliases import ALIASES
 from common_flags import DataFlags, LaunchFlags, ModelFlags
 from data.histogram import given_weights
 from engine.label_losses import parse_loss
@@ -15,37 +16,6 @@ from errors import UserError
 from flags import ConfigFile, FlagReader, flag
 
 DEMO_CONFIG = Path(__file__).parent / "configs" / "demo.yaml"
-
-# Names of earlier launch scripts and of the guides (docs/guides.md), and ours.
-ALIASES = {
-    "pesudo_path": "pseudo_path",
-    "l_pesudo": "l_pseudo",
-    "l_segs": "l_seg",
-    "warmup": "warmup_epochs (for a number of steps: warmup_steps)",
-    "warmup_epoch": "warmup_epochs",
-    "chk_interval": "save_epoch_frequency",
-    "val_epoch": "val_start_epoch",
-    "model_path": "pretrained",
-    "ddp": "distributed",
-    "use_ddp": "distributed",
-    "ddp.enabled": "distributed",
-    "ddp.log_level": "log_level",
-    "batch_size": "batchsize (images per process; for a number that is divided over processes: total_batchsize)",
-    "valid_batch_size": "val_batchsize",
-    "num_workers": "workers",
-    "valid_num_workers": "val_workers",
-    "logs": "logdir",
-    "save_dir": "logdir",
-    "learning_rate": "lr",
-    "wd": "wdecay",
-    "max_epochs": "epochs",
-    "accumulation_steps": "accum_steps",
-    "grad_accumulation_steps": "accum_steps",
-    "valid_step_interval": "val_step_frequency",
-    "valid_epoch_interval": "val_epoch_frequency",
-    "use_augment": "augment",
-}
-
 
 # What may differ between the ranks of a run: paths, and what belongs to a machine or a process.
 LOCAL = (
@@ -67,7 +37,9 @@ class Config(LaunchFlags, ModelFlags, DataFlags):
     distancemap_s: str = flag("", "folder of the distance maps to the scribble [computed on the fly]")
     distancemap_c: str = flag("", "folder of the distance maps to the pseudo-label's contour [computed on the fly]")
     crop_size: int = flag(465, "height and width of a training crop, in pixels", at_least=16)
-    augment: bool = flag(True, "scale, turn, crop, blur and mirror training images at random; --no_augment: their middle")
+    augment: bool = flag(
+        True, "scale, turn, crop, blur and mirror training images at random; --no_augment: their middle"
+    )
     val_workers: int = flag(-1, "loader processes of validation [--workers]", at_least=-1)
     prefetch_factor: int = flag(2, "batches that each loader process has ready or on their way", at_least=1)
     pin_memory: bool | None = flag(None, "load batches into page-locked memory [on CUDA]; --no_pin_memory never does")
@@ -112,7 +84,9 @@ class Config(LaunchFlags, ModelFlags, DataFlags):
         "linear", "multiply the lr by the world size, by its square root, or not", choices=("linear", "sqrt", "none")
     )
     warmup_epochs: float = flag(-1.0, "epochs of linear warm-up; cosine decay to 0 follows [a tenth of the run]")
-    warmup_steps: int = flag(-1, "optimizer steps of warm-up, instead of --warmup_epochs [--warmup_epochs]", at_least=-1)
+    warmup_steps: int = flag(
+        -1, "optimizer steps of warm-up, instead of --warmup_epochs [--warmup_epochs]", at_least=-1
+    )
     momentum: float = flag(0.9, "momentum of SGD", at_least=0)
     wdecay: float = flag(5e-4, "weight decay", at_least=0)
     ema: float = flag(
@@ -121,7 +95,8 @@ class Config(LaunchFlags, ModelFlags, DataFlags):
         at_least=0,
     )
     zero1: bool = flag(
-        False, "share the optimizer's momentum out over the processes (ZeroRedundancyOptimizer): less memory, same result"
+        False,
+        "share the optimizer's momentum out over the processes (ZeroRedundancyOptimizer): less memory, same result",
     )
     seed: int = flag(0, "seed of the initial weights, the order of samples and their augmentation", at_least=0)
     deterministic: bool = flag(

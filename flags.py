@@ -69,7 +69,9 @@ class FlagReader:
             formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=32, width=120),
         )  # fmt: skip
         parser.add_argument("--config", metavar="FILE", help="YAML file of flags; the command line goes over it")
-        parser.add_argument("--stage", metavar="NAME", help="of the file's `stages`: the one whose flags go over the rest")
+        parser.add_argument(
+            "--stage", metavar="NAME", help="of the file's `stages`: the one whose flags go over the rest"
+        )
         for name, item in self.fields.items():
             help = item.metadata["help"].replace("%", "%%")
             if item.metadata["choices"]:

@@ -31,8 +31,9 @@ from engine.outputs import Outputs
 from engine.terminal import Terminal
 from errors import STOPPED, InputError, UserError
 from flags import FlagReader, flag
+from loaders import batched, make_loader, share_out
 from trained import TOO_MUCH, Checkpoint, read_flags
-from utils import batched, join_group, make_loader, share_out
+from utils import join_group
 
 
 @dataclass

@@ -54,4 +54,3 @@ def _best(cfg: Config, task: str) -> Path:
             "--checkpoint FILE"
         )
     return folder / "best.pt"
-

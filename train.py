@@ -16,6 +16,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import config
+import due
 import errors
 from config import Config
 from criterion import get_class_weights, get_criterion
@@ -31,8 +32,9 @@ from engine.metrics import confusion_matrix, scores, table
 from engine.pictures import panel
 from engine.state import TrainState
 from errors import STOPPED
+from loaders import batched
 from tasks import hand_over
-from utils import batched, get_loader, get_state, join_group, prepare_demo_data, set_deterministic, share_batch
+from utils import get_loader, get_state, join_group, prepare_demo_data, set_deterministic, share_batch
 
 TOO_MUCH = "lower --batchsize (and raise --accum_steps to keep the global batch) or --crop_size, or use --amp bf16"
 KEEP_STEPS = 3  # files of --save_step_frequency, if --keep does not say
@@ -45,9 +47,12 @@ def main(argv: list[str] | None = None) -> int:
     if status is not None:
         return status
     cfg = config.parse(argv)
-    with join_group(cfg) as group, errors.advice(str(group.device), TOO_MUCH):
-        with Run(group, cfg.log_interval, quiet=cfg.log_level == "WARNING") as run:
-            return train(share_batch(cfg, group), group, run)
+    with (
+        join_group(cfg) as group,
+        errors.advice(str(group.device), TOO_MUCH),
+        Run(group, cfg.log_interval, quiet=cfg.log_level == "WARNING") as run,
+    ):
+        return train(share_batch(cfg, group), group, run)
 
 
 def train(cfg: Config, group: Group, run: Run) -> int:
@@ -65,12 +70,12 @@ def train(cfg: Config, group: Group, run: Run) -> int:
     )
     if not has_best:
         state.best_miou = -1.0  # also where the file was set aside, as it is past the step resumed from
-    run.info(f"writing to {run.folder}" + ("; there is nothing left to do" if is_done(cfg, state) else ""))
+    run.info(f"writing to {run.folder}" + ("; there is nothing left to do" if due.end_of_run(cfg, state) else ""))
     doctor.check_weights(group, state.raw_model, buffers_averaged=state.samples == 0)
 
     stopped = False
     validation = partial(validate, cfg, group, run, state, val_loader, classes)
-    while not is_done(cfg, state) and not stopped:
+    while not due.end_of_run(cfg, state) and not stopped:
         finished = train_one_epoch(cfg, group, run, state, train_loader, criterion, validation)
         stopped = not finished or not finish_epoch(cfg, group, run, state, train_loader, validation)
     if stopped:
@@ -103,7 +108,7 @@ def train_one_epoch(
     title = f"epoch {state.epoch + 1}" + ("" if cfg.max_steps else f"/{cfg.epochs}")
     for micro_batches in run.steps(steps, total=num_steps, title=title):
         # Of the step before: here a run that was stopped meanwhile comes by again.
-        if step_validation_due(cfg, state):
+        if due.step_validation(cfg, state):
             is_best = validation()
             if is_best is None:
                 return False
@@ -129,7 +134,7 @@ def train_one_epoch(
                 # DDP takes the mean over ranks of what is a sum over them.
                 state.scaler.scale(criterion.total(micro_parts) * group.world_size).backward()
             parts = parts + micro_parts.detach()
-        check = check_due(cfg, state)
+        check = due.check_of_ranks(cfg, state)
         if check:
             unused = doctor.check_gradients(group, state.raw_model, unused_allowed=cfg.find_unused_parameters)
             if unused:
@@ -141,7 +146,7 @@ def train_one_epoch(
         run.log_step(state.epoch + 1, state.step, criterion.named(group.sum(parts)), parts, lr, sampler.global_batch)
         if check:
             doctor.check_weights(group, state.raw_model, buffers_averaged=False)
-        if cfg.save_step_frequency and state.step % cfg.save_step_frequency == 0:
+        if due.step_checkpoint(cfg, state):
             save(cfg, group, run, state, f"step_{state.step:08d}.pt")
     return True
 
@@ -154,7 +159,7 @@ def finish_epoch(
     if group.world_size > 1:
         run.info(f"epoch {state.epoch + 1}: weights are equal on all {group.world_size} ranks")
     names = []
-    if epoch_validation_due(cfg, state) or step_validation_due(cfg, state):
+    if due.epoch_validation(cfg, state):
         is_best = validation()
         if is_best is None:
             return False
@@ -163,7 +168,7 @@ def finish_epoch(
     assert isinstance(loader.sampler, TrainSampler)
     if loader.sampler.is_through(state.samples):  # and not at --max_steps
         state.epoch, state.samples = state.epoch + 1, 0
-        if cfg.save_epoch_frequency and state.epoch % cfg.save_epoch_frequency == 0:
+        if due.epoch_checkpoint(cfg, state):
             names.append(f"epoch_{state.epoch:04d}.pt")
     save(cfg, group, run, state, *names)
     return True
@@ -204,40 +209,13 @@ def validate(
     result = scores(group.sum(confusion))
     epoch = state.epoch + 1
     run.log_validation(epoch, state.step, result, classes.names, panels)
-    at = f"epoch {epoch}" + (f", step {state.step}" if step_validation_due(cfg, state) else "")
+    at = f"epoch {epoch}" + (f", step {state.step}" if due.step_validation(cfg, state) else "")
     run.info(f"{at}: mIoU {100 * result['miou']:.2f}, pixel accuracy {100 * result['pixel_acc']:.2f}")
-    if is_last_epoch(cfg, state):
+    if due.last_validation(cfg, state):
         run.info(table(result, classes.names))
     state.validated, best = state.step, state.best_miou
     state.best_miou = max(best, result["miou"])
     return result["miou"] > best
-
-
-def is_done(cfg: Config, state: TrainState) -> bool:
-    return state.step >= cfg.max_steps if cfg.max_steps else state.epoch >= cfg.epochs
-
-
-def is_last_epoch(cfg: Config, state: TrainState) -> bool:
-    """Whether the run ends with the epoch, or the part of one, that has been trained."""
-    return state.step >= cfg.max_steps if cfg.max_steps else state.epoch + 1 == cfg.epochs
-
-
-def check_due(cfg: Config, state: TrainState) -> bool:
-    """Whether this step is one that the doctor checks: the first of this process, and those asked for."""
-    frequency = cfg.check_sync_frequency
-    return state.steps_here == 0 or (frequency > 0 and (state.step + 1) % frequency == 0)
-
-
-def step_validation_due(cfg: Config, state: TrainState) -> bool:
-    frequency = cfg.val_step_frequency
-    return frequency > 0 and state.step % frequency == 0 and state.validated != state.step
-
-
-def epoch_validation_due(cfg: Config, state: TrainState) -> bool:
-    epochs_done, frequency = state.epoch + 1, cfg.val_epoch_frequency
-    if is_last_epoch(cfg, state):
-        return True
-    return frequency > 0 and epochs_done > cfg.val_start_epoch and epochs_done % frequency == 0
 
 
 def save(cfg: Config, group: Group, run: Run, state: TrainState, *names: str) -> None:

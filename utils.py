@@ -4,18 +4,15 @@ import contextlib
 import dataclasses
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-import cv2
 import torch
 from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 import config
 import models
@@ -32,9 +29,9 @@ from engine import checkpoint
 from engine.distributed import Group, process_group
 from engine.doctor import digest
 from engine.schedule import lr_factor
-from engine.signals import WorkerSignals
 from engine.state import TrainState
 from errors import UserError
+from loaders import make_loader, share_out
 from models.pretrained import load_start_weights
 
 DEMO_ROOT = Path("dataset/demo")
@@ -133,47 +130,6 @@ def _image_sizes(dataset: SegmentationDataset, group: Group) -> list[tuple[int, 
     return [sizes.get(index, (0, 0)) for index in range(len(dataset))]
 
 
-def share_out(work: Callable, items: list, group: Group, bar: Callable[[Iterable], Iterable] = iter) -> dict[int, Any]:
-    """work(item) of every item, by its index, on every rank: each rank does its share, by threads.
-
-    bar: what shows how far this rank's share has come.
-    """
-    mine = range(group.rank, len(items), group.world_size)
-    with ThreadPoolExecutor(16) as pool:
-        results = bar(pool.map(work, [items[index] for index in mine]))
-        shares = group.gather(dict(zip(mine, results, strict=True)))
-    return {index: result for share in shares for index, result in share.items()}
-
-
-def make_loader(
-    dataset: Dataset, workers: int, group: Group, *, pin_memory: bool | None = None, prefetch_factor: int = 2, **batches
-) -> DataLoader:
-    """A loader of this process. The arguments are the flags of these names.
-
-    batches: sampler and batch_size, or batch_sampler, and the like.
-    """
-    if workers < 0:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        workers = min(4, max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", group.world_size))))
-    return DataLoader(
-        dataset,
-        **batches,
-        num_workers=workers,
-        worker_init_fn=_WorkerInit(),
-        pin_memory=group.device.type == "cuda" if pin_memory is None else pin_memory,
-        prefetch_factor=prefetch_factor if workers else None,
-        persistent_workers=workers > 0,
-        # Of its own, so that starting workers draws nothing from the generator that dropout draws from.
-        generator=torch.Generator(),
-    )
-
-
-class _WorkerInit(WorkerSignals):
-    def __call__(self, worker_id: int) -> None:
-        super().__call__(worker_id)
-        cv2.setNumThreads(0)  # the workers themselves are the parallelism
-
-
 def get_model(
     cfg: Config, group: Group, say: Callable[[str], None] = print, *, pretrained: bool = True
 ) -> tuple[models.Segmenter, nn.Module]:
@@ -214,11 +170,9 @@ def get_optimizer(
     """
     lr = scaled_lr(cfg, group, steps_per_epoch, origin, say)
     parameters = [parameter for parameter in raw_model.parameters() if parameter.requires_grad]
-    values = {"lr": lr, "momentum": cfg.momentum, "weight_decay": cfg.wdecay}
-    if cfg.zero1 and group.backend:
-        optimizer: torch.optim.Optimizer = ZeroRedundancyOptimizer(parameters, torch.optim.SGD, **values)
-    else:
-        optimizer = torch.optim.SGD(parameters, **values)
+    sharded = cfg.zero1 and group.backend
+    make = partial(ZeroRedundancyOptimizer, optimizer_class=torch.optim.SGD) if sharded else torch.optim.SGD
+    optimizer = make(parameters, lr=lr, momentum=cfg.momentum, weight_decay=cfg.wdecay)
     total_steps = cfg.max_steps or cfg.epochs * steps_per_epoch
     if cfg.warmup_steps >= 0:
         warmup_steps = cfg.warmup_steps
@@ -256,7 +210,9 @@ def scaled_lr(
     if (group.world_size, global_batch) != (origin["world_size"], origin["global_batch"]):
         kept = "that batch is kept, and so are lr and result"
         if global_batch != origin["global_batch"]:
-            follows = f"the lr follows it by --lr_scaling {cfg.lr_scaling}; --accum_steps or --total_batchsize can keep it"
+            follows = (
+                f"the lr follows it by --lr_scaling {cfg.lr_scaling}; --accum_steps or --total_batchsize can keep it"
+            )
             kept = f"now it is {global_batch}, and {'the lr stays' if cfg.total_batchsize else follows}"
         say(
             f"the run began with {origin['world_size']} process(es) and a global batch of {origin['global_batch']}; {kept}"
@@ -291,10 +247,3 @@ def get_state(
         say(f"flags changed since: {config.changes(saved['config'], cfg) or 'none'}")
         state.restore(saved, group, optimizer=not cfg.reset_optimizer, position=continues)
     return state
-
-
-def batched(items: Iterable, size: int) -> Iterator[list]:
-    """Lists of `size` items each; the last may have fewer."""
-    iterator = iter(items)
-    while batch := list(islice(iterator, size)):
-        yield batch

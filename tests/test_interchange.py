@@ -70,7 +70,10 @@ def test_zero1_changes_no_bit_and_neither_does_resuming_with_or_without_it(demo_
         run("", "--resume", str(tmp_path / other / "epoch_0002.pt"), *more)
     crossed = [torch.load(tmp_path / name / "epoch_0003.pt", weights_only=True) for name in ("usual", "sharded")]
     assert len(usual) == 3
-    for ours, theirs in [*((sharded[name], usual[name]) for name in usual), *((last, usual["epoch_0003.pt"]) for last in crossed)]:
+    for ours, theirs in [
+        *((sharded[name], usual[name]) for name in usual),
+        *((last, usual["epoch_0003.pt"]) for last in crossed),
+    ]:
         assert all(torch.equal(ours["model"][name], value) for name, value in theirs["model"].items())
         assert len(momenta(ours)) == len(momenta(theirs)) > 60
         assert all(torch.equal(mine, value) for mine, value in zip(momenta(ours), momenta(theirs), strict=True))

@@ -39,7 +39,9 @@ def test_val_step_frequency_validates_between_steps_and_changes_nothing_else(dem
     ours, theirs = (torch.load(folder / "last.pt", weights_only=True)["model"] for folder in (often, plain))
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
     # A validation's line comes after that of the step before it, and best.pt is of the best of all.
-    order = [(line["kind"], line["step"]) for line in map(json.loads, (often / "metrics.jsonl").read_text().splitlines())]
+    order = [
+        (line["kind"], line["step"]) for line in map(json.loads, (often / "metrics.jsonl").read_text().splitlines())
+    ]
     assert order == [
         ("train", 1), ("train", 2), ("train", 3), ("val", 3), ("train", 4), ("val", 4),
         ("train", 5), ("train", 6), ("val", 6), ("train", 7), ("train", 8), ("val", 8),

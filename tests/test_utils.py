@@ -72,7 +72,9 @@ def test_warm_up_and_length_in_steps(demo_root):
     assert lr_at(0) == pytest.approx(0.01 / 4)  # a tenth of the run
     for values in ({"max_steps": 4, "warmup_epochs": None, "warmup_steps": 4}, {"max_steps": 3, "warmup_epochs": 1}):
         with pytest.raises(UserError, match="would never reach --lr"):
-            utils.get_optimizer(cfg(demo_root, **values), nn.Linear(1, 1), Group(CPU), 3, {"world_size": 1, "global_batch": 2})
+            utils.get_optimizer(
+                cfg(demo_root, **values), nn.Linear(1, 1), Group(CPU), 3, {"world_size": 1, "global_batch": 2}
+            )
 
 
 def test_total_batch_size_is_divided_and_leaves_the_lr(demo_root):
@@ -90,7 +92,9 @@ def test_total_batch_size_is_divided_and_leaves_the_lr(demo_root):
     _, lr_at = utils.get_optimizer(shared, nn.Linear(1, 1), Group(CPU, world_size=8), 3, begun, said.append)
     assert lr_at(0) == 0.5
     assert "that batch is kept" in said[-1]
-    with pytest.raises(UserError, match=r"--total_batchsize 32 cannot be divided by 3 .* 2: use 30 or another multiple"):
+    with pytest.raises(
+        UserError, match=r"--total_batchsize 32 cannot be divided by 3 .* 2: use 30 or another multiple"
+    ):
         utils.share_batch(given, Group(CPU, world_size=3))
 
 
