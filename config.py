@@ -124,6 +124,9 @@ class Config(LaunchFlags, ModelFlags, DataFlags):
     val_epoch_frequency: int = flag(1, "validate every N epochs, and after the last one", at_least=1)
     val_start_epoch: int = flag(0, "do not validate in this many first epochs", at_least=0)
     log_interval: int = flag(10, "optimizer steps between two lines of metrics.jsonl", at_least=1)
+    wandb: bool = flag(
+        False, "log to Weights & Biases, too (requirements-wandb.txt; WANDB_MODE=offline and its other variables rule)"
+    )
 
     # Checks of the process group
     check_sync_frequency: int = flag(

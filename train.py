@@ -38,7 +38,11 @@ NUM_PANELS = 4  # pictures for TensorBoard of each validation
 def main(argv: list[str] | None = None) -> int:
     """Train as the flags say. Returns the exit status: 0, or errors.STOPPED when a signal ended the run early."""
     cfg = config.parse(argv)
-    with join_group(cfg) as group, errors.advice(str(group.device), TOO_MUCH), Run(group, cfg.log_interval) as run:
+    with (
+        join_group(cfg) as group,
+        errors.advice(str(group.device), TOO_MUCH),
+        Run(group, cfg.log_interval, cfg.wandb) as run,
+    ):
         return train(cfg, group, run)
 
 
