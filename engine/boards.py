@@ -11,6 +11,7 @@ from typing import Protocol
 import numpy as np
 import yaml
 
+from engine.run_folder import replace_text
 from errors import UserError, in_one_line
 
 FINISH_SECONDS = (
@@ -73,7 +74,9 @@ class WandB:
         settings = dict(setting for variable, setting in chosen.items() if variable not in os.environ)
         try:
             with _no_terminal():
-                self._run = self._wandb.init(settings=self._wandb.Settings(**settings))
+                options = self._wandb.Settings(**settings)
+                self._wandb.setup(options)  # which alone heeds show_info
+                self._run = self._wandb.init(settings=options)
                 self._run.config.update(yaml.safe_load(config), allow_val_change=True)
                 # W&B counts calls by itself; the curves are over our steps, of which a resumed run may repeat some.
                 self._run.define_metric("*", step_metric="step")
@@ -126,7 +129,7 @@ def _id_of(folder: Path) -> str:
     """The id of the folder's run at W&B: kept in the folder, as other machines have folders of the same name."""
     file = folder / "wandb_id"
     if not file.exists():
-        file.write_text(secrets.token_hex(8), encoding="utf-8")
+        replace_text(file, secrets.token_hex(8))
     return file.read_text(encoding="utf-8").strip()
 
 
