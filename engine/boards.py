@@ -85,7 +85,8 @@ class WandB:
                 f"--wandb: {in_one_line(error)} (log in by `wandb login` or WANDB_API_KEY, or set WANDB_MODE=offline)"
             ) from None
         files = f"{Path(self._run.dir).parents[1]}/offline-run-*-{self._run.id}"
-        say(f"Weights & Biases: {self._run.url or f'offline; to upload the run: wandb sync {files}'}")
+        offline = f"offline; to upload the run: wandb sync {files}"
+        say(f"Weights & Biases: {offline if self._run.offline else self._run.url or 'disabled'}")
 
     def write(self, step: int, scalars: dict[str, float], pictures: dict[str, np.ndarray] | None = None) -> None:
         if self._run:
