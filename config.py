@@ -141,6 +141,9 @@ class Config(LaunchFlags, ModelFlags, DataFlags):
     report_training_batch_acc: bool = flag(
         False, "log the share of labelled pixels of the training batches that are predicted right, too"
     )
+    wandb: bool = flag(
+        False, "log to Weights & Biases, too (requirements-wandb.txt; WANDB_MODE=offline and its other variables rule)"
+    )
 
     # Checks of the process group
     check_sync_frequency: int = flag(

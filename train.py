@@ -50,7 +50,7 @@ def main(argv: list[str] | None = None) -> int:
     with (
         join_group(cfg) as group,
         errors.advice(str(group.device), TOO_MUCH),
-        Run(group, cfg.log_interval, quiet=cfg.log_level == "WARNING") as run,
+        Run(group, cfg.log_interval, wandb=cfg.wandb, quiet=cfg.log_level == "WARNING") as run,
     ):
         return train(share_batch(cfg, group), group, run)
 

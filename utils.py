@@ -95,7 +95,7 @@ def get_loader(cfg: Config, split: str, group: Group, *, training: bool | None =
     processes, with "label", the dense mask, and "index" (B,), the place in the list.
     Raises UserError on folders, lists or files that are not there.
     """
-    loading = {"pin_memory": cfg.pin_memory, "prefetch_factor": cfg.prefetch_factor}
+    load = partial(make_loader, group=group, pin_memory=cfg.pin_memory, prefetch_factor=cfg.prefetch_factor)
     training = split == "train" if training is None else training
     if not training:
         val_set = SegmentationDataset(*find_masks(cfg, split), cfg.numclasses)
@@ -103,7 +103,7 @@ def get_loader(cfg: Config, split: str, group: Group, *, training: bool | None =
             _image_sizes(val_set, group), batch_size=cfg.val_batchsize, rank=group.rank, world_size=group.world_size
         )
         workers = cfg.workers if cfg.val_workers < 0 else cfg.val_workers
-        return make_loader(val_set, workers, group, **loading, batch_sampler=batches)
+        return load(val_set, workers, batch_sampler=batches)
 
     # Where each map lies; what no folder has is computed.
     paths = {
@@ -120,7 +120,7 @@ def get_loader(cfg: Config, split: str, group: Group, *, training: bool | None =
         len(train_set), batch_size=cfg.batchsize, accum_steps=cfg.accum_steps, seed=cfg.seed,
         rank=group.rank, world_size=group.world_size,
     )  # fmt: skip
-    return make_loader(train_set, cfg.workers, group, **loading, sampler=sampler, batch_size=cfg.batchsize)
+    return load(train_set, cfg.workers, sampler=sampler, batch_size=cfg.batchsize)
 
 
 def _image_sizes(dataset: SegmentationDataset, group: Group) -> list[tuple[int, int]]:
