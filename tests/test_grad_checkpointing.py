@@ -87,13 +87,20 @@ def test_nothing_is_recomputed_without_a_backward_pass(mode, monkeypatch):
         model(torch.zeros(1, 33, 33, 3, dtype=torch.uint8))
 
 
+def failing_pass(block: nn.Module) -> None:
+    with _own_statistics(block):
+        block(torch.randn(2, 3, 5, 5))
+
+
 def test_statistics_come_back_after_an_error_in_the_second_pass():
     block = build().backbone.layer1[0]
     before = {name: buffer.clone() for name, buffer in block.named_buffers()}
     live = dict(block.named_buffers())
-    with pytest.raises(RuntimeError), _own_statistics(block):
+    with _own_statistics(block):
         block(torch.randn(2, 64, 5, 5))
-        block(torch.randn(2, 3, 5, 5))
+        assert block.bn1.num_batches_tracked == 1
+        with pytest.raises(RuntimeError, match="channels"):
+            failing_pass(block)
     assert all(buffer is live[name] and torch.equal(buffer, before[name]) for name, buffer in block.named_buffers())
 
 

@@ -115,7 +115,7 @@ def test_kept_is_what_a_real_forward_pass_keeps(name, layers, amp, grad_checkpoi
     options = {"layers": layers, "num_classes": 4, "grad_checkpointing": grad_checkpointing}
     estimate = summarise(on_meta(name, **options), Criterion(weights, 0.1), batchsize=2, crop_size=129, amp=amp)
     real = really_kept(models.build(name, **options), Criterion(weights, 0.1), 2, 129, amp)
-    assert estimate.kept == pytest.approx(real, rel=0.1)
+    assert estimate.kept == pytest.approx(real, rel=0.02)  # inputs and outputs are counted besides
     assert estimate.working > estimate.kept > estimate.losses > 0
 
 
