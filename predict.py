@@ -59,7 +59,7 @@ def main(argv: list[str] | None = None) -> int:
     if not flags.input:
         raise UserError("--input is not set: name an image, a video, a folder or a 'pattern'")
     with join_group(flags) as group, errors.advice(str(group.device), TOO_MUCH):
-        return predict(flags, changes, group, Terminal(group))
+        return predict(flags, changes, group, Terminal(group, quiet=flags.log_level == "WARNING"))
 
 
 def predict(flags: PredictFlags, changes: dict, group: Group, terminal: Terminal) -> int:

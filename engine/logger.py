@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from engine import checkpoint, run_folder
 from engine.distributed import Group
+from engine.losses import ACCURACY
 from engine.metrics import Scores
 from engine.terminal import Terminal
 from errors import UserError, in_one_line
@@ -27,11 +28,11 @@ if TYPE_CHECKING:
 class Run(Terminal):
     """One run of training. Every rank has one and calls it alike; only rank 0 prints and writes.
 
-    log_interval: optimizer steps between two lines of metrics.
+    log_interval: optimizer steps between two lines of metrics. quiet: see Terminal.
     """
 
-    def __init__(self, group: Group, log_interval: int):
-        super().__init__(group)
+    def __init__(self, group: Group, log_interval: int, *, quiet: bool = False):
+        super().__init__(group, quiet=quiet)
         self.log_interval = log_interval
         self.folder: Path | None = None  # of a new run, once open() has made it
         self._lines: list[str] = []  # of the log, before there is a folder
@@ -48,7 +49,7 @@ class Run(Terminal):
 
     def info(self, text: str, *, every_rank: bool = False, terminal: bool = True) -> None:
         """Say a line on the terminal and in train.log; with every_rank, on every rank's terminal."""
-        if terminal and (self.group.is_main or every_rank):
+        if terminal and not self.quiet and (self.group.is_main or every_rank):
             tqdm.write(text)
         if not self.group.is_main:
             return
@@ -152,6 +153,13 @@ class Run(Terminal):
         if self._window:
             self._write_window()
 
+    def validation_bar(self, batches: Iterable, *, total: int) -> Iterator:
+        """Go through a validation's batches with a bar; its time does not count for the rate of training."""
+        self._read_step()  # its line of metrics comes before the validation's
+        began = time.perf_counter()
+        yield from self.bar(batches, total=total, title="validation")
+        self._window_start += time.perf_counter() - began
+
     def log_step(
         self, epoch: int, step: int, losses: dict[str, Tensor], own: Tensor, lr: float, num_images: int
     ) -> None:
@@ -199,13 +207,15 @@ class Run(Terminal):
         self._window, self._window_images, self._window_start = [], 0, self._last_step_at
         line = {"kind": "train", "epoch": last["epoch"], "step": last["step"], "loss": losses.pop("loss"),
                 "losses": losses, "lr": last["lr"], "images_per_s": rate}  # fmt: skip
+        if ACCURACY in losses:
+            line[ACCURACY] = losses.pop(ACCURACY)
         self._write(line)
         self._write_scalars(line)
 
     def _write_scalars(self, line: dict) -> None:
         """A train line of metrics for TensorBoard."""
         if self._board:
-            scalars = {name: line[name] for name in ("loss", "lr", "images_per_s")}
+            scalars = {name: line[name] for name in ("loss", "lr", "images_per_s", ACCURACY) if name in line}
             scalars |= {f"loss_{name}": mean for name, mean in line["losses"].items()}
             for tag, value in scalars.items():
                 self._board.add_scalar(f"train/{tag}", value, line["step"])
