@@ -5,6 +5,7 @@ import copy
 
 import pytest
 import torch
+from conftest import assert_same_run, finish, flags, start_group
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
@@ -118,3 +119,22 @@ def test_an_average_of_weights_is_made_of_it_as_of_any_model():
     trained(model)
     average.update_parameters(model)
     assert_same(average.module, model)
+
+
+@pytest.mark.parametrize("extra", [{}, {"accum_steps": 2, "batchsize": 1}, {"amp": "bf16", "static_graph": True}])
+def test_two_processes_train_to_the_same_bits(demo_root, tmp_path, extra):
+    """train.py under DistributedDataParallel, with and without: weights, statistics, optimizer and metrics."""
+    folders = []
+    for name, grad_checkpointing in (("plain", None), ("checkpointed", True)):
+        words = flags(
+            dataset_path=demo_root,
+            logdir=tmp_path,
+            name=name,
+            grad_checkpointing=grad_checkpointing,
+            sync_bn="off",
+            **extra,
+        )
+        results = finish(start_group(2, words, tmp_path))
+        assert [status for status, _, _ in results] == [0, 0], results
+        folders.append(tmp_path / name)
+    assert_same_run(*folders)
