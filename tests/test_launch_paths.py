@@ -9,8 +9,6 @@ import pytest
 import yaml
 from conftest import REPO, TINY, assert_same_run, finish, flags, free_port, start, start_group
 
-import config
-
 TRAIN = str(REPO / "train.py")
 
 
@@ -150,7 +148,6 @@ def test_same_weights_by_any_launch_path(recipe, expected, tmp_path, path):
         assert not (tmp_path / "meeting").exists()  # nothing is left over
 
 
-@pytest.mark.skipif("task" not in config.FLAGS, reason="train.py has no --task yet")
 def test_same_weights_by_run_ddp(recipe, expected, tmp_path):
     file = tmp_path / "x.yaml"
     values = TINY | recipe | {"dataset_path": str(recipe["dataset_path"]), "logdir": str(tmp_path / "log")}
@@ -159,7 +156,6 @@ def test_same_weights_by_run_ddp(recipe, expected, tmp_path):
     assert_as_expected(results, tmp_path / "log" / "x", expected)
 
 
-@pytest.mark.skipif("stages" not in vars(config.READER), reason="train.py has no --stage yet")
 def test_same_weights_by_train_multi_gpu(recipe, expected, tmp_path):
     file = tmp_path / "x.yaml"
     values = TINY | recipe | {"dataset_path": str(recipe["dataset_path"]), "logdir": str(tmp_path / "log"), "epochs": 7}
