@@ -13,9 +13,7 @@ from conftest import REPO
 import config
 
 DOCUMENTS = [
-    path
-    for path in (REPO / "README.md", REPO / "CONTRIBUTING.md", *sorted(REPO.glob("docs/*.md")))
-    if path.exists()
+    path for path in (REPO / "README.md", REPO / "CONTRIBUTING.md", *sorted(REPO.glob("docs/*.md"))) if path.exists()
 ]
 # A shell command in a docstring, a comment or a table: what it begins with.
 COMMAND = re.compile(r"(?:[A-Z_]+=\S* )*(?:python|torchrun|bash|srun|mpirun) ")
