@@ -15,11 +15,13 @@ import config
 DOCUMENTS = [
     path for path in (REPO / "README.md", REPO / "CONTRIBUTING.md", *sorted(REPO.glob("docs/*.md"))) if path.exists()
 ]
+PROGRAM = re.compile(r"\w\.(py|sh)$|^data\.(check|distance)$")
 # A shell command in a docstring, a comment or a table: what it begins with.
 COMMAND = re.compile(r"(?:[A-Z_]+=\S* )*(?:python|torchrun|bash|srun|mpirun) ")
+PROCESSES = r"(--nproc[-_]per[-_]node[= ]|\bNUM_GPUS=)(?!1\b)[\w$]+"
 # What a command that starts several processes, or processes on several machines, becomes on this one.
 LAUNCH = [
-    (r"(--nproc[-_]per[-_]node[= ]|\bNUM_GPUS=)(?!1\b)[\w$]+", r"\g<1>2"),
+    (PROCESSES, r"\g<1>2"),
     (r"(--nnodes[= ]|\bNNODES=|--world_size[= ]|\bWORLD_SIZE=)[\w:$]+", r"\g<1>1"),
     (r"(--node[-_]rank[= ]|\bNODE_RANK=|--rank[= ]|\bRANK=|--local_rank[= ]|\bLOCAL_RANK=)[\w$]+", r"\g<1>0"),
     (r"(--master[-_]addr[= ]|\bMASTER_ADDR=)[^\s$]+", r"\g<1>127.0.0.1"),
@@ -27,6 +29,11 @@ LAUNCH = [
     (r"(--rdzv[-_]endpoint[= ])\S+", r"\g<1>127.0.0.1:PORT"),
     (r"tcp://[^\s/:]+:\d+", "tcp://127.0.0.1:PORT"),
     (r"(--backend[= ])nccl", r"\g<1>gloo"),
+    # Else torchrun takes port 29500, which something else on this machine may have.
+    (
+        r"^((?:\S+=\S* )*(?:torchrun|python -m torch\.distributed\.\w+))(?!.*(?:standalone|rdzv|master)) ",
+        r"\g<1> --master_port=PORT ",
+    ),
 ]
 GLOBAL_BATCH = 8  # of the sandbox's 16 training images: two optimizer steps an epoch
 TINY = {"layers": 18, "crop_size": 33, "log_interval": 1, "device": "cpu", "workers": 0}
@@ -98,13 +105,15 @@ def rows(text: str) -> list[list[str]]:
     return found
 
 
-def reduced(command: str) -> str:
+def reduced(command: str, most_processes: int = 2) -> str:
     """The command with flags after it under which it takes a second on a CPU, and still does what it is about.
 
     PORT stands for a free port. Call it in the sandbox, where the files are that the command names.
     """
     for pattern, replacement in LAUNCH:
         command = re.sub(pattern, replacement, command)
+    if most_processes == 1:
+        command = re.sub(PROCESSES, r"\g<1>1", command)
     program, words = program_of(command)
     if "--help" in words:
         return command
@@ -127,7 +136,7 @@ def program_of(command: str) -> tuple[str, list[str]]:
     env = dict(word.split("=", 1) for word in words if re.match(r"[A-Z_]+=", word))
     for number, word in enumerate(words):
         name, rest = os.path.basename(word), words[number + 1 :]
-        if name.endswith(".py") or word in ("data.check", "data.distance"):
+        if PROGRAM.search(word) and not name.endswith(".sh"):
             return name, rest
         if name == "train_multi_gpu.sh":
             return "train.py", ["--config", rest[0], "--stage", *rest[1:]]
@@ -136,6 +145,28 @@ def program_of(command: str) -> tuple[str, list[str]]:
             chosen = env.get("CONFIG") or (default[1] if default else "")
             return "train.py", (["--config", chosen] if chosen else []) + rest
     return "", []
+
+
+def launch_and_flags(command: str) -> tuple[str, str]:
+    """How a command starts its program, and with which flags, each in one form, whatever order or sign they are given in."""
+    words = shlex.split(command)
+    program = next((number for number, word in enumerate(words) if PROGRAM.search(word)), len(words) - 1)
+    return _as_one(words[: program + 1]), _as_one(words[program + 1 :])
+
+
+def _as_one(words: list[str]) -> str:
+    """Words with the last value of each flag only, sorted."""
+    given: dict[str, str] = {}
+    name = ""
+    for word in words:
+        if word.startswith("--"):
+            name, equals, value = word.partition("=")
+            given[name] = value
+            name = "" if equals else name
+        else:
+            key = name or f"{len(given):03d}"
+            given[key] = f"{given.get(key, '')} {word}".strip()
+    return " ".join(f"{name}={value}" for name, value in sorted(given.items()))
 
 
 def num_processes(command: str) -> int:
