@@ -24,7 +24,7 @@ LAUNCH = [
     (PROCESSES, r"\g<1>2"),
     (r"(--nnodes[= ]|\bNNODES=|--world_size[= ]|\bWORLD_SIZE=)[\w:$]+", r"\g<1>1"),
     (r"(--node[-_]rank[= ]|\bNODE_RANK=|--rank[= ]|\bRANK=|--local_rank[= ]|\bLOCAL_RANK=)[\w$]+", r"\g<1>0"),
-    (r"(--master[-_]addr[= ]|\bMASTER_ADDR=)[^\s$]+", r"\g<1>127.0.0.1"),
+    (r"(--master[-_]addr[= ]|\bMASTER_ADDR=)[^\s$;]+", r"\g<1>127.0.0.1"),
     (r"(--master[-_]port[= ]|\bMASTER_PORT=)\d+", r"\g<1>PORT"),
     (r"(--rdzv[-_]endpoint[= ])\S+", r"\g<1>127.0.0.1:PORT"),
     (r"tcp://[^\s/:]+:\d+", "tcp://127.0.0.1:PORT"),
@@ -90,7 +90,7 @@ def commands(path: Path) -> list[str]:
         text = ast.get_docstring(ast.parse(text)) or ""
     else:
         text = "\n".join(re.findall(r"^#\s*(.*)", text, re.MULTILINE))
-    return [line for line in shell_lines(text) if COMMAND.match(line)]
+    return [line for line in shell_lines(text) if COMMAND.match(line) and any(map(PROGRAM.search, line.split()))]
 
 
 def rows(text: str) -> list[list[str]]:

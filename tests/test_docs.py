@@ -159,7 +159,7 @@ def _write(path: Path, pixels: np.ndarray) -> None:
 
 def run_in(folder: Path, command: str, python: PythonServer) -> str:
     """Run a command as a shell does. Returns what it said."""
-    command = command.replace("PORT", str(free_port())) if re.search(r"\bPORT\b", command) else command
+    command = re.sub(r"\bPORT\b", str(free_port()), command)
     env = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
     env |= python.env | {"WANDB_MODE": "offline", "WANDB_SILENT": "true"}
     with subprocess.Popen(
