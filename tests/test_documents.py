@@ -193,6 +193,8 @@ def literal_texts() -> str:
 
 def unknown_parts(message: str, known: str) -> list[str]:
     """The literal parts of a message that are not in `known`. `...`, capitals and numbers stand for something else."""
+    if message in known:
+        return []
     parts = [part.strip(" '\"") for part in re.split(r"\.\.\.|\b[A-Z][A-Z0-9_]*\b|\d+", message)]
     parts = [part for part in parts if re.search(r"\w{3}", part)]
     return [part for part in parts if part not in known] if parts else [message]
