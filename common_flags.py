@@ -66,6 +66,11 @@ class LaunchFlags:
     world_size: int = flag(0, "number of processes [from the launcher]", per_launch=True, at_least=0)
     rank: int = flag(-1, "rank of this process [from the launcher]", per_launch=True)
     local_rank: int = flag(-1, "rank of this process on its machine [from the launcher, else --rank]", per_launch=True)
+    log_level: str = flag(
+        "INFO",
+        "of rank 0's terminal; WARNING: bars and errors only; DEBUG: also what torch.distributed and NCCL say",
+        choices=("DEBUG", "INFO", "WARNING"),
+    )
     dist_timeout: float = flag(600.0, "seconds to wait for other processes before giving up", at_least=1)
 
 

@@ -8,31 +8,18 @@ from pathlib import Path
 
 import yaml
 
+from aliases import ALIASES
 from common_flags import DataFlags, LaunchFlags, ModelFlags
 from data.histogram import given_weights
 from engine.label_losses import parse_loss
 from errors import UserError
-from flags import FlagReader, flag
+from flags import ConfigFile, FlagReader, flag
 
 DEMO_CONFIG = Path(__file__).parent / "configs" / "demo.yaml"
 
-# Names of earlier launch scripts, and ours.
-ALIASES = {
-    "pesudo_path": "pseudo_path",
-    "l_pesudo": "l_pseudo",
-    "l_segs": "l_seg",
-    "warmup": "warmup_epochs",
-    "warmup_epoch": "warmup_epochs",
-    "chk_interval": "save_epoch_frequency",
-    "val_epoch": "val_start_epoch",
-    "model_path": "pretrained",
-    "ddp": "distributed",
-}
-
-
 # What may differ between the ranks of a run: paths, and what belongs to a machine or a process.
 LOCAL = (
-    "dataset_path", "logdir", "classes", "resume", "workers", "device", "distributed", "dist_url", "world_size", "rank",
+    "dataset_path", "logdir", "classes", "resume", "workers", "val_workers", "device", "distributed", "dist_url", "world_size", "rank",
     "local_rank", "notes", "checkpoint", "compare", "json", "save_dir", "report",
 )  # fmt: skip
 
@@ -50,6 +37,12 @@ class Config(LaunchFlags, ModelFlags, DataFlags):
     distancemap_s: str = flag("", "folder of the distance maps to the scribble [computed on the fly]")
     distancemap_c: str = flag("", "folder of the distance maps to the pseudo-label's contour [computed on the fly]")
     crop_size: int = flag(465, "height and width of a training crop, in pixels", at_least=16)
+    augment: bool = flag(
+        True, "scale, turn, crop, blur and mirror training images at random; --no_augment: their middle"
+    )
+    val_workers: int = flag(-1, "loader processes of validation [--workers]", at_least=-1)
+    prefetch_factor: int = flag(2, "batches that each loader process has ready or on their way", at_least=1)
+    pin_memory: bool | None = flag(None, "load batches into page-locked memory [on CUDA]; --no_pin_memory never does")
 
     # Model
     pretrained: str = flag(
@@ -58,6 +51,9 @@ class Config(LaunchFlags, ModelFlags, DataFlags):
     )
     sync_bn: str = flag("auto", "synchronise batch norm over processes; auto: on CUDA", choices=("auto", "on", "off"))
     freeze_bn: bool = flag(False, "batch norm uses its stored statistics and does not update them")
+    grad_checkpointing: bool = flag(
+        False, "compute the backbone's features a second time in the backward pass: less memory, same result"
+    )
 
     # Losses: total = sum of weight * loss over the terms that --dataset has labels for
     loss: str = flag("ce", "losses on scribbles or dense masks, added up: ce, focal, ohem, dice, lovasz, 0.5*dice")
@@ -75,15 +71,22 @@ class Config(LaunchFlags, ModelFlags, DataFlags):
 
     # Optimisation
     epochs: int = flag(50, "number of passes over the training list", at_least=1)
+    max_steps: int = flag(0, "number of optimizer steps, instead of --epochs; 0: --epochs", at_least=0)
     batchsize: int = flag(
         16, "images per process and forward pass; global batch = batchsize * accum_steps * processes", at_least=1
+    )
+    total_batchsize: int = flag(
+        0, "global batch, divided over processes and --accum_steps; the lr then is as given. 0: --batchsize", at_least=0
     )
     accum_steps: int = flag(1, "forward passes per optimizer step", at_least=1)
     lr: float = flag(1e-3, "base learning rate of SGD, before --lr_scaling", at_least=0)
     lr_scaling: str = flag(
         "linear", "multiply the lr by the world size, by its square root, or not", choices=("linear", "sqrt", "none")
     )
-    warmup_epochs: float = flag(-1.0, "epochs of linear warm-up; cosine decay to 0 follows [a tenth of --epochs]")
+    warmup_epochs: float = flag(-1.0, "epochs of linear warm-up; cosine decay to 0 follows [a tenth of the run]")
+    warmup_steps: int = flag(
+        -1, "optimizer steps of warm-up, instead of --warmup_epochs [--warmup_epochs]", at_least=-1
+    )
     momentum: float = flag(0.9, "momentum of SGD", at_least=0)
     wdecay: float = flag(5e-4, "weight decay", at_least=0)
     ema: float = flag(
@@ -91,12 +94,22 @@ class Config(LaunchFlags, ModelFlags, DataFlags):
         "decay of an average of the weights, such as 0.999, that is validated and saved besides them; 0: none",
         at_least=0,
     )
+    zero1: bool = flag(
+        False,
+        "share the optimizer's momentum out over the processes (ZeroRedundancyOptimizer): less memory, same result",
+    )
     seed: int = flag(0, "seed of the initial weights, the order of samples and their augmentation", at_least=0)
     deterministic: bool = flag(
         False, "the same bits in every run on CUDA, too, where that is slower (docs/reliability.md)"
     )
 
     # Run folder
+    task: str = flag(
+        "train",
+        "train; or test or predict: hand over to evaluate.py or predict.py, with best.pt of the newest run of --name",
+        choices=("train", "test", "predict"),
+        per_launch=True,
+    )
     logdir: str = flag("log", "folder that runs are written to")
     name: str = flag("", "name of the run's folder in --logdir [the config's name, else dataset and model]")
     resume: str = flag(
@@ -121,9 +134,16 @@ class Config(LaunchFlags, ModelFlags, DataFlags):
     keep: int = flag(
         -1, "newest step_*.pt and epoch_*.pt to keep, of each; 0: all [3 of step_*.pt, all of epoch_*.pt]", at_least=-1
     )
-    val_epoch_frequency: int = flag(1, "validate every N epochs, and after the last one", at_least=1)
+    val_epoch_frequency: int = flag(1, "validate every N epochs, and at the end; 0: only then", at_least=0)
+    val_step_frequency: int = flag(0, "also validate every N optimizer steps; 0: not", at_least=0)
     val_start_epoch: int = flag(0, "do not validate in this many first epochs", at_least=0)
     log_interval: int = flag(10, "optimizer steps between two lines of metrics.jsonl", at_least=1)
+    report_training_batch_acc: bool = flag(
+        False, "log the share of labelled pixels of the training batches that are predicted right, too"
+    )
+    wandb: bool = flag(
+        False, "log to Weights & Biases, too (requirements-wandb.txt; WANDB_MODE=offline and its other variables rule)"
+    )
 
     # Checks of the process group
     check_sync_frequency: int = flag(
@@ -149,22 +169,26 @@ def parse(argv: list[str] | None = None) -> Config:
 
     Without `--config` and `--dataset_path` it is the demo's, or with `--resume FILE` that run's. Raises UserError.
     """
-    given, config_file, notes = READER.command_line(argv)
+    return build(*READER.command_line(argv))
+
+
+def build(given: dict, config_file: ConfigFile | None, notes: list[str]) -> Config:
+    """The Config of what a command line gives, as READER.command_line() returns it."""
     saved = Path(given.get("resume", "")).parent / "config.yaml"
     if config_file is None and "dataset_path" not in given:
         if given.get("resume", "auto") != "auto" and saved.is_file():
-            config_file = saved
+            config_file = ConfigFile(saved, "")
             notes.append(f"no --config: using {saved} of the run that --resume names")
         else:
-            config_file = DEMO_CONFIG
+            config_file = ConfigFile(DEMO_CONFIG, "")
             notes.append(
                 "no --dataset_path and no --config: training on the demo data with configs/demo.yaml. "
-                "For your own: --dataset_path DIR (README, 'Your own data')"
+                "For your own: --dataset_path DIR (docs/your_data.md)"
             )
     values = (READER.yaml_file(config_file, notes) if config_file else {}) | given
     cfg = Config(**values, notes=notes)
     if not cfg.name:
-        cfg.name = config_file.stem if config_file else f"{cfg.dataset}_{cfg.model_type}"
+        cfg.name = config_file.name if config_file else f"{cfg.dataset}_{cfg.model_type}"
     _check(cfg)
     return cfg
 
@@ -214,16 +238,20 @@ def _check(cfg: Config) -> None:
         raise UserError(f"--label_smooth {cfg.label_smooth}: must be below 1")
     if cfg.seed >= 2**63:
         raise UserError(f"--seed {cfg.seed}: must be below 2**63")
-    if not cfg.warmup_epochs < cfg.epochs:
+    if cfg.warmup_steps >= 0 and cfg.warmup_epochs >= 0:
+        raise UserError(
+            f"--warmup_steps {cfg.warmup_steps} with --warmup_epochs {cfg.warmup_epochs:g}: give one of them, and -1 for the other"
+        )
+    if not cfg.max_steps and not cfg.warmup_epochs < cfg.epochs:
         raise UserError(
             f"--warmup_epochs {cfg.warmup_epochs:g} with --epochs {cfg.epochs}: the learning rate would never "
-            "reach --lr; give fewer warm-up epochs"
+            "reach --lr; give fewer warm-up epochs, or a number of optimizer steps by --warmup_steps"
         )
     if cfg.stride_in_1x1 and cfg.layers < 50:
         raise UserError(
             f"--stride_in_1x1 with --layers {cfg.layers}: only ResNet 50, 101 and 152 have 1x1 convolutions to carry it"
         )
     if not cfg.dataset_path:
-        raise UserError("--dataset_path is not set: give the data set's root folder (README, 'Your own data')")
+        raise UserError("--dataset_path is not set: give the data set's root folder (docs/your_data.md)")
     if "/" in cfg.name or cfg.name in (".", ".."):
         raise UserError(f"--name {cfg.name}: a folder name, without '/'; --logdir says where it lies")

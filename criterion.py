@@ -57,7 +57,8 @@ def get_criterion(
         + (f" (off for --dataset {cfg.dataset}, this model or weight 0: {', '.join(off)})" if off else "")
     )
     return Criterion(
-        active, cfg.label_smooth, class_weights=class_weights, focal_gamma=cfg.focal_gamma, ohem_fraction=cfg.ohem_fraction
+        active, cfg.label_smooth, accuracy=cfg.report_training_batch_acc, class_weights=class_weights,
+        focal_gamma=cfg.focal_gamma, ohem_fraction=cfg.ohem_fraction,
     )  # fmt: skip
 
 

@@ -59,7 +59,7 @@ def main(argv: list[str] | None = None) -> int:
     flags, changes = read_flags(READER, argv)
     assert isinstance(flags, EvaluateFlags)
     with join_group(flags) as group, errors.advice(str(group.device), TOO_MUCH):
-        return evaluate(flags, changes, group, Terminal(group))
+        return evaluate(flags, changes, group, Terminal(group, quiet=flags.log_level == "WARNING"))
 
 
 def evaluate(flags: EvaluateFlags, changes: dict, group: Group, terminal: Terminal) -> int:
@@ -77,7 +77,7 @@ def evaluate(flags: EvaluateFlags, changes: dict, group: Group, terminal: Termin
     classes = read_classes(cfg.classes, cfg.numclasses)
     prepare_demo_data(cfg, group)
     one_image = dataclasses.replace(cfg, val_batchsize=1)  # its windows fill a forward pass
-    loader = get_loader(one_image if flags.window else cfg, flags.split, group, augment=False)
+    loader = get_loader(one_image if flags.window else cfg, flags.split, group, training=False)
     dataset = loader.dataset
     assert isinstance(dataset, SegmentationDataset)
     doctor.check_setup(group, {f"{flags.split} list": dataset})

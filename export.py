@@ -194,7 +194,7 @@ def real_images(flags: ExportFlags, checkpoint: Checkpoint, terminal: Terminal) 
             raise UserError(f"--images {given}: " + ("no images there" if given.exists() else "no such file or folder"))
     else:
         try:
-            dataset = get_loader(checkpoint.cfg, "val", Group(torch.device("cpu")), augment=False).dataset
+            dataset = get_loader(checkpoint.cfg, "val", Group(torch.device("cpu")), training=False).dataset
         except UserError as error:
             terminal.info(f"checked with random images only, since --images is not given: {error}")
             return []

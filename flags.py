@@ -1,6 +1,8 @@
 """Reading flags that a dataclass declares, from a YAML file and from the command line.
 
-Names are exact: no prefixes, and what is not known is refused with the nearest right name.
+Names are exact: no prefixes, and what is not known is refused with the nearest right name. In a YAML file a mapping
+under a name is a section: its keys are flags, too, and its name is for the reader. The sections of `stages` are
+alternatives, of which --stage chooses one that goes over the rest of the file.
 """
 
 import argparse
@@ -9,10 +11,13 @@ import difflib
 import sys
 import typing
 from pathlib import Path
+from typing import NamedTuple
 
 import yaml
 
 from errors import UserError
+
+STAGES = "stages"
 
 
 def flag(default, help: str, *, choices: tuple = (), at_least: float | None = None, per_launch: bool = False):
@@ -31,8 +36,24 @@ class _Parser(argparse.ArgumentParser):
         raise UserError(f"{message} ({self.prog} --help lists every flag)")
 
 
+class ConfigFile(NamedTuple):
+    """--config and --stage."""
+
+    path: Path
+    stage: str
+
+    @property
+    def name(self) -> str:
+        """What a run of it is called."""
+        return f"{self.path.stem}-{self.stage}" if self.stage else self.path.stem
+
+
 class FlagReader:
-    """Reads the flags of a dataclass. aliases: {another name: the flag's name}, accepted with a note."""
+    """Reads the flags of a dataclass.
+
+    aliases: {another name: the flag's name}, accepted with a note, which ends with what follows the name after a space.
+    Another name may be SECTION.KEY, of a key in a section of a YAML file.
+    """
 
     def __init__(self, declared: type, aliases: dict[str, str], program: str, description: str):
         self.declared = declared
@@ -44,10 +65,13 @@ class FlagReader:
     def _parser(self, program: str, description: str) -> argparse.ArgumentParser:
         parser = _Parser(
             prog=program, description=description, allow_abbrev=False, argument_default=argparse.SUPPRESS,
-            usage=f"{program} [--config FILE] [--flag value ...]",
+            usage=f"{program} [--config FILE [--stage NAME]] [--flag value ...]",
             formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=32, width=120),
         )  # fmt: skip
         parser.add_argument("--config", metavar="FILE", help="YAML file of flags; the command line goes over it")
+        parser.add_argument(
+            "--stage", metavar="NAME", help="of the file's `stages`: the one whose flags go over the rest"
+        )
         for name, item in self.fields.items():
             help = item.metadata["help"].replace("%", "%%")
             if item.metadata["choices"]:
@@ -64,23 +88,43 @@ class FlagReader:
                 parser.add_argument(f"--{name}", metavar=self.types[name].__name__.upper(), help=help)
         return parser
 
-    def command_line(self, argv: list[str] | None) -> tuple[dict, Path | None, list[str]]:
+    def command_line(self, argv: list[str] | None) -> tuple[dict, ConfigFile | None, list[str]]:
         """The values on the command line (default: sys.argv), the --config file if any, and notes for the user."""
         notes: list[str] = []
         words = [self._our_word(word, notes) for word in (sys.argv[1:] if argv is None else argv)]
-        given, unknown = self.parser.parse_known_args(words)
+        parsed, unknown = self.parser.parse_known_args(words)
         if unknown:
             word = unknown[0]
             if not word.startswith("-"):
                 raise UserError(f"unexpected argument {word!r}: flags start with --")
             name = word.lstrip("-").partition("=")[0]
             raise UserError(f"unknown flag --{name}" + self._nearest(name, "--"))
-        values = vars(given)
-        config_file = Path(values.pop("config")) if "config" in values else None
-        return {name: self._convert(name, value, f"--{name}") for name, value in values.items()}, config_file, notes
+        values = vars(parsed)
+        path, stage = values.pop("config", None), values.pop("stage", "")
+        if stage and not path:
+            raise UserError(f"--stage {stage} without --config: name the file whose stage it is")
+        given = {name: self._convert(name, value, f"--{name}") for name, value in values.items()}
+        return given, ConfigFile(Path(path), stage) if path else None, notes
 
-    def yaml_file(self, path: Path, notes: list[str]) -> dict:
-        """The values in a YAML file of `flag: value`; notes for the user are added to `notes`."""
+    def peek(self, argv: list[str] | None, name: str):
+        """The value of one flag on the command line, whatever else is there; its default where it is not given."""
+        words = [self._our_word(word, []) for word in (sys.argv[1:] if argv is None else argv)]
+        given = vars(self.parser.parse_known_args(words)[0])
+        return self._convert(name, given[name], f"--{name}") if name in given else self.fields[name].default
+
+    def words(self, values: dict) -> list[str]:
+        """The command line that gives these values of flags."""
+        words = []
+        for name, value in values.items():
+            if self._is_switch(name):
+                words.append(f"--{name}" if value else f"--no_{name}")
+            else:
+                words += [f"--{name}", *map(str, value if self._is_list(name) else [value])]
+        return words
+
+    def yaml_file(self, config_file: ConfigFile, notes: list[str]) -> dict:
+        """The values in a YAML file, of its stage as well; notes for the user are added to `notes`."""
+        path, stage = config_file
         try:
             content = yaml.safe_load(path.read_text(encoding="utf-8"))
         except OSError as error:
@@ -89,9 +133,27 @@ class FlagReader:
             raise UserError(f"--config {path}: not YAML ({' '.join(str(error).split())})") from None
         if not isinstance(content, dict | None):
             raise UserError(f"--config {path}: expected lines 'flag: value', found a {type(content).__name__}")
+        content = content or {}
+        stages = content.pop(STAGES, None) or {}
+        if not (isinstance(stages, dict) and all(isinstance(values, dict) for values in stages.values())):
+            raise UserError(f"{path}: {STAGES}: expected a section of flags under each stage's name")
+        if stage not in stages and (stage or stages):
+            chosen = f"--stage {stage}: not in" if stage else "--stage is not set, but there are stages in"
+            raise UserError(f"{chosen} {path}: it has {', '.join(map(str, stages)) or 'none'}")
+        return self._values(content, path, notes) | self._values(stages.get(stage, {}), path, notes)
+
+    def _values(self, content: dict, path: Path, notes: list[str]) -> dict:
+        """The flags in a mapping of a YAML file, and in its sections."""
+        lines: list[tuple[str, typing.Any]] = []
+        for key, value in content.items():
+            if not isinstance(value, dict):
+                lines.append((str(key), value))
+                continue
+            dotted = [(f"{key}.{inner}", str(inner), item) for inner, item in value.items()]
+            lines += [(name if name in self.aliases else inner, item) for name, inner, item in dotted]
         values = {}
-        for key, value in (content or {}).items():
-            name = self._translate(str(key).replace("-", "_"), notes, "")
+        for key, value in lines:
+            name = self._translate(key.replace("-", "_"), notes, "")
             if name not in self.fields:
                 raise UserError(f"{path}: unknown key {key!r}" + self._nearest(name, ""))
             if name in values:
@@ -113,15 +175,16 @@ class FlagReader:
         return "--" + self._translate(name.replace("-", "_"), notes, "--") + equals + value
 
     def _translate(self, name: str, notes: list[str], prefix: str) -> str:
-        if name in self.aliases:
-            notes.append(f"{prefix}{name} is now {prefix}{self.aliases[name]}")
-        return self.aliases.get(name, name)
+        ours, _, remark = self.aliases.get(name, name).partition(" ")
+        if ours != name:
+            notes.append(f"{prefix}{name} is now {prefix}{ours} {remark}".rstrip())
+        return ours
 
     def _nearest(self, name: str, prefix: str) -> str:
-        found = difflib.get_close_matches(name, [*self.fields, *self.aliases, "config"], n=1, cutoff=0.5)
+        found = difflib.get_close_matches(name, [*self.fields, *self.aliases, "config", "stage"], n=1, cutoff=0.5)
         if not found:
             return f": {self.parser.prog} --help lists all"
-        return f": did you mean {prefix}{self.aliases.get(found[0], found[0])}?"
+        return f": did you mean {prefix}{self.aliases.get(found[0], found[0]).partition(' ')[0]}?"
 
     def _convert(self, name: str, value, where: str):
         """A value from YAML or the command line, as the flag's type."""

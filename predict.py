@@ -31,8 +31,9 @@ from engine.outputs import Outputs
 from engine.terminal import Terminal
 from errors import STOPPED, InputError, UserError
 from flags import FlagReader, flag
+from loaders import batched, make_loader, share_out
 from trained import TOO_MUCH, Checkpoint, read_flags
-from utils import batched, join_group, make_loader, share_out
+from utils import join_group
 
 
 @dataclass
@@ -59,7 +60,7 @@ def main(argv: list[str] | None = None) -> int:
     if not flags.input:
         raise UserError("--input is not set: name an image, a video, a folder or a 'pattern'")
     with join_group(flags) as group, errors.advice(str(group.device), TOO_MUCH):
-        return predict(flags, changes, group, Terminal(group))
+        return predict(flags, changes, group, Terminal(group, quiet=flags.log_level == "WARNING"))
 
 
 def predict(flags: PredictFlags, changes: dict, group: Group, terminal: Terminal) -> int:

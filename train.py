@@ -7,12 +7,16 @@ torchrun --nnodes 2 --nproc_per_node 8 --rdzv_backend c10d --rdzv_endpoint HOST:
 """
 
 import sys
+from collections.abc import Callable
+from functools import partial
+from itertools import islice
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
 import config
+import due
 import errors
 from config import Config
 from criterion import get_class_weights, get_criterion
@@ -28,7 +32,9 @@ from engine.metrics import confusion_matrix, scores, table
 from engine.pictures import panel
 from engine.state import TrainState
 from errors import STOPPED
-from utils import batched, get_loader, get_state, join_group, prepare_demo_data, set_deterministic
+from loaders import batched
+from tasks import hand_over
+from utils import get_loader, get_state, join_group, prepare_demo_data, set_deterministic, share_batch
 
 TOO_MUCH = "lower --batchsize (and raise --accum_steps to keep the global batch) or --crop_size, or use --amp bf16"
 KEEP_STEPS = 3  # files of --save_step_frequency, if --keep does not say
@@ -37,9 +43,16 @@ NUM_PANELS = 4  # pictures for TensorBoard of each validation
 
 def main(argv: list[str] | None = None) -> int:
     """Train as the flags say. Returns the exit status: 0, or errors.STOPPED when a signal ended the run early."""
+    status = hand_over(argv)  # --task test or predict
+    if status is not None:
+        return status
     cfg = config.parse(argv)
-    with join_group(cfg) as group, errors.advice(str(group.device), TOO_MUCH), Run(group, cfg.log_interval) as run:
-        return train(cfg, group, run)
+    with (
+        join_group(cfg) as group,
+        errors.advice(str(group.device), TOO_MUCH),
+        Run(group, cfg.log_interval, wandb=cfg.wandb, quiet=cfg.log_level == "WARNING") as run,
+    ):
+        return train(share_batch(cfg, group), group, run)
 
 
 def train(cfg: Config, group: Group, run: Run) -> int:
@@ -57,13 +70,14 @@ def train(cfg: Config, group: Group, run: Run) -> int:
     )
     if not has_best:
         state.best_miou = -1.0  # also where the file was set aside, as it is past the step resumed from
-    run.info(f"writing to {run.folder}" + ("" if state.epoch < cfg.epochs else f"; all --epochs {cfg.epochs} are done"))
+    run.info(f"writing to {run.folder}" + ("; there is nothing left to do" if due.end_of_run(cfg, state) else ""))
     doctor.check_weights(group, state.raw_model, buffers_averaged=state.samples == 0)
 
     stopped = False
-    while state.epoch < cfg.epochs and not stopped:
-        finished = train_one_epoch(cfg, group, run, state, train_loader, criterion)
-        stopped = not finished or not finish_epoch(cfg, group, run, state, val_loader, classes)
+    validation = partial(validate, cfg, group, run, state, val_loader, classes)
+    while not due.end_of_run(cfg, state) and not stopped:
+        finished = train_one_epoch(cfg, group, run, state, train_loader, criterion, validation)
+        stopped = not finished or not finish_epoch(cfg, group, run, state, train_loader, validation)
     if stopped:
         save(cfg, group, run, state)
     run.wait_for_checkpoint()
@@ -81,15 +95,26 @@ def train(cfg: Config, group: Group, run: Run) -> int:
 
 
 def train_one_epoch(
-    cfg: Config, group: Group, run: Run, state: TrainState, loader: DataLoader, criterion: Criterion
-) -> bool:
+    cfg: Config, group: Group, run: Run, state: TrainState, loader: DataLoader, criterion: Criterion,
+    validation: Callable[[], bool | None],
+) -> bool:  # fmt: skip
     """The epoch from state.samples on; each step is one global batch. False when a signal broke it off."""
     sampler = loader.sampler
     assert isinstance(sampler, TrainSampler)
     sampler.set_position(state.epoch, state.samples)
     state.model.train()
-    steps = batched(loader, cfg.accum_steps)
-    for micro_batches in run.steps(steps, total=sampler.steps, title=f"epoch {state.epoch + 1}/{cfg.epochs}"):
+    num_steps = min(sampler.steps, cfg.max_steps - state.step) if cfg.max_steps else sampler.steps
+    steps = islice(batched(loader, cfg.accum_steps), num_steps)
+    title = f"epoch {state.epoch + 1}" + ("" if cfg.max_steps else f"/{cfg.epochs}")
+    for micro_batches in run.steps(steps, total=num_steps, title=title):
+        # Of the step before: here a run that was stopped meanwhile comes by again.
+        if due.step_validation(cfg, state):
+            is_best = validation()
+            if is_best is None:
+                return False
+            if is_best:
+                save(cfg, group, run, state, "best.pt")
+            state.model.train()
         # Every loss is divided by a count over the global batch, known before the first backward pass. Along with
         # the counts, all ranks learn whether one of them was told to stop.
         counts = torch.stack([criterion.counts(batch, state.raw_model.lorm_terms) for batch in micro_batches]).sum(0)
@@ -109,56 +134,67 @@ def train_one_epoch(
                 # DDP takes the mean over ranks of what is a sum over them.
                 state.scaler.scale(criterion.total(micro_parts) * group.world_size).backward()
             parts = parts + micro_parts.detach()
-        check = check_due(cfg, state)
+        check = due.check_of_ranks(cfg, state)
         if check:
             unused = doctor.check_gradients(group, state.raw_model, unused_allowed=cfg.find_unused_parameters)
             if unused:
                 run.info(f"no loss depends on {', '.join(unused)}")
-        lr = state.lr_at(state.epoch * sampler.steps_per_epoch + state.samples / sampler.global_batch)
+        # With another global batch than before, an epoch's part counts, not the number of steps.
+        position = state.epoch * sampler.steps_per_epoch + state.samples / sampler.global_batch
+        lr = state.lr_at(state.step if cfg.max_steps else position)
         state.update(lr, sampler.global_batch)
         run.log_step(state.epoch + 1, state.step, criterion.named(group.sum(parts)), parts, lr, sampler.global_batch)
         if check:
             doctor.check_weights(group, state.raw_model, buffers_averaged=False)
-        if cfg.save_step_frequency and state.step % cfg.save_step_frequency == 0:
+        if due.step_checkpoint(cfg, state):
             save(cfg, group, run, state, f"step_{state.step:08d}.pt")
     return True
 
 
-def finish_epoch(cfg: Config, group: Group, run: Run, state: TrainState, loader: DataLoader, classes: Classes) -> bool:
+def finish_epoch(
+    cfg: Config, group: Group, run: Run, state: TrainState, loader: DataLoader, validation: Callable[[], bool | None]
+) -> bool:
     """Validate if due, and save. False when a signal broke that off; the epoch then is not done."""
-    for model in state.models:
-        group.average_buffers(model)
-    doctor.check_weights(group, state.raw_model, buffers_averaged=True)
+    settle(group, state)
     if group.world_size > 1:
         run.info(f"epoch {state.epoch + 1}: weights are equal on all {group.world_size} ranks")
     names = []
-    if validation_due(cfg, state.epoch + 1):
-        miou = validate(cfg, group, run, state, loader, classes)
-        if miou is None:
+    if due.epoch_validation(cfg, state):
+        is_best = validation()
+        if is_best is None:
             return False
-        if miou > state.best_miou:
-            state.best_miou = miou
+        if is_best:
             names.append("best.pt")
-    state.epoch, state.samples = state.epoch + 1, 0
-    if cfg.save_epoch_frequency and state.epoch % cfg.save_epoch_frequency == 0:
-        names.append(f"epoch_{state.epoch:04d}.pt")
+    assert isinstance(loader.sampler, TrainSampler)
+    if loader.sampler.is_through(state.samples):  # and not at --max_steps
+        state.epoch, state.samples = state.epoch + 1, 0
+        if due.epoch_checkpoint(cfg, state):
+            names.append(f"epoch_{state.epoch:04d}.pt")
     save(cfg, group, run, state, *names)
     return True
+
+
+def settle(group: Group, state: TrainState) -> None:
+    """Make the models of all ranks one, whose only difference is batch norm's statistics; and check that they are."""
+    for model in state.models:
+        group.average_buffers(model)
+    doctor.check_weights(group, state.raw_model, buffers_averaged=True)
 
 
 @torch.inference_mode()
 def validate(
     cfg: Config, group: Group, run: Run, state: TrainState, loader: DataLoader, classes: Classes
-) -> float | None:
-    """The mIoU over the whole validation list, each image once and at its own size; rank 0 writes all scores.
+) -> bool | None:
+    """Score the whole validation list, each image once and at its own size; rank 0 writes all scores.
 
-    None when a signal broke it off.
+    Returns whether the mIoU is the run's best so far, state.best_miou; None when a signal broke it off.
     """
+    settle(group, state)
     model = state.models[-1].eval()  # the average of weights, where there is one
     predictor = Predictor(model, batch_size=cfg.val_batchsize, amp=cfg.amp)
     confusion = torch.zeros(cfg.numclasses, cfg.numclasses, dtype=torch.int64, device=group.device)
     panels: list[np.ndarray] = []
-    for batch in run.bar(loader, total=len(loader), title="validation"):
+    for batch in run.validation_bar(loader, total=len(loader)):
         if group.stop:
             break
         image, label = (batch[name].to(group.device, non_blocking=True) for name in ("image", "label"))
@@ -173,22 +209,13 @@ def validate(
     result = scores(group.sum(confusion))
     epoch = state.epoch + 1
     run.log_validation(epoch, state.step, result, classes.names, panels)
-    run.info(f"epoch {epoch}: mIoU {100 * result['miou']:.2f}, pixel accuracy {100 * result['pixel_acc']:.2f}")
-    if epoch == cfg.epochs:
+    at = f"epoch {epoch}" + (f", step {state.step}" if due.step_validation(cfg, state) else "")
+    run.info(f"{at}: mIoU {100 * result['miou']:.2f}, pixel accuracy {100 * result['pixel_acc']:.2f}")
+    if due.last_validation(cfg, state):
         run.info(table(result, classes.names))
-    return result["miou"]
-
-
-def check_due(cfg: Config, state: TrainState) -> bool:
-    """Whether this step is one that the doctor checks: the first of this process, and those asked for."""
-    frequency = cfg.check_sync_frequency
-    return state.steps_here == 0 or (frequency > 0 and (state.step + 1) % frequency == 0)
-
-
-def validation_due(cfg: Config, epochs_done: int) -> bool:
-    if epochs_done == cfg.epochs:
-        return True
-    return epochs_done > cfg.val_start_epoch and epochs_done % cfg.val_epoch_frequency == 0
+    state.validated, best = state.step, state.best_miou
+    state.best_miou = max(best, result["miou"])
+    return result["miou"] > best
 
 
 def save(cfg: Config, group: Group, run: Run, state: TrainState, *names: str) -> None:

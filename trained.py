@@ -37,7 +37,7 @@ def read_flags(reader: FlagReader, argv: list[str] | None) -> tuple[InferenceFla
     """A program's flags, and what goes over a checkpoint's own, as of read_given()."""
     given, changes = read_given(reader, argv)
     flags = reader.declared(**given)
-    changes["workers"] = flags.workers
+    changes |= {"workers": flags.workers, "val_workers": -1}
     check_inference_flags(flags)
     return flags, changes
 

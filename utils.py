@@ -1,19 +1,18 @@
 """Where flags become objects: get_loader, get_model, get_optimizer, get_state; criterion.py has the losses."""
 
 import contextlib
+import dataclasses
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-import cv2
 import torch
 from torch import nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 import config
 import models
@@ -25,14 +24,14 @@ from data.dataset import SegmentationDataset, image_size
 from data.distance import pseudo_distance, scribble_distance
 from data.layout import find_files
 from data.sampler import EvalBatches, TrainSampler
-from data.transforms import TrainTransform
+from data.transforms import CentreCrop, TrainTransform
 from engine import checkpoint
 from engine.distributed import Group, process_group
 from engine.doctor import digest
 from engine.schedule import lr_factor
-from engine.signals import WorkerSignals
 from engine.state import TrainState
 from errors import UserError
+from loaders import make_loader, share_out
 from models.pretrained import load_start_weights
 
 DEMO_ROOT = Path("dataset/demo")
@@ -65,26 +64,46 @@ def join_group(cfg: LaunchFlags) -> contextlib.AbstractContextManager[Group]:
     )  # fmt: skip
 
 
-def get_loader(cfg: Config, split: str, group: Group, *, augment: bool | None = None) -> DataLoader:
+def share_batch(cfg: Config, group: Group) -> Config:
+    """The flags with the --batchsize that --total_batchsize, where it is set, leaves to each process."""
+    if not cfg.total_batchsize:
+        return cfg
+    parts = cfg.accum_steps * group.world_size
+    if cfg.total_batchsize % parts:
+        whole = max(1, cfg.total_batchsize // parts) * parts
+        raise UserError(
+            f"--total_batchsize {cfg.total_batchsize} cannot be divided by {group.world_size} process(es) x --accum_steps "
+            f"{cfg.accum_steps}: use {whole} or another multiple of {parts}"
+        )
+    return dataclasses.replace(cfg, batchsize=cfg.total_batchsize // parts)
+
+
+def find_masks(cfg: Config, split: str) -> tuple[list[str], dict[str, Path]]:
+    """The names of a split, and the folders of its images and dense masks; data.layout.find_files."""
+    return find_files(
+        Path(cfg.dataset_path), "Folder" if cfg.dataset == "Folder" else "Dense", split, {"label": cfg.val_path},
+        list_path=cfg.list_path, image_path=cfg.image_path,
+    )  # fmt: skip
+
+
+def get_loader(cfg: Config, split: str, group: Group, *, training: bool | None = None) -> DataLoader:
     """The loader of this process's share of a split: "train", "val", or another list's name.
 
-    augment: random order and augmentation, as in training [where the split is "train"]. Then batches of uint8 maps
+    training: random order and augmentation [where the split is "train"]. Then batches of uint8 maps
     {"image": (B, H, W, 3), and those of MAPS: (B, H, W)}, H = W = crop_size; sampler.set_position(epoch, samples)
     chooses the order and where to begin. Otherwise batches of images of one size, which do not depend on the number of
     processes, with "label", the dense mask, and "index" (B,), the place in the list.
     Raises UserError on folders, lists or files that are not there.
     """
-    augment = split == "train" if augment is None else augment
-    if not augment:
-        names, folders = find_files(
-            Path(cfg.dataset_path), "Folder" if cfg.dataset == "Folder" else "Dense", split, {"label": cfg.val_path},
-            list_path=cfg.list_path, image_path=cfg.image_path,
-        )  # fmt: skip
-        val_set = SegmentationDataset(names, folders, cfg.numclasses)
+    load = partial(make_loader, group=group, pin_memory=cfg.pin_memory, prefetch_factor=cfg.prefetch_factor)
+    training = split == "train" if training is None else training
+    if not training:
+        val_set = SegmentationDataset(*find_masks(cfg, split), cfg.numclasses)
         batches = EvalBatches(
             _image_sizes(val_set, group), batch_size=cfg.val_batchsize, rank=group.rank, world_size=group.world_size
         )
-        return make_loader(val_set, cfg.workers, group, batch_sampler=batches)
+        workers = cfg.workers if cfg.val_workers < 0 else cfg.val_workers
+        return load(val_set, workers, batch_sampler=batches)
 
     # Where each map lies; what no folder has is computed.
     paths = {
@@ -95,14 +114,13 @@ def get_loader(cfg: Config, split: str, group: Group, *, augment: bool | None = 
     names, folders = find_files(
         Path(cfg.dataset_path), cfg.dataset, split, maps, list_path=cfg.list_path, image_path=cfg.image_path
     )
-    train_set = SegmentationDataset(
-        names, folders, cfg.numclasses, transform=TrainTransform(cfg.crop_size), compute=compute, seed=cfg.seed
-    )
+    transform = TrainTransform(cfg.crop_size) if cfg.augment else CentreCrop(cfg.crop_size)
+    train_set = SegmentationDataset(names, folders, cfg.numclasses, transform=transform, compute=compute, seed=cfg.seed)
     sampler = TrainSampler(
         len(train_set), batch_size=cfg.batchsize, accum_steps=cfg.accum_steps, seed=cfg.seed,
         rank=group.rank, world_size=group.world_size,
     )  # fmt: skip
-    return make_loader(train_set, cfg.workers, group, sampler=sampler, batch_size=cfg.batchsize)
+    return load(train_set, cfg.workers, sampler=sampler, batch_size=cfg.batchsize)
 
 
 def _image_sizes(dataset: SegmentationDataset, group: Group) -> list[tuple[int, int]]:
@@ -110,41 +128,6 @@ def _image_sizes(dataset: SegmentationDataset, group: Group) -> list[tuple[int, 
     sizes = share_out(image_size, [files["image"] for files in dataset.files], group)
     # Ranks may list other files, which engine.doctor.check_setup finds after this.
     return [sizes.get(index, (0, 0)) for index in range(len(dataset))]
-
-
-def share_out(work: Callable, items: list, group: Group, bar: Callable[[Iterable], Iterable] = iter) -> dict[int, Any]:
-    """work(item) of every item, by its index, on every rank: each rank does its share, by threads.
-
-    bar: what shows how far this rank's share has come.
-    """
-    mine = range(group.rank, len(items), group.world_size)
-    with ThreadPoolExecutor(16) as pool:
-        results = bar(pool.map(work, [items[index] for index in mine]))
-        shares = group.gather(dict(zip(mine, results, strict=True)))
-    return {index: result for share in shares for index, result in share.items()}
-
-
-def make_loader(dataset: Dataset, workers: int, group: Group, **batches) -> DataLoader:
-    """A loader of this process. workers: as --workers. batches: sampler and batch_size, or batch_sampler, and the like."""
-    if workers < 0:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        workers = min(4, max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", group.world_size))))
-    return DataLoader(
-        dataset,
-        **batches,
-        num_workers=workers,
-        worker_init_fn=_WorkerInit(),
-        pin_memory=group.device.type == "cuda",
-        persistent_workers=workers > 0,
-        # Of its own, so that starting workers draws nothing from the generator that dropout draws from.
-        generator=torch.Generator(),
-    )
-
-
-class _WorkerInit(WorkerSignals):
-    def __call__(self, worker_id: int) -> None:
-        super().__call__(worker_id)
-        cv2.setNumThreads(0)  # the workers themselves are the parallelism
 
 
 def get_model(
@@ -182,29 +165,59 @@ def get_optimizer(
     """SGD, and its lr as a function of the step, from 0: linear warm-up, then cosine to 0.
 
     origin: {"world_size": processes that the run began with, "global_batch": its global batch then}. The lr is
-    scaled by the world size; in a run that goes on with another global batch, as that batch is.
+    scaled by the world size; in a run that goes on with another global batch, as that batch is. With --total_batchsize
+    it is not scaled.
     """
+    lr = scaled_lr(cfg, group, steps_per_epoch, origin, say)
+    parameters = [parameter for parameter in raw_model.parameters() if parameter.requires_grad]
+    sharded = cfg.zero1 and group.backend
+    make = partial(ZeroRedundancyOptimizer, optimizer_class=torch.optim.SGD) if sharded else torch.optim.SGD
+    optimizer = make(parameters, lr=lr, momentum=cfg.momentum, weight_decay=cfg.wdecay)
+    total_steps = cfg.max_steps or cfg.epochs * steps_per_epoch
+    if cfg.warmup_steps >= 0:
+        warmup_steps = cfg.warmup_steps
+    else:
+        warmup_steps = round(total_steps / 10 if cfg.warmup_epochs < 0 else cfg.warmup_epochs * steps_per_epoch)
+    if warmup_steps >= total_steps:
+        raise UserError(
+            f"--warmup_steps {cfg.warmup_steps}, --warmup_epochs {cfg.warmup_epochs:g}: {warmup_steps} steps of warm-up in a run "
+            f"of {total_steps}: the learning rate would never reach --lr"
+        )
+    return optimizer, lambda position: lr * lr_factor(position, total_steps, warmup_steps)
+
+
+def scaled_lr(
+    cfg: Config, group: Group, steps_per_epoch: int, origin: dict[str, int], say: Callable[[str], None]
+) -> float:
+    """The highest lr of the run, as get_optimizer() scales it, and a line on how it and the global batch come about."""
     global_batch = cfg.batchsize * cfg.accum_steps * group.world_size
-    size = origin["world_size"] * global_batch / origin["global_batch"]
-    rule = {"linear": size, "sqrt": math.sqrt(size), "none": 1.0}[cfg.lr_scaling]
-    lr = cfg.lr * rule
-    say(
-        f"lr {cfg.lr:g} x {rule:g} (--lr_scaling {cfg.lr_scaling}, {group.world_size} process(es)) = {lr:g}; "
-        f"global batch {global_batch} = --batchsize {cfg.batchsize} "
-        f"x --accum_steps {cfg.accum_steps} x {group.world_size} process(es); {steps_per_epoch} steps an epoch"
-    )
+    processes = f"{group.world_size} process(es)"
+    if cfg.total_batchsize:
+        lr = cfg.lr
+        say(
+            f"lr {lr:g}, as given: --total_batchsize {global_batch} does not grow with the processes; it is divided by {processes} "
+            f"x --accum_steps {cfg.accum_steps}: --batchsize {cfg.batchsize}; {steps_per_epoch} steps an epoch"
+        )
+    else:
+        size = origin["world_size"] * global_batch / origin["global_batch"]
+        rule = {"linear": size, "sqrt": math.sqrt(size), "none": 1.0}[cfg.lr_scaling]
+        lr = cfg.lr * rule
+        say(
+            f"lr {cfg.lr:g} x {rule:g} (--lr_scaling {cfg.lr_scaling}, {processes}) = {lr:g}; "
+            f"global batch {global_batch} = --batchsize {cfg.batchsize} "
+            f"x --accum_steps {cfg.accum_steps} x {processes}; {steps_per_epoch} steps an epoch"
+        )
     if (group.world_size, global_batch) != (origin["world_size"], origin["global_batch"]):
         kept = "that batch is kept, and so are lr and result"
         if global_batch != origin["global_batch"]:
-            kept = f"now it is {global_batch}, and the lr follows it by --lr_scaling {cfg.lr_scaling}; --accum_steps can keep it"
+            follows = (
+                f"the lr follows it by --lr_scaling {cfg.lr_scaling}; --accum_steps or --total_batchsize can keep it"
+            )
+            kept = f"now it is {global_batch}, and {'the lr stays' if cfg.total_batchsize else follows}"
         say(
             f"the run began with {origin['world_size']} process(es) and a global batch of {origin['global_batch']}; {kept}"
         )
-    parameters = [parameter for parameter in raw_model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.SGD(parameters, lr=lr, momentum=cfg.momentum, weight_decay=cfg.wdecay)
-    warmup_epochs = cfg.epochs / 10 if cfg.warmup_epochs < 0 else cfg.warmup_epochs
-    total_steps, warmup_steps = cfg.epochs * steps_per_epoch, round(warmup_epochs * steps_per_epoch)
-    return optimizer, lambda position: lr * lr_factor(position, total_steps, warmup_steps)
+    return lr
 
 
 def get_state(
@@ -234,10 +247,3 @@ def get_state(
         say(f"flags changed since: {config.changes(saved['config'], cfg) or 'none'}")
         state.restore(saved, group, optimizer=not cfg.reset_optimizer, position=continues)
     return state
-
-
-def batched(items: Iterable, size: int) -> Iterator[list]:
-    """Lists of `size` items each; the last may have fewer."""
-    iterator = iter(items)
-    while batch := list(islice(iterator, size)):
-        yield batch

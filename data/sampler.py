@@ -52,6 +52,10 @@ class TrainSampler(DistributedSampler):
         self.steps = (len(self.dataset) - samples) // self.global_batch  # type: ignore[arg-type]
         self.num_samples = self.steps * self.global_batch // self.num_replicas  # of this process, for len()
 
+    def is_through(self, samples: int) -> bool:
+        """Whether an epoch of which so many entries were taken has no global batch left."""
+        return samples + self.global_batch > len(self.dataset)  # type: ignore[arg-type]
+
     def __iter__(self) -> Iterator[tuple[int, int]]:
         order = np.random.default_rng((self.seed, self.epoch)).permutation(len(self.dataset))  # type: ignore[arg-type]
         order = order[self.samples : self.samples + self.steps * self.global_batch]

@@ -1,4 +1,4 @@
-"""Training augmentation: scale, rotation, flip and crop as one affine warp of each map, then blur."""
+"""Training crops: scale, rotation, flip and crop as one affine warp of each map, then blur; or the image's middle."""
 
 from dataclasses import dataclass
 
@@ -40,11 +40,7 @@ class TrainTransform:
         height, width = maps["image"].shape[:2]
         matrix = self._matrix(height, width, rng)
         blurred = rng.random() < self.blur
-        size = (self.crop_size, self.crop_size)
-        warped = {}
-        for name, values in maps.items():
-            interpolation, outside = WARPS[name]
-            warped[name] = cv2.warpAffine(values, matrix, size, flags=interpolation, borderValue=outside)
+        warped = _warp(maps, matrix, self.crop_size)
         if blurred:
             warped["image"] = cv2.GaussianBlur(warped["image"], (5, 5), 0)
         return warped
@@ -66,3 +62,25 @@ class TrainTransform:
         from_centre = np.array([(width - 1) / 2, (height - 1) / 2])
         to_centre = np.array([scale * width / 2 - offset_x - 0.5, scale * height / 2 - offset_y - 0.5])
         return np.column_stack([linear, to_centre - linear @ from_centre])
+
+
+@dataclass(frozen=True)
+class CentreCrop:
+    """The middle of each image, padded where the image is smaller; for training without augmentation."""
+
+    crop_size: int
+
+    def __call__(self, maps: dict[str, np.ndarray], rng: np.random.Generator) -> dict[str, np.ndarray]:
+        """As TrainTransform, with nothing drawn from rng."""
+        height, width = maps["image"].shape[:2]
+        shift = [(self.crop_size - width) // 2, (self.crop_size - height) // 2]  # whole pixels: nothing is resampled
+        return _warp(maps, np.column_stack([np.eye(2), shift]), self.crop_size)
+
+
+def _warp(maps: dict[str, np.ndarray], matrix: np.ndarray, size: int) -> dict[str, np.ndarray]:
+    """Every map through the 2x3 matrix, to size x size pixels, by the interpolation and padding of WARPS."""
+    warped = {}
+    for name, values in maps.items():
+        interpolation, outside = WARPS[name]
+        warped[name] = cv2.warpAffine(values, matrix, (size, size), flags=interpolation, borderValue=outside)
+    return warped

@@ -1,4 +1,4 @@
-"""A run's folder and what is written there: log, metrics, TensorBoard. Silent on every rank but 0."""
+"""A run's folder and what is written there: log, metrics, curves. Silent on every rank but 0."""
 
 import contextlib
 import json
@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 import numpy as np
 import torch
@@ -15,29 +15,31 @@ from torch import Tensor
 from tqdm import tqdm
 
 from engine import checkpoint, run_folder
+from engine.boards import Board, TensorBoard, WandB, import_wandb
 from engine.distributed import Group
+from engine.losses import ACCURACY
 from engine.metrics import Scores
 from engine.terminal import Terminal
 from errors import UserError, in_one_line
-
-if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter
 
 
 class Run(Terminal):
     """One run of training. Every rank has one and calls it alike; only rank 0 prints and writes.
 
-    log_interval: optimizer steps between two lines of metrics.
+    log_interval: optimizer steps between two lines of metrics. wandb: whether curves go to Weights & Biases, too.
+    quiet: see Terminal.
     """
 
-    def __init__(self, group: Group, log_interval: int):
-        super().__init__(group)
-        self.log_interval = log_interval
+    def __init__(self, group: Group, log_interval: int, *, wandb: bool = False, quiet: bool = False):
+        super().__init__(group, quiet=quiet)
+        self.log_interval, self.wandb = log_interval, wandb
+        if wandb and group.is_main:
+            import_wandb()  # now, before anything is made
         self.folder: Path | None = None  # of a new run, once open() has made it
         self._lines: list[str] = []  # of the log, before there is a folder
         self._log: TextIO | None = None
         self._metrics: TextIO | None = None
-        self._board: SummaryWriter | None = None
+        self._boards: list[Board] = []
         self._bar: tqdm | None = None
         self._num_lines = 0  # of metrics
         self._writer = checkpoint.Writer()
@@ -48,7 +50,7 @@ class Run(Terminal):
 
     def info(self, text: str, *, every_rank: bool = False, terminal: bool = True) -> None:
         """Say a line on the terminal and in train.log; with every_rank, on every rank's terminal."""
-        if terminal and (self.group.is_main or every_rank):
+        if terminal and not self.quiet and (self.group.is_main or every_rank):
             tqdm.write(text)
         if not self.group.is_main:
             return
@@ -98,8 +100,6 @@ class Run(Terminal):
         return self.group.broadcast(self.folder is not None and (self.folder / "best.pt").exists())
 
     def _open(self, logdir: str, name: str, config: str, step: int, saved: dict) -> None:
-        from torch.utils.tensorboard import SummaryWriter  # takes a second to import: only where it is used
-
         try:
             self.folder = self.folder or run_folder.make(Path(logdir), name)
             self._log = run_folder.open_log(self.folder)
@@ -111,9 +111,10 @@ class Run(Terminal):
             self._num_lines, last = len(lines), lines[-1] if lines else {}
             self._metrics = (self.folder / "metrics.jsonl").open("a", encoding="utf-8")
             self._window = saved["window"]
-            # TensorBoard then leaves out what earlier files have from purge_step on.
             validated = last.get("kind") == "val" and last["step"] == step
-            self._board = SummaryWriter(str(self.folder), purge_step=step + 1 if validated else step, flush_secs=10)
+            self._boards.append(TensorBoard(self.folder, purge_step=step + 1 if validated else step))
+            if self.wandb:
+                self._boards.append(WandB(self.folder, config, self.info))
             if last.get("kind") == "train" and last["step"] == step:
                 self._write_scalars(last)  # written before the validation that is to be done again
         except OSError as error:
@@ -128,9 +129,10 @@ class Run(Terminal):
     def capture(self) -> dict:
         """What a later process needs to go on with the run's files, which are on disk up to here when this returns."""
         self._read_step()
-        if self._metrics and self._board:
+        if self._metrics:
             os.fsync(self._metrics.fileno())
-            self._board.flush()
+            for board in self._boards:
+                board.flush()
         return {"lines": self._num_lines, "window": [dict(values) for values in self._window]}
 
     def save_checkpoint(self, content: dict, names: list[str], keep: dict[str, int]) -> None:
@@ -151,6 +153,13 @@ class Run(Terminal):
         self._read_step()
         if self._window:
             self._write_window()
+
+    def validation_bar(self, batches: Iterable, *, total: int) -> Iterator:
+        """Go through a validation's batches with a bar; its time does not count for the rate of training."""
+        self._read_step()  # its line of metrics comes before the validation's
+        began = time.perf_counter()
+        yield from self.bar(batches, total=total, title="validation")
+        self._window_start += time.perf_counter() - began
 
     def log_step(
         self, epoch: int, step: int, losses: dict[str, Tensor], own: Tensor, lr: float, num_images: int
@@ -199,33 +208,29 @@ class Run(Terminal):
         self._window, self._window_images, self._window_start = [], 0, self._last_step_at
         line = {"kind": "train", "epoch": last["epoch"], "step": last["step"], "loss": losses.pop("loss"),
                 "losses": losses, "lr": last["lr"], "images_per_s": rate}  # fmt: skip
+        if ACCURACY in losses:
+            line[ACCURACY] = losses.pop(ACCURACY)
         self._write(line)
         self._write_scalars(line)
 
     def _write_scalars(self, line: dict) -> None:
-        """A train line of metrics for TensorBoard."""
-        if self._board:
-            scalars = {name: line[name] for name in ("loss", "lr", "images_per_s")}
-            scalars |= {f"loss_{name}": mean for name, mean in line["losses"].items()}
-            for tag, value in scalars.items():
-                self._board.add_scalar(f"train/{tag}", value, line["step"])
+        """A train line of metrics for the boards."""
+        scalars = {f"train/{name}": line[name] for name in ("loss", "lr", "images_per_s", ACCURACY) if name in line}
+        scalars |= {f"train/loss_{name}": mean for name, mean in line["losses"].items()}
+        for board in self._boards:
+            board.write(line["step"], scalars)
 
     def log_validation(
         self, epoch: int, step: int, scores: Scores, class_names: list[str], panels: list[np.ndarray]
     ) -> None:
         """Write a validation's scores (engine.metrics.scores) and pictures ((H, W, 3) uint8)."""
         self._write({"kind": "val", "epoch": epoch, "step": step, **scores})
-        if not self._board:
-            return
-        self._board.add_scalar("val/miou", scores["miou"], step)
-        self._board.add_scalar("val/pixel_acc", scores["pixel_acc"], step)
-        self._board.add_scalar("val/mean_acc", scores["mean_acc"], step)
-        for name, value in zip(class_names, scores["iou"], strict=True):
-            if value is not None:
-                self._board.add_scalar(f"val_iou/{name}", value, step)
-        for number, picture in enumerate(panels):
-            tag = f"val_images/{number}_input_label_prediction_overlay"
-            self._board.add_image(tag, picture, step, dataformats="HWC")
+        scalars = {"val/miou": scores["miou"], "val/pixel_acc": scores["pixel_acc"], "val/mean_acc": scores["mean_acc"]}
+        ious = zip(class_names, scores["iou"], strict=True)
+        scalars |= {f"val_iou/{name}": value for name, value in ious if value is not None}
+        pictures = {f"val_images/{n}_input_label_prediction_overlay": picture for n, picture in enumerate(panels)}
+        for board in self._boards:
+            board.write(step, scalars, pictures)
 
     def _write(self, line: dict) -> None:
         if self._metrics:
@@ -241,6 +246,8 @@ class Run(Terminal):
         with contextlib.suppress(OSError) if error else contextlib.nullcontext():  # the error may be a full disk
             if error:
                 self.info(f"error: {in_one_line(error)}", terminal=False)
-            for file in (self._board, self._metrics, self._log):
+            for board in self._boards:
+                board.close(failed=bool(error or self.group.stop))
+            for file in (self._metrics, self._log):
                 if file:
                     file.close()

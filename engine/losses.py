@@ -9,6 +9,7 @@ from torch import Tensor
 from engine.label_losses import LABEL_LOSSES, LabelLosses, histograms, pick
 from engine.metrics import IGNORE
 
+ACCURACY = "batch_acc"  # a term that is only looked at
 TERMS = ("seg", "pseudo", "lorm", "ds", "dc")  # each has a weight, --l_TERM
 # The map of a batch that each term needs.
 NEEDS = {"seg": "label", "pseudo": "pseudo", "lorm": "pseudo", "ds": "distance_s", "dc": "distance_c"}
@@ -25,15 +26,19 @@ class Criterion:
     - lorm: the model's LoRM loss over its terms (models.lorm)
     - ds, dc: sum of (d / 255) * entropy(softmax) over pixels with d > 0, d = "distance_s" or "distance_c"
 
+    accuracy: also find the share of labelled pixels that are predicted right, as the last term, of weight 0, named
+    ACCURACY; the labels are "label", or "pseudo" where there are no others.
+
     The counts are summed over ranks and over the micro-batches of an optimizer step before the first
     backward pass. So the gradient is that of one process on the whole global batch, and a term whose
     count is 0 is 0.
     """
 
-    def __init__(self, weights: dict[str, float], label_smooth: float = 0.0, **options):
+    def __init__(self, weights: dict[str, float], label_smooth: float = 0.0, *, accuracy: bool = False, **options):
         names = [term for term in weights if term in LABEL_LOSSES.values()]
         assert set(weights) <= {*TERMS, *names}, weights
-        self.weights, self.label_smooth = weights, label_smooth
+        self.weights, self.label_smooth = weights | ({ACCURACY: 0.0} if accuracy else {}), label_smooth
+        self.needs = NEEDS | {ACCURACY: "label" if names else "pseudo"}
         self.label_losses = LabelLosses(names, **options)
 
     def counts(self, batch: dict[str, Tensor], lorm_terms) -> Tensor:
@@ -46,8 +51,9 @@ class Criterion:
             "lorm": lorm_terms,
             "ds": torch.count_nonzero,
             "dc": torch.count_nonzero,
+            ACCURACY: lambda label: torch.count_nonzero(label != IGNORE),
         }
-        counts = {term: count[term](batch[NEEDS[term]]).double() for term in self.weights if term in count}
+        counts = {term: count[term](batch[self.needs[term]]).double() for term in self.weights if term in count}
         if self.label_losses.names:
             counts |= self.label_losses.counts(batch["label"])
         return torch.stack([counts[term] for term in self.weights])
@@ -83,6 +89,8 @@ class Criterion:
         if entropies:
             entropy = -(log_probs.exp() * log_probs).sum(1)  # (B, C, H, W) -> (B, H, W)
             sums |= {term: (batch[NEEDS[term]] / 255 * entropy).sum() for term in entropies}
+        if ACCURACY in self.weights:
+            sums[ACCURACY] = torch.count_nonzero(log_probs.argmax(1) == batch[self.needs[ACCURACY]])
         # Plain numbers, as a tensor on its way to the GPU would make the CPU wait for it.
         return torch.stack([sums[term] / (count or 1.0) for term, count in zip(self.weights, counts, strict=True)])
 

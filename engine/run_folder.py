@@ -30,10 +30,9 @@ def find(logdir: Path, name: str, resume: str) -> tuple[Path | None, Path | None
         if not chosen.is_file():
             raise UserError(f"--resume {resume}: no such file (auto finds the newest run of --name {name})")
         return chosen.parent, chosen, []
-    runs = _runs_of(logdir, name)
-    if not runs:
+    folder = newest(logdir, name)
+    if folder is None:
         return None, None, []
-    folder = runs[max(runs)]
     path, damaged = checkpoint.newest_whole(folder)
     if damaged and path is None:
         raise UserError(
@@ -41,6 +40,12 @@ def find(logdir: Path, name: str, resume: str) -> tuple[Path | None, Path | None
             "begin the run anew"
         )
     return folder, path, damaged
+
+
+def newest(logdir: Path, name: str) -> Path | None:
+    """The newest of the runs logdir/name, name.2, name.3 ..., if any."""
+    runs = _runs_of(logdir, name)
+    return runs[max(runs)] if runs else None
 
 
 def make(logdir: Path, name: str) -> Path:

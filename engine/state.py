@@ -1,11 +1,13 @@
 """All of a run that changes from step to step, as one object, and as the content of a checkpoint."""
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
@@ -27,6 +29,7 @@ class TrainState:
     epoch: int = 0  # epochs done, with validation
     samples: int = 0  # samples of the current epoch that all ranks together have trained on
     step: int = 0  # optimizer steps done
+    validated: int = 0  # the step that the last validation was at
     best_miou: float = -1.0  # none yet
     origin: dict[str, int] = field(default_factory=dict)  # processes and global batch that the run began with
     listing: str = ""  # digest of the training list
@@ -72,16 +75,24 @@ class TrainState:
             "format": FORMAT,
             "model": averaged(self.raw_model),
             "ema": None if self.ema is None else averaged(self.ema.module),
-            "optimizer": self.optimizer.state_dict(),
+            "optimizer": self._optimizer_state(),
             "scaler": self.scaler.state_dict(),
             "epoch": self.epoch,
             "samples": self.samples,
             "step": self.step,
+            "validated": self.validated,
             "best_miou": self.best_miou,
             "origin": self.origin,
             "listing": self.listing,
             "ranks": ranks,
         }
+
+    def _optimizer_state(self) -> dict:
+        """The state for all parameters, whichever rank has it: on rank 0 at least."""
+        if isinstance(self.optimizer, ZeroRedundancyOptimizer):
+            self.optimizer.consolidate_state_dict(to=0)
+            return self.optimizer.state_dict() if self.optimizer.rank == 0 else {}
+        return self.optimizer.state_dict()
 
     def restore(self, content: dict, group: Group, *, optimizer: bool = True, position: bool = True) -> None:
         """Put all back that capture() took, or without the optimizer's and scaler's state, or without the position.
@@ -99,7 +110,8 @@ class TrainState:
                 now = [
                     {name: part[name] for name in ("momentum", "weight_decay")} for part in self.optimizer.param_groups
                 ]
-                self.optimizer.load_state_dict(content["optimizer"])
+                # ZeroRedundancyOptimizer drops what is other ranks' from the dict that it is given.
+                self.optimizer.load_state_dict({name: copy(part) for name, part in content["optimizer"].items()})
                 for part, values in zip(self.optimizer.param_groups, now, strict=True):
                     part.update(values)
         except (RuntimeError, ValueError) as error:
@@ -113,6 +125,9 @@ class TrainState:
         if not position:
             return
         self.epoch, self.samples, self.step = content["epoch"], content["samples"], content["step"]
+        self.validated = content.get(
+            "validated", self.step
+        )  # files from before there was --val_step_frequency have none
         self.best_miou, self.origin = content["best_miou"], content["origin"]
         ranks = content["ranks"]
         if len(ranks) == group.world_size:

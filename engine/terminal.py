@@ -9,14 +9,14 @@ from engine.distributed import Group
 
 
 class Terminal:
-    """Every rank has one and calls it alike; only rank 0 prints."""
+    """Every rank has one and calls it alike; only rank 0 prints. quiet: bars only, no lines."""
 
-    def __init__(self, group: Group):
-        self.group = group
+    def __init__(self, group: Group, *, quiet: bool = False):
+        self.group, self.quiet = group, quiet
 
     def info(self, text: str) -> None:
         """Say a line; a bar that is being shown stays below it."""
-        if self.group.is_main:
+        if self.group.is_main and not self.quiet:
             tqdm.write(text)
 
     def bar(self, items: Iterable | None, *, total: int | None, title: str, unit: str = "it") -> tqdm:

@@ -16,9 +16,17 @@ MODELS = {
 
 
 def build(
-    name: str, *, layers: int, num_classes: int, stride_in_1x1: bool = False, freeze_bn: bool = False
+    name: str,
+    *,
+    layers: int,
+    num_classes: int,
+    stride_in_1x1: bool = False,
+    freeze_bn: bool = False,
+    grad_checkpointing: bool = False,
 ) -> Segmenter:
     """A model with random weights; name from MODELS, layers 18, 34, 50, 101 or 152."""
     head, lorm, multi_grid = MODELS[name]
-    backbone = ResNetBackbone(layers, multi_grid=multi_grid, stride_in_1x1=stride_in_1x1)
+    backbone = ResNetBackbone(
+        layers, multi_grid=multi_grid, stride_in_1x1=stride_in_1x1, grad_checkpointing=grad_checkpointing
+    )
     return Segmenter(backbone, head, num_classes, lorm=lorm, freeze_bn=freeze_bn)

@@ -1,5 +1,7 @@
 """The localization rectification module of CDSP ("Scribble Hides Class", AAAI 2024)."""
 
+from contextlib import nullcontext
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -31,7 +33,9 @@ class LoRM(nn.Module):
         query = F.normalize(_positions(self.query_conv(x)), dim=-1)
         key = F.normalize(_positions(self.key_conv(x)), dim=-1)
         value = _positions(x)
-        with torch.autocast(x.device.type, enabled=False):
+        device = x.device.type
+        # The meta device has no autocast to switch off.
+        with torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext():
             rectified = self.gamma * F.scaled_dot_product_attention(query, key, value, scale=1.0)
             squared = (value - rectified).square() * foreground.flatten(1).unsqueeze(-1)
         return squared.sum()

@@ -43,6 +43,8 @@ def test_recipe_of_the_paper_is_the_default():
         (["--batchsize", "0"], "--batchsize 0: must be at least 1"),
         (["--lr", "nan"], "--lr nan"),
         (["--epochs", "2", "--warmup_epochs", "5"], "--warmup_epochs 5 with --epochs 2"),  # D24
+        (["--epochs", "1", "--warmup=100"], "or a number of optimizer steps by --warmup_steps"),  # as in guide 0
+        (["--warmup_steps", "3", "--warmup_epochs", "1"], "--warmup_steps 3 with --warmup_epochs 1"),
         (["--stride_in_1x1", "--layers", "18"], "--stride_in_1x1 with --layers 18"),
         (["surplus"], "unexpected argument 'surplus'"),
         (["--lr"], "--lr: expected one argument"),
@@ -65,6 +67,9 @@ def test_wrong_flags_are_named(words, named):
         ("- a list", "expected lines 'flag: value', found a list"),
         ("{", "not YAML"),
         ("l_pesudo: 1\nl_pseudo: 2", "given twice"),
+        ("lr: 1\ntraining:\n  lr: 2", "'lr' is given twice"),
+        ("training:\n  epocs: 2", "unknown key 'epocs': did you mean epochs?"),
+        ("stages: [pretrain]", "stages: expected a section of flags"),
     ],
 )
 def test_wrong_files_are_named(tmp_path, text, named):
@@ -88,6 +93,68 @@ def test_aliases_are_accepted_with_a_word_on_the_new_name():
     assert (cfg.distributed, cfg.local_rank) == (True, 1)
     assert "--pesudo_path is now --pseudo_path" in cfg.notes
     assert config.parse([*DATA, "--warmup_epoch=2"]).warmup_epochs == 2
+
+
+def test_names_of_the_guides_are_accepted():
+    words = [
+        "--batch-size=48", "--valid-batch-size=8", "--num-workers=3", "--valid-num-workers=2", "--logs=out", "--wd=0.1",
+        "--max-epochs=7", "--valid-step-interval=9", "--valid-epoch-interval=2", "--use-augment", "--grad-checkpointing",
+        "--accumulation_steps=2", "--report-training-batch-acc", "--learning_rate", "1e-4",
+    ]  # fmt: skip
+    cfg = config.parse([*DATA, *words])
+    assert (cfg.batchsize, cfg.val_batchsize, cfg.workers, cfg.val_workers) == (48, 8, 3, 2)
+    assert (cfg.logdir, cfg.wdecay, cfg.epochs, cfg.lr) == ("out", 0.1, 7, 1e-4)
+    assert (cfg.val_step_frequency, cfg.val_epoch_frequency, cfg.accum_steps) == (9, 2, 2)
+    assert cfg.augment
+    assert cfg.grad_checkpointing
+    assert cfg.report_training_batch_acc
+    assert config.parse([*DATA, "--save_dir", "out", "--grad_accumulation_steps", "3"]).accum_steps == 3
+    # A guide calls a total number batch_size, and another one that of a process: the note says which it is here.
+    [note] = [note for note in cfg.notes if "batch_size " in note and "valid" not in note]
+    assert note.startswith("--batch_size is now --batchsize (images per process; for")
+
+
+def test_sections_of_a_file_are_for_the_reader(tmp_path):
+    file = tmp_path / "guide.yaml"
+    file.write_text(
+        "ddp:\n  enabled: true\n  log_level: WARNING\ntraining:\n  use_augment: false\n  accumulation_steps: 4\n"
+        "dataset_path: x\n"
+    )
+    cfg = config.parse(["--config", str(file)])
+    assert (cfg.distributed, cfg.log_level, cfg.augment, cfg.accum_steps) == (True, "WARNING", False, 4)
+    assert "ddp.enabled is now distributed" in cfg.notes
+    file.write_text("dataset_path: x\nuse_ddp: true\n")
+    assert config.parse(["--config", str(file)]).distributed is True
+
+
+STAGES = "dataset_path: x\nlr: 1\nstages:\n  pretrain: {lr: 2, epochs: 3}\n  finetune: {optimisation: {lr: 4}}\n"
+
+
+def test_stage_goes_over_the_file_and_the_command_line_over_it(tmp_path):
+    file = tmp_path / "two.yaml"
+    file.write_text(STAGES)
+    first = config.parse(["--config", str(file), "--stage", "pretrain"])
+    assert (first.lr, first.epochs, first.name) == (2, 3, "two-pretrain")
+    second = config.parse(["--config", str(file), "--stage", "finetune", "--epochs", "9"])
+    assert (second.lr, second.epochs, second.name) == (4, 9, "two-finetune")
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--stage", "finetun"], "--stage finetun: not in"),
+        ([], "--stage is not set, but there are stages in"),
+    ],
+)
+def test_wrong_stages_are_named(tmp_path, words, named):
+    file = tmp_path / "two.yaml"
+    file.write_text(STAGES)
+    with pytest.raises(UserError) as caught:
+        config.parse(["--config", str(file), *words])
+    assert named in str(caught.value)
+    assert "it has pretrain, finetune" in str(caught.value)
+    with pytest.raises(UserError, match="--stage pretrain without --config"):
+        config.parse([*DATA, "--stage", "pretrain"])
 
 
 def test_distributed_is_yes_no_or_left_to_the_launcher():

@@ -62,6 +62,69 @@ def test_warm_up_is_a_tenth_of_the_run_unless_told(demo_root):
     assert [lr_at(step) for step in (0, 1, 5, 6)] == pytest.approx([0.1, 0.2, 0.6, 0.6])
 
 
+def test_warm_up_and_length_in_steps(demo_root):
+    given = cfg(demo_root, lr=0.6, epochs=None, max_steps=12, warmup_epochs=None, warmup_steps=4)
+    _, lr_at = utils.get_optimizer(given, nn.Linear(1, 1), Group(CPU), 3, {"world_size": 1, "global_batch": 2})
+    # Up in 4 steps, then down in 8: half-way, in step 8, it is at a half, and at the 12th it would be 0.
+    assert [lr_at(step) for step in (0, 3, 4, 8, 12)] == pytest.approx([0.15, 0.6, 0.6, 0.3, 0.0])
+    given = cfg(demo_root, max_steps=40, warmup_epochs=None)
+    _, lr_at = utils.get_optimizer(given, nn.Linear(1, 1), Group(CPU), 3, {"world_size": 1, "global_batch": 2})
+    assert lr_at(0) == pytest.approx(0.01 / 4)  # a tenth of the run
+    for values in ({"max_steps": 4, "warmup_epochs": None, "warmup_steps": 4}, {"max_steps": 3, "warmup_epochs": 1}):
+        with pytest.raises(UserError, match="would never reach --lr"):
+            utils.get_optimizer(
+                cfg(demo_root, **values), nn.Linear(1, 1), Group(CPU), 3, {"world_size": 1, "global_batch": 2}
+            )
+
+
+def test_total_batch_size_is_divided_and_leaves_the_lr(demo_root):
+    given, said = cfg(demo_root, total_batchsize=32, accum_steps=2, lr=0.5), []
+    shared = utils.share_batch(given, Group(CPU, world_size=4))
+    assert shared.batchsize == 4  # 32 / (4 * 2)
+    assert given.batchsize == 2  # as it was
+    begun = {"world_size": 4, "global_batch": 32}
+    _, lr_at = utils.get_optimizer(shared, nn.Linear(1, 1), Group(CPU, world_size=4), 3, begun, said.append)
+    assert lr_at(0) == 0.5
+    assert "lr 0.5, as given: --total_batchsize 32 does not grow" in said[0]
+    # 8 processes go on: a batch of 2 each, and the same lr
+    shared = utils.share_batch(given, Group(CPU, world_size=8))
+    assert shared.batchsize == 2
+    _, lr_at = utils.get_optimizer(shared, nn.Linear(1, 1), Group(CPU, world_size=8), 3, begun, said.append)
+    assert lr_at(0) == 0.5
+    assert "that batch is kept" in said[-1]
+    with pytest.raises(
+        UserError, match=r"--total_batchsize 32 cannot be divided by 3 .* 2: use 30 or another multiple"
+    ):
+        utils.share_batch(given, Group(CPU, world_size=3))
+
+
+def test_loaders_follow_their_flags(demo_root):
+    given = cfg(demo_root, workers=2, val_workers=1, prefetch_factor=5, augment=None)
+    train_loader, val_loader = (utils.get_loader(given, split, Group(CPU)) for split in ("train", "val"))
+    assert (train_loader.num_workers, val_loader.num_workers) == (2, 1)
+    assert (train_loader.prefetch_factor, train_loader.pin_memory) == (5, False)
+    assert utils.get_loader(cfg(demo_root, val_workers=0, workers=2), "val", Group(CPU)).num_workers == 0
+    assert utils.get_loader(cfg(demo_root, workers=2), "val", Group(CPU)).num_workers == 2
+    assert utils.get_loader(cfg(demo_root, pin_memory=True), "val", Group(CPU)).pin_memory
+
+
+def test_without_augmentation_samples_are_the_middle_of_their_images(demo_root):
+    given = config.parse([*flags(dataset_path=demo_root, crop_size=40), "--no_augment"])
+    samples = utils.get_loader(given, "train", Group(CPU)).dataset
+    whole = utils.get_loader(cfg(demo_root), "train", Group(CPU), training=False).dataset
+    for epoch in (0, 1):
+        sample = samples[epoch, 2]
+        # 120 x 160: rows 40 to 80, columns 60 to 100
+        assert np.array_equal(sample["image"], whole[2]["image"][40:80, 60:100])
+        assert set(sample) == {"image", "label", "pseudo", "distance_s", "distance_c"}
+
+
+def test_zero1_shares_the_optimizer_out_in_a_group_only(demo_root):
+    begun = {"world_size": 1, "global_batch": 2}
+    optimizer, _ = utils.get_optimizer(cfg(demo_root, zero1=True), nn.Linear(1, 1), Group(CPU), 3, begun)
+    assert type(optimizer) is torch.optim.SGD  # of one process, which has all of it anyway
+
+
 def test_criterion_follows_its_flags(demo_root):
     given = cfg(demo_root, l_seg=2, l_pseudo=3, l_lorm=4, l_ds=5, l_dc=6, label_smooth=0.2)
     criterion = get_criterion(given)
@@ -102,7 +165,7 @@ def test_loader_reads_the_folders_of_its_flags(demo_root, tmp_path):
 def test_evaluation_loader_gives_each_image_its_place_in_the_list(demo_root):
     given = cfg(demo_root, val_batchsize=2)
     assert [batch["index"].tolist() for batch in utils.get_loader(given, "val", Group(CPU))] == [[0, 1], [2]]
-    of_train = utils.get_loader(given, "train", Group(CPU), augment=False)
+    of_train = utils.get_loader(given, "train", Group(CPU), training=False)
     batch = next(iter(of_train))
     assert len(of_train) == 4
     assert batch["label"].shape == (2, 120, 160)

@@ -1,10 +1,12 @@
-"""train.py in float64, where a sum's order shows in the last digits only; with $SAMPLES, notes the samples it reads.
+"""train.py in float64, where a sum's order shows in the last digits only.
 
-Started by test_distributed.py and test_resume.py. $SAMPLES.RANK gets a line "epoch index" a training sample.
+With $SAMPLES, $SAMPLES.RANK gets a line "epoch index" a training sample; with $STOP_AT_STEP, it is told to stop there.
 """
 
 import os
+import signal
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -13,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import errors
 import train
 from data.dataset import SegmentationDataset
+from engine.state import TrainState
 
 if "SAMPLES" in os.environ:
     read_sample = SegmentationDataset.__getitem__
@@ -24,6 +27,17 @@ if "SAMPLES" in os.environ:
         return read_sample(dataset, key)
 
     SegmentationDataset.__getitem__ = read_and_note  # type: ignore[method-assign]
+
+if "STOP_AT_STEP" in os.environ:
+    update = TrainState.update
+
+    def update_and_stop(state, *args):
+        update(state, *args)
+        if state.step == int(os.environ["STOP_AT_STEP"]):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.1)  # for the thread that notes it
+
+    TrainState.update = update_and_stop  # type: ignore[method-assign]
 
 torch.set_default_dtype(torch.float64)
 sys.exit(errors.run(train.main))

@@ -1,0 +1,140 @@
+"""Gradient checkpointing: less is kept, and every result is the same, bit for bit on the CPU."""
+
+import contextlib
+import copy
+
+import pytest
+import torch
+from conftest import assert_same_run, finish, flags, start_group
+from torch import nn
+from torch.optim.swa_utils import AveragedModel
+
+import models
+from engine.amp import autocast
+from models.backbone import _own_statistics, recomputed
+
+CPU = torch.device("cpu")
+
+
+def build(layers: int = 18, **options) -> models.Segmenter:
+    torch.manual_seed(0)
+    return models.build("res50_ASPP_lorm", layers=layers, num_classes=4, **options).train()
+
+
+def trained(model: nn.Module, *, steps: int = 2, accum_steps: int = 1, amp: str = "none") -> list[torch.Tensor]:
+    """Train `model` on drawn noise, as train.py does. Returns the losses."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4)
+    generator = torch.Generator().manual_seed(1)
+    losses = []
+    for _ in range(steps):
+        for _ in range(accum_steps):
+            images = torch.randint(0, 256, (2, 33, 47, 3), dtype=torch.uint8, generator=generator)
+            pseudo = torch.randint(0, 4, (2, 33, 47), dtype=torch.uint8, generator=generator)
+            with autocast(amp, CPU):
+                outputs = model(images, pseudo)
+            loss = outputs["logits"].float().square().mean() + 1e-4 * outputs["lorm"]
+            loss.backward()
+            losses.append(loss.detach())
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses
+
+
+def assert_same(one: nn.Module, other: nn.Module) -> None:
+    for (name, value), (same_name, same) in zip(one.state_dict().items(), other.state_dict().items(), strict=True):
+        assert name == same_name
+        assert torch.equal(value, same), name
+
+
+@pytest.mark.parametrize(
+    ("layers", "settings"),
+    [(18, {}), (50, {}), (18, {"amp": "bf16"}), (50, {"amp": "bf16"}), (18, {"accum_steps": 3})],
+)
+@pytest.mark.parametrize("freeze_bn", [False, True])
+def test_same_weights_statistics_and_losses(layers, settings, freeze_bn):
+    plain, checkpointed = (
+        build(layers, freeze_bn=freeze_bn, grad_checkpointing=grad_checkpointing)
+        for grad_checkpointing in (False, True)
+    )
+    before = copy.deepcopy(plain)
+    losses = trained(plain, **settings)
+    assert all(map(torch.equal, trained(checkpointed, **settings), losses))
+    assert_same(checkpointed, plain)
+    assert not torch.equal(plain.backbone.conv1.weight, before.backbone.conv1.weight)
+    passes = 0 if freeze_bn else 2 * settings.get("accum_steps", 1)
+    assert checkpointed.backbone.layer4[1].bn2.num_batches_tracked == passes
+    assert (
+        torch.equal(plain.backbone.layer4[1].bn2.running_mean, before.backbone.layer4[1].bn2.running_mean) == freeze_bn
+    )
+
+
+def test_second_passes_run_block_by_block_from_the_last():
+    model = build(grad_checkpointing=True)
+    names = {block: name for name, block in model.backbone.named_modules() if "." in name}
+    passes: list[str] = []
+    for layer in (model.backbone.layer1, model.backbone.layer2, model.backbone.layer3, model.backbone.layer4):
+        for block in layer:
+            block.conv1.register_forward_hook(lambda module, inputs, output, name=names[block]: passes.append(name))
+    trained(model, steps=1)
+    assert passes[8:] == passes[7::-1]  # 8 blocks
+    assert passes[0] == "layer1.0"
+
+
+@pytest.mark.parametrize("mode", ["eval", "no_grad"])
+def test_nothing_is_recomputed_without_a_backward_pass(mode, monkeypatch):
+    monkeypatch.setattr("models.backbone.recomputed", None)
+    model = build(grad_checkpointing=True).train(mode != "eval")
+    with torch.no_grad() if mode == "no_grad" else contextlib.nullcontext():
+        model(torch.zeros(1, 33, 33, 3, dtype=torch.uint8))
+
+
+def failing_pass(block: nn.Module) -> None:
+    with _own_statistics(block):
+        block(torch.randn(2, 3, 5, 5))
+
+
+def test_statistics_come_back_after_an_error_in_the_second_pass():
+    block = build().backbone.layer1[0]
+    before = {name: buffer.clone() for name, buffer in block.named_buffers()}
+    live = dict(block.named_buffers())
+    with _own_statistics(block):
+        block(torch.randn(2, 64, 5, 5))
+        assert block.bn1.num_batches_tracked == 1
+        with pytest.raises(RuntimeError, match="channels"):
+            failing_pass(block)
+    assert all(buffer is live[name] and torch.equal(buffer, before[name]) for name, buffer in block.named_buffers())
+
+
+def test_synchronised_batch_norm_is_one_whose_statistics_are_kept():
+    block = nn.SyncBatchNorm.convert_sync_batchnorm(build().backbone.layer1[0])
+    x = torch.randn(2, 64, 5, 5, requires_grad=True)
+    recomputed(block, x).sum().backward()  # without a group it is plain batch norm, with the same buffers
+    assert isinstance(block.bn1, nn.SyncBatchNorm)
+    assert block.bn1.num_batches_tracked == 1
+
+
+def test_an_average_of_weights_is_made_of_it_as_of_any_model():
+    model = build(grad_checkpointing=True)
+    average = AveragedModel(model)
+    trained(model)
+    average.update_parameters(model)
+    assert_same(average.module, model)
+
+
+@pytest.mark.parametrize("extra", [{}, {"accum_steps": 2, "batchsize": 1}, {"amp": "bf16", "static_graph": True}])
+def test_two_processes_train_to_the_same_bits(demo_root, tmp_path, extra):
+    """train.py under DistributedDataParallel, with and without: weights, statistics, optimizer and metrics."""
+    folders = []
+    for name, grad_checkpointing in (("plain", None), ("checkpointed", True)):
+        words = flags(
+            dataset_path=demo_root,
+            logdir=tmp_path,
+            name=name,
+            grad_checkpointing=grad_checkpointing,
+            sync_bn="off",
+            **extra,
+        )
+        results = finish(start_group(2, words, tmp_path))
+        assert [status for status, _, _ in results] == [0, 0], results
+        folders.append(tmp_path / name)
+    assert_same_run(*folders)

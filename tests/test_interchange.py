@@ -1,0 +1,79 @@
+"""One run that goes on in other ways: alone, on two processes, accumulating, with a sharded optimizer."""
+
+import pytest
+import torch
+from conftest import finish, flags, read_metrics, start, start_group
+
+EPOCHS = 5
+FLOAT64 = "tests/train_float64.py"
+
+
+def in_epochs(folder) -> list[dict]:
+    return [torch.load(folder / f"epoch_{epoch:04d}.pt", weights_only=True) for epoch in range(1, EPOCHS + 1)]
+
+
+def momenta(content) -> list[torch.Tensor]:
+    return [state["momentum_buffer"] for state in content["optimizer"]["state"].values()]
+
+
+def test_checkpoints_go_from_any_way_of_running_to_any_other(demo_root, tmp_path):
+    """Plain, 2 processes, 2 x accumulation, 2 processes with --zero1, and plain again: as if nothing had changed.
+
+    In float64 with frozen batch norm, where a sum's order shows in the last digits only. --total_batchsize keeps the batch.
+    """
+    words = flags(
+        dataset_path=demo_root, logdir=tmp_path, freeze_bn=True, batchsize=None, total_batchsize=4, l_lorm=0.01,
+        save_epoch_frequency=1, epochs=None, ema=0.9,
+    )  # fmt: skip
+    whole = start([*words, "--epochs", str(EPOCHS), "--name", "whole"], tmp_path, FLOAT64)
+    ways = [(1, []), (2, []), (1, ["--accum_steps", "2"]), (2, ["--zero1"]), (1, [])]
+    stops = [1, 3, 5, 8, 0]  # of 2 steps an epoch, 10 in all: in mid-epoch, and between two
+    for (world_size, way), stop in zip(ways, stops, strict=True):
+        given = [*words, *way, "--epochs", str(EPOCHS), "--name", "changed", "--resume", "auto"]
+        if world_size == 1:
+            group = [start(given, tmp_path, FLOAT64, STOP_AT_STEP=stop)]
+        else:
+            group = start_group(world_size, given, tmp_path, FLOAT64, STOP_AT_STEP=stop)
+        results = finish(group)
+        assert [result[0] for result in results] == [75 if stop else 0] * world_size, results
+    assert finish([whole])[0][0] == 0
+
+    for ours, theirs in zip(in_epochs(tmp_path / "changed"), in_epochs(tmp_path / "whole"), strict=True):
+        assert ours["optimizer"]["param_groups"][0]["params"] == theirs["optimizer"]["param_groups"][0]["params"]
+        for part in ("model", "ema"):
+            for name, value in theirs[part].items():
+                torch.testing.assert_close(ours[part][name], value, rtol=1e-9, atol=1e-12)
+        for mine, expected in zip(momenta(ours), momenta(theirs), strict=True):
+            torch.testing.assert_close(mine, expected, rtol=1e-7, atol=1e-12)
+    for kind in ("train", "val"):
+        lines = [read_metrics(tmp_path / name, kind) for name in ("changed", "whole")]
+        assert len(lines[0]) == len(lines[1]) == {"train": 10, "val": 5}[kind]
+    losses = [[line["loss"] for line in read_metrics(tmp_path / name, "train")] for name in ("changed", "whole")]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-9)
+
+
+def test_zero1_changes_no_bit_and_neither_does_resuming_with_or_without_it(demo_root, tmp_path):
+    """Three epochs of 2 processes: all as usual, all with --zero1, and with it in the second epoch only."""
+    words = flags(dataset_path=demo_root, logdir=tmp_path, epochs=3, save_epoch_frequency=1, model_type="res50_ASPP")
+
+    def run(name: str, *more: str) -> None:
+        results = finish(start_group(2, [*words, "--name", name, *more], tmp_path))
+        assert [status for status, _, _ in results] == [0, 0], results
+
+    run("usual")
+    run("sharded", "--zero1")
+    usual, sharded = ({file.name: torch.load(file, weights_only=True) for file in (tmp_path / name).glob("epoch_*.pt")}
+                      for name in ("usual", "sharded"))  # fmt: skip
+    for more in (["--zero1"], []):
+        # From the other's second epoch on.
+        other = "usual" if more else "sharded"
+        run("", "--resume", str(tmp_path / other / "epoch_0002.pt"), *more)
+    crossed = [torch.load(tmp_path / name / "epoch_0003.pt", weights_only=True) for name in ("usual", "sharded")]
+    assert len(usual) == 3
+    for ours, theirs in [
+        *((sharded[name], usual[name]) for name in usual),
+        *((last, usual["epoch_0003.pt"]) for last in crossed),
+    ]:
+        assert all(torch.equal(ours["model"][name], value) for name, value in theirs["model"].items())
+        assert len(momenta(ours)) == len(momenta(theirs)) > 60
+        assert all(torch.equal(mine, value) for mine, value in zip(momenta(ours), momenta(theirs), strict=True))

@@ -1,0 +1,68 @@
+"""train.py --task test and --task predict."""
+
+import json
+
+import pytest
+from conftest import finish, flags, run_train, start_group
+
+import train
+from errors import UserError
+
+
+@pytest.fixture(scope="module")
+def trained(demo_root, tmp_path_factory):
+    """A folder with a run "mine-first" by a config of two stages, and that config."""
+    folder = tmp_path_factory.mktemp("task")
+    words = flags(dataset_path=demo_root, logdir=folder / "log", epochs=1, val_batchsize=1)
+    values = dict(zip((word[2:] for word in words[::2]), words[1::2], strict=True))
+    lines = [f"{name}: {value}" for name, value in values.items()]
+    config = folder / "mine.yaml"
+    config.write_text("\n".join([*lines, "stages:", "  first: {seed: 1}", "  second: {seed: 2}", ""]))
+    train.main(["--config", str(config), "--stage", "first"])
+    return folder, ["--config", str(config), "--stage", "first"]
+
+
+def test_test_scores_the_newest_run_of_the_config(trained, tmp_path):
+    folder, words = trained
+    told = ["--json", str(tmp_path / "scores.json"), "--save_dir", str(tmp_path / "masks")]  # not train.py's alias
+    assert train.main([*words, "--task", "test", *told, "--epochs", "5", "--flip"]) == 0
+    scores = json.loads((tmp_path / "scores.json").read_text())
+    assert scores["checkpoint"] == str(folder / "log" / "mine-first" / "best.pt")
+    assert len(list((tmp_path / "masks").glob("*.png"))) == 3
+
+
+def test_predict_takes_the_data_sets_images_on_two_processes(trained, demo_root, tmp_path):
+    _, words = trained
+    words = [*words, "--task", "predict", "--output", "out", "--device", "cpu", "--workers", "0"]
+    results = finish(start_group(2, words, tmp_path))
+    assert [status for status, _, _ in results] == [0, 0], results
+    images = {path.stem for path in (demo_root / "JPEGImages").iterdir()}
+    assert {path.stem for path in (tmp_path / "out" / "masks").iterdir()} == images
+
+
+def test_predict_of_one_image_by_a_named_checkpoint(trained, demo_root, tmp_path):
+    folder, _ = trained
+    words = ["--task", "predict", "--checkpoint", str(folder / "log" / "mine-first" / "last.pt"), "--workers", "0"]
+    image = demo_root / "JPEGImages" / "demo_0001.jpg"
+    assert train.main([*words, "--input", str(image), "--output", str(tmp_path)]) == 0
+    assert (tmp_path / "masks" / "demo_0001.png").is_file()
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--task", "tset"], "did you mean test?"),
+        (["--task", "test", "--name", "other"], "--task test: no run of --name other in --logdir"),
+        (["--task", "test", "--scals", "2"], "unknown flag --scals: did you mean --scales?"),
+        (["--task", "test", "--overlay"], "unknown flag --overlay"),  # of predict.py
+        (["--scales", "2"], "unknown flag --scales"),  # no task of its own
+    ],
+)
+def test_wrong_tasks_are_named(trained, words, named):
+    with pytest.raises(UserError) as caught:
+        train.main([*trained[1], *words])
+    assert named in str(caught.value)
+
+
+def test_task_train_trains(demo_root, tmp_path):
+    assert (run_train(dataset_path=demo_root, logdir=tmp_path, task="train") / "last.pt").is_file()

@@ -1,0 +1,130 @@
+"""--wandb: what reaches Weights & Biases, offline; and that nothing waits for it. No test uses the network."""
+
+import json
+import os
+import struct
+import sys
+import types
+
+import pytest
+from conftest import finish, flags, read_metrics, start_group
+
+import train
+from engine.boards import WandB, import_wandb
+from errors import STOPPED, UserError
+
+internal = pytest.importorskip("wandb.proto.wandb_internal_pb2")
+
+FAULTS = "tests/train_with_fault.py"
+OFFLINE = {"WANDB_MODE": "offline", "WANDB_ERROR_REPORTING": "false"}
+
+
+def records(path):
+    """What wandb wrote to a run-ID.wandb: 7 bytes, then a log as LevelDB's, in blocks of 32 KiB, of protobuf messages."""
+    data, at, message = path.read_bytes(), 7, b""
+    while at + 7 <= len(data):
+        if 32768 - at % 32768 < 7:
+            at += 32768 - at % 32768
+            continue
+        length, kind = struct.unpack("<4xHB", data[at : at + 7])
+        message += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # whole, or the last part of one
+            record = internal.Record()
+            record.ParseFromString(message)
+            message = b""
+            yield record
+
+
+def history(path) -> list[dict]:
+    """The points of a run-ID.wandb, in their order."""
+    points = [record.history.item for record in records(path) if record.HasField("history")]
+    return [{item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in point} for point in points]
+
+
+def test_two_processes_log_once_and_a_resumed_run_goes_on_in_the_same(demo_root, tmp_path, monkeypatch):
+    words = {"dataset_path": demo_root, "logdir": tmp_path, "name": "x", "wandb": True, "resume": "auto"}
+    # Stopped by SIGTERM in step 1 of 4, on rank 1; then gone on with by one process.
+    one_each = flags(**words, batchsize=1)
+    results = finish(start_group(2, ["signal_in_first_step", "1", *one_each], tmp_path, FAULTS, **OFFLINE))
+    assert [status for status, _, _ in results] == [STOPPED, STOPPED], results
+    assert "Traceback" not in "".join(stderr for _, _, stderr in results)
+    for name, value in OFFLINE.items():
+        monkeypatch.setenv(name, value)
+    assert train.main(flags(**words)) == 0
+
+    folder = tmp_path / "x"
+    number = (folder / "wandb_id").read_text()
+    first, second = sorted(folder.glob("wandb/offline-run-*/*.wandb"))  # one of each start: rank 1 has none
+    assert {first.name, second.name} == {f"run-{number}.wandb"}
+    assert f"wandb sync {folder}/wandb/offline-run-*-{number}" in (folder / "train.log").read_text()
+    for path, exit_code, batchsize in ((first, 1, 1), (second, 0, 2)):
+        by_kind = {record.WhichOneof("record_type"): record for record in records(path)}
+        run = by_kind["run"].run
+        assert (run.run_id, run.project, run.display_name) == (number, "segtrain", "x")
+        assert by_kind["exit"].exit.exit_code == exit_code
+        config = {item.key: json.loads(item.value_json) for item in by_kind["config"].config.update}
+        assert config["batchsize"] == batchsize
+        assert config["wandb"] is True
+    points = history(first) + history(second)
+    losses = {point["step"]: point["train/loss"] for point in points if "train/loss" in point}
+    assert losses == {line["step"]: line["loss"] for line in read_metrics(folder, "train")}
+    validations = {point["step"]: point for point in points if "val/miou" in point}
+    for line in read_metrics(folder, "val"):
+        point = validations[line["step"]]
+        assert (point["val/miou"], point["val/pixel_acc"]) == (line["miou"], line["pixel_acc"])
+        assert point["val_iou/0"] == line["iou"][0]
+        assert point["val_images/0_input_label_prediction_overlay/_type"] == "image-file"
+    assert len(list(folder.glob("wandb/offline-run-*/files/media/images/val_images/*.png"))) == 3
+
+
+def test_its_variables_go_first(tmp_path, monkeypatch):
+    asked = {}
+
+    def init(settings):
+        asked.update(settings)
+        raise ValueError("seen")
+
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(
+        __file__="x", init=init, setup=lambda settings: None, Settings=dict))  # fmt: skip
+    for name in ("PROJECT", "NAME", "DIR", "RUN_ID", "CONSOLE"):
+        monkeypatch.setenv(f"WANDB_{name}", "mine")
+    with pytest.raises(UserError, match="--wandb: ValueError: seen"):
+        WandB(tmp_path, "", print)
+    assert set(asked) == {"resume", "finish_timeout", "show_info"}
+
+
+def test_missing_package_is_said_in_one_line(monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(UserError, match=r"pip install -r requirements-wandb\.txt"):
+        import_wandb()
+    monkeypatch.setitem(sys.modules, "wandb", types.ModuleType("wandb"))  # a folder of that name, as Python takes it
+    sys.modules["wandb"].__file__ = None
+    with pytest.raises(UserError, match=r"pip install -r requirements-wandb\.txt"):
+        import_wandb()
+
+
+def test_without_a_login_all_ranks_end_with_one_line(demo_root, tmp_path):
+    words = flags(dataset_path=demo_root, logdir=tmp_path, name="x", batchsize=1, wandb=True)
+    # Its server is a port of this machine that nobody listens at.
+    env = {"HOME": tmp_path, "NETRC": tmp_path / "none", "WANDB_BASE_URL": "http://127.0.0.1:9",
+           "WANDB_ERROR_REPORTING": "false", "WANDB_API_KEY": ""}  # fmt: skip
+    for status, _, stderr in finish(start_group(2, words, tmp_path, **env)):
+        assert status == 2, stderr
+        assert "log in by `wandb login` or WANDB_API_KEY, or set WANDB_MODE=offline" in stderr
+        assert "Traceback" not in stderr
+
+
+def test_training_outlives_a_crash_of_its_service(demo_root, tmp_path, monkeypatch):
+    for name, value in OFFLINE.items():
+        monkeypatch.setenv(name, value)
+    said = []
+    board = WandB(tmp_path, "lr: 1", said.append)
+    [service] = [int(word) for word in os.popen(f"pgrep -P {os.getpid()} wandb-core").read().split()]
+    os.kill(service, 9)
+    os.waitpid(service, 0)
+    for step in (1, 2):
+        board.write(step, {"train/loss": 1.0})
+    board.close(failed=False)
+    assert len(said) == 2
+    assert "Weights & Biases failed (ConnectionResetError" in said[1]
