@@ -25,7 +25,7 @@ Every flag of every program. Each program also takes `--help`. A `switch` is tur
 default in brackets is worked out: where the flag is not given, it is as said there.
 
 `train.py`, `evaluate.py`, `predict.py` and `export.py` also take `--config FILE`, a YAML file of `flag: value` lines; the command
-line goes over it. The defaults of `evaluate.py`, `predict.py` and `export.py` for data and model are the checkpoint's own
+line goes over it. Of the sections below `stages:` in it, `--stage NAME` chooses one whose values go over the rest. The defaults of `evaluate.py`, `predict.py` and `export.py` for data and model are the checkpoint's own
 values; those below are only for weights from elsewhere. Dashes in names equal underscores.
 """
 STATUSES = """
@@ -65,7 +65,10 @@ def page() -> str:
                 "| name | ours |",
                 "| --- | --- |",
             ]
-            lines += [f"| `--{name}` | `--{ours}` |" for name, ours in declared.aliases.items()]
+for name, ours in declared.aliases.items():
+                ours, _, remark = ours.partition(" ")
+                shown = f"`{name}` in YAML" if "." in name else f"`--{name}`"
+                lines.append(f"| {shown} | `--{ours}` {remark}".rstrip() + " |")
     return "\n".join(lines) + "\n" + STATUSES
 
 
