@@ -65,7 +65,7 @@ def page() -> str:
                 "| name | ours |",
                 "| --- | --- |",
             ]
-for name, ours in declared.aliases.items():
+            for name, ours in declared.aliases.items():
                 ours, _, remark = ours.partition(" ")
                 shown = f"`{name}` in YAML" if "." in name else f"`--{name}`"
                 lines.append(f"| {shown} | `--{ours}` {remark}".rstrip() + " |")
