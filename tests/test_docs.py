@@ -20,7 +20,7 @@ from documents import (
     reduced,
     runs_named,
     trains,
-)  # fmt: skip
+)
 from PIL import Image
 from python_server import PythonServer
 
