@@ -214,11 +214,11 @@ def _tiny_training(words: list[str], processes: int) -> dict[str, object]:
         tiny["pretrained"] = "none"
     if cfg.workers > 0:
         tiny["workers"] = 1
-    tiny |= {name: value for name, value in TINY_IF_SET.items() if getattr(cfg, name, 0) > 0}
-    if not getattr(cfg, "max_steps", 0):
+    tiny |= {name: value for name, value in TINY_IF_SET.items() if getattr(cfg, name) > 0}
+    if "max_steps" not in tiny:
         tiny["epochs"] = 2 if cfg.resume and not cfg.reset_data_offset else 1
-    if not getattr(cfg, "warmup_steps", 0):
+    if "warmup_steps" not in tiny:
         tiny["warmup_epochs"] = 0
-    if getattr(cfg, "total_batchsize", 0):
+    if cfg.total_batchsize:
         return tiny | {"total_batchsize": GLOBAL_BATCH}
     return tiny | {"batchsize": max(1, GLOBAL_BATCH // (cfg.accum_steps * processes))}
