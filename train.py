@@ -232,10 +232,8 @@ def save(cfg: Config, group: Group, run: Run, state: TrainState, *names: str) ->
 
 def introduce(cfg: Config, group: Group, run: Run) -> None:
     """Say where each process is and what it noticed about the flags, and check that all ranks have the same."""
-    alone = group.world_size == 1
-    kind = f"{'one process ' * alone}in a group ({group.backend})" if group.backend else "no process group"
     run.info(
-        f"rank {group.rank}, local rank {group.local_rank}, world size {group.world_size}, device {group.device}, {kind}, "
+        f"rank {group.rank}, local rank {group.local_rank}, world size {group.world_size}, device {group.device}, {group.kind}, "
         f"batch {cfg.batchsize} per process, {cfg.batchsize * cfg.accum_steps * group.world_size} global",
         every_rank=True,
     )

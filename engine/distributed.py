@@ -51,6 +51,13 @@ class Group:
     def is_main(self) -> bool:
         return self.rank == 0
 
+    @property
+    def kind(self) -> str:
+        """What this is, in words for the log."""
+        if not self.backend:
+            return "no process group"
+        return f"{'one process ' if self.world_size == 1 else ''}in a group ({self.backend})"
+
     def sum(self, tensor: Tensor) -> Tensor:
         """Sum over ranks; the input is left as it is. CPU tensors travel over gloo and wait for no GPU."""
         total = tensor.detach().clone()
