@@ -238,11 +238,7 @@ def _check(cfg: Config) -> None:
         raise UserError(f"--label_smooth {cfg.label_smooth}: must be below 1")
     if cfg.seed >= 2**63:
         raise UserError(f"--seed {cfg.seed}: must be below 2**63")
-    if cfg.warmup_steps >= 0 and cfg.warmup_epochs >= 0:
-        raise UserError(
-            f"--warmup_steps {cfg.warmup_steps} with --warmup_epochs {cfg.warmup_epochs:g}: give one of them, and -1 for the other"
-        )
-    if not cfg.max_steps and not cfg.warmup_epochs < cfg.epochs:
+    if not cfg.max_steps and cfg.warmup_steps < 0 and not cfg.warmup_epochs < cfg.epochs:
         raise UserError(
             f"--warmup_epochs {cfg.warmup_epochs:g} with --epochs {cfg.epochs}: the learning rate would never "
             "reach --lr; give fewer warm-up epochs, or a number of optimizer steps by --warmup_steps"

@@ -64,7 +64,7 @@ def test_warm_up_is_a_tenth_of_the_run_unless_told(demo_root):
 
 
 def test_warm_up_and_length_in_steps(demo_root):
-    given = cfg(demo_root, lr=0.6, epochs=None, max_steps=12, warmup_epochs=None, warmup_steps=4)
+    given = cfg(demo_root, lr=0.6, epochs=3, max_steps=12, warmup_epochs=5, warmup_steps=4)  # steps go over epochs
     _, lr_at = get_optimizer(given, nn.Linear(1, 1), Group(CPU), 3, {"world_size": 1, "global_batch": 2})
     # Up in 4 steps, then down in 8: half-way, in step 8, it is at a half, and at the 12th it would be 0.
     assert [lr_at(step) for step in (0, 3, 4, 8, 12)] == pytest.approx([0.15, 0.6, 0.6, 0.3, 0.0])
