@@ -68,7 +68,7 @@ class LaunchFlags:
     local_rank: int = flag(-1, "rank of this process on its machine [from the launcher, else --rank]", per_launch=True)
     log_level: str = flag(
         "INFO",
-        "of rank 0's terminal; WARNING: bars and errors only; DEBUG: also what torch.distributed and NCCL say",
+        "what the terminal shows; WARNING: bars and errors only; DEBUG: also what torch.distributed and NCCL say",
         choices=("DEBUG", "INFO", "WARNING"),
     )
     dist_timeout: float = flag(600.0, "seconds to wait for other processes before giving up", at_least=1)

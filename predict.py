@@ -107,7 +107,7 @@ def load_model(flags: PredictFlags, changes: dict, group: Group) -> tuple[Predic
     """The model, the colours of its classes, and what its predictions depend on."""
     how = {name: getattr(flags, name) for name in ("scales", "flip", "long_side", "window", "stride_rate", "weights")}
     if flags.model:
-        of_checkpoint = [name for name in changes if name not in ("classes", "val_batchsize", "workers")]
+        of_checkpoint = [name for name in changes if name not in ("classes", "val_batchsize", "workers", "val_workers")]
         if flags.checkpoint or of_checkpoint or any(how[name] != READER.fields[name].default for name in how):
             raise UserError(
                 f"--model {flags.model}: predicts whole images at one scale, with its own weights: drop --checkpoint and "

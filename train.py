@@ -36,7 +36,7 @@ from loaders import batched
 from tasks import hand_over
 from utils import get_loader, get_state, get_summary, join_group, prepare_demo_data, set_deterministic, share_batch
 
-TOO_MUCH = "lower --batchsize (and raise --accum_steps to keep the global batch) or --crop_size, or use --amp bf16"
+TOO_MUCH = "lower --batchsize (and raise --accum_steps to keep the global batch) or --crop_size, or use --amp bf16 or --grad_checkpointing"
 KEEP_STEPS = 3  # files of --save_step_frequency, if --keep does not say
 NUM_PANELS = 4  # pictures for TensorBoard of each validation
 

@@ -61,6 +61,7 @@ def join_group(cfg: LaunchFlags) -> contextlib.AbstractContextManager[Group]:
     return process_group(
         distributed=cfg.distributed, device=cfg.device, backend=cfg.backend, dist_url=cfg.dist_url,
         world_size=cfg.world_size, rank=cfg.rank, local_rank=cfg.local_rank, timeout=cfg.dist_timeout,
+        debug=cfg.log_level == "DEBUG",
     )  # fmt: skip
 
 

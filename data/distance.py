@@ -66,12 +66,7 @@ def _write_map(path: Path, out: Path, distance) -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m data.distance", description="Write distance maps as PNGs.")
-    source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--scribbles", type=Path, metavar="DIR", help="folder of scribble PNGs")
-    source.add_argument("--pseudo", type=Path, metavar="DIR", help="folder of pseudo-label PNGs")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write to; made if absent")
-    args = parser.parse_args(argv)
+    args = parser().parse_args(argv)
     folder = args.scribbles or args.pseudo
     paths = sorted(folder.glob("*.png"))
     if not paths:
@@ -83,6 +78,15 @@ def main(argv: list[str] | None = None) -> None:
     with multiprocessing.Pool() as pool:
         for _ in tqdm(pool.imap_unordered(write, paths), total=len(paths), unit="map"):
             pass
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m data.distance", description="Write distance maps as PNGs.")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--scribbles", type=Path, metavar="DIR", help="folder of scribble PNGs")
+    source.add_argument("--pseudo", type=Path, metavar="DIR", help="folder of pseudo-label PNGs")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write to; made if absent")
+    return parser
 
 
 if __name__ == "__main__":

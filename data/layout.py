@@ -31,7 +31,12 @@ def find_files(
         raise UserError(f"--dataset_path {root}: no such folder")
     if dataset == "Folder":
         return _plain(root, split, image_path or "images", maps.get("label") or "masks", list_path)
-    names = read_list(first_folder(root, list_path, *LISTS) / f"{split}.txt")
+    listed = first_folder(root, list_path, *LISTS) / f"{split}.txt"
+    if not listed.exists() and (root / "images").is_dir() and (root / "masks").is_dir():
+        raise UserError(
+            f"{listed}: no such list, but {root} has images and masks: plain folders are --dataset Folder, not {dataset}"
+        )
+    names = read_list(listed)
     labels = DENSE if dataset == "Dense" or split != "train" else (SCRIBBLES,)
     usual = {"label": labels, "pseudo": (PSEUDO,)}
     folders = {"image": first_folder(root, image_path, "JPEGImages")}

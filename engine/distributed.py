@@ -6,6 +6,7 @@ group, so that no caller branches on it.
 
 import contextlib
 import inspect
+import logging
 import os
 import sys
 import time
@@ -126,12 +127,13 @@ def process_group(
     rank: int = -1,
     local_rank: int = -1,
     timeout: float = 600.0,
+    debug: bool = False,
 ) -> Iterator[Group]:
     """Join the process group for the body of a `with`, and leave it whatever happens.
 
     distributed: True joins, False never does, None joins under a launcher (engine.launchers).
     With True and no launcher, the group is this one process, on a free port. The other arguments are
-    the flags of the same name; `timeout` is in seconds. When the body fails on one rank, the others
+    the flags of the same name; `timeout` is in seconds; with `debug`, torch.distributed and NCCL say what they do. When the body fails on one rank, the others
     print that rank's error and end with the same exit status. Raises UserError on settings that cannot work.
     """
     if distributed is False or (distributed is None and not launchers.find(os.environ)):
@@ -154,6 +156,10 @@ def process_group(
             own_gpu = all(gpus) and len(set(gpus)) == len(gpus)
             where = find_device(device, local_rank, local_world_size, own_gpu=own_gpu)
             backend = choose_backend(backend, where)
+            if debug:
+                os.environ.setdefault("NCCL_DEBUG", "INFO")
+                logging.getLogger("torch.distributed").setLevel(logging.DEBUG)
+                dist.set_debug_level(dist.DebugLevel.INFO)  # DETAIL crashes DistributedDataParallel without CUDA
             dist.init_process_group(
                 # CPU tensors always have gloo: small sums then need not wait for the GPU.
                 "cpu:gloo,cuda:nccl" if backend == "nccl" else backend,

@@ -168,7 +168,7 @@ def _integer(environment: Mapping[str, str], variable: str, default: int | None 
         if default is not None:
             return default
         raise UserError(
-            f"environment variable {variable} is not set: start with torchrun, or set it (README, 'Three ways in')"
+            f"environment variable {variable} is not set: start with torchrun, or set it (docs/DDP_TRAINING.md)"
         )
     try:
         return int(value)

@@ -247,3 +247,13 @@ def test_more_processes_than_gpus_is_named_on_every_rank(demo_root, tmp_path):
 def test_a_rank_that_cannot_have_its_device_ends_those_who_wait_for_it(demo_root, tmp_path):
     words = [flags(dataset_path=demo_root, logdir=tmp_path / "log", device=device) for device in ("cpu", "cuda:99")]
     one_line_each(finish(two_processes(words, tmp_path), timeout=60), "--device cuda:99")
+
+
+def test_log_level_quiets_the_terminal_or_lets_torch_speak(demo_root, tmp_path):
+    words = flags(dataset_path=demo_root, logdir=tmp_path, distributed=True)
+    quiet, loud = finish([start([*words, "--log_level", level], tmp_path) for level in ("WARNING", "DEBUG")])
+    assert (quiet[0], loud[0]) == (0, 0), (quiet, loud)
+    assert quiet[1] == ""  # what is said goes to train.log
+    assert "mIoU" in (min(tmp_path.iterdir()) / "train.log").read_text()
+    assert "distributed_c10d.py" in loud[2]
+    assert "mIoU" in loud[1]

@@ -166,3 +166,10 @@ def test_training_on_plain_folders(tmp_path):
     assert len(losses) == 2  # 4 images in batches of 2
     assert all(map(math.isfinite, losses))
     assert read_metrics(folder, "val")[0]["pixels"] == 2 * 40 * 40
+
+
+def test_plain_folders_taken_for_another_layout_are_recognised(tmp_path):
+    for folder in ("images", "masks"):
+        (tmp_path / folder / "train").mkdir(parents=True)
+    with pytest.raises(UserError, match="plain folders are --dataset Folder, not ScribbleOnly"):
+        find_files(tmp_path, "ScribbleOnly", "train", {"label": ""})
