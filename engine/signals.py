@@ -36,6 +36,9 @@ class WorkerSignals:
 
     def _let_go(self) -> None:
         self.parent_exits.value = 1
+        if hasattr(signal, "SIGCHLD"):
+            # A spawned worker that is still importing dies of SIGTERM, which torch would raise here as an error.
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
     def __call__(self, worker_id: int) -> None:
         for number in _numbers():
