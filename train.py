@@ -112,6 +112,7 @@ def train_one_epoch(
     for micro_batches in run.steps(steps, total=num_steps, title=title):
         # Of the step before: here a run that was stopped meanwhile comes by again.
         if due.step_validation(cfg, state):
+            settle(group, state)
             is_best = validation()
             if is_best is None:
                 return False
@@ -192,7 +193,6 @@ def validate(
 
     Returns whether the mIoU is the run's best so far, state.best_miou; None when a signal broke it off.
     """
-    settle(group, state)
     model = state.models[-1].eval()  # the average of weights, where there is one
     predictor = Predictor(model, batch_size=cfg.val_batchsize, amp=cfg.amp)
     confusion = torch.zeros(cfg.numclasses, cfg.numclasses, dtype=torch.int64, device=group.device)
