@@ -35,7 +35,7 @@ def make_loader(
     """
     if workers < 0:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        workers = min(4, max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", group.world_size))))
+        workers = min(4, max(1, cores // group.local_world_size))
     return DataLoader(
         dataset,
         **batches,

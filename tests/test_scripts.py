@@ -188,7 +188,7 @@ def test_docker_image():
     text = (REPO / "Dockerfile").read_text()
     lines = [line for line in text.replace("\\\n", " ").splitlines() if line and not line.startswith("#")]
     instructions = [line.split(maxsplit=1)[0] for line in lines]
-    assert instructions == ["FROM", "ARG", "WORKDIR", "COPY", "RUN", "COPY", "RUN", "USER", "ENTRYPOINT"]
+    assert instructions == ["FROM", "ARG", "ARG", "WORKDIR", "COPY", "RUN", "COPY", "RUN", "USER", "ENTRYPOINT"]
     assert json.loads(lines[-1].split(maxsplit=1)[1]) == ["python", "train.py"]
     assert lines[-2] == "USER segtrain"
     version = tuple(int(part) for part in re.search(r"python:(\d+)\.(\d+)-slim", text).groups())
