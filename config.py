@@ -160,7 +160,8 @@ class Config(LaunchFlags, ModelFlags, DataFlags):
     notes: list[str] = field(default_factory=list)  # lines to log once the run has started
 
 
-READER = FlagReader(Config, ALIASES, "python train.py", "Train a semantic-segmentation model.")
+INSTEAD = {"batchsize": "total_batchsize", "epochs": "max_steps", "warmup_epochs": "warmup_steps"}
+READER = FlagReader(Config, ALIASES, "python train.py", "Train a semantic-segmentation model.", INSTEAD)
 FLAGS = READER.fields
 
 
@@ -185,7 +186,7 @@ def build(given: dict, config_file: ConfigFile | None, notes: list[str]) -> Conf
                 "no --dataset_path and no --config: training on the demo data with configs/demo.yaml. "
                 "For your own: --dataset_path DIR (docs/your_data.md)"
             )
-    values = (READER.yaml_file(config_file, notes) if config_file else {}) | given
+    values = READER.merge(READER.yaml_file(config_file, notes) if config_file else {}, given)
     cfg = Config(**values, notes=notes)
     if not cfg.name:
         cfg.name = config_file.name if config_file else f"{cfg.dataset}_{cfg.model_type}"

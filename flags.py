@@ -52,11 +52,19 @@ class FlagReader:
     """Reads the flags of a dataclass.
 
     aliases: {another name: the flag's name}, accepted with a note, which ends with what follows the name after a space.
-    Another name may be SECTION.KEY, of a key in a section of a YAML file.
+    Another name may be SECTION.KEY, of a key in a section of a YAML file. instead: {a flag: one that goes before it,
+    unless the first is given by itself in a source that goes over the one which gives the second}.
     """
 
-    def __init__(self, declared: type, aliases: dict[str, str], program: str, description: str):
-        self.declared = declared
+    def __init__(
+        self,
+        declared: type,
+        aliases: dict[str, str],
+        program: str,
+        description: str,
+        instead: dict[str, str] | None = None,
+    ):
+        self.declared, self.instead = declared, instead or {}
         self.fields = {item.name: item for item in dataclasses.fields(declared) if "help" in item.metadata}
         self.types = typing.get_type_hints(declared)
         self.aliases = aliases
@@ -140,7 +148,12 @@ class FlagReader:
         if stage not in stages and (stage or stages):
             chosen = f"--stage {stage}: not in" if stage else "--stage is not set, but there are stages in"
             raise UserError(f"{chosen} {path}: it has {', '.join(map(str, stages)) or 'none'}")
-        return self._values(content, path, notes) | self._values(stages.get(stage, {}), path, notes)
+        return self.merge(self._values(content, path, notes), self._values(stages.get(stage, {}), path, notes))
+
+    def merge(self, values: dict, over: dict) -> dict:
+        """The values of two sources, of which the second goes over the first."""
+        dropped = {other for name, other in self.instead.items() if name in over and other not in over}
+        return {name: value for name, value in values.items() if name not in dropped} | over
 
     def _values(self, content: dict, path: Path, notes: list[str]) -> dict:
         """The flags in a mapping of a YAML file, and in its sections."""

@@ -137,6 +137,10 @@ def process_group(
     print that rank's error and end with the same exit status. Raises UserError on settings that cannot work.
     """
     if distributed is False or (distributed is None and not launchers.find(os.environ)):
+        if distributed is None and (world_size > 1 or rank > 0):
+            raise UserError(
+                f"--world_size {world_size}, --rank {rank} without a launcher: add --distributed to join a group"
+            )
         with stop_request() as stop:
             yield Group(find_device(device, local_rank=0, local_world_size=1), stop=stop)
         return

@@ -101,7 +101,7 @@ def first_host(nodes: str) -> str:
 
 
 def _by_variables(environment: Mapping[str, str]) -> Place | None:
-    if "RANK" not in environment or "WORLD_SIZE" not in environment:
+    if "RANK" not in environment and "WORLD_SIZE" not in environment:
         return None
     return Place(
         "torchrun" if "TORCHELASTIC_RUN_ID" in environment else "RANK and WORLD_SIZE",

@@ -138,6 +138,19 @@ def test_stage_goes_over_the_file_and_the_command_line_over_it(tmp_path):
     assert (second.lr, second.epochs, second.name) == (4, 9, "two-finetune")
 
 
+def test_what_goes_over_a_file_is_not_ignored_for_what_the_file_has_instead(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text("dataset_path: x\ntotal_batchsize: 32\nbatchsize: 8\nmax_steps: 9\nwarmup_steps: 2\n")
+    cfg = config.parse(["--config", str(file)])
+    assert (cfg.total_batchsize, cfg.max_steps, cfg.warmup_steps) == (32, 9, 2)
+    cfg = config.parse(["--config", str(file), "--batchsize", "4", "--epochs", "5", "--warmup_epochs", "1"])
+    assert (cfg.total_batchsize, cfg.max_steps, cfg.warmup_steps) == (0, 0, -1)
+    cfg = config.parse(["--config", str(file), "--batchsize", "4", "--total_batchsize", "16"])
+    assert (cfg.total_batchsize, cfg.batchsize) == (16, 4)
+    file.write_text("dataset_path: x\ntotal_batchsize: 32\nstages:\n  one: {batchsize: 2}\n")
+    assert config.parse(["--config", str(file), "--stage", "one"]).total_batchsize == 0
+
+
 @pytest.mark.parametrize(
     ("words", "named"),
     [

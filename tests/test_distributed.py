@@ -199,6 +199,7 @@ def test_two_processes_of_one_rank_are_named(demo_root, tmp_path):
         ({"RANK": 2, "WORLD_SIZE": 2}, [], "rank 2 with world size 2"),
         ({"RANK": 0, "WORLD_SIZE": 2}, ["--world_size", "4"], "--world_size 4, but RANK and WORLD_SIZE set it to 2"),
         ({}, ["--distributed", "--world_size", "4"], "--world_size 4 without a launcher"),  # A8, A10
+        ({}, ["--world_size", "4"], "add --distributed to join a group"),
         ({}, ["--distributed", "--dist_url", "tcp://nowhere"], "expected tcp://HOST:PORT"),
         ({}, ["--distributed", "--dist_url", "udp://a:1"], "expected env://, tcp://HOST:PORT or file:///PATH"),
         ({"RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "localhost", "MASTER_PORT": 99999}, [], "port 99999"),

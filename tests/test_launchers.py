@@ -117,6 +117,8 @@ def test_flags_say_the_place_without_a_launcher():
         (SRUN | {"SLURM_PROCID": "16"}, {}, "rank 16 with world size 16: ranks are 0 to 15; check srun"),
         (MPIRUN | {"OMPI_COMM_WORLD_SIZE": "two"}, {}, "OMPI_COMM_WORLD_SIZE is 'two', not a number"),
         ({}, {"world_size": 2}, "give each process its --rank"),
+        ({"RANK": "0"}, {}, "WORLD_SIZE is not set"),  # alone it would train as a group of one
+        ({"WORLD_SIZE": "2"}, {}, "RANK is not set"),
     ],
 )
 def test_what_cannot_be_is_named(environment, flags, named):
