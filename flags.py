@@ -189,7 +189,7 @@ class FlagReader:
 
     def _translate(self, name: str, notes: list[str], prefix: str) -> str:
         ours, _, remark = self.aliases.get(name, name).partition(" ")
-        if ours != name:
+        if ours != name and "." not in name:  # a section's keys are as good as ours
             notes.append(f"{prefix}{name} is now {prefix}{ours} {remark}".rstrip())
         return ours
 

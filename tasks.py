@@ -17,9 +17,9 @@ PROGRAMS = {"test": "evaluate", "predict": "predict"}
 def hand_over(argv: list[str] | None) -> int | None:
     """Run the program that --task names, and return its exit status; None where the task is to train.
 
-    The words may be flags of train.py, which say what run it is, and of that program, which get their values. Without
-    --checkpoint it is best.pt of the newest run of that name; without --input the folder of the images for validation,
-    which in VOC's layout is that of all images.
+    The words may be flags of train.py, which with --config say what run it is, and of that program, which get their values;
+    the rest is as the checkpoint says. Without --checkpoint it is best.pt of the newest run of that name; without --input
+    the folder of the images for validation, which in VOC's layout is that of all images.
     """
     task = config.READER.peek(argv, "task")
     if task == "train":
@@ -32,10 +32,7 @@ def hand_over(argv: list[str] | None) -> int | None:
         values["checkpoint"] = str(_best(cfg, task))
     if task == "predict" and "input" not in values:
         values["input"] = str(find_masks(cfg, "val")[1]["image"])
-    words = program.READER.words(values)
-    if config_file:
-        words += ["--config", str(config_file.path), *(["--stage", config_file.stage] if config_file.stage else [])]
-    return program.main(words)
+    return program.main(program.READER.words(values))
 
 
 def _reader(of_program: FlagReader) -> FlagReader:

@@ -59,9 +59,7 @@ def test_place_and_meeting_point(environment, place, url):
     assert launchers.rank_of(environment) == str(place.rank)
 
 
-@pytest.mark.parametrize(
-    "environment", [{}, {"RANK": "0"}, BATCH_SCRIPT, SALLOC_SHELL, SRUN | {"SLURM_STEP_NUM_TASKS": "1"}]
-)
+@pytest.mark.parametrize("environment", [{}, BATCH_SCRIPT, SALLOC_SHELL, SRUN | {"SLURM_STEP_NUM_TASKS": "1"}])
 def test_no_launcher(environment):
     assert launchers.find(environment) is None
     assert launchers.rank_of(environment) == ""

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from conftest import finish, flags, run_train, start_group
+from conftest import finish, flags, read_metrics, run_train, start_group
 
 import train
 from errors import UserError
@@ -29,6 +29,17 @@ def test_test_scores_the_newest_run_of_the_config(trained, tmp_path):
     scores = json.loads((tmp_path / "scores.json").read_text())
     assert scores["checkpoint"] == str(folder / "log" / "mine-first" / "best.pt")
     assert len(list((tmp_path / "masks").glob("*.png"))) == 3
+
+
+def test_test_gives_the_scores_that_the_run_logged(trained, tmp_path):
+    """Also where the run was trained with other flags than its config has: here another --amp."""
+    folder, words = trained
+    train.main([*words, "--name", "half", "--amp", "bf16"])
+    assert train.main([*words, "--name", "half", "--task", "test", "--json", str(tmp_path / "scores.json")]) == 0
+    [logged] = read_metrics(folder / "log" / "half", "val")
+    content = json.loads((tmp_path / "scores.json").read_text())
+    assert content["miou"] == logged["miou"]
+    assert content["iou"] == logged["iou"]
 
 
 def test_predict_takes_the_data_sets_images_on_two_processes(trained, demo_root, tmp_path):
