@@ -83,7 +83,9 @@ class Config(LaunchFlags, ModelFlags, DataFlags):
     lr_scaling: str = flag(
         "linear", "multiply the lr by the world size, by its square root, or not", choices=("linear", "sqrt", "none")
     )
-    warmup_epochs: float = flag(-1.0, "epochs of linear warm-up; cosine decay to 0 follows [a tenth of the run]")
+    warmup_epochs: float = flag(
+        -1.0, "epochs of linear warm-up; cosine decay to 0 follows [a tenth of the run]", at_least=-1
+    )
     warmup_steps: int = flag(
         -1, "optimizer steps of warm-up, instead of --warmup_epochs [--warmup_epochs]", at_least=-1
     )
@@ -186,8 +188,12 @@ def build(given: dict, config_file: ConfigFile | None, notes: list[str]) -> Conf
                 "no --dataset_path and no --config: training on the demo data with configs/demo.yaml. "
                 "For your own: --dataset_path DIR (docs/your_data.md)"
             )
-    values = READER.merge(READER.yaml_file(config_file, notes) if config_file else {}, given)
-    cfg = Config(**values, notes=notes)
+    of_file = READER.yaml_file(config_file, notes) if config_file else {}
+    if config_file and of_file.get("task", "train") != "train":
+        raise UserError(f"{config_file.path}: task: {of_file['task']}: it belongs on the command line, as --task")
+    if config_file and config_file.stage and of_file.get("name"):
+        of_file["name"] += f"-{config_file.stage}"  # stages are runs of their own
+    cfg = Config(**READER.merge(of_file, given), notes=notes)
     if not cfg.name:
         cfg.name = config_file.name if config_file else f"{cfg.dataset}_{cfg.model_type}"
     _check(cfg)

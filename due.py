@@ -5,7 +5,10 @@ from engine.state import TrainState
 
 
 def end_of_run(cfg: Config, state: TrainState) -> bool:
-    return state.step >= cfg.max_steps if cfg.max_steps else state.epoch >= cfg.epochs
+    """Whether all steps are done, and the last validation, too, which a signal may have broken off."""
+    if cfg.max_steps:
+        return state.step >= cfg.max_steps and state.validated == state.step
+    return state.epoch >= cfg.epochs
 
 
 def last_validation(cfg: Config, state: TrainState) -> bool:

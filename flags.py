@@ -8,6 +8,7 @@ alternatives, of which --stage chooses one that goes over the rest of the file.
 import argparse
 import dataclasses
 import difflib
+import math
 import sys
 import typing
 from pathlib import Path
@@ -34,6 +35,16 @@ def flag(default, help: str, *, choices: tuple = (), at_least: float | None = No
 class _Parser(argparse.ArgumentParser):
     def error(self, message):
         raise UserError(f"{message} ({self.prog} --help lists every flag)")
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """Refuses a key that a mapping has twice, of which YAML would take the last."""
+
+    def construct_mapping(self, node, deep=False):
+        for number, (key, _) in enumerate(node.value):
+            if any(key.value == other.value for other, _ in node.value[:number]):
+                raise yaml.YAMLError(f"{key.value!r} is given twice{key.start_mark}")
+        return super().construct_mapping(node, deep)
 
 
 class ConfigFile(NamedTuple):
@@ -134,7 +145,7 @@ class FlagReader:
         """The values in a YAML file, of its stage as well; notes for the user are added to `notes`."""
         path, stage = config_file
         try:
-            content = yaml.safe_load(path.read_text(encoding="utf-8"))
+            content = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeys)
         except OSError as error:
             raise UserError(f"--config {path}: {error.strerror}") from None
         except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -145,9 +156,10 @@ class FlagReader:
         stages = content.pop(STAGES, None) or {}
         if not (isinstance(stages, dict) and all(isinstance(values, dict) for values in stages.values())):
             raise UserError(f"{path}: {STAGES}: expected a section of flags under each stage's name")
+        stages = {str(name): values for name, values in stages.items()}
         if stage not in stages and (stage or stages):
             chosen = f"--stage {stage}: not in" if stage else "--stage is not set, but there are stages in"
-            raise UserError(f"{chosen} {path}: it has {', '.join(map(str, stages)) or 'none'}")
+            raise UserError(f"{chosen} {path}: it has {', '.join(stages) or 'none'}")
         return self.merge(self._values(content, path, notes), self._values(stages.get(stage, {}), path, notes))
 
     def merge(self, values: dict, over: dict) -> dict:
@@ -185,7 +197,9 @@ class FlagReader:
         if not word.startswith("--"):
             return word
         name, equals, value = word[2:].partition("=")
-        return "--" + self._translate(name.replace("-", "_"), notes, "--") + equals + value
+        name = name.replace("-", "_")
+        no = "no_" if name.startswith("no_") and name[3:] in self.aliases else ""  # of an alias that is a switch
+        return "--" + no + self._translate(name.removeprefix(no), notes, f"--{no}") + equals + value
 
     def _translate(self, name: str, notes: list[str], prefix: str) -> str:
         ours, _, remark = self.aliases.get(name, name).partition(" ")
@@ -194,7 +208,8 @@ class FlagReader:
         return ours
 
     def _nearest(self, name: str, prefix: str) -> str:
-        found = difflib.get_close_matches(name, [*self.fields, *self.aliases, "config", "stage"], n=1, cutoff=0.5)
+        of_command_line = ["config", "stage"] if prefix else []
+        found = difflib.get_close_matches(name, [*self.fields, *self.aliases, *of_command_line], n=1, cutoff=0.5)
         if not found:
             return f": {self.parser.prog} --help lists all"
         return f": did you mean {prefix}{self.aliases.get(found[0], found[0]).partition(' ')[0]}?"
@@ -226,6 +241,8 @@ class FlagReader:
                 raise ValueError
         except (ValueError, OverflowError):
             raise UserError(f"{where}: {value!r} is not {'an' if kind is int else 'a'} {kind.__name__}") from None
-        if at_least is not None and not converted >= at_least:  # also catches nan
+        if isinstance(converted, float) and not math.isfinite(converted):
+            raise UserError(f"{where} {converted}: must be a finite number")
+        if at_least is not None and not converted >= at_least:
             raise UserError(f"{where} {converted}: must be at least {at_least}")
         return converted

@@ -97,9 +97,9 @@ def predict_inputs(
         return STOPPED
     terminal.info(f"{len(inputs) - len(failures)} predicted; masks: {outputs.mask('NAME')}")
     if failures:
-        terminal.info(f"{len(failures)} could not be:")
+        terminal.warn(f"{len(failures)} could not be:")
         for line in sorted(map(str, failures)):
-            terminal.info(f"  {line}")
+            terminal.warn(f"  {line}")
     return 1 if failures else 0
 
 

@@ -5,6 +5,7 @@ import importlib
 from pathlib import Path
 
 import config
+from common_flags import LaunchFlags
 from config import Config
 from engine import run_folder
 from errors import UserError
@@ -27,7 +28,12 @@ def hand_over(argv: list[str] | None) -> int | None:
     program = importlib.import_module(PROGRAMS[task])
     given, config_file, notes = _reader(program.READER).command_line(argv)
     cfg = config.build({name: value for name, value in given.items() if name in config.FLAGS}, config_file, notes)
-    values = {name: value for name, value in given.items() if name in program.READER.fields}
+    if cfg.resume:
+        raise UserError(f"--resume {cfg.resume} with --task {task}: name the file by --checkpoint")
+    # How to launch is the file's word, as in training.
+    launch = {item.name: getattr(cfg, item.name) for item in dataclasses.fields(LaunchFlags)}
+    values = {name: value for name, value in launch.items() if value != config.FLAGS[name].default}
+    values |= {name: value for name, value in given.items() if name in program.READER.fields}
     if not values.get("checkpoint") and not values.get("model"):
         values["checkpoint"] = str(_best(cfg, task))
     if task == "predict" and "input" not in values:

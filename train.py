@@ -106,7 +106,7 @@ def train_one_epoch(
     assert isinstance(sampler, TrainSampler)
     sampler.set_position(state.epoch, state.samples)
     state.model.train()
-    num_steps = min(sampler.steps, cfg.max_steps - state.step) if cfg.max_steps else sampler.steps
+    num_steps = min(sampler.steps, max(0, cfg.max_steps - state.step)) if cfg.max_steps else sampler.steps
     steps = islice(batched(loader, cfg.accum_steps), num_steps)
     title = f"epoch {state.epoch + 1}" + ("" if cfg.max_steps else f"/{cfg.epochs}")
     for micro_batches in run.steps(steps, total=num_steps, title=title):

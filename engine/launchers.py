@@ -69,7 +69,7 @@ def meeting_url(environment: Mapping[str, str], place: Place) -> str:
     """
     if environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         return "env://"  # a store that torchrun already serves
-    host, port = environment.get("MASTER_ADDR"), None
+    host, port = environment.get("MASTER_ADDR", "").strip("[]"), None  # some write an IPv6 address in brackets
     if place.launcher == "srun":
         host = host or first_host(_nodes(environment))
         port = _port(f"{environment.get('SLURM_JOB_ID')}.{environment.get('SLURM_STEP_ID')}")

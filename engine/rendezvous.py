@@ -36,7 +36,10 @@ def meet(dist_url: str, rank: int, world_size: int, timeout: timedelta, stop: St
 
 
 def _open_store(dist_url: str, rank: int, world_size: int, timeout: timedelta, stop: StopRequest) -> dist.Store:
-    url = urlsplit(dist_url)
+    try:
+        url = urlsplit(dist_url)
+    except ValueError as error:
+        raise UserError(f"--dist_url {dist_url}: {error}") from None
     if url.scheme == "file":
         path = url2pathname(url.path)  # C:\meet of file:///C:/meet
         if not os.path.isdir(os.path.dirname(path)) or os.path.isdir(path):

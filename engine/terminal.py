@@ -16,7 +16,12 @@ class Terminal:
 
     def info(self, text: str) -> None:
         """Say a line; a bar that is being shown stays below it."""
-        if self.group.is_main and not self.quiet:
+        if not self.quiet:
+            self.warn(text)
+
+    def warn(self, text: str) -> None:
+        """Say a line, also where the terminal is to be quiet."""
+        if self.group.is_main:
             tqdm.write(text)
 
     def bar(self, items: Iterable | None, *, total: int | None, title: str, unit: str = "it") -> tqdm:

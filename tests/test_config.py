@@ -42,6 +42,7 @@ def test_recipe_of_the_paper_is_the_default():
         (["--batchsize", "2.5"], "--batchsize: '2.5' is not an int"),
         (["--batchsize", "0"], "--batchsize 0: must be at least 1"),
         (["--lr", "nan"], "--lr nan"),
+        (["--lr", "inf"], "--lr inf: must be a finite number"),
         (["--epochs", "2", "--warmup_epochs", "5"], "--warmup_epochs 5 with --epochs 2"),  # D24
         (["--epochs", "1", "--warmup=100"], "or a number of optimizer steps by --warmup_steps"),  # as in guide 0
         (["--stride_in_1x1", "--layers", "18"], "--stride_in_1x1 with --layers 18"),
@@ -68,6 +69,11 @@ def test_wrong_flags_are_named(words, named):
         ("l_pesudo: 1\nl_pseudo: 2", "given twice"),
         ("lr: 1\ntraining:\n  lr: 2", "'lr' is given twice"),
         ("training:\n  epocs: 2", "unknown key 'epocs': did you mean epochs?"),
+        ("lr: 1\nlr: 2", "'lr' is given twice"),
+        ("task: predict", "task: predict: it belongs on the command line, as --task"),
+        ("config: other.yaml", "unknown key 'config'"),
+        ("warmup_epochs: .inf", "warmup_epochs inf: must be a finite number"),
+        ("warmup_epochs: -5", "warmup_epochs -5.0: must be at least -1"),
         ("stages: [pretrain]", "stages: expected a section of flags"),
     ],
 )
@@ -139,6 +145,10 @@ def test_stage_goes_over_the_file_and_the_command_line_over_it(tmp_path):
     assert (first.lr, first.epochs, first.name) == (2, 3, "two-pretrain")
     second = config.parse(["--config", str(file), "--stage", "finetune", "--epochs", "9"])
     assert (second.lr, second.epochs, second.name) == (4, 9, "two-finetune")
+    file.write_text(STAGES + "  3: {lr: 5}\nname: mine\n")
+    third = config.parse(["--config", str(file), "--stage", "3"])
+    assert (third.lr, third.name) == (5, "mine-3")  # stages never share a folder
+    assert config.parse(["--config", str(file), "--stage", "3", "--name", "x"]).name == "x"
 
 
 def test_what_goes_over_a_file_is_not_ignored_for_what_the_file_has_instead(tmp_path):
@@ -177,6 +187,8 @@ def test_distributed_is_yes_no_or_left_to_the_launcher():
     assert config.parse([*DATA, "--distributed"]).distributed is True
     assert config.parse([*DATA, "--no_distributed"]).distributed is False
     assert config.parse([*DATA, "--no-distributed"]).distributed is False
+    assert config.parse([*DATA, "--no_use_ddp"]).distributed is False
+    assert config.parse([*DATA, "--no-use-augment"]).augment is False
 
 
 def test_saved_config_repeats_the_run(tmp_path):

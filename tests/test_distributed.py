@@ -201,6 +201,7 @@ def test_two_processes_of_one_rank_are_named(demo_root, tmp_path):
         ({}, ["--distributed", "--world_size", "4"], "--world_size 4 without a launcher"),  # A8, A10
         ({}, ["--world_size", "4"], "add --distributed to join a group"),
         ({}, ["--distributed", "--dist_url", "tcp://nowhere"], "expected tcp://HOST:PORT"),
+        ({}, ["--distributed", "--dist_url", "tcp://[::1"], "--dist_url tcp://[::1: Invalid IPv6 URL"),
         ({}, ["--distributed", "--dist_url", "udp://a:1"], "expected env://, tcp://HOST:PORT or file:///PATH"),
         ({"RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "localhost", "MASTER_PORT": 99999}, [], "port 99999"),
         (

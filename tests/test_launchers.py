@@ -42,6 +42,7 @@ MPIRUN = {
         (TORCHRUN, Place("torchrun", 5, 8, 1, 4), "env://"),
         (BY_HAND, Place("RANK and WORLD_SIZE", 1, 2), "tcp://node0:12355"),
         (BY_HAND | {"MASTER_ADDR": "fe80::1"}, Place("RANK and WORLD_SIZE", 1, 2), "tcp://[fe80::1]:12355"),
+        (BY_HAND | {"MASTER_ADDR": "[::1]"}, Place("RANK and WORLD_SIZE", 1, 2), "tcp://[::1]:12355"),
         # zlib.crc32(b"4242.0") = 2159044726, which modulo 12000 is 4726
         (SRUN, Place("srun", 9, 16, 1), "tcp://gpu04:24726"),
         (SRUN | {"MASTER_ADDR": "node0", "MASTER_PORT": "1234"}, Place("srun", 9, 16, 1), "tcp://node0:1234"),

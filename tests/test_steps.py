@@ -8,7 +8,10 @@ import pytest
 import torch
 from conftest import assert_same_run, finish, flags, read_metrics, run_train, start
 
+from engine.distributed import Group
+from engine.logger import Run
 from engine.losses import ACCURACY, Criterion
+from engine.schedule import lr_factor
 
 
 def validations(folder) -> list[tuple[int, int]]:
@@ -73,6 +76,55 @@ def test_run_killed_around_a_validation_between_steps_ends_the_same(demo_root, t
     assert finish([whole])[0][0] == 0
     assert_same_run(tmp_path / "killed", tmp_path / "whole")
     assert validations(tmp_path / "killed") == [(1, 3), (1, 4), (2, 6), (2, 8), (3, 9), (3, 12)]
+
+
+def test_run_by_steps_stopped_in_its_last_validation_does_it_again(demo_root, tmp_path):
+    words = flags(
+        dataset_path=demo_root, logdir=tmp_path, max_steps=3, epochs=None, model_type="res50_ASPP", dataset="Dense"
+    )
+    faulty = ["signal_in_validation", "0", *words, "--name", "stopped"]
+    stopped, whole = finish(
+        [start(faulty, tmp_path, "tests/train_with_fault.py"), start([*words, "--name", "whole"], tmp_path)]
+    )
+    assert (stopped[0], whole[0]) == (75, 0), (stopped, whole)
+    assert not validations(tmp_path / "stopped")
+    [(status, _, stderr)] = finish([start([*words, "--name", "stopped", "--resume", "auto"], tmp_path)])
+    assert status == 0, stderr
+    assert (tmp_path / "stopped" / "best.pt").is_file()
+    assert_same_run(tmp_path / "stopped", tmp_path / "whole")
+    run_train(dataset_path=demo_root, logdir=tmp_path, max_steps=3, epochs=None, model_type="res50_ASPP", dataset="Dense",
+              name="stopped", resume="auto")  # fmt: skip
+    assert validations(tmp_path / "stopped") == [(1, 3)]  # nothing was left to do
+
+
+def test_lr_follows_the_steps_where_they_are_the_runs_length(demo_root, tmp_path):
+    """6 steps of batch 2, then with batch 4: the lr goes on at step 4 of 6, and not at the 2 steps of 4 images."""
+    words = {"dataset_path": demo_root, "logdir": tmp_path, "epochs": None, "name": "x", "lr_scaling": "none"}
+    folder = run_train(**words, max_steps=3)
+    run_train(**words | {"batchsize": 4}, max_steps=6, resume=folder / "last.pt")
+    rates = [line["lr"] for line in read_metrics(folder, "train")]
+    assert rates == [0.01 * lr_factor(step, 3 if step < 3 else 6, 0) for step in range(6)]
+
+
+def test_validation_between_steps_is_not_in_the_rate_of_training(monkeypatch):
+    """By a clock that only moves where it is told to: 2 images in 1 s, and a validation of 100 s between the steps."""
+    now = [0.0]
+    monkeypatch.setattr("engine.logger.time.perf_counter", lambda: now[0])
+    run = Run(Group(torch.device("cpu")), log_interval=2)
+    lines: list[dict] = []
+    monkeypatch.setattr(run, "_write", lines.append)
+    loss = torch.tensor(1.0)
+
+    def batches():
+        now[0] += 100
+        yield None
+
+    for step in run.steps([1, 2, 3], total=3, title=""):
+        if step == 2:
+            list(run.validation_bar(batches(), total=1))
+        now[0] += 1
+        run.log_step(1, step, {"loss": loss}, loss, 0.1, 2)
+    assert [line["images_per_s"] for line in lines] == [2.0, 2.0]
 
 
 def test_accuracy_is_the_share_of_labelled_pixels_that_are_right():

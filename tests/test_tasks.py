@@ -5,6 +5,7 @@ import json
 import pytest
 from conftest import finish, flags, read_metrics, run_train, start_group
 
+import evaluate
 import train
 from errors import UserError
 
@@ -59,11 +60,30 @@ def test_predict_of_one_image_by_a_named_checkpoint(trained, demo_root, tmp_path
     assert (tmp_path / "masks" / "demo_0001.png").is_file()
 
 
+def test_file_says_how_to_launch_in_every_task(tmp_path, monkeypatch):
+    file = tmp_path / "launch.yaml"
+    file.write_text(
+        "dataset_path: x\nddp: {enabled: false, log_level: WARNING}\ndevice: cpu\nworkers: 1\ndist_timeout: 33\n"
+    )
+    seen: list = []
+    monkeypatch.setattr("evaluate.main", lambda words: seen.append(evaluate.READER.command_line(words)[0]) or 0)
+    train.main(["--config", str(file), "--task", "test", "--checkpoint", "c.pt", "--workers", "2"])
+    [values] = seen
+    expected = {
+        "checkpoint": "c.pt", "distributed": False, "log_level": "WARNING", "device": "cpu", "workers": 2, "dist_timeout": 33,
+    }  # fmt: skip
+    assert values == expected
+
+
 @pytest.mark.parametrize(
     ("words", "named"),
     [
         (["--task", "tset"], "did you mean test?"),
         (["--task", "test", "--name", "other"], "--task test: no run of --name other in --logdir"),
+        (
+            ["--task", "test", "--resume", "log/x/last.pt"],
+            "--resume log/x/last.pt with --task test: name the file by --checkpoint",
+        ),
         (["--task", "test", "--scals", "2"], "unknown flag --scals: did you mean --scales?"),
         (["--task", "test", "--overlay"], "unknown flag --overlay"),  # of predict.py
         (["--scales", "2"], "unknown flag --scales"),  # no task of its own

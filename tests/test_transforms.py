@@ -5,7 +5,7 @@ import pytest
 
 from data.dataset import SegmentationDataset, read_list
 from data.distance import pseudo_distance, scribble_distance
-from data.transforms import MEAN_COLOUR, TrainTransform
+from data.transforms import MEAN_COLOUR, CentreCrop, TrainTransform
 
 
 class Fixed:
@@ -121,3 +121,19 @@ def test_d9_computed_distance_is_0_on_padding(train_set):
     assert not sample["distance_s"][padding].any()
     assert not sample["distance_c"][padding].any()
     assert sample["distance_c"].any()
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "crop", "rows", "columns"),
+    # 7 of 12 rows: 3 above and 2 below; 7 of 5 columns: 1 more on each side
+    [(12, 12, 8, (2, 10), (2, 10)), (12, 5, 7, (3, 10), (0, 5)), (7, 7, 7, (0, 7), (0, 7))],
+)
+def test_centre_crop_takes_whole_pixels_of_the_middle(height, width, crop, rows, columns):
+    given = maps(height, width)
+    cropped = CentreCrop(crop)(given, np.random.default_rng(0))
+    left = max(0, (crop - width) // 2)
+    for name, values in given.items():
+        inside = cropped[name][:, left : left + columns[1] - columns[0]]
+        assert np.array_equal(inside, values[slice(*rows), slice(*columns)])
+    assert (cropped["label"][:, :left] == 255).all()
+    assert (cropped["distance_s"][:, :left] == 0).all()

@@ -126,6 +126,20 @@ def test_zero1_shares_the_optimizer_out_in_a_group_only(demo_root):
     assert type(optimizer) is torch.optim.SGD  # of one process, which has all of it anyway
 
 
+def test_summary_follows_its_flags(demo_root):
+    def summary(group=None, **values):
+        given = cfg(demo_root, **values)
+        return utils.get_summary(given, group or Group(CPU), get_criterion(given, lambda _: None))
+
+    plain, two = summary(), Group(CPU, world_size=2)
+    assert summary(two).momentum == plain.momentum
+    assert summary(two, zero1=True).momentum < 0.6 * plain.momentum
+    assert summary(ema=0.9).ema == plain.weights
+    assert summary(momentum=0).momentum == 0
+    assert summary(grad_checkpointing=True, crop_size=65).kept < summary(crop_size=65).kept
+    assert summary(batchsize=4).batchsize == 4
+
+
 def test_criterion_follows_its_flags(demo_root):
     given = cfg(demo_root, l_seg=2, l_pseudo=3, l_lorm=4, l_ds=5, l_dc=6, label_smooth=0.2)
     criterion = get_criterion(given)
