@@ -1,5 +1,6 @@
-"""Names of earlier launch scripts and of the guides (docs/guides.md) for flags of train.py, and ours."""
+"""Flags of train.py that stand for others: other names, and other ways to say the same."""
 
+# Names of earlier launch scripts and of the guides (docs/guides.md).
 # {their name, or SECTION.KEY of a YAML file: our name, and after a space what to say with it}
 ALIASES = {
     "pesudo_path": "pseudo_path",
@@ -29,3 +30,6 @@ ALIASES = {
     "valid_epoch_interval": "val_epoch_frequency",
     "use_augment": "augment",
 }
+
+# {a flag: the one that counts instead of it, where both are given}
+INSTEAD = {"batchsize": "total_batchsize", "epochs": "max_steps", "warmup_epochs": "warmup_steps"}

@@ -4,6 +4,12 @@ from dataclasses import dataclass
 
 from flags import flag
 
+# What may differ between the ranks of a run: paths, and what belongs to a machine or a process.
+LOCAL = (
+    "dataset_path", "logdir", "classes", "resume", "workers", "val_workers", "device", "distributed", "dist_url", "world_size", "rank",
+    "local_rank", "notes", "checkpoint", "compare", "json", "save_dir", "report",
+)  # fmt: skip
+
 
 @dataclass
 class DataFlags:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from aliases import ALIASES
+from aliases import ALIASES, INSTEAD
 from common_flags import DataFlags, LaunchFlags, ModelFlags
 from data.histogram import given_weights
 from engine.label_losses import parse_loss
@@ -16,12 +16,6 @@ from errors import UserError
 from flags import ConfigFile, FlagReader, flag
 
 DEMO_CONFIG = Path(__file__).parent / "configs" / "demo.yaml"
-
-# What may differ between the ranks of a run: paths, and what belongs to a machine or a process.
-LOCAL = (
-    "dataset_path", "logdir", "classes", "resume", "workers", "val_workers", "device", "distributed", "dist_url", "world_size", "rank",
-    "local_rank", "notes", "checkpoint", "compare", "json", "save_dir", "report",
-)  # fmt: skip
 
 
 @dataclass
@@ -162,7 +156,6 @@ class Config(LaunchFlags, ModelFlags, DataFlags):
     notes: list[str] = field(default_factory=list)  # lines to log once the run has started
 
 
-INSTEAD = {"batchsize": "total_batchsize", "epochs": "max_steps", "warmup_epochs": "warmup_steps"}
 READER = FlagReader(Config, ALIASES, "python train.py", "Train a semantic-segmentation model.", INSTEAD)
 FLAGS = READER.fields
 

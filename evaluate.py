@@ -21,8 +21,7 @@ import torch
 from PIL import Image
 
 import errors
-from common_flags import DataFlags, InferenceFlags, ModelFlags
-from config import LOCAL
+from common_flags import LOCAL, DataFlags, InferenceFlags, ModelFlags
 from data.classes import Classes, read_classes
 from data.dataset import SegmentationDataset
 from engine import doctor, metrics

@@ -16,8 +16,7 @@ import numpy as np
 import torch
 
 import errors
-from common_flags import InferenceFlags, ModelFlags
-from config import LOCAL
+from common_flags import LOCAL, InferenceFlags, ModelFlags
 from data.classes import read_classes
 from data.dataset import read_label
 from data.inputs import Images, Input, find_inputs, frame_rate, probe, read_frames

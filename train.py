@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader
 import config
 import due
 import errors
+from common_flags import LOCAL
 from config import Config
 from criterion import get_class_weights, get_criterion
 from data.classes import Classes, read_classes
@@ -241,7 +242,7 @@ def introduce(cfg: Config, group: Group, run: Run) -> None:
         run.info(f"joining the group of {group.launcher}; --no_distributed would not")
     for note in cfg.notes:
         run.info(note)
-    doctor.check_flags(group, vars(cfg), config.LOCAL)
+    doctor.check_flags(group, vars(cfg), LOCAL)
 
 
 if __name__ == "__main__":
