@@ -54,12 +54,12 @@ def unknown_model(data):
 
 
 def misspelt_flag(data):
-    return ["--batch_size", "2"], "unknown flag --batch_size: did you mean --batchsize?"
+    return ["--batch_siz", "2"], "unknown flag --batch_siz: did you mean --batchsize?"
 
 
 def unknown_yaml_key(data):
-    (data / "c.yaml").write_text("learning_rate: 3\n")
-    return ["--config", str(data / "c.yaml")], "c.yaml: unknown key 'learning_rate'"
+    (data / "c.yaml").write_text("learning_rat: 3\n")
+    return ["--config", str(data / "c.yaml")], "c.yaml: unknown key 'learning_rat': did you mean lr?"
 
 
 def missing_config(data):
