@@ -206,7 +206,8 @@ def dump(cfg: Config) -> str:
 def changes(saved: dict, cfg: Config) -> str:
     """What differs between a saved config (as_dict) and this one, as "flag: old -> new, ..."."""
     now = as_dict(cfg)
-    return ", ".join(f"{name}: {saved.get(name)} -> {now[name]}" for name in now if saved.get(name) != now[name])
+    # A flag that the file does not know has come since.
+    return ", ".join(f"{name}: {was} -> {now[name]}" for name, was in saved.items() if now.get(name, was) != was)
 
 
 def _check(cfg: Config) -> None:

@@ -45,6 +45,15 @@ def pytest_addoption(parser) -> None:
     )
 
 
+# Files that take longest, first: a worker that has none left waits for the other's.
+SLOWEST = ("test_resume", "test_distributed", "test_docs", "test_two_nodes", "test_interchange", "test_launch_paths")
+
+
+def pytest_collection_modifyitems(items) -> None:
+    order = {name: number for number, name in enumerate(SLOWEST)}
+    items.sort(key=lambda item: order.get(item.path.stem, len(order)))
+
+
 def pytest_configure(config) -> None:
     """Give the start method to this process, and to every Python that it starts."""
     method = config.getoption("--start_method")

@@ -19,9 +19,7 @@ import sys
 import traceback
 from pathlib import Path
 
-import torchvision
-from torch import nn
-from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
+import thin_networks
 
 PRELOAD = ["train", "evaluate", "predict", "export", "data.check", "torch.utils.tensorboard", "torch.distributed.run"]
 # It imports as little as it can: it is what each call waits for.
@@ -42,18 +40,6 @@ if status < 0:
     os.kill(os.getpid(), -status)
 sys.exit(status)
 """
-
-
-class ThinResNet(ResNet):
-    """torchvision's ResNet, but for the numbers of its blocks and channels."""
-
-    def __init__(self, depth: int):
-        block = Bottleneck if depth >= 50 else BasicBlock
-        super().__init__(block, [1, 1, 1, 1])
-        self.fc = nn.Linear(self.inplanes, 1)
-
-    def _make_layer(self, block, planes, *args, **kwargs):
-        return super()._make_layer(block, planes // 8, *args, **kwargs)
 
 
 class PythonServer:
@@ -85,7 +71,7 @@ def _write_program(path: Path, text: str) -> None:
 def serve(address: str) -> None:
     for name in PRELOAD:
         importlib.import_module(name)
-    torchvision.models.get_model = lambda name, **_: ThinResNet(int(name.removeprefix("resnet")))
+    thin_networks.use()
     server = socket.socket(socket.AF_UNIX)
     server.bind(address)
     server.listen(64)

@@ -8,10 +8,6 @@ EPOCHS = 5
 FLOAT64 = "tests/train_float64.py"
 
 
-def in_epochs(folder) -> list[dict]:
-    return [torch.load(folder / f"epoch_{epoch:04d}.pt", weights_only=True) for epoch in range(1, EPOCHS + 1)]
-
-
 def momenta(content) -> list[torch.Tensor]:
     return [state["momentum_buffer"] for state in content["optimizer"]["state"].values()]
 
@@ -23,7 +19,7 @@ def test_checkpoints_go_from_any_way_of_running_to_any_other(demo_root, tmp_path
     """
     words = flags(
         dataset_path=demo_root, logdir=tmp_path, freeze_bn=True, batchsize=None, total_batchsize=4, l_lorm=0.01,
-        save_epoch_frequency=1, epochs=None, ema=0.9,
+        epochs=None, val_epoch_frequency=0,
     )  # fmt: skip
     whole = start([*words, "--epochs", str(EPOCHS), "--name", "whole"], tmp_path, FLOAT64)
     ways = [(1, []), (2, []), (1, ["--accum_steps", "2"]), (2, ["--zero1"]), (1, [])]
@@ -38,16 +34,15 @@ def test_checkpoints_go_from_any_way_of_running_to_any_other(demo_root, tmp_path
         assert [result[0] for result in results] == [75 if stop else 0] * world_size, results
     assert finish([whole])[0][0] == 0
 
-    for ours, theirs in zip(in_epochs(tmp_path / "changed"), in_epochs(tmp_path / "whole"), strict=True):
-        assert ours["optimizer"]["param_groups"][0]["params"] == theirs["optimizer"]["param_groups"][0]["params"]
-        for part in ("model", "ema"):
-            for name, value in theirs[part].items():
-                torch.testing.assert_close(ours[part][name], value, rtol=1e-9, atol=1e-12)
-        for mine, expected in zip(momenta(ours), momenta(theirs), strict=True):
-            torch.testing.assert_close(mine, expected, rtol=1e-7, atol=1e-12)
+    ours, theirs = (torch.load(tmp_path / name / "last.pt", weights_only=True) for name in ("changed", "whole"))
+    assert ours["optimizer"]["param_groups"][0]["params"] == theirs["optimizer"]["param_groups"][0]["params"]
+    for name, value in theirs["model"].items():
+        torch.testing.assert_close(ours["model"][name], value, rtol=1e-9, atol=1e-12)
+    for mine, expected in zip(momenta(ours), momenta(theirs), strict=True):
+        torch.testing.assert_close(mine, expected, rtol=1e-7, atol=1e-12)
     for kind in ("train", "val"):
         lines = [read_metrics(tmp_path / name, kind) for name in ("changed", "whole")]
-        assert len(lines[0]) == len(lines[1]) == {"train": 10, "val": 5}[kind]
+        assert len(lines[0]) == len(lines[1]) == {"train": 10, "val": 1}[kind]
     losses = [[line["loss"] for line in read_metrics(tmp_path / name, "train")] for name in ("changed", "whole")]
     assert losses[0] == pytest.approx(losses[1], rel=1e-9)
 
@@ -57,7 +52,7 @@ def test_zero1_changes_no_bit_and_neither_does_resuming_with_or_without_it(demo_
     words = flags(dataset_path=demo_root, logdir=tmp_path, epochs=3, save_epoch_frequency=1, model_type="res50_ASPP")
 
     def run(name: str, *more: str) -> None:
-        results = finish(start_group(2, [*words, "--name", name, *more], tmp_path))
+        results = finish(start_group(2, [*words, "--name", name, *more], tmp_path, FLOAT64))
         assert [status for status, _, _ in results] == [0, 0], results
 
     run("usual")
@@ -75,5 +70,5 @@ def test_zero1_changes_no_bit_and_neither_does_resuming_with_or_without_it(demo_
         *((last, usual["epoch_0003.pt"]) for last in crossed),
     ]:
         assert all(torch.equal(ours["model"][name], value) for name, value in theirs["model"].items())
-        assert len(momenta(ours)) == len(momenta(theirs)) > 60
+        assert len(momenta(ours)) == len(momenta(theirs)) > 40
         assert all(torch.equal(mine, value) for mine, value in zip(momenta(ours), momenta(theirs), strict=True))

@@ -1,4 +1,4 @@
-"""train.py in float64, where a sum's order shows in the last digits only.
+"""train.py in float64, where a sum's order shows in the last digits only, with a thin network.
 
 With $SAMPLES, $SAMPLES.RANK gets a line "epoch index" a training sample; with $STOP_AT_STEP, it is told to stop there.
 """
@@ -16,7 +16,9 @@ import errors
 import train
 from data.dataset import SegmentationDataset
 from engine.state import TrainState
+from tests import thin_networks
 
+thin_networks.use()
 if "SAMPLES" in os.environ:
     read_sample = SegmentationDataset.__getitem__
 
