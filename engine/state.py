@@ -125,9 +125,8 @@ class TrainState:
         if not position:
             return
         self.epoch, self.samples, self.step = content["epoch"], content["samples"], content["step"]
-        self.validated = content.get(
-            "validated", self.step
-        )  # files from before there was --val_step_frequency have none
+        # Files from before there was --val_step_frequency have none.
+        self.validated = content.get("validated", self.step)
         self.best_miou, self.origin = content["best_miou"], content["origin"]
         ranks = content["ranks"]
         if len(ranks) == group.world_size:
