@@ -1,0 +1,45 @@
+"""Commands that programs print: quoted, and run by the same interpreter."""
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import shell
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX shells")
+def test_words_reach_the_program_as_they_are(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["my data", "it's", "a*b", "$HOME", ""]
+    line = shell.python_command("-c", "import sys; print(sys.argv[1:])", *words)
+    done = subprocess.run(line, shell=True, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == repr(words)
+
+
+def test_a_program_of_the_repository_is_found_from_any_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert shlex.split(shell.python_command("train.py", "--epochs", 3))[1:] == [
+        str(shell.REPO / "train.py"), "--epochs", "3",
+    ]  # fmt: skip
+    monkeypatch.chdir(shell.REPO)
+    assert shlex.split(shell.python_command("train.py"))[1:] == ["train.py"]
+
+
+def test_python_is_named_as_the_shell_finds_it(tmp_path, monkeypatch):
+    interpreter = tmp_path / "bin" / "python"
+    interpreter.parent.mkdir()
+    interpreter.symlink_to(Path(sys.executable).resolve())
+    monkeypatch.setattr(sys, "executable", str(interpreter))
+    monkeypatch.setenv("PATH", str(interpreter.parent))
+    assert shell.python_command("x.py") == "python x.py"
+    # Not activated: another python, though the same program at the end of the links.
+    other = tmp_path / "other" / "python"
+    other.parent.mkdir()
+    other.symlink_to(Path(sys.executable).resolve())
+    monkeypatch.setenv("PATH", str(other.parent))
+    assert shell.python_command("x.py") == f"{interpreter} x.py"
+    monkeypatch.chdir(tmp_path)
+    assert shell.python_command("x.py") == "bin/python x.py"
