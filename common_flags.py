@@ -48,10 +48,19 @@ class ModelFlags:
     classes: str = flag(
         "", "names and colours of the classes: voc, camvid, cityscapes, ade20k, or a FILE with one a line [numbers]"
     )
+    background: str = flag(
+        "0", "class that is background to distance maps, LoRM and overlays; none: every class is an object",
+        choices=("0", "none"),
+    )  # fmt: skip
     amp: str = flag("none", "mixed precision; fp16 scales the loss", choices=("none", "bf16", "fp16"))
     val_batchsize: int = flag(
         4, "images of one size, or windows of them, in one forward pass of validation", at_least=1
     )
+
+    @property
+    def background_class(self) -> int | None:
+        """--background as a class number, or None."""
+        return None if self.background == "none" else int(self.background)
 
 
 @dataclass

@@ -36,7 +36,7 @@ from optimizer import get_optimizer
 
 DEMO_ROOT = Path("dataset/demo")
 
-# How a distance map is made where no folder has it: from which map, and by what.
+# How to compute a distance map where no folder has it: from which map, and with what function.
 COMPUTE = {"distance_s": ("label", scribble_distance), "distance_c": ("pseudo", pseudo_distance)}
 
 
@@ -110,7 +110,10 @@ def get_loader(cfg: Config, split: str, group: Group, *, training: bool | None =
     paths = {
         "label": cfg.train_path, "pseudo": cfg.pseudo_path, "distance_s": cfg.distancemap_s, "distance_c": cfg.distancemap_c,
     }  # fmt: skip
-    compute = {name: COMPUTE[name] for name in MAPS[cfg.dataset] if name in COMPUTE and not paths[name]}
+    compute = {
+        name: (COMPUTE[name][0], partial(COMPUTE[name][1], background=cfg.background_class))
+        for name in MAPS[cfg.dataset] if name in COMPUTE and not paths[name]
+    }  # fmt: skip
     maps = {name: paths[name] for name in MAPS[cfg.dataset] if name not in compute}
     names, folders = find_files(
         Path(cfg.dataset_path), cfg.dataset, split, maps, list_path=cfg.list_path, image_path=cfg.image_path
@@ -157,7 +160,8 @@ def get_model(
 def _build(cfg: Config) -> models.Segmenter:
     model = models.build(
         cfg.model_type, layers=cfg.layers, num_classes=cfg.numclasses, stride_in_1x1=cfg.stride_in_1x1,
-        freeze_bn=cfg.freeze_bn, grad_checkpointing=cfg.grad_checkpointing,
+        freeze_bn=cfg.freeze_bn, grad_checkpointing=cfg.grad_checkpointing, lorm_scope=cfg.lorm_scope,
+        background=cfg.background_class,
     )  # fmt: skip
     if model.lorm is not None and "lorm" not in active_terms(cfg):
         model.lorm.requires_grad_(False)  # DDP waits for a gradient of whatever wants one

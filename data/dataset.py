@@ -4,7 +4,7 @@ import contextlib
 import os
 import struct
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -152,8 +152,8 @@ class SegmentationDataset(Dataset):
 
     folders: {"image": folder, and any of "label", "pseudo", "distance_s", "distance_c": folder of NAME.png}.
     transform: augmentation of a training sample, see data.transforms; None for evaluation.
-    compute: {"distance_s" or "distance_c": (source map, function)}: maps made from an augmented label
-    instead of read.
+    compute: {"distance_s" or "distance_c": (source map, function)}: maps computed from a label of the image's
+    own size instead of read. The transform then moves them as it moves maps that are read.
 
     dataset[epoch, index] is a sample whose augmentation depends on (seed, epoch, index) only;
     dataset[index] is one at the image's own size, with "index". Both are dicts of uint8 arrays: "image" (H, W, 3),
@@ -167,7 +167,7 @@ class SegmentationDataset(Dataset):
         num_classes: int,
         *,
         transform: Callable | None = None,
-        compute: dict[str, tuple[str, Callable]] | None = None,
+        compute: Mapping[str, tuple[str, Callable]] | None = None,
         seed: int = 0,
     ):
         self.num_classes, self.transform, self.compute, self.seed = num_classes, transform, compute or {}, seed
@@ -190,14 +190,9 @@ class SegmentationDataset(Dataset):
         epoch, index = key
         assert self.transform is not None
         maps = self._read(index)
-        if self.compute:
-            maps["inside"] = np.ones(maps["image"].shape[:2], np.uint8)
-        maps = self.transform(maps, np.random.default_rng((self.seed, epoch, index)))
-        if self.compute:
-            inside = maps.pop("inside")
-            for name, (source, distance) in self.compute.items():
-                maps[name] = distance(maps[source]) * inside
-        return maps
+        for name, (source, distance) in self.compute.items():
+            maps[name] = distance(maps[source])
+        return self.transform(maps, np.random.default_rng((self.seed, epoch, index)))
 
     def _read(self, index: int) -> dict[str, np.ndarray]:
         files = self.files[index]

@@ -1,6 +1,6 @@
 """Distance maps that weight the entropy losses (CDSP, "Scribble Hides Class", AAAI 2024).
 
-Training computes them on the fly from the augmented labels. To write them as PNGs once instead:
+Training computes them on the fly, from each label at its own size. To write them as PNGs once instead:
 
     python -m data.distance --scribbles VOC2012/pascal_2012_scribble --out VOC2012/distance_map
     python -m data.distance --pseudo VOC2012/bmp_pseudolabel --out VOC2012/distance_pseudo
@@ -25,37 +25,45 @@ LAMBDA_S = math.e
 LAMBDA_C = math.e**6
 
 
-def scribble_distance(label: np.ndarray, lambda_s: float = LAMBDA_S) -> np.ndarray:
+def scribble_distance(label: np.ndarray, lambda_s: float = LAMBDA_S, background: int | None = 0) -> np.ndarray:
     """Closeness to the scribble: 255 on a foreground stroke, falling to 0; shape (H, W), uint8.
 
     255 - trunc(clip(sqrt(lambda_s) * d, 0, 255)), d the exact Euclidean distance in pixels to the nearest
-    pixel of class 1..254 in `label` (H, W); background strokes do not count. All 0 without any.
+    stroke in `label` (H, W), 0..254 and 255 = no stroke. Strokes of the class `background` do not count; with None
+    all strokes do. All 0 without any.
     """
-    return 255 - _scaled_distance(_foreground(label), lambda_s)
+    return 255 - _scaled_distance(_foreground(label, background), lambda_s)
 
 
-def pseudo_distance(label: np.ndarray, lambda_c: float = LAMBDA_C) -> np.ndarray:
+def pseudo_distance(label: np.ndarray, lambda_c: float = LAMBDA_C, background: int | None = 0) -> np.ndarray:
     """Distance to the pseudo-label's contour: 0 on it, rising to 255; shape (H, W), uint8.
 
     trunc(clip(sqrt(lambda_c) * d, 0, 255)), d the exact Euclidean distance in pixels to the nearest pixel
-    on a contour, inner ones included, 1 pixel wide, of the classes 1..254 in `label` (H, W). All 255
-    without any.
+    on a contour, inner ones included, 1 pixel wide, in `label` (H, W), 0..254 and 255 = unsure. The contour is the
+    foreground's: all classes but `background` together. With None, which has no foreground to outline, it is each
+    class's own. All 255 without any.
     """
-    contours, _ = cv2.findContours(_foreground(label), cv2.RETR_LIST, cv2.CHAIN_APPROX_NONE)
+    if background is None:
+        regions = [label == number for number in np.unique(label) if number != IGNORE]
+    else:
+        regions = [_foreground(label, background)]
     drawn = np.zeros(label.shape, np.uint8)
-    cv2.drawContours(drawn, contours, -1, color=1, thickness=1)
-    return _scaled_distance(drawn, lambda_c)
+    for region in regions:
+        contours, _ = cv2.findContours(region.astype(np.uint8), cv2.RETR_LIST, cv2.CHAIN_APPROX_NONE)
+        cv2.drawContours(drawn, contours, -1, color=1, thickness=1)
+    return _scaled_distance(drawn > 0, lambda_c)
 
 
-def _foreground(label: np.ndarray) -> np.ndarray:
-    return ((label != 0) & (label != IGNORE)).astype(np.uint8)
+def _foreground(label: np.ndarray, background: int | None) -> np.ndarray:
+    labelled = label != IGNORE
+    return labelled if background is None else labelled & (label != background)
 
 
 def _scaled_distance(target: np.ndarray, scale_squared: float) -> np.ndarray:
-    """trunc(clip(sqrt(scale_squared) * d, 0, 255)) as uint8, d the distance to the nearest 1 in `target`."""
+    """trunc(clip(sqrt(scale_squared) * d, 0, 255)) as uint8, d the distance to the nearest True in `target`."""
     if not target.any():
         return np.full(target.shape, 255, np.uint8)
-    distance = cv2.distanceTransform(1 - target, cv2.DIST_L2, cv2.DIST_MASK_PRECISE)
+    distance = cv2.distanceTransform((~target).astype(np.uint8), cv2.DIST_L2, cv2.DIST_MASK_PRECISE)
     return np.clip(math.sqrt(scale_squared) * distance, 0, 255).astype(np.uint8)
 
 
@@ -72,9 +80,9 @@ def main(argv: list[str] | None = None) -> None:
     if not paths:
         raise UserError(f"{folder}: no such folder, or no .png in it")
     args.out.mkdir(parents=True, exist_ok=True)
-    write = functools.partial(
-        _write_map, out=args.out, distance=scribble_distance if args.scribbles else pseudo_distance
-    )
+    distance = scribble_distance if args.scribbles else pseudo_distance
+    distance = functools.partial(distance, background=None if args.background == "none" else 0)
+    write = functools.partial(_write_map, out=args.out, distance=distance)
     with multiprocessing.Pool() as pool:
         for _ in tqdm(pool.imap_unordered(write, paths), total=len(paths), unit="map"):
             pass
@@ -86,6 +94,7 @@ def parser() -> argparse.ArgumentParser:
     source.add_argument("--scribbles", type=Path, metavar="DIR", help="folder of scribble PNGs")
     source.add_argument("--pseudo", type=Path, metavar="DIR", help="folder of pseudo-label PNGs")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write to; made if absent")
+    parser.add_argument("--background", choices=("0", "none"), default="0", help="background class, as in train.py [0]")
     return parser
 
 

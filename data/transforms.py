@@ -7,14 +7,13 @@ import numpy as np
 
 MEAN_COLOUR = (124, 116, 104)  # ImageNet's mean, RGB, 0..255
 
-# Per map: interpolation, and the value of pixels from outside the image. Padding never carries weight.
+# Interpolation of each map, and the value of pixels from outside the image: padding never carries weight.
 WARPS: dict[str, tuple[int, tuple[int, ...]]] = {
     "image": (cv2.INTER_LINEAR, MEAN_COLOUR),
     "label": (cv2.INTER_NEAREST, (255,)),
     "pseudo": (cv2.INTER_NEAREST, (255,)),
-    "distance_s": (cv2.INTER_LINEAR, (0,)),
-    "distance_c": (cv2.INTER_LINEAR, (0,)),
-    "inside": (cv2.INTER_NEAREST, (0,)),
+    "distance_s": (cv2.INTER_NEAREST, (0,)),
+    "distance_c": (cv2.INTER_NEAREST, (0,)),
 }
 
 
@@ -23,12 +22,14 @@ class TrainTransform:
     """Random augmentation to square crops; the defaults are CDSP's recipe.
 
     crop_size: pixels. scale: range of the factor on the image's size. rotation: largest angle, degrees.
-    blur: probability of a 5x5 Gaussian blur. Flip is horizontal, at probability 1/2.
+    rotation_p: probability of a rotation. blur: probability of a 5x5 Gaussian blur. Flip is horizontal, at
+    probability 1/2.
     """
 
     crop_size: int = 465
     scale: tuple[float, float] = (0.5, 2.0)
     rotation: float = 10.0
+    rotation_p: float = 0.5
     blur: float = 0.5
 
     def __call__(self, maps: dict[str, np.ndarray], rng: np.random.Generator) -> dict[str, np.ndarray]:
@@ -49,6 +50,8 @@ class TrainTransform:
         """A random 2x3 matrix from pixel (x, y) of the image to pixel (x, y) of the crop."""
         scale = rng.uniform(*self.scale)
         angle = np.deg2rad(rng.uniform(-self.rotation, self.rotation))
+        if rng.random() >= self.rotation_p:
+            angle = 0.0
         flip = -1.0 if rng.random() < 0.5 else 1.0
         # A larger image is cropped anywhere inside; a smaller one lies in the middle of the crop.
         offset_x, offset_y = (

@@ -41,6 +41,27 @@ def test_pseudo_distance_of_a_square_by_hand():
     assert distance[1, 1] == math.trunc(math.e**3 * math.sqrt(2))
 
 
+def test_b9_without_a_background_class_strokes_of_class_0_count():
+    label = np.full((1, 9), 255, np.uint8)
+    label[0, 0], label[0, 8] = 0, 3
+    # sqrt(e) = 1.6487: 255 - trunc(1.6487 d), d to the nearer end, or to the right end only
+    near = [math.trunc(math.sqrt(math.e) * d) for d in range(9)]
+    assert (255 - scribble_distance(label, background=None)[0]).tolist() == near[:5] + near[3::-1]
+    assert (255 - scribble_distance(label)[0]).tolist() == near[::-1]
+
+
+def test_b9_without_a_background_class_each_class_has_a_contour():
+    label = np.zeros((3, 8), np.uint8)
+    label[:, 4:] = 2
+    label[:, 7] = 255
+    # Of 3 rows the outer ones are contours, as regions end at the image's border. In the middle row class 0 ends at
+    # columns 0 and 3, class 2 at 4 and 6; column 7 is unsure and belongs to no class.
+    middle = [0, 1, 1, 0, 0, 1, 0, 1]
+    assert pseudo_distance(label, background=None)[1].tolist() == [math.trunc(math.e**3) * d for d in middle]
+    # With background 0 only class 2 is outlined: column 3 is one pixel off, column 0 four.
+    assert pseudo_distance(label)[1].tolist() == [math.trunc(math.e**3 * d) for d in (4, 3, 2, 1, 0, 1, 0, 1)]
+
+
 @pytest.mark.parametrize("value", [0, 255])
 def test_without_foreground(value):
     label = np.full((5, 5), value, np.uint8)

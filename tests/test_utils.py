@@ -1,5 +1,6 @@
 """Flags become objects: each flag reaches what it is for (STYLE 10)."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -12,6 +13,7 @@ import config
 import models
 import utils
 from criterion import get_criterion
+from data.distance import main as distance_main
 from data.distance import pseudo_distance, scribble_distance
 from engine.distributed import Group
 from errors import UserError
@@ -173,8 +175,27 @@ def test_loader_reads_the_folders_of_its_flags(demo_root, tmp_path):
         "image": "JPEGImages",
         "label": "masks",
     }
-    computed = utils.get_loader(cfg(demo_root), "train", Group(CPU)).dataset.compute
-    assert computed == {"distance_s": ("label", scribble_distance), "distance_c": ("pseudo", pseudo_distance)}
+    for chosen, background in (("0", 0), ("none", None)):
+        computed = utils.get_loader(cfg(demo_root, background=chosen), "train", Group(CPU)).dataset.compute
+        used = {name: (source, distance.func, distance.keywords) for name, (source, distance) in computed.items()}
+        assert used == {
+            "distance_s": ("label", scribble_distance, {"background": background}),
+            "distance_c": ("pseudo", pseudo_distance, {"background": background}),
+        }
+
+
+@pytest.mark.parametrize("background", ["0", "none"])
+def test_distance_maps_stored_and_computed_give_the_same_batch(demo_root, tmp_path, background):
+    """Audit B2: both are made at the image's own size, and the same warp moves them."""
+    for source, folder, out in (("scribbles", "pascal_2012_scribble", "s"), ("pseudo", "bmp_pseudolabel", "c")):
+        words = [f"--{source}", demo_root / folder, "--out", tmp_path / out, "--background", background]
+        distance_main([str(word) for word in words])
+    computed = cfg(demo_root, background=background, batchsize=8, crop_size=129)
+    stored = dataclasses.replace(computed, distancemap_s=str(tmp_path / "s"), distancemap_c=str(tmp_path / "c"))
+    ours, theirs = (next(iter(utils.get_loader(flags, "train", Group(CPU)))) for flags in (computed, stored))
+    assert set(ours) == set(theirs) == {"image", "label", "pseudo", "distance_s", "distance_c"}
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert all(ours[name].unique().numel() > 10 for name in ("distance_s", "distance_c"))
 
 
 def test_evaluation_loader_gives_each_image_its_place_in_the_list(demo_root):
