@@ -59,6 +59,11 @@ class Config(LaunchFlags, ModelFlags, DataFlags):
     l_seg: float = flag(1.0, "weight of all of --loss", at_least=0)
     l_pseudo: float = flag(1.0, "weight of cross entropy on pseudo-labels", at_least=0)
     l_lorm: float = flag(1.0, "weight of the localization rectification loss (models *_lorm)", at_least=0)
+    lorm_scope: str = flag(
+        "foreground",
+        "positions of the localization rectification loss; all, as in the release, also pulls background features to 0",
+        choices=("foreground", "all"),
+    )
     l_ds: float = flag(1.0, "weight of entropy near the scribble", at_least=0)
     l_dc: float = flag(1.0, "weight of entropy away from the pseudo-label's contour", at_least=0)
     label_smooth: float = flag(0.1, "label smoothing of the pseudo-label loss, 0 to below 1", at_least=0)

@@ -135,6 +135,8 @@ def train_one_epoch(
             with gradient_sync(state.model, enabled=number == cfg.accum_steps):
                 with autocast(cfg.amp, group.device):
                     outputs = state.model(batch["image"], batch["pseudo"] if "lorm" in criterion.weights else None)
+                if "lorm_terms" in outputs:  # --lorm_scope all: see Criterion
+                    outputs["lorm_terms"] = group.sum(outputs["lorm_terms"]) * cfg.accum_steps
                 micro_parts = criterion(outputs, batch, global_counts, classes)
                 # DDP takes the mean over ranks of what is a sum over them.
                 state.scaler.scale(criterion.total(micro_parts) * group.world_size).backward()

@@ -23,7 +23,7 @@ class Criterion:
     - seg: cross entropy with "label" (scribble or dense), over pixels that are not 255
     - seg_focal, seg_ohem, seg_dice, seg_lovasz: other losses on "label"; `options` are those of LabelLosses
     - pseudo: cross entropy with "pseudo", smoothed by `label_smooth`, over pixels that are not 255
-    - lorm: the model's LoRM loss over its terms (models.lorm)
+    - lorm: the model's LoRM loss over its number of terms (models.lorm)
     - ds, dc: sum of (d / 255) * entropy(softmax) over pixels with d > 0, d = "distance_s" or "distance_c"
 
     accuracy: also find the share of labelled pixels that are predicted right, as the last term, of weight 0, named
@@ -32,6 +32,11 @@ class Criterion:
     The counts are summed over ranks and over the micro-batches of an optimizer step before the first
     backward pass. So the gradient is that of one process on the whole global batch, and a term whose
     count is 0 is 0.
+
+    LoRM's scope "all" is the exception: its count depends on the features, so each forward pass outputs it as
+    "lorm_terms". The caller sums that over ranks and multiplies it by the number of micro-batches. The loss is then the
+    mean over micro-batches of what each of them has over all ranks: exact without accumulation, on any number of
+    ranks. With accumulation it weighs micro-batches alike where one global batch would weigh them by their terms.
     """
 
     def __init__(self, weights: dict[str, float], label_smooth: float = 0.0, *, accuracy: bool = False, **options):
@@ -71,10 +76,10 @@ class Criterion:
     ) -> Tensor:
         """This batch's part of each loss, unweighted, in the order of `weights`: float32 or float64.
 
-        outputs: {"logits": (B, C, h, w), "lorm": scalar sum}. batch: {"image": (B, H, W, 3), for its size;
-        "label", "pseudo": (B, H, W) uint8 classes, 255 = ignore; "distance_s", "distance_c": (B, H, W)
-        uint8}. counts: as counts(), summed over the global batch, as plain numbers. classes: as classes(batch); without
-        them a GPU is waited for.
+        outputs: {"logits": (B, C, h, w), "lorm": scalar sum, "lorm_terms": its count where `counts` lacks it}.
+        batch: {"image": (B, H, W, 3), for its size; "label", "pseudo": (B, H, W) uint8 classes, 255 = ignore;
+        "distance_s", "distance_c": (B, H, W) uint8}. counts: as counts(), summed over the global batch, as plain
+        numbers. classes: as classes(batch); without them the CPU waits for the GPU.
         """
         size = batch["image"].shape[1:3]
         logits = outputs["logits"]
@@ -91,8 +96,12 @@ class Criterion:
             sums |= {term: (batch[NEEDS[term]] / 255 * entropy).sum() for term in entropies}
         if ACCURACY in self.weights:
             sums[ACCURACY] = torch.count_nonzero(log_probs.argmax(1) == batch[self.needs[ACCURACY]])
-        # Plain numbers, as a tensor on its way to the GPU would make the CPU wait for it.
-        return torch.stack([sums[term] / (count or 1.0) for term, count in zip(self.weights, counts, strict=True)])
+        # Plain numbers: reading a tensor on the GPU would make the CPU wait for it.
+        divisors: dict[str, float | Tensor]
+        divisors = {term: count or 1.0 for term, count in zip(self.weights, counts, strict=True)}
+        if "lorm_terms" in outputs and "lorm" in divisors:
+            divisors["lorm"] = outputs["lorm_terms"].clamp(min=1)
+        return torch.stack([sums[term] / divisor for term, divisor in divisors.items()])
 
     def total(self, parts: Tensor) -> Tensor:
         """The weighted sum of the losses that __call__ returns."""

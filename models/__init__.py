@@ -23,10 +23,13 @@ def build(
     stride_in_1x1: bool = False,
     freeze_bn: bool = False,
     grad_checkpointing: bool = False,
+    lorm_scope: str = "foreground",
+    background: int | None = 0,
 ) -> Segmenter:
-    """A model with random weights; name from MODELS, layers 18, 34, 50, 101 or 152."""
-    head, lorm, multi_grid = MODELS[name]
+    """A model with random weights; name from MODELS, layers 18, 34, 50, 101 or 152. The rest is as in Segmenter."""
+    head, has_lorm, multi_grid = MODELS[name]
     backbone = ResNetBackbone(
         layers, multi_grid=multi_grid, stride_in_1x1=stride_in_1x1, grad_checkpointing=grad_checkpointing
     )
-    return Segmenter(backbone, head, num_classes, lorm=lorm, freeze_bn=freeze_bn)
+    scope = lorm_scope if has_lorm else None
+    return Segmenter(backbone, head, num_classes, lorm_scope=scope, background=background, freeze_bn=freeze_bn)

@@ -13,21 +13,25 @@ class LoRM(nn.Module):
     """Pulls the features of foreground positions towards those of the positions they resemble.
 
     For features x (B, C, H, W): q and k are 1x1 convolutions of x, A = softmax over keys of
-    cosine(q_i, k_j), y = gamma * A x, gamma learned. The loss compares x with y on the foreground:
-    (x - y)^2. The release also sums x^2 over the background, where it sets y to 0; that pulls
-    background features to zero, and makes the divisor depend on the prediction. Here those terms do not exist: a batch without foreground has loss 0.
+    cosine(q_i, k_j), y = gamma * A x, gamma learned. The loss is the sum of (x - y)^2 divided by its number of terms.
+
+    scope: "foreground" sums over the foreground's positions; a batch without foreground has loss 0. "all" is the
+    release's loss: it sums over all positions with y = 0 outside the foreground, which pulls background features to
+    0, and counts the terms that are not 0, which depends on the features.
     """
 
-    def __init__(self, channels: int):
+    def __init__(self, channels: int, scope: str = "foreground"):
         super().__init__()
+        assert scope in ("foreground", "all"), scope
+        self.scope = scope
         self.query_conv = nn.Conv2d(channels, channels, 1)
         self.key_conv = nn.Conv2d(channels, channels, 1)
         self.gamma = nn.Parameter(torch.ones(1))
 
-    def forward(self, x: Tensor, foreground: Tensor) -> Tensor:
-        """The sum of (x - y)^2 over the foreground's positions and channels, a scalar in float32 or wider.
+    def forward(self, x: Tensor, foreground: Tensor) -> dict[str, Tensor]:
+        """{"lorm": sum of (x - y)^2, a scalar in float32 or wider}; scope "all" adds {"lorm_terms": their number, int64}.
 
-        x (B, C, H, W); foreground (B, H, W) bool. Divide by `foreground.sum() * C`.
+        x (B, C, H, W); foreground (B, H, W) bool.
         """
         # Normalised before their product: in fp16 the product of large features overflows.
         query = F.normalize(_positions(self.query_conv(x)), dim=-1)
@@ -37,8 +41,17 @@ class LoRM(nn.Module):
         # The meta device has no autocast to switch off.
         with torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext():
             rectified = self.gamma * F.scaled_dot_product_attention(query, key, value, scale=1.0)
-            squared = (value - rectified).square() * foreground.flatten(1).unsqueeze(-1)
-        return squared.sum()
+            inside = foreground.flatten(1).unsqueeze(-1)  # (B, H, W) -> (B, H*W, 1)
+            if self.scope == "foreground":
+                return {"lorm": ((value - rectified).square() * inside).sum()}
+            squared = (value - rectified * inside).square()
+            return {"lorm": squared.sum(), "lorm_terms": torch.count_nonzero(squared)}
+
+    def num_terms(self, foreground: Tensor) -> Tensor:
+        """The number of terms for a foreground (B, H, W) bool; 0 for scope "all", as it is not yet known."""
+        if self.scope == "all":
+            return foreground.new_zeros((), dtype=torch.int64)
+        return foreground.sum() * self.query_conv.in_channels
 
 
 def _positions(x: Tensor) -> Tensor:
@@ -47,7 +60,11 @@ def _positions(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
 
-def foreground_mask(pseudo_label: Tensor, size: tuple[int, int]) -> Tensor:
-    """Where the pseudo-label (B, H, W), 255 taken as 0, is above 0 after bilinear resizing to `size`: bool."""
-    label = pseudo_label.masked_fill(pseudo_label == IGNORE, 0).unsqueeze(1).float()
-    return F.interpolate(label, size=size, mode="bilinear", align_corners=True).squeeze(1) > 0
+def foreground_mask(pseudo_label: Tensor, size: tuple[int, int], background: int | None = 0) -> Tensor:
+    """Positions of a map of this size that take in a foreground pixel by bilinear resizing: (B, *size) bool.
+
+    pseudo_label (B, H, W): classes, 255 = unsure. Foreground is every class but `background`; None: every class.
+    """
+    labelled = pseudo_label != IGNORE
+    foreground = labelled if background is None else labelled & (pseudo_label != background)
+    return F.interpolate(foreground.unsqueeze(1).float(), size=size, mode="bilinear", align_corners=True).squeeze(1) > 0

@@ -13,18 +13,20 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 class Segmenter(nn.Module):
     """A segmentation model that takes images as they come from disk.
 
-    head: class from models.aspp. lorm: whether it has the localization rectification module.
-    freeze_bn: batch norm layers keep to their stored statistics in training, too.
+    head: class from models.aspp. lorm_scope: "foreground" or "all" (models.lorm); None: the model has no LoRM.
+    background: the class that is background to LoRM; None: every class is foreground. freeze_bn: batch norm layers
+    use their stored statistics in training too.
     """
 
     def __init__(
-        self, backbone: ResNetBackbone, head: type[nn.Module], num_classes: int, *, lorm: bool, freeze_bn: bool = False
-    ):
+        self, backbone: ResNetBackbone, head: type[nn.Module], num_classes: int, *, lorm_scope: str | None,
+        background: int | None = 0, freeze_bn: bool = False,
+    ):  # fmt: skip
         super().__init__()
         self.backbone = backbone
         self.head = head(backbone.out_channels, backbone.low_channels, num_classes)
-        self.lorm = LoRM(backbone.out_channels) if lorm else None
-        self.num_classes, self.freeze_bn = num_classes, freeze_bn
+        self.lorm = LoRM(backbone.out_channels, lorm_scope) if lorm_scope else None
+        self.num_classes, self.background, self.freeze_bn = num_classes, background, freeze_bn
         # (3, 1, 1), in units of 0..255; not saved
         self.mean: Tensor
         self.std: Tensor
@@ -36,20 +38,22 @@ class Segmenter(nn.Module):
 
         images (B, H, W, 3) uint8 RGB; pseudo_label (B, H, W), 0..num_classes-1 and 255 = ignore.
         Returns {"logits": (B, num_classes, h, w)} and, where it applies, "lorm": the sum of LoRM's loss
-        terms, a scalar, to be divided by their number (`lorm_terms`).
+        terms, a scalar. Their number is `lorm_terms`, or for scope "all" the output "lorm_terms", an int64 scalar.
         """
         x = (images.permute(0, 3, 1, 2).to(self.mean.dtype) - self.mean) / self.std  # (B, H, W, 3) -> (B, 3, H, W)
         low, features = self.backbone(x)
         outputs = {"logits": self.head(low, features)}
         if self.training and self.lorm is not None and pseudo_label is not None:
-            outputs["lorm"] = self.lorm(features, foreground_mask(pseudo_label, features.shape[2:]))
+            foreground = foreground_mask(pseudo_label, features.shape[2:], self.background)
+            outputs |= self.lorm(features, foreground)
         return outputs
 
     def lorm_terms(self, pseudo_label: Tensor) -> Tensor:
-        """How many terms LoRM's loss sums over for this pseudo-label (B, H, W)."""
+        """How many terms LoRM's loss has for this pseudo-label (B, H, W), as LoRM.num_terms."""
+        assert self.lorm is not None
         height, width = pseudo_label.shape[1:]
-        mask = foreground_mask(pseudo_label, (feature_size(height), feature_size(width)))
-        return mask.sum() * self.backbone.out_channels
+        size = (feature_size(height), feature_size(width))
+        return self.lorm.num_terms(foreground_mask(pseudo_label, size, self.background))
 
     def train(self, mode: bool = True) -> "Segmenter":
         super().train(mode)

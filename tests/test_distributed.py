@@ -82,6 +82,33 @@ def test_same_losses_and_weights_at_any_split_of_the_global_batch(uneven_labels,
     assert expected["head.aspp.conv1.weight"].dtype == torch.float64
 
 
+def test_b6_lorm_of_all_positions_is_the_same_on_any_number_of_processes(uneven_labels, tmp_path):
+    """Its divisor is counted in the forward pass and summed over ranks. Accumulation takes a mean: close, not equal."""
+    words = flags(
+        dataset_path=uneven_labels, logdir=tmp_path, epochs=2, freeze_bn=True, lr_scaling="none",
+        batchsize=None, val_epoch_frequency=0, lorm_scope="all",
+    )  # fmt: skip
+    program = "tests/train_float64.py"
+    results = finish(
+        [
+            start([*words, "--batchsize", "4", "--name", "one"], tmp_path, program),
+            *start_group(2, [*words, "--batchsize", "2", "--name", "two"], tmp_path, program),
+            start([*words, "--batchsize", "2", "--accum_steps", "2", "--name", "accum"], tmp_path, program),
+        ]
+    )
+    assert_all_ended_well(results)
+    lorm = {
+        name: [line["losses"]["lorm"] for line in read_metrics(tmp_path / name, "train")]
+        for name in ("one", "two", "accum")
+    }
+    assert len(lorm["one"]) == 4
+    assert lorm["two"] == pytest.approx(lorm["one"], rel=1e-9)
+    assert lorm["accum"] != pytest.approx(lorm["one"], rel=1e-9)
+    assert lorm["accum"] == pytest.approx(lorm["one"], rel=0.1)
+    for key, value in weights(tmp_path / "two").items():
+        torch.testing.assert_close(value, weights(tmp_path / "one")[key], rtol=1e-9, atol=1e-12)
+
+
 def assert_same_scores(words: list[str], world_sizes: tuple[int, ...], tmp_path, num_pixels: int) -> None:
     scores = []
     for world_size in world_sizes:

@@ -101,12 +101,31 @@ def test_lorm_is_its_formula():
     nn.init.constant_(module.gamma, 0.7)
     x = torch.randn(2, 6, 3, 4, dtype=torch.float64)
     foreground = torch.rand(2, 3, 4) < 0.5
-    torch.testing.assert_close(module(x, foreground), naive_lorm(module, x, foreground))
+    torch.testing.assert_close(module(x, foreground), {"lorm": naive_lorm(module, x, foreground)})
+    assert module.num_terms(foreground) == 6 * foreground.sum()
+
+
+def test_lorm_of_all_positions_is_the_released_loss():
+    """Audit B6: y is 0 outside the foreground, and only terms that are not 0 count."""
+    torch.manual_seed(0)
+    module = LoRM(6, "all").double()
+    x = (
+        torch.randn(2, 6, 3, 4, dtype=torch.float64).relu().requires_grad_()
+    )  # features that are exactly 0, as after a ReLU
+    foreground = torch.rand(2, 3, 4) < 0.5
+    outputs = module(x, foreground)
+    background = x.square().sum(1)[~foreground].sum()
+    torch.testing.assert_close(outputs["lorm"], naive_lorm(module, x, foreground) + background)
+    # In the foreground y is a mean of positive features, so x - y is never 0; in the background y is 0.
+    assert outputs["lorm_terms"] == 6 * foreground.sum() + torch.count_nonzero(x.movedim(1, -1)[~foreground])
+    outputs["lorm"].backward()
+    assert (x.grad.movedim(1, -1)[~foreground] != 0).any()
+    assert module.num_terms(foreground) == 0  # not known before the forward pass
 
 
 def test_d6_background_features_get_no_gradient_from_a_foreground_of_zero():
     module, x = LoRM(4), torch.randn(1, 4, 3, 3, requires_grad=True)
-    loss = module(x, torch.zeros(1, 3, 3, dtype=torch.bool))
+    loss = module(x, torch.zeros(1, 3, 3, dtype=torch.bool))["lorm"]
     loss.backward()
     assert loss == 0
     assert x.grad.abs().max() == 0
@@ -117,7 +136,7 @@ def test_d5_large_features_stay_finite_in_half_precision():
     module = LoRM(64)
     x = torch.randn(1, 64, 4, 4) * 300  # the sum of 64 products of such numbers is above 65504, fp16's largest
     with torch.autocast("cpu", dtype=torch.float16):
-        loss = module(x, torch.ones(1, 4, 4, dtype=torch.bool))
+        loss = module(x, torch.ones(1, 4, 4, dtype=torch.bool))["lorm"]
     assert torch.isfinite(loss)
     assert loss > 0
 
@@ -130,6 +149,15 @@ def test_d2_d4_foreground_comes_from_the_labels_and_leaves_them_alone():
     # with aligned corners the 3x3 grid takes pixels 0, 2 and 4: only the last corner is foreground
     assert mask.nonzero().tolist() == [[0, 2, 2]]
     assert torch.equal(label, before)
+
+
+def test_b9_without_a_background_class_every_labelled_pixel_is_foreground():
+    label = torch.tensor([[[0, 0, 255], [255, 255, 255], [255, 255, 3]]], dtype=torch.uint8)
+    assert foreground_mask(label, (3, 3), None).nonzero().tolist() == [[0, 0, 0], [0, 0, 1], [0, 2, 2]]
+    model = models.build("res50_ASPP_lorm", layers=18, num_classes=NUM_CLASSES, background=None).train()
+    pseudo = torch.zeros(2, 33, 33, dtype=torch.uint8)
+    assert model.lorm_terms(pseudo) == 2 * feature_size(33) ** 2 * 512
+    assert model(torch.zeros(2, 33, 33, 3, dtype=torch.uint8), pseudo)["lorm"] > 0
 
 
 def test_lorm_terms_are_those_it_sums_over():
