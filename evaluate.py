@@ -2,8 +2,8 @@
 
 python evaluate.py --checkpoint log/demo/best.pt                        # as in training: whole images, one scale
 python evaluate.py --checkpoint log/demo/best.pt --scales 0.75 1 1.25 --flip --report report
-torchrun --standalone --nproc_per_node 8 evaluate.py --checkpoint log/voc_scribble/best.pt \
-    --long_side 512 --scales 0.5 0.75 1 1.25 1.5 1.75 2 --flip --window 465
+torchrun --standalone --nproc_per_node 8 evaluate.py --checkpoint log/cdsp_release/last.pt \
+    --long_side 512 --scales 0.5 0.75 1 1.25 1.5 1.75 2 --window 465    # as the CDSP paper
 """
 
 import contextlib

@@ -201,17 +201,6 @@ def test_c1_to_c7_every_kind_of_labels_trains(demo_root, tmp_path, dataset):
     assert set(losses) == expected[dataset]
 
 
-def test_distance_maps_from_folders(demo_root, tmp_path):
-    from data.distance import main
-
-    for flag, source, out in (("--scribbles", "pascal_2012_scribble", "s"), ("--pseudo", "bmp_pseudolabel", "c")):
-        main([flag, str(demo_root / source), "--out", str(tmp_path / out)])
-    folder = run_train(
-        dataset_path=demo_root, logdir=tmp_path / "log", distancemap_s=tmp_path / "s", distancemap_c=tmp_path / "c"
-    )
-    assert all(value > 0 for value in read_metrics(folder, "train")[0]["losses"].values())
-
-
 def test_real_scribbles_train_with_all_five_losses(scribblesup, tmp_path):
     folder = run_train(
         dataset_path=scribblesup, logdir=tmp_path, numclasses=21, batchsize=1, epochs=3, crop_size=465, lr=0.001
