@@ -37,11 +37,16 @@ class ModelFlags:
 
     model_type: str = flag(
         "res50_ASPP_lorm",
-        "architecture; --layers sets the depth whatever the name says",
-        choices=("res50_ASPP_lorm", "res50_ASPP", "deeplabv3", "deeplabv3p", "deeplabv3p_lorm", "deeplabv2"),
-    )
+        "architecture, with a ResNet of --layers; CDSP's 'deeplabv2' is res50_ASPP, its 'deeplabv3p' is deeplabv3p_cdsp",
+        choices=(
+            "res50_ASPP_lorm", "res50_ASPP", "deeplabv3", "deeplabv3p", "deeplabv3p_lorm", "deeplabv3p_cdsp",
+            "deeplabv3p_cdsp_lorm", "deeplabv2",
+        ),
+    )  # fmt: skip
     layers: int = flag(50, "depth of the ResNet", choices=(18, 34, 50, 101, 152))
-    stride_in_1x1: bool = flag(False, "stride of layer2's first block on its 1x1 convolution, as released CDSP weights")
+    stride_in_1x1: bool = flag(
+        False, "stride of layer2's first block on its 1x1 convolution, as in CDSP; a released CDSP file turns it on"
+    )
     numclasses: int = flag(
         21, "number of classes, background included; labels are 0..numclasses-1, and 255 = ignore", at_least=2
     )

@@ -41,7 +41,13 @@ class Config(LaunchFlags, ModelFlags, DataFlags):
     # Model
     pretrained: str = flag(
         "imagenet",
-        "start weights: imagenet (torchvision's), none, or a FILE: ours, torchvision's or a released CDSP one",
+        "start weights: imagenet (torchvision's newest: V2 for ResNet-50, 101 and 152), imagenet_v1 (V1, as CDSP used), none, "
+        "or a FILE: ours, torchvision's or a released CDSP one",
+    )
+    head_init: str = flag(
+        "default",
+        "random weights of a new head and LoRM; default: torch's; release: as in CDSP's code, N(0, 2 / (k^2 C_out))",
+        choices=("default", "release"),
     )
     sync_bn: str = flag("auto", "synchronise batch norm over processes; auto: on CUDA", choices=("auto", "on", "off"))
     freeze_bn: bool = flag(False, "batch norm uses its stored statistics and does not update them")

@@ -65,9 +65,9 @@ def evaluate(flags: EvaluateFlags, changes: dict, group: Group, terminal: Termin
     doctor.check_flags(group, vars(flags), LOCAL)
     if not flags.split:
         raise UserError("--split is empty: name a list or a split folder, such as val")
-    checkpoints = [Checkpoint(flags.checkpoint, changes)]
+    checkpoints = [Checkpoint(flags.checkpoint, changes, terminal.info)]
     if flags.compare:
-        checkpoints.append(Checkpoint(flags.compare, changes))
+        checkpoints.append(Checkpoint(flags.compare, changes, terminal.info))
     cfg, other = checkpoints[0].cfg, checkpoints[-1].cfg
     if other.numclasses != cfg.numclasses:
         raise UserError(

@@ -73,7 +73,7 @@ def export(flags: ExportFlags, changes: dict, device: torch.device, terminal: Te
     formats = ("onnx", "torch") if flags.format == "both" else (flags.format,)
     if "onnx" in formats:
         check_onnx(flags.opset)
-    checkpoint = Checkpoint(flags.checkpoint, changes)
+    checkpoint = Checkpoint(flags.checkpoint, changes, terminal.info)
     extras = tuple(name for name, given in (("probs", flags.probs), ("logits", flags.logits)) if given)
     metadata = describe(checkpoint, flags.weights, extras)
     model = checkpoint.model(flags.weights, device)

@@ -64,7 +64,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def predict(flags: PredictFlags, changes: dict, group: Group, terminal: Terminal) -> int:
     doctor.check_flags(group, vars(flags), LOCAL)
-    model, colours, settings = load_model(flags, changes, group)
+    model, colours, settings = load_model(flags, changes, group, terminal)
     with Outputs(Path(flags.output), colours, overlays=flags.overlay, probs=flags.probs) as outputs:
         inputs: list[Input] = group.broadcast(plan(flags, outputs, settings, terminal) if group.is_main else None)
         return predict_inputs(flags.workers, group, terminal, model, outputs, inputs)
@@ -102,7 +102,9 @@ def predict_inputs(
     return 1 if failures else 0
 
 
-def load_model(flags: PredictFlags, changes: dict, group: Group) -> tuple[Predictor | OnnxModel, np.ndarray, dict]:
+def load_model(
+    flags: PredictFlags, changes: dict, group: Group, terminal: Terminal
+) -> tuple[Predictor | OnnxModel, np.ndarray, dict]:
     """The model, the colours of its classes, and what its predictions depend on."""
     how = {name: getattr(flags, name) for name in ("scales", "flip", "long_side", "window", "stride_rate", "weights")}
     if flags.model:
@@ -116,7 +118,7 @@ def load_model(flags: PredictFlags, changes: dict, group: Group) -> tuple[Predic
         model.images_at_once = flags.val_batchsize
         colours = read_classes(flags.classes, model.num_classes).colours if flags.classes else model.colours
         return model, colours, {"model": sha256(Path(flags.model)), "colours": colours[: model.num_classes].tolist()}
-    checkpoint = Checkpoint(flags.checkpoint, changes)
+    checkpoint = Checkpoint(flags.checkpoint, changes, terminal.info)
     cfg = checkpoint.cfg
     predictor = checkpoint.predictor(flags, group.device)
     doctor.check_weights(group, predictor.model, buffers_averaged=True)

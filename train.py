@@ -35,7 +35,16 @@ from engine.state import TrainState
 from errors import STOPPED
 from loaders import batched
 from tasks import hand_over
-from utils import get_loader, get_state, get_summary, join_group, prepare_demo_data, set_deterministic, share_batch
+from utils import (
+    get_loader,
+    get_start,
+    get_state,
+    get_summary,
+    join_group,
+    prepare_demo_data,
+    set_deterministic,
+    share_batch,
+)
 
 TOO_MUCH = "lower --batchsize (and raise --accum_steps to keep the global batch) or --crop_size, or use --amp bf16 or --grad_checkpointing"
 KEEP_STEPS = 3  # files of --save_step_frequency, if --keep does not say
@@ -64,11 +73,13 @@ def train(cfg: Config, group: Group, run: Run) -> int:
     doctor.check_setup(group, {"training list": train_loader.dataset, "validation list": val_loader.dataset})
     classes = read_classes(cfg.classes, cfg.numclasses)
     criterion = get_criterion(cfg, run.info, get_class_weights(cfg, group, train_loader, run))
+    saved = run.find_checkpoint(cfg.logdir, cfg.name, cfg.resume, new_folder=cfg.reset_data_offset)
+    cfg, start = get_start(cfg, group, saved, run.info)
     if group.is_main:
         for line in get_summary(cfg, group, criterion).lines():
             run.info(line)
-    saved = run.find_checkpoint(cfg.logdir, cfg.name, cfg.resume, new_folder=cfg.reset_data_offset)
-    state = get_state(cfg, group, train_loader, saved, run.info)
+    state = get_state(cfg, group, train_loader, saved, run.info, start)
+    del start  # as large as the model
     has_best = run.open(
         cfg.logdir, cfg.name, config.dump(cfg), state.step, saved["run"] if saved and state.step else None
     )

@@ -1,6 +1,7 @@
 """A trained model from a checkpoint: its flags, its weights, and how it is to predict."""
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -13,7 +14,7 @@ from engine import checkpoint
 from engine.inference import Predictor
 from errors import UserError
 from flags import FlagReader
-from models.pretrained import load_weights, weights_in
+from models.pretrained import STRIDE_IS_SET, load_weights, needs_stride_in_1x1, released_type, weights_in
 
 TOO_MUCH = "lower --val_batchsize, use a --window such as 465, or --amp bf16"
 
@@ -53,10 +54,11 @@ def check_inference_flags(flags: InferenceFlags) -> None:
 class Checkpoint:
     """A checkpoint file: `cfg`, the training flags that go with it, and `content`.
 
-    changes: values of training flags that go over the file's own. Raises UserError where the file cannot be used.
+    changes: values of training flags that override the file's own. A released CDSP file turns stride_in_1x1 on, and `say`
+    gets a line about it. Raises UserError where the file cannot be used.
     """
 
-    def __init__(self, path: str, changes: dict):
+    def __init__(self, path: str, changes: dict, say: Callable[[str], None] = print):
         if not path:
             raise UserError("--checkpoint is not set: name the FILE of a run, such as log/NAME/best.pt")
         self.path = Path(path)
@@ -75,6 +77,10 @@ class Checkpoint:
             self.content.pop(training_only, None)
         # A checkpoint may be of an earlier version, with other flags: those that are gone had to do with training.
         self.cfg = Config(**{name: value for name, value in saved.items() if name in config.FLAGS} | changes)
+        needed = needs_stride_in_1x1(weights_in(self.content), f"--checkpoint {path}")
+        if needed and not self.cfg.stride_in_1x1:
+            say(STRIDE_IS_SET.format(path=f"--checkpoint {path}"))
+            self.cfg = dataclasses.replace(self.cfg, stride_in_1x1=True)
 
     def state_dict(self, weights: str) -> tuple[str, dict[str, torch.Tensor]]:
         """Which weights --weights auto, raw or ema means, and these."""
@@ -92,12 +98,15 @@ class Checkpoint:
         model = models.build(
             cfg.model_type, layers=cfg.layers, num_classes=cfg.numclasses, stride_in_1x1=cfg.stride_in_1x1
         )
-        _, missing, _ = load_weights(model, self.state_dict(weights)[1])
+        state_dict = self.state_dict(weights)[1]
+        _, missing, _ = load_weights(model, state_dict)
         missing = [name for name in missing if not name.startswith("lorm.")]  # for training only
         if missing:
+            released = released_type(state_dict)
             raise UserError(
                 f"--checkpoint {self.path}: {len(missing)} weights of a {cfg.model_type} with --layers {cfg.layers} and "
                 f"--numclasses {cfg.numclasses} are not in it, or have other shapes, such as {missing[0]}"
+                + (f"; its names are of the released --model_type {released}" if released else "")
             )
         broken = next((name for name, value in model.state_dict().items() if not value.isfinite().all()), None)
         if broken:

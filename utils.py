@@ -31,7 +31,8 @@ from engine.state import TrainState
 from engine.summary import Summary, summarise
 from errors import UserError
 from loaders import make_loader, share_out
-from models.pretrained import load_start_weights
+from models import pretrained
+from models.pretrained import StartWeights
 from optimizer import get_optimizer
 
 DEMO_ROOT = Path("dataset/demo")
@@ -134,18 +135,41 @@ def _image_sizes(dataset: SegmentationDataset, group: Group) -> list[tuple[int, 
     return [sizes.get(index, (0, 0)) for index in range(len(dataset))]
 
 
+def get_start(
+    cfg: Config, group: Group, saved: dict | None, say: Callable[[str], None] = print
+) -> tuple[Config, StartWeights | None]:
+    """The flags with the stride_in_1x1 that the weights need, on every rank, and the start weights, on rank 0.
+
+    A run that resumes the checkpoint whose content is `saved` has no start weights. Raises UserError where those of a
+    new run cannot be read or downloaded.
+    """
+    if saved is not None:
+        stride_in_1x1 = saved["config"].get("stride_in_1x1", False)
+        if stride_in_1x1 != cfg.stride_in_1x1:
+            say(f"--stride_in_1x1 is {'on' if stride_in_1x1 else 'off'}, as in the checkpoint")
+        return dataclasses.replace(cfg, stride_in_1x1=stride_in_1x1), None
+    start, needed = None, False
+    if group.is_main:
+        start = pretrained.read_start_weights(cfg.pretrained, cfg.layers, checkpoint.read)
+        needed = pretrained.needs_stride_in_1x1(start.state_dict, f"--pretrained {start.source}") and cfg.layers >= 50
+    # Only rank 0 reads the file, but every rank builds the model.
+    if group.broadcast(needed) and not cfg.stride_in_1x1:
+        say(pretrained.STRIDE_IS_SET.format(path=f"--pretrained {cfg.pretrained}"))
+        cfg = dataclasses.replace(cfg, stride_in_1x1=True)
+    return cfg, start
+
+
 def get_model(
-    cfg: Config, group: Group, say: Callable[[str], None] = print, *, pretrained: bool = True
+    cfg: Config, group: Group, say: Callable[[str], None] = print, start: StartWeights | None = None
 ) -> tuple[models.Segmenter, nn.Module]:
     """The model on this process's device, and what to call in training: its DDP wrapper, or the model itself.
 
-    pretrained: whether to load start weights, which a resumed run does not need. Only rank 0 reads or
-    downloads them; the wrapper sends them to the other ranks, which wait for it.
+    start: start weights, which rank 0 alone has; the wrapper sends them to the other ranks.
     """
     torch.manual_seed(cfg.seed)
     raw_model = _build(cfg)
-    if pretrained and group.is_main:
-        say(load_start_weights(raw_model, cfg.pretrained, cfg.layers, checkpoint.read))
+    if start is not None:
+        say(pretrained.load_start_weights(raw_model, start, cfg.layers))
     if cfg.sync_bn == "on" and group.device.type != "cuda":
         raise UserError(
             f"--sync_bn on with device {group.device}: torch's SyncBatchNorm needs CUDA; use --sync_bn auto"
@@ -160,8 +184,8 @@ def get_model(
 def _build(cfg: Config) -> models.Segmenter:
     model = models.build(
         cfg.model_type, layers=cfg.layers, num_classes=cfg.numclasses, stride_in_1x1=cfg.stride_in_1x1,
-        freeze_bn=cfg.freeze_bn, grad_checkpointing=cfg.grad_checkpointing, lorm_scope=cfg.lorm_scope,
-        background=cfg.background_class,
+        head_init=cfg.head_init, freeze_bn=cfg.freeze_bn, grad_checkpointing=cfg.grad_checkpointing,
+        lorm_scope=cfg.lorm_scope, background=cfg.background_class,
     )  # fmt: skip
     if model.lorm is not None and "lorm" not in active_terms(cfg):
         model.lorm.requires_grad_(False)  # DDP waits for a gradient of whatever wants one
@@ -179,12 +203,13 @@ def get_summary(cfg: Config, group: Group, criterion: Criterion) -> Summary:
 
 
 def get_state(
-    cfg: Config, group: Group, loader: DataLoader, saved: dict | None, say: Callable[[str], None] = print
-) -> TrainState:
+    cfg: Config, group: Group, loader: DataLoader, saved: dict | None, say: Callable[[str], None] = print,
+    start: StartWeights | None = None,
+) -> TrainState:  # fmt: skip
     """Model, optimizer and position: of a new run, or of the checkpoint whose content is `saved`."""
     sampler = loader.sampler
     assert isinstance(sampler, TrainSampler)
-    raw_model, model = get_model(cfg, group, say, pretrained=saved is None)
+    raw_model, model = get_model(cfg, group, say, start)
     origin = {"world_size": group.world_size, "global_batch": sampler.global_batch}
     listing = digest(loader.dataset.listing)  # type: ignore[attr-defined]
     continues = saved is not None and not cfg.reset_data_offset

@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 CDSP_RATES = (12, 18, 24)
+CDSP_V3PLUS_RATES = (6, 12, 18)
 DEEPLABV3_RATES = (12, 24, 36)  # arXiv:1706.05587 at output stride 8
 DEEPLABV2_RATES = (6, 12, 18, 24)  # ASPP-L of arXiv:1606.00915
 
@@ -125,3 +126,23 @@ class DeepLabV3PlusHead(nn.Module):
     def forward(self, low: Tensor, x: Tensor) -> Tensor:
         x = F.interpolate(F.relu(self.aspp(x)), size=low.shape[2:], mode="bilinear", align_corners=True)
         return self.classifier(torch.cat([x, self.low(low)], dim=1))
+
+
+class CDSPDeepLabV3PlusHead(nn.Module):
+    """DeepLabV3+ as CDSP's authors released it: rates 6, 12, 18, dropout after ASPP, layer1's features first.
+
+    Its parts do not have the names of DeepLabV3PlusHead's: weights of one fit the shapes of the other, but mean something else.
+    """
+
+    def __init__(self, in_channels: int, low_channels: int, num_classes: int):
+        super().__init__()
+        self.aspp = ASPP(in_channels, 256, CDSP_V3PLUS_RATES)
+        self.dropout = nn.Dropout(0.5)
+        self.reduce = _conv_bn_relu(low_channels, 48, 1)
+        self.fuse = nn.Sequential(*_conv_bn_relu(48 + 256, 256, 3), *_conv_bn_relu(256, 256, 3))
+        self.classifier = nn.Conv2d(256, num_classes, 1)
+
+    def forward(self, low: Tensor, x: Tensor) -> Tensor:
+        x = self.dropout(F.relu(self.aspp(x)))
+        x = F.interpolate(x, size=low.shape[2:], mode="bilinear", align_corners=True)
+        return self.classifier(self.fuse(torch.cat([self.reduce(low), x], dim=1)))

@@ -104,7 +104,11 @@ def _dilate(block: nn.Module, dilation: int) -> None:
                 module.dilation = module.padding = (dilation, dilation)
 
 
-def imagenet_weights(depth: int) -> dict[str, Tensor]:
-    """torchvision's ImageNet weights, downloaded once to torch's cache. Raises OSError where that fails."""
-    weights = torchvision.models.get_model_weights(f"resnet{depth}").DEFAULT
-    return torch.hub.load_state_dict_from_url(weights.url, map_location="cpu", weights_only=True, check_hash=True)
+def imagenet_weights(depth: int, version: str = "DEFAULT") -> tuple[str, dict[str, Tensor]]:
+    """torchvision's name of its ImageNet weights, and the weights, downloaded once to torch's cache.
+
+    version: "DEFAULT", the newest, or a name such as "IMAGENET1K_V1". Raises OSError where the download fails.
+    """
+    weights = torchvision.models.get_model_weights(f"resnet{depth}")[version]
+    state_dict = torch.hub.load_state_dict_from_url(weights.url, map_location="cpu", weights_only=True, check_hash=True)
+    return str(weights), state_dict

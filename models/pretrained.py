@@ -2,41 +2,87 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from torch import Tensor, nn
 
 from errors import UserError
 from models.backbone import imagenet_weights
 
-# Names of the parts in a released CDSP file, and ours. There, the ResNet's layers have no part's name in front.
-CDSP_PARTS = {"layer_pred0.": "head.aspp.", "layer_camatt.": "lorm."}
+IMAGENET_VERSIONS = {"imagenet": "DEFAULT", "imagenet_v1": "IMAGENET1K_V1"}
+
+# Names of the parts in a released CDSP file, and ours. Its ResNet's layers have no part's name in front.
+CDSP_PARTS = {
+    "layer_pred0.prject.0.": "head.aspp.conv1.", "layer_pred0.prject.1.": "head.aspp.bn1.",
+    "layer_pred0.": "head.aspp.", "layer5.": "head.aspp.",
+    "reduce.": "head.reduce.", "fuse.": "head.fuse.", "classifier.": "head.classifier.",
+    "layer_camatt.": "lorm.", "layer_lorm.": "lorm.",
+}  # fmt: skip
+CDSP_HEADS = ("layer_pred0.aspp1.", "layer5.aspp1.")  # every released file has one of them, and no other file
 RESNET_PARTS = ("conv1.", "bn1.", "layer1.", "layer2.", "layer3.", "layer4.")
+STRIDE_IS_SET = "{path} is a released CDSP file, by its names: --stride_in_1x1 is set"
 
 
-def load_start_weights(model: nn.Module, source: str, layers: int, read: Callable[[Path], dict]) -> str:
-    """Give the model the weights of --pretrained: "none", "imagenet", or a file, read by `read`.
+class StartWeights(NamedTuple):
+    """Weights that a new run starts from, and where they come from: torchvision's name for them, a file, or "none"."""
 
-    Returns a line on what was copied. Raises UserError where nothing fits or nothing can be had.
+    source: str
+    state_dict: dict[str, Tensor]
+
+
+def read_start_weights(pretrained: str, layers: int, read: Callable[[Path], dict]) -> StartWeights:
+    """The weights of --pretrained: "none", "imagenet", "imagenet_v1", or a file, read by `read`.
+
+    Raises UserError where they cannot be read or downloaded.
     """
-    if source.lower() == "none":
+    if pretrained.lower() == "none":
+        return StartWeights("none", {})
+    if pretrained not in IMAGENET_VERSIONS:
+        return StartWeights(pretrained, weights_in(read(Path(pretrained))))
+    try:
+        return StartWeights(*imagenet_weights(layers, IMAGENET_VERSIONS[pretrained]))
+    except (OSError, RuntimeError) as error:  # no network, no space, a broken download
+        raise UserError(
+            f"--pretrained {pretrained}: ResNet-{layers}'s weights cannot be downloaded ({str(error).splitlines()[0]}): "
+            "connect, give a FILE, or use --pretrained none"
+        ) from None
+
+
+def load_start_weights(model: nn.Module, start: StartWeights, layers: int) -> str:
+    """Copy the weights that fit. Returns a line on what was copied. Raises UserError where nothing fits."""
+    if start.source == "none":
         return "start weights: random (--pretrained none)"
-    if source == "imagenet":
-        try:
-            state_dict = imagenet_weights(layers)
-        except (OSError, RuntimeError) as error:  # no network, no space, a broken download
-            raise UserError(
-                f"--pretrained imagenet: ResNet-{layers}'s weights cannot be downloaded ({str(error).splitlines()[0]}): "
-                "connect, give a FILE, or use --pretrained none"
-            ) from None
-    else:
-        state_dict = weights_in(read(Path(source)))
-    num_copied, missing, unused = load_weights(model, state_dict)
+    num_copied, missing, unused = load_weights(model, start.state_dict)
     if num_copied == 0:
-        raise UserError(f"--pretrained {source}: none of its weights fits --model_type and --layers {layers}")
+        raise UserError(f"--pretrained {start.source}: none of its weights fits --model_type and --layers {layers}")
     return (
-        f"start weights: {num_copied} from {source}; left random: {_summary(missing)}; "
+        f"start weights: {num_copied} from {start.source}; left random: {_summary(missing)}; "
         f"in the file but not used: {_summary(unused)}"
     )
+
+
+def released_type(state_dict: dict[str, Tensor]) -> str | None:
+    """The --model_type of a released CDSP file, by the names in it; None for any other file."""
+    names = [name.removeprefix("module.") for name in state_dict]
+    if not any(name.startswith(CDSP_HEADS) for name in names):
+        return None
+    head = "deeplabv3p_cdsp" if any(name.startswith("layer_pred0.prject.") for name in names) else "res50_ASPP"
+    return head + ("_lorm" if any(name.startswith(("layer_camatt.", "layer_lorm.")) for name in names) else "")
+
+
+def needs_stride_in_1x1(state_dict: dict[str, Tensor], path: str) -> bool:
+    """Whether the weights of a file belong to a backbone with --stride_in_1x1: those of a released CDSP file do.
+
+    Raises UserError on a released ResNet-18 or 34: the first convolution of their blocks has no dilation, as ours has.
+    """
+    if released_type(state_dict) is None:
+        return False
+    if not any(name.endswith("layer1.0.conv3.weight") for name in state_dict):
+        raise UserError(
+            f"{path}: a released CDSP file of ResNet-18 or 34, whose blocks are dilated differently from ours; use one of "
+            "ResNet-50, 101 or 152"
+        )
+    return True
 
 
 def weights_in(content: dict, *, averaged: bool = True) -> dict[str, Tensor]:
@@ -64,7 +110,8 @@ def load_weights(model: nn.Module, state_dict: dict[str, Tensor]) -> tuple[int, 
     file's names that were not used. torchvision's classifier (fc.*), no part of a segmentation model, is neither.
     """
     ours = model.state_dict()
-    given = {_our_name(name.removeprefix("module.")): value for name, value in state_dict.items()}
+    parts = CDSP_PARTS if released_type(state_dict) else {}
+    given = {_our_name(name.removeprefix("module."), parts): value for name, value in state_dict.items()}
     given = {name: value for name, value in given.items() if not name.startswith("fc.")}
     fitting = {name: value for name, value in given.items() if name in ours and ours[name].shape == value.shape}
     model.load_state_dict(fitting, strict=False)
@@ -73,8 +120,8 @@ def load_weights(model: nn.Module, state_dict: dict[str, Tensor]) -> tuple[int, 
     return len(fitting), missing, [name for name in given if name not in fitting]
 
 
-def _our_name(name: str) -> str:
-    for theirs, part in CDSP_PARTS.items():
+def _our_name(name: str, parts: dict[str, str]) -> str:
+    for theirs, part in parts.items():
         if name.startswith(theirs):
             return part + name.removeprefix(theirs)
     return f"backbone.{name}" if name.startswith(RESNET_PARTS) else name
