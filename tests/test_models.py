@@ -188,43 +188,6 @@ def test_frozen_batch_norm_neither_updates_nor_uses_the_batch():
     torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5)
 
 
-# Names and shapes of a released CDSP checkpoint (DESIGN 4.3), ResNet-50, 21 classes.
-def released_state_dict() -> dict[str, torch.Tensor]:
-    import torchvision
-
-    resnet = torchvision.models.resnet50(weights=None).state_dict()
-    weights = {name: value for name, value in resnet.items() if not name.startswith("fc.")}
-
-    def batch_norm(prefix):
-        for name in ("weight", "bias", "running_mean", "running_var"):
-            weights[f"{prefix}.{name}"] = torch.rand(21)
-        weights[f"{prefix}.num_batches_tracked"] = torch.tensor(3)
-
-    for number, kernel in enumerate((1, 3, 3, 3), start=1):
-        weights[f"layer_pred0.aspp{number}.atrous_conv.weight"] = torch.randn(21, 2048, kernel, kernel)
-        batch_norm(f"layer_pred0.aspp{number}.bn")
-    weights["layer_pred0.global_avg_pool.1.weight"] = torch.randn(21, 2048, 1, 1)
-    batch_norm("layer_pred0.global_avg_pool.2")
-    weights["layer_pred0.conv1.weight"] = torch.randn(21, 105, 1, 1)
-    batch_norm("layer_pred0.bn1")
-    for name in ("query_conv", "key_conv"):
-        weights[f"layer_camatt.{name}.weight"] = torch.randn(2048, 2048, 1, 1)
-        weights[f"layer_camatt.{name}.bias"] = torch.randn(2048)
-    weights["layer_camatt.gamma"] = torch.rand(1)
-    return weights
-
-
-@pytest.mark.parametrize("prefix", ["", "module."])
-def test_b2_released_weights_load_whole(prefix):
-    released = released_state_dict()
-    model = models.build("res50_ASPP_lorm", layers=50, num_classes=21, stride_in_1x1=True)
-    given = {prefix + name: value for name, value in released.items()}
-    assert load_weights(model, given) == (len(given), [], [])
-    assert torch.equal(model.head.aspp.aspp3.atrous_conv.weight, released["layer_pred0.aspp3.atrous_conv.weight"])
-    assert torch.equal(model.lorm.gamma, released["layer_camatt.gamma"])
-    assert torch.equal(model.backbone.layer4[0].downsample[0].weight, released["layer4.0.downsample.0.weight"])
-
-
 def test_what_does_not_match_is_returned():
     model = models.build("res50_ASPP_lorm", layers=18, num_classes=NUM_CLASSES)
     given = {

@@ -233,22 +233,36 @@ def test_a14_conversion_leaves_no_unsynchronised_batch_norm():
 def test_a18_only_rank_0_loads_start_weights(demo_root):
     said: list[str] = []
     for rank in (0, 1):
-        utils.get_model(cfg(demo_root), Group(CPU, rank=rank, world_size=2), said.append)
+        group = Group(CPU, rank=rank, world_size=2)
+        given, start = utils.get_start(cfg(demo_root), group, None, said.append)
+        utils.get_model(given, group, said.append, start)
     assert said == ["start weights: random (--pretrained none)"]
 
 
-@pytest.mark.parametrize("prefix", ["", "module."])
-def test_b3_file_of_the_release_with_its_numpy_scores_loads(demo_root, tmp_path, prefix):
-    source = models.build("res50_ASPP_lorm", layers=18, num_classes=5)
-    parts = {"backbone.": "", "head.aspp.": "layer_pred0.", "lorm.": "layer_camatt."}
-    weights = {}
-    for name, value in source.state_dict().items():
-        part = next(part for part in parts if name.startswith(part))
-        weights[prefix + parts[part] + name.removeprefix(part)] = value
-    scores = (np.float64(0.7), np.array([0.5, 0.9]), np.float64(0.9))
-    torch.save({"epoch": 3, "state_dict": weights, "optimizer": {}, "best_pred": scores}, tmp_path / "release.pth.tar")
+@pytest.mark.parametrize(
+    ("layers", "pretrained", "file", "name"),
+    [
+        # V1 and V2 of https://pytorch.org/vision/stable/models.html, by the hash in the file's name
+        (50, "imagenet", "resnet50-11ad3fa6.pth", "ResNet50_Weights.IMAGENET1K_V2"),
+        (50, "imagenet_v1", "resnet50-0676ba61.pth", "ResNet50_Weights.IMAGENET1K_V1"),
+        (101, "imagenet", "resnet101-cd907fc2.pth", "ResNet101_Weights.IMAGENET1K_V2"),
+        (101, "imagenet_v1", "resnet101-63fe2227.pth", "ResNet101_Weights.IMAGENET1K_V1"),
+        (18, "imagenet", "resnet18-f37072fd.pth", "ResNet18_Weights.IMAGENET1K_V1"),
+        (18, "imagenet_v1", "resnet18-f37072fd.pth", "ResNet18_Weights.IMAGENET1K_V1"),
+    ],
+)
+def test_b4_imagenet_weights_are_the_version_named(demo_root, monkeypatch, layers, pretrained, file, name):
+    urls: list[str] = []
+
+    def download(url: str, **_) -> dict[str, torch.Tensor]:
+        urls.append(url)
+        return {"conv1.weight": torch.zeros(64, 3, 7, 7)}
+
+    monkeypatch.setattr(torch.hub, "load_state_dict_from_url", download)
     said: list[str] = []
-    model, _ = utils.get_model(cfg(demo_root, pretrained=tmp_path / "release.pth.tar"), Group(CPU), said.append)
-    assert torch.equal(model.lorm.query_conv.weight, source.lorm.query_conv.weight)
-    assert torch.equal(model.backbone.conv1.weight, source.backbone.conv1.weight)
-    assert "left random: none; in the file but not used: none" in said[0]
+    given, start = utils.get_start(cfg(demo_root, layers=layers, pretrained=pretrained), Group(CPU), None, said.append)
+    model, _ = utils.get_model(given, Group(CPU), said.append, start)
+    assert [url.rpartition("/")[2] for url in urls] == [file]
+    assert model.backbone.conv1.weight.abs().max() == 0
+    assert len(said) == 1
+    assert said[0].startswith(f"start weights: 1 from {name}; left random: ")
