@@ -1,5 +1,7 @@
 """Models: shapes, odd sizes, a batch of one, strides, LoRM, and weights from elsewhere."""
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -186,6 +188,39 @@ def test_frozen_batch_norm_neither_updates_nor_uses_the_batch():
     one, two = model(images(1, 33, 33))["logits"], model(images(2, 33, 33))["logits"][:1]
     assert all(torch.equal(value, before[name]) for name, value in model.named_buffers())
     torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["res50_ASPP_lorm", "deeplabv3p_cdsp_lorm"])
+def test_b8_head_init_release_draws_head_and_lorm_from_a_normal_distribution_over_fan_out(name):
+    def build(seed: int, **head_init: str) -> models.Segmenter:
+        torch.manual_seed(seed)
+        return models.build(name, layers=18, num_classes=NUM_CLASSES, **head_init)
+
+    model, default = build(0, head_init="release"), build(0)
+    drawn = {
+        part: module
+        for part, module in model.named_modules()
+        if isinstance(module, nn.Conv2d) and not part.startswith("backbone.")
+    }
+    # 1x1, three 3x3, pooling and joining in ASPP, q and k of LoRM; DeepLabV3+ also has reduce, two of fuse, a classifier
+    assert len(drawn) == (8 if name == "res50_ASPP_lorm" else 12)
+    for part, conv in drawn.items():
+        # The variance is 2 / (k^2 C_out). Of n values, the sample's deviates from it by a factor of sqrt(2 / n).
+        variance = 2 / (conv.kernel_size[0] ** 2 * conv.out_channels)
+        values = conv.weight.flatten()
+        tolerance = 5 * (2 / values.numel()) ** 0.5
+        assert values.square().mean().item() == pytest.approx(variance, rel=tolerance), part
+        # |x| of a normal distribution has the mean sqrt(2 / pi) of its deviation; of a uniform one, sqrt(3 / 4).
+        assert values.abs().mean().item() == pytest.approx((2 / math.pi * variance) ** 0.5, rel=tolerance), part
+        if part.startswith("lorm."):
+            assert conv.bias.abs().max() == 0
+    for (part, value), other in zip(model.named_parameters(), default.parameters(), strict=True):
+        # The backbone, batch norm and a classifier's bias stay as they are by default.
+        part_of = part.rpartition(".")[0]
+        assert torch.equal(value, other) == (part_of not in drawn or part == "head.classifier.bias"), part
+    again, other_seed = build(0, head_init="release"), build(1, head_init="release")
+    assert all(torch.equal(value, again.state_dict()[part]) for part, value in model.state_dict().items())
+    assert not torch.equal(model.head.aspp.conv1.weight, other_seed.head.aspp.conv1.weight)
 
 
 def test_what_does_not_match_is_returned():

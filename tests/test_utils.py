@@ -215,6 +215,8 @@ def test_model_follows_its_flags(demo_root):
     assert (model.num_classes, model.freeze_bn) == (7, True)
     model, _ = utils.get_model(cfg(demo_root, layers=50, stride_in_1x1=True), Group(CPU))
     assert model.backbone.layer2[0].conv1.stride == (2, 2)
+    drawn, _ = utils.get_model(cfg(demo_root, head_init="release"), Group(CPU))
+    assert drawn.lorm.query_conv.bias.abs().max() == 0
     same, _ = utils.get_model(cfg(demo_root, seed=1), Group(CPU))
     other, _ = utils.get_model(cfg(demo_root, seed=2), Group(CPU))
     assert (same.backbone.conv1.weight != other.backbone.conv1.weight).any()
