@@ -37,7 +37,7 @@ class ModelFlags:
 
     model_type: str = flag(
         "res50_ASPP_lorm",
-        "architecture, with a ResNet of --layers; CDSP's 'deeplabv2' is res50_ASPP, its 'deeplabv3p' is deeplabv3p_cdsp",
+        "architecture, with a ResNet of --layers; CDSP's 'deeplabv2' is res50_ASPP(_lorm), its 'deeplabv3p' deeplabv3p_cdsp(_lorm)",
         choices=(
             "res50_ASPP_lorm", "res50_ASPP", "deeplabv3", "deeplabv3p", "deeplabv3p_lorm", "deeplabv3p_cdsp",
             "deeplabv3p_cdsp_lorm", "deeplabv2",
