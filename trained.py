@@ -103,10 +103,11 @@ class Checkpoint:
         missing = [name for name in missing if not name.startswith("lorm.")]  # for training only
         if missing:
             released = released_type(state_dict)
+            of_other_type = released and released.removesuffix("_lorm") != cfg.model_type.removesuffix("_lorm")
             raise UserError(
                 f"--checkpoint {self.path}: {len(missing)} weights of a {cfg.model_type} with --layers {cfg.layers} and "
                 f"--numclasses {cfg.numclasses} are not in it, or have other shapes, such as {missing[0]}"
-                + (f"; its names are of the released --model_type {released}" if released else "")
+                + (f"; by its names it is a released file: use --model_type {released}" if of_other_type else "")
             )
         broken = next((name for name, value in model.state_dict().items() if not value.isfinite().all()), None)
         if broken:

@@ -11,7 +11,7 @@ from models.backbone import imagenet_weights
 
 IMAGENET_VERSIONS = {"imagenet": "DEFAULT", "imagenet_v1": "IMAGENET1K_V1"}
 
-# Names of the parts in a released CDSP file, and ours. Its ResNet's layers have no part's name in front.
+# Names of the parts in a released CDSP file, and ours: the first that fits. Its ResNet's layers have no part's name in front.
 CDSP_PARTS = {
     "layer_pred0.prject.0.": "head.aspp.conv1.", "layer_pred0.prject.1.": "head.aspp.bn1.",
     "layer_pred0.": "head.aspp.", "layer5.": "head.aspp.",
@@ -73,7 +73,7 @@ def released_type(state_dict: dict[str, Tensor]) -> str | None:
 def needs_stride_in_1x1(state_dict: dict[str, Tensor], path: str) -> bool:
     """Whether the weights of a file belong to a backbone with --stride_in_1x1: those of a released CDSP file do.
 
-    Raises UserError on a released ResNet-18 or 34: the first convolution of their blocks has no dilation, as ours has.
+    Raises UserError on a released ResNet-18 or 34: there the first convolution of a block is not dilated; ours is.
     """
     if released_type(state_dict) is None:
         return False
