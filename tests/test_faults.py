@@ -19,7 +19,7 @@ NAMED_SECONDS = 30
 @pytest.mark.parametrize(
     ("fault", "rank", "named"),
     [
-        ("wrapper_lost", "all", "gradient of backbone.conv1.weight and 82 more differs between rank 0 and rank 1: gradients"),
+        ("wrapper_lost", "all", "more differs between rank 0 and rank 1: gradients"),
         ("unused_parameter", "all", "spare got no gradient on rank"),
         ("a_buffer+buffer_changed_on_one_rank", "1", "centre differs between rank 0 and rank 1"),
         ("weight_changed_on_one_rank", "1", "head.aspp.conv1.weight differs between rank 0 and rank 1"),
