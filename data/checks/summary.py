@@ -105,6 +105,8 @@ def _agreement(facts: list[Facts]) -> dict[str, float]:
 
 def check_classes(summary: Summary, findings: Findings) -> None:
     """Classes that no label has, and those that only the validation masks have."""
+    if not any(any(row.pixels.values()) for row in summary.classes):
+        return  # no label was read: other findings say why
     for row in summary.classes:
         label = f"class {row.number}" + (f" ({row.name})" if row.name != str(row.number) else "")
         if not any(row.pixels.values()):
