@@ -5,7 +5,6 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import cv2
@@ -63,13 +62,6 @@ SHOWN = shown()
 RUN = [command for command in SHOWN if not reason_not_to_run(command)]
 launched: set[str] = set()  # the ways to start programs that were tried
 done: set[tuple[str, str]] = set()  # these with the flags that were tried
-
-
-@pytest.fixture(scope="session")
-def python(tmp_path_factory) -> Iterator[PythonServer]:
-    server = PythonServer(tmp_path_factory.mktemp("python"), REPO)
-    yield server
-    server.close()
 
 
 @pytest.fixture(scope="session")
