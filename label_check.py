@@ -20,7 +20,7 @@ CHUNK = 512  # labels that all ranks together read before they compare
 # missing from 2 * SAMPLE images with a probability of 0.92**128 = 2e-5.
 MIN_MISSING = 8  # classes above the highest label
 MIN_RATIO = 1.5  # --numclasses over the number of classes up to the highest label
-MIN_FILES = 16  # a smaller data set may well lack classes
+MIN_IMAGES = 16  # a smaller data set may well lack classes
 
 Labels = list[list[Path]]  # the label files of each image
 
@@ -43,14 +43,11 @@ def check_sample(
             f"warning: {problem}; write class numbers in place of 255, then check the labels: {check_command(cfg)}"
         )
         return
-    num_files, num_seen = (
-        len(train_sample) + len(val_sample),
-        max((train_values | val_values) - {IGNORE}, default=0) + 1,
-    )
-    is_far = cfg.numclasses >= max(num_seen + MIN_MISSING, MIN_RATIO * num_seen)
-    if is_far and num_files >= MIN_FILES:
+    num_images = len(train_sample) + len(val_sample)
+    num_seen = max((train_values | val_values) - {IGNORE}, default=0) + 1
+    if num_images >= MIN_IMAGES and cfg.numclasses >= max(num_seen + MIN_MISSING, MIN_RATIO * num_seen):
         run.info(
-            f"warning: --numclasses is {cfg.numclasses}, but the highest label of {num_files} images is {num_seen - 1}: use "
+            f"warning: --numclasses is {cfg.numclasses}, but the highest label of {num_images} images is {num_seen - 1}: use "
             f"--numclasses {num_seen} if there are no more classes; to count them all: {check_command(cfg)}"
         )
 

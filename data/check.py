@@ -38,7 +38,7 @@ DATASETS = (
     "Folder", "Dense", "ScribbleOnly", "PseudoOnly", "ScribblePseudo",
     "ScribblePseudoDs", "ScribblePseudoDc", "ScribblePseudoDsDc",
 )  # fmt: skip
-BATCHSIZE = 16
+BATCHSIZE = 16  # train.py's default
 CHUNK = 8  # samples that a process takes at once
 
 

@@ -21,12 +21,12 @@ ANY_SUFFIXES = tuple(dict.fromkeys((*LABEL_SUFFIXES, *IMAGE_SUFFIXES)))
 CITYSCAPES = (
     "in Cityscapes as released, an image X_leftImg8bit.png and its label X_gtFine_labelTrainIds.png differ in name: link "
     "each label as masks/SPLIT/CITY/X_leftImg8bit.png, then use --dataset Folder --image_path leftImg8bit and no other "
-    "folder flag (commands in docs/your_data.md); labelIds are not the 19 classes, but labelTrainIds are, which "
-    "Cityscapes' csCreateTrainIdLabelImgs writes"
+    "folder flag (code in docs/your_data.md); labelTrainIds, written by Cityscapes' csCreateTrainIdLabelImgs, "
+    "hold the 19 classes; labelIds do not"
 )
 ADE20K = (
     "in ADE20K as released, labels count from 1 and 0 is 'other': subtract 1 from each label, so that 0 becomes 255 "
-    "(ignored) and 1..150 become 0..149, then use --numclasses 150 --classes ade20k (commands in docs/your_data.md)"
+    "(ignored) and 1..150 become 0..149, then use --numclasses 150 --classes ade20k (code in docs/your_data.md)"
 )
 
 
@@ -93,7 +93,7 @@ def plain_list(root: Path, split: str, images: str, list_path: str) -> Path | No
             )
         return None
     if not listed.is_file():
-        check_released(root)
+        check_released(root, images)
         raise UserError(
             f"{root}: no split {split!r}: looked for the {f'list {listed}' if list_path else f'folder {folder} and the list {listed}'}; "
             f"make a folder of that name in {images} and another for the masks, or a list with one image name a line"
@@ -101,9 +101,12 @@ def plain_list(root: Path, split: str, images: str, list_path: str) -> Path | No
     return listed
 
 
-def check_released(root: Path) -> None:
-    """Raise UserError where the folder holds a well-known data set in the form in which it is released."""
-    if not (root / "images").is_dir() and (root / "leftImg8bit").is_dir():
+def check_released(root: Path, images: str = "images") -> None:
+    """Raise UserError where the folder holds a well-known data set in the form in which it is released.
+
+    images: the folder where images were looked for.
+    """
+    if not (root / images).is_dir() and (root / "leftImg8bit").is_dir():
         raise UserError(f"{root}: {CITYSCAPES}")
     if all((root / folder / "training").is_dir() for folder in ("images", "annotations")):
         raise UserError(

@@ -192,6 +192,8 @@ def test_cityscapes_as_released_is_told_to_link_its_labels(tmp_path, monkeypatch
     assert ([*findings.sorted()], summary.images) == ([], {"train": 2, "val": 1})
     names, _ = find_files(root, "Folder", "train", {"label": ""}, image_path="leftImg8bit")
     assert names == ["aachen/aachen_000000_leftImg8bit", "ulm/ulm_000001_leftImg8bit"]
+    with pytest.raises(UserError, match="no split 'gone'"):
+        find_files(root, "Folder", "gone", {"label": ""}, image_path="leftImg8bit")
     # Without one of its labels an image is named as such, whatever its name.
     (root / "masks/train/ulm/ulm_000001_leftImg8bit.png").unlink()
     with pytest.raises(UserError, match=r"ulm_000001_leftImg8bit\.png: an image without a mask"):
