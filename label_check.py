@@ -3,11 +3,11 @@
 from itertools import groupby
 from pathlib import Path
 
+import cv2
 import numpy as np
 
 from config import FLAGS, Config
 from data.dataset import IGNORE, SegmentationDataset, read_label
-from data.histogram import label_histogram
 from engine.distributed import Group
 from engine.logger import Run
 from errors import UserError
@@ -93,7 +93,8 @@ def _values(labels: Labels, cfg: Config, group: Group) -> set[int]:
     """The values in these labels; each rank reads its share."""
 
     def values_of(path: Path) -> set[int]:
-        return set(np.flatnonzero(label_histogram(read_label(path, cfg.numclasses), 256)).tolist())
+        label = read_label(path, cfg.numclasses)
+        return set(np.flatnonzero(cv2.calcHist([label], [0], None, [256], [0, 256])).tolist())
 
     found = share_out(values_of, [path for paths in labels for path in paths], group)
     return set().union(*found.values())
