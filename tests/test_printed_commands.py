@@ -19,8 +19,8 @@ from PIL import Image
 from data.demo import draw_sample
 from shell import quoted
 
-# A printed command is the last thing on its line, after ": ".
-PRINTED = re.compile(r": ((?:'[^']*/python[\d.]*'|(?:[\w./-]*/)?python[\d.]*|torchrun|tensorboard) \S.*)")
+# A printed command is the last thing on its line, after ": ". The usage of --help is none.
+PRINTED = re.compile(r"(?<!usage): ((?:'[^']*/python[\d.]*'|(?:[\w./-]*/)?python[\d.]*|torchrun|tensorboard) \S.*)")
 # What a new run gets besides, so that it takes a second; none of these is what the command is about.
 SHORT = {
     name: TINY[name] for name in ("layers", "pretrained", "crop_size", "epochs", "warmup_epochs", "workers", "device")
