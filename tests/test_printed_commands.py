@@ -99,14 +99,13 @@ def programs(place: Place) -> Iterator[tuple[str, int, str]]:
         f"{TRAIN} --name 'a run'",
         program("evaluate.py", "--checkpoint", checkpoint, "--report", "a report"),
         program("predict.py", "--checkpoint", checkpoint, "--input", "a photo.jpg", "--output", "some masks", "--overlay"),
-        program("export.py", "--checkpoint", checkpoint, "--format", "torch", "--num_images", 1),
         program("train.py", *flags(dataset="Folder", dataset_path="0 and 255", numclasses=2)),
         program("train.py", "--no_such_flag"),
         program("evaluate.py", "--checkpoint", "nowhere.pt"),
         program("predict.py", "--checkpoint", checkpoint, "--input", "nowhere"),
     ):  # fmt: skip
         yield command, *place.run(command)
-    command = f"{TRAIN} --name 'stopped run' --epochs 60 --val_epoch_frequency 0"
+    command = f"{TRAIN} --name 'stopped run' --epochs 20 --val_epoch_frequency 0"
     yield command, *place.interrupt(command, "log/stopped run/metrics.jsonl")
 
 
@@ -136,10 +135,12 @@ def test_every_printed_command_runs(place):
     for command, status, said in programs(place):
         statuses.append(status)
         found |= dict.fromkeys(PRINTED.findall(said), command)
-    assert statuses == [0, 0, 0, 0, 0, 0, 2, 2, 2, 2, 75]
+    assert statuses == [0, 0, 0, 0, 0, 2, 2, 2, 2, 75]
     tried: set[str] = set()
     for _ in range(DEPTH):
         for command in sorted(set(found) - tried):
+            if "export.py" in command and any("export.py" in other for other in tried):
+                continue  # it takes ten seconds
             fault, said = fault_of(command, place)
             tried.add(command)
             if fault:
