@@ -1,7 +1,7 @@
 """Write a checkpoint's model to files that run without this repository: ONNX and torch.export, checked against PyTorch.
 
 python export.py --checkpoint log/demo/best.pt                          # best.onnx and best.pt2 beside it
-python export.py --checkpoint log/demo/best.pt --format onnx --probs --images photos --num_images 0
+python export.py --checkpoint log/demo/best.pt --format onnx --probs --images dataset/demo/JPEGImages --num_images 0
 """
 
 import contextlib

@@ -18,12 +18,19 @@ def quoted(words: list[str]) -> str:
 def python_command(*words: object) -> str:
     """The line that runs Python with these words, by the interpreter of this process.
 
-    A first word that names a program of this repository, such as "train.py", also works outside its folder.
+    A program of this repository, "train.py" or "-m", "data.check", also runs outside its folder.
     """
     program, *rest = map(str, words)
-    if (REPO / program).is_file() and Path.cwd() != REPO:
-        program = str(REPO / program)
-    return quoted([_python(), program, *rest])
+    if program == "-m" and Path.cwd() != REPO:
+        module = f"{rest[0].replace('.', '/')}.py"  # Python finds modules in the current folder only
+        if (REPO / module).is_file():
+            program, *rest = module, *rest[1:]
+    return quoted([_python(), repo_file(program), *rest])
+
+
+def repo_file(name: str) -> str:
+    """The name of a file of this repository as the current folder reaches it; other words stay as they are."""
+    return str(REPO / name) if (REPO / name).is_file() and Path.cwd() != REPO else name
 
 
 def _python() -> str:

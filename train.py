@@ -33,6 +33,7 @@ from engine.metrics import confusion_matrix, scores, table
 from engine.pictures import panel
 from engine.state import TrainState
 from errors import STOPPED
+from label_check import check_sample, check_validation
 from loaders import batched
 from tasks import hand_over
 from utils import (
@@ -71,6 +72,7 @@ def train(cfg: Config, group: Group, run: Run) -> int:
     prepare_demo_data(cfg, group)
     train_loader, val_loader = get_loader(cfg, "train", group), get_loader(cfg, "val", group)
     doctor.check_setup(group, {"training list": train_loader.dataset, "validation list": val_loader.dataset})
+    check_sample(cfg, group, run, train_loader.dataset, val_loader.dataset)  # type: ignore[arg-type]
     classes = read_classes(cfg.classes, cfg.numclasses)
     criterion = get_criterion(cfg, run.info, get_class_weights(cfg, group, train_loader, run))
     saved = run.find_checkpoint(cfg.logdir, cfg.name, cfg.resume, new_folder=cfg.reset_data_offset)
@@ -231,6 +233,8 @@ def validate(
     if due.last_validation(cfg, state):
         run.info(table(result, classes.names))
     state.validated, best = state.step, state.best_miou
+    if best < 0:  # the first validation
+        check_validation(cfg, run, result["acc"])
     state.best_miou = max(best, result["miou"])
     return result["miou"] > best
 

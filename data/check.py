@@ -18,7 +18,11 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+if not __package__:  # started as a file, from another folder: python PATH/data/check.py
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+
 import errors
+import shell
 from data.checks.duplicates import find_duplicates
 from data.checks.findings import Findings
 from data.checks.measure import Facts, Sample, measure
@@ -34,6 +38,7 @@ DATASETS = (
     "Folder", "Dense", "ScribbleOnly", "PseudoOnly", "ScribblePseudo",
     "ScribblePseudoDs", "ScribblePseudoDc", "ScribblePseudoDsDc",
 )  # fmt: skip
+BATCHSIZE = 16  # train.py's default
 CHUNK = 8  # samples that a process takes at once
 
 
@@ -43,6 +48,7 @@ def check(
 ) -> tuple[Summary, Findings]:  # fmt: skip
     """Examine a data set. dataset: as of train.py, "" to find out. num_classes: None to infer. workers: processes, 0 none."""
     findings = Findings()
+    classes = classes or _class_file(root, num_classes, findings)
     known = read_classes(classes, num_classes) if classes else None
     if known is not None:
         num_classes = len(known.names)
@@ -51,10 +57,23 @@ def check(
     given = num_classes is not None
     num_classes = num_classes or infer_num_classes(facts)
     known = known or read_classes("", num_classes)
-    _judge(found, facts, num_classes, given, known, findings)
-    summary = summarise(found, facts, num_classes, given, known.names)
+    _judge(found, facts, num_classes, given, classes, known, findings)
+    summary = summarise(found, facts, num_classes, given, classes, known.names)
     check_classes(summary, findings)
     return summary, findings
+
+
+def _class_file(root: Path, num_classes: int | None, findings: Findings) -> str:
+    """The data set's own file of class names, classes.txt; "" where there is none that can be used."""
+    path = root / "classes.txt"
+    if not path.is_file():
+        return ""
+    try:
+        read_classes(str(path), num_classes)
+    except UserError as error:
+        findings.add("class-file", path.name, str(error).removeprefix("--classes "))
+        return ""
+    return str(path)
 
 
 def _measure_all(samples: list[Sample], workers: int) -> list[Facts]:
@@ -75,7 +94,7 @@ def _measure_all(samples: list[Sample], workers: int) -> list[Facts]:
 
 
 def _judge(
-    found: Survey, facts: list[Facts], num_classes: int, given: bool, known: Classes, findings: Findings
+    found: Survey, facts: list[Facts], num_classes: int, given: bool, classes: str, known: Classes, findings: Findings
 ) -> None:
     def show(path: Path) -> str:
         return path.relative_to(found.root).as_posix() if path.is_relative_to(found.root) else str(path)
@@ -83,7 +102,7 @@ def _judge(
     colours = {f"#{bytes(known.colours[number]).hex()}": number for number in reversed(range(num_classes))}
     check_images(facts, show, findings)
     check_labels(facts, show, colours, findings)
-    check_values(facts, num_classes, given, show, findings)
+    check_values(facts, num_classes, given, classes, show, findings)
     check_agreement(facts, show, findings)
     find_duplicates(facts, show, findings)
 
@@ -103,12 +122,28 @@ def main(argv: list[str] | None = None) -> int:
         splits=args.splits, workers=workers,
     )  # fmt: skip
     print("\n".join([*summary_lines(summary), *class_table(summary), "", *finding_lines(findings)]))
-    if findings.status < 2:
-        flags = f"--dataset {summary.dataset} --numclasses {summary.num_classes}"
-        print(f"train with --dataset_path {args.root} {flags}" + (f" --classes {args.classes}" if args.classes else ""))
     if args.json:
         _write_json(args.json, summary, findings)
+    if findings.status < 2:
+        print("\n".join(next_lines(summary, paths)))
     return findings.status
+
+
+def next_lines(summary: Summary, paths: Paths) -> list[str]:
+    """What to do with data that can be trained on; the last line ends with the command."""
+    folders = [word for name, folder in dataclasses.asdict(paths).items() if folder for word in (f"--{name}", folder)]
+    if not {"train", "val"} <= set(summary.images):
+        command = shell.python_command("-m", "data.check", summary.root, "--dataset", summary.dataset, *folders)
+        return [f"training needs the splits train and val; to check these: {command}"]
+    words = ["--dataset", summary.dataset, "--dataset_path", summary.root, "--numclasses", summary.num_classes]
+    words += ["--classes", summary.class_file] if summary.class_file else []
+    words += [*folders, "--model_type", "res50_ASPP_lorm" if "Pseudo" in summary.dataset else "res50_ASPP"]
+    if summary.images["train"] < BATCHSIZE:
+        words += ["--batchsize", summary.images["train"]]
+    return [
+        "training downloads its start weights once; without a network, add --pretrained none to the command",
+        f"to train: {shell.python_command('train.py', *words)}",
+    ]
 
 
 def parser() -> argparse.ArgumentParser:
@@ -119,7 +154,10 @@ def parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--numclasses", type=int, metavar="N", help="number of classes [inferred from the labels]")
     parser.add_argument(
-        "--classes", default="", metavar="FILE", help="names and colours: voc, camvid, cityscapes, ade20k, or a FILE"
+        "--classes",
+        default="",
+        metavar="FILE",
+        help="names and colours: voc, camvid, cityscapes, ade20k, or a FILE [PATH/classes.txt]",
     )
     parser.add_argument("--splits", nargs="+", default=["train", "val"], metavar="NAME", help="splits [train val]")
     for item in dataclasses.fields(Paths):

@@ -5,6 +5,7 @@ Two layouts: plain folders (--dataset Folder), and that of PASCAL VOC and Scribb
 
 import posixpath
 import unicodedata
+from collections.abc import Collection
 from pathlib import Path
 
 from data.dataset import IMAGE_SUFFIXES, LABEL_SUFFIXES, NO_JPEG, list_folder, read_list
@@ -15,6 +16,18 @@ DENSE = ("SegmentationClassAug", "SegmentationClass")
 SCRIBBLES = "pascal_2012_scribble"
 PSEUDO = "bmp_pseudolabel"
 ANY_SUFFIXES = tuple(dict.fromkeys((*LABEL_SUFFIXES, *IMAGE_SUFFIXES)))
+
+# What to do with well-known data sets in the form in which they are released.
+CITYSCAPES = (
+    "in Cityscapes as released, an image X_leftImg8bit.png and its label X_gtFine_labelTrainIds.png differ in name: link "
+    "each label as masks/SPLIT/CITY/X_leftImg8bit.png, then use --dataset Folder --image_path leftImg8bit and no other "
+    "folder flag (code in docs/your_data.md); labelTrainIds, written by Cityscapes' csCreateTrainIdLabelImgs, "
+    "hold the 19 classes; labelIds do not"
+)
+ADE20K = (
+    "in ADE20K as released, labels count from 1 and 0 is 'other': subtract 1 from each label, so that 0 becomes 255 "
+    "(ignored) and 1..150 become 0..149, then use --numclasses 150 --classes ade20k (code in docs/your_data.md)"
+)
 
 
 def find_files(
@@ -36,6 +49,8 @@ def find_files(
         raise UserError(
             f"{listed}: no such list, but {root} has images and masks: plain folders are --dataset Folder, not {dataset}"
         )
+    if not listed.exists():
+        check_released(root)
     names = read_list(listed)
     labels = DENSE if dataset == "Dense" or split != "train" else (SCRIBBLES,)
     usual = {"label": labels, "pseudo": (PSEUDO,)}
@@ -78,11 +93,34 @@ def plain_list(root: Path, split: str, images: str, list_path: str) -> Path | No
             )
         return None
     if not listed.is_file():
+        check_released(root, images)
         raise UserError(
             f"{root}: no split {split!r}: looked for the {f'list {listed}' if list_path else f'folder {folder} and the list {listed}'}; "
             f"make a folder of that name in {images} and another for the masks, or a list with one image name a line"
         )
     return listed
+
+
+def check_released(root: Path, images: str = "images") -> None:
+    """Raise UserError where the folder holds a well-known data set in the form in which it is released.
+
+    images: the folder where images were looked for.
+    """
+    if not (root / images).is_dir() and (root / "leftImg8bit").is_dir():
+        raise UserError(f"{root}: {CITYSCAPES}")
+    if all((root / folder / "training").is_dir() for folder in ("images", "annotations")):
+        raise UserError(
+            f"{root}: its folders are named training and validation: rename them to train and val in images and annotations, "
+            f"and use --dataset Folder --train_path annotations --val_path annotations; {ADE20K}"
+        )
+
+
+def is_cityscapes(name: str, labels: Collection[str]) -> bool:
+    """Whether an image of this name has a label, but under the name that Cityscapes gives it."""
+    stem = name.removesuffix("_leftImg8bit")
+    return stem != name and any(
+        f"{stem}_gt{kind}_label{ids}" in labels for kind in ("Fine", "Coarse") for ids in ("TrainIds", "Ids")
+    )
 
 
 def read_names(path: Path) -> list[str]:
@@ -119,6 +157,8 @@ def _pair(
             raise UserError(f"{folders[kind] / found[0]} and {found[1]}: two files of one name: remove or rename one")
     image = folders["image"] / image_files[name][0]
     if name not in label_files:
+        if is_cityscapes(name, label_files):
+            raise UserError(f"{image}: no label of this name; {CITYSCAPES}")
         raise UserError(
             f"{image}: an image without a mask: expected {folders['label'] / name}.png "
             f"(or {', '.join(LABEL_SUFFIXES[1:])}); add the mask, or move the image away"

@@ -11,6 +11,7 @@ from typing import Protocol
 import numpy as np
 import yaml
 
+import shell
 from engine.run_folder import replace_text
 from errors import UserError, in_one_line
 
@@ -122,7 +123,8 @@ def import_wandb():
         if wandb.__file__ is None:
             raise ImportError("no package of that name but a folder")  # such as one of its runs; Python imports it
     except ImportError as error:
-        raise UserError(f"--wandb: {error}: pip install -r requirements-wandb.txt") from None
+        install = shell.python_command("-m", "pip", "install", "-r", shell.repo_file("requirements-wandb.txt"))
+        raise UserError(f"--wandb: {error}: {install}") from None
     return wandb
 
 

@@ -7,6 +7,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+import shell
 from engine.exported import ExportedModel
 from errors import UserError
 
@@ -16,9 +17,8 @@ def import_extra(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise UserError(
-            f"ONNX needs packages that are missing ({error}): pip install onnx onnxscript onnxruntime"
-        ) from None
+        install = shell.python_command("-m", "pip", "install", "-r", shell.repo_file("requirements-export.txt"))
+        raise UserError(f"ONNX needs packages that are missing ({error}): {install}") from None
 
 
 class OnnxModel(ExportedModel):

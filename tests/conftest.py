@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from processes import Started
+from python_server import PythonServer
 
 import config
 import models
@@ -85,6 +86,13 @@ def scribblesup() -> Path:
 @pytest.fixture(scope="session")
 def camvid() -> Path:
     return _real_data("camvid")
+
+
+@pytest.fixture(scope="session")
+def python(tmp_path_factory) -> Iterator[PythonServer]:
+    server = PythonServer(tmp_path_factory.mktemp("python"), REPO)
+    yield server
+    server.close()
 
 
 @pytest.fixture

@@ -118,6 +118,7 @@ def _run(words: list[str], folder: str, env: dict[str, str], streams: list[int])
     os.environ.clear()
     os.environ.update(env)
     os.chdir(folder)
+    sys.executable = env["PYTHON_EXEC"]  # the client, as the shell finds it
     while words[0] in ("-u", "-B"):
         words = words[1:]
     status = 0

@@ -3,27 +3,47 @@
 import hashlib
 import json
 import os
+import shlex
+import shutil
 from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
-from faulty_data import FAULTY, FAULTY_LISTS, Drawn, draw_clean, draw_faulty, draw_faulty_lists, label, picture
+from conftest import REPO
+from documents import blocks
+from faulty_data import (
+    FAULTY,
+    FAULTY_LISTS,
+    Drawn,
+    draw_ade20k,
+    draw_cityscapes,
+    draw_clean,
+    draw_faulty,
+    draw_faulty_lists,
+    label,
+    picture,
+)
 from PIL import Image
 
+import config
 import data.check
 from criterion import MAPS
-from data.check import DATASETS, check, main
+from data.check import BATCHSIZE, DATASETS, check, main
 from data.checks import rules
 from data.checks.duplicates import hamming
 from data.checks.findings import CATALOG
 from data.checks.measure import difference_hash
 from data.checks.survey import Paths
+from data.dataset import read_label
 from data.histogram import class_weights, label_histogram
+from data.layout import find_files
 from errors import UserError
 
 # Those that have tests of their own.
-ELSEWHERE = {"split-missing", "label-out-of-range", "label-binary-255"}
+ELSEWHERE = {
+    "split-missing", "label-out-of-range", "label-binary-255", "class-file", "ade20k-labels", "cityscapes-names",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -124,6 +144,116 @@ def test_clean_data_is_clean_and_warnings_alone_give_1(clean, tmp_path, capsys):
     assert "class-absent (1)" in capsys.readouterr().out
 
 
+def run_code_of_document(name: str) -> None:
+    """Run the Python block of docs/your_data.md that names this data set, in the current folder."""
+    text = (REPO / "docs/your_data.md").read_text(encoding="utf-8")
+    (code,) = [block.text for block in blocks(text) if block.language == "python" and f'"{name}"' in block.text]
+    exec(compile(code, "docs/your_data.md", "exec"), {})
+
+
+def test_ade20k_as_released_is_told_to_subtract_1(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    root = draw_ade20k(Path("ADEChallengeData2016"))
+    released = {"splits": ("training", "validation"), "paths": Paths(val_path="annotations")}
+    files = [
+        f"annotations/{name}.png" for name in ("training/ADE_train_1", "training/ADE_train_2", "validation/ADE_val_1")
+    ]
+    for options in ({}, {"classes": "ade20k"}, {"num_classes": 150}, {"num_classes": 151}):
+        assert found(root, **released, **options) == {"ade20k-labels": files}
+    with pytest.raises(UserError, match=r"named training and validation: rename them.*subtract 1 from each label"):
+        find_files(root, "Folder", "train", {"label": ""})
+    # A file with 151 names says that class 0 is one.
+    Path("names.txt").write_text("\n".join(map(str, range(151))))
+    assert found(root, **released, classes="names.txt") == {}
+    run_code_of_document("ADEChallengeData2016")
+    assert main([str(root), "--classes", "ade20k", "--workers", "0"]) == 0
+    assert "nothing wrong found" in capsys.readouterr().out
+    # Stripes of two columns: what was 0 is ignored, and the first class is 0.
+    assert np.unique(read_label(root / "masks/val/ADE_val_1.png", 150)).tolist() == [*range(150), 255]
+
+
+def test_cityscapes_as_released_is_told_to_link_its_labels(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    root = draw_cityscapes(Path("cityscapes"))
+    said = (
+        "X_leftImg8bit.png and its label X_gtFine_labelTrainIds.png differ in name: link each label as masks/SPLIT/CITY"
+    )
+    for look in (lambda: check(root), lambda: find_files(root, "Folder", "train", {"label": ""}),
+                 lambda: find_files(root, "ScribbleOnly", "train", {"label": ""}),
+                 lambda: find_files(root, "Folder", "train", {"label": "gtFine"}, image_path="leftImg8bit")):  # fmt: skip
+        with pytest.raises(UserError, match=said):
+            look()
+    images = ["train/aachen/aachen_000000", "train/ulm/ulm_000001", "val/munster/munster_000002"]
+    images = [f"leftImg8bit/{name}_leftImg8bit.png" for name in images]
+    paths = Paths(image_path="leftImg8bit", train_path="gtFine", val_path="gtFine")
+    assert found(root, paths=paths) == {"cityscapes-names": images}
+    run_code_of_document("cityscapes")
+    summary, findings = check(root, classes="cityscapes", paths=Paths(image_path="leftImg8bit"))
+    assert ([*findings.sorted()], summary.images) == ([], {"train": 2, "val": 1})
+    names, _ = find_files(root, "Folder", "train", {"label": ""}, image_path="leftImg8bit")
+    assert names == ["aachen/aachen_000000_leftImg8bit", "ulm/ulm_000001_leftImg8bit"]
+    with pytest.raises(UserError, match="no split 'gone'"):
+        find_files(root, "Folder", "gone", {"label": ""}, image_path="leftImg8bit")
+    # Without one of its labels an image is named as such, whatever its name.
+    (root / "masks/train/ulm/ulm_000001_leftImg8bit.png").unlink()
+    with pytest.raises(UserError, match=r"ulm_000001_leftImg8bit\.png: an image without a mask"):
+        find_files(root, "Folder", "train", {"label": ""}, image_path="leftImg8bit")
+
+
+def test_classes_of_the_data_sets_own_file(clean, tmp_path, capsys):
+    root = shutil.copytree(clean, tmp_path / "data")
+    (root / "classes.txt").write_text("ground\ndisc #ff0000\nsquare\n")
+    summary, findings = check(root)
+    assert [row.name for row in summary.classes] == ["ground", "disc", "square"]
+    assert (summary.class_file, findings.status) == (str(root / "classes.txt"), 0)
+    assert main([str(root), "--workers", "0"]) == 0
+    assert f"--classes {root / 'classes.txt'} " in capsys.readouterr().out.splitlines()[-1]
+    # Its colours are known where a mask has them.
+    Drawn(root).pair("train/colour", mask=np.array([[0, 0, 0], [255, 0, 0]], np.uint8)[label(0, 1)])
+    assert main([str(root), "--workers", "0"]) == 2
+    assert "#ff0000 = class 1" in capsys.readouterr().out
+    # Another number of classes, or another file: it is not used.
+    assert found(root, num_classes=4)["class-file"] == ["classes.txt"]
+    assert "class-file" not in found(root, num_classes=21, classes="voc")
+
+
+def last_command(root, capsys, *words: str) -> list[str]:
+    assert main([str(root), "--workers", "0", *words]) < 2
+    line = capsys.readouterr().out.splitlines()[-1]
+    return shlex.split(line.rsplit(": ", 1)[1])
+
+
+def test_last_line_is_the_whole_training_command(tmp_path, capsys, demo_root):
+    root = tmp_path / "my data"
+    drawn = Drawn(root, image="pictures", mask="the labels")
+    for number in range(BATCHSIZE):
+        drawn.pair(f"train/{number}")
+    drawn.pair("val/x")
+    folders = ["--image_path", "pictures", "--train_path", "the labels", "--val_path", "the labels"]
+    words = ["--dataset", "Folder", "--dataset_path", str(root), "--numclasses", "3"]
+    python, program, *given = last_command(root, capsys, *folders)
+    assert given == [*words, *folders, "--model_type", "res50_ASPP"]
+    assert shutil.which(python)
+    assert Path(program).samefile(REPO / "train.py")
+    # Fewer images than a batch: the command has a batch that they fill.
+    (root / "pictures/train/0.png").unlink()
+    (root / "the labels/train/0.png").unlink()
+    given = last_command(root, capsys, *folders, "--classes", "camvid")[2:]
+    words[-1] = "11"
+    assert given == [
+        *words, "--classes", "camvid", *folders, "--model_type", "res50_ASPP", "--batchsize", str(BATCHSIZE - 1),
+    ]  # fmt: skip
+    # Pseudo-labels: the model with LoRM.
+    assert last_command(demo_root, capsys)[-4:] == ["--model_type", "res50_ASPP_lorm", "--batchsize", "8"]
+
+
+def test_splits_that_cannot_be_trained_are_said_so(clean, capsys):
+    command = last_command(clean, capsys, "--splits", "val", "--train_path", "masks")
+    assert command[2:] == [str(clean), "--dataset", "Folder", "--train_path", "masks"] or command[3:] == [
+        str(clean), "--dataset", "Folder", "--train_path", "masks",
+    ]  # fmt: skip
+
+
 def killed(sample):
     os._exit(9)
 
@@ -213,5 +343,6 @@ def test_difference_hash_tells_copies_from_other_pictures():
     assert difference_hash(np.full((20, 20, 3), 200, np.uint8)) is None
 
 
-def test_datasets_are_those_of_training():
+def test_datasets_and_batch_are_those_of_training():
     assert set(DATASETS) == set(MAPS)
+    assert config.Config().batchsize == BATCHSIZE

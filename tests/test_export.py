@@ -212,7 +212,7 @@ def test_missing_package_is_named(name, run_folder, monkeypatch):
     for other in EXTRAS:
         monkeypatch.setitem(sys.modules, other, type(sys)(other))
     monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(UserError, match=rf"{name}.*pip install onnx onnxscript onnxruntime"):
+    with pytest.raises(UserError, match=rf"{name}.*: \S*python\S* -m pip install -r \S*requirements-export\.txt$"):
         run(run_folder)
 
 

@@ -24,8 +24,26 @@ def test_a_program_of_the_repository_is_found_from_any_folder(tmp_path, monkeypa
     assert shlex.split(shell.python_command("train.py", "--epochs", 3))[1:] == [
         str(shell.REPO / "train.py"), "--epochs", "3",
     ]  # fmt: skip
+    assert shlex.split(shell.python_command("-m", "data.check", "a b"))[1:] == [
+        str(shell.REPO / "data/check.py"), "a b",
+    ]  # fmt: skip
+    assert shell.repo_file("requirements.txt") == str(shell.REPO / "requirements.txt")
+    assert shell.python_command("-m", "pip", "list").endswith(" -m pip list")
     monkeypatch.chdir(shell.REPO)
     assert shlex.split(shell.python_command("train.py"))[1:] == ["train.py"]
+    assert shlex.split(shell.python_command("-m", "data.check"))[1:] == ["-m", "data.check"]
+    assert shell.repo_file("requirements.txt") == "requirements.txt"
+
+
+def test_the_data_check_runs_as_a_file(tmp_path):
+    done = subprocess.run(
+        [sys.executable, shell.REPO / "data/check.py", "nowhere"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (2, "error: nowhere: no such folder\n")
 
 
 def test_python_is_named_as_the_shell_finds_it(tmp_path, monkeypatch):

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from data.layout import ADE20K, CITYSCAPES
+
 ERROR, WARNING = "error", "warning"  # error: training would stop, or go or be scored wrong
 
 # code: (severity, what is wrong, what to do)
@@ -10,6 +12,7 @@ CATALOG = {
     "split-missing": (ERROR, "no such split", "make its folders or its list; training needs train and val"),
     "listed-image-missing": (ERROR, "a list names an image that is not there", "add the image, or take the name off the list"),
     "image-without-label": (ERROR, "an image of a split has no label", "add the label, or take the image out of the split"),
+    "cityscapes-names": (ERROR, "an image has a label, but the label has Cityscapes' name for it", CITYSCAPES),
     "two-files-of-one-name": (ERROR, "two files differ only in their suffix", "remove or rename one"),
     "in-two-splits": (ERROR, "one image is in two splits", "take it out of one: a score on training images means nothing"),
     "listed-twice": (WARNING, "a list names an image more than once", "keep one line, unless it is to count more"),
@@ -41,7 +44,12 @@ CATALOG = {
     ),
     "mask-mode": (ERROR, "a label is no image of one 8-bit channel", "save class numbers as a grey or palette PNG"),
     "mask-lossy": (ERROR, "a label is a JPEG or lossy WebP, which changes values", "export it again as PNG; converting does not bring values back"),
-    "label-out-of-range": (ERROR, "a label value is no class number", "raise --numclasses or correct the labels; 255 is for ignored pixels"),
+    "label-out-of-range": (
+        ERROR, "a label value is no class number",
+        "correct the labels, or raise --numclasses (with --classes, add names to its file); 255 is for ignored pixels; where 0 is "
+        "no class, subtract 1 from each label, so that 0 becomes 255",
+    ),
+    "ade20k-labels": (ERROR, "labels have ADE20K's values 0..150, of which 1..150 are its classes", ADE20K),
     "label-odd-value": (
         ERROR, "a label value lies far above the others", "correct the labels: classes count from 0, and 255 is for ignored pixels; else give --numclasses",
     ),
@@ -49,6 +57,7 @@ CATALOG = {
         ERROR, "labels have only 0 and 255, and 255 is ignored: nothing but class 0 would be learnt",
         "write 1 in place of 255",
     ),
+    "class-file": (WARNING, "classes.txt is not used", "write one class a line, or name another file by --classes"),
     "class-absent": (WARNING, "a class is in no label", "check that classes count from 0 without gaps, and --numclasses"),
     "class-only-in-val": (WARNING, "a class is in val, but in no training label", "move images with it to train: it cannot be learnt"),
     "mask-empty": (WARNING, "a mask is ignored everywhere (255)", "label it, or take it out of the split"),

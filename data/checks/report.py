@@ -25,6 +25,8 @@ def summary_lines(summary: Summary) -> list[str]:
         + (f", and {len(summary.sizes) - 4} more" if len(summary.sizes) > 4 else "")
     )
     source = "as given" if summary.num_classes_given else "inferred from the labels: check it"
+    if summary.class_file:
+        source = f"named by {summary.class_file}"
     lines.append(f"  classes: --numclasses {summary.num_classes} ({source})")
     for kind, share in summary.agreement.items():
         name = {"scribble": "stroke pixels", "pseudo": "pseudo-label pixels"}[kind]

@@ -102,14 +102,24 @@ def infer_num_classes(facts: list[Facts]) -> int:
     return min(max(highest + 1, 2), 255)
 
 
-def check_values(facts: list[Facts], num_classes: int, given: bool, show: Show, findings: Findings) -> None:
-    """Label values against the number of classes, given by the user or inferred; and masks of 0 and 255 alone."""
+def check_values(
+    facts: list[Facts], num_classes: int, given: bool, classes: str, show: Show, findings: Findings
+) -> None:
+    """Label values against the number of classes, given by the user or inferred; and masks of 0 and 255 alone.
+
+    classes: the preset or file of the class names, "" for none.
+    """
     masks = [(show(item.sample.labels["mask"]), item.labels["mask"]) for item in facts if "mask" in item.labels]
     values = {value for _, mask in masks for value in mask.values}
     if values == {0, IGNORE}:
         for file, mask in masks:
             if IGNORE in mask.values:
                 findings.add("label-binary-255", file)
+    found = values - {IGNORE}
+    if (classes == "ade20k" and max(found, default=0) == 150) or (not classes and found == set(range(151))):
+        for file, _ in masks:
+            findings.add("ade20k-labels", file)
+        return
     for item in facts:
         for kind, label in item.labels.items():
             bad = sorted(value for value in label.classes if not 0 <= value < num_classes)

@@ -41,6 +41,7 @@ class Summary:
     dataset: str
     num_classes: int
     num_classes_given: bool
+    class_file: str
     images: dict[str, int]
     labels: dict[str, dict[str, int]]
     sizes: dict[str, int]
@@ -52,8 +53,10 @@ class Summary:
         return dataclasses.asdict(self)
 
 
-def summarise(found: Survey, facts: list[Facts], num_classes: int, given: bool, names: list[str]) -> Summary:
-    """Count what was measured. names: of the classes."""
+def summarise(
+    found: Survey, facts: list[Facts], num_classes: int, given: bool, class_file: str, names: list[str]
+) -> Summary:
+    """Count what was measured. class_file: the preset or file that names the classes, "" for none. names: of the classes."""
     sizes = Counter(f"{item.image.size[1]}x{item.image.size[0]}" for item in facts if item.image.sha)
     images, labels, ignored = {}, {}, {}
     rows = [ClassRow(number, names[number]) for number in range(num_classes)]
@@ -71,7 +74,7 @@ def summarise(found: Survey, facts: list[Facts], num_classes: int, given: bool, 
     _add_weights(rows)
     _add_coverage(rows, facts)
     return Summary(
-        str(found.root), found.layout, found.dataset, num_classes, given, images, labels, dict(sizes.most_common()),
+        str(found.root), found.layout, found.dataset, num_classes, given, class_file, images, labels, dict(sizes.most_common()),
         ignored, rows, _agreement(facts),
     )  # fmt: skip
 
@@ -102,6 +105,8 @@ def _agreement(facts: list[Facts]) -> dict[str, float]:
 
 def check_classes(summary: Summary, findings: Findings) -> None:
     """Classes that no label has, and those that only the validation masks have."""
+    if not any(any(row.pixels.values()) for row in summary.classes):
+        return  # no label was read: other findings say why
     for row in summary.classes:
         label = f"class {row.number}" + (f" ({row.name})" if row.name != str(row.number) else "")
         if not any(row.pixels.values()):

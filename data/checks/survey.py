@@ -1,6 +1,7 @@
 """Which layout a folder has, and which files its splits should have: what the doctor finds without opening an image."""
 
 import contextlib
+import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable
@@ -16,12 +17,17 @@ from data.layout import (
     LISTS,
     PSEUDO,
     SCRIBBLES,
+    check_released,
     first_folder,
+    is_cityscapes,
     plain_list,
     read_names,
     without_suffix,
 )
 from errors import UserError
+
+# Of Cityscapes: an image has several label files, of which training reads a link to one.
+CITYSCAPES_LABEL = re.compile(r"_gt(Fine|Coarse)_\w+$")
 
 Index = dict[str, list[str]]  # of list_folder: {name: [files below the folder]}
 
@@ -88,6 +94,7 @@ def _guess_dataset(root: Path, paths: Paths) -> str:
         return "Dense"
     if (root / (paths.image_path or "images")).is_dir():
         return "Folder"
+    check_released(root)
     there = ", ".join(sorted(path.name for path in root.iterdir())[:8]) or "nothing"
     raise UserError(
         f"{root}: no data set: neither images and masks (plain folders) nor JPEGImages and ImageSets (VOC's layout) are in "
@@ -163,9 +170,12 @@ class _Pairing:
         self._only_one(split.images, images[key])
         labels = {}
         for kind, folder in split.labels.items():
-            files = self._index(folder, is_image=False).get(key, [])
+            present = self._index(folder, is_image=False)
+            files = present.get(key, [])
             if not files:
-                if kind in split.needed:
+                if kind in split.needed and is_cityscapes(key, present):
+                    self.findings.add("cityscapes-names", self._show(image), f"no {self._show(folder / key)}.png")
+                elif kind in split.needed:
                     self.findings.add("image-without-label", self._show(image), f"no {self._show(folder / key)}.png")
                 continue
             self._only_one(folder, files)
@@ -186,9 +196,9 @@ class _Pairing:
             images = self._index(folder, is_image=True)
             names = {without_suffix(name, images) for name in self._all_lists()} if is_listed else set(images)
             for key, files in self._index(labels, is_image=False).items():
-                if key not in images:
+                if key not in images and not CITYSCAPES_LABEL.search(key):
                     self.findings.add("label-without-image", self._show(labels / files[0]), kind)
-                elif key not in names:
+                elif key in images and key not in names:
                     forgotten.setdefault(folder / images[key][0], []).append(kind)
         for image, kinds in forgotten.items():
             self.findings.add("not-listed", self._show(image), f"has {', '.join(kinds)}")

@@ -1,0 +1,162 @@
+"""Every command that a program prints runs when it is pasted into a shell, in a folder with spaces."""
+
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import REPO, TINY, flags
+from faulty_data import Drawn
+from PIL import Image
+
+from data.demo import draw_sample
+from shell import quoted
+
+# A printed command is the last thing on its line, after ": ". The usage of --help is none.
+PRINTED = re.compile(r"(?<!usage): ((?:'[^']*/python[\d.]*'|(?:[\w./-]*/)?python[\d.]*|torchrun|tensorboard) \S.*)")
+# What a new run gets besides, so that it takes a second; none of these is what the command is about.
+SHORT = {
+    name: TINY[name] for name in ("layers", "pretrained", "crop_size", "epochs", "warmup_epochs", "workers", "device")
+}
+DEPTH = 2  # commands that pasted commands print are pasted, too
+
+
+class Place:
+    """A folder in which commands are run as a shell runs them."""
+
+    def __init__(self, folder: Path, env: dict[str, str]):
+        self.folder, self.env = folder, os.environ | env
+
+    def run(self, command: str) -> tuple[int, str]:
+        """The exit status, and what it said."""
+        done = subprocess.run(
+            ["bash", "-c", command], cwd=self.folder, env=self.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True, timeout=240, check=False,
+        )  # fmt: skip
+        return done.returncode, done.stdout
+
+    def interrupt(self, command: str, begun: str) -> tuple[int, str]:
+        """Press Ctrl-C when the file `begun` has a line."""
+        with subprocess.Popen(
+            shlex.split(command),
+            cwd=self.folder,
+            env=self.env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        ) as process:
+            file = self.folder / begun
+            while process.poll() is None and not (file.is_file() and file.stat().st_size):
+                time.sleep(0.01)
+            process.send_signal(signal.SIGINT)
+            said, _ = process.communicate(timeout=120)
+        return process.returncode, said
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory, python) -> Place:
+    """With plain folders of other names than the usual ones, and masks of 0 and 255."""
+    folder = tmp_path_factory.mktemp("printed") / "a work place"
+    drawn, binary = Drawn(folder / "my data", image="my pictures", mask="labels"), Drawn(folder / "0 and 255")
+    for number in range(6):
+        image, dense, _, _ = draw_sample(number)
+        name = f"{'train' if number < 4 else 'val'}/picture {number}"
+        drawn.pair(name, image, dense)
+        binary.pair(name, image, np.where(dense > 0, 255, 0).astype(np.uint8))
+    (folder / "my data/classes.txt").write_text("ground\ndisc\nsquare\ntriangle\ncross\n")
+    Image.fromarray(draw_sample(9)[0]).save(folder / "a photo.jpg")
+    return Place(folder, python.env)
+
+
+def program(name: str, *words: object) -> str:
+    return quoted(["python", str(REPO / name), *map(str, words)])
+
+
+def words_of(values: dict) -> list[str]:
+    return [word for name, value in values.items() for word in (f"--{name}", str(value))]
+
+
+FOLDERS = ("--image_path", "my pictures", "--train_path", "labels", "--val_path", "labels")
+TRAIN = program(
+    "train.py", "--dataset", "Folder", "--dataset_path", "my data", *FOLDERS, "--numclasses", 5, "--model_type", "res50_ASPP",
+    "--batchsize", 2, "--log_interval", 1, *words_of(SHORT),
+)  # fmt: skip
+
+
+def programs(place: Place) -> Iterator[tuple[str, int, str]]:
+    """Each program as a user runs it, one after the other: what is run, its exit status, and what it says."""
+    checkpoint = "log/a run/best.pt"
+    for command in (
+        program("data/check.py", "my data", *FOLDERS),
+        program("data/check.py", "my data", *FOLDERS, "--splits", "val"),
+        f"{TRAIN} --name 'a run'",
+        program("evaluate.py", "--checkpoint", checkpoint, "--report", "a report"),
+        program("predict.py", "--checkpoint", checkpoint, "--input", "a photo.jpg", "--output", "some masks", "--overlay"),
+        program("train.py", *flags(dataset="Folder", dataset_path="0 and 255", numclasses=2)),
+        program("train.py", "--no_such_flag"),
+        program("evaluate.py", "--checkpoint", "nowhere.pt"),
+        program("predict.py", "--checkpoint", checkpoint, "--input", "nowhere"),
+    ):  # fmt: skip
+        yield command, *place.run(command)
+    command = f"{TRAIN} --name 'stopped run' --epochs 20 --val_epoch_frequency 0"
+    yield command, *place.interrupt(command, "log/stopped run/metrics.jsonl")
+
+
+def pasted(command: str) -> str:
+    """What is run in place of a printed command: a run that begins is to be short."""
+    words = shlex.split(command)
+    begins = any(word.endswith("train.py") for word in words) and "--resume" not in words and "--help" not in words
+    return f"{command} {quoted(words_of(SHORT))}" if begins else command
+
+
+def fault_of(command: str, place: Place) -> tuple[str, str]:
+    """What is wrong with a printed command, or "", and what it says when it is run."""
+    words = shlex.split(command)
+    if words[0] == "tensorboard" or "tensorboard.main" in words:  # a server that goes on until it is stopped
+        folder = place.folder / words[words.index("--logdir") + 1]
+        return "" if folder.is_dir() else f"{command}: no such folder", ""
+    if "pip" in words:
+        return "" if (place.folder / words[-1]).is_file() else f"{command}: no such file", ""
+    status, said = place.run(pasted(command))
+    # The data check ends with 1 or 2 where it does its work and finds something.
+    works = status == 0 or ("data/check.py" in command and status in (1, 2) and "\nerror: " not in f"\n{said}")
+    return "" if works else f"{command}: status {status}\n{said}", said
+
+
+def test_every_printed_command_runs(place):
+    statuses, found, faults = [], {}, []
+    for command, status, said in programs(place):
+        statuses.append(status)
+        found |= dict.fromkeys(PRINTED.findall(said), command)
+    assert statuses == [0, 0, 0, 0, 0, 2, 2, 2, 2, 75]
+    tried: set[str] = set()
+    for _ in range(DEPTH):
+        for command in sorted(set(found) - tried):
+            if "export.py" in command and any("export.py" in other for other in tried):
+                continue  # it takes ten seconds
+            fault, said = fault_of(command, place)
+            tried.add(command)
+            if fault:
+                faults.append(f"printed by {found[command]}\n{fault}")
+            found = dict.fromkeys(PRINTED.findall(said), command) | found
+    assert not faults, "\n\n".join(faults)
+    names = {Path(name).name for command in tried for name in shlex.split(command)[:2]}
+    assert names >= {"check.py", "train.py", "evaluate.py"}
+    assert any("--logdir" in command for command in tried)  # TensorBoard's
+
+
+def test_the_data_checks_last_line_trains(place):
+    shutil.rmtree(place.folder / "log", ignore_errors=True)
+    _, said = place.run(program("data/check.py", "my data", *FOLDERS))
+    (command,) = PRINTED.findall(said.splitlines()[-1])
+    status, said = place.run(pasted(command))
+    assert status == 0, said
+    (log,) = place.folder.glob("log/*/train.log")
+    assert "done: 1 epochs, 1 steps" in log.read_text()  # 4 images, one batch of all
