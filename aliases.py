@@ -1,6 +1,7 @@
 """Flags of train.py that stand for others: other names, and other ways to say the same."""
 
-# Names of earlier launch scripts and of the guides (docs/guides.md).
+# Names of earlier launch scripts, of the guides (docs/guides.md), and of other trainers where they mean exactly the same;
+# foreign_flags.py has those that do not.
 # {their name, or SECTION.KEY of a YAML file: our name, and after a space what to say with it}
 ALIASES = {
     "pesudo_path": "pseudo_path",
@@ -29,6 +30,26 @@ ALIASES = {
     "valid_step_interval": "val_step_frequency",
     "valid_epoch_interval": "val_epoch_frequency",
     "use_augment": "augment",
+    "weight_decay": "wdecay",
+    "num_classes": "numclasses",
+    "accumulate_grad_batches": "accum_steps",
+    "gradient_accumulation_steps": "accum_steps",
+    "num_train_epochs": "epochs",
+    "lr_warmup_epochs": "warmup_epochs",
+    "lr0": "lr",
+    "model_ema_decay": "ema",
+    "per_device_train_batch_size": "batchsize",
+    "per_device_eval_batch_size": "val_batchsize",
+    "samples_per_gpu": "batchsize",
+    "workers_per_gpu": "workers",
+    "dataloader_num_workers": "workers",
+    "pin_mem": "pin_memory",
+    "check_val_every_n_epoch": "val_epoch_frequency",
+    "gradient_checkpointing": "grad_checkpointing",
+    "use_deterministic_algorithms": "deterministic",
+    "resume_from": "resume",
+    "resume_from_checkpoint": "resume",
+    "log_wandb": "wandb",
 }
 
 # {a flag: the one that counts instead of it, where both are given}

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import yaml
 
 from errors import UserError
+from unknown_flags import Hints, find_unknown
 
 STAGES = "stages"
 
@@ -34,7 +35,11 @@ def flag(default, help: str, *, choices: tuple = (), at_least: float | None = No
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message):
-        raise UserError(f"{message} ({self.prog} --help lists every flag)")
+        flag = message.removeprefix("argument ").partition(":")[0]
+        action = self._option_string_actions.get(flag)
+        raise UserError(
+            f"{message.removeprefix('argument ')}" + (f": {action.help}".replace("%%", "%") if action else "")
+        )
 
 
 class _UniqueKeys(yaml.SafeLoader):
@@ -80,6 +85,8 @@ class FlagReader:
         self.types = typing.get_type_hints(declared)
         self.aliases = aliases
         self.parser = self._parser(program, description)
+        switches_off = [f"no_{name}" for name in self.fields if self._is_switch(name)]
+        self.hints = Hints([*self.fields, *switches_off, "config", "stage"], program)
 
     def _parser(self, program: str, description: str) -> argparse.ArgumentParser:
         parser = _Parser(
@@ -111,14 +118,10 @@ class FlagReader:
         """The values on the command line (default: sys.argv), the --config file if any, and notes for the user."""
         notes: list[str] = []
         words = [self._our_word(word, notes) for word in (sys.argv[1:] if argv is None else argv)]
-        parsed, unknown = self.parser.parse_known_args(words)
+        unknown = [] if {"-h", "--help"} & set(words) else find_unknown(words, self._num_values)
         if unknown:
-            word = unknown[0]
-            if not word.startswith("-"):
-                raise UserError(f"unexpected argument {word!r}: flags start with --")
-            name = word.lstrip("-").partition("=")[0]
-            raise UserError(f"unknown flag --{name}" + self._nearest(name, "--"))
-        values = vars(parsed)
+            raise UserError(self.hints.of_words(unknown))
+        values = vars(self.parser.parse_args(words))
         path, stage = values.pop("config", None), values.pop("stage", "")
         if stage and not path:
             raise UserError(f"--stage {stage} without --config: name the file whose stage it is")
@@ -169,21 +172,22 @@ class FlagReader:
 
     def _values(self, content: dict, path: Path, notes: list[str]) -> dict:
         """The flags in a mapping of a YAML file, and in its sections."""
-        lines: list[tuple[str, typing.Any]] = []
+        lines: list[tuple[str, str, typing.Any]] = []  # key, SECTION.key, value
         for key, value in content.items():
-            if not isinstance(value, dict):
-                lines.append((str(key), value))
-                continue
-            dotted = [(f"{key}.{inner}", str(inner), item) for inner, item in value.items()]
-            lines += [(name if name in self.aliases else inner, item) for name, inner, item in dotted]
-        values = {}
-        for key, value in lines:
-            name = self._translate(key.replace("-", "_"), notes, "")
+            inside = value if isinstance(value, dict) else {}
+            lines += [(str(inner), f"{key}.{inner}", item) for inner, item in inside.items()]
+            lines += [] if isinstance(value, dict) else [(str(key), str(key), value)]
+        values, unknown = {}, {}
+        for key, dotted, value in lines:
+            name = self._translate((dotted if dotted in self.aliases else key).replace("-", "_"), notes, "")
             if name not in self.fields:
-                raise UserError(f"{path}: unknown key {key!r}" + self._nearest(name, ""))
+                unknown[repr(key)] = self.hints.of_name(dotted, "")
+                continue
             if name in values:
                 raise UserError(f"{path}: {name!r} is given twice, once as {key!r}: remove one")
             values[name] = self._convert(name, value, f"{path}: {name}")
+        if unknown:
+            raise UserError(f"{path}: {self.hints.message('unknown key', unknown)}")
         return values
 
     def _is_switch(self, name: str) -> bool:
@@ -207,12 +211,14 @@ class FlagReader:
             notes.append(f"{prefix}{name} is now {prefix}{ours} {remark}".rstrip())
         return ours
 
-    def _nearest(self, name: str, prefix: str) -> str:
-        of_command_line = ["config", "stage"] if prefix else []
-        found = difflib.get_close_matches(name, [*self.fields, *self.aliases, *of_command_line], n=1, cutoff=0.5)
-        if not found:
-            return f": {self.parser.prog} --help lists all"
-        return f": did you mean {prefix}{self.aliases.get(found[0], found[0]).partition(' ')[0]}?"
+    def _num_values(self, name: str) -> float | None:
+        """How many words follow a flag at most; None where there is no such flag."""
+        ours = name.removeprefix("no_") if name.removeprefix("no_") in self.fields else name
+        if ours not in self.fields:
+            return 1 if name in ("config", "stage") else None
+        if self._is_switch(ours):
+            return 0
+        return None if ours != name else math.inf if self._is_list(ours) else 1
 
     def _convert(self, name: str, value, where: str):
         """A value from YAML or the command line, as the flag's type."""

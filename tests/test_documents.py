@@ -41,7 +41,7 @@ OF_TORCH = (
     "CUDA out of memory", "ChildFailedError", "Connection closed by peer", "Connection refused", "EADDRINUSE",
     "Expected to have finished reduction in the prior iteration", "NCCL error: unhandled system error",
     "RendezvousTimeoutError", "Setting OMP_NUM_THREADS environment variable for each process to be",
-    "Too many open files", "Unable to find address for: ", "Watchdog caught collective operation timeout",
+    "Too many open files", "expected one argument", "Unable to find address for: ", "Watchdog caught collective operation timeout",
     "torch.distributed.launch is deprecated", "unhandled cuda error", "unrecognized arguments",
     "use_libuv was requested but PyTorch was build without libuv support",
 )  # fmt: skip
