@@ -1,8 +1,6 @@
 """What the documents name is there: files, flags, links, messages; and both languages say the same."""
 
 import ast
-import json
-import os
 import re
 import subprocess
 from pathlib import Path
@@ -18,15 +16,7 @@ import export
 import predict
 from data import check, distance
 from scripts import cli_reference
-from trained import read_flags
 
-# Of each program of .vscode/launch.json, what takes its words up to what the command asks for.
-PARSERS = {
-    "train.py": config.parse,
-    "evaluate.py": lambda words: read_flags(evaluate.READER, words),
-    "predict.py": lambda words: read_flags(predict.READER, words),
-    "export.py": lambda words: export.READER.command_line(words),
-}
 # Flags in the documents that are declared elsewhere than in a program's table of flags.
 OF_OTHERS = {
     "help", "config", "stage",
@@ -219,26 +209,6 @@ def test_every_message_in_the_table_of_faults_is_one_of_ours():
     assert found
     known = "\n".join([literal_texts(), *OF_TORCH])
     assert {message: parts for message in found if (parts := unknown_parts(message, known))} == {}
-
-
-def test_launch_json_starts_what_is_there(monkeypatch):
-    monkeypatch.chdir(REPO)
-    configurations = json.loads((REPO / ".vscode/launch.json").read_text())["configurations"]
-    names = ["Train", "Debug DDP Training", "Evaluate", "Predict", "Export", "Current test file"]
-    assert [entry["name"] for entry in configurations] == names
-    assert {entry["type"] for entry in configurations} == {"debugpy"}
-    programs = [os.path.basename(entry["program"]) for entry in configurations if "program" in entry]
-    assert programs == ["train.py", "train.py", "evaluate.py", "predict.py", "export.py"]
-    for program, entry in zip(programs, configurations, strict=False):
-        PARSERS[program](entry["args"])
-    env = configurations[1]["env"]
-    assert env == {
-        "RANK": "0",
-        "WORLD_SIZE": "1",
-        "LOCAL_RANK": "0",
-        "MASTER_ADDR": "localhost",
-        "MASTER_PORT": "12355",
-    }
 
 
 def test_no_data_or_weights_in_the_repository():
