@@ -74,16 +74,12 @@ def decoding(path: Path) -> Iterator[None]:
         raise
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
-    except (
-        OSError,
-        EOFError,
-        LookupError,
-        SyntaxError,
-        TypeError,
-        ValueError,
-        struct.error,
-        Image.DecompressionBombError,
-    ) as error:
+    except Image.DecompressionBombError:
+        limit = 2 * (Image.MAX_IMAGE_PIXELS or 0) // 1_000_000
+        raise UserError(
+            f"{path}: has more than {limit} million pixels, too many for Pillow: cut it into tiles"
+        ) from None
+    except (OSError, EOFError, LookupError, SyntaxError, TypeError, ValueError, struct.error) as error:
         raise UserError(f"{path}: not a whole, readable image ({' '.join(str(error).split())}): replace it") from None
 
 

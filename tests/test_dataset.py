@@ -108,6 +108,20 @@ def test_broken_exif_is_named(tmp_path):
         read_image(tmp_path / "a.jpg")
 
 
+def test_an_image_too_large_for_pillow_is_to_be_cut_not_replaced(tmp_path):
+    # 13500 x 13500 = 182.25 million pixels; the limit is twice PIL's 1024^3 / 4 / 3 = 178.96 million. 1 bit a pixel.
+    Image.MAX_IMAGE_PIXELS, limit = None, Image.MAX_IMAGE_PIXELS
+    Image.new("1", (13500, 13500)).save(tmp_path / "a.png")
+    Image.MAX_IMAGE_PIXELS = limit
+    for read in (read_image, image_size):
+        with pytest.raises(UserError) as caught:
+            read(tmp_path / "a.png")
+        assert (
+            str(caught.value)
+            == f"{tmp_path}/a.png: has more than 178 million pixels, too many for Pillow: cut it into tiles"
+        )
+
+
 def test_deep_images_are_refused_not_saturated(tmp_path):
     Image.fromarray(np.full((2, 2), 1000, np.uint16)).save(tmp_path / "deep.png")
     with pytest.raises(UserError, match="more than 8 bits a channel"):
