@@ -25,7 +25,8 @@ STAGES = "stages"
 def flag(default, help: str, *, choices: tuple = (), at_least: float | None = None, per_launch: bool = False):
     """Declare a flag as a dataclass field.
 
-    Its type is the field's annotation: str, int, float, bool, bool | None, or tuple[float, ...] for one or more numbers.
+    Its type is the field's annotation: str, int, float, bool, bool | None, or tuple[float, ...] or tuple[str, ...] for one
+    or more values.
     Brackets in `help` say the default where the value itself does not. at_least: the smallest value allowed.
     `per_launch` flags belong to one start of the program and are not saved with a run.
     """
@@ -109,7 +110,7 @@ class FlagReader:
                 parser.add_argument(f"--{name}", action="store_true", help=help)
                 parser.add_argument(f"--no_{name}", dest=name, action="store_false", help=argparse.SUPPRESS)
             elif self._is_list(name):
-                parser.add_argument(f"--{name}", metavar="FLOAT", nargs="+", help=help)
+                parser.add_argument(f"--{name}", metavar=self._kind(name).__name__.upper(), nargs="+", help=help)
             else:
                 parser.add_argument(f"--{name}", metavar=self.types[name].__name__.upper(), help=help)
         return parser
@@ -196,6 +197,10 @@ class FlagReader:
     def _is_list(self, name: str) -> bool:
         return typing.get_origin(self.types[name]) is tuple
 
+    def _kind(self, name: str) -> type:
+        """The type of a flag's value, or of each of its values."""
+        return typing.get_args(self.types[name])[0] if self._is_list(name) else self.types[name]
+
     def _our_word(self, word: str, notes: list[str]) -> str:
         """`--old-name=value` to `--our_name=value`: dashes are underscores, aliases are translated with a note."""
         if not word.startswith("--"):
@@ -222,14 +227,14 @@ class FlagReader:
 
     def _convert(self, name: str, value, where: str):
         """A value from YAML or the command line, as the flag's type."""
-        kind, choices = self.types[name], self.fields[name].metadata["choices"]
+        kind, choices = self._kind(name), self.fields[name].metadata["choices"]
         if self._is_switch(name):
             if isinstance(value, bool) or (value is None and kind is not bool):
                 return value
             raise UserError(f"{where}: {value!r} is not true or false")
         if self._is_list(name):
             values = value if isinstance(value, list) else [value]
-            return tuple(self._number(item, float, where, self.fields[name].metadata["at_least"]) for item in values)
+            return tuple(self._number(item, kind, where, self.fields[name].metadata["at_least"]) for item in values)
         converted = self._number(value, kind, where, self.fields[name].metadata["at_least"])
         if choices and converted not in choices:
             near = difflib.get_close_matches(str(converted), map(str, choices), n=1)

@@ -40,7 +40,9 @@ class PredictFlags(InferenceFlags, ModelFlags):
     """Those of ModelFlags are the checkpoint's own where they are not given."""
 
     model: str = flag("", "FILE that export.py wrote as ONNX, instead of --checkpoint")
-    input: str = flag("", "image, video, folder (with those below it) or 'pattern' to predict")
+    input: tuple[str, ...] = flag(
+        (), "images, videos, folders (with those below them) or 'patterns' to predict, one or more"
+    )
     output: str = flag("predictions", "folder to write masks/NAME.png to, and what else is asked for")
     overlay: bool = flag(False, "also write overlays/NAME.jpg, or .mp4: the classes' colours over the image")
     probs: bool = flag(False, "also write probs/NAME.npy: probabilities (classes, height, width), float16")
@@ -141,7 +143,8 @@ def plan(flags: PredictFlags, outputs: Outputs, settings: dict, terminal: Termin
         said.append(f"{len(inputs) - len(pending)} done before (--overwrite would do them again)")
     if num_others:
         said.append(f"{num_others} file(s) of other kinds passed over")
-    terminal.info(f"{flags.input}: " + ", ".join(said))
+    what = flags.input[0] if len(flags.input) == 1 else f"{len(flags.input)} inputs in {base}"
+    terminal.info(f"{what}: " + ", ".join(said))
     return pending
 
 

@@ -3,7 +3,7 @@
 import glob
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -30,54 +30,88 @@ class Input:
     name: str
 
 
-def find_inputs(given: str, leave_out: Path) -> tuple[Path, list[Input], int]:
+def find_inputs(given: Sequence[str], leave_out: Path) -> tuple[Path, list[Input], int]:
     """The folder that names are relative to, the images and videos that `given` names, and the number of other files.
 
-    given: a file; a folder, searched with those below it; or a pattern with *, ? or [...], ** being any folders.
-    leave_out: a folder whose files do not count, that of the output; nor do other outputs of predict.py. Raises UserError
-    where there is nothing, or where two files cannot have names of their own.
+    given: files; folders, searched with those below them; or patterns with *, ? or [...], ** being any folders. Names are
+    relative to the folder that all of these have in common. leave_out: the output's folder, whose files do not count; nor
+    do other outputs of predict.py. Raises UserError where there is nothing, or where two files cannot have names of
+    their own.
     """
-    path = Path(given)
-    if path.is_file():
-        # Named as if all of its folder were predicted.
-        siblings = [file for file in path.parent.iterdir() if file.suffix.lower() in _SUFFIXES and file.is_file()]
-        names = _names(path.parent, [*siblings, *([] if path in siblings else [path])])
-        return path.parent, [Input(path, names[path])], 0
-    base, files = _list(path, given)
-    ours = {leave_out.resolve(), *(file.parent.resolve() for file in files if file.name == OUTPUT_NOTE)}
-    files = [file for file in files if not ours.intersection(file.resolve().parents)]
-    visible = [file for file in files if not any(part.startswith(".") for part in file.relative_to(base).parts)]
-    chosen = sorted(file for file in visible if file.suffix.lower() in _SUFFIXES)
-    if not chosen:
-        raise UserError(f"--input {given}: no image or video there, of {len(visible)} file(s)")
-    names = _names(base, chosen)
-    return base, [Input(file, names[file]) for file in chosen], len(visible) - len(chosen)
+    listed = [_list(Path(text), text) for text in given]
+    base = _common([folder for folder, _ in listed])
+    files: dict[str, Path] = {}
+    others: set[str] = set()
+    for (folder, found), text in zip(listed, given, strict=True):
+        ours = {leave_out.resolve(), *(file.parent.resolve() for file in found if file.name == OUTPUT_NOTE)}
+        for file in found:
+            if file == Path(text) and len(given) == 1:  # named alone: whatever its suffix
+                files[os.path.abspath(file)] = file
+            elif not (ours.intersection(file.resolve().parents) or _hidden(file.relative_to(folder))):
+                if file.suffix.lower() in _SUFFIXES:
+                    files.setdefault(os.path.abspath(file), file)
+                else:
+                    others.add(os.path.abspath(file))
+    if not files:
+        raise UserError(f"--input {' '.join(given)}: no image or video there, of {len(others)} file(s)")
+    # Named as if all of their folders were predicted, so that a.jpg and a.png, one after the other, are not both a.
+    folders = sorted({file.parent for file in files.values()})
+    siblings = [file for folder in folders for file in folder.iterdir()
+                if file.suffix.lower() in _SUFFIXES and not _hidden(Path(file.name)) and file.is_file()]  # fmt: skip
+    names = _names(base, list({os.path.abspath(file): file for file in [*siblings, *files.values()]}.values()))
+    return (
+        base,
+        sorted((Input(file, names[path]) for path, file in files.items()), key=lambda file: file.path),
+        len(others),
+    )
+
+
+def _hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)
+
+
+def _common(folders: list[Path]) -> Path:
+    """The deepest folder that holds all of these."""
+    if len(set(folders)) == 1:
+        return folders[0]
+    try:
+        return Path(os.path.commonpath([os.path.abspath(folder) for folder in folders]))
+    except ValueError:  # drives of Windows
+        raise UserError(
+            "--input: files on several drives: predict those of each drive by a command of its own"
+        ) from None
 
 
 def _list(path: Path, given: str) -> tuple[Path, list[Path]]:
-    """The folder, or the part of a pattern before its first *, ? or [, and all files there that match."""
+    """A folder, or the part of a pattern before its first *, ? or [, or a file's folder; and the files that are meant."""
     if path.is_dir():
         return path, [file for file in path.rglob("*") if file.is_file()]
+    if path.is_file():
+        return path.parent, [path]
     if not glob.has_magic(given):
         raise UserError(f"--input {given}: no such file or folder")
     first = next(number for number, part in enumerate(path.parts) if glob.has_magic(part))
-    return Path(*path.parts[:first]), [Path(file) for file in glob.glob(given, recursive=True) if os.path.isfile(file)]
+    found = [Path(file) for file in glob.glob(given, recursive=True) if os.path.isfile(file)]
+    if not found:
+        raise UserError(f"--input {given}: no image or video there: no file matches this pattern")
+    return Path(*path.parts[:first]), found
 
 
-def _names(base: Path, files: list[Path]) -> dict[Path, str]:
-    """A name for each file, relative to base: without suffix, but with it where another file's would be in the way.
+def _names(base: Path, files: list[Path]) -> dict[str, str]:
+    """{absolute path: name, relative to base}: without suffix, but with it where another file's would be in the way.
 
     So a.jpg and a.png are written to a.jpg.png and a.png.png; and the frames of a.gif not to where a/000001.png is.
     """
-    short = {file: file.relative_to(base).with_suffix("").as_posix() for file in files}
+    paths = {os.path.abspath(file): Path(os.path.relpath(file, base)) for file in files}
+    short = {file: path.with_suffix("").as_posix() for file, path in paths.items()}
     clashing = _clashing(short)
-    names = {file: file.relative_to(base).as_posix() if file in clashing else name for file, name in short.items()}
+    names = {file: paths[file].as_posix() if file in clashing else name for file, name in short.items()}
     if left := sorted(_clashing(names)):
         raise UserError(f"{left[0]} and {left[-1]}: would be written to the same files: rename one")
     return names
 
 
-def _clashing(names: dict[Path, str]) -> set[Path]:
+def _clashing(names: dict[str, str]) -> set[str]:
     """The files whose name another one has, or has as a folder."""
     taken = Counter(names.values())
     folders = {parent.as_posix() for name in names.values() for parent in PurePosixPath(name).parents}

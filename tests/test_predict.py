@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import time
 
@@ -39,7 +40,7 @@ def run(checkpoint, given, out, *words: str) -> int:
             "--checkpoint",
             str(checkpoint),
             "--input",
-            str(given),
+            *(given if isinstance(given, list) else [str(given)]),
             "--output",
             str(out),
             "--workers",
@@ -150,7 +151,7 @@ def test_pattern_single_file_and_output_inside_the_input(tmp_path):
         photo().save(tmp_path / name)
 
     def names(given: str) -> list[str]:
-        return [found.name for found in find_inputs(str(tmp_path / given), tmp_path / "a/predictions")[1]]
+        return [found.name for found in find_inputs([str(tmp_path / given)], tmp_path / "a/predictions")[1]]
 
     assert names("a") == ["b/[1]", "b/y", "x"]
     assert names("a/**/*.[jJ][pP][gG]") == ["b/y", "x"]
@@ -159,6 +160,48 @@ def test_pattern_single_file_and_output_inside_the_input(tmp_path):
         names("nowhere")
     with pytest.raises(UserError, match="no image or video"):
         names("a/*.tif")
+
+
+def test_several_inputs_are_named_relative_to_their_common_folder(tmp_path, monkeypatch):
+    for name in ("a/x.jpg", "a/x.png", "a/sub/x.jpg", "b/x.jpg", "b/film.gif", "b/notes.txt", "b/.hidden.jpg"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        photo().save(tmp_path / name) if name.endswith(("jpg", "png", "gif")) else (tmp_path / name).touch()
+    monkeypatch.chdir(tmp_path)
+
+    def found(*given: str) -> tuple[str, list[tuple[str, str]], int]:
+        base, inputs, num_others = find_inputs(given, tmp_path / "out")
+        return os.path.relpath(base), [(file.path.as_posix(), file.name) for file in inputs], num_others
+
+    # As a shell expands a/*.jpg and b/*: what is alike in two folders keeps its folder, in one folder its suffix.
+    assert found("a/x.jpg", "b/film.gif", "b/notes.txt", "b/x.jpg", "b/.hidden.jpg") == (
+        ".", [("a/x.jpg", "a/x.jpg"), ("b/film.gif", "b/film"), ("b/x.jpg", "b/x")], 1,
+    )  # fmt: skip
+    assert found("a/x.jpg", "a/x.png") == ("a", [("a/x.jpg", "x.jpg"), ("a/x.png", "x.png")], 0)
+    # A pattern, the files that a shell makes of it, and each file alone have the same names.
+    assert found("a/*.jpg") == found("a/x.jpg") == ("a", [("a/x.jpg", "x.jpg")], 0)
+    # Files, folders and patterns mixed, one file named twice.
+    assert found("a/sub", "a/sub/x.jpg", "b/*.gif") == (".", [("a/sub/x.jpg", "a/sub/x"), ("b/film.gif", "b/film")], 0)
+    assert found("a/sub/x.jpg", str(tmp_path / "a/sub/x.jpg")) == ("a/sub", [("a/sub/x.jpg", "x")], 0)
+    for given, named in (("nowhere.jpg", "nowhere.jpg: no such file"), ("b/*.tif", "b/*.tif: no image or video there")):
+        with pytest.raises(UserError, match=re.escape(f"--input {named}")):
+            found("a/x.jpg", given)
+
+
+def test_images_and_videos_of_several_folders(checkpoint, tmp_path, capsys):
+    for name in ("a/x.jpg", "b/x.jpg"):
+        (tmp_path / name).parent.mkdir()
+        photo().save(tmp_path / name)
+    write_video(tmp_path / "b/film.avi", 2, "MJPG")
+    given = [str(tmp_path / name) for name in ("a/x.jpg", "b/x.jpg", "b/film.avi")]
+    assert run(checkpoint, given, tmp_path / "out") == 0
+    assert f"3 inputs in {tmp_path}: 3 to predict" in capsys.readouterr().out
+    written = {path.relative_to(tmp_path / "out/masks").as_posix() for path in (tmp_path / "out").rglob("*.png")}
+    assert written == {"a/x.png", "b/x.png", "b/film/000001.png", "b/film/000002.png"}
+    assert json.loads((tmp_path / "out/predictions.json").read_text())["input"] == str(tmp_path)
+    assert run(checkpoint, given[::-1], tmp_path / "out") == 0
+    assert "0 to predict, 3 done before" in capsys.readouterr().out
+    with pytest.raises(UserError, match="of another input"):  # whose x would be b/x
+        run(checkpoint, given[1:], tmp_path / "out")
 
 
 def folder_of(tmp_path, number: int, name: str = "in"):
@@ -223,7 +266,7 @@ def test_no_two_files_are_written_to_the_same_place(tmp_path):
         for file in files:
             (folder / file).parent.mkdir(parents=True, exist_ok=True)
             (folder / file).touch()
-        return [found.name for found in find_inputs(str(folder), tmp_path / "out")[1]]
+        return [found.name for found in find_inputs([str(folder)], tmp_path / "out")[1]]
 
     assert names("a.jpg", "b.png") == ["a", "b"]
     assert names("a.jpg", "a.png", "b.png") == ["a.jpg", "a.png", "b"]
@@ -234,7 +277,7 @@ def test_no_two_files_are_written_to_the_same_place(tmp_path):
     for suffix in ("jpg", "png"):
         photo().save(tmp_path / f"x/a.{suffix}")
     # One after the other as both at once.
-    assert [find_inputs(str(tmp_path / f"x/a.{suffix}"), tmp_path)[1][0].name for suffix in ("jpg", "png")] == [
+    assert [find_inputs([str(tmp_path / f"x/a.{suffix}")], tmp_path)[1][0].name for suffix in ("jpg", "png")] == [
         "a.jpg",
         "a.png",
     ]
