@@ -2,7 +2,7 @@
 
 python predict.py --checkpoint log/demo/best.pt --input dataset/demo/JPEGImages --output predictions --overlay
 python predict.py --checkpoint log/voc/best.pt --input 'photos/**/*.JPG' --scales 0.75 1 1.25 --flip
-python predict.py --model model.onnx --input video.mp4 --overlay
+python predict.py --model model.onnx --input video.mp4 photos/*.jpg --overlay
 torchrun --standalone --nproc_per_node 8 predict.py --checkpoint log/voc/best.pt --input photos
 """
 
@@ -31,8 +31,12 @@ from engine.terminal import Terminal
 from errors import STOPPED, InputError, UserError
 from flags import FlagReader, flag
 from loaders import batched, make_loader, share_out
+from shell import quoted
 from trained import TOO_MUCH, Checkpoint, read_flags
 from utils import join_group
+
+# Flags of ModelFlags that an exported model leaves open.
+NOT_OF_MODEL = ("classes", "background", "val_batchsize", "workers", "val_workers")
 
 
 @dataclass
@@ -44,7 +48,9 @@ class PredictFlags(InferenceFlags, ModelFlags):
         (), "images, videos, folders (with those below them) or 'patterns' to predict, one or more"
     )
     output: str = flag("predictions", "folder to write masks/NAME.png to, and what else is asked for")
-    overlay: bool = flag(False, "also write overlays/NAME.jpg, or .mp4: the classes' colours over the image")
+    overlay: bool = flag(
+        False, "also write overlays/NAME.jpg, or a video: the classes over the image, but for --background"
+    )
     probs: bool = flag(False, "also write probs/NAME.npy: probabilities (classes, height, width), float16")
     overwrite: bool = flag(False, "predict again what --output has already")
 
@@ -66,8 +72,8 @@ def main(argv: list[str] | None = None) -> int:
 
 def predict(flags: PredictFlags, changes: dict, group: Group, terminal: Terminal) -> int:
     doctor.check_flags(group, vars(flags), LOCAL)
-    model, colours, settings = load_model(flags, changes, group, terminal)
-    with Outputs(Path(flags.output), colours, overlays=flags.overlay, probs=flags.probs) as outputs:
+    model, colours, background, settings = load_model(flags, changes, group, terminal)
+    with Outputs(Path(flags.output), colours, background, overlays=flags.overlay, probs=flags.probs) as outputs:
         inputs: list[Input] = group.broadcast(plan(flags, outputs, settings, terminal) if group.is_main else None)
         return predict_inputs(flags.workers, group, terminal, model, outputs, inputs)
 
@@ -93,10 +99,13 @@ def predict_inputs(
 
     failures: list[UserError] = [result for result in found.values() if isinstance(result, UserError)]
     failures += [error for share in group.gather(mine) for error in share]
+    not_in_browsers = [path for share in group.gather(outputs.not_in_browsers) for path in share]
     if any(group.gather(bool(group.stop))):
         terminal.info("stopped by a signal; the same command goes on, without --overwrite")
         return STOPPED
     terminal.info(f"{len(inputs) - len(failures)} predicted; masks: {outputs.mask('NAME')}")
+    if not_in_browsers:
+        terminal.warn(how_to_convert(not_in_browsers))
     if failures:
         terminal.warn(f"{len(failures)} could not be:")
         for line in sorted(map(str, failures)):
@@ -104,13 +113,21 @@ def predict_inputs(
     return 1 if failures else 0
 
 
+def how_to_convert(films: list[Path]) -> str:
+    """A line about overlay videos that browsers do not play."""
+    which = films[0] if len(films) == 1 else f"{films[0]} and {len(films) - 1} more"
+    target = films[0].with_suffix(".h264.mp4")
+    command = quoted(["ffmpeg", "-i", str(films[0]), "-c:v", "libx264", "-pix_fmt", "yuv420p", str(target)])
+    return f"{which}: OpenCV here encodes neither H.264 nor VP8, so browsers do not play it; to convert it: {command}"
+
+
 def load_model(
     flags: PredictFlags, changes: dict, group: Group, terminal: Terminal
-) -> tuple[Predictor | OnnxModel, np.ndarray, dict]:
-    """The model, the colours of its classes, and what its predictions depend on."""
+) -> tuple[Predictor | OnnxModel, np.ndarray, int | None, dict]:
+    """The model, the colours of its classes, its background class, and what its predictions depend on."""
     how = {name: getattr(flags, name) for name in ("scales", "flip", "long_side", "window", "stride_rate", "weights")}
     if flags.model:
-        of_checkpoint = [name for name in changes if name not in ("classes", "val_batchsize", "workers", "val_workers")]
+        of_checkpoint = [name for name in changes if name not in NOT_OF_MODEL]
         if flags.checkpoint or of_checkpoint or any(how[name] != READER.fields[name].default for name in how):
             raise UserError(
                 f"--model {flags.model}: predicts whole images at one scale, with its own weights: drop --checkpoint and "
@@ -119,7 +136,8 @@ def load_model(
         model = OnnxModel(Path(flags.model), group.device)
         model.images_at_once = flags.val_batchsize
         colours = read_classes(flags.classes, model.num_classes).colours if flags.classes else model.colours
-        return model, colours, {"model": sha256(Path(flags.model)), "colours": colours[: model.num_classes].tolist()}
+        settings = {"model": sha256(Path(flags.model)), "colours": colours[: model.num_classes].tolist()}
+        return model, colours, flags.background_class, settings
     checkpoint = Checkpoint(flags.checkpoint, changes, terminal.info)
     cfg = checkpoint.cfg
     predictor = checkpoint.predictor(flags, group.device)
@@ -129,6 +147,7 @@ def load_model(
     return (
         predictor,
         colours,
+        cfg.background_class,
         {"checkpoint": sha256(checkpoint.path), **how, "colours": colours[: cfg.numclasses].tolist()},
     )
 

@@ -221,7 +221,10 @@ def validate(
         confusion += confusion_matrix(predicted, label, cfg.numclasses)
         if group.is_main and len(panels) < NUM_PANELS:
             of_batch = zip(*(values.cpu().numpy() for values in (image, label, predicted)), strict=True)
-            shown = [panel(picture, truth, guess, classes.colours) for picture, truth, guess in of_batch]
+            shown = [
+                panel(picture, truth, guess, classes.colours, cfg.background_class)
+                for picture, truth, guess in of_batch
+            ]
             panels += shown[: NUM_PANELS - len(panels)]
     if any(group.gather(bool(group.stop))):
         return None

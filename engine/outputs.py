@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-import cv2
 import numpy as np
 from PIL import Image
 
-from engine.files import check_writable, remove_stale, write_file, writing
+from engine.files import check_writable, remove_stale, write_file
+from engine.films import SUFFIXES, write_film
 from engine.pictures import label_png, overlay
 from errors import InputError, UserError
 
@@ -22,13 +22,18 @@ MAX_WAITING = 2**29  # bytes of results that wait for a thread
 class Outputs:
     """masks/NAME.png, and where asked for overlays/NAME.jpg and probs/NAME.npy, in a folder; NAME may have folders.
 
-    Of a video: masks/NAME/000001.png and so on, overlays/NAME.mp4, and at last masks/NAME/frames.json.
-    Every file appears whole. colours: (256, 3) uint8. failures: what could not be written for reasons of its own.
+    Of a video: masks/NAME/000001.png and so on, overlays/NAME.webm or .mp4, and at last masks/NAME/frames.json.
+    Every file appears whole. colours: (256, 3) uint8. background: as of engine.pictures.overlay(). failures: what could
+    not be written for reasons of its own. not_in_browsers: overlay videos that only other programs play.
     """
 
-    def __init__(self, folder: Path, colours: np.ndarray, *, overlays: bool, probs: bool):
-        self.folder, self.colours, self.overlays, self.probs = folder, colours, overlays, probs
+    def __init__(
+        self, folder: Path, colours: np.ndarray, background: int | None = 0, *, overlays: bool, probs: bool
+    ):  # fmt: skip
+        self.folder, self.colours, self.background = folder, colours, background
+        self.overlays, self.probs = overlays, probs
         self.failures: list[InputError] = []
+        self.not_in_browsers: list[Path] = []
         self._pool = ThreadPoolExecutor(NUM_THREADS)
         self._waiting: deque[tuple[int, Future]] = deque()  # bytes, and what ends when they are written
 
@@ -45,7 +50,8 @@ class Outputs:
 
     def claim(self, settings: dict, *, overwrite: bool) -> None:
         """Write the note; raise UserError where the folder has predictions of something else, or files of others."""
-        text = json.dumps(settings | {"overlay": self.overlays, "probs": self.probs}, indent=1)
+        overlays = {"background": self.background} if self.overlays else False
+        text = json.dumps(settings | {"overlay": overlays, "probs": self.probs}, indent=1)
         if self.note.is_file():
             if self.note.read_text(encoding="utf-8") == text and not overwrite:
                 remove_stale(self.folder)
@@ -69,7 +75,9 @@ class Outputs:
         if frames.is_file():
             wanted, number = [frames], json.loads(frames.read_text(encoding="utf-8"))["frames"]
             wanted += [self.mask(f"{name}/{frame:06d}") for frame in range(1, number + 1)]
-            wanted += [self.folder / "overlays" / f"{name}.mp4"] if self.overlays else []
+            films = [self.folder / "overlays" / f"{name}{suffix}" for suffix in SUFFIXES]
+            if self.overlays and not any(map(self.is_new, films)):
+                return False
         else:
             wanted = [self.mask(name)]
             wanted += [self.folder / "overlays" / f"{name}.jpg"] if self.overlays else []
@@ -108,7 +116,7 @@ class Outputs:
             write_file(self.folder / "probs" / f"{name}.npy", buffer.getbuffer())
         if self.overlays and not frame:
             buffer = io.BytesIO()
-            Image.fromarray(overlay(image, label, self.colours)).save(buffer, "JPEG", quality=90)
+            Image.fromarray(overlay(image, label, self.colours, self.background)).save(buffer, "JPEG", quality=90)
             write_file(self.folder / "overlays" / f"{name}.jpg", buffer.getvalue())
         write_file(self.mask(name), label_png(label, self.colours))
 
@@ -119,20 +127,8 @@ class Outputs:
         write_file(self.folder / "masks" / name / "frames.json", text.encode())
 
     def write_film(self, name: str, frames: Iterable[tuple[np.ndarray, np.ndarray]], rate: float) -> None:
-        """Write overlays/NAME.mp4 from pairs of a frame (H, W, 3) uint8 RGB and its label (H, W) uint8."""
-        path = self.folder / "overlays" / f"{name}.mp4"
-        with writing(path) as scratch:
-            film = None
-            try:
-                for image, label in frames:
-                    if film is None:
-                        size = label.shape[1], label.shape[0]
-                        film = cv2.VideoWriter(
-                            str(scratch), cv2.CAP_FFMPEG, cv2.VideoWriter.fourcc(*"mp4v"), rate, size
-                        )
-                        if not film.isOpened():
-                            raise InputError(f"{path}: OpenCV cannot write a video of {size[0]}x{size[1]} pixels")
-                    film.write(cv2.cvtColor(overlay(image, label, self.colours), cv2.COLOR_RGB2BGR))
-            finally:
-                if film is not None:
-                    film.release()
+        """Write overlays/NAME.webm or .mp4 from pairs of a frame (H, W, 3) uint8 RGB and its label (H, W) uint8."""
+        painted = (overlay(image, label, self.colours, self.background) for image, label in frames)
+        path, plays = write_film(self.folder / "overlays" / name, painted, rate)
+        if not plays:
+            self.not_in_browsers.append(path)

@@ -3,9 +3,11 @@
 import io
 import math
 
+import cv2
 import numpy as np
 from PIL import Image
 
+IGNORE = 255
 PANEL_SIZE = 512  # pixels, the longer side of each picture in a panel
 
 
@@ -14,24 +16,50 @@ def to_hex(colours: np.ndarray) -> list[str]:
     return ["#" + bytes(colour).hex() for colour in colours]
 
 
-def overlay(image: np.ndarray, label: np.ndarray, colours: np.ndarray, opacity: float = 0.5) -> np.ndarray:
-    """The classes' colours over the image, (H, W, 3) uint8.
+def overlay(
+    image: np.ndarray, label: np.ndarray, colours: np.ndarray, background: int | None, opacity: float = 0.5
+) -> np.ndarray:
+    """The classes' colours over the image, with opaque contours: (H, W, 3) uint8.
 
-    image (H, W, 3) uint8 RGB; label (H, W) class numbers, 255 = ignore; colours (256, 3) uint8. opacity: of the
-    colours, 0..1.
+    image (H, W, 3) uint8 RGB; label (H, W) uint8 class numbers, 255 = ignore; colours (256, 3) uint8. background: a class
+    where the image stays as it is, as it does where the label is 255; None for no such class. opacity: of the colours
+    within the contours, 0..1.
     """
-    return (image * (1 - opacity) + colours[label] * opacity).astype(np.uint8)
+    painted = colours[label]
+    mixed = cv2.addWeighted(image, 1 - opacity, painted, opacity, 0)
+    mixed = np.where(clear(label, background)[..., None], image, mixed)
+    return np.where(contours(label, background)[..., None], painted, mixed)
 
 
-def panel(image: np.ndarray, label: np.ndarray, predicted: np.ndarray, colours: np.ndarray) -> np.ndarray:
+def clear(label: np.ndarray, background: int | None) -> np.ndarray:
+    """Where an overlay shows the image alone, (H, W) bool. Arguments as of overlay()."""
+    ignored = label == IGNORE
+    return ignored if background is None else ignored | (label == background)
+
+
+def contours(label: np.ndarray, background: int | None) -> np.ndarray:
+    """The pixels of classes along their borders with others, (H, W) bool. Arguments as of overlay().
+
+    Lines are 1 pixel wide for each 500 pixels of the longer side, so that they are seen when the picture is made smaller.
+    """
+    label = label.astype(np.uint8, copy=False)  # which OpenCV takes
+    width = 1 + max(label.shape) // 500
+    square = np.ones((2 * width + 1, 2 * width + 1), np.uint8)
+    return (cv2.erode(label, square) != cv2.dilate(label, square)) & ~clear(label, background)
+
+
+def panel(
+    image: np.ndarray, label: np.ndarray, predicted: np.ndarray, colours: np.ndarray, background: int | None
+) -> np.ndarray:
     """Input and label, below them prediction and prediction over input: (2*H, 2*W, 3) uint8.
 
     Arguments as of overlay(). Images larger than PANEL_SIZE are thinned out to it.
     """
     step = math.ceil(max(label.shape) / PANEL_SIZE)
-    image, label, predicted = (values[::step, ::step] for values in (image, label, predicted))
+    image, label, predicted = (np.ascontiguousarray(values[::step, ::step]) for values in (image, label, predicted))
     above = np.concatenate([image, colours[label]], axis=1)
-    return np.concatenate([above, np.concatenate([colours[predicted], overlay(image, predicted, colours)], axis=1)])
+    below = np.concatenate([colours[predicted], overlay(image, predicted, colours, background)], axis=1)
+    return np.concatenate([above, below])
 
 
 def label_png(label: np.ndarray, colours: np.ndarray) -> bytes:

@@ -109,6 +109,19 @@ def small_disk(tmp_path) -> Iterator[Path]:
     subprocess.run(["umount", folder], check=True)
 
 
+@pytest.fixture(scope="session")
+def browser() -> Iterator:
+    """Chromium, by playwright's API."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (requirements-dev.txt)")
+    found = [path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))]
+    if not found:
+        pytest.skip("no chromium, chromium-browser or google-chrome in PATH")
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=found[0], args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
 def _real_data(name: str) -> Path:
     if not (SHARED_DATA / name).is_dir():
         pytest.skip(f"{SHARED_DATA / name} is not there")

@@ -211,6 +211,17 @@ def test_every_message_in_the_table_of_faults_is_one_of_ours():
     assert {message: parts for message in found if (parts := unknown_parts(message, known))} == {}
 
 
+def test_what_the_documents_write_is_not_for_git():
+    if not (REPO / ".git").exists():
+        pytest.skip("not a git checkout")
+    written = [
+        f"{name}/x"
+        for name in ("report", "report_first", "predictions", "predictions_first", "log/demo", "dataset/demo")
+    ]
+    ignored = subprocess.run(["git", "check-ignore", *written], cwd=REPO, capture_output=True, text=True, check=False)
+    assert ignored.stdout.split() == written
+
+
 def test_no_data_or_weights_in_the_repository():
     if not (REPO / ".git").exists():
         pytest.skip("not a git checkout")

@@ -40,7 +40,7 @@ def test_colours_are_vocs_and_panel_shows_the_image_as_it_is():
     assert colours[[0, 1, 15, 255]].tolist() == [[0, 0, 0], [128, 0, 0], [192, 128, 128], [224, 224, 192]]
     image = np.full((2, 3, 3), 200, np.uint8)
     label, predicted = np.full((2, 3), 255), np.ones((2, 3), np.int64)
-    picture = panel(image, label, predicted, colours)
+    picture = panel(image, label, predicted, colours, 0)
     assert picture.shape == (4, 6, 3)
     assert picture.dtype == np.uint8
     assert picture[0, 0].tolist() == [200, 200, 200]  # D21: not scaled twice
@@ -48,7 +48,7 @@ def test_colours_are_vocs_and_panel_shows_the_image_as_it_is():
     assert picture[2, 0].tolist() == [128, 0, 0]
     assert picture[2, 3].tolist() == [164, 100, 100]
     large = np.zeros((600, 1300), np.int64)
-    assert panel(np.zeros((600, 1300, 3), np.uint8), large, large, colours).shape == (2 * 200, 2 * 434, 3)
+    assert panel(np.zeros((600, 1300, 3), np.uint8), large, large, colours, 0).shape == (2 * 200, 2 * 434, 3)
 
 
 def test_every_score_of_a_class():

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import signal
 import time
 
@@ -18,8 +19,10 @@ import predict
 from data.classes import voc_colours
 from data.dataset import read_image
 from data.inputs import find_inputs
+from engine import films
 from engine.inference import Predictor
 from engine.outputs import Outputs
+from engine.pictures import overlay
 from errors import UserError
 
 
@@ -120,8 +123,10 @@ def test_each_file_is_right_or_named(checkpoint, faulty, tmp_path, capsys):
     assert (mask(out / "masks/turned.png") == mask(out / "masks/good.png")).mean() > 0.9
     # CMYK and the original look the same.
     assert (mask(out / "masks/cmyk.png") == mask(out / "masks/good.png")).mean() > 0.9
-    film = cv2.VideoCapture(str(out / "overlays/moving.mp4"))
-    assert (film.get(cv2.CAP_PROP_FRAME_COUNT), film.get(cv2.CAP_PROP_FPS)) == (5, 10)
+    [film] = [cv2.VideoCapture(str(path)) for path in (out / "overlays").glob("moving.*")]
+    assert film.get(cv2.CAP_PROP_FPS) == 10
+    assert sum(film.grab() for _ in range(9)) == 5
+    film.set(cv2.CAP_PROP_POS_FRAMES, 0)
     assert film.read()[1].shape == (100, 160, 3)
 
 
@@ -345,15 +350,49 @@ def test_stopped_in_a_video_and_going_on_gives_what_it_would_have(checkpoint, tm
     assert status == 75, (stdout, stderr)
     done = {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("out/masks/film/*.png")}
     assert 8 <= len(done) < 200
-    assert not (tmp_path / "out/overlays/film.mp4").exists()
+    assert not list(tmp_path.glob("out/overlays/*"))
     [(status, _, stderr)] = finish([start(words, tmp_path, "predict.py")])
     assert status == 0, stderr
     now = {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("out/masks/film/*.png")}
     assert len(now) == 200
     assert {name: now[name] for name in done} == done  # not done again
-    assert cv2.VideoCapture(str(tmp_path / "out/overlays/film.mp4")).get(cv2.CAP_PROP_FRAME_COUNT) == 200
+    [film] = [cv2.VideoCapture(str(path)) for path in tmp_path.glob("out/overlays/film.*")]
+    assert sum(film.grab() for _ in range(300)) == 200
     assert json.loads((tmp_path / "out/masks/film/frames.json").read_text()) == {"frames": 200, "frames_per_s": 10.0}
     assert not list(tmp_path.rglob("out/**/.*"))
+
+
+def test_overlay_video_for_no_browser_comes_with_the_command_that_converts_it(
+    checkpoint, tmp_path, monkeypatch, capsys
+):
+    write_video(tmp_path / "my film.avi", 2, "MJPG")
+    monkeypatch.setattr(films, "CODECS", (("mp4v", ".mp4"),))
+    assert run(checkpoint, tmp_path / "my film.avi", tmp_path / "out", "--overlay", "--log_level", "WARNING") == 0
+    [line] = capsys.readouterr().out.splitlines()
+    written = tmp_path / "out/overlays/my film.mp4"
+    assert written.is_file()
+    assert line.startswith(f"{written}: OpenCV here encodes neither H.264 nor VP8")
+    assert shlex.split(line.rpartition(": ")[2]) == [
+        "ffmpeg", "-i", str(written), "-c:v", "libx264", "-pix_fmt", "yuv420p", str(written.with_suffix(".h264.mp4")),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("given", "background"), [("0", 0), ("none", None)])
+def test_overlay_leaves_the_background_clear_unless_there_is_none(checkpoint, tmp_path, given, background):
+    image = np.asarray(photo(60, 80))
+    label = np.zeros((60, 80), np.uint8)
+    label[20:40, 30:60] = 1
+    with Outputs(tmp_path, voc_colours(), background, overlays=True, probs=False) as outputs:
+        outputs.write("a", image, label, None, frame=False)
+        outputs.wait()
+    written = np.asarray(Image.open(tmp_path / "overlays/a.jpg")).astype(int)
+    for number in (0, None):
+        painted = overlay(image, label, voc_colours(), number)
+        assert (np.abs(written - painted).mean() < 5) == (number == background)  # JPEG is not exact
+    # --background reaches it, and what was written for another one is not taken for this.
+    photo().save(tmp_path / "b.png")
+    assert run(checkpoint, tmp_path / "b.png", tmp_path / "out", "--overlay", "--background", given) == 0
+    assert json.loads((tmp_path / "out/predictions.json").read_text())["overlay"] == {"background": background}
 
 
 def test_video_that_is_cut_off_is_named(checkpoint, tmp_path, capsys):
@@ -364,7 +403,7 @@ def test_video_that_is_cut_off_is_named(checkpoint, tmp_path, capsys):
         assert run(checkpoint, tmp_path / name, tmp_path / f"{name}.out", "--overlay") == 1
         assert f"{name}: " in (out := capsys.readouterr().out)
         assert said in out
-        assert not list((tmp_path / f"{name}.out").rglob("*.mp4"))
+        assert not list((tmp_path / f"{name}.out").rglob("overlays/*.*"))
 
 
 def test_two_processes_write_what_one_does(checkpoint, faulty, tmp_path):

@@ -1,6 +1,5 @@
 """What the report's page does in a browser: sorting, filters, the large view, by pointer and by keyboard alone."""
 
-import shutil
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -8,17 +7,6 @@ import pytest
 from test_report import CLASSES, CURVES, HOSTILE, example, write
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (requirements-dev.txt)")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator:
-    found = [path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))]
-    if not found:
-        pytest.skip("no chromium, chromium-browser or google-chrome in PATH")
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found[0], args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 @pytest.fixture

@@ -1,0 +1,44 @@
+"""Label maps over images."""
+
+import numpy as np
+import pytest
+
+from data.classes import voc_colours
+from engine.pictures import contours, overlay
+
+
+def plain_overlay(image, label, colours, background) -> np.ndarray:
+    """Pixel by pixel: the image where there is nothing to show, a class's colour next to another label, else half of each."""
+    out = image.copy()
+    height, width = label.shape
+    for y, x in np.ndindex(height, width):
+        if label[y, x] in (background, 255):
+            continue
+        near = label[max(0, y - 1) : y + 2, max(0, x - 1) : x + 2]
+        colour = colours[label[y, x]].astype(int)
+        out[y, x] = colour if (near != label[y, x]).any() else (image[y, x] + colour + 1) // 2
+    return out
+
+
+@pytest.mark.parametrize("background", [0, None, 2])
+def test_background_stays_clear_and_classes_have_contours(background):
+    rng = np.random.default_rng(0)
+    image = rng.integers(0, 256, (20, 24, 3), dtype=np.uint8)
+    label = np.zeros((20, 24), np.uint8)
+    label[3:12, 4:14], label[8:18, 10:20], label[0:6, 18:] = 1, 2, 255
+    before = image.copy(), label.copy()
+    shown = overlay(image, label, voc_colours(), background)
+    expected = plain_overlay(image, label, voc_colours(), background)
+    assert np.abs(shown.astype(int) - expected).max() <= 1  # halves are rounded
+    background_pixels = label == (255 if background is None else background)
+    assert (shown[background_pixels] == image[background_pixels]).all()
+    assert (image == before[0]).all()
+    assert (label == before[1]).all()
+
+
+def test_contours_of_large_pictures_are_thicker():
+    label = np.zeros((40, 1100), np.uint8)
+    label[:, 500:] = 1
+    # 1 + 1100 // 500 = 3 pixels, of the class and not of the background; none at the picture's edge.
+    assert np.flatnonzero(contours(label, 0)[20]).tolist() == [500, 501, 502]
+    assert np.flatnonzero(contours(label, None)[20]).tolist() == [497, 498, 499, 500, 501, 502]
