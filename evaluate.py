@@ -8,7 +8,6 @@ torchrun --standalone --nproc_per_node 8 evaluate.py --checkpoint log/cdsp_relea
 
 import contextlib
 import dataclasses
-import io
 import json
 import math
 import sys
@@ -18,7 +17,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
 
 import errors
 from common_flags import LOCAL, DataFlags, InferenceFlags, ModelFlags
@@ -27,16 +25,14 @@ from data.dataset import SegmentationDataset
 from engine import doctor, metrics
 from engine.distributed import Group
 from engine.files import check_writable, write_file
-from engine.pictures import label_png
+from engine.predictions import Predictions, to_show
 from engine.report import Example, write_report
-from engine.scoring import Result, score
+from engine.scoring import Result, compare, score
 from engine.terminal import Terminal
 from errors import STOPPED, UserError
 from flags import FlagReader, flag
 from trained import TOO_MUCH, Checkpoint, read_flags
 from utils import get_loader, join_group, prepare_demo_data
-
-NUM_WORST, NUM_BEST = 12, 6  # images in a report, besides the worst of each class
 
 
 @dataclass
@@ -47,7 +43,9 @@ class EvaluateFlags(InferenceFlags, ModelFlags, DataFlags):
     compare: str = flag("", "FILE of a second checkpoint, to compare on the same images")
     json: str = flag("", "FILE to write every score to, of each class and each image, with the confusion matrix")
     save_dir: str = flag("", "folder to write the predictions to, as palette PNGs")
-    report: str = flag("", "folder to write a web page to: scores, curves, and the worst and best images")
+    report: str = flag(
+        "", "folder to write a web page to: scores, curves, the worst and best images, and the comparison"
+    )
 
 
 READER = FlagReader(EvaluateFlags, {}, "python evaluate.py", "Score a checkpoint.")
@@ -82,28 +80,27 @@ def evaluate(flags: EvaluateFlags, changes: dict, group: Group, terminal: Termin
     doctor.check_setup(group, {f"{flags.split} list": dataset})
     check_outputs(flags, dataset, group)
 
-    predictions = Predictions(flags, dataset.names, classes)
-    results = []
+    predictions, results = [], []
     for checkpoint in checkpoints:
+        save_dir = flags.save_dir if checkpoint is checkpoints[0] else ""
+        keep = Predictions(dataset.names, classes.colours, save_dir=save_dir, keep=bool(flags.report))
         predictor = checkpoint.predictor(flags, group.device)
         doctor.check_weights(group, predictor.model, buffers_averaged=True)
         terminal.info(f"{checkpoint.path} on {len(dataset)} images of {flags.split}: {describe(checkpoint, flags)}")
         batches = terminal.bar(loader, total=len(loader), title=flags.split, unit="batch")
-        result = score(
-            predictor, batches, num_images=len(dataset), num_classes=cfg.numclasses, group=group,
-            keep=predictions if checkpoint is checkpoints[0] else None,
-        )  # fmt: skip
+        result = score(predictor, batches, num_images=len(dataset), num_classes=cfg.numclasses, group=group, keep=keep)
         if result is None:
             terminal.info("stopped by a signal before all images were scored; only --save_dir has some of them")
             return STOPPED
         if not result.scores["pixels"]:
             raise UserError(f"--split {flags.split}: none of its masks has a labelled pixel: there is nothing to score")
+        predictions.append(keep)
         results.append(result)
         say_scores(terminal, result, classes)
     comparison = compare(*results) if len(results) == 2 else None
     if comparison:
         say_comparison(terminal, flags, comparison)
-    shown = predictions.gather(group, results[0]) if flags.report else {}
+    shown = [kept.gather(group, to_show(results)) for kept in predictions] if flags.report else []
     if flags.save_dir:
         terminal.info(f"masks: {flags.save_dir}")
     if group.is_main and flags.json:
@@ -111,7 +108,7 @@ def evaluate(flags: EvaluateFlags, changes: dict, group: Group, terminal: Termin
         write_file(Path(flags.json), json.dumps(content, indent=1).encode())
         terminal.info(f"scores: {flags.json}")
     if group.is_main and flags.report:
-        page = report(flags, checkpoints[0], results[0], classes, dataset, shown)
+        page = report(flags, checkpoints, results, comparison, classes, dataset, shown)
         terminal.info(f"report: {page}")
     return 0
 
@@ -133,36 +130,6 @@ def check_outputs(flags: EvaluateFlags, dataset: SegmentationDataset, group: Gro
             check_writable(Path(chosen), name)
 
 
-class Predictions:
-    """What becomes of this rank's predictions: files in --save_dir, and pictures for --report."""
-
-    def __init__(self, flags: EvaluateFlags, names: list[str], classes: Classes):
-        self.flags, self.names, self.colours = flags, names, classes.colours
-        self.pngs: dict[int, bytes] = {}  # small, so that all can be kept until it is known which are shown
-
-    def __call__(self, index: int, predicted: np.ndarray) -> None:
-        """Take the label map (H, W) uint8 predicted for an image."""
-        if not (self.flags.save_dir or self.flags.report):
-            return
-        png = label_png(predicted, self.colours)
-        if self.flags.save_dir:
-            write_file(Path(self.flags.save_dir) / f"{self.names[index]}.png", png)
-        if self.flags.report:
-            self.pngs[index] = png
-
-    def gather(self, group: Group, result: Result) -> dict[int, np.ndarray]:
-        """The predictions that a report shows, of all ranks: the worst and best images, and the worst of each class."""
-        order = [index for index in np.argsort(result.image_miou, kind="stable").tolist()
-                 if np.isfinite(result.image_miou[index])]  # fmt: skip
-        chosen = set(order[:NUM_WORST] + order[-NUM_BEST:])
-        for of_class in np.where(result.counts[:, 1] > 0, result.image_iou, np.inf).T:
-            if np.isfinite(of_class.min()):
-                chosen.add(int(of_class.argmin()))
-        shares = group.gather({index: png for index, png in self.pngs.items() if index in chosen})
-        merged = {index: png for share in shares for index, png in share.items()}
-        return {index: np.array(Image.open(io.BytesIO(merged[index]))) for index in order if index in merged}
-
-
 def say_scores(terminal: Terminal, result: Result, classes: Classes) -> None:
     terminal.info(metrics.table(result.scores, classes.names, result.scores["boundary_iou"]))
     miou, low, high = (100 * value for value in (result.scores["miou"], *result.scores["miou_ci"]))
@@ -177,15 +144,6 @@ def say_comparison(terminal: Terminal, flags: EvaluateFlags, comparison: dict) -
         f"{flags.compare} against {flags.checkpoint}: mIoU {difference:+.2f}, 95 % interval {low:+.2f} to {high:+.2f}, "
         f"higher in {higher:.1f} % of the samples (bootstrap over images, paired)"
     )
-
-
-def compare(first: Result, second: Result) -> dict:
-    """The second's mIoU less the first's, with its 95 % interval, and in what part of the samples it is higher."""
-    differences = metrics.bootstrap(second.counts) - metrics.bootstrap(first.counts)
-    return {
-        "difference": second.scores["miou"] - first.scores["miou"], "interval": metrics.interval(differences),
-        "higher": float((differences > 0).mean()), "miou": second.scores["miou"],
-    }  # fmt: skip
 
 
 def describe(checkpoint: Checkpoint, flags: EvaluateFlags) -> str:
@@ -222,32 +180,44 @@ def read_metrics(path: Path) -> list[dict]:
 
 
 def report(
-    flags: EvaluateFlags, checkpoint: Checkpoint, result: Result, classes: Classes, dataset: SegmentationDataset,
-    shown: dict[int, np.ndarray],
+    flags: EvaluateFlags, checkpoints: list[Checkpoint], results: list[Result], comparison: dict | None, classes: Classes,
+    dataset: SegmentationDataset, shown: list[dict[int, np.ndarray]],
 ) -> Path:  # fmt: skip
-    """Write the web page. shown: {index: predicted label map}."""
-    curves = read_metrics(checkpoint.path.parent / "metrics.jsonl")
+    """Write the web page. shown: {index: predicted label map} of each checkpoint."""
+    checkpoint, result = checkpoints[0], results[0]
     examples = []
-    for index, predicted in shown.items():
-        maps = dataset[index]
-        miou, iou = result.image_miou[index], [or_none(value) for value in result.image_iou[index].tolist()]
-        examples.append(Example(dataset.names[index], maps["image"], maps["label"], predicted, float(miou), iou))
+    for index in shown[0]:
+        maps, second = dataset[index], len(results) == 2
+        examples.append(
+            Example(
+                dataset.names[index], maps["image"], maps["label"], shown[0][index],
+                miou=float(result.image_miou[index]),
+                iou=[or_none(value) for value in result.image_iou[index].tolist()],
+                other=shown[1][index] if second else None,
+                other_miou=float(results[1].image_miou[index]) if second else None,
+            )
+        )  # fmt: skip
+    facts = {
+        "checkpoint": f"{checkpoint.path}, step {checkpoint.content.get('step', 'unknown')}",
+        "data": f"{checkpoint.cfg.dataset_path}, {flags.split}, {len(dataset)} images",
+        "how": describe(checkpoint, flags),
+        "model": f"{checkpoint.cfg.model_type}, ResNet-{checkpoint.cfg.layers}, {checkpoint.cfg.numclasses} classes",
+        "written": f"{time.strftime('%Y-%m-%d %H:%M')} by torch {torch.__version__}",
+    }
+    if comparison:
+        facts["compared with"] = f"{checkpoints[1].path}, {describe(checkpoints[1], flags)}"
     return write_report(
         Path(flags.report),
         title=f"{checkpoint.path} on {flags.split}",
-        facts={
-            "checkpoint": f"{checkpoint.path}, step {checkpoint.content.get('step', 'unknown')}",
-            "data": f"{checkpoint.cfg.dataset_path}, {flags.split}, {len(dataset)} images",
-            "how": describe(checkpoint, flags),
-            "model": f"{checkpoint.cfg.model_type}, ResNet-{checkpoint.cfg.layers}, {checkpoint.cfg.numclasses} classes",
-            "written": f"{time.strftime('%Y-%m-%d %H:%M')} by torch {torch.__version__}",
-        },
+        facts=facts,
         scores=result.scores,
         class_names=classes.names,
         colours=classes.colours,
+        background=checkpoint.cfg.background_class,
         confusion=result.confusion.numpy(),
-        curves=curves,
+        curves=read_metrics(checkpoint.path.parent / "metrics.jsonl"),
         examples=examples,
+        comparison=comparison and comparison | {"names": [str(each.path) for each in checkpoints]},
     )
 
 

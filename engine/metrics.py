@@ -70,13 +70,20 @@ def mean_iou(counts: np.ndarray) -> np.ndarray:
     return (iou * present).sum(-1) / np.maximum(present.sum(-1), 1)
 
 
+def class_iou(counts: np.ndarray) -> np.ndarray:
+    """IoU of each class, (..., C), from counts as of mean_iou(); nan for a class that is neither labelled nor predicted."""
+    correct, labelled, predicted = np.moveaxis(counts.astype(np.float64), -2, 0)
+    union = labelled + predicted - correct
+    return np.where(union > 0, correct / np.maximum(union, 1), np.nan)
+
+
 def class_counts(confusion: Tensor) -> Tensor:
     """Correct, labelled and predicted pixels of each class, (3, C), from a confusion matrix (C, C)."""
     return torch.stack([confusion.diagonal(), confusion.sum(1), confusion.sum(0)])
 
 
 def bootstrap(counts: np.ndarray, num_samples: int = 2000, seed: int = 0) -> np.ndarray:
-    """mIoUs (num_samples,) of data sets drawn from the images with replacement.
+    """Counts (num_samples, 3, C) of data sets drawn from the images with replacement.
 
     counts (images, 3, C): class_counts() of each image. The same seed draws the same images, so that of two models on
     the same images the differences, entry by entry, are those of a paired bootstrap.
@@ -86,12 +93,12 @@ def bootstrap(counts: np.ndarray, num_samples: int = 2000, seed: int = 0) -> np.
     samples = rng.multinomial(num_images, np.full(num_images, 1 / num_images), size=num_samples)
     # In float64, which NumPy multiplies by BLAS; exact, as the sums are integers below 2**53.
     sums = samples.astype(np.float64) @ counts.reshape(num_images, -1).astype(np.float64)
-    return mean_iou(sums.reshape(num_samples, *counts.shape[1:]))
+    return sums.reshape(num_samples, *counts.shape[1:])
 
 
 def interval(values: np.ndarray) -> tuple[float, float]:
-    """The middle 95 per cent of bootstrapped values."""
-    low, high = np.quantile(values, [0.025, 0.975])
+    """The middle 95 per cent of bootstrapped values; nan among them are left out."""
+    low, high = np.nanquantile(values, [0.025, 0.975])
     return float(low), float(high)
 
 

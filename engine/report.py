@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image
 
 from engine.metrics import IGNORE
-from engine.pictures import to_hex
+from engine.pictures import contours, to_hex
 from engine.run_folder import replace_text
 from errors import UserError
 
@@ -30,7 +30,8 @@ class Example:
     """An image of the gallery with its scores.
 
     image (H, W, 3) uint8 RGB; label and predicted (H, W) uint8 class numbers, 255 in label = ignored.
-    miou: of this image, 0..1. iou: a value a class, None for one that is neither in label nor in predicted.
+    miou: of this image, 0..1. iou: a value a class, None for one that is neither in label nor in predicted. other and
+    other_miou: predicted by the checkpoint that this one is compared with, and its mIoU.
     """
 
     name: str
@@ -39,11 +40,14 @@ class Example:
     predicted: np.ndarray
     miou: float
     iou: list[float | None]
+    other: np.ndarray | None = None
+    other_miou: float | None = None
 
 
 def write_report(
     folder: Path, *, title: str, facts: dict[str, str], scores: dict, class_names: list[str], colours: np.ndarray,
-    confusion: np.ndarray, curves: list[dict], examples: list[Example],
+    confusion: np.ndarray, curves: list[dict], examples: list[Example], background: int | None = 0,
+    comparison: dict | None = None,
 ) -> Path:  # fmt: skip
     """Write folder/index.html, whole or not at all, and return its path. The folder is made where there is none.
 
@@ -52,7 +56,8 @@ def write_report(
         a class in "iou", "acc" (recall), "precision", "boundary_iou" (0..1, None where undefined) and "share" (of the
         labelled pixels, 0..1); where it is known "miou_ci", [low, high].
     colours: RGB by label value, (256, 3) uint8. confusion: pixels (C, C) int64, row = label, column = prediction.
-    curves: the lines of the run's metrics.jsonl; [] where there is none.
+    curves: the lines of the run's metrics.jsonl; [] where there is none. background: as of engine.pictures.overlay().
+    comparison: with another checkpoint, as of engine.scoring.compare(), and the "names" of both.
     Raises UserError where the folder or the page cannot be written.
     """
     num_classes = len(class_names)
@@ -68,7 +73,8 @@ def write_report(
         "ignored": to_hex(colours)[IGNORE],
         "confusion": confusion.tolist(),
         "curves": _curves(curves),
-        "examples": [_example(example, colours) for example in examples],
+        "examples": [_example(example, colours, background) for example in examples],
+        "comparison": comparison,
     }
     path = folder / "index.html"
     try:
@@ -113,32 +119,40 @@ def _curves(lines: list[dict]) -> dict:
     return {**points, "every": every}
 
 
-def _example(example: Example, colours: np.ndarray) -> dict:
+def _example(example: Example, colours: np.ndarray, background: int | None) -> dict:
     """An example as the page has it: its pictures as data: URLs, of PICTURE_SIZE at most."""
     height, width = example.label.shape
     scale = min(1.0, PICTURE_SIZE / max(height, width))
     size = max(1, round(width * scale)), max(1, round(height * scale))
     image = Image.fromarray(example.image).resize(size, Image.Resampling.LANCZOS)
-    label, predicted = (
-        np.asarray(Image.fromarray(values).resize(size, Image.Resampling.NEAREST))
-        for values in (example.label, example.predicted)
-    )
+    maps = {"label": example.label, "predicted": example.predicted, "other": example.other}
+    small = {
+        name: np.asarray(Image.fromarray(values).resize(size, Image.Resampling.NEAREST))
+        for name, values in maps.items() if values is not None
+    }  # fmt: skip
     return {
         "name": example.name,
         "miou": example.miou,
         "iou": [None if value is None else round(value, 4) for value in example.iou],
         "size": size,
         "input": _data_url(image, "jpeg", quality=80),
-        "label": _class_map(label, colours),
-        "predicted": _class_map(predicted, colours),
-        "errors": _error_map(label, predicted),
+        "other_miou": example.other_miou,
+        "errors": _error_map(small["label"], small["predicted"]),
+        **{name: _layers(values, colours, background) for name, values in small.items()},
     }
 
 
-def _class_map(label: np.ndarray, colours: np.ndarray) -> str:
-    """A label map (H, W) in its classes' colours, as a PNG whose palette has only those that occur."""
+def _layers(label: np.ndarray, colours: np.ndarray, background: int | None) -> list[str]:
+    """A label map (H, W) as two PNGs to lay over the input: the classes' colours, clear at `background`; their contours.
+
+    Their palettes have only the colours that occur.
+    """
     values, indices = np.unique(label, return_inverse=True)
-    return _palette_png(indices.reshape(label.shape).astype(np.uint8), colours[values])
+    indices = indices.reshape(label.shape).astype(np.uint8)
+    clear = {"transparency": int(np.flatnonzero(values == background)[0])} if background in values else {}
+    lines = np.where(contours(label, background), indices + 1, 0).astype(np.uint8)
+    line_colours = np.concatenate([np.zeros((1, 3), np.uint8), colours[values]])[:256]
+    return [_palette_png(indices, colours[values], **clear), _palette_png(lines, line_colours, transparency=0)]
 
 
 def _error_map(label: np.ndarray, predicted: np.ndarray) -> str:

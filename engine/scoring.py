@@ -15,6 +15,7 @@ from engine.metrics import (
     bootstrap,
     boundary_counts,
     class_counts,
+    class_iou,
     confusion_matrix,
     interval,
     mean_iou,
@@ -44,7 +45,7 @@ class Result:
         share = (self.confusion.sum(1).double() / max(1, values["pixels"])).tolist()
         return {
             "images": len(self.counts), **values, "boundary_iou": boundary_iou, "share": share,
-            "boundary_miou": mean_of_present(boundary_iou, values), "miou_ci": interval(bootstrap(self.counts)),
+            "boundary_miou": mean_of_present(boundary_iou, values), "miou_ci": interval(mean_iou(bootstrap(self.counts))),
         }  # fmt: skip
 
     @property
@@ -55,9 +56,26 @@ class Result:
     @property
     def image_iou(self) -> np.ndarray:
         """IoU of each class in each image, (N, C); nan where the class is neither in the label nor predicted."""
-        correct, labelled, predicted = self.counts.transpose(1, 0, 2)
-        union = labelled + predicted - correct
-        return np.where(union > 0, correct / np.maximum(union, 1), np.nan)
+        return class_iou(self.counts)
+
+
+def compare(first: Result, second: Result) -> dict:
+    """The second's mIoU less the first's with its 95 % interval, and the part of the samples where it is higher.
+
+    "iou" has the second's of each class, "iou_difference" and "iou_interval" what they differ from the first's; None
+    where a class has no IoU in both.
+    """
+    samples = bootstrap(first.counts), bootstrap(second.counts)
+    differences = mean_iou(samples[1]) - mean_iou(samples[0])
+    pairs = list(zip(first.scores["iou"], second.scores["iou"], strict=True))
+    of_class = (class_iou(samples[1]) - class_iou(samples[0])).T
+    return {
+        "difference": second.scores["miou"] - first.scores["miou"], "interval": interval(differences),
+        "higher": float((differences > 0).mean()), "miou": second.scores["miou"], "iou": second.scores["iou"],
+        "iou_difference": [None if None in pair else pair[1] - pair[0] for pair in pairs],
+        "iou_interval": [None if None in pair else interval(values)
+                         for pair, values in zip(pairs, of_class, strict=True)],
+    }  # fmt: skip
 
 
 def score(

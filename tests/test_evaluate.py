@@ -10,11 +10,13 @@ import pytest
 import torch
 from conftest import finish, one_line_each, random_checkpoint, read_metrics, run_train, start, start_group
 from PIL import Image
+from test_report import Elements, picture
 
 import evaluate
 from engine import metrics
 from engine.metrics import scores
-from engine.scoring import Result
+from engine.predictions import to_show
+from engine.scoring import Result, compare
 from errors import UserError
 
 WINDOWS = ["--scales", "0.5", "1", "1.25", "--flip", "--window", "65", "--stride_rate", "0.5", "--long_side", "128"]
@@ -123,27 +125,82 @@ def test_another_split_and_other_folders(run, demo_root, tmp_path):
 
 def test_comparison(run, tmp_path, capsys):
     same = score(run, tmp_path, "--compare", str(run / "last.pt"))["comparison"]
-    assert same == {"difference": 0, "interval": [0, 0], "higher": 0, "miou": pytest.approx(same["miou"])}
+    assert (same["difference"], same["interval"], same["higher"]) == (0, [0, 0], 0)
+    assert {*same["iou_difference"]} <= {0, None}
     content = torch.load(run / "last.pt", weights_only=True)
     other = tmp_path / "other.pt"
     raw = content["model"]
     raw["head.aspp.bn1.bias"] += torch.tensor([50.0, 0, 0, 0, 0])  # everything is class 0
     torch.save({"model": raw, "config": content["config"]}, other)
     capsys.readouterr()
-    result = score(run, tmp_path, "--compare", str(other))
+    words = ["--report", str(tmp_path / "report"), "--save_dir", str(tmp_path / "masks")]
+    result = score(run, tmp_path, "--compare", str(other), *words)
     first, second = result["miou"], result["comparison"]["miou"]
     assert result["comparison"]["difference"] == pytest.approx(second - first)
     assert result["comparison"]["interval"][0] <= second - first <= result["comparison"]["interval"][1]
     assert f"mIoU {100 * (second - first):+.2f}" in capsys.readouterr().out
+    assert result["comparison"]["iou_difference"][0] == pytest.approx(result["comparison"]["iou"][0] - result["iou"][0])
+    page = Elements(tmp_path / "report/index.html").data()
+    assert page["comparison"]["names"] == [str(run / "last.pt"), str(other)]
+    assert page["comparison"]["difference"] == result["comparison"]["difference"]
+    assert [name for name, text in page["facts"] if str(other) in text] == ["compared with"]
+    for entry in page["examples"]:
+        # What the other model predicts is class 0, the background, which an overlay leaves clear: it has no contours.
+        assert np.asarray(picture(entry["other"][0]).convert("RGBA"))[..., 3].max() == 0
+        assert np.asarray(picture(entry["other"][1]).convert("RGBA"))[..., 3].max() == 0
+        assert entry["other_miou"] < 1
+    assert len(list((tmp_path / "masks").iterdir())) == 3
+    assert (np.asarray(Image.open(next((tmp_path / "masks").iterdir()))) > 0).any()  # of the first model
 
 
 def test_bootstrap_of_images():
     # Two images of one class: all 10 pixels right, and none. Drawn twice with replacement: both, or one of them twice.
     counts = np.array([[[10, 0], [10, 0], [10, 0]], [[0, 0], [10, 0], [0, 10]]])
-    drawn = metrics.bootstrap(counts, num_samples=4000)
+    drawn = metrics.mean_iou(metrics.bootstrap(counts, num_samples=4000))
     assert set(drawn.round(9)) == {0.0, 0.5, 1.0}  # 10 of 20 labelled, union 20
     assert [np.mean(drawn == value) for value in (0.0, 0.5, 1.0)] == pytest.approx([1 / 4, 1 / 2, 1 / 4], abs=0.04)
     assert metrics.interval(np.arange(101)) == pytest.approx((2.5, 97.5))
+
+
+def test_comparison_of_each_class():
+    # Correct, labelled and predicted pixels of 3 classes in 2 images. The second model has class 1 right in both images
+    # where the first has half of it; class 0 is alike, and class 2 is in neither label nor prediction.
+    first = np.array([[[6, 2, 0], [6, 4, 0], [8, 2, 0]], [[6, 1, 0], [6, 2, 0], [7, 1, 0]]])
+    second = np.array([[[6, 4, 0], [6, 4, 0], [6, 4, 0]], [[6, 2, 0], [6, 2, 0], [6, 2, 0]]])
+    results = []
+    for counts in (first, second):
+        correct, labelled, predicted = counts.sum(0)
+        confusion = torch.diag(torch.tensor(correct))
+        confusion[1, 0] = int(labelled[1] - correct[1])  # what is not found of class 1 is taken for class 0
+        assert confusion.sum(0).tolist() == predicted.tolist()
+        results.append(Result(confusion, torch.zeros(3, 3, dtype=torch.int64), counts))
+    found = compare(*results)
+    # Class 0: 12 / 15, then 12 / 12. Class 1: 3 / 6, then 6 / 6.
+    assert found["iou"] == [1, 1, None]
+    assert found["iou_difference"] == [pytest.approx(3 / 15), pytest.approx(1 / 2), None]
+    assert found["difference"] == pytest.approx((3 / 15 + 1 / 2) / 2)
+    # Of class 1 every drawn data set has half found; of class 0, 6 / 8 if the first image is drawn twice, 6 / 7 if the second.
+    assert found["iou_interval"][1] == pytest.approx((1 / 2, 1 / 2))
+    assert found["iou_interval"][0] == pytest.approx((1 - 6 / 7, 1 - 6 / 8))
+    assert found["iou_interval"][2] is None
+    assert found["higher"] == 1
+
+
+def test_images_to_show_are_also_those_that_differ_most():
+    # One pixel of class 0 in 40 images: image n is right for the first model where n < 20, for the second where n is even,
+    # but of both alike from image 4 on.
+    right = np.arange(40) < 20
+    other = np.where(np.arange(40) < 4, np.arange(40) % 2 == 0, right)
+    results = []
+    for correct in (right, other):
+        counts = np.zeros((40, 3, 2), np.int64)
+        counts[:, 0, 0], counts[:, 1, 0], counts[np.arange(40), 2, 1 - correct] = correct, 1, 1
+        results.append(Result(torch.zeros(2, 2), torch.zeros(3, 2), counts))
+    alone, compared = to_show(results[:1]), to_show(results)
+    assert {1, 3} <= set(compared) - set(alone)  # right by the first model alone
+    assert set(alone) <= set(compared)
+    assert len(compared) == len(set(compared)) <= len(alone) + 6
+    assert [right[index] for index in compared] == sorted(right[index] for index in compared)  # the worst first
 
 
 def test_images_without_labels_have_no_score():

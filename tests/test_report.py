@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 from data.classes import voc_colours
+from engine.pictures import contours
 from engine.report import MAX_POINTS, Example, write_report
 from errors import UserError
 
@@ -133,8 +134,14 @@ def test_pictures_of_an_example(tmp_path):
     np.testing.assert_allclose(np.asarray(picture(entry["input"])), np.full((30, 40, 3), (200, 100, 50)), atol=4)
     colours = voc_colours()
     for name, shown in (("label", examples()[0].label), ("predicted", examples()[0].predicted)):
-        assert picture(entry[name]).mode == "P"
-        np.testing.assert_array_equal(np.asarray(picture(entry[name]).convert("RGB")), colours[shown])
+        fill, lines = map(picture, entry[name])
+        assert (fill.mode, lines.mode) == ("P", "P")
+        np.testing.assert_array_equal(np.asarray(fill.convert("RGB")), colours[shown])
+        # Clear at class 0, the background.
+        np.testing.assert_array_equal(np.asarray(fill.convert("RGBA"))[..., 3], np.where(shown == 0, 0, 255))
+        drawn = contours(shown, 0)
+        np.testing.assert_array_equal(np.asarray(lines.convert("RGBA"))[..., 3], np.where(drawn, 255, 0))
+        np.testing.assert_array_equal(np.asarray(lines.convert("RGB"))[drawn], colours[shown][drawn])
     errors = np.asarray(picture(entry["errors"]).convert("RGBA"))
     assert (errors[:, :13, 3] == 0).all()  # class 0, predicted as 0: the input shows through
     assert (errors[:, 13:19] == (255, 59, 48, 255)).all()  # class 1, predicted as 0
@@ -146,10 +153,15 @@ def test_pictures_of_an_example(tmp_path):
 def test_large_pictures_are_made_smaller_without_new_classes(tmp_path):
     (entry,) = Elements(write(tmp_path, examples=[example("large", 0.5, [0.5] * 4, (900, 1200))])).data()["examples"]
     assert entry["size"] == [640, 480]  # 1200 x 900 by 640 / 1200
-    for name in ("input", "label", "predicted", "errors"):
-        assert picture(entry[name]).size == (640, 480)
-    shown = {tuple(colour) for colour in np.asarray(picture(entry["label"]).convert("RGB")).reshape(-1, 3).tolist()}
+    for url in (entry["input"], *entry["label"], *entry["predicted"], entry["errors"]):
+        assert picture(url).size == (640, 480)
+    shown = {tuple(colour) for colour in np.asarray(picture(entry["label"][0]).convert("RGB")).reshape(-1, 3).tolist()}
     assert shown == {tuple(voc_colours()[k].tolist()) for k in (0, 1, 255)}
+
+
+def test_without_a_background_every_class_is_painted(tmp_path):
+    (entry,) = Elements(write(tmp_path, examples=examples()[:1], background=None)).data()["examples"]
+    assert (np.asarray(picture(entry["label"][0]).convert("RGBA"))[..., 3] == 255).all()
 
 
 def test_long_curves_are_thinned_out_and_keep_their_end(tmp_path):

@@ -1,10 +1,11 @@
 """What the report's page does in a browser: sorting, filters, the large view, by pointer and by keyboard alone."""
 
+import dataclasses
 from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
-from test_report import CLASSES, CURVES, HOSTILE, example, write
+from test_report import CLASSES, CURVES, HOSTILE, example, examples, write
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (requirements-dev.txt)")
 
@@ -58,7 +59,7 @@ def test_summary(visit):
     page = visit()
     assert page.locator("h1").inner_text() == HOSTILE
     # (0.7377 + 0.4878 + 0.5) / 3
-    assert page.locator("#figures dd").first.inner_text() == "57.52 %\nconfidence interval 55.00 to 65.00 %"
+    assert page.locator("#figures dd").first.inner_text() == "57.52 %\n95 % confidence interval 55.00 to 65.00 %"
     assert page.locator("#figures dd").all_inner_texts()[1:] == ["74.00 %", "73.33 %", "59.02 %", "25.00 %"]
     assert page.locator("#facts dt").all_inner_texts() == ["Checkpoint", "2", "1"]
     assert page.locator("#facts dd").last.inner_text() == HOSTILE
@@ -115,7 +116,8 @@ def test_large_view(visit):
     dialog = page.get_by_role("dialog")
     page.locator("#gallery button", has_text="bad.png").click()
     assert dialog.get_by_role("heading", level=2).inner_text() == "bad.png"
-    assert dialog.locator("img").count() == 5  # four pictures; the error map is one over the other
+    # The input, the errors over the input; truth and prediction of three layers: the input, colours, contours.
+    assert dialog.locator("img").count() == 1 + 2 + 3 + 3
     assert page.evaluate("document.activeElement.id") == "dialog"  # not on a button that Enter would press
     page.keyboard.press("ArrowLeft")  # there is none before the first
     assert "1 of 3" in dialog.inner_text()
@@ -129,6 +131,72 @@ def test_large_view(visit):
     page.keyboard.press("Escape")
     assert not dialog.is_visible()
     assert focused(page).startswith("bad.png")
+
+
+def opacities(page, place: str) -> set[tuple[str, str]]:
+    return {
+        tuple(page.locator(f"{place} .{name}").evaluate_all("all => [...new Set(all.map((e) => getComputedStyle(e).opacity))]"))
+        for name in ("fill", "lines")
+    }  # fmt: skip
+
+
+def test_sliders_set_the_opacity_of_every_overlay(visit):
+    page = visit()
+    slider = page.get_by_label("Opacity of the classes over the image").first
+    assert slider.input_value() == "50"
+    assert opacities(page, "#gallery") == {("0.5",), ("1",)}
+    slider.focus()
+    page.keyboard.press("Home")
+    assert opacities(page, "#gallery") == {("0",)}  # the image alone, without contours
+    page.keyboard.press("ArrowRight")
+    assert slider.get_attribute("aria-valuetext") == "5 %"
+    assert opacities(page, "#gallery") == {("0.05",), ("0.1",)}
+    page.locator("#gallery button", has_text="bad.png").click()
+    other = page.get_by_role("dialog").get_by_role("slider", name="Opacity of the classes over the image")
+    assert other.input_value() == "5"
+    other.focus()
+    page.keyboard.press("End")
+    page.keyboard.press("ArrowLeft")  # moves the slider, and does not turn to another image
+    assert page.locator("#dialog-name").inner_text() == "bad.png"
+    assert slider.input_value() == other.input_value() == "95"
+    assert opacities(page, "#dialog") == {("0.95",), ("1",)}
+
+
+COMPARISON = {
+    "names": ["log/a/best.pt", "log/b/best.pt"], "miou": 0.6, "difference": 0.0248, "interval": [-0.01, 0.05], "higher": 0.875,
+    "iou": [0.8, 0.4, 0.6, None], "iou_difference": [0.8 - 90 / 122, -0.0878, 0.1, None],
+    "iou_interval": [[0.01, 0.1], [-0.2, -0.01], [0.0, 0.2], None],
+}  # fmt: skip
+
+
+def test_comparison_with_another_checkpoint(visit):
+    shown = [
+        dataclasses.replace(item, other=np.full_like(item.label, 2), other_miou=miou)
+        for item, miou in zip(examples(), (0.55, 0.1, float("nan")), strict=True)
+    ]
+    page = visit(comparison=COMPARISON, examples=shown)
+    note = page.locator("#comparison-note").inner_text()
+    assert "log/b/best.pt (compared) against log/a/best.pt: mIoU 60.00 % against 57.52 %, difference +2.48" in note
+    assert "95 % confidence interval \u22121.00 to +5.00; higher in 87.5 % of the samples" in note
+    cells = [row.split("\t") for row in page.locator("#comparison-rows tr").all_inner_texts()]
+    assert [[cell.strip() for cell in row] for row in cells] == [
+        ["sky", "73.77", "80.00", "+6.23", "+1.00 to +10.00"],
+        ["road", "48.78", "40.00", "\u22128.78", "\u221220.00 to \u22121.00"],
+        ["car", "50.00", "60.00", "+10.00", "+0.00 to +20.00"],
+        ["<b>moon</b>", "absent", "absent", "none", "none"],
+    ]
+    page.get_by_role("button", name="Largest difference first").click()
+    assert cards(page) == ["bad.png", "fair.png", HOSTILE]  # 0.2, 0.05, none
+    assert "mIoU 30.0 %, compared 10.0 %" in page.locator("#gallery button").first.inner_text()
+    assert page.locator("#gallery li").first.locator(".picture").count() == 5
+    assert page.get_by_role("link", name="Comparison").is_visible()
+
+
+def test_without_a_comparison_there_is_no_place_for_it(visit):
+    page = visit()
+    assert not page.locator("#comparison").is_visible()
+    assert page.get_by_role("link", name="Comparison").count() == 0
+    assert page.get_by_role("button", name="Largest difference first").count() == 0
 
 
 def test_by_keyboard_alone(visit):
