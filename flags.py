@@ -17,7 +17,7 @@ from typing import NamedTuple
 import yaml
 
 from errors import UserError
-from unknown_flags import Hints, find_unknown
+from unknown_flags import Hints, Parser, find_unknown
 
 STAGES = "stages"
 
@@ -32,15 +32,6 @@ def flag(default, help: str, *, choices: tuple = (), at_least: float | None = No
     """
     metadata = {"help": help, "choices": choices, "at_least": at_least, "per_launch": per_launch}
     return dataclasses.field(default=default, metadata=metadata)
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message):
-        flag = message.removeprefix("argument ").partition(":")[0]
-        action = self._option_string_actions.get(flag)
-        raise UserError(
-            f"{message.removeprefix('argument ')}" + (f": {action.help}".replace("%%", "%") if action else "")
-        )
 
 
 class _UniqueKeys(yaml.SafeLoader):
@@ -90,7 +81,7 @@ class FlagReader:
         self.hints = Hints([*self.fields, *switches_off, "config", "stage"], program)
 
     def _parser(self, program: str, description: str) -> argparse.ArgumentParser:
-        parser = _Parser(
+        parser = Parser(
             prog=program, description=description, allow_abbrev=False, argument_default=argparse.SUPPRESS,
             usage=f"{program} [--config FILE [--stage NAME]] [--flag value ...]",
             formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=32, width=120),

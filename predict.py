@@ -24,6 +24,7 @@ from data.sampler import EvalBatches
 from engine import doctor
 from engine.distributed import Group
 from engine.files import sha256
+from engine.films import how_to_convert
 from engine.inference import Predictor
 from engine.onnx_model import OnnxModel
 from engine.outputs import Outputs
@@ -31,7 +32,6 @@ from engine.terminal import Terminal
 from errors import STOPPED, InputError, UserError
 from flags import FlagReader, flag
 from loaders import batched, make_loader, share_out
-from shell import quoted
 from trained import TOO_MUCH, Checkpoint, read_flags
 from utils import join_group
 
@@ -111,14 +111,6 @@ def predict_inputs(
         for line in sorted(map(str, failures)):
             terminal.warn(f"  {line}")
     return 1 if failures else 0
-
-
-def how_to_convert(films: list[Path]) -> str:
-    """A line about overlay videos that browsers do not play."""
-    which = films[0] if len(films) == 1 else f"{films[0]} and {len(films) - 1} more"
-    target = films[0].with_suffix(".h264.mp4")
-    command = quoted(["ffmpeg", "-i", str(films[0]), "-c:v", "libx264", "-pix_fmt", "yuv420p", str(target)])
-    return f"{which}: OpenCV here encodes neither H.264 nor VP8, so browsers do not play it; to convert it: {command}"
 
 
 def load_model(

@@ -1,5 +1,6 @@
-"""What to say about the words of a command line and the keys of a YAML file that are no flags."""
+"""What to say about the words of a command line and the keys of a YAML file that are wrong."""
 
+import argparse
 import difflib
 import math
 import re
@@ -7,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from aliases import ALIASES
+from errors import UserError
 from foreign_flags import FOREIGN, OF_TORCHRUN
 from shell import python_command
 
@@ -14,6 +16,17 @@ from shell import python_command
 # mean something else (freeze -> freeze_bn), and typos of long names 0.84 (tests/test_foreign_flags.py has both).
 CUTOFF, SHORT_CUTOFF, SHORT = 0.82, 0.75, 5
 _NUMBER = re.compile(r"-\.?\d")
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises UserError, and says what the flag takes."""
+
+    def error(self, message):
+        flag = message.removeprefix("argument ").partition(":")[0]
+        action = self._option_string_actions.get(flag)
+        raise UserError(
+            f"{message.removeprefix('argument ')}" + (f": {action.help}".replace("%%", "%") if action else "")
+        )
 
 
 def find_unknown(words: list[str], num_values: Callable[[str], float | None]) -> list[str]:

@@ -13,6 +13,7 @@ import numpy as np
 
 from engine.files import writing
 from errors import InputError
+from shell import quoted
 
 # In order of preference: H.264 plays everywhere, but few builds of OpenCV encode it; VP8 plays in every browser, and its
 # encoder takes a fifth of VP9's time; MPEG-4 plays in no browser.
@@ -45,6 +46,14 @@ def write_film(stem: Path, frames: Iterable[np.ndarray], rate: float) -> tuple[P
         if other != suffix:
             stem.with_name(stem.name + other).unlink(missing_ok=True)
     return path, codec != NOT_IN_BROWSERS
+
+
+def how_to_convert(films: list[Path]) -> str:
+    """A line about overlay videos that browsers do not play."""
+    which = films[0] if len(films) == 1 else f"{films[0]} and {len(films) - 1} more"
+    target = films[0].with_suffix(".h264.mp4")
+    command = quoted(["ffmpeg", "-i", str(films[0]), "-c:v", "libx264", "-pix_fmt", "yuv420p", str(target)])
+    return f"{which}: OpenCV here encodes neither H.264 nor VP8, so browsers do not play it; to convert it: {command}"
 
 
 def find_codec(size: tuple[int, int], stem: Path) -> tuple[str, str]:
