@@ -1,0 +1,140 @@
+"""How much each difference from the released CDSP training changes the first update of the weights.
+
+python benchmarks/release_differences.py                                                  # on the drawn demo
+python benchmarks/release_differences.py --dataset_path VOC2012 --numclasses 21           # on real scribbles
+
+The reference is configs/cdsp_release.yaml in float32 with random weights. Each row changes one thing on the same batch. It
+prints how much the total loss changes, and |gradient - reference| / |reference| over all weights.
+"""
+
+import argparse
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import default_collate
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import config
+import utils
+from config import Config
+from criterion import get_criterion
+from data import demo
+from data.dataset import IGNORE, SegmentationDataset
+from engine.amp import autocast
+from engine.distributed import Group
+from engine.schedule import lr_factor
+
+GROUP = Group(torch.device("cpu"))
+
+
+def read_config(args) -> Config:
+    words = ["--config", "configs/cdsp_release.yaml", "--pretrained", "none", "--amp", "none", "--classes", ""]
+    words += ["--dataset_path", args.dataset_path, "--numclasses", str(args.numclasses)]
+    words += ["--crop_size", str(args.crop_size), "--total_batchsize", "1", "--workers", "0"]
+    return utils.share_batch(config.parse(words), GROUP)
+
+
+def read_batch(cfg: Config, size: int) -> tuple[dict[str, Tensor], Tensor]:
+    """Samples of the training set in turn, each augmented anew, and where they are padding: (B, H, W) bool."""
+    dataset = utils.get_loader(cfg, "train", GROUP).dataset
+    assert isinstance(dataset, SegmentationDataset)
+    assert dataset.transform is not None
+    keys = [(number // len(dataset), number % len(dataset)) for number in range(size)]
+    padding = []
+    for epoch, index in keys:
+        maps = dataset._read(index)
+        inside = {"image": maps["image"], "label": np.zeros_like(maps["label"])}
+        rng = np.random.default_rng((dataset.seed, epoch, index))
+        padding.append(torch.from_numpy(dataset.transform(inside, rng)["label"] == IGNORE))
+    return default_collate([dataset[key] for key in keys]), torch.stack(padding)
+
+
+def loss_and_gradient(
+    cfg: Config, batch: dict[str, Tensor], accum_steps: int = 1, *, backward: bool = True
+) -> tuple[float, Tensor | None]:
+    """The total loss of a seeded model on a batch in equal parts, and its gradient by all weights as one vector."""
+    model, _ = utils.get_model(cfg, GROUP, say=lambda _: None)
+    criterion = get_criterion(cfg, say=lambda _: None)
+    counts = criterion.counts(batch, model.lorm_terms).tolist()
+    chunks = zip(*(values.chunk(accum_steps) for values in batch.values()), strict=True)
+    total = 0.0
+    for micro_batch in (dict(zip(batch, chunk, strict=True)) for chunk in chunks):
+        with torch.set_grad_enabled(backward), autocast(cfg.amp, GROUP.device):
+            outputs = model.train()(micro_batch["image"], micro_batch["pseudo"])
+            if "lorm_terms" in outputs:
+                outputs["lorm_terms"] = outputs["lorm_terms"] * accum_steps
+            loss = criterion.total(criterion(outputs, micro_batch, counts))
+        total += loss.item()
+        if backward:
+            loss.backward()
+    gradients = [parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None]
+    return total, torch.cat(gradients) if backward else None
+
+
+def print_row(name: str, changed: tuple[float, Tensor | None], reference: tuple[float, Tensor | None]) -> None:
+    cells = [f"{changed[0] / reference[0] - 1:+.1e}", ""]
+    if changed[1] is not None and reference[1] is not None:
+        cells[1] = f"{float((changed[1] - reference[1]).norm() / reference[1].norm()):.2g}"
+    print(f"| {name} | {' | '.join(cells)} |", flush=True)
+
+
+def with_released_padding(batch: dict[str, Tensor], padding: Tensor) -> dict[str, Tensor]:
+    """Padding has the highest distance, and like every unsure pixel the pseudo-label 0, as in the release."""
+    distances = {name: batch[name].masked_fill(padding, 255) for name in ("distance_s", "distance_c")}
+    return batch | distances | {"pseudo": batch["pseudo"].masked_fill(batch["pseudo"] == IGNORE, 0)}
+
+
+def print_padding(batch: dict[str, Tensor], padding: Tensor) -> None:
+    released = with_released_padding(batch, padding)
+    print(
+        f"padding: {100 * float(padding.float().mean()):.1f} % of {len(padding)} crops; pixels that count, release / ours:"
+    )
+    for name, ignored in (("pseudo", IGNORE), ("distance_s", 0), ("distance_c", 0)):
+        counted, ours = (int((values[name] != ignored).sum()) for values in (released, batch))
+        print(f"  {name}: {counted / ours:.2f}")
+
+
+def print_warm_up(steps_per_epoch: int) -> None:
+    """Sums of lr factors of a run whose warm-up counts steps from 1, as ours, and from 0, as the release."""
+    total, warmup = 50 * steps_per_epoch, 5 * steps_per_epoch
+    ours = [lr_factor(step, total, warmup) for step in range(total)]
+    release = [step / warmup if step < warmup else factor for step, factor in enumerate(ours)]
+    print(f"warm-up of {warmup} steps: first lr factor {ours[0]:.2e} against {release[0]:.2e}; "
+          f"sum over the run {sum(ours) / sum(release) - 1:+.1e}")  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dataset_path", default=str(utils.DEMO_ROOT))
+    parser.add_argument("--numclasses", type=int, default=5)
+    parser.add_argument("--crop_size", type=int, default=465)
+    parser.add_argument("--batchsize", type=int, default=4)
+    args = parser.parse_args()
+    if Path(args.dataset_path) == utils.DEMO_ROOT:
+        demo.draw_dataset(utils.DEMO_ROOT)
+    cfg = read_config(args)
+    batch, padding = read_batch(cfg, args.batchsize)
+    reference = loss_and_gradient(cfg, batch)
+    print("| change | total loss | gradient |\n| --- | --- | --- |")
+    for name, changed in {
+        "--lorm_scope foreground": replace(cfg, lorm_scope="foreground"),
+        "--no_stride_in_1x1": replace(cfg, stride_in_1x1=False),
+    }.items():
+        print_row(name, loss_and_gradient(changed, batch), reference)
+    released = loss_and_gradient(cfg, with_released_padding(batch, padding))
+    print_row("padding and unsure pixels carry weight, as in the release", released, reference)
+    frozen = replace(cfg, freeze_bn=True)  # batch norm would tell micro-batches from their batch
+    halves = loss_and_gradient(frozen, batch, accum_steps=2)
+    print_row("--accum_steps 2, batch norm frozen", halves, loss_and_gradient(frozen, batch))
+    for amp in ("fp16", "bf16"):
+        print_row(f"--amp {amp}", loss_and_gradient(replace(cfg, amp=amp), batch, backward=False), reference)
+    print_padding(*read_batch(cfg, 64))
+    print_warm_up(steps_per_epoch=661)  # VOC's augmented training list has 10,582 images: 661 batches of 16
+
+
+if __name__ == "__main__":
+    main()
