@@ -33,7 +33,7 @@ from errors import UserError
 from loaders import make_loader, share_out
 from models import pretrained
 from models.pretrained import StartWeights
-from optimizer import get_optimizer
+from optimizer import begin, get_optimizer, saved_origin
 
 DEMO_ROOT = Path("dataset/demo")
 
@@ -210,11 +210,11 @@ def get_state(
     sampler = loader.sampler
     assert isinstance(sampler, TrainSampler)
     raw_model, model = get_model(cfg, group, say, start)
-    origin = {"world_size": group.world_size, "global_batch": sampler.global_batch}
+    origin = begin(cfg, group.world_size, sampler.steps_per_epoch)
     listing = digest(loader.dataset.listing)  # type: ignore[attr-defined]
     continues = saved is not None and not cfg.reset_data_offset
     if saved is not None and continues:
-        origin = saved["origin"]
+        origin = saved_origin(saved, len(loader.dataset))  # type: ignore[arg-type]
         changed = "training list" if saved["listing"] != listing else "--seed"
         if saved["samples"] and (saved["listing"], saved["config"]["seed"]) != (listing, cfg.seed):
             raise UserError(

@@ -31,7 +31,7 @@ class TrainState:
     step: int = 0  # optimizer steps done
     validated: int = 0  # the step that the last validation was at
     best_miou: float = -1.0  # none yet
-    origin: dict[str, int] = field(default_factory=dict)  # processes and global batch that the run began with
+    origin: dict[str, float] = field(default_factory=dict)  # what the lr of a resumed run depends on (optimizer.begin)
     listing: str = ""  # digest of the training list
     steps_here: int = 0  # optimizer steps that this process did
 
@@ -127,7 +127,7 @@ class TrainState:
         self.epoch, self.samples, self.step = content["epoch"], content["samples"], content["step"]
         # Files from before there was --val_step_frequency have none.
         self.validated = content.get("validated", self.step)
-        self.best_miou, self.origin = content["best_miou"], content["origin"]
+        self.best_miou = content["best_miou"]
         ranks = content["ranks"]
         if len(ranks) == group.world_size:
             for module in self.models:
