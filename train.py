@@ -161,7 +161,9 @@ def train_one_epoch(
         position = state.epoch * sampler.steps_per_epoch + state.samples / sampler.global_batch
         lr = state.lr_at(state.step if cfg.max_steps else position)
         state.update(lr, sampler.global_batch)
-        run.log_step(state.epoch + 1, state.step, criterion.named(group.sum(parts)), parts, lr, sampler.global_batch)
+        scaling = state.scaler.counts if state.scaler.is_enabled() else None
+        losses = criterion.named(group.sum(parts))
+        run.log_step(state.epoch + 1, state.step, losses, parts, lr, sampler.global_batch, scaling)
         if check:
             doctor.check_weights(group, state.raw_model, buffers_averaged=False)
         if due.step_checkpoint(cfg, state):

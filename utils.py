@@ -24,6 +24,7 @@ from data.layout import find_files
 from data.sampler import EvalBatches, TrainSampler
 from data.transforms import CentreCrop, TrainTransform
 from engine import checkpoint
+from engine.amp import LossScaler
 from engine.distributed import Group, process_group
 from engine.doctor import digest
 from engine.losses import Criterion
@@ -222,7 +223,7 @@ def get_state(
                 "checkpoint from between two epochs, or start over from these weights by --reset_data_offset"
             )
     optimizer, lr_at = get_optimizer(cfg, raw_model, group, sampler.steps_per_epoch, origin, say)
-    scaler = torch.amp.GradScaler(group.device.type, enabled=cfg.amp == "fp16")
+    scaler = LossScaler(group.device, enabled=cfg.amp == "fp16")
     ema = AveragedModel(raw_model, multi_avg_fn=get_ema_multi_avg_fn(cfg.ema)) if cfg.ema else None
     state = TrainState(raw_model, model, optimizer, lr_at, scaler, ema, origin=origin, listing=listing)
     torch.manual_seed(cfg.seed + group.rank)

@@ -15,12 +15,16 @@ from torch import Tensor
 from tqdm import tqdm
 
 from engine import checkpoint, run_folder
+from engine.amp import read_scaling
 from engine.boards import Board, TensorBoard, WandB, import_wandb
 from engine.distributed import Group
 from engine.losses import ACCURACY
 from engine.metrics import Scores
 from engine.terminal import Terminal
 from errors import UserError, in_one_line
+
+# Of a step in the window of metrics, what is no loss and has no mean.
+LATEST = ("epoch", "step", "lr", "loss_scale", "skipped_steps")
 
 
 class Run(Terminal):
@@ -162,21 +166,23 @@ class Run(Terminal):
         self._window_start += time.perf_counter() - began
 
     def log_step(
-        self, epoch: int, step: int, losses: dict[str, Tensor], own: Tensor, lr: float, num_images: int
-    ) -> None:
+        self, epoch: int, step: int, losses: dict[str, Tensor], own: Tensor, lr: float, num_images: int,
+        scaling: Tensor | None = None,
+    ) -> None:  # fmt: skip
         """Take in an optimizer step, counted from 1 as its epoch: losses over the global batch, "loss" their total.
 
-        own: this rank's parts of the losses. They are read one step late, so that the device has the next step to
-        work on meanwhile. Raises UserError on every rank when a loss is not finite.
+        own: this rank's parts of the losses. scaling: engine.amp.LossScaler.counts, if there is a loss scale. They
+        are read one step late, so that the device has the next step to work on meanwhile. Raises UserError on
+        every rank when a loss is not finite, or too many steps in a row were skipped.
         """
         self._read_step()
         self._writer.check()
-        self._unread = (epoch, step, losses, own, lr, num_images, time.perf_counter())
+        self._unread = (epoch, step, losses, own, lr, num_images, scaling, time.perf_counter())
 
     def _read_step(self) -> None:
         if self._unread is None:
             return
-        epoch, step, losses, own, lr, num_images, taken_at = self._unread
+        epoch, step, losses, own, lr, num_images, scaling, taken_at = self._unread
         self._unread = None
         values = dict(zip(losses, torch.stack(list(losses.values())).tolist(), strict=True))
         for name, value in values.items():
@@ -189,7 +195,7 @@ class Run(Terminal):
                 )
         assert self._bar is not None
         self._bar.set_postfix(loss=f"{values['loss']:.3f}", lr=f"{lr:.2g}", refresh=False)
-        self._window.append(values | {"epoch": epoch, "step": step, "lr": lr})
+        self._window.append(values | {"epoch": epoch, "step": step, "lr": lr} | read_scaling(scaling, step))
         self._window_images += num_images
         self._last_step_at = taken_at
         if step % self.log_interval == 0:
@@ -201,13 +207,14 @@ class Run(Terminal):
         losses = {
             name: sum(values[name] for values in self._window) / len(self._window)
             for name in last
-            if name not in ("epoch", "step", "lr")
+            if name not in LATEST
         }
         # Of the steps that this process did: it may have taken over a window half-way.
         rate = self._window_images / (self._last_step_at - self._window_start) if self._window_images else 0.0
         self._window, self._window_images, self._window_start = [], 0, self._last_step_at
         line = {"kind": "train", "epoch": last["epoch"], "step": last["step"], "loss": losses.pop("loss"),
                 "losses": losses, "lr": last["lr"], "images_per_s": rate}  # fmt: skip
+        line |= {name: last[name] for name in ("loss_scale", "skipped_steps") if name in last}
         if ACCURACY in losses:
             line[ACCURACY] = losses.pop(ACCURACY)
         self._write(line)
@@ -215,7 +222,8 @@ class Run(Terminal):
 
     def _write_scalars(self, line: dict) -> None:
         """A train line of metrics for the boards."""
-        scalars = {f"train/{name}": line[name] for name in ("loss", "lr", "images_per_s", ACCURACY) if name in line}
+        names = ("loss", "lr", "images_per_s", "loss_scale", "skipped_steps", ACCURACY)
+        scalars = {f"train/{name}": line[name] for name in names if name in line}
         scalars |= {f"train/loss_{name}": mean for name, mean in line["losses"].items()}
         for board in self._boards:
             board.write(line["step"], scalars)

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
-from torch.amp import GradScaler
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
+from engine.amp import LossScaler
 from engine.checkpoint import FORMAT
 from engine.distributed import Group
 from errors import UserError
@@ -24,7 +24,7 @@ class TrainState:
     model: nn.Module  # the DDP wrapper of raw_model, or raw_model itself
     optimizer: Optimizer
     lr_at: Callable[[float], float]  # the lr by position; has no state of its own
-    scaler: GradScaler
+    scaler: LossScaler
     ema: AveragedModel | None = None
     epoch: int = 0  # epochs done, with validation
     samples: int = 0  # samples of the current epoch that all ranks together have trained on
@@ -41,7 +41,10 @@ class TrainState:
         return [self.raw_model] if self.ema is None else [self.raw_model, self.ema.module]
 
     def update(self, lr: float, num_samples: int) -> None:
-        """The optimizer step, after the backward passes of num_samples samples of all ranks."""
+        """The optimizer step, after the backward passes of num_samples samples of all ranks.
+
+        A step that the scaler skips counts as one, for the lr, too; the average then moves towards the same weights.
+        """
         for parameters in self.optimizer.param_groups:
             parameters["lr"] = lr
         self.scaler.step(self.optimizer)

@@ -109,24 +109,28 @@ def test_saved_by_4_processes_goes_on_with_2_and_with_1(tmp_path):
 
 
 def test_loss_scale_is_resumed(demo_root, tmp_path):
-    # As little as can be: the CPU takes seconds for a step in fp16.
     words = flags(
         dataset_path=demo_root, logdir=tmp_path, amp="fp16", save_step_frequency=2, keep=0, crop_size=17, dataset="Dense",
         model_type="res50_ASPP",
     )  # fmt: skip
     # Scaled like this, a gradient of step 1 or 2 is more than fp16 can hold, and the scale is halved.
-    [(status, _, stderr)] = finish([start(["huge_loss_scale", "0", *words, "--name", "whole"], tmp_path, FAULTS)])
+    [(status, _, stderr)] = finish([start(["thin+huge_loss_scale", "0", *words, "--name", "whole"], tmp_path, FAULTS)])
     assert status == 0, stderr
     saved = checkpoint.read_run(tmp_path / "whole" / "step_00000002.pt")
-    assert 1 <= saved["scaler"]["scale"] < 2.0**40
+    skipped = saved["scaler"]["skipped"]
+    assert saved["scaler"]["scale"] == 2.0 ** (17 - skipped) < 2.0**17
     (tmp_path / "x").mkdir()
     for file in ("step_00000002.pt", "metrics.jsonl"):
         shutil.copy(tmp_path / "whole" / file, tmp_path / "x")
     words += ["--name", "x", "--resume", "auto"]
-    [(status, _, stderr)] = finish([start(["huge_loss_scale", "0", *words], tmp_path, FAULTS)])
+    [(status, _, stderr)] = finish([start(["thin+huge_loss_scale", "0", *words], tmp_path, FAULTS)])
     assert status == 0, stderr
     contents = [checkpoint.read_run(tmp_path / name / "last.pt") for name in ("x", "whole")]
     assert contents[0]["scaler"] == contents[1]["scaler"]
+    counts = [[line["skipped_steps"] for line in read_metrics(tmp_path / name, "train")] for name in ("x", "whole")]
+    assert counts[0] == counts[1]
+    assert counts[0][1] == skipped
+    assert counts[0][3] < 4
     assert chaos.unequal(contents[0]["model"], contents[1]["model"]) == []
 
 
