@@ -72,13 +72,15 @@ def train(cfg: Config, group: Group, run: Run) -> int:
     train_loader, val_loader = get_loader(cfg, "train", group), get_loader(cfg, "val", group)
     doctor.check_setup(group, {"training list": train_loader.dataset, "validation list": val_loader.dataset})
     classes = read_classes(cfg.classes, cfg.numclasses)
-    criterion = get_criterion(cfg, run.info, get_class_weights(cfg, group, train_loader, run))
     saved = run.find_checkpoint(cfg.logdir, cfg.name, cfg.resume, new_folder=cfg.reset_data_offset)
+    class_weights = get_class_weights(cfg, group, train_loader, run, saved)
+    criterion = get_criterion(cfg, run.info, class_weights)
     cfg, start = get_start(cfg, group, saved, run.info)
     if group.is_main:
         for line in get_summary(cfg, group, criterion).lines():
             run.info(line)
     state = get_state(cfg, group, train_loader, saved, run.info, start)
+    state.class_weights = class_weights
     del start  # as large as the model
     has_best = run.open(
         cfg.logdir, cfg.name, config.dump(cfg), state.step, saved["run"] if saved and state.step else None

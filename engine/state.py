@@ -33,6 +33,7 @@ class TrainState:
     best_miou: float = -1.0  # none yet
     origin: dict[str, float] = field(default_factory=dict)  # what the lr of a resumed run depends on (optimizer.begin)
     listing: str = ""  # digest of the training list
+    class_weights: list[float] | None = None  # of --class_weights, which a resumed run need not count again
     steps_here: int = 0  # optimizer steps that this process did
 
     @property
@@ -87,6 +88,7 @@ class TrainState:
             "best_miou": self.best_miou,
             "origin": self.origin,
             "listing": self.listing,
+            "class_weights": self.class_weights,
             "ranks": ranks,
         }
 

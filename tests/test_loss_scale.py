@@ -1,9 +1,6 @@
 """--amp fp16: skipped steps are counted, logged and kept, and a run that only skips is stopped."""
 
-import pytest
-import thin_networks
 import torch
-import torchvision
 from conftest import finish, flags, one_line_each, read_metrics, run_train, start_group
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
@@ -13,12 +10,6 @@ from engine.amp import MAX_SKIPPED, LossScaler
 from engine.state import TrainState
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture
-def thin(monkeypatch):
-    monkeypatch.setattr(torchvision.models, "get_model", None)
-    thin_networks.use()
 
 
 def state_of(model: nn.Module, scaler: LossScaler) -> TrainState:

@@ -91,7 +91,7 @@ def test_checkpoint_holds_tensors_and_plain_values_only(run_of_two_epochs):
     content = torch.load(run_of_two_epochs / "last.pt", weights_only=True)  # B3: refuses anything else
     assert set(content) == {
         "format", "model", "ema", "optimizer", "scaler", "epoch", "samples", "step", "validated", "best_miou", "origin", "listing",
-        "ranks", "run", "config",
+        "class_weights", "ranks", "run", "config",
     }  # fmt: skip
     assert (content["epoch"], content["step"]) == (2, 8)
     assert not any(name.startswith("module.") for name in content["model"])
