@@ -46,6 +46,7 @@ class Run(Terminal):
         self._boards: list[Board] = []
         self._bar: tqdm | None = None
         self._num_lines = 0  # of metrics
+        self._is_empty = False  # whether the folder is this process's, and no step was done in it
         self._writer = checkpoint.Writer()
         self._unread: tuple | None = None  # the last step, whose losses may still be on their way
         # Losses, epoch, step and lr of each step since the last line of metrics.
@@ -105,8 +106,11 @@ class Run(Terminal):
 
     def _open(self, logdir: str, name: str, config: str, step: int, saved: dict) -> None:
         try:
-            self.folder = self.folder or run_folder.make(Path(logdir), name)
-            self._log = run_folder.open_log(self.folder)
+            if self.folder:
+                self._log = run_folder.open_log(self.folder)
+            else:
+                self.folder, self._log = run_folder.claim(Path(logdir), name)
+                self._is_empty = True
             self._log.writelines(self._lines)
             self._log.flush()
             set_aside = run_folder.tidy(self.folder, step)
@@ -143,6 +147,7 @@ class Run(Terminal):
         """Write a checkpoint to files of these names, in the background; engine.checkpoint.Writer."""
         if self.group.is_main:
             assert self.folder is not None
+            self._is_empty = False
             self._writer.save(content, [self.folder / name for name in names], keep)
 
     def wait_for_checkpoint(self) -> None:
@@ -175,6 +180,7 @@ class Run(Terminal):
         are read one step late, so that the device has the next step to work on meanwhile. Raises UserError on
         every rank when a loss is not finite, or too many steps in a row were skipped.
         """
+        self._is_empty = False
         self._read_step()
         self._writer.check()
         self._unread = (epoch, step, losses, own, lr, num_images, scaling, time.perf_counter())
@@ -250,12 +256,16 @@ class Run(Terminal):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        """Close the files; an error is written to the log first."""
+        """Close the files; an error is written to the log first. A folder without a step is removed on an error."""
         with contextlib.suppress(OSError) if error else contextlib.nullcontext():  # the error may be a full disk
             if error:
                 self.info(f"error: {in_one_line(error)}", terminal=False)
             for board in self._boards:
                 board.close(failed=bool(error or self.group.stop))
-            for file in (self._metrics, self._log):
-                if file:
-                    file.close()
+            if self._metrics:
+                self._metrics.close()
+            if self._log and error and self._is_empty:
+                assert self.folder is not None
+                run_folder.remove(self.folder, self._log)
+            elif self._log:
+                self._log.close()

@@ -238,6 +238,10 @@ def killed() -> None:
     at_step(STEP, lambda: os.kill(os.getpid(), signal.SIGKILL))
 
 
+def killed_in_first_step() -> None:
+    at_step(1, lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+
 if __name__ == "__main__":
     fault, rank = sys.argv[1:3]
     for name in fault.split("+"):
