@@ -21,9 +21,31 @@ def python_command(*words: object) -> str:
     A first word that names a program of this repository, such as "train.py", also works outside its folder.
     """
     program, *rest = map(str, words)
-    if (REPO / program).is_file() and Path.cwd() != REPO:
-        program = str(REPO / program)
-    return quoted([_python(), program, *rest])
+    return quoted([_python(), _found(program), *rest])
+
+
+def torchrun_command(num_processes: int, *words: object) -> str:
+    """The line that runs a program of this repository, the first word, in a group of processes on this machine."""
+    program, *rest = map(str, words)
+    launch = [*_tool("torchrun", "torch.distributed.run"), "--standalone", "--nproc_per_node", str(num_processes)]
+    return quoted([*launch, _found(program), *rest])
+
+
+def tensorboard_command(logdir: str) -> str:
+    return quoted([*_tool("tensorboard", "tensorboard.main"), "--logdir", logdir])
+
+
+def _found(program: str) -> str:
+    """A program of this repository as this folder finds it; other words as they are."""
+    return str(REPO / program) if (REPO / program).is_file() and Path.cwd() != REPO else program
+
+
+def _tool(name: str, module: str) -> list[str]:
+    """The words that run a tool of this interpreter's packages: its name where the shell finds that one, else the module."""
+    found = shutil.which(name)
+    if found and Path(found).absolute().parent == Path(sys.executable).absolute().parent:
+        return [name]
+    return [_python(), "-m", module]
 
 
 def _python() -> str:

@@ -197,7 +197,7 @@ class Run(Terminal):
                 ranks = [rank for rank, good in enumerate(finite) if not good]
                 raise UserError(
                     f"loss {name!r} is {value} at step {step} (epoch {epoch}), from rank(s) {ranks}: lower --lr, warm up "
-                    "for longer, or use --amp bf16 or none; last.pt is from before"
+                    "for longer, or use --amp bf16 or none"
                 )
         assert self._bar is not None
         self._bar.set_postfix(loss=f"{values['loss']:.3f}", lr=f"{lr:.2g}", refresh=False)

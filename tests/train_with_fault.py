@@ -245,6 +245,6 @@ def killed_in_first_step() -> None:
 if __name__ == "__main__":
     fault, rank = sys.argv[1:3]
     for name in fault.split("+"):
-        if rank == "all" or rank == os.environ.get("RANK", "0") or name == "a_buffer":
+        if rank == "all" or rank == os.environ.get("RANK", "0") or name in ("a_buffer", "thin"):
             globals()[name]()
     sys.exit(errors.run(lambda: train.main(sys.argv[3:])))
