@@ -108,7 +108,7 @@ def train(cfg: Config, group: Group, run: Run, resume_hint: ResumeHint) -> int:
         best = f"best mIoU {100 * state.best_miou:.2f}"
         skipped = int(state.scaler.counts[1])
         steps = f"{state.step} steps" + (f" ({skipped} of them skipped by --amp fp16)" if skipped else "")
-        run.info(f"done: {state.epoch} epochs, {steps}, {best}. The run lies in {run.folder}")
+        run.info(f"done: {state.epoch} epochs, {steps}, {best}; saved in {run.folder}")
         for line in next_steps(cfg.logdir, run.folder, val_loader.dataset.files):  # type: ignore[attr-defined]
             run.info(line)
     return STOPPED if stopped else 0
