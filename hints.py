@@ -13,7 +13,7 @@ from shell import python_command, quoted, tensorboard_command, torchrun_command
 class ResumeHint:
     """How to resume this run. As a context, it adds that to the message of a UserError once there is a checkpoint.
 
-    folder: the run's, once it has one; known to rank 0 only.
+    folder: the run's, once it has one.
     """
 
     def __init__(self, cfg: Config, group: Group):
@@ -36,8 +36,10 @@ class ResumeHint:
         return f"to resume, start all processes as before{without} and add: {quoted(words)}"
 
     def after_failure(self) -> str:
-        """What to add to an error message; "" before the first checkpoint, and on ranks that have no folder."""
-        return f"; {self}" if self.folder and (self.folder / "last.pt").is_file() else ""
+        """What rank 0 adds to an error message of any rank; "" before the first checkpoint."""
+        if not (self.group.is_main and self.folder and (self.folder / "last.pt").is_file()):
+            return ""
+        return f"; {self}"
 
     def __enter__(self) -> "ResumeHint":
         return self

@@ -110,6 +110,8 @@ def test_hint_is_what_brings_the_processes_back(tmp_path, monkeypatch, group, ex
     (tmp_path / "my logs/x").mkdir(parents=True)
     (tmp_path / "my logs/x/last.pt").touch()
     assert hint.after_failure() == f"; {hint}"
+    hint.group = Group(torch.device("cpu"), rank=1, world_size=4)  # rank 0 adds it to this rank's error
+    assert hint.after_failure() == ""
 
 
 def test_torchrun_is_named_where_the_shell_finds_it(tmp_path, monkeypatch):

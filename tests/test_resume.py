@@ -114,8 +114,11 @@ def test_loss_scale_is_resumed(demo_root, tmp_path):
         model_type="res50_ASPP",
     )  # fmt: skip
     # Scaled like this, a gradient of step 1 or 2 is more than fp16 can hold, and the scale is halved.
-    [(status, _, stderr)] = finish([start(["thin+huge_loss_scale", "0", *words, "--name", "whole"], tmp_path, FAULTS)])
+    [(status, stdout, stderr)] = finish(
+        [start(["thin+huge_loss_scale", "0", *words, "--name", "whole"], tmp_path, FAULTS)]
+    )
     assert status == 0, stderr
+    assert " of them skipped by --amp fp16), best mIoU" in stdout
     saved = checkpoint.read_run(tmp_path / "whole" / "step_00000002.pt")
     skipped = saved["scaler"]["skipped"]
     assert saved["scaler"]["scale"] == 2.0 ** (17 - skipped) < 2.0**17
