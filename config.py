@@ -81,12 +81,16 @@ class Config(LaunchFlags, ModelFlags, DataFlags):
         16, "images per process and forward pass; global batch = batchsize * accum_steps * processes", at_least=1
     )
     total_batchsize: int = flag(
-        0, "global batch, divided over processes and --accum_steps; the lr then is as given. 0: --batchsize", at_least=0
+        0,
+        "global batch, divided over processes and --accum_steps; a new run's lr then is as given. 0: --batchsize",
+        at_least=0,
     )
     accum_steps: int = flag(1, "forward passes per optimizer step", at_least=1)
     lr: float = flag(1e-3, "base learning rate of SGD, before --lr_scaling", at_least=0)
     lr_scaling: str = flag(
-        "linear", "multiply the lr by the world size, by its square root, or not", choices=("linear", "sqrt", "none")
+        "linear",
+        "multiply the lr of a new run by the world size, by its square root, or not; of a resumed run, by the change of the global batch",
+        choices=("linear", "sqrt", "none"),
     )
     warmup_epochs: float = flag(
         -1.0, "epochs of linear warm-up; cosine decay to 0 follows [a tenth of the run]", at_least=-1

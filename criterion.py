@@ -10,6 +10,7 @@ import models
 from config import Config
 from data import histogram
 from engine.distributed import Group
+from engine.doctor import digest
 from engine.label_losses import PIXEL_LOSSES, parse_loss
 from engine.logger import Run
 from engine.losses import NEEDS, TERMS, Criterion
@@ -62,10 +63,13 @@ def get_criterion(
     )  # fmt: skip
 
 
-def get_class_weights(cfg: Config, group: Group, loader: DataLoader, run: Run) -> list[float] | None:
+def get_class_weights(
+    cfg: Config, group: Group, loader: DataLoader, run: Run, saved: dict | None = None
+) -> list[float] | None:
     """--class_weights as numbers, the same on all ranks, or None: each class has weight 1. Collective.
 
-    loader: of the training list, whose labels are counted for --class_weights balanced, each rank its share.
+    loader: of the training list, whose labels are counted for --class_weights balanced, each rank its share. saved: the
+    content of the checkpoint that the run resumes, which has the numbers counted for the same labels.
     """
     if cfg.class_weights == "none":
         return None
@@ -74,12 +78,28 @@ def get_class_weights(cfg: Config, group: Group, loader: DataLoader, run: Run) -
             f"--class_weights {cfg.class_weights}: not used, as --loss has no ce, focal or ohem or there is no seg"
         )
         return None
+    counted = _counted_before(cfg, loader, saved) if cfg.class_weights == "balanced" else None
+    weights = counted or _class_weights(cfg, group, loader, run)
+    weights = group.broadcast(weights)  # a file may differ from machine to machine
+    values = ", ".join(f"{number}: {weight:.4g}" for number, weight in enumerate(weights))
+    source = ", from the checkpoint" if counted else ""
+    run.info(f"class weights (--class_weights {cfg.class_weights}{source}): {values}")
+    return weights
+
+
+def _class_weights(cfg: Config, group: Group, loader: DataLoader, run: Run) -> list[float]:
     weights = histogram.given_weights(cfg.class_weights, cfg.numclasses)
     if weights is None:
         own = [files["label"] for files in loader.dataset.files[group.rank :: group.world_size]]  # type: ignore[attr-defined]
         counts = histogram.count_labels(own, cfg.numclasses, partial(run.bar, total=len(own), title="counting labels"))
         weights = histogram.class_weights(group.sum(torch.from_numpy(counts)).numpy())
-    weights = group.broadcast(weights.tolist())  # a file may differ from machine to machine
-    said = ", ".join(f"{number}: {weight:.4g}" for number, weight in enumerate(weights))
-    run.info(f"class weights (--class_weights {cfg.class_weights}): {said}")
-    return weights
+    return weights.tolist()
+
+
+def _counted_before(cfg: Config, loader: DataLoader, saved: dict | None) -> list[float] | None:
+    """The checkpoint's numbers, if it has any and they are of this training list, these labels and classes."""
+    flags = ("class_weights", "numclasses", "dataset", "train_path")
+    if saved is None or any(saved["config"].get(name) != getattr(cfg, name) for name in flags):
+        return None
+    same_list = saved["listing"] == digest(loader.dataset.listing)  # type: ignore[attr-defined]
+    return saved.get("class_weights") if same_list else None

@@ -61,9 +61,7 @@ def advice(device: str, too_much: str) -> Iterator[None]:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        raise UserError(
-            f"{error.filename or 'a file'}: {error.strerror}: make room, then start again (train.py: with --resume auto)"
-        ) from None
+        raise UserError(f"{error.filename or 'a file'}: {error.strerror}: make room, then start again") from None
     except (RuntimeError, MemoryError) as error:
         text = str(error)
         if "DataLoader worker" in text:

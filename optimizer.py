@@ -14,15 +14,39 @@ from engine.schedule import lr_factor
 from errors import UserError
 
 
+def begin(cfg: Config, world_size: int, steps_per_epoch: int) -> dict[str, float]:
+    """The origin of a run that starts now: what its learning rate depends on later, however the run is resumed.
+
+    "lr_factor" is what --lr is multiplied by at "global_batch", the batch that the run starts with.
+    """
+    return {
+        "world_size": world_size,
+        "global_batch": cfg.batchsize * cfg.accum_steps * world_size,
+        "steps_per_epoch": steps_per_epoch,
+        "lr_factor": 1.0 if cfg.total_batchsize else _rule(cfg.lr_scaling, world_size),
+    }
+
+
+def saved_origin(saved: dict, num_images: int) -> dict[str, float]:
+    """The origin in a checkpoint's content. num_images: of the training list, for files without all of the origin."""
+    origin, flags = dict(saved["origin"]), saved["config"]
+    if "lr_factor" not in origin:  # a file from before 2026-11-22: its flags tell how its lr was scaled
+        total = flags.get("total_batchsize")
+        scaling = flags.get("lr_scaling", "linear")
+        origin["lr_factor"] = (
+            1 / _rule(scaling, total / origin["global_batch"]) if total else _rule(scaling, origin["world_size"])
+        )
+        origin["steps_per_epoch"] = num_images // origin["global_batch"]
+    return origin
+
+
 def get_optimizer(
-    cfg: Config, raw_model: nn.Module, group: Group, steps_per_epoch: int, origin: dict[str, int],
+    cfg: Config, raw_model: nn.Module, group: Group, steps_per_epoch: int, origin: dict[str, float],
     say: Callable[[str], None] = print,
 ) -> tuple[torch.optim.Optimizer, Callable[[float], float]]:  # fmt: skip
     """SGD, and its lr as a function of the step, from 0: linear warm-up, then cosine to 0.
 
-    origin: {"world_size": processes that the run began with, "global_batch": its global batch then}. The lr is
-    scaled by the world size; in a run that goes on with another global batch, as that batch is. With --total_batchsize
-    it is not scaled.
+    origin: begin() of a new run, saved_origin() of a resumed one. Raises UserError if the warm-up fills the run.
     """
     lr = scaled_lr(cfg, group, steps_per_epoch, origin, say)
     parameters = [parameter for parameter in raw_model.parameters() if parameter.requires_grad]
@@ -30,47 +54,74 @@ def get_optimizer(
     make = partial(ZeroRedundancyOptimizer, optimizer_class=torch.optim.SGD) if sharded else torch.optim.SGD
     optimizer = make(parameters, lr=lr, momentum=cfg.momentum, weight_decay=cfg.wdecay)
     total_steps = cfg.max_steps or cfg.epochs * steps_per_epoch
-    if cfg.warmup_steps >= 0:
-        warmup_steps = cfg.warmup_steps
-    else:
-        warmup_steps = round(total_steps / 10 if cfg.warmup_epochs < 0 else cfg.warmup_epochs * steps_per_epoch)
+    warmup_steps = _warmup_steps(cfg, total_steps, steps_per_epoch, origin, _global_batch(cfg, group))
     if warmup_steps >= total_steps:
         raise UserError(
-            f"--warmup_steps {cfg.warmup_steps}, --warmup_epochs {cfg.warmup_epochs:g}: {warmup_steps} steps of warm-up in a run "
-            f"of {total_steps}: the learning rate would never reach --lr"
+            f"--warmup_steps {cfg.warmup_steps}, --warmup_epochs {cfg.warmup_epochs:g}: {warmup_steps:g} steps of warm-up in a "
+            f"run of {total_steps}: the learning rate would never reach --lr"
         )
     return optimizer, lambda position: lr * lr_factor(position, total_steps, warmup_steps)
 
 
 def scaled_lr(
-    cfg: Config, group: Group, steps_per_epoch: int, origin: dict[str, int], say: Callable[[str], None]
+    cfg: Config, group: Group, steps_per_epoch: int, origin: dict[str, float], say: Callable[[str], None]
 ) -> float:
-    """The highest lr of the run, as get_optimizer() scales it, and a line on how it and the global batch come about."""
-    global_batch = cfg.batchsize * cfg.accum_steps * group.world_size
-    processes = f"{group.world_size} process(es)"
-    if cfg.total_batchsize:
-        lr = cfg.lr
+    """The highest lr of the run; says how it and the global batch come about.
+
+    It depends on --lr, the origin and the global batch only: the same batch has the same lr, whichever flags and
+    processes make it, and another batch has the lr of the origin scaled by --lr_scaling.
+    """
+    global_batch, processes = _global_batch(cfg, group), f"{group.world_size} process(es)"
+    change = _rule(cfg.lr_scaling, global_batch / origin["global_batch"])
+    factor = origin["lr_factor"] * change
+    lr = cfg.lr * factor
+    split = (
+        f"--batchsize {cfg.batchsize} x --accum_steps {cfg.accum_steps} x {processes}; {steps_per_epoch} steps an epoch"
+    )
+    start = begin(cfg, group.world_size, steps_per_epoch)
+    if any(start[key] != origin[key] for key in ("world_size", "global_batch", "lr_factor")):
+        if global_batch == origin["global_batch"]:
+            now = "the batch is the same, so the factor is kept"
+        elif cfg.lr_scaling == "none":
+            now = f"the batch is now {global_batch}, and --lr_scaling none keeps the factor"
+        else:
+            now = f"the batch is now {global_batch}, so --lr_scaling {cfg.lr_scaling} multiplies the lr by {change:g}"
+        say(f"lr {cfg.lr:g} x {factor:g} = {lr:g}; global batch {global_batch} = {split}")
+        say(
+            f"the run began with {origin['world_size']} process(es), a global batch of {origin['global_batch']} and --lr x "
+            f"{origin['lr_factor']:g}; {now}"
+        )
+    elif cfg.total_batchsize:
         say(
             f"lr {lr:g}, as given: --total_batchsize {global_batch} does not grow with the processes; it is divided by {processes} "
             f"x --accum_steps {cfg.accum_steps}: --batchsize {cfg.batchsize}; {steps_per_epoch} steps an epoch"
         )
     else:
-        size = origin["world_size"] * global_batch / origin["global_batch"]
-        rule = {"linear": size, "sqrt": math.sqrt(size), "none": 1.0}[cfg.lr_scaling]
-        lr = cfg.lr * rule
         say(
-            f"lr {cfg.lr:g} x {rule:g} (--lr_scaling {cfg.lr_scaling}, {processes}) = {lr:g}; "
-            f"global batch {global_batch} = --batchsize {cfg.batchsize} "
-            f"x --accum_steps {cfg.accum_steps} x {processes}; {steps_per_epoch} steps an epoch"
-        )
-    if (group.world_size, global_batch) != (origin["world_size"], origin["global_batch"]):
-        kept = "that batch is kept, and so are lr and result"
-        if global_batch != origin["global_batch"]:
-            follows = (
-                f"the lr follows it by --lr_scaling {cfg.lr_scaling}; --accum_steps or --total_batchsize can keep it"
-            )
-            kept = f"now it is {global_batch}, and {'the lr stays' if cfg.total_batchsize else follows}"
-        say(
-            f"the run began with {origin['world_size']} process(es) and a global batch of {origin['global_batch']}; {kept}"
+            f"lr {cfg.lr:g} x {factor:g} (--lr_scaling {cfg.lr_scaling}, {processes}) = {lr:g}; "
+            f"global batch {global_batch} = {split}"
         )
     return lr
+
+
+def _global_batch(cfg: Config, group: Group) -> int:
+    return cfg.batchsize * cfg.accum_steps * group.world_size
+
+
+def _rule(scaling: str, size: float) -> float:
+    """What --lr_scaling multiplies the lr by for a batch `size` times as large."""
+    return {"linear": float(size), "sqrt": math.sqrt(size), "none": 1.0}[scaling]
+
+
+def _warmup_steps(
+    cfg: Config, total_steps: int, steps_per_epoch: int, origin: dict[str, float], global_batch: int
+) -> float:
+    """The warm-up's length in steps of this run's position (train.py), which another global batch must not move.
+
+    With --max_steps the position counts optimizer steps, of any batch. Otherwise it follows the samples.
+    """
+    if cfg.warmup_steps >= 0:
+        return cfg.warmup_steps * (1 if cfg.max_steps else origin["global_batch"] / global_batch)
+    if cfg.warmup_epochs < 0:
+        return round(total_steps / 10)
+    return round(cfg.warmup_epochs * (origin["steps_per_epoch"] if cfg.max_steps else steps_per_epoch))

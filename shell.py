@@ -33,8 +33,27 @@ def repo_file(name: str) -> str:
     return str(REPO / name) if (REPO / name).is_file() and Path.cwd() != REPO else name
 
 
+def torchrun_command(num_processes: int, *words: object) -> str:
+    """The line that runs a program of this repository, the first word, in a group of processes on this machine."""
+    program, *rest = map(str, words)
+    launch = [*_tool("torchrun", "torch.distributed.run"), "--standalone", "--nproc_per_node", str(num_processes)]
+    return quoted([*launch, repo_file(program), *rest])
+
+
+def tensorboard_command(logdir: str) -> str:
+    return quoted([*_tool("tensorboard", "tensorboard.main"), "--logdir", logdir])
+
+
+def _tool(name: str, module: str) -> list[str]:
+    """The words that run a tool of this interpreter's packages: its name where the shell finds that one, else the module."""
+    found = shutil.which(name)
+    if found and Path(found).absolute().parent == Path(sys.executable).absolute().parent:
+        return [name]
+    return [_python(), "-m", module]
+
+
 def _python() -> str:
-    """ "python" where the shell finds this interpreter under that name, else its path."""
+    """The word python where the shell finds this interpreter under that name, else its path."""
     found = shutil.which("python")
     # Compared without following links: the interpreter of a virtual environment is a link to another one.
     if found and os.path.abspath(found) == os.path.abspath(sys.executable):

@@ -33,6 +33,7 @@ from engine.metrics import confusion_matrix, scores, table
 from engine.pictures import panel
 from engine.state import TrainState
 from errors import STOPPED
+from hints import ResumeHint, next_steps
 from label_check import check_sample, check_validation
 from loaders import batched
 from tasks import hand_over
@@ -60,13 +61,14 @@ def main(argv: list[str] | None = None) -> int:
     cfg = config.parse(argv)
     with (
         join_group(cfg) as group,
+        ResumeHint(cfg, group) as resume_hint,
         errors.advice(str(group.device), TOO_MUCH),
         Run(group, cfg.log_interval, wandb=cfg.wandb, quiet=cfg.log_level == "WARNING") as run,
     ):
-        return train(share_batch(cfg, group), group, run)
+        return train(share_batch(cfg, group), group, run, resume_hint)
 
 
-def train(cfg: Config, group: Group, run: Run) -> int:
+def train(cfg: Config, group: Group, run: Run, resume_hint: ResumeHint) -> int:
     introduce(cfg, group, run)
     set_deterministic(cfg.deterministic)
     prepare_demo_data(cfg, group)
@@ -74,19 +76,22 @@ def train(cfg: Config, group: Group, run: Run) -> int:
     doctor.check_setup(group, {"training list": train_loader.dataset, "validation list": val_loader.dataset})
     check_sample(cfg, group, run, train_loader.dataset, val_loader.dataset)  # type: ignore[arg-type]
     classes = read_classes(cfg.classes, cfg.numclasses)
-    criterion = get_criterion(cfg, run.info, get_class_weights(cfg, group, train_loader, run))
     saved = run.find_checkpoint(cfg.logdir, cfg.name, cfg.resume, new_folder=cfg.reset_data_offset)
+    class_weights = get_class_weights(cfg, group, train_loader, run, saved)
+    criterion = get_criterion(cfg, run.info, class_weights)
     cfg, start = get_start(cfg, group, saved, run.info)
     if group.is_main:
         for line in get_summary(cfg, group, criterion).lines():
             run.info(line)
     state = get_state(cfg, group, train_loader, saved, run.info, start)
+    state.class_weights = class_weights
     del start  # as large as the model
     has_best = run.open(
         cfg.logdir, cfg.name, config.dump(cfg), state.step, saved["run"] if saved and state.step else None
     )
     if not has_best:
         state.best_miou = -1.0  # also where the file was set aside, as it is past the step resumed from
+    resume_hint.folder = run.folder
     run.info(f"writing to {run.folder}" + ("; there is nothing left to do" if due.end_of_run(cfg, state) else ""))
     doctor.check_weights(group, state.raw_model, buffers_averaged=state.samples == 0)
 
@@ -100,14 +105,14 @@ def train(cfg: Config, group: Group, run: Run) -> int:
     run.wait_for_checkpoint()
     if stopped:
         signals = ", ".join(dict.fromkeys(reason for reason in group.gather(group.stop.reason) if reason))
-        run.info(
-            f"stopped by {signals} after step {state.step}, in epoch {state.epoch + 1}; --resume auto goes on there"
-        )
-    else:
+        run.info(f"stopped by {signals} after step {state.step}, in epoch {state.epoch + 1}; {resume_hint}")
+    elif run.folder:  # on rank 0
         best = f"best mIoU {100 * state.best_miou:.2f}"
-        run.info(f"done: {state.epoch} epochs, {state.step} steps, {best}. The run lies in {run.folder}")
-        run.info(f"to look at it: tensorboard --logdir {cfg.logdir}")
-        run.info(f"to score it: python evaluate.py --checkpoint {run.folder}/best.pt; to use it: predict.py, export.py")
+        skipped = int(state.scaler.counts[1])
+        steps = f"{state.step} steps" + (f" ({skipped} of them skipped by --amp fp16)" if skipped else "")
+        run.info(f"done: {state.epoch} epochs, {steps}, {best}; saved in {run.folder}")
+        for line in next_steps(cfg.logdir, run.folder, val_loader.dataset.files):  # type: ignore[attr-defined]
+            run.info(line)
     return STOPPED if stopped else 0
 
 
@@ -163,7 +168,9 @@ def train_one_epoch(
         position = state.epoch * sampler.steps_per_epoch + state.samples / sampler.global_batch
         lr = state.lr_at(state.step if cfg.max_steps else position)
         state.update(lr, sampler.global_batch)
-        run.log_step(state.epoch + 1, state.step, criterion.named(group.sum(parts)), parts, lr, sampler.global_batch)
+        scaling = state.scaler.counts if state.scaler.is_enabled() else None
+        losses = criterion.named(group.sum(parts))
+        run.log_step(state.epoch + 1, state.step, losses, parts, lr, sampler.global_batch, scaling)
         if check:
             doctor.check_weights(group, state.raw_model, buffers_averaged=False)
         if due.step_checkpoint(cfg, state):

@@ -24,6 +24,7 @@ from data.layout import find_files
 from data.sampler import EvalBatches, TrainSampler
 from data.transforms import CentreCrop, TrainTransform
 from engine import checkpoint
+from engine.amp import LossScaler
 from engine.distributed import Group, process_group
 from engine.doctor import digest
 from engine.losses import Criterion
@@ -33,7 +34,7 @@ from errors import UserError
 from loaders import make_loader, share_out
 from models import pretrained
 from models.pretrained import StartWeights
-from optimizer import get_optimizer
+from optimizer import begin, get_optimizer, saved_origin
 
 DEMO_ROOT = Path("dataset/demo")
 
@@ -210,11 +211,11 @@ def get_state(
     sampler = loader.sampler
     assert isinstance(sampler, TrainSampler)
     raw_model, model = get_model(cfg, group, say, start)
-    origin = {"world_size": group.world_size, "global_batch": sampler.global_batch}
+    origin = begin(cfg, group.world_size, sampler.steps_per_epoch)
     listing = digest(loader.dataset.listing)  # type: ignore[attr-defined]
     continues = saved is not None and not cfg.reset_data_offset
     if saved is not None and continues:
-        origin = saved["origin"]
+        origin = saved_origin(saved, len(loader.dataset))  # type: ignore[arg-type]
         changed = "training list" if saved["listing"] != listing else "--seed"
         if saved["samples"] and (saved["listing"], saved["config"]["seed"]) != (listing, cfg.seed):
             raise UserError(
@@ -222,7 +223,7 @@ def get_state(
                 "checkpoint from between two epochs, or start over from these weights by --reset_data_offset"
             )
     optimizer, lr_at = get_optimizer(cfg, raw_model, group, sampler.steps_per_epoch, origin, say)
-    scaler = torch.amp.GradScaler(group.device.type, enabled=cfg.amp == "fp16")
+    scaler = LossScaler(group.device, enabled=cfg.amp == "fp16")
     ema = AveragedModel(raw_model, multi_avg_fn=get_ema_multi_avg_fn(cfg.ema)) if cfg.ema else None
     state = TrainState(raw_model, model, optimizer, lr_at, scaler, ema, origin=origin, listing=listing)
     torch.manual_seed(cfg.seed + group.rank)

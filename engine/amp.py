@@ -1,11 +1,66 @@
 """Mixed precision."""
 
 import torch
+from torch import Tensor
+
+from errors import UserError
 
 DTYPES = {"none": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+# The scale of fp16 starts at 65536, and each skipped step halves it. After 20 in a row it is a millionth of what it was,
+# and from the start below 1: then the gradients themselves overflow, and no scale helps.
+MAX_SKIPPED = 20
 
 
 def autocast(amp: str, device: torch.device) -> torch.autocast:
     """The context of a forward pass under --amp: none, bf16 or fp16."""
     dtype = DTYPES[amp]
     return torch.autocast(device.type, dtype=dtype, enabled=dtype is not None)
+
+
+class LossScaler(torch.amp.GradScaler):
+    """The GradScaler of --amp fp16, which also counts the steps that it skips because a gradient overflows.
+
+    counts: (3,) float32 on the device: loss scale, steps skipped, and how many of them without one between that was not.
+    Each update makes a new tensor and waits for nothing.
+    """
+
+    def __init__(self, device: torch.device, *, enabled: bool):
+        super().__init__(device.type, enabled=enabled)
+        self._one = torch.ones((), device=device)
+        self.counts = torch.zeros(3, device=device)
+
+    def update(self, new_scale: float | Tensor | None = None) -> None:
+        if not self.is_enabled():
+            return
+        before = self.scale(self._one)
+        super().update(new_scale)
+        after = self.scale(self._one)
+        # get_scale() and the flags of overflow would make the CPU wait. The scale falls where a step is skipped.
+        skipped = (after < before).float()
+        self.counts = torch.stack([after, self.counts[1] + skipped, (self.counts[2] + 1) * skipped])
+
+    def state_dict(self) -> dict:
+        if not self.is_enabled():
+            return {}
+        _, skipped, in_a_row = self.counts.tolist()
+        return super().state_dict() | {"skipped": skipped, "skipped_in_a_row": in_a_row}
+
+    def load_state_dict(self, state_dict: dict) -> None:
+        """Take what state_dict() returned, or a GradScaler's."""
+        super().load_state_dict(state_dict)
+        counts = [state_dict["scale"], state_dict.get("skipped", 0.0), state_dict.get("skipped_in_a_row", 0.0)]
+        self.counts = self.counts.new_tensor(counts)
+
+
+def read_scaling(counts: Tensor | None, step: int) -> dict[str, float]:
+    """LossScaler.counts after a step, if there are any, for the log. Raises UserError where no scale will do."""
+    if counts is None:
+        return {}
+    scale, skipped, in_a_row = counts.tolist()
+    if in_a_row >= MAX_SKIPPED:
+        raise UserError(
+            f"--amp fp16: gradients overflow; the last {in_a_row:.0f} steps, to step {step}, were skipped, and the loss scale "
+            f"fell to {scale:g}: use --amp bf16 or none, or lower --lr or the losses' weights (--l_*)"
+        )
+    return {"loss_scale": scale, "skipped_steps": int(skipped)}

@@ -10,7 +10,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -46,6 +46,7 @@ class Group:
     stop: StopRequest = field(default_factory=StopRequest)
     local_world_size: int = 1
     launcher: str = ""
+    watch: Watch | None = None
 
     @property
     def is_main(self) -> bool:
@@ -57,6 +58,11 @@ class Group:
         if not self.backend:
             return "no process group"
         return f"{'one process ' if self.world_size == 1 else ''}in a group ({self.backend})"
+
+    def advise(self, advice: Callable[[], str]) -> None:
+        """Have advice() added to what this process prints when another rank fails and ends it."""
+        if self.watch:
+            self.watch.advice = advice
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Sum over ranks; the input is left as it is. CPU tensors travel over gloo and wait for no GPU."""
@@ -172,7 +178,7 @@ def process_group(
                 world_size=world_size,
                 timeout=timedelta(seconds=timeout),
             )
-            group = Group(where, rank, local_rank, world_size, backend, stop, local_world_size, place.launcher)
+            group = Group(where, rank, local_rank, world_size, backend, stop, local_world_size, place.launcher, watch)
             yield group
             group.barrier()
             watch.leave()

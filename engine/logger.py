@@ -15,12 +15,16 @@ from torch import Tensor
 from tqdm import tqdm
 
 from engine import checkpoint, run_folder
+from engine.amp import read_scaling
 from engine.boards import Board, TensorBoard, WandB, import_wandb
 from engine.distributed import Group
 from engine.losses import ACCURACY
 from engine.metrics import Scores
 from engine.terminal import Terminal
 from errors import UserError, in_one_line
+
+# Of a step in the window of metrics, what is no loss and has no mean.
+LATEST = ("epoch", "step", "lr", "loss_scale", "skipped_steps")
 
 
 class Run(Terminal):
@@ -42,6 +46,7 @@ class Run(Terminal):
         self._boards: list[Board] = []
         self._bar: tqdm | None = None
         self._num_lines = 0  # of metrics
+        self._is_empty = False  # whether the folder is this process's, and no step was done in it
         self._writer = checkpoint.Writer()
         self._unread: tuple | None = None  # the last step, whose losses may still be on their way
         # Losses, epoch, step and lr of each step since the last line of metrics.
@@ -101,8 +106,11 @@ class Run(Terminal):
 
     def _open(self, logdir: str, name: str, config: str, step: int, saved: dict) -> None:
         try:
-            self.folder = self.folder or run_folder.make(Path(logdir), name)
-            self._log = run_folder.open_log(self.folder)
+            if self.folder:
+                self._log = run_folder.open_log(self.folder)
+            else:
+                self.folder, self._log = run_folder.claim(Path(logdir), name)
+                self._is_empty = True
             self._log.writelines(self._lines)
             self._log.flush()
             set_aside = run_folder.tidy(self.folder, step)
@@ -139,6 +147,7 @@ class Run(Terminal):
         """Write a checkpoint to files of these names, in the background; engine.checkpoint.Writer."""
         if self.group.is_main:
             assert self.folder is not None
+            self._is_empty = False
             self._writer.save(content, [self.folder / name for name in names], keep)
 
     def wait_for_checkpoint(self) -> None:
@@ -162,21 +171,24 @@ class Run(Terminal):
         self._window_start += time.perf_counter() - began
 
     def log_step(
-        self, epoch: int, step: int, losses: dict[str, Tensor], own: Tensor, lr: float, num_images: int
-    ) -> None:
+        self, epoch: int, step: int, losses: dict[str, Tensor], own: Tensor, lr: float, num_images: int,
+        scaling: Tensor | None = None,
+    ) -> None:  # fmt: skip
         """Take in an optimizer step, counted from 1 as its epoch: losses over the global batch, "loss" their total.
 
-        own: this rank's parts of the losses. They are read one step late, so that the device has the next step to
-        work on meanwhile. Raises UserError on every rank when a loss is not finite.
+        own: this rank's parts of the losses. scaling: engine.amp.LossScaler.counts, if there is a loss scale. They
+        are read one step late, so that the device has the next step to work on meanwhile. Raises UserError on
+        every rank when a loss is not finite, or too many steps in a row were skipped.
         """
+        self._is_empty = False
         self._read_step()
         self._writer.check()
-        self._unread = (epoch, step, losses, own, lr, num_images, time.perf_counter())
+        self._unread = (epoch, step, losses, own, lr, num_images, scaling, time.perf_counter())
 
     def _read_step(self) -> None:
         if self._unread is None:
             return
-        epoch, step, losses, own, lr, num_images, taken_at = self._unread
+        epoch, step, losses, own, lr, num_images, scaling, taken_at = self._unread
         self._unread = None
         values = dict(zip(losses, torch.stack(list(losses.values())).tolist(), strict=True))
         for name, value in values.items():
@@ -185,11 +197,11 @@ class Run(Terminal):
                 ranks = [rank for rank, good in enumerate(finite) if not good]
                 raise UserError(
                     f"loss {name!r} is {value} at step {step} (epoch {epoch}), from rank(s) {ranks}: lower --lr, warm up "
-                    "for longer, or use --amp bf16 or none; last.pt is from before"
+                    "for longer, or use --amp bf16 or none"
                 )
         assert self._bar is not None
         self._bar.set_postfix(loss=f"{values['loss']:.3f}", lr=f"{lr:.2g}", refresh=False)
-        self._window.append(values | {"epoch": epoch, "step": step, "lr": lr})
+        self._window.append(values | {"epoch": epoch, "step": step, "lr": lr} | read_scaling(scaling, step))
         self._window_images += num_images
         self._last_step_at = taken_at
         if step % self.log_interval == 0:
@@ -201,13 +213,14 @@ class Run(Terminal):
         losses = {
             name: sum(values[name] for values in self._window) / len(self._window)
             for name in last
-            if name not in ("epoch", "step", "lr")
+            if name not in LATEST
         }
         # Of the steps that this process did: it may have taken over a window half-way.
         rate = self._window_images / (self._last_step_at - self._window_start) if self._window_images else 0.0
         self._window, self._window_images, self._window_start = [], 0, self._last_step_at
         line = {"kind": "train", "epoch": last["epoch"], "step": last["step"], "loss": losses.pop("loss"),
                 "losses": losses, "lr": last["lr"], "images_per_s": rate}  # fmt: skip
+        line |= {name: last[name] for name in ("loss_scale", "skipped_steps") if name in last}
         if ACCURACY in losses:
             line[ACCURACY] = losses.pop(ACCURACY)
         self._write(line)
@@ -215,7 +228,8 @@ class Run(Terminal):
 
     def _write_scalars(self, line: dict) -> None:
         """A train line of metrics for the boards."""
-        scalars = {f"train/{name}": line[name] for name in ("loss", "lr", "images_per_s", ACCURACY) if name in line}
+        names = ("loss", "lr", "images_per_s", "loss_scale", "skipped_steps", ACCURACY)
+        scalars = {f"train/{name}": line[name] for name in names if name in line}
         scalars |= {f"train/loss_{name}": mean for name, mean in line["losses"].items()}
         for board in self._boards:
             board.write(line["step"], scalars)
@@ -242,12 +256,16 @@ class Run(Terminal):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        """Close the files; an error is written to the log first."""
+        """Close the files; an error is written to the log first. A folder without a step is removed on an error."""
         with contextlib.suppress(OSError) if error else contextlib.nullcontext():  # the error may be a full disk
             if error:
                 self.info(f"error: {in_one_line(error)}", terminal=False)
             for board in self._boards:
                 board.close(failed=bool(error or self.group.stop))
-            for file in (self._metrics, self._log):
-                if file:
-                    file.close()
+            if self._metrics:
+                self._metrics.close()
+            if self._log and error and self._is_empty:
+                assert self.folder is not None
+                run_folder.remove(self.folder, self._log)
+            elif self._log:
+                self._log.close()

@@ -1,9 +1,10 @@
-"""A run's folder: finding the one to continue, making a new one, and keeping others out of it."""
+"""A run's folder: finding the one to resume, making a new one, and keeping other processes out of it."""
 
 import errno
 import json
 import os
 import re
+import shutil
 from pathlib import Path
 from typing import TextIO
 
@@ -14,6 +15,8 @@ try:
     import fcntl
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
+
+_OF_A_START = re.compile(r"train\.log|config\.yaml|events\.out\.tfevents\..*|wandb|wandb_id|\..*\.tmp")
 
 
 def find(logdir: Path, name: str, resume: str) -> tuple[Path | None, Path | None, list[Path]]:
@@ -48,33 +51,88 @@ def newest(logdir: Path, name: str) -> Path | None:
     return runs[max(runs)] if runs else None
 
 
-def make(logdir: Path, name: str) -> Path:
-    """The first of logdir/name, name.2, name.3 ... that is free, made: no run writes over another."""
+def claim(logdir: Path, name: str) -> tuple[Path, TextIO]:
+    """A folder for a new run, of logdir/name, name.2, name.3 ..., and its train.log: see open_log().
+
+    It is the first after those of other runs. A start that failed before its first step was no run: where its process
+    is gone, its folder is taken again.
+    """
     logdir.mkdir(parents=True, exist_ok=True)
-    number = max(_runs_of(logdir, name), default=0) + 1
+    number = max(_runs_of(logdir, name), default=1)
     while True:
         folder = logdir / (name if number == 1 else f"{name}.{number}")
         try:
             folder.mkdir()
-            return folder
-        except FileExistsError:  # another run took it meanwhile
-            number += 1
+            made = True
+        except FileExistsError:
+            made = False
+        try:
+            log = _take(folder, made)
+        except FileNotFoundError:  # the start that had made it failed just now, and removes it
+            continue
+        if log:
+            return folder, log
+        number += 1
+
+
+def _take(folder: Path, made: bool) -> TextIO | None:
+    """The folder's train.log, if no other process has the folder and no run began in it. made: by this process."""
+    if not (made or _never_began(folder)):
+        return None
+    log = (folder / "train.log").open("a", encoding="utf-8")
+    locked = _lock(log)
+    # What was seen before the lock may have changed: another process may have begun there, or removed the folder.
+    if (locked or (made and locked is None)) and _is_in(log, folder) and _never_began(folder):
+        return log
+    log.close()
+    return None
+
+
+def remove(folder: Path, log: TextIO) -> None:
+    """Take back claim(), before anything of a run is in the folder. Closes the log."""
+    if fcntl is None:  # Windows does not remove an open file
+        log.close()
+    shutil.rmtree(folder, ignore_errors=True)
+    log.close()
 
 
 def open_log(folder: Path) -> TextIO:
     """train.log, to append to, locked while this process lives: two runs in one folder would spoil it."""
     log = (folder / "train.log").open("a", encoding="utf-8")
-    if fcntl:
-        try:
-            # A lock of the process, not of the open file, which workers inherit and may hold on to.
-            fcntl.lockf(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno in (errno.EACCES, errno.EAGAIN):
-                raise UserError(
-                    f"{folder}: another process writes to this run; stop it, or choose another --name"
-                ) from None
-            log.write(f"{folder} cannot be locked ({error.strerror}): let no other process write to it\n")
+    if _lock(log) is False:
+        log.close()
+        raise UserError(f"{folder}: another process writes to this run; stop it, or choose another --name")
     return log
+
+
+def _lock(log: TextIO) -> bool | None:
+    """Lock the file for this process; False where another has it. None where files cannot be locked, with a line in it."""
+    if fcntl is None:
+        return None
+    try:
+        # A lock of the process, not of the open file, which workers inherit and may hold on to.
+        fcntl.lockf(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EAGAIN):
+            return False
+        log.write(f"{log.name} cannot be locked ({error.strerror}): let no other process write to this run\n")
+        return None
+    return True
+
+
+def _never_began(folder: Path) -> bool:
+    """Whether a folder has nothing but what a start writes before its first step."""
+    if not folder.is_dir():
+        return False
+    return all(
+        _OF_A_START.fullmatch(file.name) or (file.name == "metrics.jsonl" and file.stat().st_size == 0)
+        for file in folder.iterdir()
+    )
+
+
+def _is_in(log: TextIO, folder: Path) -> bool:
+    """Whether the open file still is the folder's train.log."""
+    return os.path.samestat(os.fstat(log.fileno()), (folder / "train.log").stat())
 
 
 def tidy(folder: Path, step: int) -> list[str]:

@@ -3,11 +3,11 @@
 import math
 
 
-def lr_factor(position: float, total_steps: int, warmup_steps: int) -> float:
+def lr_factor(position: float, total_steps: int, warmup_steps: float) -> float:
     """What the base learning rate is multiplied by in optimizer step `position`, counted from 0.
 
-    Linear warm-up, then cosine to 0. A position between two steps comes of a run that goes on with another
-    global batch.
+    Linear warm-up, then cosine to 0. A run that is resumed with another global batch has positions, and a warm-up,
+    between two steps.
     """
     if position < warmup_steps:
         return min(1.0, (position + 1) / warmup_steps)

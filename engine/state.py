@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
-from torch.amp import GradScaler
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
+from engine.amp import LossScaler
 from engine.checkpoint import FORMAT
 from engine.distributed import Group
 from errors import UserError
@@ -24,15 +24,16 @@ class TrainState:
     model: nn.Module  # the DDP wrapper of raw_model, or raw_model itself
     optimizer: Optimizer
     lr_at: Callable[[float], float]  # the lr by position; has no state of its own
-    scaler: GradScaler
+    scaler: LossScaler
     ema: AveragedModel | None = None
     epoch: int = 0  # epochs done, with validation
     samples: int = 0  # samples of the current epoch that all ranks together have trained on
     step: int = 0  # optimizer steps done
     validated: int = 0  # the step that the last validation was at
     best_miou: float = -1.0  # none yet
-    origin: dict[str, int] = field(default_factory=dict)  # processes and global batch that the run began with
+    origin: dict[str, float] = field(default_factory=dict)  # what the lr of a resumed run depends on (optimizer.begin)
     listing: str = ""  # digest of the training list
+    class_weights: list[float] | None = None  # of --class_weights, which a resumed run need not count again
     steps_here: int = 0  # optimizer steps that this process did
 
     @property
@@ -41,7 +42,10 @@ class TrainState:
         return [self.raw_model] if self.ema is None else [self.raw_model, self.ema.module]
 
     def update(self, lr: float, num_samples: int) -> None:
-        """The optimizer step, after the backward passes of num_samples samples of all ranks."""
+        """The optimizer step, after the backward passes of num_samples samples of all ranks.
+
+        A step that the scaler skips counts as one, for the lr, too; the average then moves towards the same weights.
+        """
         for parameters in self.optimizer.param_groups:
             parameters["lr"] = lr
         self.scaler.step(self.optimizer)
@@ -84,6 +88,7 @@ class TrainState:
             "best_miou": self.best_miou,
             "origin": self.origin,
             "listing": self.listing,
+            "class_weights": self.class_weights,
             "ranks": ranks,
         }
 
@@ -127,7 +132,7 @@ class TrainState:
         self.epoch, self.samples, self.step = content["epoch"], content["samples"], content["step"]
         # Files from before there was --val_step_frequency have none.
         self.validated = content.get("validated", self.step)
-        self.best_miou, self.origin = content["best_miou"], content["origin"]
+        self.best_miou = content["best_miou"]
         ranks = content["ranks"]
         if len(ranks) == group.world_size:
             for module in self.models:

@@ -12,6 +12,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from urllib.parse import urlsplit
 
 import torch.distributed as dist
@@ -38,6 +39,7 @@ class Watch:
         self.lines: dict[socket.socket, str] = {}  # who is at the other end
         self.partial: dict[socket.socket, bytes] = {}  # what came of a message so far
         self.told_to_stop = False
+        self.advice: Callable[[], str] = str  # what to add to another rank's error, for the user
         self.stopped = threading.Event()
         self.selector = selectors.DefaultSelector()
         self.thread = threading.Thread(target=self._listen, daemon=True)
@@ -142,15 +144,15 @@ class Watch:
 
     def _receive(self, line: socket.socket) -> list[str]:
         """The whole messages that came; of a line that is dead, that its other end failed."""
-        reason = "exited without a message: was it killed, perhaps out of memory?"
+        reason = "exited without a message: it crashed or was killed, perhaps out of memory"
         try:
             data = line.recv(65536)
         except OSError as error:
             data = b""
             if not isinstance(error, ConnectionResetError):
-                reason = f"cannot be reached any more ({error.strerror}): is its machine or the network down?"
+                reason = f"cannot be reached any more ({error.strerror}): its machine or the network is down"
         if not data:
-            return [f"failed 1 {self.lines[line]} {reason} --resume auto goes on from the last checkpoint"]
+            return [f"failed 1 {self.lines[line]} {reason}"]
         *whole, self.partial[line] = (self.partial.get(line, b"") + data).split(b"\n")
         return [message.decode() for message in whole]
 
@@ -166,7 +168,7 @@ class Watch:
             self.stop_request.reason = self.stop_request.reason or rest
             return
         status, _, text = rest.partition(" ")
-        tqdm.write(f"error (rank {self.rank}): {text}", file=sys.stderr)
+        tqdm.write(f"error (rank {self.rank}): {text}{self.advice()}", file=sys.stderr)
         sys.stdout.flush()
         sys.stderr.flush()
         if self.rank == 0:

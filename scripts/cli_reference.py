@@ -38,7 +38,7 @@ STATUSES = """
 | 1 | `python -m data.check` | warnings |
 | 2 | `python -m data.check` | errors in the data, or as below |
 | 2 | all | something that you can put right: one line on standard error says what |
-| 75 | `train.py`, `evaluate.py`, `predict.py` | stopped by a signal; `train.py` has saved, and goes on with `--resume auto` |
+| 75 | `train.py`, `evaluate.py`, `predict.py` | stopped by a signal; `train.py` has saved, and prints the command that resumes it |
 | 130 | all | stopped at once by Ctrl-C |
 | other | all | a bug of ours, with its traceback (1), or ended by a signal (128 + its number) |
 

@@ -11,7 +11,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
+import thin_networks
 import torch
+import torchvision
 from processes import Started
 from python_server import PythonServer
 
@@ -76,6 +78,13 @@ def demo_root(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("data") / "demo"
     draw_dataset(root, num_train=8, num_val=3)
     return root
+
+
+@pytest.fixture
+def thin(monkeypatch) -> None:
+    """Runs of this process train a network that takes less time."""
+    monkeypatch.setattr(torchvision.models, "get_model", None)  # put back at the end
+    thin_networks.use()
 
 
 @pytest.fixture(scope="session")

@@ -2,29 +2,32 @@
 
 import math
 import re
+import shutil
 
 import numpy as np
 import pytest
 import torch
-from conftest import flags
+from conftest import flags, run_train
 from PIL import Image
 
 import config
 import utils
 from criterion import get_class_weights, get_criterion
+from data import histogram
 from data.histogram import class_weights, count_labels, given_weights, label_histogram
 from engine.distributed import Group
+from engine.doctor import digest
 from engine.logger import Run
 from errors import UserError
 
 CPU = torch.device("cpu")
 
 
-def weights_of(root, said: list[str] | None = None, **values) -> list[float] | None:
+def weights_of(root, said: list[str] | None = None, saved: dict | None = None, **values) -> list[float] | None:
     """get_class_weights on the drawn data, as a group of one."""
     cfg, group = config.parse(flags(dataset_path=root, **values)), Group(CPU)
     run = Run(group, 1)
-    found = get_class_weights(cfg, group, utils.get_loader(cfg, "train", group), run)
+    found = get_class_weights(cfg, group, utils.get_loader(cfg, "train", group), run, saved)
     if said is not None:
         said += run._lines
     return found
@@ -53,6 +56,52 @@ def test_balanced_counts_the_training_labels(demo_root, dataset):
     weights = weights_of(demo_root, said, dataset=dataset, class_weights="balanced")
     assert weights == pytest.approx(1 / np.log(1.02 + share), rel=1e-12)
     assert f"class weights (--class_weights balanced): 0: {weights[0]:.4g}, 1: {weights[1]:.4g}" in said[0]
+
+
+def test_resumed_run_counts_again_only_where_something_changed(demo_root, tmp_path, monkeypatch):
+    counted: list[int] = []
+    monkeypatch.setattr(histogram, "count_labels", lambda paths, *args: counted.append(1) or count_labels(paths, *args))
+    root = shutil.copytree(demo_root, tmp_path / "data")
+    words = {"dataset_path": root, "dataset": "Dense", "class_weights": "balanced"}
+    weights = weights_of(root, dataset="Dense", class_weights="balanced")
+    cfg = config.parse(flags(**words))
+    listing = utils.get_loader(cfg, "train", Group(torch.device("cpu"))).dataset.listing
+    saved = {"config": config.as_dict(cfg), "listing": digest(listing), "class_weights": weights}
+    assert len(counted) == 1
+    said: list[str] = []
+    # The file has a weight that no counting gives.
+    saved["class_weights"] = weights = [*weights[:-1], 7.0]
+    assert weights_of(root, said, saved, dataset="Dense", class_weights="balanced") == weights
+    assert "class weights (--class_weights balanced, from the checkpoint): 0: " in said[0]
+    assert len(counted) == 1
+    # Other classes or labels, a file without the numbers, one of other --class_weights: as in a new run.
+    without = {name: value for name, value in saved.items() if name != "class_weights"}
+    plain = saved | {"config": saved["config"] | {"class_weights": "none"}, "class_weights": None}
+    for changed, values in [
+        (saved, {"numclasses": 6}), (saved, {"dataset": "ScribbleOnly"}), (saved, {"train_path": "SegmentationClassAug"}),
+        (without, {}), (plain, {}),
+    ]:  # fmt: skip
+        before = len(counted)
+        weights_of(root, said, changed, **{"dataset": "Dense", "class_weights": "balanced"} | values)
+        assert len(counted) == before + 1, values
+    names = root / "ImageSets/SegmentationAug/train.txt"
+    names.write_text("\n".join(names.read_text().split()[1:]))
+    weights_of(root, said, saved, dataset="Dense", class_weights="balanced")
+    assert len(counted) == before + 2
+
+
+def test_class_weights_are_in_the_checkpoint(thin, demo_root, tmp_path, monkeypatch):
+    words = {
+        "dataset_path": demo_root,
+        "logdir": tmp_path,
+        "dataset": "Dense",
+        "class_weights": "balanced",
+        "name": "x",
+    }
+    folder = run_train(**words)
+    monkeypatch.setattr(histogram, "count_labels", None)
+    run_train(**words, resume="auto", epochs=2)
+    assert "--class_weights balanced, from the checkpoint" in (folder / "train.log").read_text()
 
 
 def test_given_weights(demo_root, tmp_path):

@@ -85,7 +85,7 @@ def test_saved_by_4_processes_goes_on_with_2_and_with_1(tmp_path):
         again = run(name, world_size, "--resume", "auto", "--accum_steps", str(accum_steps))
         assert consumed(again, world_size, 2) == expected[4 * 8 :]
         assert (
-            "the run began with 4 process(es) and a global batch of 8; that batch is kept"
+            "the run began with 4 process(es), a global batch of 8 and --lr x 4; the batch is the same"
             in (again / "stdout").read_text()
         )
         lines = read_metrics(again / "x", "train")
@@ -100,7 +100,7 @@ def test_saved_by_4_processes_goes_on_with_2_and_with_1(tmp_path):
     (tmp_path / "half" / "x").mkdir(parents=True)
     shutil.copy(whole / "x" / "step_00000004.pt", tmp_path / "half" / "x")
     half = run("half", 2, "--resume", "auto")
-    assert "now it is 4, and the lr follows it by --lr_scaling linear" in (half / "stdout").read_text()
+    assert "the batch is now 4, so --lr_scaling linear multiplies the lr by 0.5" in (half / "stdout").read_text()
     # 27 - 8 = 19 samples of epoch 2 are left: 4 steps of 4; then 6 steps of epoch 3
     assert consumed(half, 2, 2)[: 4 * 4] == expected[4 * 8 : 6 * 8]
     lines = read_metrics(half / "x", "train")
@@ -109,24 +109,31 @@ def test_saved_by_4_processes_goes_on_with_2_and_with_1(tmp_path):
 
 
 def test_loss_scale_is_resumed(demo_root, tmp_path):
-    # As little as can be: the CPU takes seconds for a step in fp16.
     words = flags(
         dataset_path=demo_root, logdir=tmp_path, amp="fp16", save_step_frequency=2, keep=0, crop_size=17, dataset="Dense",
         model_type="res50_ASPP",
     )  # fmt: skip
     # Scaled like this, a gradient of step 1 or 2 is more than fp16 can hold, and the scale is halved.
-    [(status, _, stderr)] = finish([start(["huge_loss_scale", "0", *words, "--name", "whole"], tmp_path, FAULTS)])
+    [(status, stdout, stderr)] = finish(
+        [start(["thin+huge_loss_scale", "0", *words, "--name", "whole"], tmp_path, FAULTS)]
+    )
     assert status == 0, stderr
+    assert " of them skipped by --amp fp16), best mIoU" in stdout
     saved = checkpoint.read_run(tmp_path / "whole" / "step_00000002.pt")
-    assert 1 <= saved["scaler"]["scale"] < 2.0**40
+    skipped = saved["scaler"]["skipped"]
+    assert saved["scaler"]["scale"] == 2.0 ** (17 - skipped) < 2.0**17
     (tmp_path / "x").mkdir()
     for file in ("step_00000002.pt", "metrics.jsonl"):
         shutil.copy(tmp_path / "whole" / file, tmp_path / "x")
     words += ["--name", "x", "--resume", "auto"]
-    [(status, _, stderr)] = finish([start(["huge_loss_scale", "0", *words], tmp_path, FAULTS)])
+    [(status, _, stderr)] = finish([start(["thin+huge_loss_scale", "0", *words], tmp_path, FAULTS)])
     assert status == 0, stderr
     contents = [checkpoint.read_run(tmp_path / name / "last.pt") for name in ("x", "whole")]
     assert contents[0]["scaler"] == contents[1]["scaler"]
+    counts = [[line["skipped_steps"] for line in read_metrics(tmp_path / name, "train")] for name in ("x", "whole")]
+    assert counts[0] == counts[1]
+    assert counts[0][1] == skipped
+    assert counts[0][3] < 4
     assert chaos.unequal(contents[0]["model"], contents[1]["model"]) == []
 
 

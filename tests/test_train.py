@@ -17,6 +17,7 @@ import models
 import train
 from config import FLAGS
 from criterion import MAPS
+from engine.amp import LossScaler
 from engine.checkpoint import step_of
 from engine.distributed import Group
 from engine.inference import Predictor
@@ -90,7 +91,7 @@ def test_checkpoint_holds_tensors_and_plain_values_only(run_of_two_epochs):
     content = torch.load(run_of_two_epochs / "last.pt", weights_only=True)  # B3: refuses anything else
     assert set(content) == {
         "format", "model", "ema", "optimizer", "scaler", "epoch", "samples", "step", "validated", "best_miou", "origin", "listing",
-        "ranks", "run", "config",
+        "class_weights", "ranks", "run", "config",
     }  # fmt: skip
     assert (content["epoch"], content["step"]) == (2, 8)
     assert not any(name.startswith("module.") for name in content["model"])
@@ -231,7 +232,7 @@ def test_average_of_weights_follows_its_formula():
     model = torch.nn.Linear(1, 1, bias=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.75))
-    state = TrainState(model, model, optimizer, lambda _: 0.0, torch.amp.GradScaler("cpu", enabled=False), ema)
+    state = TrainState(model, model, optimizer, lambda _: 0.0, LossScaler(torch.device("cpu"), enabled=False), ema)
     for value in (8.0, 4.0, 0.0):
         torch.nn.init.constant_(model.weight, value)
         model(torch.ones(1, 1)).sum().backward()

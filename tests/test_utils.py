@@ -1,7 +1,6 @@
 """Flags become objects: each flag reaches what it is for (STYLE 10)."""
 
 import dataclasses
-import math
 
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ from data.distance import main as distance_main
 from data.distance import pseudo_distance, scribble_distance
 from engine.distributed import Group
 from errors import UserError
-from optimizer import get_optimizer
+from optimizer import begin, get_optimizer
 
 CPU = torch.device("cpu")
 
@@ -30,8 +29,7 @@ def test_optimizer_and_schedule_follow_their_flags(demo_root):
     model = nn.Linear(1, 1)
     for rule, factor in (("linear", 4), ("sqrt", 2), ("none", 1)):
         given = cfg(demo_root, lr=0.5, momentum=0.7, wdecay=0.03, epochs=10, warmup_epochs=2, lr_scaling=rule)
-        begun = {"world_size": 4, "global_batch": 8}
-        optimizer, lr_at = get_optimizer(given, model, Group(CPU, world_size=4), 3, begun)
+        optimizer, lr_at = get_optimizer(given, model, Group(CPU, world_size=4), 3, begin(given, 4, 3))
         assert isinstance(optimizer, torch.optim.SGD)
         assert (optimizer.defaults["momentum"], optimizer.defaults["weight_decay"]) == (0.7, 0.03)
         assert not optimizer.defaults["maximize"]
@@ -41,43 +39,25 @@ def test_optimizer_and_schedule_follow_their_flags(demo_root):
         assert lr_at(18) == pytest.approx(0.25 * factor)  # half of the 24 steps that remain
 
 
-@pytest.mark.parametrize(
-    ("world_size", "accum_steps", "linear", "sqrt"),
-    [(4, 1, 4, 2), (2, 2, 4, 2), (1, 4, 4, 2), (2, 1, 2, math.sqrt(2)), (8, 1, 8, math.sqrt(8))],
-)
-def test_lr_of_a_run_that_goes_on_follows_its_global_batch(demo_root, world_size, accum_steps, linear, sqrt):
-    """Begun with 4 processes of batch 2: a global batch of 8."""
-    begun, said = {"world_size": 4, "global_batch": 8}, []
-    for rule, factor in (("linear", linear), ("sqrt", sqrt), ("none", 1)):
-        given = cfg(demo_root, lr=0.5, lr_scaling=rule, batchsize=2, accum_steps=accum_steps)
-        group = Group(CPU, world_size=world_size)
-        _, lr_at = get_optimizer(given, nn.Linear(1, 1), group, 3, begun, said.append)
-        assert lr_at(0) == pytest.approx(0.5 * factor)
-    told = "that batch is kept" if world_size * accum_steps == 4 else "the lr follows it"
-    assert (world_size == 4) == (len(said) == 3)
-    assert world_size == 4 or told in said[1]
-
-
 def test_warm_up_is_a_tenth_of_the_run_unless_told(demo_root):
     given = cfg(demo_root, lr=0.6, epochs=20, warmup_epochs=None)
-    _, lr_at = get_optimizer(given, nn.Linear(1, 1), Group(CPU), 3, {"world_size": 1, "global_batch": 2})
+    _, lr_at = get_optimizer(given, nn.Linear(1, 1), Group(CPU), 3, begin(given, 1, 3))
     # 2 of 20 epochs of 3 steps: the rate rises by a sixth a step
     assert [lr_at(step) for step in (0, 1, 5, 6)] == pytest.approx([0.1, 0.2, 0.6, 0.6])
 
 
 def test_warm_up_and_length_in_steps(demo_root):
     given = cfg(demo_root, lr=0.6, epochs=3, max_steps=12, warmup_epochs=5, warmup_steps=4)  # steps go over epochs
-    _, lr_at = get_optimizer(given, nn.Linear(1, 1), Group(CPU), 3, {"world_size": 1, "global_batch": 2})
+    _, lr_at = get_optimizer(given, nn.Linear(1, 1), Group(CPU), 3, begin(given, 1, 3))
     # Up in 4 steps, then down in 8: half-way, in step 8, it is at a half, and at the 12th it would be 0.
     assert [lr_at(step) for step in (0, 3, 4, 8, 12)] == pytest.approx([0.15, 0.6, 0.6, 0.3, 0.0])
     given = cfg(demo_root, max_steps=40, warmup_epochs=None)
-    _, lr_at = get_optimizer(given, nn.Linear(1, 1), Group(CPU), 3, {"world_size": 1, "global_batch": 2})
+    _, lr_at = get_optimizer(given, nn.Linear(1, 1), Group(CPU), 3, begin(given, 1, 3))
     assert lr_at(0) == pytest.approx(0.01 / 4)  # a tenth of the run
     for values in ({"max_steps": 4, "warmup_epochs": None, "warmup_steps": 4}, {"max_steps": 3, "warmup_epochs": 1}):
+        given = cfg(demo_root, **values)
         with pytest.raises(UserError, match="would never reach --lr"):
-            get_optimizer(
-                cfg(demo_root, **values), nn.Linear(1, 1), Group(CPU), 3, {"world_size": 1, "global_batch": 2}
-            )
+            get_optimizer(given, nn.Linear(1, 1), Group(CPU), 3, begin(given, 1, 3))
 
 
 def test_total_batch_size_is_divided_and_leaves_the_lr(demo_root):
@@ -85,7 +65,7 @@ def test_total_batch_size_is_divided_and_leaves_the_lr(demo_root):
     shared = utils.share_batch(given, Group(CPU, world_size=4))
     assert shared.batchsize == 4  # 32 / (4 * 2)
     assert given.batchsize == 2  # as it was
-    begun = {"world_size": 4, "global_batch": 32}
+    begun = begin(shared, 4, 3)
     _, lr_at = get_optimizer(shared, nn.Linear(1, 1), Group(CPU, world_size=4), 3, begun, said.append)
     assert lr_at(0) == 0.5
     assert "lr 0.5, as given: --total_batchsize 32 does not grow" in said[0]
@@ -94,7 +74,7 @@ def test_total_batch_size_is_divided_and_leaves_the_lr(demo_root):
     assert shared.batchsize == 2
     _, lr_at = get_optimizer(shared, nn.Linear(1, 1), Group(CPU, world_size=8), 3, begun, said.append)
     assert lr_at(0) == 0.5
-    assert "that batch is kept" in said[-1]
+    assert "so the factor is kept" in said[-1]
     with pytest.raises(
         UserError, match=r"--total_batchsize 32 cannot be divided by 3 .* 2: use 30 or another multiple"
     ):
@@ -123,8 +103,8 @@ def test_without_augmentation_samples_are_the_middle_of_their_images(demo_root):
 
 
 def test_zero1_shares_the_optimizer_out_in_a_group_only(demo_root):
-    begun = {"world_size": 1, "global_batch": 2}
-    optimizer, _ = get_optimizer(cfg(demo_root, zero1=True), nn.Linear(1, 1), Group(CPU), 3, begun)
+    given = cfg(demo_root, zero1=True)
+    optimizer, _ = get_optimizer(given, nn.Linear(1, 1), Group(CPU), 3, begin(given, 1, 3))
     assert type(optimizer) is torch.optim.SGD  # of one process, which has all of it anyway
 
 

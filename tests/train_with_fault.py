@@ -24,6 +24,7 @@ from engine.distributed import Group
 from engine.losses import Criterion
 from engine.state import TrainState
 from engine.watch import Watch
+from tests import thin_networks
 
 STEP = 6  # of 4 an epoch: in the middle of the second
 
@@ -58,6 +59,11 @@ def once(action: Callable[[], None]) -> Callable[..., None]:
 def stop() -> None:
     os.kill(os.getpid(), getattr(signal, os.environ.get("SIGNAL", "SIGTERM")))
     time.sleep(0.1)  # for the thread that notes it
+
+
+def thin() -> None:
+    """No fault: a network that takes less time."""
+    thin_networks.use()
 
 
 # A signal in each phase
@@ -128,9 +134,13 @@ def signal_while_saving() -> None:
 
 
 def huge_loss_scale() -> None:
-    """Start with a scale that overflows, so that it changes in the first steps."""
-    scaler = torch.amp.GradScaler
-    torch.amp.GradScaler = lambda device, enabled: scaler(device, init_scale=2.0**40, enabled=enabled)  # type: ignore
+    """Start with a scale that overflows in the first steps only."""
+    init = torch.amp.GradScaler.__init__
+
+    def huge(scaler, device, **options) -> None:
+        init(scaler, device, init_scale=2.0**17, **options)
+
+    torch.amp.GradScaler.__init__ = huge  # type: ignore[method-assign]
 
 
 # What must be named on every rank
@@ -228,9 +238,13 @@ def killed() -> None:
     at_step(STEP, lambda: os.kill(os.getpid(), signal.SIGKILL))
 
 
+def killed_in_first_step() -> None:
+    at_step(1, lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+
 if __name__ == "__main__":
     fault, rank = sys.argv[1:3]
     for name in fault.split("+"):
-        if rank == "all" or rank == os.environ.get("RANK", "0") or name == "a_buffer":
+        if rank == "all" or rank == os.environ.get("RANK", "0") or name in ("a_buffer", "thin"):
             globals()[name]()
     sys.exit(errors.run(lambda: train.main(sys.argv[3:])))

@@ -1,0 +1,80 @@
+"""--amp fp16: skipped steps are counted, logged and kept, and a run that only skips is stopped."""
+
+import torch
+from conftest import finish, flags, one_line_each, read_metrics, run_train, start_group
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import nn
+
+from engine import checkpoint
+from engine.amp import MAX_SKIPPED, LossScaler
+from engine.state import TrainState
+
+CPU = torch.device("cpu")
+
+
+def state_of(model: nn.Module, scaler: LossScaler) -> TrainState:
+    return TrainState(model, model, torch.optim.SGD(model.parameters()), lambda _: 0.0, scaler)
+
+
+def test_scaler_counts_the_steps_that_it_skips():
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.ones_(model.weight)
+    scaler = LossScaler(CPU, enabled=True)
+    state = state_of(model, scaler)
+    # The gradient is `value`: an infinite one skips the step and halves the scale, which starts at 2 ** 16.
+    expected = [
+        (1.0, 2**16, 0, 0), (float("inf"), 2**15, 1, 1), (float("inf"), 2**14, 2, 2), (1.0, 2**14, 2, 0), (float("inf"), 2**13, 3, 1),
+    ]  # fmt: skip
+    for value, *counts in expected:
+        before = model.weight.item()
+        scaler.scale(model(torch.tensor([[value]])).sum()).backward()
+        state.update(0.5, 1)
+        assert scaler.counts.tolist() == counts
+        assert scaler.get_scale() == counts[0]
+        assert model.weight.item() == (before if value > 1 else before - 0.5)
+    resumed = LossScaler(CPU, enabled=True)
+    resumed.load_state_dict(scaler.state_dict())
+    assert resumed.counts.tolist() == [2**13, 3, 1]
+    # A file from before there were counts.
+    plain = {name: value for name, value in scaler.state_dict().items() if not name.startswith("skipped")}
+    resumed.load_state_dict(plain)
+    assert resumed.counts.tolist() == [2**13, 0, 0]
+
+
+def test_ordinary_run_logs_its_scale_and_skipped_steps(thin, demo_root, tmp_path):
+    words = {
+        "dataset_path": demo_root,
+        "logdir": tmp_path,
+        "dataset": "Dense",
+        "model_type": "res50_ASPP",
+        "crop_size": 17,
+    }
+    folder = run_train(**words, amp="fp16", log_interval=2)
+    lines = read_metrics(folder, "train")
+    assert [line["step"] for line in lines] == [2, 4]
+    for line in lines:
+        # Nothing grows the scale in 4 steps, so it is what the skipped ones left of it.
+        assert line["loss_scale"] == 2 ** (16 - line["skipped_steps"])
+        assert set(line["losses"]) == {"seg"}
+    board = EventAccumulator(str(folder))
+    board.Reload()
+    for name in ("loss_scale", "skipped_steps"):
+        assert [event.value for event in board.Scalars(f"train/{name}")] == [line[name] for line in lines]
+    assert "loss_scale" not in read_metrics(run_train(**words, name="plain"), "train")[0]
+
+
+def test_run_that_only_skips_is_stopped_on_every_rank(demo_root, tmp_path):
+    """Gradients of 1e30 times their size overflow fp16 at any scale; the loss itself, in float32, does not."""
+    words = flags(
+        dataset_path=demo_root, logdir=tmp_path, dataset="Dense", model_type="res50_ASPP", crop_size=17, amp="fp16", l_seg=1e30,
+        batchsize=1, epochs=18, name="x", val_epoch_frequency=0, zero1=True,
+    )  # fmt: skip
+    faulty = ["thin", "all", *words]
+    results = finish(start_group(2, faulty, tmp_path, "tests/train_with_fault.py"))
+    one_line_each(
+        results, f"--amp fp16: gradients overflow; the last {MAX_SKIPPED} steps, to step {MAX_SKIPPED}, were skipped"
+    )
+    assert "the loss scale fell to 0.0625: use --amp bf16 or none" in results[0][2]  # 2 ** (16 - 20)
+    lines = read_metrics(tmp_path / "x", "train")
+    assert [line["skipped_steps"] for line in lines] == list(range(1, MAX_SKIPPED))
+    assert checkpoint.read_run(tmp_path / "x" / "last.pt")["scaler"]["skipped"] > 0
