@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -22,9 +23,9 @@ from torch.nn.parallel import DistributedDataParallel
 from engine import launchers
 from engine.device import choose_backend, find_device, only_gpu
 from engine.rendezvous import gpus_of_this_machine, meet, wait_for_all
-from engine.signals import StopRequest, stop_request
-from engine.watch import Watch
-from errors import UserError, in_one_line
+from engine.signals import StopRequest, exit_at_once, stop_request
+from engine.watch import WRITE_SECONDS, Watch
+from errors import UserError, in_one_line, reason, report
 
 LIFELINE_SECONDS = 3.0  # how long a broken collective waits for the watch to say which rank is gone
 
@@ -129,12 +130,13 @@ def process_group(
     timeout: float = 600.0,
     debug: bool = False,
 ) -> Iterator[Group]:
-    """Join the process group for the body of a `with`, and leave it whatever happens.
+    """Join the process group for the body of a `with`.
 
     distributed: True joins, False never does, None joins under a launcher (engine.launchers).
     With True and no launcher, the group is this one process, on a free port. The other arguments are
-    the flags of the same name; `timeout` is in seconds; with `debug`, torch.distributed and NCCL say what they do. When the body fails on one rank, the others
-    print that rank's error and end with the same exit status. Raises UserError on settings that cannot work.
+    the flags of the same name; `timeout` is in seconds; with `debug`, torch.distributed and NCCL say what they do.
+    When the body raises on one of several ranks, every process ends with that error's line and exit status. In a
+    group of one the exception leaves as usual. Raises UserError on settings that cannot work.
     """
     if distributed is False or (distributed is None and not launchers.find(os.environ)):
         if distributed is None and (world_size > 1 or rank > 0):
@@ -176,8 +178,9 @@ def process_group(
             yield group
             group.barrier()
             watch.leave()
-        except Exception as error:
-            _tell_others(watch, error, rank, timeout)
+        except BaseException as error:
+            if world_size > 1:
+                _end_all_ranks(watch, error, rank, timeout)
             raise
         finally:
             watch.close()
@@ -185,20 +188,26 @@ def process_group(
                 dist.destroy_process_group()
 
 
-def _tell_others(watch: Watch, error: Exception, rank: int, timeout: float) -> None:
-    """Let the other ranks end with this rank's error; or this one, if another rank's end is the error's cause."""
-    text = in_one_line(error)
-    if isinstance(error, dist.DistError) or "gloo" in text:
-        time.sleep(LIFELINE_SECONDS)  # a rank that is gone ends this process here, by the watch
-        if "timed out" in text.lower():
-            error = UserError(
-                f"rank {rank} waited {timeout:g} s (--dist_timeout) for the other ranks, of which one hangs: {text}"
-            )
-            watch.publish(2, str(error))
-            raise error from None
-    if isinstance(error, UserError):
-        watch.publish(2, str(error))
-        return
-    # First and last: this line now, and its traceback when the others have left.
-    print(f"error (rank {rank}): {text}", file=sys.stderr, flush=True)
-    watch.publish(1, text)
+def _end_all_ranks(watch: Watch, error: BaseException, rank: int, timeout: float) -> NoReturn:
+    """Print the error, tell it to the other ranks, and end this process.
+
+    Nothing is left to the caller: destroy_process_group() and destructors of NCCL wait for collectives that ranks
+    which have ended never join.
+    """
+    status = 1
+    try:
+        text = in_one_line(error)
+        if isinstance(error, dist.DistError) or "gloo" in text:
+            time.sleep(LIFELINE_SECONDS)  # if a rank that is gone caused it, the watch names that and ends this process
+            if "timed out" in text.lower():
+                error = UserError(
+                    f"rank {rank} waited {timeout:g} s (--dist_timeout) for the other ranks, of which one hangs: {text}"
+                )
+        watch.stop_listening()  # a failure of all ranks is printed once on each
+        status = report(error, str(rank))
+        watch.publish(status, reason(error))
+        if isinstance(error, Exception) and not isinstance(error, UserError):
+            # After the line above, and again last: the other ranks have left.
+            sys.excepthook(type(error), error, error.__traceback__)
+    finally:
+        exit_at_once(status, write_seconds=WRITE_SECONDS)

@@ -11,6 +11,8 @@ from conftest import finish, flags, one_line_each, read_metrics, start, start_gr
 from PIL import Image
 
 from data.sampler import TrainSampler
+from engine.distributed import process_group
+from errors import UserError
 
 
 def weights(folder) -> dict[str, torch.Tensor]:
@@ -183,6 +185,14 @@ def test_a9_distributed_without_a_launcher_is_a_group_of_one(demo_root, tmp_path
     assert "= 0.01; global batch 2" in stdout
 
 
+@pytest.mark.parametrize("error", [UserError("wrong"), KeyError("ours"), KeyboardInterrupt()])
+def test_an_error_leaves_a_group_of_one_as_an_exception(error):
+    with pytest.raises(type(error)), process_group(distributed=True, device="cpu") as group:
+        assert (group.world_size, group.backend) == (1, "gloo")
+        raise error
+    assert not torch.distributed.is_initialized()
+
+
 def test_bad_file_on_one_rank_ends_all_with_its_name(demo_root, tmp_path):
     root = tmp_path / "data"
     shutil.copytree(demo_root, root)
@@ -255,7 +265,6 @@ def test_two_processes_of_one_rank_are_named(demo_root, tmp_path):
     ],
 )
 def test_wrong_settings_are_named(demo_root, tmp_path, monkeypatch, env, words, named):
-    from errors import UserError
     from train import main
 
     for name, value in env.items():

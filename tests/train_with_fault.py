@@ -25,6 +25,7 @@ from engine.losses import Criterion
 from engine.state import TrainState
 from engine.watch import Watch
 
+ON_ALL_RANKS = ("a_buffer", "blocked_destroy", "slow_write")
 STEP = 6  # of 4 an epoch: in the middle of the second
 
 
@@ -190,6 +191,50 @@ def dataset_raises() -> None:
     before(SegmentationDataset, "__getitem__", fail)
 
 
+# Two errors at step 2, after which the tests look at what is left
+
+
+def strike(error: BaseException) -> Callable[[], None]:
+    """Note the loader's workers in workers.RANK, then raise the error."""
+
+    def action() -> None:
+        note = Path(f"workers.{os.environ['RANK']}")
+        note.with_suffix(".tmp").write_text(" ".join(str(child.pid) for child in multiprocessing.active_children()))
+        note.with_suffix(".tmp").rename(note)
+        raise error
+
+    return action
+
+
+def user_error() -> None:
+    at_step(2, strike(errors.UserError("the file is wrong")))
+
+
+def bug() -> None:
+    at_step(2, strike(RuntimeError("an index is wrong")))
+
+
+def interrupt() -> None:
+    at_step(2, strike(KeyboardInterrupt()))
+
+
+def leave() -> None:
+    at_step(2, strike(SystemExit(3)))
+
+
+def signal_before_the_error() -> None:
+    at_step(2, stop)
+
+
+def blocked_destroy() -> None:
+    """As NCCL's shutdown, which waits for collectives that a dead rank never joins."""
+    torch.distributed.destroy_process_group = lambda *_: time.sleep(600)
+
+
+def slow_write() -> None:
+    before(checkpoint, "write", lambda *_: time.sleep(1))
+
+
 def out_of_memory() -> None:
     def fail() -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
@@ -231,6 +276,6 @@ def killed() -> None:
 if __name__ == "__main__":
     fault, rank = sys.argv[1:3]
     for name in fault.split("+"):
-        if rank == "all" or rank == os.environ.get("RANK", "0") or name == "a_buffer":
+        if rank == "all" or rank == os.environ.get("RANK", "0") or name in ON_ALL_RANKS:
             globals()[name]()
     sys.exit(errors.run(lambda: train.main(sys.argv[3:])))
