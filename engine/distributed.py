@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from engine import launchers
 from engine.device import choose_backend, find_device, only_gpu
-from engine.rendezvous import gpus_of_this_machine, meet, wait_for_all
+from engine.rendezvous import meet, ranks_of_this_machine, wait_for_all
 from engine.signals import StopRequest, exit_at_once, stop_request
 from engine.watch import WRITE_SECONDS, Watch
 from errors import UserError, in_one_line, reason, report
@@ -157,9 +157,11 @@ def process_group(
         watch = Watch(rank, world_size, stop)
         try:
             watch.connect(store, dist_url)
-            gpus = gpus_of_this_machine(store, world_size)
-            local_world_size = place.local_world_size or len(gpus)
-            own_gpu = all(gpus) and len(set(gpus)) == len(gpus)
+            here = ranks_of_this_machine(store, world_size)
+            if local_rank < 0:
+                local_rank = list(here).index(rank)
+            local_world_size = place.local_world_size or len(here)
+            own_gpu = all(here.values()) and len(set(here.values())) == len(here)
             where = find_device(device, local_rank, local_world_size, own_gpu=own_gpu)
             backend = choose_backend(backend, where)
             if debug:

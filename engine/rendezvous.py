@@ -22,7 +22,7 @@ WAIT_SECONDS = 3.0  # how long a wait for other ranks may keep Ctrl-C waiting
 def meet(dist_url: str, rank: int, world_size: int, timeout: timedelta, stop: StopRequest, gpu: str = "") -> dist.Store:
     """The store at the URL, of this group and attempt alone, which rank 0 serves; env:// is that of torchrun.
 
-    gpu: a name of this process's GPU for gpus_of_this_machine. Raises UserError where none can be, or none is found in time.
+    gpu: a name of this process's GPU for ranks_of_this_machine. Raises UserError where none can be, or none is found in time.
     """
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     store = dist.PrefixStore(f"segtrain/{world_size}/{attempt}", _open_store(dist_url, rank, world_size, timeout, stop))
@@ -120,10 +120,10 @@ def _connect(host: str, port: int, rank: int, timeout: timedelta, stop: StopRequ
     return stores[0]
 
 
-def gpus_of_this_machine(store: dist.Store, world_size: int) -> list[str]:
-    """What each process on this machine called its GPU in meet(), when all have met at the store."""
+def ranks_of_this_machine(store: dist.Store, world_size: int) -> dict[int, str]:
+    """{rank: what it called its GPU in meet()} of the processes on this machine, in order, when all have met."""
     words = [value.decode().partition(" ") for value in store.multi_get([f"machine/{i}" for i in range(world_size)])]
-    return [gpu for host, _, gpu in words if host == socket.gethostname()]
+    return {rank: gpu for rank, (host, _, gpu) in enumerate(words) if host == socket.gethostname()}
 
 
 def wait_for_all(

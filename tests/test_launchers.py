@@ -96,15 +96,17 @@ def test_ports_of_jobs_differ_and_leave_those_alone_that_linux_gives_out():
 
 
 def test_flags_say_the_place_without_a_launcher():
-    assert launchers.find_or_make({}) == Place("flags", 0, 1, 0)
+    assert launchers.find_or_make({}) == Place("flags", 0, 1)
     assert launchers.meeting_url({}, Place("flags", 0, 1, 0)) == "tcp://127.0.0.1:0"
     assert launchers.find_or_make({}, local_rank=3) == Place("flags", 0, 1, 3)
-    assert launchers.find_or_make({}, world_size=4, rank=2) == Place("flags", 2, 4, 2)  # one machine, if not said
+    # Which processes share a machine shows when they have met.
+    assert launchers.find_or_make({}, world_size=4, rank=2) == Place("flags", 2, 4)
+    assert launchers.find_or_make(BY_HAND) == Place("RANK and WORLD_SIZE", 1, 2)
     assert launchers.find_or_make({}, world_size=4, rank=2, local_rank=0) == Place("flags", 2, 4, 0)
     assert launchers.find_or_make(BY_HAND, local_rank=0).local_rank == 0
     assert launchers.find_or_make(SRUN, world_size=16, local_rank=7).local_rank == 1  # the launcher knows better
     # In a batch script, whoever says how many there are has been heard.
-    assert launchers.find_or_make(BATCH_SCRIPT, world_size=1) == Place("flags", 0, 1, 0)
+    assert launchers.find_or_make(BATCH_SCRIPT, world_size=1) == Place("flags", 0, 1)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +162,7 @@ def test_processes_of_a_machine_are_counted_at_the_store(monkeypatch):
     for rank, (host, gpu) in enumerate([("here", "GPU-a"), ("there", ""), ("here", "GPU-b")]):
         monkeypatch.setattr(socket, "gethostname", lambda host=host: host)
         met = rendezvous.meet("tcp://x:1", rank, 3, None, None, gpu)
-    assert rendezvous.gpus_of_this_machine(met, 3) == ["GPU-a", "GPU-b"]
+    assert rendezvous.ranks_of_this_machine(met, 3) == {0: "GPU-a", 2: "GPU-b"}
 
 
 def fake_cuda(monkeypatch, num_gpus: int) -> None:
@@ -181,6 +183,8 @@ def test_device_where_srun_shows_each_task_its_own_gpu(monkeypatch):
     fake_cuda(monkeypatch, 4)
     assert device.only_gpu("auto") == ""
     assert device.find_device("auto", 3, 4) == torch.device("cuda", 3)
+    with pytest.raises(UserError, match=r"local rank 4 with 4 CUDA device\(s\) visible: number .* from 0 \(LOCAL_RANK"):
+        device.find_device("auto", 4, 1)  # LOCAL_RANK is said, and is the rank among all machines
 
 
 def test_backend_is_nccl_on_cuda_but_for_windows(monkeypatch):

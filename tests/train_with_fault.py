@@ -6,6 +6,7 @@ FAULT is the name of a function below, RANK the rank on which it strikes, or "al
 import multiprocessing
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -132,6 +133,11 @@ def huge_loss_scale() -> None:
     """Start with a scale that overflows, so that it changes in the first steps."""
     scaler = torch.amp.GradScaler
     torch.amp.GradScaler = lambda device, enabled: scaler(device, init_scale=2.0**40, enabled=enabled)  # type: ignore
+
+
+def other_host() -> None:
+    """This process is on a machine of its own, by its name."""
+    socket.gethostname = lambda: "other"
 
 
 # What must be named on every rank
