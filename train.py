@@ -71,7 +71,9 @@ def train(cfg: Config, group: Group, run: Run) -> int:
     set_deterministic(cfg.deterministic)
     prepare_demo_data(cfg, group)
     train_loader, val_loader = get_loader(cfg, "train", group), get_loader(cfg, "val", group)
-    doctor.check_setup(group, {"training list": train_loader.dataset, "validation list": val_loader.dataset})
+    assert isinstance(train_loader.sampler, TrainSampler)
+    lists = {"training list": train_loader.dataset, "validation list": val_loader.dataset}
+    doctor.check_setup(group, lists, train_loader.sampler.order(epoch=0))
     check_sample(cfg, group, run, train_loader.dataset, val_loader.dataset)  # type: ignore[arg-type]
     classes = read_classes(cfg.classes, cfg.numclasses)
     criterion = get_criterion(cfg, run.info, get_class_weights(cfg, group, train_loader, run))

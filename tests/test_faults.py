@@ -5,6 +5,8 @@ import subprocess
 import time
 from pathlib import Path
 
+import cv2
+import numpy as np
 import pytest
 import torch
 from conftest import errors_of, finish, flags, free_port, one_line_each, start, start_group, two_processes
@@ -42,6 +44,9 @@ def is_running(pid: int) -> bool:
          "lower --batchsize"),
         ("out_of_memory_on_the_cpu", "0", "out of memory on cpu"),
         ("last_write_fails", "0", "the disk is gone"),
+        ("other_numpy", "1", f"NumPy is {np.__version__} on rank 0 but 1.0 on rank 1: install the same version"),
+        ("other_opencv", "0", f"OpenCV is 1.0 on rank 0 but {cv2.__version__} on rank 1: install the same version"),
+        ("other_order", "1", "the order of samples in epoch 1 differs between rank 0 and rank 1: install the same version"),
         ("loss_not_finite", "1", "is nan at step 6 (epoch 3), from rank(s) [1]: lower --lr"),
     ],
 )  # fmt: skip

@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import cv2
+import numpy as np
 import torch
 from torch import nn
 
@@ -20,6 +22,7 @@ import errors
 import train
 import utils
 from data.dataset import SegmentationDataset
+from data.sampler import TrainSampler
 from engine import checkpoint
 from engine.distributed import Group
 from engine.losses import Criterion
@@ -145,6 +148,18 @@ def other_host() -> None:
 
 def wrapper_lost() -> None:
     Group.wrap = lambda self, raw_model, **options: raw_model  # type: ignore[method-assign]
+
+
+def other_numpy() -> None:
+    np.__version__ = "1.0"
+
+
+def other_opencv() -> None:
+    cv2.__version__ = "1.0"
+
+
+def other_order() -> None:
+    TrainSampler.order = lambda sampler, epoch: np.arange(len(sampler.dataset))  # type: ignore[method-assign]
 
 
 def add_to_model(add: Callable[[nn.Module], None]) -> None:
