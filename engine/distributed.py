@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from engine import launchers
 from engine.device import choose_backend, find_device, only_gpu
-from engine.rendezvous import meet, ranks_of_this_machine, wait_for_all
+from engine.rendezvous import interface_of, meet, ranks_of_this_machine, wait_for_all
 from engine.signals import StopRequest, exit_at_once, stop_request
 from engine.watch import WRITE_SECONDS, Watch
 from errors import UserError, in_one_line, reason, report
@@ -168,6 +168,7 @@ def process_group(
                 os.environ.setdefault("NCCL_DEBUG", "INFO")
                 logging.getLogger("torch.distributed").setLevel(logging.DEBUG)
                 dist.set_debug_level(dist.DebugLevel.INFO)  # DETAIL crashes DistributedDataParallel without CUDA
+            _choose_interface(watch, store)
             dist.init_process_group(
                 # CPU tensors always have gloo: small sums then need not wait for the GPU.
                 "cpu:gloo,cuda:nccl" if backend == "nccl" else backend,
@@ -188,6 +189,20 @@ def process_group(
             watch.close()
             if dist.is_initialized():
                 dist.destroy_process_group()
+
+
+def _choose_interface(watch: Watch, store: dist.Store) -> None:
+    """Let gloo listen where other machines reach this one, if GLOO_SOCKET_IFNAME does not say where.
+
+    By itself gloo takes the address of the host name, which on Debian is 127.0.1.1.
+    """
+    address = watch.own_address()
+    if watch.rank == 0:
+        store.set("address", address)
+    # A rank on rank 0's machine has no connection to another one.
+    name = interface_of(address or store.get("address").decode())
+    if name:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
 
 
 def _end_all_ranks(watch: Watch, error: BaseException, rank: int, timeout: float) -> NoReturn:

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import socket
+import struct
 import sys
 import threading
 import time
@@ -16,6 +17,7 @@ from engine.signals import StopRequest
 from errors import STOPPED, UserError
 
 ANSWER_SECONDS = 10.0  # how long a store that can be connected to may take to answer
+SIOCGIFADDR = 0x8915  # linux/sockios.h: the address of an interface
 WAIT_SECONDS = 3.0  # how long a wait for other ranks may keep Ctrl-C waiting
 
 
@@ -124,6 +126,21 @@ def ranks_of_this_machine(store: dist.Store, world_size: int) -> dict[int, str]:
     """{rank: what it called its GPU in meet()} of the processes on this machine, in order, when all have met."""
     words = [value.decode().partition(" ") for value in store.multi_get([f"machine/{i}" for i in range(world_size)])]
     return {rank: gpu for rank, (host, _, gpu) in enumerate(words) if host == socket.gethostname()}
+
+
+def interface_of(address: str) -> str:
+    """The name of this machine's network interface with an IPv4 address, such as eth0; "" where Linux knows none."""
+    if sys.platform != "linux":
+        return ""
+    import fcntl
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):  # an interface without an address
+                answer = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("256s", name.encode()))  # a struct ifreq
+                if socket.inet_ntoa(answer[20:24]) == address:
+                    return name
+    return ""
 
 
 def wait_for_all(

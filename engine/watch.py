@@ -6,6 +6,7 @@ no longer reached leaves keep-alive probes unanswered. Waiting collectives would
 """
 
 import contextlib
+import ipaddress
 import os
 import selectors
 import socket
@@ -55,6 +56,14 @@ class Watch:
             self._keep_alive(line)
             self.selector.register(line, selectors.EVENT_READ)
         self.thread.start()
+
+    def own_address(self) -> str:
+        """The address of this machine by which a rank on another machine is connected; "" where there is none."""
+        for line in self.lines:
+            own, other = (end[0].removeprefix("::ffff:") for end in (line.getsockname(), line.getpeername()))
+            if own != other and not ipaddress.ip_address(own).is_loopback:
+                return own
+        return ""
 
     def leave(self) -> None:
         """Part in peace: that this process ends now is no reason for the others to. Call it on all ranks."""

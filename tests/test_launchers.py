@@ -1,5 +1,6 @@
 """Which place a process finds in the variables of each launcher, and which device and store it then takes."""
 
+import os
 import socket
 import sys
 import types
@@ -9,9 +10,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from engine import device, launchers, rendezvous
+from engine import device, distributed, launchers, rendezvous
 from engine.launchers import Place
 from engine.signals import StopRequest
+from engine.watch import Watch
 from errors import UserError
 
 TORCHRUN = {
@@ -163,6 +165,43 @@ def test_processes_of_a_machine_are_counted_at_the_store(monkeypatch):
         monkeypatch.setattr(socket, "gethostname", lambda host=host: host)
         met = rendezvous.meet("tcp://x:1", rank, 3, None, None, gpu)
     assert rendezvous.ranks_of_this_machine(met, 3) == {0: "GPU-a", 2: "GPU-b"}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux")
+def test_interface_of_an_address():
+    assert rendezvous.interface_of("127.0.0.1") == "lo"
+    assert rendezvous.interface_of("203.0.113.1") == ""  # RFC 5737: for documentation, no machine has it
+    assert rendezvous.interface_of("") == ""
+
+
+def test_gloo_listens_where_other_machines_reach_this_one(monkeypatch):
+    """Rank 1 is on rank 0's machine and so is connected to no other."""
+
+    def chosen(addresses: list[str], said: str = "") -> list[str]:
+        store, found = dist.HashStore(), []
+        for rank, address in enumerate(addresses):
+            monkeypatch.setenv("GLOO_SOCKET_IFNAME", said)
+            if not said:
+                monkeypatch.delenv("GLOO_SOCKET_IFNAME")
+            watch = Watch(rank, len(addresses), StopRequest())
+            monkeypatch.setattr(watch, "own_address", lambda address=address: address)
+            distributed._choose_interface(watch, store)
+            found.append(os.environ.get("GLOO_SOCKET_IFNAME", ""))
+        return found
+
+    monkeypatch.setattr(distributed, "interface_of", {"10.0.0.1": "ib0", "10.0.0.2": "ib1"}.get)
+    assert chosen(["10.0.0.1", "", "10.0.0.2"]) == ["ib0", "ib0", "ib1"]
+    assert chosen(["", ""]) == ["", ""]  # one machine
+    assert chosen(["10.0.0.1", "10.0.0.2"], said="eth7") == ["eth7", "eth7"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere 127.0.1.1 is no address of this machine")
+def test_lifelines_on_one_machine_lead_to_no_other():
+    watch = Watch(0, 2, StopRequest())
+    with socket.create_server(("127.0.1.1", 0)) as server, socket.create_connection(server.getsockname()) as line:
+        watch.lines[line] = "rank 1"
+        assert line.getsockname()[0] != line.getpeername()[0]  # 127.0.0.1 and 127.0.1.1
+        assert watch.own_address() == ""
 
 
 def fake_cuda(monkeypatch, num_gpus: int) -> None:
