@@ -29,13 +29,16 @@ from errors import UserError, in_one_line, reason, report
 
 LIFELINE_SECONDS = 3.0  # how long a broken collective waits for the watch to say which rank is gone
 
+POLL_SECONDS = 0.2  # how often a rank looks whether rank 0 has done what it waits for
+TELL_SECONDS = 10.0  # how long it waits without a word
+
 
 @dataclass(frozen=True)
 class Group:
     """This process and the group it is in; `backend` is None where there is no group.
 
     local_world_size: processes on this machine. launcher: what gave this process its rank; "" without a group.
-    stop: whether this process, or another as far as is known here, was told by a signal to stop. Ranks learn of
+    store: where all ranks met; None without a group. stop: whether this process, or another as far as is known here, was told by a signal to stop. Ranks learn of
     it at different moments, so whoever acts on it makes sure that all of them do.
     """
 
@@ -47,6 +50,7 @@ class Group:
     stop: StopRequest = field(default_factory=StopRequest)
     local_world_size: int = 1
     launcher: str = ""
+    store: dist.Store | None = None
 
     @property
     def is_main(self) -> bool:
@@ -82,6 +86,23 @@ class Group:
 
     def barrier(self) -> None:
         self.sum(torch.zeros(1))
+
+    def wait_for_main(self, task: str) -> None:
+        """Return when rank 0 has called this too, after a task that may take it longer than --dist_timeout.
+
+        A barrier would fail then. If rank 0 ends meanwhile, so does this process, by the watch. task: in words for a line
+        on the terminal, and one that no earlier call named.
+        """
+        if self.store is None:
+            return
+        if self.is_main:
+            self.store.set(f"done/{task}", "")
+        began, told = time.monotonic(), False
+        while not self.store.check([f"done/{task}"]):
+            time.sleep(POLL_SECONDS)
+            if not told and time.monotonic() - began > TELL_SECONDS:
+                told = True
+                print(f"rank {self.rank}: waiting for rank 0, which is {task}", file=sys.stderr, flush=True)
 
     def wrap(self, raw_model: nn.Module, *, static_graph: bool = False, find_unused: bool = False) -> nn.Module:
         """The DistributedDataParallel wrapper of the model, with rank 0's weights on all ranks; or the model."""
@@ -177,7 +198,7 @@ def process_group(
                 world_size=world_size,
                 timeout=timedelta(seconds=timeout),
             )
-            group = Group(where, rank, local_rank, world_size, backend, stop, local_world_size, place.launcher)
+            group = Group(where, rank, local_rank, world_size, backend, stop, local_world_size, place.launcher, store)
             yield group
             group.barrier()
             watch.leave()

@@ -173,6 +173,23 @@ def test_stopped_rank_is_waited_for_as_long_as_dist_timeout_says(demo_root, tmp_
     assert "waited 5 s (--dist_timeout) for the other ranks" in errors_of(stderr)[0]
 
 
+def test_slow_download_is_waited_for_beyond_dist_timeout(demo_root, tmp_path):
+    """A9 of the audit: the others waited in a broadcast, which ends after --dist_timeout; NCCL's by SIGABRT."""
+    words = flags(dataset_path=demo_root, logdir=tmp_path, pretrained="imagenet", dist_timeout=6)
+    results = finish(start_group(2, ["slow_download", "all", *words], tmp_path, FAULTS))
+    assert [status for status, _, _ in results] == [0, 0], results
+    assert "rank 1: waiting for rank 0, which is loading --pretrained imagenet" in results[1][2]
+    assert "start weights: 120 from ResNet18_Weights.IMAGENET1K_V1" in results[0][1]  # as many as ResNet-18 has without its classifier
+
+
+def test_broken_download_is_named_on_both_ranks(demo_root, tmp_path):
+    words = flags(dataset_path=demo_root, logdir=tmp_path, pretrained="imagenet")
+    one_line_each(
+        finish(start_group(2, ["broken_download", "all", *words], tmp_path, FAULTS)),
+        "--pretrained imagenet: ResNet-18's weights cannot be downloaded (<urlopen error no route to host>)",
+    )
+
+
 def test_different_file_lists_are_named(demo_root, tmp_path):
     one, other = (shutil.copytree(demo_root, tmp_path / name) for name in ("one", "other"))
     names = other / "ImageSets/SegmentationAug/train.txt"

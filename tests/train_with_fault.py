@@ -11,10 +11,12 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from urllib.error import URLError
 
 import cv2
 import numpy as np
 import torch
+import torchvision
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -250,6 +252,24 @@ def signal_before_the_error() -> None:
 def blocked_destroy() -> None:
     """As NCCL's shutdown, which waits for collectives that a dead rank never joins."""
     torch.distributed.destroy_process_group = lambda *_: time.sleep(600)
+
+
+def slow_download() -> None:
+    """ImageNet's weights come later than --dist_timeout allows a collective to take."""
+
+    def download(*_, **__) -> dict:
+        time.sleep(11)
+        return torchvision.models.resnet18().state_dict()
+
+    torch.hub.load_state_dict_from_url = download
+
+
+def broken_download() -> None:
+    def download(*_, **__) -> None:
+        time.sleep(1)
+        raise URLError("no route to host")
+
+    torch.hub.load_state_dict_from_url = download
 
 
 def slow_write() -> None:
