@@ -179,7 +179,9 @@ def test_slow_download_is_waited_for_beyond_dist_timeout(demo_root, tmp_path):
     results = finish(start_group(2, ["slow_download", "all", *words], tmp_path, FAULTS))
     assert [status for status, _, _ in results] == [0, 0], results
     assert "rank 1: waiting for rank 0, which is loading --pretrained imagenet" in results[1][2]
-    assert "start weights: 120 from ResNet18_Weights.IMAGENET1K_V1" in results[0][1]  # as many as ResNet-18 has without its classifier
+    assert (
+        "start weights: 120 from ResNet18_Weights.IMAGENET1K_V1" in results[0][1]
+    )  # as many as ResNet-18 has without its classifier
 
 
 def test_broken_download_is_named_on_both_ranks(demo_root, tmp_path):
