@@ -22,13 +22,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from engine import launchers
 from engine.device import choose_backend, find_device, only_gpu
-from engine.rendezvous import interface_of, meet, ranks_of_this_machine, wait_for_all
+from engine.rendezvous import choose_gloo_interface, meet, ranks_of_this_machine, wait_for_all
 from engine.signals import StopRequest, exit_at_once, stop_request
 from engine.watch import WRITE_SECONDS, Watch
 from errors import UserError, in_one_line, reason, report
 
 LIFELINE_SECONDS = 3.0  # how long a broken collective waits for the watch to say which rank is gone
-
 POLL_SECONDS = 0.2  # how often a rank looks whether rank 0 has done what it waits for
 TELL_SECONDS = 10.0  # how long it waits without a word
 
@@ -38,7 +37,8 @@ class Group:
     """This process and the group it is in; `backend` is None where there is no group.
 
     local_world_size: processes on this machine. launcher: what gave this process its rank; "" without a group.
-    store: where all ranks met; None without a group. stop: whether this process, or another as far as is known here, was told by a signal to stop. Ranks learn of
+    store: where all ranks met; None without a group.
+    stop: whether this process, or another as far as is known here, was told by a signal to stop. Ranks learn of
     it at different moments, so whoever acts on it makes sure that all of them do.
     """
 
@@ -189,7 +189,7 @@ def process_group(
                 os.environ.setdefault("NCCL_DEBUG", "INFO")
                 logging.getLogger("torch.distributed").setLevel(logging.DEBUG)
                 dist.set_debug_level(dist.DebugLevel.INFO)  # DETAIL crashes DistributedDataParallel without CUDA
-            _choose_interface(watch, store)
+            choose_gloo_interface(store, rank, watch.own_address())
             dist.init_process_group(
                 # CPU tensors always have gloo: small sums then need not wait for the GPU.
                 "cpu:gloo,cuda:nccl" if backend == "nccl" else backend,
@@ -210,20 +210,6 @@ def process_group(
             watch.close()
             if dist.is_initialized():
                 dist.destroy_process_group()
-
-
-def _choose_interface(watch: Watch, store: dist.Store) -> None:
-    """Let gloo listen where other machines reach this one, if GLOO_SOCKET_IFNAME does not say where.
-
-    By itself gloo takes the address of the host name, which on Debian is 127.0.1.1.
-    """
-    address = watch.own_address()
-    if watch.rank == 0:
-        store.set("address", address)
-    # A rank on rank 0's machine has no connection to another one.
-    name = interface_of(address or store.get("address").decode())
-    if name:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
 
 
 def _end_all_ranks(watch: Watch, error: BaseException, rank: int, timeout: float) -> NoReturn:

@@ -128,9 +128,22 @@ def ranks_of_this_machine(store: dist.Store, world_size: int) -> dict[int, str]:
     return {rank: gpu for rank, (host, _, gpu) in enumerate(words) if host == socket.gethostname()}
 
 
+def choose_gloo_interface(store: dist.Store, rank: int, address: str) -> None:
+    """Let gloo listen where other machines reach this one, if GLOO_SOCKET_IFNAME does not say where. On all ranks.
+
+    By itself gloo takes the address of the host name, which on Debian is 127.0.1.1. address: of this machine on a
+    connection to another one; "" for ranks other than 0 on rank 0's machine, and where there is one machine.
+    """
+    if rank == 0:
+        store.set("address", address)
+    name = interface_of(address or store.get("address").decode())
+    if name:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+
+
 def interface_of(address: str) -> str:
     """The name of this machine's network interface with an IPv4 address, such as eth0; "" where Linux knows none."""
-    if sys.platform != "linux":
+    if not address or sys.platform != "linux":
         return ""
     import fcntl
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from engine import device, distributed, launchers, rendezvous
+from engine import device, launchers, rendezvous
 from engine.launchers import Place
 from engine.signals import StopRequest
 from engine.watch import Watch
@@ -183,13 +183,11 @@ def test_gloo_listens_where_other_machines_reach_this_one(monkeypatch):
             monkeypatch.setenv("GLOO_SOCKET_IFNAME", said)
             if not said:
                 monkeypatch.delenv("GLOO_SOCKET_IFNAME")
-            watch = Watch(rank, len(addresses), StopRequest())
-            monkeypatch.setattr(watch, "own_address", lambda address=address: address)
-            distributed._choose_interface(watch, store)
+            rendezvous.choose_gloo_interface(store, rank, address)
             found.append(os.environ.get("GLOO_SOCKET_IFNAME", ""))
         return found
 
-    monkeypatch.setattr(distributed, "interface_of", {"10.0.0.1": "ib0", "10.0.0.2": "ib1"}.get)
+    monkeypatch.setattr(rendezvous, "interface_of", {"10.0.0.1": "ib0", "10.0.0.2": "ib1"}.get)
     assert chosen(["10.0.0.1", "", "10.0.0.2"]) == ["ib0", "ib0", "ib1"]
     assert chosen(["", ""]) == ["", ""]  # one machine
     assert chosen(["10.0.0.1", "10.0.0.2"], said="eth7") == ["eth7", "eth7"]
