@@ -85,7 +85,7 @@ class LaunchFlags:
     dist_url: str = flag("env://", "where processes meet: env://, tcp://HOST:PORT or file:///PATH", per_launch=True)
     world_size: int = flag(0, "number of processes [from the launcher]", per_launch=True, at_least=0)
     rank: int = flag(-1, "rank of this process [from the launcher]", per_launch=True)
-    local_rank: int = flag(-1, "rank of this process on its machine [from the launcher, else --rank]", per_launch=True)
+    local_rank: int = flag(-1, "rank of this process on its machine [from the launcher, else counted]", per_launch=True)
     log_level: str = flag(
         "INFO",
         "what the terminal shows; WARNING: bars and errors only; DEBUG: also what torch.distributed and NCCL say",

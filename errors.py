@@ -34,15 +34,28 @@ def run(main: Callable[[], int | None]) -> int:
     """
     from engine.launchers import rank_of  # which raises this module's UserError
 
-    rank = f" (rank {rank_of(os.environ)})" if rank_of(os.environ) else ""
     try:
         return main() or 0
-    except UserError as error:
-        tqdm.write(f"error{rank}: {error}", file=sys.stderr)  # clears a progress bar first
-        return 2
-    except KeyboardInterrupt:
-        tqdm.write(f"interrupted{rank}", file=sys.stderr)
-        return 130
+    except (UserError, KeyboardInterrupt) as error:
+        return report(error, rank_of(os.environ))
+
+
+def report(error: BaseException, rank: str) -> int:
+    """Print in one line why the program ends, and return its exit status. rank: "" without a group."""
+    where = f" (rank {rank})" if rank else ""
+    interrupted = isinstance(error, KeyboardInterrupt)
+    # A progress bar is cleared first.
+    tqdm.write(f"interrupted{where}" if interrupted else f"error{where}: {reason(error)}", file=sys.stderr)
+    if isinstance(error, SystemExit) and isinstance(error.code, int) and error.code:
+        return error.code
+    return 130 if interrupted else 2 if isinstance(error, UserError) else 1
+
+
+def reason(error: BaseException) -> str:
+    """The error in one line, for other ranks."""
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
+    return str(error) if isinstance(error, UserError) else in_one_line(error)
 
 
 def in_one_line(error: BaseException) -> str:

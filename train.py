@@ -73,7 +73,9 @@ def train(cfg: Config, group: Group, run: Run, resume_hint: ResumeHint) -> int:
     set_deterministic(cfg.deterministic)
     prepare_demo_data(cfg, group)
     train_loader, val_loader = get_loader(cfg, "train", group), get_loader(cfg, "val", group)
-    doctor.check_setup(group, {"training list": train_loader.dataset, "validation list": val_loader.dataset})
+    assert isinstance(train_loader.sampler, TrainSampler)
+    lists = {"training list": train_loader.dataset, "validation list": val_loader.dataset}
+    doctor.check_setup(group, lists, train_loader.sampler.order(epoch=0))
     check_sample(cfg, group, run, train_loader.dataset, val_loader.dataset)  # type: ignore[arg-type]
     classes = read_classes(cfg.classes, cfg.numclasses)
     saved = run.find_checkpoint(cfg.logdir, cfg.name, cfg.resume, new_folder=cfg.reset_data_offset)

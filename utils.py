@@ -153,6 +153,7 @@ def get_start(
     if group.is_main:
         start = pretrained.read_start_weights(cfg.pretrained, cfg.layers, checkpoint.read)
         needed = pretrained.needs_stride_in_1x1(start.state_dict, f"--pretrained {start.source}") and cfg.layers >= 50
+    group.wait_for_main(f"loading --pretrained {cfg.pretrained}")
     # Only rank 0 reads the file, but every rank builds the model.
     if group.broadcast(needed) and not cfg.stride_in_1x1:
         say(pretrained.STRIDE_IS_SET.format(path=f"--pretrained {cfg.pretrained}"))

@@ -56,9 +56,12 @@ class TrainSampler(DistributedSampler):
         """Whether an epoch of which so many entries were taken has no global batch left."""
         return samples + self.global_batch > len(self.dataset)  # type: ignore[arg-type]
 
+    def order(self, epoch: int) -> np.ndarray:
+        """The order of all samples (num_samples,) in an epoch, the same on all ranks."""
+        return np.random.default_rng((self.seed, epoch)).permutation(len(self.dataset))  # type: ignore[arg-type]
+
     def __iter__(self) -> Iterator[tuple[int, int]]:
-        order = np.random.default_rng((self.seed, self.epoch)).permutation(len(self.dataset))  # type: ignore[arg-type]
-        order = order[self.samples : self.samples + self.steps * self.global_batch]
+        order = self.order(self.epoch)[self.samples : self.samples + self.steps * self.global_batch]
         for index in order.reshape(-1, self.num_replicas, self.batch_size)[:, self.rank].ravel():
             yield self.epoch, int(index)
 

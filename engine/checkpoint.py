@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.signals import WRITER
 from errors import UserError
 
 FORMAT = 2  # of a run's checkpoint, engine.state.TrainState.capture()
@@ -55,7 +56,7 @@ class Writer:
         """
         self.wait()
         copy = _copy_to_cpu(content)
-        self._thread = threading.Thread(target=self._write, args=(copy, paths, keep), name="checkpoint")
+        self._thread = threading.Thread(target=self._write, args=(copy, paths, keep), name=WRITER)
         self._thread.start()
 
     def wait(self) -> None:

@@ -37,6 +37,11 @@ def find_device(name: str, local_rank: int, local_world_size: int, *, own_gpu: b
     index = (0 if own_gpu else local_rank) if device.index is None else device.index
     if device.index is not None and (index >= num_gpus or local_world_size > 1):
         raise UserError(f"--device {name}: use cuda:N for one process and N below {num_gpus}; else cuda")
+    if index >= num_gpus:
+        raise UserError(
+            f"--device {name}: local rank {local_rank} with {num_gpus} CUDA device(s) visible: number the processes of each "
+            "machine from 0 (LOCAL_RANK or --local_rank), or leave that out and they are counted"
+        )
     device = torch.device("cuda", index)
     torch.cuda.set_device(device)
     return device

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -21,12 +22,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from engine import launchers
 from engine.device import choose_backend, find_device, only_gpu
-from engine.rendezvous import gpus_of_this_machine, meet, wait_for_all
-from engine.signals import StopRequest, stop_request
-from engine.watch import Watch
-from errors import UserError, in_one_line
+from engine.rendezvous import choose_gloo_interface, meet, ranks_of_this_machine, wait_for_all
+from engine.signals import StopRequest, exit_at_once, stop_request
+from engine.watch import WRITE_SECONDS, Watch
+from errors import UserError, in_one_line, reason, report
 
 LIFELINE_SECONDS = 3.0  # how long a broken collective waits for the watch to say which rank is gone
+POLL_SECONDS = 0.2  # how often a rank looks whether rank 0 has done what it waits for
+TELL_SECONDS = 10.0  # how long it waits without a word
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,7 @@ class Group:
     """This process and the group it is in; `backend` is None where there is no group.
 
     local_world_size: processes on this machine. launcher: what gave this process its rank; "" without a group.
+    store: where all ranks met; None without a group.
     stop: whether this process, or another as far as is known here, was told by a signal to stop. Ranks learn of
     it at different moments, so whoever acts on it makes sure that all of them do.
     """
@@ -47,6 +51,7 @@ class Group:
     local_world_size: int = 1
     launcher: str = ""
     watch: Watch | None = None
+    store: dist.Store | None = None
 
     @property
     def is_main(self) -> bool:
@@ -87,6 +92,23 @@ class Group:
 
     def barrier(self) -> None:
         self.sum(torch.zeros(1))
+
+    def wait_for_main(self, task: str) -> None:
+        """Return when rank 0 has called this too, after a task that may take it longer than --dist_timeout.
+
+        A barrier would fail then. If rank 0 ends meanwhile, so does this process, by the watch. task: in words for a line
+        on the terminal, and one that no earlier call named.
+        """
+        if self.store is None:
+            return
+        if self.is_main:
+            self.store.set(f"done/{task}", "")
+        began, told = time.monotonic(), False
+        while not self.store.check([f"done/{task}"]):
+            time.sleep(POLL_SECONDS)
+            if not told and time.monotonic() - began > TELL_SECONDS:
+                told = True
+                print(f"rank {self.rank}: waiting for rank 0, which is {task}", file=sys.stderr, flush=True)
 
     def wrap(self, raw_model: nn.Module, *, static_graph: bool = False, find_unused: bool = False) -> nn.Module:
         """The DistributedDataParallel wrapper of the model, with rank 0's weights on all ranks; or the model."""
@@ -135,12 +157,13 @@ def process_group(
     timeout: float = 600.0,
     debug: bool = False,
 ) -> Iterator[Group]:
-    """Join the process group for the body of a `with`, and leave it whatever happens.
+    """Join the process group for the body of a `with`.
 
     distributed: True joins, False never does, None joins under a launcher (engine.launchers).
     With True and no launcher, the group is this one process, on a free port. The other arguments are
-    the flags of the same name; `timeout` is in seconds; with `debug`, torch.distributed and NCCL say what they do. When the body fails on one rank, the others
-    print that rank's error and end with the same exit status. Raises UserError on settings that cannot work.
+    the flags of the same name; `timeout` is in seconds; with `debug`, torch.distributed and NCCL say what they do.
+    When the body raises on one of several ranks, every process ends with that error's line and exit status. In a
+    group of one the exception leaves as usual. Raises UserError on settings that cannot work.
     """
     if distributed is False or (distributed is None and not launchers.find(os.environ)):
         if distributed is None and (world_size > 1 or rank > 0):
@@ -161,15 +184,18 @@ def process_group(
         watch = Watch(rank, world_size, stop)
         try:
             watch.connect(store, dist_url)
-            gpus = gpus_of_this_machine(store, world_size)
-            local_world_size = place.local_world_size or len(gpus)
-            own_gpu = all(gpus) and len(set(gpus)) == len(gpus)
+            here = ranks_of_this_machine(store, world_size)
+            if local_rank < 0:
+                local_rank = list(here).index(rank)
+            local_world_size = place.local_world_size or len(here)
+            own_gpu = all(here.values()) and len(set(here.values())) == len(here)
             where = find_device(device, local_rank, local_world_size, own_gpu=own_gpu)
             backend = choose_backend(backend, where)
             if debug:
                 os.environ.setdefault("NCCL_DEBUG", "INFO")
                 logging.getLogger("torch.distributed").setLevel(logging.DEBUG)
                 dist.set_debug_level(dist.DebugLevel.INFO)  # DETAIL crashes DistributedDataParallel without CUDA
+            choose_gloo_interface(store, rank, watch.own_address())
             dist.init_process_group(
                 # CPU tensors always have gloo: small sums then need not wait for the GPU.
                 "cpu:gloo,cuda:nccl" if backend == "nccl" else backend,
@@ -178,12 +204,15 @@ def process_group(
                 world_size=world_size,
                 timeout=timedelta(seconds=timeout),
             )
-            group = Group(where, rank, local_rank, world_size, backend, stop, local_world_size, place.launcher, watch)
+            group = Group(
+                where, rank, local_rank, world_size, backend, stop, local_world_size, place.launcher, watch, store
+            )
             yield group
             group.barrier()
             watch.leave()
-        except Exception as error:
-            _tell_others(watch, error, rank, timeout)
+        except BaseException as error:
+            if world_size > 1:
+                _end_all_ranks(watch, error, rank, timeout)
             raise
         finally:
             watch.close()
@@ -191,20 +220,26 @@ def process_group(
                 dist.destroy_process_group()
 
 
-def _tell_others(watch: Watch, error: Exception, rank: int, timeout: float) -> None:
-    """Let the other ranks end with this rank's error; or this one, if another rank's end is the error's cause."""
-    text = in_one_line(error)
-    if isinstance(error, dist.DistError) or "gloo" in text:
-        time.sleep(LIFELINE_SECONDS)  # a rank that is gone ends this process here, by the watch
-        if "timed out" in text.lower():
-            error = UserError(
-                f"rank {rank} waited {timeout:g} s (--dist_timeout) for the other ranks, of which one hangs: {text}"
-            )
-            watch.publish(2, str(error))
-            raise error from None
-    if isinstance(error, UserError):
-        watch.publish(2, str(error))
-        return
-    # First and last: this line now, and its traceback when the others have left.
-    print(f"error (rank {rank}): {text}", file=sys.stderr, flush=True)
-    watch.publish(1, text)
+def _end_all_ranks(watch: Watch, error: BaseException, rank: int, timeout: float) -> NoReturn:
+    """Print the error, tell it to the other ranks, and end this process.
+
+    Nothing is left to the caller: destroy_process_group() and destructors of NCCL wait for collectives that ranks
+    which have ended never join.
+    """
+    status = 1
+    try:
+        text = in_one_line(error)
+        if isinstance(error, dist.DistError) or "gloo" in text:
+            time.sleep(LIFELINE_SECONDS)  # if a rank that is gone caused it, the watch names that and ends this process
+            if "timed out" in text.lower():
+                error = UserError(
+                    f"rank {rank} waited {timeout:g} s (--dist_timeout) for the other ranks, of which one hangs: {text}"
+                )
+        watch.stop_listening()  # a failure of all ranks is printed once on each
+        status = report(error, str(rank))
+        watch.publish(status, reason(error))
+        if isinstance(error, Exception) and not isinstance(error, UserError):
+            # After the line above, and again last: the other ranks have left.
+            sys.excepthook(type(error), error, error.__traceback__)
+    finally:
+        exit_at_once(status, write_seconds=WRITE_SECONDS)

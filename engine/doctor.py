@@ -6,6 +6,8 @@ All checks are collective: every rank calls them, learns the same, and raises th
 import hashlib
 import socket
 
+import cv2
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -24,19 +26,21 @@ def check_flags(group: Group, flags: dict, local: tuple[str, ...]) -> None:
                 )
 
 
-def check_setup(group: Group, datasets: dict) -> None:
-    """Check that ranks run on fitting devices and the same torch, and list the same data.
+def check_setup(group: Group, datasets: dict, order: np.ndarray | None = None) -> None:
+    """Check that ranks run on fitting devices and the same libraries, and list the same data.
 
-    datasets: {what it is, such as "training list": data.dataset.SegmentationDataset}.
+    datasets: {what it is, such as "training list": data.dataset.SegmentationDataset}. order: the training samples of the
+    first epoch, in order.
     """
-    facts = {"torch": torch.__version__, "backend": group.backend, "device": group.device.type}
+    # NumPy's generator orders the samples and draws augmentations, which OpenCV computes: both may change with a version.
+    versions = {"torch": torch.__version__, "NumPy": np.__version__, "OpenCV": cv2.__version__}
+    facts = versions | {"backend": group.backend, "device": group.device.type}
     every = group.gather((facts, _gpu_of_this_process(group.device)))
     for rank, (other, _) in enumerate(every):
         for what, value in other.items():
             if value != every[0][0][what]:
-                raise UserError(
-                    f"{what} is {every[0][0][what]} on rank 0 but {value} on rank {rank}: give all ranks the same"
-                )
+                remedy = "install the same version on all machines" if what in versions else "give all ranks the same"
+                raise UserError(f"{what} is {every[0][0][what]} on rank 0 but {value} on rank {rank}: {remedy}")
     owners: dict[str, int] = {}
     for rank, (_, gpu) in enumerate(every):
         if gpu and owners.setdefault(gpu, rank) != rank:
@@ -52,6 +56,13 @@ def check_setup(group: Group, datasets: dict) -> None:
             listings = group.gather(listing)
             difference = _first_difference(listings[0], listings[odd])
             raise UserError(f"the {what} of rank {odd} is another than rank 0's: {difference}")
+    orders = group.gather(None if order is None else hashlib.sha256(order.astype(np.int64).tobytes()).hexdigest())
+    for rank, other in enumerate(orders):
+        if other != orders[0]:
+            raise UserError(
+                f"the order of samples in epoch 1 differs between rank 0 and rank {rank}: install the same version of this "
+                "repository and of NumPy on all machines"
+            )
 
 
 def digest(listing: list[str]) -> str:

@@ -37,7 +37,8 @@ def find(environment: Mapping[str, str]) -> Place | None:
 def find_or_make(environment: Mapping[str, str], world_size: int = 0, rank: int = -1, local_rank: int = -1) -> Place:
     """The place that a launcher or else the flags of these names gave this process; without either, in a group of one.
 
-    Raises UserError on what cannot be.
+    Its local_rank is -1 where neither says it: it can be counted once all processes have met. Raises UserError on what
+    cannot be.
     """
     place = find(environment)
     if place and world_size not in (0, place.world_size):
@@ -48,9 +49,7 @@ def find_or_make(environment: Mapping[str, str], world_size: int = 0, rank: int 
             f"rank {place.rank} with world size {place.world_size}: ranks are 0 to {place.world_size - 1}; check "
             f"{place.launcher}"
         )
-    # Without a word on it, all processes are taken to be on one machine.
-    known = [number for number in (place.local_rank, local_rank) if number >= 0]
-    return replace(place, local_rank=known[0] if known else place.rank)
+    return place if place.local_rank >= 0 else replace(place, local_rank=local_rank)
 
 
 def rank_of(environment: Mapping[str, str]) -> str:

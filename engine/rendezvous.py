@@ -3,6 +3,7 @@
 import contextlib
 import os
 import socket
+import struct
 import sys
 import threading
 import time
@@ -16,13 +17,14 @@ from engine.signals import StopRequest
 from errors import STOPPED, UserError
 
 ANSWER_SECONDS = 10.0  # how long a store that can be connected to may take to answer
+SIOCGIFADDR = 0x8915  # linux/sockios.h: the address of an interface
 WAIT_SECONDS = 3.0  # how long a wait for other ranks may keep Ctrl-C waiting
 
 
 def meet(dist_url: str, rank: int, world_size: int, timeout: timedelta, stop: StopRequest, gpu: str = "") -> dist.Store:
     """The store at the URL, of this group and attempt alone, which rank 0 serves; env:// is that of torchrun.
 
-    gpu: a name of this process's GPU for gpus_of_this_machine. Raises UserError where none can be, or none is found in time.
+    gpu: a name of this process's GPU for ranks_of_this_machine. Raises UserError where none can be, or none is found in time.
     """
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     store = dist.PrefixStore(f"segtrain/{world_size}/{attempt}", _open_store(dist_url, rank, world_size, timeout, stop))
@@ -120,10 +122,38 @@ def _connect(host: str, port: int, rank: int, timeout: timedelta, stop: StopRequ
     return stores[0]
 
 
-def gpus_of_this_machine(store: dist.Store, world_size: int) -> list[str]:
-    """What each process on this machine called its GPU in meet(), when all have met at the store."""
+def ranks_of_this_machine(store: dist.Store, world_size: int) -> dict[int, str]:
+    """{rank: what it called its GPU in meet()} of the processes on this machine, in order, when all have met."""
     words = [value.decode().partition(" ") for value in store.multi_get([f"machine/{i}" for i in range(world_size)])]
-    return [gpu for host, _, gpu in words if host == socket.gethostname()]
+    return {rank: gpu for rank, (host, _, gpu) in enumerate(words) if host == socket.gethostname()}
+
+
+def choose_gloo_interface(store: dist.Store, rank: int, address: str) -> None:
+    """Let gloo listen where other machines reach this one, if GLOO_SOCKET_IFNAME does not say where. On all ranks.
+
+    By itself gloo takes the address of the host name, which on Debian is 127.0.1.1. address: of this machine on a
+    connection to another one; "" for ranks other than 0 on rank 0's machine, and where there is one machine.
+    """
+    if rank == 0:
+        store.set("address", address)
+    name = interface_of(address or store.get("address").decode())
+    if name:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+
+
+def interface_of(address: str) -> str:
+    """The name of this machine's network interface with an IPv4 address, such as eth0; "" where Linux knows none."""
+    if not address or sys.platform != "linux":
+        return ""
+    import fcntl
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):  # an interface without an address
+                answer = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("256s", name.encode()))  # a struct ifreq
+                if socket.inet_ntoa(answer[20:24]) == address:
+                    return name
+    return ""
 
 
 def wait_for_all(

@@ -9,7 +9,9 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator
+from typing import NoReturn
 
+WRITER = "checkpoint"  # name of the thread that writes checkpoints
 NAMES = ("SIGTERM", "SIGINT", "SIGUSR1")
 _END = b"\0"  # no signal's number
 
@@ -49,6 +51,25 @@ class WorkerSignals:
             os._exit(0)
 
 
+def exit_at_once(status: int, *, write_seconds: float = 0.0) -> NoReturn:
+    """End this process without what Python and torch do at an exit, some of which waits for the other ranks.
+
+    write_seconds: how long to wait for a checkpoint that a thread of the name WRITER still writes.
+    """
+    try:
+        for thread in threading.enumerate():
+            if thread.name == WRITER:
+                thread.join(write_seconds)
+        if hasattr(signal, "SIGCHLD") and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises when a worker is killed
+        for worker in multiprocessing.active_children():
+            worker.kill()  # otherwise it notices after 5 seconds that its parent is gone
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(status)
+
+
 @contextlib.contextmanager
 def stop_request(where: str = "") -> Iterator[StopRequest]:
     """A StopRequest that SIGTERM, SIGINT and SIGUSR1 set; a second SIGINT ends the process with status 130.
@@ -76,7 +97,7 @@ def stop_request(where: str = "") -> Iterator[StopRequest]:
         while (received := reader.recv(1)) != _END:
             if received[0] == signal.SIGINT and interrupted:
                 print(f"interrupted{where} for the second time: stopped at once", file=sys.stderr, flush=True)
-                os._exit(130)
+                exit_at_once(130)
             interrupted = interrupted or received[0] == signal.SIGINT
             if received[0] in numbers:
                 request.reason = signal.Signals(received[0]).name + where

@@ -6,6 +6,7 @@ no longer reached leaves keep-alive probes unanswered. Waiting collectives would
 """
 
 import contextlib
+import ipaddress
 import os
 import selectors
 import socket
@@ -18,7 +19,7 @@ from urllib.parse import urlsplit
 import torch.distributed as dist
 from tqdm import tqdm
 
-from engine.signals import StopRequest
+from engine.signals import StopRequest, exit_at_once
 from errors import UserError
 
 POLL_SECONDS = 0.2  # how often a rank looks whether it has something to say
@@ -26,6 +27,8 @@ LEAVE_SECONDS = 5.0  # how long a failing rank waits for the others to leave
 # A cut link is noticed after 5 + 3 * 5 seconds without an answer; 20,000 ms where a message was on its way.
 KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 20_000}
 CONNECT_SECONDS = 30.0
+# How long a rank that ends finishes a checkpoint. torchrun kills it 30 s after the first rank has ended.
+WRITE_SECONDS = 20.0
 
 
 class Watch:
@@ -56,9 +59,17 @@ class Watch:
             self.selector.register(line, selectors.EVENT_READ)
         self.thread.start()
 
+    def own_address(self) -> str:
+        """The address of this machine by which a rank on another machine is connected; "" where there is none."""
+        for line in self.lines:
+            own, other = (end[0].removeprefix("::ffff:") for end in (line.getsockname(), line.getpeername()))
+            if own != other and not ipaddress.ip_address(own).is_loopback:
+                return own
+        return ""
+
     def leave(self) -> None:
         """Part in peace: that this process ends now is no reason for the others to. Call it on all ranks."""
-        self._stop()
+        self.stop_listening()
         self._tell("done")
 
     def close(self) -> None:
@@ -66,12 +77,12 @@ class Watch:
             line.close()
 
     def publish(self, status: int, text: str) -> None:
-        """Tell the other ranks why this one fails, and wait until they know."""
-        self._stop()
+        """Tell the other ranks why this one fails, and wait until they know. Call stop_listening() first."""
         self._tell(f"failed {status} on rank {self.rank}: {' '.join(text.split())}")
         self._wait_for_others()
 
-    def _stop(self) -> None:
+    def stop_listening(self) -> None:
+        """From now on no other rank's failure ends this process."""
         self.stopped.set()
         if self.thread.is_alive():
             self.thread.join()
@@ -169,11 +180,9 @@ class Watch:
             return
         status, _, text = rest.partition(" ")
         tqdm.write(f"error (rank {self.rank}): {text}{self.advice()}", file=sys.stderr)
-        sys.stdout.flush()
-        sys.stderr.flush()
         if self.rank == 0:
             self._wait_for_others(but=source)  # as this process may serve the store; the source waits for this end
-        os._exit(int(status))
+        exit_at_once(int(status), write_seconds=WRITE_SECONDS)
 
     def _tell(self, message: str, but: socket.socket | None = None) -> None:
         """Send a message over all lifelines: to rank 0, or from it to all others."""

@@ -1,6 +1,7 @@
 """ResNet at output stride 8, from torchvision's."""
 
 import contextlib
+import socket
 from collections.abc import Iterator
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
+STALL_SECONDS = 60.0  # how long a download may take without a byte
 LAYER3_DILATION = 2
 MULTI_GRID = (4, 8, 16)  # dilations of layer4's blocks, CDSP and DeepLabV3 (arXiv:1706.05587, section 3.2.1)
 
@@ -110,5 +112,12 @@ def imagenet_weights(depth: int, version: str = "DEFAULT") -> tuple[str, dict[st
     version: "DEFAULT", the newest, or a name such as "IMAGENET1K_V1". Raises OSError where the download fails.
     """
     weights = torchvision.models.get_model_weights(f"resnet{depth}")[version]
-    state_dict = torch.hub.load_state_dict_from_url(weights.url, map_location="cpu", weights_only=True, check_hash=True)
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(STALL_SECONDS)  # torch.hub sets none, and would wait for ever
+    try:
+        state_dict = torch.hub.load_state_dict_from_url(
+            weights.url, map_location="cpu", weights_only=True, check_hash=True
+        )
+    finally:
+        socket.setdefaulttimeout(before)
     return str(weights), state_dict

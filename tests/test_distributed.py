@@ -1,5 +1,6 @@
 """Real groups of processes, over gloo: same result at any size, one set of files, one end for all."""
 
+import re
 import shutil
 import socket
 import time
@@ -7,10 +8,12 @@ import time
 import numpy as np
 import pytest
 import torch
-from conftest import finish, flags, one_line_each, read_metrics, start, start_group, two_processes
+from conftest import finish, flags, free_port, one_line_each, read_metrics, start, start_group, two_processes
 from PIL import Image
 
 from data.sampler import TrainSampler
+from engine.distributed import process_group
+from errors import UserError
 
 
 def weights(folder) -> dict[str, torch.Tensor]:
@@ -159,6 +162,16 @@ def test_rank_0_alone_writes_and_every_rank_says_where_it_is(run_on_two):
     assert "joining the group of RANK and WORLD_SIZE; --no_distributed would not" in out0
 
 
+def test_local_rank_that_nobody_says_is_counted_on_each_machine(demo_root, tmp_path):
+    """A6 of the audit: RANK and WORLD_SIZE by hand, three processes of which the second is on another machine."""
+    words = ["other_host", "1", *flags(dataset_path=demo_root, logdir=tmp_path, batchsize=1)]
+    env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": 3}
+    results = finish([start(words, tmp_path, "tests/train_with_fault.py", RANK=rank, **env) for rank in range(3)])
+    assert_all_ended_well(results)
+    found = [re.search(r"local rank \d", stdout)[0] for _, stdout, _ in results]
+    assert found == ["local rank 0", "local rank 0", "local rank 1"]
+
+
 def test_a10_lr_is_scaled_by_the_real_number_of_processes(run_on_two):
     tmp_path, [(_, out0, _), _] = run_on_two
     assert "lr 0.01 x 2 (--lr_scaling linear, 2 process(es)) = 0.02; global batch 4" in out0
@@ -181,6 +194,18 @@ def test_a9_distributed_without_a_launcher_is_a_group_of_one(demo_root, tmp_path
     assert status == 0, stderr
     assert "world size 1, device cpu, one process in a group (gloo)" in stdout
     assert "= 0.01; global batch 2" in stdout
+
+
+@pytest.mark.parametrize("error", [UserError("wrong"), KeyError("ours"), KeyboardInterrupt()])
+def test_an_error_leaves_a_group_of_one_as_an_exception(error):
+    def fail() -> None:
+        with process_group(distributed=True, device="cpu") as group:
+            assert (group.world_size, group.backend) == (1, "gloo")
+            raise error
+
+    with pytest.raises(type(error)):
+        fail()
+    assert not torch.distributed.is_initialized()
 
 
 def test_bad_file_on_one_rank_ends_all_with_its_name(demo_root, tmp_path):
@@ -255,7 +280,6 @@ def test_two_processes_of_one_rank_are_named(demo_root, tmp_path):
     ],
 )
 def test_wrong_settings_are_named(demo_root, tmp_path, monkeypatch, env, words, named):
-    from errors import UserError
     from train import main
 
     for name, value in env.items():

@@ -194,6 +194,36 @@ def test_imagenet_weights_without_network_are_one_line(demo_root, tmp_path, monk
         run_train(dataset_path=demo_root, logdir=tmp_path, pretrained="imagenet")
 
 
+def test_a_download_that_stalls_is_given_up(tmp_path, monkeypatch):
+    """A server that promises 1000 bytes and sends 10."""
+    import socket
+    import threading
+
+    import torch
+
+    from models import backbone, pretrained
+
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        line, _ = server.accept()
+        line.recv(65536)
+        line.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n0123456789")
+        line.recv(1)  # until the other end closes
+        line.close()
+
+    threading.Thread(target=serve, daemon=True).start()
+    load, url = torch.hub.load_state_dict_from_url, f"http://127.0.0.1:{server.getsockname()[1]}/x.pth"
+    monkeypatch.setattr(torch.hub, "load_state_dict_from_url", lambda *_, **__: load(url, model_dir=tmp_path))
+    monkeypatch.setattr(backbone, "STALL_SECONDS", 0.5)
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with pytest.raises(UserError, match=r"--pretrained imagenet: .* cannot be downloaded \(timed out\)"):
+        pretrained.read_start_weights("imagenet", 18, lambda _: {})
+    assert socket.getdefaulttimeout() is None
+    assert not list(tmp_path.iterdir())
+    server.close()
+
+
 def test_a_full_disk_is_named_and_leaves_the_earlier_checkpoint_whole(tmp_path):
     """A limit on the size of files stands in for a full disk: both make the write fail half-way."""
     import resource

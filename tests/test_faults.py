@@ -3,17 +3,34 @@
 import shutil
 import subprocess
 import time
+from pathlib import Path
 
+import cv2
+import numpy as np
 import pytest
 import torch
 from conftest import errors_of, finish, flags, free_port, one_line_each, start, start_group, two_processes
 
 from data.demo import draw_dataset
-from engine import doctor
+from engine import checkpoint, doctor
 from scripts.chaos import count_lines
 
 FAULTS = "tests/train_with_fault.py"
 NAMED_SECONDS = 30
+
+
+def wait_for(path: Path, processes: list) -> None:
+    while not path.exists():
+        assert all(process.poll() is None for process in processes), [process.communicate() for process in processes]
+        time.sleep(0.02)
+
+
+def is_running(pid: int) -> bool:
+    """Whether there is such a process that has not ended; one that no parent has waited for yet is a zombie."""
+    try:
+        return "zombie" not in Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 @pytest.mark.parametrize(
@@ -27,6 +44,9 @@ NAMED_SECONDS = 30
          "lower --batchsize"),
         ("out_of_memory_on_the_cpu", "0", "out of memory on cpu"),
         ("last_write_fails", "0", "the disk is gone"),
+        ("other_numpy", "1", f"NumPy is {np.__version__} on rank 0 but 1.0 on rank 1: install the same version"),
+        ("other_opencv", "0", f"OpenCV is 1.0 on rank 0 but {cv2.__version__} on rank 1: install the same version"),
+        ("other_order", "1", "the order of samples in epoch 1 differs between rank 0 and rank 1: install the same version"),
         ("loss_not_finite", "1", "is nan at step 6 (epoch 3), from rank(s) [1]: lower --lr"),
     ],
 )  # fmt: skip
@@ -76,8 +96,54 @@ def test_bug_on_one_rank_is_said_first_and_last_there_and_named_on_the_other(dem
     assert "Traceback" not in stderr0
     lines = stderr1.splitlines()
     assert lines[0].startswith("error (rank 1): KeyError: 'no such sample")
-    assert lines[-1].startswith("KeyError: 'no such sample")
+    assert lines[-1].removeprefix("[rank1]: ").startswith("KeyError: 'no such sample")  # torch adds the rank
     assert "Traceback" in stderr1
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    ("fault", "status", "message"),
+    [
+        ("user_error", 2, "the file is wrong"),
+        ("signal_before_the_error+user_error", 2, "the file is wrong"),
+        ("bug", 1, "RuntimeError: an index is wrong"),
+        ("interrupt", 130, "interrupted"),
+        ("leave", 3, "SystemExit: 3"),
+    ],
+)
+def test_error_ends_both_ranks_where_leaving_the_group_would_block(demo_root, tmp_path, fault, status, message, rank):
+    """A1 of the audit: destroy_process_group() of NCCL waits for collectives that the other ranks never join."""
+    words = flags(dataset_path=demo_root, logdir=tmp_path, name="x", workers=1)
+    processes = start_group(2, ["blocked_destroy+" + fault, str(rank), *words], tmp_path, FAULTS)
+    note = tmp_path / f"workers.{rank}"
+    wait_for(note, processes)
+    struck = time.monotonic()
+    results = finish(processes, timeout=10)
+    print(f"\n{fault} on rank {rank}: both ranks gone {time.monotonic() - struck:.2f} s later")
+    assert [status for status, _, _ in results] == [status, status], results
+    own, other = results[rank][2], results[1 - rank][2]
+    own_line = f"interrupted (rank {rank})" if fault == "interrupt" else f"error (rank {rank}): {message}"
+    assert own.replace("\r", "\n").split("\n").count(own_line) == 1  # a bar may stand before it
+    assert errors_of(other) == [f"error (rank {1 - rank}): on rank {rank}: {message}"]
+    assert ("Traceback" in own, "Traceback" in other) == (fault == "bug", False)
+    if rank == 0 and fault != "interrupt":
+        assert message in (tmp_path / "x" / "train.log").read_text()
+    workers, ended = [int(pid) for pid in note.read_text().split()], time.monotonic()
+    assert len(workers) == 1
+    while any(map(is_running, workers)):  # a killed process takes a moment; one that is let be, 5 seconds
+        assert time.monotonic() - ended < 3
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_checkpoint_that_is_being_written_when_a_rank_fails_is_finished(demo_root, tmp_path, rank):
+    """Step 1 is saved in the background, slowly, while step 2 fails."""
+    words = flags(dataset_path=demo_root, logdir=tmp_path, name="x", save_step_frequency=1)
+    one_line_each(
+        finish(start_group(2, ["slow_write+user_error", str(rank), *words], tmp_path, FAULTS)), "the file is wrong"
+    )
+    assert checkpoint.read_run(tmp_path / "x" / "last.pt")["step"] == 1
+    assert not list((tmp_path / "x").glob(".*.tmp"))
 
 
 @pytest.mark.parametrize("victim", [0, 1])
@@ -105,6 +171,25 @@ def test_stopped_rank_is_waited_for_as_long_as_dist_timeout_says(demo_root, tmp_
     processes[1].communicate()
     assert status == 2, stderr
     assert "waited 5 s (--dist_timeout) for the other ranks" in errors_of(stderr)[0]
+
+
+def test_slow_download_is_waited_for_beyond_dist_timeout(demo_root, tmp_path):
+    """A9 of the audit: the others waited in a broadcast, which ends after --dist_timeout; NCCL's by SIGABRT."""
+    words = flags(dataset_path=demo_root, logdir=tmp_path, pretrained="imagenet", dist_timeout=6)
+    results = finish(start_group(2, ["slow_download", "all", *words], tmp_path, FAULTS))
+    assert [status for status, _, _ in results] == [0, 0], results
+    assert "rank 1: waiting for rank 0, which is loading --pretrained imagenet" in results[1][2]
+    assert (
+        "start weights: 120 from ResNet18_Weights.IMAGENET1K_V1" in results[0][1]
+    )  # as many as ResNet-18 has without its classifier
+
+
+def test_broken_download_is_named_on_both_ranks(demo_root, tmp_path):
+    words = flags(dataset_path=demo_root, logdir=tmp_path, pretrained="imagenet")
+    one_line_each(
+        finish(start_group(2, ["broken_download", "all", *words], tmp_path, FAULTS)),
+        "--pretrained imagenet: ResNet-18's weights cannot be downloaded (<urlopen error no route to host>)",
+    )
 
 
 def test_different_file_lists_are_named(demo_root, tmp_path):

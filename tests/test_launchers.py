@@ -1,5 +1,6 @@
 """Which place a process finds in the variables of each launcher, and which device and store it then takes."""
 
+import os
 import socket
 import sys
 import types
@@ -12,6 +13,7 @@ import torch.distributed as dist
 from engine import device, launchers, rendezvous
 from engine.launchers import Place
 from engine.signals import StopRequest
+from engine.watch import Watch
 from errors import UserError
 
 TORCHRUN = {
@@ -96,15 +98,17 @@ def test_ports_of_jobs_differ_and_leave_those_alone_that_linux_gives_out():
 
 
 def test_flags_say_the_place_without_a_launcher():
-    assert launchers.find_or_make({}) == Place("flags", 0, 1, 0)
+    assert launchers.find_or_make({}) == Place("flags", 0, 1)
     assert launchers.meeting_url({}, Place("flags", 0, 1, 0)) == "tcp://127.0.0.1:0"
     assert launchers.find_or_make({}, local_rank=3) == Place("flags", 0, 1, 3)
-    assert launchers.find_or_make({}, world_size=4, rank=2) == Place("flags", 2, 4, 2)  # one machine, if not said
+    # Which processes share a machine shows when they have met.
+    assert launchers.find_or_make({}, world_size=4, rank=2) == Place("flags", 2, 4)
+    assert launchers.find_or_make(BY_HAND) == Place("RANK and WORLD_SIZE", 1, 2)
     assert launchers.find_or_make({}, world_size=4, rank=2, local_rank=0) == Place("flags", 2, 4, 0)
     assert launchers.find_or_make(BY_HAND, local_rank=0).local_rank == 0
     assert launchers.find_or_make(SRUN, world_size=16, local_rank=7).local_rank == 1  # the launcher knows better
     # In a batch script, whoever says how many there are has been heard.
-    assert launchers.find_or_make(BATCH_SCRIPT, world_size=1) == Place("flags", 0, 1, 0)
+    assert launchers.find_or_make(BATCH_SCRIPT, world_size=1) == Place("flags", 0, 1)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +164,42 @@ def test_processes_of_a_machine_are_counted_at_the_store(monkeypatch):
     for rank, (host, gpu) in enumerate([("here", "GPU-a"), ("there", ""), ("here", "GPU-b")]):
         monkeypatch.setattr(socket, "gethostname", lambda host=host: host)
         met = rendezvous.meet("tcp://x:1", rank, 3, None, None, gpu)
-    assert rendezvous.gpus_of_this_machine(met, 3) == ["GPU-a", "GPU-b"]
+    assert rendezvous.ranks_of_this_machine(met, 3) == {0: "GPU-a", 2: "GPU-b"}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux")
+def test_interface_of_an_address():
+    assert rendezvous.interface_of("127.0.0.1") == "lo"
+    assert rendezvous.interface_of("203.0.113.1") == ""  # RFC 5737: for documentation, no machine has it
+    assert rendezvous.interface_of("") == ""
+
+
+def test_gloo_listens_where_other_machines_reach_this_one(monkeypatch):
+    """Rank 1 is on rank 0's machine and so is connected to no other."""
+
+    def chosen(addresses: list[str], said: str = "") -> list[str]:
+        store, found = dist.HashStore(), []
+        for rank, address in enumerate(addresses):
+            monkeypatch.setenv("GLOO_SOCKET_IFNAME", said)
+            if not said:
+                monkeypatch.delenv("GLOO_SOCKET_IFNAME")
+            rendezvous.choose_gloo_interface(store, rank, address)
+            found.append(os.environ.get("GLOO_SOCKET_IFNAME", ""))
+        return found
+
+    monkeypatch.setattr(rendezvous, "interface_of", {"10.0.0.1": "ib0", "10.0.0.2": "ib1"}.get)
+    assert chosen(["10.0.0.1", "", "10.0.0.2"]) == ["ib0", "ib0", "ib1"]
+    assert chosen(["", ""]) == ["", ""]  # one machine
+    assert chosen(["10.0.0.1", "10.0.0.2"], said="eth7") == ["eth7", "eth7"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere 127.0.1.1 is no address of this machine")
+def test_lifelines_on_one_machine_lead_to_no_other():
+    watch = Watch(0, 2, StopRequest())
+    with socket.create_server(("127.0.1.1", 0)) as server, socket.create_connection(server.getsockname()) as line:
+        watch.lines[line] = "rank 1"
+        assert line.getsockname()[0] != line.getpeername()[0]  # 127.0.0.1 and 127.0.1.1
+        assert watch.own_address() == ""
 
 
 def fake_cuda(monkeypatch, num_gpus: int) -> None:
@@ -181,6 +220,8 @@ def test_device_where_srun_shows_each_task_its_own_gpu(monkeypatch):
     fake_cuda(monkeypatch, 4)
     assert device.only_gpu("auto") == ""
     assert device.find_device("auto", 3, 4) == torch.device("cuda", 3)
+    with pytest.raises(UserError, match=r"local rank 4 with 4 CUDA device\(s\) visible: number .* from 0 \(LOCAL_RANK"):
+        device.find_device("auto", 4, 1)  # LOCAL_RANK is said, and is the rank among all machines
 
 
 def test_backend_is_nccl_on_cuda_but_for_windows(monkeypatch):

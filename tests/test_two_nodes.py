@@ -52,6 +52,25 @@ class Nodes:
         texts = {pid: path.read_text() for pid, path in commands.items() if path.exists()}
         return [pid for pid, text in texts.items() if "train.py" in text and "torch.distributed.run" not in text]
 
+    def by_hand(self, number: int, words: list[str], folder: Path) -> subprocess.Popen:
+        """train.py on a node that has a host name of its own, which leads to 127.0.1.1 there, as on Debian."""
+        hosts = folder / f"hosts.{number}"
+        addresses = [f"10.99.0.{node + 1} {name}\n" for node, name in enumerate(self.names)]
+        addresses[number] = f"127.0.1.1 {self.names[number]}\n"
+        hosts.write_text("127.0.0.1 localhost\n" + "".join(addresses))
+        script = 'hostname "$1" && mount --bind "$2" /etc/hosts && shift 2 && exec "$@"'
+        command = [
+            "ip", "netns", "exec", self.names[number], "unshare", "--uts", "--mount", "sh", "-c", script, "sh",
+            self.names[number], hosts, sys.executable, REPO / "train.py", *words,
+        ]  # fmt: skip
+        env = os.environ | {
+            "RANK": str(number),
+            "WORLD_SIZE": "2",
+            "MASTER_ADDR": self.names[0],
+            "MASTER_PORT": "29500",
+        }
+        return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
     def torchrun(self, number: int, words: list[str], output: Path, max_restarts: int) -> subprocess.Popen:
         """torchrun on a node, its output in a file."""
         command = [
@@ -133,3 +152,14 @@ def test_cut_cable_between_two_nodes(nodes, demo_root, tmp_path, max_restarts):
             ).stdout.split()
             for pid in pids:
                 os.kill(int(pid), 9)
+
+
+def test_two_nodes_by_hand_whose_host_names_lead_to_themselves(nodes, demo_root, tmp_path):
+    """A6 and A8 of the audit: no LOCAL_RANK, and gloo would listen at 127.0.1.1, where the other node cannot reach it."""
+    if not shutil.which("unshare"):
+        pytest.skip("the unshare command is not there")
+    words = flags(dataset_path=demo_root, logdir=tmp_path / "log", dist_timeout=30)
+    results = finish([nodes.by_hand(number, words, tmp_path) for number in (0, 1)])
+    assert [status for status, _, _ in results] == [0, 0], results
+    for rank, (_, stdout, _) in enumerate(results):
+        assert f"rank {rank}, local rank 0, world size 2, device cpu, in a group (gloo)" in stdout

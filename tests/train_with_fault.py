@@ -6,12 +6,17 @@ FAULT is the name of a function below, RANK the rank on which it strikes, or "al
 import multiprocessing
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from urllib.error import URLError
 
+import cv2
+import numpy as np
 import torch
+import torchvision
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -19,6 +24,7 @@ import errors
 import train
 import utils
 from data.dataset import SegmentationDataset
+from data.sampler import TrainSampler
 from engine import checkpoint
 from engine.distributed import Group
 from engine.losses import Criterion
@@ -26,6 +32,7 @@ from engine.state import TrainState
 from engine.watch import Watch
 from tests import thin_networks
 
+ON_ALL_RANKS = ("a_buffer", "blocked_destroy", "slow_write", "thin")
 STEP = 6  # of 4 an epoch: in the middle of the second
 
 
@@ -143,11 +150,28 @@ def huge_loss_scale() -> None:
     torch.amp.GradScaler.__init__ = huge  # type: ignore[method-assign]
 
 
+def other_host() -> None:
+    """This process is on a machine of its own, by its name."""
+    socket.gethostname = lambda: "other"
+
+
 # What must be named on every rank
 
 
 def wrapper_lost() -> None:
     Group.wrap = lambda self, raw_model, **options: raw_model  # type: ignore[method-assign]
+
+
+def other_numpy() -> None:
+    np.__version__ = "1.0"
+
+
+def other_opencv() -> None:
+    cv2.__version__ = "1.0"
+
+
+def other_order() -> None:
+    TrainSampler.order = lambda sampler, epoch: np.arange(len(sampler.dataset))  # type: ignore[method-assign]
 
 
 def add_to_model(add: Callable[[nn.Module], None]) -> None:
@@ -200,6 +224,68 @@ def dataset_raises() -> None:
     before(SegmentationDataset, "__getitem__", fail)
 
 
+# Two errors at step 2, after which the tests look at what is left
+
+
+def strike(error: BaseException) -> Callable[[], None]:
+    """Note the loader's workers in workers.RANK, then raise the error."""
+
+    def action() -> None:
+        note = Path(f"workers.{os.environ['RANK']}")
+        note.with_suffix(".tmp").write_text(" ".join(str(child.pid) for child in multiprocessing.active_children()))
+        note.with_suffix(".tmp").rename(note)
+        raise error
+
+    return action
+
+
+def user_error() -> None:
+    at_step(2, strike(errors.UserError("the file is wrong")))
+
+
+def bug() -> None:
+    at_step(2, strike(RuntimeError("an index is wrong")))
+
+
+def interrupt() -> None:
+    at_step(2, strike(KeyboardInterrupt()))
+
+
+def leave() -> None:
+    at_step(2, strike(SystemExit(3)))
+
+
+def signal_before_the_error() -> None:
+    at_step(2, stop)
+
+
+def blocked_destroy() -> None:
+    """As NCCL's shutdown, which waits for collectives that a dead rank never joins."""
+    torch.distributed.destroy_process_group = lambda *_: time.sleep(600)
+
+
+def slow_download() -> None:
+    """ImageNet's weights come later than --dist_timeout allows a collective to take."""
+
+    def download(*_, **__) -> dict:
+        time.sleep(11)
+        return torchvision.models.resnet18().state_dict()
+
+    torch.hub.load_state_dict_from_url = download
+
+
+def broken_download() -> None:
+    def download(*_, **__) -> None:
+        time.sleep(1)
+        raise URLError("no route to host")
+
+    torch.hub.load_state_dict_from_url = download
+
+
+def slow_write() -> None:
+    before(checkpoint, "write", lambda *_: time.sleep(1))
+
+
 def out_of_memory() -> None:
     def fail() -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
@@ -245,6 +331,6 @@ def killed_in_first_step() -> None:
 if __name__ == "__main__":
     fault, rank = sys.argv[1:3]
     for name in fault.split("+"):
-        if rank == "all" or rank == os.environ.get("RANK", "0") or name in ("a_buffer", "thin"):
+        if rank == "all" or rank == os.environ.get("RANK", "0") or name in ON_ALL_RANKS:
             globals()[name]()
     sys.exit(errors.run(lambda: train.main(sys.argv[3:])))
