@@ -1,7 +1,7 @@
 """Flags of train.py that stand for others: other names, and other ways to say the same."""
 
 # Names of earlier launch scripts, of the guides (docs/guides.md), and of other trainers where they mean exactly the same;
-# foreign_flags.py has those that do not.
+# foreign_flags.py has the names that mean something else.
 # {their name, or SECTION.KEY of a YAML file: our name, and after a space what to say with it}
 ALIASES = {
     "pesudo_path": "pseudo_path",

@@ -45,7 +45,7 @@ class ModelFlags:
     )  # fmt: skip
     layers: int = flag(50, "depth of the ResNet", choices=(18, 34, 50, 101, 152))
     stride_in_1x1: bool = flag(
-        False, "stride of layer2's first block on its 1x1 convolution, as in CDSP; a released CDSP file turns it on"
+        False, "put the stride of layer2's first block on its 1x1 convolution, as CDSP; a released CDSP file sets it"
     )
     numclasses: int = flag(
         21, "number of classes, background included; labels are 0..numclasses-1, and 255 = ignore", at_least=2
@@ -54,7 +54,7 @@ class ModelFlags:
         "", "names and colours of the classes: voc, camvid, cityscapes, ade20k, or a FILE with one a line [numbers]"
     )
     background: str = flag(
-        "0", "class that is background to distance maps, LoRM and overlays; none: every class is an object",
+        "0", "background class of distance maps, LoRM and overlays; none: every class is an object",
         choices=("0", "none"),
     )  # fmt: skip
     amp: str = flag("none", "mixed precision; fp16 scales the loss", choices=("none", "bf16", "fp16"))
@@ -64,7 +64,7 @@ class ModelFlags:
 
     @property
     def background_class(self) -> int | None:
-        """--background as a class number, or None."""
+        """--background as a class number; None for "none"."""
         return None if self.background == "none" else int(self.background)
 
 

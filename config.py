@@ -46,7 +46,7 @@ class Config(LaunchFlags, ModelFlags, DataFlags):
     )
     head_init: str = flag(
         "default",
-        "random weights of a new head and LoRM; default: torch's; release: as in CDSP's code, N(0, 2 / (k^2 C_out))",
+        "initialisation of a new head and LoRM; default: torch's; release: as in CDSP's code, N(0, 2 / (k^2 C_out))",
         choices=("default", "release"),
     )
     sync_bn: str = flag("auto", "synchronise batch norm over processes; auto: on CUDA", choices=("auto", "on", "off"))
@@ -67,7 +67,7 @@ class Config(LaunchFlags, ModelFlags, DataFlags):
     l_lorm: float = flag(1.0, "weight of the localization rectification loss (models *_lorm)", at_least=0)
     lorm_scope: str = flag(
         "foreground",
-        "positions of the localization rectification loss; all, as in the release, also pulls background features to 0",
+        "positions that the LoRM loss sums over; all, as in the release, also pulls background features to 0",
         choices=("foreground", "all"),
     )
     l_ds: float = flag(1.0, "weight of entropy near the scribble", at_least=0)
@@ -82,14 +82,14 @@ class Config(LaunchFlags, ModelFlags, DataFlags):
     )
     total_batchsize: int = flag(
         0,
-        "global batch, divided over processes and --accum_steps; a new run's lr then is as given. 0: --batchsize",
+        "global batch, divided over processes and --accum_steps; a new run then keeps --lr as given; 0: --batchsize",
         at_least=0,
     )
     accum_steps: int = flag(1, "forward passes per optimizer step", at_least=1)
     lr: float = flag(1e-3, "base learning rate of SGD, before --lr_scaling", at_least=0)
     lr_scaling: str = flag(
         "linear",
-        "multiply the lr of a new run by the world size, by its square root, or not; of a resumed run, by the change of the global batch",
+        "scale the lr of a new run by the world size, of a resumed run by the change of its global batch",
         choices=("linear", "sqrt", "none"),
     )
     warmup_epochs: float = flag(

@@ -68,8 +68,8 @@ def get_class_weights(
 ) -> list[float] | None:
     """--class_weights as numbers, the same on all ranks, or None: each class has weight 1. Collective.
 
-    loader: of the training list, whose labels are counted for --class_weights balanced, each rank its share. saved: the
-    content of the checkpoint that the run resumes, which has the numbers counted for the same labels.
+    loader: of the training list. For --class_weights balanced, each rank counts a share of its labels. saved: content
+    of the resumed checkpoint, whose weights are used again if list, labels and classes are the same.
     """
     if cfg.class_weights == "none":
         return None
@@ -97,7 +97,7 @@ def _class_weights(cfg: Config, group: Group, loader: DataLoader, run: Run) -> l
 
 
 def _counted_before(cfg: Config, loader: DataLoader, saved: dict | None) -> list[float] | None:
-    """The checkpoint's numbers, if it has any and they are of this training list, these labels and classes."""
+    """The checkpoint's class weights if its training list, labels and classes are the same; else None."""
     flags = ("class_weights", "numclasses", "dataset", "train_path")
     if saved is None or any(saved["config"].get(name) != getattr(cfg, name) for name in flags):
         return None

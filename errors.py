@@ -44,7 +44,7 @@ def report(error: BaseException, rank: str) -> int:
     """Print in one line why the program ends, and return its exit status. rank: "" without a group."""
     where = f" (rank {rank})" if rank else ""
     interrupted = isinstance(error, KeyboardInterrupt)
-    # A progress bar is cleared first.
+    # tqdm.write() clears a progress bar first.
     tqdm.write(f"interrupted{where}" if interrupted else f"error{where}: {reason(error)}", file=sys.stderr)
     if isinstance(error, SystemExit) and isinstance(error.code, int) and error.code:
         return error.code

@@ -208,7 +208,7 @@ class FlagReader:
         return ours
 
     def _num_values(self, name: str) -> float | None:
-        """How many words follow a flag at most; None where there is no such flag."""
+        """The maximal number of values of a flag; None where there is no such flag."""
         ours = name.removeprefix("no_") if name.removeprefix("no_") in self.fields else name
         if ours not in self.fields:
             return 1 if name in ("config", "stage") else None

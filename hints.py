@@ -11,9 +11,9 @@ from shell import python_command, quoted, tensorboard_command, torchrun_command
 
 
 class ResumeHint:
-    """How to resume this run. As a context, it adds that to the message of a UserError once there is a checkpoint.
+    """Says how to resume this run. As a context manager, it adds that to a UserError once there is a checkpoint.
 
-    folder: the run's, once it has one.
+    folder: the run's folder, None until it has one.
     """
 
     def __init__(self, cfg: Config, group: Group):
@@ -22,9 +22,9 @@ class ResumeHint:
         group.advise(self.after_failure)
 
     def __str__(self) -> str:
-        """The line for the user: a command that starts as many processes as now, or what to add to the one used.
+        """A command that resumes on as many processes as now, or else the words to add to the first start's command.
 
-        It needs no other flag: they are in config.yaml beside the checkpoint.
+        A resumed run reads its other flags from config.yaml beside the checkpoint.
         """
         words = ["--resume", os.path.join(str(self.folder), "last.pt")]
         if self.group.world_size == 1:
@@ -50,7 +50,7 @@ class ResumeHint:
 
 
 def next_steps(logdir: str, folder: Path, validation: list[dict[str, Path]]) -> list[str]:
-    """Lines with the commands for a run that is done. validation: the files of each validation image."""
+    """Lines with commands to run after training. validation: the files of each validation image."""
     best = folder / "best.pt"
     source = os.path.commonpath([files["image"].parent for files in validation])
     predict = ["--checkpoint", best, "--input", source, "--output", folder / "predictions", "--overlay"]

@@ -1,4 +1,4 @@
-"""Labels that cannot be meant: a run checks a sample at its start, and all validation masks after its first validation."""
+"""Warnings about labels: of a sample at the start of a run, and of all masks after its first validation."""
 
 from itertools import groupby
 from pathlib import Path
@@ -15,12 +15,12 @@ from loaders import batched, share_out
 from shell import python_command
 
 SAMPLE = 64  # images of each split whose labels are read at the start
-CHUNK = 512  # labels that all ranks together read before they compare
-# --numclasses is far too high where all three hold. Good data pass: eight classes that are each in 1 of 100 images are all
-# missing from 2 * SAMPLE images with a probability of 0.92**128 = 2e-5.
+CHUNK = 512  # images whose labels all ranks together read before they compare
+# --numclasses is far too high where all three hold. Good data pass: suppose each of 8 classes is in 1 of 100 images.
+# Then all 8 are missing from 2 * SAMPLE images with probability 0.92**128 = 2e-5.
 MIN_MISSING = 8  # classes above the highest label
 MIN_RATIO = 1.5  # --numclasses over the number of classes up to the highest label
-MIN_IMAGES = 16  # a smaller data set may well lack classes
+MIN_IMAGES = 16  # images read; fewer may lack classes by chance
 
 Labels = list[list[Path]]  # the label files of each image
 
@@ -30,7 +30,7 @@ def check_sample(
 ) -> None:
     """Compare a sample of the labels with --numclasses, and warn. Collective.
 
-    Raises UserError on every rank where a model of two classes could learn class 0 only.
+    Raises UserError on every rank if there are two classes, of which the labels only teach class 0.
     """
     train_labels, val_labels = _labels(train_set), _labels(val_set)
     train_sample, val_sample = _spread(train_labels), _spread(val_labels)
@@ -53,7 +53,7 @@ def check_sample(
 
 
 def check_validation(cfg: Config, run: Run, accuracies: list[float | None]) -> None:
-    """Say which classes are in no validation mask. accuracies: of each class, None where no pixel has it."""
+    """Log which classes no validation mask has. accuracies: of each class, None where no pixel has it."""
     absent = [number for number, accuracy in enumerate(accuracies) if accuracy is None]
     if not absent:
         return
@@ -70,7 +70,7 @@ def check_validation(cfg: Config, run: Run, accuracies: list[float | None]) -> N
 
 
 def check_command(cfg: Config) -> str:
-    """The data check of this run's data set. It counts the classes itself: --numclasses may be what is wrong."""
+    """The command that checks this run's data set, without --numclasses, which may be what is wrong."""
     words: list[str] = [cfg.dataset_path, "--dataset", cfg.dataset]
     for name in ("classes", "list_path", "image_path", "train_path", "val_path", "pseudo_path"):
         if getattr(cfg, name) != FLAGS[name].default:
@@ -83,14 +83,14 @@ def _labels(dataset: SegmentationDataset) -> Labels:
 
 
 def _spread(labels: Labels) -> Labels:
-    """SAMPLE of the images, spread evenly over the list."""
+    """At most SAMPLE entries, spread evenly over the list."""
     if len(labels) <= SAMPLE:
         return labels
     return [labels[number * len(labels) // SAMPLE] for number in range(SAMPLE)]
 
 
 def _values(labels: Labels, cfg: Config, group: Group) -> set[int]:
-    """The values in these labels; each rank reads its share."""
+    """The values in these labels, on every rank; each reads a share. Collective."""
 
     def values_of(path: Path) -> set[int]:
         label = read_label(path, cfg.numclasses)
@@ -105,12 +105,12 @@ def _is_binary(values: set[int]) -> bool:
 
 
 def _all_binary(labels: Labels, cfg: Config, group: Group) -> bool:
-    """Whether no label has another value than 0 and 255: a sample may have missed a rare class."""
+    """Whether all labels hold only 0 and 255; a sample may miss a rare class. Collective."""
     return all(_values(chunk, cfg, group) <= {0, IGNORE} for chunk in batched(labels, CHUNK))
 
 
 def _ranges(numbers: list[int]) -> str:
-    """Rising numbers as "class 3" or "classes 1, 5-20"."""
+    """Sorted class numbers as text: "class 3" or "classes 1, 5-20"."""
     runs = [
         [number for _, number in group] for _, group in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
     ]

@@ -15,9 +15,9 @@ from errors import UserError
 
 
 def begin(cfg: Config, world_size: int, steps_per_epoch: int) -> dict[str, float]:
-    """The origin of a run that starts now: what its learning rate depends on later, however the run is resumed.
+    """The origin of a new run: what determines its learning rate after every resume. Checkpoints keep it.
 
-    "lr_factor" is what --lr is multiplied by at "global_batch", the batch that the run starts with.
+    "global_batch" is the batch that the run starts with; there --lr is multiplied by "lr_factor".
     """
     return {
         "world_size": world_size,
@@ -28,7 +28,7 @@ def begin(cfg: Config, world_size: int, steps_per_epoch: int) -> dict[str, float
 
 
 def saved_origin(saved: dict, num_images: int) -> dict[str, float]:
-    """The origin in a checkpoint's content. num_images: of the training list, for files without all of the origin."""
+    """The origin in a checkpoint's content. num_images: in the training list, for older checkpoints."""
     origin, flags = dict(saved["origin"]), saved["config"]
     if "lr_factor" not in origin:  # a file from before 2026-11-22: its flags tell how its lr was scaled
         total = flags.get("total_batchsize")
@@ -66,7 +66,7 @@ def get_optimizer(
 def scaled_lr(
     cfg: Config, group: Group, steps_per_epoch: int, origin: dict[str, float], say: Callable[[str], None]
 ) -> float:
-    """The highest lr of the run; says how it and the global batch come about.
+    """The peak lr of the run. Logs how it and the global batch are computed.
 
     It depends on --lr, the origin and the global batch only: the same batch has the same lr, whichever flags and
     processes make it, and another batch has the lr of the origin scaled by --lr_scaling.
@@ -116,9 +116,9 @@ def _rule(scaling: str, size: float) -> float:
 def _warmup_steps(
     cfg: Config, total_steps: int, steps_per_epoch: int, origin: dict[str, float], global_batch: int
 ) -> float:
-    """The warm-up's length in steps of this run's position (train.py), which another global batch must not move.
+    """The warm-up's length in the unit of a run's position (train.py), such that it keeps its place after a resume.
 
-    With --max_steps the position counts optimizer steps, of any batch. Otherwise it follows the samples.
+    With --max_steps the position counts optimizer steps, whatever their batch. Otherwise it follows the samples.
     """
     if cfg.warmup_steps >= 0:
         return cfg.warmup_steps * (1 if cfg.max_steps else origin["global_batch"] / global_batch)

@@ -35,7 +35,7 @@ from loaders import batched, make_loader, share_out
 from trained import TOO_MUCH, Checkpoint, read_flags
 from utils import join_group
 
-# Flags of ModelFlags that an exported model leaves open.
+# Flags that a checkpoint has, but an exported model takes from the command line.
 NOT_OF_MODEL = ("classes", "background", "val_batchsize", "workers", "val_workers")
 
 
@@ -44,12 +44,10 @@ class PredictFlags(InferenceFlags, ModelFlags):
     """Those of ModelFlags are the checkpoint's own where they are not given."""
 
     model: str = flag("", "FILE that export.py wrote as ONNX, instead of --checkpoint")
-    input: tuple[str, ...] = flag(
-        (), "images, videos, folders (with those below them) or 'patterns' to predict, one or more"
-    )
+    input: tuple[str, ...] = flag((), "images, videos, folders (with subfolders) or 'patterns' to predict, one or more")
     output: str = flag("predictions", "folder to write masks/NAME.png to, and what else is asked for")
     overlay: bool = flag(
-        False, "also write overlays/NAME.jpg, or a video: the classes over the image, but for --background"
+        False, "also write overlays/NAME.jpg, or a video: the classes over the image, --background left clear"
     )
     probs: bool = flag(False, "also write probs/NAME.npy: probabilities (classes, height, width), float16")
     overwrite: bool = flag(False, "predict again what --output has already")

@@ -16,9 +16,9 @@ def quoted(words: list[str]) -> str:
 
 
 def python_command(*words: object) -> str:
-    """The line that runs Python with these words, by the interpreter of this process.
+    """The command line that runs Python, this process's interpreter, with these words.
 
-    A program of this repository, "train.py" or "-m", "data.check", also runs outside its folder.
+    A program of this repository, "train.py" or "-m", "data.check", gets a path that is right in the current folder.
     """
     program, *rest = map(str, words)
     if program == "-m" and Path.cwd() != REPO:
@@ -29,12 +29,12 @@ def python_command(*words: object) -> str:
 
 
 def repo_file(name: str) -> str:
-    """The name of a file of this repository as the current folder reaches it; other words stay as they are."""
+    """The name, or outside the repository the path, of a file of this repository; other words unchanged."""
     return str(REPO / name) if (REPO / name).is_file() and Path.cwd() != REPO else name
 
 
 def torchrun_command(num_processes: int, *words: object) -> str:
-    """The line that runs a program of this repository, the first word, in a group of processes on this machine."""
+    """The command line that runs a program of this repository, the first word, by torchrun on this machine."""
     program, *rest = map(str, words)
     launch = [*_tool("torchrun", "torch.distributed.run"), "--standalone", "--nproc_per_node", str(num_processes)]
     return quoted([*launch, repo_file(program), *rest])
@@ -45,7 +45,7 @@ def tensorboard_command(logdir: str) -> str:
 
 
 def _tool(name: str, module: str) -> list[str]:
-    """The words that run a tool of this interpreter's packages: its name where the shell finds that one, else the module."""
+    """The words that start a tool of this environment: its name where the shell finds it, else python -m MODULE."""
     found = shutil.which(name)
     if found and Path(found).absolute().parent == Path(sys.executable).absolute().parent:
         return [name]
@@ -53,9 +53,9 @@ def _tool(name: str, module: str) -> list[str]:
 
 
 def _python() -> str:
-    """The word python where the shell finds this interpreter under that name, else its path."""
+    """The word python where that name starts this interpreter, else its path."""
     found = shutil.which("python")
-    # Compared without following links: the interpreter of a virtual environment is a link to another one.
+    # Do not follow links: the interpreter of a virtual environment is a link to another one.
     if found and os.path.abspath(found) == os.path.abspath(sys.executable):
         return "python"
     below = os.path.relpath(sys.executable) if Path(sys.executable).is_relative_to(Path.cwd()) else ""

@@ -107,7 +107,7 @@ class Checkpoint:
             raise UserError(
                 f"--checkpoint {self.path}: {len(missing)} weights of a {cfg.model_type} with --layers {cfg.layers} and "
                 f"--numclasses {cfg.numclasses} are not in it, or have other shapes, such as {missing[0]}"
-                + (f"; by its names it is a released file: use --model_type {released}" if of_other_type else "")
+                + (f"; its names are those of a released file: use --model_type {released}" if of_other_type else "")
             )
         broken = next((name for name, value in model.state_dict().items() if not value.isfinite().all()), None)
         if broken:

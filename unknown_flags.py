@@ -30,9 +30,9 @@ class Parser(argparse.ArgumentParser):
 
 
 def find_unknown(words: list[str], num_values: Callable[[str], float | None]) -> list[str]:
-    """The words that are neither flags nor their values; of a flag that is not known its name alone.
+    """The words that are neither flags nor values of flags; for an unknown flag its name, without values.
 
-    num_values(name): how many words follow the flag at most; None where there is no such flag.
+    num_values(name): the flag's maximal number of values; None where there is no such flag.
     """
     unknown: list[str] = []
     expected = 0.0
@@ -51,15 +51,15 @@ def find_unknown(words: list[str], num_values: Callable[[str], float | None]) ->
 
 
 class Hints:
-    """Sentences for one program. names: its flags."""
+    """Hints on unknown words for one program. names: the program's flags."""
 
     def __init__(self, names: list[str], program: str):
         self.names, self.program = names, program.removeprefix("python ")
-        # Also those of train.py that this program does not accept: what they mean is known.
+        # Aliases of train.py, too, which other programs do not accept: the flag that they mean is known.
         self.aliases = {other: ours for other, ours in ALIASES.items() if ours.partition(" ")[0] in names}
 
     def message(self, kind: str, unknown: dict[str, str]) -> str:
-        """One line about all of them. kind: what they are. unknown: {as it is written: a hint, or ""}."""
+        """One line about all unknown names. kind: "unknown flag" or "unknown key". unknown: {name: hint, or ""}."""
         by_hint: dict[str, list[str]] = {}
         for name, hint in unknown.items():
             by_hint.setdefault(hint, []).append(name)
@@ -70,13 +70,13 @@ class Hints:
         return f"{kind}{'s' if len(unknown) > 1 else ''} {'; '.join(parts)}"
 
     def of_words(self, words: list[str]) -> str:
-        """The message about words of a command line."""
+        """The error message about unknown words of a command line."""
         flags = {word: self.of_name(word.lstrip("-"), "--") for word in words if word.startswith("-")}
         others = [f"unexpected argument {word!r}: {self._of_word(word)}" for word in words if not word.startswith("-")]
         return "; ".join([*others, *([self.message("unknown flag", flags)] if flags else [])])
 
     def of_name(self, name: str, prefix: str) -> str:
-        """A sentence about a name that is not a flag, "" where nothing is known. prefix: -- on a command line.
+        """A hint on a name that is not a flag, or "". prefix: "--" on a command line, "" in a YAML file.
 
         A name may be SECTION.NAME.
         """
@@ -97,7 +97,7 @@ class Hints:
         return self.aliases.get(name, name).partition(" ")[0]
 
     def _of_word(self, word: str) -> str:
-        """What to say about a word that is neither a flag nor a flag's value."""
+        """A hint on a word that is neither a flag nor a value of one."""
         setting = re.fullmatch(r"[+~]{0,2}([A-Za-z_][\w.]*)=.*", word)  # as Ultralytics and Hydra have them
         if setting:
             return self.of_name(setting[1], "--") or "flags are written --name value"

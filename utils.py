@@ -38,7 +38,7 @@ from optimizer import begin, get_optimizer, saved_origin
 
 DEMO_ROOT = Path("dataset/demo")
 
-# How to compute a distance map where no folder has it: from which map, and with what function.
+# {distance map: (the map to compute it from, the function)}, used where no folder has the distance map.
 COMPUTE = {"distance_s": ("label", scribble_distance), "distance_c": ("pseudo", pseudo_distance)}
 
 

@@ -39,7 +39,7 @@ def read_config(args) -> Config:
 
 
 def read_batch(cfg: Config, size: int) -> tuple[dict[str, Tensor], Tensor]:
-    """Samples of the training set in turn, each augmented anew, and where they are padding: (B, H, W) bool."""
+    """A batch of `size` augmented training samples, the set repeated if need be, and its padding, (B, H, W) bool."""
     dataset = utils.get_loader(cfg, "train", GROUP).dataset
     assert isinstance(dataset, SegmentationDataset)
     assert dataset.transform is not None
@@ -56,7 +56,10 @@ def read_batch(cfg: Config, size: int) -> tuple[dict[str, Tensor], Tensor]:
 def loss_and_gradient(
     cfg: Config, batch: dict[str, Tensor], accum_steps: int = 1, *, backward: bool = True
 ) -> tuple[float, Tensor | None]:
-    """The total loss of a seeded model on a batch in equal parts, and its gradient by all weights as one vector."""
+    """The total loss of a seeded model on a batch, and its gradient with respect to all weights as one vector.
+
+    accum_steps: number of equal micro-batches. The gradient is None without `backward`.
+    """
     model, _ = utils.get_model(cfg, GROUP, say=lambda _: None)
     criterion = get_criterion(cfg, say=lambda _: None)
     counts = criterion.counts(batch, model.lorm_terms).tolist()
@@ -83,7 +86,7 @@ def print_row(name: str, changed: tuple[float, Tensor | None], reference: tuple[
 
 
 def with_released_padding(batch: dict[str, Tensor], padding: Tensor) -> dict[str, Tensor]:
-    """Padding has the highest distance, and like every unsure pixel the pseudo-label 0, as in the release."""
+    """The batch as the release sees it: padding has distance 255, and padding and unsure pixels have pseudo-label 0."""
     distances = {name: batch[name].masked_fill(padding, 255) for name in ("distance_s", "distance_c")}
     return batch | distances | {"pseudo": batch["pseudo"].masked_fill(batch["pseudo"] == IGNORE, 0)}
 
@@ -99,7 +102,7 @@ def print_padding(batch: dict[str, Tensor], padding: Tensor) -> None:
 
 
 def print_warm_up(steps_per_epoch: int) -> None:
-    """Sums of lr factors of a run whose warm-up counts steps from 1, as ours, and from 0, as the release."""
+    """Print how the lr factors of a run differ: our warm-up counts steps from 1, the release's from 0."""
     total, warmup = 50 * steps_per_epoch, 5 * steps_per_epoch
     ours = [lr_factor(step, total, warmup) for step in range(total)]
     release = [step / warmup if step < warmup else factor for step, factor in enumerate(ours)]
@@ -127,7 +130,7 @@ def main() -> None:
         print_row(name, loss_and_gradient(changed, batch), reference)
     released = loss_and_gradient(cfg, with_released_padding(batch, padding))
     print_row("padding and unsure pixels carry weight, as in the release", released, reference)
-    frozen = replace(cfg, freeze_bn=True)  # batch norm would tell micro-batches from their batch
+    frozen = replace(cfg, freeze_bn=True)  # batch norm has other statistics on a micro-batch
     halves = loss_and_gradient(frozen, batch, accum_steps=2)
     print_row("--accum_steps 2, batch norm frozen", halves, loss_and_gradient(frozen, batch))
     for amp in ("fp16", "bf16"):

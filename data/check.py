@@ -64,7 +64,7 @@ def check(
 
 
 def _class_file(root: Path, num_classes: int | None, findings: Findings) -> str:
-    """The data set's own file of class names, classes.txt; "" where there is none that can be used."""
+    """The path of the data set's classes.txt; "" where there is none, or it cannot be used."""
     path = root / "classes.txt"
     if not path.is_file():
         return ""
@@ -130,11 +130,11 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def next_lines(summary: Summary, paths: Paths) -> list[str]:
-    """What to do with data that can be trained on; the last line ends with the command."""
+    """What to do next with data without errors; the last line ends with the command."""
     folders = [word for name, folder in dataclasses.asdict(paths).items() if folder for word in (f"--{name}", folder)]
     if not {"train", "val"} <= set(summary.images):
         command = shell.python_command("-m", "data.check", summary.root, "--dataset", summary.dataset, *folders)
-        return [f"training needs the splits train and val; to check these: {command}"]
+        return [f"training needs the splits train and val; to check both: {command}"]
     words = ["--dataset", summary.dataset, "--dataset_path", summary.root, "--numclasses", summary.num_classes]
     words += ["--classes", summary.class_file] if summary.class_file else []
     words += [*folders, "--model_type", "res50_ASPP_lorm" if "Pseudo" in summary.dataset else "res50_ASPP"]

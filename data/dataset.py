@@ -148,8 +148,8 @@ class SegmentationDataset(Dataset):
 
     folders: {"image": folder, and any of "label", "pseudo", "distance_s", "distance_c": folder of NAME.png}.
     transform: augmentation of a training sample, see data.transforms; None for evaluation.
-    compute: {"distance_s" or "distance_c": (source map, function)}: maps computed from a label of the image's
-    own size instead of read. The transform then moves them as it moves maps that are read.
+    compute: {"distance_s" or "distance_c": (source map, function)}: maps to compute from a label at the
+    image's own size, instead of reading them. The transform then treats them like maps that are read.
 
     dataset[epoch, index] is a sample whose augmentation depends on (seed, epoch, index) only;
     dataset[index] is one at the image's own size, with "index". Both are dicts of uint8 arrays: "image" (H, W, 3),

@@ -30,7 +30,7 @@ def scribble_distance(label: np.ndarray, lambda_s: float = LAMBDA_S, background:
 
     255 - trunc(clip(sqrt(lambda_s) * d, 0, 255)), d the exact Euclidean distance in pixels to the nearest
     stroke in `label` (H, W), 0..254 and 255 = no stroke. Strokes of the class `background` do not count; with None
-    all strokes do. All 0 without any.
+    all strokes do. Without a stroke that counts the map is 0 everywhere.
     """
     return 255 - _scaled_distance(_foreground(label, background), lambda_s)
 
@@ -39,9 +39,9 @@ def pseudo_distance(label: np.ndarray, lambda_c: float = LAMBDA_C, background: i
     """Distance to the pseudo-label's contour: 0 on it, rising to 255; shape (H, W), uint8.
 
     trunc(clip(sqrt(lambda_c) * d, 0, 255)), d the exact Euclidean distance in pixels to the nearest pixel
-    on a contour, inner ones included, 1 pixel wide, in `label` (H, W), 0..254 and 255 = unsure. The contour is the
-    foreground's: all classes but `background` together. With None, which has no foreground to outline, it is each
-    class's own. All 255 without any.
+    on a contour, inner ones included, 1 pixel wide, in `label` (H, W), 0..254 and 255 = unsure. The contour
+    outlines the foreground: all classes but `background`, taken together. With None each class has a contour of its
+    own. Without a contour the map is 255 everywhere.
     """
     if background is None:
         regions = [label == number for number in np.unique(label) if number != IGNORE]

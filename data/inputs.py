@@ -33,10 +33,10 @@ class Input:
 def find_inputs(given: Sequence[str], leave_out: Path) -> tuple[Path, list[Input], int]:
     """The folder that names are relative to, the images and videos that `given` names, and the number of other files.
 
-    given: files; folders, searched with those below them; or patterns with *, ? or [...], ** being any folders. Names are
-    relative to the folder that all of these have in common. leave_out: the output's folder, whose files do not count; nor
-    do other outputs of predict.py. Raises UserError where there is nothing, or where two files cannot have names of
-    their own.
+    given: files; folders, searched with their subfolders; or patterns with *, ? or [...], where ** is any folders.
+    Names are relative to the deepest folder that all of them share. leave_out: the output folder. Files in it, and in
+    other output folders of predict.py, do not count. Raises UserError where nothing is found, or where the outputs of
+    two files would have the same name.
     """
     listed = [_list(Path(text), text) for text in given]
     base = _common([folder for folder, _ in listed])
@@ -53,8 +53,8 @@ def find_inputs(given: Sequence[str], leave_out: Path) -> tuple[Path, list[Input
                 else:
                     others.add(os.path.abspath(file))
     if not files:
-        raise UserError(f"--input {' '.join(given)}: no image or video there, of {len(others)} file(s)")
-    # Named as if all of their folders were predicted, so that a.jpg and a.png, one after the other, are not both a.
+        raise UserError(f"--input {' '.join(given)}: no image or video found, only {len(others)} other file(s)")
+    # Names allow for the other files in these folders: predicted one after the other, a.jpg and a.png are not both a.
     folders = sorted({file.parent for file in files.values()})
     siblings = [file for folder in folders for file in folder.iterdir()
                 if file.suffix.lower() in _SUFFIXES and not _hidden(Path(file.name)) and file.is_file()]  # fmt: skip
@@ -71,19 +71,17 @@ def _hidden(path: Path) -> bool:
 
 
 def _common(folders: list[Path]) -> Path:
-    """The deepest folder that holds all of these."""
+    """The deepest folder that holds all these folders."""
     if len(set(folders)) == 1:
         return folders[0]
     try:
         return Path(os.path.commonpath([os.path.abspath(folder) for folder in folders]))
-    except ValueError:  # drives of Windows
-        raise UserError(
-            "--input: files on several drives: predict those of each drive by a command of its own"
-        ) from None
+    except ValueError:  # several drives of Windows
+        raise UserError("--input: the files are on several drives: run one command for each drive") from None
 
 
 def _list(path: Path, given: str) -> tuple[Path, list[Path]]:
-    """A folder, or the part of a pattern before its first *, ? or [, or a file's folder; and the files that are meant."""
+    """The folder given, a file's folder, or a pattern's part before its first wildcard; and the files meant."""
     if path.is_dir():
         return path, [file for file in path.rglob("*") if file.is_file()]
     if path.is_file():
@@ -93,14 +91,14 @@ def _list(path: Path, given: str) -> tuple[Path, list[Path]]:
     first = next(number for number, part in enumerate(path.parts) if glob.has_magic(part))
     found = [Path(file) for file in glob.glob(given, recursive=True) if os.path.isfile(file)]
     if not found:
-        raise UserError(f"--input {given}: no image or video there: no file matches this pattern")
+        raise UserError(f"--input {given}: no file matches this pattern")
     return Path(*path.parts[:first]), found
 
 
 def _names(base: Path, files: list[Path]) -> dict[str, str]:
-    """{absolute path: name, relative to base}: without suffix, but with it where another file's would be in the way.
+    """{absolute path: name relative to base}, without suffix unless another file's output would have that name.
 
-    So a.jpg and a.png are written to a.jpg.png and a.png.png; and the frames of a.gif not to where a/000001.png is.
+    So a.jpg and a.png are written to a.jpg.png and a.png.png, and the frames of a.gif do not overwrite a/000001.png.
     """
     paths = {os.path.abspath(file): Path(os.path.relpath(file, base)) for file in files}
     short = {file: path.with_suffix("").as_posix() for file, path in paths.items()}

@@ -17,7 +17,7 @@ SCRIBBLES = "pascal_2012_scribble"
 PSEUDO = "bmp_pseudolabel"
 ANY_SUFFIXES = tuple(dict.fromkeys((*LABEL_SUFFIXES, *IMAGE_SUFFIXES)))
 
-# What to do with well-known data sets in the form in which they are released.
+# What to do with well-known data sets as they are released.
 CITYSCAPES = (
     "in Cityscapes as released, an image X_leftImg8bit.png and its label X_gtFine_labelTrainIds.png differ in name: link "
     "each label as masks/SPLIT/CITY/X_leftImg8bit.png, then use --dataset Folder --image_path leftImg8bit and no other "
@@ -102,7 +102,7 @@ def plain_list(root: Path, split: str, images: str, list_path: str) -> Path | No
 
 
 def check_released(root: Path, images: str = "images") -> None:
-    """Raise UserError where the folder holds a well-known data set in the form in which it is released.
+    """Raise UserError, with what to do, where the folder holds Cityscapes or ADE20K as released.
 
     images: the folder where images were looked for.
     """
@@ -116,7 +116,7 @@ def check_released(root: Path, images: str = "images") -> None:
 
 
 def is_cityscapes(name: str, labels: Collection[str]) -> bool:
-    """Whether an image of this name has a label, but under the name that Cityscapes gives it."""
+    """Whether an image of this name has a label that is named as in Cityscapes, and not like the image."""
     stem = name.removesuffix("_leftImg8bit")
     return stem != name and any(
         f"{stem}_gt{kind}_label{ids}" in labels for kind in ("Fine", "Coarse") for ids in ("TrainIds", "Ids")

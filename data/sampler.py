@@ -57,7 +57,7 @@ class TrainSampler(DistributedSampler):
         return samples + self.global_batch > len(self.dataset)  # type: ignore[arg-type]
 
     def order(self, epoch: int) -> np.ndarray:
-        """The order of all samples (num_samples,) in an epoch, the same on all ranks."""
+        """The permutation (num_samples,) of all samples in an epoch, the same on all ranks."""
         return np.random.default_rng((self.seed, epoch)).permutation(len(self.dataset))  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[tuple[int, int]]:

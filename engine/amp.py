@@ -7,8 +7,8 @@ from errors import UserError
 
 DTYPES = {"none": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
-# The scale of fp16 starts at 65536, and each skipped step halves it. After 20 in a row it is a millionth of what it was,
-# and from the start below 1: then the gradients themselves overflow, and no scale helps.
+# The fp16 scale starts at 65536, and each skipped step halves it. After 20 skipped steps in a row it is a millionth of
+# that, below 1: the gradients themselves overflow, and no scale helps.
 MAX_SKIPPED = 20
 
 
@@ -21,8 +21,8 @@ def autocast(amp: str, device: torch.device) -> torch.autocast:
 class LossScaler(torch.amp.GradScaler):
     """The GradScaler of --amp fp16, which also counts the steps that it skips because a gradient overflows.
 
-    counts: (3,) float32 on the device: loss scale, steps skipped, and how many of them without one between that was not.
-    Each update makes a new tensor and waits for nothing.
+    counts: (3,) float32 on the device: the loss scale, the number of skipped steps, and how many of them came last, in
+    a row. Each update makes a new tensor and does not make the CPU wait for the GPU.
     """
 
     def __init__(self, device: torch.device, *, enabled: bool):
@@ -36,7 +36,7 @@ class LossScaler(torch.amp.GradScaler):
         before = self.scale(self._one)
         super().update(new_scale)
         after = self.scale(self._one)
-        # get_scale() and the flags of overflow would make the CPU wait. The scale falls where a step is skipped.
+        # Reading get_scale() or found_inf would make the CPU wait. The scale falls exactly when a step is skipped.
         skipped = (after < before).float()
         self.counts = torch.stack([after, self.counts[1] + skipped, (self.counts[2] + 1) * skipped])
 
@@ -47,20 +47,23 @@ class LossScaler(torch.amp.GradScaler):
         return super().state_dict() | {"skipped": skipped, "skipped_in_a_row": in_a_row}
 
     def load_state_dict(self, state_dict: dict) -> None:
-        """Take what state_dict() returned, or a GradScaler's."""
+        """Load a state dict of this class or of GradScaler."""
         super().load_state_dict(state_dict)
         counts = [state_dict["scale"], state_dict.get("skipped", 0.0), state_dict.get("skipped_in_a_row", 0.0)]
         self.counts = self.counts.new_tensor(counts)
 
 
 def read_scaling(counts: Tensor | None, step: int) -> dict[str, float]:
-    """LossScaler.counts after a step, if there are any, for the log. Raises UserError where no scale will do."""
+    """The loss scale and the skipped steps as log values, from LossScaler.counts after `step`; {} if counts is None.
+
+    Raises UserError after MAX_SKIPPED skipped steps in a row.
+    """
     if counts is None:
         return {}
     scale, skipped, in_a_row = counts.tolist()
     if in_a_row >= MAX_SKIPPED:
         raise UserError(
-            f"--amp fp16: gradients overflow; the last {in_a_row:.0f} steps, to step {step}, were skipped, and the loss scale "
-            f"fell to {scale:g}: use --amp bf16 or none, or lower --lr or the losses' weights (--l_*)"
+            f"--amp fp16: gradients overflow; the last {in_a_row:.0f} steps, up to step {step}, were skipped, and the "
+            f"loss scale fell to {scale:g}: use --amp bf16 or none, or lower --lr or the losses' weights (--l_*)"
         )
     return {"loss_scale": scale, "skipped_steps": int(skipped)}

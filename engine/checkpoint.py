@@ -118,7 +118,7 @@ def write(path: Path, data: memoryview) -> None:
         scratch.unlink(missing_ok=True)
         needed = f"; it has {len(data) / 2**20:.0f} MiB" if error.errno == errno.ENOSPC else ""
         raise UserError(
-            f"{path}: the checkpoint cannot be written ({error.strerror}{needed}). Earlier ones are whole: make room"
+            f"{path}: the checkpoint cannot be written ({error.strerror}{needed}). Earlier files are intact: make room"
         ) from error
 
 

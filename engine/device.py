@@ -40,7 +40,7 @@ def find_device(name: str, local_rank: int, local_world_size: int, *, own_gpu: b
     if index >= num_gpus:
         raise UserError(
             f"--device {name}: local rank {local_rank} with {num_gpus} CUDA device(s) visible: number the processes of each "
-            "machine from 0 (LOCAL_RANK or --local_rank), or leave that out and they are counted"
+            "machine from 0 (LOCAL_RANK or --local_rank), or set neither"
         )
     device = torch.device("cuda", index)
     torch.cuda.set_device(device)

@@ -29,7 +29,7 @@ from errors import UserError, in_one_line, reason, report
 
 LIFELINE_SECONDS = 3.0  # how long a broken collective waits for the watch to say which rank is gone
 POLL_SECONDS = 0.2  # how often a rank looks whether rank 0 has done what it waits for
-TELL_SECONDS = 10.0  # how long it waits without a word
+TELL_SECONDS = 10.0  # how long it waits before it says so
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Group:
         return f"{'one process ' if self.world_size == 1 else ''}in a group ({self.backend})"
 
     def advise(self, advice: Callable[[], str]) -> None:
-        """Have advice() added to what this process prints when another rank fails and ends it."""
+        """Set advice(), whose text this process adds to the error of another rank that ends it."""
         if self.watch:
             self.watch.advice = advice
 
@@ -94,10 +94,10 @@ class Group:
         self.sum(torch.zeros(1))
 
     def wait_for_main(self, task: str) -> None:
-        """Return when rank 0 has called this too, after a task that may take it longer than --dist_timeout.
+        """Wait until rank 0 calls this, too, after a task that may take longer than --dist_timeout.
 
-        A barrier would fail then. If rank 0 ends meanwhile, so does this process, by the watch. task: in words for a line
-        on the terminal, and one that no earlier call named.
+        A barrier would time out. If rank 0 fails meanwhile, the watch ends this process. task: what rank 0 does, for a
+        line on the terminal; each call needs another text.
         """
         if self.store is None:
             return
@@ -163,7 +163,7 @@ def process_group(
     With True and no launcher, the group is this one process, on a free port. The other arguments are
     the flags of the same name; `timeout` is in seconds; with `debug`, torch.distributed and NCCL say what they do.
     When the body raises on one of several ranks, every process ends with that error's line and exit status. In a
-    group of one the exception leaves as usual. Raises UserError on settings that cannot work.
+    group of one the exception propagates. Raises UserError on settings that cannot work.
     """
     if distributed is False or (distributed is None and not launchers.find(os.environ)):
         if distributed is None and (world_size > 1 or rank > 0):
@@ -223,23 +223,23 @@ def process_group(
 def _end_all_ranks(watch: Watch, error: BaseException, rank: int, timeout: float) -> NoReturn:
     """Print the error, tell it to the other ranks, and end this process.
 
-    Nothing is left to the caller: destroy_process_group() and destructors of NCCL wait for collectives that ranks
-    which have ended never join.
+    The process ends here, because destroy_process_group() and NCCL's destructors wait for collectives, which ranks
+    that have ended never join.
     """
     status = 1
     try:
         text = in_one_line(error)
         if isinstance(error, dist.DistError) or "gloo" in text:
-            time.sleep(LIFELINE_SECONDS)  # if a rank that is gone caused it, the watch names that and ends this process
+            time.sleep(LIFELINE_SECONDS)  # if a rank's end caused it, the watch names that rank and ends this process
             if "timed out" in text.lower():
                 error = UserError(
-                    f"rank {rank} waited {timeout:g} s (--dist_timeout) for the other ranks, of which one hangs: {text}"
+                    f"rank {rank} waited {timeout:g} s (--dist_timeout) for the other ranks; one of them hangs: {text}"
                 )
-        watch.stop_listening()  # a failure of all ranks is printed once on each
+        watch.stop_listening()  # when all ranks fail, each prints its own error, once
         status = report(error, str(rank))
         watch.publish(status, reason(error))
         if isinstance(error, Exception) and not isinstance(error, UserError):
-            # After the line above, and again last: the other ranks have left.
+            # The other ranks have left, so the traceback and its error are the last lines.
             sys.excepthook(type(error), error, error.__traceback__)
     finally:
         exit_at_once(status, write_seconds=WRITE_SECONDS)

@@ -27,12 +27,12 @@ def check_flags(group: Group, flags: dict, local: tuple[str, ...]) -> None:
 
 
 def check_setup(group: Group, datasets: dict, order: np.ndarray | None = None) -> None:
-    """Check that ranks run on fitting devices and the same libraries, and list the same data.
+    """Check that all ranks have the same library versions, device type, data and order of samples, and no GPU twice.
 
-    datasets: {what it is, such as "training list": data.dataset.SegmentationDataset}. order: the training samples of the
-    first epoch, in order.
+    datasets: {what it is, such as "training list": data.dataset.SegmentationDataset}. order: the first epoch's
+    permutation of the training list, TrainSampler.order().
     """
-    # NumPy's generator orders the samples and draws augmentations, which OpenCV computes: both may change with a version.
+    # NumPy draws the order of samples and the augmentations, and OpenCV computes them: results may differ by version.
     versions = {"torch": torch.__version__, "NumPy": np.__version__, "OpenCV": cv2.__version__}
     facts = versions | {"backend": group.backend, "device": group.device.type}
     every = group.gather((facts, _gpu_of_this_process(group.device)))
@@ -55,7 +55,7 @@ def check_setup(group: Group, datasets: dict, order: np.ndarray | None = None) -
         if odd is not None:
             listings = group.gather(listing)
             difference = _first_difference(listings[0], listings[odd])
-            raise UserError(f"the {what} of rank {odd} is another than rank 0's: {difference}")
+            raise UserError(f"the {what} of rank {odd} differs from rank 0's: {difference}")
     orders = group.gather(None if order is None else hashlib.sha256(order.astype(np.int64).tobytes()).hexdigest())
     for rank, other in enumerate(orders):
         if other != orders[0]:

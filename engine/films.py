@@ -23,10 +23,10 @@ SUFFIXES = (".mp4", ".webm")
 
 
 def write_film(stem: Path, frames: Iterable[np.ndarray], rate: float) -> tuple[Path, bool]:
-    """Write a video of frames (H, W, 3) uint8 RGB. Returns its path, which is `stem` with a suffix, and if browsers play it.
+    """Write frames (H, W, 3) uint8 RGB as a video. Returns the path, stem.SUFFIX, and whether browsers play it.
 
-    rate: frames per second. Codecs halve the resolution of colours, so sides must be even: an odd one repeats its last row
-    or column. Raises InputError where OpenCV cannot write a video of this size.
+    rate: frames per second. Codecs halve the resolution of colours and need even sides, so a frame with an odd side
+    repeats its last row or column. Raises InputError where OpenCV cannot write a video of this size.
     """
     frames = map(_even, frames)
     first = next(frames, None)
@@ -49,15 +49,15 @@ def write_film(stem: Path, frames: Iterable[np.ndarray], rate: float) -> tuple[P
 
 
 def how_to_convert(films: list[Path]) -> str:
-    """A line about overlay videos that browsers do not play."""
+    """A message that names videos which browsers do not play, and the command that converts the first."""
     which = films[0] if len(films) == 1 else f"{films[0]} and {len(films) - 1} more"
     target = films[0].with_suffix(".h264.mp4")
     command = quoted(["ffmpeg", "-i", str(films[0]), "-c:v", "libx264", "-pix_fmt", "yuv420p", str(target)])
-    return f"{which}: OpenCV here encodes neither H.264 nor VP8, so browsers do not play it; to convert it: {command}"
+    return f"{which}: not for browsers, as this OpenCV encodes neither H.264 nor VP8; to convert one: {command}"
 
 
 def find_codec(size: tuple[int, int], stem: Path) -> tuple[str, str]:
-    """The first of CODECS that writes frames of this (width, height) which can be read again. stem: for the error."""
+    """The first of CODECS whose video of this (width, height) OpenCV can read back. stem: named in the error."""
     frame = np.zeros((size[1], size[0], 3), np.uint8)
     with tempfile.TemporaryDirectory(prefix="segtrain-codec-") as folder:
         for codec, suffix in CODECS:
@@ -81,7 +81,7 @@ def _open(path: Path, codec: str, rate: float, size: tuple[int, int]) -> cv2.Vid
 
 @contextlib.contextmanager
 def _silent() -> Iterator[None]:
-    """Drop what C code writes to standard error: complaints about codecs that are only tried, and about a tag for VP8."""
+    """Discard C code's output to standard error: warnings about codecs that find_codec() tries, and about VP8's tag."""
     sys.stderr.flush()
     kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 2)

@@ -35,10 +35,10 @@ def find(environment: Mapping[str, str]) -> Place | None:
 
 
 def find_or_make(environment: Mapping[str, str], world_size: int = 0, rank: int = -1, local_rank: int = -1) -> Place:
-    """The place that a launcher or else the flags of these names gave this process; without either, in a group of one.
+    """The place of this process from a launcher, else from the flags of these names, else in a group of one.
 
-    Its local_rank is -1 where neither says it: it can be counted once all processes have met. Raises UserError on what
-    cannot be.
+    local_rank is -1 where none sets it; process_group() counts it once all processes have met. Raises UserError on
+    impossible values.
     """
     place = find(environment)
     if place and world_size not in (0, place.world_size):

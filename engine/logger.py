@@ -23,7 +23,7 @@ from engine.metrics import Scores
 from engine.terminal import Terminal
 from errors import UserError, in_one_line
 
-# Of a step in the window of metrics, what is no loss and has no mean.
+# Values of a step that are not losses: metrics.jsonl has the latest, not the mean.
 LATEST = ("epoch", "step", "lr", "loss_scale", "skipped_steps")
 
 
@@ -46,7 +46,7 @@ class Run(Terminal):
         self._boards: list[Board] = []
         self._bar: tqdm | None = None
         self._num_lines = 0  # of metrics
-        self._is_empty = False  # whether the folder is this process's, and no step was done in it
+        self._is_empty = False  # whether this process claimed the folder and has done no step in it
         self._writer = checkpoint.Writer()
         self._unread: tuple | None = None  # the last step, whose losses may still be on their way
         # Losses, epoch, step and lr of each step since the last line of metrics.
@@ -176,9 +176,9 @@ class Run(Terminal):
     ) -> None:  # fmt: skip
         """Take in an optimizer step, counted from 1 as its epoch: losses over the global batch, "loss" their total.
 
-        own: this rank's parts of the losses. scaling: engine.amp.LossScaler.counts, if there is a loss scale. They
-        are read one step late, so that the device has the next step to work on meanwhile. Raises UserError on
-        every rank when a loss is not finite, or too many steps in a row were skipped.
+        own: this rank's parts of the losses. scaling: engine.amp.LossScaler.counts, if there is a loss scale. The
+        tensors are read one step late, while the device computes the next step. Raises UserError on every rank when
+        a loss is not finite, or too many steps in a row were skipped.
         """
         self._is_empty = False
         self._read_step()
@@ -256,7 +256,7 @@ class Run(Terminal):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        """Close the files; an error is written to the log first. A folder without a step is removed on an error."""
+        """Log the error, if any, and close the files. After an error, a folder without a step is removed."""
         with contextlib.suppress(OSError) if error else contextlib.nullcontext():  # the error may be a full disk
             if error:
                 self.info(f"error: {in_one_line(error)}", terminal=False)

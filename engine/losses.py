@@ -34,9 +34,9 @@ class Criterion:
     count is 0 is 0.
 
     LoRM's scope "all" is the exception: its count depends on the features, so each forward pass outputs it as
-    "lorm_terms". The caller sums that over ranks and multiplies it by the number of micro-batches. The loss is then the
-    mean over micro-batches of what each of them has over all ranks: exact without accumulation, on any number of
-    ranks. With accumulation it weighs micro-batches alike where one global batch would weigh them by their terms.
+    "lorm_terms". The caller sums that over ranks and multiplies it by the number of micro-batches. Each micro-batch is
+    thus divided by its own count over all ranks, and the loss is the mean over micro-batches. That is exact without
+    accumulation. With it, all micro-batches weigh the same, whereas one global batch would weigh them by their counts.
     """
 
     def __init__(self, weights: dict[str, float], label_smooth: float = 0.0, *, accuracy: bool = False, **options):

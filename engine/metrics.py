@@ -97,7 +97,7 @@ def bootstrap(counts: np.ndarray, num_samples: int = 2000, seed: int = 0) -> np.
 
 
 def interval(values: np.ndarray) -> tuple[float, float]:
-    """The middle 95 per cent of bootstrapped values; nan among them are left out."""
+    """The 95 per cent interval of bootstrapped values, without those that are nan."""
     low, high = np.nanquantile(values, [0.025, 0.975])
     return float(low), float(high)
 

@@ -22,9 +22,9 @@ MAX_WAITING = 2**29  # bytes of results that wait for a thread
 class Outputs:
     """masks/NAME.png, and where asked for overlays/NAME.jpg and probs/NAME.npy, in a folder; NAME may have folders.
 
-    Of a video: masks/NAME/000001.png and so on, overlays/NAME.webm or .mp4, and at last masks/NAME/frames.json.
-    Every file appears whole. colours: (256, 3) uint8. background: as of engine.pictures.overlay(). failures: what could
-    not be written for reasons of its own. not_in_browsers: overlay videos that only other programs play.
+    For a video: masks/NAME/000001.png and so on, overlays/NAME.webm or .mp4, and masks/NAME/frames.json as the last.
+    Every file appears whole. colours: (256, 3) uint8. background: as of engine.pictures.overlay(). failures: errors of
+    single outputs. not_in_browsers: overlay videos that browsers do not play.
     """
 
     def __init__(

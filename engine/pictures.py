@@ -21,9 +21,9 @@ def overlay(
 ) -> np.ndarray:
     """The classes' colours over the image, with opaque contours: (H, W, 3) uint8.
 
-    image (H, W, 3) uint8 RGB; label (H, W) uint8 class numbers, 255 = ignore; colours (256, 3) uint8. background: a class
-    where the image stays as it is, as it does where the label is 255; None for no such class. opacity: of the colours
-    within the contours, 0..1.
+    image (H, W, 3) uint8 RGB; label (H, W) uint8 class numbers, 255 = ignore; colours (256, 3) uint8. background: the
+    class that stays clear, as ignored pixels do; None: every class is coloured. opacity: of the colours within the
+    contours, 0..1.
     """
     painted = colours[label]
     mixed = cv2.addWeighted(image, 1 - opacity, painted, opacity, 0)
@@ -38,11 +38,11 @@ def clear(label: np.ndarray, background: int | None) -> np.ndarray:
 
 
 def contours(label: np.ndarray, background: int | None) -> np.ndarray:
-    """The pixels of classes along their borders with others, (H, W) bool. Arguments as of overlay().
+    """The pixels along borders of classes, except in clear parts: (H, W) bool. Arguments as of overlay().
 
-    Lines are 1 pixel wide for each 500 pixels of the longer side, so that they are seen when the picture is made smaller.
+    Large pictures are shown smaller, so lines are 1 pixel wider for every 500 pixels of the longer side.
     """
-    label = label.astype(np.uint8, copy=False)  # which OpenCV takes
+    label = label.astype(np.uint8, copy=False)  # OpenCV takes no int64
     width = 1 + max(label.shape) // 500
     square = np.ones((2 * width + 1, 2 * width + 1), np.uint8)
     return (cv2.erode(label, square) != cv2.dilate(label, square)) & ~clear(label, background)

@@ -1,4 +1,4 @@
-"""The predictions of an evaluation that are kept: as files, or for the pictures of a report."""
+"""Keeps the predictions of an evaluation, as files or for the pictures of a report."""
 
 import io
 from pathlib import Path
@@ -15,14 +15,17 @@ NUM_WORST, NUM_BEST, NUM_DIFFERENT = 12, 6, 6  # images in a report, besides the
 
 
 class Predictions:
-    """Takes this rank's predictions. names: of the images. save_dir: folder to write them to, or "". keep: for gather()."""
+    """Keeps this rank's predictions: as files in save_dir unless it is "", and with `keep` for gather().
+
+    names: file names without suffix, by image index. colours: (256, 3) uint8.
+    """
 
     def __init__(self, names: list[str], colours: np.ndarray, *, save_dir: str, keep: bool):
         self.names, self.colours, self.save_dir, self.keep = names, colours, save_dir, keep
-        self.pngs: dict[int, bytes] = {}  # small, so that all can be kept until it is known which are shown
+        self.pngs: dict[int, bytes] = {}  # compressed, as all are kept until to_show() chooses some
 
     def __call__(self, index: int, predicted: np.ndarray) -> None:
-        """Take the label map (H, W) uint8 predicted for an image."""
+        """Keep the label map (H, W) uint8 predicted for an image."""
         if not (self.save_dir or self.keep):
             return
         png = label_png(predicted, self.colours)
@@ -32,16 +35,16 @@ class Predictions:
             self.pngs[index] = png
 
     def gather(self, group: Group, chosen: list[int]) -> dict[int, np.ndarray]:
-        """The predictions of these images, of all ranks."""
+        """The predicted label maps of the chosen images, {index: (H, W) uint8}, from all ranks. Collective."""
         shares = group.gather({index: self.pngs[index] for index in chosen if index in self.pngs})
         merged = {index: png for share in shares for index, png in share.items()}
         return {index: np.array(Image.open(io.BytesIO(merged[index]))) for index in chosen}
 
 
 def to_show(results: list[Result]) -> list[int]:
-    """The images for a report, the worst of the first result first.
+    """Indices of the images for a report, by rising mIoU in the first result.
 
-    They are its worst and best images, the worst of each class, and of two results those that differ most.
+    They are its worst and best images, the worst image of each class, and where two results differ most.
     """
     result = results[0]
     order = [index for index in np.argsort(result.image_miou, kind="stable").tolist()

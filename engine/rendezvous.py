@@ -22,9 +22,9 @@ WAIT_SECONDS = 3.0  # how long a wait for other ranks may keep Ctrl-C waiting
 
 
 def meet(dist_url: str, rank: int, world_size: int, timeout: timedelta, stop: StopRequest, gpu: str = "") -> dist.Store:
-    """The store at the URL, of this group and attempt alone, which rank 0 serves; env:// is that of torchrun.
+    """Join the store at the URL, which rank 0 serves (torchrun for env://). Its keys belong to this group and attempt.
 
-    gpu: a name of this process's GPU for ranks_of_this_machine. Raises UserError where none can be, or none is found in time.
+    gpu: name of this process's GPU, for ranks_of_this_machine(). Raises UserError where no store answers in time.
     """
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     store = dist.PrefixStore(f"segtrain/{world_size}/{attempt}", _open_store(dist_url, rank, world_size, timeout, stop))
@@ -123,16 +123,16 @@ def _connect(host: str, port: int, rank: int, timeout: timedelta, stop: StopRequ
 
 
 def ranks_of_this_machine(store: dist.Store, world_size: int) -> dict[int, str]:
-    """{rank: what it called its GPU in meet()} of the processes on this machine, in order, when all have met."""
+    """{rank: the `gpu` that it gave meet()} of this machine's processes, by rank. Call it after wait_for_all()."""
     words = [value.decode().partition(" ") for value in store.multi_get([f"machine/{i}" for i in range(world_size)])]
     return {rank: gpu for rank, (host, _, gpu) in enumerate(words) if host == socket.gethostname()}
 
 
 def choose_gloo_interface(store: dist.Store, rank: int, address: str) -> None:
-    """Let gloo listen where other machines reach this one, if GLOO_SOCKET_IFNAME does not say where. On all ranks.
+    """Make gloo listen where other machines reach this one, unless GLOO_SOCKET_IFNAME is set. Call it on all ranks.
 
-    By itself gloo takes the address of the host name, which on Debian is 127.0.1.1. address: of this machine on a
-    connection to another one; "" for ranks other than 0 on rank 0's machine, and where there is one machine.
+    By default gloo takes the address of the host name, which on Debian is 127.0.1.1. address: Watch.own_address().
+    Other ranks on rank 0's machine have "", and use rank 0's. On one machine all have "", and gloo chooses.
     """
     if rank == 0:
         store.set("address", address)
@@ -142,7 +142,7 @@ def choose_gloo_interface(store: dist.Store, rank: int, address: str) -> None:
 
 
 def interface_of(address: str) -> str:
-    """The name of this machine's network interface with an IPv4 address, such as eth0; "" where Linux knows none."""
+    """This machine's network interface with the IPv4 address, such as eth0; "" where none has it, or not on Linux."""
     if not address or sys.platform != "linux":
         return ""
     import fcntl

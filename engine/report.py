@@ -31,7 +31,7 @@ class Example:
 
     image (H, W, 3) uint8 RGB; label and predicted (H, W) uint8 class numbers, 255 in label = ignored.
     miou: of this image, 0..1. iou: a value a class, None for one that is neither in label nor in predicted. other and
-    other_miou: predicted by the checkpoint that this one is compared with, and its mIoU.
+    other_miou: label map and mIoU of the checkpoint that this one is compared with.
     """
 
     name: str
@@ -143,9 +143,9 @@ def _example(example: Example, colours: np.ndarray, background: int | None) -> d
 
 
 def _layers(label: np.ndarray, colours: np.ndarray, background: int | None) -> list[str]:
-    """A label map (H, W) as two PNGs to lay over the input: the classes' colours, clear at `background`; their contours.
+    """Two PNGs of a label map (H, W) to lay over the input: the colours of the classes, and their contours.
 
-    Their palettes have only the colours that occur.
+    Both are clear at `background`. Their palettes have only the colours that occur.
     """
     values, indices = np.unique(label, return_inverse=True)
     indices = indices.reshape(label.shape).astype(np.uint8)

@@ -52,10 +52,10 @@ def newest(logdir: Path, name: str) -> Path | None:
 
 
 def claim(logdir: Path, name: str) -> tuple[Path, TextIO]:
-    """A folder for a new run, of logdir/name, name.2, name.3 ..., and its train.log: see open_log().
+    """A folder for a new run, logdir/name, name.2, name.3 ..., and its train.log: see open_log().
 
-    It is the first after those of other runs. A start that failed before its first step was no run: where its process
-    is gone, its folder is taken again.
+    The number is the first after those of other runs. If its process has ended, a folder
+    whose start failed before the first step is used again.
     """
     logdir.mkdir(parents=True, exist_ok=True)
     number = max(_runs_of(logdir, name), default=1)
@@ -68,7 +68,7 @@ def claim(logdir: Path, name: str) -> tuple[Path, TextIO]:
             made = False
         try:
             log = _take(folder, made)
-        except FileNotFoundError:  # the start that had made it failed just now, and removes it
+        except FileNotFoundError:  # the start that made it has just failed and removed it
             continue
         if log:
             return folder, log
@@ -76,12 +76,15 @@ def claim(logdir: Path, name: str) -> tuple[Path, TextIO]:
 
 
 def _take(folder: Path, made: bool) -> TextIO | None:
-    """The folder's train.log, if no other process has the folder and no run began in it. made: by this process."""
+    """Lock the folder and return its open train.log; None if another process has it or a run began in it.
+
+    made: whether this process made the folder.
+    """
     if not (made or _never_began(folder)):
         return None
     log = (folder / "train.log").open("a", encoding="utf-8")
     locked = _lock(log)
-    # What was seen before the lock may have changed: another process may have begun there, or removed the folder.
+    # Look again under the lock: meanwhile another process may have begun a run in the folder, or removed it.
     if (locked or (made and locked is None)) and _is_in(log, folder) and _never_began(folder):
         return log
     log.close()
@@ -89,7 +92,7 @@ def _take(folder: Path, made: bool) -> TextIO | None:
 
 
 def remove(folder: Path, log: TextIO) -> None:
-    """Take back claim(), before anything of a run is in the folder. Closes the log."""
+    """Undo claim() of a folder without a step: close the log, and remove the folder."""
     if fcntl is None:  # Windows does not remove an open file
         log.close()
     shutil.rmtree(folder, ignore_errors=True)
@@ -106,22 +109,25 @@ def open_log(folder: Path) -> TextIO:
 
 
 def _lock(log: TextIO) -> bool | None:
-    """Lock the file for this process; False where another has it. None where files cannot be locked, with a line in it."""
+    """Lock the file for this process. Returns False if another process holds it, None if files cannot be locked.
+
+    If the file system refuses locks, the log gets a warning.
+    """
     if fcntl is None:
         return None
     try:
-        # A lock of the process, not of the open file, which workers inherit and may hold on to.
+        # lockf() locks for the process. flock() locks the open file, which workers inherit and may keep open.
         fcntl.lockf(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno in (errno.EACCES, errno.EAGAIN):
             return False
-        log.write(f"{log.name} cannot be locked ({error.strerror}): let no other process write to this run\n")
+        log.write(f"{log.name} cannot be locked ({error.strerror}): do not start another process on this run\n")
         return None
     return True
 
 
 def _never_began(folder: Path) -> bool:
-    """Whether a folder has nothing but what a start writes before its first step."""
+    """Whether a folder has only files that a start writes before its first step."""
     if not folder.is_dir():
         return False
     return all(
@@ -131,7 +137,7 @@ def _never_began(folder: Path) -> bool:
 
 
 def _is_in(log: TextIO, folder: Path) -> bool:
-    """Whether the open file still is the folder's train.log."""
+    """Whether the open file is still the folder's train.log."""
     return os.path.samestat(os.fstat(log.fileno()), (folder / "train.log").stat())
 
 

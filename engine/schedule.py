@@ -6,8 +6,8 @@ import math
 def lr_factor(position: float, total_steps: int, warmup_steps: float) -> float:
     """What the base learning rate is multiplied by in optimizer step `position`, counted from 0.
 
-    Linear warm-up, then cosine to 0. A run that is resumed with another global batch has positions, and a warm-up,
-    between two steps.
+    Linear warm-up, then cosine to 0. After a resume with another global batch, position and warmup_steps may be
+    fractions.
     """
     if position < warmup_steps:
         return min(1.0, (position + 1) / warmup_steps)

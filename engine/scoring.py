@@ -60,10 +60,10 @@ class Result:
 
 
 def compare(first: Result, second: Result) -> dict:
-    """The second's mIoU less the first's with its 95 % interval, and the part of the samples where it is higher.
+    """How the second result differs from the first in mIoU: "difference", and "interval", its 95 % interval.
 
-    "iou" has the second's of each class, "iou_difference" and "iou_interval" what they differ from the first's; None
-    where a class has no IoU in both.
+    "higher" is the share of bootstrap samples in which the second mIoU is higher. "iou" has the second's IoU of each
+    class, "iou_difference" and "iou_interval" the difference to the first's; None where either has no IoU of a class.
     """
     samples = bootstrap(first.counts), bootstrap(second.counts)
     differences = mean_iou(samples[1]) - mean_iou(samples[0])

@@ -52,9 +52,9 @@ class WorkerSignals:
 
 
 def exit_at_once(status: int, *, write_seconds: float = 0.0) -> NoReturn:
-    """End this process without what Python and torch do at an exit, some of which waits for the other ranks.
+    """End this process without the exit handlers of Python and torch, as some of them wait for the other ranks.
 
-    write_seconds: how long to wait for a checkpoint that a thread of the name WRITER still writes.
+    write_seconds: how long to wait for the thread named WRITER to finish a checkpoint.
     """
     try:
         for thread in threading.enumerate():
@@ -63,7 +63,7 @@ def exit_at_once(status: int, *, write_seconds: float = 0.0) -> NoReturn:
         if hasattr(signal, "SIGCHLD") and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises when a worker is killed
         for worker in multiprocessing.active_children():
-            worker.kill()  # otherwise it notices after 5 seconds that its parent is gone
+            worker.kill()  # otherwise it notices only after 5 seconds that its parent has ended
         sys.stdout.flush()
         sys.stderr.flush()
     finally:

@@ -44,7 +44,8 @@ class TrainState:
     def update(self, lr: float, num_samples: int) -> None:
         """The optimizer step, after the backward passes of num_samples samples of all ranks.
 
-        A step that the scaler skips counts as one, for the lr, too; the average then moves towards the same weights.
+        A step that the scaler skips counts like any other, also for the lr. It leaves the weights as they are, and the
+        average moves towards these.
         """
         for parameters in self.optimizer.param_groups:
             parameters["lr"] = lr

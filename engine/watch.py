@@ -27,7 +27,7 @@ LEAVE_SECONDS = 5.0  # how long a failing rank waits for the others to leave
 # A cut link is noticed after 5 + 3 * 5 seconds without an answer; 20,000 ms where a message was on its way.
 KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 20_000}
 CONNECT_SECONDS = 30.0
-# How long a rank that ends finishes a checkpoint. torchrun kills it 30 s after the first rank has ended.
+# How long an ending rank may take to finish a checkpoint. torchrun kills it 30 s after the first rank has ended.
 WRITE_SECONDS = 20.0
 
 
@@ -42,7 +42,7 @@ class Watch:
         self.lines: dict[socket.socket, str] = {}  # who is at the other end
         self.partial: dict[socket.socket, bytes] = {}  # what came of a message so far
         self.told_to_stop = False
-        self.advice: Callable[[], str] = str  # what to add to another rank's error, for the user
+        self.advice: Callable[[], str] = str  # returns the text to add to another rank's error
         self.stopped = threading.Event()
         self.selector = selectors.DefaultSelector()
         self.thread = threading.Thread(target=self._listen, daemon=True)
@@ -60,7 +60,7 @@ class Watch:
         self.thread.start()
 
     def own_address(self) -> str:
-        """The address of this machine by which a rank on another machine is connected; "" where there is none."""
+        """This machine's address on its lifeline to another machine; "" where there is none."""
         for line in self.lines:
             own, other = (end[0].removeprefix("::ffff:") for end in (line.getsockname(), line.getpeername()))
             if own != other and not ipaddress.ip_address(own).is_loopback:
@@ -82,7 +82,7 @@ class Watch:
         self._wait_for_others()
 
     def stop_listening(self) -> None:
-        """From now on no other rank's failure ends this process."""
+        """Ignore other ranks from now on: their failures no longer end this process."""
         self.stopped.set()
         if self.thread.is_alive():
             self.thread.join()
@@ -154,7 +154,7 @@ class Watch:
                     self._obey(message, line)
 
     def _receive(self, line: socket.socket) -> list[str]:
-        """The whole messages that came; of a line that is dead, that its other end failed."""
+        """The complete messages received; for a dead line, a message that its other end failed."""
         reason = "exited without a message: it crashed or was killed, perhaps out of memory"
         try:
             data = line.recv(65536)

@@ -33,7 +33,7 @@ def build(
 ) -> Segmenter:
     """A model with random weights; name from MODELS, layers 18, 34, 50, 101 or 152. The rest is as in Segmenter.
 
-    head_init: how the head and LoRM are drawn, "default" (torch's) or "release" (`draw_as_released`).
+    head_init: how the head and LoRM are initialised, "default" (torch's) or "release" (`draw_as_released`).
     """
     head, has_lorm, multi_grid = MODELS[name]
     backbone = ResNetBackbone(
@@ -47,10 +47,10 @@ def build(
 
 
 def draw_as_released(model: Segmenter) -> None:
-    """Draw the convolutions of the head and LoRM again, as the released CDSP code does.
+    """Initialise the convolutions of the head and LoRM again, as the released CDSP code does.
 
     Weights come from N(0, 2 / (k^2 C_out)) for a k x k convolution, which is Kaiming's normal distribution over fan-out.
-    LoRM's biases are 0; batch norm and a classifier's bias are as in torch there, too.
+    LoRM's biases are 0. Batch norm and the classifier's bias keep torch's initialisation, as in the release.
     """
     parts = nn.ModuleDict({"head": model.head} | ({"lorm": model.lorm} if model.lorm is not None else {}))
     for module in parts.modules():

@@ -131,7 +131,7 @@ class DeepLabV3PlusHead(nn.Module):
 class CDSPDeepLabV3PlusHead(nn.Module):
     """DeepLabV3+ as CDSP's authors released it: rates 6, 12, 18, dropout after ASPP, layer1's features first.
 
-    Its parts do not have the names of DeepLabV3PlusHead's: weights of one fit the shapes of the other, but mean something else.
+    Its weights have the shapes of DeepLabV3PlusHead's but another meaning, so its parts have other names.
     """
 
     def __init__(self, in_channels: int, low_channels: int, num_classes: int):

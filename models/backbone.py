@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
-STALL_SECONDS = 60.0  # how long a download may take without a byte
+STALL_SECONDS = 60.0  # how long a download may receive nothing
 LAYER3_DILATION = 2
 MULTI_GRID = (4, 8, 16)  # dilations of layer4's blocks, CDSP and DeepLabV3 (arXiv:1706.05587, section 3.2.1)
 

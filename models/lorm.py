@@ -61,7 +61,7 @@ def _positions(x: Tensor) -> Tensor:
 
 
 def foreground_mask(pseudo_label: Tensor, size: tuple[int, int], background: int | None = 0) -> Tensor:
-    """Positions of a map of this size that take in a foreground pixel by bilinear resizing: (B, *size) bool.
+    """The foreground at this size: where the bilinearly resized mask of foreground pixels is above 0, (B, *size) bool.
 
     pseudo_label (B, H, W): classes, 255 = unsure. Foreground is every class but `background`; None: every class.
     """

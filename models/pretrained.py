@@ -11,7 +11,7 @@ from models.backbone import imagenet_weights
 
 IMAGENET_VERSIONS = {"imagenet": "DEFAULT", "imagenet_v1": "IMAGENET1K_V1"}
 
-# Names of the parts in a released CDSP file, and ours: the first that fits. Its ResNet's layers have no part's name in front.
+# {prefix of names in a released CDSP file: our prefix}, of which the first match counts. Its ResNet has no prefix.
 CDSP_PARTS = {
     "layer_pred0.prject.0.": "head.aspp.conv1.", "layer_pred0.prject.1.": "head.aspp.bn1.",
     "layer_pred0.": "head.aspp.", "layer5.": "head.aspp.",
@@ -20,7 +20,7 @@ CDSP_PARTS = {
 }  # fmt: skip
 CDSP_HEADS = ("layer_pred0.aspp1.", "layer5.aspp1.")  # every released file has one of them, and no other file
 RESNET_PARTS = ("conv1.", "bn1.", "layer1.", "layer2.", "layer3.", "layer4.")
-STRIDE_IS_SET = "{path} is a released CDSP file, by its names: --stride_in_1x1 is set"
+STRIDE_IS_SET = "{path} has the weight names of a released CDSP file: --stride_in_1x1 is set"
 
 
 class StartWeights(NamedTuple):
@@ -49,7 +49,7 @@ def read_start_weights(pretrained: str, layers: int, read: Callable[[Path], dict
 
 
 def load_start_weights(model: nn.Module, start: StartWeights, layers: int) -> str:
-    """Copy the weights that fit. Returns a line on what was copied. Raises UserError where nothing fits."""
+    """Copy the weights that fit, and return a line about them. Raises UserError where none fits."""
     if start.source == "none":
         return "start weights: random (--pretrained none)"
     num_copied, missing, unused = load_weights(model, start.state_dict)
@@ -62,7 +62,7 @@ def load_start_weights(model: nn.Module, start: StartWeights, layers: int) -> st
 
 
 def released_type(state_dict: dict[str, Tensor]) -> str | None:
-    """The --model_type of a released CDSP file, by the names in it; None for any other file."""
+    """The --model_type of a released CDSP file, from its weight names; None for any other file."""
     names = [name.removeprefix("module.") for name in state_dict]
     if not any(name.startswith(CDSP_HEADS) for name in names):
         return None

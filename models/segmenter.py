@@ -49,7 +49,7 @@ class Segmenter(nn.Module):
         return outputs
 
     def lorm_terms(self, pseudo_label: Tensor) -> Tensor:
-        """How many terms LoRM's loss has for this pseudo-label (B, H, W), as LoRM.num_terms."""
+        """LoRM.num_terms() of this pseudo-label (B, H, W)."""
         assert self.lorm is not None
         height, width = pseudo_label.shape[1:]
         size = (feature_size(height), feature_size(width))

@@ -199,7 +199,7 @@ def test_different_file_lists_are_named(demo_root, tmp_path):
     words = [flags(dataset_path=root, logdir=tmp_path / "log") for root in (one, other)]
     one_line_each(
         finish(two_processes(words, tmp_path)),
-        "the training list of rank 1 is another than rank 0's: entry 3 is 'image=demo_0003.jpg",
+        "the training list of rank 1 differs from rank 0's: entry 3 is 'image=demo_0003.jpg",
     )
 
 

@@ -72,7 +72,7 @@ def test_run_that_only_skips_is_stopped_on_every_rank(demo_root, tmp_path):
     faulty = ["thin", "all", *words]
     results = finish(start_group(2, faulty, tmp_path, "tests/train_with_fault.py"))
     one_line_each(
-        results, f"--amp fp16: gradients overflow; the last {MAX_SKIPPED} steps, to step {MAX_SKIPPED}, were skipped"
+        results, f"--amp fp16: gradients overflow; the last {MAX_SKIPPED} steps, up to step {MAX_SKIPPED}, were skipped"
     )
     assert "the loss scale fell to 0.0625: use --amp bf16 or none" in results[0][2]  # 2 ** (16 - 20)
     lines = read_metrics(tmp_path / "x", "train")

@@ -187,7 +187,7 @@ def test_several_inputs_are_named_relative_to_their_common_folder(tmp_path, monk
     # Files, folders and patterns mixed, one file named twice.
     assert found("a/sub", "a/sub/x.jpg", "b/*.gif") == (".", [("a/sub/x.jpg", "a/sub/x"), ("b/film.gif", "b/film")], 0)
     assert found("a/sub/x.jpg", str(tmp_path / "a/sub/x.jpg")) == ("a/sub", [("a/sub/x.jpg", "x")], 0)
-    for given, named in (("nowhere.jpg", "nowhere.jpg: no such file"), ("b/*.tif", "b/*.tif: no image or video there")):
+    for given, named in (("nowhere.jpg", "nowhere.jpg: no such file"), ("b/*.tif", "b/*.tif: no file matches")):
         with pytest.raises(UserError, match=re.escape(f"--input {named}")):
             found("a/x.jpg", given)
 

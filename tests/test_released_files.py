@@ -157,7 +157,7 @@ def test_b5_b7_released_files_load_whole_and_give_the_logits_of_the_release(kind
     assert len(weights) == num_keys
     path, said = save(tmp_path / "r.pth", weights, "module." if "lorm" in kind else ""), []
     checkpoint = Checkpoint(str(path), {"model_type": model_type, "numclasses": 21}, said.append)
-    assert said == [f"--checkpoint {path} is a released CDSP file, by its names: --stride_in_1x1 is set"]
+    assert said == [f"--checkpoint {path} has the weight names of a released CDSP file: --stride_in_1x1 is set"]
     model = checkpoint.model("auto", CPU).double()
     assert load_weights(model, weights) == (num_keys, [], [])
     image = torch.randint(0, 256, (1, 65, 49, 3), generator=torch.Generator().manual_seed(0))
@@ -213,7 +213,7 @@ def test_b5_training_from_a_released_file_has_its_stride_in_every_file_of_the_ru
     given = {"dataset_path": demo_root, "logdir": tmp_path / "log", "layers": 50, "name": "x", "pretrained": thin_file}
     folder = run_train(**given)
     said = capsys.readouterr().out
-    assert f"--pretrained {thin_file} is a released CDSP file, by its names: --stride_in_1x1 is set" in said
+    assert f"--pretrained {thin_file} has the weight names of a released CDSP file: --stride_in_1x1 is set" in said
     assert re.search(rf"start weights: \d+ from {thin_file}; left random: none; in the file but not used: none", said)
     assert yaml.safe_load((folder / "config.yaml").read_text())["stride_in_1x1"] is True
     for name in ("last.pt", "best.pt"):
@@ -274,4 +274,4 @@ def test_b5_every_program_sets_the_stride_and_says_so_once(demo_root, tmp_path, 
     for program, more in runs.items():
         assert not program.main([*words, *more])
         said = capsys.readouterr().out
-        assert said.count(f"{thin_file} is a released CDSP file, by its names: --stride_in_1x1 is set") == 1
+        assert said.count(f"{thin_file} has the weight names of a released CDSP file: --stride_in_1x1 is set") == 1

@@ -12,7 +12,7 @@ CATALOG = {
     "split-missing": (ERROR, "no such split", "make its folders or its list; training needs train and val"),
     "listed-image-missing": (ERROR, "a list names an image that is not there", "add the image, or take the name off the list"),
     "image-without-label": (ERROR, "an image of a split has no label", "add the label, or take the image out of the split"),
-    "cityscapes-names": (ERROR, "an image has a label, but the label has Cityscapes' name for it", CITYSCAPES),
+    "cityscapes-names": (ERROR, "an image and its label have the different names of Cityscapes", CITYSCAPES),
     "two-files-of-one-name": (ERROR, "two files differ only in their suffix", "remove or rename one"),
     "in-two-splits": (ERROR, "one image is in two splits", "take it out of one: a score on training images means nothing"),
     "listed-twice": (WARNING, "a list names an image more than once", "keep one line, unless it is to count more"),

@@ -105,9 +105,9 @@ def infer_num_classes(facts: list[Facts]) -> int:
 def check_values(
     facts: list[Facts], num_classes: int, given: bool, classes: str, show: Show, findings: Findings
 ) -> None:
-    """Label values against the number of classes, given by the user or inferred; and masks of 0 and 255 alone.
+    """Find label values that are no class numbers, masks that hold only 0 and 255, and ADE20K's labels as released.
 
-    classes: the preset or file of the class names, "" for none.
+    given: whether the user gave num_classes. classes: the preset or file of the class names, "" for none.
     """
     masks = [(show(item.sample.labels["mask"]), item.labels["mask"]) for item in facts if "mask" in item.labels]
     values = {value for _, mask in masks for value in mask.values}

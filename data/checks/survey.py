@@ -26,7 +26,7 @@ from data.layout import (
 )
 from errors import UserError
 
-# Of Cityscapes: an image has several label files, of which training reads a link to one.
+# Cityscapes has several label files for an image. Training reads a link to one, so the others are no finding.
 CITYSCAPES_LABEL = re.compile(r"_gt(Fine|Coarse)_\w+$")
 
 Index = dict[str, list[str]]  # of list_folder: {name: [files below the folder]}
