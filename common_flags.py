@@ -45,7 +45,7 @@ class ModelFlags:
     )  # fmt: skip
     layers: int = flag(50, "depth of the ResNet", choices=(18, 34, 50, 101, 152))
     stride_in_1x1: bool = flag(
-        False, "put the stride of layer2's first block on its 1x1 convolution, as CDSP; a released CDSP file sets it"
+        False, "put the stride of layer2's first block on its 1x1 convolution, as in CDSP; a released CDSP file sets it"
     )
     numclasses: int = flag(
         21, "number of classes, background included; labels are 0..numclasses-1, and 255 = ignore", at_least=2
