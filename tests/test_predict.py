@@ -163,7 +163,7 @@ def test_pattern_single_file_and_output_inside_the_input(tmp_path):
     assert names("a/b/[1].png") == ["[1]"]  # a file of that name, not a pattern
     with pytest.raises(UserError, match="no such file or folder"):
         names("nowhere")
-    with pytest.raises(UserError, match="no image or video"):
+    with pytest.raises(UserError, match="no file matches this pattern"):
         names("a/*.tif")
 
 
