@@ -53,7 +53,7 @@ def how_to_convert(films: list[Path]) -> str:
     which = films[0] if len(films) == 1 else f"{films[0]} and {len(films) - 1} more"
     target = films[0].with_suffix(".h264.mp4")
     command = quoted(["ffmpeg", "-i", str(films[0]), "-c:v", "libx264", "-pix_fmt", "yuv420p", str(target)])
-    return f"{which}: not for browsers, as this OpenCV encodes neither H.264 nor VP8; to convert one: {command}"
+    return f"{which}: not playable in browsers, as OpenCV encodes neither H.264 nor VP8; to convert one: {command}"
 
 
 def find_codec(size: tuple[int, int], stem: Path) -> tuple[str, str]:

@@ -371,7 +371,7 @@ def test_overlay_video_for_no_browser_comes_with_the_command_that_converts_it(
     [line] = capsys.readouterr().out.splitlines()
     written = tmp_path / "out/overlays/my film.mp4"
     assert written.is_file()
-    assert line.startswith(f"{written}: OpenCV here encodes neither H.264 nor VP8")
+    assert line.startswith(f"{written}: not playable in browsers, as OpenCV encodes neither H.264 nor VP8")
     assert shlex.split(line.rpartition(": ")[2]) == [
         "ffmpeg", "-i", str(written), "-c:v", "libx264", "-pix_fmt", "yuv420p", str(written.with_suffix(".h264.mp4")),
     ]  # fmt: skip
