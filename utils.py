@@ -149,11 +149,10 @@ def get_start(
         if stride_in_1x1 != cfg.stride_in_1x1:
             say(f"--stride_in_1x1 is {'on' if stride_in_1x1 else 'off'}, as in the checkpoint")
         return dataclasses.replace(cfg, stride_in_1x1=stride_in_1x1), None
-    start, needed = None, False
-    if group.is_main:
-        start = pretrained.read_start_weights(cfg.pretrained, cfg.layers, checkpoint.read)
+    read = partial(pretrained.read_start_weights, cfg.pretrained, cfg.layers, checkpoint.read)
+    start, needed = group.on_main(read, f"loading --pretrained {cfg.pretrained}"), False
+    if start is not None:
         needed = pretrained.needs_stride_in_1x1(start.state_dict, f"--pretrained {start.source}") and cfg.layers >= 50
-    group.wait_for_main(f"loading --pretrained {cfg.pretrained}")
     # Only rank 0 reads the file, but every rank builds the model.
     if group.broadcast(needed) and not cfg.stride_in_1x1:
         say(pretrained.STRIDE_IS_SET.format(path=f"--pretrained {cfg.pretrained}"))

@@ -11,9 +11,10 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -28,8 +29,10 @@ from engine.watch import WRITE_SECONDS, Watch
 from errors import UserError, in_one_line, reason, report
 
 LIFELINE_SECONDS = 3.0  # how long a broken collective waits for the watch to say which rank is gone
-POLL_SECONDS = 0.2  # how often a rank looks whether rank 0 has done what it waits for
-TELL_SECONDS = 10.0  # how long it waits before it says so
+POLL_SECONDS = 0.2  # how often ranks meet while rank 0 works for all of them
+TELL_SECONDS = 10.0  # how long the others wait before they say so
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,6 @@ class Group:
     """This process and the group it is in; `backend` is None where there is no group.
 
     local_world_size: processes on this machine. launcher: what gave this process its rank; "" without a group.
-    store: where all ranks met; None without a group.
     stop: whether this process, or another as far as is known here, was told by a signal to stop. Ranks learn of
     it at different moments, so whoever acts on it makes sure that all of them do.
     """
@@ -51,7 +53,6 @@ class Group:
     local_world_size: int = 1
     launcher: str = ""
     watch: Watch | None = None
-    store: dist.Store | None = None
 
     @property
     def is_main(self) -> bool:
@@ -93,22 +94,23 @@ class Group:
     def barrier(self) -> None:
         self.sum(torch.zeros(1))
 
-    def wait_for_main(self, task: str) -> None:
-        """Wait until rank 0 calls this, too, after a task that may take longer than --dist_timeout.
+    def on_main(self, work: Callable[[], T], task: str) -> T | None:
+        """Return work() on rank 0 and None on the other ranks, which wait for it, if needed longer than --dist_timeout.
 
-        A barrier would time out. If rank 0 fails meanwhile, the watch ends this process. task: what rank 0 does, for a
-        line on the terminal; each call needs another text.
+        A barrier would time out. work() runs in a thread, and meanwhile all ranks meet in short collectives. If it fails,
+        the watch ends the other ranks. task: what rank 0 does, for a line on the terminal.
         """
-        if self.store is None:
-            return
-        if self.is_main:
-            self.store.set(f"done/{task}", "")
+        if self.world_size == 1:
+            return work()
         began, told = time.monotonic(), False
-        while not self.store.check([f"done/{task}"]):
-            time.sleep(POLL_SECONDS)
-            if not told and time.monotonic() - began > TELL_SECONDS:
-                told = True
-                print(f"rank {self.rank}: waiting for rank 0, which is {task}", file=sys.stderr, flush=True)
+        with ThreadPoolExecutor(1) as pool:
+            future = pool.submit(work) if self.is_main else None
+            while self.sum(torch.tensor([future is not None and not future.done()], dtype=torch.int64)):
+                time.sleep(POLL_SECONDS)
+                if not told and not self.is_main and time.monotonic() - began > TELL_SECONDS:
+                    told = True
+                    print(f"rank {self.rank}: waiting for rank 0, which is {task}", file=sys.stderr, flush=True)
+        return future.result() if future else None
 
     def wrap(self, raw_model: nn.Module, *, static_graph: bool = False, find_unused: bool = False) -> nn.Module:
         """The DistributedDataParallel wrapper of the model, with rank 0's weights on all ranks; or the model."""
@@ -204,9 +206,7 @@ def process_group(
                 world_size=world_size,
                 timeout=timedelta(seconds=timeout),
             )
-            group = Group(
-                where, rank, local_rank, world_size, backend, stop, local_world_size, place.launcher, watch, store
-            )
+            group = Group(where, rank, local_rank, world_size, backend, stop, local_world_size, place.launcher, watch)
             yield group
             group.barrier()
             watch.leave()
