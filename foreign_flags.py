@@ -83,7 +83,8 @@ _TABLE: tuple[tuple[str, ...], ...] = (
     ("checkpoint ckpt ckpt_path checkpoint_path load load_checkpoint",
      "--resume FILE continues a run, --pretrained FILE starts from weights",
      "--checkpoint FILE names the weights"),
-    ("auto_resume no_resume_opt resume_opt", "--resume auto continues the newest run of --name"),
+    ("auto_resume", "--resume auto continues the newest run of --name"),
+    ("no_resume_opt", "--reset_optimizer resumes without the optimizer's state"),
     ("start_epoch initial_epoch", "--resume continues at the step that the checkpoint has"),
     # Losses
     ("criterion loss_type loss_fn loss_function loss_decode", "--loss names the losses, such as ce or 0.5*dice"),

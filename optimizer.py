@@ -36,7 +36,7 @@ def saved_origin(saved: dict, num_images: int) -> dict[str, float]:
         origin["lr_factor"] = (
             1 / _rule(scaling, total / origin["global_batch"]) if total else _rule(scaling, origin["world_size"])
         )
-        origin["steps_per_epoch"] = num_images // origin["global_batch"]
+        origin["steps_per_epoch"] = max(1, num_images // origin["global_batch"])  # the list may be shorter now
     return origin
 
 
@@ -54,7 +54,7 @@ def get_optimizer(
     make = partial(ZeroRedundancyOptimizer, optimizer_class=torch.optim.SGD) if sharded else torch.optim.SGD
     optimizer = make(parameters, lr=lr, momentum=cfg.momentum, weight_decay=cfg.wdecay)
     total_steps = cfg.max_steps or cfg.epochs * steps_per_epoch
-    warmup_steps = _warmup_steps(cfg, total_steps, steps_per_epoch, origin, _global_batch(cfg, group))
+    warmup_steps = _warmup_steps(cfg, steps_per_epoch, origin)
     if warmup_steps >= total_steps:
         raise UserError(
             f"--warmup_steps {cfg.warmup_steps}, --warmup_epochs {cfg.warmup_epochs:g}: {warmup_steps:g} steps of warm-up in a "
@@ -113,15 +113,15 @@ def _rule(scaling: str, size: float) -> float:
     return {"linear": float(size), "sqrt": math.sqrt(size), "none": 1.0}[scaling]
 
 
-def _warmup_steps(
-    cfg: Config, total_steps: int, steps_per_epoch: int, origin: dict[str, float], global_batch: int
-) -> float:
+def _warmup_steps(cfg: Config, steps_per_epoch: int, origin: dict[str, float]) -> float:
     """The warm-up's length in the unit of a run's position (train.py), such that it keeps its place after a resume.
 
-    With --max_steps the position counts optimizer steps, whatever their batch. Otherwise it follows the samples.
+    With --max_steps the position counts optimizer steps, whatever their batch. Otherwise it follows the epochs. The
+    length is rounded to steps of the batch at the beginning.
     """
-    if cfg.warmup_steps >= 0:
-        return cfg.warmup_steps * (1 if cfg.max_steps else origin["global_batch"] / global_batch)
-    if cfg.warmup_epochs < 0:
-        return round(total_steps / 10)
-    return round(cfg.warmup_epochs * (origin["steps_per_epoch"] if cfg.max_steps else steps_per_epoch))
+    steps = cfg.warmup_steps
+    if steps < 0 and cfg.warmup_epochs < 0:
+        steps = round((cfg.max_steps or cfg.epochs * origin["steps_per_epoch"]) / 10)
+    elif steps < 0:
+        steps = round(cfg.warmup_epochs * origin["steps_per_epoch"])
+    return steps * (1 if cfg.max_steps else steps_per_epoch / origin["steps_per_epoch"])

@@ -46,11 +46,11 @@ class LossScaler(torch.amp.GradScaler):
         _, skipped, in_a_row = self.counts.tolist()
         return super().state_dict() | {"skipped": skipped, "skipped_in_a_row": in_a_row}
 
-    def load_state_dict(self, state_dict: dict) -> None:
-        """Load a state dict of this class or of GradScaler."""
+    def load_state_dict(self, state_dict: dict, *, counts: bool = True) -> None:
+        """Load a state dict of this class or of GradScaler. counts: also how many steps were skipped."""
         super().load_state_dict(state_dict)
-        counts = [state_dict["scale"], state_dict.get("skipped", 0.0), state_dict.get("skipped_in_a_row", 0.0)]
-        self.counts = self.counts.new_tensor(counts)
+        skipped = [state_dict.get(name, 0.0) if counts else 0.0 for name in ("skipped", "skipped_in_a_row")]
+        self.counts = self.counts.new_tensor([state_dict["scale"], *skipped])
 
 
 def read_scaling(counts: Tensor | None, step: int) -> dict[str, float]:

@@ -92,10 +92,11 @@ def _take(folder: Path, made: bool) -> TextIO | None:
 
 
 def remove(folder: Path, log: TextIO) -> None:
-    """Undo claim() of a folder without a step: close the log, and remove the folder."""
+    """Undo claim() of a folder without a step: close the log, and remove the folder unless others' files are in it."""
     if fcntl is None:  # Windows does not remove an open file
         log.close()
-    shutil.rmtree(folder, ignore_errors=True)
+    if _never_began(folder):
+        shutil.rmtree(folder, ignore_errors=True)
     log.close()
 
 

@@ -127,7 +127,7 @@ class TrainState:
                 f"train other parameters than then (--reset_optimizer) ({reason})"
             ) from None
         if optimizer and content["scaler"] and self.scaler.is_enabled():
-            self.scaler.load_state_dict(content["scaler"])
+            self.scaler.load_state_dict(content["scaler"], counts=position)
         if not position:
             return
         self.epoch, self.samples, self.step = content["epoch"], content["samples"], content["step"]

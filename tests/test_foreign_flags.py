@@ -52,6 +52,7 @@ EXPECTED = {
     "--sched": "the learning rate rises linearly over --warmup_epochs, then falls to 0 along a cosine",
     "--clip-grad": "gradients are not clipped",
     "--model-ema": "--ema 0.999",
+    "--no-resume-opt": "--reset_optimizer resumes without the optimizer's state",
     "--smoothing": "--label_smooth applies to the loss on pseudo-labels, and to no other",
     "--no-aug": "--no_augment turns it off",
     "--checkpoint-hist": "--keep is the number of checkpoints to keep",

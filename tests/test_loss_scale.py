@@ -7,6 +7,7 @@ from torch import nn
 
 from engine import checkpoint
 from engine.amp import MAX_SKIPPED, LossScaler
+from engine.distributed import Group
 from engine.state import TrainState
 
 CPU = torch.device("cpu")
@@ -35,6 +36,10 @@ def test_scaler_counts_the_steps_that_it_skips():
     resumed = LossScaler(CPU, enabled=True)
     resumed.load_state_dict(scaler.state_dict())
     assert resumed.counts.tolist() == [2**13, 3, 1]
+    # With --reset_data_offset a new run begins, which has skipped no step.
+    content = {"model": model.state_dict(), "optimizer": state.optimizer.state_dict(), "scaler": scaler.state_dict()}
+    state_of(model, resumed).restore(content, Group(CPU), position=False)
+    assert resumed.counts.tolist() == [2**13, 0, 0]
     # A file from before there were counts.
     plain = {name: value for name, value in scaler.state_dict().items() if not name.startswith("skipped")}
     resumed.load_state_dict(plain)

@@ -131,6 +131,24 @@ def test_warm_up_is_over_where_it_was(batch, new_batch, length, warmup):
     assert lr_at(end - 2) < 0.5 > lr_at(end + 1)
 
 
+@pytest.mark.parametrize("new_batch", [8, 16, 20])
+def test_warm_up_of_a_tenth_of_the_run_is_over_where_it_was(new_batch):
+    """3 of the 30 steps of batch 8, which are half an epoch: 1.5 of 15 steps of batch 16, 1 of 10 of batch 20."""
+    old_cfg, old_group = settings(1, epochs=5, warmup_epochs=None, batchsize=8)
+    cfg, group = settings(1, epochs=5, warmup_epochs=None, lr_scaling="none", batchsize=new_batch)
+    origin = begun(old_cfg, old_group)
+    lr_at, _ = schedule(cfg, group, origin)
+    for epoch in range(1, 6):
+        fall = 0.5 * (1 + math.cos(math.pi * (epoch - 0.5) / (5 - 0.5)))
+        assert lr_at(epoch * (IMAGES // new_batch)) == pytest.approx(0.5 * fall, rel=1e-9, abs=1e-12)
+
+
+def test_file_without_the_factor_and_a_list_that_is_shorter_than_its_batch():
+    cfg, _ = settings(2, batchsize=8)
+    old = {"origin": {"world_size": 2, "global_batch": 16}, "config": config.as_dict(cfg)}
+    assert saved_origin(old, 8)["steps_per_epoch"] == 1
+
+
 @pytest.mark.parametrize(
     ("words", "then_words", "factor"),
     [("--batchsize 2", "--total_batchsize 4", 2.0), ("--total_batchsize 4", "--batchsize 4", 1.0)],

@@ -35,6 +35,14 @@ def claim_often(logdir: Path, barrier, results) -> None:
     log.close()
 
 
+def test_file_that_the_run_did_not_write_is_kept(tmp_path):
+    """As of a shell that writes the output of the start to a file in its folder."""
+    folder, log = run_folder.claim(tmp_path, "x")
+    (folder / "out.txt").write_text("mine")
+    run_folder.remove(folder, log)
+    assert (folder / "out.txt").read_text() == "mine"
+
+
 @pytest.mark.skipif(run_folder.fcntl is None, reason="without locks a folder is taken once")
 @pytest.mark.parametrize("left", [False, True], ids=["new", "left by a failed start"])
 def test_starts_at_once_get_a_folder_each(tmp_path, left):
