@@ -23,6 +23,10 @@ class UserError(ValueError):
         super().__init__("".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in message))
 
 
+class DivergedError(UserError):
+    """Training has diverged: resuming it with the same flags would fail again."""
+
+
 class InputError(UserError):
     """One of many inputs that cannot be used; the others can."""
 

@@ -6,13 +6,14 @@ from pathlib import Path
 
 from config import Config
 from engine.distributed import Group
-from errors import UserError
+from errors import DivergedError, UserError
 from shell import python_command, quoted, tensorboard_command, torchrun_command
 
 
 class ResumeHint:
     """Says how to resume this run. As a context manager, it adds that to a UserError once there is a checkpoint.
 
+    A DivergedError gets no hint: the run would fail again.
     folder: the run's folder, None until it has one.
     """
 
@@ -45,7 +46,7 @@ class ResumeHint:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, UserError) and self.after_failure():
+        if isinstance(error, UserError) and not isinstance(error, DivergedError) and self.after_failure():
             raise UserError(f"{error}{self.after_failure()}") from None
 
 

@@ -55,8 +55,9 @@ def _tool(name: str, module: str) -> list[str]:
 def _python() -> str:
     """The word python where that name starts this interpreter, else its path."""
     found = shutil.which("python")
-    # Do not follow links: the interpreter of a virtual environment is a link to another one.
-    if found and os.path.abspath(found) == os.path.abspath(sys.executable):
+    # By its folder too: the interpreter of a virtual environment is a link to another one. torchrun runs its python3.
+    same_folder = found and Path(found).absolute().parent == Path(sys.executable).absolute().parent
+    if found and same_folder and os.path.samefile(found, sys.executable):
         return "python"
     below = os.path.relpath(sys.executable) if Path(sys.executable).is_relative_to(Path.cwd()) else ""
     return below or sys.executable

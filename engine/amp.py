@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from errors import UserError
+from errors import DivergedError
 
 DTYPES = {"none": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -56,13 +56,13 @@ class LossScaler(torch.amp.GradScaler):
 def read_scaling(counts: Tensor | None, step: int) -> dict[str, float]:
     """The loss scale and the skipped steps as log values, from LossScaler.counts after `step`; {} if counts is None.
 
-    Raises UserError after MAX_SKIPPED skipped steps in a row.
+    Raises DivergedError after MAX_SKIPPED skipped steps in a row.
     """
     if counts is None:
         return {}
     scale, skipped, in_a_row = counts.tolist()
     if in_a_row >= MAX_SKIPPED:
-        raise UserError(
+        raise DivergedError(
             f"--amp fp16: gradients overflow; the last {in_a_row:.0f} steps, up to step {step}, were skipped, and the "
             f"loss scale fell to {scale:g}: use --amp bf16 or none, or lower --lr or the losses' weights (--l_*)"
         )

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.distributed import Group
-from errors import UserError
+from errors import DivergedError, UserError
 
 
 def check_flags(group: Group, flags: dict, local: tuple[str, ...]) -> None:
@@ -124,7 +124,7 @@ def check_finite(raw_model: nn.Module) -> None:
     finite = torch.stack([parameter.detach().abs().max() for parameter in raw_model.parameters()]).isfinite()
     if not finite.all():
         name = next(name for (name, _), good in zip(raw_model.named_parameters(), finite, strict=True) if not good)
-        raise UserError(
+        raise DivergedError(
             f"the weights are no longer finite ({name}): lower --lr, warm up for longer, or use --amp bf16 or none; "
             "last.pt is from before"
         )

@@ -21,7 +21,7 @@ from engine.distributed import Group
 from engine.losses import ACCURACY
 from engine.metrics import Scores
 from engine.terminal import Terminal
-from errors import UserError, in_one_line
+from errors import DivergedError, UserError, in_one_line
 
 # Values of a step that are not losses: metrics.jsonl has the latest, not the mean.
 LATEST = ("epoch", "step", "lr", "loss_scale", "skipped_steps")
@@ -195,7 +195,7 @@ class Run(Terminal):
             if not math.isfinite(value):
                 finite = self.group.gather(bool(own.isfinite().all()))
                 ranks = [rank for rank, good in enumerate(finite) if not good]
-                raise UserError(
+                raise DivergedError(
                     f"loss {name!r} is {value} at step {step} (epoch {epoch}), from rank(s) {ranks}: lower --lr, warm up "
                     "for longer, or use --amp bf16 or none"
                 )

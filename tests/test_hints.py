@@ -132,10 +132,16 @@ def test_torchrun_is_named_where_the_shell_finds_it(tmp_path, monkeypatch):
 
 def test_error_after_a_checkpoint_says_how_to_resume_and_one_before_does_not(thin, demo_root, tmp_path):
     words = flags(dataset_path=demo_root, logdir=tmp_path, epochs=2, name="x", dataset="Dense", model_type="res50_ASPP")
-    [(status, _, stderr)] = finish([start(["thin+loss_not_finite", "0", *words], tmp_path, FAULTS)])
+    [(status, _, stderr)] = finish([start(["thin+out_of_memory", "0", *words], tmp_path, FAULTS)])
     assert status == 2
     [line] = errors_of(stderr)
-    assert command_after(line, "use --amp bf16 or none; to resume").endswith(f"train.py --resume {tmp_path}/x/last.pt")
+    assert command_after(line, "; to resume").endswith(f"train.py --resume {tmp_path}/x/last.pt")
+    # A run that has diverged would fail again, so it gets no command to paste.
+    [(status, _, stderr)] = finish([start(["thin+loss_not_finite", "0", *words, "--name", "y"], tmp_path, FAULTS)])
+    assert status == 2
+    assert (tmp_path / "y" / "last.pt").exists()
+    assert "is nan at step 5" in errors_of(stderr)[0]
+    assert "to resume" not in stderr
     words = flags(dataset_path=demo_root, logdir=tmp_path, lr=1e30, dataset="Dense", model_type="res50_ASPP")
     [(status, _, stderr)] = finish([start(["thin", "0", *words], tmp_path, FAULTS)])
     assert status == 2

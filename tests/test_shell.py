@@ -53,6 +53,10 @@ def test_python_is_named_as_the_shell_finds_it(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", str(interpreter))
     monkeypatch.setenv("PATH", str(interpreter.parent))
     assert shell.python_command("x.py") == "python x.py"
+    interpreter.with_name("python3").symlink_to("python")  # as torchrun starts it
+    monkeypatch.setattr(sys, "executable", str(interpreter.with_name("python3")))
+    assert shell.python_command("x.py") == "python x.py"
+    monkeypatch.setattr(sys, "executable", str(interpreter))
     # Not activated: another python, though the same program at the end of the links.
     other = tmp_path / "other" / "python"
     other.parent.mkdir()
