@@ -32,7 +32,7 @@ from engine.losses import Criterion
 from engine.metrics import confusion_matrix, scores, table
 from engine.pictures import panel
 from engine.state import TrainState
-from errors import STOPPED, DivergedError
+from errors import STOPPED
 from hints import ResumeHint, next_steps
 from label_check import check_sample, check_validation
 from loaders import batched
@@ -109,15 +109,15 @@ def train(cfg: Config, group: Group, run: Run, resume_hint: ResumeHint) -> int:
         signals = ", ".join(dict.fromkeys(reason for reason in group.gather(group.stop.reason) if reason))
         run.info(f"stopped by {signals} after step {state.step}, in epoch {state.epoch + 1}; {resume_hint}")
         return STOPPED
-    skipped = int(state.scaler.counts[1])
-    if 0 < skipped == state.step:
-        raise DivergedError(
-            f"--amp fp16: all {skipped} steps were skipped, so no weight changed: use --amp bf16 or none"
-        )
     if run.folder:  # on rank 0
         best = f"best mIoU {100 * state.best_miou:.2f}"
+        skipped = int(state.scaler.counts[1])
         steps = f"{state.step} steps" + (f" ({skipped} of them skipped by --amp fp16)" if skipped else "")
         run.info(f"done: {state.epoch} epochs, {steps}, {best}; saved in {run.folder}")
+        if 0 < skipped == state.step:  # fewer than the number that stops a run
+            run.info(
+                "warning: every step was skipped, so no weight changed: use --amp bf16 or none, or train for longer"
+            )
         for line in next_steps(cfg.logdir, run.folder, val_loader.dataset.files):  # type: ignore[attr-defined]
             run.info(line)
     return 0

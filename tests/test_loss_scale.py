@@ -5,6 +5,7 @@ from conftest import finish, flags, one_line_each, read_metrics, run_train, star
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 
+import train
 from engine import checkpoint
 from engine.amp import MAX_SKIPPED, LossScaler
 from engine.distributed import Group
@@ -80,6 +81,17 @@ def test_run_that_only_skips_is_stopped_on_every_rank(demo_root, tmp_path):
         results, f"--amp fp16: gradients overflow; the last {MAX_SKIPPED} steps, up to step {MAX_SKIPPED}, were skipped"
     )
     assert "the loss scale fell to 0.0625: use --amp bf16 or none" in results[0][2]  # 2 ** (16 - 20)
+    assert "to resume" not in results[0][2]  # it would fail again
     lines = read_metrics(tmp_path / "x", "train")
     assert [line["skipped_steps"] for line in lines] == list(range(1, MAX_SKIPPED))
     assert checkpoint.read_run(tmp_path / "x" / "last.pt")["scaler"]["skipped"] > 0
+
+
+def test_short_run_that_only_skips_says_so(thin, demo_root, tmp_path, capsys):
+    """4 steps are fewer than MAX_SKIPPED, and may only have looked for the scale."""
+    words = flags(
+        dataset_path=demo_root, logdir=tmp_path, dataset="Dense", model_type="res50_ASPP", crop_size=17, amp="fp16",
+        l_seg=1e30, val_epoch_frequency=0,
+    )  # fmt: skip
+    assert train.main(words) == 0
+    assert "warning: every step was skipped, so no weight changed" in capsys.readouterr().out
