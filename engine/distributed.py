@@ -26,7 +26,7 @@ from engine.device import choose_backend, find_device, only_gpu
 from engine.rendezvous import choose_gloo_interface, meet, ranks_of_this_machine, wait_for_all
 from engine.signals import StopRequest, exit_at_once, stop_request
 from engine.watch import WRITE_SECONDS, Watch
-from errors import UserError, in_one_line, reason, report
+from errors import DivergedError, UserError, in_one_line, reason, report
 
 LIFELINE_SECONDS = 3.0  # how long a broken collective waits for the watch to say which rank is gone
 POLL_SECONDS = 0.2  # how often ranks meet while rank 0 works for all of them
@@ -237,7 +237,7 @@ def _end_all_ranks(watch: Watch, error: BaseException, rank: int, timeout: float
                 )
         watch.stop_listening()  # when all ranks fail, each prints its own error, once
         status = report(error, str(rank))
-        watch.publish(status, reason(error))
+        watch.publish(status, reason(error), advise=not isinstance(error, DivergedError))
         if isinstance(error, Exception) and not isinstance(error, UserError):
             # The other ranks have left, so the traceback and its error are the last lines.
             sys.excepthook(type(error), error, error.__traceback__)

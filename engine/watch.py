@@ -76,9 +76,13 @@ class Watch:
         for line in self.lines:
             line.close()
 
-    def publish(self, status: int, text: str) -> None:
-        """Tell the other ranks why this one fails, and wait until they know. Call stop_listening() first."""
-        self._tell(f"failed {status} on rank {self.rank}: {' '.join(text.split())}")
+    def publish(self, status: int, text: str, *, advise: bool) -> None:
+        """Tell the other ranks why this one fails, and wait until they know. Call stop_listening() first.
+
+        advise: whether they add their advice to the text.
+        """
+        kind = "advise" if advise else "final"
+        self._tell(f"failed {status} {kind} on rank {self.rank}: {' '.join(text.split())}")
         self._wait_for_others()
 
     def stop_listening(self) -> None:
@@ -163,7 +167,7 @@ class Watch:
             if not isinstance(error, ConnectionResetError):
                 reason = f"cannot be reached any more ({error.strerror}): its machine or the network is down"
         if not data:
-            return [f"failed 1 {self.lines[line]} {reason}"]
+            return [f"failed 1 advise {self.lines[line]} {reason}"]
         *whole, self.partial[line] = (self.partial.get(line, b"") + data).split(b"\n")
         return [message.decode() for message in whole]
 
@@ -178,8 +182,9 @@ class Watch:
             self.told_to_stop = True
             self.stop_request.reason = self.stop_request.reason or rest
             return
-        status, _, text = rest.partition(" ")
-        tqdm.write(f"error (rank {self.rank}): {text}{self.advice()}", file=sys.stderr)
+        status, kind, text = rest.split(" ", 2)
+        advice = self.advice() if kind == "advise" else ""
+        tqdm.write(f"error (rank {self.rank}): {text}{advice}", file=sys.stderr)
         if self.rank == 0:
             self._wait_for_others(but=source)  # as this process may serve the store; the source waits for this end
         exit_at_once(int(status), write_seconds=WRITE_SECONDS)
