@@ -21,7 +21,7 @@ def begin(cfg: Config, world_size: int, steps_per_epoch: int) -> dict[str, float
     """
     return {
         "world_size": world_size,
-        "global_batch": cfg.batchsize * cfg.accum_steps * world_size,
+        "global_batch": _global_batch(cfg, world_size),
         "steps_per_epoch": steps_per_epoch,
         "lr_factor": 1.0 if cfg.total_batchsize else _rule(cfg.lr_scaling, world_size),
     }
@@ -71,7 +71,7 @@ def scaled_lr(
     It depends on --lr, the origin and the global batch only: the same batch has the same lr, whichever flags and
     processes make it, and another batch has the lr of the origin scaled by --lr_scaling.
     """
-    global_batch, processes = _global_batch(cfg, group), f"{group.world_size} process(es)"
+    global_batch, processes = _global_batch(cfg, group.world_size), f"{group.world_size} process(es)"
     change = _rule(cfg.lr_scaling, global_batch / origin["global_batch"])
     factor = origin["lr_factor"] * change
     lr = cfg.lr * factor
@@ -104,8 +104,8 @@ def scaled_lr(
     return lr
 
 
-def _global_batch(cfg: Config, group: Group) -> int:
-    return cfg.batchsize * cfg.accum_steps * group.world_size
+def _global_batch(cfg: Config, world_size: int) -> int:
+    return cfg.batchsize * cfg.accum_steps * world_size
 
 
 def _rule(scaling: str, size: float) -> float:
