@@ -9,24 +9,13 @@ from torch.utils.data import DataLoader
 import models
 from config import Config
 from data import histogram
-from engine.distributed import Group
-from engine.doctor import digest
-from engine.label_losses import PIXEL_LOSSES, parse_loss
-from engine.logger import Run
-from engine.losses import NEEDS, TERMS, Criterion
+from distributed.checks import digest
+from distributed.group import Group
 from errors import UserError
-
-# The label maps of a training sample, by --dataset.
-MAPS = {
-    "Folder": ("label",),
-    "Dense": ("label",),
-    "ScribbleOnly": ("label",),
-    "PseudoOnly": ("pseudo",),
-    "ScribblePseudo": ("label", "pseudo"),
-    "ScribblePseudoDs": ("label", "pseudo", "distance_s"),
-    "ScribblePseudoDc": ("label", "pseudo", "distance_c"),
-    "ScribblePseudoDsDc": ("label", "pseudo", "distance_s", "distance_c"),
-}
+from labels import MAPS
+from losses.criterion import NEEDS, TERMS, Criterion
+from losses.label_losses import PIXEL_LOSSES, parse_loss
+from runs.run import Run
 
 
 def active_terms(cfg: Config) -> dict[str, float]:

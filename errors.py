@@ -1,11 +1,7 @@
-"""Errors that the user can put right, and how a program of this project ends on one."""
+"""Errors that the user can put right, and their one line."""
 
-import contextlib
-import errno
-import os
 import re
 import sys
-from collections.abc import Callable, Iterator
 
 from tqdm import tqdm
 
@@ -31,19 +27,6 @@ class InputError(UserError):
     """One of many inputs that cannot be used; the others can."""
 
 
-def run(main: Callable[[], int | None]) -> int:
-    """Call main and return the process's exit status: what main returns, 2 on a UserError, 130 on Ctrl-C.
-
-    A UserError is said in one line. Any other exception is a bug of ours and leaves with its traceback.
-    """
-    from engine.launchers import rank_of  # which raises this module's UserError
-
-    try:
-        return main() or 0
-    except (UserError, KeyboardInterrupt) as error:
-        return report(error, rank_of(os.environ))
-
-
 def report(error: BaseException, rank: str) -> int:
     """Print in one line why the program ends, and return its exit status. rank: "" without a group."""
     where = f" (rank {rank})" if rank else ""
@@ -65,28 +48,3 @@ def reason(error: BaseException) -> str:
 def in_one_line(error: BaseException) -> str:
     """The error's class and the first line of its message."""
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:300]}"
-
-
-@contextlib.contextmanager
-def advice(device: str, too_much: str) -> Iterator[None]:
-    """Turn errors that come of too little memory or disk into a UserError that says what to do.
-
-    too_much: what to do where the device's memory does not suffice.
-    """
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise UserError(f"{error.filename or 'a file'}: {error.strerror}: make room, then start again") from None
-    except (RuntimeError, MemoryError) as error:
-        text = str(error)
-        if "DataLoader worker" in text:
-            raise UserError(
-                f"a process of --workers ended ({in_one_line(error)}): killed for want of memory, or of shared memory in "
-                "/dev/shm? Lower --workers, or use --workers 0 to see more"
-            ) from None
-        # OutOfMemoryError of CUDA and of the CPU allocator; torch has no common class for them.
-        if isinstance(error, MemoryError) or "out of memory" in text or "can't allocate memory" in text:
-            raise UserError(f"out of memory on {device} ({in_one_line(error)}): {too_much}") from None
-        raise

@@ -18,19 +18,20 @@ from pathlib import Path
 import numpy as np
 import torch
 
-import errors
-from common_flags import LOCAL, DataFlags, InferenceFlags, ModelFlags
+import program
+from config.flags import FlagReader, flag
+from config.shared import LOCAL, DataFlags, InferenceFlags, ModelFlags
 from data.classes import Classes, read_classes
 from data.dataset import SegmentationDataset
-from engine import doctor, metrics
-from engine.distributed import Group
-from engine.files import check_writable, write_file
-from engine.predictions import Predictions, to_show
-from engine.report import Example, write_report
-from engine.scoring import Result, compare, score
-from engine.terminal import Terminal
+from distributed import checks as doctor
+from distributed.group import Group
 from errors import STOPPED, UserError
-from flags import FlagReader, flag
+from evaluation import metrics
+from evaluation.predictions import Predictions, to_show
+from evaluation.report import Example, write_report
+from evaluation.scoring import Result, compare, score
+from files import check_writable, write_file
+from runs.terminal import Terminal
 from trained import TOO_MUCH, Checkpoint, read_flags
 from utils import get_loader, join_group, prepare_demo_data
 
@@ -55,7 +56,7 @@ def main(argv: list[str] | None = None) -> int:
     """Evaluate as the flags say. Returns the exit status: 0, or errors.STOPPED when a signal ended it."""
     flags, changes = read_flags(READER, argv)
     assert isinstance(flags, EvaluateFlags)
-    with join_group(flags) as group, errors.advice(str(group.device), TOO_MUCH):
+    with join_group(flags) as group, program.advice(str(group.device), TOO_MUCH):
         return evaluate(flags, changes, group, Terminal(group, quiet=flags.log_level == "WARNING"))
 
 
@@ -222,4 +223,4 @@ def report(
 
 
 if __name__ == "__main__":
-    sys.exit(errors.run(main))
+    sys.exit(program.run(main))

@@ -17,22 +17,22 @@ from pathlib import Path
 import torch
 from torch.export import Dim, ExportedProgram
 
-import errors
-from common_flags import CheckpointFlags, DataFlags, ModelFlags
+import program
+from config.flags import FlagReader, flag
+from config.shared import CheckpointFlags, DataFlags, ModelFlags
 from data.classes import read_classes
 from data.dataset import IMAGE_SUFFIXES, SegmentationDataset, read_image
-from engine import exported
-from engine.device import find_device
-from engine.distributed import Group
-from engine.exported import MIN_TORCH_SIZE, ExportedModel, TorchModel
-from engine.files import check_writable, writing
-from engine.onnx_model import OnnxModel, import_extra
-from engine.parity import Comparison, Tally, median_ms
-from engine.pictures import to_hex
-from engine.terminal import Terminal
+from distributed.device import find_device
+from distributed.group import Group
 from errors import UserError
-from flags import FlagReader, flag
-from models.exportable import WholeImage, whole_image_logits
+from evaluation.pictures import to_hex
+from exporting import exported
+from exporting.exportable import WholeImage, whole_image_logits
+from exporting.exported import MIN_TORCH_SIZE, ExportedModel, TorchModel
+from exporting.onnx_model import OnnxModel, import_extra
+from exporting.parity import Comparison, Tally, median_ms
+from files import check_writable, writing
+from runs.terminal import Terminal
 from trained import Checkpoint, read_given
 from utils import get_loader
 
@@ -65,7 +65,7 @@ def main(argv: list[str] | None = None) -> None:
         raise UserError("--amp: exported models compute in float32; what runs them may use less")
     flags = ExportFlags(**given)
     device = find_device(flags.device, local_rank=0, local_world_size=1)
-    with errors.advice(str(device), "use smaller --images"):
+    with program.advice(str(device), "use smaller --images"):
         export(flags, changes, device, Terminal(Group(device)))
 
 
@@ -109,7 +109,7 @@ def check_onnx(opset: int) -> None:
 
 
 def describe(checkpoint: Checkpoint, weights: str, extras: tuple[str, ...]) -> dict[str, str]:
-    """What a file says of itself: a JSON text for each of engine.exported.KEYS."""
+    """What a file says of itself: a JSON text for each of exporting.exported.KEYS."""
     cfg = checkpoint.cfg
     classes = read_classes(cfg.classes, cfg.numclasses)
     values = (
@@ -242,4 +242,4 @@ def as_row(tally: Tally) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(errors.run(main))
+    sys.exit(program.run(main))

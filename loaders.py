@@ -10,8 +10,8 @@ import cv2
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from engine.distributed import Group
-from engine.signals import WorkerSignals
+from distributed.group import Group
+from distributed.signals import WorkerSignals
 
 
 def share_out(work: Callable, items: list, group: Group, bar: Callable[[Iterable], Iterable] = iter) -> dict[int, Any]:

@@ -9,9 +9,9 @@ from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from config import Config
-from engine.distributed import Group
-from engine.schedule import lr_factor
+from distributed.group import Group
 from errors import UserError
+from schedule import lr_factor
 
 
 def begin(cfg: Config, world_size: int, steps_per_epoch: int) -> dict[str, float]:

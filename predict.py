@@ -15,23 +15,23 @@ from pathlib import Path
 import numpy as np
 import torch
 
-import errors
-from common_flags import LOCAL, InferenceFlags, ModelFlags
+import program
+from config.flags import FlagReader, flag
+from config.shared import LOCAL, InferenceFlags, ModelFlags
 from data.classes import read_classes
 from data.dataset import read_label
-from data.inputs import Images, Input, find_inputs, frame_rate, probe, read_frames
 from data.sampler import EvalBatches
-from engine import doctor
-from engine.distributed import Group
-from engine.files import sha256
-from engine.films import how_to_convert
-from engine.inference import Predictor
-from engine.onnx_model import OnnxModel
-from engine.outputs import Outputs
-from engine.terminal import Terminal
+from distributed import checks as doctor
+from distributed.group import Group
 from errors import STOPPED, InputError, UserError
-from flags import FlagReader, flag
+from evaluation.predictor import Predictor
+from exporting.onnx_model import OnnxModel
+from files import sha256
 from loaders import batched, make_loader, share_out
+from prediction.films import how_to_convert
+from prediction.inputs import Images, Input, find_inputs, frame_rate, probe, read_frames
+from prediction.outputs import Outputs
+from runs.terminal import Terminal
 from trained import TOO_MUCH, Checkpoint, read_flags
 from utils import join_group
 
@@ -64,7 +64,7 @@ def main(argv: list[str] | None = None) -> int:
     assert isinstance(flags, PredictFlags)
     if not flags.input:
         raise UserError("--input is not set: name an image, a video, a folder or a 'pattern'")
-    with join_group(flags) as group, errors.advice(str(group.device), TOO_MUCH):
+    with join_group(flags) as group, program.advice(str(group.device), TOO_MUCH):
         return predict(flags, changes, group, Terminal(group, quiet=flags.log_level == "WARNING"))
 
 
@@ -158,7 +158,7 @@ def plan(flags: PredictFlags, outputs: Outputs, settings: dict, terminal: Termin
 
 
 def probe_all(inputs: list[Input], group: Group, terminal: Terminal) -> dict[Input, tuple[int, int] | UserError | None]:
-    """data.inputs.probe() of every input, or the error; each process reads the headers of its share."""
+    """prediction.inputs.probe() of every input, or the error; each process reads the headers of its share."""
 
     def size(file: Input) -> tuple[int, int] | UserError | None:
         try:
@@ -242,4 +242,4 @@ class Stopped(Exception):
 
 
 if __name__ == "__main__":
-    sys.exit(errors.run(main))
+    sys.exit(program.run(main))

@@ -22,8 +22,9 @@ def python_command(*words: object) -> str:
     """
     program, *rest = map(str, words)
     if program == "-m" and Path.cwd() != REPO:
-        module = f"{rest[0].replace('.', '/')}.py"  # Python finds modules in the current folder only
-        if (REPO / module).is_file():
+        path = rest[0].replace(".", "/")  # Python finds modules in the current folder only
+        module = next((name for name in (f"{path}.py", f"{path}/__main__.py") if (REPO / name).is_file()), "")
+        if module:
             program, *rest = module, *rest[1:]
     return quoted([_python(), repo_file(program), *rest])
 

@@ -5,11 +5,11 @@ import importlib
 from pathlib import Path
 
 import config
-from common_flags import LaunchFlags
 from config import Config
-from engine import run_folder
+from config.flags import FlagReader
+from config.shared import LaunchFlags
 from errors import UserError
-from flags import FlagReader
+from runs import folder as run_folder
 from utils import find_masks
 
 PROGRAMS = {"test": "evaluate", "predict": "predict"}

@@ -16,26 +16,26 @@ import torch
 from torch.utils.data import DataLoader
 
 import config
-import due
-import errors
-from common_flags import LOCAL
+import program
+import schedule
 from config import Config
+from config.shared import LOCAL
 from criterion import get_class_weights, get_criterion
 from data.classes import Classes, read_classes
 from data.sampler import TrainSampler
-from engine import doctor
-from engine.amp import autocast
-from engine.distributed import Group, gradient_sync
-from engine.inference import Predictor
-from engine.logger import Run
-from engine.losses import Criterion
-from engine.metrics import confusion_matrix, scores, table
-from engine.pictures import panel
-from engine.state import TrainState
+from distributed import checks as doctor
+from distributed.group import Group, gradient_sync
 from errors import STOPPED
-from hints import ResumeHint, next_steps
-from label_check import check_sample, check_validation
+from evaluation.metrics import confusion_matrix, scores, table
+from evaluation.pictures import panel
+from evaluation.predictor import Predictor
 from loaders import batched
+from losses.criterion import Criterion
+from models.amp import autocast
+from runs.hints import ResumeHint, next_steps
+from runs.label_check import check_sample, check_validation
+from runs.run import Run
+from runs.state import TrainState
 from tasks import hand_over
 from utils import (
     get_loader,
@@ -62,7 +62,7 @@ def main(argv: list[str] | None = None) -> int:
     with (
         join_group(cfg) as group,
         ResumeHint(cfg, group) as resume_hint,
-        errors.advice(str(group.device), TOO_MUCH),
+        program.advice(str(group.device), TOO_MUCH),
         Run(group, cfg.log_interval, wandb=cfg.wandb, quiet=cfg.log_level == "WARNING") as run,
     ):
         return train(share_batch(cfg, group), group, run, resume_hint)
@@ -94,12 +94,12 @@ def train(cfg: Config, group: Group, run: Run, resume_hint: ResumeHint) -> int:
     if not has_best:
         state.best_miou = -1.0  # also where the file was set aside, as it is past the step resumed from
     resume_hint.folder = run.folder
-    run.info(f"writing to {run.folder}" + ("; there is nothing left to do" if due.end_of_run(cfg, state) else ""))
+    run.info(f"writing to {run.folder}" + ("; there is nothing left to do" if schedule.end_of_run(cfg, state) else ""))
     doctor.check_weights(group, state.raw_model, buffers_averaged=state.samples == 0)
 
     stopped = False
     validation = partial(validate, cfg, group, run, state, val_loader, classes)
-    while not due.end_of_run(cfg, state) and not stopped:
+    while not schedule.end_of_run(cfg, state) and not stopped:
         finished = train_one_epoch(cfg, group, run, state, train_loader, criterion, validation)
         stopped = not finished or not finish_epoch(cfg, group, run, state, train_loader, validation)
     if stopped:
@@ -137,7 +137,7 @@ def train_one_epoch(
     title = f"epoch {state.epoch + 1}" + ("" if cfg.max_steps else f"/{cfg.epochs}")
     for micro_batches in run.steps(steps, total=num_steps, title=title):
         # Of the step before: here a run that was stopped meanwhile comes by again.
-        if due.step_validation(cfg, state):
+        if schedule.step_validation(cfg, state):
             settle(group, state)
             is_best = validation()
             if is_best is None:
@@ -166,7 +166,7 @@ def train_one_epoch(
                 # DDP takes the mean over ranks of what is a sum over them.
                 state.scaler.scale(criterion.total(micro_parts) * group.world_size).backward()
             parts = parts + micro_parts.detach()
-        check = due.check_of_ranks(cfg, state)
+        check = schedule.check_of_ranks(cfg, state)
         if check:
             unused = doctor.check_gradients(group, state.raw_model, unused_allowed=cfg.find_unused_parameters)
             if unused:
@@ -180,7 +180,7 @@ def train_one_epoch(
         run.log_step(state.epoch + 1, state.step, losses, parts, lr, sampler.global_batch, scaling)
         if check:
             doctor.check_weights(group, state.raw_model, buffers_averaged=False)
-        if due.step_checkpoint(cfg, state):
+        if schedule.step_checkpoint(cfg, state):
             save(cfg, group, run, state, f"step_{state.step:08d}.pt")
     return True
 
@@ -193,7 +193,7 @@ def finish_epoch(
     if group.world_size > 1:
         run.info(f"epoch {state.epoch + 1}: weights are equal on all {group.world_size} ranks")
     names = []
-    if due.epoch_validation(cfg, state):
+    if schedule.epoch_validation(cfg, state):
         is_best = validation()
         if is_best is None:
             return False
@@ -202,7 +202,7 @@ def finish_epoch(
     assert isinstance(loader.sampler, TrainSampler)
     if loader.sampler.is_through(state.samples):  # and not at --max_steps
         state.epoch, state.samples = state.epoch + 1, 0
-        if due.epoch_checkpoint(cfg, state):
+        if schedule.epoch_checkpoint(cfg, state):
             names.append(f"epoch_{state.epoch:04d}.pt")
     save(cfg, group, run, state, *names)
     return True
@@ -245,9 +245,9 @@ def validate(
     result = scores(group.sum(confusion))
     epoch = state.epoch + 1
     run.log_validation(epoch, state.step, result, classes.names, panels)
-    at = f"epoch {epoch}" + (f", step {state.step}" if due.step_validation(cfg, state) else "")
+    at = f"epoch {epoch}" + (f", step {state.step}" if schedule.step_validation(cfg, state) else "")
     run.info(f"{at}: mIoU {100 * result['miou']:.2f}, pixel accuracy {100 * result['pixel_acc']:.2f}")
-    if due.last_validation(cfg, state):
+    if schedule.last_validation(cfg, state):
         run.info(table(result, classes.names))
     state.validated, best = state.step, state.best_miou
     if best < 0:  # the first validation
@@ -280,4 +280,4 @@ def introduce(cfg: Config, group: Group, run: Run) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(errors.run(main))
+    sys.exit(program.run(main))

@@ -8,13 +8,13 @@ import torch
 
 import config
 import models
-from common_flags import DataFlags, InferenceFlags, ModelFlags
 from config import Config
-from engine import checkpoint
-from engine.inference import Predictor
+from config.flags import FlagReader
+from config.shared import DataFlags, InferenceFlags, ModelFlags
 from errors import UserError
-from flags import FlagReader
+from evaluation.predictor import Predictor
 from models.pretrained import STRIDE_IS_SET, load_weights, needs_stride_in_1x1, released_type, weights_in
+from runs import checkpoint
 
 TOO_MUCH = "lower --val_batchsize, use a --window such as 465, or --amp bf16"
 

@@ -14,27 +14,28 @@ from torch.utils.data import DataLoader
 
 import config
 import models
-from common_flags import LaunchFlags
 from config import Config
-from criterion import MAPS, active_terms
+from config.shared import LaunchFlags
+from criterion import active_terms
 from data import demo
 from data.dataset import SegmentationDataset, image_size
 from data.distance import pseudo_distance, scribble_distance
 from data.layout import find_files
 from data.sampler import EvalBatches, TrainSampler
 from data.transforms import CentreCrop, TrainTransform
-from engine import checkpoint
-from engine.amp import LossScaler
-from engine.distributed import Group, process_group
-from engine.doctor import digest
-from engine.losses import Criterion
-from engine.state import TrainState
-from engine.summary import Summary, summarise
+from distributed.checks import digest
+from distributed.group import Group, process_group
 from errors import UserError
+from labels import MAPS
 from loaders import make_loader, share_out
+from losses.criterion import Criterion
 from models import pretrained
+from models.amp import LossScaler
 from models.pretrained import StartWeights
 from optimizer import begin, get_optimizer, saved_origin
+from runs import checkpoint
+from runs.state import TrainState
+from runs.summary import Summary, summarise
 
 DEMO_ROOT = Path("dataset/demo")
 
@@ -59,7 +60,7 @@ def prepare_demo_data(cfg: Config, group: Group) -> None:
 
 
 def join_group(cfg: LaunchFlags) -> contextlib.AbstractContextManager[Group]:
-    """The process group that the flags ask for, or this one process; engine.distributed.process_group."""
+    """The process group that the flags ask for, or this one process; distributed.group.process_group."""
     return process_group(
         distributed=cfg.distributed, device=cfg.device, backend=cfg.backend, dist_url=cfg.dist_url,
         world_size=cfg.world_size, rank=cfg.rank, local_rank=cfg.local_rank, timeout=cfg.dist_timeout,
@@ -132,7 +133,7 @@ def get_loader(cfg: Config, split: str, group: Group, *, training: bool | None =
 def _image_sizes(dataset: SegmentationDataset, group: Group) -> list[tuple[int, int]]:
     """(height, width) of every image; each process reads the headers of its share."""
     sizes = share_out(image_size, [files["image"] for files in dataset.files], group)
-    # Ranks may list other files, which engine.doctor.check_setup finds after this.
+    # Ranks may list other files, which distributed.checks.check_setup finds after this.
     return [sizes.get(index, (0, 0)) for index in range(len(dataset))]
 
 

@@ -18,7 +18,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import models
-from engine import checkpoint
+from runs import checkpoint
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import models
-from engine.inference import Predictor
+from evaluation.predictor import Predictor
 
 HEIGHT, WIDTH, CLASSES = 1024, 2048, 150
 # What a way that holds full-size probabilities needs for them alone, in float32.

@@ -23,10 +23,11 @@ import utils
 from config import Config
 from criterion import get_criterion
 from data import demo
-from data.dataset import IGNORE, SegmentationDataset
-from engine.amp import autocast
-from engine.distributed import Group
-from engine.schedule import lr_factor
+from data.dataset import SegmentationDataset
+from distributed.group import Group
+from labels import IGNORE
+from models.amp import autocast
+from schedule import lr_factor
 
 GROUP = Group(torch.device("cpu"))
 

@@ -20,7 +20,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import config
 from data.demo import draw_dataset
-from engine.distributed import Group
+from distributed.group import Group
 from utils import get_loader
 
 BATCH = 8

@@ -4,7 +4,7 @@ python benchmarks/sharding.py
 python benchmarks/sharding.py --layers 18 --crop_size 33 --repeats 3    # in a minute
 
 Gloo processes on the CPU; variants take turns on the same batches, each with its own model. The share of the states in a
-process's memory is that of the model's summary (engine/summary.py) at the recipe: 16 images of 465x465 a process.
+process's memory is that of the model's summary (runs/summary.py) at the recipe: 16 images of 465x465 a process.
 """
 
 import argparse
@@ -28,9 +28,9 @@ from torch.distributed.tensor import DTensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import models
-from engine.distributed import Group
-from engine.losses import Criterion
-from engine.summary import summarise
+from distributed.group import Group
+from losses.criterion import Criterion
+from runs.summary import summarise
 
 VARIANTS = ("DDP", "ZeRO-1", "FSDP2")
 NUM_CLASSES = 21

@@ -12,8 +12,8 @@ from PIL import ExifTags, Image, ImageOps
 from torch.utils.data import Dataset
 
 from errors import UserError
+from labels import IGNORE
 
-IGNORE = 255
 # In the order in which they are looked for, and each in any letter case.
 IMAGE_SUFFIXES = (".jpg", ".png", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
 LABEL_SUFFIXES = (".png", ".bmp", ".tif", ".tiff", ".webp")

@@ -12,8 +12,8 @@ import cv2
 import numpy as np
 from PIL import Image
 
-from data.dataset import IGNORE
 from errors import UserError
+from labels import IGNORE
 
 CLASSES = ("ground", "disc", "square", "triangle", "cross")
 HEIGHT, WIDTH = 120, 160

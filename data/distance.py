@@ -17,9 +17,10 @@ import cv2
 import numpy as np
 from tqdm import tqdm
 
-import errors
-from data.dataset import IGNORE, read_label
+import program
+from data.dataset import read_label
 from errors import UserError
+from labels import IGNORE
 
 LAMBDA_S = math.e
 LAMBDA_C = math.e**6
@@ -99,4 +100,4 @@ def parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(errors.run(main))
+    sys.exit(program.run(main))

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-IGNORE = 255
+from labels import IGNORE
 
 
 class LoRM(nn.Module):

@@ -13,8 +13,9 @@ import config
 import evaluate
 import export
 import predict
-from data import check, distance
-from flags import FlagReader
+from config.flags import FlagReader
+from data import distance
+from data.check import __main__ as check
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "cli.md"
 HEAD = """# Command line

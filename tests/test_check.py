@@ -11,6 +11,7 @@ import cv2
 import numpy as np
 import pytest
 from conftest import REPO
+from data.check import rules
 from documents import blocks
 from faulty_data import (
     FAULTY,
@@ -27,18 +28,17 @@ from faulty_data import (
 from PIL import Image
 
 import config
-import data.check
-from criterion import MAPS
-from data.check import BATCHSIZE, DATASETS, check, main
-from data.checks import rules
-from data.checks.duplicates import hamming
-from data.checks.findings import CATALOG
-from data.checks.measure import difference_hash
-from data.checks.survey import Paths
+import data.check.__main__
+from data.check.__main__ import BATCHSIZE, DATASETS, check, main
+from data.check.duplicates import hamming
+from data.check.findings import CATALOG
+from data.check.measure import difference_hash
+from data.check.survey import Paths
 from data.dataset import read_label
 from data.histogram import class_weights, label_histogram
 from data.layout import find_files
 from errors import UserError
+from labels import MAPS
 
 # Those that have tests of their own.
 ELSEWHERE = {
@@ -259,7 +259,7 @@ def killed(sample):
 
 
 def test_a_killed_process_ends_the_check_with_one_line(clean, monkeypatch):
-    monkeypatch.setattr(data.check, "measure", killed)
+    monkeypatch.setattr(data.check.__main__, "measure", killed)
     with pytest.raises(UserError, match=r"a process of --workers 1 was ended.*--workers 0"):
         main([str(clean), "--workers", "1"])
 

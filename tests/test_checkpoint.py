@@ -10,8 +10,9 @@ import torch
 from conftest import flags, read_metrics, run_train
 
 import train
-from engine import checkpoint, run_folder
 from errors import UserError
+from runs import checkpoint
+from runs import folder as run_folder
 
 
 def content(step: int) -> dict:
@@ -167,7 +168,7 @@ def test_resuming_an_earlier_checkpoint_sets_later_ones_aside(demo_root, tmp_pat
 def test_folder_of_a_running_process_is_refused(demo_root, tmp_path):
     folder = run_train(dataset_path=demo_root, logdir=tmp_path, name="x")
     holder = (
-        "import sys; from pathlib import Path; from engine import run_folder; "
+        "import sys; from pathlib import Path; from runs import folder as run_folder; "
         f"log = run_folder.open_log(Path({str(folder)!r})); print('held', flush=True); sys.stdin.read()"
     )
     process = subprocess.Popen([sys.executable, "-c", holder], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

@@ -35,7 +35,20 @@ NOT_RUN = {
     r"(python -m )?pytest\b": "starts the tests themselves",
 }
 OUTPUTS = ("json", "save_dir", "report", "output")  # flags that name what a program writes
-FOLDERS = ("configs", "data", "docs", "engine", "models", "scripts")  # that commands use
+FOLDERS = (
+    "config",
+    "configs",
+    "data",
+    "distributed",
+    "docs",
+    "evaluation",
+    "exporting",
+    "losses",
+    "models",
+    "prediction",
+    "runs",
+    "scripts",
+)  # that commands use
 SOURCES = [
     *REPO.glob("*.py"),
     *REPO.glob("data/*.py"),

@@ -14,7 +14,8 @@ import config
 import evaluate
 import export
 import predict
-from data import check, distance
+from data import distance
+from data.check import __main__ as check
 from scripts import cli_reference
 
 # Flags in the documents that are declared elsewhere than in a program's table of flags.
@@ -175,7 +176,21 @@ def literal_texts() -> str:
     texts = []
     for path in (
         *REPO.glob("*.py"),
-        *(path for name in ("data", "engine", "models") for path in REPO.glob(f"{name}/**/*.py")),
+        *(
+            path
+            for name in (
+                "config",
+                "data",
+                "distributed",
+                "evaluation",
+                "exporting",
+                "losses",
+                "models",
+                "prediction",
+                "runs",
+            )
+            for path in REPO.glob(f"{name}/**/*.py")
+        ),
     ):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         texts += [

@@ -7,7 +7,7 @@ import pytest
 from conftest import finish, flags, run_train, start
 from PIL import Image
 
-import errors
+import program
 import train
 from errors import UserError
 
@@ -111,7 +111,7 @@ FAULTS = [
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 def test_fault_is_named_in_one_line(data, tmp_path, capsys, fault):
     words, named = fault(data)
-    status = errors.run(lambda: train.main([*flags(dataset_path=data, logdir=tmp_path / "log"), *words]))
+    status = program.run(lambda: train.main([*flags(dataset_path=data, logdir=tmp_path / "log"), *words]))
     lines = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
     assert status == 2
     assert len(lines) == 1
@@ -132,7 +132,7 @@ def test_our_own_bugs_keep_their_traceback():
         raise KeyError("ours")
 
     with pytest.raises(KeyError):
-        errors.run(main)
+        program.run(main)
 
 
 @pytest.mark.parametrize("size", [0, 1, 1000, -1000, -1])
@@ -231,7 +231,7 @@ def test_a_full_disk_is_named_and_leaves_the_earlier_checkpoint_whole(tmp_path):
 
     import torch
 
-    from engine import checkpoint
+    from runs import checkpoint
 
     path = tmp_path / "last.pt"
     checkpoint.write(path, checkpoint.to_bytes({"step": 1}))

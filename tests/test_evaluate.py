@@ -13,11 +13,11 @@ from PIL import Image
 from test_report import Elements, picture
 
 import evaluate
-from engine import metrics
-from engine.metrics import scores
-from engine.predictions import to_show
-from engine.scoring import Result, compare
 from errors import UserError
+from evaluation import metrics
+from evaluation.metrics import scores
+from evaluation.predictions import to_show
+from evaluation.scoring import Result, compare
 
 WINDOWS = ["--scales", "0.5", "1", "1.25", "--flip", "--window", "65", "--stride_rate", "0.5", "--long_side", "128"]
 

@@ -15,11 +15,11 @@ import export
 import models
 from config import as_dict, parse
 from data.classes import voc_colours
-from engine.exported import KEYS, ExportedModel, TorchModel
-from engine.inference import Predictor
-from engine.onnx_model import OnnxModel
 from errors import UserError
-from models import exportable
+from evaluation.predictor import Predictor
+from exporting import exportable
+from exporting.exported import KEYS, ExportedModel, TorchModel
+from exporting.onnx_model import OnnxModel
 
 EXTRAS = ("onnx", "onnxscript", "onnxruntime")
 missing = [name for name in EXTRAS if importlib.util.find_spec(name) is None]

@@ -12,7 +12,8 @@ import torch
 from conftest import errors_of, finish, flags, free_port, one_line_each, start, start_group, two_processes
 
 from data.demo import draw_dataset
-from engine import checkpoint, doctor
+from distributed import checks as doctor
+from runs import checkpoint
 from scripts.chaos import count_lines
 
 FAULTS = "tests/train_with_fault.py"

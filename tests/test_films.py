@@ -4,8 +4,8 @@ import cv2
 import numpy as np
 import pytest
 
-from engine import films
 from errors import InputError
+from prediction import films
 
 
 def frames(size: tuple[int, int], number: int) -> list[np.ndarray]:

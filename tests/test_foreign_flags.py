@@ -8,8 +8,8 @@ import config
 import evaluate
 import export
 import predict
+from config.foreign import FOREIGN, OF_TORCHRUN
 from errors import UserError
-from foreign_flags import FOREIGN, OF_TORCHRUN
 from trained import read_flags
 
 DATA = ["--dataset_path", "somewhere"]

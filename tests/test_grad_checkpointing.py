@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 import models
-from engine.amp import autocast
+from models.amp import autocast
 from models.backbone import _own_statistics, recomputed
 
 CPU = torch.device("cpu")

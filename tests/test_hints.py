@@ -16,10 +16,10 @@ import config
 import evaluate
 import export
 import predict
-from engine import checkpoint
-from engine.distributed import Group
+from distributed.group import Group
 from errors import STOPPED
-from hints import ResumeHint
+from runs import checkpoint
+from runs.hints import ResumeHint
 
 FAULTS = "tests/train_with_fault.py"
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="POSIX shells")

@@ -15,10 +15,10 @@ import utils
 from criterion import get_class_weights, get_criterion
 from data import histogram
 from data.histogram import class_weights, count_labels, given_weights, label_histogram
-from engine.distributed import Group
-from engine.doctor import digest
-from engine.logger import Run
+from distributed.checks import digest
+from distributed.group import Group
 from errors import UserError
+from runs.run import Run
 
 CPU = torch.device("cpu")
 

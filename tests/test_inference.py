@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from engine import inference
-from engine.inference import Predictor, window_starts
+from evaluation import predictor as inference
+from evaluation.predictor import Predictor, window_starts
 
 
 class Tiny(nn.Module):

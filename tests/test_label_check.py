@@ -10,11 +10,11 @@ from faulty_data import Drawn, label, picture, scribblesup_like
 
 import config
 import utils
-from data.check import main as data_check
-from engine.distributed import Group
-from engine.logger import Run
+from data.check.__main__ import main as data_check
+from distributed.group import Group
 from errors import UserError
-from label_check import SAMPLE, _ranges, check_sample
+from runs.label_check import SAMPLE, _ranges, check_sample
+from runs.run import Run
 
 HEIGHT, WIDTH = 12, 16  # of the drawn labels
 PLAIN = {"dataset": "Folder", "model_type": "res50_ASPP"}
@@ -55,7 +55,7 @@ def test_masks_of_0_and_255_are_refused_on_every_rank(tmp_path, capsys):
     assert not (tmp_path / "log").exists()
     # The command names all folders, and finds the fault.
     command = shlex.split(results[0][2].rsplit(": ", 1)[1])
-    assert command[1].endswith("data/check.py")
+    assert command[1].endswith("data/check/__main__.py")
     assert data_check([*command[2:], "--workers", "0"]) == 2
     assert "label-binary-255 (4)" in capsys.readouterr().out
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from engine.label_losses import LABEL_LOSSES, LabelLosses, dice_sum, lovasz_sum, parse_loss
-from engine.losses import Criterion
+from losses.criterion import Criterion
+from losses.label_losses import LABEL_LOSSES, LabelLosses, dice_sum, lovasz_sum, parse_loss
 
 NAMES = tuple(LABEL_LOSSES.values())
 WEIGHTS = [0.5, 2.0, 3.0, 0.25]

@@ -10,10 +10,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from engine import device, launchers, rendezvous
-from engine.launchers import Place
-from engine.signals import StopRequest
-from engine.watch import Watch
+import program
+from distributed import device, launchers, rendezvous
+from distributed.launchers import Place
+from distributed.lifeline import Watch
+from distributed.signals import StopRequest
 from errors import UserError
 
 TORCHRUN = {
@@ -146,14 +147,13 @@ def test_what_no_meeting_point_follows_from_is_named(environment, named):
 
 
 def test_errors_carry_the_rank_under_any_launcher(monkeypatch, capsys):
-    import errors
 
     def fail() -> None:
         raise UserError("nothing works")
 
     for name, value in SRUN.items():
         monkeypatch.setenv(name, value)
-    assert errors.run(fail) == 2
+    assert program.run(fail) == 2
     assert capsys.readouterr().err == "error (rank 9): nothing works\n"
 
 

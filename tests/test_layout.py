@@ -13,7 +13,7 @@ from PIL import Image
 import config
 from data.dataset import SegmentationDataset, read_label
 from data.layout import find_files
-from engine.distributed import Group
+from distributed.group import Group
 from errors import UserError
 from utils import get_loader
 

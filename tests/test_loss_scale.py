@@ -6,10 +6,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import nn
 
 import train
-from engine import checkpoint
-from engine.amp import MAX_SKIPPED, LossScaler
-from engine.distributed import Group
-from engine.state import TrainState
+from distributed.group import Group
+from models.amp import MAX_SKIPPED, LossScaler
+from runs import checkpoint
+from runs.state import TrainState
 
 CPU = torch.device("cpu")
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from engine.losses import TERMS, Criterion
+from losses.criterion import TERMS, Criterion
 
 ALL = dict.fromkeys(TERMS, 1.0)
 

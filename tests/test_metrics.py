@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from data.classes import voc_colours
-from engine.metrics import boundary_counts, confusion_matrix, scores, table
-from engine.pictures import panel
+from evaluation.metrics import boundary_counts, confusion_matrix, scores, table
+from evaluation.pictures import panel
 
 
 def test_confusion_matrix_counts_labelled_pixels():

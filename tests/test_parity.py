@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from engine.exported import ExportedModel
-from engine.parity import Comparison, Tally
+from exporting.exported import ExportedModel
+from exporting.parity import Comparison, Tally
 
 
 class Fake(ExportedModel):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from data.classes import voc_colours
-from engine.pictures import contours, overlay
+from evaluation.pictures import contours, overlay
 
 
 def plain_overlay(image, label, colours, background) -> np.ndarray:

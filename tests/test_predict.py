@@ -18,12 +18,12 @@ import models
 import predict
 from data.classes import voc_colours
 from data.dataset import read_image
-from data.inputs import find_inputs
-from engine import films
-from engine.inference import Predictor
-from engine.outputs import Outputs
-from engine.pictures import overlay
 from errors import UserError
+from evaluation.pictures import overlay
+from evaluation.predictor import Predictor
+from prediction import films
+from prediction.inputs import find_inputs
+from prediction.outputs import Outputs
 
 
 @pytest.fixture(scope="module")

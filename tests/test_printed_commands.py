@@ -94,8 +94,8 @@ def programs(place: Place) -> Iterator[tuple[str, int, str]]:
     """Each program as a user runs it, one after the other: what is run, its exit status, and what it says."""
     checkpoint = "log/a run/best.pt"
     for command in (
-        program("data/check.py", "my data", *FOLDERS),
-        program("data/check.py", "my data", *FOLDERS, "--splits", "val"),
+        program("data/check/__main__.py", "my data", *FOLDERS),
+        program("data/check/__main__.py", "my data", *FOLDERS, "--splits", "val"),
         f"{TRAIN} --name 'a run'",
         program("evaluate.py", "--checkpoint", checkpoint, "--report", "a report"),
         program("predict.py", "--checkpoint", checkpoint, "--input", "a photo.jpg", "--output", "some masks", "--overlay"),
@@ -126,7 +126,7 @@ def fault_of(command: str, place: Place) -> tuple[str, str]:
         return "" if (place.folder / words[-1]).is_file() else f"{command}: no such file", ""
     status, said = place.run(pasted(command))
     # The data check ends with 1 or 2 where it does its work and finds something.
-    works = status == 0 or ("data/check.py" in command and status in (1, 2) and "\nerror: " not in f"\n{said}")
+    works = status == 0 or ("data/check/__main__.py" in command and status in (1, 2) and "\nerror: " not in f"\n{said}")
     return "" if works else f"{command}: status {status}\n{said}", said
 
 
@@ -154,7 +154,7 @@ def test_every_printed_command_runs(place):
 
 def test_the_data_checks_last_line_trains(place):
     shutil.rmtree(place.folder / "log", ignore_errors=True)
-    _, said = place.run(program("data/check.py", "my data", *FOLDERS))
+    _, said = place.run(program("data/check/__main__.py", "my data", *FOLDERS))
     (command,) = PRINTED.findall(said.splitlines()[-1])
     status, said = place.run(pasted(command))
     assert status == 0, said

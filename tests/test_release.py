@@ -17,9 +17,9 @@ from torchvision.models.resnet import Bottleneck, ResNet
 import config
 import train
 import utils
-from engine.distributed import Group
-from engine.state import TrainState
+from distributed.group import Group
 from errors import STOPPED
+from runs.state import TrainState
 
 NUM_CLASSES, NUM_STEPS, BATCH, STEPS_PER_EPOCH = 5, 3, 4, 2
 BLOCKS = (1, 2, 1, 3)  # layer4 has three blocks, each with its own dilation

@@ -18,7 +18,7 @@ import export
 import models
 import predict
 from config import parse
-from engine.distributed import Group
+from distributed.group import Group
 from errors import UserError
 from models.pretrained import load_weights, needs_stride_in_1x1, released_type
 from trained import Checkpoint

@@ -13,9 +13,9 @@ import pytest
 from PIL import Image
 
 from data.classes import voc_colours
-from engine.pictures import contours
-from engine.report import MAX_POINTS, Example, write_report
 from errors import UserError
+from evaluation.pictures import contours
+from evaluation.report import MAX_POINTS, Example, write_report
 
 HOSTILE = "</script><img src=x onerror=alert(1)>{{title}}<!--<script>.png"
 CLASSES = ["sky", "road", "car", "<b>moon</b>"]

@@ -13,7 +13,7 @@ import torch
 from conftest import REPO, assert_same_run, finish, flags, read_metrics, start, start_group
 
 from data.demo import draw_dataset
-from engine import checkpoint
+from runs import checkpoint
 from scripts import chaos
 
 FAULTS = "tests/train_with_fault.py"

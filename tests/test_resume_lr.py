@@ -10,10 +10,10 @@ from torch import nn
 
 import config
 import utils
-from engine import checkpoint
-from engine.distributed import Group
+from distributed.group import Group
 from errors import STOPPED
 from optimizer import begin, get_optimizer, saved_origin
+from runs import checkpoint
 
 CPU = torch.device("cpu")
 IMAGES, EPOCHS = 48, 3

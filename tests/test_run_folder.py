@@ -11,7 +11,7 @@ import pytest
 from conftest import finish, flags, one_line_each, run_train, start, two_processes
 from PIL import Image
 
-from engine import run_folder
+from runs import folder as run_folder
 
 FAULTS = "tests/train_with_fault.py"
 

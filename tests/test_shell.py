@@ -25,7 +25,7 @@ def test_a_program_of_the_repository_is_found_from_any_folder(tmp_path, monkeypa
         str(shell.REPO / "train.py"), "--epochs", "3",
     ]  # fmt: skip
     assert shlex.split(shell.python_command("-m", "data.check", "a b"))[1:] == [
-        str(shell.REPO / "data/check.py"), "a b",
+        str(shell.REPO / "data/check/__main__.py"), "a b",
     ]  # fmt: skip
     assert shell.repo_file("requirements.txt") == str(shell.REPO / "requirements.txt")
     assert shell.python_command("-m", "pip", "list").endswith(" -m pip list")
@@ -37,7 +37,7 @@ def test_a_program_of_the_repository_is_found_from_any_folder(tmp_path, monkeypa
 
 def test_the_data_check_runs_as_a_file(tmp_path):
     done = subprocess.run(
-        [sys.executable, shell.REPO / "data/check.py", "nowhere"],
+        [sys.executable, shell.REPO / "data/check/__main__.py", "nowhere"],
         cwd=tmp_path,
         capture_output=True,
         text=True,

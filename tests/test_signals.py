@@ -8,8 +8,8 @@ import pytest
 import torch
 from conftest import assert_same_run, finish, flags, read_metrics, start, start_group
 
-from engine import checkpoint
 from errors import STOPPED
+from runs import checkpoint
 
 FAULTS = "tests/train_with_fault.py"
 # Which rank gets each phase's signal, and the step and epoch of the checkpoint: 4 steps an epoch; a step that has begun

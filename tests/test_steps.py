@@ -8,10 +8,10 @@ import pytest
 import torch
 from conftest import assert_same_run, finish, flags, read_metrics, run_train, start
 
-from engine.distributed import Group
-from engine.logger import Run
-from engine.losses import ACCURACY, Criterion
-from engine.schedule import lr_factor
+from distributed.group import Group
+from losses.criterion import ACCURACY, Criterion
+from runs.run import Run
+from schedule import lr_factor
 
 
 def validations(folder) -> list[tuple[int, int]]:
@@ -109,7 +109,7 @@ def test_lr_follows_the_steps_where_they_are_the_runs_length(demo_root, tmp_path
 def test_validation_between_steps_is_not_in_the_rate_of_training(monkeypatch):
     """By a clock that only moves where it is told to: 2 images in 1 s, and a validation of 100 s between the steps."""
     now = [0.0]
-    monkeypatch.setattr("engine.logger.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("runs.run.time.perf_counter", lambda: now[0])
     run = Run(Group(torch.device("cpu")), log_interval=2)
     lines: list[dict] = []
     monkeypatch.setattr(run, "_write", lines.append)

@@ -6,9 +6,9 @@ import torchvision
 from torch import nn
 
 import models
-from engine.amp import autocast
-from engine.losses import Criterion
-from engine.summary import _Meter, largest_shard, summarise
+from losses.criterion import Criterion
+from models.amp import autocast
+from runs.summary import _Meter, largest_shard, summarise
 
 CPU = torch.device("cpu")
 ALL_TERMS = {"seg": 1.0, "pseudo": 1.0, "lorm": 1.0, "ds": 1.0, "dc": 1.0}

@@ -16,15 +16,15 @@ import config
 import models
 import train
 from config import FLAGS
-from criterion import MAPS
-from engine.amp import LossScaler
-from engine.checkpoint import step_of
-from engine.distributed import Group
-from engine.inference import Predictor
-from engine.metrics import confusion_matrix, scores
-from engine.schedule import lr_factor
-from engine.state import TrainState
+from distributed.group import Group
 from errors import UserError
+from evaluation.metrics import confusion_matrix, scores
+from evaluation.predictor import Predictor
+from labels import MAPS
+from models.amp import LossScaler
+from runs.checkpoint import step_of
+from runs.state import TrainState
+from schedule import lr_factor
 from utils import get_loader
 
 

@@ -16,7 +16,7 @@ from conftest import REPO, assert_same_run, finish, flags, start_group
 
 from scripts import chaos
 
-NOTICE_SECONDS = 30  # keep-alive probes take 20 (engine/watch.py)
+NOTICE_SECONDS = 30  # keep-alive probes take 20 (distributed/lifeline.py)
 
 
 def ip(*words: str) -> None:

@@ -14,7 +14,7 @@ import utils
 from criterion import get_criterion
 from data.distance import main as distance_main
 from data.distance import pseudo_distance, scribble_distance
-from engine.distributed import Group
+from distributed.group import Group
 from errors import UserError
 from optimizer import begin, get_optimizer
 

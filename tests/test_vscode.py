@@ -8,7 +8,7 @@ import pytest
 from conftest import REPO, finish, free_port, start
 
 import export
-from data import check
+from data.check import __main__ as check
 
 LAUNCH = json.loads((REPO / ".vscode/launch.json").read_text())
 ENTRIES = {entry["name"]: entry for entry in LAUNCH["configurations"]}

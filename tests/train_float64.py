@@ -12,10 +12,10 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-import errors
+import program
 import train
 from data.dataset import SegmentationDataset
-from engine.state import TrainState
+from runs.state import TrainState
 from tests import thin_networks
 
 thin_networks.use()
@@ -43,4 +43,4 @@ if "STOP_AT_STEP" in os.environ:
 
 torch.set_default_dtype(torch.float64)
 if __name__ == "__main__":  # not in loader workers that start by spawn
-    sys.exit(errors.run(train.main))
+    sys.exit(program.run(train.main))

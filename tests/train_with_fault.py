@@ -19,17 +19,19 @@ import torch
 import torchvision
 from torch import nn
 
+import program
+
 sys.path.insert(0, str(Path(__file__).parent.parent))
 import errors
 import train
 import utils
 from data.dataset import SegmentationDataset
 from data.sampler import TrainSampler
-from engine import checkpoint
-from engine.distributed import Group
-from engine.losses import Criterion
-from engine.state import TrainState
-from engine.watch import Watch
+from distributed.group import Group
+from distributed.lifeline import Watch
+from losses.criterion import Criterion
+from runs import checkpoint
+from runs.state import TrainState
 from tests import thin_networks
 
 ON_ALL_RANKS = ("a_buffer", "blocked_destroy", "slow_write", "thin")
@@ -333,4 +335,4 @@ if __name__ == "__main__":
     for name in fault.split("+"):
         if rank == "all" or rank == os.environ.get("RANK", "0") or name in ON_ALL_RANKS:
             globals()[name]()
-    sys.exit(errors.run(lambda: train.main(sys.argv[3:])))
+    sys.exit(program.run(lambda: train.main(sys.argv[3:])))

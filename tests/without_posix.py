@@ -36,7 +36,21 @@ def main() -> int:
     sys.path.insert(0, str(REPO))
     files = [
         *REPO.glob("*.py"),
-        *(path for name in ("data", "engine", "models") for path in REPO.glob(f"{name}/**/*.py")),
+        *(
+            path
+            for name in (
+                "config",
+                "data",
+                "distributed",
+                "evaluation",
+                "exporting",
+                "losses",
+                "models",
+                "prediction",
+                "runs",
+            )
+            for path in REPO.glob(f"{name}/**/*.py")
+        ),
     ]
     for file in files:
         importlib.import_module(".".join(file.relative_to(REPO).with_suffix("").parts))

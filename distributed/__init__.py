@@ -1,0 +1,1 @@
+"""The process group: joining it, and what ranks do together."""

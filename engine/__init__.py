@@ -1,1 +1,0 @@
-"""What happens around the model: process group, losses, metrics, inference, checkpoints, logs."""

@@ -1,0 +1,1 @@
+"""Predicting and scoring."""

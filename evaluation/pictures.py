@@ -1,0 +1,72 @@
+"""Label maps as pictures."""
+
+import io
+import math
+
+import cv2
+import numpy as np
+from PIL import Image
+
+from labels import IGNORE
+
+PANEL_SIZE = 512  # pixels, the longer side of each picture in a panel
+
+
+def to_hex(colours: np.ndarray) -> list[str]:
+    """#rrggbb of each of the colours (N, 3) uint8."""
+    return ["#" + bytes(colour).hex() for colour in colours]
+
+
+def overlay(
+    image: np.ndarray, label: np.ndarray, colours: np.ndarray, background: int | None, opacity: float = 0.5
+) -> np.ndarray:
+    """The classes' colours over the image, with opaque contours: (H, W, 3) uint8.
+
+    image (H, W, 3) uint8 RGB; label (H, W) uint8 class numbers, 255 = ignore; colours (256, 3) uint8. background: the
+    class that stays clear, as ignored pixels do; None: every class is coloured. opacity: of the colours within the
+    contours, 0..1.
+    """
+    painted = colours[label]
+    mixed = cv2.addWeighted(image, 1 - opacity, painted, opacity, 0)
+    mixed = np.where(clear(label, background)[..., None], image, mixed)
+    return np.where(contours(label, background)[..., None], painted, mixed)
+
+
+def clear(label: np.ndarray, background: int | None) -> np.ndarray:
+    """Where an overlay shows the image alone, (H, W) bool. Arguments as of overlay()."""
+    ignored = label == IGNORE
+    return ignored if background is None else ignored | (label == background)
+
+
+def contours(label: np.ndarray, background: int | None) -> np.ndarray:
+    """The pixels along borders of classes, except in clear parts: (H, W) bool. Arguments as of overlay().
+
+    Large pictures are shown smaller, so lines are 1 pixel wider for every 500 pixels of the longer side.
+    """
+    label = label.astype(np.uint8, copy=False)  # OpenCV takes no int64
+    width = 1 + max(label.shape) // 500
+    square = np.ones((2 * width + 1, 2 * width + 1), np.uint8)
+    return (cv2.erode(label, square) != cv2.dilate(label, square)) & ~clear(label, background)
+
+
+def panel(
+    image: np.ndarray, label: np.ndarray, predicted: np.ndarray, colours: np.ndarray, background: int | None
+) -> np.ndarray:
+    """Input and label, below them prediction and prediction over input: (2*H, 2*W, 3) uint8.
+
+    Arguments as of overlay(). Images larger than PANEL_SIZE are thinned out to it.
+    """
+    step = math.ceil(max(label.shape) / PANEL_SIZE)
+    image, label, predicted = (np.ascontiguousarray(values[::step, ::step]) for values in (image, label, predicted))
+    above = np.concatenate([image, colours[label]], axis=1)
+    below = np.concatenate([colours[predicted], overlay(image, predicted, colours, background)], axis=1)
+    return np.concatenate([above, below])
+
+
+def label_png(label: np.ndarray, colours: np.ndarray) -> bytes:
+    """A label map (H, W) uint8 as a palette PNG, whose pixels are class numbers."""
+    picture = Image.fromarray(label)
+    picture.putpalette(colours.tobytes())
+    buffer = io.BytesIO()
+    picture.save(buffer, "PNG")
+    return buffer.getvalue()

@@ -1,0 +1,213 @@
+"""From images to label maps: several scales, mirrored images, sliding windows; full-size maps only in bands of rows."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models.amp import autocast
+
+BAND_BYTES = 32 * 2**20  # of a band's probabilities; about six times that is in use at once
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """Label maps and probabilities of images by a model, at the images' own size.
+
+    An image is resized by each of `scales`, cut into windows that overlap, and each window goes through the
+    model. A window's logits are upsampled to its size and their softmax taken; that is averaged over the windows that
+    cover a pixel and over the window and its mirror image (flip), resized to the image's size, and averaged over the
+    scales. This is CDSP's and semseg's protocol (github.com/hszhao/semseg, tool/test.py).
+
+    model: models.Segmenter, in eval mode. long_side: pixels of the longer side at scale 1; 0: the image's own.
+    window: height and width of a window in pixels; 0: the whole image. A smaller image is padded to a window with the mean
+    colour. stride_rate: step between windows as part of the window, rounded up. batch_size: windows in one forward pass.
+
+    What is held whole are logits at the model's stride; what is full-size exists for a band of rows at a time, of
+    BAND_BYTES of probabilities. Neither bands nor batch_size change what is computed, but for the last bits of a float.
+    """
+
+    model: nn.Module
+    scales: tuple[float, ...] = (1.0,)
+    flip: bool = False
+    long_side: int = 0
+    window: int = 0
+    stride_rate: float = 2 / 3
+    batch_size: int = 4
+    amp: str = "none"
+
+    @property
+    def images_at_once(self) -> int:
+        """How many images to give in one call: with windows, which fill a forward pass themselves, one."""
+        return 1 if self.window else self.batch_size
+
+    def labels(self, images: Tensor) -> Tensor:
+        """Label maps (B, H, W) uint8; images (B, H, W, 3) uint8 RGB, on the model's device."""
+        return torch.cat([band.argmax(1).to(torch.uint8) for _, band in self._bands(images, probs=False)], dim=1)
+
+    def probs(self, images: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """Bands of rows from the top: (rows, probabilities (B, C, rows, W) float32); images as in labels()."""
+        return self._bands(images, probs=True)
+
+    @torch.inference_mode()
+    def _bands(self, images: Tensor, *, probs: bool) -> Iterator[tuple[slice, Tensor]]:
+        batch, height, width = images.shape[:3]
+        passes = [self._forward(images, scale) for scale in self.scales]
+        # The largest logit is the largest probability, where there is but one of each.
+        softmax = probs or not (len(passes) == 1 and passes[0].is_plain)
+        # Of the image or, where that is larger, of the scaled image.
+        pixels_a_row = max(width, *(scaled.pixels_a_row for scaled in passes))
+        num_rows = max(1, int(BAND_BYTES / (4 * batch * passes[0].num_classes * pixels_a_row)))
+        for top in range(0, height, num_rows):
+            bottom = min(top + num_rows, height)
+            band = passes[0].rows(top, bottom, softmax=softmax)
+            for other in passes[1:]:
+                band += other.rows(top, bottom, softmax=softmax)
+            if len(passes) > 1:
+                band /= len(passes)
+            yield slice(top, bottom), band
+
+    def _forward(self, images: Tensor, scale: float) -> "_ScaledLogits":
+        """Logits, at the model's stride, of all windows of the images at this scale."""
+        height, width = images.shape[1:3]
+        longer = round(scale * (self.long_side or max(height, width)))
+        size = max(1, round(longer * height / max(height, width))), max(1, round(longer * width / max(height, width)))
+        values = images.permute(0, 3, 1, 2)  # (B, H, W, 3) -> (B, 3, H, W)
+        if size != (height, width):
+            values = F.interpolate(values.float(), size=size, mode="bilinear", align_corners=False)
+        window = (self.window, self.window) if self.window else size
+        pad = [max(0, window[axis] - size[axis]) for axis in (0, 1)]
+        if any(pad):
+            mean = self.model.mean
+            assert isinstance(mean, Tensor)
+            # In the middle. The model takes the mean off: what is padded is then 0.
+            border = (pad[1] // 2, pad[1] - pad[1] // 2, pad[0] // 2, pad[0] - pad[0] // 2)
+            values = F.pad(values.float() - mean, border) + mean
+        tops, lefts = (
+            window_starts(size[axis] + pad[axis], window[axis], math.ceil(window[axis] * self.stride_rate))
+            for axis in (0, 1)
+        )
+        crops = [
+            values[number : number + 1, :, top : top + window[0], left : left + window[1]]
+            for top in tops
+            for left in lefts
+            for number in range(len(images))
+        ]
+        grid = self._logits(crops).unflatten(1, (len(tops), len(lefts), len(images)))
+        return _ScaledLogits(grid, window, tops, lefts, size, (pad[0] // 2, pad[1] // 2), (height, width))
+
+    def _logits(self, crops: list[Tensor]) -> Tensor:
+        """Logits (1 or 2, N, C, h, w), float32 or wider, of N windows (1, 3, H, W) and with flip of their mirror images."""
+        logits = torch.empty(0)
+        for mirrored in (False, True) if self.flip else (False,):
+            for first in range(0, len(crops), self.batch_size):
+                values = torch.cat(crops[first : first + self.batch_size])
+                values = values.flip(3) if mirrored else values
+                with autocast(self.amp, values.device):
+                    out = self.model(values.permute(0, 2, 3, 1))["logits"]
+                if not len(logits):
+                    kind = out.dtype if out.dtype == torch.float64 else torch.float32
+                    logits = out.new_empty((2 if self.flip else 1, len(crops), *out.shape[1:]), dtype=kind)
+                logits[int(mirrored), first : first + len(out)] = out.flip(3) if mirrored else out
+        return logits
+
+
+def window_starts(size: int, window: int, stride: int) -> list[int]:
+    """Where windows begin along a side of `size` >= window pixels: every `stride`, the last one at the end."""
+    return [min(number * stride, size - window) for number in range(math.ceil((size - window) / stride) + 1)]
+
+
+@dataclass(frozen=True)
+class _ScaledLogits:
+    """The logits of a grid of windows over images at one scale.
+
+    logits: (mirrored or not, grid rows, grid columns, B, C, h, w). window: its height and width in pixels. tops, lefts:
+    where windows begin, in pixels of the padded image. size: of the scaled image, before padding by `offset` pixels at
+    the top and left. out: the size of the image itself.
+    """
+
+    logits: Tensor
+    window: tuple[int, int]
+    tops: list[int]
+    lefts: list[int]
+    size: tuple[int, int]
+    offset: tuple[int, int]
+    out: tuple[int, int]
+
+    @property
+    def num_classes(self) -> int:
+        return self.logits.shape[4]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether each pixel of the image is one pixel of one window."""
+        return self.logits.shape[:3] == (1, 1, 1) and self.size == self.out
+
+    @property
+    def pixels_a_row(self) -> float:
+        """Of the scaled image, padded, for one row of the image."""
+        return (self.lefts[-1] + self.window[1]) * self.size[0] / self.out[0]
+
+    def rows(self, top: int, bottom: int, *, softmax: bool) -> Tensor:
+        """Rows top..bottom - 1 of the probabilities, or of the logits, at the image's own size: (B, C, rows, W)."""
+        if self.size == self.out:
+            return self._scaled_rows(top, bottom, softmax=softmax)
+        # As cv2.resize and F.interpolate without align_corners: pixel centres on pixel centres.
+        ratio = self.size[0] / self.out[0]
+        first = int(max(0.0, (top + 0.5) * ratio - 0.5))
+        last = min(int(max(0.0, (bottom - 0.5) * ratio - 0.5)) + 1, self.size[0] - 1)
+        y = ((self._range(top, bottom) + 0.5) * ratio - 0.5).clamp(min=0) - first
+        rows = _rows_at(self._scaled_rows(first, last + 1, softmax=softmax), y)
+        return F.interpolate(rows, size=(bottom - top, self.out[1]), mode="bilinear", align_corners=False)
+
+    def _scaled_rows(self, top: int, bottom: int, *, softmax: bool) -> Tensor:
+        """The same rows of the scaled image, averaged over the windows that cover a pixel."""
+        height, width = self.window
+        top, bottom = top + self.offset[0], bottom + self.offset[0]
+        columns = slice(self.offset[1], self.offset[1] + self.size[1])
+        if len(self.tops) == len(self.lefts) == 1:
+            return self._window_rows(0, 0, top, bottom, softmax=softmax)[..., columns]
+        shape = (*self.logits.shape[3:5], bottom - top, self.lefts[-1] + width)
+        sums = torch.empty(
+            shape, dtype=self.logits.dtype, device=self.logits.device, memory_format=torch.channels_last
+        ).zero_()
+        covered = [sums.new_zeros(length) for length in sums.shape[2:]]  # by how many windows: rows, columns
+        for grid_row, window_top in enumerate(self.tops):
+            first, last = max(top, window_top), min(bottom, window_top + height)
+            if first >= last:
+                continue
+            covered[0][first - top : last - top] += 1
+            for grid_column, left in enumerate(self.lefts):
+                values = self._window_rows(
+                    grid_row, grid_column, first - window_top, last - window_top, softmax=softmax
+                )
+                sums[:, :, first - top : last - top, left : left + width] += values
+        for left in self.lefts:
+            covered[1][left : left + width] += 1
+        sums /= covered[0].unsqueeze(1) * covered[1]
+        return sums[..., columns]
+
+    def _window_rows(self, grid_row: int, grid_column: int, top: int, bottom: int, *, softmax: bool) -> Tensor:
+        """The same rows of one window, counted from its own top: (B, C, rows, width of a window)."""
+        logits = self.logits[:, grid_row, grid_column]
+        y = self._range(top, bottom) * (logits.shape[3] - 1) / max(1, self.window[0] - 1)
+        # Align_corners. Channels last: an argmax over the classes of a pixel, side by side, takes a fifth of the time.
+        rows = _rows_at(logits.flatten(0, 1), y).contiguous(memory_format=torch.channels_last)
+        rows = F.interpolate(rows, size=(bottom - top, self.window[1]), mode="bilinear", align_corners=True)
+        if softmax:
+            rows = rows.softmax(1)
+        return rows.unflatten(0, logits.shape[:2]).mean(0) if len(logits) > 1 else rows
+
+    def _range(self, first: int, stop: int) -> Tensor:
+        return torch.arange(first, stop, dtype=torch.float64, device=self.logits.device)
+
+
+def _rows_at(values: Tensor, y: Tensor) -> Tensor:
+    """Rows (N, C, len(y), W) of values (N, C, H, W) at positions y, float64, in 0..H - 1, between two rows linearly."""
+    above = y.floor().long().clamp(max=values.shape[2] - 1)
+    below = (above + 1).clamp(max=values.shape[2] - 1)
+    weight = (y - above).to(values.dtype).unsqueeze(1)
+    return torch.lerp(values.index_select(2, above), values.index_select(2, below), weight)

@@ -1,0 +1,1 @@
+"""Exported models, and the check that they equal the checkpoint."""

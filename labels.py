@@ -1,0 +1,15 @@
+"""What a label map holds: the value that is ignored, and the maps of each --dataset."""
+
+IGNORE = 255  # in label maps: a pixel without a class
+
+# The label maps of a training sample, by --dataset.
+MAPS = {
+    "Folder": ("label",),
+    "Dense": ("label",),
+    "ScribbleOnly": ("label",),
+    "PseudoOnly": ("pseudo",),
+    "ScribblePseudo": ("label", "pseudo"),
+    "ScribblePseudoDs": ("label", "pseudo", "distance_s"),
+    "ScribblePseudoDc": ("label", "pseudo", "distance_c"),
+    "ScribblePseudoDsDc": ("label", "pseudo", "distance_s", "distance_c"),
+}

@@ -1,0 +1,204 @@
+"""The losses on a map of labels that --loss adds up: cross entropy, focal, OHEM, Dice and Lovasz-Softmax.
+
+Each is a sum over the images at hand, to be divided by a count over the global batch. The count depends on labels
+only, so that it is known before the first backward pass, and an image is never split over ranks or micro-batches:
+the parts add up to the loss of one process on the whole global batch, and so do their gradients.
+"""
+
+import difflib
+import math
+from collections.abc import Collection, Sequence
+
+import torch
+from torch import Tensor
+
+from labels import IGNORE
+
+# What --loss may name, and each one's name in the logs.
+LABEL_LOSSES = {"ce": "seg", "focal": "seg_focal", "ohem": "seg_ohem", "dice": "seg_dice", "lovasz": "seg_lovasz"}
+PIXEL_LOSSES = ("seg", "seg_focal", "seg_ohem")  # those that class weights apply to
+REGION_LOSSES = ("seg_dice", "seg_lovasz")
+
+
+def parse_loss(text: str) -> dict[str, float]:
+    """The losses and factors of a sum such as "ce+0.5*lovasz": {name in the logs: factor}. Raises ValueError."""
+    factors: dict[str, float] = {}
+    for part in text.split("+"):
+        number, _, name = (word.strip() for word in part.rpartition("*"))
+        if name not in LABEL_LOSSES:
+            near = difflib.get_close_matches(name, LABEL_LOSSES, n=1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise ValueError(f"{name!r} is not known: {hint}Add up {', '.join(LABEL_LOSSES)}, as in ce+0.5*dice")
+        if LABEL_LOSSES[name] in factors:
+            raise ValueError(f"{name!r} is there twice: give it one factor, as in 2*{name}")
+        try:
+            factor = float(number) if "*" in part else 1.0
+        except ValueError:
+            factor = math.nan
+        if not 0 < factor < math.inf:
+            raise ValueError(f"{number!r} is not a factor: give a number above 0, as in 0.5*{name}")
+        factors[LABEL_LOSSES[name]] = factor
+    return factors
+
+
+class LabelLosses:
+    """Sums and counts of the losses on labels (B, H, W), uint8: 0..C-1, and 255 = ignore, which never has weight.
+
+    With p the probability of a pixel's own class, w the weight of that class, CE = -ln p:
+
+    - seg: sum of w CE / sum of w
+    - seg_focal: sum of w (1 - p)^gamma CE / sum of w (arXiv:1708.02002)
+    - seg_ohem: sum of w CE over the hardest pixels of each image, those of the highest w CE / sum over images of their
+      number times the mean w of the image's labelled pixels. The sum of w over the hardest pixels themselves would
+      depend on the prediction. Without weights the count is their number; of all pixels this is seg.
+      The hardest are ohem_fraction of the image's labelled pixels, rounded up (arXiv:1604.03540).
+    - seg_dice: per image and class in its labels, over labelled pixels, with p the probability of that class and g
+      whether the label is it: 1 - 2 sum(p g) / (sum(p) + sum(g)) / number of such pairs (arXiv:1606.04797)
+    - seg_lovasz: the Lovasz extension of 1 - IoU for the same pairs / their number (arXiv:1705.08790)
+
+    names: which of LABEL_LOSSES' values to compute. class_weights: w of each class, or None: all 1.
+    """
+
+    def __init__(
+        self,
+        names: Collection[str],
+        class_weights: Sequence[float] | None = None,
+        focal_gamma: float = 2.0,
+        ohem_fraction: float = 0.25,
+    ):
+        self.names, self.focal_gamma, self.ohem_fraction = names, focal_gamma, ohem_fraction
+        self.by_pixel = any(name in PIXEL_LOSSES for name in names)
+        self.by_region = any(name in REGION_LOSSES for name in names)
+        self.weight_of = torch.ones(256, dtype=torch.float64)  # by label value
+        self.weight_of[IGNORE] = 0
+        if class_weights is not None:
+            self.weight_of[: len(class_weights)] = torch.as_tensor(class_weights, dtype=torch.float64)
+        self.weighted = class_weights is not None
+        self._on_device = self.weight_of
+
+    def counts(self, label: Tensor) -> dict[str, Tensor]:
+        """What divides each loss, of these images: float64 scalars by name."""
+        histogram = histograms(label)
+        num_labelled = histogram[:, :IGNORE].sum(1)
+        weight = histogram.double() @ self.weight_of  # (B, 256) -> (B,)
+        kept_weight = _num_hardest(num_labelled, self.ohem_fraction) * weight / num_labelled.clamp(min=1)
+        num_pairs = torch.count_nonzero(histogram[:, :IGNORE]).double()
+        counts = {"seg": weight.sum(), "seg_focal": weight.sum(), "seg_ohem": kept_weight.sum()}
+        counts |= {"seg_dice": num_pairs, "seg_lovasz": num_pairs}
+        return {name: counts[name] for name in self.names}
+
+    def classes(self, label: Tensor) -> list[list[int]]:
+        """The classes in each image's labels, for sums(). On labels in CPU memory: on a GPU it would be waited for."""
+        return [row.nonzero().flatten().tolist() for row in histograms(label)[:, :IGNORE]]
+
+    def sums(self, log_probs: Tensor, label: Tensor, classes: list[list[int]] | None = None) -> dict[str, Tensor]:
+        """Each loss's sum over these images: scalars by name.
+
+        log_probs: (B, C, H, W), float32 or float64. classes: as classes(label), or None to find them here.
+        """
+        sums = self._pixel_sums(log_probs, label) if self.by_pixel else {}
+        if self.by_region:
+            sums |= self._region_sums(log_probs.exp(), label, self.classes(label) if classes is None else classes)
+        return sums
+
+    def _pixel_sums(self, log_probs: Tensor, label: Tensor) -> dict[str, Tensor]:
+        log_p, labelled = pick(log_probs, label)
+        weight = labelled
+        if self.weighted:
+            if (self._on_device.device, self._on_device.dtype) != (log_p.device, log_p.dtype):
+                self._on_device = self.weight_of.to(log_p)  # once: the CPU waits for it
+            weight = self._on_device[label.long()]
+        sums = {}
+        if "seg" in self.names:
+            sums["seg"] = -(log_p * weight).sum()
+        if "seg_focal" in self.names:
+            # A power below 1 has no derivative at 0.
+            missed = -torch.expm1(log_p).clamp(max=-torch.finfo(log_p.dtype).tiny)
+            sums["seg_focal"] = -(missed**self.focal_gamma * log_p * weight).sum()
+        if "seg_ohem" in self.names:
+            sums["seg_ohem"] = _hardest_sum(-log_p * weight, labelled, self.ohem_fraction)
+        return sums
+
+    def _region_sums(self, probs: Tensor, label: Tensor, classes: list[list[int]]) -> dict[str, Tensor]:
+        """One image at a time, and of it only the classes it has: most data sets have many more."""
+        parts: dict[str, list[Tensor]] = {name: [] for name in self.names if name in REGION_LOSSES}
+        # unbind, as the backward pass of an index would fill a tensor of all classes for each.
+        for planes, values, present in zip(probs.flatten(2).unbind(), label.flatten(1), classes, strict=True):
+            if not present:
+                continue
+            by_class = planes.unbind()
+            p = torch.stack([by_class[number] for number in present])
+            inside = torch.stack([values == number for number in present])
+            labelled = values != IGNORE
+            if "seg_dice" in parts:
+                parts["seg_dice"].append(dice_sum(p, inside, labelled))
+            if "seg_lovasz" in parts:
+                parts["seg_lovasz"].append(lovasz_sum(p, inside, labelled))
+        nothing = probs[:0].sum() if not any(classes) else None  # 0, and with a gradient, which DDP waits for
+        return {name: torch.stack(found).sum() if nothing is None else nothing for name, found in parts.items()}
+
+
+def histograms(label: Tensor) -> Tensor:
+    """How many pixels of each image have each value: (B, H, W) uint8 -> (B, 256) int64."""
+    return torch.stack([torch.bincount(values, minlength=256) for values in label.flatten(1)])
+
+
+def pick(log_probs: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
+    """ln p of each pixel's own class, and whether it is labelled: (B, H, W) both; ln p of others means nothing."""
+    labelled = label != IGNORE
+    # F.nll_loss does the same, but not for maps under --deterministic on CUDA.
+    log_p = log_probs.gather(1, label.masked_fill(~labelled, 0).long().unsqueeze(1)).squeeze(1)
+    return log_p, labelled
+
+
+def _num_hardest(num_labelled: Tensor, fraction: float) -> Tensor:
+    return (fraction * num_labelled.double()).ceil()
+
+
+def _hardest_sum(loss: Tensor, labelled: Tensor, fraction: float) -> Tensor:
+    """Sum of the highest losses, a fraction of each image's labelled pixels; (B, H, W) both, ignored ones with loss 0.
+
+    Pixels equal to the lowest of them share the places that are left, so that no order of pixels matters.
+    """
+    loss, labelled = loss.flatten(1), labelled.flatten(1)
+    with torch.no_grad():
+        num_hardest = _num_hardest(labelled.sum(1, keepdim=True), fraction)
+        # By a sort, as the number differs from image to image and is not known to the CPU.
+        last = (num_hardest.long() - 1).clamp(min=0)
+        edge = loss.sort(dim=1, descending=True).values.gather(1, last)
+        above, at_edge = loss > edge, loss == edge
+        share = (num_hardest - above.sum(1, keepdim=True)) / at_edge.sum(1, keepdim=True)
+        kept = torch.where(at_edge, share.to(loss.dtype), above.to(loss.dtype))
+    return (loss * kept).sum()
+
+
+def dice_sum(p: Tensor, inside: Tensor, labelled: Tensor) -> Tensor:
+    """Sum over an image's P classes of 1 - 2 sum(p g) / (sum(p) + sum(g)).
+
+    p: (P, N) probabilities of these classes in its N pixels. inside: (P, N) bool, whether the label is that class;
+    each class has one at least. labelled: (N,) bool.
+    """
+    both = (p * inside).sum(1)
+    return (1 - 2 * both / ((p * labelled).sum(1) + inside.sum(1))).sum()
+
+
+def lovasz_sum(p: Tensor, inside: Tensor, labelled: Tensor) -> Tensor:
+    """Sum over an image's P classes of the Lovasz extension of 1 - IoU at the errors |g - p|; arguments as dice_sum.
+
+    With the errors in falling order, that is the sum of each times what its pixel adds to 1 - IoU when the pixels
+    up to it are the wrong ones.
+    """
+    errors = torch.where(inside, 1 - p, p)
+    with torch.no_grad():
+        # Ignored pixels come last, where no pixel of the class is left to lose: what they add is 0.
+        order = errors.masked_fill(~labelled, -1.0).sort(dim=1, descending=True, stable=True).indices
+        missed = inside.gather(1, order)
+        size = inside.sum(1, keepdim=True)
+        num_missed = missed.cumsum(1, dtype=torch.int32)  # of floats it is refused under --deterministic
+        rank = torch.arange(1, p.shape[1] + 1, device=p.device)
+        union = (size + rank - num_missed).to(p.dtype)
+        # 1 - I / U grows by 1 / U when a pixel of the class is missed, and by I / (U - 1) - I / U when one of
+        # another class joins the union: as closed forms, since their difference would have few digits left.
+        grows = torch.where(missed, 1 / union, (size - num_missed) / (union * (union - 1)))
+        slope = torch.empty_like(p).scatter_(1, order, grows)
+    return (errors * slope).sum()
