@@ -11,7 +11,6 @@ import cv2
 import numpy as np
 import pytest
 from conftest import REPO
-from data.check import rules
 from documents import blocks
 from faulty_data import (
     FAULTY,
@@ -29,6 +28,7 @@ from PIL import Image
 
 import config
 import data.check.__main__
+from data.check import rules
 from data.check.__main__ import BATCHSIZE, DATASETS, check, main
 from data.check.duplicates import hamming
 from data.check.findings import CATALOG

@@ -148,7 +148,7 @@ def test_every_printed_command_runs(place):
             found = dict.fromkeys(PRINTED.findall(said), command) | found
     assert not faults, "\n\n".join(faults)
     names = {Path(name).name for command in tried for name in shlex.split(command)[:2]}
-    assert names >= {"check.py", "train.py", "evaluate.py"}
+    assert names >= {"__main__.py", "train.py", "evaluate.py"}
     assert any("--logdir" in command for command in tried)  # TensorBoard's
 
 
