@@ -30,7 +30,7 @@ from evaluation import metrics
 from evaluation.predictions import Predictions, to_show
 from evaluation.report import Example, write_report
 from evaluation.scoring import Result, compare, score
-from files import check_writable, write_file
+from files import check_writable, write_atomic
 from runs.terminal import Terminal
 from trained import TOO_MUCH, Checkpoint, read_flags
 from utils import get_loader, join_group, prepare_demo_data
@@ -106,7 +106,7 @@ def evaluate(flags: EvaluateFlags, changes: dict, group: Group, terminal: Termin
         terminal.info(f"masks: {flags.save_dir}")
     if group.is_main and flags.json:
         content = as_json(flags, checkpoints[0], results[0], classes, dataset.names) | {"comparison": comparison}
-        write_file(Path(flags.json), json.dumps(content, indent=1).encode())
+        write_atomic(Path(flags.json), json.dumps(content, indent=1).encode(), parents=True)
         terminal.info(f"scores: {flags.json}")
     if group.is_main and flags.report:
         page = report(flags, checkpoints, results, comparison, classes, dataset, shown)

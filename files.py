@@ -1,22 +1,79 @@
-"""Files that a program leaves, whole or absent."""
+"""Write files atomically: a file is whole or absent, whatever happens to the process."""
 
 import contextlib
 import errno
 import hashlib
 import os
-import threading
+import secrets
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from errors import InputError, UserError
 
-STALE = 3600  # seconds after which what nobody goes on writing is what a killed process left
+STALE_SECONDS = 3600  # a temporary file that has not grown for this long belongs to a process that was killed
+
+
+def write_atomic(path: Path, data: bytes | memoryview | str, *, sync: bool = False, parents: bool = False) -> None:
+    """Write bytes, or text as UTF-8, to a temporary file and rename it to `path`. Arguments and errors as writing()."""
+    with writing(path, sync=sync, parents=parents) as scratch:
+        scratch.write_bytes(data.encode() if isinstance(data, str) else data)
+
+
+@contextlib.contextmanager
+def writing(path: Path, *, sync: bool = False, parents: bool = False) -> Iterator[Path]:
+    """Yield a temporary path with the same suffix, which is renamed to `path` if the body succeeds and removed if not.
+
+    sync: flush file and folder to the disk, so that the file survives a power cut. parents: create missing folders.
+    Raises UserError if the file cannot be written, with the OSError as its cause; InputError if its name is too long.
+    """
+    scratch = path.with_name(f".{secrets.token_hex(8)}.part{path.suffix}")
+    try:
+        if parents:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        yield scratch
+        if sync:
+            with scratch.open("rb+") as file:
+                os.fsync(file.fileno())
+        os.replace(scratch, path)
+        if sync:
+            _sync_folder(path.parent)
+    except OSError as error:
+        kind = InputError if error.errno == errno.ENAMETOOLONG else UserError
+        raise kind(f"{path}: cannot be written ({error.strerror})") from error
+    finally:
+        with contextlib.suppress(OSError):
+            scratch.unlink()
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename in the folder survive a power cut. Only POSIX has such a call."""
+    if os.name != "posix":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems cannot
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def remove_scratch(folder: Path, *, age: float = STALE_SECONDS) -> None:
+    """Remove temporary files below the folder that were last written more than `age` seconds ago.
+
+    age=0 removes all: for a folder that no other process writes to.
+    """
+    for path in folder.rglob(".*.part*"):
+        with contextlib.suppress(OSError):
+            if age == 0 or time.time() - path.stat().st_mtime > age:
+                path.unlink()
 
 
 def check_writable(folder: Path, flag: str) -> None:
-    """Make the folder, and see that files can be written there: before the work, not after it. Raises UserError."""
-    probe = folder / f".{os.getpid()}.part"
+    """Create the folder and a file in it, so that a wrong path fails before the work. Raises UserError."""
+    probe = folder / f".{secrets.token_hex(8)}.part"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe.write_bytes(b"")
@@ -25,41 +82,8 @@ def check_writable(folder: Path, flag: str) -> None:
         raise UserError(f"{flag} {folder}: cannot be written to ({error.strerror}): name another folder") from None
 
 
-def write_file(path: Path, data: bytes | memoryview) -> None:
-    """Write a file, with its folder. Raises UserError where that cannot be."""
-    with writing(path) as scratch:
-        scratch.write_bytes(data)
-
-
-@contextlib.contextmanager
-def writing(path: Path) -> Iterator[Path]:
-    """Where to write a file that is to appear as `path` when the body ends without an error.
-
-    Raises UserError where it cannot be written, InputError where only its name is the reason.
-    """
-    scratch = path.with_name(f".{os.getpid()}.{threading.get_ident()}.part{path.suffix}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        yield scratch
-        os.replace(scratch, path)
-    except OSError as error:
-        kind = InputError if error.errno == errno.ENAMETOOLONG else UserError
-        raise kind(f"{path}: cannot be written ({error.strerror})") from None
-    finally:
-        with contextlib.suppress(OSError):
-            scratch.unlink()
-
-
-def remove_stale(folder: Path) -> None:
-    """Remove what processes that were killed while they wrote below the folder have left."""
-    for path in folder.rglob(".*.part*"):
-        with contextlib.suppress(OSError):
-            if time.time() - path.stat().st_mtime > STALE:
-                path.unlink()
-
-
 def sha256(path: Path) -> str:
-    """Of a file's content, in hexadecimal. Raises UserError."""
+    """SHA-256 of a file's content, in hexadecimal. Raises UserError if it cannot be read."""
     digest = hashlib.sha256()
     try:
         with path.open("rb") as file:

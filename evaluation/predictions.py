@@ -9,7 +9,7 @@ from PIL import Image
 from distributed.group import Group
 from evaluation.pictures import label_png
 from evaluation.scoring import Result
-from files import write_file
+from files import write_atomic
 
 NUM_WORST, NUM_BEST, NUM_DIFFERENT = 12, 6, 6  # images in a report, besides the worst of each class
 
@@ -30,7 +30,7 @@ class Predictions:
             return
         png = label_png(predicted, self.colours)
         if self.save_dir:
-            write_file(Path(self.save_dir) / f"{self.names[index]}.png", png)
+            write_atomic(Path(self.save_dir) / f"{self.names[index]}.png", png, parents=True)
         if self.keep:
             self.pngs[index] = png
 

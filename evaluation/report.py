@@ -12,10 +12,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from errors import UserError
 from evaluation.pictures import contours, to_hex
+from files import write_atomic
 from labels import IGNORE
-from runs.folder import replace_text
 
 TEMPLATE = Path(__file__).with_name("report.html")
 PICTURE_SIZE = 640  # pixels, the longer side of a picture at most: 60 examples are then some 10 MB
@@ -77,13 +76,7 @@ def write_report(
         "comparison": comparison,
     }
     path = folder / "index.html"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        replace_text(path, _page(title, content))
-    except OSError as error:
-        raise UserError(
-            f"{path}: the report cannot be written ({error.strerror}); make room, or choose another folder"
-        ) from None
+    write_atomic(path, _page(title, content), parents=True)
     return path
 
 

@@ -35,7 +35,7 @@ def write_film(stem: Path, frames: Iterable[np.ndarray], rate: float) -> tuple[P
     size = first.shape[1], first.shape[0]
     codec, suffix = find_codec(size, stem)
     path = stem.with_name(stem.name + suffix)
-    with writing(path) as scratch:
+    with writing(path, parents=True) as scratch:
         film = _open(scratch, codec, rate, size)
         try:
             for frame in itertools.chain([first], frames):

@@ -12,7 +12,7 @@ from PIL import Image
 
 from errors import InputError, UserError
 from evaluation.pictures import label_png, overlay
-from files import check_writable, remove_stale, write_file
+from files import check_writable, remove_scratch, write_atomic
 from prediction.films import SUFFIXES, write_film
 
 NUM_THREADS = 4  # that compress and write, while the next images are predicted
@@ -54,7 +54,7 @@ class Outputs:
         text = json.dumps(settings | {"overlay": overlays, "probs": self.probs}, indent=1)
         if self.note.is_file():
             if self.note.read_text(encoding="utf-8") == text and not overwrite:
-                remove_stale(self.folder)
+                remove_scratch(self.folder)
                 return
             if not overwrite:
                 raise UserError(
@@ -64,7 +64,7 @@ class Outputs:
         elif (self.folder / "masks").exists():
             raise UserError(f"--output {self.folder}: has masks that are not of predict.py: name another folder")
         check_writable(self.folder, "--output")
-        write_file(self.note, text.encode())
+        write_atomic(self.note, text.encode(), parents=True)
 
     def mask(self, name: str) -> Path:
         return self.folder / "masks" / f"{name}.png"
@@ -113,18 +113,18 @@ class Outputs:
         if probs is not None:
             buffer = io.BytesIO()
             np.save(buffer, probs)
-            write_file(self.folder / "probs" / f"{name}.npy", buffer.getbuffer())
+            write_atomic(self.folder / "probs" / f"{name}.npy", buffer.getbuffer(), parents=True)
         if self.overlays and not frame:
             buffer = io.BytesIO()
             Image.fromarray(overlay(image, label, self.colours, self.background)).save(buffer, "JPEG", quality=90)
-            write_file(self.folder / "overlays" / f"{name}.jpg", buffer.getvalue())
-        write_file(self.mask(name), label_png(label, self.colours))
+            write_atomic(self.folder / "overlays" / f"{name}.jpg", buffer.getvalue(), parents=True)
+        write_atomic(self.mask(name), label_png(label, self.colours), parents=True)
 
     def finish_video(self, name: str, num_frames: int, rate: float) -> None:
         """Note that all frames of a video are there, once they are. rate: frames a second."""
         self.wait()
         text = json.dumps({"frames": num_frames, "frames_per_s": rate})
-        write_file(self.folder / "masks" / name / "frames.json", text.encode())
+        write_atomic(self.folder / "masks" / name / "frames.json", text.encode(), parents=True)
 
     def write_film(self, name: str, frames: Iterable[tuple[np.ndarray, np.ndarray]], rate: float) -> None:
         """Write overlays/NAME.webm or .mp4 from pairs of a frame (H, W, 3) uint8 RGB and its label (H, W) uint8."""

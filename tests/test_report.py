@@ -184,7 +184,7 @@ def test_a_full_disk_leaves_the_old_page(small_disk):
     path = write(small_disk)
     before = path.read_bytes()
     (small_disk / "filler").write_bytes(bytes(shutil.disk_usage(small_disk).free))
-    with pytest.raises(UserError, match=r"index\.html: the report cannot be written \(No space left on device\)"):
+    with pytest.raises(UserError, match=r"index\.html: cannot be written \(No space left on device\)"):
         write(small_disk)
     assert path.read_bytes() == before
     assert sorted(file.name for file in small_disk.iterdir()) == ["filler", "index.html"]
