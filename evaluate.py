@@ -33,7 +33,7 @@ from evaluation.scoring import Result, compare, score
 from files import check_writable, write_atomic
 from runs.terminal import Terminal
 from trained import TOO_MUCH, Checkpoint, read_flags
-from utils import get_loader, join_group, prepare_demo_data
+from utils import get_eval_loader, join_group, prepare_demo_data
 
 
 @dataclass
@@ -75,9 +75,8 @@ def evaluate(flags: EvaluateFlags, changes: dict, group: Group, terminal: Termin
     classes = read_classes(cfg.classes, cfg.numclasses)
     prepare_demo_data(cfg, group)
     one_image = dataclasses.replace(cfg, val_batchsize=1)  # its windows fill a forward pass
-    loader = get_loader(one_image if flags.window else cfg, flags.split, group, training=False)
+    loader = get_eval_loader(one_image if flags.window else cfg, flags.split, group)
     dataset = loader.dataset
-    assert isinstance(dataset, SegmentationDataset)
     doctor.check_setup(group, {f"{flags.split} list": dataset})
     check_outputs(flags, dataset, group)
 

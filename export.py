@@ -21,7 +21,7 @@ import program
 from config.flags import FlagReader, flag
 from config.shared import CheckpointFlags, DataFlags, ModelFlags
 from data.classes import read_classes
-from data.dataset import IMAGE_SUFFIXES, SegmentationDataset, read_image
+from data.dataset import IMAGE_SUFFIXES, read_image
 from distributed.device import find_device
 from distributed.group import Group
 from errors import UserError
@@ -34,7 +34,7 @@ from exporting.parity import Comparison, Tally, median_ms
 from files import check_writable, writing
 from runs.terminal import Terminal
 from trained import Checkpoint, read_given
-from utils import get_loader
+from utils import get_eval_loader
 
 # Of random images, to check with: a feature map of 1x1, odd, multiples of 8, one side long.
 RANDOM_SIZES = ((1, 1), (7, 5), (7, 13), (64, 48), (17, 130), (75, 53))
@@ -194,11 +194,10 @@ def real_images(flags: ExportFlags, checkpoint: Checkpoint, terminal: Terminal) 
             raise UserError(f"--images {given}: " + ("no images there" if given.exists() else "no such file or folder"))
     else:
         try:
-            dataset = get_loader(checkpoint.cfg, "val", Group(torch.device("cpu")), training=False).dataset
+            dataset = get_eval_loader(checkpoint.cfg, "val", Group(torch.device("cpu"))).dataset
         except UserError as error:
             terminal.info(f"checked with random images only, since --images is not given: {error}")
             return []
-        assert isinstance(dataset, SegmentationDataset)
         files = [item["image"] for item in dataset.files]
     return files[: flags.num_images or None]
 

@@ -14,12 +14,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch.utils.data import DataLoader
 
 import program
 from config.flags import FlagReader, flag
 from config.shared import LOCAL, InferenceFlags, ModelFlags
 from data.classes import read_classes
 from data.dataset import read_label
+from data.loader import batched
 from data.sampler import EvalBatches
 from distributed import checks as doctor
 from distributed.group import Group
@@ -27,13 +29,12 @@ from errors import STOPPED, InputError, UserError
 from evaluation.predictor import Predictor
 from exporting.onnx_model import OnnxModel
 from files import sha256
-from loaders import batched, make_loader, share_out
 from prediction.films import how_to_convert
 from prediction.inputs import Images, Input, find_inputs, frame_rate, probe, read_frames
 from prediction.outputs import Outputs
 from runs.terminal import Terminal
 from trained import TOO_MUCH, Checkpoint, read_flags
-from utils import join_group
+from utils import join_group, make_loader
 
 # Flags that a checkpoint has, but an exported model takes from the command line.
 NOT_OF_MODEL = ("classes", "background", "val_batchsize", "workers", "val_workers")
@@ -167,7 +168,7 @@ def probe_all(inputs: list[Input], group: Group, terminal: Terminal) -> dict[Inp
             return error
 
     own = len(inputs[group.rank :: group.world_size])
-    sizes = share_out(size, inputs, group, partial(terminal.bar, total=own, title="headers", unit="file"))
+    sizes = group.map(size, inputs, partial(terminal.bar, total=own, title="headers", unit="file"))
     return {file: sizes[index] for index, file in enumerate(inputs)}
 
 
@@ -180,7 +181,7 @@ def predict_images(
     batches = EvalBatches(
         list(images.values()), batch_size=model.images_at_once, rank=group.rank, world_size=group.world_size
     )
-    loader = make_loader(Images([file.path for file in files]), workers, group, batch_sampler=batches, collate_fn=list)
+    loader = make_loader(DataLoader, Images([file.path for file in files]), workers, group, batch_sampler=batches, collate_fn=list)
     failures: list[UserError] = []
     with terminal.bar(None, total=sum(map(len, batches)), title="images", unit="image") as bar:
         for batch in loader:

@@ -1,13 +1,134 @@
 """When things happen in a run: its learning rate, validations, checkpoints and end."""
 
+import logging
 import math
 
 from config import Config
+from data.sampler import TrainSampler
+from errors import UserError
 from runs.state import TrainState
+
+log = logging.getLogger("segtrain")
+
+
+class LearningRate:
+    """--lr over a run: linear warm-up, then cosine to 0.
+
+    A resumed run keeps its curve when its batch changes. For this, checkpoints keep the `origin` of the run: the
+    "global_batch", "world_size" and "steps_per_epoch" that it began with, and the "lr_factor" that --lr had there.
+    The learning rate depends on --lr, the origin and the global batch only, not on how the batch is made.
+
+    saved: content of the checkpoint to continue, or None. Raises UserError if the warm-up takes the whole run.
+    """
+
+    def __init__(self, cfg: Config, sampler: TrainSampler, saved: dict | None = None):
+        self.cfg, self.sampler = cfg, sampler
+        self.origin = _new_origin(cfg, sampler) if saved is None else _saved_origin(saved, len(sampler.dataset))  # type: ignore[arg-type]
+        self.change = _scaling(cfg.lr_scaling, sampler.global_batch / self.origin["global_batch"])
+        self.factor = self.origin["lr_factor"] * self.change
+        self.peak = cfg.lr * self.factor
+        self.total_steps = cfg.max_steps or cfg.epochs * sampler.steps_per_epoch
+        self.warmup_steps = self._warmup_steps()
+        if self.warmup_steps >= self.total_steps:
+            raise UserError(
+                f"--warmup_steps {cfg.warmup_steps}, --warmup_epochs {cfg.warmup_epochs:g}: {self.warmup_steps:g} steps "
+                f"of warm-up in a run of {self.total_steps}: the learning rate would never reach --lr"
+            )
+
+    def at(self, state: TrainState) -> float:
+        """Return the learning rate of the next optimizer step."""
+        return self.peak * lr_factor(self.position(state), self.total_steps, self.warmup_steps)
+
+    def position(self, state: TrainState) -> float:
+        """Return how far the run is, from 0 to total_steps.
+
+        With --epochs the samples are counted, in steps of the current batch, because a resumed run may have another.
+        """
+        if self.cfg.max_steps:
+            return state.step
+        return state.epoch * self.sampler.steps_per_epoch + state.samples / self.sampler.global_batch
+
+    def _warmup_steps(self) -> float:
+        """The length of the warm-up in the unit of position(), rounded to steps of the run's first batch size."""
+        cfg, steps_per_epoch = self.cfg, self.origin["steps_per_epoch"]
+        if cfg.warmup_steps >= 0:
+            steps = cfg.warmup_steps
+        elif cfg.warmup_epochs >= 0:
+            steps = round(cfg.warmup_epochs * steps_per_epoch)
+        else:
+            steps = round((cfg.max_steps or cfg.epochs * steps_per_epoch) / 10)
+        return steps * (1 if cfg.max_steps else self.sampler.steps_per_epoch / steps_per_epoch)
+
+    def log(self) -> None:
+        """Log the global batch and the peak learning rate, and how they are computed."""
+        cfg, sampler, origin = self.cfg, self.sampler, self.origin
+        parts = [f"{cfg.batchsize}"]
+        parts += [f"{cfg.accum_steps} (--accum_steps)"] if cfg.accum_steps > 1 else []
+        parts += [f"{sampler.num_replicas} processes"] if sampler.num_replicas > 1 else []
+        product = f" = {' x '.join(parts)}" if len(parts) > 1 else ""
+        if cfg.total_batchsize and self.factor == 1:
+            lr = f"{self.peak:g}, as --total_batchsize is set"
+        elif self.factor == 1:
+            lr = f"{self.peak:g}"
+        else:
+            lr = f"{cfg.lr:g} x {self.factor:g} = {self.peak:g} (--lr_scaling {cfg.lr_scaling})"
+        log.info(f"global batch {sampler.global_batch}{product}, {sampler.steps_per_epoch} steps an epoch, lr {lr}")
+        new = _new_origin(cfg, sampler)
+        if all(new[key] == origin[key] for key in ("world_size", "global_batch", "lr_factor")):
+            return
+        if sampler.global_batch == origin["global_batch"]:
+            reason = "the batch is the same, so the factor is kept"
+        elif cfg.lr_scaling == "none":
+            reason = f"the batch is now {sampler.global_batch}, and --lr_scaling none keeps the factor"
+        else:
+            reason = f"the batch is now {sampler.global_batch}, so --lr_scaling multiplies the lr by {self.change:g}"
+        log.info(
+            f"the run began with {origin['world_size']} process(es), a global batch of {origin['global_batch']} and --lr "
+            f"x {origin['lr_factor']:g}; {reason}"
+        )
+
+
+def lr_factor(position: float, total_steps: int, warmup_steps: float) -> float:
+    """Return what the base learning rate is multiplied by in optimizer step `position`, counted from 0.
+
+    Linear warm-up, then cosine to 0. In a resumed run with another batch, position and warmup_steps may be fractions.
+    """
+    if position < warmup_steps:
+        return min(1.0, (position + 1) / warmup_steps)
+    if position >= total_steps:
+        return 0.0
+    return 0.5 * (1 + math.cos(math.pi * (position - warmup_steps) / (total_steps - warmup_steps)))
+
+
+def _new_origin(cfg: Config, sampler: TrainSampler) -> dict[str, float]:
+    return {
+        "world_size": sampler.num_replicas,
+        "global_batch": sampler.global_batch,
+        "steps_per_epoch": sampler.steps_per_epoch,
+        "lr_factor": 1.0 if cfg.total_batchsize else _scaling(cfg.lr_scaling, sampler.num_replicas),
+    }
+
+
+def _saved_origin(saved: dict, num_images: int) -> dict[str, float]:
+    """The origin in a checkpoint's content. num_images: length of the training list, for older checkpoints."""
+    origin, flags = dict(saved["origin"]), saved["config"]
+    if "lr_factor" not in origin:  # a checkpoint from before 2026-11-22: its flags tell how its lr was scaled
+        total = flags.get("total_batchsize")
+        rule = flags.get("lr_scaling", "linear")
+        origin["lr_factor"] = (
+            1 / _scaling(rule, total / origin["global_batch"]) if total else _scaling(rule, origin["world_size"])
+        )
+        origin["steps_per_epoch"] = max(1, num_images // origin["global_batch"])  # the list may be shorter now
+    return origin
+
+
+def _scaling(rule: str, ratio: float) -> float:
+    """What --lr_scaling multiplies the lr by if the batch is `ratio` times as large."""
+    return {"linear": float(ratio), "sqrt": math.sqrt(ratio), "none": 1.0}[rule]
 
 
 def end_of_run(cfg: Config, state: TrainState) -> bool:
-    """Whether all steps are done, and the last validation, too, which a signal may have broken off."""
+    """Whether all steps are done, and the last validation too, which a signal may have interrupted."""
     if cfg.max_steps:
         return state.step >= cfg.max_steps and state.validated == state.step
     return state.epoch >= cfg.epochs
@@ -19,7 +140,7 @@ def last_validation(cfg: Config, state: TrainState) -> bool:
 
 
 def step_validation(cfg: Config, state: TrainState) -> bool:
-    """Whether a validation is due after the step that was done last: until it is done, also in a resumed run."""
+    """Whether a validation is due after the previous step. It stays due, also in a resumed run, until it is done."""
     frequency = cfg.val_step_frequency
     return frequency > 0 and state.step % frequency == 0 and state.validated != state.step
 
@@ -41,19 +162,6 @@ def epoch_checkpoint(cfg: Config, state: TrainState) -> bool:
 
 
 def check_of_ranks(cfg: Config, state: TrainState) -> bool:
-    """Whether this step is one that the doctor checks: the first of this process, and those asked for."""
+    """Whether the ranks are compared at this step: the first step of this process, and every --check_sync_frequency."""
     frequency = cfg.check_sync_frequency
     return state.steps_here == 0 or (frequency > 0 and (state.step + 1) % frequency == 0)
-
-
-def lr_factor(position: float, total_steps: int, warmup_steps: float) -> float:
-    """What the base learning rate is multiplied by in optimizer step `position`, counted from 0.
-
-    Linear warm-up, then cosine to 0. After a resume with another global batch, position and warmup_steps may be
-    fractions.
-    """
-    if position < warmup_steps:
-        return min(1.0, (position + 1) / warmup_steps)
-    if position >= total_steps:
-        return 0.0
-    return 0.5 * (1 + math.cos(math.pi * (position - warmup_steps) / (total_steps - warmup_steps)))

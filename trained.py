@@ -62,7 +62,7 @@ class Checkpoint:
         if not path:
             raise UserError("--checkpoint is not set: name the FILE of a run, such as log/NAME/best.pt")
         self.path = Path(path)
-        self.content = checkpoint.read_whole(self.path)
+        self.content = checkpoint.read(self.path)
         saved = self.content.get("config")
         if not isinstance(saved, dict):
             if "numclasses" not in changes:

@@ -18,10 +18,11 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from criterion import get_criterion
+
 import config
 import utils
 from config import Config
-from criterion import get_criterion
 from data import demo
 from data.dataset import SegmentationDataset
 from distributed.group import Group

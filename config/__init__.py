@@ -193,8 +193,7 @@ def build(given: dict, config_file: ConfigFile | None, notes: list[str]) -> Conf
         else:
             config_file = ConfigFile(DEMO_CONFIG, "")
             notes.append(
-                "no --dataset_path and no --config: training on the demo data with configs/demo.yaml. "
-                "For your own: --dataset_path DIR (docs/your_data.md)"
+                "no --dataset_path: training on the demo (configs/demo.yaml); for your own data: docs/your_data.md"
             )
     of_file = READER.yaml_file(config_file, notes) if config_file else {}
     if config_file and of_file.get("task", "train") != "train":

@@ -5,6 +5,7 @@ All checks are collective: every rank calls them, learns the same, and raises th
 
 import hashlib
 import socket
+from typing import NoReturn
 
 import cv2
 import numpy as np
@@ -117,6 +118,13 @@ def check_weights(group: Group, raw_model: nn.Module, *, buffers_averaged: bool)
         group, values, "", "it does not stay the same on all ranks; train through what Group.wrap() returns, and do "
         "not change it by what differs between ranks",
     )  # fmt: skip
+
+
+def raise_not_finite(group: Group, problem: str, losses: Tensor) -> NoReturn:
+    """Raise DivergedError on every rank. losses: this rank's parts, to name the ranks that are to blame. Collective."""
+    finite = group.gather(bool(losses.isfinite().all()))
+    ranks = [rank for rank, good in enumerate(finite) if not good]
+    raise DivergedError(f"{problem}, from rank(s) {ranks}: lower --lr, warm up for longer, or use --amp bf16 or none")
 
 
 def check_finite(raw_model: nn.Module) -> None:

@@ -10,7 +10,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -33,6 +33,11 @@ POLL_SECONDS = 0.2  # how often ranks meet while rank 0 works for all of them
 TELL_SECONDS = 10.0  # how long the others wait before they say so
 
 T = TypeVar("T")
+Item = TypeVar("Item")
+
+
+class Stopped(Exception):
+    """A signal told this rank or another one to stop. Group raises it on all ranks at the same place."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +98,33 @@ class Group:
 
     def barrier(self) -> None:
         self.sum(torch.zeros(1))
+
+    def raise_if_stopped(self) -> None:
+        """Raise Stopped on all ranks if any of them got a signal. Collective."""
+        reasons = [reason for reason in self.gather(self.stop.reason) if reason]
+        if reasons:
+            raise Stopped(", ".join(dict.fromkeys(reasons)))
+
+    def sum_or_stop(self, values: Tensor) -> Tensor:
+        """Sum a 1-D tensor over ranks. If a rank got a signal, the same collective tells all, and they raise Stopped."""
+        sums = self.sum(torch.cat([values, values.new_tensor([bool(self.stop)])]))
+        if sums[-1]:
+            self.raise_if_stopped()
+        return sums[:-1]
+
+    def map(
+        self, work: Callable[[Item], T], items: Sequence[Item], bar: Callable[[Iterable[T]], Iterable[T]] = iter
+    ) -> list[T | None]:
+        """Return [work(item) for each item] on every rank; each rank does a share of them in threads. Collective.
+
+        bar: wraps this rank's results to show progress. If ranks have different numbers of items, results that no rank
+        computed are None.
+        """
+        own = range(self.rank, len(items), self.world_size)
+        with ThreadPoolExecutor(16) as pool:
+            shares = self.gather(dict(zip(own, bar(pool.map(work, [items[index] for index in own])), strict=True)))
+        results = {index: result for share in shares for index, result in share.items()}
+        return [results.get(index) for index in range(len(items))]
 
     def on_main(self, work: Callable[[], T], task: str) -> T | None:
         """Return work() on rank 0 and None on the other ranks, which wait for it, if needed longer than --dist_timeout.

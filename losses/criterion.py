@@ -1,6 +1,6 @@
-"""The training losses, normalised over the global batch."""
+"""The training losses, normalized over the global batch."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -9,111 +9,122 @@ from torch import Tensor
 from labels import IGNORE
 from losses.label_losses import LABEL_LOSSES, LabelLosses, histograms, pick
 
-ACCURACY = "batch_acc"  # a term that is only looked at
+ACCURACY = "batch_acc"  # the metric of Criterion(accuracy=True)
 TERMS = ("seg", "pseudo", "lorm", "ds", "dc")  # each has a weight, --l_TERM
-# The map of a batch that each term needs.
+# The label map of a batch that each term needs.
 NEEDS = {"seg": "label", "pseudo": "pseudo", "lorm": "pseudo", "ds": "distance_s", "dc": "distance_c"}
 
 
 class Criterion:
-    """CDSP's losses and those of --loss, each a sum over this batch divided by a count over the global batch.
+    """CDSP's losses and those of --loss: each is a sum over this batch, divided by a count over the global batch.
 
     weights: {term: weight} of the terms to compute, from TERMS and losses.label_losses:
 
     - seg: cross entropy with "label" (scribble or dense), over pixels that are not 255
     - seg_focal, seg_ohem, seg_dice, seg_lovasz: other losses on "label"; `options` are those of LabelLosses
     - pseudo: cross entropy with "pseudo", smoothed by `label_smooth`, over pixels that are not 255
-    - lorm: the model's LoRM loss over its number of terms (models.lorm)
+    - lorm: the model's LoRM loss, divided by its number of terms (models.lorm)
     - ds, dc: sum of (d / 255) * entropy(softmax) over pixels with d > 0, d = "distance_s" or "distance_c"
 
-    accuracy: also find the share of labelled pixels that are predicted right, as the last term, of weight 0, named
-    ACCURACY; the labels are "label", or "pseudo" where there are no others.
+    The counts are summed over the micro-batches and ranks of an optimizer step before the first backward pass, so the
+    gradient equals that of one process on the whole global batch. A term whose count is 0 is 0.
 
-    The counts are summed over ranks and over the micro-batches of an optimizer step before the first
-    backward pass. So the gradient is that of one process on the whole global batch, and a term whose
-    count is 0 is 0.
+    lorm_terms: function from a pseudo-label (B, H, W) to its number of LoRM terms (Segmenter.lorm_terms).
+    sum_lorm_terms: with --lorm_scope all this number depends on the features, so each forward pass outputs it. The
+    function sums it over ranks and multiplies it by the number of micro-batches: the loss is then the mean over
+    micro-batches, each divided by its own count. This is exact without accumulation; with it, every micro-batch has
+    the same weight, whereas in one global batch their weights would be their counts.
 
-    LoRM's scope "all" is the exception: its count depends on the features, so each forward pass outputs it as
-    "lorm_terms". The caller sums that over ranks and multiplies it by the number of micro-batches. Each micro-batch is
-    thus divided by its own count over all ranks, and the loss is the mean over micro-batches. That is exact without
-    accumulation. With it, all micro-batches weigh the same, whereas one global batch would weigh them by their counts.
+    accuracy: also compute the metric ACCURACY, the share of labelled pixels with the right prediction. The labels are
+    "label", or "pseudo" if no loss uses "label".
     """
 
-    def __init__(self, weights: dict[str, float], label_smooth: float = 0.0, *, accuracy: bool = False, **options):
-        names = [term for term in weights if term in LABEL_LOSSES.values()]
-        assert set(weights) <= {*TERMS, *names}, weights
-        self.weights, self.label_smooth = weights | ({ACCURACY: 0.0} if accuracy else {}), label_smooth
-        self.needs = NEEDS | {ACCURACY: "label" if names else "pseudo"}
-        self.label_losses = LabelLosses(names, **options)
+    def __init__(
+        self,
+        weights: dict[str, float],
+        label_smooth: float = 0.0,
+        *,
+        lorm_terms: Callable[[Tensor], Tensor] | None = None,
+        sum_lorm_terms: Callable[[Tensor], Tensor] = lambda count: count,
+        accuracy: bool = False,
+        **options,
+    ):
+        label_losses = [term for term in weights if term in LABEL_LOSSES.values()]
+        assert set(weights) <= {*TERMS, *label_losses}, weights
+        self.weights, self.label_smooth = weights, label_smooth
+        self.lorm_terms, self.sum_lorm_terms = lorm_terms, sum_lorm_terms
+        self.names = [*weights, *([ACCURACY] if accuracy else [])]  # what __call__ returns, in this order
+        self.accuracy_map = "label" if label_losses else "pseudo"
+        self.label_losses = LabelLosses(label_losses, **options)
 
-    def counts(self, batch: dict[str, Tensor], lorm_terms) -> Tensor:
-        """What divides each loss, of this batch: float64, one entry a term of `weights`.
-
-        batch: maps as in __call__. lorm_terms: function from a pseudo-label to its number of LoRM terms.
-        """
-        count = {
-            "pseudo": lambda label: histograms(label)[:, :IGNORE].sum(),
-            "lorm": lorm_terms,
-            "ds": torch.count_nonzero,
-            "dc": torch.count_nonzero,
-            ACCURACY: lambda label: torch.count_nonzero(label != IGNORE),
+    def counts(self, batch: dict[str, Tensor]) -> Tensor:
+        """Count what divides each of `names`, for this batch in CPU memory: float64, one entry a name."""
+        count: dict[str, Callable[[], Tensor]] = {
+            "pseudo": lambda: histograms(batch["pseudo"])[:, :IGNORE].sum(),
+            "lorm": lambda: self.lorm_terms(batch["pseudo"]),  # type: ignore[misc]
+            "ds": lambda: torch.count_nonzero(batch["distance_s"]),
+            "dc": lambda: torch.count_nonzero(batch["distance_c"]),
+            ACCURACY: lambda: torch.count_nonzero(batch[self.accuracy_map] != IGNORE),
         }
-        counts = {term: count[term](batch[self.needs[term]]).double() for term in self.weights if term in count}
-        if self.label_losses.names:
-            counts |= self.label_losses.counts(batch["label"])
-        return torch.stack([counts[term] for term in self.weights])
-
-    def classes(self, batch: dict[str, Tensor]) -> list[list[int]] | None:
-        """The classes in each image's labels, for __call__, of a batch in CPU memory; None where no loss needs them."""
-        return self.label_losses.classes(batch["label"]) if self.label_losses.by_region else None
+        counts = self.label_losses.counts(batch["label"]) if self.label_losses.names else {}
+        return torch.stack([counts[name] if name in counts else count[name]().double() for name in self.names])
 
     def __call__(
-        self,
-        outputs: dict[str, Tensor],
-        batch: dict[str, Tensor],
-        counts: Sequence[float],
-        classes: list[list[int]] | None = None,
-    ) -> Tensor:
-        """This batch's part of each loss, unweighted, in the order of `weights`: float32 or float64.
+        self, outputs: dict[str, Tensor], batch: dict[str, Tensor], divisors: Sequence[float]
+    ) -> tuple[Tensor, Tensor]:
+        """Return this batch's part of the total loss, and its part of each of `names`, detached and unweighted.
 
-        outputs: {"logits": (B, C, h, w), "lorm": scalar sum, "lorm_terms": its count where `counts` lacks it}.
+        outputs: {"logits": (B, C, h, w), "lorm": scalar sum, "lorm_terms": its count with --lorm_scope all}.
         batch: {"image": (B, H, W, 3), for its size; "label", "pseudo": (B, H, W) uint8 classes, 255 = ignore;
-        "distance_s", "distance_c": (B, H, W) uint8}. counts: as counts(), summed over the global batch, as plain
-        numbers. classes: as classes(batch); without them the CPU waits for the GPU.
+        "distance_s", "distance_c": (B, H, W) uint8}, and for losses by region "label_on_cpu", see to_device().
+        divisors: counts() summed over the global batch, as numbers: reading a tensor on the GPU would make the CPU
+        wait. The results are float32, or float64 if the logits are.
         """
-        size = batch["image"].shape[1:3]
-        logits = outputs["logits"]
+        size, logits = batch["image"].shape[1:3], outputs["logits"]
         logits = logits if logits.dtype == torch.float64 else logits.float()
         log_probs = F.log_softmax(F.interpolate(logits, size=size, mode="bilinear", align_corners=True), dim=1)
-        sums = self.label_losses.sums(log_probs, batch["label"], classes) if self.label_losses.names else {}
+        sums = {}
+        if self.label_losses.names:
+            sums = self.label_losses.sums(log_probs, batch["label"], batch.get("label_on_cpu"))
         if "pseudo" in self.weights:
             sums["pseudo"] = _smoothed_cross_entropy_sum(log_probs, batch["pseudo"], self.label_smooth)
         if "lorm" in self.weights:
             sums["lorm"] = outputs["lorm"]
-        entropies = [term for term in ("ds", "dc") if term in self.weights]
-        if entropies:
+        entropy_terms = [term for term in ("ds", "dc") if term in self.weights]
+        if entropy_terms:
             entropy = -(log_probs.exp() * log_probs).sum(1)  # (B, C, H, W) -> (B, H, W)
-            sums |= {term: (batch[NEEDS[term]] / 255 * entropy).sum() for term in entropies}
-        if ACCURACY in self.weights:
-            sums[ACCURACY] = torch.count_nonzero(log_probs.argmax(1) == batch[self.needs[ACCURACY]])
-        # Plain numbers: reading a tensor on the GPU would make the CPU wait for it.
-        divisors: dict[str, float | Tensor]
-        divisors = {term: count or 1.0 for term, count in zip(self.weights, counts, strict=True)}
-        if "lorm_terms" in outputs and "lorm" in divisors:
-            divisors["lorm"] = outputs["lorm_terms"].clamp(min=1)
-        return torch.stack([sums[term] / divisor for term, divisor in divisors.items()])
+            sums |= {term: (batch[NEEDS[term]] / 255 * entropy).sum() for term in entropy_terms}
+        if ACCURACY in self.names:
+            sums[ACCURACY] = torch.count_nonzero(log_probs.argmax(1) == batch[self.accuracy_map])
+
+        by_name: dict[str, float | Tensor]
+        by_name = {name: divisor or 1.0 for name, divisor in zip(self.names, divisors, strict=True)}
+        if "lorm_terms" in outputs and "lorm" in by_name:
+            by_name["lorm"] = self.sum_lorm_terms(outputs["lorm_terms"]).clamp(min=1)
+        parts = torch.stack([sums[name] / divisor for name, divisor in by_name.items()])
+        return self.total(parts), parts.detach()
 
     def total(self, parts: Tensor) -> Tensor:
-        """The weighted sum of the losses that __call__ returns."""
-        return torch.stack([weight * part for weight, part in zip(self.weights.values(), parts, strict=True)]).sum()
+        """Return the weighted sum of the losses among `parts`, which are in the order of `names`."""
+        pairs = zip(self.weights.values(), parts, strict=False)  # a metric comes last and has no weight
+        return torch.stack([weight * part for weight, part in pairs]).sum()
 
-    def named(self, parts: Tensor) -> dict[str, Tensor]:
-        """The losses that __call__ returns by name, and their weighted sum as "loss"."""
-        return dict(zip(self.weights, parts, strict=True)) | {"loss": self.total(parts)}
+    def by_name(self, parts: Tensor) -> dict[str, Tensor]:
+        """Return {name: part} and, as "loss", the total."""
+        return dict(zip(self.names, parts, strict=True)) | {"loss": self.total(parts)}
+
+
+def to_device(batch: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    """Copy a batch to the device, without waiting.
+
+    "label_on_cpu" keeps the labels in CPU memory too: finding the classes in them on the GPU would make the CPU wait.
+    """
+    moved = {name: values.to(device, non_blocking=True) for name, values in batch.items()}
+    return moved | ({"label_on_cpu": batch["label"]} if "label" in batch else {})
 
 
 def _smoothed_cross_entropy_sum(log_probs: Tensor, label: Tensor, smooth: float) -> Tensor:
-    """Sum of -log p over labelled pixels, the target being (1 - smooth) * one-hot + smooth / C."""
+    """Sum -log p over labelled pixels; the target is (1 - smooth) * one-hot + smooth / C."""
     log_p, labelled = pick(log_probs, label)
     loss = -(log_p * labelled).sum()  # (B, H, W) -> scalar
     if smooth:

@@ -87,18 +87,16 @@ class LabelLosses:
         counts |= {"seg_dice": num_pairs, "seg_lovasz": num_pairs}
         return {name: counts[name] for name in self.names}
 
-    def classes(self, label: Tensor) -> list[list[int]]:
-        """The classes in each image's labels, for sums(). On labels in CPU memory: on a GPU it would be waited for."""
-        return [row.nonzero().flatten().tolist() for row in histograms(label)[:, :IGNORE]]
+    def sums(self, log_probs: Tensor, label: Tensor, label_on_cpu: Tensor | None = None) -> dict[str, Tensor]:
+        """Sum each loss over these images: scalars by name.
 
-    def sums(self, log_probs: Tensor, label: Tensor, classes: list[list[int]] | None = None) -> dict[str, Tensor]:
-        """Each loss's sum over these images: scalars by name.
-
-        log_probs: (B, C, H, W), float32 or float64. classes: as classes(label), or None to find them here.
+        log_probs: (B, C, H, W), float32 or float64. label_on_cpu: the same labels in CPU memory, if `label` is on a
+        GPU, so that the CPU need not wait for it.
         """
         sums = self._pixel_sums(log_probs, label) if self.by_pixel else {}
         if self.by_region:
-            sums |= self._region_sums(log_probs.exp(), label, self.classes(label) if classes is None else classes)
+            classes = _classes_of_images(label if label_on_cpu is None else label_on_cpu)
+            sums |= self._region_sums(log_probs.exp(), label, classes)
         return sums
 
     def _pixel_sums(self, log_probs: Tensor, label: Tensor) -> dict[str, Tensor]:
@@ -136,6 +134,11 @@ class LabelLosses:
                 parts["seg_lovasz"].append(lovasz_sum(p, inside, labelled))
         nothing = probs[:0].sum() if not any(classes) else None  # 0, and with a gradient, which DDP waits for
         return {name: torch.stack(found).sum() if nothing is None else nothing for name, found in parts.items()}
+
+
+def _classes_of_images(label: Tensor) -> list[list[int]]:
+    """The classes in each image's labels."""
+    return [row.nonzero().flatten().tolist() for row in histograms(label)[:, :IGNORE]]
 
 
 def histograms(label: Tensor) -> Tensor:

@@ -1,10 +1,10 @@
-"""Where a run's curves and pictures are shown: TensorBoard, and on request Weights & Biases. Only rank 0 has any."""
+"""Boards show a run's curves and pictures: TensorBoard and, with --wandb, Weights & Biases. Only rank 0 has them."""
 
 import contextlib
 import os
 import secrets
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -13,29 +13,29 @@ import yaml
 
 import shell
 from errors import UserError, in_one_line
-from runs.folder import replace_text
+from files import write_atomic
+from runs.log import log
 
-FINISH_SECONDS = (
-    20  # that W&B may take for the last data; the other ranks wait meanwhile, and a stopped job's grace is short
-)
+# Limit for sending the last data, because other ranks wait and a preempted job ends soon.
+FINISH_SECONDS = 20
 
 
 class Board(Protocol):
     def write(self, step: int, scalars: dict[str, float], pictures: dict[str, np.ndarray] | None = None) -> None:
-        """Add a point to each curve, and pictures ((H, W, 3) uint8), all by their tag."""
+        """Add a point to each curve, and pictures ((H, W, 3) uint8); both by tag."""
 
     def flush(self) -> None:
-        """Return when all so far is on disk, where the board can tell."""
+        """Flush to disk, if the board can."""
 
     def close(self, failed: bool) -> None:
-        """failed: the run has not come to its end."""
+        """Close the board. failed: the run did not finish."""
 
 
 class TensorBoard:
-    """Event files in the run's folder. What earlier files have from `purge_step` on is left out."""
+    """Event files in the run's folder. TensorBoard ignores what earlier files have from `purge_step` on."""
 
     def __init__(self, folder: Path, purge_step: int):
-        from torch.utils.tensorboard import SummaryWriter  # takes a second to import: only where it is used
+        from torch.utils.tensorboard import SummaryWriter  # imported here because it takes a second
 
         self._writer = SummaryWriter(str(folder), purge_step=purge_step, flush_secs=10)
 
@@ -53,41 +53,45 @@ class TensorBoard:
 
 
 class WandB:
-    """A run of Weights & Biases, with its files in the run's folder; resumed, it is the same one.
+    """A Weights & Biases run with its files in the run's folder. A resumed run continues it.
 
-    config: the flags, as YAML. say: takes lines for the user. A failure after the start ends these curves, with a
-    line, and not the training.
+    config: the flags, as YAML. If W&B fails after the start, its curves end with a warning and training continues.
     """
 
-    def __init__(self, folder: Path, config: str, say: Callable[[str], None]):
-        self._wandb, self._say = import_wandb(), say
-        # Unless the user's variables say otherwise, which wandb reads by itself. Its errors and warnings are shown.
-        chosen = {
-            "WANDB_PROJECT": ("project", "segtrain"),
-            "WANDB_NAME": ("run_name", folder.name),
-            "WANDB_DIR": ("root_dir", str(folder)),
-            "WANDB_RUN_ID": ("run_id", _id_of(folder)),
-            "WANDB_RESUME": ("resume", "allow"),
-            "WANDB_CONSOLE": ("console", "off"),
-            "WANDB_SHOW_INFO": ("show_info", False),
-            "WANDB_FINISH_TIMEOUT": ("finish_timeout", FINISH_SECONDS),
+    def __init__(self, folder: Path, config: str):
+        self._wandb = import_wandb()
+        # Defaults for what the user's WANDB_* variables do not set.
+        defaults = {
+            "project": "segtrain",
+            "run_name": folder.name,
+            "root_dir": str(folder),
+            "run_id": _run_id(folder),
+            "resume": "allow",
+            "console": "off",
+            "show_info": False,
+            "finish_timeout": FINISH_SECONDS,
         }
-        settings = dict(setting for variable, setting in chosen.items() if variable not in os.environ)
+        variables = {"run_name": "WANDB_NAME", "root_dir": "WANDB_DIR"}
+        settings = {
+            name: value
+            for name, value in defaults.items()
+            if variables.get(name, f"WANDB_{name.upper()}") not in os.environ
+        }
         try:
-            with _no_terminal():
+            with _no_stdin():
                 options = self._wandb.Settings(**settings)
-                self._wandb.setup(options)  # which alone heeds show_info
+                self._wandb.setup(options)  # init() alone ignores show_info
                 self._run = self._wandb.init(settings=options)
                 self._run.config.update(yaml.safe_load(config), allow_val_change=True)
-                # W&B counts calls by itself; the curves are over our steps, of which a resumed run may repeat some.
+                # W&B counts calls; our x-axis is the optimizer step, and a resumed run may repeat some.
                 self._run.define_metric("*", step_metric="step")
-        except Exception as error:  # of a login, the network or its variables; they have no common class
+        except Exception as error:  # login, network and settings errors have no common class
             raise UserError(
-                f"--wandb: {in_one_line(error)} (log in by `wandb login` or WANDB_API_KEY, or set WANDB_MODE=offline)"
+                f"--wandb: {in_one_line(error)} (log in with `wandb login` or WANDB_API_KEY, or set WANDB_MODE=offline)"
             ) from None
         files = f"{Path(self._run.dir).parents[1]}/offline-run-*-{self._run.id}"
         offline = f"offline; to upload the run: wandb sync {files}"
-        say(f"Weights & Biases: {offline if self._run.offline else self._run.url or 'disabled'}")
+        log.info(f"Weights & Biases: {offline if self._run.offline else self._run.url or 'disabled'}")
 
     def write(self, step: int, scalars: dict[str, float], pictures: dict[str, np.ndarray] | None = None) -> None:
         if self._run:
@@ -96,7 +100,7 @@ class WandB:
                 self._run.log({"step": step, **scalars, **images})
 
     def flush(self) -> None:
-        """wandb's own process writes; no call waits for that."""
+        """Do nothing: wandb's own process writes, and no call can wait for it."""
 
     def close(self, failed: bool) -> None:
         if self._run:
@@ -108,37 +112,37 @@ class WandB:
     def _guard(self) -> Iterator[None]:
         try:
             yield
-        except (Exception, SystemExit) as error:  # the latter of teardown(), with the status of wandb's process
+        except (Exception, SystemExit) as error:  # teardown() exits with the status of wandb's process
             self._run = None
-            self._say(f"Weights & Biases failed ({in_one_line(error)}): nothing more is logged there")
+            log.warning(f"Weights & Biases failed ({in_one_line(error)}): nothing more is logged there")
             with contextlib.suppress(Exception, SystemExit):
-                self._wandb.teardown()  # which would be tried, with a traceback, when this process exits
+                self._wandb.teardown()  # otherwise it runs, with a traceback, when this process exits
 
 
 def import_wandb():
-    """The package. Raises UserError where it is not installed."""
+    """Import the package. Raises UserError if it is not installed."""
     try:
         import wandb
 
         if wandb.__file__ is None:
-            raise ImportError("no package of that name but a folder")  # such as one of its runs; Python imports it
+            raise ImportError("a folder, not the package")  # Python also imports a folder of wandb's runs
     except ImportError as error:
         install = shell.python_command("-m", "pip", "install", "-r", shell.repo_file("requirements-wandb.txt"))
         raise UserError(f"--wandb: {error}: {install}") from None
     return wandb
 
 
-def _id_of(folder: Path) -> str:
-    """The id of the folder's run at W&B: kept in the folder, as other machines have folders of the same name."""
+def _run_id(folder: Path) -> str:
+    """The folder's run id at W&B. It is random and kept in a file: other machines may use the same folder name."""
     file = folder / "wandb_id"
     if not file.exists():
-        replace_text(file, secrets.token_hex(8))
+        write_atomic(file, secrets.token_hex(8))
     return file.read_text(encoding="utf-8").strip()
 
 
 @contextlib.contextmanager
-def _no_terminal() -> Iterator[None]:
-    """Without a terminal wandb raises where it would ask for a login, and the other ranks would wait."""
+def _no_stdin() -> Iterator[None]:
+    """Make wandb raise an error where it would ask for a login, because the other ranks would wait."""
     stdin = sys.stdin
     with open(os.devnull) as nothing:
         sys.stdin = nothing

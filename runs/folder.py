@@ -1,4 +1,4 @@
-"""A run's folder: finding the one to resume, making a new one, and keeping other processes out of it."""
+"""A run's folder: find the one to resume, make a new one, and lock it against other processes."""
 
 import errno
 import json
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TextIO
 
 from errors import UserError
+from files import remove_scratch, write_atomic
 from runs import checkpoint
 
 try:
@@ -16,46 +17,44 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-_OF_A_START = re.compile(r"train\.log|config\.yaml|events\.out\.tfevents\..*|wandb|wandb_id|\..*\.tmp")
+# Files that a start writes before its first step.
+_START_FILES = re.compile(r"train\.log|config\.yaml|events\.out\.tfevents\..*|wandb|wandb_id|\..*\.part.*")
 
 
-def find(logdir: Path, name: str, resume: str) -> tuple[Path | None, Path | None, list[Path]]:
-    """Folder and checkpoint of the run to continue, if any, and the damaged checkpoints that were passed over.
+def find(logdir: Path, name: str, resume: str) -> tuple[Path | None, Path | None, dict | None, list[Path]]:
+    """Find the run to continue: its folder, the path and content of its checkpoint, and damaged files it replaces.
 
-    resume: "" for a new run, a checkpoint's path, or "auto" for the newest whole checkpoint of the newest of
-    logdir/name, name.2, name.3 ...; there is none if that run ended before its first one. Raises
-    UserError where there are checkpoints, but none is whole.
+    resume: a checkpoint's path, or "auto" for the newest intact checkpoint of the newest of logdir/name, name.2,
+    name.3 ...; path and content are None if that run ended before its first one. Raises UserError if the
+    path is missing, or if all checkpoints are damaged.
     """
-    if resume == "":
-        return None, None, []
     if resume != "auto":
-        chosen = Path(resume)
-        if not chosen.is_file():
+        path = Path(resume)
+        if not path.is_file():
             raise UserError(f"--resume {resume}: no such file (auto finds the newest run of --name {name})")
-        return chosen.parent, chosen, []
+        return path.parent, path, checkpoint.read_run(path), []
     folder = newest(logdir, name)
     if folder is None:
-        return None, None, []
-    path, damaged = checkpoint.newest_whole(folder)
-    if damaged and path is None:
+        return None, None, None, []
+    newest_path, content, damaged = checkpoint.read_newest(folder)
+    if damaged and newest_path is None:
         raise UserError(
-            f"{folder}: none of its checkpoints is whole ({', '.join(file.name for file in damaged)}); delete them to "
-            "begin the run anew"
+            f"{folder}: all checkpoints are damaged ({', '.join(file.name for file in damaged)}): delete them to start "
+            "the run again"
         )
-    return folder, path, damaged
+    return folder, newest_path, content, damaged
 
 
 def newest(logdir: Path, name: str) -> Path | None:
-    """The newest of the runs logdir/name, name.2, name.3 ..., if any."""
+    """Return the newest of the runs logdir/name, name.2, name.3 ..., or None."""
     runs = _runs_of(logdir, name)
     return runs[max(runs)] if runs else None
 
 
 def claim(logdir: Path, name: str) -> tuple[Path, TextIO]:
-    """A folder for a new run, logdir/name, name.2, name.3 ..., and its train.log: see open_log().
+    """Make the folder of a new run, logdir/name, name.2, name.3 ..., and open its train.log as open_log() does.
 
-    The number is the first after those of other runs. If its process has ended, a folder
-    whose start failed before the first step is used again.
+    The number follows the highest one in use. A folder whose process ended before the first step is used again.
     """
     logdir.mkdir(parents=True, exist_ok=True)
     number = max(_runs_of(logdir, name), default=1)
@@ -68,7 +67,7 @@ def claim(logdir: Path, name: str) -> tuple[Path, TextIO]:
             made = False
         try:
             log = _take(folder, made)
-        except FileNotFoundError:  # the start that made it has just failed and removed it
+        except FileNotFoundError:  # another process made the folder, failed and removed it
             continue
         if log:
             return folder, log
@@ -84,7 +83,7 @@ def _take(folder: Path, made: bool) -> TextIO | None:
         return None
     log = (folder / "train.log").open("a", encoding="utf-8")
     locked = _lock(log)
-    # Look again under the lock: meanwhile another process may have begun a run in the folder, or removed it.
+    # Check again under the lock: another process may have started a run in the folder, or removed it, meanwhile.
     if (locked or (made and locked is None)) and _is_in(log, folder) and _never_began(folder):
         return log
     log.close()
@@ -92,7 +91,7 @@ def _take(folder: Path, made: bool) -> TextIO | None:
 
 
 def remove(folder: Path, log: TextIO) -> None:
-    """Undo claim() of a folder without a step: close the log, and remove the folder unless others' files are in it."""
+    """Undo claim() before the first step: close the log, and remove the folder unless it has other files."""
     if fcntl is None:  # Windows does not remove an open file
         log.close()
     if _never_began(folder):
@@ -101,11 +100,11 @@ def remove(folder: Path, log: TextIO) -> None:
 
 
 def open_log(folder: Path) -> TextIO:
-    """train.log, to append to, locked while this process lives: two runs in one folder would spoil it."""
+    """Open train.log for appending, locked while this process lives: two runs in one folder would mix their files."""
     log = (folder / "train.log").open("a", encoding="utf-8")
     if _lock(log) is False:
         log.close()
-        raise UserError(f"{folder}: another process writes to this run; stop it, or choose another --name")
+        raise UserError(f"{folder}: another process writes to this run: stop it, or choose another --name")
     return log
 
 
@@ -128,11 +127,11 @@ def _lock(log: TextIO) -> bool | None:
 
 
 def _never_began(folder: Path) -> bool:
-    """Whether a folder has only files that a start writes before its first step."""
+    """Whether the folder exists and has no file of a run that did a step."""
     if not folder.is_dir():
         return False
     return all(
-        _OF_A_START.fullmatch(file.name) or (file.name == "metrics.jsonl" and file.stat().st_size == 0)
+        _START_FILES.fullmatch(file.name) or (file.name == "metrics.jsonl" and file.stat().st_size == 0)
         for file in folder.iterdir()
     )
 
@@ -143,12 +142,11 @@ def _is_in(log: TextIO, folder: Path) -> bool:
 
 
 def tidy(folder: Path, step: int) -> list[str]:
-    """Make the folder that of a run of `step` steps: half-written files go, and later checkpoints are set aside.
+    """Remove temporary files, and rename checkpoints after `step` to NAME.old: the resumed run replaces them.
 
-    Returns the names of the latter, which get ".old" added: they belong to a course that the run left.
+    Returns the names of these checkpoints.
     """
-    for scratch in folder.glob(".*.tmp"):
-        scratch.unlink()
+    remove_scratch(folder, age=0)
     later = [file for file in checkpoint.files_of_run(folder) if (checkpoint.step_of(file) or 0) > step]
     for file in later:
         os.replace(file, file.with_name(f"{file.name}.old"))
@@ -156,33 +154,19 @@ def tidy(folder: Path, step: int) -> list[str]:
 
 
 def keep_lines(path: Path, num_lines: int) -> list[dict]:
-    """The first lines of a file of JSON objects; what comes after them is dropped, and no file is an empty one."""
+    """Keep the first lines of a JSON-lines file, remove the rest, and return the kept objects. A file may be missing."""
     try:
         text = path.read_text(encoding="utf-8") if path.exists() else ""
         lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")][:num_lines]
         values = [json.loads(line) for line in lines]
     except ValueError:
-        raise UserError(f"{path}: not a file of JSON lines any more; mend it, or delete it to go on without") from None
-    replace_text(path, "".join(lines))
+        raise UserError(f"{path}: not valid JSON lines: fix or delete it") from None
+    write_atomic(path, "".join(lines))
     return values
 
 
-def replace_text(path: Path, text: str) -> None:
-    """Write a text file so that it is the old or the new one, never a part."""
-    scratch = path.with_name(f".{path.name}.tmp")
-    try:
-        with scratch.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(scratch, path)
-    except OSError:
-        scratch.unlink(missing_ok=True)
-        raise
-
-
 def _runs_of(logdir: Path, name: str) -> dict[int, Path]:
-    """The folders logdir/name, name.2, name.3 ... that are there, by number."""
+    """The existing folders logdir/name, name.2, name.3 ..., by number."""
     numbered = re.compile(re.escape(name) + r"(?:\.(\d+))?")
     matches = {entry: numbered.fullmatch(entry.name) for entry in logdir.iterdir()} if logdir.is_dir() else {}
     return {int(match[1] or 1): entry for entry, match in matches.items() if match}

@@ -8,11 +8,11 @@ import numpy as np
 
 from config import FLAGS, Config
 from data.dataset import SegmentationDataset, read_label
+from data.loader import batched
 from distributed.group import Group
 from errors import UserError
 from labels import IGNORE
-from loaders import batched, share_out
-from runs.run import Run
+from runs.log import log
 from shell import python_command
 
 SAMPLE = 64  # images of each split whose labels are read at the start
@@ -26,9 +26,7 @@ MIN_IMAGES = 16  # images read; fewer may lack classes by chance
 Labels = list[list[Path]]  # the label files of each image
 
 
-def check_sample(
-    cfg: Config, group: Group, run: Run, train_set: SegmentationDataset, val_set: SegmentationDataset
-) -> None:
+def check_sample(cfg: Config, group: Group, train_set: SegmentationDataset, val_set: SegmentationDataset) -> None:
     """Compare a sample of the labels with --numclasses, and warn. Collective.
 
     Raises UserError on every rank if there are two classes, of which the labels only teach class 0.
@@ -40,20 +38,18 @@ def check_sample(
         problem = "the training labels hold only 0 and 255; 255 is ignored, so the model can learn class 0 only"
         if cfg.numclasses == 2:
             raise UserError(f"{problem}: write 1 in place of 255, then check the labels: {check_command(cfg)}")
-        run.info(
-            f"warning: {problem}; write class numbers in place of 255, then check the labels: {check_command(cfg)}"
-        )
+        log.warning(f"{problem}; write class numbers in place of 255, then check the labels: {check_command(cfg)}")
         return
     num_images = len(train_sample) + len(val_sample)
     num_seen = max((train_values | val_values) - {IGNORE}, default=0) + 1
     if num_images >= MIN_IMAGES and cfg.numclasses >= max(num_seen + MIN_MISSING, MIN_RATIO * num_seen):
-        run.info(
-            f"warning: --numclasses is {cfg.numclasses}, but the highest label of {num_images} images is {num_seen - 1}: use "
+        log.warning(
+            f"--numclasses is {cfg.numclasses}, but the highest label of {num_images} images is {num_seen - 1}: use "
             f"--numclasses {num_seen} if there are no more classes; to count them all: {check_command(cfg)}"
         )
 
 
-def check_validation(cfg: Config, run: Run, accuracies: list[float | None]) -> None:
+def check_validation(cfg: Config, accuracies: list[float | None]) -> None:
     """Log which classes no validation mask has. accuracies: of each class, None where no pixel has it."""
     absent = [number for number, accuracy in enumerate(accuracies) if accuracy is None]
     if not absent:
@@ -67,7 +63,7 @@ def check_validation(cfg: Config, run: Run, accuracies: list[float | None]) -> N
             f"the validation masks have no pixel of {_ranges(absent)} (--numclasses is {cfg.numclasses}), so the means leave "
             "these classes out"
         )
-    run.info(f"{problem}; to see what the labels hold: {check_command(cfg)}")
+    log.info(f"{problem}; to see what the labels hold: {check_command(cfg)}")
 
 
 def check_command(cfg: Config) -> str:
@@ -97,8 +93,8 @@ def _values(labels: Labels, cfg: Config, group: Group) -> set[int]:
         label = read_label(path, cfg.numclasses)
         return set(np.flatnonzero(cv2.calcHist([label], [0], None, [256], [0, 256])).tolist())
 
-    found = share_out(values_of, [path for paths in labels for path in paths], group)
-    return set().union(*found.values())
+    found = group.map(values_of, [path for paths in labels for path in paths])
+    return set().union(*(values for values in found if values))
 
 
 def _is_binary(values: set[int]) -> bool:

@@ -1,12 +1,10 @@
-"""All of a run that changes from step to step, as one object, and as the content of a checkpoint."""
+"""Everything in a run that changes from step to step, as one object and as the content of a checkpoint."""
 
-from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
@@ -18,34 +16,38 @@ from runs.checkpoint import FORMAT
 
 @dataclass
 class TrainState:
-    """What the next step depends on. capture() makes a checkpoint's content of it, restore() puts it back in place."""
+    """What the next step depends on. capture() returns it as a checkpoint's content, restore() loads that."""
 
     raw_model: nn.Module
     model: nn.Module  # the DDP wrapper of raw_model, or raw_model itself
     optimizer: Optimizer
-    lr_at: Callable[[float], float]  # the lr by position; has no state of its own
     scaler: LossScaler
     ema: AveragedModel | None = None
-    epoch: int = 0  # epochs done, with validation
+    epoch: int = 0  # epochs done, including their validation
     samples: int = 0  # samples of the current epoch that all ranks together have trained on
     step: int = 0  # optimizer steps done
-    validated: int = 0  # the step that the last validation was at
-    best_miou: float = -1.0  # none yet
-    origin: dict[str, float] = field(default_factory=dict)  # what the lr of a resumed run depends on (optimizer.begin)
+    validated: int = 0  # the step of the last validation
+    best_miou: float = -1.0  # -1: none yet
+    origin: dict[str, float] = field(default_factory=dict)  # schedule.LearningRate.origin
     listing: str = ""  # digest of the training list
-    class_weights: list[float] | None = None  # of --class_weights, which a resumed run need not count again
+    class_weights: list[float] | None = None  # of --class_weights: a resumed run need not count labels again
     steps_here: int = 0  # optimizer steps that this process did
 
     @property
     def models(self) -> list[nn.Module]:
-        """raw_model, and the average of its weights where there is one."""
+        """raw_model and, with --ema, the average of its weights."""
         return [self.raw_model] if self.ema is None else [self.raw_model, self.ema.module]
 
-    def update(self, lr: float, num_samples: int) -> None:
-        """The optimizer step, after the backward passes of num_samples samples of all ranks.
+    @property
+    def eval_model(self) -> nn.Module:
+        """The model to validate: with --ema the average of the weights."""
+        return self.models[-1]
 
-        A step that the scaler skips counts like any other, also for the lr. It leaves the weights as they are, and the
-        average moves towards these.
+    def update(self, lr: float, num_samples: int) -> None:
+        """Do the optimizer step, after the backward passes of num_samples samples of all ranks.
+
+        A step that the scaler skips counts like any other, also for the learning rate. It leaves the weights as they
+        are, and their average moves towards them.
         """
         for parameters in self.optimizer.param_groups:
             parameters["lr"] = lr
@@ -58,11 +60,17 @@ class TrainState:
         self.steps_here += 1
         self.samples += num_samples
 
-    def capture(self, group: Group) -> dict:
-        """A checkpoint's content, on every rank; collective. Its tensors are the live ones.
+    def note_score(self, miou: float) -> bool:
+        """Take in a validation's mIoU. Return whether it is the best so far."""
+        is_best = miou > self.best_miou
+        self.validated, self.best_miou = self.step, max(self.best_miou, miou)
+        return is_best
 
-        "model" and "ema" hold the mean over ranks of batch norm's running statistics, as a validation at this
-        point would use them; "ranks" holds what differs between ranks, those statistics included.
+    def capture(self, group: Group) -> dict:
+        """Return a checkpoint's content, on every rank. Its tensors are the live ones, not copies. Collective.
+
+        "model" and "ema" have batch norm's running statistics averaged over ranks, as a validation would use them.
+        "ranks" has what differs between ranks, including each rank's own statistics.
         """
         names = {name for name, buffer in self.raw_model.named_buffers() if buffer.is_floating_point()}
         buffers = {name: value for name, value in self.raw_model.state_dict().items() if name in names}
@@ -80,7 +88,7 @@ class TrainState:
             "format": FORMAT,
             "model": averaged(self.raw_model),
             "ema": None if self.ema is None else averaged(self.ema.module),
-            "optimizer": self._optimizer_state(),
+            "optimizer": self._optimizer_state(group),
             "scaler": self.scaler.state_dict(),
             "epoch": self.epoch,
             "samples": self.samples,
@@ -93,19 +101,19 @@ class TrainState:
             "ranks": ranks,
         }
 
-    def _optimizer_state(self) -> dict:
-        """The state for all parameters, whichever rank has it: on rank 0 at least."""
-        if isinstance(self.optimizer, ZeroRedundancyOptimizer):
+    def _optimizer_state(self, group: Group) -> dict:
+        """The state for all parameters: complete on rank 0. With --zero1 it is gathered there."""
+        if hasattr(self.optimizer, "consolidate_state_dict"):  # ZeroRedundancyOptimizer, whose import takes a second
             self.optimizer.consolidate_state_dict(to=0)
-            return self.optimizer.state_dict() if self.optimizer.rank == 0 else {}
+            return self.optimizer.state_dict() if group.is_main else {}
         return self.optimizer.state_dict()
 
     def restore(self, content: dict, group: Group, *, optimizer: bool = True, position: bool = True) -> None:
-        """Put all back that capture() took, or without the optimizer's and scaler's state, or without the position.
+        """Load what capture() returned, optionally without the optimizer and scaler, or without the position.
 
-        Momentum and weight decay stay those of now, and so does the learning rate, which each step sets. On
-        another number of ranks, each gets the mean of batch norm's statistics; random numbers (dropout)
-        continue on the ranks that there were.
+        The flags decide on momentum and weight decay, and each step sets the learning rate. With another number of
+        ranks, each rank gets the averaged batch-norm statistics, and random numbers (dropout) continue on the ranks that
+        existed before. Raises UserError if the content does not fit the model.
         """
         try:
             self.raw_model.load_state_dict(content["model"])
@@ -116,22 +124,22 @@ class TrainState:
                 now = [
                     {name: part[name] for name in ("momentum", "weight_decay")} for part in self.optimizer.param_groups
                 ]
-                # ZeroRedundancyOptimizer drops what is other ranks' from the dict that it is given.
+                # Copied: ZeroRedundancyOptimizer deletes other ranks' state from the dict it gets.
                 self.optimizer.load_state_dict({name: copy(part) for name, part in content["optimizer"].items()})
                 for part, values in zip(self.optimizer.param_groups, now, strict=True):
                     part.update(values)
         except (RuntimeError, ValueError) as error:
             reason = " ".join(str(error).split())[:160]
             raise UserError(
-                f"the checkpoint does not fit this model, check --model_type, --layers, --numclasses, or whether the losses "
-                f"train other parameters than then (--reset_optimizer) ({reason})"
+                "the checkpoint does not fit this model: check --model_type, --layers and --numclasses; if the "
+                f"losses now train other parameters, use --reset_optimizer ({reason})"
             ) from None
         if optimizer and content["scaler"] and self.scaler.is_enabled():
             self.scaler.load_state_dict(content["scaler"], counts=position)
         if not position:
             return
         self.epoch, self.samples, self.step = content["epoch"], content["samples"], content["step"]
-        # Files from before there was --val_step_frequency have none.
+        # Checkpoints written before --val_step_frequency existed lack it.
         self.validated = content.get("validated", self.step)
         self.best_miou = content["best_miou"]
         ranks = content["ranks"]
@@ -143,7 +151,7 @@ class TrainState:
 
 
 def _rng_state(device: torch.device) -> dict:
-    """torch's random number generators of this process: dropout is the only user of them."""
+    """The state of torch's random number generators in this process, which only dropout uses."""
     state = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":
         state["cuda"] = torch.cuda.get_rng_state(device)

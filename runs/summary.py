@@ -1,9 +1,9 @@
-"""What a training run will need: parameters, FLOPs, and an estimate of one process's memory.
+"""The size of a model and of its training: parameters, FLOPs, and an estimate of memory.
 
-The model, its losses and their backward pass are run once on the meta device, where tensors have shapes and types but no
-values: each operation's FLOPs are added up, and each tensor's bytes while it lives.
+Counted on the meta device, where tensors have shapes and types but no values.
 """
 
+import logging
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,59 +13,55 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
-from torch.utils.flop_counter import flop_registry
+from torch.utils.flop_counter import FlopCounterMode
 
 from losses.criterion import NEEDS, Criterion
 from models.amp import DTYPES
 
-CLASSES_AN_IMAGE = 8  # that losses by region are taken to find in an image's labels
+log = logging.getLogger("segtrain")
+
+CLASSES_PER_IMAGE = 8  # assumed for losses by region
 
 
 @dataclass(frozen=True)
 class Summary:
-    """Sizes of a training process. FLOPs count two for a multiply-add; memory is in bytes."""
+    """Sizes of a training process. FLOPs count a multiply-add as two; memory is in bytes."""
 
     batchsize: int
     crop_size: int
     parameters: int
     trainable: int
-    flops: int  # of one image's forward pass as in evaluation
-    train_flops: int  # of one image's forward and backward pass in training
-    weights: int  # with buffers
-    gradients: int
-    momentum: int  # of the process that holds most of it
-    ema: int
-    kept: int  # what the forward pass leaves for the backward pass, of all images, with inputs
-    losses: int  # the part of `kept` that the losses make, at full resolution
-    working: int  # what lives at most at a time besides the states: `kept`, and what operations work on
-
-    @property
-    def states(self) -> int:
-        """What does not depend on the images."""
-        return self.weights + self.gradients + self.momentum + self.ema
+    flops: int  # forward pass of one image in evaluation
+    train_flops: int  # forward and backward pass of one image in training
+    states: dict[str, int]  # weights with buffers, gradients, momentum (of the process with most), ema
+    kept: int  # what the forward pass of all images keeps for the backward pass, with inputs
+    working: int  # the peak beside the states: `kept`, and the operands of operations
 
     @property
     def memory(self) -> int:
-        return self.states + self.working
+        return sum(self.states.values()) + self.working
 
-    def lines(self) -> list[str]:
-        """For the log."""
+    def log(self, model_type: str, device: torch.device) -> None:
+        """Log the size in one line, and its parts at level DEBUG."""
         frozen = self.parameters - self.trainable
-        states = {
-            "weights": self.weights, "gradients": self.gradients, "momentum": self.momentum, "ema": self.ema,
-        }  # fmt: skip
-        said = " + ".join(f"{name} {_size(size)}" for name, size in states.items() if size)
         size = f"{self.crop_size}x{self.crop_size}"
-        return [
-            f"model: {self.parameters:,} parameters" + (f", of which {frozen:,} are not trained" if frozen else ""),
+        log.info(
+            f"model: {model_type}, {self.parameters / 1e6:.1f} M parameters; about {size_text(self.memory)} for "
+            f"{self.batchsize} images of {size} on {device}"
+        )
+        states = " + ".join(f"{name} {size_text(num_bytes)}" for name, num_bytes in self.states.items() if num_bytes)
+        log.debug(f"{self.parameters:,} parameters" + (f", {frozen:,} of them not trained" if frozen else ""))
+        log.debug(
             f"one {size} image: {self.flops / 1e9:.1f} GFLOP forward ({self.flops / 2e9:.1f} G multiply-adds), "
-            f"{self.train_flops / 1e9:.1f} GFLOP in a training step",
-            f"memory of a process, estimated: {_size(self.memory)} = {said} + {_size(self.working)} for {self.batchsize} images "
-            f"of {size} ({_size(self.kept)} kept for the backward pass, {_size(self.losses)} of it by the losses); without what the device's libraries take",
-        ]
+            f"{self.train_flops / 1e9:.1f} GFLOP in a training step"
+        )
+        log.debug(
+            f"estimated memory: {states} + {size_text(self.working)} for the images, {size_text(self.kept)} of it kept "
+            "for the backward pass; the device's libraries need more"
+        )
 
 
-def summarise(
+def summarize(
     model: nn.Module,
     criterion: Criterion,
     *,
@@ -76,40 +72,39 @@ def summarise(
     momentum: bool = True,
     momentum_shards: int = 1,
 ) -> Summary:
-    """The summary of a model on the meta device, which is used up.
+    """Measure a model on the meta device; the model cannot be used afterwards.
 
-    amp: as --amp. momentum_shards: processes over which --zero1 shards the optimizer's state. DDP's gradient_as_bucket_view
-    makes the gradients its buckets, which adds nothing.
+    amp: as --amp. momentum_shards: number of processes that share the optimizer's state (--zero1). DDP adds
+    nothing: with gradient_as_bucket_view its buckets are the gradients.
     """
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     sizes = [parameter.nbytes for parameter in trainable]
     weights = sum(value.nbytes for value in (*model.parameters(), *model.buffers()))
-
-    forward = _Meter(model)
-    with torch.no_grad(), forward:
+    with torch.no_grad(), FlopCounterMode(display=False) as forward:
         model.eval()(torch.empty(1, crop_size, crop_size, 3, dtype=torch.uint8, device="meta"))
-    training, of_model, kept = _training_step(model.train(), criterion, batchsize, crop_size, amp)
+    flops, kept, peak = _measure_training_step(model.train(), criterion, batchsize, crop_size, amp)
     return Summary(
         batchsize=batchsize,
         crop_size=crop_size,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         trainable=sum(parameter.numel() for parameter in trainable),
-        flops=forward.flops,
-        train_flops=training.flops // batchsize,
-        weights=weights,
-        gradients=sum(sizes),
-        momentum=largest_shard(sizes, momentum_shards) if momentum else 0,
-        ema=weights if ema else 0,
+        flops=forward.get_total_flops(),
+        train_flops=flops // batchsize,
+        states={
+            "weights": weights,
+            "gradients": sum(sizes),
+            "momentum": largest_shard(sizes, momentum_shards) if momentum else 0,
+            "ema": weights if ema else 0,
+        },
         kept=kept,
-        losses=kept - of_model,
-        working=training.peak,
+        working=peak,
     )
 
 
 def largest_shard(sizes: Sequence[int], num_shards: int) -> int:
-    """What the process with most gets when, from the largest down, each goes to the process with least so far.
+    """Return the largest share if each size, from the largest down, goes to the process that has least so far.
 
-    That is how ZeroRedundancyOptimizer shares parameters out.
+    ZeroRedundancyOptimizer shards parameters this way.
     """
     shards = [0] * num_shards
     for size in sorted(sizes, reverse=True):
@@ -117,67 +112,42 @@ def largest_shard(sizes: Sequence[int], num_shards: int) -> int:
     return max(shards)
 
 
-def _training_step(
+def _measure_training_step(
     model: nn.Module, criterion: Criterion, batchsize: int, crop_size: int, amp: str
-) -> tuple["_Meter", int, int]:
-    """The meter of a forward and a backward pass, and the bytes that lived after the model and after the losses."""
+) -> tuple[int, int, int]:
+    """FLOPs of a forward and a backward pass, bytes kept between the two, and bytes at the peak."""
     for parameter in model.parameters():
-        if parameter.requires_grad:  # gradients are counted as a whole
-            parameter.register_post_accumulate_grad_hook(_drop_gradient)
-    meter = _Meter(model)
+        if parameter.requires_grad:  # the states include all gradients already
+            parameter.register_post_accumulate_grad_hook(lambda parameter: setattr(parameter, "grad", None))
+    memory = _LiveBytes(model)
     if (dtype := DTYPES[amp]) is not None:
-        _lower(model, dtype)
-    with meter:
+        _convert_convolutions(model, dtype)
+    with memory, FlopCounterMode(display=False) as counter:
         shape = (batchsize, crop_size, crop_size)
         maps = {NEEDS[term] for term in criterion.weights if term in NEEDS} | {"label"}
         batch = {name: torch.empty(shape, dtype=torch.uint8, device="meta") for name in sorted(maps)}
         batch["image"] = torch.empty((*shape, 3), dtype=torch.uint8, device="meta")
         outputs = model(batch["image"], batch.get("pseudo") if "lorm" in criterion.weights else None)
-        of_model = meter.live
-        num_classes = min(CLASSES_AN_IMAGE, outputs["logits"].shape[1])
-        parts = criterion(outputs, batch, [1.0] * len(criterion.weights), [list(range(num_classes))] * batchsize)
-        loss = criterion.total(parts)
-        kept = meter.live
+        num_classes = min(CLASSES_PER_IMAGE, outputs["logits"].shape[1])
+        batch["label_on_cpu"] = torch.arange(num_classes, dtype=torch.uint8).expand(batchsize, -1)
+        loss, _ = criterion(outputs, batch, [1.0] * len(criterion.names))
+        kept = memory.live
         loss.backward()
-    return meter, of_model, kept
+    return counter.get_total_flops(), kept, memory.peak
 
 
-def _drop_gradient(parameter: Tensor) -> None:
-    parameter.grad = None
-
-
-def _batch_norm(x: Tensor, *others) -> tuple[Tensor, ...]:
-    return torch.empty_like(x), *(x.new_empty(x.shape[1], dtype=torch.float32) for _ in range(2))
-
-
-def _batch_norm_backward(gradient: Tensor, x: Tensor, *others) -> tuple[Tensor, ...]:
-    return _batch_norm(x)
-
-
-# Their shapes are known; torch's own kernels of the meta device take more time for these than all else does.
-_BATCH_NORM = {
-    torch.ops.aten.native_batch_norm.default: _batch_norm,
-    torch.ops.aten.native_batch_norm_backward.default: _batch_norm_backward,
-}
-
-
-class _Meter(TorchDispatchMode):
-    """FLOPs of the operations in it, and the bytes of tensors made in it: those that live now, and most at once."""
+class _LiveBytes(TorchDispatchMode):
+    """Count the bytes of meta tensors made inside: `live` now, and at the `peak`."""
 
     def __init__(self, model: nn.Module):
         super().__init__()
-        self.flops = self.live = self.peak = 0
-        self._seen: dict[int, weakref.ref] = {}
-        for value in (*model.parameters(), *model.buffers()):
-            self._seen[id(value.untyped_storage())] = weakref.ref(value.untyped_storage())
+        self.live = self.peak = 0
+        self._seen = {id(value.untyped_storage()) for value in (*model.parameters(), *model.buffers())}
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        result = (_BATCH_NORM.get(func) or func)(*args, **kwargs)
-        if func._overloadpacket in flop_registry:
-            self.flops += flop_registry[func._overloadpacket](*args, **kwargs, out_val=result)
+        result = func(*args, **(kwargs or {}))
         for value in tree_iter(result):
-            if isinstance(value, Tensor):
+            if isinstance(value, Tensor) and value.is_meta:
                 self._hold(value.untyped_storage())
         return result
 
@@ -187,19 +157,18 @@ class _Meter(TorchDispatchMode):
         if key in self._seen:
             return
 
-        def freed(_: weakref.ref) -> None:
-            del self._seen[key]
+        def free() -> None:
+            self._seen.remove(key)
             self.live -= size
 
-        self._seen[key] = weakref.ref(storage, freed)
+        self._seen.add(key)
+        weakref.finalize(storage, free).atexit = False
         self.live += size
         self.peak = max(self.peak, self.live)
 
 
-def _lower(model: nn.Module, dtype: torch.dtype) -> None:
-    """Do to this model what torch.autocast does to it, for the meta device, which autocast does not know: convolutions
-    take and give the lower type.
-    """
+def _convert_convolutions(model: nn.Module, dtype: torch.dtype) -> None:
+    """Make convolutions compute in a lower precision, as torch.autocast does, which does not know the meta device."""
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             module.forward = partial(_lower_convolution, module, dtype)  # type: ignore[method-assign]
@@ -210,5 +179,6 @@ def _lower_convolution(module: nn.Conv2d, dtype: torch.dtype, x: Tensor) -> Tens
     return module._conv_forward(x.to(dtype), module.weight.to(dtype), bias)
 
 
-def _size(num_bytes: int) -> str:
+def size_text(num_bytes: int) -> str:
+    """A number of bytes in MiB or GiB."""
     return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.0f} MiB"

@@ -27,6 +27,12 @@ class Terminal:
     def bar(self, items: Iterable | None, *, total: int | None, title: str, unit: str = "it") -> tqdm:
         """A progress bar with rate and, where the total is known, time left."""
         return tqdm(
-            items, total=total, desc=title, unit=unit, leave=False, dynamic_ncols=True, disable=not self.group.is_main,
+            items,
+            total=total,
+            desc=title,
+            unit=unit,
+            leave=False,
+            dynamic_ncols=True,
+            disable=not self.group.is_main,
             mininterval=0.2 if sys.stderr.isatty() else 30,  # a log file wants few lines
-        )  # fmt: skip
+        )

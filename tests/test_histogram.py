@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 from conftest import flags, run_train
+from criterion import get_class_weights, get_criterion
 from PIL import Image
 
 import config
 import utils
-from criterion import get_class_weights, get_criterion
 from data import histogram
 from data.histogram import class_weights, count_labels, given_weights, label_histogram
 from distributed.checks import digest

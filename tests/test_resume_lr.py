@@ -6,13 +6,13 @@ import math
 import pytest
 import torch
 from conftest import finish, flags, read_metrics, start, start_group
+from optimizer import begin, get_optimizer, saved_origin
 from torch import nn
 
 import config
 import utils
 from distributed.group import Group
 from errors import STOPPED
-from optimizer import begin, get_optimizer, saved_origin
 from runs import checkpoint
 
 CPU = torch.device("cpu")

@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 import torch
 from conftest import flags
+from criterion import get_criterion
+from optimizer import begin, get_optimizer
 from torch import nn
 
 import config
 import models
 import utils
-from criterion import get_criterion
 from data.distance import main as distance_main
 from data.distance import pseudo_distance, scribble_distance
 from distributed.group import Group
 from errors import UserError
-from optimizer import begin, get_optimizer
 
 CPU = torch.device("cpu")
 

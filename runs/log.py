@@ -1,0 +1,57 @@
+"""Logging: one logger, "segtrain", whose lines go to rank 0's terminal and to a run's train.log."""
+
+import logging
+import sys
+from collections.abc import Iterable
+
+from tqdm import tqdm
+
+log = logging.getLogger("segtrain")
+every_rank = logging.getLogger("segtrain.every_rank")
+
+
+class _TerminalHandler(logging.Handler):
+    """Print to stdout, above a progress bar."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        tqdm.write(self.format(record))
+
+
+class LineFormatter(logging.Formatter):
+    """The message, after "warning: " if that is its level."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        if record.levelno == logging.WARNING:
+            record = logging.makeLogRecord(record.__dict__ | {"msg": f"warning: {record.msg}"})
+        return super().format(record)
+
+
+def start_logging(level: str, *, is_main: bool) -> None:
+    """Print the lines of "segtrain" from this level (--log_level) on, on rank 0 only.
+
+    Lines of "segtrain.every_rank" are printed on every rank. A second call replaces the handlers of the first.
+    """
+    terminal = _TerminalHandler(level)
+    terminal.setFormatter(LineFormatter())
+    log.propagate = False
+    log.setLevel(logging.DEBUG if is_main else logging.CRITICAL)
+    every_rank.setLevel(logging.DEBUG)
+    log.handlers, every_rank.handlers = [], []
+    (log if is_main else every_rank).addHandler(terminal)
+    every_rank.propagate = is_main
+
+
+def progress_bar(
+    items: Iterable | None, *, total: int | None, title: str, unit: str = "it", enabled: bool = True
+) -> tqdm:
+    """A progress bar with the rate and, if the total is known, the time left."""
+    return tqdm(
+        items,
+        total=total,
+        desc=title,
+        unit=unit,
+        leave=False,
+        dynamic_ncols=True,
+        disable=not enabled,
+        mininterval=0.2 if sys.stderr.isatty() else 30,  # a log file should get few lines
+    )

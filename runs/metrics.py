@@ -1,0 +1,189 @@
+"""What a run measures: metrics.jsonl and the curves on the boards, written by rank 0."""
+
+import json
+import math
+import os
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TextIO
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from distributed import checks
+from distributed.group import Group
+from evaluation.metrics import Scores
+from losses.criterion import ACCURACY
+from models.amp import read_scaling
+from runs.boards import Board
+from runs.folder import keep_lines
+from runs.log import progress_bar
+
+# Values of a step that are not losses: a line of metrics has the latest, not the mean.
+LATEST = ("epoch", "step", "lr", "loss_scale", "skipped_steps")
+
+
+class Metrics:
+    """The losses of steps and the scores of validations. Every rank calls the methods alike; only rank 0 writes.
+
+    log_interval: optimizer steps between two lines of metrics.jsonl.
+    """
+
+    def __init__(self, group: Group, log_interval: int):
+        self.group, self.log_interval = group, log_interval
+        self.boards: list[Board] = []
+        self._epoch_losses: list[float] = []  # of this process's steps in this epoch
+        self._file: TextIO | None = None
+        self._num_lines = 0
+        self._bar: tqdm | None = None
+        self._unread: tuple | None = None  # the last step, whose losses the GPU may still be computing
+        self._window: list[dict[str, float]] = []  # losses and more of each step since the last line of metrics
+        self._window_start, self._window_images, self._last_step_at = 0.0, 0, 0.0
+        self._epoch_start, self._started = 0.0, (0.0, 0.0, 0.0)
+
+    def open(self, folder: Path, saved: dict, step: int) -> tuple[dict, int]:
+        """Open metrics.jsonl after `step` optimizer steps, without the lines after them.
+
+        saved: what capture() returned, or {} in a new run. Returns the last line, {} if there is none, and how many of
+        the saved lines are missing.
+        """
+        lines = keep_lines(folder / "metrics.jsonl", saved.get("lines", 0))
+        self._num_lines, self._window = len(lines), saved.get("window", [])
+        self._file = (folder / "metrics.jsonl").open("a", encoding="utf-8")
+        return lines[-1] if lines else {}, saved.get("lines", 0) - len(lines)
+
+    def start(self, position: float, total: float) -> None:
+        """Set where this process starts in the run, from 0 to total, to estimate the time left."""
+        self._started = time.perf_counter(), position, total
+
+    def loss_text(self) -> str:
+        """The mean loss of the epoch's steps."""
+        losses = self._epoch_losses
+        return f"loss {sum(losses) / len(losses):.3f}" if losses else "no step"
+
+    def time_text(self, position: float) -> str:
+        """The seconds since the epoch began, and the time left in the run."""
+        (began, start, total), now = self._started, time.perf_counter()
+        left = (now - began) * (total - position) / max(position - start, 1e-9)
+        remaining = f", {_duration(left)} left" if position < total and position > start else ""
+        return f"{_duration(now - self._epoch_start)}{remaining}"
+
+    def capture(self) -> dict:
+        """Flush all files to disk, and return what open() needs in a resumed run."""
+        self.read_step()
+        if self._file:
+            os.fsync(self._file.fileno())
+            for board in self.boards:
+                board.flush()
+        return {"lines": self._num_lines, "window": [dict(values) for values in self._window]}
+
+    def steps(self, steps: Iterable, *, total: int, title: str) -> Iterator:
+        """Iterate over an epoch's optimizer steps with a progress bar; each calls log_step(). Write a line at the end."""
+        self._epoch_start = self._window_start = time.perf_counter()
+        self._epoch_losses, self._window_images = [], 0
+        self._bar = progress_bar(steps, total=total, title=title, enabled=self.group.is_main)
+        yield from self._bar
+        self.read_step()
+        if self._window:
+            self._write_window()
+
+    def validation_bar(self, batches: Iterable, *, total: int) -> Iterator:
+        """Iterate over a validation's batches with a progress bar; their time does not count for the training rate."""
+        self.read_step()  # its line of metrics comes before the validation's
+        began = time.perf_counter()
+        yield from progress_bar(batches, total=total, title="validation", enabled=self.group.is_main)
+        self._window_start += time.perf_counter() - began
+
+    def log_step(
+        self,
+        epoch: int,
+        step: int,
+        losses: dict[str, Tensor],
+        own: Tensor,
+        lr: float,
+        num_images: int,
+        scaling: Tensor | None = None,
+    ) -> None:
+        """Take in an optimizer step; step and epoch count from 1. losses: over the global batch, "loss" is their total.
+
+        own: this rank's parts of the losses. scaling: models.amp.LossScaler.counts, if there is a loss scale. The
+        tensors are read one step late, while the device computes the next step. Raises DivergedError on every rank if
+        a loss is not finite, or too many steps in a row were skipped.
+        """
+        self.read_step()
+        self._unread = (epoch, step, losses, own, lr, num_images, scaling, time.perf_counter())
+
+    def read_step(self) -> None:
+        """Read the losses of the last step, if they are still unread."""
+        if self._unread is None:
+            return
+        epoch, step, losses, own, lr, num_images, scaling, taken_at = self._unread
+        self._unread = None
+        values = dict(zip(losses, torch.stack(list(losses.values())).tolist(), strict=True))
+        for name, value in values.items():
+            if not math.isfinite(value):  # on all ranks, because the losses are sums over them
+                checks.raise_not_finite(self.group, f"loss {name!r} is {value} at step {step} (epoch {epoch})", own)
+        assert self._bar is not None
+        self._bar.set_postfix(loss=f"{values['loss']:.3f}", lr=f"{lr:.2g}", refresh=False)
+        self._epoch_losses.append(values["loss"])
+        self._window.append(values | {"epoch": epoch, "step": step, "lr": lr} | read_scaling(scaling, step))
+        self._window_images += num_images
+        self._last_step_at = taken_at
+        if step % self.log_interval == 0:
+            self._write_window()
+
+    def _write_window(self) -> None:
+        """Write a line of metrics: the mean losses since the previous line."""
+        last, num_steps = self._window[-1], len(self._window)
+        losses = {name: sum(step[name] for step in self._window) / num_steps for name in last if name not in LATEST}
+        # Only steps of this process count: a resumed run may begin within a window.
+        rate = self._window_images / (self._last_step_at - self._window_start) if self._window_images else 0.0
+        self._window, self._window_images, self._window_start = [], 0, self._last_step_at
+        line = {"kind": "train", "epoch": last["epoch"], "step": last["step"], "loss": losses.pop("loss")}
+        line |= {"losses": losses, "lr": last["lr"], "images_per_s": rate}
+        line |= {name: last[name] for name in ("loss_scale", "skipped_steps") if name in last}
+        if ACCURACY in losses:
+            line[ACCURACY] = losses.pop(ACCURACY)
+        self._write(line)
+        self.write_scalars(line)
+
+    def write_scalars(self, line: dict) -> None:
+        """Add a training line of metrics.jsonl to the boards."""
+        names = ("loss", "lr", "images_per_s", "loss_scale", "skipped_steps", ACCURACY)
+        scalars = {f"train/{name}": line[name] for name in names if name in line}
+        scalars |= {f"train/loss_{name}": mean for name, mean in line["losses"].items()}
+        for board in self.boards:
+            board.write(line["step"], scalars)
+
+    def log_validation(
+        self, epoch: int, step: int, scores: Scores, class_names: list[str], panels: list[np.ndarray]
+    ) -> None:
+        """Write a validation's scores (evaluation.metrics.scores) and pictures ((H, W, 3) uint8)."""
+        self._write({"kind": "val", "epoch": epoch, "step": step, **scores})
+        scalars = {"val/miou": scores["miou"], "val/pixel_acc": scores["pixel_acc"], "val/mean_acc": scores["mean_acc"]}
+        ious = zip(class_names, scores["iou"], strict=True)
+        scalars |= {f"val_iou/{name}": value for name, value in ious if value is not None}
+        pictures = {f"val_images/{n}_input_label_prediction_overlay": panel for n, panel in enumerate(panels)}
+        for board in self.boards:
+            board.write(step, scalars, pictures)
+
+    def _write(self, line: dict) -> None:
+        if self._file:
+            self._file.write(json.dumps(line) + "\n")
+            self._file.flush()
+            self._num_lines += 1
+
+    def close(self, *, failed: bool) -> None:
+        for board in self.boards:
+            board.close(failed=failed)
+        if self._file:
+            self._file.close()
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 100 * 60 else f"{seconds / 3600:.1f} h"
