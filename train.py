@@ -28,8 +28,8 @@ from evaluation.pictures import panel
 from evaluation.predictor import Predictor
 from losses.criterion import Criterion, to_device
 from models.amp import autocast
-from runs.hints import next_steps
 from runs.label_check import check_sample, check_validation
+from runs.messages import epoch_title, log_data, log_end, log_launch, score_text
 from runs.run import Run
 from runs.state import TrainState
 from schedule import LearningRate
@@ -82,8 +82,7 @@ def train(cfg: Config, group: Group, run: Run) -> int:
     checks.check_setup(group, {"training list": train_set, "validation list": val_set}, sampler.order(epoch=0))
     check_sample(cfg, group, train_set, val_set)
     classes = read_classes(cfg.classes, cfg.numclasses)
-    counts = f"{len(train_set)} training and {len(val_set)} validation images, {cfg.numclasses} classes"
-    log.info(f"data: {cfg.dataset_path}, {counts}")
+    log_data(cfg, train_set, val_set)
 
     saved = run.find_checkpoint()  # the content to resume from, or None
     continued = None if cfg.reset_data_offset else saved
@@ -94,17 +93,8 @@ def train(cfg: Config, group: Group, run: Run) -> int:
     criterion = get_criterion(cfg, group, raw_model, class_weights)
     rate = LearningRate(cfg, sampler, continued)
     optimizer = get_optimizer(cfg, raw_model, group, rate.peak)
-    state = get_state(
-        cfg,
-        group,
-        raw_model,
-        model,
-        optimizer,
-        saved,
-        origin=rate.origin,
-        listing=checks.digest(train_set.listing),
-        class_weights=class_weights,
-    )
+    facts = {"origin": rate.origin, "listing": checks.digest(train_set.listing), "class_weights": class_weights}
+    state = get_state(cfg, group, raw_model, model, optimizer, saved, **facts)
     if group.is_main:
         get_summary(cfg, group, criterion).log(cfg.model_type, group.device)
     rate.log()
@@ -123,22 +113,16 @@ def train(cfg: Config, group: Group, run: Run) -> int:
         log.info(f"stopped by {stop} after step {state.step}, in epoch {state.epoch + 1}; {run.resume_hint()}")
         return STOPPED
     run.wait_for_checkpoint()
-    if run.folder:  # on rank 0
-        log_end(cfg, run, state, val_loader)
+    if group.is_main:
+        assert run.folder is not None
+        log_end(cfg, run.folder, state, val_set)
     return 0
 
 
 def train_one_epoch(
-    cfg: Config,
-    group: Group,
-    run: Run,
-    state: TrainState,
-    loader: TrainLoader,
-    val_loader: EvalLoader,
-    criterion: Criterion,
-    rate: LearningRate,
-    classes: Classes,
-) -> None:
+    cfg: Config, group: Group, run: Run, state: TrainState, loader: TrainLoader, val_loader: EvalLoader,
+    criterion: Criterion, rate: LearningRate, classes: Classes,
+) -> None:  # fmt: skip
     """Train from state.samples to the end of the epoch, or to --max_steps; each step is one global batch."""
     sampler = loader.sampler
     sampler.set_position(state.epoch, state.samples)
@@ -161,14 +145,9 @@ def train_one_epoch(
 
 
 def train_step(
-    cfg: Config,
-    group: Group,
-    run: Run,
-    state: TrainState,
-    criterion: Criterion,
-    micro_batches: list[dict],
+    cfg: Config, group: Group, run: Run, state: TrainState, criterion: Criterion, micro_batches: list[dict],
     rate: LearningRate,
-) -> None:
+) -> None:  # fmt: skip
     """Update the weights by one global batch: the micro-batches of all ranks."""
     # 1. What each loss is divided by: counts over the global batch. Raises Stopped if any rank got a signal.
     counts = torch.stack([criterion.counts(batch) for batch in micro_batches]).sum(0)
@@ -203,15 +182,9 @@ def train_step(
 
 
 def finish_epoch(
-    cfg: Config,
-    group: Group,
-    run: Run,
-    state: TrainState,
-    loader: TrainLoader,
-    val_loader: EvalLoader,
-    rate: LearningRate,
-    classes: Classes,
-) -> None:
+    cfg: Config, group: Group, run: Run, state: TrainState, loader: TrainLoader, val_loader: EvalLoader,
+    rate: LearningRate, classes: Classes,
+) -> None:  # fmt: skip
     """Validate if due, and save. If the validation is stopped, the epoch is not done: a resumed run validates again."""
     sync_batch_norm(group, state)
     log.debug(f"epoch {state.epoch + 1}: weights are equal on all {group.world_size} ranks")
@@ -269,40 +242,6 @@ def save(group: Group, run: Run, state: TrainState, *names: str) -> None:
     """Write checkpoints of these names and last.pt, in the background. Collective."""
     checks.check_finite(state.raw_model)
     run.save(state, *names)
-
-
-def epoch_title(cfg: Config, state: TrainState) -> str:
-    return f"epoch {state.epoch + 1}" + ("" if cfg.max_steps else f"/{cfg.epochs}")
-
-
-def score_text(result: Scores, is_best: bool, state: TrainState) -> str:
-    best = "best" if is_best else f"best {100 * state.best_miou:.2f}"
-    return f"mIoU {100 * result['miou']:.2f} ({best}), pixel accuracy {100 * result['pixel_acc']:.2f}"
-
-
-def log_launch(cfg: Config, group: Group) -> None:
-    """Log the place of each process, and what parsing the flags noticed."""
-    place = (
-        f"rank {group.rank}, local rank {group.local_rank}, world size {group.world_size}, device {group.device}, "
-        f"{group.kind}, batch {cfg.batchsize} per process"
-    )
-    logging.getLogger("segtrain.every_rank").log(logging.INFO if group.backend else logging.DEBUG, place)
-    if group.backend and cfg.distributed is None:
-        log.debug(f"joining the group of {group.launcher}; --no_distributed would not")
-    for note in cfg.notes:
-        log.info(note)
-
-
-def log_end(cfg: Config, run: Run, state: TrainState, val_loader: EvalLoader) -> None:
-    """Log the result of a finished run, and the commands that use it."""
-    assert run.folder is not None
-    skipped = int(state.scaler.counts[1])
-    steps = f"{state.step} steps" + (f" ({skipped} of them skipped by --amp fp16)" if skipped else "")
-    log.info(f"done: {state.epoch} epochs, {steps}, best mIoU {100 * state.best_miou:.2f}; saved in {run.folder}")
-    if 0 < skipped == state.step:  # fewer than the number that stops a run
-        log.warning("every step was skipped, so no weight changed: use --amp bf16 or none, or train for longer")
-    for line in next_steps(cfg.logdir, run.folder, val_loader.dataset.files):
-        log.info(line)
 
 
 if __name__ == "__main__":

@@ -154,7 +154,7 @@ def tidy(folder: Path, step: int) -> list[str]:
 
 
 def keep_lines(path: Path, num_lines: int) -> list[dict]:
-    """Keep the first lines of a JSON-lines file, remove the rest, and return the kept objects. A file may be missing."""
+    """Keep the first lines of a JSON-lines file, remove the rest, and return the kept ones. The file may be missing."""
     try:
         text = path.read_text(encoding="utf-8") if path.exists() else ""
         lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")][:num_lines]

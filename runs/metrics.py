@@ -81,7 +81,7 @@ class Metrics:
         return {"lines": self._num_lines, "window": [dict(values) for values in self._window]}
 
     def steps(self, steps: Iterable, *, total: int, title: str) -> Iterator:
-        """Iterate over an epoch's optimizer steps with a progress bar; each calls log_step(). Write a line at the end."""
+        """Iterate over an epoch's optimizer steps with a progress bar; each calls log_step(). Ends with a line."""
         self._epoch_start = self._window_start = time.perf_counter()
         self._epoch_losses, self._window_images = [], 0
         self._bar = progress_bar(steps, total=total, title=title, enabled=self.group.is_main)

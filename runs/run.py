@@ -14,8 +14,8 @@ from errors import DivergedError, UserError, in_one_line
 from files import write_atomic
 from runs import checkpoint, folder
 from runs.boards import TensorBoard, WandB, import_wandb
-from runs.hints import resume_hint
 from runs.log import LineFormatter, log, start_logging
+from runs.messages import resume_hint
 from runs.metrics import Metrics
 from runs.state import TrainState
 

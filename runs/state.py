@@ -112,8 +112,8 @@ class TrainState:
         """Load what capture() returned, optionally without the optimizer and scaler, or without the position.
 
         The flags decide on momentum and weight decay, and each step sets the learning rate. With another number of
-        ranks, each rank gets the averaged batch-norm statistics, and random numbers (dropout) continue on the ranks that
-        existed before. Raises UserError if the content does not fit the model.
+        ranks, each rank gets the averaged batch-norm statistics, and random numbers (dropout) continue on the ranks
+        that existed before. Raises UserError if the content does not fit the model.
         """
         try:
             self.raw_model.load_state_dict(content["model"])

@@ -1,0 +1,82 @@
+"""The lines that train.py prints at the start and end of a run and of an epoch."""
+
+import logging
+import os
+import sys
+from pathlib import Path
+
+from config import Config
+from data.dataset import SegmentationDataset
+from distributed.group import Group
+from evaluation.metrics import Scores
+from runs.state import TrainState
+from shell import python_command, quoted, tensorboard_command, torchrun_command
+
+log = logging.getLogger("segtrain")
+
+
+def log_launch(cfg: Config, group: Group) -> None:
+    """Log the place of each process, and what parsing the flags noticed."""
+    place = (
+        f"rank {group.rank}, local rank {group.local_rank}, world size {group.world_size}, device {group.device}, "
+        f"{group.kind}, batch {cfg.batchsize} per process"
+    )
+    logging.getLogger("segtrain.every_rank").log(logging.INFO if group.backend else logging.DEBUG, place)
+    if group.backend and cfg.distributed is None:
+        log.debug(f"joining the group of {group.launcher}; --no_distributed would not")
+    for note in cfg.notes:
+        log.info(note)
+
+
+def log_data(cfg: Config, train_set: SegmentationDataset, val_set: SegmentationDataset) -> None:
+    """Log the number of images and classes."""
+    counts = f"{len(train_set)} training and {len(val_set)} validation images, {cfg.numclasses} classes"
+    log.info(f"data: {cfg.dataset_path}, {counts}")
+
+
+def epoch_title(cfg: Config, state: TrainState) -> str:
+    return f"epoch {state.epoch + 1}" + ("" if cfg.max_steps else f"/{cfg.epochs}")
+
+
+def score_text(scores: Scores, is_best: bool, state: TrainState) -> str:
+    best = "best" if is_best else f"best {100 * state.best_miou:.2f}"
+    return f"mIoU {100 * scores['miou']:.2f} ({best}), pixel accuracy {100 * scores['pixel_acc']:.2f}"
+
+
+def log_end(cfg: Config, folder: Path, state: TrainState, val_set: SegmentationDataset) -> None:
+    """Log the result of a finished run, and the commands to use it."""
+    skipped = int(state.scaler.counts[1])
+    steps = f"{state.step} steps" + (f" ({skipped} of them skipped by --amp fp16)" if skipped else "")
+    log.info(f"done: {state.epoch} epochs, {steps}, best mIoU {100 * state.best_miou:.2f}; saved in {folder}")
+    if 0 < skipped == state.step:  # fewer than the number that stops a run
+        log.warning("every step was skipped, so no weight changed: use --amp bf16 or none, or train for longer")
+    for line in next_steps(cfg.logdir, folder, val_set.files):
+        log.info(line)
+
+
+def resume_hint(cfg: Config, group: Group, folder: Path | None) -> str:
+    """Return a command that resumes the run, or else the words to add to the first start's command.
+
+    A resumed run reads its other flags from config.yaml beside the checkpoint.
+    """
+    words = ["--resume", os.path.join(str(folder), "last.pt")]
+    if group.world_size == 1:
+        return f"to resume: {python_command('train.py', *words)}"
+    one_machine = group.local_world_size == group.world_size
+    if group.launcher == "torchrun" and one_machine and sys.platform != "win32":
+        return f"to resume: {torchrun_command(group.world_size, 'train.py', *words)}"
+    without = " without --reset_data_offset" if cfg.reset_data_offset else ""
+    return f"to resume, start all processes as before{without} and add: {quoted(words)}"
+
+
+def next_steps(logdir: str, folder: Path, validation: list[dict[str, Path]]) -> list[str]:
+    """Return lines with the commands to run after training. validation: the files of each validation image."""
+    best = folder / "best.pt"
+    images = os.path.commonpath([files["image"].parent for files in validation])
+    predict = ["--checkpoint", best, "--input", images, "--output", folder / "predictions", "--overlay"]
+    return [
+        f"curves:  {tensorboard_command(logdir)}",
+        f"scores:  {python_command('evaluate.py', '--checkpoint', best, '--report', folder / 'report')}",
+        f"predict: {python_command('predict.py', *predict)}",
+        f"export:  {python_command('export.py', '--checkpoint', best, '--format', 'torch')}",
+    ]
