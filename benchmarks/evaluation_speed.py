@@ -1,12 +1,13 @@
-"""Multi-scale evaluation: ours against the release's way, on the same model and images, in turn.
+r"""Multi-scale evaluation: ours against the release's way, on the same model and images, in turn.
 
 python benchmarks/evaluation_speed.py --checkpoint log/camvid-cpu/best.pt --images ../shared/data/camvid/JPEGImages
-python benchmarks/evaluation_speed.py --checkpoint log/camvid-cpu/best.pt --images ../shared/data/camvid/JPEGImages --scales 1 --no_flip
-python benchmarks/evaluation_speed.py --images ../shared/data/camvid/JPEGImages --scales 1 2 --num_images 3    # 120 classes
+python benchmarks/evaluation_speed.py --checkpoint log/camvid-cpu/best.pt --images ../shared/data/camvid/JPEGImages \
+    --scales 1 --no_flip
+python benchmarks/evaluation_speed.py --images ../shared/data/camvid/JPEGImages --scales 1 2 --num_images 3 # 120 classes
 
-The release's way, that of semseg's tool/test.py: one image, one scale and one window with its mirror at a time; image and
-result resized by OpenCV, probabilities brought to the CPU and summed in float64 by NumPy. The limit is the model alone:
-the same windows through it, with nothing done to what comes out.
+The release works like semseg's tool/test.py: one image, one scale, and one window with its mirror at a time. OpenCV
+resizes image and result; NumPy sums the probabilities in float64 on the CPU. The limit is the model alone on the same
+windows.
 """
 
 import argparse
@@ -117,7 +118,8 @@ def main() -> None:
         same.append(float((labels["release"] == labels["ours"]).mean()))
     threads = torch.get_num_threads()
     print(
-        f"{args.checkpoint or 'random'}, {args.classes} classes, {args.device}, {threads} threads, torch {torch.__version__}"
+        f"{args.checkpoint or 'random'}, {args.classes} classes, {args.device}, {threads} threads, "
+        f"torch {torch.__version__}"
     )
     for name, values in seconds.items():
         print(f"{name:12s} {spread(values)} s an image")

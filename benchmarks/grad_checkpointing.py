@@ -22,7 +22,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import models
 from losses.criterion import Criterion
-from runs.summary import Summary, summarise
+from runs.summary import Summary, summarize
 
 NUM_CLASSES = 21
 
@@ -36,7 +36,7 @@ def estimate(args, grad_checkpointing: bool, batchsize: int, crop_size: int, amp
     options = {"layers": args.layers, "num_classes": NUM_CLASSES, "grad_checkpointing": grad_checkpointing}
     with torch.device("meta"):
         model = models.build(args.model_type, **options)
-    return summarise(model, make_criterion(args.model_type), batchsize=batchsize, crop_size=crop_size, amp=amp)
+    return summarize(model, make_criterion(args.model_type), batchsize=batchsize, crop_size=crop_size, amp=amp)
 
 
 def trainer(args, grad_checkpointing: bool) -> Callable[[], None]:
@@ -52,11 +52,11 @@ def trainer(args, grad_checkpointing: bool) -> Callable[[], None]:
     label = torch.randint(0, NUM_CLASSES, (args.batchsize, args.crop_size, args.crop_size), dtype=torch.uint8)
     batch = dict.fromkeys(("label", "pseudo", "distance_s", "distance_c"), label)
     batch["image"] = torch.randint(0, 256, (*label.shape, 3), dtype=torch.uint8)
-    counts = [float(label.numel())] * len(criterion.weights)
+    counts = [float(label.numel())] * len(criterion.names)
 
     def step() -> None:
         outputs = model(batch["image"], label)
-        criterion.total(criterion(outputs, batch, counts)).backward()
+        criterion(outputs, batch, counts)[0].backward()
         optimizer.step()
         optimizer.zero_grad()
 
@@ -100,7 +100,10 @@ def main() -> None:
         grown = results.get()
         process.join()
         guess = estimate(args, on, args.batchsize, args.crop_size, "none")
-        low, high = ((size - guess.weights) / 2**20 for size in (guess.memory - guess.gradients, guess.memory))
+        low, high = (
+            (size - guess.states["weights"]) / 2**20
+            for size in (guess.memory - guess.states["gradients"], guess.memory)
+        )
         print(
             f"{'with' if on else 'without':8s} {grown:6.0f} MiB more than before training; estimated {high:.0f}, "
             f"without the gradients, which come as activations go, {low:.0f}"

@@ -8,6 +8,7 @@ prints how much the total loss changes, and |gradient - reference| / |reference|
 """
 
 import argparse
+import dataclasses
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,6 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from criterion import get_criterion
 
 import config
 import utils
@@ -62,17 +62,15 @@ def loss_and_gradient(
 
     accum_steps: number of equal micro-batches. The gradient is None without `backward`.
     """
-    model, _ = utils.get_model(cfg, GROUP, say=lambda _: None)
-    criterion = get_criterion(cfg, say=lambda _: None)
-    counts = criterion.counts(batch, model.lorm_terms).tolist()
+    model, _ = utils.get_model(cfg, GROUP)
+    criterion = utils.get_criterion(dataclasses.replace(cfg, accum_steps=accum_steps), GROUP, model)
+    counts = criterion.counts(batch).tolist()
     chunks = zip(*(values.chunk(accum_steps) for values in batch.values()), strict=True)
     total = 0.0
     for micro_batch in (dict(zip(batch, chunk, strict=True)) for chunk in chunks):
         with torch.set_grad_enabled(backward), autocast(cfg.amp, GROUP.device):
             outputs = model.train()(micro_batch["image"], micro_batch["pseudo"])
-            if "lorm_terms" in outputs:
-                outputs["lorm_terms"] = outputs["lorm_terms"] * accum_steps
-            loss = criterion.total(criterion(outputs, micro_batch, counts))
+            loss, _ = criterion(outputs, micro_batch, counts)
         total += loss.item()
         if backward:
             loss.backward()

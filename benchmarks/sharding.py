@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import models
 from distributed.group import Group
 from losses.criterion import Criterion
-from runs.summary import summarise
+from runs.summary import summarize
 
 VARIANTS = ("DDP", "ZeRO-1", "FSDP2")
 NUM_CLASSES = 21
@@ -133,12 +133,12 @@ def shares(layers: int) -> None:
             model = models.build(
                 "res50_ASPP_lorm", layers=layers, num_classes=NUM_CLASSES, grad_checkpointing=grad_checkpointing
             )
-        result = summarise(model, criterion, batchsize=16, crop_size=465, amp=amp)
-        states = result.weights + result.gradients + result.momentum
+        result = summarize(model, criterion, batchsize=16, crop_size=465, amp=amp)
+        states, momentum = sum(result.states.values()), result.states["momentum"]
         print(
             f"--amp {amp}{' --grad_checkpointing' if grad_checkpointing else '':21s} {result.memory / 2**30:5.2f} GiB, of which "
             f"states {states / 2**20:.0f} MiB = {100 * states / result.memory:.1f} %, "
-            f"momentum {result.momentum / 2**20:.0f} MiB = {100 * result.momentum / result.memory:.1f} %"
+            f"momentum {momentum / 2**20:.0f} MiB = {100 * momentum / result.memory:.1f} %"
         )
 
 
