@@ -3,7 +3,7 @@ r"""Multi-scale evaluation: ours against the release's way, on the same model an
 python benchmarks/evaluation_speed.py --checkpoint log/camvid-cpu/best.pt --images ../shared/data/camvid/JPEGImages
 python benchmarks/evaluation_speed.py --checkpoint log/camvid-cpu/best.pt --images ../shared/data/camvid/JPEGImages \
     --scales 1 --no_flip
-python benchmarks/evaluation_speed.py --images ../shared/data/camvid/JPEGImages --scales 1 2 --num_images 3 # 120 classes
+python benchmarks/evaluation_speed.py --images ../shared/data/camvid/JPEGImages --scales 1 2 --num_images 3
 
 The release works like semseg's tool/test.py: one image, one scale, and one window with its mirror at a time. OpenCV
 resizes image and result; NumPy sums the probabilities in float64 on the CPU. The limit is the model alone on the same

@@ -86,8 +86,10 @@ def main() -> None:
     for amp in ("none", "bf16"):
         without, using = (estimate(args, on, 16, 465, amp) for on in (False, True))
         print(
-            f"--amp {amp}: kept for the backward pass {without.kept / 2**30:.2f} GiB, with checkpointing {using.kept / 2**30:.2f}; "
-            f"in all {without.memory / 2**30:.2f} and {using.memory / 2**30:.2f} ({using.memory / without.memory:.2f} times), "
+            f"--amp {amp}: kept for the backward pass {without.kept / 2**30:.2f} GiB, with checkpointing "
+            f"{using.kept / 2**30:.2f}; "
+            f"in all {without.memory / 2**30:.2f} and {using.memory / 2**30:.2f} "
+            f"({using.memory / without.memory:.2f} times), "
             f"FLOPs of a step {using.train_flops / without.train_flops:.2f} times"
         )
     print(f"{args.batchsize} images of {args.crop_size}x{args.crop_size}, measured:")

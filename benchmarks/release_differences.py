@@ -3,8 +3,8 @@
 python benchmarks/release_differences.py                                                  # on the drawn demo
 python benchmarks/release_differences.py --dataset_path VOC2012 --numclasses 21           # on real scribbles
 
-The reference is configs/cdsp_release.yaml in float32 with random weights. Each row changes one thing on the same batch. It
-prints how much the total loss changes, and |gradient - reference| / |reference| over all weights.
+The reference is configs/cdsp_release.yaml in float32 with random weights. Each row changes one thing on the same batch
+and prints how much the total loss changes, and |gradient - reference| / |reference| over all weights.
 """
 
 import argparse
@@ -94,7 +94,8 @@ def with_released_padding(batch: dict[str, Tensor], padding: Tensor) -> dict[str
 def print_padding(batch: dict[str, Tensor], padding: Tensor) -> None:
     released = with_released_padding(batch, padding)
     print(
-        f"padding: {100 * float(padding.float().mean()):.1f} % of {len(padding)} crops; pixels that count, release / ours:"
+        f"padding: {100 * float(padding.float().mean()):.1f} % of {len(padding)} crops; pixels that count, "
+        "release / ours:"
     )
     for name, ignored in (("pseudo", IGNORE), ("distance_s", 0), ("distance_c", 0)):
         counted, ours = (int((values[name] != ignored).sum()) for values in (released, batch))
