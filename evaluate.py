@@ -10,7 +10,6 @@ import dataclasses
 import json
 import logging
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,9 +25,9 @@ from distributed import checks
 from distributed.group import Group, Stopped
 from errors import STOPPED, UserError
 from evaluation import metrics
-from evaluation.predictions import Predictions
-from evaluation.report import describe, write_report
-from evaluation.scoring import Example, Result, compare, images_to_show, score
+from evaluation.pictures import label_png
+from evaluation.report import write_report
+from evaluation.scoring import Example, Result, compare, gather_examples, score
 from files import check_writable, write_atomic
 from runs.log import progress_bar, start_logging
 from trained import OUT_OF_MEMORY_ADVICE, TrainedModel, inference_settings, read_flags
@@ -69,97 +68,87 @@ def main(argv: list[str] | None = None) -> int:
 def evaluate(flags: EvaluateFlags, overrides: dict, group: Group) -> None:
     """Score --checkpoint and --compare, and write the files that the flags ask for. Raises Stopped after a signal."""
     checks.check_flags(group, vars(flags), LOCAL)
-    trained = load_models(flags, overrides)
-    cfg = trained[0].cfg
+    models = load_models(flags, overrides)
+    cfg = models[0].cfg
     classes = read_classes(cfg.classes, cfg.numclasses)
     prepare_demo_data(cfg, group)
-    # The windows of one image fill a forward pass.
-    loader = get_loader(
-        dataclasses.replace(cfg, val_batchsize=1) if flags.window else cfg, flags.split, group, training=False
-    )
+    if flags.window:
+        cfg = dataclasses.replace(cfg, val_batchsize=1)  # the windows of one image fill a forward pass
+    loader = get_loader(cfg, flags.split, group, training=False)
     dataset = loader.dataset
     assert isinstance(dataset, SegmentationDataset)
     checks.check_setup(group, {f"{flags.split} list": dataset})
     check_outputs(flags, dataset, group)
 
-    predictions, results = [], []
-    for number, model in enumerate(trained):
-        save_dir = "" if number else flags.save_dir  # masks of --checkpoint only
-        predictions.append(Predictions(dataset.names, classes.colours, save_dir=save_dir, keep=bool(flags.report)))
-        results.append(score_model(model, flags, loader, group, predictions[-1].add))
+    results = []
+    for model in models:
+        save_dir = flags.save_dir if model is models[0] else ""
+        results.append(score_checkpoint(model, flags, loader, group, classes, save_dir))
         log.info(metrics.table(results[-1].scores, classes.names))
     comparison = compare(*results) if flags.compare else None
     if comparison:
-        log_comparison(flags, comparison)
-    label_maps = [kept.gather(group, images_to_show(results)) for kept in predictions] if flags.report else []
+        log.info(describe_comparison(flags, comparison))
+    examples = gather_examples(results, dataset, group) if flags.report else []
     if flags.save_dir:
         log.info(f"masks: {flags.save_dir}")
     if group.is_main and flags.json:
-        content = as_json(flags, trained[0], results[0], classes, dataset.names) | {"comparison": comparison}
+        content = as_json(flags, models[0], results[0], classes, dataset.names) | {"comparison": comparison}
         write_atomic(Path(flags.json), json.dumps(content, indent=1), parents=True)
         log.info(f"scores: {flags.json}")
     if group.is_main and flags.report:
-        log.info(f"report: {report(flags, trained, results, comparison, classes, dataset, label_maps)}")
+        log.info(f"report: {report(flags, models, results[0], comparison, dataset.names, examples)}")
 
 
 def load_models(flags: EvaluateFlags, overrides: dict) -> list[TrainedModel]:
     """Load --checkpoint and, if it is set, --compare."""
     if not flags.split:
         raise UserError("--split is empty: name a list or a split folder, such as val")
-    paths = [flags.checkpoint, flags.compare] if flags.compare else [flags.checkpoint]
-    trained = [TrainedModel(path, overrides) for path in paths]
-    numbers = [model.cfg.numclasses for model in trained]
-    if len(set(numbers)) > 1:
-        raise UserError(f"--compare {flags.compare}: has {numbers[1]} classes, but --checkpoint has {numbers[0]}")
-    return trained
+    models = [TrainedModel(path, overrides) for path in (flags.checkpoint, flags.compare)[: 1 + bool(flags.compare)]]
+    first, last = models[0].cfg.numclasses, models[-1].cfg.numclasses
+    if first != last:
+        raise UserError(f"--compare {flags.compare}: has {last} classes, but --checkpoint has {first}")
+    return models
 
 
 def check_outputs(flags: EvaluateFlags, dataset: SegmentationDataset, group: Group) -> None:
     """Raise UserError if an output cannot be written, or would be written into the data set."""
     if flags.json and Path(flags.json).is_dir():
         raise UserError(f"--json {flags.json}: is a folder: name a file")
-    json_folder = flags.json and str(Path(flags.json).parent)
-    for name, folder in (("--save_dir", flags.save_dir), ("--report", flags.report), ("--json", json_folder)):
-        if not folder:
-            continue
-        for data in dataset.folders.values():
+    outputs = {"--save_dir": flags.save_dir, "--report": flags.report, "--json": flags.json and Path(flags.json).parent}
+    for name, folder in outputs.items():
+        for data in dataset.folders.values() if folder else ():
             if Path(folder).resolve().is_relative_to(data.resolve()):
                 raise UserError(f"{name} {folder}: is in the data set ({data}), whose files it would overwrite")
-        if group.is_main:
+        if folder and group.is_main:
             check_writable(Path(folder), name)
 
 
-def score_model(
-    model: TrainedModel, flags: EvaluateFlags, loader: DataLoader, group: Group, save: Callable[[int, np.ndarray], None]
+def score_checkpoint(
+    model: TrainedModel, flags: EvaluateFlags, loader: DataLoader, group: Group, classes: Classes, save_dir: str
 ) -> Result:
-    """Score one checkpoint. save: see scoring.score()."""
+    """Score one checkpoint, and write its predictions to save_dir unless it is ""."""
+    names = loader.dataset.names  # type: ignore[attr-defined]
     predictor = model.predictor(flags.weights, group.device, **inference_settings(flags))
     checks.check_weights(group, predictor.model, buffers_averaged=True)
-    num_images = len(loader.dataset)  # type: ignore[arg-type]
-    log.info(f"{model.path} on {num_images} images of {flags.split}: {describe_protocol(model, flags)}")
-    batches = progress_bar(loader, total=len(loader), title=flags.split, unit="batch", enabled=group.is_main)
+    log.info(f"{model.path} on {len(names)} images of {flags.split}: {describe_protocol(model, flags)}")
+
+    def save(index: int, predicted: np.ndarray) -> None:
+        path = Path(save_dir) / f"{names[index]}.png"
+        write_atomic(path, label_png(predicted, classes.colours), parents=True)
+
     result = score(
         predictor,
-        batches,
-        num_images=num_images,
+        progress_bar(loader, total=len(loader), title=flags.split, unit="batch", enabled=group.is_main),
+        num_images=len(names),
         num_classes=model.cfg.numclasses,
         group=group,
         per_image=True,
-        save=save,
+        keep_predictions=bool(flags.report),
+        save=save if save_dir else None,
     )
     if not result.scores["pixels"]:
         raise UserError(f"--split {flags.split}: none of its masks has a labelled pixel: there is nothing to score")
     return result
-
-
-def log_comparison(flags: EvaluateFlags, comparison: dict) -> None:
-    difference, low, high, higher = (
-        100 * value for value in (comparison["difference"], *comparison["interval"], comparison["higher"])
-    )
-    log.info(
-        f"{flags.compare} against {flags.checkpoint}: mIoU {difference:+.2f}, 95 % interval {low:+.2f} to {high:+.2f}, "
-        f"higher in {higher:.1f} % of the samples (paired bootstrap over images)"
-    )
 
 
 def describe_protocol(model: TrainedModel, flags: EvaluateFlags) -> str:
@@ -169,6 +158,16 @@ def describe_protocol(model: TrainedModel, flags: EvaluateFlags) -> str:
     scales = " ".join(["scale" if len(flags.scales) == 1 else "scales", *(f"{scale:g}" for scale in flags.scales)])
     mirrored = ", mirrored too" if flags.flip else ""
     return f"{model.resolve_weights(flags.weights)} weights, {size}, {scales}, {windows}{mirrored}"
+
+
+def describe_comparison(flags: EvaluateFlags, comparison: dict) -> str:
+    """Describe a result of scoring.compare() in one line."""
+    values = (comparison["difference"], *comparison["interval"], comparison["higher"])
+    difference, low, high, higher = (100 * value for value in values)
+    return (
+        f"{flags.compare} against {flags.checkpoint}: mIoU {difference:+.2f}, 95 % interval {low:+.2f} to {high:+.2f}, "
+        f"higher in {higher:.1f} % of the samples (paired bootstrap over images)"
+    )
 
 
 def as_json(flags: EvaluateFlags, model: TrainedModel, result: Result, classes: Classes, names: list[str]) -> dict:
@@ -186,37 +185,21 @@ def as_json(flags: EvaluateFlags, model: TrainedModel, result: Result, classes: 
 
 
 def report(
-    flags: EvaluateFlags,
-    trained: list[TrainedModel],
-    results: list[Result],
-    comparison: dict | None,
-    classes: Classes,
-    dataset: SegmentationDataset,
-    label_maps: list[dict[int, np.ndarray]],
-) -> Path:
-    """Write the web page. label_maps: {image index: predicted label map} of each checkpoint."""
-    model, paths = trained[0], [str(each.path) for each in trained]
-    examples = [
-        Example(index, dataset[index]["image"], dataset[index]["label"], *(maps[index] for maps in label_maps))
-        for index in label_maps[0]
-    ]
-    facts = {"checkpoint": f"{paths[0]}, step {model.content.get('step', 'unknown')}"}
-    facts |= {"how": describe_protocol(model, flags), **describe(model.cfg, flags.split, len(dataset))}
+    flags: EvaluateFlags, models: list[TrainedModel], result: Result, comparison: dict | None, names: list[str],
+    examples: list[Example],
+) -> Path:  # fmt: skip
+    """Write the web page. Returns its path."""
+    model, paths = models[0], [str(model.path) for model in models]
+    facts = {
+        "checkpoint": f"{paths[0]}, step {model.content.get('step', 'unknown')}",
+        "data": f"{model.cfg.dataset_path}, {flags.split}, {len(names)} images",
+        "how": describe_protocol(model, flags),
+    }
     if comparison:
-        facts["compared with"] = f"{paths[1]}, {describe_protocol(trained[1], flags)}"
+        facts["compared with"] = f"{paths[1]}, {describe_protocol(models[1], flags)}"
         comparison = comparison | {"names": paths}
-    return write_report(
-        Path(flags.report) / "index.html",
-        results[0],
-        examples,
-        dataset.names,
-        classes,
-        title=f"{paths[0]} on {flags.split}",
-        facts=facts,
-        background=model.cfg.background_class,
-        metrics=model.path.parent / "metrics.jsonl",
-        comparison=comparison,
-    )
+    page, title, folder = Path(flags.report) / "index.html", f"{paths[0]} on {flags.split}", model.path.parent
+    return write_report(page, title, facts, model.cfg, names, result, examples, folder, comparison)
 
 
 if __name__ == "__main__":

@@ -140,22 +140,18 @@ def boundary_counts(predicted: Tensor, label: Tensor, num_classes: int) -> Tenso
 def _near_another_class(label: Tensor, distance: int) -> Tensor:
     """Mark pixels whose square of side 2 * distance + 1 reaches another class or leaves the image: (H, W) bool."""
     values = F.pad(label.to(torch.int16), [distance] * 4, value=-1)
-    size = 2 * distance + 1
-    lowest, highest = (
-        _running(extreme, _running(extreme, values, size, dim=0), size, dim=1)
-        for extreme in (torch.minimum, torch.maximum)
-    )
-    return lowest != highest
+    return _running(torch.minimum, values, 2 * distance + 1) != _running(torch.maximum, values, 2 * distance + 1)
 
 
-def _running(extreme: Callable[[Tensor, Tensor], Tensor], values: Tensor, length: int, dim: int) -> Tensor:
-    """Running minimum or maximum over `length` neighbours, by doubling; the dimension shrinks by length - 1."""
-    reach = 1
-    while reach < length:
-        step = min(reach, length - reach)
-        size = values.shape[dim] - step
-        values = extreme(values.narrow(dim, 0, size), values.narrow(dim, step, size))
-        reach += step
+def _running(extreme: Callable[[Tensor, Tensor], Tensor], values: Tensor, side: int) -> Tensor:
+    """Minimum or maximum of each square, (H - side + 1, W - side + 1), by doubling the reach along each axis."""
+    for dim in (0, 1):
+        reach = 1
+        while reach < side:
+            step = min(reach, side - reach)
+            size = values.shape[dim] - step
+            values = extreme(values.narrow(dim, 0, size), values.narrow(dim, step, size))
+            reach += step
     return values
 
 
@@ -164,30 +160,24 @@ def table(scores: Mapping[str, Any], class_names: list[str]) -> str:
 
     Boundary IoU and the interval of the mIoU are included if `scores` has them.
     """
-    columns = {"IoU": scores["iou"], "acc": scores["acc"], "precision": scores["precision"]}
-    means = {
-        "mIoU": scores["miou"],
-        "frequency-weighted IoU": scores["fwiou"],
-        "pixel accuracy": scores["pixel_acc"],
-        "mean accuracy": scores["mean_acc"],
-    }
-    if "boundary_iou" in scores:
-        columns["boundary IoU"] = scores["boundary_iou"]
-        means["mean boundary IoU"] = scores["boundary_miou"]
-    first = max(len(name) for name in [*class_names, *means])
-    widths = [max(8, len(name) + 2) for name in columns]
-    rule = "  " + "-" * (first + sum(widths))
+    columns = {"IoU": "iou", "acc": "acc", "precision": "precision", "boundary IoU": "boundary_iou"}
+    columns = {title: name for title, name in columns.items() if name in scores}
+    means = {"mIoU": "miou", "frequency-weighted IoU": "fwiou", "pixel accuracy": "pixel_acc"}
+    means |= {"mean accuracy": "mean_acc", "mean boundary IoU": "boundary_miou"}
+    first = max(map(len, [*class_names, *means]))
+    widths = [max(8, len(title) + 2) for title in columns]
 
     def row(name: str, cells: list[str]) -> str:
         return f"  {name:<{first}}" + "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=False))
 
-    lines, absent = [row("class", list(columns)), rule], []
-    for name, *values in zip(class_names, *columns.values(), strict=True):
+    rule = "  " + "-" * (first + sum(widths))
+    lines = [row("class", list(columns)), rule]
+    for number, class_name in enumerate(class_names):
+        values = [scores[name][number] for name in columns.values()]
         cells = ["-" if value is None else f"{100 * value:.2f}" for value in values]
-        if values[1] is None:
-            absent.append(name)
-        lines.append(row(name, ["absent"] if values[0] is None else cells))
-    lines += [rule, *(row(name, [f"{100 * value:.2f}"]) for name, value in means.items())]
+        lines.append(row(class_name, ["absent"] if values[0] is None else cells))
+    lines += [rule, *(row(title, [f"{100 * scores[name]:.2f}"]) for title, name in means.items() if name in scores)]
+    absent = [name for name, acc in zip(class_names, scores["acc"], strict=True) if acc is None]
     if absent:
         lines.append(f"  not in the labels, so not in the means: {', '.join(absent)}")
     if "miou_ci" in scores:

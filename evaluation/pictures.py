@@ -62,10 +62,11 @@ def panel(
     return np.concatenate([above, below])
 
 
-def label_png(label: np.ndarray, colours: np.ndarray) -> bytes:
-    """Encode a label map (H, W) uint8 as a palette PNG whose pixels are class numbers."""
+def label_png(label: np.ndarray, colours: np.ndarray | None = None) -> bytes:
+    """Encode a label map (H, W) uint8 as a PNG whose pixels are class numbers; colours (256, 3) uint8: its palette."""
     picture = Image.fromarray(label)
-    picture.putpalette(colours.tobytes())
+    if colours is not None:
+        picture.putpalette(colours.tobytes())
     buffer = io.BytesIO()
     picture.save(buffer, "PNG")
     return buffer.getvalue()

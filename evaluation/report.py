@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 from config import Config
-from data.classes import Classes
+from data.classes import Classes, read_classes
 from evaluation.metrics import class_counts, confusion_matrix, image_scores
 from evaluation.pictures import contours, to_hex
 from evaluation.scoring import Example, Result
@@ -31,55 +31,36 @@ _CURVES = {"train": ("step", "epoch", "loss", "losses", "lr"), "val": ("step", "
 _ERROR_COLOURS = np.array([(0, 0, 0), (255, 59, 48), (40, 44, 52), (108, 114, 124)], np.uint8)
 
 
-def write_run_report(folder: Path, step: int, cfg: Config, classes: Classes, names: list[str], result: Result) -> Path:
-    """Write folder/report.html: the last validation of a run and its curves. Returns the path.
+def write_run_report(folder: Path, step: int, cfg: Config, names: list[str], result: Result) -> Path:
+    """Write folder/report.html: scores and examples of a run's last validation, and its curves. Returns the path.
 
-    names: of the validation images. result: its examples are shown.
+    names: of the validation images, by index.
     """
-    facts = {"run": f"{folder}, step {step}", "how": "as in every validation: own size, scale 1, whole images"}
-    facts |= describe(cfg, "val", result.num_images)
-    return write_report(
-        folder / "report.html",
-        result,
-        result.examples,
-        names,
-        classes,
-        title=f"{folder}: validation after step {step}",
-        facts=facts,
-        background=cfg.background_class,
-        metrics=folder / "metrics.jsonl",
-    )
-
-
-def describe(cfg: Config, split: str, num_images: int) -> dict[str, str]:
-    """Facts about data and model for write_report()."""
-    return {
-        "data": f"{cfg.dataset_path}, {split}, {num_images} images",
-        "model": f"{cfg.model_type}, ResNet-{cfg.layers}, {cfg.numclasses} classes",
-        "written": f"{time.strftime('%Y-%m-%d %H:%M')} by torch {torch.__version__}",
+    facts = {
+        "run": f"{folder}, step {step}",
+        "data": f"{cfg.dataset_path}, val, {result.num_images} images",
+        "how": "as in training: own size, scale 1, whole images",
     }
+    title = f"{folder}: validation after step {step}"
+    return write_report(folder / "report.html", title, facts, cfg, names, result, result.examples, folder)
 
 
 def write_report(
-    path: Path,
-    result: Result,
-    examples: list[Example],
-    names: list[str],
-    classes: Classes,
-    *,
-    title: str,
-    facts: dict[str, str],
-    background: int | None,
-    metrics: Path,
-    comparison: dict | None = None,
-) -> Path:
+    path: Path, title: str, facts: dict[str, str], cfg: Config, names: list[str], result: Result,
+    examples: list[Example], run_folder: Path, comparison: dict | None = None,
+) -> Path:  # fmt: skip
     """Write the page atomically, with missing folders. Returns the path.
 
-    names: of the images, by index. facts: label -> text, which may have several lines. background: as in
-    pictures.overlay(). metrics: the run's metrics.jsonl; if it is missing, no curves are drawn. comparison: result of
-    scoring.compare(), with the "names" of both checkpoints. Raises UserError if the page cannot be written.
+    facts: label -> text, which may have several lines. names: of the images, by index. run_folder: its metrics.jsonl,
+    if there is one, has the curves. comparison: result of scoring.compare(), with the "names" of both checkpoints.
+    Raises UserError if the page cannot be written.
     """
+    classes = read_classes(cfg.classes, cfg.numclasses)
     colours = to_hex(classes.colours)
+    facts = facts | {
+        "model": f"{cfg.model_type}, ResNet-{cfg.layers}, {cfg.numclasses} classes",
+        "written": f"{time.strftime('%Y-%m-%d %H:%M')} by torch {torch.__version__}",
+    }
     content = {
         "title": title,
         "facts": list(facts.items()),  # JavaScript would move keys that are numbers to the front
@@ -87,8 +68,8 @@ def write_report(
         "classes": [{"name": name, "colour": colour} for name, colour in zip(classes.names, colours, strict=False)],
         "ignored": colours[IGNORE],
         "confusion": result.confusion.tolist(),
-        "curves": _read_curves(metrics),
-        "examples": [_example(example, names[example.index], classes, background) for example in examples],
+        "curves": _read_curves(run_folder / "metrics.jsonl"),
+        "examples": [_example(example, names[example.index], classes, cfg.background_class) for example in examples],
         "comparison": comparison,
     }
     write_atomic(path, _page(title, content), parents=True)

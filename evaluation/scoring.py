@@ -1,16 +1,20 @@
 """Predict every image of a split once, over all ranks, and count pixels."""
 
 import functools
+import io
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
+from data.dataset import SegmentationDataset
 from distributed.group import Group
 from evaluation import metrics
 from evaluation.metrics import bootstrap, class_iou, confusion_matrix, interval, mean_iou
+from evaluation.pictures import label_png
 from evaluation.predictor import ImagePredictor
 
 NUM_WORST, NUM_BEST, NUM_DIFFERENT = 12, 6, 6  # images in a report, besides the worst one of each class
@@ -37,7 +41,7 @@ class Result:
 
     confusion: metrics.confusion_matrix(), (C, C) int64. boundary: metrics.boundary_counts(), (3, C) int64. counts:
     metrics.class_counts() of each image, (N, 3, C) int64; both only if score() counted each image. examples: the first
-    images that rank 0 scored.
+    images of rank 0. pngs: this rank's predictions by image index, compressed.
     """
 
     confusion: Tensor
@@ -45,6 +49,7 @@ class Result:
     boundary: Tensor | None = None
     counts: np.ndarray = field(default_factory=lambda: np.zeros((0, 3, 0), np.int64))
     examples: list[Example] = field(default_factory=list)
+    pngs: dict[int, bytes] = field(default_factory=dict)
 
     @functools.cached_property
     def scores(self) -> dict:
@@ -90,36 +95,39 @@ def score(
     num_classes: int,
     group: Group,
     per_image: bool = False,
-    keep: int = 0,
+    num_examples: int = 0,
+    keep_predictions: bool = False,
     save: Callable[[int, np.ndarray], None] | None = None,
 ) -> Result:
     """Predict this rank's batches of {"image", "label", "index"} and sum the counts over ranks. Collective.
 
-    num_images: over all ranks. per_image: also count each image by itself, and its boundaries. keep: number of examples
-    that rank 0 keeps. save: called with the index and label map (H, W) uint8 of each image that this rank predicts.
-    Raises Stopped on all ranks if one of them got a signal.
+    num_images: over all ranks. per_image: also count each image by itself, and its boundaries. num_examples: how many
+    examples rank 0 keeps. keep_predictions: keep all predictions for gather_examples(). save: called with the index and
+    label map (H, W) uint8 of each image that this rank predicts. Raises Stopped on all ranks if one got a signal.
     """
-    confusion = torch.zeros(num_classes, num_classes, dtype=torch.int64, device=group.device)
+    result = Result(torch.zeros(num_classes, num_classes, dtype=torch.int64, device=group.device), num_images)
     boundary = torch.zeros(3, num_classes, dtype=torch.int64, device=group.device)
     counts = torch.zeros(num_images if per_image else 0, 3, num_classes, dtype=torch.int64, device=group.device)
-    examples: list[Example] = []
     for batch in batches:
         if group.stop:
             break
         images, labels = (batch[name].to(group.device, non_blocking=True) for name in ("image", "label"))
         predictions = predictor.labels(images)
         for index, image, label, predicted in zip(batch["index"].tolist(), images, labels, predictions, strict=True):
-            image_confusion = confusion_matrix(predicted, label, num_classes)
-            confusion += image_confusion
+            confusion = confusion_matrix(predicted, label, num_classes)
+            result.confusion += confusion
             if per_image:
-                counts[index] = metrics.class_counts(image_confusion)
+                counts[index] = metrics.class_counts(confusion)
                 boundary += metrics.boundary_counts(predicted, label, num_classes)
-            if group.is_main and len(examples) < keep:
-                examples.append(Example(index, *(values.cpu().numpy() for values in (image, label, predicted))))
+            if group.is_main and len(result.examples) < num_examples:
+                maps = (values.cpu().numpy() for values in (image, label, predicted))
+                result.examples.append(Example(index, *maps))
+            if keep_predictions:
+                result.pngs[index] = label_png(predicted.cpu().numpy())
             if save:
                 save(index, predicted.cpu().numpy())
     group.raise_if_stopped()
-    result = Result(group.sum(confusion).cpu(), num_images, examples=examples)
+    result.confusion = group.sum(result.confusion).cpu()
     if per_image:
         result.boundary, result.counts = group.sum(boundary).cpu(), group.sum(counts).cpu().numpy()
     return result
@@ -164,3 +172,16 @@ def images_to_show(results: list[Result]) -> list[int]:
         difference = np.abs(results[1].image_miou - miou)
         chosen.update(sorted(order, key=lambda index: -difference[index])[:NUM_DIFFERENT])
     return [index for index in order if index in chosen]
+
+
+def gather_examples(results: list[Result], dataset: SegmentationDataset, group: Group) -> list[Example]:
+    """Choose images to show and collect their predictions, by one or two models, on rank 0. Collective."""
+    chosen, label_maps = images_to_show(results), []
+    for result in results:
+        shares = group.gather({index: result.pngs[index] for index in chosen if index in result.pngs})
+        pngs = {index: png for share in shares for index, png in share.items()}
+        label_maps.append({index: np.array(Image.open(io.BytesIO(png))) for index, png in pngs.items()})
+    return [
+        Example(index, dataset[index]["image"], dataset[index]["label"], *(maps[index] for maps in label_maps))
+        for index in (chosen if group.is_main else [])
+    ]

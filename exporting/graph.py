@@ -1,4 +1,4 @@
-"""A model as one graph from images to label maps, such as torch.export and ONNX take."""
+"""The graph to export: from images to label maps of their size."""
 
 import copy
 
@@ -10,10 +10,10 @@ from models.segmenter import Segmenter
 
 
 class WholeImage(nn.Module):
-    """A copy of a model, on the CPU, that gives label maps of the images' own size; LoRM is not part of it.
+    """A copy of a model on the CPU, without LoRM, that predicts label maps of the images' size.
 
-    It computes what the model does, on any size of images; only its max pool is written so that torch.export can
-    follow its size. extras: of "probs" and "logits", what to give besides labels.
+    It computes what the model computes, for any image size; only the max pool is written so that torch.export can trace
+    it. extras: "probs" and "logits", if they should be returned too.
     """
 
     def __init__(self, model: Segmenter, extras: tuple[str, ...] = ()):
@@ -24,22 +24,22 @@ class WholeImage(nn.Module):
         self.extras = extras
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        """Labels (B, H, W) uint8, then the extras (B, C, H, W) float32; images (B, H, W, 3) uint8 RGB."""
+        """Return labels (B, H, W) uint8 and the extras (B, C, H, W) float32 of images (B, H, W, 3) uint8 RGB."""
         logits = whole_image_logits(self.model, images)
         labels = logits.argmax(1).to(torch.uint8)
         return (labels, *(logits.softmax(1) if extra == "probs" else logits for extra in self.extras))
 
 
 def whole_image_logits(model: nn.Module, images: Tensor) -> Tensor:
-    """Logits (B, C, H, W), upsampled to the size of the images (B, H, W, 3)."""
+    """Compute logits (B, C, H, W), upsampled to the size of the images (B, H, W, 3)."""
     return F.interpolate(model(images)["logits"], size=images.shape[1:3], mode="bilinear", align_corners=True)
 
 
 class _CeilMaxPool(nn.MaxPool2d):
-    """nn.MaxPool2d(3, stride=2, padding=1, ceil_mode=True) of values that are not below 0.
+    """nn.MaxPool2d(3, stride=2, padding=1, ceil_mode=True) for values >= 0.
 
-    With ceil mode torch.export wants to know which sizes are even (torch 2.11), or cannot tell that no window lies wholly
-    outside (2.15). Padded by zeros to an even size, which change no maximum, all sizes are alike.
+    With ceil_mode, torch.export wants to know which sizes are even (torch 2.11) or cannot prove that no window is
+    entirely outside (2.15). Zero padding to an even size changes no maximum and treats all sizes alike.
     """
 
     def __init__(self) -> None:
