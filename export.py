@@ -26,8 +26,7 @@ from distributed.group import Group
 from errors import UserError
 from evaluation.pictures import to_hex
 from exporting.check import compare_files
-from exporting.graph import WholeImage
-from exporting.model import FORMAT, ExportedModel
+from exporting.graph import FORMAT, ExportedModel, WholeImage
 from exporting.onnx import OnnxModel, check_onnx, write_onnx
 from exporting.torch_export import TorchModel, trace, write_torch
 from files import check_writable, writing
@@ -87,7 +86,7 @@ def export(flags: ExportFlags, overrides: dict, device: torch.device) -> None:
         graph = trace(WholeImage(model, tuple(json.loads(metadata["outputs"])[1:])))
     with contextlib.ExitStack() as stack:
         files: dict[str, ExportedModel] = {}
-        lines = []
+        lines: dict[str, str] = {}
         for name in formats:
             path = folder / f"{trained.path.stem}.{'onnx' if name == 'onnx' else 'pt2'}"
             scratch = stack.enter_context(writing(path))
@@ -98,13 +97,11 @@ def export(flags: ExportFlags, overrides: dict, device: torch.device) -> None:
                 else:
                     description = write_torch(graph, scratch, metadata)
                     files[name] = TorchModel(scratch, device)
-            lines.append(f"{path}: {scratch.stat().st_size / 2**20:.1f} MiB, {description}")
+            lines[str(path)] = f"{scratch.stat().st_size / 2**20:.1f} MiB, {description}"
         with stage(f"compared with PyTorch on random images and {len(images)} real ones"):
-            tallies = compare_files(model, files, load_images(images, device))
-        for name, tally in tallies.items():
-            log.info(f"{name}: {tally}")
-    for line in lines:
-        log.info(line)
+            checked = compare_files(model, files, load_images(images, device))
+    for name, line in [*checked.items(), *lines.items()]:
+        log.info(f"{name}: {line}")
 
 
 def describe(trained: TrainedModel, flags: ExportFlags) -> dict[str, str]:

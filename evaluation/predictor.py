@@ -15,17 +15,14 @@ BAND_BYTES = 32 * 2**20  # probabilities of one band of rows; about six times as
 
 
 class ImagePredictor(Protocol):
-    """What predict.py needs of a model: a checkpoint (Predictor) or an exported file (exporting.ExportedModel)."""
+    """The methods that Predictor and exported models (exporting.graph.ExportedModel) share."""
 
     @property
-    def images_at_once(self) -> int:
-        """Number of images of one size to pass in one call."""
+    def images_at_once(self) -> int: ...
 
-    def labels(self, images: Tensor) -> Tensor:
-        """Predict label maps (B, H, W) uint8 from images (B, H, W, 3) uint8 RGB on the model's device."""
+    def labels(self, images: Tensor) -> Tensor: ...
 
-    def probs(self, images: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """Yield bands of rows from the top: (rows, probabilities (B, C, rows, W) float32). images: as in labels()."""
+    def probs(self, images: Tensor) -> Iterator[tuple[slice, Tensor]]: ...
 
 
 @dataclass(frozen=True)

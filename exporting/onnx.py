@@ -12,7 +12,7 @@ from torch.export import ExportedProgram
 
 import shell
 from errors import UserError
-from exporting.model import ExportedModel
+from exporting.graph import ExportedModel
 
 
 def import_extra(name: str) -> ModuleType:

@@ -10,8 +10,7 @@ from torch.export import Dim, ExportedProgram
 from torch.export.passes import move_to_device_pass
 
 from errors import UserError
-from exporting.graph import WholeImage
-from exporting.model import KEYS, ExportedModel
+from exporting.graph import KEYS, ExportedModel, WholeImage
 
 MIN_SIZE = 7  # pixels; a smaller side gives a 1x1 feature map, which torch.export specialises on
 
