@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from torch.utils.data import DataLoader
 
 import program
 from config.flags import FlagReader, flag
 from config.shared import LOCAL, DataFlags, InferenceFlags, ModelFlags
 from data.classes import Classes, read_classes
 from data.dataset import SegmentationDataset
+from data.loader import EvalLoader
 from distributed import checks
 from distributed.group import Group, Stopped
 from errors import STOPPED, UserError
@@ -31,7 +31,7 @@ from evaluation.scoring import Example, Result, compare, gather_examples, score
 from files import check_writable, write_atomic
 from runs.log import progress_bar, start_logging
 from trained import OUT_OF_MEMORY_ADVICE, TrainedModel, inference_settings, read_flags
-from utils import get_loader, join_group, prepare_demo_data
+from utils import get_eval_loader, join_group, prepare_demo_data
 
 log = logging.getLogger("segtrain")
 
@@ -74,9 +74,8 @@ def evaluate(flags: EvaluateFlags, overrides: dict, group: Group) -> None:
     prepare_demo_data(cfg, group)
     if flags.window:
         cfg = dataclasses.replace(cfg, val_batchsize=1)  # the windows of one image fill a forward pass
-    loader = get_loader(cfg, flags.split, group, training=False)
+    loader = get_eval_loader(cfg, flags.split, group)
     dataset = loader.dataset
-    assert isinstance(dataset, SegmentationDataset)
     checks.check_setup(group, {f"{flags.split} list": dataset})
     check_outputs(flags, dataset, group)
 
@@ -124,10 +123,10 @@ def check_outputs(flags: EvaluateFlags, dataset: SegmentationDataset, group: Gro
 
 
 def score_checkpoint(
-    model: TrainedModel, flags: EvaluateFlags, loader: DataLoader, group: Group, classes: Classes, save_dir: str
+    model: TrainedModel, flags: EvaluateFlags, loader: EvalLoader, group: Group, classes: Classes, save_dir: str
 ) -> Result:
     """Score one checkpoint, and write its predictions to save_dir unless it is ""."""
-    names = loader.dataset.names  # type: ignore[attr-defined]
+    names = loader.dataset.names
     predictor = model.predictor(flags.weights, group.device, **inference_settings(flags))
     checks.check_weights(group, predictor.model, buffers_averaged=True)
     log.info(f"{model.path} on {len(names)} images of {flags.split}: {describe_protocol(model, flags)}")

@@ -20,7 +20,7 @@ import program
 from config.flags import FlagReader, flag
 from config.shared import CheckpointFlags, DataFlags, ModelFlags
 from data.classes import read_classes
-from data.dataset import IMAGE_SUFFIXES, SegmentationDataset, read_image
+from data.dataset import IMAGE_SUFFIXES, read_image
 from distributed.device import find_device
 from distributed.group import Group
 from errors import UserError
@@ -32,7 +32,7 @@ from exporting.torch_export import TorchModel, trace, write_torch
 from files import check_writable, writing
 from runs.log import progress_bar, start_logging
 from trained import TrainedModel, read_overrides
-from utils import get_loader
+from utils import get_eval_loader
 
 log = logging.getLogger("segtrain")
 
@@ -144,11 +144,10 @@ def find_images(flags: ExportFlags, trained: TrainedModel) -> list[Path]:
             raise UserError(f"--images {path}: no images there")
     else:
         try:
-            dataset = get_loader(trained.cfg, "val", Group(torch.device("cpu")), training=False).dataset
+            dataset = get_eval_loader(trained.cfg, "val", Group(torch.device("cpu"))).dataset
         except UserError as error:
             log.info(f"checking with random images only, because --images is not set: {error}")
             return []
-        assert isinstance(dataset, SegmentationDataset)
         files = [item["image"] for item in dataset.files]
     return files[: flags.num_images or None]
 

@@ -15,12 +15,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch.utils.data import DataLoader
 
 import program
 from config.flags import FlagReader, flag
 from config.shared import LOCAL, InferenceFlags, ModelFlags
 from data.classes import read_classes
 from data.dataset import read_label
+from data.loader import batched
 from data.sampler import EvalBatches
 from distributed import checks
 from distributed.group import Group, Stopped
@@ -28,13 +30,12 @@ from errors import STOPPED, InputError, UserError
 from evaluation.predictor import ImagePredictor
 from exporting.onnx import OnnxModel
 from files import sha256
-from loaders import batched, make_loader
 from prediction.films import how_to_convert
 from prediction.inputs import Images, Input, find_inputs, frame_rate, probe, read_frames
 from prediction.outputs import Outputs
 from runs.log import progress_bar, start_logging
 from trained import OUT_OF_MEMORY_ADVICE, TrainedModel, inference_settings, read_flags
-from utils import join_group
+from utils import join_group, make_loader
 
 log = logging.getLogger("segtrain")
 
@@ -164,7 +165,7 @@ class Prediction:
         batches = EvalBatches(
             list(sizes.values()), batch_size=self.model.images_at_once, rank=group.rank, world_size=group.world_size
         )
-        loader = make_loader(Images(files), workers, group, batch_sampler=batches, collate_fn=list)
+        loader = make_loader(DataLoader, Images(files), workers, group, batch_sampler=batches, collate_fn=list)
         failures: list[UserError] = []
         with self._bar(None, total=sum(map(len, batches)), title="images", unit="image") as bar:
             for batch in loader:

@@ -69,7 +69,7 @@ class TrainedModel:
             raise UserError("--checkpoint is not set: name the FILE of a run, such as log/NAME/best.pt")
         overrides = overrides or {}
         self.path = Path(path)
-        self.content = checkpoint.read_whole(self.path)
+        self.content = checkpoint.read(self.path)
         for training_only in ("optimizer", "ranks"):
             self.content.pop(training_only, None)
         saved = self.content.get("config")
