@@ -14,8 +14,8 @@ from labels import IGNORE
 BOUNDARY = 0.02  # width of a boundary as a fraction of the image's diagonal
 
 
-class Scores(TypedDict):
-    """Scores in 0..1. Means are over the classes that occur in the labels."""
+class _PixelScores(TypedDict):
+    """Scores in 0..1 from a confusion matrix. Means are over the classes that occur in the labels."""
 
     pixels: int  # labelled
     miou: float
@@ -26,6 +26,16 @@ class Scores(TypedDict):
     iou: list[float | None]  # None for a class that is neither labelled nor predicted
     acc: list[float | None]  # recall: correct pixels / labelled pixels of the class
     precision: list[float | None]  # correct pixels / pixels predicted as the class
+
+
+class Scores(_PixelScores, total=False):
+    """All scores, 0..1; these only if scoring.score() counted each image."""
+
+    images: int
+    boundary_iou: list[float | None]
+    share: list[float]  # of the labelled pixels, by class
+    boundary_miou: float
+    miou_ci: tuple[float, float]
 
 
 def confusion_matrix(predicted: Tensor, label: Tensor, num_classes: int) -> Tensor:

@@ -5,6 +5,7 @@ import contextlib
 import html
 import io
 import json
+import logging
 import math
 import re
 import time
@@ -16,11 +17,14 @@ from PIL import Image
 
 from config import Config
 from data.classes import Classes, read_classes
+from errors import UserError
 from evaluation.metrics import class_counts, confusion_matrix, image_scores
 from evaluation.pictures import contours, to_hex
 from evaluation.scoring import Example, Result
 from files import write_atomic
 from labels import IGNORE
+
+log = logging.getLogger("segtrain")
 
 TEMPLATE = Path(__file__).with_name("report.html")
 PICTURE_SIZE = 640  # pixels, largest side of a picture; a page with 60 examples then has about 10 MB
@@ -31,10 +35,10 @@ _CURVES = {"train": ("step", "epoch", "loss", "losses", "lr"), "val": ("step", "
 _ERROR_COLOURS = np.array([(0, 0, 0), (255, 59, 48), (40, 44, 52), (108, 114, 124)], np.uint8)
 
 
-def write_run_report(folder: Path, step: int, cfg: Config, names: list[str], result: Result) -> Path:
-    """Write folder/report.html: scores and examples of a run's last validation, and its curves. Returns the path.
+def write_run_report(folder: Path, step: int, cfg: Config, names: list[str], result: Result) -> None:
+    """Write folder/report.html and log its path: scores and examples of a run's last validation, and its curves.
 
-    names: of the validation images, by index.
+    names: of the validation images, by index. If the page cannot be written, a warning is logged: the run goes on.
     """
     facts = {
         "run": f"{folder}, step {step}",
@@ -42,7 +46,11 @@ def write_run_report(folder: Path, step: int, cfg: Config, names: list[str], res
         "how": "as in training: own size, scale 1, whole images",
     }
     title = f"{folder}: validation after step {step}"
-    return write_report(folder / "report.html", title, facts, cfg, names, result, result.examples, folder)
+    try:
+        path = write_report(folder / "report.html", title, facts, cfg, names, result, result.examples, folder)
+        log.info(f"report: {path}")
+    except UserError as error:
+        log.warning(f"no report: {error}")
 
 
 def write_report(

@@ -13,7 +13,7 @@ from torch import Tensor
 from data.dataset import SegmentationDataset
 from distributed.group import Group
 from evaluation import metrics
-from evaluation.metrics import bootstrap, class_iou, confusion_matrix, interval, mean_iou
+from evaluation.metrics import Scores, bootstrap, class_iou, confusion_matrix, interval, mean_iou
 from evaluation.pictures import label_png
 from evaluation.predictor import ImagePredictor
 
@@ -52,14 +52,11 @@ class Result:
     pngs: dict[int, bytes] = field(default_factory=dict)
 
     @functools.cached_property
-    def scores(self) -> dict:
-        """All scores, 0..1, under their names in metrics.jsonl and evaluate.py's files.
-
-        Boundary IoU and the interval of the mIoU are included if score() counted each image.
-        """
+    def scores(self) -> Scores:
+        """All scores, under their names in metrics.jsonl and evaluate.py's files."""
         values = metrics.scores(self.confusion)
         if self.boundary is None:
-            return dict(values)
+            return values
         both, labelled, predicted = self.boundary
         boundary_iou = metrics.ratios(both, labelled + predicted - both)
         return {
@@ -90,10 +87,10 @@ class Result:
 def score(
     predictor: ImagePredictor,
     batches: Iterable[dict[str, Tensor]],
-    *,
     num_images: int,
     num_classes: int,
     group: Group,
+    *,
     per_image: bool = False,
     num_examples: int = 0,
     keep_predictions: bool = False,
@@ -149,7 +146,7 @@ def compare(first: Result, second: Result) -> dict:
         "higher": float((differences > 0).mean()),
         "miou": second.scores["miou"],
         "iou": second.scores["iou"],
-        "iou_difference": [None if None in pair else pair[1] - pair[0] for pair in pairs],
+        "iou_difference": [None if a is None or b is None else b - a for a, b in pairs],
         "iou_interval": [
             None if None in pair else interval(values) for pair, values in zip(pairs, class_differences, strict=True)
         ],
