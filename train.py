@@ -10,7 +10,6 @@ import logging
 import sys
 from itertools import islice
 
-import numpy as np
 import torch
 
 import config
@@ -23,9 +22,11 @@ from data.loader import EvalLoader, TrainLoader, batched
 from distributed import checks
 from distributed.group import Group, Stopped, gradient_sync
 from errors import STOPPED
-from evaluation.metrics import Scores, confusion_matrix, scores, table
+from evaluation.metrics import Scores, table
 from evaluation.pictures import panel
 from evaluation.predictor import Predictor
+from evaluation.report import write_run_report
+from evaluation.scoring import score
 from losses.criterion import Criterion, to_device
 from models.amp import autocast
 from runs.label_check import check_sample, check_validation
@@ -53,7 +54,7 @@ OUT_OF_MEMORY_ADVICE = (
     "lower --batchsize (and raise --accum_steps to keep the global batch) or --crop_size, or use --amp bf16 or "
     "--grad_checkpointing"
 )
-NUM_PANELS = 4  # pictures of each validation on the boards
+NUM_EXAMPLES = 4  # pictures of each validation on the boards, and in the report
 
 log = logging.getLogger("segtrain")
 
@@ -209,33 +210,22 @@ def sync_batch_norm(group: Group, state: TrainState) -> None:
     checks.check_weights(group, state.raw_model, buffers_averaged=True)
 
 
-@torch.inference_mode()
 def validate(cfg: Config, group: Group, run: Run, state: TrainState, loader: EvalLoader, classes: Classes) -> Scores:
     """Score the validation list, each image once and at its own size, and log the scores. Raises Stopped."""
     predictor = Predictor(state.eval_model.eval(), batch_size=cfg.val_batchsize, amp=cfg.amp)
-    confusion = torch.zeros(cfg.numclasses, cfg.numclasses, dtype=torch.int64, device=group.device)
-    panels: list[np.ndarray] = []
-    for batch in run.metrics.validation_bar(loader, total=len(loader)):
-        if group.stop:
-            break
-        image, label = (batch[name].to(group.device, non_blocking=True) for name in ("image", "label"))
-        predicted = predictor.labels(image)
-        confusion += confusion_matrix(predicted, label, cfg.numclasses)
-        if group.is_main and len(panels) < NUM_PANELS:
-            of_batch = zip(*(values.cpu().numpy() for values in (image, label, predicted)), strict=True)
-            shown = [
-                panel(picture, truth, guess, classes.colours, cfg.background_class)
-                for picture, truth, guess in of_batch
-            ]
-            panels += shown[: NUM_PANELS - len(panels)]
-    group.raise_if_stopped()
-    result = scores(group.sum(confusion))
-    run.metrics.log_validation(state.epoch + 1, state.step, result, classes.names, panels)
+    batches, num_images = run.metrics.validation_bar(loader, total=len(loader)), len(loader.dataset)
+    result = score(predictor, batches, num_images, cfg.numclasses, group, num_examples=NUM_EXAMPLES)
+    pictures = [(example.image, example.label, example.predicted) for example in result.examples]
+    panels = [panel(*maps, classes.colours, cfg.background_class) for maps in pictures]
+    run.metrics.log_validation(state.epoch + 1, state.step, result.scores, classes.names, panels)
     if schedule.last_validation(cfg, state):
-        log.info(table(result, classes.names))
+        log.info(table(result.scores, classes.names))
+        if group.is_main:
+            assert run.folder is not None
+            write_run_report(run.folder, state.step, cfg, loader.dataset.names, result)
     if state.best_miou < 0:  # the first validation
-        check_validation(cfg, result["acc"])
-    return result
+        check_validation(cfg, result.scores["acc"])
+    return result.scores
 
 
 def save(group: Group, run: Run, state: TrainState, *names: str) -> None:

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import models
 from data.dataset import read_image
 from evaluation.predictor import Predictor, window_starts
-from trained import Checkpoint
+from trained import TrainedModel
 
 MEAN = [123.675, 116.28, 103.53]
 
@@ -129,7 +129,7 @@ def main() -> None:
 
 
 def trained_model(args) -> torch.nn.Module:
-    checkpoint = Checkpoint(args.checkpoint, {})
+    checkpoint = TrainedModel(args.checkpoint)
     args.classes = checkpoint.cfg.numclasses
     return checkpoint.model("auto", torch.device(args.device))
 

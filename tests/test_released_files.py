@@ -1,5 +1,6 @@
 """Files of the CDSP release: recognised by their names, loaded whole, and computed with as the release does."""
 
+import logging
 import re
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from config import parse
 from distributed.group import Group
 from errors import UserError
 from models.pretrained import load_weights, needs_stride_in_1x1, released_type
-from trained import Checkpoint
+from trained import TrainedModel
 from utils import get_model, get_start
 
 CPU = torch.device("cpu")
@@ -151,13 +152,15 @@ def save(path: Path, weights: dict[str, Tensor], prefix: str = "module.") -> Pat
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_b5_b7_released_files_load_whole_and_give_the_logits_of_the_release(kind, tmp_path):
+def test_b5_b7_released_files_load_whole_and_give_the_logits_of_the_release(kind, tmp_path, caplog, monkeypatch):
     model_type, num_keys = KINDS[kind]
     weights = released_state_dict(kind)
     assert len(weights) == num_keys
-    path, said = save(tmp_path / "r.pth", weights, "module." if "lorm" in kind else ""), []
-    checkpoint = Checkpoint(str(path), {"model_type": model_type, "numclasses": 21}, said.append)
-    assert said == [f"--checkpoint {path} has the weight names of a released CDSP file: --stride_in_1x1 is set"]
+    path = save(tmp_path / "r.pth", weights, "module." if "lorm" in kind else "")
+    monkeypatch.setattr(logging.getLogger("segtrain"), "propagate", True)
+    caplog.set_level("INFO", "segtrain")
+    checkpoint = TrainedModel(path, {"model_type": model_type, "numclasses": 21})
+    assert caplog.messages == [f"--checkpoint {path} has the weight names of a released CDSP file: --stride_in_1x1 is set"]
     model = checkpoint.model("auto", CPU).double()
     assert load_weights(model, weights) == (num_keys, [], [])
     image = torch.randint(0, 256, (1, 65, 49, 3), generator=torch.Generator().manual_seed(0))
@@ -188,14 +191,14 @@ def test_b7_another_model_type_is_refused_and_the_right_one_named(tmp_path, thin
     path = save(tmp_path / "r.pth", released_state_dict("deeplabV3_lorm"))
     # 17 weights of the head's last part have other names there: those of ours would fit by their shape.
     with pytest.raises(UserError, match=r"17 weights of a deeplabv3p .* --model_type deeplabv3p_cdsp_lorm$"):
-        Checkpoint(str(path), {"model_type": "deeplabv3p", "numclasses": 21}).model("auto", CPU)
+        TrainedModel(path, {"model_type": "deeplabv3p", "numclasses": 21}).model("auto", CPU)
 
 
 def test_b5_released_resnet_18_is_refused(demo_root, tmp_path):
     """The first convolution of its blocks is not dilated; ours is: with the same weights logits are off by half."""
     path = save(tmp_path / "r.pth", released_state_dict("deeplabV2", layers=18))
     with pytest.raises(UserError, match=rf"^--checkpoint {path}: a released CDSP file of ResNet-18 or 34"):
-        Checkpoint(str(path), {"model_type": "res50_ASPP", "layers": 18, "numclasses": 21})
+        TrainedModel(path, {"model_type": "res50_ASPP", "layers": 18, "numclasses": 21})
     with pytest.raises(UserError, match=rf"^--pretrained {path}: a released CDSP file of ResNet-18 or 34"):
         run_train(dataset_path=demo_root, logdir=tmp_path / "log", pretrained=path)
     assert not (tmp_path / "log").exists()
@@ -217,7 +220,7 @@ def test_b5_training_from_a_released_file_has_its_stride_in_every_file_of_the_ru
     assert re.search(rf"start weights: \d+ from {thin_file}; left random: none; in the file but not used: none", said)
     assert yaml.safe_load((folder / "config.yaml").read_text())["stride_in_1x1"] is True
     for name in ("last.pt", "best.pt"):
-        checkpoint = Checkpoint(str(folder / name), {})
+        checkpoint = TrainedModel(folder / name)
         assert checkpoint.cfg.stride_in_1x1
         assert checkpoint.model("auto", CPU).backbone.layer2[0].conv1.stride == (2, 2)
     assert "--stride_in_1x1" not in capsys.readouterr().out
