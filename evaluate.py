@@ -12,15 +12,18 @@ import json
 import math
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
+
+import program
+from config.programs import EVALUATE, EvaluateFlags
+
+if __name__ == "__main__":
+    program.check_command_line(EVALUATE.command_line)  # --help and wrong flags answer here, before torch is imported
 
 import numpy as np
 import torch
 
-import program
-from config.flags import FlagReader, flag
-from config.shared import LOCAL, DataFlags, InferenceFlags, ModelFlags
+from config.flags import per_rank
 from data.classes import Classes, read_classes
 from data.dataset import SegmentationDataset
 from distributed import checks as doctor
@@ -36,32 +39,19 @@ from trained import TOO_MUCH, Checkpoint, read_flags
 from utils import get_eval_loader, join_group, prepare_demo_data
 
 
-@dataclass
-class EvaluateFlags(InferenceFlags, ModelFlags, DataFlags):
-    """Those of ModelFlags and DataFlags are the checkpoint's own where they are not given."""
-
-    split: str = flag("val", "the list of images to score: val, train, test or another")
-    compare: str = flag("", "FILE of a second checkpoint, to compare on the same images")
-    json: str = flag("", "FILE to write every score to, of each class and each image, with the confusion matrix")
-    save_dir: str = flag("", "folder to write the predictions to, as palette PNGs")
-    report: str = flag(
-        "", "folder to write a web page to: scores, curves, the worst and best images, and the comparison"
-    )
-
-
-READER = FlagReader(EvaluateFlags, {}, "python evaluate.py", "Score a checkpoint.")
-
-
 def main(argv: list[str] | None = None) -> int:
     """Evaluate as the flags say. Returns the exit status: 0, or errors.STOPPED when a signal ended it."""
-    flags, changes = read_flags(READER, argv)
-    assert isinstance(flags, EvaluateFlags)
+    return run(*read_flags(EVALUATE, argv))
+
+
+def run(flags: EvaluateFlags, changes: dict) -> int:
+    """Evaluate. changes: flags that override the checkpoint's."""
     with join_group(flags) as group, program.advice(str(group.device), TOO_MUCH):
         return evaluate(flags, changes, group, Terminal(group, quiet=flags.log_level == "WARNING"))
 
 
 def evaluate(flags: EvaluateFlags, changes: dict, group: Group, terminal: Terminal) -> int:
-    doctor.check_flags(group, vars(flags), LOCAL)
+    doctor.check_flags(group, vars(flags), per_rank(flags))
     if not flags.split:
         raise UserError("--split is empty: name a list or a split folder, such as val")
     checkpoints = [Checkpoint(flags.checkpoint, changes, terminal.info)]

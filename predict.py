@@ -8,17 +8,20 @@ torchrun --standalone --nproc_per_node 8 predict.py --checkpoint log/voc/best.pt
 
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+
+import program
+from config.programs import PREDICT, PredictFlags
+
+if __name__ == "__main__":
+    program.check_command_line(PREDICT.command_line)  # --help and wrong flags answer here, before torch is imported
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-import program
-from config.flags import FlagReader, flag
-from config.shared import LOCAL, InferenceFlags, ModelFlags
+from config.flags import per_rank
 from data.classes import read_classes
 from data.dataset import read_label
 from data.loader import batched
@@ -40,29 +43,13 @@ from utils import join_group, make_loader
 NOT_OF_MODEL = ("classes", "background", "val_batchsize", "workers", "val_workers")
 
 
-@dataclass
-class PredictFlags(InferenceFlags, ModelFlags):
-    """Those of ModelFlags are the checkpoint's own where they are not given."""
-
-    model: str = flag("", "FILE that export.py wrote as ONNX, instead of --checkpoint")
-    input: tuple[str, ...] = flag((), "images, videos, folders (with subfolders) or 'patterns' to predict, one or more")
-    output: str = flag("predictions", "folder to write masks/NAME.png to, and what else is asked for")
-    overlay: bool = flag(
-        False, "also write overlays/NAME.jpg, or a video: the classes over the image, --background left clear"
-    )
-    probs: bool = flag(False, "also write probs/NAME.npy: probabilities (classes, height, width), float16")
-    overwrite: bool = flag(False, "predict again what --output has already")
-
-
-READER = FlagReader(
-    PredictFlags, {}, "python predict.py", "Predict label maps. Flags of the model are the checkpoint's own."
-)
-
-
 def main(argv: list[str] | None = None) -> int:
     """Predict as the flags say. Returns the exit status: 0; 1 where a file could not be read; or errors.STOPPED."""
-    flags, changes = read_flags(READER, argv)
-    assert isinstance(flags, PredictFlags)
+    return run(*read_flags(PREDICT, argv))
+
+
+def run(flags: PredictFlags, changes: dict) -> int:
+    """Predict. changes: flags that override the checkpoint's."""
     if not flags.input:
         raise UserError("--input is not set: name an image, a video, a folder or a 'pattern'")
     with join_group(flags) as group, program.advice(str(group.device), TOO_MUCH):
@@ -70,7 +57,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def predict(flags: PredictFlags, changes: dict, group: Group, terminal: Terminal) -> int:
-    doctor.check_flags(group, vars(flags), LOCAL)
+    doctor.check_flags(group, vars(flags), per_rank(flags))
     model, colours, background, settings = load_model(flags, changes, group, terminal)
     with Outputs(Path(flags.output), colours, background, overlays=flags.overlay, probs=flags.probs) as outputs:
         inputs: list[Input] = group.broadcast(plan(flags, outputs, settings, terminal) if group.is_main else None)
@@ -119,7 +106,7 @@ def load_model(
     how = {name: getattr(flags, name) for name in ("scales", "flip", "long_side", "window", "stride_rate", "weights")}
     if flags.model:
         of_checkpoint = [name for name in changes if name not in NOT_OF_MODEL]
-        if flags.checkpoint or of_checkpoint or any(how[name] != READER.fields[name].default for name in how):
+        if flags.checkpoint or of_checkpoint or any(how[name] != PREDICT.flags[name].default for name in how):
             raise UserError(
                 f"--model {flags.model}: predicts whole images at one scale, with its own weights: drop --checkpoint and "
                 "every flag of model, --scales, --flip, --long_side, --window and --stride_rate"
@@ -181,7 +168,9 @@ def predict_images(
     batches = EvalBatches(
         list(images.values()), batch_size=model.images_at_once, rank=group.rank, world_size=group.world_size
     )
-    loader = make_loader(DataLoader, Images([file.path for file in files]), workers, group, batch_sampler=batches, collate_fn=list)
+    loader = make_loader(
+        DataLoader, Images([file.path for file in files]), workers, group, batch_sampler=batches, collate_fn=list
+    )
     failures: list[UserError] = []
     with terminal.bar(None, total=sum(map(len, batches)), title="images", unit="image") as bar:
         for batch in loader:

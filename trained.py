@@ -3,13 +3,14 @@
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
 import config
 import models
 from config import Config
-from config.flags import FlagReader
+from config.reader import FlagReader
 from config.shared import DataFlags, InferenceFlags, ModelFlags
 from errors import UserError
 from evaluation.predictor import Predictor
@@ -34,21 +35,12 @@ def read_given(reader: FlagReader, argv: list[str] | None) -> tuple[dict, dict]:
     return given, changes | {name: value for name, value in given.items() if name in OF_A_RUN}
 
 
-def read_flags(reader: FlagReader, argv: list[str] | None) -> tuple[InferenceFlags, dict]:
+def read_flags(reader: FlagReader, argv: list[str] | None) -> tuple[Any, dict]:
     """A program's flags, and what goes over a checkpoint's own, as of read_given()."""
     given, changes = read_given(reader, argv)
     flags = reader.declared(**given)
     changes |= {"workers": flags.workers, "val_workers": -1}
-    check_inference_flags(flags)
     return flags, changes
-
-
-def check_inference_flags(flags: InferenceFlags) -> None:
-    """Raise UserError on values of InferenceFlags that cannot be."""
-    if not flags.scales or not all(0 < scale <= 16 for scale in flags.scales):
-        raise UserError(f"--scales {' '.join(map(str, flags.scales))}: must be above 0, and at most 16")
-    if not 0 < flags.stride_rate <= 1:
-        raise UserError(f"--stride_rate {flags.stride_rate:g}: must be above 0, and at most 1")
 
 
 class Checkpoint:
