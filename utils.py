@@ -302,8 +302,8 @@ def get_class_weights(
         own = [files["label"] for files in train_set.files[group.rank :: group.world_size]]
         bar = partial(progress_bar, total=len(own), title="counting labels", enabled=group.is_main)
         counts = torch.from_numpy(histogram.count_labels(own, cfg.numclasses, bar))
-        weights = histogram.class_weights(group.sum(counts).numpy())
-    weights = group.broadcast(list(map(float, weights)))  # a file may differ between machines
+        weights = histogram.class_weights(group.sum(counts).numpy()).tolist()
+    weights = group.broadcast(weights)  # a file may differ between machines
     values = ", ".join(f"{number}: {weight:.4g}" for number, weight in enumerate(weights))
     source = ", from the checkpoint" if counted else ""
     log.info(f"class weights (--class_weights {cfg.class_weights}{source}): {values}")

@@ -17,17 +17,9 @@ TORCHRUN_FLAGS = {"nproc_per_node", "nnodes"}  # that foreign.txt mentions
 @functools.cache
 def foreign_flags() -> dict[str, list[str]]:
     """Flags of other trainers, and sentences on what to use here: the table in foreign.txt."""
-    table: dict[str, list[str]] = {}
-    names: list[str] = []
-    sentences: list[str] = []
-    for line in Path(__file__).with_name("foreign.txt").read_text(encoding="utf-8").splitlines():
-        if line.startswith(" "):
-            sentences.append(line.strip())
-            table |= dict.fromkeys(names, sentences)
-        elif line and not line.startswith("#"):
-            names, sentences = ([], []) if sentences else (names, sentences)
-            names = [*names, *line.split()]
-    return table
+    text = Path(__file__).with_name("foreign.txt").read_text(encoding="utf-8")
+    entries = re.findall(r"((?:^[^#\s].*\n)+)((?:^ .*\n)+)", text, re.MULTILINE)  # names, then indented sentences
+    return {name: re.findall(r"\S.*", sentences) for names, sentences in entries for name in names.split()}
 
 
 class Hints:
@@ -45,13 +37,12 @@ class Hints:
 
     def message(self, kind: str, unknown: dict[str, str]) -> str:
         """The error message on unknown names. kind: "unknown flag" or "unknown key". unknown: {name: hint, or ""}."""
-        names_by_hint: dict[str, list[str]] = {}
-        for name, hint in unknown.items():
-            hint = hint or f"to list all flags: {python_command(self.program, '--help')}"
-            names_by_hint.setdefault(hint, []).append(name)
-        # A command to paste is the last thing on the line.
-        parts = sorted(names_by_hint.items(), key=lambda part: part[0].startswith("to list"))
-        return f"{kind}{'s' * (len(unknown) > 1)} " + "; ".join(f"{', '.join(names)}: {hint}" for hint, names in parts)
+        hints = list(dict.fromkeys(unknown.values()))
+        parts = [", ".join(name for name in unknown if unknown[name] == hint) + f": {hint}" for hint in hints if hint]
+        if "" in hints:
+            names = ", ".join(name for name in unknown if not unknown[name])
+            parts.append(f"{names}: to list all flags: {python_command(self.program, '--help')}")
+        return f"{kind}{'s' if len(unknown) > 1 else ''} {'; '.join(parts)}"
 
     def for_name(self, name: str, prefix: str) -> str:
         """A hint on a name or SECTION.NAME, or "". prefix: "--" on a command line, "" in a YAML file."""

@@ -26,9 +26,7 @@ class PredictFlags(InferenceFlags, ModelFlags, LaunchFlags):
     model: str = flag("", "ONNX FILE written by export.py, instead of --checkpoint")
     input: tuple[str, ...] = flag((), "images, videos, folders (with subfolders) or 'patterns' to predict, one or more")
     output: str = flag("predictions", "folder for masks/NAME.png and the files of --overlay and --probs")
-    overlay: bool = flag(
-        False, "also write overlays/NAME.jpg or a video: the classes over the image, except --background"
-    )
+    overlay: bool = flag(False, "also write overlays/NAME.jpg or a video: classes over the image, except --background")
     probs: bool = flag(False, "also write probs/NAME.npy: probabilities (classes, height, width), float16")
     overwrite: bool = flag(False, "predict again what --output already has")
 

@@ -8,6 +8,7 @@ overrides the rest of the file.
 import argparse
 import re
 import sys
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,17 +32,13 @@ class ConfigFile(NamedTuple):
 
 
 class FlagReader:
-    """Reads the flags that a dataclass declares. Only `takes_aliases` accepts them; otherwise they are a hint."""
+    """Reads the flags that a dataclass declares. Aliases are errors with a hint unless `takes_aliases`."""
 
     def __init__(self, declared: type, program: str, description: str, *, takes_aliases: bool = False):
         self.declared, self.program, self.description = declared, program, description
         self.flags = flags_of(declared)
-        aliases = {
-            alias: item.name
-            for item in self.flags.values()
-            for alias in item.aliases.split()
-            if alias not in self.flags
-        }
+        pairs = [(alias, item.name) for item in self.flags.values() for alias in item.aliases.split()]
+        aliases = {alias: name for alias, name in pairs if alias not in self.flags}
         self.aliases = aliases if takes_aliases else {}
         switches_off = [f"no_{item.name}" for item in self.flags.values() if item.kind is bool]
         self.hints = Hints([*self.flags, *switches_off, "config", "stage"], aliases, program)
@@ -82,7 +79,7 @@ class FlagReader:
             raise UserError(f"--config {path}: expected lines 'flag: value', found a {type(content).__name__}")
         content = content or {}
         stages = content.pop("stages", None) or {}
-        if not (isinstance(stages, dict) and all(isinstance(values, dict) for values in stages.values())):
+        if not isinstance(stages, dict) or not all(isinstance(values, dict) for values in stages.values()):
             raise UserError(f"{path}: stages: expected a section of flags under each stage's name")
         stages = {str(name): values for name, values in stages.items()}
         if stage not in stages and (stage or stages):
@@ -101,31 +98,32 @@ class FlagReader:
     def _parser(self, add_help: bool = True) -> argparse.ArgumentParser:
         """A parser that leaves values as text."""
         parser = argparse.ArgumentParser(
-            prog=f"python {self.program}",
-            description=self.description,
+            f"python {self.program}",
+            f"python {self.program} [--config FILE [--stage NAME]] [--flag value ...]",
+            self.description,
+            formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=32),
+            argument_default=argparse.SUPPRESS,
             add_help=add_help,
             allow_abbrev=False,
-            usage=f"python {self.program} [--config FILE [--stage NAME]] [--flag value ...]",
             exit_on_error=False,
-            argument_default=argparse.SUPPRESS,
-            formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=32),
         )
         parser.add_argument("--config", metavar="FILE", help="YAML file of flags; the command line overrides it")
         parser.add_argument("--stage", metavar="NAME", help="section of the file's `stages`; overrides the rest of it")
-        groups: dict[str, Any] = {}
-        for name, item in self.flags.items():
-            group = groups.get(item.group) or groups.setdefault(item.group, parser.add_argument_group(item.group))
-            help = item.help.replace("%", "%%")
-            if item.choices:
-                help += "; one of " + ", ".join(map(str, item.choices))
-            if "[" not in help and item.default is not False:
-                help += f" [{' '.join(map(str, item.default)) if item.is_list else item.default}]"
-            if item.kind is bool:
-                group.add_argument(f"--{name}", action="store_true", help=help)
-                group.add_argument(f"--no_{name}", dest=name, action="store_false", help=argparse.SUPPRESS)
-            else:
-                nargs = "+" if item.is_list else None
-                group.add_argument(f"--{name}", metavar=item.kind.__name__.upper(), nargs=nargs, help=help)
+        for heading, items in groupby(self.flags.values(), lambda item: item.group):
+            group = parser.add_argument_group(heading)
+            for item in items:
+                help = item.help + ("; one of " + ", ".join(map(str, item.choices)) if item.choices else "")
+                if "[" not in help and item.default is not False:
+                    help += f" [{' '.join(map(str, item.default)) if item.is_list else item.default}]"
+                help = help.replace("%", "%%")
+                if item.kind is bool:
+                    group.add_argument(f"--{item.name}", action="store_true", help=help)
+                    group.add_argument(
+                        f"--no_{item.name}", dest=item.name, action="store_false", help=argparse.SUPPRESS
+                    )
+                else:
+                    kind, nargs = item.kind.__name__.upper(), "+" if item.is_list else None
+                    group.add_argument(f"--{item.name}", metavar=kind, nargs=nargs, help=help)
         return parser
 
     def _parse(self, parser: argparse.ArgumentParser, words: list[str]) -> tuple[dict, list[str]]:
@@ -166,15 +164,15 @@ class FlagReader:
             return word
         name, equals, value = word[2:].partition("=")
         name = name.replace("-", "_")
-        no = "no_" if name.startswith("no_") and name[3:] in self.aliases else ""
-        return f"--{no}{self._translate(name.removeprefix(no), notes, f'--{no}')}{equals}{value}"
+        prefix = "--no_" if name.removeprefix("no_") in self.aliases and name.startswith("no_") else "--"
+        return prefix + self._translate(name.removeprefix(prefix[2:]), notes, prefix) + equals + value
 
     def _translate(self, name: str, notes: list[str], prefix: str) -> str:
-        """The name of ours that an alias stands for, with a note; other names as they are."""
+        """Return the flag that a name stands for. If the name is an alias, append a note."""
         ours = self.aliases.get(name, name)
         if ours != name and "." not in name:
-            remark = self.flags[ours].alias_note
-            notes.append(f"{prefix}{name} is now {prefix}{ours}" + (f" ({remark})" if remark else ""))
+            meaning = re.split(r"; | \[", self.flags[ours].help)[0]
+            notes.append(f"{prefix}{name} is now {prefix}{ours}: {meaning}")
         return ours
 
 

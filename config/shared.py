@@ -16,9 +16,7 @@ class DataFlags:
 
     dataset: str = flag("ScribblePseudoDsDc", "labels to train on", choices=tuple(MAPS))
     dataset_path: str = flag("", "data set's root folder; other folders are relative to it [the demo]", per_rank=True)
-    list_path: str = flag(
-        "", "folder of train.txt and val.txt [ImageSets/SegmentationAug or ImageSets/Segmentation; Folder: root]"
-    )
+    list_path: str = flag("", "folder of the lists [ImageSets/SegmentationAug or ImageSets/Segmentation; Folder: root]")
     image_path: str = flag("", "folder of the images [JPEGImages; Folder: images]")
     val_path: str = flag("", "folder of the dense masks [SegmentationClassAug or SegmentationClass; Folder: masks]")
 
@@ -28,27 +26,21 @@ class ModelFlags:
     """Model."""
 
     model_type: str = flag(
-        "res50_ASPP_lorm",
-        "architecture with --layers; CDSP's deeplabv2 is res50_ASPP(_lorm), its deeplabv3p deeplabv3p_cdsp(_lorm)",
-        choices=tuple(MODEL_TYPES.split()),
+        "res50_ASPP_lorm", "architecture; CDSP's deeplabv2 is res50_ASPP_lorm", choices=tuple(MODEL_TYPES.split())
     )
     layers: int = flag(50, "depth of the ResNet", choices=(18, 34, 50, 101, 152))
     stride_in_1x1: bool = flag(
-        False, "put the stride of layer2's first block on its 1x1 convolution; released CDSP files turn this on"
+        False, "put layer2's stride into its first 1x1 convolution; released CDSP files turn this on"
     )
-    numclasses: int = flag(
-        21, "number of classes, background included; 255 = ignore", ge=2, le=255, aliases="num_classes"
-    )
+    numclasses: int = flag(21, "classes, background included; 255 = ignore", ge=2, le=255, aliases="num_classes")
     classes: str = flag(
-        "", "names and colours of the classes: voc, camvid, cityscapes, ade20k or a FILE [numbers]", per_rank=True
+        "", "class names and colours: voc, camvid, cityscapes, ade20k or a FILE [numbers]", per_rank=True
     )
-    background: str = flag(
-        "0", "background class of distance maps, LoRM and overlays; none: no background", choices=("0", "none")
-    )
+    background: str = flag("0", "class of the background; none: every class is an object", choices=("0", "none"))
     amp: str = flag("none", "mixed precision; fp16 scales the loss", choices=("none", "bf16", "fp16"))
     val_batchsize: int = flag(
         4,
-        "images of one size, or windows, in a forward pass of validation",
+        "images of one size, or windows, per forward pass",
         ge=1,
         aliases="valid_batch_size per_device_eval_batch_size",
     )
@@ -84,9 +76,7 @@ class LaunchFlags:
         -1, "rank of this process on its machine [from the launcher, else counted]", per_launch=True, per_rank=True
     )
     log_level: str = flag(
-        "INFO",
-        "what the terminal shows; WARNING: bars and errors; DEBUG: also messages of torch.distributed and NCCL",
-        choices=("DEBUG", "INFO", "WARNING"),
+        "INFO", "what the terminal shows; DEBUG: also torch.distributed and NCCL", choices=("DEBUG", "INFO", "WARNING")
     )
     dist_timeout: float = flag(600.0, "seconds to wait for other processes", ge=1, le=2_592_000)
 

@@ -70,9 +70,8 @@ def _of_reader(reader: FlagReader) -> list[str]:
     if reader.aliases:
         lines += ["", "Aliases, which are accepted with a note:", "", "| alias | flag |", "| --- | --- |"]
         for alias, name in reader.aliases.items():
-            note = reader.flags[name].alias_note
             shown = f"`{alias}` in YAML" if "." in alias else f"`--{alias}`"
-            lines.append(f"| {shown} | `--{name}`" + (f" ({note})" if note else "") + " |")
+            lines.append(f"| {shown} | `--{name}` |")
     return lines
 
 

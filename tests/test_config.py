@@ -146,7 +146,8 @@ def test_aliases_are_accepted_with_a_note(line):
 
 def test_the_note_on_batch_size_says_which():
     """Some guides call the number of one process so, some the total."""
-    assert "(images per process; for" in config.parse([*DATA, "--batch_size", "4"]).notes[0]
+    note = "--batch_size is now --batchsize: images per process and forward pass (of all processes: --total_batchsize)"
+    assert config.parse([*DATA, "--batch_size", "4"]).notes == [note]
 
 
 def test_dashes_equal_underscores_and_switches_have_a_no():
@@ -161,7 +162,10 @@ def test_sections_of_a_file_are_for_the_reader(tmp_path):
     ddp, training = "ddp:\n  enabled: true\n  log_level: WARNING\n", "training:\n  use_augment: false\n  wd: 4\n"
     cfg = parse_file(tmp_path / "guide.yaml", f"{ddp}{training}dataset_path: x\n")
     assert (cfg.distributed, cfg.log_level, cfg.augment, cfg.wdecay) == (True, "WARNING", False, 4)
-    assert cfg.notes == ["use_augment is now augment", "wd is now wdecay"]
+    assert cfg.notes == [
+        "use_augment is now augment: scale, rotate, crop, blur and mirror at random",
+        "wd is now wdecay: weight decay",
+    ]
 
 
 def test_a_stage_overrides_the_file_and_the_command_line_overrides_it(tmp_path):
