@@ -62,4 +62,4 @@ def _python() -> str:
 def _is_beside_python(name: str) -> bool:
     """Whether the shell finds this program in the folder of this interpreter."""
     found = shutil.which(name)
-    return bool(found) and Path(found).absolute().parent == Path(sys.executable).absolute().parent
+    return found is not None and Path(found).absolute().parent == Path(sys.executable).absolute().parent
