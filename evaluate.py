@@ -10,14 +10,17 @@ import dataclasses
 import json
 import logging
 import sys
-from dataclasses import dataclass
 from pathlib import Path
+
+import program
+from config.programs import EVALUATE, EvaluateFlags
+
+if __name__ == "__main__":
+    program.check_command_line(EVALUATE.command_line)  # --help and wrong flags answer here, before torch is imported
 
 import numpy as np
 
-import program
-from config.flags import FlagReader, flag
-from config.shared import LOCAL, DataFlags, InferenceFlags, ModelFlags
+from config.flags import per_rank
 from data.classes import Classes, read_classes
 from data.dataset import SegmentationDataset
 from data.loader import EvalLoader
@@ -36,25 +39,13 @@ from utils import get_eval_loader, join_group, prepare_demo_data
 log = logging.getLogger("segtrain")
 
 
-@dataclass
-class EvaluateFlags(InferenceFlags, ModelFlags, DataFlags):
-    """Flags of evaluate.py. The defaults of ModelFlags and DataFlags are the checkpoint's."""
-
-    split: str = flag("val", "the list of images to score: val, train, test or another")
-    compare: str = flag("", "FILE of a second checkpoint, to compare on the same images")
-    json: str = flag("", "FILE to write every score to, of each class and each image, with the confusion matrix")
-    save_dir: str = flag("", "folder to write the predictions to, as palette PNGs")
-    report: str = flag(
-        "", "folder to write a web page to: scores, curves, the worst and best images, and the comparison"
-    )
-
-
-READER = FlagReader(EvaluateFlags, {}, "python evaluate.py", "Score a checkpoint.")
-
-
 def main(argv: list[str] | None = None) -> int:
-    """Evaluate with these flags. Returns the exit status: 0, or errors.STOPPED if a signal stopped it."""
-    flags, overrides = read_flags(READER, argv)
+    """Evaluate with the flags of a command line. Returns the exit status: see run()."""
+    return run(*read_flags(EVALUATE, argv))
+
+
+def run(flags: EvaluateFlags, overrides: dict) -> int:
+    """Evaluate. overrides: flags that replace the checkpoint's. Returns 0, or errors.STOPPED if a signal stopped it."""
     with join_group(flags) as group, program.advice(str(group.device), OUT_OF_MEMORY_ADVICE):
         start_logging(flags.log_level, is_main=group.is_main)
         try:
@@ -67,7 +58,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def evaluate(flags: EvaluateFlags, overrides: dict, group: Group) -> None:
     """Score --checkpoint and --compare, and write the files that the flags ask for. Raises Stopped after a signal."""
-    checks.check_flags(group, vars(flags), LOCAL)
+    checks.check_flags(group, vars(flags), per_rank(flags))
     models = load_models(flags, overrides)
     cfg = models[0].cfg
     classes = read_classes(cfg.classes, cfg.numclasses)

@@ -10,15 +10,17 @@ import logging
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+import program
+from config.programs import EXPORT, ExportFlags
+
+if __name__ == "__main__":
+    program.check_command_line(EXPORT.command_line)  # --help and wrong flags answer here, before torch is imported
 
 import torch
 from torch import Tensor
 
-import program
-from config.flags import FlagReader, flag
-from config.shared import CheckpointFlags, DataFlags, ModelFlags
 from data.classes import read_classes
 from data.dataset import IMAGE_SUFFIXES, read_image
 from distributed.device import find_device
@@ -41,26 +43,9 @@ RANDOM_SIZES = ((1, 1), (7, 5), (7, 13), (64, 48), (17, 130), (75, 53))
 RANDOM_BATCHES = (1, 3)
 
 
-@dataclass
-class ExportFlags(CheckpointFlags, ModelFlags, DataFlags):
-    """Flags of export.py. The defaults of ModelFlags and DataFlags are the checkpoint's."""
-
-    format: str = flag("both", "onnx, torch: torch.export's .pt2, or both", choices=("onnx", "torch", "both"))
-    output: str = flag("", "folder to write to [the checkpoint's]")
-    probs: bool = flag(False, "give probabilities (B, C, H, W) float32, too, besides label maps")
-    logits: bool = flag(False, "give logits (B, C, H, W) float32, too, as they are before the softmax")
-    opset: int = flag(20, "version of ONNX's operators", at_least=18)
-    images: str = flag("", "FILE, or folder of images, to check with besides random ones [the val list's]")
-    num_images: int = flag(4, "how many of these images to check with; 0: all", at_least=0)
-    device: str = flag("cpu", "where the files are checked: cpu, cuda or cuda:N; they are written for any")
-
-
-READER = FlagReader(ExportFlags, {}, "python export.py", "Export a checkpoint. Flags of the model are its own.")
-
-
 def main(argv: list[str] | None = None) -> None:
     """Export with these flags. Raises UserError, and writes no file, if a file does not predict what PyTorch does."""
-    values, overrides = read_overrides(READER, argv)
+    values, overrides = read_overrides(EXPORT, argv)
     if "amp" in values:
         raise UserError("--amp: exported models compute in float32; what runs them may use less")
     flags = ExportFlags(**values)

@@ -13,13 +13,17 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import program
+from config.programs import PREDICT, PredictFlags
+
+if __name__ == "__main__":
+    program.check_command_line(PREDICT.command_line)  # --help and wrong flags answer here, before torch is imported
+
 import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-import program
-from config.flags import FlagReader, flag
-from config.shared import LOCAL, InferenceFlags, ModelFlags
+from config.flags import per_rank
 from data.classes import read_classes
 from data.dataset import read_label
 from data.loader import batched
@@ -43,33 +47,21 @@ log = logging.getLogger("segtrain")
 WITH_MODEL = ("classes", "background", "val_batchsize", "workers", "val_workers")
 
 
-@dataclass
-class PredictFlags(InferenceFlags, ModelFlags):
-    """Flags of predict.py. The defaults of ModelFlags are the checkpoint's."""
-
-    model: str = flag("", "FILE that export.py wrote as ONNX, instead of --checkpoint")
-    input: tuple[str, ...] = flag((), "images, videos, folders (with subfolders) or 'patterns' to predict, one or more")
-    output: str = flag("predictions", "folder to write masks/NAME.png to, and what else is asked for")
-    overlay: bool = flag(
-        False, "also write overlays/NAME.jpg, or a video: the classes over the image, --background left clear"
-    )
-    probs: bool = flag(False, "also write probs/NAME.npy: probabilities (classes, height, width), float16")
-    overwrite: bool = flag(False, "predict again what --output has already")
-
-
-READER = FlagReader(
-    PredictFlags, {}, "python predict.py", "Predict label maps. Flags of the model are the checkpoint's own."
-)
-
-
 def main(argv: list[str] | None = None) -> int:
-    """Predict with these flags. Returns the exit status: 0; 1 if an input could not be predicted; or errors.STOPPED."""
-    flags, overrides = read_flags(READER, argv)
+    """Predict with the flags of a command line. Returns the exit status: see run()."""
+    return run(*read_flags(PREDICT, argv))
+
+
+def run(flags: PredictFlags, overrides: dict) -> int:
+    """Predict. overrides: flags that replace the checkpoint's.
+
+    Returns 0; 1 if an input could not be predicted; or errors.STOPPED if a signal stopped it.
+    """
     if not flags.input:
         raise UserError("--input is not set: name an image, a video, a folder or a 'pattern'")
     with join_group(flags) as group, program.advice(str(group.device), OUT_OF_MEMORY_ADVICE):
         start_logging(flags.log_level, is_main=group.is_main)
-        checks.check_flags(group, vars(flags), LOCAL)
+        checks.check_flags(group, vars(flags), per_rank(flags))
         model, colours, background, settings = load_model(flags, overrides, group)
         with Outputs(
             Path(flags.output), colours, background, overlays=flags.overlay, probs=flags.probs, rank=group.rank
@@ -88,7 +80,7 @@ def load_model(
     """Return the model, its classes' colours, its background class, and the settings that predictions depend on."""
     settings = inference_settings(flags) | {"weights": flags.weights}
     if flags.model:
-        changed = any(value != READER.fields[name].default for name, value in settings.items())
+        changed = any(value != PREDICT.flags[name].default for name, value in settings.items())
         if flags.checkpoint or changed or any(name not in WITH_MODEL for name in overrides):
             raise UserError(
                 f"--model {flags.model}: predicts whole images at one scale, with its own weights: drop --checkpoint "

@@ -10,13 +10,17 @@ import logging
 import sys
 from itertools import islice
 
-import torch
-
 import config
 import program
+
+if __name__ == "__main__":
+    program.check_command_line(config.parse)  # --help and wrong flags answer here, before torch is imported
+
+import torch
+
 import schedule
 from config import Config
-from config.shared import LOCAL
+from config.flags import per_rank
 from data.classes import Classes, read_classes
 from data.loader import EvalLoader, TrainLoader, batched
 from distributed import checks
@@ -34,7 +38,7 @@ from runs.messages import epoch_title, log_data, log_end, log_launch, score_text
 from runs.run import Run
 from runs.state import TrainState
 from schedule import LearningRate
-from tasks import hand_over
+from tasks import run_task
 from utils import (
     get_class_weights,
     get_criterion,
@@ -61,10 +65,9 @@ log = logging.getLogger("segtrain")
 
 def main(argv: list[str] | None = None) -> int:
     """Train as the flags say. Return the exit status: 0, or errors.STOPPED if a signal ended the run early."""
-    status = hand_over(argv)  # --task test or predict
-    if status is not None:
-        return status
     cfg = config.parse(argv)
+    if cfg.task != "train":
+        return run_task(cfg, argv)
     with (
         join_group(cfg) as group,
         Run(cfg, group) as run,
@@ -75,7 +78,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def train(cfg: Config, group: Group, run: Run) -> int:
     log_launch(cfg, group)
-    checks.check_flags(group, vars(cfg), LOCAL)
+    checks.check_flags(group, vars(cfg), per_rank(cfg))
     set_deterministic(cfg.deterministic)
     prepare_demo_data(cfg, group)
     train_loader, val_loader = get_loader(cfg, "train", group), get_loader(cfg, "val", group)

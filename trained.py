@@ -14,7 +14,7 @@ import torch
 import config
 import models
 from config import Config
-from config.flags import FlagReader
+from config.reader import FlagReader
 from config.shared import DataFlags, InferenceFlags, ModelFlags
 from errors import UserError
 from evaluation.predictor import Predictor
@@ -45,10 +45,6 @@ def read_flags(reader: FlagReader, argv: list[str] | None) -> tuple[Any, dict]:
     """Return a program's flags, a subclass of InferenceFlags, and the overrides of read_overrides()."""
     values, overrides = read_overrides(reader, argv)
     flags = reader.declared(**values)
-    if not flags.scales or not all(0 < scale <= 16 for scale in flags.scales):
-        raise UserError(f"--scales {' '.join(map(str, flags.scales))}: must be above 0, and at most 16")
-    if not 0 < flags.stride_rate <= 1:
-        raise UserError(f"--stride_rate {flags.stride_rate:g}: must be above 0, and at most 1")
     return flags, overrides | {"workers": flags.workers, "val_workers": -1}
 
 

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 import config
 import models
 from config import Config
+from config.losses import parse_loss, read_class_weights
 from config.shared import LaunchFlags
 from data import demo, histogram
 from data.dataset import SegmentationDataset, image_size
@@ -31,7 +32,7 @@ from distributed.signals import WorkerSignals
 from errors import UserError
 from labels import MAPS
 from losses.criterion import NEEDS, TERMS, Criterion
-from losses.label_losses import PIXEL_LOSSES, parse_loss
+from losses.label_losses import PIXEL_LOSSES
 from models import pretrained
 from models.amp import LossScaler
 from models.pretrained import StartWeights
@@ -296,13 +297,13 @@ def get_class_weights(
         log.warning(f"--class_weights {cfg.class_weights} is not used: no loss is ce, focal or ohem")
         return None
     counted = _saved_class_weights(cfg, train_set, saved) if cfg.class_weights == "balanced" else None
-    weights = counted or histogram.given_weights(cfg.class_weights, cfg.numclasses)
+    weights = counted or read_class_weights(cfg.class_weights, cfg.numclasses)
     if weights is None:
         own = [files["label"] for files in train_set.files[group.rank :: group.world_size]]
         bar = partial(progress_bar, total=len(own), title="counting labels", enabled=group.is_main)
         counts = torch.from_numpy(histogram.count_labels(own, cfg.numclasses, bar))
-        weights = histogram.class_weights(group.sum(counts).numpy())
-    weights = group.broadcast(list(map(float, weights)))  # a file may differ between machines
+        weights = histogram.class_weights(group.sum(counts).numpy()).tolist()
+    weights = group.broadcast(weights)  # a file may differ between machines
     values = ", ".join(f"{number}: {weight:.4g}" for number, weight in enumerate(weights))
     source = ", from the checkpoint" if counted else ""
     log.info(f"class weights (--class_weights {cfg.class_weights}{source}): {values}")

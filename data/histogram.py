@@ -1,6 +1,5 @@
 """How often each class is among the labels, and what weight that gives it in the losses."""
 
-import math
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -8,7 +7,6 @@ from pathlib import Path
 import numpy as np
 
 from data.dataset import read_label
-from errors import UserError
 
 
 def label_histogram(label: np.ndarray, num_classes: int) -> np.ndarray:
@@ -34,31 +32,3 @@ def count_labels(paths: list[Path], num_classes: int, bar: Callable[[Iterable], 
     with ThreadPoolExecutor() as pool:
         histograms = pool.map(lambda path: label_histogram(read_label(path, num_classes), num_classes), paths)
         return sum(bar(histograms), np.zeros(num_classes, np.int64))
-
-
-def given_weights(chosen: str, num_classes: int) -> np.ndarray | None:
-    """The numbers of --class_weights, "1,2,0.5" or a file with one a line; None for "none" and "balanced"."""
-    if chosen in ("none", "balanced"):
-        return None
-    words, source = chosen.split(","), f"--class_weights {chosen}"
-    if len(words) == 1:
-        try:
-            words = Path(chosen).read_text(encoding="utf-8-sig").split()
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(
-                f"{source}: {getattr(error, 'strerror', 'not UTF-8 text')}; give none, balanced, numbers as 1,2,0.5, or "
-                "a FILE with one a line"
-            ) from None
-    if len(words) != num_classes:
-        raise UserError(f"{source}: {len(words)} numbers, but --numclasses is {num_classes}: give each class one")
-    weights = []
-    for number, word in enumerate(words):
-        try:
-            weights.append(float(word))
-        except ValueError:
-            weights.append(math.nan)
-        if not 0 <= weights[-1] < math.inf:
-            raise UserError(f"{source}: {word!r}, of class {number}, must be a number of at least 0")
-    if not any(weights):
-        raise UserError(f"{source}: all weights are 0, which leaves nothing to learn")
-    return np.array(weights)

@@ -5,6 +5,7 @@ All checks are collective: every rank calls them, learns the same, and raises th
 
 import hashlib
 import socket
+from collections.abc import Collection
 from typing import NoReturn
 
 import cv2
@@ -16,7 +17,7 @@ from distributed.group import Group
 from errors import DivergedError, UserError
 
 
-def check_flags(group: Group, flags: dict, local: tuple[str, ...]) -> None:
+def check_flags(group: Group, flags: dict, local: Collection[str]) -> None:
     """Check that ranks were started with the same flags {name: value}, but for those named in `local`."""
     every = group.gather({name: value for name, value in flags.items() if name not in local})
     for rank, other in enumerate(every):

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 from conftest import finish, one_line_each, start
+from exporting.exported import KEYS, ExportedModel, TorchModel
+from exporting.onnx_model import OnnxModel
 from PIL import Image
 from torch import nn
 
@@ -18,8 +20,6 @@ from data.classes import voc_colours
 from errors import UserError
 from evaluation.predictor import Predictor
 from exporting import exportable
-from exporting.exported import KEYS, ExportedModel, TorchModel
-from exporting.onnx_model import OnnxModel
 
 EXTRAS = ("onnx", "onnxscript", "onnxruntime")
 missing = [name for name in EXTRAS if importlib.util.find_spec(name) is None]

@@ -13,8 +13,9 @@ from PIL import Image
 
 import config
 import utils
+from config.losses import read_class_weights
 from data import histogram
-from data.histogram import class_weights, count_labels, given_weights, label_histogram
+from data.histogram import class_weights, count_labels, label_histogram
 from distributed.checks import digest
 from distributed.group import Group
 from errors import UserError
@@ -104,12 +105,12 @@ def test_class_weights_are_in_the_checkpoint(thin, demo_root, tmp_path, monkeypa
     assert "--class_weights balanced, from the checkpoint" in (folder / "train.log").read_text()
 
 
-def test_given_weights(demo_root, tmp_path):
+def test_class_weights_as_numbers_or_a_file(demo_root, tmp_path):
     assert weights_of(demo_root, class_weights="1, 2,0.5,0,1e1") == [1, 2, 0.5, 0, 10]
     (tmp_path / "w.txt").write_text("1\n2\n\n0.5\n0\n10\n")
     assert weights_of(demo_root, class_weights=tmp_path / "w.txt") == [1, 2, 0.5, 0, 10]
     assert weights_of(demo_root) is None
-    assert given_weights("balanced", 3) is None
+    assert read_class_weights("balanced", 3) is None
 
 
 @pytest.mark.parametrize("values", [{"loss": "dice+lovasz"}, {"dataset": "PseudoOnly"}, {"l_seg": 0}])
@@ -130,7 +131,7 @@ def test_a_bad_label_is_named_while_counting(demo_root, tmp_path):
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        (["--class_weights", "1,2"], "--class_weights 1,2: 2 numbers, but --numclasses is 3: give each class one"),
+        (["--class_weights", "1,2"], "--class_weights 1,2: 2 numbers, but --numclasses is 3: give one for each class"),
         (["--class_weights", "1,-2,1"], "--class_weights 1,-2,1: '-2', of class 1, must be a number of at least 0"),
         (["--class_weights", "1,x,1"], "'x', of class 1, must be a number"),
         (["--class_weights", "1,nan,1"], "'nan', of class 1"),

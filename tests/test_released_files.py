@@ -160,7 +160,9 @@ def test_b5_b7_released_files_load_whole_and_give_the_logits_of_the_release(kind
     monkeypatch.setattr(logging.getLogger("segtrain"), "propagate", True)
     caplog.set_level("INFO", "segtrain")
     checkpoint = TrainedModel(path, {"model_type": model_type, "numclasses": 21})
-    assert caplog.messages == [f"--checkpoint {path} has the weight names of a released CDSP file: --stride_in_1x1 is set"]
+    assert caplog.messages == [
+        f"--checkpoint {path} has the weight names of a released CDSP file: --stride_in_1x1 is set"
+    ]
     model = checkpoint.model("auto", CPU).double()
     assert load_weights(model, weights) == (num_keys, [], [])
     image = torch.randint(0, 256, (1, 65, 49, 3), generator=torch.Generator().manual_seed(0))
