@@ -27,7 +27,7 @@ from data.sampler import EvalBatches, TrainSampler
 from data.transforms import CentreCrop, TrainTransform
 from distributed.checks import digest
 from distributed.group import Group, process_group
-from distributed.signals import WorkerSignals
+from distributed.signals import ignore_signals
 from errors import UserError
 from labels import MAPS
 from losses.criterion import NEEDS, TERMS, Criterion
@@ -176,7 +176,7 @@ def make_loader(
         workers,
         group.device,
         processes_here=group.local_world_size,
-        worker_init=WorkerSignals(),
+        worker_init=ignore_signals,
         pin_memory=pin_memory,
         prefetch_factor=prefetch_factor,
     )
