@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
 # Run launch.py with PYTHON, else the Python of the active environment, else that of .venv.
-#   bash scripts/launch.sh torch.distributed.run --standalone train.py --config configs/demo.yaml
 set -euo pipefail
 here=$(cd "$(dirname "$0")/.." && pwd)
 python=${PYTHON:-python}
