@@ -105,7 +105,7 @@ class Group:
             raise Stopped(", ".join(dict.fromkeys(reasons)))
 
     def sum_or_stop(self, values: Tensor) -> Tensor:
-        """Sum a 1-D tensor over ranks. If a rank got a signal, the same collective tells all, and they raise Stopped."""
+        """Sum a 1-D tensor over ranks. If a rank got a signal, the same collective makes all ranks raise Stopped."""
         sums = self.sum(torch.cat([values, values.new_tensor([bool(self.stop)])]))
         if sums[-1]:
             self.raise_if_stopped()
