@@ -181,9 +181,7 @@ def predict_images(
     batches = EvalBatches(
         list(images.values()), batch_size=model.images_at_once, rank=group.rank, world_size=group.world_size
     )
-    loader = make_loader(
-        DataLoader, Images([file.path for file in files]), workers, group, batch_sampler=batches, collate_fn=list
-    )
+    loader = make_loader(DataLoader, Images([file.path for file in files]), workers, group, batch_sampler=batches, collate_fn=list)
     failures: list[UserError] = []
     with terminal.bar(None, total=sum(map(len, batches)), title="images", unit="image") as bar:
         for batch in loader:

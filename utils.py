@@ -26,7 +26,8 @@ from data.loader import EvalLoader, TrainLoader, loader_options
 from data.sampler import EvalBatches, TrainSampler
 from data.transforms import CentreCrop, TrainTransform
 from distributed.checks import digest
-from distributed.group import Group, process_group
+from distributed.group import Group
+from distributed.join import process_group
 from distributed.signals import ignore_signals
 from errors import UserError
 from labels import MAPS
@@ -66,7 +67,7 @@ def prepare_demo_data(cfg: Config, group: Group) -> None:
 
 
 def join_group(cfg: LaunchFlags) -> contextlib.AbstractContextManager[Group]:
-    """Join the process group that the flags ask for, or none: see distributed.group.process_group."""
+    """Join the process group that the flags ask for, or none: see distributed.join.process_group."""
     return process_group(
         distributed=cfg.distributed,
         device=cfg.device,

@@ -153,8 +153,7 @@ class Config(LaunchFlags, ModelFlags, DataFlags):
         False, "log the share of labelled pixels of the training batches that are predicted right, too"
     )
     wandb: bool = flag(
-        False,
-        "log to Weights & Biases, too (needs the extra wandb of pyproject.toml; WANDB_MODE=offline and its other variables rule)",
+        False, "log to Weights & Biases, too (extra wandb; WANDB_MODE=offline and its other variables rule)"
     )
 
     # Checks of the process group

@@ -12,7 +12,7 @@ from conftest import finish, flags, free_port, one_line_each, read_metrics, star
 from PIL import Image
 
 from data.sampler import TrainSampler
-from distributed.group import process_group
+from distributed.join import process_group
 from errors import UserError
 
 
