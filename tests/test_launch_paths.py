@@ -139,10 +139,12 @@ def test_same_weights_by_any_launch_path(values, expected, tmp_path, path):
     for rank in (0, 1):
         assert f"rank {rank}, local rank" in output
     assert output.count("world size 2") == 2
-    assert_same_run(tmp_path / "log" / ("x-short" if path is train_multi_gpu else "x"), expected)
+    folder = tmp_path / "log" / ("x-short" if path is train_multi_gpu else "x")
+    assert_same_run(folder, expected)
     launcher = {torchrun_by_hand: "torchrun", launch_with_dashes: "torchrun", srun: "srun", mpirun: "mpirun"}
     if path in launcher:
-        assert f"joining the group of {launcher[path]}; --no_distributed would not" in results[0][1]
+        log = (folder / "train.log").read_text()
+        assert f"joining the group of {launcher[path]}; --no_distributed would not" in log
     assert not (tmp_path / "store").exists()  # file_url leaves nothing
 
 
