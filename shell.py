@@ -29,6 +29,11 @@ def python_command(*words: object) -> str:
     return quoted([_python(), repo_file(program), *rest])
 
 
+def install_command(extra: str) -> str:
+    """The command line that installs an extra of pyproject.toml."""
+    return python_command("-m", "pip", "install", "-e", f"{'.' if Path.cwd() == REPO else REPO}[{extra}]")
+
+
 def repo_file(name: str) -> str:
     """The path of a file of this repository from the current folder; other words unchanged."""
     return str(REPO / name) if (REPO / name).is_file() and Path.cwd() != REPO else name

@@ -27,8 +27,9 @@ from data.loader import EvalLoader, TrainLoader, loader_options
 from data.sampler import EvalBatches, TrainSampler
 from data.transforms import CentreCrop, TrainTransform
 from distributed.checks import digest
-from distributed.group import Group, process_group
-from distributed.signals import WorkerSignals
+from distributed.group import Group
+from distributed.join import process_group
+from distributed.signals import ignore_signals
 from errors import UserError
 from labels import MAPS
 from losses.criterion import NEEDS, TERMS, Criterion
@@ -67,7 +68,7 @@ def prepare_demo_data(cfg: Config, group: Group) -> None:
 
 
 def join_group(cfg: LaunchFlags) -> contextlib.AbstractContextManager[Group]:
-    """Join the process group that the flags ask for, or none: see distributed.group.process_group."""
+    """Join the process group that the flags ask for, or none: see distributed.join.process_group."""
     return process_group(
         distributed=cfg.distributed,
         device=cfg.device,
@@ -177,7 +178,7 @@ def make_loader(
         workers,
         group.device,
         processes_here=group.local_world_size,
-        worker_init=WorkerSignals(),
+        worker_init=ignore_signals,
         pin_memory=pin_memory,
         prefetch_factor=prefetch_factor,
     )

@@ -20,8 +20,7 @@ def import_extra(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        install = shell.python_command("-m", "pip", "install", "-r", shell.repo_file("requirements-export.txt"))
-        raise UserError(f"ONNX needs packages that are missing ({error}): {install}") from None
+        raise UserError(f"ONNX needs packages that are missing ({error}): {shell.install_command('export')}") from None
 
 
 def check_onnx(opset: int) -> None:

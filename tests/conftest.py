@@ -121,7 +121,9 @@ def small_disk(tmp_path) -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def browser() -> Iterator:
     """Chromium, by playwright's API."""
-    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (requirements-dev.txt)")
+    sync_api = pytest.importorskip(
+        "playwright.sync_api", reason="playwright is not installed (pip install -e '.[dev]')"
+    )
     found = [path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))]
     if not found:
         pytest.skip("no chromium, chromium-browser or google-chrome in PATH")

@@ -28,7 +28,7 @@ import utils
 from data.dataset import SegmentationDataset
 from data.sampler import TrainSampler
 from distributed.group import Group
-from distributed.lifeline import Watch
+from distributed.lifeline import Lifeline
 from losses.criterion import Criterion
 from runs import checkpoint
 from runs.state import TrainState
@@ -103,14 +103,14 @@ def stuck_after_signal() -> None:
 
 
 def no_relay() -> None:
-    """The other ranks are told to stop by the all-reduce of the next step alone."""
-    tell = Watch._tell
+    """The other ranks learn from the all-reduce of the next step alone that they should stop."""
+    send = Lifeline._send
 
-    def tell_but_stop(watch, message, but=None):
+    def send_but_stop(lifeline, message, but=None):
         if not message.startswith("stop"):
-            tell(watch, message, but)
+            send(lifeline, message, but)
 
-    Watch._tell = tell_but_stop  # type: ignore[method-assign]
+    Lifeline._send = send_but_stop  # type: ignore[method-assign]
 
 
 def slow_after_signal() -> None:
