@@ -21,7 +21,7 @@ import program
 from config.flags import FlagReader, flag
 from config.shared import CheckpointFlags, DataFlags, ModelFlags
 from data.classes import read_classes
-from data.dataset import IMAGE_SUFFIXES, read_image
+from data.images import IMAGE_SUFFIXES, read_image
 from distributed.device import find_device
 from distributed.group import Group
 from errors import UserError

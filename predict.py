@@ -20,7 +20,7 @@ import program
 from config.flags import FlagReader, flag
 from config.shared import LOCAL, InferenceFlags, ModelFlags
 from data.classes import read_classes
-from data.dataset import read_label
+from data.images import read_label
 from data.loader import batched
 from data.sampler import EvalBatches
 from distributed import checks as doctor
@@ -181,7 +181,9 @@ def predict_images(
     batches = EvalBatches(
         list(images.values()), batch_size=model.images_at_once, rank=group.rank, world_size=group.world_size
     )
-    loader = make_loader(DataLoader, Images([file.path for file in files]), workers, group, batch_sampler=batches, collate_fn=list)
+    loader = make_loader(
+        DataLoader, Images([file.path for file in files]), workers, group, batch_sampler=batches, collate_fn=list
+    )
     failures: list[UserError] = []
     with terminal.bar(None, total=sum(map(len, batches)), title="images", unit="image") as bar:
         for batch in loader:

@@ -37,7 +37,7 @@ def hand_over(argv: list[str] | None) -> int | None:
     if not values.get("checkpoint") and not values.get("model"):
         values["checkpoint"] = str(_best(cfg, task))
     if task == "predict" and "input" not in values:
-        values["input"] = (str(find_masks(cfg, "val")[1]["image"]),)
+        values["input"] = (str(find_masks(cfg, "val").folders["image"]),)
     return program.main(program.READER.words(values))
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from config.flags import flag
+from labels import MAPS
 
 # What may differ between the ranks of a run: paths, and what belongs to a machine or a process.
 LOCAL = (
@@ -18,11 +19,8 @@ class DataFlags:
     dataset: str = flag(
         "ScribblePseudoDsDc",
         "which labels there are to train on",
-        choices=(
-            "Folder", "Dense", "ScribbleOnly", "PseudoOnly", "ScribblePseudo",
-            "ScribblePseudoDs", "ScribblePseudoDc", "ScribblePseudoDsDc",
-        ),
-    )  # fmt: skip
+        choices=tuple(MAPS),
+    )
     dataset_path: str = flag("", "root folder of the data set; the folders below are relative to it [the demo]")
     list_path: str = flag(
         "", "folder of train.txt and val.txt [ImageSets/SegmentationAug, else ImageSets/Segmentation; Folder: the root]"

@@ -18,7 +18,7 @@ import numpy as np
 from tqdm import tqdm
 
 import program
-from data.dataset import read_label
+from data.images import read_label
 from errors import UserError
 from labels import IGNORE
 

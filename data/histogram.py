@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data.dataset import read_label
+from data.images import read_label
 from errors import UserError
 
 

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data.dataset import SegmentationDataset, image_size, read_distance, read_image, read_label, read_list
+from data.dataset import SegmentationDataset
+from data.images import image_size, read_distance, read_image, read_label
+from data.layout import Split, read_list
 from errors import UserError
 
 
@@ -51,10 +53,10 @@ def test_colour_mask_and_float_distance_are_refused(tmp_path):
 
 
 def test_d17_missing_file_is_named_at_once(folders):
-    with pytest.raises(UserError, match=r"image/b\.jpg: no such file, but the list names 'b'"):
-        SegmentationDataset(["a", "b"], folders, 3)
+    with pytest.raises(UserError, match=r"'b': no such image in .*image \(looked for"):
+        SegmentationDataset(Split(folders, ["a", "b"]), 3)
     with pytest.raises(UserError, match="nowhere: no such folder"):
-        SegmentationDataset(["a"], folders | {"label": folders["label"] / "nowhere"}, 3)
+        SegmentationDataset(Split(folders | {"label": folders["label"] / "nowhere"}, ["a"]), 3)
 
 
 def test_truncated_jpeg_is_named(folders):
@@ -64,24 +66,24 @@ def test_truncated_jpeg_is_named(folders):
     for size in (10, len(whole) - 30):
         path.write_bytes(whole[:size])
         with pytest.raises(UserError, match=r"a\.jpg: not a whole, readable image"):
-            SegmentationDataset(["a"], folders, 3)[0]
+            SegmentationDataset(Split(folders, ["a"]), 3)[0]
     path.write_text("no image")
     with pytest.raises(UserError, match=r"a\.jpg: not a whole"):
-        SegmentationDataset(["a"], folders, 3)[0]
+        SegmentationDataset(Split(folders, ["a"]), 3)[0]
 
 
 def test_truncated_png_label_is_named(folders):
     path = folders["label"] / "a.png"
     path.write_bytes(path.read_bytes()[:-25])
     with pytest.raises(UserError, match=r"a\.png: not a whole"):
-        SegmentationDataset(["a"], folders, 3)[0]
+        SegmentationDataset(Split(folders, ["a"]), 3)[0]
 
 
 @pytest.mark.parametrize("shape", [(4, 5), (5, 6)])
 def test_d17_mask_of_another_height_or_width_is_named(folders, shape):
     Image.fromarray(np.zeros(shape, np.uint8)).save(folders["label"] / "a.png")
     with pytest.raises(UserError, match=rf"a\.png: {shape[1]}x{shape[0]} pixels, but its image .*a\.jpg has 6x4"):
-        SegmentationDataset(["a"], folders, 3)[0]
+        SegmentationDataset(Split(folders, ["a"]), 3)[0]
 
 
 def test_image_modes_become_rgb_and_exif_orientation_is_followed(tmp_path):
@@ -145,7 +147,7 @@ def test_lists(tmp_path):
 
 
 def test_evaluation_sample_is_the_file_at_its_own_size(folders):
-    sample = SegmentationDataset(["a"], folders, 3)[0]
+    sample = SegmentationDataset(Split(folders, ["a"]), 3)[0]
     with Image.open(io.BytesIO((folders["image"] / "a.jpg").read_bytes())) as image:
         assert (sample["image"] == np.asarray(image)).all()
     assert (sample["label"] == 2).all()

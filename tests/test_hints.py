@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import REPO, errors_of, finish, flags, read_metrics, run_train, start, start_group
+from runs.hints import ResumeHint
 
 import config
 import evaluate
@@ -19,7 +20,6 @@ import predict
 from distributed.group import Group
 from errors import STOPPED
 from runs import checkpoint
-from runs.hints import ResumeHint
 
 FAULTS = "tests/train_with_fault.py"
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="POSIX shells")

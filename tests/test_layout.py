@@ -11,8 +11,9 @@ from conftest import flags, read_metrics, run_train
 from PIL import Image
 
 import config
-from data.dataset import SegmentationDataset, read_label
-from data.layout import find_files
+from data.dataset import SegmentationDataset
+from data.images import read_label
+from data.layout import find_split
 from distributed.group import Group
 from errors import UserError
 from utils import get_loader
@@ -36,8 +37,7 @@ def put_pairs(root: Path, *names: str, image: str = ".jpg", mask: str = ".png") 
 
 
 def find(root: Path, split: str = "train", **paths: str) -> SegmentationDataset:
-    names, folders = find_files(root, "Folder", split, {"label": paths.pop("label_path", "")}, **paths)
-    return SegmentationDataset(names, folders, 2)
+    return SegmentationDataset(find_split(root, "Folder", split, {"label": paths.pop("label_path", "")}, **paths), 2)
 
 
 def test_subfolders_are_splits_and_pairs_are_found_at_any_depth(tmp_path):
@@ -96,7 +96,7 @@ FAULTS = {
     ),
     "JPEG mask": (
         lambda root: (put(root / "images/train/b.jpg"), put(root / "masks/train/b.jpeg")),
-        r"masks/train/b\.jpeg: a JPEG changes .*save the mask as PNG",
+        r"masks/train/b\.jpeg: JPEG compression changes .*save the mask as PNG",
     ),
     "two images": (lambda root: put(root / "images/train/a.png"), r"train/a\.jpg and a\.png: two files of one name"),
     "two masks": (lambda root: put(root / "masks/train/a.tif"), r"train/a\.png and a\.tif: two files of one name"),
@@ -147,7 +147,7 @@ def test_masks_of_three_equal_channels_are_read_and_jpegs_of_another_name_refuse
     put(tmp_path / "grey.webp", np.stack([grey] * 3, axis=2))
     assert read_label(tmp_path / "grey.webp", 2).tolist() == grey.tolist()
     Image.fromarray(grey).save(tmp_path / "a.png", format="JPEG")
-    with pytest.raises(UserError, match=r"a\.png: a JPEG changes the label values"):
+    with pytest.raises(UserError, match=r"a\.png: JPEG compression changes label values"):
         read_label(tmp_path / "a.png", 2)
 
 
@@ -171,5 +171,5 @@ def test_training_on_plain_folders(tmp_path):
 def test_plain_folders_taken_for_another_layout_are_recognised(tmp_path):
     for folder in ("images", "masks"):
         (tmp_path / folder / "train").mkdir(parents=True)
-    with pytest.raises(UserError, match="plain folders are --dataset Folder, not ScribbleOnly"):
-        find_files(tmp_path, "ScribbleOnly", "train", {"label": ""})
+    with pytest.raises(UserError, match="for plain folders use --dataset Folder, not ScribbleOnly"):
+        find_split(tmp_path, "ScribbleOnly", "train", {"label": ""})
