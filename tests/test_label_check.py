@@ -21,17 +21,26 @@ PLAIN = {"dataset": "Folder", "model_type": "res50_ASPP"}
 
 
 @pytest.fixture
-def warnings(caplog, monkeypatch):
+def logged(caplog, monkeypatch):
+    """The lines that are logged, and nowhere else."""
+    logger = logging.getLogger("segtrain")
+    monkeypatch.setattr(logger, "handlers", [caplog.handler])
+    monkeypatch.setattr(logger, "propagate", False)
+    caplog.set_level("INFO", "segtrain")
+    return caplog
+
+
+@pytest.fixture
+def warnings(logged):
     """A function that returns what check_sample logs about a data set."""
-    monkeypatch.setattr(logging.getLogger("segtrain"), "propagate", True)
 
     def check(root, **values) -> list[str]:
         cfg, group = config.parse(flags(dataset_path=root, **({"batchsize": 1} | values))), Group(torch.device("cpu"))
         train_set, val_set = (utils.get_loader(cfg, split, group).dataset for split in ("train", "val"))
-        caplog.clear()
+        logged.clear()
         check_sample(train_set.files, val_set.files, cfg.numclasses, "the command")
-        assert {record.levelname for record in caplog.records} <= {"WARNING"}
-        return caplog.messages
+        assert {record.levelname for record in logged.records} <= {"WARNING"}
+        return logged.messages
 
     return check
 
@@ -143,9 +152,7 @@ def test_the_first_validation_names_the_classes_that_no_mask_has(demo_root, tmp_
         ([0.5, 0.0], None),
     ],
 )
-def test_classes_that_no_validation_mask_has(caplog, monkeypatch, accuracies, message):
-    monkeypatch.setattr(logging.getLogger("segtrain"), "propagate", True)
-    caplog.set_level("INFO", "segtrain")
+def test_classes_that_no_validation_mask_has(logged, accuracies, message):
     check_validation(accuracies, "the command")
-    (line,) = caplog.messages or [None]
+    (line,) = logged.messages or [None]
     assert line is message or line.startswith(f"the validation masks {message}")
