@@ -247,7 +247,7 @@ def _build(cfg: Config) -> models.Segmenter:
 
 def active_terms(cfg: Config) -> dict[str, float]:
     """Return {term: weight} of the losses that --dataset has label maps for and whose weight is not 0."""
-    has_lorm = models.MODELS[cfg.model_type][1]
+    has_lorm = models.MODELS[cfg.model_type].has_lorm
     return {
         term: weight
         for term in TERMS
