@@ -25,9 +25,7 @@ MIN_IMAGES = 16  # images read; fewer may lack classes by chance
 Files = list[dict[str, Path]]  # of each image, as in SegmentationDataset.files
 
 
-def check_sample(
-    train: Files, val: Files, num_classes: int, command: str, map_: Callable[..., Iterable] = map
-) -> None:
+def check_sample(train: Files, val: Files, num_classes: int, command: str, map_: Callable[..., Iterable] = map) -> None:
     """Compare a sample of the labels with --numclasses, and warn.
 
     command: the data check of this data set, to paste. map_: like map(); may share the work between processes.
