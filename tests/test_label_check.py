@@ -1,6 +1,5 @@
 """train.py warns of labels that cannot be right, and is silent on good ones."""
 
-import logging
 import shlex
 
 import numpy as np
@@ -18,16 +17,6 @@ from errors import UserError
 
 HEIGHT, WIDTH = 12, 16  # of the drawn labels
 PLAIN = {"dataset": "Folder", "model_type": "res50_ASPP"}
-
-
-@pytest.fixture
-def logged(caplog, monkeypatch):
-    """The lines that are logged, and nowhere else."""
-    logger = logging.getLogger("segtrain")
-    monkeypatch.setattr(logger, "handlers", [caplog.handler])
-    monkeypatch.setattr(logger, "propagate", False)
-    caplog.set_level("INFO", "segtrain")
-    return caplog
 
 
 @pytest.fixture
