@@ -11,7 +11,7 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Sequence
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
@@ -28,7 +28,7 @@ from data.check.findings import Findings
 from data.check.measure import Facts, measure
 from data.check.report import class_table, finding_lines, summary_lines
 from data.check.rules import check_agreement, check_images, check_labels, check_values, infer_num_classes
-from data.check.summary import Summary, check_classes, summarise
+from data.check.summary import Summary, check_classes
 from data.check.survey import Paths, Sample, guess_dataset, survey
 from data.classes import read_classes
 from errors import UserError
@@ -39,16 +39,22 @@ CHUNK = 8  # samples that a process takes at once
 
 
 def check(
-    root: Path, *, dataset: str = "", num_classes: int | None = None, classes: str = "", paths: Paths | None = None,
-    splits: Iterable[str] = ("train", "val"), workers: int = 0,
-) -> tuple[Summary, Findings]:  # fmt: skip
+    root: Path,
+    *,
+    dataset: str = "",
+    num_classes: int | None = None,
+    classes: str = "",
+    paths: Paths | None = None,
+    splits: Sequence[str] = ("train", "val"),
+    workers: int = 0,
+) -> tuple[Summary, Findings]:
     """Check a data set. The arguments are the flags of these names; "" and None infer the value from the data."""
     findings, paths = Findings(root), paths or Paths()
     classes = classes or _class_file(root, num_classes, findings)
     if classes:
         num_classes = len(read_classes(classes, num_classes).names)
     dataset = dataset or guess_dataset(root, paths)
-    found, samples = survey(root, dataset, paths, list(splits), findings)
+    found, samples = survey(root, dataset, paths, splits, findings)
     facts = _measure_all(samples, workers)
 
     inferred = num_classes is None
@@ -60,9 +66,9 @@ def check(
     check_values(facts, num_classes, inferred, classes, findings)
     check_agreement(facts, findings)
     find_duplicates(facts, findings)
-    summary = summarise(
-        facts, found, known.names, root=str(root), dataset=dataset, inferred=inferred, class_file=classes
-    )
+    layout = {"Folder": "Folder", "Dense": "VOC"}.get(dataset, "ScribbleSup")
+    summary = Summary(str(root), layout, dataset, num_classes, not inferred, classes)
+    summary.count(facts, found, known.names)
     check_classes(summary, findings)
     return summary, findings
 
@@ -102,10 +108,8 @@ def main(argv: list[str] | None = None) -> int:
     if workers < 0:
         workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     paths = Paths(**{item.name: getattr(args, item.name) for item in dataclasses.fields(Paths)})
-    summary, findings = check(
-        args.root, dataset=args.dataset, num_classes=args.numclasses, classes=args.classes, paths=paths,
-        splits=args.splits, workers=workers,
-    )  # fmt: skip
+    options = {"dataset": args.dataset, "num_classes": args.numclasses, "classes": args.classes, "splits": args.splits}
+    summary, findings = check(args.root, paths=paths, workers=workers, **options)
     print("\n".join([*summary_lines(summary), *class_table(summary), "", *finding_lines(findings)]))
     if args.json:
         _write_json(args.json, summary, findings)

@@ -32,7 +32,8 @@ class ClassRow:
 class Summary:
     """labels: {split: {kind: files}}. sizes: {"WIDTHxHEIGHT": images}, most frequent first. ignored: {split: share}.
 
-    agreement: {"scribble" or "pseudo": of the pixels with a class here and in the mask, the share with the same class}.
+    class_file: preset or file of the class names, "" for none. agreement: {"scribble" or "pseudo": of the pixels with a
+    class here and in the mask, the share with the same class}.
     """
 
     root: str
@@ -40,59 +41,41 @@ class Summary:
     dataset: str
     num_classes: int
     num_classes_given: bool
-    class_file: str  # preset or file of the class names, "" for none
-    images: dict[str, int]
-    labels: dict[str, dict[str, int]]
-    sizes: dict[str, int]
-    ignored: dict[str, float]
-    classes: list[ClassRow]
-    agreement: dict[str, float]
+    class_file: str
+    images: dict[str, int] = field(default_factory=dict)
+    labels: dict[str, dict[str, int]] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)
+    ignored: dict[str, float] = field(default_factory=dict)
+    classes: list[ClassRow] = field(default_factory=list)
+    agreement: dict[str, float] = field(default_factory=dict)
 
-
-def summarise(
-    facts: list[Facts], splits: list[str], names: list[str], *, root: str, dataset: str, inferred: bool, class_file: str
-) -> Summary:
-    """Count what was measured. names: of the classes. inferred: whether their number comes from the labels."""
-    images, labels, ignored = {}, {}, {}
-    rows = [ClassRow(number, name) for number, name in enumerate(names)]
-    for split in splits:
-        inside = [item for item in facts if split in item.splits]
-        images[split] = len(inside)
-        labels[split] = dict(Counter(kind for item in inside for kind in item.labels))
-        kind = required_labels(dataset, split)[0]
-        maps = [item.labels[kind].values for item in inside if kind in item.labels]
-        num_pixels = sum(sum(values.values()) for values in maps)
-        ignored[split] = sum(values.get(IGNORE, 0) for values in maps) / max(num_pixels, 1)
-        for row in rows:
-            row.pixels[split] = sum(values.get(row.number, 0) for values in maps)
-            row.images[split] = sum(row.number in values for values in maps)
-    weights = class_weights(np.array([row.pixels.get("train", 0) for row in rows]))
-    scribbled = [item.labels for item in facts if {"mask", "scribble"} <= set(item.labels)]
-    for row, weight in zip(rows, weights, strict=True):
-        row.weight = round(float(weight), 3) if row.pixels.get("train") else None
-        covered, masked = (
-            sum(maps[kind].values.get(row.number, 0) for maps in scribbled) for kind in ("scribble", "mask")
-        )
-        row.coverage = covered / masked if masked else None
-    agreement = {}
-    for kind in ("scribble", "pseudo"):
-        both, equal = (sum(item.agreement.get(kind, (0, 0))[place] for item in facts) for place in (0, 1))
-        if both:
-            agreement[kind] = equal / both
-    return Summary(
-        root=root,
-        layout={"Folder": "Folder", "Dense": "VOC"}.get(dataset, "ScribbleSup"),
-        dataset=dataset,
-        num_classes=len(names),
-        num_classes_given=not inferred,
-        class_file=class_file,
-        images=images,
-        labels=labels,
-        sizes=dict(Counter("{1}x{0}".format(*item.image.size) for item in facts if item.image.sha).most_common()),
-        ignored=ignored,
-        classes=rows,
-        agreement=agreement,
-    )
+    def count(self, facts: list[Facts], splits: list[str], names: list[str]) -> None:
+        """Count what was measured. names: of the classes."""
+        sizes = Counter("{1}x{0}".format(*item.image.size) for item in facts if item.image.sha)
+        self.sizes = dict(sizes.most_common())
+        self.classes = [ClassRow(number, name) for number, name in enumerate(names)]
+        for split in splits:
+            inside = [item for item in facts if split in item.splits]
+            self.images[split] = len(inside)
+            self.labels[split] = dict(Counter(kind for item in inside for kind in item.labels))
+            kind = required_labels(self.dataset, split)[0]
+            maps = [item.labels[kind].values for item in inside if kind in item.labels]
+            num_pixels = sum(sum(values.values()) for values in maps)
+            self.ignored[split] = sum(values.get(IGNORE, 0) for values in maps) / max(num_pixels, 1)
+            for row in self.classes:
+                row.pixels[split] = sum(values.get(row.number, 0) for values in maps)
+                row.images[split] = sum(row.number in values for values in maps)
+        weights = class_weights(np.array([row.pixels.get("train", 0) for row in self.classes]))
+        scribbled = [item.labels for item in facts if {"mask", "scribble"} <= set(item.labels)]
+        for row, weight in zip(self.classes, weights.tolist(), strict=True):
+            row.weight = round(weight, 3) if row.pixels.get("train") else None
+            masked = sum(labels["mask"].values.get(row.number, 0) for labels in scribbled)
+            covered = sum(labels["scribble"].values.get(row.number, 0) for labels in scribbled)
+            row.coverage = covered / masked if masked else None
+        for kind in ("scribble", "pseudo"):
+            pixels, equal = (sum(item.agreement.get(kind, (0, 0))[place] for item in facts) for place in (0, 1))
+            if pixels:
+                self.agreement[kind] = equal / pixels
 
 
 def check_classes(summary: Summary, findings: Findings) -> None:

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -138,7 +139,7 @@ def find_unused(root: Path, dataset: str, paths: Paths, splits: list[Split], fin
 
 
 def survey(
-    root: Path, dataset: str, paths: Paths, names: list[str], findings: Findings
+    root: Path, dataset: str, paths: Paths, names: Sequence[str], findings: Findings
 ) -> tuple[list[str], list[Sample]]:
     """The splits `names` that exist, and a sample for each of their images. Finds what is missing or unused."""
     list_folder.cache_clear()
