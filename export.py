@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from data.classes import read_classes
-from data.dataset import IMAGE_SUFFIXES, read_image
+from data.images import IMAGE_SUFFIXES, read_image
 from distributed.device import find_device
 from distributed.group import Group
 from errors import UserError

@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader
 
 from config.flags import per_rank
 from data.classes import read_classes
-from data.dataset import read_label
+from data.images import read_label
 from data.loader import batched
 from data.sampler import EvalBatches
 from distributed import checks

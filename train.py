@@ -22,6 +22,7 @@ import schedule
 from config import Config
 from config.flags import per_rank
 from data.classes import Classes, read_classes
+from data.label_check import check_sample, check_validation
 from data.loader import EvalLoader, TrainLoader, batched
 from distributed import checks
 from distributed.group import Group, Stopped, gradient_sync
@@ -33,8 +34,7 @@ from evaluation.report import write_run_report
 from evaluation.scoring import score
 from losses.criterion import Criterion, to_device
 from models.amp import autocast
-from runs.label_check import check_sample, check_validation
-from runs.messages import epoch_title, log_data, log_end, log_launch, score_text
+from runs.messages import data_check_command, epoch_title, log_data, log_end, log_launch, score_text
 from runs.run import Run
 from runs.state import TrainState
 from schedule import LearningRate
@@ -84,7 +84,7 @@ def train(cfg: Config, group: Group, run: Run) -> int:
     train_loader, val_loader = get_loader(cfg, "train", group), get_loader(cfg, "val", group)
     train_set, val_set, sampler = train_loader.dataset, val_loader.dataset, train_loader.sampler
     checks.check_setup(group, {"training list": train_set, "validation list": val_set}, sampler.order(epoch=0))
-    check_sample(cfg, group, train_set, val_set)
+    check_sample(train_set.files, val_set.files, cfg.numclasses, data_check_command(cfg), group.map)
     classes = read_classes(cfg.classes, cfg.numclasses)
     log_data(cfg, train_set, val_set)
 
@@ -227,7 +227,7 @@ def validate(cfg: Config, group: Group, run: Run, state: TrainState, loader: Eva
             assert run.folder is not None
             write_run_report(run.folder, state.step, cfg, loader.dataset.names, result)
     if state.best_miou < 0:  # the first validation
-        check_validation(cfg, result.scores["acc"])
+        check_validation(result.scores["acc"], data_check_command(cfg))
     return result.scores
 
 

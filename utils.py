@@ -20,9 +20,10 @@ from config import Config
 from config.losses import parse_loss, read_class_weights
 from config.shared import LaunchFlags
 from data import demo, histogram
-from data.dataset import SegmentationDataset, image_size
+from data.dataset import SegmentationDataset
 from data.distance import pseudo_distance, scribble_distance
-from data.layout import find_files
+from data.images import image_size
+from data.layout import Split, find_split
 from data.loader import EvalLoader, TrainLoader, loader_options
 from data.sampler import EvalBatches, TrainSampler
 from data.transforms import CentreCrop, TrainTransform
@@ -122,11 +123,11 @@ def get_train_loader(cfg: Config, group: Group) -> TrainLoader:
         if name in COMPUTE and not folders[name]
     }
     stored = {name: folders[name] for name in MAPS[cfg.dataset] if name not in compute}
-    files = find_files(
+    files = find_split(
         Path(cfg.dataset_path), cfg.dataset, "train", stored, list_path=cfg.list_path, image_path=cfg.image_path
     )
     transform = TrainTransform(cfg.crop_size) if cfg.augment else CentreCrop(cfg.crop_size)
-    dataset = SegmentationDataset(*files, cfg.numclasses, transform=transform, compute=compute, seed=cfg.seed)
+    dataset = SegmentationDataset(files, cfg.numclasses, transform=transform, compute=compute, seed=cfg.seed)
     sampler = TrainSampler(
         len(dataset),
         batch_size=cfg.batchsize,
@@ -141,7 +142,7 @@ def get_train_loader(cfg: Config, group: Group) -> TrainLoader:
 
 def get_eval_loader(cfg: Config, split: str, group: Group) -> EvalLoader:
     """Return the loader of this process's share of any list, for evaluation."""
-    dataset = SegmentationDataset(*find_masks(cfg, split), cfg.numclasses)
+    dataset = SegmentationDataset(find_masks(cfg, split), cfg.numclasses)
     # Ranks that list different files are found later, by distributed.checks.check_setup.
     sizes = [size or (0, 0) for size in group.map(image_size, [files["image"] for files in dataset.files])]
     batches = EvalBatches(sizes, batch_size=cfg.val_batchsize, rank=group.rank, world_size=group.world_size)
@@ -150,10 +151,10 @@ def get_eval_loader(cfg: Config, split: str, group: Group) -> EvalLoader:
     return make_loader(EvalLoader, dataset, workers, group, batch_sampler=batches, **options)
 
 
-def find_masks(cfg: Config, split: str) -> tuple[list[str], dict[str, Path]]:
-    """Return the names of a split, and the folders of its images and dense masks: see data.layout.find_files."""
+def find_masks(cfg: Config, split: str) -> Split:
+    """Return where the images of a split and their dense masks are."""
     layout = "Folder" if cfg.dataset == "Folder" else "Dense"
-    return find_files(
+    return find_split(
         Path(cfg.dataset_path),
         layout,
         split,
@@ -248,7 +249,7 @@ def _build(cfg: Config) -> models.Segmenter:
 
 def active_terms(cfg: Config) -> dict[str, float]:
     """Return {term: weight} of the losses that --dataset has label maps for and whose weight is not 0."""
-    has_lorm = models.MODELS[cfg.model_type][1]
+    has_lorm = models.MODELS[cfg.model_type].has_lorm
     return {
         term: weight
         for term in TERMS

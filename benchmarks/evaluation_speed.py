@@ -24,7 +24,7 @@ import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import models
-from data.dataset import read_image
+from data.images import read_image
 from evaluation.predictor import Predictor, window_starts
 from trained import TrainedModel
 

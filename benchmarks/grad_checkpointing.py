@@ -29,7 +29,7 @@ NUM_CLASSES = 21
 
 def make_criterion(model_type: str) -> Criterion:
     weights = {"seg": 1.0, "pseudo": 1.0, "ds": 1.0, "dc": 1.0}
-    return Criterion(weights | ({"lorm": 1.0} if models.MODELS[model_type][1] else {}), 0.1)
+    return Criterion(weights | ({"lorm": 1.0} if models.MODELS[model_type].has_lorm else {}), 0.1)
 
 
 def estimate(args, grad_checkpointing: bool, batchsize: int, crop_size: int, amp: str) -> Summary:

@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image, ImageSequence
 from torch.utils.data import Dataset
 
-from data.dataset import IMAGE_SUFFIXES, decoding, image_size, read_image
+from data.images import IMAGE_SUFFIXES, decoding, image_size, read_image
 from errors import InputError, UserError
 
 VIDEO_SUFFIXES = (".mp4", ".avi", ".mov", ".mkv", ".webm", ".m4v", ".mpg", ".mpeg", ".wmv")

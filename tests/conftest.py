@@ -1,6 +1,7 @@
 """What the tests share: a tiny drawn data set, the real samples, and training as a user starts it."""
 
 import json
+import logging
 import multiprocessing
 import os
 import shutil
@@ -70,6 +71,16 @@ def pytest_configure(config) -> None:
     )
     paths = [folder.name, os.environ.get("PYTHONPATH", "")]
     os.environ.update(PYTHONPATH=os.pathsep.join(filter(None, paths)), START_METHOD=method)
+
+
+@pytest.fixture
+def logged(caplog, monkeypatch):
+    """caplog for the lines of this project, which then go nowhere else."""
+    logger = logging.getLogger("segtrain")
+    monkeypatch.setattr(logger, "handlers", [caplog.handler])
+    monkeypatch.setattr(logger, "propagate", False)
+    caplog.set_level("INFO", "segtrain")
+    return caplog
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ from PIL import Image
 import models
 import predict
 from data.classes import voc_colours
-from data.dataset import read_image
+from data.images import read_image
 from errors import UserError
 from evaluation.pictures import overlay
 from evaluation.predictor import Predictor
