@@ -1,5 +1,6 @@
 """What the tests share: a tiny drawn data set, the real samples, and training as a user starts it."""
 
+import functools
 import json
 import multiprocessing
 import os
@@ -13,9 +14,7 @@ from pathlib import Path
 import pytest
 import thin_networks
 import torch
-import torchvision
-from processes import Started
-from python_server import PythonServer
+from python_server import PythonServer, Started
 
 import config
 import models
@@ -80,13 +79,6 @@ def demo_root(tmp_path_factory) -> Path:
     return root
 
 
-@pytest.fixture
-def thin(monkeypatch) -> None:
-    """Runs of this process train a network that takes less time."""
-    monkeypatch.setattr(torchvision.models, "get_model", None)  # put back at the end
-    thin_networks.use()
-
-
 @pytest.fixture(scope="session")
 def scribblesup() -> Path:
     return _real_data("scribblesup_sample")
@@ -97,11 +89,25 @@ def camvid() -> Path:
     return _real_data("camvid")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item) -> None:
+    """Networks are thin, here and in processes, but in tests marked full_size."""
+    thin_networks.use(item.get_closest_marker("full_size") is None)
+
+
+@functools.cache
+def python_server() -> PythonServer:
+    return PythonServer(REPO)
+
+
+def pytest_unconfigure() -> None:
+    if python_server.cache_info().currsize:
+        python_server().close()
+
+
 @pytest.fixture(scope="session")
-def python(tmp_path_factory) -> Iterator[PythonServer]:
-    server = PythonServer(tmp_path_factory.mktemp("python"), REPO)
-    yield server
-    server.close()
+def python() -> PythonServer:
+    return python_server()
 
 
 @pytest.fixture
@@ -184,11 +190,10 @@ def free_port() -> int:
         return server.getsockname()[1]
 
 
-def start(words: list[str], cwd: Path, program: str = "train.py", *, own_session: bool = False, **env) -> Started:
-    """Start a program of the repository as a process of its own, as a launcher would."""
-    return Started(
-        REPO / program, words, cwd, os.environ | {name: str(value) for name, value in env.items()}, own_session
-    )  # fmt: skip
+def start(words: list[str], cwd: Path, program: str = "train.py", **env) -> Started:
+    """Start a program of the repository, or with "-m" a module, as a process of its own, as a launcher would."""
+    words = [program if program == "-m" else str(REPO / program), *words]
+    return python_server().start(words, cwd, os.environ | {name: str(value) for name, value in env.items()})
 
 
 def start_group(

@@ -130,20 +130,20 @@ def test_torchrun_is_named_where_the_shell_finds_it(tmp_path, monkeypatch):
     )
 
 
-def test_error_after_a_checkpoint_says_how_to_resume_and_one_before_does_not(thin, demo_root, tmp_path):
+def test_error_after_a_checkpoint_says_how_to_resume_and_one_before_does_not(demo_root, tmp_path):
     words = flags(dataset_path=demo_root, logdir=tmp_path, epochs=2, name="x", dataset="Dense", model_type="res50_ASPP")
-    [(status, _, stderr)] = finish([start(["thin+out_of_memory", "0", *words], tmp_path, FAULTS)])
+    [(status, _, stderr)] = finish([start(["out_of_memory", "0", *words], tmp_path, FAULTS)])
     assert status == 2
     [line] = errors_of(stderr)
     assert command_after(line, "; to resume").endswith(f"train.py --resume {tmp_path}/x/last.pt")
     # A run that has diverged would fail again, so it gets no command to paste.
-    [(status, _, stderr)] = finish([start(["thin+loss_not_finite", "0", *words, "--name", "y"], tmp_path, FAULTS)])
+    [(status, _, stderr)] = finish([start(["loss_not_finite", "0", *words, "--name", "y"], tmp_path, FAULTS)])
     assert status == 2
     assert (tmp_path / "y" / "last.pt").exists()
     assert "is nan at step 5" in errors_of(stderr)[0]
     assert "to resume" not in stderr
     words = flags(dataset_path=demo_root, logdir=tmp_path, lr=1e30, dataset="Dense", model_type="res50_ASPP")
-    [(status, _, stderr)] = finish([start(["thin", "0", *words], tmp_path, FAULTS)])
+    [(status, _, stderr)] = finish([start(words, tmp_path)])
     assert status == 2
     assert "to resume" not in stderr
 
@@ -159,13 +159,13 @@ def test_rank_0_says_how_to_resume_when_another_rank_is_killed(demo_root, tmp_pa
         model_type="res50_ASPP",
     )
     words += ["--save_step_frequency", "1"]
-    results = finish(start_group(2, ["thin+killed", "1", *words], tmp_path, FAULTS))
+    results = finish(start_group(2, ["killed", "1", *words], tmp_path, FAULTS))
     [line] = errors_of(results[0][2])
     assert "exited without a message" in line
     assert line.endswith(f"; to resume, start all processes as before and add: --resume {tmp_path}/x/last.pt")
 
 
-def test_commands_for_a_run_that_is_done(thin, demo_root, tmp_path, monkeypatch, capsys):
+def test_commands_for_a_run_that_is_done(demo_root, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     run_train(dataset_path=demo_root, logdir="my logs", name="my run", dataset="Dense", model_type="res50_ASPP")
     said = capsys.readouterr().out

@@ -90,7 +90,7 @@ def test_resumed_run_counts_again_only_where_something_changed(demo_root, tmp_pa
     assert len(counted) == before + 2
 
 
-def test_class_weights_are_in_the_checkpoint(thin, demo_root, tmp_path, monkeypatch):
+def test_class_weights_are_in_the_checkpoint(demo_root, tmp_path, monkeypatch):
     words = {
         "dataset_path": demo_root,
         "logdir": tmp_path,

@@ -115,7 +115,7 @@ def test_loss_scale_is_resumed(demo_root, tmp_path):
     )  # fmt: skip
     # Scaled like this, a gradient of step 1 or 2 is more than fp16 can hold, and the scale is halved.
     [(status, stdout, stderr)] = finish(
-        [start(["thin+huge_loss_scale", "0", *words, "--name", "whole"], tmp_path, FAULTS)]
+        [start(["huge_loss_scale", "0", *words, "--name", "whole"], tmp_path, FAULTS)]
     )
     assert status == 0, stderr
     assert " of them skipped by --amp fp16), best mIoU" in stdout
@@ -126,7 +126,7 @@ def test_loss_scale_is_resumed(demo_root, tmp_path):
     for file in ("step_00000002.pt", "metrics.jsonl"):
         shutil.copy(tmp_path / "whole" / file, tmp_path / "x")
     words += ["--name", "x", "--resume", "auto"]
-    [(status, _, stderr)] = finish([start(["thin+huge_loss_scale", "0", *words], tmp_path, FAULTS)])
+    [(status, _, stderr)] = finish([start(["huge_loss_scale", "0", *words], tmp_path, FAULTS)])
     assert status == 0, stderr
     contents = [checkpoint.read_run(tmp_path / name / "last.pt") for name in ("x", "whole")]
     assert contents[0]["scaler"] == contents[1]["scaler"]

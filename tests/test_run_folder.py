@@ -92,9 +92,9 @@ def test_folder_with_anything_else_in_it_is_left_alone(tmp_path, file):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs locks")
-def test_folder_of_a_start_that_was_killed_is_taken_again(thin, demo_root, tmp_path):
+def test_folder_of_a_start_that_was_killed_is_taken_again(demo_root, tmp_path):
     words = flags(dataset_path=demo_root, logdir=tmp_path, name="x")
-    process = start(["thin+killed_in_first_step", "0", *words], tmp_path, FAULTS)
+    process = start(["killed_in_first_step", "0", *words], tmp_path, FAULTS)
     while process.poll() is None:
         time.sleep(0.02)
     assert {file.name for file in (tmp_path / "x").iterdir() if "tfevents" not in file.name} == {
@@ -105,7 +105,7 @@ def test_folder_of_a_start_that_was_killed_is_taken_again(thin, demo_root, tmp_p
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs locks")
-def test_label_that_one_rank_cannot_use_costs_no_name(thin, demo_root, tmp_path):
+def test_label_that_one_rank_cannot_use_costs_no_name(demo_root, tmp_path):
     """Rank 0 has the folder and ends by the other rank's error."""
     bad = shutil.copytree(demo_root, tmp_path / "data")
     for file in (bad / "SegmentationClassAug").iterdir():

@@ -32,9 +32,7 @@ from distributed.lifeline import Watch
 from losses.criterion import Criterion
 from runs import checkpoint
 from runs.state import TrainState
-from tests import thin_networks
-
-ON_ALL_RANKS = ("a_buffer", "blocked_destroy", "slow_write", "thin")
+ON_ALL_RANKS = ("a_buffer", "blocked_destroy", "slow_write")
 STEP = 6  # of 4 an epoch: in the middle of the second
 
 
@@ -70,11 +68,6 @@ def stop() -> None:
     time.sleep(0.1)  # for the thread that notes it
 
 
-def thin() -> None:
-    """No fault: a network that takes less time."""
-    thin_networks.use()
-
-
 # A signal in each phase
 
 
@@ -91,6 +84,7 @@ def signal_mid_epoch() -> None:
 
 
 def signal_group_mid_epoch() -> None:
+    os.setsid()
     at_step(STEP, lambda: os.killpg(0, signal.SIGTERM))
 
 
