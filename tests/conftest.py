@@ -8,7 +8,8 @@ import shutil
 import socket
 import subprocess
 import tempfile
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -197,20 +198,18 @@ def start(words: list[str], cwd: Path, program: str = "train.py", **env) -> Star
 
 
 def start_group(
-    world_size: int, words: list[str], cwd: Path, program: str = "train.py", ranks: Iterable[int] | None = None, **env
+    world_size: int, words: list, cwd: Path, program: str = "train.py", ranks: Iterable[int] | None = None, **env
 ) -> list[Started]:
     """Start the processes of a group by hand, as torchrun would: RANK, WORLD_SIZE and the rest in the environment.
 
-    ranks: which to start, if not each once.
+    words: of all processes, or a list of each one's. ranks: which to start, if not each once.
     """
     env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": world_size} | env
-    return [start(words, cwd, program, RANK=rank, LOCAL_RANK=rank, **env) for rank in ranks or range(world_size)]
+    own = words if isinstance(words[0], list) else [words] * world_size
+    return [start(own[rank], cwd, program, RANK=rank, LOCAL_RANK=rank, **env) for rank in ranks or range(world_size)]
 
 
-def two_processes(words: list[list[str]], cwd: Path) -> list[Started]:
-    """A group of two whose processes have flags of their own."""
-    env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": 2}
-    return [start(words[rank], cwd, RANK=rank, LOCAL_RANK=rank, **env) for rank in (0, 1)]
+two_processes = functools.partial(start_group, 2)
 
 
 def finish(processes: list[Started], timeout: float = 120) -> list[tuple[int, str, str]]:
@@ -221,6 +220,22 @@ def finish(processes: list[Started], timeout: float = 120) -> list[tuple[int, st
         for process in processes:
             process.kill()
     return [(process.returncode, *output) for process, output in zip(processes, results, strict=True)]
+
+
+def succeed(processes: list, timeout: float = 120) -> list[str]:
+    """stdout of each process. All end with status 0."""
+    results = finish(processes, timeout)
+    assert [status for status, _, _ in results] == [0] * len(results), results
+    return [stdout for _, stdout, _ in results]
+
+
+def wait_until(condition: Callable[[], object], processes: list, seconds: float = 120) -> None:
+    """Wait for what running processes bring about."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert all(process.poll() is None for process in processes), [process.communicate() for process in processes]
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def errors_of(stderr: str) -> list[str]:

@@ -1,6 +1,6 @@
-"""train.py in float64, where a sum's order shows in the last digits only.
+"""train.py in float64: the order of a sum then shows in the last digits only.
 
-With $SAMPLES, $SAMPLES.RANK gets a line "epoch index" a training sample; with $STOP_AT_STEP, it is told to stop there.
+$SAMPLES: write a line "epoch index" to $SAMPLES.RANK for each training sample. $STOP_AT_STEP: send SIGTERM there.
 """
 
 import os
