@@ -37,9 +37,19 @@ for name in [name for name in os.environ if name.startswith(LAUNCHERS)]:
 
 # A model and crops small enough to train in a second.
 TINY = {
-    "dataset": "ScribblePseudoDsDc", "numclasses": 5, "layers": 18, "pretrained": "none", "crop_size": 33,
-    "batchsize": 2, "epochs": 1, "lr": 0.01, "warmup_epochs": 0, "workers": 0, "log_interval": 1, "device": "cpu",
-}  # fmt: skip
+    "dataset": "ScribblePseudoDsDc",
+    "numclasses": 5,
+    "layers": 18,
+    "pretrained": "none",
+    "crop_size": 33,
+    "batchsize": 2,
+    "epochs": 1,
+    "lr": 0.01,
+    "warmup_epochs": 0,
+    "workers": 0,
+    "log_interval": 1,
+    "device": "cpu",
+}
 
 
 def pytest_addoption(parser) -> None:
@@ -159,6 +169,18 @@ def run_train(**values) -> Path:
     """Train in this process. Returns the newest run's folder."""
     train.main(flags(**values))
     return max(Path(values["logdir"]).iterdir(), key=lambda folder: folder.stat().st_mtime)
+
+
+@pytest.fixture
+def demo_flags(demo_root, tmp_path) -> Callable[..., list[str]]:
+    """flags() of a run on the demo data, in tmp_path."""
+    return functools.partial(flags, dataset_path=demo_root, logdir=tmp_path)
+
+
+@pytest.fixture
+def demo_run(demo_root, tmp_path) -> Callable[..., Path]:
+    """run_train() on the demo data, in tmp_path."""
+    return functools.partial(run_train, dataset_path=demo_root, logdir=tmp_path)
 
 
 def random_checkpoint(path: Path, num_classes: int, **values) -> Path:

@@ -23,9 +23,16 @@ from pathlib import Path
 import thin_networks
 
 PRELOAD = [
-    "train", "evaluate", "predict", "export", "data.check", "torchvision", "torch.utils.tensorboard", "torch.distributed.run",
+    "train",
+    "evaluate",
+    "predict",
+    "export",
+    "data.check",
+    "torchvision",
+    "torch.utils.tensorboard",
+    "torch.distributed.run",
     "torch.distributed.optim",
-]  # fmt: skip
+]
 # Each call of a shell waits for these imports.
 CLIENT = """#!{executable} -ISE
 import json, os, signal, socket, sys
@@ -57,9 +64,12 @@ class PythonServer:
         self.env = {"PATH": f"{self.folder}:{os.environ['PATH']}", "PYTHON": "python"}
         paths = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(repository)]))
         self.server = subprocess.Popen(
-            [sys.executable, __file__, str(self.folder)], env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths},
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
-        )  # fmt: skip
+            [sys.executable, __file__, str(self.folder)],
+            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
         assert self.server.stdout is not None
         assert self.server.stdout.readline() == b"ready\n"
 

@@ -138,15 +138,21 @@ def test_newest_numbered_files_are_kept(tmp_path):
     assert len([name for name in names if name.startswith("epoch")]) == 5
 
 
-def test_flags_of_saving_reach_the_folder(demo_root, tmp_path):
-    folder = run_train(
-        dataset_path=demo_root, logdir=tmp_path, epochs=3, save_step_frequency=2, save_epoch_frequency=1, keep=2,
+def test_flags_of_saving_reach_the_folder(demo_run):
+    folder = demo_run(
+        epochs=3,
+        save_step_frequency=2,
+        save_epoch_frequency=1,
+        keep=2,
         val_epoch_frequency=3,
-    )  # fmt: skip
+    )
     # 4 steps an epoch
     assert sorted(file.name for file in folder.glob("*_*.pt")) == [
-        "epoch_0002.pt", "epoch_0003.pt", "step_00000010.pt", "step_00000012.pt",
-    ]  # fmt: skip
+        "epoch_0002.pt",
+        "epoch_0003.pt",
+        "step_00000010.pt",
+        "step_00000012.pt",
+    ]
     middle = checkpoint.read_run(folder / "step_00000010.pt")
     assert (middle["epoch"], middle["samples"], middle["step"]) == (2, 4, 10)
     # Of the window of metrics that is open there is nothing, as each step has its line.
@@ -165,15 +171,15 @@ def test_resuming_an_earlier_checkpoint_sets_later_ones_aside(demo_root, tmp_pat
     assert "checkpoints past step 3 got .old" in (folder / "train.log").read_text()
 
 
-def test_folder_of_a_running_process_is_refused(demo_root, tmp_path):
-    folder = run_train(dataset_path=demo_root, logdir=tmp_path, name="x")
+def test_folder_of_a_running_process_is_refused(demo_run, demo_flags):
+    folder = demo_run(name="x")
     holder = (
         "import sys; from pathlib import Path; from runs import folder as run_folder; "
         f"log = run_folder.open_log(Path({str(folder)!r})); print('held', flush=True); sys.stdin.read()"
     )
     process = subprocess.Popen([sys.executable, "-c", holder], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "held\n"
-    words = flags(dataset_path=demo_root, logdir=tmp_path, name="x", resume="auto", epochs=2)
+    words = demo_flags(name="x", resume="auto", epochs=2)
     with pytest.raises(UserError, match="another process writes to this run"):
         train.main(words)
     process.kill()
@@ -194,16 +200,25 @@ def test_fine_tuning_begins_at_step_1_in_a_new_folder(demo_root, tmp_path):
     assert {file.name: file.read_bytes() for file in folder.glob("*.pt")} == before
 
 
-def test_reset_optimizer_leaves_its_momentum_behind(demo_root, tmp_path):
-    folder = run_train(dataset_path=demo_root, logdir=tmp_path / "a", name="x")
+def test_reset_optimizer_leaves_its_momentum_behind(demo_run, demo_root, tmp_path):
+    folder = demo_run(logdir=tmp_path / "a", name="x")
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     before = checkpoint.read_run(folder / "last.pt")["optimizer"]["state"][0]["momentum_buffer"]
     sums = []
     for logdir, reset in (("a", False), ("b", True)):
-        train.main(flags(
-            dataset_path=demo_root, logdir=tmp_path / logdir, name="x", resume="auto", reset_optimizer=reset, epochs=2,
-            lr=0, momentum=1, wdecay=0,
-        ))  # fmt: skip
+        train.main(
+            flags(
+                dataset_path=demo_root,
+                logdir=tmp_path / logdir,
+                name="x",
+                resume="auto",
+                reset_optimizer=reset,
+                epochs=2,
+                lr=0,
+                momentum=1,
+                wdecay=0,
+            )
+        )
         sums.append(
             checkpoint.read_run(tmp_path / logdir / "x" / "last.pt")["optimizer"]["state"][0]["momentum_buffer"]
         )
@@ -224,7 +239,7 @@ def test_reset_optimizer_leaves_its_momentum_behind(demo_root, tmp_path):
         ({"keep": -2}, "--keep -2: must be at least -1"),
     ],
 )
-def test_flags_that_make_no_sense_are_named(demo_root, tmp_path, words, named):
+def test_flags_that_make_no_sense_are_named(demo_flags, words, named):
     with pytest.raises(UserError) as caught:
-        train.main(flags(dataset_path=demo_root, logdir=tmp_path, **words))
+        train.main(demo_flags(**words))
     assert named in str(caught.value)

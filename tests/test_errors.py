@@ -4,7 +4,7 @@ import shutil
 
 import numpy as np
 import pytest
-from conftest import finish, flags, run_train, start
+from conftest import finish, flags, start
 from PIL import Image
 
 import program
@@ -100,12 +100,25 @@ def no_loss_left(data):
 
 
 FAULTS = [
-    no_folder, no_list, list_names_missing_image, truncated_jpeg, mask_of_another_size, label_out_of_range, unknown_model,
-    misspelt_flag, unknown_yaml_key, missing_config, resume_from_no_checkpoint, resume_from_missing_file,
-    pretrained_from_no_checkpoint, more_processes_than_gpus, class_names_of_another_number,
-    class_names_that_are_nowhere, batch_larger_than_the_list,
+    no_folder,
+    no_list,
+    list_names_missing_image,
+    truncated_jpeg,
+    mask_of_another_size,
+    label_out_of_range,
+    unknown_model,
+    misspelt_flag,
+    unknown_yaml_key,
+    missing_config,
+    resume_from_no_checkpoint,
+    resume_from_missing_file,
+    pretrained_from_no_checkpoint,
+    more_processes_than_gpus,
+    class_names_of_another_number,
+    class_names_that_are_nowhere,
+    batch_larger_than_the_list,
     no_loss_left,
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
@@ -136,8 +149,8 @@ def test_our_own_bugs_keep_their_traceback():
 
 
 @pytest.mark.parametrize("size", [0, 1, 1000, -1000, -1])
-def test_truncated_checkpoint_is_refused(demo_root, tmp_path, size):
-    whole = run_train(dataset_path=demo_root, logdir=tmp_path, name="x") / "last.pt" if size == 0 else None
+def test_truncated_checkpoint_is_refused(demo_run, tmp_path, size):
+    whole = demo_run(name="x") / "last.pt" if size == 0 else None
     path = tmp_path / "cut.pt"
     if whole is None:
         import torch
@@ -146,10 +159,10 @@ def test_truncated_checkpoint_is_refused(demo_root, tmp_path, size):
         whole = path
     path.write_bytes(whole.read_bytes()[:size])
     with pytest.raises(UserError, match=r"cut\.pt: not a whole checkpoint"):
-        run_train(dataset_path=demo_root, logdir=tmp_path / "log", resume=path)
+        demo_run(logdir=tmp_path / "log", resume=path)
 
 
-def test_code_in_a_checkpoint_is_not_run(demo_root, tmp_path):
+def test_code_in_a_checkpoint_is_not_run(demo_run, tmp_path):
     import pickle
 
     class Payload:
@@ -160,28 +173,28 @@ def test_code_in_a_checkpoint_is_not_run(demo_root, tmp_path):
     path.write_bytes(pickle.dumps(Payload()))
     for flag in ("resume", "pretrained"):
         with pytest.raises(UserError, match=r"payload\.pt: not a whole checkpoint of tensors and plain values"):
-            run_train(dataset_path=demo_root, logdir=tmp_path / "log", **{flag: path})
+            demo_run(logdir=tmp_path / "log", **{flag: path})
     assert not (tmp_path / "was_here").exists()
 
 
-def test_weights_of_another_model_are_refused(demo_root, tmp_path):
+def test_weights_of_another_model_are_refused(demo_run, tmp_path):
     import torch
 
     path = tmp_path / "other.pt"
     torch.save({"encoder.weight": torch.zeros(3)}, path)
     with pytest.raises(UserError, match=r"other\.pt: none of its weights fits --model_type"):
-        run_train(dataset_path=demo_root, logdir=tmp_path / "log", pretrained=path)
+        demo_run(logdir=tmp_path / "log", pretrained=path)
     with pytest.raises(UserError, match=r"no checkpoint of a run; to start from its weights use --pretrained"):
-        run_train(dataset_path=demo_root, logdir=tmp_path / "log", resume=path)
+        demo_run(logdir=tmp_path / "log", resume=path)
 
 
-def test_resume_with_another_model_is_refused(demo_root, tmp_path):
-    folder = run_train(dataset_path=demo_root, logdir=tmp_path, name="x", model_type="res50_ASPP")
+def test_resume_with_another_model_is_refused(demo_run):
+    folder = demo_run(name="x", model_type="res50_ASPP")
     with pytest.raises(UserError, match=r"does not fit this model, check --model_type"):
-        run_train(dataset_path=demo_root, logdir=tmp_path, resume=folder / "last.pt")
+        demo_run(resume=folder / "last.pt")
 
 
-def test_imagenet_weights_without_network_are_one_line(demo_root, tmp_path, monkeypatch):
+def test_imagenet_weights_without_network_are_one_line(demo_run, monkeypatch):
     from urllib.error import URLError
 
     import torch
@@ -191,7 +204,7 @@ def test_imagenet_weights_without_network_are_one_line(demo_root, tmp_path, monk
 
     monkeypatch.setattr(torch.hub, "load_state_dict_from_url", offline)
     with pytest.raises(UserError, match=r"--pretrained imagenet: .* no route to host.*use --pretrained none"):
-        run_train(dataset_path=demo_root, logdir=tmp_path, pretrained="imagenet")
+        demo_run(pretrained="imagenet")
 
 
 def test_a_download_that_stalls_is_given_up(tmp_path, monkeypatch):

@@ -43,31 +43,51 @@ def run_pair(fault: str, rank: object, words: list[str], cwd: Path, **env) -> li
                 ("wrapper_lost", "all", "more differs between rank 0 and rank 1: gradients"),
                 ("unused_parameter", "all", "spare got no gradient on rank"),
                 ("a_buffer+buffer_changed_on_one_rank", "1", "centre differs between rank 0 and rank 1"),
-                ("out_of_memory", "1", "(OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB.): lower --batch"),
+                (
+                    "out_of_memory",
+                    "1",
+                    "(OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB.): lower --batch",
+                ),
                 ("out_of_memory_on_the_cpu", "0", "out of memory on cpu"),
                 ("last_write_fails", "0", "the disk is gone"),
-                ("other_numpy", "1", f"NumPy is {np.__version__} on rank 0 but 1.0 on rank 1: install the same version"),
-                ("other_opencv", "0", f"OpenCV is 1.0 on rank 0 but {cv2.__version__} on rank 1: install the same version"),
-                ("other_order", "1", "the order of samples in epoch 1 differs between rank 0 and rank 1: install the same"),
+                (
+                    "other_numpy",
+                    "1",
+                    f"NumPy is {np.__version__} on rank 0 but 1.0 on rank 1: install the same version",
+                ),
+                (
+                    "other_opencv",
+                    "0",
+                    f"OpenCV is 1.0 on rank 0 but {cv2.__version__} on rank 1: install the same version",
+                ),
+                (
+                    "other_order",
+                    "1",
+                    "the order of samples in epoch 1 differs between rank 0 and rank 1: install the same",
+                ),
                 ("loss_not_finite", "1", "is nan at step 6 (epoch 3), from rank(s) [1]: lower --lr"),
-                ("broken_download", "all", "--pretrained imagenet: ResNet-18's weights cannot be downloaded (<urlopen error "
-                 "no route to host>)"),
+                (
+                    "broken_download",
+                    "all",
+                    "--pretrained imagenet: ResNet-18's weights cannot be downloaded (<urlopen error "
+                    "no route to host>)",
+                ),
             )
         ),
     ],
-)  # fmt: skip
-def test_fault_is_named_on_both_ranks(demo_root, tmp_path, fault, rank, named):
+)
+def test_fault_is_named_on_both_ranks(demo_flags, tmp_path, fault, rank, named):
     # The last checkpoint is written while the other rank has nothing left to do but to wait.
     epochs, pretrained = 1 if fault == "last_write_fails" else 3, "imagenet" if "download" in fault else "none"
-    words = flags(dataset_path=demo_root, logdir=tmp_path, epochs=epochs, pretrained=pretrained)
+    words = demo_flags(epochs=epochs, pretrained=pretrained)
     began = time.monotonic()
     one_line_each(run_pair(fault, rank, words, tmp_path), named)
     assert time.monotonic() - began < 60  # and not a timeout of minutes
 
 
 @slow
-def test_weights_that_drift_apart_later_are_found_by_the_repeated_check(demo_root, tmp_path):
-    words = flags(dataset_path=demo_root, logdir=tmp_path, name="x", batchsize=1, check_sync_frequency=1)
+def test_weights_that_drift_apart_later_are_found_by_the_repeated_check(demo_flags, tmp_path):
+    words = demo_flags(name="x", batchsize=1, check_sync_frequency=1)
     results = run_pair("weight_changed_in_step_2", 1, words, tmp_path)
     one_line_each(results, "head.aspp.conv1.weight differs between rank 0 and rank 1")
     # In step 2 of 4, not at the epoch's end: the line of step 2 would be written in step 3.
@@ -75,25 +95,26 @@ def test_weights_that_drift_apart_later_are_found_by_the_repeated_check(demo_roo
 
 
 @slow
-def test_unused_parameter_is_a_note_with_the_flag_and_in_a_single_process(demo_root, tmp_path):
-    words = flags(dataset_path=demo_root, logdir=tmp_path)
+def test_unused_parameter_is_a_note_with_the_flag_and_in_a_single_process(demo_flags, tmp_path):
+    words = demo_flags()
     alone = start(["unused_parameter", "all", *words, "--name", "alone"], tmp_path, FAULTS)
     for status, stdout, stderr in (
-        run_pair("unused_parameter", "all", [*words, "--find_unused_parameters"], tmp_path)[0], *finish([alone]),
-    ):  # fmt: skip
+        run_pair("unused_parameter", "all", [*words, "--find_unused_parameters"], tmp_path)[0],
+        *finish([alone]),
+    ):
         assert status == 0, stderr
         assert "no loss depends on spare" in stdout
 
 
 @slow
-def test_static_graph_trains(demo_root, tmp_path):
-    words = flags(dataset_path=demo_root, logdir=tmp_path, static_graph=True, check_sync_frequency=1)
+def test_static_graph_trains(demo_flags, tmp_path):
+    words = demo_flags(static_graph=True, check_sync_frequency=1)
     assert [status for status, _, _ in finish(start_group(2, words, tmp_path))] == [0, 0]
 
 
 @slow
-def test_bug_on_one_rank_is_printed_first_and_last_there_and_named_on_the_other(demo_root, tmp_path):
-    words = flags(dataset_path=demo_root, logdir=tmp_path)
+def test_bug_on_one_rank_is_printed_first_and_last_there_and_named_on_the_other(demo_flags, tmp_path):
+    words = demo_flags()
     (status0, _, stderr0), (status1, _, stderr1) = run_pair("dataset_raises", 1, words, tmp_path)
     assert (status0, status1) == (1, 1)
     assert ["on rank 1: KeyError: 'no such sample" in line for line in errors_of(stderr0)] == [True]
@@ -116,9 +137,9 @@ def test_bug_on_one_rank_is_printed_first_and_last_there_and_named_on_the_other(
         ("leave", 3, "SystemExit: 3"),
     ],
 )
-def test_error_ends_both_ranks_where_leaving_the_group_would_block(demo_root, tmp_path, fault, status, message, rank):
+def test_error_ends_both_ranks_where_leaving_the_group_would_block(demo_flags, tmp_path, fault, status, message, rank):
     """A1 of the audit: destroy_process_group() of NCCL waits for collectives that the other ranks never join."""
-    words = flags(dataset_path=demo_root, logdir=tmp_path, name="x", workers=1)
+    words = demo_flags(name="x", workers=1)
     processes = start_group(2, ["blocked_destroy+" + fault, str(rank), *words], tmp_path, FAULTS)
     note = tmp_path / f"workers.{rank}"
     wait_until(note.exists, processes)
@@ -139,17 +160,17 @@ def test_error_ends_both_ranks_where_leaving_the_group_would_block(demo_root, tm
 
 @slow
 @pytest.mark.parametrize("rank", [0, 1])
-def test_checkpoint_that_is_being_written_when_a_rank_fails_is_finished(demo_root, tmp_path, rank):
+def test_checkpoint_that_is_being_written_when_a_rank_fails_is_finished(demo_flags, tmp_path, rank):
     """Step 1 is saved in the background, slowly, while step 2 fails."""
-    words = flags(dataset_path=demo_root, logdir=tmp_path, name="x", save_step_frequency=1)
+    words = demo_flags(name="x", save_step_frequency=1)
     one_line_each(run_pair("slow_write+user_error", rank, words, tmp_path), "the file is wrong")
     assert checkpoint.read_run(tmp_path / "x" / "last.pt")["step"] == 1
     assert not list((tmp_path / "x").glob(".*.tmp"))
 
 
 @pytest.mark.parametrize("victim", [pytest.param(0, marks=slow), 1])
-def test_killed_rank_is_named_within_seconds(demo_root, tmp_path, victim):
-    words = flags(dataset_path=demo_root, logdir=tmp_path, epochs=3)
+def test_killed_rank_is_named_within_seconds(demo_flags, tmp_path, victim):
+    words = demo_flags(epochs=3)
     processes = start_group(2, ["killed", str(victim), *words], tmp_path, FAULTS)
     assert processes[victim].wait(60) == -9
     status, _, stderr = finish(processes, timeout=NAMED_SECONDS)[1 - victim]
@@ -161,9 +182,9 @@ def test_killed_rank_is_named_within_seconds(demo_root, tmp_path, victim):
 
 
 @slow
-def test_stopped_rank_is_waited_for_as_long_as_dist_timeout_says(demo_root, tmp_path):
+def test_stopped_rank_is_waited_for_as_long_as_dist_timeout_says(demo_flags, tmp_path):
     """SIGSTOP: the process exists, its connections are open, but it does not move."""
-    words = flags(dataset_path=demo_root, logdir=tmp_path, epochs=3, dist_timeout=5)
+    words = demo_flags(epochs=3, dist_timeout=5)
     processes = start_group(2, ["halted", "1", *words], tmp_path, FAULTS)
     [(status, _, stderr)] = finish(processes[:1], timeout=60)
     processes[1].kill()
@@ -173,9 +194,9 @@ def test_stopped_rank_is_waited_for_as_long_as_dist_timeout_says(demo_root, tmp_
 
 @slow
 @pytest.mark.full_size
-def test_slow_download_is_waited_for_beyond_dist_timeout(demo_root, tmp_path):
+def test_slow_download_is_waited_for_beyond_dist_timeout(demo_flags, tmp_path):
     """A9 of the audit: the others waited in a broadcast, which ends after --dist_timeout; NCCL's by SIGABRT."""
-    words = flags(dataset_path=demo_root, logdir=tmp_path, pretrained="imagenet", dist_timeout=6)
+    words = demo_flags(pretrained="imagenet", dist_timeout=6)
     results = run_pair("slow_download", "all", words, tmp_path)
     assert [status for status, _, _ in results] == [0, 0], results
     assert "rank 1: waiting for rank 0, which is loading --pretrained imagenet" in results[1][2]
@@ -196,9 +217,9 @@ def test_different_file_lists_are_named(demo_root, tmp_path):
 
 
 @slow
-def test_wrong_master_address_is_told_while_waiting_and_named_in_the_end(demo_root, tmp_path):
+def test_wrong_master_address_is_told_while_waiting_and_named_in_the_end(demo_flags, tmp_path):
     """127.0.0.2 stands for a machine on which nobody listens: rank 1 looks there, rank 0 waits for it."""
-    words = flags(dataset_path=demo_root, logdir=tmp_path, dist_timeout=14)
+    words = demo_flags(dist_timeout=14)
     ports = [free_port(), free_port()]
     processes = [
         start(words, tmp_path, RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=2, MASTER_ADDR=address, MASTER_PORT=ports[rank])

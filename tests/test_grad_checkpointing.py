@@ -5,7 +5,7 @@ import copy
 
 import pytest
 import torch
-from conftest import assert_same_run, finish, flags, start_group
+from conftest import assert_same_run, finish, start_group
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
@@ -122,13 +122,11 @@ def test_an_average_of_weights_is_made_of_it_as_of_any_model():
 
 
 @pytest.mark.parametrize("extra", [{"accum_steps": 2, "batchsize": 1}, {"amp": "bf16", "static_graph": True}])
-def test_two_processes_train_to_the_same_bits(demo_root, tmp_path, extra):
+def test_two_processes_train_to_the_same_bits(demo_flags, tmp_path, extra):
     """train.py under DistributedDataParallel, with and without: weights, statistics, optimizer and metrics."""
     folders = []
     for name, grad_checkpointing in (("plain", None), ("checkpointed", True)):
-        words = flags(
-            dataset_path=demo_root,
-            logdir=tmp_path,
+        words = demo_flags(
             name=name,
             grad_checkpointing=grad_checkpointing,
             sync_bn="off",

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import REPO, errors_of, finish, flags, read_metrics, run_train, start, start_group
+from conftest import REPO, errors_of, finish, flags, read_metrics, start, start_group
 
 import config
 import evaluate
@@ -33,7 +33,9 @@ def command_after(text: str, title: str) -> str:
 
 def paste(command: str, cwd: Path) -> subprocess.CompletedProcess:
     env = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, shell=True, cwd=cwd, env=env, capture_output=True, text=True, timeout=200, check=False)  # fmt: skip
+    return subprocess.run(
+        command, shell=True, cwd=cwd, env=env, capture_output=True, text=True, timeout=200, check=False
+    )
 
 
 def test_command_after_ctrl_c_resumes_the_run_to_its_end(demo_root, tmp_path):
@@ -41,9 +43,14 @@ def test_command_after_ctrl_c_resumes_the_run_to_its_end(demo_root, tmp_path):
     data = tmp_path / "my data"
     data.symlink_to(demo_root)
     words = flags(
-        dataset_path=data, logdir="my logs", name="my run", epochs=4, dataset="Dense", model_type="res50_ASPP",
+        dataset_path=data,
+        logdir="my logs",
+        name="my run",
+        epochs=4,
+        dataset="Dense",
+        model_type="res50_ASPP",
         val_epoch_frequency=0,
-    )  # fmt: skip
+    )
     process = start(words, tmp_path)
     folder = tmp_path / "my logs" / "my run"
     while not (folder / "metrics.jsonl").exists() or not (folder / "metrics.jsonl").read_text():
@@ -62,10 +69,8 @@ def test_command_after_ctrl_c_resumes_the_run_to_its_end(demo_root, tmp_path):
     assert "flags changed since: none" in done.stdout
 
 
-def test_command_after_a_stop_under_torchrun_starts_as_many_processes(demo_root, tmp_path):
-    words = flags(
-        dataset_path=demo_root,
-        logdir=tmp_path,
+def test_command_after_a_stop_under_torchrun_starts_as_many_processes(demo_flags, tmp_path):
+    words = demo_flags(
         name="x",
         epochs=2,
         batchsize=1,
@@ -96,10 +101,16 @@ def test_command_after_a_stop_under_torchrun_starts_as_many_processes(demo_root,
                 {"launcher": launcher, "world_size": 4, "local_world_size": local},
                 "to resume, start all processes as before and add: --resume 'my logs/x/last.pt'",
             )
-            for launcher, local in [("torchrun", 2), ("srun", 4), ("mpirun", 4), ("RANK and WORLD_SIZE", 4), ("flags", 4)]
+            for launcher, local in [
+                ("torchrun", 2),
+                ("srun", 4),
+                ("mpirun", 4),
+                ("RANK and WORLD_SIZE", 4),
+                ("flags", 4),
+            ]
         ),
     ],
-)  # fmt: skip
+)
 def test_hint_is_what_brings_the_processes_back(tmp_path, monkeypatch, group, expected):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", "/nowhere")
@@ -130,8 +141,8 @@ def test_torchrun_is_named_where_the_shell_finds_it(tmp_path, monkeypatch):
     )
 
 
-def test_error_after_a_checkpoint_says_how_to_resume_and_one_before_does_not(demo_root, tmp_path):
-    words = flags(dataset_path=demo_root, logdir=tmp_path, epochs=2, name="x", dataset="Dense", model_type="res50_ASPP")
+def test_error_after_a_checkpoint_says_how_to_resume_and_one_before_does_not(demo_flags, tmp_path):
+    words = demo_flags(epochs=2, name="x", dataset="Dense", model_type="res50_ASPP")
     [(status, _, stderr)] = finish([start(["out_of_memory", "0", *words], tmp_path, FAULTS)])
     assert status == 2
     [line] = errors_of(stderr)
@@ -142,16 +153,14 @@ def test_error_after_a_checkpoint_says_how_to_resume_and_one_before_does_not(dem
     assert (tmp_path / "y" / "last.pt").exists()
     assert "is nan at step 5" in errors_of(stderr)[0]
     assert "to resume" not in stderr
-    words = flags(dataset_path=demo_root, logdir=tmp_path, lr=1e30, dataset="Dense", model_type="res50_ASPP")
+    words = demo_flags(lr=1e30, dataset="Dense", model_type="res50_ASPP")
     [(status, _, stderr)] = finish([start(words, tmp_path)])
     assert status == 2
     assert "to resume" not in stderr
 
 
-def test_rank_0_says_how_to_resume_when_another_rank_is_killed(demo_root, tmp_path):
-    words = flags(
-        dataset_path=demo_root,
-        logdir=tmp_path,
+def test_rank_0_says_how_to_resume_when_another_rank_is_killed(demo_flags, tmp_path):
+    words = demo_flags(
         epochs=2,
         name="x",
         batchsize=1,
@@ -165,9 +174,9 @@ def test_rank_0_says_how_to_resume_when_another_rank_is_killed(demo_root, tmp_pa
     assert line.endswith(f"; to resume, start all processes as before and add: --resume {tmp_path}/x/last.pt")
 
 
-def test_commands_for_a_run_that_is_done(demo_root, tmp_path, monkeypatch, capsys):
+def test_commands_for_a_run_that_is_done(demo_run, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    run_train(dataset_path=demo_root, logdir="my logs", name="my run", dataset="Dense", model_type="res50_ASPP")
+    demo_run(logdir="my logs", name="my run", dataset="Dense", model_type="res50_ASPP")
     said = capsys.readouterr().out
     titles = {"to score it, with a web page": evaluate, "to predict images": predict, "to export it": export}
     for title, program in titles.items():

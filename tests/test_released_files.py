@@ -150,6 +150,7 @@ def save(path: Path, weights: dict[str, Tensor], prefix: str = "module.") -> Pat
     return path
 
 
+@pytest.mark.full_size
 @pytest.mark.parametrize("kind", KINDS)
 def test_b5_b7_released_files_load_whole_and_give_the_logits_of_the_release(kind, tmp_path):
     model_type, num_keys = KINDS[kind]

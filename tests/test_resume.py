@@ -28,9 +28,9 @@ def test_killed_at_random_moments(processes, python, monkeypatch, capsys):
     assert "bit for bit, with every step once" in capsys.readouterr().out
 
 
-def test_the_comparison_of_chaos_sees_each_difference(demo_root, tmp_path):
+def test_the_comparison_of_chaos_sees_each_difference(demo_flags, tmp_path):
     """What makes the test above able to fail."""
-    words = flags(dataset_path=demo_root, logdir=tmp_path, log_interval=2)
+    words = demo_flags(log_interval=2)
     succeed([start([*words, "--name", name, "--seed", seed], tmp_path) for name, seed in (("a", "0"), ("b", "1"))])
     found = chaos.compare(tmp_path / "a", tmp_path / "b")
     assert "last.pt: /model/head.aspp.conv1.weight differs" in found
@@ -59,9 +59,16 @@ def test_saved_by_4_processes_goes_on_with_2_and_with_1(tmp_path):
     """Promise 1 across a change of size, in float64 with frozen batch norm: same samples, same losses."""
     draw_dataset(tmp_path / "data", num_train=27, num_val=2)
     words = flags(
-        dataset_path=tmp_path / "data", epochs=3, freeze_bn=True, val_epoch_frequency=3, l_lorm=0.01, name="x",
-        save_step_frequency=2, keep=0, ema=0.5,
-    )  # fmt: skip
+        dataset_path=tmp_path / "data",
+        epochs=3,
+        freeze_bn=True,
+        val_epoch_frequency=3,
+        l_lorm=0.01,
+        name="x",
+        save_step_frequency=2,
+        keep=0,
+        ema=0.5,
+    )
 
     def run(name: str, world_size: int, *more: str) -> Path:
         (tmp_path / name).mkdir(exist_ok=True)
@@ -103,11 +110,15 @@ def test_saved_by_4_processes_goes_on_with_2_and_with_1(tmp_path):
     assert lines[0]["lr"] == pytest.approx(0.02 * 0.5 * (1 + torch.cos(torch.tensor(torch.pi * (6 + 8 / 4) / 18))))
 
 
-def test_loss_scale_is_resumed(demo_root, tmp_path):
-    words = flags(
-        dataset_path=demo_root, logdir=tmp_path, amp="fp16", save_step_frequency=2, keep=0, crop_size=17, dataset="Dense",
+def test_loss_scale_is_resumed(demo_flags, tmp_path):
+    words = demo_flags(
+        amp="fp16",
+        save_step_frequency=2,
+        keep=0,
+        crop_size=17,
+        dataset="Dense",
         model_type="res50_ASPP",
-    )  # fmt: skip
+    )
     # Scaled like this, a gradient of step 1 or 2 is more than fp16 can hold, and the scale is halved.
     [stdout] = succeed([start(["huge_loss_scale", "0", *words, "--name", "whole"], tmp_path, FAULTS)])
     assert " of them skipped by --amp fp16), best mIoU" in stdout
@@ -147,8 +158,8 @@ def workers_of(launcher: int) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs /proc to find torchrun's workers")
-def test_torchrun_restarts_after_a_worker_was_killed_twice(demo_root, tmp_path):
-    words = flags(dataset_path=demo_root, logdir=tmp_path, epochs=4, save_step_frequency=1, model_type="deeplabv3")
+def test_torchrun_restarts_after_a_worker_was_killed_twice(demo_flags, tmp_path):
+    words = demo_flags(epochs=4, save_step_frequency=1, model_type="deeplabv3")
     succeed(start_group(2, [*words, "--name", "whole"], tmp_path))
     torchrun = ["torch.distributed.run", "--standalone", "--nproc_per_node", "2", "--max_restarts", "3"]
     words = [*torchrun, str(REPO / "train.py"), *words, "--name", "x", "--resume", "auto"]
@@ -165,7 +176,7 @@ def test_torchrun_restarts_after_a_worker_was_killed_twice(demo_root, tmp_path):
 
 
 @pytest.mark.slow
-def test_slurm_script_requeues_a_run_that_was_told_to_stop(demo_root, tmp_path, python):
+def test_slurm_script_requeues_a_run_that_was_told_to_stop(demo_flags, tmp_path, python):
     """With stand-ins for Slurm's commands, which this machine lacks: 2 tasks get SIGUSR1 as `--signal=USR1@120` sends it."""
     stand_ins = tmp_path / "bin"
     stand_ins.mkdir()
@@ -182,11 +193,15 @@ def test_slurm_script_requeues_a_run_that_was_told_to_stop(demo_root, tmp_path, 
     (stand_ins / "scontrol").write_text(f'#!/usr/bin/env bash\necho "$@" >> {tmp_path}/requeued\n')
     for file in stand_ins.iterdir():
         file.chmod(0o755)
-    words = flags(dataset_path=demo_root, logdir=tmp_path, name="x", epochs=40)
+    words = demo_flags(name="x", epochs=40)
     env = os.environ | {
-        "PATH": f"{stand_ins}:{python.env['PATH']}", "SLURM_JOB_ID": "12345",
-        "SLURM_JOB_NODELIST": "here", "SLURM_NTASKS": "2", "SLURM_SUBMIT_DIR": str(REPO), "OMP_NUM_THREADS": "1",
-    }  # fmt: skip
+        "PATH": f"{stand_ins}:{python.env['PATH']}",
+        "SLURM_JOB_ID": "12345",
+        "SLURM_JOB_NODELIST": "here",
+        "SLURM_NTASKS": "2",
+        "SLURM_SUBMIT_DIR": str(REPO),
+        "OMP_NUM_THREADS": "1",
+    }
     script = ["bash", str(REPO / "scripts/slurm.sbatch"), *words]
     job = subprocess.Popen(script, env=env, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     wait_until(lambda: chaos.count_lines(tmp_path / "x" / "metrics.jsonl") >= 3, [job])
@@ -198,9 +213,14 @@ def test_slurm_script_requeues_a_run_that_was_told_to_stop(demo_root, tmp_path, 
     # Requeued, it starts the same script again, which goes on.
     words[words.index("40")] = str(steps // 4 + 1)
     done = subprocess.run(
-        ["bash", str(REPO / "scripts/slurm.sbatch"), *words], env=env, cwd=tmp_path, capture_output=True, text=True,
-        timeout=120, check=False,
-    )  # fmt: skip
+        ["bash", str(REPO / "scripts/slurm.sbatch"), *words],
+        env=env,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert "resuming" in done.stdout
     assert (tmp_path / "requeued").read_text().count("requeue") == 1

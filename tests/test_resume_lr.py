@@ -21,16 +21,31 @@ FLOAT64 = "tests/train_float64.py"
 
 # Flags that make a global batch of 8 or of 16 on 1 and on 2 processes: {(global batch, processes): flags}.
 WAYS = {
-    "batchsize": {(8, 1): {"batchsize": 8}, (8, 2): {"batchsize": 4}, (16, 1): {"batchsize": 16}, (16, 2): {"batchsize": 8}},
-    "accum_steps": {(batch, processes): {"batchsize": 2, "accum_steps": batch // processes // 2}
-                    for batch in (8, 16) for processes in (1, 2)},
-    "total_batchsize": {(batch, processes): {"total_batchsize": batch, "accum_steps": 2}
-                        for batch in (8, 16) for processes in (1, 2)},
-}  # fmt: skip
+    "batchsize": {
+        (8, 1): {"batchsize": 8},
+        (8, 2): {"batchsize": 4},
+        (16, 1): {"batchsize": 16},
+        (16, 2): {"batchsize": 8},
+    },
+    "accum_steps": {
+        (batch, processes): {"batchsize": 2, "accum_steps": batch // processes // 2}
+        for batch in (8, 16)
+        for processes in (1, 2)
+    },
+    "total_batchsize": {
+        (batch, processes): {"total_batchsize": batch, "accum_steps": 2} for batch in (8, 16) for processes in (1, 2)
+    },
+}
 CHANGES = [  # (global batch, processes) at the beginning and on resuming
-    ((8, 2), (8, 1)), ((8, 1), (8, 2)), ((8, 2), (16, 1)), ((8, 1), (16, 2)), ((16, 2), (8, 1)), ((16, 1), (8, 2)),
-    ((8, 2), (16, 2)), ((8, 1), (16, 1)),
-]  # fmt: skip
+    ((8, 2), (8, 1)),
+    ((8, 1), (8, 2)),
+    ((8, 2), (16, 1)),
+    ((8, 1), (16, 2)),
+    ((16, 2), (8, 1)),
+    ((16, 1), (8, 2)),
+    ((8, 2), (16, 2)),
+    ((8, 1), (16, 1)),
+]
 
 
 def plain_rule(scaling: str, size: float) -> float:
@@ -153,12 +168,16 @@ def test_file_without_the_factor_and_a_list_that_is_shorter_than_its_batch():
     ("words", "then_words", "factor"),
     [("--batchsize 2", "--total_batchsize 4", 2.0), ("--total_batchsize 4", "--batchsize 4", 1.0)],
 )
-def test_run_of_two_processes_goes_on_with_one_at_its_lr(demo_root, tmp_path, words, then_words, factor):
+def test_run_of_two_processes_goes_on_with_one_at_its_lr(demo_flags, tmp_path, words, then_words, factor):
     """8 images in global batches of 4, 3 epochs: 6 steps, stopped after the third. The audit's two cases."""
-    base = flags(
-        dataset_path=demo_root, logdir=tmp_path, epochs=3, batchsize=None, dataset="Dense", model_type="res50_ASPP",
-        name="x", freeze_bn=True,
-    )  # fmt: skip
+    base = demo_flags(
+        epochs=3,
+        batchsize=None,
+        dataset="Dense",
+        model_type="res50_ASPP",
+        name="x",
+        freeze_bn=True,
+    )
     results = finish(start_group(2, [*base, *words.split()], tmp_path, FLOAT64, STOP_AT_STEP=3))
     assert {status for status, _, _ in results} == {STOPPED}, results
     file = tmp_path / "x" / "last.pt"

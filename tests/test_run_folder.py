@@ -92,15 +92,17 @@ def test_folder_with_anything_else_in_it_is_left_alone(tmp_path, file):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs locks")
-def test_folder_of_a_start_that_was_killed_is_taken_again(demo_root, tmp_path):
-    words = flags(dataset_path=demo_root, logdir=tmp_path, name="x")
+def test_folder_of_a_start_that_was_killed_is_taken_again(demo_run, demo_flags, tmp_path):
+    words = demo_flags(name="x")
     process = start(["killed_in_first_step", "0", *words], tmp_path, FAULTS)
     while process.poll() is None:
         time.sleep(0.02)
     assert {file.name for file in (tmp_path / "x").iterdir() if "tfevents" not in file.name} == {
-        "train.log", "config.yaml", "metrics.jsonl",
-    }  # fmt: skip
-    assert run_train(dataset_path=demo_root, logdir=tmp_path, name="x").name == "x"
+        "train.log",
+        "config.yaml",
+        "metrics.jsonl",
+    }
+    assert demo_run(name="x").name == "x"
     assert [folder.name for folder in tmp_path.iterdir()] == ["x"]
 
 

@@ -11,6 +11,7 @@ from models.amp import autocast
 from runs.summary import _Meter, largest_shard, summarise
 
 CPU = torch.device("cpu")
+pytestmark = pytest.mark.full_size
 ALL_TERMS = {"seg": 1.0, "pseudo": 1.0, "lorm": 1.0, "ds": 1.0, "dc": 1.0}
 
 

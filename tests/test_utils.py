@@ -136,9 +136,17 @@ def test_loader_reads_the_folders_of_its_flags(demo_root, tmp_path):
     for name in ("scribbles", "masks", "pseudo", "s", "c"):
         (tmp_path / name).symlink_to(demo_root / "SegmentationClassAug")
     given = cfg(
-        demo_root, train_path=tmp_path / "scribbles", val_path=tmp_path / "masks", pseudo_path=tmp_path / "pseudo",
-        distancemap_s=tmp_path / "s", distancemap_c=tmp_path / "c", batchsize=4, accum_steps=2, crop_size=47, seed=9,
-    )  # fmt: skip
+        demo_root,
+        train_path=tmp_path / "scribbles",
+        val_path=tmp_path / "masks",
+        pseudo_path=tmp_path / "pseudo",
+        distancemap_s=tmp_path / "s",
+        distancemap_c=tmp_path / "c",
+        batchsize=4,
+        accum_steps=2,
+        crop_size=47,
+        seed=9,
+    )
     loader = utils.get_loader(given, "train", Group(CPU))
     folders = {name: path.parent.name for name, path in loader.dataset.files[0].items()}
     assert folders == {

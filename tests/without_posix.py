@@ -21,9 +21,20 @@ REPO = Path(__file__).parent.parent
 MODULES = ("fcntl", "grp", "pwd", "resource", "termios")
 SIGNALS = ("SIGALRM", "SIGCHLD", "SIGCONT", "SIGHUP", "SIGKILL", "SIGPIPE", "SIGQUIT", "SIGSTOP", "SIGUSR1", "SIGUSR2")
 FUNCTIONS = (
-    "fork", "getpgid", "geteuid", "getuid", "killpg", "mkfifo", "posix_fadvise", "register_at_fork", "sched_getaffinity",
-    "setpgid", "setsid", "uname", "O_DIRECTORY",
-)  # fmt: skip
+    "fork",
+    "getpgid",
+    "geteuid",
+    "getuid",
+    "killpg",
+    "mkfifo",
+    "posix_fadvise",
+    "register_at_fork",
+    "sched_getaffinity",
+    "setpgid",
+    "setsid",
+    "uname",
+    "O_DIRECTORY",
+)
 
 
 def main() -> int:
