@@ -7,7 +7,7 @@ import threading
 
 import pytest
 import torch
-from conftest import flags, read_metrics, run_train
+from conftest import read_metrics
 
 import train
 from errors import UserError
@@ -139,13 +139,7 @@ def test_newest_numbered_files_are_kept(tmp_path):
 
 
 def test_flags_of_saving_reach_the_folder(demo_run):
-    folder = demo_run(
-        epochs=3,
-        save_step_frequency=2,
-        save_epoch_frequency=1,
-        keep=2,
-        val_epoch_frequency=3,
-    )
+    folder = demo_run(epochs=3, save_step_frequency=2, save_epoch_frequency=1, keep=2, val_epoch_frequency=3)
     # 4 steps an epoch
     assert sorted(file.name for file in folder.glob("*_*.pt")) == [
         "epoch_0002.pt",
@@ -159,12 +153,12 @@ def test_flags_of_saving_reach_the_folder(demo_run):
     assert middle["run"] == {"lines": 10, "window": []}
 
 
-def test_resuming_an_earlier_checkpoint_sets_later_ones_aside(demo_root, tmp_path):
-    words = {"dataset_path": demo_root, "logdir": tmp_path, "name": "x", "epochs": 2}
-    folder = run_train(**words, save_step_frequency=3, keep=0, val_epoch_frequency=2)
+def test_resuming_an_earlier_checkpoint_sets_later_ones_aside(demo_run):
+    words = {"name": "x", "epochs": 2}
+    folder = demo_run(**words, save_step_frequency=3, keep=0, val_epoch_frequency=2)
     before = {file.name: file.read_bytes() for file in folder.glob("*.pt")}
     assert set(before) == {"last.pt", "best.pt", "step_00000003.pt", "step_00000006.pt"}
-    train.main(flags(**words, resume=folder / "step_00000003.pt", val_epoch_frequency=2))
+    demo_run(**words, resume=folder / "step_00000003.pt", val_epoch_frequency=2)
     old = {file.name: file.read_bytes() for file in folder.glob("*.old")}
     assert old == {f"{name}.old": before[name] for name in ("last.pt", "best.pt", "step_00000006.pt")}
     assert [line["step"] for line in read_metrics(folder, "train")] == list(range(1, 9))
@@ -187,12 +181,12 @@ def test_folder_of_a_running_process_is_refused(demo_run, demo_flags):
     train.main(words)  # a lock dies with its process
 
 
-def test_fine_tuning_begins_at_step_1_in_a_new_folder(demo_root, tmp_path):
-    words = {"dataset_path": demo_root, "logdir": tmp_path, "name": "x", "save_epoch_frequency": 1}
-    folder = run_train(**words)
+def test_fine_tuning_begins_at_step_1_in_a_new_folder(demo_run, tmp_path):
+    words = {"name": "x", "save_epoch_frequency": 1}
+    folder = demo_run(**words)
     before = {file.name: file.read_bytes() for file in folder.glob("*.pt")}
     # With lr 0 the weights stay those of the checkpoint.
-    train.main(flags(**words, resume=folder / "last.pt", reset_data_offset=True, reset_optimizer=True, lr=0))
+    demo_run(**words, resume=folder / "last.pt", reset_data_offset=True, reset_optimizer=True, lr=0)
     tuned, source = (checkpoint.read_run(tmp_path / name / "last.pt") for name in ("x.2", "x"))
     assert (tuned["epoch"], tuned["step"]) == (1, 4)
     assert torch.equal(tuned["model"]["head.aspp.conv1.weight"], source["model"]["head.aspp.conv1.weight"])
@@ -200,28 +194,14 @@ def test_fine_tuning_begins_at_step_1_in_a_new_folder(demo_root, tmp_path):
     assert {file.name: file.read_bytes() for file in folder.glob("*.pt")} == before
 
 
-def test_reset_optimizer_leaves_its_momentum_behind(demo_run, demo_root, tmp_path):
+def test_reset_optimizer_leaves_its_momentum_behind(demo_run, tmp_path):
     folder = demo_run(logdir=tmp_path / "a", name="x")
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     before = checkpoint.read_run(folder / "last.pt")["optimizer"]["state"][0]["momentum_buffer"]
-    sums = []
+    sums, words = [], {"name": "x", "resume": "auto", "epochs": 2, "lr": 0, "momentum": 1, "wdecay": 0}
     for logdir, reset in (("a", False), ("b", True)):
-        train.main(
-            flags(
-                dataset_path=demo_root,
-                logdir=tmp_path / logdir,
-                name="x",
-                resume="auto",
-                reset_optimizer=reset,
-                epochs=2,
-                lr=0,
-                momentum=1,
-                wdecay=0,
-            )
-        )
-        sums.append(
-            checkpoint.read_run(tmp_path / logdir / "x" / "last.pt")["optimizer"]["state"][0]["momentum_buffer"]
-        )
+        folder = demo_run(**words, logdir=tmp_path / logdir, reset_optimizer=reset)
+        sums.append(checkpoint.read_run(folder / "last.pt")["optimizer"]["state"][0]["momentum_buffer"])
     # With momentum 1 the buffer is the sum of all gradients, and with lr 0 both runs have the same ones.
     assert before.abs().max() > 1e-3
     torch.testing.assert_close(sums[0] - sums[1], before, rtol=1e-4, atol=1e-5)

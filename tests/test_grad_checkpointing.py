@@ -47,8 +47,7 @@ def assert_same(one: nn.Module, other: nn.Module) -> None:
 
 
 @pytest.mark.parametrize(
-    ("layers", "settings"),
-    [(18, {}), (50, {}), (18, {"amp": "bf16"}), (50, {"amp": "bf16"}), (18, {"accum_steps": 3})],
+    ("layers", "settings"), [(18, {}), (50, {}), (18, {"amp": "bf16"}), (50, {"amp": "bf16"}), (18, {"accum_steps": 3})]
 )
 @pytest.mark.parametrize("freeze_bn", [False, True])
 def test_same_weights_statistics_and_losses(layers, settings, freeze_bn):
@@ -126,12 +125,7 @@ def test_two_processes_train_to_the_same_bits(demo_flags, tmp_path, extra):
     """train.py under DistributedDataParallel, with and without: weights, statistics, optimizer and metrics."""
     folders = []
     for name, grad_checkpointing in (("plain", None), ("checkpointed", True)):
-        words = demo_flags(
-            name=name,
-            grad_checkpointing=grad_checkpointing,
-            sync_bn="off",
-            **extra,
-        )
+        words = demo_flags(name=name, grad_checkpointing=grad_checkpointing, sync_bn="off", **extra)
         results = finish(start_group(2, words, tmp_path))
         assert [status for status, _, _ in results] == [0, 0], results
         folders.append(tmp_path / name)

@@ -70,13 +70,7 @@ def test_command_after_ctrl_c_resumes_the_run_to_its_end(demo_root, tmp_path):
 
 
 def test_command_after_a_stop_under_torchrun_starts_as_many_processes(demo_flags, tmp_path):
-    words = demo_flags(
-        name="x",
-        epochs=2,
-        batchsize=1,
-        dataset="Dense",
-        model_type="res50_ASPP",
-    )
+    words = demo_flags(name="x", epochs=2, batchsize=1, dataset="Dense", model_type="res50_ASPP")
     # As torchrun starts them, but without its five seconds of imports.
     as_torchrun = {"TORCHELASTIC_RUN_ID": "x", "LOCAL_WORLD_SIZE": 2}
     results = finish(start_group(2, ["signal_mid_epoch", "0", *words], tmp_path, FAULTS, **as_torchrun))
@@ -160,13 +154,7 @@ def test_error_after_a_checkpoint_says_how_to_resume_and_one_before_does_not(dem
 
 
 def test_rank_0_says_how_to_resume_when_another_rank_is_killed(demo_flags, tmp_path):
-    words = demo_flags(
-        epochs=2,
-        name="x",
-        batchsize=1,
-        dataset="Dense",
-        model_type="res50_ASPP",
-    )
+    words = demo_flags(epochs=2, name="x", batchsize=1, dataset="Dense", model_type="res50_ASPP")
     words += ["--save_step_frequency", "1"]
     results = finish(start_group(2, ["killed", "1", *words], tmp_path, FAULTS))
     [line] = errors_of(results[0][2])

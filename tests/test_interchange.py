@@ -18,12 +18,7 @@ def test_checkpoints_go_from_any_way_of_running_to_any_other(demo_flags, tmp_pat
     In float64 with frozen batch norm, where a sum's order shows in the last digits only. --total_batchsize keeps the batch.
     """
     words = demo_flags(
-        freeze_bn=True,
-        batchsize=None,
-        total_batchsize=4,
-        l_lorm=0.01,
-        epochs=None,
-        val_epoch_frequency=0,
+        freeze_bn=True, batchsize=None, total_batchsize=4, l_lorm=0.01, epochs=None, val_epoch_frequency=0
     )
     whole = start([*words, "--epochs", str(EPOCHS), "--name", "whole"], tmp_path, FLOAT64)
     ways = [(1, []), (2, []), (1, ["--accum_steps", "2"]), (2, ["--zero1"]), (1, [])]

@@ -101,12 +101,7 @@ def test_run_that_only_skips_is_stopped_on_every_rank(demo_flags, tmp_path):
 def test_short_run_that_only_skips_says_so(demo_flags, capsys):
     """4 steps are fewer than MAX_SKIPPED, and may only have looked for the scale."""
     words = demo_flags(
-        dataset="Dense",
-        model_type="res50_ASPP",
-        crop_size=17,
-        amp="fp16",
-        l_seg=1e30,
-        val_epoch_frequency=0,
+        dataset="Dense", model_type="res50_ASPP", crop_size=17, amp="fp16", l_seg=1e30, val_epoch_frequency=0
     )
     assert train.main(words) == 0
     assert "warning: every step was skipped, so no weight changed" in capsys.readouterr().out

@@ -112,12 +112,7 @@ def test_saved_by_4_processes_goes_on_with_2_and_with_1(tmp_path):
 
 def test_loss_scale_is_resumed(demo_flags, tmp_path):
     words = demo_flags(
-        amp="fp16",
-        save_step_frequency=2,
-        keep=0,
-        crop_size=17,
-        dataset="Dense",
-        model_type="res50_ASPP",
+        amp="fp16", save_step_frequency=2, keep=0, crop_size=17, dataset="Dense", model_type="res50_ASPP"
     )
     # Scaled like this, a gradient of step 1 or 2 is more than fp16 can hold, and the scale is halved.
     [stdout] = succeed([start(["huge_loss_scale", "0", *words, "--name", "whole"], tmp_path, FAULTS)])

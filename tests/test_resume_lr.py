@@ -170,14 +170,7 @@ def test_file_without_the_factor_and_a_list_that_is_shorter_than_its_batch():
 )
 def test_run_of_two_processes_goes_on_with_one_at_its_lr(demo_flags, tmp_path, words, then_words, factor):
     """8 images in global batches of 4, 3 epochs: 6 steps, stopped after the third. The audit's two cases."""
-    base = demo_flags(
-        epochs=3,
-        batchsize=None,
-        dataset="Dense",
-        model_type="res50_ASPP",
-        name="x",
-        freeze_bn=True,
-    )
+    base = demo_flags(epochs=3, batchsize=None, dataset="Dense", model_type="res50_ASPP", name="x", freeze_bn=True)
     results = finish(start_group(2, [*base, *words.split()], tmp_path, FLOAT64, STOP_AT_STEP=3))
     assert {status for status, _, _ in results} == {STOPPED}, results
     file = tmp_path / "x" / "last.pt"
