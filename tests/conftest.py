@@ -2,6 +2,7 @@
 
 import functools
 import json
+import logging
 import multiprocessing
 import os
 import shutil
@@ -102,8 +103,10 @@ def camvid() -> Path:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item) -> None:
-    """Networks are thin, here and in processes, but in tests marked full_size."""
+    """Build thin networks, here and in processes, unless the test is marked full_size; and reset logging."""
     thin_networks.use(item.get_closest_marker("full_size") is None)
+    log = logging.getLogger("segtrain")
+    log.handlers, log.propagate, log.level = [], True, logging.INFO  # for caplog
 
 
 @functools.cache
