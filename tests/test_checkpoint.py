@@ -4,6 +4,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -23,44 +24,46 @@ def put(path, step: int) -> None:
     checkpoint.write(path, checkpoint.to_bytes(content(step)))
 
 
-def test_file_is_a_plain_torch_file_with_its_step_and_digest(tmp_path):
+def test_file_is_a_plain_torch_file_with_its_step(tmp_path):
     put(tmp_path / "last.pt", 7)
     plain = torch.load(tmp_path / "last.pt", weights_only=True)
     assert torch.equal(plain["weights"], torch.arange(7, 100_007))
     assert checkpoint.step_of(tmp_path / "last.pt") == 7
-    assert checkpoint.is_whole(tmp_path / "last.pt")
     assert checkpoint.read_run(tmp_path / "last.pt")["step"] == 7
     assert [file.name for file in tmp_path.iterdir()] == ["last.pt"]
 
 
-def test_truncated_at_50_positions_is_named_and_the_newest_whole_one_is_used(tmp_path):
-    put(tmp_path / "step_00000001.pt", 1)
-    put(tmp_path / "step_00000002.pt", 2)
-    put(tmp_path / "last.pt", 3)
-    whole = (tmp_path / "last.pt").read_bytes()
-    assert checkpoint.newest_whole(tmp_path) == (tmp_path / "last.pt", [])
+def truncated(whole: bytes) -> Iterator[bytes]:
     for position in [*range(0, len(whole), len(whole) // 48 + 1), len(whole) - 2, len(whole) - 1]:
-        (tmp_path / "last.pt").write_bytes(whole[:position])
-        assert checkpoint.newest_whole(tmp_path) == (tmp_path / "step_00000002.pt", [tmp_path / "last.pt"]), position
-        with pytest.raises(UserError, match=r"last\.pt: (not a whole checkpoint|truncated)"):
-            checkpoint.read_run(tmp_path / "last.pt")
+        yield whole[:position]
 
 
-def test_single_changed_byte_is_found(tmp_path):
-    put(tmp_path / "epoch_0001.pt", 1)
-    put(tmp_path / "last.pt", 3)
-    whole = (tmp_path / "last.pt").read_bytes()
-    for position in range(0, len(whole), len(whole) // 20):
+def flipped(whole: bytes) -> Iterator[bytes]:
+    for number, position in enumerate(range(0, len(whole), len(whole) // 100 + 1)):
         changed = bytearray(whole)
-        changed[position] ^= 1
-        (tmp_path / "last.pt").write_bytes(changed)
-        assert not checkpoint.is_whole(tmp_path / "last.pt")
-        assert checkpoint.newest_whole(tmp_path) == (tmp_path / "epoch_0001.pt", [tmp_path / "last.pt"])
-        with pytest.raises(UserError, match=r"last\.pt: (damaged: its SHA-256|not a whole)"):
-            checkpoint.read_run(tmp_path / "last.pt")
+        changed[position] ^= 1 << number % 8
+        yield bytes(changed)
 
 
-def test_payload_in_a_file_with_a_right_digest_is_not_run(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("damage", "number"), [(truncated, 50), (flipped, 100)])
+def test_damaged_file_is_refused_and_the_newest_intact_one_is_used(tmp_path, damage, number):
+    last, newest = tmp_path / "last.pt", tmp_path / "step_00000002.pt"
+    for file, step in ((tmp_path / "epoch_0001.pt", 1), (newest, 2), (last, 3)):
+        put(file, step)
+    whole = last.read_bytes()
+    path, intact, damaged = checkpoint.read_newest(tmp_path)
+    assert (path, intact["step"], damaged) == (last, 3, [])
+    cases = list(damage(whole))
+    assert len(cases) >= number
+    for data in cases:
+        last.write_bytes(data)
+        path, intact, damaged = checkpoint.read_newest(tmp_path)
+        assert (path, intact["step"], damaged) == (newest, 2, [last])
+        with pytest.raises(UserError, match=r"last\.pt: (not an intact checkpoint|truncated|damaged)"):
+            checkpoint.read_run(last)
+
+
+def test_payload_in_an_intact_file_is_not_run(tmp_path, monkeypatch):
     class Payload:
         def __reduce__(self):
             return (open, (str(tmp_path / "was_here"), "w"))
@@ -69,9 +72,8 @@ def test_payload_in_a_file_with_a_right_digest_is_not_run(tmp_path, monkeypatch)
         torch, "save", lambda value, file: torch.serialization.save({"format": 2, "step": 1, "ranks": Payload()}, file)
     )
     checkpoint.write(tmp_path / "last.pt", checkpoint.to_bytes({"step": 1}))
-    assert checkpoint.is_whole(tmp_path / "last.pt")
     assert b"was_here" in (tmp_path / "last.pt").read_bytes()
-    with pytest.raises(UserError, match="not a whole checkpoint of tensors and plain values"):
+    with pytest.raises(UserError, match="not an intact checkpoint of tensors and plain values"):
         checkpoint.read_run(tmp_path / "last.pt")
     assert not (tmp_path / "was_here").exists()
     # The same file does run its payload where it is let.
@@ -79,12 +81,12 @@ def test_payload_in_a_file_with_a_right_digest_is_not_run(tmp_path, monkeypatch)
     assert (tmp_path / "was_here").exists()
 
 
-def test_no_whole_checkpoint_at_all_is_named_and_the_run_not_begun_anew(tmp_path):
+def test_run_with_damaged_checkpoints_only_is_not_begun_anew(tmp_path):
     (tmp_path / "x").mkdir()
     put(tmp_path / "x" / "last.pt", 3)
     data = (tmp_path / "x" / "last.pt").read_bytes()
     (tmp_path / "x" / "last.pt").write_bytes(data[:-5])
-    with pytest.raises(UserError, match=r"x: none of its checkpoints is whole \(last\.pt\); delete them"):
+    with pytest.raises(UserError, match=r"x: all checkpoints are damaged \(last\.pt\): delete them"):
         run_folder.find(tmp_path, "x", "auto")
 
 
@@ -122,7 +124,7 @@ def test_any_error_of_the_writing_thread_is_raised(tmp_path, monkeypatch, error)
 def test_failed_write_is_raised_at_the_next_call(tmp_path):
     writer = checkpoint.Writer()
     writer.save(content(1), [tmp_path / "nowhere" / "last.pt"], {})
-    with pytest.raises(UserError, match=r"nowhere/last\.pt: the checkpoint cannot be written \(No such file"):
+    with pytest.raises(UserError, match=r"nowhere/last\.pt: cannot be written \(No such file"):
         writer.wait()
     with pytest.raises(UserError):
         writer.save(content(2), [tmp_path / "last.pt"], {})
@@ -162,7 +164,7 @@ def test_resuming_an_earlier_checkpoint_sets_later_ones_aside(demo_run):
     old = {file.name: file.read_bytes() for file in folder.glob("*.old")}
     assert old == {f"{name}.old": before[name] for name in ("last.pt", "best.pt", "step_00000006.pt")}
     assert [line["step"] for line in read_metrics(folder, "train")] == list(range(1, 9))
-    assert "checkpoints past step 3 got .old" in (folder / "train.log").read_text()
+    assert "checkpoints after step 3 were renamed to *.old: best.pt, last.pt, step_00000006.pt" in (folder / "train.log").read_text()
 
 
 def test_folder_of_a_running_process_is_refused(demo_run, demo_flags):

@@ -74,9 +74,9 @@ TRUNCATED = "demo_0002.jpg: not a whole, readable image"
             "c.yaml: unknown key 'learning_rat': did you mean lr?",
         ),
         (nothing, "--config nowhere.yaml", "--config nowhere.yaml: No such file"),
-        (nothing, "--resume classes.txt", "classes.txt: not a whole checkpoint"),
+        (nothing, "--resume classes.txt", "classes.txt: not an intact checkpoint"),
         (nothing, "--resume nowhere.pt", "--resume nowhere.pt: no such file"),
-        (nothing, "--pretrained classes.txt", "classes.txt: not a whole checkpoint"),
+        (nothing, "--pretrained classes.txt", "classes.txt: not an intact checkpoint"),
         (nothing, "--device cuda:97", "--device cuda:97"),
         (write("names.txt", "a\nb\n"), "--classes names.txt", "names.txt: 2 names, but --numclasses is 5"),
         (nothing, "--classes nowhere.txt", "--classes nowhere.txt: No such file"),
@@ -114,7 +114,7 @@ def test_truncated_checkpoint_is_refused(demo_run, tmp_path, size):
     path = tmp_path / "cut.pt"
     torch.save({"weights": torch.zeros(1000)}, path)
     path.write_bytes(path.read_bytes()[:size])
-    with pytest.raises(UserError, match=r"cut\.pt: not a whole checkpoint"):
+    with pytest.raises(UserError, match=r"cut\.pt: not an intact checkpoint"):
         demo_run(resume=path)
 
 
@@ -126,7 +126,7 @@ def test_code_in_a_checkpoint_is_not_run(demo_run, tmp_path):
     path = tmp_path / "payload.pt"
     path.write_bytes(pickle.dumps(Payload(), protocol=2))
     for flag in ("resume", "pretrained"):
-        with pytest.raises(UserError, match=r"payload\.pt: not a whole checkpoint of tensors and plain values"):
+        with pytest.raises(UserError, match=r"payload\.pt: not an intact checkpoint of tensors and plain values"):
             demo_run(**{flag: path})
     assert not (tmp_path / "was_here").exists()
 

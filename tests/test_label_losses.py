@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from losses.criterion import Criterion
-from losses.label_losses import LABEL_LOSSES, LabelLosses, _classes_of_images, dice_sum, lovasz_sum, parse_loss
+from losses.label_losses import LABEL_LOSSES, LabelLosses, dice_sum, lovasz_sum, parse_loss
 
 NAMES = tuple(LABEL_LOSSES.values())
 WEIGHTS = [0.5, 2.0, 3.0, 0.25]
@@ -257,13 +257,6 @@ def test_weights_below_1_are_not_cut_off():
     """The sum of w over two pixels is 0.02: a count below 1, not none."""
     logits, label = torch.zeros(1, 4, 1, 2), torch.tensor([[[0, 0]]], dtype=torch.uint8)
     assert loss_of("seg", logits, label, class_weights=[0.01, 1, 1, 1]).item() == pytest.approx(math.log(4))
-
-
-def test_region_losses_need_only_the_classes_of_each_image():
-    _, label = random_batch()
-    found = _classes_of_images(label)
-    assert found == [sorted(set(values.flatten().tolist()) - {255}) for values in label]
-    assert found[-1] == [0, 1]
 
 
 def test_a_gpu_would_never_be_waited_for():

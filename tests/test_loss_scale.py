@@ -15,7 +15,7 @@ CPU = torch.device("cpu")
 
 
 def state_of(model: nn.Module, scaler: LossScaler) -> TrainState:
-    return TrainState(model, model, torch.optim.SGD(model.parameters()), lambda _: 0.0, scaler)
+    return TrainState(model, model, torch.optim.SGD(model.parameters()), scaler)
 
 
 def test_scaler_counts_the_steps_that_it_skips():

@@ -232,7 +232,7 @@ def test_average_of_weights_follows_its_formula():
     model = torch.nn.Linear(1, 1, bias=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.75))
-    state = TrainState(model, model, optimizer, lambda _: 0.0, LossScaler(torch.device("cpu"), enabled=False), ema)
+    state = TrainState(model, model, optimizer, LossScaler(torch.device("cpu"), enabled=False), ema)
     for value in (8.0, 4.0, 0.0):
         torch.nn.init.constant_(model.weight, value)
         model(torch.ones(1, 1)).sum().backward()
