@@ -27,6 +27,6 @@ lint: .venv/.installed-dev
 	@$(BIN)/python -c 'import cv2' 2>/dev/null || $(BIN)/python -m pip install --force-reinstall --no-deps 'opencv-python-headless>=4.8,<6'
 	@touch $@
 
-.venv/.installed-dev: requirements-dev.txt requirements-export.txt requirements-wandb.txt .venv/.installed
-	$(BIN)/python -m pip install --disable-pip-version-check -r requirements-dev.txt
+.venv/.installed-dev: pyproject.toml .venv/.installed
+	$(BIN)/python -m pip install --disable-pip-version-check -e '.[dev]'
 	@touch $@

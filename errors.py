@@ -1,9 +1,7 @@
-"""Errors that the user can put right, and their one line."""
+"""Errors that the user can fix, and their one line."""
 
 import re
 import sys
-
-from tqdm import tqdm
 
 STOPPED = 75  # exit status of a run that a signal stopped, after saving; sysexits.h: EX_TEMPFAIL, "try again"
 
@@ -12,11 +10,11 @@ class UserError(ValueError):
     """A wrong file, flag or variable. The message is one line: what is wrong, where, and what to do."""
 
     def __init__(self, message: str):
-        # A DataLoader worker's exception is raised again with its whole traceback as the message; the
-        # last of that is "errors.UserError: " and what was said first.
-        message = re.split(r"\nerrors\.\w+: ", message)[-1].strip()
-        # A file's name may have a line break, or what a terminal takes for a command.
-        super().__init__("".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in message))
+        # PyTorch re-raises a DataLoader worker's exception with its traceback as the message, which ends with
+        # "errors.UserError: " and the original message.
+        message = re.split(rf"\n{__name__}\.\w+: ", message)[-1].strip()
+        # File names may contain line breaks or terminal control characters.
+        super().__init__("".join(char if char.isprintable() else repr(char)[1:-1] for char in message))
 
 
 class DivergedError(UserError):
@@ -24,11 +22,13 @@ class DivergedError(UserError):
 
 
 class InputError(UserError):
-    """One of many inputs that cannot be used; the others can."""
+    """One of many inputs is unusable; the others are fine."""
 
 
 def report(error: BaseException, rank: str) -> int:
     """Print in one line why the program ends, and return its exit status. rank: "" without a group."""
+    from tqdm import tqdm  # here, as its import takes a tenth of a second
+
     where = f" (rank {rank})" if rank else ""
     interrupted = isinstance(error, KeyboardInterrupt)
     # tqdm.write() clears a progress bar first.

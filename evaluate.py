@@ -6,219 +6,190 @@ torchrun --standalone --nproc_per_node 8 evaluate.py --checkpoint log/cdsp_relea
     --long_side 512 --scales 0.5 0.75 1 1.25 1.5 1.75 2 --window 465    # as the CDSP paper
 """
 
-import contextlib
 import dataclasses
 import json
-import math
+import logging
 import sys
-import time
-from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-import torch
-
 import program
-from config.flags import FlagReader, flag
-from config.shared import LOCAL, DataFlags, InferenceFlags, ModelFlags
+from config.programs import EVALUATE, EvaluateFlags
+
+if __name__ == "__main__":
+    program.check_command_line(EVALUATE.command_line)  # --help and wrong flags answer here, before torch is imported
+
+import numpy as np
+
+from config.flags import per_rank
 from data.classes import Classes, read_classes
 from data.dataset import SegmentationDataset
-from distributed import checks as doctor
-from distributed.group import Group
+from data.loader import EvalLoader
+from distributed import checks
+from distributed.group import Group, Stopped
 from errors import STOPPED, UserError
 from evaluation import metrics
-from evaluation.predictions import Predictions, to_show
-from evaluation.report import Example, write_report
-from evaluation.scoring import Result, compare, score
+from evaluation.pictures import label_png
+from evaluation.report import write_report
+from evaluation.scoring import Example, Result, compare, gather_examples, score
 from files import check_writable, write_atomic
-from runs.terminal import Terminal
-from trained import TOO_MUCH, Checkpoint, read_flags
+from runs.log import progress_bar, start_logging
+from trained import OUT_OF_MEMORY_ADVICE, TrainedModel, inference_settings, read_flags
 from utils import get_eval_loader, join_group, prepare_demo_data
 
-
-@dataclass
-class EvaluateFlags(InferenceFlags, ModelFlags, DataFlags):
-    """Those of ModelFlags and DataFlags are the checkpoint's own where they are not given."""
-
-    split: str = flag("val", "the list of images to score: val, train, test or another")
-    compare: str = flag("", "FILE of a second checkpoint, to compare on the same images")
-    json: str = flag("", "FILE to write every score to, of each class and each image, with the confusion matrix")
-    save_dir: str = flag("", "folder to write the predictions to, as palette PNGs")
-    report: str = flag(
-        "", "folder to write a web page to: scores, curves, the worst and best images, and the comparison"
-    )
-
-
-READER = FlagReader(EvaluateFlags, {}, "python evaluate.py", "Score a checkpoint.")
+log = logging.getLogger("segtrain")
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Evaluate as the flags say. Returns the exit status: 0, or errors.STOPPED when a signal ended it."""
-    flags, changes = read_flags(READER, argv)
-    assert isinstance(flags, EvaluateFlags)
-    with join_group(flags) as group, program.advice(str(group.device), TOO_MUCH):
-        return evaluate(flags, changes, group, Terminal(group, quiet=flags.log_level == "WARNING"))
+    """Evaluate with the flags of a command line. Returns the exit status: see run()."""
+    return run(*read_flags(EVALUATE, argv))
 
 
-def evaluate(flags: EvaluateFlags, changes: dict, group: Group, terminal: Terminal) -> int:
-    doctor.check_flags(group, vars(flags), LOCAL)
-    if not flags.split:
-        raise UserError("--split is empty: name a list or a split folder, such as val")
-    checkpoints = [Checkpoint(flags.checkpoint, changes, terminal.info)]
-    if flags.compare:
-        checkpoints.append(Checkpoint(flags.compare, changes, terminal.info))
-    cfg, other = checkpoints[0].cfg, checkpoints[-1].cfg
-    if other.numclasses != cfg.numclasses:
-        raise UserError(
-            f"--compare {flags.compare}: {other.numclasses} classes, not {cfg.numclasses} as --checkpoint has"
-        )
-    classes = read_classes(cfg.classes, cfg.numclasses)
-    prepare_demo_data(cfg, group)
-    one_image = dataclasses.replace(cfg, val_batchsize=1)  # its windows fill a forward pass
-    loader = get_eval_loader(one_image if flags.window else cfg, flags.split, group)
-    dataset = loader.dataset
-    doctor.check_setup(group, {f"{flags.split} list": dataset})
-    check_outputs(flags, dataset, group)
-
-    predictions, results = [], []
-    for checkpoint in checkpoints:
-        save_dir = flags.save_dir if checkpoint is checkpoints[0] else ""
-        keep = Predictions(dataset.names, classes.colours, save_dir=save_dir, keep=bool(flags.report))
-        predictor = checkpoint.predictor(flags, group.device)
-        doctor.check_weights(group, predictor.model, buffers_averaged=True)
-        terminal.info(f"{checkpoint.path} on {len(dataset)} images of {flags.split}: {describe(checkpoint, flags)}")
-        batches = terminal.bar(loader, total=len(loader), title=flags.split, unit="batch")
-        result = score(predictor, batches, num_images=len(dataset), num_classes=cfg.numclasses, group=group, keep=keep)
-        if result is None:
-            terminal.info("stopped by a signal before all images were scored; only --save_dir has some of them")
+def run(flags: EvaluateFlags, overrides: dict) -> int:
+    """Evaluate. overrides: flags that replace the checkpoint's. Returns 0, or errors.STOPPED if a signal stopped it."""
+    with join_group(flags) as group, program.advice(str(group.device), OUT_OF_MEMORY_ADVICE):
+        start_logging(flags.log_level, is_main=group.is_main)
+        try:
+            evaluate(flags, overrides, group)
+        except Stopped:
+            log.info("stopped by a signal before all images were scored; --save_dir has masks of some of them")
             return STOPPED
-        if not result.scores["pixels"]:
-            raise UserError(f"--split {flags.split}: none of its masks has a labelled pixel: there is nothing to score")
-        predictions.append(keep)
-        results.append(result)
-        say_scores(terminal, result, classes)
-    comparison = compare(*results) if len(results) == 2 else None
-    if comparison:
-        say_comparison(terminal, flags, comparison)
-    shown = [kept.gather(group, to_show(results)) for kept in predictions] if flags.report else []
-    if flags.save_dir:
-        terminal.info(f"masks: {flags.save_dir}")
-    if group.is_main and flags.json:
-        content = as_json(flags, checkpoints[0], results[0], classes, dataset.names) | {"comparison": comparison}
-        write_atomic(Path(flags.json), json.dumps(content, indent=1).encode(), parents=True)
-        terminal.info(f"scores: {flags.json}")
-    if group.is_main and flags.report:
-        page = report(flags, checkpoints, results, comparison, classes, dataset, shown)
-        terminal.info(f"report: {page}")
     return 0
 
 
+def evaluate(flags: EvaluateFlags, overrides: dict, group: Group) -> None:
+    """Score --checkpoint and --compare, and write the files that the flags ask for. Raises Stopped after a signal."""
+    checks.check_flags(group, vars(flags), per_rank(flags))
+    models = load_models(flags, overrides)
+    cfg = models[0].cfg
+    classes = read_classes(cfg.classes, cfg.numclasses)
+    prepare_demo_data(cfg, group)
+    if flags.window:
+        cfg = dataclasses.replace(cfg, val_batchsize=1)  # the windows of one image fill a forward pass
+    loader = get_eval_loader(cfg, flags.split, group)
+    dataset = loader.dataset
+    checks.check_setup(group, {f"{flags.split} list": dataset})
+    check_outputs(flags, dataset, group)
+
+    results = []
+    for model in models:
+        save_dir = flags.save_dir if model is models[0] else ""
+        results.append(score_checkpoint(model, flags, loader, group, classes, save_dir))
+        log.info(metrics.table(results[-1].scores, classes.names))
+    comparison = compare(*results) if flags.compare else None
+    if comparison:
+        log.info(describe_comparison(flags, comparison))
+    examples = gather_examples(results, dataset, group) if flags.report else []
+    if flags.save_dir:
+        log.info(f"masks: {flags.save_dir}")
+    if group.is_main and flags.json:
+        content = as_json(flags, models[0], results[0], classes, dataset.names) | {"comparison": comparison}
+        write_atomic(Path(flags.json), json.dumps(content, indent=1), parents=True)
+        log.info(f"scores: {flags.json}")
+    if group.is_main and flags.report:
+        log.info(f"report: {report(flags, models, results[0], comparison, dataset.names, examples)}")
+
+
+def load_models(flags: EvaluateFlags, overrides: dict) -> list[TrainedModel]:
+    """Load --checkpoint and, if it is set, --compare."""
+    if not flags.split:
+        raise UserError("--split is empty: name a list or a split folder, such as val")
+    models = [TrainedModel(path, overrides) for path in (flags.checkpoint, flags.compare)[: 1 + bool(flags.compare)]]
+    first, last = models[0].cfg.numclasses, models[-1].cfg.numclasses
+    if first != last:
+        raise UserError(f"--compare {flags.compare}: has {last} classes, but --checkpoint has {first}")
+    return models
+
+
 def check_outputs(flags: EvaluateFlags, dataset: SegmentationDataset, group: Group) -> None:
-    """Raise UserError where something cannot be written, or would be written among the data."""
-    json_folder = flags.json and str(Path(flags.json).parent)
+    """Raise UserError if an output cannot be written, or would be written into the data set."""
     if flags.json and Path(flags.json).is_dir():
         raise UserError(f"--json {flags.json}: is a folder: name a file")
-    for name, chosen in (("--save_dir", flags.save_dir), ("--report", flags.report), ("--json", json_folder)):
-        if not chosen:
-            continue
-        for data in dataset.folders.values():
-            if Path(chosen).resolve().is_relative_to(data.resolve()):
-                raise UserError(
-                    f"{name} {chosen}: lies in the data set ({data}), of which files would be lost: name another"
-                )
-        if group.is_main:
-            check_writable(Path(chosen), name)
+    outputs = {"--save_dir": flags.save_dir, "--report": flags.report, "--json": flags.json and Path(flags.json).parent}
+    for name, folder in outputs.items():
+        for data in dataset.folders.values() if folder else ():
+            if Path(folder).resolve().is_relative_to(data.resolve()):
+                raise UserError(f"{name} {folder}: is in the data set ({data}), whose files it would overwrite")
+        if folder and group.is_main:
+            check_writable(Path(folder), name)
 
 
-def say_scores(terminal: Terminal, result: Result, classes: Classes) -> None:
-    terminal.info(metrics.table(result.scores, classes.names, result.scores["boundary_iou"]))
-    miou, low, high = (100 * value for value in (result.scores["miou"], *result.scores["miou_ci"]))
-    terminal.info(f"  mIoU {miou:.2f}, 95 % interval over images {low:.2f} to {high:.2f}")
+def score_checkpoint(
+    model: TrainedModel, flags: EvaluateFlags, loader: EvalLoader, group: Group, classes: Classes, save_dir: str
+) -> Result:
+    """Score one checkpoint, and write its predictions to save_dir unless it is ""."""
+    names = loader.dataset.names
+    predictor = model.predictor(flags.weights, group.device, **inference_settings(flags))
+    checks.check_weights(group, predictor.model, buffers_averaged=True)
+    log.info(f"{model.path} on {len(names)} images of {flags.split}: {describe_protocol(model, flags)}")
 
+    def save(index: int, predicted: np.ndarray) -> None:
+        path = Path(save_dir) / f"{names[index]}.png"
+        write_atomic(path, label_png(predicted, classes.colours), parents=True)
 
-def say_comparison(terminal: Terminal, flags: EvaluateFlags, comparison: dict) -> None:
-    difference, low, high, higher = (
-        100 * value for value in (comparison["difference"], *comparison["interval"], comparison["higher"])
+    result = score(
+        predictor,
+        progress_bar(loader, total=len(loader), title=flags.split, unit="batch", enabled=group.is_main),
+        num_images=len(names),
+        num_classes=model.cfg.numclasses,
+        group=group,
+        per_image=True,
+        keep_predictions=bool(flags.report),
+        save=save if save_dir else None,
     )
-    terminal.info(
-        f"{flags.compare} against {flags.checkpoint}: mIoU {difference:+.2f}, 95 % interval {low:+.2f} to {high:+.2f}, "
-        f"higher in {higher:.1f} % of the samples (bootstrap over images, paired)"
-    )
+    if not result.scores["pixels"]:
+        raise UserError(f"--split {flags.split}: none of its masks has a labelled pixel: there is nothing to score")
+    return result
 
 
-def describe(checkpoint: Checkpoint, flags: EvaluateFlags) -> str:
-    """How it is scored, in a line."""
+def describe_protocol(model: TrainedModel, flags: EvaluateFlags) -> str:
+    """Describe in one line how a checkpoint is scored."""
     size = f"long side {flags.long_side}" if flags.long_side else "own size"
     windows = f"windows of {flags.window}, step {flags.stride_rate:.3g}" if flags.window else "whole images"
-    scales = ("scales " if len(flags.scales) > 1 else "scale ") + " ".join(f"{scale:g}" for scale in flags.scales)
-    weights = checkpoint.state_dict(flags.weights)[0]
-    return f"{weights} weights, {size}, {scales}, {windows}" + (", mirrored too" if flags.flip else "")
+    scales = " ".join(["scale" if len(flags.scales) == 1 else "scales", *(f"{scale:g}" for scale in flags.scales)])
+    mirrored = ", mirrored too" if flags.flip else ""
+    return f"{model.resolve_weights(flags.weights)} weights, {size}, {scales}, {windows}{mirrored}"
 
 
-def as_json(flags: EvaluateFlags, checkpoint: Checkpoint, result: Result, classes: Classes, names: list[str]) -> dict:
-    per_image = zip(names, result.image_miou.tolist(), result.image_iou.tolist(), strict=True)
+def describe_comparison(flags: EvaluateFlags, comparison: dict) -> str:
+    """Describe a result of scoring.compare() in one line."""
+    values = (comparison["difference"], *comparison["interval"], comparison["higher"])
+    difference, low, high, higher = (100 * value for value in values)
+    return (
+        f"{flags.compare} against {flags.checkpoint}: mIoU {difference:+.2f}, 95 % interval {low:+.2f} to {high:+.2f}, "
+        f"higher in {higher:.1f} % of the samples (paired bootstrap over images)"
+    )
+
+
+def as_json(flags: EvaluateFlags, model: TrainedModel, result: Result, classes: Classes, names: list[str]) -> dict:
+    """Return every score, of each class and each image, for --json."""
+    per_image = zip(names, metrics.image_scores(result.counts), strict=True)
     return {
-        "checkpoint": str(checkpoint.path), "split": flags.split, "how": describe(checkpoint, flags),
-        "classes": classes.names, **result.scores, "confusion": result.confusion.tolist(),
-        "per_image": [{"name": name, "miou": or_none(miou), "iou": [or_none(value) for value in iou]}
-                      for name, miou, iou in per_image],
-    }  # fmt: skip
-
-
-def or_none(value: float) -> float | None:
-    """JSON has no nan."""
-    return None if math.isnan(value) else value
-
-
-def read_metrics(path: Path) -> list[dict]:
-    """The lines of a run's metrics.jsonl; [] if there is none. A line that is being written, or damaged, is left out."""
-    found = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []:
-        with contextlib.suppress(json.JSONDecodeError):
-            found.append(json.loads(line))
-    return [line for line in found if isinstance(line, dict) and line.get("kind") in ("train", "val")]
+        "checkpoint": str(model.path),
+        "split": flags.split,
+        "how": describe_protocol(model, flags),
+        "classes": classes.names,
+        **result.scores,
+        "confusion": result.confusion.tolist(),
+        "per_image": [{"name": name, **scores} for name, scores in per_image],
+    }
 
 
 def report(
-    flags: EvaluateFlags, checkpoints: list[Checkpoint], results: list[Result], comparison: dict | None, classes: Classes,
-    dataset: SegmentationDataset, shown: list[dict[int, np.ndarray]],
+    flags: EvaluateFlags, models: list[TrainedModel], result: Result, comparison: dict | None, names: list[str],
+    examples: list[Example],
 ) -> Path:  # fmt: skip
-    """Write the web page. shown: {index: predicted label map} of each checkpoint."""
-    checkpoint, result = checkpoints[0], results[0]
-    examples = []
-    for index in shown[0]:
-        maps, second = dataset[index], len(results) == 2
-        examples.append(
-            Example(
-                dataset.names[index], maps["image"], maps["label"], shown[0][index],
-                miou=float(result.image_miou[index]),
-                iou=[or_none(value) for value in result.image_iou[index].tolist()],
-                other=shown[1][index] if second else None,
-                other_miou=float(results[1].image_miou[index]) if second else None,
-            )
-        )  # fmt: skip
+    """Write the web page. Returns its path."""
+    model, paths = models[0], [str(model.path) for model in models]
     facts = {
-        "checkpoint": f"{checkpoint.path}, step {checkpoint.content.get('step', 'unknown')}",
-        "data": f"{checkpoint.cfg.dataset_path}, {flags.split}, {len(dataset)} images",
-        "how": describe(checkpoint, flags),
-        "model": f"{checkpoint.cfg.model_type}, ResNet-{checkpoint.cfg.layers}, {checkpoint.cfg.numclasses} classes",
-        "written": f"{time.strftime('%Y-%m-%d %H:%M')} by torch {torch.__version__}",
+        "checkpoint": f"{paths[0]}, step {model.content.get('step', 'unknown')}",
+        "data": f"{model.cfg.dataset_path}, {flags.split}, {len(names)} images",
+        "how": describe_protocol(model, flags),
     }
     if comparison:
-        facts["compared with"] = f"{checkpoints[1].path}, {describe(checkpoints[1], flags)}"
-    return write_report(
-        Path(flags.report),
-        title=f"{checkpoint.path} on {flags.split}",
-        facts=facts,
-        scores=result.scores,
-        class_names=classes.names,
-        colours=classes.colours,
-        background=checkpoint.cfg.background_class,
-        confusion=result.confusion.numpy(),
-        curves=read_metrics(checkpoint.path.parent / "metrics.jsonl"),
-        examples=examples,
-        comparison=comparison and comparison | {"names": [str(each.path) for each in checkpoints]},
-    )
+        facts["compared with"] = f"{paths[1]}, {describe_protocol(models[1], flags)}"
+        comparison = comparison | {"names": paths}
+    page, title, folder = Path(flags.report) / "index.html", f"{paths[0]} on {flags.split}", model.path.parent
+    return write_report(page, title, facts, model.cfg, names, result, examples, folder, comparison)
 
 
 if __name__ == "__main__":

@@ -84,11 +84,7 @@ def check_writable(folder: Path, flag: str) -> None:
 
 def sha256(path: Path) -> str:
     """SHA-256 of a file's content, in hexadecimal. Raises UserError if it cannot be read."""
-    digest = hashlib.sha256()
     try:
-        with path.open("rb") as file:
-            while block := file.read(2**20):
-                digest.update(block)
+        return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-    return digest.hexdigest()

@@ -1,8 +1,9 @@
-"""How a program ends: one line and an exit status."""
+"""How a program starts and ends: the command line first, then one line and an exit status."""
 
 import contextlib
 import errno
 import os
+import sys
 from collections.abc import Callable, Iterator
 
 from distributed.launchers import rank_of
@@ -10,9 +11,9 @@ from errors import UserError, in_one_line, report
 
 
 def run(main: Callable[[], int | None]) -> int:
-    """Call main and return the process's exit status: what main returns, 2 on a UserError, 130 on Ctrl-C.
+    """Call main and return the exit status: main's own, 2 after a UserError, or 130 after Ctrl-C.
 
-    A UserError is said in one line. Any other exception is a bug of ours and leaves with its traceback.
+    A UserError prints one line. Any other exception is a bug and leaves with its traceback.
     """
     try:
         return main() or 0
@@ -20,12 +21,17 @@ def run(main: Callable[[], int | None]) -> int:
         return report(error, rank_of(os.environ))
 
 
-@contextlib.contextmanager
-def advice(device: str, too_much: str) -> Iterator[None]:
-    """Turn errors that come of too little memory or disk into a UserError that says what to do.
+def check_command_line(read: Callable[[], object]) -> None:
+    """Read the command line, and exit after --help or an error. Call it before importing torch, which takes seconds."""
+    try:
+        read()
+    except (UserError, KeyboardInterrupt) as error:
+        sys.exit(report(error, rank_of(os.environ)))
 
-    too_much: what to do where the device's memory does not suffice.
-    """
+
+@contextlib.contextmanager
+def advice(device: str, out_of_memory: str) -> Iterator[None]:
+    """Turn out-of-memory and full-disk errors into a UserError. out_of_memory: the remedy on `device`."""
     try:
         yield
     except OSError as error:
@@ -36,10 +42,10 @@ def advice(device: str, too_much: str) -> Iterator[None]:
         text = str(error)
         if "DataLoader worker" in text:
             raise UserError(
-                f"a process of --workers ended ({in_one_line(error)}): killed for want of memory, or of shared memory in "
+                f"a process of --workers ended ({in_one_line(error)}): killed, out of memory or of shared memory in "
                 "/dev/shm? Lower --workers, or use --workers 0 to see more"
             ) from None
-        # OutOfMemoryError of CUDA and of the CPU allocator; torch has no common class for them.
+        # torch has no common class for CUDA's OutOfMemoryError and the CPU allocator's error.
         if isinstance(error, MemoryError) or "out of memory" in text or "can't allocate memory" in text:
-            raise UserError(f"out of memory on {device} ({in_one_line(error)}): {too_much}") from None
+            raise UserError(f"out of memory on {device} ({in_one_line(error)}): {out_of_memory}") from None
         raise

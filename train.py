@@ -10,30 +10,35 @@ import logging
 import sys
 from itertools import islice
 
-import numpy as np
-import torch
-
 import config
 import program
+
+if __name__ == "__main__":
+    program.check_command_line(config.parse)  # --help and wrong flags answer here, before torch is imported
+
+import torch
+
 import schedule
 from config import Config
-from config.shared import LOCAL
+from config.flags import per_rank
 from data.classes import Classes, read_classes
+from data.label_check import check_sample, check_validation
 from data.loader import EvalLoader, TrainLoader, batched
 from distributed import checks
 from distributed.group import Group, Stopped, gradient_sync
 from errors import STOPPED
-from evaluation.metrics import Scores, confusion_matrix, scores, table
+from evaluation.metrics import Scores, table
 from evaluation.pictures import panel
 from evaluation.predictor import Predictor
+from evaluation.report import write_run_report
+from evaluation.scoring import score
 from losses.criterion import Criterion, to_device
 from models.amp import autocast
-from runs.label_check import check_sample, check_validation
-from runs.messages import epoch_title, log_data, log_end, log_launch, score_text
+from runs.messages import data_check_command, epoch_title, log_data, log_end, log_launch, score_text
 from runs.run import Run
 from runs.state import TrainState
 from schedule import LearningRate
-from tasks import hand_over
+from tasks import run_task
 from utils import (
     get_class_weights,
     get_criterion,
@@ -53,17 +58,16 @@ OUT_OF_MEMORY_ADVICE = (
     "lower --batchsize (and raise --accum_steps to keep the global batch) or --crop_size, or use --amp bf16 or "
     "--grad_checkpointing"
 )
-NUM_PANELS = 4  # pictures of each validation on the boards
+NUM_EXAMPLES = 4  # pictures of each validation on the boards, and in the report
 
 log = logging.getLogger("segtrain")
 
 
 def main(argv: list[str] | None = None) -> int:
     """Train as the flags say. Return the exit status: 0, or errors.STOPPED if a signal ended the run early."""
-    status = hand_over(argv)  # --task test or predict
-    if status is not None:
-        return status
     cfg = config.parse(argv)
+    if cfg.task != "train":
+        return run_task(cfg, argv)
     with (
         join_group(cfg) as group,
         Run(cfg, group) as run,
@@ -74,13 +78,13 @@ def main(argv: list[str] | None = None) -> int:
 
 def train(cfg: Config, group: Group, run: Run) -> int:
     log_launch(cfg, group)
-    checks.check_flags(group, vars(cfg), LOCAL)
+    checks.check_flags(group, vars(cfg), per_rank(cfg))
     set_deterministic(cfg.deterministic)
     prepare_demo_data(cfg, group)
     train_loader, val_loader = get_loader(cfg, "train", group), get_loader(cfg, "val", group)
     train_set, val_set, sampler = train_loader.dataset, val_loader.dataset, train_loader.sampler
     checks.check_setup(group, {"training list": train_set, "validation list": val_set}, sampler.order(epoch=0))
-    check_sample(cfg, group, train_set, val_set)
+    check_sample(train_set.files, val_set.files, cfg.numclasses, data_check_command(cfg), group.map)
     classes = read_classes(cfg.classes, cfg.numclasses)
     log_data(cfg, train_set, val_set)
 
@@ -209,33 +213,22 @@ def sync_batch_norm(group: Group, state: TrainState) -> None:
     checks.check_weights(group, state.raw_model, buffers_averaged=True)
 
 
-@torch.inference_mode()
 def validate(cfg: Config, group: Group, run: Run, state: TrainState, loader: EvalLoader, classes: Classes) -> Scores:
     """Score the validation list, each image once and at its own size, and log the scores. Raises Stopped."""
     predictor = Predictor(state.eval_model.eval(), batch_size=cfg.val_batchsize, amp=cfg.amp)
-    confusion = torch.zeros(cfg.numclasses, cfg.numclasses, dtype=torch.int64, device=group.device)
-    panels: list[np.ndarray] = []
-    for batch in run.metrics.validation_bar(loader, total=len(loader)):
-        if group.stop:
-            break
-        image, label = (batch[name].to(group.device, non_blocking=True) for name in ("image", "label"))
-        predicted = predictor.labels(image)
-        confusion += confusion_matrix(predicted, label, cfg.numclasses)
-        if group.is_main and len(panels) < NUM_PANELS:
-            of_batch = zip(*(values.cpu().numpy() for values in (image, label, predicted)), strict=True)
-            shown = [
-                panel(picture, truth, guess, classes.colours, cfg.background_class)
-                for picture, truth, guess in of_batch
-            ]
-            panels += shown[: NUM_PANELS - len(panels)]
-    group.raise_if_stopped()
-    result = scores(group.sum(confusion))
-    run.metrics.log_validation(state.epoch + 1, state.step, result, classes.names, panels)
+    batches, num_images = run.metrics.validation_bar(loader, total=len(loader)), len(loader.dataset)
+    result = score(predictor, batches, num_images, cfg.numclasses, group, num_examples=NUM_EXAMPLES)
+    pictures = [(example.image, example.label, example.predicted) for example in result.examples]
+    panels = [panel(*maps, classes.colours, cfg.background_class) for maps in pictures]
+    run.metrics.log_validation(state.epoch + 1, state.step, result.scores, classes.names, panels)
     if schedule.last_validation(cfg, state):
-        log.info(table(result, classes.names))
+        log.info(table(result.scores, classes.names))
+        if group.is_main:
+            assert run.folder is not None
+            write_run_report(run.folder, state.step, cfg, loader.dataset.names, result)
     if state.best_miou < 0:  # the first validation
-        check_validation(cfg, result["acc"])
-    return result
+        check_validation(result.scores["acc"], data_check_command(cfg))
+    return result.scores
 
 
 def save(group: Group, run: Run, state: TrainState, *names: str) -> None:

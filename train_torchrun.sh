@@ -1,13 +1,6 @@
 #!/usr/bin/env bash
-# The same run on every GPU of this machine by torchrun; 2 processes on a machine without one.
+# Train on every GPU of this machine with torchrun, or with 2 processes on a machine without a GPU.
 #   NUM_GPUS=2 bash train_torchrun.sh --dataset_path VOC2012
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
-python=${PYTHON:-python}
-if [ -z "${PYTHON:-}${VIRTUAL_ENV:-}" ] && [ -x "$here/.venv/bin/python" ]; then python=$here/.venv/bin/python; fi
-num=${NUM_GPUS:-$("$python" -c 'import torch; print(torch.cuda.device_count() or 2)')}
-export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
-# SIGUSR1 as well reaches the processes, which save and stop.
-signals=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1
-exec "$python" -m torch.distributed.run --standalone --nproc_per_node "$num" --signals_to_handle $signals \
-    "$here/train.py" --distributed "$@"
+exec bash "$here/scripts/launch.sh" torch.distributed.run --standalone "$here/train.py" --distributed "$@"

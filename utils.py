@@ -17,21 +17,24 @@ from torch.utils.data import DataLoader, Dataset
 import config
 import models
 from config import Config
+from config.losses import parse_loss, read_class_weights
 from config.shared import LaunchFlags
 from data import demo, histogram
-from data.dataset import SegmentationDataset, image_size
+from data.dataset import SegmentationDataset
 from data.distance import pseudo_distance, scribble_distance
-from data.layout import find_files
+from data.images import image_size
+from data.layout import Split, find_split
 from data.loader import EvalLoader, TrainLoader, loader_options
 from data.sampler import EvalBatches, TrainSampler
 from data.transforms import CentreCrop, TrainTransform
 from distributed.checks import digest
-from distributed.group import Group, process_group
-from distributed.signals import WorkerSignals
+from distributed.group import Group
+from distributed.join import process_group
+from distributed.signals import ignore_signals
 from errors import UserError
 from labels import MAPS
 from losses.criterion import NEEDS, TERMS, Criterion
-from losses.label_losses import PIXEL_LOSSES, parse_loss
+from losses.label_losses import PIXEL_LOSSES
 from models import pretrained
 from models.amp import LossScaler
 from models.pretrained import StartWeights
@@ -66,7 +69,7 @@ def prepare_demo_data(cfg: Config, group: Group) -> None:
 
 
 def join_group(cfg: LaunchFlags) -> contextlib.AbstractContextManager[Group]:
-    """Join the process group that the flags ask for, or none: see distributed.group.process_group."""
+    """Join the process group that the flags ask for, or none: see distributed.join.process_group."""
     return process_group(
         distributed=cfg.distributed,
         device=cfg.device,
@@ -120,11 +123,11 @@ def get_train_loader(cfg: Config, group: Group) -> TrainLoader:
         if name in COMPUTE and not folders[name]
     }
     stored = {name: folders[name] for name in MAPS[cfg.dataset] if name not in compute}
-    files = find_files(
+    files = find_split(
         Path(cfg.dataset_path), cfg.dataset, "train", stored, list_path=cfg.list_path, image_path=cfg.image_path
     )
     transform = TrainTransform(cfg.crop_size) if cfg.augment else CentreCrop(cfg.crop_size)
-    dataset = SegmentationDataset(*files, cfg.numclasses, transform=transform, compute=compute, seed=cfg.seed)
+    dataset = SegmentationDataset(files, cfg.numclasses, transform=transform, compute=compute, seed=cfg.seed)
     sampler = TrainSampler(
         len(dataset),
         batch_size=cfg.batchsize,
@@ -139,7 +142,7 @@ def get_train_loader(cfg: Config, group: Group) -> TrainLoader:
 
 def get_eval_loader(cfg: Config, split: str, group: Group) -> EvalLoader:
     """Return the loader of this process's share of any list, for evaluation."""
-    dataset = SegmentationDataset(*find_masks(cfg, split), cfg.numclasses)
+    dataset = SegmentationDataset(find_masks(cfg, split), cfg.numclasses)
     # Ranks that list different files are found later, by distributed.checks.check_setup.
     sizes = [size or (0, 0) for size in group.map(image_size, [files["image"] for files in dataset.files])]
     batches = EvalBatches(sizes, batch_size=cfg.val_batchsize, rank=group.rank, world_size=group.world_size)
@@ -148,10 +151,10 @@ def get_eval_loader(cfg: Config, split: str, group: Group) -> EvalLoader:
     return make_loader(EvalLoader, dataset, workers, group, batch_sampler=batches, **options)
 
 
-def find_masks(cfg: Config, split: str) -> tuple[list[str], dict[str, Path]]:
-    """Return the names of a split, and the folders of its images and dense masks: see data.layout.find_files."""
+def find_masks(cfg: Config, split: str) -> Split:
+    """Return where the images of a split and their dense masks are."""
     layout = "Folder" if cfg.dataset == "Folder" else "Dense"
-    return find_files(
+    return find_split(
         Path(cfg.dataset_path),
         layout,
         split,
@@ -176,7 +179,7 @@ def make_loader(
         workers,
         group.device,
         processes_here=group.local_world_size,
-        worker_init=WorkerSignals(),
+        worker_init=ignore_signals,
         pin_memory=pin_memory,
         prefetch_factor=prefetch_factor,
     )
@@ -246,7 +249,7 @@ def _build(cfg: Config) -> models.Segmenter:
 
 def active_terms(cfg: Config) -> dict[str, float]:
     """Return {term: weight} of the losses that --dataset has label maps for and whose weight is not 0."""
-    has_lorm = models.MODELS[cfg.model_type][1]
+    has_lorm = models.MODELS[cfg.model_type].has_lorm
     return {
         term: weight
         for term in TERMS
@@ -296,13 +299,13 @@ def get_class_weights(
         log.warning(f"--class_weights {cfg.class_weights} is not used: no loss is ce, focal or ohem")
         return None
     counted = _saved_class_weights(cfg, train_set, saved) if cfg.class_weights == "balanced" else None
-    weights = counted or histogram.given_weights(cfg.class_weights, cfg.numclasses)
+    weights = counted or read_class_weights(cfg.class_weights, cfg.numclasses)
     if weights is None:
         own = [files["label"] for files in train_set.files[group.rank :: group.world_size]]
         bar = partial(progress_bar, total=len(own), title="counting labels", enabled=group.is_main)
         counts = torch.from_numpy(histogram.count_labels(own, cfg.numclasses, bar))
-        weights = histogram.class_weights(group.sum(counts).numpy())
-    weights = group.broadcast(list(map(float, weights)))  # a file may differ between machines
+        weights = histogram.class_weights(group.sum(counts).numpy()).tolist()
+    weights = group.broadcast(weights)  # a file may differ between machines
     values = ", ".join(f"{number}: {weight:.4g}" for number, weight in enumerate(weights))
     source = ", from the checkpoint" if counted else ""
     log.info(f"class weights (--class_weights {cfg.class_weights}{source}): {values}")

@@ -71,14 +71,10 @@ def main() -> None:
     copy = time.perf_counter()
     torch.empty(size, dtype=torch.uint8).copy_(torch.zeros(size, dtype=torch.uint8))
     copy = time.perf_counter() - copy
-    print(
-        f"checkpoint of {size / 2**20:.0f} MiB; a plain copy of as many bytes takes {copy:.2f} s; {args.steps} steps each"
-    )
+    print(f"checkpoint of {size / 2**20:.0f} MiB; a plain copy of it takes {copy:.2f} s; {args.steps} steps each")
     for name in modes:
         cost = [other - none for other, none in zip(total[name], total["none"], strict=True)]
-        print(
-            f"{name:14s} held {spread(held[name])} s; save and steps {spread(total[name])} s, {spread(cost)} s more than none"
-        )
+        print(f"{name:14s} held {spread(held[name])} s; save and steps {spread(total[name])} s, {spread(cost)} s more")
     ratios = [spot / background for spot, background in zip(held["on the spot"], held["in background"], strict=True)]
     print(f"held on the spot / in background: {spread(ratios)}")
 

@@ -3,8 +3,8 @@
 python benchmarks/evaluation_memory.py                      # ResNet-18, on the CPU
 python benchmarks/evaluation_memory.py --layers 50 --device cuda
 
-Each line is a process of its own, that does the same work; on the CPU the peak is that of its resident memory, on CUDA that
-of torch's allocator.
+Each line is a process of its own that does the same work. The peak is the resident memory on the CPU, and that of
+torch's allocator on CUDA.
 """
 
 import argparse

@@ -1,12 +1,13 @@
-"""Multi-scale evaluation: ours against the release's way, on the same model and images, in turn.
+r"""Multi-scale evaluation: ours against the release's way, on the same model and images, in turn.
 
 python benchmarks/evaluation_speed.py --checkpoint log/camvid-cpu/best.pt --images ../shared/data/camvid/JPEGImages
-python benchmarks/evaluation_speed.py --checkpoint log/camvid-cpu/best.pt --images ../shared/data/camvid/JPEGImages --scales 1 --no_flip
-python benchmarks/evaluation_speed.py --images ../shared/data/camvid/JPEGImages --scales 1 2 --num_images 3    # 120 classes
+python benchmarks/evaluation_speed.py --checkpoint log/camvid-cpu/best.pt --images ../shared/data/camvid/JPEGImages \
+    --scales 1 --no_flip
+python benchmarks/evaluation_speed.py --images ../shared/data/camvid/JPEGImages --scales 1 2 --num_images 3
 
-The release's way, that of semseg's tool/test.py: one image, one scale and one window with its mirror at a time; image and
-result resized by OpenCV, probabilities brought to the CPU and summed in float64 by NumPy. The limit is the model alone:
-the same windows through it, with nothing done to what comes out.
+The release works like semseg's tool/test.py: one image, one scale, and one window with its mirror at a time. OpenCV
+resizes image and result; NumPy sums the probabilities in float64 on the CPU. The limit is the model alone on the same
+windows.
 """
 
 import argparse
@@ -23,9 +24,9 @@ import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import models
-from data.dataset import read_image
+from data.images import read_image
 from evaluation.predictor import Predictor, window_starts
-from trained import Checkpoint
+from trained import TrainedModel
 
 MEAN = [123.675, 116.28, 103.53]
 
@@ -117,7 +118,8 @@ def main() -> None:
         same.append(float((labels["release"] == labels["ours"]).mean()))
     threads = torch.get_num_threads()
     print(
-        f"{args.checkpoint or 'random'}, {args.classes} classes, {args.device}, {threads} threads, torch {torch.__version__}"
+        f"{args.checkpoint or 'random'}, {args.classes} classes, {args.device}, {threads} threads, "
+        f"torch {torch.__version__}"
     )
     for name, values in seconds.items():
         print(f"{name:12s} {spread(values)} s an image")
@@ -127,7 +129,7 @@ def main() -> None:
 
 
 def trained_model(args) -> torch.nn.Module:
-    checkpoint = Checkpoint(args.checkpoint, {})
+    checkpoint = TrainedModel(args.checkpoint)
     args.classes = checkpoint.cfg.numclasses
     return checkpoint.model("auto", torch.device(args.device))
 

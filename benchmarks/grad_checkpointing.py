@@ -22,21 +22,21 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import models
 from losses.criterion import Criterion
-from runs.summary import Summary, summarise
+from runs.summary import Summary, summarize
 
 NUM_CLASSES = 21
 
 
 def make_criterion(model_type: str) -> Criterion:
     weights = {"seg": 1.0, "pseudo": 1.0, "ds": 1.0, "dc": 1.0}
-    return Criterion(weights | ({"lorm": 1.0} if models.MODELS[model_type][1] else {}), 0.1)
+    return Criterion(weights | ({"lorm": 1.0} if models.MODELS[model_type].has_lorm else {}), 0.1)
 
 
 def estimate(args, grad_checkpointing: bool, batchsize: int, crop_size: int, amp: str) -> Summary:
     options = {"layers": args.layers, "num_classes": NUM_CLASSES, "grad_checkpointing": grad_checkpointing}
     with torch.device("meta"):
         model = models.build(args.model_type, **options)
-    return summarise(model, make_criterion(args.model_type), batchsize=batchsize, crop_size=crop_size, amp=amp)
+    return summarize(model, make_criterion(args.model_type), batchsize=batchsize, crop_size=crop_size, amp=amp)
 
 
 def trainer(args, grad_checkpointing: bool) -> Callable[[], None]:
@@ -52,11 +52,11 @@ def trainer(args, grad_checkpointing: bool) -> Callable[[], None]:
     label = torch.randint(0, NUM_CLASSES, (args.batchsize, args.crop_size, args.crop_size), dtype=torch.uint8)
     batch = dict.fromkeys(("label", "pseudo", "distance_s", "distance_c"), label)
     batch["image"] = torch.randint(0, 256, (*label.shape, 3), dtype=torch.uint8)
-    counts = [float(label.numel())] * len(criterion.weights)
+    counts = [float(label.numel())] * len(criterion.names)
 
     def step() -> None:
         outputs = model(batch["image"], label)
-        criterion.total(criterion(outputs, batch, counts)).backward()
+        criterion(outputs, batch, counts)[0].backward()
         optimizer.step()
         optimizer.zero_grad()
 
@@ -86,8 +86,10 @@ def main() -> None:
     for amp in ("none", "bf16"):
         without, using = (estimate(args, on, 16, 465, amp) for on in (False, True))
         print(
-            f"--amp {amp}: kept for the backward pass {without.kept / 2**30:.2f} GiB, with checkpointing {using.kept / 2**30:.2f}; "
-            f"in all {without.memory / 2**30:.2f} and {using.memory / 2**30:.2f} ({using.memory / without.memory:.2f} times), "
+            f"--amp {amp}: kept for the backward pass {without.kept / 2**30:.2f} GiB, with checkpointing "
+            f"{using.kept / 2**30:.2f}; "
+            f"in all {without.memory / 2**30:.2f} and {using.memory / 2**30:.2f} "
+            f"({using.memory / without.memory:.2f} times), "
             f"FLOPs of a step {using.train_flops / without.train_flops:.2f} times"
         )
     print(f"{args.batchsize} images of {args.crop_size}x{args.crop_size}, measured:")
@@ -100,7 +102,10 @@ def main() -> None:
         grown = results.get()
         process.join()
         guess = estimate(args, on, args.batchsize, args.crop_size, "none")
-        low, high = ((size - guess.weights) / 2**20 for size in (guess.memory - guess.gradients, guess.memory))
+        low, high = (
+            (size - guess.states["weights"]) / 2**20
+            for size in (guess.memory - guess.states["gradients"], guess.memory)
+        )
         print(
             f"{'with' if on else 'without':8s} {grown:6.0f} MiB more than before training; estimated {high:.0f}, "
             f"without the gradients, which come as activations go, {low:.0f}"

@@ -3,11 +3,12 @@
 python benchmarks/release_differences.py                                                  # on the drawn demo
 python benchmarks/release_differences.py --dataset_path VOC2012 --numclasses 21           # on real scribbles
 
-The reference is configs/cdsp_release.yaml in float32 with random weights. Each row changes one thing on the same batch. It
-prints how much the total loss changes, and |gradient - reference| / |reference| over all weights.
+The reference is configs/cdsp_release.yaml in float32 with random weights. Each row changes one thing on the same batch
+and prints how much the total loss changes, and |gradient - reference| / |reference| over all weights.
 """
 
 import argparse
+import dataclasses
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,6 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from criterion import get_criterion
 
 import config
 import utils
@@ -62,17 +62,15 @@ def loss_and_gradient(
 
     accum_steps: number of equal micro-batches. The gradient is None without `backward`.
     """
-    model, _ = utils.get_model(cfg, GROUP, say=lambda _: None)
-    criterion = get_criterion(cfg, say=lambda _: None)
-    counts = criterion.counts(batch, model.lorm_terms).tolist()
+    model, _ = utils.get_model(cfg, GROUP)
+    criterion = utils.get_criterion(dataclasses.replace(cfg, accum_steps=accum_steps), GROUP, model)
+    counts = criterion.counts(batch).tolist()
     chunks = zip(*(values.chunk(accum_steps) for values in batch.values()), strict=True)
     total = 0.0
     for micro_batch in (dict(zip(batch, chunk, strict=True)) for chunk in chunks):
         with torch.set_grad_enabled(backward), autocast(cfg.amp, GROUP.device):
             outputs = model.train()(micro_batch["image"], micro_batch["pseudo"])
-            if "lorm_terms" in outputs:
-                outputs["lorm_terms"] = outputs["lorm_terms"] * accum_steps
-            loss = criterion.total(criterion(outputs, micro_batch, counts))
+            loss, _ = criterion(outputs, micro_batch, counts)
         total += loss.item()
         if backward:
             loss.backward()
@@ -96,7 +94,8 @@ def with_released_padding(batch: dict[str, Tensor], padding: Tensor) -> dict[str
 def print_padding(batch: dict[str, Tensor], padding: Tensor) -> None:
     released = with_released_padding(batch, padding)
     print(
-        f"padding: {100 * float(padding.float().mean()):.1f} % of {len(padding)} crops; pixels that count, release / ours:"
+        f"padding: {100 * float(padding.float().mean()):.1f} % of {len(padding)} crops; pixels that count, "
+        "release / ours:"
     )
     for name, ignored in (("pseudo", IGNORE), ("distance_s", 0), ("distance_c", 0)):
         counted, ours = (int((values[name] != ignored).sum()) for values in (released, batch))

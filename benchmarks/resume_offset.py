@@ -41,7 +41,8 @@ def main() -> None:
         began = time.perf_counter()
         get_loader(cfg, "train", Group(torch.device("cpu")))
         print(
-            f"list of {args.images} images, 120x160, {args.workers} workers: read in {time.perf_counter() - began:.2f} s"
+            f"list of {args.images} images, 120x160, {args.workers} workers: read in "
+            f"{time.perf_counter() - began:.2f} s"
         )
         print("offset   skipping indices, s         reading and skipping, s     ratio (median of pairs)")
         for percent in (0, 50, 99):

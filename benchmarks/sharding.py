@@ -3,8 +3,8 @@
 python benchmarks/sharding.py
 python benchmarks/sharding.py --layers 18 --crop_size 33 --repeats 3    # in a minute
 
-Gloo processes on the CPU; variants take turns on the same batches, each with its own model. The share of the states in a
-process's memory is that of the model's summary (runs/summary.py) at the recipe: 16 images of 465x465 a process.
+Gloo processes on the CPU; variants take turns on the same batches, each with its own model. The share of the states
+in a process's memory is the estimate of runs/summary.py for the recipe: 16 images of 465x465 per process.
 """
 
 import argparse
@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import models
 from distributed.group import Group
 from losses.criterion import Criterion
-from runs.summary import summarise
+from runs.summary import summarize
 
 VARIANTS = ("DDP", "ZeRO-1", "FSDP2")
 NUM_CLASSES = 21
@@ -133,12 +133,12 @@ def shares(layers: int) -> None:
             model = models.build(
                 "res50_ASPP_lorm", layers=layers, num_classes=NUM_CLASSES, grad_checkpointing=grad_checkpointing
             )
-        result = summarise(model, criterion, batchsize=16, crop_size=465, amp=amp)
-        states = result.weights + result.gradients + result.momentum
+        result = summarize(model, criterion, batchsize=16, crop_size=465, amp=amp)
+        states, momentum = sum(result.states.values()), result.states["momentum"]
         print(
-            f"--amp {amp}{' --grad_checkpointing' if grad_checkpointing else '':21s} {result.memory / 2**30:5.2f} GiB, of which "
-            f"states {states / 2**20:.0f} MiB = {100 * states / result.memory:.1f} %, "
-            f"momentum {result.momentum / 2**20:.0f} MiB = {100 * result.momentum / result.memory:.1f} %"
+            f"--amp {amp}{' --grad_checkpointing' if grad_checkpointing else '':21s} {result.memory / 2**30:5.2f} GiB, "
+            f"of which states {states / 2**20:.0f} MiB = {100 * states / result.memory:.1f} %, "
+            f"momentum {momentum / 2**20:.0f} MiB = {100 * momentum / result.memory:.1f} %"
         )
 
 

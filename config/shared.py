@@ -1,65 +1,48 @@
-"""Flags that several programs share, as mixins of their dataclasses."""
+"""Flags that several programs share."""
 
 from dataclasses import dataclass
 
 from config.flags import flag
+from labels import MAPS
 
-# What may differ between the ranks of a run: paths, and what belongs to a machine or a process.
-LOCAL = (
-    "dataset_path", "logdir", "classes", "resume", "workers", "val_workers", "device", "distributed", "dist_url", "world_size", "rank",
-    "local_rank", "notes", "checkpoint", "compare", "json", "save_dir", "report",
-)  # fmt: skip
+MODEL_TYPES = (
+    "res50_ASPP_lorm res50_ASPP deeplabv3 deeplabv3p deeplabv3p_lorm deeplabv3p_cdsp deeplabv3p_cdsp_lorm deeplabv2"
+)
 
 
 @dataclass
 class DataFlags:
-    """Where the data set lies."""
+    """Data set."""
 
-    dataset: str = flag(
-        "ScribblePseudoDsDc",
-        "which labels there are to train on",
-        choices=(
-            "Folder", "Dense", "ScribbleOnly", "PseudoOnly", "ScribblePseudo",
-            "ScribblePseudoDs", "ScribblePseudoDc", "ScribblePseudoDsDc",
-        ),
-    )  # fmt: skip
-    dataset_path: str = flag("", "root folder of the data set; the folders below are relative to it [the demo]")
-    list_path: str = flag(
-        "", "folder of train.txt and val.txt [ImageSets/SegmentationAug, else ImageSets/Segmentation; Folder: the root]"
-    )
+    dataset: str = flag("ScribblePseudoDsDc", "labels to train on", choices=tuple(MAPS))
+    dataset_path: str = flag("", "data set's root folder; other folders are relative to it [the demo]", per_rank=True)
+    list_path: str = flag("", "folder of the lists [ImageSets/SegmentationAug or ImageSets/Segmentation; Folder: root]")
     image_path: str = flag("", "folder of the images [JPEGImages; Folder: images]")
-    val_path: str = flag("", "folder of the dense masks [SegmentationClassAug, else SegmentationClass; Folder: masks]")
+    val_path: str = flag("", "folder of the dense masks [SegmentationClassAug or SegmentationClass; Folder: masks]")
 
 
 @dataclass
 class ModelFlags:
-    """The model, its classes, and how it computes."""
+    """Model."""
 
     model_type: str = flag(
-        "res50_ASPP_lorm",
-        "architecture, with a ResNet of --layers; CDSP's 'deeplabv2' is res50_ASPP(_lorm), its 'deeplabv3p' deeplabv3p_cdsp(_lorm)",
-        choices=(
-            "res50_ASPP_lorm", "res50_ASPP", "deeplabv3", "deeplabv3p", "deeplabv3p_lorm", "deeplabv3p_cdsp",
-            "deeplabv3p_cdsp_lorm", "deeplabv2",
-        ),
-    )  # fmt: skip
+        "res50_ASPP_lorm", "architecture; CDSP's deeplabv2 is res50_ASPP_lorm", choices=tuple(MODEL_TYPES.split())
+    )
     layers: int = flag(50, "depth of the ResNet", choices=(18, 34, 50, 101, 152))
     stride_in_1x1: bool = flag(
-        False, "put the stride of layer2's first block on its 1x1 convolution, as in CDSP; a released CDSP file sets it"
+        False, "put layer2's stride into its first 1x1 convolution; released CDSP files turn this on"
     )
-    numclasses: int = flag(
-        21, "number of classes, background included; labels are 0..numclasses-1, and 255 = ignore", at_least=2
-    )
+    numclasses: int = flag(21, "classes, background included; 255 = ignore", ge=2, le=255, aliases="num_classes")
     classes: str = flag(
-        "", "names and colours of the classes: voc, camvid, cityscapes, ade20k, or a FILE with one a line [numbers]"
+        "", "class names and colours: voc, camvid, cityscapes, ade20k or a FILE [numbers]", per_rank=True
     )
-    background: str = flag(
-        "0", "background class of distance maps, LoRM and overlays; none: every class is an object",
-        choices=("0", "none"),
-    )  # fmt: skip
+    background: str = flag("0", "class of the background; none: every class is an object", choices=("0", "none"))
     amp: str = flag("none", "mixed precision; fp16 scales the loss", choices=("none", "bf16", "fp16"))
     val_batchsize: int = flag(
-        4, "images of one size, or windows of them, in one forward pass of validation", at_least=1
+        4,
+        "images of one size, or windows, per forward pass",
+        ge=1,
+        aliases="valid_batch_size per_device_eval_batch_size",
     )
 
     @property
@@ -70,52 +53,48 @@ class ModelFlags:
 
 @dataclass
 class LaunchFlags:
-    """Device, loader processes, and the process group of distributed.group."""
+    """Device and processes."""
 
-    device: str = flag("auto", "auto (CUDA if there is one, else CPU), cpu, cuda or cuda:N")
+    device: str = flag("auto", "auto (CUDA if there is one, else CPU), cpu, cuda or cuda:N", per_rank=True)
     workers: int = flag(
         -1,
-        "loader processes of each process; 0 loads in the process itself [4, or its share of the cores]",
-        at_least=-1,
+        "loader processes of each process; 0: load in the process itself [4, or its share of the cores]",
+        ge=-1,
+        per_rank=True,
+        aliases="num_workers workers_per_gpu dataloader_num_workers",
     )
-    distributed: bool | None = flag(None, "join a process group [only under a launcher]; --no_distributed never does")
-    backend: str = flag(
-        "auto", "of the process group; auto: nccl on CUDA, gloo elsewhere", choices=("auto", "nccl", "gloo")
+    distributed: bool | None = flag(
+        None, "join a process group [only under a launcher]", per_rank=True, aliases="ddp use_ddp ddp.enabled"
     )
-    dist_url: str = flag("env://", "where processes meet: env://, tcp://HOST:PORT or file:///PATH", per_launch=True)
-    world_size: int = flag(0, "number of processes [from the launcher]", per_launch=True, at_least=0)
-    rank: int = flag(-1, "rank of this process [from the launcher]", per_launch=True)
-    local_rank: int = flag(-1, "rank of this process on its machine [from the launcher, else counted]", per_launch=True)
+    backend: str = flag("auto", "of the process group; auto: nccl on CUDA, else gloo", choices=("auto", "nccl", "gloo"))
+    dist_url: str = flag(
+        "env://", "where processes connect: env://, tcp://HOST:PORT or file:///PATH", per_launch=True, per_rank=True
+    )
+    world_size: int = flag(0, "number of processes [from the launcher]", ge=0, per_launch=True, per_rank=True)
+    rank: int = flag(-1, "rank of this process [from the launcher]", per_launch=True, per_rank=True)
+    local_rank: int = flag(
+        -1, "rank of this process on its machine [from the launcher, else counted]", per_launch=True, per_rank=True
+    )
     log_level: str = flag(
-        "INFO",
-        "what the terminal shows; WARNING: bars and errors only; DEBUG: also what torch.distributed and NCCL say",
-        choices=("DEBUG", "INFO", "WARNING"),
+        "INFO", "what the terminal shows; DEBUG: also torch.distributed and NCCL", choices=("DEBUG", "INFO", "WARNING")
     )
-    dist_timeout: float = flag(600.0, "seconds to wait for other processes before giving up", at_least=1)
+    dist_timeout: float = flag(600.0, "seconds to wait for other processes", ge=1, le=2_592_000)
 
 
 @dataclass
 class CheckpointFlags:
-    """The trained model."""
+    """Checkpoint."""
 
-    checkpoint: str = flag(
-        "", "FILE of a run, such as log/NAME/best.pt, or with --config other weights of such a model"
-    )
-    weights: str = flag(
-        "auto",
-        "which of the checkpoint's; auto: the average of --ema where there is one",
-        choices=("auto", "raw", "ema"),
-    )
+    checkpoint: str = flag("", "FILE of a run, such as log/NAME/best.pt; other weights need --config", per_rank=True)
+    weights: str = flag("auto", "which of its weights to load; auto: EMA if present", choices=("auto", "raw", "ema"))
 
 
 @dataclass
 class InferenceFlags(CheckpointFlags, LaunchFlags):
-    """How a trained model predicts: for evaluate.py and predict.py."""
+    """Prediction."""
 
-    scales: tuple[float, ...] = flag((1.0,), "factors on the image's size; probabilities are averaged over them")
-    long_side: int = flag(0, "pixels of the image's longer side at scale 1; 0: as it is", at_least=0)
+    scales: tuple[float, ...] = flag((1.0,), "image scales to average probabilities over", gt=0, le=16)
+    long_side: int = flag(0, "pixels of the image's longer side at scale 1; 0: as it is", ge=0)
     flip: bool = flag(False, "also average with the prediction for the mirrored image")
-    window: int = flag(0, "height and width of sliding windows, in pixels; 0: the whole image at once", at_least=0)
-    stride_rate: float = flag(
-        2 / 3, "step from window to window, as part of the window; above 0, at most 1", at_least=0
-    )
+    window: int = flag(0, "height and width of sliding windows, in pixels; 0: the whole image at once", ge=0)
+    stride_rate: float = flag(2 / 3, "step between windows, as a part of the window", gt=0, le=1)

@@ -10,22 +10,22 @@ from errors import UserError
 
 PRESETS = Path(__file__).parent.parent / "configs" / "classes"  # NAME.txt is --classes NAME
 
-_LINE = re.compile(r"(?P<name>.*?)(\s+#(?P<colour>[0-9a-fA-F]{6}))?")
+_LINE = re.compile(r"(.*?)(?:\s+#([0-9a-fA-F]{6}))?")  # name and colour
 
 
 @dataclass(frozen=True)
 class Classes:
-    """names: one a class. colours: RGB by label value, (256, 3) uint8; that of 255 is of ignored pixels."""
+    """names: of each class. colours: RGB by label value, (256, 3) uint8; 255 is the colour of ignored pixels."""
 
     names: list[str]
     colours: np.ndarray
 
 
 def read_classes(chosen: str, num_classes: int | None) -> Classes:
-    """The classes of the preset `chosen`, or of the file of that path; numbers in VOC's colours if it is "".
+    """Read the classes of a preset or file; "" numbers them and gives them VOC's colours.
 
-    num_classes: how many there must be; None takes as many as the file has. A file has one class a line: its name and,
-    where VOC's colours are not wanted, #RRGGBB.
+    num_classes: the required number; None accepts any. A file has one class a line: its name and, to override VOC's
+    colour, #RRGGBB.
     """
     colours = voc_colours()
     if not chosen:
@@ -34,28 +34,23 @@ def read_classes(chosen: str, num_classes: int | None) -> Classes:
     try:
         lines = (preset if preset.is_file() else Path(chosen)).read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        known = ", ".join(sorted(path.stem for path in PRESETS.glob("*.txt")))
-        raise UserError(
-            f"--classes {chosen}: {getattr(error, 'strerror', 'not UTF-8 text')}; give a FILE, or one of {known}"
-        ) from None
-    names: list[str] = []
-    for line in lines:
-        match = _LINE.fullmatch(line.strip())
-        assert match is not None
-        if not match["name"]:
-            continue
-        if match["colour"] and len(names) < len(colours):
-            colours[len(names)] = list(bytes.fromhex(match["colour"]))
-        names.append(match["name"])
+        presets = ", ".join(sorted(path.stem for path in PRESETS.glob("*.txt")))
+        reason = getattr(error, "strerror", "not UTF-8 text")
+        raise UserError(f"--classes {chosen}: {reason}; give a FILE, or one of {presets}") from None
+    matches = [match.groups() for match in map(_LINE.fullmatch, map(str.strip, lines)) if match and match[1]]
+    names = [name for name, _ in matches]
     if not 2 <= len(names) <= 255:
         raise UserError(f"--classes {chosen}: {len(names)} names; there must be 2 to 255")
     if num_classes not in (None, len(names)):
         raise UserError(f"--classes {chosen}: {len(names)} names, but --numclasses is {num_classes}")
+    for number, (_, colour) in enumerate(matches):
+        if colour:
+            colours[number] = list(bytes.fromhex(colour))
     return Classes(names, colours)
 
 
 def voc_colours() -> np.ndarray:
-    """PASCAL VOC's colours, (256, 3) uint8: each class number's bits, spread over the three channels."""
+    """PASCAL VOC's colours, (256, 3) uint8: the bits of each class number, spread over the three channels."""
     numbers = np.arange(256)
     colours = np.zeros((256, 3), np.uint8)
     for bit in range(8):

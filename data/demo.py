@@ -1,8 +1,7 @@
-"""A small scribble data set, drawn: textured shapes on textured ground, in VOC's layout.
+"""Draw a small scribble data set: textured shapes on textured ground, in VOC's layout.
 
-Every image is drawn from its own number, so that the set is the same on every machine and nothing is
-downloaded. It has dense masks, scribbles, and pseudo-labels with the faults real ones have: grown or
-shrunk outlines, holes, unsure borders, and now and then a missed object.
+Each image depends on its number only, so the set is the same on every machine without a download. It has dense masks,
+scribbles, and pseudo-labels with realistic faults: grown or shrunk outlines, holes, unsure borders, missed objects.
 """
 
 import tempfile
@@ -21,7 +20,7 @@ NUM_TRAIN, NUM_VAL = 96, 24
 
 
 def draw_dataset(root: Path, num_train: int = NUM_TRAIN, num_val: int = NUM_VAL) -> None:
-    """Write the data set to the folder `root`, which appears whole or not at all; do nothing if it is there."""
+    """Draw the data set in the folder `root`, completely or not at all; do nothing if the folder exists."""
     if root.exists():
         return
     try:
@@ -32,7 +31,7 @@ def draw_dataset(root: Path, num_train: int = NUM_TRAIN, num_val: int = NUM_VAL)
             folder.rename(root)
     except OSError as error:
         if root.exists():
-            return  # another run drew it meanwhile
+            return  # another run was faster
         raise UserError(f"{root}: the demo data cannot be written ({error.strerror})") from None
 
 
@@ -52,11 +51,11 @@ def _write(root: Path, num_train: int, num_val: int) -> None:
 
 
 def draw_sample(number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Image (H, W, 3) RGB, and its dense mask, scribble and pseudo-label, (H, W) each; all uint8."""
+    """Draw an image (H, W, 3) RGB and its dense mask, scribble and pseudo-label, (H, W) each; all uint8."""
     rng = np.random.default_rng((2024, number))
     image = _texture(0, rng)
     dense = np.zeros((HEIGHT, WIDTH), np.uint8)
-    # One object in each of two or three columns, so that none hides another.
+    # Draw one object in each of two or three columns, so that none hides another.
     num_objects = int(rng.integers(2, 4))
     for column in range(num_objects):
         class_id = int(rng.integers(1, len(CLASSES)))
@@ -70,7 +69,7 @@ def draw_sample(number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.nda
 
 
 def _texture(class_id: int, rng: np.random.Generator) -> np.ndarray:
-    """Stripes, checks, dots or clouds (H, W, 3) uint8, in a colour near the class's; the pattern tells classes apart."""
+    """Stripes, checks, dots or clouds in a colour near the class's, (H, W, 3) uint8. Each class has its pattern."""
     y, x = np.mgrid[:HEIGHT, :WIDTH].astype(np.float64)
     angle, period, phase = rng.uniform(0, np.pi), rng.uniform(6, 9), rng.uniform(0, 2 * np.pi, 2)
     u = (np.cos(angle) * x + np.sin(angle) * y) * 2 * np.pi / period + phase[0]
@@ -83,17 +82,16 @@ def _texture(class_id: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def _shape(class_id: int, centre: tuple[float, float], radius: float, angle: float) -> np.ndarray:
-    """The outline of a class, filled with 1; (H, W) uint8."""
+    """The shape of a class, 1 on 0, (H, W) uint8."""
     canvas = np.zeros((HEIGHT, WIDTH), np.uint8)
     if class_id == 1:
         return cv2.circle(canvas, (round(centre[0]), round(centre[1])), round(radius * 0.9), 1, thickness=-1)
-    arm = 0.35
+    arm = [(1.0, 0.35), (0.35, 0.35), (0.35, 1.0)]  # a corner of the cross; mirror it for the others
     outline = {
         2: [(1, 1), (-1, 1), (-1, -1), (1, -1)],
         3: [(1.3, 0), (-0.7, 1.1), (-0.7, -1.1)],
-        4: [(1, arm), (arm, arm), (arm, 1), (-arm, 1), (-arm, arm), (-1, arm),
-            (-1, -arm), (-arm, -arm), (-arm, -1), (arm, -1), (arm, -arm), (1, -arm)],
-    }[class_id]  # fmt: skip
+        4: arm + [(-x, y) for x, y in reversed(arm)] + [(-x, -y) for x, y in arm] + [(x, -y) for x, y in reversed(arm)],
+    }[class_id]
     turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
     size = radius * (0.75 if class_id == 2 else 0.9)
     points = np.array(outline) @ turn.T * size + np.array(centre)
@@ -101,7 +99,7 @@ def _shape(class_id: int, centre: tuple[float, float], radius: float, angle: flo
 
 
 def _scribble(dense: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """One bent stroke, 3 pixels wide, in each connected region, well inside it; 255 elsewhere."""
+    """Draw a bent stroke, 3 pixels wide, well inside each connected region; 255 elsewhere."""
     scribble = np.full(dense.shape, IGNORE, np.uint8)
     for class_id in np.unique(dense):
         num_regions, regions = cv2.connectedComponents((dense == class_id).astype(np.uint8))
@@ -119,7 +117,7 @@ def _scribble(dense: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def _pseudo_label(dense: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """The dense mask with the faults of a label that a classifier's activation maps gave."""
+    """The dense mask with the faults of a label from a classifier's activation maps."""
     pseudo = np.zeros_like(dense)
     num_regions, regions = cv2.connectedComponents((dense > 0).astype(np.uint8))
     for region in range(1, num_regions):

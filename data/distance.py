@@ -1,6 +1,6 @@
 """Distance maps that weight the entropy losses (CDSP, "Scribble Hides Class", AAAI 2024).
 
-Training computes them on the fly, from each label at its own size. To write them as PNGs once instead:
+Training computes them on the fly, from each label at its own size. To save them as PNGs instead:
 
     python -m data.distance --scribbles VOC2012/pascal_2012_scribble --out VOC2012/distance_map
     python -m data.distance --pseudo VOC2012/bmp_pseudolabel --out VOC2012/distance_pseudo
@@ -9,16 +9,16 @@ Training computes them on the fly, from each label at its own size. To write the
 import argparse
 import functools
 import math
-import multiprocessing
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import cv2
 import numpy as np
-from tqdm import tqdm
+from tqdm.contrib.concurrent import process_map
 
 import program
-from data.dataset import read_label
+from data.images import read_label
 from errors import UserError
 from labels import IGNORE
 
@@ -30,8 +30,8 @@ def scribble_distance(label: np.ndarray, lambda_s: float = LAMBDA_S, background:
     """Closeness to the scribble: 255 on a foreground stroke, falling to 0; shape (H, W), uint8.
 
     255 - trunc(clip(sqrt(lambda_s) * d, 0, 255)), d the exact Euclidean distance in pixels to the nearest
-    stroke in `label` (H, W), 0..254 and 255 = no stroke. Strokes of the class `background` do not count; with None
-    all strokes do. Without a stroke that counts the map is 0 everywhere.
+    stroke in `label` (H, W), 0..254 and 255 = no stroke. Strokes of the class `background` do not count; None counts
+    all strokes. Without a stroke to count the map is 0 everywhere.
     """
     return 255 - _scaled_distance(_foreground(label, background), lambda_s)
 
@@ -41,8 +41,8 @@ def pseudo_distance(label: np.ndarray, lambda_c: float = LAMBDA_C, background: i
 
     trunc(clip(sqrt(lambda_c) * d, 0, 255)), d the exact Euclidean distance in pixels to the nearest pixel
     on a contour, inner ones included, 1 pixel wide, in `label` (H, W), 0..254 and 255 = unsure. The contour
-    outlines the foreground: all classes but `background`, taken together. With None each class has a contour of its
-    own. Without a contour the map is 255 everywhere.
+    outlines the foreground: all classes but `background` together. With None each class has its own contour. Without
+    a contour the map is 255 everywhere.
     """
     if background is None:
         regions = [label == number for number in np.unique(label) if number != IGNORE]
@@ -68,25 +68,21 @@ def _scaled_distance(target: np.ndarray, scale_squared: float) -> np.ndarray:
     return np.clip(math.sqrt(scale_squared) * distance, 0, 255).astype(np.uint8)
 
 
-def _write_map(path: Path, out: Path, distance) -> None:
-    # Class numbers do not matter here, only which pixels are labelled: any up to 254 is fine.
+def _write_map(path: Path, out: Path, distance: Callable[[np.ndarray], np.ndarray]) -> None:
+    # Only whether a pixel is labelled matters, so accept every class number.
     if not cv2.imwrite(str(out / path.name), distance(read_label(path, num_classes=255))):
         raise UserError(f"{out / path.name}: cannot be written")
 
 
 def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
-    folder = args.scribbles or args.pseudo
+    folder, distance = (args.scribbles, scribble_distance) if args.scribbles else (args.pseudo, pseudo_distance)
     paths = sorted(folder.glob("*.png"))
     if not paths:
         raise UserError(f"{folder}: no such folder, or no .png in it")
     args.out.mkdir(parents=True, exist_ok=True)
-    distance = scribble_distance if args.scribbles else pseudo_distance
     distance = functools.partial(distance, background=None if args.background == "none" else 0)
-    write = functools.partial(_write_map, out=args.out, distance=distance)
-    with multiprocessing.Pool() as pool:
-        for _ in tqdm(pool.imap_unordered(write, paths), total=len(paths), unit="map"):
-            pass
+    process_map(functools.partial(_write_map, out=args.out, distance=distance), paths, chunksize=1, unit="map")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -94,7 +90,7 @@ def parser() -> argparse.ArgumentParser:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--scribbles", type=Path, metavar="DIR", help="folder of scribble PNGs")
     source.add_argument("--pseudo", type=Path, metavar="DIR", help="folder of pseudo-label PNGs")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write to; made if absent")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="output folder; created if missing")
     parser.add_argument("--background", choices=("0", "none"), default="0", help="background class, as in train.py [0]")
     return parser
 

@@ -1,64 +1,33 @@
-"""How often each class is among the labels, and what weight that gives it in the losses."""
+"""Class frequencies in the labels, and class weights from them."""
 
-import math
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 
-from data.dataset import read_label
-from errors import UserError
+from data.images import read_label
 
 
 def label_histogram(label: np.ndarray, num_classes: int) -> np.ndarray:
-    """Pixels of each class in a label map (uint8, any shape), (num_classes,) int64; other values are left out."""
+    """Count the pixels of each class in a label map (uint8, any shape): (num_classes,) int64."""
     return np.bincount(label.ravel(), minlength=256)[:num_classes]
 
 
 def class_weights(histogram: np.ndarray) -> np.ndarray:
     """Weights by ENet's bounded rule (arXiv:1606.02147): 1 / ln(1.02 + p), p the class's share of labelled pixels.
 
-    histogram: (num_classes,). Returns (num_classes,) float64, from 1.42 for p = 1 to 50.5 for p = 0. A class that is
-    nowhere gets 50.5, too, which no pixel then has.
+    histogram: (num_classes,). Returns (num_classes,) float64, from 1.42 for p = 1 to 50.5 for p = 0.
     """
     share = histogram / max(histogram.sum(), 1)
     return 1 / np.log(1.02 + share)
 
 
 def count_labels(paths: list[Path], num_classes: int, bar: Callable[[Iterable], Iterable] = iter) -> np.ndarray:
-    """label_histogram() of all these files together. bar: what shows how far an iterable has come.
+    """Sum label_histogram() over files, read in threads. bar: wraps an iterable to show progress.
 
-    Files are read by threads: decoding lets others run. Raises UserError that names the file at fault.
+    A UserError names a file that cannot be used.
     """
     with ThreadPoolExecutor() as pool:
         histograms = pool.map(lambda path: label_histogram(read_label(path, num_classes), num_classes), paths)
         return sum(bar(histograms), np.zeros(num_classes, np.int64))
-
-
-def given_weights(chosen: str, num_classes: int) -> np.ndarray | None:
-    """The numbers of --class_weights, "1,2,0.5" or a file with one a line; None for "none" and "balanced"."""
-    if chosen in ("none", "balanced"):
-        return None
-    words, source = chosen.split(","), f"--class_weights {chosen}"
-    if len(words) == 1:
-        try:
-            words = Path(chosen).read_text(encoding="utf-8-sig").split()
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(
-                f"{source}: {getattr(error, 'strerror', 'not UTF-8 text')}; give none, balanced, numbers as 1,2,0.5, or "
-                "a FILE with one a line"
-            ) from None
-    if len(words) != num_classes:
-        raise UserError(f"{source}: {len(words)} numbers, but --numclasses is {num_classes}: give each class one")
-    weights = []
-    for number, word in enumerate(words):
-        try:
-            weights.append(float(word))
-        except ValueError:
-            weights.append(math.nan)
-        if not 0 <= weights[-1] < math.inf:
-            raise UserError(f"{source}: {word!r}, of class {number}, must be a number of at least 0")
-    if not any(weights):
-        raise UserError(f"{source}: all weights are 0, which leaves nothing to learn")
-    return np.array(weights)

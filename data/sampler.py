@@ -9,15 +9,13 @@ from errors import UserError
 
 
 class TrainSampler(DistributedSampler):
-    """One process's share of an order of samples that does not depend on the number of processes.
+    """This process's share of an order of samples that does not depend on the number of processes.
 
-    An epoch's order is one permutation, drawn from (seed, epoch). Each global batch is the next batch_size *
-    accum_steps * world_size entries of it; each forward pass takes the next batch_size * world_size of
-    those, rank 0 the first batch_size, and so on. What is too little for a last global batch is left out; the next
-    epoch's permutation is another one.
+    An epoch's order is a permutation drawn from (seed, epoch). Each global batch is its next batch_size *
+    accum_steps * world_size entries. Each forward pass takes the next batch_size * world_size of these: rank 0 takes
+    the first batch_size, and so on. An incomplete last global batch is dropped.
 
-    Yields (epoch, index), from which the data set derives the sample's augmentation. Also serves one
-    process without a group: nothing here talks to other processes.
+    Yields (epoch, index), from which the data set derives the sample's augmentation. Needs no process group.
     """
 
     def __init__(
@@ -37,27 +35,28 @@ class TrainSampler(DistributedSampler):
         if self.steps_per_epoch == 0:
             raise UserError(
                 f"the training list has {num_samples} image(s) but one optimizer step takes {self.global_batch} "
-                f"(--batchsize {batch_size} x --accum_steps {accum_steps} x {world_size} process(es)): lower --batchsize"
+                f"(--batchsize {batch_size} x --accum_steps {accum_steps} x {world_size} process(es)): "
+                "lower --batchsize"
             )
         self.set_position(0, 0)
 
     def set_position(self, epoch: int, samples: int) -> None:
-        """Begin the next iteration in this epoch, after its first `samples` entries, at no cost for those.
+        """Start the next iteration in this epoch, after its first `samples` entries, at no cost.
 
-        With another number of processes, batch size or accumulation than those were taken with, the rest is
-        divided anew: the same samples in the same order.
+        The rest is the same samples in the same order, even if the number of processes, batch size or accumulation
+        differs from that of the first entries.
         """
         self.set_epoch(epoch)
         self.samples = samples
         self.steps = (len(self.dataset) - samples) // self.global_batch  # type: ignore[arg-type]
-        self.num_samples = self.steps * self.global_batch // self.num_replicas  # of this process, for len()
+        self.num_samples = self.steps * self.global_batch // self.num_replicas  # for len()
 
     def is_through(self, samples: int) -> bool:
-        """Whether an epoch of which so many entries were taken has no global batch left."""
+        """Whether no global batch is left after `samples` entries of an epoch."""
         return samples + self.global_batch > len(self.dataset)  # type: ignore[arg-type]
 
     def order(self, epoch: int) -> np.ndarray:
-        """The permutation (num_samples,) of all samples in an epoch, the same on all ranks."""
+        """An epoch's permutation of all samples, (num_samples,), the same on all ranks."""
         return np.random.default_rng((self.seed, epoch)).permutation(len(self.dataset))  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
@@ -67,31 +66,30 @@ class TrainSampler(DistributedSampler):
 
 
 class EvalBatches(Sampler):
-    """One process's batches for evaluation: each sample once over all ranks, none padded in.
+    """This process's batches for evaluation: over all ranks, each sample comes once, without padding.
 
-    A batch has images of one size, and which images share one depends on the sizes of all and on batch_size only, so
-    that a model computes the same at any number of processes. Whole batches are dealt to the ranks, largest first,
-    each to the rank that has fewest pixels so far.
+    A batch has images of one size. Its content depends only on the sizes and batch_size, so a model computes the same
+    with any number of processes. Each batch, largest first, goes to the rank with the fewest pixels so far.
 
-    sizes: (height, width) of every sample. Yields lists of indices, which the other ranks' do not overlap.
+    sizes: (height, width) of every sample. Yields lists of indices.
     """
 
     def __init__(self, sizes: list[tuple[int, int]], *, batch_size: int, rank: int = 0, world_size: int = 1):
-        of_size: dict[tuple[int, int], list[int]] = {}
+        by_size: dict[tuple[int, int], list[int]] = {}
         for index, size in enumerate(sizes):
-            of_size.setdefault(size, []).append(index)
+            by_size.setdefault(size, []).append(index)
         batches = [
             (height * width * len(indices[first : first + batch_size]), indices[first : first + batch_size])
-            for (height, width), indices in of_size.items()
+            for (height, width), indices in by_size.items()
             for first in range(0, len(indices), batch_size)
         ]
-        shares: list[list[list[int]]] = [[] for _ in range(world_size)]
+        self.batches: list[list[int]] = []
         pixels = [0] * world_size
         for num_pixels, batch in sorted(batches, key=lambda batch: -batch[0]):
-            least = pixels.index(min(pixels))
-            shares[least].append(batch)
-            pixels[least] += num_pixels
-        self.batches = shares[rank]
+            owner = pixels.index(min(pixels))
+            pixels[owner] += num_pixels
+            if owner == rank:
+                self.batches.append(batch)
 
     def __iter__(self) -> Iterator[list[int]]:
         return iter(self.batches)

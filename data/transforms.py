@@ -1,4 +1,4 @@
-"""Training crops: scale, rotation, flip and crop as one affine warp of each map, then blur; or the image's middle."""
+"""Training crops: scale, rotation, flip and crop as one affine warp of each map, then blur; or a centre crop."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ import numpy as np
 
 MEAN_COLOUR = (124, 116, 104)  # ImageNet's mean, RGB, 0..255
 
-# Interpolation of each map, and the value of pixels from outside the image: padding never carries weight.
+# {map: (interpolation, value outside the image)}. Padding never has weight in a loss.
 WARPS: dict[str, tuple[int, tuple[int, ...]]] = {
     "image": (cv2.INTER_LINEAR, MEAN_COLOUR),
     "label": (cv2.INTER_NEAREST, (255,)),
@@ -21,9 +21,8 @@ WARPS: dict[str, tuple[int, tuple[int, ...]]] = {
 class TrainTransform:
     """Random augmentation to square crops; the defaults are CDSP's recipe.
 
-    crop_size: pixels. scale: range of the factor on the image's size. rotation: largest angle, degrees.
-    rotation_p: probability of a rotation. blur: probability of a 5x5 Gaussian blur. Flip is horizontal, at
-    probability 1/2.
+    crop_size: pixels. scale: range of the scale factor. rotation: largest angle in degrees. rotation_p and blur:
+    probabilities of a rotation and of a 5x5 Gaussian blur. The probability of a horizontal flip is 1/2.
     """
 
     crop_size: int = 465
@@ -33,10 +32,9 @@ class TrainTransform:
     blur: float = 0.5
 
     def __call__(self, maps: dict[str, np.ndarray], rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """Warp every map of one sample alike; each is (H, W) or (H, W, 3) uint8, named as in WARPS.
+        """Warp every map of a sample alike; each is (H, W) or (H, W, 3) uint8, named as in WARPS.
 
-        The random numbers drawn from `rng` depend on nothing else, so that a sample's augmentation is the
-        same whichever labels are read.
+        The same random numbers are drawn whichever labels are read, so the augmentation does not depend on them.
         """
         height, width = maps["image"].shape[:2]
         matrix = self._matrix(height, width, rng)
@@ -53,15 +51,15 @@ class TrainTransform:
         if rng.random() >= self.rotation_p:
             angle = 0.0
         flip = -1.0 if rng.random() < 0.5 else 1.0
-        # A larger image is cropped anywhere inside; a smaller one lies in the middle of the crop.
+        # Crop a larger image anywhere inside; centre a smaller one.
         offset_x, offset_y = (
             rng.random() * max(0.0, extra) + min(0.0, extra) / 2
             for extra in (scale * width - self.crop_size, scale * height - self.crop_size)
         )
-        # Turn and scale about the image's centre, mirror, then move that centre to its place in the crop.
+        # Rotate and scale about the image's centre, mirror, then move that centre to its place in the crop.
         cos, sin = scale * np.cos(angle), scale * np.sin(angle)
         linear = np.array([[flip * cos, -flip * sin], [sin, cos]])
-        # cv2 counts from the centre of the first pixel, which lies half a pixel inside the image.
+        # cv2's origin is the centre of the first pixel, half a pixel inside the image.
         from_centre = np.array([(width - 1) / 2, (height - 1) / 2])
         to_centre = np.array([scale * width / 2 - offset_x - 0.5, scale * height / 2 - offset_y - 0.5])
         return np.column_stack([linear, to_centre - linear @ from_centre])
@@ -69,19 +67,19 @@ class TrainTransform:
 
 @dataclass(frozen=True)
 class CentreCrop:
-    """The middle of each image, padded where the image is smaller; for training without augmentation."""
+    """The centre of each image, padded if the image is smaller; for training without augmentation."""
 
     crop_size: int
 
     def __call__(self, maps: dict[str, np.ndarray], rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """As TrainTransform, with nothing drawn from rng."""
+        """Crop every map of a sample, as TrainTransform does; rng is not used."""
         height, width = maps["image"].shape[:2]
         shift = [(self.crop_size - width) // 2, (self.crop_size - height) // 2]  # whole pixels: nothing is resampled
         return _warp(maps, np.column_stack([np.eye(2), shift]), self.crop_size)
 
 
 def _warp(maps: dict[str, np.ndarray], matrix: np.ndarray, size: int) -> dict[str, np.ndarray]:
-    """Every map through the 2x3 matrix, to size x size pixels, by the interpolation and padding of WARPS."""
+    """Warp every map by the 2x3 matrix to size x size pixels, with the interpolation and padding in WARPS."""
     warped = {}
     for name, values in maps.items():
         interpolation, outside = WARPS[name]

@@ -1,4 +1,4 @@
-"""The device of a process, and the backend that sums over devices of its kind."""
+"""The device of a process, and the backend for collectives on it."""
 
 import sys
 
@@ -9,38 +9,40 @@ from errors import UserError
 
 
 def only_gpu(name: str) -> str:
-    """What tells this process's CUDA device from all others, if it is to use one and sees no second; else ""."""
+    """The UUID of this process's GPU if --device allows it and the process sees no other; else ""."""
     if name not in ("auto", "cuda") or torch.cuda.device_count() != 1:
         return ""
     return str(torch.cuda.get_device_properties(0).uuid)
 
 
 def find_device(name: str, local_rank: int, local_world_size: int, *, own_gpu: bool = False) -> torch.device:
-    """The torch device of --device for this process, made the current one. Raises UserError where it is not there.
+    """The torch device of --device for this process, made the current one. Raises UserError if it is not available.
 
-    own_gpu: the one that this process sees is no other's, as srun --gpus-per-task gives it.
+    own_gpu: each process of this machine sees one GPU, a different one, as with srun --gpus-per-task.
     """
     try:
         device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
     except RuntimeError:
         raise UserError(f"--device {name}: not a device; use auto, cpu, cuda or cuda:N") from None
-    if device.type not in ("cpu", "cuda"):
-        raise UserError(f"--device {name}: use auto, cpu, cuda or cuda:N")
-    if device.type != "cuda":
+    if device.type == "cpu":
         return device
+    if device.type != "cuda":
+        raise UserError(f"--device {name}: use auto, cpu, cuda or cuda:N")
     num_gpus = torch.cuda.device_count()
     if local_world_size > num_gpus and not own_gpu:
         raise UserError(
             f"--device {name}: {local_world_size} process(es) on this machine but {num_gpus} CUDA device(s) visible; "
             "start fewer processes, check CUDA_VISIBLE_DEVICES, or use --device cpu"
         )
-    index = (0 if own_gpu else local_rank) if device.index is None else device.index
-    if device.index is not None and (index >= num_gpus or local_world_size > 1):
+    index = device.index
+    if index is not None and (index >= num_gpus or local_world_size > 1):
         raise UserError(f"--device {name}: use cuda:N for one process and N below {num_gpus}; else cuda")
+    if index is None:
+        index = 0 if own_gpu else local_rank
     if index >= num_gpus:
         raise UserError(
-            f"--device {name}: local rank {local_rank} with {num_gpus} CUDA device(s) visible: number the processes of each "
-            "machine from 0 (LOCAL_RANK or --local_rank), or set neither"
+            f"--device {name}: local rank {local_rank} with {num_gpus} CUDA device(s) visible: number the processes of "
+            "each machine from 0 (LOCAL_RANK or --local_rank), or set neither"
         )
     device = torch.device("cuda", index)
     torch.cuda.set_device(device)
@@ -48,7 +50,7 @@ def find_device(name: str, local_rank: int, local_world_size: int, *, own_gpu: b
 
 
 def choose_backend(name: str, device: torch.device) -> str:
-    """The backend of --backend for this device. Raises UserError where it cannot be."""
+    """The backend of --backend for this device. Raises UserError if it is not available."""
     has_nccl = dist.is_nccl_available() and sys.platform != "win32"
     if name == "auto":
         return "nccl" if device.type == "cuda" and has_nccl else "gloo"

@@ -1,36 +1,28 @@
-"""The process group: its life and its collectives.
+"""The group of processes that train together, and what they do together.
 
-Everything outside this file calls the helpers of `Group`, which answer for one process when there is no
-group, so that no caller branches on it.
+Without a process group, all methods answer for one process, so that no caller branches.
 """
 
 import contextlib
 import inspect
-import logging
-import os
+import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from datetime import timedelta
-from typing import NoReturn, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from distributed import launchers
-from distributed.device import choose_backend, find_device, only_gpu
-from distributed.lifeline import WRITE_SECONDS, Watch
-from distributed.rendezvous import choose_gloo_interface, meet, ranks_of_this_machine, wait_for_all
-from distributed.signals import StopRequest, exit_at_once, stop_request
-from errors import DivergedError, UserError, in_one_line, reason, report
+from distributed.lifeline import Lifeline
+from distributed.signals import StopRequest
 
-LIFELINE_SECONDS = 3.0  # how long a broken collective waits for the watch to say which rank is gone
-POLL_SECONDS = 0.2  # how often ranks meet while rank 0 works for all of them
-TELL_SECONDS = 10.0  # how long the others wait before they say so
+POLL_SECONDS = 0.2  # how often ranks synchronize while rank 0 works for all of them
+MESSAGE_SECONDS = 10.0  # how long the others wait for rank 0 before they print why
 
 T = TypeVar("T")
 Item = TypeVar("Item")
@@ -42,11 +34,11 @@ class Stopped(Exception):
 
 @dataclass(frozen=True)
 class Group:
-    """This process and the group it is in; `backend` is None where there is no group.
+    """This process and its process group; `backend` is None without a group.
 
-    local_world_size: processes on this machine. launcher: what gave this process its rank; "" without a group.
-    stop: whether this process, or another as far as is known here, was told by a signal to stop. Ranks learn of
-    it at different moments, so whoever acts on it makes sure that all of them do.
+    stop: why to stop, if a signal to this rank or another asks for it. Ranks learn of it at different moments, so act
+    on it only after a collective that compares it. local_world_size: processes on this machine. launcher: what
+    gave this process its rank; "" without a group.
     """
 
     device: torch.device
@@ -57,7 +49,7 @@ class Group:
     stop: StopRequest = field(default_factory=StopRequest)
     local_world_size: int = 1
     launcher: str = ""
-    watch: Watch | None = None
+    lifeline: Lifeline | None = None
 
     @property
     def is_main(self) -> bool:
@@ -65,18 +57,18 @@ class Group:
 
     @property
     def kind(self) -> str:
-        """What this is, in words for the log."""
+        """A description for the log."""
         if not self.backend:
             return "no process group"
         return f"{'one process ' if self.world_size == 1 else ''}in a group ({self.backend})"
 
     def advise(self, advice: Callable[[], str]) -> None:
-        """Set advice(), whose text this process adds to the error of another rank that ends it."""
-        if self.watch:
-            self.watch.advice = advice
+        """Append advice() to the message with which another rank's error ends this process."""
+        if self.lifeline:
+            self.lifeline.advice = advice
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """Sum over ranks; the input is left as it is. CPU tensors travel over gloo and wait for no GPU."""
+        """The sum over ranks, as a new tensor. CPU tensors are summed by gloo, without waiting for a GPU."""
         total = tensor.detach().clone()
         if self.backend:
             dist.all_reduce(total)
@@ -106,7 +98,7 @@ class Group:
             raise Stopped(", ".join(dict.fromkeys(reasons)))
 
     def sum_or_stop(self, values: Tensor) -> Tensor:
-        """Sum a 1-D tensor over ranks. If a rank got a signal, the same collective tells all, and they raise Stopped."""
+        """Sum a 1-D tensor over ranks. If a rank got a signal, the same collective makes all ranks raise Stopped."""
         sums = self.sum(torch.cat([values, values.new_tensor([bool(self.stop)])]))
         if sums[-1]:
             self.raise_if_stopped()
@@ -127,31 +119,31 @@ class Group:
         return [results.get(index) for index in range(len(items))]
 
     def on_main(self, work: Callable[[], T], task: str) -> T | None:
-        """Return work() on rank 0 and None on the other ranks, which wait for it, if needed longer than --dist_timeout.
+        """Return work() on rank 0 and None on the other ranks, which wait for it, even beyond --dist_timeout.
 
-        A barrier would time out. work() runs in a thread, and meanwhile all ranks meet in short collectives. If it fails,
-        the watch ends the other ranks. task: what rank 0 does, for a line on the terminal.
+        A barrier would time out, so work() runs in a thread while the ranks repeat short collectives. If work() fails,
+        the lifeline ends the other ranks. task: what rank 0 is doing, for a line on the terminal.
         """
         if self.world_size == 1:
             return work()
-        began, told = time.monotonic(), False
+        message_at = time.monotonic() + MESSAGE_SECONDS
         with ThreadPoolExecutor(1) as pool:
             future = pool.submit(work) if self.is_main else None
             while self.sum(torch.tensor([future is not None and not future.done()], dtype=torch.int64)):
                 time.sleep(POLL_SECONDS)
-                if not told and not self.is_main and time.monotonic() - began > TELL_SECONDS:
-                    told = True
+                if not self.is_main and time.monotonic() > message_at:
+                    message_at = math.inf
                     print(f"rank {self.rank}: waiting for rank 0, which is {task}", file=sys.stderr, flush=True)
         return future.result() if future else None
 
     def wrap(self, raw_model: nn.Module, *, static_graph: bool = False, find_unused: bool = False) -> nn.Module:
-        """The DistributedDataParallel wrapper of the model, with rank 0's weights on all ranks; or the model."""
+        """Wrap the model in DistributedDataParallel, with rank 0's weights on all ranks; without a group, return it."""
         if not self.backend:
             return raw_model
         for buffer in raw_model.buffers():
             dist.broadcast(buffer, 0)
-        # No broadcast of buffers in every forward pass: average_buffers() before each use is enough. The
-        # option was renamed after torch 2.11.
+        # Averaging buffers before each use is enough, so DDP need not broadcast them in every forward pass. torch
+        # renamed the option after 2.11.
         options = inspect.signature(DistributedDataParallel).parameters
         sync_buffers = "forward_sync_buffers" if "forward_sync_buffers" in options else "broadcast_buffers"
         return DistributedDataParallel(
@@ -164,114 +156,15 @@ class Group:
         )
 
     def average_buffers(self, raw_model: nn.Module) -> None:
-        """Make the running statistics of batch norm the mean over ranks, so that all ranks hold one model."""
+        """Average the running statistics of batch norm over ranks, so that all ranks hold the same model."""
         for buffer in raw_model.buffers():
             if buffer.is_floating_point():
-                # In float64 the mean of equal float32 values is that value; in float32, of three, it may not be.
+                # The float64 mean of equal float32 values is exact; the float32 mean of three may not be.
                 buffer.copy_(self.sum(buffer.double()) / self.world_size)
 
 
 def gradient_sync(model: nn.Module, enabled: bool):
-    """Context of a forward and backward pass that sums gradients over ranks, or leaves that to a later one."""
+    """Context of a forward and backward pass: whether its backward pass sums gradients over ranks."""
     if enabled or not isinstance(model, DistributedDataParallel):
         return contextlib.nullcontext()
     return model.no_sync()
-
-
-@contextlib.contextmanager
-def process_group(
-    *,
-    distributed: bool | None = None,
-    device: str = "auto",
-    backend: str = "auto",
-    dist_url: str = "env://",
-    world_size: int = 0,
-    rank: int = -1,
-    local_rank: int = -1,
-    timeout: float = 600.0,
-    debug: bool = False,
-) -> Iterator[Group]:
-    """Join the process group for the body of a `with`.
-
-    distributed: True joins, False never does, None joins under a launcher (distributed.launchers).
-    With True and no launcher, the group is this one process, on a free port. The other arguments are
-    the flags of the same name; `timeout` is in seconds; with `debug`, torch.distributed and NCCL say what they do.
-    When the body raises on one of several ranks, every process ends with that error's line and exit status. In a
-    group of one the exception propagates. Raises UserError on settings that cannot work.
-    """
-    if distributed is False or (distributed is None and not launchers.find(os.environ)):
-        if distributed is None and (world_size > 1 or rank > 0):
-            raise UserError(
-                f"--world_size {world_size}, --rank {rank} without a launcher: add --distributed to join a group"
-            )
-        with stop_request() as stop:
-            yield Group(find_device(device, local_rank=0, local_world_size=1), stop=stop)
-        return
-
-    place = launchers.find_or_make(os.environ, world_size, rank, local_rank)
-    rank, local_rank, world_size = place.rank, place.local_rank, place.world_size
-    if dist_url == "env://":
-        dist_url = launchers.meeting_url(os.environ, place)
-    with stop_request(f" on rank {rank}") as stop:
-        store = meet(dist_url, rank, world_size, timedelta(seconds=timeout), stop, only_gpu(device))
-        wait_for_all(store, rank, world_size, dist_url, timeout, stop)
-        watch = Watch(rank, world_size, stop)
-        try:
-            watch.connect(store, dist_url)
-            here = ranks_of_this_machine(store, world_size)
-            if local_rank < 0:
-                local_rank = list(here).index(rank)
-            local_world_size = place.local_world_size or len(here)
-            own_gpu = all(here.values()) and len(set(here.values())) == len(here)
-            where = find_device(device, local_rank, local_world_size, own_gpu=own_gpu)
-            backend = choose_backend(backend, where)
-            if debug:
-                os.environ.setdefault("NCCL_DEBUG", "INFO")
-                logging.getLogger("torch.distributed").setLevel(logging.DEBUG)
-                dist.set_debug_level(dist.DebugLevel.INFO)  # DETAIL crashes DistributedDataParallel without CUDA
-            choose_gloo_interface(store, rank, watch.own_address())
-            dist.init_process_group(
-                # CPU tensors always have gloo: small sums then need not wait for the GPU.
-                "cpu:gloo,cuda:nccl" if backend == "nccl" else backend,
-                store=store,
-                rank=rank,
-                world_size=world_size,
-                timeout=timedelta(seconds=timeout),
-            )
-            group = Group(where, rank, local_rank, world_size, backend, stop, local_world_size, place.launcher, watch)
-            yield group
-            group.barrier()
-            watch.leave()
-        except BaseException as error:
-            if world_size > 1:
-                _end_all_ranks(watch, error, rank, timeout)
-            raise
-        finally:
-            watch.close()
-            if dist.is_initialized():
-                dist.destroy_process_group()
-
-
-def _end_all_ranks(watch: Watch, error: BaseException, rank: int, timeout: float) -> NoReturn:
-    """Print the error, tell it to the other ranks, and end this process.
-
-    The process ends here, because destroy_process_group() and NCCL's destructors wait for collectives, which ranks
-    that have ended never join.
-    """
-    status = 1
-    try:
-        text = in_one_line(error)
-        if isinstance(error, dist.DistError) or "gloo" in text:
-            time.sleep(LIFELINE_SECONDS)  # if a rank's end caused it, the watch names that rank and ends this process
-            if "timed out" in text.lower():
-                error = UserError(
-                    f"rank {rank} waited {timeout:g} s (--dist_timeout) for the other ranks; one of them hangs: {text}"
-                )
-        watch.stop_listening()  # when all ranks fail, each prints its own error, once
-        status = report(error, str(rank))
-        watch.publish(status, reason(error), advise=not isinstance(error, DivergedError))
-        if isinstance(error, Exception) and not isinstance(error, UserError):
-            # The other ranks have left, so the traceback and its error are the last lines.
-            sys.excepthook(type(error), error, error.__traceback__)
-    finally:
-        exit_at_once(status, write_seconds=WRITE_SECONDS)

@@ -1,8 +1,4 @@
-"""Who started this process, and its place among those that train together: torchrun, srun, mpirun, variables or flags.
-
-torchrun's variables, which can be set by hand, go over the others, as it may run inside a step of srun. Open MPI's go
-over Slurm's, as mpirun may start its daemons by srun.
-"""
+"""Who started this process, and its place in the group: torchrun, mpirun, srun, variables set by hand, or flags."""
 
 import re
 import zlib
@@ -13,13 +9,21 @@ from errors import UserError
 
 THIS_MACHINE = "127.0.0.1"
 
+# The variables of each launcher: rank, world size, local rank, local world size. The first launcher whose variables are
+# set wins: torchrun may run inside srun, and mpirun may start its daemons with srun. Slurm sets SLURM_PROCID also in
+# batch scripts and in shells of salloc, but SLURM_STEP_NUM_TASKS above 1 only under srun.
+VARIABLES = {
+    "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),  # or set by hand
+    "mpirun": [f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")],  # Open MPI's
+    "srun": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", ""),
+}
+
 
 @dataclass(frozen=True)
 class Place:
-    """One process of a group.
+    """The place of one process in its group. launcher: what started it, for the log.
 
-    launcher: who says so, in a word for the log. local_rank: -1 where that is not said. local_world_size: number of
-    the group's processes on this machine; 0 where that is not said.
+    local_rank is -1, and local_world_size (processes on this machine) is 0, if the launcher does not set them.
     """
 
     launcher: str
@@ -30,20 +34,32 @@ class Place:
 
 
 def find(environment: Mapping[str, str]) -> Place | None:
-    """The place that a launcher gave this process; None without one. Raises UserError on variables that cannot be."""
-    return _by_variables(environment) or _by_mpirun(environment) or _by_srun(environment)
+    """The place that a launcher gave this process; None without one. Raises UserError on invalid variables."""
+    for launcher, (rank, world_size, local_rank, local_world_size) in VARIABLES.items():
+        found = [name in environment for name in (rank, world_size)]
+        if launcher == "torchrun" and any(found):
+            launcher = launcher if "TORCHELASTIC_RUN_ID" in environment else "RANK and WORLD_SIZE"
+        elif not all(found) or (launcher == "srun" and _integer(environment, world_size) <= 1):
+            continue
+        return Place(
+            launcher,
+            _integer(environment, rank),
+            _integer(environment, world_size),
+            _integer(environment, local_rank, -1),
+            _integer(environment, local_world_size, 0),
+        )
+    return None
 
 
 def find_or_make(environment: Mapping[str, str], world_size: int = 0, rank: int = -1, local_rank: int = -1) -> Place:
     """The place of this process from a launcher, else from the flags of these names, else in a group of one.
 
-    local_rank is -1 where none sets it; process_group() counts it once all processes have met. Raises UserError on
-    impossible values.
+    local_rank stays -1 if nothing sets it: process_group() counts it later. Raises UserError on impossible values.
     """
     place = find(environment)
     if place and world_size not in (0, place.world_size):
         raise UserError(f"--world_size {world_size}, but {place.launcher} set it to {place.world_size}: drop the flag")
-    place = place or _by_flags(environment, world_size, rank)
+    place = place or _from_flags(environment, world_size, rank)
     if not 0 <= place.rank < place.world_size:
         raise UserError(
             f"rank {place.rank} with world size {place.world_size}: ranks are 0 to {place.world_size - 1}; check "
@@ -53,7 +69,7 @@ def find_or_make(environment: Mapping[str, str], world_size: int = 0, rank: int 
 
 
 def rank_of(environment: Mapping[str, str]) -> str:
-    """The rank that a launcher gave this process, as a word for messages; "" without a launcher."""
+    """The rank that a launcher gave this process, for messages; "" without a launcher."""
     try:
         place = find(environment)
     except UserError:
@@ -61,27 +77,27 @@ def rank_of(environment: Mapping[str, str]) -> str:
     return str(place.rank) if place else ""
 
 
-def meeting_url(environment: Mapping[str, str], place: Place) -> str:
-    """Where the group meets: tcp://HOST:PORT, or env:// for torchrun's own store. Raises UserError where that is not said.
+def rendezvous_url(environment: Mapping[str, str], place: Place) -> str:
+    """Where the group connects: tcp://HOST:PORT, or env:// for the store that torchrun serves.
 
-    MASTER_ADDR and MASTER_PORT go over what srun and mpirun let one conclude.
+    MASTER_ADDR and MASTER_PORT override what srun and mpirun imply. Raises UserError if the host or port is missing.
     """
     if environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        return "env://"  # a store that torchrun already serves
-    host, port = environment.get("MASTER_ADDR", "").strip("[]"), None  # some write an IPv6 address in brackets
+        return "env://"
+    if place.launcher == "flags" and place.world_size == 1:
+        return f"tcp://{THIS_MACHINE}:0"  # a free port
+    host, port = environment.get("MASTER_ADDR", "").strip("[]"), None  # IPv6 addresses may be in brackets
     if place.launcher == "srun":
-        host = host or first_host(_nodes(environment))
+        host = host or first_host(environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST") or "")
         port = _port(f"{environment.get('SLURM_JOB_ID')}.{environment.get('SLURM_STEP_ID')}")
     elif place.launcher == "mpirun":
         if not host and place.local_world_size != place.world_size:
             raise UserError(
-                f"mpirun started {place.world_size} processes on several machines: say which has rank 0, by "
+                f"mpirun started {place.world_size} processes on several machines: name the machine of rank 0 by "
                 "mpirun -x MASTER_ADDR=HOST"
             )
         host = host or THIS_MACHINE
         port = _port(environment.get("PMIX_NAMESPACE") or environment.get("OMPI_MCA_ess_base_jobid") or "")
-    elif place.launcher == "flags" and place.world_size == 1:
-        return f"tcp://{THIS_MACHINE}:0"  # a free port
     if port is None or "MASTER_PORT" in environment:
         port = _integer(environment, "MASTER_PORT")
     if not host:
@@ -95,53 +111,16 @@ def first_host(nodes: str) -> str:
     """The first host of a list in Slurm's form: node03 of "node[03-05,9],other1"."""
     host = re.sub(r"\[(\w+)[^\]]*\]", r"\1", nodes).split(",")[0]
     if not re.fullmatch(r"[\w.-]+", host):
-        raise UserError(f"SLURM_STEP_NODELIST {nodes!r}: no list of hosts; set MASTER_ADDR to the machine of rank 0")
+        raise UserError(f"SLURM_STEP_NODELIST {nodes!r}: not a list of hosts; set MASTER_ADDR to the machine of rank 0")
     return host
 
 
-def _by_variables(environment: Mapping[str, str]) -> Place | None:
-    if "RANK" not in environment and "WORLD_SIZE" not in environment:
-        return None
-    return Place(
-        "torchrun" if "TORCHELASTIC_RUN_ID" in environment else "RANK and WORLD_SIZE",
-        rank=_integer(environment, "RANK"),
-        world_size=_integer(environment, "WORLD_SIZE"),
-        local_rank=_integer(environment, "LOCAL_RANK", -1),
-        local_world_size=_integer(environment, "LOCAL_WORLD_SIZE", 0),
-    )
-
-
-def _by_mpirun(environment: Mapping[str, str]) -> Place | None:
-    """Open MPI's."""
-    if "OMPI_COMM_WORLD_RANK" not in environment or "OMPI_COMM_WORLD_SIZE" not in environment:
-        return None
-    return Place(
-        "mpirun",
-        rank=_integer(environment, "OMPI_COMM_WORLD_RANK"),
-        world_size=_integer(environment, "OMPI_COMM_WORLD_SIZE"),
-        local_rank=_integer(environment, "OMPI_COMM_WORLD_LOCAL_RANK"),
-        local_world_size=_integer(environment, "OMPI_COMM_WORLD_LOCAL_SIZE"),
-    )
-
-
-def _by_srun(environment: Mapping[str, str]) -> Place | None:
-    """A step of several tasks: a batch script and a shell of salloc have SLURM_PROCID and SLURM_NTASKS, too, but no such."""
-    if "SLURM_PROCID" not in environment or _integer(environment, "SLURM_STEP_NUM_TASKS", 1) <= 1:
-        return None
-    return Place(
-        "srun",
-        rank=_integer(environment, "SLURM_PROCID"),
-        world_size=_integer(environment, "SLURM_STEP_NUM_TASKS"),
-        local_rank=_integer(environment, "SLURM_LOCALID"),
-    )
-
-
-def _by_flags(environment: Mapping[str, str], world_size: int, rank: int) -> Place:
+def _from_flags(environment: Mapping[str, str], world_size: int, rank: int) -> Place:
     tasks = _integer(environment, "SLURM_NTASKS", 1)
     if world_size == 0 and tasks > 1:
         raise UserError(
-            f"SLURM_NTASKS is {tasks}, but this is none of these tasks: start it by srun (python train.py becomes srun "
-            "python train.py, as in scripts/slurm.sbatch) or by torchrun; for a group of this one process add --world_size 1"
+            f"SLURM_NTASKS is {tasks}, but srun did not start this process: put srun in front of the command (see "
+            "scripts/slurm.sbatch), or add --world_size 1 to train with this process alone"
         )
     if world_size <= 1 and rank <= 0:
         return Place("flags", rank=0, world_size=1)
@@ -152,24 +131,18 @@ def _by_flags(environment: Mapping[str, str], world_size: int, rank: int) -> Pla
     return Place("flags", rank=rank, world_size=world_size)
 
 
-def _nodes(environment: Mapping[str, str]) -> str:
-    return environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST") or ""
-
-
 def _port(job: str) -> int:
-    """A port that is the same for all processes of a job, likely another for each, and below those that Linux gives out."""
+    """A port that all processes of a job compute alike, below those that Linux hands out. Jobs mostly differ in it."""
     return 20_000 + zlib.crc32(job.encode()) % 12_000
 
 
 def _integer(environment: Mapping[str, str], variable: str, default: int | None = None) -> int:
     value = environment.get(variable)
-    if value is None:
-        if default is not None:
-            return default
+    if value is None and default is None:
         raise UserError(
             f"environment variable {variable} is not set: start with torchrun, or set it (docs/DDP_TRAINING.md)"
         )
     try:
-        return int(value)
+        return int(default if value is None else value)  # type: ignore[arg-type]
     except ValueError:
         raise UserError(f"environment variable {variable} is {value!r}, not a number") from None

@@ -1,1 +1,1 @@
-"""Predicting and scoring."""
+"""Predict label maps, score them and report the scores."""

@@ -1,8 +1,9 @@
-"""From images to label maps: several scales, mirrored images, sliding windows; full-size maps only in bands of rows."""
+"""Predict label maps: multi-scale, mirrored and sliding-window inference with bounded memory."""
 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -10,24 +11,35 @@ from torch import Tensor, nn
 
 from models.amp import autocast
 
-BAND_BYTES = 32 * 2**20  # of a band's probabilities; about six times that is in use at once
+BAND_BYTES = 32 * 2**20  # probabilities of one band of rows; about six times as much is in use at once
+
+
+class ImagePredictor(Protocol):
+    """The methods that Predictor and exported models (exporting.graph.ExportedModel) share."""
+
+    @property
+    def images_at_once(self) -> int: ...
+
+    def labels(self, images: Tensor) -> Tensor: ...
+
+    def probs(self, images: Tensor) -> Iterator[tuple[slice, Tensor]]: ...
 
 
 @dataclass(frozen=True)
 class Predictor:
-    """Label maps and probabilities of images by a model, at the images' own size.
+    """Predict label maps and probabilities at the images' own size.
 
-    An image is resized by each of `scales`, cut into windows that overlap, and each window goes through the
-    model. A window's logits are upsampled to its size and their softmax taken; that is averaged over the windows that
-    cover a pixel and over the window and its mirror image (flip), resized to the image's size, and averaged over the
-    scales. This is CDSP's and semseg's protocol (github.com/hszhao/semseg, tool/test.py).
+    Each image is resized by each of `scales` and cut into overlapping windows. The softmax of a window's upsampled
+    logits is averaged over overlapping windows and, with `flip`, over the window and its mirror image. The result is
+    resized to the image and averaged over the scales, as in CDSP and semseg (github.com/hszhao/semseg, tool/test.py).
 
-    model: models.Segmenter, in eval mode. long_side: pixels of the longer side at scale 1; 0: the image's own.
-    window: height and width of a window in pixels; 0: the whole image. A smaller image is padded to a window with the mean
-    colour. stride_rate: step between windows as part of the window, rounded up. batch_size: windows in one forward pass.
+    model: models.Segmenter in eval mode. long_side: longer side in pixels at scale 1; 0: the image's own.
+    window: side of a window in pixels; 0: the whole image. An image smaller than a window is padded with the mean
+    colour. stride_rate: step between windows as a fraction of the window, rounded up. batch_size: windows per forward
+    pass.
 
-    What is held whole are logits at the model's stride; what is full-size exists for a band of rows at a time, of
-    BAND_BYTES of probabilities. Neither bands nor batch_size change what is computed, but for the last bits of a float.
+    Whole maps exist only as logits at the model's stride. Full-size maps exist for one band of rows at a time, with
+    BAND_BYTES of probabilities. Bands and batch_size change results by rounding only.
     """
 
     model: nn.Module
@@ -41,24 +53,24 @@ class Predictor:
 
     @property
     def images_at_once(self) -> int:
-        """How many images to give in one call: with windows, which fill a forward pass themselves, one."""
+        """Number of images to pass in one call; one with windows, which fill a forward pass themselves."""
         return 1 if self.window else self.batch_size
 
     def labels(self, images: Tensor) -> Tensor:
-        """Label maps (B, H, W) uint8; images (B, H, W, 3) uint8 RGB, on the model's device."""
+        """Predict label maps (B, H, W) uint8 from images (B, H, W, 3) uint8 RGB on the model's device."""
         return torch.cat([band.argmax(1).to(torch.uint8) for _, band in self._bands(images, probs=False)], dim=1)
 
     def probs(self, images: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """Bands of rows from the top: (rows, probabilities (B, C, rows, W) float32); images as in labels()."""
+        """Yield bands of rows from the top: (rows, probabilities (B, C, rows, W) float32). images: as in labels()."""
         return self._bands(images, probs=True)
 
     @torch.inference_mode()
     def _bands(self, images: Tensor, *, probs: bool) -> Iterator[tuple[slice, Tensor]]:
         batch, height, width = images.shape[:3]
         passes = [self._forward(images, scale) for scale in self.scales]
-        # The largest logit is the largest probability, where there is but one of each.
+        # With a single map the largest logit is the largest probability, so labels need no softmax.
         softmax = probs or not (len(passes) == 1 and passes[0].is_plain)
-        # Of the image or, where that is larger, of the scaled image.
+        # A row of the scaled image may be wider than a row of the image.
         pixels_a_row = max(width, *(scaled.pixels_a_row for scaled in passes))
         num_rows = max(1, int(BAND_BYTES / (4 * batch * passes[0].num_classes * pixels_a_row)))
         for top in range(0, height, num_rows):
@@ -71,7 +83,7 @@ class Predictor:
             yield slice(top, bottom), band
 
     def _forward(self, images: Tensor, scale: float) -> "_ScaledLogits":
-        """Logits, at the model's stride, of all windows of the images at this scale."""
+        """Compute the logits, at the model's stride, of all windows of the images at this scale."""
         height, width = images.shape[1:3]
         longer = round(scale * (self.long_side or max(height, width)))
         size = max(1, round(longer * height / max(height, width))), max(1, round(longer * width / max(height, width)))
@@ -83,7 +95,7 @@ class Predictor:
         if any(pad):
             mean = self.model.mean
             assert isinstance(mean, Tensor)
-            # In the middle. The model takes the mean off: what is padded is then 0.
+            # The model subtracts the mean, so padding with it gives zeros. The image is centred.
             border = (pad[1] // 2, pad[1] - pad[1] // 2, pad[0] // 2, pad[0] - pad[0] // 2)
             values = F.pad(values.float() - mean, border) + mean
         tops, lefts = (
@@ -100,7 +112,10 @@ class Predictor:
         return _ScaledLogits(grid, window, tops, lefts, size, (pad[0] // 2, pad[1] // 2), (height, width))
 
     def _logits(self, crops: list[Tensor]) -> Tensor:
-        """Logits (1 or 2, N, C, h, w), float32 or wider, of N windows (1, 3, H, W) and with flip of their mirror images."""
+        """Compute logits (1 or 2, N, C, h, w) of N windows (1, 3, H, W) and, with flip, of their mirror images.
+
+        They are float32, or float64 if the model is.
+        """
         logits = torch.empty(0)
         for mirrored in (False, True) if self.flip else (False,):
             for first in range(0, len(crops), self.batch_size):
@@ -109,14 +124,14 @@ class Predictor:
                 with autocast(self.amp, values.device):
                     out = self.model(values.permute(0, 2, 3, 1))["logits"]
                 if not len(logits):
-                    kind = out.dtype if out.dtype == torch.float64 else torch.float32
-                    logits = out.new_empty((2 if self.flip else 1, len(crops), *out.shape[1:]), dtype=kind)
+                    dtype = out.dtype if out.dtype == torch.float64 else torch.float32
+                    logits = out.new_empty((2 if self.flip else 1, len(crops), *out.shape[1:]), dtype=dtype)
                 logits[int(mirrored), first : first + len(out)] = out.flip(3) if mirrored else out
         return logits
 
 
 def window_starts(size: int, window: int, stride: int) -> list[int]:
-    """Where windows begin along a side of `size` >= window pixels: every `stride`, the last one at the end."""
+    """Place windows along a side of `size` >= window pixels: one every `stride`, and the last one at the end."""
     return [min(number * stride, size - window) for number in range(math.ceil((size - window) / stride) + 1)]
 
 
@@ -124,9 +139,9 @@ def window_starts(size: int, window: int, stride: int) -> list[int]:
 class _ScaledLogits:
     """The logits of a grid of windows over images at one scale.
 
-    logits: (mirrored or not, grid rows, grid columns, B, C, h, w). window: its height and width in pixels. tops, lefts:
-    where windows begin, in pixels of the padded image. size: of the scaled image, before padding by `offset` pixels at
-    the top and left. out: the size of the image itself.
+    logits: (1 or 2 with mirror images, grid rows, grid columns, B, C, h, w). window: height and width of a window.
+    tops, lefts: first row and column of the windows in the padded image. size: size of the scaled image before padding
+    by `offset` pixels at the top and left. out: size of the image itself.
     """
 
     logits: Tensor
@@ -148,14 +163,14 @@ class _ScaledLogits:
 
     @property
     def pixels_a_row(self) -> float:
-        """Of the scaled image, padded, for one row of the image."""
+        """Pixels of the padded, scaled image per row of the image."""
         return (self.lefts[-1] + self.window[1]) * self.size[0] / self.out[0]
 
     def rows(self, top: int, bottom: int, *, softmax: bool) -> Tensor:
-        """Rows top..bottom - 1 of the probabilities, or of the logits, at the image's own size: (B, C, rows, W)."""
+        """Rows top..bottom - 1 of the probabilities, or of the logits, at the image's size: (B, C, rows, W)."""
         if self.size == self.out:
             return self._scaled_rows(top, bottom, softmax=softmax)
-        # As cv2.resize and F.interpolate without align_corners: pixel centres on pixel centres.
+        # Align pixel centres, as cv2.resize and F.interpolate without align_corners do.
         ratio = self.size[0] / self.out[0]
         first = int(max(0.0, (top + 0.5) * ratio - 0.5))
         last = min(int(max(0.0, (bottom - 0.5) * ratio - 0.5)) + 1, self.size[0] - 1)
@@ -174,7 +189,7 @@ class _ScaledLogits:
         sums = torch.empty(
             shape, dtype=self.logits.dtype, device=self.logits.device, memory_format=torch.channels_last
         ).zero_()
-        covered = [sums.new_zeros(length) for length in sums.shape[2:]]  # by how many windows: rows, columns
+        covered = [sums.new_zeros(length) for length in sums.shape[2:]]  # number of windows over each row, each column
         for grid_row, window_top in enumerate(self.tops):
             first, last = max(top, window_top), min(bottom, window_top + height)
             if first >= last:
@@ -191,10 +206,10 @@ class _ScaledLogits:
         return sums[..., columns]
 
     def _window_rows(self, grid_row: int, grid_column: int, top: int, bottom: int, *, softmax: bool) -> Tensor:
-        """The same rows of one window, counted from its own top: (B, C, rows, width of a window)."""
+        """The same rows of one window, counted from its own top: (B, C, rows, window width)."""
         logits = self.logits[:, grid_row, grid_column]
-        y = self._range(top, bottom) * (logits.shape[3] - 1) / max(1, self.window[0] - 1)
-        # Align_corners. Channels last: an argmax over the classes of a pixel, side by side, takes a fifth of the time.
+        y = self._range(top, bottom) * (logits.shape[3] - 1) / max(1, self.window[0] - 1)  # align_corners
+        # Channels last makes the argmax over classes five times as fast.
         rows = _rows_at(logits.flatten(0, 1), y).contiguous(memory_format=torch.channels_last)
         rows = F.interpolate(rows, size=(bottom - top, self.window[1]), mode="bilinear", align_corners=True)
         if softmax:
@@ -206,7 +221,7 @@ class _ScaledLogits:
 
 
 def _rows_at(values: Tensor, y: Tensor) -> Tensor:
-    """Rows (N, C, len(y), W) of values (N, C, H, W) at positions y, float64, in 0..H - 1, between two rows linearly."""
+    """Interpolate between rows of values (N, C, H, W) at positions y, float64 in 0..H - 1: (N, C, len(y), W)."""
     above = y.floor().long().clamp(max=values.shape[2] - 1)
     below = (above + 1).clamp(max=values.shape[2] - 1)
     weight = (y - above).to(values.dtype).unsqueeze(1)

@@ -1,144 +1,147 @@
-"""The report of an evaluation: one HTML page that holds its own data and pictures and loads nothing."""
+"""Write scores, curves and pictures as one HTML page, which holds its own data and loads nothing."""
 
 import base64
+import contextlib
 import html
 import io
 import json
+import logging
 import math
 import re
-from dataclasses import dataclass
+import time
 from pathlib import Path
 
 import numpy as np
+import torch
 from PIL import Image
 
+from config import Config
+from data.classes import Classes, read_classes
+from errors import UserError
+from evaluation.metrics import class_counts, confusion_matrix, image_scores
 from evaluation.pictures import contours, to_hex
+from evaluation.scoring import Example, Result
 from files import write_atomic
 from labels import IGNORE
 
-TEMPLATE = Path(__file__).with_name("report.html")
-PICTURE_SIZE = 640  # pixels, the longer side of a picture at most: 60 examples are then some 10 MB
-MAX_POINTS = 2000  # of a curve: more than a screen shows
+log = logging.getLogger("segtrain")
 
-# Of the error map's values: right (left transparent), wrong, and the dark and light stripes where nothing is labelled.
+TEMPLATE = Path(__file__).with_name("report.html")
+PICTURE_SIZE = 640  # pixels, largest side of a picture; a page with 60 examples then has about 10 MB
+MAX_POINTS = 2000  # of a curve, which is more than a screen shows
+_CURVES = {"train": ("step", "epoch", "loss", "losses", "lr"), "val": ("step", "epoch", "miou", "pixel_acc")}
+
+# Values of the error map: right (transparent), wrong, and dark and light stripes for ignored pixels.
 _ERROR_COLOURS = np.array([(0, 0, 0), (255, 59, 48), (40, 44, 52), (108, 114, 124)], np.uint8)
 
 
-@dataclass
-class Example:
-    """An image of the gallery with its scores.
+def write_run_report(folder: Path, step: int, cfg: Config, names: list[str], result: Result) -> None:
+    """Write folder/report.html and log its path: scores and examples of a run's last validation, and its curves.
 
-    image (H, W, 3) uint8 RGB; label and predicted (H, W) uint8 class numbers, 255 in label = ignored.
-    miou: of this image, 0..1. iou: a value a class, None for one that is neither in label nor in predicted. other and
-    other_miou: label map and mIoU of the checkpoint that this one is compared with.
+    names: of the validation images, by index. If the page cannot be written, a warning is logged: the run goes on.
     """
-
-    name: str
-    image: np.ndarray
-    label: np.ndarray
-    predicted: np.ndarray
-    miou: float
-    iou: list[float | None]
-    other: np.ndarray | None = None
-    other_miou: float | None = None
+    facts = {
+        "run": f"{folder}, step {step}",
+        "data": f"{cfg.dataset_path}, val, {result.num_images} images",
+        "how": "as in training: own size, scale 1, whole images",
+    }
+    title = f"{folder}: validation after step {step}"
+    try:
+        path = write_report(folder / "report.html", title, facts, cfg, names, result, result.examples, folder)
+        log.info(f"report: {path}")
+    except UserError as error:
+        log.warning(f"no report: {error}")
 
 
 def write_report(
-    folder: Path, *, title: str, facts: dict[str, str], scores: dict, class_names: list[str], colours: np.ndarray,
-    confusion: np.ndarray, curves: list[dict], examples: list[Example], background: int | None = 0,
-    comparison: dict | None = None,
+    path: Path, title: str, facts: dict[str, str], cfg: Config, names: list[str], result: Result,
+    examples: list[Example], run_folder: Path, comparison: dict | None = None,
 ) -> Path:  # fmt: skip
-    """Write folder/index.html, whole or not at all, and return its path. The folder is made where there is none.
+    """Write the page atomically, with missing folders. Returns the path.
 
-    facts: what was scored and how, label -> text, which may have several lines.
-    scores: "images" and "pixels" (int); "miou", "pixel_acc", "mean_acc", "fwiou", "boundary_miou" (0..1); a value
-        a class in "iou", "acc" (recall), "precision", "boundary_iou" (0..1, None where undefined) and "share" (of the
-        labelled pixels, 0..1); where it is known "miou_ci", [low, high].
-    colours: RGB by label value, (256, 3) uint8. confusion: pixels (C, C) int64, row = label, column = prediction.
-    curves: the lines of the run's metrics.jsonl; [] where there is none. background: as of evaluation.pictures.overlay().
-    comparison: with another checkpoint, as of evaluation.scoring.compare(), and the "names" of both.
-    Raises UserError where the folder or the page cannot be written.
+    facts: label -> text, which may have several lines. names: of the images, by index. run_folder: its metrics.jsonl,
+    if there is one, has the curves. comparison: result of scoring.compare(), with the "names" of both checkpoints.
+    Raises UserError if the page cannot be written.
     """
-    num_classes = len(class_names)
-    assert confusion.shape == (num_classes, num_classes), confusion.shape
-    assert all(len(scores[name]) == num_classes for name in ("iou", "acc", "precision", "boundary_iou", "share"))
+    classes = read_classes(cfg.classes, cfg.numclasses)
+    colours = to_hex(classes.colours)
+    facts = facts | {
+        "model": f"{cfg.model_type}, ResNet-{cfg.layers}, {cfg.numclasses} classes",
+        "written": f"{time.strftime('%Y-%m-%d %H:%M')} by torch {torch.__version__}",
+    }
     content = {
         "title": title,
         "facts": list(facts.items()),  # JavaScript would move keys that are numbers to the front
-        "scores": scores,
-        "classes": [
-            {"name": name, "colour": colour} for name, colour in zip(class_names, to_hex(colours), strict=False)
-        ],
-        "ignored": to_hex(colours)[IGNORE],
-        "confusion": confusion.tolist(),
-        "curves": _curves(curves),
-        "examples": [_example(example, colours, background) for example in examples],
+        "scores": result.scores | {"images": result.num_images, "share": result.share},
+        "classes": [{"name": name, "colour": colour} for name, colour in zip(classes.names, colours, strict=False)],
+        "ignored": colours[IGNORE],
+        "confusion": result.confusion.tolist(),
+        "curves": _read_curves(run_folder / "metrics.jsonl"),
+        "examples": [_example(example, names[example.index], classes, cfg.background_class) for example in examples],
         "comparison": comparison,
     }
-    path = folder / "index.html"
     write_atomic(path, _page(title, content), parents=True)
     return path
 
 
 def _page(title: str, content: dict) -> str:
-    """The template with the title and the data in it, ASCII."""
-    # "<" would let a file name end the script element that holds the data; in JSON it may be written as \u003c.
-    blob = json.dumps(_finite(content), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    """Fill title and data into the template, as ASCII."""
+    # A file name with "</script>" would end the element that holds the data. JSON allows \u003c for "<".
+    blob = json.dumps(content, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     values = {"title": html.escape(title), "data": blob}
-    # In one pass: a "{{data}}" in a title stays what it is.
+    # Replace both in one pass, so that "{{data}}" in a title stays as it is.
     page = re.sub(r"\{\{(title|data)\}\}", lambda match: values[match[1]], TEMPLATE.read_text(encoding="ascii"))
-    # File names that are not UTF-8 reach Python as lone surrogates, which no encoding but this one takes.
+    # File names that are not UTF-8 reach Python as lone surrogates, which only this error handler accepts.
     return page.encode("ascii", "xmlcharrefreplace").decode("ascii")
 
 
-def _finite(value):
-    """The same nested value with None for NaN and infinity, which JSON cannot say."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def _read_curves(metrics: Path) -> dict:
+    """Read the lines of metrics.jsonl that the page draws, by kind; of many training lines only every n-th."""
+    lines: dict[str, list[dict]] = {kind: [] for kind in _CURVES}
+    for text in metrics.read_text(encoding="utf-8", errors="replace").splitlines() if metrics.is_file() else []:
+        with contextlib.suppress(json.JSONDecodeError):  # a line that is damaged or being written
+            line = json.loads(text, parse_constant=lambda _: None)  # JSON has no nan
+            if isinstance(line, dict) and line.get("kind") in lines:
+                lines[line["kind"]].append({name: line.get(name) for name in _CURVES[line["kind"]]})
+    every = math.ceil(len(lines["train"]) / MAX_POINTS) or 1
+    return {"train": lines["train"][::-1][::every][::-1], "val": lines["val"], "every": every}  # keeps the last line
 
 
-def _curves(lines: list[dict]) -> dict:
-    """Lines of metrics.jsonl by kind, with what the page draws; of very many training lines every n-th and the last."""
-    kinds: dict[str, list[dict]] = {"train": [], "val": []}
-    for line in lines:
-        kinds.get(line["kind"], []).append(line)
-    every = math.ceil(len(kinds["train"]) / MAX_POINTS) or 1
-    kinds["train"] = kinds["train"][::-1][::every][::-1]
-    drawn = {"train": ("step", "epoch", "loss", "losses", "lr"), "val": ("step", "epoch", "miou", "pixel_acc")}
-    points = {kind: [{name: line.get(name) for name in drawn[kind]} for line in kinds[kind]] for kind in kinds}
-    return {**points, "every": every}
-
-
-def _example(example: Example, colours: np.ndarray, background: int | None) -> dict:
-    """An example as the page has it: its pictures as data: URLs, of PICTURE_SIZE at most."""
+def _example(example: Example, name: str, classes: Classes, background: int | None) -> dict:
+    """Return an example's scores and pictures, as data: URLs of at most PICTURE_SIZE."""
     height, width = example.label.shape
     scale = min(1.0, PICTURE_SIZE / max(height, width))
     size = max(1, round(width * scale)), max(1, round(height * scale))
     image = Image.fromarray(example.image).resize(size, Image.Resampling.LANCZOS)
     maps = {"label": example.label, "predicted": example.predicted, "other": example.other}
     small = {
-        name: np.asarray(Image.fromarray(values).resize(size, Image.Resampling.NEAREST))
-        for name, values in maps.items() if values is not None
-    }  # fmt: skip
+        kind: np.asarray(Image.fromarray(values).resize(size, Image.Resampling.NEAREST))
+        for kind, values in maps.items()
+        if values is not None
+    }
+    scores = _scores(example.predicted, example.label, len(classes.names))
+    other = None if example.other is None else _scores(example.other, example.label, len(classes.names))
     return {
-        "name": example.name,
-        "miou": example.miou,
-        "iou": [None if value is None else round(value, 4) for value in example.iou],
+        "name": name,
+        "miou": scores["miou"],
+        "iou": [None if value is None else round(value, 4) for value in scores["iou"]],
         "size": size,
         "input": _data_url(image, "jpeg", quality=80),
-        "other_miou": example.other_miou,
+        "other_miou": other and other["miou"],
         "errors": _error_map(small["label"], small["predicted"]),
-        **{name: _layers(values, colours, background) for name, values in small.items()},
+        **{kind: _layers(values, classes.colours, background) for kind, values in small.items()},
     }
 
 
-def _layers(label: np.ndarray, colours: np.ndarray, background: int | None) -> list[str]:
-    """Two PNGs of a label map (H, W) to lay over the input: the colours of the classes, and their contours.
+def _scores(predicted: np.ndarray, label: np.ndarray, num_classes: int) -> dict:
+    confusion = confusion_matrix(torch.from_numpy(predicted), torch.from_numpy(label), num_classes)
+    return image_scores(class_counts(confusion).numpy()[None])[0]
 
-    Both are clear at `background`. Their palettes have only the colours that occur.
+
+def _layers(label: np.ndarray, colours: np.ndarray, background: int | None) -> list[str]:
+    """Draw a label map (H, W) as two PNGs to lay over the input: the colours of the classes, and their contours.
+
+    Both are transparent at `background`. Their palettes hold only the colours that occur.
     """
     values, indices = np.unique(label, return_inverse=True)
     indices = indices.reshape(label.shape).astype(np.uint8)
@@ -149,7 +152,7 @@ def _layers(label: np.ndarray, colours: np.ndarray, background: int | None) -> l
 
 
 def _error_map(label: np.ndarray, predicted: np.ndarray) -> str:
-    """A PNG to lay over the input: red where the prediction is wrong, striped where nothing is labelled."""
+    """Draw a PNG to lay over the input: red where the prediction is wrong, striped where pixels are ignored."""
     rows, columns = np.indices(label.shape)
     stripes = np.where((rows + columns) % 8 < 3, 3, 2)
     errors = np.where(label == IGNORE, stripes, label != predicted).astype(np.uint8)
@@ -157,7 +160,7 @@ def _error_map(label: np.ndarray, predicted: np.ndarray) -> str:
 
 
 def _palette_png(indices: np.ndarray, palette: np.ndarray, **options) -> str:
-    """Indices (H, W) uint8 into a palette (N, 3) uint8, as the data: URL of a PNG."""
+    """Encode indices (H, W) uint8 into a palette (N, 3) uint8 as the data: URL of a PNG."""
     picture = Image.fromarray(indices)
     picture.putpalette(palette.tobytes())
     return _data_url(picture, "png", optimize=True, **options)

@@ -1,113 +1,184 @@
-"""Predict every image of a split once, over all ranks, and count."""
+"""Predict every image of a split once, over all ranks, and count pixels."""
 
 import functools
+import io
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
+from data.dataset import SegmentationDataset
 from distributed.group import Group
 from evaluation import metrics
-from evaluation.metrics import (
-    bootstrap,
-    boundary_counts,
-    class_counts,
-    class_iou,
-    confusion_matrix,
-    interval,
-    mean_iou,
-    mean_of_present,
-    ratios,
-)  # fmt: skip
-from evaluation.predictor import Predictor
+from evaluation.metrics import Scores, bootstrap, class_iou, confusion_matrix, interval, mean_iou
+from evaluation.pictures import label_png
+from evaluation.predictor import ImagePredictor
+
+NUM_WORST, NUM_BEST, NUM_DIFFERENT = 12, 6, 6  # images in a report, besides the worst one of each class
+
+
+@dataclass
+class Example:
+    """An image with its label and prediction.
+
+    index: position in the list of images. image: (H, W, 3) uint8 RGB. label, predicted: (H, W) uint8 class numbers,
+    255 in label = ignored. other: what a second model predicts.
+    """
+
+    index: int
+    image: np.ndarray
+    label: np.ndarray
+    predicted: np.ndarray
+    other: np.ndarray | None = None
 
 
 @dataclass
 class Result:
-    """What was counted, the same on every rank; C classes, N images in the order of the list.
+    """Pixel counts over all ranks, equal on every rank. C classes, N images in the order of the list.
 
-    confusion: (C, C) int64, evaluation.metrics.confusion_matrix(). boundary: (3, C) int64, boundary_counts(). counts:
-    (N, 3, C) int64, class_counts() of each image.
+    confusion: metrics.confusion_matrix(), (C, C) int64. boundary: metrics.boundary_counts(), (3, C) int64. counts:
+    metrics.class_counts() of each image, (N, 3, C) int64; both only if score() counted each image. examples: the first
+    images of rank 0. pngs: this rank's predictions by image index, compressed.
     """
 
     confusion: Tensor
-    boundary: Tensor
-    counts: np.ndarray
+    num_images: int
+    boundary: Tensor | None = None
+    counts: np.ndarray = field(default_factory=lambda: np.zeros((0, 3, 0), np.int64))
+    examples: list[Example] = field(default_factory=list)
+    pngs: dict[int, bytes] = field(default_factory=dict)
 
     @functools.cached_property
-    def scores(self) -> dict:
-        """Every score, 0..1, by its name in the files that evaluate.py writes: means, intervals, lists by class."""
+    def scores(self) -> Scores:
+        """All scores, under their names in metrics.jsonl and evaluate.py's files."""
         values = metrics.scores(self.confusion)
+        if self.boundary is None:
+            return values
         both, labelled, predicted = self.boundary
-        boundary_iou = ratios(both, labelled + predicted - both)
-        share = (self.confusion.sum(1).double() / max(1, values["pixels"])).tolist()
+        boundary_iou = metrics.ratios(both, labelled + predicted - both)
         return {
-            "images": len(self.counts), **values, "boundary_iou": boundary_iou, "share": share,
-            "boundary_miou": mean_of_present(boundary_iou, values), "miou_ci": interval(mean_iou(bootstrap(self.counts))),
-        }  # fmt: skip
+            "images": self.num_images,
+            **values,
+            "boundary_iou": boundary_iou,
+            "share": self.share,
+            "boundary_miou": metrics.mean_of_present(boundary_iou, values),
+            "miou_ci": interval(mean_iou(bootstrap(self.counts))),
+        }
+
+    @property
+    def share(self) -> list[float]:
+        """Each class's share of the labelled pixels, 0..1."""
+        return (self.confusion.sum(1).double() / max(1, int(self.confusion.sum()))).tolist()
 
     @property
     def image_miou(self) -> np.ndarray:
-        """mIoU of each image over the classes that its label has, (N,); nan where nothing is labelled."""
+        """mIoU of each image over the classes in its label, (N,); nan if nothing is labelled."""
         return np.where(self.counts[:, 1].sum(1) > 0, mean_iou(self.counts), np.nan)
 
     @property
     def image_iou(self) -> np.ndarray:
-        """IoU of each class in each image, (N, C); nan where the class is neither in the label nor predicted."""
+        """IoU of each class in each image, (N, C); nan if the class is neither labelled nor predicted."""
         return class_iou(self.counts)
 
 
-def compare(first: Result, second: Result) -> dict:
-    """How the second result differs from the first in mIoU: "difference", and "interval", its 95 % interval.
-
-    "higher" is the share of bootstrap samples in which the second mIoU is higher. "iou" has the second's IoU of each
-    class, "iou_difference" and "iou_interval" the difference to the first's; None where either has no IoU of a class.
-    """
-    samples = bootstrap(first.counts), bootstrap(second.counts)
-    differences = mean_iou(samples[1]) - mean_iou(samples[0])
-    pairs = list(zip(first.scores["iou"], second.scores["iou"], strict=True))
-    of_class = (class_iou(samples[1]) - class_iou(samples[0])).T
-    return {
-        "difference": second.scores["miou"] - first.scores["miou"], "interval": interval(differences),
-        "higher": float((differences > 0).mean()), "miou": second.scores["miou"], "iou": second.scores["iou"],
-        "iou_difference": [None if None in pair else pair[1] - pair[0] for pair in pairs],
-        "iou_interval": [None if None in pair else interval(values)
-                         for pair, values in zip(pairs, of_class, strict=True)],
-    }  # fmt: skip
-
-
 def score(
-    predictor: Predictor,
+    predictor: ImagePredictor,
     batches: Iterable[dict[str, Tensor]],
-    *,
     num_images: int,
     num_classes: int,
     group: Group,
-    keep: Callable[[int, np.ndarray], None] | None = None,
-) -> Result | None:
-    """Predict this rank's batches of {"image", "label", "index"}, and count over all ranks.
+    *,
+    per_image: bool = False,
+    num_examples: int = 0,
+    keep_predictions: bool = False,
+    save: Callable[[int, np.ndarray], None] | None = None,
+) -> Result:
+    """Predict this rank's batches of {"image", "label", "index"} and sum the counts over ranks. Collective.
 
-    num_images: of all ranks. keep: called with the index and the predicted label map (H, W) uint8 of each image of this
-    rank. None when a signal broke it off on any rank.
+    num_images: over all ranks. per_image: also count each image by itself, and its boundaries. num_examples: how many
+    examples rank 0 keeps. keep_predictions: keep all predictions for gather_examples(). save: called with the index and
+    label map (H, W) uint8 of each image that this rank predicts. Raises Stopped on all ranks if one got a signal.
     """
-    confusion = torch.zeros(num_classes, num_classes, dtype=torch.int64, device=group.device)
+    result = Result(torch.zeros(num_classes, num_classes, dtype=torch.int64, device=group.device), num_images)
     boundary = torch.zeros(3, num_classes, dtype=torch.int64, device=group.device)
-    counts = torch.zeros(num_images, 3, num_classes, dtype=torch.int64, device=group.device)
+    counts = torch.zeros(num_images if per_image else 0, 3, num_classes, dtype=torch.int64, device=group.device)
     for batch in batches:
         if group.stop:
             break
         images, labels = (batch[name].to(group.device, non_blocking=True) for name in ("image", "label"))
         predictions = predictor.labels(images)
-        for index, label, predicted in zip(batch["index"].tolist(), labels, predictions, strict=True):
-            of_image = confusion_matrix(predicted, label, num_classes)
-            confusion += of_image
-            counts[index] = class_counts(of_image)
-            boundary += boundary_counts(predicted, label, num_classes)
-            if keep:
-                keep(index, predicted.cpu().numpy())
-    if any(group.gather(bool(group.stop))):
-        return None
-    confusion, boundary, counts = (group.sum(values).cpu() for values in (confusion, boundary, counts))
-    return Result(confusion, boundary, counts.numpy())
+        for index, image, label, predicted in zip(batch["index"].tolist(), images, labels, predictions, strict=True):
+            confusion = confusion_matrix(predicted, label, num_classes)
+            result.confusion += confusion
+            if per_image:
+                counts[index] = metrics.class_counts(confusion)
+                boundary += metrics.boundary_counts(predicted, label, num_classes)
+            if group.is_main and len(result.examples) < num_examples:
+                maps = (values.cpu().numpy() for values in (image, label, predicted))
+                result.examples.append(Example(index, *maps))
+            if keep_predictions:
+                result.pngs[index] = label_png(predicted.cpu().numpy())
+            if save:
+                save(index, predicted.cpu().numpy())
+    group.raise_if_stopped()
+    result.confusion = group.sum(result.confusion).cpu()
+    if per_image:
+        result.boundary, result.counts = group.sum(boundary).cpu(), group.sum(counts).cpu().numpy()
+    return result
+
+
+def compare(first: Result, second: Result) -> dict:
+    """Compare the mIoU of two results on the same images by a paired bootstrap, second minus first.
+
+    "interval": 95 % interval of the "difference". "higher": share of bootstrap samples in which the second is higher.
+    "iou": the second result's IoU of each class, with "iou_difference" and "iou_interval"; None if either has no IoU.
+    """
+    samples = bootstrap(first.counts), bootstrap(second.counts)
+    differences = mean_iou(samples[1]) - mean_iou(samples[0])
+    class_differences = (class_iou(samples[1]) - class_iou(samples[0])).T
+    pairs = list(zip(first.scores["iou"], second.scores["iou"], strict=True))
+    return {
+        "difference": second.scores["miou"] - first.scores["miou"],
+        "interval": interval(differences),
+        "higher": float((differences > 0).mean()),
+        "miou": second.scores["miou"],
+        "iou": second.scores["iou"],
+        "iou_difference": [None if a is None or b is None else b - a for a, b in pairs],
+        "iou_interval": [
+            None if None in pair else interval(values) for pair, values in zip(pairs, class_differences, strict=True)
+        ],
+    }
+
+
+def images_to_show(results: list[Result]) -> list[int]:
+    """Choose images for a report, ordered by rising mIoU in the first result.
+
+    They are its worst and best images, the worst image of each class, and those where two results differ most.
+    """
+    result = results[0]
+    miou = result.image_miou
+    order = [index for index in np.argsort(miou, kind="stable").tolist() if np.isfinite(miou[index])]
+    chosen = set(order[:NUM_WORST] + order[-NUM_BEST:])
+    for class_ious in np.where(result.counts[:, 1] > 0, result.image_iou, np.inf).T:
+        if np.isfinite(class_ious.min()):
+            chosen.add(int(class_ious.argmin()))
+    if len(results) == 2:
+        difference = np.abs(results[1].image_miou - miou)
+        chosen.update(sorted(order, key=lambda index: -difference[index])[:NUM_DIFFERENT])
+    return [index for index in order if index in chosen]
+
+
+def gather_examples(results: list[Result], dataset: SegmentationDataset, group: Group) -> list[Example]:
+    """Choose images to show and collect their predictions, by one or two models, on rank 0. Collective."""
+    chosen, label_maps = images_to_show(results), []
+    for result in results:
+        shares = group.gather({index: result.pngs[index] for index in chosen if index in result.pngs})
+        pngs = {index: png for share in shares for index, png in share.items()}
+        label_maps.append({index: np.array(Image.open(io.BytesIO(png))) for index, png in pngs.items()})
+    return [
+        Example(index, dataset[index]["image"], dataset[index]["label"], *(maps[index] for maps in label_maps))
+        for index in (chosen if group.is_main else [])
+    ]

@@ -1,1 +1,1 @@
-"""Exported models, and the check that they equal the checkpoint."""
+"""Export models to ONNX and torch.export, load them, and check them against PyTorch."""

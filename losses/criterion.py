@@ -49,7 +49,7 @@ class Criterion:
         accuracy: bool = False,
         **options,
     ):
-        label_losses = [term for term in weights if term in LABEL_LOSSES.values()]
+        label_losses = [term for term in weights if term in LABEL_LOSSES]
         assert set(weights) <= {*TERMS, *label_losses}, weights
         self.weights, self.label_smooth = weights, label_smooth
         self.lorm_terms, self.sum_lorm_terms = lorm_terms, sum_lorm_terms

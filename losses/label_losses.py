@@ -5,8 +5,6 @@ only, so that it is known before the first backward pass, and an image is never 
 the parts add up to the loss of one process on the whole global batch, and so do their gradients.
 """
 
-import difflib
-import math
 from collections.abc import Collection, Sequence
 
 import torch
@@ -14,31 +12,9 @@ from torch import Tensor
 
 from labels import IGNORE
 
-# What --loss may name, and each one's name in the logs.
-LABEL_LOSSES = {"ce": "seg", "focal": "seg_focal", "ohem": "seg_ohem", "dice": "seg_dice", "lovasz": "seg_lovasz"}
-PIXEL_LOSSES = ("seg", "seg_focal", "seg_ohem")  # those that class weights apply to
+PIXEL_LOSSES = ("seg", "seg_focal", "seg_ohem")  # the ones with class weights
 REGION_LOSSES = ("seg_dice", "seg_lovasz")
-
-
-def parse_loss(text: str) -> dict[str, float]:
-    """The losses and factors of a sum such as "ce+0.5*lovasz": {name in the logs: factor}. Raises ValueError."""
-    factors: dict[str, float] = {}
-    for part in text.split("+"):
-        number, _, name = (word.strip() for word in part.rpartition("*"))
-        if name not in LABEL_LOSSES:
-            near = difflib.get_close_matches(name, LABEL_LOSSES, n=1)
-            hint = f"did you mean {near[0]}? " if near else ""
-            raise ValueError(f"{name!r} is not known: {hint}Add up {', '.join(LABEL_LOSSES)}, as in ce+0.5*dice")
-        if LABEL_LOSSES[name] in factors:
-            raise ValueError(f"{name!r} is there twice: give it one factor, as in 2*{name}")
-        try:
-            factor = float(number) if "*" in part else 1.0
-        except ValueError:
-            factor = math.nan
-        if not 0 < factor < math.inf:
-            raise ValueError(f"{number!r} is not a factor: give a number above 0, as in 0.5*{name}")
-        factors[LABEL_LOSSES[name]] = factor
-    return factors
+LABEL_LOSSES = (*PIXEL_LOSSES, *REGION_LOSSES)
 
 
 class LabelLosses:
@@ -56,7 +32,7 @@ class LabelLosses:
       whether the label is it: 1 - 2 sum(p g) / (sum(p) + sum(g)) / number of such pairs (arXiv:1606.04797)
     - seg_lovasz: the Lovasz extension of 1 - IoU for the same pairs / their number (arXiv:1705.08790)
 
-    names: which of LABEL_LOSSES' values to compute. class_weights: w of each class, or None: all 1.
+    names: which of LABEL_LOSSES to compute. class_weights: w of each class, or None: all 1.
     """
 
     def __init__(

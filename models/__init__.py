@@ -1,4 +1,6 @@
-"""Models by their name in --model_type."""
+"""Models by their --model_type."""
+
+from typing import NamedTuple
 
 from torch import nn
 
@@ -6,16 +8,24 @@ from models.aspp import ASPPHead, CDSPDeepLabV3PlusHead, DeepLabV2Head, DeepLabV
 from models.backbone import MULTI_GRID, ResNetBackbone
 from models.segmenter import Segmenter
 
-# name: head, whether it has LoRM, dilations of layer4's blocks
+
+class ModelType(NamedTuple):
+    """multi_grid: dilations of layer4's blocks."""
+
+    head: type[nn.Module]
+    has_lorm: bool = False
+    multi_grid: tuple[int, ...] = MULTI_GRID
+
+
 MODELS = {
-    "res50_ASPP_lorm": (ASPPHead, True, MULTI_GRID),
-    "res50_ASPP": (ASPPHead, False, MULTI_GRID),
-    "deeplabv3": (DeepLabV3Head, False, MULTI_GRID),
-    "deeplabv3p": (DeepLabV3PlusHead, False, MULTI_GRID),
-    "deeplabv3p_lorm": (DeepLabV3PlusHead, True, MULTI_GRID),
-    "deeplabv3p_cdsp": (CDSPDeepLabV3PlusHead, False, MULTI_GRID),
-    "deeplabv3p_cdsp_lorm": (CDSPDeepLabV3PlusHead, True, MULTI_GRID),
-    "deeplabv2": (DeepLabV2Head, False, (4, 4, 4)),
+    "res50_ASPP_lorm": ModelType(ASPPHead, has_lorm=True),
+    "res50_ASPP": ModelType(ASPPHead),
+    "deeplabv3": ModelType(DeepLabV3Head),
+    "deeplabv3p": ModelType(DeepLabV3PlusHead),
+    "deeplabv3p_lorm": ModelType(DeepLabV3PlusHead, has_lorm=True),
+    "deeplabv3p_cdsp": ModelType(CDSPDeepLabV3PlusHead),
+    "deeplabv3p_cdsp_lorm": ModelType(CDSPDeepLabV3PlusHead, has_lorm=True),
+    "deeplabv2": ModelType(DeepLabV2Head, multi_grid=(4, 4, 4)),
 }
 
 
@@ -25,37 +35,35 @@ def build(
     layers: int,
     num_classes: int,
     stride_in_1x1: bool = False,
-    head_init: str = "default",
-    freeze_bn: bool = False,
     grad_checkpointing: bool = False,
     lorm_scope: str = "foreground",
-    background: int | None = 0,
+    head_init: str = "default",
+    **options,
 ) -> Segmenter:
-    """A model with random weights; name from MODELS, layers 18, 34, 50, 101 or 152. The rest is as in Segmenter.
+    """Build a model with random weights. name: from MODELS. layers: 18, 34, 50, 101 or 152.
 
-    head_init: how the head and LoRM are initialised, "default" (torch's) or "release" (`draw_as_released`).
+    head_init: initialisation of the head and LoRM, "default" (torch's) or "release" (`init_as_released`). options: as
+    Segmenter. See ResNetBackbone and LoRM for the others.
     """
-    head, has_lorm, multi_grid = MODELS[name]
+    kind = MODELS[name]
     backbone = ResNetBackbone(
-        layers, multi_grid=multi_grid, stride_in_1x1=stride_in_1x1, grad_checkpointing=grad_checkpointing
+        layers, multi_grid=kind.multi_grid, stride_in_1x1=stride_in_1x1, grad_checkpointing=grad_checkpointing
     )
-    scope = lorm_scope if has_lorm else None
-    model = Segmenter(backbone, head, num_classes, lorm_scope=scope, background=background, freeze_bn=freeze_bn)
+    model = Segmenter(backbone, kind.head, num_classes, lorm_scope=lorm_scope if kind.has_lorm else None, **options)
     if head_init == "release":
-        draw_as_released(model)
+        init_as_released(model)
     return model
 
 
-def draw_as_released(model: Segmenter) -> None:
+def init_as_released(model: Segmenter) -> None:
     """Initialise the convolutions of the head and LoRM again, as the released CDSP code does.
 
-    Weights come from N(0, 2 / (k^2 C_out)) for a k x k convolution, which is Kaiming's normal distribution over fan-out.
-    LoRM's biases are 0. Batch norm and the classifier's bias keep torch's initialisation, as in the release.
+    A k x k convolution's weights come from N(0, 2 / (k^2 C_out)): Kaiming's normal distribution over fan-out. LoRM's
+    biases are 0. Batch norm and the classifier's bias keep torch's initialisation, as in the release.
     """
-    parts = nn.ModuleDict({"head": model.head} | ({"lorm": model.lorm} if model.lorm is not None else {}))
-    for module in parts.modules():
-        if isinstance(module, nn.Conv2d):
-            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-    for name, parameter in parts.named_parameters():
-        if name.startswith("lorm.") and name.endswith(".bias"):
-            nn.init.zeros_(parameter)
+    for part in filter(None, (model.head, model.lorm)):
+        for module in part.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+                if part is model.lorm and module.bias is not None:
+                    nn.init.zeros_(module.bias)

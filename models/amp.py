@@ -7,22 +7,22 @@ from errors import DivergedError
 
 DTYPES = {"none": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
-# The fp16 scale starts at 65536, and each skipped step halves it. After 20 skipped steps in a row it is a millionth of
-# that, below 1: the gradients themselves overflow, and no scale helps.
+# The fp16 scale starts at 65536, and each skipped step halves it. After 20 skipped steps in a row it is below 1: the
+# gradients themselves overflow, and no scale helps.
 MAX_SKIPPED = 20
 
 
 def autocast(amp: str, device: torch.device) -> torch.autocast:
-    """The context of a forward pass under --amp: none, bf16 or fp16."""
+    """The autocast context of --amp none, bf16 or fp16."""
     dtype = DTYPES[amp]
     return torch.autocast(device.type, dtype=dtype, enabled=dtype is not None)
 
 
 class LossScaler(torch.amp.GradScaler):
-    """The GradScaler of --amp fp16, which also counts the steps that it skips because a gradient overflows.
+    """A GradScaler that also counts the steps it skips because a gradient overflows.
 
-    counts: (3,) float32 on the device: the loss scale, the number of skipped steps, and how many of them came last, in
-    a row. Each update makes a new tensor and does not make the CPU wait for the GPU.
+    counts: (3,) float32 on the device: the loss scale, the number of skipped steps, and the length of the current row
+    of skipped steps. Each update makes a new tensor, and the CPU does not wait for the GPU.
     """
 
     def __init__(self, device: torch.device, *, enabled: bool):
@@ -36,7 +36,7 @@ class LossScaler(torch.amp.GradScaler):
         before = self.scale(self._one)
         super().update(new_scale)
         after = self.scale(self._one)
-        # Reading get_scale() or found_inf would make the CPU wait. The scale falls exactly when a step is skipped.
+        # The scale falls exactly when a step is skipped. Reading get_scale() or found_inf would make the CPU wait.
         skipped = (after < before).float()
         self.counts = torch.stack([after, self.counts[1] + skipped, (self.counts[2] + 1) * skipped])
 
@@ -47,14 +47,14 @@ class LossScaler(torch.amp.GradScaler):
         return super().state_dict() | {"skipped": skipped, "skipped_in_a_row": in_a_row}
 
     def load_state_dict(self, state_dict: dict, *, counts: bool = True) -> None:
-        """Load a state dict of this class or of GradScaler. counts: also how many steps were skipped."""
+        """Load a state dict of this class or of GradScaler. counts: also the number of skipped steps."""
         super().load_state_dict(state_dict)
         skipped = [state_dict.get(name, 0.0) if counts else 0.0 for name in ("skipped", "skipped_in_a_row")]
         self.counts = self.counts.new_tensor([state_dict["scale"], *skipped])
 
 
 def read_scaling(counts: Tensor | None, step: int) -> dict[str, float]:
-    """The loss scale and the skipped steps as log values, from LossScaler.counts after `step`; {} if counts is None.
+    """Turn LossScaler.counts after `step` into log values; {} if counts is None.
 
     Raises DivergedError after MAX_SKIPPED skipped steps in a row.
     """

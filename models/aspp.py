@@ -1,4 +1,6 @@
-"""Segmentation heads. Each maps (layer1's, layer4's features) to logits (B, num_classes, h, w)."""
+"""Segmentation heads. Each maps the features of layer1 and layer4 to logits (B, num_classes, h, w)."""
+
+from collections import OrderedDict
 
 import torch
 import torch.nn.functional as F
@@ -10,36 +12,29 @@ DEEPLABV3_RATES = (12, 24, 36)  # arXiv:1706.05587 at output stride 8
 DEEPLABV2_RATES = (6, 12, 18, 24)  # ASPP-L of arXiv:1606.00915
 
 
-def _conv_bn_relu(in_channels: int, out_channels: int, kernel_size: int, dilation: int = 1) -> nn.Sequential:
+def _conv(in_channels: int, out_channels: int, kernel_size: int, dilation: int = 1) -> nn.Conv2d:
+    """A convolution without bias that keeps height and width."""
+    padding = dilation * (kernel_size // 2)
+    return nn.Conv2d(in_channels, out_channels, kernel_size, padding=padding, dilation=dilation, bias=False)
+
+
+def _conv_bn_relu(in_channels: int, out_channels: int, kernel_size: int) -> nn.Sequential:
     return nn.Sequential(
-        nn.Conv2d(
-            in_channels, out_channels, kernel_size, padding=dilation * (kernel_size // 2), dilation=dilation, bias=False
-        ),
-        nn.BatchNorm2d(out_channels),
-        nn.ReLU(inplace=True),
+        _conv(in_channels, out_channels, kernel_size), nn.BatchNorm2d(out_channels), nn.ReLU(inplace=True)
     )
 
 
-class Branch(nn.Module):
-    """One branch of ASPP: a 1x1 or a dilated 3x3 convolution, batch norm, ReLU."""
-
-    def __init__(self, in_channels: int, out_channels: int, kernel_size: int, dilation: int):
-        super().__init__()
-        padding = dilation * (kernel_size // 2)
-        self.atrous_conv = nn.Conv2d(
-            in_channels, out_channels, kernel_size, padding=padding, dilation=dilation, bias=False
-        )
-        self.bn = nn.BatchNorm2d(out_channels)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.relu(self.bn(self.atrous_conv(x)))
+def _branch(in_channels: int, out_channels: int, kernel_size: int, dilation: int) -> nn.Sequential:
+    """A branch of ASPP: convolution, batch norm, ReLU; named as in the released weights."""
+    conv = _conv(in_channels, out_channels, kernel_size, dilation)
+    return nn.Sequential(OrderedDict(atrous_conv=conv, bn=nn.BatchNorm2d(out_channels), relu=nn.ReLU()))
 
 
 class PooledBatchNorm(nn.BatchNorm2d):
-    """Batch norm of a 1x1 map: with a single value a channel it uses its stored statistics.
+    """Batch norm of a 1x1 map. With one value per channel it uses its running statistics.
 
     A batch of one has no variance to normalise by, and torch raises. SyncBatchNorm conversion replaces this class
-    by torch's, which has the other ranks' values.
+    by torch's, which gets the other ranks' values.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -49,23 +44,22 @@ class PooledBatchNorm(nn.BatchNorm2d):
 
 
 class ASPP(nn.Module):
-    """Atrous spatial pyramid pooling: a 1x1 branch, three dilated 3x3 ones and image pooling, joined by a 1x1
-    convolution and batch norm (arXiv:1706.05587), all `out_channels` wide; no activation at the end.
+    """Atrous spatial pyramid pooling (arXiv:1706.05587), without an activation at the end.
+
+    A 1x1 branch, three dilated 3x3 branches and image pooling, joined by a 1x1 convolution and batch norm, all
+    `out_channels` wide.
     """
 
     def __init__(self, in_channels: int, out_channels: int, rates: tuple[int, int, int]):
         super().__init__()
-        self.aspp1 = Branch(in_channels, out_channels, 1, 1)
-        self.aspp2 = Branch(in_channels, out_channels, 3, rates[0])
-        self.aspp3 = Branch(in_channels, out_channels, 3, rates[1])
-        self.aspp4 = Branch(in_channels, out_channels, 3, rates[2])
+        self.aspp1 = _branch(in_channels, out_channels, 1, 1)
+        self.aspp2 = _branch(in_channels, out_channels, 3, rates[0])
+        self.aspp3 = _branch(in_channels, out_channels, 3, rates[1])
+        self.aspp4 = _branch(in_channels, out_channels, 3, rates[2])
         self.global_avg_pool = nn.Sequential(
-            nn.AdaptiveAvgPool2d(1),
-            nn.Conv2d(in_channels, out_channels, 1, bias=False),
-            PooledBatchNorm(out_channels),
-            nn.ReLU(),
+            nn.AdaptiveAvgPool2d(1), _conv(in_channels, out_channels, 1), PooledBatchNorm(out_channels), nn.ReLU()
         )
-        self.conv1 = nn.Conv2d(5 * out_channels, out_channels, 1, bias=False)
+        self.conv1 = _conv(5 * out_channels, out_channels, 1)
         self.bn1 = nn.BatchNorm2d(out_channels)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -99,7 +93,7 @@ class DeepLabV2Head(nn.Module):
 
 
 class DeepLabV3Head(nn.Module):
-    """ASPP of 256 channels, a 3x3 convolution, a classifier (arXiv:1706.05587). Stride 8."""
+    """ASPP with 256 channels, a 3x3 convolution and a classifier (arXiv:1706.05587). Stride 8."""
 
     def __init__(self, in_channels: int, low_channels: int, num_classes: int):
         super().__init__()
@@ -113,7 +107,7 @@ class DeepLabV3Head(nn.Module):
 
 
 class DeepLabV3PlusHead(nn.Module):
-    """ASPP, joined at stride 4 by layer1's features (arXiv:1802.02611)."""
+    """ASPP, joined with layer1's features at stride 4 (arXiv:1802.02611)."""
 
     def __init__(self, in_channels: int, low_channels: int, num_classes: int):
         super().__init__()
@@ -131,7 +125,7 @@ class DeepLabV3PlusHead(nn.Module):
 class CDSPDeepLabV3PlusHead(nn.Module):
     """DeepLabV3+ as CDSP's authors released it: rates 6, 12, 18, dropout after ASPP, layer1's features first.
 
-    Its weights have the shapes of DeepLabV3PlusHead's but another meaning, so its parts have other names.
+    The weights have the shapes of DeepLabV3PlusHead's but another meaning, so the parts have other names.
     """
 
     def __init__(self, in_channels: int, low_channels: int, num_classes: int):

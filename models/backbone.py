@@ -1,7 +1,6 @@
-"""ResNet at output stride 8, from torchvision's."""
+"""torchvision's ResNet at output stride 8."""
 
 import contextlib
-import socket
 from collections.abc import Iterator
 
 import torch
@@ -10,7 +9,6 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
-STALL_SECONDS = 60.0  # how long a download may receive nothing
 LAYER3_DILATION = 2
 MULTI_GRID = (4, 8, 16)  # dilations of layer4's blocks, CDSP and DeepLabV3 (arXiv:1706.05587, section 3.2.1)
 
@@ -18,10 +16,10 @@ MULTI_GRID = (4, 8, 16)  # dilations of layer4's blocks, CDSP and DeepLabV3 (arX
 class ResNetBackbone(nn.Module):
     """torchvision's ResNet without its classifier, dilated to output stride 8, with a ceil-mode max pool.
 
-    depth: 18, 34, 50, 101 or 152. multi_grid: dilations of layer4's blocks in turn. stride_in_1x1: put the
-    stride of layer2's first block on its first 1x1 convolution, where released CDSP weights have it, not
-    on its 3x3. grad_checkpointing: in training, keep only what goes into each residual block, and compute the rest
-    again in the backward pass (arXiv:1604.06174). Parameters carry torchvision's names.
+    depth: 18, 34, 50, 101 or 152. multi_grid: the dilation of each block of layer4. stride_in_1x1: put the stride of
+    layer2's first block on its first 1x1 convolution, as in released CDSP weights, not on its 3x3.
+    grad_checkpointing: in training, keep only the input of each residual block and recompute the rest in the backward
+    pass (arXiv:1604.06174). Parameters have torchvision's names.
     """
 
     def __init__(
@@ -51,12 +49,12 @@ class ResNetBackbone(nn.Module):
             first.conv1.stride, first.conv2.stride = (2, 2), (1, 1)
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """images (B, 3, H, W), normalised. Returns layer1's features, stride 4, and layer4's, stride 8."""
+        """Map normalised images (B, 3, H, W) to the features of layer1, stride 4, and of layer4, stride 8."""
         x = self.maxpool(self.relu(self.bn1(self.conv1(images))))
-        low = self._blocks(self.layer1, x)
-        return low, self._blocks(self.layer4, self._blocks(self.layer3, self._blocks(self.layer2, low)))
+        low = self._run(self.layer1, x)
+        return low, self._run(self.layer4, self._run(self.layer3, self._run(self.layer2, low)))
 
-    def _blocks(self, layer: nn.Sequential, x: Tensor) -> Tensor:
+    def _run(self, layer: nn.Sequential, x: Tensor) -> Tensor:
         if not (self.grad_checkpointing and self.training and torch.is_grad_enabled()):
             return layer(x)
         for block in layer:
@@ -65,7 +63,7 @@ class ResNetBackbone(nn.Module):
 
 
 def recomputed(block: nn.Module, x: Tensor) -> Tensor:
-    """block(x), of which only x is kept: the backward pass computes it a second time. The block draws no random numbers."""
+    """Compute block(x), keep only x, and recompute it in the backward pass. The block must not draw random numbers."""
 
     def contexts() -> tuple[contextlib.AbstractContextManager, contextlib.AbstractContextManager]:
         return contextlib.nullcontext(), _own_statistics(block)
@@ -75,9 +73,10 @@ def recomputed(block: nn.Module, x: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def _own_statistics(block: nn.Module) -> Iterator[None]:
-    """Batch norm in training updates copies of its running statistics, which are forgotten at the end.
+    """Let batch norm update copies of its running statistics: the first pass has updated them already.
 
-    Without any (track_running_stats=False) it would keep fewer tensors than the first time, which `checkpoint` refuses.
+    Switching them off (track_running_stats=False) would keep fewer tensors than the first pass, and `checkpoint`
+    refuses that.
     """
     norms = [module for module in block.modules() if isinstance(module, _BatchNorm) and module.training]
     kept = [dict(norm.named_buffers(recurse=False)) for norm in norms]
@@ -91,33 +90,16 @@ def _own_statistics(block: nn.Module) -> Iterator[None]:
 
 
 def feature_size(size: int) -> int:
-    """Height or width of layer4's features for an input of that height or width, in pixels."""
+    """Height or width of layer4's features for an input height or width, in pixels."""
     size = (size + 1) // 2  # conv1
     size = size // 2 + 1  # max pool, ceil mode
     return (size + 1) // 2  # layer2
 
 
 def _dilate(block: nn.Module, dilation: int) -> None:
-    """Give every 3x3 convolution of a residual block the dilation, and every convolution stride 1."""
+    """Set the dilation of each 3x3 convolution of a residual block, and stride 1 for all its convolutions."""
     for module in block.modules():
         if isinstance(module, nn.Conv2d):
             module.stride = (1, 1)
             if module.kernel_size == (3, 3):
                 module.dilation = module.padding = (dilation, dilation)
-
-
-def imagenet_weights(depth: int, version: str = "DEFAULT") -> tuple[str, dict[str, Tensor]]:
-    """torchvision's name of its ImageNet weights, and the weights, downloaded once to torch's cache.
-
-    version: "DEFAULT", the newest, or a name such as "IMAGENET1K_V1". Raises OSError where the download fails.
-    """
-    weights = torchvision.models.get_model_weights(f"resnet{depth}")[version]
-    before = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(STALL_SECONDS)  # torch.hub sets none, and would wait for ever
-    try:
-        state_dict = torch.hub.load_state_dict_from_url(
-            weights.url, map_location="cpu", weights_only=True, check_hash=True
-        )
-    finally:
-        socket.setdefaulttimeout(before)
-    return str(weights), state_dict

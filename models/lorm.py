@@ -10,14 +10,14 @@ from labels import IGNORE
 
 
 class LoRM(nn.Module):
-    """Pulls the features of foreground positions towards those of the positions they resemble.
+    """Pulls the features at foreground positions towards the features at similar positions.
 
     For features x (B, C, H, W): q and k are 1x1 convolutions of x, A = softmax over keys of
     cosine(q_i, k_j), y = gamma * A x, gamma learned. The loss is the sum of (x - y)^2 divided by its number of terms.
 
     scope: "foreground" sums over the foreground's positions; a batch without foreground has loss 0. "all" is the
-    release's loss: it sums over all positions with y = 0 outside the foreground, which pulls background features to
-    0, and counts the terms that are not 0, which depends on the features.
+    release's loss: it sums over all positions, with y = 0 outside the foreground, which pulls background features to
+    0. It counts the non-zero terms, so the count depends on the features.
     """
 
     def __init__(self, channels: int, scope: str = "foreground"):
@@ -29,16 +29,16 @@ class LoRM(nn.Module):
         self.gamma = nn.Parameter(torch.ones(1))
 
     def forward(self, x: Tensor, foreground: Tensor) -> dict[str, Tensor]:
-        """{"lorm": sum of (x - y)^2, a scalar in float32 or wider}; scope "all" adds {"lorm_terms": their number, int64}.
+        """Return {"lorm": sum of (x - y)^2, float32 or float64}; scope "all" adds {"lorm_terms": their number, int64}.
 
-        x (B, C, H, W); foreground (B, H, W) bool.
+        x: (B, C, H, W). foreground: (B, H, W) bool.
         """
-        # Normalised before their product: in fp16 the product of large features overflows.
+        # In fp16 the product of large features overflows, so normalise before the product.
         query = F.normalize(_positions(self.query_conv(x)), dim=-1)
         key = F.normalize(_positions(self.key_conv(x)), dim=-1)
         value = _positions(x)
         device = x.device.type
-        # The meta device has no autocast to switch off.
+        # The meta device has no autocast.
         with torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext():
             rectified = self.gamma * F.scaled_dot_product_attention(query, key, value, scale=1.0)
             inside = foreground.flatten(1).unsqueeze(-1)  # (B, H, W) -> (B, H*W, 1)
@@ -48,7 +48,7 @@ class LoRM(nn.Module):
             return {"lorm": squared.sum(), "lorm_terms": torch.count_nonzero(squared)}
 
     def num_terms(self, foreground: Tensor) -> Tensor:
-        """The number of terms for a foreground (B, H, W) bool; 0 for scope "all", as it is not yet known."""
+        """The number of terms for a foreground (B, H, W) bool; 0 for scope "all", which counts them in forward()."""
         if self.scope == "all":
             return foreground.new_zeros((), dtype=torch.int64)
         return foreground.sum() * self.query_conv.in_channels
@@ -61,9 +61,9 @@ def _positions(x: Tensor) -> Tensor:
 
 
 def foreground_mask(pseudo_label: Tensor, size: tuple[int, int], background: int | None = 0) -> Tensor:
-    """The foreground at this size: where the bilinearly resized mask of foreground pixels is above 0, (B, *size) bool.
+    """Resize the mask of foreground pixels bilinearly and return where it is above 0: (B, *size) bool.
 
-    pseudo_label (B, H, W): classes, 255 = unsure. Foreground is every class but `background`; None: every class.
+    pseudo_label: (B, H, W), classes and 255 = unsure. Every class but `background` is foreground; None: every class.
     """
     labelled = pseudo_label != IGNORE
     foreground = labelled if background is None else labelled & (pseudo_label != background)

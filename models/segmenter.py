@@ -1,4 +1,4 @@
-"""The whole model: normalisation, backbone, head, and LoRM where the model has one."""
+"""The whole model: normalisation, backbone, head, and optionally LoRM."""
 
 import torch
 from torch import Tensor, nn
@@ -11,34 +11,40 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
 class Segmenter(nn.Module):
-    """A segmentation model that takes images as they come from disk.
+    """A segmentation model for uint8 images.
 
-    head: class from models.aspp. lorm_scope: "foreground" or "all" (models.lorm); None: the model has no LoRM.
-    background: the class that is background to LoRM; None: every class is foreground. freeze_bn: batch norm layers
-    use their stored statistics in training too.
+    head: class from models.aspp. lorm_scope: "foreground" or "all" (models.lorm); None: no LoRM. background: LoRM's
+    background class; None: every class is foreground. freeze_bn: batch norm uses its running statistics in training
+    too.
     """
 
     def __init__(
-        self, backbone: ResNetBackbone, head: type[nn.Module], num_classes: int, *, lorm_scope: str | None,
-        background: int | None = 0, freeze_bn: bool = False,
-    ):  # fmt: skip
+        self,
+        backbone: ResNetBackbone,
+        head: type[nn.Module],
+        num_classes: int,
+        *,
+        lorm_scope: str | None,
+        background: int | None = 0,
+        freeze_bn: bool = False,
+    ):
         super().__init__()
         self.backbone = backbone
         self.head = head(backbone.out_channels, backbone.low_channels, num_classes)
         self.lorm = LoRM(backbone.out_channels, lorm_scope) if lorm_scope else None
         self.num_classes, self.background, self.freeze_bn = num_classes, background, freeze_bn
-        # (3, 1, 1), in units of 0..255; not saved
+        # (3, 1, 1), in units of 0..255, not saved
         self.mean: Tensor
         self.std: Tensor
         self.register_buffer("mean", 255 * torch.tensor(IMAGENET_MEAN).view(3, 1, 1), persistent=False)
         self.register_buffer("std", 255 * torch.tensor(IMAGENET_STD).view(3, 1, 1), persistent=False)
 
     def forward(self, images: Tensor, pseudo_label: Tensor | None = None) -> dict[str, Tensor]:
-        """Logits at the head's stride, and in training with a pseudo-label LoRM's loss.
+        """Compute logits at the head's stride and, in training with a pseudo-label, LoRM's loss.
 
-        images (B, H, W, 3) uint8 RGB; pseudo_label (B, H, W), 0..num_classes-1 and 255 = ignore.
-        Returns {"logits": (B, num_classes, h, w)} and, where it applies, "lorm": the sum of LoRM's loss
-        terms, a scalar. Their number is `lorm_terms`, or for scope "all" the output "lorm_terms", an int64 scalar.
+        images: (B, H, W, 3) uint8 RGB. pseudo_label: (B, H, W), 0..num_classes-1 and 255 = ignore. Returns {"logits":
+        (B, num_classes, h, w)}, and with LoRM "lorm": the sum of its loss terms, a scalar. The number of terms is
+        `lorm_terms`, or for scope "all" the output "lorm_terms", an int64 scalar.
         """
         x = (images.permute(0, 3, 1, 2).to(self.mean.dtype) - self.mean) / self.std  # (B, H, W, 3) -> (B, 3, H, W)
         low, features = self.backbone(x)

@@ -1,1 +1,1 @@
-"""The inputs and outputs of predict.py."""
+"""Inputs and outputs of predict.py."""

@@ -1,4 +1,4 @@
-"""Videos that a browser plays, written by OpenCV."""
+"""Write videos that browsers play, with OpenCV."""
 
 import contextlib
 import itertools
@@ -15,18 +15,18 @@ from errors import InputError
 from files import writing
 from shell import quoted
 
-# In order of preference: H.264 plays everywhere, but few builds of OpenCV encode it; VP8 plays in every browser, and its
-# encoder takes a fifth of VP9's time; MPEG-4 plays in no browser.
+# By preference. H.264 plays everywhere, but few builds of OpenCV encode it. VP8 plays in every browser and encodes five
+# times as fast as VP9. MPEG-4 plays in no browser.
 CODECS = (("avc1", ".mp4"), ("VP80", ".webm"), ("mp4v", ".mp4"))
 NOT_IN_BROWSERS = "mp4v"
 SUFFIXES = (".mp4", ".webm")
 
 
 def write_film(stem: Path, frames: Iterable[np.ndarray], rate: float) -> tuple[Path, bool]:
-    """Write frames (H, W, 3) uint8 RGB as a video. Returns the path, stem.SUFFIX, and whether browsers play it.
+    """Write frames (H, W, 3) uint8 RGB as stem.mp4 or stem.webm. Returns the path and whether browsers play it.
 
-    rate: frames per second. Codecs halve the resolution of colours and need even sides, so a frame with an odd side
-    repeats its last row or column. Raises InputError where OpenCV cannot write a video of this size.
+    rate: frames per second. Codecs need even sides, so the last row or column of an odd side is repeated.
+    Raises InputError if OpenCV cannot write a video of this size.
     """
     frames = map(_even, frames)
     first = next(frames, None)
@@ -42,22 +42,22 @@ def write_film(stem: Path, frames: Iterable[np.ndarray], rate: float) -> tuple[P
                 film.write(cv2.cvtColor(frame, cv2.COLOR_RGB2BGR))
         finally:
             film.release()
-    for other in SUFFIXES:  # of an earlier run, by another build of OpenCV
+    for other in SUFFIXES:  # written earlier by another build of OpenCV
         if other != suffix:
             stem.with_name(stem.name + other).unlink(missing_ok=True)
     return path, codec != NOT_IN_BROWSERS
 
 
 def how_to_convert(films: list[Path]) -> str:
-    """A message that names videos which browsers do not play, and the command that converts the first."""
+    """Return a message that names videos which browsers do not play, with the command that converts the first."""
     which = films[0] if len(films) == 1 else f"{films[0]} and {len(films) - 1} more"
     target = films[0].with_suffix(".h264.mp4")
     command = quoted(["ffmpeg", "-i", str(films[0]), "-c:v", "libx264", "-pix_fmt", "yuv420p", str(target)])
-    return f"{which}: not playable in browsers, as OpenCV encodes neither H.264 nor VP8; to convert one: {command}"
+    return f"{which}: browsers do not play it, because OpenCV encodes neither H.264 nor VP8; to convert: {command}"
 
 
 def find_codec(size: tuple[int, int], stem: Path) -> tuple[str, str]:
-    """The first of CODECS whose video of this (width, height) OpenCV can read back. stem: named in the error."""
+    """Return the first of CODECS whose video of this (width, height) OpenCV can read back. stem: named in the error."""
     frame = np.zeros((size[1], size[0], 3), np.uint8)
     with tempfile.TemporaryDirectory(prefix="segtrain-codec-") as folder:
         for codec, suffix in CODECS:
@@ -81,7 +81,7 @@ def _open(path: Path, codec: str, rate: float, size: tuple[int, int]) -> cv2.Vid
 
 @contextlib.contextmanager
 def _silent() -> Iterator[None]:
-    """Discard C code's output to standard error: warnings about codecs that find_codec() tries, and about VP8's tag."""
+    """Discard what C code writes to standard error: OpenCV warns about codecs that find_codec() only tries."""
     sys.stderr.flush()
     kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 2)

@@ -1,4 +1,4 @@
-"""What predict.py reads: images, animations and videos, from a file, a folder or a pattern."""
+"""Find and read what predict.py predicts: images, animations and videos, in files, folders or patterns."""
 
 import glob
 import os
@@ -12,56 +12,58 @@ import numpy as np
 from PIL import Image, ImageSequence
 from torch.utils.data import Dataset
 
-from data.dataset import IMAGE_SUFFIXES, decoding, image_size, read_image
+from data.images import IMAGE_SUFFIXES, decoding, image_size, read_image
 from errors import InputError, UserError
 
 VIDEO_SUFFIXES = (".mp4", ".avi", ".mov", ".mkv", ".webm", ".m4v", ".mpg", ".mpeg", ".wmv")
-ANIMATED_FORMATS = ("GIF", "WEBP", "PNG")  # a JPEG or TIFF with several pictures is a photo with a thumbnail, or pages
+ANIMATED_FORMATS = ("GIF", "WEBP", "PNG")  # other formats with several pictures hold thumbnails or pages
 _SUFFIXES = {suffix.lower() for suffix in (*IMAGE_SUFFIXES, *VIDEO_SUFFIXES, ".gif")}
 OUTPUT_NOTE = "predictions.json"  # in every folder that predict.py writes to
-ALONE_FPS = 25.0  # of an overlay, where the file does not say
+DEFAULT_RATE = 25.0  # frames per second of an overlay video if the input does not say
 
 
 @dataclass(frozen=True)
 class Input:
-    """path: of the file. name: of what is written for it, relative and without suffix, no other input's."""
+    """A file, and the name of its outputs: a relative path without suffix that no other input has."""
 
     path: Path
     name: str
 
 
-def find_inputs(given: Sequence[str], leave_out: Path) -> tuple[Path, list[Input], int]:
-    """The folder that names are relative to, the images and videos that `given` names, and the number of other files.
+def find_inputs(words: Sequence[str], output: Path) -> tuple[Path, list[Input], int]:
+    """Return the common folder of all inputs, the images and videos, and the number of other files.
 
-    given: files; folders, searched with their subfolders; or patterns with *, ? or [...], where ** is any folders.
-    Names are relative to the deepest folder that all of them share. leave_out: the output folder. Files in it, and in
-    other output folders of predict.py, do not count. Raises UserError where nothing is found, or where the outputs of
-    two files would have the same name.
+    words: files; folders, which are searched with their subfolders; or patterns with *, ? or [...], where ** matches
+    any folders. Names are relative to the common folder. Files in `output` and other output folders of predict.py are
+    skipped. Raises UserError if nothing is found, or if the outputs of two files would have the same name.
     """
-    listed = [_list(Path(text), text) for text in given]
-    base = _common([folder for folder, _ in listed])
-    files: dict[str, Path] = {}
+    found = [_list(Path(word), word) for word in words]
+    base = _common([folder for folder, _ in found])
+    inputs: dict[str, Path] = {}
     others: set[str] = set()
-    for (folder, found), text in zip(listed, given, strict=True):
-        ours = {leave_out.resolve(), *(file.parent.resolve() for file in found if file.name == OUTPUT_NOTE)}
-        for file in found:
-            if file == Path(text) and len(given) == 1:  # named alone: whatever its suffix
-                files[os.path.abspath(file)] = file
-            elif not (ours.intersection(file.resolve().parents) or _hidden(file.relative_to(folder))):
+    for (folder, files), word in zip(found, words, strict=True):
+        outputs = {output.resolve(), *(file.parent.resolve() for file in files if file.name == OUTPUT_NOTE)}
+        for file in files:
+            if file == Path(word) and len(words) == 1:  # a single file counts whatever its suffix
+                inputs[os.path.abspath(file)] = file
+            elif not (outputs.intersection(file.resolve().parents) or _hidden(file.relative_to(folder))):
                 if file.suffix.lower() in _SUFFIXES:
-                    files.setdefault(os.path.abspath(file), file)
+                    inputs.setdefault(os.path.abspath(file), file)
                 else:
                     others.add(os.path.abspath(file))
-    if not files:
-        raise UserError(f"--input {' '.join(given)}: no image or video found, only {len(others)} other file(s)")
-    # Names allow for the other files in these folders: predicted one after the other, a.jpg and a.png are not both a.
-    folders = sorted({file.parent for file in files.values()})
-    siblings = [file for folder in folders for file in folder.iterdir()
-                if file.suffix.lower() in _SUFFIXES and not _hidden(Path(file.name)) and file.is_file()]  # fmt: skip
-    names = _names(base, list({os.path.abspath(file): file for file in [*siblings, *files.values()]}.values()))
+    if not inputs:
+        raise UserError(f"--input {' '.join(words)}: no image or video found, only {len(others)} other file(s)")
+    # A name must not depend on which files of a folder are given: a.jpg and a.png never share the name a.
+    siblings = [
+        file
+        for folder in {file.parent for file in inputs.values()}
+        for file in folder.iterdir()
+        if file.suffix.lower() in _SUFFIXES and not _hidden(Path(file.name)) and file.is_file()
+    ]
+    names = _names(base, {os.path.abspath(file) for file in [*siblings, *inputs.values()]})
     return (
         base,
-        sorted((Input(file, names[path]) for path, file in files.items()), key=lambda file: file.path),
+        [Input(file, names[path]) for path, file in sorted(inputs.items(), key=lambda item: item[1])],
         len(others),
     )
 
@@ -71,7 +73,7 @@ def _hidden(path: Path) -> bool:
 
 
 def _common(folders: list[Path]) -> Path:
-    """The deepest folder that holds all these folders."""
+    """Return the deepest folder that holds all these folders."""
     if len(set(folders)) == 1:
         return folders[0]
     try:
@@ -80,27 +82,27 @@ def _common(folders: list[Path]) -> Path:
         raise UserError("--input: the files are on several drives: run one command for each drive") from None
 
 
-def _list(path: Path, given: str) -> tuple[Path, list[Path]]:
-    """The folder given, a file's folder, or a pattern's part before its first wildcard; and the files meant."""
+def _list(path: Path, word: str) -> tuple[Path, list[Path]]:
+    """Return the folder of a word of --input (a pattern's part before its first wildcard) and the files it matches."""
     if path.is_dir():
         return path, [file for file in path.rglob("*") if file.is_file()]
     if path.is_file():
         return path.parent, [path]
-    if not glob.has_magic(given):
-        raise UserError(f"--input {given}: no such file or folder")
+    if not glob.has_magic(word):
+        raise UserError(f"--input {word}: no such file or folder")
     first = next(number for number, part in enumerate(path.parts) if glob.has_magic(part))
-    found = [Path(file) for file in glob.glob(given, recursive=True) if os.path.isfile(file)]
-    if not found:
-        raise UserError(f"--input {given}: no file matches this pattern")
-    return Path(*path.parts[:first]), found
+    files = [Path(file) for file in glob.glob(word, recursive=True) if os.path.isfile(file)]
+    if not files:
+        raise UserError(f"--input {word}: no file matches this pattern")
+    return Path(*path.parts[:first]), files
 
 
-def _names(base: Path, files: list[Path]) -> dict[str, str]:
-    """{absolute path: name relative to base}, without suffix unless another file's output would have that name.
+def _names(base: Path, files: set[str]) -> dict[str, str]:
+    """Return {absolute path: name relative to base}. The suffix is kept if the name would clash without it.
 
-    So a.jpg and a.png are written to a.jpg.png and a.png.png, and the frames of a.gif do not overwrite a/000001.png.
+    So a.jpg and a.png become a.jpg.png and a.png.png, and the frames of a.gif do not overwrite a/000001.png.
     """
-    paths = {os.path.abspath(file): Path(os.path.relpath(file, base)) for file in files}
+    paths = {file: Path(os.path.relpath(file, base)) for file in files}
     short = {file: path.with_suffix("").as_posix() for file, path in paths.items()}
     clashing = _clashing(short)
     names = {file: paths[file].as_posix() if file in clashing else name for file, name in short.items()}
@@ -110,42 +112,45 @@ def _names(base: Path, files: list[Path]) -> dict[str, str]:
 
 
 def _clashing(names: dict[str, str]) -> set[str]:
-    """The files whose name another one has, or has as a folder."""
+    """Return the files whose name is also the name, or a parent folder, of another one."""
     taken = Counter(names.values())
     folders = {parent.as_posix() for name in names.values() for parent in PurePosixPath(name).parents}
     return {file for file, name in names.items() if taken[name] > 1 or name in folders}
 
 
-def probe(path: Path) -> tuple[int, int] | None:
-    """Height and width of an image, from its header; None for a video or an animation. Raises UserError."""
-    if path.suffix.lower() in VIDEO_SUFFIXES:
+def probe(file: Input) -> tuple[int, int] | UserError | None:
+    """Return an image's height and width from its header, None for a video or animation, or the error."""
+    if file.path.suffix.lower() in VIDEO_SUFFIXES:
         return None
-    with decoding(path), Image.open(path) as image:
-        if getattr(image, "is_animated", False) and image.format in ANIMATED_FORMATS:
-            return None
-    return image_size(path)
+    try:
+        with decoding(file.path), Image.open(file.path) as image:
+            if getattr(image, "is_animated", False) and image.format in ANIMATED_FORMATS:
+                return None
+        return image_size(file.path)
+    except UserError as error:
+        return error
 
 
 class Images(Dataset):
-    """images[index] is (index, the image (H, W, 3) uint8 RGB, or the UserError that it cannot be read)."""
+    """Dataset of (index, image (H, W, 3) uint8 RGB); the error instead of an image that cannot be read."""
 
-    def __init__(self, paths: list[Path]):
-        self.paths = paths
+    def __init__(self, files: list[Input]):
+        self.files = files
 
     def __len__(self) -> int:
-        return len(self.paths)
+        return len(self.files)
 
     def __getitem__(self, index: int) -> tuple[int, np.ndarray | UserError]:
         try:
-            return index, read_image(self.paths[index])
+            return index, read_image(self.files[index].path)
         except UserError as error:
             return index, error
 
 
 def read_frames(path: Path) -> Iterator[np.ndarray]:
-    """The frames of a video or an animation, (H, W, 3) uint8 RGB. Raises InputError where it is cut off or unreadable."""
+    """Yield the frames of a video or an animation, (H, W, 3) uint8 RGB. Raises InputError if it is damaged."""
     try:
-        yield from _film_frames(path) if path.suffix.lower() in VIDEO_SUFFIXES else _animation_frames(path)
+        yield from _video_frames(path) if path.suffix.lower() in VIDEO_SUFFIXES else _animation_frames(path)
     except UserError as error:
         raise InputError(str(error)) from None
 
@@ -156,7 +161,7 @@ def _animation_frames(path: Path) -> Iterator[np.ndarray]:
             yield np.array(frame.convert("RGB"))
 
 
-def _film_frames(path: Path) -> Iterator[np.ndarray]:
+def _video_frames(path: Path) -> Iterator[np.ndarray]:
     video = cv2.VideoCapture(str(path))
     try:
         expected = int(video.get(cv2.CAP_PROP_FRAME_COUNT))
@@ -168,12 +173,12 @@ def _film_frames(path: Path) -> Iterator[np.ndarray]:
         video.release()
     if number == 0:
         raise UserError(f"{path}: not a readable video")
-    if number < 0.9 * expected:  # what a file says of its length is not exact
-        raise UserError(f"{path}: ends after {number} of {expected} frames: it is cut off or damaged")
+    if number < 0.9 * expected:  # the header's frame count is not exact
+        raise UserError(f"{path}: ends after {number} of {expected} frames: it is truncated or damaged")
 
 
 def frame_rate(path: Path) -> float:
-    """Frames a second of a video or an animation."""
+    """Return the frames per second of a video or an animation."""
     if path.suffix.lower() in VIDEO_SUFFIXES:
         video = cv2.VideoCapture(str(path))
         rate = video.get(cv2.CAP_PROP_FPS)
@@ -181,4 +186,4 @@ def frame_rate(path: Path) -> float:
     else:
         with decoding(path), Image.open(path) as image:
             rate = 1000 / image.info["duration"] if image.info.get("duration") else 0.0
-    return rate if 0 < rate <= 1000 else ALONE_FPS
+    return rate if 0 < rate <= 1000 else DEFAULT_RATE

@@ -1,11 +1,14 @@
-"""The files that predict.py leaves: palette PNGs, overlays, probabilities."""
+"""The files that predict.py writes: palette PNGs, overlays, probabilities."""
 
+import contextlib
+import functools
 import io
 import json
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import TextIO
 
 import numpy as np
 from PIL import Image
@@ -15,99 +18,132 @@ from evaluation.pictures import label_png, overlay
 from files import check_writable, remove_scratch, write_atomic
 from prediction.films import SUFFIXES, write_film
 
-NUM_THREADS = 4  # that compress and write, while the next images are predicted
+NUM_THREADS = 4  # compress and write while the next images are predicted
 MAX_WAITING = 2**29  # bytes of results that wait for a thread
 
 
 class Outputs:
-    """masks/NAME.png, and where asked for overlays/NAME.jpg and probs/NAME.npy, in a folder; NAME may have folders.
+    """A folder with masks/NAME.png and, on request, overlays/NAME.jpg and probs/NAME.npy. NAME may contain folders.
 
-    For a video: masks/NAME/000001.png and so on, overlays/NAME.webm or .mp4, and masks/NAME/frames.json as the last.
-    Every file appears whole. colours: (256, 3) uint8. background: as of evaluation.pictures.overlay(). failures: errors of
-    single outputs. not_in_browsers: overlay videos that browsers do not play.
+    A video gets masks/NAME/000001.png and so on, masks/NAME/frames.json, and overlays/NAME.webm or .mp4.
+    predictions.json has the settings of all predictions. done.RANK.txt lists the finished names, as JSON strings: of
+    images, frames and videos. colours: (256, 3) uint8. background: as in evaluation.pictures.overlay(). failures:
+    errors of single outputs. not_in_browsers: overlay videos that browsers do not play.
     """
 
     def __init__(
-        self, folder: Path, colours: np.ndarray, background: int | None = 0, *, overlays: bool, probs: bool
-    ):  # fmt: skip
+        self,
+        folder: Path,
+        colours: np.ndarray,
+        background: int | None = 0,
+        *,
+        overlays: bool,
+        probs: bool,
+        rank: int = 0,
+    ):
         self.folder, self.colours, self.background = folder, colours, background
-        self.overlays, self.probs = overlays, probs
+        self.overlays, self.probs, self.rank = overlays, probs, rank
         self.failures: list[InputError] = []
         self.not_in_browsers: list[Path] = []
+        self._done_file: TextIO | None = None
         self._pool = ThreadPoolExecutor(NUM_THREADS)
-        self._waiting: deque[tuple[int, Future]] = deque()  # bytes, and what ends when they are written
+        self._waiting: deque[tuple[str, int, Future]] = deque()  # name, bytes, the write
 
     def __enter__(self) -> "Outputs":
         return self
 
     def __exit__(self, *error: object) -> None:
         self._pool.shutdown(cancel_futures=error[0] is not None)
-
-    @property
-    def note(self) -> Path:
-        """What the folder's predictions are made of and by. What is older than this file is not."""
-        return self.folder / "predictions.json"
+        if self._done_file:
+            with contextlib.suppress(OSError):  # each line is flushed by itself
+                self._done_file.close()
 
     def claim(self, settings: dict, *, overwrite: bool) -> None:
-        """Write the note; raise UserError where the folder has predictions of something else, or files of others."""
+        """Write predictions.json, and with overwrite forget what is done. Rank 0 calls it before any other method.
+
+        Raises UserError if the folder has predictions with other settings, or masks that predict.py did not write.
+        """
+        note = self.folder / "predictions.json"
         overlays = {"background": self.background} if self.overlays else False
         text = json.dumps(settings | {"overlay": overlays, "probs": self.probs}, indent=1)
-        if self.note.is_file():
-            if self.note.read_text(encoding="utf-8") == text and not overwrite:
-                remove_scratch(self.folder)
-                return
-            if not overwrite:
+        if note.is_file() and not overwrite:
+            if note.read_text(encoding="utf-8") != text:
                 raise UserError(
-                    f"--output {self.folder}: has predictions of another input, or made in another way, see {self.note}: "
+                    f"--output {self.folder}: has predictions of another input or with other settings, see {note}: "
                     "name another folder, or use --overwrite"
                 )
-        elif (self.folder / "masks").exists():
-            raise UserError(f"--output {self.folder}: has masks that are not of predict.py: name another folder")
+            remove_scratch(self.folder)
+            return
+        if not note.is_file() and (self.folder / "masks").exists():
+            raise UserError(f"--output {self.folder}: has masks that predict.py did not write: name another folder")
         check_writable(self.folder, "--output")
-        write_atomic(self.note, text.encode(), parents=True)
+        for file in self.folder.glob("done.*.txt"):
+            file.unlink()
+        write_atomic(note, text)
+
+    @functools.cached_property
+    def done(self) -> set[str]:
+        """Names that earlier processes finished."""
+        names = set()
+        for file in self.folder.glob("done.*.txt"):
+            for line in file.read_text(encoding="utf-8").splitlines():
+                with contextlib.suppress(json.JSONDecodeError):  # a killed process wrote half a line
+                    names.add(json.loads(line))
+        return names
+
+    def _finish(self, name: str) -> None:
+        """Add a name to the list of finished ones."""
+        if self._done_file is None:
+            self._done_file = (self.folder / f"done.{self.rank}.txt").open("a", encoding="utf-8", buffering=1)
+            self._done_file.write("\n")  # a killed process may have left half a line
+        self._done_file.write(json.dumps(name) + "\n")
 
     def mask(self, name: str) -> Path:
         return self.folder / "masks" / f"{name}.png"
 
-    def is_done(self, name: str) -> bool:
-        """Whether all files of an image, or of a video, are there, and made by what the note says."""
+    def is_done(self, name: str, *, frame: bool = False) -> bool:
+        """Whether an image or a video, or a frame of one, is finished and none of its files was deleted since."""
+        return name in self.done and all(path.is_file() for path in self._files(name, frame))
+
+    def _files(self, name: str, frame: bool) -> Iterator[Path]:
+        """The files of an image or a video, or of a frame of one, which has no overlay of its own."""
         frames = self.folder / "masks" / name / "frames.json"
         if frames.is_file():
-            wanted, number = [frames], json.loads(frames.read_text(encoding="utf-8"))["frames"]
-            wanted += [self.mask(f"{name}/{frame:06d}") for frame in range(1, number + 1)]
+            numbers = range(1, json.loads(frames.read_text(encoding="utf-8"))["frames"] + 1)
+            yield from (self.mask(f"{name}/{number:06d}") for number in numbers)
             films = [self.folder / "overlays" / f"{name}{suffix}" for suffix in SUFFIXES]
-            if self.overlays and not any(map(self.is_new, films)):
-                return False
-        else:
-            wanted = [self.mask(name)]
-            wanted += [self.folder / "overlays" / f"{name}.jpg"] if self.overlays else []
-            wanted += [self.folder / "probs" / f"{name}.npy"] if self.probs else []
-        return all(self.is_new(path) for path in wanted)
-
-    def is_new(self, path: Path) -> bool:
-        """Whether a file is there, and not from before the note."""
-        return path.is_file() and path.stat().st_mtime_ns >= self.note.stat().st_mtime_ns
+            if self.overlays:
+                yield next((film for film in films if film.is_file()), films[0])
+            return
+        yield self.mask(name)
+        if self.overlays and not frame:
+            yield self.folder / "overlays" / f"{name}.jpg"
+        if self.probs:
+            yield self.folder / "probs" / f"{name}.npy"
 
     def write(self, name: str, image: np.ndarray, label: np.ndarray, probs: np.ndarray | None, *, frame: bool) -> None:
-        """Write what belongs to one image, or to a frame of a video, in the background; raise what went wrong before.
+        """Write the files of an image, or of a frame of a video, in the background. Raises errors of earlier writes.
 
         image (H, W, 3) uint8; label (H, W) uint8; probs (C, H, W) float16.
         """
         size = image.nbytes + (0 if probs is None else probs.nbytes)
-        self._waiting.append((size, self._pool.submit(self._write, name, image, label, probs, frame)))
-        while self._waiting and (self._waiting[0][1].done() or sum(size for size, _ in self._waiting) > MAX_WAITING):
+        self._waiting.append((name, size, self._pool.submit(self._write, name, image, label, probs, frame)))
+        while self._waiting and (self._waiting[0][2].done() or sum(item[1] for item in self._waiting) > MAX_WAITING):
             self._finish_first()
 
     def wait(self) -> None:
-        """Return when all is written."""
+        """Wait until everything is written."""
         while self._waiting:
             self._finish_first()
 
     def _finish_first(self) -> None:
+        name, _, future = self._waiting.popleft()
         try:
-            self._waiting.popleft()[1].result()
+            future.result()
         except InputError as error:
             self.failures.append(error)
+        else:
+            self._finish(name)
 
     def _write(self, name: str, image: np.ndarray, label: np.ndarray, probs: np.ndarray | None, frame: bool) -> None:
         if probs is not None:
@@ -117,18 +153,29 @@ class Outputs:
         if self.overlays and not frame:
             buffer = io.BytesIO()
             Image.fromarray(overlay(image, label, self.colours, self.background)).save(buffer, "JPEG", quality=90)
-            write_atomic(self.folder / "overlays" / f"{name}.jpg", buffer.getvalue(), parents=True)
+            write_atomic(self.folder / "overlays" / f"{name}.jpg", buffer.getbuffer(), parents=True)
         write_atomic(self.mask(name), label_png(label, self.colours), parents=True)
 
-    def finish_video(self, name: str, num_frames: int, rate: float) -> None:
-        """Note that all frames of a video are there, once they are. rate: frames a second."""
+    def write_video(self, name: str, frames: Iterable[tuple[np.ndarray, np.ndarray]], rate: float) -> None:
+        """Write the overlay video and frames.json once all frames are written.
+
+        frames: pairs of a frame (H, W, 3) uint8 RGB and its label (H, W) uint8, which write() has got. rate: frames per
+        second.
+        """
+        num_frames = 0
+
+        def painted() -> Iterator[np.ndarray]:
+            nonlocal num_frames
+            for image, label in frames:
+                num_frames += 1
+                yield overlay(image, label, self.colours, self.background) if self.overlays else image
+
+        if self.overlays:
+            path, plays = write_film(self.folder / "overlays" / name, painted(), rate)
+            self.not_in_browsers += [] if plays else [path]
+        else:
+            deque(painted(), maxlen=0)
         self.wait()
         text = json.dumps({"frames": num_frames, "frames_per_s": rate})
-        write_atomic(self.folder / "masks" / name / "frames.json", text.encode(), parents=True)
-
-    def write_film(self, name: str, frames: Iterable[tuple[np.ndarray, np.ndarray]], rate: float) -> None:
-        """Write overlays/NAME.webm or .mp4 from pairs of a frame (H, W, 3) uint8 RGB and its label (H, W) uint8."""
-        painted = (overlay(image, label, self.colours, self.background) for image, label in frames)
-        path, plays = write_film(self.folder / "overlays" / name, painted, rate)
-        if not plays:
-            self.not_in_browsers.append(path)
+        write_atomic(self.folder / "masks" / name / "frames.json", text, parents=True)
+        self._finish(name)

@@ -127,8 +127,7 @@ def import_wandb():
         if wandb.__file__ is None:
             raise ImportError("a folder, not the package")  # Python also imports a folder of wandb's runs
     except ImportError as error:
-        install = shell.python_command("-m", "pip", "install", "-r", shell.repo_file("requirements-wandb.txt"))
-        raise UserError(f"--wandb: {error}: {install}") from None
+        raise UserError(f"--wandb: {error}: {shell.install_command('wandb')}") from None
     return wandb
 
 

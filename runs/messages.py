@@ -5,7 +5,7 @@ import os
 import sys
 from pathlib import Path
 
-from config import Config
+from config import FLAGS, Config
 from data.dataset import SegmentationDataset
 from distributed.group import Group
 from evaluation.metrics import Scores
@@ -80,3 +80,12 @@ def next_steps(logdir: str, folder: Path, validation: list[dict[str, Path]]) -> 
         f"predict: {python_command('predict.py', *predict)}",
         f"export:  {python_command('export.py', '--checkpoint', best, '--format', 'torch')}",
     ]
+
+
+def data_check_command(cfg: Config) -> str:
+    """Return the command that checks this run's data set, without --numclasses, which may be wrong."""
+    words: list[str] = [cfg.dataset_path, "--dataset", cfg.dataset]
+    for name in ("classes", "list_path", "image_path", "train_path", "val_path", "pseudo_path"):
+        if getattr(cfg, name) != FLAGS[name].default:
+            words += [f"--{name}", getattr(cfg, name)]
+    return python_command("-m", "data.check", *words)

@@ -83,6 +83,16 @@ def pytest_configure(config) -> None:
     os.environ.update(PYTHONPATH=os.pathsep.join(filter(None, paths)), START_METHOD=method)
 
 
+@pytest.fixture
+def logged(caplog, monkeypatch):
+    """caplog for the lines of this project, which then go nowhere else."""
+    logger = logging.getLogger("segtrain")
+    monkeypatch.setattr(logger, "handlers", [caplog.handler])
+    monkeypatch.setattr(logger, "propagate", False)
+    caplog.set_level("INFO", "segtrain")
+    return caplog
+
+
 @pytest.fixture(scope="session")
 def demo_root(tmp_path_factory) -> Path:
     """8 training and 3 validation images of the demo data."""
@@ -141,7 +151,9 @@ def small_disk(tmp_path) -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def browser() -> Iterator:
     """Chromium, by playwright's API."""
-    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (requirements-dev.txt)")
+    sync_api = pytest.importorskip(
+        "playwright.sync_api", reason="playwright is not installed (pip install -e '.[dev]')"
+    )
     found = [path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))]
     if not found:
         pytest.skip("no chromium, chromium-browser or google-chrome in PATH")

@@ -1,32 +1,39 @@
-"""Flags: defaults, file, command line, and what is refused."""
+"""Flags: defaults, file, command line, and errors."""
+
+import re
+import subprocess
+import sys
 
 import pytest
 import yaml
+from conftest import REPO
 
 import config
+from config.flags import per_rank
+from config.programs import EVALUATE, EXPORT, PREDICT, EvaluateFlags
 from errors import UserError
 
 DATA = ["--dataset_path", "somewhere"]
+READERS = {"train": config.READER, "evaluate": EVALUATE, "predict": PREDICT, "export": EXPORT}
+STAGES = "dataset_path: x\nlr: 1\nstages:\n  pretrain: {lr: 2, epochs: 3}\n  finetune: {optimisation: {lr: 4}}\n"
 
 
-def test_command_line_goes_over_file_goes_over_default(tmp_path):
-    file = tmp_path / "mine.yaml"
-    file.write_text("dataset_path: somewhere\nlr: 1e-2\nepochs: 7\n")  # YAML 1.1 reads 1e-2 as text
-    cfg = config.parse(["--config", str(file), "--epochs", "9"])
+def parse_file(path, text: str, *words: str) -> config.Config:
+    path.write_text(text)
+    return config.parse(["--config", str(path), *words])
+
+
+def test_command_line_overrides_file_overrides_default(tmp_path):
+    file = tmp_path / "mine.yaml"  # YAML 1.1 reads 1e-2 as text
+    cfg = parse_file(file, "dataset_path: somewhere\nlr: 1e-2\nepochs: 7\n", "--epochs", "9")
     assert (cfg.lr, cfg.epochs, cfg.batchsize) == (0.01, 9, 16)
     assert cfg.name == "mine"
 
 
 def test_recipe_of_the_paper_is_the_default():
     cfg = config.parse(DATA)
-    assert (cfg.momentum, cfg.wdecay, cfg.lr, cfg.epochs, cfg.batchsize, cfg.crop_size) == (
-        0.9,
-        5e-4,
-        1e-3,
-        50,
-        16,
-        465,
-    )
+    recipe = (cfg.momentum, cfg.wdecay, cfg.lr, cfg.epochs, cfg.batchsize, cfg.crop_size)
+    assert recipe == (0.9, 5e-4, 1e-3, 50, 16, 465)
     assert (cfg.model_type, cfg.layers, cfg.warmup_epochs) == ("res50_ASPP_lorm", 50, -1.0)
 
 
@@ -41,6 +48,9 @@ def test_recipe_of_the_paper_is_the_default():
         (["--lr", "fast"], "--lr: 'fast' is not a float"),
         (["--batchsize", "2.5"], "--batchsize: '2.5' is not an int"),
         (["--batchsize", "0"], "--batchsize 0: must be at least 1"),
+        (["--ema", "1"], "--ema 1.0: must be at least 0 and below 1"),
+        (["--numclasses", "256"], "--numclasses 256: must be at least 2 and at most 255"),
+        (["--seed", str(2**63)], f"must be at least 0 and below {2**63}"),
         (["--lr", "nan"], "--lr nan"),
         (["--lr", "inf"], "--lr inf: must be a finite number"),
         (["--epochs", "2", "--warmup_epochs", "5"], "--warmup_epochs 5 with --epochs 2"),  # D24
@@ -48,6 +58,7 @@ def test_recipe_of_the_paper_is_the_default():
         (["--stride_in_1x1", "--layers", "18"], "--stride_in_1x1 with --layers 18"),
         (["surplus"], "unexpected argument 'surplus'"),
         (["--lr"], "--lr: expected one argument"),
+        (["--stage", "pretrain"], "--stage pretrain without --config"),
     ],
 )
 def test_wrong_flags_are_named(words, named):
@@ -75,148 +86,119 @@ def test_wrong_flags_are_named(words, named):
         ("warmup_epochs: .inf", "warmup_epochs inf: must be a finite number"),
         ("warmup_epochs: -5", "warmup_epochs -5.0: must be at least -1"),
         ("stages: [pretrain]", "stages: expected a section of flags"),
+        (STAGES, "--stage is not set, but there are stages in"),
+        (STAGES, "it has pretrain, finetune"),
     ],
 )
 def test_wrong_files_are_named(tmp_path, text, named):
-    file = tmp_path / "wrong.yaml"
-    file.write_text(text)
     with pytest.raises(UserError) as caught:
-        config.parse(["--config", str(file)])
+        parse_file(tmp_path / "wrong.yaml", text)
     assert named in str(caught.value)
-    assert str(file) in str(caught.value)
+    assert str(tmp_path / "wrong.yaml") in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_aliases_are_accepted_with_a_word_on_the_new_name():
-    words = [
-        "--pesudo_path", "p", "--l_pesudo", "2", "--l_segs", "3", "--warmup", "4", "--chk_interval", "5",
-        "--val_epoch", "6", "--model_path", "w.pth", "--ddp", "--local-rank", "1",
-    ]  # fmt: skip
-    cfg = config.parse([*DATA, *words])
-    assert (cfg.pseudo_path, cfg.l_pseudo, cfg.l_seg, cfg.warmup_epochs) == ("p", 2, 3, 4)
-    assert (cfg.save_epoch_frequency, cfg.val_start_epoch, cfg.pretrained) == (5, 6, "w.pth")
-    assert (cfg.distributed, cfg.local_rank) == (True, 1)
-    assert "--pesudo_path is now --pseudo_path" in cfg.notes
-    assert config.parse([*DATA, "--warmup_epoch=2"]).warmup_epochs == 2
+# Names of earlier launch scripts and of the guides, or of other trainers where they mean exactly the same.
+ALIASES = """pesudo_path=pseudo_path l_pesudo=l_pseudo l_segs=l_seg warmup=warmup_epochs warmup_epoch=warmup_epochs
+lr_warmup_epochs=warmup_epochs chk_interval=save_epoch_frequency val_epoch=val_start_epoch model_path=pretrained
+ddp=distributed use_ddp=distributed batch_size=batchsize per_device_train_batch_size=batchsize
+samples_per_gpu=batchsize valid_batch_size=val_batchsize per_device_eval_batch_size=val_batchsize
+num_workers=workers workers_per_gpu=workers dataloader_num_workers=workers valid_num_workers=val_workers
+logs=logdir save_dir=logdir learning_rate=lr lr0=lr wd=wdecay
+weight_decay=wdecay max_epochs=epochs num_train_epochs=epochs accumulation_steps=accum_steps model_ema_decay=ema
+grad_accumulation_steps=accum_steps gradient_accumulation_steps=accum_steps accumulate_grad_batches=accum_steps
+valid_step_interval=val_step_frequency valid_epoch_interval=val_epoch_frequency use_augment=augment pin_mem=pin_memory
+check_val_every_n_epoch=val_epoch_frequency num_classes=numclasses gradient_checkpointing=grad_checkpointing
+use_deterministic_algorithms=deterministic resume_from=resume resume_from_checkpoint=resume log_wandb=wandb"""
 
 
-def test_names_of_the_guides_are_accepted():
-    words = [
-        "--batch-size=48", "--valid-batch-size=8", "--num-workers=3", "--valid-num-workers=2", "--logs=out", "--wd=0.1",
-        "--max-epochs=7", "--valid-step-interval=9", "--valid-epoch-interval=2", "--use-augment", "--grad-checkpointing",
-        "--accumulation_steps=2", "--report-training-batch-acc", "--learning_rate", "1e-4",
-    ]  # fmt: skip
-    cfg = config.parse([*DATA, *words])
-    assert (cfg.batchsize, cfg.val_batchsize, cfg.workers, cfg.val_workers) == (48, 8, 3, 2)
-    assert (cfg.logdir, cfg.wdecay, cfg.epochs, cfg.lr) == ("out", 0.1, 7, 1e-4)
-    assert (cfg.val_step_frequency, cfg.val_epoch_frequency, cfg.accum_steps) == (9, 2, 2)
-    assert cfg.augment
-    assert cfg.grad_checkpointing
-    assert cfg.report_training_batch_acc
-    assert config.parse([*DATA, "--save_dir", "out", "--grad_accumulation_steps", "3"]).accum_steps == 3
-    # A guide calls a total number batch_size, and another one that of a process: the note says which it is here.
-    [note] = [note for note in cfg.notes if "batch_size " in note and "valid" not in note]
-    assert note.startswith("--batch_size is now --batchsize (images per process; for")
+@pytest.mark.parametrize("pair", ALIASES.split())
+def test_an_alias_is_accepted_with_a_note(pair):
+    alias, name = pair.split("=")
+    if config.FLAGS[name].kind is bool:
+        words = {f"--{alias}": True, f"--no_{alias}": False, f"--no-{alias.replace('_', '-')}": False}
+    else:
+        value = config.FLAGS[name].kind("0.3" if name == "ema" else "4")
+        words = {f"--{alias}={value}": value, f"--{alias.replace('_', '-')}={value}": value}
+    for word, value in words.items():
+        cfg = config.parse([*DATA, word])
+        assert getattr(cfg, name) == value
+        no = "no_" if value is False else ""
+        assert cfg.notes[0].startswith(f"--{no}{alias} is now --{no}{name}: ")
 
 
-def test_sections_of_a_file_are_for_the_reader(tmp_path):
-    file = tmp_path / "guide.yaml"
-    file.write_text(
-        "ddp:\n  enabled: true\n  log_level: WARNING\ntraining:\n  use_augment: false\n  accumulation_steps: 4\n"
-        "dataset_path: x\n"
-    )
-    cfg = config.parse(["--config", str(file)])
-    assert (cfg.distributed, cfg.log_level, cfg.augment, cfg.accum_steps) == (True, "WARNING", False, 4)
-    assert [note for note in cfg.notes if " is now " in note] == [
-        "use_augment is now augment",
-        "accumulation_steps is now accum_steps",
-    ]
-    file.write_text("dataset_path: x\nuse_ddp: true\n")
-    assert config.parse(["--config", str(file)]).distributed is True
+def test_the_note_on_batch_size_says_which():
+    """Some guides call the number of one process so, some the total."""
+    note = "--batch_size is now --batchsize: images per process and forward pass (of all processes: "
+    assert config.parse([*DATA, "--batch_size", "4"]).notes[0].startswith(note)
 
 
-STAGES = "dataset_path: x\nlr: 1\nstages:\n  pretrain: {lr: 2, epochs: 3}\n  finetune: {optimisation: {lr: 4}}\n"
-
-
-def test_stage_goes_over_the_file_and_the_command_line_over_it(tmp_path):
-    file = tmp_path / "two.yaml"
-    file.write_text(STAGES)
-    first = config.parse(["--config", str(file), "--stage", "pretrain"])
-    assert (first.lr, first.epochs, first.name) == (2, 3, "two-pretrain")
-    second = config.parse(["--config", str(file), "--stage", "finetune", "--epochs", "9"])
-    assert (second.lr, second.epochs, second.name) == (4, 9, "two-finetune")
-    file.write_text(STAGES + "  3: {lr: 5}\nname: mine\n")
-    third = config.parse(["--config", str(file), "--stage", "3"])
-    assert (third.lr, third.name) == (5, "mine-3")  # stages never share a folder
-    assert config.parse(["--config", str(file), "--stage", "3", "--name", "x"]).name == "x"
-
-
-def test_what_goes_over_a_file_is_not_ignored_for_what_the_file_has_instead(tmp_path):
-    file = tmp_path / "mine.yaml"
-    file.write_text("dataset_path: x\ntotal_batchsize: 32\nbatchsize: 8\nmax_steps: 9\nwarmup_steps: 2\n")
-    cfg = config.parse(["--config", str(file)])
-    assert (cfg.total_batchsize, cfg.max_steps, cfg.warmup_steps) == (32, 9, 2)
-    cfg = config.parse(["--config", str(file), "--batchsize", "4", "--epochs", "5", "--warmup_epochs", "1"])
-    assert (cfg.total_batchsize, cfg.max_steps, cfg.warmup_steps) == (0, 0, -1)
-    cfg = config.parse(["--config", str(file), "--batchsize", "4", "--total_batchsize", "16"])
-    assert (cfg.total_batchsize, cfg.batchsize) == (16, 4)
-    file.write_text("dataset_path: x\ntotal_batchsize: 32\nstages:\n  one: {batchsize: 2}\n")
-    assert config.parse(["--config", str(file), "--stage", "one"]).total_batchsize == 0
-
-
-@pytest.mark.parametrize(
-    ("words", "named"),
-    [
-        (["--stage", "finetun"], "--stage finetun: not in"),
-        ([], "--stage is not set, but there are stages in"),
-    ],
-)
-def test_wrong_stages_are_named(tmp_path, words, named):
-    file = tmp_path / "two.yaml"
-    file.write_text(STAGES)
-    with pytest.raises(UserError) as caught:
-        config.parse(["--config", str(file), *words])
-    assert named in str(caught.value)
-    assert "it has pretrain, finetune" in str(caught.value)
-    with pytest.raises(UserError, match="--stage pretrain without --config"):
-        config.parse([*DATA, "--stage", "pretrain"])
-
-
-def test_distributed_is_yes_no_or_left_to_the_launcher():
+def test_dashes_equal_underscores_and_switches_have_a_no():
+    cfg = config.parse([*DATA, "--grad-checkpointing", "--local-rank", "1", "--no-distributed"])
+    assert (cfg.grad_checkpointing, cfg.local_rank, cfg.distributed, cfg.notes) == (True, 1, False, [])
     assert config.parse(DATA).distributed is None
     assert config.parse([*DATA, "--distributed"]).distributed is True
     assert config.parse([*DATA, "--no_distributed"]).distributed is False
-    assert config.parse([*DATA, "--no-distributed"]).distributed is False
-    assert config.parse([*DATA, "--no_use_ddp"]).distributed is False
-    assert config.parse([*DATA, "--no-use-augment"]).augment is False
+
+
+def test_sections_of_a_file_are_for_the_reader(tmp_path):
+    ddp, training = "ddp:\n  enabled: true\n  log_level: WARNING\n", "training:\n  use_augment: false\n  wd: 4\n"
+    cfg = parse_file(tmp_path / "guide.yaml", f"{ddp}{training}dataset_path: x\n")
+    assert (cfg.distributed, cfg.log_level, cfg.augment, cfg.wdecay) == (True, "WARNING", False, 4)
+    assert cfg.notes == [
+        "use_augment is now augment: scale, rotate, crop, blur and mirror at random",
+        "wd is now wdecay: weight decay",
+    ]
+
+
+def test_a_stage_overrides_the_file_and_the_command_line_overrides_it(tmp_path):
+    file = tmp_path / "two.yaml"
+    first = parse_file(file, STAGES, "--stage", "pretrain")
+    assert (first.lr, first.epochs, first.name) == (2, 3, "two-pretrain")
+    second = parse_file(file, STAGES, "--stage", "finetune", "--epochs", "9")
+    assert (second.lr, second.epochs, second.name) == (4, 9, "two-finetune")
+    named = STAGES + "  3: {lr: 5}\nname: mine\n"
+    third = parse_file(file, named, "--stage", "3")
+    assert (third.lr, third.name) == (5, "mine-3")  # stages never share a folder
+    assert parse_file(file, named, "--stage", "3", "--name", "x").name == "x"
+    with pytest.raises(UserError, match=r"--stage finetun: not in .*two.yaml: it has pretrain, finetune"):
+        parse_file(file, STAGES, "--stage", "finetun")
+
+
+def test_a_flag_overrides_the_files_flag_that_replaces_it(tmp_path):
+    file, text = (
+        tmp_path / "mine.yaml",
+        "dataset_path: x\ntotal_batchsize: 32\nbatchsize: 8\nmax_steps: 9\nwarmup_steps: 2\n",
+    )
+    cfg = parse_file(file, text)
+    assert (cfg.total_batchsize, cfg.max_steps, cfg.warmup_steps) == (32, 9, 2)
+    cfg = parse_file(file, text, "--batchsize", "4", "--epochs", "5", "--warmup_epochs", "1")
+    assert (cfg.total_batchsize, cfg.max_steps, cfg.warmup_steps) == (0, 0, -1)
+    cfg = parse_file(file, text, "--batchsize", "4", "--total_batchsize", "16")
+    assert (cfg.total_batchsize, cfg.batchsize) == (16, 4)
+    text = "dataset_path: x\ntotal_batchsize: 32\nstages:\n  one: {batchsize: 2}\n"
+    assert parse_file(file, text, "--stage", "one").total_batchsize == 0
 
 
 def test_saved_config_repeats_the_run(tmp_path):
     cfg = config.parse([*DATA, "--lr", "0.3", "--distributed", "--rank", "0", "--resume", "auto", "--name", "x"])
     file = tmp_path / "config.yaml"
-    file.write_text(config.dump(cfg))
-    again = config.parse(["--config", str(file)])
+    again = parse_file(file, config.dump(cfg))
     assert config.changes(config.as_dict(cfg), again) == ""
     assert (again.resume, again.rank, again.name) == ("", -1, "x")
     assert config.changes(config.as_dict(cfg), config.parse(["--config", str(file), "--lr", "0.5"])) == "lr: 0.3 -> 0.5"
 
 
-def test_without_data_the_demo_is_chosen_and_said():
+def test_without_data_the_config_is_the_demos_or_the_resumed_runs(tmp_path):
     cfg = config.parse([])
-    assert (cfg.dataset_path, cfg.name) == ("dataset/demo", "demo")
+    assert (cfg.dataset_path, cfg.name, cfg.dataset) == ("dataset/demo", "demo", "ScribblePseudoDsDc")
     assert any("--dataset_path" in note for note in cfg.notes)
-    assert cfg.dataset == "ScribblePseudoDsDc"
-    assert cfg.model_type == "res50_ASPP_lorm"
-
-
-def test_resume_file_alone_takes_the_config_beside_it(tmp_path):
     (tmp_path / "config.yaml").write_text("dataset_path: there\nepochs: 3\nname: before\n")
     cfg = config.parse(["--resume", str(tmp_path / "last.pt")])
     assert (cfg.dataset_path, cfg.epochs, cfg.name) == ("there", 3, "before")
 
 
-def test_every_flag_has_help_and_every_config_file_parses():
-    assert all(item.metadata["help"] for item in config.FLAGS.values())
+def test_every_config_file_parses():
     files = sorted(config.DEMO_CONFIG.parent.glob("*.yaml"))
     assert len(files) >= 3
     for file in files:
@@ -225,9 +207,40 @@ def test_every_flag_has_help_and_every_config_file_parses():
             assert not [note for note in cfg.notes if " is now " in note]  # by our own names
 
 
-def test_help_is_printed(capsys):
-    with pytest.raises(SystemExit) as caught:
-        config.parse(["--help"])
-    assert caught.value.code == 0
-    printed = capsys.readouterr().out
-    assert all(f"--{name} " in printed for name in config.FLAGS)
+def test_every_flag_has_help_and_a_default_within_its_limits():
+    for item in (item for reader in READERS.values() for item in reader.flags.values()):
+        assert item.help
+        assert item.group
+        if item.default not in (None, ""):
+            assert item.convert(list(item.default) if item.is_list else item.default, "") == item.default
+    aliases = [alias for item in config.FLAGS.values() for alias in item.aliases.split()]
+    assert len(aliases) == len({*aliases, *config.FLAGS}) - len(config.FLAGS)
+
+
+PER_RANK = """dataset_path logdir classes resume workers val_workers device distributed dist_url world_size rank
+local_rank notes"""
+
+
+def test_paths_and_places_may_differ_between_ranks():
+    assert per_rank(config.parse(DATA)) == set(PER_RANK.split())
+    assert per_rank(EvaluateFlags()) >= {"checkpoint", "compare", "json", "save_dir", "report"}
+
+
+@pytest.mark.parametrize("program", READERS)
+def test_help_and_a_wrong_flag_answer_without_torch(program):
+    code = (
+        f"import runpy, sys; sys.argv = ['{program}.py', *sys.argv[1:]]\n"
+        "try: runpy.run_path(sys.argv[0], run_name='__main__')\n"
+        "finally: assert not {'torch', 'numpy', 'cv2'} & set(sys.modules)\n"
+    )
+    help, wrong = (
+        subprocess.run([sys.executable, "-c", code, flag], cwd=REPO, capture_output=True, text=True, check=False)
+        for flag in ("--help", "--wieght")
+    )
+    assert (help.returncode, help.stderr) == (0, "")
+    for name, item in READERS[program].flags.items():
+        assert re.search(rf"\n  --{name}\s", help.stdout)
+        assert f"\n{item.group}:\n" in help.stdout
+    assert wrong.returncode == 2
+    assert wrong.stderr.startswith("error: unknown flag --wieght: ")
+    assert wrong.stderr.count("\n") == 1

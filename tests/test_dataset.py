@@ -6,12 +6,21 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data.dataset import SegmentationDataset, image_size, read_distance, read_image, read_label, read_list
+from data.dataset import SegmentationDataset
+from data.images import image_size, read_distance, read_image, read_label
+from data.layout import Split, read_list
 from errors import UserError
 
 
-def save(array: np.ndarray, path, mode: str | None = None) -> None:
-    Image.fromarray(array, mode=mode).save(path) if mode is None else Image.fromarray(array).convert(mode).save(path)
+def save(path, values, **options):
+    (values if isinstance(values, Image.Image) else Image.fromarray(np.array(values, np.uint8))).save(path, **options)
+    return path
+
+
+def exif(orientation: int) -> Image.Exif:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return exif
 
 
 @pytest.fixture
@@ -19,113 +28,94 @@ def folders(tmp_path):
     """One image, 6x4 pixels, with a label."""
     for name in ("image", "label"):
         (tmp_path / name).mkdir()
-    rng = np.random.default_rng(0)
-    Image.fromarray(rng.integers(0, 256, (4, 6, 3), dtype=np.uint8)).save(tmp_path / "image" / "a.jpg")
-    Image.fromarray(np.full((4, 6), 2, np.uint8)).save(tmp_path / "label" / "a.png")
+    save(tmp_path / "image" / "a.jpg", np.random.default_rng(0).integers(0, 256, (4, 6, 3)))
+    save(tmp_path / "label" / "a.png", np.full((4, 6), 2))
     return {"image": tmp_path / "image", "label": tmp_path / "label"}
+
+
+def dataset(folders, *names: str) -> SegmentationDataset:
+    return SegmentationDataset(Split(folders, list(names or "a")), 3)
 
 
 def test_d18_palette_png_is_read_as_indices(tmp_path):
     indices = np.array([[0, 1], [7, 255]], np.uint8)
     image = Image.fromarray(indices, mode="P")
     image.putpalette([value for index in range(256) for value in (index // 2, 255 - index, 17)])
-    image.save(tmp_path / "p.png")
-    assert read_label(tmp_path / "p.png", 8).tolist() == indices.tolist()
+    assert read_label(save(tmp_path / "p.png", image), 8).tolist() == indices.tolist()
 
 
 def test_label_out_of_range_is_named(tmp_path):
-    path = tmp_path / "l.png"
-    Image.fromarray(np.array([[0, 37, 255]], np.uint8)).save(path)
+    path = save(tmp_path / "l.png", [[0, 37, 255]])
     with pytest.raises(UserError, match=r"l\.png: label 37 in 1 pixel.*--numclasses 11 labels are 0\.\.10"):
         read_label(path, 11)
     assert read_label(path, 38).tolist() == [[0, 37, 255]]
 
 
-def test_colour_mask_and_float_distance_are_refused(tmp_path):
-    Image.fromarray(np.array([[[0, 0, 0], [128, 0, 0]]], np.uint8)).save(tmp_path / "rgb.png")
+@pytest.mark.parametrize("channel", range(3))
+def test_colour_masks_are_refused_whichever_channel_differs(tmp_path, channel):
+    label = np.zeros((4, 4, 3))
+    label[0, 0, channel] = 128
     with pytest.raises(UserError, match=r"rgb\.png: a RGB image: labels must be class numbers"):
-        read_label(tmp_path / "rgb.png", 3)
-    Image.fromarray(np.zeros((2, 2), np.uint16)).save(tmp_path / "deep.png")
-    with pytest.raises(UserError, match="8-bit"):
-        read_distance(tmp_path / "deep.png")
+        read_label(save(tmp_path / "rgb.png", label), 3)
+
+
+@pytest.mark.parametrize(("read", "message"), [(read_distance, "8-bit"), (read_image, "more than 8 bits a channel")])
+def test_deep_images_are_refused_not_saturated(tmp_path, read, message):
+    with pytest.raises(UserError, match=message):
+        read(save(tmp_path / "deep.png", Image.fromarray(np.full((2, 2), 1000, np.uint16))))
 
 
 def test_d17_missing_file_is_named_at_once(folders):
-    with pytest.raises(UserError, match=r"image/b\.jpg: no such file, but the list names 'b'"):
-        SegmentationDataset(["a", "b"], folders, 3)
+    with pytest.raises(UserError, match=r"'b': no such image in .*image \(looked for \.jpg"):
+        dataset(folders, "a", "b")
+    (folders["image"] / "b.png").write_bytes(b"")
+    with pytest.raises(UserError, match=r"label/b\.png: no such file, but the list names 'b'"):
+        dataset(folders, "a", "b")
     with pytest.raises(UserError, match="nowhere: no such folder"):
-        SegmentationDataset(["a"], folders | {"label": folders["label"] / "nowhere"}, 3)
+        dataset(folders | {"label": folders["label"] / "nowhere"})
 
 
-def test_truncated_jpeg_is_named(folders):
-    path = folders["image"] / "a.jpg"
-    whole = path.read_bytes()
-    # Cut in the header, and in the middle of the pixels, which OpenCV 4 fills with grey.
-    for size in (10, len(whole) - 30):
-        path.write_bytes(whole[:size])
-        with pytest.raises(UserError, match=r"a\.jpg: not a whole, readable image"):
-            SegmentationDataset(["a"], folders, 3)[0]
-    path.write_text("no image")
-    with pytest.raises(UserError, match=r"a\.jpg: not a whole"):
-        SegmentationDataset(["a"], folders, 3)[0]
-
-
-def test_truncated_png_label_is_named(folders):
-    path = folders["label"] / "a.png"
-    path.write_bytes(path.read_bytes()[:-25])
-    with pytest.raises(UserError, match=r"a\.png: not a whole"):
-        SegmentationDataset(["a"], folders, 3)[0]
+# Cut in the header, and in the middle of the pixels, which OpenCV 4 fills with grey.
+@pytest.mark.parametrize(
+    ("kind", "kept"), [("image", slice(10)), ("image", slice(-30)), ("label", slice(-25)), ("image", slice(0))]
+)
+def test_truncated_files_are_named(folders, kind, kept):
+    (path,) = folders[kind].iterdir()
+    path.write_bytes(path.read_bytes()[kept] or b"no image")
+    with pytest.raises(UserError, match=rf"{path.name}: not a whole, readable image"):
+        dataset(folders)[0]
 
 
 @pytest.mark.parametrize("shape", [(4, 5), (5, 6)])
 def test_d17_mask_of_another_height_or_width_is_named(folders, shape):
-    Image.fromarray(np.zeros(shape, np.uint8)).save(folders["label"] / "a.png")
+    save(folders["label"] / "a.png", np.zeros(shape))
     with pytest.raises(UserError, match=rf"a\.png: {shape[1]}x{shape[0]} pixels, but its image .*a\.jpg has 6x4"):
-        SegmentationDataset(["a"], folders, 3)[0]
+        dataset(folders)[0]
 
 
-def test_image_modes_become_rgb_and_exif_orientation_is_followed(tmp_path):
-    for mode in ("L", "RGBA", "CMYK", "P", "1"):
-        path = tmp_path / f"{mode}.tif"
-        Image.new(mode, (5, 3)).save(path)
-        image = read_image(path)
-        assert image.shape == (3, 5, 3)
-        assert image.dtype == np.uint8
-    exif = Image.Exif()
-    exif[0x0112] = 6  # turn by 90 degrees to show
-    Image.new("RGB", (5, 3)).save(tmp_path / "turned.jpg", exif=exif)
-    assert read_image(tmp_path / "turned.jpg").shape == (5, 3, 3)
+@pytest.mark.parametrize("mode", ["L", "RGBA", "CMYK", "P", "1"])
+def test_image_modes_become_rgb(tmp_path, mode):
+    image = read_image(save(tmp_path / "a.tif", Image.new(mode, (5, 3))))
+    assert (image.shape, image.dtype) == ((3, 5, 3), np.uint8)
 
 
 def test_broken_exif_is_named(tmp_path):
-    exif = Image.Exif()
-    exif[0x0112], exif[0x010E] = 6, "a title"
-    Image.new("RGB", (5, 3)).save(tmp_path / "a.jpg", exif=exif)
-    whole = (tmp_path / "a.jpg").read_bytes()
+    tags = exif(6)
+    tags[0x010E] = "a title"
+    path = save(tmp_path / "a.jpg", Image.new("RGB", (5, 3)), exif=tags)
     # The title's tag becomes that of the width, which is no text: PIL leaves with an error of struct
-    (tmp_path / "a.jpg").write_bytes(whole.replace(b"\x01\x0e\x00\x02", b"\x01\x00\x00\x02"))
+    path.write_bytes(path.read_bytes().replace(b"\x01\x0e\x00\x02", b"\x01\x00\x00\x02"))
     with pytest.raises(UserError, match=r"a\.jpg: not a whole, readable image"):
-        read_image(tmp_path / "a.jpg")
+        read_image(path)
 
 
-def test_an_image_too_large_for_pillow_is_to_be_cut_not_replaced(tmp_path):
-    # 13500 x 13500 = 182.25 million pixels; the limit is twice PIL's 1024^3 / 4 / 3 = 178.96 million. 1 bit a pixel.
-    Image.MAX_IMAGE_PIXELS, limit = None, Image.MAX_IMAGE_PIXELS
-    Image.new("1", (13500, 13500)).save(tmp_path / "a.png")
-    Image.MAX_IMAGE_PIXELS = limit
+def test_an_image_too_large_for_pillow_is_to_be_cut_not_replaced(tmp_path, monkeypatch):
+    path = save(tmp_path / "a.png", Image.new("1", (1500, 1500)))  # 2.25 million pixels
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1_000_000)  # Pillow refuses twice as many
     for read in (read_image, image_size):
         with pytest.raises(UserError) as caught:
-            read(tmp_path / "a.png")
-        assert (
-            str(caught.value)
-            == f"{tmp_path}/a.png: has more than 178 million pixels, too many for Pillow: cut it into tiles"
-        )
-
-
-def test_deep_images_are_refused_not_saturated(tmp_path):
-    Image.fromarray(np.full((2, 2), 1000, np.uint16)).save(tmp_path / "deep.png")
-    with pytest.raises(UserError, match="more than 8 bits a channel"):
-        read_image(tmp_path / "deep.png")
+            read(path)
+        assert str(caught.value) == f"{path}: has more than 2 million pixels, too many for Pillow: cut it into tiles"
 
 
 def test_lists(tmp_path):
@@ -134,18 +124,16 @@ def test_lists(tmp_path):
     assert read_list(path) == ["a", "b", "c"]
     path.write_bytes(b"\xef\xbb\xbfa\r\nb \r\n")  # as Windows editors write it
     assert read_list(path) == ["a", "b"]
-    path.write_text("a.jpg a.png\n")
-    with pytest.raises(UserError, match="line 1"):
-        read_list(path)
-    path.write_text("\n")
-    with pytest.raises(UserError, match="the list is empty"):
-        read_list(path)
+    for text, message in (("a.jpg a.png\n", "line 1"), ("a\n\nsub/b", "line 3: 'sub/b'"), ("\n", "the list is empty")):
+        path.write_text(text)
+        with pytest.raises(UserError, match=message):
+            read_list(path)
     with pytest.raises(UserError, match=r"val\.txt: the list cannot be read"):
         read_list(tmp_path / "val.txt")
 
 
 def test_evaluation_sample_is_the_file_at_its_own_size(folders):
-    sample = SegmentationDataset(["a"], folders, 3)[0]
+    sample = dataset(folders)[0]
     with Image.open(io.BytesIO((folders["image"] / "a.jpg").read_bytes())) as image:
         assert (sample["image"] == np.asarray(image)).all()
     assert (sample["label"] == 2).all()
@@ -153,21 +141,10 @@ def test_evaluation_sample_is_the_file_at_its_own_size(folders):
     assert {values.dtype for values in sample.values()} == {np.dtype(np.uint8)}
 
 
-@pytest.mark.parametrize("orientation", [None, 1, 2, 3, 4, 5, 6, 7, 8, 9, 99])
 @pytest.mark.parametrize("suffix", ["jpg", "png", "tif", "webp"])
-def test_size_from_the_header_is_that_of_the_image(tmp_path, orientation, suffix):
-    path, turned = tmp_path / f"a.{suffix}", Image.Exif()
-    if orientation is not None:
-        turned[0x0112] = orientation
-    Image.new("RGB", (30, 20)).save(path, exif=turned)
-    assert image_size(path) == read_image(path).shape[:2]
-    assert image_size(path) == ((30, 20) if orientation in (5, 6, 7, 8) else (20, 30))
-
-
-def test_colour_masks_are_refused_whichever_channel_differs(tmp_path):
-    for channel in range(3):
-        label = np.zeros((4, 4, 3), np.uint8)
-        label[0, 0, channel] = 1
-        Image.fromarray(label).save(tmp_path / "a.png")
-        with pytest.raises(UserError, match="a RGB image"):
-            read_label(tmp_path / "a.png", 3)
+def test_exif_orientation_is_followed_also_by_the_size_from_the_header(tmp_path, suffix):
+    for orientation in (None, 1, 2, 3, 4, 5, 6, 7, 8, 9, 99):
+        tags = Image.Exif() if orientation is None else exif(orientation)
+        path = save(tmp_path / f"a.{suffix}", Image.new("RGB", (30, 20)), exif=tags)
+        size = (30, 20) if orientation in (5, 6, 7, 8) else (20, 30)
+        assert image_size(path) == read_image(path).shape[:2] == size, orientation

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data.dataset import read_distance, read_label
 from data.distance import main, pseudo_distance, scribble_distance
+from data.images import read_distance, read_label
 
 
 def test_equal_to_the_two_released_maps(scribblesup):

@@ -12,12 +12,8 @@ from conftest import finish, flags, free_port, one_line_each, read_metrics, star
 from PIL import Image
 
 from data.sampler import TrainSampler
-from distributed.group import process_group
+from distributed.join import process_group
 from errors import UserError
-
-
-def weights(folder) -> dict[str, torch.Tensor]:
-    return torch.load(folder / "last.pt", weights_only=True)["model"]
 
 
 def assert_all_ended_well(results) -> None:
@@ -46,88 +42,76 @@ def shards_without_strokes() -> int:
     return count
 
 
-ALL_LABEL_LOSSES = {
-    "dataset": "Dense", "model_type": "res50_ASPP", "loss": "ce+focal+ohem+dice+lovasz", "class_weights": "balanced"
-}  # fmt: skip
+ALL_LABEL_LOSSES = {"dataset": "Dense", "model_type": "res50_ASPP", "class_weights": "balanced"}
+ALL_LABEL_LOSSES["loss"] = "ce+focal+ohem+dice+lovasz"
+
+
+def train_three_ways(words: list[str], tmp_path) -> dict[str, tuple[list[dict], dict, dict]]:
+    """{how a global batch of 4 is split: the metrics of all steps, the last weights, their average}, in float64."""
+    words = [*words, "--freeze_bn", "--lr_scaling", "none", "--label_smooth", "0.1", "--ema", "0.9"]
+    program = "tests/train_float64.py"
+    processes = [
+        start([*words, "--batchsize", "4", "--name", "one"], tmp_path, program),
+        *start_group(2, [*words, "--batchsize", "2", "--name", "two"], tmp_path, program),
+        start([*words, "--batchsize", "2", "--accum_steps", "2", "--name", "accum"], tmp_path, program),
+    ]
+    assert_all_ended_well(finish(processes, timeout=300))
+    runs = {}
+    for name in ("one", "two", "accum"):
+        content = torch.load(tmp_path / name / "last.pt", weights_only=True)
+        runs[name] = read_metrics(tmp_path / name, "train"), content["model"], content["ema"]
+    return runs
+
+
+def assert_close(values: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    for key, value in values.items():
+        torch.testing.assert_close(value, expected[key], rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("losses", [{"l_lorm": 0.01}, ALL_LABEL_LOSSES], ids=["scribbles", "dense"])
 def test_same_losses_and_weights_at_any_split_of_the_global_batch(uneven_labels, tmp_path, losses):
     """Promise 1, 20 steps of global batch 4, in float64 with frozen batch norm."""
     words = flags(
-        dataset_path=uneven_labels, logdir=tmp_path, epochs=10, freeze_bn=True, lr_scaling="none",
-        batchsize=None, val_epoch_frequency=10, label_smooth=0.1, ema=0.9, **losses,
-    )  # fmt: skip
-    program = "tests/train_float64.py"
-    results = finish(
-        [
-            start([*words, "--batchsize", "4", "--name", "one"], tmp_path, program),
-            *start_group(2, [*words, "--batchsize", "2", "--name", "two"], tmp_path, program),
-            start([*words, "--batchsize", "2", "--accum_steps", "2", "--name", "accum"], tmp_path, program),
-        ],
-        timeout=300,
+        dataset_path=uneven_labels, logdir=tmp_path, epochs=10, batchsize=None, val_epoch_frequency=10, **losses
     )
-    assert_all_ended_well(results)
-    expected_lines, expected = read_metrics(tmp_path / "one", "train"), weights(tmp_path / "one")
-    assert len(expected_lines) == 20
-    assert len(expected_lines[0]["losses"]) == 5
+    runs = train_three_ways(words, tmp_path)
+    lines, weights, average = runs["one"]
+    assert (len(lines), len(lines[0]["losses"])) == (20, 5)
     assert shards_without_strokes() > 0
+    assert weights["head.aspp.conv1.weight"].dtype == torch.float64
+    assert not torch.equal(average["head.aspp.conv1.weight"], weights["head.aspp.conv1.weight"])
     for name in ("two", "accum"):
-        lines = read_metrics(tmp_path / name, "train")
-        for line, expected_line in zip(lines, expected_lines, strict=True):
+        for line, expected_line in zip(runs[name][0], lines, strict=True):
             assert line["losses"] == pytest.approx(expected_line["losses"], rel=1e-9, abs=1e-15)
-        for key, value in weights(tmp_path / name).items():
-            torch.testing.assert_close(value, expected[key], rtol=1e-9, atol=1e-12)
-        averages = [torch.load(tmp_path / run / "last.pt", weights_only=True)["ema"] for run in (name, "one")]
-        assert not torch.equal(averages[1]["head.aspp.conv1.weight"], expected["head.aspp.conv1.weight"])
-        for key, value in averages[0].items():
-            torch.testing.assert_close(value, averages[1][key], rtol=1e-9, atol=1e-12)
-    assert expected["head.aspp.conv1.weight"].dtype == torch.float64
+        assert_close(runs[name][1], weights)
+        assert_close(runs[name][2], average)
 
 
 def test_b6_lorm_of_all_positions_is_the_same_on_any_number_of_processes(uneven_labels, tmp_path):
     """Its divisor is counted in the forward pass and summed over ranks. Accumulation takes a mean: close, not equal."""
     words = flags(
-        dataset_path=uneven_labels, logdir=tmp_path, epochs=2, freeze_bn=True, lr_scaling="none",
-        batchsize=None, val_epoch_frequency=0, lorm_scope="all",
-    )  # fmt: skip
-    program = "tests/train_float64.py"
-    results = finish(
-        [
-            start([*words, "--batchsize", "4", "--name", "one"], tmp_path, program),
-            *start_group(2, [*words, "--batchsize", "2", "--name", "two"], tmp_path, program),
-            start([*words, "--batchsize", "2", "--accum_steps", "2", "--name", "accum"], tmp_path, program),
-        ]
+        dataset_path=uneven_labels, logdir=tmp_path, epochs=2, batchsize=None, val_epoch_frequency=0, lorm_scope="all"
     )
-    assert_all_ended_well(results)
-    lorm = {
-        name: [line["losses"]["lorm"] for line in read_metrics(tmp_path / name, "train")]
-        for name in ("one", "two", "accum")
-    }
+    runs = train_three_ways(words, tmp_path)
+    lorm = {name: [line["losses"]["lorm"] for line in run[0]] for name, run in runs.items()}
     assert len(lorm["one"]) == 4
     assert lorm["two"] == pytest.approx(lorm["one"], rel=1e-9)
     assert lorm["accum"] != pytest.approx(lorm["one"], rel=1e-9)
     assert lorm["accum"] == pytest.approx(lorm["one"], rel=0.1)
-    for key, value in weights(tmp_path / "two").items():
-        torch.testing.assert_close(value, weights(tmp_path / "one")[key], rtol=1e-9, atol=1e-12)
-
-
-def assert_same_scores(words: list[str], world_sizes: tuple[int, ...], tmp_path, num_pixels: int) -> None:
-    scores = []
-    for world_size in world_sizes:
-        group = start_group(world_size, [*words, "--distributed", "--name", f"w{world_size}"], tmp_path)
-        assert_all_ended_well(finish(group))
-        [line] = read_metrics(tmp_path / f"w{world_size}", "val")
-        scores.append([line[key] for key in ("pixels", "miou", "pixel_acc", "mean_acc", "iou")])
-    # The number of pixels, and ratios of integers in float64: equal only if the integers are.
-    assert all(other == scores[0] for other in scores)
-    assert scores[0][0] == num_pixels
+    assert_close(runs["two"][1], runs["one"][1])
 
 
 def test_same_confusion_matrix_at_any_number_of_processes(demo_root, tmp_path):
     """Promise 2: 3 images over 1, 2 and 4 processes, the last of which has none."""
-    words = flags(dataset_path=demo_root, logdir=tmp_path, lr=0, freeze_bn=True, batchsize=1, seed=3)
-    assert_same_scores(words, (1, 2, 4), tmp_path, num_pixels=3 * 120 * 160)
+    words = flags(dataset_path=demo_root, logdir=tmp_path, lr=0, freeze_bn=True, batchsize=1, seed=3, distributed=True)
+    scores = []
+    for world_size in (1, 2, 4):
+        assert_all_ended_well(finish(start_group(world_size, [*words, "--name", f"w{world_size}"], tmp_path)))
+        [line] = read_metrics(tmp_path / f"w{world_size}", "val")
+        scores.append([line[key] for key in ("pixels", "miou", "pixel_acc", "mean_acc", "iou")])
+    # The number of pixels, and ratios of integers in float64: equal only if the integers are.
+    assert all(other == scores[0] for other in scores)
+    assert scores[0][0] == 3 * 120 * 160
 
 
 @pytest.fixture(scope="module")
@@ -145,21 +129,15 @@ def test_rank_0_alone_writes_and_every_rank_says_where_it_is(run_on_two):
     assert [path.name for path in tmp_path.iterdir()] == ["log"]
     assert [path.name for path in (tmp_path / "log").iterdir()] == ["x"]
     files = sorted(path.name for path in (tmp_path / "log" / "x").iterdir())
-    assert [name for name in files if "tfevents" not in name] == [
-        "best.pt",
-        "config.yaml",
-        "last.pt",
-        "metrics.jsonl",
-        "train.log",
-    ]
     assert len(files) == 6
-    assert "rank 0, local rank 0, world size 2, device cpu, in a group (gloo), batch 2 per process, 4 global" in out0
-    assert (
-        out1.strip()
-        == "rank 1, local rank 1, world size 2, device cpu, in a group (gloo), batch 2 per process, 4 global"
-    )
+    named = [name for name in files if "tfevents" not in name]
+    assert named == ["best.pt", "config.yaml", "last.pt", "metrics.jsonl", "train.log"]
+    line = "world size 2, device cpu, in a group (gloo), batch 2 per process"
+    assert f"rank 0, local rank 0, {line}" in out0
+    assert out1.strip() == f"rank 1, local rank 1, {line}"
     assert "epoch" not in err1  # A3: no bar either
-    assert "joining the group of RANK and WORLD_SIZE; --no_distributed would not" in out0
+    log = (tmp_path / "log" / "x" / "train.log").read_text()
+    assert "joining the group of RANK and WORLD_SIZE; --no_distributed would not" in log
 
 
 def test_local_rank_that_nobody_says_is_counted_on_each_machine(demo_root, tmp_path):
@@ -174,7 +152,7 @@ def test_local_rank_that_nobody_says_is_counted_on_each_machine(demo_root, tmp_p
 
 def test_a10_lr_is_scaled_by_the_real_number_of_processes(run_on_two):
     tmp_path, [(_, out0, _), _] = run_on_two
-    assert "lr 0.01 x 2 (--lr_scaling linear, 2 process(es)) = 0.02; global batch 4" in out0
+    assert "global batch 4 = 2 x 2 processes, 2 steps an epoch, lr 0.01 x 2 = 0.02 (--lr_scaling linear)" in out0
     assert read_metrics(tmp_path / "log" / "x", "train")[0]["lr"] == 0.02
 
 
@@ -193,7 +171,7 @@ def test_a9_distributed_without_a_launcher_is_a_group_of_one(demo_root, tmp_path
     [(status, stdout, stderr)] = finish([start(words, tmp_path)])
     assert status == 0, stderr
     assert "world size 1, device cpu, one process in a group (gloo)" in stdout
-    assert "= 0.01; global batch 2" in stdout
+    assert "global batch 2, 4 steps an epoch, lr 0.01" in stdout
 
 
 @pytest.mark.parametrize("error", [UserError("wrong"), KeyError("ours"), KeyboardInterrupt()])
@@ -232,48 +210,32 @@ def test_port_in_use_is_named_on_every_rank(demo_root, tmp_path):
 def test_missing_rank_is_named_after_the_timeout(demo_root, tmp_path):
     words = flags(dataset_path=demo_root, logdir=tmp_path, dist_timeout=3)
     results = finish(start_group(3, words, tmp_path, ranks=(0, 1)))
-    one_line_each(results, "did not come")
-    assert any("rank(s) [2] did not come" in stderr for _, _, stderr in results)
+    one_line_each(results, "did not connect")
+    assert any("rank(s) [2] of 3 did not connect" in stderr for _, _, stderr in results)
 
 
 def test_two_processes_of_one_rank_are_named(demo_root, tmp_path):
     words = flags(dataset_path=demo_root, logdir=tmp_path, dist_timeout=8)
     results = finish(start_group(3, words, tmp_path, ranks=(0, 1, 1)))
     assert [status for status, _, _ in results] == [2, 2, 2]
-    assert any("rank 1 has already joined" in stderr for _, _, stderr in results)
+    assert any("rank 1 has already connected" in stderr for _, _, stderr in results)
+
+
+NO_HOST = {"RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "no.such.host", "MASTER_PORT": 9999}
 
 
 @pytest.mark.parametrize(
     ("env", "words", "named"),
     [
         ({"RANK": 0, "WORLD_SIZE": 2}, [], "MASTER_PORT is not set"),
-        ({"RANK": "x", "WORLD_SIZE": 2}, [], "RANK is 'x', not a number"),
-        ({"RANK": 2, "WORLD_SIZE": 2}, [], "rank 2 with world size 2"),
-        ({"RANK": 0, "WORLD_SIZE": 2}, ["--world_size", "4"], "--world_size 4, but RANK and WORLD_SIZE set it to 2"),
-        ({}, ["--distributed", "--world_size", "4"], "--world_size 4 without a launcher"),  # A8, A10
-        ({}, ["--world_size", "4"], "add --distributed to join a group"),
+        ({}, ["--world_size", "4"], "add --distributed to join a group"),  # A8, A10
         ({}, ["--distributed", "--dist_url", "tcp://nowhere"], "expected tcp://HOST:PORT"),
         ({}, ["--distributed", "--dist_url", "tcp://[::1"], "--dist_url tcp://[::1: Invalid IPv6 URL"),
         ({}, ["--distributed", "--dist_url", "udp://a:1"], "expected env://, tcp://HOST:PORT or file:///PATH"),
-        ({"RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "localhost", "MASTER_PORT": 99999}, [], "port 99999"),
-        (
-            {"RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "no.such.host", "MASTER_PORT": 9999},
-            [],
-            "'no.such.host' is not a known",
-        ),
-        ({"SLURM_NTASKS": 4, "SLURM_PROCID": 0}, ["--distributed"], "start it by srun"),  # in the batch script
+        ({}, ["--distributed", "--dist_url", "file:///nonesuch/x"], "use a file in an existing folder"),
+        (NO_HOST, [], "'no.such.host' is not a known"),
+        ({"SLURM_NTASKS": 4, "SLURM_PROCID": 0}, ["--distributed"], "put srun in front"),  # in the batch script
         ({"SLURM_NTASKS": "x"}, ["--distributed"], "SLURM_NTASKS is 'x', not a number"),
-        (
-            {
-                "OMPI_COMM_WORLD_RANK": 0,
-                "OMPI_COMM_WORLD_SIZE": 4,
-                "OMPI_COMM_WORLD_LOCAL_RANK": 0,
-                "OMPI_COMM_WORLD_LOCAL_SIZE": 2,
-            },
-            [],
-            "mpirun -x MASTER_ADDR=HOST",
-        ),
-        ({}, ["--distributed", "--dist_url", "file:///nonesuch/x"], "in a folder that exists"),
         ({}, ["--distributed", "--backend", "nccl"], "--backend nccl on device cpu"),
         ({}, ["--sync_bn", "on"], "--sync_bn on with device cpu"),
         ({}, ["--device", "abacus"], "--device abacus: not a device"),

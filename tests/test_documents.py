@@ -11,9 +11,7 @@ from documents import DOCUMENTS, blocks, rows, shell_lines, without_blocks
 from torch.distributed.run import get_args_parser as torchrun_parser
 
 import config
-import evaluate
-import export
-import predict
+from config.programs import EVALUATE, EXPORT, PREDICT
 from data import distance
 from data.check import __main__ as check
 from scripts import cli_reference
@@ -63,14 +61,12 @@ def test_every_flag_named_in_the_documents_exists(path):
     text = re.sub(r"```console\n.*?```", "", own_words(path), flags=re.DOTALL)
     text = re.sub(r"`(pip|docker|git|srun|sbatch|mpirun|tensorboard|wandb|kubectl) [^`]*`", "", text)
     named = {name.replace("-", "_") for name in re.findall(r"(?<![\w-])--([a-z][\w-]*)", text)}
-    known = {
-        name for reader in (config.READER, evaluate.READER, predict.READER, export.READER) for name in reader.fields
-    }
+    known = {name for reader in (config.READER, EVALUATE, PREDICT, EXPORT) for name in reader.flags}
     known |= {
         action.dest for parser in (check.parser(), distance.parser(), torchrun_parser()) for action in parser._actions
     }
     known |= {f"no_{name}" for name in known}
-    assert sorted(named - known - set(config.ALIASES) - OF_OTHERS) == []
+    assert sorted(named - known - set(config.READER.aliases) - OF_OTHERS) == []
 
 
 # Not comparison.md: it names files of other projects, and ours by links.
@@ -120,9 +116,9 @@ def test_reference_of_the_command_line_is_current():
 
 def test_reference_of_the_command_line_has_every_flag():
     page = cli_reference.page()
-    for reader in (config.READER, evaluate.READER, predict.READER, export.READER):
-        section = page.split(f"\n## {reader.parser.prog.split()[-1]}\n")[1].split("\n## ")[0]
-        for name in (*reader.fields, *(name for name in reader.aliases if "." not in name)):
+    for reader in (config.READER, EVALUATE, PREDICT, EXPORT):
+        section = page.split(f"\n## {reader.program}\n")[1].split("\n## ")[0]
+        for name in (*reader.flags, *(name for name in reader.aliases if "." not in name)):
             assert section.count(f"\n| `--{name}` |") == 1, name
 
 

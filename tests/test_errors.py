@@ -18,7 +18,7 @@ from PIL import Image
 import program
 import train
 from errors import UserError
-from models import backbone, pretrained
+from models import pretrained
 from runs import checkpoint
 
 
@@ -170,7 +170,7 @@ def test_a_download_that_stalls_is_given_up(tmp_path, monkeypatch):
     threading.Thread(target=serve, daemon=True).start()
     load, url = torch.hub.load_state_dict_from_url, f"http://127.0.0.1:{server.getsockname()[1]}/x.pth"
     monkeypatch.setattr(torch.hub, "load_state_dict_from_url", lambda *_, **__: load(url, model_dir=tmp_path))
-    monkeypatch.setattr(backbone, "STALL_SECONDS", 0.5)
+    monkeypatch.setattr(pretrained, "STALL_SECONDS", 0.5)
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     with pytest.raises(UserError, match=r"--pretrained imagenet: .* cannot be downloaded \(timed out\)"):
         pretrained.read_start_weights("imagenet", 18, lambda _: {})

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import finish, one_line_each, random_checkpoint, read_metrics, run_train, start, start_group
+from evaluation.predictions import to_show
 from PIL import Image
 from test_report import Elements, picture
 
@@ -16,7 +17,6 @@ import evaluate
 from errors import UserError
 from evaluation import metrics
 from evaluation.metrics import scores
-from evaluation.predictions import to_show
 from evaluation.scoring import Result, compare
 
 WINDOWS = ["--scales", "0.5", "1", "1.25", "--flip", "--window", "65", "--stride_rate", "0.5", "--long_side", "128"]

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 from conftest import finish, one_line_each, start
+from exporting.exported import KEYS, ExportedModel, TorchModel
+from exporting.onnx_model import OnnxModel
 from PIL import Image
 from torch import nn
 
@@ -18,12 +20,10 @@ from data.classes import voc_colours
 from errors import UserError
 from evaluation.predictor import Predictor
 from exporting import exportable
-from exporting.exported import KEYS, ExportedModel, TorchModel
-from exporting.onnx_model import OnnxModel
 
 EXTRAS = ("onnx", "onnxscript", "onnxruntime")
 missing = [name for name in EXTRAS if importlib.util.find_spec(name) is None]
-needs_onnx = pytest.mark.skipif(bool(missing), reason=f"requirements-export.txt is not installed: {missing}")
+needs_onnx = pytest.mark.skipif(bool(missing), reason=f"the extra export is not installed: {missing}")
 KINDS = [pytest.param("onnx", marks=needs_onnx), "torch"]
 CPU = torch.device("cpu")
 
@@ -212,7 +212,7 @@ def test_missing_package_is_named(name, run_folder, monkeypatch):
     for other in EXTRAS:
         monkeypatch.setitem(sys.modules, other, type(sys)(other))
     monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(UserError, match=rf"{name}.*: \S*python\S* -m pip install -r \S*requirements-export\.txt$"):
+    with pytest.raises(UserError, match=rf"{name}.*: \S*python\S* -m pip install -e '\S*\[export\]'$"):
         run(run_folder)
 
 

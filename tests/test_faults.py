@@ -228,8 +228,8 @@ def test_wrong_master_address_is_told_while_waiting_and_named_in_the_end(demo_fl
     (status0, _, stderr0), (status1, _, stderr1) = finish(processes, timeout=60)
     meeting = f"tcp://127.0.0.1:{ports[0]}"
     assert (status0, status1) == (2, 2)
-    assert f"rank 0: rank(s) [1] of 2 processes did not come to {meeting} yet; waiting for" in stderr0
-    assert f"rank(s) [1] did not come to {meeting} within 14 s" in errors_of(stderr0)[0]
+    assert f"rank(s) [1] of 2 did not connect to {meeting} yet: check that they started; waiting for" in stderr0
+    assert f"rank(s) [1] of 2 did not connect to {meeting} within 14 s" in errors_of(stderr0)[0]
     assert "rank 1: nothing answers at 127.0.0.2:" in stderr1
     assert "check MASTER_ADDR" in errors_of(stderr1)[0]
 

@@ -19,7 +19,6 @@ import predict
 from distributed.group import Group
 from errors import STOPPED
 from runs import checkpoint
-from runs.hints import ResumeHint
 
 FAULTS = "tests/train_with_fault.py"
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="POSIX shells")

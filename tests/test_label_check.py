@@ -1,4 +1,4 @@
-"""What train.py itself says of labels that cannot be meant; and that it says nothing of good ones."""
+"""train.py warns of labels that cannot be right, and is silent on good ones."""
 
 import shlex
 
@@ -11,22 +11,27 @@ from faulty_data import Drawn, label, picture, scribblesup_like
 import config
 import utils
 from data.check.__main__ import main as data_check
+from data.label_check import SAMPLE, check_sample, check_validation
 from distributed.group import Group
 from errors import UserError
-from runs.label_check import SAMPLE, _ranges, check_sample
-from runs.run import Run
 
 HEIGHT, WIDTH = 12, 16  # of the drawn labels
 PLAIN = {"dataset": "Folder", "model_type": "res50_ASPP"}
 
 
-def said_of(root, **values) -> list[str]:
-    """What check_sample says in a group of one process."""
-    cfg, group = config.parse(flags(dataset_path=root, **({"batchsize": 1} | values))), Group(torch.device("cpu"))
-    run = Run(group, 1)
-    train_set, val_set = (utils.get_loader(cfg, split, group).dataset for split in ("train", "val"))
-    check_sample(cfg, group, run, train_set, val_set)
-    return [line.split(" ", 2)[2].strip() for line in run._lines]
+@pytest.fixture
+def warnings(logged):
+    """A function that returns what check_sample logs about a data set."""
+
+    def check(root, **values) -> list[str]:
+        cfg, group = config.parse(flags(dataset_path=root, **({"batchsize": 1} | values))), Group(torch.device("cpu"))
+        train_set, val_set = (utils.get_loader(cfg, split, group).dataset for split in ("train", "val"))
+        logged.clear()
+        check_sample(train_set.files, val_set.files, cfg.numclasses, "the command")
+        assert {record.levelname for record in logged.records} <= {"WARNING"}
+        return logged.messages
+
+    return check
 
 
 def draw(root, masks, **folders: str):
@@ -60,24 +65,24 @@ def test_masks_of_0_and_255_are_refused_on_every_rank(tmp_path, capsys):
     assert "label-binary-255 (4)" in capsys.readouterr().out
 
 
-def test_masks_of_0_and_255_are_a_warning_with_more_classes(tmp_path):
+def test_masks_of_0_and_255_are_a_warning_with_more_classes(tmp_path, warnings):
     draw(tmp_path, [stripes(0, 255)] * 2)
-    (line,) = said_of(tmp_path, numclasses=21, **PLAIN)
-    assert line.startswith("warning: the training labels hold only 0 and 255; 255 is ignored")
-    assert shlex.split(line.rsplit(": ", 1)[1])[-3:] == [str(tmp_path), "--dataset", "Folder"]
+    (line,) = warnings(tmp_path, numclasses=21, **PLAIN)
+    assert line.startswith("the training labels hold only 0 and 255; 255 is ignored")
+    assert line.endswith("check the labels: the command")
 
 
-def test_a_rare_class_that_the_sample_lacks_is_no_fault(tmp_path):
+def test_a_rare_class_that_the_sample_lacks_is_no_fault(tmp_path, warnings):
     # Of 3 * SAMPLE masks the sample has numbers 0, 3, 6 ...; class 1 is in number 4 alone.
     masks = [stripes(0, 255)] * (3 * SAMPLE)
     masks[4] = stripes(0, 1)
-    assert said_of(draw(tmp_path, masks), numclasses=2, **PLAIN) == []
+    assert warnings(draw(tmp_path, masks), numclasses=2, **PLAIN) == []
     masks[4] = stripes(0, 255)
     with pytest.raises(UserError, match="hold only 0 and 255"):
-        said_of(draw(tmp_path, masks), numclasses=2, **PLAIN)
+        warnings(draw(tmp_path, masks), numclasses=2, **PLAIN)
 
 
-def test_scribbles_of_background_are_fine_where_pseudo_labels_have_the_classes(tmp_path):
+def test_scribbles_of_background_are_fine_where_pseudo_labels_have_the_classes(tmp_path, warnings):
     drawn = scribblesup_like(tmp_path)
     for name in "ab":
         drawn.put("image", f"{name}.jpg", picture(name))
@@ -87,9 +92,9 @@ def test_scribbles_of_background_are_fine_where_pseudo_labels_have_the_classes(t
     lists.mkdir(parents=True)
     (lists / "train.txt").write_text("a")
     (lists / "val.txt").write_text("b")
-    assert said_of(tmp_path, dataset="ScribblePseudo", numclasses=2) == []
+    assert warnings(tmp_path, dataset="ScribblePseudo", numclasses=2) == []
     with pytest.raises(UserError, match="hold only 0 and 255"):
-        said_of(tmp_path, dataset="ScribbleOnly", numclasses=2)
+        warnings(tmp_path, dataset="ScribbleOnly", numclasses=2)
 
 
 @pytest.mark.parametrize(
@@ -97,29 +102,29 @@ def test_scribbles_of_background_are_fine_where_pseudo_labels_have_the_classes(t
     # Labels 0..3. 4 + 8 = 12 classes are too many, 11 may be meant; and 7 + 7 images are too few to tell.
     [(12, 8, True), (11, 8, False), (12, 7, False)],
 )
-def test_numclasses_far_above_the_labels_is_a_warning(tmp_path, numclasses, num_images, warned):
+def test_numclasses_far_above_the_labels_is_a_warning(tmp_path, numclasses, num_images, warned, warnings):
     draw(tmp_path, [stripes(0, 1, 2)] * (num_images - 1) + [stripes(3, 255)])
-    said = said_of(tmp_path, numclasses=numclasses, **PLAIN)
-    expected = "warning: --numclasses is 12, but the highest label of 16 images is 3: use --numclasses 4 if there are"
+    said = warnings(tmp_path, numclasses=numclasses, **PLAIN)
+    expected = "--numclasses is 12, but the highest label of 16 images is 3: use --numclasses 4 if there are"
     assert [line[: len(expected)] for line in said] == ([expected] if warned else [])
 
 
-def test_half_as_many_classes_again_may_be_meant(tmp_path):
+def test_half_as_many_classes_again_may_be_meant(tmp_path, warnings):
     # Labels 0..19: 28 has 8 more, but is below 1.5 * 20 = 30.
     draw(tmp_path, [stripes(0, 19)] * 8)
-    assert said_of(tmp_path, numclasses=29, **PLAIN) == []
-    assert len(said_of(tmp_path, numclasses=30, **PLAIN)) == 1
+    assert warnings(tmp_path, numclasses=29, **PLAIN) == []
+    assert len(warnings(tmp_path, numclasses=30, **PLAIN)) == 1
 
 
-def test_real_data_and_the_demo(camvid, scribblesup, demo_root):
-    assert said_of(camvid, dataset="Dense", numclasses=11) == []
-    (line,) = said_of(camvid, dataset="Dense", numclasses=21)
+def test_real_data_and_the_demo(camvid, scribblesup, demo_root, warnings):
+    assert warnings(camvid, dataset="Dense", numclasses=11) == []
+    (line,) = warnings(camvid, dataset="Dense", numclasses=21)
     assert "the highest label of 128 images is 10: use --numclasses 11" in line
-    assert said_of(scribblesup, dataset="ScribblePseudo", numclasses=21) == []
-    assert said_of(demo_root) == []
+    assert warnings(scribblesup, dataset="ScribblePseudo", numclasses=21) == []
+    assert warnings(demo_root) == []
 
 
-def test_the_first_validation_names_the_classes_that_no_mask_has(demo_root, tmp_path):
+def test_the_first_validation_names_the_classes_that_no_mask_has(demo_root, tmp_path, thin):
     folder = run_train(dataset_path=demo_root, logdir=tmp_path / "log", numclasses=8, epochs=2)
     lines = [line for line in (folder / "train.log").read_text().splitlines() if "have no pixel of" in line]
     (line,) = lines  # of two validations
@@ -127,12 +132,16 @@ def test_the_first_validation_names_the_classes_that_no_mask_has(demo_root, tmp_
     assert shlex.split(line.rsplit(": ", 1)[1])[-3:] == [str(demo_root), "--dataset", "ScribblePseudoDsDc"]
 
 
-def test_the_first_validation_names_masks_of_0_and_255(tmp_path):
-    root = draw(tmp_path / "data", [stripes(0, 255)] * 2)
-    folder = run_train(dataset_path=root, logdir=tmp_path / "log", numclasses=3, **PLAIN)
-    assert "the validation masks hold no class but 0; 255 is ignored" in (folder / "train.log").read_text()
-
-
-def test_ranges():
-    assert _ranges([3]) == "class 3"
-    assert _ranges([0, 2, 3, 5]) == "classes 0, 2-3, 5"
+@pytest.mark.parametrize(
+    ("accuracies", "message"),
+    [
+        ([0.5, None, None], "hold no class but 0; 255 is ignored, so an object must be written as 1"),
+        ([None, 0.5, None, None], "have no pixel of classes 0, 2-3 (--numclasses is 4)"),
+        ([0.5, None, 0.5], "have no pixel of class 1 (--numclasses is 3)"),
+        ([0.5, 0.0], None),
+    ],
+)
+def test_classes_that_no_validation_mask_has(logged, accuracies, message):
+    check_validation(accuracies, "the command")
+    (line,) = logged.messages or [None]
+    assert line is message or line.startswith(f"the validation masks {message}")

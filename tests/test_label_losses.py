@@ -7,10 +7,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from config.losses import LOSSES, parse_loss
 from losses.criterion import Criterion
-from losses.label_losses import LABEL_LOSSES, LabelLosses, dice_sum, lovasz_sum, parse_loss
+from losses.label_losses import LABEL_LOSSES, LabelLosses, dice_sum, lovasz_sum
 
-NAMES = tuple(LABEL_LOSSES.values())
+NAMES = LABEL_LOSSES
 WEIGHTS = [0.5, 2.0, 3.0, 0.25]
 
 
@@ -272,6 +273,7 @@ def test_a_gpu_would_never_be_waited_for():
 
 
 def test_sum_of_losses_is_parsed():
+    assert set(LOSSES.values()) == set(LABEL_LOSSES)
     assert parse_loss("ce") == {"seg": 1.0}
     assert parse_loss("ce + 0.5*lovasz+2 * dice") == {"seg": 1.0, "seg_lovasz": 0.5, "seg_dice": 2.0}
 

@@ -1,10 +1,9 @@
-"""Which place a process finds in the variables of each launcher, and which device and store it then takes."""
+"""Which place a process finds in the variables of each launcher, and which device and store it uses."""
 
 import os
 import socket
 import sys
 import types
-from datetime import timedelta
 
 import pytest
 import torch
@@ -13,53 +12,53 @@ import torch.distributed as dist
 import program
 from distributed import device, launchers, rendezvous
 from distributed.launchers import Place
-from distributed.lifeline import Watch
+from distributed.lifeline import Lifeline
+from distributed.rendezvous import Deadline
 from distributed.signals import StopRequest
 from errors import UserError
 
-TORCHRUN = {
-    "RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "node0", "MASTER_PORT": "29500",
-    "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_USE_AGENT_STORE": "True",
-}  # fmt: skip
-BY_HAND = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "node0", "MASTER_PORT": "12355"}
+
+def variables(text: str) -> dict[str, str]:
+    return dict(word.split("=") for word in text.split())
+
+
+TORCHRUN = variables("RANK=5 LOCAL_RANK=1 WORLD_SIZE=8 LOCAL_WORLD_SIZE=4 MASTER_ADDR=node0 MASTER_PORT=29500")
+TORCHRUN |= variables("TORCHELASTIC_RUN_ID=none TORCHELASTIC_USE_AGENT_STORE=True")
+BY_HAND = variables("RANK=1 WORLD_SIZE=2 MASTER_ADDR=node0 MASTER_PORT=12355")
+JOB = variables("SLURM_JOB_ID=4242 SLURM_NTASKS=16 SLURM_JOB_NODELIST=gpu[03-05]")
 # Task 9 of `srun --nodes 2 --ntasks-per-node 8`: the second task of the second node.
-SRUN = {
-    "SLURM_JOB_ID": "4242", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "16", "SLURM_STEP_NUM_TASKS": "16", "SLURM_PROCID": "9",
-    "SLURM_LOCALID": "1", "SLURM_JOB_NODELIST": "gpu[03-05]", "SLURM_STEP_NODELIST": "gpu[04-05]",
-}  # fmt: skip
-BATCH_SCRIPT = {
-    "SLURM_JOB_ID": "4242", "SLURM_NTASKS": "16", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_JOB_NODELIST": "gpu[03-05]",
-}  # fmt: skip
-# What use_interactive_step makes of salloc's shell: a step, but of one task.
-SALLOC_SHELL = BATCH_SCRIPT | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_ID": "4294967290"}
-MPIRUN = {
-    "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1",
-    "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "PMIX_NAMESPACE": "prterun-here-77@1",
-}  # fmt: skip
+STEP = variables("SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=16 SLURM_STEP_NODELIST=gpu[04-05]")
+SRUN = JOB | STEP | variables("SLURM_PROCID=9 SLURM_LOCALID=1")
+BATCH_SCRIPT = JOB | variables("SLURM_PROCID=0 SLURM_LOCALID=0")
+# With use_interactive_step, salloc's shell is a step too, but of one task.
+SALLOC_SHELL = BATCH_SCRIPT | variables("SLURM_STEP_NUM_TASKS=1 SLURM_STEP_ID=4294967290")
+OMPI = "OMPI_COMM_WORLD_"
+MPIRUN = variables(f"{OMPI}RANK=1 {OMPI}SIZE=2 {OMPI}LOCAL_RANK=1 {OMPI}LOCAL_SIZE=2 PMIX_NAMESPACE=prterun-here-77@1")
+HAND = "RANK and WORLD_SIZE"
 
 
 @pytest.mark.parametrize(
     ("environment", "place", "url"),
     [
-        # Its own store serves, whatever MASTER_ADDR says.
+        # torchrun's own store serves, whatever MASTER_ADDR is.
         (TORCHRUN, Place("torchrun", 5, 8, 1, 4), "env://"),
-        (BY_HAND, Place("RANK and WORLD_SIZE", 1, 2), "tcp://node0:12355"),
-        (BY_HAND | {"MASTER_ADDR": "fe80::1"}, Place("RANK and WORLD_SIZE", 1, 2), "tcp://[fe80::1]:12355"),
-        (BY_HAND | {"MASTER_ADDR": "[::1]"}, Place("RANK and WORLD_SIZE", 1, 2), "tcp://[::1]:12355"),
+        (BY_HAND, Place(HAND, 1, 2), "tcp://node0:12355"),
+        (BY_HAND | {"MASTER_ADDR": "fe80::1"}, Place(HAND, 1, 2), "tcp://[fe80::1]:12355"),
+        (BY_HAND | {"MASTER_ADDR": "[::1]"}, Place(HAND, 1, 2), "tcp://[::1]:12355"),
         # zlib.crc32(b"4242.0") = 2159044726, which modulo 12000 is 4726
         (SRUN, Place("srun", 9, 16, 1), "tcp://gpu04:24726"),
         (SRUN | {"MASTER_ADDR": "node0", "MASTER_PORT": "1234"}, Place("srun", 9, 16, 1), "tcp://node0:1234"),
         # zlib.crc32(b"prterun-here-77@1") = 668186693, which modulo 12000 is 2693
         (MPIRUN, Place("mpirun", 1, 2, 1, 2), "tcp://127.0.0.1:22693"),
-        (MPIRUN | {"OMPI_COMM_WORLD_SIZE": "4", "MASTER_ADDR": "node0"}, Place("mpirun", 1, 4, 1, 2), "tcp://node0:22693"),
-        # torchrun in a step of srun with one task a node; mpirun whose daemons srun started.
+        (MPIRUN | {f"{OMPI}SIZE": "4", "MASTER_ADDR": "node0"}, Place("mpirun", 1, 4, 1, 2), "tcp://node0:22693"),
+        # torchrun in a step of srun with one task per node; mpirun whose daemons srun started.
         (SRUN | TORCHRUN, Place("torchrun", 5, 8, 1, 4), "env://"),
         (SRUN | MPIRUN, Place("mpirun", 1, 2, 1, 2), "tcp://127.0.0.1:22693"),
     ],
-)  # fmt: skip
-def test_place_and_meeting_point(environment, place, url):
+)
+def test_place_and_address(environment, place, url):
     assert launchers.find(environment) == place
-    assert launchers.meeting_url(environment, place) == url
+    assert launchers.rendezvous_url(environment, place) == url
     assert launchers.rank_of(environment) == str(place.rank)
 
 
@@ -72,77 +71,62 @@ def test_no_launcher(environment):
 @pytest.mark.parametrize(
     ("nodes", "host"),
     [
-        ("localhost", "localhost"),
         ("node03,node04", "node03"),
         ("node[03-05,9]", "node03"),  # leading zeros stay
-        ("node[7]", "node7"),
         ("node[12,3-4],other[1-2]", "node12"),
         ("rack[2-3]n[05-07]-ib", "rack2n05-ib"),
         ("gpu-1.cluster.org,gpu-2.cluster.org", "gpu-1.cluster.org"),
+        *((nodes, None) for nodes in ("", "(null)", "node[]")),
     ],
 )
 def test_first_host_of_slurms_lists(nodes, host):
-    assert launchers.first_host(nodes) == host
-
-
-@pytest.mark.parametrize("nodes", ["", "(null)", "node[]"])
-def test_list_without_a_host_is_named(nodes):
+    if host:
+        assert launchers.first_host(nodes) == host
+        return
     with pytest.raises(UserError, match="set MASTER_ADDR"):
         launchers.first_host(nodes)
 
 
-def test_ports_of_jobs_differ_and_leave_those_alone_that_linux_gives_out():
+def test_ports_of_jobs_differ_and_leave_those_alone_that_linux_hands_out():
     ports = {launchers._port(f"{job}.{step}") for job in range(100) for step in range(3)}
-    assert len(ports) > 290  # of 300; by chance about 300 * 299 / 2 / 12000 = 4 meet
+    assert len(ports) > 290  # of 300; by chance about 300 * 299 / 2 / 12000 = 4 coincide
     assert min(ports) >= 20_000
     assert max(ports) < 32_768
 
 
-def test_flags_say_the_place_without_a_launcher():
+def test_flags_set_the_place_without_a_launcher():
     assert launchers.find_or_make({}) == Place("flags", 0, 1)
-    assert launchers.meeting_url({}, Place("flags", 0, 1, 0)) == "tcp://127.0.0.1:0"
+    assert launchers.rendezvous_url({}, Place("flags", 0, 1, 0)) == "tcp://127.0.0.1:0"
     assert launchers.find_or_make({}, local_rank=3) == Place("flags", 0, 1, 3)
-    # Which processes share a machine shows when they have met.
+    # Which processes share a machine is known once they have connected.
     assert launchers.find_or_make({}, world_size=4, rank=2) == Place("flags", 2, 4)
-    assert launchers.find_or_make(BY_HAND) == Place("RANK and WORLD_SIZE", 1, 2)
+    assert launchers.find_or_make(BY_HAND) == Place(HAND, 1, 2)
     assert launchers.find_or_make({}, world_size=4, rank=2, local_rank=0) == Place("flags", 2, 4, 0)
     assert launchers.find_or_make(BY_HAND, local_rank=0).local_rank == 0
     assert launchers.find_or_make(SRUN, world_size=16, local_rank=7).local_rank == 1  # the launcher knows better
-    # In a batch script, whoever says how many there are has been heard.
-    assert launchers.find_or_make(BATCH_SCRIPT, world_size=1) == Place("flags", 0, 1)
+    assert launchers.find_or_make(BATCH_SCRIPT, world_size=1) == Place("flags", 0, 1)  # asked for explicitly
 
 
 @pytest.mark.parametrize(
     ("environment", "flags", "named"),
     [
-        (BATCH_SCRIPT, {}, "SLURM_NTASKS is 16, but this is none of these tasks: start it by srun"),
-        (SALLOC_SHELL, {}, "start it by srun"),
+        (BATCH_SCRIPT, {}, "SLURM_NTASKS is 16, but srun did not start this process: put srun in front"),
+        (SALLOC_SHELL, {}, "put srun in front"),
         (SRUN, {"world_size": 8}, "--world_size 8, but srun set it to 16"),
         (SRUN | {"SLURM_PROCID": "16"}, {}, "rank 16 with world size 16: ranks are 0 to 15; check srun"),
-        (MPIRUN | {"OMPI_COMM_WORLD_SIZE": "two"}, {}, "OMPI_COMM_WORLD_SIZE is 'two', not a number"),
+        (MPIRUN | {f"{OMPI}SIZE": "two"}, {}, f"{OMPI}SIZE is 'two', not a number"),
         ({}, {"world_size": 2}, "give each process its --rank"),
         ({"RANK": "0"}, {}, "WORLD_SIZE is not set"),  # alone it would train as a group of one
         ({"WORLD_SIZE": "2"}, {}, "RANK is not set"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "1"}, {}, "MASTER_ADDR is not set"),
+        (BY_HAND | {"MASTER_PORT": "70000"}, {}, "port 70000: must be below 65536"),
+        (MPIRUN | {f"{OMPI}SIZE": "4"}, {}, "mpirun -x MASTER_ADDR=HOST"),
+        (SRUN | {"SLURM_STEP_NODELIST": "", "SLURM_JOB_NODELIST": ""}, {}, "set MASTER_ADDR"),
     ],
 )
-def test_what_cannot_be_is_named(environment, flags, named):
+def test_impossible_places_and_addresses_are_named(environment, flags, named):
     with pytest.raises(UserError) as caught:
-        launchers.find_or_make(environment, **flags)
-    assert named in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("environment", "named"),
-    [
-        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "1"}, "MASTER_ADDR is not set"),
-        (BY_HAND | {"MASTER_PORT": "70000"}, "port 70000: must be below 65536"),
-        (MPIRUN | {"OMPI_COMM_WORLD_SIZE": "4"}, "mpirun -x MASTER_ADDR=HOST"),
-        (SRUN | {"SLURM_STEP_NODELIST": "", "SLURM_JOB_NODELIST": ""}, "set MASTER_ADDR"),
-    ],
-)
-def test_what_no_meeting_point_follows_from_is_named(environment, named):
-    with pytest.raises(UserError) as caught:
-        launchers.meeting_url(environment, launchers.find(environment))
+        launchers.rendezvous_url(environment, launchers.find_or_make(environment, **flags))
     assert named in str(caught.value)
 
 
@@ -163,8 +147,8 @@ def test_processes_of_a_machine_are_counted_at_the_store(monkeypatch):
     monkeypatch.setattr(rendezvous, "_open_store", lambda *_: store)
     for rank, (host, gpu) in enumerate([("here", "GPU-a"), ("there", ""), ("here", "GPU-b")]):
         monkeypatch.setattr(socket, "gethostname", lambda host=host: host)
-        met = rendezvous.meet("tcp://x:1", rank, 3, None, None, gpu)
-    assert rendezvous.ranks_of_this_machine(met, 3) == {0: "GPU-a", 2: "GPU-b"}
+        joined = rendezvous.connect("tcp://x:1", rank, 3, Deadline(1, StopRequest()), gpu)
+    assert rendezvous.ranks_of_this_machine(joined, 3) == {0: "GPU-a", 2: "GPU-b"}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux")
@@ -174,32 +158,33 @@ def test_interface_of_an_address():
     assert rendezvous.interface_of("") == ""
 
 
-def test_gloo_listens_where_other_machines_reach_this_one(monkeypatch):
-    """Rank 1 is on rank 0's machine and so is connected to no other."""
-
-    def chosen(addresses: list[str], said: str = "") -> list[str]:
-        store, found = dist.HashStore(), []
-        for rank, address in enumerate(addresses):
-            monkeypatch.setenv("GLOO_SOCKET_IFNAME", said)
-            if not said:
-                monkeypatch.delenv("GLOO_SOCKET_IFNAME")
-            rendezvous.choose_gloo_interface(store, rank, address)
-            found.append(os.environ.get("GLOO_SOCKET_IFNAME", ""))
-        return found
-
+@pytest.mark.parametrize(
+    ("addresses", "variable", "interfaces"),
+    [
+        (["10.0.0.1", "", "10.0.0.2"], None, ["ib0", "ib0", "ib1"]),  # rank 1 is on rank 0's machine
+        (["", ""], None, ["", ""]),  # one machine
+        (["10.0.0.1", "10.0.0.2"], "eth7", ["eth7", "eth7"]),
+    ],
+)
+def test_gloo_listens_where_other_machines_reach_this_one(monkeypatch, addresses, variable, interfaces):
     monkeypatch.setattr(rendezvous, "interface_of", {"10.0.0.1": "ib0", "10.0.0.2": "ib1"}.get)
-    assert chosen(["10.0.0.1", "", "10.0.0.2"]) == ["ib0", "ib0", "ib1"]
-    assert chosen(["", ""]) == ["", ""]  # one machine
-    assert chosen(["10.0.0.1", "10.0.0.2"], said="eth7") == ["eth7", "eth7"]
+    store, found = dist.HashStore(), []
+    for rank, address in enumerate(addresses):
+        monkeypatch.setenv("GLOO_SOCKET_IFNAME", variable or "")
+        if not variable:
+            monkeypatch.delenv("GLOO_SOCKET_IFNAME")
+        rendezvous.choose_gloo_interface(store, rank, address)
+        found.append(os.environ.get("GLOO_SOCKET_IFNAME", ""))
+    assert found == interfaces
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere 127.0.1.1 is no address of this machine")
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere 127.0.1.1 is not an address of this machine")
 def test_lifelines_on_one_machine_lead_to_no_other():
-    watch = Watch(0, 2, StopRequest())
+    lifeline = Lifeline(0, 2, StopRequest())
     with socket.create_server(("127.0.1.1", 0)) as server, socket.create_connection(server.getsockname()) as line:
-        watch.lines[line] = "rank 1"
+        lifeline.readers[line] = None
         assert line.getsockname()[0] != line.getpeername()[0]  # 127.0.0.1 and 127.0.1.1
-        assert watch.own_address() == ""
+        assert lifeline.own_address() == ""
 
 
 def fake_cuda(monkeypatch, num_gpus: int) -> None:
@@ -210,7 +195,7 @@ def fake_cuda(monkeypatch, num_gpus: int) -> None:
 
 
 def test_device_where_srun_shows_each_task_its_own_gpu(monkeypatch):
-    """--gpus-per-task 1: local rank 3 finds its GPU as cuda:0, where without it cuda:3 of 4 is meant."""
+    """--gpus-per-task 1: local rank 3 finds its GPU as cuda:0; without the option, it uses cuda:3 of 4."""
     fake_cuda(monkeypatch, 1)
     assert device.only_gpu("auto") == "GPU-a"
     assert device.only_gpu("cpu") == ""
@@ -221,10 +206,10 @@ def test_device_where_srun_shows_each_task_its_own_gpu(monkeypatch):
     assert device.only_gpu("auto") == ""
     assert device.find_device("auto", 3, 4) == torch.device("cuda", 3)
     with pytest.raises(UserError, match=r"local rank 4 with 4 CUDA device\(s\) visible: number .* from 0 \(LOCAL_RANK"):
-        device.find_device("auto", 4, 1)  # LOCAL_RANK is said, and is the rank among all machines
+        device.find_device("auto", 4, 1)  # LOCAL_RANK is set, but to the rank among all machines
 
 
-def test_backend_is_nccl_on_cuda_but_for_windows(monkeypatch):
+def test_backend_is_nccl_on_cuda_except_on_windows(monkeypatch):
     cpu, cuda = torch.device("cpu"), torch.device("cuda", 0)
     monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
     assert [device.choose_backend("auto", where) for where in (cpu, cuda)] == ["gloo", "nccl"]
@@ -235,15 +220,19 @@ def test_backend_is_nccl_on_cuda_but_for_windows(monkeypatch):
         device.choose_backend("nccl", cuda)
 
 
-def test_stores_without_libuv(monkeypatch):
-    """Where USE_LIBUV=0 asks for it, and on Windows, where torch has none: rank 0's, and what others connect with."""
+@pytest.mark.parametrize(
+    ("variable", "platform", "libuv"),
+    [(None, "linux", True), ("0", "linux", False), ("1", "linux", True), (None, "win32", False)],
+)
+def test_stores_without_libuv(monkeypatch, variable, platform, libuv):
+    """With USE_LIBUV=0, and on Windows, where torch has none: rank 0's store, and those of the others."""
     made = []
     monkeypatch.setattr(dist, "TCPStore", lambda *_, use_libuv, **__: made.append(use_libuv))
-    timeout = timedelta(seconds=10)
+    monkeypatch.setattr(sys, "platform", platform)
+    monkeypatch.delenv("USE_LIBUV", raising=False)
+    if variable:
+        monkeypatch.setenv("USE_LIBUV", variable)
     with socket.create_server(("127.0.0.1", 0)) as server:
-        for value, platform in ((None, "linux"), ("0", "linux"), ("1", "linux"), (None, "win32")):
-            monkeypatch.setattr(sys, "platform", platform)
-            monkeypatch.delenv("USE_LIBUV", raising=False) if value is None else monkeypatch.setenv("USE_LIBUV", value)
-            rendezvous._serve("localhost", 0, timeout)
-            rendezvous._connect("127.0.0.1", server.getsockname()[1], 1, timeout, StopRequest())
-    assert made == [True, True, False, False, True, True, False, False]
+        rendezvous._serve("localhost", 0, 10)
+        rendezvous._connect("127.0.0.1", server.getsockname()[1], 1, Deadline(10, StopRequest()))
+    assert made == [libuv, libuv]

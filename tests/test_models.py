@@ -23,7 +23,7 @@ def images(batch: int, height: int, width: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", models.MODELS)
 @pytest.mark.parametrize("size", [(1, 33, 47), (2, 64, 32)])  # D16: a batch of one trains
-def test_every_model_trains_at_odd_sizes_and_every_parameter_gets_a_gradient(name, size):
+def test_every_model_trains_at_odd_sizes_and_every_parameter_gets_a_gradient(thin, name, size):
     model = models.build(name, layers=18, num_classes=NUM_CLASSES).train()
     batch, height, width = size
     pseudo = torch.ones(batch, height, width, dtype=torch.uint8)
@@ -40,41 +40,37 @@ def test_every_model_trains_at_odd_sizes_and_every_parameter_gets_a_gradient(nam
 
 @pytest.mark.parametrize(("layers", "channels"), [(18, 512), (34, 512), (50, 2048), (101, 2048), (152, 2048)])
 def test_c9_every_depth(layers, channels):
-    backbone = ResNetBackbone(layers).eval()
-    assert backbone.out_channels == channels
-    with torch.no_grad():
+    with torch.device("meta"):
+        backbone = ResNetBackbone(layers)
         low, features = backbone(torch.zeros(1, 3, 65, 33))
+    assert backbone.out_channels == channels
     assert low.shape == (1, channels // 8, 17, 9)
     assert features.shape == (1, channels, feature_size(65), feature_size(33)) == (1, channels, 9, 5)
 
 
 def test_backbone_strides_and_dilations_are_the_reference():
-    backbone = ResNetBackbone(50)
+    backbone, of_release = ResNetBackbone(50), ResNetBackbone(50, stride_in_1x1=True)
     assert feature_size(465) == 59
     assert backbone.maxpool.ceil_mode
     assert [block.conv2.dilation[0] for block in backbone.layer3] == [2] * 6
     assert [block.conv2.dilation[0] for block in backbone.layer4] == [4, 8, 16]
-    assert {
-        module.stride
-        for layer in (backbone.layer3, backbone.layer4)
-        for module in layer.modules()
-        if isinstance(module, nn.Conv2d)
-    } == {(1, 1)}
-    first = backbone.layer2[0]
-    assert (first.conv1.stride, first.conv2.stride) == ((1, 1), (2, 2))  # D13: torchvision's place
-    first = ResNetBackbone(50, stride_in_1x1=True).layer2[0]
-    assert (first.conv1.stride, first.conv2.stride) == ((2, 2), (1, 1))  # the release's
+    convs = [
+        module for module in [*backbone.layer3.modules(), *backbone.layer4.modules()] if isinstance(module, nn.Conv2d)
+    ]
+    assert {conv.stride for conv in convs} == {(1, 1)}
+    # D13: torchvision's place, and the release's
+    for first, strides in ((backbone.layer2[0], ((1, 1), (2, 2))), (of_release.layer2[0], ((2, 2), (1, 1)))):
+        assert (first.conv1.stride, first.conv2.stride) == strides
 
 
-@pytest.mark.parametrize("size", [*range(1, 40), 97, 240, 465, 512])
-def test_feature_size_is_what_the_backbone_gives(size):
-    backbone = ResNetBackbone(18).to("meta").eval()
-    with torch.no_grad():
-        _, features = backbone(torch.empty(1, 3, size, size, device="meta"))
-    assert features.shape[2] == feature_size(size)
+def test_feature_size_is_what_the_backbone_gives():
+    with torch.device("meta"):
+        backbone = ResNetBackbone(18).eval()
+        for size in (*range(1, 40), 97, 240, 465, 512):
+            assert backbone(torch.empty(1, 3, size, size))[1].shape[2] == feature_size(size)
 
 
-def test_aspp_is_the_reference():
+def test_aspp_is_the_reference(thin):
     head = models.build("res50_ASPP_lorm", layers=18, num_classes=NUM_CLASSES).head.aspp
     branches = [head.aspp1, head.aspp2, head.aspp3, head.aspp4]
     assert [branch.atrous_conv.kernel_size[0] for branch in branches] == [1, 3, 3, 3]
@@ -82,7 +78,7 @@ def test_aspp_is_the_reference():
     assert {branch.atrous_conv.out_channels for branch in branches} == {NUM_CLASSES}
     assert head.conv1.bias is None
     with torch.no_grad():
-        assert head(torch.randn(2, 512, 9, 9)).min() < 0  # nothing after the last batch norm
+        assert head(torch.randn(2, 64, 9, 9)).min() < 0  # nothing after the last batch norm
 
 
 def naive_lorm(module: LoRM, x: torch.Tensor, foreground: torch.Tensor) -> torch.Tensor:
@@ -112,9 +108,7 @@ def test_lorm_of_all_positions_is_the_released_loss():
     """Audit B6: y is 0 outside the foreground, and only terms that are not 0 count."""
     torch.manual_seed(0)
     module = LoRM(6, "all").double()
-    x = (
-        torch.randn(2, 6, 3, 4, dtype=torch.float64).relu().requires_grad_()
-    )  # features that are exactly 0, as after a ReLU
+    x = torch.randn(2, 6, 3, 4, dtype=torch.float64).relu().requires_grad_()  # some are exactly 0
     foreground = torch.rand(2, 3, 4) < 0.5
     outputs = module(x, foreground)
     background = x.square().sum(1)[~foreground].sum()
@@ -154,24 +148,21 @@ def test_d2_d4_foreground_comes_from_the_labels_and_leaves_them_alone():
     assert torch.equal(label, before)
 
 
-def test_b9_without_a_background_class_every_labelled_pixel_is_foreground():
+def test_b9_without_a_background_class_every_labelled_pixel_is_foreground(thin):
     label = torch.tensor([[[0, 0, 255], [255, 255, 255], [255, 255, 3]]], dtype=torch.uint8)
     assert foreground_mask(label, (3, 3), None).nonzero().tolist() == [[0, 0, 0], [0, 0, 1], [0, 2, 2]]
     model = models.build("res50_ASPP_lorm", layers=18, num_classes=NUM_CLASSES, background=None).train()
     pseudo = torch.zeros(2, 33, 33, dtype=torch.uint8)
-    assert model.lorm_terms(pseudo) == 2 * feature_size(33) ** 2 * 512
+    assert model.lorm_terms(pseudo) == 2 * feature_size(33) ** 2 * 64
     assert model(torch.zeros(2, 33, 33, 3, dtype=torch.uint8), pseudo)["lorm"] > 0
-
-
-def test_lorm_terms_are_those_it_sums_over():
-    model = models.build("res50_ASPP_lorm", layers=18, num_classes=NUM_CLASSES)
-    pseudo = torch.zeros(2, 33, 33, dtype=torch.uint8)
+    # With background 0 only the first image's foreground is summed over.
+    model.background = 0
     assert model.lorm_terms(pseudo) == 0
     pseudo[0] = 1
-    assert model.lorm_terms(pseudo) == feature_size(33) ** 2 * 512
+    assert model.lorm_terms(pseudo) == feature_size(33) ** 2 * 64
 
 
-def test_images_are_normalised_in_the_model():
+def test_images_are_normalised_in_the_model(thin):
     model = models.build("res50_ASPP", layers=18, num_classes=NUM_CLASSES).eval()
     seen = []
     model.backbone.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
@@ -183,7 +174,7 @@ def test_images_are_normalised_in_the_model():
     assert "mean" not in model.state_dict()
 
 
-def test_frozen_batch_norm_neither_updates_nor_uses_the_batch():
+def test_frozen_batch_norm_neither_updates_nor_uses_the_batch(thin):
     model = models.build("res50_ASPP", layers=18, num_classes=NUM_CLASSES, freeze_bn=True).train()
     before = {name: value.clone() for name, value in model.named_buffers()}
     one, two = model(images(1, 33, 33))["logits"], model(images(2, 33, 33))["logits"][:1]
@@ -192,17 +183,14 @@ def test_frozen_batch_norm_neither_updates_nor_uses_the_batch():
 
 
 @pytest.mark.parametrize("name", ["res50_ASPP_lorm", "deeplabv3p_cdsp_lorm"])
-def test_b8_head_init_release_draws_head_and_lorm_from_a_normal_distribution_over_fan_out(name):
+def test_b8_head_init_release_draws_head_and_lorm_from_a_normal_distribution_over_fan_out(thin, name):
     def build(seed: int, **head_init: str) -> models.Segmenter:
         torch.manual_seed(seed)
         return models.build(name, layers=18, num_classes=NUM_CLASSES, **head_init)
 
     model, default = build(0, head_init="release"), build(0)
-    drawn = {
-        part: module
-        for part, module in model.named_modules()
-        if isinstance(module, nn.Conv2d) and not part.startswith("backbone.")
-    }
+    modules = {part: module for part, module in model.named_modules() if not part.startswith("backbone.")}
+    drawn = {part: module for part, module in modules.items() if isinstance(module, nn.Conv2d)}
     # 1x1, three 3x3, pooling and joining in ASPP, q and k of LoRM; DeepLabV3+ also has reduce, two of fuse, a classifier
     assert len(drawn) == (8 if name == "res50_ASPP_lorm" else 12)
     for part, conv in drawn.items():
@@ -224,15 +212,10 @@ def test_b8_head_init_release_draws_head_and_lorm_from_a_normal_distribution_ove
     assert not torch.equal(model.head.aspp.conv1.weight, other_seed.head.aspp.conv1.weight)
 
 
-def test_what_does_not_match_is_returned():
+def test_what_does_not_match_is_returned(thin):
     model = models.build("res50_ASPP_lorm", layers=18, num_classes=NUM_CLASSES)
-    given = {
-        "backbone.conv1.weight": torch.zeros(64, 3, 7, 7),
-        "bn1.weight": torch.zeros(3),
-        "other": torch.zeros(1),
-        "fc.bias": torch.zeros(1),
-    }
-    num_copied, missing, unused = load_weights(model, given)
+    shapes = {"backbone.conv1.weight": (64, 3, 7, 7), "bn1.weight": (3,), "other": (1,), "fc.bias": (1,)}
+    num_copied, missing, unused = load_weights(model, {name: torch.zeros(shape) for name, shape in shapes.items()})
     assert num_copied == 1
     assert unused == ["backbone.bn1.weight", "other"]
     assert "backbone.conv1.weight" not in missing

@@ -2,10 +2,9 @@
 
 import pytest
 import torch
-from torch import nn
-
 from exporting.exported import ExportedModel
 from exporting.parity import Comparison, Tally
+from torch import nn
 
 
 class Fake(ExportedModel):

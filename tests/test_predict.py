@@ -17,7 +17,7 @@ from PIL import Image
 import models
 import predict
 from data.classes import voc_colours
-from data.dataset import read_image
+from data.images import read_image
 from errors import UserError
 from evaluation.pictures import overlay
 from evaluation.predictor import Predictor
@@ -38,21 +38,9 @@ def photo(height: int = 60, width: int = 80) -> Image.Image:
 
 
 def run(checkpoint, given, out, *words: str) -> int:
-    return predict.main(
-        [
-            "--checkpoint",
-            str(checkpoint),
-            "--input",
-            *(given if isinstance(given, list) else [str(given)]),
-            "--output",
-            str(out),
-            "--workers",
-            "0",
-            "--device",
-            "cpu",
-            *words,
-        ]
-    )
+    inputs = given if isinstance(given, list) else [str(given)]
+    fixed = ["--checkpoint", str(checkpoint), "--workers", "0", "--device", "cpu"]
+    return predict.main([*fixed, "--input", *inputs, "--output", str(out), *words])
 
 
 def mask(path) -> np.ndarray:
@@ -100,12 +88,13 @@ def test_each_file_is_right_or_named(checkpoint, faulty, tmp_path, capsys):
     assert run(checkpoint, faulty, out, "--overlay", "--probs") == 1
     said = capsys.readouterr().out
     assert "1 file(s) of other kinds" in said
-    named = [line.split(":")[0].strip() for line in said.split("could not be:")[1].splitlines() if line.strip()]
+    named = [
+        line.split(":")[0].strip() for line in said.split("could not be predicted:")[1].splitlines() if line.strip()
+    ]
     assert [os.path.basename(name) for name in named] == ["deep.png", "text.jpg", "truncated.jpg"]
     images = ("good.JPG", "sub/Stra\u00dfe \u4e00.png", "cmyk.jpg", "grey.png", "turned.jpg", "one.png")
-    assert {str(path.relative_to(out / "masks")) for path in (out / "masks").rglob("*.png")} == {
-        *(os.path.splitext(name)[0] + ".png" for name in images), *(f"moving/{number:06d}.png" for number in range(1, 6))
-    }  # fmt: skip
+    stems = [os.path.splitext(name)[0] for name in images] + [f"moving/{number:06d}" for number in range(1, 6)]
+    assert {str(path.relative_to(out / "masks")) for path in out.rglob("masks/**/*.png")} == {f"{s}.png" for s in stems}
     for name in images:
         stem = os.path.splitext(name)[0]
         image = read_image(faulty / name)
@@ -123,73 +112,52 @@ def test_each_file_is_right_or_named(checkpoint, faulty, tmp_path, capsys):
     assert (mask(out / "masks/turned.png") == mask(out / "masks/good.png")).mean() > 0.9
     # CMYK and the original look the same.
     assert (mask(out / "masks/cmyk.png") == mask(out / "masks/good.png")).mean() > 0.9
+    with Image.open(faulty / "moving.gif") as animation:
+        for number in range(5):
+            animation.seek(number)
+            labels = mask(out / f"masks/moving/{number + 1:06d}.png")
+            assert (labels == expected(checkpoint, np.array(animation.convert("RGB")))).mean() > 0.999
     [film] = [cv2.VideoCapture(str(path)) for path in (out / "overlays").glob("moving.*")]
     assert film.get(cv2.CAP_PROP_FPS) == 10
     assert sum(film.grab() for _ in range(9)) == 5
-    film.set(cv2.CAP_PROP_POS_FRAMES, 0)
-    assert film.read()[1].shape == (100, 160, 3)
 
 
-def test_frames_of_an_animation_are_predicted_each(checkpoint, faulty, tmp_path):
-    run(checkpoint, faulty / "moving.gif", tmp_path / "out")
-    masks = [mask(tmp_path / f"out/masks/moving/{number:06d}.png") for number in range(1, 6)]
-    with Image.open(faulty / "moving.gif") as film:
-        for number, labels in enumerate(masks):
-            film.seek(number)
-            assert (labels == expected(checkpoint, np.array(film.convert("RGB")))).mean() > 0.999
-    assert any((labels != masks[0]).any() for labels in masks)
-
-
-def test_same_name_with_two_suffixes_gives_two_masks(checkpoint, tmp_path):
-    (tmp_path / "in").mkdir()
-    photo().save(tmp_path / "in/a.png")
-    photo(30, 40).save(tmp_path / "in/a.bmp")
-    assert run(checkpoint, tmp_path / "in", tmp_path / "out") == 0
-    assert mask(tmp_path / "out/masks/a.png.png").shape == (60, 80)
-    assert mask(tmp_path / "out/masks/a.bmp.png").shape == (30, 40)
-
-
-def test_pattern_single_file_and_output_inside_the_input(tmp_path):
-    (tmp_path / "a/b").mkdir(parents=True)
-    (tmp_path / "a/predictions/masks").mkdir(parents=True)
-    for name in ("a/x.jpg", "a/b/y.JPG", "a/b/[1].png", "a/predictions/masks/x.png"):
-        photo().save(tmp_path / name)
-
-    def names(given: str) -> list[str]:
-        return [found.name for found in find_inputs([str(tmp_path / given)], tmp_path / "a/predictions")[1]]
-
-    assert names("a") == ["b/[1]", "b/y", "x"]
-    assert names("a/**/*.[jJ][pP][gG]") == ["b/y", "x"]
-    assert names("a/b/[1].png") == ["[1]"]  # a file of that name, not a pattern
-    with pytest.raises(UserError, match="no such file or folder"):
-        names("nowhere")
-    with pytest.raises(UserError, match="no file matches this pattern"):
-        names("a/*.tif")
-
-
-def test_several_inputs_are_named_relative_to_their_common_folder(tmp_path, monkeypatch):
-    for name in ("a/x.jpg", "a/x.png", "a/sub/x.jpg", "b/x.jpg", "b/film.gif", "b/notes.txt", "b/.hidden.jpg"):
+def test_inputs_are_named_relative_to_their_common_folder(tmp_path, monkeypatch):
+    """As a shell expands a/*.jpg and b/*: what is alike in two folders keeps its folder, in one folder its suffix."""
+    for name in (
+        "a/x.jpg", "a/x.png", "a/sub/x.jpg", "b/x.jpg", "b/film.gif", "b/notes.txt", "b/.hidden.jpg", "c/[1].png",
+        "c/y.JPG", "c/out/masks/x.png", "c/other/predictions.json", "c/other/x.png", "d/film.gif", "d/film/000001.png",
+    ):  # fmt: skip
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        photo().save(tmp_path / name) if name.endswith(("jpg", "png", "gif")) else (tmp_path / name).touch()
+        (tmp_path / name).touch()
     monkeypatch.chdir(tmp_path)
 
-    def found(*given: str) -> tuple[str, list[tuple[str, str]], int]:
-        base, inputs, num_others = find_inputs(given, tmp_path / "out")
-        return os.path.relpath(base), [(file.path.as_posix(), file.name) for file in inputs], num_others
+    def found(*given: str) -> tuple[str, dict[str, str], int]:
+        base, inputs, num_others = find_inputs(given, tmp_path / "c/out")
+        return os.path.relpath(base), {file.path.as_posix(): file.name for file in inputs}, num_others
 
-    # As a shell expands a/*.jpg and b/*: what is alike in two folders keeps its folder, in one folder its suffix.
     assert found("a/x.jpg", "b/film.gif", "b/notes.txt", "b/x.jpg", "b/.hidden.jpg") == (
-        ".", [("a/x.jpg", "a/x.jpg"), ("b/film.gif", "b/film"), ("b/x.jpg", "b/x")], 1,
+        ".", {"a/x.jpg": "a/x.jpg", "b/film.gif": "b/film", "b/x.jpg": "b/x"}, 1,
     )  # fmt: skip
-    assert found("a/x.jpg", "a/x.png") == ("a", [("a/x.jpg", "x.jpg"), ("a/x.png", "x.png")], 0)
+    assert found("a/x.jpg", "a/x.png") == ("a", {"a/x.jpg": "x.jpg", "a/x.png": "x.png"}, 0)
     # A pattern, the files that a shell makes of it, and each file alone have the same names.
-    assert found("a/*.jpg") == found("a/x.jpg") == ("a", [("a/x.jpg", "x.jpg")], 0)
+    assert found("a/*.jpg") == found("a/x.jpg") == ("a", {"a/x.jpg": "x.jpg"}, 0)
+    assert found("a/**/*.[jJ]*") == ("a", {"a/x.jpg": "x.jpg", "a/sub/x.jpg": "sub/x"}, 0)
     # Files, folders and patterns mixed, one file named twice.
-    assert found("a/sub", "a/sub/x.jpg", "b/*.gif") == (".", [("a/sub/x.jpg", "a/sub/x"), ("b/film.gif", "b/film")], 0)
-    assert found("a/sub/x.jpg", str(tmp_path / "a/sub/x.jpg")) == ("a/sub", [("a/sub/x.jpg", "x")], 0)
-    for given, named in (("nowhere.jpg", "nowhere.jpg: no such file"), ("b/*.tif", "b/*.tif: no file matches")):
-        with pytest.raises(UserError, match=re.escape(f"--input {named}")):
-            found("a/x.jpg", given)
+    assert found("a/sub", "a/sub/x.jpg", "b/*.gif") == (".", {"a/sub/x.jpg": "a/sub/x", "b/film.gif": "b/film"}, 0)
+    assert found("a/sub/x.jpg", str(tmp_path / "a/sub/x.jpg")) == ("a/sub", {"a/sub/x.jpg": "x"}, 0)
+    # Outputs of predict.py inside the input do not count; a file may look like a pattern.
+    assert found("c")[1] == {"c/[1].png": "[1]", "c/y.JPG": "y"}
+    assert found("c/[1].png")[1] == {"c/[1].png": "[1]"}
+    assert found("d")[1] == {"d/film.gif": "film.gif", "d/film/000001.png": "film/000001"}
+    for word, message in (
+        ("nowhere.jpg", "no such file or folder"), ("b/*.tif", "no file matches this pattern")
+    ):  # fmt: skip
+        with pytest.raises(UserError, match=re.escape(f"--input {word}: {message}")):
+            found("a/x.jpg", word)
+    (tmp_path / "a/x.jpg.png").touch()
+    with pytest.raises(UserError, match=r"a/x\.jpg.*would be written to the same files"):
+        found("a")
 
 
 def test_images_and_videos_of_several_folders(checkpoint, tmp_path, capsys):
@@ -216,11 +184,14 @@ def folder_of(tmp_path, number: int, name: str = "in"):
     return tmp_path / name
 
 
-def test_goes_on_where_it_stopped(checkpoint, tmp_path, capsys):
+def test_deleted_files_are_predicted_again_and_others_are_not(checkpoint, tmp_path, capsys):
     given, out = folder_of(tmp_path, 4), tmp_path / "out"
     assert run(checkpoint, given, out, "--overlay") == 0
     (out / "masks/2.png").unlink()
     (out / "overlays/3.jpg").unlink()
+    for name, age in (("old", 7200), ("new", 0)):  # temporary files of other processes: one was killed long ago
+        (out / "masks" / f".{name}.part.png").touch()
+        os.utime(out / "masks" / f".{name}.part.png", (time.time() - age,) * 2)
     written = (out / "masks/1.png").stat().st_mtime_ns
     capsys.readouterr()
     assert run(checkpoint, given, out, "--overlay") == 0
@@ -228,64 +199,34 @@ def test_goes_on_where_it_stopped(checkpoint, tmp_path, capsys):
     assert mask(out / "masks/2.png").shape == (42, 50)
     assert (out / "overlays/3.jpg").is_file()
     assert (out / "masks/1.png").stat().st_mtime_ns == written
+    assert [path.name for path in out.rglob(".*")] == [".new.part.png"]
 
 
 def test_predictions_of_something_else_are_not_taken_for_these(checkpoint, tmp_path):
     given, out = folder_of(tmp_path, 2), tmp_path / "out"
     assert run(checkpoint, given, out) == 0
     for words in (["--flip"], ["--amp", "bf16"], ["--overlay"], ["--scales", "0.5"]):
-        with pytest.raises(UserError, match="made in another way"):
+        with pytest.raises(UserError, match="with other settings"):
             run(checkpoint, given, out, *words)
     with pytest.raises(UserError, match="of another input"):
         run(checkpoint, folder_of(tmp_path, 2, "other"), out)
     (tmp_path / "theirs/masks").mkdir(parents=True)
-    with pytest.raises(UserError, match=r"has masks that are not of predict\.py"):
+    with pytest.raises(UserError, match=r"has masks that predict\.py did not write"):
         run(checkpoint, given, tmp_path / "theirs")
 
 
-def test_what_overwrite_has_not_come_to_is_not_done(checkpoint, tmp_path, capsys):
+def test_what_overwrite_did_not_reach_is_not_done(checkpoint, tmp_path, capsys):
     given, out = folder_of(tmp_path, 3), tmp_path / "out"
     assert run(checkpoint, given, out) == 0
     old = (out / "masks/1.png").stat().st_mtime_ns
     assert run(checkpoint, given, out, "--flip", "--overwrite") == 0
     assert (out / "masks/1.png").stat().st_mtime_ns > old
-    os.utime(out / "masks/1.png", ns=(old, old))  # as if stopped before this one
-    capsys.readouterr()
-    assert run(checkpoint, given, out, "--flip") == 0
-    assert "1 to predict, 2 done before" in capsys.readouterr().out
-
-
-def test_what_another_process_left_is_removed_when_it_is_old(checkpoint, tmp_path):
-    given, out = folder_of(tmp_path, 1), tmp_path / "out"
-    assert run(checkpoint, given, out) == 0
-    for name, age in (("old", 7200), ("new", 0)):
-        (out / "masks" / f".{name}.1.part.png").touch()
-        os.utime(out / "masks" / f".{name}.1.part.png", (time.time() - age,) * 2)
-    assert run(checkpoint, given, out) == 0
-    assert [path.name for path in out.rglob(".*")] == [".new.1.part.png"]
-
-
-def test_no_two_files_are_written_to_the_same_place(tmp_path):
-    def names(*files: str) -> list[str]:
-        folder = tmp_path / str(len(list(tmp_path.iterdir())))
-        for file in files:
-            (folder / file).parent.mkdir(parents=True, exist_ok=True)
-            (folder / file).touch()
-        return [found.name for found in find_inputs([str(folder)], tmp_path / "out")[1]]
-
-    assert names("a.jpg", "b.png") == ["a", "b"]
-    assert names("a.jpg", "a.png", "b.png") == ["a.jpg", "a.png", "b"]
-    assert names("film.gif", "film/000001.png") == ["film/000001", "film.gif"]
-    with pytest.raises(UserError, match=r"a\.jpg.*would be written to the same files"):
-        names("a.jpg", "a.png", "a.jpg.png")
-    (tmp_path / "x").mkdir()
-    for suffix in ("jpg", "png"):
-        photo().save(tmp_path / f"x/a.{suffix}")
-    # One after the other as both at once.
-    assert [find_inputs([str(tmp_path / f"x/a.{suffix}")], tmp_path)[1][0].name for suffix in ("jpg", "png")] == [
-        "a.jpg",
-        "a.png",
-    ]
+    # As if it had been killed while it noted the last image: its mask is there, its name is not.
+    (out / "done.0.txt").write_text('"0"\n"1"\n"2')
+    for pending, done in ((1, 2), (0, 3)):
+        capsys.readouterr()
+        assert run(checkpoint, given, out, "--flip") == 0
+        assert f"{pending} to predict, {done} done before" in capsys.readouterr().out
 
 
 def test_name_that_is_too_long_to_write_is_named_and_the_rest_done(checkpoint, tmp_path, capsys):
@@ -323,7 +264,7 @@ def test_damaged_and_turned_files(checkpoint, tmp_path, capsys):
     photo(40, 50).save(given / "turned.tif", tiffinfo={274: 6})
     (given / "line\nbreak.jpg").write_text("no image")
     assert run(checkpoint, given, tmp_path / "out", "--val_batchsize", "16") == 1
-    failed = capsys.readouterr().out.split("could not be:")[1].strip().splitlines()
+    failed = capsys.readouterr().out.split("could not be predicted:")[1].strip().splitlines()
     assert [line.split(":")[0].split("/")[-1] for line in failed] == ["cut.gif", "line\\nbreak.jpg"]
     for name in ("turned5", "turned6", "turned8", "turned"):
         assert mask(tmp_path / f"out/masks/{name}.png").shape == (50, 40)
@@ -371,7 +312,7 @@ def test_overlay_video_for_no_browser_comes_with_the_command_that_converts_it(
     [line] = capsys.readouterr().out.splitlines()
     written = tmp_path / "out/overlays/my film.mp4"
     assert written.is_file()
-    assert line.startswith(f"{written}: not playable in browsers, as OpenCV encodes neither H.264 nor VP8")
+    assert line.startswith(f"warning: {written}: browsers do not play it, because OpenCV encodes neither H.264 nor VP8")
     assert shlex.split(line.rpartition(": ")[2]) == [
         "ffmpeg", "-i", str(written), "-c:v", "libx264", "-pix_fmt", "yuv420p", str(written.with_suffix(".h264.mp4")),
     ]  # fmt: skip
@@ -396,7 +337,7 @@ def test_overlay_leaves_the_background_clear_unless_there_is_none(checkpoint, tm
 
 
 def test_video_that_is_cut_off_is_named(checkpoint, tmp_path, capsys):
-    for name, codec, said in (("a.mp4", "mp4v", "not a readable video"), ("b.avi", "MJPG", "frames: it is cut off")):
+    for name, codec, said in (("a.mp4", "mp4v", "not a readable video"), ("b.avi", "MJPG", "frames: it is truncated")):
         write_video(tmp_path / name, 20, codec)
         data = (tmp_path / name).read_bytes()
         (tmp_path / name).write_bytes(data[: len(data) // 2])
@@ -410,61 +351,52 @@ def test_two_processes_write_what_one_does(checkpoint, faulty, tmp_path):
     words = ["--checkpoint", str(checkpoint), "--input", str(faulty), "--device", "cpu", "--workers", "0", "--output"]
     results = finish(start_group(2, [*words, "two"], tmp_path, "predict.py"))
     assert [status for status, _, _ in results] == [1, 1], results
-    assert "3 could not be" in results[0][1]
+    assert "3 could not be predicted" in results[0][1]
     assert results[1][1] == ""
     predict.main([*words, str(tmp_path / "one")])
-    files = sorted(path.relative_to(tmp_path / "one") for path in (tmp_path / "one").rglob("*") if path.is_file())
-    assert len(files) == 6 + 6 + 1  # images; frames and frames.json; predictions.json
-    assert files == sorted(
-        path.relative_to(tmp_path / "two") for path in (tmp_path / "two").rglob("*") if path.is_file()
-    )
-    for file in files:
-        assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes(), file
+    files = [
+        {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+        for folder in (tmp_path / "one", tmp_path / "two")
+    ]
+    done = [
+        sorted(line for path in sorted(names) if path.suffix == ".txt" for line in names.pop(path).splitlines() if line)
+        for names in files
+    ]
+    assert len(files[0]) == 6 + 6 + 1  # images; frames and frames.json; predictions.json
+    assert files[0] == files[1]
+    assert done[0] == done[1]
+    assert len(done[0]) == 6 + 5 + 1  # images, frames, the video
 
 
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        (["--checkpoint", "{checkpoint}"], "--input is not set"),
-        (["--input", "x.jpg"], "--checkpoint is not set"),
-        (["--input", "x.jpg", "--checkpoint", "{checkpoint}"], "--input x.jpg: no such file"),
+        ([], "--input is not set"),
+        (["--input", "x.jpg", "--checkpoint", ""], "--checkpoint is not set"),
+        (["--input", "x.jpg"], "--input x.jpg: no such file"),
         (["--input", ".", "--checkpoint", "nowhere.pt"], "nowhere.pt: cannot be read"),
-        (["--input", ".", "--checkpoint", "{checkpoint}", "--scales", "0"], "--scales 0.0: must be above 0"),
-        (["--input", ".", "--checkpoint", "{checkpoint}", "--stride_rate", "1.5"], "--stride_rate 1.5"),
-        (["--input", ".", "--checkpoint", "{checkpoint}", "--weights", "ema"], "has no average of weights"),
-        (["--input", ".", "--checkpoint", "{checkpoint}", "--layers", "50"], "weights of a res50_ASPP with --layers 50"),
-        (["--input", ".", "--checkpoint", "{checkpoint}", "--flop"], "did you mean --flip?"),
-        (["--input", ".", "--model", "m.onnx", "--flip"], "predicts whole images at one scale"),
-        (["--input", ".", "--model", "m.onnx", "--layers", "18"], "predicts whole images at one scale"),
+        (["--input", ".", "--scales", "0"], "--scales 0.0: must be above 0"),
+        (["--input", ".", "--stride_rate", "1.5"], "--stride_rate 1.5"),
+        (["--input", ".", "--weights", "ema"], "has no average of weights"),
+        (["--input", ".", "--layers", "50"], "weights of a res50_ASPP with --layers 50"),
+        (["--input", ".", "--flop"], "did you mean --flip?"),
+        (["--input", ".", "--checkpoint", "", "--model", "m.onnx", "--flip"], "predicts whole images at one scale"),
+        (["--input", ".", "--checkpoint", "", "--model", "m.onnx", "--layers", "18"], "predicts whole images at one"),
+        (["--input", "a.png", "--output", "file"], "file: cannot be written to"),
     ],
-)  # fmt: skip
-def test_what_is_wrong_is_said_in_one_line(checkpoint, tmp_path, words, named):
-    words = [word.format(checkpoint=checkpoint) for word in words]
-    one_line_each(finish([start([*words, "--device", "cpu"], tmp_path, "predict.py")]), named)
+)
+def test_wrong_flags_are_named(checkpoint, tmp_path, monkeypatch, words, named):
+    monkeypatch.chdir(tmp_path)
+    photo().save("a.png")
+    (tmp_path / "file").touch()
+    given = [] if "--checkpoint" in words else ["--checkpoint", str(checkpoint)]
+    with pytest.raises(UserError, match=re.escape(named)):
+        predict.main([*given, *words, "--device", "cpu"])
 
 
-def test_output_that_cannot_be_written_is_said_first(checkpoint, tmp_path):
-    (tmp_path / "out").write_text("a file")
-    photo().save(tmp_path / "a.png")
-    words = ["--checkpoint", str(checkpoint), "--input", "a.png", "--output", "out", "--device", "cpu"]
-    one_line_each(finish([start(words, tmp_path, "predict.py")]), "out")
-
-
-def test_disk_that_fills_up_ends_it_with_one_line(checkpoint, small_disk, tmp_path):
-    (tmp_path / "in").mkdir()
-    for number in range(4):
-        photo(100, 100).save(tmp_path / f"in/{number}.png")
-    (small_disk / "other").write_bytes(bytes(250 * 2**20 - 300_000))  # room for 2 of 4 files of 5 x 100 x 100 x 2 bytes
-    words = [
-        "--checkpoint",
-        str(checkpoint),
-        "--input",
-        "in",
-        "--output",
-        str(small_disk),
-        "--device",
-        "cpu",
-        "--probs",
-    ]
-    one_line_each(finish([start([*words, "--workers", "0"], tmp_path, "predict.py")]), "No space left")
+def test_full_disk_ends_it_with_one_line(checkpoint, small_disk, tmp_path):
+    given = folder_of(tmp_path, 4)
+    (small_disk / "other").write_bytes(bytes(250 * 2**20 - 60_000))  # room for 2 of 4 files of 5 x 40 x 50 x 2 bytes
+    words = ["--checkpoint", str(checkpoint), "--input", str(given), "--output", str(small_disk), "--device", "cpu"]
+    one_line_each(finish([start([*words, "--probs", "--workers", "0"], tmp_path, "predict.py")]), "No space left")
     assert not list(small_disk.rglob(".*"))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from test_report import CLASSES, CURVES, HOSTILE, example, examples, write
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (requirements-dev.txt)")
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (pip install -e '.[dev]')")
 
 
 @pytest.fixture

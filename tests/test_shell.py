@@ -21,12 +21,9 @@ def test_words_reach_the_program_as_they_are(tmp_path, monkeypatch):
 
 def test_a_program_of_the_repository_is_found_from_any_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert shlex.split(shell.python_command("train.py", "--epochs", 3))[1:] == [
-        str(shell.REPO / "train.py"), "--epochs", "3",
-    ]  # fmt: skip
-    assert shlex.split(shell.python_command("-m", "data.check", "a b"))[1:] == [
-        str(shell.REPO / "data/check/__main__.py"), "a b",
-    ]  # fmt: skip
+    train, check = shell.REPO / "train.py", shell.REPO / "data/check/__main__.py"
+    assert shlex.split(shell.python_command("train.py", "--epochs", 3))[1:] == [str(train), "--epochs", "3"]
+    assert shlex.split(shell.python_command("-m", "data.check", "a b"))[1:] == [str(check), "a b"]
     assert shell.repo_file("requirements.txt") == str(shell.REPO / "requirements.txt")
     assert shell.python_command("-m", "pip", "list").endswith(" -m pip list")
     monkeypatch.chdir(shell.REPO)
@@ -36,13 +33,8 @@ def test_a_program_of_the_repository_is_found_from_any_folder(tmp_path, monkeypa
 
 
 def test_the_data_check_runs_as_a_file(tmp_path):
-    done = subprocess.run(
-        [sys.executable, shell.REPO / "data/check/__main__.py", "nowhere"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    words = [sys.executable, shell.REPO / "data/check/__main__.py", "nowhere"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (2, "error: nowhere: no such folder\n")
 
 

@@ -44,9 +44,26 @@ def unbroken(words, tmp_path_factory):
     return {number: logdir / str(number) for number in (1, 2)}
 
 
+def in_folder(words: list[str], tmp_path, *more: str) -> list[str]:
+    return [*words, "--logdir", str(tmp_path), "--name", "x", "--resume", "auto", *more]
+
+
+def assert_resumes(words: list[str], tmp_path, expected, world_size: int = 1) -> None:
+    """The same words end the run as if no signal had come."""
+    processes = start_group(world_size, words, tmp_path) if world_size > 1 else [start(words, tmp_path)]
+    assert {status for status, _, _ in finish(processes)} == {0}
+    assert_same_run(tmp_path / "x", expected)
+
+
+def wait_for(paths: list, processes: list) -> None:
+    while not all(path.exists() for path in paths):
+        assert all(process.poll() is None for process in processes), [process.communicate() for process in processes]
+        time.sleep(0.02)
+
+
 @pytest.mark.parametrize("phase", PHASES)
 def test_sigterm_to_one_rank_stops_both_and_the_run_goes_on_exactly(words, unbroken, tmp_path, phase):
-    words = [*words, "--logdir", str(tmp_path), "--name", "x", "--resume", "auto", "--batchsize", "1"]
+    words = in_folder(words, tmp_path, "--batchsize", "1")
     rank, step, epoch = PHASES[phase]
     results = finish(start_group(2, [phase, str(rank), *words], tmp_path, FAULTS))
     assert [status for status, _, _ in results] == [STOPPED, STOPPED], results
@@ -56,37 +73,32 @@ def test_sigterm_to_one_rank_stops_both_and_the_run_goes_on_exactly(words, unbro
     content = checkpoint.read_run(tmp_path / "x" / "last.pt")
     assert (content["step"], content["epoch"]) == (step or content["step"], epoch)
     assert content["samples"] == 2 * (content["step"] - 4 * content["epoch"])
-    assert [status for status, _, _ in finish(start_group(2, words, tmp_path))] == [0, 0]
-    assert_same_run(tmp_path / "x", unbroken[2])
+    assert_resumes(words, tmp_path, unbroken[2], world_size=2)
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGUSR1"])
 def test_other_signals_stop_a_single_process_while_it_saves(words, unbroken, tmp_path, name):
     """The signal comes when the first checkpoint is being written, to the process that writes it."""
-    words = [*words, "--logdir", str(tmp_path), "--name", "x", "--resume", "auto", "--workers", "1"]
+    words = in_folder(words, tmp_path, "--workers", "1")
     [(status, stdout, stderr)] = finish([start(["signal_while_saving", "0", *words], tmp_path, FAULTS, SIGNAL=name)])
     assert status == STOPPED, stderr
     assert f"stopped by {name} after step" in stdout
-    assert finish([start(words, tmp_path)])[0][0] == 0
-    assert_same_run(tmp_path / "x", unbroken[1])
+    assert_resumes(words, tmp_path, unbroken[1])
 
 
 def test_signal_to_the_whole_process_group_with_workers(words, unbroken, tmp_path):
     """As Ctrl-C, torchrun and Slurm send it: the loader's workers must not die of it."""
-    words = [*words, "--logdir", str(tmp_path), "--name", "x", "--resume", "auto", "--workers", "2"]
+    words = in_folder(words, tmp_path, "--workers", "2")
     [(status, _, stderr)] = finish([start(["signal_group_mid_epoch", "0", *words], tmp_path, FAULTS)])
     assert status == STOPPED, stderr
     assert stderr.count("Traceback") == 0
-    assert finish([start(words, tmp_path)])[0][0] == 0
-    assert_same_run(tmp_path / "x", unbroken[1])
+    assert_resumes(words, tmp_path, unbroken[1])
 
 
 def test_second_sigint_stops_at_once(demo_root, tmp_path):
     words = flags(dataset_path=demo_root, logdir=tmp_path, name="x", epochs=50)
     process = start(["stuck_after_signal", "0", *words], tmp_path, FAULTS)
-    while not (tmp_path / "stuck").exists():
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.02)
+    wait_for([tmp_path / "stuck"], [process])
     process.send_signal(signal.SIGINT)
     time.sleep(1)
     assert process.poll() is None  # it is in a step of 30 seconds
@@ -97,12 +109,10 @@ def test_second_sigint_stops_at_once(demo_root, tmp_path):
 
 
 def test_first_sigint_on_each_rank_is_not_taken_for_a_second(words, unbroken, tmp_path):
-    """Ctrl-C on node after node: the others' word to stop comes first, then the rank's own first SIGINT."""
-    words = [*words, "--logdir", str(tmp_path), "--name", "x", "--resume", "auto", "--batchsize", "1"]
+    """Ctrl-C on node after node: the other rank's message comes first, then the rank's own first SIGINT."""
+    words = in_folder(words, tmp_path, "--batchsize", "1")
     processes = start_group(2, ["slow_after_signal", "all", *words], tmp_path, FAULTS)
-    while not all((tmp_path / f"slow.{rank}").exists() for rank in (0, 1)):
-        assert all(process.poll() is None for process in processes), [process.communicate() for process in processes]
-        time.sleep(0.02)
+    wait_for([tmp_path / f"slow.{rank}" for rank in (0, 1)], processes)
     for process in processes:
         process.send_signal(signal.SIGINT)
         time.sleep(1)
@@ -117,14 +127,16 @@ def test_signal_to_a_loader_worker_is_not_one_to_the_run(demo_root, tmp_path):
     assert "stopped by" not in stdout
 
 
-def test_signal_while_waiting_for_other_ranks_ends_the_wait(demo_root, tmp_path):
-    words = flags(dataset_path=demo_root, logdir=tmp_path)
-    [process] = start_group(2, words, tmp_path, ranks=[0])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_signal_while_waiting_for_other_ranks_ends_the_wait(demo_root, tmp_path, rank):
+    """Of three ranks two have started; each of them ends if one gets a signal."""
+    processes = start_group(3, flags(dataset_path=demo_root, logdir=tmp_path), tmp_path, ranks=[0, 1])
     time.sleep(4)
-    process.send_signal(signal.SIGUSR1)
-    [(status, _, stderr)] = finish([process], timeout=30)
-    assert status == STOPPED
-    assert "stopped by SIGUSR1 on rank 0 before the group was complete" in stderr
+    processes[rank].send_signal(signal.SIGUSR1)
+    results = finish(processes, timeout=30)
+    assert [status for status, _, _ in results] == [STOPPED, STOPPED], results
+    for _, _, stderr in results:
+        assert f"stopped by SIGUSR1 on rank {rank} before the group was complete" in stderr
 
 
 def test_run_that_has_ended_is_left_as_it_is(words, unbroken, tmp_path):

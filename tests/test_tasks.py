@@ -3,9 +3,8 @@
 import json
 
 import pytest
-from conftest import finish, flags, read_metrics, run_train, start_group
+from conftest import finish, flags, read_metrics, start_group
 
-import evaluate
 import train
 from errors import UserError
 
@@ -19,21 +18,21 @@ def trained(demo_root, tmp_path_factory):
     lines = [f"{name}: {value}" for name, value in values.items()]
     config = folder / "mine.yaml"
     config.write_text("\n".join([*lines, "stages:", "  first: {seed: 1}", "  second: {seed: 2}", ""]))
-    train.main(["--config", str(config), "--stage", "first"])
+    train.main(["--config", str(config), "--stage", "first", "--task", "train"])
     return folder, ["--config", str(config), "--stage", "first"]
 
 
 def test_test_scores_the_newest_run_of_the_config(trained, tmp_path):
     folder, words = trained
-    told = ["--json", str(tmp_path / "scores.json"), "--save_dir", str(tmp_path / "masks")]  # not train.py's alias
-    assert train.main([*words, "--task", "test", *told, "--epochs", "5", "--flip"]) == 0
+    outputs = ["--json", str(tmp_path / "scores.json"), "--save_dir", str(tmp_path / "masks")]  # not train.py's alias
+    assert train.main([*words, "--task", "test", *outputs, "--epochs", "5", "--flip"]) == 0
     scores = json.loads((tmp_path / "scores.json").read_text())
     assert scores["checkpoint"] == str(folder / "log" / "mine-first" / "best.pt")
     assert len(list((tmp_path / "masks").glob("*.png"))) == 3
 
 
 def test_test_gives_the_scores_that_the_run_logged(trained, tmp_path):
-    """Also where the run was trained with other flags than its config has: here another --amp."""
+    """Also if the run was trained with other flags than its config has: here another --amp."""
     folder, words = trained
     train.main([*words, "--name", "half", "--amp", "bf16"])
     assert train.main([*words, "--name", "half", "--task", "test", "--json", str(tmp_path / "scores.json")]) == 0
@@ -60,19 +59,23 @@ def test_predict_of_one_image_by_a_named_checkpoint(trained, demo_root, tmp_path
     assert (tmp_path / "masks" / "demo_0001.png").is_file()
 
 
-def test_file_says_how_to_launch_in_every_task(tmp_path, monkeypatch):
+def test_the_file_sets_the_launch_flags_and_the_command_line_overrides_the_checkpoint(tmp_path, monkeypatch):
     file = tmp_path / "launch.yaml"
-    file.write_text(
-        "dataset_path: x\nddp: {enabled: false, log_level: WARNING}\ndevice: cpu\nworkers: 1\ndist_timeout: 33\n"
-    )
+    launch = "ddp: {enabled: false, log_level: WARNING}\ndevice: cpu\nworkers: 1\ndist_timeout: 33\n"
+    file.write_text(f"{launch}dataset_path: x\namp: bf16\n")
     seen: list = []
-    monkeypatch.setattr("evaluate.main", lambda words: seen.append(evaluate.READER.command_line(words)[0]) or 0)
-    train.main(["--config", str(file), "--task", "test", "--checkpoint", "c.pt", "--workers", "2"])
-    [values] = seen
-    expected = {
-        "checkpoint": "c.pt", "distributed": False, "log_level": "WARNING", "device": "cpu", "workers": 2, "dist_timeout": 33,
-    }  # fmt: skip
-    assert values == expected
+    monkeypatch.setattr("evaluate.run", lambda *values: seen.append(values) or 0)
+    words = ["--checkpoint", "c.pt", "--workers", "2", "--val_batchsize", "7", "--epochs", "5", "--split", "train"]
+    assert train.main(["--config", str(file), "--task", "test", *words]) == 0
+    [(values, overrides)] = seen
+    assert (values.checkpoint, values.split, values.distributed, values.log_level) == (
+        "c.pt",
+        "train",
+        False,
+        "WARNING",
+    )
+    assert (values.device, values.workers, values.dist_timeout) == ("cpu", 2, 33)
+    assert overrides == {"val_batchsize": 7, "workers": 2, "val_workers": -1}  # not --amp: the checkpoint has its own
 
 
 @pytest.mark.parametrize(
@@ -80,10 +83,7 @@ def test_file_says_how_to_launch_in_every_task(tmp_path, monkeypatch):
     [
         (["--task", "tset"], "did you mean test?"),
         (["--task", "test", "--name", "other"], "--task test: no run of --name other in --logdir"),
-        (
-            ["--task", "test", "--resume", "log/x/last.pt"],
-            "--resume log/x/last.pt with --task test: name the file by --checkpoint",
-        ),
+        (["--task", "test", "--resume", "x.pt"], "--resume x.pt with --task test: use --checkpoint FILE instead"),
         (["--task", "test", "--scals", "2"], "unknown flag --scals: did you mean --scales?"),
         (["--task", "test", "--overlay"], "unknown flag --overlay"),  # of predict.py
         (["--scales", "2"], "unknown flag --scales"),  # no task of its own
@@ -93,7 +93,3 @@ def test_wrong_tasks_are_named(trained, words, named):
     with pytest.raises(UserError) as caught:
         train.main([*trained[1], *words])
     assert named in str(caught.value)
-
-
-def test_task_train_trains(demo_root, tmp_path):
-    assert (run_train(dataset_path=demo_root, logdir=tmp_path, task="train") / "last.pt").is_file()

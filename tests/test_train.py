@@ -62,7 +62,7 @@ def test_run_folder_holds_what_the_readme_says(run_of_two_epochs, demo_root):
     assert names == {"config.yaml", "train.log", "metrics.jsonl"} | checkpoints
     saved = yaml.safe_load((folder / "config.yaml").read_text())
     assert saved["dataset_path"] == str(demo_root)
-    assert set(saved) == {name for name, item in FLAGS.items() if not item.metadata["per_launch"]}
+    assert set(saved) == {name for name, item in FLAGS.items() if not item.per_launch}
     log = (folder / "train.log").read_text()
     assert "rank 0, local rank 0, world size 1, device cpu, no process group" in log
     assert "lr 0.01 x 1 (--lr_scaling linear" in log

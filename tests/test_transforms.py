@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from data.dataset import SegmentationDataset, read_list
+from data.dataset import SegmentationDataset
 from data.distance import pseudo_distance, scribble_distance
+from data.layout import Split, read_list
 from data.transforms import MEAN_COLOUR, CentreCrop, TrainTransform
 
 
@@ -105,7 +106,7 @@ def train_set(demo_root):
         "pseudo": demo_root / "bmp_pseudolabel",
     }
     compute = {"distance_s": ("label", scribble_distance), "distance_c": ("pseudo", pseudo_distance)}
-    return SegmentationDataset(names, folders, 5, transform=TrainTransform(65), compute=compute, seed=3)
+    return SegmentationDataset(Split(folders, names), 5, transform=TrainTransform(65), compute=compute, seed=3)
 
 
 def test_augmentation_depends_on_seed_epoch_and_index_only(train_set):

@@ -5,6 +5,7 @@ Prints how long each takes to notice: make test ARGS="-k two_nodes -s". Needs ro
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -19,8 +20,8 @@ from scripts import chaos
 NOTICE_SECONDS = 30  # keep-alive probes take 20 (distributed/lifeline.py)
 
 
-def ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
+def ip(*words: str) -> str:
+    return subprocess.run(["ip", *words], check=True, capture_output=True, text=True).stdout
 
 
 class Nodes:
@@ -31,7 +32,7 @@ class Nodes:
 
     def __init__(self) -> None:
         for name in self.names:
-            # One may be left of tests that were killed.
+            # One may be left from tests that were killed.
             subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
             ip("netns", "add", name)
             ip("-n", name, "link", "set", "lo", "up")
@@ -45,50 +46,46 @@ class Nodes:
         """Plug it in ("up") or out ("down")."""
         ip("-n", self.names[1], "link", "set", self.links[1], state)
 
+    def processes(self, number: int) -> dict[int, str]:
+        """{process id: command line} on a node."""
+        commands = {int(pid): Path(f"/proc/{pid}/cmdline") for pid in ip("netns", "pids", self.names[number]).split()}
+        return {pid: path.read_text() for pid, path in commands.items() if path.exists()}
+
     def training(self, number: int) -> list[int]:
         """The processes of train.py on a node, without torchrun."""
-        pids = subprocess.run(["ip", "netns", "pids", self.names[number]], capture_output=True, text=True, check=True)
-        commands = {int(pid): Path(f"/proc/{pid}/cmdline") for pid in pids.stdout.split()}
-        texts = {pid: path.read_text() for pid, path in commands.items() if path.exists()}
-        return [pid for pid, text in texts.items() if "train.py" in text and "torch.distributed.run" not in text]
+        found = self.processes(number)
+        return [pid for pid, text in found.items() if "train.py" in text and "torch.distributed.run" not in text]
 
     def by_hand(self, number: int, words: list[str], folder: Path) -> subprocess.Popen:
         """train.py on a node that has a host name of its own, which leads to 127.0.1.1 there, as on Debian."""
-        hosts = folder / f"hosts.{number}"
-        addresses = [f"10.99.0.{node + 1} {name}\n" for node, name in enumerate(self.names)]
-        addresses[number] = f"127.0.1.1 {self.names[number]}\n"
+        name, hosts = self.names[number], folder / f"hosts.{number}"
+        addresses = [f"10.99.0.{node + 1} {other}\n" for node, other in enumerate(self.names)]
+        addresses[number] = f"127.0.1.1 {name}\n"
         hosts.write_text("127.0.0.1 localhost\n" + "".join(addresses))
         script = 'hostname "$1" && mount --bind "$2" /etc/hosts && shift 2 && exec "$@"'
-        command = [
-            "ip", "netns", "exec", self.names[number], "unshare", "--uts", "--mount", "sh", "-c", script, "sh",
-            self.names[number], hosts, sys.executable, REPO / "train.py", *words,
-        ]  # fmt: skip
-        env = os.environ | {
-            "RANK": str(number),
-            "WORLD_SIZE": "2",
-            "MASTER_ADDR": self.names[0],
-            "MASTER_PORT": "29500",
-        }
-        return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        command = ["ip", "netns", "exec", name, "unshare", "--uts", "--mount", "sh", "-c", script, "sh", name, hosts]
+        command += [sys.executable, REPO / "train.py", *words]
+        variables = {"RANK": str(number), "WORLD_SIZE": "2", "MASTER_ADDR": self.names[0], "MASTER_PORT": "29500"}
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        return subprocess.Popen(command, env=os.environ | variables, text=True, **pipes)
 
     def torchrun(self, number: int, words: list[str], output: Path, max_restarts: int) -> subprocess.Popen:
-        """torchrun on a node, its output in a file."""
-        command = [
-            "ip", "netns", "exec", self.names[number], sys.executable, "-m", "torch.distributed.run", "--nnodes", "2",
-            "--nproc_per_node", "1", "--max_restarts", str(max_restarts), "--rdzv_backend", "c10d",
-            "--rdzv_endpoint", "10.99.0.1:29400", "--rdzv_id", "test", "--local-addr", f"10.99.0.{number + 1}",
-            # torchrun would look at the host's name, which both namespaces share.
-            "--rdzv_conf", f"is_host={1 - number}", str(REPO / "train.py"), *words,
-        ]  # fmt: skip
+        """torchrun on a node, its output in a file. is_host: torchrun would compare host names, which are the same."""
+        launch = f"ip netns exec {self.names[number]} {sys.executable} -m torch.distributed.run --nnodes 2 "
+        launch += (
+            f"--nproc_per_node 1 --max_restarts {max_restarts} --rdzv_backend c10d --rdzv_endpoint 10.99.0.1:29400 "
+        )
+        launch += f"--rdzv_id test --local-addr 10.99.0.{number + 1} --rdzv_conf is_host={1 - number} {REPO}/train.py"
         env = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": self.links[number]}
         with output.open("w") as file:
+            command = [*launch.split(), *words]
             return subprocess.Popen(command, cwd=REPO, env=env, stdout=file, stderr=subprocess.STDOUT)
 
 
 @pytest.fixture
 def nodes() -> Iterator[Nodes]:
     if not shutil.which("ip"):
-        pytest.skip("the ip command is not there")
+        pytest.skip("the ip command is missing")
     try:
         made = Nodes()
     except subprocess.CalledProcessError as error:
@@ -146,18 +143,14 @@ def test_cut_cable_between_two_nodes(nodes, demo_root, tmp_path, max_restarts):
         for process in torchruns:
             process.kill()
             process.wait()
-        for name in nodes.names:
-            pids = subprocess.run(
-                ["ip", "netns", "pids", name], capture_output=True, text=True, check=True
-            ).stdout.split()
-            for pid in pids:
-                os.kill(int(pid), 9)
+        for pid in [*nodes.processes(0), *nodes.processes(1)]:
+            os.kill(pid, signal.SIGKILL)
 
 
 def test_two_nodes_by_hand_whose_host_names_lead_to_themselves(nodes, demo_root, tmp_path):
-    """A6 and A8 of the audit: no LOCAL_RANK, and gloo would listen at 127.0.1.1, where the other node cannot reach it."""
+    """A6 and A8 of the audit: no LOCAL_RANK, and gloo would listen at 127.0.1.1, out of the other node's reach."""
     if not shutil.which("unshare"):
-        pytest.skip("the unshare command is not there")
+        pytest.skip("the unshare command is missing")
     words = flags(dataset_path=demo_root, logdir=tmp_path / "log", dist_timeout=30)
     results = finish([nodes.by_hand(number, words, tmp_path) for number in (0, 1)])
     assert [status for status, _, _ in results] == [0, 0], results

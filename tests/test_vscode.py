@@ -1,4 +1,4 @@
-"""The entries of .vscode/launch.json, started with their own words, with only requirements.txt installed."""
+"""The entries of .vscode/launch.json, started with their own words, with nothing but requirements.txt installed."""
 
 import json
 import shutil
@@ -13,9 +13,8 @@ from data.check import __main__ as check
 LAUNCH = json.loads((REPO / ".vscode/launch.json").read_text())
 ENTRIES = {entry["name"]: entry for entry in LAUNCH["configurations"]}
 # What makes a training small. It comes last, so that the entry's own words still count.
-SMALL = [
-    "--layers", "18", "--crop_size", "33", "--batchsize", "2", "--max_steps", "1", "--pretrained", "none", "--device", "cpu",
-]  # fmt: skip
+SMALL = ["--layers", "18", "--crop_size", "33", "--batchsize", "2"]
+SMALL += ["--max_steps", "1", "--pretrained", "none", "--device", "cpu"]
 NOT_REQUIRED = ("onnx", "onnxscript", "onnxruntime", "pytest")
 
 
@@ -58,9 +57,8 @@ def trained(workspace):
 
 
 def test_every_entry_is_here_and_starts_what_is_there():
-    assert list(ENTRIES) == [
-        "Train", "Debug DDP Training", "Train on my data", "Check my data", "Evaluate", "Predict", "Export",
-    ]  # fmt: skip
+    names = "Train, Debug DDP Training, Train on my data, Check my data, Evaluate, Predict, Export"
+    assert ", ".join(ENTRIES) == names
     for entry in ENTRIES.values():
         assert entry["type"] == "debugpy"
         assert (entry["module"] == "data.check") if "module" in entry else (REPO / program(entry["name"])).is_file()
@@ -70,9 +68,8 @@ def test_every_entry_is_here_and_starts_what_is_there():
 def test_training_starts(workspace, name):
     env = ENTRIES[name].get("env", {})
     if name == "Debug DDP Training":
-        assert env == {
-            "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "12355",
-        }  # fmt: skip
+        place = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+        assert env == place | {"MASTER_ADDR": "localhost", "MASTER_PORT": "12355"}
         env = env | {"MASTER_PORT": free_port()}  # other tests may run at the same time
     [(status, stdout, stderr)] = finish([start([*words(name), *SMALL], workspace, program(name), **env)])
     assert status == 0, (stdout, stderr)
@@ -86,7 +83,7 @@ def test_evaluate_and_predict_take_the_checkpoint_that_train_writes(trained):
     assert len(list((trained / "log/predictions/overlays").iterdir())) == 11  # 8 images for training, 3 for validation
 
 
-def test_export_and_the_doctor_need_no_other_packages(trained, monkeypatch, capsys):
+def test_export_and_the_data_check_need_no_other_packages(trained, monkeypatch, capsys):
     monkeypatch.chdir(trained)
     for package in NOT_REQUIRED:
         monkeypatch.setitem(sys.modules, package, None)  # importing it now raises ImportError

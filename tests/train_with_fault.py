@@ -27,7 +27,7 @@ import utils
 from data.dataset import SegmentationDataset
 from data.sampler import TrainSampler
 from distributed.group import Group
-from distributed.lifeline import Watch
+from distributed.lifeline import Lifeline
 from losses.criterion import Criterion
 from runs import checkpoint
 from runs.state import TrainState
@@ -204,13 +204,13 @@ def signal_group_mid_epoch() -> None:
 @fault
 def no_relay() -> None:
     """The other ranks learn of a signal only by the all-reduce of the next step."""
-    tell = Watch._tell
+    send = Lifeline._send
 
-    def tell_but_stop(watch, message, but=None):
+    def send_but_stop(lifeline, message, but=None):
         if not message.startswith("stop"):
-            tell(watch, message, but)
+            send(lifeline, message, but)
 
-    Watch._tell = tell_but_stop  # type: ignore[method-assign]
+    Lifeline._send = send_but_stop  # type: ignore[method-assign]
 
 
 @fault

@@ -1,9 +1,9 @@
-"""The data doctor: reads every file of a data set, says what is in it and what is wrong, and changes nothing.
+"""The data check: reads every file of a data set, reports what is in it and what is wrong, and changes nothing.
 
     python -m data.check MyData
     python -m data.check VOC2012 --numclasses 21 --classes voc --json voc.json
 
-Exit status: 0 clean, 1 warnings, 2 errors, with which training would stop, or go or be scored wrong.
+Exit status: 0 clean, 1 warnings, 2 errors, which would stop training, or make it or its scores wrong.
 """
 
 import argparse
@@ -11,60 +11,70 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Iterable
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Sequence
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 from tqdm import tqdm
+from tqdm.contrib.concurrent import process_map
 
-if not __package__:  # started as a file, from another folder: python PATH/data/check
+if not __package__:  # started as a file from another folder: python PATH/data/check
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 import program
 import shell
 from data.check.duplicates import find_duplicates
 from data.check.findings import Findings
-from data.check.measure import Facts, Sample, measure
+from data.check.measure import Facts, measure
 from data.check.report import class_table, finding_lines, summary_lines
 from data.check.rules import check_agreement, check_images, check_labels, check_values, infer_num_classes
-from data.check.summary import Summary, check_classes, summarise
-from data.check.survey import Paths, Survey, survey
-from data.classes import Classes, read_classes
+from data.check.summary import Summary, check_classes
+from data.check.survey import Paths, Sample, guess_dataset, survey
+from data.classes import read_classes
 from errors import UserError
+from labels import MAPS
 
-# As of train.py.
-DATASETS = (
-    "Folder", "Dense", "ScribbleOnly", "PseudoOnly", "ScribblePseudo",
-    "ScribblePseudoDs", "ScribblePseudoDc", "ScribblePseudoDsDc",
-)  # fmt: skip
 BATCHSIZE = 16  # train.py's default
 CHUNK = 8  # samples that a process takes at once
 
 
 def check(
-    root: Path, *, dataset: str = "", num_classes: int | None = None, classes: str = "", paths: Paths | None = None,
-    splits: Iterable[str] = ("train", "val"), workers: int = 0,
-) -> tuple[Summary, Findings]:  # fmt: skip
-    """Examine a data set. dataset: as of train.py, "" to find out. num_classes: None to infer. workers: processes, 0 none."""
-    findings = Findings()
+    root: Path,
+    *,
+    dataset: str = "",
+    num_classes: int | None = None,
+    classes: str = "",
+    paths: Paths | None = None,
+    splits: Sequence[str] = ("train", "val"),
+    workers: int = 0,
+) -> tuple[Summary, Findings]:
+    """Check a data set. The arguments are the flags of these names; "" and None infer the value from the data."""
+    findings, paths = Findings(root), paths or Paths()
     classes = classes or _class_file(root, num_classes, findings)
-    known = read_classes(classes, num_classes) if classes else None
-    if known is not None:
-        num_classes = len(known.names)
-    found = survey(root, dataset, paths or Paths(), list(splits), findings)
-    facts = _measure_all(found.samples, workers)
-    given = num_classes is not None
-    num_classes = num_classes or infer_num_classes(facts)
-    known = known or read_classes("", num_classes)
-    _judge(found, facts, num_classes, given, classes, known, findings)
-    summary = summarise(found, facts, num_classes, given, classes, known.names)
+    if classes:
+        num_classes = len(read_classes(classes, num_classes).names)
+    dataset = dataset or guess_dataset(root, paths)
+    found, samples = survey(root, dataset, paths, splits, findings)
+    facts = _measure_all(samples, workers)
+
+    inferred = num_classes is None
+    known = read_classes(classes, num_classes or infer_num_classes(facts))
+    num_classes = len(known.names)
+    colours = {f"#{bytes(known.colours[number]).hex()}": number for number in reversed(range(num_classes))}
+    check_images(facts, findings)
+    check_labels(facts, colours, findings)
+    check_values(facts, num_classes, inferred, classes, findings)
+    check_agreement(facts, findings)
+    find_duplicates(facts, findings)
+    layout = {"Folder": "Folder", "Dense": "VOC"}.get(dataset, "ScribbleSup")
+    summary = Summary(str(root), layout, dataset, num_classes, not inferred, classes)
+    summary.count(facts, found, known.names)
     check_classes(summary, findings)
     return summary, findings
 
 
 def _class_file(root: Path, num_classes: int | None, findings: Findings) -> str:
-    """The path of the data set's classes.txt; "" where there is none, or it cannot be used."""
+    """The path of the data set's classes.txt; "" if it is missing or invalid."""
     path = root / "classes.txt"
     if not path.is_file():
         return ""
@@ -77,34 +87,15 @@ def _class_file(root: Path, num_classes: int | None, findings: Findings) -> str:
 
 
 def _measure_all(samples: list[Sample], workers: int) -> list[Facts]:
-    """What measure says of each sample, in order."""
-
-    def with_bar(facts: Iterable[Facts]) -> list[Facts]:
-        return list(tqdm(facts, total=len(samples), unit="image", desc="reading"))
-
+    """Measure each sample, in order. workers: processes; 0 uses this one."""
     if workers == 0:
-        return with_bar(map(measure, samples))
+        return [measure(sample) for sample in tqdm(samples, unit="image", desc="reading")]
     try:
-        with ProcessPoolExecutor(workers) as pool:
-            return with_bar(pool.map(measure, samples, chunksize=CHUNK))
+        return process_map(measure, samples, max_workers=workers, chunksize=CHUNK, unit="image", desc="reading")
     except BrokenProcessPool:
         raise UserError(
-            f"a process of --workers {workers} was ended, for want of memory? Lower --workers, or use --workers 0 to see more"
+            f"a process of --workers {workers} was killed, out of memory? Lower --workers, or use --workers 0"
         ) from None
-
-
-def _judge(
-    found: Survey, facts: list[Facts], num_classes: int, given: bool, classes: str, known: Classes, findings: Findings
-) -> None:
-    def show(path: Path) -> str:
-        return path.relative_to(found.root).as_posix() if path.is_relative_to(found.root) else str(path)
-
-    colours = {f"#{bytes(known.colours[number]).hex()}": number for number in reversed(range(num_classes))}
-    check_images(facts, show, findings)
-    check_labels(facts, show, colours, findings)
-    check_values(facts, num_classes, given, classes, show, findings)
-    check_agreement(facts, show, findings)
-    find_duplicates(facts, show, findings)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -112,15 +103,13 @@ def main(argv: list[str] | None = None) -> int:
     if args.numclasses is not None and not 2 <= args.numclasses <= 255:
         raise UserError(f"--numclasses {args.numclasses}: must be 2 to 255")
     if args.json and args.json.resolve().is_relative_to(args.root.resolve()):
-        raise UserError(f"--json {args.json}: lies in the data set, where nothing is written; name another folder")
+        raise UserError(f"--json {args.json}: is in the data set, which the check does not change; use another folder")
     workers = args.workers
     if workers < 0:
         workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     paths = Paths(**{item.name: getattr(args, item.name) for item in dataclasses.fields(Paths)})
-    summary, findings = check(
-        args.root, dataset=args.dataset, num_classes=args.numclasses, classes=args.classes, paths=paths,
-        splits=args.splits, workers=workers,
-    )  # fmt: skip
+    options = {"dataset": args.dataset, "num_classes": args.numclasses, "classes": args.classes, "splits": args.splits}
+    summary, findings = check(args.root, paths=paths, workers=workers, **options)
     print("\n".join([*summary_lines(summary), *class_table(summary), "", *finding_lines(findings)]))
     if args.json:
         _write_json(args.json, summary, findings)
@@ -138,8 +127,7 @@ def next_lines(summary: Summary, paths: Paths) -> list[str]:
     words = ["--dataset", summary.dataset, "--dataset_path", summary.root, "--numclasses", summary.num_classes]
     words += ["--classes", summary.class_file] if summary.class_file else []
     words += [*folders, "--model_type", "res50_ASPP_lorm" if "Pseudo" in summary.dataset else "res50_ASPP"]
-    if summary.images["train"] < BATCHSIZE:
-        words += ["--batchsize", summary.images["train"]]
+    words += ["--batchsize", summary.images["train"]] if summary.images["train"] < BATCHSIZE else []
     return [
         "training downloads its start weights once; without a network, add --pretrained none to the command",
         f"to train: {shell.python_command('train.py', *words)}",
@@ -147,35 +135,24 @@ def next_lines(summary: Summary, paths: Paths) -> list[str]:
 
 
 def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m data.check", description="Examine a data set; change nothing.")
-    parser.add_argument("root", type=Path, metavar="PATH", help="root of the data set, train.py's --dataset_path")
-    parser.add_argument(
-        "--dataset", default="", choices=DATASETS, help="labels to train on [found out from the folders]"
-    )
-    parser.add_argument("--numclasses", type=int, metavar="N", help="number of classes [inferred from the labels]")
-    parser.add_argument(
-        "--classes",
-        default="",
-        metavar="FILE",
-        help="names and colours: voc, camvid, cityscapes, ade20k, or a FILE [PATH/classes.txt]",
-    )
-    parser.add_argument("--splits", nargs="+", default=["train", "val"], metavar="NAME", help="splits [train val]")
+    parser = argparse.ArgumentParser(prog="python -m data.check", description="Check a data set; change nothing.")
+    add = parser.add_argument
+    add("root", type=Path, metavar="PATH", help="root of the data set, train.py's --dataset_path")
+    add("--dataset", default="", choices=MAPS, help="labels to train on [guessed from the folders]")
+    add("--numclasses", type=int, metavar="N", help="number of classes [inferred from the labels]")
+    names = "names and colours: voc, camvid, cityscapes, ade20k, or a FILE [PATH/classes.txt]"
+    add("--classes", default="", metavar="FILE", help=names)
+    add("--splits", nargs="+", default=["train", "val"], metavar="NAME", help="splits [train val]")
     for item in dataclasses.fields(Paths):
-        parser.add_argument(f"--{item.name}", default="", metavar="DIR", help="folder, as of train.py")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything to this file, with all file names")
-    parser.add_argument("--workers", type=int, default=-1, metavar="N", help="processes; 0: none but this [the cores]")
+        add(f"--{item.name}", default="", metavar="DIR", help=f"folder, as train.py's --{item.name}")
+    add("--json", type=Path, metavar="FILE", help="write everything to this file, with all file names")
+    add("--workers", type=int, default=-1, metavar="N", help="processes; 0 reads in this process [number of cores]")
     return parser
 
 
 def _write_json(path: Path, summary: Summary, findings: Findings) -> None:
-    listed = [
-        {
-            "code": finding.code, "severity": finding.severity, "count": finding.count, "what": finding.what,
-            "do": finding.advice, "files": finding.files, "notes": finding.notes,
-        }
-        for finding in findings.sorted()
-    ]  # fmt: skip
-    content = {"status": findings.status} | summary.as_dict() | {"findings": listed}
+    listed = [dataclasses.asdict(finding) | {"count": finding.count} for finding in findings.sorted()]
+    content = {"status": findings.status} | dataclasses.asdict(summary) | {"findings": listed}
     try:
         path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     except OSError as error:

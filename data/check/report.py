@@ -1,32 +1,30 @@
-"""The doctor's report as text."""
+"""The report of the data check as text."""
 
-from data.check.findings import ERROR, Findings
-from data.check.summary import Summary
+from data.check.findings import Findings
+from data.check.summary import ClassRow, Summary
 
 LAYOUTS = {
     "Folder": "plain folders",
     "VOC": "PASCAL VOC's layout",
     "ScribbleSup": "ScribbleSup's layout (VOC with scribbles)",
 }
+NUM_SIZES = 4
 NUM_EXAMPLES = 3
 
 
 def summary_lines(summary: Summary) -> list[str]:
-    """What there is: layout, splits, sizes, classes."""
+    """Layout, splits, sizes and classes."""
     lines = [f"{summary.root}: {LAYOUTS[summary.layout]}, for --dataset {summary.dataset}"]
     for split, count in summary.images.items():
-        labels = ", ".join(f"{kind} {files}" for kind, files in summary.labels[split].items())
+        labels = ", ".join(f"{kind} {files}" for kind, files in summary.labels[split].items()) or "none"
         lines.append(
-            f"  {split}: {count} images; labels: {labels or 'none'}; {summary.ignored[split]:.1%} of their pixels ignored"
+            f"  {split}: {count} images; labels: {labels}; {summary.ignored[split]:.1%} of their pixels ignored"
         )
-    shown = [f"{size} ({count})" for size, count in list(summary.sizes.items())[:4]]
-    lines.append(
-        f"  sizes: {', '.join(shown) or 'none'}"
-        + (f", and {len(summary.sizes) - 4} more" if len(summary.sizes) > 4 else "")
-    )
+    sizes = ", ".join(f"{size} ({count})" for size, count in list(summary.sizes.items())[:NUM_SIZES]) or "none"
+    more = len(summary.sizes) - NUM_SIZES
+    lines.append(f"  sizes: {sizes}" + (f", and {more} more" if more > 0 else ""))
     source = "as given" if summary.num_classes_given else "inferred from the labels: check it"
-    if summary.class_file:
-        source = f"named by {summary.class_file}"
+    source = f"named by {summary.class_file}" if summary.class_file else source
     lines.append(f"  classes: --numclasses {summary.num_classes} ({source})")
     for kind, share in summary.agreement.items():
         name = {"scribble": "stroke pixels", "pseudo": "pseudo-label pixels"}[kind]
@@ -35,27 +33,22 @@ def summary_lines(summary: Summary) -> list[str]:
 
 
 def class_table(summary: Summary) -> list[str]:
-    """A row a class: share of labelled pixels, images that have it, weight by ENet's rule, coverage by scribbles."""
-    has_coverage = any(row.coverage is not None for row in summary.classes)
-    header = ["class", "name"]
-    for split in summary.images:
-        header += [f"{split} pixels", "images"]
-    header += ["weight", *(["strokes cover"] if has_coverage else [])]
+    """A row a class: share of labelled pixels, images with it, weight by ENet's rule, and coverage by scribbles."""
     totals = {split: max(sum(row.pixels[split] for row in summary.classes), 1) for split in summary.images}
-    table = [header]
-    for row in summary.classes:
-        cells = [str(row.number), row.name]
-        for split, total in totals.items():
-            cells += [f"{row.pixels[split] / total:.2%}", str(row.images[split])]
-        cells.append("-" if row.weight is None else f"{row.weight:.2f}")
-        if has_coverage:
-            cells.append("-" if row.coverage is None else f"{row.coverage:.1%}")
-        table.append(cells)
+
+    def cells(row: ClassRow) -> list[str]:
+        counts = [(f"{row.pixels[split] / total:.2%}", str(row.images[split])) for split, total in totals.items()]
+        weight = "-" if row.weight is None else f"{row.weight:.2f}"
+        coverage = "-" if row.coverage is None else f"{row.coverage:.1%}"
+        return [str(row.number), row.name, *sum(counts, ()), weight, coverage]
+
+    header = ["class", "name", *sum(((f"{split} pixels", "images") for split in totals), ()), "weight", "strokes cover"]
+    table = [header, *map(cells, summary.classes)]
+    if all(row.coverage is None for row in summary.classes):
+        table = [row[:-1] for row in table]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    return [
-        "  " + "  ".join(cell.ljust(width) if place == 1 else cell.rjust(width) for place, (cell, width) in enumerate(zip(cells, widths, strict=True)))
-        for cells in table
-    ]  # fmt: skip
+    alignments = [">", "<", *">" * len(header)]
+    return ["  " + "  ".join(map("{:{}{}}".format, row, alignments, widths)) for row in table]
 
 
 def finding_lines(findings: Findings) -> list[str]:
@@ -63,11 +56,11 @@ def finding_lines(findings: Findings) -> list[str]:
     found = findings.sorted()
     if not found:
         return ["nothing wrong found"]
-    errors = sum(finding.severity == ERROR for finding in found)
+    errors = sum(finding.severity == "error" for finding in found)
     lines = [f"{errors} kind(s) of error, {len(found) - errors} of warning"]
     for finding in found:
         lines.append(f"{finding.severity:7} {finding.code} ({finding.count}): {finding.what}")
-        lines.append(f"        to do: {finding.advice}")
+        lines.append(f"        to do: {finding.do}")
         for file, note in list(zip(finding.files, finding.notes, strict=True))[:NUM_EXAMPLES]:
             lines.append(f"          {file}" + (f": {note}" if note else ""))
         if finding.count > NUM_EXAMPLES:

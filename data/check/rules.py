@@ -1,7 +1,4 @@
-"""From what was measured of each sample to findings: the rules of the data doctor."""
-
-from collections.abc import Callable
-from pathlib import Path
+"""The rules of the data check: from the facts about each sample to findings."""
 
 from data.check.findings import Findings
 from data.check.measure import Facts, ImageFacts, LabelFacts
@@ -9,143 +6,118 @@ from labels import IGNORE
 
 SMALL_SIDE = 32  # pixels
 HUGE_AREA = 50_000_000  # pixels
-SIDE_RATIO = 4  # of the largest image's long side to the smallest's
-VALUE_JUMP = 32  # a label value that much above the next lower one is no class number
+SIDE_RATIO = 4  # long side of the largest image over that of the smallest
+VALUE_JUMP = 32  # a label value this far above the next lower one is not a class number
 MAX_CONTRADICTING = 0.05  # share of a scribble's pixels
 MIN_AGREEING = 0.5  # share of a pseudo-label's pixels
+GREY_MODES = {"1", "L", "LA"}
 
-Show = Callable[[Path], str]
 
-
-def check_images(facts: list[Facts], show: Show, findings: Findings) -> None:
-    """Modes, sizes and faults of the images, and of their labels against them."""
-    modes = {item.image.mode for item in facts if item.image.sha}
-    grey = {"1", "L", "LA"}
-    for item in facts:
-        image, file = item.image, show(item.sample.image)
+def check_images(facts: list[Facts], findings: Findings) -> None:
+    """Check the images' modes and sizes, and the sizes of their labels."""
+    some_colour = not {item.image.mode for item in facts if item.image.sha} <= GREY_MODES
+    for image, labels in ((item.image, item.labels.values()) for item in facts):
         if image.fault:
-            findings.add("image-unreadable", file, image.fault.removeprefix(f"{item.sample.image}: "))
+            findings.add("image-unreadable", image.path, image.fault)
             continue
-        if image.mode.startswith(("I", "F")):
-            findings.add("image-16-bit", file, f"mode {image.mode}")
-        if image.mode == "CMYK":
-            findings.add("image-cmyk", file)
-        if image.transparent:
-            findings.add("image-transparent", file, f"mode {image.mode}")
-        if image.mode in grey and not modes <= grey:
-            findings.add("image-grey", file, f"mode {image.mode}")
-        height, width = image.size
-        if min(image.size) < SMALL_SIDE:
-            findings.add("image-small", file, f"{width}x{height}")
-        if height * width > HUGE_AREA:
-            findings.add("image-huge", file, f"{width}x{height}")
-        for kind, label in item.labels.items():
-            _check_size(image, label, show(item.sample.labels[kind]), findings)
-    _check_spread(facts, show, findings)
+        found = {
+            "image-16-bit": image.mode.startswith(("I", "F")),
+            "image-cmyk": image.mode == "CMYK",
+            "image-transparent": image.transparent,
+            "image-grey": image.mode in GREY_MODES and some_colour,
+            "image-small": min(image.size) < SMALL_SIDE,
+            "image-huge": image.size[0] * image.size[1] > HUGE_AREA,
+        }
+        for code in (code for code, is_found in found.items() if is_found):
+            findings.add(code, image.path, f"{image.size[1]}x{image.size[0]}, mode {image.mode}")
+        for label in labels:
+            if not label.fault:
+                _check_size(image, label, findings)
+    by_side = sorted((item.image for item in facts if item.image.sha), key=lambda image: max(image.size))
+    if by_side and max(by_side[-1].size) > SIDE_RATIO * max(by_side[0].size):
+        sides = f"long side {max(by_side[0].size)}, but {max(by_side[-1].size)}"
+        findings.add("sizes-differ", by_side[0].path, f"{sides} in {findings.show(by_side[-1].path)}")
 
 
-def _check_size(image: ImageFacts, label: LabelFacts, file: str, findings: Findings) -> None:
-    if label.fault:
-        return
-    turned, (height, width) = image.orientation in range(2, 9), image.size
-    swapped = image.orientation in range(5, 9)
+def _check_size(image: ImageFacts, label: LabelFacts, findings: Findings) -> None:
+    rotated = 5 <= image.orientation <= 8  # by 90 degrees, which swaps height and width; 2 to 4 keep them
     if label.size != image.size:
-        code = "exif-rotated" if swapped and label.size == image.size[::-1] else "size-mismatch"
-        findings.add(code, file, f"{label.size[1]}x{label.size[0]}, its image {width}x{height}")
-    elif turned and (not swapped or height == width):
-        findings.add("exif-turned", file, f"orientation {image.orientation}")
+        (height, width), (image_height, image_width) = label.size, image.size
+        code = "exif-rotated" if rotated and label.size == image.size[::-1] else "size-mismatch"
+        findings.add(code, label.path, f"{width}x{height}, but its image {image_width}x{image_height}")
+    elif 2 <= image.orientation <= 8 and (not rotated or image.size[0] == image.size[1]):
+        findings.add("exif-turned", label.path, f"orientation {image.orientation}")
 
 
-def _check_spread(facts: list[Facts], show: Show, findings: Findings) -> None:
-    sized = [(max(item.image.size), item) for item in facts if item.image.sha]
-    if not sized:
-        return
-    (least, small), (most, large) = min(sized, key=lambda pair: pair[0]), max(sized, key=lambda pair: pair[0])
-    if most > SIDE_RATIO * least:
-        note = f"long side {least}, that of {show(large.sample.image)} {most}"
-        findings.add("sizes-differ", show(small.sample.image), note)
-
-
-def check_labels(facts: list[Facts], show: Show, colours: dict[str, int], findings: Findings) -> None:
-    """Each label by itself: readable, class numbers, not lossy, not empty. colours: {"#RRGGBB": class}, for a hint."""
-    for item in facts:
-        for kind, label in item.labels.items():
-            file = show(item.sample.labels[kind])
-            if label.fault:
-                findings.add("label-unreadable", file, label.fault.removeprefix(f"{item.sample.labels[kind]}: "))
-                continue
-            if label.lossy:
-                findings.add("mask-lossy", file)
-            elif label.colours:
-                findings.add("mask-colour", file, _describe_colours(label.colours, colours))
-            elif not label.values:
-                findings.add("mask-mode", file, f"mode {label.mode}")
-            elif not label.classes:
-                findings.add(f"{kind}-empty", file)
-            elif kind == "mask" and len(label.classes) == 1 and set(label.values) != {0, IGNORE}:
-                findings.add("mask-one-class", file, f"class {min(label.classes)}")
-
-
-def _describe_colours(found: dict[str, int], known: dict[str, int]) -> str:
-    shown = [f"{colour}{f' = class {known[colour]}' if colour in known else ''}" for colour in list(found)[:6]]
-    return f"{len(found)} colour(s): {', '.join(shown)}{', ...' if len(found) > 6 else ''}"
+def check_labels(facts: list[Facts], colours: dict[str, int], findings: Findings) -> None:
+    """Check each label by itself. colours: {"#RRGGBB": class}, to name the classes of a mask in colours."""
+    for kind, label in ((kind, label) for item in facts for kind, label in item.labels.items()):
+        if label.fault:
+            findings.add("label-unreadable", label.path, label.fault)
+        elif label.lossy:
+            findings.add("mask-lossy", label.path)
+        elif label.colours:
+            known = {colour: f"{colour} = class {colours[colour]}" for colour in label.colours if colour in colours}
+            shown = _first_six([known.get(colour, colour) for colour in label.colours])
+            findings.add("mask-colour", label.path, f"{len(label.colours)} colour(s): {shown}")
+        elif not label.values:
+            findings.add("mask-mode", label.path, f"mode {label.mode}")
+        elif not label.classes:
+            findings.add(f"{kind}-empty", label.path)
+        elif kind == "mask" and len(label.classes) == 1 and set(label.values) != {0, IGNORE}:
+            findings.add("mask-one-class", label.path, f"class {min(label.classes)}")
 
 
 def infer_num_classes(facts: list[Facts]) -> int:
-    """The number of classes: values count up to the first jump of more than VALUE_JUMP. 2 to 255."""
-    values = sorted({value for item in facts for label in item.labels.values() for value in label.classes})
+    """The number of classes, 2 to 255: values count up to the first jump of more than VALUE_JUMP."""
     highest = 0
-    for value in values:
+    for value in sorted({value for item in facts for label in item.labels.values() for value in label.classes}):
         if value - highest > VALUE_JUMP:
             break
         highest = max(highest, value)
     return min(max(highest + 1, 2), 255)
 
 
-def check_values(
-    facts: list[Facts], num_classes: int, given: bool, classes: str, show: Show, findings: Findings
-) -> None:
-    """Find label values that are no class numbers, masks that hold only 0 and 255, and ADE20K's labels as released.
+def check_values(facts: list[Facts], num_classes: int, inferred: bool, class_file: str, findings: Findings) -> None:
+    """Find values that are not class numbers, masks with only 0 and 255, and ADE20K's labels as released.
 
-    given: whether the user gave num_classes. classes: the preset or file of the class names, "" for none.
+    inferred: whether num_classes comes from the labels. class_file: preset or file of the class names, "" for none.
     """
-    masks = [(show(item.sample.labels["mask"]), item.labels["mask"]) for item in facts if "mask" in item.labels]
-    values = {value for _, mask in masks for value in mask.values}
+    masks = [item.labels["mask"] for item in facts if "mask" in item.labels]
+    values = {value for mask in masks for value in mask.values}
     if values == {0, IGNORE}:
-        for file, mask in masks:
+        for mask in masks:
             if IGNORE in mask.values:
-                findings.add("label-binary-255", file)
-    found = values - {IGNORE}
-    if (classes == "ade20k" and max(found, default=0) == 150) or (not classes and found == set(range(151))):
-        for file, _ in masks:
-            findings.add("ade20k-labels", file)
+                findings.add("label-binary-255", mask.path)
+    classes = values - {IGNORE}
+    if max(classes, default=0) == 150 if class_file == "ade20k" else not class_file and classes == set(range(151)):
+        for mask in masks:
+            findings.add("ade20k-labels", mask.path)
         return
-    for item in facts:
-        for kind, label in item.labels.items():
-            bad = sorted(value for value in label.classes if not 0 <= value < num_classes)
-            if bad:
-                shown = ", ".join(map(str, bad[:6])) + (", ..." if len(bad) > 6 else "")
-                note = (
-                    f"{shown} in {sum(label.values[value] for value in bad)} pixel(s); classes are 0..{num_classes - 1}"
-                )
-                findings.add("label-out-of-range" if given else "label-odd-value", show(item.sample.labels[kind]), note)
+    for label in (label for item in facts for label in item.labels.values()):
+        bad = sorted(value for value in label.classes if not 0 <= value < num_classes)
+        if bad:
+            pixels = sum(label.values[value] for value in bad)
+            note = f"{_first_six(bad)} in {pixels} pixel(s); classes are 0..{num_classes - 1}"
+            findings.add("label-odd-value" if inferred else "label-out-of-range", label.path, note)
 
 
-def check_agreement(facts: list[Facts], show: Show, findings: Findings) -> None:
-    """Scribbles and pseudo-labels against the dense masks, where an image has both."""
+def check_agreement(facts: list[Facts], findings: Findings) -> None:
+    """Compare scribbles and pseudo-labels with the dense mask, if an image has both."""
     for item in facts:
-        mask, scribble = item.labels.get("mask"), item.labels.get("scribble")
-        if mask and scribble and "scribble" in item.agreement and scribble.classes:
-            lacking = sorted(mask.classes - scribble.classes)
+        if "scribble" in item.agreement and item.labels["scribble"].classes:
+            lacking = sorted(item.labels["mask"].classes - item.labels["scribble"].classes)
             if lacking:
                 note = f"class {', '.join(map(str, lacking))}"
-                findings.add("scribble-lacks-class", show(item.sample.labels["scribble"]), note)
-        for kind, (both, equal) in item.agreement.items():
-            differing = 1 - equal / both if both else 0.0
-            if kind == "scribble" and differing > MAX_CONTRADICTING:
-                code = "scribble-contradicts-mask"
-            elif kind == "pseudo" and differing > 1 - MIN_AGREEING:
-                code = "pseudo-disagrees"
-            else:
-                continue
-            findings.add(code, show(item.sample.labels[kind]), f"{differing:.0%} of {both} pixels")
+                findings.add("scribble-lacks-class", item.labels["scribble"].path, note)
+        for kind, code, most in (
+            ("scribble", "scribble-contradicts-mask", MAX_CONTRADICTING),
+            ("pseudo", "pseudo-disagrees", 1 - MIN_AGREEING),
+        ):
+            both, equal = item.agreement.get(kind, (0, 0))
+            if both and 1 - equal / both > most:
+                findings.add(code, item.labels[kind].path, f"{1 - equal / both:.0%} of {both} pixels")
+
+
+def _first_six(items: list) -> str:
+    return ", ".join(map(str, items[:6])) + (", ..." if len(items) > 6 else "")

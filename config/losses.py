@@ -1,0 +1,60 @@
+"""The values of --loss and --class_weights."""
+
+import difflib
+import math
+from pathlib import Path
+
+from errors import UserError
+
+# What --loss may name, and each one's name in losses/label_losses.py and in the logs.
+LOSSES = {"ce": "seg", "focal": "seg_focal", "ohem": "seg_ohem", "dice": "seg_dice", "lovasz": "seg_lovasz"}
+
+
+def parse_loss(text: str) -> dict[str, float]:
+    """Parse a sum such as "ce+0.5*lovasz" to {name in the logs: factor}. Raises ValueError."""
+    factors: dict[str, float] = {}
+    for part in text.split("+"):
+        number, _, name = (word.strip() for word in part.rpartition("*"))
+        if name not in LOSSES:
+            near = difflib.get_close_matches(name, LOSSES, n=1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise ValueError(f"{name!r} is not known: {hint}Add up {', '.join(LOSSES)}, as in ce+0.5*dice")
+        if LOSSES[name] in factors:
+            raise ValueError(f"{name!r} is there twice: give it one factor, as in 2*{name}")
+        factor = _number(number) if "*" in part else 1.0
+        if not 0 < factor < math.inf:
+            raise ValueError(f"{number!r} is not a factor: give a number above 0, as in 0.5*{name}")
+        factors[LOSSES[name]] = factor
+    return factors
+
+
+def read_class_weights(text: str, num_classes: int) -> list[float] | None:
+    """The numbers of --class_weights, "1,2,0.5" or a file with one a line; None for "none" and "balanced"."""
+    if text in ("none", "balanced"):
+        return None
+    words, source = text.split(","), f"--class_weights {text}"
+    if len(words) == 1:
+        try:
+            words = Path(text).read_text(encoding="utf-8-sig").split()
+        except (OSError, UnicodeDecodeError) as error:
+            problem = getattr(error, "strerror", "not UTF-8 text")
+            raise UserError(
+                f"{source}: {problem}; give none, balanced, 1,2,0.5 or a FILE with one number a line"
+            ) from None
+    if len(words) != num_classes:
+        raise UserError(f"{source}: {len(words)} numbers, but --numclasses is {num_classes}: give one for each class")
+    weights = [_number(word) for word in words]
+    for number, weight in enumerate(weights):
+        if not 0 <= weight < math.inf:
+            raise UserError(f"{source}: {words[number]!r}, of class {number}, must be a number of at least 0")
+    if not any(weights):
+        raise UserError(f"{source}: all weights are 0, which leaves nothing to learn")
+    return weights
+
+
+def _number(word: str) -> float:
+    """The word as a number; nan if it is none."""
+    try:
+        return float(word)
+    except ValueError:
+        return math.nan

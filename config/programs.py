@@ -1,0 +1,67 @@
+"""The flags of evaluate.py, predict.py and export.py, and of train.py --task test and predict."""
+
+from dataclasses import dataclass
+
+from config.flags import flag
+from config.reader import FlagReader
+from config.shared import CheckpointFlags, DataFlags, InferenceFlags, LaunchFlags, ModelFlags
+from config.training import Config
+
+
+@dataclass
+class EvaluateFlags(InferenceFlags, DataFlags, ModelFlags, LaunchFlags):
+    """Evaluation."""
+
+    split: str = flag("val", "list of images to score: val, train, test or another")
+    compare: str = flag("", "FILE of a second checkpoint, to compare on the same images", per_rank=True)
+    json: str = flag("", "FILE for all scores, by class and by image, and the confusion matrix", per_rank=True)
+    save_dir: str = flag("", "folder for the predictions, as palette PNGs", per_rank=True)
+    report: str = flag("", "folder for a web page: scores, curves, worst and best images, comparison", per_rank=True)
+
+
+@dataclass
+class PredictFlags(InferenceFlags, ModelFlags, LaunchFlags):
+    """Input and output."""
+
+    model: str = flag("", "ONNX FILE written by export.py, instead of --checkpoint")
+    input: tuple[str, ...] = flag((), "images, videos, folders (with subfolders) or 'patterns' to predict, one or more")
+    output: str = flag("predictions", "folder for masks/NAME.png and the files of --overlay and --probs")
+    overlay: bool = flag(False, "also write overlays/NAME.jpg or a video: classes over the image, except --background")
+    probs: bool = flag(False, "also write probs/NAME.npy: probabilities (classes, height, width), float16")
+    overwrite: bool = flag(False, "predict again what --output already has")
+
+
+@dataclass
+class ExportFlags(CheckpointFlags, DataFlags, ModelFlags):
+    """Export."""
+
+    format: str = flag("both", "file format; torch: torch.export's .pt2", choices=("onnx", "torch", "both"))
+    output: str = flag("", "folder for the files [the checkpoint's]")
+    probs: bool = flag(False, "also return probabilities (B, C, H, W) float32, besides label maps")
+    logits: bool = flag(False, "also return logits (B, C, H, W) float32")
+    opset: int = flag(20, "ONNX opset version", ge=18)
+    images: str = flag("", "FILE or folder of images to check with, besides random ones [the validation list's]")
+    num_images: int = flag(4, "number of these images; 0: all", ge=0)
+    device: str = flag("cpu", "device of the check: cpu, cuda or cuda:N; the files run on any")
+
+
+@dataclass
+class TestFlags(EvaluateFlags, Config):
+    """The flags of evaluate.py and train.py."""
+
+
+@dataclass
+class PredictTaskFlags(PredictFlags, Config):
+    """The flags of predict.py and train.py."""
+
+
+OF_CHECKPOINT = "Data and model flags default to the checkpoint's."
+READER = FlagReader(Config, "train.py", "Train a semantic-segmentation model.", takes_aliases=True)
+EVALUATE = FlagReader(EvaluateFlags, "evaluate.py", f"Score a checkpoint. {OF_CHECKPOINT}")
+PREDICT = FlagReader(PredictFlags, "predict.py", f"Predict label maps of images and videos. {OF_CHECKPOINT}")
+EXPORT = FlagReader(ExportFlags, "export.py", f"Export a checkpoint to ONNX and torch.export. {OF_CHECKPOINT}")
+TASKS = {
+    "train": READER,
+    "test": FlagReader(TestFlags, "train.py", EVALUATE.description, takes_aliases=True),
+    "predict": FlagReader(PredictTaskFlags, "train.py", PREDICT.description, takes_aliases=True),
+}

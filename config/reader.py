@@ -1,0 +1,187 @@
+"""Read flags from the command line and from YAML files.
+
+Names are exact, without abbreviations; an unknown name is an error that names the nearest flag. A mapping in a YAML
+file is a section: its keys are flags too, and its name is free. --stage chooses one of the sections of `stages`; it
+overrides the rest of the file.
+"""
+
+import argparse
+import re
+import sys
+from itertools import groupby
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from config.flags import flags_of
+from config.hints import Hints
+from errors import UserError
+
+
+class ConfigFile(NamedTuple):
+    """--config and --stage."""
+
+    path: Path
+    stage: str
+
+    @property
+    def name(self) -> str:
+        """The default name of a run with this file."""
+        return f"{self.path.stem}-{self.stage}" if self.stage else self.path.stem
+
+
+class FlagReader:
+    """Reads the flags that a dataclass declares. Aliases are errors with a hint unless `takes_aliases`."""
+
+    def __init__(self, declared: type, program: str, description: str, *, takes_aliases: bool = False):
+        self.declared, self.program, self.description = declared, program, description
+        self.flags = flags_of(declared)
+        pairs = [(alias, item.name) for item in self.flags.values() for alias in item.aliases.split()]
+        aliases = {alias: name for alias, name in pairs if alias not in self.flags}
+        self.aliases = aliases if takes_aliases else {}
+        switches_off = [f"no_{item.name}" for item in self.flags.values() if item.kind is bool]
+        self.hints = Hints([*self.flags, *switches_off, "config", "stage"], aliases, program)
+
+    def command_line(self, argv: list[str] | None = None) -> tuple[dict, ConfigFile | None, list[str]]:
+        """The values on the command line (default: sys.argv), the --config file, and notes for the user."""
+        notes: list[str] = []
+        words = [self._translate_word(word, notes) for word in (sys.argv[1:] if argv is None else argv)]
+        parser = self._parser()
+        options = [word.partition("=")[0] for word in words if re.match(r"--?[A-Za-z_]", word)]
+        unknown = [name for name in dict.fromkeys(options) if name not in parser._option_string_actions]
+        for name in unknown:  # so that its values are not taken for surplus words
+            parser.add_argument(name, dest="unknown", nargs="*")
+        values, surplus = self._parse(parser, words)
+        if unknown or surplus:
+            raise UserError(self.hints.for_words(surplus, unknown))
+        path, stage = values.pop("config", None), values.pop("stage", "")
+        if stage and not path:
+            raise UserError(f"--stage {stage} without --config: add --config FILE")
+        converted = {name: self.flags[name].convert(value, f"--{name}") for name, value in values.items()}
+        return converted, ConfigFile(Path(path), stage) if path else None, notes
+
+    def peek(self, argv: list[str] | None, name: str) -> Any:
+        """The value of one flag on the command line, which may hold unknown flags too."""
+        values, _ = self._parse(self._parser(add_help=False), sys.argv[1:] if argv is None else argv)
+        return self.flags[name].convert(values[name], f"--{name}") if name in values else self.flags[name].default
+
+    def yaml_file(self, config_file: ConfigFile, notes: list[str]) -> dict:
+        """The values in a YAML file and its stage. Appends notes for the user to `notes`."""
+        path, stage = config_file
+        try:
+            content = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeyLoader)
+        except OSError as error:
+            raise UserError(f"--config {path}: {error.strerror}") from None
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise UserError(f"--config {path}: not YAML ({' '.join(str(error).split())})") from None
+        if not isinstance(content, dict | None):
+            raise UserError(f"--config {path}: expected lines 'flag: value', found a {type(content).__name__}")
+        content = content or {}
+        stages = content.pop("stages", None) or {}
+        if not isinstance(stages, dict) or not all(isinstance(values, dict) for values in stages.values()):
+            raise UserError(f"{path}: stages: expected a section of flags under each stage's name")
+        stages = {str(name): values for name, values in stages.items()}
+        if stage not in stages and (stage or stages):
+            problem = f"--stage {stage}: not in" if stage else "--stage is not set, but there are stages in"
+            raise UserError(f"{problem} {path}: it has {', '.join(stages) or 'none'}")
+        return self.merge(self._section(content, path, notes), self._section(stages.get(stage, {}), path, notes))
+
+    def merge(self, values: dict, overrides: dict) -> dict:
+        """Merge two sources; the second takes precedence.
+
+        A flag of the second source also discards the flag that replaces it in the first: --epochs discards max_steps.
+        """
+        discarded = {item.name for item in self.flags.values() if item.replaces in overrides}
+        return {name: value for name, value in values.items() if name not in discarded} | overrides
+
+    def _parser(self, add_help: bool = True) -> argparse.ArgumentParser:
+        """A parser that leaves values as text."""
+        parser = argparse.ArgumentParser(
+            f"python {self.program}",
+            f"python {self.program} [--config FILE [--stage NAME]] [--flag value ...]",
+            self.description,
+            formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=32),
+            argument_default=argparse.SUPPRESS,
+            add_help=add_help,
+            allow_abbrev=False,
+            exit_on_error=False,
+        )
+        parser.add_argument("--config", metavar="FILE", help="YAML file of flags; the command line overrides it")
+        parser.add_argument("--stage", metavar="NAME", help="section of the file's `stages`; overrides the rest of it")
+        for heading, items in groupby(self.flags.values(), lambda item: item.group):
+            group = parser.add_argument_group(heading)
+            for item in items:
+                help = item.help + ("; one of " + ", ".join(map(str, item.choices)) if item.choices else "")
+                if "[" not in help and item.default is not False:
+                    help += f" [{' '.join(map(str, item.default)) if item.is_list else item.default}]"
+                help = help.replace("%", "%%")
+                if item.kind is bool:
+                    group.add_argument(f"--{item.name}", action="store_true", help=help)
+                    group.add_argument(
+                        f"--no_{item.name}", dest=item.name, action="store_false", help=argparse.SUPPRESS
+                    )
+                else:
+                    kind, nargs = item.kind.__name__.upper(), "+" if item.is_list else None
+                    group.add_argument(f"--{item.name}", metavar=kind, nargs=nargs, help=help)
+        return parser
+
+    def _parse(self, parser: argparse.ArgumentParser, words: list[str]) -> tuple[dict, list[str]]:
+        """The flags' values as text, and the words that belong to no flag."""
+        try:
+            values, surplus = parser.parse_known_args(words)
+        except argparse.ArgumentError as error:
+            name = str(error.argument_name)
+            help = parser._option_string_actions[name].help
+            raise UserError(f"{name}: {error.message}: {help}".replace("%%", "%")) from None
+        return vars(values), surplus
+
+    def _section(self, content: dict, path: Path, notes: list[str]) -> dict:
+        """The flags in a mapping of a YAML file and in its sections."""
+        lines: list[tuple[str, str, Any]] = []  # key, SECTION.key, value
+        for key, value in content.items():
+            if isinstance(value, dict):
+                lines += [(str(inner), f"{key}.{inner}", item) for inner, item in value.items()]
+            else:
+                lines.append((str(key), str(key), value))
+        values: dict[str, Any] = {}
+        unknown: dict[str, str] = {}
+        for key, dotted, value in lines:
+            name = self._translate((dotted if dotted in self.aliases else key).replace("-", "_"), notes, "")
+            if name not in self.flags:
+                unknown[repr(key)] = self.hints.for_name(dotted, "")
+            elif name in values:
+                raise UserError(f"{path}: {name!r} is given twice, once as {key!r}: remove one")
+            else:
+                values[name] = self.flags[name].convert(value, f"{path}: {name}")
+        if unknown:
+            raise UserError(f"{path}: {self.hints.message('unknown key', unknown)}")
+        return values
+
+    def _translate_word(self, word: str, notes: list[str]) -> str:
+        """Turn `--old-name=value` into `--our_name=value`."""
+        if not word.startswith("--"):
+            return word
+        name, equals, value = word[2:].partition("=")
+        name = name.replace("-", "_")
+        prefix = "--no_" if name.removeprefix("no_") in self.aliases and name.startswith("no_") else "--"
+        return prefix + self._translate(name.removeprefix(prefix[2:]), notes, prefix) + equals + value
+
+    def _translate(self, name: str, notes: list[str], prefix: str) -> str:
+        """Return the flag that a name stands for. If the name is an alias, append a note."""
+        ours = self.aliases.get(name, name)
+        if ours != name and "." not in name:
+            meaning = re.split(r"; | \[", self.flags[ours].help)[0]
+            notes.append(f"{prefix}{name} is now {prefix}{ours}: {meaning}")
+        return ours
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """Refuses duplicate keys; YAML would silently take the last."""
+
+    def construct_mapping(self, node, deep=False):
+        keys = [key.value for key, _ in node.value]
+        for number, (key, _) in enumerate(node.value):
+            if key.value in keys[:number]:
+                raise yaml.YAMLError(f"{key.value!r} is given twice{key.start_mark}")
+        return super().construct_mapping(node, deep)

@@ -1,0 +1,90 @@
+"""Warnings about labels: from a sample of them before training, and from all masks after the first validation."""
+
+import logging
+from collections.abc import Callable, Iterable
+from itertools import groupby
+from pathlib import Path
+
+import cv2
+import numpy as np
+
+from data.images import read_label
+from errors import UserError
+from labels import IGNORE
+
+log = logging.getLogger("segtrain")
+
+SAMPLE = 64  # images of each split whose labels are read before training
+CHUNK = 512  # images whose labels are read before the next comparison
+# --numclasses is far too high if all three hold. Good data pass: suppose each of 8 classes is in 1 of 100 images.
+# Then all 8 are missing from 2 * SAMPLE images with probability 0.92**128 = 2e-5.
+MIN_MISSING = 8  # classes above the highest label
+MIN_RATIO = 1.5  # --numclasses over the number of classes up to the highest label
+MIN_IMAGES = 16  # images read; fewer may lack classes by chance
+
+Files = list[dict[str, Path]]  # of each image, as in SegmentationDataset.files
+
+
+def check_sample(train: Files, val: Files, num_classes: int, command: str, map_: Callable[..., Iterable] = map) -> None:
+    """Compare a sample of the labels with --numclasses, and warn.
+
+    command: the data check of this data set, to paste. map_: like map(); may share the work between processes.
+    Raises UserError if there are two classes, but the labels only teach class 0.
+    """
+
+    def values(images: Files) -> set[int]:
+        paths = [files[kind] for files in images for kind in ("label", "pseudo") if kind in files]
+        return set().union(*map_(lambda path: label_values(path, num_classes), paths))
+
+    train_sample, val_sample = _spread(train), _spread(val)
+    train_values, val_values = values(train_sample), values(val_sample)
+    # The sample may miss a rare class, so read all labels before complaining.
+    chunks = (train[first : first + CHUNK] for first in range(0, len(train), CHUNK))
+    if train_values == {0, IGNORE} and all(values(chunk) <= {0, IGNORE} for chunk in chunks):
+        problem = "the training labels hold only 0 and 255; 255 is ignored, so the model can learn class 0 only"
+        if num_classes == 2:
+            raise UserError(f"{problem}: write 1 in place of 255, then check the labels: {command}")
+        log.warning(f"{problem}; write class numbers in place of 255, then check the labels: {command}")
+        return
+    num_images = len(train_sample) + len(val_sample)
+    num_seen = max((train_values | val_values) - {IGNORE}, default=0) + 1
+    if num_images >= MIN_IMAGES and num_classes >= max(num_seen + MIN_MISSING, MIN_RATIO * num_seen):
+        log.warning(
+            f"--numclasses is {num_classes}, but the highest label of {num_images} images is {num_seen - 1}: use "
+            f"--numclasses {num_seen} if there are no more classes; to count them all: {command}"
+        )
+
+
+def check_validation(accuracies: list[float | None], command: str) -> None:
+    """Log the classes that no validation mask has. accuracies: of each class, None if no pixel has it."""
+    absent = [number for number, accuracy in enumerate(accuracies) if accuracy is None]
+    if not absent:
+        return
+    num_classes = len(accuracies)
+    problem = (
+        f"have no pixel of {_ranges(absent)} (--numclasses is {num_classes}), so the means leave these classes out"
+    )
+    if absent == list(range(1, num_classes)):
+        problem = "hold no class but 0; 255 is ignored, so an object must be written as 1 or higher"
+    log.info(f"the validation masks {problem}; to see what the labels hold: {command}")
+
+
+def label_values(path: Path, num_classes: int) -> set[int]:
+    """The values in a label map."""
+    histogram = cv2.calcHist([read_label(path, num_classes)], [0], None, [256], [0, 256])
+    return set(np.flatnonzero(histogram).tolist())
+
+
+def _spread(images: Files) -> Files:
+    """At most SAMPLE entries, spread evenly over the list."""
+    num_images = min(SAMPLE, len(images))
+    return [images[number * len(images) // num_images] for number in range(num_images)]
+
+
+def _ranges(numbers: list[int]) -> str:
+    """Sorted class numbers as text: "class 3" or "classes 1, 5-20"."""
+    runs = [
+        [number for _, number in group] for _, group in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
+    ]
+    shown = ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+    return f"class{'es' if len(numbers) > 1 else ''} {shown}"

@@ -1,0 +1,122 @@
+"""How a process joins the process group, and how an error of one rank ends all of them."""
+
+import contextlib
+import logging
+import os
+import sys
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import NoReturn
+
+import torch.distributed as dist
+
+from distributed import launchers, rendezvous
+from distributed.device import choose_backend, find_device, only_gpu
+from distributed.group import Group
+from distributed.lifeline import WRITE_SECONDS, Lifeline
+from distributed.signals import exit_at_once, stop_request
+from errors import DivergedError, UserError, in_one_line, reason, report
+
+LIFELINE_SECONDS = 3.0  # how long a broken collective waits for the lifeline to name the rank that is gone
+
+
+@contextlib.contextmanager
+def process_group(
+    *,
+    distributed: bool | None = None,
+    device: str = "auto",
+    backend: str = "auto",
+    dist_url: str = "env://",
+    world_size: int = 0,
+    rank: int = -1,
+    local_rank: int = -1,
+    timeout: float = 600.0,
+    debug: bool = False,
+) -> Iterator[Group]:
+    """Join the process group for the body of a `with`.
+
+    distributed: True joins, False never does, None joins under a launcher (distributed.launchers). With True and no
+    launcher, the group is this one process. The other arguments are the flags of these names; `timeout` is in
+    seconds; `debug` makes torch.distributed and NCCL log what they do.
+    If the body raises on one of several ranks, every process ends with that error's message and exit status. In a
+    group of one the exception propagates. Raises UserError on invalid settings.
+    """
+    if distributed is False or (distributed is None and not launchers.find(os.environ)):
+        if distributed is None and (world_size > 1 or rank > 0):
+            raise UserError(
+                f"--world_size {world_size}, --rank {rank} without a launcher: add --distributed to join a group"
+            )
+        with stop_request() as stop:
+            yield Group(find_device(device, local_rank=0, local_world_size=1), stop=stop)
+        return
+
+    place = launchers.find_or_make(os.environ, world_size, rank, local_rank)
+    if dist_url == "env://":
+        dist_url = launchers.rendezvous_url(os.environ, place)
+    with stop_request(f" on rank {place.rank}") as stop:
+        deadline = rendezvous.Deadline(timeout, stop)
+        store = rendezvous.connect(dist_url, place.rank, place.world_size, deadline, only_gpu(device))
+        lifeline = Lifeline(place.rank, place.world_size, stop)
+        try:
+            lifeline.connect(store, dist_url, deadline)
+            if debug:
+                os.environ.setdefault("NCCL_DEBUG", "INFO")
+                logging.getLogger("torch.distributed").setLevel(logging.DEBUG)
+                dist.set_debug_level(dist.DebugLevel.INFO)  # DETAIL crashes DistributedDataParallel without CUDA
+            group = _join(place, store, lifeline, device, backend, timeout)
+            yield group
+            group.barrier()
+            lifeline.leave()
+        except BaseException as error:
+            if place.world_size > 1:
+                _end_all_ranks(lifeline, error, place.rank, timeout)
+            raise
+        finally:
+            lifeline.close()
+            if dist.is_initialized():
+                dist.destroy_process_group()
+
+
+def _join(
+    place: launchers.Place, store: dist.Store, line: Lifeline, device_name: str, backend: str, timeout: float
+) -> Group:
+    """Choose this process's device and initialize torch's process group."""
+    rank, world_size = place.rank, place.world_size
+    here = rendezvous.ranks_of_this_machine(store, world_size)
+    local_rank = place.local_rank if place.local_rank >= 0 else list(here).index(rank)
+    local_world_size = place.local_world_size or len(here)
+    own_gpu = all(here.values()) and len(set(here.values())) == len(here)
+    device = find_device(device_name, local_rank, local_world_size, own_gpu=own_gpu)
+    backend = choose_backend(backend, device)
+    rendezvous.choose_gloo_interface(store, rank, line.own_address())
+    # CPU tensors always use gloo: their small sums then need not wait for the GPU.
+    backends = "cpu:gloo,cuda:nccl" if backend == "nccl" else backend
+    wait = timedelta(seconds=timeout)
+    dist.init_process_group(backends, timeout=wait, store=store, rank=rank, world_size=world_size)
+    return Group(device, rank, local_rank, world_size, backend, line.stop, local_world_size, place.launcher, line)
+
+
+def _end_all_ranks(lifeline: Lifeline, error: BaseException, rank: int, timeout: float) -> NoReturn:
+    """Print the error, send it to the other ranks, and end this process.
+
+    It must end here: destroy_process_group() and NCCL's destructors wait for collectives, which ranks that
+    have ended never join.
+    """
+    status = 1
+    try:
+        text = in_one_line(error)
+        if isinstance(error, dist.DistError) or "gloo" in text:
+            time.sleep(LIFELINE_SECONDS)  # if a lost rank caused it, the lifeline names that rank and ends this process
+            if "timed out" in text.lower():
+                error = UserError(
+                    f"rank {rank} waited {timeout:g} s (--dist_timeout) for the other ranks; one of them hangs: {text}"
+                )
+        lifeline.stop_listening()  # if all ranks fail, each prints its own error, once
+        status = report(error, str(rank))
+        lifeline.publish(status, reason(error), advise=not isinstance(error, DivergedError))
+        if isinstance(error, Exception) and not isinstance(error, UserError):
+            # By now the other ranks have left, so this traceback is the last output.
+            sys.excepthook(type(error), error, error.__traceback__)
+    finally:
+        exit_at_once(status, write_seconds=WRITE_SECONDS)

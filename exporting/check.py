@@ -1,0 +1,60 @@
+"""Check that exported files predict what PyTorch predicts."""
+
+from collections.abc import Iterable
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from errors import UserError
+from evaluation.predictor import Predictor
+from exporting.graph import ExportedModel, whole_image_logits
+
+# Allowed difference of logits and probabilities, as a fraction of the largest logit. Other runtimes sum in another
+# order; PyTorch rounds the inputs of convolutions to 10 bits on CUDA (TF32).
+TOLERANCE = {"cpu": 1e-4, "cuda": 1e-2}
+
+
+@torch.inference_mode()
+def compare_files(model: nn.Module, files: dict[str, ExportedModel], batches: Iterable[Tensor]) -> dict[str, str]:
+    """Compare files, by --format, with the model on batches (B, H, W, 3) uint8 RGB on the model's device.
+
+    Returns a line about each file. A batch smaller than a file's min_size is skipped for that file. Raises UserError on
+    the first difference that rounding does not explain.
+    """
+    predictor, num_pixels, num_ties = Predictor(model), dict.fromkeys(files, 0), dict.fromkeys(files, 0)
+    for images in batches:
+        labels, logits = predictor.labels(images), whole_image_logits(model, images)
+        for name, file in files.items():
+            if min(images.shape[1:3]) < file.min_size:
+                continue
+            try:
+                num_ties[name] += compare_outputs(
+                    labels, logits, dict(zip(file.outputs, file.run(images), strict=True))
+                )
+            except AssertionError as error:
+                raise UserError(f"--format {name}: {error}; no file was written") from None
+            num_pixels[name] += labels.numel()
+    return {name: f"{num_pixels[name]} pixels have PyTorch's class, {num_ties[name]} ties aside" for name in files}
+
+
+def compare_outputs(labels: Tensor, logits: Tensor, outputs: dict[str, Tensor]) -> int:
+    """Compare a file's "labels", "probs" and "logits" with PyTorch's labels (B, H, W) and logits (B, C, H, W).
+
+    Returns the number of pixels with another class, all of them ties: their two largest logits differ by rounding only.
+    Raises AssertionError on larger differences.
+    """
+    tolerance = TOLERANCE[logits.device.type] * float(logits.abs().max())
+    first, second = logits.topk(2, dim=1).values.unbind(1)
+    differs = outputs["labels"] != labels
+    num_wrong = int((differs & ~(first - second <= tolerance)).sum())
+    if num_wrong:
+        raise AssertionError(f"{num_wrong} of {labels.numel()} pixels have another class than in PyTorch")
+    for name, expected in (("probs", logits.softmax(1)), ("logits", logits)):
+        if name in outputs:
+            torch.testing.assert_close(outputs[name], expected, rtol=0, atol=tolerance, msg=partial(_message, name))
+    return int(differs.sum())
+
+
+def _message(name: str, text: str) -> str:
+    return f"{name}: " + ", ".join(line for line in text.splitlines() if line)

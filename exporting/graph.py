@@ -1,0 +1,101 @@
+"""The graph to export, from images to label maps, and what the files of all formats have in common."""
+
+import copy
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from errors import UserError
+from models.segmenter import Segmenter
+
+FORMAT = 1  # of the metadata
+# Keys of the metadata, whose values are JSON.
+KEYS = ["segtrain_format", "outputs", "class_names", "colours", "num_classes"]
+KEYS += ["checkpoint", "weights", "step", "model_type", "layers"]
+
+
+class WholeImage(nn.Module):
+    """A copy of a model on the CPU, without LoRM, that predicts label maps of the images' size.
+
+    It computes what the model computes, for any image size; only the max pool is written so that torch.export can trace
+    it. extras: "probs" and "logits", if they should be returned too.
+    """
+
+    def __init__(self, model: Segmenter, extras: tuple[str, ...] = ()):
+        super().__init__()
+        self.model = copy.deepcopy(model).cpu().float().to(memory_format=torch.contiguous_format).eval()
+        self.model.lorm = None
+        self.model.backbone.maxpool = _CeilMaxPool()
+        self.extras = extras
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        """Return labels (B, H, W) uint8 and the extras (B, C, H, W) float32 of images (B, H, W, 3) uint8 RGB."""
+        logits = whole_image_logits(self.model, images)
+        labels = logits.argmax(1).to(torch.uint8)
+        return (labels, *(logits.softmax(1) if extra == "probs" else logits for extra in self.extras))
+
+
+def whole_image_logits(model: nn.Module, images: Tensor) -> Tensor:
+    """Compute logits (B, C, H, W), upsampled to the size of the images (B, H, W, 3)."""
+    return F.interpolate(model(images)["logits"], size=images.shape[1:3], mode="bilinear", align_corners=True)
+
+
+class _CeilMaxPool(nn.MaxPool2d):
+    """nn.MaxPool2d(3, stride=2, padding=1, ceil_mode=True) for values >= 0.
+
+    With ceil_mode, torch.export wants to know which sizes are even (torch 2.11) or cannot prove that no window is
+    entirely outside (2.15). Zero padding to an even size changes no maximum and treats all sizes alike.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(kernel_size=3, stride=2, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        below, right = (2 * (size // 2 + 1) - size for size in x.shape[2:])
+        return super().forward(F.pad(x, (0, right, 0, below)))
+
+
+class ExportedModel(ABC):
+    """A model in a file; an evaluation.predictor.ImagePredictor.
+
+    outputs: "labels", and "probs" and "logits" if the file has them. class_names: one per class. colours: RGB by
+    class, (256, 3) uint8. min_size: smallest side of an image, in pixels. images_at_once: number of images per call.
+    """
+
+    min_size = 1
+
+    def __init__(self, path: Path, metadata: dict[str, str], images_at_once: int = 4):
+        """metadata: as in the file. Raises UserError if export.py did not write the file."""
+        self.path, self.images_at_once = path, images_at_once
+        try:
+            self.metadata = {key: json.loads(metadata[key]) for key in KEYS}
+        except (KeyError, ValueError):
+            raise UserError(f"{path}: not a file that export.py wrote: its metadata is missing") from None
+        if self.metadata["segtrain_format"] > FORMAT:
+            raise UserError(
+                f"{path}: written by a later version of segtrain (format {self.metadata['segtrain_format']})"
+            )
+        self.outputs: list[str] = self.metadata["outputs"]
+        self.num_classes: int = self.metadata["num_classes"]
+        self.class_names: list[str] = self.metadata["class_names"]
+        self.colours = np.array([list(bytes.fromhex(colour[1:])) for colour in self.metadata["colours"]], np.uint8)
+
+    @abstractmethod
+    def run(self, images: Tensor) -> tuple[Tensor, ...]:
+        """Return all outputs, in the order of `outputs`, on the images' device."""
+
+    def labels(self, images: Tensor) -> Tensor:
+        """Predict label maps (B, H, W) uint8 from images (B, H, W, 3) uint8 RGB."""
+        return self.run(images)[0]
+
+    def probs(self, images: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """Yield one band with all rows: (rows, probabilities (B, C, H, W) float32). images: as in labels()."""
+        if "probs" not in self.outputs:
+            raise UserError(f"{self.path}: has no probabilities; export it again with --probs")
+        yield slice(0, images.shape[1]), self.run(images)[self.outputs.index("probs")]

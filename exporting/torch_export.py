@@ -1,0 +1,57 @@
+"""Trace models with torch.export, and write and load its files."""
+
+import io
+import warnings
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.export import Dim, ExportedProgram
+from torch.export.passes import move_to_device_pass
+
+from errors import UserError
+from exporting.graph import KEYS, ExportedModel, WholeImage
+
+MIN_SIZE = 7  # pixels; a smaller side gives a 1x1 feature map, which torch.export specialises on
+
+
+def trace(graph: WholeImage) -> ExportedProgram:
+    """Trace the graph for any number and size of images from MIN_SIZE on."""
+    # Sizes above 1 that are not multiples of each other: torch.export takes none for a constant or for another.
+    example = torch.zeros(2, 65, 97, 3, dtype=torch.uint8)
+    sizes = {0: Dim("batch"), 1: Dim("height", min=MIN_SIZE), 2: Dim("width", min=MIN_SIZE)}
+    with torch.no_grad():
+        return torch.export.export(graph, (example,), dynamic_shapes={"images": sizes})
+
+
+def write_torch(program: ExportedProgram, path: Path, metadata: dict[str, str]) -> str:
+    """Write a .pt2 file. Returns a description."""
+    buffer = io.BytesIO()
+    torch.export.save(program, buffer, extra_files=metadata)
+    path.write_bytes(buffer.getvalue())
+    return f"torch {torch.__version__}, images of at least {MIN_SIZE}x{MIN_SIZE} pixels"
+
+
+class TorchModel(ExportedModel):
+    """A model in a .pt2 file."""
+
+    min_size = MIN_SIZE
+
+    def __init__(self, path: Path, device: torch.device):
+        if not path.is_file():
+            raise UserError(f"{path}: no such file")
+        metadata = dict.fromkeys(KEYS, "")
+        try:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "The given buffer is not writable")  # torch 2.11, for every file
+                program = torch.export.load(path, extra_files=metadata)
+        except Exception as error:  # from zip, JSON, pickle or torch
+            raise UserError(f"{path}: not a complete file of torch.export ({type(error).__name__})") from None
+        super().__init__(path, metadata)
+        if device.type != "cpu":
+            program = move_to_device_pass(program, device)
+        self.module = program.module()
+
+    @torch.inference_mode()
+    def run(self, images: Tensor) -> tuple[Tensor, ...]:
+        return self.module(images)

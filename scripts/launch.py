@@ -1,0 +1,40 @@
+"""Run a launcher of torch on every GPU of this machine: launch.py MODULE [options of the launcher] PROGRAM [flags].
+
+NUM_GPUS: number of processes; by default one for each GPU, or 2 without a GPU. OMP_NUM_THREADS: by default 1.
+"""
+
+import os
+import runpy
+import sys
+
+import torch
+import torch.distributed as dist
+
+# SIGUSR1 reaches the processes too, which then save and stop. torchrun's default has the others.
+SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
+
+
+class StoreWithoutLibuv(dist.TCPStore):
+    """torch for Windows has no libuv, but its launchers use it whatever USE_LIBUV says (torch 2.4 to at least 2.15).
+
+    https://github.com/pytorch/pytorch/issues/148283
+    """
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options | {"use_libuv": False})
+
+
+def main(module: str, *words: str) -> None:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if sys.platform == "win32":
+        os.environ["USE_LIBUV"] = "0"
+    if os.environ.get("USE_LIBUV") == "0":
+        dist.TCPStore = StoreWithoutLibuv  # type: ignore[misc]
+    num_gpus = os.environ.get("NUM_GPUS") or str(torch.cuda.device_count() or 2)
+    signals = [] if sys.platform == "win32" else ["--signals_to_handle", SIGNALS]
+    sys.argv = [module, "--nproc_per_node", num_gpus, *signals, *words]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
