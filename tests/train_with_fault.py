@@ -229,7 +229,8 @@ def loss_not_finite() -> None:
 
     def replacement(*args):
         calls.append(None)
-        return original(*args) * (float("nan") if len(calls) == STEP else 1.0)
+        factor = float("nan") if len(calls) == STEP else 1.0
+        return tuple(value * factor for value in original(*args))
 
     Criterion.__call__ = replacement  # type: ignore[method-assign]
 
