@@ -1,16 +1,22 @@
-# make train: set up .venv and train on the demo data. make test: set up and run the tests. make lint: the linters.
-# Tests run two at a time, each process on one core: threads that wait for each other would take the other's.
-# ARGS goes through: make train ARGS="--dataset_path VOC2012"
+# make train: set up .venv and train on the demo data. make lint: the linters.
+# make test: set up and run the tests for each change. make test-all: these, then those marked slow.
+# Two tests run at a time, and each process has one thread: threads that wait for each other would take both cores.
+# ARGS goes through: make train ARGS="--dataset_path VOC2012", make test ARGS="-k losses"
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: train test lint
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+.PHONY: train test test-all lint
 .DELETE_ON_ERROR:
 train: .venv/.installed
 	$(BIN)/python train.py $(ARGS)
 
 test: .venv/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(PYTEST) -m "not slow" $(ARGS)
+
+test-all: test
+	$(PYTEST) -m slow $(ARGS)
 
 lint: .venv/.installed-dev
 	$(BIN)/ruff check .

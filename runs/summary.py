@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from losses.criterion import NEEDS, Criterion
 from models.amp import DTYPES
@@ -119,10 +119,10 @@ def _measure_training_step(
     for parameter in model.parameters():
         if parameter.requires_grad:  # the states include all gradients already
             parameter.register_post_accumulate_grad_hook(lambda parameter: setattr(parameter, "grad", None))
-    memory = _LiveBytes(model)
+    meter = _Meter(model)
     if (dtype := DTYPES[amp]) is not None:
         _convert_convolutions(model, dtype)
-    with memory, FlopCounterMode(display=False) as counter:
+    with meter:
         shape = (batchsize, crop_size, crop_size)
         maps = {NEEDS[term] for term in criterion.weights if term in NEEDS} | {"label"}
         batch = {name: torch.empty(shape, dtype=torch.uint8, device="meta") for name in sorted(maps)}
@@ -131,21 +131,26 @@ def _measure_training_step(
         num_classes = min(CLASSES_PER_IMAGE, outputs["logits"].shape[1])
         batch["label_on_cpu"] = torch.arange(num_classes, dtype=torch.uint8).expand(batchsize, -1)
         loss, _ = criterion(outputs, batch, [1.0] * len(criterion.names))
-        kept = memory.live
+        kept = meter.live
         loss.backward()
-    return counter.get_total_flops(), kept, memory.peak
+    return meter.flops, kept, meter.peak
 
 
-class _LiveBytes(TorchDispatchMode):
-    """Count the bytes of meta tensors made inside: `live` now, and at the `peak`."""
+class _Meter(TorchDispatchMode):
+    """Count the FLOPs done inside, and the bytes of meta tensors made there: `live` now, and at the `peak`.
+
+    FlopCounterMode would keep tensors of the backward pass alive, so torch's formulas are called here.
+    """
 
     def __init__(self, model: nn.Module):
         super().__init__()
-        self.live = self.peak = 0
+        self.flops = self.live = self.peak = 0
         self._seen = {id(value.untyped_storage()) for value in (*model.parameters(), *model.buffers())}
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
+        if func._overloadpacket in flop_registry:
+            self.flops += flop_registry[func._overloadpacket](*args, **(kwargs or {}), out_val=result)
         for value in tree_iter(result):
             if isinstance(value, Tensor) and value.is_meta:
                 self._hold(value.untyped_storage())

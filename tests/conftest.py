@@ -1,5 +1,6 @@
 """What the tests share: a tiny drawn data set, the real samples, and training as a user starts it."""
 
+import functools
 import json
 import logging
 import multiprocessing
@@ -8,15 +9,14 @@ import shutil
 import socket
 import subprocess
 import tempfile
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
 import thin_networks
 import torch
-import torchvision
-from processes import Started
-from python_server import PythonServer
+from python_server import PythonServer, Started
 
 import config
 import models
@@ -38,9 +38,19 @@ for name in [name for name in os.environ if name.startswith(LAUNCHERS)]:
 
 # A model and crops small enough to train in a second.
 TINY = {
-    "dataset": "ScribblePseudoDsDc", "numclasses": 5, "layers": 18, "pretrained": "none", "crop_size": 33,
-    "batchsize": 2, "epochs": 1, "lr": 0.01, "warmup_epochs": 0, "workers": 0, "log_interval": 1, "device": "cpu",
-}  # fmt: skip
+    "dataset": "ScribblePseudoDsDc",
+    "numclasses": 5,
+    "layers": 18,
+    "pretrained": "none",
+    "crop_size": 33,
+    "batchsize": 2,
+    "epochs": 1,
+    "lr": 0.01,
+    "warmup_epochs": 0,
+    "workers": 0,
+    "log_interval": 1,
+    "device": "cpu",
+}
 
 
 def pytest_addoption(parser) -> None:
@@ -91,13 +101,6 @@ def demo_root(tmp_path_factory) -> Path:
     return root
 
 
-@pytest.fixture
-def thin(monkeypatch) -> None:
-    """Runs of this process train a network that takes less time."""
-    monkeypatch.setattr(torchvision.models, "get_model", None)  # put back at the end
-    thin_networks.use()
-
-
 @pytest.fixture(scope="session")
 def scribblesup() -> Path:
     return _real_data("scribblesup_sample")
@@ -108,11 +111,27 @@ def camvid() -> Path:
     return _real_data("camvid")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item) -> None:
+    """Build thin networks, here and in processes, unless the test is marked full_size; and reset logging."""
+    thin_networks.use(item.get_closest_marker("full_size") is None)
+    log = logging.getLogger("segtrain")
+    log.handlers, log.propagate, log.level = [], True, logging.INFO  # for caplog
+
+
+@functools.cache
+def python_server() -> PythonServer:
+    return PythonServer(REPO)
+
+
+def pytest_unconfigure() -> None:
+    if python_server.cache_info().currsize:
+        python_server().close()
+
+
 @pytest.fixture(scope="session")
-def python(tmp_path_factory) -> Iterator[PythonServer]:
-    server = PythonServer(tmp_path_factory.mktemp("python"), REPO)
-    yield server
-    server.close()
+def python() -> PythonServer:
+    return python_server()
 
 
 @pytest.fixture
@@ -167,6 +186,18 @@ def run_train(**values) -> Path:
     return max(Path(values["logdir"]).iterdir(), key=lambda folder: folder.stat().st_mtime)
 
 
+@pytest.fixture
+def demo_flags(demo_root, tmp_path) -> Callable[..., list[str]]:
+    """flags() of a run on the demo data, in tmp_path."""
+    return functools.partial(flags, dataset_path=demo_root, logdir=tmp_path)
+
+
+@pytest.fixture
+def demo_run(demo_root, tmp_path) -> Callable[..., Path]:
+    """run_train() on the demo data, in tmp_path."""
+    return functools.partial(run_train, dataset_path=demo_root, logdir=tmp_path)
+
+
 def random_checkpoint(path: Path, num_classes: int, **values) -> Path:
     """Write a checkpoint of a model of random weights whose predictions vary. values: of train.py's flags."""
     torch.manual_seed(1)
@@ -197,28 +228,25 @@ def free_port() -> int:
         return server.getsockname()[1]
 
 
-def start(words: list[str], cwd: Path, program: str = "train.py", *, own_session: bool = False, **env) -> Started:
-    """Start a program of the repository as a process of its own, as a launcher would."""
-    return Started(
-        REPO / program, words, cwd, os.environ | {name: str(value) for name, value in env.items()}, own_session
-    )  # fmt: skip
+def start(words: list[str], cwd: Path, program: str = "train.py", **env) -> Started:
+    """Start a program of the repository, or with "-m" a module, as a process of its own, as a launcher would."""
+    words = [program if program == "-m" else str(REPO / program), *words]
+    return python_server().start(words, cwd, os.environ | {name: str(value) for name, value in env.items()})
 
 
 def start_group(
-    world_size: int, words: list[str], cwd: Path, program: str = "train.py", ranks: Iterable[int] | None = None, **env
+    world_size: int, words: list, cwd: Path, program: str = "train.py", ranks: Iterable[int] | None = None, **env
 ) -> list[Started]:
     """Start the processes of a group by hand, as torchrun would: RANK, WORLD_SIZE and the rest in the environment.
 
-    ranks: which to start, if not each once.
+    words: of all processes, or a list of each one's. ranks: which to start, if not each once.
     """
     env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": world_size} | env
-    return [start(words, cwd, program, RANK=rank, LOCAL_RANK=rank, **env) for rank in ranks or range(world_size)]
+    own = words if isinstance(words[0], list) else [words] * world_size
+    return [start(own[rank], cwd, program, RANK=rank, LOCAL_RANK=rank, **env) for rank in ranks or range(world_size)]
 
 
-def two_processes(words: list[list[str]], cwd: Path) -> list[Started]:
-    """A group of two whose processes have flags of their own."""
-    env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": 2}
-    return [start(words[rank], cwd, RANK=rank, LOCAL_RANK=rank, **env) for rank in (0, 1)]
+two_processes = functools.partial(start_group, 2)
 
 
 def finish(processes: list[Started], timeout: float = 120) -> list[tuple[int, str, str]]:
@@ -229,6 +257,22 @@ def finish(processes: list[Started], timeout: float = 120) -> list[tuple[int, st
         for process in processes:
             process.kill()
     return [(process.returncode, *output) for process, output in zip(processes, results, strict=True)]
+
+
+def succeed(processes: list, timeout: float = 120) -> list[str]:
+    """stdout of each process. All end with status 0."""
+    results = finish(processes, timeout)
+    assert [status for status, _, _ in results] == [0] * len(results), results
+    return [stdout for _, stdout, _ in results]
+
+
+def wait_until(condition: Callable[[], object], processes: list, seconds: float = 120) -> None:
+    """Wait for what running processes bring about."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert all(process.poll() is None for process in processes), [process.communicate() for process in processes]
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def errors_of(stderr: str) -> list[str]:

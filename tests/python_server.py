@@ -1,8 +1,8 @@
-"""A `python` that starts in milliseconds, for tests that run commands as the documents show them.
+"""A `python` that starts in milliseconds: `python train.py` otherwise spends seconds on imports.
 
-A server has done the imports and forks for each call; `python` in its folder is a client that hands it the words, the
-environment, the folder and the three streams, and ends as the forked process did. What that does from there on is what
-an interpreter of its own would do. `torchrun` is there, too, and starts its processes by the same `python`.
+A server has done the imports and forks for each call. The fork has its own pid, environment, folder, streams and exit
+status: from there on it does what a new interpreter would do. `start()` calls the server from a test; for commands in a
+shell, `python` in the server's folder is a program that does the same, and `torchrun` starts its processes by it.
 """
 
 import atexit
@@ -16,13 +16,24 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import traceback
 from pathlib import Path
 
 import thin_networks
 
-PRELOAD = ["train", "evaluate", "predict", "export", "data.check", "torch.utils.tensorboard", "torch.distributed.run"]
-# It imports as little as it can: it is what each call waits for.
+PRELOAD = [
+    "train",
+    "evaluate",
+    "predict",
+    "export",
+    "data.check",
+    "torchvision",
+    "torch.utils.tensorboard",
+    "torch.distributed.run",
+    "torch.distributed.optim",
+]
+# Each call of a shell waits for these imports.
 CLIENT = """#!{executable} -ISE
 import json, os, signal, socket, sys
 server = socket.socket(socket.AF_UNIX)
@@ -43,19 +54,27 @@ sys.exit(status)
 
 
 class PythonServer:
-    """`python` and `torchrun` in `folder`, for PATH."""
+    """env: the PATH that has this `python` and `torchrun`, and PYTHON for the scripts."""
 
-    def __init__(self, folder: Path, repository: Path):
-        self.folder, address = folder, str(folder / "socket")
-        _write_program(folder / "python", CLIENT.format(executable=sys.executable, address=address))
-        _write_program(folder / "torchrun", '#!/bin/sh\nexec python -m torch.distributed.run "$@"\n')
-        self.env = {"PATH": f"{folder}:{os.environ['PATH']}", "PYTHON": "python", "PYTHON_EXEC": str(folder / "python")}
-        env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(repository)}
+    def __init__(self, repository: Path):
+        self.folder = Path(tempfile.mkdtemp(prefix="segtrain-test-python-"))
+        self.python, self.address = self.folder / "python", str(self.folder / "socket")
+        _write_program(self.python, CLIENT.format(executable=sys.executable, address=self.address))
+        _write_program(self.folder / "torchrun", '#!/bin/sh\nexec python -m torch.distributed.run "$@"\n')
+        self.env = {"PATH": f"{self.folder}:{os.environ['PATH']}", "PYTHON": "python"}
+        paths = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(repository)]))
         self.server = subprocess.Popen(
-            [sys.executable, __file__, address], env=env, stdout=subprocess.PIPE, start_new_session=True
+            [sys.executable, __file__, str(self.folder)],
+            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
         )
         assert self.server.stdout is not None
         assert self.server.stdout.readline() == b"ready\n"
+
+    def start(self, words: list[str], cwd: Path, env: dict[str, str]) -> "Started":
+        return Started(self.address, words, cwd, env)
 
     def close(self) -> None:
         """End the server, and whatever a test has left running."""
@@ -63,21 +82,64 @@ class PythonServer:
         self.server.wait()
 
 
+class Started:
+    """A process that the server forked, with the methods of subprocess.Popen that tests use."""
+
+    def __init__(self, address: str, words: list[str], cwd: Path, env: dict[str, str]):
+        self.args, self.returncode = words, None
+        self.output = [tempfile.TemporaryFile(), tempfile.TemporaryFile()]
+        server = socket.socket(socket.AF_UNIX)
+        server.connect(address)
+        with open(os.devnull) as devnull:
+            socket.send_fds(server, [b" "], [devnull.fileno(), *(file.fileno() for file in self.output)])
+        server.sendall(json.dumps([words, str(cwd), env]).encode("utf-8", "surrogateescape") + b"\n")
+        self.answers = server.makefile("rb", buffering=0)  # select() would not see what a buffer holds
+        self.pid = int(self.answers.readline())
+
+    def poll(self) -> int | None:
+        if self.returncode is None and select.select([self.answers], [], [], 0)[0]:
+            self.wait()
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            if not select.select([self.answers], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(self.args, timeout or 0, *self._texts())
+            self.returncode = int(self.answers.readline())
+        return self.returncode
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        self.wait(timeout)
+        return self._texts()
+
+    def _texts(self) -> tuple[str, str]:
+        out, err = (os.pread(file.fileno(), 2**24, 0).decode(errors="replace") for file in self.output)
+        return out, err
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
 def _write_program(path: Path, text: str) -> None:
     path.write_text(text)
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
 
 
-def serve(address: str) -> None:
+def serve(folder: Path) -> None:
     for name in PRELOAD:
         importlib.import_module(name)
-    thin_networks.use()
+    sys.executable = str(folder / "python")
     server = socket.socket(socket.AF_UNIX)
-    server.bind(address)
+    server.bind(str(folder / "socket"))
     server.listen(64)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     print("ready", flush=True)
-    while True:
+    # stdin ends with the tests, however they end.
+    while server in select.select([server, sys.stdin], [], [])[0]:
         connection, _ = server.accept()
         if os.fork() == 0:
             server.close()
@@ -101,7 +163,7 @@ def _answer(connection: socket.socket) -> None:
     connection.sendall(f"{pid}\n".encode())
     ended, status = 0, 0
     while not ended:
-        # A client sends nothing more: what can be read is its end, with which the child ends, too.
+        # A client sends nothing more: it has ended when there is something to read, and the child ends with it.
         if select.select([connection], [], [], 0.01)[0]:
             os.kill(pid, signal.SIGKILL)
             os._exit(1)
@@ -118,7 +180,7 @@ def _run(words: list[str], folder: str, env: dict[str, str], streams: list[int])
     os.environ.clear()
     os.environ.update(env)
     os.chdir(folder)
-    sys.executable = env["PYTHON_EXEC"]  # the client, as the shell finds it
+    thin_networks.use(thin_networks.in_use())
     while words[0] in ("-u", "-B"):
         words = words[1:]
     status = 0
@@ -147,4 +209,4 @@ def _run(words: list[str], folder: str, env: dict[str, str], streams: list[int])
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1])
+    serve(Path(sys.argv[1]))

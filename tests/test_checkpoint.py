@@ -4,10 +4,11 @@ import shutil
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 
 import pytest
 import torch
-from conftest import flags, read_metrics, run_train
+from conftest import read_metrics
 
 import train
 from errors import UserError
@@ -23,44 +24,46 @@ def put(path, step: int) -> None:
     checkpoint.write(path, checkpoint.to_bytes(content(step)))
 
 
-def test_file_is_a_plain_torch_file_with_its_step_and_digest(tmp_path):
+def test_file_is_a_plain_torch_file_with_its_step(tmp_path):
     put(tmp_path / "last.pt", 7)
     plain = torch.load(tmp_path / "last.pt", weights_only=True)
     assert torch.equal(plain["weights"], torch.arange(7, 100_007))
     assert checkpoint.step_of(tmp_path / "last.pt") == 7
-    assert checkpoint.is_whole(tmp_path / "last.pt")
     assert checkpoint.read_run(tmp_path / "last.pt")["step"] == 7
     assert [file.name for file in tmp_path.iterdir()] == ["last.pt"]
 
 
-def test_truncated_at_50_positions_is_named_and_the_newest_whole_one_is_used(tmp_path):
-    put(tmp_path / "step_00000001.pt", 1)
-    put(tmp_path / "step_00000002.pt", 2)
-    put(tmp_path / "last.pt", 3)
-    whole = (tmp_path / "last.pt").read_bytes()
-    assert checkpoint.newest_whole(tmp_path) == (tmp_path / "last.pt", [])
+def truncated(whole: bytes) -> Iterator[bytes]:
     for position in [*range(0, len(whole), len(whole) // 48 + 1), len(whole) - 2, len(whole) - 1]:
-        (tmp_path / "last.pt").write_bytes(whole[:position])
-        assert checkpoint.newest_whole(tmp_path) == (tmp_path / "step_00000002.pt", [tmp_path / "last.pt"]), position
-        with pytest.raises(UserError, match=r"last\.pt: (not a whole checkpoint|truncated)"):
-            checkpoint.read_run(tmp_path / "last.pt")
+        yield whole[:position]
 
 
-def test_single_changed_byte_is_found(tmp_path):
-    put(tmp_path / "epoch_0001.pt", 1)
-    put(tmp_path / "last.pt", 3)
-    whole = (tmp_path / "last.pt").read_bytes()
-    for position in range(0, len(whole), len(whole) // 20):
+def flipped(whole: bytes) -> Iterator[bytes]:
+    for number, position in enumerate(range(0, len(whole), len(whole) // 100 + 1)):
         changed = bytearray(whole)
-        changed[position] ^= 1
-        (tmp_path / "last.pt").write_bytes(changed)
-        assert not checkpoint.is_whole(tmp_path / "last.pt")
-        assert checkpoint.newest_whole(tmp_path) == (tmp_path / "epoch_0001.pt", [tmp_path / "last.pt"])
-        with pytest.raises(UserError, match=r"last\.pt: (damaged: its SHA-256|not a whole)"):
-            checkpoint.read_run(tmp_path / "last.pt")
+        changed[position] ^= 1 << number % 8
+        yield bytes(changed)
 
 
-def test_payload_in_a_file_with_a_right_digest_is_not_run(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("damage", "number"), [(truncated, 50), (flipped, 100)])
+def test_damaged_file_is_refused_and_the_newest_intact_one_is_used(tmp_path, damage, number):
+    last, newest = tmp_path / "last.pt", tmp_path / "step_00000002.pt"
+    for file, step in ((tmp_path / "epoch_0001.pt", 1), (newest, 2), (last, 3)):
+        put(file, step)
+    whole = last.read_bytes()
+    path, intact, damaged = checkpoint.read_newest(tmp_path)
+    assert (path, intact["step"], damaged) == (last, 3, [])
+    cases = list(damage(whole))
+    assert len(cases) >= number
+    for data in cases:
+        last.write_bytes(data)
+        path, intact, damaged = checkpoint.read_newest(tmp_path)
+        assert (path, intact["step"], damaged) == (newest, 2, [last])
+        with pytest.raises(UserError, match=r"last\.pt: (not an intact checkpoint|truncated|damaged)"):
+            checkpoint.read_run(last)
+
+
+def test_payload_in_an_intact_file_is_not_run(tmp_path, monkeypatch):
     class Payload:
         def __reduce__(self):
             return (open, (str(tmp_path / "was_here"), "w"))
@@ -69,9 +72,8 @@ def test_payload_in_a_file_with_a_right_digest_is_not_run(tmp_path, monkeypatch)
         torch, "save", lambda value, file: torch.serialization.save({"format": 2, "step": 1, "ranks": Payload()}, file)
     )
     checkpoint.write(tmp_path / "last.pt", checkpoint.to_bytes({"step": 1}))
-    assert checkpoint.is_whole(tmp_path / "last.pt")
     assert b"was_here" in (tmp_path / "last.pt").read_bytes()
-    with pytest.raises(UserError, match="not a whole checkpoint of tensors and plain values"):
+    with pytest.raises(UserError, match="not an intact checkpoint of tensors and plain values"):
         checkpoint.read_run(tmp_path / "last.pt")
     assert not (tmp_path / "was_here").exists()
     # The same file does run its payload where it is let.
@@ -79,12 +81,12 @@ def test_payload_in_a_file_with_a_right_digest_is_not_run(tmp_path, monkeypatch)
     assert (tmp_path / "was_here").exists()
 
 
-def test_no_whole_checkpoint_at_all_is_named_and_the_run_not_begun_anew(tmp_path):
+def test_run_with_damaged_checkpoints_only_is_not_begun_anew(tmp_path):
     (tmp_path / "x").mkdir()
     put(tmp_path / "x" / "last.pt", 3)
     data = (tmp_path / "x" / "last.pt").read_bytes()
     (tmp_path / "x" / "last.pt").write_bytes(data[:-5])
-    with pytest.raises(UserError, match=r"x: none of its checkpoints is whole \(last\.pt\); delete them"):
+    with pytest.raises(UserError, match=r"x: all checkpoints are damaged \(last\.pt\): delete them"):
         run_folder.find(tmp_path, "x", "auto")
 
 
@@ -122,7 +124,7 @@ def test_any_error_of_the_writing_thread_is_raised(tmp_path, monkeypatch, error)
 def test_failed_write_is_raised_at_the_next_call(tmp_path):
     writer = checkpoint.Writer()
     writer.save(content(1), [tmp_path / "nowhere" / "last.pt"], {})
-    with pytest.raises(UserError, match=r"nowhere/last\.pt: the checkpoint cannot be written \(No such file"):
+    with pytest.raises(UserError, match=r"nowhere/last\.pt: cannot be written \(No such file"):
         writer.wait()
     with pytest.raises(UserError):
         writer.save(content(2), [tmp_path / "last.pt"], {})
@@ -138,42 +140,42 @@ def test_newest_numbered_files_are_kept(tmp_path):
     assert len([name for name in names if name.startswith("epoch")]) == 5
 
 
-def test_flags_of_saving_reach_the_folder(demo_root, tmp_path):
-    folder = run_train(
-        dataset_path=demo_root, logdir=tmp_path, epochs=3, save_step_frequency=2, save_epoch_frequency=1, keep=2,
-        val_epoch_frequency=3,
-    )  # fmt: skip
+def test_flags_of_saving_reach_the_folder(demo_run):
+    folder = demo_run(epochs=3, save_step_frequency=2, save_epoch_frequency=1, keep=2, val_epoch_frequency=3)
     # 4 steps an epoch
     assert sorted(file.name for file in folder.glob("*_*.pt")) == [
-        "epoch_0002.pt", "epoch_0003.pt", "step_00000010.pt", "step_00000012.pt",
-    ]  # fmt: skip
+        "epoch_0002.pt",
+        "epoch_0003.pt",
+        "step_00000010.pt",
+        "step_00000012.pt",
+    ]
     middle = checkpoint.read_run(folder / "step_00000010.pt")
     assert (middle["epoch"], middle["samples"], middle["step"]) == (2, 4, 10)
     # Of the window of metrics that is open there is nothing, as each step has its line.
     assert middle["run"] == {"lines": 10, "window": []}
 
 
-def test_resuming_an_earlier_checkpoint_sets_later_ones_aside(demo_root, tmp_path):
-    words = {"dataset_path": demo_root, "logdir": tmp_path, "name": "x", "epochs": 2}
-    folder = run_train(**words, save_step_frequency=3, keep=0, val_epoch_frequency=2)
+def test_resuming_an_earlier_checkpoint_sets_later_ones_aside(demo_run):
+    words = {"name": "x", "epochs": 2}
+    folder = demo_run(**words, save_step_frequency=3, keep=0, val_epoch_frequency=2)
     before = {file.name: file.read_bytes() for file in folder.glob("*.pt")}
     assert set(before) == {"last.pt", "best.pt", "step_00000003.pt", "step_00000006.pt"}
-    train.main(flags(**words, resume=folder / "step_00000003.pt", val_epoch_frequency=2))
+    demo_run(**words, resume=folder / "step_00000003.pt", val_epoch_frequency=2)
     old = {file.name: file.read_bytes() for file in folder.glob("*.old")}
     assert old == {f"{name}.old": before[name] for name in ("last.pt", "best.pt", "step_00000006.pt")}
     assert [line["step"] for line in read_metrics(folder, "train")] == list(range(1, 9))
-    assert "checkpoints past step 3 got .old" in (folder / "train.log").read_text()
+    assert "checkpoints after step 3 were renamed to *.old: best.pt, last.pt, step_00000006.pt" in (folder / "train.log").read_text()
 
 
-def test_folder_of_a_running_process_is_refused(demo_root, tmp_path):
-    folder = run_train(dataset_path=demo_root, logdir=tmp_path, name="x")
+def test_folder_of_a_running_process_is_refused(demo_run, demo_flags):
+    folder = demo_run(name="x")
     holder = (
         "import sys; from pathlib import Path; from runs import folder as run_folder; "
         f"log = run_folder.open_log(Path({str(folder)!r})); print('held', flush=True); sys.stdin.read()"
     )
     process = subprocess.Popen([sys.executable, "-c", holder], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "held\n"
-    words = flags(dataset_path=demo_root, logdir=tmp_path, name="x", resume="auto", epochs=2)
+    words = demo_flags(name="x", resume="auto", epochs=2)
     with pytest.raises(UserError, match="another process writes to this run"):
         train.main(words)
     process.kill()
@@ -181,12 +183,12 @@ def test_folder_of_a_running_process_is_refused(demo_root, tmp_path):
     train.main(words)  # a lock dies with its process
 
 
-def test_fine_tuning_begins_at_step_1_in_a_new_folder(demo_root, tmp_path):
-    words = {"dataset_path": demo_root, "logdir": tmp_path, "name": "x", "save_epoch_frequency": 1}
-    folder = run_train(**words)
+def test_fine_tuning_begins_at_step_1_in_a_new_folder(demo_run, tmp_path):
+    words = {"name": "x", "save_epoch_frequency": 1}
+    folder = demo_run(**words)
     before = {file.name: file.read_bytes() for file in folder.glob("*.pt")}
     # With lr 0 the weights stay those of the checkpoint.
-    train.main(flags(**words, resume=folder / "last.pt", reset_data_offset=True, reset_optimizer=True, lr=0))
+    demo_run(**words, resume=folder / "last.pt", reset_data_offset=True, reset_optimizer=True, lr=0)
     tuned, source = (checkpoint.read_run(tmp_path / name / "last.pt") for name in ("x.2", "x"))
     assert (tuned["epoch"], tuned["step"]) == (1, 4)
     assert torch.equal(tuned["model"]["head.aspp.conv1.weight"], source["model"]["head.aspp.conv1.weight"])
@@ -194,19 +196,14 @@ def test_fine_tuning_begins_at_step_1_in_a_new_folder(demo_root, tmp_path):
     assert {file.name: file.read_bytes() for file in folder.glob("*.pt")} == before
 
 
-def test_reset_optimizer_leaves_its_momentum_behind(demo_root, tmp_path):
-    folder = run_train(dataset_path=demo_root, logdir=tmp_path / "a", name="x")
+def test_reset_optimizer_leaves_its_momentum_behind(demo_run, tmp_path):
+    folder = demo_run(logdir=tmp_path / "a", name="x")
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     before = checkpoint.read_run(folder / "last.pt")["optimizer"]["state"][0]["momentum_buffer"]
-    sums = []
+    sums, words = [], {"name": "x", "resume": "auto", "epochs": 2, "lr": 0, "momentum": 1, "wdecay": 0}
     for logdir, reset in (("a", False), ("b", True)):
-        train.main(flags(
-            dataset_path=demo_root, logdir=tmp_path / logdir, name="x", resume="auto", reset_optimizer=reset, epochs=2,
-            lr=0, momentum=1, wdecay=0,
-        ))  # fmt: skip
-        sums.append(
-            checkpoint.read_run(tmp_path / logdir / "x" / "last.pt")["optimizer"]["state"][0]["momentum_buffer"]
-        )
+        folder = demo_run(**words, logdir=tmp_path / logdir, reset_optimizer=reset)
+        sums.append(checkpoint.read_run(folder / "last.pt")["optimizer"]["state"][0]["momentum_buffer"])
     # With momentum 1 the buffer is the sum of all gradients, and with lr 0 both runs have the same ones.
     assert before.abs().max() > 1e-3
     torch.testing.assert_close(sums[0] - sums[1], before, rtol=1e-4, atol=1e-5)
@@ -224,7 +221,7 @@ def test_reset_optimizer_leaves_its_momentum_behind(demo_root, tmp_path):
         ({"keep": -2}, "--keep -2: must be at least -1"),
     ],
 )
-def test_flags_that_make_no_sense_are_named(demo_root, tmp_path, words, named):
+def test_flags_that_make_no_sense_are_named(demo_flags, words, named):
     with pytest.raises(UserError) as caught:
-        train.main(flags(dataset_path=demo_root, logdir=tmp_path, **words))
+        train.main(demo_flags(**words))
     assert named in str(caught.value)

@@ -89,6 +89,7 @@ def test_same_confusion_matrix_at_any_number_of_processes(run, tmp_path, words):
     assert np.sum(found[0]["confusion"]) == 3 * 120 * 160
 
 
+@pytest.mark.full_size
 def test_same_scores_on_real_images_at_any_number_of_processes(camvid, tmp_path):
     """Images of one size, 12 of them in batches of 4, over 1, 2 and 3 processes."""
     root = tmp_path / "data"
@@ -280,8 +281,8 @@ def test_released_weights_are_scored_with_the_flags_of_their_model(run, demo_roo
 
 def test_signal_ends_it_on_all_ranks(run, tmp_path):
     words = ["--checkpoint", str(run / "last.pt"), "--device", "cpu", "--split", "train", "--val_batchsize", "1"]
-    group = start_group(2, [*words, "--scales", *["2"] * 40, "--distributed"], tmp_path, "evaluate.py")
-    time.sleep(8)
+    group = start_group(2, [*words, "--scales", *["2"] * 400, "--distributed"], tmp_path, "evaluate.py")
+    time.sleep(3)
     group[1].send_signal(signal.SIGTERM)
     results = finish(group)
     assert [status for status, _, _ in results] == [75, 75], results

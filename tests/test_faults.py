@@ -9,89 +9,113 @@ import cv2
 import numpy as np
 import pytest
 import torch
-from conftest import errors_of, finish, flags, free_port, one_line_each, start, start_group, two_processes
+from conftest import errors_of, finish, flags, free_port, one_line_each, start, start_group, two_processes, wait_until
 
 from data.demo import draw_dataset
-from distributed import checks as doctor
+from distributed import checks
 from runs import checkpoint
 from scripts.chaos import count_lines
 
 FAULTS = "tests/train_with_fault.py"
 NAMED_SECONDS = 30
-
-
-def wait_for(path: Path, processes: list) -> None:
-    while not path.exists():
-        assert all(process.poll() is None for process in processes), [process.communicate() for process in processes]
-        time.sleep(0.02)
+slow = pytest.mark.slow
 
 
 def is_running(pid: int) -> bool:
-    """Whether there is such a process that has not ended; one that no parent has waited for yet is a zombie."""
+    """Whether the process has not ended; one that no parent has waited for yet is a zombie."""
     try:
         return "zombie" not in Path(f"/proc/{pid}/status").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return False
 
 
+def run_pair(fault: str, rank: object, words: list[str], cwd: Path, **env) -> list[tuple[int, str, str]]:
+    return finish(start_group(2, [fault, str(rank), *words], cwd, FAULTS, **env), timeout=60)
+
+
 @pytest.mark.parametrize(
     ("fault", "rank", "named"),
     [
-        ("wrapper_lost", "all", "more differs between rank 0 and rank 1: gradients"),
-        ("unused_parameter", "all", "spare got no gradient on rank"),
-        ("a_buffer+buffer_changed_on_one_rank", "1", "centre differs between rank 0 and rank 1"),
         ("weight_changed_on_one_rank", "1", "head.aspp.conv1.weight differs between rank 0 and rank 1"),
-        ("out_of_memory", "1", "out of memory on cpu (OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB.): "
-         "lower --batchsize"),
-        ("out_of_memory_on_the_cpu", "0", "out of memory on cpu"),
-        ("last_write_fails", "0", "the disk is gone"),
-        ("other_numpy", "1", f"NumPy is {np.__version__} on rank 0 but 1.0 on rank 1: install the same version"),
-        ("other_opencv", "0", f"OpenCV is 1.0 on rank 0 but {cv2.__version__} on rank 1: install the same version"),
-        ("other_order", "1", "the order of samples in epoch 1 differs between rank 0 and rank 1: install the same version"),
-        ("loss_not_finite", "1", "is nan at step 6 (epoch 3), from rank(s) [1]: lower --lr"),
+        *(
+            pytest.param(*case, marks=slow)
+            for case in (
+                ("wrapper_lost", "all", "more differs between rank 0 and rank 1: gradients"),
+                ("unused_parameter", "all", "spare got no gradient on rank"),
+                ("a_buffer+buffer_changed_on_one_rank", "1", "centre differs between rank 0 and rank 1"),
+                (
+                    "out_of_memory",
+                    "1",
+                    "(OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB.): lower --batch",
+                ),
+                ("out_of_memory_on_the_cpu", "0", "out of memory on cpu"),
+                ("last_write_fails", "0", "the disk is gone"),
+                (
+                    "other_numpy",
+                    "1",
+                    f"NumPy is {np.__version__} on rank 0 but 1.0 on rank 1: install the same version",
+                ),
+                (
+                    "other_opencv",
+                    "0",
+                    f"OpenCV is 1.0 on rank 0 but {cv2.__version__} on rank 1: install the same version",
+                ),
+                (
+                    "other_order",
+                    "1",
+                    "the order of samples in epoch 1 differs between rank 0 and rank 1: install the same",
+                ),
+                ("loss_not_finite", "1", "is nan at step 6 (epoch 3), from rank(s) [1]: lower --lr"),
+                (
+                    "broken_download",
+                    "all",
+                    "--pretrained imagenet: ResNet-18's weights cannot be downloaded (<urlopen error "
+                    "no route to host>)",
+                ),
+            )
+        ),
     ],
-)  # fmt: skip
-def test_fault_is_named_on_both_ranks(demo_root, tmp_path, fault, rank, named):
+)
+def test_fault_is_named_on_both_ranks(demo_flags, tmp_path, fault, rank, named):
     # The last checkpoint is written while the other rank has nothing left to do but to wait.
-    words = flags(dataset_path=demo_root, logdir=tmp_path, epochs=1 if fault == "last_write_fails" else 3)
+    epochs, pretrained = 1 if fault == "last_write_fails" else 3, "imagenet" if "download" in fault else "none"
+    words = demo_flags(epochs=epochs, pretrained=pretrained)
     began = time.monotonic()
-    results = finish(start_group(2, [fault, rank, *words], tmp_path, FAULTS), timeout=60)
-    one_line_each(results, named)
+    one_line_each(run_pair(fault, rank, words, tmp_path), named)
     assert time.monotonic() - began < 60  # and not a timeout of minutes
 
 
-def test_weights_that_drift_apart_later_are_found_by_the_repeated_check(demo_root, tmp_path):
-    words = flags(dataset_path=demo_root, logdir=tmp_path, name="x", batchsize=1, check_sync_frequency=1)
-    results = finish(start_group(2, ["weight_changed_in_step_2", "1", *words], tmp_path, FAULTS))
+@slow
+def test_weights_that_drift_apart_later_are_found_by_the_repeated_check(demo_flags, tmp_path):
+    words = demo_flags(name="x", batchsize=1, check_sync_frequency=1)
+    results = run_pair("weight_changed_in_step_2", 1, words, tmp_path)
     one_line_each(results, "head.aspp.conv1.weight differs between rank 0 and rank 1")
     # In step 2 of 4, not at the epoch's end: the line of step 2 would be written in step 3.
     assert count_lines(tmp_path / "x" / "metrics.jsonl") == 1
 
 
-def test_unused_parameter_is_let_be_where_the_flag_says_so(demo_root, tmp_path):
-    words = flags(dataset_path=demo_root, logdir=tmp_path, find_unused_parameters=True)
-    results = finish(start_group(2, ["unused_parameter", "all", *words], tmp_path, FAULTS))
-    assert [status for status, _, _ in results] == [0, 0], results
-    assert "no loss depends on spare" in results[0][1]
+@slow
+def test_unused_parameter_is_a_note_with_the_flag_and_in_a_single_process(demo_flags, tmp_path):
+    words = demo_flags()
+    alone = start(["unused_parameter", "all", *words, "--name", "alone"], tmp_path, FAULTS)
+    for status, stdout, stderr in (
+        run_pair("unused_parameter", "all", [*words, "--find_unused_parameters"], tmp_path)[0],
+        *finish([alone]),
+    ):
+        assert status == 0, stderr
+        assert "no loss depends on spare" in stdout
 
 
-def test_unused_parameter_is_a_note_in_a_single_process(demo_root, tmp_path):
-    words = flags(dataset_path=demo_root, logdir=tmp_path)
-    [(status, stdout, stderr)] = finish([start(["unused_parameter", "all", *words], tmp_path, FAULTS)])
-    assert status == 0, stderr
-    assert "no loss depends on spare" in stdout
-
-
-def test_static_graph_trains(demo_root, tmp_path):
-    words = flags(dataset_path=demo_root, logdir=tmp_path, static_graph=True, check_sync_frequency=1)
+@slow
+def test_static_graph_trains(demo_flags, tmp_path):
+    words = demo_flags(static_graph=True, check_sync_frequency=1)
     assert [status for status, _, _ in finish(start_group(2, words, tmp_path))] == [0, 0]
 
 
-def test_bug_on_one_rank_is_said_first_and_last_there_and_named_on_the_other(demo_root, tmp_path):
-    words = flags(dataset_path=demo_root, logdir=tmp_path)
-    (status0, _, stderr0), (status1, _, stderr1) = finish(
-        start_group(2, ["dataset_raises", "1", *words], tmp_path, FAULTS), timeout=60
-    )
+@slow
+def test_bug_on_one_rank_is_printed_first_and_last_there_and_named_on_the_other(demo_flags, tmp_path):
+    words = demo_flags()
+    (status0, _, stderr0), (status1, _, stderr1) = run_pair("dataset_raises", 1, words, tmp_path)
     assert (status0, status1) == (1, 1)
     assert ["on rank 1: KeyError: 'no such sample" in line for line in errors_of(stderr0)] == [True]
     assert "Traceback" not in stderr0
@@ -101,6 +125,7 @@ def test_bug_on_one_rank_is_said_first_and_last_there_and_named_on_the_other(dem
     assert "Traceback" in stderr1
 
 
+@slow
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize(
     ("fault", "status", "message"),
@@ -112,15 +137,13 @@ def test_bug_on_one_rank_is_said_first_and_last_there_and_named_on_the_other(dem
         ("leave", 3, "SystemExit: 3"),
     ],
 )
-def test_error_ends_both_ranks_where_leaving_the_group_would_block(demo_root, tmp_path, fault, status, message, rank):
+def test_error_ends_both_ranks_where_leaving_the_group_would_block(demo_flags, tmp_path, fault, status, message, rank):
     """A1 of the audit: destroy_process_group() of NCCL waits for collectives that the other ranks never join."""
-    words = flags(dataset_path=demo_root, logdir=tmp_path, name="x", workers=1)
+    words = demo_flags(name="x", workers=1)
     processes = start_group(2, ["blocked_destroy+" + fault, str(rank), *words], tmp_path, FAULTS)
     note = tmp_path / f"workers.{rank}"
-    wait_for(note, processes)
-    struck = time.monotonic()
+    wait_until(note.exists, processes)
     results = finish(processes, timeout=10)
-    print(f"\n{fault} on rank {rank}: both ranks gone {time.monotonic() - struck:.2f} s later")
     assert [status for status, _, _ in results] == [status, status], results
     own, other = results[rank][2], results[1 - rank][2]
     own_line = f"interrupted (rank {rank})" if fault == "interrupt" else f"error (rank {rank}): {message}"
@@ -129,33 +152,28 @@ def test_error_ends_both_ranks_where_leaving_the_group_would_block(demo_root, tm
     assert ("Traceback" in own, "Traceback" in other) == (fault == "bug", False)
     if rank == 0 and fault != "interrupt":
         assert message in (tmp_path / "x" / "train.log").read_text()
-    workers, ended = [int(pid) for pid in note.read_text().split()], time.monotonic()
-    assert len(workers) == 1
-    while any(map(is_running, workers)):  # a killed process takes a moment; one that is let be, 5 seconds
+    [worker], ended = [int(pid) for pid in note.read_text().split()], time.monotonic()
+    while is_running(worker):  # a killed process takes a moment; one that is let be, 5 seconds
         assert time.monotonic() - ended < 3
         time.sleep(0.02)
 
 
+@slow
 @pytest.mark.parametrize("rank", [0, 1])
-def test_checkpoint_that_is_being_written_when_a_rank_fails_is_finished(demo_root, tmp_path, rank):
+def test_checkpoint_that_is_being_written_when_a_rank_fails_is_finished(demo_flags, tmp_path, rank):
     """Step 1 is saved in the background, slowly, while step 2 fails."""
-    words = flags(dataset_path=demo_root, logdir=tmp_path, name="x", save_step_frequency=1)
-    one_line_each(
-        finish(start_group(2, ["slow_write+user_error", str(rank), *words], tmp_path, FAULTS)), "the file is wrong"
-    )
+    words = demo_flags(name="x", save_step_frequency=1)
+    one_line_each(run_pair("slow_write+user_error", rank, words, tmp_path), "the file is wrong")
     assert checkpoint.read_run(tmp_path / "x" / "last.pt")["step"] == 1
     assert not list((tmp_path / "x").glob(".*.tmp"))
 
 
-@pytest.mark.parametrize("victim", [0, 1])
-def test_killed_rank_is_named_within_seconds(demo_root, tmp_path, victim):
-    words = flags(dataset_path=demo_root, logdir=tmp_path, epochs=3)
+@pytest.mark.parametrize("victim", [pytest.param(0, marks=slow), 1])
+def test_killed_rank_is_named_within_seconds(demo_flags, tmp_path, victim):
+    words = demo_flags(epochs=3)
     processes = start_group(2, ["killed", str(victim), *words], tmp_path, FAULTS)
     assert processes[victim].wait(60) == -9
-    died = time.monotonic()
-    results = finish(processes, timeout=NAMED_SECONDS)
-    assert time.monotonic() - died < NAMED_SECONDS
-    status, _, stderr = results[1 - victim]
+    status, _, stderr = finish(processes, timeout=NAMED_SECONDS)[1 - victim]
     assert status == 1
     [line] = errors_of(stderr)
     assert f"rank {victim} (" in line
@@ -163,36 +181,30 @@ def test_killed_rank_is_named_within_seconds(demo_root, tmp_path, victim):
     assert "Traceback" not in stderr
 
 
-def test_stopped_rank_is_waited_for_as_long_as_dist_timeout_says(demo_root, tmp_path):
-    """SIGSTOP: the process is there, its connections are open, but it does not move."""
-    words = flags(dataset_path=demo_root, logdir=tmp_path, epochs=3, dist_timeout=5)
+@slow
+def test_stopped_rank_is_waited_for_as_long_as_dist_timeout_says(demo_flags, tmp_path):
+    """SIGSTOP: the process exists, its connections are open, but it does not move."""
+    words = demo_flags(epochs=3, dist_timeout=5)
     processes = start_group(2, ["halted", "1", *words], tmp_path, FAULTS)
     [(status, _, stderr)] = finish(processes[:1], timeout=60)
     processes[1].kill()
-    processes[1].communicate()
     assert status == 2, stderr
     assert "waited 5 s (--dist_timeout) for the other ranks" in errors_of(stderr)[0]
 
 
-def test_slow_download_is_waited_for_beyond_dist_timeout(demo_root, tmp_path):
+@slow
+@pytest.mark.full_size
+def test_slow_download_is_waited_for_beyond_dist_timeout(demo_flags, tmp_path):
     """A9 of the audit: the others waited in a broadcast, which ends after --dist_timeout; NCCL's by SIGABRT."""
-    words = flags(dataset_path=demo_root, logdir=tmp_path, pretrained="imagenet", dist_timeout=6)
-    results = finish(start_group(2, ["slow_download", "all", *words], tmp_path, FAULTS))
+    words = demo_flags(pretrained="imagenet", dist_timeout=6)
+    results = run_pair("slow_download", "all", words, tmp_path)
     assert [status for status, _, _ in results] == [0, 0], results
     assert "rank 1: waiting for rank 0, which is loading --pretrained imagenet" in results[1][2]
-    assert (
-        "start weights: 120 from ResNet18_Weights.IMAGENET1K_V1" in results[0][1]
-    )  # as many as ResNet-18 has without its classifier
+    # As many as ResNet-18 has without its classifier.
+    assert "start weights: 120 from ResNet18_Weights.IMAGENET1K_V1" in results[0][1]
 
 
-def test_broken_download_is_named_on_both_ranks(demo_root, tmp_path):
-    words = flags(dataset_path=demo_root, logdir=tmp_path, pretrained="imagenet")
-    one_line_each(
-        finish(start_group(2, ["broken_download", "all", *words], tmp_path, FAULTS)),
-        "--pretrained imagenet: ResNet-18's weights cannot be downloaded (<urlopen error no route to host>)",
-    )
-
-
+@slow
 def test_different_file_lists_are_named(demo_root, tmp_path):
     one, other = (shutil.copytree(demo_root, tmp_path / name) for name in ("one", "other"))
     names = other / "ImageSets/SegmentationAug/train.txt"
@@ -204,15 +216,17 @@ def test_different_file_lists_are_named(demo_root, tmp_path):
     )
 
 
-def test_wrong_master_address_is_told_while_waiting_and_named_in_the_end(demo_root, tmp_path):
+@slow
+def test_wrong_master_address_is_told_while_waiting_and_named_in_the_end(demo_flags, tmp_path):
     """127.0.0.2 stands for a machine on which nobody listens: rank 1 looks there, rank 0 waits for it."""
-    words = flags(dataset_path=demo_root, logdir=tmp_path, dist_timeout=14)
-    env = {"MASTER_PORT": free_port(), "WORLD_SIZE": 2}
-    meeting = f"tcp://127.0.0.1:{env['MASTER_PORT']}"
-    processes = [start(words, tmp_path, RANK=0, LOCAL_RANK=0, MASTER_ADDR="127.0.0.1", **env)]
-    env["MASTER_PORT"] = free_port()
-    processes.append(start(words, tmp_path, RANK=1, LOCAL_RANK=1, MASTER_ADDR="127.0.0.2", **env))
+    words = demo_flags(dist_timeout=14)
+    ports = [free_port(), free_port()]
+    processes = [
+        start(words, tmp_path, RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=2, MASTER_ADDR=address, MASTER_PORT=ports[rank])
+        for rank, address in enumerate(("127.0.0.1", "127.0.0.2"))
+    ]
     (status0, _, stderr0), (status1, _, stderr1) = finish(processes, timeout=60)
+    meeting = f"tcp://127.0.0.1:{ports[0]}"
     assert (status0, status1) == (2, 2)
     assert f"rank(s) [1] of 2 did not connect to {meeting} yet: check that they started; waiting for" in stderr0
     assert f"rank(s) [1] of 2 did not connect to {meeting} within 14 s" in errors_of(stderr0)[0]
@@ -220,6 +234,8 @@ def test_wrong_master_address_is_told_while_waiting_and_named_in_the_end(demo_ro
     assert "check MASTER_ADDR" in errors_of(stderr1)[0]
 
 
+@slow
+@pytest.mark.full_size
 def test_full_disk_stops_all_ranks_and_leaves_a_whole_checkpoint(tmp_path, small_disk):
     """A tmpfs of 250 MiB: a checkpoint of this model has 90, and two are kept besides last.pt."""
     draw_dataset(tmp_path / "data", num_train=8, num_val=3)
@@ -239,14 +255,14 @@ def test_full_disk_stops_all_ranks_and_leaves_a_whole_checkpoint(tmp_path, small
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool])
 def test_checksum_changes_with_any_bit_and_with_neighbours_that_change_places(dtype):
     value = (torch.arange(3000) % 2).to(dtype).view(3, 1000).t()  # not contiguous
-    before = doctor._checksum(value)
-    assert doctor._checksum(value.clone(memory_format=torch.contiguous_format)) == before
+    before = checks._checksum(value)
+    assert checks._checksum(value.clone(memory_format=torch.contiguous_format)) == before
     for place in (0, 1234, 2999):
         changed = value.clone(memory_format=torch.contiguous_format).view(-1)
         changed.view(torch.uint8)[place * value.element_size()] ^= 1
-        assert doctor._checksum(changed.view(1000, 3)) != before
+        assert checks._checksum(changed.view(1000, 3)) != before
     swapped = value.clone(memory_format=torch.contiguous_format).view(-1)
     first = next(place for place in range(2998) if swapped[place] != swapped[place + 1])
     swapped[[first, first + 1]] = swapped[[first + 1, first]]
-    assert doctor._checksum(swapped.view(1000, 3)) != before
-    assert doctor._checksum(torch.zeros((), dtype=dtype)) == 0
+    assert checks._checksum(swapped.view(1000, 3)) != before
+    assert checks._checksum(torch.zeros((), dtype=dtype)) == 0

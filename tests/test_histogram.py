@@ -78,7 +78,7 @@ def test_resumed_run_counts_again_only_where_something_changed(demo_root, tmp_pa
     assert len(counted) == 6
 
 
-def test_class_weights_are_in_the_checkpoint(thin, demo_root, tmp_path, monkeypatch):
+def test_class_weights_are_in_the_checkpoint(demo_root, tmp_path, monkeypatch):
     words = {"dataset_path": demo_root, "logdir": tmp_path, "dataset": "Dense", "class_weights": "balanced"}
     folder = run_train(**words, name="x")
     monkeypatch.setattr(histogram, "count_labels", None)

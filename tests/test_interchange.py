@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import finish, flags, read_metrics, start, start_group
+from conftest import finish, read_metrics, start, start_group
 
 EPOCHS = 5
 FLOAT64 = "tests/train_float64.py"
@@ -12,15 +12,14 @@ def momenta(content) -> list[torch.Tensor]:
     return [state["momentum_buffer"] for state in content["optimizer"]["state"].values()]
 
 
-def test_checkpoints_go_from_any_way_of_running_to_any_other(demo_root, tmp_path):
+def test_checkpoints_go_from_any_way_of_running_to_any_other(demo_flags, tmp_path):
     """Plain, 2 processes, 2 x accumulation, 2 processes with --zero1, and plain again: as if nothing had changed.
 
     In float64 with frozen batch norm, where a sum's order shows in the last digits only. --total_batchsize keeps the batch.
     """
-    words = flags(
-        dataset_path=demo_root, logdir=tmp_path, freeze_bn=True, batchsize=None, total_batchsize=4, l_lorm=0.01,
-        epochs=None, val_epoch_frequency=0,
-    )  # fmt: skip
+    words = demo_flags(
+        freeze_bn=True, batchsize=None, total_batchsize=4, l_lorm=0.01, epochs=None, val_epoch_frequency=0
+    )
     whole = start([*words, "--epochs", str(EPOCHS), "--name", "whole"], tmp_path, FLOAT64)
     ways = [(1, []), (2, []), (1, ["--accum_steps", "2"]), (2, ["--zero1"]), (1, [])]
     stops = [1, 3, 5, 8, 0]  # of 2 steps an epoch, 10 in all: in mid-epoch, and between two
@@ -47,9 +46,9 @@ def test_checkpoints_go_from_any_way_of_running_to_any_other(demo_root, tmp_path
     assert losses[0] == pytest.approx(losses[1], rel=1e-9)
 
 
-def test_zero1_changes_no_bit_and_neither_does_resuming_with_or_without_it(demo_root, tmp_path):
+def test_zero1_changes_no_bit_and_neither_does_resuming_with_or_without_it(demo_flags, tmp_path):
     """Three epochs of 2 processes: all as usual, all with --zero1, and with it in the second epoch only."""
-    words = flags(dataset_path=demo_root, logdir=tmp_path, epochs=3, save_epoch_frequency=1, model_type="res50_ASPP")
+    words = demo_flags(epochs=3, save_epoch_frequency=1, model_type="res50_ASPP")
 
     def run(name: str, *more: str) -> None:
         results = finish(start_group(2, [*words, "--name", name, *more], tmp_path, FLOAT64))
@@ -57,8 +56,10 @@ def test_zero1_changes_no_bit_and_neither_does_resuming_with_or_without_it(demo_
 
     run("usual")
     run("sharded", "--zero1")
-    usual, sharded = ({file.name: torch.load(file, weights_only=True) for file in (tmp_path / name).glob("epoch_*.pt")}
-                      for name in ("usual", "sharded"))  # fmt: skip
+    usual, sharded = (
+        {file.name: torch.load(file, weights_only=True) for file in (tmp_path / name).glob("epoch_*.pt")}
+        for name in ("usual", "sharded")
+    )
     for more in (["--zero1"], []):
         # From the other's second epoch on.
         other = "usual" if more else "sharded"

@@ -33,8 +33,8 @@ def loss_of(name: str, logits: torch.Tensor, label: torch.Tensor, **options) -> 
     """One loss of a batch that is all of the global batch."""
     criterion = Criterion({name: 1.0}, **options)
     batch = batch_of(label)
-    [part] = criterion({"logits": logits}, batch, criterion.counts(batch, None).tolist())
-    return part
+    total, _ = criterion({"logits": logits}, batch, criterion.counts(batch).tolist())
+    return total
 
 
 def pixels(logits: torch.Tensor, label: torch.Tensor) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -188,11 +188,11 @@ def test_parts_of_a_batch_add_up_to_the_whole(name, size):
     logits, label = random_batch()
     label[0] = 255
     criterion = Criterion({name: 1.0}, class_weights=WEIGHTS)
-    [whole] = criterion({"logits": logits}, batch_of(label), criterion.counts(batch_of(label), None).tolist())
+    whole = loss_of(name, logits, label, class_weights=WEIGHTS)
     [whole_grad] = torch.autograd.grad(whole, logits)
     pieces = [(logits[at : at + size], batch_of(label[at : at + size])) for at in range(0, 4, size)]
-    counts = sum(criterion.counts(batch, None) for _, batch in pieces).tolist()
-    parts = [criterion({"logits": some}, batch, counts, criterion.classes(batch))[0] for some, batch in pieces]
+    counts = sum(criterion.counts(batch) for _, batch in pieces).tolist()
+    parts = [criterion({"logits": some}, batch, counts)[0] for some, batch in pieces]
     torch.testing.assert_close(sum(parts), whole, rtol=1e-12, atol=0)
     [grad] = torch.autograd.grad(sum(parts), logits)
     torch.testing.assert_close(grad, whole_grad, rtol=1e-12, atol=1e-18)
@@ -260,24 +260,16 @@ def test_weights_below_1_are_not_cut_off():
     assert loss_of("seg", logits, label, class_weights=[0.01, 1, 1, 1]).item() == pytest.approx(math.log(4))
 
 
-def test_region_losses_need_only_the_classes_of_each_image():
-    _, label = random_batch()
-    found = LabelLosses(NAMES).classes(label)
-    assert found == [sorted(set(values.flatten().tolist()) - {255}) for values in label]
-    assert found[-1] == [0, 1]
-    assert Criterion({"seg": 1.0}).classes(batch_of(label)) is None
-
-
 def test_a_gpu_would_never_be_waited_for():
     """On "meta", tensors have no values: whatever asks for one, as a wait for the GPU does, fails."""
     logits, label = random_batch()
     losses = LabelLosses(NAMES, class_weights=WEIGHTS)
     log_probs = torch.empty_like(logits, device="meta").requires_grad_()
-    sums = losses.sums(log_probs, label.to("meta"), losses.classes(label))
+    sums = losses.sums(log_probs, label.to("meta"), label)
     assert set(sums) == set(NAMES)
     sum(sums.values()).backward()
     with pytest.raises((NotImplementedError, RuntimeError)):
-        losses.sums(log_probs, label.to("meta"))  # without the classes, it is
+        losses.sums(log_probs, label.to("meta"))  # without the labels in CPU memory, it is
 
 
 def test_sum_of_losses_is_parsed():

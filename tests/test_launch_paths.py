@@ -34,7 +34,7 @@ def program(command: list[str], cwd: Path, **env) -> list[subprocess.Popen]:
 
 def module(words: list[str], cwd: Path, **env) -> list:
     """python -m, with words after it."""
-    return [start(words, cwd, "tests/run_module.py", OMP_NUM_THREADS=1, **env)]
+    return [start(words, cwd, "-m", OMP_NUM_THREADS=1, **env)]
 
 
 def train_torchrun(words, cwd):

@@ -1,7 +1,7 @@
 """--amp fp16: skipped steps are counted, logged and kept, and a run that only skips is stopped."""
 
 import torch
-from conftest import finish, flags, one_line_each, read_metrics, run_train, start_group
+from conftest import finish, one_line_each, read_metrics, run_train, start_group
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 
@@ -15,7 +15,7 @@ CPU = torch.device("cpu")
 
 
 def state_of(model: nn.Module, scaler: LossScaler) -> TrainState:
-    return TrainState(model, model, torch.optim.SGD(model.parameters()), lambda _: 0.0, scaler)
+    return TrainState(model, model, torch.optim.SGD(model.parameters()), scaler)
 
 
 def test_scaler_counts_the_steps_that_it_skips():
@@ -25,8 +25,12 @@ def test_scaler_counts_the_steps_that_it_skips():
     state = state_of(model, scaler)
     # The gradient is `value`: an infinite one skips the step and halves the scale, which starts at 2 ** 16.
     expected = [
-        (1.0, 2**16, 0, 0), (float("inf"), 2**15, 1, 1), (float("inf"), 2**14, 2, 2), (1.0, 2**14, 2, 0), (float("inf"), 2**13, 3, 1),
-    ]  # fmt: skip
+        (1.0, 2**16, 0, 0),
+        (float("inf"), 2**15, 1, 1),
+        (float("inf"), 2**14, 2, 2),
+        (1.0, 2**14, 2, 0),
+        (float("inf"), 2**13, 3, 1),
+    ]
     for value, *counts in expected:
         before = model.weight.item()
         scaler.scale(model(torch.tensor([[value]])).sum()).backward()
@@ -47,7 +51,7 @@ def test_scaler_counts_the_steps_that_it_skips():
     assert resumed.counts.tolist() == [2**13, 0, 0]
 
 
-def test_ordinary_run_logs_its_scale_and_skipped_steps(thin, demo_root, tmp_path):
+def test_ordinary_run_logs_its_scale_and_skipped_steps(demo_root, tmp_path):
     words = {
         "dataset_path": demo_root,
         "logdir": tmp_path,
@@ -69,14 +73,21 @@ def test_ordinary_run_logs_its_scale_and_skipped_steps(thin, demo_root, tmp_path
     assert "loss_scale" not in read_metrics(run_train(**words, name="plain"), "train")[0]
 
 
-def test_run_that_only_skips_is_stopped_on_every_rank(demo_root, tmp_path):
+def test_run_that_only_skips_is_stopped_on_every_rank(demo_flags, tmp_path):
     """Gradients of 1e30 times their size overflow fp16 at any scale; the loss itself, in float32, does not."""
-    words = flags(
-        dataset_path=demo_root, logdir=tmp_path, dataset="Dense", model_type="res50_ASPP", crop_size=17, amp="fp16", l_seg=1e30,
-        batchsize=1, epochs=18, name="x", val_epoch_frequency=0, zero1=True,
-    )  # fmt: skip
-    faulty = ["thin", "all", *words]
-    results = finish(start_group(2, faulty, tmp_path, "tests/train_with_fault.py"))
+    words = demo_flags(
+        dataset="Dense",
+        model_type="res50_ASPP",
+        crop_size=17,
+        amp="fp16",
+        l_seg=1e30,
+        batchsize=1,
+        epochs=18,
+        name="x",
+        val_epoch_frequency=0,
+        zero1=True,
+    )
+    results = finish(start_group(2, words, tmp_path))
     one_line_each(
         results, f"--amp fp16: gradients overflow; the last {MAX_SKIPPED} steps, up to step {MAX_SKIPPED}, were skipped"
     )
@@ -87,11 +98,10 @@ def test_run_that_only_skips_is_stopped_on_every_rank(demo_root, tmp_path):
     assert checkpoint.read_run(tmp_path / "x" / "last.pt")["scaler"]["skipped"] > 0
 
 
-def test_short_run_that_only_skips_says_so(thin, demo_root, tmp_path, capsys):
+def test_short_run_that_only_skips_says_so(demo_flags, capsys):
     """4 steps are fewer than MAX_SKIPPED, and may only have looked for the scale."""
-    words = flags(
-        dataset_path=demo_root, logdir=tmp_path, dataset="Dense", model_type="res50_ASPP", crop_size=17, amp="fp16",
-        l_seg=1e30, val_epoch_frequency=0,
-    )  # fmt: skip
+    words = demo_flags(
+        dataset="Dense", model_type="res50_ASPP", crop_size=17, amp="fp16", l_seg=1e30, val_epoch_frequency=0
+    )
     assert train.main(words) == 0
     assert "warning: every step was skipped, so no weight changed" in capsys.readouterr().out

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from losses.criterion import TERMS, Criterion
+from losses.criterion import ACCURACY, TERMS, Criterion
 
 ALL = dict.fromkeys(TERMS, 1.0)
 
@@ -23,10 +23,11 @@ def batch_of(**maps) -> dict[str, torch.Tensor]:
     return batch | {name: torch.tensor([values], dtype=torch.uint8) for name, values in maps.items()}
 
 
-def losses(criterion: Criterion, logits: torch.Tensor, batch, lorm_sum=0.0, lorm_terms=0) -> dict[str, float]:
-    counts = criterion.counts(batch, lambda pseudo: torch.tensor(lorm_terms))
-    parts = criterion({"logits": logits, "lorm": torch.as_tensor(lorm_sum)}, batch, counts)
-    return {name: float(value) for name, value in criterion.named(parts).items()}
+def losses(criterion: Criterion, logits: torch.Tensor, batch, lorm_sum=0.0) -> dict[str, float]:
+    outputs = {"logits": logits, "lorm": torch.as_tensor(lorm_sum)}
+    total, parts = criterion(outputs, batch, criterion.counts(batch).tolist())
+    assert criterion.total(parts) == total
+    return {name: float(value) for name, value in criterion.by_name(parts).items()}
 
 
 def two_pixels() -> torch.Tensor:
@@ -59,30 +60,27 @@ def test_distance_entropy_is_weighted_and_divided_by_pixels_above_0():
 
 
 def test_lorm_sum_is_divided_by_its_terms_and_the_total_is_weighted():
-    weights = {"seg": 2.0, "lorm": 0.5}
-    result = losses(Criterion(weights), two_pixels(), batch_of(label=[[0, 255]]), lorm_sum=6.0, lorm_terms=4)
+    criterion = Criterion({"seg": 2.0, "lorm": 0.5}, lorm_terms=lambda pseudo: torch.tensor(4))
+    result = losses(criterion, two_pixels(), batch_of(label=[[0, 255]]), lorm_sum=6.0)
     assert result["lorm"] == pytest.approx(1.5)
     assert result["loss"] == pytest.approx(2 * math.log(4 / 3) + 0.75)
 
 
 def test_d3_d8_every_loss_is_0_without_labels():
     logits = two_pixels().requires_grad_()
-    criterion = Criterion(ALL, label_smooth=0.1)
+    criterion = Criterion(ALL, label_smooth=0.1, lorm_terms=lambda pseudo: torch.tensor(0))
     batch = batch_of(label=[[255, 255]])
-    parts = criterion(
-        {"logits": logits, "lorm": logits.sum() * 0}, batch, criterion.counts(batch, lambda p: torch.tensor(0))
-    )
+    total, parts = criterion({"logits": logits, "lorm": logits.sum() * 0}, batch, criterion.counts(batch).tolist())
     assert parts.tolist() == [0.0] * 5
-    criterion.total(parts).backward()
+    total.backward()
     assert logits.grad.abs().max() == 0
 
 
 def test_d1_d2_inputs_are_never_written_to():
     batch = batch_of(label=[[0, 255]], pseudo=[[1, 255]], distance_s=[[255, 3]], distance_c=[[0, 9]])
     before = {name: values.clone() for name, values in batch.items()}
-    criterion = Criterion(ALL, label_smooth=0.1)
-    first = losses(criterion, two_pixels(), batch, 1.0, 1)
-    assert losses(criterion, two_pixels(), batch, 1.0, 1) == first
+    criterion = Criterion(ALL, label_smooth=0.1, lorm_terms=lambda pseudo: torch.tensor(1))
+    assert losses(criterion, two_pixels(), batch, 1.0) == losses(criterion, two_pixels(), batch, 1.0)
     assert all(torch.equal(batch[name], before[name]) for name in batch)
 
 
@@ -107,13 +105,26 @@ def test_parts_of_a_batch_add_up_to_the_whole():
         "distance_c": torch.randint(0, 2, (4, 5, 5), dtype=torch.uint8, generator=generator),
     }
     criterion = Criterion({"seg": 1.0, "pseudo": 1.0, "ds": 1.0, "dc": 1.0}, label_smooth=0.1)
-    whole = criterion({"logits": logits}, batch, criterion.counts(batch, None))
-    criterion.total(whole).backward()
+    total, whole = criterion({"logits": logits}, batch, criterion.counts(batch))
+    total.backward()
     whole_grad, logits.grad = logits.grad, None
     halves = [{name: values[part] for name, values in batch.items()} for part in (slice(0, 2), slice(2, 4))]
-    counts = sum(criterion.counts(half, None) for half in halves)
-    parts = [criterion({"logits": logits[i : i + 2]}, half, counts) for i, half in zip((0, 2), halves, strict=True)]
-    sum(criterion.total(part) for part in parts).backward()
+    counts = sum(criterion.counts(half) for half in halves)
+    pairs = zip((logits[:2], logits[2:]), halves, strict=True)
+    totals, parts = zip(*(criterion({"logits": some}, half, counts) for some, half in pairs), strict=True)
+    sum(totals).backward()
     torch.testing.assert_close(parts[0] + parts[1], whole, rtol=1e-12, atol=0)
     torch.testing.assert_close(logits.grad, whole_grad, rtol=1e-12, atol=1e-18)
     assert parts[1][0] == 0
+
+
+def test_accuracy_is_the_share_of_labelled_pixels_that_are_right():
+    # Two images of 2 x 2: the model predicts class 1 in the left column and 0 in the right one.
+    logits = torch.tensor([[0.0, 9.0], [0.0, 9.0]])
+    logits = torch.stack([logits, 9 - logits]).expand(2, 2, 2, 2)  # (B, C, H, W)
+    label = torch.tensor([[[1, 0], [0, 255]], [[255, 255], [1, 1]]], dtype=torch.uint8)  # right: 2 of 3, 1 of 2
+    batch = {"image": torch.zeros(2, 2, 2, 3), "label": label}
+    plain = losses(Criterion({"seg": 2.0}), logits, batch)
+    seen = losses(Criterion({"seg": 2.0}, accuracy=True), logits, batch)
+    assert seen.pop(ACCURACY) == pytest.approx(3 / 5)
+    assert seen == plain

@@ -13,6 +13,7 @@ from models.lorm import LoRM, foreground_mask
 from models.pretrained import load_weights
 
 NUM_CLASSES = 4
+pytestmark = pytest.mark.full_size
 
 
 def images(batch: int, height: int, width: int) -> torch.Tensor:

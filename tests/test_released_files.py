@@ -42,6 +42,7 @@ def save(path: Path, weights: dict[str, Tensor], prefix: str = "module.") -> Pat
     return path
 
 
+@pytest.mark.full_size
 @pytest.mark.parametrize("kind", KINDS)
 def test_b5_b7_released_files_load_whole_and_give_the_logits_of_the_release(kind, tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(torchvision.models, "get_model", lambda name, **_: NarrowResNet([3, 4, 6, 3]))

@@ -3,12 +3,11 @@
 import multiprocessing
 import shutil
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import finish, flags, one_line_each, run_train, start, two_processes
+from conftest import finish, flags, one_line_each, run_train, start, start_group
 from PIL import Image
 
 from runs import folder as run_folder
@@ -24,7 +23,7 @@ def claim_and_hold(logdir: Path, barrier, results, hold) -> None:
     log.close()
 
 
-def claim_often(logdir: Path, barrier, results) -> None:
+def claim_often(logdir: Path, barrier, results, hold) -> None:
     """Fail 200 starts, then begin a run."""
     barrier.wait()
     for _ in range(200):
@@ -35,8 +34,24 @@ def claim_often(logdir: Path, barrier, results) -> None:
     log.close()
 
 
+def names_of(number: int, target, logdir: Path) -> set[str]:
+    """The folders that processes claim at once, one each."""
+    context = multiprocessing.get_context("fork")
+    barrier, results, hold = context.Barrier(number), context.Queue(), context.Event()
+    processes = [context.Process(target=target, args=(logdir, barrier, results, hold)) for _ in range(number)]
+    for process in processes:
+        process.start()
+    names = {results.get(timeout=60) for _ in processes}
+    hold.set()
+    for process in processes:
+        process.join(30)
+        assert process.exitcode == 0
+    assert len(names) == number
+    return names
+
+
 def test_file_that_the_run_did_not_write_is_kept(tmp_path):
-    """As of a shell that writes the output of the start to a file in its folder."""
+    """For example the output of the start, which a shell writes to a file in its folder."""
     folder, log = run_folder.claim(tmp_path, "x")
     (folder / "out.txt").write_text("mine")
     run_folder.remove(folder, log)
@@ -49,33 +64,14 @@ def test_starts_at_once_get_a_folder_each(tmp_path, left):
     if left:
         (tmp_path / "x").mkdir()
         (tmp_path / "x" / "train.log").write_text("error: ...\n")
-    context = multiprocessing.get_context("fork")
-    barrier, results, hold = context.Barrier(6), context.Queue(), context.Event()
-    processes = [context.Process(target=claim_and_hold, args=(tmp_path, barrier, results, hold)) for _ in range(6)]
-    for process in processes:
-        process.start()
-    names = [results.get(timeout=30) for _ in processes]
-    hold.set()
-    for process in processes:
-        process.join(30)
-    assert len(set(names)) == 6
-    assert "x" in names
+    assert "x" in names_of(6, claim_and_hold, tmp_path)
 
 
 @pytest.mark.skipif(run_folder.fcntl is None, reason="without locks a folder is taken once")
 def test_folders_that_vanish_meanwhile_are_no_trouble(tmp_path):
-    context = multiprocessing.get_context("fork")
-    barrier, results = context.Barrier(4), context.Queue()
-    processes = [context.Process(target=claim_often, args=(tmp_path, barrier, results)) for _ in range(4)]
-    for process in processes:
-        process.start()
-    names = [results.get(timeout=60) for _ in processes]
-    for process in processes:
-        process.join(30)
-        assert process.exitcode == 0
-    assert len(set(names)) == 4
+    names = names_of(4, claim_often, tmp_path)
     assert all((tmp_path / name / "metrics.jsonl").exists() for name in names)
-    assert {folder.name for folder in tmp_path.iterdir()} == set(names)
+    assert {folder.name for folder in tmp_path.iterdir()} == names
 
 
 @pytest.mark.parametrize("file", ["last.pt", "best.pt.old", "notes.txt"])
@@ -92,30 +88,22 @@ def test_folder_with_anything_else_in_it_is_left_alone(tmp_path, file):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs locks")
-def test_folder_of_a_start_that_was_killed_is_taken_again(thin, demo_root, tmp_path):
-    words = flags(dataset_path=demo_root, logdir=tmp_path, name="x")
-    process = start(["thin+killed_in_first_step", "0", *words], tmp_path, FAULTS)
-    while process.poll() is None:
-        time.sleep(0.02)
-    assert {file.name for file in (tmp_path / "x").iterdir() if "tfevents" not in file.name} == {
-        "train.log", "config.yaml", "metrics.jsonl",
-    }  # fmt: skip
-    assert run_train(dataset_path=demo_root, logdir=tmp_path, name="x").name == "x"
+def test_folder_of_a_start_that_was_killed_is_taken_again(demo_run, demo_flags, tmp_path):
+    words = demo_flags(name="x")
+    start(["killed_in_first_step", "0", *words], tmp_path, FAULTS).wait()
+    names = {file.name for file in (tmp_path / "x").iterdir() if "tfevents" not in file.name}
+    assert names == {"train.log", "config.yaml", "metrics.jsonl"}
+    assert demo_run(name="x").name == "x"
     assert [folder.name for folder in tmp_path.iterdir()] == ["x"]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs locks")
-def test_label_that_one_rank_cannot_use_costs_no_name(thin, demo_root, tmp_path):
+def test_label_that_one_rank_cannot_use_costs_no_name(demo_root, tmp_path):
     """Rank 0 has the folder and ends by the other rank's error."""
     bad = shutil.copytree(demo_root, tmp_path / "data")
     for file in (bad / "SegmentationClassAug").iterdir():
         Image.fromarray(np.full((120, 160), 37, np.uint8)).save(file)
-    words = flags(logdir=tmp_path / "log", name="x", batchsize=1, dataset="Dense", model_type="res50_ASPP")
-    results = finish(two_processes([[*words, "--dataset_path", str(root)] for root in (demo_root, bad)], tmp_path))
-    one_line_each(results, "label 37 in 19200 pixel(s)")
-    assert (
-        run_train(
-            dataset_path=demo_root, logdir=tmp_path / "log", name="x", dataset="Dense", model_type="res50_ASPP"
-        ).name
-        == "x"
-    )
+    values = {"logdir": tmp_path / "log", "name": "x", "dataset": "Dense", "model_type": "res50_ASPP"}
+    words = [flags(**values, batchsize=1, dataset_path=root) for root in (demo_root, bad)]
+    one_line_each(finish(start_group(2, words, tmp_path)), "label 37 in 19200 pixel(s)")
+    assert run_train(**values, dataset_path=demo_root).name == "x"

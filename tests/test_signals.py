@@ -89,7 +89,7 @@ def test_other_signals_stop_a_single_process_while_it_saves(words, unbroken, tmp
 def test_signal_to_the_whole_process_group_with_workers(words, unbroken, tmp_path):
     """As Ctrl-C, torchrun and Slurm send it: the loader's workers must not die of it."""
     words = in_folder(words, tmp_path, "--workers", "2")
-    [(status, _, stderr)] = finish([start(["signal_group_mid_epoch", "0", *words], tmp_path, FAULTS, own_session=True)])
+    [(status, _, stderr)] = finish([start(["signal_group_mid_epoch", "0", *words], tmp_path, FAULTS)])
     assert status == STOPPED, stderr
     assert stderr.count("Traceback") == 0
     assert_resumes(words, tmp_path, unbroken[1])

@@ -85,8 +85,9 @@ def test_its_variables_go_first(tmp_path, monkeypatch):
         asked.update(settings)
         raise ValueError("seen")
 
-    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(
-        __file__="x", init=init, setup=lambda settings: None, Settings=dict))  # fmt: skip
+    monkeypatch.setitem(
+        sys.modules, "wandb", types.SimpleNamespace(__file__="x", init=init, setup=lambda settings: None, Settings=dict)
+    )
     for name in ("PROJECT", "NAME", "DIR", "RUN_ID", "CONSOLE"):
         monkeypatch.setenv(f"WANDB_{name}", "mine")
     with pytest.raises(UserError, match="--wandb: ValueError: seen"):
@@ -104,18 +105,23 @@ def test_missing_package_is_said_in_one_line(monkeypatch):
         import_wandb()
 
 
-def test_without_a_login_all_ranks_end_with_one_line(demo_root, tmp_path):
-    words = flags(dataset_path=demo_root, logdir=tmp_path, name="x", batchsize=1, wandb=True)
+def test_without_a_login_all_ranks_end_with_one_line(demo_flags, tmp_path):
+    words = demo_flags(name="x", batchsize=1, wandb=True)
     # Its server is a port of this machine that nobody listens at.
-    env = {"HOME": tmp_path, "NETRC": tmp_path / "none", "WANDB_BASE_URL": "http://127.0.0.1:9",
-           "WANDB_ERROR_REPORTING": "false", "WANDB_API_KEY": ""}  # fmt: skip
+    env = {
+        "HOME": tmp_path,
+        "NETRC": tmp_path / "none",
+        "WANDB_BASE_URL": "http://127.0.0.1:9",
+        "WANDB_ERROR_REPORTING": "false",
+        "WANDB_API_KEY": "",
+    }
     for status, _, stderr in finish(start_group(2, words, tmp_path, **env)):
         assert status == 2, stderr
         assert "log in by `wandb login` or WANDB_API_KEY, or set WANDB_MODE=offline" in stderr
         assert "Traceback" not in stderr
 
 
-def test_training_outlives_a_crash_of_its_service(demo_root, tmp_path, monkeypatch):
+def test_training_outlives_a_crash_of_its_service(tmp_path, monkeypatch):
     for name, value in OFFLINE.items():
         monkeypatch.setenv(name, value)
     said = []

@@ -1,12 +1,16 @@
 """ResNets that train in a fraction of the time, for tests that ask what is computed with, not how well."""
 
+import os
+
 import torchvision
 from torch import nn
 from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
 
+get_model = torchvision.models.get_model
+
 
 class ThinResNet(ResNet):
-    """torchvision's ResNet, but for the numbers of its blocks and channels."""
+    """torchvision's ResNet with one block a layer and an eighth of the channels."""
 
     def __init__(self, depth: int):
         block = Bottleneck if depth >= 50 else BasicBlock
@@ -17,6 +21,13 @@ class ThinResNet(ResNet):
         return super()._make_layer(block, planes // 8, *args, **kwargs)
 
 
-def use() -> None:
-    """From now on, in this process."""
-    torchvision.models.get_model = lambda name, **_: ThinResNet(int(name.removeprefix("resnet")))
+def use(thin: bool = True) -> None:
+    """Build thin networks from now on, or full ones, here and in processes that start() starts."""
+    torchvision.models.get_model = (
+        (lambda name, **_: ThinResNet(int(name.removeprefix("resnet")))) if thin else get_model
+    )
+    os.environ["THIN_NETWORKS"] = "1" if thin else "0"
+
+
+def in_use() -> bool:
+    return os.environ.get("THIN_NETWORKS") == "1"

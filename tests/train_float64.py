@@ -1,6 +1,6 @@
-"""train.py in float64, where a sum's order shows in the last digits only, with a thin network.
+"""train.py in float64: the order of a sum then shows in the last digits only.
 
-With $SAMPLES, $SAMPLES.RANK gets a line "epoch index" a training sample; with $STOP_AT_STEP, it is told to stop there.
+$SAMPLES: write a line "epoch index" to $SAMPLES.RANK for each training sample. $STOP_AT_STEP: send SIGTERM there.
 """
 
 import os
@@ -16,9 +16,7 @@ import program
 import train
 from data.dataset import SegmentationDataset
 from runs.state import TrainState
-from tests import thin_networks
 
-thin_networks.use()
 if "SAMPLES" in os.environ:
     read_sample = SegmentationDataset.__getitem__
 

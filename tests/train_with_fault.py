@@ -1,6 +1,6 @@
-"""train.py with a fault in it, for tests: train_with_fault.py FAULT RANK [flags of train.py].
+"""train.py with a fault: train_with_fault.py FAULT RANK [flags of train.py].
 
-FAULT is the name of a function below, RANK the rank on which it strikes, or "all".
+FAULT names a function below, or several as in a_buffer+bug. RANK is the rank that it strikes, or "all".
 """
 
 import multiprocessing
@@ -19,10 +19,9 @@ import torch
 import torchvision
 from torch import nn
 
-import program
-
 sys.path.insert(0, str(Path(__file__).parent.parent))
 import errors
+import program
 import train
 import utils
 from data.dataset import SegmentationDataset
@@ -32,14 +31,19 @@ from distributed.lifeline import Lifeline
 from losses.criterion import Criterion
 from runs import checkpoint
 from runs.state import TrainState
-from tests import thin_networks
 
-ON_ALL_RANKS = ("a_buffer", "blocked_destroy", "slow_write", "thin")
+ON_ALL_RANKS = ("a_buffer", "blocked_destroy", "slow_write")
 STEP = 6  # of 4 an epoch: in the middle of the second
+FAULTS: dict[str, Callable[[], None]] = {}
+
+
+def fault(install: Callable[[], None]) -> Callable[[], None]:
+    FAULTS[install.__name__] = install
+    return install
 
 
 def before(owner, name: str, action: Callable[..., None]) -> None:
-    """Call action with the arguments of owner.name each time before it."""
+    """Call action with the arguments of owner.name before each of its calls."""
     original = getattr(owner, name)
 
     def replacement(*args, **kwargs):
@@ -49,20 +53,30 @@ def before(owner, name: str, action: Callable[..., None]) -> None:
     setattr(owner, name, replacement)
 
 
-def at_step(number: int, action: Callable[[], None]) -> None:
-    """Call action in optimizer step `number`, counted from 1, before the weights change."""
-    before(TrainState, "update", lambda state, *_: action() if state.step + 1 == number else None)
+def in_step(number: int, action: Callable[[], object]) -> Callable[[], None]:
+    """A fault: action in optimizer step `number`, counted from 1, before the weights change."""
+
+    def act(state: TrainState, *_) -> None:
+        if state.step + 1 == number:
+            action()
+
+    return lambda: before(TrainState, "update", act)
 
 
 def once(action: Callable[[], None]) -> Callable[..., None]:
-    calls: list = []
+    actions = [action]
+    return lambda *_: actions.pop()() if actions else None
 
-    def wrapper(*_) -> None:
-        calls.append(None)
-        if len(calls) == 1:
-            action()
 
-    return wrapper
+def fail(error: BaseException) -> Callable[..., None]:
+    def action(*_, **__) -> None:
+        raise error
+
+    return action
+
+
+def send(number: int) -> Callable[[], None]:
+    return lambda: os.kill(os.getpid(), number)
 
 
 def stop() -> None:
@@ -70,40 +84,126 @@ def stop() -> None:
     time.sleep(0.1)  # for the thread that notes it
 
 
-def thin() -> None:
-    """No fault: a network that takes less time."""
-    thin_networks.use()
+def wait(name: str, seconds: float) -> Callable[[], None]:
+    """Write a file, for the test to see, and sleep."""
+    return lambda: (Path(name + os.environ.get("RANK", "")).touch(), time.sleep(seconds))  # type: ignore[return-value]
 
 
-# A signal in each phase
+def strike(error: BaseException) -> Callable[[], None]:
+    """Write the pids of the loader's workers to workers.RANK, then raise the error, in step 2."""
+
+    def action() -> None:
+        note = Path(f"workers.{os.environ['RANK']}")
+        note.with_suffix(".tmp").write_text(" ".join(str(child.pid) for child in multiprocessing.active_children()))
+        note.with_suffix(".tmp").rename(note)
+        raise error
+
+    return in_step(2, action)
 
 
-def signal_in_startup() -> None:
-    before(train, "get_state", once(stop))
+def signal_workers() -> None:
+    for worker in multiprocessing.active_children():
+        os.kill(worker.pid or 0, signal.SIGTERM)
+    time.sleep(0.1)
 
 
-def signal_in_first_step() -> None:
-    at_step(1, stop)
+def add_to_model(add: Callable[[nn.Module], None]) -> Callable[[], None]:
+    def install() -> None:
+        build = utils.models.build
+
+        def replacement(*args, **kwargs):
+            model = build(*args, **kwargs)
+            add(model)
+            return model
+
+        utils.models.build = replacement
+
+    return install
 
 
-def signal_mid_epoch() -> None:
-    at_step(STEP, stop)
+@torch.no_grad()
+def change_weight(state: TrainState) -> None:
+    state.raw_model.head.aspp.conv1.weight[0] += 1e-7
 
 
+def before_update(action: Callable[[TrainState], object], step: int | None = None) -> Callable[[], None]:
+    """A fault: action in step `step`, counted from 1, or in every one."""
+    return lambda: before(TrainState, "update", lambda state, *_: step in (None, state.step + 1) and action(state))
+
+
+def replace(owner, name: str, value: object) -> Callable[[], None]:
+    return lambda: setattr(owner, name, value)
+
+
+def download_slowly(*_, **__) -> dict:
+    """Take longer than --dist_timeout allows for a collective."""
+    time.sleep(11)
+    return torchvision.models.get_model("resnet18").state_dict()
+
+
+def download_in_vain(*_, **__) -> None:
+    time.sleep(1)
+    raise URLError("no route to host")
+
+
+def write_in_vain(*_) -> None:
+    time.sleep(1)
+    raise errors.UserError("the disk is gone")
+
+
+FAULTS |= {
+    # A signal in each phase
+    "signal_in_startup": lambda: before(train, "get_state", once(stop)),
+    "signal_in_first_step": in_step(1, stop),
+    "signal_mid_epoch": in_step(STEP, stop),
+    "stuck_after_signal": in_step(2, wait("stuck", 30)),
+    "slow_after_signal": in_step(2, wait("slow.", 3)),
+    "signal_to_workers": in_step(2, signal_workers),
+    "signal_in_last_step_of_an_epoch": in_step(4, stop),
+    "signal_in_validation": lambda: before(train.Predictor, "labels", once(stop)),
+    "signal_while_saving": lambda: before(checkpoint, "write", once(stop)),
+    "signal_before_the_error": in_step(2, stop),
+    # What must be named on every rank
+    "other_host": replace(socket, "gethostname", lambda: "other"),  # as on a machine of its own
+    "other_numpy": replace(np, "__version__", "1.0"),
+    "other_opencv": replace(cv2, "__version__", "1.0"),
+    "other_order": replace(TrainSampler, "order", lambda sampler, epoch: np.arange(len(sampler.dataset))),
+    "wrapper_lost": replace(Group, "wrap", lambda self, raw_model, **options: raw_model),
+    "unused_parameter": add_to_model(lambda model: model.register_parameter("spare", nn.Parameter(torch.zeros(3)))),
+    "weight_changed_on_one_rank": before_update(change_weight),
+    "weight_changed_in_step_2": before_update(change_weight, step=2),
+    "a_buffer": add_to_model(lambda model: model.register_buffer("centre", torch.zeros(3))),
+    "buffer_changed_on_one_rank": before_update(lambda state: state.raw_model.centre.add_(1)),
+    "dataset_raises": lambda: before(SegmentationDataset, "__getitem__", fail(KeyError("no such sample"))),
+    "out_of_memory": in_step(STEP, fail(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB."))),
+    "out_of_memory_on_the_cpu": in_step(STEP, lambda: torch.empty(2**52)),
+    "slow_download": replace(torch.hub, "load_state_dict_from_url", download_slowly),
+    "broken_download": replace(torch.hub, "load_state_dict_from_url", download_in_vain),
+    "slow_write": lambda: before(checkpoint, "write", lambda *_: time.sleep(1)),
+    "last_write_fails": replace(checkpoint, "write", write_in_vain),
+    # The end of a rank
+    "user_error": strike(errors.UserError("the file is wrong")),
+    "bug": strike(RuntimeError("an index is wrong")),
+    "interrupt": strike(KeyboardInterrupt()),
+    "leave": strike(SystemExit(3)),
+    "halted": in_step(STEP, send(signal.SIGSTOP)),
+    "killed": in_step(STEP, send(signal.SIGKILL)),
+    "killed_in_first_step": in_step(1, send(signal.SIGKILL)),
+    # As NCCL's shutdown, which waits for collectives that a dead rank never joins
+    "blocked_destroy": replace(torch.distributed, "destroy_process_group", lambda *_: time.sleep(600)),
+}
+
+
+@fault
 def signal_group_mid_epoch() -> None:
-    at_step(STEP, lambda: os.killpg(0, signal.SIGTERM))
+    """The whole process group gets SIGTERM, with the loader's workers."""
+    os.setsid()
+    in_step(STEP, lambda: os.killpg(0, signal.SIGTERM))()
 
 
-def stuck_after_signal() -> None:
-    def wait() -> None:
-        Path("stuck").touch()
-        time.sleep(30)
-
-    at_step(2, wait)
-
-
+@fault
 def no_relay() -> None:
-    """The other ranks learn from the all-reduce of the next step alone that they should stop."""
+    """The other ranks learn of a signal only by the all-reduce of the next step."""
     send = Lifeline._send
 
     def send_but_stop(lifeline, message, but=None):
@@ -113,226 +213,31 @@ def no_relay() -> None:
     Lifeline._send = send_but_stop  # type: ignore[method-assign]
 
 
-def slow_after_signal() -> None:
-    def wait() -> None:
-        Path(f"slow.{os.environ['RANK']}").touch()
-        time.sleep(3)
-
-    at_step(2, wait)
-
-
-def signal_to_workers() -> None:
-    def send() -> None:
-        for worker in multiprocessing.active_children():
-            os.kill(worker.pid or 0, signal.SIGTERM)
-        time.sleep(0.1)
-
-    at_step(2, send)
-
-
-def signal_in_last_step_of_an_epoch() -> None:
-    at_step(4, stop)
-
-
-def signal_in_validation() -> None:
-    before(train.Predictor, "labels", once(stop))
-
-
-def signal_while_saving() -> None:
-    before(checkpoint, "write", once(stop))
-
-
+@fault
 def huge_loss_scale() -> None:
-    """Start with a scale that overflows in the first steps only."""
+    """The loss scale begins at a value that overflows in the first steps only."""
     init = torch.amp.GradScaler.__init__
+    torch.amp.GradScaler.__init__ = lambda scaler, device, **options: init(  # type: ignore[method-assign]
+        scaler, device, init_scale=2.0**17, **options
+    )
 
-    def huge(scaler, device, **options) -> None:
-        init(scaler, device, init_scale=2.0**17, **options)
 
-    torch.amp.GradScaler.__init__ = huge  # type: ignore[method-assign]
-
-
-def other_host() -> None:
-    """This process is on a machine of its own, by its name."""
-    socket.gethostname = lambda: "other"
-
-
-# What must be named on every rank
-
-
-def wrapper_lost() -> None:
-    Group.wrap = lambda self, raw_model, **options: raw_model  # type: ignore[method-assign]
-
-
-def other_numpy() -> None:
-    np.__version__ = "1.0"
-
-
-def other_opencv() -> None:
-    cv2.__version__ = "1.0"
-
-
-def other_order() -> None:
-    TrainSampler.order = lambda sampler, epoch: np.arange(len(sampler.dataset))  # type: ignore[method-assign]
-
-
-def add_to_model(add: Callable[[nn.Module], None]) -> None:
-    build = utils.models.build
-
-    def replacement(*args, **kwargs):
-        model = build(*args, **kwargs)
-        add(model)
-        return model
-
-    utils.models.build = replacement
-
-
-def unused_parameter() -> None:
-    add_to_model(lambda model: model.register_parameter("spare", nn.Parameter(torch.zeros(3))))
-
-
-def weight_changed_on_one_rank() -> None:
-    def change(state: TrainState, *_) -> None:
-        with torch.no_grad():
-            state.raw_model.head.aspp.conv1.weight[0] += 1e-7
-
-    before(TrainState, "update", change)
-
-
-def weight_changed_in_step_2() -> None:
-    def change(state: TrainState, *_) -> None:
-        if state.step == 1:
-            with torch.no_grad():
-                state.raw_model.head.aspp.conv1.weight[0] += 1e-7
-
-    before(TrainState, "update", change)
-
-
-def buffer_changed_on_one_rank() -> None:
-    def change(state: TrainState, *_) -> None:
-        state.raw_model.centre += 1
-
-    before(TrainState, "update", change)
-
-
-def a_buffer() -> None:
-    add_to_model(lambda model: model.register_buffer("centre", torch.zeros(3)))
-
-
-def dataset_raises() -> None:
-    def fail(dataset, key) -> None:
-        raise KeyError(f"no such sample: {key}")
-
-    before(SegmentationDataset, "__getitem__", fail)
-
-
-# Two errors at step 2, after which the tests look at what is left
-
-
-def strike(error: BaseException) -> Callable[[], None]:
-    """Note the loader's workers in workers.RANK, then raise the error."""
-
-    def action() -> None:
-        note = Path(f"workers.{os.environ['RANK']}")
-        note.with_suffix(".tmp").write_text(" ".join(str(child.pid) for child in multiprocessing.active_children()))
-        note.with_suffix(".tmp").rename(note)
-        raise error
-
-    return action
-
-
-def user_error() -> None:
-    at_step(2, strike(errors.UserError("the file is wrong")))
-
-
-def bug() -> None:
-    at_step(2, strike(RuntimeError("an index is wrong")))
-
-
-def interrupt() -> None:
-    at_step(2, strike(KeyboardInterrupt()))
-
-
-def leave() -> None:
-    at_step(2, strike(SystemExit(3)))
-
-
-def signal_before_the_error() -> None:
-    at_step(2, stop)
-
-
-def blocked_destroy() -> None:
-    """As NCCL's shutdown, which waits for collectives that a dead rank never joins."""
-    torch.distributed.destroy_process_group = lambda *_: time.sleep(600)
-
-
-def slow_download() -> None:
-    """ImageNet's weights come later than --dist_timeout allows a collective to take."""
-
-    def download(*_, **__) -> dict:
-        time.sleep(11)
-        return torchvision.models.resnet18().state_dict()
-
-    torch.hub.load_state_dict_from_url = download
-
-
-def broken_download() -> None:
-    def download(*_, **__) -> None:
-        time.sleep(1)
-        raise URLError("no route to host")
-
-    torch.hub.load_state_dict_from_url = download
-
-
-def slow_write() -> None:
-    before(checkpoint, "write", lambda *_: time.sleep(1))
-
-
-def out_of_memory() -> None:
-    def fail() -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
-
-    at_step(STEP, fail)
-
-
-def out_of_memory_on_the_cpu() -> None:
-    at_step(STEP, lambda: torch.empty(2**52))
-
-
+@fault
 def loss_not_finite() -> None:
     calls: list = []
     original = Criterion.__call__
 
     def replacement(*args):
         calls.append(None)
-        return original(*args) * (float("nan") if len(calls) == STEP else 1.0)
+        factor = float("nan") if len(calls) == STEP else 1.0
+        return tuple(value * factor for value in original(*args))
 
     Criterion.__call__ = replacement  # type: ignore[method-assign]
 
 
-def last_write_fails() -> None:
-    def fail(*_) -> None:
-        time.sleep(1)
-        raise errors.UserError("the disk is gone")
-
-    checkpoint.write = fail  # type: ignore[assignment]
-
-
-def halted() -> None:
-    at_step(STEP, lambda: os.kill(os.getpid(), signal.SIGSTOP))
-
-
-def killed() -> None:
-    at_step(STEP, lambda: os.kill(os.getpid(), signal.SIGKILL))
-
-
-def killed_in_first_step() -> None:
-    at_step(1, lambda: os.kill(os.getpid(), signal.SIGKILL))
-
-
 if __name__ == "__main__":
-    fault, rank = sys.argv[1:3]
-    for name in fault.split("+"):
+    names, rank = sys.argv[1:3]
+    for name in reversed(names.split("+")):  # the last one installed acts first
         if rank == "all" or rank == os.environ.get("RANK", "0") or name in ON_ALL_RANKS:
-            globals()[name]()
+            FAULTS[name]()
     sys.exit(program.run(lambda: train.main(sys.argv[3:])))

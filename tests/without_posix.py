@@ -1,30 +1,40 @@
-"""Import every module of the repository, and train, where what Windows lacks is not there: without_posix.py [flags]."""
+"""Import every module, then train, without what Windows lacks: without_posix.py [flags of train.py]."""
 
-import concurrent.futures.process
+import concurrent.futures.process  # noqa: F401
 import importlib
-import multiprocessing.shared_memory
+import multiprocessing.shared_memory  # noqa: F401
 import os
 import signal
 import sys
 from pathlib import Path
 
-import cv2
-import numpy
-import PIL.Image
-import torch.utils.tensorboard
-import torchvision
-import tqdm
-import yaml
+import cv2  # noqa: F401
+import numpy  # noqa: F401
+import PIL.Image  # noqa: F401
+import torch.utils.tensorboard  # noqa: F401
+import torchvision  # noqa: F401
+import tqdm  # noqa: F401
+import yaml  # noqa: F401
 
-# What the libraries above took is theirs; ours is imported below.
-THEIRS = (concurrent, cv2, multiprocessing, numpy, PIL, torch, torchvision, tqdm, yaml)
+# The libraries above may use all of it: they are imported before it goes. Ours are imported below.
 REPO = Path(__file__).parent.parent
 MODULES = ("fcntl", "grp", "pwd", "resource", "termios")
 SIGNALS = ("SIGALRM", "SIGCHLD", "SIGCONT", "SIGHUP", "SIGKILL", "SIGPIPE", "SIGQUIT", "SIGSTOP", "SIGUSR1", "SIGUSR2")
 FUNCTIONS = (
-    "fork", "getpgid", "geteuid", "getuid", "killpg", "mkfifo", "posix_fadvise", "register_at_fork", "sched_getaffinity",
-    "setpgid", "setsid", "uname", "O_DIRECTORY",
-)  # fmt: skip
+    "fork",
+    "getpgid",
+    "geteuid",
+    "getuid",
+    "killpg",
+    "mkfifo",
+    "posix_fadvise",
+    "register_at_fork",
+    "sched_getaffinity",
+    "setpgid",
+    "setsid",
+    "uname",
+    "O_DIRECTORY",
+)
 
 
 def main() -> int:
@@ -34,24 +44,8 @@ def main() -> int:
         for name in names:
             delattr(owner, name)
     sys.path.insert(0, str(REPO))
-    files = [
-        *REPO.glob("*.py"),
-        *(
-            path
-            for name in (
-                "config",
-                "data",
-                "distributed",
-                "evaluation",
-                "exporting",
-                "losses",
-                "models",
-                "prediction",
-                "runs",
-            )
-            for path in REPO.glob(f"{name}/**/*.py")
-        ),
-    ]
+    packages = {path.parent for path in REPO.glob("*/__init__.py")} - {REPO / "tests"}
+    files = [*REPO.glob("*.py"), *(file for folder in packages for file in folder.rglob("*.py"))]
     for file in files:
         importlib.import_module(".".join(file.relative_to(REPO).with_suffix("").parts))
     print(f"{len(files)} modules")
