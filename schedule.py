@@ -31,8 +31,8 @@ class LearningRate:
         self.warmup_steps = self._warmup_steps()
         if self.warmup_steps >= self.total_steps:
             raise UserError(
-                f"--warmup_steps {cfg.warmup_steps}, --warmup_epochs {cfg.warmup_epochs:g}: {self.warmup_steps:g} steps "
-                f"of warm-up in a run of {self.total_steps}: the learning rate would never reach --lr"
+                f"--warmup_steps {cfg.warmup_steps}, --warmup_epochs {cfg.warmup_epochs:g}: {self.warmup_steps:g} "
+                f"steps of warm-up in a run of {self.total_steps}: the learning rate would never reach --lr"
             )
 
     def at(self, state: TrainState) -> float:
@@ -83,8 +83,8 @@ class LearningRate:
         else:
             reason = f"the batch is now {sampler.global_batch}, so --lr_scaling multiplies the lr by {self.change:g}"
         log.info(
-            f"the run began with {origin['world_size']} process(es), a global batch of {origin['global_batch']} and --lr "
-            f"x {origin['lr_factor']:g}; {reason}"
+            f"the run began with {origin['world_size']} process(es), a global batch of {origin['global_batch']} and "
+            f"--lr x {origin['lr_factor']:g}; {reason}"
         )
 
 

@@ -132,7 +132,7 @@ class FlagReader:
             values, surplus = parser.parse_known_args(words)
         except argparse.ArgumentError as error:
             name = str(error.argument_name)
-            help = parser._option_string_actions[name].help
+            help = parser._option_string_actions[name.replace("--no_", "--")].help
             raise UserError(f"{name}: {error.message}: {help}".replace("%%", "%")) from None
         return vars(values), surplus
 

@@ -4,7 +4,6 @@ import contextlib
 from collections.abc import Iterator
 
 import torch
-import torchvision
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
@@ -31,6 +30,8 @@ class ResNetBackbone(nn.Module):
         grad_checkpointing: bool = False,
     ):
         super().__init__()
+        import torchvision  # imported here because it takes more than a second
+
         self.grad_checkpointing = grad_checkpointing
         resnet = torchvision.models.get_model(f"resnet{depth}", weights=None)
         self.conv1, self.bn1, self.relu = resnet.conv1, resnet.bn1, resnet.relu

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-import torchvision
 from torch import Tensor, nn
 
 from errors import UserError
@@ -39,6 +38,8 @@ def read_start_weights(pretrained: str, layers: int, read: Callable[[Path], dict
         return StartWeights("none", {})
     if pretrained not in IMAGENET_VERSIONS:
         return StartWeights(pretrained, weights_in(read(Path(pretrained))))
+    import torchvision  # imported here because it takes more than a second
+
     weights = torchvision.models.get_model_weights(f"resnet{layers}")[IMAGENET_VERSIONS[pretrained]]
     timeout = socket.getdefaulttimeout()
     socket.setdefaulttimeout(STALL_SECONDS)  # torch.hub sets no timeout and would wait forever

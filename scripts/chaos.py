@@ -31,7 +31,7 @@ FLAGS = [
     "--val_epoch_frequency", "2", "--workers", "1", "--log_interval", "3", "--save_step_frequency", "2", "--ema", "0.9",
     "--dist_timeout", "25",
 ]  # fmt: skip
-# Within which the other ranks must end when one was killed: one that died before it came is waited for until --dist_timeout.
+# The limit for the other ranks to end when one was killed: they wait until --dist_timeout for a rank that never joined.
 END_SECONDS = 40
 
 
@@ -79,16 +79,15 @@ def main(argv: list[str] | None = None) -> int:
                 try:
                     process.wait(END_SECONDS)
                 except subprocess.TimeoutExpired:
-                    print(f"rank {processes.index(process)} still runs {END_SECONDS} s after rank {who} was killed")
+                    rank = processes.index(process)
+                    print(f"rank {rank} still runs {END_SECONDS} s after rank {who} was killed")
                     return 1
             if ended != [None] * args.processes:
-                print(
-                    f"the run ended by itself before kill {number + 1}: {ended}; give it more --epochs, or fewer --kills"
-                )
+                print(f"the run ended by itself before kill {number + 1}: {ended}: use more --epochs, or fewer --kills")
                 return 1
             tqdm.write(
-                f"kill {number + 1}: after {moment:5.1f} s, rank {who}; all ended {time.monotonic() - killed_at:.2f} s later, "
-                f"at step {last_step(logdir / 'killed')} or after"
+                f"kill {number + 1}: after {moment:5.1f} s, rank {who}; all ended "
+                f"{time.monotonic() - killed_at:.2f} s later, at step {last_step(logdir / 'killed')} or after"
             )
         processes = start(flags, args.processes, logdir)
         if [process.wait() for process in processes] != [0] * args.processes:
@@ -104,7 +103,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def start(flags: list[str], num_processes: int, logdir: Path) -> list[subprocess.Popen]:
-    """The processes of a run, with one thread each, as a launcher would start them; what they say is in logdir/stderr."""
+    """Start the processes of a run as a launcher would, with one thread each. Their errors go to logdir/stderr."""
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         port = server.getsockname()[1]
@@ -138,7 +137,7 @@ def count_lines(path: Path) -> int:
 
 
 def compare(whole: Path, other: Path) -> list[str]:
-    """What differs between two runs' last.pt, best.pt, metrics and TensorBoard curves, one line each; rates do not count."""
+    """List what differs between two runs' last.pt, best.pt, metrics and TensorBoard curves, except for rates."""
     differences = []
     for name in ("last.pt", "best.pt"):
         contents = [torch.load(folder / name, weights_only=True) for folder in (whole, other)]

@@ -20,8 +20,8 @@ HEAD = """# Command line
 
 <!-- Written by `python -m scripts.cli_reference`; change the declarations, not this page. -->
 
-Every flag of every program, grouped as in `--help`. The prefix `no_` turns a `switch` off, as in `--no_augment`. A default
-in brackets is worked out if the flag is not given.
+Every flag of every program, grouped as in `--help`. The prefix `no_` turns a `switch` off, as in `--no_augment`. A
+default in brackets is worked out if the flag is not given.
 
 `train.py`, `evaluate.py`, `predict.py` and `export.py` also take `--config FILE`, a YAML file of `flag: value` lines;
 the command line overrides it. `--stage NAME` chooses one of the sections below `stages:` in the file, which overrides

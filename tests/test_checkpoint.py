@@ -164,7 +164,10 @@ def test_resuming_an_earlier_checkpoint_sets_later_ones_aside(demo_run):
     old = {file.name: file.read_bytes() for file in folder.glob("*.old")}
     assert old == {f"{name}.old": before[name] for name in ("last.pt", "best.pt", "step_00000006.pt")}
     assert [line["step"] for line in read_metrics(folder, "train")] == list(range(1, 9))
-    assert "checkpoints after step 3 were renamed to *.old: best.pt, last.pt, step_00000006.pt" in (folder / "train.log").read_text()
+    assert (
+        "checkpoints after step 3 were renamed to *.old: best.pt, last.pt, step_00000006.pt"
+        in (folder / "train.log").read_text()
+    )
 
 
 def test_folder_of_a_running_process_is_refused(demo_run, demo_flags):
