@@ -201,7 +201,8 @@ def test_slow_download_is_waited_for_beyond_dist_timeout(demo_flags, tmp_path):
     assert [status for status, _, _ in results] == [0, 0], results
     assert "rank 1: waiting for rank 0, which is loading --pretrained imagenet" in results[1][2]
     # As many as ResNet-18 has without its classifier.
-    assert "start weights: 120 from ResNet18_Weights.IMAGENET1K_V1" in results[0][1]
+    [log] = tmp_path.glob("*/train.log")
+    assert "start weights: 120 from ResNet18_Weights.IMAGENET1K_V1" in log.read_text()
 
 
 @slow
@@ -242,7 +243,7 @@ def test_full_disk_stops_all_ranks_and_leaves_a_whole_checkpoint(tmp_path, small
     words = flags(dataset_path=tmp_path / "data", logdir=small_disk, name="x", epochs=3, save_step_frequency=1)
     one_line_each(
         finish(start_group(2, words, tmp_path)),
-        "the checkpoint cannot be written (No space left on device; it has 90 MiB)",
+        "cannot be written (No space left on device); the checkpoint needs 90 MiB",
     )
     assert not list((small_disk / "x").glob(".*"))
     (small_disk / "x" / "step_00000001.pt").unlink()

@@ -94,7 +94,9 @@ def test_run_that_only_skips_is_stopped_on_every_rank(demo_flags, tmp_path):
     assert "the loss scale fell to 0.0625: use --amp bf16 or none" in results[0][2]  # 2 ** (16 - 20)
     assert "to resume" not in results[0][2]  # it would fail again
     lines = read_metrics(tmp_path / "x", "train")
-    assert [line["skipped_steps"] for line in lines] == list(range(1, MAX_SKIPPED))
+    skipped = [line["skipped_steps"] for line in lines]
+    assert skipped == [*range(1, len(skipped) + 1)]
+    assert MAX_SKIPPED - 2 <= len(skipped) < MAX_SKIPPED  # rank 1 may end the run before rank 0 has read the last one
     assert checkpoint.read_run(tmp_path / "x" / "last.pt")["scaler"]["skipped"] > 0
 
 

@@ -102,7 +102,7 @@ def test_saved_by_4_processes_goes_on_with_2_and_with_1(tmp_path):
     (tmp_path / "half" / "x").mkdir(parents=True)
     shutil.copy(whole / "x" / "step_00000004.pt", tmp_path / "half" / "x")
     half = run("half", 2, "--resume", "auto")
-    assert "the batch is now 4, so --lr_scaling linear multiplies the lr by 0.5" in (half / "stdout").read_text()
+    assert "the batch is now 4, so --lr_scaling multiplies the lr by 0.5" in (half / "stdout").read_text()
     # 27 - 8 = 19 samples of epoch 2 are left: 4 steps of 4; then 6 steps of epoch 3
     assert consumed(half, 2, 2)[: 4 * 4] == expected[4 * 8 : 6 * 8]
     lines = read_metrics(half / "x", "train")
