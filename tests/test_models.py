@@ -191,7 +191,7 @@ def test_b8_head_init_release_draws_head_and_lorm_from_a_normal_distribution_ove
     model, default = build(0, head_init="release"), build(0)
     modules = {part: module for part, module in model.named_modules() if not part.startswith("backbone.")}
     drawn = {part: module for part, module in modules.items() if isinstance(module, nn.Conv2d)}
-    # 1x1, three 3x3, pooling and joining in ASPP, q and k of LoRM; DeepLabV3+ also has reduce, two of fuse, a classifier
+    # 1x1, three 3x3, pooling and joining in ASPP, q and k of LoRM; DeepLabV3+ also reduce, two of fuse, a classifier
     assert len(drawn) == (8 if name == "res50_ASPP_lorm" else 12)
     for part, conv in drawn.items():
         # The variance is 2 / (k^2 C_out). Of n values, the sample's deviates from it by a factor of sqrt(2 / n).

@@ -1,6 +1,5 @@
 """Files of the CDSP release: recognised by their names, loaded whole, and computed with as the release does."""
 
-import logging
 import re
 from pathlib import Path
 
@@ -44,18 +43,15 @@ def save(path: Path, weights: dict[str, Tensor], prefix: str = "module.") -> Pat
 
 @pytest.mark.full_size
 @pytest.mark.parametrize("kind", KINDS)
-def test_b5_b7_released_files_load_whole_and_give_the_logits_of_the_release(kind, tmp_path, caplog, monkeypatch):
+def test_b5_b7_released_files_load_whole_and_give_the_logits_of_the_release(kind, tmp_path, logged, monkeypatch):
     monkeypatch.setattr(torchvision.models, "get_model", lambda name, **_: NarrowResNet([3, 4, 6, 3]))
     model_type, num_keys = KINDS[kind]
     weights = released_state_dict(kind)
     assert len(weights) == num_keys
     path = save(tmp_path / "r.pth", weights, "module." if "lorm" in kind else "")
-    monkeypatch.setattr(logging.getLogger("segtrain"), "propagate", True)
-    caplog.set_level("INFO", "segtrain")
     checkpoint = TrainedModel(path, {"model_type": model_type, "numclasses": 21})
-    assert caplog.messages == [
-        f"--checkpoint {path} has the weight names of a released CDSP file: --stride_in_1x1 is set"
-    ]
+    line = f"--checkpoint {path} has the weight names of a released CDSP file: --stride_in_1x1 is set"
+    assert logged.messages == [line]
     model = checkpoint.model("auto", CPU).double()
     assert load_weights(model, weights) == (num_keys, [], [])
     image = torch.randint(0, 256, (1, 65, 49, 3), generator=torch.Generator().manual_seed(0))
