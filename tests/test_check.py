@@ -164,9 +164,7 @@ def test_cityscapes_as_released_is_told_to_link_its_labels(tmp_path, monkeypatch
 
     released = {"label": "gtFine", "image_path": "leftImg8bit"}
     for look in (lambda: check(root), train, lambda: train("ScribbleOnly"), lambda: train(**released)):
-        with pytest.raises(
-            UserError, match="X_leftImg8bit.png and its label X_gtFine_labelTrainIds.png differ in name: "
-        ):
+        with pytest.raises(UserError, match=r"X_leftImg8bit\.png and its label X_gtFine_labelTrainIds\.png differ"):
             look()
     names = ["train/aachen/aachen_000000", "train/ulm/ulm_000001", "val/munster/munster_000002"]
     paths = Paths(image_path="leftImg8bit", train_path="gtFine", val_path="gtFine")
