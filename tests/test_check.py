@@ -26,6 +26,7 @@ from faulty_data import (
 )
 from PIL import Image
 
+import config
 import data.check.__main__
 from data.check import rules
 from data.check.__main__ import BATCHSIZE, check, main
@@ -216,7 +217,8 @@ def test_last_line_is_the_whole_training_command(tmp_path, capsys, demo_root):
     assert given == [*words, *folders, "--model_type", "res50_ASPP"]
     assert shutil.which(python)
     assert Path(program).samefile(REPO / "train.py")
-    # Fewer images than a batch: the command has a batch that they fill.
+    # Fewer images than train.py's default batch: the command has a batch that they fill.
+    assert config.Config().batchsize == BATCHSIZE
     (root / "pictures/train/0.png").unlink()
     (root / "the labels/train/0.png").unlink()
     given = last_command(root, capsys, *folders, "--classes", "camvid")[2:]
