@@ -30,14 +30,14 @@ def stripes(*values: int) -> np.ndarray:
 
 
 @pytest.fixture
-def warnings(logged):
+def warnings(caplog):
     """A function that returns what check_sample logs about the files of training and validation images."""
 
     def check(train: list[dict], val: list[dict], num_classes: int) -> list[str]:
-        logged.clear()
+        caplog.clear()
         check_sample(train, val, num_classes, "the command")
-        assert {record.levelname for record in logged.records} <= {"WARNING"}
-        return logged.messages
+        assert {record.levelname for record in caplog.records} <= {"WARNING"}
+        return caplog.messages
 
     return check
 
@@ -111,7 +111,7 @@ def test_real_data_and_the_demo(camvid, scribblesup, demo_root, warnings):
     assert lines(demo_root, "ScribblePseudo", 5) == []
 
 
-def test_the_first_validation_names_the_classes_that_no_mask_has(demo_root, tmp_path, thin):
+def test_the_first_validation_names_the_classes_that_no_mask_has(demo_root, tmp_path):
     folder = run_train(dataset_path=demo_root, logdir=tmp_path / "log", numclasses=8, epochs=2)
     lines = [line for line in (folder / "train.log").read_text().splitlines() if "have no pixel of" in line]
     (line,) = lines  # of two validations
@@ -128,6 +128,6 @@ def test_the_first_validation_names_the_classes_that_no_mask_has(demo_root, tmp_
         ([0.5, 0.0], None),
     ],
 )
-def test_classes_that_no_validation_mask_has(logged, accuracies, message):
+def test_classes_that_no_validation_mask_has(caplog, accuracies, message):
     check_validation(accuracies, "the command")
-    assert [line.startswith(f"the validation masks {message}") for line in logged.messages] == [True] * bool(message)
+    assert [line.startswith(f"the validation masks {message}") for line in caplog.messages] == [True] * bool(message)
