@@ -187,7 +187,7 @@ def test_comparison_of_each_class():
 
 
 def test_images_to_show_are_also_those_that_differ_most():
-    # One pixel of class 0 in 40 images. The first model is right if n < 20; the second alike, but for n < 4 if n is even.
+    # One pixel of class 0 in 40 images. The first model is right if n < 20, the second, but for n < 4 if n is even.
     right = np.arange(40) < 20
     other = np.where(np.arange(40) < 4, np.arange(40) % 2 == 0, right)
     results = []

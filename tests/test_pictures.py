@@ -8,7 +8,7 @@ from evaluation.pictures import contours, overlay, panel
 
 
 def plain_overlay(image, label, colours, background) -> np.ndarray:
-    """Pixel by pixel: a class's colour next to another label, else half of it; the image if there is nothing to show."""
+    """Pixel by pixel: a class's colour next to another label, else half of it; the image where nothing is shown."""
     out = image.copy()
     height, width = label.shape
     for y, x in np.ndindex(height, width):
