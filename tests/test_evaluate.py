@@ -3,12 +3,11 @@
 import json
 import re
 import signal
-import time
 
 import numpy as np
 import pytest
 import torch
-from conftest import finish, one_line_each, random_checkpoint, read_metrics, run_train, start_group
+from conftest import finish, one_line_each, random_checkpoint, read_metrics, run_train, start_group, wait_until
 from PIL import Image
 from test_report import Elements, picture
 
@@ -90,10 +89,10 @@ def test_same_confusion_matrix_at_any_number_of_processes(run, tmp_path, words):
 
 @pytest.mark.full_size
 def test_same_scores_on_real_images_at_any_number_of_processes(camvid, tmp_path):
-    """Images of one size, 6 of them in batches of 2, over 1 and 3 processes."""
+    """Images of one size, 12 of them in batches of 4, over 1 and 3 processes."""
     root = tmp_path / "data"
     (root / "ImageSets/Segmentation").mkdir(parents=True)
-    names = (camvid / "ImageSets/Segmentation/val.txt").read_text().split()[:6]
+    names = (camvid / "ImageSets/Segmentation/val.txt").read_text().split()[:12]
     for split in ("train", "val"):
         (root / f"ImageSets/Segmentation/{split}.txt").write_text("\n".join(names))
     for folder in ("JPEGImages", "SegmentationClass"):
@@ -103,7 +102,7 @@ def test_same_scores_on_real_images_at_any_number_of_processes(camvid, tmp_path)
     for world_size in (1, 3):
         file = tmp_path / f"{world_size}.json"
         words = ["--checkpoint", str(checkpoint), "--device", "cpu", "--json", str(file), "--distributed"]
-        words += ["--scales", "0.25", "0.4", "--flip", "--window", "129", "--workers", "0", "--val_batchsize", "2"]
+        words += ["--scales", "0.25", "0.5", "--flip", "--window", "129", "--workers", "0"]
         results = finish(start_group(world_size, words, tmp_path, "evaluate.py"))
         assert [status for status, _, _ in results] == [0] * world_size, results
         found.append(json.loads(file.read_text()))
@@ -278,8 +277,9 @@ def test_released_weights_are_scored_with_the_flags_of_their_model(run, demo_roo
 
 def test_signal_ends_it_on_all_ranks(run, tmp_path):
     words = ["--checkpoint", str(run / "last.pt"), "--device", "cpu", "--split", "train", "--val_batchsize", "1"]
-    group = start_group(2, [*words, "--scales", *["2"] * 400, "--distributed"], tmp_path, "evaluate.py")
-    time.sleep(3)
+    words += ["--scales", *["2"] * 40, "--save_dir", "masks", "--distributed"]
+    group = start_group(2, words, tmp_path, "evaluate.py")
+    wait_until(lambda: list(tmp_path.glob("masks/*.png")), group)  # of 4 images of each process
     group[1].send_signal(signal.SIGTERM)
     results = finish(group)
     assert [status for status, _, _ in results] == [75, 75], results
