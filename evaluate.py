@@ -30,7 +30,7 @@ from errors import STOPPED, UserError
 from evaluation import metrics
 from evaluation.pictures import label_png
 from evaluation.report import write_report
-from evaluation.scoring import Example, Result, compare, gather_examples, score
+from evaluation.scoring import Result, compare, gather_examples, score
 from files import check_writable, write_atomic
 from runs.log import progress_bar, start_logging
 from trained import OUT_OF_MEMORY_ADVICE, TrainedModel, inference_settings, read_flags
@@ -78,15 +78,16 @@ def evaluate(flags: EvaluateFlags, overrides: dict, group: Group) -> None:
     comparison = compare(*results) if flags.compare else None
     if comparison:
         log.info(describe_comparison(flags, comparison))
-    examples = gather_examples(results, dataset, group) if flags.report else []
+    if flags.report:
+        results[0].examples = gather_examples(results, dataset, group)
     if flags.save_dir:
         log.info(f"masks: {flags.save_dir}")
     if group.is_main and flags.json:
-        content = as_json(flags, models[0], results[0], classes, dataset.names) | {"comparison": comparison}
+        content = as_json(flags, models[0], results[0], classes) | {"comparison": comparison}
         write_atomic(Path(flags.json), json.dumps(content, indent=1), parents=True)
         log.info(f"scores: {flags.json}")
     if group.is_main and flags.report:
-        log.info(f"report: {report(flags, models, results[0], comparison, dataset.names, examples)}")
+        log.info(f"report: {report(flags, models, results[0], comparison)}")
 
 
 def load_models(flags: EvaluateFlags, overrides: dict) -> list[TrainedModel]:
@@ -122,16 +123,15 @@ def score_checkpoint(
     checks.check_weights(group, predictor.model, buffers_averaged=True)
     log.info(f"{model.path} on {len(names)} images of {flags.split}: {describe_protocol(model, flags)}")
 
-    def save(index: int, predicted: np.ndarray) -> None:
-        path = Path(save_dir) / f"{names[index]}.png"
-        write_atomic(path, label_png(predicted, classes.colours), parents=True)
+    def save(name: str, predicted: np.ndarray) -> None:
+        write_atomic(Path(save_dir) / f"{name}.png", label_png(predicted, classes.colours), parents=True)
 
     result = score(
         predictor,
         progress_bar(loader, total=len(loader), title=flags.split, unit="batch", enabled=group.is_main),
-        num_images=len(names),
-        num_classes=model.cfg.numclasses,
-        group=group,
+        names,
+        model.cfg.numclasses,
+        group,
         per_image=True,
         keep_predictions=bool(flags.report),
         save=save if save_dir else None,
@@ -160,9 +160,9 @@ def describe_comparison(flags: EvaluateFlags, comparison: dict) -> str:
     )
 
 
-def as_json(flags: EvaluateFlags, model: TrainedModel, result: Result, classes: Classes, names: list[str]) -> dict:
+def as_json(flags: EvaluateFlags, model: TrainedModel, result: Result, classes: Classes) -> dict:
     """Return every score, of each class and each image, for --json."""
-    per_image = zip(names, metrics.image_scores(result.counts), strict=True)
+    per_image = zip(result.names, metrics.image_scores(result.counts), strict=True)
     return {
         "checkpoint": str(model.path),
         "split": flags.split,
@@ -174,22 +174,19 @@ def as_json(flags: EvaluateFlags, model: TrainedModel, result: Result, classes: 
     }
 
 
-def report(
-    flags: EvaluateFlags, models: list[TrainedModel], result: Result, comparison: dict | None, names: list[str],
-    examples: list[Example],
-) -> Path:  # fmt: skip
+def report(flags: EvaluateFlags, models: list[TrainedModel], result: Result, comparison: dict | None) -> Path:
     """Write the web page. Returns its path."""
     model, paths = models[0], [str(model.path) for model in models]
     facts = {
         "checkpoint": f"{paths[0]}, step {model.content.get('step', 'unknown')}",
-        "data": f"{model.cfg.dataset_path}, {flags.split}, {len(names)} images",
+        "data": f"{model.cfg.dataset_path}, {flags.split}, {len(result.names)} images",
         "how": describe_protocol(model, flags),
     }
     if comparison:
         facts["compared with"] = f"{paths[1]}, {describe_protocol(models[1], flags)}"
         comparison = comparison | {"names": paths}
-    page, title, folder = Path(flags.report) / "index.html", f"{paths[0]} on {flags.split}", model.path.parent
-    return write_report(page, title, facts, model.cfg, names, result, examples, folder, comparison)
+    page, title = Path(flags.report) / "index.html", f"{paths[0]} on {flags.split}"
+    return write_report(page, title, facts, model.cfg, result, model.path.parent, comparison)
 
 
 if __name__ == "__main__":

@@ -53,19 +53,15 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run(flags: PredictFlags, overrides: dict) -> int:
-    """Predict. overrides: flags that replace the checkpoint's.
-
-    Returns 0; 1 if an input could not be predicted; or errors.STOPPED if a signal stopped it.
-    """
+    """Predict. overrides: flags that replace the checkpoint's. Returns 0, 1 if an input failed, or errors.STOPPED."""
     if not flags.input:
         raise UserError("--input is not set: name an image, a video, a folder or a 'pattern'")
     with join_group(flags) as group, program.advice(str(group.device), OUT_OF_MEMORY_ADVICE):
         start_logging(flags.log_level, is_main=group.is_main)
         checks.check_flags(group, vars(flags), per_rank(flags))
         model, colours, background, settings = load_model(flags, overrides, group)
-        with Outputs(
-            Path(flags.output), colours, background, overlays=flags.overlay, probs=flags.probs, rank=group.rank
-        ) as outputs:
+        wanted = {"overlays": flags.overlay, "probs": flags.probs}
+        with Outputs(Path(flags.output), colours, background, **wanted, rank=group.rank) as outputs:
             inputs: list[Input] = group.broadcast(plan(flags, outputs, settings) if group.is_main else None)
             try:
                 return Prediction(model, outputs, group).run(inputs, flags.workers)
@@ -91,11 +87,10 @@ def load_model(
         settings = {"model": sha256(model.path), "colours": colours[: model.num_classes].tolist()}
         return model, colours, flags.background_class, settings
     trained = TrainedModel(flags.checkpoint, overrides)
-    cfg = trained.cfg
-    predictor = trained.predictor(flags.weights, group.device, **inference_settings(flags))
+    cfg, predictor = trained.cfg, trained.predictor(flags.weights, group.device, **inference_settings(flags))
     checks.check_weights(group, predictor.model, buffers_averaged=True)
     colours = read_classes(cfg.classes, cfg.numclasses).colours
-    settings |= {name: getattr(cfg, name) for name in ("model_type", "stride_in_1x1", "amp")}
+    settings |= {"model_type": cfg.model_type, "stride_in_1x1": cfg.stride_in_1x1, "amp": cfg.amp}
     settings = {"checkpoint": sha256(trained.path), **settings, "colours": colours[: cfg.numclasses].tolist()}
     return predictor, colours, cfg.background_class, settings
 
@@ -130,8 +125,7 @@ class Prediction:
         headers = group.map(probe, inputs, partial(self._bar, total=own, title="headers", unit="file"))
         sizes = dict(zip(inputs, headers, strict=True))
         failures = self.predict_images({file: size for file, size in sizes.items() if isinstance(size, tuple)}, workers)
-        videos = [file for file, size in sizes.items() if size is None]
-        for video in videos[group.rank :: group.world_size]:
+        for video in [file for file, size in sizes.items() if size is None][group.rank :: group.world_size]:
             try:
                 self.predict_video(video)
             except InputError as error:
@@ -140,7 +134,6 @@ class Prediction:
                 break
         outputs.wait()
         group.raise_if_stopped()
-
         errors = [size for size in headers if isinstance(size, UserError)]
         errors += [error for share in group.gather(failures + outputs.failures) for error in share]
         not_in_browsers = [path for share in group.gather(outputs.not_in_browsers) for path in share]

@@ -216,8 +216,8 @@ def sync_batch_norm(group: Group, state: TrainState) -> None:
 def validate(cfg: Config, group: Group, run: Run, state: TrainState, loader: EvalLoader, classes: Classes) -> Scores:
     """Score the validation list, each image once and at its own size, and log the scores. Raises Stopped."""
     predictor = Predictor(state.eval_model.eval(), batch_size=cfg.val_batchsize, amp=cfg.amp)
-    batches, num_images = run.metrics.validation_bar(loader, total=len(loader)), len(loader.dataset)
-    result = score(predictor, batches, num_images, cfg.numclasses, group, num_examples=NUM_EXAMPLES)
+    batches, names = run.metrics.validation_bar(loader, total=len(loader)), loader.dataset.names
+    result = score(predictor, batches, names, cfg.numclasses, group, num_examples=NUM_EXAMPLES)
     pictures = [(example.image, example.label, example.predicted) for example in result.examples]
     panels = [panel(*maps, classes.colours, cfg.background_class) for maps in pictures]
     run.metrics.log_validation(state.epoch + 1, state.step, result.scores, classes.names, panels)
@@ -225,7 +225,7 @@ def validate(cfg: Config, group: Group, run: Run, state: TrainState, loader: Eva
         log.info(table(result.scores, classes.names))
         if group.is_main:
             assert run.folder is not None
-            write_run_report(run.folder, state.step, cfg, loader.dataset.names, result)
+            write_run_report(run.folder, state.step, cfg, result)
     if state.best_miou < 0:  # the first validation
         check_validation(result.scores["acc"], data_check_command(cfg))
     return result.scores

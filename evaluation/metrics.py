@@ -14,8 +14,8 @@ from labels import IGNORE
 BOUNDARY = 0.02  # width of a boundary as a fraction of the image's diagonal
 
 
-class _PixelScores(TypedDict):
-    """Scores in 0..1 from a confusion matrix. Means are over the classes that occur in the labels."""
+class Scores(TypedDict, total=False):
+    """Scores in 0..1. Means are over the classes that occur in the labels."""
 
     pixels: int  # labelled
     miou: float
@@ -26,15 +26,11 @@ class _PixelScores(TypedDict):
     iou: list[float | None]  # None for a class that is neither labelled nor predicted
     acc: list[float | None]  # recall: correct pixels / labelled pixels of the class
     precision: list[float | None]  # correct pixels / pixels predicted as the class
-
-
-class Scores(_PixelScores, total=False):
-    """All scores, 0..1; these only if scoring.score() counted each image."""
-
+    # Only if scoring.score() counted each image.
     images: int
     boundary_iou: list[float | None]
-    share: list[float]  # of the labelled pixels, by class
     boundary_miou: float
+    share: list[float]  # each class's share of the labelled pixels
     miou_ci: tuple[float, float]
 
 
@@ -86,10 +82,8 @@ def class_counts(confusion: Tensor) -> Tensor:
 
 def mean_iou(counts: np.ndarray) -> np.ndarray:
     """Compute mIoU from class_counts() (..., 3, C). It is 0 if nothing is labelled."""
-    correct, labelled, predicted = np.moveaxis(counts.astype(np.float64), -2, 0)
-    iou = correct / np.maximum(labelled + predicted - correct, 1)
-    present = labelled > 0
-    return (iou * present).sum(-1) / np.maximum(present.sum(-1), 1)
+    present = counts[..., 1, :] > 0
+    return (np.nan_to_num(class_iou(counts)) * present).sum(-1) / np.maximum(present.sum(-1), 1)
 
 
 def class_iou(counts: np.ndarray) -> np.ndarray:
@@ -187,8 +181,7 @@ def table(scores: Mapping[str, Any], class_names: list[str]) -> str:
         cells = ["-" if value is None else f"{100 * value:.2f}" for value in values]
         lines.append(row(class_name, ["absent"] if values[0] is None else cells))
     lines += [rule, *(row(title, [f"{100 * scores[name]:.2f}"]) for title, name in means.items() if name in scores)]
-    absent = [name for name, acc in zip(class_names, scores["acc"], strict=True) if acc is None]
-    if absent:
+    if absent := [name for name, acc in zip(class_names, scores["acc"], strict=True) if acc is None]:
         lines.append(f"  not in the labels, so not in the means: {', '.join(absent)}")
     if "miou_ci" in scores:
         miou, low, high = (100 * value for value in (scores["miou"], *scores["miou_ci"]))

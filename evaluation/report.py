@@ -35,33 +35,37 @@ _CURVES = {"train": ("step", "epoch", "loss", "losses", "lr"), "val": ("step", "
 _ERROR_COLOURS = np.array([(0, 0, 0), (255, 59, 48), (40, 44, 52), (108, 114, 124)], np.uint8)
 
 
-def write_run_report(folder: Path, step: int, cfg: Config, names: list[str], result: Result) -> None:
+def write_run_report(folder: Path, step: int, cfg: Config, result: Result) -> None:
     """Write folder/report.html and log its path: scores and examples of a run's last validation, and its curves.
 
-    names: of the validation images, by index. If the page cannot be written, a warning is logged: the run goes on.
+    If the page cannot be written, a warning is logged and the run goes on.
     """
     facts = {
         "run": f"{folder}, step {step}",
-        "data": f"{cfg.dataset_path}, val, {result.num_images} images",
+        "data": f"{cfg.dataset_path}, val, {len(result.names)} images",
         "how": "as in training: own size, scale 1, whole images",
     }
-    title = f"{folder}: validation after step {step}"
     try:
-        path = write_report(folder / "report.html", title, facts, cfg, names, result, result.examples, folder)
-        log.info(f"report: {path}")
+        title = f"{folder}: validation after step {step}"
+        log.info(f"report: {write_report(folder / 'report.html', title, facts, cfg, result, folder)}")
     except UserError as error:
         log.warning(f"no report: {error}")
 
 
 def write_report(
-    path: Path, title: str, facts: dict[str, str], cfg: Config, names: list[str], result: Result,
-    examples: list[Example], run_folder: Path, comparison: dict | None = None,
-) -> Path:  # fmt: skip
+    path: Path,
+    title: str,
+    facts: dict[str, str],
+    cfg: Config,
+    result: Result,
+    run: Path,
+    comparison: dict | None = None,
+) -> Path:
     """Write the page atomically, with missing folders. Returns the path.
 
-    facts: label -> text, which may have several lines. names: of the images, by index. run_folder: its metrics.jsonl,
-    if there is one, has the curves. comparison: result of scoring.compare(), with the "names" of both checkpoints.
-    Raises UserError if the page cannot be written.
+    facts: label -> text, which may have several lines. run: a folder, whose metrics.jsonl, if there is one, has the
+    curves. comparison: result of scoring.compare(), with the "names" of both checkpoints. Raises UserError if the page
+    cannot be written.
     """
     classes = read_classes(cfg.classes, cfg.numclasses)
     colours = to_hex(classes.colours)
@@ -72,12 +76,12 @@ def write_report(
     content = {
         "title": title,
         "facts": list(facts.items()),  # JavaScript would move keys that are numbers to the front
-        "scores": result.scores | {"images": result.num_images, "share": result.share},
+        "scores": result.scores | {"images": len(result.names), "share": result.share},
         "classes": [{"name": name, "colour": colour} for name, colour in zip(classes.names, colours, strict=False)],
         "ignored": colours[IGNORE],
         "confusion": result.confusion.tolist(),
-        "curves": _read_curves(run_folder / "metrics.jsonl"),
-        "examples": [_example(example, names[example.index], classes, cfg.background_class) for example in examples],
+        "curves": _read_curves(run / "metrics.jsonl"),
+        "examples": [_example(example, classes, cfg.background_class) for example in result.examples],
         "comparison": comparison,
     }
     write_atomic(path, _page(title, content), parents=True)
@@ -107,7 +111,7 @@ def _read_curves(metrics: Path) -> dict:
     return {"train": lines["train"][::-1][::every][::-1], "val": lines["val"], "every": every}  # keeps the last line
 
 
-def _example(example: Example, name: str, classes: Classes, background: int | None) -> dict:
+def _example(example: Example, classes: Classes, background: int | None) -> dict:
     """Return an example's scores and pictures, as data: URLs of at most PICTURE_SIZE."""
     height, width = example.label.shape
     scale = min(1.0, PICTURE_SIZE / max(height, width))
@@ -122,7 +126,7 @@ def _example(example: Example, name: str, classes: Classes, background: int | No
     scores = _scores(example.predicted, example.label, len(classes.names))
     other = None if example.other is None else _scores(example.other, example.label, len(classes.names))
     return {
-        "name": name,
+        "name": example.name,
         "miou": scores["miou"],
         "iou": [None if value is None else round(value, 4) for value in scores["iou"]],
         "size": size,

@@ -24,11 +24,11 @@ NUM_WORST, NUM_BEST, NUM_DIFFERENT = 12, 6, 6  # images in a report, besides the
 class Example:
     """An image with its label and prediction.
 
-    index: position in the list of images. image: (H, W, 3) uint8 RGB. label, predicted: (H, W) uint8 class numbers,
-    255 in label = ignored. other: what a second model predicts.
+    image: (H, W, 3) uint8 RGB. label, predicted: (H, W) uint8 class numbers, 255 in label = ignored. other: what a
+    second model predicts.
     """
 
-    index: int
+    name: str
     image: np.ndarray
     label: np.ndarray
     predicted: np.ndarray
@@ -37,15 +37,15 @@ class Example:
 
 @dataclass
 class Result:
-    """Pixel counts over all ranks, equal on every rank. C classes, N images in the order of the list.
+    """Pixel counts over all ranks, equal on every rank. C classes; N images, in the order of their names.
 
     confusion: metrics.confusion_matrix(), (C, C) int64. boundary: metrics.boundary_counts(), (3, C) int64. counts:
     metrics.class_counts() of each image, (N, 3, C) int64; both only if score() counted each image. examples: the first
     images of rank 0. pngs: this rank's predictions by image index, compressed.
     """
 
+    names: list[str]
     confusion: Tensor
-    num_images: int
     boundary: Tensor | None = None
     counts: np.ndarray = field(default_factory=lambda: np.zeros((0, 3, 0), np.int64))
     examples: list[Example] = field(default_factory=list)
@@ -60,7 +60,7 @@ class Result:
         both, labelled, predicted = self.boundary
         boundary_iou = metrics.ratios(both, labelled + predicted - both)
         return {
-            "images": self.num_images,
+            "images": len(self.names),
             **values,
             "boundary_iou": boundary_iou,
             "share": self.share,
@@ -87,24 +87,25 @@ class Result:
 def score(
     predictor: ImagePredictor,
     batches: Iterable[dict[str, Tensor]],
-    num_images: int,
+    names: list[str],
     num_classes: int,
     group: Group,
     *,
     per_image: bool = False,
     num_examples: int = 0,
     keep_predictions: bool = False,
-    save: Callable[[int, np.ndarray], None] | None = None,
+    save: Callable[[str, np.ndarray], None] | None = None,
 ) -> Result:
     """Predict this rank's batches of {"image", "label", "index"} and sum the counts over ranks. Collective.
 
-    num_images: over all ranks. per_image: also count each image by itself, and its boundaries. num_examples: how many
-    examples rank 0 keeps. keep_predictions: keep all predictions for gather_examples(). save: called with the index and
-    label map (H, W) uint8 of each image that this rank predicts. Raises Stopped on all ranks if one got a signal.
+    names: of the images of all ranks, by index. per_image: also count each image by itself, and its boundaries.
+    num_examples: how many examples rank 0 keeps. keep_predictions: keep all predictions for gather_examples(). save:
+    called with the name and label map (H, W) uint8 of each image that this rank predicts. Raises Stopped on all ranks
+    if one of them got a signal.
     """
-    result = Result(torch.zeros(num_classes, num_classes, dtype=torch.int64, device=group.device), num_images)
+    result = Result(names, torch.zeros(num_classes, num_classes, dtype=torch.int64, device=group.device))
     boundary = torch.zeros(3, num_classes, dtype=torch.int64, device=group.device)
-    counts = torch.zeros(num_images if per_image else 0, 3, num_classes, dtype=torch.int64, device=group.device)
+    counts = torch.zeros(len(names) if per_image else 0, 3, num_classes, dtype=torch.int64, device=group.device)
     for batch in batches:
         if group.stop:
             break
@@ -118,11 +119,11 @@ def score(
                 boundary += metrics.boundary_counts(predicted, label, num_classes)
             if group.is_main and len(result.examples) < num_examples:
                 maps = (values.cpu().numpy() for values in (image, label, predicted))
-                result.examples.append(Example(index, *maps))
+                result.examples.append(Example(names[index], *maps))
             if keep_predictions:
                 result.pngs[index] = label_png(predicted.cpu().numpy())
             if save:
-                save(index, predicted.cpu().numpy())
+                save(names[index], predicted.cpu().numpy())
     group.raise_if_stopped()
     result.confusion = group.sum(result.confusion).cpu()
     if per_image:
@@ -179,6 +180,11 @@ def gather_examples(results: list[Result], dataset: SegmentationDataset, group: 
         pngs = {index: png for share in shares for index, png in share.items()}
         label_maps.append({index: np.array(Image.open(io.BytesIO(png))) for index, png in pngs.items()})
     return [
-        Example(index, dataset[index]["image"], dataset[index]["label"], *(maps[index] for maps in label_maps))
+        Example(
+            dataset.names[index],
+            dataset[index]["image"],
+            dataset[index]["label"],
+            *(maps[index] for maps in label_maps),
+        )
         for index in (chosen if group.is_main else [])
     ]

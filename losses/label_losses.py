@@ -1,8 +1,8 @@
-"""The losses on a map of labels that --loss adds up: cross entropy, focal, OHEM, Dice and Lovasz-Softmax.
+"""The losses that --loss adds up: cross entropy, focal, OHEM, Dice and Lovasz-Softmax.
 
-Each is a sum over the images at hand, to be divided by a count over the global batch. The count depends on labels
-only, so that it is known before the first backward pass, and an image is never split over ranks or micro-batches:
-the parts add up to the loss of one process on the whole global batch, and so do their gradients.
+Each is a sum over the given images, divided by a count over the global batch. The count depends on labels only, so it
+is known before the first backward pass. An image is never split over ranks or micro-batches, so the parts add up to
+the loss of one process on the whole global batch, and their gradients too.
 """
 
 from collections.abc import Collection, Sequence
@@ -18,21 +18,22 @@ LABEL_LOSSES = (*PIXEL_LOSSES, *REGION_LOSSES)
 
 
 class LabelLosses:
-    """Sums and counts of the losses on labels (B, H, W), uint8: 0..C-1, and 255 = ignore, which never has weight.
+    """Sums and counts of the losses on labels (B, H, W), uint8: 0..C-1, and 255 = ignore.
 
-    With p the probability of a pixel's own class, w the weight of that class, CE = -ln p:
+    With p the probability of a pixel's label, w the weight of that class, CE = -ln p:
 
     - seg: sum of w CE / sum of w
     - seg_focal: sum of w (1 - p)^gamma CE / sum of w (arXiv:1708.02002)
-    - seg_ohem: sum of w CE over the hardest pixels of each image, those of the highest w CE / sum over images of their
-      number times the mean w of the image's labelled pixels. The sum of w over the hardest pixels themselves would
-      depend on the prediction. Without weights the count is their number; of all pixels this is seg.
-      The hardest are ohem_fraction of the image's labelled pixels, rounded up (arXiv:1604.03540).
-    - seg_dice: per image and class in its labels, over labelled pixels, with p the probability of that class and g
-      whether the label is it: 1 - 2 sum(p g) / (sum(p) + sum(g)) / number of such pairs (arXiv:1606.04797)
-    - seg_lovasz: the Lovasz extension of 1 - IoU for the same pairs / their number (arXiv:1705.08790)
+    - seg_ohem: sum of w CE over the hardest pixels of each image, those with the highest w CE / sum over images of
+      their number times the mean w of the image's labelled pixels. The sum of w over the hardest pixels would depend
+      on the prediction, this count does not. The hardest are ohem_fraction of the image's labelled pixels, rounded up
+      (arXiv:1604.03540); with all pixels this is seg.
+    - seg_dice: sum over pairs of an image and a class in its labels of 1 - 2 sum(p g) / (sum(p) + sum(g)) / number of
+      pairs. The inner sums are over labelled pixels, p is the class's probability, g is 1 if it is the label
+      (arXiv:1606.04797)
+    - seg_lovasz: sum over the same pairs of the Lovasz extension of 1 - IoU / number of pairs (arXiv:1705.08790)
 
-    names: which of LABEL_LOSSES to compute. class_weights: w of each class, or None: all 1.
+    names: the losses to compute, from LABEL_LOSSES. class_weights: w of each class; None: all 1.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class LabelLosses:
         self._on_device = self.weight_of
 
     def counts(self, label: Tensor) -> dict[str, Tensor]:
-        """What divides each loss, of these images: float64 scalars by name."""
+        """These images' part of each loss's divisor: float64 scalars by name."""
         histogram = histograms(label)
         num_labelled = histogram[:, :IGNORE].sum(1)
         weight = histogram.double() @ self.weight_of  # (B, 256) -> (B,)
@@ -80,13 +81,13 @@ class LabelLosses:
         weight = labelled
         if self.weighted:
             if (self._on_device.device, self._on_device.dtype) != (log_p.device, log_p.dtype):
-                self._on_device = self.weight_of.to(log_p)  # once: the CPU waits for it
+                self._on_device = self.weight_of.to(log_p)  # only once: the CPU waits for the copy
             weight = self._on_device[label.long()]
         sums = {}
         if "seg" in self.names:
             sums["seg"] = -(log_p * weight).sum()
         if "seg_focal" in self.names:
-            # A power below 1 has no derivative at 0.
+            # Stay above 0: a power below 1 has no derivative there.
             missed = -torch.expm1(log_p).clamp(max=-torch.finfo(log_p.dtype).tiny)
             sums["seg_focal"] = -(missed**self.focal_gamma * log_p * weight).sum()
         if "seg_ohem" in self.names:
@@ -94,9 +95,9 @@ class LabelLosses:
         return sums
 
     def _region_sums(self, probs: Tensor, label: Tensor, classes: list[list[int]]) -> dict[str, Tensor]:
-        """One image at a time, and of it only the classes it has: most data sets have many more."""
+        """Compute one image at a time, with only the classes in its labels: most data sets have many more."""
         parts: dict[str, list[Tensor]] = {name: [] for name in self.names if name in REGION_LOSSES}
-        # unbind, as the backward pass of an index would fill a tensor of all classes for each.
+        # Use unbind: the backward pass of an index would fill a tensor of all classes for each index.
         for planes, values, present in zip(probs.flatten(2).unbind(), label.flatten(1), classes, strict=True):
             if not present:
                 continue
@@ -108,7 +109,7 @@ class LabelLosses:
                 parts["seg_dice"].append(dice_sum(p, inside, labelled))
             if "seg_lovasz" in parts:
                 parts["seg_lovasz"].append(lovasz_sum(p, inside, labelled))
-        nothing = probs[:0].sum() if not any(classes) else None  # 0, and with a gradient, which DDP waits for
+        nothing = probs[:0].sum() if not any(classes) else None  # 0 with a gradient: DDP waits for one
         return {name: torch.stack(found).sum() if nothing is None else nothing for name, found in parts.items()}
 
 
@@ -118,14 +119,14 @@ def _classes_of_images(label: Tensor) -> list[list[int]]:
 
 
 def histograms(label: Tensor) -> Tensor:
-    """How many pixels of each image have each value: (B, H, W) uint8 -> (B, 256) int64."""
+    """Count the pixels of each image with each value: (B, H, W) uint8 -> (B, 256) int64."""
     return torch.stack([torch.bincount(values, minlength=256) for values in label.flatten(1)])
 
 
 def pick(log_probs: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
-    """ln p of each pixel's own class, and whether it is labelled: (B, H, W) both; ln p of others means nothing."""
+    """ln p of each pixel's label, undefined for unlabelled pixels, and whether it is labelled: (B, H, W) both."""
     labelled = label != IGNORE
-    # F.nll_loss does the same, but not for maps under --deterministic on CUDA.
+    # F.nll_loss would do the same, but refuses maps under --deterministic on CUDA.
     log_p = log_probs.gather(1, label.masked_fill(~labelled, 0).long().unsqueeze(1)).squeeze(1)
     return log_p, labelled
 
@@ -135,14 +136,14 @@ def _num_hardest(num_labelled: Tensor, fraction: float) -> Tensor:
 
 
 def _hardest_sum(loss: Tensor, labelled: Tensor, fraction: float) -> Tensor:
-    """Sum of the highest losses, a fraction of each image's labelled pixels; (B, H, W) both, ignored ones with loss 0.
+    """Sum the highest losses, a fraction of each image's labelled pixels. Both (B, H, W); ignored pixels have loss 0.
 
-    Pixels equal to the lowest of them share the places that are left, so that no order of pixels matters.
+    Pixels tied at the lowest of these losses share the remaining places, so the order of pixels does not matter.
     """
     loss, labelled = loss.flatten(1), labelled.flatten(1)
     with torch.no_grad():
         num_hardest = _num_hardest(labelled.sum(1, keepdim=True), fraction)
-        # By a sort, as the number differs from image to image and is not known to the CPU.
+        # Sort instead of topk: the number differs between images, and the CPU does not know it.
         last = (num_hardest.long() - 1).clamp(min=0)
         edge = loss.sort(dim=1, descending=True).values.gather(1, last)
         above, at_edge = loss > edge, loss == edge
@@ -152,32 +153,32 @@ def _hardest_sum(loss: Tensor, labelled: Tensor, fraction: float) -> Tensor:
 
 
 def dice_sum(p: Tensor, inside: Tensor, labelled: Tensor) -> Tensor:
-    """Sum over an image's P classes of 1 - 2 sum(p g) / (sum(p) + sum(g)).
+    """Sum 1 - 2 sum(p g) / (sum(p) + sum(g)) over an image's P classes.
 
-    p: (P, N) probabilities of these classes in its N pixels. inside: (P, N) bool, whether the label is that class;
-    each class has one at least. labelled: (N,) bool.
+    p: (P, N), probabilities of these classes in its N pixels. inside: (P, N) bool, whether the label is that class;
+    every class has at least one pixel. labelled: (N,) bool.
     """
     both = (p * inside).sum(1)
     return (1 - 2 * both / ((p * labelled).sum(1) + inside.sum(1))).sum()
 
 
 def lovasz_sum(p: Tensor, inside: Tensor, labelled: Tensor) -> Tensor:
-    """Sum over an image's P classes of the Lovasz extension of 1 - IoU at the errors |g - p|; arguments as dice_sum.
+    """Sum the Lovasz extension of 1 - IoU at the errors |g - p| over an image's P classes; arguments as dice_sum.
 
-    With the errors in falling order, that is the sum of each times what its pixel adds to 1 - IoU when the pixels
-    up to it are the wrong ones.
+    Sort the errors in falling order. The extension is the sum of each error times the growth of 1 - IoU when its pixel
+    becomes wrong after all pixels before it.
     """
     errors = torch.where(inside, 1 - p, p)
     with torch.no_grad():
-        # Ignored pixels come last, where no pixel of the class is left to lose: what they add is 0.
+        # Ignored pixels come last: all pixels of the class are missed by then, so they add 0.
         order = errors.masked_fill(~labelled, -1.0).sort(dim=1, descending=True, stable=True).indices
         missed = inside.gather(1, order)
         size = inside.sum(1, keepdim=True)
-        num_missed = missed.cumsum(1, dtype=torch.int32)  # of floats it is refused under --deterministic
+        num_missed = missed.cumsum(1, dtype=torch.int32)  # --deterministic refuses it for floats
         rank = torch.arange(1, p.shape[1] + 1, device=p.device)
         union = (size + rank - num_missed).to(p.dtype)
-        # 1 - I / U grows by 1 / U when a pixel of the class is missed, and by I / (U - 1) - I / U when one of
-        # another class joins the union: as closed forms, since their difference would have few digits left.
+        # 1 - I / U grows by 1 / U when a pixel of the class is missed, and by I / (U - 1) - I / U when a pixel of
+        # another class joins the union. Closed forms, because the difference would lose digits.
         grows = torch.where(missed, 1 / union, (size - num_missed) / (union * (union - 1)))
         slope = torch.empty_like(p).scatter_(1, order, grows)
     return (errors * slope).sum()

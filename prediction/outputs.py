@@ -32,14 +32,7 @@ class Outputs:
     """
 
     def __init__(
-        self,
-        folder: Path,
-        colours: np.ndarray,
-        background: int | None = 0,
-        *,
-        overlays: bool,
-        probs: bool,
-        rank: int = 0,
+        self, folder: Path, colours: np.ndarray, background: int | None, *, overlays: bool, probs: bool, rank: int = 0
     ):
         self.folder, self.colours, self.background = folder, colours, background
         self.overlays, self.probs, self.rank = overlays, probs, rank

@@ -83,16 +83,6 @@ def pytest_configure(config) -> None:
     os.environ.update(PYTHONPATH=os.pathsep.join(filter(None, paths)), START_METHOD=method)
 
 
-@pytest.fixture
-def logged(caplog, monkeypatch):
-    """caplog for the lines of this project, which then go nowhere else."""
-    logger = logging.getLogger("segtrain")
-    monkeypatch.setattr(logger, "handlers", [caplog.handler])
-    monkeypatch.setattr(logger, "propagate", False)
-    caplog.set_level("INFO", "segtrain")
-    return caplog
-
-
 @pytest.fixture(scope="session")
 def demo_root(tmp_path_factory) -> Path:
     """8 training and 3 validation images of the demo data."""

@@ -1,4 +1,4 @@
-"""Data sets with every fault that the data doctor knows, and the files that it should name."""
+"""Data sets with every fault that the data check knows, and the files that it should name."""
 
 from pathlib import Path
 

@@ -2,14 +2,13 @@
 
 import importlib.util
 import json
+import re
 import sys
 
 import numpy as np
 import pytest
 import torch
-from conftest import finish, one_line_each, start
-from exporting.exported import KEYS, ExportedModel, TorchModel
-from exporting.onnx_model import OnnxModel
+from conftest import REPO, finish, one_line_each, start
 from PIL import Image
 from torch import nn
 
@@ -19,7 +18,11 @@ from config import as_dict, parse
 from data.classes import voc_colours
 from errors import UserError
 from evaluation.predictor import Predictor
-from exporting import exportable
+from exporting import graph
+from exporting.check import compare_outputs
+from exporting.graph import KEYS, ExportedModel
+from exporting.onnx import OnnxModel
+from exporting.torch_export import TorchModel, trace
 
 EXTRAS = ("onnx", "onnxscript", "onnxruntime")
 missing = [name for name in EXTRAS if importlib.util.find_spec(name) is None]
@@ -166,7 +169,7 @@ def test_torch_file_runs_without_this_repository(torch_file):
 def test_labels_only_raw_weights_another_opset_and_folder(run_folder, tmp_path, capsys):
     run(run_folder, "--format", "onnx", "--weights", "raw", "--opset", "18", "--output", str(tmp_path / "new"))
     said = capsys.readouterr().out
-    assert "random images only, since --images is not given: --dataset_path nowhere: no such folder" in said
+    assert "random images only, because --images is not set: --dataset_path nowhere: no such folder" in said
     assert "opset 18, IR version" in said
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["best.onnx"]
     model = OnnxModel(tmp_path / "new" / "best.onnx", CPU)
@@ -174,7 +177,7 @@ def test_labels_only_raw_weights_another_opset_and_folder(run_folder, tmp_path, 
     expected = Predictor(varied_model("res50_ASPP_lorm", 0)).labels(images)
     assert (model.labels(images) == expected).float().mean() > 0.99
     assert model.metadata["weights"] == "raw"
-    with pytest.raises(UserError, match=r"best\.onnx: it gives no probabilities; export it again with --probs"):
+    with pytest.raises(UserError, match=r"best\.onnx: has no probabilities; export it again with --probs"):
         next(model.probs(images))
 
 
@@ -182,13 +185,13 @@ def test_max_pool_is_that_of_the_backbone():
     pool = nn.MaxPool2d(3, stride=2, padding=1, ceil_mode=True)
     for height in range(1, 10):
         x = torch.rand(2, 3, height, 11 - height)
-        assert torch.equal(exportable._CeilMaxPool()(x), pool(x))
+        assert torch.equal(graph._CeilMaxPool()(x), pool(x))
 
 
 @pytest.mark.parametrize("name", [name for name in models.MODELS if name != "res50_ASPP_lorm"])
 def test_every_model_is_traced_for_all_sizes(name):
     model = varied_model(name, 0)
-    program = export.trace(exportable.WholeImage(model), export.Terminal(export.Group(CPU)))
+    program = trace(graph.WholeImage(model))
     for size in ((7, 9), (64, 48)):
         images = pictures(2, *size)
         labels = program.module()(images)[0]
@@ -201,10 +204,36 @@ def without_align_corners(model, images):
 
 def test_wrong_file_is_not_left_behind(run_folder, tmp_path, monkeypatch):
     (tmp_path / "best.pt2").write_text("an earlier one")
-    monkeypatch.setattr(exportable, "whole_image_logits", without_align_corners)
-    with pytest.raises(UserError, match=r"--format torch: .* pixels have another class.*no file was written"):
+    monkeypatch.setattr(graph, "whole_image_logits", without_align_corners)
+    with pytest.raises(UserError, match=r"--format torch: .* pixels have another class.*; no file was written"):
         run(run_folder, "--format", "torch", "--output", str(tmp_path))
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("best.pt2", "an earlier one")]
+
+
+@pytest.mark.parametrize(
+    ("offset", "num_ties", "fault"),
+    [
+        (0.0, 0, ""),
+        (1e-5, 1, ""),
+        (5e-4, 0, "1 of 12 pixels have another class"),
+        (2.0, 0, "11 of 12 pixels have another class"),
+        (-0.5, 0, "probs: .*difference"),
+        (float("nan"), 0, "11 of 12 pixels have another class"),
+    ],
+)
+def test_only_what_rounding_explains_may_differ(offset, num_ties, fault):
+    """Class 0 is ahead of class 1 by 1e-6 in one pixel, 2e-4 in another, and 1, the largest logit, in 10 others."""
+    logits = torch.zeros(1, 2, 4, 3)
+    logits[:, 0] = 1
+    logits[:, 0, 0, 0], logits[:, 0, 1, 1] = 1e-6, 2e-4
+    outputs = logits + torch.tensor([0, offset]).view(1, 2, 1, 1)
+    outputs = {"labels": outputs.argmax(1).to(torch.uint8), "probs": outputs.softmax(1)}
+    labels = logits.argmax(1).to(torch.uint8)
+    if not fault:
+        assert compare_outputs(labels, logits, outputs) == num_ties
+        return
+    with pytest.raises(AssertionError, match=fault):
+        compare_outputs(labels, logits, outputs)
 
 
 @pytest.mark.parametrize("name", EXTRAS)
@@ -226,7 +255,7 @@ def test_file_that_is_not_ours_is_refused(kind, request, tmp_path):
     for content in (b"", b"not a model", whole[: len(whole) // 2]):
         path.write_bytes(content)
         with pytest.raises(
-            UserError, match=rf"{path.name}: (ONNX Runtime .* cannot load it|not a whole file of|not a file that)"
+            UserError, match=rf"{path.name}: (ONNX Runtime .* cannot load it|not a complete file of|not a file that)"
         ):
             type(good)(path, CPU)
 
@@ -240,7 +269,7 @@ def test_onnx_file_of_others_or_of_later_is_refused(onnx_file, tmp_path):
     content = {item.key: item.value for item in proto.metadata_props}
     onnx.helper.set_model_props(proto, content | {"segtrain_format": "99"})
     onnx.save(proto, path)
-    with pytest.raises(UserError, match=r"other\.onnx: of a later version of segtrain \(format 99\)"):
+    with pytest.raises(UserError, match=r"other\.onnx: written by a later version of segtrain \(format 99\)"):
         OnnxModel(path, CPU)
     del proto.metadata_props[:]
     onnx.save(proto, path)
@@ -260,7 +289,7 @@ def test_torch_file_of_others_is_refused(tmp_path):
     [
         (["--checkpoint", ""], "--checkpoint is not set"),
         (["--checkpoint", "nowhere.pt"], "nowhere.pt: cannot be read"),
-        (["--numclasses", "6"], "--numclasses 6 are not in it"),
+        (["--numclasses", "6"], "--numclasses 6 are missing"),
         (["--amp", "bf16"], "--amp: exported models compute in float32"),
         (["--opset", "17"], "--opset 17: must be at least 18"),
         (["--images", "nowhere.jpg", "--format", "torch"], "nowhere.jpg: no such file or folder"),
@@ -283,5 +312,23 @@ def test_wrong_flags_are_named(words, said, run_folder, tmp_path, monkeypatch):
 def test_program_ends_with_status_2(tmp_path):
     (tmp_path / "best.pt").write_text("no checkpoint")
     one_line_each(
-        finish([start(["--checkpoint", "best.pt", "--format", "torch"], tmp_path, "export.py")]), "best.pt: not a whole"
+        finish([start(["--checkpoint", "best.pt", "--format", "torch"], tmp_path, "export.py")]),
+        "best.pt: not an intact",
     )
+
+
+@needs_onnx
+def test_snippets_of_the_documentation_run(run_folder, onnx_file, tmp_path, monkeypatch):
+    text = (REPO / "docs/evaluation.md").read_text(encoding="utf-8")
+    snippets = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert len(snippets) == 2
+    (tmp_path / "log").mkdir()
+    (tmp_path / "log/demo").symlink_to(run_folder)
+    (tmp_path / "dataset/demo/JPEGImages").mkdir(parents=True)
+    Image.open(run_folder / "photos/a.png").save(tmp_path / "dataset/demo/JPEGImages/demo_0096.jpg")
+    monkeypatch.chdir(tmp_path)
+    for snippet in snippets:
+        names: dict = {}
+        exec(snippet, names)
+        assert tuple(names["label"].shape) == (50, 67)
+        assert len(np.unique(np.asarray(names["label"]))) > 1

@@ -42,7 +42,7 @@ def test_weights_by_enets_rule():
 
 
 @pytest.mark.parametrize("dataset", ["Dense", "ScribbleOnly"])
-def test_balanced_counts_the_training_labels(demo_root, logged, dataset):
+def test_balanced_counts_the_training_labels(demo_root, caplog, dataset):
     """Of the 8 training images, not the 3 validation images, whose masks are in the same folder."""
     folder = demo_root / ("SegmentationClassAug" if dataset == "Dense" else "pascal_2012_scribble")
     names = (demo_root / "ImageSets/SegmentationAug/train.txt").read_text().split()
@@ -50,10 +50,10 @@ def test_balanced_counts_the_training_labels(demo_root, logged, dataset):
     share = np.array([(values == number).sum() for number in range(5)]) / (values != 255).sum()
     weights = weights_of(demo_root, dataset=dataset, class_weights="balanced")
     assert weights == pytest.approx(1 / np.log(1.02 + share), rel=1e-12)
-    assert f"class weights (--class_weights balanced): 0: {weights[0]:.4g}, 1: {weights[1]:.4g}" in logged.messages[0]
+    assert f"class weights (--class_weights balanced): 0: {weights[0]:.4g}, 1: {weights[1]:.4g}" in caplog.messages[0]
 
 
-def test_resumed_run_counts_again_only_where_something_changed(demo_root, tmp_path, monkeypatch, logged):
+def test_resumed_run_counts_again_only_where_something_changed(demo_root, tmp_path, monkeypatch, caplog):
     counted: list[int] = []
     monkeypatch.setattr(histogram, "count_labels", lambda paths, *args: counted.append(1) or count_labels(paths, *args))
     root = shutil.copytree(demo_root, tmp_path / "data")
@@ -63,7 +63,7 @@ def test_resumed_run_counts_again_only_where_something_changed(demo_root, tmp_pa
     weights = [1.0, 2.0, 3.0, 4.0, 7.0]  # which no counting gives
     saved = {"config": config.as_dict(cfg), "listing": listing, "class_weights": weights}
     assert weights_of(root, saved, **values) == weights
-    assert "class weights (--class_weights balanced, from the checkpoint): 0: " in logged.messages[0]
+    assert "class weights (--class_weights balanced, from the checkpoint): 0: " in caplog.messages[0]
     assert not counted
     # Other classes or labels, a file without the numbers, one of other --class_weights: as in a new run.
     without = {name: value for name, value in saved.items() if name != "class_weights"}
@@ -95,9 +95,9 @@ def test_class_weights_as_numbers_or_a_file(demo_root, tmp_path):
 
 
 @pytest.mark.parametrize("values", [{"loss": "dice+lovasz"}, {"dataset": "PseudoOnly"}, {"l_seg": 0}])
-def test_weights_that_no_loss_uses_are_a_warning(demo_root, logged, values):
+def test_weights_that_no_loss_uses_are_a_warning(demo_root, caplog, values):
     assert weights_of(demo_root, class_weights="balanced", **values) is None
-    assert "--class_weights balanced is not used" in logged.messages[0]
+    assert "--class_weights balanced is not used" in caplog.messages[0]
 
 
 def test_a_bad_label_is_named_while_counting(demo_root, tmp_path):
@@ -130,13 +130,16 @@ def test_wrong_flags_are_named(words, named):
     assert "\n" not in str(caught.value)
 
 
-def test_criterion_has_the_losses_of_its_flags(demo_root, logged, thin):
+def test_criterion_has_the_losses_of_its_flags(demo_root, caplog):
     values = {"l_seg": 2, "loss": "dice+0.5*focal", "focal_gamma": 3, "ohem_fraction": 0.5}
     cfg = config.parse(flags(dataset_path=demo_root, dataset="Dense", **values))
     model = models.build("res50_ASPP", layers=18, num_classes=5)
+    caplog.set_level("DEBUG", "segtrain")
     criterion = utils.get_criterion(cfg, GROUP, model, [1, 2, 3, 4, 5])
     assert criterion.weights == {"seg_dice": 2, "seg_focal": 1}
     losses = criterion.label_losses
     assert (losses.focal_gamma, losses.ohem_fraction) == (3, 0.5)
     assert losses.weight_of[:5].tolist() == [1, 2, 3, 4, 5]
-    assert logged.messages == ["losses: 2 seg_dice + 1 seg_focal"]
+    # seg is not among what is off: its losses are there, by other names
+    off = "losses that --dataset Dense, the model or a weight of 0 turns off: pseudo, lorm, ds, dc"
+    assert caplog.messages == ["losses: 2 seg_dice + 1 seg_focal", off]

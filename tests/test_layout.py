@@ -145,7 +145,7 @@ def test_listing_of_the_voc_layout_has_not_changed(demo_root):
     assert loader.dataset.listing == [f"image=demo_{n:04d}.jpg label=demo_{n:04d}.png" for n in range(8)]
 
 
-def test_training_on_plain_folders(tmp_path, thin):
+def test_training_on_plain_folders(tmp_path):
     put_pairs(tmp_path / "data", *(f"train/{n}" for n in range(4)), "val/a b", "val/sub/c")
     folder = run_train(dataset="Folder", dataset_path=tmp_path / "data", logdir=tmp_path / "log", numclasses=2)
     losses = [line["loss"] for line in read_metrics(folder, "train")]

@@ -13,7 +13,6 @@ from models.lorm import LoRM, foreground_mask
 from models.pretrained import load_weights
 
 NUM_CLASSES = 4
-pytestmark = pytest.mark.full_size
 
 
 def images(batch: int, height: int, width: int) -> torch.Tensor:
@@ -23,7 +22,7 @@ def images(batch: int, height: int, width: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", models.MODELS)
 @pytest.mark.parametrize("size", [(1, 33, 47), (2, 64, 32)])  # D16: a batch of one trains
-def test_every_model_trains_at_odd_sizes_and_every_parameter_gets_a_gradient(thin, name, size):
+def test_every_model_trains_at_odd_sizes_and_every_parameter_gets_a_gradient(name, size):
     model = models.build(name, layers=18, num_classes=NUM_CLASSES).train()
     batch, height, width = size
     pseudo = torch.ones(batch, height, width, dtype=torch.uint8)
@@ -38,6 +37,7 @@ def test_every_model_trains_at_odd_sizes_and_every_parameter_gets_a_gradient(thi
         assert set(model.eval()(images(*size), pseudo)) == {"logits"}
 
 
+@pytest.mark.full_size
 @pytest.mark.parametrize(("layers", "channels"), [(18, 512), (34, 512), (50, 2048), (101, 2048), (152, 2048)])
 def test_c9_every_depth(layers, channels):
     with torch.device("meta"):
@@ -48,6 +48,7 @@ def test_c9_every_depth(layers, channels):
     assert features.shape == (1, channels, feature_size(65), feature_size(33)) == (1, channels, 9, 5)
 
 
+@pytest.mark.full_size
 def test_backbone_strides_and_dilations_are_the_reference():
     backbone, of_release = ResNetBackbone(50), ResNetBackbone(50, stride_in_1x1=True)
     assert feature_size(465) == 59
@@ -70,7 +71,7 @@ def test_feature_size_is_what_the_backbone_gives():
             assert backbone(torch.empty(1, 3, size, size))[1].shape[2] == feature_size(size)
 
 
-def test_aspp_is_the_reference(thin):
+def test_aspp_is_the_reference():
     head = models.build("res50_ASPP_lorm", layers=18, num_classes=NUM_CLASSES).head.aspp
     branches = [head.aspp1, head.aspp2, head.aspp3, head.aspp4]
     assert [branch.atrous_conv.kernel_size[0] for branch in branches] == [1, 3, 3, 3]
@@ -148,7 +149,7 @@ def test_d2_d4_foreground_comes_from_the_labels_and_leaves_them_alone():
     assert torch.equal(label, before)
 
 
-def test_b9_without_a_background_class_every_labelled_pixel_is_foreground(thin):
+def test_b9_without_a_background_class_every_labelled_pixel_is_foreground():
     label = torch.tensor([[[0, 0, 255], [255, 255, 255], [255, 255, 3]]], dtype=torch.uint8)
     assert foreground_mask(label, (3, 3), None).nonzero().tolist() == [[0, 0, 0], [0, 0, 1], [0, 2, 2]]
     model = models.build("res50_ASPP_lorm", layers=18, num_classes=NUM_CLASSES, background=None).train()
@@ -162,7 +163,7 @@ def test_b9_without_a_background_class_every_labelled_pixel_is_foreground(thin):
     assert model.lorm_terms(pseudo) == feature_size(33) ** 2 * 64
 
 
-def test_images_are_normalised_in_the_model(thin):
+def test_images_are_normalised_in_the_model():
     model = models.build("res50_ASPP", layers=18, num_classes=NUM_CLASSES).eval()
     seen = []
     model.backbone.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
@@ -174,7 +175,7 @@ def test_images_are_normalised_in_the_model(thin):
     assert "mean" not in model.state_dict()
 
 
-def test_frozen_batch_norm_neither_updates_nor_uses_the_batch(thin):
+def test_frozen_batch_norm_neither_updates_nor_uses_the_batch():
     model = models.build("res50_ASPP", layers=18, num_classes=NUM_CLASSES, freeze_bn=True).train()
     before = {name: value.clone() for name, value in model.named_buffers()}
     one, two = model(images(1, 33, 33))["logits"], model(images(2, 33, 33))["logits"][:1]
@@ -183,7 +184,7 @@ def test_frozen_batch_norm_neither_updates_nor_uses_the_batch(thin):
 
 
 @pytest.mark.parametrize("name", ["res50_ASPP_lorm", "deeplabv3p_cdsp_lorm"])
-def test_b8_head_init_release_draws_head_and_lorm_from_a_normal_distribution_over_fan_out(thin, name):
+def test_b8_head_init_release_draws_head_and_lorm_from_a_normal_distribution_over_fan_out(name):
     def build(seed: int, **head_init: str) -> models.Segmenter:
         torch.manual_seed(seed)
         return models.build(name, layers=18, num_classes=NUM_CLASSES, **head_init)
@@ -191,7 +192,7 @@ def test_b8_head_init_release_draws_head_and_lorm_from_a_normal_distribution_ove
     model, default = build(0, head_init="release"), build(0)
     modules = {part: module for part, module in model.named_modules() if not part.startswith("backbone.")}
     drawn = {part: module for part, module in modules.items() if isinstance(module, nn.Conv2d)}
-    # 1x1, three 3x3, pooling and joining in ASPP, q and k of LoRM; DeepLabV3+ also has reduce, two of fuse, a classifier
+    # 1x1, three 3x3, pooling and joining in ASPP, q and k of LoRM; DeepLabV3+ also reduce, two of fuse, a classifier
     assert len(drawn) == (8 if name == "res50_ASPP_lorm" else 12)
     for part, conv in drawn.items():
         # The variance is 2 / (k^2 C_out). Of n values, the sample's deviates from it by a factor of sqrt(2 / n).
@@ -212,7 +213,7 @@ def test_b8_head_init_release_draws_head_and_lorm_from_a_normal_distribution_ove
     assert not torch.equal(model.head.aspp.conv1.weight, other_seed.head.aspp.conv1.weight)
 
 
-def test_what_does_not_match_is_returned(thin):
+def test_what_does_not_match_is_returned():
     model = models.build("res50_ASPP_lorm", layers=18, num_classes=NUM_CLASSES)
     shapes = {"backbone.conv1.weight": (64, 3, 7, 7), "bn1.weight": (3,), "other": (1,), "fc.bias": (1,)}
     num_copied, missing, unused = load_weights(model, {name: torch.zeros(shape) for name, shape in shapes.items()})

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from data.classes import voc_colours
-from evaluation.pictures import contours, overlay
+from evaluation.pictures import contours, overlay, panel
 
 
 def plain_overlay(image, label, colours, background) -> np.ndarray:
-    """Pixel by pixel: the image where there is nothing to show, a class's colour next to another label, else half of each."""
+    """Pixel by pixel: a class's colour next to another label, else half of it; the image where nothing is shown."""
     out = image.copy()
     height, width = label.shape
     for y, x in np.ndindex(height, width):
@@ -42,3 +42,20 @@ def test_contours_of_large_pictures_are_thicker():
     # 1 + 1100 // 500 = 3 pixels, of the class and not of the background; none at the picture's edge.
     assert np.flatnonzero(contours(label, 0)[20]).tolist() == [500, 501, 502]
     assert np.flatnonzero(contours(label, None)[20]).tolist() == [497, 498, 499, 500, 501, 502]
+
+
+def test_colours_are_vocs_and_panel_shows_the_image_as_it_is():
+    # VOC: 1 aeroplane (128, 0, 0), 15 person (192, 128, 128), 255 border (224, 224, 192)
+    colours = voc_colours()
+    assert colours[[0, 1, 15, 255]].tolist() == [[0, 0, 0], [128, 0, 0], [192, 128, 128], [224, 224, 192]]
+    image = np.full((2, 3, 3), 200, np.uint8)
+    label, predicted = np.full((2, 3), 255), np.ones((2, 3), np.int64)
+    picture = panel(image, label, predicted, colours, 0)
+    assert picture.shape == (4, 6, 3)
+    assert picture.dtype == np.uint8
+    assert picture[0, 0].tolist() == [200, 200, 200]  # D21: not scaled twice
+    assert picture[0, 3].tolist() == [224, 224, 192]
+    assert picture[2, 0].tolist() == [128, 0, 0]
+    assert picture[2, 3].tolist() == [164, 100, 100]
+    large = np.zeros((600, 1300), np.int64)
+    assert panel(np.zeros((600, 1300, 3), np.uint8), large, large, colours, 0).shape == (2 * 200, 2 * 434, 3)

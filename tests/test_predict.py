@@ -244,7 +244,7 @@ def test_errors_of_the_writing_threads_are_raised(tmp_path):
     image, label = np.zeros((4, 4, 3), np.uint8), np.zeros((4, 4), np.uint8)
 
     def write() -> None:  # raised by the call itself, if the thread is that quick, or by the next one
-        with Outputs(tmp_path, voc_colours(), overlays=False, probs=False) as outputs:
+        with Outputs(tmp_path, voc_colours(), 0, overlays=False, probs=False) as outputs:
             outputs.write("a", image, label, None, frame=False)
             outputs.wait()
 

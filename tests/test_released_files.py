@@ -1,6 +1,5 @@
 """Files of the CDSP release: recognised by their names, loaded whole, and computed with as the release does."""
 
-import logging
 import re
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import torchvision
 import yaml
 from conftest import finish, flags, free_port, run_train, start
 from released import KINDS, NarrowResNet, Plain, released_state_dict
-from thin_networks import ThinResNet
 from torch import Tensor
 
 import evaluate
@@ -28,12 +26,6 @@ from utils import get_model, get_start
 CPU = torch.device("cpu")
 
 
-@pytest.fixture
-def thin(monkeypatch) -> None:
-    """All networks are thin ones in this test."""
-    monkeypatch.setattr(torchvision.models, "get_model", lambda name, **_: ThinResNet(int(name.removeprefix("resnet"))))
-
-
 def save(path: Path, weights: dict[str, Tensor], prefix: str = "module.") -> Path:
     """Write a file as the release's train.py does, scores of NumPy included."""
     named = {prefix + name: value for name, value in weights.items()}
@@ -42,7 +34,6 @@ def save(path: Path, weights: dict[str, Tensor], prefix: str = "module.") -> Pat
     return path
 
 
-@pytest.mark.full_size
 @pytest.mark.parametrize("kind", KINDS)
 def test_b5_b7_released_files_load_whole_and_give_the_logits_of_the_release(kind, tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(torchvision.models, "get_model", lambda name, **_: NarrowResNet([3, 4, 6, 3]))
@@ -50,12 +41,9 @@ def test_b5_b7_released_files_load_whole_and_give_the_logits_of_the_release(kind
     weights = released_state_dict(kind)
     assert len(weights) == num_keys
     path = save(tmp_path / "r.pth", weights, "module." if "lorm" in kind else "")
-    monkeypatch.setattr(logging.getLogger("segtrain"), "propagate", True)
-    caplog.set_level("INFO", "segtrain")
     checkpoint = TrainedModel(path, {"model_type": model_type, "numclasses": 21})
-    assert caplog.messages == [
-        f"--checkpoint {path} has the weight names of a released CDSP file: --stride_in_1x1 is set"
-    ]
+    line = f"--checkpoint {path} has the weight names of a released CDSP file: --stride_in_1x1 is set"
+    assert caplog.messages == [line]
     model = checkpoint.model("auto", CPU).double()
     assert load_weights(model, weights) == (num_keys, [], [])
     image = torch.randint(0, 256, (1, 65, 49, 3), generator=torch.Generator().manual_seed(0))
@@ -81,7 +69,7 @@ def test_b5_no_file_of_ours_or_torchvisions_is_taken_for_a_released_one():
         assert not needs_stride_in_1x1(model.state_dict(), "x")
 
 
-def test_b7_another_model_type_is_refused_and_the_right_one_named(tmp_path, thin):
+def test_b7_another_model_type_is_refused_and_the_right_one_named(tmp_path):
     path = save(tmp_path / "r.pth", released_state_dict("deeplabV3_lorm"))
     # 17 weights of the head's last part have other names there: those of ours would fit by their shape.
     with pytest.raises(UserError, match=r"17 weights of a deeplabv3p .* --model_type deeplabv3p_cdsp_lorm$"):
@@ -99,7 +87,7 @@ def test_b5_released_resnet_18_is_refused(demo_root, tmp_path):
 
 
 @pytest.fixture
-def thin_file(tmp_path, thin) -> Path:
+def thin_file(tmp_path) -> Path:
     """A released res50_ASPP_lorm of a thin ResNet-50 and 5 classes."""
     return save(tmp_path / "r.pth", released_state_dict("res50_ASPP_lorm", num_classes=5))
 
@@ -128,12 +116,12 @@ def test_b5_training_from_a_released_file_has_its_stride_in_every_file_of_the_ru
     assert yaml.safe_load((folder / "config.yaml").read_text())["stride_in_1x1"] is True
 
 
-def test_b5_stride_is_set_for_other_heads_and_not_where_the_flag_is_given(demo_root, thin_file, logged):
+def test_b5_stride_is_set_for_other_heads_and_not_where_the_flag_is_given(demo_root, thin_file, caplog):
     for values, num_lines in (({}, 1), ({"stride_in_1x1": True}, 0)):
         cfg = parse(flags(dataset_path=demo_root, layers=50, model_type="deeplabv3", pretrained=thin_file, **values))
-        logged.clear()
+        caplog.clear()
         cfg, start = get_start(cfg, Group(CPU), None)
-        assert len(logged.messages) == num_lines
+        assert len(caplog.messages) == num_lines
         assert get_model(cfg, Group(CPU), start)[0].backbone.layer2[0].conv1.stride == (2, 2)
 
 

@@ -1,4 +1,4 @@
-"""The report's page: what is in the file, and what it does in a browser without a network."""
+"""The report's page: what is in the file. test_report_page.py opens it in a browser."""
 
 import base64
 import io
@@ -7,61 +7,81 @@ import re
 import shutil
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from data.classes import voc_colours
 from errors import UserError
 from evaluation.pictures import contours
-from evaluation.report import MAX_POINTS, Example, write_report
+from evaluation.report import MAX_POINTS, write_report, write_run_report
+from evaluation.scoring import Example, Result
 
 HOSTILE = "</script><img src=x onerror=alert(1)>{{title}}<!--<script>.png"
 CLASSES = ["sky", "road", "car", "<b>moon</b>"]
-CONFUSION = np.array([[90, 10, 0, 0], [20, 60, 20, 0], [2, 13, 35, 0], [0, 0, 0, 0]])
-# IoU = correct / (row + column - correct): 90/(100+112-90), 60/(100+83-60), 35/(50+55-35).
-IOU = [90 / 122, 60 / 123, 35 / 70, None]
-SCORES = {
-    "images": 7, "pixels": 250, "miou": sum(IOU[:3]) / 3, "pixel_acc": 185 / 250, "mean_acc": 0.7333,
-    "fwiou": 0.5902, "boundary_miou": 0.25, "miou_ci": [0.55, 0.65], "iou": IOU, "acc": [0.9, 0.6, 0.7, None],
-    "precision": [90 / 112, 60 / 83, 35 / 55, None], "boundary_iou": [0.3, 0.2, 0.25, None], "share": [0.4, 0.4, 0.2, 0.0],
-}  # fmt: skip
+# Of 250 labelled pixels 90, 60 and 35 are right. IoU = correct / (row + column - correct):
+# 90 / (100 + 112 - 90) = 0.7377, 60 / (100 + 83 - 60) = 0.4878, 35 / (50 + 55 - 35) = 0.5.
+CONFUSION = [[90, 10, 0, 0], [20, 60, 20, 0], [2, 13, 35, 0], [0, 0, 0, 0]]
+BOUNDARY = {"boundary_iou": [0.3, 0.2, 0.25, None], "boundary_miou": 0.25, "miou_ci": (0.55, 0.65)}
 CURVES = [
     {"kind": "train", "epoch": 1, "step": 10, "loss": 2.5, "losses": {"seg": 1.5, "lorm": 1.0}, "lr": 0.01},
     {"kind": "val", "epoch": 1, "step": 10, "miou": 0.2, "pixel_acc": 0.5},
     {"kind": "train", "epoch": 2, "step": 20, "loss": 1.25, "losses": {"seg": 1.0, "lorm": 0.25}, "lr": 0.005},
     {"kind": "val", "epoch": 2, "step": 20, "miou": 0.6, "pixel_acc": 0.7},
 ]
+NAMES = ["fair.png", "bad.png", HOSTILE]
 
 
-def example(name: str, miou: float, iou: list, size=(30, 40)) -> Example:
-    """Columns of classes 0, 1 and, at the right, ignored; predicted is 0 but for the right half of class 1."""
-    height, width = size
-    third = width // 3
-    label = np.full(size, 255, np.uint8)
-    label[:, :third], label[:, third : 2 * third] = 0, 1
-    predicted = np.zeros(size, np.uint8)
-    predicted[:, third + third // 2 : 2 * third] = 1
-    image = np.full((height, width, 3), (200, 100, 50), np.uint8)
-    return Example(name, image, label, predicted, miou, iou)
+def example(name: str, label: np.ndarray, predicted: np.ndarray) -> Example:
+    image = np.full((*label.shape, 3), (200, 100, 50), np.uint8)
+    return Example(name, image, label.astype(np.uint8), predicted.astype(np.uint8))
 
 
-def examples() -> list[Example]:
+def counted(name: str, counts: dict[tuple[int, int], int]) -> Example:
+    """An example with this many columns of each (label, prediction)."""
+    label, predicted = (np.repeat([pair[axis] for pair in counts], [*counts.values()]) for axis in (0, 1))
+    return example(name, np.tile(label, (20, 1)), np.tile(predicted, (20, 1)))
+
+
+def examples(names=NAMES) -> list[Example]:
+    """Images with an mIoU of 0.5, 0.3 and 1."""
     return [
-        example("fair.png", 0.5, [0.6, 0.4, None, None]),
-        example("bad.png", 0.3, [None, 0.2, 0.4, None]),
-        example(HOSTILE, 0.9, [0.9, None, None, None]),
+        counted(
+            names[0], {(0, 0): 9, (0, 1): 3, (1, 0): 3, (1, 1): 4}
+        ),  # IoU of sky 9 / 15 = 0.6, of road 4 / 10 = 0.4
+        counted(names[1], {(1, 1): 3, (1, 2): 6, (2, 1): 6, (2, 2): 8}),  # of road 3 / 15 = 0.2, of car 8 / 20 = 0.4
+        counted(names[2], {(0, 0): 9, (255, 1): 3}),
     ]
 
 
-def write(folder: Path, **changes) -> Path:
-    content = {
-        "title": HOSTILE, "facts": {"Checkpoint": "log/x/best.pt\nstep 20", "2": "kept in order", "1": HOSTILE},
-        "scores": SCORES, "class_names": CLASSES, "colours": voc_colours(), "confusion": CONFUSION, "curves": CURVES,
-        "examples": examples(),
-    }  # fmt: skip
-    return write_report(folder, **(content | changes))
+def columns(height: int = 30, width: int = 40) -> Example:
+    """Columns of classes 0, 1 and ignored; 0 is predicted but for the right half of class 1."""
+    third = width // 3
+    label, predicted = np.full((height, width), 255), np.zeros((height, width))
+    label[:, :third], label[:, third : 2 * third] = 0, 1
+    predicted[:, third + third // 2 : 2 * third] = 1
+    return example("columns", label, predicted)
+
+
+def config(folder: Path, classes: list[str], background: int | None = 0) -> SimpleNamespace:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "classes.txt").write_text("\n".join(classes))
+    model = {"model_type": "res50_ASPP", "layers": 18, "numclasses": len(classes), "background_class": background}
+    return SimpleNamespace(classes=str(folder / "classes.txt"), dataset_path="data", **model)
+
+
+FACTS = {"Checkpoint": "log/x/best.pt\nstep 20", "2": "kept in order", "1": HOSTILE}
+
+
+def write(folder: Path, *, classes=CLASSES, confusion=CONFUSION, curves=CURVES, scores=BOUNDARY, facts=FACTS, **other):
+    cfg = config(folder, classes, other.get("background", 0))
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in curves))
+    result = Result(["x"] * 7, torch.tensor(confusion), examples=other.get("shown", examples()))
+    result.scores = result.scores | scores
+    return write_report(folder / "new/index.html", HOSTILE, facts, cfg, result, folder, other.get("comparison"))
 
 
 class Elements(HTMLParser):
@@ -93,12 +113,8 @@ def picture(url: str) -> Image.Image:
     return Image.open(io.BytesIO(base64.b64decode(content)))
 
 
-# ---- The file
-
-
 def test_the_page_is_one_file_that_loads_nothing(tmp_path):
-    path = write(tmp_path / "new" / "report")
-    assert path == tmp_path / "new" / "report" / "index.html"
+    path = write(tmp_path)
     assert list(path.parent.iterdir()) == [path]
     tags = Elements(path).tags
     targets = [attrs[name] for _, attrs in tags for name in ("src", "href", "srcset", "data") if name in attrs]
@@ -109,31 +125,38 @@ def test_the_page_is_one_file_that_loads_nothing(tmp_path):
     assert [policy.split(";")[0] for policy in policies] == ["default-src 'none'"]
 
 
-def test_names_with_markup_stay_names(tmp_path):
-    elements = Elements(write(tmp_path))
+def test_names_with_markup_or_not_in_utf8_stay_names(tmp_path):
+    names = [NAMES[0], b"caf\xe9.png".decode("utf-8", "surrogateescape"), HOSTILE]
+    elements = Elements(write(tmp_path, shown=examples(names)))
     assert len([tag for tag, _ in elements.tags if tag == "script"]) == 2
     assert [tag for tag, _ in elements.tags if tag in ("img", "b")] == []
     assert elements.titles == [HOSTILE]
     data = elements.data()
     assert data["title"] == HOSTILE
-    assert [entry["name"] for entry in data["examples"]] == ["fair.png", "bad.png", HOSTILE]
-    assert data["facts"] == [["Checkpoint", "log/x/best.pt\nstep 20"], ["2", "kept in order"], ["1", HOSTILE]]
+    assert [entry["name"] for entry in data["examples"]] == names
+    facts = [["Checkpoint", "log/x/best.pt\nstep 20"], ["2", "kept in order"], ["1", HOSTILE]]
+    assert data["facts"][:-1] == [*facts, ["model", "res50_ASPP, ResNet-18, 4 classes"]]
+    assert data["facts"][-1][0] == "written"
 
 
-def test_a_name_that_is_not_utf8_and_a_score_that_is_not_a_number(tmp_path):
-    name = b"caf\xe9.png".decode("utf-8", "surrogateescape")
-    path = write(tmp_path, title=name, examples=[example(name, float("nan"), [None] * 4)])
-    (entry,) = Elements(path).data()["examples"]
-    assert entry["name"] == name
-    assert entry["miou"] is None
+def test_scores_and_examples(tmp_path):
+    data = Elements(write(tmp_path)).data()
+    assert data["scores"]["iou"] == pytest.approx([90 / 122, 60 / 123, 35 / 70, None])
+    assert (data["scores"]["images"], data["scores"]["share"]) == (7, [0.4, 0.4, 0.2, 0])
+    assert [entry["miou"] for entry in data["examples"]] == pytest.approx([0.5, 0.3, 1])
+    assert [entry["iou"] for entry in data["examples"]] == [
+        [0.6, 0.4, None, None], [None, 0.2, 0.4, None], [1, None, None, None],
+    ]  # fmt: skip
+    ignored = Elements(write(tmp_path, shown=[counted("ignored", {(255, 1): 9})])).data()["examples"]
+    assert (ignored[0]["miou"], ignored[0]["iou"]) == (None, [None] * 4)
 
 
 def test_pictures_of_an_example(tmp_path):
-    (entry,) = Elements(write(tmp_path, examples=examples()[:1])).data()["examples"]
+    (entry,) = Elements(write(tmp_path, shown=[columns()])).data()["examples"]
     assert picture(entry["input"]).format == "JPEG"
     np.testing.assert_allclose(np.asarray(picture(entry["input"])), np.full((30, 40, 3), (200, 100, 50)), atol=4)
     colours = voc_colours()
-    for name, shown in (("label", examples()[0].label), ("predicted", examples()[0].predicted)):
+    for name, shown in (("label", columns().label), ("predicted", columns().predicted)):
         fill, lines = map(picture, entry[name])
         assert (fill.mode, lines.mode) == ("P", "P")
         np.testing.assert_array_equal(np.asarray(fill.convert("RGB")), colours[shown])
@@ -151,7 +174,7 @@ def test_pictures_of_an_example(tmp_path):
 
 
 def test_large_pictures_are_made_smaller_without_new_classes(tmp_path):
-    (entry,) = Elements(write(tmp_path, examples=[example("large", 0.5, [0.5] * 4, (900, 1200))])).data()["examples"]
+    (entry,) = Elements(write(tmp_path, shown=[columns(900, 1200)])).data()["examples"]
     assert entry["size"] == [640, 480]  # 1200 x 900 by 640 / 1200
     for url in (entry["input"], *entry["label"], *entry["predicted"], entry["errors"]):
         assert picture(url).size == (640, 480)
@@ -160,31 +183,38 @@ def test_large_pictures_are_made_smaller_without_new_classes(tmp_path):
 
 
 def test_without_a_background_every_class_is_painted(tmp_path):
-    (entry,) = Elements(write(tmp_path, examples=examples()[:1], background=None)).data()["examples"]
+    (entry,) = Elements(write(tmp_path, shown=[columns()], background=None)).data()["examples"]
     assert (np.asarray(picture(entry["label"][0]).convert("RGBA"))[..., 3] == 255).all()
 
 
-def test_long_curves_are_thinned_out_and_keep_their_end(tmp_path):
+def test_long_curves_are_thinned_out_and_damaged_lines_skipped(tmp_path):
     lines = [CURVES[0] | {"step": step} for step in range(1, 2 * MAX_POINTS + 2)]
-    curves = Elements(write(tmp_path, curves=lines)).data()["curves"]
+    path = write(tmp_path, curves=lines)
+    curves = Elements(path).data()["curves"]
     # Over twice MAX_POINTS: every third one, counted from the last.
     assert curves["every"] == 3
     assert len(curves["train"]) == -(-len(lines) // 3)
     assert curves["train"][-1]["step"] == lines[-1]["step"]
     assert curves["val"] == []
 
+    result = Result(["x"] * 7, torch.tensor(CONFUSION), examples=examples()[:1])
+    good = [json.dumps(line) for line in CURVES]
+    (tmp_path / "metrics.jsonl").write_text(
+        "\n".join(["not JSON", "[1]", *good, good[0].replace("2.5", "NaN"), good[0][:9]])
+    )
+    write_run_report(tmp_path, 20, config(tmp_path, CLASSES), result)
+    data = Elements(tmp_path / "report.html").data()
+    assert [line["loss"] for line in data["curves"]["train"]] == [2.5, 1.25, None]
+    assert len(data["curves"]["val"]) == 2
+    assert "boundary_iou" not in data["scores"]
+    assert [entry["name"] for entry in data["examples"]] == NAMES[:1]
 
-def test_a_folder_that_is_a_file_is_named(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=re.escape(str(tmp_path / "file"))):
-        write(tmp_path / "file")
 
-
-def test_a_full_disk_leaves_the_old_page(small_disk):
+def test_page_that_cannot_be_written_is_named_and_the_old_one_kept(small_disk):
     path = write(small_disk)
     before = path.read_bytes()
     (small_disk / "filler").write_bytes(bytes(shutil.disk_usage(small_disk).free))
     with pytest.raises(UserError, match=r"index\.html: cannot be written \(No space left on device\)"):
         write(small_disk)
     assert path.read_bytes() == before
-    assert sorted(file.name for file in small_disk.iterdir()) == ["filler", "index.html"]
+    assert list(path.parent.iterdir()) == [path]

@@ -69,7 +69,6 @@ def test_sigterm_to_one_rank_stops_both_and_the_run_goes_on_exactly(words, unbro
     assert [status for status, _, _ in results] == [STOPPED, STOPPED], results
     assert f"stopped by SIGTERM on rank {rank} after step" in results[0][1]
     assert not list((tmp_path / "x").glob(".*"))
-    assert checkpoint.is_whole(tmp_path / "x" / "last.pt")
     content = checkpoint.read_run(tmp_path / "x" / "last.pt")
     assert (content["step"], content["epoch"]) == (step or content["step"], epoch)
     assert content["samples"] == 2 * (content["step"] - 4 * content["epoch"])
@@ -117,7 +116,7 @@ def test_first_sigint_on_each_rank_is_not_taken_for_a_second(words, unbroken, tm
         process.send_signal(signal.SIGINT)
         time.sleep(1)
     assert [status for status, _, _ in finish(processes)] == [STOPPED, STOPPED]
-    assert checkpoint.is_whole(tmp_path / "x" / "last.pt")
+    assert checkpoint.read_run(tmp_path / "x" / "last.pt")["step"] > 0
 
 
 def test_signal_to_a_loader_worker_is_not_one_to_the_run(demo_root, tmp_path):
