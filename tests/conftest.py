@@ -60,7 +60,7 @@ def pytest_addoption(parser) -> None:
 
 
 # Files that take longest, first: a worker that has none left waits for the other's.
-SLOWEST = ("test_resume", "test_distributed", "test_docs", "test_two_nodes", "test_interchange", "test_launch_paths")
+SLOWEST = ("test_docs", "test_distributed", "test_train", "test_faults", "test_two_nodes", "test_resume", "test_export")
 
 
 def pytest_collection_modifyitems(items) -> None:

@@ -218,7 +218,7 @@ def test_reset_optimizer_leaves_its_momentum_behind(demo_run, tmp_path):
         ({"reset_optimizer": True}, "--reset_optimizer without --resume"),
         ({"reset_data_offset": True}, "--reset_data_offset without --resume"),
         ({"reset_data_offset": True, "resume": "auto"}, "--reset_data_offset with --resume auto"),
-        ({"ema": 1}, "--ema 1.0: must be below 1"),
+        ({"ema": 1}, "--ema 1.0: must be at least 0 and below 1"),
         ({"static_graph": True, "accum_steps": 2}, "--static_graph with --accum_steps 2"),
         ({"dist_timeout": "inf"}, "--dist_timeout inf: must be a finite number"),
         ({"keep": -2}, "--keep -2: must be at least -1"),

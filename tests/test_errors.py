@@ -58,7 +58,7 @@ TRUNCATED = "demo_0002.jpg: not a whole, readable image"
     [
         (shutil.rmtree, "", "data: no such folder"),
         (remove("ImageSets/SegmentationAug/val.txt"), "", "val.txt: the list cannot be read"),
-        (remove("JPEGImages/demo_0002.jpg"), "", "demo_0002.jpg: no such file"),
+        (remove("JPEGImages/demo_0002.jpg"), "", "train.txt: 'demo_0002': no such image in"),
         (truncate, "", TRUNCATED),
         (draw("bmp_pseudolabel/demo_0002.png", (100, 160), 0), "", "demo_0002.png: 160x100 pixels, but its image"),
         (
@@ -136,13 +136,13 @@ def test_weights_of_another_model_are_refused(demo_run, tmp_path):
     torch.save({"encoder.weight": torch.zeros(3)}, path)
     with pytest.raises(UserError, match=r"other\.pt: none of its weights fits --model_type"):
         demo_run(pretrained=path)
-    with pytest.raises(UserError, match=r"no checkpoint of a run; to start from its weights use --pretrained"):
+    with pytest.raises(UserError, match=r"not a checkpoint of a run; to start from its weights use --pretrained"):
         demo_run(resume=path)
 
 
 def test_resume_with_another_model_is_refused(demo_run):
     folder = demo_run(name="x", model_type="res50_ASPP")
-    with pytest.raises(UserError, match=r"does not fit this model, check --model_type"):
+    with pytest.raises(UserError, match=r"does not fit this model: check --model_type"):
         demo_run(resume=folder / "last.pt")
 
 
@@ -187,7 +187,8 @@ def test_a_full_disk_is_named_and_leaves_the_earlier_checkpoint_whole(tmp_path):
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
     try:
-        with pytest.raises(UserError, match=r"last\.pt: the checkpoint cannot be written"):
+        named = r"last\.pt: cannot be written \(File too large\); the checkpoint needs 4 MiB"
+        with pytest.raises(UserError, match=named):
             checkpoint.write(path, checkpoint.to_bytes({"step": 2, "weights": torch.zeros(1_000_000)}))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -15,7 +15,7 @@ def momenta(content) -> list[torch.Tensor]:
 def test_checkpoints_go_from_any_way_of_running_to_any_other(demo_flags, tmp_path):
     """Plain, 2 processes, 2 x accumulation, 2 processes with --zero1, and plain again: as if nothing had changed.
 
-    In float64 with frozen batch norm, where a sum's order shows in the last digits only. --total_batchsize keeps the batch.
+    In float64 with frozen batch norm: the order of a sum then shows in the last digits only.
     """
     words = demo_flags(
         freeze_bn=True, batchsize=None, total_batchsize=4, l_lorm=0.01, epochs=None, val_epoch_frequency=0

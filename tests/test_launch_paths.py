@@ -9,6 +9,7 @@ import pytest
 import yaml
 from conftest import REPO, assert_same_run, finish, flags, free_port, start, start_group
 
+pytestmark = pytest.mark.slow
 TRAIN = str(REPO / "train.py")
 
 

@@ -172,7 +172,7 @@ def test_torchrun_restarts_after_a_worker_was_killed_twice(demo_flags, tmp_path)
 
 @pytest.mark.slow
 def test_slurm_script_requeues_a_run_that_was_told_to_stop(demo_flags, tmp_path, python):
-    """With stand-ins for Slurm's commands, which this machine lacks: 2 tasks get SIGUSR1 as `--signal=USR1@120` sends it."""
+    """With stand-ins for Slurm's commands: 2 tasks get SIGUSR1 as `--signal=USR1@120` sends it."""
     stand_ins = tmp_path / "bin"
     stand_ins.mkdir()
     (stand_ins / "srun").write_text(

@@ -12,6 +12,7 @@ from errors import STOPPED
 from runs import checkpoint
 
 FAULTS = "tests/train_with_fault.py"
+pytestmark = pytest.mark.slow
 # Which rank gets each phase's signal, and the step and epoch of the checkpoint: 4 steps an epoch; a step that has begun
 # is finished. Of the 3 validation images rank 0 has two, and rank 0 writes.
 PHASES = {

@@ -59,13 +59,13 @@ def test_run_folder_holds_what_the_readme_says(run_of_two_epochs, demo_root):
     folder = run_of_two_epochs
     names = {path.name for path in folder.iterdir() if "tfevents" not in path.name}
     checkpoints = {"last.pt", "best.pt", "epoch_0001.pt", "epoch_0002.pt"}
-    assert names == {"config.yaml", "train.log", "metrics.jsonl"} | checkpoints
+    assert names == {"config.yaml", "train.log", "metrics.jsonl", "report.html"} | checkpoints
     saved = yaml.safe_load((folder / "config.yaml").read_text())
     assert saved["dataset_path"] == str(demo_root)
     assert set(saved) == {name for name, item in FLAGS.items() if not item.per_launch}
     log = (folder / "train.log").read_text()
     assert "rank 0, local rank 0, world size 1, device cpu, no process group" in log
-    assert "lr 0.01 x 1 (--lr_scaling linear" in log
+    assert "global batch 2, 4 steps an epoch, lr 0.01" in log
     assert "mIoU" in log
 
 

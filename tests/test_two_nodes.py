@@ -17,6 +17,7 @@ from conftest import REPO, assert_same_run, finish, flags, start_group
 
 from scripts import chaos
 
+pytestmark = pytest.mark.slow
 NOTICE_SECONDS = 30  # keep-alive probes take 20 (distributed/lifeline.py)
 
 

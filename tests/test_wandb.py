@@ -20,7 +20,7 @@ OFFLINE = {"WANDB_MODE": "offline", "WANDB_ERROR_REPORTING": "false"}
 
 
 def records(path):
-    """What wandb wrote to a run-ID.wandb: 7 bytes, then a log as LevelDB's, in blocks of 32 KiB, of protobuf messages."""
+    """The records of a run-ID.wandb: 7 bytes, then protobuf messages in a log like LevelDB's, in blocks of 32 KiB."""
     data, at, message = path.read_bytes(), 7, b""
     while at + 7 <= len(data):
         if 32768 - at % 32768 < 7:
