@@ -9,7 +9,7 @@ import pytest
 import yaml
 from conftest import REPO, assert_same_run, finish, flags, free_port, start, start_group
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.full_size]  # shell scripts start networks of full size
 TRAIN = str(REPO / "train.py")
 
 

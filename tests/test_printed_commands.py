@@ -21,7 +21,7 @@ from shell import quoted
 
 pytestmark = pytest.mark.slow
 # A printed command is the last thing on its line, after ": ". The usage of --help is none.
-PRINTED = re.compile(r"(?<!usage): ((?:'[^']*/python[\d.]*'|(?:[\w./-]*/)?python[\d.]*|torchrun|tensorboard) \S.*)")
+PRINTED = re.compile(r"(?<!usage): +((?:'[^']*/python[\d.]*'|(?:[\w./-]*/)?python[\d.]*|torchrun|tensorboard) \S.*)")
 # What a new run gets besides, so that it takes a second; none of these is what the command is about.
 SHORT = {
     name: TINY[name] for name in ("layers", "pretrained", "crop_size", "epochs", "warmup_epochs", "workers", "device")
