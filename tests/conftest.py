@@ -27,39 +27,25 @@ from scripts import chaos
 REPO = Path(__file__).parent.parent
 SHARED_DATA = REPO.parent / "shared" / "data"
 
-# Checkpoints are synced to the disk; that of many small runs takes minutes, and in memory none.
+# Checkpoints are synced to the disk: for many small runs this takes minutes, in memory none.
 if Path("/dev/shm").is_dir() and shutil.disk_usage("/dev/shm").free > 8 * 2**30:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/dev/shm")
 
-# Tests may run under a launcher of their own.
+# The tests themselves may run under a launcher.
 LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "TORCHELASTIC_", "PET_", "SLURM_", "OMPI_", "PMIX_")
 for name in [name for name in os.environ if name.startswith(LAUNCHERS)]:
     del os.environ[name]
 
 # A model and crops small enough to train in a second.
-TINY = {
-    "dataset": "ScribblePseudoDsDc",
-    "numclasses": 5,
-    "layers": 18,
-    "pretrained": "none",
-    "crop_size": 33,
-    "batchsize": 2,
-    "epochs": 1,
-    "lr": 0.01,
-    "warmup_epochs": 0,
-    "workers": 0,
-    "log_interval": 1,
-    "device": "cpu",
-}
+TINY = {"dataset": "ScribblePseudoDsDc", "numclasses": 5, "layers": 18, "pretrained": "none", "device": "cpu"}
+TINY |= {"crop_size": 33, "batchsize": 2, "epochs": 1, "lr": 0.01, "warmup_epochs": 0, "workers": 0, "log_interval": 1}
 
 
 def pytest_addoption(parser) -> None:
-    parser.addoption(
-        "--start_method", choices=("fork", "spawn"), help="how loader processes start; spawn: as on Windows and macOS"
-    )
+    parser.addoption("--start_method", choices=("fork", "spawn"), help="of loader processes; spawn: as on Windows")
 
 
-# Files that take longest, first: a worker that has none left waits for the other's.
+# The files that take longest come first: a worker without files waits for the other one.
 SLOWEST = ("test_docs", "test_distributed", "test_train", "test_faults", "test_two_nodes", "test_resume", "test_export")
 
 

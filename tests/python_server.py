@@ -11,6 +11,7 @@ import json
 import os
 import runpy
 import select
+import shutil
 import signal
 import socket
 import stat
@@ -22,17 +23,8 @@ from pathlib import Path
 
 import thin_networks
 
-PRELOAD = [
-    "train",
-    "evaluate",
-    "predict",
-    "export",
-    "data.check",
-    "torchvision",
-    "torch.utils.tensorboard",
-    "torch.distributed.run",
-    "torch.distributed.optim",
-]
+PROGRAMS = ("train", "evaluate", "predict", "export", "data.check")
+LIBRARIES = ("torchvision", "torch.utils.tensorboard", "torch.distributed.run", "torch.distributed.optim")
 # Each call of a shell waits for these imports.
 CLIENT = """#!{executable} -ISE
 import json, os, signal, socket, sys
@@ -80,6 +72,7 @@ class PythonServer:
         """End the server, and whatever a test has left running."""
         os.killpg(self.server.pid, signal.SIGKILL)
         self.server.wait()
+        shutil.rmtree(self.folder)
 
 
 class Started:
@@ -87,7 +80,7 @@ class Started:
 
     def __init__(self, address: str, words: list[str], cwd: Path, env: dict[str, str]):
         self.args, self.returncode = words, None
-        self.output = [tempfile.TemporaryFile(), tempfile.TemporaryFile()]
+        self.output = [tempfile.TemporaryFile(), tempfile.TemporaryFile()]  # noqa: SIM115
         server = socket.socket(socket.AF_UNIX)
         server.connect(address)
         with open(os.devnull) as devnull:
@@ -105,7 +98,7 @@ class Started:
         if self.returncode is None:
             if not select.select([self.answers], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired(self.args, timeout or 0, *self._texts())
-            self.returncode = int(self.answers.readline())
+            self.returncode = int(self.answers.readline() or -signal.SIGKILL)
         return self.returncode
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
@@ -130,7 +123,7 @@ def _write_program(path: Path, text: str) -> None:
 
 
 def serve(folder: Path) -> None:
-    for name in PRELOAD:
+    for name in (*PROGRAMS, *LIBRARIES):
         importlib.import_module(name)
     sys.executable = str(folder / "python")
     server = socket.socket(socket.AF_UNIX)
