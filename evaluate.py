@@ -51,7 +51,8 @@ def run(flags: EvaluateFlags, overrides: dict) -> int:
         try:
             evaluate(flags, overrides, group)
         except Stopped:
-            log.info("stopped by a signal before all images were scored; --save_dir has masks of some of them")
+            masks = f"; {flags.save_dir} has the masks of the images scored so far" if flags.save_dir else ""
+            log.info(f"stopped by a signal before scoring all images{masks}")
             return STOPPED
     return 0
 

@@ -44,10 +44,10 @@ RANDOM_BATCHES = (1, 3)
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Export with these flags. Raises UserError, and writes no file, if a file does not predict what PyTorch does."""
+    """Export with these flags. If a file predicts other classes than PyTorch, raises UserError and keeps no file."""
     values, overrides = read_overrides(EXPORT, argv)
     if "amp" in values:
-        raise UserError("--amp: exported models compute in float32; what runs them may use less")
+        raise UserError("--amp: exported models compute in float32: drop it, and set the precision in the runtime")
     flags = ExportFlags(**values)
     device = find_device(flags.device, local_rank=0, local_world_size=1)
     start_logging("INFO", is_main=True)
@@ -131,7 +131,7 @@ def find_images(flags: ExportFlags, trained: TrainedModel) -> list[Path]:
         try:
             dataset = get_eval_loader(trained.cfg, "val", Group(torch.device("cpu"))).dataset
         except UserError as error:
-            log.info(f"checking with random images only, because --images is not set: {error}")
+            log.info(f"checking with random images only (set --images to add real ones): {error}")
             return []
         files = [item["image"] for item in dataset.files]
     return files[: flags.num_images or None]

@@ -189,7 +189,7 @@ def finish_epoch(
     cfg: Config, group: Group, run: Run, state: TrainState, loader: TrainLoader, val_loader: EvalLoader,
     rate: LearningRate, classes: Classes,
 ) -> None:  # fmt: skip
-    """Validate if due, and save. If the validation is stopped, the epoch is not done: a resumed run validates again."""
+    """Validate if due, and save. If a signal stops the validation, a resumed run repeats the validation."""
     sync_batch_norm(group, state)
     log.debug(f"epoch {state.epoch + 1}: weights are equal on all {group.world_size} ranks")
     names, line = [], f"{epoch_title(cfg, state)}: {run.metrics.loss_text()}"

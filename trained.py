@@ -34,7 +34,7 @@ SAVED_FLAGS = {item.name for shared in (DataFlags, ModelFlags) for item in datac
 def read_overrides(reader: FlagReader, argv: list[str] | None) -> tuple[dict, dict]:
     """Return the flags on a program's command line, and the values that override a checkpoint's configuration.
 
-    The latter are the training flags in --config FILE and, with priority, those on the command line.
+    The overrides are training flags from --config FILE and the command line. The command line takes precedence.
     """
     values, config_file, _ = reader.command_line(argv)
     overrides = config.READER.yaml_file(config_file, []) if config_file else {}

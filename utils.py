@@ -1,4 +1,4 @@
-"""Where flags become objects: get_loader, get_model, get_criterion, get_optimizer, get_state."""
+"""Build the objects of a run from its flags: get_loader, get_model, get_criterion, get_optimizer, get_state."""
 
 import contextlib
 import dataclasses
@@ -53,7 +53,7 @@ Loader = TypeVar("Loader", bound=DataLoader)
 
 
 def set_deterministic(deterministic: bool) -> None:
-    """Make later operations give the same bits each time, or fail if CUDA cannot; or undo that."""
+    """Turn deterministic algorithms on or off. If on, an operation without one raises RuntimeError."""
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it starts
     torch.use_deterministic_algorithms(deterministic)
@@ -102,7 +102,7 @@ def get_loader(cfg: Config, split: Literal["train"], group: Group) -> TrainLoade
 @overload
 def get_loader(cfg: Config, split: Literal["val"], group: Group) -> EvalLoader: ...
 def get_loader(cfg: Config, split: str, group: Group) -> TrainLoader | EvalLoader:
-    """Return the loader of this process's share of the training or validation list.
+    """Return a DataLoader over this process's share of the training or validation list.
 
     Raises UserError if folders, lists or files are missing.
     """
@@ -141,7 +141,7 @@ def get_train_loader(cfg: Config, group: Group) -> TrainLoader:
 
 
 def get_eval_loader(cfg: Config, split: str, group: Group) -> EvalLoader:
-    """Return the loader of this process's share of any list, for evaluation."""
+    """Return an evaluation DataLoader over this process's share of a split."""
     dataset = SegmentationDataset(find_masks(cfg, split), cfg.numclasses)
     # Ranks that list different files are found later, by distributed.checks.check_setup.
     sizes = [size or (0, 0) for size in group.map(image_size, [files["image"] for files in dataset.files])]
@@ -187,7 +187,7 @@ def make_loader(
 
 
 def get_start(cfg: Config, group: Group, saved: dict | None) -> tuple[Config, StartWeights | None]:
-    """Return the flags with the stride_in_1x1 that the weights need, on every rank, and the start weights, on rank 0.
+    """Return the flags, with stride_in_1x1 set as the weights need it, and on rank 0 the start weights.
 
     A run that resumes the checkpoint with content `saved` has no start weights. Raises UserError if the start weights
     cannot be read or downloaded.
@@ -209,7 +209,7 @@ def get_start(cfg: Config, group: Group, saved: dict | None) -> tuple[Config, St
 
 
 def get_model(cfg: Config, group: Group, start: StartWeights | None = None) -> tuple[models.Segmenter, nn.Module]:
-    """Return the model on this process's device, and what to call in training: its DDP wrapper, or the model itself.
+    """Return the model on this process's device, and the module to train: its DDP wrapper, or the model itself.
 
     start: start weights, on rank 0 only; the wrapper broadcasts them.
     """
@@ -248,7 +248,7 @@ def _build(cfg: Config) -> models.Segmenter:
 
 
 def active_terms(cfg: Config) -> dict[str, float]:
-    """Return {term: weight} of the losses that --dataset has label maps for and whose weight is not 0."""
+    """Return {term: weight} of the losses with a weight above 0 for which --dataset has label maps."""
     has_lorm = models.MODELS[cfg.model_type].has_lorm
     return {
         term: weight
@@ -266,7 +266,9 @@ def get_criterion(
     weights = active_terms(cfg)
     off = [term for term in TERMS if term not in weights]
     if not set(weights) - {"lorm"}:  # with LoRM alone the head would have no gradient
-        raise UserError(f"--dataset {cfg.dataset} with these --l_* weights leaves no loss to train on")
+        raise UserError(
+            f"--dataset {cfg.dataset} with these --l_* weights leaves no loss to train on: raise one of its weights"
+        )
     if "seg" in weights:
         l_seg = weights.pop("seg")
         weights = {name: l_seg * factor for name, factor in parse_loss(cfg.loss).items()} | weights
@@ -348,7 +350,7 @@ def get_state(
             f"--resume {cfg.resume}: the {changed} has changed in the middle of an epoch: restore it, resume a "
             "checkpoint from between two epochs, or start a new run from these weights with --reset_data_offset"
         )
-    log.info(f"flags changed since: {config.changes(saved['config'], cfg) or 'none'}")
+    log.info(f"flags changed since the checkpoint: {config.changes(saved['config'], cfg) or 'none'}")
     state.restore(saved, group, optimizer=not cfg.reset_optimizer, position=not cfg.reset_data_offset)
     return state
 

@@ -48,7 +48,7 @@ def read_class_weights(text: str, num_classes: int) -> list[float] | None:
         if not 0 <= weight < math.inf:
             raise UserError(f"{source}: {words[number]!r}, of class {number}, must be a number of at least 0")
     if not any(weights):
-        raise UserError(f"{source}: all weights are 0, which leaves nothing to learn")
+        raise UserError(f"{source}: all weights are 0: set at least one above 0")
     return weights
 
 

@@ -137,7 +137,7 @@ class FlagReader:
         return vars(values), surplus
 
     def _section(self, content: dict, path: Path, notes: list[str]) -> dict:
-        """The flags in a mapping of a YAML file and in its sections."""
+        """Return the flags in a YAML mapping and its sections as {flag: value}, and raise UserError on unknown keys."""
         lines: list[tuple[str, str, Any]] = []  # key, SECTION.key, value
         for key, value in content.items():
             if isinstance(value, dict):

@@ -64,9 +64,14 @@ class LaunchFlags:
         aliases="num_workers workers_per_gpu dataloader_num_workers",
     )
     distributed: bool | None = flag(
-        None, "join a process group [only under a launcher]", per_rank=True, aliases="ddp use_ddp ddp.enabled"
+        None,
+        "join a process group [if torchrun, srun or mpirun started this process]",
+        per_rank=True,
+        aliases="ddp use_ddp ddp.enabled",
     )
-    backend: str = flag("auto", "of the process group; auto: nccl on CUDA, else gloo", choices=("auto", "nccl", "gloo"))
+    backend: str = flag(
+        "auto", "backend of the process group; auto: nccl on CUDA, else gloo", choices=("auto", "nccl", "gloo")
+    )
     dist_url: str = flag(
         "env://", "where processes connect: env://, tcp://HOST:PORT or file:///PATH", per_launch=True, per_rank=True
     )
@@ -76,7 +81,9 @@ class LaunchFlags:
         -1, "rank of this process on its machine [from the launcher, else counted]", per_launch=True, per_rank=True
     )
     log_level: str = flag(
-        "INFO", "what the terminal shows; DEBUG: also torch.distributed and NCCL", choices=("DEBUG", "INFO", "WARNING")
+        "INFO",
+        "lowest log level on the terminal; DEBUG: also logs of torch.distributed and NCCL",
+        choices=("DEBUG", "INFO", "WARNING"),
     )
     dist_timeout: float = flag(600.0, "seconds to wait for other processes", ge=1, le=2_592_000)
 
@@ -86,7 +93,9 @@ class CheckpointFlags:
     """Checkpoint."""
 
     checkpoint: str = flag("", "FILE of a run, such as log/NAME/best.pt; other weights need --config", per_rank=True)
-    weights: str = flag("auto", "which of its weights to load; auto: EMA if present", choices=("auto", "raw", "ema"))
+    weights: str = flag(
+        "auto", "weights to load from the checkpoint; auto: ema if present, else raw", choices=("auto", "raw", "ema")
+    )
 
 
 @dataclass
@@ -95,6 +104,6 @@ class InferenceFlags(CheckpointFlags, LaunchFlags):
 
     scales: tuple[float, ...] = flag((1.0,), "image scales to average probabilities over", gt=0, le=16)
     long_side: int = flag(0, "pixels of the image's longer side at scale 1; 0: as it is", ge=0)
-    flip: bool = flag(False, "also average with the prediction for the mirrored image")
+    flip: bool = flag(False, "also predict the mirrored image, and average both")
     window: int = flag(0, "height and width of sliding windows, in pixels; 0: the whole image at once", ge=0)
-    stride_rate: float = flag(2 / 3, "step between windows, as a part of the window", gt=0, le=1)
+    stride_rate: float = flag(2 / 3, "step between windows, as a fraction of the window", gt=0, le=1)

@@ -56,15 +56,15 @@ class LossFlags:
         "none", "for ce, focal, ohem: none, balanced (by frequency), 1,2,0.5 or a FILE, one a line"
     )
     focal_gamma: float = flag(2.0, "power of 1 - p in focal", ge=0)
-    ohem_fraction: float = flag(0.25, "part of each image's labelled pixels that ohem keeps", gt=0, le=1)
+    ohem_fraction: float = flag(0.25, "fraction of each image's labelled pixels that ohem keeps", gt=0, le=1)
     l_seg: float = flag(1.0, "weight of --loss", ge=0, aliases="l_segs")
     l_pseudo: float = flag(1.0, "weight of cross entropy on pseudo-labels", ge=0, aliases="l_pesudo")
     l_lorm: float = flag(1.0, "weight of the localization rectification loss (models *_lorm)", ge=0)
     lorm_scope: str = flag(
         "foreground", "positions in the LoRM loss; all, as in CDSP: background too", choices=("foreground", "all")
     )
-    l_ds: float = flag(1.0, "weight of entropy near the scribble", ge=0)
-    l_dc: float = flag(1.0, "weight of entropy away from the pseudo-label's contour", ge=0)
+    l_ds: float = flag(1.0, "weight of the entropy loss on pixels near the scribble", ge=0)
+    l_dc: float = flag(1.0, "weight of the entropy loss on pixels away from the pseudo-label's contour", ge=0)
     label_smooth: float = flag(0.1, "label smoothing of the pseudo-label loss", ge=0, lt=1)
 
 
@@ -103,12 +103,18 @@ class OptimFlags:
     momentum: float = flag(0.9, "momentum of SGD", ge=0)
     wdecay: float = flag(5e-4, "weight decay", ge=0, aliases="wd weight_decay")
     ema: float = flag(
-        0.0, "decay of averaged weights, such as 0.999, saved too; 0: none", ge=0, lt=1, aliases="model_ema_decay"
+        0.0,
+        "decay of an exponential moving average of the weights, such as 0.999; 0: no average",
+        ge=0,
+        lt=1,
+        aliases="model_ema_decay",
     )
     zero1: bool = flag(False, "shard SGD's momentum over the processes (ZeroRedundancyOptimizer) to save memory")
     seed: int = flag(0, "seed of initial weights, sample order and augmentation", ge=0, lt=2**63)
     deterministic: bool = flag(
-        False, "same bits in every run on CUDA too, where that is slower", aliases="use_deterministic_algorithms"
+        False,
+        "use deterministic algorithms: runs repeat bit for bit on CUDA too, but are slower there",
+        aliases="use_deterministic_algorithms",
     )
 
 
@@ -117,7 +123,10 @@ class RunFlags:
     """Run folder."""
 
     task: str = flag(
-        "train", "test and predict use best.pt of the newest run", choices=("train", "test", "predict"), per_launch=True
+        "train",
+        "test runs evaluate.py, predict predict.py, both on best.pt of the newest run",
+        choices=("train", "test", "predict"),
+        per_launch=True,
     )
     logdir: str = flag("log", "folder of all runs", per_rank=True, aliases="logs save_dir")
     name: str = flag("", "the run's folder in --logdir [the config's name, else dataset and model]")
@@ -149,7 +158,9 @@ class CheckFlags:
 
     check_sync_frequency: int = flag(0, "check every N steps that ranks agree on gradients and weights; 0: once", ge=0)
     find_unused_parameters: bool = flag(False, "let DistributedDataParallel look for parameters that no loss uses")
-    static_graph: bool = flag(False, "tell DistributedDataParallel that every step uses the same parameters")
+    static_graph: bool = flag(
+        False, "set static_graph=True in DistributedDataParallel: every step must use the same parameters"
+    )
 
 
 @dataclass

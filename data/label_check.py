@@ -76,7 +76,7 @@ def label_values(path: Path, num_classes: int) -> set[int]:
 
 
 def _spread(images: Files) -> Files:
-    """At most SAMPLE entries, spread evenly over the list."""
+    """Return at most SAMPLE images, evenly spaced over the list."""
     num_images = min(SAMPLE, len(images))
     return [images[number * len(images) // num_images] for number in range(num_images)]
 

@@ -1,4 +1,4 @@
-"""Training crops: scale, rotation, flip and crop as one affine warp of each map, then blur; or a centre crop."""
+"""Training transforms: TrainTransform augments an image and its label maps at random, CentreCrop only crops them."""
 
 from dataclasses import dataclass
 

@@ -71,7 +71,7 @@ def check_gradients(group: Group, raw_model: nn.Module, *, unused_allowed: bool)
             "freeze it by requires_grad_(False), or use --find_unused_parameters"
         )
     gradients = {name: parameter.grad for name, parameter in trained.items() if parameter.grad is not None}
-    advice = "gradients are not summed over ranks; train through what Group.wrap() returns"
+    advice = "gradients are not summed over ranks; train the module that Group.wrap() returns"
     _check_same(group, gradients, "gradient of ", advice)
     return unused
 
@@ -84,7 +84,7 @@ def check_weights(group: Group, raw_model: nn.Module, *, buffers_averaged: bool)
     own = set() if buffers_averaged else _local_buffers(raw_model)
     values = {name: value for name, value in raw_model.state_dict().items() if name not in own}
     check_finite(raw_model)
-    advice = "train through what Group.wrap() returns, and change the model only by what is the same on all ranks"
+    advice = "train the module that Group.wrap() returns, and change weights in the same way on all ranks"
     _check_same(group, values, "", advice)
 
 
@@ -102,7 +102,7 @@ def check_finite(raw_model: nn.Module) -> None:
         name = next(name for (name, _), good in zip(raw_model.named_parameters(), finite, strict=True) if not good)
         raise DivergedError(
             f"the weights are no longer finite ({name}): lower --lr, warm up for longer, or use --amp bf16 or none; "
-            "last.pt is from before"
+            "last.pt, if there is one, has finite weights"
         )
 
 
@@ -140,7 +140,7 @@ def _gpu_of_this_process(device: torch.device) -> str:
 
 
 def _local_buffers(raw_model: nn.Module) -> set[str]:
-    """The names of the statistics that batch-norm layers do not synchronize themselves."""
+    """Return the names of batch-norm buffers, except in SyncBatchNorm: their values differ between ranks."""
     return {
         f"{prefix}.{name}" if prefix else name
         for prefix, module in raw_model.named_modules()

@@ -1,6 +1,6 @@
 """The group of processes that train together, and what they do together.
 
-Without a process group, all methods answer for one process, so that no caller branches.
+Without a process group, each method works as in a group of one, so callers need no special case.
 """
 
 import contextlib
@@ -57,13 +57,13 @@ class Group:
 
     @property
     def kind(self) -> str:
-        """A description for the log."""
+        """Describe the process group in a few words, for the log."""
         if not self.backend:
             return "no process group"
         return f"{'one process ' if self.world_size == 1 else ''}in a group ({self.backend})"
 
     def advise(self, advice: Callable[[], str]) -> None:
-        """Append advice() to the message with which another rank's error ends this process."""
+        """Register advice(). If another rank's error ends this process, its message ends with advice()'s text."""
         if self.lifeline:
             self.lifeline.advice = advice
 
@@ -164,7 +164,7 @@ class Group:
 
 
 def gradient_sync(model: nn.Module, enabled: bool):
-    """Context of a forward and backward pass: whether its backward pass sums gradients over ranks."""
+    """Return the context for a forward and backward pass. DDP all-reduces gradients in it only if `enabled`."""
     if enabled or not isinstance(model, DistributedDataParallel):
         return contextlib.nullcontext()
     return model.no_sync()

@@ -132,7 +132,7 @@ def _from_flags(environment: Mapping[str, str], world_size: int, rank: int) -> P
 
 
 def _port(job: str) -> int:
-    """A port that all processes of a job compute alike, below those that Linux hands out. Jobs mostly differ in it."""
+    """Return a port from a hash of the job's name, below Linux's ephemeral ports. Two jobs seldom get the same."""
     return 20_000 + zlib.crc32(job.encode()) % 12_000
 
 

@@ -1,4 +1,4 @@
-"""One end for all ranks: when one of them fails, is killed or is asked to stop, the others know within a second.
+"""Connect all ranks: if one fails, is killed or gets a signal to stop, the others know within a second.
 
 Every rank holds a TCP connection to rank 0, its lifeline. Rank 0 forwards the messages of each rank to the others. A
 killed process sends no message, but the kernel closes its connections; a machine that is down or cut off

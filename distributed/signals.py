@@ -1,4 +1,4 @@
-"""Signals that ask a run to stop: noted at once, acted on between two optimizer steps."""
+"""Handle signals that ask a run to stop: note them at once, and act on them between two optimizer steps."""
 
 import atexit
 import contextlib
@@ -18,7 +18,7 @@ _END = b"\0"  # the number of no signal
 
 
 class StopRequest:
-    """Why the run should stop; "" until a signal arrives. relay(reason) is called on a signal to this process."""
+    """A request to stop the run. `reason` is "" until a signal comes; a signal to this process also calls relay()."""
 
     def __init__(self) -> None:
         self.reason = ""

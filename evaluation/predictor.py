@@ -179,7 +179,7 @@ class _ScaledLogits:
         return F.interpolate(rows, size=(bottom - top, self.out[1]), mode="bilinear", align_corners=False)
 
     def _scaled_rows(self, top: int, bottom: int, *, softmax: bool) -> Tensor:
-        """The same rows of the scaled image, averaged over the windows that cover a pixel."""
+        """Return rows top..bottom - 1 of the scaled image, each pixel averaged over the windows that cover it."""
         height, width = self.window
         top, bottom = top + self.offset[0], bottom + self.offset[0]
         columns = slice(self.offset[1], self.offset[1] + self.size[1])
@@ -206,7 +206,7 @@ class _ScaledLogits:
         return sums[..., columns]
 
     def _window_rows(self, grid_row: int, grid_column: int, top: int, bottom: int, *, softmax: bool) -> Tensor:
-        """The same rows of one window, counted from its own top: (B, C, rows, window width)."""
+        """Return rows top..bottom - 1 of one window: (B, C, rows, window width). Row 0 is the window's first."""
         logits = self.logits[:, grid_row, grid_column]
         y = self._range(top, bottom) * (logits.shape[3] - 1) / max(1, self.window[0] - 1)  # align_corners
         # Channels last makes the argmax over classes five times as fast.

@@ -38,7 +38,7 @@ _ERROR_COLOURS = np.array([(0, 0, 0), (255, 59, 48), (40, 44, 52), (108, 114, 12
 def write_run_report(folder: Path, step: int, cfg: Config, result: Result) -> None:
     """Write folder/report.html and log its path: scores and examples of a run's last validation, and its curves.
 
-    If the page cannot be written, a warning is logged and the run goes on.
+    If it cannot write the page, it logs a warning and the run goes on.
     """
     facts = {
         "run": f"{folder}, step {step}",

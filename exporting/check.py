@@ -35,7 +35,7 @@ def compare_files(model: nn.Module, files: dict[str, ExportedModel], batches: It
             except AssertionError as error:
                 raise UserError(f"--format {name}: {error}; no file was written") from None
             num_pixels[name] += labels.numel()
-    return {name: f"{num_pixels[name]} pixels have PyTorch's class, {num_ties[name]} ties aside" for name in files}
+    return {name: f"{num_pixels[name]} pixels equal PyTorch's, except {num_ties[name]} ties" for name in files}
 
 
 def compare_outputs(labels: Tensor, logits: Tensor, outputs: dict[str, Tensor]) -> int:

@@ -1,4 +1,4 @@
-"""The graph to export, from images to label maps, and what the files of all formats have in common."""
+"""The module to export, from images to label maps, and the base class of exported models."""
 
 import copy
 import json
@@ -23,8 +23,8 @@ KEYS += ["checkpoint", "weights", "step", "model_type", "layers"]
 class WholeImage(nn.Module):
     """A copy of a model on the CPU, without LoRM, that predicts label maps of the images' size.
 
-    It computes what the model computes, for any image size; only the max pool is written so that torch.export can trace
-    it. extras: "probs" and "logits", if they should be returned too.
+    It computes the model's function, for any image size. It replaces the max pool by one that torch.export can trace.
+    extras: "probs" and "logits", if they should be returned too.
     """
 
     def __init__(self, model: Segmenter, extras: tuple[str, ...] = ()):

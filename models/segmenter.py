@@ -40,11 +40,11 @@ class Segmenter(nn.Module):
         self.register_buffer("std", 255 * torch.tensor(IMAGENET_STD).view(3, 1, 1), persistent=False)
 
     def forward(self, images: Tensor, pseudo_label: Tensor | None = None) -> dict[str, Tensor]:
-        """Compute logits at the head's stride and, in training with a pseudo-label, LoRM's loss.
+        """Compute logits at the head's stride and, in training with a pseudo-label, the sum of LoRM's loss terms.
 
         images: (B, H, W, 3) uint8 RGB. pseudo_label: (B, H, W), 0..num_classes-1 and 255 = ignore. Returns {"logits":
-        (B, num_classes, h, w)}, and with LoRM "lorm": the sum of its loss terms, a scalar. The number of terms is
-        `lorm_terms`, or for scope "all" the output "lorm_terms", an int64 scalar.
+        (B, num_classes, h, w)} and, with LoRM, "lorm": the sum, a scalar. The caller divides it by the number of
+        terms: the method lorm_terms() counts them. For scope "all", the output "lorm_terms" is that number, int64.
         """
         x = (images.permute(0, 3, 1, 2).to(self.mean.dtype) - self.mean) / self.std  # (B, H, W, 3) -> (B, 3, H, W)
         low, features = self.backbone(x)

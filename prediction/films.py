@@ -49,7 +49,7 @@ def write_film(stem: Path, frames: Iterable[np.ndarray], rate: float) -> tuple[P
 
 
 def how_to_convert(films: list[Path]) -> str:
-    """Return a message that names videos which browsers do not play, with the command that converts the first."""
+    """Return a message for videos that browsers cannot play, with the command that converts the first one."""
     which = films[0] if len(films) == 1 else f"{films[0]} and {len(films) - 1} more"
     target = films[0].with_suffix(".h264.mp4")
     command = quoted(["ffmpeg", "-i", str(films[0]), "-c:v", "libx264", "-pix_fmt", "yuv420p", str(target)])

@@ -32,7 +32,7 @@ class Board(Protocol):
 
 
 class TensorBoard:
-    """Event files in the run's folder. TensorBoard ignores what earlier files have from `purge_step` on."""
+    """Event files in the run's folder. TensorBoard hides earlier files' points from step `purge_step` on."""
 
     def __init__(self, folder: Path, purge_step: int):
         from torch.utils.tensorboard import SummaryWriter  # imported here because it takes a second

@@ -148,9 +148,9 @@ def files_of_run(folder: Path) -> list[Path]:
 
 
 def read_newest(folder: Path) -> tuple[Path | None, dict | None, list[Path]]:
-    """Read the intact checkpoint of a run's folder that has most steps.
+    """Read the intact checkpoint with the most steps in a run's folder.
 
-    Returns its path and content, and the damaged files that were skipped for it.
+    Returns its path and content, and the damaged files that it skipped.
     """
     files = files_of_run(folder)
     steps = {file: step for file in files if (step := step_of(file)) is not None}
@@ -185,7 +185,7 @@ def read_run(path: Path) -> dict:
 def read(path: Path) -> dict:
     """Read a .pt or .pth file into CPU memory, without running code from it. Raises UserError on any other file.
 
-    For a file of this project, the checksums (CRC-32) of the archive are verified, which torch.load does not do.
+    It verifies the checksums (CRC-32) in files of this project; torch.load does not.
     """
     try:
         data = io.BytesIO(path.read_bytes())

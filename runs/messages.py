@@ -23,7 +23,7 @@ def log_launch(cfg: Config, group: Group) -> None:
     )
     logging.getLogger("segtrain.every_rank").log(logging.INFO if group.backend else logging.DEBUG, place)
     if group.backend and cfg.distributed is None:
-        log.debug(f"joining the group of {group.launcher}; --no_distributed would not")
+        log.debug(f"joining the process group of {group.launcher}; with --no_distributed this process trains alone")
     for note in cfg.notes:
         log.info(note)
 

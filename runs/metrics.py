@@ -45,10 +45,10 @@ class Metrics:
         self._epoch_start, self._started = 0.0, (0.0, 0.0, 0.0)
 
     def open(self, folder: Path, saved: dict, step: int) -> tuple[dict, int]:
-        """Open metrics.jsonl after `step` optimizer steps, without the lines after them.
+        """Open metrics.jsonl and remove the lines that follow the checkpoint.
 
-        saved: what capture() returned, or {} in a new run. Returns the last line, {} if there is none, and how many of
-        the saved lines are missing.
+        saved: the result of capture(), or {} in a new run. Returns the last line, or {} if there is none, and the
+        number of saved lines that the file lacks.
         """
         lines = keep_lines(folder / "metrics.jsonl", saved.get("lines", 0))
         self._num_lines, self._window = len(lines), saved.get("window", [])
@@ -107,7 +107,7 @@ class Metrics:
         num_images: int,
         scaling: Tensor | None = None,
     ) -> None:
-        """Take in an optimizer step; step and epoch count from 1. losses: over the global batch, "loss" is their total.
+        """Record an optimizer step; step and epoch count from 1. losses: over the global batch, with the total "loss".
 
         own: this rank's parts of the losses. scaling: models.amp.LossScaler.counts, if there is a loss scale. The
         tensors are read one step late, while the device computes the next step. Raises DivergedError on every rank if

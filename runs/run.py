@@ -25,8 +25,8 @@ KEEP_STEP_FILES = 3  # files of --save_step_frequency, unless --keep is set
 class Run:
     """One run of training. Every rank has one and calls it alike; only rank 0 prints and writes.
 
-    As a context manager it logs an error that ends the run, and adds to a UserError how to resume. After an error
-    before the first step it removes the run's folder.
+    As a context manager, it logs the error that ends a run, and adds the command to resume to a UserError. If the
+    error comes before the first step, it removes the run's folder.
     """
 
     def __init__(self, cfg: Config, group: Group):
@@ -75,7 +75,7 @@ class Run:
         return content
 
     def open(self, cfg: Config, state: TrainState, saved: dict | None) -> None:
-        """Open the run's files where `state` is; remove from them what was written later. Collective.
+        """Open the run's files and remove all entries after the step of `state`. Collective.
 
         cfg: the final flags, for config.yaml and checkpoints. saved: content of the resumed checkpoint. If best.pt is
         missing or was written later, state.best_miou is reset.

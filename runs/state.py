@@ -16,7 +16,7 @@ from runs.checkpoint import FORMAT
 
 @dataclass
 class TrainState:
-    """What the next step depends on. capture() returns it as a checkpoint's content, restore() loads that."""
+    """The state of training between two steps. capture() returns it as a checkpoint's content; restore() loads it."""
 
     raw_model: nn.Module
     model: nn.Module  # the DDP wrapper of raw_model, or raw_model itself
@@ -46,8 +46,8 @@ class TrainState:
     def update(self, lr: float, num_samples: int) -> None:
         """Do the optimizer step, after the backward passes of num_samples samples of all ranks.
 
-        A step that the scaler skips counts like any other, also for the learning rate. It leaves the weights as they
-        are, and their average moves towards them.
+        A step that the scaler skips counts like any other, also for the learning rate. It does not change the weights,
+        but it updates their average.
         """
         for parameters in self.optimizer.param_groups:
             parameters["lr"] = lr

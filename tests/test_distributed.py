@@ -137,7 +137,7 @@ def test_rank_0_alone_writes_and_every_rank_says_where_it_is(run_on_two):
     assert out1.strip() == f"rank 1, local rank 1, {line}"
     assert "epoch" not in err1  # A3: no bar either
     log = (tmp_path / "log" / "x" / "train.log").read_text()
-    assert "joining the group of RANK and WORLD_SIZE; --no_distributed would not" in log
+    assert "joining the process group of RANK and WORLD_SIZE; with --no_distributed this process trains alone" in log
 
 
 def test_local_rank_that_nobody_says_is_counted_on_each_machine(demo_root, tmp_path):

@@ -54,7 +54,7 @@ def test_command_after_ctrl_c_resumes_the_run_to_its_end(demo_root, tmp_path):
     assert [line["step"] for line in read_metrics(folder, "train")] == list(range(1, 17))
     assert [path.name for path in (tmp_path / "my logs").iterdir()] == ["my run"]
     assert not (tmp_path / "log").exists()
-    assert "flags changed since: none" in said
+    assert "flags changed since the checkpoint: none" in said
 
 
 @pytest.mark.slow

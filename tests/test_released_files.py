@@ -112,7 +112,7 @@ def test_b5_training_from_a_released_file_has_its_stride_in_every_file_of_the_ru
     assert run_train(**given | {"epochs": 2, "resume": "auto"}) == folder
     said = capsys.readouterr().out
     assert "--stride_in_1x1 is on, as in the checkpoint" in said
-    assert "flags changed since: epochs: 1 -> 2\n" in said
+    assert "flags changed since the checkpoint: epochs: 1 -> 2\n" in said
     assert yaml.safe_load((folder / "config.yaml").read_text())["stride_in_1x1"] is True
 
 

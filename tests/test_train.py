@@ -153,7 +153,7 @@ def test_killed_after_two_of_four_epochs_and_resumed_ends_the_same(demo_flags, t
     assert saved_epoch in (2, 3)
     stdout, _ = succeed([start([*words, "--resume", "auto"], tmp_path), whole])
     assert f"last.pt: epoch {saved_epoch + 1}, 0 samples into it" in stdout
-    assert "flags changed since: none" in stdout
+    assert "flags changed since the checkpoint: none" in stdout
     assert_same_run(tmp_path / "killed", tmp_path / "whole")
 
 

@@ -33,7 +33,7 @@ class Paths:
 
 @dataclass(frozen=True)
 class Sample:
-    """The files of an image. splits: those that have it. labels: the files of its "mask", "scribble" and "pseudo"."""
+    """An image and its labels. splits: the splits that contain it. labels: {"mask", "scribble" or "pseudo": file}."""
 
     splits: tuple[str, ...]
     image: Path
