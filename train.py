@@ -19,6 +19,7 @@ if __name__ == "__main__":
 import torch
 
 import schedule
+from build import get_class_weights, get_criterion, get_model, get_optimizer, get_start, get_state, get_summary
 from config import Config
 from config.flags import per_rank
 from data.classes import Classes, read_classes
@@ -39,20 +40,7 @@ from runs.run import Run
 from runs.state import TrainState
 from schedule import LearningRate
 from tasks import run_task
-from utils import (
-    get_class_weights,
-    get_criterion,
-    get_loader,
-    get_model,
-    get_optimizer,
-    get_start,
-    get_state,
-    get_summary,
-    join_group,
-    prepare_demo_data,
-    set_deterministic,
-    share_batch,
-)
+from utils import get_loader, join_group, prepare_demo_data, set_deterministic, share_batch
 
 OUT_OF_MEMORY_ADVICE = (
     "lower --batchsize (and raise --accum_steps to keep the global batch) or --crop_size, or use --amp bf16 or "

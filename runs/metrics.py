@@ -44,7 +44,7 @@ class Metrics:
         self._window_start, self._window_images, self._last_step_at = 0.0, 0, 0.0
         self._epoch_start, self._started = 0.0, (0.0, 0.0, 0.0)
 
-    def open(self, folder: Path, saved: dict, step: int) -> tuple[dict, int]:
+    def open(self, folder: Path, saved: dict) -> tuple[dict, int]:
         """Open metrics.jsonl and remove the lines that follow the checkpoint.
 
         saved: the result of capture(), or {} in a new run. Returns the last line, or {} if there is none, and the

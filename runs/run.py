@@ -104,7 +104,7 @@ class Run:
 
         set_aside = folder.tidy(self.folder, step)
         write_atomic(self.folder / "config.yaml", config.dump(cfg))
-        last, num_missing = self.metrics.open(self.folder, saved, step)
+        last, num_missing = self.metrics.open(self.folder, saved)
         validated = last.get("kind") == "val" and last["step"] == step
         self.metrics.boards.append(TensorBoard(self.folder, purge_step=step + 1 if validated else step))
         if cfg.wandb:

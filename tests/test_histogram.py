@@ -10,6 +10,7 @@ import torch
 from conftest import flags, run_train
 from PIL import Image
 
+import build
 import config
 import models
 import utils
@@ -26,7 +27,7 @@ GROUP = Group(torch.device("cpu"))
 def weights_of(root, saved: dict | None = None, **values) -> list[float] | None:
     """get_class_weights on the drawn data, as a group of one."""
     cfg = config.parse(flags(dataset_path=root, **values))
-    return utils.get_class_weights(cfg, GROUP, utils.get_loader(cfg, "train", GROUP).dataset, saved)
+    return build.get_class_weights(cfg, GROUP, utils.get_loader(cfg, "train", GROUP).dataset, saved)
 
 
 def test_histogram_leaves_ignored_pixels_out():
@@ -135,7 +136,7 @@ def test_criterion_has_the_losses_of_its_flags(demo_root, caplog):
     cfg = config.parse(flags(dataset_path=demo_root, dataset="Dense", **values))
     model = models.build("res50_ASPP", layers=18, num_classes=5)
     caplog.set_level("DEBUG", "segtrain")
-    criterion = utils.get_criterion(cfg, GROUP, model, [1, 2, 3, 4, 5])
+    criterion = build.get_criterion(cfg, GROUP, model, [1, 2, 3, 4, 5])
     assert criterion.weights == {"seg_dice": 2, "seg_focal": 1}
     losses = criterion.label_losses
     assert (losses.focal_gamma, losses.ohem_fraction) == (3, 0.5)

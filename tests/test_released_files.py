@@ -16,12 +16,12 @@ import evaluate
 import export
 import models
 import predict
+from build import get_model, get_start
 from config import parse
 from distributed.group import Group
 from errors import UserError
 from models.pretrained import load_weights, needs_stride_in_1x1, released_type
 from trained import TrainedModel
-from utils import get_model, get_start
 
 CPU = torch.device("cpu")
 

@@ -1,0 +1,217 @@
+"""Build what train.py trains from its flags: the model, the losses, the optimizer, and the state of a run."""
+
+import dataclasses
+import logging
+from functools import partial
+
+import torch
+from torch import nn
+from torch.optim import SGD, Optimizer
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+import config
+import models
+from config import Config
+from config.losses import parse_loss, read_class_weights
+from data import histogram
+from data.dataset import SegmentationDataset
+from distributed.checks import digest
+from distributed.group import Group
+from errors import UserError
+from labels import MAPS
+from losses.criterion import NEEDS, TERMS, Criterion
+from losses.label_losses import PIXEL_LOSSES
+from models import pretrained
+from models.amp import LossScaler
+from models.pretrained import StartWeights
+from runs import checkpoint
+from runs.log import progress_bar
+from runs.state import TrainState
+from runs.summary import Summary, summarize
+
+log = logging.getLogger("segtrain")
+
+
+def get_start(cfg: Config, group: Group, saved: dict | None) -> tuple[Config, StartWeights | None]:
+    """Return the flags, with stride_in_1x1 set as the weights need it, and on rank 0 the start weights.
+
+    A run that resumes the checkpoint with content `saved` has no start weights. Raises UserError if the start weights
+    cannot be read or downloaded.
+    """
+    if saved is not None:
+        stride_in_1x1 = saved["config"].get("stride_in_1x1", False)
+        if stride_in_1x1 != cfg.stride_in_1x1:
+            log.info(f"--stride_in_1x1 is {'on' if stride_in_1x1 else 'off'}, as in the checkpoint")
+        return dataclasses.replace(cfg, stride_in_1x1=stride_in_1x1), None
+    read = partial(pretrained.read_start_weights, cfg.pretrained, cfg.layers, checkpoint.read)
+    start, needed = group.on_main(read, f"loading --pretrained {cfg.pretrained}"), False
+    if start is not None:
+        needed = pretrained.needs_stride_in_1x1(start.state_dict, f"--pretrained {start.source}") and cfg.layers >= 50
+    # Only rank 0 reads the file, but every rank builds the model.
+    if group.broadcast(needed) and not cfg.stride_in_1x1:
+        log.info(pretrained.STRIDE_IS_SET.format(path=f"--pretrained {cfg.pretrained}"))
+        cfg = dataclasses.replace(cfg, stride_in_1x1=True)
+    return cfg, start
+
+
+def get_model(cfg: Config, group: Group, start: StartWeights | None = None) -> tuple[models.Segmenter, nn.Module]:
+    """Return the model on this process's device, and the module to train: its DDP wrapper, or the model itself.
+
+    start: start weights, on rank 0 only; the wrapper broadcasts them.
+    """
+    torch.manual_seed(cfg.seed)
+    raw_model = _build(cfg)
+    if start is not None:
+        line = pretrained.load_start_weights(raw_model, start, cfg.layers)
+        is_file = cfg.pretrained not in ("none", *pretrained.IMAGENET_VERSIONS)
+        log.log(logging.INFO if is_file else logging.DEBUG, line)
+    if cfg.sync_bn == "on" and group.device.type != "cuda":
+        raise UserError(
+            f"--sync_bn on with device {group.device}: torch's SyncBatchNorm needs CUDA: use --sync_bn auto"
+        )
+    if cfg.sync_bn != "off" and group.device.type == "cuda" and group.world_size > 1 and not cfg.freeze_bn:
+        raw_model = nn.SyncBatchNorm.convert_sync_batchnorm(raw_model)
+    # Images arrive as (B, H, W, 3), which is channels-last order; convolutions are faster in it too.
+    raw_model = raw_model.to(group.device).to(memory_format=torch.channels_last)
+    return raw_model, group.wrap(raw_model, static_graph=cfg.static_graph, find_unused=cfg.find_unused_parameters)
+
+
+def _build(cfg: Config) -> models.Segmenter:
+    model = models.build(
+        cfg.model_type,
+        layers=cfg.layers,
+        num_classes=cfg.numclasses,
+        stride_in_1x1=cfg.stride_in_1x1,
+        head_init=cfg.head_init,
+        freeze_bn=cfg.freeze_bn,
+        grad_checkpointing=cfg.grad_checkpointing,
+        lorm_scope=cfg.lorm_scope,
+        background=cfg.background_class,
+    )
+    if model.lorm is not None and "lorm" not in active_terms(cfg):
+        model.lorm.requires_grad_(False)  # DDP waits for the gradient of every parameter that requires one
+    return model
+
+
+def active_terms(cfg: Config) -> dict[str, float]:
+    """Return {term: weight} of the losses with a weight above 0 for which --dataset has label maps."""
+    has_lorm = models.MODELS[cfg.model_type].has_lorm
+    return {
+        term: weight
+        for term in TERMS
+        if (weight := getattr(cfg, f"l_{term}")) > 0
+        and NEEDS[term] in MAPS[cfg.dataset]
+        and (term != "lorm" or has_lorm)
+    }
+
+
+def get_criterion(
+    cfg: Config, group: Group, raw_model: models.Segmenter, class_weights: list[float] | None = None
+) -> Criterion:
+    """Return the losses of the run. Raises UserError if there is none."""
+    weights = active_terms(cfg)
+    off = [term for term in TERMS if term not in weights]
+    if not set(weights) - {"lorm"}:  # with LoRM alone the head would have no gradient
+        raise UserError(
+            f"--dataset {cfg.dataset} with these --l_* weights leaves no loss to train on: raise one of its weights"
+        )
+    if "seg" in weights:
+        l_seg = weights.pop("seg")
+        weights = {name: l_seg * factor for name, factor in parse_loss(cfg.loss).items()} | weights
+    log.info(f"losses: {' + '.join(f'{weight:g} {term}' for term, weight in weights.items())}")
+    if off:
+        log.debug(f"losses that --dataset {cfg.dataset}, the model or a weight of 0 turns off: {', '.join(off)}")
+    return Criterion(
+        weights,
+        cfg.label_smooth,
+        lorm_terms=raw_model.lorm_terms,
+        sum_lorm_terms=lambda count: group.sum(count) * cfg.accum_steps,
+        accuracy=cfg.report_training_batch_acc,
+        class_weights=class_weights,
+        focal_gamma=cfg.focal_gamma,
+        ohem_fraction=cfg.ohem_fraction,
+    )
+
+
+def get_class_weights(
+    cfg: Config, group: Group, train_set: SegmentationDataset, saved: dict | None = None
+) -> list[float] | None:
+    """Return --class_weights as numbers, the same on all ranks, or None for equal weights. Collective.
+
+    For --class_weights balanced, each rank counts a share of the labels. saved: content of the resumed checkpoint,
+    whose weights are used again if list, label folder and classes are the same.
+    """
+    if cfg.class_weights == "none":
+        return None
+    if "seg" not in active_terms(cfg) or not set(parse_loss(cfg.loss)) & set(PIXEL_LOSSES):
+        log.warning(f"--class_weights {cfg.class_weights} is not used: no loss is ce, focal or ohem")
+        return None
+    counted = _saved_class_weights(cfg, train_set, saved) if cfg.class_weights == "balanced" else None
+    weights = counted or read_class_weights(cfg.class_weights, cfg.numclasses)
+    if weights is None:
+        own = [files["label"] for files in train_set.files[group.rank :: group.world_size]]
+        bar = partial(progress_bar, total=len(own), title="counting labels", enabled=group.is_main)
+        counts = torch.from_numpy(histogram.count_labels(own, cfg.numclasses, bar))
+        weights = histogram.class_weights(group.sum(counts).numpy()).tolist()
+    weights = group.broadcast(weights)  # a file may differ between machines
+    values = ", ".join(f"{number}: {weight:.4g}" for number, weight in enumerate(weights))
+    source = ", from the checkpoint" if counted else ""
+    log.info(f"class weights (--class_weights {cfg.class_weights}{source}): {values}")
+    return weights
+
+
+def _saved_class_weights(cfg: Config, train_set: SegmentationDataset, saved: dict | None) -> list[float] | None:
+    """The checkpoint's class weights if its training list, labels and classes are the same, else None."""
+    flags = ("class_weights", "numclasses", "dataset", "train_path")
+    if saved is None or any(saved["config"].get(name) != getattr(cfg, name) for name in flags):
+        return None
+    return saved.get("class_weights") if saved["listing"] == digest(train_set.listing) else None
+
+
+def get_optimizer(cfg: Config, raw_model: nn.Module, group: Group, lr: float) -> Optimizer:
+    """Return SGD; with --zero1 its state is sharded over the processes."""
+    parameters = [parameter for parameter in raw_model.parameters() if parameter.requires_grad]
+    options: dict = {"lr": lr, "momentum": cfg.momentum, "weight_decay": cfg.wdecay}
+    if not (cfg.zero1 and group.backend):
+        return SGD(parameters, **options)
+    from torch.distributed.optim import ZeroRedundancyOptimizer  # imported here because it takes a second
+
+    return ZeroRedundancyOptimizer(parameters, optimizer_class=SGD, **options)
+
+
+def get_state(
+    cfg: Config, group: Group, raw_model: nn.Module, model: nn.Module, optimizer: Optimizer, saved: dict | None, **facts
+) -> TrainState:
+    """Return the state of a new run, or of the checkpoint with content `saved`. facts: other fields of TrainState."""
+    scaler = LossScaler(group.device, enabled=cfg.amp == "fp16")
+    ema = AveragedModel(raw_model, multi_avg_fn=get_ema_multi_avg_fn(cfg.ema)) if cfg.ema else None
+    state = TrainState(raw_model, model, optimizer, scaler, ema, **facts)
+    torch.manual_seed(cfg.seed + group.rank)
+    if saved is None:
+        return state
+    changed = "training list" if saved["listing"] != state.listing else "--seed"
+    same_order = (saved["listing"], saved["config"]["seed"]) == (state.listing, cfg.seed)
+    if saved["samples"] and not same_order and not cfg.reset_data_offset:
+        raise UserError(
+            f"--resume {cfg.resume}: the {changed} has changed in the middle of an epoch: restore it, resume a "
+            "checkpoint from between two epochs, or start a new run from these weights with --reset_data_offset"
+        )
+    log.info(f"flags changed since the checkpoint: {config.changes(saved['config'], cfg) or 'none'}")
+    state.restore(saved, group, optimizer=not cfg.reset_optimizer, position=not cfg.reset_data_offset)
+    return state
+
+
+def get_summary(cfg: Config, group: Group, criterion: Criterion) -> Summary:
+    """Return the sizes of the model and of a process that trains it with these losses."""
+    with torch.device("meta"):
+        model = _build(cfg)
+    return summarize(
+        model,
+        criterion,
+        batchsize=cfg.batchsize,
+        crop_size=cfg.crop_size,
+        amp=cfg.amp,
+        ema=cfg.ema > 0,
+        momentum=cfg.momentum > 0,
+        momentum_shards=group.world_size if cfg.zero1 else 1,
+    )
