@@ -9,7 +9,7 @@ import pytest
 import yaml
 from conftest import REPO, assert_same_run, finish, flags, free_port, start, start_group
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.full_size]  # its processes are new interpreters
 TRAIN = str(REPO / "train.py")
 
 
