@@ -46,7 +46,7 @@ def pytest_addoption(parser) -> None:
 
 
 # The files that take longest come first: a worker without files waits for the other one.
-SLOWEST = ("test_docs", "test_distributed", "test_train", "test_faults", "test_two_nodes", "test_resume", "test_export")
+SLOWEST = ("test_two_nodes", "test_docs", "test_distributed", "test_train", "test_faults", "test_resume", "test_export")
 
 
 def pytest_collection_modifyitems(items) -> None:

@@ -17,7 +17,7 @@ from conftest import REPO, assert_same_run, finish, flags, start_group
 
 from scripts import chaos
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.full_size]  # its processes are new interpreters
 NOTICE_SECONDS = 30  # keep-alive probes take 20 (distributed/lifeline.py)
 
 
