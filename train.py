@@ -56,11 +56,7 @@ def main(argv: list[str] | None = None) -> int:
     cfg = config.parse(argv)
     if cfg.task != "train":
         return run_task(cfg, argv)
-    with (
-        join_group(cfg) as group,
-        Run(cfg, group) as run,
-        program.advice(str(group.device), OUT_OF_MEMORY_ADVICE),
-    ):
+    with join_group(cfg) as group, Run(cfg, group) as run, program.advice(str(group.device), OUT_OF_MEMORY_ADVICE):
         return train(share_batch(cfg, group), group, run)
 
 

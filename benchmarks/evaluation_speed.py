@@ -96,9 +96,13 @@ def main() -> None:
     images = [read_image(path) for path in sorted(args.images.iterdir())[::7][: args.num_images]]
     model = trained_model(args) if args.checkpoint else random_model(args, images)
     predictor = Predictor(
-        model, scales=tuple(args.scales), flip=args.flip, long_side=args.long_side, window=args.window,
+        model,
+        scales=tuple(args.scales),
+        flip=args.flip,
+        long_side=args.long_side,
+        window=args.window,
         batch_size=args.batchsize,
-    )  # fmt: skip
+    )
 
     def ours(model, image: np.ndarray, args) -> np.ndarray:
         return predictor.labels(torch.from_numpy(image).to(args.device)[None])[0].cpu().numpy()

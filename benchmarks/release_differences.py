@@ -108,8 +108,10 @@ def print_warm_up(steps_per_epoch: int) -> None:
     total, warmup = 50 * steps_per_epoch, 5 * steps_per_epoch
     ours = [lr_factor(step, total, warmup) for step in range(total)]
     release = [step / warmup if step < warmup else factor for step, factor in enumerate(ours)]
-    print(f"warm-up of {warmup} steps: first lr factor {ours[0]:.2e} against {release[0]:.2e}; "
-          f"sum over the run {sum(ours) / sum(release) - 1:+.1e}")  # fmt: skip
+    print(
+        f"warm-up of {warmup} steps: first lr factor {ours[0]:.2e} against {release[0]:.2e}; "
+        f"sum over the run {sum(ours) / sum(release) - 1:+.1e}"
+    )
 
 
 def main() -> None:

@@ -34,10 +34,22 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         root = make_list(Path(folder) / "data", args.images)
-        cfg = config.parse([
-            "--dataset_path", str(root), "--numclasses", "5", "--crop_size", "97", "--batchsize", str(BATCH),
-            "--workers", str(args.workers), "--device", "cpu",
-        ])  # fmt: skip
+        cfg = config.parse(
+            [
+                "--dataset_path",
+                str(root),
+                "--numclasses",
+                "5",
+                "--crop_size",
+                "97",
+                "--batchsize",
+                str(BATCH),
+                "--workers",
+                str(args.workers),
+                "--device",
+                "cpu",
+            ]
+        )
         began = time.perf_counter()
         get_loader(cfg, "train", Group(torch.device("cpu")))
         print(
@@ -52,8 +64,10 @@ def main() -> None:
                 pairs.append(
                     (first_batch(cfg, batches, skip_indices=True), first_batch(cfg, batches, skip_indices=False))
                 )
-            print(f"{percent:3d} %    {spread([p[0] for p in pairs])}    {spread([p[1] for p in pairs])}    "
-                  f"{statistics.median(other / ours for ours, other in pairs):.1f}")  # fmt: skip
+            print(
+                f"{percent:3d} %    {spread([p[0] for p in pairs])}    {spread([p[1] for p in pairs])}    "
+                f"{statistics.median(other / ours for ours, other in pairs):.1f}"
+            )
 
 
 def make_list(root: Path, num_images: int) -> Path:

@@ -27,10 +27,29 @@ from tqdm import tqdm
 
 ROOT = Path(__file__).resolve().parent.parent
 FLAGS = [
-    "--config", "configs/demo.yaml", "--device", "cpu", "--crop_size", "65", "--batchsize", "4", "--epochs", "4",
-    "--val_epoch_frequency", "2", "--workers", "1", "--log_interval", "3", "--save_step_frequency", "2", "--ema", "0.9",
-    "--dist_timeout", "25",
-]  # fmt: skip
+    "--config",
+    "configs/demo.yaml",
+    "--device",
+    "cpu",
+    "--crop_size",
+    "65",
+    "--batchsize",
+    "4",
+    "--epochs",
+    "4",
+    "--val_epoch_frequency",
+    "2",
+    "--workers",
+    "1",
+    "--log_interval",
+    "3",
+    "--save_step_frequency",
+    "2",
+    "--ema",
+    "0.9",
+    "--dist_timeout",
+    "25",
+]
 # The limit for the other ranks to end when one was killed: they wait until --dist_timeout for a rank that never joined.
 END_SECONDS = 40
 
@@ -112,10 +131,13 @@ def start(flags: list[str], num_processes: int, logdir: Path) -> list[subprocess
         return [
             subprocess.Popen(
                 [sys.executable, "train.py", *flags, *([] if num_processes == 1 else [*group, "--rank", str(rank)])],
-                cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL, stderr=stderr,
+                cwd=ROOT,
+                env=os.environ | {"OMP_NUM_THREADS": "1"},
+                stdout=subprocess.DEVNULL,
+                stderr=stderr,
             )
             for rank in range(num_processes)
-        ]  # fmt: skip
+        ]
 
 
 def wait_for_first_step(folder: Path, processes: list[subprocess.Popen]) -> float:

@@ -40,8 +40,13 @@ from errors import UserError
 
 # Codes with a test of their own
 ELSEWHERE = {
-    "split-missing", "label-out-of-range", "label-binary-255", "class-file", "ade20k-labels", "cityscapes-names",
-}  # fmt: skip
+    "split-missing",
+    "label-out-of-range",
+    "label-binary-255",
+    "class-file",
+    "ade20k-labels",
+    "cityscapes-names",
+}
 
 
 @pytest.fixture(scope="module")
@@ -224,8 +229,15 @@ def test_last_line_is_the_whole_training_command(tmp_path, capsys, demo_root):
     given = last_command(root, capsys, *folders, "--classes", "camvid")[2:]
     words[-1] = "11"
     assert given == [
-        *words, "--classes", "camvid", *folders, "--model_type", "res50_ASPP", "--batchsize", str(BATCHSIZE - 1),
-    ]  # fmt: skip
+        *words,
+        "--classes",
+        "camvid",
+        *folders,
+        "--model_type",
+        "res50_ASPP",
+        "--batchsize",
+        str(BATCHSIZE - 1),
+    ]
     # Pseudo-labels: the model with LoRM.
     assert last_command(demo_root, capsys)[-4:] == ["--model_type", "res50_ASPP_lorm", "--batchsize", "8"]
 

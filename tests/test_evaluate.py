@@ -24,9 +24,15 @@ WINDOWS = ["--scales", "0.5", "1", "1.25", "--flip", "--window", "65", "--stride
 def run(demo_root, tmp_path_factory):
     """The folder of a short run, with an average of weights, whose validation says something."""
     return run_train(
-        dataset_path=demo_root, logdir=tmp_path_factory.mktemp("log"), dataset="Dense", model_type="res50_ASPP",
-        epochs=2, lr=0.05, ema=0.5, val_batchsize=2,
-    )  # fmt: skip
+        dataset_path=demo_root,
+        logdir=tmp_path_factory.mktemp("log"),
+        dataset="Dense",
+        model_type="res50_ASPP",
+        epochs=2,
+        lr=0.05,
+        ema=0.5,
+        val_batchsize=2,
+    )
 
 
 def score(run, tmp_path, *words: str) -> dict:

@@ -127,9 +127,13 @@ def test_says_what_it_is(kind, request, run_folder):
     assert np.array_equal(model.colours, colours)
     assert model.colours.dtype == np.uint8
     expected = {
-        "segtrain_format": 1, "checkpoint": str(run_folder / "best.pt"), "weights": "ema", "step": 7,
-        "model_type": "res50_ASPP_lorm", "layers": 18,
-    }  # fmt: skip
+        "segtrain_format": 1,
+        "checkpoint": str(run_folder / "best.pt"),
+        "weights": "ema",
+        "step": 7,
+        "model_type": "res50_ASPP_lorm",
+        "layers": 18,
+    }
     assert {name: model.metadata[name] for name in expected} == expected
 
 

@@ -48,9 +48,14 @@ def test_masks_of_0_and_255_are_refused_on_every_rank(tmp_path, capsys):
         drawn.pair(name, picture("one", HEIGHT, WIDTH), stripes(0, 255))
     folders = {"image_path": "pictures", "train_path": "gt", "val_path": "gt"}
     words = flags(
-        dataset_path=drawn.root, numclasses=2, logdir=tmp_path / "log", batchsize=1, dataset="Folder",
-        model_type="res50_ASPP", **folders,
-    )  # fmt: skip
+        dataset_path=drawn.root,
+        numclasses=2,
+        logdir=tmp_path / "log",
+        batchsize=1,
+        dataset="Folder",
+        model_type="res50_ASPP",
+        **folders,
+    )
     results = finish(start_group(2, words, tmp_path))
     problem = "the training labels hold only 0 and 255; 255 is ignored, so the model can learn class 0 only"
     one_line_each(results, problem)

@@ -43,8 +43,10 @@ def find(root: Path, split: str = "train", **paths: str) -> SegmentationDataset:
 def test_subfolders_are_splits_and_pairs_are_found_at_any_depth(tmp_path):
     put_pairs(tmp_path, "train/b", "train/a", "train/night/first one", "val/a", "some split/x")
     assert find(tmp_path).listing == [
-        "image=a.jpg label=a.png", "image=b.jpg label=b.png", "image=night/first one.jpg label=night/first one.png",
-    ]  # fmt: skip
+        "image=a.jpg label=a.png",
+        "image=b.jpg label=b.png",
+        "image=night/first one.jpg label=night/first one.png",
+    ]
     assert find(tmp_path, "val").files == [
         {"image": tmp_path / "images/val/a.jpg", "label": tmp_path / "masks/val/a.png"}
     ]

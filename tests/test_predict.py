@@ -125,9 +125,21 @@ def test_each_file_is_right_or_named(checkpoint, faulty, tmp_path, capsys):
 def test_inputs_are_named_relative_to_their_common_folder(tmp_path, monkeypatch):
     """As a shell expands a/*.jpg and b/*: what is alike in two folders keeps its folder, in one folder its suffix."""
     for name in (
-        "a/x.jpg", "a/x.png", "a/sub/x.jpg", "b/x.jpg", "b/film.gif", "b/notes.txt", "b/.hidden.jpg", "c/[1].png",
-        "c/y.JPG", "c/out/masks/x.png", "c/other/predictions.json", "c/other/x.png", "d/film.gif", "d/film/000001.png",
-    ):  # fmt: skip
+        "a/x.jpg",
+        "a/x.png",
+        "a/sub/x.jpg",
+        "b/x.jpg",
+        "b/film.gif",
+        "b/notes.txt",
+        "b/.hidden.jpg",
+        "c/[1].png",
+        "c/y.JPG",
+        "c/out/masks/x.png",
+        "c/other/predictions.json",
+        "c/other/x.png",
+        "d/film.gif",
+        "d/film/000001.png",
+    ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     monkeypatch.chdir(tmp_path)
@@ -137,8 +149,10 @@ def test_inputs_are_named_relative_to_their_common_folder(tmp_path, monkeypatch)
         return os.path.relpath(base), {file.path.as_posix(): file.name for file in inputs}, num_others
 
     assert found("a/x.jpg", "b/film.gif", "b/notes.txt", "b/x.jpg", "b/.hidden.jpg") == (
-        ".", {"a/x.jpg": "a/x.jpg", "b/film.gif": "b/film", "b/x.jpg": "b/x"}, 1,
-    )  # fmt: skip
+        ".",
+        {"a/x.jpg": "a/x.jpg", "b/film.gif": "b/film", "b/x.jpg": "b/x"},
+        1,
+    )
     assert found("a/x.jpg", "a/x.png") == ("a", {"a/x.jpg": "x.jpg", "a/x.png": "x.png"}, 0)
     # A pattern, the files that a shell makes of it, and each file alone have the same names.
     assert found("a/*.jpg") == found("a/x.jpg") == ("a", {"a/x.jpg": "x.jpg"}, 0)
@@ -150,9 +164,7 @@ def test_inputs_are_named_relative_to_their_common_folder(tmp_path, monkeypatch)
     assert found("c")[1] == {"c/[1].png": "[1]", "c/y.JPG": "y"}
     assert found("c/[1].png")[1] == {"c/[1].png": "[1]"}
     assert found("d")[1] == {"d/film.gif": "film.gif", "d/film/000001.png": "film/000001"}
-    for word, message in (
-        ("nowhere.jpg", "no such file or folder"), ("b/*.tif", "no file matches this pattern")
-    ):  # fmt: skip
+    for word, message in (("nowhere.jpg", "no such file or folder"), ("b/*.tif", "no file matches this pattern")):
         with pytest.raises(UserError, match=re.escape(f"--input {word}: {message}")):
             found("a/x.jpg", word)
     (tmp_path / "a/x.jpg.png").touch()
@@ -314,8 +326,15 @@ def test_overlay_video_for_no_browser_comes_with_the_command_that_converts_it(
     assert written.is_file()
     assert line.startswith(f"warning: {written}: browsers do not play it, because OpenCV encodes neither H.264 nor VP8")
     assert shlex.split(line.rpartition(": ")[2]) == [
-        "ffmpeg", "-i", str(written), "-c:v", "libx264", "-pix_fmt", "yuv420p", str(written.with_suffix(".h264.mp4")),
-    ]  # fmt: skip
+        "ffmpeg",
+        "-i",
+        str(written),
+        "-c:v",
+        "libx264",
+        "-pix_fmt",
+        "yuv420p",
+        str(written.with_suffix(".h264.mp4")),
+    ]
 
 
 @pytest.mark.parametrize(("given", "background"), [("0", 0), ("none", None)])

@@ -38,9 +38,15 @@ class Place:
     def run(self, command: str) -> tuple[int, str]:
         """The exit status, and what it said."""
         done = subprocess.run(
-            ["bash", "-c", command], cwd=self.folder, env=self.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            text=True, timeout=240, check=False,
-        )  # fmt: skip
+            ["bash", "-c", command],
+            cwd=self.folder,
+            env=self.env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=240,
+            check=False,
+        )
         return done.returncode, done.stdout
 
     def interrupt(self, command: str, begun: str) -> tuple[int, str]:
@@ -86,9 +92,22 @@ def words_of(values: dict) -> list[str]:
 
 FOLDERS = ("--image_path", "my pictures", "--train_path", "labels", "--val_path", "labels")
 TRAIN = program(
-    "train.py", "--dataset", "Folder", "--dataset_path", "my data", *FOLDERS, "--numclasses", 5, "--model_type", "res50_ASPP",
-    "--batchsize", 2, "--log_interval", 1, *words_of(SHORT),
-)  # fmt: skip
+    "train.py",
+    "--dataset",
+    "Folder",
+    "--dataset_path",
+    "my data",
+    *FOLDERS,
+    "--numclasses",
+    5,
+    "--model_type",
+    "res50_ASPP",
+    "--batchsize",
+    2,
+    "--log_interval",
+    1,
+    *words_of(SHORT),
+)
 
 
 def programs(place: Place) -> Iterator[tuple[str, int, str]]:
@@ -99,12 +118,14 @@ def programs(place: Place) -> Iterator[tuple[str, int, str]]:
         program("data/check/__main__.py", "my data", *FOLDERS, "--splits", "val"),
         f"{TRAIN} --name 'a run'",
         program("evaluate.py", "--checkpoint", checkpoint, "--report", "a report"),
-        program("predict.py", "--checkpoint", checkpoint, "--input", "a photo.jpg", "--output", "some masks", "--overlay"),
+        program(
+            "predict.py", "--checkpoint", checkpoint, "--input", "a photo.jpg", "--output", "some masks", "--overlay"
+        ),
         program("train.py", *flags(dataset="Folder", dataset_path="0 and 255", numclasses=2)),
         program("train.py", "--no_such_flag"),
         program("evaluate.py", "--checkpoint", "nowhere.pt"),
         program("predict.py", "--checkpoint", checkpoint, "--input", "nowhere"),
-    ):  # fmt: skip
+    ):
         yield command, *place.run(command)
     command = f"{TRAIN} --name 'stopped run' --epochs 20 --val_epoch_frequency 0"
     yield command, *place.interrupt(command, "log/stopped run/metrics.jsonl")

@@ -57,11 +57,32 @@ def test_three_steps_of_the_release_config_are_the_released_ones(demo_root, tmp_
 
     monkeypatch.setattr(TrainState, "update", update_and_stop)
     words = [
-        "--config", REPO / "configs/cdsp_release.yaml", "--dataset_path", demo_root, "--numclasses", NUM_CLASSES,
-        "--classes", "", "--crop_size", 97, "--total_batchsize", BATCH, "--amp", "none", "--device", "cpu",
-        "--pretrained", tmp_path / "start.pth", "--logdir", tmp_path, "--name", "ours", "--workers", 0,
+        "--config",
+        REPO / "configs/cdsp_release.yaml",
+        "--dataset_path",
+        demo_root,
+        "--numclasses",
+        NUM_CLASSES,
+        "--classes",
+        "",
+        "--crop_size",
+        97,
+        "--total_batchsize",
+        BATCH,
+        "--amp",
+        "none",
+        "--device",
+        "cpu",
+        "--pretrained",
+        tmp_path / "start.pth",
+        "--logdir",
+        tmp_path,
+        "--name",
+        "ours",
+        "--workers",
+        0,
         *(["--freeze_bn"] if frozen else []),
-    ]  # fmt: skip
+    ]
     words = [str(word) for word in words]
     torch.set_default_dtype(torch.float64)
     try:

@@ -132,10 +132,20 @@ def test_b5_rank_0_alone_reads_the_file_and_all_build_one_model(demo_root, tmp_p
     results = []
     for world_size in (1, 2):
         words = flags(
-            dataset_path=demo_root, logdir=tmp_path, name=f"of{world_size}", layers=50, pretrained="r.pth",
-            numclasses=7, head_init="release", freeze_bn=True, l_lorm=0.01, batchsize=None, total_batchsize=4,
-            epochs=None, max_steps=2,
-        )  # fmt: skip
+            dataset_path=demo_root,
+            logdir=tmp_path,
+            name=f"of{world_size}",
+            layers=50,
+            pretrained="r.pth",
+            numclasses=7,
+            head_init="release",
+            freeze_bn=True,
+            l_lorm=0.01,
+            batchsize=None,
+            total_batchsize=4,
+            epochs=None,
+            max_steps=2,
+        )
         env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": world_size}
         folders = [tmp_path, elsewhere][:world_size]
         group = [

@@ -145,8 +145,10 @@ def test_scores_and_examples(tmp_path):
     assert (data["scores"]["images"], data["scores"]["share"]) == (7, [0.4, 0.4, 0.2, 0])
     assert [entry["miou"] for entry in data["examples"]] == pytest.approx([0.5, 0.3, 1])
     assert [entry["iou"] for entry in data["examples"]] == [
-        [0.6, 0.4, None, None], [None, 0.2, 0.4, None], [1, None, None, None],
-    ]  # fmt: skip
+        [0.6, 0.4, None, None],
+        [None, 0.2, 0.4, None],
+        [1, None, None, None],
+    ]
     ignored = Elements(write(tmp_path, shown=[counted("ignored", {(255, 1): 9})])).data()["examples"]
     assert (ignored[0]["miou"], ignored[0]["iou"]) == (None, [None] * 4)
 

@@ -25,8 +25,8 @@ def test_parameters_and_flops_of_our_resnet50():
     backbone = 25_557_032 - 2_049_000
     # ASPP: a 1x1 and three 3x3 convolutions, a pooled 1x1 one, 105 -> 21, and six batch norms of 2 * 21
     head = 2048 * 21 * (1 + 3 * 9 + 1) + 105 * 21 + 6 * 2 * 21
-    # 225x225 gives 113x113 after conv1, 57x57 after the max pool and 29x29 after layer2. Multiply-adds of a pixel, block
-    # by block: 1x1 in, 3x3, 1x1 out, and the shortcut's 1x1 in a layer's first block. At 57x57, layer1:
+    # 225x225 gives 113x113 after conv1, 57x57 after the max pool and 29x29 after layer2. Multiply-adds of a pixel,
+    # block by block: 1x1 in, 3x3, 1x1 out, and the shortcut's 1x1 in a layer's first block. At 57x57, layer1:
     at_4 = 3 * (9 * 64 * 64 + 64 * 256) + 64 * 64 + 2 * 256 * 64 + 64 * 256
     at_4 += 256 * 128  # layer2's first 1x1, before its stride
     at_8 = 4 * (9 * 128 * 128 + 128 * 512) + 3 * 512 * 128 + 256 * 512  # the rest of layer2
