@@ -18,12 +18,15 @@ class LearningRate:
     "global_batch", "world_size" and "steps_per_epoch" that it began with, and the "lr_factor" that --lr had there.
     The learning rate depends on --lr, the origin and the global batch only, not on how the batch is made.
 
-    saved: content of the checkpoint to continue, or None. Raises UserError if the warm-up takes the whole run.
+    saved: content of the resumed checkpoint, or None; with --reset_data_offset a new run begins. Raises UserError if the warm-up takes the whole run.
     """
 
     def __init__(self, cfg: Config, sampler: TrainSampler, saved: dict | None = None):
         self.cfg, self.sampler = cfg, sampler
-        self.origin = _new_origin(cfg, sampler) if saved is None else _saved_origin(saved, len(sampler.dataset))  # type: ignore[arg-type]
+        if saved is None or cfg.reset_data_offset:
+            self.origin = _new_origin(cfg, sampler)
+        else:
+            self.origin = _saved_origin(saved, sampler)
         self.change = _scaling(cfg.lr_scaling, sampler.global_batch / self.origin["global_batch"])
         self.factor = self.origin["lr_factor"] * self.change
         self.peak = cfg.lr * self.factor
@@ -109,8 +112,8 @@ def _new_origin(cfg: Config, sampler: TrainSampler) -> dict[str, float]:
     }
 
 
-def _saved_origin(saved: dict, num_images: int) -> dict[str, float]:
-    """The origin in a checkpoint's content. num_images: length of the training list, for older checkpoints."""
+def _saved_origin(saved: dict, sampler: TrainSampler) -> dict[str, float]:
+    """Return the origin in a checkpoint's content."""
     origin, flags = dict(saved["origin"]), saved["config"]
     if "lr_factor" not in origin:  # a checkpoint from before 2026-11-22: its flags tell how its lr was scaled
         total = flags.get("total_batchsize")
@@ -118,6 +121,7 @@ def _saved_origin(saved: dict, num_images: int) -> dict[str, float]:
         origin["lr_factor"] = (
             1 / _scaling(rule, total / origin["global_batch"]) if total else _scaling(rule, origin["world_size"])
         )
+        num_images = len(sampler.dataset)  # type: ignore[arg-type]
         origin["steps_per_epoch"] = max(1, num_images // origin["global_batch"])  # the list may be shorter now
     return origin
 

@@ -73,13 +73,12 @@ def train(cfg: Config, group: Group, run: Run) -> int:
     log_data(cfg, train_set, val_set)
 
     saved = run.find_checkpoint()  # the content to resume from, or None
-    continued = None if cfg.reset_data_offset else saved
     cfg, start = get_start(cfg, group, saved)
     raw_model, model = get_model(cfg, group, start)
     del start  # as large as the model
     class_weights = get_class_weights(cfg, group, train_set, saved)
     criterion = get_criterion(cfg, group, raw_model, class_weights)
-    rate = LearningRate(cfg, sampler, continued)
+    rate = LearningRate(cfg, sampler, saved)
     optimizer = get_optimizer(cfg, raw_model, group, rate.peak)
     facts = {"origin": rate.origin, "listing": checks.digest(train_set.listing), "class_weights": class_weights}
     state = get_state(cfg, group, raw_model, model, optimizer, saved, **facts)
@@ -101,9 +100,7 @@ def train(cfg: Config, group: Group, run: Run) -> int:
         log.info(f"stopped by {stop} after step {state.step}, in epoch {state.epoch + 1}; {run.resume_hint()}")
         return STOPPED
     run.wait_for_checkpoint()
-    if group.is_main:
-        assert run.folder is not None
-        log_end(cfg, run.folder, state, val_set)
+    log_end(cfg, run.folder, state, val_set)
     return 0
 
 
@@ -175,7 +172,8 @@ def finish_epoch(
 ) -> None:  # fmt: skip
     """Validate if due, and save. If a signal stops the validation, a resumed run repeats the validation."""
     sync_batch_norm(group, state)
-    log.debug(f"epoch {state.epoch + 1}: weights are equal on all {group.world_size} ranks")
+    if group.world_size > 1:
+        log.debug(f"epoch {state.epoch + 1}: weights are equal on all {group.world_size} ranks")
     names, line = [], f"{epoch_title(cfg, state)}: {run.metrics.loss_text()}"
     if schedule.epoch_validation(cfg, state):
         result = validate(cfg, group, run, state, val_loader, classes)
@@ -217,8 +215,9 @@ def validate(cfg: Config, group: Group, run: Run, state: TrainState, loader: Eva
 
 def save(group: Group, run: Run, state: TrainState, *names: str) -> None:
     """Write checkpoints of these names and last.pt, in the background. Collective."""
+    logged = run.metrics.capture()  # first, because a loss that is not finite says more than a weight
     checks.check_finite(state.raw_model)
-    run.save(state, *names)
+    run.save(state, logged, *names)
 
 
 if __name__ == "__main__":

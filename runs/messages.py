@@ -43,8 +43,10 @@ def score_text(scores: Scores, is_best: bool, state: TrainState) -> str:
     return f"mIoU {100 * scores['miou']:.2f} ({best}), pixel accuracy {100 * scores['pixel_acc']:.2f}"
 
 
-def log_end(cfg: Config, folder: Path, state: TrainState, val_set: SegmentationDataset) -> None:
+def log_end(cfg: Config, folder: Path | None, state: TrainState, val_set: SegmentationDataset) -> None:
     """Log the result of a finished run, and the commands to use it."""
+    if folder is None:  # not rank 0
+        return
     skipped = int(state.scaler.counts[1])
     steps = f"{state.step} steps" + (f" ({skipped} of them skipped by --amp fp16)" if skipped else "")
     log.info(f"done: {state.epoch} epochs, {steps}, best mIoU {100 * state.best_miou:.2f}; saved in {folder}")

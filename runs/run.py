@@ -116,9 +116,12 @@ class Run:
         if set_aside:
             log.info(f"checkpoints after step {step} were renamed to *.old: {', '.join(set_aside)}")
 
-    def save(self, state: TrainState, *names: str) -> None:
-        """Write the state to files of these names and then last.pt, in the background. Collective."""
-        content = {"run": self.metrics.capture()} | state.capture(self.group) | {"config": config.as_dict(self.cfg)}
+    def save(self, state: TrainState, logged: dict, *names: str) -> None:
+        """Write the state to files of these names and then last.pt, in the background. Collective.
+
+        logged: what metrics.capture() returned.
+        """
+        content = {"run": logged} | state.capture(self.group) | {"config": config.as_dict(self.cfg)}
         keep = {"step": KEEP_STEP_FILES if self.cfg.keep < 0 else self.cfg.keep, "epoch": max(0, self.cfg.keep)}
         if self.group.is_main:
             assert self.folder is not None
