@@ -198,6 +198,7 @@ def test_bad_file_on_one_rank_ends_all_with_its_name(demo_root, tmp_path):
         assert time.monotonic() - began < 60
 
 
+@pytest.mark.slow
 def test_port_in_use_is_named_on_every_rank(demo_root, tmp_path):
     words = flags(dataset_path=demo_root, logdir=tmp_path)
     with socket.socket() as server:
@@ -214,6 +215,7 @@ def test_missing_rank_is_named_after_the_timeout(demo_root, tmp_path):
     assert any("rank(s) [2] of 3 did not connect" in stderr for _, _, stderr in results)
 
 
+@pytest.mark.slow
 def test_two_processes_of_one_rank_are_named(demo_root, tmp_path):
     words = flags(dataset_path=demo_root, logdir=tmp_path, dist_timeout=8)
     results = finish(start_group(3, words, tmp_path, ranks=(0, 1, 1)))

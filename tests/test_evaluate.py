@@ -93,6 +93,7 @@ def test_same_confusion_matrix_at_any_number_of_processes(run, tmp_path, words):
     assert np.sum(found[0]["confusion"]) == 3 * 120 * 160
 
 
+@pytest.mark.slow
 @pytest.mark.full_size
 def test_same_scores_on_real_images_at_any_number_of_processes(camvid, tmp_path):
     """Images of one size, 12 of them in batches of 4, over 1 and 3 processes."""

@@ -169,6 +169,7 @@ def test_torch_file_runs_without_this_repository(torch_file):
     assert not any("lorm" in name for name in names)
 
 
+@pytest.mark.slow
 @needs_onnx
 def test_labels_only_raw_weights_another_opset_and_folder(run_folder, tmp_path, capsys):
     run(run_folder, "--format", "onnx", "--weights", "raw", "--opset", "18", "--output", str(tmp_path / "new"))
@@ -192,6 +193,7 @@ def test_max_pool_is_that_of_the_backbone():
         assert torch.equal(graph._CeilMaxPool()(x), pool(x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in models.MODELS if name != "res50_ASPP_lorm"])
 def test_every_model_is_traced_for_all_sizes(name):
     model = varied_model(name, 0)

@@ -83,6 +83,7 @@ def test_evaluate_and_predict_take_the_checkpoint_that_train_writes(trained):
     assert len(list((trained / "log/predictions/overlays").iterdir())) == 11  # 8 images for training, 3 for validation
 
 
+@pytest.mark.slow
 def test_export_and_the_data_check_need_no_other_packages(trained, monkeypatch, capsys):
     monkeypatch.chdir(trained)
     for package in NOT_REQUIRED:
