@@ -180,12 +180,21 @@ def get_optimizer(cfg: Config, raw_model: nn.Module, group: Group, lr: float) ->
 
 
 def get_state(
-    cfg: Config, group: Group, raw_model: nn.Module, model: nn.Module, optimizer: Optimizer, saved: dict | None, **facts
+    cfg: Config,
+    group: Group,
+    raw_model: nn.Module,
+    model: nn.Module,
+    optimizer: Optimizer,
+    saved: dict | None,
+    origin: dict[str, float],
+    train_set: SegmentationDataset,
+    class_weights: list[float] | None,
 ) -> TrainState:
-    """Return the state of a new run, or of the checkpoint with content `saved`. facts: other fields of TrainState."""
+    """Return the state of a new run, or of the checkpoint with content `saved`. origin: see schedule.LearningRate."""
     scaler = LossScaler(group.device, enabled=cfg.amp == "fp16")
     ema = AveragedModel(raw_model, multi_avg_fn=get_ema_multi_avg_fn(cfg.ema)) if cfg.ema else None
-    state = TrainState(raw_model, model, optimizer, scaler, ema, **facts)
+    state = TrainState(raw_model, model, optimizer, scaler, ema, origin=origin, class_weights=class_weights)
+    state.listing = digest(train_set.listing)
     torch.manual_seed(cfg.seed + group.rank)
     if saved is None:
         return state

@@ -18,7 +18,8 @@ class LearningRate:
     "global_batch", "world_size" and "steps_per_epoch" that it began with, and the "lr_factor" that --lr had there.
     The learning rate depends on --lr, the origin and the global batch only, not on how the batch is made.
 
-    saved: content of the resumed checkpoint, or None; with --reset_data_offset a new run begins. Raises UserError if the warm-up takes the whole run.
+    saved: content of the resumed checkpoint, or None. With --reset_data_offset the curve begins anew. Raises UserError
+    if the warm-up takes the whole run.
     """
 
     def __init__(self, cfg: Config, sampler: TrainSampler, saved: dict | None = None):

@@ -75,27 +75,27 @@ def train(cfg: Config, group: Group, run: Run) -> int:
     saved = run.find_checkpoint()  # the content to resume from, or None
     cfg, start = get_start(cfg, group, saved)
     raw_model, model = get_model(cfg, group, start)
-    del start  # as large as the model
+    del start  # free it: it is as large as the model
     class_weights = get_class_weights(cfg, group, train_set, saved)
     criterion = get_criterion(cfg, group, raw_model, class_weights)
-    rate = LearningRate(cfg, sampler, saved)
-    optimizer = get_optimizer(cfg, raw_model, group, rate.peak)
-    facts = {"origin": rate.origin, "listing": checks.digest(train_set.listing), "class_weights": class_weights}
-    state = get_state(cfg, group, raw_model, model, optimizer, saved, **facts)
+    lr_schedule = LearningRate(cfg, sampler, saved)
+    optimizer = get_optimizer(cfg, raw_model, group, lr_schedule.peak)
+    state = get_state(cfg, group, raw_model, model, optimizer, saved, lr_schedule.origin, train_set, class_weights)
     if group.is_main:
         get_summary(cfg, group, criterion).log(cfg.model_type, group.device)
-    rate.log()
+    lr_schedule.log()
     run.open(cfg, state, saved)
-    run.metrics.start(rate.position(state), rate.total_steps)
+    run.metrics.start(lr_schedule.position(state), lr_schedule.total_steps)
     log.info(f"writing to {run.folder}" + ("; there is nothing left to do" if schedule.end_of_run(cfg, state) else ""))
+    # Within an epoch, each rank has its own batch-norm statistics.
     checks.check_weights(group, raw_model, buffers_averaged=state.samples == 0)
 
     try:
         while not schedule.end_of_run(cfg, state):
-            train_one_epoch(cfg, group, run, state, train_loader, val_loader, criterion, rate, classes)
-            finish_epoch(cfg, group, run, state, train_loader, val_loader, rate, classes)
+            train_one_epoch(cfg, group, run, state, train_loader, val_loader, criterion, lr_schedule, classes)
+            finish_epoch(cfg, group, run, state, train_loader, val_loader, lr_schedule, classes)
     except Stopped as stop:  # raised on all ranks at the same step
-        save(group, run, state)
+        run.save(state)
         run.wait_for_checkpoint()
         log.info(f"stopped by {stop} after step {state.step}, in epoch {state.epoch + 1}; {run.resume_hint()}")
         return STOPPED
@@ -106,72 +106,75 @@ def train(cfg: Config, group: Group, run: Run) -> int:
 
 def train_one_epoch(
     cfg: Config, group: Group, run: Run, state: TrainState, loader: TrainLoader, val_loader: EvalLoader,
-    criterion: Criterion, rate: LearningRate, classes: Classes,
+    criterion: Criterion, lr_schedule: LearningRate, classes: Classes,
 ) -> None:  # fmt: skip
     """Train from state.samples to the end of the epoch, or to --max_steps; each step is one global batch."""
-    sampler = loader.sampler
-    sampler.set_position(state.epoch, state.samples)
-    num_steps = min(sampler.steps, max(0, cfg.max_steps - state.step)) if cfg.max_steps else sampler.steps
+    loader.sampler.set_position(state.epoch, state.samples)
+    num_steps = loader.sampler.steps_left
+    if cfg.max_steps:
+        num_steps = min(num_steps, max(0, cfg.max_steps - state.step))
     steps = islice(batched(loader, cfg.accum_steps), num_steps)
     state.model.train()
     for micro_batches in run.metrics.steps(steps, total=num_steps, title=epoch_title(cfg, state)):
-        # The validation of the previous step comes here, so that a run stopped during it repeats it when resumed.
+        # Validate after the previous step only now: a run stopped during this validation repeats it when resumed.
         if schedule.step_validation(cfg, state):
-            sync_batch_norm(group, state)
+            average_batch_norm(group, state)
             result = validate(cfg, group, run, state, val_loader, classes)
             is_best = state.note_score(result["miou"])
             log.info(f"{epoch_title(cfg, state)}, step {state.step}: {score_text(result, is_best, state)}")
             if is_best:
-                save(group, run, state, "best.pt")
+                run.save(state, "best.pt")
             state.model.train()
-        train_step(cfg, group, run, state, criterion, micro_batches, rate)
+        train_step(cfg, group, run, state, criterion, micro_batches, lr_schedule)
         if schedule.step_checkpoint(cfg, state):
-            save(group, run, state, f"step_{state.step:08d}.pt")
+            run.save(state, f"step_{state.step:08d}.pt")
 
 
 def train_step(
     cfg: Config, group: Group, run: Run, state: TrainState, criterion: Criterion, micro_batches: list[dict],
-    rate: LearningRate,
+    lr_schedule: LearningRate,
 ) -> None:  # fmt: skip
     """Update the weights by one global batch: the micro-batches of all ranks."""
-    # 1. What each loss is divided by: counts over the global batch. Raises Stopped if any rank got a signal.
+    # 1. Each loss is divided by its own count over the global batch, such as labelled pixels. Raises Stopped if any
+    # rank got a signal.
     counts = torch.stack([criterion.counts(batch) for batch in micro_batches]).sum(0)
     divisors = group.sum_or_stop(counts).tolist()
 
-    # 2. Forward and backward. DDP averages gradients over ranks, in the last backward pass only.
+    # 2. Forward and backward. DDP exchanges gradients in the last backward pass only.
     parts = torch.zeros(len(criterion.names), device=group.device)
     for number, batch in enumerate(micro_batches, start=1):
         batch = to_device(batch, group.device)
-        with gradient_sync(state.model, enabled=number == len(micro_batches)):
+        is_last = number == len(micro_batches)
+        with gradient_sync(state.model, enabled=is_last):
             with autocast(cfg.amp, group.device):
                 outputs = state.model(batch["image"], batch["pseudo"] if "lorm" in criterion.weights else None)
             loss, micro_parts = criterion(outputs, batch, divisors)
-            # DDP divides by the world size, but the divisors are global already: multiply by it.
+            # DDP averages gradients over ranks. The divisors are global already, so undo the average.
             state.scaler.scale(loss * group.world_size).backward()
         parts = parts + micro_parts
 
-    # 3. Update, with checks of the ranks around the first one.
+    # 3. Update the weights. The first step, and each --check_sync_frequency steps, also compares the ranks.
     check = schedule.check_of_ranks(cfg, state)
     if check:
         unused = checks.check_gradients(group, state.raw_model, unused_allowed=cfg.find_unused_parameters)
         if unused:
             log.info(f"no loss depends on {', '.join(unused)}")
-    lr, num_images = rate.at(state), rate.sampler.global_batch
+    lr, num_images = lr_schedule.at(state), lr_schedule.sampler.global_batch
     state.update(lr, num_images)
     scaling = state.scaler.counts if state.scaler.is_enabled() else None
     losses = criterion.by_name(group.sum(parts))
     run.metrics.log_step(state.epoch + 1, state.step, losses, parts, lr, num_images, scaling)
-    run.check_writer()
+    run.step_done()
     if check:
         checks.check_weights(group, state.raw_model, buffers_averaged=False)
 
 
 def finish_epoch(
     cfg: Config, group: Group, run: Run, state: TrainState, loader: TrainLoader, val_loader: EvalLoader,
-    rate: LearningRate, classes: Classes,
+    lr_schedule: LearningRate, classes: Classes,
 ) -> None:  # fmt: skip
     """Validate if due, and save. If a signal stops the validation, a resumed run repeats the validation."""
-    sync_batch_norm(group, state)
+    average_batch_norm(group, state)
     if group.world_size > 1:
         log.debug(f"epoch {state.epoch + 1}: weights are equal on all {group.world_size} ranks")
     names, line = [], f"{epoch_title(cfg, state)}: {run.metrics.loss_text()}"
@@ -184,11 +187,11 @@ def finish_epoch(
         state.epoch, state.samples = state.epoch + 1, 0
         if schedule.epoch_checkpoint(cfg, state):
             names.append(f"epoch_{state.epoch:04d}.pt")
-    log.info(f"{line}, {run.metrics.time_text(rate.position(state))}")
-    save(group, run, state, *names)
+    log.info(f"{line}, {run.metrics.time_text(lr_schedule.position(state))}")
+    run.save(state, *names)
 
 
-def sync_batch_norm(group: Group, state: TrainState) -> None:
+def average_batch_norm(group: Group, state: TrainState) -> None:
     """Average batch-norm statistics over ranks, then check that all ranks have the same model."""
     for model in state.models:
         group.average_buffers(model)
@@ -196,7 +199,10 @@ def sync_batch_norm(group: Group, state: TrainState) -> None:
 
 
 def validate(cfg: Config, group: Group, run: Run, state: TrainState, loader: EvalLoader, classes: Classes) -> Scores:
-    """Score the validation list, each image once and at its own size, and log the scores. Raises Stopped."""
+    """Score the validation list, each image once and at its own size, and log the scores.
+
+    Raises Stopped if a rank got a signal.
+    """
     predictor = Predictor(state.eval_model.eval(), batch_size=cfg.val_batchsize, amp=cfg.amp)
     batches, names = run.metrics.validation_bar(loader, total=len(loader)), loader.dataset.names
     result = score(predictor, batches, names, cfg.numclasses, group, num_examples=NUM_EXAMPLES)
@@ -211,13 +217,6 @@ def validate(cfg: Config, group: Group, run: Run, state: TrainState, loader: Eva
     if state.best_miou < 0:  # the first validation
         check_validation(result.scores["acc"], data_check_command(cfg))
     return result.scores
-
-
-def save(group: Group, run: Run, state: TrainState, *names: str) -> None:
-    """Write checkpoints of these names and last.pt, in the background. Collective."""
-    logged = run.metrics.capture()  # first, because a loss that is not finite says more than a weight
-    checks.check_finite(state.raw_model)
-    run.save(state, logged, *names)
 
 
 if __name__ == "__main__":

@@ -48,8 +48,8 @@ class TrainSampler(DistributedSampler):
         """
         self.set_epoch(epoch)
         self.samples = samples
-        self.steps = (len(self.dataset) - samples) // self.global_batch  # type: ignore[arg-type]
-        self.num_samples = self.steps * self.global_batch // self.num_replicas  # for len()
+        self.steps_left = (len(self.dataset) - samples) // self.global_batch  # type: ignore[arg-type]
+        self.num_samples = self.steps_left * self.global_batch // self.num_replicas  # for len()
 
     def is_through(self, samples: int) -> bool:
         """Whether no global batch is left after `samples` entries of an epoch."""
@@ -60,7 +60,7 @@ class TrainSampler(DistributedSampler):
         return np.random.default_rng((self.seed, epoch)).permutation(len(self.dataset))  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
-        order = self.order(self.epoch)[self.samples : self.samples + self.steps * self.global_batch]
+        order = self.order(self.epoch)[self.samples : self.samples + self.steps_left * self.global_batch]
         for index in order.reshape(-1, self.num_replicas, self.batch_size)[:, self.rank].ravel():
             yield self.epoch, int(index)
 

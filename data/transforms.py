@@ -34,7 +34,7 @@ class TrainTransform:
     def __call__(self, maps: dict[str, np.ndarray], rng: np.random.Generator) -> dict[str, np.ndarray]:
         """Warp every map of a sample alike; each is (H, W) or (H, W, 3) uint8, named as in WARPS.
 
-        The same random numbers are drawn whichever labels are read, so the augmentation does not depend on them.
+        Labels do not change the random draws: with other labels an image is augmented in the same way.
         """
         height, width = maps["image"].shape[:2]
         matrix = self._matrix(height, width, rng)

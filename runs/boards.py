@@ -11,10 +11,14 @@ from typing import Protocol
 import numpy as np
 import yaml
 
+import config
 import shell
+from config import Config
 from errors import UserError, in_one_line
 from files import write_atomic
 from runs.log import log
+
+BOARD_FILES = ("events.out.tfevents.*", "wandb", "wandb_id")  # what boards write in a run's folder when they open
 
 # Limit for sending the last data, because other ranks wait and a preempted job ends soon.
 FINISH_SECONDS = 20
@@ -29,6 +33,14 @@ class Board(Protocol):
 
     def close(self, failed: bool) -> None:
         """Close the board. failed: the run did not finish."""
+
+
+def open_boards(cfg: Config, folder: Path, purge_step: int) -> list[Board]:
+    """Open the boards of a run. purge_step: the first step that the run will write, maybe for a second time."""
+    boards: list[Board] = [TensorBoard(folder, purge_step)]
+    if cfg.wandb:
+        boards.append(WandB(folder, config.dump(cfg)))
+    return boards
 
 
 class TensorBoard:
@@ -55,10 +67,10 @@ class TensorBoard:
 class WandB:
     """A Weights & Biases run with its files in the run's folder. A resumed run continues it.
 
-    config: the flags, as YAML. If W&B fails after the start, its curves end with a warning and training continues.
+    flags: the flags, as YAML. If W&B fails after the start, its curves end with a warning and training continues.
     """
 
-    def __init__(self, folder: Path, config: str):
+    def __init__(self, folder: Path, flags: str):
         self._wandb = import_wandb()
         # Defaults for what the user's WANDB_* variables do not set.
         defaults = {
@@ -82,7 +94,7 @@ class WandB:
                 options = self._wandb.Settings(**settings)
                 self._wandb.setup(options)  # init() alone ignores show_info
                 self._run = self._wandb.init(settings=options)
-                self._run.config.update(yaml.safe_load(config), allow_val_change=True)
+                self._run.config.update(yaml.safe_load(flags), allow_val_change=True)
                 # W&B counts calls; our x-axis is the optimizer step, and a resumed run may repeat some.
                 self._run.define_metric("*", step_metric="step")
         except Exception as error:  # login, network and settings errors have no common class

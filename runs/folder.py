@@ -11,6 +11,7 @@ from typing import TextIO
 from errors import UserError
 from files import remove_scratch, write_atomic
 from runs import checkpoint
+from runs.boards import BOARD_FILES
 
 try:
     import fcntl
@@ -18,7 +19,7 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 # Files that a start writes before its first step.
-_START_FILES = re.compile(r"train\.log|config\.yaml|events\.out\.tfevents\..*|wandb|wandb_id|\..*\.part.*")
+_START_FILES = ("train.log", "config.yaml", ".*.part*", *BOARD_FILES)
 
 
 def find(logdir: Path, name: str, resume: str) -> tuple[Path | None, Path | None, dict | None, list[Path]]:
@@ -131,7 +132,7 @@ def _never_began(folder: Path) -> bool:
     if not folder.is_dir():
         return False
     return all(
-        _START_FILES.fullmatch(file.name) or (file.name == "metrics.jsonl" and file.stat().st_size == 0)
+        any(map(file.match, _START_FILES)) or (file.name == "metrics.jsonl" and file.stat().st_size == 0)
         for file in folder.iterdir()
     )
 

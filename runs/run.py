@@ -9,11 +9,12 @@ from typing import TextIO
 
 import config
 from config import Config
+from distributed import checks
 from distributed.group import Group
 from errors import DivergedError, UserError, in_one_line
 from files import write_atomic
 from runs import checkpoint, folder
-from runs.boards import TensorBoard, WandB, import_wandb
+from runs.boards import import_wandb, open_boards
 from runs.log import LineFormatter, log, start_logging
 from runs.messages import resume_hint
 from runs.metrics import Metrics
@@ -106,9 +107,8 @@ class Run:
         write_atomic(self.folder / "config.yaml", config.dump(cfg))
         last, num_missing = self.metrics.open(self.folder, saved)
         validated = last.get("kind") == "val" and last["step"] == step
-        self.metrics.boards.append(TensorBoard(self.folder, purge_step=step + 1 if validated else step))
-        if cfg.wandb:
-            self.metrics.boards.append(WandB(self.folder, config.dump(cfg)))
+        # Unless its validation is done, the resumed run writes the points of `step` again.
+        self.metrics.boards = open_boards(cfg, self.folder, purge_step=step + 1 if validated else step)
         if last.get("kind") == "train" and last["step"] == step:
             self.metrics.write_scalars(last)  # the step comes before the validation that will be repeated
         if num_missing:
@@ -116,11 +116,10 @@ class Run:
         if set_aside:
             log.info(f"checkpoints after step {step} were renamed to *.old: {', '.join(set_aside)}")
 
-    def save(self, state: TrainState, logged: dict, *names: str) -> None:
-        """Write the state to files of these names and then last.pt, in the background. Collective.
-
-        logged: what metrics.capture() returned.
-        """
+    def save(self, state: TrainState, *names: str) -> None:
+        """Write the state to files of these names and then last.pt, in the background. Collective."""
+        logged = self.metrics.capture()  # first, because a loss that is not finite says more than a weight
+        checks.check_finite(state.raw_model)
         content = {"run": logged} | state.capture(self.group) | {"config": config.as_dict(self.cfg)}
         keep = {"step": KEEP_STEP_FILES if self.cfg.keep < 0 else self.cfg.keep, "epoch": max(0, self.cfg.keep)}
         if self.group.is_main:
@@ -128,8 +127,8 @@ class Run:
             self._is_empty = False
             self._writer.save(content, [self.folder / name for name in (*names, "last.pt")], keep)
 
-    def check_writer(self) -> None:
-        """Raise the error of a checkpoint that could not be written."""
+    def step_done(self) -> None:
+        """Note that the run has done a step, and raise the error of a checkpoint that could not be written."""
         self._is_empty = False
         self._writer.check()
 

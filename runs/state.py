@@ -61,7 +61,7 @@ class TrainState:
         self.samples += num_samples
 
     def note_score(self, miou: float) -> bool:
-        """Take in a validation's mIoU. Return whether it is the best so far."""
+        """Record a validation's mIoU. Return whether it is the best so far."""
         is_best = miou > self.best_miou
         self.validated, self.best_miou = self.step, max(self.best_miou, miou)
         return is_best
@@ -111,9 +111,9 @@ class TrainState:
     def restore(self, content: dict, group: Group, *, optimizer: bool = True, position: bool = True) -> None:
         """Load what capture() returned, optionally without the optimizer and scaler, or without the position.
 
-        The flags decide on momentum and weight decay, and each step sets the learning rate. With another number of
-        ranks, each rank gets the averaged batch-norm statistics, and random numbers (dropout) continue on the ranks
-        that existed before. Raises UserError if the content does not fit the model.
+        The optimizer keeps the settings of its flags, such as momentum, and each step sets the learning rate. With
+        another number of ranks, each rank gets the averaged batch-norm statistics, and random numbers (dropout)
+        continue on the ranks that existed before. Raises UserError if the content does not fit the model.
         """
         try:
             self.raw_model.load_state_dict(content["model"])
@@ -122,7 +122,8 @@ class TrainState:
                 self.ema.n_averaged.fill_(content["step"])  # at 0, the first update copies the weights
             if optimizer:
                 now = [
-                    {name: part[name] for name in ("momentum", "weight_decay")} for part in self.optimizer.param_groups
+                    {name: value for name, value in part.items() if name not in ("params", "lr")}
+                    for part in self.optimizer.param_groups
                 ]
                 # Copied: ZeroRedundancyOptimizer deletes other ranks' state from the dict it gets.
                 self.optimizer.load_state_dict({name: copy(part) for name, part in content["optimizer"].items()})

@@ -11,6 +11,7 @@ import torch
 from conftest import finish, flags, free_port, one_line_each, read_metrics, start, start_group, two_processes
 from PIL import Image
 
+from config.losses import LOSSES
 from data.sampler import TrainSampler
 from distributed.join import process_group
 from errors import UserError
@@ -43,7 +44,7 @@ def shards_without_strokes() -> int:
 
 
 ALL_LABEL_LOSSES = {"dataset": "Dense", "model_type": "res50_ASPP", "class_weights": "balanced"}
-ALL_LABEL_LOSSES["loss"] = "ce+focal+ohem+dice+lovasz"
+ALL_LABEL_LOSSES["loss"] = "+".join(LOSSES)
 
 
 def train_three_ways(words: list[str], tmp_path) -> dict[str, tuple[list[dict], dict, dict]]:

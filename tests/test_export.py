@@ -174,7 +174,7 @@ def test_torch_file_runs_without_this_repository(torch_file):
 def test_labels_only_raw_weights_another_opset_and_folder(run_folder, tmp_path, capsys):
     run(run_folder, "--format", "onnx", "--weights", "raw", "--opset", "18", "--output", str(tmp_path / "new"))
     said = capsys.readouterr().out
-    assert "random images only, because --images is not set: --dataset_path nowhere: no such folder" in said
+    assert "random images only (set --images to add real ones): --dataset_path nowhere: no such folder" in said
     assert "opset 18, IR version" in said
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["best.onnx"]
     model = OnnxModel(tmp_path / "new" / "best.onnx", CPU)

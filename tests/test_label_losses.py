@@ -281,7 +281,7 @@ def test_sum_of_losses_is_parsed():
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ("focl", "'focl' is not known: did you mean focal? Add up ce, focal, ohem, dice, lovasz, as in ce+0.5*dice"),
+        ("focl", f"'focl' is not known: did you mean focal? Add up {', '.join(LOSSES)}, as in ce+0.5*dice"),
         ("", "'' is not known"),
         ("ce+", "'' is not known"),
         ("ce+ce", "'ce' is there twice"),

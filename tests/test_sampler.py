@@ -18,9 +18,9 @@ def global_batches(
         )
         sampler.set_position(epoch, samples)
         ranks.append(list(sampler))
-        assert len(ranks[-1]) == len(sampler) == sampler.steps * batch_size * accum_steps
+        assert len(ranks[-1]) == len(sampler) == sampler.steps_left * batch_size * accum_steps
     batches = []
-    for step in range(sampler.steps):
+    for step in range(sampler.steps_left):
         batch = []
         for micro in range(accum_steps):
             start = (step * accum_steps + micro) * batch_size

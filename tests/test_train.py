@@ -12,6 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import config
+import config.losses
 import models
 import train
 from config import FLAGS
@@ -249,7 +250,7 @@ def test_deterministic_runs_are_equal_bit_for_bit(demo_run, tmp_path, monkeypatc
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     words = {"epochs": 2, "device": device, "class_weights": "balanced"}
     for name in ("one", "two"):
-        demo_run(**words, name=name, deterministic=True, loss="ce+focal+ohem+dice+lovasz")
+        demo_run(**words, name=name, deterministic=True, loss="+".join(config.losses.LOSSES))
         assert torch.are_deterministic_algorithms_enabled()
         assert torch.backends.cudnn.deterministic
     assert_same_run(tmp_path / "one", tmp_path / "two")
