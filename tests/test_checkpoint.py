@@ -109,8 +109,8 @@ def test_write_goes_on_in_the_background_from_a_copy(tmp_path, monkeypatch):
     assert torch.equal(checkpoint.read_run(tmp_path / "last.pt")["weights"], torch.arange(1, 100_001))
 
 
-@pytest.mark.parametrize("error", [MemoryError("no room"), RuntimeError("torch.save failed")])
-def test_any_error_of_the_writing_thread_is_raised(tmp_path, monkeypatch, error):
+@pytest.mark.parametrize("error", [MemoryError("no room"), RuntimeError("torch.save failed"), UserError("no disk")])
+def test_any_error_of_the_writing_thread_is_raised_at_the_next_call(tmp_path, monkeypatch, error):
     def fail(content):
         raise error
 
@@ -119,14 +119,7 @@ def test_any_error_of_the_writing_thread_is_raised(tmp_path, monkeypatch, error)
     writer.save(content(1), [tmp_path / "last.pt"], {})
     with pytest.raises(type(error), match=str(error)):
         writer.wait()
-
-
-def test_failed_write_is_raised_at_the_next_call(tmp_path):
-    writer = checkpoint.Writer()
-    writer.save(content(1), [tmp_path / "nowhere" / "last.pt"], {})
-    with pytest.raises(UserError, match=r"nowhere/last\.pt: cannot be written \(No such file"):
-        writer.wait()
-    with pytest.raises(UserError):
+    with pytest.raises(type(error)):
         writer.save(content(2), [tmp_path / "last.pt"], {})
 
 
@@ -210,21 +203,3 @@ def test_reset_optimizer_leaves_its_momentum_behind(demo_run, tmp_path):
     # With momentum 1 the buffer is the sum of all gradients, and with lr 0 both runs have the same ones.
     assert before.abs().max() > 1e-3
     torch.testing.assert_close(sums[0] - sums[1], before, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("words", "named"),
-    [
-        ({"reset_optimizer": True}, "--reset_optimizer without --resume"),
-        ({"reset_data_offset": True}, "--reset_data_offset without --resume"),
-        ({"reset_data_offset": True, "resume": "auto"}, "--reset_data_offset with --resume auto"),
-        ({"ema": 1}, "--ema 1.0: must be at least 0 and below 1"),
-        ({"static_graph": True, "accum_steps": 2}, "--static_graph with --accum_steps 2"),
-        ({"dist_timeout": "inf"}, "--dist_timeout inf: must be a finite number"),
-        ({"keep": -2}, "--keep -2: must be at least -1"),
-    ],
-)
-def test_flags_that_make_no_sense_are_named(demo_flags, words, named):
-    with pytest.raises(UserError) as caught:
-        train.main(demo_flags(**words))
-    assert named in str(caught.value)

@@ -82,6 +82,13 @@ TRUNCATED = "demo_0002.jpg: not a whole, readable image"
         (nothing, "--classes nowhere.txt", "--classes nowhere.txt: No such file"),
         (nothing, "--batchsize 9", "has 8 image(s) but one optimizer step takes 9"),
         (nothing, "--dataset ScribbleOnly --l_seg 0", "leaves no loss to train on"),
+        (nothing, "--reset_optimizer", "--reset_optimizer without --resume"),
+        (nothing, "--reset_data_offset", "--reset_data_offset without --resume"),
+        (nothing, "--reset_data_offset --resume auto", "--reset_data_offset with --resume auto"),
+        (nothing, "--ema 1", "--ema 1.0: must be at least 0 and below 1"),
+        (nothing, "--static_graph --accum_steps 2", "--static_graph with --accum_steps 2"),
+        (nothing, "--dist_timeout inf", "--dist_timeout inf: must be a finite number"),
+        (nothing, "--keep -2", "--keep -2: must be at least -1"),
     ],
 )
 def test_fault_is_named_in_one_line(data, tmp_path, monkeypatch, capsys, spoil, words, named):

@@ -5,13 +5,12 @@ import copy
 
 import pytest
 import torch
-from conftest import assert_same_run, finish, start_group
+from conftest import assert_same_run, start_group, succeed
 from torch import nn
-from torch.optim.swa_utils import AveragedModel
 
 import models
 from models.amp import autocast
-from models.backbone import _own_statistics, recomputed
+from models.backbone import recomputed
 
 CPU = torch.device("cpu")
 
@@ -88,23 +87,6 @@ def test_nothing_is_recomputed_without_a_backward_pass(mode, monkeypatch):
         model(torch.zeros(1, 33, 33, 3, dtype=torch.uint8))
 
 
-def failing_pass(block: nn.Module) -> None:
-    with _own_statistics(block):
-        block(torch.randn(2, 3, 5, 5))
-
-
-def test_statistics_come_back_after_an_error_in_the_second_pass():
-    block = build().backbone.layer1[0]
-    before = {name: buffer.clone() for name, buffer in block.named_buffers()}
-    live = dict(block.named_buffers())
-    with _own_statistics(block):
-        block(torch.randn(2, 64, 5, 5))
-        assert block.bn1.num_batches_tracked == 1
-        with pytest.raises(RuntimeError, match="channels"):
-            failing_pass(block)
-    assert all(buffer is live[name] and torch.equal(buffer, before[name]) for name, buffer in block.named_buffers())
-
-
 def test_synchronised_batch_norm_is_one_whose_statistics_are_kept():
     block = nn.SyncBatchNorm.convert_sync_batchnorm(build().backbone.layer1[0])
     x = torch.randn(2, 64, 5, 5, requires_grad=True)
@@ -113,21 +95,14 @@ def test_synchronised_batch_norm_is_one_whose_statistics_are_kept():
     assert block.bn1.num_batches_tracked == 1
 
 
-def test_an_average_of_weights_is_made_of_it_as_of_any_model():
-    model = build(grad_checkpointing=True)
-    average = AveragedModel(model)
-    trained(model)
-    average.update_parameters(model)
-    assert_same(average.module, model)
-
-
-@pytest.mark.parametrize("extra", [{"accum_steps": 2, "batchsize": 1}, {"amp": "bf16", "static_graph": True}])
+@pytest.mark.parametrize(
+    "extra", [{"accum_steps": 2, "batchsize": 1}, {"amp": "bf16", "static_graph": True, "ema": 0.5}]
+)
 def test_two_processes_train_to_the_same_bits(demo_flags, tmp_path, extra):
     """train.py under DistributedDataParallel, with and without: weights, statistics, optimizer and metrics."""
     folders = []
     for name, grad_checkpointing in (("plain", None), ("checkpointed", True)):
         words = demo_flags(name=name, grad_checkpointing=grad_checkpointing, sync_bn="off", **extra)
-        results = finish(start_group(2, words, tmp_path))
-        assert [status for status, _, _ in results] == [0, 0], results
+        succeed(start_group(2, words, tmp_path))
         folders.append(tmp_path / name)
     assert_same_run(*folders)

@@ -129,14 +129,6 @@ def test_start_weights_from_our_own_file(demo_run, run_of_two_epochs, capsys):
     assert f"from {file}; left random: none; in the file but not used: none" in capsys.readouterr().out
 
 
-def test_a_run_never_writes_over_another(demo_run):
-    first = demo_run(name="x")
-    before = (first / "last.pt").read_bytes()
-    second = demo_run(name="x", seed=1)
-    assert (first.name, second.name) == ("x", "x.2")
-    assert (first / "last.pt").read_bytes() == before
-
-
 def test_killed_after_two_of_four_epochs_and_resumed_ends_the_same(demo_flags, tmp_path):
     """deeplabv3 has dropout, so random numbers must be restored too."""
     words = demo_flags(epochs=4, model_type="deeplabv3", workers=1)
@@ -179,14 +171,6 @@ def test_resume_auto_starts_a_run_where_there_is_none_and_leaves_other_names_alo
     demo_run(resume="auto", name="exp", seed=1)
     assert steps(tmp_path / "exp.2") == [1, 2, 3, 4]
     assert (other / "config.yaml").read_text() == before
-
-
-def test_resume_by_file_needs_no_other_flag(demo_run):
-    folder = demo_run(epochs=2, name="x", save_epoch_frequency=1)
-    whole = weights(folder)
-    train.main(["--resume", str(folder / "epoch_0001.pt")])
-    assert not unequal(weights(folder), whole)
-    assert validations(folder) == [(1, 4), (2, 8)]
 
 
 def test_training_lowers_the_loss(demo_run):
