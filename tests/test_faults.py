@@ -107,12 +107,6 @@ def test_unused_parameter_is_a_note_with_the_flag_and_in_a_single_process(demo_f
 
 
 @slow
-def test_static_graph_trains(demo_flags, tmp_path):
-    words = demo_flags(static_graph=True, check_sync_frequency=1)
-    assert [status for status, _, _ in finish(start_group(2, words, tmp_path))] == [0, 0]
-
-
-@slow
 def test_bug_on_one_rank_is_printed_first_and_last_there_and_named_on_the_other(demo_flags, tmp_path):
     words = demo_flags()
     (status0, _, stderr0), (status1, _, stderr1) = run_pair("dataset_raises", 1, words, tmp_path)

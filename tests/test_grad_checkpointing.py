@@ -95,9 +95,10 @@ def test_synchronised_batch_norm_is_one_whose_statistics_are_kept():
     assert block.bn1.num_batches_tracked == 1
 
 
-@pytest.mark.parametrize(
-    "extra", [{"accum_steps": 2, "batchsize": 1}, {"amp": "bf16", "static_graph": True, "ema": 0.5}]
-)
+STATIC = {"amp": "bf16", "static_graph": True, "ema": 0.5, "check_sync_frequency": 1}
+
+
+@pytest.mark.parametrize("extra", [{"accum_steps": 2, "batchsize": 1}, STATIC])
 def test_two_processes_train_to_the_same_bits(demo_flags, tmp_path, extra):
     """train.py under DistributedDataParallel, with and without: weights, statistics, optimizer and metrics."""
     folders = []
