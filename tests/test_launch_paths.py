@@ -145,7 +145,7 @@ def test_same_weights_by_any_launch_path(values, expected, tmp_path, path):
     launcher = {torchrun_by_hand: "torchrun", launch_with_dashes: "torchrun", srun: "srun", mpirun: "mpirun"}
     if path in launcher:
         log = (folder / "train.log").read_text()
-        assert f"joining the group of {launcher[path]}; --no_distributed would not" in log
+        assert f"joining the process group of {launcher[path]}; with --no_distributed this process trains alone" in log
     assert not (tmp_path / "store").exists()  # file_url leaves nothing
 
 

@@ -21,9 +21,9 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 import errors
+import models
 import program
 import train
-import utils
 from data.dataset import SegmentationDataset
 from data.sampler import TrainSampler
 from distributed.group import Group
@@ -109,14 +109,14 @@ def signal_workers() -> None:
 
 def add_to_model(add: Callable[[nn.Module], None]) -> Callable[[], None]:
     def install() -> None:
-        build = utils.models.build
+        build = models.build
 
         def replacement(*args, **kwargs):
             model = build(*args, **kwargs)
             add(model)
             return model
 
-        utils.models.build = replacement
+        models.build = replacement
 
     return install
 
