@@ -4,9 +4,7 @@ $SAMPLES: write a line "epoch index" to $SAMPLES.RANK for each training sample. 
 """
 
 import os
-import signal
 import sys
-import time
 from pathlib import Path
 
 import torch
@@ -16,6 +14,7 @@ import program
 import train
 from data.dataset import SegmentationDataset
 from runs.state import TrainState
+from tests.stopping import stop
 
 if "SAMPLES" in os.environ:
     read_sample = SegmentationDataset.__getitem__
@@ -34,8 +33,7 @@ if "STOP_AT_STEP" in os.environ:
     def update_and_stop(state, *args):
         update(state, *args)
         if state.step == int(os.environ["STOP_AT_STEP"]):
-            os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(0.1)  # for the thread that notes it
+            stop()
 
     TrainState.update = update_and_stop  # type: ignore[method-assign]
 

@@ -31,6 +31,7 @@ from distributed.lifeline import Lifeline
 from losses.criterion import Criterion
 from runs import checkpoint
 from runs.state import TrainState
+from tests.stopping import stop
 
 ON_ALL_RANKS = ("a_buffer", "blocked_destroy", "slow_write")
 STEP = 6  # of 4 an epoch: in the middle of the second
@@ -77,11 +78,6 @@ def fail(error: BaseException) -> Callable[..., None]:
 
 def send(number: int) -> Callable[[], None]:
     return lambda: os.kill(os.getpid(), number)
-
-
-def stop() -> None:
-    os.kill(os.getpid(), getattr(signal, os.environ.get("SIGNAL", "SIGTERM")))
-    time.sleep(0.1)  # for the thread that notes it
 
 
 def wait(name: str, seconds: float) -> Callable[[], None]:
@@ -198,7 +194,7 @@ FAULTS |= {
 def signal_group_mid_epoch() -> None:
     """The whole process group gets SIGTERM, with the loader's workers."""
     os.setsid()
-    in_step(STEP, lambda: os.killpg(0, signal.SIGTERM))()
+    in_step(STEP, lambda: stop(whole_group=True))()
 
 
 @fault
