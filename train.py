@@ -52,7 +52,7 @@ log = logging.getLogger("segtrain")
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Train as the flags say. Return the exit status: 0, or errors.STOPPED if a signal ended the run early."""
+    """Train, or run the program of --task. Return its exit status: 0, or errors.STOPPED if a signal ended it early."""
     cfg = config.parse(argv)
     if cfg.task != "train":
         return run_task(cfg, argv)

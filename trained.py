@@ -119,6 +119,6 @@ class TrainedModel:
         return model.eval().to(device).to(memory_format=torch.channels_last)
 
     def predictor(self, weights: str = "auto", device: torch.device = CPU, **settings) -> Predictor:
-        """Build the model and predict with it. settings: scales, flip and the like, as in Predictor."""
+        """Return a Predictor with this model. settings: arguments of Predictor, such as scales and flip."""
         model = self.model(weights, device)
         return Predictor(model, batch_size=self.cfg.val_batchsize, amp=self.cfg.amp, **settings)

@@ -128,7 +128,7 @@ def read_list(path: Path, *, plain: bool = False) -> list[str]:
     for number, line in enumerate(map(str.strip, lines), 1):
         if not plain and ("/" in line or len(line.split()) > 1):
             raise UserError(
-                f"{path} line {number}: {line!r}: expected one image name a line, without folder, space or suffix"
+                f"{path} line {number}: {line!r}: write one image name on each line, without folder or space"
             )
         if line:
             names.append(unicodedata.normalize("NFC", posixpath.normpath(line.replace("\\", "/"))))

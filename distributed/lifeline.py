@@ -122,7 +122,7 @@ class Lifeline:
                 time.sleep(POLL_SECONDS)
             addresses = store.get("lifeline").decode().split()
         except RuntimeError:
-            raise UserError(f"rank {self.rank}: rank 0 ended before the group was complete; see its output") from None
+            raise UserError(f"rank {self.rank}: rank 0 ended before all ranks had joined: read its output") from None
         for address in addresses:
             host, _, port = address.rpartition(":")
             with contextlib.suppress(OSError):

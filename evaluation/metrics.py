@@ -119,7 +119,7 @@ def bootstrap(counts: np.ndarray, num_samples: int = 2000, seed: int = 0) -> np.
 
 
 def interval(values: np.ndarray) -> tuple[float, float]:
-    """95 % interval of bootstrapped values, without nan."""
+    """Return the 2.5 % and 97.5 % quantiles of bootstrapped values, ignoring nan."""
     low, high = np.nanquantile(values, [0.025, 0.975])
     return float(low), float(high)
 

@@ -29,7 +29,7 @@ class LoRM(nn.Module):
         self.gamma = nn.Parameter(torch.ones(1))
 
     def forward(self, x: Tensor, foreground: Tensor) -> dict[str, Tensor]:
-        """Return {"lorm": sum of (x - y)^2, float32 or float64}; scope "all" adds {"lorm_terms": their number, int64}.
+        """Return {"lorm": sum of (x - y)^2}; scope "all" adds {"lorm_terms": number of non-zero squares}.
 
         x: (B, C, H, W). foreground: (B, H, W) bool.
         """

@@ -29,7 +29,7 @@ class Board(Protocol):
         """Add a point to each curve, and pictures ((H, W, 3) uint8); both by tag."""
 
     def flush(self) -> None:
-        """Flush to disk, if the board can."""
+        """Write buffered points to disk; do nothing if the board has no call for it."""
 
     def close(self, failed: bool) -> None:
         """Close the board. failed: the run did not finish."""

@@ -80,7 +80,7 @@ class Finding:
 
 
 class Findings:
-    """The findings in a data set, by code."""
+    """The problems found in a data set, by code, such as "image-small"."""
 
     def __init__(self, root: Path):
         self.root = root
