@@ -35,8 +35,8 @@ class LearningRate:
         self.warmup_steps = self._warmup_steps()
         if self.warmup_steps >= self.total_steps:
             raise UserError(
-                f"--warmup_steps {cfg.warmup_steps}, --warmup_epochs {cfg.warmup_epochs:g}: {self.warmup_steps:g} "
-                f"steps of warm-up in a run of {self.total_steps}: the learning rate would never reach --lr"
+                f"{self.warmup_steps:g} steps of warm-up in a run of {self.total_steps}: the learning rate would never "
+                "reach --lr: lower --warmup_steps or --warmup_epochs"
             )
 
     def at(self, state: TrainState) -> float:

@@ -33,5 +33,8 @@ def run_task(cfg: Config, argv: list[str] | None) -> int:
     reader = {"test": EVALUATE, "predict": PREDICT}[cfg.task]
     given, _, _ = TASKS[cfg.task].command_line(argv)
     overrides = {name: value for name, value in given.items() if name in reader.flags and name in SAVED_FLAGS}
+    if getattr(cfg, "model", ""):  # an exported model says itself what a config says about a checkpoint
+        for name in SAVED_FLAGS - set(given):
+            setattr(cfg, name, TASKS[cfg.task].flags[name].default)
     program = importlib.import_module(reader.program.removesuffix(".py"))
     return program.run(cfg, overrides | {"workers": cfg.workers, "val_workers": -1})

@@ -85,6 +85,7 @@ def train(cfg: Config, group: Group, run: Run) -> int:
         get_summary(cfg, group, criterion).log(cfg.model_type, group.device)
     lr_schedule.log()
     run.open(cfg, state, saved)
+    del saved  # free it: it is as large as the model and its momentum
     run.metrics.start(lr_schedule.position(state), lr_schedule.total_steps)
     log.info(f"writing to {run.folder}" + ("; there is nothing left to do" if schedule.end_of_run(cfg, state) else ""))
     # Within an epoch, each rank has its own batch-norm statistics.
@@ -179,7 +180,8 @@ def finish_epoch(
         log.debug(f"epoch {state.epoch + 1}: weights are equal on all {group.world_size} ranks")
     names, line = [], f"{epoch_title(cfg, state)}: {run.metrics.loss_text()}"
     if schedule.epoch_validation(cfg, state):
-        result = validate(cfg, group, run, state, val_loader, classes)
+        is_last = schedule.last_validation(cfg, state)
+        result = validate(cfg, group, run, state, val_loader, classes, is_last=is_last)
         is_best = state.note_score(result["miou"])
         line += f", {score_text(result, is_best, state)}"
         names += ["best.pt"] if is_best else []
@@ -198,10 +200,19 @@ def average_batch_norm(group: Group, state: TrainState) -> None:
     checks.check_weights(group, state.raw_model, buffers_averaged=True)
 
 
-def validate(cfg: Config, group: Group, run: Run, state: TrainState, loader: EvalLoader, classes: Classes) -> Scores:
+def validate(
+    cfg: Config,
+    group: Group,
+    run: Run,
+    state: TrainState,
+    loader: EvalLoader,
+    classes: Classes,
+    *,
+    is_last: bool = False,
+) -> Scores:
     """Score the validation list, each image once and at its own size, and log the scores.
 
-    Raises Stopped if a rank got a signal.
+    is_last: also log the table of classes and write the report. Raises Stopped if a rank got a signal.
     """
     predictor = Predictor(state.eval_model.eval(), batch_size=cfg.val_batchsize, amp=cfg.amp)
     batches, names = run.metrics.validation_bar(loader, total=len(loader)), loader.dataset.names
@@ -209,7 +220,7 @@ def validate(cfg: Config, group: Group, run: Run, state: TrainState, loader: Eva
     pictures = [(example.image, example.label, example.predicted) for example in result.examples]
     panels = [panel(*maps, classes.colours, cfg.background_class) for maps in pictures]
     run.metrics.log_validation(state.epoch + 1, state.step, result.scores, classes.names, panels)
-    if schedule.last_validation(cfg, state):
+    if is_last:
         log.info(table(result.scores, classes.names))
         if group.is_main:
             assert run.folder is not None

@@ -18,6 +18,8 @@ from config.flags import flags_of
 from config.hints import Hints
 from errors import UserError
 
+_PIPES: dict[Path, str] = {}
+
 
 class ConfigFile(NamedTuple):
     """--config and --stage."""
@@ -70,7 +72,7 @@ class FlagReader:
         """The values in a YAML file and its stage. Appends notes for the user to `notes`."""
         path, stage = config_file
         try:
-            content = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeyLoader)
+            content = yaml.load(_read_text(path), _UniqueKeyLoader)
         except OSError as error:
             raise UserError(f"--config {path}: {error.strerror}") from None
         except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -132,7 +134,8 @@ class FlagReader:
             values, surplus = parser.parse_known_args(words)
         except argparse.ArgumentError as error:
             name = str(error.argument_name)
-            help = parser._option_string_actions[name.replace("--no_", "--")].help
+            action = parser._option_string_actions.get(name.replace("--no_", "--"))
+            help = action.help if action else "it takes no value"
             raise UserError(f"{name}: {error.message}: {help}".replace("%%", "%")) from None
         return vars(values), surplus
 
@@ -172,8 +175,17 @@ class FlagReader:
         ours = self.aliases.get(name, name)
         if ours != name and "." not in name:
             meaning = re.split(r"; | \[", self.flags[ours].help)[0]
-            notes.append(f"{prefix}{name} is now {prefix}{ours}: {meaning}")
+            notes.append(f"{prefix}{name} is now {prefix}{ours}" + ("" if prefix == "--no_" else f": {meaning}"))
         return ours
+
+
+def _read_text(path: Path) -> str:
+    """Return the text of a file, and keep that of a pipe: the command line is parsed twice, but a pipe is read once."""
+    if path.is_file():
+        return path.read_text(encoding="utf-8")
+    if path not in _PIPES:
+        _PIPES[path] = path.read_text(encoding="utf-8")
+    return _PIPES[path]
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):

@@ -17,7 +17,6 @@ import cv2
 import numpy as np
 from tqdm.contrib.concurrent import process_map
 
-import program
 from data.images import read_label
 from errors import UserError
 from labels import IGNORE
@@ -96,4 +95,6 @@ def parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
+    import program  # here, because data/ imports no room above it
+
     sys.exit(program.run(main))

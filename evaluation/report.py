@@ -36,7 +36,7 @@ _ERROR_COLOURS = np.array([(0, 0, 0), (255, 59, 48), (40, 44, 52), (108, 114, 12
 
 
 def write_run_report(folder: Path, step: int, cfg: Config, result: Result) -> None:
-    """Write folder/report.html and log its path: scores and examples of a run's last validation, and its curves.
+    """Write folder/report.html: scores and examples of a run's last validation, and its curves.
 
     If it cannot write the page, it logs a warning and the run goes on.
     """
@@ -47,7 +47,7 @@ def write_run_report(folder: Path, step: int, cfg: Config, result: Result) -> No
     }
     try:
         title = f"{folder}: validation after step {step}"
-        log.info(f"report: {write_report(folder / 'report.html', title, facts, cfg, result, folder)}")
+        write_report(folder / "report.html", title, facts, cfg, result, folder)
     except UserError as error:
         log.warning(f"no report: {error}")
 

@@ -135,7 +135,7 @@ def step_of(path: Path) -> int | None:
     try:
         with zipfile.ZipFile(path) as archive:
             match = _COMMENT.match(archive.comment)
-    except (OSError, zipfile.BadZipFile):
+    except Exception:  # zipfile has no common class for what it raises on damaged archives
         return None
     return int(match[1]) if match else None
 
@@ -179,6 +179,8 @@ def read_run(path: Path) -> dict:
             f"{path}: truncated or not written by this project: its end is missing; to start from its weights use "
             f"--pretrained {path}"
         )
+    if content["step"] != step_of(path):
+        raise DamagedError(f"{path}: damaged: it says two different steps; use another checkpoint of the run")
     return content
 
 
@@ -210,7 +212,8 @@ def read(path: Path) -> dict:
 def _is_intact(data: io.BytesIO) -> bool:
     try:
         with zipfile.ZipFile(data) as archive:
-            return archive.testzip() is None
+            # A CRC covers the content of a record, not its attributes, where one bit turns it into a folder.
+            return archive.testzip() is None and not any(record.external_attr for record in archive.infolist())
     except Exception:  # zipfile has no common class for what it raises on damaged archives
         return False
     finally:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TextIO
 
 from errors import UserError
-from files import remove_scratch, write_atomic
+from files import write_atomic
 from runs import checkpoint
 from runs.boards import BOARD_FILES
 
@@ -19,7 +19,7 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 # Files that a start writes before its first step.
-_START_FILES = ("train.log", "config.yaml", ".*.part*", *BOARD_FILES)
+_START_FILES = ("train.log", "config.yaml", ".*.part*", ".*.tmp", *BOARD_FILES)
 
 
 def find(logdir: Path, name: str, resume: str) -> tuple[Path | None, Path | None, dict | None, list[Path]]:
@@ -147,7 +147,8 @@ def tidy(folder: Path, step: int) -> list[str]:
 
     Returns the names of these checkpoints.
     """
-    remove_scratch(folder, age=0)
+    for scratch in (*folder.glob(".*.part*"), *folder.glob(".*.tmp")):  # not those of predictions in a folder below
+        scratch.unlink(missing_ok=True)
     later = [file for file in checkpoint.files_of_run(folder) if (checkpoint.step_of(file) or 0) > step]
     for file in later:
         os.replace(file, file.with_name(f"{file.name}.old"))
@@ -162,7 +163,7 @@ def keep_lines(path: Path, num_lines: int) -> list[dict]:
         values = [json.loads(line) for line in lines]
     except ValueError:
         raise UserError(f"{path}: not valid JSON lines: fix or delete it") from None
-    write_atomic(path, "".join(lines))
+    write_atomic(path, "".join(lines), sync=True)
     return values
 
 

@@ -17,6 +17,13 @@ class _TerminalHandler(logging.Handler):
         tqdm.write(self.format(record))
 
 
+class FileHandler(logging.StreamHandler):
+    """Write lines to an open file. An error, such as a full disk, is raised: logging would only print it."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        raise
+
+
 class LineFormatter(logging.Formatter):
     """The message, after "warning: " if that is its level."""
 

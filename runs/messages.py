@@ -76,7 +76,9 @@ def next_steps(logdir: str, folder: Path, validation: list[dict[str, Path]]) -> 
     best = folder / "best.pt"
     images = os.path.commonpath([files["image"].parent for files in validation])
     predict = ["--checkpoint", best, "--input", images, "--output", folder / "predictions", "--overlay"]
+    report = folder / "report.html"
     return [
+        *([f"report:  {report}"] if report.is_file() else []),
         f"curves:  {tensorboard_command(logdir)}",
         f"scores:  {python_command('evaluate.py', '--checkpoint', best, '--report', folder / 'report')}",
         f"predict: {python_command('predict.py', *predict)}",

@@ -62,7 +62,7 @@ class Metrics:
     def loss_text(self) -> str:
         """The mean loss of the epoch's steps."""
         losses = self._epoch_losses
-        return f"loss {sum(losses) / len(losses):.3f}" if losses else "no step"
+        return f"loss {sum(losses) / len(losses):.3f}" if losses else "validation repeated"
 
     def time_text(self, position: float) -> str:
         """The seconds since the epoch began, and the time left in the run."""

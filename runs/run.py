@@ -1,6 +1,5 @@
 """One run of training on disk: its folder, log, metrics and checkpoints."""
 
-import contextlib
 import logging
 import logging.handlers
 import time
@@ -15,7 +14,7 @@ from errors import DivergedError, UserError, in_one_line
 from files import write_atomic
 from runs import checkpoint, folder
 from runs.boards import import_wandb, open_boards
-from runs.log import LineFormatter, log, start_logging
+from runs.log import FileHandler, LineFormatter, log, start_logging
 from runs.messages import resume_hint
 from runs.metrics import Metrics
 from runs.state import TrainState
@@ -96,15 +95,15 @@ class Run:
         else:
             self.folder, self._log_file = folder.claim(Path(cfg.logdir), cfg.name)
             self._is_empty = True
-        handler = logging.StreamHandler(self._log_file)
-        handler.setFormatter(LineFormatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S"))
-        self._early_lines.setTarget(handler)
+        self._handler = FileHandler(self._log_file)
+        self._handler.setFormatter(LineFormatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S"))
+        self._early_lines.setTarget(self._handler)
         self._early_lines.close()
         log.removeHandler(self._early_lines)
-        log.addHandler(handler)
+        log.addHandler(self._handler)
 
         set_aside = folder.tidy(self.folder, step)
-        write_atomic(self.folder / "config.yaml", config.dump(cfg))
+        write_atomic(self.folder / "config.yaml", config.dump(cfg), sync=True)
         last, num_missing = self.metrics.open(self.folder, saved)
         validated = last.get("kind") == "val" and last["step"] == step
         # Unless its validation is done, the resumed run writes the points of `step` again.
@@ -150,19 +149,26 @@ class Run:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        with contextlib.suppress(OSError) if error else contextlib.nullcontext():  # the error may be a full disk
+        try:
             self._close(error)
+        except OSError as problem:
+            if error is None:  # otherwise a full disk may be the error
+                raise UserError(f"{self.folder}: cannot be written ({problem.strerror}): free disk space") from None
         # A run that diverged would diverge again.
         if isinstance(error, UserError) and not isinstance(error, DivergedError) and self._hint_after_failure():
             raise UserError(f"{error}{self._hint_after_failure()}") from None
 
     def _close(self, error: BaseException | None) -> None:
         """Log the error, if any, and close the files. After an error, remove a folder without a step."""
-        if error:
-            log.debug(f"error: {in_one_line(error)}")  # the terminal gets it when the program ends
-        self.metrics.close(failed=bool(error or self.group.stop))
-        if self._log_file and error and self._is_empty:
-            assert self.folder is not None
-            folder.remove(self.folder, self._log_file)
-        elif self._log_file:
-            self._log_file.close()
+        try:
+            if error:
+                log.debug(f"error: {in_one_line(error)}")  # the terminal gets it when the program ends
+            self.metrics.close(failed=bool(error or self.group.stop))
+        finally:
+            if self._log_file:
+                log.removeHandler(self._handler)
+                if error and self._is_empty:
+                    assert self.folder is not None
+                    folder.remove(self.folder, self._log_file)
+                else:
+                    self._log_file.close()

@@ -128,6 +128,7 @@ def _measure_training_step(
         batch = {name: torch.empty(shape, dtype=torch.uint8, device="meta") for name in sorted(maps)}
         batch["image"] = torch.empty((*shape, 3), dtype=torch.uint8, device="meta")
         outputs = model(batch["image"], batch.get("pseudo") if "lorm" in criterion.weights else None)
+        outputs.pop("lorm_terms", None)  # the criterion would sum it over ranks, but only rank 0 is here
         num_classes = min(CLASSES_PER_IMAGE, outputs["logits"].shape[1])
         batch["label_on_cpu"] = torch.arange(num_classes, dtype=torch.uint8).expand(batchsize, -1)
         loss, _ = criterion(outputs, batch, [1.0] * len(criterion.names))
