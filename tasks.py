@@ -13,9 +13,10 @@ from utils import find_masks
 
 
 def run_task(cfg: Config, argv: list[str] | None) -> int:
-    """Run evaluate.py or predict.py, and return the exit status. cfg: config.parse(argv).
+    """Run evaluate.py or predict.py for --task test or predict, and return the exit status. cfg: config.parse(argv).
 
     --checkpoint defaults to best.pt of the newest run of --name, and --input to the folder of the validation images.
+    Raises UserError if there is no best.pt, or if --resume is set.
     """
     assert isinstance(cfg, CheckpointFlags)
     if cfg.resume:

@@ -52,7 +52,10 @@ log = logging.getLogger("segtrain")
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Train, or run the program of --task. Return its exit status: 0, or errors.STOPPED if a signal ended it early."""
+    """Train as the flags say, or run --task test or predict. Return the exit status: 0, or STOPPED after a signal.
+
+    argv: the command line's words; None: sys.argv.
+    """
     cfg = config.parse(argv)
     if cfg.task != "train":
         return run_task(cfg, argv)
@@ -109,7 +112,10 @@ def train_one_epoch(
     cfg: Config, group: Group, run: Run, state: TrainState, loader: TrainLoader, val_loader: EvalLoader,
     criterion: Criterion, lr_schedule: LearningRate, classes: Classes,
 ) -> None:  # fmt: skip
-    """Train from state.samples to the end of the epoch, or to --max_steps; each step is one global batch."""
+    """Train from state.samples to the end of the epoch or to --max_steps. Each step is one global batch.
+
+    Validates and saves checkpoints between steps if due. Raises Stopped on all ranks if any rank got a signal.
+    """
     loader.sampler.set_position(state.epoch, state.samples)
     num_steps = loader.sampler.steps_left
     if cfg.max_steps:
@@ -135,7 +141,10 @@ def train_step(
     cfg: Config, group: Group, run: Run, state: TrainState, criterion: Criterion, micro_batches: list[dict],
     lr_schedule: LearningRate,
 ) -> None:  # fmt: skip
-    """Update the weights by one global batch: the micro-batches of all ranks."""
+    """Update the weights by one global batch: the micro-batches of all ranks.
+
+    Raises Stopped if any rank got a signal.
+    """
     # 1. Each loss is divided by its own count over the global batch, such as labelled pixels. Raises Stopped if any
     # rank got a signal.
     counts = torch.stack([criterion.counts(batch) for batch in micro_batches]).sum(0)
@@ -174,7 +183,10 @@ def finish_epoch(
     cfg: Config, group: Group, run: Run, state: TrainState, loader: TrainLoader, val_loader: EvalLoader,
     lr_schedule: LearningRate, classes: Classes,
 ) -> None:  # fmt: skip
-    """Validate if due, and save. If a signal stops the validation, a resumed run repeats the validation."""
+    """Validate if due, log the epoch's line, and save a checkpoint. Raises Stopped if a signal comes in the validation.
+
+    A resumed run then repeats that validation.
+    """
     average_batch_norm(group, state)
     if group.world_size > 1:
         log.debug(f"epoch {state.epoch + 1}: weights are equal on all {group.world_size} ranks")
@@ -194,25 +206,18 @@ def finish_epoch(
 
 
 def average_batch_norm(group: Group, state: TrainState) -> None:
-    """Average batch-norm statistics over ranks, then check that all ranks have the same model."""
+    """Average batch-norm statistics over ranks, then check that all ranks have equal weights. Collective."""
     for model in state.models:
         group.average_buffers(model)
     checks.check_weights(group, state.raw_model, buffers_averaged=True)
 
 
 def validate(
-    cfg: Config,
-    group: Group,
-    run: Run,
-    state: TrainState,
-    loader: EvalLoader,
-    classes: Classes,
-    *,
-    is_last: bool = False,
-) -> Scores:
-    """Score the validation list, each image once and at its own size, and log the scores.
+    cfg: Config, group: Group, run: Run, state: TrainState, loader: EvalLoader, classes: Classes, *, is_last=False,
+) -> Scores:  # fmt: skip
+    """Score the validation list, each image once and at its own size. Log and return the scores. Collective.
 
-    is_last: also log the table of classes and write the report. Raises Stopped if a rank got a signal.
+    is_last: also log the table of classes and write the report. Raises Stopped if any rank got a signal.
     """
     predictor = Predictor(state.eval_model.eval(), batch_size=cfg.val_batchsize, amp=cfg.amp)
     batches, names = run.metrics.validation_bar(loader, total=len(loader)), loader.dataset.names

@@ -47,7 +47,7 @@ class ModelFlags:
 
     @property
     def background_class(self) -> int | None:
-        """--background as a class number; None for "none"."""
+        """Return --background as a class number; None for "none"."""
         return None if self.background == "none" else int(self.background)
 
 

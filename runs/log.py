@@ -11,7 +11,7 @@ every_rank = logging.getLogger("segtrain.every_rank")
 
 
 class _TerminalHandler(logging.Handler):
-    """Print to stdout, above a progress bar."""
+    """A logging handler that prints to stdout, above a progress bar."""
 
     def emit(self, record: logging.LogRecord) -> None:
         tqdm.write(self.format(record))
@@ -25,7 +25,7 @@ class FileHandler(logging.StreamHandler):
 
 
 class LineFormatter(logging.Formatter):
-    """The message, after "warning: " if that is its level."""
+    """A logging formatter that puts "warning: " before messages of level WARNING."""
 
     def format(self, record: logging.LogRecord) -> str:
         if record.levelno == logging.WARNING:
@@ -34,7 +34,7 @@ class LineFormatter(logging.Formatter):
 
 
 def start_logging(level: str, *, is_main: bool) -> None:
-    """Print the lines of "segtrain" from this level (--log_level) on, on rank 0 only.
+    """Print lines of the logger "segtrain" from this level (--log_level) on, on rank 0 only.
 
     Lines of "segtrain.every_rank" are printed on every rank. A second call replaces the handlers of the first.
     """
@@ -51,7 +51,7 @@ def start_logging(level: str, *, is_main: bool) -> None:
 def progress_bar(
     items: Iterable | None, *, total: int | None, title: str, unit: str = "it", enabled: bool = True
 ) -> tqdm:
-    """A progress bar with the rate and, if the total is known, the time left."""
+    """Return a tqdm bar over `items`, with the rate and, if the total is known, the time left."""
     return tqdm(
         items,
         total=total,

@@ -23,10 +23,10 @@ KEEP_STEP_FILES = 3  # files of --save_step_frequency, unless --keep is set
 
 
 class Run:
-    """One run of training. Every rank has one and calls it alike; only rank 0 prints and writes.
+    """One run of training on disk. Every rank has a Run and calls the methods alike; only rank 0 prints and writes.
 
-    As a context manager, it logs the error that ends a run, and adds the command to resume to a UserError. If the
-    error comes before the first step, it removes the run's folder.
+    As a context manager, the Run logs the error that ends the run, and adds the command to resume to a UserError. If
+    the error comes before the first step, the run's new folder is removed.
     """
 
     def __init__(self, cfg: Config, group: Group):
@@ -45,9 +45,10 @@ class Run:
         group.advise(self._hint_after_failure)  # rank 0 adds it to another rank's error
 
     def find_checkpoint(self) -> dict | None:
-        """Return the content of the checkpoint that --resume names, or None in a new run. Collective.
+        """Return the content of the checkpoint that --resume names, or None if there is none. Collective.
 
-        The run continues in the checkpoint's folder; with --reset_data_offset open() makes a new folder.
+        The run continues in the checkpoint's folder; with --reset_data_offset open() makes a new folder. Raises
+        UserError on all ranks if the checkpoint is missing or unusable.
         """
         cfg = self.cfg
         found: tuple | UserError = (None, None, [])
@@ -75,10 +76,10 @@ class Run:
         return content
 
     def open(self, cfg: Config, state: TrainState, saved: dict | None) -> None:
-        """Open the run's files and remove all entries after the step of `state`. Collective.
+        """Open the run's folder, log, metrics and boards, and remove entries after the step of `state`. Collective.
 
-        cfg: the final flags, for config.yaml and checkpoints. saved: content of the resumed checkpoint. If best.pt is
-        missing or was written later, state.best_miou is reset.
+        cfg: the final flags, for config.yaml and checkpoints. saved: content of the resumed checkpoint, or None. If the
+        folder has no best.pt, state.best_miou becomes -1. Raises UserError if the folder cannot be written.
         """
         self.cfg = cfg
         if self.group.is_main:
@@ -116,7 +117,10 @@ class Run:
             log.info(f"checkpoints after step {step} were renamed to *.old: {', '.join(set_aside)}")
 
     def save(self, state: TrainState, *names: str) -> None:
-        """Write the state to files of these names and then last.pt, in the background. Collective."""
+        """Write the state to files of these names and to last.pt, in a background thread on rank 0. Collective.
+
+        Raises DivergedError if a loss or weight is not finite, and the error of an earlier write that failed.
+        """
         logged = self.metrics.capture()  # first, because a loss that is not finite says more than a weight
         checks.check_finite(state.raw_model)
         content = {"run": logged} | state.capture(self.group) | {"config": config.as_dict(self.cfg)}
@@ -127,20 +131,20 @@ class Run:
             self._writer.save(content, [self.folder / name for name in (*names, "last.pt")], keep)
 
     def step_done(self) -> None:
-        """Note that the run has done a step, and raise the error of a checkpoint that could not be written."""
+        """Note that the run has done a step. Raises the error of a checkpoint that could not be written."""
         self._is_empty = False
         self._writer.check()
 
     def wait_for_checkpoint(self) -> None:
-        """Wait until the last checkpoint is on disk."""
+        """Wait until the last checkpoint is on disk. Raises the error of a failed write."""
         self._writer.wait()
 
     def resume_hint(self) -> str:
-        """Say how to resume this run: a command, or the words to add to the first start's command."""
+        """Return how to resume this run, as text: a command, or the words to add to the first start's command."""
         return resume_hint(self.cfg, self.group, self.folder)
 
     def _hint_after_failure(self) -> str:
-        """The resume hint for an error message; "" before the first checkpoint and on other ranks."""
+        """Return "; " and the resume hint, for an error message; "" before the first checkpoint and on other ranks."""
         if not (self.group.is_main and self.folder and (self.folder / "last.pt").is_file()):
             return ""
         return f"; {self.resume_hint()}"
