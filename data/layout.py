@@ -54,8 +54,7 @@ def find_split(
 ) -> Split:
     """Return the Split of a data set: its folders and the names in its list.
 
-    root: the data set's folder. dataset: value of --dataset. split: name, such as "train". list_path, image_path:
-    folders below root, "" for the default ones.
+    root: the data set's folder. dataset: as --dataset. split: such as "train". list_path, image_path: "" for defaults.
     maps: {map: folder below root, or "" for the default one}, such as {"label": "", "pseudo": ""}. The default of
     "label" is the dense masks; for split "train" it is the scribbles, unless dataset is "Dense" or "Folder". Distance
     maps default to the folder `root`/MAP.
