@@ -33,10 +33,10 @@ log = logging.getLogger("segtrain")
 
 
 def get_start(cfg: Config, group: Group, saved: dict | None) -> tuple[Config, StartWeights | None]:
-    """Return the flags, with stride_in_1x1 set as the weights need it, and on rank 0 the start weights.
+    """Return the flags, with stride_in_1x1 set as the weights need, and the start weights (rank 0 only, else None).
 
-    A run that resumes the checkpoint with content `saved` has no start weights. Raises UserError if the start weights
-    cannot be read or downloaded.
+    A run that resumes the checkpoint content `saved` has no start weights: None. Raises UserError if the start weights
+    cannot be read or downloaded. Collective.
     """
     if saved is not None:
         stride_in_1x1 = saved["config"].get("stride_in_1x1", False)
@@ -55,9 +55,10 @@ def get_start(cfg: Config, group: Group, saved: dict | None) -> tuple[Config, St
 
 
 def get_model(cfg: Config, group: Group, start: StartWeights | None = None) -> tuple[models.Segmenter, nn.Module]:
-    """Return the model on this process's device, and the module to train: its DDP wrapper, or the model itself.
+    """Return (model on this process's device, module to train: the model's DDP wrapper, or the model without a group).
 
-    start: start weights, on rank 0 only; the wrapper broadcasts them.
+    start: start weights, on rank 0 only; the wrapper broadcasts them. Raises UserError if none of the weights fits, or
+    on --sync_bn on without CUDA.
     """
     torch.manual_seed(cfg.seed)
     raw_model = _build(cfg)
@@ -94,7 +95,10 @@ def _build(cfg: Config) -> models.Segmenter:
 
 
 def active_terms(cfg: Config) -> dict[str, float]:
-    """Return {term: weight} of the losses with a weight above 0 for which --dataset has label maps."""
+    """Return {term: weight} of the losses with a weight above 0 and label maps in --dataset.
+
+    "lorm" also needs a model with LoRM.
+    """
     has_lorm = models.MODELS[cfg.model_type].has_lorm
     return {
         term: weight
@@ -108,7 +112,7 @@ def active_terms(cfg: Config) -> dict[str, float]:
 def get_criterion(
     cfg: Config, group: Group, raw_model: models.Segmenter, class_weights: list[float] | None = None
 ) -> Criterion:
-    """Return the losses of the run. Raises UserError if there is none."""
+    """Return the Criterion with the run's losses. Raises UserError if no loss trains the head."""
     weights = active_terms(cfg)
     off = [term for term in TERMS if term not in weights]
     if not set(weights) - {"lorm"}:  # with LoRM alone the head would have no gradient
@@ -136,10 +140,10 @@ def get_criterion(
 def get_class_weights(
     cfg: Config, group: Group, train_set: SegmentationDataset, saved: dict | None = None
 ) -> list[float] | None:
-    """Return --class_weights as numbers, the same on all ranks, or None for equal weights. Collective.
+    """Return the class weights of --class_weights, equal on all ranks, or None if unweighted. Collective.
 
-    For --class_weights balanced, each rank counts a share of the labels. saved: content of the resumed checkpoint,
-    whose weights are used again if list, label folder and classes are the same.
+    For --class_weights balanced, each rank counts a share of the labels. saved: content of the resumed checkpoint, or
+    None. Its class weights are used again if the training list, label folder and classes are unchanged.
     """
     if cfg.class_weights == "none":
         return None
@@ -161,7 +165,7 @@ def get_class_weights(
 
 
 def _saved_class_weights(cfg: Config, train_set: SegmentationDataset, saved: dict | None) -> list[float] | None:
-    """The checkpoint's class weights if its training list, labels and classes are the same, else None."""
+    """Return the checkpoint's class weights if its training list, labels and classes are unchanged, else None."""
     flags = ("class_weights", "numclasses", "dataset", "train_path")
     if saved is None or any(saved["config"].get(name) != getattr(cfg, name) for name in flags):
         return None
@@ -169,7 +173,7 @@ def _saved_class_weights(cfg: Config, train_set: SegmentationDataset, saved: dic
 
 
 def get_optimizer(cfg: Config, raw_model: nn.Module, group: Group, lr: float) -> Optimizer:
-    """Return SGD; with --zero1 its state is sharded over the processes."""
+    """Return SGD over the trained parameters; with --zero1 its state is sharded over the processes."""
     parameters = [parameter for parameter in raw_model.parameters() if parameter.requires_grad]
     options: dict = {"lr": lr, "momentum": cfg.momentum, "weight_decay": cfg.wdecay}
     if not (cfg.zero1 and group.backend):
@@ -190,7 +194,10 @@ def get_state(
     train_set: SegmentationDataset,
     class_weights: list[float] | None,
 ) -> TrainState:
-    """Return the state of a new run, or of the checkpoint with content `saved`. origin: see schedule.LearningRate."""
+    """Return the TrainState of a new run, or of the checkpoint content `saved`. origin: LearningRate.origin.
+
+    Raises UserError if the content does not fit the model, or if --seed or the list has changed in mid-epoch.
+    """
     scaler = LossScaler(group.device, enabled=cfg.amp == "fp16")
     ema = AveragedModel(raw_model, multi_avg_fn=get_ema_multi_avg_fn(cfg.ema)) if cfg.ema else None
     state = TrainState(raw_model, model, optimizer, scaler, ema, origin=origin, class_weights=class_weights)
@@ -211,7 +218,7 @@ def get_state(
 
 
 def get_summary(cfg: Config, group: Group, criterion: Criterion) -> Summary:
-    """Return the sizes of the model and of a process that trains it with these losses."""
+    """Return the Summary of the model and of one process that trains with these losses, counted on the meta device."""
     with torch.device("meta"):
         model = _build(cfg)
     return summarize(

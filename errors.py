@@ -7,7 +7,10 @@ STOPPED = 75  # exit status of a run that a signal stopped, after saving; sysexi
 
 
 class UserError(ValueError):
-    """A wrong file, flag or variable. The message is one line: what is wrong, where, and what to do."""
+    """An error that the user can fix: a wrong file, flag or variable.
+
+    The message is one line: what is wrong, where, and what to do. Unprintable characters in it are escaped.
+    """
 
     def __init__(self, message: str):
         # PyTorch re-raises a DataLoader worker's exception with its traceback as the message, which ends with
@@ -18,7 +21,7 @@ class UserError(ValueError):
 
 
 class DivergedError(UserError):
-    """Training has diverged: resuming it with the same flags would fail again."""
+    """Training has diverged: a resumed run with the same flags would fail again."""
 
 
 class InputError(UserError):
@@ -26,7 +29,10 @@ class InputError(UserError):
 
 
 def report(error: BaseException, rank: str) -> int:
-    """Print in one line why the program ends, and return its exit status. rank: "" without a group."""
+    """Print one line on why the program ends, and return the exit status. rank: "" without a group.
+
+    The status is 2 for UserError, 130 for KeyboardInterrupt, a SystemExit's own non-zero code, else 1.
+    """
     from tqdm import tqdm  # here, as its import takes a tenth of a second
 
     where = f" (rank {rank})" if rank else ""
@@ -39,12 +45,12 @@ def report(error: BaseException, rank: str) -> int:
 
 
 def reason(error: BaseException) -> str:
-    """The error in one line, for other ranks."""
+    """Return one line about the error, for other ranks: a UserError's message, "interrupted", or in_one_line()."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
     return str(error) if isinstance(error, UserError) else in_one_line(error)
 
 
 def in_one_line(error: BaseException) -> str:
-    """The error's class and the first line of its message."""
+    """Return "CLASS: first line of the error's message", with at most 300 characters of the message."""
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:300]}"

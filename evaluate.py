@@ -40,12 +40,15 @@ log = logging.getLogger("segtrain")
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Evaluate with the flags of a command line. Returns the exit status: see run()."""
+    """Evaluate with the flags of a command line (argv; None: sys.argv). Returns 0, or errors.STOPPED after a signal."""
     return run(*read_flags(EVALUATE, argv))
 
 
 def run(flags: EvaluateFlags, overrides: dict) -> int:
-    """Evaluate. overrides: flags that replace the checkpoint's. Returns 0, or errors.STOPPED if a signal stopped it."""
+    """Evaluate the checkpoints on all ranks. Returns 0, or errors.STOPPED if a signal stopped the evaluation.
+
+    overrides: {flag: value} that replaces the checkpoint's. Raises UserError for wrong flags or data.
+    """
     with join_group(flags) as group, program.advice(str(group.device), OUT_OF_MEMORY_ADVICE):
         start_logging(flags.log_level, is_main=group.is_main)
         try:
@@ -58,7 +61,10 @@ def run(flags: EvaluateFlags, overrides: dict) -> int:
 
 
 def evaluate(flags: EvaluateFlags, overrides: dict, group: Group) -> None:
-    """Score --checkpoint and --compare, and write the files that the flags ask for. Raises Stopped after a signal."""
+    """Score --checkpoint and --compare, and write the files that the flags ask for. Raises Stopped after a signal.
+
+    overrides: {flag: value} that replaces the checkpoint's. Collective.
+    """
     checks.check_flags(group, vars(flags), per_rank(flags))
     models = load_models(flags, overrides)
     cfg = models[0].cfg
@@ -92,7 +98,10 @@ def evaluate(flags: EvaluateFlags, overrides: dict, group: Group) -> None:
 
 
 def load_models(flags: EvaluateFlags, overrides: dict) -> list[TrainedModel]:
-    """Load --checkpoint and, if it is set, --compare."""
+    """Return the models of --checkpoint and, if set, --compare.
+
+    Raises UserError if --split is empty or the two models differ in the number of classes.
+    """
     if not flags.split:
         raise UserError("--split is empty: name a list or a split folder, such as val")
     models = [TrainedModel(path, overrides) for path in (flags.checkpoint, flags.compare)[: 1 + bool(flags.compare)]]
@@ -103,7 +112,7 @@ def load_models(flags: EvaluateFlags, overrides: dict) -> list[TrainedModel]:
 
 
 def check_outputs(flags: EvaluateFlags, dataset: SegmentationDataset, group: Group) -> None:
-    """Raise UserError if an output cannot be written, or would be written into the data set."""
+    """Raise UserError if --save_dir, --report or --json cannot be written, or is inside the data set."""
     if flags.json and Path(flags.json).is_dir():
         raise UserError(f"--json {flags.json}: is a folder: name a file")
     outputs = {"--save_dir": flags.save_dir, "--report": flags.report, "--json": flags.json and Path(flags.json).parent}
@@ -118,7 +127,10 @@ def check_outputs(flags: EvaluateFlags, dataset: SegmentationDataset, group: Gro
 def score_checkpoint(
     model: TrainedModel, flags: EvaluateFlags, loader: EvalLoader, group: Group, classes: Classes, save_dir: str
 ) -> Result:
-    """Score one checkpoint, and write its predictions to save_dir unless it is ""."""
+    """Return the Result of one checkpoint, and write its predictions as save_dir/NAME.png unless save_dir is "".
+
+    Collective. Raises UserError if no pixel of the split is labelled.
+    """
     names = loader.dataset.names
     predictor = model.predictor(flags.weights, group.device, **inference_settings(flags))
     checks.check_weights(group, predictor.model, buffers_averaged=True)
@@ -143,7 +155,7 @@ def score_checkpoint(
 
 
 def describe_protocol(model: TrainedModel, flags: EvaluateFlags) -> str:
-    """Describe in one line how a checkpoint is scored."""
+    """Return one line of text about how a checkpoint is scored: weights, image size, scales, windows and mirroring."""
     size = f"long side {flags.long_side}" if flags.long_side else "own size"
     windows = f"windows of {flags.window}, step {flags.stride_rate:.3g}" if flags.window else "whole images"
     scales = " ".join(["scale" if len(flags.scales) == 1 else "scales", *(f"{scale:g}" for scale in flags.scales)])
@@ -152,7 +164,7 @@ def describe_protocol(model: TrainedModel, flags: EvaluateFlags) -> str:
 
 
 def describe_comparison(flags: EvaluateFlags, comparison: dict) -> str:
-    """Describe a result of scoring.compare() in one line."""
+    """Return one line of text about a result of scoring.compare()."""
     values = (comparison["difference"], *comparison["interval"], comparison["higher"])
     difference, low, high, higher = (100 * value for value in values)
     return (
@@ -162,7 +174,7 @@ def describe_comparison(flags: EvaluateFlags, comparison: dict) -> str:
 
 
 def as_json(flags: EvaluateFlags, model: TrainedModel, result: Result, classes: Classes) -> dict:
-    """Return every score, of each class and each image, for --json."""
+    """Return the content of --json as a dict: every score, the confusion matrix, and the scores of each image."""
     per_image = zip(result.names, metrics.image_scores(result.counts), strict=True)
     return {
         "checkpoint": str(model.path),
@@ -176,7 +188,11 @@ def as_json(flags: EvaluateFlags, model: TrainedModel, result: Result, classes: 
 
 
 def report(flags: EvaluateFlags, models: list[TrainedModel], result: Result, comparison: dict | None) -> Path:
-    """Write the web page. Returns its path."""
+    """Write the HTML report to index.html in the folder --report. Returns its path.
+
+    models: one model or two. result: of the first model. comparison: result of scoring.compare(), or None. Raises
+    UserError if the page cannot be written.
+    """
     model, paths = models[0], [str(model.path) for model in models]
     facts = {
         "checkpoint": f"{paths[0]}, step {model.content.get('step', 'unknown')}",

@@ -44,7 +44,10 @@ RANDOM_BATCHES = (1, 3)
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Export with these flags. If a file predicts other classes than PyTorch, raises UserError and keeps no file."""
+    """Export with the flags of a command line (argv; None: sys.argv).
+
+    Raises UserError, and keeps no file, if a file predicts other classes than PyTorch.
+    """
     values, overrides = read_overrides(EXPORT, argv)
     if "amp" in values:
         raise UserError("--amp: exported models compute in float32: drop it, and set the precision in the runtime")
@@ -56,7 +59,10 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def export(flags: ExportFlags, overrides: dict, device: torch.device) -> None:
-    """Write the files under temporary names, check them, and rename them."""
+    """Write the files under temporary names, compare them with PyTorch, and rename them if they agree.
+
+    overrides: {flag: value} that replaces the checkpoint's. Raises UserError, and keeps no file, if they differ.
+    """
     formats = ("onnx", "torch") if flags.format == "both" else (flags.format,)
     if "onnx" in formats:
         check_onnx(flags.opset)
@@ -90,7 +96,7 @@ def export(flags: ExportFlags, overrides: dict, device: torch.device) -> None:
 
 
 def describe(trained: TrainedModel, flags: ExportFlags) -> dict[str, str]:
-    """Return the metadata of a file, JSON under each key."""
+    """Return the metadata to store in an exported file, {key: JSON text}."""
     cfg = trained.cfg
     classes = read_classes(cfg.classes, cfg.numclasses)
     values = {
@@ -110,14 +116,17 @@ def describe(trained: TrainedModel, flags: ExportFlags) -> dict[str, str]:
 
 @contextlib.contextmanager
 def stage(title: str) -> Iterator[None]:
-    """Log what was done and how long it took."""
+    """Log `title` and the seconds that the `with` block took."""
     start = time.perf_counter()
     yield
     log.info(f"{title}: {time.perf_counter() - start:.1f} s")
 
 
 def find_images(flags: ExportFlags, trained: TrainedModel) -> list[Path]:
-    """List the files of --images, or images of the checkpoint's val list if the data set is there."""
+    """Return the image files of --images, or of the checkpoint's val list; [] if the val list's data set is not there.
+
+    At most --num_images files are returned; 0 returns all. Raises UserError if --images is missing or has no images.
+    """
     if flags.images:
         path = Path(flags.images)
         if not path.exists():
@@ -138,7 +147,7 @@ def find_images(flags: ExportFlags, trained: TrainedModel) -> list[Path]:
 
 
 def load_images(files: list[Path], device: torch.device) -> Iterator[Tensor]:
-    """Yield batches (B, H, W, 3) uint8 of random images, then the images in the files."""
+    """Yield batches (B, H, W, 3) uint8 RGB on `device`: random images, then each image file as a batch of one."""
     generator = torch.Generator().manual_seed(0)
     for size in RANDOM_SIZES:
         for batch in RANDOM_BATCHES:

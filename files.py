@@ -15,17 +15,22 @@ STALE_SECONDS = 3600  # a temporary file that has not grown for this long belong
 
 
 def write_atomic(path: Path, data: bytes | memoryview | str, *, sync: bool = False, parents: bool = False) -> None:
-    """Write bytes, or text as UTF-8, to a temporary file and rename it to `path`. Arguments and errors as writing()."""
+    """Write bytes, or text as UTF-8, to a temporary file and rename that file to `path`.
+
+    sync: flush file and folder to the disk. parents: create missing folders. Raises UserError if the file cannot be
+    written, InputError if its name is too long.
+    """
     with writing(path, sync=sync, parents=parents) as scratch:
         scratch.write_bytes(data.encode() if isinstance(data, str) else data)
 
 
 @contextlib.contextmanager
 def writing(path: Path, *, sync: bool = False, parents: bool = False) -> Iterator[Path]:
-    """Yield a temporary path with the same suffix, which is renamed to `path` if the body succeeds and removed if not.
+    """Yield a temporary path beside `path`, renamed to `path` if the body succeeds and removed if not.
 
-    sync: flush file and folder to the disk, so that the file survives a power cut. parents: create missing folders.
-    Raises UserError if the file cannot be written, with the OSError as its cause; InputError if its name is too long.
+    The temporary path has the suffix of `path`. sync: flush file and folder to the disk, so that the file survives a
+    power cut. parents: create missing folders. Raises UserError if the file cannot be written, with the OSError as its
+    cause; InputError if its name is too long.
     """
     scratch = path.with_name(f".{secrets.token_hex(8)}.part{path.suffix}")
     try:
@@ -47,7 +52,7 @@ def writing(path: Path, *, sync: bool = False, parents: bool = False) -> Iterato
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make a rename in the folder survive a power cut. Only POSIX has such a call."""
+    """Flush a folder to disk, so that a rename in it survives a power cut. Does nothing outside POSIX."""
     if os.name != "posix":
         return
     descriptor = os.open(folder, os.O_RDONLY)
@@ -61,7 +66,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def remove_scratch(folder: Path, *, age: float = STALE_SECONDS) -> None:
-    """Remove temporary files below the folder that were last written more than `age` seconds ago.
+    """Remove temporary files of writing() below a folder that were last written more than `age` seconds ago.
 
     age=0 removes all: for a folder that no other process writes to.
     """
@@ -72,7 +77,7 @@ def remove_scratch(folder: Path, *, age: float = STALE_SECONDS) -> None:
 
 
 def check_writable(folder: Path, flag: str) -> None:
-    """Create the folder and a file in it, so that a wrong path fails before the work. Raises UserError."""
+    """Create a folder, and make and remove a file in it. Raises UserError, naming `flag`, if that fails."""
     probe = folder / f".{secrets.token_hex(8)}.part"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -83,7 +88,7 @@ def check_writable(folder: Path, flag: str) -> None:
 
 
 def sha256(path: Path) -> str:
-    """SHA-256 of a file's content, in hexadecimal. Raises UserError if it cannot be read."""
+    """Return the SHA-256 of a file's content, in hexadecimal. Raises UserError if the file cannot be read."""
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as error:

@@ -48,12 +48,15 @@ WITH_MODEL = ("classes", "background", "val_batchsize", "workers", "val_workers"
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Predict with the flags of a command line. Returns the exit status: see run()."""
+    """Predict with the flags of a command line. Returns 0, 1 if an input failed, or errors.STOPPED."""
     return run(*read_flags(PREDICT, argv))
 
 
 def run(flags: PredictFlags, overrides: dict) -> int:
-    """Predict. overrides: flags that replace the checkpoint's. Returns 0, 1 if an input failed, or errors.STOPPED."""
+    """Predict all inputs on all ranks. Returns 0, 1 if an input failed, or errors.STOPPED after a signal.
+
+    overrides: {flag: value} that replaces the checkpoint's. Raises UserError for wrong flags.
+    """
     if not flags.input:
         raise UserError("--input is not set: name an image, a video, a folder or a 'pattern'")
     with join_group(flags) as group, program.advice(str(group.device), OUT_OF_MEMORY_ADVICE):
@@ -73,7 +76,10 @@ def run(flags: PredictFlags, overrides: dict) -> int:
 def load_model(
     flags: PredictFlags, overrides: dict, group: Group
 ) -> tuple[ImagePredictor, np.ndarray, int | None, dict]:
-    """Return the model, its classes' colours, its background class, and the settings that predictions depend on."""
+    """Return the model, colours (256, 3) uint8, background class or None, and a dict of all that predictions depend on.
+
+    overrides: {flag: value} that replaces the checkpoint's. Raises UserError if a flag does not apply to --model.
+    """
     settings = inference_settings(flags) | {"weights": flags.weights}
     if flags.model:
         changed = any(value != PREDICT.flags[name].default for name, value in settings.items())
@@ -96,7 +102,11 @@ def load_model(
 
 
 def plan(flags: PredictFlags, outputs: Outputs, settings: dict) -> list[Input]:
-    """Claim the output folder and return the inputs that are not done. Only rank 0 calls it."""
+    """Claim the output folder and return the Inputs that are not done. Only rank 0 calls this function.
+
+    settings: all that predictions depend on; written to predictions.json. Raises UserError if the folder has
+    predictions with other settings.
+    """
     base, inputs, num_others = find_inputs(flags.input, outputs.folder)
     outputs.claim({"input": str(base.resolve()), **settings}, overwrite=flags.overwrite)
     pending = [file for file in inputs if not outputs.is_done(file.name)]
@@ -112,14 +122,17 @@ def plan(flags: PredictFlags, outputs: Outputs, settings: dict) -> list[Input]:
 
 @dataclass
 class Prediction:
-    """Predicts images and videos with one model, over all ranks."""
+    """A prediction of images and videos with one model, shared by all ranks of `group`, written to `outputs`."""
 
     model: ImagePredictor
     outputs: Outputs
     group: Group
 
     def run(self, inputs: list[Input], workers: int) -> int:
-        """Predict all inputs. Returns 1 if some could not be, else 0. Collective; raises Stopped on all ranks."""
+        """Predict all inputs. Returns 1 if an input failed, else 0. Collective; raises Stopped after a signal.
+
+        workers: processes that load images.
+        """
         group, outputs = self.group, self.outputs
         own = len(inputs[group.rank :: group.world_size])
         headers = group.map(probe, inputs, partial(self._bar, total=own, title="headers", unit="file"))
@@ -145,7 +158,10 @@ class Prediction:
         return 1 if errors else 0
 
     def predict_images(self, sizes: dict[Input, tuple[int, int]], workers: int) -> list[UserError]:
-        """Predict this rank's share of the images {input: (height, width)}. Returns the errors of unreadable ones."""
+        """Predict this rank's share of the images; return the errors of unreadable ones. A signal ends it early.
+
+        sizes: {input: (height, width)} of the images of all ranks. workers: processes that load images.
+        """
         group, files = self.group, list(sizes)
         batches = EvalBatches(
             list(sizes.values()), batch_size=self.model.images_at_once, rank=group.rank, world_size=group.world_size
@@ -162,11 +178,14 @@ class Prediction:
         return failures
 
     def predict_video(self, video: Input) -> None:
-        """Predict the frames of a video that are not done. Raises Stopped, on this rank alone, after a signal."""
+        """Predict the frames of a video that are not done, and write all its outputs.
+
+        Raises Stopped, on this rank alone, after a signal, and InputError if the video is damaged.
+        """
         self.outputs.write_video(video.name, self._label_frames(video), frame_rate(video.path))
 
     def _label_frames(self, video: Input) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield each frame with its label map, from its mask if the frame is done."""
+        """Yield (frame (H, W, 3) uint8 RGB, label map (H, W) uint8); a finished frame's label map is read back."""
         frames = self._bar(read_frames(video.path), total=None, title=video.path.name, unit="frame")
         numbered = ((f"{video.name}/{number:06d}", frame) for number, frame in enumerate(frames, start=1))
         for batch in batched(numbered, self.model.images_at_once):
@@ -178,7 +197,10 @@ class Prediction:
                 yield frame, labels[name] if name in labels else read_label(self.outputs.mask(name), 255)
 
     def _predict(self, images: dict[str, np.ndarray], *, frames: bool = False) -> dict[str, np.ndarray]:
-        """Predict {name: image (H, W, 3)} of one size, write the outputs, and return {name: label map (H, W)}."""
+        """Predict {name: image (H, W, 3) uint8} of one size, write outputs, return {name: label map (H, W) uint8}.
+
+        frames: whether the images are frames of a video.
+        """
         if not images:
             return {}
         batch = torch.from_numpy(np.stack(list(images.values()))).to(self.group.device)

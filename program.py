@@ -11,7 +11,7 @@ from errors import UserError, in_one_line, report
 
 
 def run(main: Callable[[], int | None]) -> int:
-    """Call main and return the exit status: main's own, 2 after a UserError, or 130 after Ctrl-C.
+    """Call main and return the exit status: main's own (None: 0), 2 after a UserError, or 130 after Ctrl-C.
 
     A UserError prints one line. Any other exception is a bug and leaves with its traceback.
     """
@@ -22,7 +22,10 @@ def run(main: Callable[[], int | None]) -> int:
 
 
 def check_command_line(read: Callable[[], object]) -> None:
-    """Read the command line, and exit after --help or an error. Call it before importing torch, which takes seconds."""
+    """Call `read`, which parses the command line, and exit the program after --help or an error.
+
+    Call this function before importing torch, which takes seconds.
+    """
     try:
         read()
     except (UserError, KeyboardInterrupt) as error:
@@ -31,7 +34,10 @@ def check_command_line(read: Callable[[], object]) -> None:
 
 @contextlib.contextmanager
 def advice(device: str, out_of_memory: str) -> Iterator[None]:
-    """Turn out-of-memory and full-disk errors into a UserError. out_of_memory: the remedy on `device`."""
+    """Turn out-of-memory, full-disk and killed-worker errors of the body into a UserError; other errors propagate.
+
+    device: name of the device, for the message. out_of_memory: the remedy for lack of memory.
+    """
     try:
         yield
     except OSError as error:

@@ -12,11 +12,11 @@ log = logging.getLogger("segtrain")
 
 
 class LearningRate:
-    """--lr over a run: linear warm-up, then cosine to 0.
+    """The learning rate of a run: linear warm-up to the peak, then cosine to 0.
 
     A resumed run keeps its curve when its batch changes. For this, checkpoints keep the `origin` of the run: the
-    "global_batch", "world_size" and "steps_per_epoch" that it began with, and the "lr_factor" that --lr had there.
-    The learning rate depends on --lr, the origin and the global batch only, not on how the batch is made.
+    "global_batch", "world_size" and "steps_per_epoch" at its start, and the "lr_factor" that multiplied --lr there. The
+    learning rate depends on --lr, the origin and the global batch only, not on how the batch is made.
 
     saved: content of the resumed checkpoint, or None. With --reset_data_offset the curve begins anew. Raises UserError
     if the warm-up takes the whole run.
@@ -35,8 +35,8 @@ class LearningRate:
         self.warmup_steps = self._warmup_steps()
         if self.warmup_steps >= self.total_steps:
             raise UserError(
-                f"--warmup_steps {cfg.warmup_steps}, --warmup_epochs {cfg.warmup_epochs:g}: {self.warmup_steps:g} "
-                f"steps of warm-up in a run of {self.total_steps}: the learning rate would never reach --lr"
+                f"{self.warmup_steps:g} steps of warm-up in a run of {self.total_steps}: the learning rate would never "
+                "reach --lr: lower --warmup_steps or --warmup_epochs"
             )
 
     def at(self, state: TrainState) -> float:
@@ -44,16 +44,16 @@ class LearningRate:
         return self.peak * lr_factor(self.position(state), self.total_steps, self.warmup_steps)
 
     def position(self, state: TrainState) -> float:
-        """Return how far the run is, from 0 to total_steps.
+        """Return how many steps of the run are done, a float from 0 to total_steps.
 
-        With --epochs the samples are counted, in steps of the current batch, because a resumed run may have another.
+        With --epochs, samples are counted in units of the current global batch: a resumed run may have another batch.
         """
         if self.cfg.max_steps:
             return state.step
         return state.epoch * self.sampler.steps_per_epoch + state.samples / self.sampler.global_batch
 
     def _warmup_steps(self) -> float:
-        """The length of the warm-up in the unit of position(), rounded to steps of the run's first batch size."""
+        """Return the length of the warm-up in the unit of position(), rounded to steps of the run's first batch."""
         cfg, steps_per_epoch = self.cfg, self.origin["steps_per_epoch"]
         if cfg.warmup_steps >= 0:
             steps = cfg.warmup_steps
@@ -93,7 +93,7 @@ class LearningRate:
 
 
 def lr_factor(position: float, total_steps: int, warmup_steps: float) -> float:
-    """Return what the base learning rate is multiplied by in optimizer step `position`, counted from 0.
+    """Return the factor, 0 to 1, on the peak learning rate in optimizer step `position`, counted from 0.
 
     Linear warm-up, then cosine to 0. In a resumed run with another batch, position and warmup_steps may be fractions.
     """
@@ -114,7 +114,7 @@ def _new_origin(cfg: Config, sampler: TrainSampler) -> dict[str, float]:
 
 
 def _saved_origin(saved: dict, sampler: TrainSampler) -> dict[str, float]:
-    """Return the origin in a checkpoint's content."""
+    """Return LearningRate.origin from a checkpoint's content, completed for checkpoints of earlier versions."""
     origin, flags = dict(saved["origin"]), saved["config"]
     if "lr_factor" not in origin:  # a checkpoint from before 2026-11-22: its flags tell how its lr was scaled
         total = flags.get("total_batchsize")
@@ -128,30 +128,30 @@ def _saved_origin(saved: dict, sampler: TrainSampler) -> dict[str, float]:
 
 
 def _scaling(rule: str, ratio: float) -> float:
-    """What --lr_scaling multiplies the lr by if the batch is `ratio` times as large."""
+    """Return the factor of --lr_scaling `rule` on the learning rate for a batch that is `ratio` times as large."""
     return {"linear": float(ratio), "sqrt": math.sqrt(ratio), "none": 1.0}[rule]
 
 
 def end_of_run(cfg: Config, state: TrainState) -> bool:
-    """Whether all steps are done, and the last validation too, which a signal may have interrupted."""
+    """Return whether all steps and the last validation are done. A signal may have interrupted that validation."""
     if cfg.max_steps:
         return state.step >= cfg.max_steps and state.validated == state.step
     return state.epoch >= cfg.epochs
 
 
 def last_validation(cfg: Config, state: TrainState) -> bool:
-    """Whether the run ends with the epoch, or the part of one, that has just been trained."""
+    """Return whether the run ends with the epoch, or part of an epoch, that has just been trained."""
     return state.step >= cfg.max_steps if cfg.max_steps else state.epoch + 1 == cfg.epochs
 
 
 def step_validation(cfg: Config, state: TrainState) -> bool:
-    """Whether a validation is due after the previous step. It stays due, also in a resumed run, until it is done."""
+    """Return whether --val_step_frequency asks for a validation after the last step, and none was done since."""
     frequency = cfg.val_step_frequency
     return frequency > 0 and state.step % frequency == 0 and state.validated != state.step
 
 
 def epoch_validation(cfg: Config, state: TrainState) -> bool:
-    """Whether a validation is due after the epoch that has just been trained."""
+    """Return whether a validation is due after the epoch that has just been trained."""
     if last_validation(cfg, state) or step_validation(cfg, state):
         return True
     epochs_done, frequency = state.epoch + 1, cfg.val_epoch_frequency
@@ -167,6 +167,6 @@ def epoch_checkpoint(cfg: Config, state: TrainState) -> bool:
 
 
 def check_of_ranks(cfg: Config, state: TrainState) -> bool:
-    """Whether the ranks are compared at this step: the first step of this process, and every --check_sync_frequency."""
+    """Return whether to compare ranks in the next step: the first of this process, and every --check_sync_frequency."""
     frequency = cfg.check_sync_frequency
     return state.steps_here == 0 or (frequency > 0 and (state.step + 1) % frequency == 0)

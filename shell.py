@@ -11,12 +11,12 @@ REPO = Path(__file__).parent
 
 
 def quoted(words: list[str]) -> str:
-    """Join words to one line for this system's shell, with quotes where needed."""
+    """Return the words as one line for this system's shell, with quotes where needed."""
     return subprocess.list2cmdline(words) if sys.platform == "win32" else shlex.join(words)
 
 
 def python_command(*words: object) -> str:
-    """The command line that runs this interpreter with these words.
+    """Return the command line that runs this Python interpreter with these words.
 
     A program of this repository, "train.py" or "-m", "data.check", gets a path that works in the current folder.
     """
@@ -30,17 +30,20 @@ def python_command(*words: object) -> str:
 
 
 def install_command(extra: str) -> str:
-    """The command line that installs an extra of pyproject.toml."""
+    """Return the command line that installs this repository with an extra of pyproject.toml, such as "wandb"."""
     return python_command("-m", "pip", "install", "-e", f"{'.' if Path.cwd() == REPO else REPO}[{extra}]")
 
 
 def repo_file(name: str) -> str:
-    """The path of a file of this repository from the current folder; other words unchanged."""
+    """Return the path of a file of this repository, valid in the current folder; any other word unchanged."""
     return str(REPO / name) if (REPO / name).is_file() and Path.cwd() != REPO else name
 
 
 def torchrun_command(num_processes: int, *words: object) -> str:
-    """The command line that runs a program of this repository, the first word, with torchrun on this machine."""
+    """Return the command line that runs a program of this repository with torchrun on this machine.
+
+    words: the program's file, such as "train.py", then its arguments.
+    """
     program, *rest = map(str, words)
     launch = [*_tool("torchrun", "torch.distributed.run"), "--standalone", "--nproc_per_node", str(num_processes)]
     return quoted([*launch, repo_file(program), *rest])
@@ -51,12 +54,12 @@ def tensorboard_command(logdir: str) -> str:
 
 
 def _tool(name: str, module: str) -> list[str]:
-    """The words that start a tool of this environment: its name if the shell finds it, else python -m MODULE."""
+    """Return the words that start a tool: its name if the shell finds it in this environment, else python -m MODULE."""
     return [name] if _is_beside_python(name) else [_python(), "-m", module]
 
 
 def _python() -> str:
-    """The word python if that name starts this interpreter, else its path."""
+    """Return "python" if that name starts this interpreter, else the interpreter's path."""
     # torchrun runs an environment's python3, and the interpreters of two environments may link to the same file.
     if _is_beside_python("python") and os.path.samefile(shutil.which("python") or "", sys.executable):
         return "python"
@@ -65,6 +68,6 @@ def _python() -> str:
 
 
 def _is_beside_python(name: str) -> bool:
-    """Whether the shell finds this program in the folder of this interpreter."""
+    """Return whether the shell finds the program `name` in the folder of this interpreter."""
     found = shutil.which(name)
     return found is not None and Path(found).absolute().parent == Path(sys.executable).absolute().parent

@@ -13,9 +13,10 @@ from utils import find_masks
 
 
 def run_task(cfg: Config, argv: list[str] | None) -> int:
-    """Run evaluate.py or predict.py, and return the exit status. cfg: config.parse(argv).
+    """Run evaluate.py or predict.py for --task test or predict, and return the exit status. cfg: config.parse(argv).
 
     --checkpoint defaults to best.pt of the newest run of --name, and --input to the folder of the validation images.
+    Raises UserError if there is no best.pt, or if --resume is set.
     """
     assert isinstance(cfg, CheckpointFlags)
     if cfg.resume:
@@ -33,5 +34,8 @@ def run_task(cfg: Config, argv: list[str] | None) -> int:
     reader = {"test": EVALUATE, "predict": PREDICT}[cfg.task]
     given, _, _ = TASKS[cfg.task].command_line(argv)
     overrides = {name: value for name, value in given.items() if name in reader.flags and name in SAVED_FLAGS}
+    if getattr(cfg, "model", ""):  # an exported model says itself what a config says about a checkpoint
+        for name in SAVED_FLAGS - set(given):
+            setattr(cfg, name, TASKS[cfg.task].flags[name].default)
     program = importlib.import_module(reader.program.removesuffix(".py"))
     return program.run(cfg, overrides | {"workers": cfg.workers, "val_workers": -1})

@@ -52,7 +52,10 @@ log = logging.getLogger("segtrain")
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Train as the flags say. Return the exit status: 0, or errors.STOPPED if a signal ended the run early."""
+    """Train as the flags say, or run --task test or predict. Return the exit status: 0, or STOPPED after a signal.
+
+    argv: the command line's words; None: sys.argv.
+    """
     cfg = config.parse(argv)
     if cfg.task != "train":
         return run_task(cfg, argv)
@@ -85,6 +88,7 @@ def train(cfg: Config, group: Group, run: Run) -> int:
         get_summary(cfg, group, criterion).log(cfg.model_type, group.device)
     lr_schedule.log()
     run.open(cfg, state, saved)
+    del saved  # free it: it is as large as the model and its momentum
     run.metrics.start(lr_schedule.position(state), lr_schedule.total_steps)
     log.info(f"writing to {run.folder}" + ("; there is nothing left to do" if schedule.end_of_run(cfg, state) else ""))
     # Within an epoch, each rank has its own batch-norm statistics.
@@ -108,7 +112,10 @@ def train_one_epoch(
     cfg: Config, group: Group, run: Run, state: TrainState, loader: TrainLoader, val_loader: EvalLoader,
     criterion: Criterion, lr_schedule: LearningRate, classes: Classes,
 ) -> None:  # fmt: skip
-    """Train from state.samples to the end of the epoch, or to --max_steps; each step is one global batch."""
+    """Train from state.samples to the end of the epoch or to --max_steps. Each step is one global batch.
+
+    Validates and saves checkpoints between steps if due. Raises Stopped on all ranks if any rank got a signal.
+    """
     loader.sampler.set_position(state.epoch, state.samples)
     num_steps = loader.sampler.steps_left
     if cfg.max_steps:
@@ -134,7 +141,10 @@ def train_step(
     cfg: Config, group: Group, run: Run, state: TrainState, criterion: Criterion, micro_batches: list[dict],
     lr_schedule: LearningRate,
 ) -> None:  # fmt: skip
-    """Update the weights by one global batch: the micro-batches of all ranks."""
+    """Update the weights by one global batch: the micro-batches of all ranks.
+
+    Raises Stopped if any rank got a signal.
+    """
     # 1. Each loss is divided by its own count over the global batch, such as labelled pixels. Raises Stopped if any
     # rank got a signal.
     counts = torch.stack([criterion.counts(batch) for batch in micro_batches]).sum(0)
@@ -173,13 +183,17 @@ def finish_epoch(
     cfg: Config, group: Group, run: Run, state: TrainState, loader: TrainLoader, val_loader: EvalLoader,
     lr_schedule: LearningRate, classes: Classes,
 ) -> None:  # fmt: skip
-    """Validate if due, and save. If a signal stops the validation, a resumed run repeats the validation."""
+    """Validate if due, log the epoch's line, and save a checkpoint. Raises Stopped if a signal comes in the validation.
+
+    A resumed run then repeats that validation.
+    """
     average_batch_norm(group, state)
     if group.world_size > 1:
         log.debug(f"epoch {state.epoch + 1}: weights are equal on all {group.world_size} ranks")
     names, line = [], f"{epoch_title(cfg, state)}: {run.metrics.loss_text()}"
     if schedule.epoch_validation(cfg, state):
-        result = validate(cfg, group, run, state, val_loader, classes)
+        is_last = schedule.last_validation(cfg, state)
+        result = validate(cfg, group, run, state, val_loader, classes, is_last=is_last)
         is_best = state.note_score(result["miou"])
         line += f", {score_text(result, is_best, state)}"
         names += ["best.pt"] if is_best else []
@@ -192,16 +206,18 @@ def finish_epoch(
 
 
 def average_batch_norm(group: Group, state: TrainState) -> None:
-    """Average batch-norm statistics over ranks, then check that all ranks have the same model."""
+    """Average batch-norm statistics over ranks, then check that all ranks have equal weights. Collective."""
     for model in state.models:
         group.average_buffers(model)
     checks.check_weights(group, state.raw_model, buffers_averaged=True)
 
 
-def validate(cfg: Config, group: Group, run: Run, state: TrainState, loader: EvalLoader, classes: Classes) -> Scores:
-    """Score the validation list, each image once and at its own size, and log the scores.
+def validate(
+    cfg: Config, group: Group, run: Run, state: TrainState, loader: EvalLoader, classes: Classes, *, is_last=False,
+) -> Scores:  # fmt: skip
+    """Score the validation list, each image once and at its own size. Log and return the scores. Collective.
 
-    Raises Stopped if a rank got a signal.
+    is_last: also log the table of classes and write the report. Raises Stopped if any rank got a signal.
     """
     predictor = Predictor(state.eval_model.eval(), batch_size=cfg.val_batchsize, amp=cfg.amp)
     batches, names = run.metrics.validation_bar(loader, total=len(loader)), loader.dataset.names
@@ -209,7 +225,7 @@ def validate(cfg: Config, group: Group, run: Run, state: TrainState, loader: Eva
     pictures = [(example.image, example.label, example.predicted) for example in result.examples]
     panels = [panel(*maps, classes.colours, cfg.background_class) for maps in pictures]
     run.metrics.log_validation(state.epoch + 1, state.step, result.scores, classes.names, panels)
-    if schedule.last_validation(cfg, state):
+    if is_last:
         log.info(table(result.scores, classes.names))
         if group.is_main:
             assert run.folder is not None

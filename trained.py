@@ -32,7 +32,7 @@ SAVED_FLAGS = {item.name for shared in (DataFlags, ModelFlags) for item in datac
 
 
 def read_overrides(reader: FlagReader, argv: list[str] | None) -> tuple[dict, dict]:
-    """Return the flags on a program's command line, and the values that override a checkpoint's configuration.
+    """Return ({flag: value} on a program's command line, {training flag: value} that override a checkpoint's).
 
     The overrides are training flags from --config FILE and the command line. The command line takes precedence.
     """
@@ -42,21 +42,21 @@ def read_overrides(reader: FlagReader, argv: list[str] | None) -> tuple[dict, di
 
 
 def read_flags(reader: FlagReader, argv: list[str] | None) -> tuple[Any, dict]:
-    """Return a program's flags, a subclass of InferenceFlags, and the overrides of read_overrides()."""
+    """Return (a program's flags, an InferenceFlags; {training flag: value} that override a checkpoint's)."""
     values, overrides = read_overrides(reader, argv)
     flags = reader.declared(**values)
     return flags, overrides | {"workers": flags.workers, "val_workers": -1}
 
 
 def inference_settings(flags: InferenceFlags) -> dict:
-    """Return the flags that Predictor takes under the same names."""
+    """Return {name: value} of the flags that Predictor takes: scales, flip, long_side, window and stride_rate."""
     return {name: getattr(flags, name) for name in ("scales", "flip", "long_side", "window", "stride_rate")}
 
 
 class TrainedModel:
-    """A checkpoint: `cfg`, the training flags saved in it, and `content`, the weights.
+    """A checkpoint file: `cfg`, the training flags saved in the file, and `content`, its dict with the weights.
 
-    overrides: values of training flags that replace the saved ones. Weights released by CDSP turn stride_in_1x1 on.
+    overrides: {training flag: value} that replace the saved ones. Weights released by CDSP turn stride_in_1x1 on.
     Raises UserError if the file cannot be used.
     """
 
@@ -88,7 +88,10 @@ class TrainedModel:
             self.cfg = dataclasses.replace(self.cfg, stride_in_1x1=True)
 
     def resolve_weights(self, weights: str) -> str:
-        """Return "raw" or "ema" for --weights auto, raw or ema."""
+        """Return "raw" or "ema" for --weights auto, raw or ema.
+
+        Raises UserError on ema if the file has no EMA weights.
+        """
         has_average = self.content.get("ema") is not None
         if weights == "ema" and not has_average:
             raise UserError(
@@ -97,7 +100,10 @@ class TrainedModel:
         return "ema" if has_average and weights != "raw" else "raw"
 
     def model(self, weights: str = "auto", device: torch.device = CPU) -> models.Segmenter:
-        """Build the model with --weights auto, raw or ema, in eval mode."""
+        """Return the model with --weights auto, raw or ema on the device, in eval mode.
+
+        Raises UserError if weights are missing, have other shapes or are not finite.
+        """
         cfg = self.cfg
         model = models.build(
             cfg.model_type, layers=cfg.layers, num_classes=cfg.numclasses, stride_in_1x1=cfg.stride_in_1x1
@@ -119,6 +125,6 @@ class TrainedModel:
         return model.eval().to(device).to(memory_format=torch.channels_last)
 
     def predictor(self, weights: str = "auto", device: torch.device = CPU, **settings) -> Predictor:
-        """Build the model and predict with it. settings: scales, flip and the like, as in Predictor."""
+        """Return a Predictor of the model. settings: scales, flip and other keyword arguments of Predictor."""
         model = self.model(weights, device)
         return Predictor(model, batch_size=self.cfg.val_batchsize, amp=self.cfg.amp, **settings)

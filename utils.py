@@ -37,7 +37,7 @@ Loader = TypeVar("Loader", bound=DataLoader)
 
 
 def set_deterministic(deterministic: bool) -> None:
-    """Turn deterministic algorithms on or off. If on, an operation without one raises RuntimeError."""
+    """Turn torch's deterministic algorithms on or off. If on, an operation without one raises RuntimeError."""
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it starts
     torch.use_deterministic_algorithms(deterministic)
@@ -45,7 +45,7 @@ def set_deterministic(deterministic: bool) -> None:
 
 
 def prepare_demo_data(cfg: Config, group: Group) -> None:
-    """Draw the demo data set if --dataset_path names it: one process per machine draws, the others wait."""
+    """Draw the demo data set if --dataset_path names it. One process per machine draws, the others wait."""
     if Path(cfg.dataset_path) == DEMO_ROOT:
         if group.local_rank == 0:
             demo.draw_dataset(DEMO_ROOT)
@@ -53,7 +53,7 @@ def prepare_demo_data(cfg: Config, group: Group) -> None:
 
 
 def join_group(cfg: LaunchFlags) -> contextlib.AbstractContextManager[Group]:
-    """Join the process group that the flags ask for, or none: see distributed.join.process_group."""
+    """Return a context manager that joins the process group that the flags ask for, if any, and yields the Group."""
     return process_group(
         distributed=cfg.distributed,
         device=cfg.device,
@@ -68,7 +68,10 @@ def join_group(cfg: LaunchFlags) -> contextlib.AbstractContextManager[Group]:
 
 
 def share_batch(cfg: Config, group: Group) -> Config:
-    """Return the flags with --batchsize set to each process's share of --total_batchsize, if that is set."""
+    """Return the flags with --batchsize set to each process's share of --total_batchsize, if that is set.
+
+    Raises UserError if processes x --accum_steps does not divide --total_batchsize.
+    """
     if not cfg.total_batchsize:
         return cfg
     parts = cfg.accum_steps * group.world_size
@@ -86,7 +89,7 @@ def get_loader(cfg: Config, split: Literal["train"], group: Group) -> TrainLoade
 @overload
 def get_loader(cfg: Config, split: Literal["val"], group: Group) -> EvalLoader: ...
 def get_loader(cfg: Config, split: str, group: Group) -> TrainLoader | EvalLoader:
-    """Return a DataLoader over this process's share of the training or validation list.
+    """Return a DataLoader over this process's share of the training or validation list. split: "train" or "val".
 
     Raises UserError if folders, lists or files are missing.
     """
@@ -125,7 +128,7 @@ def get_train_loader(cfg: Config, group: Group) -> TrainLoader:
 
 
 def get_eval_loader(cfg: Config, split: str, group: Group) -> EvalLoader:
-    """Return an evaluation DataLoader over this process's share of a split."""
+    """Return a DataLoader over this process's share of the images and dense masks of a split. Collective."""
     dataset = SegmentationDataset(find_masks(cfg, split), cfg.numclasses)
     # Ranks that list different files are found later, by distributed.checks.check_setup.
     sizes = [size or (0, 0) for size in group.map(image_size, [files["image"] for files in dataset.files])]
@@ -136,7 +139,7 @@ def get_eval_loader(cfg: Config, split: str, group: Group) -> EvalLoader:
 
 
 def find_masks(cfg: Config, split: str) -> Split:
-    """Return where the images of a split and their dense masks are."""
+    """Return the Split with the paths of a split's images and dense masks. Raises UserError if they are missing."""
     layout = "Folder" if cfg.dataset == "Folder" else "Dense"
     return find_split(
         Path(cfg.dataset_path),
@@ -158,7 +161,10 @@ def make_loader(
     prefetch_factor: int = 2,
     **batches,
 ) -> Loader:
-    """Return a loader of this kind. batches: sampler and batch_size, or batch_sampler, and the like."""
+    """Return a DataLoader of class `kind`.
+
+    batches: keyword arguments such as sampler and batch_size, or batch_sampler.
+    """
     options = loader_options(
         workers,
         group.device,

@@ -17,10 +17,11 @@ DEMO_CONFIG = Path(__file__).parent.parent / "configs" / "demo.yaml"
 
 
 def parse(argv: list[str] | None = None) -> Config:
-    """Read the flags of train.py from the command line (default: sys.argv) and the file of --config.
+    """Read the flags of train.py from the command line (default: sys.argv) and the YAML file of --config.
 
-    Without --config and --dataset_path, the file is the demo's, or that of the run to --resume. With --task test or
-    predict, the result has evaluate.py's or predict.py's flags too. Raises UserError.
+    Return a Config. Without --config and --dataset_path, the YAML file is configs/demo.yaml, or config.yaml of the run
+    to --resume. With --task test or predict, the result also has evaluate.py's or predict.py's flags. Raises UserError
+    on unknown flags and invalid values.
     """
     reader = TASKS[READER.peek(argv, "task")]
     overrides, config_file, notes = reader.command_line(argv)
@@ -47,17 +48,17 @@ def parse(argv: list[str] | None = None) -> Config:
 
 
 def as_dict(cfg: Config) -> dict:
-    """The flags and their values, except those that belong to one launch."""
+    """Return {flag: value} for all flags of train.py, except those that belong to one launch, such as --resume."""
     return {name: getattr(cfg, name) for name, item in FLAGS.items() if not item.per_launch}
 
 
 def dump(cfg: Config) -> str:
-    """The resolved config as YAML, to repeat the run with `--config`."""
+    """Return the flags and their values as YAML text, to repeat the run with `--config`."""
     return yaml.safe_dump(as_dict(cfg), sort_keys=False)
 
 
 def changes(saved: dict, cfg: Config) -> str:
-    """The differences between a saved config (as_dict) and this one, as "flag: old -> new, ..."."""
+    """Return the flags whose values in `saved` (from as_dict()) differ from `cfg`, as "flag: old -> new, ..." or ""."""
     now = as_dict(cfg)
     # An older checkpoint lacks newer flags.
     return ", ".join(f"{name}: {old} -> {now[name]}" for name, old in saved.items() if now.get(name, old) != old)

@@ -15,7 +15,10 @@ LIMITS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 
 @dataclass(frozen=True)
 class Flag:
-    """A flag: what flag() declares, then what flags_of() adds. Brackets in `help` state the default."""
+    """A command-line flag: its default, help, limits, names and type. Brackets in `help` state the default.
+
+    flag() sets the fields up to `per_rank`; flags_of() sets the others.
+    """
 
     default: Any
     help: str
@@ -34,7 +37,11 @@ class Flag:
     is_list: bool = False
 
     def convert(self, value: Any, where: str) -> Any:
-        """Convert a value from YAML or the command line. where: the flag or key, for error messages."""
+        """Convert a value from YAML or the command line to the flag's type; a tuple if the flag is a list.
+
+        where: name of the flag or key, for error messages. Raises UserError if the value has another type, exceeds a
+        limit or is not among the choices.
+        """
         if self.is_list:
             return tuple(self._convert_one(item, where) for item in (value if isinstance(value, list) else [value]))
         return self._convert_one(value, where)
@@ -67,16 +74,16 @@ class Flag:
 
 
 def flag(default: Any, help: str, **facts: Any) -> Any:
-    """Declare a flag as a field of a dataclass. facts: fields of Flag, up to `per_rank`.
+    """Return a dataclass field that declares a flag. facts: fields of Flag, from `choices` to `per_rank`.
 
-    The annotation is the flag's type: str, int, float, bool, bool | None (None: not set), tuple[str, ...] or
-    tuple[float, ...]. The dataclass is the flag's group in --help, under the dataclass's docstring.
+    The field's annotation is the flag's type: str, int, float, bool, bool | None (None: not set), tuple[str, ...] or
+    tuple[float, ...]. The first line of the dataclass's docstring is the flag's heading in --help.
     """
     return dataclasses.field(default=default, metadata={"flag": Flag(default, help, **facts)})
 
 
 def flags_of(declared: type) -> dict[str, Flag]:
-    """The flags of a dataclass by name, group by group: first its own, then its bases' in their order."""
+    """Return {name: Flag} of a dataclass's flags: first those it declares, then those of its bases in their order."""
     groups: list[dict[str, Flag]] = []
     seen: set[str] = set()
     for cls in reversed(declared.__mro__[:-1]):
@@ -96,6 +103,6 @@ def flags_of(declared: type) -> dict[str, Flag]:
 
 
 def per_rank(values: Any) -> set[str]:
-    """The names of a dataclass's fields that may differ between ranks: some flags, and all that are no flags."""
+    """Return the names of a dataclass's fields that may differ between ranks: flags with `per_rank`, and non-flags."""
     fields = dataclasses.fields(values)
     return {item.name for item in fields if "flag" not in item.metadata or item.metadata["flag"].per_rank}

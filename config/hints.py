@@ -16,27 +16,30 @@ TORCHRUN_FLAGS = {"nproc_per_node", "nnodes"}  # that foreign.txt mentions
 
 @functools.cache
 def foreign_flags() -> dict[str, list[str]]:
-    """Flags of other trainers, and sentences on what to use here: the table in foreign.txt."""
+    """Return {flag of another trainer: sentences on what to use here}, from foreign.txt."""
     text = Path(__file__).with_name("foreign.txt").read_text(encoding="utf-8")
     entries = re.findall(r"((?:^[^#\s].*\n)+)((?:^ .*\n)+)", text, re.MULTILINE)  # names, then indented sentences
     return {name: re.findall(r"\S.*", sentences) for names, sentences in entries for name in names.split()}
 
 
 class Hints:
-    """Hints for one program. names: its flags. aliases: {another name: the flag}."""
+    """Hints on unknown names for one program. names: the program's flags. aliases: {another name: the flag}."""
 
     def __init__(self, names: list[str], aliases: dict[str, str], program: str):
         self.names, self.aliases, self.program = names, aliases, program
 
     def for_words(self, words: list[str], flags: Iterable[str]) -> str:
-        """The error message on unknown words and flags of a command line."""
+        """Return the error message on a command line's unexpected words and unknown flags, with a hint on each."""
         parts = [f"unexpected argument {word!r}: {self._for_word(word)}" for word in words]
         if flags:
             parts.append(self.message("unknown flag", {name: self.for_name(name.lstrip("-"), "--") for name in flags}))
         return "; ".join(parts)
 
     def message(self, kind: str, unknown: dict[str, str]) -> str:
-        """The error message on unknown names. kind: "unknown flag" or "unknown key". unknown: {name: hint, or ""}."""
+        """Return the error message on unknown names. kind: "unknown flag" or "unknown key".
+
+        unknown: {name: hint, or ""}.
+        """
         hints = list(dict.fromkeys(unknown.values()))
         parts = [", ".join(name for name in unknown if unknown[name] == hint) + f": {hint}" for hint in hints if hint]
         if "" in hints:
@@ -45,7 +48,10 @@ class Hints:
         return f"{kind}{'s' if len(unknown) > 1 else ''} {'; '.join(parts)}"
 
     def for_name(self, name: str, prefix: str) -> str:
-        """A hint on a name or SECTION.NAME, or "". prefix: "--" on a command line, "" in a YAML file."""
+        """Return a hint on an unknown name or SECTION.NAME, or "".
+
+        prefix: "--" on a command line, "" in a YAML file.
+        """
         name = name.replace("-", "_")
         section, _, key = name.rpartition(".")
         names = [own for own in self.names if prefix or own not in ("config", "stage")]
@@ -62,7 +68,7 @@ class Hints:
         return f"did you mean {prefix}{self.aliases.get(near[0], near[0])}?" if near else ""
 
     def _for_word(self, word: str) -> str:
-        """A hint on a word that is neither a flag nor a value."""
+        """Return a hint on a command-line word that is neither a flag nor a flag's value."""
         setting = re.fullmatch(r"[+~]{0,2}([A-Za-z_][\w.]*)=.*", word)  # the syntax of Ultralytics and Hydra
         if setting:
             return self.for_name(setting[1], "--") or "flags are written --name value"

@@ -11,7 +11,12 @@ LOSSES = {"ce": "seg", "focal": "seg_focal", "ohem": "seg_ohem", "dice": "seg_di
 
 
 def parse_loss(text: str) -> dict[str, float]:
-    """Parse a sum such as "ce+0.5*lovasz" to {name in the logs: factor}. Raises ValueError."""
+    """Return {name in the logs: factor} of a sum of losses.
+
+    "ce+0.5*lovasz" gives {"seg": 1.0, "seg_lovasz": 0.5}.
+
+    Raises ValueError on an unknown or repeated loss, and on a factor that is not above 0.
+    """
     factors: dict[str, float] = {}
     for part in text.split("+"):
         number, _, name = (word.strip() for word in part.rpartition("*"))
@@ -29,7 +34,11 @@ def parse_loss(text: str) -> dict[str, float]:
 
 
 def read_class_weights(text: str, num_classes: int) -> list[float] | None:
-    """The numbers of --class_weights, "1,2,0.5" or a file with one a line; None for "none" and "balanced"."""
+    """Return the weights of --class_weights, one per class; None for "none" and "balanced".
+
+    text: numbers such as "1,2,0.5", or the path of a file with one number a line. Raises UserError if the file cannot
+    be read, the count is not num_classes, a weight is negative or no number, or all weights are 0.
+    """
     if text in ("none", "balanced"):
         return None
     words, source = text.split(","), f"--class_weights {text}"
@@ -53,7 +62,7 @@ def read_class_weights(text: str, num_classes: int) -> list[float] | None:
 
 
 def _number(word: str) -> float:
-    """The word as a number; nan if it is none."""
+    """Return the word as a float; nan if the word is not a number."""
     try:
         return float(word)
     except ValueError:

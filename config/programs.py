@@ -26,7 +26,7 @@ class PredictFlags(InferenceFlags, ModelFlags, LaunchFlags):
     model: str = flag("", "ONNX FILE written by export.py, instead of --checkpoint")
     input: tuple[str, ...] = flag((), "images, videos, folders (with subfolders) or 'patterns' to predict, one or more")
     output: str = flag("predictions", "folder for masks/NAME.png and the files of --overlay and --probs")
-    overlay: bool = flag(False, "also write overlays/NAME.jpg or a video: classes over the image, except --background")
+    overlay: bool = flag(False, "also paint classes over each image (overlays/NAME.jpg) or video, except --background")
     probs: bool = flag(False, "also write probs/NAME.npy: probabilities (classes, height, width), float16")
     overwrite: bool = flag(False, "predict again what --output already has")
 
@@ -41,8 +41,8 @@ class ExportFlags(CheckpointFlags, DataFlags, ModelFlags):
     logits: bool = flag(False, "also return logits (B, C, H, W) float32")
     opset: int = flag(20, "ONNX opset version", ge=18)
     images: str = flag("", "FILE or folder of images to check with, besides random ones [the validation list's]")
-    num_images: int = flag(4, "number of these images; 0: all", ge=0)
-    device: str = flag("cpu", "device of the check: cpu, cuda or cuda:N; the files run on any")
+    num_images: int = flag(4, "check with the first N of --images; 0: all of them", ge=0)
+    device: str = flag("cpu", "run the check on this device: cpu, cuda or cuda:N; the files run on any")
 
 
 @dataclass

@@ -18,21 +18,26 @@ from config.flags import flags_of
 from config.hints import Hints
 from errors import UserError
 
+_PIPES: dict[Path, str] = {}
+
 
 class ConfigFile(NamedTuple):
-    """--config and --stage."""
+    """The file of --config and the stage of --stage ("" if not set)."""
 
     path: Path
     stage: str
 
     @property
     def name(self) -> str:
-        """The default name of a run with this file."""
+        """Return the default name of a run with this file: FILE or FILE-STAGE, without folder and suffix."""
         return f"{self.path.stem}-{self.stage}" if self.stage else self.path.stem
 
 
 class FlagReader:
-    """Reads the flags that a dataclass declares. Aliases are errors with a hint unless `takes_aliases`."""
+    """A reader of the flags that the dataclass `declared` declares, for one program.
+
+    takes_aliases: whether an alias of a flag is accepted. If not, an alias raises UserError with a hint.
+    """
 
     def __init__(self, declared: type, program: str, description: str, *, takes_aliases: bool = False):
         self.declared, self.program, self.description = declared, program, description
@@ -44,7 +49,11 @@ class FlagReader:
         self.hints = Hints([*self.flags, *switches_off, "config", "stage"], aliases, program)
 
     def command_line(self, argv: list[str] | None = None) -> tuple[dict, ConfigFile | None, list[str]]:
-        """The values on the command line (default: sys.argv), the --config file, and notes for the user."""
+        """Return ({flag: value} of the command line, the --config file or None, notes for the user).
+
+        argv: the words; None: sys.argv. Raises UserError on unknown flags, invalid values, and --stage without
+        --config.
+        """
         notes: list[str] = []
         words = [self._translate_word(word, notes) for word in (sys.argv[1:] if argv is None else argv)]
         parser = self._parser()
@@ -62,15 +71,22 @@ class FlagReader:
         return converted, ConfigFile(Path(path), stage) if path else None, notes
 
     def peek(self, argv: list[str] | None, name: str) -> Any:
-        """The value of one flag on the command line, which may hold unknown flags too."""
+        """Return the value of the flag `name` on the command line, or its default. Unknown flags are ignored.
+
+        argv: the words; None: sys.argv. Raises UserError if the value is invalid.
+        """
         values, _ = self._parse(self._parser(add_help=False), sys.argv[1:] if argv is None else argv)
         return self.flags[name].convert(values[name], f"--{name}") if name in values else self.flags[name].default
 
     def yaml_file(self, config_file: ConfigFile, notes: list[str]) -> dict:
-        """The values in a YAML file and its stage. Appends notes for the user to `notes`."""
+        """Return {flag: value} of a YAML file; values of the chosen stage override the others.
+
+        Appends notes for the user to `notes`. Raises UserError if the file cannot be read, or holds an unknown key, an
+        invalid value or no such stage.
+        """
         path, stage = config_file
         try:
-            content = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeyLoader)
+            content = yaml.load(_read_text(path), _UniqueKeyLoader)
         except OSError as error:
             raise UserError(f"--config {path}: {error.strerror}") from None
         except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -88,15 +104,16 @@ class FlagReader:
         return self.merge(self._section(content, path, notes), self._section(stages.get(stage, {}), path, notes))
 
     def merge(self, values: dict, overrides: dict) -> dict:
-        """Merge two sources; the second takes precedence.
+        """Return {flag: value} of both arguments; `overrides` takes precedence.
 
-        A flag of the second source also discards the flag that replaces it in the first: --epochs discards max_steps.
+        A flag in `overrides` also discards from `values` the flag that declares to replace it: epochs discards
+        max_steps.
         """
         discarded = {item.name for item in self.flags.values() if item.replaces in overrides}
         return {name: value for name, value in values.items() if name not in discarded} | overrides
 
     def _parser(self, add_help: bool = True) -> argparse.ArgumentParser:
-        """A parser that leaves values as text."""
+        """Return an ArgumentParser of all flags, whose values remain text (bool for switches)."""
         parser = argparse.ArgumentParser(
             f"python {self.program}",
             f"python {self.program} [--config FILE [--stage NAME]] [--flag value ...]",
@@ -127,17 +144,21 @@ class FlagReader:
         return parser
 
     def _parse(self, parser: argparse.ArgumentParser, words: list[str]) -> tuple[dict, list[str]]:
-        """The flags' values as text, and the words that belong to no flag."""
+        """Return ({flag: value as text}, the words that belong to no flag).
+
+        Raises UserError if a flag lacks its value.
+        """
         try:
             values, surplus = parser.parse_known_args(words)
         except argparse.ArgumentError as error:
             name = str(error.argument_name)
-            help = parser._option_string_actions[name.replace("--no_", "--")].help
+            action = parser._option_string_actions.get(name.replace("--no_", "--"))
+            help = action.help if action else "it takes no value"
             raise UserError(f"{name}: {error.message}: {help}".replace("%%", "%")) from None
         return vars(values), surplus
 
     def _section(self, content: dict, path: Path, notes: list[str]) -> dict:
-        """Return the flags in a YAML mapping and its sections as {flag: value}, and raise UserError on unknown keys."""
+        """Return {flag: value} of a YAML mapping and its sections. Raises UserError on unknown or repeated flags."""
         lines: list[tuple[str, str, Any]] = []  # key, SECTION.key, value
         for key, value in content.items():
             if isinstance(value, dict):
@@ -159,7 +180,10 @@ class FlagReader:
         return values
 
     def _translate_word(self, word: str, notes: list[str]) -> str:
-        """Turn `--old-name=value` into `--our_name=value`."""
+        """Replace an alias of a flag in a command-line word: `--alias=value` becomes `--flag=value`.
+
+        Append a note on that.
+        """
         if not word.startswith("--"):
             return word
         name, equals, value = word[2:].partition("=")
@@ -168,16 +192,25 @@ class FlagReader:
         return prefix + self._translate(name.removeprefix(prefix[2:]), notes, prefix) + equals + value
 
     def _translate(self, name: str, notes: list[str], prefix: str) -> str:
-        """Return the flag that a name stands for. If the name is an alias, append a note."""
+        """Return the flag that a name or alias stands for. For an alias, append a note to `notes`."""
         ours = self.aliases.get(name, name)
         if ours != name and "." not in name:
             meaning = re.split(r"; | \[", self.flags[ours].help)[0]
-            notes.append(f"{prefix}{name} is now {prefix}{ours}: {meaning}")
+            notes.append(f"{prefix}{name} is now {prefix}{ours}" + ("" if prefix == "--no_" else f": {meaning}"))
         return ours
 
 
+def _read_text(path: Path) -> str:
+    """Return the text of a file, and keep that of a pipe: the command line is parsed twice, but a pipe is read once."""
+    if path.is_file():
+        return path.read_text(encoding="utf-8")
+    if path not in _PIPES:
+        _PIPES[path] = path.read_text(encoding="utf-8")
+    return _PIPES[path]
+
+
 class _UniqueKeyLoader(yaml.SafeLoader):
-    """Refuses duplicate keys; YAML would silently take the last."""
+    """A YAML loader that raises YAMLError on a duplicate key, where SafeLoader silently keeps the last value."""
 
     def construct_mapping(self, node, deep=False):
         keys = [key.value for key, _ in node.value]

@@ -26,7 +26,7 @@ class ModelFlags:
     """Model."""
 
     model_type: str = flag(
-        "res50_ASPP_lorm", "architecture; CDSP's deeplabv2 is res50_ASPP_lorm", choices=tuple(MODEL_TYPES.split())
+        "res50_ASPP_lorm", "architecture; res50_ASPP_lorm is CDSP's deeplabv2", choices=tuple(MODEL_TYPES.split())
     )
     layers: int = flag(50, "depth of the ResNet", choices=(18, 34, 50, 101, 152))
     stride_in_1x1: bool = flag(
@@ -47,7 +47,7 @@ class ModelFlags:
 
     @property
     def background_class(self) -> int | None:
-        """--background as a class number; None for "none"."""
+        """Return --background as a class number; None for "none"."""
         return None if self.background == "none" else int(self.background)
 
 

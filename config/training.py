@@ -173,7 +173,7 @@ class Config(
 
 
 def check(cfg: Config) -> None:
-    """Raise UserError on values that do not go together."""
+    """Raise UserError if flags contradict each other or --loss, --class_weights, --dataset_path or --name is bad."""
     try:
         parse_loss(cfg.loss)
     except ValueError as error:

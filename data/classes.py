@@ -15,17 +15,23 @@ _LINE = re.compile(r"(.*?)(?:\s+#([0-9a-fA-F]{6}))?")  # name and colour
 
 @dataclass(frozen=True)
 class Classes:
-    """names: of each class. colours: RGB by label value, (256, 3) uint8; 255 is the colour of ignored pixels."""
+    """Names and colours of the classes of a data set.
+
+    names: one per class, in the order of class numbers. colours: (256, 3) uint8 RGB, indexed by label value; row 255 is
+    the colour of ignored pixels.
+    """
 
     names: list[str]
     colours: np.ndarray
 
 
 def read_classes(chosen: str, num_classes: int | None) -> Classes:
-    """Read the classes of a preset or file; "" numbers them and gives them VOC's colours.
+    """Return the Classes of a preset or a file; for "", the names are "0", "1", ... and the colours are PASCAL VOC's.
 
-    num_classes: the required number; None accepts any. A file has one class a line: its name and, to override VOC's
-    colour, #RRGGBB.
+    chosen: NAME of configs/classes/NAME.txt, path of a text file, or "". A file has one class per line: the name and,
+    optionally, #RRGGBB, which replaces VOC's colour.
+    num_classes: required number of classes; None accepts any number, but gives no names for "". Raises UserError if the
+    file cannot be read, does not have 2 to 255 classes, or does not have num_classes classes.
     """
     colours = voc_colours()
     if not chosen:
@@ -50,7 +56,10 @@ def read_classes(chosen: str, num_classes: int | None) -> Classes:
 
 
 def voc_colours() -> np.ndarray:
-    """PASCAL VOC's colours, (256, 3) uint8: the bits of each class number, spread over the three channels."""
+    """Return PASCAL VOC's colours by class number, (256, 3) uint8 RGB.
+
+    The bits of a class number are spread over the three channels.
+    """
     numbers = np.arange(256)
     colours = np.zeros((256, 3), np.uint8)
     for bit in range(8):

@@ -11,16 +11,17 @@ from errors import UserError
 
 
 class SegmentationDataset(Dataset):
-    """Images and label maps of a split.
+    """Images and label maps of one split, as a map-style PyTorch data set.
 
-    split: its folders are {"image": folder, and any of "label", "pseudo", "distance_s", "distance_c": folder}.
-    transform: augmentation of a training sample, see data.transforms; None for evaluation.
-    compute: {"distance_s" or "distance_c": (source map, function)}: maps to compute from a label at the image's own
-    size, instead of reading them. The transform then treats them like maps from files.
+    split: split.folders is {"image": folder, and any of "label", "pseudo", "distance_s", "distance_c": folder}.
+    transform: augmentation of a training sample, called as transform(maps, rng); None for evaluation.
+    compute: {"distance_s" or "distance_c": (source map, function)}. Each such map is computed from the source map of a
+    training sample, not read from a file. It is computed at the image's own size, before the transform.
 
-    dataset[epoch, index] is a training sample: its augmentation depends on (seed, epoch, index) only.
-    dataset[index] is a sample at the image's own size, with "index". Both are dicts of uint8 arrays: "image" (H, W, 3),
-    the others (H, W). A UserError names a missing or invalid file.
+    dataset[epoch, index] returns a training sample. Its augmentation depends on (seed, epoch, index) only.
+    dataset[index] returns a sample at the image's own size without augmentation, with "index" as a 0-d array.
+    A sample is a dict of uint8 arrays: "image" (H, W, 3) RGB, every other map (H, W). Creating the data set raises
+    UserError for a missing file, and reading a sample raises UserError for an invalid one.
     """
 
     def __init__(
@@ -41,7 +42,10 @@ class SegmentationDataset(Dataset):
 
     @property
     def listing(self) -> list[str]:
-        """Each sample's files without their folders, to compare with another machine or an earlier run."""
+        """Return one line per sample: "kind=path" of each file, relative to the kind's folder, separated by spaces.
+
+        Two machines or two runs have the same data set files if the listings are equal.
+        """
         return [
             " ".join(f"{kind}={path.relative_to(self.folders[kind]).as_posix()}" for kind, path in files.items())
             for files in self.files

@@ -20,7 +20,11 @@ NUM_TRAIN, NUM_VAL = 96, 24
 
 
 def draw_dataset(root: Path, num_train: int = NUM_TRAIN, num_val: int = NUM_VAL) -> None:
-    """Draw the data set in the folder `root`, completely or not at all; do nothing if the folder exists."""
+    """Draw the demo data set in the folder `root`, in PASCAL VOC's layout; do nothing if the folder exists.
+
+    num_train, num_val: number of images in each split. The folder appears only once it is complete. Raises UserError if
+    it cannot be written.
+    """
     if root.exists():
         return
     try:
@@ -51,7 +55,11 @@ def _write(root: Path, num_train: int, num_val: int) -> None:
 
 
 def draw_sample(number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Draw an image (H, W, 3) RGB and its dense mask, scribble and pseudo-label, (H, W) each; all uint8."""
+    """Return image number `number` of the demo data and its dense mask, scribble and pseudo-label.
+
+    The image is (120, 160, 3) uint8 RGB. The three label maps are (120, 160) uint8: classes 0 to 4; 255 = ignored in
+    scribble and pseudo-label. The same number gives the same arrays.
+    """
     rng = np.random.default_rng((2024, number))
     image = _texture(0, rng)
     dense = np.zeros((HEIGHT, WIDTH), np.uint8)
@@ -69,7 +77,10 @@ def draw_sample(number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.nda
 
 
 def _texture(class_id: int, rng: np.random.Generator) -> np.ndarray:
-    """Stripes, checks, dots or clouds in a colour near the class's, (H, W, 3) uint8. Each class has its pattern."""
+    """Return a random texture of a class, (HEIGHT, WIDTH, 3) uint8 RGB.
+
+    Each class has a pattern (clouds, stripes, checks, dots or wavy stripes) and a base colour, to which noise is added.
+    """
     y, x = np.mgrid[:HEIGHT, :WIDTH].astype(np.float64)
     angle, period, phase = rng.uniform(0, np.pi), rng.uniform(6, 9), rng.uniform(0, 2 * np.pi, 2)
     u = (np.cos(angle) * x + np.sin(angle) * y) * 2 * np.pi / period + phase[0]
@@ -82,7 +93,11 @@ def _texture(class_id: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def _shape(class_id: int, centre: tuple[float, float], radius: float, angle: float) -> np.ndarray:
-    """The shape of a class, 1 on 0, (H, W) uint8."""
+    """Return a binary mask of one object of class 1 to 4, (HEIGHT, WIDTH) uint8: 1 inside, 0 outside.
+
+    The classes are disc, square, triangle and cross. centre: (x, y) in pixels. radius: in pixels. angle: rotation in
+    radians.
+    """
     canvas = np.zeros((HEIGHT, WIDTH), np.uint8)
     if class_id == 1:
         return cv2.circle(canvas, (round(centre[0]), round(centre[1])), round(radius * 0.9), 1, thickness=-1)
@@ -99,7 +114,10 @@ def _shape(class_id: int, centre: tuple[float, float], radius: float, angle: flo
 
 
 def _scribble(dense: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Draw a bent stroke, 3 pixels wide, well inside each connected region; 255 elsewhere."""
+    """Return scribbles for a dense mask (H, W) uint8: class numbers on the strokes and 255 elsewhere, (H, W) uint8.
+
+    Each connected region of a class gets one bent stroke, 3 pixels wide. A region that a 7x7 erosion removes gets none.
+    """
     scribble = np.full(dense.shape, IGNORE, np.uint8)
     for class_id in np.unique(dense):
         num_regions, regions = cv2.connectedComponents((dense == class_id).astype(np.uint8))
@@ -117,7 +135,10 @@ def _scribble(dense: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def _pseudo_label(dense: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """The dense mask with the faults of a label from a classifier's activation maps."""
+    """Return a copy of a dense mask (H, W) uint8 with random faults, like a label from a classifier's activation maps.
+
+    An object may be missing, grown, shrunk or have a hole; some pixels along borders are 255 (ignored).
+    """
     pseudo = np.zeros_like(dense)
     num_regions, regions = cv2.connectedComponents((dense > 0).astype(np.uint8))
     for region in range(1, num_regions):

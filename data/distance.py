@@ -17,7 +17,6 @@ import cv2
 import numpy as np
 from tqdm.contrib.concurrent import process_map
 
-import program
 from data.images import read_label
 from errors import UserError
 from labels import IGNORE
@@ -27,22 +26,24 @@ LAMBDA_C = math.e**6
 
 
 def scribble_distance(label: np.ndarray, lambda_s: float = LAMBDA_S, background: int | None = 0) -> np.ndarray:
-    """Closeness to the scribble: 255 on a foreground stroke, falling to 0; shape (H, W), uint8.
+    """Return the closeness of each pixel to the nearest stroke, (H, W) uint8: 255 on a stroke, falling to 0.
 
-    255 - trunc(clip(sqrt(lambda_s) * d, 0, 255)), d the exact Euclidean distance in pixels to the nearest
-    stroke in `label` (H, W), 0..254 and 255 = no stroke. Strokes of the class `background` do not count; None counts
-    all strokes. Without a stroke to count the map is 0 everywhere.
+    The value is 255 - trunc(clip(sqrt(lambda_s) * d, 0, 255)). d is the exact Euclidean distance in pixels to the
+    nearest stroke.
+    label: scribbles (H, W) uint8, class numbers 0..254, 255 = no stroke. background: class whose strokes do not count;
+    None counts all strokes. If no stroke counts, the map is 0 everywhere.
     """
     return 255 - _scaled_distance(_foreground(label, background), lambda_s)
 
 
 def pseudo_distance(label: np.ndarray, lambda_c: float = LAMBDA_C, background: int | None = 0) -> np.ndarray:
-    """Distance to the pseudo-label's contour: 0 on it, rising to 255; shape (H, W), uint8.
+    """Return the distance of each pixel to a pseudo-label's contours, (H, W) uint8: 0 on a contour, rising to 255.
 
-    trunc(clip(sqrt(lambda_c) * d, 0, 255)), d the exact Euclidean distance in pixels to the nearest pixel
-    on a contour, inner ones included, 1 pixel wide, in `label` (H, W), 0..254 and 255 = unsure. The contour
-    outlines the foreground: all classes but `background` together. With None each class has its own contour. Without
-    a contour the map is 255 everywhere.
+    The value is trunc(clip(sqrt(lambda_c) * d, 0, 255)). d is the exact Euclidean distance in pixels to the nearest
+    contour pixel.
+    label: pseudo-label (H, W) uint8, class numbers 0..254, 255 = unsure. background: the contours outline all other
+    classes together; None outlines each class by itself. Contours are 1 pixel wide and include those of holes. If there
+    is no contour, the map is 255 everywhere.
     """
     if background is None:
         regions = [label == number for number in np.unique(label) if number != IGNORE]
@@ -61,7 +62,10 @@ def _foreground(label: np.ndarray, background: int | None) -> np.ndarray:
 
 
 def _scaled_distance(target: np.ndarray, scale_squared: float) -> np.ndarray:
-    """trunc(clip(sqrt(scale_squared) * d, 0, 255)) as uint8, d the distance to the nearest True in `target`."""
+    """Return trunc(clip(sqrt(scale_squared) * d, 0, 255)), (H, W) uint8; all 255 if no pixel of `target` is True.
+
+    d is the Euclidean distance in pixels to the nearest True pixel of `target`, (H, W) bool.
+    """
     if not target.any():
         return np.full(target.shape, 255, np.uint8)
     distance = cv2.distanceTransform((~target).astype(np.uint8), cv2.DIST_L2, cv2.DIST_MASK_PRECISE)
@@ -96,4 +100,6 @@ def parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
+    import program  # here, because data/ imports no room above it
+
     sys.exit(program.run(main))

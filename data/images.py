@@ -20,7 +20,7 @@ NO_JPEG = "JPEG compression changes label values: save the mask as PNG"
 
 @contextlib.contextmanager
 def decoding(path: Path) -> Iterator[None]:
-    """Turn what PIL raises for a file into a UserError that names it."""
+    """Turn an exception that PIL raises inside the `with` block into a UserError that names the file `path`."""
     try:
         yield
     except UserError:
@@ -37,13 +37,20 @@ def decoding(path: Path) -> Iterator[None]:
 
 
 def decode(path: Path, convert: Callable[[Image.Image], Image.Image] = lambda image: image) -> np.ndarray:
-    """Decode an image file and convert it. PIL, unlike OpenCV, refuses truncated files and keeps palette indices."""
+    """Return the pixels of an image file after convert(PIL image): (H, W) or (H, W, channels), dtype by PIL mode.
+
+    PIL, unlike OpenCV, refuses truncated files and keeps palette indices. Raises UserError if the file cannot be
+    decoded.
+    """
     with decoding(path), Image.open(path) as image:
         return np.array(convert(image))
 
 
 def read_image(path: Path) -> np.ndarray:
-    """Read an image as RGB, shape (H, W, 3), uint8, in its EXIF orientation."""
+    """Read an image as RGB, shape (H, W, 3), uint8, rotated as its EXIF orientation says.
+
+    Raises UserError if the file cannot be decoded or has more than 8 bits a channel.
+    """
 
     def to_rgb(image: Image.Image) -> Image.Image:
         if image.mode.startswith(("I", "F")):
@@ -54,7 +61,10 @@ def read_image(path: Path) -> np.ndarray:
 
 
 def image_size(path: Path) -> tuple[int, int]:
-    """Height and width of the image that read_image returns, from the header alone if EXIF does not turn it."""
+    """Return the (height, width) in pixels of an image file, after EXIF rotation.
+
+    Reads only the header, unless EXIF rotates or mirrors the image. Raises UserError if the file cannot be read.
+    """
     with decoding(path), Image.open(path) as image:
         if image.getexif().get(ExifTags.Base.Orientation, 1) == 1:
             return image.height, image.width
@@ -62,7 +72,10 @@ def image_size(path: Path) -> tuple[int, int]:
 
 
 def read_label(path: Path, num_classes: int) -> np.ndarray:
-    """Read a label map, shape (H, W), uint8: 0..num_classes-1, and 255 = ignore. A palette PNG gives its indices."""
+    """Read a label map, shape (H, W), uint8: 0..num_classes-1, and 255 = ignore. A palette PNG gives its indices.
+
+    Raises UserError if the file cannot be decoded, is a JPEG, has colours instead of one channel, or has another value.
+    """
 
     def one_channel(image: Image.Image) -> Image.Image:
         if image.format in ("JPEG", "MPO"):  # whatever the suffix
@@ -88,7 +101,10 @@ def read_label(path: Path, num_classes: int) -> np.ndarray:
 
 
 def read_distance(path: Path) -> np.ndarray:
-    """Read a distance map, shape (H, W), uint8: the first of several equal channels."""
+    """Read a distance map, shape (H, W), uint8; of a file with several channels, the first one.
+
+    Raises UserError if the file cannot be decoded or does not have 8 bits a channel.
+    """
     values = decode(path)
     values = values[..., 0] if values.ndim == 3 else values
     if values.dtype != np.uint8:

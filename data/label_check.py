@@ -26,10 +26,12 @@ Files = list[dict[str, Path]]  # of each image, as in SegmentationDataset.files
 
 
 def check_sample(train: Files, val: Files, num_classes: int, command: str, map_: Callable[..., Iterable] = map) -> None:
-    """Compare a sample of the labels with --numclasses, and warn.
+    """Log a warning if sampled labels suggest that --numclasses is too high, or all training labels are 0 or 255.
 
-    command: the data check of this data set, to paste. map_: like map(); may share the work between processes.
-    Raises UserError if there are two classes, but the labels only teach class 0.
+    train, val: {map: path} of each image. num_classes: the value of --numclasses. command: the command of the data
+    check, quoted in messages.
+    map_: like map(); may share the work between processes. Raises UserError if num_classes is 2 and all training labels
+    are only 0 and 255.
     """
 
     def values(images: Files) -> set[int]:
@@ -56,7 +58,11 @@ def check_sample(train: Files, val: Files, num_classes: int, command: str, map_:
 
 
 def check_validation(accuracies: list[float | None], command: str) -> None:
-    """Log the classes that no validation mask has. accuracies: of each class, None if no pixel has it."""
+    """Log which classes have no pixel in the validation masks; log nothing if every class has one.
+
+    accuracies: accuracy of each class, None if no pixel has the class. command: the command of the data check, quoted
+    in the message.
+    """
     absent = [number for number, accuracy in enumerate(accuracies) if accuracy is None]
     if not absent:
         return
@@ -70,7 +76,7 @@ def check_validation(accuracies: list[float | None], command: str) -> None:
 
 
 def label_values(path: Path, num_classes: int) -> set[int]:
-    """The values in a label map."""
+    """Return the set of values in a label map file, 255 included. Raises UserError if the file is invalid."""
     histogram = cv2.calcHist([read_label(path, num_classes)], [0], None, [256], [0, 256])
     return set(np.flatnonzero(histogram).tolist())
 
@@ -82,7 +88,7 @@ def _spread(images: Files) -> Files:
 
 
 def _ranges(numbers: list[int]) -> str:
-    """Sorted class numbers as text: "class 3" or "classes 1, 5-20"."""
+    """Return sorted class numbers as text: "class 3" or "classes 1, 5-20"."""
     runs = [
         [number for _, number in group] for _, group in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
     ]

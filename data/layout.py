@@ -36,10 +36,11 @@ Files = dict[str, list[Path]]
 
 @dataclass(frozen=True)
 class Split:
-    """The folder of each map, {"image": folder, "label": folder, ...}, and the names to find there.
+    """Where the files of one split are.
 
-    listed: the names in list_file; None if every file in the image folder belongs to the split.
-    plain: plain folders, where two files may not share a name.
+    folders: {"image": folder, and one folder per label map, such as "label" or "pseudo"}.
+    listed: image names in list_file; None if every file in the image folder belongs to the split.
+    plain: whether the layout is plain folders; then two files in a folder may not differ only in suffix.
     """
 
     folders: dict[str, Path]
@@ -51,11 +52,13 @@ class Split:
 def find_split(
     root: Path, dataset: str, split: str, maps: dict[str, str], *, list_path: str = "", image_path: str = ""
 ) -> Split:
-    """Find the list and the folders of a split.
+    """Return the Split of a data set: its folders and the names in its list.
 
-    maps: the maps wanted, each with its folder below root, or "" for the default one: {"label": "", "pseudo": ""}.
-    By default "label" is the scribbles if split is "train", unless dataset is "Dense" or "Folder", and the dense masks
-    otherwise. Distance maps have no default. Raises UserError if the list or the split is missing.
+    root: the data set's folder. dataset: as --dataset. split: such as "train". list_path, image_path: "" for defaults.
+    maps: {map: folder below root, or "" for the default one}, such as {"label": "", "pseudo": ""}. The default of
+    "label" is the dense masks; for split "train" it is the scribbles, unless dataset is "Dense" or "Folder". Distance
+    maps default to the folder `root`/MAP.
+    Raises UserError if root, the list or the split is missing. The folders of label maps need not exist.
     """
     if not root.is_dir():
         raise UserError(f"--dataset_path {root}: no such folder")
@@ -76,14 +79,17 @@ def find_split(
 
 
 def first_folder(root: Path, chosen: str, *defaults: str) -> Path:
-    """The chosen folder below root, or else the first default that exists."""
+    """Return root/chosen; if `chosen` is "", the first of root/default that exists, or else root/(first default)."""
     if chosen:
         return root / chosen
     return next((root / name for name in defaults if (root / name).is_dir()), root / defaults[0])
 
 
 def _plain_split(root: Path, split: str, images: str, masks: str, list_path: str) -> Split:
-    """A split of plain folders: subfolders (images/train, masks/train), or a list (train.txt) of files in images."""
+    """Return the Split of a data set in plain folders; raise UserError if the split is missing or ambiguous.
+
+    A split is a pair of subfolders (images/train, masks/train) or a list (train.txt) of files in `images`.
+    """
     list_file, folder = root / list_path / f"{split}.txt", root / images / split
     if not list_path and folder.is_dir():
         if list_file.is_file():
@@ -105,9 +111,9 @@ def _plain_split(root: Path, split: str, images: str, masks: str, list_path: str
 
 
 def check_released(root: Path, images: str = "images") -> None:
-    """Raise UserError, with the remedy, if the folder holds Cityscapes or ADE20K as released.
+    """Raise UserError, with the remedy, if the folder `root` holds Cityscapes or ADE20K as released.
 
-    images: the folder where images were looked for.
+    images: the folder below root where images were looked for.
     """
     if not (root / images).is_dir() and (root / "leftImg8bit").is_dir():
         raise UserError(f"{root}: {CITYSCAPES}")
@@ -119,7 +125,11 @@ def check_released(root: Path, images: str = "images") -> None:
 
 
 def read_list(path: Path, *, plain: bool = False) -> list[str]:
-    """The names in a list file, one a line, in Unicode form NFC. plain: names may have folders, spaces and suffixes."""
+    """Return the names in a list file, one a line, in Unicode form NFC, without empty lines.
+
+    plain: names may have folders, spaces and suffixes. Raises UserError if the file cannot be read, has no name, or has
+    a name that is not allowed.
+    """
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
@@ -128,7 +138,7 @@ def read_list(path: Path, *, plain: bool = False) -> list[str]:
     for number, line in enumerate(map(str.strip, lines), 1):
         if not plain and ("/" in line or len(line.split()) > 1):
             raise UserError(
-                f"{path} line {number}: {line!r}: expected one image name a line, without folder, space or suffix"
+                f"{path} line {number}: {line!r}: write one image name on each line, without folder or space"
             )
         if line:
             names.append(unicodedata.normalize("NFC", posixpath.normpath(line.replace("\\", "/"))))
@@ -138,10 +148,12 @@ def read_list(path: Path, *, plain: bool = False) -> list[str]:
 
 
 def list_folder(folder: Path, suffixes: tuple[str, ...]) -> Files:
-    """All files below the folder by name, the preferred suffix first: {"sub/x": [folder/sub/x.jpg, ...]}, sorted.
+    """Return all files below a folder by name, sorted: {"sub/x": [folder/sub/x.jpg, folder/sub/x.png], ...}.
 
-    Names are in Unicode form NFC: macOS stores another form than lists and other systems. Skips hidden files and
-    folders, and what systems leave behind (._x, .DS_Store, __MACOSX). A missing folder has no files.
+    A name has no suffix and is in Unicode form NFC, because macOS stores another form than lists and other systems.
+    suffixes: lower-case suffixes of the files to list; files of one name are in the order of `suffixes`. Skips hidden
+    files and folders, and what systems leave behind (._x, .DS_Store, __MACOSX). Returns {} for a missing folder. Raises
+    UserError if a folder cannot be listed.
     """
 
     def fail(error: OSError) -> None:
@@ -167,7 +179,10 @@ def list_folder(folder: Path, suffixes: tuple[str, ...]) -> Files:
 def match_files(
     split: Split, list_files: Callable[[Path, tuple[str, ...]], Files] = list_folder
 ) -> list[tuple[str, Files]]:
-    """The names of a split, each with its files in every folder: {map: [files]}, an empty list if there is none."""
+    """Return (name, {map: [files]}) for each name of a split; [] stands for no file of that name.
+
+    list_files: called with a folder and suffixes; returns {name: [files]}.
+    """
     present = {
         kind: list_files(folder, IMAGE_SUFFIXES if kind == "image" else ANY_SUFFIXES)
         for kind, folder in split.folders.items()
@@ -177,13 +192,17 @@ def match_files(
 
 
 def without_suffix(listed: str, images: Files) -> str:
-    """The key in `images` for a listed name, which may have a suffix."""
+    """Return a listed name as it is keyed in `images`: without its image suffix, unless the whole name is a key."""
     stem, suffix = posixpath.splitext(listed)
     return stem if listed not in images and suffix.lower() in IMAGE_SUFFIXES else listed
 
 
 def pair_files(split: Split) -> tuple[list[str], list[dict[str, Path]]]:
-    """The names of a split and the files of each, {map: file}. Raises UserError for a missing or ambiguous file."""
+    """Return the image names of a split and, in the same order, the files of each image, {map: file}.
+
+    Raises UserError if a folder or a file is missing, two files have one name, a label is a JPEG, or there are no
+    images.
+    """
     for kind, folder in split.folders.items():
         if not folder.is_dir():
             raise UserError(f"{folder}: no such folder (for the {kind} files)")
@@ -218,7 +237,10 @@ def _describe_missing(split: Split, name: str, kind: str, images: list[Path]) ->
 
 
 def is_cityscapes(label: Path) -> bool:
-    """Whether a label is missing because it still has the name of the Cityscapes release."""
+    """Return True if the label file's folder has the label under its name in the Cityscapes release instead.
+
+    label: expected path, such as X_leftImg8bit.png; the released name is X_gtFine_labelTrainIds.png or similar.
+    """
     stem = label.stem.removesuffix("_leftImg8bit")
     released = (f"{stem}_gt{kind}_label{ids}.png" for kind in ("Fine", "Coarse") for ids in ("TrainIds", "Ids"))
     return stem != label.stem and any(label.with_name(name).is_file() for name in released)

@@ -13,9 +13,10 @@ from data.sampler import TrainSampler
 
 
 class TrainLoader(DataLoader):
-    """Shuffled, augmented batches of uint8 maps: {"image": (B, H, W, 3), each name in MAPS: (B, H, W)}.
+    """DataLoader of shuffled, augmented training batches: {"image": (B, H, W, 3), other maps: (B, H, W)}, all uint8.
 
-    H and W are --crop_size. sampler.set_position(epoch, samples) sets the epoch's order and where to begin.
+    The other maps are those that --dataset has in labels.MAPS. H and W are --crop_size. sampler.set_position(epoch,
+    samples) chooses the epoch and the number of samples to skip.
     """
 
     dataset: SegmentationDataset
@@ -23,9 +24,10 @@ class TrainLoader(DataLoader):
 
 
 class EvalLoader(DataLoader):
-    """Batches {"image": (B, H, W, 3), "label": (B, H, W), "index": (B,)} of images of one size, each image once.
+    """DataLoader of evaluation batches {"image": (B, H, W, 3) uint8, "label": (B, H, W) uint8, "index": (B,) int64}.
 
-    The batches do not depend on the number of processes. "label" is the dense mask, "index" the place in the list.
+    All images of a batch have one size, and each image comes once over all processes. The batches do not depend on the
+    number of processes. "label" is the dense mask; "index" is the image's position in dataset.names.
     """
 
     dataset: SegmentationDataset
@@ -40,9 +42,11 @@ def loader_options(
     pin_memory: bool | None = None,
     prefetch_factor: int = 2,
 ) -> dict:
-    """Return the options of a DataLoader that do not depend on the data.
+    """Return the keyword arguments of a DataLoader that do not depend on the data, as a dict.
 
-    workers, pin_memory, prefetch_factor: as the flags. processes_here: processes that share the cores of this machine.
+    workers: number of worker processes; below 0, chosen from the number of cores, at most 4. processes_here: processes
+    that share the cores of this machine. worker_init: called with the worker's number in each worker.
+    pin_memory: None means only if `device` is a CUDA device. prefetch_factor: batches that each worker loads ahead.
     """
     if workers < 0:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -59,7 +63,7 @@ def loader_options(
 
 
 class WorkerInit:
-    """Call `init` in a worker, and give it one thread: the workers are the parallelism."""
+    """A worker_init_fn for DataLoader that calls `init` with the worker's number and limits OpenCV to one thread."""
 
     def __init__(self, init: Callable[[int], None]):
         self.init = init
@@ -70,7 +74,7 @@ class WorkerInit:
 
 
 def batched(items: Iterable, size: int) -> Iterator[list]:
-    """Yield lists of `size` items; the last may have fewer."""
+    """Yield lists of `size` consecutive items; the last list may have fewer."""
     iterator = iter(items)
     while batch := list(islice(iterator, size)):
         yield batch

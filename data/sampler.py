@@ -9,13 +9,14 @@ from errors import UserError
 
 
 class TrainSampler(DistributedSampler):
-    """This process's share of an order of samples that does not depend on the number of processes.
+    """Sampler of one rank's training samples, in an order that does not depend on the number of ranks.
 
-    An epoch's order is a permutation drawn from (seed, epoch). Each global batch is its next batch_size *
-    accum_steps * world_size entries. Each forward pass takes the next batch_size * world_size of these: rank 0 takes
-    the first batch_size, and so on. An incomplete last global batch is dropped.
+    An epoch's order is a permutation drawn from (seed, epoch). Each global batch is the next batch_size * accum_steps *
+    world_size entries of the order. Each forward pass takes the next batch_size * world_size of these entries: rank 0
+    takes the first batch_size, and so on. An incomplete last global batch is dropped.
 
-    Yields (epoch, index), from which the data set derives the sample's augmentation. Needs no process group.
+    Yields (epoch, index), from which the data set derives the sample's augmentation. Needs no process group. Raises
+    UserError if num_samples is smaller than one global batch.
     """
 
     def __init__(
@@ -41,10 +42,10 @@ class TrainSampler(DistributedSampler):
         self.set_position(0, 0)
 
     def set_position(self, epoch: int, samples: int) -> None:
-        """Start the next iteration in this epoch, after its first `samples` entries, at no cost.
+        """Make the next iteration start in `epoch`, after the first `samples` entries of the epoch's order.
 
-        The rest is the same samples in the same order, even if the number of processes, batch size or accumulation
-        differs from that of the first entries.
+        No sample is read to skip it. The remaining order does not depend on the number of processes, batch_size or
+        accum_steps used for the skipped entries.
         """
         self.set_epoch(epoch)
         self.samples = samples
@@ -52,11 +53,11 @@ class TrainSampler(DistributedSampler):
         self.num_samples = self.steps_left * self.global_batch // self.num_replicas  # for len()
 
     def is_through(self, samples: int) -> bool:
-        """Whether no global batch is left after `samples` entries of an epoch."""
+        """Return True if fewer samples than one global batch are left after the first `samples` entries of an epoch."""
         return samples + self.global_batch > len(self.dataset)  # type: ignore[arg-type]
 
     def order(self, epoch: int) -> np.ndarray:
-        """An epoch's permutation of all samples, (num_samples,), the same on all ranks."""
+        """Return an epoch's permutation of all sample indices, (num_samples,) int64, equal on all ranks."""
         return np.random.default_rng((self.seed, epoch)).permutation(len(self.dataset))  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
@@ -66,9 +67,9 @@ class TrainSampler(DistributedSampler):
 
 
 class EvalBatches(Sampler):
-    """This process's batches for evaluation: over all ranks, each sample comes once, without padding.
+    """Batch sampler of one rank for evaluation: over all ranks, each sample comes once, without padding.
 
-    A batch has images of one size. Its content depends only on the sizes and batch_size, so a model computes the same
+    A batch has images of one size. Its content depends only on `sizes` and batch_size, so a model computes the same
     with any number of processes. Each batch, largest first, goes to the rank with the fewest pixels so far.
 
     sizes: (height, width) of every sample. Yields lists of indices.

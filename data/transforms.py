@@ -19,10 +19,11 @@ WARPS: dict[str, tuple[int, tuple[int, ...]]] = {
 
 @dataclass(frozen=True)
 class TrainTransform:
-    """Random augmentation to square crops; the defaults are CDSP's recipe.
+    """Random scale, rotation, flip, crop and blur of a training sample; the defaults are CDSP's recipe.
 
-    crop_size: pixels. scale: range of the scale factor. rotation: largest angle in degrees. rotation_p and blur:
-    probabilities of a rotation and of a 5x5 Gaussian blur. The probability of a horizontal flip is 1/2.
+    crop_size: side of the square crop in pixels. scale: range of the scale factor. rotation: largest angle in degrees.
+    rotation_p and blur: probabilities of a rotation and of a 5x5 Gaussian blur. The probability of a horizontal flip is
+    1/2.
     """
 
     crop_size: int = 465
@@ -32,9 +33,10 @@ class TrainTransform:
     blur: float = 0.5
 
     def __call__(self, maps: dict[str, np.ndarray], rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """Warp every map of a sample alike; each is (H, W) or (H, W, 3) uint8, named as in WARPS.
+        """Return every map of a sample after one random warp and crop: {name: uint8 array}; only the image is blurred.
 
-        Labels do not change the random draws: with other labels an image is augmented in the same way.
+        maps: {name in WARPS: (H, W) or (H, W, 3) uint8}. The random draws depend on rng and on the image's size, not on
+        labels.
         """
         height, width = maps["image"].shape[:2]
         matrix = self._matrix(height, width, rng)
@@ -45,7 +47,7 @@ class TrainTransform:
         return warped
 
     def _matrix(self, height: int, width: int, rng: np.random.Generator) -> np.ndarray:
-        """A random 2x3 matrix from pixel (x, y) of the image to pixel (x, y) of the crop."""
+        """Return a random affine matrix, (2, 3) float64, from pixel (x, y) of the image to pixel (x, y) of the crop."""
         scale = rng.uniform(*self.scale)
         angle = np.deg2rad(rng.uniform(-self.rotation, self.rotation))
         if rng.random() >= self.rotation_p:
@@ -67,19 +69,25 @@ class TrainTransform:
 
 @dataclass(frozen=True)
 class CentreCrop:
-    """The centre of each image, padded if the image is smaller; for training without augmentation."""
+    """Centre crop of a sample, padded if the image is smaller; for training without augmentation.
+
+    crop_size: side of the square crop in pixels.
+    """
 
     crop_size: int
 
     def __call__(self, maps: dict[str, np.ndarray], rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """Crop every map of a sample, as TrainTransform does; rng is not used."""
+        """Return the centre crop of every map: {name: (crop_size, crop_size) or (crop_size, crop_size, 3) uint8}.
+
+        maps: {name in WARPS: (H, W) or (H, W, 3) uint8}. rng is not used.
+        """
         height, width = maps["image"].shape[:2]
         shift = [(self.crop_size - width) // 2, (self.crop_size - height) // 2]  # whole pixels: nothing is resampled
         return _warp(maps, np.column_stack([np.eye(2), shift]), self.crop_size)
 
 
 def _warp(maps: dict[str, np.ndarray], matrix: np.ndarray, size: int) -> dict[str, np.ndarray]:
-    """Warp every map by the 2x3 matrix to size x size pixels, with the interpolation and padding in WARPS."""
+    """Return every map, warped by the (2, 3) matrix to size x size, with the interpolation and padding in WARPS."""
     warped = {}
     for name, values in maps.items():
         interpolation, outside = WARPS[name]

@@ -18,16 +18,16 @@ from errors import DivergedError, UserError
 
 
 def check_flags(group: Group, flags: dict, local: Collection[str]) -> None:
-    """Check that all ranks have the same flags {name: value}, except for those named in `local`."""
+    """Raise UserError unless all ranks have the same `flags` {name: value}, apart from names in `local`. Collective."""
     flags = {f"--{name}": value for name, value in flags.items() if name not in local}
     _check_facts(group, flags, "give all ranks the same")
 
 
 def check_setup(group: Group, datasets: dict, order: np.ndarray | None = None) -> None:
-    """Check that all ranks have the same versions, device type, data and order of samples, and each a GPU of its own.
+    """Raise UserError unless ranks agree on versions, device type and data, and no two share a GPU. Collective.
 
-    datasets: {description, such as "training list": a dataset with a `listing`, a list of strings}. order: the first
-    epoch's permutation of the training list.
+    Data are the file listings and the order of samples. datasets: {description, such as "training list": a dataset with
+    a `listing`, a list of strings}. order: permutation of the training list in the first epoch, an integer array.
     """
     # NumPy draws the order of samples and the augmentations, and OpenCV computes them: results may depend on versions.
     versions = {"torch": torch.__version__, "NumPy": np.__version__, "OpenCV": cv2.__version__}
@@ -58,9 +58,10 @@ def check_setup(group: Group, datasets: dict, order: np.ndarray | None = None) -
 
 
 def check_gradients(group: Group, raw_model: nn.Module, *, unused_allowed: bool) -> list[str]:
-    """Check, between backward pass and optimizer step, that each parameter has a gradient, the same on all ranks.
+    """Raise UserError unless each trained parameter has a gradient, equal on all ranks. Collective.
 
-    Returns the names of parameters without a gradient, if unused_allowed or in a single process.
+    Call this between the backward pass and the optimizer step. Returns the names of parameters without a gradient. They
+    raise UserError in a process group, unless unused_allowed.
     """
     trained = {name: parameter for name, parameter in raw_model.named_parameters() if parameter.requires_grad}
     unused = [name for name, parameter in trained.items() if parameter.grad is None]
@@ -77,9 +78,10 @@ def check_gradients(group: Group, raw_model: nn.Module, *, unused_allowed: bool)
 
 
 def check_weights(group: Group, raw_model: nn.Module, *, buffers_averaged: bool) -> None:
-    """Check that parameters are finite, and that parameters and buffers are the same on all ranks.
+    """Check that parameters are finite, and that parameters and buffers are equal on all ranks. Collective.
 
-    buffers_averaged: False between calls of Group.average_buffers(), when each rank has its own batch-norm statistics.
+    buffers_averaged: False between calls of Group.average_buffers(), when batch-norm statistics differ between ranks:
+    these are not compared. Raises DivergedError on inf or nan, UserError on a difference.
     """
     own = set() if buffers_averaged else _local_buffers(raw_model)
     values = {name: value for name, value in raw_model.state_dict().items() if name not in own}
@@ -89,14 +91,14 @@ def check_weights(group: Group, raw_model: nn.Module, *, buffers_averaged: bool)
 
 
 def raise_not_finite(group: Group, problem: str, losses: Tensor) -> NoReturn:
-    """Raise DivergedError on every rank. losses: this rank's parts, to name the ranks that are to blame. Collective."""
+    """Raise DivergedError on every rank, with `problem` and the ranks whose `losses` hold inf or nan. Collective."""
     finite = group.gather(bool(losses.isfinite().all()))
     ranks = [rank for rank, good in enumerate(finite) if not good]
     raise DivergedError(f"{problem}, from rank(s) {ranks}: lower --lr, warm up for longer, or use --amp bf16 or none")
 
 
 def check_finite(raw_model: nn.Module) -> None:
-    """Check that no weight has become inf or nan."""
+    """Raise DivergedError if a parameter of the model contains inf or nan."""
     finite = torch.stack([parameter.detach().abs().max() for parameter in raw_model.parameters()]).isfinite()
     if not finite.all():
         name = next(name for (name, _), good in zip(raw_model.named_parameters(), finite, strict=True) if not good)
@@ -107,17 +109,20 @@ def check_finite(raw_model: nn.Module) -> None:
 
 
 def digest(listing: list[str]) -> str:
-    """SHA-256 of a list of strings."""
+    """Return the SHA-256 of a list of strings, as 64 hexadecimal digits."""
     return hashlib.sha256("\n".join(listing).encode()).hexdigest()
 
 
 def _first_other_rank(values: list) -> int:
-    """The first rank whose value differs from rank 0's; 0 if all are equal."""
+    """Return the first index whose value differs from values[0]; 0 if all are equal. values: one per rank."""
     return next((rank for rank, value in enumerate(values) if value != values[0]), 0)
 
 
 def _check_facts(group: Group, facts: dict, remedy: str) -> None:
-    """Check that all ranks have the same facts {name: value}."""
+    """Raise UserError unless all ranks have the same `facts` {name: value}. remedy: ends the error message.
+
+    Collective.
+    """
     every = group.gather(facts)
     rank = _first_other_rank(every)
     for name, value in every[rank].items():
@@ -140,7 +145,7 @@ def _gpu_of_this_process(device: torch.device) -> str:
 
 
 def _local_buffers(raw_model: nn.Module) -> set[str]:
-    """Return the names of batch-norm buffers, except in SyncBatchNorm: their values differ between ranks."""
+    """Return the names of the batch-norm buffers that differ between ranks: all but those of SyncBatchNorm."""
     return {
         f"{prefix}.{name}" if prefix else name
         for prefix, module in raw_model.named_modules()
@@ -161,7 +166,7 @@ def _check_same(group: Group, values: dict[str, Tensor], kind: str, advice: str)
 
 
 def _checksum(value: Tensor) -> Tensor:
-    """An int64 number that changes if any bit of the tensor does, or if neighbours swap places."""
+    """Return an int64 scalar that changes if any bit of the tensor does, or if neighbours swap places."""
     kind = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[value.element_size()]
     bits = value.detach().contiguous().view(kind).flatten()
     even = len(bits) // 1024 * 1024

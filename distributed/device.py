@@ -9,16 +9,17 @@ from errors import UserError
 
 
 def only_gpu(name: str) -> str:
-    """The UUID of this process's GPU if --device allows it and the process sees no other; else ""."""
+    """Return the UUID of the GPU if the process sees exactly one and --device `name` is auto or cuda; else ""."""
     if name not in ("auto", "cuda") or torch.cuda.device_count() != 1:
         return ""
     return str(torch.cuda.get_device_properties(0).uuid)
 
 
 def find_device(name: str, local_rank: int, local_world_size: int, *, own_gpu: bool = False) -> torch.device:
-    """The torch device of --device for this process, made the current one. Raises UserError if it is not available.
+    """Return the torch.device that --device `name` means for this process; a CUDA device becomes the current one.
 
-    own_gpu: each process of this machine sees one GPU, a different one, as with srun --gpus-per-task.
+    own_gpu: each process of this machine sees one GPU, different from the others', as with srun --gpus-per-task. Raises
+    UserError if the name is unknown or the machine has no such device.
     """
     try:
         device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
@@ -50,7 +51,10 @@ def find_device(name: str, local_rank: int, local_world_size: int, *, own_gpu: b
 
 
 def choose_backend(name: str, device: torch.device) -> str:
-    """The backend of --backend for this device. Raises UserError if it is not available."""
+    """Return "nccl" or "gloo" for --backend `name` and this device.
+
+    Raises UserError if NCCL is asked for but cannot work.
+    """
     has_nccl = dist.is_nccl_available() and sys.platform != "win32"
     if name == "auto":
         return "nccl" if device.type == "cuda" and has_nccl else "gloo"

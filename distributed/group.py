@@ -29,16 +29,17 @@ Item = TypeVar("Item")
 
 
 class Stopped(Exception):
-    """A signal told this rank or another one to stop. Group raises it on all ranks at the same place."""
+    """A signal told at least one rank to stop; all ranks raise this exception at the same place."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """This process and its process group; `backend` is None without a group.
+    """This process's place in its process group, and the collectives of the group.
 
-    stop: why to stop, if a signal to this rank or another asks for it. Ranks learn of it at different moments, so act
-    on it only after a collective that compares it. local_world_size: processes on this machine. launcher: what
-    gave this process its rank; "" without a group.
+    Without a group, `backend` is None and the collectives act on this process alone. `stop` holds the reason to stop
+    once a signal to any rank asks for it. Ranks learn of the signal at different moments: act on `stop` only after a
+    collective that compares it. `local_world_size` counts the processes on this machine. `launcher` names what gave
+    this process its rank; "" without a group.
     """
 
     device: torch.device
@@ -57,32 +58,35 @@ class Group:
 
     @property
     def kind(self) -> str:
-        """Describe the process group in a few words, for the log."""
+        """Return a few words for the log, such as "in a group (nccl)" or "no process group"."""
         if not self.backend:
             return "no process group"
         return f"{'one process ' if self.world_size == 1 else ''}in a group ({self.backend})"
 
     def advise(self, advice: Callable[[], str]) -> None:
-        """Register advice(). If another rank's error ends this process, its message ends with advice()'s text."""
+        """Register a function whose text is appended to the message if another rank's error ends this process."""
         if self.lifeline:
             self.lifeline.advice = advice
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """The sum over ranks, as a new tensor. CPU tensors are summed by gloo, without waiting for a GPU."""
+        """Return the sum of a tensor over ranks, as a new tensor on the same device. Collective.
+
+        gloo sums CPU tensors, without waiting for a GPU.
+        """
         total = tensor.detach().clone()
         if self.backend:
             dist.all_reduce(total)
         return total
 
     def broadcast(self, value):
-        """Rank 0's value (any picklable object) on every rank."""
+        """Return rank 0's `value` (any picklable object) on every rank. Collective."""
         box = [value]
         if self.backend:
             dist.broadcast_object_list(box, device=torch.device("cpu"))
         return box[0]
 
     def gather(self, value) -> list:
-        """Every rank's value (any picklable object), in rank order, on every rank."""
+        """Return the list of all ranks' values (any picklable objects), in rank order, on every rank. Collective."""
         values = [value] * self.world_size
         if self.backend:
             dist.all_gather_object(values, value)
@@ -92,13 +96,16 @@ class Group:
         self.sum(torch.zeros(1))
 
     def raise_if_stopped(self) -> None:
-        """Raise Stopped on all ranks if any of them got a signal. Collective."""
+        """Raise Stopped on all ranks if any rank got a signal. Collective."""
         reasons = [reason for reason in self.gather(self.stop.reason) if reason]
         if reasons:
             raise Stopped(", ".join(dict.fromkeys(reasons)))
 
     def sum_or_stop(self, values: Tensor) -> Tensor:
-        """Sum a 1-D tensor over ranks. If a rank got a signal, the same collective makes all ranks raise Stopped."""
+        """Return the sum of a 1-D tensor over ranks; raise Stopped on all ranks if any rank got a signal.
+
+        Collective.
+        """
         sums = self.sum(torch.cat([values, values.new_tensor([bool(self.stop)])]))
         if sums[-1]:
             self.raise_if_stopped()
@@ -107,10 +114,10 @@ class Group:
     def map(
         self, work: Callable[[Item], T], items: Sequence[Item], bar: Callable[[Iterable[T]], Iterable[T]] = iter
     ) -> list[T | None]:
-        """Return [work(item) for each item] on every rank; each rank does a share of them in threads. Collective.
+        """Return [work(item) for each item] on every rank. Each rank computes a share in threads. Collective.
 
-        bar: wraps this rank's results to show progress. If ranks have different numbers of items, results that no rank
-        computed are None.
+        bar: wraps the iterable of this rank's results, to show progress. If ranks have different numbers of items,
+        results that no rank computed are None.
         """
         own = range(self.rank, len(items), self.world_size)
         with ThreadPoolExecutor(16) as pool:
@@ -119,10 +126,10 @@ class Group:
         return [results.get(index) for index in range(len(items))]
 
     def on_main(self, work: Callable[[], T], task: str) -> T | None:
-        """Return work() on rank 0 and None on the other ranks, which wait for it, even beyond --dist_timeout.
+        """Return work() on rank 0 and None on other ranks, which wait even beyond --dist_timeout. Collective.
 
-        A barrier would time out, so work() runs in a thread while the ranks repeat short collectives. If work() fails,
-        the lifeline ends the other ranks. task: what rank 0 is doing, for a line on the terminal.
+        A barrier would time out, so work() runs in a thread while the ranks repeat short collectives. If work() raises,
+        rank 0 raises too, and the lifeline ends the other ranks. task: what rank 0 does, for a line on the terminal.
         """
         if self.world_size == 1:
             return work()
@@ -137,7 +144,7 @@ class Group:
         return future.result() if future else None
 
     def wrap(self, raw_model: nn.Module, *, static_graph: bool = False, find_unused: bool = False) -> nn.Module:
-        """Wrap the model in DistributedDataParallel, with rank 0's weights on all ranks; without a group, return it."""
+        """Return the model in DistributedDataParallel, rank 0's weights on all ranks; without a group, the model."""
         if not self.backend:
             return raw_model
         for buffer in raw_model.buffers():
@@ -156,7 +163,7 @@ class Group:
         )
 
     def average_buffers(self, raw_model: nn.Module) -> None:
-        """Average the running statistics of batch norm over ranks, so that all ranks hold the same model."""
+        """Replace each floating-point buffer, such as batch-norm statistics, by its mean over ranks. Collective."""
         for buffer in raw_model.buffers():
             if buffer.is_floating_point():
                 # The float64 mean of equal float32 values is exact; the float32 mean of three may not be.
@@ -164,7 +171,7 @@ class Group:
 
 
 def gradient_sync(model: nn.Module, enabled: bool):
-    """Return the context for a forward and backward pass. DDP all-reduces gradients in it only if `enabled`."""
+    """Return a context for a forward and backward pass, in which DDP all-reduces gradients only if `enabled`."""
     if enabled or not isinstance(model, DistributedDataParallel):
         return contextlib.nullcontext()
     return model.no_sync()

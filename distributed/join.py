@@ -34,13 +34,15 @@ def process_group(
     timeout: float = 600.0,
     debug: bool = False,
 ) -> Iterator[Group]:
-    """Join the process group for the body of a `with`.
+    """Join the process group for the body of a `with`, and yield the Group.
 
     distributed: True joins, False never does, None joins under a launcher (distributed.launchers). With True and no
-    launcher, the group is this one process. The other arguments are the flags of these names; `timeout` is in
-    seconds; `debug` makes torch.distributed and NCCL log what they do.
-    If the body raises on one of several ranks, every process ends with that error's message and exit status. In a
-    group of one the exception propagates. Raises UserError on invalid settings.
+    launcher, world_size and rank define the group; by default this process is alone. The other arguments are flags of
+    the same names, and `timeout` is --dist_timeout in seconds. `debug` makes torch.distributed and NCCL log what they
+    do.
+
+    If the body raises on one of several ranks, every process ends with that error's message and exit status. In a group
+    of one the exception propagates. Raises UserError on invalid settings.
     """
     if distributed is False or (distributed is None and not launchers.find(os.environ)):
         if distributed is None and (world_size > 1 or rank > 0):
@@ -81,7 +83,7 @@ def process_group(
 def _join(
     place: launchers.Place, store: dist.Store, line: Lifeline, device_name: str, backend: str, timeout: float
 ) -> Group:
-    """Choose this process's device and initialize torch's process group."""
+    """Choose this process's device and backend, initialize torch's process group, and return the Group."""
     rank, world_size = place.rank, place.world_size
     here = rendezvous.ranks_of_this_machine(store, world_size)
     local_rank = place.local_rank if place.local_rank >= 0 else list(here).index(rank)
@@ -98,10 +100,10 @@ def _join(
 
 
 def _end_all_ranks(lifeline: Lifeline, error: BaseException, rank: int, timeout: float) -> NoReturn:
-    """Print the error, send it to the other ranks, and end this process.
+    """Print the error, send the error to the other ranks, and end this process.
 
-    It must end here: destroy_process_group() and NCCL's destructors wait for collectives, which ranks that
-    have ended never join.
+    The process must end here: destroy_process_group() and NCCL's destructors wait for collectives, which ended ranks
+    never join.
     """
     status = 1
     try:

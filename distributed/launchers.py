@@ -21,9 +21,9 @@ VARIABLES = {
 
 @dataclass(frozen=True)
 class Place:
-    """The place of one process in its group. launcher: what started it, for the log.
+    """The place of one process in its group. launcher: what gave the process its rank, for the log.
 
-    local_rank is -1, and local_world_size (processes on this machine) is 0, if the launcher does not set them.
+    local_rank is -1 if the launcher does not set it. local_world_size counts the processes on this machine; 0: not set.
     """
 
     launcher: str
@@ -34,7 +34,10 @@ class Place:
 
 
 def find(environment: Mapping[str, str]) -> Place | None:
-    """The place that a launcher gave this process; None without one. Raises UserError on invalid variables."""
+    """Return the place that a launcher's environment variables give this process; None without a launcher.
+
+    Raises UserError if a variable is missing or not an integer.
+    """
     for launcher, (rank, world_size, local_rank, local_world_size) in VARIABLES.items():
         found = [name in environment for name in (rank, world_size)]
         if launcher == "torchrun" and any(found):
@@ -52,9 +55,10 @@ def find(environment: Mapping[str, str]) -> Place | None:
 
 
 def find_or_make(environment: Mapping[str, str], world_size: int = 0, rank: int = -1, local_rank: int = -1) -> Place:
-    """The place of this process from a launcher, else from the flags of these names, else in a group of one.
+    """Return this process's place from a launcher, else from world_size and rank, else as the only process of a group.
 
-    local_rank stays -1 if nothing sets it: process_group() counts it later. Raises UserError on impossible values.
+    local_rank is used if the launcher sets none; -1: process_group() counts it later. Raises UserError on impossible
+    values.
     """
     place = find(environment)
     if place and world_size not in (0, place.world_size):
@@ -69,7 +73,7 @@ def find_or_make(environment: Mapping[str, str], world_size: int = 0, rank: int 
 
 
 def rank_of(environment: Mapping[str, str]) -> str:
-    """The rank that a launcher gave this process, for messages; "" without a launcher."""
+    """Return the rank that a launcher gave this process, as text for messages; "" without a launcher."""
     try:
         place = find(environment)
     except UserError:
@@ -78,9 +82,10 @@ def rank_of(environment: Mapping[str, str]) -> str:
 
 
 def rendezvous_url(environment: Mapping[str, str], place: Place) -> str:
-    """Where the group connects: tcp://HOST:PORT, or env:// for the store that torchrun serves.
+    """Return where the group connects: tcp://HOST:PORT, or env:// for the store that torchrun serves.
 
-    MASTER_ADDR and MASTER_PORT override what srun and mpirun imply. Raises UserError if the host or port is missing.
+    MASTER_ADDR and MASTER_PORT override what srun and mpirun imply. Raises UserError if the host or port is missing or
+    invalid.
     """
     if environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         return "env://"
@@ -108,7 +113,10 @@ def rendezvous_url(environment: Mapping[str, str], place: Place) -> str:
 
 
 def first_host(nodes: str) -> str:
-    """The first host of a list in Slurm's form: node03 of "node[03-05,9],other1"."""
+    """Return the first host of a Slurm node list: node03 of "node[03-05,9],other1".
+
+    Raises UserError if there is none.
+    """
     host = re.sub(r"\[(\w+)[^\]]*\]", r"\1", nodes).split(",")[0]
     if not re.fullmatch(r"[\w.-]+", host):
         raise UserError(f"SLURM_STEP_NODELIST {nodes!r}: not a list of hosts; set MASTER_ADDR to the machine of rank 0")
@@ -132,7 +140,7 @@ def _from_flags(environment: Mapping[str, str], world_size: int, rank: int) -> P
 
 
 def _port(job: str) -> int:
-    """Return a port from a hash of the job's name, below Linux's ephemeral ports. Two jobs seldom get the same."""
+    """Return a port (20000 to 31999, below Linux's ephemeral ports) from a hash of a job's name."""
     return 20_000 + zlib.crc32(job.encode()) % 12_000
 
 

@@ -32,10 +32,11 @@ WRITE_SECONDS = 20.0
 
 
 class Lifeline:
-    """The connections of this process, each with a thread that handles its messages.
+    """The TCP connections of this process to other ranks, each with a thread that handles the messages.
 
-    Messages are lines: "complete" from rank 0 once all ranks are connected, "stop REASON",
-    "failed STATUS advise|final TEXT", and "done" from a rank that leaves cleanly.
+    Rank 0 is connected to every other rank, and the others to rank 0 only. Messages are lines: "complete" from rank 0
+    once all ranks are connected, "stop REASON", "failed STATUS advise|final TEXT", and "done" from a rank that leaves
+    cleanly.
     """
 
     def __init__(self, rank: int, world_size: int, stop: StopRequest):
@@ -46,7 +47,10 @@ class Lifeline:
         self._end = threading.RLock()  # only the thread that holds it may end this process: for one reason, once
 
     def connect(self, store: dist.Store, dist_url: str, deadline: Deadline) -> None:
-        """Connect all ranks to rank 0. Raises UserError, on the connected ranks too, if a rank is missing."""
+        """Connect all ranks to rank 0. Collective. If a rank is missing, all connected ranks raise UserError or end.
+
+        A signal to stop ends this process with status STOPPED.
+        """
         if self.world_size == 1:
             return
         if hasattr(os, "register_at_fork"):
@@ -63,7 +67,7 @@ class Lifeline:
             self.stop.relay(self.stop.reason)
 
     def own_address(self) -> str:
-        """This machine's address on a connection to another machine; "" without such a connection."""
+        """Return this machine's IP address on a connection to another machine; "" without such a connection."""
         for line in self.readers:
             own, other = (end[0].removeprefix("::ffff:") for end in (line.getsockname(), line.getpeername()))
             if own != other and not ipaddress.ip_address(own).is_loopback:
@@ -71,18 +75,21 @@ class Lifeline:
         return ""
 
     def stop_listening(self) -> None:
-        """Ignore failures of other ranks from now on. If one of them is ending this process already, wait for that."""
+        """Ignore failures of other ranks from now on.
+
+        If another rank's failure is already ending this process, wait for the end.
+        """
         self._end.acquire()
 
     def leave(self) -> None:
-        """Tell the other ranks that this exit is not a failure. Call it on all ranks."""
+        """Tell the other ranks that this process's exit is not a failure. Call this on all ranks."""
         self.stop_listening()
         self._send("done")
 
     def publish(self, status: int, text: str, *, advise: bool) -> None:
-        """Tell the other ranks why this one fails, and wait until they know. Call stop_listening() first.
+        """Tell the other ranks why this rank fails, and wait up to LEAVE_SECONDS until they have left.
 
-        advise: whether they append their advice to the text.
+        Call stop_listening() first. advise: whether the other ranks append their own advice to the text.
         """
         self._send(f"failed {status} {'advise' if advise else 'final'} on rank {self.rank}: {' '.join(text.split())}")
         self._wait_for_others()
@@ -92,7 +99,7 @@ class Lifeline:
             line.close()
 
     def _accept(self, store: dist.Store, dist_url: str, deadline: Deadline) -> None:
-        """On rank 0: publish where it listens, and accept the connections of all other ranks."""
+        """Publish the address of rank 0 in the store, and accept the connections of all other ranks. For rank 0."""
         both = socket.has_dualstack_ipv6()
         family = socket.AF_INET6 if both else socket.AF_INET
         with socket.create_server(("", 0), family=family, dualstack_ipv6=both, backlog=self.world_size) as server:
@@ -115,14 +122,17 @@ class Lifeline:
         self._send("complete")
 
     def _connect(self, store: dist.Store, dist_url: str, deadline: Deadline) -> None:
-        """On another rank: connect to rank 0 at the first address that answers, and wait for the other ranks."""
+        """Connect to the first address of rank 0 that answers, and wait until all ranks are connected.
+
+        For other ranks.
+        """
         try:
             while not store.check(["lifeline"]):
                 deadline.check(f"rank 0 did not connect to {dist_url}", "check that it started")
                 time.sleep(POLL_SECONDS)
             addresses = store.get("lifeline").decode().split()
         except RuntimeError:
-            raise UserError(f"rank {self.rank}: rank 0 ended before the group was complete; see its output") from None
+            raise UserError(f"rank {self.rank}: rank 0 ended before all ranks had joined: read its output") from None
         for address in addresses:
             host, _, port = address.rpartition(":")
             with contextlib.suppress(OSError):
@@ -147,7 +157,7 @@ class Lifeline:
         reader.start()
 
     def _read(self, line: socket.socket, peer: str) -> None:
-        """Handle the messages of a peer until it leaves. A lost connection counts as its failure."""
+        """Handle the messages of a peer until the peer leaves. A lost connection counts as the peer's failure."""
         cause = "exited without a message: it crashed or was killed, perhaps out of memory"
         partial = b""
         try:
@@ -171,7 +181,10 @@ class Lifeline:
         self._fail(f"1 advise {peer} {cause}", line)
 
     def _fail(self, text: str, source: socket.socket) -> None:
-        """End this process because of another rank's failure, unless it is ending already."""
+        """End this process because of another rank's failure, unless it is ending already.
+
+        text: STATUS advise|final CAUSE.
+        """
         if not self._end.acquire(blocking=False):
             return
         self._send(f"failed {text}", but=source)
@@ -183,14 +196,14 @@ class Lifeline:
         exit_at_once(int(status), write_seconds=WRITE_SECONDS)
 
     def _send(self, message: str, but: socket.socket | None = None) -> None:
-        """Send a message to rank 0; from rank 0, to all others."""
+        """Send a message to every connected rank except the one on the connection `but`."""
         for line in list(self.readers):
             if line is not but:
                 with contextlib.suppress(OSError):  # a rank that has ended needs no message
                     line.sendall(message.encode() + b"\n")
 
     def _wait_for_others(self) -> None:
-        """Wait until the peers have left or failed themselves: after that, this process may end."""
+        """Wait up to LEAVE_SECONDS until the connected ranks have left or failed; after that, this process may end."""
         deadline = time.monotonic() + LEAVE_SECONDS
         for reader in list(self.readers.values()):
             if reader is not threading.current_thread():
@@ -198,7 +211,7 @@ class Lifeline:
 
 
 def _own_addresses(dist_url: str) -> list[str]:
-    """Addresses at which other machines may reach this one, the likeliest first."""
+    """Return addresses at which other machines may reach this machine, the likeliest first."""
     host = os.environ.get("MASTER_ADDR") if dist_url == "env://" else urlsplit(dist_url).hostname
     if not host:
         return [socket.gethostname()]

@@ -21,13 +21,16 @@ SIOCGIFADDR = 0x8915  # linux/sockios.h: the address of an interface
 
 
 class Deadline:
-    """How long to wait for other processes. `stop` ends the wait, and the process."""
+    """A limit on the seconds to wait for other processes. If `stop` is set, a check ends this process."""
 
     def __init__(self, seconds: float, stop: StopRequest):
         self.seconds, self.stop, self.began, self.next_message = seconds, stop, time.monotonic(), 10.0
 
     def check(self, missing: str, remedy: str) -> None:
-        """Raise UserError after the deadline. Before it, print what is missing after 10 s, 20 s, 40 s ..."""
+        """Raise UserError after the deadline. Before it, print what is missing after 10 s, 20 s, 40 s ...
+
+        Raises SystemExit if a signal asked this process to stop.
+        """
         self.check_stop()
         waited = time.monotonic() - self.began
         if waited >= self.seconds:
@@ -44,10 +47,11 @@ class Deadline:
 
 
 def connect(dist_url: str, rank: int, world_size: int, deadline: Deadline, gpu: str = "") -> dist.Store:
-    """Connect to the store at the URL, which rank 0 serves (torchrun for env://).
+    """Return the store at a URL. Rank 0 serves the store, or torchrun for env://.
 
     The keys of the returned store belong to this group and attempt. gpu: identifies this process's GPU, for
-    ranks_of_this_machine(). Raises UserError if there is no store before the deadline.
+    ranks_of_this_machine(). Raises UserError if no store answers before the deadline, the URL is invalid or the rank is
+    taken.
     """
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     store = dist.PrefixStore(f"segtrain/{world_size}/{attempt}", _open_store(dist_url, rank, world_size, deadline))
@@ -107,7 +111,10 @@ def _serve(host: str, port: int, timeout: float) -> dist.Store:
 
 
 def _connect(host: str, port: int, rank: int, deadline: Deadline) -> dist.Store:
-    """Wait until rank 0 listens, then connect to its store."""
+    """Wait until a store listens at host:port, then return a client of that store.
+
+    Raises UserError after the deadline.
+    """
     while True:
         try:
             socket.create_connection((host, port), timeout=2).close()
@@ -133,7 +140,7 @@ def _connect(host: str, port: int, rank: int, deadline: Deadline) -> dist.Store:
 
 
 def ranks_of_this_machine(store: dist.Store, world_size: int) -> dict[int, str]:
-    """{rank: the `gpu` it gave connect()} of this machine's processes, by rank."""
+    """Return {rank: the `gpu` text that this rank passed to connect()} of the processes on this machine, by rank."""
     values = [value.decode().partition(" ") for value in store.multi_get([f"machine/{i}" for i in range(world_size)])]
     return {rank: gpu for rank, (host, _, gpu) in enumerate(values) if host == socket.gethostname()}
 
@@ -141,8 +148,8 @@ def ranks_of_this_machine(store: dist.Store, world_size: int) -> dict[int, str]:
 def choose_gloo_interface(store: dist.Store, rank: int, address: str) -> None:
     """Make gloo listen where other machines reach this one, unless GLOO_SOCKET_IFNAME is set. Call it on all ranks.
 
-    By default gloo listens at the address of the host name, which on Debian is 127.0.1.1. address: own_address() of the
-    Lifeline. Other ranks on rank 0's machine have none and use rank 0's; if that is "" too, gloo chooses.
+    By default gloo listens at the address of the host name, which on Debian is 127.0.1.1. address:
+    Lifeline.own_address(). A rank with address "" uses rank 0's address; if that is "" too, gloo chooses.
     """
     if rank == 0:
         store.set("address", address)
@@ -152,7 +159,10 @@ def choose_gloo_interface(store: dist.Store, rank: int, address: str) -> None:
 
 
 def interface_of(address: str) -> str:
-    """The name of this machine's network interface with the IPv4 address, such as eth0; "" if not found. Linux only."""
+    """Return the name, such as eth0, of this machine's network interface with an IPv4 address; "" if not found.
+
+    Works on Linux only; elsewhere the result is "".
+    """
     if not address or sys.platform != "linux":
         return ""
     import fcntl

@@ -18,7 +18,10 @@ _END = b"\0"  # the number of no signal
 
 
 class StopRequest:
-    """A request to stop the run. `reason` is "" until a signal comes; a signal to this process also calls relay()."""
+    """A request to stop the run; true once a signal has come. `reason` is "" until then, later the signal's name.
+
+    A signal to this process also calls relay(reason).
+    """
 
     def __init__(self) -> None:
         self.reason = ""
@@ -29,14 +32,17 @@ class StopRequest:
 
 
 def ignore_signals(worker_id: int) -> None:
-    """Ignore SIGNALS in a DataLoader worker: Ctrl-C reaches the workers too, but the last step needs their data."""
+    """Ignore SIGNALS in a DataLoader worker. Ctrl-C reaches the workers too, but the last step needs their data."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 
 @atexit.register
 def kill_workers() -> None:
-    """Kill the DataLoader workers: they ignore SIGTERM, and take 5 seconds to notice that their parent has exited."""
+    """Kill the DataLoader workers.
+
+    Workers ignore SIGTERM, and take 5 seconds to notice that their parent has exited.
+    """
     if hasattr(signal, "SIGCHLD") and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises when a worker is killed
     for worker in multiprocessing.active_children():
@@ -45,7 +51,7 @@ def kill_workers() -> None:
 
 
 def exit_at_once(status: int, *, write_seconds: float = 0.0) -> NoReturn:
-    """End this process without the exit handlers of Python and torch, some of which wait for the other ranks.
+    """End this process with `status`, without the exit handlers of Python and torch, which may wait for other ranks.
 
     write_seconds: how long to wait for the thread named WRITER to finish a checkpoint.
     """
@@ -62,10 +68,10 @@ def exit_at_once(status: int, *, write_seconds: float = 0.0) -> NoReturn:
 
 @contextlib.contextmanager
 def stop_request(where: str = "") -> Iterator[StopRequest]:
-    """Catch SIGNALS in a StopRequest. A second SIGINT ends the process with status 130.
+    """Yield a StopRequest that records SIGNALS during the body. A second SIGINT ends the process with status 130.
 
-    where: appended to the reason, such as " on rank 1". Only the main thread can catch signals; in another thread, the
-    request stays empty.
+    where: text appended to the reason, such as " on rank 1". Only the main thread can catch signals; in another thread,
+    the request stays empty.
     """
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():

@@ -15,7 +15,7 @@ BOUNDARY = 0.02  # width of a boundary as a fraction of the image's diagonal
 
 
 class Scores(TypedDict, total=False):
-    """Scores in 0..1. Means are over the classes that occur in the labels."""
+    """Dict of segmentation scores, 0..1 except the counts. Means are over the classes that occur in the labels."""
 
     pixels: int  # labelled
     miou: float
@@ -35,7 +35,7 @@ class Scores(TypedDict, total=False):
 
 
 def confusion_matrix(predicted: Tensor, label: Tensor, num_classes: int) -> Tensor:
-    """Count pixels: (num_classes, num_classes) int64, row = label, column = prediction. Label 255 is ignored.
+    """Return pixel counts, (num_classes, num_classes) int64, row = label, column = prediction. Label 255 is ignored.
 
     predicted and label: integer maps of one shape with values 0..num_classes-1; label may also hold 255.
     """
@@ -45,7 +45,10 @@ def confusion_matrix(predicted: Tensor, label: Tensor, num_classes: int) -> Tens
 
 
 def scores(confusion: Tensor) -> Scores:
-    """Compute scores from a confusion matrix summed over all ranks. All are 0 if nothing is labelled."""
+    """Return the scores of a confusion matrix (C, C), row = label. The means are 0 if no pixel is labelled.
+
+    The result has "pixels", "miou", "fwiou", "pixel_acc", "mean_acc", and "iou", "acc" and "precision" by class.
+    """
     confusion = confusion.double().cpu()
     correct, labelled, predicted = confusion.diagonal(), confusion.sum(1), confusion.sum(0)
     union = labelled + predicted - correct
@@ -65,36 +68,48 @@ def scores(confusion: Tensor) -> Scores:
 
 
 def ratios(part: Tensor, whole: Tensor) -> list[float | None]:
-    """Divide element by element; None where whole is 0."""
+    """Return part / whole, element by element, as a list of floats; None where whole is 0. part, whole: (C,)."""
     return [float(value) if pixels else None for value, pixels in zip(part / whole.clamp(min=1), whole, strict=True)]
 
 
 def mean_of_present(values: list[float | None], scores: Mapping[str, Any]) -> float:
-    """Average a score over the classes that occur in the labels."""
+    """Return the mean of a score over the classes in the labels, or 0 without classes; None counts as 0.
+
+    values: the score of each class. scores: its "acc" is None for each class that does not occur.
+    """
     present = [value or 0.0 for value, acc in zip(values, scores["acc"], strict=True) if acc is not None]
     return sum(present) / max(1, len(present))
 
 
 def class_counts(confusion: Tensor) -> Tensor:
-    """Correct, labelled and predicted pixels of each class, (3, C), from a confusion matrix (C, C)."""
+    """Return correct, labelled and predicted pixels by class, (3, C), from a confusion matrix (C, C), row = label."""
     return torch.stack([confusion.diagonal(), confusion.sum(1), confusion.sum(0)])
 
 
 def mean_iou(counts: np.ndarray) -> np.ndarray:
-    """Compute mIoU from class_counts() (..., 3, C). It is 0 if nothing is labelled."""
+    """Return the mIoU over the labelled classes, shape (...), from counts (..., 3, C); 0 if nothing is labelled.
+
+    counts: correct, labelled and predicted pixels of each class, as class_counts() returns.
+    """
     present = counts[..., 1, :] > 0
     return (np.nan_to_num(class_iou(counts)) * present).sum(-1) / np.maximum(present.sum(-1), 1)
 
 
 def class_iou(counts: np.ndarray) -> np.ndarray:
-    """Compute IoU per class, (..., C), from class_counts(); nan for a class that is neither labelled nor predicted."""
+    """Return the IoU of each class, (..., C) float64; nan for a class that is neither labelled nor predicted.
+
+    counts: correct, labelled and predicted pixels of each class, (..., 3, C), as class_counts() returns.
+    """
     correct, labelled, predicted = np.moveaxis(counts.astype(np.float64), -2, 0)
     union = labelled + predicted - correct
     return np.where(union > 0, correct / np.maximum(union, 1), np.nan)
 
 
 def image_scores(counts: np.ndarray) -> list[dict]:
-    """Compute {"miou", "iou": one value per class} of each image from class_counts() (N, 3, C); None for nan."""
+    """Return {"miou": float, "iou": [one value per class]} for each image; None for a value that is undefined.
+
+    counts: correct, labelled and predicted pixels of each class in each image, (N, 3, C), as class_counts() returns.
+    """
     miou = np.where(counts[:, 1].sum(1) > 0, mean_iou(counts), np.nan)
     values = zip(miou.tolist(), class_iou(counts).tolist(), strict=True)
     return [{"miou": _none_if_nan(mean), "iou": [_none_if_nan(iou) for iou in ious]} for mean, ious in values]
@@ -105,10 +120,10 @@ def _none_if_nan(value: float) -> float | None:
 
 
 def bootstrap(counts: np.ndarray, num_samples: int = 2000, seed: int = 0) -> np.ndarray:
-    """Draw images with replacement and sum their counts: (num_samples, 3, C).
+    """Draw all images with replacement num_samples times, and return the summed counts, (num_samples, 3, C) float64.
 
-    counts (images, 3, C): class_counts() of each image. The same seed draws the same images, which makes the
-    difference between two models on the same images a paired bootstrap.
+    counts: class_counts() of each image, (images, 3, C). With one seed, two models get the same draws, so their
+    difference is a paired bootstrap.
     """
     num_images = len(counts)
     rng = np.random.default_rng(seed)
@@ -119,17 +134,18 @@ def bootstrap(counts: np.ndarray, num_samples: int = 2000, seed: int = 0) -> np.
 
 
 def interval(values: np.ndarray) -> tuple[float, float]:
-    """95 % interval of bootstrapped values, without nan."""
+    """Return the 2.5 % and 97.5 % quantiles of bootstrapped values as (low, high); nan is left out."""
     low, high = np.nanquantile(values, [0.025, 0.975])
     return float(low), float(high)
 
 
 def boundary_counts(predicted: Tensor, label: Tensor, num_classes: int) -> Tensor:
-    """Count the pixels in both boundaries, the label's and the prediction's, (3, C) int64, for boundary IoU.
+    """Count boundary pixels by class, for boundary IoU: in both, the label's, the prediction's; (3, C) int64.
 
-    The boundary of a class is its pixels within d pixels (square neighbourhood) of another class or of the border; d is
-    2 % of the image's diagonal (arXiv:2103.16562). Ignored pixels form a class of their own, which is not counted.
-    predicted and label: (H, W), as in confusion_matrix().
+    The boundary of a class is its pixels within d pixels (square neighbourhood) of another class or of the border. d is
+    2 % of the image's diagonal (arXiv:2103.16562). A pixel counts as in both only if label and prediction agree.
+    Ignored pixels form a class of their own, which is not counted.
+    predicted and label: (H, W) integers 0..num_classes-1; label may also hold 255 = ignored.
     """
     predicted = torch.where(label == IGNORE, IGNORE, predicted.to(label.dtype))
     distance = max(1, round(BOUNDARY * math.hypot(*label.shape)))
@@ -148,7 +164,10 @@ def _near_another_class(label: Tensor, distance: int) -> Tensor:
 
 
 def _running(extreme: Callable[[Tensor, Tensor], Tensor], values: Tensor, side: int) -> Tensor:
-    """Minimum or maximum of each square, (H - side + 1, W - side + 1), by doubling the reach along each axis."""
+    """Return the minimum or maximum of each side x side square of values (H, W), (H - side + 1, W - side + 1).
+
+    extreme: torch.minimum or torch.maximum. The reach along each axis is doubled until it is `side`.
+    """
     for dim in (0, 1):
         reach = 1
         while reach < side:
@@ -160,9 +179,9 @@ def _running(extreme: Callable[[Tensor, Tensor], Tensor], values: Tensor, side: 
 
 
 def table(scores: Mapping[str, Any], class_names: list[str]) -> str:
-    """Format the scores of each class and their means, in per cent.
+    """Return a text table of the scores of each class and of the means, in per cent.
 
-    Boundary IoU and the interval of the mIoU are included if `scores` has them.
+    scores: a Scores dict. Boundary IoU and the interval of the mIoU are included if `scores` has them.
     """
     columns = {"IoU": "iou", "acc": "acc", "precision": "precision", "boundary IoU": "boundary_iou"}
     columns = {title: name for title, name in columns.items() if name in scores}

@@ -13,17 +13,17 @@ PANEL_SIZE = 512  # pixels, longer side of each picture in a panel
 
 
 def to_hex(colours: np.ndarray) -> list[str]:
-    """Format colours (N, 3) uint8 as #rrggbb."""
+    """Return colours (N, 3) uint8 as a list of "#rrggbb"."""
     return ["#" + bytes(colour).hex() for colour in colours]
 
 
 def overlay(
     image: np.ndarray, label: np.ndarray, colours: np.ndarray, background: int | None, opacity: float = 0.5
 ) -> np.ndarray:
-    """Blend the classes' colours over the image, with opaque contours: (H, W, 3) uint8.
+    """Return the image blended with the colours of its classes, with opaque contours: (H, W, 3) uint8.
 
-    image (H, W, 3) uint8 RGB; label (H, W) uint8 class numbers, 255 = ignored; colours (256, 3) uint8. background: the
-    class that stays clear, like ignored pixels; None: all classes are painted. opacity: 0..1, inside the contours.
+    image: (H, W, 3) uint8 RGB. label: (H, W) uint8 class numbers, 255 = ignored. colours: (256, 3) uint8. background:
+    class that stays clear, like ignored pixels; None paints all classes. opacity: 0..1, inside the contours.
     """
     painted = colours[label]
     mixed = cv2.addWeighted(image, 1 - opacity, painted, opacity, 0)
@@ -32,15 +32,16 @@ def overlay(
 
 
 def _clear(label: np.ndarray, background: int | None) -> np.ndarray:
-    """Mark pixels where an overlay shows only the image, (H, W) bool. Arguments as in overlay()."""
+    """Mark pixels that an overlay leaves unpainted, (H, W) bool: label 255 and class `background`, unless None."""
     ignored = label == IGNORE
     return ignored if background is None else ignored | (label == background)
 
 
 def contours(label: np.ndarray, background: int | None) -> np.ndarray:
-    """Mark pixels along the borders of classes, except in clear parts: (H, W) bool. Arguments as in overlay().
+    """Mark pixels along the borders of classes, (H, W) bool, except in ignored pixels (255) and the class `background`.
 
-    Lines grow by 1 pixel for every 500 pixels of the longer side, because large pictures are viewed scaled down.
+    label: (H, W) class numbers. background: None leaves out no class. On each side of a border, lines grow by 1 pixel
+    for every 500 pixels of the longer side. Large pictures are viewed scaled down.
     """
     label = label.astype(np.uint8, copy=False)  # OpenCV does not take int64
     width = 1 + max(label.shape) // 500
@@ -51,9 +52,11 @@ def contours(label: np.ndarray, background: int | None) -> np.ndarray:
 def panel(
     image: np.ndarray, label: np.ndarray, predicted: np.ndarray, colours: np.ndarray, background: int | None
 ) -> np.ndarray:
-    """Put input and label above prediction and overlay: (2*H, 2*W, 3) uint8.
+    """Return four pictures in a grid, (2*H, 2*W, 3) uint8: image and label above, prediction and overlay below.
 
-    Arguments as in overlay(). Images larger than PANEL_SIZE are subsampled.
+    image: (H, W, 3) uint8 RGB. label, predicted: (H, W) uint8. colours: (256, 3) uint8. background: class that the
+    overlay leaves clear, or None. If the longer side exceeds PANEL_SIZE, all maps are subsampled, so H and W are
+    smaller.
     """
     step = math.ceil(max(label.shape) / PANEL_SIZE)
     image, label, predicted = (np.ascontiguousarray(values[::step, ::step]) for values in (image, label, predicted))
@@ -63,7 +66,10 @@ def panel(
 
 
 def label_png(label: np.ndarray, colours: np.ndarray | None = None) -> bytes:
-    """Encode a label map (H, W) uint8 as a PNG whose pixels are class numbers; colours (256, 3) uint8: its palette."""
+    """Return a label map (H, W) uint8 as the bytes of a PNG whose pixel values are class numbers.
+
+    colours: palette (256, 3) uint8; None writes a grey PNG.
+    """
     picture = Image.fromarray(label)
     if colours is not None:
         picture.putpalette(colours.tobytes())

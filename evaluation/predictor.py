@@ -15,7 +15,7 @@ BAND_BYTES = 32 * 2**20  # probabilities of one band of rows; about six times as
 
 
 class ImagePredictor(Protocol):
-    """The methods that Predictor and exported models (exporting.graph.ExportedModel) share."""
+    """Interface of a model that predicts label maps: Predictor and exporting.graph.ExportedModel have these methods."""
 
     @property
     def images_at_once(self) -> int: ...
@@ -27,16 +27,16 @@ class ImagePredictor(Protocol):
 
 @dataclass(frozen=True)
 class Predictor:
-    """Predict label maps and probabilities at the images' own size.
+    """A PyTorch model with multi-scale, mirrored and sliding-window inference, which predicts at the images' own size.
 
     Each image is resized by each of `scales` and cut into overlapping windows. The softmax of a window's upsampled
     logits is averaged over overlapping windows and, with `flip`, over the window and its mirror image. The result is
     resized to the image and averaged over the scales, as in CDSP and semseg (github.com/hszhao/semseg, tool/test.py).
 
-    model: models.Segmenter in eval mode. long_side: longer side in pixels at scale 1; 0: the image's own.
-    window: side of a window in pixels; 0: the whole image. An image smaller than a window is padded with the mean
-    colour. stride_rate: step between windows as a fraction of the window, rounded up. batch_size: windows per forward
-    pass.
+    model: models.Segmenter in eval mode. long_side: longer side in pixels at scale 1; 0: the image's own. window: side
+    of a window in pixels; 0: the whole image. An image smaller than a window is padded with the mean colour.
+    stride_rate: step between windows as a fraction of the window, rounded up to pixels. batch_size: windows per forward
+    pass. amp: precision of the forward pass, as --amp.
 
     Whole maps exist only as logits at the model's stride. Full-size maps exist for one band of rows at a time, with
     BAND_BYTES of probabilities. Bands and batch_size change results by rounding only.
@@ -53,15 +53,18 @@ class Predictor:
 
     @property
     def images_at_once(self) -> int:
-        """Number of images to pass in one call; one with windows, which fill a forward pass themselves."""
+        """Return the number of images to pass in one call: batch_size, or 1 with sliding windows."""
         return 1 if self.window else self.batch_size
 
     def labels(self, images: Tensor) -> Tensor:
-        """Predict label maps (B, H, W) uint8 from images (B, H, W, 3) uint8 RGB on the model's device."""
+        """Return label maps (B, H, W) uint8 of images (B, H, W, 3) uint8 RGB on the model's device."""
         return torch.cat([band.argmax(1).to(torch.uint8) for _, band in self._bands(images, probs=False)], dim=1)
 
     def probs(self, images: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """Yield bands of rows from the top: (rows, probabilities (B, C, rows, W) float32). images: as in labels()."""
+        """Yield bands of rows from the top: (slice of rows, probabilities (B, C, rows, W) float32).
+
+        images: (B, H, W, 3) uint8 RGB on the model's device.
+        """
         return self._bands(images, probs=True)
 
     @torch.inference_mode()
@@ -83,7 +86,7 @@ class Predictor:
             yield slice(top, bottom), band
 
     def _forward(self, images: Tensor, scale: float) -> "_ScaledLogits":
-        """Compute the logits, at the model's stride, of all windows of the images at this scale."""
+        """Return the logits, at the model's stride, of all windows of images (B, H, W, 3) resized by `scale`."""
         height, width = images.shape[1:3]
         longer = round(scale * (self.long_side or max(height, width)))
         size = max(1, round(longer * height / max(height, width))), max(1, round(longer * width / max(height, width)))
@@ -112,9 +115,9 @@ class Predictor:
         return _ScaledLogits(grid, window, tops, lefts, size, (pad[0] // 2, pad[1] // 2), (height, width))
 
     def _logits(self, crops: list[Tensor]) -> Tensor:
-        """Compute logits (1 or 2, N, C, h, w) of N windows (1, 3, H, W) and, with flip, of their mirror images.
+        """Return logits (1, N, C, h, w) of N windows (1, 3, H, W); with flip, (2, N, C, h, w): also of mirror images.
 
-        They are float32, or float64 if the model is.
+        The logits of a mirror image are mirrored back. The dtype is float32, or float64 if the model's is.
         """
         logits = torch.empty(0)
         for mirrored in (False, True) if self.flip else (False,):
@@ -131,17 +134,17 @@ class Predictor:
 
 
 def window_starts(size: int, window: int, stride: int) -> list[int]:
-    """Place windows along a side of `size` >= window pixels: one every `stride`, and the last one at the end."""
+    """Return starts of windows along a side of `size` >= `window` pixels: every `stride`, the last at the end."""
     return [min(number * stride, size - window) for number in range(math.ceil((size - window) / stride) + 1)]
 
 
 @dataclass(frozen=True)
 class _ScaledLogits:
-    """The logits of a grid of windows over images at one scale.
+    """The logits of a grid of windows over a batch of images at one scale.
 
-    logits: (1 or 2 with mirror images, grid rows, grid columns, B, C, h, w). window: height and width of a window.
-    tops, lefts: first row and column of the windows in the padded image. size: size of the scaled image before padding
-    by `offset` pixels at the top and left. out: size of the image itself.
+    logits: (1 or 2 with mirror images, grid rows, grid columns, B, C, h, w). window: (height, width) of a window. tops,
+    lefts: first row and column of the windows in the padded image. size: (height, width) of the scaled image before
+    padding by `offset` pixels at the top and left. out: (height, width) of the image before scaling.
     """
 
     logits: Tensor
@@ -158,16 +161,16 @@ class _ScaledLogits:
 
     @property
     def is_plain(self) -> bool:
-        """Whether each pixel of the image is one pixel of one window."""
+        """Return True if there is one window, no mirror image and no resizing."""
         return self.logits.shape[:3] == (1, 1, 1) and self.size == self.out
 
     @property
     def pixels_a_row(self) -> float:
-        """Pixels of the padded, scaled image per row of the image."""
+        """Return the number of pixels of the padded, scaled image per row of the image before scaling."""
         return (self.lefts[-1] + self.window[1]) * self.size[0] / self.out[0]
 
     def rows(self, top: int, bottom: int, *, softmax: bool) -> Tensor:
-        """Rows top..bottom - 1 of the probabilities, or of the logits, at the image's size: (B, C, rows, W)."""
+        """Return rows top..bottom - 1 at image size, (B, C, rows, W): probabilities or, if not softmax, logits."""
         if self.size == self.out:
             return self._scaled_rows(top, bottom, softmax=softmax)
         # Align pixel centres, as cv2.resize and F.interpolate without align_corners do.
@@ -179,7 +182,10 @@ class _ScaledLogits:
         return F.interpolate(rows, size=(bottom - top, self.out[1]), mode="bilinear", align_corners=False)
 
     def _scaled_rows(self, top: int, bottom: int, *, softmax: bool) -> Tensor:
-        """Return rows top..bottom - 1 of the scaled image, each pixel averaged over the windows that cover it."""
+        """Return rows top..bottom - 1 at the scaled image's size, averaged over the windows that cover each pixel.
+
+        The result is (B, C, rows, scaled width): probabilities or, without softmax, logits.
+        """
         height, width = self.window
         top, bottom = top + self.offset[0], bottom + self.offset[0]
         columns = slice(self.offset[1], self.offset[1] + self.size[1])
@@ -206,7 +212,10 @@ class _ScaledLogits:
         return sums[..., columns]
 
     def _window_rows(self, grid_row: int, grid_column: int, top: int, bottom: int, *, softmax: bool) -> Tensor:
-        """Return rows top..bottom - 1 of one window: (B, C, rows, window width). Row 0 is the window's first."""
+        """Return rows top..bottom - 1 of one window, averaged with the mirror image if any: (B, C, rows, window width).
+
+        Row 0 is the window's first. The values are probabilities or, without softmax, logits.
+        """
         logits = self.logits[:, grid_row, grid_column]
         y = self._range(top, bottom) * (logits.shape[3] - 1) / max(1, self.window[0] - 1)  # align_corners
         # Channels last makes the argmax over classes five times as fast.
@@ -221,7 +230,7 @@ class _ScaledLogits:
 
 
 def _rows_at(values: Tensor, y: Tensor) -> Tensor:
-    """Interpolate between rows of values (N, C, H, W) at positions y, float64 in 0..H - 1: (N, C, len(y), W)."""
+    """Return values (N, C, H, W) interpolated linearly at row positions y, float64 in 0..H - 1: (N, C, len(y), W)."""
     above = y.floor().long().clamp(max=values.shape[2] - 1)
     below = (above + 1).clamp(max=values.shape[2] - 1)
     weight = (y - above).to(values.dtype).unsqueeze(1)

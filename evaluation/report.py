@@ -36,9 +36,10 @@ _ERROR_COLOURS = np.array([(0, 0, 0), (255, 59, 48), (40, 44, 52), (108, 114, 12
 
 
 def write_run_report(folder: Path, step: int, cfg: Config, result: Result) -> None:
-    """Write folder/report.html and log its path: scores and examples of a run's last validation, and its curves.
+    """Write folder/report.html with scores and examples of a run's last validation, and the run's curves.
 
-    If it cannot write the page, it logs a warning and the run goes on.
+    folder: the run's. step: the training step of the validation. If the page cannot be written, a warning is logged and
+    nothing is raised.
     """
     facts = {
         "run": f"{folder}, step {step}",
@@ -47,7 +48,7 @@ def write_run_report(folder: Path, step: int, cfg: Config, result: Result) -> No
     }
     try:
         title = f"{folder}: validation after step {step}"
-        log.info(f"report: {write_report(folder / 'report.html', title, facts, cfg, result, folder)}")
+        write_report(folder / "report.html", title, facts, cfg, result, folder)
     except UserError as error:
         log.warning(f"no report: {error}")
 
@@ -61,11 +62,11 @@ def write_report(
     run: Path,
     comparison: dict | None = None,
 ) -> Path:
-    """Write the page atomically, with missing folders. Returns the path.
+    """Write the HTML report to `path` atomically, creating missing folders, and return `path`.
 
-    facts: label -> text, which may have several lines. run: a folder, whose metrics.jsonl, if there is one, has the
-    curves. comparison: result of scoring.compare(), with the "names" of both checkpoints. Raises UserError if the page
-    cannot be written.
+    facts: {label: text}; a text may have several lines. run: folder whose metrics.jsonl has the curves; the page has no
+    curves without that file. comparison: result of scoring.compare(), with the "names" of both checkpoints. Raises
+    UserError if the page cannot be written.
     """
     classes = read_classes(cfg.classes, cfg.numclasses)
     colours = to_hex(classes.colours)
@@ -89,7 +90,7 @@ def write_report(
 
 
 def _page(title: str, content: dict) -> str:
-    """Fill title and data into the template, as ASCII."""
+    """Return the HTML page, ASCII only: the template with the title and the content as JSON."""
     # A file name with "</script>" would end the element that holds the data. JSON allows \u003c for "<".
     blob = json.dumps(content, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     values = {"title": html.escape(title), "data": blob}
@@ -100,7 +101,10 @@ def _page(title: str, content: dict) -> str:
 
 
 def _read_curves(metrics: Path) -> dict:
-    """Read the lines of metrics.jsonl that the page draws, by kind; of many training lines only every n-th."""
+    """Return the curves in a metrics.jsonl: {"train": [dicts], "val": [dicts], "every": n}; no dicts without a file.
+
+    Of more than MAX_POINTS training lines, every n-th is kept, always with the last line. Damaged lines are skipped.
+    """
     lines: dict[str, list[dict]] = {kind: [] for kind in _CURVES}
     for text in metrics.read_text(encoding="utf-8", errors="replace").splitlines() if metrics.is_file() else []:
         with contextlib.suppress(json.JSONDecodeError):  # a line that is damaged or being written
@@ -112,7 +116,10 @@ def _read_curves(metrics: Path) -> dict:
 
 
 def _example(example: Example, classes: Classes, background: int | None) -> dict:
-    """Return an example's scores and pictures, as data: URLs of at most PICTURE_SIZE."""
+    """Return an example as a dict for the page: name, scores, size (width, height), and pictures as data: URLs.
+
+    Pictures are at most PICTURE_SIZE pixels on the longer side.
+    """
     height, width = example.label.shape
     scale = min(1.0, PICTURE_SIZE / max(height, width))
     size = max(1, round(width * scale)), max(1, round(height * scale))
@@ -143,9 +150,9 @@ def _scores(predicted: np.ndarray, label: np.ndarray, num_classes: int) -> dict:
 
 
 def _layers(label: np.ndarray, colours: np.ndarray, background: int | None) -> list[str]:
-    """Draw a label map (H, W) as two PNGs to lay over the input: the colours of the classes, and their contours.
+    """Return a label map (H, W) as data: URLs of two PNGs to lay over the input: class colours, and contours.
 
-    Both are transparent at `background`. Their palettes hold only the colours that occur.
+    Both PNGs are transparent at class `background`. Their palettes hold only the colours that occur.
     """
     values, indices = np.unique(label, return_inverse=True)
     indices = indices.reshape(label.shape).astype(np.uint8)
@@ -156,7 +163,7 @@ def _layers(label: np.ndarray, colours: np.ndarray, background: int | None) -> l
 
 
 def _error_map(label: np.ndarray, predicted: np.ndarray) -> str:
-    """Draw a PNG to lay over the input: red where the prediction is wrong, striped where pixels are ignored."""
+    """Return the data: URL of a PNG to lay over the input: red where the prediction is wrong, striped at label 255."""
     rows, columns = np.indices(label.shape)
     stripes = np.where((rows + columns) % 8 < 3, 3, 2)
     errors = np.where(label == IGNORE, stripes, label != predicted).astype(np.uint8)
@@ -164,7 +171,7 @@ def _error_map(label: np.ndarray, predicted: np.ndarray) -> str:
 
 
 def _palette_png(indices: np.ndarray, palette: np.ndarray, **options) -> str:
-    """Encode indices (H, W) uint8 into a palette (N, 3) uint8 as the data: URL of a PNG."""
+    """Return the data: URL of a palette PNG. indices: (H, W) uint8. palette: (N, 3) uint8. options: of PIL's save()."""
     picture = Image.fromarray(indices)
     picture.putpalette(palette.tobytes())
     return _data_url(picture, "png", optimize=True, **options)

@@ -22,10 +22,10 @@ NUM_WORST, NUM_BEST, NUM_DIFFERENT = 12, 6, 6  # images in a report, besides the
 
 @dataclass
 class Example:
-    """An image with its label and prediction.
+    """An image with its label and prediction, to show in a report.
 
-    image: (H, W, 3) uint8 RGB. label, predicted: (H, W) uint8 class numbers, 255 in label = ignored. other: what a
-    second model predicts.
+    image: (H, W, 3) uint8 RGB. label, predicted: (H, W) uint8 class numbers, 255 in label = ignored. other: prediction
+    of a second model, like predicted.
     """
 
     name: str
@@ -37,11 +37,13 @@ class Example:
 
 @dataclass
 class Result:
-    """Pixel counts over all ranks, equal on every rank. C classes; N images, in the order of their names.
+    """Pixel counts of a split, summed over all ranks. C is the number of classes, N the number of images.
 
-    confusion: metrics.confusion_matrix(), (C, C) int64. boundary: metrics.boundary_counts(), (3, C) int64. counts:
-    metrics.class_counts() of each image, (N, 3, C) int64; both only if score() counted each image. examples: the first
-    images of rank 0. pngs: this rank's predictions by image index, compressed.
+    names: of all N images. confusion: metrics.confusion_matrix(), (C, C) int64. boundary: metrics.boundary_counts(),
+    (3, C) int64. counts: metrics.class_counts() of each image, (N, 3, C) int64. boundary and counts are set only if
+    score() got per_image. These four are equal on every rank.
+    examples: the first images of rank 0, empty on other ranks. pngs: this rank's predictions, {image index: bytes of a
+    PNG}.
     """
 
     names: list[str]
@@ -53,7 +55,7 @@ class Result:
 
     @functools.cached_property
     def scores(self) -> Scores:
-        """All scores, under their names in metrics.jsonl and evaluate.py's files."""
+        """Return all scores, a Scores dict. Boundary IoU, shares and the mIoU's interval need score(per_image=True)."""
         values = metrics.scores(self.confusion)
         if self.boundary is None:
             return values
@@ -70,17 +72,17 @@ class Result:
 
     @property
     def share(self) -> list[float]:
-        """Each class's share of the labelled pixels, 0..1."""
+        """Return each class's share of the labelled pixels, 0..1, as a list."""
         return (self.confusion.sum(1).double() / max(1, int(self.confusion.sum()))).tolist()
 
     @property
     def image_miou(self) -> np.ndarray:
-        """mIoU of each image over the classes in its label, (N,); nan if nothing is labelled."""
+        """Return the mIoU of each image over the classes in its label, (N,) float64; nan if nothing is labelled."""
         return np.where(self.counts[:, 1].sum(1) > 0, mean_iou(self.counts), np.nan)
 
     @property
     def image_iou(self) -> np.ndarray:
-        """IoU of each class in each image, (N, C); nan if the class is neither labelled nor predicted."""
+        """Return the IoU of each class in each image, (N, C) float64; nan if neither labelled nor predicted."""
         return class_iou(self.counts)
 
 
@@ -96,12 +98,12 @@ def score(
     keep_predictions: bool = False,
     save: Callable[[str, np.ndarray], None] | None = None,
 ) -> Result:
-    """Predict this rank's batches of {"image", "label", "index"} and sum the counts over ranks. Collective.
+    """Predict this rank's batches and return a Result with the counts summed over ranks. Collective.
 
-    names: of the images of all ranks, by index. per_image: also count each image by itself, and its boundaries.
-    num_examples: how many examples rank 0 keeps. keep_predictions: keep all predictions for gather_examples(). save:
-    called with the name and label map (H, W) uint8 of each image that this rank predicts. Raises Stopped on all ranks
-    if one of them got a signal.
+    batches: dicts with "image" (B, H, W, 3) uint8, "label" (B, H, W) uint8 and "index" (B,). names: of the images of
+    all ranks, by index. per_image: also count each image by itself, and its boundaries. num_examples: how many examples
+    rank 0 keeps. keep_predictions: keep all predictions in Result.pngs. save: called with the name and label map (H, W)
+    uint8 of each image that this rank predicts. Raises Stopped on all ranks if one of them got a signal.
     """
     result = Result(names, torch.zeros(num_classes, num_classes, dtype=torch.int64, device=group.device))
     boundary = torch.zeros(3, num_classes, dtype=torch.int64, device=group.device)
@@ -132,10 +134,11 @@ def score(
 
 
 def compare(first: Result, second: Result) -> dict:
-    """Compare the mIoU of two results on the same images by a paired bootstrap, second minus first.
+    """Compare the mIoU of two results on the same images by a paired bootstrap, second minus first; return a dict.
 
-    "interval": 95 % interval of the "difference". "higher": share of bootstrap samples in which the second is higher.
-    "iou": the second result's IoU of each class, with "iou_difference" and "iou_interval"; None if either has no IoU.
+    "difference": of the mIoU. "interval": (low, high), 95 % interval of the difference. "higher": share of bootstrap
+    samples in which the second mIoU is higher. "miou" and "iou": those of the second result. "iou_difference" and
+    "iou_interval": by class, None if either result has no IoU. Both results need score(per_image=True).
     """
     samples = bootstrap(first.counts), bootstrap(second.counts)
     differences = mean_iou(samples[1]) - mean_iou(samples[0])
@@ -155,9 +158,10 @@ def compare(first: Result, second: Result) -> dict:
 
 
 def images_to_show(results: list[Result]) -> list[int]:
-    """Choose images for a report, ordered by rising mIoU in the first result.
+    """Return the indices of images for a report, ordered by rising mIoU in the first result.
 
-    They are its worst and best images, the worst image of each class, and those where two results differ most.
+    The images are the first result's worst and best, the worst image of each class, and those where two results differ
+    most. results: one or two.
     """
     result = results[0]
     miou = result.image_miou
@@ -173,7 +177,10 @@ def images_to_show(results: list[Result]) -> list[int]:
 
 
 def gather_examples(results: list[Result], dataset: SegmentationDataset, group: Group) -> list[Example]:
-    """Choose images to show and collect their predictions, by one or two models, on rank 0. Collective."""
+    """Return the Examples for a report on rank 0, and [] on the other ranks. Collective.
+
+    results: of one or two models, from score(per_image=True, keep_predictions=True) on `dataset`.
+    """
     chosen, label_maps = images_to_show(results), []
     for result in results:
         shares = group.gather({index: result.pngs[index] for index in chosen if index in result.pngs})

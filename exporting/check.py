@@ -12,15 +12,15 @@ from exporting.graph import ExportedModel, whole_image_logits
 
 # Allowed difference of logits and probabilities, as a fraction of the largest logit. Other runtimes sum in another
 # order; PyTorch rounds the inputs of convolutions to 10 bits on CUDA (TF32).
-TOLERANCE = {"cpu": 1e-4, "cuda": 1e-2}
+TOLERANCE = {"cpu": 2e-5, "cuda": 2e-3}
 
 
 @torch.inference_mode()
 def compare_files(model: nn.Module, files: dict[str, ExportedModel], batches: Iterable[Tensor]) -> dict[str, str]:
-    """Compare files, by --format, with the model on batches (B, H, W, 3) uint8 RGB on the model's device.
+    """Compare exported files with the PyTorch model, and return {format: line of text about the result}.
 
-    Returns a line about each file. A batch smaller than a file's min_size is skipped for that file. Raises UserError on
-    the first difference that rounding does not explain.
+    files: {format: model}. batches: (B, H, W, 3) uint8 RGB on the model's device. A batch smaller than a file's
+    min_size is skipped for that file. Raises UserError on the first difference that rounding does not explain.
     """
     predictor, num_pixels, num_ties = Predictor(model), dict.fromkeys(files, 0), dict.fromkeys(files, 0)
     for images in batches:
@@ -39,10 +39,11 @@ def compare_files(model: nn.Module, files: dict[str, ExportedModel], batches: It
 
 
 def compare_outputs(labels: Tensor, logits: Tensor, outputs: dict[str, Tensor]) -> int:
-    """Compare a file's "labels", "probs" and "logits" with PyTorch's labels (B, H, W) and logits (B, C, H, W).
+    """Compare an exported file's outputs with PyTorch's labels (B, H, W) and logits (B, C, H, W).
 
-    Returns the number of pixels with another class, all of them ties: their two largest logits differ by rounding only.
-    Raises AssertionError on larger differences.
+    outputs: {"labels": (B, H, W), and "probs" and "logits" (B, C, H, W) if the file has them}. Returns the number of
+    pixels with another class, all of them ties: their two largest logits differ by rounding only. Raises AssertionError
+    on larger differences.
     """
     tolerance = TOLERANCE[logits.device.type] * float(logits.abs().max())
     first, second = logits.topk(2, dim=1).values.unbind(1)

@@ -21,10 +21,10 @@ KEYS += ["checkpoint", "weights", "step", "model_type", "layers"]
 
 
 class WholeImage(nn.Module):
-    """A copy of a model on the CPU, without LoRM, that predicts label maps of the images' size.
+    """Module that predicts label maps at the images' size; a float32 CPU copy of a Segmenter without LoRM.
 
-    It computes the model's function, for any image size. It replaces the max pool by one that torch.export can trace.
-    extras: "probs" and "logits", if they should be returned too.
+    The module computes the Segmenter's function for any image size. Its max pool is replaced by one that torch.export
+    can trace. extras: any of "probs" and "logits", to be returned too.
     """
 
     def __init__(self, model: Segmenter, extras: tuple[str, ...] = ()):
@@ -35,19 +35,19 @@ class WholeImage(nn.Module):
         self.extras = extras
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        """Return labels (B, H, W) uint8 and the extras (B, C, H, W) float32 of images (B, H, W, 3) uint8 RGB."""
+        """Return (labels (B, H, W) uint8, each of `extras` (B, C, H, W) float32) of images (B, H, W, 3) uint8 RGB."""
         logits = whole_image_logits(self.model, images)
         labels = logits.argmax(1).to(torch.uint8)
         return (labels, *(logits.softmax(1) if extra == "probs" else logits for extra in self.extras))
 
 
 def whole_image_logits(model: nn.Module, images: Tensor) -> Tensor:
-    """Compute logits (B, C, H, W), upsampled to the size of the images (B, H, W, 3)."""
+    """Return logits (B, C, H, W), upsampled to the size of the images (B, H, W, 3) uint8 RGB."""
     return F.interpolate(model(images)["logits"], size=images.shape[1:3], mode="bilinear", align_corners=True)
 
 
 class _CeilMaxPool(nn.MaxPool2d):
-    """nn.MaxPool2d(3, stride=2, padding=1, ceil_mode=True) for values >= 0.
+    """nn.MaxPool2d(3, stride=2, padding=1, ceil_mode=True) for values >= 0, in a form that torch.export can trace.
 
     With ceil_mode, torch.export wants to know which sizes are even (torch 2.11) or cannot prove that no window is
     entirely outside (2.15). Zero padding to an even size changes no maximum and treats all sizes alike.
@@ -62,16 +62,20 @@ class _CeilMaxPool(nn.MaxPool2d):
 
 
 class ExportedModel(ABC):
-    """A model in a file; an evaluation.predictor.ImagePredictor.
+    """A model in a file that export.py wrote; has the methods of evaluation.predictor.ImagePredictor.
 
-    outputs: "labels", and "probs" and "logits" if the file has them. class_names: one per class. colours: RGB by
-    class, (256, 3) uint8. min_size: smallest side of an image, in pixels. images_at_once: number of images per call.
+    outputs: names of the outputs: "labels", and "probs" and "logits" if the file has them. class_names: one per class.
+    colours: RGB by class, (256, 3) uint8. min_size: smallest side of an image, in pixels. images_at_once: number of
+    images per call.
     """
 
     min_size = 1
 
     def __init__(self, path: Path, metadata: dict[str, str], images_at_once: int = 4):
-        """metadata: as in the file. Raises UserError if export.py did not write the file."""
+        """Read the metadata of the file at `path`. Raises UserError if export.py, or a later version, did not write it.
+
+        metadata: {key: JSON text}, as stored in the file. images_at_once: number of images per call.
+        """
         self.path, self.images_at_once = path, images_at_once
         try:
             self.metadata = {key: json.loads(metadata[key]) for key in KEYS}
@@ -88,14 +92,17 @@ class ExportedModel(ABC):
 
     @abstractmethod
     def run(self, images: Tensor) -> tuple[Tensor, ...]:
-        """Return all outputs, in the order of `outputs`, on the images' device."""
+        """Return all outputs of images (B, H, W, 3) uint8 RGB, in the order of `outputs`, on the images' device."""
 
     def labels(self, images: Tensor) -> Tensor:
-        """Predict label maps (B, H, W) uint8 from images (B, H, W, 3) uint8 RGB."""
+        """Return label maps (B, H, W) uint8 of images (B, H, W, 3) uint8 RGB."""
         return self.run(images)[0]
 
     def probs(self, images: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """Yield one band with all rows: (rows, probabilities (B, C, H, W) float32). images: as in labels()."""
+        """Yield one band with all rows: (slice of rows, probabilities (B, C, H, W) float32).
+
+        images: (B, H, W, 3) uint8 RGB. Raises UserError if the file has no probabilities.
+        """
         if "probs" not in self.outputs:
             raise UserError(f"{self.path}: has no probabilities; export it again with --probs")
         yield slice(0, images.shape[1]), self.run(images)[self.outputs.index("probs")]

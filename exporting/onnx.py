@@ -16,7 +16,7 @@ from exporting.graph import ExportedModel
 
 
 def import_extra(name: str) -> ModuleType:
-    """Import a package that only ONNX needs. Raises UserError if it is not installed."""
+    """Import and return a package that only ONNX needs. Raises UserError if the package is not installed."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -24,7 +24,7 @@ def import_extra(name: str) -> ModuleType:
 
 
 def check_onnx(opset: int) -> None:
-    """Raise UserError early if ONNX files of this opset cannot be written."""
+    """Raise UserError if ONNX packages are missing, or if `opset` is newer than the installed onnx knows."""
     onnx, _, _ = (import_extra(name) for name in ("onnx", "onnxscript", "onnxruntime"))
     newest = onnx.defs.onnx_opset_version()
     if opset > newest:
@@ -32,7 +32,10 @@ def check_onnx(opset: int) -> None:
 
 
 def write_onnx(program: ExportedProgram, path: Path, metadata: dict[str, str], opset: int) -> str:
-    """Write an ONNX file, weights included. Returns a description."""
+    """Write an exported program as an ONNX file, weights included. Returns opset and IR version as text.
+
+    metadata: {key: JSON text} to store in the file. Raises UserError if torch cannot write this opset.
+    """
     onnx = import_extra("onnx")
     outputs = json.loads(metadata["outputs"])
     with warnings.catch_warnings():
@@ -51,7 +54,7 @@ def write_onnx(program: ExportedProgram, path: Path, metadata: dict[str, str], o
 
 
 def _clean(proto) -> None:
-    """Name the dynamic sizes of an onnx.ModelProto, and remove source paths of this machine from its nodes."""
+    """Name the dynamic sizes of an onnx.ModelProto, and remove this machine's source paths from it, in place."""
     names = {}
     for dim, name in zip(proto.graph.input[0].type.tensor_type.shape.dim, ("batch", "height", "width"), strict=False):
         names[dim.dim_param] = name
@@ -66,7 +69,10 @@ def _clean(proto) -> None:
 
 
 class OnnxModel(ExportedModel):
-    """A model in an ONNX file. It runs on the CPU, or on a CUDA device if onnxruntime-gpu is installed."""
+    """A model in an ONNX file. It runs on the CPU, or on a CUDA device if onnxruntime-gpu is installed.
+
+    Creating an instance raises UserError if onnxruntime is missing or cannot load the file.
+    """
 
     def __init__(self, path: Path, device: torch.device, images_at_once: int = 4):
         onnxruntime = import_extra("onnxruntime")

@@ -16,7 +16,7 @@ MIN_SIZE = 7  # pixels; a smaller side gives a 1x1 feature map, which torch.expo
 
 
 def trace(graph: WholeImage) -> ExportedProgram:
-    """Trace the graph for any number and size of images from MIN_SIZE on."""
+    """Return the module traced by torch.export, for any number of images with sides of at least MIN_SIZE pixels."""
     # Sizes above 1 that are not multiples of each other: torch.export takes none for a constant or for another.
     example = torch.zeros(2, 65, 97, 3, dtype=torch.uint8)
     sizes = {0: Dim("batch"), 1: Dim("height", min=MIN_SIZE), 2: Dim("width", min=MIN_SIZE)}
@@ -25,7 +25,10 @@ def trace(graph: WholeImage) -> ExportedProgram:
 
 
 def write_torch(program: ExportedProgram, path: Path, metadata: dict[str, str]) -> str:
-    """Write a .pt2 file. Returns a description."""
+    """Write an exported program as a .pt2 file. Returns torch's version and the smallest image size as text.
+
+    metadata: {key: JSON text} to store in the file.
+    """
     buffer = io.BytesIO()
     torch.export.save(program, buffer, extra_files=metadata)
     path.write_bytes(buffer.getvalue())
@@ -33,7 +36,7 @@ def write_torch(program: ExportedProgram, path: Path, metadata: dict[str, str]) 
 
 
 class TorchModel(ExportedModel):
-    """A model in a .pt2 file."""
+    """A model in a .pt2 file of torch.export. Creating an instance raises UserError if the file cannot be loaded."""
 
     min_size = MIN_SIZE
 

@@ -58,7 +58,10 @@ class Criterion:
         self.label_losses = LabelLosses(label_losses, **options)
 
     def counts(self, batch: dict[str, Tensor]) -> Tensor:
-        """Count what divides each of `names`, for this batch in CPU memory: float64, one entry a name."""
+        """Return this batch's count for each of `names`: float64 (len(names),). The batch is in CPU memory.
+
+        Summed over the global batch, the counts are the `divisors` of the losses.
+        """
         count: dict[str, Callable[[], Tensor]] = {
             "pseudo": lambda: histograms(batch["pseudo"])[:, :IGNORE].sum(),
             "lorm": lambda: self.lorm_terms(batch["pseudo"]),  # type: ignore[misc]
@@ -105,26 +108,26 @@ class Criterion:
         return self.total(parts), parts.detach()
 
     def total(self, parts: Tensor) -> Tensor:
-        """Return the weighted sum of the losses among `parts`, which are in the order of `names`."""
+        """Return the weighted sum of the losses in `parts`, a scalar. parts: 1-D, in the order of `names`."""
         pairs = zip(self.weights.values(), parts, strict=False)  # a metric comes last and has no weight
         return torch.stack([weight * part for weight, part in pairs]).sum()
 
     def by_name(self, parts: Tensor) -> dict[str, Tensor]:
-        """Return {name: part} and, as "loss", the total."""
+        """Return {name: part} and, as "loss", the weighted total. parts: 1-D, in the order of `names`."""
         return dict(zip(self.names, parts, strict=True)) | {"loss": self.total(parts)}
 
 
 def to_device(batch: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-    """Copy a batch to the device, without waiting.
+    """Return a batch copied to the device, without waiting for the copy.
 
-    "label_on_cpu" keeps the labels in CPU memory too: finding the classes in them on the GPU would make the CPU wait.
+    "label_on_cpu" keeps "label" in CPU memory too: finding the classes in a label on the GPU would make the CPU wait.
     """
     moved = {name: values.to(device, non_blocking=True) for name, values in batch.items()}
     return moved | ({"label_on_cpu": batch["label"]} if "label" in batch else {})
 
 
 def _smoothed_cross_entropy_sum(log_probs: Tensor, label: Tensor, smooth: float) -> Tensor:
-    """Sum -log p over labelled pixels; the target is (1 - smooth) * one-hot + smooth / C."""
+    """Return the sum of cross entropy over labelled pixels; the target is (1 - smooth) * one-hot + smooth / C."""
     log_p, labelled = pick(log_probs, label)
     loss = -(log_p * labelled).sum()  # (B, H, W) -> scalar
     if smooth:

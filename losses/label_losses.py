@@ -54,7 +54,7 @@ class LabelLosses:
         self._on_device = self.weight_of
 
     def counts(self, label: Tensor) -> dict[str, Tensor]:
-        """These images' part of each loss's divisor: float64 scalars by name."""
+        """Return {loss: float64 scalar}, what these images add to each loss's divisor. label: (B, H, W) uint8."""
         histogram = histograms(label)
         num_labelled = histogram[:, :IGNORE].sum(1)
         weight = histogram.double() @ self.weight_of  # (B, 256) -> (B,)
@@ -65,10 +65,10 @@ class LabelLosses:
         return {name: counts[name] for name in self.names}
 
     def sums(self, log_probs: Tensor, label: Tensor, label_on_cpu: Tensor | None = None) -> dict[str, Tensor]:
-        """Sum each loss over these images: scalars by name.
+        """Return {loss: scalar}, each loss summed over these images, not divided by its count.
 
-        log_probs: (B, C, H, W), float32 or float64. label_on_cpu: the same labels in CPU memory, if `label` is on a
-        GPU, so that the CPU need not wait for it.
+        log_probs: (B, C, H, W), float32 or float64. label: (B, H, W) uint8. label_on_cpu: a copy of `label` in CPU
+        memory, if `label` is on a GPU, so that the CPU need not wait for it.
         """
         sums = self._pixel_sums(log_probs, label) if self.by_pixel else {}
         if self.by_region:
@@ -95,7 +95,7 @@ class LabelLosses:
         return sums
 
     def _region_sums(self, probs: Tensor, label: Tensor, classes: list[list[int]]) -> dict[str, Tensor]:
-        """Compute one image at a time, with only the classes in its labels: most data sets have many more."""
+        """Return {region loss: scalar sum over images}. Each image uses only the classes in its labels."""
         parts: dict[str, list[Tensor]] = {name: [] for name in self.names if name in REGION_LOSSES}
         # Use unbind: the backward pass of an index would fill a tensor of all classes for each index.
         for planes, values, present in zip(probs.flatten(2).unbind(), label.flatten(1), classes, strict=True):
@@ -114,17 +114,20 @@ class LabelLosses:
 
 
 def _classes_of_images(label: Tensor) -> list[list[int]]:
-    """The classes in each image's labels."""
+    """Return the classes in each image's labels, without 255, as one ascending list per image."""
     return [row.nonzero().flatten().tolist() for row in histograms(label)[:, :IGNORE]]
 
 
 def histograms(label: Tensor) -> Tensor:
-    """Count the pixels of each image with each value: (B, H, W) uint8 -> (B, 256) int64."""
+    """Return the number of pixels with each value in each image: (B, H, W) uint8 -> (B, 256) int64."""
     return torch.stack([torch.bincount(values, minlength=256) for values in label.flatten(1)])
 
 
 def pick(log_probs: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
-    """ln p of each pixel's label, undefined for unlabelled pixels, and whether it is labelled: (B, H, W) both."""
+    """Return (ln p of each pixel's label, whether the pixel is labelled), both (B, H, W); the second is bool.
+
+    log_probs: (B, C, H, W). label: (B, H, W), 255 = unlabelled: ln p is arbitrary there.
+    """
     labelled = label != IGNORE
     # F.nll_loss would do the same, but refuses maps under --deterministic on CUDA.
     log_p = log_probs.gather(1, label.masked_fill(~labelled, 0).long().unsqueeze(1)).squeeze(1)
@@ -153,17 +156,20 @@ def _hardest_sum(loss: Tensor, labelled: Tensor, fraction: float) -> Tensor:
 
 
 def dice_sum(p: Tensor, inside: Tensor, labelled: Tensor) -> Tensor:
-    """Sum 1 - 2 sum(p g) / (sum(p) + sum(g)) over an image's P classes.
+    """Return the sum of 1 - 2 sum(p g) / (sum(p) + sum(g)) over an image's P classes, a scalar.
 
-    p: (P, N), probabilities of these classes in its N pixels. inside: (P, N) bool, whether the label is that class;
-    every class has at least one pixel. labelled: (N,) bool.
+    p: (P, N), probabilities of P classes in N pixels. inside: (P, N) bool, g: whether the label is that class; every
+    class has at least one pixel. labelled: (N,) bool.
     """
     both = (p * inside).sum(1)
     return (1 - 2 * both / ((p * labelled).sum(1) + inside.sum(1))).sum()
 
 
 def lovasz_sum(p: Tensor, inside: Tensor, labelled: Tensor) -> Tensor:
-    """Sum the Lovasz extension of 1 - IoU at the errors |g - p| over an image's P classes; arguments as dice_sum.
+    """Return the sum of the Lovasz extension of 1 - IoU at the errors |g - p| over an image's P classes, a scalar.
+
+    p: (P, N), probabilities of P classes in N pixels. inside: (P, N) bool, g: whether the label is that class; every
+    class has at least one pixel. labelled: (N,) bool.
 
     Sort the errors in falling order. The extension is the sum of each error times the growth of 1 - IoU when its pixel
     becomes wrong after all pixels before it.

@@ -10,7 +10,7 @@ from models.segmenter import Segmenter
 
 
 class ModelType(NamedTuple):
-    """multi_grid: dilations of layer4's blocks."""
+    """The head of a --model_type, whether it has LoRM, and `multi_grid`, the dilations of layer4's blocks."""
 
     head: type[nn.Module]
     has_lorm: bool = False
@@ -40,10 +40,11 @@ def build(
     head_init: str = "default",
     **options,
 ) -> Segmenter:
-    """Build a model with random weights. name: from MODELS. layers: 18, 34, 50, 101 or 152.
+    """Return a Segmenter with random weights. name: a key of MODELS. layers: 18, 34, 50, 101 or 152.
 
-    head_init: initialisation of the head and LoRM, "default" (torch's) or "release" (`init_as_released`). options: as
-    Segmenter. See ResNetBackbone and LoRM for the others.
+    head_init: initialisation of the head and LoRM, "default" (torch's) or "release" (init_as_released()). stride_in_1x1
+    and grad_checkpointing: as in ResNetBackbone. lorm_scope: as in LoRM. options: background and freeze_bn, as in
+    Segmenter.
     """
     kind = MODELS[name]
     backbone = ResNetBackbone(

@@ -13,7 +13,7 @@ MAX_SKIPPED = 20
 
 
 def autocast(amp: str, device: torch.device) -> torch.autocast:
-    """The autocast context of --amp none, bf16 or fp16."""
+    """Return the autocast context of --amp none (disabled), bf16 or fp16 on the device."""
     dtype = DTYPES[amp]
     return torch.autocast(device.type, dtype=dtype, enabled=dtype is not None)
 
@@ -47,14 +47,17 @@ class LossScaler(torch.amp.GradScaler):
         return super().state_dict() | {"skipped": skipped, "skipped_in_a_row": in_a_row}
 
     def load_state_dict(self, state_dict: dict, *, counts: bool = True) -> None:
-        """Load a state dict of this class or of GradScaler. counts: also the number of skipped steps."""
+        """Load a state dict of this class or of GradScaler.
+
+        counts: also load the numbers of skipped steps, else set them to 0.
+        """
         super().load_state_dict(state_dict)
         skipped = [state_dict.get(name, 0.0) if counts else 0.0 for name in ("skipped", "skipped_in_a_row")]
         self.counts = self.counts.new_tensor([state_dict["scale"], *skipped])
 
 
 def read_scaling(counts: Tensor | None, step: int) -> dict[str, float]:
-    """Turn LossScaler.counts after `step` into log values; {} if counts is None.
+    """Return {"loss_scale": float, "skipped_steps": int} from LossScaler.counts after `step`; {} if counts is None.
 
     Raises DivergedError after MAX_SKIPPED skipped steps in a row.
     """

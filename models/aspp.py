@@ -13,7 +13,7 @@ DEEPLABV2_RATES = (6, 12, 18, 24)  # ASPP-L of arXiv:1606.00915
 
 
 def _conv(in_channels: int, out_channels: int, kernel_size: int, dilation: int = 1) -> nn.Conv2d:
-    """A convolution without bias that keeps height and width."""
+    """Return a convolution without bias that keeps height and width (odd kernel sizes)."""
     padding = dilation * (kernel_size // 2)
     return nn.Conv2d(in_channels, out_channels, kernel_size, padding=padding, dilation=dilation, bias=False)
 
@@ -25,16 +25,16 @@ def _conv_bn_relu(in_channels: int, out_channels: int, kernel_size: int) -> nn.S
 
 
 def _branch(in_channels: int, out_channels: int, kernel_size: int, dilation: int) -> nn.Sequential:
-    """A branch of ASPP: convolution, batch norm, ReLU; named as in the released weights."""
+    """Return a branch of ASPP: convolution, batch norm, ReLU, with the names of the released weights."""
     conv = _conv(in_channels, out_channels, kernel_size, dilation)
     return nn.Sequential(OrderedDict(atrous_conv=conv, bn=nn.BatchNorm2d(out_channels), relu=nn.ReLU()))
 
 
 class PooledBatchNorm(nn.BatchNorm2d):
-    """Batch norm of a 1x1 map. With one value per channel it uses its running statistics.
+    """Batch norm of a 1x1 map (B, C, 1, 1). In training on a single image, it uses its running statistics.
 
-    A batch of one has no variance to normalise by, and torch raises. SyncBatchNorm conversion replaces this class
-    by torch's, which gets the other ranks' values.
+    One value per channel has no variance to normalise by, and torch raises. SyncBatchNorm conversion replaces this
+    class by torch's, which gets the other ranks' values.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -46,8 +46,8 @@ class PooledBatchNorm(nn.BatchNorm2d):
 class ASPP(nn.Module):
     """Atrous spatial pyramid pooling (arXiv:1706.05587), without an activation at the end.
 
-    A 1x1 branch, three dilated 3x3 branches and image pooling, joined by a 1x1 convolution and batch norm, all
-    `out_channels` wide.
+    Maps (B, in_channels, h, w) to (B, out_channels, h, w). A 1x1 branch, three dilated 3x3 branches and image pooling,
+    all `out_channels` wide, are joined by a 1x1 convolution and batch norm.
     """
 
     def __init__(self, in_channels: int, out_channels: int, rates: tuple[int, int, int]):
@@ -69,7 +69,7 @@ class ASPP(nn.Module):
 
 
 class ASPPHead(nn.Module):
-    """CDSP's head: ASPP directly on classes. Stride 8."""
+    """CDSP's head: an ASPP whose output channels are the classes. Logits at stride 8."""
 
     def __init__(self, in_channels: int, low_channels: int, num_classes: int):
         super().__init__()
@@ -80,7 +80,7 @@ class ASPPHead(nn.Module):
 
 
 class DeepLabV2Head(nn.Module):
-    """The sum of four dilated 3x3 classifiers (arXiv:1606.00915). Stride 8."""
+    """DeepLabV2's head: the sum of four dilated 3x3 classifiers (arXiv:1606.00915). Logits at stride 8."""
 
     def __init__(self, in_channels: int, low_channels: int, num_classes: int):
         super().__init__()
@@ -93,7 +93,7 @@ class DeepLabV2Head(nn.Module):
 
 
 class DeepLabV3Head(nn.Module):
-    """ASPP with 256 channels, a 3x3 convolution and a classifier (arXiv:1706.05587). Stride 8."""
+    """DeepLabV3's head (arXiv:1706.05587): ASPP with 256 channels, 3x3 convolution, classifier. Logits at stride 8."""
 
     def __init__(self, in_channels: int, low_channels: int, num_classes: int):
         super().__init__()
@@ -107,7 +107,7 @@ class DeepLabV3Head(nn.Module):
 
 
 class DeepLabV3PlusHead(nn.Module):
-    """ASPP, joined with layer1's features at stride 4 (arXiv:1802.02611)."""
+    """DeepLabV3+'s head: ASPP, joined with layer1's features (arXiv:1802.02611). Logits at stride 4."""
 
     def __init__(self, in_channels: int, low_channels: int, num_classes: int):
         super().__init__()
@@ -123,9 +123,10 @@ class DeepLabV3PlusHead(nn.Module):
 
 
 class CDSPDeepLabV3PlusHead(nn.Module):
-    """DeepLabV3+ as CDSP's authors released it: rates 6, 12, 18, dropout after ASPP, layer1's features first.
+    """DeepLabV3+'s head as CDSP's authors released it. Logits at stride 4.
 
-    The weights have the shapes of DeepLabV3PlusHead's but another meaning, so the parts have other names.
+    ASPP has rates 6, 12, 18 and dropout after it; layer1's features come first in the concatenation. The weights have
+    the shapes of DeepLabV3PlusHead's but another meaning, so the parts have other names.
     """
 
     def __init__(self, in_channels: int, low_channels: int, num_classes: int):

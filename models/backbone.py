@@ -50,7 +50,7 @@ class ResNetBackbone(nn.Module):
             first.conv1.stride, first.conv2.stride = (2, 2), (1, 1)
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Map normalised images (B, 3, H, W) to the features of layer1, stride 4, and of layer4, stride 8."""
+        """Return the features of layer1 (stride 4) and layer4 (stride 8) for normalised images (B, 3, H, W)."""
         x = self.maxpool(self.relu(self.bn1(self.conv1(images))))
         low = self._run(self.layer1, x)
         return low, self._run(self.layer4, self._run(self.layer3, self._run(self.layer2, low)))
@@ -64,7 +64,10 @@ class ResNetBackbone(nn.Module):
 
 
 def recomputed(block: nn.Module, x: Tensor) -> Tensor:
-    """Compute block(x), keep only x, and recompute it in the backward pass. The block must not draw random numbers."""
+    """Return block(x); keep only x for the backward pass, which recomputes the rest.
+
+    The block must not draw random numbers.
+    """
 
     def contexts() -> tuple[contextlib.AbstractContextManager, contextlib.AbstractContextManager]:
         return contextlib.nullcontext(), _own_statistics(block)
@@ -74,10 +77,12 @@ def recomputed(block: nn.Module, x: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def _own_statistics(block: nn.Module) -> Iterator[None]:
-    """Let batch norm update copies of its running statistics: the first pass has updated them already.
+    """Let batch norm update copies of its running statistics during the body.
 
-    Switching them off (track_running_stats=False) would keep fewer tensors than the first pass, and `checkpoint`
-    refuses that.
+    The first forward pass has updated the statistics already.
+
+    Switching the statistics off (track_running_stats=False) would keep fewer tensors than the first pass, and torch's
+    `checkpoint` refuses that.
     """
     norms = [module for module in block.modules() if isinstance(module, _BatchNorm) and module.training]
     kept = [dict(norm.named_buffers(recurse=False)) for norm in norms]
@@ -91,14 +96,14 @@ def _own_statistics(block: nn.Module) -> Iterator[None]:
 
 
 def feature_size(size: int) -> int:
-    """Height or width of layer4's features for an input height or width, in pixels."""
+    """Return the height or width of layer4's features for an input height or width, in pixels."""
     size = (size + 1) // 2  # conv1
     size = size // 2 + 1  # max pool, ceil mode
     return (size + 1) // 2  # layer2
 
 
 def _dilate(block: nn.Module, dilation: int) -> None:
-    """Set the dilation of each 3x3 convolution of a residual block, and stride 1 for all its convolutions."""
+    """Set the dilation of each 3x3 convolution of a residual block, and stride 1 for all convolutions of the block."""
     for module in block.modules():
         if isinstance(module, nn.Conv2d):
             module.stride = (1, 1)

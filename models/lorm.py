@@ -29,9 +29,9 @@ class LoRM(nn.Module):
         self.gamma = nn.Parameter(torch.ones(1))
 
     def forward(self, x: Tensor, foreground: Tensor) -> dict[str, Tensor]:
-        """Return {"lorm": sum of (x - y)^2, float32 or float64}; scope "all" adds {"lorm_terms": their number, int64}.
+        """Return {"lorm": sum of (x - y)^2, a scalar, float32 or float64}, not divided by the number of terms.
 
-        x: (B, C, H, W). foreground: (B, H, W) bool.
+        Scope "all" adds {"lorm_terms": the number of terms, int64}. x: (B, C, H, W). foreground: (B, H, W) bool.
         """
         # In fp16 the product of large features overflows, so normalise before the product.
         query = F.normalize(_positions(self.query_conv(x)), dim=-1)
@@ -48,20 +48,23 @@ class LoRM(nn.Module):
             return {"lorm": squared.sum(), "lorm_terms": torch.count_nonzero(squared)}
 
     def num_terms(self, foreground: Tensor) -> Tensor:
-        """The number of terms for a foreground (B, H, W) bool; 0 for scope "all", which counts them in forward()."""
+        """Return the number of loss terms for a foreground (B, H, W) bool, an int64 scalar: C per foreground position.
+
+        For scope "all" the result is 0, because forward() counts the terms.
+        """
         if self.scope == "all":
             return foreground.new_zeros((), dtype=torch.int64)
         return foreground.sum() * self.query_conv.in_channels
 
 
 def _positions(x: Tensor) -> Tensor:
-    """(B, C, H, W) -> (B, H*W, C), in float32 at least."""
+    """Reshape (B, C, H, W) to (B, H*W, C), in float32, or float64 if x is."""
     x = x.flatten(2).transpose(1, 2)
     return x if x.dtype == torch.float64 else x.float()
 
 
 def foreground_mask(pseudo_label: Tensor, size: tuple[int, int], background: int | None = 0) -> Tensor:
-    """Resize the mask of foreground pixels bilinearly and return where it is above 0: (B, *size) bool.
+    """Return where the foreground, resized bilinearly to `size`, is above 0: (B, *size) bool.
 
     pseudo_label: (B, H, W), classes and 255 = unsure. Every class but `background` is foreground; None: every class.
     """

@@ -23,14 +23,14 @@ STRIDE_IS_SET = "{path} has the weight names of a released CDSP file: --stride_i
 
 
 class StartWeights(NamedTuple):
-    """The weights of a new run. source: torchvision's name for them, a file, or "none"."""
+    """The weights that a new run starts from. source: torchvision's name for them, a file, or "none"."""
 
     source: str
     state_dict: dict[str, Tensor]
 
 
 def read_start_weights(pretrained: str, layers: int, read: Callable[[Path], dict]) -> StartWeights:
-    """Read the weights of --pretrained: "none", "imagenet", "imagenet_v1", or a file, read by `read`.
+    """Return the weights of --pretrained: "none" (empty), "imagenet", "imagenet_v1", or a file, read by `read`.
 
     Raises UserError if reading or downloading fails.
     """
@@ -56,7 +56,7 @@ def read_start_weights(pretrained: str, layers: int, read: Callable[[Path], dict
 
 
 def load_start_weights(model: nn.Module, start: StartWeights, layers: int) -> str:
-    """Copy the weights that fit, and return a line about them. Raises UserError if none fits."""
+    """Copy the start weights that fit into the model, and return a line for the log. Raises UserError if none fits."""
     if start.source == "none":
         return "start weights: random (--pretrained none)"
     num_copied, missing, unused = load_weights(model, start.state_dict)
@@ -69,7 +69,7 @@ def load_start_weights(model: nn.Module, start: StartWeights, layers: int) -> st
 
 
 def released_type(state_dict: dict[str, Tensor]) -> str | None:
-    """The --model_type of a released CDSP file, from its weight names; None for any other file."""
+    """Return the --model_type of a released CDSP file, from its weight names; None for any other file."""
     names = [name.removeprefix("module.") for name in state_dict]
     if not any(name.startswith(CDSP_HEADS) for name in names):
         return None
@@ -78,9 +78,9 @@ def released_type(state_dict: dict[str, Tensor]) -> str | None:
 
 
 def needs_stride_in_1x1(state_dict: dict[str, Tensor], path: str) -> bool:
-    """Whether the weights belong to a backbone with --stride_in_1x1, as those of every released CDSP file do.
+    """Return whether the weights are of a released CDSP file, whose backbone needs --stride_in_1x1.
 
-    Raises UserError for a released ResNet-18 or 34: it does not dilate the first convolution of a block, ours does.
+    path: for messages. Raises UserError for a released ResNet-18 or 34: its blocks are dilated differently from ours.
     """
     if released_type(state_dict) is None:
         return False
@@ -93,9 +93,9 @@ def needs_stride_in_1x1(state_dict: dict[str, Tensor], path: str) -> bool:
 
 
 def weights_in(content: dict, *, averaged: bool = True) -> dict[str, Tensor]:
-    """The weights in a file of ours, CDSP's or torchvision's.
+    """Return {name: tensor}, the weights in the content of a file of ours, CDSP's or torchvision's.
 
-    averaged: prefer our file's EMA weights, if it has them: validation scored these.
+    averaged: prefer the EMA weights, which validation scored, if the file has them.
     """
     parts = [content.get(name) for name in (["ema"] if averaged else []) + ["model", "state_dict"]]
     weights = next((part for part in parts if isinstance(part, dict)), content)
@@ -103,10 +103,10 @@ def weights_in(content: dict, *, averaged: bool = True) -> dict[str, Tensor]:
 
 
 def load_weights(model: nn.Module, state_dict: dict[str, Tensor]) -> tuple[int, list[str], list[str]]:
-    """Copy all weights with a matching name and shape; a leading `module.` is dropped from names.
+    """Copy all weights with a matching name and shape into the model; a leading `module.` is dropped from names.
 
-    Returns how many were copied, the model's names without a value, and the file's unused names. torchvision's
-    classifier (fc.*) does not count as unused.
+    Return (number copied, the model's names without a value, the file's unused names). torchvision's classifier (fc.*)
+    does not count as unused.
     """
     ours = model.state_dict()
     prefixes = CDSP_PARTS if released_type(state_dict) else {}
@@ -126,7 +126,7 @@ def _our_name(name: str, prefixes: dict[str, str]) -> str:
 
 
 def _summarise(names: list[str]) -> str:
-    """All names if there are few, else their number in each part of the model."""
+    """Return all names, comma-separated, if there are at most 6, else their number in each part of the model."""
     if len(names) <= 6:
         return ", ".join(names) or "none"
     parts = [".".join(name.split(".")[:2]) if name.startswith("backbone.") else name.split(".")[0] for name in names]

@@ -40,11 +40,11 @@ class Segmenter(nn.Module):
         self.register_buffer("std", 255 * torch.tensor(IMAGENET_STD).view(3, 1, 1), persistent=False)
 
     def forward(self, images: Tensor, pseudo_label: Tensor | None = None) -> dict[str, Tensor]:
-        """Compute logits at the head's stride and, in training with a pseudo-label, the sum of LoRM's loss terms.
+        """Return {"logits": (B, num_classes, h, w)} at the head's stride, and LoRM's loss in training.
 
-        images: (B, H, W, 3) uint8 RGB. pseudo_label: (B, H, W), 0..num_classes-1 and 255 = ignore. Returns {"logits":
-        (B, num_classes, h, w)} and, with LoRM, "lorm": the sum, a scalar. The caller divides it by the number of
-        terms: the method lorm_terms() counts them. For scope "all", the output "lorm_terms" is that number, int64.
+        images: (B, H, W, 3) uint8 RGB. pseudo_label: (B, H, W), 0..num_classes-1 and 255 = ignore. In training with
+        LoRM and a pseudo-label, "lorm" is the sum of LoRM's loss terms, a scalar. The caller divides it by the number
+        of terms from lorm_terms(). For scope "all", the output "lorm_terms" is that number, int64.
         """
         x = (images.permute(0, 3, 1, 2).to(self.mean.dtype) - self.mean) / self.std  # (B, H, W, 3) -> (B, 3, H, W)
         low, features = self.backbone(x)
@@ -55,7 +55,7 @@ class Segmenter(nn.Module):
         return outputs
 
     def lorm_terms(self, pseudo_label: Tensor) -> Tensor:
-        """LoRM.num_terms() of this pseudo-label (B, H, W)."""
+        """Return the number of LoRM's loss terms for a pseudo-label (B, H, W), an int64 scalar; 0 for scope "all"."""
         assert self.lorm is not None
         height, width = pseudo_label.shape[1:]
         size = (feature_size(height), feature_size(width))

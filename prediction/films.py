@@ -23,10 +23,11 @@ SUFFIXES = (".mp4", ".webm")
 
 
 def write_film(stem: Path, frames: Iterable[np.ndarray], rate: float) -> tuple[Path, bool]:
-    """Write frames (H, W, 3) uint8 RGB as stem.mp4 or stem.webm. Returns the path and whether browsers play it.
+    """Write frames (H, W, 3) uint8 RGB as stem.mp4 or stem.webm; return (path, whether browsers play the video).
 
-    rate: frames per second. Codecs need even sides, so the last row or column of an odd side is repeated.
-    Raises InputError if OpenCV cannot write a video of this size.
+    rate: frames per second. Codecs need even sides, so the last row or column of an odd side is repeated. An older
+    video with the other suffix is deleted. Raises InputError if there are no frames or OpenCV cannot write a video of
+    this size.
     """
     frames = map(_even, frames)
     first = next(frames, None)
@@ -57,7 +58,10 @@ def how_to_convert(films: list[Path]) -> str:
 
 
 def find_codec(size: tuple[int, int], stem: Path) -> tuple[str, str]:
-    """Return the first of CODECS whose video of this (width, height) OpenCV can read back. stem: named in the error."""
+    """Return (codec, suffix) of the first entry of CODECS with which OpenCV can write and read back a video of `size`.
+
+    size: (width, height). stem: path named in the error. Raises InputError if no codec works.
+    """
     frame = np.zeros((size[1], size[0], 3), np.uint8)
     with tempfile.TemporaryDirectory(prefix="segtrain-codec-") as folder:
         for codec, suffix in CODECS:
@@ -81,7 +85,7 @@ def _open(path: Path, codec: str, rate: float, size: tuple[int, int]) -> cv2.Vid
 
 @contextlib.contextmanager
 def _silent() -> Iterator[None]:
-    """Discard what C code writes to standard error: OpenCV warns about codecs that find_codec() only tries."""
+    """Discard what C code writes to standard error inside the `with` block, such as OpenCV's warnings about codecs."""
     sys.stderr.flush()
     kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 2)

@@ -24,18 +24,22 @@ DEFAULT_RATE = 25.0  # frames per second of an overlay video if the input does n
 
 @dataclass(frozen=True)
 class Input:
-    """A file, and the name of its outputs: a relative path without suffix that no other input has."""
+    """A file to predict.
+
+    name: of its outputs, a relative path that no other input has, without suffix unless names would clash.
+    """
 
     path: Path
     name: str
 
 
 def find_inputs(words: Sequence[str], output: Path) -> tuple[Path, list[Input], int]:
-    """Return the common folder of all inputs, the images and videos, and the number of other files.
+    """Return the common folder of all inputs, the images and videos sorted by path, and the number of other files.
 
     words: files; folders, which are searched with their subfolders; or patterns with *, ? or [...], where ** matches
-    any folders. Names are relative to the common folder. Files in `output` and other output folders of predict.py are
-    skipped. Raises UserError if nothing is found, or if the outputs of two files would have the same name.
+    any folders. Names are relative to the common folder. Hidden files, and files in `output` and in other output
+    folders of predict.py, are skipped. Raises UserError if nothing is found, or if the outputs of two files would have
+    the same name.
     """
     found = [_list(Path(word), word) for word in words]
     base = _common([folder for folder, _ in found])
@@ -73,7 +77,7 @@ def _hidden(path: Path) -> bool:
 
 
 def _common(folders: list[Path]) -> Path:
-    """Return the deepest folder that holds all these folders."""
+    """Return the deepest folder that holds all of `folders`. Raises UserError if the folders are on several drives."""
     if len(set(folders)) == 1:
         return folders[0]
     try:
@@ -83,7 +87,10 @@ def _common(folders: list[Path]) -> Path:
 
 
 def _list(path: Path, word: str) -> tuple[Path, list[Path]]:
-    """Return the folder of a word of --input (a pattern's part before its first wildcard) and the files it matches."""
+    """Return the folder and the list of files that a word of --input stands for. Raises UserError if there are none.
+
+    The folder of a pattern is the part before its first wildcard.
+    """
     if path.is_dir():
         return path, [file for file in path.rglob("*") if file.is_file()]
     if path.is_file():
@@ -100,7 +107,8 @@ def _list(path: Path, word: str) -> tuple[Path, list[Path]]:
 def _names(base: Path, files: set[str]) -> dict[str, str]:
     """Return {absolute path: name relative to base}. The suffix is kept if the name would clash without it.
 
-    So a.jpg and a.png become a.jpg.png and a.png.png, and the frames of a.gif do not overwrite a/000001.png.
+    So a.jpg and a.png get the masks a.jpg.png and a.png.png, and the frames of a.gif do not overwrite a/000001.png.
+    Raises UserError if names clash even with suffixes.
     """
     paths = {file: Path(os.path.relpath(file, base)) for file in files}
     short = {file: path.with_suffix("").as_posix() for file, path in paths.items()}
@@ -112,14 +120,17 @@ def _names(base: Path, files: set[str]) -> dict[str, str]:
 
 
 def _clashing(names: dict[str, str]) -> set[str]:
-    """Return the files whose name is also the name, or a parent folder, of another one."""
+    """Return the files in {file: name} whose name is also another file's name, or a parent folder of another name."""
     taken = Counter(names.values())
     folders = {parent.as_posix() for name in names.values() for parent in PurePosixPath(name).parents}
     return {file for file, name in names.items() if taken[name] > 1 or name in folders}
 
 
 def probe(file: Input) -> tuple[int, int] | UserError | None:
-    """Return an image's height and width from its header, None for a video or animation, or the error."""
+    """Return an image's (height, width), None for a video or animation, or a UserError for an unreadable file.
+
+    The error is returned, not raised. Only the header is read, unless EXIF turns the image.
+    """
     if file.path.suffix.lower() in VIDEO_SUFFIXES:
         return None
     try:
@@ -132,7 +143,7 @@ def probe(file: Input) -> tuple[int, int] | UserError | None:
 
 
 class Images(Dataset):
-    """Dataset of (index, image (H, W, 3) uint8 RGB); the error instead of an image that cannot be read."""
+    """Data set of (index, image (H, W, 3) uint8 RGB), or (index, UserError) for an unreadable file."""
 
     def __init__(self, files: list[Input]):
         self.files = files
@@ -148,7 +159,7 @@ class Images(Dataset):
 
 
 def read_frames(path: Path) -> Iterator[np.ndarray]:
-    """Yield the frames of a video or an animation, (H, W, 3) uint8 RGB. Raises InputError if it is damaged."""
+    """Yield the frames of a video or an animation, (H, W, 3) uint8 RGB. Raises InputError if the file is damaged."""
     try:
         yield from _video_frames(path) if path.suffix.lower() in VIDEO_SUFFIXES else _animation_frames(path)
     except UserError as error:
@@ -178,7 +189,7 @@ def _video_frames(path: Path) -> Iterator[np.ndarray]:
 
 
 def frame_rate(path: Path) -> float:
-    """Return the frames per second of a video or an animation."""
+    """Return the frames per second of a video or an animation, or DEFAULT_RATE if the file does not say."""
     if path.suffix.lower() in VIDEO_SUFFIXES:
         video = cv2.VideoCapture(str(path))
         rate = video.get(cv2.CAP_PROP_FPS)

@@ -26,9 +26,10 @@ class Outputs:
     """A folder with masks/NAME.png and, on request, overlays/NAME.jpg and probs/NAME.npy. NAME may contain folders.
 
     A video gets masks/NAME/000001.png and so on, masks/NAME/frames.json, and overlays/NAME.webm or .mp4.
-    predictions.json has the settings of all predictions. done.RANK.txt lists the finished names, as JSON strings: of
-    images, frames and videos. colours: (256, 3) uint8. background: as in evaluation.pictures.overlay(). failures:
-    errors of single outputs. not_in_browsers: overlay videos that browsers do not play.
+    predictions.json has the settings of all predictions. done.RANK.txt lists the names of finished images, frames and
+    videos, as JSON strings.
+    colours: palette (256, 3) uint8. background: class that overlays leave clear, or None. overlays, probs: whether to
+    write such files. failures: errors of single outputs. not_in_browsers: overlay videos that browsers do not play.
     """
 
     def __init__(
@@ -52,9 +53,10 @@ class Outputs:
                 self._done_file.close()
 
     def claim(self, settings: dict, *, overwrite: bool) -> None:
-        """Write predictions.json, and with overwrite forget what is done. Rank 0 calls it before any other method.
+        """Write predictions.json, or check an existing one; with overwrite, write it and forget finished names.
 
-        Raises UserError if the folder has predictions with other settings, or masks that predict.py did not write.
+        Rank 0 calls this method before any other. Raises UserError if the folder cannot be written, has predictions
+        with other settings (without overwrite), or has masks that predict.py did not write.
         """
         note = self.folder / "predictions.json"
         overlays = {"background": self.background} if self.overlays else False
@@ -76,7 +78,7 @@ class Outputs:
 
     @functools.cached_property
     def done(self) -> set[str]:
-        """Names that earlier processes finished."""
+        """Return the names of the images, frames and videos that earlier processes finished."""
         names = set()
         for file in self.folder.glob("done.*.txt"):
             for line in file.read_text(encoding="utf-8").splitlines():
@@ -85,7 +87,7 @@ class Outputs:
         return names
 
     def _finish(self, name: str) -> None:
-        """Add a name to the list of finished ones."""
+        """Add a name to done.RANK.txt, the list of finished outputs."""
         if self._done_file is None:
             self._done_file = (self.folder / f"done.{self.rank}.txt").open("a", encoding="utf-8", buffering=1)
             self._done_file.write("\n")  # a killed process may have left half a line
@@ -95,11 +97,14 @@ class Outputs:
         return self.folder / "masks" / f"{name}.png"
 
     def is_done(self, name: str, *, frame: bool = False) -> bool:
-        """Whether an image or a video, or a frame of one, is finished and none of its files was deleted since."""
+        """Return True if an earlier process finished `name` and all of its files still exist.
+
+        name: of an image or a video or, with frame=True, of a video frame.
+        """
         return name in self.done and all(path.is_file() for path in self._files(name, frame))
 
     def _files(self, name: str, frame: bool) -> Iterator[Path]:
-        """The files of an image or a video, or of a frame of one, which has no overlay of its own."""
+        """Yield all file paths of an image or a video or, with frame=True, of a video frame, which has no overlay."""
         frames = self.folder / "masks" / name / "frames.json"
         if frames.is_file():
             numbers = range(1, json.loads(frames.read_text(encoding="utf-8"))["frames"] + 1)
@@ -115,9 +120,11 @@ class Outputs:
             yield self.folder / "probs" / f"{name}.npy"
 
     def write(self, name: str, image: np.ndarray, label: np.ndarray, probs: np.ndarray | None, *, frame: bool) -> None:
-        """Write the files of an image, or of a frame of a video, in the background. Raises errors of earlier writes.
+        """Write the files of an image, or of a frame of a video, in a thread.
 
-        image (H, W, 3) uint8; label (H, W) uint8; probs (C, H, W) float16.
+        image: (H, W, 3) uint8 RGB. label: (H, W) uint8. probs: (C, H, W) float16, or None. frame: whether it is a
+        frame, which gets no overlay. Adds InputErrors of earlier writes to `failures`, and raises other errors of
+        earlier writes. Blocks while more than MAX_WAITING bytes wait.
         """
         size = image.nbytes + (0 if probs is None else probs.nbytes)
         self._waiting.append((name, size, self._pool.submit(self._write, name, image, label, probs, frame)))
@@ -125,7 +132,7 @@ class Outputs:
             self._finish_first()
 
     def wait(self) -> None:
-        """Wait until everything is written."""
+        """Wait until all files are written. Adds InputErrors to `failures`, and raises other errors of writes."""
         while self._waiting:
             self._finish_first()
 
@@ -150,10 +157,10 @@ class Outputs:
         write_atomic(self.mask(name), label_png(label, self.colours), parents=True)
 
     def write_video(self, name: str, frames: Iterable[tuple[np.ndarray, np.ndarray]], rate: float) -> None:
-        """Write the overlay video and frames.json once all frames are written.
+        """Write a video's overlay video, if wanted, and, after all its masks, frames.json; mark the video finished.
 
-        frames: pairs of a frame (H, W, 3) uint8 RGB and its label (H, W) uint8, which write() has got. rate: frames per
-        second.
+        frames: pairs of a frame (H, W, 3) uint8 RGB and its label (H, W) uint8; write() gets each frame elsewhere.
+        rate: frames per second. Raises InputError if the overlay video cannot be written.
         """
         num_frames = 0
 

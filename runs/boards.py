@@ -26,17 +26,23 @@ FINISH_SECONDS = 20
 
 class Board(Protocol):
     def write(self, step: int, scalars: dict[str, float], pictures: dict[str, np.ndarray] | None = None) -> None:
-        """Add a point to each curve, and pictures ((H, W, 3) uint8); both by tag."""
+        """Add a point at `step` to each curve, and pictures.
+
+        scalars: {tag: value}; pictures: {tag: (H, W, 3) uint8}.
+        """
 
     def flush(self) -> None:
-        """Flush to disk, if the board can."""
+        """Flush all points to disk, if the board can."""
 
     def close(self, failed: bool) -> None:
         """Close the board. failed: the run did not finish."""
 
 
 def open_boards(cfg: Config, folder: Path, purge_step: int) -> list[Board]:
-    """Open the boards of a run. purge_step: the first step that the run will write, maybe for a second time."""
+    """Return the boards of a run: TensorBoard and, with --wandb, Weights & Biases.
+
+    purge_step: the first step that the run will write, maybe for a second time. Raises UserError if W&B cannot start.
+    """
     boards: list[Board] = [TensorBoard(folder, purge_step)]
     if cfg.wandb:
         boards.append(WandB(folder, config.dump(cfg)))
@@ -44,7 +50,7 @@ def open_boards(cfg: Config, folder: Path, purge_step: int) -> list[Board]:
 
 
 class TensorBoard:
-    """Event files in the run's folder. TensorBoard hides earlier files' points from step `purge_step` on."""
+    """A Board that writes event files in the run's folder. Points of earlier files are hidden from `purge_step` on."""
 
     def __init__(self, folder: Path, purge_step: int):
         from torch.utils.tensorboard import SummaryWriter  # imported here because it takes a second
@@ -65,9 +71,12 @@ class TensorBoard:
 
 
 class WandB:
-    """A Weights & Biases run with its files in the run's folder. A resumed run continues it.
+    """A Board that writes to a Weights & Biases run, with files in the run's folder.
 
-    flags: the flags, as YAML. If W&B fails after the start, its curves end with a warning and training continues.
+    A resumed run continues the W&B run.
+
+    flags: the run's flags, as YAML. Raises UserError if W&B cannot start. If W&B fails later, its curves end with a
+    warning and training continues.
     """
 
     def __init__(self, folder: Path, flags: str):
@@ -132,7 +141,7 @@ class WandB:
 
 
 def import_wandb():
-    """Import the package. Raises UserError if it is not installed."""
+    """Return the module wandb. Raises UserError if the package is not installed."""
     try:
         import wandb
 
@@ -144,7 +153,7 @@ def import_wandb():
 
 
 def _run_id(folder: Path) -> str:
-    """The folder's run id at W&B. It is random and kept in a file: other machines may use the same folder name."""
+    """Return the W&B run id of a folder, 16 random hexadecimal digits kept in the file wandb_id."""
     file = folder / "wandb_id"
     if not file.exists():
         write_atomic(file, secrets.token_hex(8))
@@ -153,7 +162,7 @@ def _run_id(folder: Path) -> str:
 
 @contextlib.contextmanager
 def _no_stdin() -> Iterator[None]:
-    """Make wandb raise an error where it would ask for a login, because the other ranks would wait."""
+    """Replace stdin by an empty file during the body, so that wandb raises instead of asking for a login."""
     stdin = sys.stdin
     with open(os.devnull) as nothing:
         sys.stdin = nothing

@@ -41,13 +41,13 @@ NUMPY_VALUES: list = [
 
 
 class DamagedError(UserError):
-    """A checkpoint that cannot be read as it was written."""
+    """A checkpoint file is truncated or corrupt, or cannot be parsed."""
 
 
 class Writer:
-    """Writes checkpoints in a thread, from a copy in CPU memory, while training continues. One at a time.
+    """A writer of checkpoints, in a thread, from a copy in CPU memory, while training continues. One write at a time.
 
-    If a write fails, the next call of any method raises its error. Earlier files stay intact.
+    If a write fails, the next call of any method raises that error. Files written earlier stay intact.
     """
 
     def __init__(self) -> None:
@@ -55,9 +55,10 @@ class Writer:
         self._error: Exception | None = None
 
     def save(self, content: dict, paths: list[Path], keep: dict[str, int]) -> None:
-        """Start to write the content to all of the paths.
+        """Start to write `content` to all of the paths, after the previous write is done.
 
         keep: {"step" or "epoch": number of newest files of that kind, such as step_00000100.pt, to keep; 0: all}.
+        Raises the error of the previous write.
         """
         self.wait()
         copy = _copy_to_cpu(content)
@@ -65,14 +66,14 @@ class Writer:
         self._thread.start()
 
     def wait(self) -> None:
-        """Wait until the last write is done."""
+        """Wait until the last write is done. Raises the error of a failed write."""
         if self._thread:
             self._thread.join()
             self._thread = None
         self.check()
 
     def check(self) -> None:
-        """Raise the error of a write that failed."""
+        """Raise the error of a failed write, if there is one. Does not wait."""
         if self._error:
             raise self._error
 
@@ -97,7 +98,7 @@ def _copy_to_cpu(value):
 
 
 def to_bytes(content: dict) -> memoryview:
-    """Return a checkpoint file's bytes. content: tensors and plain values, among them "step"."""
+    """Return the bytes of a checkpoint file. content: a dict of tensors and plain values, among them "step", an int."""
     buffer = io.BytesIO()
     torch.save(content, buffer)
     with zipfile.ZipFile(buffer, "a") as archive:
@@ -106,7 +107,7 @@ def to_bytes(content: dict) -> memoryview:
 
 
 def write(path: Path, data: memoryview) -> None:
-    """Write a checkpoint file atomically and flush it to disk."""
+    """Write the bytes of a checkpoint atomically and flush the file to disk. Raises UserError if writing fails."""
     try:
         write_atomic(path, data, sync=True)
     except UserError as error:
@@ -117,7 +118,7 @@ def write(path: Path, data: memoryview) -> None:
 
 
 def _drop_older(path: Path, keep: dict[str, int]) -> None:
-    """Delete all but the newest files of the path's kind, if the path is numbered and its kind has a limit."""
+    """Delete all but the keep[kind] newest files of `path`'s kind. Do nothing for other names or a limit of 0."""
     match = _NUMBERED.fullmatch(path.name)
     if not match or not keep.get(match[1]):
         return
@@ -135,7 +136,7 @@ def step_of(path: Path) -> int | None:
     try:
         with zipfile.ZipFile(path) as archive:
             match = _COMMENT.match(archive.comment)
-    except (OSError, zipfile.BadZipFile):
+    except Exception:  # zipfile has no common class for what it raises on damaged archives
         return None
     return int(match[1]) if match else None
 
@@ -148,9 +149,9 @@ def files_of_run(folder: Path) -> list[Path]:
 
 
 def read_newest(folder: Path) -> tuple[Path | None, dict | None, list[Path]]:
-    """Read the intact checkpoint with the most steps in a run's folder.
+    """Return (path, content, damaged files) of the intact checkpoint with the most steps in a run's folder.
 
-    Returns its path and content, and the damaged files that it skipped.
+    Path and content are None if there is no intact checkpoint. Damaged files are a list of paths.
     """
     files = files_of_run(folder)
     steps = {file: step for file in files if (step := step_of(file)) is not None}
@@ -165,7 +166,7 @@ def read_newest(folder: Path) -> tuple[Path | None, dict | None, list[Path]]:
 
 
 def read_run(path: Path) -> dict:
-    """Read the checkpoint of a run. Raises UserError on any other file, DamagedError on a damaged one."""
+    """Return the content of a run's checkpoint. Raises UserError on any other file, DamagedError on a damaged one."""
     content = read(path)
     if "ranks" not in content:
         raise UserError(f"{path}: not a checkpoint of a run; to start from its weights use --pretrained {path}")
@@ -179,13 +180,16 @@ def read_run(path: Path) -> dict:
             f"{path}: truncated or not written by this project: its end is missing; to start from its weights use "
             f"--pretrained {path}"
         )
+    if content["step"] != step_of(path):
+        raise DamagedError(f"{path}: damaged: it says two different steps; use another checkpoint of the run")
     return content
 
 
 def read(path: Path) -> dict:
-    """Read a .pt or .pth file into CPU memory, without running code from it. Raises UserError on any other file.
+    """Return the dict in a .pt or .pth file, in CPU memory, without running code from the file.
 
-    It verifies the checksums (CRC-32) in files of this project; torch.load does not.
+    Files of this project are also checked against their checksums (CRC-32); torch.load does not check. Raises
+    DamagedError if the file is damaged, UserError if the file cannot be read or holds no dict.
     """
     try:
         data = io.BytesIO(path.read_bytes())
@@ -210,7 +214,8 @@ def read(path: Path) -> dict:
 def _is_intact(data: io.BytesIO) -> bool:
     try:
         with zipfile.ZipFile(data) as archive:
-            return archive.testzip() is None
+            # A CRC covers the content of a record, not its attributes, where one bit turns it into a folder.
+            return archive.testzip() is None and not any(record.external_attr for record in archive.infolist())
     except Exception:  # zipfile has no common class for what it raises on damaged archives
         return False
     finally:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TextIO
 
 from errors import UserError
-from files import remove_scratch, write_atomic
+from files import write_atomic
 from runs import checkpoint
 from runs.boards import BOARD_FILES
 
@@ -19,15 +19,15 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 # Files that a start writes before its first step.
-_START_FILES = ("train.log", "config.yaml", ".*.part*", *BOARD_FILES)
+_START_FILES = ("train.log", "config.yaml", ".*.part*", ".*.tmp", *BOARD_FILES)
 
 
 def find(logdir: Path, name: str, resume: str) -> tuple[Path | None, Path | None, dict | None, list[Path]]:
-    """Find the run to continue: its folder, the path and content of its checkpoint, and damaged files it replaces.
+    """Return (folder, checkpoint's path, checkpoint's content, damaged files skipped) of the run to continue.
 
-    resume: a checkpoint's path, or "auto" for the newest intact checkpoint of the newest of logdir/name, name.2,
-    name.3 ...; path and content are None if that run ended before its first one. Raises UserError if the
-    path is missing, or if all checkpoints are damaged.
+    resume: a checkpoint's path, or "auto". With "auto", the run is the newest of logdir/name, name.2, name.3 ..., and
+    the checkpoint is its newest intact one. Path and content are None if that run has no checkpoint; folder is None too
+    if there is no run. Raises UserError if `resume` is no file, or if all checkpoints are damaged.
     """
     if resume != "auto":
         path = Path(resume)
@@ -47,15 +47,16 @@ def find(logdir: Path, name: str, resume: str) -> tuple[Path | None, Path | None
 
 
 def newest(logdir: Path, name: str) -> Path | None:
-    """Return the newest of the runs logdir/name, name.2, name.3 ..., or None."""
+    """Return the folder of the newest of the runs logdir/name, name.2, name.3 ..., or None."""
     runs = _runs_of(logdir, name)
     return runs[max(runs)] if runs else None
 
 
 def claim(logdir: Path, name: str) -> tuple[Path, TextIO]:
-    """Make the folder of a new run, logdir/name, name.2, name.3 ..., and open its train.log as open_log() does.
+    """Make the folder of a new run, and return (folder, train.log, open for appending and locked).
 
-    The number follows the highest one in use. A folder whose process ended before the first step is used again.
+    The folder is logdir/name, name.2, name.3 ..., one number above the highest in use. The highest one is used again if
+    its process ended before the first step.
     """
     logdir.mkdir(parents=True, exist_ok=True)
     number = max(_runs_of(logdir, name), default=1)
@@ -76,7 +77,7 @@ def claim(logdir: Path, name: str) -> tuple[Path, TextIO]:
 
 
 def _take(folder: Path, made: bool) -> TextIO | None:
-    """Lock the folder and return its open train.log; None if another process has it or a run began in it.
+    """Lock a folder and return its open train.log; None if another process holds the lock or a run began in the folder.
 
     made: whether this process made the folder.
     """
@@ -92,7 +93,7 @@ def _take(folder: Path, made: bool) -> TextIO | None:
 
 
 def remove(folder: Path, log: TextIO) -> None:
-    """Undo claim() before the first step: close the log, and remove the folder unless it has other files."""
+    """Close the log of a run without a step, and remove its folder unless the folder has files of a run that began."""
     if fcntl is None:  # Windows does not remove an open file
         log.close()
     if _never_began(folder):
@@ -101,7 +102,10 @@ def remove(folder: Path, log: TextIO) -> None:
 
 
 def open_log(folder: Path) -> TextIO:
-    """Open train.log for appending, locked while this process lives: two runs in one folder would mix their files."""
+    """Return a folder's train.log, open for appending and locked while this process lives.
+
+    Two runs in one folder would mix their files: raises UserError if another process holds the lock.
+    """
     log = (folder / "train.log").open("a", encoding="utf-8")
     if _lock(log) is False:
         log.close()
@@ -110,9 +114,9 @@ def open_log(folder: Path) -> TextIO:
 
 
 def _lock(log: TextIO) -> bool | None:
-    """Lock the file for this process. Returns False if another process holds it, None if files cannot be locked.
+    """Lock an open file for this process. Return True, False if another process holds it, or None without locks.
 
-    If the file system refuses locks, the log gets a warning.
+    If the file system refuses locks, a line in the file says so.
     """
     if fcntl is None:
         return None
@@ -128,7 +132,7 @@ def _lock(log: TextIO) -> bool | None:
 
 
 def _never_began(folder: Path) -> bool:
-    """Whether the folder exists and has no file of a run that did a step."""
+    """Return whether the folder exists and has no file of a run that did a step."""
     if not folder.is_dir():
         return False
     return all(
@@ -138,16 +142,17 @@ def _never_began(folder: Path) -> bool:
 
 
 def _is_in(log: TextIO, folder: Path) -> bool:
-    """Whether the open file is still the folder's train.log."""
+    """Return whether the open file is still the folder's train.log, not a file that was removed or replaced."""
     return os.path.samestat(os.fstat(log.fileno()), (folder / "train.log").stat())
 
 
 def tidy(folder: Path, step: int) -> list[str]:
-    """Remove temporary files, and rename checkpoints after `step` to NAME.old: the resumed run replaces them.
+    """Remove temporary files, rename checkpoints of steps after `step` to NAME.old, and return their former names.
 
-    Returns the names of these checkpoints.
+    A resumed run writes these checkpoints again.
     """
-    remove_scratch(folder, age=0)
+    for scratch in (*folder.glob(".*.part*"), *folder.glob(".*.tmp")):  # not those of predictions in a folder below
+        scratch.unlink(missing_ok=True)
     later = [file for file in checkpoint.files_of_run(folder) if (checkpoint.step_of(file) or 0) > step]
     for file in later:
         os.replace(file, file.with_name(f"{file.name}.old"))
@@ -155,19 +160,22 @@ def tidy(folder: Path, step: int) -> list[str]:
 
 
 def keep_lines(path: Path, num_lines: int) -> list[dict]:
-    """Keep the first lines of a JSON-lines file, remove the rest, and return the kept ones. The file may be missing."""
+    """Cut a JSON-lines file to its first `num_lines` complete lines, and return their values.
+
+    A missing file is made, empty. Raises UserError if a line is not valid JSON.
+    """
     try:
         text = path.read_text(encoding="utf-8") if path.exists() else ""
         lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")][:num_lines]
         values = [json.loads(line) for line in lines]
     except ValueError:
         raise UserError(f"{path}: not valid JSON lines: fix or delete it") from None
-    write_atomic(path, "".join(lines))
+    write_atomic(path, "".join(lines), sync=True)
     return values
 
 
 def _runs_of(logdir: Path, name: str) -> dict[int, Path]:
-    """The existing folders logdir/name, name.2, name.3 ..., by number."""
+    """Return {number: folder} of the existing folders logdir/name (1), name.2, name.3 ..."""
     numbered = re.compile(re.escape(name) + r"(?:\.(\d+))?")
     matches = {entry: numbered.fullmatch(entry.name) for entry in logdir.iterdir()} if logdir.is_dir() else {}
     return {int(match[1] or 1): entry for entry, match in matches.items() if match}

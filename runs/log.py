@@ -11,14 +11,21 @@ every_rank = logging.getLogger("segtrain.every_rank")
 
 
 class _TerminalHandler(logging.Handler):
-    """Print to stdout, above a progress bar."""
+    """A logging handler that prints to stdout, above a progress bar."""
 
     def emit(self, record: logging.LogRecord) -> None:
         tqdm.write(self.format(record))
 
 
+class FileHandler(logging.StreamHandler):
+    """Write lines to an open file. An error, such as a full disk, is raised: logging would only print it."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        raise
+
+
 class LineFormatter(logging.Formatter):
-    """The message, after "warning: " if that is its level."""
+    """A logging formatter that puts "warning: " before messages of level WARNING."""
 
     def format(self, record: logging.LogRecord) -> str:
         if record.levelno == logging.WARNING:
@@ -27,7 +34,7 @@ class LineFormatter(logging.Formatter):
 
 
 def start_logging(level: str, *, is_main: bool) -> None:
-    """Print the lines of "segtrain" from this level (--log_level) on, on rank 0 only.
+    """Print lines of the logger "segtrain" from this level (--log_level) on, on rank 0 only.
 
     Lines of "segtrain.every_rank" are printed on every rank. A second call replaces the handlers of the first.
     """
@@ -44,7 +51,7 @@ def start_logging(level: str, *, is_main: bool) -> None:
 def progress_bar(
     items: Iterable | None, *, total: int | None, title: str, unit: str = "it", enabled: bool = True
 ) -> tqdm:
-    """A progress bar with the rate and, if the total is known, the time left."""
+    """Return a tqdm bar over `items`, with the rate and, if the total is known, the time left."""
     return tqdm(
         items,
         total=total,

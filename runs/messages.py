@@ -16,7 +16,7 @@ log = logging.getLogger("segtrain")
 
 
 def log_launch(cfg: Config, group: Group) -> None:
-    """Log the place of each process, and what parsing the flags noticed."""
+    """Log the rank, device and batch of each process, and the notes from parsing the flags."""
     place = (
         f"rank {group.rank}, local rank {group.local_rank}, world size {group.world_size}, device {group.device}, "
         f"{group.kind}, batch {cfg.batchsize} per process"
@@ -29,7 +29,7 @@ def log_launch(cfg: Config, group: Group) -> None:
 
 
 def log_data(cfg: Config, train_set: SegmentationDataset, val_set: SegmentationDataset) -> None:
-    """Log the number of images and classes."""
+    """Log the data set's path, its numbers of training and validation images, and the number of classes."""
     counts = f"{len(train_set)} training and {len(val_set)} validation images, {cfg.numclasses} classes"
     log.info(f"data: {cfg.dataset_path}, {counts}")
 
@@ -44,7 +44,7 @@ def score_text(scores: Scores, is_best: bool, state: TrainState) -> str:
 
 
 def log_end(cfg: Config, folder: Path | None, state: TrainState, val_set: SegmentationDataset) -> None:
-    """Log the result of a finished run, and the commands to use it."""
+    """Log the result of a finished run, and the commands that use it. Does nothing if folder is None (not rank 0)."""
     if folder is None:  # not rank 0
         return
     skipped = int(state.scaler.counts[1])
@@ -72,11 +72,16 @@ def resume_hint(cfg: Config, group: Group, folder: Path | None) -> str:
 
 
 def next_steps(logdir: str, folder: Path, validation: list[dict[str, Path]]) -> list[str]:
-    """Return lines with the commands to run after training. validation: the files of each validation image."""
+    """Return lines with the commands to run after training.
+
+    validation: {"image": path, ...} of each validation image.
+    """
     best = folder / "best.pt"
     images = os.path.commonpath([files["image"].parent for files in validation])
     predict = ["--checkpoint", best, "--input", images, "--output", folder / "predictions", "--overlay"]
+    report = folder / "report.html"
     return [
+        *([f"report:  {report}"] if report.is_file() else []),
         f"curves:  {tensorboard_command(logdir)}",
         f"scores:  {python_command('evaluate.py', '--checkpoint', best, '--report', folder / 'report')}",
         f"predict: {python_command('predict.py', *predict)}",
@@ -85,7 +90,7 @@ def next_steps(logdir: str, folder: Path, validation: list[dict[str, Path]]) -> 
 
 
 def data_check_command(cfg: Config) -> str:
-    """Return the command that checks this run's data set, without --numclasses, which may be wrong."""
+    """Return the command line that checks this run's data set, without --numclasses, which may be wrong."""
     words: list[str] = [cfg.dataset_path, "--dataset", cfg.dataset]
     for name in ("classes", "list_path", "image_path", "train_path", "val_path", "pseudo_path"):
         if getattr(cfg, name) != FLAGS[name].default:

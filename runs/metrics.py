@@ -27,9 +27,10 @@ LATEST = ("epoch", "step", "lr", "loss_scale", "skipped_steps")
 
 
 class Metrics:
-    """The losses of steps and the scores of validations. Every rank calls the methods alike; only rank 0 writes.
+    """A recorder of training losses and validation scores: metrics.jsonl, boards and progress bars.
 
-    log_interval: optimizer steps between two lines of metrics.jsonl.
+    Every rank calls the methods alike; only rank 0 writes. log_interval: optimizer steps between two lines of
+    metrics.jsonl.
     """
 
     def __init__(self, group: Group, log_interval: int):
@@ -45,10 +46,10 @@ class Metrics:
         self._epoch_start, self._started = 0.0, (0.0, 0.0, 0.0)
 
     def open(self, folder: Path, saved: dict) -> tuple[dict, int]:
-        """Open metrics.jsonl and remove the lines that follow the checkpoint.
+        """Open metrics.jsonl for appending, and remove the lines that follow the resumed checkpoint.
 
-        saved: the result of capture(), or {} in a new run. Returns the last line, or {} if there is none, and the
-        number of saved lines that the file lacks.
+        saved: the result of capture() in the checkpoint, or {} in a new run. Returns (the last remaining line as a
+        dict, or {}; the number of lines that `saved` counts but the file lacks).
         """
         lines = keep_lines(folder / "metrics.jsonl", saved.get("lines", 0))
         self._num_lines, self._window = len(lines), saved.get("window", [])
@@ -56,23 +57,29 @@ class Metrics:
         return lines[-1] if lines else {}, saved.get("lines", 0) - len(lines)
 
     def start(self, position: float, total: float) -> None:
-        """Set where this process starts in the run, from 0 to total, to estimate the time left."""
+        """Set the position in the run (0 to `total`, in steps) where this process starts, to estimate the time left."""
         self._started = time.perf_counter(), position, total
 
     def loss_text(self) -> str:
-        """The mean loss of the epoch's steps."""
+        """Return the mean loss of this process's steps in the epoch, as "loss 0.123"; "no step" without one."""
         losses = self._epoch_losses
-        return f"loss {sum(losses) / len(losses):.3f}" if losses else "no step"
+        return f"loss {sum(losses) / len(losses):.3f}" if losses else "validation repeated"
 
     def time_text(self, position: float) -> str:
-        """The seconds since the epoch began, and the time left in the run."""
+        """Return the time since the epoch began and, if known, the time left in the run, such as "40 s, 12 min left".
+
+        position: the run's position now, in the unit of start().
+        """
         (began, start, total), now = self._started, time.perf_counter()
         left = (now - began) * (total - position) / max(position - start, 1e-9)
         remaining = f", {_duration(left)} left" if position < total and position > start else ""
         return f"{_duration(now - self._epoch_start)}{remaining}"
 
     def capture(self) -> dict:
-        """Flush all files to disk, and return what open() needs in a resumed run."""
+        """Flush all files to disk, and return a dict for the checkpoint, which open() takes in a resumed run.
+
+        Raises DivergedError if the last step's loss is not finite.
+        """
         self.read_step()
         if self._file:
             os.fsync(self._file.fileno())
@@ -81,7 +88,10 @@ class Metrics:
         return {"lines": self._num_lines, "window": [dict(values) for values in self._window]}
 
     def steps(self, steps: Iterable, *, total: int, title: str) -> Iterator:
-        """Iterate over an epoch's optimizer steps with a progress bar; each calls log_step(). Ends with a line."""
+        """Iterate over an epoch's optimizer steps with a progress bar. The caller calls log_step() in each iteration.
+
+        After the last step, the losses since the last line of metrics.jsonl are written as a line.
+        """
         self._epoch_start = self._window_start = time.perf_counter()
         self._epoch_losses, self._window_images = [], 0
         self._bar = progress_bar(steps, total=total, title=title, enabled=self.group.is_main)
@@ -91,7 +101,7 @@ class Metrics:
             self._write_window()
 
     def validation_bar(self, batches: Iterable, *, total: int) -> Iterator:
-        """Iterate over a validation's batches with a progress bar; their time does not count for the training rate."""
+        """Iterate over validation batches with a progress bar. The time does not count for the training rate."""
         self.read_step()  # its line of metrics comes before the validation's
         began = time.perf_counter()
         yield from progress_bar(batches, total=total, title="validation", enabled=self.group.is_main)
@@ -107,17 +117,21 @@ class Metrics:
         num_images: int,
         scaling: Tensor | None = None,
     ) -> None:
-        """Record an optimizer step; step and epoch count from 1. losses: over the global batch, with the total "loss".
+        """Record an optimizer step; `step` and `epoch` count from 1.
 
-        own: this rank's parts of the losses. scaling: models.amp.LossScaler.counts, if there is a loss scale. The
-        tensors are read one step late, while the device computes the next step. Raises DivergedError on every rank if
-        a loss is not finite, or too many steps in a row were skipped.
+        losses: {name: scalar over the global batch}, with the total as "loss". own: this rank's parts of the losses,
+        1-D. scaling: LossScaler.counts, or None without a loss scale. The tensors are read one step late, while the
+        device computes the next step. Raises DivergedError on every rank if a loss is not finite, or if too many steps
+        in a row were skipped.
         """
         self.read_step()
         self._unread = (epoch, step, losses, own, lr, num_images, scaling, time.perf_counter())
 
     def read_step(self) -> None:
-        """Read the losses of the last step, if they are still unread."""
+        """Read the losses of the last step, if still unread. Raises DivergedError if a loss is not finite.
+
+        Collective.
+        """
         if self._unread is None:
             return
         epoch, step, losses, own, lr, num_images, scaling, taken_at = self._unread
@@ -136,7 +150,7 @@ class Metrics:
             self._write_window()
 
     def _write_window(self) -> None:
-        """Write a line of metrics: the mean losses since the previous line."""
+        """Write a line to metrics.jsonl and the boards: the mean losses since the previous line."""
         last, num_steps = self._window[-1], len(self._window)
         losses = {name: sum(step[name] for step in self._window) / num_steps for name in last if name not in LATEST}
         # Only steps of this process count: a resumed run may begin within a window.
@@ -151,7 +165,7 @@ class Metrics:
         self.write_scalars(line)
 
     def write_scalars(self, line: dict) -> None:
-        """Add a training line of metrics.jsonl to the boards."""
+        """Write a training line of metrics.jsonl, as a dict, to the boards."""
         names = ("loss", "lr", "images_per_s", "loss_scale", "skipped_steps", ACCURACY)
         scalars = {f"train/{name}": line[name] for name in names if name in line}
         scalars |= {f"train/loss_{name}": mean for name, mean in line["losses"].items()}
@@ -161,7 +175,7 @@ class Metrics:
     def log_validation(
         self, epoch: int, step: int, scores: Scores, class_names: list[str], panels: list[np.ndarray]
     ) -> None:
-        """Write a validation's scores (evaluation.metrics.scores) and pictures ((H, W, 3) uint8)."""
+        """Write a validation's scores to metrics.jsonl and the boards, and pictures ((H, W, 3) uint8) to the boards."""
         self._write({"kind": "val", "epoch": epoch, "step": step, **scores})
         scalars = {"val/miou": scores["miou"], "val/pixel_acc": scores["pixel_acc"], "val/mean_acc": scores["mean_acc"]}
         ious = zip(class_names, scores["iou"], strict=True)

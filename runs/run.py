@@ -1,6 +1,5 @@
 """One run of training on disk: its folder, log, metrics and checkpoints."""
 
-import contextlib
 import logging
 import logging.handlers
 import time
@@ -15,7 +14,7 @@ from errors import DivergedError, UserError, in_one_line
 from files import write_atomic
 from runs import checkpoint, folder
 from runs.boards import import_wandb, open_boards
-from runs.log import LineFormatter, log, start_logging
+from runs.log import FileHandler, LineFormatter, log, start_logging
 from runs.messages import resume_hint
 from runs.metrics import Metrics
 from runs.state import TrainState
@@ -24,10 +23,10 @@ KEEP_STEP_FILES = 3  # files of --save_step_frequency, unless --keep is set
 
 
 class Run:
-    """One run of training. Every rank has one and calls it alike; only rank 0 prints and writes.
+    """One run of training on disk. Every rank has a Run and calls the methods alike; only rank 0 prints and writes.
 
-    As a context manager, it logs the error that ends a run, and adds the command to resume to a UserError. If the
-    error comes before the first step, it removes the run's folder.
+    As a context manager, the Run logs the error that ends the run, and adds the command to resume to a UserError. If
+    the error comes before the first step, the run's new folder is removed.
     """
 
     def __init__(self, cfg: Config, group: Group):
@@ -46,9 +45,10 @@ class Run:
         group.advise(self._hint_after_failure)  # rank 0 adds it to another rank's error
 
     def find_checkpoint(self) -> dict | None:
-        """Return the content of the checkpoint that --resume names, or None in a new run. Collective.
+        """Return the content of the checkpoint that --resume names, or None if there is none. Collective.
 
-        The run continues in the checkpoint's folder; with --reset_data_offset open() makes a new folder.
+        The run continues in the checkpoint's folder; with --reset_data_offset open() makes a new folder. Raises
+        UserError on all ranks if the checkpoint is missing or unusable.
         """
         cfg = self.cfg
         found: tuple | UserError = (None, None, [])
@@ -76,10 +76,10 @@ class Run:
         return content
 
     def open(self, cfg: Config, state: TrainState, saved: dict | None) -> None:
-        """Open the run's files and remove all entries after the step of `state`. Collective.
+        """Open the run's folder, log, metrics and boards, and remove entries after the step of `state`. Collective.
 
-        cfg: the final flags, for config.yaml and checkpoints. saved: content of the resumed checkpoint. If best.pt is
-        missing or was written later, state.best_miou is reset.
+        cfg: the final flags, for config.yaml and checkpoints. saved: content of the resumed checkpoint, or None. If the
+        folder has no best.pt, state.best_miou becomes -1. Raises UserError if the folder cannot be written.
         """
         self.cfg = cfg
         if self.group.is_main:
@@ -96,15 +96,15 @@ class Run:
         else:
             self.folder, self._log_file = folder.claim(Path(cfg.logdir), cfg.name)
             self._is_empty = True
-        handler = logging.StreamHandler(self._log_file)
-        handler.setFormatter(LineFormatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S"))
-        self._early_lines.setTarget(handler)
+        self._handler = FileHandler(self._log_file)
+        self._handler.setFormatter(LineFormatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S"))
+        self._early_lines.setTarget(self._handler)
         self._early_lines.close()
         log.removeHandler(self._early_lines)
-        log.addHandler(handler)
+        log.addHandler(self._handler)
 
         set_aside = folder.tidy(self.folder, step)
-        write_atomic(self.folder / "config.yaml", config.dump(cfg))
+        write_atomic(self.folder / "config.yaml", config.dump(cfg), sync=True)
         last, num_missing = self.metrics.open(self.folder, saved)
         validated = last.get("kind") == "val" and last["step"] == step
         # Unless its validation is done, the resumed run writes the points of `step` again.
@@ -117,7 +117,10 @@ class Run:
             log.info(f"checkpoints after step {step} were renamed to *.old: {', '.join(set_aside)}")
 
     def save(self, state: TrainState, *names: str) -> None:
-        """Write the state to files of these names and then last.pt, in the background. Collective."""
+        """Write the state to files of these names and to last.pt, in a background thread on rank 0. Collective.
+
+        Raises DivergedError if a loss or weight is not finite, and the error of an earlier write that failed.
+        """
         logged = self.metrics.capture()  # first, because a loss that is not finite says more than a weight
         checks.check_finite(state.raw_model)
         content = {"run": logged} | state.capture(self.group) | {"config": config.as_dict(self.cfg)}
@@ -128,20 +131,20 @@ class Run:
             self._writer.save(content, [self.folder / name for name in (*names, "last.pt")], keep)
 
     def step_done(self) -> None:
-        """Note that the run has done a step, and raise the error of a checkpoint that could not be written."""
+        """Note that the run has done a step. Raises the error of a checkpoint that could not be written."""
         self._is_empty = False
         self._writer.check()
 
     def wait_for_checkpoint(self) -> None:
-        """Wait until the last checkpoint is on disk."""
+        """Wait until the last checkpoint is on disk. Raises the error of a failed write."""
         self._writer.wait()
 
     def resume_hint(self) -> str:
-        """Say how to resume this run: a command, or the words to add to the first start's command."""
+        """Return how to resume this run, as text: a command, or the words to add to the first start's command."""
         return resume_hint(self.cfg, self.group, self.folder)
 
     def _hint_after_failure(self) -> str:
-        """The resume hint for an error message; "" before the first checkpoint and on other ranks."""
+        """Return "; " and the resume hint, for an error message; "" before the first checkpoint and on other ranks."""
         if not (self.group.is_main and self.folder and (self.folder / "last.pt").is_file()):
             return ""
         return f"; {self.resume_hint()}"
@@ -150,19 +153,26 @@ class Run:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        with contextlib.suppress(OSError) if error else contextlib.nullcontext():  # the error may be a full disk
+        try:
             self._close(error)
+        except OSError as problem:
+            if error is None:  # otherwise a full disk may be the error
+                raise UserError(f"{self.folder}: cannot be written ({problem.strerror}): free disk space") from None
         # A run that diverged would diverge again.
         if isinstance(error, UserError) and not isinstance(error, DivergedError) and self._hint_after_failure():
             raise UserError(f"{error}{self._hint_after_failure()}") from None
 
     def _close(self, error: BaseException | None) -> None:
         """Log the error, if any, and close the files. After an error, remove a folder without a step."""
-        if error:
-            log.debug(f"error: {in_one_line(error)}")  # the terminal gets it when the program ends
-        self.metrics.close(failed=bool(error or self.group.stop))
-        if self._log_file and error and self._is_empty:
-            assert self.folder is not None
-            folder.remove(self.folder, self._log_file)
-        elif self._log_file:
-            self._log_file.close()
+        try:
+            if error:
+                log.debug(f"error: {in_one_line(error)}")  # the terminal gets it when the program ends
+            self.metrics.close(failed=bool(error or self.group.stop))
+        finally:
+            if self._log_file:
+                log.removeHandler(self._handler)
+                if error and self._is_empty:
+                    assert self.folder is not None
+                    folder.remove(self.folder, self._log_file)
+                else:
+                    self._log_file.close()

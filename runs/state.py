@@ -16,7 +16,10 @@ from runs.checkpoint import FORMAT
 
 @dataclass
 class TrainState:
-    """The state of training between two steps. capture() returns it as a checkpoint's content; restore() loads it."""
+    """The state of training between two steps: model, optimizer, loss scaler, EMA, position and best score.
+
+    capture() returns the state as a checkpoint's content; restore() loads that content.
+    """
 
     raw_model: nn.Module
     model: nn.Module  # the DDP wrapper of raw_model, or raw_model itself
@@ -35,19 +38,19 @@ class TrainState:
 
     @property
     def models(self) -> list[nn.Module]:
-        """raw_model and, with --ema, the average of its weights."""
+        """Return [raw_model], and with --ema also the module with averaged weights."""
         return [self.raw_model] if self.ema is None else [self.raw_model, self.ema.module]
 
     @property
     def eval_model(self) -> nn.Module:
-        """The model to validate: with --ema the average of the weights."""
+        """Return the model to validate: with --ema the one with averaged weights, else raw_model."""
         return self.models[-1]
 
     def update(self, lr: float, num_samples: int) -> None:
-        """Do the optimizer step, after the backward passes of num_samples samples of all ranks.
+        """Do an optimizer step with this lr, after the backward passes of num_samples samples of all ranks.
 
-        A step that the scaler skips counts like any other, also for the learning rate. It does not change the weights,
-        but it updates their average.
+        A step that the scaler skips also counts, for `step` and the learning rate. A skipped step does not change the
+        weights, but updates their EMA.
         """
         for parameters in self.optimizer.param_groups:
             parameters["lr"] = lr
@@ -61,16 +64,17 @@ class TrainState:
         self.samples += num_samples
 
     def note_score(self, miou: float) -> bool:
-        """Record a validation's mIoU. Return whether it is the best so far."""
+        """Record a validation's mIoU. Return whether the mIoU is above all earlier ones of the run."""
         is_best = miou > self.best_miou
         self.validated, self.best_miou = self.step, max(self.best_miou, miou)
         return is_best
 
     def capture(self, group: Group) -> dict:
-        """Return a checkpoint's content, on every rank. Its tensors are the live ones, not copies. Collective.
+        """Return a checkpoint's content as a dict, on every rank. Its tensors are live ones, not copies. Collective.
 
         "model" and "ema" have batch norm's running statistics averaged over ranks, as a validation would use them.
-        "ranks" has what differs between ranks, including each rank's own statistics.
+        "ranks" is a list with each rank's random states and own statistics. "optimizer" may be empty on other ranks
+        than 0 with --zero1.
         """
         names = {name for name, buffer in self.raw_model.named_buffers() if buffer.is_floating_point()}
         buffers = {name: value for name, value in self.raw_model.state_dict().items() if name in names}
@@ -102,18 +106,22 @@ class TrainState:
         }
 
     def _optimizer_state(self, group: Group) -> dict:
-        """The state for all parameters: complete on rank 0. With --zero1 it is gathered there."""
+        """Return the optimizer's state dict for all parameters. With --zero1, it is {} on other ranks than 0.
+
+        Collective.
+        """
         if hasattr(self.optimizer, "consolidate_state_dict"):  # ZeroRedundancyOptimizer, whose import takes a second
             self.optimizer.consolidate_state_dict(to=0)
             return self.optimizer.state_dict() if group.is_main else {}
         return self.optimizer.state_dict()
 
     def restore(self, content: dict, group: Group, *, optimizer: bool = True, position: bool = True) -> None:
-        """Load what capture() returned, optionally without the optimizer and scaler, or without the position.
+        """Load the content that capture() returned.
 
-        The optimizer keeps the settings of its flags, such as momentum, and each step sets the learning rate. With
-        another number of ranks, each rank gets the averaged batch-norm statistics, and random numbers (dropout)
-        continue on the ranks that existed before. Raises UserError if the content does not fit the model.
+        optimizer: also load the optimizer and loss scaler. position: also load epoch, step, best score, random states
+        and each rank's own statistics. The optimizer keeps the settings of its flags, such as momentum. With another
+        number of ranks, each rank keeps the averaged batch-norm statistics, and random states are restored on ranks
+        that existed before. Raises UserError if the content does not fit the model.
         """
         try:
             self.raw_model.load_state_dict(content["model"])
@@ -152,7 +160,7 @@ class TrainState:
 
 
 def _rng_state(device: torch.device) -> dict:
-    """The state of torch's random number generators in this process, which only dropout uses."""
+    """Return {"cpu": state, and on a GPU "cuda": state} of torch's random number generators, used by dropout only."""
     state = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":
         state["cuda"] = torch.cuda.get_rng_state(device)

@@ -25,7 +25,7 @@ CLASSES_PER_IMAGE = 8  # assumed for losses by region
 
 @dataclass(frozen=True)
 class Summary:
-    """Sizes of a training process. FLOPs count a multiply-add as two; memory is in bytes."""
+    """Sizes of one training process. FLOPs count a multiply-add as two; memory is in bytes."""
 
     batchsize: int
     crop_size: int
@@ -42,7 +42,7 @@ class Summary:
         return sum(self.states.values()) + self.working
 
     def log(self, model_type: str, device: torch.device) -> None:
-        """Log the size in one line, and its parts at level DEBUG."""
+        """Log the model's size and estimated memory in one line, and their parts at level DEBUG."""
         frozen = self.parameters - self.trainable
         size = f"{self.crop_size}x{self.crop_size}"
         log.info(
@@ -72,10 +72,10 @@ def summarize(
     momentum: bool = True,
     momentum_shards: int = 1,
 ) -> Summary:
-    """Measure a model on the meta device; the model cannot be used afterwards.
+    """Return the Summary of a model on the meta device; the model cannot be used afterwards.
 
-    amp: as --amp. momentum_shards: number of processes that share the optimizer's state (--zero1). DDP adds
-    nothing: with gradient_as_bucket_view its buckets are the gradients.
+    amp: as --amp. momentum_shards: number of processes that share the optimizer's state (--zero1). DDP adds nothing:
+    with gradient_as_bucket_view its buckets are the gradients.
     """
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     sizes = [parameter.nbytes for parameter in trainable]
@@ -102,7 +102,7 @@ def summarize(
 
 
 def largest_shard(sizes: Sequence[int], num_shards: int) -> int:
-    """Return the largest share if each size, from the largest down, goes to the process that has least so far.
+    """Return the largest total if `sizes`, from the largest down, go one by one to the shard with the smallest total.
 
     ZeroRedundancyOptimizer shards parameters this way.
     """
@@ -115,7 +115,7 @@ def largest_shard(sizes: Sequence[int], num_shards: int) -> int:
 def _measure_training_step(
     model: nn.Module, criterion: Criterion, batchsize: int, crop_size: int, amp: str
 ) -> tuple[int, int, int]:
-    """FLOPs of a forward and a backward pass, bytes kept between the two, and bytes at the peak."""
+    """Return (FLOPs of a forward and backward pass, bytes kept between the two, peak bytes), for the whole batch."""
     for parameter in model.parameters():
         if parameter.requires_grad:  # the states include all gradients already
             parameter.register_post_accumulate_grad_hook(lambda parameter: setattr(parameter, "grad", None))
@@ -128,6 +128,7 @@ def _measure_training_step(
         batch = {name: torch.empty(shape, dtype=torch.uint8, device="meta") for name in sorted(maps)}
         batch["image"] = torch.empty((*shape, 3), dtype=torch.uint8, device="meta")
         outputs = model(batch["image"], batch.get("pseudo") if "lorm" in criterion.weights else None)
+        outputs.pop("lorm_terms", None)  # the criterion would sum it over ranks, but only rank 0 is here
         num_classes = min(CLASSES_PER_IMAGE, outputs["logits"].shape[1])
         batch["label_on_cpu"] = torch.arange(num_classes, dtype=torch.uint8).expand(batchsize, -1)
         loss, _ = criterion(outputs, batch, [1.0] * len(criterion.names))
@@ -137,9 +138,9 @@ def _measure_training_step(
 
 
 class _Meter(TorchDispatchMode):
-    """Count the FLOPs done inside, and the bytes of meta tensors made there: `live` now, and at the `peak`.
+    """A dispatch mode that counts FLOPs and the bytes of meta tensors made inside: `live` now, and at the `peak`.
 
-    FlopCounterMode would keep tensors of the backward pass alive, so torch's formulas are called here.
+    FlopCounterMode would keep tensors of the backward pass alive, so this class calls torch's formulas.
     """
 
     def __init__(self, model: nn.Module):
@@ -157,7 +158,7 @@ class _Meter(TorchDispatchMode):
         return result
 
     def _hold(self, storage: torch.UntypedStorage) -> None:
-        """Count a storage until it is freed; views share one."""
+        """Count a storage's bytes until the storage is freed. Views that share a storage count once."""
         key, size = id(storage), storage.nbytes()
         if key in self._seen:
             return
@@ -173,7 +174,7 @@ class _Meter(TorchDispatchMode):
 
 
 def _convert_convolutions(model: nn.Module, dtype: torch.dtype) -> None:
-    """Make convolutions compute in a lower precision, as torch.autocast does, which does not know the meta device."""
+    """Make convolutions compute in `dtype`, as torch.autocast would: autocast does not know the meta device."""
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             module.forward = partial(_lower_convolution, module, dtype)  # type: ignore[method-assign]
@@ -185,5 +186,5 @@ def _lower_convolution(module: nn.Conv2d, dtype: torch.dtype, x: Tensor) -> Tens
 
 
 def size_text(num_bytes: int) -> str:
-    """A number of bytes in MiB or GiB."""
+    """Return a number of bytes as text in MiB, or in GiB from 1 GiB on."""
     return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.0f} MiB"

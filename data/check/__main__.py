@@ -48,7 +48,12 @@ def check(
     splits: Sequence[str] = ("train", "val"),
     workers: int = 0,
 ) -> tuple[Summary, Findings]:
-    """Check a data set. The arguments are the flags of these names; "" and None infer the value from the data."""
+    """Check a data set and return (summary, findings): its numbers, and what is wrong with it. Write nothing.
+
+    root: the data set's folder. The other arguments are the flags --dataset, --numclasses, --classes, folders, --splits
+    and --workers. "" and None infer a value from the data. workers: number of processes; 0 reads in this process.
+    Raises UserError if root holds no data set or `classes` is invalid.
+    """
     findings, paths = Findings(root), paths or Paths()
     classes = classes or _class_file(root, num_classes, findings)
     if classes:
@@ -74,7 +79,7 @@ def check(
 
 
 def _class_file(root: Path, num_classes: int | None, findings: Findings) -> str:
-    """The path of the data set's classes.txt; "" if it is missing or invalid."""
+    """Return the path of root/classes.txt, or "" if the file is missing or invalid; an invalid file is a finding."""
     path = root / "classes.txt"
     if not path.is_file():
         return ""
@@ -87,7 +92,10 @@ def _class_file(root: Path, num_classes: int | None, findings: Findings) -> str:
 
 
 def _measure_all(samples: list[Sample], workers: int) -> list[Facts]:
-    """Measure each sample, in order. workers: processes; 0 uses this one."""
+    """Return the Facts of each sample, in order. workers: number of processes; 0 measures in this process.
+
+    Raises UserError if a worker process is killed.
+    """
     if workers == 0:
         return [measure(sample) for sample in tqdm(samples, unit="image", desc="reading")]
     try:
@@ -119,7 +127,10 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def next_lines(summary: Summary, paths: Paths) -> list[str]:
-    """What to do next with data without errors; the last line ends with the command."""
+    """Return lines of text that say how to train on data without errors; the last line ends with the command.
+
+    If train or val was not checked, the command checks both splits instead.
+    """
     folders = [word for name, folder in dataclasses.asdict(paths).items() if folder for word in (f"--{name}", folder)]
     if not {"train", "val"} <= set(summary.images):
         command = shell.python_command("-m", "data.check", summary.root, "--dataset", summary.dataset, *folders)

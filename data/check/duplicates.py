@@ -14,7 +14,10 @@ _BITS_SET = np.array([bin(number).count("1") for number in range(2**16)], np.uin
 
 
 def find_duplicates(facts: list[Facts], findings: Findings) -> None:
-    """Find equal pictures within and across splits, and similar ones across splits."""
+    """Add a finding for each group of equal pictures, and for each picture like one in another split.
+
+    Equal pictures have one SHA-256. Similar pictures have difference hashes that differ in at most NEAR_BITS bits.
+    """
     same = defaultdict(list)
     by_split = defaultdict(list)
     for item in facts:
@@ -33,7 +36,7 @@ def find_duplicates(facts: list[Facts], findings: Findings) -> None:
 
 
 def _find_similar(first: list[ImageFacts], second: list[ImageFacts], findings: Findings) -> None:
-    """For each picture of the second split, find the nearest in the first, if it is similar but not equal."""
+    """Add a finding for each picture in `second` whose nearest picture in `first` is similar but not equal."""
     hashes = np.array([image.near for image in first], np.uint64)
     shas = np.array([image.sha for image in first])
     for image in second:
@@ -46,5 +49,5 @@ def _find_similar(first: list[ImageFacts], second: list[ImageFacts], findings: F
 
 
 def hamming(hashes: np.ndarray, other: int) -> np.ndarray:
-    """The number of bits in which each 64-bit hash (N,) differs from another hash: (N,) int."""
+    """Return the number of bits in which each 64-bit hash differs from `other`, (N,) int64. hashes: (N,) uint64."""
     return _BITS_SET[(hashes ^ np.uint64(other)).view(np.uint16)].reshape(len(hashes), 4).sum(axis=1, dtype=np.int64)

@@ -65,7 +65,11 @@ WARNINGS = {
 
 @dataclass
 class Finding:
-    """All cases of one code. files: each case's file below the root, or its split or class; notes: details of each."""
+    """All cases of one kind of problem, such as "label-unreadable".
+
+    code, severity ("error" or "warning"), what (the problem) and do (the remedy) come from ERRORS or WARNINGS.
+    files: of each case, the file relative to the data set's root, the split or the class. notes: details of each case.
+    """
 
     code: str
     severity: str
@@ -80,28 +84,31 @@ class Finding:
 
 
 class Findings:
-    """The findings in a data set, by code."""
+    """The problems found in the data set in folder `root`, one Finding per code."""
 
     def __init__(self, root: Path):
         self.root = root
         self._found: dict[str, Finding] = {}
 
     def add(self, code: str, where: Path | str, note: str = "") -> None:
-        """Add a case of `code`: its file, split or class, and the details."""
+        """Add a case of the problem `code`, a key of ERRORS or WARNINGS.
+
+        where: the file, split or class concerned. note: details, as text.
+        """
         severity, catalog = ("error", ERRORS) if code in ERRORS else ("warning", WARNINGS)
         finding = self._found.setdefault(code, Finding(code, severity, *catalog[code]))
         finding.files.append(where if isinstance(where, str) else self.show(where))
         finding.notes.append(note)
 
     def show(self, path: Path) -> str:
-        """A path as it appears in the report: below the root if possible."""
+        """Return a path as text for the report: relative to the data set's root, or as it is if outside the root."""
         return path.relative_to(self.root).as_posix() if path.is_relative_to(self.root) else str(path)
 
     def sorted(self) -> list[Finding]:
-        """Errors first, each group in the order of the catalog."""
+        """Return the findings as a list: errors, then warnings, each in the order of ERRORS or WARNINGS."""
         return [self._found[code] for code in (*ERRORS, *WARNINGS) if code in self._found]
 
     @property
     def status(self) -> int:
-        """Exit status: 0 clean, 1 warnings, 2 errors."""
+        """Return the exit status: 0 without findings, 1 with warnings only, 2 with errors."""
         return max((2 if finding.severity == "error" else 1 for finding in self._found.values()), default=0)

@@ -20,7 +20,11 @@ MIN_CONTRAST = 16  # grey levels; the difference hash of a flatter image is nois
 
 @dataclass
 class FileFacts:
-    """fault: why the file cannot be read. mode: PIL's. size: (height, width) as training sees it."""
+    """What was measured of one image or label file.
+
+    fault: why the file cannot be decoded, "" if it can. mode: PIL's mode. size: (height, width) as training sees it;
+    (0, 0) with a fault.
+    """
 
     path: Path
     fault: str = ""
@@ -30,7 +34,11 @@ class FileFacts:
 
 @dataclass
 class ImageFacts(FileFacts):
-    """orientation: EXIF's, 1 = upright. sha: SHA-256 of the RGB pixels. near: 64-bit difference hash, or None."""
+    """What was measured of one image file.
+
+    orientation: EXIF's, 1 = upright. transparent: whether any pixel is. sha: SHA-256 of shape and pixels in hex, "" if
+    the file cannot be decoded. near: 64-bit difference hash, None for a flat or 16-bit image.
+    """
 
     orientation: int = 1
     transparent: bool = False
@@ -40,7 +48,11 @@ class ImageFacts(FileFacts):
 
 @dataclass
 class LabelFacts(FileFacts):
-    """values: {value: pixels}, none if compression was lossy. colours: {"#RRGGBB": pixels} of a mask in colours."""
+    """What was measured of one label file.
+
+    lossy: whether the compression is JPEG or lossy WebP. values: {value: pixels}; empty if lossy or not one channel.
+    colours: {"#rrggbb": pixels} of a label that has colours instead of class numbers, the most frequent ones.
+    """
 
     lossy: bool = False
     values: dict[int, int] = field(default_factory=dict)
@@ -53,9 +65,10 @@ class LabelFacts(FileFacts):
 
 @dataclass
 class Facts:
-    """Facts about one sample; labels by "mask", "scribble", "pseudo".
+    """What was measured of one image and its labels.
 
-    agreement: {"scribble" or "pseudo": (pixels with a class both here and in the mask, pixels with the same class)}.
+    splits: names of the splits that contain the image. labels: keys are "mask", "scribble" and "pseudo".
+    agreement: {"scribble" or "pseudo": (pixels with a class in both this label and the mask, those of equal class)}.
     """
 
     splits: tuple[str, ...]
@@ -65,7 +78,7 @@ class Facts:
 
 
 def measure(sample: Sample) -> Facts:
-    """Decode the files of a sample and measure them. A file that cannot be read has a fault; nothing is raised."""
+    """Decode the files of a sample and return the Facts. An unreadable file gets a fault; nothing is raised."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PIL's, on large files and old palettes: the check has findings for these
         image = _measure_image(sample.image)
@@ -83,7 +96,7 @@ def measure(sample: Sample) -> Facts:
 
 
 def _decode(facts: FileFacts, convert: Callable[[Image.Image], Image.Image]) -> np.ndarray | None:
-    """The pixels of a file, or None if it has a fault."""
+    """Return the pixels of facts.path and set facts.size; for an unreadable file, return None and set facts.fault."""
     try:
         pixels = decode(facts.path, convert)
     except UserError as error:
@@ -112,7 +125,10 @@ def _measure_image(path: Path) -> ImageFacts:
 
 
 def difference_hash(pixels: np.ndarray) -> int | None:
-    """64 bits of an RGB image (H, W, 3): where its 9x8 miniature gets brighter to the right. None if it is flat."""
+    """Return a 64-bit hash of an RGB image (H, W, 3) uint8 as an int, or None if the image is almost flat.
+
+    Each bit says whether a pixel of the grey 9x8 miniature is darker than its right neighbour.
+    """
     grey = Image.fromarray(pixels).convert("L").resize((9, 8), Image.Resampling.BOX)
     levels = np.asarray(grey, np.int16)
     if np.ptp(levels) < MIN_CONTRAST:
@@ -121,7 +137,7 @@ def difference_hash(pixels: np.ndarray) -> int | None:
 
 
 def _measure_label(path: Path) -> tuple[LabelFacts, np.ndarray | None]:
-    """The facts, and the class of each pixel (H, W), or None if the file has no classes."""
+    """Return the LabelFacts of a file and its class numbers (H, W), or None if the file has no class numbers."""
     facts = LabelFacts(path)
 
     def note_mode(image: Image.Image) -> Image.Image:
@@ -146,7 +162,7 @@ def _measure_label(path: Path) -> tuple[LabelFacts, np.ndarray | None]:
 
 
 def _is_lossy_webp(path: Path) -> bool:
-    """Whether a WebP file has a frame of VP8, the lossy codec, instead of VP8L."""
+    """Return True if the file is a WebP with a frame of VP8, the lossy codec, instead of VP8L."""
     with path.open("rb") as file:
         head = file.read(64)
     return head[8:12] == b"WEBP" and b"VP8 " in head

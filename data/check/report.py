@@ -13,7 +13,7 @@ NUM_EXAMPLES = 3
 
 
 def summary_lines(summary: Summary) -> list[str]:
-    """Layout, splits, sizes and classes."""
+    """Return lines of text with a data set's layout, splits, image sizes and number of classes."""
     lines = [f"{summary.root}: {LAYOUTS[summary.layout]}, for --dataset {summary.dataset}"]
     for split, count in summary.images.items():
         labels = ", ".join(f"{kind} {files}" for kind, files in summary.labels[split].items()) or "none"
@@ -33,7 +33,11 @@ def summary_lines(summary: Summary) -> list[str]:
 
 
 def class_table(summary: Summary) -> list[str]:
-    """A row a class: share of labelled pixels, images with it, weight by ENet's rule, and coverage by scribbles."""
+    """Return a text table as lines, one row per class.
+
+    The columns are, for each split, the share of the labelled pixels and the number of images with the class. ENet's
+    weight and the share of the mask that scribbles cover follow. Without scribbles the last column is left out.
+    """
     totals = {split: max(sum(row.pixels[split] for row in summary.classes), 1) for split in summary.images}
 
     def cells(row: ClassRow) -> list[str]:
@@ -52,7 +56,7 @@ def class_table(summary: Summary) -> list[str]:
 
 
 def finding_lines(findings: Findings) -> list[str]:
-    """Each finding with its first files, errors first."""
+    """Return lines of text with each finding, its remedy and its first NUM_EXAMPLES files, errors first."""
     found = findings.sorted()
     if not found:
         return ["nothing wrong found"]

@@ -14,7 +14,7 @@ GREY_MODES = {"1", "L", "LA"}
 
 
 def check_images(facts: list[Facts], findings: Findings) -> None:
-    """Check the images' modes and sizes, and the sizes of their labels."""
+    """Add findings about unreadable images, image modes and sizes, and labels whose size differs from the image's."""
     some_colour = not {item.image.mode for item in facts if item.image.sha} <= GREY_MODES
     for image, labels in ((item.image, item.labels.values()) for item in facts):
         if image.fault:
@@ -50,7 +50,10 @@ def _check_size(image: ImageFacts, label: LabelFacts, findings: Findings) -> Non
 
 
 def check_labels(facts: list[Facts], colours: dict[str, int], findings: Findings) -> None:
-    """Check each label by itself. colours: {"#RRGGBB": class}, to name the classes of a mask in colours."""
+    """Add findings about each label file by itself: unreadable, lossy, in colours, without any class, or with only one.
+
+    colours: {"#rrggbb": class number}, to name the classes of a label in colours.
+    """
     for kind, label in ((kind, label) for item in facts for kind, label in item.labels.items()):
         if label.fault:
             findings.add("label-unreadable", label.path, label.fault)
@@ -69,7 +72,10 @@ def check_labels(facts: list[Facts], colours: dict[str, int], findings: Findings
 
 
 def infer_num_classes(facts: list[Facts]) -> int:
-    """The number of classes, 2 to 255: values count up to the first jump of more than VALUE_JUMP."""
+    """Return the number of classes, 2 to 255: the highest label value plus 1.
+
+    A value more than VALUE_JUMP above the next lower one, and all values above it, do not count.
+    """
     highest = 0
     for value in sorted({value for item in facts for label in item.labels.values() for value in label.classes}):
         if value - highest > VALUE_JUMP:
@@ -79,9 +85,10 @@ def infer_num_classes(facts: list[Facts]) -> int:
 
 
 def check_values(facts: list[Facts], num_classes: int, inferred: bool, class_file: str, findings: Findings) -> None:
-    """Find values that are not class numbers, masks with only 0 and 255, and ADE20K's labels as released.
+    """Add findings about label values that are no class numbers, masks with only 0 and 255, and ADE20K's labels.
 
-    inferred: whether num_classes comes from the labels. class_file: preset or file of the class names, "" for none.
+    inferred: whether num_classes was inferred from the labels. class_file: preset or file of the class names, "" for
+    none.
     """
     masks = [item.labels["mask"] for item in facts if "mask" in item.labels]
     values = {value for mask in masks for value in mask.values}
@@ -103,7 +110,7 @@ def check_values(facts: list[Facts], num_classes: int, inferred: bool, class_fil
 
 
 def check_agreement(facts: list[Facts], findings: Findings) -> None:
-    """Compare scribbles and pseudo-labels with the dense mask, if an image has both."""
+    """Add findings about scribbles and pseudo-labels that disagree with the image's dense mask, if it has one."""
     for item in facts:
         if "scribble" in item.agreement and item.labels["scribble"].classes:
             lacking = sorted(item.labels["mask"].classes - item.labels["scribble"].classes)

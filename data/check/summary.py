@@ -14,10 +14,12 @@ from labels import IGNORE
 
 @dataclass
 class ClassRow:
-    """pixels and images: {split: count}, in "train" of the labels that training reads, elsewhere of the masks.
+    """The counts of one class in each split.
 
-    weight: 1 / ln(1.02 + share of training pixels), None for a class without any. coverage: the share of the class's
-    mask that scribbles cover, None if no image has both.
+    pixels, images: {split: number of pixels, or of images, with the class}. "train" counts the labels that training
+    reads, other splits the masks.
+    weight: 1 / ln(1.02 + share of training pixels), None if training has none. coverage: number of scribble pixels of
+    the class per mask pixel of the class, over images with both; None if there is no such mask pixel.
     """
 
     number: int
@@ -30,10 +32,12 @@ class ClassRow:
 
 @dataclass
 class Summary:
-    """labels: {split: {kind: files}}. sizes: {"WIDTHxHEIGHT": images}, most frequent first. ignored: {split: share}.
+    """A data set in numbers; count() fills in the fields with defaults.
 
-    class_file: preset or file of the class names, "" for none. agreement: {"scribble" or "pseudo": of the pixels with a
-    class here and in the mask, the share with the same class}.
+    images: {split: number}. labels: {split: {"mask", "scribble" or "pseudo": number of files}}. sizes: {"WIDTHxHEIGHT":
+    number of images}, most frequent first. ignored: {split: share of label pixels that are 255}.
+    class_file: preset or file of the class names, "" for none. agreement: {"scribble" or "pseudo": share}. The share is
+    of pixels whose class equals the mask's, among pixels with a class in both.
     """
 
     root: str
@@ -50,7 +54,7 @@ class Summary:
     agreement: dict[str, float] = field(default_factory=dict)
 
     def count(self, facts: list[Facts], splits: list[str], names: list[str]) -> None:
-        """Count what was measured. names: of the classes."""
+        """Fill in all counts from the facts about each sample. splits: names of splits. names: of the classes."""
         sizes = Counter("{1}x{0}".format(*item.image.size) for item in facts if item.image.sha)
         self.sizes = dict(sizes.most_common())
         self.classes = [ClassRow(number, name) for number, name in enumerate(names)]
@@ -79,7 +83,7 @@ class Summary:
 
 
 def check_classes(summary: Summary, findings: Findings) -> None:
-    """Find classes that are in no label, or only in validation masks."""
+    """Add findings about classes without a pixel in any label, and classes that val has but train lacks."""
     if not any(any(row.pixels.values()) for row in summary.classes):
         return  # no label could be read: other findings say why
     for row in summary.classes:

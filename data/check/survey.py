@@ -22,7 +22,7 @@ list_folder = functools.cache(layout.list_folder)
 
 @dataclass(frozen=True)
 class Paths:
-    """Folders from flags, relative to the root; "" for the default one."""
+    """The folder flags of the same names, relative to the data set's root; "" for the default folder."""
 
     list_path: str = ""
     image_path: str = ""
@@ -33,7 +33,10 @@ class Paths:
 
 @dataclass(frozen=True)
 class Sample:
-    """An image and its labels. splits: the splits that contain it. labels: {"mask", "scribble" or "pseudo": file}."""
+    """The files of one image and its labels.
+
+    splits: names of the splits that contain the image. labels: {"mask", "scribble" or "pseudo": file}.
+    """
 
     splits: tuple[str, ...]
     image: Path
@@ -41,7 +44,10 @@ class Sample:
 
 
 def required_labels(dataset: str, split: str) -> tuple[str, ...]:
-    """The labels that training or validation reads, "mask", "scribble" and "pseudo": each image must have them."""
+    """Return the kinds of label that each image of a split must have: some of "mask", "scribble" and "pseudo".
+
+    dataset: value of --dataset. split: name, such as "train".
+    """
     if split != "train" or dataset in ("Folder", "Dense"):
         return ("mask",)
     kinds = {"label": "scribble", "pseudo": "pseudo"}
@@ -49,7 +55,7 @@ def required_labels(dataset: str, split: str) -> tuple[str, ...]:
 
 
 def guess_dataset(root: Path, paths: Paths) -> str:
-    """The --dataset that fits the folders below root."""
+    """Return the value of --dataset that fits the folders below root. Raises UserError if no value fits."""
     if not root.is_dir():
         raise UserError(f"{root}: no such folder")
     if (root / layout.SCRIBBLES).is_dir():
@@ -69,7 +75,11 @@ def guess_dataset(root: Path, paths: Paths) -> str:
 
 
 def find_split(root: Path, dataset: str, paths: Paths, name: str) -> Split:
-    """A split as training finds it, with its labels named "mask", "scribble" and "pseudo", and always with masks."""
+    """Return a Split whose folders are "image", "mask" and the label kinds that training reads, "scribble" or "pseudo".
+
+    name: of the split. The folder of masks is included even if training does not read masks. Raises UserError if the
+    split is missing.
+    """
     kinds = {"pseudo" if kind == "pseudo" else "label": kind for kind in required_labels(dataset, name)}
     chosen = {"label": paths.train_path if name == "train" else paths.val_path, "pseudo": paths.pseudo_path}
     maps = {map_name: chosen[map_name] for map_name in kinds}
@@ -79,7 +89,10 @@ def find_split(root: Path, dataset: str, paths: Paths, name: str) -> Split:
 
 
 def find_samples(name: str, split: Split, required: tuple[str, ...], findings: Findings) -> list[Sample]:
-    """The samples of a split. Finds names that are listed twice, and missing and ambiguous files."""
+    """Return one Sample per image of a split, and add findings about missing, ambiguous and repeatedly listed files.
+
+    required: kinds of label that each image must have.
+    """
     matches = layout.match_files(split, list_folder)
     if not matches:
         findings.add("split-missing", name, f"no images in {split.folders['image']}")
@@ -104,7 +117,7 @@ def find_samples(name: str, split: Split, required: tuple[str, ...], findings: F
 
 
 def merge_samples(samples: list[Sample], findings: Findings) -> list[Sample]:
-    """One sample for each image. Finds images that are in two splits."""
+    """Return one Sample per image file, with all its splits and labels; add findings for images in two splits."""
     merged: dict[Path, Sample] = {}
     for sample in samples:
         other = merged.get(sample.image)
@@ -116,7 +129,7 @@ def merge_samples(samples: list[Sample], findings: Findings) -> list[Sample]:
 
 
 def find_unused(root: Path, dataset: str, paths: Paths, splits: list[Split], findings: Findings) -> None:
-    """Find labels without an image and, if splits are lists, images with a label that no list names."""
+    """Add findings for labels without an image and, for splits with lists, for labelled images that no list names."""
     lists = layout.first_folder(root, paths.list_path, *(["."] if dataset == "Folder" else layout.LISTS))
     listed: set[str] = set()  # in any list, also of a test split
     for path in lists.glob("*.txt"):
@@ -141,7 +154,10 @@ def find_unused(root: Path, dataset: str, paths: Paths, splits: list[Split], fin
 def survey(
     root: Path, dataset: str, paths: Paths, names: Sequence[str], findings: Findings
 ) -> tuple[list[str], list[Sample]]:
-    """The splits `names` that exist, and a sample for each of their images. Finds what is missing or unused."""
+    """Return the names of the splits that exist, and one Sample per image; add findings for missing or unused files.
+
+    names: splits to look for.
+    """
     list_folder.cache_clear()
     splits: dict[str, Split] = {}
     for name in names:
