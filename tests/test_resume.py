@@ -154,7 +154,7 @@ def workers_of(launcher: int) -> list[int]:
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs /proc to find torchrun's workers")
 def test_torchrun_restarts_after_a_worker_was_killed_twice(demo_flags, tmp_path):
-    words = demo_flags(epochs=4, save_step_frequency=1, model_type="deeplabv3")
+    words = demo_flags(epochs=8, save_step_frequency=1, model_type="deeplabv3")
     succeed(start_group(2, [*words, "--name", "whole"], tmp_path))
     torchrun = ["torch.distributed.run", "--standalone", "--nproc_per_node", "2", "--max_restarts", "3"]
     words = [*torchrun, str(REPO / "train.py"), *words, "--name", "x", "--resume", "auto"]
