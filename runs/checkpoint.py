@@ -4,6 +4,7 @@ A file is the zip archive that torch.save writes, with the optimizer step as the
 like any other.
 """
 
+import errno
 import io
 import pickle
 import re
@@ -111,9 +112,14 @@ def write(path: Path, data: memoryview) -> None:
     try:
         write_atomic(path, data, sync=True)
     except UserError as error:
-        size = f"{len(data) / 2**20:.0f} MiB"
+        full = isinstance(error.__cause__, OSError) and error.__cause__.errno in (
+            errno.ENOSPC,
+            errno.EDQUOT,
+            errno.EFBIG,
+        )
+        remedy = ": free disk space, then resume" if full else ""
         raise UserError(
-            f"{error}; the checkpoint needs {size}, and earlier ones are intact: free disk space"
+            f"{error}; the checkpoint needs {len(data) / 2**20:.0f} MiB, and earlier ones are intact{remedy}"
         ) from error
 
 
