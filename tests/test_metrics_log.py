@@ -1,0 +1,41 @@
+"""What runs.metrics writes, by a clock that only moves when it is told to."""
+
+import torch
+
+from distributed.group import Group
+from runs.metrics import Metrics
+
+
+def test_validation_between_steps_is_not_in_the_rate_of_training(monkeypatch):
+    """2 images in 1 s, and a validation of 100 s between the steps."""
+    now = [0.0]
+    monkeypatch.setattr("runs.metrics.time.perf_counter", lambda: now[0])
+    metrics, lines = Metrics(Group(torch.device("cpu")), log_interval=2), []
+    monkeypatch.setattr(metrics, "_write", lines.append)
+    loss = torch.tensor(1.0)
+
+    def batches():
+        now[0] += 100
+        yield None
+
+    for step in metrics.steps([1, 2, 3], total=3, title=""):
+        if step == 2:
+            list(metrics.validation_bar(batches(), total=1))
+        now[0] += 1
+        metrics.log_step(1, step, {"loss": loss}, loss, 0.1, 2)
+    assert [line["images_per_s"] for line in lines] == [2.0, 2.0]
+
+
+def test_line_of_an_epoch_has_its_time_and_the_time_left(monkeypatch):
+    """A process resumes at step 10 of 40 and does 5 steps in 50 s: 25 are left, which take 250 s, about 4 min."""
+    now = [0.0]
+    monkeypatch.setattr("runs.metrics.time.perf_counter", lambda: now[0])
+    metrics = Metrics(Group(torch.device("cpu")), log_interval=100)
+    metrics.start(10, 40)
+    for step in metrics.steps(range(5), total=5, title=""):
+        now[0] += 10
+        loss = torch.tensor(float(step))
+        metrics.log_step(3, 11 + step, {"loss": loss}, loss, 0.1, 2)
+    assert metrics.loss_text() == "loss 2.000"  # the mean of 0, 1, 2, 3, 4
+    assert metrics.time_text(15) == "50 s, 4 min left"
+    assert metrics.time_text(40) == "50 s"
