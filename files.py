@@ -65,14 +65,11 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def remove_scratch(folder: Path, *, age: float = STALE_SECONDS) -> None:
-    """Remove temporary files of writing() below a folder that were last written more than `age` seconds ago.
-
-    age=0 removes all: for a folder that no other process writes to.
-    """
+def remove_scratch(folder: Path) -> None:
+    """Remove temporary files of writing() below a folder that were last written more than STALE_SECONDS ago."""
     for path in folder.rglob(".*.part*"):
         with contextlib.suppress(OSError):
-            if age == 0 or time.time() - path.stat().st_mtime > age:
+            if time.time() - path.stat().st_mtime > STALE_SECONDS:
                 path.unlink()
 
 
