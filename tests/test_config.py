@@ -124,7 +124,8 @@ def test_an_alias_is_accepted_with_a_note(pair):
         cfg = config.parse([*DATA, word])
         assert getattr(cfg, name) == value
         no = "no_" if value is False else ""
-        assert cfg.notes[0].startswith(f"--{no}{alias} is now --{no}{name}")
+        note = f"--{no}{alias} is now --{no}{name}"
+        assert cfg.notes[0] == note if no else cfg.notes[0].startswith(f"{note}: ")
 
 
 def test_the_note_on_batch_size_says_which():

@@ -293,7 +293,7 @@ def test_max_steps_ends_a_run_in_mid_epoch_and_a_longer_one_goes_on_there(demo_r
     assert validations(folder) == [(2, 6)]  # only at the end
     content = read(folder)
     assert (content["epoch"], content["samples"], content["step"]) == (1, 4, 6)
-    # The lr has come to the last of 6 steps; the run that is made longer sees the other half of epoch 2.
+    # The first run ends at step 6 of 6; the longer run continues with the second half of epoch 2.
     demo_run(**words, max_steps=8, resume=folder / "last.pt")
     assert steps(folder) == list(range(1, 9))
     content = read(folder)
