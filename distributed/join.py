@@ -69,6 +69,9 @@ def process_group(
             group = _join(place, store, lifeline, device, backend, timeout)
             yield group
             group.barrier()
+            if group.is_main:
+                rendezvous.remove_store_file(dist_url)
+            group.barrier()  # no rank closes its store before the file is gone: closing would write to it
             lifeline.leave()
         except BaseException as error:
             if place.world_size > 1:

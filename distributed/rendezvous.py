@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from datetime import timedelta
+from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
@@ -70,7 +71,7 @@ def _open_store(dist_url: str, rank: int, world_size: int, deadline: Deadline) -
     except ValueError as error:
         raise UserError(f"--dist_url {dist_url}: {error}") from None
     if url.scheme == "file":
-        path = url2pathname(url.path)  # C:\store of file:///C:/store
+        path = _file_of(dist_url)
         if not os.path.isdir(os.path.dirname(path)) or os.path.isdir(path):
             raise UserError(f"--dist_url {dist_url}: use a file in an existing folder, such as file:///shared/store")
         return dist.FileStore(path, world_size)
@@ -89,6 +90,20 @@ def _open_store(dist_url: str, rank: int, world_size: int, deadline: Deadline) -
     except OSError as error:
         raise UserError(f"rank {rank}: MASTER_ADDR {host!r} is not a known host ({error.strerror})") from None
     return _serve(host, port, deadline.seconds) if rank == 0 else _connect(host, port, rank, deadline)
+
+
+def remove_store_file(dist_url: str) -> None:
+    """Remove the file of a file:// store, if the URL names one. No rank may use the store afterwards.
+
+    torch's own removal leaves the file if two processes close their stores at the same moment, and a file that is left
+    stops the next run with this URL.
+    """
+    if urlsplit(dist_url).scheme == "file":
+        Path(_file_of(dist_url)).unlink(missing_ok=True)
+
+
+def _file_of(dist_url: str) -> str:
+    return url2pathname(urlsplit(dist_url).path)  # C:\store of file:///C:/store
 
 
 def _tcp_store(host: str, port: int, timeout: float, *, is_master: bool) -> dist.Store:
