@@ -15,6 +15,7 @@ from config import Config
 from config.losses import parse_loss, read_class_weights
 from data import histogram
 from data.dataset import SegmentationDataset
+from distributed.batch_norm import synchronize
 from distributed.checks import digest
 from distributed.group import Group
 from errors import UserError
@@ -76,8 +77,7 @@ def _precision(cfg: Config, group: Group, saved: dict | None) -> str:
 def get_model(cfg: Config, group: Group, start: StartWeights | None = None) -> tuple[models.Segmenter, nn.Module]:
     """Return (model on this process's device, module to train: the model's DDP wrapper, or the model without a group).
 
-    start: start weights, on rank 0 only; the wrapper broadcasts them. Raises UserError if none of the weights fits, or
-    on --sync_bn on without CUDA.
+    start: start weights, on rank 0 only; the wrapper broadcasts them. Raises UserError if none of the weights fits.
     """
     torch.manual_seed(cfg.seed)
     raw_model = _build(cfg)
@@ -85,12 +85,9 @@ def get_model(cfg: Config, group: Group, start: StartWeights | None = None) -> t
         line = pretrained.load_start_weights(raw_model, start, cfg.layers)
         is_file = cfg.pretrained not in ("none", *pretrained.IMAGENET_VERSIONS)
         log.log(logging.INFO if is_file else logging.DEBUG, line)
-    if cfg.sync_bn == "on" and group.device.type != "cuda":
-        raise UserError(
-            f"--sync_bn on with device {group.device}: torch's SyncBatchNorm needs CUDA: use --sync_bn auto"
-        )
-    if cfg.sync_bn != "off" and group.device.type == "cuda" and group.world_size > 1 and not cfg.freeze_bn:
-        raw_model = nn.SyncBatchNorm.convert_sync_batchnorm(raw_model)
+    synchronized = cfg.sync_bn == "on" or (cfg.sync_bn == "auto" and group.device.type == "cuda")
+    if synchronized and group.world_size > 1 and not cfg.freeze_bn:
+        synchronize(raw_model)
     # Images arrive as (B, H, W, 3), which is channels-last order; convolutions are faster in it too.
     raw_model = raw_model.to(group.device).to(memory_format=torch.channels_last)
     return raw_model, group.wrap(raw_model, static_graph=cfg.static_graph, find_unused=cfg.find_unused_parameters)
