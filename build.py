@@ -7,7 +7,6 @@ from functools import partial
 import torch
 from torch import nn
 from torch.optim import SGD, Optimizer
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import config
 import models
@@ -24,6 +23,7 @@ from losses.criterion import NEEDS, TERMS, Criterion
 from losses.label_losses import PIXEL_LOSSES
 from models import pretrained
 from models.amp import LossScaler
+from models.average import WeightAverage
 from models.pretrained import StartWeights
 from runs import checkpoint
 from runs.log import progress_bar
@@ -215,7 +215,7 @@ def get_state(
     Raises UserError if the content does not fit the model, or if --seed or the list has changed in mid-epoch.
     """
     scaler = LossScaler(group.device, enabled=cfg.amp == "fp16")
-    ema = AveragedModel(raw_model, multi_avg_fn=get_ema_multi_avg_fn(cfg.ema)) if cfg.ema else None
+    ema = WeightAverage(raw_model, cfg.ema) if cfg.ema else None
     state = TrainState(raw_model, model, optimizer, scaler, ema, origin=origin, class_weights=class_weights)
     state.listing = digest(train_set.listing)
     torch.manual_seed(cfg.seed + group.rank)
