@@ -257,6 +257,20 @@ def test_deterministic_runs_are_equal_bit_for_bit(demo_run, tmp_path, monkeypatc
     assert not torch.are_deterministic_algorithms_enabled()
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_cudnn_measures_algorithms_in_training_only(demo_run, monkeypatch, deterministic):
+    forward, found = models.Segmenter.forward, []
+
+    def note(model, images, *args):
+        if not images.is_meta:  # not to estimate memory
+            found.append((model.training, torch.backends.cudnn.benchmark))
+        return forward(model, images, *args)
+
+    monkeypatch.setattr(models.Segmenter, "forward", note)
+    demo_run(epochs=2, val_step_frequency=3, deterministic=deterministic)
+    assert set(found) == {(True, not deterministic), (False, False)}
+
+
 def test_loss_that_is_not_finite_stops_the_run_and_is_named(demo_run, tmp_path):
     named = r"loss '\w+' is (nan|inf) at step \d \(epoch 1\), from rank\(s\) \[0\]: lower --lr"
     with pytest.raises(UserError, match=named):
