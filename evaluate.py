@@ -34,7 +34,7 @@ from evaluation.scoring import Result, compare, gather_examples, score
 from files import check_writable, write_atomic
 from runs.log import progress_bar, start_logging
 from trained import OUT_OF_MEMORY_ADVICE, TrainedModel, inference_settings, read_flags
-from utils import get_eval_loader, join_group, prepare_demo_data
+from utils import get_eval_loader, join_group, prepare_demo_data, resolve_amp
 
 log = logging.getLogger("segtrain")
 
@@ -66,7 +66,7 @@ def evaluate(flags: EvaluateFlags, overrides: dict, group: Group) -> None:
     overrides: {flag: value} that replaces the checkpoint's. Collective.
     """
     checks.check_flags(group, vars(flags), per_rank(flags))
-    models = load_models(flags, overrides)
+    models = load_models(flags, overrides, group)
     cfg = models[0].cfg
     classes = read_classes(cfg.classes, cfg.numclasses)
     prepare_demo_data(cfg, group)
@@ -97,14 +97,16 @@ def evaluate(flags: EvaluateFlags, overrides: dict, group: Group) -> None:
         log.info(f"report: {report(flags, models, results[0], comparison)}")
 
 
-def load_models(flags: EvaluateFlags, overrides: dict) -> list[TrainedModel]:
-    """Return the models of --checkpoint and, if set, --compare.
+def load_models(flags: EvaluateFlags, overrides: dict, group: Group) -> list[TrainedModel]:
+    """Return the models of --checkpoint and, if set, --compare, with one precision on all ranks. Collective.
 
     Raises UserError if --split is empty or the two models differ in the number of classes.
     """
     if not flags.split:
         raise UserError("--split is empty: name a list or a split folder, such as val")
     models = [TrainedModel(path, overrides) for path in (flags.checkpoint, flags.compare)[: 1 + bool(flags.compare)]]
+    for model in models:
+        model.cfg = dataclasses.replace(model.cfg, amp=resolve_amp(model.cfg.amp, group))
     first, last = models[0].cfg.numclasses, models[-1].cfg.numclasses
     if first != last:
         raise UserError(f"--compare {flags.compare}: has {last} classes, but --checkpoint has {first}")
@@ -155,12 +157,13 @@ def score_checkpoint(
 
 
 def describe_protocol(model: TrainedModel, flags: EvaluateFlags) -> str:
-    """Return one line of text about how a checkpoint is scored: weights, image size, scales, windows and mirroring."""
+    """Return one line of text on how a checkpoint is scored: weights, size, scales, windows, mirroring, precision."""
     size = f"long side {flags.long_side}" if flags.long_side else "own size"
     windows = f"windows of {flags.window}, step {flags.stride_rate:.3g}" if flags.window else "whole images"
     scales = " ".join(["scale" if len(flags.scales) == 1 else "scales", *(f"{scale:g}" for scale in flags.scales)])
     mirrored = ", mirrored too" if flags.flip else ""
-    return f"{model.resolve_weights(flags.weights)} weights, {size}, {scales}, {windows}{mirrored}"
+    precision = "" if model.cfg.amp == "none" else f", {model.cfg.amp}"
+    return f"{model.resolve_weights(flags.weights)} weights, {size}, {scales}, {windows}{mirrored}{precision}"
 
 
 def describe_comparison(flags: EvaluateFlags, comparison: dict) -> str:

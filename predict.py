@@ -6,6 +6,7 @@ python predict.py --model model.onnx --input video.mp4 photos/*.jpg --overlay
 torchrun --standalone --nproc_per_node 8 predict.py --checkpoint log/voc/best.pt --input photos
 """
 
+import dataclasses
 import logging
 import sys
 from collections.abc import Iterator
@@ -39,7 +40,7 @@ from prediction.inputs import Images, Input, find_inputs, frame_rate, probe, rea
 from prediction.outputs import Outputs
 from runs.log import progress_bar, start_logging
 from trained import OUT_OF_MEMORY_ADVICE, TrainedModel, inference_settings, read_flags
-from utils import join_group, make_loader
+from utils import join_group, make_loader, resolve_amp
 
 log = logging.getLogger("segtrain")
 
@@ -93,6 +94,7 @@ def load_model(
         settings = {"model": sha256(model.path), "colours": colours[: model.num_classes].tolist()}
         return model, colours, flags.background_class, settings
     trained = TrainedModel(flags.checkpoint, overrides)
+    trained.cfg = dataclasses.replace(trained.cfg, amp=resolve_amp(trained.cfg.amp, group))
     cfg, predictor = trained.cfg, trained.predictor(flags.weights, group.device, **inference_settings(flags))
     checks.check_weights(group, predictor.model, buffers_averaged=True)
     colours = read_classes(cfg.classes, cfg.numclasses).colours

@@ -121,7 +121,7 @@ def train_one_epoch(
     if cfg.max_steps:
         num_steps = min(num_steps, max(0, cfg.max_steps - state.step))
     steps = islice(batched(loader, cfg.accum_steps), num_steps)
-    state.model.train()
+    start_training(cfg, state)
     for micro_batches in run.metrics.steps(steps, total=num_steps, title=epoch_title(cfg, state)):
         # Validate after the previous step only now: a run stopped during this validation repeats it when resumed.
         if schedule.step_validation(cfg, state):
@@ -131,10 +131,19 @@ def train_one_epoch(
             log.info(f"{epoch_title(cfg, state)}, step {state.step}: {score_text(result, is_best, state)}")
             if is_best:
                 run.save(state, "best.pt")
-            state.model.train()
+            start_training(cfg, state)
         train_step(cfg, group, run, state, criterion, micro_batches, lr_schedule)
         if schedule.step_checkpoint(cfg, state):
             run.save(state, f"step_{state.step:08d}.pt")
+
+
+def start_training(cfg: Config, state: TrainState) -> None:
+    """Put the model into training mode and let cuDNN measure which algorithms are fastest for the size of a crop.
+
+    Validation turns the measuring off, because each new size of image costs seconds.
+    """
+    state.model.train()
+    torch.backends.cudnn.benchmark = not cfg.deterministic
 
 
 def train_step(
@@ -219,6 +228,7 @@ def validate(
 
     is_last: also log the table of classes and write the report. Raises Stopped if any rank got a signal.
     """
+    torch.backends.cudnn.benchmark = False
     predictor = Predictor(state.eval_model.eval(), batch_size=cfg.val_batchsize, amp=cfg.amp)
     batches, names = run.metrics.validation_bar(loader, total=len(loader)), loader.dataset.names
     result = score(predictor, batches, names, cfg.numclasses, group, num_examples=NUM_EXAMPLES)

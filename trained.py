@@ -18,6 +18,7 @@ from config.reader import FlagReader
 from config.shared import DataFlags, InferenceFlags, ModelFlags
 from errors import UserError
 from evaluation.predictor import Predictor
+from models.amp import resolve
 from models.pretrained import STRIDE_IS_SET, load_weights, needs_stride_in_1x1, released_type, weights_in
 from runs import checkpoint
 
@@ -127,4 +128,4 @@ class TrainedModel:
     def predictor(self, weights: str = "auto", device: torch.device = CPU, **settings) -> Predictor:
         """Return a Predictor of the model. settings: scales, flip and other keyword arguments of Predictor."""
         model = self.model(weights, device)
-        return Predictor(model, batch_size=self.cfg.val_batchsize, amp=self.cfg.amp, **settings)
+        return Predictor(model, batch_size=self.cfg.val_batchsize, amp=resolve(self.cfg.amp, device), **settings)

@@ -26,6 +26,7 @@ from distributed.join import process_group
 from distributed.signals import ignore_signals
 from errors import UserError
 from labels import MAPS
+from models.amp import resolve as amp_of_device
 
 DEMO_ROOT = Path("dataset/demo")
 
@@ -82,6 +83,19 @@ def share_batch(cfg: Config, group: Group) -> Config:
             f"--accum_steps {cfg.accum_steps}: use {multiple} or another multiple of {parts}"
         )
     return dataclasses.replace(cfg, batchsize=cfg.total_batchsize // parts)
+
+
+def resolve_amp(amp: str, group: Group) -> str:
+    """Return "none", "bf16" or "fp16" for --amp, equal on all ranks: auto is bf16 if every rank has it natively.
+
+    Collective.
+    """
+    values = group.gather(amp_of_device(amp, group.device))
+    if len(set(values)) == 1:
+        return values[0]
+    ranks = [rank for rank, value in enumerate(values) if value == "none"]
+    log.info(f"--amp {amp}: none, because devices of rank(s) {ranks} have no native bf16")
+    return "none"
 
 
 @overload

@@ -37,7 +37,11 @@ class ModelFlags:
         "", "class names and colours: voc, camvid, cityscapes, ade20k or a FILE [numbers]", per_rank=True
     )
     background: str = flag("0", "class of the background; none: every class is an object", choices=("0", "none"))
-    amp: str = flag("none", "mixed precision; fp16 scales the loss", choices=("none", "bf16", "fp16"))
+    amp: str = flag(
+        "auto",
+        "mixed precision; fp16 scales the loss; auto: as the checkpoint, if any, else bf16 where it is native, or none",
+        choices=("auto", "none", "bf16", "fp16"),
+    )
     val_batchsize: int = flag(
         4,
         "images of one size, or windows, per forward pass",

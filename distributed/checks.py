@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from distributed.batch_norm import SyncBatchNorm
 from distributed.group import Group
 from errors import DivergedError, UserError
 
@@ -149,7 +150,7 @@ def _local_buffers(raw_model: nn.Module) -> set[str]:
     return {
         f"{prefix}.{name}" if prefix else name
         for prefix, module in raw_model.named_modules()
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and not isinstance(module, nn.SyncBatchNorm)
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and not isinstance(module, SyncBatchNorm)
         for name, _ in module.named_buffers(recurse=False)
     }
 

@@ -12,8 +12,25 @@ DTYPES = {"none": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 MAX_SKIPPED = 20
 
 
+def has_native_bf16(device: torch.device) -> bool:
+    """Return whether the device multiplies bfloat16 matrices in hardware.
+
+    CUDA from compute capability 8.0 on, and CPUs with AMX or AVX512-BF16. Elsewhere bf16 is emulated, and slow.
+    """
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= (8, 0)
+    return device.type == "cpu" and (torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported())
+
+
+def resolve(amp: str, device: torch.device) -> str:
+    """Return "none", "bf16" or "fp16" for a value of --amp; auto is bf16 on a device with native bf16, else none."""
+    if amp != "auto":
+        return amp
+    return "bf16" if has_native_bf16(device) else "none"
+
+
 def autocast(amp: str, device: torch.device) -> torch.autocast:
-    """Return the autocast context of --amp none (disabled), bf16 or fp16 on the device."""
+    """Return the autocast context of --amp none (disabled), bf16 or fp16 on the device. float64 stays float64."""
     dtype = DTYPES[amp]
     return torch.autocast(device.type, dtype=dtype, enabled=dtype is not None)
 

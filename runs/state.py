@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.swa_utils import AveragedModel
 
 from distributed.group import Group
 from errors import UserError
 from models.amp import LossScaler
+from models.average import WeightAverage
 from runs.checkpoint import FORMAT
 
 
@@ -25,7 +25,7 @@ class TrainState:
     model: nn.Module  # the DDP wrapper of raw_model, or raw_model itself
     optimizer: Optimizer
     scaler: LossScaler
-    ema: AveragedModel | None = None
+    ema: WeightAverage | None = None
     epoch: int = 0  # epochs done, including their validation
     samples: int = 0  # samples of the current epoch that all ranks together have trained on
     step: int = 0  # optimizer steps done
@@ -58,7 +58,7 @@ class TrainState:
         self.scaler.update()
         self.optimizer.zero_grad()
         if self.ema is not None:
-            self.ema.update_parameters(self.raw_model)
+            self.ema.update(self.raw_model)
         self.step += 1
         self.steps_here += 1
         self.samples += num_samples
@@ -127,7 +127,7 @@ class TrainState:
             self.raw_model.load_state_dict(content["model"])
             if self.ema is not None:
                 self.ema.module.load_state_dict(content["ema"] or content["model"])
-                self.ema.n_averaged.fill_(content["step"])  # at 0, the first update copies the weights
+                self.ema.num_updates = content["step"]  # at 0, the first update copies the weights
             if optimizer:
                 now = [
                     {name: value for name, value in part.items() if name not in ("params", "lr")}

@@ -29,6 +29,7 @@ class Summary:
 
     batchsize: int
     crop_size: int
+    amp: str  # none, bf16 or fp16
     parameters: int
     trainable: int
     flops: int  # forward pass of one image in evaluation
@@ -46,8 +47,8 @@ class Summary:
         frozen = self.parameters - self.trainable
         size = f"{self.crop_size}x{self.crop_size}"
         log.info(
-            f"model: {model_type}, {self.parameters / 1e6:.1f} M parameters; about {size_text(self.memory)} for "
-            f"{self.batchsize} images of {size} on {device}"
+            f"model: {model_type}, {self.parameters / 1e6:.1f} M parameters, --amp {self.amp}; about "
+            f"{size_text(self.memory)} for {self.batchsize} images of {size} on {device}"
         )
         states = " + ".join(f"{name} {size_text(num_bytes)}" for name, num_bytes in self.states.items() if num_bytes)
         log.debug(f"{self.parameters:,} parameters" + (f", {frozen:,} of them not trained" if frozen else ""))
@@ -86,6 +87,7 @@ def summarize(
     return Summary(
         batchsize=batchsize,
         crop_size=crop_size,
+        amp=amp,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         trainable=sum(parameter.numel() for parameter in trainable),
         flops=forward.get_total_flops(),

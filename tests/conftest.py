@@ -39,6 +39,7 @@ for name in [name for name in os.environ if name.startswith(LAUNCHERS)]:
 # A model and crops small enough to train in a second.
 TINY = {"dataset": "ScribblePseudoDsDc", "numclasses": 5, "layers": 18, "pretrained": "none", "device": "cpu"}
 TINY |= {"crop_size": 33, "batchsize": 2, "epochs": 1, "lr": 0.01, "warmup_epochs": 0, "workers": 0, "log_interval": 1}
+TINY |= {"amp": "none"}  # whatever this machine computes natively
 
 
 def pytest_addoption(parser) -> None:

@@ -126,7 +126,7 @@ def test_all_unknown_keys_of_a_file_are_named(tmp_path):
         (
             config.READER,
             ["--amp"],
-            "--amp: expected one argument: mixed precision; fp16 scales the loss; one of none, bf16",
+            "--amp: expected one argument: mixed precision; fp16 scales the loss; auto: as the checkpoint",
         ),
         # Each program names flags of its own
         (PREDICT, ["--source", "photos"], "--source: --input names images, videos or folders"),

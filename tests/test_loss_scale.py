@@ -1,5 +1,6 @@
 """--amp fp16: skipped steps are counted, logged and kept, and a run that only skips is stopped."""
 
+import pytest
 import torch
 from conftest import finish, one_line_each, read_metrics, run_train, start_group
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -8,21 +9,23 @@ from torch import nn
 import train
 from distributed.group import Group
 from models.amp import MAX_SKIPPED, LossScaler
+from models.sgd import FusedSGD
 from runs import checkpoint
 from runs.state import TrainState
 
 CPU = torch.device("cpu")
 
 
-def state_of(model: nn.Module, scaler: LossScaler) -> TrainState:
-    return TrainState(model, model, torch.optim.SGD(model.parameters()), scaler)
+def state_of(model: nn.Module, scaler: LossScaler, kind: type[torch.optim.SGD] = torch.optim.SGD) -> TrainState:
+    return TrainState(model, model, kind(model.parameters(), lr=0.1), scaler)
 
 
-def test_scaler_counts_the_steps_that_it_skips():
+@pytest.mark.parametrize("kind", [torch.optim.SGD, FusedSGD])
+def test_scaler_counts_the_steps_that_it_skips(kind):
     model = nn.Linear(1, 1, bias=False)
     nn.init.ones_(model.weight)
     scaler = LossScaler(CPU, enabled=True)
-    state = state_of(model, scaler)
+    state = state_of(model, scaler, kind)
     # The gradient is `value`: an infinite one skips the step and halves the scale, which starts at 2 ** 16.
     expected = [
         (1.0, 2**16, 0, 0),

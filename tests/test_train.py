@@ -23,6 +23,7 @@ from evaluation.predictor import Predictor
 from labels import MAPS
 from losses.criterion import ACCURACY
 from models.amp import LossScaler
+from models.average import WeightAverage
 from runs.checkpoint import step_of
 from runs.state import TrainState
 from schedule import lr_factor
@@ -213,7 +214,7 @@ def test_average_of_weights_is_what_is_validated_and_saved(demo_run, demo_root):
 def test_average_of_weights_follows_its_formula():
     model = torch.nn.Linear(1, 1, bias=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.75))
+    ema = WeightAverage(model, 0.75)
     state = TrainState(model, model, optimizer, LossScaler(torch.device("cpu"), enabled=False), ema)
     for value in (8.0, 4.0, 0.0):
         torch.nn.init.constant_(model.weight, value)
@@ -222,6 +223,23 @@ def test_average_of_weights_follows_its_formula():
     # It begins with the weights after the first step: 8, then 0.75 * 8 + 0.25 * 4 = 7, then 0.75 * 7 = 5.25.
     assert ema.module.weight.item() == 5.25
     assert (state.step, state.samples) == (3, 3)
+
+
+def test_average_of_weights_is_that_of_torch_bit_for_bit_and_waits_for_nothing():
+    torch.manual_seed(0)
+    model = models.build("res50_ASPP_lorm", layers=18, num_classes=5)
+    ours = WeightAverage(model, 0.9)
+    expected = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    for _ in range(3):
+        for value in (*model.parameters(), *model.buffers()):
+            torch.nn.init.normal_(value.detach()) if value.is_floating_point() else value.add_(7)
+        ours.update(model)
+        expected.update_parameters(model)
+        assert not unequal(ours.module.state_dict(), expected.module.state_dict())
+    model.to("meta")  # whatever reads a value fails there
+    ours = WeightAverage(model, 0.9)
+    for _ in range(2):
+        ours.update(model)
 
 
 @pytest.mark.parametrize(
@@ -237,6 +255,20 @@ def test_deterministic_runs_are_equal_bit_for_bit(demo_run, tmp_path, monkeypatc
     assert_same_run(tmp_path / "one", tmp_path / "two")
     demo_run(name="three")
     assert not torch.are_deterministic_algorithms_enabled()
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_cudnn_measures_algorithms_in_training_only(demo_run, monkeypatch, deterministic):
+    forward, found = models.Segmenter.forward, []
+
+    def note(model, images, *args):
+        if not images.is_meta:  # not to estimate memory
+            found.append((model.training, torch.backends.cudnn.benchmark))
+        return forward(model, images, *args)
+
+    monkeypatch.setattr(models.Segmenter, "forward", note)
+    demo_run(epochs=2, val_step_frequency=3, deterministic=deterministic)
+    assert set(found) == {(True, not deterministic), (False, False)}
 
 
 def test_loss_that_is_not_finite_stops_the_run_and_is_named(demo_run, tmp_path):

@@ -1,6 +1,7 @@
 """Flags become objects: each flag reaches what it is for (STYLE 10)."""
 
 import dataclasses
+import operator
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ import models
 import utils
 from data.distance import main as distance_main
 from data.distance import pseudo_distance, scribble_distance
+from distributed.batch_norm import SyncBatchNorm, synchronize
 from distributed.group import Group
 from errors import UserError
 from losses.criterion import Criterion
@@ -156,10 +158,14 @@ def test_model_follows_its_flags(demo_root):
 
 
 def test_a14_conversion_leaves_no_unsynchronised_batch_norm():
-    model = nn.SyncBatchNorm.convert_sync_batchnorm(models.build("res50_ASPP_lorm", layers=18, num_classes=3))
+    model = models.build("res50_ASPP_lorm", layers=18, num_classes=3)
+    names, tensors = model.state_dict().keys(), [*model.parameters(), *model.buffers()]
+    synchronize(model)
+    assert model.state_dict().keys() == names
+    assert all(map(operator.is_, [*model.parameters(), *model.buffers()], tensors))
     norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
     assert len(norms) > 15
-    assert all(type(module) is nn.SyncBatchNorm for module in norms)
+    assert all(type(module) is SyncBatchNorm for module in norms)
 
 
 def test_a18_only_rank_0_loads_start_weights(demo_root, caplog):

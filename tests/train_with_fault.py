@@ -21,7 +21,7 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 import errors
-import models
+import models.amp
 import program
 import train
 from data.dataset import SegmentationDataset
@@ -177,6 +177,8 @@ FAULTS |= {
     "broken_download": replace(torch.hub, "load_state_dict_from_url", download_in_vain),
     "slow_write": lambda: before(checkpoint, "write", lambda *_: time.sleep(1)),
     "last_write_fails": replace(checkpoint, "write", write_in_vain),
+    "has_bf16": replace(models.amp, "has_native_bf16", lambda device: True),
+    "no_bf16": replace(models.amp, "has_native_bf16", lambda device: False),
     # The end of a rank
     "user_error": strike(errors.UserError("the file is wrong")),
     "bug": strike(RuntimeError("an index is wrong")),

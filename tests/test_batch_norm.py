@@ -1,0 +1,133 @@
+"""Batch norm over all processes, here in a group of one: equal to BatchNorm2d. tests/test_distributed.py has more."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from distributed import batch_norm
+from distributed.batch_norm import SyncBatchNorm
+from distributed.join import process_group
+
+C = 6
+
+
+@pytest.fixture
+def alone():
+    with process_group(distributed=True, device="cpu") as group:
+        yield group
+
+
+@pytest.fixture
+def cuda_kernels(monkeypatch):
+    """The kernels that torch has for CUDA only, as formulas, with their layouts: (world_size, C) and (world_size,)."""
+
+    def channels(values: Tensor) -> Tensor:
+        return values.view(1, -1, 1, 1)
+
+    def stats(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        var, mean = torch.var_mean(x.to(torch.float32 if x.itemsize < 4 else x.dtype), (0, 2, 3), correction=0)
+        return mean, (var + eps).rsqrt()
+
+    def gather(x, means, invstds, running_mean, running_var, momentum, eps, counts):
+        assert means.shape == invstds.shape == (len(counts), C)
+        assert counts.dim() == 1
+        assert counts.dtype == means.dtype == running_mean.dtype
+        counts = counts[:, None]
+        mean, squares = (counts * means).sum(0) / counts.sum(), invstds**-2 - eps + means.square()
+        var = (counts * squares).sum(0) / counts.sum() - mean.square()
+        running_mean.mul_(1 - momentum).add_(momentum * mean)
+        running_var.mul_(1 - momentum).add_(momentum * var * counts.sum() / (counts.sum() - 1))
+        return mean, (var + eps).rsqrt()
+
+    def normalize(x, weight, bias, mean, invstd, eps):
+        return ((x - channels(mean)) * channels(invstd * weight) + channels(bias)).to(x.dtype)
+
+    def reduce(grad, x, mean, invstd, weight, *_):
+        total, product = grad.sum((0, 2, 3)), (grad * (x - channels(mean))).sum((0, 2, 3))
+        return total, product, product * invstd, total.clone()
+
+    def backward(grad, x, mean, invstd, weight, total, product, counts):
+        assert counts.dtype == torch.int32
+        centred = grad - channels(total / counts.sum())
+        slope = channels(product / counts.sum() * invstd.square())
+        return (centred - (x - channels(mean)) * slope) * channels(invstd * weight)
+
+    kernels = {"stats": stats, "gather_stats_with_counts": gather, "elemt": normalize}
+    for name, kernel in (kernels | {"backward_reduce": reduce, "backward_elemt": backward}).items():
+        monkeypatch.setattr(torch, f"batch_norm_{name}", kernel)
+
+
+def norms() -> tuple[nn.BatchNorm2d, SyncBatchNorm]:
+    torch.manual_seed(0)
+    plain, ours = nn.BatchNorm2d(C).double(), SyncBatchNorm(C).double()
+    nn.init.normal_(plain.weight)
+    nn.init.normal_(plain.bias)
+    ours.load_state_dict(plain.state_dict())
+    return plain, ours
+
+
+def assert_equal(plain: nn.BatchNorm2d, ours: SyncBatchNorm, x: Tensor) -> None:
+    """Two steps have the same outputs, gradients and running statistics."""
+    for factor in (1.0, 3.0):
+        inputs = [(factor * x).detach().requires_grad_() for _ in "ab"]
+        outputs = [norm(value) for norm, value in zip((plain, ours), inputs, strict=True)]
+        torch.testing.assert_close(*outputs, rtol=1e-12, atol=1e-12)
+        for output in outputs:
+            (output * torch.linspace(-1, 2, x.numel(), dtype=x.dtype).view(x.shape)).sum().backward()
+        torch.testing.assert_close(inputs[0].grad, inputs[1].grad, rtol=1e-9, atol=1e-12)
+    for expected, value in zip(plain.parameters(), ours.parameters(), strict=True):
+        torch.testing.assert_close(value.grad, expected.grad, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(ours.state_dict(), plain.state_dict(), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("size", [(4, 5), (1, 1)])
+@pytest.mark.parametrize("kernels", ["plain", "cuda"])
+def test_it_is_batch_norm(alone, monkeypatch, cuda_kernels, kernels, size, memory_format):
+    if kernels == "cuda":
+        monkeypatch.setattr(batch_norm, "_PlainBatchNorm", batch_norm._CudaBatchNorm)
+    x = 2 * torch.randn(3, C, *size, dtype=torch.float64).to(memory_format=memory_format) + 1
+    plain, ours = norms()
+    assert_equal(plain, ours, x)
+    assert torch.equal(ours.eval()(x), plain.eval().load_state_dict(ours.state_dict()) and plain(x))
+
+
+def test_bf16_features_have_float32_statistics(alone):
+    x = (3 * torch.randn(2, C, 40, 40) + 100).bfloat16()
+    ours, expected = SyncBatchNorm(C), nn.BatchNorm2d(C)
+    y = ours(x)
+    torch.testing.assert_close(y.float(), expected(x.float()), rtol=2**-8, atol=1e-3)
+    torch.testing.assert_close(ours.running_var, expected.running_var)
+    assert y.dtype == torch.bfloat16
+
+
+def test_one_value_in_all_becomes_the_bias(alone):
+    _, ours = norms()
+    x = torch.randn(1, C, 1, 1, dtype=torch.float64, requires_grad=True)
+    y = ours(x)
+    y.sum().backward()
+    torch.testing.assert_close(y.flatten(), ours.bias)
+    assert x.grad.abs().max() < 1e-9
+    assert ours.running_var.tolist() == [0.9] * C  # 0.9 * 1 + 0.1 * 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_nothing_waits_for_the_gpu(monkeypatch, cuda_kernels, dtype):
+    """On tensors without values, whatever waits for one fails."""
+    monkeypatch.setattr(batch_norm, "_PlainBatchNorm", batch_norm._CudaBatchNorm)
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
+    try:
+        with FakeTensorMode():
+            x = torch.empty(2, C, 5, 5, dtype=dtype, requires_grad=True)
+            y = SyncBatchNorm(C)(x)
+            y.sum().backward()
+            with pytest.raises(DataDependentOutputException):
+                y[0, 0, 0, 0].item()
+            with pytest.raises(DynamicOutputShapeException):
+                y[y > 0]  # as torch's SyncBatchNorm does
+    finally:
+        dist.destroy_process_group()
+    assert (y.shape, y.dtype, x.grad.shape, x.grad.dtype) == (x.shape, dtype, x.shape, dtype)

@@ -1,0 +1,95 @@
+"""SGD in one kernel, as on CUDA: the steps of plain SGD, with and without a loss scale, and exchangeable states."""
+
+import copy
+
+import pytest
+import torch
+from conftest import flags
+from torch import nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.optim import SGD, Optimizer
+
+import build
+import config
+from distributed.group import Group
+from distributed.join import process_group
+from models.amp import LossScaler
+from models.sgd import FusedSGD
+
+OPTIONS = {"lr": 0.5, "weight_decay": 0.125}
+
+
+def steps(optimizer: Optimizer, weight: nn.Parameter, gradients: list[float], scale: bool = False) -> list[float]:
+    """The weight after a step with each gradient."""
+    scaler = LossScaler(torch.device("cpu"), enabled=scale)
+    values = []
+    for gradient in gradients:
+        scaler.scale(weight * gradient).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        values.append(weight.item())
+    return values
+
+
+@pytest.mark.parametrize("scale", [False, True])
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_steps_are_those_of_sgd(momentum, scale):
+    results = []
+    for kind in (SGD, FusedSGD):
+        weight = nn.Parameter(torch.tensor(8.0))
+        results.append(steps(kind([weight], momentum=momentum, **OPTIONS), weight, [2.0, -4.0, 0.0], scale))
+    # The gradient with weight decay is 2 + 8 / 8 = 3, so the weight becomes 8 - 0.5 * 3 = 6.5.
+    assert results[1][0] == 6.5
+    assert results[0] == results[1]  # few digits, so nothing is rounded
+
+
+def test_a_first_step_that_is_skipped_leaves_no_momentum(monkeypatch):
+    """torch's own fused SGD then begins with whatever was in the memory."""
+    monkeypatch.setattr(torch, "empty_like", lambda values: torch.full_like(values, 1e9))
+    weight = nn.Parameter(torch.full((1000,), 8.0))
+    optimizer = FusedSGD([weight], momentum=0.5, **OPTIONS)
+    scaler = LossScaler(torch.device("cpu"), enabled=True)
+    for gradient in (float("inf"), 2.0):
+        scaler.scale((weight * gradient).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    assert weight.unique().tolist() == [6.5]
+    assert scaler.counts[1] == 1
+
+
+def test_states_are_exchanged_and_a_parameter_may_join_late():
+    torch.manual_seed(0)
+    layers = nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3)])
+    kinds = [SGD, FusedSGD, SGD]
+    whole = SGD(copy.deepcopy(layers).parameters(), momentum=0.5, **OPTIONS)
+    optimizers = [kind(layers.parameters(), momentum=0.5, **OPTIONS) for kind in kinds]
+    state = optimizers[0].state_dict()
+    for number, optimizer in enumerate(optimizers):
+        optimizer.load_state_dict({"state": state["state"], "param_groups": optimizer.state_dict()["param_groups"]})
+        for one in (optimizer, whole):
+            for index, parameter in enumerate(one.param_groups[0]["params"]):
+                parameter.grad = None if number == 0 and index > 1 else parameter.detach().cos() + number
+            one.step()
+        state = optimizer.state_dict()
+    for ours, expected in zip(layers.parameters(), whole.param_groups[0]["params"], strict=True):
+        torch.testing.assert_close(ours, expected)
+
+
+def test_shards_of_the_state_are_fused_too():
+    weight = nn.Parameter(torch.tensor(8.0))
+    with process_group(distributed=True, device="cpu"):
+        optimizer = ZeroRedundancyOptimizer([weight], optimizer_class=FusedSGD, momentum=0.5, **OPTIONS)
+        values = steps(optimizer, weight, [2.0, float("inf"), -4.0], scale=True)
+        optimizer.consolidate_state_dict()
+        # 8 - 0.5 * 3; skipped; then the momentum is 0.5 * 3 + (-4 + 6.5 / 8) = -1.6875
+        assert values == [6.5, 6.5, 6.5 + 0.5 * 1.6875]
+        assert optimizer.state_dict()["state"][0]["momentum_buffer"] == -1.6875
+
+
+@pytest.mark.parametrize(("device", "kind"), [("cpu", SGD), ("cuda", FusedSGD)])
+def test_cuda_gets_the_fused_one(tmp_path, device, kind):
+    cfg = config.parse(flags(dataset_path=tmp_path))
+    optimizer = build.get_optimizer(cfg, nn.Linear(1, 1), Group(torch.device(device)), 0.5)
+    assert type(optimizer) is kind
