@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from labels import IGNORE
-from losses.label_losses import LABEL_LOSSES, LabelLosses, histograms, pick
+from losses.label_losses import LABEL_LOSSES, LabelLosses, histograms
+from losses.pixel_losses import ACCURACY, PixelLosses, add_gradient
 
-ACCURACY = "batch_acc"  # the metric of Criterion(accuracy=True)
 TERMS = ("seg", "pseudo", "lorm", "ds", "dc")  # each has a weight, --l_TERM
 # The label map of a batch that each term needs.
 NEEDS = {"seg": "label", "pseudo": "pseudo", "lorm": "pseudo", "ds": "distance_s", "dc": "distance_c"}
@@ -56,6 +56,7 @@ class Criterion:
         self.names = [*weights, *([ACCURACY] if accuracy else [])]  # what __call__ returns, in this order
         self.accuracy_map = "label" if label_losses else "pseudo"
         self.label_losses = LabelLosses(label_losses, **options)
+        self.pixel_losses = PixelLosses(self.names, self.label_losses, label_smooth, self.accuracy_map)
 
     def counts(self, batch: dict[str, Tensor]) -> Tensor:
         """Return this batch's count for each of `names`: float64 (len(names),). The batch is in CPU memory.
@@ -83,29 +84,21 @@ class Criterion:
         divisors: counts() summed over the global batch, as numbers: reading a tensor on the GPU would make the CPU
         wait. The results are float32, or float64 if the logits are.
         """
-        size, logits = batch["image"].shape[1:3], outputs["logits"]
+        logits = outputs["logits"]
         logits = logits if logits.dtype == torch.float64 else logits.float()
-        log_probs = F.log_softmax(F.interpolate(logits, size=size, mode="bilinear", align_corners=True), dim=1)
-        sums = {}
-        if self.label_losses.names:
-            sums = self.label_losses.sums(log_probs, batch["label"], batch.get("label_on_cpu"))
-        if "pseudo" in self.weights:
-            sums["pseudo"] = _smoothed_cross_entropy_sum(log_probs, batch["pseudo"], self.label_smooth)
+        safe = {name: divisor or 1.0 for name, divisor in zip(self.names, divisors, strict=True)}
+        scales = {name: weight / safe[name] for name, weight in self.weights.items()}
+        sums, gradient = self.pixel_losses(logits, batch, scales)
+        if self.label_losses.by_region:
+            probs = F.interpolate(logits, batch["image"].shape[1:3], mode="bilinear", align_corners=True).softmax(1)
+            sums |= self.label_losses.region_sums(probs, batch["label"], batch.get("label_on_cpu"))
+        by_name: dict[str, float | Tensor] = {**safe}
         if "lorm" in self.weights:
             sums["lorm"] = outputs["lorm"]
-        entropy_terms = [term for term in ("ds", "dc") if term in self.weights]
-        if entropy_terms:
-            entropy = -(log_probs.exp() * log_probs).sum(1)  # (B, C, H, W) -> (B, H, W)
-            sums |= {term: (batch[NEEDS[term]] / 255 * entropy).sum() for term in entropy_terms}
-        if ACCURACY in self.names:
-            sums[ACCURACY] = torch.count_nonzero(log_probs.argmax(1) == batch[self.accuracy_map])
-
-        by_name: dict[str, float | Tensor]
-        by_name = {name: divisor or 1.0 for name, divisor in zip(self.names, divisors, strict=True)}
-        if "lorm_terms" in outputs and "lorm" in by_name:
-            by_name["lorm"] = self.sum_lorm_terms(outputs["lorm_terms"]).clamp(min=1)
+            if "lorm_terms" in outputs:
+                by_name["lorm"] = self.sum_lorm_terms(outputs["lorm_terms"]).clamp(min=1)
         parts = torch.stack([sums[name] / divisor for name, divisor in by_name.items()])
-        return self.total(parts), parts.detach()
+        return add_gradient(self.total(parts), logits, gradient), parts.detach()
 
     def total(self, parts: Tensor) -> Tensor:
         """Return the weighted sum of the losses in `parts`, a scalar. parts: 1-D, in the order of `names`."""
@@ -124,12 +117,3 @@ def to_device(batch: dict[str, Tensor], device: torch.device) -> dict[str, Tenso
     """
     moved = {name: values.to(device, non_blocking=True) for name, values in batch.items()}
     return moved | ({"label_on_cpu": batch["label"]} if "label" in batch else {})
-
-
-def _smoothed_cross_entropy_sum(log_probs: Tensor, label: Tensor, smooth: float) -> Tensor:
-    """Return the sum of cross entropy over labelled pixels; the target is (1 - smooth) * one-hot + smooth / C."""
-    log_p, labelled = pick(log_probs, label)
-    loss = -(log_p * labelled).sum()  # (B, H, W) -> scalar
-    if smooth:
-        loss = (1 - smooth) * loss - smooth * (log_probs.mean(1) * labelled).sum()
-    return loss

@@ -45,6 +45,7 @@ class LabelLosses:
     ):
         self.names, self.focal_gamma, self.ohem_fraction = names, focal_gamma, ohem_fraction
         self.by_pixel = any(name in PIXEL_LOSSES for name in names)
+        self.linear = [name for name in names if name in PIXEL_LOSSES] == ["seg"]  # in each pixel's cross entropy
         self.by_region = any(name in REGION_LOSSES for name in names)
         self.weight_of = torch.ones(256, dtype=torch.float64)  # by label value
         self.weight_of[IGNORE] = 0
@@ -64,35 +65,38 @@ class LabelLosses:
         counts |= {"seg_dice": num_pairs, "seg_lovasz": num_pairs}
         return {name: counts[name] for name in self.names}
 
-    def sums(self, log_probs: Tensor, label: Tensor, label_on_cpu: Tensor | None = None) -> dict[str, Tensor]:
-        """Return {loss: scalar}, each loss summed over these images, not divided by its count.
+    def pixel_sums(self, cross_entropy: Tensor, label: Tensor) -> dict[str, Tensor]:
+        """Return {pixel loss: scalar}, each summed over these images, not divided by its count; differentiable.
 
-        log_probs: (B, C, H, W), float32 or float64. label: (B, H, W) uint8. label_on_cpu: a copy of `label` in CPU
-        memory, if `label` is on a GPU, so that the CPU need not wait for it.
+        cross_entropy: (B, H, W), with the label (B, H, W); its values at ignored pixels must be finite.
         """
-        sums = self._pixel_sums(log_probs, label) if self.by_pixel else {}
-        if self.by_region:
-            classes = _classes_of_images(label if label_on_cpu is None else label_on_cpu)
-            sums |= self._region_sums(log_probs.exp(), label, classes)
-        return sums
-
-    def _pixel_sums(self, log_probs: Tensor, label: Tensor) -> dict[str, Tensor]:
-        log_p, labelled = pick(log_probs, label)
-        weight = labelled
-        if self.weighted:
-            if (self._on_device.device, self._on_device.dtype) != (log_p.device, log_p.dtype):
-                self._on_device = self.weight_of.to(log_p)  # only once: the CPU waits for the copy
-            weight = self._on_device[label.long()]
+        weight = self.weights(label, cross_entropy.dtype)
         sums = {}
         if "seg" in self.names:
-            sums["seg"] = -(log_p * weight).sum()
+            sums["seg"] = (cross_entropy * weight).sum()
         if "seg_focal" in self.names:
             # Stay above 0: a power below 1 has no derivative there.
-            missed = -torch.expm1(log_p).clamp(max=-torch.finfo(log_p.dtype).tiny)
-            sums["seg_focal"] = -(missed**self.focal_gamma * log_p * weight).sum()
+            missed = -torch.expm1(-cross_entropy).clamp(max=-torch.finfo(cross_entropy.dtype).tiny)
+            sums["seg_focal"] = (missed**self.focal_gamma * cross_entropy * weight).sum()
         if "seg_ohem" in self.names:
-            sums["seg_ohem"] = _hardest_sum(-log_p * weight, labelled, self.ohem_fraction)
+            sums["seg_ohem"] = _hardest_sum(cross_entropy * weight, label != IGNORE, self.ohem_fraction)
         return sums
+
+    def weights(self, label: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the weight of each pixel's class, 0 at ignored pixels, of the given dtype. label: (B, H, W)."""
+        if not self.weighted:
+            return (label != IGNORE).to(dtype)
+        if (self._on_device.device, self._on_device.dtype) != (label.device, dtype):
+            self._on_device = self.weight_of.to(label.device, dtype)  # only once: the CPU waits for the copy
+        return self._on_device[label.long()]
+
+    def region_sums(self, probs: Tensor, label: Tensor, label_on_cpu: Tensor | None = None) -> dict[str, Tensor]:
+        """Return {region loss: scalar}, each summed over these images, not divided by its count; differentiable.
+
+        probs: (B, C, H, W), float32 or float64. label: (B, H, W) uint8. label_on_cpu: a copy of `label` in CPU memory,
+        if `label` is on a GPU, so that the CPU need not wait for it.
+        """
+        return self._region_sums(probs, label, _classes_of_images(label if label_on_cpu is None else label_on_cpu))
 
     def _region_sums(self, probs: Tensor, label: Tensor, classes: list[list[int]]) -> dict[str, Tensor]:
         """Return {region loss: scalar sum over images}. Each image uses only the classes in its labels."""
@@ -121,17 +125,6 @@ def _classes_of_images(label: Tensor) -> list[list[int]]:
 def histograms(label: Tensor) -> Tensor:
     """Return the number of pixels with each value in each image: (B, H, W) uint8 -> (B, 256) int64."""
     return torch.stack([torch.bincount(values, minlength=256) for values in label.flatten(1)])
-
-
-def pick(log_probs: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (ln p of each pixel's label, whether the pixel is labelled), both (B, H, W); the second is bool.
-
-    log_probs: (B, C, H, W). label: (B, H, W), 255 = unlabelled: ln p is arbitrary there.
-    """
-    labelled = label != IGNORE
-    # F.nll_loss would do the same, but refuses maps under --deterministic on CUDA.
-    log_p = log_probs.gather(1, label.masked_fill(~labelled, 0).long().unsqueeze(1)).squeeze(1)
-    return log_p, labelled
 
 
 def _num_hardest(num_labelled: Tensor, fraction: float) -> Tensor:

@@ -133,8 +133,9 @@ def _measure_training_step(
         outputs.pop("lorm_terms", None)  # the criterion would sum it over ranks, but only rank 0 is here
         num_classes = min(CLASSES_PER_IMAGE, outputs["logits"].shape[1])
         batch["label_on_cpu"] = torch.arange(num_classes, dtype=torch.uint8).expand(batchsize, -1)
+        flops = meter.flops
         loss, _ = criterion(outputs, batch, [1.0] * len(criterion.names))
-        kept = meter.live
+        meter.flops, kept = flops, meter.live  # the losses' FLOPs are not the model's
         loss.backward()
     return meter.flops, kept, meter.peak
 

@@ -1,0 +1,43 @@
+"""Logits at a few pixels of the full size, from their four neighbours alone."""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from labels import IGNORE
+from losses.upsampling import Axis
+
+FEW = 0.25  # with a larger share of labelled pixels, a pass over all of them is as fast
+
+
+def few_points(label: Tensor) -> Tensor | None:
+    """Return the labelled pixels' places in the flat label, int64 (N,), or None if they are more than few.
+
+    label: (B, H, W) uint8 in CPU memory; 255 = unlabelled.
+    """
+    labelled = (label != IGNORE).flatten()
+    few = torch.count_nonzero(labelled) <= FEW * len(labelled)
+    return labelled.nonzero().flatten() if few else None
+
+
+def sample(logits: Tensor, size: Sequence[int], points: Tensor, *, align_corners: bool = True) -> Tensor:
+    """Return the upsampled logits (N, C) at pixels of the full size; differentiable.
+
+    logits: (B, C, h, w). size: (H, W). points: (N,), places in a flat (B, H, W). The result equals F.interpolate's
+    bilinear mode at these pixels.
+    """
+    _, num_classes, low_height, low_width = logits.shape
+    height, width = size
+    image, y, x = points // (height * width), points // width % height, points % width
+    places, weights = [], []
+    for axis, at in ((Axis(low_height, height, align_corners), y), (Axis(low_width, width, align_corners), x)):
+        lower, fraction = axis.lower(at), axis.fraction(at, logits.dtype)
+        places.append(torch.stack([lower, (lower + 1).clamp(max=axis.num_in - 1)]))
+        weights.append(torch.stack([1 - fraction, fraction]))
+    # (2, 1, N) by (2, N) -> (2, 2, N) -> (N, 4): the neighbours of each pixel
+    rows = ((image * low_height + places[0]).unsqueeze(1) * low_width + places[1]).view(4, -1).T
+    shares = (weights[0].unsqueeze(1) * weights[1]).view(4, -1).T
+    table = logits.permute(0, 2, 3, 1).reshape(-1, num_classes)
+    return F.embedding_bag(rows.contiguous(), table, mode="sum", per_sample_weights=shares.contiguous())

@@ -1,0 +1,190 @@
+"""The losses that are sums over pixels, against the plain form: upsample, log-softmax, sums, and autograd."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from losses import pixel_pass
+from losses.criterion import Criterion
+from losses.pixel_pass import CrossEntropy, PixelPass
+from losses.points import few_points, sample
+from losses.upsampling import Axis
+
+ALL = {"seg": 1.0, "pseudo": 0.5, "ds": 2.0, "dc": 3.0}
+SMOOTH = 0.1
+
+
+def make_batch(num_classes: int, size=(23, 17), num_images: int = 2, labelled: float = 0.9) -> dict[str, torch.Tensor]:
+    """A batch with random maps; one column is unlabelled, and so is the last image's label."""
+    generator = torch.Generator().manual_seed(0)
+    shape = (num_images, *size)
+    batch = {"image": torch.zeros(*shape, 3, dtype=torch.uint8)}
+    for name in ("label", "pseudo"):
+        batch[name] = torch.randint(0, num_classes, shape, dtype=torch.uint8, generator=generator)
+        batch[name][torch.rand(shape, generator=generator) >= labelled] = 255
+        batch[name][:, :, 3] = 255
+    batch["label"][-1] = 255
+    for name in ("distance_s", "distance_c"):
+        batch[name] = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
+    return batch
+
+
+def make_logits(num_classes: int, dtype=torch.float64, size=(5, 4), num_images: int = 2) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1)
+    logits = 4 * torch.randn(num_images, num_classes, *size, dtype=torch.float64, generator=generator)
+    return logits.to(dtype).requires_grad_()
+
+
+def upsampled(logits: torch.Tensor, size, align_corners: bool = True) -> torch.Tensor:
+    return F.interpolate(logits, size=size, mode="bilinear", align_corners=align_corners)
+
+
+def plain_sums(logits: torch.Tensor, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    full = upsampled(logits, batch["image"].shape[1:3])
+    log_p = full.log_softmax(1)
+    entropy = -(log_p.exp() * log_p).sum(1)
+    options = {"ignore_index": 255, "reduction": "sum"}
+    return {
+        "seg": F.cross_entropy(full, batch["label"].long(), **options),
+        "pseudo": F.cross_entropy(full, batch["pseudo"].long(), label_smoothing=SMOOTH, **options),
+        "ds": (batch["distance_s"].to(full) / 255 * entropy).sum(),
+        "dc": (batch["distance_c"].to(full) / 255 * entropy).sum(),
+    }
+
+
+@pytest.fixture
+def small_bands(monkeypatch):
+    """Bands of 3 rows, of which an image has several, and the last one fewer."""
+    monkeypatch.setattr(pixel_pass, "MIN_ROWS", 3)
+    monkeypatch.setattr(pixel_pass, "CPU_BAND", 1)
+
+
+@pytest.mark.parametrize("num_classes", [2, 5, 40])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
+@pytest.mark.parametrize("weights", [ALL, {"seg": 1.0}, {"pseudo": 1.0}, {"ds": 1.0}, {"seg": 2.0, "dc": 1.0}])
+@pytest.mark.usefixtures("small_bands")
+def test_value_and_gradient_are_those_of_the_plain_form(weights, dtype, tolerance, num_classes):
+    batch, divisor = make_batch(num_classes), 7.0
+    exact, logits = make_logits(num_classes), make_logits(num_classes, dtype)
+    expected = {name: value / divisor for name, value in plain_sums(exact, batch).items() if name in weights}
+    sum(weights[name] * value for name, value in expected.items()).backward()
+    loss, parts = Criterion(weights, SMOOTH)({"logits": logits}, batch, [divisor] * len(weights))
+    loss.backward()
+    assert logits.grad.dtype == parts.dtype == dtype
+    for name, part in zip(weights, parts.tolist(), strict=True):
+        assert part == pytest.approx(expected[name].item(), rel=tolerance)
+    assert (logits.grad - exact.grad).abs().max() <= tolerance * exact.grad.abs().max()
+
+
+@pytest.mark.usefixtures("small_bands")
+def test_losses_on_the_label_and_others_together():
+    """Focal loss and OHEM take another pass, whose slopes join those of the other losses."""
+    weights = {"seg": 0.3, "seg_focal": 2.0, "seg_ohem": 3.0, "pseudo": 0.5, "dc": 1.0}
+    batch, logits, together = make_batch(4), make_logits(4), make_logits(4)
+    total = Criterion(weights, SMOOTH, class_weights=[1.0, 2.0, 0.5, 3.0])({"logits": together}, batch, [9.0] * 5)[0]
+    total.backward()
+    full = upsampled(logits, batch["image"].shape[1:3])  # now each pixel is one of the logits
+    expected = sum(
+        weight * Criterion({name: 1.0}, SMOOTH, class_weights=[1.0, 2.0, 0.5, 3.0])({"logits": full}, batch, [9.0])[0]
+        for name, weight in weights.items()
+    )
+    expected.backward()
+    torch.testing.assert_close(total, expected, rtol=1e-12, atol=0)
+    torch.testing.assert_close(logits.grad, together.grad, rtol=1e-10, atol=1e-13)
+
+
+@pytest.mark.parametrize("size", [(23, 17), (5, 4), (6, 30), (9, 7)])
+@pytest.mark.parametrize("align_corners", [True, False])
+@pytest.mark.usefixtures("small_bands")
+def test_upsampling_is_that_of_interpolate(align_corners, size):
+    logits, batch = make_logits(3), make_batch(3, size)
+    label = batch["label"]
+    cross_entropy = F.cross_entropy(
+        upsampled(logits, size, align_corners), label.long(), ignore_index=255, reduction="none"
+    )
+    cross_entropy.sum().backward()
+    target = CrossEntropy(label, (label != 255).double())
+    maps = PixelPass(logits, size, [target], align_corners=align_corners, predict=True).run()
+    torch.testing.assert_close(maps.cross_entropies[0] * target.slope, cross_entropy, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(maps.gradient, logits.grad, rtol=1e-10, atol=1e-12)
+    assert torch.equal(maps.predicted, upsampled(logits, size, align_corners).argmax(1))
+    points = torch.arange(3, label.numel(), 5)
+    expected = upsampled(logits, size, align_corners).permute(0, 2, 3, 1).flatten(0, 2)[points]
+    torch.testing.assert_close(sample(logits, size, points, align_corners=align_corners), expected)
+
+
+@pytest.mark.parametrize(("num_in", "num_out"), [(1, 1), (1, 6), (4, 1), (5, 5), (5, 13), (59, 465)])
+@pytest.mark.parametrize("align_corners", [True, False])
+def test_a_band_needs_few_inputs(align_corners, num_in, num_out):
+    axis = Axis(num_in, num_out, align_corners)
+    matrix = axis.matrix(torch.zeros((), dtype=torch.float64))
+    inputs = torch.randn(1, 1, num_in, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    # of a picture one pixel wide
+    expected = F.interpolate(inputs.unsqueeze(3), (num_out, 1), mode="bilinear", align_corners=align_corners).flatten()
+    torch.testing.assert_close(matrix @ inputs.flatten(), expected)
+    for first in range(0, num_out, 4):
+        rows, columns = slice(first, min(first + 4, num_out)), axis.inputs(first, min(first + 4, num_out))
+        assert matrix[rows, columns].sum() == pytest.approx(rows.stop - rows.start)  # all of these rows' weights
+        assert num_in > num_out or columns.stop - columns.start <= 6
+
+
+@pytest.mark.parametrize("loss", ["seg", "seg_focal", "seg_ohem"])
+def test_few_labelled_pixels_give_the_same_as_a_pass_over_all(loss, monkeypatch):
+    batch = make_batch(4, labelled=0.05)
+    few, all_of_them = make_logits(4), make_logits(4)
+    criterion = Criterion({loss: 1.0}, class_weights=[1.0, 2.0, 0.5, 3.0])
+    assert len(few_points(batch["label"])) == torch.count_nonzero(batch["label"] != 255) > 0
+    value = criterion({"logits": few}, batch, [5.0])[0]
+    monkeypatch.setattr("losses.pixel_losses.few_points", lambda label: None)
+    expected = criterion({"logits": all_of_them}, batch, [5.0])[0]
+    torch.testing.assert_close(value, expected, rtol=1e-12, atol=0)
+    value.backward()
+    expected.backward()
+    torch.testing.assert_close(few.grad, all_of_them.grad, rtol=1e-10, atol=1e-15)
+
+
+def test_labels_on_most_pixels_are_not_few():
+    assert few_points(torch.zeros(1, 3, 3, dtype=torch.uint8)) is None
+
+
+@pytest.mark.usefixtures("small_bands")
+def test_far_apart_logits_stay_finite():
+    """The largest class differs between neighbours, so that between them all logits are far below both."""
+    logits = torch.tensor([[[[500.0, -500.0]], [[-500.0, 500.0]]]], requires_grad=True)
+    batch = make_batch(2, (2, 5), 1)
+    batch["label"][:] = 0
+    loss, _ = Criterion(ALL, SMOOTH)({"logits": logits}, batch, [1.0] * 4)
+    loss.backward()
+    assert loss.isfinite()
+    assert logits.grad.isfinite().all()
+
+
+def test_a_second_derivative_is_refused():
+    logits = make_logits(3)
+    loss, _ = Criterion(ALL)({"logits": logits}, make_batch(3), [1.0] * 4)
+    [gradient] = torch.autograd.grad(loss**2, logits, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()
+
+
+@pytest.mark.parametrize("weights", [ALL, {"seg": 1.0}, {"seg_focal": 1.0, "seg_ohem": 1.0}])
+def test_a_gpu_is_never_waited_for(weights):
+    """On "meta", tensors have no values: whatever asks for one, as a wait for the GPU does, fails."""
+    batch = {name: values.to("meta") for name, values in make_batch(3).items()}
+    logits = torch.empty(2, 3, 5, 4, device="meta", requires_grad=True)
+    criterion = Criterion(weights, SMOOTH, accuracy=True)
+    loss, parts = criterion({"logits": logits}, batch, [1.0] * len(criterion.names))
+    loss.backward()
+    assert logits.grad.shape == logits.shape
+    assert len(parts) == len(weights) + 1
+
+
+@pytest.mark.parametrize("accuracy", [False, True])
+def test_a_fake_pass_needs_no_values(accuracy):
+    with FakeTensorMode():
+        batch = {name: torch.empty(2, 23, 17, dtype=torch.uint8) for name in make_batch(3)}
+        logits = torch.empty(2, 3, 5, 4, requires_grad=True)
+        criterion = Criterion(ALL, SMOOTH, accuracy=accuracy)
+        criterion({"logits": logits}, batch, [1.0] * len(criterion.names))[0].backward()
+        assert logits.grad.shape == logits.shape
