@@ -13,3 +13,11 @@ MAPS = {
     "ScribblePseudoDc": ("label", "pseudo", "distance_c"),
     "ScribblePseudoDsDc": ("label", "pseudo", "distance_s", "distance_c"),
 }
+
+# What the loader counts in each map of a batch (data.histogram.count_batch). It stays in CPU memory.
+COUNTS = {
+    "label": "label_histogram",
+    "pseudo": "pseudo_histogram",
+    "distance_s": "distance_s_nonzero",
+    "distance_c": "distance_c_nonzero",
+}

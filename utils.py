@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import logging
 import os
+import time
 from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar, overload
@@ -14,8 +15,10 @@ from torch.utils.data import DataLoader, Dataset
 from config import Config
 from config.shared import LaunchFlags
 from data import demo
-from data.dataset import SegmentationDataset
+from data.cache import Builder, Cache, find, fingerprint, open_shared
+from data.dataset import SegmentationDataset, as_is
 from data.distance import pseudo_distance, scribble_distance
+from data.histogram import count_batch
 from data.images import image_size
 from data.layout import Split, find_split
 from data.loader import EvalLoader, TrainLoader, loader_options
@@ -27,6 +30,7 @@ from distributed.signals import ignore_signals
 from errors import UserError
 from labels import MAPS
 from models.amp import resolve as amp_of_device
+from runs.log import progress_bar
 
 DEMO_ROOT = Path("dataset/demo")
 
@@ -128,7 +132,9 @@ def get_train_loader(cfg: Config, group: Group) -> TrainLoader:
         Path(cfg.dataset_path), cfg.dataset, "train", stored, list_path=cfg.list_path, image_path=cfg.image_path
     )
     transform = TrainTransform(cfg.crop_size) if cfg.augment else CentreCrop(cfg.crop_size)
-    dataset = SegmentationDataset(files, cfg.numclasses, transform=transform, compute=compute, seed=cfg.seed)
+    dataset = SegmentationDataset(
+        files, cfg.numclasses, transform=transform, compute=compute, extras=[count_batch], seed=cfg.seed
+    )
     sampler = TrainSampler(
         len(dataset),
         batch_size=cfg.batchsize,
@@ -137,8 +143,41 @@ def get_train_loader(cfg: Config, group: Group) -> TrainLoader:
         rank=group.rank,
         world_size=group.world_size,
     )
-    options: dict = {"pin_memory": cfg.pin_memory, "prefetch_factor": cfg.prefetch_factor}
+    dataset.cache = get_cache(cfg, group, dataset)
+    options: dict = {"pin_memory": cfg.pin_memory, "prefetch_factor": cfg.prefetch_factor, "collate_fn": as_is}
     return make_loader(TrainLoader, dataset, cfg.workers, group, sampler=sampler, batch_size=cfg.batchsize, **options)
+
+
+def get_cache(cfg: Config, group: Group, dataset: SegmentationDataset) -> Cache | None:
+    """Return the cache of --cache, or None. One process of each machine builds it if need be. Collective.
+
+    Returns None if a signal to this machine stops the run meanwhile.
+    """
+    if cfg.cache == "none":
+        return None
+    began, total = time.perf_counter(), len(dataset)
+    settings = f"{cfg.numclasses} classes, background {cfg.background}, computed: {sorted(dataset.compute)}"
+    folder = Path(cfg.cache_dir) if cfg.cache_dir else Path(cfg.dataset_path, ".segtrain_cache")
+
+    def build() -> Cache | None:
+        title = f"filling --cache {cfg.cache}"
+        bar = partial(progress_bar, total=total, title=title, unit="image", enabled=group.is_main)
+        builder = Builder(
+            dataset.training_maps, total, budget=1e9 * cfg.cache_gb, stop=lambda: bool(group.stop), bar=bar
+        )
+        if cfg.cache == "ram":
+            return builder.in_memory()
+        name, builder.stamp = fingerprint(dataset.files, settings)
+        path = folder / f"train-{name}.cache"
+        return find(path, builder.stamp) or builder.on_disk(path)
+
+    own = group.on_main(build, "filling --cache", each_machine=True)
+    addresses = group.gather(own and own.address)
+    cache = own or open_shared(addresses)
+    if cache is not None:
+        place = f"{cache.num_bytes / 1e9:.2f} GB in {'memory' if cfg.cache == 'ram' else cache.path}"
+        log.info(f"cache: {len(cache)} of {total} training images, {place} ({time.perf_counter() - began:.1f} s)")
+    return cache
 
 
 def get_eval_loader(cfg: Config, split: str, group: Group) -> EvalLoader:
@@ -148,7 +187,7 @@ def get_eval_loader(cfg: Config, split: str, group: Group) -> EvalLoader:
     sizes = [size or (0, 0) for size in group.map(image_size, [files["image"] for files in dataset.files])]
     batches = EvalBatches(sizes, batch_size=cfg.val_batchsize, rank=group.rank, world_size=group.world_size)
     workers = cfg.workers if cfg.val_workers < 0 else cfg.val_workers
-    options: dict = {"pin_memory": cfg.pin_memory, "prefetch_factor": cfg.prefetch_factor}
+    options: dict = {"pin_memory": cfg.pin_memory, "prefetch_factor": cfg.prefetch_factor, "collate_fn": as_is}
     return make_loader(EvalLoader, dataset, workers, group, batch_sampler=batches, **options)
 
 

@@ -49,7 +49,7 @@ def read_batch(cfg: Config, size: int) -> tuple[dict[str, Tensor], Tensor]:
     keys = [(number // len(dataset), number % len(dataset)) for number in range(size)]
     padding = []
     for epoch, index in keys:
-        maps = dataset._read(index)
+        maps = dataset.read(index)
         inside = {"image": maps["image"], "label": np.zeros_like(maps["label"])}
         rng = np.random.default_rng((dataset.seed, epoch, index))
         padding.append(torch.from_numpy(dataset.transform(inside, rng)["label"] == IGNORE))

@@ -25,6 +25,17 @@ class TrainDataFlags:
     )
     prefetch_factor: int = flag(2, "batches that each loader process loads in advance", ge=1)
     pin_memory: bool | None = flag(None, "load batches into page-locked memory [on CUDA]", aliases="pin_mem")
+    cache: str = flag(
+        "none",
+        "decode training images once; ram: keep them in memory for this run (Linux); disk: in a file, for later runs",
+        choices=("none", "ram", "disk"),
+    )
+    cache_gb: float = flag(
+        0.0, "most GB (1e9 bytes) for --cache; 0: half of the available memory, or 90 % of the free disk", ge=0
+    )
+    cache_dir: str = flag(
+        "", "folder for --cache disk; may be deleted at any time [.segtrain_cache in --dataset_path]", per_rank=True
+    )
 
 
 @dataclass

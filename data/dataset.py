@@ -1,13 +1,29 @@
 """Samples of a split: each image with its label maps, augmented for training."""
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
-from torch.utils.data import Dataset
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, default_collate, get_worker_info
 
+from data.cache import Cache
 from data.images import read_distance, read_image, read_label
 from data.layout import Split, pair_files
 from errors import UserError
+
+
+class Transform(Protocol):
+    """An augmentation, such as data.transforms.TrainTransform."""
+
+    @property
+    def crop_size(self) -> int: ...
+
+    def __call__(
+        self, maps: Mapping[str, np.ndarray], rng: np.random.Generator, out: Mapping[str, np.ndarray] | None = None
+    ) -> Mapping[str, np.ndarray]: ...
 
 
 class SegmentationDataset(Dataset):
@@ -17,9 +33,13 @@ class SegmentationDataset(Dataset):
     transform: augmentation of a training sample, called as transform(maps, rng); None for evaluation.
     compute: {"distance_s" or "distance_c": (source map, function)}. Each such map is computed from the source map of a
     training sample, not read from a file. It is computed at the image's own size, before the transform.
+    extras: functions from a training batch to more tensors of the batch, which then need no time of the training
+    process. With loader workers that are not forked, they must be picklable.
+    cache: decoded maps of the first samples (attribute, None until it is set).
 
     dataset[epoch, index] returns a training sample. Its augmentation depends on (seed, epoch, index) only.
     dataset[index] returns a sample at the image's own size without augmentation, with "index" as a 0-d array.
+    dataset.__getitems__(keys), which a DataLoader calls, returns a whole batch; its collate_fn must be as_is().
     A sample is a dict of uint8 arrays: "image" (H, W, 3) RGB, every other map (H, W). Creating the data set raises
     UserError for a missing file, and reading a sample raises UserError for an invalid one.
     """
@@ -29,11 +49,14 @@ class SegmentationDataset(Dataset):
         split: Split,
         num_classes: int,
         *,
-        transform: Callable | None = None,
+        transform: Transform | None = None,
         compute: Mapping[str, tuple[str, Callable]] | None = None,
+        extras: Sequence[Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]] = (),
         seed: int = 0,
     ):
         self.num_classes, self.transform, self.compute, self.seed = num_classes, transform, compute or {}, seed
+        self.extras = extras
+        self.cache: Cache | None = None
         self.folders = split.folders
         self.names, self.files = pair_files(split)
 
@@ -51,17 +74,48 @@ class SegmentationDataset(Dataset):
             for files in self.files
         ]
 
-    def __getitem__(self, key: int | tuple[int, int]) -> dict[str, np.ndarray]:
+    def __getitem__(self, key: int | tuple[int, int]) -> Mapping[str, np.ndarray]:
         if isinstance(key, int):
-            return self._read(key) | {"index": np.array(key)}
+            return self.read(key) | {"index": np.array(key)}
         epoch, index = key
         assert self.transform is not None
-        maps = self._read(index)
+        return self.transform(self.training_maps(index), self._rng(epoch, index))
+
+    def __getitems__(self, keys: Sequence[int | tuple[int, int]]) -> dict[str, Tensor]:
+        """Return a batch: the samples of `keys`, stacked to tensors, with the extras of a training batch.
+
+        Each training sample is warped into the batch's own memory, which is shared with the training process.
+        """
+        if self.transform is None:
+            return default_collate([self[key] for key in keys])
+        size = self.transform.crop_size
+        batch: dict[str, Tensor] = {}
+        for number, key in enumerate(keys):
+            assert not isinstance(key, int)
+            epoch, index = key
+            maps = self.training_maps(index)
+            if not batch:
+                batch = {name: _empty(len(keys), size, size, *values.shape[2:]) for name, values in maps.items()}
+            out = {name: tensor[number].numpy() for name, tensor in batch.items()}
+            self.transform(maps, self._rng(epoch, index), out)
+        for extra in self.extras:
+            batch |= extra(batch)
+        return batch
+
+    def _rng(self, epoch: int, index: int) -> np.random.Generator:
+        return np.random.default_rng((self.seed, epoch, index))
+
+    def training_maps(self, index: int) -> dict[str, np.ndarray]:
+        """Return all maps of a training sample at the image's own size, from the cache or from its files."""
+        if self.cache is not None and index < len(self.cache):
+            return self.cache[index]
+        maps = self.read(index)
         for name, (source, distance) in self.compute.items():
             maps[name] = distance(maps[source])
-        return self.transform(maps, np.random.default_rng((self.seed, epoch, index)))
+        return maps
 
-    def _read(self, index: int) -> dict[str, np.ndarray]:
+    def read(self, index: int) -> dict[str, np.ndarray]:
+        """Return the maps that a sample has files of. Raises UserError if a file is invalid."""
         files = self.files[index]
         maps = {"image": read_image(files["image"])}
         height, width = maps["image"].shape[:2]
@@ -73,3 +127,19 @@ class SegmentationDataset(Dataset):
                 shape = "x".join(map(str, maps[name].shape[::-1]))
                 raise UserError(f"{path}: {shape} pixels, but its image {files['image']} has {width}x{height}")
         return maps
+
+
+def as_is(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the batch: the collate_fn for a data set that makes whole batches."""
+    return batch
+
+
+def _empty(*shape: int) -> Tensor:
+    """Return an uninitialized uint8 tensor; in a loader worker, in memory that is shared with the training process.
+
+    Elsewhere in a worker's memory the tensor would be copied when it is sent.
+    """
+    if get_worker_info() is None:
+        return torch.empty(shape, dtype=torch.uint8)
+    storage = torch.UntypedStorage._new_shared(math.prod(shape))
+    return torch.empty(0, dtype=torch.uint8).set_(storage).view(shape)

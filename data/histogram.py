@@ -1,12 +1,16 @@
-"""Class frequencies in the labels, and class weights from them."""
+"""Class frequencies in the labels, class weights from them, and the counts of a training batch."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import cv2
 import numpy as np
+import torch
+from torch import Tensor
 
 from data.images import read_label
+from labels import COUNTS
 
 
 def label_histogram(label: np.ndarray, num_classes: int) -> np.ndarray:
@@ -15,6 +19,27 @@ def label_histogram(label: np.ndarray, num_classes: int) -> np.ndarray:
     Values from num_classes on, such as 255, are not counted.
     """
     return np.bincount(label.ravel(), minlength=256)[:num_classes]
+
+
+def value_histogram(values: np.ndarray) -> np.ndarray:
+    """Return the number of pixels of each value in a map, (256,) int64. values: (H, W) uint8."""
+    if values.size >= 2**24:  # cv2.calcHist returns float32, which is exact below
+        return np.bincount(values.ravel(), minlength=256)
+    return cv2.calcHist([values], [0], None, [256], [0, 256]).ravel().astype(np.int64)
+
+
+def count_batch(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the counts of a batch that the losses are divided by, under their names in labels.COUNTS.
+
+    batch: {map: (B, H, W) uint8}, in CPU memory. A label map gives (B, 256) int64, the number of pixels of each value
+    in each image; a distance map gives (B,) int64, the number of its pixels that are not 0.
+    """
+    counts = {}
+    for name in COUNTS.keys() & batch.keys():
+        maps = batch[name].numpy()
+        count = cv2.countNonZero if name.startswith("distance") else value_histogram
+        counts[COUNTS[name]] = torch.from_numpy(np.array([count(values) for values in maps], np.int64))
+    return counts
 
 
 def class_weights(histogram: np.ndarray) -> np.ndarray:

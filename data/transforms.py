@@ -1,5 +1,6 @@
 """Training transforms: TrainTransform augments an image and its label maps at random, CentreCrop only crops them."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import cv2
@@ -7,14 +8,8 @@ import numpy as np
 
 MEAN_COLOUR = (124, 116, 104)  # ImageNet's mean, RGB, 0..255
 
-# {map: (interpolation, value outside the image)}. Padding never has weight in a loss.
-WARPS: dict[str, tuple[int, tuple[int, ...]]] = {
-    "image": (cv2.INTER_LINEAR, MEAN_COLOUR),
-    "label": (cv2.INTER_NEAREST, (255,)),
-    "pseudo": (cv2.INTER_NEAREST, (255,)),
-    "distance_s": (cv2.INTER_NEAREST, (0,)),
-    "distance_c": (cv2.INTER_NEAREST, (0,)),
-}
+# {label map: value outside the image}. Padding never has weight in a loss.
+OUTSIDE = {"label": 255, "pseudo": 255, "distance_s": 0, "distance_c": 0}
 
 
 @dataclass(frozen=True)
@@ -32,19 +27,17 @@ class TrainTransform:
     rotation_p: float = 0.5
     blur: float = 0.5
 
-    def __call__(self, maps: dict[str, np.ndarray], rng: np.random.Generator) -> dict[str, np.ndarray]:
+    def __call__(
+        self, maps: Mapping[str, np.ndarray], rng: np.random.Generator, out: Mapping[str, np.ndarray] | None = None
+    ) -> Mapping[str, np.ndarray]:
         """Return every map of a sample after one random warp and crop: {name: uint8 array}; only the image is blurred.
 
-        maps: {name in WARPS: (H, W) or (H, W, 3) uint8}. The random draws depend on rng and on the image's size, not on
-        labels.
+        maps: {"image": (H, W, 3), names in OUTSIDE: (H, W)}, uint8. The random draws depend on rng and on the image's
+        size, not on labels. out: contiguous arrays to write the results to, {name: (crop_size, crop_size[, 3]) uint8}.
         """
         height, width = maps["image"].shape[:2]
         matrix = self._matrix(height, width, rng)
-        blurred = rng.random() < self.blur
-        warped = _warp(maps, matrix, self.crop_size)
-        if blurred:
-            warped["image"] = cv2.GaussianBlur(warped["image"], (5, 5), 0)
-        return warped
+        return _warp(maps, matrix, self.crop_size, out, blurred=rng.random() < self.blur)
 
     def _matrix(self, height: int, width: int, rng: np.random.Generator) -> np.ndarray:
         """Return a random affine matrix, (2, 3) float64, from pixel (x, y) of the image to pixel (x, y) of the crop."""
@@ -76,20 +69,53 @@ class CentreCrop:
 
     crop_size: int
 
-    def __call__(self, maps: dict[str, np.ndarray], rng: np.random.Generator) -> dict[str, np.ndarray]:
+    def __call__(
+        self, maps: Mapping[str, np.ndarray], rng: np.random.Generator, out: Mapping[str, np.ndarray] | None = None
+    ) -> Mapping[str, np.ndarray]:
         """Return the centre crop of every map: {name: (crop_size, crop_size) or (crop_size, crop_size, 3) uint8}.
 
-        maps: {name in WARPS: (H, W) or (H, W, 3) uint8}. rng is not used.
+        maps: {"image": (H, W, 3), names in OUTSIDE: (H, W)}, uint8. rng is not used. out: as in TrainTransform.
         """
         height, width = maps["image"].shape[:2]
         shift = [(self.crop_size - width) // 2, (self.crop_size - height) // 2]  # whole pixels: nothing is resampled
-        return _warp(maps, np.column_stack([np.eye(2), shift]), self.crop_size)
+        return _warp(maps, np.column_stack([np.eye(2), shift]), self.crop_size, out)
 
 
-def _warp(maps: dict[str, np.ndarray], matrix: np.ndarray, size: int) -> dict[str, np.ndarray]:
-    """Return every map, warped by the (2, 3) matrix to size x size, with the interpolation and padding in WARPS."""
-    warped = {}
-    for name, values in maps.items():
-        interpolation, outside = WARPS[name]
-        warped[name] = cv2.warpAffine(values, matrix, (size, size), flags=interpolation, borderValue=outside)
-    return warped
+def _warp(
+    maps: Mapping[str, np.ndarray],
+    matrix: np.ndarray,
+    size: int,
+    out: Mapping[str, np.ndarray] | None = None,
+    *,
+    blurred: bool = False,
+) -> Mapping[str, np.ndarray]:
+    """Return every map, warped by the (2, 3) matrix to size x size: the image bilinearly, other maps by nearest pixel.
+
+    The results are written to the arrays in `out`, if given. blurred: blur the image afterwards.
+    """
+    if out is None:
+        out = {name: np.empty((size, size, *values.shape[2:]), np.uint8) for name, values in maps.items()}
+    # OpenCV warps four channels 2.6 times as fast as three, to the same values.
+    warped = cv2.warpAffine(
+        cv2.cvtColor(maps["image"], cv2.COLOR_RGB2RGBA), matrix, (size, size), borderValue=MEAN_COLOUR
+    )
+    cv2.cvtColor(warped, cv2.COLOR_RGBA2RGB, dst=out["image"])
+    if blurred:
+        cv2.GaussianBlur(out["image"], (5, 5), 0, dst=out["image"])
+    names = [name for name in maps if name != "image"]
+    if len(names) == 1:
+        nearest = {"flags": cv2.INTER_NEAREST, "borderValue": OUTSIDE[names[0]]}
+        cv2.warpAffine(maps[names[0]], matrix, (size, size), dst=out[names[0]], **nearest)
+    elif names:
+        _warp_together([maps[name] for name in names], matrix, [out[name] for name in names], names)
+    return out
+
+
+def _warp_together(maps: list[np.ndarray], matrix: np.ndarray, out: list[np.ndarray], names: list[str]) -> None:
+    """Warp two to four label maps as the channels of one picture: four channels take the time of one."""
+    spare = 4 - len(maps)
+    channels = cv2.merge(maps + maps[:1] * spare)
+    outside = [OUTSIDE[name] for name in names] + [0] * spare
+    size = out[0].shape[::-1]
+    warped = cv2.warpAffine(channels, matrix, size, flags=cv2.INTER_NEAREST, borderValue=outside)
+    cv2.mixChannels([warped], out, [index for number in range(len(out)) for index in (number, number)])

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from labels import IGNORE
+from labels import COUNTS, IGNORE
 from losses.label_losses import LABEL_LOSSES, LabelLosses, histograms
 from losses.pixel_losses import ACCURACY, PixelLosses, add_gradient
 
@@ -61,16 +61,26 @@ class Criterion:
     def counts(self, batch: dict[str, Tensor]) -> Tensor:
         """Return this batch's count for each of `names`: float64 (len(names),). The batch is in CPU memory.
 
-        Summed over the global batch, the counts are the `divisors` of the losses.
+        Summed over the global batch, the counts are the `divisors` of the losses. The loader's workers have counted
+        what is under the names in labels.COUNTS; the rest is counted here.
         """
+
+        def histogram(name: str) -> Tensor:
+            counted = batch.get(COUNTS[name])
+            return histograms(batch[name]) if counted is None else counted
+
+        def num_nonzero(name: str) -> Tensor:
+            counted = batch.get(COUNTS[name])
+            return torch.count_nonzero(batch[name]) if counted is None else counted.sum()
+
         count: dict[str, Callable[[], Tensor]] = {
-            "pseudo": lambda: histograms(batch["pseudo"])[:, :IGNORE].sum(),
+            "pseudo": lambda: histogram("pseudo")[:, :IGNORE].sum(),
             "lorm": lambda: self.lorm_terms(batch["pseudo"]),  # type: ignore[misc]
-            "ds": lambda: torch.count_nonzero(batch["distance_s"]),
-            "dc": lambda: torch.count_nonzero(batch["distance_c"]),
-            ACCURACY: lambda: torch.count_nonzero(batch[self.accuracy_map] != IGNORE),
+            "ds": lambda: num_nonzero("distance_s"),
+            "dc": lambda: num_nonzero("distance_c"),
+            ACCURACY: lambda: histogram(self.accuracy_map)[:, :IGNORE].sum(),
         }
-        counts = self.label_losses.counts(batch["label"]) if self.label_losses.names else {}
+        counts = self.label_losses.counts(histogram("label")) if self.label_losses.names else {}
         return torch.stack([counts[name] if name in counts else count[name]().double() for name in self.names])
 
     def __call__(
@@ -111,9 +121,10 @@ class Criterion:
 
 
 def to_device(batch: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-    """Return a batch copied to the device, without waiting for the copy.
+    """Return a batch copied to the device, without waiting for the copy and without the loader's counts.
 
     "label_on_cpu" keeps "label" in CPU memory too: finding the classes in a label on the GPU would make the CPU wait.
     """
-    moved = {name: values.to(device, non_blocking=True) for name, values in batch.items()}
+    counts = COUNTS.values()
+    moved = {name: values.to(device, non_blocking=True) for name, values in batch.items() if name not in counts}
     return moved | ({"label_on_cpu": batch["label"]} if "label" in batch else {})

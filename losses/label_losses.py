@@ -54,9 +54,11 @@ class LabelLosses:
         self.weighted = class_weights is not None
         self._on_device = self.weight_of
 
-    def counts(self, label: Tensor) -> dict[str, Tensor]:
-        """Return {loss: float64 scalar}, what these images add to each loss's divisor. label: (B, H, W) uint8."""
-        histogram = histograms(label)
+    def counts(self, histogram: Tensor) -> dict[str, Tensor]:
+        """Return {loss: float64 scalar}, what these images add to each loss's divisor.
+
+        histogram: the number of pixels of each label value in each image, (B, 256) int64.
+        """
         num_labelled = histogram[:, :IGNORE].sum(1)
         weight = histogram.double() @ self.weight_of  # (B, 256) -> (B,)
         kept_weight = _num_hardest(num_labelled, self.ohem_fraction) * weight / num_labelled.clamp(min=1)

@@ -1,0 +1,206 @@
+"""A cache of decoded samples in one memory-mapped file, shared by all loader workers and ranks of a machine.
+
+The file has the maps of each sample one after the other, uint8; then a JSON text; then the text's length, 8 bytes.
+"""
+
+import contextlib
+import hashlib
+import json
+import mmap
+import os
+import platform
+import shutil
+import struct
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from errors import UserError
+from files import check_writable, remove_scratch, writing
+
+FORMAT = 1  # raise it if the file or the computed maps change
+MEMORY_SHARE = 0.5  # of the available memory: the most that a cache takes, unless told otherwise
+DISK_SHARE = 0.9  # of the free space on disk
+_LENGTH = struct.Struct("<Q")
+
+Maps = dict[str, np.ndarray]
+
+
+class Cache:
+    """The decoded maps of a data set's first samples: len(cache) of them, and cache[index] is {name: uint8 array}.
+
+    The arrays are read-only views of the file `path`. stamp: what the file was built from, see fingerprint(). A pickled
+    cache opens the file again. keep: an open file that `path` leads to, if it has no name.
+    """
+
+    def __init__(self, path: Path, keep: BinaryIO | None = None):
+        self.path, self._keep = path, keep
+        with path.open("rb") as file:
+            self._memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        (length,) = _LENGTH.unpack(self._memory[-_LENGTH.size :])
+        index = json.loads(self._memory[-_LENGTH.size - length : -_LENGTH.size])
+        self.stamp: str = index["stamp"]
+        self.channels: dict[str, int] = index["channels"]
+        self.sizes: list[tuple[int, int]] = index["sizes"]  # (height, width) of each sample
+        pixels = [height * width * sum(self.channels.values()) for height, width in self.sizes]
+        self._starts = np.cumsum([0, *pixels])
+        self._values = np.frombuffer(self._memory, np.uint8)
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __getitem__(self, index: int) -> Maps:
+        (height, width), start, maps = self.sizes[index], int(self._starts[index]), {}
+        for name, channels in self.channels.items():
+            end = start + height * width * channels
+            shape = (height, width) if channels == 1 else (height, width, channels)
+            maps[name] = self._values[start:end].reshape(shape)
+            start = end
+        return maps
+
+    def __reduce__(self) -> tuple:
+        return Cache, (self.path,)
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self._memory)
+
+    @property
+    def address(self) -> tuple[str, Path]:
+        """Return what open_shared() needs in another process of this machine: the machine and the path."""
+        return _machine(), self.path
+
+
+class Builder:
+    """A writer of caches.
+
+    read: function from an index to all maps of a sample, called in threads. num_samples: number of samples.
+    budget: largest size in bytes, beyond which samples are not cached; 0: MEMORY_SHARE of the available memory, or
+    DISK_SHARE of the free disk. stamp: stored in the cache. stop: asked between samples; if it returns True, no cache
+    is written. bar: wraps the iterable of samples to show progress.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[int], Mapping[str, np.ndarray]],
+        num_samples: int,
+        *,
+        budget: float = 0,
+        stamp: str = "",
+        stop: Callable[[], bool] = lambda: False,
+        bar: Callable[[Iterable], Iterable] = iter,
+    ):
+        self.read, self.num_samples, self.budget, self.stamp = read, num_samples, budget, stamp
+        self.stop, self.bar = stop, bar
+
+    def in_memory(self) -> Cache | None:
+        """Return a cache in memory, or None if stopped. The kernel frees it when the last process that has it ends.
+
+        Other processes of this machine open it by its `path` as long as this process keeps it. Raises UserError if the
+        system cannot do this, or if memory runs out.
+        """
+        if not hasattr(os, "memfd_create"):
+            raise UserError("--cache ram needs Linux: use --cache disk")
+        file = os.fdopen(os.memfd_create("segtrain-cache"), "w+b")
+        try:
+            written = self._write(file, self.budget or MEMORY_SHARE * _available_memory())
+            file.flush()
+        except OSError as error:
+            raise UserError(f"--cache ram: {error.strerror}: lower --cache_gb, or use --cache disk") from None
+        return Cache(Path(f"/proc/{os.getpid()}/fd/{file.fileno()}"), keep=file) if written else None
+
+    def on_disk(self, path: Path) -> Cache | None:
+        """Return a cache in the file `path`, or None if stopped. The file is whole or absent at any moment.
+
+        Raises UserError if it cannot be written.
+        """
+        check_writable(path.parent, "--cache_dir")
+        remove_scratch(path.parent)
+        budget = self.budget or DISK_SHARE * shutil.disk_usage(path.parent).free
+        with contextlib.suppress(_Stopped), writing(path, sync=True) as scratch, scratch.open("wb") as file:
+            if not self._write(file, budget):
+                raise _Stopped
+        return find(path, self.stamp)
+
+    def _write(self, file: BinaryIO, budget: float) -> bool:
+        """Write a cache of at most `budget` bytes of samples; return False if stopped before its end."""
+        sizes, channels, used = [], {}, 0
+        with contextlib.closing(self._decoded()) as samples:
+            for maps in self.bar(samples):
+                if self.stop():
+                    return False
+                used += sum(values.nbytes for values in maps.values())
+                if used > budget:
+                    break
+                sizes.append(maps["image"].shape[:2])
+                channels = {name: values.size // (values.shape[0] * values.shape[1]) for name, values in maps.items()}
+                for values in maps.values():
+                    file.write(np.ascontiguousarray(values).data)
+        text = json.dumps({"stamp": self.stamp, "channels": channels, "sizes": sizes}).encode()
+        file.write(text + _LENGTH.pack(len(text)))
+        return True
+
+    def _decoded(self) -> Generator[Mapping[str, np.ndarray], None, None]:
+        """Yield the maps of each sample in order, read in threads: decoders do not hold Python's lock."""
+        threads = os.cpu_count() or 1
+        waiting: deque[Future] = deque()
+        with ThreadPoolExecutor(threads) as pool:
+            for index in range(self.num_samples):
+                waiting.append(pool.submit(self.read, index))
+                if len(waiting) > 2 * threads:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+
+
+class _Stopped(Exception):
+    """Leaves writing() without a file."""
+
+
+def find(path: Path, stamp: str) -> Cache | None:
+    """Return the cache in a file if it was built from what `stamp` describes, else None."""
+    with contextlib.suppress(OSError, ValueError, KeyError, struct.error):
+        cache = Cache(path)
+        if cache.stamp == stamp:
+            return cache
+    return None
+
+
+def open_shared(addresses: Iterable[tuple[str, Path] | None]) -> Cache | None:
+    """Return the cache of another process of this machine, from Cache.address of all processes; None without one."""
+    for machine, path in filter(None, addresses):
+        if machine == _machine():
+            return Cache(path)
+    return None
+
+
+def _machine() -> str:
+    """Return a name of this machine; on Linux, an identifier of the running kernel."""
+    identifier = Path("/proc/sys/kernel/random/boot_id")
+    return identifier.read_text() if identifier.exists() else platform.node()
+
+
+def fingerprint(files: list[dict[str, Path]], settings: str) -> tuple[str, str]:
+    """Return (name, stamp) of a cache of these files, in hexadecimal.
+
+    The name depends on the paths and the settings; the stamp also on size and time of change of each file.
+    """
+    paths = [[FORMAT, settings], *([name, str(path.absolute())] for maps in files for name, path in maps.items())]
+    changes = [[status.st_size, status.st_mtime_ns] for maps in files for status in map(os.stat, maps.values())]
+    name, stamp = (hashlib.sha256(json.dumps(content).encode()).hexdigest() for content in (paths, [paths, changes]))
+    return name[:16], stamp
+
+
+def _available_memory() -> int:
+    """Return the bytes of memory that this process may still use: what Linux and its control group leave."""
+    fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    free = int(fields["MemAvailable"].split()[0]) * 1024
+    group = Path("/sys/fs/cgroup")
+    with contextlib.suppress(OSError, ValueError):  # no group, or no limit ("max")
+        limit, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
+        free = min(free, limit - used)
+    return max(0, free)
