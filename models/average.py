@@ -22,7 +22,8 @@ class WeightAverage:
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:
         """Update the average with the weights of `model`, in a few operations for all tensors. Waits for no GPU."""
-        averages, weights = list(self.module.parameters()), list(model.parameters())
+        averages: list[Tensor] = list(self.module.parameters())
+        weights: list[Tensor] = list(model.parameters())
         if self.num_updates:
             torch._foreach_lerp_(averages, weights, 1 - self.decay)
         else:
