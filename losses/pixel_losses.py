@@ -67,7 +67,7 @@ class PixelLosses:
             targets["pseudo"] = CrossEntropy(batch["pseudo"], scales["pseudo"] * weights["pseudo"], self.label_smooth)
         entropy_weights = {name: batch[ENTROPIES[name]].to(dtype) / 255 for name in ENTROPIES if name in self.names}
         slopes = [scales[name] * weight for name, weight in entropy_weights.items()]
-        entropy_slope = torch.stack(slopes).sum(0) if slopes else None
+        entropy_slope = sum(slopes[1:], start=slopes[0]) if slopes else None
 
         size, predict = batch["image"].shape[1:3], ACCURACY in self.names
         maps = PixelPass(logits, size, list(targets.values()), entropy_slope, predict=predict)

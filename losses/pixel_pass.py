@@ -53,7 +53,7 @@ class PixelPass:
     ):
         self.logits, self.targets, self.entropy_slope = logits.detach(), targets, entropy_slope
         self.num_images, self.num_classes, low_height, low_width = logits.shape
-        self.height, self.width = size
+        (self.height, self.width), self.last_class = size, min(self.num_classes - 1, 255)
         self.down, across = Axis(low_height, self.height, align_corners), Axis(low_width, self.width, align_corners)
         self.row_weights, self.column_weights = self.down.matrix(logits), across.matrix(logits)  # (H, h), (W, w)
 
@@ -76,7 +76,8 @@ class PixelPass:
             self.gradient = self._smoothing_gradient()
         for image, logits in enumerate(self.logits):
             # (C, h, w) -> (h, C, W): classes lie between rows and columns, where sums over them are fast
-            wide = (logits.transpose(0, 1) @ self.column_weights.T).flatten(1)
+            low = logits.transpose(0, 1).flatten(0, 1)
+            wide = (low @ self.column_weights.T).view(-1, self.num_classes * self.width)
             wide_gradient = torch.zeros_like(wide)
             for first in range(0, self.height, num_rows):
                 rows = slice(first, min(first + num_rows, self.height))
@@ -84,58 +85,45 @@ class PixelPass:
                 weights = self.row_weights[rows, inputs]
                 z, work = buffers[:, : len(weights)]  # (rows, C, W)
                 torch.mm(weights, wide[inputs], out=z.flatten(1))
-                total, mean = self._fill(z, work, (image, rows))
+                self._band(z, work, (image, rows), gradient=gradient)
                 if gradient:
-                    self._differentiate(z, work, (image, rows), total, mean)
                     wide_gradient[inputs].addmm_(weights.T, work.flatten(1))
             if self.gradient is not None:
-                low = wide_gradient.unflatten(1, (self.num_classes, -1)) @ self.column_weights  # (h, C, w)
-                self.gradient[image] += low.transpose(0, 1)
+                low = wide_gradient.view(-1, self.width) @ self.column_weights
+                self.gradient[image] += low.unflatten(0, (-1, self.num_classes)).transpose(0, 1)
         return self
 
-    def _fill(self, z: Tensor, exps: Tensor, place: tuple[int, slice]) -> tuple[Tensor, Tensor | None]:
-        """Fill a band of one image's maps from its logits z (rows, C, W); return the sum of exp(z), and the mean of z.
+    def _band(self, z: Tensor, work: Tensor, place: tuple[int, slice], *, gradient: bool) -> None:
+        """Fill a band of one image's maps from its logits z (rows, C, W), which are overwritten.
 
-        Overwrites z by z - its maximum, times its exponential if there is an entropy; exps by the exponentials. The
-        mean is by the softmax, and only there with the entropy.
+        Then `work` is the gradient of the loss by these logits, without label smoothing's part. With p the softmax, it
+        is slope * (p - target) for cross entropy, and -slope * p * (ln p + entropy) = slope * p * (mean - z) for the
+        entropy, where mean is that of z by p.
         """
+        labels = [target.label[place].clamp(max=self.last_class).long().unsqueeze(1) for target in self.targets]
         z -= z.amax(1, keepdim=True)
         if self.predicted is not None:
             self.predicted[place] = z.argmax(1)
-        total = torch.exp(z, out=exps).sum(1, keepdim=True)
+        total = torch.exp(z, out=work).sum(1, keepdim=True)
         log_sum = total.log()
-        for target, values in zip(self.targets, self.cross_entropies, strict=True):
-            value = log_sum - (1 - target.smooth) * z.gather(1, self._index(target, place))
+        for target, label, values in zip(self.targets, labels, self.cross_entropies, strict=True):
+            value = z.gather(1, label).mul_(target.smooth - 1).add_(log_sum)
             if target.smooth:
-                value -= target.smooth * z.mean(1, keepdim=True)
+                value.sub_(z.mean(1, keepdim=True), alpha=target.smooth)
             values[place] = value.squeeze(1)
-        if self.entropy is None:
-            return total, None
-        mean = z.mul_(exps).sum(1, keepdim=True).div_(total)
-        self.entropy[place] = (log_sum - mean).squeeze(1)
-        return total, mean
-
-    def _differentiate(
-        self, z_exps: Tensor, exps: Tensor, place: tuple[int, slice], total: Tensor, mean: Tensor | None
-    ) -> None:
-        """Overwrite exps (rows, C, W) by the gradient of the loss by the band's logits, without label smoothing's part.
-
-        With p the softmax, the gradient is slope * (p - target) for cross entropy. For the entropy it is
-        -slope * p * (ln p + entropy) = slope * p * (mean of z - z).
-        """
-        sloped = [(target, target.slope[place].unsqueeze(1)) for target in self.targets if target.slope is not None]
-        factor = sum((slope for _, slope in sloped), torch.zeros_like(total))
-        if mean is not None and self.entropy_slope is not None:
-            entropy_slope = self.entropy_slope[place].unsqueeze(1)
-            factor = factor.addcmul(entropy_slope, mean)
-            exps.mul_(factor.div_(total)).addcmul_(z_exps, entropy_slope / total, value=-1)
-        else:
-            exps.mul_(factor / total)
-        for target, slope in sloped:
-            exps.scatter_add_(1, self._index(target, place), slope * (target.smooth - 1))
-
-    def _index(self, target: CrossEntropy, place: tuple[int, slice]) -> Tensor:
-        return target.label[place].clamp(max=min(self.num_classes - 1, 255)).long().unsqueeze(1)
+        slopes = [target.slope[place].unsqueeze(1) for target in self.targets if target.slope is not None]
+        factor = sum(slopes[1:], start=slopes[0]) if slopes else torch.zeros_like(total)
+        if self.entropy is not None and self.entropy_slope is not None:
+            mean = z.mul_(work).sum(1, keepdim=True).div_(total)
+            self.entropy[place] = (log_sum - mean).squeeze(1)
+            if gradient:
+                slope = self.entropy_slope[place].unsqueeze(1)
+                work.mul_(mean.mul_(slope).add_(factor).div_(total)).addcmul_(z, slope / total, value=-1)
+        elif gradient:
+            work.mul_(factor / total)
+        if gradient:
+            for target, label, slope in zip(self.targets, labels, slopes, strict=True):
+                work.scatter_add_(1, label, slope * (target.smooth - 1))
 
     def _smoothing_gradient(self) -> Tensor:
         """Return the gradient of label smoothing by the logits: -smooth / C * slope for each class of a pixel."""
