@@ -35,7 +35,7 @@ from evaluation.report import write_run_report
 from evaluation.scoring import score
 from losses.criterion import Criterion, to_device
 from models.amp import autocast
-from runs.messages import data_check_command, epoch_title, log_data, log_end, log_launch, score_text
+from runs.messages import data_check_command, epoch_title, loader_advice, log_data, log_end, log_launch, score_text
 from runs.run import Run
 from runs.state import TrainState
 from schedule import LearningRate
@@ -210,7 +210,8 @@ def finish_epoch(
         state.epoch, state.samples = state.epoch + 1, 0
         if schedule.epoch_checkpoint(cfg, state):
             names.append(f"epoch_{state.epoch:04d}.pt")
-    log.info(f"{line}, {run.metrics.time_text(lr_schedule.position(state))}")
+    rate = run.metrics.rate_text(loader.sampler.global_batch, loader_advice(cfg, loader.num_workers))
+    log.info(f"{line}, {run.metrics.time_text(lr_schedule.position(state))}{rate}")
     run.save(state, *names)
 
 

@@ -5,9 +5,11 @@ import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import cv2
 import numpy as np
 from PIL import ExifTags, Image, ImageOps
 
+from data.jpeg import decode_plain
 from errors import UserError
 from labels import IGNORE
 
@@ -55,9 +57,12 @@ def read_image(path: Path) -> np.ndarray:
     def to_rgb(image: Image.Image) -> Image.Image:
         if image.mode.startswith(("I", "F")):
             raise UserError(f"{path}: more than 8 bits a channel (mode {image.mode}): convert it to 8 bits")
-        return ImageOps.exif_transpose(image).convert("RGB")
+        ImageOps.exif_transpose(image, in_place=True)  # a copy, and convert() of RGB, would take time
+        return image if image.mode == "RGB" else image.convert("RGB")
 
-    return decode(path, to_rgb)
+    with decoding(path):
+        plain = decode_plain(path.read_bytes())
+    return decode(path, to_rgb) if plain is None else plain
 
 
 def image_size(path: Path) -> tuple[int, int]:
@@ -91,6 +96,8 @@ def read_label(path: Path, num_classes: int) -> np.ndarray:
         return image
 
     label = decode(path, one_channel)
+    if label.dtype == np.uint8 and not cv2.countNonZero(cv2.inRange(label, num_classes, IGNORE - 1)):
+        return label
     bad = label[(label != IGNORE) & ((label < 0) | (label >= num_classes))]
     if bad.size:
         raise UserError(

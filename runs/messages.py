@@ -38,6 +38,12 @@ def epoch_title(cfg: Config, state: TrainState) -> str:
     return f"epoch {state.epoch + 1}" + ("" if cfg.max_steps else f"/{cfg.epochs}")
 
 
+def loader_advice(cfg: Config, num_workers: int) -> str:
+    """Return the flags that make the loader faster, as text."""
+    cache = "use --cache ram or disk, or " if cfg.cache == "none" else ""
+    return f"{cache}raise --workers (now {num_workers})"
+
+
 def score_text(scores: Scores, is_best: bool, state: TrainState) -> str:
     best = "best" if is_best else f"best {100 * state.best_miou:.2f}"
     return f"mIoU {100 * scores['miou']:.2f} ({best}), pixel accuracy {100 * scores['pixel_acc']:.2f}"

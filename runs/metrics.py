@@ -24,6 +24,7 @@ from runs.log import progress_bar
 
 # Values of a step that are not losses: a line of metrics has the latest, not the mean.
 LATEST = ("epoch", "step", "lr", "loss_scale", "skipped_steps")
+SLOW_LOADER = 0.1  # share of the time spent waiting for batches from which the epoch's line gives advice
 
 
 class Metrics:
@@ -44,6 +45,8 @@ class Metrics:
         self._window: list[dict[str, float]] = []  # losses and more of each step since the last line of metrics
         self._window_start, self._window_images, self._last_step_at = 0.0, 0, 0.0
         self._epoch_start, self._started = 0.0, (0.0, 0.0, 0.0)
+        self._num_steps, self._first_batch_at = 0, 0.0  # of this epoch
+        self._stepping = self._waiting = 0.0  # seconds since the first batch; of these, until later batches came
 
     def open(self, folder: Path, saved: dict) -> tuple[dict, int]:
         """Open metrics.jsonl for appending, and remove the lines that follow the resumed checkpoint.
@@ -75,6 +78,24 @@ class Metrics:
         remaining = f", {_duration(left)} left" if position < total and position > start else ""
         return f"{_duration(now - self._epoch_start)}{remaining}"
 
+    def rate_text(self, batch: int, advice: str) -> str:
+        """Return the epoch's images a second and, if it waited for the loader, the rate with every batch ready.
+
+        Such as ", 8.1 images/s", or ", 8.1 of 12.3 images/s: 34% of the time is waiting for the loader: ADVICE". The
+        time until the first batch does not count: it starts the workers. Of all ranks the one that waited most counts,
+        because the others wait for it. batch: images of a step. Collective.
+        """
+        waiting = max(self.group.gather(self._waiting))
+        if not self._num_steps or not self._stepping:
+            return ""
+        rate, share = batch * self._num_steps / self._stepping, min(waiting / self._stepping, 0.999)
+        if share < SLOW_LOADER:
+            return f", {rate:.3g} images/s"
+        return (
+            f", {rate:.3g} of {rate / (1 - share):.3g} images/s: {share:.0%} of the time is waiting for the loader: "
+            f"{advice}"
+        )
+
     def capture(self) -> dict:
         """Flush all files to disk, and return a dict for the checkpoint, which open() takes in a resumed run.
 
@@ -94,18 +115,37 @@ class Metrics:
         """
         self._epoch_start = self._window_start = time.perf_counter()
         self._epoch_losses, self._window_images = [], 0
-        self._bar = progress_bar(steps, total=total, title=title, enabled=self.group.is_main)
+        self._bar = progress_bar(self._timed(steps), total=total, title=title, enabled=self.group.is_main)
         yield from self._bar
         self.read_step()
         if self._window:
             self._write_window()
+
+    def _timed(self, steps: Iterable) -> Iterator:
+        """Iterate over an epoch's steps and time them from the first batch on: all in all, and the waiting for batches.
+
+        The time of a validation between two steps does not count.
+        """
+        self._num_steps, self._stepping, self._waiting = 0, 0.0, 0.0
+        asked_at = time.perf_counter()
+        for step in steps:
+            came_at = time.perf_counter()
+            if self._num_steps:
+                self._waiting += came_at - asked_at
+            else:
+                self._first_batch_at = came_at
+            yield step
+            self._num_steps += 1
+            asked_at = time.perf_counter()
+            self._stepping = asked_at - self._first_batch_at
 
     def validation_bar(self, batches: Iterable, *, total: int) -> Iterator:
         """Iterate over validation batches with a progress bar. The time does not count for the training rate."""
         self.read_step()  # its line of metrics comes before the validation's
         began = time.perf_counter()
         yield from progress_bar(batches, total=total, title="validation", enabled=self.group.is_main)
-        self._window_start += time.perf_counter() - began
+        seconds = time.perf_counter() - began
+        self._window_start, self._first_batch_at = self._window_start + seconds, self._first_batch_at + seconds
 
     def log_step(
         self,

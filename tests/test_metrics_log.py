@@ -39,3 +39,39 @@ def test_line_of_an_epoch_has_its_time_and_the_time_left(monkeypatch):
     assert metrics.loss_text() == "loss 2.000"  # the mean of 0, 1, 2, 3, 4
     assert metrics.time_text(15) == "50 s, 4 min left"
     assert metrics.time_text(40) == "50 s"
+
+
+def test_line_of_an_epoch_has_the_rate_and_the_share_of_waiting_for_the_loader(monkeypatch):
+    """The first batch takes 50 s, which do not count; then 4 steps of 3 s, 3 waits of 2 s, a validation of 100 s."""
+    now = [0.0]
+    monkeypatch.setattr("runs.metrics.time.perf_counter", lambda: now[0])
+    metrics = Metrics(Group(torch.device("cpu")), log_interval=100)
+
+    def batches(wait: float):
+        now[0] += 50 - wait
+        for number in range(4):
+            now[0] += wait
+            yield number
+
+    def pause():
+        now[0] += 100
+        yield None
+
+    def epoch(wait: float) -> str:
+        for step in metrics.steps(batches(wait), total=4, title=""):
+            if step == 2:
+                list(metrics.validation_bar(pause(), total=1))
+            now[0] += 3
+        return metrics.rate_text(6, "DO THIS")
+
+    # 24 images in 4 * 3 + 3 * 2 = 18 s, of which 6 s are waiting; without the waiting 24 images in 12 s
+    assert epoch(2.0) == ", 1.33 of 2 images/s: 33% of the time is waiting for the loader: DO THIS"
+    assert epoch(0.0) == ", 2 images/s"
+    # 3 waits of 0.4 s are 1.2 of 13.2 s, 9 %: below the limit; 24 / 13.2 = 1.818
+    assert epoch(0.4) == ", 1.82 images/s"
+
+
+def test_without_a_step_there_is_no_rate():
+    metrics = Metrics(Group(torch.device("cpu")), log_interval=100)
+    assert list(metrics.steps([], total=0, title="")) == []
+    assert metrics.rate_text(6, "DO THIS") == ""

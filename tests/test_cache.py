@@ -1,0 +1,161 @@
+"""--cache: the same batches as without it, from a file that is whole or absent and newer than its sources."""
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import flags
+
+import config
+import utils
+from data.cache import Builder, find, fingerprint, open_shared
+from distributed.group import Group
+from distributed.signals import StopRequest
+from errors import UserError
+
+REPO = Path(__file__).parent.parent
+linux = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="--cache ram needs Linux")
+
+
+def sample(number: int) -> dict[str, np.ndarray]:
+    """4 + number rows of 6 pixels: 18 bytes of image and 6 of label in each row."""
+    rng = np.random.default_rng(number)
+    image = rng.integers(0, 256, (4 + number, 6, 3), dtype=np.uint8)
+    return {"image": image, "label": rng.integers(0, 3, (4 + number, 6), dtype=np.uint8)}
+
+
+def check_holds(cache, number: int) -> None:
+    assert len(cache) == number
+    for index in range(number):
+        expected = sample(index)
+        assert list(cache[index]) == list(expected)
+        assert all(np.array_equal(values, expected[name]) for name, values in cache[index].items())
+
+
+@pytest.fixture(params=[pytest.param("ram", marks=linux), "disk"])
+def build(request, tmp_path):
+    """A function that builds a cache of 5 samples, and of 144, 120, ... bytes: 4 rows of 24 bytes, 5 rows, ..."""
+
+    def built(**options):
+        builder = Builder(sample, 5, **options)
+        return builder.in_memory() if request.param == "ram" else builder.on_disk(tmp_path / "a.cache")
+
+    return built
+
+
+def test_cache_returns_what_was_read(build):
+    cache = build(budget=1000)
+    check_holds(cache, 5)
+    check_holds(pickle.loads(pickle.dumps(cache)), 5)  # as a spawned loader worker gets it
+    check_holds(open_shared([None, ("another machine", Path("/none")), cache.address]), 5)
+    with pytest.raises(ValueError, match="read-only"):
+        cache[0]["label"][0, 0] = 1
+
+
+def test_budget_limits_the_samples(build):
+    # 4, 5 and 6 rows of 24 bytes: 96 + 120 + 144 = 360
+    assert [len(build(budget=budget)) for budget in (359, 360)] == [2, 3]
+    check_holds(build(budget=360), 3)
+
+
+def test_a_stopped_builder_leaves_no_file(build, tmp_path):
+    answers = iter([False, True])
+    assert build(budget=1000, stop=lambda: next(answers)) is None
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_unreadable_sample_is_named_and_leaves_no_file(tmp_path):
+    def read(index: int):
+        if index == 3:
+            raise UserError("d.jpg: not a whole, readable image")
+        return sample(index)
+
+    with pytest.raises(UserError, match=r"d\.jpg"):
+        Builder(read, 5, budget=1000).on_disk(tmp_path / "a.cache")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_on_disk_is_used_only_if_it_is_whole_and_its_sources_are_unchanged(tmp_path):
+    source, path = tmp_path / "a.png", tmp_path / "a.cache"
+    source.write_bytes(b"1234")
+    name, stamp = fingerprint([{"image": source}], "21 classes")
+    Builder(sample, 5, budget=1000, stamp=stamp).on_disk(path)
+    check_holds(find(path, stamp), 5)
+    os.utime(source, ns=(0, 12345))
+    changed = fingerprint([{"image": source}], "21 classes")
+    assert changed[0] == name  # the new cache replaces the old file
+    assert find(path, changed[1]) is None
+    assert fingerprint([{"image": source}], "20 classes")[0] != name
+    whole = path.read_bytes()
+    for damaged in (b"", whole[:-1], whole[:100]):
+        path.write_bytes(damaged)
+        assert find(path, stamp) is None
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"--cache_dir .*file: cannot be written to"):
+        Builder(sample, 5, budget=1000).on_disk(tmp_path / "file" / "a.cache")
+
+
+@pytest.mark.parametrize("kind", [pytest.param("ram", marks=linux), "disk"])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_batches_are_equal_with_and_without_a_cache(demo_root, tmp_path, monkeypatch, kind, workers):
+    group = Group(torch.device("cpu"))
+    values = {"batchsize": 4, "crop_size": 65, "seed": 5, "workers": workers}
+    plain = config.parse(flags(dataset_path=demo_root, **values))
+    # The demo's images have 160x120 pixels and four maps, 7 bytes a pixel: 134 kB each, so 200 kB hold one.
+    for gigabytes, num_cached in ((0.0002, 1), (0.1, None)):
+        cached = config.parse(
+            flags(dataset_path=demo_root, cache=kind, cache_dir=tmp_path / str(gigabytes), cache_gb=gigabytes, **values)
+        )
+        loaders = [utils.get_loader(each, "train", group) for each in (plain, cached)]
+        assert len(loaders[1].dataset.cache) == (num_cached or len(loaders[1].dataset))
+        for loader in loaders:
+            loader.sampler.set_position(1, 0)
+        for ours, theirs in zip(*loaders, strict=True):
+            assert list(ours) == list(theirs)
+            assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    if kind == "disk":  # the next run decodes nothing
+        monkeypatch.setattr("data.dataset.read_image", None)
+        assert len(utils.get_loader(cached, "train", group).dataset.cache) == len(loaders[1].dataset)
+
+
+def test_a_signal_stops_the_filling_and_the_run_goes_on_to_stop(demo_root, tmp_path):
+    stop = StopRequest()
+    stop.reason = "SIGTERM"
+    given = config.parse(flags(dataset_path=demo_root, cache="disk", cache_dir=tmp_path, batchsize=4))
+    assert utils.get_loader(given, "train", Group(torch.device("cpu"), stop=stop)).dataset.cache is None
+    assert not list(tmp_path.iterdir())
+
+
+BUILD_SLOWLY = """
+import sys, time, numpy as np
+from pathlib import Path
+from data.cache import Builder
+def read(index):
+    print(index, flush=True)
+    time.sleep(0.2)
+    return {"image": np.zeros((100, 100, 3), np.uint8)}
+Builder(read, 1000, budget=1e9).on_disk(Path(sys.argv[1]))
+"""
+
+
+def test_a_killed_builder_leaves_nothing_that_the_next_one_uses(tmp_path):
+    path = tmp_path / "a.cache"
+    process = subprocess.Popen([sys.executable, "-c", BUILD_SLOWLY, path], cwd=REPO, stdout=subprocess.PIPE)
+    process.stdout.readline()
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert find(path, "") is None
+    for scratch in tmp_path.iterdir():
+        os.utime(scratch, (0, time.time() - 4000))  # older than an hour: the next builder removes it
+    check_holds(Builder(sample, 5, budget=1000).on_disk(path), 5)
+    assert list(tmp_path.iterdir()) == [path]
