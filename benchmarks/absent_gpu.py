@@ -18,11 +18,16 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 CUDA = torch.device("cuda", 0)
 META = torch.device("meta")
-# What autocast computes in the lower type here; the rest follows from the types of the operands.
+# What autocast computes in the lower type here, and in float32; the rest follows from the types of the operands.
 LOWERED: dict[Any, tuple[str, ...]] = {
     F: ("conv2d", "linear", "scaled_dot_product_attention"),
     torch: ("conv2d", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum"),
     Tensor: ("matmul", "__matmul__", "mm", "bmm"),
+}
+RAISED: dict[Any, tuple[str, ...]] = {
+    F: ("cross_entropy", "nll_loss", "log_softmax", "softmax"),
+    torch: ("log_softmax", "softmax"),
+    Tensor: ("log_softmax", "softmax"),
 }
 
 
@@ -108,7 +113,8 @@ def absent_gpu(mode: AbsentGPU) -> Iterator[AbsentGPU]:
             (torch.cuda, "is_bf16_supported", lambda *args, **kwargs: True),
             (torch.cuda, "get_device_capability", lambda *args: (9, 0)),
             (torch.cuda.amp.common, "amp_definitely_not_available", lambda: False),
-            *((owner, name, _lowering(getattr(owner, name))) for owner, names in LOWERED.items() for name in names),
+            *((owner, name, _casting(getattr(owner, name), raised=False)) for owner, name in _pairs(LOWERED)),
+            *((owner, name, _casting(getattr(owner, name), raised=True)) for owner, name in _pairs(RAISED)),
             *((torch, name, _creating(getattr(torch, name))) for name in ("tensor", "as_tensor")),
         ):
             stack.enter_context(mock.patch.object(target, name, value, create=True))
@@ -116,17 +122,17 @@ def absent_gpu(mode: AbsentGPU) -> Iterator[AbsentGPU]:
         yield mode
 
 
-def _lowering(function: Callable) -> Callable:
+def _casting(function: Callable, raised: bool) -> Callable:
     """Return the function as torch.autocast would call it: autocast ignores tensors on the meta device."""
 
     @functools.wraps(function)
-    def lowered(*args, **kwargs):
+    def cast(*args, **kwargs):
         if torch.is_autocast_enabled("cuda"):
-            dtype = torch.get_autocast_dtype("cuda")
-            args, kwargs = tree_map(lambda value: value.to(dtype) if _is_lowered(value) else value, (args, kwargs))
+            dtype = torch.float32 if raised else torch.get_autocast_dtype("cuda")
+            args, kwargs = tree_map(lambda value: value.to(dtype) if _is_castable(value) else value, (args, kwargs))
         return function(*args, **kwargs)
 
-    return lowered
+    return cast
 
 
 def _creating(function: Callable) -> Callable:
@@ -141,8 +147,12 @@ def _creating(function: Callable) -> Callable:
     return create
 
 
-def _is_lowered(value: Any) -> bool:
+def _is_castable(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_meta and value.is_floating_point() and value.dtype != torch.float64
+
+
+def _pairs(functions: dict[Any, tuple[str, ...]]) -> list[tuple[Any, str]]:
+    return [(owner, name) for owner, names in functions.items() for name in names]
 
 
 def _is_gpu(value: Any) -> bool:
