@@ -3,6 +3,7 @@
 Counted on the meta device, where tensors have shapes and types but no values.
 """
 
+import itertools
 import logging
 import weakref
 from collections.abc import Sequence
@@ -121,7 +122,9 @@ def _measure_training_step(
     for parameter in model.parameters():
         if parameter.requires_grad:  # the states include all gradients already
             parameter.register_post_accumulate_grad_hook(lambda parameter: setattr(parameter, "grad", None))
-    meter = _Meter(model)
+    meter = Meter()
+    for value in (*model.parameters(), *model.buffers()):
+        meter.hold(value, 0)  # the states include them
     if (dtype := DTYPES[amp]) is not None:
         _convert_convolutions(model, dtype)
     with meter:
@@ -140,37 +143,44 @@ def _measure_training_step(
     return meter.flops, kept, meter.peak
 
 
-class _Meter(TorchDispatchMode):
+class Meter(TorchDispatchMode):
     """A dispatch mode that counts FLOPs and the bytes of meta tensors made inside: `live` now, and at the `peak`.
 
-    FlopCounterMode would keep tensors of the backward pass alive, so this class calls torch's formulas.
+    FlopCounterMode would keep tensors of the backward pass alive, so this class calls torch's formulas. storages: the
+    number of each live storage, by its id.
     """
 
-    def __init__(self, model: nn.Module):
+    def __init__(self) -> None:
         super().__init__()
         self.flops = self.live = self.peak = 0
-        self._seen = {id(value.untyped_storage()) for value in (*model.parameters(), *model.buffers())}
+        self.storages: dict[int, int] = {}
+        self._numbers = itertools.count()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
-        if func._overloadpacket in flop_registry:
-            self.flops += flop_registry[func._overloadpacket](*args, **(kwargs or {}), out_val=result)
-        for value in tree_iter(result):
-            if isinstance(value, Tensor) and value.is_meta:
-                self._hold(value.untyped_storage())
+        self.note(func, args, kwargs or {}, result)
         return result
 
-    def _hold(self, storage: torch.UntypedStorage) -> None:
-        """Count a storage's bytes until the storage is freed. Views that share a storage count once."""
-        key, size = id(storage), storage.nbytes()
-        if key in self._seen:
+    def note(self, func, args: tuple, kwargs: dict, result) -> None:
+        """Count an operation's FLOPs and the tensors that it has made."""
+        if func._overloadpacket in flop_registry:
+            self.flops += flop_registry[func._overloadpacket](*args, **kwargs, out_val=result)
+        for value in tree_iter(result):
+            if isinstance(value, Tensor) and value.is_meta:
+                self.hold(value, value.untyped_storage().nbytes())
+
+    def hold(self, value: Tensor, size: int) -> None:
+        """Count `size` bytes until the tensor's storage is freed. Views that share a storage count once."""
+        storage = value.untyped_storage()
+        key = id(storage)
+        if key in self.storages:
             return
 
         def free() -> None:
-            self._seen.remove(key)
+            del self.storages[key]
             self.live -= size
 
-        self._seen.add(key)
+        self.storages[key] = next(self._numbers)
         weakref.finalize(storage, free).atexit = False
         self.live += size
         self.peak = max(self.peak, self.live)

@@ -1,0 +1,143 @@
+"""The operations of a step on a GPU that is not there: FLOPs, bytes and live memory, as dispatched."""
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from benchmarks.absent_gpu import AbsentGPU
+from runs.summary import Meter
+
+# Kinds by the beginning of the operation's name without its underscores; others are "pointwise", or their own name.
+KINDS = {
+    "convolution": "convolutions",
+    "scaled_dot": "matrix products",
+    **dict.fromkeys(("mm", "bmm", "addmm", "baddbmm"), "matrix products"),
+    **dict.fromkeys(("native_batch_norm", "cudnn_batch_norm", "batch_norm"), "batch norm"),
+    **dict.fromkeys(("relu", "threshold"), "ReLU"),
+    "add": "additions",
+    **dict.fromkeys(("mul", "div"), "products"),
+    **dict.fromkeys(("to_copy", "copy"), "copies and casts"),
+    **dict.fromkeys(("foreach", "fused_sgd"), "optimizer"),
+    "upsample": "upsampling",
+    **dict.fromkeys(("max_pool", "mean", "avg_pool", "adaptive_avg"), "pooling"),
+    **dict.fromkeys(("log_softmax", "softmax"), "softmax"),
+}
+PICKS = ("gather", "index", "index_select", "embedding")  # read as much of their first operand as they return
+OVERWRITES = ("copy_", "fill_", "zero_")  # do not read what they write
+
+
+@dataclass(frozen=True)
+class Operation:
+    """An operation as dispatched. reads, writes: {storage: bytes} of its operands and results."""
+
+    name: str
+    kind: str
+    flops: int
+    dtype: torch.dtype  # of its first floating-point operand
+    tf32: bool  # whether float32 operands may be rounded to TF32
+    pointwise: bool
+    reads: dict[int, int]
+    writes: dict[int, int]
+
+    @property
+    def reads_twice(self) -> bool:
+        """Return whether it is batch norm in training, which reads its operands for their sums first."""
+        return self.name.startswith(("native_batch_norm", "_native_batch_norm", "cudnn_batch_norm"))
+
+    @property
+    def bytes(self) -> int:
+        return sum(self.reads.values()) * (2 if self.reads_twice else 1) + sum(self.writes.values())
+
+
+class Recorder(AbsentGPU):
+    """An absent GPU that lists its operations, and counts live bytes.
+
+    Views and allocations are free: they are not listed. `peak` is the most bytes alive at once, of all tensors on the
+    GPU that hold() or an operation has seen.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: list[Operation] = []
+        self.meter = Meter()
+
+    @property
+    def peak(self) -> int:
+        return self.meter.peak
+
+    def hold(self, tensors: Iterable[Tensor]) -> None:
+        """Count tensors made before the recording, such as parameters and momentum."""
+        for value in tensors:
+            self.meter.hold(value, value.untyped_storage().nbytes())
+
+    def record(self, func, args: tuple, kwargs: dict, result: Any) -> None:
+        meter, flops = self.meter, self.meter.flops
+        given = {id(value.untyped_storage()) for value in _tensors((args, kwargs))}
+        changed, read = _split(func, args, kwargs)
+        for value in (*changed, *read):
+            meter.hold(value, 0)  # made outside the recording
+        meter.note(func, args, kwargs, result)
+        made = [value for value in _tensors(result) if id(value.untyped_storage()) not in given]
+        name = func._schema.name.split("::")[1]
+        if not (changed or made) or name.startswith(("empty", "new_empty")):
+            return
+        reads, writes = self._bytes(read), self._bytes([*changed, *made])
+        if name not in OVERWRITES:
+            reads |= self._bytes(changed)
+        if name in PICKS:
+            first = meter.storages[id(read[0].untyped_storage())]
+            reads[first] = min(reads[first], sum(writes.values()))
+        floats = [value.dtype for value in (*read, *changed, *made) if value.is_floating_point()]
+        kind = _kind(name, torch.Tag.pointwise in func.tags)
+        tf32 = torch.backends.cudnn.allow_tf32 if kind == "convolutions" else torch.backends.cuda.matmul.allow_tf32
+        self.operations.append(
+            Operation(
+                name,
+                kind,
+                meter.flops - flops,
+                floats[0] if floats else torch.float32,
+                tf32,
+                torch.Tag.pointwise in func.tags and not name.startswith("_f"),  # _foreach and _fused are one kernel
+                reads,
+                writes,
+            )
+        )
+
+    def _bytes(self, tensors: list[Tensor]) -> dict[int, int]:
+        """Return {storage: bytes touched}; an expanded dimension is touched once."""
+        found: Counter[int] = Counter()
+        for value in tensors:
+            sides = [side for side, stride in zip(value.shape, value.stride(), strict=True) if stride]
+            size = 0 if value.numel() == 0 else math.prod(sides) * value.element_size()
+            key = self.meter.storages[id(value.untyped_storage())]
+            found[key] = max(found[key], size)
+        return dict(found)
+
+
+def _split(func, args: tuple, kwargs: dict) -> tuple[list[Tensor], list[Tensor]]:
+    """Return (arguments that the operation writes to, the others)."""
+    written: list[Tensor] = []
+    read: list[Tensor] = []
+    for position, argument in enumerate(func._schema.arguments):
+        value = args[position] if position < len(args) else kwargs.get(argument.name)
+        is_written = argument.alias_info is not None and argument.alias_info.is_write
+        (written if is_written else read).extend(_tensors(value))
+    return written, read
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    return [value for value in tree_leaves(values) if isinstance(value, Tensor) and value.is_meta]
+
+
+def _kind(name: str, pointwise: bool) -> str:
+    name = name.strip("_").removeprefix("unsafe_")
+    matches = [start for start in KINDS if name.startswith(start)]
+    if matches:
+        return KINDS[max(matches, key=len)]
+    return "pointwise" if pointwise else name

@@ -1,0 +1,85 @@
+"""Our training step, train.train_step, on a GPU that is not there: alone, or as rank 0 of a group of fake ranks."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+import torch.nn.parallel.distributed as ddp
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+import build
+import schedule
+import train
+from benchmarks.absent_gpu import CUDA, AbsentGPU, absent_gpu
+from config import Config
+from distributed.group import Group
+from labels import MAPS
+from runs.metrics import Metrics
+from runs.state import TrainState
+
+
+@contextlib.contextmanager
+def our_step(cfg: Config, mode: AbsentGPU, world_size: int = 1) -> Iterator[tuple[Callable[[], None], TrainState]]:
+    """Build a run on the absent GPU for the body. Yield (function that does a step on random batches, its state).
+
+    Steps 1 and 2 are done, and may copy to the GPU: they make the momentum and, in a group, DDP's buckets. Operations
+    are recorded in the body alone. Left out, because a run does them seldom or elsewhere:
+
+    - the comparison of ranks, in the first step and each --check_sync_frequency steps
+    - Metrics.read_step, which reads the losses of the step before, while the device computes this one
+    """
+    with contextlib.ExitStack() as stack:
+        group = Group(CUDA, world_size=world_size, local_world_size=world_size)
+        if world_size > 1:
+            group = Group(CUDA, world_size=world_size, local_world_size=world_size, backend="fake")
+            dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
+            stack.callback(dist.destroy_process_group)
+        batches = [_random_batch(cfg) for _ in range(cfg.accum_steps)]
+        mode.pin(batches)
+        mode.check_copies = mode.recording = False
+        stack.enter_context(absent_gpu(mode))
+        for target, name, value in (
+            (schedule, "check_of_ranks", lambda *args: False),
+            (Metrics, "read_step", lambda metrics: None),
+            (ddp, "_verify_param_shape_across_processes", lambda *args: None),  # reads the other ranks' shapes
+        ):
+            stack.enter_context(mock.patch.object(target, name, value))
+        raw_model, model = build.get_model(cfg, group)
+        if isinstance(model, DistributedDataParallel):
+            model.register_comm_hook(None, _all_reduce)
+        weights = [1.0] * cfg.numclasses if cfg.class_weights != "none" else None
+        criterion = build.get_criterion(cfg, group, raw_model, weights)
+        optimizer = build.get_optimizer(cfg, raw_model, group, cfg.lr)
+        train_set = SimpleNamespace(listing=[])
+        state = build.get_state(cfg, group, raw_model, model, optimizer, None, {}, train_set, weights)  # type: ignore[arg-type]
+        run = SimpleNamespace(metrics=Metrics(group, cfg.log_interval), step_done=lambda: None)
+        lr_schedule = SimpleNamespace(at=lambda state: cfg.lr, sampler=SimpleNamespace(global_batch=cfg.batchsize))
+        state.model.train()
+
+        def step() -> None:
+            train.train_step(cfg, group, run, state, criterion, batches, lr_schedule)  # type: ignore[arg-type]
+
+        step()
+        step()
+        mode.check_copies = mode.recording = True
+        yield step, state
+
+
+def _random_batch(cfg: Config) -> dict[str, Tensor]:
+    shape = (cfg.batchsize, cfg.crop_size, cfg.crop_size)
+    batch = {name: torch.randint(0, cfg.numclasses, shape, dtype=torch.uint8) for name in MAPS[cfg.dataset]}
+    return batch | {"image": torch.zeros(*shape, 3, dtype=torch.uint8)}
+
+
+def _all_reduce(_state: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    """Average a bucket as DDP does: its own all-reduce wants a future that the fake group has not."""
+    buffer = bucket.buffer().div_(dist.get_world_size())
+    dist.all_reduce(buffer)
+    future: torch.futures.Future[Tensor] = torch.futures.Future()
+    future.set_result(buffer)
+    return future

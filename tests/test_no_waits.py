@@ -1,0 +1,99 @@
+"""A training step has no operation whose result the CPU waits for.
+
+Run on a GPU that is not there (benchmarks/absent_gpu.py): it has no values to give, so every wait is an error.
+"""
+
+import pytest
+import torch
+
+import config
+from benchmarks.absent_gpu import CUDA, AbsentGPU, Waits, absent_gpu
+from benchmarks.our_step import our_step
+
+TINY = ["--dataset", "ScribblePseudoDsDc", "--numclasses", "5", "--layers", "50", "--pretrained", "none"]
+TINY += ["--crop_size", "33", "--batchsize", "2", "--warmup_epochs", "0"]
+
+
+def waiting(reason: str):
+    return pytest.mark.xfail(raises=Waits, strict=True, reason=reason)
+
+
+FUSED = waiting("GradScaler reads found_inf unless the optimizer is fused")
+
+STEPS = [
+    pytest.param([], id="five losses, LoRM, float32"),
+    pytest.param(["--amp", "bf16", "--lorm_scope", "all"], id="bf16, scope all"),
+    pytest.param(["--amp", "fp16", "--lorm_scope", "all"], id="fp16, scope all", marks=FUSED),
+    pytest.param(["--amp", "bf16", "--accum_steps", "2", "--grad_checkpointing"], id="bf16, 2 micro-batches"),
+    pytest.param(["--amp", "fp16", "--accum_steps", "2"], id="fp16, 2 micro-batches", marks=FUSED),
+    pytest.param(["--ema", "0.99"], id="ema", marks=waiting("AveragedModel copies its counter to the GPU each step")),
+    pytest.param(["--model_type", "deeplabv3", "--loss", "ce+focal+ohem"], id="deeplabv3, losses by pixel"),
+    pytest.param(["--loss", "dice+lovasz", "--report_training_batch_acc"], id="losses by region, accuracy"),
+    pytest.param(["--class_weights", "balanced"], id="class weights"),  # copied to the GPU in the first step alone
+]
+
+
+def check_step(flags: list[str], world_size: int) -> None:
+    with our_step(config.parse([*TINY, *flags]), AbsentGPU(), world_size) as (step, state):
+        step()
+    assert state.step == 3
+    assert all(parameter.is_meta for parameter in state.raw_model.parameters())  # the step was not done on the CPU
+
+
+@pytest.mark.parametrize("flags", STEPS)
+def test_no_step_waits(flags):
+    check_step(flags, world_size=1)
+
+
+@pytest.mark.parametrize("flags", STEPS)
+def test_no_step_of_8_ranks_waits(flags):
+    check_step([*flags, "--sync_bn", "off"], world_size=8)
+
+
+@waiting("torch's SyncBatchNorm indexes by a bool tensor")
+@pytest.mark.parametrize("flags", [[], ["--amp", "bf16", "--accum_steps", "2", "--grad_checkpointing"]])
+def test_no_step_with_batch_norm_over_8_ranks_waits(flags):
+    check_step(flags, world_size=8)
+
+
+WAITS = {
+    "item": lambda x: x.sum().item(),
+    "tolist": lambda x: x.tolist(),
+    "if": lambda x: bool(x.sum() > 0),
+    "nonzero": lambda x: x.nonzero(),
+    "bool index": lambda x: x[x > 0],
+    "bool index put": lambda x: x.index_put_((x > 0,), x.sum()),
+    "unique": lambda x: x.unique(),
+    "bincount": lambda x: x.long().bincount(),
+    "cpu": lambda x: x.cpu(),
+    "copy to the CPU": lambda x: torch.zeros(4).copy_(x),
+    "copy to the GPU": lambda x: torch.ones(4).to(CUDA),
+    "copy not pinned": lambda x: torch.ones(4).to(CUDA, non_blocking=True),
+    "tensor": lambda x: torch.tensor([1.0], device=CUDA),
+    "index on the CPU": lambda x: x[torch.tensor([0, 1])],
+}
+
+
+@pytest.mark.parametrize("use", WAITS.values(), ids=WAITS)
+def test_a_wait_is_found(use):
+    with absent_gpu(AbsentGPU()), pytest.raises(Waits):
+        use(torch.empty(4, device=CUDA))
+
+
+def test_a_wait_in_a_step_is_found(monkeypatch):
+    def read_and_update(*args) -> None:
+        next(state.raw_model.parameters()).sum().item()
+        update(*args)
+
+    with our_step(config.parse(TINY), AbsentGPU()) as (step, state):
+        update = state.update
+        monkeypatch.setattr(state, "update", read_and_update)
+        with pytest.raises(Waits, match="reads a value"):
+            step()
+
+
+def test_a_pinned_copy_does_not_wait():
+    mode, image = AbsentGPU(), torch.ones(4)
+    mode.pin([{"image": image}])
+    with absent_gpu(mode):
+        assert image.to(CUDA, non_blocking=True).is_cuda
