@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from evaluation import predictor as inference
-from evaluation.predictor import Predictor, window_starts
+from evaluation.predictor import Predictor
+from evaluation.windows import window_starts
 
 
 class Tiny(nn.Module):
