@@ -19,6 +19,7 @@ import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from measure import add_flags, measure, ratios, save, spread, table
+
 from losses.criterion import Criterion
 
 ALL = {"seg": 1.0, "pseudo": 1.0, "ds": 1.0, "dc": 1.0}
@@ -90,9 +91,8 @@ def difference(one: Result, other: Result) -> tuple[float, float]:
 def check(case: str, results: dict[str, Result]) -> None:
     exact = difference(*(way(loss_of, case, 129, torch.float64)() for loss_of in (our_loss, plain_loss)))
     same = difference(results["ours"], results["plain"])
-    print(
-        f"equal to the plain form: value {same[0]:.1e}, gradient {same[1]:.1e}; in float64 {exact[0]:.1e}, {exact[1]:.1e}"
-    )
+    print(f"equal to the plain form: value and gradient to {same[0]:.1e} and {same[1]:.1e},", end=" ")
+    print(f"in float64 to {exact[0]:.1e} and {exact[1]:.1e}")
     assert max(same) < 1e-5, same
     assert max(exact) < 1e-10, exact
 

@@ -5,13 +5,19 @@ matrices with the logits; the transposed products take the band's gradient back 
 timing, so results repeat bit for bit, on CUDA too.
 """
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
 
 from losses.upsampling import Axis
+
+Kernel = Callable[..., Tensor | None]  # pixel_kernel.run
+
+log = logging.getLogger("segtrain")
 
 # Bytes of a band: on the CPU it stays in the cache; on a GPU each operation costs a launch.
 CPU_BAND, GPU_BAND = 2**20, 2**26
@@ -54,8 +60,8 @@ class PixelPass:
         self.logits, self.targets, self.entropy_slope = logits.detach(), targets, entropy_slope
         self.num_images, self.num_classes, low_height, low_width = logits.shape
         (self.height, self.width), self.last_class = size, min(self.num_classes - 1, 255)
-        self.down, across = Axis(low_height, self.height, align_corners), Axis(low_width, self.width, align_corners)
-        self.row_weights, self.column_weights = self.down.matrix(logits), across.matrix(logits)  # (H, h), (W, w)
+        self.down, self.across = Axis(low_height, size[0], align_corners), Axis(low_width, size[1], align_corners)
+        self.row_weights, self.column_weights = self.down.matrix(logits), self.across.matrix(logits)  # (H, h), (W, w)
 
         def new_map(dtype: torch.dtype = logits.dtype) -> Tensor:
             return logits.new_empty((self.num_images, *size), dtype=dtype)
@@ -68,12 +74,19 @@ class PixelPass:
     @torch.no_grad()
     def run(self, *, gradient: bool = True) -> "PixelPass":
         """Fill the maps, and compute the gradient if wanted."""
+        kernel = find_kernel(self.logits)
+        result = kernel(self, gradient=gradient) if kernel else self._run_bands(gradient=gradient)
+        if result is not None:
+            self.gradient = result + self._smoothing_gradient()
+        return self
+
+    def _run_bands(self, *, gradient: bool) -> Tensor | None:
+        """Fill the maps; return the gradient without label smoothing's part, if wanted."""
         row_bytes = self.num_classes * self.width * self.logits.element_size()
         band_bytes = CPU_BAND if self.logits.device.type == "cpu" else GPU_BAND
         num_rows = min(max(band_bytes // row_bytes, MIN_ROWS), self.height)
         buffers = self.logits.new_empty(2, num_rows, self.num_classes, self.width)
-        if gradient:
-            self.gradient = self._smoothing_gradient()
+        collected = torch.empty_like(self.logits) if gradient else None
         for image, logits in enumerate(self.logits):
             # (C, h, w) -> (h, C, W): classes lie between rows and columns, where sums over them are fast
             low = logits.transpose(0, 1).flatten(0, 1)
@@ -88,10 +101,10 @@ class PixelPass:
                 self._band(z, work, (image, rows), gradient=gradient)
                 if gradient:
                     wide_gradient[inputs].addmm_(weights.T, work.flatten(1))
-            if self.gradient is not None:
+            if collected is not None:
                 low = wide_gradient.view(-1, self.width) @ self.column_weights
-                self.gradient[image] += low.unflatten(0, (-1, self.num_classes)).transpose(0, 1)
-        return self
+                collected[image] = low.unflatten(0, (-1, self.num_classes)).transpose(0, 1)
+        return collected
 
     def _band(self, z: Tensor, work: Tensor, place: tuple[int, slice], *, gradient: bool) -> None:
         """Fill a band of one image's maps from its logits z (rows, C, W), which are overwritten.
@@ -126,10 +139,42 @@ class PixelPass:
                 work.scatter_add_(1, label, slope * (target.smooth - 1))
 
     def _smoothing_gradient(self) -> Tensor:
-        """Return the gradient of label smoothing by the logits: -smooth / C * slope for each class of a pixel."""
-        gradient = torch.zeros_like(self.logits)
+        """Return the gradient of label smoothing, equal for all classes: -smooth / C * slope; (B, 1, h, w)."""
+        low = self.logits.new_zeros(self.num_images, 1, *self.logits.shape[2:])
         for target in self.targets:
             if target.smooth and target.slope is not None:
-                low = self.row_weights.T @ target.slope @ self.column_weights  # (B, H, W) -> (B, h, w)
-                gradient -= (target.smooth / self.num_classes * low).unsqueeze(1)
-        return gradient
+                slope = self.row_weights.T @ target.slope @ self.column_weights  # (B, H, W) -> (B, h, w)
+                low -= (target.smooth / self.num_classes * slope).unsqueeze(1)
+        return low
+
+
+def find_kernel(logits: Tensor) -> Kernel | None:
+    """Return the kernel that does a pass over these logits, or None: PyTorch's operations in bands do it."""
+    # FakeTensorMode's tensors are of another type, and have no memory that a kernel could read.
+    if type(logits) is Tensor and logits.is_cuda and logits.dtype == torch.float32:
+        return tested_kernel(logits.device)
+    return None
+
+
+@cache
+def tested_kernel(device: torch.device) -> Kernel | None:
+    """Return the Triton kernel if it works on the device and agrees with the bands, else warn and return None.
+
+    It waits for the device, but only once. Triton fails without a C compiler or Python's headers, and on old GPUs.
+    """
+    logits, size = torch.arange(5 * 2 * 3, device=device).sin().view(1, 5, 2, 3), (3, 7)
+    label = (torch.arange(3 * 7, device=device) % 6).byte().view(1, 3, 7)
+    slope = (label < 5).float()
+    target = CrossEntropy(label, slope, 0.1)
+    own, bands = (PixelPass(logits, size, [target, target], slope) for _ in range(2))
+    try:
+        from losses import pixel_kernel
+
+        found = [pixel_kernel.run(own, gradient=True), own.cross_entropies[0], own.entropy]
+        expected = [bands._run_bands(gradient=True), bands.cross_entropies[0], bands.entropy]
+        torch.testing.assert_close(found, expected, rtol=0.01, atol=0.01)  # wide: matrix products may be in TF32
+    except Exception as error:
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        log.warning(f"the losses run without their Triton kernel, slower: {reason}")
+        return None
+    return pixel_kernel.run

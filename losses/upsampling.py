@@ -41,6 +41,11 @@ class Axis:
         """Return how far outputs lie between the input lower(at), 0, and the next one, 1."""
         return (self._numerator(at) % self._denominator).to(dtype) / self._denominator
 
+    def max_outputs(self) -> int:
+        """Return how many outputs depend on one input at most."""
+        step = self.num_in - 1 if self.align_corners else 2 * self.num_in  # the growth of the numerator
+        return min(self.num_out, -(-2 * self._denominator // step)) if step else self.num_out
+
     @property
     def _denominator(self) -> int:
         return max(self.num_out - 1, 1) if self.align_corners else 2 * self.num_out
