@@ -72,7 +72,7 @@ def test_scale_and_rotation_go_about_the_centre():
     "others", [(), ("label",), ("label", "pseudo"), ("label", "pseudo", "distance_s", "distance_c")]
 )
 def test_maps_warped_together_equal_each_warped_by_itself(others):
-    """The image as three channels and each label map alone, by OpenCV itself; results may go to arrays of the caller."""
+    """The image as three channels and each label map alone, by OpenCV itself, into arrays of the caller."""
     outside = {"image": MEAN_COLOUR, "label": 255, "pseudo": 255, "distance_s": 0, "distance_c": 0}
     rng = np.random.default_rng(0)
     maps = {"image": rng.integers(0, 256, (50, 70, 3), dtype=np.uint8)}
