@@ -69,7 +69,8 @@ def _scaled_distance(target: np.ndarray, scale_squared: float) -> np.ndarray:
     if not target.any():
         return np.full(target.shape, 255, np.uint8)
     distance = cv2.distanceTransform((~target).astype(np.uint8), cv2.DIST_L2, cv2.DIST_MASK_PRECISE)
-    return np.clip(math.sqrt(scale_squared) * distance, 0, 255).astype(np.uint8)
+    np.multiply(distance, math.sqrt(scale_squared), out=distance)
+    return np.minimum(distance, 255, out=distance).astype(np.uint8)
 
 
 def _write_map(path: Path, out: Path, distance: Callable[[np.ndarray], np.ndarray]) -> None:

@@ -14,11 +14,11 @@ from labels import COUNTS
 
 
 def label_histogram(label: np.ndarray, num_classes: int) -> np.ndarray:
-    """Return the number of pixels of each class in a label map (uint8, any shape), (num_classes,) int64.
+    """Return the number of pixels of each class in a label map (H, W) uint8, as (num_classes,) int64.
 
     Values from num_classes on, such as 255, are not counted.
     """
-    return np.bincount(label.ravel(), minlength=256)[:num_classes]
+    return value_histogram(label)[:num_classes]
 
 
 def value_histogram(values: np.ndarray) -> np.ndarray:

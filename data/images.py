@@ -71,9 +71,26 @@ def image_size(path: Path) -> tuple[int, int]:
     Reads only the header, unless EXIF rotates or mirrors the image. Raises UserError if the file cannot be read.
     """
     with decoding(path), Image.open(path) as image:
-        if image.getexif().get(ExifTags.Base.Orientation, 1) == 1:
+        # Of a PNG, PIL would decode all pixels to look for Exif behind them.
+        has_exif = image.format != "PNG" or _png_has_exif(path)
+        if not has_exif or image.getexif().get(ExifTags.Base.Orientation, 1) == 1:
             return image.height, image.width
     return read_image(path).shape[:2]
+
+
+def _png_has_exif(path: Path) -> bool:
+    """Return True if a PNG file has a chunk in which PIL looks for the orientation: Exif or XMP.
+
+    The file is a signature of 8 bytes and chunks: length, type, data, CRC of 4 bytes (ISO/IEC 15948, section 5.3).
+    """
+    with path.open("rb") as file:
+        position = 8
+        while file.seek(position) and len(header := file.read(40)) >= 8:
+            length, kind = struct.unpack_from(">I4s", header)
+            if kind == b"eXIf" or header[8:].startswith((b"Raw profile type exif\0", b"XML:com.adobe.xmp\0")):
+                return True
+            position += 12 + length
+    return False
 
 
 def read_label(path: Path, num_classes: int) -> np.ndarray:
@@ -112,8 +129,7 @@ def read_distance(path: Path) -> np.ndarray:
 
     Raises UserError if the file cannot be decoded or does not have 8 bits a channel.
     """
-    values = decode(path)
-    values = values[..., 0] if values.ndim == 3 else values
+    values = decode(path, lambda image: image.getchannel(0) if len(image.getbands()) > 1 else image)
     if values.dtype != np.uint8:
         raise UserError(f"{path}: a distance map must be an 8-bit image, but this one is {values.dtype}")
     return values

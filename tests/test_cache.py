@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import flags
+from conftest import assert_same_run, flags, succeed, two_processes
 
 import config
 import utils
@@ -159,3 +159,13 @@ def test_a_killed_builder_leaves_nothing_that_the_next_one_uses(tmp_path):
         os.utime(scratch, (0, time.time() - 4000))  # older than an hour: the next builder removes it
     check_holds(Builder(sample, 5, budget=1000).on_disk(path), 5)
     assert list(tmp_path.iterdir()) == [path]
+
+
+@linux
+@pytest.mark.slow
+def test_two_ranks_share_a_cache_and_train_as_without_one(demo_flags, tmp_path):
+    for name, kind in (("plain", "none"), ("cached", "ram")):
+        processes = two_processes(demo_flags(max_steps=3, batchsize=2, workers=1, cache=kind, name=name), tmp_path)
+        output = succeed(processes)
+        assert ("cache: 8 of 8 training images" in output[0]) == (kind == "ram")
+    assert_same_run(tmp_path / "cached", tmp_path / "plain")

@@ -16,10 +16,12 @@ import models
 import utils
 from config.losses import read_class_weights
 from data import histogram
-from data.histogram import class_weights, count_labels, label_histogram
+from data.histogram import class_weights, count_labels, label_histogram, value_histogram
 from distributed.checks import digest
 from distributed.group import Group
 from errors import UserError
+from labels import COUNTS
+from losses.criterion import Criterion, to_device
 
 GROUP = Group(torch.device("cpu"))
 
@@ -34,6 +36,30 @@ def test_histogram_leaves_ignored_pixels_out():
     label = np.array([[0, 0, 2], [255, 2, 2]], np.uint8)
     assert label_histogram(label, 4).tolist() == [2, 0, 3, 0]
     assert label_histogram(np.full((2, 2), 255, np.uint8), 2).tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("shape", [(30, 40), (2**12 + 1, 2**12)])
+def test_every_value_is_counted_also_beyond_the_whole_numbers_of_float32(shape):
+    values = np.zeros(shape, np.uint8)
+    values[0, :5] = 1, 1, 254, 255, 255
+    counts = value_histogram(values)
+    assert {index: int(counts[index]) for index in np.flatnonzero(counts)} == {0: values.size - 5, 1: 2, 254: 1, 255: 2}
+
+
+def test_c3_counts_of_the_loader_equal_those_made_in_the_step(demo_root):
+    cfg = config.parse(flags(dataset_path=demo_root, batchsize=4, crop_size=97, workers=0))
+    batch = next(iter(utils.get_loader(cfg, "train", GROUP)))
+    terms = ("seg", "seg_focal", "seg_ohem", "seg_dice", "seg_lovasz", "pseudo", "ds", "dc")
+    criterion = Criterion(dict.fromkeys(terms, 1.0), accuracy=True, class_weights=[1.0, 0.3, 2.0, 5.0, 0.7])
+    plain = {name: values for name, values in batch.items() if name not in COUNTS.values()}
+    assert len(batch) == len(plain) + 4
+    assert torch.equal(criterion.counts(batch), criterion.counts(plain))
+    for name, counted in COUNTS.items():
+        maps = batch[name].numpy()
+        by_image = [np.bincount(values.ravel(), minlength=256) for values in maps]
+        expected = by_image if "histogram" in counted else [np.count_nonzero(values) for values in maps]
+        assert batch[counted].tolist() == np.array(expected).tolist()
+    assert set(to_device(batch, GROUP.device)) == {*plain, "label_on_cpu"}  # the counts stay
 
 
 def test_weights_by_enets_rule():

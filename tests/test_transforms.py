@@ -1,7 +1,9 @@
 """Augmentation: one warp, the same for all maps, drawn from (seed, epoch, index) only."""
 
+import cv2
 import numpy as np
 import pytest
+import torch
 
 from data.dataset import SegmentationDataset
 from data.distance import pseudo_distance, scribble_distance
@@ -66,6 +68,28 @@ def test_scale_and_rotation_go_about_the_centre():
     assert np.argwhere(doubled == 7).tolist() == [[8, 12], [8, 13], [9, 12], [9, 13]]
 
 
+@pytest.mark.parametrize(
+    "others", [(), ("label",), ("label", "pseudo"), ("label", "pseudo", "distance_s", "distance_c")]
+)
+def test_maps_warped_together_equal_each_warped_by_itself(others):
+    """The image as three channels and each label map alone, by OpenCV itself, into arrays of the caller."""
+    outside = {"image": MEAN_COLOUR, "label": 255, "pseudo": 255, "distance_s": 0, "distance_c": 0}
+    rng = np.random.default_rng(0)
+    maps = {"image": rng.integers(0, 256, (50, 70, 3), dtype=np.uint8)}
+    maps |= {name: rng.integers(0, 256, (50, 70), dtype=np.uint8) for name in others}
+    for seed in range(10):
+        transform, rng = TrainTransform(61), np.random.default_rng(seed)
+        matrix, blurred = transform._matrix(50, 70, rng), rng.random() < 0.5
+        out = {name: np.full((61, 61, *values.shape[2:]), 7, np.uint8) for name, values in maps.items()}
+        assert transform(maps, np.random.default_rng(seed), out) is out
+        for name, values in maps.items():
+            flags = cv2.INTER_LINEAR if name == "image" else cv2.INTER_NEAREST
+            expected = cv2.warpAffine(values, matrix, (61, 61), flags=flags, borderValue=outside[name])
+            if name == "image" and blurred:
+                expected = cv2.GaussianBlur(expected, (5, 5), 0)
+            assert np.array_equal(out[name], expected), (seed, name)
+
+
 def test_half_of_the_samples_are_rotated():
     """Audit B3. Of 400 matrices about 200 have a sine of 0; 4 standard deviations, sqrt(400 / 4) each, are 40."""
     rng = np.random.default_rng(0)
@@ -102,6 +126,18 @@ def test_augmentation_depends_on_seed_epoch_and_index_only(train_set):
         assert (train_set[other]["image"] != once["image"]).any()
     train_set.seed = 4
     assert (train_set[2, 1]["image"] != once["image"]).any()
+
+
+def test_batch_is_its_samples_and_the_extras(train_set):
+    train_set.extras = [lambda batch: {"brightest": batch["image"].amax((1, 2, 3))}]
+    keys = [(2, 1), (0, 3), (2, 0)]
+    batch = train_set.__getitems__(keys)
+    samples = [train_set[key] for key in keys]
+    assert list(batch) == [*samples[0], "brightest"]
+    for name in samples[0]:
+        assert batch[name].dtype == torch.uint8
+        assert batch[name].tolist() == np.stack([sample[name] for sample in samples]).tolist()
+    assert batch["brightest"].tolist() == [sample["image"].max() for sample in samples]
 
 
 def test_d9_computed_distance_is_0_on_padding(train_set):
