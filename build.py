@@ -42,7 +42,7 @@ def get_start(cfg: Config, group: Group, saved: dict | None) -> tuple[Config, St
     `saved` keeps its values and has no start weights: None. Raises UserError if the start weights cannot be read or
     downloaded. Collective.
     """
-    cfg = dataclasses.replace(cfg, amp=_precision(cfg, group, saved))
+    cfg = dataclasses.replace(cfg, amp=resolve_amp(cfg.amp, group, saved))
     if saved is not None:
         stride_in_1x1 = saved["config"].get("stride_in_1x1", False)
         if stride_in_1x1 != cfg.stride_in_1x1:
@@ -57,22 +57,6 @@ def get_start(cfg: Config, group: Group, saved: dict | None) -> tuple[Config, St
         log.info(pretrained.STRIDE_IS_SET.format(path=f"--pretrained {cfg.pretrained}"))
         cfg = dataclasses.replace(cfg, stride_in_1x1=True)
     return cfg, start
-
-
-def _precision(cfg: Config, group: Group, saved: dict | None) -> str:
-    """Return --amp without "auto": the precision of the checkpoint to resume, else what all devices support natively.
-
-    Collective.
-    """
-    native = resolve_amp(cfg.amp, group)
-    if cfg.amp != "auto" or saved is None:
-        return native
-    amp = saved["config"].get("amp", "none")
-    if amp != native:
-        log.info(
-            f"--amp {amp}, as in the checkpoint, so that the run stays the same; here --amp auto would be {native}"
-        )
-    return amp
 
 
 def get_model(cfg: Config, group: Group, start: StartWeights | None = None) -> tuple[models.Segmenter, nn.Module]:
