@@ -14,7 +14,7 @@ from config import Config
 from config.losses import parse_loss, read_class_weights
 from data import histogram
 from data.dataset import SegmentationDataset
-from distributed.batch_norm import synchronize
+from distributed.batch_norm import SyncBatchNorm, synchronize
 from distributed.checks import digest
 from distributed.group import Group
 from errors import UserError
@@ -24,6 +24,7 @@ from losses.label_losses import PIXEL_LOSSES
 from models import pretrained
 from models.amp import LossScaler
 from models.average import WeightAverage
+from models.compiled import compile_blocks
 from models.pretrained import StartWeights
 from models.sgd import FusedSGD
 from runs import checkpoint
@@ -75,6 +76,8 @@ def get_model(cfg: Config, group: Group, start: StartWeights | None = None) -> t
         synchronize(raw_model)
     # Images arrive as (B, H, W, 3), which is channels-last order; convolutions are faster in it too.
     raw_model = raw_model.to(group.device).to(memory_format=torch.channels_last)
+    if cfg.compile:
+        compile_blocks(raw_model, eager=(SyncBatchNorm,))
     return raw_model, group.wrap(raw_model, static_graph=cfg.static_graph, find_unused=cfg.find_unused_parameters)
 
 
