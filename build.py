@@ -14,7 +14,7 @@ from config import Config
 from config.losses import parse_loss, read_class_weights
 from data import histogram
 from data.dataset import SegmentationDataset
-from distributed.batch_norm import synchronize
+from distributed.batch_norm import SyncBatchNorm, synchronize
 from distributed.checks import digest
 from distributed.group import Group
 from errors import UserError
@@ -24,6 +24,7 @@ from losses.label_losses import PIXEL_LOSSES
 from models import pretrained
 from models.amp import LossScaler
 from models.average import WeightAverage
+from models.compiled import compile_blocks
 from models.pretrained import StartWeights
 from models.sgd import FusedSGD
 from runs import checkpoint
@@ -42,7 +43,7 @@ def get_start(cfg: Config, group: Group, saved: dict | None) -> tuple[Config, St
     `saved` keeps its values and has no start weights: None. Raises UserError if the start weights cannot be read or
     downloaded. Collective.
     """
-    cfg = dataclasses.replace(cfg, amp=_precision(cfg, group, saved))
+    cfg = dataclasses.replace(cfg, amp=resolve_amp(cfg.amp, group, saved))
     if saved is not None:
         stride_in_1x1 = saved["config"].get("stride_in_1x1", False)
         if stride_in_1x1 != cfg.stride_in_1x1:
@@ -57,22 +58,6 @@ def get_start(cfg: Config, group: Group, saved: dict | None) -> tuple[Config, St
         log.info(pretrained.STRIDE_IS_SET.format(path=f"--pretrained {cfg.pretrained}"))
         cfg = dataclasses.replace(cfg, stride_in_1x1=True)
     return cfg, start
-
-
-def _precision(cfg: Config, group: Group, saved: dict | None) -> str:
-    """Return --amp without "auto": the precision of the checkpoint to resume, else what all devices support natively.
-
-    Collective.
-    """
-    native = resolve_amp(cfg.amp, group)
-    if cfg.amp != "auto" or saved is None:
-        return native
-    amp = saved["config"].get("amp", "none")
-    if amp != native:
-        log.info(
-            f"--amp {amp}, as in the checkpoint, so that the run stays the same; here --amp auto would be {native}"
-        )
-    return amp
 
 
 def get_model(cfg: Config, group: Group, start: StartWeights | None = None) -> tuple[models.Segmenter, nn.Module]:
@@ -91,6 +76,8 @@ def get_model(cfg: Config, group: Group, start: StartWeights | None = None) -> t
         synchronize(raw_model)
     # Images arrive as (B, H, W, 3), which is channels-last order; convolutions are faster in it too.
     raw_model = raw_model.to(group.device).to(memory_format=torch.channels_last)
+    if cfg.compile:
+        compile_blocks(raw_model, eager=(SyncBatchNorm,))
     return raw_model, group.wrap(raw_model, static_graph=cfg.static_graph, find_unused=cfg.find_unused_parameters)
 
 

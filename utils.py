@@ -89,17 +89,22 @@ def share_batch(cfg: Config, group: Group) -> Config:
     return dataclasses.replace(cfg, batchsize=cfg.total_batchsize // parts)
 
 
-def resolve_amp(amp: str, group: Group) -> str:
-    """Return "none", "bf16" or "fp16" for --amp, equal on all ranks: auto is bf16 if every rank has it natively.
+def resolve_amp(amp: str, group: Group, saved: dict | None = None) -> str:
+    """Return "none", "bf16" or "fp16" for --amp, equal on all ranks. Collective.
 
-    Collective.
+    auto is the precision of the checkpoint content `saved`, if there is one, else bf16 if every rank has it natively.
     """
     values = group.gather(amp_of_device(amp, group.device))
-    if len(set(values)) == 1:
-        return values[0]
-    ranks = [rank for rank, value in enumerate(values) if value == "none"]
-    log.info(f"--amp {amp}: none, because devices of rank(s) {ranks} have no native bf16")
-    return "none"
+    native = "none" if "none" in values else values[0]
+    if amp == "auto" and saved is not None:
+        kept = saved["config"].get("amp", "none")
+        if kept != native:
+            log.info(f"--amp {kept}, as in the checkpoint, so that the run stays the same; auto would be {native}")
+        return kept
+    if len(set(values)) > 1:
+        ranks = [rank for rank, value in enumerate(values) if value == "none"]
+        log.info(f"--amp {amp}: none, because devices of rank(s) {ranks} have no native bf16")
+    return native
 
 
 @overload

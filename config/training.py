@@ -53,6 +53,9 @@ class TrainModelFlags:
     )
     sync_bn: str = flag("auto", "synchronise batch norm over processes; auto: on CUDA", choices=("auto", "on", "off"))
     freeze_bn: bool = flag(False, "batch norm uses its stored statistics and does not update them")
+    compile: bool = flag(
+        False, "compile the model in training by torch.compile; the first step then takes minutes; needs a C++ compiler"
+    )
     grad_checkpointing: bool = flag(
         False, "recompute backbone features in the backward pass to save memory", aliases="gradient_checkpointing"
     )

@@ -22,6 +22,7 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).parent.parent))
 import errors
 import models.amp
+import models.compiled
 import program
 import train
 from data.dataset import SegmentationDataset
@@ -179,6 +180,8 @@ FAULTS |= {
     "last_write_fails": replace(checkpoint, "write", write_in_vain),
     "has_bf16": replace(models.amp, "has_native_bf16", lambda device: True),
     "no_bf16": replace(models.amp, "has_native_bf16", lambda device: False),
+    "traced": replace(models.compiled, "BACKEND", "aot_eager"),  # compiled without a compiler of kernels
+    "no_compiler": lambda: os.environ.update(PATH="/nonesuch"),
     # The end of a rank
     "user_error": strike(errors.UserError("the file is wrong")),
     "bug": strike(RuntimeError("an index is wrong")),

@@ -1,0 +1,100 @@
+"""--compile: the same run under the same names, and one line where there is no compiler."""
+
+import copy
+import shutil
+
+import pytest
+import torch
+from conftest import finish, one_line_each, read_metrics, start, start_group, succeed
+
+import models
+from models import compiled
+from runs import checkpoint
+from scripts import chaos
+
+FAULTS = "tests/train_with_fault.py"
+
+
+def built() -> models.Segmenter:
+    torch.manual_seed(0)
+    return models.build("res50_ASPP_lorm", layers=50, num_classes=5)
+
+
+def test_names_stay_and_only_training_is_compiled(monkeypatch):
+    graphs: list[torch.fx.GraphModule] = []
+
+    def backend(graph, example_inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(compiled, "BACKEND", backend)
+    model, names = built(), list(built().state_dict())
+    compiled.compile_blocks(model)
+    images = torch.randint(0, 256, (2, 33, 33, 3), dtype=torch.uint8)
+    for one in (model.eval(), copy.deepcopy(model).train()):
+        one(images)
+    assert not graphs
+    model.train()(images)["logits"].sum().backward()
+    assert len(graphs) == 5  # a block in each of the 4 layers of a thin network, and the head
+    model.eval()(images[:, :17])
+    assert len(graphs) == 5
+    assert list(model.state_dict()) == names
+    assert all(parameter.grad is not None for parameter in model.backbone.parameters())
+
+
+def assert_close(folder, expected) -> None:
+    contents = [checkpoint.read_run(path / "last.pt") for path in (folder, expected)]
+    for part in ("model", "ema"):
+        assert contents[0][part].keys() == contents[1][part].keys()
+        for name, value in contents[0][part].items():
+            torch.testing.assert_close(value, contents[1][part][name], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("world_size", "flags"),
+    [
+        (1, {"grad_checkpointing": True}),
+        pytest.param(1, {"amp": "bf16"}, marks=pytest.mark.slow),
+        pytest.param(2, {"sync_bn": "on"}, marks=pytest.mark.slow),
+        pytest.param(2, {"grad_checkpointing": True, "static_graph": True}, marks=pytest.mark.slow),
+    ],
+)
+def test_same_run_with_and_without(demo_flags, tmp_path, world_size, flags):
+    """By torch's tracer, without the slow compiler of kernels. A checkpoint of one continues the other."""
+    words = demo_flags(model_type="deeplabv2", crop_size=33, ema=0.5, save_step_frequency=2, keep=0, **flags)
+    words = ["traced", "all", *words, "--max_steps", "3", "--lr", "0.001"]
+    outputs = []
+    for name, more in (("plain", []), ("compiled", ["--compile"])):
+        started = start_group(world_size, [*words, *more, "--name", name], tmp_path, FAULTS)
+        outputs.append(succeed(started)[0])
+    assert "--compile: the first pass took" in outputs[1]
+    assert "--compile" not in outputs[0]
+    assert_close(tmp_path / "compiled", tmp_path / "plain")
+    (tmp_path / "x").mkdir()
+    for file in ("step_00000002.pt", "metrics.jsonl"):
+        shutil.copy(tmp_path / "compiled" / file, tmp_path / "x")
+    stdout = succeed(start_group(world_size, [*words, "--name", "x", "--resume", "auto"], tmp_path, FAULTS))[0]
+    assert "flags changed since the checkpoint: compile: True -> False" in stdout
+    assert_close(tmp_path / "x", tmp_path / "plain")
+
+
+def test_without_a_compiler_one_line_says_so(demo_flags, tmp_path, monkeypatch):
+    words = demo_flags(compile=True, max_steps=1)
+    env = {"CXX": str(tmp_path / "nonesuch"), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
+    results = finish([start(["no_compiler", "all", *words], tmp_path, FAULTS, **env)])
+    one_line_each(results, "--compile: torch.compile does not work here (InductorError: InvalidCxxCompiler: ")
+    assert "install g++" in results[0][2]
+    assert not list(tmp_path.glob("*/last.pt"))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+def test_compiled_runs_repeat_bit_for_bit(demo_flags, tmp_path):
+    words = demo_flags(model_type="deeplabv2", crop_size=33, max_steps=3, lr=0.001, ema=0.5)
+    for name, more in (("plain", []), ("one", ["--compile"]), ("two", ["--compile"])):
+        succeed([start([*words, *more, "--name", name], tmp_path)], timeout=1200)
+    contents = [checkpoint.read_run(tmp_path / name / "last.pt") for name in ("one", "two")]
+    assert chaos.unequal(*(content["model"] for content in contents)) == []
+    assert_close(tmp_path / "one", tmp_path / "plain")
+    losses = [read_metrics(tmp_path / name, "train")[0]["loss"] for name in ("one", "plain")]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
