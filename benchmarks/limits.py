@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -58,6 +59,11 @@ def rates(args: argparse.Namespace) -> dict[str, float]:
                 name = f"mm {side}, {str(dtype).removeprefix('torch.')}, {threads} threads, GFLOP/s"
                 figures[name] = 2 * side**3 / seconds(work, repeats=3) / 1e9
     torch.set_num_threads(1)
+    in_cache = torch.zeros(2**16)
+    for name, work in (("exp", in_cache.exp_), ("multiply", partial(in_cache.mul_, 1.0))):
+        figures[f"{name}, float32, in cache, million/s"] = 2**16 / seconds(work, repeats=1000) / 1e6
+    fresh = seconds(lambda: torch.full((64 * MIB,), 1.0))
+    figures["first write to fresh memory, GB/s"] = 4 * 64 * MIB / fresh / 1e9
     return figures
 
 
@@ -90,19 +96,41 @@ def data(args: argparse.Namespace) -> dict[str, float]:
     return figures
 
 
+class WithoutPadding(Recorder):
+    """A Recorder that also counts the FLOPs of convolutions whose operand is not padding: `useful`."""
+
+    useful = 0.0
+
+    def record(self, func, args: tuple, kwargs: dict, result: Any) -> None:
+        before = self.meter.flops
+        super().record(func, args, kwargs, result)
+        name = func._schema.name
+        if name not in ("aten::convolution", "aten::convolution_backward"):
+            return
+        image, weight, rest = (*args[:2], args[3:]) if name == "aten::convolution" else (*args[1:3], args[4:])
+        share = 1.0
+        for axis, (stride, padding, dilation) in enumerate(zip(*rest[:3], strict=True), start=2):
+            side, taps = image.shape[axis], weight.shape[axis]
+            size = (side + 2 * padding - dilation * (taps - 1) - 1) // stride + 1
+            places = [out * stride - padding + tap * dilation for out in range(size) for tap in range(taps)]
+            share *= sum(0 <= place < side for place in places) / len(places)
+        self.useful += share * (self.meter.flops - before)
+
+
 def step(args: argparse.Namespace) -> dict[str, float]:
-    """Count the FLOPs of a training step, and those of its matrix products and convolutions alone."""
+    """Count the FLOPs of a training step: of convolutions, of these without padding, and of matrix products."""
     figures = {}
     for name in ("deeplabv3", "res50_ASPP_lorm"):
         for batchsize, crop in ((2, 193), (16, 465)):
-            recorder = Recorder()
+            recorder = WithoutPadding()
             sizes = argparse.Namespace(batchsize=batchsize, crop_size=crop, numclasses=21, amp="none")
             STEPS[name](sizes, recorder)
+            title = f"{name}, batch {batchsize}, crop {crop}"
             for kind in ("convolutions", "matrix products"):
                 flops = sum(op.flops for op in recorder.operations if op.kind == kind)
-                figures[f"{name}, batch {batchsize}, crop {crop}: {kind}, GFLOP"] = flops / 1e9
-            num_bytes = sum(op.bytes for op in recorder.operations)
-            figures[f"{name}, batch {batchsize}, crop {crop}: moved, GiB"] = num_bytes / 2**30
+                figures[f"{title}: {kind}, GFLOP"] = flops / 1e9
+            figures[f"{title}: convolutions without padding, GFLOP"] = recorder.useful / 1e9
+            figures[f"{title}: moved, GiB"] = sum(op.bytes for op in recorder.operations) / 2**30
     return figures
 
 
