@@ -6,6 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from models.blocks import ConvNormReLU
+from models.convolution import Conv2d
+
 CDSP_RATES = (12, 18, 24)
 CDSP_V3PLUS_RATES = (6, 12, 18)
 DEEPLABV3_RATES = (12, 24, 36)  # arXiv:1706.05587 at output stride 8
@@ -15,19 +18,18 @@ DEEPLABV2_RATES = (6, 12, 18, 24)  # ASPP-L of arXiv:1606.00915
 def _conv(in_channels: int, out_channels: int, kernel_size: int, dilation: int = 1) -> nn.Conv2d:
     """Return a convolution without bias that keeps height and width (odd kernel sizes)."""
     padding = dilation * (kernel_size // 2)
-    return nn.Conv2d(in_channels, out_channels, kernel_size, padding=padding, dilation=dilation, bias=False)
+    return Conv2d(in_channels, out_channels, kernel_size, padding=padding, dilation=dilation, bias=False)
 
 
 def _conv_bn_relu(in_channels: int, out_channels: int, kernel_size: int) -> nn.Sequential:
-    return nn.Sequential(
-        _conv(in_channels, out_channels, kernel_size), nn.BatchNorm2d(out_channels), nn.ReLU(inplace=True)
-    )
+    conv = _conv(in_channels, out_channels, kernel_size)
+    return ConvNormReLU(conv, nn.BatchNorm2d(out_channels), nn.ReLU(inplace=True))
 
 
 def _branch(in_channels: int, out_channels: int, kernel_size: int, dilation: int) -> nn.Sequential:
     """Return a branch of ASPP: convolution, batch norm, ReLU, with the names of the released weights."""
     conv = _conv(in_channels, out_channels, kernel_size, dilation)
-    return nn.Sequential(OrderedDict(atrous_conv=conv, bn=nn.BatchNorm2d(out_channels), relu=nn.ReLU()))
+    return ConvNormReLU(OrderedDict(atrous_conv=conv, bn=nn.BatchNorm2d(out_channels), relu=nn.ReLU()))
 
 
 class PooledBatchNorm(nn.BatchNorm2d):

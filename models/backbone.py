@@ -8,6 +8,10 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
+from models.blocks import with_less_memory
+from models.convolution import Conv2d
+from models.fused import can_fuse, norm_relu_pool
+
 LAYER3_DILATION = 2
 MULTI_GRID = (4, 8, 16)  # dilations of layer4's blocks, CDSP and DeepLabV3 (arXiv:1706.05587, section 3.2.1)
 
@@ -41,6 +45,9 @@ class ResNetBackbone(nn.Module):
         self.out_channels: int = resnet.fc.in_features
         self.low_channels: int = self.out_channels // 8  # of layer1, for DeepLabV3+
 
+        for layer in (self.layer1, self.layer2, self.layer3, self.layer4):
+            for number, block in enumerate(layer):
+                layer[number] = with_less_memory(block)
         for block in self.layer3:
             _dilate(block, LAYER3_DILATION)
         for number, block in enumerate(self.layer4):
@@ -48,10 +55,15 @@ class ResNetBackbone(nn.Module):
         if stride_in_1x1:
             first = self.layer2[0]
             first.conv1.stride, first.conv2.stride = (2, 2), (1, 1)
+        for module in self.modules():
+            if type(module) is nn.Conv2d:
+                module.__class__ = Conv2d  # same parameters and names
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Return the features of layer1 (stride 4) and layer4 (stride 8) for normalised images (B, 3, H, W)."""
-        x = self.maxpool(self.relu(self.bn1(self.conv1(images))))
+        x = self.conv1(images)
+        fused = can_fuse(self.bn1)
+        x = norm_relu_pool(x, self.bn1, self.maxpool) if fused else self.maxpool(self.relu(self.bn1(x)))
         low = self._run(self.layer1, x)
         return low, self._run(self.layer4, self._run(self.layer3, self._run(self.layer2, low)))
 

@@ -1,0 +1,113 @@
+"""A convolution whose weight gradient is faster on the CPU: one matrix product for each tap, without the padding."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+
+class Conv2d(nn.Conv2d):
+    """nn.Conv2d with a faster backward pass on the CPU, if stride is 1, without bias. No double backward there.
+
+    oneDNN's weight gradient of a dilated convolution also multiplies the padding: with a dilation of 24 on 25x25
+    features, seven eighths of its products. Other devices, strides and modes compute what nn.Conv2d computes.
+    """
+
+    def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if bias is not None or x.device.type != "cpu" or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return super()._conv_forward(x, weight, bias)
+        if torch.is_autocast_enabled("cpu"):
+            dtype = torch.get_autocast_dtype("cpu")
+            x, weight = x.to(dtype), weight.to(dtype)
+        return _Convolution.apply(x, weight, self.stride, self.padding, self.dilation)
+
+
+class _Convolution(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, weight: Tensor, *geometry: tuple[int, ...]) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.geometry = geometry
+        return convolve(x, weight, *geometry)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        wanted = list(ctx.needs_input_grad[:2])
+        grads = convolution_gradients(grad, x, weight, *ctx.geometry, wanted=wanted)
+        return *grads, None, None, None
+
+
+Pair = tuple[int, ...]  # of heights and widths
+
+
+def convolve(
+    x: Tensor, weight: Tensor, stride: Pair = (1, 1), padding: Pair = (0, 0), dilation: Pair = (1, 1)
+) -> Tensor:
+    """Return the convolution of x (B, C, H, W) by weight (C_out, C, k, k)."""
+    return F.conv2d(x, weight, None, stride, padding, _for_onednn(x, weight, dilation))
+
+
+def convolution_gradients(
+    grad: Tensor, x: Tensor, weight: Tensor, stride: Pair, padding: Pair, dilation: Pair, *, wanted: list[bool]
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return the gradients of x and weight, each None if not `wanted`. grad: (B, C_out, H', W'), of convolve()."""
+    keeps_size = stride == (1, 1) and padding == tuple(step * (weight.shape[2] // 2) for step in dilation)
+    by_taps = wanted[1] and x.device.type == "cpu" and keeps_size and taps_are_faster(weight, dilation[0], x)
+    grad_x = grad_weight = None
+    if wanted[0] or not by_taps:
+        geometry = stride, padding, _for_onednn(x, weight, dilation), False, [0, 0], 1
+        mask = [wanted[0], wanted[1] and not by_taps, False]
+        grad_x, grad_weight, _ = torch.ops.aten.convolution_backward(grad, x, weight, None, *geometry, mask)
+    return grad_x, weight_gradient(grad, x, weight, dilation[0]) if by_taps else grad_weight
+
+
+def taps_are_faster(weight: Tensor, dilation: int, x: Tensor) -> bool:
+    """Return whether weight_gradient() takes less time than oneDNN, from measurements (benchmarks/RESULTS.md).
+
+    oneDNN leaves padding out in the other passes, but not in this one. For few output channels, copies of the input
+    cost more than the products.
+    """
+    size, num_outputs, (height, width) = weight.shape[2], weight.shape[0], x.shape[2:]
+    if size == 1:
+        return True
+    return _inside_share(size, dilation, height, width) < 0.4 or (dilation >= 4 and num_outputs >= 64)
+
+
+def weight_gradient(grad: Tensor, x: Tensor, weight: Tensor, dilation: int) -> Tensor:
+    """Return the weight gradient (C_out, C, k, k) of a convolution with stride 1 that keeps height and width.
+
+    grad: (B, C_out, H, W), of the output. x: (B, C, H, W), the input. Each tap sums grad^T x over the pixels whose
+    tap is inside the map.
+    """
+    size, height, width = weight.shape[2], *x.shape[2:]
+    grad, x = grad.permute(0, 2, 3, 1), x.permute(0, 2, 3, 1)  # (B, C, H, W) -> (B, H, W, C)
+    result = torch.zeros_like(weight)
+    for row in range(size):
+        for column in range(size):
+            down, right = ((place - size // 2) * dilation for place in (row, column))
+            if abs(down) < height and abs(right) < width:
+                out = grad[:, _overlap(height, -down), _overlap(width, -right)].flatten(0, 2)
+                inside = x[:, _overlap(height, down), _overlap(width, right)].flatten(0, 2)
+                result[:, :, row, column] = out.T @ inside
+    return result
+
+
+def _overlap(size: int, shift: int) -> slice:
+    """Return the positions of a row that stay in it when moved by -shift."""
+    return slice(max(0, shift), size + min(0, shift))
+
+
+def _inside_share(size: int, dilation: int, height: int, width: int) -> float:
+    """Return the share of the products that do not multiply padding."""
+    shifts = [abs(place - size // 2) * dilation for place in range(size)]
+    rows, columns = (sum(max(0, length - shift) for shift in shifts) for length in (height, width))
+    return rows * columns / (size**2 * height * width)
+
+
+def _for_onednn(x: Tensor, weight: Tensor, dilation: Pair) -> Pair:
+    """Return the dilation, or 2 for a 1x1 kernel on the CPU, which has the same result and makes torch choose oneDNN.
+
+    On one thread torch chooses a slower kernel for float32 1x1 convolutions that are not dilated.
+    """
+    return (2, 2) if weight.shape[2] == 1 and x.device.type == "cpu" else dilation
