@@ -21,3 +21,6 @@ COUNTS = {
     "distance_s": "distance_s_nonzero",
     "distance_c": "distance_c_nonzero",
 }
+
+# LoRM's queries in a batch (models.foreground): their positions, and the number of each image, in CPU memory.
+FOREGROUND = ("foreground", "foreground_counts")

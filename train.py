@@ -35,6 +35,7 @@ from evaluation.report import write_run_report
 from evaluation.scoring import score
 from losses.criterion import Criterion, to_device
 from models.amp import autocast
+from models.foreground import foreground_of
 from runs.messages import data_check_command, epoch_title, loader_advice, log_data, log_end, log_launch, score_text
 from runs.run import Run
 from runs.state import TrainState
@@ -162,11 +163,12 @@ def train_step(
     # 2. Forward and backward. DDP exchanges gradients in the last backward pass only.
     parts = torch.zeros(len(criterion.names), device=group.device)
     for number, batch in enumerate(micro_batches, start=1):
+        foreground = foreground_of(batch, group.device) if "lorm" in criterion.weights else None
         batch = to_device(batch, group.device)
         is_last = number == len(micro_batches)
         with gradient_sync(state.model, enabled=is_last):
             with autocast(cfg.amp, group.device):
-                outputs = state.model(batch["image"], batch["pseudo"] if "lorm" in criterion.weights else None)
+                outputs = state.model(batch["image"], foreground)
             loss, micro_parts = criterion(outputs, batch, divisors)
             # DDP averages gradients over ranks. The divisors are global already, so undo the average.
             state.scaler.scale(loss * group.world_size).backward()

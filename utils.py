@@ -5,6 +5,7 @@ import dataclasses
 import logging
 import os
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar, overload
@@ -29,7 +30,9 @@ from distributed.join import process_group
 from distributed.signals import ignore_signals
 from errors import UserError
 from labels import MAPS
+from models import MODELS
 from models.amp import resolve as amp_of_device
+from models.foreground import find_foreground
 from runs.log import progress_bar
 
 DEMO_ROOT = Path("dataset/demo")
@@ -137,8 +140,11 @@ def get_train_loader(cfg: Config, group: Group) -> TrainLoader:
         Path(cfg.dataset_path), cfg.dataset, "train", stored, list_path=cfg.list_path, image_path=cfg.image_path
     )
     transform = TrainTransform(cfg.crop_size) if cfg.augment else CentreCrop(cfg.crop_size)
+    extras: list[Callable] = [count_batch]
+    if MODELS[cfg.model_type].has_lorm:
+        extras.append(partial(find_foreground, background=cfg.background_class))
     dataset = SegmentationDataset(
-        files, cfg.numclasses, transform=transform, compute=compute, extras=[count_batch], seed=cfg.seed
+        files, cfg.numclasses, transform=transform, compute=compute, extras=extras, seed=cfg.seed
     )
     sampler = TrainSampler(
         len(dataset),

@@ -32,7 +32,7 @@ def main() -> None:
     pseudo = torch.randint(0, 21, (2, 129, 129), dtype=torch.uint8)
 
     def step() -> None:
-        outputs = model(images, pseudo)
+        outputs = model(images, model.foreground(pseudo))
         (outputs["logits"].square().mean() + 1e-6 * outputs["lorm"]).backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -55,7 +55,7 @@ def trainer(args, grad_checkpointing: bool) -> Callable[[], None]:
     counts = [float(label.numel())] * len(criterion.names)
 
     def step() -> None:
-        outputs = model(batch["image"], label)
+        outputs = model(batch["image"], model.foreground(label))
         criterion(outputs, batch, counts)[0].backward()
         optimizer.step()
         optimizer.zero_grad()

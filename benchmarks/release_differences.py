@@ -70,7 +70,7 @@ def loss_and_gradient(
     total = 0.0
     for micro_batch in (dict(zip(batch, chunk, strict=True)) for chunk in chunks):
         with torch.set_grad_enabled(backward), autocast(cfg.amp, GROUP.device):
-            outputs = model.train()(micro_batch["image"], micro_batch["pseudo"])
+            outputs = model.train()(micro_batch["image"], model.foreground(micro_batch["pseudo"]))
             loss, _ = criterion(outputs, micro_batch, counts)
         total += loss.item()
         if backward:

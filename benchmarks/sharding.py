@@ -30,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import models
 from distributed.group import Group
 from losses.criterion import Criterion
+from models.foreground import find_foreground, foreground_of
 from runs.summary import summarize
 
 VARIANTS = ("DDP", "ZeRO-1", "FSDP2")
@@ -57,7 +58,7 @@ def prepare(variant: str, layers: int, group: Group) -> tuple[nn.Module, torch.o
 
 
 def backward(model: nn.Module, images: Tensor, pseudo: Tensor) -> None:
-    outputs = model(images, pseudo)
+    outputs = model(images, foreground_of(find_foreground({"pseudo": pseudo}), pseudo.device))
     (outputs["logits"].square().mean() + 1e-6 * outputs["lorm"]).backward()
 
 

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from labels import COUNTS, IGNORE
+from labels import COUNTS, FOREGROUND, IGNORE
 from losses.label_losses import LABEL_LOSSES, LabelLosses, histograms
 from losses.pixel_losses import ACCURACY, PixelLosses, add_gradient
 
@@ -29,7 +29,7 @@ class Criterion:
     The counts are summed over the micro-batches and ranks of an optimizer step before the first backward pass, so the
     gradient equals that of one process on the whole global batch. A term whose count is 0 is 0.
 
-    lorm_terms: function from a pseudo-label (B, H, W) to its number of LoRM terms (Segmenter.lorm_terms).
+    lorm_terms: function from a batch to its number of LoRM terms (Segmenter.lorm_terms).
     sum_lorm_terms: with --lorm_scope all this number depends on the features, so each forward pass outputs it. The
     function sums it over ranks and multiplies it by the number of micro-batches: the loss is then the mean over
     micro-batches, each divided by its own count. This is exact without accumulation; with it, every micro-batch has
@@ -44,7 +44,7 @@ class Criterion:
         weights: dict[str, float],
         label_smooth: float = 0.0,
         *,
-        lorm_terms: Callable[[Tensor], Tensor] | None = None,
+        lorm_terms: Callable[[dict[str, Tensor]], Tensor] | None = None,
         sum_lorm_terms: Callable[[Tensor], Tensor] = lambda count: count,
         accuracy: bool = False,
         **options,
@@ -75,7 +75,7 @@ class Criterion:
 
         count: dict[str, Callable[[], Tensor]] = {
             "pseudo": lambda: histogram("pseudo")[:, :IGNORE].sum(),
-            "lorm": lambda: self.lorm_terms(batch["pseudo"]),  # type: ignore[misc]
+            "lorm": lambda: self.lorm_terms(batch),  # type: ignore[misc]
             "ds": lambda: num_nonzero("distance_s"),
             "dc": lambda: num_nonzero("distance_c"),
             ACCURACY: lambda: histogram(self.accuracy_map)[:, :IGNORE].sum(),
@@ -125,6 +125,6 @@ def to_device(batch: dict[str, Tensor], device: torch.device) -> dict[str, Tenso
 
     "label_on_cpu" keeps "label" in CPU memory too: finding the classes in a label on the GPU would make the CPU wait.
     """
-    counts = COUNTS.values()
-    moved = {name: values.to(device, non_blocking=True) for name, values in batch.items() if name not in counts}
+    left_out = (*COUNTS.values(), *FOREGROUND)
+    moved = {name: values.to(device, non_blocking=True) for name, values in batch.items() if name not in left_out}
     return moved | ({"label_on_cpu": batch["label"]} if "label" in batch else {})

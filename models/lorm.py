@@ -1,12 +1,18 @@
 """The localization rectification module of CDSP ("Scribble Hides Class", AAAI 2024)."""
 
-from contextlib import nullcontext
+import contextlib
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
-from labels import IGNORE
+from models.foreground import Foreground
+
+BLOCK_SCORES = 2**22  # scores of the attention held at a time; fewer would leave a GPU idle
+ALIGNMENT = 16  # kernels for products are slow if the rows of scores start at odd addresses
+NO_KEY = -1e4  # the score of a column that is not a key: its exponential is 0
 
 
 class LoRM(nn.Module):
@@ -28,46 +34,177 @@ class LoRM(nn.Module):
         self.key_conv = nn.Conv2d(channels, channels, 1)
         self.gamma = nn.Parameter(torch.ones(1))
 
-    def forward(self, x: Tensor, foreground: Tensor) -> dict[str, Tensor]:
+    def forward(self, x: Tensor, foreground: Foreground) -> dict[str, Tensor]:
         """Return {"lorm": sum of (x - y)^2, a scalar, float32 or float64}, not divided by the number of terms.
 
-        Scope "all" adds {"lorm_terms": the number of terms, int64}. x: (B, C, H, W). foreground: (B, H, W) bool.
+        Scope "all" adds {"lorm_terms": the number of terms, int64}. x: (B, C, H, W); channels-last order needs no copy.
+        The products have x's type or autocast's, and float32 instead of fp16, in which they overflow. The rest is
+        float32, or float64 if x is. The gradient can be computed once, and has no gradient itself.
         """
-        # In fp16 the product of large features overflows, so normalise before the product.
-        query = F.normalize(_positions(self.query_conv(x)), dim=-1)
-        key = F.normalize(_positions(self.key_conv(x)), dim=-1)
-        value = _positions(x)
         device = x.device.type
+        dtype = x.dtype
         # The meta device has no autocast.
-        with torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext():
-            rectified = self.gamma * F.scaled_dot_product_attention(query, key, value, scale=1.0)
-            inside = foreground.flatten(1).unsqueeze(-1)  # (B, H, W) -> (B, H*W, 1)
-            if self.scope == "foreground":
-                return {"lorm": ((value - rectified).square() * inside).sum()}
-            squared = (value - rectified * inside).square()
-            return {"lorm": squared.sum(), "lorm_terms": torch.count_nonzero(squared)}
+        has_autocast = torch.amp.is_autocast_available(device)
+        if has_autocast and torch.is_autocast_enabled(device) and dtype != torch.float64:
+            dtype = torch.get_autocast_dtype(device)
+        rows = x.flatten(2).transpose(1, 2)  # (B, C, H, W) -> (B, H*W, C)
+        with torch.autocast(device, enabled=False) if has_autocast else contextlib.nullcontext():
+            total, num_terms = _SumOfSquares.apply(
+                rows.to(torch.float32 if dtype == torch.float16 else dtype),
+                self.gamma,
+                *(value.flatten(1) if value.ndim > 1 else value for value in self.query_conv.parameters()),
+                *(value.flatten(1) if value.ndim > 1 else value for value in self.key_conv.parameters()),
+                foreground,
+                self.scope == "all",
+                torch.is_grad_enabled(),
+            )
+        return {"lorm": total} | ({"lorm_terms": num_terms} if self.scope == "all" else {})
 
-    def num_terms(self, foreground: Tensor) -> Tensor:
-        """Return the number of loss terms for a foreground (B, H, W) bool, an int64 scalar: C per foreground position.
+    def num_terms(self, counts: Tensor) -> Tensor:
+        """Return the number of loss terms for Foreground.counts as a tensor (B,), an int64 scalar: C per position.
 
         For scope "all" the result is 0, because forward() counts the terms.
         """
-        if self.scope == "all":
-            return foreground.new_zeros((), dtype=torch.int64)
-        return foreground.sum() * self.query_conv.in_channels
+        return counts.sum() * (0 if self.scope == "all" else self.query_conv.in_channels)
 
 
-def _positions(x: Tensor) -> Tensor:
-    """Reshape (B, C, H, W) to (B, H*W, C), in float32, or float64 if x is."""
-    x = x.flatten(2).transpose(1, 2)
-    return x if x.dtype == torch.float64 else x.float()
+class _Layers(NamedTuple):
+    """gamma (1,) and the two 1x1 convolutions, weights (C, C) and biases (C,); or the gradients of these."""
+
+    gamma: Tensor
+    query_weight: Tensor
+    query_bias: Tensor
+    key_weight: Tensor
+    key_bias: Tensor
 
 
-def foreground_mask(pseudo_label: Tensor, size: tuple[int, int], background: int | None = 0) -> Tensor:
-    """Return where the foreground, resized bilinearly to `size`, is above 0: (B, *size) bool.
+class _SumOfSquares(torch.autograd.Function):
+    """LoRM's sum of squares for x (B, H*W, C), and its number of non-zero terms.
 
-    pseudo_label: (B, H, W), classes and 255 = unsure. Every class but `background` is foreground; None: every class.
+    The loss is a sum, so the gradient from above only scales its gradients. The forward pass computes them while it
+    has a block of the attention: it keeps no attention, q, k or y, and the backward pass computes nothing twice.
     """
-    labelled = pseudo_label != IGNORE
-    foreground = labelled if background is None else labelled & (pseudo_label != background)
-    return F.interpolate(foreground.unsqueeze(1).float(), size=size, mode="bilinear", align_corners=True).squeeze(1) > 0
+
+    @staticmethod
+    def forward(ctx, x, gamma, query_weight, query_bias, key_weight, key_bias, foreground, everywhere, has_backward):
+        exact = torch.float64 if x.dtype == torch.float64 else torch.float32
+        parameters = (query_weight, query_bias, key_weight, key_bias)
+        layers = _Layers(gamma.to(exact), *(value.to(x.dtype) for value in parameters))
+        grad_x = torch.zeros_like(x, memory_format=torch.contiguous_format) if has_backward else None
+        grads = _Layers(*(torch.zeros_like(value, dtype=exact) for value in (gamma, *parameters)))
+        total, num_terms = layers.gamma.new_zeros(()), gamma.new_zeros((), dtype=torch.int64)
+        with _precision_of_convolutions():
+            for image, positions in enumerate(foreground.positions.split(list(foreground.counts))):
+                grad = None if grad_x is None else grad_x[image]
+                if len(positions):
+                    squares = _Image(x[image], positions, layers).squares(grad, grads)
+                    total, num_terms = total + squares.sum(), num_terms + torch.count_nonzero(squares)
+                if everywhere:
+                    background = x[image].index_fill(0, positions, 0.0)
+                    squares = background.to(exact).square()
+                    total, num_terms = total + squares.sum(), num_terms + torch.count_nonzero(squares)
+                    if grad is not None:
+                        grad.add_(background, alpha=2)
+        if grad_x is not None:
+            ctx.save_for_backward(grad_x, *grads)
+        ctx.mark_non_differentiable(num_terms)
+        return total, num_terms
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad_total, _):
+        # In place, because memory is at its peak here. A scalar would be rounded to bf16 first, so multiply by a row.
+        scale = grad_total.view(1)
+        return *(grad.mul_(scale) for grad in ctx.saved_tensors), None, None, None
+
+
+class _Image:
+    """LoRM of one image's features x (H*W, C) with queries at `positions` (N,)."""
+
+    def __init__(self, x: Tensor, positions: Tensor, layers: _Layers):
+        self.x, self.positions, self.layers = x, positions, layers
+        self.exact = layers.gamma.dtype
+        self.rows = x.index_select(0, positions)
+        self.query, self.query_norm = self._normalize(torch.addmm(layers.query_bias, self.rows, layers.query_weight.T))
+        self.key, self.key_norm = self._normalize(torch.addmm(layers.key_bias, x, layers.key_weight.T))
+        # A row of A sums to 1, so A (x - shift) = A x - shift. The smaller values lose less in bf16.
+        self.shift = x.mean(0) if x.dtype == torch.bfloat16 else x.new_zeros(1)
+        self.values = x - self.shift if x.dtype == torch.bfloat16 else x
+
+    def squares(self, grad_x: Tensor | None, grads: _Layers) -> Tensor:
+        """Return (x - y)^2 at the positions, (N, C); add the gradients of its sum to grad_x, if any, and to grads."""
+        residual = torch.empty_like(self.rows, dtype=self.exact)
+        grad_query, grad_key, key_dots = torch.empty_like(self.query), torch.zeros_like(self.key), 0.0
+        for block in _blocks(len(self.rows), len(self.x)):
+            # Cosines are at most 1, so their exponentials need no shift.
+            scores = _padded_product(self.query[block], self.key, NO_KEY)
+            exponentials = scores.exp()
+            sums = exponentials.sum(1, keepdim=True, dtype=self.exact)
+            shifted = (exponentials[:, : len(self.x)] @ self.values) / sums
+            rectified = shifted + self.shift
+            torch.sub(self.rows[block], self.layers.gamma * rectified, out=residual[block])
+            if grad_x is None:
+                continue
+            grads.gamma.sub_(2 * (residual[block] * rectified).sum())
+            # With y = E x / s: of E x, and of the scores S in E = exp(S).
+            grad_product = (residual[block] * (-2 * self.layers.gamma) / sums).to(self.x.dtype)
+            torch.addmm(grad_x, exponentials[:, : len(self.x)].T, grad_product, out=grad_x)
+            grad_scores = _padded_product(grad_product, self.values, 0.0)
+            grad_scores = (grad_scores - (grad_product * shifted).sum(1, keepdim=True)).mul_(exponentials)
+            dots = scores.mul_(grad_scores)[:, : len(self.x)]
+            grad_scores = grad_scores[:, : len(self.x)].to(self.x.dtype)
+            # The gradient of q / |q| is orthogonal to q, and that of k / |k| to k.
+            query_dots = dots.sum(1, keepdim=True, dtype=self.exact)
+            grad_query[block] = (grad_scores @ self.key - self.query[block] * query_dots) / self.query_norm[block]
+            torch.addmm(grad_key, grad_scores.T, self.query[block], out=grad_key)
+            key_dots = key_dots + dots.sum(0, dtype=self.exact).unsqueeze(1)
+        if grad_x is not None:
+            grad_key.addcmul_(self.key, key_dots, value=-1).div_(self.key_norm)
+            self._add_gradients(grad_query, grad_key, residual, grad_x, grads)
+        return residual.square_()
+
+    def _add_gradients(
+        self, grad_query: Tensor, grad_key: Tensor, residual: Tensor, grad_x: Tensor, grads: _Layers
+    ) -> None:
+        """Add the gradients of the convolutions' inputs, weights and biases, and of x in x - y."""
+        grads.query_weight.add_(grad_query.T @ self.rows)
+        grads.query_bias.add_(grad_query.sum(0, dtype=self.exact))
+        grads.key_weight.add_(grad_key.T @ self.x)
+        grads.key_bias.add_(grad_key.sum(0, dtype=self.exact))
+        torch.addmm(grad_x, grad_key, self.layers.key_weight, out=grad_x)
+        grad_rows = torch.add(grad_query @ self.layers.query_weight, residual, alpha=2)
+        grad_x.index_add_(0, self.positions, grad_rows.to(grad_x.dtype))
+
+    def _normalize(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Divide rows by their norm in place; return them and the norms (N, 1)."""
+        norm = torch.linalg.vector_norm(x, dim=1, keepdim=True, dtype=self.exact).clamp_min(1e-12)
+        return x.div_(norm), norm
+
+
+def _padded_product(a: Tensor, b: Tensor, fill: float) -> Tensor:
+    """Return a @ b.T with columns of `fill` up to a multiple of ALIGNMENT."""
+    num_columns = len(b)
+    product = a.new_empty(len(a), -(-num_columns // ALIGNMENT) * ALIGNMENT)
+    product[:, num_columns:] = fill
+    torch.mm(a, b.T, out=product[:, :num_columns])
+    return product
+
+
+def _blocks(num_queries: int, num_keys: int) -> Iterator[slice]:
+    """Split the queries into equal slices of at most BLOCK_SCORES scores."""
+    num_blocks = -(-num_queries * num_keys // BLOCK_SCORES)
+    size = -(-num_queries // num_blocks)
+    for start in range(0, num_queries, size):
+        yield slice(start, min(start + size, num_queries))
+
+
+@contextlib.contextmanager
+def _precision_of_convolutions() -> Iterator[None]:
+    """Let float32 products on CUDA use TF32 where convolutions do, as torch's default is for them."""
+    products = torch.backends.cuda.matmul
+    before = products.fp32_precision
+    products.fp32_precision = torch.backends.cudnn.conv.fp32_precision
+    try:
+        yield
+    finally:
+        products.fp32_precision = before

@@ -1,10 +1,14 @@
 """The whole model: normalisation, backbone, head, and optionally LoRM."""
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 
-from models.backbone import ResNetBackbone, feature_size
-from models.lorm import LoRM, foreground_mask
+from labels import FOREGROUND
+from models.backbone import ResNetBackbone
+from models.foreground import Foreground, find_foreground, foreground_of
+from models.lorm import LoRM
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -39,27 +43,33 @@ class Segmenter(nn.Module):
         self.register_buffer("mean", 255 * torch.tensor(IMAGENET_MEAN).view(3, 1, 1), persistent=False)
         self.register_buffer("std", 255 * torch.tensor(IMAGENET_STD).view(3, 1, 1), persistent=False)
 
-    def forward(self, images: Tensor, pseudo_label: Tensor | None = None) -> dict[str, Tensor]:
+    def forward(self, images: Tensor, foreground: Foreground | None = None) -> dict[str, Tensor]:
         """Return {"logits": (B, num_classes, h, w)} at the head's stride, and LoRM's loss in training.
 
-        images: (B, H, W, 3) uint8 RGB. pseudo_label: (B, H, W), 0..num_classes-1 and 255 = ignore. In training with
-        LoRM and a pseudo-label, "lorm" is the sum of LoRM's loss terms, a scalar. The caller divides it by the number
-        of terms from lorm_terms(). For scope "all", the output "lorm_terms" is that number, int64.
+        images: (B, H, W, 3) uint8 RGB. foreground: of the pseudo-label. In training with LoRM and a foreground, "lorm"
+        is the sum of LoRM's loss terms, a scalar. The caller divides it by the number of terms from lorm_terms(). For
+        scope "all", the output "lorm_terms" is that number, int64.
         """
         x = (images.permute(0, 3, 1, 2).to(self.mean.dtype) - self.mean) / self.std  # (B, H, W, 3) -> (B, 3, H, W)
         low, features = self.backbone(x)
         outputs = {"logits": self.head(low, features)}
-        if self.training and self.lorm is not None and pseudo_label is not None:
-            foreground = foreground_mask(pseudo_label, features.shape[2:], self.background)
+        if self.training and self.lorm is not None and foreground is not None:
             outputs |= self.lorm(features, foreground)
         return outputs
 
-    def lorm_terms(self, pseudo_label: Tensor) -> Tensor:
-        """Return the number of LoRM's loss terms for a pseudo-label (B, H, W), an int64 scalar; 0 for scope "all"."""
+    def foreground(self, pseudo_label: Tensor) -> Foreground:
+        """Return the foreground, on the model's device, of a pseudo-label (B, H, W) in CPU memory."""
+        return foreground_of(find_foreground({"pseudo": pseudo_label}, background=self.background), self.mean.device)
+
+    def lorm_terms(self, batch: Mapping[str, Tensor]) -> Tensor:
+        """Return the number of LoRM's loss terms for a batch, an int64 scalar; 0 for scope "all".
+
+        The batch has the content of models.foreground.find_foreground(), or else "pseudo".
+        """
         assert self.lorm is not None
-        height, width = pseudo_label.shape[1:]
-        size = (feature_size(height), feature_size(width))
-        return self.lorm.num_terms(foreground_mask(pseudo_label, size, self.background))
+        if FOREGROUND[1] not in batch:
+            batch = find_foreground(batch, background=self.background)
+        return self.lorm.num_terms(batch[FOREGROUND[1]])
 
     def train(self, mode: bool = True) -> "Segmenter":
         super().train(mode)

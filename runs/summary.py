@@ -18,6 +18,8 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from losses.criterion import NEEDS, Criterion
 from models.amp import DTYPES
+from models.backbone import feature_size
+from models.foreground import Foreground
 
 log = logging.getLogger("segtrain")
 
@@ -131,8 +133,11 @@ def _measure_training_step(
         shape = (batchsize, crop_size, crop_size)
         maps = {NEEDS[term] for term in criterion.weights if term in NEEDS} | {"label"}
         batch = {name: torch.empty(shape, dtype=torch.uint8, device="meta") for name in sorted(maps)}
+        num_positions = feature_size(crop_size) ** 2  # all are foreground, which takes most memory and time
+        positions = torch.empty(batchsize * num_positions, dtype=torch.int64, device="meta")
+        foreground = Foreground(positions, [num_positions] * batchsize) if "lorm" in criterion.weights else None
         batch["image"] = torch.empty((*shape, 3), dtype=torch.uint8, device="meta")
-        outputs = model(batch["image"], batch.get("pseudo") if "lorm" in criterion.weights else None)
+        outputs = model(batch["image"], foreground)
         outputs.pop("lorm_terms", None)  # the criterion would sum it over ranks, but only rank 0 is here
         num_classes = min(CLASSES_PER_IMAGE, outputs["logits"].shape[1])
         batch["label_on_cpu"] = torch.arange(num_classes, dtype=torch.uint8).expand(batchsize, -1)

@@ -32,7 +32,7 @@ def trained(model: nn.Module, *, steps: int = 2, accum_steps: int = 1, amp: str 
             images = torch.randint(0, 256, (2, 33, 47, 3), dtype=torch.uint8, generator=generator)
             pseudo = torch.randint(0, 4, (2, 33, 47), dtype=torch.uint8, generator=generator)
             with autocast(amp, CPU):
-                outputs = model(images, pseudo)
+                outputs = model(images, model.foreground(pseudo))
             loss = outputs["logits"].float().square().mean() + 1e-4 * outputs["lorm"]
             loss.backward()
             losses.append(loss.detach())

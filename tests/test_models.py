@@ -9,7 +9,8 @@ from torch import nn
 
 import models
 from models.backbone import ResNetBackbone, feature_size
-from models.lorm import LoRM, foreground_mask
+from models.foreground import Foreground, foreground_mask
+from models.lorm import LoRM
 from models.pretrained import load_weights
 
 NUM_CLASSES = 4
@@ -26,7 +27,7 @@ def test_every_model_trains_at_odd_sizes_and_every_parameter_gets_a_gradient(nam
     model = models.build(name, layers=18, num_classes=NUM_CLASSES).train()
     batch, height, width = size
     pseudo = torch.ones(batch, height, width, dtype=torch.uint8)
-    outputs = model(images(*size), pseudo)
+    outputs = model(images(*size), model.foreground(pseudo))
     stride = 4 if name.startswith("deeplabv3p") else 8
     assert outputs["logits"].shape[:2] == (batch, NUM_CLASSES)
     assert abs(outputs["logits"].shape[2] - height / stride) <= 1
@@ -34,7 +35,7 @@ def test_every_model_trains_at_odd_sizes_and_every_parameter_gets_a_gradient(nam
     sum(value.sum() for value in outputs.values()).backward()
     assert all(parameter.grad is not None for parameter in model.parameters())  # A15
     with torch.no_grad():
-        assert set(model.eval()(images(*size), pseudo)) == {"logits"}
+        assert set(model.eval()(images(*size), model.foreground(pseudo))) == {"logits"}
 
 
 @pytest.mark.full_size
@@ -95,14 +96,20 @@ def naive_lorm(module: LoRM, x: torch.Tensor, foreground: torch.Tensor) -> torch
     return total
 
 
+def queries(foreground: torch.Tensor) -> Foreground:
+    """The positions of a mask (B, H, W)."""
+    mask = foreground.flatten(1)
+    return Foreground(mask.nonzero()[:, 1], mask.sum(1).tolist())
+
+
 def test_lorm_is_its_formula():
     torch.manual_seed(0)
     module = LoRM(6).double()
     nn.init.constant_(module.gamma, 0.7)
     x = torch.randn(2, 6, 3, 4, dtype=torch.float64)
     foreground = torch.rand(2, 3, 4) < 0.5
-    torch.testing.assert_close(module(x, foreground), {"lorm": naive_lorm(module, x, foreground)})
-    assert module.num_terms(foreground) == 6 * foreground.sum()
+    torch.testing.assert_close(module(x, queries(foreground)), {"lorm": naive_lorm(module, x, foreground)})
+    assert module.num_terms(foreground.sum((1, 2))) == 6 * foreground.sum()
 
 
 def test_lorm_of_all_positions_is_the_released_loss():
@@ -111,19 +118,19 @@ def test_lorm_of_all_positions_is_the_released_loss():
     module = LoRM(6, "all").double()
     x = torch.randn(2, 6, 3, 4, dtype=torch.float64).relu().requires_grad_()  # some are exactly 0
     foreground = torch.rand(2, 3, 4) < 0.5
-    outputs = module(x, foreground)
+    outputs = module(x, queries(foreground))
     background = x.square().sum(1)[~foreground].sum()
     torch.testing.assert_close(outputs["lorm"], naive_lorm(module, x, foreground) + background)
     # In the foreground y is a mean of positive features, so x - y is never 0; in the background y is 0.
     assert outputs["lorm_terms"] == 6 * foreground.sum() + torch.count_nonzero(x.movedim(1, -1)[~foreground])
     outputs["lorm"].backward()
     assert (x.grad.movedim(1, -1)[~foreground] != 0).any()
-    assert module.num_terms(foreground) == 0  # not known before the forward pass
+    assert module.num_terms(foreground.sum((1, 2))) == 0  # not known before the forward pass
 
 
 def test_d6_background_features_get_no_gradient_from_a_foreground_of_zero():
     module, x = LoRM(4), torch.randn(1, 4, 3, 3, requires_grad=True)
-    loss = module(x, torch.zeros(1, 3, 3, dtype=torch.bool))["lorm"]
+    loss = module(x, queries(torch.zeros(1, 3, 3, dtype=torch.bool)))["lorm"]
     loss.backward()
     assert loss == 0
     assert x.grad.abs().max() == 0
@@ -134,7 +141,7 @@ def test_d5_large_features_stay_finite_in_half_precision():
     module = LoRM(64)
     x = torch.randn(1, 64, 4, 4) * 300  # the sum of 64 products of such numbers is above 65504, fp16's largest
     with torch.autocast("cpu", dtype=torch.float16):
-        loss = module(x, torch.ones(1, 4, 4, dtype=torch.bool))["lorm"]
+        loss = module(x, queries(torch.ones(1, 4, 4, dtype=torch.bool)))["lorm"]
     assert torch.isfinite(loss)
     assert loss > 0
 
@@ -154,13 +161,13 @@ def test_b9_without_a_background_class_every_labelled_pixel_is_foreground():
     assert foreground_mask(label, (3, 3), None).nonzero().tolist() == [[0, 0, 0], [0, 0, 1], [0, 2, 2]]
     model = models.build("res50_ASPP_lorm", layers=18, num_classes=NUM_CLASSES, background=None).train()
     pseudo = torch.zeros(2, 33, 33, dtype=torch.uint8)
-    assert model.lorm_terms(pseudo) == 2 * feature_size(33) ** 2 * 64
-    assert model(torch.zeros(2, 33, 33, 3, dtype=torch.uint8), pseudo)["lorm"] > 0
+    assert model.lorm_terms({"pseudo": pseudo}) == 2 * feature_size(33) ** 2 * 64
+    assert model(torch.zeros(2, 33, 33, 3, dtype=torch.uint8), model.foreground(pseudo))["lorm"] > 0
     # With background 0 only the first image's foreground is summed over.
     model.background = 0
-    assert model.lorm_terms(pseudo) == 0
+    assert model.lorm_terms({"pseudo": pseudo}) == 0
     pseudo[0] = 1
-    assert model.lorm_terms(pseudo) == feature_size(33) ** 2 * 64
+    assert model.lorm_terms({"pseudo": pseudo}) == feature_size(33) ** 2 * 64
 
 
 def test_images_are_normalised_in_the_model():

@@ -18,7 +18,7 @@ from data.distance import pseudo_distance, scribble_distance
 from distributed.batch_norm import SyncBatchNorm, synchronize
 from distributed.group import Group
 from errors import UserError
-from labels import COUNTS
+from labels import COUNTS, FOREGROUND
 from losses.criterion import Criterion
 
 CPU = torch.device("cpu")
@@ -126,7 +126,7 @@ def test_distance_maps_stored_and_computed_give_the_same_batch(demo_root, tmp_pa
     computed = cfg(demo_root, background=background, batchsize=8, crop_size=129)
     stored = dataclasses.replace(computed, distancemap_s=str(tmp_path / "s"), distancemap_c=str(tmp_path / "c"))
     ours, theirs = (next(iter(utils.get_loader(flags, "train", ALONE))) for flags in (computed, stored))
-    assert set(ours) == set(theirs) == {"image", *COUNTS, *COUNTS.values()}
+    assert set(ours) == set(theirs) == {"image", *COUNTS, *COUNTS.values(), *FOREGROUND}
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
     assert all(ours[name].unique().numel() > 10 for name in ("distance_s", "distance_c"))
 

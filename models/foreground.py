@@ -1,0 +1,61 @@
+"""The foreground of a pseudo-label, at the positions of the feature maps: LoRM's queries."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from labels import FOREGROUND, IGNORE
+from models.backbone import feature_size
+
+
+class Foreground(NamedTuple):
+    """The foreground of a batch of feature maps of H x W positions.
+
+    positions: (N,) int64 in 0..H*W-1, those of the first image, then of the second, and so on, each in ascending
+    order. counts: the number of positions of each image, as numbers: reading a tensor on a GPU would make the CPU wait.
+    """
+
+    positions: Tensor
+    counts: Sequence[int]
+
+
+def foreground_mask(pseudo_label: Tensor, size: tuple[int, int], background: int | None = 0) -> Tensor:
+    """Return where the foreground, resized bilinearly to `size`, is above 0: (B, *size) bool.
+
+    pseudo_label: (B, H, W), classes and 255 = unsure. Every class but `background` is foreground; None: every class.
+    """
+    labelled = pseudo_label != IGNORE
+    foreground = labelled if background is None else labelled & (pseudo_label != background)
+    return F.interpolate(foreground.unsqueeze(1).float(), size=size, mode="bilinear", align_corners=True).squeeze(1) > 0
+
+
+def foreground_positions(
+    pseudo_label: Tensor, size: tuple[int, int], background: int | None = 0
+) -> tuple[Tensor, Tensor]:
+    """Return the positions where foreground_mask() is true, (N,) int64 as in Foreground, and each image's number, (B,).
+
+    The pseudo-label is in CPU memory: the number of positions depends on it, so the CPU would wait for a GPU.
+    """
+    mask = foreground_mask(pseudo_label, size, background).flatten(1)  # (B, H, W) -> (B, H*W)
+    return mask.nonzero()[:, 1].contiguous(), mask.sum(1)
+
+
+def find_foreground(batch: Mapping[str, Tensor], *, background: int | None = 0) -> dict[str, Tensor]:
+    """Return the foreground of a batch's "pseudo" (B, H, W) uint8, if any, under the names in labels.FOREGROUND.
+
+    The loader's workers call this, so that a training step need not.
+    """
+    if "pseudo" not in batch:
+        return {}
+    height, width = batch["pseudo"].shape[1:]
+    size = (feature_size(height), feature_size(width))
+    return dict(zip(FOREGROUND, foreground_positions(batch["pseudo"], size, background), strict=True))
+
+
+def foreground_of(batch: Mapping[str, Tensor], device: torch.device) -> Foreground:
+    """Return the Foreground, on `device`, of a batch in CPU memory with the content of find_foreground()."""
+    positions, counts = (batch[name] for name in FOREGROUND)
+    return Foreground(positions.to(device, non_blocking=True), counts.tolist())

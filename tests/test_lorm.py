@@ -1,0 +1,137 @@
+"""LoRM against autograd of its plain form, and the positions of its queries."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+
+from models import lorm
+from models.backbone import feature_size
+from models.foreground import Foreground, find_foreground, foreground_mask, foreground_of
+from models.lorm import LoRM
+
+CPU = torch.device("cpu")
+SHARES = {"some": (0.4, 0.6), "one image without": (0.0, 0.5), "none": (0.0, 0.0), "all": (1.0, 1.0)}
+
+
+def plain_lorm(module: LoRM, x: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The release's form: attention of all positions, (B, H*W, H*W), and a mask. The sum and its non-zero terms."""
+    query, key = (F.normalize(conv(x).flatten(2), dim=1) for conv in (module.query_conv, module.key_conv))
+    values = x.flatten(2).transpose(1, 2)
+    rectified = module.gamma * torch.bmm(torch.bmm(query.transpose(1, 2), key).softmax(-1), values)
+    inside = mask.flatten(1).unsqueeze(-1)
+    squares = (values - rectified * inside).square() * (inside if module.scope == "foreground" else 1)
+    return squares.sum(), torch.count_nonzero(squares)
+
+
+def with_gradients(module: LoRM, x: torch.Tensor, total: torch.Tensor) -> list[torch.Tensor]:
+    """A loss and its gradients, by x and by gamma, weights and biases."""
+    return [total.detach(), *torch.autograd.grad(0.3 * total, (x, *module.parameters()))]
+
+
+def drawn(shares, scope: str, dtype: torch.dtype, channels: int = 12) -> tuple[LoRM, torch.Tensor, torch.Tensor]:
+    """A LoRM, features that have 0s and a common part as a backbone's have, and a mask with these shares."""
+    torch.manual_seed(0)
+    module = LoRM(channels, scope).to(dtype)
+    torch.nn.init.constant_(module.gamma, 0.7)
+    x = (
+        (torch.randn(2, channels, 7, 5) + torch.rand(channels, 1, 1))
+        .relu()
+        .to(dtype, memory_format=torch.channels_last)
+    )
+    mask = torch.rand(2, 7, 5) < torch.tensor(shares).view(2, 1, 1)
+    return module, x.requires_grad_(), mask
+
+
+def queries(mask: torch.Tensor) -> Foreground:
+    return Foreground(mask.flatten(1).nonzero()[:, 1], mask.flatten(1).sum(1).tolist())
+
+
+@pytest.mark.parametrize("scope", ["foreground", "all"])
+@pytest.mark.parametrize("shares", SHARES.values(), ids=SHARES)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
+@pytest.mark.parametrize("block", [60, 10**6])  # 1 query of 35 keys at a time, and all at once
+def test_value_and_gradients_are_those_of_the_plain_form(monkeypatch, scope, shares, dtype, tolerance, block):
+    monkeypatch.setattr(lorm, "BLOCK_SCORES", block)
+    module, x, mask = drawn(shares, scope, dtype)
+    total, num_terms = plain_lorm(module, x, mask)
+    expected = with_gradients(module, x, total)
+    outputs = module(x, queries(mask))
+    for ours, theirs in zip(with_gradients(module, x, outputs["lorm"]), expected, strict=True):
+        assert ours.dtype == theirs.dtype
+        assert (ours - theirs).norm() <= tolerance * theirs.norm()
+    assert outputs.get("lorm_terms", num_terms) == num_terms
+
+
+@pytest.mark.parametrize("x_type", [torch.float32, torch.bfloat16])
+def test_bf16_is_close(x_type):
+    module, x, mask = drawn((0.4, 0.6), "foreground", torch.float32, channels=64)
+    exact = with_gradients(module, x, plain_lorm(module, x, mask)[0])
+    rounded = x.detach().to(x_type).requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        total = module(rounded, queries(mask))["lorm"]
+    assert total.dtype == torch.float32
+    for ours, theirs in zip(with_gradients(module, rounded, total), exact, strict=True):
+        assert (ours - theirs).norm() <= 1e-2 * theirs.norm()  # bf16 has 8 bits: a rounding is up to 4e-3
+
+
+def test_what_is_kept_does_not_grow_with_the_number_of_positions_squared():
+    torch.manual_seed(0)
+    module = LoRM(4)
+    x = torch.randn(1, 4, 40, 40, requires_grad=True)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda value: kept.append(value.numel()) or value, lambda value: value
+    ):
+        module(x, queries(torch.ones(1, 40, 40, dtype=torch.bool)))
+    assert max(kept) == x.numel()  # 6400; the attention has 1600 * 1600 elements
+
+
+def test_a_second_backward_pass_is_refused():
+    module, x, mask = drawn((0.4, 0.6), "foreground", torch.float32)
+    total = module(x, queries(mask))["lorm"]
+    total.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        total.backward()
+
+
+def test_without_a_gradient_the_value_is_the_same():
+    module, x, mask = drawn((0.4, 0.6), "all", torch.float64)
+    with torch.no_grad():
+        alone = module(x, queries(mask))["lorm"]
+    assert alone == module(x, queries(mask))["lorm"].detach()
+    assert not alone.requires_grad
+
+
+@pytest.mark.parametrize("background", [0, 3, None])
+def test_positions_are_those_of_the_mask(background):
+    generator = torch.Generator().manual_seed(0)
+    pseudo = torch.randint(0, 5, (3, 33, 47), generator=generator, dtype=torch.uint8)
+    pseudo[torch.rand(3, 33, 47, generator=generator) < 0.5] = 255
+    pseudo[1] = 255  # no foreground
+    positions, counts = foreground_of(find_foreground({"pseudo": pseudo}, background=background), CPU)
+    mask = foreground_mask(pseudo, (feature_size(33), feature_size(47)), background)
+    found = torch.zeros_like(mask.flatten(1))
+    for row, here in zip(found, positions.split(counts), strict=True):
+        row[here] = True
+    assert torch.equal(found, mask.flatten(1))
+    assert counts == mask.flatten(1).sum(1).tolist()
+    assert counts[1] == 0
+    assert 0 < counts[0] < mask[0].numel() or background is None
+
+
+def test_a_dataset_without_pseudo_labels_has_no_foreground():
+    assert find_foreground({"label": torch.zeros(1, 33, 33, dtype=torch.uint8)}) == {}
+
+
+def test_nothing_reads_a_tensor():
+    """Fake tensors have no values: an operation whose result the CPU waits for raises."""
+    with FakeTensorMode():
+        module = LoRM(8, "all")
+        x = torch.randn(2, 8, 3, 3, dtype=torch.bfloat16, requires_grad=True)
+        outputs = module(x, Foreground(torch.zeros(5, dtype=torch.int64), [0, 5]))
+        (outputs["lorm"] / outputs["lorm_terms"]).backward()
+        with pytest.raises(DataDependentOutputException):
+            outputs["lorm"].item()
+    assert x.grad.shape == x.shape
+    assert module.key_conv.weight.grad.dtype == torch.float32
