@@ -52,8 +52,8 @@ class LoRM(nn.Module):
             total, num_terms = _SumOfSquares.apply(
                 rows.to(torch.float32 if dtype == torch.float16 else dtype),
                 self.gamma,
-                *(value.flatten(1) if value.ndim > 1 else value for value in self.query_conv.parameters()),
-                *(value.flatten(1) if value.ndim > 1 else value for value in self.key_conv.parameters()),
+                *self.query_conv.parameters(),
+                *self.key_conv.parameters(),
                 foreground,
                 self.scope == "all",
                 torch.is_grad_enabled(),
@@ -89,11 +89,13 @@ class _SumOfSquares(torch.autograd.Function):
     def forward(ctx, x, gamma, query_weight, query_bias, key_weight, key_bias, foreground, everywhere, has_backward):
         exact = torch.float64 if x.dtype == torch.float64 else torch.float32
         parameters = (query_weight, query_bias, key_weight, key_bias)
-        layers = _Layers(gamma.to(exact), *(value.to(x.dtype) for value in parameters))
+        layers = _Layers(gamma.to(exact), *(_as_matrix(value).to(x.dtype) for value in parameters))
         grad_x = torch.zeros_like(x, memory_format=torch.contiguous_format) if has_backward else None
-        grads = _Layers(*(torch.zeros_like(value, dtype=exact) for value in (gamma, *parameters)))
+        # With the strides of the parameters, as DDP wants them.
+        param_grads = [torch.zeros_like(value, dtype=exact) for value in (gamma, *parameters)]
+        grads = _Layers(*map(_as_matrix, param_grads))
         total, num_terms = layers.gamma.new_zeros(()), gamma.new_zeros((), dtype=torch.int64)
-        with _precision_of_convolutions():
+        with _precision_of_convolutions() if x.is_cuda else contextlib.nullcontext():
             for image, positions in enumerate(foreground.positions.split(list(foreground.counts))):
                 grad = None if grad_x is None else grad_x[image]
                 if len(positions):
@@ -106,7 +108,7 @@ class _SumOfSquares(torch.autograd.Function):
                     if grad is not None:
                         grad.add_(background, alpha=2)
         if grad_x is not None:
-            ctx.save_for_backward(grad_x, *grads)
+            ctx.save_for_backward(grad_x, *param_grads)
         ctx.mark_non_differentiable(num_terms)
         return total, num_terms
 
@@ -116,6 +118,11 @@ class _SumOfSquares(torch.autograd.Function):
         # In place, because memory is at its peak here. A scalar would be rounded to bf16 first, so multiply by a row.
         scale = grad_total.view(1)
         return *(grad.mul_(scale) for grad in ctx.saved_tensors), None, None, None
+
+
+def _as_matrix(parameter: Tensor) -> Tensor:
+    """Return a view (C, C) of a 1x1 convolution's weight (C, C, 1, 1), and others as they are."""
+    return parameter.flatten(1) if parameter.ndim > 1 else parameter
 
 
 class _Image:
@@ -134,7 +141,8 @@ class _Image:
     def squares(self, grad_x: Tensor | None, grads: _Layers) -> Tensor:
         """Return (x - y)^2 at the positions, (N, C); add the gradients of its sum to grad_x, if any, and to grads."""
         residual = torch.empty_like(self.rows, dtype=self.exact)
-        grad_query, grad_key, key_dots = torch.empty_like(self.query), torch.zeros_like(self.key), 0.0
+        grad_query, grad_key = torch.empty_like(self.query), torch.zeros_like(self.key)
+        key_dots = torch.zeros_like(self.key_norm)
         for block in _blocks(len(self.rows), len(self.x)):
             # Cosines are at most 1, so their exponentials need no shift.
             scores = _padded_product(self.query[block], self.key, NO_KEY)
@@ -157,7 +165,7 @@ class _Image:
             query_dots = dots.sum(1, keepdim=True, dtype=self.exact)
             grad_query[block] = (grad_scores @ self.key - self.query[block] * query_dots) / self.query_norm[block]
             torch.addmm(grad_key, grad_scores.T, self.query[block], out=grad_key)
-            key_dots = key_dots + dots.sum(0, dtype=self.exact).unsqueeze(1)
+            key_dots += dots.sum(0, dtype=self.exact).unsqueeze(1)
         if grad_x is not None:
             grad_key.addcmul_(self.key, key_dots, value=-1).div_(self.key_norm)
             self._add_gradients(grad_query, grad_key, residual, grad_x, grads)
@@ -203,7 +211,7 @@ def _precision_of_convolutions() -> Iterator[None]:
     """Let float32 products on CUDA use TF32 where convolutions do, as torch's default is for them."""
     products = torch.backends.cuda.matmul
     before = products.fp32_precision
-    products.fp32_precision = torch.backends.cudnn.conv.fp32_precision
+    products.fp32_precision = torch.backends.cudnn.conv.fp32_precision  # type: ignore[attr-defined]
     try:
         yield
     finally:
