@@ -71,7 +71,7 @@ class AbsentGPU(TorchDispatchMode):
             return torch.ops.aten.alias.default(args[0])
         self.in_kernel = True
         try:
-            result = SYNC_BATCH_NORM.get(func, func)(*args, **kwargs)
+            result = SHAPES.get(func, func)(*args, **kwargs)
         finally:
             self.in_kernel = False
         if self.recording:
@@ -86,8 +86,9 @@ def _channels(x: Tensor, number: int) -> tuple[Tensor, ...]:
     return tuple(torch.empty(x.shape[1], dtype=torch.float32, device=META) for _ in range(number))
 
 
-# SyncBatchNorm's kernels, which torch has on CUDA alone.
-SYNC_BATCH_NORM = {
+# Kernels that torch has on real devices alone.
+SHAPES = {
+    torch.ops.aten._fused_sgd_.default: lambda *args, **kwargs: None,
     torch.ops.aten.batch_norm_stats.default: lambda x, eps: _channels(x, 2),
     torch.ops.aten.batch_norm_gather_stats.default: lambda x, *rest: _channels(x, 2),
     torch.ops.aten.batch_norm_gather_stats_with_counts.default: lambda x, *rest: _channels(x, 2),

@@ -1,6 +1,7 @@
 """Our training step, train.train_step, on a GPU that is not there: alone, or as rank 0 of a group of fake ranks."""
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from unittest import mock
@@ -19,6 +20,7 @@ from benchmarks.absent_gpu import CUDA, AbsentGPU, absent_gpu
 from config import Config
 from distributed.group import Group
 from labels import MAPS
+from models.amp import resolve
 from runs.metrics import Metrics
 from runs.state import TrainState
 
@@ -33,6 +35,7 @@ def our_step(cfg: Config, mode: AbsentGPU, world_size: int = 1) -> Iterator[tupl
     - the comparison of ranks, in the first step and each --check_sync_frequency steps
     - Metrics.read_step, which reads the losses of the step before, while the device computes this one
     """
+    cfg = dataclasses.replace(cfg, amp=resolve(cfg.amp, CUDA))
     with contextlib.ExitStack() as stack:
         group = Group(CUDA, world_size=world_size, local_world_size=world_size)
         if world_size > 1:
