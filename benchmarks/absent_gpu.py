@@ -81,13 +81,16 @@ class AbsentGPU(TorchDispatchMode):
     def record(self, func, args: tuple, kwargs: dict, result: Any) -> None:
         """Take note of an operation on the GPU; for subclasses."""
 
+    def launch(self, name: str, read: list[Tensor], written: list[Tensor]) -> None:
+        """Take note of a Triton kernel that reads and writes these tensors; for subclasses."""
+
 
 def _channels(x: Tensor, number: int) -> tuple[Tensor, ...]:
     return tuple(torch.empty(x.shape[1], dtype=torch.float32, device=META) for _ in range(number))
 
 
-# Kernels that torch has on real devices alone.
-SHAPES = {
+# Shapes of operations that torch has for CUDA but not for the meta device.
+SHAPES: dict[Any, Callable] = {
     torch.ops.aten._fused_sgd_.default: lambda *args, **kwargs: None,
     torch.ops.aten.batch_norm_stats.default: lambda x, eps: _channels(x, 2),
     torch.ops.aten.batch_norm_gather_stats.default: lambda x, *rest: _channels(x, 2),

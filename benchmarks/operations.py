@@ -42,13 +42,9 @@ class Operation:
     dtype: torch.dtype  # of its first floating-point operand
     tf32: bool  # whether float32 operands may be rounded to TF32
     pointwise: bool
+    reads_twice: bool  # batch norm of a batch reads its operands for their sums first
     reads: dict[int, int]
     writes: dict[int, int]
-
-    @property
-    def reads_twice(self) -> bool:
-        """Return whether it is batch norm in training, which reads its operands for their sums first."""
-        return self.name.startswith(("native_batch_norm", "_native_batch_norm", "cudnn_batch_norm"))
 
     @property
     def bytes(self) -> int:
@@ -94,7 +90,11 @@ class Recorder(AbsentGPU):
             first = meter.storages[id(read[0].untyped_storage())]
             reads[first] = min(reads[first], sum(writes.values()))
         floats = [value.dtype for value in (*read, *changed, *made) if value.is_floating_point()]
-        kind = _kind(name, torch.Tag.pointwise in func.tags)
+        pointwise = torch.Tag.pointwise in func.tags and not name.startswith("_f")  # _foreach and _fused are one kernel
+        kind = _kind(name, pointwise)
+        of_batch = name.strip("_").startswith(("native_batch_norm", "cudnn_batch_norm")) and any(
+            value is True for value in args[5:8]
+        )
         tf32 = torch.backends.cudnn.allow_tf32 if kind == "convolutions" else torch.backends.cuda.matmul.allow_tf32
         self.operations.append(
             Operation(
@@ -103,11 +103,18 @@ class Recorder(AbsentGPU):
                 meter.flops - flops,
                 floats[0] if floats else torch.float32,
                 tf32,
-                torch.Tag.pointwise in func.tags and not name.startswith("_f"),  # _foreach and _fused are one kernel
+                pointwise or (kind == "batch norm" and not of_batch and not name.endswith("_backward")),
+                of_batch,
                 reads,
                 writes,
             )
         )
+
+    def launch(self, name: str, read: list[Tensor], written: list[Tensor]) -> None:
+        for value in (*read, *written):
+            self.meter.hold(value, value.untyped_storage().nbytes())
+        reads, writes = self._bytes(read), self._bytes(written)
+        self.operations.append(Operation(name, name, 0, torch.float32, False, False, False, reads, writes))
 
     def _bytes(self, tensors: list[Tensor]) -> dict[int, int]:
         """Return {storage: bytes touched}; an expanded dimension is touched once."""

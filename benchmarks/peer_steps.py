@@ -12,7 +12,7 @@ from torch import Tensor
 import config
 from benchmarks.absent_gpu import CUDA, absent_gpu
 from benchmarks.operations import Recorder
-from benchmarks.our_step import our_step
+from benchmarks.our_step import our_step, pixel_kernel_on
 from losses.criterion import Criterion
 from models.amp import DTYPES
 
@@ -59,7 +59,7 @@ def losses_alone(args: argparse.Namespace, recorder: Recorder, plain: bool) -> N
     criterion = Criterion({"seg": 1.0, "pseudo": 1.0, "ds": 1.0, "dc": 1.0}, 0.1)
     side = (args.crop_size + 7) // 8
     dtype = DTYPES[args.amp] or torch.float32
-    with absent_gpu(recorder):
+    with absent_gpu(recorder), pixel_kernel_on(recorder):
         logits = torch.empty(args.batchsize, args.numclasses, side, side, device=CUDA, dtype=dtype, requires_grad=True)
         shape = (args.batchsize, args.crop_size, args.crop_size)
         names = ("label", "pseudo", "distance_s", "distance_c")
