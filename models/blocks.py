@@ -40,10 +40,12 @@ class BasicBlock(nn.Module):
         if self.downsample is None:
             return x
         conv, norm = self.downsample
-        assert isinstance(conv, nn.Conv2d)
-        if not (can_fuse(norm) and has_many_pixels(x, conv)):
+        if not can_fuse(norm):
             return self.downsample(x)
+        assert isinstance(conv, nn.Conv2d)
         assert isinstance(norm, nn.BatchNorm2d)
+        if not has_many_pixels(x, conv):
+            return self.downsample(x)
         return conv_norm(x, conv, norm)
 
     def forward(self, x: Tensor) -> Tensor:

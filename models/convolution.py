@@ -45,7 +45,7 @@ def convolve(
     x: Tensor, weight: Tensor, stride: Pair = (1, 1), padding: Pair = (0, 0), dilation: Pair = (1, 1)
 ) -> Tensor:
     """Return the convolution of x (B, C, H, W) by weight (C_out, C, k, k)."""
-    return F.conv2d(x, weight, None, stride, padding, _for_onednn(x, weight, dilation))
+    return F.conv2d(x, weight, None, stride, padding, for_onednn(x, weight, dilation))
 
 
 def convolution_gradients(
@@ -56,7 +56,7 @@ def convolution_gradients(
     by_taps = wanted[1] and x.device.type == "cpu" and keeps_size and taps_are_faster(weight, dilation[0], x)
     grad_x = grad_weight = None
     if wanted[0] or not by_taps:
-        geometry = stride, padding, _for_onednn(x, weight, dilation), False, [0, 0], 1
+        geometry = stride, padding, for_onednn(x, weight, dilation), False, [0, 0], 1
         mask = [wanted[0], wanted[1] and not by_taps, False]
         grad_x, grad_weight, _ = torch.ops.aten.convolution_backward(grad, x, weight, None, *geometry, mask)
     return grad_x, weight_gradient(grad, x, weight, dilation[0]) if by_taps else grad_weight
@@ -105,7 +105,7 @@ def _inside_share(size: int, dilation: int, height: int, width: int) -> float:
     return rows * columns / (size**2 * height * width)
 
 
-def _for_onednn(x: Tensor, weight: Tensor, dilation: Pair) -> Pair:
+def for_onednn(x: Tensor, weight: Tensor, dilation: Pair) -> Pair:
     """Return the dilation, or 2 for a 1x1 kernel on the CPU, which has the same result and makes torch choose oneDNN.
 
     On one thread torch chooses a slower kernel for float32 1x1 convolutions that are not dilated.
