@@ -19,6 +19,7 @@ import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from measure import add_flags, measure, ratios, save, spread, table
+
 from losses.criterion import Criterion
 
 ALL = {"seg": 1.0, "pseudo": 1.0, "ds": 1.0, "dc": 1.0}

@@ -40,11 +40,11 @@ class BasicBlock(nn.Module):
         if self.downsample is None:
             return x
         conv, norm = self.downsample
-        assert isinstance(conv, nn.Conv2d)
-        if not (can_fuse(norm) and has_many_pixels(x, conv)):
+        if not can_fuse(norm):
             return self.downsample(x)
+        assert isinstance(conv, nn.Conv2d)
         assert isinstance(norm, nn.BatchNorm2d)
-        return conv_norm(x, conv, norm)
+        return conv_norm(x, conv, norm) if has_many_pixels(x, conv) else self.downsample(x)
 
     def forward(self, x: Tensor) -> Tensor:
         shortcut = self.shortcut(x)
