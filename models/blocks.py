@@ -44,9 +44,7 @@ class BasicBlock(nn.Module):
             return self.downsample(x)
         assert isinstance(conv, nn.Conv2d)
         assert isinstance(norm, nn.BatchNorm2d)
-        if not has_many_pixels(x, conv):
-            return self.downsample(x)
-        return conv_norm(x, conv, norm)
+        return conv_norm(x, conv, norm) if has_many_pixels(x, conv) else self.downsample(x)
 
     def forward(self, x: Tensor) -> Tensor:
         shortcut = self.shortcut(x)

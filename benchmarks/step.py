@@ -1,0 +1,187 @@
+"""A training step on the CPU: ours against torchvision's own loop, and against the release's five losses and LoRM.
+
+python benchmarks/step.py                      # the table of benchmarks/RESULTS.md
+python benchmarks/step.py --operations         # where the time of our steps goes, by operation
+
+One process, a batch of random images and labels. A step is forward, losses, backward and SGD with momentum, without
+the loader. Peers compute in contiguous float32, as in torchvision's references/segmentation/train.py. "torchvision" is its
+deeplabv3_resnet50 with cross entropy of full-size logits. "plain" is our model from separate modules, with losses and
+LoRM written as the release does: logits at full size, and all (H*W)^2 similarities. Our losses must equal plain's.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import models
+import models.backbone
+import models.blocks
+from benchmarks.measure import add_flags, measure, save, table
+from benchmarks.peer_steps import plain_losses
+from losses.criterion import Criterion
+from models.amp import autocast
+from models.backbone import feature_size
+from models.convolution import Conv2d
+from models.lorm import LoRM, foreground_mask
+from models.segmenter import Segmenter
+
+NUM_CLASSES = 21
+SGD = {"lr": 0.01, "momentum": 0.9, "weight_decay": 1e-4}
+Step = Callable[[], list[float]]  # does a step; returns the first step's loss and norm of the gradient
+
+
+def batch_of(batchsize: int, crop_size: int) -> dict[str, Tensor]:
+    """Return a batch of noise. Three quarters of the pseudo-label are background, and 3 % of the label are labelled."""
+    torch.manual_seed(0)
+    shape = (batchsize, crop_size, crop_size)
+    pseudo = torch.zeros(shape, dtype=torch.uint8)
+    pseudo[:, : crop_size // 2, : crop_size // 2] = torch.randint(1, NUM_CLASSES, (batchsize, 1, 1)).to(torch.uint8)
+    label = torch.where(torch.rand(shape) < 0.03, pseudo, 255).to(torch.uint8)
+    distances = {name: torch.randint(0, 256, shape, dtype=torch.uint8) for name in ("distance_s", "distance_c")}
+    image = torch.randint(0, 256, (*shape, 3), dtype=torch.uint8)
+    return {"image": image, "label": label, "pseudo": pseudo} | distances
+
+
+def our_model(name: str) -> Segmenter:
+    torch.manual_seed(1)
+    model = models.build(name, layers=50, num_classes=NUM_CLASSES).train()
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0  # both ways compute the same
+    return model
+
+
+def ours(name: str, amp: str, batchsize: int, crop_size: int) -> Step:
+    """Return our step: what train.train_step does in one process without accumulation."""
+    batch, model = batch_of(batchsize, crop_size), our_model(name).to(memory_format=torch.channels_last)
+    weights = dict.fromkeys(("seg", "pseudo", "lorm", "ds", "dc") if model.lorm else ("seg",), 1.0)
+    smooth = 0.1 if model.lorm else 0.0
+    criterion = Criterion(weights, smooth, lorm_terms=model.lorm_terms if model.lorm else None)
+    device = torch.device("cpu")
+
+    def forward() -> Tensor:
+        divisors = criterion.counts(batch).tolist()
+        with autocast(amp, device):
+            outputs = model(batch["image"], batch["pseudo"] if model.lorm else None)
+        return criterion(outputs, batch, divisors)[0]
+
+    return step_of(model, forward)
+
+
+def torchvision_loop(batchsize: int, crop_size: int) -> Step:
+    """Return a step of torchvision's deeplabv3_resnet50. Its layer4 has dilations 4, 4, 4 and ours 4, 8, 16."""
+    import torchvision
+
+    batch = batch_of(batchsize, crop_size)
+    image, label = normalised(batch["image"], our_model("deeplabv3")), batch["label"].long()
+    build = torchvision.models.segmentation.deeplabv3_resnet50
+    model = build(weights=None, weights_backbone=None, aux_loss=None, num_classes=NUM_CLASSES).train()
+    return step_of(model, lambda: F.cross_entropy(model(image)["out"], label, ignore_index=255))
+
+
+def plain(name: str, batchsize: int, crop_size: int) -> Step:
+    """Return a step of our model with separate modules, contiguous float32 and losses in their plain form."""
+    models.blocks.can_fuse = models.backbone.can_fuse = lambda *norms: False
+    batch, model = batch_of(batchsize, crop_size), our_model(name)
+    for module in model.modules():
+        if isinstance(module, Conv2d):
+            module.__class__ = nn.Conv2d
+    image, label = normalised(batch["image"], model), batch["label"].long()
+    foreground = foreground_mask(batch["pseudo"], (feature_size(crop_size),) * 2)
+
+    def forward() -> Tensor:
+        low, features = model.backbone(image)
+        logits = model.head(low, features)
+        if model.lorm is not None:
+            return plain_losses(logits, batch, 0.1) + plain_lorm(model.lorm, features, foreground)
+        full = F.interpolate(logits, size=label.shape[1:], mode="bilinear", align_corners=True)
+        return F.cross_entropy(full, label, ignore_index=255)
+
+    return step_of(model, forward)
+
+
+def plain_lorm(lorm: LoRM, x: Tensor, foreground: Tensor) -> Tensor:
+    """Return LoRM's loss over the foreground, through all (H*W)^2 similarities, as the release computes them."""
+    query, key = (F.normalize(conv(x).flatten(2), dim=1) for conv in (lorm.query_conv, lorm.key_conv))
+    inside, value = foreground.flatten(1), x.flatten(2)
+    similarity = (query.transpose(1, 2) @ key).softmax(2) * inside.unsqueeze(2)
+    rectified = lorm.gamma * (value @ similarity.transpose(1, 2))
+    return ((value - rectified).square() * inside.unsqueeze(1)).sum() / (inside.sum() * x.shape[1])
+
+
+def normalised(images: Tensor, model: Segmenter) -> Tensor:
+    return ((images.permute(0, 3, 1, 2) - model.mean) / model.std).contiguous()
+
+
+def step_of(model: nn.Module, forward: Callable[[], Tensor]) -> Step:
+    optimizer = torch.optim.SGD(model.parameters(), **SGD)
+    first: list[float] = []
+
+    def step() -> list[float]:
+        loss = forward()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if not first:
+            norms = torch._foreach_norm([parameter.grad for parameter in model.parameters()])
+            first.extend([loss.item(), torch.stack(norms).norm().item()])
+        return first
+
+    return step
+
+
+def print_operations(step: Step, steps: int = 3) -> None:
+    """Print the CPU time of each operation in one step, without what the operation calls."""
+    step()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        for _ in range(steps):
+            step()
+    rows = sorted(profile.key_averages(), key=lambda row: -row.self_cpu_time_total)
+    total = sum(row.self_cpu_time_total for row in rows)
+    for row in rows[:14]:
+        print(
+            f"| {row.key} | {row.count / steps:.0f} | {row.self_cpu_time_total / steps / 1e3:.0f} "
+            f"| {row.self_cpu_time_total / total:.1%} |"
+        )
+    print(f"| all | | {total / steps / 1e3:.0f} | |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batchsize", type=int, default=2, help="[%(default)s]")
+    parser.add_argument("--crop_size", type=int, default=193, help="[%(default)s]")
+    parser.add_argument("--calls", type=int, default=3, help="steps of a measurement [%(default)s]")
+    parser.add_argument("--operations", action="store_true", help="print the time of each operation instead")
+    add_flags(parser, "step")
+    args = parser.parse_args()
+    size = (args.batchsize, args.crop_size)
+    figures = {}
+    for name in ("deeplabv3", "res50_ASPP_lorm"):
+        if args.operations:
+            torch.set_num_threads(args.threads)
+            for amp in ("none", "bf16"):
+                print(f"{name}, --amp {amp}\n\n| operation | calls | ms | share |\n| --- | --- | --- | --- |")
+                print_operations(ours(name, amp, *size))
+            continue
+        peer = {"torchvision": partial(torchvision_loop, *size)} if name == "deeplabv3" else {}
+        ways = peer | {"plain": partial(plain, name, *size)}
+        ways |= {f"ours, {amp}": partial(ours, name, amp, *size) for amp in ("none", "bf16")}
+        figures[name], results = measure(ways, rounds=args.rounds, calls=args.calls, threads=args.threads)
+        print(f"{name}, first step's loss and norm of the gradient: {results}")
+        # Batch norm amplifies rounding: in image pooling it normalises two values a channel.
+        for found, expected in zip(results["ours, none"], results["plain"], strict=True):
+            assert abs(found - expected) < 1e-3 * expected, results
+        print(table(figures[name], baseline=next(iter(ways)), title=name))
+    if figures:
+        save(args.out, figures)
+
+
+if __name__ == "__main__":
+    main()
