@@ -47,7 +47,7 @@ def test_every_value_is_counted_also_beyond_the_whole_numbers_of_float32(shape):
 
 
 def test_c3_counts_of_the_loader_equal_those_made_in_the_step(demo_root):
-    cfg = config.parse(flags(dataset_path=demo_root, batchsize=4, crop_size=97, workers=0))
+    cfg = config.parse(flags(dataset_path=demo_root, model_type="res50_ASPP", batchsize=4, crop_size=97, workers=0))
     batch = next(iter(utils.get_loader(cfg, "train", GROUP)))
     terms = ("seg", "seg_focal", "seg_ohem", "seg_dice", "seg_lovasz", "pseudo", "ds", "dc")
     criterion = Criterion(dict.fromkeys(terms, 1.0), accuracy=True, class_weights=[1.0, 0.3, 2.0, 5.0, 0.7])
