@@ -150,8 +150,8 @@ class PixelPass:
 
 def find_kernel(logits: Tensor) -> Kernel | None:
     """Return the kernel that does a pass over these logits, or None: PyTorch's operations in bands do it."""
-    # FakeTensorMode's tensors are of another type, and have no memory that a kernel could read.
-    if type(logits) is Tensor and logits.is_cuda and logits.dtype == torch.float32:
+    has_values = type(logits) is Tensor and not logits.is_meta  # FakeTensorMode's tensors are of another type
+    if has_values and logits.is_cuda and logits.dtype == torch.float32:
         return tested_kernel(logits.device)
     return None
 
@@ -160,7 +160,7 @@ def find_kernel(logits: Tensor) -> Kernel | None:
 def tested_kernel(device: torch.device) -> Kernel | None:
     """Return the Triton kernel if it works on the device and agrees with the bands, else warn and return None.
 
-    It waits for the device, but only once. Triton fails without a C compiler or Python's headers, and on old GPUs.
+    It waits for the device, but only once.
     """
     logits, size = torch.arange(5 * 2 * 3, device=device).sin().view(1, 5, 2, 3), (3, 7)
     label = (torch.arange(3 * 7, device=device) % 6).byte().view(1, 3, 7)
@@ -175,6 +175,9 @@ def tested_kernel(device: torch.device) -> Kernel | None:
         torch.testing.assert_close(found, expected, rtol=0.01, atol=0.01)  # wide: matrix products may be in TF32
     except Exception as error:
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
-        log.warning(f"the losses run without their Triton kernel, slower: {reason}")
+        log.warning(
+            f"the losses run without their Triton kernel, slower: {reason} (it needs Triton, a C compiler, Python's "
+            "headers, and a GPU of compute capability 8.0 or newer)"
+        )
         return None
     return pixel_kernel.run
