@@ -1,0 +1,131 @@
+r"""LoRM's loss with its gradients: ours against the release's form written plainly, in turn.
+
+python benchmarks/lorm.py
+python benchmarks/lorm.py --share 1 --rounds 3    # every position is foreground
+
+The plain form computes all H*W x H*W cosines of 1x1 convolutions, their softmax, and sets the rows outside the
+foreground to 0. Both get the same features in channels-last order, in which the plain form is faster too. The products
+of "bf16" ways are under autocast. Before a table, the script checks value and gradients against the plain form's in
+float32. The limit counts multiply-adds alone; rates of products of these shapes are printed last.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from measure import add_flags, measure, save, table
+
+from models.foreground import Foreground
+from models.lorm import LoRM
+
+BATCH, CHANNELS, SIDE = 2, 2048, 59
+TOLERANCE = {"float32": 1e-5, "bf16": 1e-2}
+
+
+def inputs(scope: str, share: float) -> tuple[LoRM, Tensor, Tensor]:
+    """Return LoRM, features that have a common part and zeros as a backbone's have, and the mask (B, H*W)."""
+    torch.manual_seed(0)
+    module = LoRM(CHANNELS, scope)
+    torch.nn.init.constant_(module.gamma, 0.8)  # at its start of 1, terms of its gradient cancel
+    x = (torch.randn(BATCH, CHANNELS, SIDE, SIDE) + 2 * torch.rand(CHANNELS, 1, 1)).relu()
+    mask = torch.rand(BATCH, SIDE * SIDE).argsort(1) < round(share * SIDE * SIDE)
+    return module, x.to(memory_format=torch.channels_last), mask
+
+
+def plain_loss(module: LoRM, x: Tensor, mask: Tensor) -> Tensor:
+    query, key = (F.normalize(conv(x).flatten(2).float(), dim=1) for conv in (module.query_conv, module.key_conv))
+    values = x.flatten(2).transpose(1, 2)
+    attention = torch.bmm(query.transpose(1, 2), key).softmax(-1) * mask.unsqueeze(-1)
+    squares = (values - module.gamma * torch.bmm(attention, values)).square()
+    return (squares * mask.unsqueeze(-1) if module.scope == "foreground" else squares).sum()
+
+
+def prepare(ours: bool, precision: str, scope: str, share: float) -> Callable[[], list[Tensor]]:
+    """Return a function that computes the loss and its gradients, and returns the loss and parts of the gradients."""
+    module, x, mask = inputs(scope, share)
+    x = (x.bfloat16() if precision == "bf16" else x).requires_grad_()
+    foreground = Foreground(mask.nonzero()[:, 1].contiguous(), mask.sum(1).tolist())
+    by_all = 1 / (BATCH * CHANNELS * SIDE * SIDE)
+
+    def work() -> list[Tensor]:
+        x.grad = None
+        module.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+            total = module(x, foreground)["lorm"] if ours else plain_loss(module, x, mask)
+        loss = total * by_all
+        loss.backward()
+        grads = [value.grad for value in (x, *module.parameters())]
+        return [loss.detach(), *(grad.flatten()[::97].float() for grad in grads if grad is not None)]
+
+    return work
+
+
+def check(results: dict[str, list[Tensor]], baseline: str) -> None:
+    """Raise SystemExit if a value or gradient differs too much from the baseline's; print the largest difference."""
+    for name, result in results.items():
+        errors = [
+            float((one - other).norm() / other.norm()) for one, other in zip(result, results[baseline], strict=True)
+        ]
+        print(f"{name}: value and gradients differ by {errors[0]:.0e} and at most {max(errors[1:]):.0e}")
+        if max(errors) > TOLERANCE[name.split()[-1]]:
+            raise SystemExit(f"{name} differs from {baseline}: {errors}")
+
+
+def limit(share: float) -> float:
+    """Return the plain form's multiply-adds over ours. Its six products with HW^2 are of all queries."""
+    positions = SIDE * SIDE
+    queries = round(share * positions)
+    plain = 6 * positions * CHANNELS**2 + 6 * positions**2 * CHANNELS
+    ours = 3 * (queries + positions) * CHANNELS**2 + 6 * queries * positions * CHANNELS
+    return plain / ours
+
+
+def print_rates(share: float) -> None:
+    """Print the rates of products, in GFLOP/s, that bound both ways."""
+    positions, padded = SIDE * SIDE, -(-SIDE * SIDE // 16) * 16
+    query, key = torch.randn(round(share * positions), CHANNELS), torch.randn(positions, CHANNELS)
+    for dtype in (torch.float32, torch.bfloat16):
+        for name, columns in (("rows of scores", positions), ("rows of scores, aligned", padded)):
+            out = torch.empty(len(query), columns, dtype=dtype)[:, :positions]
+            a, b = query.to(dtype), key.to(dtype)
+            seconds = []
+            for _ in range(4):
+                began = time.process_time()
+                torch.mm(a, b.T, out=out)
+                seconds.append(time.process_time() - began)
+            print(f"{dtype}, {name}: {2 * len(a) * len(b) * CHANNELS / min(seconds) / 1e9:.0f} GFLOP/s")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--share", type=float, default=0.25, help="of the positions that are foreground [%(default)s]")
+    add_flags(parser, "lorm")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    saved = {}
+    for scope in ("foreground", "all"):
+        ways = {
+            f"{name} {precision}": partial(prepare, name == "ours", precision, scope, args.share)
+            for precision in ("float32", "bf16")
+            for name in ("plain", "ours")
+        }
+        figures, results = measure(ways, rounds=args.rounds, threads=args.threads)
+        check(results, "plain float32")
+        title = f"scope {scope}, {args.share:g} foreground"
+        print(table(figures, baseline="plain float32", title=title))
+        saved[title] = figures
+    print(f"by multiply-adds: {limit(args.share):.2f}")
+    print_rates(args.share)
+    save(args.out, saved)
+
+
+if __name__ == "__main__":
+    main()
