@@ -275,6 +275,7 @@ def test_released_weights_are_scored_with_the_flags_of_their_model(run, demo_roo
     with pytest.raises(UserError, match="does not say which model its weights belong to"):
         evaluate.main(words)
     model = ["--model_type", "res50_ASPP", "--layers", "18", "--numclasses", "5", "--val_batchsize", "2"]
+    model += ["--amp", "none"]
     assert evaluate.main([*words, *model, "--dataset_path", str(demo_root)]) == 0
     assert (
         json.loads((tmp_path / "w.json").read_text())["confusion"]
