@@ -95,14 +95,14 @@ class Recorder(AbsentGPU):
         of_batch = name.strip("_").startswith(("native_batch_norm", "cudnn_batch_norm")) and any(
             value is True for value in args[5:8]
         )
-        tf32 = torch.backends.cudnn.allow_tf32 if kind == "convolutions" else torch.backends.cuda.matmul.allow_tf32
+        backend = torch.backends.cudnn.conv if kind == "convolutions" else torch.backends.cuda.matmul
         self.operations.append(
             Operation(
                 name,
                 kind,
                 meter.flops - flops,
                 floats[0] if floats else torch.float32,
-                tf32,
+                backend.fp32_precision == "tf32",  # type: ignore[attr-defined]
                 pointwise or (kind == "batch norm" and not of_batch and not name.endswith("_backward")),
                 of_batch,
                 reads,

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from models.amp import precision_of_convolutions
 from models.convolution import convolve
 from models.fused import aten, norm_gradients, normalise, relu_again, uses_batch
 
@@ -52,7 +53,8 @@ class _ConvNorm(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return *_gradients(grad, *ctx.saved_tensors, of_batch=ctx.of_batch), None
+        with precision_of_convolutions(grad):
+            return *_gradients(grad, *ctx.saved_tensors, of_batch=ctx.of_batch), None
 
 
 class _BottleneckEnd(torch.autograd.Function):
@@ -74,7 +76,8 @@ class _BottleneckEnd(torch.autograd.Function):
         x, weight, bias, mean, invstd, result, *last = ctx.saved_tensors
         grad_shortcut = aten.threshold_backward(grad, result, 0)
         middle = relu_again(x, weight, bias, mean, invstd)
-        grad, *last_grads = _gradients(grad_shortcut, middle, *last, of_batch=ctx.last_of_batch)
+        with precision_of_convolutions(grad):
+            grad, *last_grads = _gradients(grad_shortcut, middle, *last, of_batch=ctx.last_of_batch)
         grad = aten.threshold_backward(grad, middle, 0)
         del middle
         grad_x, *grads = norm_gradients(grad, x, weight, mean, invstd, of_batch=ctx.of_batch)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from models.amp import precision_of_convolutions
 from models.foreground import Foreground
 
 BLOCK_SCORES = 2**22  # scores of the attention held at a time; fewer would leave a GPU idle
@@ -95,7 +96,7 @@ class _SumOfSquares(torch.autograd.Function):
         param_grads = [torch.zeros_like(value, dtype=exact) for value in (gamma, *parameters)]
         grads = _Layers(*map(_as_matrix, param_grads))
         total, num_terms = layers.gamma.new_zeros(()), gamma.new_zeros((), dtype=torch.int64)
-        with _precision_of_convolutions() if x.is_cuda else contextlib.nullcontext():
+        with precision_of_convolutions(x):
             for image, positions in enumerate(foreground.positions.split(list(foreground.counts))):
                 grad = None if grad_x is None else grad_x[image]
                 if len(positions):
@@ -204,15 +205,3 @@ def _blocks(num_queries: int, num_keys: int) -> Iterator[slice]:
     size = -(-num_queries // num_blocks)
     for start in range(0, num_queries, size):
         yield slice(start, min(start + size, num_queries))
-
-
-@contextlib.contextmanager
-def _precision_of_convolutions() -> Iterator[None]:
-    """Let float32 products on CUDA use TF32 where convolutions do, as torch's default is for them."""
-    products = torch.backends.cuda.matmul
-    before = products.fp32_precision
-    products.fp32_precision = torch.backends.cudnn.conv.fp32_precision  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
-        products.fp32_precision = before
