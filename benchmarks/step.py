@@ -4,7 +4,7 @@ python benchmarks/step.py                      # the table of benchmarks/RESULTS
 python benchmarks/step.py --operations         # where the time of our steps goes, by operation
 
 One process, a batch of random images and labels. A step is forward, losses, backward and SGD with momentum, without
-the loader. Peers compute in contiguous float32, as in torchvision's references/segmentation/train.py. "torchvision" is its
+the loader. Peers compute in contiguous float32, as in torchvision's references/segmentation/train.py. "torchvision" is
 deeplabv3_resnet50 with cross entropy of full-size logits. "plain" is our model from separate modules, with losses and
 LoRM written as the release does: logits at full size, and all (H*W)^2 similarities. Our losses must equal plain's.
 """

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from models.amp import precision_of_convolutions
-from models.convolution import convolve
+from models.convolution import convolution_gradients, convolve
 from models.fused import aten, norm_gradients, normalise, relu_again, uses_batch
 
 
@@ -53,8 +52,7 @@ class _ConvNorm(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
-        with precision_of_convolutions(grad):
-            return *_gradients(grad, *ctx.saved_tensors, of_batch=ctx.of_batch), None
+        return *_gradients(grad, *ctx.saved_tensors, of_batch=ctx.of_batch), None
 
 
 class _BottleneckEnd(torch.autograd.Function):
@@ -76,8 +74,7 @@ class _BottleneckEnd(torch.autograd.Function):
         x, weight, bias, mean, invstd, result, *last = ctx.saved_tensors
         grad_shortcut = aten.threshold_backward(grad, result, 0)
         middle = relu_again(x, weight, bias, mean, invstd)
-        with precision_of_convolutions(grad):
-            grad, *last_grads = _gradients(grad_shortcut, middle, *last, of_batch=ctx.last_of_batch)
+        grad, *last_grads = _gradients(grad_shortcut, middle, *last, of_batch=ctx.last_of_batch)
         grad = aten.threshold_backward(grad, middle, 0)
         del middle
         grad_x, *grads = norm_gradients(grad, x, weight, mean, invstd, of_batch=ctx.of_batch)
@@ -99,21 +96,32 @@ def _gradients(
     grad: (B, C_out, H, W). x: (B, C, H, W). kernel: (C_out, C, 1, 1). mean, invstd: (C_out,), the statistics of
     conv(x). of_batch: they depend on x.
     """
-    dtype = gamma.dtype
-    g, z = (value.permute(0, 2, 3, 1).flatten(0, 2) for value in (grad, x))
-    low, w = kernel.flatten(1), kernel.flatten(1).to(dtype)
+    dtype, num_pixels = gamma.dtype, grad.numel() // grad.shape[1]
+    w, a = kernel.flatten(1).to(dtype), gamma * invstd
+    scaled = a.unsqueeze(1) * w
     if of_batch:
-        z = (z - z.mean(0, dtype=dtype)).to(z.dtype)
-    product, grad_beta, a = (g.T @ z).to(dtype), g.sum(0, dtype=dtype), gamma * invstd
+        x = (x - x.mean((0, 2, 3), keepdim=True, dtype=dtype)).to(x.dtype)
+    grad_x, product = _products(grad, x, scaled)
+    grad_beta = grad.sum((0, 2, 3), dtype=dtype)
     moment = (product * w).sum(1)  # sum over pixels of g times conv(x), without its mean if of_batch
     grad_gamma = invstd * (moment if of_batch else moment - mean * grad_beta)
-    scaled = a.unsqueeze(1) * w
-    grad_z, grad_w = g @ scaled.to(low.dtype), a.unsqueeze(1) * product
+    grad_w = a.unsqueeze(1) * product
     if of_batch:
-        weighted = ((a * invstd * grad_gamma / len(g)).unsqueeze(1) * w).to(low.dtype)  # e W
-        grad_w = grad_w - weighted @ (z.T @ z)
-        constant = (grad_beta / len(g)) @ scaled
-        grad_z = torch.addmm(grad_z, z, low.T @ weighted, alpha=-1).sub_(constant.to(grad_z.dtype))
-    batch, _, height, width = grad.shape
-    grad_x = grad_z.view(batch, height, width, -1).permute(0, 3, 1, 2)
+        weighted = (a * invstd * grad_gamma / num_pixels).unsqueeze(1) * w  # e W
+        correction, squares = _products(x, x, w.T @ weighted)
+        constant = (grad_beta / num_pixels) @ scaled
+        grad_x = grad_x.sub_(correction).sub_(constant.to(grad_x.dtype).view(1, -1, 1, 1))
+        grad_w = grad_w - weighted @ squares
     return grad_x, grad_w.to(kernel.dtype).view_as(kernel), grad_gamma, grad_beta
+
+
+def _products(g: Tensor, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    """Return (g w, g^T x) over pixels: (B, C, H, W) and (C_out, C). g: (B, C_out, H, W). x: (B, C, H, W).
+
+    These are a convolution's gradients, so that they have its precision: on CUDA, TF32 as for other convolutions.
+    """
+    geometry = (1, 1), (0, 0), (1, 1)
+    grad_x, grad_w = convolution_gradients(g, x, w.to(x.dtype)[:, :, None, None], *geometry, wanted=[True, True])
+    assert grad_x is not None
+    assert grad_w is not None
+    return grad_x, grad_w.flatten(1).to(w.dtype)

@@ -38,7 +38,12 @@ def test_parameters_and_flops_of_our_resnet50():
     assert result.parameters == result.trainable == backbone + head
     assert result.flops == 2 * multiply_adds
     # Backward of a convolution: as much for the input's gradient, which the first one needs not, and for the weight's.
-    assert result.train_flops == 3 * result.flops - 2 * 113**2 * 3 * 49 * 64
+    expected = 3 * result.flops - 2 * 113**2 * 3 * 49 * 64
+    # Where 2 images have more pixels than twice the channels, batch norm after a block's last 1x1 convolution and after
+    # its shortcut adds z^T z and z M for each pixel; W e W, e W z^T z and mean(g) W for each batch (models.conv_norm).
+    for count, inputs, outputs, pixels in ((3 + 1, 64, 256, 57**2), (4, 128, 512, 29**2), (1, 256, 512, 29**2)):
+        expected += count * (4 * inputs**2 * pixels + 2 * outputs * inputs**2 + outputs * inputs)
+    assert result.train_flops == expected
 
 
 def test_states_of_a_process(caplog):

@@ -1,0 +1,149 @@
+"""Fused batch norm, ReLU and convolution: values, gradients and statistics of the modules, and less that is kept."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+from torchvision.models.resnet import BasicBlock, Bottleneck
+
+from models import blocks
+from models.blocks import ConvNormReLU, with_less_memory
+from models.convolution import Conv2d
+from models.fused import can_fuse, norm_relu_pool
+
+CHANNELS_LAST = {"memory_format": torch.channels_last}
+
+
+@pytest.mark.parametrize("size", [1, 3, 5])
+@pytest.mark.parametrize("dilation", [1, 4, 9])  # with 9, a tap of a 7x8 map reads padding alone
+@pytest.mark.parametrize("options", [{}, {"stride": 2}, {"padding": 1}])
+def test_convolution_is_torchs(size, dilation, options, monkeypatch):
+    if "padding" in options and dilation * (size - 1) > 7:
+        pytest.skip("the kernel is larger than the padded map")
+    monkeypatch.setattr("models.convolution.taps_are_faster", lambda *args: True)
+    torch.manual_seed(0)
+    options = {"padding": dilation * (size // 2), "dilation": dilation, "bias": False, "dtype": torch.float64} | options
+    ours = Conv2d(2, 3, size, **options)
+    theirs = nn.Conv2d(2, 3, size, **options)
+    theirs.load_state_dict(ours.state_dict())
+    x = torch.randn(2, 2, 7, 8, dtype=torch.float64, requires_grad=True)
+    for conv in (ours, theirs):
+        conv(x).square().sum().backward()
+        conv.x_grad, x.grad = x.grad, None
+    torch.testing.assert_close(ours(x), theirs(x))
+    torch.testing.assert_close(ours.x_grad, theirs.x_grad)
+    torch.testing.assert_close(ours.weight.grad, theirs.weight.grad)
+
+
+def make(kind: type[nn.Module], *, shortcut: bool, frozen: bool, dtype: torch.dtype = torch.float64) -> nn.Module:
+    """Return torchvision's block, with weights and statistics that are not the neutral ones of a new block."""
+    torch.manual_seed(0)
+    inputs, width = (6, 4) if shortcut else (4 * kind.expansion, 4)
+    downsample = None
+    if shortcut:
+        outputs = width * kind.expansion
+        downsample = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride=2, bias=False), nn.BatchNorm2d(outputs))
+    block = kind(inputs, width, stride=2 if shortcut else 1, downsample=downsample).to(dtype)
+    for norm in block.modules():
+        if isinstance(norm, nn.BatchNorm2d):
+            nn.init.uniform_(norm.weight, -1, 2)
+            nn.init.normal_(norm.bias)
+            norm.running_mean.normal_()
+            norm.running_var.uniform_(0.5, 2)
+            norm.train(not frozen)
+    return block.to(**CHANNELS_LAST)
+
+
+def trained(block: nn.Module, amp: bool = False) -> dict[str, torch.Tensor]:
+    """Return the block's result, the gradients of its input and parameters, and its buffers."""
+    dtype = block.conv1.weight.dtype
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(2, block.conv1.in_channels, 9, 8, dtype=torch.float64, generator=generator).to(dtype)
+    x = x.to(**CHANNELS_LAST).requires_grad_()
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=amp):
+        result = block(x)
+    (result.to(dtype) * torch.linspace(-1, 1, result.numel(), dtype=dtype).view_as(result)).sum().backward()
+    values = {"result": result.detach(), "x": x.grad} | dict(block.named_buffers())
+    return values | {name: parameter.grad for name, parameter in block.named_parameters()}
+
+
+@pytest.mark.parametrize("kind", [BasicBlock, Bottleneck])
+@pytest.mark.parametrize("shortcut", [False, True])
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("many_pixels", [False, True])
+def test_block_is_torchvisions(kind, shortcut, frozen, many_pixels, monkeypatch):
+    monkeypatch.setattr(blocks, "has_many_pixels", lambda *args: many_pixels)
+    theirs = make(kind, shortcut=shortcut, frozen=frozen)
+    ours = with_less_memory(copy.deepcopy(theirs))
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+    torch.testing.assert_close(trained(ours), trained(theirs), rtol=1e-10, atol=1e-10)
+    assert ours.bn1.num_batches_tracked == (0 if frozen else 1)
+
+
+@pytest.mark.parametrize("many_pixels", [False, True])
+def test_bf16_is_as_close_to_float64_as_the_modules_are(many_pixels, monkeypatch):
+    monkeypatch.setattr(blocks, "has_many_pixels", lambda *args: many_pixels)
+    reference = trained(make(Bottleneck, shortcut=True, frozen=False))
+    plain = make(Bottleneck, shortcut=True, frozen=False).float()
+    fused = trained(with_less_memory(copy.deepcopy(plain)), amp=True)
+    plain = trained(plain, amp=True)
+    assert fused["result"].dtype == torch.bfloat16
+
+    def error(values: dict[str, torch.Tensor]) -> float:
+        names = [name for name in reference if not name.endswith("num_batches_tracked")]
+        return max(((values[name] - reference[name]).norm() / reference[name].norm()).item() for name in names)
+
+    # bf16 has 8 bits, so rounding is 0.4 %; a block rounds some ten times.
+    assert error(fused) < max(1.5 * error(plain), 0.04)
+
+
+def test_stem_and_branch_are_their_modules():
+    torch.manual_seed(0)
+    conv, norm, pool = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.MaxPool2d(3, stride=2, padding=1, ceil_mode=True)
+    ours = nn.Sequential(conv, norm).double()
+    theirs = copy.deepcopy(ours)
+    x = torch.randn(2, 3, 8, 9, dtype=torch.float64)
+    pooled = norm_relu_pool(ours[0](x), ours[1], pool)
+    expected = pool(theirs(x).relu())
+    branch = ConvNormReLU(*copy.deepcopy(ours), nn.ReLU())
+    torch.testing.assert_close(pooled, expected)
+    torch.testing.assert_close(branch(x), theirs(x).relu())
+    for result in (pooled, expected):
+        result.square().sum().backward()
+    for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad)
+
+
+def kept_channels(block: nn.Module) -> float:
+    """Return how many channels of a map a forward pass keeps, the block's input included."""
+    parameters = {value.untyped_storage()._cdata for value in (*block.parameters(), *block.buffers())}
+    storages: dict[int, torch.UntypedStorage] = {}
+
+    def keep(value: torch.Tensor) -> torch.Tensor:
+        storages[value.untyped_storage()._cdata] = value.untyped_storage()
+        return value.detach()
+
+    with saved_tensors_hooks(keep, lambda value: value):
+        block(torch.randn(4, 32, 16, 16, device="meta", requires_grad=True))
+    maps = [storage.nbytes() for key, storage in storages.items() if key not in parameters and storage.nbytes() > 512]
+    return sum(maps) / (4 * 4 * 16 * 16)
+
+
+def test_a_bottleneck_keeps_half():
+    with torch.device("meta"):
+        block = Bottleneck(32, 8)
+    # Width C = 8, 4 C = 32 in and out. torchvision keeps its input, what both 3x3 and 1x1 read and return, conv3's
+    # result and its own: 32 + 4 * 8 + 2 * 32. Ours keeps its input, two results of convolutions and its own.
+    assert kept_channels(block) == 32 + 32 + 64
+    assert kept_channels(with_less_memory(block)) == 32 + 16 + 32
+
+
+def test_modules_are_called_where_functions_may_not_replace_them():
+    norm = nn.BatchNorm2d(2)
+    assert can_fuse(norm)
+    assert not can_fuse(norm, nn.SyncBatchNorm(2))
+    assert not can_fuse(nn.BatchNorm2d(2, momentum=None))
+    with torch.no_grad():
+        assert not can_fuse(norm)
