@@ -28,7 +28,7 @@ CASES = {  # name: (title, losses, batch, classes)
     "voc": ("cross entropy, smoothed cross entropy, two entropies; batch 4, 21 classes", ALL, 4, 21),
     "ade": ("the same, batch 2, 150 classes", ALL, 2, 150),
     "scribbles": ("cross entropy on scribbles, 3 % of pixels; batch 4, 21 classes", {"seg": 1.0}, 4, 21),
-    "dense": ("cross entropy on dense labels; batch 4, 21 classes", {"pseudo": 1.0}, 4, 21),
+    "dense": ("smoothed cross entropy on dense labels; batch 4, 21 classes", {"pseudo": 1.0}, 4, 21),
 }
 Result = tuple[float, torch.Tensor]
 
