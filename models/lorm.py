@@ -134,9 +134,9 @@ class _Image:
         self.rows = x.index_select(0, positions)
         self.query, self.query_norm = self._normalize(torch.addmm(layers.query_bias, self.rows, layers.query_weight.T))
         self.key, self.key_norm = self._normalize(torch.addmm(layers.key_bias, x, layers.key_weight.T))
-        # A row of A sums to 1, so A (x - shift) = A x - shift. The smaller values lose less in bf16.
-        self.shift = x.mean(0) if x.dtype == torch.bfloat16 else x.new_zeros(1)
-        self.values = x - self.shift if x.dtype == torch.bfloat16 else x
+        # A row of A sums to 1, so A (x - mean) = A x - mean. Products of the smaller values lose less by rounding.
+        self.mean = x.mean(0)
+        self.values = x - self.mean
 
     def squares(self, grad_x: Tensor | None, grads: _Layers) -> Tensor:
         """Return (x - y)^2 at the positions, (N, C); add the gradients of its sum to grad_x, if any, and to grads."""
@@ -149,7 +149,7 @@ class _Image:
             exponentials = scores.exp()
             sums = exponentials.sum(1, keepdim=True, dtype=self.exact)
             shifted = (exponentials[:, : len(self.x)] @ self.values) / sums
-            rectified = shifted + self.shift
+            rectified = shifted + self.mean
             torch.sub(self.rows[block], self.layers.gamma * rectified, out=residual[block])
             if grad_x is None:
                 continue
