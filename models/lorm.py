@@ -95,7 +95,7 @@ class _SumOfSquares(torch.autograd.Function):
         param_grads = [torch.zeros_like(value, dtype=exact) for value in (gamma, *parameters)]
         grads = _Layers(*map(_as_matrix, param_grads))
         total, num_terms = layers.gamma.new_zeros(()), gamma.new_zeros((), dtype=torch.int64)
-        with _precision_of_convolutions() if x.is_cuda else contextlib.nullcontext():
+        with precision_of_convolutions() if x.is_cuda else contextlib.nullcontext():
             for image, positions in enumerate(foreground.positions.split(list(foreground.counts))):
                 grad = None if grad_x is None else grad_x[image]
                 if len(positions):
@@ -207,7 +207,7 @@ def _blocks(num_queries: int, num_keys: int) -> Iterator[slice]:
 
 
 @contextlib.contextmanager
-def _precision_of_convolutions() -> Iterator[None]:
+def precision_of_convolutions() -> Iterator[None]:
     """Let float32 products on CUDA use TF32 where convolutions do, as torch's default is for them."""
     products = torch.backends.cuda.matmul
     before = products.fp32_precision
