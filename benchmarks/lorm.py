@@ -5,8 +5,8 @@ python benchmarks/lorm.py --share 1 --rounds 3    # every position is foreground
 
 The plain form computes all H*W x H*W cosines of 1x1 convolutions, their softmax, and sets the rows outside the
 foreground to 0. Both get the same features in channels-last order, in which the plain form is faster too. The products
-of "bf16" ways are under autocast. Before a table, the script checks value and gradients against the plain form's in
-float32. The limit counts multiply-adds alone; rates of products of these shapes are printed last.
+of "bf16" ways are under autocast. The script checks value and gradients of each way against the plain form's in
+float64. The limit counts multiply-adds alone; rates of products of these shapes are printed last.
 """
 
 import argparse
@@ -27,7 +27,8 @@ from models.foreground import Foreground
 from models.lorm import LoRM
 
 BATCH, CHANNELS, SIDE = 2, 2048, 59
-TOLERANCE = {"float32": 1e-5, "bf16": 1e-2}
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "bf16": torch.bfloat16}
+TOLERANCE = {"float32": 1e-4, "bf16": 2e-2}  # gradients of q and k are small differences of large sums
 
 
 def inputs(scope: str, share: float) -> tuple[LoRM, Tensor, Tensor]:
@@ -41,7 +42,10 @@ def inputs(scope: str, share: float) -> tuple[LoRM, Tensor, Tensor]:
 
 
 def plain_loss(module: LoRM, x: Tensor, mask: Tensor) -> Tensor:
-    query, key = (F.normalize(conv(x).flatten(2).float(), dim=1) for conv in (module.query_conv, module.key_conv))
+    query, key = (conv(x).flatten(2) for conv in (module.query_conv, module.key_conv))
+    if x.dtype == torch.bfloat16:
+        query, key = query.float(), key.float()
+    query, key = F.normalize(query, dim=1), F.normalize(key, dim=1)
     values = x.flatten(2).transpose(1, 2)
     attention = torch.bmm(query.transpose(1, 2), key).softmax(-1) * mask.unsqueeze(-1)
     squares = (values - module.gamma * torch.bmm(attention, values)).square()
@@ -51,7 +55,8 @@ def plain_loss(module: LoRM, x: Tensor, mask: Tensor) -> Tensor:
 def prepare(ours: bool, precision: str, scope: str, share: float) -> Callable[[], list[Tensor]]:
     """Return a function that computes the loss and its gradients, and returns the loss and parts of the gradients."""
     module, x, mask = inputs(scope, share)
-    x = (x.bfloat16() if precision == "bf16" else x).requires_grad_()
+    x = x.to(DTYPES[precision]).requires_grad_()
+    module = module.double() if precision == "float64" else module
     foreground = Foreground(mask.nonzero()[:, 1].contiguous(), mask.sum(1).tolist())
     by_all = 1 / (BATCH * CHANNELS * SIDE * SIDE)
 
@@ -63,20 +68,18 @@ def prepare(ours: bool, precision: str, scope: str, share: float) -> Callable[[]
         loss = total * by_all
         loss.backward()
         grads = [value.grad for value in (x, *module.parameters())]
-        return [loss.detach(), *(grad.flatten()[::97].float() for grad in grads if grad is not None)]
+        return [loss.detach(), *(grad.flatten()[::97].double() for grad in grads if grad is not None)]
 
     return work
 
 
-def check(results: dict[str, list[Tensor]], baseline: str) -> None:
-    """Raise SystemExit if a value or gradient differs too much from the baseline's; print the largest difference."""
+def check(results: dict[str, list[Tensor]], reference: list[Tensor]) -> None:
+    """Raise SystemExit if a value or gradient differs too much from the reference; print the largest differences."""
     for name, result in results.items():
-        errors = [
-            float((one - other).norm() / other.norm()) for one, other in zip(result, results[baseline], strict=True)
-        ]
+        errors = [float((one - other).norm() / other.norm()) for one, other in zip(result, reference, strict=True)]
         print(f"{name}: value and gradients differ by {errors[0]:.0e} and at most {max(errors[1:]):.0e}")
         if max(errors) > TOLERANCE[name.split()[-1]]:
-            raise SystemExit(f"{name} differs from {baseline}: {errors}")
+            raise SystemExit(f"{name} differs: {errors}")
 
 
 def limit(share: float) -> float:
@@ -118,7 +121,7 @@ def main() -> None:
             for name in ("plain", "ours")
         }
         figures, results = measure(ways, rounds=args.rounds, threads=args.threads)
-        check(results, "plain float32")
+        check(results, prepare(False, "float64", scope, args.share)())
         title = f"scope {scope}, {args.share:g} foreground"
         print(table(figures, baseline="plain float32", title=title))
         saved[title] = figures

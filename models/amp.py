@@ -1,8 +1,5 @@
 """Mixed precision."""
 
-import contextlib
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
@@ -36,21 +33,6 @@ def autocast(amp: str, device: torch.device) -> torch.autocast:
     """Return the autocast context of --amp none (disabled), bf16 or fp16 on the device. float64 stays float64."""
     dtype = DTYPES[amp]
     return torch.autocast(device.type, dtype=dtype, enabled=dtype is not None)
-
-
-@contextlib.contextmanager
-def precision_of_convolutions(x: Tensor) -> Iterator[None]:
-    """Let float32 products on CUDA use TF32 where convolutions do, as torch's default is for them. x: an operand."""
-    if not x.is_cuda:
-        yield
-        return
-    products = torch.backends.cuda.matmul
-    before = products.fp32_precision
-    products.fp32_precision = torch.backends.cudnn.conv.fp32_precision  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
-        products.fp32_precision = before
 
 
 class LossScaler(torch.amp.GradScaler):

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from models.amp import precision_of_convolutions
 from models.foreground import Foreground
 
 BLOCK_SCORES = 2**22  # scores of the attention held at a time; fewer would leave a GPU idle
@@ -96,7 +95,7 @@ class _SumOfSquares(torch.autograd.Function):
         param_grads = [torch.zeros_like(value, dtype=exact) for value in (gamma, *parameters)]
         grads = _Layers(*map(_as_matrix, param_grads))
         total, num_terms = layers.gamma.new_zeros(()), gamma.new_zeros((), dtype=torch.int64)
-        with precision_of_convolutions(x):
+        with precision_of_convolutions() if x.is_cuda else contextlib.nullcontext():
             for image, positions in enumerate(foreground.positions.split(list(foreground.counts))):
                 grad = None if grad_x is None else grad_x[image]
                 if len(positions):
@@ -135,9 +134,9 @@ class _Image:
         self.rows = x.index_select(0, positions)
         self.query, self.query_norm = self._normalize(torch.addmm(layers.query_bias, self.rows, layers.query_weight.T))
         self.key, self.key_norm = self._normalize(torch.addmm(layers.key_bias, x, layers.key_weight.T))
-        # A row of A sums to 1, so A (x - shift) = A x - shift. The smaller values lose less in bf16.
-        self.shift = x.mean(0) if x.dtype == torch.bfloat16 else x.new_zeros(1)
-        self.values = x - self.shift if x.dtype == torch.bfloat16 else x
+        # A row of A sums to 1, so A (x - mean) = A x - mean. Products of the smaller values lose less by rounding.
+        self.mean = x.mean(0)
+        self.values = x - self.mean
 
     def squares(self, grad_x: Tensor | None, grads: _Layers) -> Tensor:
         """Return (x - y)^2 at the positions, (N, C); add the gradients of its sum to grad_x, if any, and to grads."""
@@ -150,7 +149,7 @@ class _Image:
             exponentials = scores.exp()
             sums = exponentials.sum(1, keepdim=True, dtype=self.exact)
             shifted = (exponentials[:, : len(self.x)] @ self.values) / sums
-            rectified = shifted + self.shift
+            rectified = shifted + self.mean
             torch.sub(self.rows[block], self.layers.gamma * rectified, out=residual[block])
             if grad_x is None:
                 continue
@@ -205,3 +204,15 @@ def _blocks(num_queries: int, num_keys: int) -> Iterator[slice]:
     size = -(-num_queries // num_blocks)
     for start in range(0, num_queries, size):
         yield slice(start, min(start + size, num_queries))
+
+
+@contextlib.contextmanager
+def precision_of_convolutions() -> Iterator[None]:
+    """Let float32 products on CUDA use TF32 where convolutions do, as torch's default is for them."""
+    products = torch.backends.cuda.matmul
+    before = products.fp32_precision
+    products.fp32_precision = torch.backends.cudnn.conv.fp32_precision  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        products.fp32_precision = before

@@ -135,3 +135,17 @@ def test_nothing_reads_a_tensor():
             outputs["lorm"].item()
     assert x.grad.shape == x.shape
     assert module.key_conv.weight.grad.dtype == torch.float32
+
+
+@pytest.mark.parametrize("allowed", ["tf32", "ieee"])
+def test_products_on_cuda_use_tf32_where_convolutions_do(allowed):
+    """Runs on the CPU: the setting alone is tested."""
+    products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn.conv
+    before = products.fp32_precision, convolutions.fp32_precision
+    try:
+        convolutions.fp32_precision = allowed
+        with lorm.precision_of_convolutions():
+            assert products.fp32_precision == allowed
+        assert products.fp32_precision == before[0]
+    finally:
+        convolutions.fp32_precision = before[1]
