@@ -23,7 +23,7 @@ def has_many_pixels(x: Tensor, conv: nn.Conv2d) -> bool:
 def conv_norm(x: Tensor, conv: nn.Conv2d, norm: nn.BatchNorm2d) -> Tensor:
     """Return norm(conv(x)); keep x. x: (B, C, H, W). conv: 1x1, without bias. Autocast computes in its own type."""
     device = x.device.type
-    if device != "meta" and torch.is_autocast_enabled(device):
+    if device != "meta" and torch.is_autocast_enabled(device) and x.dtype != torch.float64:
         x = x.to(torch.get_autocast_dtype(device))
     rows, columns = conv.stride
     kernel = conv.weight.to(x.dtype)

@@ -16,7 +16,7 @@ class Conv2d(nn.Conv2d):
     def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if bias is not None or x.device.type != "cpu" or not torch.is_grad_enabled() or torch.compiler.is_compiling():
             return super()._conv_forward(x, weight, bias)
-        if torch.is_autocast_enabled("cpu"):
+        if torch.is_autocast_enabled("cpu") and x.dtype != torch.float64:  # as autocast does
             dtype = torch.get_autocast_dtype("cpu")
             x, weight = x.to(dtype), weight.to(dtype)
         return _Convolution.apply(x, weight, self.stride, self.padding, self.dilation)
