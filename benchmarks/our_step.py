@@ -97,7 +97,7 @@ def pixel_kernel_on(mode: AbsentGPU) -> Iterator[None]:
     grid.__getitem__.return_value = launch
     with (
         mock.patch.object(pixel_kernel, "_pixels", grid),
-        mock.patch.object(pixel_pass, "tested_kernel", return_value=pixel_kernel.run),
+        mock.patch.object(pixel_pass, "find_kernel", return_value=pixel_kernel.run),
     ):
         yield
 
