@@ -29,7 +29,8 @@ from losses.criterion import Criterion
 from models.amp import autocast
 from models.backbone import feature_size
 from models.convolution import Conv2d
-from models.lorm import LoRM, foreground_mask
+from models.foreground import foreground_mask
+from models.lorm import LoRM
 from models.segmenter import Segmenter
 
 NUM_CLASSES = 21
@@ -69,7 +70,7 @@ def ours(name: str, amp: str, batchsize: int, crop_size: int) -> Step:
     def forward() -> Tensor:
         divisors = criterion.counts(batch).tolist()
         with autocast(amp, device):
-            outputs = model(batch["image"], batch["pseudo"] if model.lorm else None)
+            outputs = model(batch["image"], model.foreground(batch["pseudo"]) if model.lorm else None)
         return criterion(outputs, batch, divisors)[0]
 
     return step_of(model, forward)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from models.blocks import ConvNormReLU
 from models.convolution import Conv2d
+from models.fused import can_fuse, norm_relu_conv
 
 CDSP_RATES = (12, 18, 24)
 CDSP_V3PLUS_RATES = (6, 12, 18)
@@ -65,9 +66,17 @@ class ASPP(nn.Module):
         self.bn1 = nn.BatchNorm2d(out_channels)
 
     def forward(self, x: Tensor) -> Tensor:
-        pooled = F.interpolate(self.global_avg_pool(x), size=x.shape[2:], mode="bilinear", align_corners=True)
-        branches = [self.aspp1(x), self.aspp2(x), self.aspp3(x), self.aspp4(x), pooled]
-        return self.bn1(self.conv1(torch.cat(branches, dim=1)))
+        branches, pooled = [self.aspp1, self.aspp2, self.aspp3, self.aspp4], self.global_avg_pool(x)
+        if not can_fuse(*(norm for _, norm, _ in branches)):
+            pooled = F.interpolate(pooled, size=x.shape[2:], mode="bilinear", align_corners=True)
+            return self.bn1(self.conv1(torch.cat([*(branch(x) for branch in branches), pooled], dim=1)))
+        # Each branch's part of conv1, so that the branches' results need not be kept; the pooled one is constant.
+        *kernels, kernel = self.conv1.weight.split(self.conv1.out_channels, dim=1)
+        result = F.conv2d(pooled, kernel.to(pooled.dtype))
+        for (conv, norm, _), kernel in zip(branches, kernels, strict=True):
+            assert isinstance(norm, nn.BatchNorm2d)
+            result = result + norm_relu_conv(conv(x), norm, self.conv1, kernel)
+        return self.bn1(result)
 
 
 class ASPPHead(nn.Module):

@@ -34,11 +34,12 @@ def norm_relu(x: Tensor, norm: nn.BatchNorm2d) -> Tensor:
     return _NormReLUThen.apply(x, norm.weight, norm.bias, None, norm, _Nothing())
 
 
-def norm_relu_conv(x: Tensor, norm: nn.BatchNorm2d, conv: nn.Conv2d) -> Tensor:
-    """Return conv(relu(norm(x))), in x's type; keep x. conv has no bias."""
+def norm_relu_conv(x: Tensor, norm: nn.BatchNorm2d, conv: nn.Conv2d, kernel: Tensor | None = None) -> Tensor:
+    """Return conv(relu(norm(x))), in x's type; keep x. conv has no bias. kernel: its weights; None: all of conv's."""
     assert not isinstance(conv.padding, str)
     then = _Conv(conv.stride, conv.padding, conv.dilation)
-    return _NormReLUThen.apply(x, norm.weight, norm.bias, conv.weight.to(x.dtype), norm, then)
+    kernel = (conv.weight if kernel is None else kernel).to(x.dtype)
+    return _NormReLUThen.apply(x, norm.weight, norm.bias, kernel, norm, then)
 
 
 def norm_relu_pool(x: Tensor, norm: nn.BatchNorm2d, pool: nn.MaxPool2d) -> Tensor:
