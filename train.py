@@ -139,10 +139,7 @@ def train_one_epoch(
 
 
 def start_training(cfg: Config, state: TrainState) -> None:
-    """Put the model into training mode and let cuDNN measure which algorithms are fastest for the size of a crop.
-
-    Validation turns the measuring off, because each new size of image costs seconds.
-    """
+    """Put the model into training mode, and let cuDNN measure its algorithms: all crops have one size."""
     state.model.train()
     torch.backends.cudnn.benchmark = not cfg.deterministic
 
