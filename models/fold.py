@@ -33,8 +33,8 @@ class FoldedConv(nn.Module):
         weight, bias = _fold(conv, norm)
         if dtype is not None and weight.dtype == torch.float32:
             weight, bias = weight.to(dtype), bias if bias is None else bias.to(dtype)
-        if weight.is_cpu and conv.kernel_size != (1, 1):
-            extra = -self.channels % CPU_CHANNELS
+        extra = -self.channels % CPU_CHANNELS if weight.is_cpu and conv.kernel_size != (1, 1) else 0
+        if extra:
             weight = F.pad(weight, (0, 0, 0, 0, 0, 0, 0, extra))
             bias = bias if bias is None else F.pad(bias, (0, extra))
         self.register_buffer("weight", weight.contiguous(memory_format=torch.channels_last))
