@@ -33,6 +33,7 @@ from models.foreground import foreground_mask
 from models.lorm import LoRM
 from models.segmenter import Segmenter
 
+MODEL_TYPES = ("deeplabv3", "res50_ASPP_lorm")
 NUM_CLASSES = 21
 SGD = {"lr": 0.01, "momentum": 0.9, "weight_decay": 1e-4}
 Step = Callable[[], list[float]]  # does a step; returns the first step's loss and norm of the gradient
@@ -156,6 +157,7 @@ def print_operations(step: Step, steps: int = 3) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model_types", nargs="+", default=MODEL_TYPES, choices=MODEL_TYPES, help="[both]")
     parser.add_argument("--batchsize", type=int, default=2, help="[%(default)s]")
     parser.add_argument("--crop_size", type=int, default=193, help="[%(default)s]")
     parser.add_argument("--calls", type=int, default=3, help="steps of a measurement [%(default)s]")
@@ -164,7 +166,7 @@ def main() -> None:
     args = parser.parse_args()
     size = (args.batchsize, args.crop_size)
     figures = {}
-    for name in ("deeplabv3", "res50_ASPP_lorm"):
+    for name in args.model_types:
         if args.operations:
             torch.set_num_threads(args.threads)
             for amp in ("none", "bf16"):
@@ -177,8 +179,8 @@ def main() -> None:
         figures[name], results = measure(ways, rounds=args.rounds, calls=args.calls, threads=args.threads)
         print(f"{name}, first step's loss and norm of the gradient: {results}")
         # Batch norm amplifies rounding: in image pooling it normalises two values a channel.
-        for found, expected in zip(results["ours, none"], results["plain"], strict=True):
-            assert abs(found - expected) < 1e-3 * expected, results
+        for found, expected, tolerance in zip(results["ours, none"], results["plain"], (1e-4, 1e-2), strict=True):
+            assert abs(found - expected) < tolerance * expected, results
         print(table(figures[name], baseline=next(iter(ways)), title=name))
     if figures:
         save(args.out, figures)

@@ -1,5 +1,7 @@
 """The size of a model and its training: numbers derived by hand, and what real tensors take."""
 
+import weakref
+
 import pytest
 import torch
 from torch import nn
@@ -72,22 +74,32 @@ def test_largest_shard_is_that_of_zero_redundancy_optimizer():
     assert largest_shard([4, 1, 7, 2, 5], 1) == 19
 
 
+class Saved:
+    """A tensor that a graph saves. It lives as long as the graph."""
+
+    def __init__(self, value: torch.Tensor):
+        self.value = value
+
+
 def really_kept(model: nn.Module, criterion: Criterion, batchsize: int, crop_size: int, amp: str) -> int:
     """Bytes that a forward pass on the CPU saves for the backward pass, without weights and buffers."""
     own = {value.untyped_storage().data_ptr() for value in (*model.parameters(), *model.buffers())}
-    storages: dict[int, torch.UntypedStorage] = {}
+    alive: weakref.WeakSet[Saved] = weakref.WeakSet()  # graphs that the losses make and drop are not kept
 
-    def keep(value: torch.Tensor) -> torch.Tensor:
-        storages[value.untyped_storage().data_ptr()] = value.untyped_storage()  # kept, so that no other gets its place
-        return value.detach()
+    def keep(value: torch.Tensor) -> Saved:
+        saved = Saved(value.detach())
+        alive.add(saved)
+        return saved
 
     label = torch.randint(0, 4, (batchsize, crop_size, crop_size), dtype=torch.uint8)
     batch = dict.fromkeys(("label", "pseudo", "distance_s", "distance_c"), label)
     batch["image"] = torch.randint(0, 256, (*label.shape, 3), dtype=torch.uint8)
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda saved: saved.value):
         with autocast(amp, CPU):
             outputs = model.train()(batch["image"], model.foreground(label))
-        criterion(outputs, batch, [1.0] * len(criterion.weights))
+        losses = criterion(outputs, batch, [1.0] * len(criterion.weights))
+    storages = {saved.value.untyped_storage().data_ptr(): saved.value.untyped_storage() for saved in alive}
+    del losses
     return sum(storage.nbytes() for place, storage in storages.items() if place not in own)
 
 
