@@ -95,7 +95,9 @@ class Recorder(AbsentGPU):
         of_batch = name.strip("_").startswith(("native_batch_norm", "cudnn_batch_norm")) and any(
             value is True for value in args[5:8]
         )
-        tf32 = torch.backends.cudnn.allow_tf32 if kind == "convolutions" else torch.backends.cuda.matmul.allow_tf32
+        tf32 = (
+            torch.backends.cudnn.conv if kind == "convolutions" else torch.backends.cuda.matmul
+        ).fp32_precision == "tf32"
         self.operations.append(
             Operation(
                 name,
