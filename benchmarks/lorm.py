@@ -10,6 +10,7 @@ float64. The limit counts multiply-adds alone; rates of products of these shapes
 """
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -113,6 +114,7 @@ def main() -> None:
     add_flags(parser, "lorm")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
+    os.environ["MALLOC_MMAP_THRESHOLD_"] = "65536"  # what is freed goes back, and the peak is that of live tensors
     saved = {}
     for scope in ("foreground", "all"):
         ways = {
