@@ -61,7 +61,7 @@ def read_image(path: Path) -> np.ndarray:
         return image if image.mode == "RGB" else image.convert("RGB")
 
     with decoding(path):
-        plain = decode_plain(path.read_bytes())
+        plain = decode_plain(Path(path).read_bytes())
     return decode(path, to_rgb) if plain is None else plain
 
 

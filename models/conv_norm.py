@@ -112,7 +112,9 @@ def _gradients(
         constant = (grad_beta / num_pixels) @ scaled
         grad_x = grad_x.sub_(correction).sub_(constant.to(grad_x.dtype).view(1, -1, 1, 1))
         grad_w = grad_w - weighted @ squares
-    return grad_x, grad_w.to(kernel.dtype).view_as(kernel), grad_gamma, grad_beta
+    # DDP copies, and warns of, gradients whose strides are not the parameter's.
+    grad_kernel = grad_w.to(kernel.dtype).as_strided(kernel.shape, kernel.stride())
+    return grad_x, grad_kernel, grad_gamma, grad_beta
 
 
 def _products(g: Tensor, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
