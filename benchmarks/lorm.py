@@ -29,7 +29,7 @@ from models.lorm import LoRM
 
 BATCH, CHANNELS, SIDE = 2, 2048, 59
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bf16": torch.bfloat16}
-TOLERANCE = {"float32": 1e-4, "bf16": 2e-2}  # gradients of q and k are small differences of large sums
+TOLERANCE = {"float32": 3e-5, "bf16": 2e-2}  # gradients of q and k are small differences of large sums
 
 
 def inputs(scope: str, share: float) -> tuple[LoRM, Tensor, Tensor]:

@@ -103,10 +103,10 @@ class _SumOfSquares(torch.autograd.Function):
                     total, num_terms = total + squares.sum(), num_terms + torch.count_nonzero(squares)
                 if everywhere:
                     background = x[image].index_fill(0, positions, 0.0)
-                    squares = background.to(exact).square()
-                    total, num_terms = total + squares.sum(), num_terms + torch.count_nonzero(squares)
                     if grad is not None:
                         grad.add_(background, alpha=2)
+                    squares = background.to(exact).square_()
+                    total, num_terms = total + squares.sum(), num_terms + torch.count_nonzero(squares)
         if grad_x is not None:
             ctx.save_for_backward(grad_x, *param_grads)
         ctx.mark_non_differentiable(num_terms)
