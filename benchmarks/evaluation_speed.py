@@ -3,7 +3,7 @@
 python benchmarks/evaluation_speed.py
 python benchmarks/evaluation_speed.py --scales 1 --no_flip --classes 120 --layers 18
 
-The release works like semseg's tool/test.py: torch's default layout, one image, one scale, and one window with its
+The release works like semseg's tool/test.py: weights in torch's default layout; one scale, and one window with its
 mirror at a time. OpenCV resizes image and result; NumPy sums the probabilities in float64. The model is the release's
 res50_ASPP, random, then trained for --steps to tell the image's shades of grey apart, so that it predicts all classes
 and few pixels have two of nearly equal scores.
@@ -59,8 +59,7 @@ def release_labels(model, image: np.ndarray, args) -> np.ndarray:
                 here = slice(y, y + WINDOW), slice(x, x + WINDOW)
                 crop = torch.from_numpy(padded[here].copy())[None]
                 crops = torch.cat([crop, crop.flip(2)]) if args.flip else crop
-                # Contiguous images in torch's default layout, as the release's model gets.
-                logits = model(crops.permute(0, 3, 1, 2).contiguous().permute(0, 2, 3, 1))["logits"]
+                logits = model(crops)["logits"]  # channels last, as NumPy's images and so semseg's tensors are
                 probs = F.interpolate(logits, size=crop.shape[1:3], mode="bilinear", align_corners=True).softmax(1)
                 probs = (probs[0] + probs[1].flip(2)) / 2 if args.flip else probs[0]
                 sums[here] += probs.numpy().transpose(1, 2, 0)
