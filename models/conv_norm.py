@@ -57,10 +57,7 @@ class _ConvNorm(torch.autograd.Function):
 
 class _BottleneckEnd(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx, x: Tensor, shortcut: Tensor, weight: Tensor, bias: Tensor, kernel: Tensor, gamma: Tensor, beta: Tensor,
-        norm: nn.BatchNorm2d, last_norm: nn.BatchNorm2d,
-    ) -> Tensor:  # fmt: skip
+    def forward(ctx, x, shortcut, weight, bias, kernel, gamma, beta, norm, last_norm):
         middle, *statistics = normalise(x, norm)
         value, *last_statistics = normalise(convolve(middle.relu_(), kernel), last_norm)
         result = value.add_(shortcut).relu_()
