@@ -169,6 +169,7 @@ def test_killed_rank_is_named_within_seconds(demo_flags, tmp_path, victim):
     assert processes[victim].wait(60) == -9
     status, _, stderr = finish(processes, timeout=NAMED_SECONDS)[1 - victim]
     assert status == 1
+    assert len(errors_of(stderr)) == 1, stderr
     [line] = errors_of(stderr)
     assert f"rank {victim} (" in line
     assert "exited without a message" in line
