@@ -17,15 +17,14 @@ from runs.state import TrainState
 from tests.stopping import stop
 
 if "SAMPLES" in os.environ:
-    read_sample = SegmentationDataset.__getitem__
+    read_batch = SegmentationDataset.__getitems__
 
-    def read_and_note(dataset, key):
-        if isinstance(key, tuple):
-            with open(f"{os.environ['SAMPLES']}.{os.environ['RANK']}", "a") as notes:
-                notes.write(f"{key[0]} {key[1]}\n")
-        return read_sample(dataset, key)
+    def read_and_note(dataset, keys):
+        with open(f"{os.environ['SAMPLES']}.{os.environ['RANK']}", "a") as notes:
+            notes.writelines(f"{key[0]} {key[1]}\n" for key in keys if isinstance(key, tuple))
+        return read_batch(dataset, keys)
 
-    SegmentationDataset.__getitem__ = read_and_note  # type: ignore[method-assign]
+    SegmentationDataset.__getitems__ = read_and_note  # type: ignore[method-assign]
 
 if "STOP_AT_STEP" in os.environ:
     update = TrainState.update

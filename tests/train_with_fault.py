@@ -171,7 +171,7 @@ FAULTS |= {
     "weight_changed_in_step_2": before_update(change_weight, step=2),
     "a_buffer": add_to_model(lambda model: model.register_buffer("centre", torch.zeros(3))),
     "buffer_changed_on_one_rank": before_update(lambda state: state.raw_model.centre.add_(1)),
-    "dataset_raises": lambda: before(SegmentationDataset, "__getitem__", fail(KeyError("no such sample"))),
+    "dataset_raises": lambda: before(SegmentationDataset, "training_maps", fail(KeyError("no such sample"))),
     "out_of_memory": in_step(STEP, fail(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB."))),
     "out_of_memory_on_the_cpu": in_step(STEP, lambda: torch.empty(2**52)),
     "slow_download": replace(torch.hub, "load_state_dict_from_url", download_slowly),
