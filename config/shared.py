@@ -38,7 +38,7 @@ class ModelFlags:
     )
     background: str = flag("0", "class of the background; none: every class is an object", choices=("0", "none"))
     amp: str = flag(
-        "auto",
+        "none",
         "mixed precision; fp16 scales the loss; auto: as the checkpoint, if any, else bf16 where it is native, or none",
         choices=("auto", "none", "bf16", "fp16"),
     )
