@@ -46,6 +46,8 @@ def loader_options(
 ) -> dict:
     """Return the keyword arguments of a DataLoader that do not depend on the data, as a dict.
 
+    Without workers this process decodes, so the function also calls keep_freed_memory().
+
     workers: number of worker processes; below 0, chosen from the number of cores, at most 4. processes_here: processes
     that share the cores of this machine. worker_init: called with the worker's number in each worker.
     pin_memory: None means only if `device` is a CUDA device. prefetch_factor: batches that each worker loads ahead.

@@ -36,8 +36,8 @@ def _branch(in_channels: int, out_channels: int, kernel_size: int, dilation: int
 class PooledBatchNorm(nn.BatchNorm2d):
     """Batch norm of a 1x1 map (B, C, 1, 1). In training on a single image, it uses its running statistics.
 
-    One value per channel has no variance to normalise by, and torch raises. SyncBatchNorm conversion replaces this
-    class by torch's, which gets the other ranks' values.
+    One value per channel has no variance to normalise by, and torch raises. distributed.batch_norm.synchronize()
+    replaces this class by one that gets the other ranks' values.
     """
 
     def forward(self, x: Tensor) -> Tensor:
