@@ -10,21 +10,86 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from models.norm import BatchNorm2d, Statistics, aten, variance_of
 
-class SyncBatchNorm(nn.BatchNorm2d):
+
+class SyncBatchNorm(BatchNorm2d):
     """BatchNorm2d whose training statistics are those of all processes of the group. Use synchronize() to make one.
 
     In evaluation, and while frozen, it is BatchNorm2d. A channel with one value in all processes together becomes its
-    bias, and adds 0 to the running variance.
+    bias, and adds 0 to the running variance. In training, normalise(), gradients() and average() are collective, and
+    the statistics have a third part: the number of values of each process, (world_size,).
     """
 
     def forward(self, x: Tensor) -> Tensor:
+        return _Normalise.apply(x, self.weight, self.bias, self) if self.training else super().forward(x)
+
+    def normalise(self, x: Tensor) -> tuple[Tensor, Statistics]:
         if not self.training:
-            return super().forward(x)
+            return super().normalise(x)
         assert self.num_batches_tracked is not None
         self.num_batches_tracked.add_(1)
-        normalize = _CudaBatchNorm if x.is_cuda else _PlainBatchNorm
-        return normalize.apply(x, self.weight, self.bias, self.running_mean, self.running_var, self.momentum, self.eps)
+        return (self._normalise_on_cuda if _has_kernels(x) else self._normalise)(x)
+
+    def _normalise(self, x: Tensor) -> tuple[Tensor, Statistics]:
+        """Normalise by operations that every device has."""
+        assert self.momentum is not None
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        # The function also updates running statistics, whose type it takes. Ours are updated below.
+        unused = torch.zeros_like(self.running_mean), torch.zeros_like(self.running_var)
+        means, variances, counts = _gather(*torch.batch_norm_update_stats(x, *unused, self.momentum), x)
+        count = counts.sum()
+        mean = (counts * means).sum(0) / count
+        var = (counts * (variances + (means - mean).square())).sum(0) / count  # biased
+        self.running_mean.lerp_(mean, self.momentum)
+        self.running_var.lerp_(var * (count / (count - 1).clamp(min=1)), self.momentum)
+        value = F.batch_norm(x, mean, var, self.weight, self.bias, training=False, eps=self.eps)
+        return value, (mean, (var + self.eps).rsqrt(), counts.flatten())
+
+    def _normalise_on_cuda(self, x: Tensor) -> tuple[Tensor, Statistics]:
+        """Normalise by the CUDA kernels of torch's SyncBatchNorm."""
+        x = _dense(x)
+        assert self.momentum is not None
+        means, invstds, counts = _gather(*torch.batch_norm_stats(x, self.eps), x)
+        counts, running = counts.flatten(), (self.running_mean, self.running_var)
+        mean, invstd = torch.batch_norm_gather_stats_with_counts(
+            x, means, invstds, *running, self.momentum, self.eps, counts.to(self.weight.dtype)
+        )
+        return torch.batch_norm_elemt(x, self.weight, self.bias, mean, invstd, self.eps), (mean, invstd, counts)
+
+    def gradients(
+        self, grad: Tensor, x: Tensor, weight: Tensor, statistics: Statistics, *, of_batch: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        if not of_batch:
+            return super().gradients(grad, x, weight, statistics, of_batch=of_batch)
+        mean, invstd, counts = statistics
+        if _has_kernels(x):
+            grad, x = _dense(grad), _dense(x)
+            sum_grad, sum_product, weight_grad, bias_grad = torch.batch_norm_backward_reduce(
+                grad, x, mean, invstd, weight, True, True, True
+            )
+            sums = torch.cat([sum_grad, sum_product])
+            dist.all_reduce(sums)
+            sum_grad, sum_product = sums.chunk(2)
+            x_grad = torch.batch_norm_backward_elemt(grad, x, mean, invstd, weight, sum_grad, sum_product, counts.int())
+            return x_grad, weight_grad, bias_grad
+        # The local sums of grad and of grad * normalised x are the gradients of bias and weight.
+        running, mask = (mean, variance_of(invstd)), [False, True, True]
+        _, weight_grad, bias_grad = aten.native_batch_norm_backward(
+            grad, x, weight, *running, None, None, False, 0.0, mask
+        )
+        sums = torch.cat([bias_grad, weight_grad])
+        mean_grad, mean_product = self.average(sums, x.numel() // x.shape[1], statistics).chunk(2)
+        # weight * invstd * (grad - mean_grad - (x - mean) * invstd * mean_product), as one sum of three terms
+        scale, slope = weight * invstd, -weight * invstd.square() * mean_product
+        offset = -scale * mean_grad - slope * mean
+        x_grad = torch.addcmul(_channels(offset), grad, _channels(scale)).addcmul_(x, _channels(slope))
+        return x_grad.to(x.dtype), weight_grad, bias_grad
+
+    def average(self, sums: Tensor, num_values: int, statistics: Statistics) -> Tensor:
+        dist.all_reduce(sums)
+        return sums / statistics[2].sum()
 
 
 def synchronize(model: nn.Module) -> None:
@@ -34,81 +99,35 @@ def synchronize(model: nn.Module) -> None:
             module.__class__ = SyncBatchNorm
 
 
-class _PlainBatchNorm(torch.autograd.Function):
-    """Synchronized batch norm by operations that every device has."""
-
+class _Normalise(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, weight, bias, running_mean, running_var, momentum, eps):
-        # The function also updates running statistics, whose type it takes. Ours are updated below.
-        unused = torch.zeros_like(running_mean), torch.zeros_like(running_var)
-        mean, var = torch.batch_norm_update_stats(x, *unused, momentum)  # the variance is biased
-        rows = _gather(mean, var, x)
-        means, variances, counts = rows[:, : len(mean)], rows[:, len(mean) : -1], rows[:, -1:]
-        count = counts.sum()
-        mean = (counts * means).sum(0) / count
-        var = (counts * (variances + (means - mean).square())).sum(0) / count
-        running_mean.lerp_(mean, momentum)
-        running_var.lerp_(var * (count / (count - 1).clamp(min=1)), momentum)
-        ctx.save_for_backward(x, weight, mean, var, count)
-        ctx.eps = eps
-        return F.batch_norm(x, mean, var, weight, bias, training=False, eps=eps)
+    def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor, norm: BatchNorm2d) -> Tensor:
+        value, statistics = norm.normalise(x)
+        ctx.save_for_backward(x, weight, *statistics)
+        ctx.norm = norm
+        return value
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad):
-        x, weight, mean, var, count = ctx.saved_tensors
-        # The local sums of grad and of grad * normalized x are the gradients of bias and weight.
-        _, weight_grad, bias_grad = torch.ops.aten.native_batch_norm_backward(
-            grad, x, weight, mean, var, None, None, False, ctx.eps, [False, True, True]
-        )
-        sums = torch.cat([bias_grad, weight_grad])
-        dist.all_reduce(sums)
-        mean_grad, mean_product = (sums / count).chunk(2)
-        invstd = (var + ctx.eps).rsqrt()
-        # weight * invstd * (grad - mean_grad - (x - mean) * invstd * mean_product), as one sum of three terms
-        scale, slope = weight * invstd, -weight * invstd.square() * mean_product
-        offset = -scale * mean_grad - slope * mean
-        x_grad = torch.addcmul(_channels(offset), grad, _channels(scale)).addcmul_(x, _channels(slope))
-        return x_grad.to(x.dtype), weight_grad, bias_grad, None, None, None, None
+    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, *statistics = ctx.saved_tensors
+        return *ctx.norm.gradients(grad, x, weight, statistics, of_batch=True), None
 
 
-class _CudaBatchNorm(torch.autograd.Function):
-    """Synchronized batch norm by the CUDA kernels of torch's SyncBatchNorm."""
-
-    @staticmethod
-    def forward(ctx, x, weight, bias, running_mean, running_var, momentum, eps):
-        x = _dense(x)
-        rows = _gather(*torch.batch_norm_stats(x, eps), x)
-        means, invstds, counts = rows.split([x.shape[1], x.shape[1], 1], dim=1)
-        mean, invstd = torch.batch_norm_gather_stats_with_counts(
-            x, means, invstds, running_mean, running_var, momentum, eps, counts.flatten().to(running_mean.dtype)
-        )
-        ctx.save_for_backward(x, weight, mean, invstd, counts.to(torch.int32))
-        return torch.batch_norm_elemt(x, weight, bias, mean, invstd, eps)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad):
-        x, weight, mean, invstd, counts = ctx.saved_tensors
-        grad = _dense(grad)
-        sum_grad, sum_product, weight_grad, bias_grad = torch.batch_norm_backward_reduce(
-            grad, x, mean, invstd, weight, True, True, True
-        )
-        sums = torch.cat([sum_grad, sum_product])
-        dist.all_reduce(sums)
-        x_grad = torch.batch_norm_backward_elemt(grad, x, mean, invstd, weight, *sums.chunk(2), counts)
-        return x_grad, weight_grad, bias_grad, None, None, None, None
+def _has_kernels(x: Tensor) -> bool:
+    return x.is_cuda
 
 
-def _gather(mean: Tensor, spread: Tensor, x: Tensor) -> Tensor:
-    """Return the rows (world_size, 2C + 1) of all processes: mean (C), spread (C), and values per channel. Collective.
+def _gather(mean: Tensor, spread: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return of all processes: mean and spread, (world_size, C), and values per channel, (world_size, 1). Collective.
 
     The sizes of x (B, C, H, W) may differ between processes.
     """
     row = torch.cat([mean, spread, mean.new_full((1,), x.numel() // x.shape[1])])
     rows = row.new_empty(dist.get_world_size() * len(row))
     dist.all_gather_into_tensor(rows, row)
-    return rows.view(-1, len(row))
+    means, spreads, counts = rows.view(-1, len(row)).split([len(mean), len(mean), 1], dim=1)
+    return means, spreads, counts
 
 
 def _channels(values: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from models.blocks import ConvNormReLU
 from models.convolution import Conv2d
 from models.fused import can_fuse, norm_relu_conv
+from models.norm import BatchNorm2d
 
 CDSP_RATES = (12, 18, 24)
 CDSP_V3PLUS_RATES = (6, 12, 18)
@@ -24,16 +25,16 @@ def _conv(in_channels: int, out_channels: int, kernel_size: int, dilation: int =
 
 def _conv_bn_relu(in_channels: int, out_channels: int, kernel_size: int) -> nn.Sequential:
     conv = _conv(in_channels, out_channels, kernel_size)
-    return ConvNormReLU(conv, nn.BatchNorm2d(out_channels), nn.ReLU(inplace=True))
+    return ConvNormReLU(conv, BatchNorm2d(out_channels), nn.ReLU(inplace=True))
 
 
 def _branch(in_channels: int, out_channels: int, kernel_size: int, dilation: int) -> nn.Sequential:
     """Return a branch of ASPP: convolution, batch norm, ReLU, with the names of the released weights."""
     conv = _conv(in_channels, out_channels, kernel_size, dilation)
-    return ConvNormReLU(OrderedDict(atrous_conv=conv, bn=nn.BatchNorm2d(out_channels), relu=nn.ReLU()))
+    return ConvNormReLU(OrderedDict(atrous_conv=conv, bn=BatchNorm2d(out_channels), relu=nn.ReLU()))
 
 
-class PooledBatchNorm(nn.BatchNorm2d):
+class PooledBatchNorm(BatchNorm2d):
     """Batch norm of a 1x1 map (B, C, 1, 1). In training on a single image, it uses its running statistics.
 
     One value per channel has no variance to normalise by, and torch raises. distributed.batch_norm.synchronize()
@@ -63,7 +64,7 @@ class ASPP(nn.Module):
             nn.AdaptiveAvgPool2d(1), _conv(in_channels, out_channels, 1), PooledBatchNorm(out_channels), nn.ReLU()
         )
         self.conv1 = _conv(5 * out_channels, out_channels, 1)
-        self.bn1 = nn.BatchNorm2d(out_channels)
+        self.bn1 = BatchNorm2d(out_channels)
 
     def forward(self, x: Tensor) -> Tensor:
         branches, pooled = [self.aspp1, self.aspp2, self.aspp3, self.aspp4], self.global_avg_pool(x)
@@ -74,7 +75,7 @@ class ASPP(nn.Module):
         *kernels, kernel = self.conv1.weight.split(self.conv1.out_channels, dim=1)
         result = F.conv2d(pooled, kernel.to(pooled.dtype))
         for (conv, norm, _), kernel in zip(branches, kernels, strict=True):
-            assert isinstance(norm, nn.BatchNorm2d)
+            assert isinstance(norm, BatchNorm2d)
             result = result + norm_relu_conv(conv(x), norm, self.conv1, kernel)
         return self.bn1(result)
 

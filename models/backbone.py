@@ -8,8 +8,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
-from models.blocks import with_less_memory
-from models.convolution import Conv2d
+from models.blocks import use_our_layers, with_less_memory
 from models.fused import can_fuse, norm_relu_pool
 
 LAYER3_DILATION = 2
@@ -55,9 +54,7 @@ class ResNetBackbone(nn.Module):
         if stride_in_1x1:
             first = self.layer2[0]
             first.conv1.stride, first.conv2.stride = (2, 2), (1, 1)
-        for module in self.modules():
-            if type(module) is nn.Conv2d:
-                module.__class__ = Conv2d  # same parameters and names
+        use_our_layers(self)
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Return the features of layer1 (stride 4) and layer4 (stride 8) for normalised images (B, 3, H, W)."""

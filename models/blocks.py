@@ -3,7 +3,9 @@
 from torch import Tensor, nn
 
 from models.conv_norm import conv_norm, has_many_pixels, norm_relu_conv_norm_add_relu
+from models.convolution import Conv2d
 from models.fused import can_fuse, norm_relu, norm_relu_conv
+from models.norm import BatchNorm2d
 
 
 class ConvNormReLU(nn.Sequential):
@@ -14,7 +16,7 @@ class ConvNormReLU(nn.Sequential):
         x = conv(x)
         if not can_fuse(norm):
             return relu(norm(x))
-        assert isinstance(norm, nn.BatchNorm2d)
+        assert isinstance(norm, BatchNorm2d)
         return norm_relu(x, norm)
 
 
@@ -23,8 +25,8 @@ class BasicBlock(nn.Module):
 
     conv1: nn.Conv2d
     conv2: nn.Conv2d
-    bn1: nn.BatchNorm2d
-    bn2: nn.BatchNorm2d
+    bn1: BatchNorm2d
+    bn2: BatchNorm2d
     relu: nn.ReLU
     downsample: nn.Sequential | None
 
@@ -43,7 +45,7 @@ class BasicBlock(nn.Module):
         if not can_fuse(norm):
             return self.downsample(x)
         assert isinstance(conv, nn.Conv2d)
-        assert isinstance(norm, nn.BatchNorm2d)
+        assert isinstance(norm, BatchNorm2d)
         return conv_norm(x, conv, norm) if has_many_pixels(x, conv) else self.downsample(x)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -57,7 +59,7 @@ class Bottleneck(BasicBlock):
     """The modules of torchvision's Bottleneck."""
 
     conv3: nn.Conv2d
-    bn3: nn.BatchNorm2d
+    bn3: BatchNorm2d
 
     def forward(self, x: Tensor) -> Tensor:
         shortcut = self.shortcut(x)
@@ -75,3 +77,10 @@ class Bottleneck(BasicBlock):
 def with_less_memory(block: nn.Module) -> BasicBlock:
     """Return torchvision's block as one of ours, with the same modules and names."""
     return Bottleneck(block) if hasattr(block, "conv3") else BasicBlock(block)
+
+
+def use_our_layers(model: nn.Module) -> None:
+    """Turn torch's convolutions and batch norms in the model, in place, into ours, with the same parameters."""
+    ours: dict[type[nn.Module], type[nn.Module]] = {nn.Conv2d: Conv2d, nn.BatchNorm2d: BatchNorm2d}
+    for module in model.modules():
+        module.__class__ = ours.get(type(module), type(module))

@@ -1,10 +1,12 @@
 """A 1x1 convolution and batch norm as one step of autograd, which keeps the convolution's input but not its output.
 
-Let z be the input with its mean over the N pixels taken off, (N, C); W the kernel, (C_out, C); g the gradient at the
-norm's result, (N, C_out); s = 1 / deviation; a = s gamma. The normalised output is s z W^T. So gamma's gradient is
-s sum(g^T z * W) over C, and the output's gradient is a (g - mean(g)) - e z W^T with e = a s gamma' / N, gamma' being
-gamma's gradient. Its products with z and W need only g^T z, z^T z and W^T e W, and nothing of C_out channels is
-computed for each pixel.
+Let z be the input minus c, its mean over this process's N pixels, (N, C); W the kernel, (C_out, C); d = W c - m, with m
+the mean of the statistics, so that the output minus m is z W^T + d; g the gradient at the norm's result, (N, C_out);
+s = 1 / deviation; a = s gamma. Then gamma's gradient is s (sum(g^T z * W) over C + d sum(g)), and the output's gradient
+is a (g - g') - e (z W^T + d), with e = a s h'. Here g' and h' are the averages of g and of g times the normalised
+output, whose sums are the gradients of beta and gamma, over all values that the statistics come from: with synchronised
+batch norm, those of all processes. The products of the output's gradient with z and W need only g^T z, z^T z and
+W^T e W, and nothing of C_out channels is computed for each pixel.
 """
 
 import torch
@@ -12,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from models.convolution import convolution_gradients, convolve
-from models.fused import aten, norm_gradients, normalise, relu_again, uses_batch
+from models.norm import BatchNorm2d, Statistics, apply_statistics, aten
 
 
 def has_many_pixels(x: Tensor, conv: nn.Conv2d) -> bool:
@@ -20,7 +22,7 @@ def has_many_pixels(x: Tensor, conv: nn.Conv2d) -> bool:
     return x.numel() // x.shape[1] // (conv.stride[0] * conv.stride[1]) > 2 * conv.out_channels
 
 
-def conv_norm(x: Tensor, conv: nn.Conv2d, norm: nn.BatchNorm2d) -> Tensor:
+def conv_norm(x: Tensor, conv: nn.Conv2d, norm: BatchNorm2d) -> Tensor:
     """Return norm(conv(x)); keep x. x: (B, C, H, W). conv: 1x1, without bias. Autocast computes in its own type."""
     device = x.device.type
     if device != "meta" and torch.is_autocast_enabled(device) and x.dtype != torch.float64:
@@ -31,7 +33,7 @@ def conv_norm(x: Tensor, conv: nn.Conv2d, norm: nn.BatchNorm2d) -> Tensor:
 
 
 def norm_relu_conv_norm_add_relu(
-    x: Tensor, norm: nn.BatchNorm2d, conv: nn.Conv2d, last_norm: nn.BatchNorm2d, shortcut: Tensor
+    x: Tensor, norm: BatchNorm2d, conv: nn.Conv2d, last_norm: BatchNorm2d, shortcut: Tensor
 ) -> Tensor:
     """Return relu(last_norm(conv(relu(norm(x)))) + shortcut), in x's type; keep x and the result.
 
@@ -43,75 +45,82 @@ def norm_relu_conv_norm_add_relu(
 
 class _ConvNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x: Tensor, kernel: Tensor, gamma: Tensor, beta: Tensor, norm: nn.BatchNorm2d) -> Tensor:
-        value, mean, invstd = normalise(convolve(x, kernel), norm)
-        ctx.save_for_backward(x, kernel, gamma, mean, invstd)
-        ctx.of_batch = uses_batch(norm)
+    def forward(ctx, x: Tensor, kernel: Tensor, gamma: Tensor, beta: Tensor, norm: BatchNorm2d) -> Tensor:
+        value, statistics = norm.normalise(convolve(x, kernel))
+        ctx.save_for_backward(x, kernel, gamma, *statistics)
+        ctx.norm, ctx.of_batch = norm, norm.uses_batch()
         return value
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return *_gradients(grad, *ctx.saved_tensors, of_batch=ctx.of_batch), None
+        x, kernel, gamma, *statistics = ctx.saved_tensors
+        return *_gradients(grad, x, kernel, gamma, statistics, ctx.norm, of_batch=ctx.of_batch), None
 
 
 class _BottleneckEnd(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, shortcut, weight, bias, kernel, gamma, beta, norm, last_norm):
-        middle, *statistics = normalise(x, norm)
-        value, *last_statistics = normalise(convolve(middle.relu_(), kernel), last_norm)
+        middle, statistics = norm.normalise(x)
+        value, last_statistics = last_norm.normalise(convolve(middle.relu_(), kernel))
         result = value.add_(shortcut).relu_()
-        ctx.save_for_backward(x, weight, bias, *statistics, result, kernel, gamma, *last_statistics)
-        ctx.of_batch, ctx.last_of_batch = uses_batch(norm), uses_batch(last_norm)
+        ctx.save_for_backward(x, weight, bias, result, kernel, gamma, *statistics, *last_statistics)
+        ctx.num_statistics = len(statistics)
+        ctx.norms, ctx.of_batch = (norm, last_norm), (norm.uses_batch(), last_norm.uses_batch())
         return result
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, bias, mean, invstd, result, *last = ctx.saved_tensors
+        x, weight, bias, result, kernel, gamma, *saved = ctx.saved_tensors
+        statistics, last_statistics = saved[: ctx.num_statistics], saved[ctx.num_statistics :]
+        (norm, last_norm), (of_batch, last_of_batch) = ctx.norms, ctx.of_batch
         grad_shortcut = aten.threshold_backward(grad, result, 0)
-        middle = relu_again(x, weight, bias, mean, invstd)
-        grad, *last_grads = _gradients(grad_shortcut, middle, *last, of_batch=ctx.last_of_batch)
+        middle = apply_statistics(x, weight, bias, statistics).relu_()
+        grad, *last_grads = _gradients(
+            grad_shortcut, middle, kernel, gamma, last_statistics, last_norm, of_batch=last_of_batch
+        )
         grad = aten.threshold_backward(grad, middle, 0)
         del middle
-        grad_x, *grads = norm_gradients(grad, x, weight, mean, invstd, of_batch=ctx.of_batch)
+        grad_x, *grads = norm.gradients(grad, x, weight, statistics, of_batch=of_batch)
         return grad_x, grad_shortcut, *grads, *last_grads, None, None
 
 
 def _gradients(
-    grad: Tensor,
-    x: Tensor,
-    kernel: Tensor,
-    gamma: Tensor,
-    mean: Tensor,
-    invstd: Tensor,
-    *,
-    of_batch: bool,
+    grad: Tensor, x: Tensor, kernel: Tensor, gamma: Tensor, statistics: Statistics, norm: BatchNorm2d, *, of_batch: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of x, kernel, gamma and beta of norm(conv(x)), by the formulas of this file.
 
-    grad: (B, C_out, H, W). x: (B, C, H, W). kernel: (C_out, C, 1, 1). mean, invstd: (C_out,), the statistics of
-    conv(x). of_batch: they depend on x.
+    grad: (B, C_out, H, W). x: (B, C, H, W). kernel: (C_out, C, 1, 1). statistics: those of conv(x). of_batch: they
+    depend on x.
     """
-    dtype, num_pixels = gamma.dtype, grad.numel() // grad.shape[1]
+    mean, invstd = statistics[:2]
+    dtype, num_values = gamma.dtype, grad.numel() // grad.shape[1]
     w, a = kernel.flatten(1).to(dtype), gamma * invstd
-    scaled = a.unsqueeze(1) * w
+    offset = -mean
     if of_batch:
-        x = (x - x.mean((0, 2, 3), keepdim=True, dtype=dtype)).to(x.dtype)
-    grad_x, product = _products(grad, x, scaled)
+        centre = x.mean((0, 2, 3), dtype=dtype)
+        x, offset = (x - _channels(centre)).to(x.dtype), w @ centre - mean
+    grad_x, product = _products(grad, x, a.unsqueeze(1) * w)
     grad_beta = grad.sum((0, 2, 3), dtype=dtype)
-    moment = (product * w).sum(1)  # sum over pixels of g times conv(x), without its mean if of_batch
-    grad_gamma = invstd * (moment if of_batch else moment - mean * grad_beta)
+    grad_gamma = invstd * ((product * w).sum(1) + offset * grad_beta)
     grad_w = a.unsqueeze(1) * product
     if of_batch:
-        weighted = (a * invstd * grad_gamma / num_pixels).unsqueeze(1) * w  # e W
+        mean_grad, mean_product = norm.average(torch.cat([grad_beta, grad_gamma]), num_values, statistics).chunk(2)
+        slope = a * invstd * mean_product  # e
+        constant = a * mean_grad + slope * offset
+        weighted = slope.unsqueeze(1) * w
         correction, squares = _products(x, x, w.T @ weighted)
-        constant = (grad_beta / num_pixels) @ scaled
-        grad_x = grad_x.sub_(correction).sub_(constant.to(grad_x.dtype).view(1, -1, 1, 1))
-        grad_w = grad_w - weighted @ squares
+        grad_x = grad_x.sub_(correction).sub_(_channels(constant @ w).to(grad_x.dtype))
+        grad_w = (grad_w - weighted @ squares).addr_(a * grad_beta - num_values * constant, centre)
     # DDP copies, and warns of, gradients whose strides are not the parameter's.
     grad_kernel = grad_w.to(kernel.dtype).as_strided(kernel.shape, kernel.stride())
     return grad_x, grad_kernel, grad_gamma, grad_beta
+
+
+def _channels(values: Tensor) -> Tensor:
+    """Reshape (C,) to (1, C, 1, 1)."""
+    return values.view(1, -1, 1, 1)
 
 
 def _products(g: Tensor, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:

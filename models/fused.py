@@ -16,25 +16,24 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from models.convolution import convolution_gradients, convolve
-
-aten = torch.ops.aten
+from models.norm import BatchNorm2d, apply_statistics, aten
 
 
 def can_fuse(*norms: nn.Module) -> bool:
     """Return whether the functions of this file may replace these modules: in a forward pass that records gradients.
 
-    Synchronised batch norm and other subclasses have a forward() of their own. A compiler recomputes by itself.
+    A compiler recomputes by itself.
     """
-    plain = all(type(norm) is nn.BatchNorm2d and norm.affine and norm.momentum is not None for norm in norms)
-    return plain and torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    ours = all(isinstance(norm, BatchNorm2d) and norm.affine and norm.momentum is not None for norm in norms)
+    return ours and torch.is_grad_enabled() and not torch.compiler.is_compiling()
 
 
-def norm_relu(x: Tensor, norm: nn.BatchNorm2d) -> Tensor:
+def norm_relu(x: Tensor, norm: BatchNorm2d) -> Tensor:
     """Return relu(norm(x)); keep x. x: (B, C, H, W), as in all functions here."""
     return _NormReLUThen.apply(x, norm.weight, norm.bias, None, norm, _Nothing())
 
 
-def norm_relu_conv(x: Tensor, norm: nn.BatchNorm2d, conv: nn.Conv2d, kernel: Tensor | None = None) -> Tensor:
+def norm_relu_conv(x: Tensor, norm: BatchNorm2d, conv: nn.Conv2d, kernel: Tensor | None = None) -> Tensor:
     """Return conv(relu(norm(x))), in x's type; keep x. conv has no bias. kernel: its weights; None: all of conv's."""
     assert not isinstance(conv.padding, str)
     then = _Conv(conv.stride, conv.padding, conv.dilation)
@@ -42,55 +41,10 @@ def norm_relu_conv(x: Tensor, norm: nn.BatchNorm2d, conv: nn.Conv2d, kernel: Ten
     return _NormReLUThen.apply(x, norm.weight, norm.bias, kernel, norm, then)
 
 
-def norm_relu_pool(x: Tensor, norm: nn.BatchNorm2d, pool: nn.MaxPool2d) -> Tensor:
+def norm_relu_pool(x: Tensor, norm: BatchNorm2d, pool: nn.MaxPool2d) -> Tensor:
     """Return pool(relu(norm(x))); keep x."""
     then = _Pool(([pool.kernel_size] * 2, [pool.stride] * 2, [pool.padding] * 2, [pool.dilation] * 2, pool.ceil_mode))
     return _NormReLUThen.apply(x, norm.weight, norm.bias, None, norm, then)
-
-
-class Normalised(NamedTuple):
-    """The result of batch norm, and the mean and 1 / deviation, each (C,), that it normalised by."""
-
-    value: Tensor
-    mean: Tensor
-    invstd: Tensor
-
-
-def uses_batch(norm: nn.BatchNorm2d) -> bool:
-    """Return whether the norm uses the batch's statistics, not the running ones."""
-    return norm.training or norm.running_mean is None
-
-
-def normalise(x: Tensor, norm: nn.BatchNorm2d) -> Normalised:
-    """Return the norm of x, and update the running statistics in training."""
-    weights, mean, variance = (norm.weight, norm.bias), norm.running_mean, norm.running_var
-    if not uses_batch(norm):
-        assert mean is not None
-        assert variance is not None
-        value = torch.native_batch_norm(x, *weights, mean, variance, False, 0.0, norm.eps)[0]
-        return Normalised(value, mean, (variance + norm.eps).rsqrt())
-    if norm.training and norm.num_batches_tracked is not None:
-        norm.num_batches_tracked.add_(1)
-    assert norm.momentum is not None
-    return Normalised(*torch.native_batch_norm(x, *weights, mean, variance, True, norm.momentum, norm.eps))
-
-
-def relu_again(x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, invstd: Tensor) -> Tensor:
-    """Return relu of the normalised x, from the statistics of the forward pass."""
-    return torch.native_batch_norm(x, weight, bias, mean, _variance(invstd), False, 0.0, 0.0)[0].relu_()
-
-
-def norm_gradients(
-    grad: Tensor, x: Tensor, weight: Tensor, mean: Tensor, invstd: Tensor, *, of_batch: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of x, weight and bias of batch norm. of_batch: mean and invstd depend on x."""
-    running = mean, _variance(invstd)
-    mask = [True, True, True]
-    return aten.native_batch_norm_backward(grad, x, weight, *running, mean, invstd, of_batch, 0.0, mask)
-
-
-def _variance(invstd: Tensor) -> Tensor:
-    return invstd.square().reciprocal()
 
 
 class _NormReLUThen(torch.autograd.Function):
@@ -98,22 +52,23 @@ class _NormReLUThen(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx, x: Tensor, weight: Tensor, bias: Tensor, kernel: Tensor | None, norm: nn.BatchNorm2d, then: "_Operation"
+        ctx, x: Tensor, weight: Tensor, bias: Tensor, kernel: Tensor | None, norm: BatchNorm2d, then: "_Operation"
     ) -> Tensor:
-        value, *statistics = normalise(x, norm)
+        value, statistics = norm.normalise(x)
         ctx.save_for_backward(x, weight, bias, kernel, *statistics)
-        ctx.of_batch, ctx.then = uses_batch(norm), then
+        ctx.norm, ctx.of_batch, ctx.then = norm, norm.uses_batch(), then
         return then.compute(value.relu_(), kernel)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, bias, kernel, *statistics = ctx.saved_tensors
-        value = relu_again(x, weight, bias, *statistics)
+        value = apply_statistics(x, weight, bias, statistics).relu_()
         grad, grad_kernel = ctx.then.gradients(grad, value, kernel, ctx.needs_input_grad[3])
         grad = aten.threshold_backward(grad, value, 0)
         del value
-        return *norm_gradients(grad, x, weight, *statistics, of_batch=ctx.of_batch), grad_kernel, None, None
+        grads = ctx.norm.gradients(grad, x, weight, statistics, of_batch=ctx.of_batch)
+        return *grads, grad_kernel, None, None
 
 
 class _Operation(Protocol):

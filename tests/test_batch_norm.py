@@ -3,13 +3,16 @@
 import pytest
 import torch
 import torch.distributed as dist
+from test_fused import make, ours_of, trained
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torchvision.models.resnet import BasicBlock, Bottleneck
 
 from distributed import batch_norm
 from distributed.batch_norm import SyncBatchNorm
 from distributed.join import process_group
+from models import blocks
 
 C = 6
 
@@ -32,7 +35,7 @@ def cuda_kernels(monkeypatch):
         return mean, (var + eps).rsqrt()
 
     def gather(x, means, invstds, running_mean, running_var, momentum, eps, counts):
-        assert means.shape == invstds.shape == (len(counts), C)
+        assert means.shape == invstds.shape == (len(counts), x.shape[1])
         assert counts.dim() == 1
         assert counts.dtype == means.dtype == running_mean.dtype
         counts = counts[:, None]
@@ -88,11 +91,23 @@ def assert_equal(plain: nn.BatchNorm2d, ours: SyncBatchNorm, x: Tensor) -> None:
 @pytest.mark.parametrize("kernels", ["plain", "cuda"])
 def test_it_is_batch_norm(alone, monkeypatch, cuda_kernels, kernels, size, memory_format):
     if kernels == "cuda":
-        monkeypatch.setattr(batch_norm, "_PlainBatchNorm", batch_norm._CudaBatchNorm)
+        monkeypatch.setattr(batch_norm, "_has_kernels", lambda x: True)
     x = 2 * torch.randn(3, C, *size, dtype=torch.float64).to(memory_format=memory_format) + 1
     plain, ours = norms()
     assert_equal(plain, ours, x)
     assert torch.equal(ours.eval()(x), plain.eval().load_state_dict(ours.state_dict()) and plain(x))
+
+
+@pytest.mark.parametrize("kind", [BasicBlock, Bottleneck])
+@pytest.mark.parametrize("kernels", ["plain", "cuda"])
+def test_a_fused_block_is_torchvisions(alone, monkeypatch, cuda_kernels, kernels, kind):
+    if kernels == "cuda":
+        monkeypatch.setattr(batch_norm, "_has_kernels", lambda x: True)
+    monkeypatch.setattr(blocks, "has_many_pixels", lambda *args: True)
+    theirs = make(kind, shortcut=True, frozen=False)
+    ours = ours_of(theirs)
+    batch_norm.synchronize(ours)
+    torch.testing.assert_close(trained(ours), trained(theirs), rtol=1e-9, atol=1e-9)
 
 
 def test_bf16_features_have_float32_statistics(alone):
@@ -117,7 +132,7 @@ def test_one_value_in_all_becomes_the_bias(alone):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_nothing_waits_for_the_gpu(monkeypatch, cuda_kernels, dtype):
     """On tensors without values, whatever waits for one fails."""
-    monkeypatch.setattr(batch_norm, "_PlainBatchNorm", batch_norm._CudaBatchNorm)
+    monkeypatch.setattr(batch_norm, "_has_kernels", lambda x: True)
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
     try:
         with FakeTensorMode():

@@ -88,11 +88,12 @@ def test_same_losses_and_weights_at_any_split_of_the_global_batch(uneven_labels,
         assert_close(runs[name][2], average)
 
 
-def test_same_run_at_any_number_of_processes_with_batch_norm_over_all_of_them(uneven_labels, tmp_path):
+@pytest.mark.parametrize("layers", [18, 50])
+def test_same_run_at_any_number_of_processes_with_batch_norm_over_all_of_them(uneven_labels, tmp_path, layers):
     """Promise 1 with real batch norm, 6 steps of global batch 4, in float64; one image a process with four."""
     words = flags(
         dataset_path=uneven_labels, logdir=tmp_path, epochs=3, batchsize=None, val_epoch_frequency=3, l_lorm=0.01,
-        model_type="res50_ASPP_lorm", sync_bn="on", lr_scaling="none", ema=0.9,
+        model_type="res50_ASPP_lorm", layers=layers, sync_bn="on", lr_scaling="none", ema=0.9,
     )  # fmt: skip
     own = {1: [], 2: ["--grad_checkpointing", "--check_sync_frequency", "1"], 4: []}
     for world_size, more in own.items():

@@ -10,9 +10,10 @@ from torch.autograd.graph import saved_tensors_hooks
 from torchvision.models.resnet import BasicBlock, Bottleneck
 
 from models import blocks
-from models.blocks import ConvNormReLU, with_less_memory
+from models.blocks import ConvNormReLU, use_our_layers, with_less_memory
 from models.convolution import Conv2d
 from models.fused import can_fuse, norm_relu_pool
+from models.norm import BatchNorm2d
 
 CHANNELS_LAST = {"memory_format": torch.channels_last}
 
@@ -60,6 +61,13 @@ def make(kind: type[nn.Module], *, shortcut: bool, frozen: bool, dtype: torch.dt
     return block.to(**CHANNELS_LAST)
 
 
+def ours_of(block: nn.Module) -> nn.Module:
+    """Return a copy of torchvision's block as ours."""
+    block = with_less_memory(copy.deepcopy(block))
+    use_our_layers(block)
+    return block
+
+
 def trained(block: nn.Module, amp: bool = False) -> dict[str, torch.Tensor]:
     """Return the block's result, the gradients of its input and parameters, and its buffers."""
     dtype = block.conv1.weight.dtype
@@ -80,7 +88,7 @@ def trained(block: nn.Module, amp: bool = False) -> dict[str, torch.Tensor]:
 def test_block_is_torchvisions(kind, shortcut, frozen, many_pixels, monkeypatch):
     monkeypatch.setattr(blocks, "has_many_pixels", lambda *args: many_pixels)
     theirs = make(kind, shortcut=shortcut, frozen=frozen)
-    ours = with_less_memory(copy.deepcopy(theirs))
+    ours = ours_of(theirs)
     assert list(ours.state_dict()) == list(theirs.state_dict())
     torch.testing.assert_close(trained(ours), trained(theirs), rtol=1e-10, atol=1e-10)
     assert ours.bn1.num_batches_tracked == (0 if frozen else 1)
@@ -91,7 +99,7 @@ def test_bf16_is_as_close_to_float64_as_the_modules_are(many_pixels, monkeypatch
     monkeypatch.setattr(blocks, "has_many_pixels", lambda *args: many_pixels)
     reference = trained(make(Bottleneck, shortcut=True, frozen=False))
     plain = make(Bottleneck, shortcut=True, frozen=False).float()
-    fused = trained(with_less_memory(copy.deepcopy(plain)), amp=True)
+    fused = trained(ours_of(plain), amp=True)
     plain = trained(plain, amp=True)
     assert fused["result"].dtype == torch.bfloat16
 
@@ -105,7 +113,7 @@ def test_bf16_is_as_close_to_float64_as_the_modules_are(many_pixels, monkeypatch
 
 def test_stem_and_branch_are_their_modules():
     torch.manual_seed(0)
-    conv, norm, pool = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.MaxPool2d(3, stride=2, padding=1, ceil_mode=True)
+    conv, norm, pool = nn.Conv2d(3, 4, 3), BatchNorm2d(4), nn.MaxPool2d(3, stride=2, padding=1, ceil_mode=True)
     ours = nn.Sequential(conv, norm).double()
     theirs = copy.deepcopy(ours)
     x = torch.randn(2, 3, 8, 9, dtype=torch.float64)
@@ -141,14 +149,14 @@ def test_a_bottleneck_keeps_half():
     # Width C = 8, 4 C = 32 in and out. torchvision keeps its input, what both 3x3 and 1x1 read and return, conv3's
     # result and its own: 32 + 4 * 8 + 2 * 32. Ours keeps its input, two results of convolutions and its own.
     assert kept_channels(block) == 32 + 32 + 64
-    assert kept_channels(with_less_memory(block)) == 32 + 16 + 32
+    assert kept_channels(ours_of(block)) == 32 + 16 + 32
 
 
 def test_modules_are_called_where_functions_may_not_replace_them():
-    norm = nn.BatchNorm2d(2)
+    norm = BatchNorm2d(2)
     assert can_fuse(norm)
-    assert not can_fuse(norm, nn.SyncBatchNorm(2))
-    assert not can_fuse(nn.BatchNorm2d(2, momentum=None))
+    assert not can_fuse(norm, nn.BatchNorm2d(2))
+    assert not can_fuse(BatchNorm2d(2, momentum=None))
     with torch.no_grad():
         assert not can_fuse(norm)
 
@@ -156,7 +164,7 @@ def test_modules_are_called_where_functions_may_not_replace_them():
 @pytest.mark.parametrize("amp", [False, True])
 def test_gradients_have_the_strides_of_the_weights(amp):
     """Else DDP warns, and copies them in each step."""
-    block = with_less_memory(make(Bottleneck, shortcut=True, frozen=False, dtype=torch.float32))
+    block = ours_of(make(Bottleneck, shortcut=True, frozen=False, dtype=torch.float32))
     trained(block, amp)
     for parameter in block.parameters():
         assert parameter.grad.stride() == parameter.stride()
