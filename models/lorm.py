@@ -11,6 +11,9 @@ from torch.autograd.function import once_differentiable
 from models.foreground import Foreground
 
 BLOCK_SCORES = 2**22  # scores of the attention held at a time; fewer would leave a GPU idle
+GROUP_POSITIONS = (
+    4096  # positions of the images whose queries and keys are computed at once; more would need more memory
+)
 ALIGNMENT = 16  # kernels for products are slow if the rows of scores start at odd addresses
 NO_KEY = -1e4  # the score of a column that is not a key: its exponential is 0
 
@@ -96,15 +99,15 @@ class _SumOfSquares(torch.autograd.Function):
         grads = _Layers(*map(_as_matrix, param_grads))
         total, num_terms = layers.gamma.new_zeros(()), gamma.new_zeros((), dtype=torch.int64)
         with precision_of_convolutions() if x.is_cuda else contextlib.nullcontext():
-            for image, positions in enumerate(foreground.positions.split(list(foreground.counts))):
-                grad = None if grad_x is None else grad_x[image]
-                if len(positions):
-                    squares = _Image(x[image], positions, layers).squares(grad, grads)
+            for images, group in _groups(foreground, *x.shape[:2]):
+                grad = None if grad_x is None else grad_x[images]
+                if any(group.counts):
+                    squares = _Images(x[images], group, layers).squares(grad, grads)
                     total, num_terms = total + squares.sum(), num_terms + torch.count_nonzero(squares)
                 if everywhere:
-                    background = x[image].index_fill(0, positions, 0.0)
+                    background = x[images].flatten(0, 1).index_fill(0, group.positions, 0.0)
                     if grad is not None:
-                        grad.add_(background, alpha=2)
+                        grad.view_as(background).add_(background, alpha=2)
                     squares = background.to(exact).square_()
                     total, num_terms = total + squares.sum(), num_terms + torch.count_nonzero(squares)
         if grad_x is not None:
@@ -125,62 +128,74 @@ def _as_matrix(parameter: Tensor) -> Tensor:
     return parameter.flatten(1) if parameter.ndim > 1 else parameter
 
 
-class _Image:
-    """LoRM of one image's features x (H*W, C) with queries at `positions` (N,)."""
+class _Images:
+    """LoRM of the features x (B, H*W, C) of some images, with queries at positions of the B*H*W."""
 
-    def __init__(self, x: Tensor, positions: Tensor, layers: _Layers):
-        self.x, self.positions, self.layers = x, positions, layers
+    def __init__(self, x: Tensor, queries: Foreground, layers: _Layers):
+        self.x, self.positions, self.counts, self.layers = x.flatten(0, 1), *queries, layers
         self.exact = layers.gamma.dtype
-        self.rows = x.index_select(0, positions)
+        self.rows = self.x.index_select(0, self.positions)
         self.query, self.query_norm = self._normalize(torch.addmm(layers.query_bias, self.rows, layers.query_weight.T))
-        self.key, self.key_norm = self._normalize(torch.addmm(layers.key_bias, x, layers.key_weight.T))
+        self.key, self.key_norm = self._normalize(torch.addmm(layers.key_bias, self.x, layers.key_weight.T))
         # A row of A sums to 1, so A (x - mean) = A x - mean. Products of the smaller values lose less by rounding.
-        self.mean = x.mean(0)
-        self.values = x - self.mean
+        self.means = x.mean(1)
+        self.values = x - self.means.unsqueeze(1)
+        self.residual = torch.empty_like(self.rows, dtype=self.exact)  # x - y at the positions
+        self.grad_query, self.grad_key = torch.empty_like(self.query), torch.zeros_like(self.key)
+        self.key_dots = torch.zeros_like(self.key_norm)
 
     def squares(self, grad_x: Tensor | None, grads: _Layers) -> Tensor:
-        """Return (x - y)^2 at the positions, (N, C); add the gradients of its sum to grad_x, if any, and to grads."""
-        residual = torch.empty_like(self.rows, dtype=self.exact)
-        grad_query, grad_key = torch.empty_like(self.query), torch.zeros_like(self.key)
-        key_dots = torch.zeros_like(self.key_norm)
-        for block in _blocks(len(self.rows), len(self.x)):
-            # Cosines are at most 1, so their exponentials need no shift.
-            scores = _padded_product(self.query[block], self.key, NO_KEY)
-            exponentials = scores.exp()
-            sums = exponentials.sum(1, keepdim=True, dtype=self.exact)
-            shifted = (exponentials[:, : len(self.x)] @ self.values) / sums
-            rectified = shifted + self.mean
-            torch.sub(self.rows[block], self.layers.gamma * rectified, out=residual[block])
-            if grad_x is None:
-                continue
-            grads.gamma.sub_(2 * (residual[block] * rectified).sum())
-            # With y = E x / s: of E x, and of the scores S in E = exp(S).
-            grad_product = (residual[block] * (-2 * self.layers.gamma) / sums).to(self.x.dtype)
-            torch.addmm(grad_x, exponentials[:, : len(self.x)].T, grad_product, out=grad_x)
-            grad_scores = _padded_product(grad_product, self.values, 0.0)
-            grad_scores = (grad_scores - (grad_product * shifted).sum(1, keepdim=True)).mul_(exponentials)
-            dots = scores.mul_(grad_scores)[:, : len(self.x)]
-            grad_scores = grad_scores[:, : len(self.x)].to(self.x.dtype)
-            # The gradient of q / |q| is orthogonal to q, and that of k / |k| to k.
-            query_dots = dots.sum(1, keepdim=True, dtype=self.exact)
-            grad_query[block] = (grad_scores @ self.key - self.query[block] * query_dots) / self.query_norm[block]
-            torch.addmm(grad_key, grad_scores.T, self.query[block], out=grad_key)
-            key_dots += dots.sum(0, dtype=self.exact).unsqueeze(1)
-        if grad_x is not None:
-            grad_key.addcmul_(self.key, key_dots, value=-1).div_(self.key_norm)
-            self._add_gradients(grad_query, grad_key, residual, grad_x, grads)
-        return residual.square_()
+        """Return (x - y)^2 at the positions, (N, C); add the gradients of its sum to grad_x, if any, and to grads.
 
-    def _add_gradients(
-        self, grad_query: Tensor, grad_key: Tensor, residual: Tensor, grad_x: Tensor, grads: _Layers
-    ) -> None:
+        grad_x: (B, H*W, C), contiguous.
+        """
+        first = 0
+        for image, count in enumerate(self.counts):
+            for queries in _blocks(count, self.values.shape[1], first):
+                self._attend(image, queries, None if grad_x is None else grad_x[image], grads)
+            first += count
+        if grad_x is not None:
+            self._add_gradients(grad_x.flatten(0, 1), grads)
+        return self.residual.square_()
+
+    def _attend(self, image: int, queries: slice, grad_x: Tensor | None, grads: _Layers) -> None:
+        """Compute the residual of some queries of an image, and the gradients that need their scores."""
+        values, num_keys = self.values[image], self.values.shape[1]
+        keys = slice(image * num_keys, (image + 1) * num_keys)
+        query, key = self.query[queries], self.key[keys]
+        # Cosines are at most 1, so their exponentials need no shift.
+        scores = _padded_product(query, key, NO_KEY)
+        exponentials = scores.exp()
+        sums = exponentials.sum(1, keepdim=True, dtype=self.exact)
+        shifted = (exponentials[:, :num_keys] @ values) / sums
+        rectified = shifted + self.means[image]
+        residual = torch.sub(self.rows[queries], self.layers.gamma * rectified, out=self.residual[queries])
+        if grad_x is None:
+            return
+        grads.gamma.sub_(2 * (residual * rectified).sum())
+        # With y = E x / s: of E x, and of the scores S in E = exp(S).
+        grad_product = (residual * (-2 * self.layers.gamma) / sums).to(values.dtype)
+        torch.addmm(grad_x, exponentials[:, :num_keys].T, grad_product, out=grad_x)
+        grad_scores = _padded_product(grad_product, values, 0.0)
+        grad_scores = (grad_scores - (grad_product * shifted).sum(1, keepdim=True)).mul_(exponentials)
+        dots = scores.mul_(grad_scores)[:, :num_keys]
+        grad_scores = grad_scores[:, :num_keys].to(values.dtype)
+        # The gradient of q / |q| is orthogonal to q, and that of k / |k| to k.
+        query_dots = dots.sum(1, keepdim=True, dtype=self.exact)
+        self.grad_query[queries] = (grad_scores @ key - query * query_dots) / self.query_norm[queries]
+        torch.addmm(self.grad_key[keys], grad_scores.T, query, out=self.grad_key[keys])
+        self.key_dots[keys] += dots.sum(0, dtype=self.exact).unsqueeze(1)
+
+    def _add_gradients(self, grad_x: Tensor, grads: _Layers) -> None:
         """Add the gradients of the convolutions' inputs, weights and biases, and of x in x - y."""
+        grad_query, grad_key = self.grad_query, self.grad_key
+        grad_key.addcmul_(self.key, self.key_dots, value=-1).div_(self.key_norm)
         grads.query_weight.add_(grad_query.T @ self.rows)
         grads.query_bias.add_(grad_query.sum(0, dtype=self.exact))
         grads.key_weight.add_(grad_key.T @ self.x)
         grads.key_bias.add_(grad_key.sum(0, dtype=self.exact))
         torch.addmm(grad_x, grad_key, self.layers.key_weight, out=grad_x)
-        grad_rows = torch.add(grad_query @ self.layers.query_weight, residual, alpha=2)
+        grad_rows = torch.add(grad_query @ self.layers.query_weight, self.residual, alpha=2)
         grad_x.index_add_(0, self.positions, grad_rows.to(grad_x.dtype))
 
     def _normalize(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -198,12 +213,25 @@ def _padded_product(a: Tensor, b: Tensor, fill: float) -> Tensor:
     return product
 
 
-def _blocks(num_queries: int, num_keys: int) -> Iterator[slice]:
-    """Split the queries into equal slices of at most BLOCK_SCORES scores."""
-    num_blocks = -(-num_queries * num_keys // BLOCK_SCORES)
-    size = -(-num_queries // num_blocks)
+def _groups(foreground: Foreground, num_images: int, num_positions: int) -> Iterator[tuple[slice, Foreground]]:
+    """Split a batch into images whose queries and keys are computed at once: one large image, or several small ones.
+
+    The foreground's positions become those of the group's images, joined.
+    """
+    size = max(1, GROUP_POSITIONS // num_positions)
+    by_image = foreground.positions.split(list(foreground.counts))
+    for first in range(0, num_images, size):
+        images = slice(first, first + size)
+        positions = [values + number * num_positions for number, values in enumerate(by_image[images])]
+        yield images, Foreground(torch.cat(positions), foreground.counts[images])
+
+
+def _blocks(num_queries: int, num_keys: int, first: int) -> Iterator[slice]:
+    """Split the queries from `first` on into equal slices of at most BLOCK_SCORES scores."""
+    num_blocks = max(1, -(-num_queries * num_keys // BLOCK_SCORES))
+    size = max(1, -(-num_queries // num_blocks))
     for start in range(0, num_queries, size):
-        yield slice(start, min(start + size, num_queries))
+        yield slice(first + start, first + min(start + size, num_queries))
 
 
 @contextlib.contextmanager
