@@ -22,5 +22,8 @@ COUNTS = {
     "distance_c": "distance_c_nonzero",
 }
 
+# The labelled pixels of a batch whose labels are few (losses.points).
+POINTS = "label_points"
+
 # LoRM's queries in a batch (models.foreground): their positions, and the number of each image, in CPU memory.
 FOREGROUND = ("foreground", "foreground_counts")

@@ -30,6 +30,7 @@ from distributed.join import process_group
 from distributed.signals import ignore_signals
 from errors import UserError
 from labels import MAPS
+from losses.points import find_points
 from models import MODELS
 from models.amp import resolve as amp_of_device
 from models.foreground import find_foreground
@@ -141,6 +142,8 @@ def get_train_loader(cfg: Config, group: Group) -> TrainLoader:
     )
     transform = TrainTransform(cfg.crop_size) if cfg.augment else CentreCrop(cfg.crop_size)
     extras: list[Callable] = [count_batch]
+    if MAPS[cfg.dataset] == ("label",):
+        extras.append(find_points)
     if MODELS[cfg.model_type].has_lorm:
         extras.append(partial(find_foreground, background=cfg.background_class))
     dataset = SegmentationDataset(

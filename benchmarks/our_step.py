@@ -22,6 +22,7 @@ from data.histogram import count_batch
 from distributed.group import Group
 from labels import IGNORE, MAPS
 from losses import pixel_pass
+from losses.points import find_points
 from models.amp import resolve
 from models.foreground import find_foreground
 from runs.metrics import Metrics
@@ -112,6 +113,8 @@ def _random_batch(cfg: Config) -> dict[str, Tensor]:
     if cfg.dataset.startswith("Scribble"):
         batch["label"][torch.rand(shape) > 0.03] = IGNORE
     batch["image"] = torch.zeros(*shape, 3, dtype=torch.uint8)
+    if MAPS[cfg.dataset] == ("label",):
+        batch |= find_points(batch)
     return batch | count_batch(batch) | find_foreground(batch, background=cfg.background_class)
 
 

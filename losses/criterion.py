@@ -90,7 +90,7 @@ class Criterion:
 
         outputs: {"logits": (B, C, h, w), "lorm": scalar sum, "lorm_terms": its count with --lorm_scope all}.
         batch: {"image": (B, H, W, 3), for its size; "label", "pseudo": (B, H, W) uint8 classes, 255 = ignore;
-        "distance_s", "distance_c": (B, H, W) uint8}, and for losses by region "label_on_cpu", see to_device().
+        "distance_s", "distance_c": (B, H, W) uint8}, and what to_device() adds.
         divisors: counts() summed over the global batch, as numbers: reading a tensor on the GPU would make the CPU
         wait. The results are float32, or float64 if the logits are.
         """
@@ -101,7 +101,7 @@ class Criterion:
         sums, gradient = self.pixel_losses(logits, batch, scales)
         if self.label_losses.by_region:
             probs = F.interpolate(logits, batch["image"].shape[1:3], mode="bilinear", align_corners=True).softmax(1)
-            sums |= self.label_losses.region_sums(probs, batch["label"], batch.get("label_on_cpu"))
+            sums |= self.label_losses.region_sums(probs, batch["label"], batch.get(COUNTS["label"]))
         by_name: dict[str, float | Tensor] = {**safe}
         if "lorm" in self.weights:
             sums["lorm"] = outputs["lorm"]
@@ -123,8 +123,8 @@ class Criterion:
 def to_device(batch: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
     """Return a batch copied to the device, without waiting for the copy and without the loader's counts.
 
-    "label_on_cpu" keeps "label" in CPU memory too: finding the classes in a label on the GPU would make the CPU wait.
+    The label's histogram stays, in CPU memory: finding the classes in a label on the GPU would make the CPU wait.
     """
     left_out = (*COUNTS.values(), *FOREGROUND)
     moved = {name: values.to(device, non_blocking=True) for name, values in batch.items() if name not in left_out}
-    return moved | ({"label_on_cpu": batch["label"]} if "label" in batch else {})
+    return moved | {name: batch[name] for name in (COUNTS["label"],) if name in batch}

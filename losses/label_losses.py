@@ -92,16 +92,14 @@ class LabelLosses:
             self._on_device = self.weight_of.to(label.device, dtype)  # only once: the CPU waits for the copy
         return self._on_device[label.long()]
 
-    def region_sums(self, probs: Tensor, label: Tensor, label_on_cpu: Tensor | None = None) -> dict[str, Tensor]:
+    def region_sums(self, probs: Tensor, label: Tensor, histogram: Tensor | None = None) -> dict[str, Tensor]:
         """Return {region loss: scalar}, each summed over these images, not divided by its count; differentiable.
 
-        probs: (B, C, H, W), float32 or float64. label: (B, H, W) uint8. label_on_cpu: a copy of `label` in CPU memory,
-        if `label` is on a GPU, so that the CPU need not wait for it.
+        probs: (B, C, H, W), float32 or float64. label: (B, H, W) uint8. histogram: the number of pixels of each label
+        value in each image, (B, 256), in CPU memory; without it, the CPU waits for a label on a GPU.
         """
-        return self._region_sums(probs, label, _classes_of_images(label if label_on_cpu is None else label_on_cpu))
-
-    def _region_sums(self, probs: Tensor, label: Tensor, classes: list[list[int]]) -> dict[str, Tensor]:
-        """Return {region loss: scalar sum over images}. Each image uses only the classes in its labels."""
+        present = (histograms(label) if histogram is None else histogram)[:, :IGNORE] > 0
+        classes = [row.nonzero().flatten().tolist() for row in present]
         parts: dict[str, list[Tensor]] = {name: [] for name in self.names if name in REGION_LOSSES}
         # Use unbind: the backward pass of an index would fill a tensor of all classes for each index.
         for planes, values, present in zip(probs.flatten(2).unbind(), label.flatten(1), classes, strict=True):
@@ -117,11 +115,6 @@ class LabelLosses:
                 parts["seg_lovasz"].append(lovasz_sum(p, inside, labelled))
         nothing = probs[:0].sum() if not any(classes) else None  # 0 with a gradient: DDP waits for one
         return {name: torch.stack(found).sum() if nothing is None else nothing for name, found in parts.items()}
-
-
-def _classes_of_images(label: Tensor) -> list[list[int]]:
-    """Return the classes in each image's labels, without 255, as one ascending list per image."""
-    return [row.nonzero().flatten().tolist() for row in histograms(label)[:, :IGNORE]]
 
 
 def histograms(label: Tensor) -> Tensor:

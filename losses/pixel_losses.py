@@ -7,10 +7,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from labels import IGNORE
+from labels import IGNORE, POINTS
 from losses.label_losses import PIXEL_LOSSES, LabelLosses
 from losses.pixel_pass import CrossEntropy, PixelPass
-from losses.points import few_points, sample
+from losses.points import sample
 
 ACCURACY = "batch_acc"  # the metric of Criterion(accuracy=True)
 ENTROPIES = {"ds": "distance_s", "dc": "distance_c"}  # the map that weights the entropy
@@ -33,19 +33,14 @@ class PixelLosses:
 
         logits: (B, C, h, w), float32 or float64. batch: as for Criterion. The sums are detached, and the gradient goes
         to add_gradient(). It is None if the logits need none, or if the sums are differentiable: all losses are on
-        "label", and few pixels have one.
+        "label", and the batch has the points of losses.points.find_points().
         """
-        if set(self.names) <= set(PIXEL_LOSSES):
-            label = batch.get("label_on_cpu", batch["label"])
-            points = few_points(label) if label.device.type == "cpu" else None
-            if points is not None:
-                return self._sums_at(points, logits, batch["label"]), None
+        if POINTS in batch and set(self.names) <= set(PIXEL_LOSSES):
+            return self._sums_at(batch[POINTS], logits, batch["label"]), None
         return self._sums_of_all(logits, batch, scales)
 
     def _sums_at(self, points: Tensor, logits: Tensor, label: Tensor) -> dict[str, Tensor]:
         """Return the losses on a label (B, H, W) whose labelled pixels are at `points`, places in the flat label."""
-        if label.device.type == "cuda":
-            points = points.pin_memory().to(label.device, non_blocking=True)
         classes = label.flatten().index_select(0, points).long()
         values = F.cross_entropy(sample(logits, label.shape[1:], points), classes, reduction="none")
         cross_entropy = values.new_zeros(label.numel()).index_copy(0, points, values)

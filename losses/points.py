@@ -1,25 +1,26 @@
 """Logits at a few pixels of the full size, from their four neighbours alone."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from labels import IGNORE
+from labels import IGNORE, POINTS
 from losses.upsampling import Axis
 
 FEW = 0.25  # with a larger share of labelled pixels, a pass over all of them is as fast
 
 
-def few_points(label: Tensor) -> Tensor | None:
-    """Return the labelled pixels' places in the flat label, int64 (N,), or None if they are more than few.
+def find_points(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the labelled pixels of a batch's "label" under the name in labels.POINTS, or {} if they are not few.
 
-    label: (B, H, W) uint8 in CPU memory; 255 = unlabelled.
+    label: (B, H, W) uint8 in CPU memory; 255 = unlabelled. The pixels are places in the flat label, int64 (N,). The
+    loader's workers call this, so that a training step need not.
     """
-    labelled = (label != IGNORE).flatten()
+    labelled = (batch["label"] != IGNORE).flatten()
     few = torch.count_nonzero(labelled) <= FEW * len(labelled)
-    return labelled.nonzero().flatten() if few else None
+    return {POINTS: labelled.nonzero().flatten()} if few else {}
 
 
 def sample(logits: Tensor, size: Sequence[int], points: Tensor, *, align_corners: bool = True) -> Tensor:

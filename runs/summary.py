@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
+from labels import COUNTS
 from losses.criterion import NEEDS, Criterion
 from models.amp import DTYPES
 from models.backbone import feature_size
@@ -140,7 +141,7 @@ def _measure_training_step(
         outputs = model(batch["image"], foreground)
         outputs.pop("lorm_terms", None)  # the criterion would sum it over ranks, but only rank 0 is here
         num_classes = min(CLASSES_PER_IMAGE, outputs["logits"].shape[1])
-        batch["label_on_cpu"] = torch.arange(num_classes, dtype=torch.uint8).expand(batchsize, -1)
+        batch[COUNTS["label"]] = (torch.arange(256) < num_classes).expand(batchsize, -1)
         flops = meter.flops
         loss, _ = criterion(outputs, batch, [1.0] * len(criterion.names))
         meter.flops, kept = flops, meter.live  # the losses' FLOPs are not the model's

@@ -59,7 +59,7 @@ def test_c3_counts_of_the_loader_equal_those_made_in_the_step(demo_root):
         by_image = [np.bincount(values.ravel(), minlength=256) for values in maps]
         expected = by_image if "histogram" in counted else [np.count_nonzero(values) for values in maps]
         assert batch[counted].tolist() == np.array(expected).tolist()
-    assert set(to_device(batch, GROUP.device)) == {*plain, "label_on_cpu"}  # the counts stay
+    assert set(to_device(batch, GROUP.device)) == {*plain, COUNTS["label"]}
 
 
 def test_weights_by_enets_rule():

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from config.losses import LOSSES, parse_loss
 from losses.criterion import Criterion
-from losses.label_losses import LABEL_LOSSES, LabelLosses, dice_sum, lovasz_sum
+from losses.label_losses import LABEL_LOSSES, LabelLosses, dice_sum, histograms, lovasz_sum
 
 NAMES = LABEL_LOSSES
 WEIGHTS = [0.5, 2.0, 3.0, 0.25]
@@ -265,11 +265,13 @@ def test_a_gpu_would_never_be_waited_for():
     logits, label = random_batch()
     losses = LabelLosses(NAMES, class_weights=WEIGHTS)
     logits = torch.empty_like(logits, device="meta").requires_grad_()
-    sums = losses.pixel_sums(logits[:, 0], label.to("meta")) | losses.region_sums(logits, label.to("meta"), label)
+    sums = losses.pixel_sums(logits[:, 0], label.to("meta")) | losses.region_sums(
+        logits, label.to("meta"), histograms(label)
+    )
     assert set(sums) == set(NAMES)
     sum(sums.values()).backward()
     with pytest.raises(NotImplementedError, match="bincount"):
-        losses.region_sums(logits, label.to("meta"))  # without the labels in CPU memory, it is
+        losses.region_sums(logits, label.to("meta"))  # without a histogram, it is
 
 
 def test_sum_of_losses_is_parsed():

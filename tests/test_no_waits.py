@@ -22,6 +22,7 @@ STEPS = [
     pytest.param(["--ema", "0.99"], id="ema"),
     pytest.param(["--model_type", "deeplabv3", "--loss", "ce+focal+ohem"], id="deeplabv3, losses by pixel"),
     pytest.param(["--loss", "dice+lovasz", "--report_training_batch_acc"], id="losses by region, accuracy"),
+    pytest.param(["--dataset", "ScribbleOnly", "--model_type", "res50_ASPP"], id="few pixels"),
     pytest.param(["--class_weights", "balanced"], id="class weights"),  # copied to the GPU in the first step alone
 ]
 

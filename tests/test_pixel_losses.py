@@ -5,10 +5,11 @@ import torch
 import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from labels import POINTS
 from losses import pixel_pass
 from losses.criterion import Criterion
 from losses.pixel_pass import CrossEntropy, PixelPass
-from losses.points import few_points, sample
+from losses.points import find_points, sample
 from losses.upsampling import Axis
 
 ALL = {"seg": 1.0, "pseudo": 0.5, "ds": 2.0, "dc": 3.0}
@@ -130,13 +131,13 @@ def test_a_band_needs_few_inputs(align_corners, num_in, num_out):
 
 
 @pytest.mark.parametrize("loss", ["seg", "seg_focal", "seg_ohem"])
-def test_few_labelled_pixels_give_the_same_as_a_pass_over_all(loss, monkeypatch):
+def test_few_labelled_pixels_give_the_same_as_a_pass_over_all(loss):
     batch = make_batch(4, labelled=0.05)
     few, all_of_them = make_logits(4), make_logits(4)
     criterion = Criterion({loss: 1.0}, class_weights=[1.0, 2.0, 0.5, 3.0])
-    assert len(few_points(batch["label"])) == torch.count_nonzero(batch["label"] != 255) > 0
-    value = criterion({"logits": few}, batch, [5.0])[0]
-    monkeypatch.setattr("losses.pixel_losses.few_points", lambda label: None)
+    points = find_points(batch)
+    assert len(points[POINTS]) == torch.count_nonzero(batch["label"] != 255) > 0
+    value = criterion({"logits": few}, batch | points, [5.0])[0]
     expected = criterion({"logits": all_of_them}, batch, [5.0])[0]
     torch.testing.assert_close(value, expected, rtol=1e-12, atol=0)
     value.backward()
@@ -145,7 +146,7 @@ def test_few_labelled_pixels_give_the_same_as_a_pass_over_all(loss, monkeypatch)
 
 
 def test_labels_on_most_pixels_are_not_few():
-    assert few_points(torch.zeros(1, 3, 3, dtype=torch.uint8)) is None
+    assert find_points({"label": torch.zeros(1, 3, 3, dtype=torch.uint8)}) == {}
 
 
 @pytest.mark.usefixtures("small_bands")
