@@ -39,7 +39,7 @@ class AbsentGPU(TorchDispatchMode):
     """A dispatch mode that runs operations on "cuda" tensors for their shapes, and raises Waits where the CPU waits.
 
     The CPU waits for: a value (`.item()`, `if tensor`, an output whose size depends on values, an index by a bool
-    tensor); a copy from the GPU to the CPU; a copy to the GPU that is not non_blocking from pinned memory (pin()).
+    tensor); a copy from the GPU to the CPU; a copy to the GPU, unless it is non_blocking and from memory of pin().
 
     check_copies: raise Waits for copies too; without it, copy_ to the CPU leaves its target as it was. recording: call
     record() with each operation on the GPU.

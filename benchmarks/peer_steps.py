@@ -55,7 +55,7 @@ def torchvision_step(args: argparse.Namespace, recorder: Recorder) -> None:
 
 
 def losses_alone(args: argparse.Namespace, recorder: Recorder, plain: bool) -> None:
-    """Record five losses without LoRM from logits at stride 8 to their gradient: ours or in their plain form."""
+    """Record the four pixel losses from logits at stride 8 to their gradient: ours or in their plain form."""
     criterion = Criterion({"seg": 1.0, "pseudo": 1.0, "ds": 1.0, "dc": 1.0}, 0.1)
     side = (args.crop_size + 7) // 8
     dtype = DTYPES[args.amp] or torch.float32

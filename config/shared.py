@@ -38,8 +38,8 @@ class ModelFlags:
     )
     background: str = flag("0", "class of the background; none: every class is an object", choices=("0", "none"))
     amp: str = flag(
-        "none",
-        "mixed precision; fp16 scales the loss; auto: as the checkpoint, if any, else bf16 where it is native, or none",
+        "auto",
+        "mixed precision; fp16 scales the loss; auto: as the checkpoint, if any; else bf16 if it is native, or none",
         choices=("auto", "none", "bf16", "fp16"),
     )
     val_batchsize: int = flag(

@@ -119,7 +119,9 @@ def _has_kernels(x: Tensor) -> bool:
 
 
 def _gather(mean: Tensor, spread: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return of all processes: mean and spread, (world_size, C), and values per channel, (world_size, 1). Collective.
+    """Return all processes' mean and spread, (world_size, C), and values per channel, (world_size, 1). Collective.
+
+    spread: variance or 1 / standard deviation.
 
     The sizes of x (B, C, H, W) may differ between processes.
     """

@@ -13,7 +13,7 @@ from models.amp import DTYPES, autocast
 from models.fold import folded
 
 BAND_BYTES = 32 * 2**20  # probabilities of one band of rows; about six times as much is in use at once
-# A CPU is faster if its caches hold a band, and the features of a forward pass: one window of 465, or some small ones.
+# A CPU is faster if its caches hold a band, and a pass's features: those of one window of 465, or of some small ones.
 CPU_BAND_BYTES = 4 * 2**20
 CPU_PASS_PIXELS = 2**18
 
@@ -41,10 +41,11 @@ class Predictor:
     their own (models.fold), so later changes of the model's weights have no effect. long_side: longer side in pixels at
     scale 1; 0: the image's own. window: side of a window in pixels; 0: the whole image. An image smaller than a window
     is padded with the mean colour. stride_rate: step between windows as a fraction of the window, rounded up to pixels.
-    batch_size: most windows per forward pass, mirror images included. amp: precision of the forward pass, as --amp.
+    batch_size: most windows per forward pass, mirror images included; a CPU takes fewer, see CPU_PASS_PIXELS. amp:
+    precision of the forward pass, as --amp.
 
     Whole maps exist only as logits at the model's stride. Full-size maps exist for one band of rows at a time, with
-    BAND_BYTES of probabilities. Bands and batch_size change results by rounding only.
+    BAND_BYTES or CPU_BAND_BYTES of probabilities. Bands and batch_size change results by rounding only.
     """
 
     model: nn.Module

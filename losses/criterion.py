@@ -90,9 +90,9 @@ class Criterion:
 
         outputs: {"logits": (B, C, h, w), "lorm": scalar sum, "lorm_terms": its count with --lorm_scope all}.
         batch: {"image": (B, H, W, 3), for its size; "label", "pseudo": (B, H, W) uint8 classes, 255 = ignore;
-        "distance_s", "distance_c": (B, H, W) uint8}, and what to_device() adds.
-        divisors: counts() summed over the global batch, as numbers: reading a tensor on the GPU would make the CPU
-        wait. The results are float32, or float64 if the logits are.
+        "distance_s", "distance_c": (B, H, W) uint8}, and, if the loader found them, the label's histogram and
+        labels.POINTS. divisors: counts() summed over the global batch, as numbers: reading a tensor on the GPU would
+        make the CPU wait. The results are float32, or float64 if the logits are.
         """
         logits = outputs["logits"]
         logits = logits if logits.dtype == torch.float64 else logits.float()
@@ -121,9 +121,10 @@ class Criterion:
 
 
 def to_device(batch: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-    """Return a batch copied to the device, without waiting for the copy and without the loader's counts.
+    """Return a batch copied to the device, without waiting for the copy.
 
-    The label's histogram stays, in CPU memory: finding the classes in a label on the GPU would make the CPU wait.
+    Of the loader's counts, only the label's histogram is in the result, in CPU memory: finding the classes of a label
+    on the GPU would make the CPU wait.
     """
     left_out = (*COUNTS.values(), *FOREGROUND)
     moved = {name: values.to(device, non_blocking=True) for name, values in batch.items() if name not in left_out}

@@ -142,7 +142,7 @@ def _row(start, left, fraction, low_width, num_classes, classes, mask):
 
 @triton.jit
 def _cross_entropy(label, slope, values, smooth, at, used, stored, z, total, classes, num_classes, gradient, factor):
-    """Store the cross entropy of pixels; return the gradient less slope * target, and the factor plus slope."""
+    """Store the cross entropy of pixels; return gradient - slope * (1 - smooth) * one-hot, and factor + slope."""
     number = tl.minimum(tl.load(label + at, mask=used, other=0).to(tl.int32), num_classes - 1)
     is_label = classes[None, :] == number[:, None]
     value = tl.log(total) - (1 - smooth) * tl.sum(tl.where(is_label, z, 0.0), 1) - smooth * tl.sum(z, 1) / num_classes

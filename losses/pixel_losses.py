@@ -29,11 +29,12 @@ class PixelLosses:
     def __call__(
         self, logits: Tensor, batch: dict[str, Tensor], scales: dict[str, float]
     ) -> tuple[dict[str, Tensor], Tensor | None]:
-        """Return {name: sum over pixels, a scalar}, and the gradient by the logits of the sum of scales[name] * sum.
+        """Return {name: sum over pixels, a scalar}, and a gradient for add_gradient().
 
-        logits: (B, C, h, w), float32 or float64. batch: as for Criterion. The sums are detached, and the gradient goes
-        to add_gradient(). It is None if the logits need none, or if the sums are differentiable: all losses are on
-        "label", and the batch has the points of losses.points.find_points().
+        logits: (B, C, h, w), float32 or float64. batch: as for Criterion. The gradient is that of the total, the sum
+        over names of scales[name] * sums[name], by the logits; the sums are detached. If all losses are on "label" and
+        the batch has labels.POINTS, the sums are differentiable instead, and the gradient is None. It is also None if
+        the logits need none.
         """
         if POINTS in batch and set(self.names) <= set(PIXEL_LOSSES):
             return self._sums_at(batch[POINTS], logits, batch["label"]), None

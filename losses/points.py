@@ -9,14 +9,14 @@ from torch import Tensor
 from labels import IGNORE, POINTS
 from losses.upsampling import Axis
 
-FEW = 0.25  # with a larger share of labelled pixels, a pass over all of them is as fast
+FEW = 0.25  # above this share of labelled pixels, a pass over all pixels is as fast
 
 
 def find_points(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the labelled pixels of a batch's "label" under the name in labels.POINTS, or {} if they are not few.
 
-    label: (B, H, W) uint8 in CPU memory; 255 = unlabelled. The pixels are places in the flat label, int64 (N,). The
-    loader's workers call this, so that a training step need not.
+    label: (B, H, W) uint8 in CPU memory; 255 = unlabelled. The pixels are indices into the flattened label, int64
+    (N,). The loader's workers call this, so that a training step need not.
     """
     labelled = (batch["label"] != IGNORE).flatten()
     few = torch.count_nonzero(labelled) <= FEW * len(labelled)
@@ -26,8 +26,8 @@ def find_points(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def sample(logits: Tensor, size: Sequence[int], points: Tensor, *, align_corners: bool = True) -> Tensor:
     """Return the upsampled logits (N, C) at pixels of the full size; differentiable.
 
-    logits: (B, C, h, w). size: (H, W). points: (N,), places in a flat (B, H, W). The result equals F.interpolate's
-    bilinear mode at these pixels.
+    logits: (B, C, h, w). size: (H, W). points: (N,), indices into a flattened (B, H, W). The result equals
+    F.interpolate's bilinear mode at these pixels.
     """
     _, num_classes, low_height, low_width = logits.shape
     height, width = size

@@ -42,7 +42,7 @@ class Axis:
         return (self._numerator(at) % self._denominator).to(dtype) / self._denominator
 
     def max_outputs(self) -> int:
-        """Return how many outputs depend on one input at most."""
+        """Return the largest number of outputs that depend on one input."""
         step = self.num_in - 1 if self.align_corners else 2 * self.num_in  # the growth of the numerator
         return min(self.num_out, -(-2 * self._denominator // step)) if step else self.num_out
 

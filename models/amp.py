@@ -38,8 +38,8 @@ def autocast(amp: str, device: torch.device) -> torch.autocast:
 class LossScaler(torch.amp.GradScaler):
     """A GradScaler that also counts the steps it skips because a gradient overflows.
 
-    counts: (3,) float32 on the device: the loss scale, the number of skipped steps, and the length of the current row
-    of skipped steps. Each update makes a new tensor, and the CPU does not wait for the GPU.
+    counts: (3,) float32 on the device: the loss scale, the number of skipped steps, and the number of steps
+    skipped in a row just now. Each update makes a new tensor, and the CPU does not wait for the GPU.
     """
 
     def __init__(self, device: torch.device, *, enabled: bool):

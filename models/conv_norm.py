@@ -18,7 +18,7 @@ from models.norm import BatchNorm2d, Statistics, apply_statistics, aten
 
 
 def has_many_pixels(x: Tensor, conv: nn.Conv2d) -> bool:
-    """Return whether the functions here cost no more time than the modules. On few pixels the kernel's products do."""
+    """Return whether to use these functions: with few pixels, products such as W^T e W take longer than they save."""
     return x.numel() // x.shape[1] // (conv.stride[0] * conv.stride[1]) > 2 * conv.out_channels
 
 

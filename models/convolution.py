@@ -7,14 +7,15 @@ from torch.autograd.function import once_differentiable
 
 
 class Conv2d(nn.Conv2d):
-    """nn.Conv2d with a faster backward pass on the CPU, if stride is 1, without bias. No double backward there.
+    """nn.Conv2d with a faster backward pass on the CPU, for 1x1 and dilated kernels without bias and groups.
 
     oneDNN's weight gradient of a dilated convolution also multiplies the padding: with a dilation of 24 on 25x25
-    features, seven eighths of its products. Other devices, strides and modes compute what nn.Conv2d computes.
+    features, seven eighths of its products. On the CPU there is no double backward without bias and groups.
     """
 
     def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        if bias is not None or x.device.type != "cpu" or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+        ours = bias is None and self.groups == 1 and self.padding_mode == "zeros" and not isinstance(self.padding, str)
+        if not ours or x.device.type != "cpu" or not torch.is_grad_enabled() or torch.compiler.is_compiling():
             return super()._conv_forward(x, weight, bias)
         if torch.is_autocast_enabled("cpu") and x.dtype != torch.float64:  # as autocast does
             dtype = torch.get_autocast_dtype("cpu")

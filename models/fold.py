@@ -18,7 +18,7 @@ CPU_CHANNELS = 32
 class FoldedConv(nn.Module):
     """A convolution and the batch norm after it, in eval mode, as one convolution.
 
-    dtype: of the weights under autocast, which would else cast float32 weights in each forward pass; None: unchanged.
+    dtype: type to keep the weights in, so that autocast need not cast them in each forward pass; None: unchanged.
     Weights in float64 stay in float64.
     """
 

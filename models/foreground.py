@@ -35,7 +35,7 @@ def foreground_mask(pseudo_label: Tensor, size: tuple[int, int], background: int
 def foreground_positions(
     pseudo_label: Tensor, size: tuple[int, int], background: int | None = 0
 ) -> tuple[Tensor, Tensor]:
-    """Return the positions where foreground_mask() is true, (N,) int64 as in Foreground, and each image's number, (B,).
+    """Return the positions where foreground_mask() is true, (N,) int64 as in Foreground, and each image's count, (B,).
 
     The pseudo-label is in CPU memory: the number of positions depends on it, so the CPU would wait for a GPU.
     """

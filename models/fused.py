@@ -1,9 +1,9 @@
 """Batch norm, ReLU and convolution as one step of autograd, which keeps half of what the separate modules keep.
 
-The modules keep two tensors for each convolution: its input, which ReLU returns, and its output, which batch norm
-reads. These functions keep the second only. The backward pass computes the first from it again, element by element (the
-idea of arXiv:1712.02616). A bottleneck of width C keeps 6 C channels instead of 12 C, because models.conv_norm does not
-keep the output of its last convolution either.
+With the modules, autograd keeps the input of each batch norm and the output of the ReLU after it. These functions keep
+only the input, which is the previous convolution's output. The backward pass recomputes the ReLU's output from it,
+element by element (the idea of arXiv:1712.02616). A bottleneck of width C keeps 6 C channels instead of 12 C, because
+models.conv_norm does not keep the output of its last convolution either.
 
 Each function computes what its modules compute, with statistics in float32 if the input is bf16 or fp16, and updates
 the running statistics as nn.BatchNorm2d does. There is no double backward. can_fuse() says when they may be used.

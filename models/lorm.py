@@ -14,7 +14,7 @@ BLOCK_SCORES = 2**22  # scores of the attention held at a time; fewer would leav
 GROUP_POSITIONS = (
     4096  # positions of the images whose queries and keys are computed at once; more would need more memory
 )
-ALIGNMENT = 16  # kernels for products are slow if the rows of scores start at odd addresses
+ALIGNMENT = 16  # matrix products are slow if the rows of scores are not aligned
 NO_KEY = -1e4  # the score of a column that is not a key: its exponential is 0
 
 
@@ -41,8 +41,8 @@ class LoRM(nn.Module):
         """Return {"lorm": sum of (x - y)^2, a scalar, float32 or float64}, not divided by the number of terms.
 
         Scope "all" adds {"lorm_terms": the number of terms, int64}. x: (B, C, H, W); channels-last order needs no copy.
-        The products have x's type or autocast's, and float32 instead of fp16, in which they overflow. The rest is
-        float32, or float64 if x is. The gradient can be computed once, and has no gradient itself.
+        The products have x's type or autocast's, but float32 instead of fp16, because they overflow in fp16. The rest
+        is float32, or float64 if x is. The backward pass can run once; there is no double backward.
         """
         device = x.device.type
         dtype = x.dtype
@@ -118,7 +118,7 @@ class _SumOfSquares(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, grad_total, _):
-        # In place, because memory is at its peak here. A scalar would be rounded to bf16 first, so multiply by a row.
+        # In place, because memory is at its peak here. By a tensor of one element: a 0-d one would be rounded to bf16.
         scale = grad_total.view(1)
         return *(grad.mul_(scale) for grad in ctx.saved_tensors), None, None, None
 
@@ -129,7 +129,7 @@ def _as_matrix(parameter: Tensor) -> Tensor:
 
 
 class _Images:
-    """LoRM of the features x (B, H*W, C) of some images, with queries at positions of the B*H*W."""
+    """LoRM of the features x (B, H*W, C) of some images. The positions of `queries` are those of _groups()."""
 
     def __init__(self, x: Tensor, queries: Foreground, layers: _Layers):
         self.x, self.positions, self.counts, self.layers = x.flatten(0, 1), *queries, layers
@@ -173,7 +173,7 @@ class _Images:
         if grad_x is None:
             return
         grads.gamma.sub_(2 * (residual * rectified).sum())
-        # With y = E x / s: of E x, and of the scores S in E = exp(S).
+        # A x = E x / s with E = exp(S). The gradients of E x, and of the scores S:
         grad_product = (residual * (-2 * self.layers.gamma) / sums).to(values.dtype)
         torch.addmm(grad_x, exponentials[:, :num_keys].T, grad_product, out=grad_x)
         grad_scores = _padded_product(grad_product, values, 0.0)
@@ -216,7 +216,7 @@ def _padded_product(a: Tensor, b: Tensor, fill: float) -> Tensor:
 def _groups(foreground: Foreground, num_images: int, num_positions: int) -> Iterator[tuple[slice, Foreground]]:
     """Split a batch into images whose queries and keys are computed at once: one large image, or several small ones.
 
-    The foreground's positions become those of the group's images, joined.
+    The positions of a group are indices into its images' joined positions, 0..num_images*H*W-1.
     """
     size = max(1, GROUP_POSITIONS // num_positions)
     by_image = foreground.positions.split(list(foreground.counts))

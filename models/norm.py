@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 aten = torch.ops.aten
-Statistics = tuple[Tensor, ...]  # mean and 1 / deviation, each (C,); a subclass may add others
+Statistics = tuple[Tensor, ...]  # mean and 1 / standard deviation, each (C,); a subclass may add others
 
 
 class BatchNorm2d(nn.BatchNorm2d):
@@ -18,7 +18,7 @@ class BatchNorm2d(nn.BatchNorm2d):
         return self.training or self.running_mean is None
 
     def normalise(self, x: Tensor) -> tuple[Tensor, Statistics]:
-        """Return the norm of x (B, C, H, W), and the statistics it used; update the running ones in training."""
+        """Return the normalised x (B, C, H, W), and the statistics used; update the running ones in training."""
         weights, mean, variance = (self.weight, self.bias), self.running_mean, self.running_var
         if not self.uses_batch():
             assert mean is not None
@@ -43,15 +43,15 @@ class BatchNorm2d(nn.BatchNorm2d):
         return aten.native_batch_norm_backward(grad, x, weight, *running, mean, invstd, of_batch, 0.0, mask)
 
     def average(self, sums: Tensor, num_values: int, statistics: Statistics) -> Tensor:
-        """Return sums over this process's `num_values` values of each channel as averages over the statistics' values.
+        """Return means over all values that the statistics come from. Synchronised, these are of all processes.
 
-        statistics: of a batch. sums: may be overwritten.
+        sums: 1-D, over this process's `num_values` values of a channel; may be overwritten. statistics: of a batch.
         """
         return sums / num_values
 
 
 def apply_statistics(x: Tensor, weight: Tensor, bias: Tensor, statistics: Statistics) -> Tensor:
-    """Return the norm of x by given statistics, those that normalise() returned."""
+    """Return x normalised by statistics that normalise() returned."""
     mean, invstd = statistics[:2]
     return torch.native_batch_norm(x, weight, bias, mean, variance_of(invstd), False, 0.0, 0.0)[0]
 

@@ -81,8 +81,8 @@ class Metrics:
     def rate_text(self, batch: int, advice: str) -> str:
         """Return the epoch's images a second and, if it waited for the loader, the rate with every batch ready.
 
-        Such as ", 8.1 images/s", or ", 8.1 of 12.3 images/s: 34% of the time is waiting for the loader: ADVICE". The
-        time until the first batch does not count: it starts the workers. Of all ranks the one that waited most counts,
+        Such as ", 8.1 images/s", or ", 8.1 images/s (12.3 without waiting): 34% of the time is waiting for the loader:
+        ADVICE". The time until the first batch does not count: it starts the workers. Of all ranks the one that waited most counts,
         because the others wait for it. batch: images of a step. Collective.
         """
         waiting = max(self.group.gather(self._waiting))
@@ -92,8 +92,8 @@ class Metrics:
         if share < SLOW_LOADER:
             return f", {rate:.3g} images/s"
         return (
-            f", {rate:.3g} of {rate / (1 - share):.3g} images/s: {share:.0%} of the time is waiting for the loader: "
-            f"{advice}"
+            f", {rate:.3g} images/s ({rate / (1 - share):.3g} without waiting): {share:.0%} of the time is waiting for "
+            f"the loader: {advice}"
         )
 
     def capture(self) -> dict:

@@ -56,7 +56,7 @@ def run(tmp_path, fault: str, words: list[str], *more: str) -> str:
 
 
 def test_auto_is_saved_as_what_it_was_and_the_run_repeats_bit_for_bit(demo_flags, tmp_path):
-    words = demo_flags(amp="auto", crop_size=17)
+    words = demo_flags(amp=None, crop_size=17)
     for name in ("auto", "again"):
         assert " parameters, --amp bf16; about" in run(tmp_path, "has_bf16", words, "--name", name)
     run(tmp_path, "no_bf16", words, "--amp", "bf16", "--name", "bf16")
@@ -71,7 +71,7 @@ def test_auto_is_saved_as_what_it_was_and_the_run_repeats_bit_for_bit(demo_flags
 
 @pytest.mark.parametrize(("began", "resumed"), [("bf16", "no_bf16"), ("none", "has_bf16"), ("bf16", "has_bf16")])
 def test_a_resumed_run_keeps_its_precision_unless_told(demo_flags, tmp_path, began, resumed):
-    words = demo_flags(amp="auto", epochs=2, crop_size=17, save_step_frequency=6)
+    words = demo_flags(amp=None, epochs=2, crop_size=17, save_step_frequency=6)
     run(tmp_path, "has_bf16", words, "--amp", began, "--name", "whole")
     (tmp_path / "x").mkdir()
     for file in ("step_00000006.pt", "metrics.jsonl"):
@@ -93,7 +93,7 @@ def test_a_resumed_run_keeps_its_precision_unless_told(demo_flags, tmp_path, beg
 
 
 def test_one_rank_without_bf16_means_none_for_all(demo_flags, tmp_path):
-    words = demo_flags(amp="auto", crop_size=17, name="x", check_sync_frequency=1)
+    words = demo_flags(amp=None, crop_size=17, name="x", check_sync_frequency=1)
     both = [["has_bf16", "0", *words], ["no_bf16", "1", *words]]
     stdout, _ = succeed(start_group(2, both, tmp_path, FAULTS))
     assert "--amp auto: none, because devices of rank(s) [1] have no native bf16" in stdout

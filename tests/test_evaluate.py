@@ -271,6 +271,7 @@ def test_released_weights_are_scored_with_the_flags_of_their_model(run, demo_roo
         {"state_dict": {f"module.{name}": value for name, value in content["model"].items()}}, tmp_path / "w.pth"
     )
     words = ["--checkpoint", str(tmp_path / "w.pth"), "--device", "cpu", "--json", str(tmp_path / "w.json")]
+    words += ["--amp", "none"]  # as in the run
     with pytest.raises(UserError, match="does not say which model its weights belong to"):
         evaluate.main(words)
     model = ["--model_type", "res50_ASPP", "--layers", "18", "--numclasses", "5", "--val_batchsize", "2"]

@@ -65,7 +65,7 @@ def test_line_of_an_epoch_has_the_rate_and_the_share_of_waiting_for_the_loader(m
         return metrics.rate_text(6, "DO THIS")
 
     # 24 images in 4 * 3 + 3 * 2 = 18 s, of which 6 s are waiting; without the waiting 24 images in 12 s
-    assert epoch(2.0) == ", 1.33 of 2 images/s: 33% of the time is waiting for the loader: DO THIS"
+    assert epoch(2.0) == ", 1.33 images/s (2 without waiting): 33% of the time is waiting for the loader: DO THIS"
     assert epoch(0.0) == ", 2 images/s"
     # 3 waits of 0.4 s are 1.2 of 13.2 s, 9 %: below the limit; 24 / 13.2 = 1.818
     assert epoch(0.4) == ", 1.82 images/s"
