@@ -82,8 +82,8 @@ class Metrics:
         """Return the epoch's images a second and, if it waited for the loader, the rate with every batch ready.
 
         Such as ", 8.1 images/s", or ", 8.1 images/s (12.3 without waiting): 34% of the time is waiting for the loader:
-        ADVICE". The time until the first batch does not count: it starts the workers. Of all ranks the one that waited most counts,
-        because the others wait for it. batch: images of a step. Collective.
+        ADVICE". The time until the first batch does not count: it starts the workers. Of all ranks the one that waited
+        most counts, because the others wait for it. batch: images of a step. Collective.
         """
         waiting = max(self.group.gather(self._waiting))
         if not self._num_steps or not self._stepping:
