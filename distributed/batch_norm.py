@@ -16,9 +16,8 @@ from models.norm import BatchNorm2d, Statistics, aten, variance_of
 class SyncBatchNorm(BatchNorm2d):
     """BatchNorm2d whose training statistics are those of all processes of the group. Use synchronize() to make one.
 
-    In evaluation, and while frozen, it is BatchNorm2d. A channel with one value in all processes together becomes its
-    bias, and adds 0 to the running variance. In training, normalise(), gradients() and average() are collective, and
-    the statistics have a third part: the number of values of each process, (world_size,).
+    In evaluation, and while frozen, it is BatchNorm2d. In training, normalise(), gradients() and average() are
+    collective, and the statistics have a third part: the number of values of each process, (world_size,).
     """
 
     def forward(self, x: Tensor) -> Tensor:
