@@ -39,7 +39,8 @@ class AbsentGPU(TorchDispatchMode):
     """A dispatch mode that runs operations on "cuda" tensors for their shapes, and raises Waits where the CPU waits.
 
     The CPU waits for: a value (`.item()`, `if tensor`, an output whose size depends on values, an index by a bool
-    tensor); a copy from the GPU to the CPU; a copy to the GPU, unless it is non_blocking and from memory of pin().
+    tensor); a copy from the GPU to the CPU, unless it is non_blocking; a copy to the GPU, unless it is non_blocking and
+    from memory of pin(); an event after which the GPU was given no work, so that it would be idle.
 
     check_copies: raise Waits for copies too; without it, copy_ to the CPU leaves its target as it was. recording: call
     record() with each operation on the GPU.
@@ -49,6 +50,7 @@ class AbsentGPU(TorchDispatchMode):
         super().__init__()
         self.check_copies = self.recording = True
         self.pinned: set[int] = set()  # addresses
+        self.num_operations = 0  # given to the GPU
         self.in_kernel = False  # torch's own Python code for shapes must see the meta device
 
     def pin(self, batches: Iterable[dict[str, Tensor]]) -> None:
@@ -66,7 +68,10 @@ class AbsentGPU(TorchDispatchMode):
             _check_copies(func, args, kwargs, operands, self.pinned)
         elif func is torch.ops.aten.copy_.default and not args[0].is_meta:
             return args[0]
+        if func is torch.ops.aten._to_copy.default and operands[0].is_meta and "cpu" in str(kwargs.get("device")):
+            return torch.zeros(operands[0].shape, dtype=operands[0].dtype)
         args, kwargs = tree_map(lambda value: META if _is_gpu(value) else value, (args, kwargs))
+        self.num_operations += 1
         if func is torch.ops.aten._to_copy.default and _stays(args[0], kwargs):
             return torch.ops.aten.alias.default(args[0])
         self.in_kernel = True
@@ -114,6 +119,7 @@ def absent_gpu(mode: AbsentGPU) -> Iterator[AbsentGPU]:
             (Tensor, "device", property(device)),
             (Tensor, "is_cuda", property(lambda tensor: device(tensor).type == "cuda")),
             (torch.cuda, "_lazy_init", lambda: None),
+            (torch.cuda, "Event", functools.partial(_Event, mode)),
             (torch.cuda, "is_bf16_supported", lambda *args, **kwargs: True),
             (torch.cuda, "get_device_capability", lambda *args: (9, 0)),
             (torch.cuda.amp.common, "amp_definitely_not_available", lambda: False),
@@ -124,6 +130,20 @@ def absent_gpu(mode: AbsentGPU) -> Iterator[AbsentGPU]:
             stack.enter_context(mock.patch.object(target, name, value, create=True))
         stack.enter_context(mode)
         yield mode
+
+
+class _Event:
+    """A torch.cuda.Event that raises Waits if the CPU waits for it while the GPU has nothing to do after it."""
+
+    def __init__(self, mode: AbsentGPU):
+        self.mode = mode
+
+    def record(self) -> None:
+        self.recorded_at = self.mode.num_operations
+
+    def synchronize(self) -> None:
+        if self.mode.check_copies and self.mode.num_operations == self.recorded_at:
+            raise Waits("event: the GPU would be idle")
 
 
 def _casting(function: Callable, raised: bool) -> Callable:
@@ -183,7 +203,8 @@ def _check_values(func, args: tuple, kwargs: dict, operands: list[Tensor]) -> No
         indices = [value for value in tree_leaves(args[1]) if isinstance(value, Tensor)]
         if any(value.dtype in (torch.bool, torch.uint8) for value in indices):
             raise Waits(f"{func}: an index by a bool tensor")
-    if name == "aten::_to_copy" and operands[0].is_meta and "cpu" in str(kwargs.get("device")):
+    to_cpu = name == "aten::_to_copy" and operands[0].is_meta and "cpu" in str(kwargs.get("device"))
+    if to_cpu and not kwargs.get("non_blocking"):
         raise Waits(f"{func}: a copy from the GPU to the CPU")
 
 

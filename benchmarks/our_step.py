@@ -34,10 +34,8 @@ def our_step(cfg: Config, mode: AbsentGPU, world_size: int = 1) -> Iterator[tupl
     """Build a run on the absent GPU for the body. Yield (function that does a step on random batches, its state).
 
     Steps 1 and 2 are done, and may copy to the GPU: they make the momentum and, in a group, DDP's buckets. Operations
-    are recorded in the body alone. Left out, because a run does them seldom or elsewhere:
-
-    - the comparison of ranks, in the first step and each --check_sync_frequency steps
-    - Metrics.read_step, which reads the losses of the step before, while the device computes this one
+    are recorded in the body alone. The comparison of ranks, in the first step and each --check_sync_frequency steps, is
+    left out.
     """
     cfg = dataclasses.replace(cfg, amp=resolve(cfg.amp, CUDA))
     with contextlib.ExitStack() as stack:
@@ -53,7 +51,6 @@ def our_step(cfg: Config, mode: AbsentGPU, world_size: int = 1) -> Iterator[tupl
         stack.enter_context(pixel_kernel_on(mode))
         for target, name, value in (
             (schedule, "check_of_ranks", lambda *args: False),
-            (Metrics, "read_step", lambda metrics: None),
             (ddp, "_verify_param_shape_across_processes", lambda *args: None),  # reads the other ranks' shapes
         ):
             stack.enter_context(mock.patch.object(target, name, value))
@@ -66,6 +63,7 @@ def our_step(cfg: Config, mode: AbsentGPU, world_size: int = 1) -> Iterator[tupl
         train_set = SimpleNamespace(listing=[])
         state = build.get_state(cfg, group, raw_model, model, optimizer, None, {}, train_set, weights)  # type: ignore[arg-type]
         run = SimpleNamespace(metrics=Metrics(group, cfg.log_interval), step_done=lambda: None)
+        run.metrics._bar = mock.MagicMock()
         lr_schedule = SimpleNamespace(at=lambda state: cfg.lr, sampler=SimpleNamespace(global_batch=cfg.batchsize))
         state.model.train()
 

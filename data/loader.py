@@ -87,9 +87,9 @@ def keep_freed_memory() -> None:
     time of a sample.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
-    if mallopt:
-        for option in (-1, -3):  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD, in bytes
-            mallopt(option, 2**30)
+    # M_MMAP_THRESHOLD, then M_TRIM_THRESHOLD, in bytes. Before glibc 2.35, the first is at most 32 MiB.
+    if mallopt and (mallopt(-3, 2**30) or mallopt(-3, 2**25)):
+        mallopt(-1, 2**30)
 
 
 def batched(items: Iterable, size: int) -> Iterator[list]:

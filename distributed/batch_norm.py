@@ -65,12 +65,13 @@ class SyncBatchNorm(BatchNorm2d):
         mean, invstd, counts = statistics
         if _has_kernels(x):
             grad, x = _dense(grad), _dense(x)
-            sum_grad, sum_product, weight_grad, bias_grad = torch.batch_norm_backward_reduce(
-                grad, x, mean, invstd, weight, True, True, True
+            _, _, weight_grad, bias_grad = torch.batch_norm_backward_reduce(
+                grad, x, mean, invstd, weight, False, True, True
             )
-            sums = torch.cat([sum_grad, sum_product])
+            # The same sums as in average(), because a rank with another image size may call that for this layer.
+            sums = torch.cat([bias_grad, weight_grad])
             dist.all_reduce(sums)
-            sum_grad, sum_product = sums.chunk(2)
+            sum_grad, sum_product = sums[: len(mean)], sums[len(mean) :] / invstd
             x_grad = torch.batch_norm_backward_elemt(grad, x, mean, invstd, weight, sum_grad, sum_product, counts.int())
             return x_grad, weight_grad, bias_grad
         # The local sums of grad and of grad * normalised x are the gradients of bias and weight.

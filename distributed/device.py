@@ -50,6 +50,25 @@ def find_device(name: str, local_rank: int, local_world_size: int, *, own_gpu: b
     return device
 
 
+class LateRead:
+    """Values of a tensor for the CPU to read later, when the device has already been given more work.
+
+    The copy to CPU memory starts at once, behind the work that the device has then. Reading waits for that copy alone.
+    A plain tolist() would be queued behind the later work, and leave the device idle after it.
+    """
+
+    def __init__(self, values: torch.Tensor):
+        self._values = values.to("cpu", non_blocking=True)  # from CUDA: into pinned memory
+        self._copied = torch.cuda.Event() if values.is_cuda else None
+        if self._copied is not None:
+            self._copied.record()
+
+    def tolist(self) -> list:
+        if self._copied is not None:
+            self._copied.synchronize()
+        return self._values.tolist()
+
+
 def choose_backend(name: str, device: torch.device) -> str:
     """Return "nccl" or "gloo" for --backend `name` and this device.
 

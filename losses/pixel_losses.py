@@ -34,8 +34,10 @@ class PixelLosses:
         logits: (B, C, h, w), float32 or float64. batch: as for Criterion. The gradient is that of the total, the sum
         over names of scales[name] * sums[name], by the logits; the sums are detached. If all losses are on "label" and
         the batch has labels.POINTS, the sums are differentiable instead, and the gradient is None. It is also None if
-        the logits need none.
+        the logits need none, or without a pixel loss.
         """
+        if not self.names:
+            return {}, None
         if POINTS in batch and set(self.names) <= set(PIXEL_LOSSES):
             return self._sums_at(batch[POINTS], logits, batch["label"]), None
         return self._sums_of_all(logits, batch, scales)

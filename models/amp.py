@@ -1,5 +1,7 @@
 """Mixed precision."""
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
 
@@ -73,7 +75,13 @@ class LossScaler(torch.amp.GradScaler):
         self.counts = self.counts.new_tensor([state_dict["scale"], *skipped])
 
 
-def read_scaling(counts: Tensor | None, step: int) -> dict[str, float]:
+class Values(Protocol):
+    """A tensor, or what reads one later."""
+
+    def tolist(self) -> list: ...
+
+
+def read_scaling(counts: Values | None, step: int) -> dict[str, float]:
     """Return {"loss_scale": float, "skipped_steps": int} from LossScaler.counts after `step`; {} if counts is None.
 
     Raises DivergedError after MAX_SKIPPED skipped steps in a row.

@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from models.conv_norm import conv_norm, has_many_pixels, norm_relu_conv_norm_add_relu
+from models.conv_norm import conv_norm, norm_relu_conv_norm_add_relu, suits
 from models.convolution import Conv2d
 from models.fused import can_fuse, norm_relu, norm_relu_conv
 from models.norm import BatchNorm2d
@@ -46,7 +46,7 @@ class BasicBlock(nn.Module):
             return self.downsample(x)
         assert isinstance(conv, nn.Conv2d)
         assert isinstance(norm, BatchNorm2d)
-        return conv_norm(x, conv, norm) if has_many_pixels(x, conv) else self.downsample(x)
+        return conv_norm(x, conv, norm) if suits(x, conv) else self.downsample(x)
 
     def forward(self, x: Tensor) -> Tensor:
         shortcut = self.shortcut(x)
@@ -66,7 +66,7 @@ class Bottleneck(BasicBlock):
         x = self.conv1(x)
         if can_fuse(self.bn1, self.bn2, self.bn3):
             x = norm_relu_conv(x, self.bn1, self.conv2)
-            if has_many_pixels(x, self.conv3):
+            if suits(x, self.conv3):
                 return norm_relu_conv_norm_add_relu(x, self.bn2, self.conv3, self.bn3, shortcut)
             x = norm_relu_conv(x, self.bn2, self.conv3)
         else:

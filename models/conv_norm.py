@@ -17,9 +17,14 @@ from models.convolution import convolution_gradients, convolve
 from models.norm import BatchNorm2d, Statistics, apply_statistics, aten
 
 
-def has_many_pixels(x: Tensor, conv: nn.Conv2d) -> bool:
-    """Return whether to use these functions: with few pixels, products such as W^T e W take longer than they save."""
-    return x.numel() // x.shape[1] // (conv.stride[0] * conv.stride[1]) > 2 * conv.out_channels
+def suits(x: Tensor, conv: nn.Conv2d) -> bool:
+    """Return whether to use these functions for this input x (B, C, H, W) of the convolution.
+
+    With few pixels, products such as W^T e W take longer than they save. In fp16, z^T z overflows, whatever the loss
+    scale.
+    """
+    num_pixels = x.numel() // x.shape[1] // (conv.stride[0] * conv.stride[1])
+    return num_pixels > 2 * conv.out_channels and x.dtype != torch.float16
 
 
 def conv_norm(x: Tensor, conv: nn.Conv2d, norm: BatchNorm2d) -> Tensor:

@@ -53,14 +53,15 @@ def convolution_gradients(
     grad: Tensor, x: Tensor, weight: Tensor, stride: Pair, padding: Pair, dilation: Pair, *, wanted: list[bool]
 ) -> tuple[Tensor | None, Tensor | None]:
     """Return the gradients of x and weight, each None if not `wanted`. grad: (B, C_out, H', W'), of convolve()."""
-    keeps_size = stride == (1, 1) and padding == tuple(step * (weight.shape[2] // 2) for step in dilation)
-    by_taps = wanted[1] and x.device.type == "cpu" and keeps_size and taps_are_faster(weight, dilation[0], x)
+    step, reach = dilation[0], dilation[0] * (weight.shape[2] // 2)
+    keeps_size = (*stride, *padding, *dilation) == (1, 1, reach, reach, step, step) and weight.shape[2] % 2 == 1
+    by_taps = wanted[1] and x.device.type == "cpu" and keeps_size and taps_are_faster(weight, step, x)
     grad_x = grad_weight = None
     if wanted[0] or not by_taps:
         geometry = stride, padding, for_onednn(x, weight, dilation), False, [0, 0], 1
         mask = [wanted[0], wanted[1] and not by_taps, False]
         grad_x, grad_weight, _ = torch.ops.aten.convolution_backward(grad, x, weight, None, *geometry, mask)
-    return grad_x, weight_gradient(grad, x, weight, dilation[0]) if by_taps else grad_weight
+    return grad_x, weight_gradient(grad, x, weight, step) if by_taps else grad_weight
 
 
 def taps_are_faster(weight: Tensor, dilation: int, x: Tensor) -> bool:

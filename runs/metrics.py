@@ -14,6 +14,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from distributed import checks
+from distributed.device import LateRead
 from distributed.group import Group
 from evaluation.metrics import Scores
 from losses.criterion import ACCURACY
@@ -160,12 +161,14 @@ class Metrics:
         """Record an optimizer step; `step` and `epoch` count from 1.
 
         losses: {name: scalar over the global batch}, with the total as "loss". own: this rank's parts of the losses,
-        1-D. scaling: LossScaler.counts, or None without a loss scale. The tensors are read one step late, while the
-        device computes the next step. Raises DivergedError on every rank if a loss is not finite, or if too many steps
-        in a row were skipped.
+        1-D. scaling: LossScaler.counts, or None without a loss scale. The losses and counts are read one step late,
+        while the device computes the next step. Raises DivergedError on every rank if a loss is not finite, or if too
+        many steps in a row were skipped.
         """
+        read = LateRead(torch.stack(list(losses.values())))
+        counts = None if scaling is None else LateRead(scaling)
         self.read_step()
-        self._unread = (epoch, step, losses, own, lr, num_images, scaling, time.perf_counter())
+        self._unread = (epoch, step, list(losses), read, own, lr, num_images, counts, time.perf_counter())
 
     def read_step(self) -> None:
         """Read the losses of the last step, if still unread. Raises DivergedError if a loss is not finite.
@@ -174,16 +177,16 @@ class Metrics:
         """
         if self._unread is None:
             return
-        epoch, step, losses, own, lr, num_images, scaling, taken_at = self._unread
+        epoch, step, names, losses, own, lr, num_images, counts, taken_at = self._unread
         self._unread = None
-        values = dict(zip(losses, torch.stack(list(losses.values())).tolist(), strict=True))
+        values = dict(zip(names, losses.tolist(), strict=True))
         for name, value in values.items():
             if not math.isfinite(value):  # on all ranks, because the losses are sums over them
                 checks.raise_not_finite(self.group, f"loss {name!r} is {value} at step {step} (epoch {epoch})", own)
         assert self._bar is not None
         self._bar.set_postfix(loss=f"{values['loss']:.3f}", lr=f"{lr:.2g}", refresh=False)
         self._epoch_losses.append(values["loss"])
-        self._window.append(values | {"epoch": epoch, "step": step, "lr": lr} | read_scaling(scaling, step))
+        self._window.append(values | {"epoch": epoch, "step": step, "lr": lr} | read_scaling(counts, step))
         self._window_images += num_images
         self._last_step_at = taken_at
         if step % self.log_interval == 0:

@@ -24,6 +24,7 @@ CHANNELS_LAST = {"memory_format": torch.channels_last}
         *itertools.product([1, 3, 5], [1, 4, 9], [{}, {"stride": 2}]),  # with 9, a tap of a 7x8 map reads padding alone
         *itertools.product([1], [1, 4, 9], [{"padding": 1}]),  # a larger, dilated kernel would not fit the padded map
         *itertools.product([3, 5], [1], [{"padding": 1}]),
+        *itertools.product([2, 4], [1, 2], [{}]),
     ],
 )
 def test_convolution_is_torchs(size, dilation, options, monkeypatch):
@@ -86,7 +87,7 @@ def trained(block: nn.Module, amp: bool = False) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("many_pixels", [False, True])
 def test_block_is_torchvisions(kind, shortcut, frozen, many_pixels, monkeypatch):
-    monkeypatch.setattr(blocks, "has_many_pixels", lambda *args: many_pixels)
+    monkeypatch.setattr(blocks, "suits", lambda *args: many_pixels)
     theirs = make(kind, shortcut=shortcut, frozen=frozen)
     ours = ours_of(theirs)
     assert list(ours.state_dict()) == list(theirs.state_dict())
@@ -96,7 +97,7 @@ def test_block_is_torchvisions(kind, shortcut, frozen, many_pixels, monkeypatch)
 
 @pytest.mark.parametrize("many_pixels", [False, True])
 def test_bf16_is_as_close_to_float64_as_the_modules_are(many_pixels, monkeypatch):
-    monkeypatch.setattr(blocks, "has_many_pixels", lambda *args: many_pixels)
+    monkeypatch.setattr(blocks, "suits", lambda *args: many_pixels)
     reference = trained(make(Bottleneck, shortcut=True, frozen=False))
     plain = make(Bottleneck, shortcut=True, frozen=False).float()
     fused = trained(ours_of(plain), amp=True)
@@ -126,6 +127,16 @@ def test_stem_and_branch_are_their_modules():
         result.square().sum().backward()
     for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(one.grad, other.grad)
+
+
+def test_fp16_takes_the_module_whose_sums_cannot_overflow():
+    """The sum of z^2 over 90,000 pixels is about 90,000; fp16 ends at 65,504."""
+    torch.manual_seed(0)
+    block = ours_of(Bottleneck(8, 2, downsample=nn.Sequential(nn.Conv2d(8, 8, 1, bias=False), nn.BatchNorm2d(8))))
+    with torch.autocast("cpu", dtype=torch.float16):
+        result = block(torch.randn(1, 8, 300, 300).to(torch.float16))
+    (1e-4 * result.float().sum()).backward()
+    assert all(parameter.grad.isfinite().all() for parameter in block.parameters())
 
 
 def kept_channels(block: nn.Module) -> float:

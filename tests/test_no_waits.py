@@ -9,6 +9,7 @@ import torch
 import config
 from benchmarks.absent_gpu import CUDA, AbsentGPU, Waits, absent_gpu
 from benchmarks.our_step import our_step
+from distributed.device import LateRead
 
 TINY = ["--dataset", "ScribblePseudoDsDc", "--numclasses", "5", "--layers", "50", "--pretrained", "none"]
 TINY += ["--amp", "none", "--crop_size", "33", "--batchsize", "2", "--warmup_epochs", "0"]
@@ -64,6 +65,7 @@ WAITS = {
     "copy not pinned": lambda x: torch.ones(4).to(CUDA, non_blocking=True),
     "tensor": lambda x: torch.tensor([1.0], device=CUDA),
     "index on the CPU": lambda x: x[torch.tensor([0, 1])],
+    "read at once": lambda x: LateRead(x).tolist(),
 }
 
 
@@ -83,6 +85,14 @@ def test_a_wait_in_a_step_is_found(monkeypatch):
         monkeypatch.setattr(state, "update", read_and_update)
         with pytest.raises(Waits, match="reads a value"):
             step()
+
+
+def test_a_late_read_leaves_the_gpu_something_to_do():
+    with absent_gpu(AbsentGPU()):
+        x = torch.empty(4, device=CUDA)
+        read = LateRead(x)
+        x.sum()
+        assert len(read.tolist()) == 4
 
 
 def test_a_pinned_copy_does_not_wait():

@@ -189,3 +189,13 @@ def test_a_fake_pass_needs_no_values(accuracy):
         criterion = Criterion(ALL, SMOOTH, accuracy=accuracy)
         criterion({"logits": logits}, batch, [1.0] * len(criterion.names))[0].backward()
         assert logits.grad.shape == logits.shape
+
+
+def test_losses_by_region_alone_need_no_pass_over_pixels(monkeypatch):
+    def refuse(*args, **kwargs):
+        raise AssertionError("a pass")
+
+    monkeypatch.setattr("losses.pixel_losses.PixelPass", refuse)
+    logits = make_logits(4)
+    Criterion({"seg_dice": 1.0})({"logits": logits}, make_batch(4), [5.0])[0].backward()
+    assert logits.grad.abs().sum() > 0
