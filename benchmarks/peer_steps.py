@@ -17,11 +17,11 @@ from losses.criterion import Criterion
 from models.amp import DTYPES
 
 
-def ours(args: argparse.Namespace, recorder: Recorder, *flags: str) -> None:
-    """Record train.train_step of a run with these flags besides those of the command line."""
+def ours(args: argparse.Namespace, recorder: Recorder, *flags: str, world_size: int = 1) -> None:
+    """Record train.train_step of a run with these flags besides those of the command line, on one of the ranks."""
     words = ["--crop_size", str(args.crop_size), "--batchsize", str(args.batchsize), "--amp", args.amp]
     words += ["--numclasses", str(args.numclasses), "--pretrained", "none", "--layers", "50"]
-    with our_step(config.parse([*words, *flags]), recorder) as (step, state):
+    with our_step(config.parse([*words, *flags]), recorder, world_size) as (step, state):
         recorder.hold([*state.raw_model.parameters(), *state.raw_model.buffers()])
         recorder.hold(values["momentum_buffer"] for values in state.optimizer.state.values())
         step()
@@ -85,8 +85,8 @@ def plain_losses(logits: Tensor, batch: dict[str, Tensor], smooth: float) -> Ten
     return loss
 
 
-def _ours(*flags: str) -> Callable[[argparse.Namespace, Recorder], None]:
-    return lambda args, recorder: ours(args, recorder, *flags)
+def _ours(*flags: str, world_size: int = 1) -> Callable[[argparse.Namespace, Recorder], None]:
+    return lambda args, recorder: ours(args, recorder, *flags, world_size=world_size)
 
 
 FIVE_LOSSES = ("--model_type", "res50_ASPP_lorm", "--dataset", "ScribblePseudoDsDc")
@@ -94,6 +94,7 @@ STEPS: dict[str, Callable[[argparse.Namespace, Recorder], None]] = {
     "res50_ASPP_lorm": _ours(*FIVE_LOSSES),
     "without_lorm": _ours(*FIVE_LOSSES, "--l_lorm", "0"),
     "deeplabv3": _ours("--model_type", "deeplabv3", "--dataset", "Dense"),
+    "deeplabv3_of_8": _ours("--model_type", "deeplabv3", "--dataset", "Dense", world_size=8),
     "torchvision": torchvision_step,
     "losses": partial(losses_alone, plain=False),
     "plain_losses": partial(losses_alone, plain=True),
