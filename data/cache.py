@@ -19,6 +19,7 @@ from typing import BinaryIO
 
 import numpy as np
 
+from data.memory import available_memory
 from errors import UserError
 from files import check_writable, remove_scratch, writing
 
@@ -107,7 +108,7 @@ class Builder:
             raise UserError("--cache ram needs Linux: use --cache disk")
         file = os.fdopen(os.memfd_create("segtrain-cache"), "w+b")
         try:
-            written = self._write(file, self.budget or MEMORY_SHARE * _available_memory())
+            written = self._write(file, self.budget or MEMORY_SHARE * available_memory())
             file.flush()
         except OSError as error:
             raise UserError(f"--cache ram: {error.strerror}: lower --cache_gb, or use --cache disk") from None
@@ -193,14 +194,3 @@ def fingerprint(files: list[dict[str, Path]], settings: str) -> tuple[str, str]:
     changes = [[status.st_size, status.st_mtime_ns] for maps in files for status in map(os.stat, maps.values())]
     name, stamp = (hashlib.sha256(json.dumps(content).encode()).hexdigest() for content in (paths, [paths, changes]))
     return name[:16], stamp
-
-
-def _available_memory() -> int:
-    """Return the bytes of memory that this process may still use: what Linux and its control group leave."""
-    fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    free = int(fields["MemAvailable"].split()[0]) * 1024
-    group = Path("/sys/fs/cgroup")
-    with contextlib.suppress(OSError, ValueError):  # no group, or no limit ("max")
-        limit, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
-        free = min(free, limit - used)
-    return max(0, free)
