@@ -120,7 +120,7 @@ class Builder:
         Raises UserError if it cannot be written.
         """
         check_writable(path.parent, "--cache_dir")
-        remove_scratch(path.parent)
+        remove_scratch(path.parent.glob(f".*.part{path.suffix}"))  # not below: the folder may be anyone's home
         budget = self.budget or DISK_SHARE * shutil.disk_usage(path.parent).free
         with contextlib.suppress(_Stopped), writing(path, sync=True) as scratch, scratch.open("wb") as file:
             if not self._write(file, budget):

@@ -207,6 +207,21 @@ def test_a_killed_builder_leaves_nothing_that_the_next_one_uses(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_builder_removes_no_file_of_others(tmp_path):
+    ours = tmp_path / ".0123456789abcdef.part.cache"
+    others = [
+        tmp_path / name
+        for name in (".movie.part.cache", ".movie.part1.rar", ".0123456789abcdef.part.png", f"below/{ours.name}")
+    ]
+    (tmp_path / "below").mkdir()
+    for path in (ours, *others):
+        path.touch()
+        os.utime(path, (0, time.time() - 4000))
+    Builder(sample, 5, budget=1000).on_disk(tmp_path / "a.cache")
+    assert not ours.exists()
+    assert all(path.exists() for path in others)
+
+
 @linux
 @pytest.mark.slow
 def test_two_ranks_share_a_cache_and_train_as_without_one(demo_flags, tmp_path):
