@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 from config import Config
 from config.shared import LaunchFlags
 from data import demo
-from data.cache import Builder, Cache, find, fingerprint, open_shared
+from data.cache import Builder, Cache, fingerprint, open_shared
 from data.dataset import SegmentationDataset, as_is
 from data.distance import pseudo_distance, scribble_distance
 from data.histogram import count_batch
@@ -182,8 +182,7 @@ def get_cache(cfg: Config, group: Group, dataset: SegmentationDataset) -> Cache 
         if cfg.cache == "ram":
             return builder.in_memory()
         name, builder.stamp = fingerprint(dataset.files, settings)
-        path = folder / f"train-{name}.cache"
-        return find(path, builder.stamp) or builder.on_disk(path)
+        return builder.on_disk(folder / f"train-{name}.cache")
 
     own = group.on_main(build, "filling --cache", each_machine=True)
     addresses = group.gather(own and own.address)
