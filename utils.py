@@ -185,11 +185,14 @@ def get_cache(cfg: Config, group: Group, dataset: SegmentationDataset) -> Cache 
         return builder.on_disk(folder / f"train-{name}.cache")
 
     own = group.on_main(build, "filling --cache", each_machine=True)
-    addresses = group.gather(own and own.address)
-    cache = own or open_shared(addresses)
+    addresses = group.gather(None if own is None else own.address)
+    cache = open_shared(addresses) if own is None else own
+    without = [rank for rank, has_cache in enumerate(group.gather(cache is not None)) if not has_cache]
     if cache is not None:
         place = f"{cache.num_bytes / 1e9:.2f} GB in {'memory' if cfg.cache == 'ram' else cache.path}"
         log.info(f"cache: {len(cache)} of {total} training images, {place} ({time.perf_counter() - began:.1f} s)")
+    if any(addresses) and without:
+        log.warning(f"ranks {without} have no cache: set --cache disk, and --cache_dir to a folder that they share")
     return cache
 
 

@@ -76,9 +76,9 @@ class Cache:
         return len(self._memory)
 
     @property
-    def address(self) -> tuple[str, Path]:
-        """Return what open_shared() needs in another process of this machine: the machine and the path."""
-        return _machine(), self.path
+    def address(self) -> tuple[str, Path, str]:
+        """Return what open_shared() needs in another process: where the path is valid ("": see there), path, stamp."""
+        return "" if self._keep is None else _machine(), self.path, self.stamp
 
 
 class Builder:
@@ -204,18 +204,27 @@ def find(path: Path, stamp: str) -> Cache | None:
     return None
 
 
-def open_shared(addresses: Iterable[tuple[str, Path] | None]) -> Cache | None:
-    """Return the cache of another process of this machine, from Cache.address of all processes; None without one."""
-    for machine, path in filter(None, addresses):
-        if machine == _machine():
-            return Cache(path)
+def open_shared(addresses: Iterable[tuple[str, Path, str] | None]) -> Cache | None:
+    """Return the first cache that this process can open, from Cache.address of all processes; None without one.
+
+    A cache in memory must be of this machine. A file may be of any: containers of a machine often share the data set.
+    """
+    for machine, path, stamp in filter(None, addresses):
+        if machine in ("", _machine()) and (cache := find(path, stamp)) is not None:
+            return cache
     return None
 
 
 def _machine() -> str:
-    """Return a name of this machine; on Linux, an identifier of the running kernel."""
-    identifier = Path("/proc/sys/kernel/random/boot_id")
-    return identifier.read_text() if identifier.exists() else platform.node()
+    """Return a name of what shares process numbers: on Linux, the running kernel and the PID namespace.
+
+    Containers of one machine have the same kernel, but /proc/PID is another process in each.
+    """
+    try:
+        kernel = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{kernel} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return platform.node()
 
 
 def fingerprint(files: list[dict[str, Path]], settings: str) -> tuple[str, str]:

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +17,6 @@ from conftest import assert_same_run, flags, succeed, two_processes
 import config
 import utils
 from data.cache import Builder, find, fingerprint, open_shared
-from data.memory import available_memory
 from distributed.group import Group
 from distributed.signals import StopRequest
 from errors import UserError
@@ -55,7 +55,7 @@ def test_cache_returns_what_was_read(build):
     cache = build(budget=1000)
     check_holds(cache, 5)
     check_holds(pickle.loads(pickle.dumps(cache)), 5)  # as a spawned loader worker gets it
-    check_holds(open_shared([None, ("another machine", Path("/none")), cache.address]), 5)
+    check_holds(open_shared([None, ("another machine", Path("/none"), ""), cache.address]), 5)
     with pytest.raises(ValueError, match="read-only"):
         cache[0]["label"][0, 0] = 1
 
@@ -104,51 +104,6 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"--cache_dir .*file: cannot be written to"):
         Builder(sample, 5, budget=1000).on_disk(tmp_path / "file" / "a.cache")
-
-
-def draw_proc(root: Path, groups: str, *mounts: str) -> Path:
-    """A folder like /proc of a machine with 64 kB of free memory."""
-    (root / "proc" / "self").mkdir(parents=True)
-    (root / "proc/meminfo").write_text("MemTotal:   99 kB\nMemAvailable:   64 kB\nHugePages_Total:   0\n")
-    (root / "proc/self/cgroup").write_text(groups)
-    others = ["22 1 0:21 / / rw,relatime shared:1 - overlay  rw", "31 22 0:28 / /sys/fs/cgroup rw - tmpfs tmpfs rw"]
-    (root / "proc/self/mountinfo").write_text("\n".join([*others, *mounts]))
-    return root / "proc"
-
-
-def draw_group(folder: Path, **files: object) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, value in files.items():
-        (folder / f"memory.{name}").write_text(f"{value}\n")
-
-
-def test_memory_is_what_the_tightest_control_group_leaves(tmp_path):
-    mount = f"30 22 0:26 / {tmp_path}/cgroup rw shared:4 - cgroup2 cgroup2 rw,nsdelegate"
-    proc = draw_proc(tmp_path, "0::/system.slice/job_7/step_0\n", mount)
-    assert available_memory(proc) == 64 * 1024  # no memory controller
-    step = tmp_path / "cgroup/system.slice/job_7/step_0"
-    draw_group(step, max="max", current=1000, stat="anon 900\ninactive_file 100")
-    draw_group(step.parent, max=20000, current=9000, stat="anon 500\ninactive_file 3000")
-    draw_group(step.parent.parent, max=30000, current=10000, stat="inactive_file 0")
-    assert available_memory(proc) == 14000  # 20000 - (9000 - 3000): the step has no limit, the slice leaves 20000
-    draw_group(step, max=5000)
-    assert available_memory(proc) == 4100  # 5000 - (1000 - 100)
-    draw_group(step, max=500)
-    assert available_memory(proc) == 0
-
-
-@pytest.mark.parametrize("root", ["/", "/docker/1f"])  # of the mount: the machine's, or a container's own group
-def test_memory_follows_the_first_version_of_control_groups(tmp_path, root):
-    mount = f"35 31 0:32 {root} {tmp_path}/cgroup/memory rw,relatime - cgroup cgroup rw,memory"
-    other = f"34 31 0:31 / {tmp_path}/cgroup/cpu rw,relatime - cgroup cgroup rw,cpu"
-    unified = f"41 31 0:38 / {tmp_path}/cgroup/unified rw,relatime - cgroup2 cgroup2 rw"
-    proc = draw_proc(tmp_path, "9:cpu,cpuacct:/other\n4:memory:/docker/1f/job\n0::/\n", other, mount, unified)
-    container = tmp_path / "cgroup/memory" / ("docker/1f" if root == "/" else "")
-    for folder, limit in ((container / "job", 9223372036854771712), (container, 8000)):
-        draw_group(folder, limit_in_bytes=limit, usage_in_bytes=3000, stat="inactive_file 1\ntotal_inactive_file 500")
-    assert available_memory(proc) == 5500  # 8000 - (3000 - 500)
-    draw_group(container / "job", limit_in_bytes=6000)
-    assert available_memory(proc) == 3500
 
 
 @pytest.mark.parametrize("kind", [pytest.param("ram", marks=linux), "disk"])
@@ -254,6 +209,42 @@ def test_a_disk_that_others_fill_meanwhile_holds_fewer_samples(small_disk, caplo
     assert [int(cache[index]["image"].max()) for index in range(4)] == [0, 1, 2, 3]
     assert "full after 0.0005 GB of images: caching at most 0.00045 GB" in caplog.text
     assert {path.name for path in small_disk.iterdir()} == {"a.cache", "other"}
+
+
+OPEN_SHARED = """
+import pickle, sys
+from data.cache import open_shared
+cache = open_shared([pickle.loads(bytes.fromhex(sys.argv[1]))])
+print("None" if cache is None else len(cache))
+"""
+
+
+@linux
+def test_containers_of_a_machine_share_files_but_not_process_numbers(build, tmp_path):
+    container = ["unshare", "--map-root-user", "--pid", "--fork", "--mount-proc"]
+    if not shutil.which("unshare") or subprocess.run([*container, "true"], capture_output=True).returncode:
+        pytest.skip("unshare is missing or may not make namespaces")
+    cache = build(budget=1000)
+    code = [sys.executable, "-c", OPEN_SHARED, pickle.dumps(cache.address).hex()]
+    inside, outside = (
+        subprocess.run([*words, *code], cwd=REPO, check=True, capture_output=True, text=True).stdout.strip()
+        for words in (container, [])
+    )
+    assert outside == "5"
+    assert inside == ("5" if cache.path.is_relative_to(tmp_path) else "None")
+
+
+def test_ranks_that_cannot_open_the_cache_are_named(demo_root, tmp_path, caplog, monkeypatch):
+    # 1 kB is less than an image: that cache is empty, but it is one.
+    cfg = config.parse(flags(dataset_path=demo_root, cache="disk", cache_dir=tmp_path, cache_gb=1e-6, batchsize=4))
+    group = Group(torch.device("cpu"))
+    utils.get_loader(cfg, "train", group)
+    assert "cache: 0 of 8 training images" in caplog.text
+    assert "no cache" not in caplog.text
+    # Rank 1 built nothing and opened nothing.
+    monkeypatch.setattr(Group, "gather", lambda self, value: [value, False if isinstance(value, bool) else None])
+    utils.get_loader(cfg, "train", group)
+    assert "ranks [1] have no cache" in caplog.text
 
 
 @linux
