@@ -4,13 +4,15 @@ import contextlib
 import errno
 import hashlib
 import os
+import re
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from errors import InputError, UserError
 
+SCRATCH = re.compile(r"\.[0-9a-f]{16}\.part(\.\w+)?")  # the name of a temporary file of writing()
 STALE_SECONDS = 3600  # a temporary file that has not grown for this long belongs to a process that was killed
 
 
@@ -65,11 +67,11 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def remove_scratch(folder: Path) -> None:
-    """Remove temporary files of writing() below a folder that were last written more than STALE_SECONDS ago."""
-    for path in folder.rglob(".*.part*"):
+def remove_scratch(paths: Iterable[Path]) -> None:
+    """Remove those paths that are temporary files of writing(), last written more than STALE_SECONDS ago."""
+    for path in paths:
         with contextlib.suppress(OSError):
-            if time.time() - path.stat().st_mtime > STALE_SECONDS:
+            if SCRATCH.fullmatch(path.name) and time.time() - path.stat().st_mtime > STALE_SECONDS:
                 path.unlink()
 
 

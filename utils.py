@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 from config import Config
 from config.shared import LaunchFlags
 from data import demo
-from data.cache import Builder, Cache, find, fingerprint, open_shared
+from data.cache import Builder, Cache, fingerprint, open_shared
 from data.dataset import SegmentationDataset, as_is
 from data.distance import pseudo_distance, scribble_distance
 from data.histogram import count_batch
@@ -182,15 +182,17 @@ def get_cache(cfg: Config, group: Group, dataset: SegmentationDataset) -> Cache 
         if cfg.cache == "ram":
             return builder.in_memory()
         name, builder.stamp = fingerprint(dataset.files, settings)
-        path = folder / f"train-{name}.cache"
-        return find(path, builder.stamp) or builder.on_disk(path)
+        return builder.on_disk(folder / f"train-{name}.cache")
 
     own = group.on_main(build, "filling --cache", each_machine=True)
-    addresses = group.gather(own and own.address)
-    cache = own or open_shared(addresses)
+    addresses = group.gather(None if own is None else own.address)
+    cache = open_shared(addresses) if own is None else own
+    without = [rank for rank, has_cache in enumerate(group.gather(cache is not None)) if not has_cache]
     if cache is not None:
         place = f"{cache.num_bytes / 1e9:.2f} GB in {'memory' if cfg.cache == 'ram' else cache.path}"
         log.info(f"cache: {len(cache)} of {total} training images, {place} ({time.perf_counter() - began:.1f} s)")
+    if any(addresses) and without:
+        log.warning(f"ranks {without} have no cache: set --cache disk, and --cache_dir to a folder that they share")
     return cache
 
 

@@ -31,7 +31,7 @@ class TrainDataFlags:
         choices=("none", "ram", "disk"),
     )
     cache_gb: float = flag(
-        0.0, "most GB (1e9 bytes) for --cache; 0: half of the available memory, or 90 % of the free disk", ge=0
+        0.0, "most GB (1e9 bytes) for a new --cache; 0: half of the available memory, or 90 % of the free disk", ge=0
     )
     cache_dir: str = flag(
         "", "folder for --cache disk; may be deleted at any time [.segtrain_cache in --dataset_path]", per_rank=True

@@ -4,8 +4,11 @@ The file has the maps of each sample one after the other, uint8; then a JSON tex
 """
 
 import contextlib
+import errno
 import hashlib
 import json
+import logging
+import math
 import mmap
 import os
 import platform
@@ -19,6 +22,7 @@ from typing import BinaryIO
 
 import numpy as np
 
+from data.memory import available_memory
 from errors import UserError
 from files import check_writable, remove_scratch, writing
 
@@ -27,6 +31,7 @@ MEMORY_SHARE = 0.5  # of the available memory: the most that a cache takes, unle
 DISK_SHARE = 0.9  # of the free space on disk
 _LENGTH = struct.Struct("<Q")
 
+log = logging.getLogger("segtrain.every_rank")  # one process of each machine builds
 Maps = dict[str, np.ndarray]
 
 
@@ -46,6 +51,7 @@ class Cache:
         self.stamp: str = index["stamp"]
         self.channels: dict[str, int] = index["channels"]
         self.sizes: list[tuple[int, int]] = index["sizes"]  # (height, width) of each sample
+        self.next_size: int = index["next_size"]  # bytes of samples if there were one more; 0: all samples are here
         pixels = [height * width * sum(self.channels.values()) for height, width in self.sizes]
         self._starts = np.cumsum([0, *pixels])
         self._values = np.frombuffer(self._memory, np.uint8)
@@ -70,9 +76,9 @@ class Cache:
         return len(self._memory)
 
     @property
-    def address(self) -> tuple[str, Path]:
-        """Return what open_shared() needs in another process of this machine: the machine and the path."""
-        return _machine(), self.path
+    def address(self) -> tuple[str, Path, str]:
+        """Return what open_shared() needs in another process: where the path is valid ("": see there), path, stamp."""
+        return "" if self._keep is None else _machine(), self.path, self.stamp
 
 
 class Builder:
@@ -80,8 +86,8 @@ class Builder:
 
     read: function from an index to all maps of a sample, called in threads. num_samples: number of samples.
     budget: largest size in bytes, beyond which samples are not cached; 0: MEMORY_SHARE of the available memory, or
-    DISK_SHARE of the free disk. stamp: stored in the cache. stop: asked between samples; if it returns True, no cache
-    is written. bar: wraps the iterable of samples to show progress.
+    DISK_SHARE of the free disk, which limits any budget on disk. stamp: stored in the cache. stop: asked between
+    samples; if it returns True, no cache is written. bar: wraps the iterable of samples to show progress.
     """
 
     def __init__(
@@ -96,6 +102,7 @@ class Builder:
     ):
         self.read, self.num_samples, self.budget, self.stamp = read, num_samples, budget, stamp
         self.stop, self.bar = stop, bar
+        self.used = 0  # bytes of samples written so far
 
     def in_memory(self) -> Cache | None:
         """Return a cache in memory, or None if stopped. The kernel frees it when the last process that has it ends.
@@ -107,40 +114,67 @@ class Builder:
             raise UserError("--cache ram needs Linux: use --cache disk")
         file = os.fdopen(os.memfd_create("segtrain-cache"), "w+b")
         try:
-            written = self._write(file, self.budget or MEMORY_SHARE * _available_memory())
+            written = self._write(file, self.budget or MEMORY_SHARE * available_memory())
             file.flush()
         except OSError as error:
             raise UserError(f"--cache ram: {error.strerror}: lower --cache_gb, or use --cache disk") from None
         return Cache(Path(f"/proc/{os.getpid()}/fd/{file.fileno()}"), keep=file) if written else None
 
     def on_disk(self, path: Path) -> Cache | None:
-        """Return a cache in the file `path`, or None if stopped. The file is whole or absent at any moment.
+        """Return the cache in the file `path`, or None if stopped before there is one.
 
-        Raises UserError if it cannot be written.
+        The file is whole or absent at any moment. It is written if it is not of this stamp, or if it lacks samples of
+        which the budget now allows one more; it stays if the budget is smaller now. If the disk gets full, fewer
+        samples are cached. Raises UserError if the file cannot be written.
         """
+        old = find(path, self.stamp)
+        if old is not None and not (old.next_size and os.access(path.parent, os.W_OK)):
+            return old
+        least = 0 if old is None else old.next_size
+        del old  # Windows cannot replace an open file
         check_writable(path.parent, "--cache_dir")
-        remove_scratch(path.parent)
-        budget = self.budget or DISK_SHARE * shutil.disk_usage(path.parent).free
-        with contextlib.suppress(_Stopped), writing(path, sync=True) as scratch, scratch.open("wb") as file:
-            if not self._write(file, budget):
-                raise _Stopped
+        remove_scratch(path.parent.glob(f".*.part{path.suffix}"))  # not below: the folder may be anyone's home
+        budget = min(self.budget or math.inf, DISK_SHARE * shutil.disk_usage(path.parent).free)
+        while budget >= least and not self._fill(path, budget):
+            budget = DISK_SHARE * self.used
+            sizes = f"full after {self.used / 1e9:.3g} GB of images: caching at most {budget / 1e9:.3g} GB"
+            log.warning(f"--cache disk: {path.parent}: {sizes}; make room, or name another --cache_dir")
         return find(path, self.stamp)
+
+    def _fill(self, path: Path, budget: float) -> bool:
+        """Write the file `path` unless stopped; return False if the disk got full.
+
+        The caller starts again then: after a failed write, some network file systems lose earlier ones, too.
+        """
+        try:
+            with contextlib.suppress(_Stopped), writing(path, sync=True) as scratch, scratch.open("wb") as file:
+                if not self._write(file, budget):
+                    raise _Stopped
+        except UserError as error:
+            full = isinstance(error.__cause__, OSError) and error.__cause__.errno in (errno.ENOSPC, errno.EDQUOT)
+            if not (full and self.used):
+                raise
+            return False
+        return True
 
     def _write(self, file: BinaryIO, budget: float) -> bool:
         """Write a cache of at most `budget` bytes of samples; return False if stopped before its end."""
-        sizes, channels, used = [], {}, 0
+        sizes, channels, next_size, self.used = [], {}, 0, 0
         with contextlib.closing(self._decoded()) as samples:
             for maps in self.bar(samples):
                 if self.stop():
                     return False
-                used += sum(values.nbytes for values in maps.values())
-                if used > budget:
+                size = self.used + sum(values.nbytes for values in maps.values())
+                if size > budget:
+                    next_size = size
                     break
                 sizes.append(maps["image"].shape[:2])
                 channels = {name: values.size // (values.shape[0] * values.shape[1]) for name, values in maps.items()}
                 for values in maps.values():
                     file.write(np.ascontiguousarray(values).data)
-        text = json.dumps({"stamp": self.stamp, "channels": channels, "sizes": sizes}).encode()
+                self.used = size
+        index = {"stamp": self.stamp, "channels": channels, "sizes": sizes, "next_size": next_size}
+        text = json.dumps(index).encode()
         file.write(text + _LENGTH.pack(len(text)))
         return True
 
@@ -170,18 +204,27 @@ def find(path: Path, stamp: str) -> Cache | None:
     return None
 
 
-def open_shared(addresses: Iterable[tuple[str, Path] | None]) -> Cache | None:
-    """Return the cache of another process of this machine, from Cache.address of all processes; None without one."""
-    for machine, path in filter(None, addresses):
-        if machine == _machine():
-            return Cache(path)
+def open_shared(addresses: Iterable[tuple[str, Path, str] | None]) -> Cache | None:
+    """Return the first cache that this process can open, from Cache.address of all processes; None without one.
+
+    A cache in memory must be of this machine. A file may be of any: containers of a machine often share the data set.
+    """
+    for machine, path, stamp in filter(None, addresses):
+        if machine in ("", _machine()) and (cache := find(path, stamp)) is not None:
+            return cache
     return None
 
 
 def _machine() -> str:
-    """Return a name of this machine; on Linux, an identifier of the running kernel."""
-    identifier = Path("/proc/sys/kernel/random/boot_id")
-    return identifier.read_text() if identifier.exists() else platform.node()
+    """Return a name of what shares process numbers: on Linux, the running kernel and the PID namespace.
+
+    Containers of one machine have the same kernel, but /proc/PID is another process in each.
+    """
+    try:
+        kernel = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{kernel} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return platform.node()
 
 
 def fingerprint(files: list[dict[str, Path]], settings: str) -> tuple[str, str]:
@@ -193,14 +236,3 @@ def fingerprint(files: list[dict[str, Path]], settings: str) -> tuple[str, str]:
     changes = [[status.st_size, status.st_mtime_ns] for maps in files for status in map(os.stat, maps.values())]
     name, stamp = (hashlib.sha256(json.dumps(content).encode()).hexdigest() for content in (paths, [paths, changes]))
     return name[:16], stamp
-
-
-def _available_memory() -> int:
-    """Return the bytes of memory that this process may still use: what Linux and its control group leave."""
-    fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    free = int(fields["MemAvailable"].split()[0]) * 1024
-    group = Path("/sys/fs/cgroup")
-    with contextlib.suppress(OSError, ValueError):  # no group, or no limit ("max")
-        limit, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
-        free = min(free, limit - used)
-    return max(0, free)

@@ -67,7 +67,8 @@ class Outputs:
                     f"--output {self.folder}: has predictions of another input or with other settings, see {note}: "
                     "name another folder, or use --overwrite"
                 )
-            remove_scratch(self.folder)
+            for kind in ("masks", "overlays", "probs"):  # --output itself may be a folder with other things
+                remove_scratch((self.folder / kind).rglob(".*.part.*"))
             return
         if not note.is_file() and (self.folder / "masks").exists():
             raise UserError(f"--output {self.folder}: has masks that predict.py did not write: name another folder")

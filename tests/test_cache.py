@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
@@ -54,7 +55,7 @@ def test_cache_returns_what_was_read(build):
     cache = build(budget=1000)
     check_holds(cache, 5)
     check_holds(pickle.loads(pickle.dumps(cache)), 5)  # as a spawned loader worker gets it
-    check_holds(open_shared([None, ("another machine", Path("/none")), cache.address]), 5)
+    check_holds(open_shared([None, ("another machine", Path("/none"), ""), cache.address]), 5)
     with pytest.raises(ValueError, match="read-only"):
         cache[0]["label"][0, 0] = 1
 
@@ -114,7 +115,7 @@ def test_batches_are_equal_with_and_without_a_cache(demo_root, tmp_path, monkeyp
     # The demo's images have 160x120 pixels and four maps, 7 bytes a pixel: 134 kB each, so 200 kB hold one.
     for gigabytes, num_cached in ((0.0002, 1), (0.1, None)):
         cached = config.parse(
-            flags(dataset_path=demo_root, cache=kind, cache_dir=tmp_path / str(gigabytes), cache_gb=gigabytes, **values)
+            flags(dataset_path=demo_root, cache=kind, cache_dir=tmp_path, cache_gb=gigabytes, **values)
         )
         loaders = [utils.get_loader(each, "train", group) for each in (plain, cached)]
         assert len(loaders[1].dataset.cache) == (num_cached or len(loaders[1].dataset))
@@ -159,6 +160,91 @@ def test_a_killed_builder_leaves_nothing_that_the_next_one_uses(tmp_path):
         os.utime(scratch, (0, time.time() - 4000))  # older than an hour: the next builder removes it
     check_holds(Builder(sample, 5, budget=1000).on_disk(path), 5)
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_builder_removes_no_file_of_others(tmp_path):
+    ours = tmp_path / ".0123456789abcdef.part.cache"
+    others = [
+        tmp_path / name
+        for name in (".movie.part.cache", ".movie.part1.rar", ".0123456789abcdef.part.png", f"below/{ours.name}")
+    ]
+    (tmp_path / "below").mkdir()
+    for path in (ours, *others):
+        path.touch()
+        os.utime(path, (0, time.time() - 4000))
+    Builder(sample, 5, budget=1000).on_disk(tmp_path / "a.cache")
+    assert not ours.exists()
+    assert all(path.exists() for path in others)
+
+
+def test_a_file_that_lacks_samples_is_replaced_once_the_budget_allows_one_more(tmp_path):
+    # 4, 5, 6, 7 and 8 rows of 24 bytes: 96, 216, 360, 528 and 720 bytes together
+    path, before = tmp_path / "a.cache", None
+    for budget, number, is_new in ((360, 3, True), (1, 3, False), (527, 3, False), (528, 4, True), (9999, 5, True)):
+        check_holds(Builder(sample, 5, budget=budget).on_disk(path), number)
+        assert (path.stat().st_ino != before) == is_new
+        before = path.stat().st_ino
+    check_holds(Builder(sample, 5, budget=1).on_disk(path), 5)
+
+
+def test_a_file_that_lacks_samples_is_used_where_nothing_can_be_written(small_disk):
+    path = small_disk / "a.cache"
+    Builder(sample, 5, budget=360).on_disk(path)
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    check_holds(Builder(sample, 5, budget=9999).on_disk(path), 3)
+
+
+def test_a_disk_that_others_fill_meanwhile_holds_fewer_samples(small_disk, caplog):
+    subprocess.run(["mount", "-o", "remount,size=1m", small_disk], check=True)
+
+    def read(index: int):
+        if index == 4:  # another job
+            (small_disk / "other").write_bytes(bytes(500_000))
+        return {"image": np.full((200, 500, 1), index, np.uint8)}
+
+    cache = Builder(read, 20).on_disk(small_disk / "a.cache")
+    # 0.9 of the free 2**20 bytes are 9 samples of 100 kB. With the other job's 500 kB, 2**20 bytes have room for 5; and
+    # 0.9 of that is 4.
+    assert len(cache) == 4
+    assert [int(cache[index]["image"].max()) for index in range(4)] == [0, 1, 2, 3]
+    assert "full after 0.0005 GB of images: caching at most 0.00045 GB" in caplog.text
+    assert {path.name for path in small_disk.iterdir()} == {"a.cache", "other"}
+
+
+OPEN_SHARED = """
+import pickle, sys
+from data.cache import open_shared
+cache = open_shared([pickle.loads(bytes.fromhex(sys.argv[1]))])
+print("None" if cache is None else len(cache))
+"""
+
+
+@linux
+def test_containers_of_a_machine_share_files_but_not_process_numbers(build, tmp_path):
+    container = ["unshare", "--map-root-user", "--pid", "--fork", "--mount-proc"]
+    if not shutil.which("unshare") or subprocess.run([*container, "true"], capture_output=True).returncode:
+        pytest.skip("unshare is missing or may not make namespaces")
+    cache = build(budget=1000)
+    code = [sys.executable, "-c", OPEN_SHARED, pickle.dumps(cache.address).hex()]
+    inside, outside = (
+        subprocess.run([*words, *code], cwd=REPO, check=True, capture_output=True, text=True).stdout.strip()
+        for words in (container, [])
+    )
+    assert outside == "5"
+    assert inside == ("5" if cache.path.is_relative_to(tmp_path) else "None")
+
+
+def test_ranks_that_cannot_open_the_cache_are_named(demo_root, tmp_path, caplog, monkeypatch):
+    # 1 kB is less than an image: that cache is empty, but it is one.
+    cfg = config.parse(flags(dataset_path=demo_root, cache="disk", cache_dir=tmp_path, cache_gb=1e-6, batchsize=4))
+    group = Group(torch.device("cpu"))
+    utils.get_loader(cfg, "train", group)
+    assert "cache: 0 of 8 training images" in caplog.text
+    assert "no cache" not in caplog.text
+    # Rank 1 built nothing and opened nothing.
+    monkeypatch.setattr(Group, "gather", lambda self, value: [value, False if isinstance(value, bool) else None])
+    utils.get_loader(cfg, "train", group)
+    assert "ranks [1] have no cache" in caplog.text
 
 
 @linux

@@ -201,9 +201,13 @@ def test_deleted_files_are_predicted_again_and_others_are_not(checkpoint, tmp_pa
     assert run(checkpoint, given, out, "--overlay") == 0
     (out / "masks/2.png").unlink()
     (out / "overlays/3.jpg").unlink()
-    for name, age in (("old", 7200), ("new", 0)):  # temporary files of other processes: one was killed long ago
-        (out / "masks" / f".{name}.part.png").touch()
-        os.utime(out / "masks" / f".{name}.part.png", (time.time() - age,) * 2)
+    # Temporary files of two other processes, of which one was killed long ago; and files that are not ours.
+    old, new = "masks/.0123456789abcdef.part.png", "masks/.fedcba9876543210.part.png"
+    others = ["masks/.a.part.png", "b/.0123456789abcdef.part.png"]
+    (out / "b").mkdir()
+    for name in (old, new, *others):
+        (out / name).touch()
+        os.utime(out / name, (time.time() - (0 if name == new else 7200),) * 2)
     written = (out / "masks/1.png").stat().st_mtime_ns
     capsys.readouterr()
     assert run(checkpoint, given, out, "--overlay") == 0
@@ -211,7 +215,7 @@ def test_deleted_files_are_predicted_again_and_others_are_not(checkpoint, tmp_pa
     assert mask(out / "masks/2.png").shape == (42, 50)
     assert (out / "overlays/3.jpg").is_file()
     assert (out / "masks/1.png").stat().st_mtime_ns == written
-    assert [path.name for path in out.rglob(".*")] == [".new.part.png"]
+    assert {path.relative_to(out).as_posix() for path in out.rglob(".*")} == {new, *others}
 
 
 def test_predictions_of_something_else_are_not_taken_for_these(checkpoint, tmp_path):
