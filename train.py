@@ -209,7 +209,7 @@ def finish_epoch(
         state.epoch, state.samples = state.epoch + 1, 0
         if schedule.epoch_checkpoint(cfg, state):
             names.append(f"epoch_{state.epoch:04d}.pt")
-    rate = run.metrics.rate_text(loader.sampler.global_batch, loader_advice(cfg, loader.num_workers))
+    rate = run.metrics.rate_text(loader.sampler.global_batch, loader_advice(loader))
     log.info(f"{line}, {run.metrics.time_text(lr_schedule.position(state))}{rate}")
     run.save(state, *names)
 

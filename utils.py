@@ -108,6 +108,8 @@ def resolve_amp(amp: str, group: Group, saved: dict | None = None) -> str:
     if len(set(values)) > 1:
         ranks = [rank for rank, value in enumerate(values) if value == "none"]
         log.info(f"--amp {amp}: none, because devices of rank(s) {ranks} have no native bf16")
+    if native == "fp16" and group.device.type == "cpu":
+        log.warning("--amp fp16: a CPU emulates it, more than ten times as slow: use --amp bf16 or none")
     return native
 
 
@@ -189,8 +191,11 @@ def get_cache(cfg: Config, group: Group, dataset: SegmentationDataset) -> Cache 
     cache = open_shared(addresses) if own is None else own
     without = [rank for rank, has_cache in enumerate(group.gather(cache is not None)) if not has_cache]
     if cache is not None:
-        place = f"{cache.num_bytes / 1e9:.2f} GB in {'memory' if cfg.cache == 'ram' else cache.path}"
-        log.info(f"cache: {len(cache)} of {total} training images, {place} ({time.perf_counter() - began:.1f} s)")
+        place = f"{cache.num_bytes / 1e9:.3g} GB in {'memory' if cfg.cache == 'ram' else cache.path}"
+        need = cache.next_size * total / (1e9 * (len(cache) + 1))  # 0 if all are cached
+        rest = f"; there is no room for more, all need about {need:.3g} GB" if need else ""
+        line = f"cache: {len(cache)} of {total} training images, {place} ({time.perf_counter() - began:.1f} s){rest}"
+        log.log(logging.INFO if len(cache) else logging.WARNING, line)
     if any(addresses) and without:
         log.warning(f"ranks {without} have no cache: set --cache disk, and --cache_dir to a folder that they share")
     return cache

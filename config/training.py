@@ -201,6 +201,13 @@ def check(cfg: Config) -> None:
     for name in ("reset_optimizer", "reset_data_offset"):
         if getattr(cfg, name) and not cfg.resume:
             raise UserError(f"--{name} without --resume: add --resume FILE, the checkpoint to start from")
+    for name in ("cache_gb", "cache_dir"):
+        if getattr(cfg, name) and cfg.cache == "none":
+            raise UserError(f"--{name} without --cache: add --cache ram or disk, or drop it")
+    if cfg.cache_dir and cfg.cache == "ram":
+        raise UserError(
+            f"--cache_dir {cfg.cache_dir} with --cache ram, which has no file: use --cache disk, or drop it"
+        )
     if cfg.reset_data_offset and cfg.resume == "auto":
         raise UserError("--reset_data_offset with --resume auto: give a FILE, or each start begins at step 1")
     if not cfg.max_steps and cfg.warmup_steps < 0 and not cfg.warmup_epochs < cfg.epochs:

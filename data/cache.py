@@ -27,7 +27,7 @@ from errors import UserError
 from files import check_writable, remove_scratch, writing
 
 FORMAT = 1  # raise it if the file or the computed maps change
-MEMORY_SHARE = 0.5  # of the available memory: the most that a cache takes, unless told otherwise
+MEMORY_SHARE, MOST_MEMORY = 0.5, 0.9  # of the available memory: what a cache takes unless told otherwise, and at most
 DISK_SHARE = 0.9  # of the free space on disk
 _LENGTH = struct.Struct("<Q")
 
@@ -86,8 +86,8 @@ class Builder:
 
     read: function from an index to all maps of a sample, called in threads. num_samples: number of samples.
     budget: largest size in bytes, beyond which samples are not cached; 0: MEMORY_SHARE of the available memory, or
-    DISK_SHARE of the free disk, which limits any budget on disk. stamp: stored in the cache. stop: asked between
-    samples; if it returns True, no cache is written. bar: wraps the iterable of samples to show progress.
+    DISK_SHARE of the free disk. MOST_MEMORY and DISK_SHARE limit any budget. stamp: stored in the cache. stop: asked
+    between samples; if it returns True, no cache is written. bar: wraps the iterable of samples to show progress.
     """
 
     def __init__(
@@ -114,7 +114,9 @@ class Builder:
             raise UserError("--cache ram needs Linux: use --cache disk")
         file = os.fdopen(os.memfd_create("segtrain-cache"), "w+b")
         try:
-            written = self._write(file, self.budget or MEMORY_SHARE * available_memory())
+            available = available_memory()  # the kernel would kill a process that takes more
+            budget = min(self.budget or MEMORY_SHARE * available, MOST_MEMORY * available)
+            written = self._write(file, budget)
             file.flush()
         except OSError as error:
             raise UserError(f"--cache ram: {error.strerror}: lower --cache_gb, or use --cache disk") from None

@@ -53,8 +53,7 @@ def loader_options(
     pin_memory: None means only if `device` is a CUDA device. prefetch_factor: batches that each worker loads ahead.
     """
     if workers < 0:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        workers = min(4, max(1, cores // processes_here))
+        workers = min(4, max(1, num_cores() // processes_here))
     if not workers:
         keep_freed_memory()
     return {
@@ -66,6 +65,11 @@ def loader_options(
         # A generator of its own, because dropout must not depend on how many workers are started.
         "generator": torch.Generator(),
     }
+
+
+def num_cores() -> int:
+    """Return the number of CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class WorkerInit:

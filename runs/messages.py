@@ -7,6 +7,7 @@ from pathlib import Path
 
 from config import FLAGS, Config
 from data.dataset import SegmentationDataset
+from data.loader import TrainLoader, num_cores
 from distributed.group import Group
 from evaluation.metrics import Scores
 from runs.state import TrainState
@@ -38,10 +39,16 @@ def epoch_title(cfg: Config, state: TrainState) -> str:
     return f"epoch {state.epoch + 1}" + ("" if cfg.max_steps else f"/{cfg.epochs}")
 
 
-def loader_advice(cfg: Config, num_workers: int) -> str:
-    """Return the flags that make the loader faster, as text."""
-    cache = "use --cache ram or disk, or " if cfg.cache == "none" else ""
-    return f"{cache}raise --workers (now {num_workers})"
+def loader_advice(loader: TrainLoader) -> str:
+    """Return what makes the loader faster, as text."""
+    cache, total, ways = loader.dataset.cache, len(loader.dataset), []
+    if cache is None:
+        ways.append("use --cache ram or disk")
+    elif len(cache) < total:
+        ways.append(f"raise --cache_gb ({len(cache)} of {total} images are cached)")
+    if loader.num_workers < num_cores():
+        ways.append(f"raise --workers (now {loader.num_workers})")
+    return ", or ".join(ways) or f"--workers {loader.num_workers} already uses every core"
 
 
 def score_text(scores: Scores, is_best: bool, state: TrainState) -> str:

@@ -20,6 +20,7 @@ from data.cache import Builder, find, fingerprint, open_shared
 from distributed.group import Group
 from distributed.signals import StopRequest
 from errors import UserError
+from runs.messages import loader_advice
 
 REPO = Path(__file__).parent.parent
 linux = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="--cache ram needs Linux")
@@ -112,13 +113,13 @@ def test_batches_are_equal_with_and_without_a_cache(demo_root, tmp_path, monkeyp
     group = Group(torch.device("cpu"))
     values = {"batchsize": 4, "crop_size": 65, "seed": 5, "workers": workers}
     plain = config.parse(flags(dataset_path=demo_root, **values))
+    folder = {"cache_dir": tmp_path} if kind == "disk" else {}
     # The demo's images have 160x120 pixels and four maps, 7 bytes a pixel: 134 kB each, so 200 kB hold one.
     for gigabytes, num_cached in ((0.0002, 1), (0.1, None)):
-        cached = config.parse(
-            flags(dataset_path=demo_root, cache=kind, cache_dir=tmp_path, cache_gb=gigabytes, **values)
-        )
+        cached = config.parse(flags(dataset_path=demo_root, cache=kind, cache_gb=gigabytes, **folder, **values))
         loaders = [utils.get_loader(each, "train", group) for each in (plain, cached)]
         assert len(loaders[1].dataset.cache) == (num_cached or len(loaders[1].dataset))
+        assert ("raise --cache_gb (1 of " in loader_advice(loaders[1])) == (num_cached == 1)
         for loader in loaders:
             loader.sampler.set_position(1, 0)
         for ours, theirs in zip(*loaders, strict=True):

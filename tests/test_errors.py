@@ -87,6 +87,8 @@ TRUNCATED = "demo_0002.jpg: not a whole, readable image"
         (nothing, "--reset_data_offset --resume auto", "--reset_data_offset with --resume auto"),
         (nothing, "--ema 1", "--ema 1.0: must be at least 0 and below 1"),
         (nothing, "--static_graph --accum_steps 2", "--static_graph with --accum_steps 2"),
+        (nothing, "--cache_gb 1", "--cache_gb without --cache"),
+        (nothing, "--cache ram --cache_dir x", "--cache_dir x with --cache ram"),
         (nothing, "--dist_timeout inf", "--dist_timeout inf: must be a finite number"),
         (nothing, "--keep -2", "--keep -2: must be at least -1"),
     ],
