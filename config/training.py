@@ -206,7 +206,7 @@ def check(cfg: Config) -> None:
             raise UserError(f"--{name} without --cache: add --cache ram or disk, or drop it")
     if cfg.cache_dir and cfg.cache == "ram":
         raise UserError(
-            f"--cache_dir {cfg.cache_dir} with --cache ram, which has no file: use --cache disk, or drop it"
+            f"--cache_dir {cfg.cache_dir} with --cache ram, which has no file: use disk, or drop it"
         )
     if cfg.reset_data_offset and cfg.resume == "auto":
         raise UserError("--reset_data_offset with --resume auto: give a FILE, or each start begins at step 1")
