@@ -205,9 +205,7 @@ def check(cfg: Config) -> None:
         if getattr(cfg, name) and cfg.cache == "none":
             raise UserError(f"--{name} without --cache: add --cache ram or disk, or drop it")
     if cfg.cache_dir and cfg.cache == "ram":
-        raise UserError(
-            f"--cache_dir {cfg.cache_dir} with --cache ram, which has no file: use disk, or drop it"
-        )
+        raise UserError(f"--cache_dir {cfg.cache_dir} with --cache ram, which has no file: use disk, or drop it")
     if cfg.reset_data_offset and cfg.resume == "auto":
         raise UserError("--reset_data_offset with --resume auto: give a FILE, or each start begins at step 1")
     if not cfg.max_steps and cfg.warmup_steps < 0 and not cfg.warmup_epochs < cfg.epochs:
