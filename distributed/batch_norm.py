@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from models.norm import BatchNorm2d, Statistics, aten, variance_of
+from models.norm import BatchNorm2d, Statistics, as_channels, aten, variance_of
 
 
 class SyncBatchNorm(BatchNorm2d):
@@ -84,7 +84,7 @@ class SyncBatchNorm(BatchNorm2d):
         # weight * invstd * (grad - mean_grad - (x - mean) * invstd * mean_product), as one sum of three terms
         scale, slope = weight * invstd, -weight * invstd.square() * mean_product
         offset = -scale * mean_grad - slope * mean
-        x_grad = torch.addcmul(_channels(offset), grad, _channels(scale)).addcmul_(x, _channels(slope))
+        x_grad = torch.addcmul(as_channels(offset), grad, as_channels(scale)).addcmul_(x, as_channels(slope))
         return x_grad.to(x.dtype), weight_grad, bias_grad
 
     def average(self, sums: Tensor, num_values: int, statistics: Statistics) -> Tensor:
@@ -130,11 +130,6 @@ def _gather(mean: Tensor, spread: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Te
     dist.all_gather_into_tensor(rows, row)
     means, spreads, counts = rows.view(-1, len(row)).split([len(mean), len(mean), 1], dim=1)
     return means, spreads, counts
-
-
-def _channels(values: Tensor) -> Tensor:
-    """Reshape (C,) to (1, C, 1, 1)."""
-    return values.view(1, -1, 1, 1)
 
 
 def _dense(x: Tensor) -> Tensor:

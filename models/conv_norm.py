@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from models.convolution import convolution_gradients, convolve
-from models.norm import BatchNorm2d, Statistics, apply_statistics, aten
+from models.norm import BatchNorm2d, Statistics, apply_statistics, as_channels, aten
 
 
 def suits(x: Tensor, conv: nn.Conv2d) -> bool:
@@ -105,7 +105,7 @@ def _gradients(
     offset = -mean
     if of_batch:
         centre = x.mean((0, 2, 3), dtype=dtype)
-        x, offset = (x - _channels(centre)).to(x.dtype), w @ centre - mean
+        x, offset = (x - as_channels(centre)).to(x.dtype), w @ centre - mean
     grad_x, product = _products(grad, x, a.unsqueeze(1) * w)
     grad_beta = grad.sum((0, 2, 3), dtype=dtype)
     grad_gamma = invstd * ((product * w).sum(1) + offset * grad_beta)
@@ -116,16 +116,11 @@ def _gradients(
         constant = a * mean_grad + slope * offset
         weighted = slope.unsqueeze(1) * w
         correction, squares = _products(x, x, w.T @ weighted)
-        grad_x = grad_x.sub_(correction).sub_(_channels(constant @ w).to(grad_x.dtype))
+        grad_x = grad_x.sub_(correction).sub_(as_channels(constant @ w).to(grad_x.dtype))
         grad_w = (grad_w - weighted @ squares).addr_(a * grad_beta - num_values * constant, centre)
     # DDP copies, and warns of, gradients whose strides are not the parameter's.
     grad_kernel = grad_w.to(kernel.dtype).as_strided(kernel.shape, kernel.stride())
     return grad_x, grad_kernel, grad_gamma, grad_beta
-
-
-def _channels(values: Tensor) -> Tensor:
-    """Reshape (C,) to (1, C, 1, 1)."""
-    return values.view(1, -1, 1, 1)
 
 
 def _products(g: Tensor, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,9 +11,7 @@ from torch.autograd.function import once_differentiable
 from models.foreground import Foreground
 
 BLOCK_SCORES = 2**22  # scores of the attention held at a time; fewer would leave a GPU idle
-GROUP_POSITIONS = (
-    4096  # positions of the images whose queries and keys are computed at once; more would need more memory
-)
+GROUP_POSITIONS = 4096  # at most, in small images whose keys are computed at once; more would need more memory
 ALIGNMENT = 16  # matrix products are slow if the rows of scores are not aligned
 NO_KEY = -1e4  # the score of a column that is not a key: its exponential is 0
 

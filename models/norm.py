@@ -59,3 +59,8 @@ def apply_statistics(x: Tensor, weight: Tensor, bias: Tensor, statistics: Statis
 def variance_of(invstd: Tensor) -> Tensor:
     """Return the variance, with batch norm's epsilon in it."""
     return invstd.square().reciprocal()
+
+
+def as_channels(values: Tensor) -> Tensor:
+    """Reshape (C,) to (1, C, 1, 1)."""
+    return values.view(1, -1, 1, 1)
