@@ -77,7 +77,7 @@ def find_split(
                 f"{list_file}: no such list, but {root} has images and masks: for plain folders use --dataset Folder, "
                 f"not {dataset}"
             )
-        check_released(root)
+        check_released(root, f"{list_file}: no such list")
     defaults = {"label": MASKS if dataset == "Dense" else (SCRIBBLES,), "pseudo": (PSEUDO,)}
     folders = {"image": first_folder(root, image_path, "JPEGImages")}
     folders |= {kind: first_folder(root, path, *defaults.get(kind, (kind,))) for kind, path in maps.items()}

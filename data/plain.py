@@ -37,14 +37,14 @@ def find_plain(root: Path, split: str, *, images: str = "", masks: str = "", lis
         raise UserError(f"{second} and {first}: both would be the split {split!r}: remove or rename one{list_hint}")
     if found:
         return found[0]
-    check_released(root)
     images = images or IMAGES
     folders = dict.fromkeys((root / images / split, root / split / images))
     places = [*map("folder {}".format, () if list_path else folders), f"list {root / list_path / split}.txt"]
+    problem = f"{root}: no split {split!r}: looked for the {' and the '.join(places)}"
+    check_released(root, problem)
     raise UserError(
-        f"{root}: no split {split!r}: looked for the {' and the '.join(places)}; make a folder of that name in {images}"
-        " and another for the masks, or a list with one image name a line, or name the split with --train_split or "
-        "--val_split"
+        f"{problem}; make a folder of that name in {images} and another for the masks, or a list with one image name a "
+        "line, or name the split with --train_split or --val_split"
     )
 
 

@@ -88,11 +88,14 @@ def recognise(root: Path) -> Released | None:
     return next((known for known in RELEASED if all((root / marker).exists() for marker in known.markers)), None)
 
 
-def check_released(root: Path) -> None:
-    """Raise UserError, with the flags to use, if the folder `root` holds a well-known data set as released."""
+def check_released(root: Path, problem: str) -> None:
+    """Raise UserError, with the flags to use, if the folder `root` holds a well-known data set as released.
+
+    problem: what is wrong, to begin the message with.
+    """
     known = recognise(root)
     if known:
-        raise UserError(f"{root}: is {known.name} as released: use {known.words} (docs/known_datasets.md)")
+        raise UserError(f"{problem}; it is {known.name} as released: use {known.words} (docs/known_datasets.md)")
 
 
 def is_cityscapes(label: Path) -> bool:

@@ -17,18 +17,32 @@ KINDS = {
     "supervisely": ("Supervisely", (r'"objects"', r'"size"', r'"(classTitle|classId)"')),
     "cvat": ("CVAT", (r"<annotations", r"<image\s")),
 }
+PER_IMAGE = ("labelme", "supervisely")  # a file for each image
 
 
-def find_annotations(root: Path) -> tuple[str, str, Path] | None:
-    """Return (kind of data.convert, name of the tool, file) of the first annotation file below root, or None."""
+def find_annotations(root: Path) -> dict[str, list[Path]]:
+    """Return {kind of data.convert: its files} below a folder, without kinds that have none."""
+    found: dict[str, list[Path]] = {}
     for number, path in enumerate(_files(root)):
         if number == MAX_FILES:
             break
         text = _ends_of(path)
-        for kind, (tool, patterns) in KINDS.items():
+        for kind, (_, patterns) in KINDS.items():
             if all(re.search(pattern, text) for pattern in patterns):
-                return kind, tool, path
-    return None
+                found.setdefault(kind, []).append(path)
+                break
+    return found
+
+
+def by_split(files: list[Path], root: Path) -> dict[str, Path]:
+    """Return {"train" or "val": file} if the files are one of each by their names or folders, else {}."""
+    found: dict[str, Path] = {}
+    for path in files:
+        roles = re.findall(r"(?<![a-z])(train|val)", path.relative_to(root).as_posix().lower())
+        if len(set(roles)) != 1 or roles[0] in found:
+            return {}
+        found[roles[0]] = path
+    return found
 
 
 def _files(root: Path) -> Iterator[Path]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from data import layout
 from data.check.survey import Paths, list_folder
 from data.plain import IMAGES, find_places, find_plain
-from data.released import CITYSCAPES, Released, check_released, recognise
+from data.released import CITYSCAPES, Released, recognise
 from errors import UserError
 
 TRAIN_NAMES = ("train", "training", "train2017", "Train", "Training")
@@ -59,7 +59,6 @@ def guess_dataset(root: Path, paths: Paths) -> str:
         return "Folder"
     if any(_label_ending(root / name) for name in TRAIN_NAMES):
         return "Folder"
-    check_released(root)
     present = ", ".join(sorted(path.name for path in root.iterdir())[:8]) or "nothing"
     raise UserError(
         f"{root}: no data set: it has neither images and masks (plain folders) nor JPEGImages and ImageSets (VOC's "
