@@ -46,6 +46,8 @@ class LabelMap:
             label = label.astype(np.uint8)
         if label.dtype == np.uint8:
             return cv2.LUT(label, self.table[:256])
+        if label.dtype == np.uint16:
+            return self.table[label]
         inside = (label >= 0) & (label < NUM_VALUES)
         return np.where(inside, self.table[np.where(inside, label, 0)], np.uint8(UNLISTED))
 

@@ -10,7 +10,8 @@ from errors import UserError
 class Released:
     """A data set as its authors release it.
 
-    markers: files and folders below its root by which it is recognised. flags: what train.py needs to read it.
+    markers: patterns of files and folders below its root by which it is recognised: each must match one. flags: what
+    train.py needs to read it.
     """
 
     name: str
@@ -40,7 +41,7 @@ CITYSCAPES = Released(
 )
 ADE20K = Released(
     "ADE20K (SceneParsing)",
-    ("images/training", "annotations/training"),
+    ("images/training/ADE_train_*.jpg", "annotations/training/ADE_train_*.png"),
     {
         "dataset": "Folder",
         "train_split": "training",
@@ -59,12 +60,12 @@ RELEASED = (
     ADE20K,
     Released(
         "COCO-Stuff",
-        ("images/train2017", "annotations/train2017"),
+        ("images/train2017", "annotations/train2017/[0-9]*.png"),
         _COCO | {"train_path": "annotations", "val_path": "annotations"} | _COCO_LABELS,
     ),
     Released(
         "COCO-Stuff",
-        ("train2017", "stuffthingmaps/train2017"),
+        ("train2017", "stuffthingmaps/train2017/[0-9]*.png"),
         _COCO | {"image_path": ".", "train_path": "stuffthingmaps", "val_path": "stuffthingmaps"} | _COCO_LABELS,
     ),
     Released(
@@ -80,12 +81,17 @@ RELEASED = (
             "classes": "voc",
         },
     ),
+    Released(
+        "Pascal VOC",
+        ("JPEGImages/2007_000032.jpg", "SegmentationClass"),
+        {"dataset": "Dense", "numclasses": "21", "classes": "voc"},
+    ),
 )
 
 
 def recognise(root: Path) -> Released | None:
     """Return the well-known data set in the folder `root`, or None."""
-    return next((known for known in RELEASED if all((root / marker).exists() for marker in known.markers)), None)
+    return next((known for known in RELEASED if all(any(root.glob(marker)) for marker in known.markers)), None)
 
 
 def check_released(root: Path, problem: str) -> None:

@@ -110,6 +110,14 @@ def test_cocos_own_folders(place, capsys):
     assert len(load(words)) == 2
 
 
+def test_voc_without_sbd(place, capsys):
+    draw_voc_sbd(Path("VOC2012"), aug=False)
+    assert main(["VOC2012", "--workers", "0"]) == 0
+    printed = capsys.readouterr().out
+    assert "VOC2012: Pascal VOC, for --dataset Dense" in printed
+    assert "--numclasses 21 --classes voc --model_type" in printed.splitlines()[-1]
+
+
 @pytest.mark.parametrize(
     ("draw", "flags"),
     [

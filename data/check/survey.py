@@ -170,7 +170,7 @@ def survey(
             splits[name] = find_split(root, dataset, paths, name)
         except UserError as error:
             missing[name] = str(error)
-    whole = find_unsplit(root, paths) if dataset == "Folder" and not splits else None
+    whole = find_unsplit(root, paths) if dataset == "Folder" and not splits and not paths.list_path else None
     if whole:
         splits[WHOLE] = whole
         findings.add("no-split", whole.folders["image"], f"no {' and no '.join(names)}")
