@@ -34,6 +34,7 @@ def build(
     *,
     layers: int,
     num_classes: int,
+    in_channels: int = 3,
     stride_in_1x1: bool = False,
     grad_checkpointing: bool = False,
     lorm_scope: str = "foreground",
@@ -42,13 +43,17 @@ def build(
 ) -> Segmenter:
     """Return a Segmenter with random weights. name: a key of MODELS. layers: 18, 34, 50, 101 or 152.
 
-    head_init: initialisation of the head and LoRM, "default" (torch's) or "release" (init_as_released()). stride_in_1x1
-    and grad_checkpointing: as in ResNetBackbone. lorm_scope: as in LoRM. options: background and freeze_bn, as in
-    Segmenter.
+    head_init: initialisation of the head and LoRM, "default" (torch's) or "release" (init_as_released()). in_channels,
+    stride_in_1x1 and grad_checkpointing: as in ResNetBackbone. lorm_scope: as in LoRM. options: background and
+    freeze_bn, as in Segmenter.
     """
     kind = MODELS[name]
     backbone = ResNetBackbone(
-        layers, multi_grid=kind.multi_grid, stride_in_1x1=stride_in_1x1, grad_checkpointing=grad_checkpointing
+        layers,
+        in_channels=in_channels,
+        multi_grid=kind.multi_grid,
+        stride_in_1x1=stride_in_1x1,
+        grad_checkpointing=grad_checkpointing,
     )
     model = Segmenter(backbone, kind.head, num_classes, lorm_scope=lorm_scope if kind.has_lorm else None, **options)
     if head_init == "release":

@@ -1,6 +1,10 @@
-"""Segmentation heads. Each maps the features of layer1 and layer4 to logits (B, num_classes, h, w)."""
+"""Segmentation heads. Each maps a backbone's features, from the finest to the deepest, to logits (B, classes, h, w).
+
+channels: the number of channels of each of the features.
+"""
 
 from collections import OrderedDict
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -83,54 +87,55 @@ class ASPP(nn.Module):
 class ASPPHead(nn.Module):
     """CDSP's head: an ASPP whose output channels are the classes. Logits at stride 8."""
 
-    def __init__(self, in_channels: int, low_channels: int, num_classes: int):
+    def __init__(self, channels: Sequence[int], num_classes: int):
         super().__init__()
-        self.aspp = ASPP(in_channels, num_classes, CDSP_RATES)
+        self.aspp = ASPP(channels[-1], num_classes, CDSP_RATES)
 
-    def forward(self, low: Tensor, x: Tensor) -> Tensor:
-        return self.aspp(x)
+    def forward(self, features: Sequence[Tensor]) -> Tensor:
+        return self.aspp(features[-1])
 
 
 class DeepLabV2Head(nn.Module):
     """DeepLabV2's head: the sum of four dilated 3x3 classifiers (arXiv:1606.00915). Logits at stride 8."""
 
-    def __init__(self, in_channels: int, low_channels: int, num_classes: int):
+    def __init__(self, channels: Sequence[int], num_classes: int):
         super().__init__()
         self.classifiers = nn.ModuleList(
-            nn.Conv2d(in_channels, num_classes, 3, padding=rate, dilation=rate) for rate in DEEPLABV2_RATES
+            nn.Conv2d(channels[-1], num_classes, 3, padding=rate, dilation=rate) for rate in DEEPLABV2_RATES
         )
 
-    def forward(self, low: Tensor, x: Tensor) -> Tensor:
-        return torch.stack([classifier(x) for classifier in self.classifiers]).sum(0)
+    def forward(self, features: Sequence[Tensor]) -> Tensor:
+        return torch.stack([classifier(features[-1]) for classifier in self.classifiers]).sum(0)
 
 
 class DeepLabV3Head(nn.Module):
     """DeepLabV3's head (arXiv:1706.05587): ASPP with 256 channels, 3x3 convolution, classifier. Logits at stride 8."""
 
-    def __init__(self, in_channels: int, low_channels: int, num_classes: int):
+    def __init__(self, channels: Sequence[int], num_classes: int):
         super().__init__()
-        self.aspp = ASPP(in_channels, 256, DEEPLABV3_RATES)
+        self.aspp = ASPP(channels[-1], 256, DEEPLABV3_RATES)
         self.classifier = nn.Sequential(
             nn.ReLU(), nn.Dropout(0.1), _conv_bn_relu(256, 256, 3), nn.Conv2d(256, num_classes, 1)
         )
 
-    def forward(self, low: Tensor, x: Tensor) -> Tensor:
-        return self.classifier(self.aspp(x))
+    def forward(self, features: Sequence[Tensor]) -> Tensor:
+        return self.classifier(self.aspp(features[-1]))
 
 
 class DeepLabV3PlusHead(nn.Module):
     """DeepLabV3+'s head: ASPP, joined with layer1's features (arXiv:1802.02611). Logits at stride 4."""
 
-    def __init__(self, in_channels: int, low_channels: int, num_classes: int):
+    def __init__(self, channels: Sequence[int], num_classes: int):
         super().__init__()
-        self.aspp = ASPP(in_channels, 256, DEEPLABV3_RATES)
-        self.low = _conv_bn_relu(low_channels, 48, 1)
+        self.aspp = ASPP(channels[-1], 256, DEEPLABV3_RATES)
+        self.low = _conv_bn_relu(channels[0], 48, 1)
         self.classifier = nn.Sequential(
             _conv_bn_relu(256 + 48, 256, 3), _conv_bn_relu(256, 256, 3), nn.Dropout(0.1), nn.Conv2d(256, num_classes, 1)
         )
 
-    def forward(self, low: Tensor, x: Tensor) -> Tensor:
-        x = F.interpolate(F.relu(self.aspp(x)), size=low.shape[2:], mode="bilinear", align_corners=True)
+    def forward(self, features: Sequence[Tensor]) -> Tensor:
+        low = features[0]
+        x = F.interpolate(F.relu(self.aspp(features[-1])), size=low.shape[2:], mode="bilinear", align_corners=True)
         return self.classifier(torch.cat([x, self.low(low)], dim=1))
 
 
@@ -141,15 +146,16 @@ class CDSPDeepLabV3PlusHead(nn.Module):
     the shapes of DeepLabV3PlusHead's but another meaning, so the parts have other names.
     """
 
-    def __init__(self, in_channels: int, low_channels: int, num_classes: int):
+    def __init__(self, channels: Sequence[int], num_classes: int):
         super().__init__()
-        self.aspp = ASPP(in_channels, 256, CDSP_V3PLUS_RATES)
+        self.aspp = ASPP(channels[-1], 256, CDSP_V3PLUS_RATES)
         self.dropout = nn.Dropout(0.5)
-        self.reduce = _conv_bn_relu(low_channels, 48, 1)
+        self.reduce = _conv_bn_relu(channels[0], 48, 1)
         self.fuse = nn.Sequential(*_conv_bn_relu(48 + 256, 256, 3), *_conv_bn_relu(256, 256, 3))
         self.classifier = nn.Conv2d(256, num_classes, 1)
 
-    def forward(self, low: Tensor, x: Tensor) -> Tensor:
-        x = self.dropout(F.relu(self.aspp(x)))
+    def forward(self, features: Sequence[Tensor]) -> Tensor:
+        low = features[0]
+        x = self.dropout(F.relu(self.aspp(features[-1])))
         x = F.interpolate(x, size=low.shape[2:], mode="bilinear", align_corners=True)
         return self.classifier(self.fuse(torch.cat([self.reduce(low), x], dim=1)))

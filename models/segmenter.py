@@ -10,9 +10,6 @@ from models.backbone import ResNetBackbone
 from models.foreground import Foreground, find_foreground, foreground_of
 from models.lorm import LoRM
 
-IMAGENET_MEAN = (0.485, 0.456, 0.406)
-IMAGENET_STD = (0.229, 0.224, 0.225)
-
 
 class Segmenter(nn.Module):
     """A segmentation model for uint8 images.
@@ -34,14 +31,14 @@ class Segmenter(nn.Module):
     ):
         super().__init__()
         self.backbone = backbone
-        self.head = head(backbone.out_channels, backbone.low_channels, num_classes)
-        self.lorm = LoRM(backbone.out_channels, lorm_scope) if lorm_scope else None
+        self.head = head(backbone.channels, num_classes)
+        self.lorm = LoRM(backbone.channels[-1], lorm_scope) if lorm_scope else None
         self.num_classes, self.background, self.freeze_bn = num_classes, background, freeze_bn
-        # (3, 1, 1), in units of 0..255, not saved
+        # (C, 1, 1), in units of 0..255, not saved
         self.mean: Tensor
         self.std: Tensor
-        self.register_buffer("mean", 255 * torch.tensor(IMAGENET_MEAN).view(3, 1, 1), persistent=False)
-        self.register_buffer("std", 255 * torch.tensor(IMAGENET_STD).view(3, 1, 1), persistent=False)
+        self.register_buffer("mean", 255 * torch.tensor(backbone.mean).view(-1, 1, 1), persistent=False)
+        self.register_buffer("std", 255 * torch.tensor(backbone.std).view(-1, 1, 1), persistent=False)
 
     def forward(self, images: Tensor, foreground: Foreground | None = None) -> dict[str, Tensor]:
         """Return {"logits": (B, num_classes, h, w)} at the head's stride, and LoRM's loss in training.
@@ -51,10 +48,10 @@ class Segmenter(nn.Module):
         scope "all", the output "lorm_terms" is that number, int64.
         """
         x = (images.permute(0, 3, 1, 2).to(self.mean.dtype) - self.mean) / self.std  # (B, H, W, 3) -> (B, 3, H, W)
-        low, features = self.backbone(x)
-        outputs = {"logits": self.head(low, features)}
+        features = self.backbone(x)
+        outputs = {"logits": self.head(features)}
         if self.training and self.lorm is not None and foreground is not None:
-            outputs |= self.lorm(features, foreground)
+            outputs |= self.lorm(features[-1], foreground)
         return outputs
 
     def foreground(self, pseudo_label: Tensor) -> Foreground:
