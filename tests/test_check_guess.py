@@ -77,6 +77,35 @@ def test_layouts_and_names_are_read_as_they_are(tmp_path, capsys, image, mask, s
     trains(words, 3)
 
 
+def test_ends_of_names_without_a_split(tmp_path, capsys):
+    for name in ("a", "b"):
+        put(tmp_path / f"images/{name}.jpg", picture(name))
+        put(tmp_path / f"masks/{name}_mask.png", label(0, 1))
+    words = last_words(tmp_path, capsys, 2, mark="to mend: ")
+    assert words == [str(tmp_path), "--val", "0.2", "--label_suffix", "_mask"]
+
+
+def test_two_places_of_masks_are_named_though_there_are_annotations(tmp_path):
+    drawn = Drawn(tmp_path)
+    drawn.pair("train/a")
+    put(tmp_path / "labels/train/a.png", label(0, 1))
+    (tmp_path / "a.json").write_text(LABELME)
+    with pytest.raises(UserError, match="both could hold the masks"):
+        check(tmp_path)
+
+
+def test_folders_that_the_user_names_stay(tmp_path):
+    drawn = Drawn(tmp_path, image="photos")
+    drawn.pair("train/a")
+    drawn.pair("val/b")
+    summary, _ = check(tmp_path, paths=Paths(image_path="photos"))
+    assert summary.flags == {"image_path": "photos"}
+    with pytest.raises(UserError, match="no data set"):
+        check(tmp_path, paths=Paths(image_path="fotos"))
+    _, findings = check(tmp_path, dataset="Folder", paths=Paths(image_path="fotos"))
+    assert [finding.code for finding in findings.sorted()] == ["split-missing"]
+
+
 def test_ends_of_names():
     images = [f"x/{number}_rgb" for number in range(20)]
     labels = [f"x/{number}_{kind}" for number in range(20) for kind in ("seg", "depth")]

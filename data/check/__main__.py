@@ -99,12 +99,7 @@ def _find(
 
     Raises UserError, with the command to convert them, if there are files of an annotation tool instead of masks.
     """
-    try:
-        dataset, paths, known = guess_flags(root, dataset, paths, num_classes)
-    except UserError:
-        if problem := conversion(root):
-            raise UserError(f"{root}: {problem}") from None
-        raise
+    dataset, paths, known = guess_flags(root, dataset, paths, num_classes)
     found, samples = survey(root, dataset, paths, splits or paths.splits, findings)
     if not any(sample.labels for sample in samples) and (problem := conversion(root)):
         raise UserError(f"{root}: {problem}")

@@ -9,8 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from data import layout
+from data.check.commands import conversion
 from data.check.survey import Paths, list_folder
-from data.plain import IMAGES, find_places, find_plain
+from data.plain import IMAGES, find_places, find_plain, find_whole
 from data.released import CITYSCAPES, Released, recognise
 from errors import UserError
 
@@ -27,6 +28,7 @@ def guess_flags(
 
     What the user set (not "" or None) stays. Raises UserError if no value of --dataset fits, or several ends of names.
     """
+    list_folder.cache_clear()
     if not root.is_dir():
         raise UserError(f"{root}: no such folder")
     known = recognise(root)
@@ -47,7 +49,10 @@ def _fill(paths: Paths, known: Released, num_classes: int | None) -> Paths:
 
 
 def guess_dataset(root: Path, paths: Paths) -> str:
-    """Return the value of --dataset that fits the folders below root. Raises UserError if no value fits."""
+    """Return the value of --dataset that fits the folders below root.
+
+    Raises UserError if no value fits, with the command to convert them if there are files of an annotation tool.
+    """
     if (root / layout.SCRIBBLES).is_dir():
         return "ScribblePseudo" if (root / (paths.pseudo_path or layout.PSEUDO)).is_dir() else "ScribbleOnly"
     if (root / layout.PSEUDO).is_dir():
@@ -59,6 +64,8 @@ def guess_dataset(root: Path, paths: Paths) -> str:
         return "Folder"
     if any(_label_ending(root / name) for name in TRAIN_NAMES):
         return "Folder"
+    if problem := conversion(root):
+        raise UserError(f"{root}: {problem}")
     present = ", ".join(sorted(path.name for path in root.iterdir())[:8]) or "nothing"
     raise UserError(
         f"{root}: no data set: it has neither images and masks (plain folders) nor JPEGImages and ImageSets (VOC's "
@@ -75,9 +82,8 @@ def _guess_layout(root: Path, paths: Paths) -> Paths:
 
     Raises UserError if a split could be in two places, or if labels of several ends fit the images.
     """
-    images = paths.image_path or IMAGES
-    in_images = (root / images).is_dir() or any((root / name / images).is_dir() for name in TRAIN_NAMES)
-    if not in_images:  # train/NAME.jpg and train/NAME_mask.png
+    in_images = (root / IMAGES).is_dir() or any((root / name / IMAGES).is_dir() for name in TRAIN_NAMES)
+    if not paths.image_path and not in_images:  # train/NAME.jpg and train/NAME_mask.png
         paths = replace(paths, image_path=".", train_path=paths.train_path or ".", val_path=paths.val_path or ".")
     train, val = (
         chosen or _split_name(root, paths, names)
@@ -90,8 +96,8 @@ def _guess_layout(root: Path, paths: Paths) -> Paths:
         place = find_plain(
             root, paths.splits[0], images=paths.image_path, masks=paths.train_path, list_path=paths.list_path
         )
-    except UserError:
-        return paths  # the survey has a finding on that
+    except UserError:  # the survey has a finding on that
+        place = find_whole(root, images=paths.image_path, masks=paths.train_path)
     image_ending, label_ending = guess_endings(
         list_folder(place.images, layout.IMAGE_SUFFIXES), list_folder(place.masks, layout.ANY_SUFFIXES), place.masks
     )

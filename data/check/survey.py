@@ -162,7 +162,6 @@ def survey(
 
     names: splits to look for. Plain folders without any of them are one split, WHOLE.
     """
-    list_folder.cache_clear()
     splits: dict[str, Split] = {}
     missing: dict[str, str] = {}
     for name in names:
