@@ -43,8 +43,8 @@ def find_plain(root: Path, split: str, *, images: str = "", masks: str = "", lis
     problem = f"{root}: no split {split!r}: looked for the {' and the '.join(places)}"
     check_released(root, problem)
     raise UserError(
-        f"{problem}; make a folder of that name in {images} and another for the masks, or a list with one image name a "
-        "line, or name the split with --train_split or --val_split"
+        f"{problem}; make a folder of that name in {images} and another for the masks, or lists with python -m "
+        "data.split, or name the split with --train_split or --val_split"
     )
 
 
