@@ -26,7 +26,7 @@ class DataFlags:
     image_suffix: str = flag("", "end of the images' names that their labels' names lack, such as _leftImg8bit")
     label_suffix: str = flag("", "end of the labels' names that their images' names lack, such as _mask")
     label_map: str = flag(
-        "", "label values to class numbers: ade20k, cityscapes, cocostuff or a FILE [none]", per_rank=True
+        "", "label values to class numbers: ade20k, binary, cityscapes, cocostuff or a FILE [none]", per_rank=True
     )
 
 
