@@ -114,8 +114,8 @@ def _report(out: Path, source: Source, results: list[Result], numbering: Numberi
     done = [result for result in results if result.pixels is not None]
     print("\n".join([*source.notes, *_table([result.pixels or {} for result in done], numbering)]))
     how = Counter(result.how for result in done)
-    meaning = {"linked": "hard links: no space, do not edit them in place", "kept": "from an earlier start"}
-    shown = ", ".join(f"{count} {name}" + f" ({meaning[name]})" * (name in meaning) for name, count in how.items())
+    meaning = {"linked": " (hard links: no space, do not edit them in place)", "kept": " (from an earlier start)"}
+    shown = ", ".join(f"{count} {name}{meaning.get(name, '')}" for name, count in how.items())
     print(f"{out}: {len(done)} image(s) with masks; images: {shown or 'none'}")
     if faults:
         print(f"{len(faults)} line(s) above name what was left out")

@@ -66,8 +66,9 @@ def read_categories(content: object, path: Path) -> dict[int, str]:
 
 
 def index_images(content: object, path: Path, faults: list[str]) -> dict[int, dict]:
-    """Return {id: image} of a COCO file; add a line to `faults` for each image that is invalid or there twice."""
+    """Return {id: image} of a COCO file; add a line to `faults` for each that is invalid or there twice."""
     images: dict[int, dict] = {}
+    repeated = set()
     for position, image in enumerate(value_of(content, "images", list, str(path))):
         where = f"{path}: images[{position}]"
         try:
@@ -75,11 +76,13 @@ def index_images(content: object, path: Path, faults: list[str]) -> dict[int, di
             value_of(image, "file_name", str, where)
             size_of(image, "height", "width", where)
             if number in images:
-                raise InputError(f"{where}: id {number} is there twice")
+                repeated.add(number)
             images[number] = image
         except InputError as error:
             faults.append(str(error))
-    return images
+    # Which of them the annotations mean is not known.
+    faults += [f"{path}: id {number} is there twice in 'images': both are skipped" for number in sorted(repeated)]
+    return {number: image for number, image in images.items() if number not in repeated}
 
 
 def _read_images(content: dict, names: dict[int, str], path: Path, finder: ImageFinder, result: Source) -> None:
@@ -127,7 +130,7 @@ def _patch(segmentation: object, where: str, size: tuple[int, int], faults: list
         return _decode(segmentation, where, size)
     if not isinstance(segmentation, list) or not segmentation:
         raise InputError(f"{where}: no segmentation: a box alone is no mask")
-    patches = []
+    patches, few = [], []
     for number, values in enumerate(segmentation, 1):
         here = f"{where}: polygon {number}"
         if not isinstance(values, list) or len(values) % 2:
@@ -135,9 +138,12 @@ def _patch(segmentation: object, where: str, size: tuple[int, int], faults: list
         try:
             points = read_points([values[at : at + 2] for at in range(0, len(values), 2)], 3, here)
         except FewPointsError as error:
-            faults.append(str(error))
+            few.append(error)
             continue
         patches.append(polygons.fill([points], size))
+    if not patches:
+        raise few[0]
+    faults += map(str, few)
     return polygons.union(patches, size)
 
 
