@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import sys
 from typing import Any, NoReturn
 
 import shell
@@ -44,8 +45,6 @@ class Parser(argparse.ArgumentParser):
         return shell.python_command("-m", self.module, "--help")
 
     def _words(self, args: list[str] | None) -> list[str]:
-        import sys
-
         words = sys.argv[1:] if args is None else list(args)
         names = [word.partition("=") for word in words]
         return [

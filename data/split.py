@@ -3,8 +3,8 @@
     python -m data.split Photos --val 0.2
     python -m data.split Photos --val 0.2 --group '^[^_]+'
 
-Classes are balanced by iterative stratification (Sechidis, Tsoumakas, Vlahavas: On the Stratification of Multi-Label
-Data, ECML PKDD 2011, section 3), here of groups of images.
+Classes are balanced by iterative stratification, rare classes first (Sechidis, Tsoumakas, Vlahavas: On the
+Stratification of Multi-Label Data, ECML PKDD 2011, section 3), here of groups of images.
 """
 
 import re
@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
+import shell
 from data.arguments import Parser
 from data.classes import read_classes
 from data.images import LABEL_SUFFIXES, read_label
@@ -29,11 +30,13 @@ def stratify(counts: np.ndarray, shares: tuple[float, ...], rng: np.random.Gener
     """Return the part of each group, (groups,) int, such that each part gets its share of each class and of the images.
 
     counts: (groups, 1 + classes): images of the group, then its images with each class. shares: of the parts; their sum
-    is 1. Takes the class with the fewest images left, and gives its groups, the largest first, to the part that lacks
-    most of it; ties go to the part that lacks most images, then at random.
+    is 1. Takes the class with the fewest images left, and gives its groups, the largest first, to the part where they
+    reduce chi-square most: the sum, over parts and classes, of (images lacking)**2 / (images wanted). The paper looks at
+    the one class only, which leaves frequent classes to chance. Ties are broken at random.
     """
     part = np.full(len(counts), -1)
-    lacks = np.outer(shares, counts.sum(axis=0)).astype(np.float64)  # (parts, 1 + classes)
+    wanted = np.maximum(np.outer(shares, counts.sum(axis=0)), 1e-9)  # (parts, 1 + classes)
+    lacking = wanted.copy()
     order = rng.permutation(len(counts))
     while (part < 0).any():
         left = counts[part < 0].sum(axis=0)
@@ -41,9 +44,10 @@ def stratify(counts: np.ndarray, shares: tuple[float, ...], rng: np.random.Gener
         column = int(present[np.argmin(left[present])]) if len(present) else 0
         groups = [group for group in order if part[group] < 0 and (counts[group, column] or not column)]
         for group in sorted(groups, key=lambda group: -counts[group, column]):
-            best = np.lexsort((rng.random(len(shares)), lacks[:, 0], lacks[:, column]))[-1]
+            gain = ((lacking**2 - (lacking - counts[group]) ** 2) / wanted).sum(axis=1)
+            best = np.lexsort((rng.random(len(shares)), gain))[-1]
             part[group] = best
-            lacks[best] -= counts[group]
+            lacking[best] -= counts[group]
     return part
 
 
@@ -102,7 +106,7 @@ def split(names: list[str], groups: list[str], found: np.ndarray, val: float, se
     """
     keys, group = np.unique(groups, return_inverse=True)
     if len(keys) < 2:
-        raise UserError(f"--group: all {len(names)} images are in one group, {keys[0]!r}: a split needs at least 2")
+        raise UserError(f"--group: all {len(names)} images are in one group, {groups[0]!r}: a split needs at least 2")
     counts = np.zeros((len(keys), 1 + found.shape[1]), np.int64)
     np.add.at(counts, group, np.concatenate([np.ones((len(names), 1), np.int64), found], axis=1))
     part = stratify(counts, (1 - val, val), np.random.default_rng(seed))
@@ -136,8 +140,6 @@ def main(argv: list[str] | None = None) -> None:
     folders = [("--image_path", args.image_path, "images"), ("--train_path", args.label_path, "masks")]
     folders.append(("--val_path", args.label_path, "masks"))
     words = [word for flag, value, default in folders if value != default for word in (flag, value)]
-    import shell  # here, because data/ imports no program
-
     print(f"to check it: {shell.python_command('-m', 'data.check', args.root, *words)}")
 
 

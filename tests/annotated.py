@@ -7,7 +7,6 @@ radius) and "mask" (top, left, bool array). write_FORMAT(folder, pictures) write
 import base64
 import io
 import json
-import zlib
 from pathlib import Path
 from typing import NamedTuple
 from xml.sax.saxutils import quoteattr
@@ -236,31 +235,4 @@ def write_labelstudio(folder: Path, pictures: list[Picture]) -> Path:
         url = f"/data/local-files/?d=media/{picture.name}.png"
         tasks.append({"id": number, "data": {"image": url}, "annotations": [annotation], "predictions": []})
     (folder / "export.json").write_text(json.dumps(tasks))
-    return folder
-
-
-def write_supervisely(folder: Path, pictures: list[Picture]) -> Path:
-    """meta.json and one data set, ds0. Coordinates are rounded to pixels; masks are PNGs with a palette and alpha."""
-    save_images(folder / "ds0/img", pictures)
-    (folder / "ds0/ann").mkdir()
-    classes = [{"title": name, "shape": "any", "color": f"#{bytes(COLOURS[name]).hex()}"} for name in CLASSES]
-    (folder / "meta.json").write_text(json.dumps({"classes": classes, "tags": []}))
-    for picture in pictures:
-        objects = []
-        for name, kind, data in picture.shapes:
-            item = {"classTitle": name, "geometryType": kind, "description": "", "tags": []}
-            if kind == "mask":
-                top, left, mask = data
-                alpha = np.dstack([mask.astype(np.uint8) * 255] * 4)
-                packed = base64.b64encode(zlib.compress(png(alpha))).decode()
-                item |= {"geometryType": "bitmap", "bitmap": {"data": packed, "origin": [left, top]}}
-            elif kind == "box":
-                corners = np.floor(np.array(data).reshape(2, 2)).astype(int).tolist()
-                item |= {"geometryType": "rectangle", "points": {"exterior": corners, "interior": []}}
-            else:
-                item["points"] = {"exterior": np.floor(data).astype(int).tolist(), "interior": []}
-            objects.append(item)
-        height, width = picture.pixels.shape[:2]
-        content = {"description": "", "tags": [], "size": {"height": height, "width": width}, "objects": objects}
-        (folder / f"ds0/ann/{picture.name}.png.json").write_text(json.dumps(content))
     return folder

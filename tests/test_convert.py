@@ -7,7 +7,7 @@ import annotated
 import numpy as np
 import pytest
 from annotated import CLASSES, COLOURS, Picture, draw_pictures, write_coco
-from PIL import Image
+from PIL import Image, ImageDraw
 
 from data.classes import read_classes
 from data.convert.__main__ import main
@@ -198,57 +198,12 @@ def test_labelstudio_takes_the_ground_truth_else_the_newest(tmp_path):
         assert read_classes(str(tmp_path / f"out{number}/classes.txt"), 2).names == ["background", expected]
 
 
-def test_supervisely_includes_the_pixels_of_outlines(tmp_path):
-    """Rectilinear outlines by hand; others: all pixels inside, and none further than a pixel from the outline."""
-    corners = [[2, 1], [7, 1], [7, 5], [2, 5]]
-    picture = Picture("a", np.zeros((9, 10, 3), np.uint8), [("dog", "polygon", corners)])
-    source = annotated.write_supervisely(tmp_path / "in", [picture])
-    path = source / "ds0/ann/a.png.json"
-    content = json.loads(path.read_text())
-    content["objects"][0]["points"]["interior"] = [[[4, 2], [5, 2], [5, 4], [4, 4]]]
-    path.write_text(json.dumps(content))
-    assert convert("supervisely", source, tmp_path / "out") == 0
-    expected = np.zeros((9, 10), np.uint8)
-    expected[1:6, 2:8] = 2
-    expected[2:5, 4:6] = 0
-    assert (mask_of(tmp_path / "out", "ds0/a") == expected).all()
-
-    (polygon,) = [shape for shape in draw_pictures(1, seed=5)[0].shapes if shape[1] == "polygon"][:1]
-    picture = Picture("b", np.zeros((47, 61, 3), np.uint8), [("dog", "polygon", np.floor(polygon[2]).tolist())])
-    annotated.write_supervisely(tmp_path / "two", [picture])
-    convert("supervisely", tmp_path / "two", tmp_path / "out2")
-    y, x = np.mgrid[:47, :61]
-    mask = mask_of(tmp_path / "out2", "ds0/b") == 2
-    assert mask.any()
-    points = picture.shapes[0][2]
-    near = np.full(mask.shape, np.inf)
-    for start, end in zip(np.array(points), np.roll(points, -1, axis=0), strict=True):
-        for share in np.linspace(0, 1, 200):
-            near = np.minimum(
-                near, np.hypot(x - (start + share * (end - start))[0], y - (start + share * (end - start))[1])
-            )
-    core = inside(points, x, y) & (near > 0.5)
-    assert mask[core].all()
-    assert not mask[~inside(points, x, y) & (near > 1)].any()
-
-
-def test_supervisely_bitmaps_and_colours(tmp_path):
-    pictures = draw_pictures(2, kinds="mask")
-    assert convert("supervisely", annotated.write_supervisely(tmp_path / "in", pictures), tmp_path / "out") == 0
-    for picture in pictures:
-        assert (mask_of(tmp_path / "out", f"ds0/{picture.name}") == drawn(picture)).all()
-    colours = read_classes(str(tmp_path / "out/classes.txt"), 4).colours
-    assert colours[1:4].tolist() == [list(COLOURS[name]) for name in CLASSES]
-
-
 @pytest.mark.parametrize("kind", ["labelme", "coco"])
 def test_polygons_differ_from_pils_at_edges_only(tmp_path, kind):
     """PIL draws the outline, too, with coordinates as centres: no difference further than a pixel from the outline."""
     pictures = draw_pictures(3, kinds="polygon", seed=2)
     convert(kind, WRITERS[kind][0](tmp_path / "in", pictures), tmp_path / "out")
     for picture in pictures:
-        from PIL import ImageDraw
-
         canvas = Image.new("L", picture.pixels.shape[1::-1])
         edges = Image.new("L", picture.pixels.shape[1::-1])
         for name, _, points in picture.shapes:

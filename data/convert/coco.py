@@ -49,11 +49,13 @@ def read(source: Path, options: Options) -> Source:
 def image_finder(root: Path, path: Path, options: Options) -> ImageFinder:
     """Return a finder for the images of an annotation file: beside it, then below the root.
 
-    For a file in a folder "annotations", as in COCO, its parent folder is searched, too.
+    For a file in a folder "annotations", as in COCO, its parent folder is searched, too. The folder that has the file's
+    name holds panoptic PNGs.
     """
     above = [path.parent.parent] if path.parent.name == "annotations" else []
     roots = [path.parent, *above, root]
-    return ImageFinder([folder / "images" for folder in roots if (folder / "images").is_dir()] + roots, options.images)
+    inner = [folder / "images" for folder in roots if (folder / "images").is_dir()]
+    return ImageFinder(inner + roots, options.images, exclude=path.with_suffix(""))
 
 
 def read_categories(content: object, path: Path) -> dict[int, str]:

@@ -121,11 +121,15 @@ def output_name(reference: str) -> str:
 
 
 class ImageFinder:
-    """Finds the images that annotation files refer to, below the folders `roots`."""
+    """Finds the images that annotation files refer to, below the folders `roots`.
 
-    def __init__(self, roots: Iterable[Path], flag: Path | None = None):
+    flag: folder of --images, which replaces them. exclude: folder whose files are no images but labels.
+    """
+
+    def __init__(self, roots: Iterable[Path], flag: Path | None = None, exclude: Path | None = None):
         if flag is not None and not flag.is_dir():
             raise UserError(f"--images {flag}: no such folder")
+        self.exclude = Path(os.path.abspath(exclude)) if exclude else None
         self.roots = [flag] if flag else list(dict.fromkeys(roots))
 
     @cached_property
@@ -133,7 +137,9 @@ class ImageFinder:
         found: dict[str, set[Path]] = {}
         for root in self.roots:
             for path in (path for paths in list_folder(root, IMAGE_SUFFIXES).values() for path in paths):
-                found.setdefault(unicodedata.normalize("NFC", path.name), set()).add(Path(os.path.abspath(path)))
+                full = Path(os.path.abspath(path))
+                if self.exclude not in full.parents:
+                    found.setdefault(unicodedata.normalize("NFC", path.name), set()).add(full)
         return found
 
     def find(self, reference: str, where: str) -> Path:
