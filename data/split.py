@@ -1,7 +1,7 @@
 """Divide a data set in plain folders into train.txt and val.txt, which --dataset Folder reads.
 
-    python -m data.split Photos --val 0.2
-    python -m data.split Photos --val 0.2 --group '^[^_]+'
+    python -m data.split MyPhotos --val 0.2
+    python -m data.split MyPhotos --val 0.2 --group 'photo_(..)'
 
 Classes are balanced by iterative stratification, rare classes first (Sechidis, Tsoumakas, Vlahavas: On the
 Stratification of Multi-Label Data, ECML PKDD 2011, section 3), here of groups of images.
@@ -13,6 +13,9 @@ from pathlib import Path
 
 import numpy as np
 from tqdm import tqdm
+
+if not __package__:  # started as a file from another folder: python PATH/data/split.py
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 import shell
 from data.arguments import Parser
@@ -31,8 +34,8 @@ def stratify(counts: np.ndarray, shares: tuple[float, ...], rng: np.random.Gener
 
     counts: (groups, 1 + classes): images of the group, then its images with each class. shares: of the parts; their sum
     is 1. Takes the class with the fewest images left, and gives its groups, the largest first, to the part where they
-    reduce chi-square most: the sum, over parts and classes, of (images lacking)**2 / (images wanted). The paper looks at
-    the one class only, which leaves frequent classes to chance. Ties are broken at random.
+    reduce chi-square most: the sum, over parts and classes, of (images lacking)**2 / (images wanted). The paper looks
+    at the one class only, which leaves frequent classes to chance. Ties are broken at random.
     """
     part = np.full(len(counts), -1)
     wanted = np.maximum(np.outer(shares, counts.sum(axis=0)), 1e-9)  # (parts, 1 + classes)

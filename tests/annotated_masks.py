@@ -1,13 +1,34 @@
 """Small data sets whose labels are pixels: Supervisely's bitmaps, panoptic PNGs, colours, black and white."""
 
 import base64
+import itertools
 import json
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 
+import cv2
 import numpy as np
 from annotated import CLASSES, COLOURS, Picture, png, save_images
 from PIL import Image
+
+from data import demo
+
+
+def demo_pictures(number: int, step: int = 1, names: Sequence[str] = ("disc", "square", "triangle")) -> list[Picture]:
+    """The demo's drawings, every `step`-th pixel of them, with polygons around their discs, squares and triangles."""
+    pictures: list[Picture] = []
+    for index in itertools.count():
+        image, dense, _, _ = (pixels[::step, ::step] for pixels in demo.draw_sample(index))
+        shapes = []
+        for value, name in enumerate(names, 1):
+            contours, _ = cv2.findContours((dense == value).astype(np.uint8), cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_NONE)
+            shapes += [(name, "polygon", (ring[:, 0] + 0.5).tolist()) for ring in contours if len(ring) > 8]
+        if shapes:
+            pictures.append(Picture(f"photo_{len(pictures):03d}", image, shapes))
+        if len(pictures) == number:
+            break
+    return pictures
 
 
 def write_supervisely(folder: Path, pictures: list[Picture]) -> Path:

@@ -200,6 +200,8 @@ def test_processes_write_the_same(tmp_path):
         (["labelme", "nowhere", "out"], "nowhere: no such file or folder"),
         (["labelme", "in", "out", "--clases", "voc"], "unknown flag --clases: did you mean --classes?"),
         (["labelme", "in", "out", "--images", "nowhere"], "--images nowhere: no such folder"),
+        (["labelme", "in", "out", "--line_width", "nan"], "--line_width nan: must be a number of pixels above 0"),
+        (["labelme", "in", "out", "--split", "../x"], "--split ../x: must be the name of a folder"),
         (["supervisely", "in", "out"], "meta.json: no such file"),
         (["cvat", "in", "out"], "in: no .xml file in it"),
         (["binary", "in", "out"], "images and masks are in one folder"),

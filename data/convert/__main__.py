@@ -45,6 +45,10 @@ def main(argv: list[str] | None = None) -> int:
     kind = KINDS[args.kind]
     if not args.source.exists():
         raise UserError(f"{args.source}: no such file or folder")
+    if not 0 < args.line_width < 1e5:
+        raise UserError(f"--line_width {args.line_width}: must be a number of pixels above 0")
+    if args.split and (Path(args.split).name != args.split or args.split.startswith(".")):
+        raise UserError(f"--split {args.split}: must be the name of a folder, such as train")
     if args.out.resolve().is_relative_to(args.source.resolve()):
         raise UserError(f"{args.out}: is in {args.source}, which the program reads: name a folder outside")
     known = read_known(args.classes)
