@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import annotated
+import annotated_masks
 import numpy as np
 import pytest
 from annotated import Picture
@@ -202,7 +203,7 @@ def undamaged(tmp_path_factory) -> dict[str, Path]:
 
 
 def write(folder: Path, kind: str) -> Path:
-    return getattr(annotated, f"write_{kind}")(folder, PICTURES)
+    return getattr(annotated_masks if kind == "supervisely" else annotated, f"write_{kind}")(folder, PICTURES)
 
 
 @pytest.mark.parametrize(

@@ -146,7 +146,7 @@ def _patch(segmentation: object, where: str, size: tuple[int, int], faults: list
     if not patches:
         raise few[0]
     faults += map(str, few)
-    return polygons.union(patches, size)
+    return polygons.union(patches)
 
 
 def _decode(segmentation: dict, where: str, size: tuple[int, int]) -> Patch:

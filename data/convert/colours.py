@@ -9,7 +9,7 @@ from tqdm import tqdm
 
 from data.convert.pairs import read_pairs
 from data.convert.source import Entry, Options, Region, Source
-from data.images import decode
+from data.images import decode, decoding
 from errors import InputError, UserError
 
 MOST = 254  # colours of a palette that is found
@@ -43,6 +43,10 @@ def read(source: Path, options: Options) -> Source:
     Raises UserError if there are more than MOST colours.
     """
     result = read_pairs(source, options)
+    if result.entries and _is_grey(result.entries[0].record):
+        result.notes.append(
+            f"{result.entries[0].record}: has one channel: masks of class numbers need no conversion, only the check"
+        )
     if options.known:
         result.names, result.unlabelled = [name for name, _ in options.known], False
         return result
@@ -104,6 +108,15 @@ def _packed(path: Path) -> np.ndarray:
         raise InputError(str(error)) from None
     packed = pixels[:, :, :3].astype(np.int32) @ np.array([65536, 256, 1], np.int32)
     return packed if pixels.shape[2] == 3 else np.where(pixels[:, :, 3] > 0, packed, BLACK)
+
+
+def _is_grey(path: Path) -> bool:
+    """Return whether a mask that can be opened has one channel without a palette."""
+    try:
+        with decoding(path), Image.open(path) as image:
+            return image.mode == "L"
+    except UserError:
+        return False
 
 
 def _present(packed: np.ndarray) -> np.ndarray:

@@ -113,7 +113,7 @@ def _patch(tag: str, attributes: dict[str, str], where: str, size: tuple[int, in
     if tag == "polygon":
         return polygons.fill([points], size)
     if tag == "points":
-        return polygons.union([polygons.stroke(point[None], options.line_width, size) for point in points], size)
+        return polygons.union([polygons.stroke(point[None], options.line_width, size) for point in points])
     return polygons.stroke(points, options.line_width, size)
 
 

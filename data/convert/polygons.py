@@ -77,12 +77,17 @@ def turned(ring: np.ndarray, degrees: float, centre: np.ndarray) -> np.ndarray:
     return (ring - centre) @ turn + centre if degrees else ring
 
 
-def union(patches: Sequence[Patch], size: tuple[int, int]) -> Patch:
-    """Return the pixels of any of the patches of an image of (height, width) `size`."""
-    whole = np.zeros(size, bool)
-    for top, left, mask in patches:
-        whole[top : top + mask.shape[0], left : left + mask.shape[1]] |= mask
-    return 0, 0, whole
+def union(patches: Sequence[Patch]) -> Patch:
+    """Return the pixels of any of the patches of one image."""
+    patches = [patch for patch in patches if patch[2].size]
+    if not patches:
+        return 0, 0, np.zeros((0, 0), bool)
+    boxes = [(top, left, top + mask.shape[0], left + mask.shape[1]) for top, left, mask in patches]
+    (top, left), (bottom, right) = np.min(boxes, axis=0)[:2], np.max(boxes, axis=0)[2:]
+    whole = np.zeros((bottom - top, right - left), bool)
+    for y, x, mask in patches:
+        whole[y - top : y - top + mask.shape[0], x - left : x - left + mask.shape[1]] |= mask
+    return int(top), int(left), whole
 
 
 def ellipse(
