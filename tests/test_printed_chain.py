@@ -15,22 +15,7 @@ from data import split
 from errors import UserError
 
 PROGRAMS = {"data.check": check.main, "data.convert": convert.main, "data.split": split.main}
-TINY = [
-    "--pretrained",
-    "none",
-    "--device",
-    "cpu",
-    "--workers",
-    "0",
-    "--layers",
-    "18",
-    "--crop_size",
-    "33",
-    "--max_steps",
-    "2",
-    "--batchsize",
-    "1",
-]
+TINY = "--pretrained none --device cpu --workers 0 --layers 18 --crop_size 33 --max_steps 2 --batchsize 1"
 COLOURS = np.array([[0, 0, 0], [255, 0, 0], [0, 0, 255]], np.uint8)
 
 
@@ -51,7 +36,7 @@ def follow(root: Path, capsys) -> list[str]:
         except UserError as error:
             last = str(error)
         if last.startswith("to train: "):
-            assert train.main([*shlex.split(last)[4:], *TINY, "--logdir", str(root.parent / "log")]) == 0
+            assert train.main([*shlex.split(last)[4:], *TINY.split(), "--logdir", str(root.parent / "log")]) == 0
             return pasted
         line = last.split("draw masks from them: ")[-1].removeprefix("to mend: ")
         pasted.append(shlex.split(line)[2])
