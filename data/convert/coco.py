@@ -115,8 +115,9 @@ def _read_images(
             records[number].append((where, name, annotation.get("segmentation")))
         except InputError as error:
             result.faults.append(str(error))
-            if isinstance(annotation, dict) and annotation.get("image_id") in images:
-                records[annotation["image_id"]].append((where, "", None))
+            number = annotation.get("image_id") if isinstance(annotation, dict) else None
+            if isinstance(number, int) and number in images:
+                records[number].append((where, "", None))
     for number, image in images.items():
         where = f"{path}: {image['file_name']}"
         try:
