@@ -100,10 +100,10 @@ def plain(name: str, batchsize: int, crop_size: int) -> Step:
     foreground = foreground_mask(batch["pseudo"], (feature_size(crop_size),) * 2)
 
     def forward() -> Tensor:
-        low, features = model.backbone(image)
-        logits = model.head(low, features)
+        features = model.backbone(image)
+        logits = model.head(features)
         if model.lorm is not None:
-            return plain_losses(logits, batch, 0.1) + plain_lorm(model.lorm, features, foreground)
+            return plain_losses(logits, batch, 0.1) + plain_lorm(model.lorm, features[-1], foreground)
         full = F.interpolate(logits, size=label.shape[1:], mode="bilinear", align_corners=True)
         return F.cross_entropy(full, label, ignore_index=255)
 

@@ -1,7 +1,7 @@
 """torchvision's ResNet at output stride 8."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -12,22 +12,33 @@ from models.blocks import use_our_layers, with_less_memory
 from models.fused import can_fuse, norm_relu_pool
 
 LAYER3_DILATION = 2
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
 MULTI_GRID = (4, 8, 16)  # dilations of layer4's blocks, CDSP and DeepLabV3 (arXiv:1706.05587, section 3.2.1)
 
 
 class ResNetBackbone(nn.Module):
     """torchvision's ResNet without its classifier, dilated to output stride 8, with a ceil-mode max pool.
 
-    depth: 18, 34, 50, 101 or 152. multi_grid: the dilation of each block of layer4. stride_in_1x1: put the stride of
-    layer2's first block on its first 1x1 convolution, as in released CDSP weights, not on its 3x3.
+    depth: 18, 34, 50, 101 or 152. in_channels: of the images. multi_grid: the dilation of each block of layer4.
+    stride_in_1x1: put the stride of layer2's first block on its first 1x1 convolution, as in released CDSP weights, not
+    on its 3x3.
     grad_checkpointing: in training, keep only the input of each residual block and recompute the rest in the backward
     pass (arXiv:1604.06174). Parameters have torchvision's names.
+
+    channels, strides: of the features that forward() returns. mean, std: of each channel of the images that the start
+    weights were trained on, in units of 0..1.
     """
+
+    strides = (4, 8, 8)
+    mean = IMAGENET_MEAN
+    std = IMAGENET_STD
 
     def __init__(
         self,
         depth: int,
         *,
+        in_channels: int = 3,
         multi_grid: tuple[int, ...] = MULTI_GRID,
         stride_in_1x1: bool = False,
         grad_checkpointing: bool = False,
@@ -38,11 +49,13 @@ class ResNetBackbone(nn.Module):
         self.grad_checkpointing = grad_checkpointing
         resnet = torchvision.models.get_model(f"resnet{depth}", weights=None)
         self.conv1, self.bn1, self.relu = resnet.conv1, resnet.bn1, resnet.relu
+        if in_channels != 3:
+            self.conv1 = nn.Conv2d(in_channels, 64, kernel_size=7, stride=2, padding=3, bias=False)
         self.maxpool = nn.MaxPool2d(kernel_size=3, stride=2, padding=1, ceil_mode=True)
         self.layer1, self.layer2 = resnet.layer1, resnet.layer2
         self.layer3, self.layer4 = resnet.layer3, resnet.layer4
-        self.out_channels: int = resnet.fc.in_features
-        self.low_channels: int = self.out_channels // 8  # of layer1, for DeepLabV3+
+        width: int = resnet.fc.in_features
+        self.channels = (width // 8, width // 4, width)
 
         for layer in (self.layer1, self.layer2, self.layer3, self.layer4):
             for number, block in enumerate(layer):
@@ -56,24 +69,37 @@ class ResNetBackbone(nn.Module):
             first.conv1.stride, first.conv2.stride = (2, 2), (1, 1)
         use_our_layers(self)
 
-    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the features of layer1 (stride 4) and layer4 (stride 8) for normalised images (B, 3, H, W)."""
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        """Return the features of layer1 (stride 4), layer2 and layer4 (stride 8) for normalised images (B, C, H, W)."""
         x = self.conv1(images)
         fused = can_fuse(self.bn1)
         x = norm_relu_pool(x, self.bn1, self.maxpool) if fused else self.maxpool(self.relu(self.bn1(x)))
         low = self._run(self.layer1, x)
-        return low, self._run(self.layer4, self._run(self.layer3, self._run(self.layer2, low)))
+        middle = self._run(self.layer2, low)
+        return low, middle, self._run(self.layer4, self._run(self.layer3, middle))
+
+    def blocks(self) -> list[nn.Module]:
+        """Return the residual blocks, in order."""
+        return [block for layer in (self.layer1, self.layer2, self.layer3, self.layer4) for block in layer]
+
+    def feature_size(self, height: int, width: int) -> tuple[int, int]:
+        """Return the (height, width) of layer4's features for an image of height x width pixels."""
+        return feature_size(height), feature_size(width)
+
+    def depths(self) -> dict[str, int]:
+        """Return {parameter: number of its part}: 0 for the convolution at the input, 1..4 for layer1 to layer4."""
+        return {name: int(name[len("layer")]) if name.startswith("layer") else 0 for name, _ in self.named_parameters()}
 
     def _run(self, layer: nn.Sequential, x: Tensor) -> Tensor:
         if not (self.grad_checkpointing and self.training and torch.is_grad_enabled()):
             return layer(x)
         for block in layer:
-            x = recomputed(block, x)
+            x = recomputed(block, block, x)
         return x
 
 
-def recomputed(block: nn.Module, x: Tensor) -> Tensor:
-    """Return block(x); keep only x for the backward pass, which recomputes the rest.
+def recomputed(block: nn.Module, forward: Callable[..., Tensor], *args) -> Tensor:
+    """Return forward(*args), which is of `block`; keep only args for the backward pass, which recomputes the rest.
 
     The block must not draw random numbers.
     """
@@ -81,7 +107,7 @@ def recomputed(block: nn.Module, x: Tensor) -> Tensor:
     def contexts() -> tuple[contextlib.AbstractContextManager, contextlib.AbstractContextManager]:
         return contextlib.nullcontext(), _own_statistics(block)
 
-    return checkpoint(block, x, use_reentrant=False, context_fn=contexts, preserve_rng_state=False)
+    return checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, preserve_rng_state=False)
 
 
 @contextlib.contextmanager

@@ -9,39 +9,38 @@ from labels import FOREGROUND
 from models.backbone import ResNetBackbone
 from models.foreground import Foreground, find_foreground, foreground_of
 from models.lorm import LoRM
-
-IMAGENET_MEAN = (0.485, 0.456, 0.406)
-IMAGENET_STD = (0.229, 0.224, 0.225)
+from models.timm_backbone import TimmBackbone
 
 
 class Segmenter(nn.Module):
     """A segmentation model for uint8 images.
 
-    head: class from models.aspp. lorm_scope: "foreground" or "all" (models.lorm); None: no LoRM. background: LoRM's
-    background class; None: every class is foreground. freeze_bn: batch norm uses its running statistics in training
-    too.
+    head: class from models.aspp. head_channels: its width. lorm_scope: "foreground" or "all" (models.lorm); None: no
+    LoRM. background: LoRM's background class; None: every class is foreground. freeze_bn: batch norm uses its running
+    statistics in training too.
     """
 
     def __init__(
         self,
-        backbone: ResNetBackbone,
+        backbone: ResNetBackbone | TimmBackbone,
         head: type[nn.Module],
         num_classes: int,
         *,
+        head_channels: int = 256,
         lorm_scope: str | None,
         background: int | None = 0,
         freeze_bn: bool = False,
     ):
         super().__init__()
         self.backbone = backbone
-        self.head = head(backbone.out_channels, backbone.low_channels, num_classes)
-        self.lorm = LoRM(backbone.out_channels, lorm_scope) if lorm_scope else None
+        self.head = head(backbone.channels, num_classes, stride=backbone.strides[-1], width=head_channels)
+        self.lorm = LoRM(backbone.channels[-1], lorm_scope) if lorm_scope else None
         self.num_classes, self.background, self.freeze_bn = num_classes, background, freeze_bn
-        # (3, 1, 1), in units of 0..255, not saved
+        # (C, 1, 1), in units of 0..255, not saved
         self.mean: Tensor
         self.std: Tensor
-        self.register_buffer("mean", 255 * torch.tensor(IMAGENET_MEAN).view(3, 1, 1), persistent=False)
-        self.register_buffer("std", 255 * torch.tensor(IMAGENET_STD).view(3, 1, 1), persistent=False)
+        self.register_buffer("mean", 255 * torch.tensor(backbone.mean).view(-1, 1, 1), persistent=False)
+        self.register_buffer("std", 255 * torch.tensor(backbone.std).view(-1, 1, 1), persistent=False)
 
     def forward(self, images: Tensor, foreground: Foreground | None = None) -> dict[str, Tensor]:
         """Return {"logits": (B, num_classes, h, w)} at the head's stride, and LoRM's loss in training.
@@ -51,15 +50,15 @@ class Segmenter(nn.Module):
         scope "all", the output "lorm_terms" is that number, int64.
         """
         x = (images.permute(0, 3, 1, 2).to(self.mean.dtype) - self.mean) / self.std  # (B, H, W, 3) -> (B, 3, H, W)
-        low, features = self.backbone(x)
-        outputs = {"logits": self.head(low, features)}
+        features = self.backbone(x)
+        outputs = {"logits": self.head(features)}
         if self.training and self.lorm is not None and foreground is not None:
-            outputs |= self.lorm(features, foreground)
+            outputs |= self.lorm(features[-1], foreground)
         return outputs
 
     def foreground(self, pseudo_label: Tensor) -> Foreground:
         """Return the foreground, on the model's device, of a pseudo-label (B, H, W) in CPU memory."""
-        return foreground_of(find_foreground({"pseudo": pseudo_label}, background=self.background), self.mean.device)
+        return foreground_of(self._find_foreground({"pseudo": pseudo_label}), self.mean.device)
 
     def lorm_terms(self, batch: Mapping[str, Tensor]) -> Tensor:
         """Return the number of LoRM's loss terms for a batch, an int64 scalar; 0 for scope "all".
@@ -68,8 +67,12 @@ class Segmenter(nn.Module):
         """
         assert self.lorm is not None
         if FOREGROUND[1] not in batch:
-            batch = find_foreground(batch, background=self.background)
+            batch = self._find_foreground(batch)
         return self.lorm.num_terms(batch[FOREGROUND[1]])
+
+    def _find_foreground(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        size = self.backbone.feature_size(*batch["pseudo"].shape[1:])
+        return find_foreground(batch, size=size, background=self.background)
 
     def train(self, mode: bool = True) -> "Segmenter":
         super().train(mode)

@@ -43,8 +43,8 @@ def test_every_model_trains_at_odd_sizes_and_every_parameter_gets_a_gradient(nam
 def test_c9_every_depth(layers, channels):
     with torch.device("meta"):
         backbone = ResNetBackbone(layers)
-        low, features = backbone(torch.zeros(1, 3, 65, 33))
-    assert backbone.out_channels == channels
+        low, middle, features = backbone(torch.zeros(1, 3, 65, 33))
+    assert backbone.channels == (low.shape[1], middle.shape[1], channels)
     assert low.shape == (1, channels // 8, 17, 9)
     assert features.shape == (1, channels, feature_size(65), feature_size(33)) == (1, channels, 9, 5)
 
@@ -69,7 +69,7 @@ def test_feature_size_is_what_the_backbone_gives():
     with torch.device("meta"):
         backbone = ResNetBackbone(18).eval()
         for size in (*range(1, 40), 97, 240, 465, 512):
-            assert backbone(torch.empty(1, 3, size, size))[1].shape[2] == feature_size(size)
+            assert backbone(torch.empty(1, 3, size, size))[-1].shape[2] == feature_size(size)
 
 
 def test_aspp_is_the_reference():
