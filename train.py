@@ -72,7 +72,9 @@ def train(cfg: Config, group: Group, run: Run) -> int:
     train_loader, val_loader = get_loader(cfg, "train", group), get_loader(cfg, "val", group)
     train_set, val_set, sampler = train_loader.dataset, val_loader.dataset, train_loader.sampler
     checks.check_setup(group, {"training list": train_set, "validation list": val_set}, sampler.order(epoch=0))
-    check_sample(train_set.files, val_set.files, cfg.numclasses, data_check_command(cfg), group.map)
+    check_sample(
+        train_set.files, val_set.files, cfg.numclasses, data_check_command(cfg), group.map, train_set.label_map
+    )
     classes = read_classes(cfg.classes, cfg.numclasses)
     log_data(cfg, train_set, val_set)
 

@@ -72,9 +72,15 @@ def group_names(names: list[str], pattern: str) -> list[str]:
     return [match[1 if compiled.groups else 0] or "" for match in matches if match]
 
 
-def find_pairs(root: Path, image_path: str, label_path: str) -> dict[str, Path]:
-    """Return {image name: mask} of plain folders. Raises UserError if a folder or a mask is missing."""
-    split = Split({"image": root / image_path, "label": root / label_path}, plain=True)
+def find_pairs(
+    root: Path, image_path: str, label_path: str, image_suffix: str = "", label_suffix: str = ""
+) -> dict[str, Path]:
+    """Return {image name: mask} of plain folders. Raises UserError if a folder or a mask is missing.
+
+    image_suffix, label_suffix: ends of the names of images and masks, which the name that pairs them lacks.
+    """
+    endings = {"image": image_suffix, "label": label_suffix}
+    split = Split({"image": root / image_path, "label": root / label_path}, plain=True, endings=endings)
     for folder in split.folders.values():
         if not folder.is_dir():
             raise UserError(f"{folder}: no such folder; --image_path and --label_path name others")
@@ -85,7 +91,9 @@ def find_pairs(root: Path, image_path: str, label_path: str) -> dict[str, Path]:
     for name, files in match_files(split, list_folder):
         masks = [path for path in files["label"] if path.name.lower().endswith(LABEL_SUFFIXES)]
         if not masks:
-            raise UserError(f"{files['image'][0]}: an image without a mask: add {name}.png, or move the image away")
+            raise UserError(
+                f"{files['image'][0]}: an image without a mask: add {name}{label_suffix}.png, or move the image away"
+            )
         pairs[name] = masks[0]
     if len(pairs) < 2:
         raise UserError(f"{root / image_path}: {len(pairs)} image(s): a split needs at least 2")
@@ -129,7 +137,8 @@ def main(argv: list[str] | None = None) -> None:
     for path in lists:
         if path.exists():
             raise UserError(f"{path}: exists: remove it to split the data again")
-    pairs = find_pairs(args.root, args.image_path, args.label_path)
+    ends = {"image_suffix": args.image_suffix, "label_suffix": args.label_suffix}
+    pairs = find_pairs(args.root, args.image_path, args.label_path, **ends)
     names = list(pairs)
     groups = group_names(names, args.group)
     found = presence(list(pairs.values()))
@@ -142,6 +151,7 @@ def main(argv: list[str] | None = None) -> None:
     print(f"{lists[0]}: {(~in_val).sum()} images; {lists[1]}: {in_val.sum()} images{by_group}")
     folders = [("--image_path", args.image_path, "images"), ("--train_path", args.label_path, "masks")]
     folders.append(("--val_path", args.label_path, "masks"))
+    folders += [(f"--{name}", value, "") for name, value in ends.items()]
     words = [word for flag, value, default in folders if value != default for word in (flag, value)]
     print(f"to check it: {shell.python_command('-m', 'data.check', args.root, *words)}")
 
@@ -169,6 +179,8 @@ def parser() -> Parser:
     add("--group", default="", metavar="PATTERN", help=group)
     add("--seed", type=int, default=0, metavar="N", help="another number gives another split")
     add("--image_path", default="images", metavar="DIR", help="folder of the images, relative to DIR")
+    add("--image_suffix", default="", metavar="TEXT", help="end of the images' names, as in train.py")
+    add("--label_suffix", default="", metavar="TEXT", help="end of the masks' names, such as _mask, as in train.py")
     add("--label_path", default="masks", metavar="DIR", help="folder of the masks, relative to DIR")
     return parser
 
