@@ -18,14 +18,16 @@ MIN_SIZE = 7  # pixels; a smaller side gives a 1x1 feature map, which torch.expo
 
 
 def trace(graph: WholeImage) -> ExportedProgram:
-    """Return the module traced by torch.export, for any number of images with sides of at least MIN_SIZE or graph.min_size pixels."""
+    """Return the module traced by torch.export, for any number of images with sides of MIN_SIZE pixels or more.
+
+    For some models, graph.min_size is a larger limit.
+    """
     # Sizes above 1 that are not multiples of each other: torch.export takes none for a constant or for another.
     example = torch.zeros(2, 65, 97, 3, dtype=torch.uint8)
     least = max(MIN_SIZE, graph.min_size)
-    sizes = {0: Dim("batch"), 1: Dim("height", min=least), 2: Dim("width", min=least)}
+    sizes = {0: Dim.DYNAMIC, 1: Dim.DYNAMIC(min=least), 2: Dim.DYNAMIC(min=least)}
     with torch.no_grad():
-        # What torch.export cannot prove about sizes, such as that features of stride 4 are larger than those of stride 8,
-        # is checked when the file runs.
+        # What torch.export cannot prove about sizes, such as which features are larger, is checked when the file runs.
         return torch.export.export(
             graph, (example,), dynamic_shapes={"images": sizes}, prefer_deferred_runtime_asserts_over_guards=True
         )

@@ -172,7 +172,7 @@ class DeepLabV3PlusMultiHead(nn.Module):
 
     ASPP at the deepest stride, then for each finer one: upsampling, concatenation with a 1x1 convolution of its
     features (64 channels, or 32 at the finest), and a 3x3 convolution (arXiv:1911.10194, section 3.1, but with full
-    instead of separable convolutions). Logits at the finest stride.
+    instead of separable convolutions). No dropout. Logits at the finest stride.
     """
 
     def __init__(self, channels: Sequence[int], num_classes: int, *, stride: int = 8, width: int = 256):
@@ -181,7 +181,7 @@ class DeepLabV3PlusMultiHead(nn.Module):
         reduced = [32, *[64] * (len(channels) - 2)][: len(channels) - 1]
         self.reduce = nn.ModuleList(_conv_bn_relu(*pair, 1) for pair in zip(channels, reduced, strict=False))
         self.fuse = nn.ModuleList(_conv_bn_relu(width + extra, width, 3) for extra in reduced)
-        self.classifier = nn.Sequential(nn.Dropout(0.1), nn.Conv2d(width, num_classes, 1))
+        self.classifier = nn.Conv2d(width, num_classes, 1)
 
     def forward(self, features: Sequence[Tensor]) -> Tensor:
         x = F.relu(self.aspp(features[-1]))

@@ -186,7 +186,7 @@ def _shapes(body: Any, facts: Facts, size: tuple[int, int], in_channels: int) ->
 def _features(body: Any, images: Tensor, facts: Facts) -> tuple[Tensor, ...]:
     padded = images
     if facts.multiple > 1:  # without further conditions on sizes, which torch.export would specialise on
-        below, right = (-size % facts.multiple for size in images.shape[2:])
+        below, right = ((facts.multiple - size % facts.multiple) % facts.multiple for size in images.shape[2:])
         padded = F.pad(images, (0, right, 0, below))
     found = body.forward_intermediates(
         padded, indices=facts.indices, norm=facts.norm, output_fmt="NCHW", intermediates_only=True

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from errors import UserError
@@ -43,14 +44,25 @@ def read_timm_weights(backbone: nn.Module, pretrained: str, read: Callable[[Path
     elif not backbone.body.pretrained_cfg.get("hf_hub_id") and not backbone.body.pretrained_cfg.get("url"):
         raise UserError(f"--pretrained imagenet: timm has no weights of {backbone.name}: give a FILE, or use none")
     try:
-        body = create(backbone.name, backbone.facts, **options)
+        body, random = _seeded(backbone, **options), _seeded(backbone).state_dict()
     except (OSError, RuntimeError, ValueError, LookupError, AttributeError) as error:  # no network; weights do not fit
         problem = " ".join(str(error).split())[:160]
         remedy = "connect, give a FILE, or use --pretrained none" if content is None else "give a file of this network"
         raise UserError(
             f"--pretrained {pretrained}: no weights for timm:{backbone.name} ({problem}): {remedy}"
         ) from None
-    return StartWeights(source, {PREFIX + name: value for name, value in body.state_dict().items()})
+    # timm leaves weights random that it does not find. Of those found, no matrix or kernel is as it was.
+    weights = body.state_dict()
+    left = {name for name, value in weights.items() if value.ndim > 1 and torch.equal(value, random[name])}
+    if len(left) == sum(value.ndim > 1 for value in weights.values()):
+        raise UserError(f"--pretrained {pretrained}: has no weights of timm:{backbone.name}: give a file of this network")
+    return StartWeights(source, {PREFIX + name: value for name, value in weights.items() if name not in left})
+
+
+def _seeded(backbone: TimmBackbone, **options) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return create(backbone.name, backbone.facts, **options)
 
 
 def _read(path: Path, read: Callable[[Path], dict]) -> dict[str, Tensor]:
@@ -69,7 +81,8 @@ def _read(path: Path, read: Callable[[Path], dict]) -> dict[str, Tensor]:
 def _renamed(content: Mapping[str, Tensor], body: nn.Module) -> dict[str, Tensor]:
     """Return the content under the names of `body` if no name of it is known but all shapes agree in order."""
     names = body.state_dict()
-    if any(name.removeprefix("module.") in names for name in content):
+    content = {name.removeprefix("module."): value for name, value in content.items()}
+    if any(name in names for name in content):
         return dict(content)
     pairs = list(zip(names.items(), content.values(), strict=False))
     if len(content) < len(names) or any(ours.shape != value.shape for (_, ours), value in pairs):

@@ -20,7 +20,7 @@ from errors import UserError
 from evaluation.predictor import Predictor
 from exporting import graph
 from exporting.check import compare_outputs
-from exporting.graph import KEYS, ExportedModel
+from exporting.graph import KEYS, MIN_SIZE, ExportedModel
 from exporting.onnx import OnnxModel
 from exporting.torch_export import TorchModel, trace
 
@@ -149,7 +149,7 @@ def test_onnx_file_runs_without_this_repository(onnx_file):
         ("probs", "tensor(float)", ["batch", 5, "height", "width"]),
     ]
     content = session.get_modelmeta().custom_metadata_map
-    assert set(content) == set(KEYS)
+    assert set(content) == {*KEYS, MIN_SIZE}
     assert json.loads(content["colours"])[3] == "#ff0000"
     proto = onnx.load(onnx_file)
     assert [item.version for item in proto.opset_import] == [20]
