@@ -6,7 +6,7 @@ from functools import partial
 
 import torch
 from torch import nn
-from torch.optim import SGD, Optimizer
+from torch.optim import Optimizer
 
 import config
 import models
@@ -25,8 +25,9 @@ from models import pretrained
 from models.amp import LossScaler
 from models.average import WeightAverage
 from models.compiled import compile_blocks
+from models.optimizers import make_optimizer
+from models.parameter_groups import parameter_groups
 from models.pretrained import StartWeights
-from models.sgd import FusedSGD
 from runs import checkpoint
 from runs.log import progress_bar
 from runs.state import TrainState
@@ -89,6 +90,7 @@ def _build(cfg: Config) -> models.Segmenter:
         stride_in_1x1=cfg.stride_in_1x1,
         head_init=cfg.head_init,
         freeze_bn=cfg.freeze_bn,
+        freeze_backbone=cfg.freeze_backbone,
         grad_checkpointing=cfg.grad_checkpointing,
         lorm_scope=cfg.lorm_scope,
         background=cfg.background_class,
@@ -176,17 +178,21 @@ def _saved_class_weights(cfg: Config, train_set: SegmentationDataset, saved: dic
     return saved.get("class_weights") if saved["listing"] == digest(train_set.listing) else None
 
 
-def get_optimizer(cfg: Config, raw_model: nn.Module, group: Group, lr: float) -> Optimizer:
-    """Return SGD over the trained parameters; with --zero1 its state is sharded over the processes."""
-    parameters = [parameter for parameter in raw_model.parameters() if parameter.requires_grad]
-    options: dict = {"lr": lr, "momentum": cfg.momentum, "weight_decay": cfg.wdecay}
-    # On the CPU torch's fused SGD rounds differently, and saves less than 1 % of a step.
-    kind = FusedSGD if group.device.type == "cuda" else SGD
-    if not (cfg.zero1 and group.backend):
-        return kind(parameters, **options)
-    from torch.distributed.optim import ZeroRedundancyOptimizer  # imported here because it takes a second
-
-    return ZeroRedundancyOptimizer(parameters, optimizer_class=kind, **options)
+def get_optimizer(cfg: Config, raw_model: models.Segmenter, group: Group, lr: float) -> Optimizer:
+    """Return --optimizer over the trained parameters; with --zero1 its state is sharded over the processes."""
+    groups = parameter_groups(
+        raw_model,
+        weight_decay=cfg.wdecay,
+        decay_norm_bias=cfg.decay_norm_bias,
+        layer_decay=cfg.layer_decay,
+        head_lr_factor=cfg.head_lr_factor,
+    )
+    factors = [part["lr_factor"] for part in groups]
+    rates = f"{len(groups)} parameter group(s), lr x {min(factors):.3g} to x {max(factors):.3g}"
+    log.log(logging.INFO if len(groups) > 1 else logging.DEBUG, f"optimizer: {cfg.optimizer}, {rates}")
+    options = {"momentum": cfg.momentum} if cfg.optimizer == "sgd" else {"betas": cfg.betas}
+    on_cuda, sharded = group.device.type == "cuda", bool(cfg.zero1 and group.backend)
+    return make_optimizer(cfg.optimizer, groups, fused=on_cuda, sharded=sharded, lr=lr, **options)
 
 
 def get_state(
@@ -207,7 +213,7 @@ def get_state(
     scaler = LossScaler(group.device, enabled=cfg.amp == "fp16")
     ema = WeightAverage(raw_model, cfg.ema) if cfg.ema else None
     state = TrainState(raw_model, model, optimizer, scaler, ema, origin=origin, class_weights=class_weights)
-    state.listing = digest(train_set.listing)
+    state.listing, state.clip_grad = digest(train_set.listing), cfg.clip_grad
     torch.manual_seed(cfg.seed + group.rank)
     if saved is None:
         return state
@@ -234,6 +240,6 @@ def get_summary(cfg: Config, group: Group, criterion: Criterion) -> Summary:
         crop_size=cfg.crop_size,
         amp=cfg.amp,
         ema=cfg.ema > 0,
-        momentum=cfg.momentum > 0,
+        optimizer_states=2 if cfg.optimizer == "adamw" else int(cfg.momentum > 0),
         momentum_shards=group.world_size if cfg.zero1 else 1,
     )

@@ -8,7 +8,7 @@ torchrun --nnodes 2 --nproc_per_node 8 --rdzv_backend c10d --rdzv_endpoint HOST:
 
 import logging
 import sys
-from itertools import islice
+from itertools import islice, takewhile
 
 import config
 import program
@@ -118,20 +118,19 @@ def train_one_epoch(
     Validates and saves checkpoints between steps if due. Raises Stopped on all ranks if any rank got a signal.
     """
     loader.sampler.set_position(state.epoch, state.samples)
-    num_steps = loader.sampler.steps_left
-    if cfg.max_steps:
-        num_steps = min(num_steps, max(0, cfg.max_steps - state.step))
-    steps = islice(batched(loader, cfg.accum_steps), num_steps)
+    num_steps = schedule.steps_left(cfg, state, loader.sampler)
+    steps = takewhile(lambda _: not state.stops_early(cfg.patience), batched(loader, cfg.accum_steps))
     start_training(cfg, state)
-    for micro_batches in run.metrics.steps(steps, total=num_steps, title=epoch_title(cfg, state)):
+    for micro_batches in run.metrics.steps(islice(steps, num_steps), total=num_steps, title=epoch_title(cfg, state)):
         # Validate after the previous step only now: a run stopped during this validation repeats it when resumed.
         if schedule.step_validation(cfg, state):
             average_batch_norm(group, state)
-            result = validate(cfg, group, run, state, val_loader, classes)
-            is_best = state.note_score(result["miou"])
+            result, is_best = validate(cfg, group, run, state, val_loader, classes)
             log.info(f"{epoch_title(cfg, state)}, step {state.step}: {score_text(result, is_best, state)}")
             if is_best:
                 run.save(state, "best.pt")
+            if state.stops_early(cfg.patience):
+                continue  # to the end of `steps`
             start_training(cfg, state)
         train_step(cfg, group, run, state, criterion, micro_batches, lr_schedule)
         if schedule.step_checkpoint(cfg, state):
@@ -181,7 +180,7 @@ def train_step(
     state.update(lr, num_images)
     scaling = state.scaler.counts if state.scaler.is_enabled() else None
     losses = criterion.by_name(group.sum(parts))
-    run.metrics.log_step(state.epoch + 1, state.step, losses, parts, lr, num_images, scaling)
+    run.metrics.log_step(state.epoch + 1, state.step, losses, parts, lr, num_images, scaling, state.grad_norm)
     run.step_done()
     if check:
         checks.check_weights(group, state.raw_model, buffers_averaged=False)
@@ -201,8 +200,7 @@ def finish_epoch(
     names, line = [], f"{epoch_title(cfg, state)}: {run.metrics.loss_text()}"
     if schedule.epoch_validation(cfg, state):
         is_last = schedule.last_validation(cfg, state)
-        result = validate(cfg, group, run, state, val_loader, classes, is_last=is_last)
-        is_best = state.note_score(result["miou"])
+        result, is_best = validate(cfg, group, run, state, val_loader, classes, is_last=is_last)
         line += f", {score_text(result, is_best, state)}"
         names += ["best.pt"] if is_best else []
     if loader.sampler.is_through(state.samples):  # and not at --max_steps
@@ -223,10 +221,11 @@ def average_batch_norm(group: Group, state: TrainState) -> None:
 
 def validate(
     cfg: Config, group: Group, run: Run, state: TrainState, loader: EvalLoader, classes: Classes, *, is_last=False,
-) -> Scores:  # fmt: skip
-    """Score the validation list, each image once and at its own size. Log and return the scores. Collective.
+) -> tuple[Scores, bool]:  # fmt: skip
+    """Score the validation list, each image once and at its own size. Collective.
 
-    is_last: also log the table of classes and write the report. Raises Stopped if any rank got a signal.
+    Log and return the scores, and whether they are the best so far. is_last, or at the end of --patience: also log the
+    table of classes and write the report. Raises Stopped if any rank got a signal.
     """
     torch.backends.cudnn.benchmark = False
     predictor = Predictor(state.eval_model.eval(), batch_size=cfg.val_batchsize, amp=cfg.amp)
@@ -235,14 +234,15 @@ def validate(
     pictures = [(example.image, example.label, example.predicted) for example in result.examples]
     panels = [panel(*maps, classes.colours, cfg.background_class) for maps in pictures]
     run.metrics.log_validation(state.epoch + 1, state.step, result.scores, classes.names, panels)
-    if is_last:
+    if state.best_miou < 0:  # the first validation
+        check_validation(result.scores["acc"], data_check_command(cfg))
+    is_best = state.note_score(result.scores["miou"])
+    if is_last or state.stops_early(cfg.patience):
         log.info(table(result.scores, classes.names))
         if group.is_main:
             assert run.folder is not None
             write_run_report(run.folder, state.step, cfg, result)
-    if state.best_miou < 0:  # the first validation
-        check_validation(result.scores["acc"], data_check_command(cfg))
-    return result.scores
+    return result.scores, is_best
 
 
 if __name__ == "__main__":

@@ -44,8 +44,8 @@ def build(
     """Return a Segmenter with random weights. name: a key of MODELS. layers: 18, 34, 50, 101 or 152.
 
     head_init: initialisation of the head and LoRM, "default" (torch's) or "release" (init_as_released()). in_channels,
-    stride_in_1x1 and grad_checkpointing: as in ResNetBackbone. lorm_scope: as in LoRM. options: background and
-    freeze_bn, as in Segmenter.
+    stride_in_1x1 and grad_checkpointing: as in ResNetBackbone. lorm_scope: as in LoRM. options: background,
+    freeze_bn and freeze_backbone, as in Segmenter.
     """
     kind = MODELS[name]
     backbone = ResNetBackbone(

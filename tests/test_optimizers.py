@@ -1,4 +1,4 @@
-"""SGD in one kernel, as on CUDA: the steps of plain SGD, with and without a loss scale, and exchangeable states."""
+"""SGD and AdamW in one kernel, as on CUDA: steps of the plain ones, with and without a loss scale; exchangeable states."""
 
 import copy
 
@@ -7,14 +7,15 @@ import torch
 from conftest import flags
 from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
-from torch.optim import SGD, Optimizer
+from torch.optim import SGD, AdamW, Optimizer
 
 import build
 import config
+import models
 from distributed.group import Group
 from distributed.join import process_group
 from models.amp import LossScaler
-from models.sgd import FusedSGD
+from models.optimizers import FusedAdamW, FusedSGD
 
 OPTIONS = {"lr": 0.5, "weight_decay": 0.125}
 
@@ -88,8 +89,12 @@ def test_shards_of_the_state_are_fused_too():
         assert optimizer.state_dict()["state"][0]["momentum_buffer"] == -1.6875
 
 
-@pytest.mark.parametrize(("device", "kind"), [("cpu", SGD), ("cuda", FusedSGD)])
-def test_cuda_gets_the_fused_one(tmp_path, device, kind):
-    cfg = config.parse(flags(dataset_path=tmp_path))
-    optimizer = build.get_optimizer(cfg, nn.Linear(1, 1), Group(torch.device(device)), 0.5)
+KINDS = [("sgd", "cpu", SGD), ("sgd", "cuda", FusedSGD), ("adamw", "cpu", AdamW), ("adamw", "cuda", FusedAdamW)]
+
+
+@pytest.mark.parametrize(("name", "device", "kind"), KINDS)
+def test_cuda_gets_the_fused_one(tmp_path, name, device, kind):
+    cfg = config.parse(flags(dataset_path=tmp_path, optimizer=name))
+    model = models.build(cfg.model_type, layers=18, num_classes=5)
+    optimizer = build.get_optimizer(cfg, model, Group(torch.device(device)), 0.5)
     assert type(optimizer) is kind
