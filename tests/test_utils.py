@@ -35,7 +35,13 @@ def test_optimizer_follows_its_flags(demo_root):
     optimizer = build.get_optimizer(given, model, ALONE, 0.5)
     assert type(optimizer) is torch.optim.SGD  # one process has all of the state, also with --zero1
     [group] = optimizer.param_groups
-    assert {"lr": 0.5, "momentum": 0.7, "weight_decay": 0.03, "lr_factor": 1.0, "maximize": False}.items() <= group.items()
+    assert {
+        "lr": 0.5,
+        "momentum": 0.7,
+        "weight_decay": 0.03,
+        "lr_factor": 1.0,
+        "maximize": False,
+    }.items() <= group.items()
     assert [id(parameter) for parameter in group["params"]] == [id(parameter) for parameter in model.parameters()]
     adamw = build.get_optimizer(cfg(demo_root, optimizer="adamw", wdecay=0.03), model, ALONE, 0.5)
     assert type(adamw) is torch.optim.AdamW
