@@ -51,6 +51,8 @@ def get_start(cfg: Config, group: Group, saved: dict | None) -> tuple[Config, St
             log.info(f"--stride_in_1x1 is {'on' if stride_in_1x1 else 'off'}, as in the checkpoint")
         return dataclasses.replace(cfg, stride_in_1x1=stride_in_1x1), None
     read = partial(pretrained.read_start_weights, cfg.pretrained, cfg.layers, checkpoint.read)
+    if cfg.freeze_backbone and cfg.pretrained == "none":
+        log.warning(f"--freeze_backbone {cfg.freeze_backbone} with --pretrained none: frozen weights stay random")
     start, needed = group.on_main(read, f"loading --pretrained {cfg.pretrained}"), False
     if start is not None:
         needed = pretrained.needs_stride_in_1x1(start.state_dict, f"--pretrained {start.source}") and cfg.layers >= 50

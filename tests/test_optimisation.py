@@ -103,7 +103,7 @@ def test_run_is_a_plain_loop_with_torchs_adamw_on_any_processes(demo_flags, floa
             torch.testing.assert_close(state["exp_avg"], whole["optimizer"]["state"][number]["exp_avg"])
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_killed_and_resumed_run_ends_the_same_bit_for_bit(demo_flags, tmp_path, world_size):
     """SIGKILL to each process, in mid-epoch. Two processes share AdamW's state."""
     more = {"epochs": 3 * world_size, "val_epoch_frequency": 0, "save_step_frequency": 3, "amp": "bf16", "ema": 0.9}
