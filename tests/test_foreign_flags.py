@@ -68,7 +68,8 @@ def test_the_table_names_flags_that_exist_and_no_name_of_ours():
     for name, sentences in foreign_flags().items():
         for sentence in sentences:
             named = set(re.findall(r"--(\w+)", sentence)) - TORCHRUN_FLAGS
-            assert any(named <= {*reader.flags, "config", "no_augment", "no_decay_norm_bias"} for reader in READERS), sentence
+            known = {"config", "no_augment", "no_decay_norm_bias"}
+            assert any(named <= {*reader.flags, *known} for reader in READERS), sentence
             assert ";" not in sentence  # which separates the flags of a message
         # A name that every program has is never looked up.
         assert any(name not in {**reader.flags, **reader.aliases} for reader in READERS), name
