@@ -11,8 +11,7 @@ from torch.optim import Optimizer
 import config
 import models
 from config import Config
-from config.losses import parse_loss, read_class_weights
-from data import histogram
+from config.losses import parse_loss
 from data.dataset import SegmentationDataset
 from distributed.batch_norm import SyncBatchNorm, synchronize
 from distributed.checks import digest
@@ -20,7 +19,6 @@ from distributed.group import Group
 from errors import UserError
 from labels import MAPS
 from losses.criterion import NEEDS, TERMS, Criterion
-from losses.label_losses import PIXEL_LOSSES
 from models import pretrained
 from models.amp import LossScaler
 from models.average import WeightAverage
@@ -29,7 +27,6 @@ from models.optimizers import make_optimizer
 from models.parameter_groups import parameter_groups
 from models.pretrained import StartWeights
 from runs import checkpoint
-from runs.log import progress_bar
 from runs.state import TrainState
 from runs.summary import Summary, summarize
 from utils import resolve_amp
@@ -50,9 +47,9 @@ def get_start(cfg: Config, group: Group, saved: dict | None) -> tuple[Config, St
         if stride_in_1x1 != cfg.stride_in_1x1:
             log.info(f"--stride_in_1x1 is {'on' if stride_in_1x1 else 'off'}, as in the checkpoint")
         return dataclasses.replace(cfg, stride_in_1x1=stride_in_1x1), None
-    read = partial(pretrained.read_start_weights, cfg.pretrained, cfg.layers, checkpoint.read)
     if cfg.freeze_backbone and cfg.pretrained == "none":
         log.warning(f"--freeze_backbone {cfg.freeze_backbone} with --pretrained none: frozen weights stay random")
+    read = partial(_read_start_weights, cfg)
     start, needed = group.on_main(read, f"loading --pretrained {cfg.pretrained}"), False
     if start is not None:
         needed = pretrained.needs_stride_in_1x1(start.state_dict, f"--pretrained {start.source}") and cfg.layers >= 50
@@ -61,6 +58,14 @@ def get_start(cfg: Config, group: Group, saved: dict | None) -> tuple[Config, St
         log.info(pretrained.STRIDE_IS_SET.format(path=f"--pretrained {cfg.pretrained}"))
         cfg = dataclasses.replace(cfg, stride_in_1x1=True)
     return cfg, start
+
+
+def _read_start_weights(cfg: Config) -> StartWeights:
+    if cfg.backbone == models.RESNET:
+        return pretrained.read_start_weights(cfg.pretrained, cfg.layers, checkpoint.read)
+    from models.timm_weights import read_timm_weights
+
+    return read_timm_weights(_build(cfg).backbone, cfg.pretrained, checkpoint.read)
 
 
 def get_model(cfg: Config, group: Group, start: StartWeights | None = None) -> tuple[models.Segmenter, nn.Module]:
@@ -87,9 +92,7 @@ def get_model(cfg: Config, group: Group, start: StartWeights | None = None) -> t
 def _build(cfg: Config) -> models.Segmenter:
     model = models.build(
         cfg.model_type,
-        layers=cfg.layers,
-        num_classes=cfg.numclasses,
-        stride_in_1x1=cfg.stride_in_1x1,
+        **cfg.architecture,
         head_init=cfg.head_init,
         freeze_bn=cfg.freeze_bn,
         freeze_backbone=cfg.freeze_backbone,
@@ -97,6 +100,7 @@ def _build(cfg: Config) -> models.Segmenter:
         lorm_scope=cfg.lorm_scope,
         background=cfg.background_class,
     )
+    models.freeze_unused(model)
     if model.lorm is not None and "lorm" not in active_terms(cfg):
         model.lorm.requires_grad_(False)  # DDP waits for the gradient of every parameter that requires one
     return model
@@ -143,41 +147,6 @@ def get_criterion(
         focal_gamma=cfg.focal_gamma,
         ohem_fraction=cfg.ohem_fraction,
     )
-
-
-def get_class_weights(
-    cfg: Config, group: Group, train_set: SegmentationDataset, saved: dict | None = None
-) -> list[float] | None:
-    """Return the class weights of --class_weights, equal on all ranks, or None if unweighted. Collective.
-
-    For --class_weights balanced, each rank counts a share of the labels. saved: content of the resumed checkpoint, or
-    None. Its class weights are used again if the training list, label folder and classes are unchanged.
-    """
-    if cfg.class_weights == "none":
-        return None
-    if "seg" not in active_terms(cfg) or not set(parse_loss(cfg.loss)) & set(PIXEL_LOSSES):
-        log.warning(f"--class_weights {cfg.class_weights} is not used: no loss is ce, focal or ohem")
-        return None
-    counted = _saved_class_weights(cfg, train_set, saved) if cfg.class_weights == "balanced" else None
-    weights = counted or read_class_weights(cfg.class_weights, cfg.numclasses)
-    if weights is None:
-        own = [files["label"] for files in train_set.files[group.rank :: group.world_size]]
-        bar = partial(progress_bar, total=len(own), title="counting labels", enabled=group.is_main)
-        counts = torch.from_numpy(histogram.count_labels(own, cfg.numclasses, bar))
-        weights = histogram.class_weights(group.sum(counts).numpy()).tolist()
-    weights = group.broadcast(weights)  # a file may differ between machines
-    values = ", ".join(f"{number}: {weight:.4g}" for number, weight in enumerate(weights))
-    source = ", from the checkpoint" if counted else ""
-    log.info(f"class weights (--class_weights {cfg.class_weights}{source}): {values}")
-    return weights
-
-
-def _saved_class_weights(cfg: Config, train_set: SegmentationDataset, saved: dict | None) -> list[float] | None:
-    """Return the checkpoint's class weights if its training list, labels and classes are unchanged, else None."""
-    flags = ("class_weights", "numclasses", "dataset", "train_path")
-    if saved is None or any(saved["config"].get(name) != getattr(cfg, name) for name in flags):
-        return None
-    return saved.get("class_weights") if saved["listing"] == digest(train_set.listing) else None
 
 
 def get_optimizer(cfg: Config, raw_model: models.Segmenter, group: Group, lr: float) -> Optimizer:

@@ -19,7 +19,8 @@ if __name__ == "__main__":
 import torch
 
 import schedule
-from build import get_class_weights, get_criterion, get_model, get_optimizer, get_start, get_state, get_summary
+from build import get_criterion, get_model, get_optimizer, get_start, get_state, get_summary
+from class_weights import get_class_weights
 from config import Config
 from config.flags import per_rank
 from data.classes import Classes, read_classes

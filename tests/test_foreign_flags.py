@@ -22,7 +22,7 @@ EXPECTED = {
     "--pdb_path": "--dataset_path is the root folder of the data",
     "--gpus": "torchrun --nproc_per_node=N starts N of them",
     "--optimizer_type": "--optimizer is sgd, with --momentum, or adamw, with --betas",
-    "--backbone": "--model_type chooses the architecture, --layers the depth",
+    "--encoder_name": "use --backbone, such as timm:convnext_tiny",
     "--early_stopping": "--patience N ends the run after N validations without a better mIoU",
     "--lr-gamma": "--schedule is cosine (to 0), poly (to 0, with power 0.9) or constant",
     "--norm-weight-decay": "--no_decay_norm_bias leaves norms and biases without weight decay",

@@ -65,6 +65,29 @@ def test_what_the_backbone_exempts_has_no_decay():
     assert settings(model)["backbone.conv1.weight"] == (1.0, 0.05)
 
 
+def test_vits_groups_are_timms():
+    """timm's own groups, for its network with its own head: layer-wise decay by block, and no decay on embeddings."""
+    timm = pytest.importorskip("timm", reason="timm is not installed")
+    optim = pytest.importorskip("timm.optim")
+    name = "vit_tiny_patch16_224"
+    theirs = timm.create_model(name, num_classes=4)
+    names = {id(parameter): name for name, parameter in theirs.named_parameters()}
+    expected = {
+        names[id(parameter)]: (group["lr_scale"], group["weight_decay"])
+        for group in optim.param_groups_layer_decay(
+            theirs, weight_decay=0.05, layer_decay=0.75, no_weight_decay_list=theirs.no_weight_decay()
+        )
+        for parameter in group["params"]
+    }
+    model = models.build("linear", num_classes=4, backbone=f"timm:{name}")
+    found = settings(model, layer_decay=0.75, decay_norm_bias=False)
+    assert len(found) == len(list(model.parameters()))
+    for name, values in found.items():
+        ours = name.removeprefix("backbone.body.")
+        assert values == pytest.approx(expected[ours] if ours in expected else (1.0, values[1])), name
+    assert found["backbone.body.pos_embed"] == pytest.approx((0.75**13, 0.0))  # below 12 blocks and the head
+
+
 def test_frozen_parameters_are_in_no_group():
     found = settings(build(freeze_backbone=2), layer_decay=0.5)
     assert "backbone.conv1.weight" not in found
