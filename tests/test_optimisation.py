@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -19,11 +20,13 @@ from runs import checkpoint
 from schedule import lr_factor
 
 FLOAT64 = "tests/train_float64.py"
-CLIP, LR = 0.8, 1e-3  # the gradients of the thin network have norms of about 1
-ADAMW = {"optimizer": "adamw", "lr": LR, "wdecay": 0.05, "schedule": "poly", "clip_grad": CLIP}
+LR = 1e-3
+ADAMW = {"optimizer": "adamw", "lr": LR, "wdecay": 0.05, "schedule": "poly", "clip_grad": 0.8}
 ADAMW |= {"layer_decay": 0.75, "head_lr_factor": 2.0}
 DENSE = {"dataset": "Dense", "model_type": "res50_ASPP", "freeze_bn": True}
 NO_DECAY = "--no_decay_norm_bias"
+VIT = {"backbone": "timm:test_vit", "model_type": "linear", "layers": None, "clip_grad": 5.0}  # 6 blocks, 64 wide
+NETWORKS = {"resnet": {}, "vit": VIT}
 
 
 @pytest.fixture
@@ -33,16 +36,21 @@ def float64():
     torch.set_default_dtype(torch.float32)
 
 
+def num_parts_above(name: str) -> int:
+    """How many parts are above a parameter of the backbone, of a ResNet's 5 or of the ViT's embedding and 6 blocks."""
+    if block := re.match(r"backbone\.(layer|body\.blocks\.)(\d)", name):
+        return 5 - int(block[2]) if block[1] == "layer" else 6 - int(block[2])
+    return 1 if name.startswith("backbone.body.norm") else 7 if ".body." in name else 5
+
+
 def plain_loop(cfg: config.Config, num_steps: int) -> tuple[models.Segmenter, list[float], list[float]]:
     """Train as the flags say by torch's AdamW, clip_grad_norm_ and formulas. Return (model, losses, norms)."""
     torch.manual_seed(cfg.seed)
-    model = models.build(cfg.model_type, layers=cfg.layers, num_classes=cfg.numclasses, freeze_bn=True).train()
+    model = models.build(cfg.model_type, **cfg.architecture, freeze_bn=True).train()
     groups = []
     for name, parameter in model.named_parameters():
-        room, part, *_ = name.split(".")
-        above = 5 - int(part[-1]) if part.startswith("layer") else 5
-        factor = 0.75**above if room == "backbone" else 2.0
-        decay = 0.05 if parameter.ndim > 1 else 0.0
+        factor = 0.75 ** num_parts_above(name) if name.startswith("backbone") else 2.0
+        decay = 0.0 if parameter.ndim == 1 or name.endswith(("pos_embed", "token")) else 0.05
         groups.append({"params": [parameter], "factor": factor, "weight_decay": decay})
     optimizer = torch.optim.AdamW(groups, lr=1.0, betas=(0.9, 0.999))
     loader = utils.get_loader(cfg, "train", Group(torch.device("cpu")))
@@ -59,7 +67,7 @@ def plain_loop(cfg: config.Config, num_steps: int) -> tuple[models.Segmenter, li
         loss = F.cross_entropy(logits, batch["label"].long(), ignore_index=255)
         optimizer.zero_grad()
         loss.backward()
-        norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP).item())
+        norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), cfg.clip_grad).item())
         for group in optimizer.param_groups:  # 2 steps of warm-up
             rise_and_fall = (step + 1) / 2 if step < 2 else (1 - (step - 2) / (num_steps - 2)) ** 0.9
             group["lr"] = LR * rise_and_fall * group["factor"]
@@ -68,12 +76,12 @@ def plain_loop(cfg: config.Config, num_steps: int) -> tuple[models.Segmenter, li
     return model, losses, norms
 
 
-def test_run_is_a_plain_loop_with_torchs_adamw_on_any_processes(demo_flags, float64, tmp_path):
+@pytest.mark.parametrize("network", NETWORKS)
+def test_run_is_a_plain_loop_with_torchs_adamw_on_any_processes(demo_flags, float64, tmp_path, network):
     """10 steps of global batch 4 in float64: one process, two, two that shard and accumulate."""
-    words = demo_flags(
-        **ADAMW | DENSE, epochs=None, max_steps=10, warmup_epochs=None, warmup_steps=2, lr_scaling="none",
-        val_epoch_frequency=0, batchsize=None,
-    )  # fmt: skip
+    length = {"epochs": None, "max_steps": 10, "warmup_epochs": None, "warmup_steps": 2, "val_epoch_frequency": 0}
+    kind = DENSE | NETWORKS[network] | {"lr_scaling": "none", "batchsize": None}
+    words = demo_flags(**ADAMW | length | kind)
     words.append(NO_DECAY)
     ways = {"two": ["--batchsize", "2"], "shards": ["--batchsize", "1", "--accum_steps", "2", "--zero1"]}
     processes = [
@@ -86,8 +94,9 @@ def test_run_is_a_plain_loop_with_torchs_adamw_on_any_processes(demo_flags, floa
     results = finish(processes, timeout=240)
     assert [status for status, _, _ in results] == [0] * 4, results
 
-    model, losses, norms = plain_loop(config.parse(one), num_steps=10)
-    assert min(norms) < CLIP < max(norms)  # some are clipped, and some are not
+    cfg = config.parse(one)
+    model, losses, norms = plain_loop(cfg, num_steps=10)
+    assert min(norms) < cfg.clip_grad < max(norms)  # some are clipped, and some are not
     whole = torch.load(tmp_path / "one" / "last.pt", weights_only=True)
     for name in ("one", "two", "shards"):
         lines = read_metrics(tmp_path / name, "train")
@@ -103,11 +112,13 @@ def test_run_is_a_plain_loop_with_torchs_adamw_on_any_processes(demo_flags, floa
             torch.testing.assert_close(state["exp_avg"], whole["optimizer"]["state"][number]["exp_avg"])
 
 
+@pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_killed_and_resumed_run_ends_the_same_bit_for_bit(demo_flags, tmp_path, world_size):
+def test_killed_and_resumed_run_ends_the_same_bit_for_bit(demo_flags, tmp_path, world_size, network):
     """SIGKILL to each process, in mid-epoch. Two processes share AdamW's state."""
     more = {"epochs": 3 * world_size, "val_epoch_frequency": 0, "save_step_frequency": 3, "amp": "bf16", "ema": 0.9}
-    words = demo_flags(**ADAMW | more, model_type="deeplabv3", freeze_backbone=1, zero1=world_size > 1)
+    kind = {"model_type": "deeplabv3", "freeze_backbone": 1, "zero1": world_size > 1} | NETWORKS[network]
+    words = demo_flags(**ADAMW | more | kind)
     run = functools.partial(start_group, world_size, cwd=tmp_path)
     words.append(NO_DECAY)
     whole, killed = (run([*words, "--name", name]) for name in ("whole", "killed"))
@@ -122,7 +133,8 @@ def test_killed_and_resumed_run_ends_the_same_bit_for_bit(demo_flags, tmp_path, 
     succeed(whole)
     assert_same_run(folder, tmp_path / "whole")
     groups = checkpoint.read_run(folder / "last.pt")["optimizer"]["param_groups"]
-    assert {group["lr_factor"] for group in groups} == {0.75**4, 0.75**3, 0.75**2, 0.75, 2.0}
+    num_trained = {"resnet": 4, "vit": 6}[network]
+    assert {group["lr_factor"] for group in groups} == {2.0, *(0.75**power for power in range(1, num_trained + 1))}
     assert {group["weight_decay"] for group in groups} == {0.0, 0.05}
 
 
