@@ -73,7 +73,8 @@ def train(cfg: Config, group: Group, run: Run) -> int:
     train_loader, val_loader = get_loader(cfg, "train", group), get_loader(cfg, "val", group)
     train_set, val_set, sampler = train_loader.dataset, val_loader.dataset, train_loader.sampler
     checks.check_setup(group, {"training list": train_set, "validation list": val_set}, sampler.order(epoch=0))
-    check_sample(train_set.files, val_set.files, cfg.numclasses, data_check_command(cfg), group.map)
+    command = data_check_command(cfg)
+    check_sample(train_set.files, val_set.files, cfg.numclasses, command, group.map, train_set.label_map)
     classes = read_classes(cfg.classes, cfg.numclasses)
     log_data(cfg, train_set, val_set)
 
@@ -114,7 +115,7 @@ def train_one_epoch(
     cfg: Config, group: Group, run: Run, state: TrainState, loader: TrainLoader, val_loader: EvalLoader,
     criterion: Criterion, lr_schedule: LearningRate, classes: Classes,
 ) -> None:  # fmt: skip
-    """Train from state.samples to the end of the epoch or to --max_steps. Each step is one global batch.
+    """Train to the end of the epoch, of --max_steps or of --patience. Each step is one global batch.
 
     Validates and saves checkpoints between steps if due. Raises Stopped on all ranks if any rank got a signal.
     """
@@ -162,8 +163,7 @@ def train_step(
     for number, batch in enumerate(micro_batches, start=1):
         foreground = foreground_of(batch, group.device) if "lorm" in criterion.weights else None
         batch = to_device(batch, group.device)
-        is_last = number == len(micro_batches)
-        with gradient_sync(state.model, enabled=is_last):
+        with gradient_sync(state.model, enabled=number == len(micro_batches)):
             with autocast(cfg.amp, group.device):
                 outputs = state.model(batch["image"], foreground)
             loss, micro_parts = criterion(outputs, batch, divisors)
