@@ -57,7 +57,10 @@ class TrainModelFlags:
     sync_bn: str = flag("auto", "synchronise batch norm over processes; auto: on CUDA", choices=("auto", "on", "off"))
     freeze_bn: bool = flag(False, "batch norm uses its stored statistics and does not update them")
     freeze_backbone: int = flag(
-        0, "do not train the backbone's first N parts; of a ResNet 1: conv1, 2: and layer1, ... 5: all of it", ge=0
+        0,
+        "do not train the backbone's first N parts: conv1, layer1 to layer4 of a ResNet, the stem and stages of a timm "
+        "network, a ViT's embedding and blocks",
+        ge=0,
     )
     compile: bool = flag(
         False, "compile the model in training by torch.compile; the first step then takes minutes; needs a C++ compiler"
