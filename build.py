@@ -6,13 +6,12 @@ from functools import partial
 
 import torch
 from torch import nn
-from torch.optim import SGD, Optimizer
+from torch.optim import Optimizer
 
 import config
 import models
 from config import Config
-from config.losses import parse_loss, read_class_weights
-from data import histogram
+from config.losses import parse_loss
 from data.dataset import SegmentationDataset
 from distributed.batch_norm import SyncBatchNorm, synchronize
 from distributed.checks import digest
@@ -20,15 +19,14 @@ from distributed.group import Group
 from errors import UserError
 from labels import MAPS
 from losses.criterion import NEEDS, TERMS, Criterion
-from losses.label_losses import PIXEL_LOSSES
 from models import pretrained
 from models.amp import LossScaler
 from models.average import WeightAverage
 from models.compiled import compile_blocks
+from models.optimizers import make_optimizer
+from models.parameter_groups import parameter_groups
 from models.pretrained import StartWeights
-from models.sgd import FusedSGD
 from runs import checkpoint
-from runs.log import progress_bar
 from runs.state import TrainState
 from runs.summary import Summary, summarize
 from utils import resolve_amp
@@ -49,6 +47,8 @@ def get_start(cfg: Config, group: Group, saved: dict | None) -> tuple[Config, St
         if stride_in_1x1 != cfg.stride_in_1x1:
             log.info(f"--stride_in_1x1 is {'on' if stride_in_1x1 else 'off'}, as in the checkpoint")
         return dataclasses.replace(cfg, stride_in_1x1=stride_in_1x1), None
+    if cfg.freeze_backbone and cfg.pretrained == "none":
+        log.warning(f"--freeze_backbone {cfg.freeze_backbone} with --pretrained none: frozen weights stay random")
     read = partial(_read_start_weights, cfg)
     start, needed = group.on_main(read, f"loading --pretrained {cfg.pretrained}"), False
     if start is not None:
@@ -95,6 +95,7 @@ def _build(cfg: Config) -> models.Segmenter:
         **cfg.architecture,
         head_init=cfg.head_init,
         freeze_bn=cfg.freeze_bn,
+        freeze_backbone=cfg.freeze_backbone,
         grad_checkpointing=cfg.grad_checkpointing,
         lorm_scope=cfg.lorm_scope,
         background=cfg.background_class,
@@ -148,52 +149,21 @@ def get_criterion(
     )
 
 
-def get_class_weights(
-    cfg: Config, group: Group, train_set: SegmentationDataset, saved: dict | None = None
-) -> list[float] | None:
-    """Return the class weights of --class_weights, equal on all ranks, or None if unweighted. Collective.
-
-    For --class_weights balanced, each rank counts a share of the labels. saved: content of the resumed checkpoint, or
-    None. Its class weights are used again if the training list, label folder and classes are unchanged.
-    """
-    if cfg.class_weights == "none":
-        return None
-    if "seg" not in active_terms(cfg) or not set(parse_loss(cfg.loss)) & set(PIXEL_LOSSES):
-        log.warning(f"--class_weights {cfg.class_weights} is not used: no loss is ce, focal or ohem")
-        return None
-    counted = _saved_class_weights(cfg, train_set, saved) if cfg.class_weights == "balanced" else None
-    weights = counted or read_class_weights(cfg.class_weights, cfg.numclasses)
-    if weights is None:
-        own = [files["label"] for files in train_set.files[group.rank :: group.world_size]]
-        bar = partial(progress_bar, total=len(own), title="counting labels", enabled=group.is_main)
-        counts = torch.from_numpy(histogram.count_labels(own, cfg.numclasses, bar, train_set.label_map))
-        weights = histogram.class_weights(group.sum(counts).numpy()).tolist()
-    weights = group.broadcast(weights)  # a file may differ between machines
-    values = ", ".join(f"{number}: {weight:.4g}" for number, weight in enumerate(weights))
-    source = ", from the checkpoint" if counted else ""
-    log.info(f"class weights (--class_weights {cfg.class_weights}{source}): {values}")
-    return weights
-
-
-def _saved_class_weights(cfg: Config, train_set: SegmentationDataset, saved: dict | None) -> list[float] | None:
-    """Return the checkpoint's class weights if its training list, labels and classes are unchanged, else None."""
-    flags = ("class_weights", "numclasses", "dataset", "train_path")
-    if saved is None or any(saved["config"].get(name) != getattr(cfg, name) for name in flags):
-        return None
-    return saved.get("class_weights") if saved["listing"] == digest(train_set.listing) else None
-
-
-def get_optimizer(cfg: Config, raw_model: nn.Module, group: Group, lr: float) -> Optimizer:
-    """Return SGD over the trained parameters; with --zero1 its state is sharded over the processes."""
-    parameters = [parameter for parameter in raw_model.parameters() if parameter.requires_grad]
-    options: dict = {"lr": lr, "momentum": cfg.momentum, "weight_decay": cfg.wdecay}
-    # On the CPU torch's fused SGD rounds differently, and saves less than 1 % of a step.
-    kind = FusedSGD if group.device.type == "cuda" else SGD
-    if not (cfg.zero1 and group.backend):
-        return kind(parameters, **options)
-    from torch.distributed.optim import ZeroRedundancyOptimizer  # imported here because it takes a second
-
-    return ZeroRedundancyOptimizer(parameters, optimizer_class=kind, **options)
+def get_optimizer(cfg: Config, raw_model: models.Segmenter, group: Group, lr: float) -> Optimizer:
+    """Return --optimizer over the trained parameters; with --zero1 its state is sharded over the processes."""
+    groups = parameter_groups(
+        raw_model,
+        weight_decay=cfg.wdecay,
+        decay_norm_bias=cfg.decay_norm_bias,
+        layer_decay=cfg.layer_decay,
+        head_lr_factor=cfg.head_lr_factor,
+    )
+    factors = [part["lr_factor"] for part in groups]
+    rates = f"{len(groups)} parameter group(s), lr x {min(factors):.3g} to x {max(factors):.3g}"
+    log.log(logging.INFO if len(groups) > 1 else logging.DEBUG, f"optimizer: {cfg.optimizer}, {rates}")
+    options = {"momentum": cfg.momentum} if cfg.optimizer == "sgd" else {"betas": cfg.betas}
+    on_cuda, sharded = group.device.type == "cuda", bool(cfg.zero1 and group.backend)
+    return make_optimizer(cfg.optimizer, groups, fused=on_cuda, sharded=sharded, lr=lr, **options)
 
 
 def get_state(
@@ -214,7 +184,7 @@ def get_state(
     scaler = LossScaler(group.device, enabled=cfg.amp == "fp16")
     ema = WeightAverage(raw_model, cfg.ema) if cfg.ema else None
     state = TrainState(raw_model, model, optimizer, scaler, ema, origin=origin, class_weights=class_weights)
-    state.listing = digest(train_set.listing)
+    state.listing, state.clip_grad = digest(train_set.listing), cfg.clip_grad
     torch.manual_seed(cfg.seed + group.rank)
     if saved is None:
         return state
@@ -241,6 +211,6 @@ def get_summary(cfg: Config, group: Group, criterion: Criterion) -> Summary:
         crop_size=cfg.crop_size,
         amp=cfg.amp,
         ema=cfg.ema > 0,
-        momentum=cfg.momentum > 0,
+        optimizer_states=2 if cfg.optimizer == "adamw" else int(cfg.momentum > 0),
         momentum_shards=group.world_size if cfg.zero1 else 1,
     )

@@ -8,11 +8,13 @@ from data.sampler import TrainSampler
 from errors import UserError
 from runs.state import TrainState
 
+POLY_POWER = 0.9  # DeepLab (arXiv:1606.00915, section 4.1.1)
+
 log = logging.getLogger("segtrain")
 
 
 class LearningRate:
-    """The learning rate of a run: linear warm-up to the peak, then cosine to 0.
+    """The learning rate of a run: linear warm-up to the peak, then --schedule.
 
     A resumed run keeps its curve when its batch changes. For this, checkpoints keep the `origin` of the run: the
     "global_batch", "world_size" and "steps_per_epoch" at its start, and the "lr_factor" that multiplied --lr there. The
@@ -41,7 +43,8 @@ class LearningRate:
 
     def at(self, state: TrainState) -> float:
         """Return the learning rate of the next optimizer step."""
-        return self.peak * lr_factor(self.position(state), self.total_steps, self.warmup_steps)
+        position = self.position(state)
+        return self.peak * lr_factor(position, self.total_steps, self.warmup_steps, self.cfg.schedule)
 
     def position(self, state: TrainState) -> float:
         """Return how many steps of the run are done, a float from 0 to total_steps.
@@ -92,15 +95,21 @@ class LearningRate:
         )
 
 
-def lr_factor(position: float, total_steps: int, warmup_steps: float) -> float:
+def lr_factor(position: float, total_steps: int, warmup_steps: float, kind: str = "cosine") -> float:
     """Return the factor, 0 to 1, on the peak learning rate in optimizer step `position`, counted from 0.
 
-    Linear warm-up, then cosine to 0. In a resumed run with another batch, position and warmup_steps may be fractions.
+    Linear warm-up, then cosine to 0; or (1 - t)^POLY_POWER, with t the share done of the steps after the warm-up, for
+    the kind "poly"; or 1 for "constant". In a resumed run with another batch, position and warmup_steps may be
+    fractions.
     """
     if position < warmup_steps:
         return min(1.0, (position + 1) / warmup_steps)
+    if kind == "constant":
+        return 1.0
     if position >= total_steps:
         return 0.0
+    if kind == "poly":
+        return ((total_steps - position) / (total_steps - warmup_steps)) ** POLY_POWER
     return 0.5 * (1 + math.cos(math.pi * (position - warmup_steps) / (total_steps - warmup_steps)))
 
 
@@ -132,8 +141,18 @@ def _scaling(rule: str, ratio: float) -> float:
     return {"linear": float(ratio), "sqrt": math.sqrt(ratio), "none": 1.0}[rule]
 
 
+def steps_left(cfg: Config, state: TrainState, sampler: TrainSampler) -> int:
+    """Return the number of steps to the end of the epoch or to --max_steps."""
+    return min(sampler.steps_left, max(0, cfg.max_steps - state.step)) if cfg.max_steps else sampler.steps_left
+
+
 def end_of_run(cfg: Config, state: TrainState) -> bool:
-    """Return whether all steps and the last validation are done. A signal may have interrupted that validation."""
+    """Return whether all steps and the last validation are done, or --patience is at its end.
+
+    A signal may have interrupted the last validation.
+    """
+    if state.stops_early(cfg.patience):
+        return True
     if cfg.max_steps:
         return state.step >= cfg.max_steps and state.validated == state.step
     return state.epoch >= cfg.epochs
@@ -152,6 +171,8 @@ def step_validation(cfg: Config, state: TrainState) -> bool:
 
 def epoch_validation(cfg: Config, state: TrainState) -> bool:
     """Return whether a validation is due after the epoch that has just been trained."""
+    if state.stops_early(cfg.patience):  # in mid-epoch, after the validation of a step
+        return False
     if last_validation(cfg, state) or step_validation(cfg, state):
         return True
     epochs_done, frequency = state.epoch + 1, cfg.val_epoch_frequency

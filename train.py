@@ -8,7 +8,7 @@ torchrun --nnodes 2 --nproc_per_node 8 --rdzv_backend c10d --rdzv_endpoint HOST:
 
 import logging
 import sys
-from itertools import islice
+from itertools import islice, takewhile
 
 import config
 import program
@@ -19,7 +19,8 @@ if __name__ == "__main__":
 import torch
 
 import schedule
-from build import get_class_weights, get_criterion, get_model, get_optimizer, get_start, get_state, get_summary
+from build import get_criterion, get_model, get_optimizer, get_start, get_state, get_summary
+from class_weights import get_class_weights
 from config import Config
 from config.flags import per_rank
 from data.classes import Classes, read_classes
@@ -72,9 +73,8 @@ def train(cfg: Config, group: Group, run: Run) -> int:
     train_loader, val_loader = get_loader(cfg, "train", group), get_loader(cfg, "val", group)
     train_set, val_set, sampler = train_loader.dataset, val_loader.dataset, train_loader.sampler
     checks.check_setup(group, {"training list": train_set, "validation list": val_set}, sampler.order(epoch=0))
-    check_sample(
-        train_set.files, val_set.files, cfg.numclasses, data_check_command(cfg), group.map, train_set.label_map
-    )
+    command = data_check_command(cfg)
+    check_sample(train_set.files, val_set.files, cfg.numclasses, command, group.map, train_set.label_map)
     classes = read_classes(cfg.classes, cfg.numclasses)
     log_data(cfg, train_set, val_set)
 
@@ -115,25 +115,24 @@ def train_one_epoch(
     cfg: Config, group: Group, run: Run, state: TrainState, loader: TrainLoader, val_loader: EvalLoader,
     criterion: Criterion, lr_schedule: LearningRate, classes: Classes,
 ) -> None:  # fmt: skip
-    """Train from state.samples to the end of the epoch or to --max_steps. Each step is one global batch.
+    """Train to the end of the epoch, of --max_steps or of --patience. Each step is one global batch.
 
     Validates and saves checkpoints between steps if due. Raises Stopped on all ranks if any rank got a signal.
     """
     loader.sampler.set_position(state.epoch, state.samples)
-    num_steps = loader.sampler.steps_left
-    if cfg.max_steps:
-        num_steps = min(num_steps, max(0, cfg.max_steps - state.step))
-    steps = islice(batched(loader, cfg.accum_steps), num_steps)
+    num_steps = schedule.steps_left(cfg, state, loader.sampler)
+    steps = takewhile(lambda _: not state.stops_early(cfg.patience), batched(loader, cfg.accum_steps))
     start_training(cfg, state)
-    for micro_batches in run.metrics.steps(steps, total=num_steps, title=epoch_title(cfg, state)):
+    for micro_batches in run.metrics.steps(islice(steps, num_steps), total=num_steps, title=epoch_title(cfg, state)):
         # Validate after the previous step only now: a run stopped during this validation repeats it when resumed.
         if schedule.step_validation(cfg, state):
             average_batch_norm(group, state)
-            result = validate(cfg, group, run, state, val_loader, classes)
-            is_best = state.note_score(result["miou"])
+            result, is_best = validate(cfg, group, run, state, val_loader, classes)
             log.info(f"{epoch_title(cfg, state)}, step {state.step}: {score_text(result, is_best, state)}")
             if is_best:
                 run.save(state, "best.pt")
+            if state.stops_early(cfg.patience):
+                continue  # to the end of `steps`
             start_training(cfg, state)
         train_step(cfg, group, run, state, criterion, micro_batches, lr_schedule)
         if schedule.step_checkpoint(cfg, state):
@@ -164,8 +163,7 @@ def train_step(
     for number, batch in enumerate(micro_batches, start=1):
         foreground = foreground_of(batch, group.device) if "lorm" in criterion.weights else None
         batch = to_device(batch, group.device)
-        is_last = number == len(micro_batches)
-        with gradient_sync(state.model, enabled=is_last):
+        with gradient_sync(state.model, enabled=number == len(micro_batches)):
             with autocast(cfg.amp, group.device):
                 outputs = state.model(batch["image"], foreground)
             loss, micro_parts = criterion(outputs, batch, divisors)
@@ -183,7 +181,7 @@ def train_step(
     state.update(lr, num_images)
     scaling = state.scaler.counts if state.scaler.is_enabled() else None
     losses = criterion.by_name(group.sum(parts))
-    run.metrics.log_step(state.epoch + 1, state.step, losses, parts, lr, num_images, scaling)
+    run.metrics.log_step(state.epoch + 1, state.step, losses, parts, lr, num_images, scaling, state.grad_norm)
     run.step_done()
     if check:
         checks.check_weights(group, state.raw_model, buffers_averaged=False)
@@ -203,8 +201,7 @@ def finish_epoch(
     names, line = [], f"{epoch_title(cfg, state)}: {run.metrics.loss_text()}"
     if schedule.epoch_validation(cfg, state):
         is_last = schedule.last_validation(cfg, state)
-        result = validate(cfg, group, run, state, val_loader, classes, is_last=is_last)
-        is_best = state.note_score(result["miou"])
+        result, is_best = validate(cfg, group, run, state, val_loader, classes, is_last=is_last)
         line += f", {score_text(result, is_best, state)}"
         names += ["best.pt"] if is_best else []
     if loader.sampler.is_through(state.samples):  # and not at --max_steps
@@ -225,10 +222,11 @@ def average_batch_norm(group: Group, state: TrainState) -> None:
 
 def validate(
     cfg: Config, group: Group, run: Run, state: TrainState, loader: EvalLoader, classes: Classes, *, is_last=False,
-) -> Scores:  # fmt: skip
-    """Score the validation list, each image once and at its own size. Log and return the scores. Collective.
+) -> tuple[Scores, bool]:  # fmt: skip
+    """Score the validation list, each image once and at its own size. Collective.
 
-    is_last: also log the table of classes and write the report. Raises Stopped if any rank got a signal.
+    Log and return the scores, and whether they are the best so far. is_last, or at the end of --patience: also log the
+    table of classes and write the report. Raises Stopped if any rank got a signal.
     """
     torch.backends.cudnn.benchmark = False
     predictor = Predictor(state.eval_model.eval(), batch_size=cfg.val_batchsize, amp=cfg.amp)
@@ -237,14 +235,15 @@ def validate(
     pictures = [(example.image, example.label, example.predicted) for example in result.examples]
     panels = [panel(*maps, classes.colours, cfg.background_class) for maps in pictures]
     run.metrics.log_validation(state.epoch + 1, state.step, result.scores, classes.names, panels)
-    if is_last:
+    if state.best_miou < 0:  # the first validation
+        check_validation(result.scores["acc"], data_check_command(cfg))
+    is_best = state.note_score(result.scores["miou"])
+    if is_last or state.stops_early(cfg.patience):
         log.info(table(result.scores, classes.names))
         if group.is_main:
             assert run.folder is not None
             write_run_report(run.folder, state.step, cfg, result)
-    if state.best_miou < 0:  # the first validation
-        check_validation(result.scores["acc"], data_check_command(cfg))
-    return result.scores
+    return result.scores, is_best
 
 
 if __name__ == "__main__":

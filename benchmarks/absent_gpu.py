@@ -97,6 +97,7 @@ def _channels(x: Tensor, number: int) -> tuple[Tensor, ...]:
 # Shapes of operations that torch has for CUDA but not for the meta device.
 SHAPES: dict[Any, Callable] = {
     torch.ops.aten._fused_sgd_.default: lambda *args, **kwargs: None,
+    torch.ops.aten._fused_adamw_.default: lambda *args, **kwargs: None,
     torch.ops.aten.batch_norm_stats.default: lambda x, eps: _channels(x, 2),
     torch.ops.aten.batch_norm_gather_stats.default: lambda x, *rest: _channels(x, 2),
     torch.ops.aten.batch_norm_gather_stats_with_counts.default: lambda x, *rest: _channels(x, 2),

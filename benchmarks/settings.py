@@ -23,7 +23,7 @@ import models
 from distributed.batch_norm import SyncBatchNorm
 from models.amp import autocast
 from models.average import WeightAverage
-from models.sgd import FusedSGD
+from models.optimizers import FusedSGD
 
 SAMPLE = 10  # weights to compare
 CPU = torch.device("cpu")

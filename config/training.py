@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from config.flags import flag
 from config.losses import parse_loss, read_class_weights
+from config.optimisation import OptimFlags, check_optimisation
 from config.shared import DataFlags, LaunchFlags, ModelFlags
 from errors import UserError
 
@@ -55,6 +56,12 @@ class TrainModelFlags:
     )
     sync_bn: str = flag("auto", "synchronise batch norm over processes; auto: on CUDA", choices=("auto", "on", "off"))
     freeze_bn: bool = flag(False, "batch norm uses its stored statistics and does not update them")
+    freeze_backbone: int = flag(
+        0,
+        "do not train the backbone's first N parts: conv1, layer1 to layer4 of a ResNet, the stem and stages of a timm "
+        "network, a ViT's embedding and blocks",
+        ge=0,
+    )
     compile: bool = flag(
         False, "compile the model in training by torch.compile; the first step then takes minutes; needs a C++ compiler"
     )
@@ -85,56 +92,6 @@ class LossFlags:
 
 
 @dataclass
-class OptimFlags:
-    """Optimization."""
-
-    epochs: int = flag(50, "passes over the training list", ge=1, aliases="max_epochs num_train_epochs")
-    max_steps: int = flag(0, "optimizer steps, instead of --epochs; 0: --epochs", ge=0, replaces="epochs")
-    batchsize: int = flag(
-        16,
-        "images per process and forward pass (of all processes: --total_batchsize)",
-        ge=1,
-        aliases="batch_size per_device_train_batch_size samples_per_gpu",
-    )
-    total_batchsize: int = flag(
-        0, "global batch, divided over processes; a new run keeps --lr; 0: --batchsize", ge=0, replaces="batchsize"
-    )
-    accum_steps: int = flag(
-        1,
-        "forward passes per optimizer step",
-        ge=1,
-        aliases="accumulation_steps grad_accumulation_steps gradient_accumulation_steps accumulate_grad_batches",
-    )
-    lr: float = flag(1e-3, "base learning rate of SGD, before --lr_scaling", ge=0, aliases="learning_rate lr0")
-    lr_scaling: str = flag(
-        "linear", "scale --lr by the world size; after --resume, by the batch ratio", choices=("linear", "sqrt", "none")
-    )
-    warmup_epochs: float = flag(
-        -1.0,
-        "epochs of linear warm-up (steps: --warmup_steps); cosine decay to 0 follows [a tenth of the run]",
-        ge=-1,
-        aliases="warmup warmup_epoch lr_warmup_epochs",
-    )
-    warmup_steps: int = flag(-1, "optimizer steps of warm-up [--warmup_epochs]", ge=-1, replaces="warmup_epochs")
-    momentum: float = flag(0.9, "momentum of SGD", ge=0)
-    wdecay: float = flag(5e-4, "weight decay", ge=0, aliases="wd weight_decay")
-    ema: float = flag(
-        0.0,
-        "decay of an exponential moving average of the weights, such as 0.999; 0: no average",
-        ge=0,
-        lt=1,
-        aliases="model_ema_decay",
-    )
-    zero1: bool = flag(False, "shard SGD's momentum over the processes (ZeroRedundancyOptimizer) to save memory")
-    seed: int = flag(0, "seed of initial weights, sample order and augmentation", ge=0, lt=2**63)
-    deterministic: bool = flag(
-        False,
-        "use deterministic algorithms: runs repeat bit for bit on CUDA too, but are slower there",
-        aliases="use_deterministic_algorithms",
-    )
-
-
-@dataclass
 class RunFlags:
     """Run folder."""
 
@@ -153,7 +110,7 @@ class RunFlags:
         per_rank=True,
         aliases="resume_from resume_from_checkpoint",
     )
-    reset_optimizer: bool = flag(False, "--resume without the optimizer's momentum, to fine-tune", per_launch=True)
+    reset_optimizer: bool = flag(False, "--resume without the optimizer's state, to fine-tune", per_launch=True)
     reset_data_offset: bool = flag(False, "--resume in a new folder from step 1, to fine-tune", per_launch=True)
     save_step_frequency: int = flag(0, "save last.pt and step_NNNNNNNN.pt every N steps; 0: never", ge=0)
     save_epoch_frequency: int = flag(0, "keep epoch_NNNN.pt every N epochs; 0: never", ge=0, aliases="chk_interval")
@@ -163,6 +120,12 @@ class RunFlags:
     )
     val_step_frequency: int = flag(0, "also validate every N steps; 0: never", ge=0, aliases="valid_step_interval")
     val_start_epoch: int = flag(0, "do not validate in the first N epochs", ge=0, aliases="val_epoch")
+    patience: int = flag(
+        0,
+        "end the run when N validations in a row have not improved the best mIoU; 0: never",
+        ge=0,
+        aliases="early_stopping_patience",
+    )
     log_interval: int = flag(10, "optimizer steps between two lines of metrics.jsonl", ge=1)
     report_training_batch_acc: bool = flag(False, "also log the pixel accuracy on training batches")
     wandb: bool = flag(False, "also log to Weights & Biases; WANDB_* variables apply", aliases="log_wandb")
@@ -210,10 +173,11 @@ def check(cfg: Config) -> None:
         raise UserError(f"--cache_dir {cfg.cache_dir} with --cache ram, which has no file: use disk, or drop it")
     if cfg.reset_data_offset and cfg.resume == "auto":
         raise UserError("--reset_data_offset with --resume auto: give a FILE, or each start begins at step 1")
-    if not cfg.max_steps and cfg.warmup_steps < 0 and not cfg.warmup_epochs < cfg.epochs:
+    check_optimisation(cfg)
+    if cfg.patience and not (cfg.val_epoch_frequency or cfg.val_step_frequency):
         raise UserError(
-            f"--warmup_epochs {cfg.warmup_epochs:g} with --epochs {cfg.epochs}: the learning rate would never "
-            "reach --lr; give fewer warm-up epochs, or a number of optimizer steps by --warmup_steps"
+            f"--patience {cfg.patience} with --val_epoch_frequency 0: the only validation is at the end; validate "
+            "more often by --val_epoch_frequency or --val_step_frequency, or drop --patience"
         )
     check_backbone(cfg)
     if cfg.stride_in_1x1 and cfg.layers < 50:

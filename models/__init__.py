@@ -64,8 +64,8 @@ def build(
 
     layers: depth of the ResNet: 18, 34, 50, 101 or 152. output_stride: as in TimmBackbone. head_init: initialisation of
     the head and LoRM, "default" (torch's) or "release" (init_as_released()). in_channels, stride_in_1x1 and
-    grad_checkpointing: as in ResNetBackbone. lorm_scope: as in LoRM. options: head_channels, background and freeze_bn,
-    as in Segmenter. Raises UserError as TimmBackbone does.
+    grad_checkpointing: as in ResNetBackbone. lorm_scope: as in LoRM. options: head_channels, background, freeze_bn and
+    freeze_backbone, as in Segmenter. Raises UserError as TimmBackbone does.
     """
     kind = MODELS[name]
     common: dict = {"in_channels": in_channels, "grad_checkpointing": grad_checkpointing}

@@ -60,7 +60,9 @@ class _ConvNorm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, kernel, gamma, *statistics = ctx.saved_tensors
-        return *_gradients(grad, x, kernel, gamma, statistics, ctx.norm, of_batch=ctx.of_batch), None
+        for_x = ctx.needs_input_grad[0]  # not above a frozen part of the backbone
+        grads = _gradients(grad, x, kernel, gamma, statistics, ctx.norm, of_batch=ctx.of_batch, for_x=for_x)
+        return *grads, None
 
 
 class _BottleneckEnd(torch.autograd.Function):
@@ -82,22 +84,31 @@ class _BottleneckEnd(torch.autograd.Function):
         (norm, last_norm), (of_batch, last_of_batch) = ctx.norms, ctx.of_batch
         grad_shortcut = aten.threshold_backward(grad, result, 0)
         middle = apply_statistics(x, weight, bias, statistics).relu_()
-        grad, *last_grads = _gradients(
+        grad_middle, *last_grads = _gradients(
             grad_shortcut, middle, kernel, gamma, last_statistics, last_norm, of_batch=last_of_batch
         )
-        grad = aten.threshold_backward(grad, middle, 0)
+        assert grad_middle is not None
+        grad = aten.threshold_backward(grad_middle, middle, 0)
         del middle
         grad_x, *grads = norm.gradients(grad, x, weight, statistics, of_batch=of_batch)
         return grad_x, grad_shortcut, *grads, *last_grads, None, None
 
 
 def _gradients(
-    grad: Tensor, x: Tensor, kernel: Tensor, gamma: Tensor, statistics: Statistics, norm: BatchNorm2d, *, of_batch: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    grad: Tensor,
+    x: Tensor,
+    kernel: Tensor,
+    gamma: Tensor,
+    statistics: Statistics,
+    norm: BatchNorm2d,
+    *,
+    of_batch: bool,
+    for_x: bool = True,
+) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
     """Return the gradients of x, kernel, gamma and beta of norm(conv(x)), by the formulas of this file.
 
     grad: (B, C_out, H, W). x: (B, C, H, W). kernel: (C_out, C, 1, 1). statistics: those of conv(x). of_batch: they
-    depend on x.
+    depend on x. for_x: without it the gradient of x is None.
     """
     mean, invstd = statistics[:2]
     dtype, num_values = gamma.dtype, grad.numel() // grad.shape[1]
@@ -106,7 +117,7 @@ def _gradients(
     if of_batch:
         centre = x.mean((0, 2, 3), dtype=dtype)
         x, offset = (x - as_channels(centre)).to(x.dtype), w @ centre - mean
-    grad_x, product = _products(grad, x, a.unsqueeze(1) * w)
+    grad_x, product = _products(grad, x, a.unsqueeze(1) * w, for_x)
     grad_beta = grad.sum((0, 2, 3), dtype=dtype)
     grad_gamma = invstd * ((product * w).sum(1) + offset * grad_beta)
     grad_w = a.unsqueeze(1) * product
@@ -115,21 +126,23 @@ def _gradients(
         slope = a * invstd * mean_product  # e
         constant = a * mean_grad + slope * offset
         weighted = slope.unsqueeze(1) * w
-        correction, squares = _products(x, x, w.T @ weighted)
-        grad_x = grad_x.sub_(correction).sub_(as_channels(constant @ w).to(grad_x.dtype))
+        correction, squares = _products(x, x, w.T @ weighted, for_x)
+        if correction is not None and grad_x is not None:
+            grad_x = grad_x.sub_(correction).sub_(as_channels(constant @ w).to(grad_x.dtype))
         grad_w = (grad_w - weighted @ squares).addr_(a * grad_beta - num_values * constant, centre)
     # DDP copies, and warns of, gradients whose strides are not the parameter's.
     grad_kernel = grad_w.to(kernel.dtype).as_strided(kernel.shape, kernel.stride())
     return grad_x, grad_kernel, grad_gamma, grad_beta
 
 
-def _products(g: Tensor, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (g w, g^T x) over pixels: (B, C, H, W) and (C_out, C). g: (B, C_out, H, W). x: (B, C, H, W).
+def _products(g: Tensor, x: Tensor, w: Tensor, for_x: bool) -> tuple[Tensor | None, Tensor]:
+    """Return (g w, g^T x) over pixels: (B, C, H, W), or None without for_x, and (C_out, C).
+
+    g: (B, C_out, H, W). x: (B, C, H, W).
 
     These are a convolution's gradients, so that they have its precision: on CUDA, TF32 as for other convolutions.
     """
     geometry = (1, 1), (0, 0), (1, 1)
-    grad_x, grad_w = convolution_gradients(g, x, w.to(x.dtype)[:, :, None, None], *geometry, wanted=[True, True])
-    assert grad_x is not None
+    grad_x, grad_w = convolution_gradients(g, x, w.to(x.dtype)[:, :, None, None], *geometry, wanted=[for_x, True])
     assert grad_w is not None
     return grad_x, grad_w.flatten(1).to(w.dtype)

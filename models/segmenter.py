@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from labels import FOREGROUND
 from models.backbone import ResNetBackbone
 from models.foreground import Foreground, find_foreground, foreground_of
+from models.freezing import freeze
 from models.lorm import LoRM
 from models.timm_backbone import TimmBackbone
 
@@ -17,7 +18,7 @@ class Segmenter(nn.Module):
 
     head: class from models.aspp. head_channels: its width. lorm_scope: "foreground" or "all" (models.lorm); None: no
     LoRM. background: LoRM's background class; None: every class is foreground. freeze_bn: batch norm uses its running
-    statistics in training too.
+    statistics in training too. freeze_backbone: number of the backbone's parts, from the input, that are frozen.
     """
 
     def __init__(
@@ -30,12 +31,14 @@ class Segmenter(nn.Module):
         lorm_scope: str | None,
         background: int | None = 0,
         freeze_bn: bool = False,
+        freeze_backbone: int = 0,
     ):
         super().__init__()
         self.backbone = backbone
         self.head = head(backbone.channels, num_classes, stride=backbone.strides[-1], width=head_channels)
         self.lorm = LoRM(backbone.channels[-1], lorm_scope) if lorm_scope else None
         self.num_classes, self.background, self.freeze_bn = num_classes, background, freeze_bn
+        self.frozen = freeze(backbone, freeze_backbone)
         # (C, 1, 1), in units of 0..255, not saved
         self.mean: Tensor
         self.std: Tensor
@@ -80,4 +83,6 @@ class Segmenter(nn.Module):
             for module in self.modules():
                 if isinstance(module, nn.modules.batchnorm._BatchNorm):
                     module.eval()
+        for module in self.frozen:
+            module.eval()
         return self

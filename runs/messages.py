@@ -63,6 +63,11 @@ def log_end(cfg: Config, folder: Path | None, state: TrainState, val_set: Segmen
     skipped = int(state.scaler.counts[1])
     steps = f"{state.step} steps" + (f" ({skipped} of them skipped by --amp fp16)" if skipped else "")
     log.info(f"done: {state.epoch} epochs, {steps}, best mIoU {100 * state.best_miou:.2f}; saved in {folder}")
+    if state.stops_early(cfg.patience):
+        log.info(
+            f"stopped early: {state.validations_since_best} validations in a row did not improve the best mIoU "
+            f"(--patience {cfg.patience}); to train on, resume with a greater one, or with --patience 0"
+        )
     if 0 < skipped == state.step:  # fewer than the number that stops a run
         log.warning("every step was skipped, so no weight changed: use --amp bf16 or none, or train for longer")
     for line in next_steps(cfg.logdir, folder, val_set.files):

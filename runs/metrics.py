@@ -24,7 +24,7 @@ from runs.folder import keep_lines
 from runs.log import progress_bar
 
 # Values of a step that are not losses: a line of metrics has the latest, not the mean.
-LATEST = ("epoch", "step", "lr", "loss_scale", "skipped_steps")
+LATEST = ("epoch", "step", "lr", "loss_scale", "skipped_steps", "grad_norm")
 SLOW_LOADER = 0.1  # share of the time spent waiting for batches from which the epoch's line gives advice
 
 
@@ -157,18 +157,20 @@ class Metrics:
         lr: float,
         num_images: int,
         scaling: Tensor | None = None,
+        grad_norm: Tensor | None = None,
     ) -> None:
         """Record an optimizer step; `step` and `epoch` count from 1.
 
         losses: {name: scalar over the global batch}, with the total as "loss". own: this rank's parts of the losses,
-        1-D. scaling: LossScaler.counts, or None without a loss scale. The losses and counts are read one step late,
-        while the device computes the next step. Raises DivergedError on every rank if a loss is not finite, or if too
-        many steps in a row were skipped.
+        1-D. scaling: LossScaler.counts, or None without a loss scale. grad_norm: before clipping, or None. All are read
+        one step late, while the device computes the next step. Raises DivergedError on every rank if a loss is not
+        finite, or if too many steps in a row were skipped.
         """
-        read = LateRead(torch.stack(list(losses.values())))
+        values = losses if grad_norm is None else losses | {"grad_norm": grad_norm}
+        read = LateRead(torch.stack(list(values.values())))
         counts = None if scaling is None else LateRead(scaling)
         self.read_step()
-        self._unread = (epoch, step, list(losses), read, own, lr, num_images, counts, time.perf_counter())
+        self._unread = (epoch, step, list(values), read, own, lr, num_images, counts, time.perf_counter())
 
     def read_step(self) -> None:
         """Read the losses of the last step, if still unread. Raises DivergedError if a loss is not finite.
@@ -180,6 +182,7 @@ class Metrics:
         epoch, step, names, losses, own, lr, num_images, counts, taken_at = self._unread
         self._unread = None
         values = dict(zip(names, losses.tolist(), strict=True))
+        norm = values.pop("grad_norm", math.inf)  # also infinite in a step that --amp fp16 skips
         for name, value in values.items():
             if not math.isfinite(value):  # on all ranks, because the losses are sums over them
                 checks.raise_not_finite(self.group, f"loss {name!r} is {value} at step {step} (epoch {epoch})", own)
@@ -187,6 +190,7 @@ class Metrics:
         self._bar.set_postfix(loss=f"{values['loss']:.3f}", lr=f"{lr:.2g}", refresh=False)
         self._epoch_losses.append(values["loss"])
         self._window.append(values | {"epoch": epoch, "step": step, "lr": lr} | read_scaling(counts, step))
+        self._window[-1] |= {"grad_norm": norm} if math.isfinite(norm) else {}
         self._window_images += num_images
         self._last_step_at = taken_at
         if step % self.log_interval == 0:
@@ -201,7 +205,7 @@ class Metrics:
         self._window, self._window_images, self._window_start = [], 0, self._last_step_at
         line = {"kind": "train", "epoch": last["epoch"], "step": last["step"], "loss": losses.pop("loss")}
         line |= {"losses": losses, "lr": last["lr"], "images_per_s": rate}
-        line |= {name: last[name] for name in ("loss_scale", "skipped_steps") if name in last}
+        line |= {name: last[name] for name in ("loss_scale", "skipped_steps", "grad_norm") if name in last}
         if ACCURACY in losses:
             line[ACCURACY] = losses.pop(ACCURACY)
         self._write(line)
@@ -209,7 +213,7 @@ class Metrics:
 
     def write_scalars(self, line: dict) -> None:
         """Write a training line of metrics.jsonl, as a dict, to the boards."""
-        names = ("loss", "lr", "images_per_s", "loss_scale", "skipped_steps", ACCURACY)
+        names = ("loss", "lr", "images_per_s", "loss_scale", "skipped_steps", "grad_norm", ACCURACY)
         scalars = {f"train/{name}": line[name] for name in names if name in line}
         scalars |= {f"train/loss_{name}": mean for name, mean in line["losses"].items()}
         for board in self.boards:

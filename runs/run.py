@@ -88,7 +88,7 @@ class Run:
             except OSError as error:
                 raise UserError(f"{self.folder or cfg.logdir}: cannot be written ({error.strerror})") from None
         if not self.group.broadcast(self.folder is not None and (self.folder / "best.pt").exists()):
-            state.best_miou = -1.0
+            state.best_miou, state.validations_since_best = -1.0, 0
 
     def _open(self, cfg: Config, step: int, saved: dict) -> None:
         if self.folder:

@@ -1,6 +1,5 @@
 """Everything in a run that changes from step to step, as one object and as the content of a checkpoint."""
 
-from copy import copy
 from dataclasses import dataclass, field
 
 import torch
@@ -12,6 +11,7 @@ from errors import UserError
 from models.amp import LossScaler
 from models.average import WeightAverage
 from runs.checkpoint import FORMAT
+from runs.optimizer_state import capture_optimizer, restore_optimizer
 
 
 @dataclass
@@ -31,6 +31,9 @@ class TrainState:
     step: int = 0  # optimizer steps done
     validated: int = 0  # the step of the last validation
     best_miou: float = -1.0  # -1: none yet
+    validations_since_best: int = 0
+    clip_grad: float = 0.0  # of --clip_grad; 0: gradients are not clipped
+    grad_norm: Tensor | None = None  # of the last step, before clipping; None without clip_grad
     origin: dict[str, float] = field(default_factory=dict)  # schedule.LearningRate.origin
     listing: str = ""  # digest of the training list
     class_weights: list[float] | None = None  # of --class_weights: a resumed run need not count labels again
@@ -49,11 +52,13 @@ class TrainState:
     def update(self, lr: float, num_samples: int) -> None:
         """Do an optimizer step with this lr, after the backward passes of num_samples samples of all ranks.
 
-        A step that the scaler skips also counts, for `step` and the learning rate. A skipped step does not change the
-        weights, but updates their EMA.
+        Each parameter group gets lr times its "lr_factor". A step that the scaler skips also counts, for `step` and the
+        learning rate. A skipped step does not change the weights, but updates their EMA.
         """
-        for parameters in self.optimizer.param_groups:
-            parameters["lr"] = lr
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr * group.get("lr_factor", 1.0)
+        if self.clip_grad:
+            self._clip_gradients()
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad()
@@ -63,11 +68,25 @@ class TrainState:
         self.steps_here += 1
         self.samples += num_samples
 
+    def _clip_gradients(self) -> None:
+        """Scale all gradients down so that their joint 2-norm is at most clip_grad. The CPU does not wait for it.
+
+        Each rank has all gradients, summed over ranks, so every rank computes the same norm.
+        """
+        self.scaler.unscale_(self.optimizer)
+        parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        self.grad_norm = nn.utils.clip_grad_norm_(parameters, self.clip_grad)
+
     def note_score(self, miou: float) -> bool:
         """Record a validation's mIoU. Return whether the mIoU is above all earlier ones of the run."""
         is_best = miou > self.best_miou
         self.validated, self.best_miou = self.step, max(self.best_miou, miou)
+        self.validations_since_best = 0 if is_best else self.validations_since_best + 1
         return is_best
+
+    def stops_early(self, patience: int) -> bool:
+        """Return whether the last `patience` validations did not improve the best mIoU. patience 0: False."""
+        return 0 < patience <= self.validations_since_best
 
     def capture(self, group: Group) -> dict:
         """Return a checkpoint's content as a dict, on every rank. Its tensors are live ones, not copies. Collective.
@@ -92,28 +111,19 @@ class TrainState:
             "format": FORMAT,
             "model": averaged(self.raw_model),
             "ema": None if self.ema is None else averaged(self.ema.module),
-            "optimizer": self._optimizer_state(group),
+            "optimizer": capture_optimizer(self.optimizer, group),
             "scaler": self.scaler.state_dict(),
             "epoch": self.epoch,
             "samples": self.samples,
             "step": self.step,
             "validated": self.validated,
             "best_miou": self.best_miou,
+            "validations_since_best": self.validations_since_best,
             "origin": self.origin,
             "listing": self.listing,
             "class_weights": self.class_weights,
             "ranks": ranks,
         }
-
-    def _optimizer_state(self, group: Group) -> dict:
-        """Return the optimizer's state dict for all parameters. With --zero1, it is {} on other ranks than 0.
-
-        Collective.
-        """
-        if hasattr(self.optimizer, "consolidate_state_dict"):  # ZeroRedundancyOptimizer, whose import takes a second
-            self.optimizer.consolidate_state_dict(to=0)
-            return self.optimizer.state_dict() if group.is_main else {}
-        return self.optimizer.state_dict()
 
     def restore(self, content: dict, group: Group, *, optimizer: bool = True, position: bool = True) -> None:
         """Load the content that capture() returned.
@@ -121,28 +131,20 @@ class TrainState:
         optimizer: also load the optimizer and loss scaler. position: also load epoch, step, best score, random states
         and each rank's own statistics. The optimizer keeps the settings of its flags, such as momentum. With another
         number of ranks, each rank keeps the averaged batch-norm statistics, and random states are restored on ranks
-        that existed before. Raises UserError if the content does not fit the model.
+        that existed before. Raises UserError if the content does not fit the model or the optimizer.
         """
         try:
             self.raw_model.load_state_dict(content["model"])
             if self.ema is not None:
                 self.ema.module.load_state_dict(content["ema"] or content["model"])
                 self.ema.num_updates = content["step"]  # at 0, the first update copies the weights
-            if optimizer:
-                now = [
-                    {name: value for name, value in part.items() if name not in ("params", "lr")}
-                    for part in self.optimizer.param_groups
-                ]
-                # Copied: ZeroRedundancyOptimizer deletes other ranks' state from the dict it gets.
-                self.optimizer.load_state_dict({name: copy(part) for name, part in content["optimizer"].items()})
-                for part, values in zip(self.optimizer.param_groups, now, strict=True):
-                    part.update(values)
-        except (RuntimeError, ValueError) as error:
+        except RuntimeError as error:
             reason = " ".join(str(error).split())[:160]
             raise UserError(
-                "the checkpoint does not fit this model: check --model_type, --layers and --numclasses; if the "
-                f"losses now train other parameters, use --reset_optimizer ({reason})"
+                f"the checkpoint does not fit this model: check --model_type, --layers and --numclasses ({reason})"
             ) from None
+        if optimizer:
+            restore_optimizer(self.optimizer, content["optimizer"])
         if optimizer and content["scaler"] and self.scaler.is_enabled():
             self.scaler.load_state_dict(content["scaler"], counts=position)
         if not position:
@@ -151,6 +153,7 @@ class TrainState:
         # Checkpoints written before --val_step_frequency existed lack it.
         self.validated = content.get("validated", self.step)
         self.best_miou = content["best_miou"]
+        self.validations_since_best = content.get("validations_since_best", 0)
         ranks = content["ranks"]
         if len(ranks) == group.world_size:
             for module in self.models:

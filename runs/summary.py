@@ -75,13 +75,14 @@ def summarize(
     crop_size: int,
     amp: str = "none",
     ema: bool = False,
-    momentum: bool = True,
+    optimizer_states: int = 1,
     momentum_shards: int = 1,
 ) -> Summary:
     """Return the Summary of a model on the meta device; the model cannot be used afterwards.
 
-    amp: as --amp. momentum_shards: number of processes that share the optimizer's state (--zero1). DDP adds nothing:
-    with gradient_as_bucket_view its buckets are the gradients.
+    amp: as --amp. optimizer_states: copies of the weights that the optimizer keeps as "momentum": 1 for SGD with
+    momentum, 2 for AdamW. momentum_shards: number of processes that share them (--zero1). DDP adds nothing: with
+    gradient_as_bucket_view its buckets are the gradients.
     """
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     sizes = [parameter.nbytes for parameter in trainable]
@@ -100,7 +101,7 @@ def summarize(
         states={
             "weights": weights,
             "gradients": sum(sizes),
-            "momentum": largest_shard(sizes, momentum_shards) if momentum else 0,
+            "momentum": optimizer_states * largest_shard(sizes, momentum_shards),
             "ema": weights if ema else 0,
         },
         kept=kept,

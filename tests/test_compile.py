@@ -72,7 +72,7 @@ def assert_close(folder, expected) -> None:
     ("world_size", "flags"),
     [
         (1, {"grad_checkpointing": True}),
-        pytest.param(2, {"sync_bn": "on"}, marks=pytest.mark.slow),
+        pytest.param(2, {"sync_bn": "on", "freeze_backbone": 2}, marks=pytest.mark.slow),
         pytest.param(2, {"grad_checkpointing": True, "static_graph": True}, marks=pytest.mark.slow),
     ],
 )

@@ -21,9 +21,11 @@ EXPECTED = {
     "--train-data": "--dataset_path is the root folder of the data, --train_path the folder of the training labels",
     "--pdb_path": "--dataset_path is the root folder of the data",
     "--gpus": "torchrun --nproc_per_node=N starts N of them",
-    "--optimizer": "the optimizer is SGD, set by --lr, --momentum and --wdecay",
+    "--optimizer_type": "--optimizer is sgd, with --momentum, or adamw, with --betas",
     "--encoder_name": "use --backbone, such as timm:convnext_tiny",
-    "--early_stopping": "training runs for --epochs, and best.pt keeps the weights that validated best",
+    "--early_stopping": "--patience N ends the run after N validations without a better mIoU",
+    "--lr-gamma": "--schedule is cosine (to 0), poly (to 0, with power 0.9) or constant",
+    "--norm-weight-decay": "--no_decay_norm_bias leaves norms and biases without weight decay",
     "-b": "--batchsize is the number of images per process",  # torchvision
     "-j": "--workers is the number of loader processes",
     "--output-dir": "--logdir is the folder of all runs, --name this run's folder in it",
@@ -32,7 +34,7 @@ EXPECTED = {
     "--work-dir": "--logdir is the folder of all runs",  # mmsegmentation
     "max_iters=1": "--max_steps is the number of optimizer steps",
     "imgsz=1": "--crop_size is the height and width of a training crop",  # Ultralytics
-    "freeze=1": "weights cannot be frozen, and --freeze_bn only keeps the statistics of batch norm",
+    "freeze=1": "--freeze_backbone N freezes the first N parts of the backbone",
     "--trainer.devices": "torchrun --nproc_per_node=N uses N of them",  # Lightning
     "--trainer.max_epochs": "did you mean --epochs?",
     "--data.batch_size": "did you mean --batchsize?",
@@ -66,7 +68,8 @@ def test_the_table_names_flags_that_exist_and_no_name_of_ours():
     for name, sentences in foreign_flags().items():
         for sentence in sentences:
             named = set(re.findall(r"--(\w+)", sentence)) - TORCHRUN_FLAGS
-            assert any(named <= {*reader.flags, "config", "no_augment"} for reader in READERS), sentence
+            known = {"config", "no_augment", "no_decay_norm_bias"}
+            assert any(named <= {*reader.flags, *known} for reader in READERS), sentence
             assert ";" not in sentence  # which separates the flags of a message
         # A name that every program has is never looked up.
         assert any(name not in {**reader.flags, **reader.aliases} for reader in READERS), name
@@ -105,7 +108,7 @@ def test_all_unknown_keys_of_a_file_are_named(tmp_path):
     file.write_text("dataset_path: x\nlr: 1\noptimizer: {type: AdamW, lr_mult: 2}\ntrainer: {devices: 2}\nconfig: y\n")
     with pytest.raises(UserError) as caught:
         config.parse(["--config", str(file)])
-    assert str(caught.value).startswith(f"{file}: unknown keys 'type', 'lr_mult': the optimizer is SGD, set by --lr, ")
+    assert str(caught.value).startswith(f"{file}: unknown keys 'type': did you mean optimizer?; 'lr_mult': ")
     assert "; 'devices': --device cuda:N chooses a GPU" in str(caught.value)
     assert "; 'config': to list all flags: " in str(caught.value)
 

@@ -14,6 +14,7 @@ import build
 import config
 import models
 import utils
+from class_weights import get_class_weights
 from config.losses import read_class_weights
 from data import histogram
 from data.histogram import class_weights, count_labels, label_histogram, value_histogram
@@ -29,7 +30,7 @@ GROUP = Group(torch.device("cpu"))
 def weights_of(root, saved: dict | None = None, **values) -> list[float] | None:
     """get_class_weights on the drawn data, as a group of one."""
     cfg = config.parse(flags(dataset_path=root, **values))
-    return build.get_class_weights(cfg, GROUP, utils.get_loader(cfg, "train", GROUP).dataset, saved)
+    return get_class_weights(cfg, GROUP, utils.get_loader(cfg, "train", GROUP).dataset, saved)
 
 
 def test_histogram_leaves_ignored_pixels_out():

@@ -6,10 +6,12 @@ from conftest import finish, read_metrics, start, start_group
 
 EPOCHS = 5
 FLOAT64 = "tests/train_float64.py"
+ADAMW = "--optimizer adamw --layer_decay 0.5 --no_decay_norm_bias --clip_grad 0.5"
 
 
 def momenta(content) -> list[torch.Tensor]:
-    return [state["momentum_buffer"] for state in content["optimizer"]["state"].values()]
+    """All tensors of the optimizer's state: momentum, or AdamW's two averages and step counts."""
+    return [value for state in content["optimizer"]["state"].values() for value in state.values()]
 
 
 def test_checkpoints_go_from_any_way_of_running_to_any_other(demo_flags, tmp_path):
@@ -46,9 +48,10 @@ def test_checkpoints_go_from_any_way_of_running_to_any_other(demo_flags, tmp_pat
     assert losses[0] == pytest.approx(losses[1], rel=1e-9)
 
 
-def test_zero1_changes_no_bit_and_neither_does_resuming_with_or_without_it(demo_flags, tmp_path):
+@pytest.mark.parametrize("more", [[], pytest.param(ADAMW.split(), marks=pytest.mark.slow)], ids=["sgd", "adamw"])
+def test_zero1_changes_no_bit_and_neither_does_resuming_with_or_without_it(demo_flags, tmp_path, more):
     """Three epochs of 2 processes: all as usual, all with --zero1, and with it in the second epoch only."""
-    words = demo_flags(epochs=3, save_epoch_frequency=1, model_type="res50_ASPP")
+    words = [*demo_flags(epochs=3, save_epoch_frequency=1, model_type="res50_ASPP"), *more]
 
     def run(name: str, *more: str) -> None:
         results = finish(start_group(2, [*words, "--name", name, *more], tmp_path, FLOAT64))

@@ -9,7 +9,7 @@ from torch import nn
 import train
 from distributed.group import Group
 from models.amp import MAX_SKIPPED, LossScaler
-from models.sgd import FusedSGD
+from models.optimizers import FusedSGD
 from runs import checkpoint
 from runs.state import TrainState
 

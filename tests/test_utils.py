@@ -30,10 +30,22 @@ def cfg(demo_root, **values) -> config.Config:
 
 
 def test_optimizer_follows_its_flags(demo_root):
-    given, model = cfg(demo_root, momentum=0.7, wdecay=0.03, zero1=True), nn.Linear(1, 1)
+    given = cfg(demo_root, momentum=0.7, wdecay=0.03, zero1=True)
+    model = models.build(given.model_type, layers=18, num_classes=5)
     optimizer = build.get_optimizer(given, model, ALONE, 0.5)
     assert type(optimizer) is torch.optim.SGD  # one process has all of the state, also with --zero1
-    assert {"lr": 0.5, "momentum": 0.7, "weight_decay": 0.03, "maximize": False}.items() <= optimizer.defaults.items()
+    [group] = optimizer.param_groups
+    assert {
+        "lr": 0.5,
+        "momentum": 0.7,
+        "weight_decay": 0.03,
+        "lr_factor": 1.0,
+        "maximize": False,
+    }.items() <= group.items()
+    assert [id(parameter) for parameter in group["params"]] == [id(parameter) for parameter in model.parameters()]
+    adamw = build.get_optimizer(cfg(demo_root, optimizer="adamw", wdecay=0.03), model, ALONE, 0.5)
+    assert type(adamw) is torch.optim.AdamW
+    assert {"lr": 0.5, "betas": (0.9, 0.999), "weight_decay": 0.03}.items() <= adamw.param_groups[0].items()
 
 
 def test_loaders_follow_their_flags(demo_root):
@@ -73,6 +85,7 @@ def test_summary_follows_its_flags(demo_root):
     assert summary(two, zero1=True).states["momentum"] < 0.6 * plain.states["momentum"]
     assert summary(ema=0.9).states["ema"] == plain.states["weights"]
     assert summary(momentum=0).states["momentum"] == 0
+    assert summary(optimizer="adamw").states["momentum"] == 2 * plain.states["momentum"]
     assert summary(grad_checkpointing=True, crop_size=65).kept < summary(crop_size=65).kept
     assert summary(batchsize=4).batchsize == 4
 

@@ -1,4 +1,4 @@
-"""SGD in one kernel, as on CUDA: the steps of plain SGD, with and without a loss scale, and exchangeable states."""
+"""SGD and AdamW in one kernel, as on CUDA: steps of the plain ones, also with a loss scale, and exchangeable states."""
 
 import copy
 
@@ -7,14 +7,15 @@ import torch
 from conftest import flags
 from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
-from torch.optim import SGD, Optimizer
+from torch.optim import SGD, AdamW, Optimizer
 
 import build
 import config
+import models
 from distributed.group import Group
 from distributed.join import process_group
 from models.amp import LossScaler
-from models.sgd import FusedSGD
+from models.optimizers import FusedAdamW, FusedSGD
 
 OPTIONS = {"lr": 0.5, "weight_decay": 0.125}
 
@@ -42,6 +43,28 @@ def test_steps_are_those_of_sgd(momentum, scale):
     # The gradient with weight decay is 2 + 8 / 8 = 3, so the weight becomes 8 - 0.5 * 3 = 6.5.
     assert results[1][0] == 6.5
     assert results[0] == results[1]  # few digits, so nothing is rounded
+
+
+@pytest.mark.parametrize("scale", [False, True])
+def test_steps_are_those_of_adamw(scale):
+    results = []
+    for kind in (AdamW, FusedAdamW):
+        weight = nn.Parameter(torch.tensor(8.0))
+        results.append(steps(kind([weight], **OPTIONS), weight, [2.0, float("inf") if scale else 3.0, -4.0], scale))
+    # Decay: 8 - 0.5 / 8 * 8 = 7.5. The first averages, without their bias, are 2 and 2^2: the step is 0.5 * 2 / 2.
+    assert results[0][0] == pytest.approx(7.0, rel=1e-6)
+    assert results[1] == pytest.approx(results[0], rel=1e-6)
+    assert not scale or results[1][1] == results[1][0]  # skipped
+
+
+def test_step_counts_move_to_the_device_of_their_parameter():
+    """ZeroRedundancyOptimizer loads them into CPU memory, and AdamW on the CPU has them there."""
+    optimizer = FusedAdamW([nn.Parameter(torch.empty(2, device="meta"))])
+    [weight] = optimizer.param_groups[0]["params"]
+    optimizer.state[weight]["step"] = torch.tensor(3.0)
+    for hook in optimizer._optimizer_step_pre_hooks.values():
+        hook(optimizer, (), {})
+    assert optimizer.state[weight]["step"].is_meta
 
 
 def test_a_first_step_that_is_skipped_leaves_no_momentum(monkeypatch):
@@ -88,8 +111,12 @@ def test_shards_of_the_state_are_fused_too():
         assert optimizer.state_dict()["state"][0]["momentum_buffer"] == -1.6875
 
 
-@pytest.mark.parametrize(("device", "kind"), [("cpu", SGD), ("cuda", FusedSGD)])
-def test_cuda_gets_the_fused_one(tmp_path, device, kind):
-    cfg = config.parse(flags(dataset_path=tmp_path))
-    optimizer = build.get_optimizer(cfg, nn.Linear(1, 1), Group(torch.device(device)), 0.5)
+KINDS = [("sgd", "cpu", SGD), ("sgd", "cuda", FusedSGD), ("adamw", "cpu", AdamW), ("adamw", "cuda", FusedAdamW)]
+
+
+@pytest.mark.parametrize(("name", "device", "kind"), KINDS)
+def test_cuda_gets_the_fused_one(tmp_path, name, device, kind):
+    cfg = config.parse(flags(dataset_path=tmp_path, optimizer=name))
+    model = models.build(cfg.model_type, layers=18, num_classes=5)
+    optimizer = build.get_optimizer(cfg, model, Group(torch.device(device)), 0.5)
     assert type(optimizer) is kind

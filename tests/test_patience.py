@@ -1,0 +1,76 @@
+"""Early stopping: --patience ends a run whose validations no longer improve, and a resumed run knows it."""
+
+import pytest
+from conftest import assert_same_run, read_metrics, start_group, succeed, wait_until
+
+from runs import checkpoint
+from schedule import lr_factor
+
+# Weights that stay as they are: the first validation is the best, and no later one is better.
+STILL = {"dataset": "Dense", "model_type": "res50_ASPP", "freeze_bn": True, "lr": 1e-12, "wdecay": 0, "name": "x"}
+STILL |= {"epochs": 10, "patience": 2}  # 8 images in batches of 2: 4 steps an epoch
+
+
+def steps(folder, kind: str) -> list[int]:
+    return [line["step"] for line in read_metrics(folder, kind)]
+
+
+def test_run_ends_after_n_validations_without_a_better_one(demo_run, capsys):
+    folder = demo_run(**STILL)
+    output = capsys.readouterr().out
+    assert steps(folder, "val") == [4, 8, 12]
+    assert steps(folder, "train") == list(range(1, 13))
+    rates = [line["lr"] for line in read_metrics(folder, "train")]
+    assert rates == [1e-12 * lr_factor(step, 40, 0) for step in range(12)]  # of all 10 epochs
+    assert "stopped early: 2 validations in a row did not improve the best mIoU (--patience 2)" in output
+    assert output.count("pixel accuracy  ") == 1  # the table of classes, of the last validation
+    assert (folder / "report.html").is_file()
+    assert checkpoint.read_run(folder / "best.pt")["step"] == 4
+
+
+def test_resumed_run_has_nothing_left_to_do_or_goes_on_with_more_patience(demo_run, capsys):
+    folder = demo_run(**STILL)
+    lines = (folder / "metrics.jsonl").read_text()
+    capsys.readouterr()
+    demo_run(**STILL, resume="auto")
+    output = capsys.readouterr().out
+    assert "there is nothing left to do" in output
+    assert "stopped early: 2 validations in a row" in output
+    assert (folder / "metrics.jsonl").read_text() == lines
+    demo_run(**STILL | {"patience": 3}, resume="auto")
+    assert steps(folder, "val") == [4, 8, 12, 16]
+    demo_run(**STILL | {"patience": 0, "epochs": 5}, resume="auto")
+    assert steps(folder, "val") == [4, 8, 12, 16, 20]
+
+
+def test_run_stops_between_steps_and_continues_there(demo_run, tmp_path):
+    words = STILL | {"val_epoch_frequency": 0, "val_step_frequency": 3}
+    folder = demo_run(**words)
+    assert steps(folder, "val") == [3, 6, 9]
+    assert steps(folder, "train") == list(range(1, 10))
+    content = checkpoint.read_run(folder / "last.pt")
+    assert (content["epoch"], content["samples"], content["step"]) == (2, 2, 9)
+    demo_run(**words | {"patience": 4}, resume="auto")
+    assert steps(folder, "val") == [3, 6, 9, 12, 15]
+    assert_same_run(folder, demo_run(**words | {"patience": 4, "name": "whole"}))
+
+
+@pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_killed_run_ends_where_one_that_was_not_killed_does(demo_flags, tmp_path, world_size):
+    """Killed after a validation that did not improve: the resumed run has one left."""
+    words = {name: value for name, value in STILL.items() if name != "name"}
+
+    def run(name: str, *more: str) -> list:
+        return start_group(world_size, [*demo_flags(**words), "--name", name, *more], tmp_path)
+
+    whole, killed = run("whole"), run("x")
+    last = tmp_path / "x" / "last.pt"
+    wait_until(lambda: last.exists() and checkpoint.step_of(last) == 8 // world_size, killed)
+    for process in killed:
+        process.kill()
+        process.wait()
+    [stdout, *_] = succeed(run("x", "--resume", "auto"))
+    assert "stopped early: 2 validations" in stdout
+    succeed(whole)
+    assert steps(tmp_path / "x", "val") == [number * 4 // world_size for number in (1, 2, 3)]
+    assert_same_run(tmp_path / "x", tmp_path / "whole")
