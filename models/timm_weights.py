@@ -55,7 +55,9 @@ def read_timm_weights(backbone: nn.Module, pretrained: str, read: Callable[[Path
     weights = body.state_dict()
     left = {name for name, value in weights.items() if value.ndim > 1 and torch.equal(value, random[name])}
     if len(left) == sum(value.ndim > 1 for value in weights.values()):
-        raise UserError(f"--pretrained {pretrained}: has no weights of timm:{backbone.name}: give a file of this network")
+        raise UserError(
+            f"--pretrained {pretrained}: has no weights of timm:{backbone.name}: give a file of this network"
+        )
     return StartWeights(source, {PREFIX + name: value for name, value in weights.items() if name not in left})
 
 

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from conftest import finish, flags, read_metrics, start, start_group, succeed
+from conftest import assert_same_run, finish, flags, read_metrics, start, start_group, succeed
 from torch import nn
 
 import models
