@@ -86,6 +86,7 @@ def _build(cfg: Config) -> models.Segmenter:
         cfg.model_type,
         layers=cfg.layers,
         num_classes=cfg.numclasses,
+        in_channels=cfg.image_type.channels,
         stride_in_1x1=cfg.stride_in_1x1,
         head_init=cfg.head_init,
         freeze_bn=cfg.freeze_bn,
@@ -93,6 +94,8 @@ def _build(cfg: Config) -> models.Segmenter:
         lorm_scope=cfg.lorm_scope,
         background=cfg.background_class,
     )
+    if cfg.stats is not None:
+        model.set_images(getattr(torch, cfg.stats.dtype), cfg.stats.mean, cfg.stats.std)
     if model.lorm is not None and "lorm" not in active_terms(cfg):
         model.lorm.requires_grad_(False)  # DDP waits for the gradient of every parameter that requires one
     return model

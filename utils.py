@@ -20,7 +20,6 @@ from data.cache import Builder, Cache, fingerprint, open_shared
 from data.dataset import SegmentationDataset, as_is
 from data.distance import pseudo_distance, scribble_distance
 from data.histogram import count_batch
-from data.images import image_size
 from data.layout import Split, find_split
 from data.loader import EvalLoader, TrainLoader, loader_options
 from data.sampler import EvalBatches, TrainSampler
@@ -35,6 +34,7 @@ from models import MODELS
 from models.amp import resolve as amp_of_device
 from models.foreground import find_foreground
 from runs.log import progress_bar
+from runs.messages import measure_advice
 
 DEMO_ROOT = Path("dataset/demo")
 
@@ -142,15 +142,14 @@ def get_train_loader(cfg: Config, group: Group) -> TrainLoader:
     files = find_split(
         Path(cfg.dataset_path), cfg.dataset, "train", stored, list_path=cfg.list_path, image_path=cfg.image_path
     )
-    transform = TrainTransform(cfg.crop_size) if cfg.augment else CentreCrop(cfg.crop_size)
-    extras: list[Callable] = [count_batch]
-    if MAPS[cfg.dataset] == ("label",):
-        extras.append(find_points)
+    transform = (TrainTransform if cfg.augment else CentreCrop)(cfg.crop_size, outside=cfg.outside)
+    extras: list[Callable] = [count_batch, *([find_points] if MAPS[cfg.dataset] == ("label",) else [])]
     if MODELS[cfg.model_type].has_lorm:
         extras.append(partial(find_foreground, background=cfg.background_class))
     dataset = SegmentationDataset(
         files, cfg.numclasses, transform=transform, compute=compute, extras=extras, seed=cfg.seed
     )
+    dataset.expect(cfg.image_type, measure_advice(cfg))
     sampler = TrainSampler(
         len(dataset),
         batch_size=cfg.batchsize,
@@ -204,8 +203,9 @@ def get_cache(cfg: Config, group: Group, dataset: SegmentationDataset) -> Cache 
 def get_eval_loader(cfg: Config, split: str, group: Group) -> EvalLoader:
     """Return a DataLoader over this process's share of the images and dense masks of a split. Collective."""
     dataset = SegmentationDataset(find_masks(cfg, split), cfg.numclasses)
+    dataset.expect(cfg.image_type)
     # Ranks that list different files are found later, by distributed.checks.check_setup.
-    sizes = [size or (0, 0) for size in group.map(image_size, [files["image"] for files in dataset.files])]
+    sizes = [size or (0, 0) for size in group.map(dataset.image_size, range(len(dataset)))]
     batches = EvalBatches(sizes, batch_size=cfg.val_batchsize, rank=group.rank, world_size=group.world_size)
     workers = cfg.workers if cfg.val_workers < 0 else cfg.val_workers
     options: dict = {"pin_memory": cfg.pin_memory, "prefetch_factor": cfg.prefetch_factor, "collate_fn": as_is}

@@ -6,6 +6,7 @@ from config.flags import flag
 from config.losses import parse_loss, read_class_weights
 from config.shared import DataFlags, LaunchFlags, ModelFlags
 from errors import UserError
+from image_stats import Display
 
 
 @dataclass
@@ -193,6 +194,7 @@ def check(cfg: Config) -> None:
     except ValueError as error:
         raise UserError(f"--loss {cfg.loss}: {error}") from None
     read_class_weights(cfg.class_weights, cfg.numclasses)
+    Display.of(cfg.show_channels, cfg.stats)
     if cfg.static_graph and cfg.accum_steps > 1:
         raise UserError(
             f"--static_graph with --accum_steps {cfg.accum_steps}: DistributedDataParallel cannot accumulate gradients "

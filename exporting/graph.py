@@ -12,12 +12,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from errors import UserError
+from image_stats import read_stats
 from models.segmenter import Segmenter
 
 FORMAT = 1  # of the metadata
 # Keys of the metadata, whose values are JSON.
 KEYS = ["segtrain_format", "outputs", "class_names", "colours", "num_classes"]
 KEYS += ["checkpoint", "weights", "step", "model_type", "layers"]
+STATS = "image_stats"  # a key that files of 8-bit RGB models lack: ImageStats.text
 
 
 class WholeImage(nn.Module):
@@ -65,8 +67,8 @@ class ExportedModel(ABC):
     """A model in a file that export.py wrote; has the methods of evaluation.predictor.ImagePredictor.
 
     outputs: names of the outputs: "labels", and "probs" and "logits" if the file has them. class_names: one per class.
-    colours: RGB by class, (256, 3) uint8. min_size: smallest side of an image, in pixels. images_at_once: number of
-    images per call.
+    colours: RGB by class, (256, 3) uint8. stats: of the images; None: 8-bit RGB. min_size: smallest side of an image,
+    in pixels. images_at_once: number of images per call.
     """
 
     min_size = 1
@@ -81,6 +83,7 @@ class ExportedModel(ABC):
             self.metadata = {key: json.loads(metadata[key]) for key in KEYS}
         except (KeyError, ValueError):
             raise UserError(f"{path}: not a file that export.py wrote: its metadata is missing") from None
+        self.stats = read_stats(metadata.get(STATS, ""))
         if self.metadata["segtrain_format"] > FORMAT:
             raise UserError(
                 f"{path}: written by a later version of segtrain (format {self.metadata['segtrain_format']})"

@@ -10,7 +10,7 @@ from torch.export import Dim, ExportedProgram
 from torch.export.passes import move_to_device_pass
 
 from errors import UserError
-from exporting.graph import KEYS, ExportedModel, WholeImage
+from exporting.graph import KEYS, STATS, ExportedModel, WholeImage
 
 MIN_SIZE = 7  # pixels; a smaller side gives a 1x1 feature map, which torch.export specialises on
 
@@ -18,7 +18,7 @@ MIN_SIZE = 7  # pixels; a smaller side gives a 1x1 feature map, which torch.expo
 def trace(graph: WholeImage) -> ExportedProgram:
     """Return the module traced by torch.export, for any number of images with sides of at least MIN_SIZE pixels."""
     # Sizes above 1 that are not multiples of each other: torch.export takes none for a constant or for another.
-    example = torch.zeros(2, 65, 97, 3, dtype=torch.uint8)
+    example = torch.zeros(2, 65, 97, len(graph.model.mean), dtype=graph.model.image_dtype)
     sizes = {0: Dim("batch"), 1: Dim("height", min=MIN_SIZE), 2: Dim("width", min=MIN_SIZE)}
     with torch.no_grad():
         return torch.export.export(graph, (example,), dynamic_shapes={"images": sizes})
@@ -43,7 +43,7 @@ class TorchModel(ExportedModel):
     def __init__(self, path: Path, device: torch.device):
         if not path.is_file():
             raise UserError(f"{path}: no such file")
-        metadata = dict.fromkeys(KEYS, "")
+        metadata = dict.fromkeys((*KEYS, STATS), "")
         try:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "The given buffer is not writable")  # torch 2.11, for every file

@@ -14,6 +14,8 @@ from torch.utils.data import Dataset
 
 from data.images import IMAGE_SUFFIXES, decoding, image_size, read_image
 from errors import InputError, UserError
+from image_stats import RGB, ImageType
+from prediction.large import open_large
 
 VIDEO_SUFFIXES = (".mp4", ".avi", ".mov", ".mkv", ".webm", ".m4v", ".mpg", ".mpeg", ".wmv")
 ANIMATED_FORMATS = ("GIF", "WEBP", "PNG")  # other formats with several pictures hold thumbnails or pages
@@ -126,14 +128,22 @@ def _clashing(names: dict[str, str]) -> set[str]:
     return {file for file, name in names.items() if taken[name] > 1 or name in folders}
 
 
-def probe(file: Input) -> tuple[int, int] | UserError | None:
+def probe(file: Input, kind: ImageType = RGB, large: bool = False) -> tuple[int, int] | UserError | None:
     """Return an image's (height, width), None for a video or animation, or a UserError for an unreadable file.
 
-    The error is returned, not raised. Only the header is read, unless EXIF turns the image.
+    The error is returned, not raised. Only the header is read, unless EXIF turns the image. kind: what the model takes.
+    large: the image may be huge (prediction.large).
     """
-    if file.path.suffix.lower() in VIDEO_SUFFIXES:
-        return None
+    is_video = file.path.suffix.lower() in VIDEO_SUFFIXES
     try:
+        if is_video and kind != RGB:
+            raise UserError(f"{file.path}: a video holds 8-bit RGB, but the model takes {kind}")
+        if is_video:
+            return None
+        if large and (raster := open_large(file.path, kind)):
+            return raster.shape[:2]
+        if kind != RGB:
+            return image_size(file.path, kind)
         with decoding(file.path), Image.open(file.path) as image:
             if getattr(image, "is_animated", False) and image.format in ANIMATED_FORMATS:
                 return None
@@ -143,17 +153,17 @@ def probe(file: Input) -> tuple[int, int] | UserError | None:
 
 
 class Images(Dataset):
-    """Data set of (index, image (H, W, 3) uint8 RGB), or (index, UserError) for an unreadable file."""
+    """Data set of (index, image (H, W, C) as `kind` says), or (index, UserError) for an unreadable file."""
 
-    def __init__(self, files: list[Input]):
-        self.files = files
+    def __init__(self, files: list[Input], kind: ImageType = RGB):
+        self.files, self.kind = files, kind
 
     def __len__(self) -> int:
         return len(self.files)
 
     def __getitem__(self, index: int) -> tuple[int, np.ndarray | UserError]:
         try:
-            return index, read_image(self.files[index].path)
+            return index, read_image(self.files[index].path, self.kind)
         except UserError as error:
             return index, error
 

@@ -102,6 +102,16 @@ def next_steps(logdir: str, folder: Path, validation: list[dict[str, Path]]) -> 
     ]
 
 
+def measure_advice(cfg: Config) -> str:
+    """Return how to train on other images than 8-bit RGB, with a command to paste; "" if --image_stats is set."""
+    if cfg.image_stats:
+        return ""
+    folders = {name: getattr(cfg, name) for name in ("list_path", "image_path") if getattr(cfg, name)}
+    words = [word for name, folder in folders.items() for word in (f"--{name}", folder)]
+    command = python_command("-m", "data.statistics", cfg.dataset_path, "--dataset", cfg.dataset, *words)
+    return f"measure them once, and train with --image_stats: {command}"
+
+
 def data_check_command(cfg: Config) -> str:
     """Return the command line that checks this run's data set, without --numclasses, which may be wrong."""
     words: list[str] = [cfg.dataset_path, "--dataset", cfg.dataset]
