@@ -96,6 +96,21 @@ def image_size(path: Path, kind: ImageType = RGB, remedy: str = "") -> tuple[int
     return read_image(path).shape[:2]
 
 
+def kind_of(path: Path) -> ImageType:
+    """Return the channels and type of an image file; RGB for each picture that read_image() reads as such.
+
+    Raises UserError if the file cannot be read.
+    """
+    suffix = path.suffix.lower()
+    with decoding(path):
+        if suffix not in (*TIFF_SUFFIXES, ".npy"):
+            with Image.open(path) as image:
+                return type_of(open_raster(path)) if _is_deep(image) else RGB
+        kind = type_of(open_raster(path))
+    is_picture = suffix != ".npy" and kind.dtype == RGB.dtype and kind.channels in (1, 3, 4)  # grey, colour, alpha
+    return RGB if is_picture else kind
+
+
 def _open(path: Path, kind: ImageType, remedy: str) -> Raster:
     with decoding(path):
         raster = open_raster(path)
@@ -115,13 +130,18 @@ def _explained(path: Path, remedy: str) -> Iterator[None]:
 
 
 def _check_picture(path: Path, image: Image.Image, remedy: str) -> None:
-    """Raise UserError if an image that Pillow has opened has more than 8 bits a channel.
+    """Raise UserError if an image that Pillow has opened has more than 8 bits a channel."""
+    if _is_deep(image):
+        check_type(path, f"more than 8 bits a channel (mode {image.mode})", RGB, remedy)
+
+
+def _is_deep(image: Image.Image) -> bool:
+    """Return True if an image that Pillow has opened has more than 8 bits a channel.
 
     Pillow has no mode for 16 bits in colour, and drops the lower 8.
     """
     tiles = getattr(image, "tile", [])[:1]  # how the file's values become the mode's
-    if image.mode.startswith(("I", "F")) or (image.mode in ("RGB", "RGBA", "LA") and ";16" in str(tiles)):
-        check_type(path, f"more than 8 bits a channel (mode {image.mode})", RGB, remedy)
+    return image.mode.startswith(("I", "F")) or (image.mode in ("RGB", "RGBA", "LA") and ";16" in str(tiles))
 
 
 def check_type(path: Path, found: ImageType | str, kind: ImageType, remedy: str = "") -> None:

@@ -68,7 +68,8 @@ def _logits(predictor: Predictor, grid: WindowGrid, image: Tensor) -> Tensor:
     size = image.shape[1], image.shape[2]
     row = replace(grid, tops=[0], size=size, out=size)
     outputs = list(predictor._outputs(image, [row]))
-    step = 2 if predictor.flip else 1
-    logits = [torch.stack(outputs[::step])] + [torch.stack([out.flip(2) for out in outputs[1::2]])] * (step - 1)
+    logits = [torch.stack(outputs)]
+    if predictor.flip:  # each window comes with its mirror image
+        logits = [torch.stack(outputs[::2]), torch.stack([out.flip(2) for out in outputs[1::2]])]
     values = torch.stack(logits)[:, None, :, None]
     return values if values.dtype == torch.float64 else values.float()

@@ -142,7 +142,7 @@ def probe(file: Input, kind: ImageType = RGB, large: bool = False) -> tuple[int,
             return None
         if large and (raster := open_large(file.path, kind)):
             return raster.shape[:2]
-        if kind != RGB:
+        if kind != RGB or file.path.suffix.lower() == ".npy":
             return image_size(file.path, kind)
         with decoding(file.path), Image.open(file.path) as image:
             if getattr(image, "is_animated", False) and image.format in ANIMATED_FORMATS:

@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Sequence
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from pathlib import Path
 
 from tqdm import tqdm
@@ -27,11 +28,19 @@ from data.check.duplicates import find_duplicates
 from data.check.findings import Findings
 from data.check.measure import Facts, measure
 from data.check.report import class_table, finding_lines, summary_lines
-from data.check.rules import check_agreement, check_images, check_labels, check_values, infer_num_classes
+from data.check.rules import (
+    check_agreement,
+    check_images,
+    check_labels,
+    check_values,
+    infer_num_classes,
+    most_common_kind,
+)
 from data.check.summary import Summary, check_classes
 from data.check.survey import Paths, Sample, guess_dataset, survey
 from data.classes import read_classes
 from errors import UserError
+from image_stats import FILE_NAME, RGB, ImageType, read_stats
 from labels import MAPS
 
 BATCHSIZE = 16  # train.py's default
@@ -60,13 +69,16 @@ def check(
         num_classes = len(read_classes(classes, num_classes).names)
     dataset = dataset or guess_dataset(root, paths)
     found, samples = survey(root, dataset, paths, splits, findings)
-    facts = _measure_all(samples, workers)
+    stats_file = root / FILE_NAME
+    stats = read_stats(str(stats_file)) if stats_file.is_file() else None
+    facts = _measure_all(samples, workers, stats.kind if stats else None)
+    kind = stats.kind if stats else most_common_kind(facts)
 
     inferred = num_classes is None
     known = read_classes(classes, num_classes or infer_num_classes(facts))
     num_classes = len(known.names)
     colours = {f"#{bytes(known.colours[number]).hex()}": number for number in reversed(range(num_classes))}
-    check_images(facts, findings)
+    check_images(facts, kind, findings)
     check_labels(facts, colours, findings)
     check_values(facts, num_classes, inferred, classes, findings)
     check_agreement(facts, findings)
@@ -74,6 +86,7 @@ def check(
     layout = {"Folder": "Folder", "Dense": "VOC"}.get(dataset, "ScribbleSup")
     summary = Summary(str(root), layout, dataset, num_classes, not inferred, classes)
     summary.count(facts, found, known.names)
+    summary.image_kind, summary.image_stats = str(kind), str(stats_file) if stats else ""
     check_classes(summary, findings)
     return summary, findings
 
@@ -91,15 +104,16 @@ def _class_file(root: Path, num_classes: int | None, findings: Findings) -> str:
     return str(path)
 
 
-def _measure_all(samples: list[Sample], workers: int) -> list[Facts]:
+def _measure_all(samples: list[Sample], workers: int, kind: ImageType | None) -> list[Facts]:
     """Return the Facts of each sample, in order. workers: number of processes; 0 measures in this process.
 
-    Raises UserError if a worker process is killed.
+    kind: as in measure(). Raises UserError if a worker process is killed.
     """
+    of_sample = partial(measure, image_kind=kind)
     if workers == 0:
-        return [measure(sample) for sample in tqdm(samples, unit="image", desc="reading")]
+        return [of_sample(sample) for sample in tqdm(samples, unit="image", desc="reading")]
     try:
-        return process_map(measure, samples, max_workers=workers, chunksize=CHUNK, unit="image", desc="reading")
+        return process_map(of_sample, samples, max_workers=workers, chunksize=CHUNK, unit="image", desc="reading")
     except BrokenProcessPool:
         raise UserError(
             f"a process of --workers {workers} was killed, out of memory? Lower --workers, or use --workers 0"
@@ -139,10 +153,16 @@ def next_lines(summary: Summary, paths: Paths) -> list[str]:
     words += ["--classes", summary.class_file] if summary.class_file else []
     words += [*folders, "--model_type", "res50_ASPP_lorm" if "Pseudo" in summary.dataset else "res50_ASPP"]
     words += ["--batchsize", summary.images["train"]] if summary.images["train"] < BATCHSIZE else []
-    return [
-        "training downloads its start weights once; without a network, add --pretrained none to the command",
-        f"to train: {shell.python_command('train.py', *words)}",
-    ]
+    lines = []
+    if summary.image_stats or summary.image_kind != str(RGB):
+        words += ["--image_stats", summary.image_stats or str(Path(summary.root) / FILE_NAME)]
+    if not summary.image_stats and summary.image_kind != str(RGB):
+        places = {"--list_path": paths.list_path, "--image_path": paths.image_path}
+        own = [word for name, folder in places.items() if folder for word in (name, folder)]
+        command = shell.python_command("-m", "data.statistics", summary.root, "--dataset", summary.dataset, *own)
+        lines.append(f"images are {summary.image_kind}; first measure them once: {command}")
+    lines.append("training downloads its start weights once; without a network, add --pretrained none to the command")
+    return [*lines, f"to train: {shell.python_command('train.py', *words)}"]
 
 
 def parser() -> argparse.ArgumentParser:
