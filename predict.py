@@ -36,7 +36,7 @@ from evaluation.predictor import ImagePredictor
 from evaluation.streaming import can_stream
 from exporting.onnx import OnnxModel
 from files import sha256
-from image_stats import Display
+from image_stats import RGB, Display
 from prediction.films import how_to_convert
 from prediction.inputs import Images, Input, find_inputs, frame_rate, probe, read_frames
 from prediction.large import open_large, stream_file
@@ -69,7 +69,7 @@ def run(flags: PredictFlags, overrides: dict) -> int:
         model, colours, background, display, settings = load_model(flags, overrides, group)
         wanted = {"overlays": flags.overlay, "probs": flags.probs}
         with Outputs(Path(flags.output), colours, background, **wanted, rank=group.rank) as outputs:
-            inputs: list[Input] = group.broadcast(plan(flags, outputs, settings) if group.is_main else None)
+            inputs: list[Input] = group.broadcast(plan(flags, outputs, settings, display) if group.is_main else None)
             try:
                 return Prediction(model, outputs, group, display).run(inputs, flags.workers)
             except Stopped:
@@ -107,13 +107,13 @@ def load_model(
     return predictor, colours, cfg.background_class, cfg.display, settings
 
 
-def plan(flags: PredictFlags, outputs: Outputs, settings: dict) -> list[Input]:
+def plan(flags: PredictFlags, outputs: Outputs, settings: dict, display: Display) -> list[Input]:
     """Claim the output folder and return the Inputs that are not done. Only rank 0 calls this function.
 
     settings: all that predictions depend on; written to predictions.json. Raises UserError if the folder has
     predictions with other settings.
     """
-    base, inputs, num_others = find_inputs(flags.input, outputs.folder)
+    base, inputs, num_others = find_inputs(flags.input, outputs.folder, arrays=display.kind != RGB)
     outputs.claim({"input": str(base.resolve()), **settings}, overwrite=flags.overwrite)
     pending = [file for file in inputs if not outputs.is_done(file.name)]
     counts = [f"{len(pending)} to predict"]

@@ -26,6 +26,11 @@ MORE_CHANNELS = "all images of a model must be alike (docs/more_channels.md)"
 NO_JPEG = "JPEG compression changes label values: save the mask as PNG"
 
 
+def pictures(files: list[Path]) -> list[Path]:
+    """Return the files of one name without arrays (.npy): beside a picture they are other data, such as its depth."""
+    return [file for file in files if file.suffix.lower() != ".npy"] or files
+
+
 @contextlib.contextmanager
 def decoding(path: Path) -> Iterator[None]:
     """Turn an exception that PIL raises inside the `with` block into a UserError that names the file `path`."""

@@ -1,7 +1,7 @@
 """Mean and standard deviation of each channel over the training images, for train.py's --image_stats.
 
-    python -m data.statistics MyData
-    python -m data.statistics MyData --dataset Dense --output stats.json
+    python -m data.statistics Fields
+    python -m data.statistics Fields --dataset Folder --split val --output stats.json
 
 They are those of all values together, in float64. Values that are not finite (NaN) count as missing: they are left out
 and counted. The file also names the channels' type, which all images must have.

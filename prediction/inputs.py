@@ -35,14 +35,15 @@ class Input:
     name: str
 
 
-def find_inputs(words: Sequence[str], output: Path) -> tuple[Path, list[Input], int]:
+def find_inputs(words: Sequence[str], output: Path, *, arrays: bool = False) -> tuple[Path, list[Input], int]:
     """Return the common folder of all inputs, the images and videos sorted by path, and the number of other files.
 
     words: files; folders, which are searched with their subfolders; or patterns with *, ? or [...], where ** matches
     any folders. Names are relative to the common folder. Hidden files, and files in `output` and in other output
-    folders of predict.py, are skipped. Raises UserError if nothing is found, or if the outputs of two files would have
-    the same name.
+    folders of predict.py, are skipped. arrays: whether .npy files in folders are images. Raises UserError if nothing is
+    found, or if the outputs of two files would have the same name.
     """
+    suffixes = _SUFFIXES - (set() if arrays else {".npy"})
     found = [_list(Path(word), word) for word in words]
     base = _common([folder for folder, _ in found])
     inputs: dict[str, Path] = {}
@@ -53,7 +54,7 @@ def find_inputs(words: Sequence[str], output: Path) -> tuple[Path, list[Input], 
             if file == Path(word) and len(words) == 1:  # a single file counts whatever its suffix
                 inputs[os.path.abspath(file)] = file
             elif not (outputs.intersection(file.resolve().parents) or _hidden(file.relative_to(folder))):
-                if file.suffix.lower() in _SUFFIXES:
+                if file.suffix.lower() in suffixes:
                     inputs.setdefault(os.path.abspath(file), file)
                 else:
                     others.add(os.path.abspath(file))
@@ -64,7 +65,7 @@ def find_inputs(words: Sequence[str], output: Path) -> tuple[Path, list[Input], 
         file
         for folder in {file.parent for file in inputs.values()}
         for file in folder.iterdir()
-        if file.suffix.lower() in _SUFFIXES and not _hidden(Path(file.name)) and file.is_file()
+        if file.suffix.lower() in suffixes and not _hidden(Path(file.name)) and file.is_file()
     ]
     names = _names(base, {os.path.abspath(file) for file in [*siblings, *inputs.values()]})
     return (

@@ -19,7 +19,7 @@ from image_stats import RGB, ImageType
 
 LARGE_PIXELS = 2**24  # a smaller image is decoded whole, by the loader's processes
 MOST_BYTES = 2**28  # of rows that a file stores together, such as a strip: more is no less than the whole
-OVERLAY_SIDE = 4096  # pixels, longer side of a huge image's overlay
+OVERLAY_SIDE = 2048  # pixels, longer side of a huge image's overlay
 
 
 def open_large(path: Path, kind: ImageType) -> Raster | None:

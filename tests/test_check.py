@@ -248,7 +248,7 @@ def test_splits_that_cannot_be_trained_are_said_so(clean, capsys):
     assert words in (command[2:], command[3:])  # after python FILE or python -m data.check
 
 
-def killed(sample):
+def killed(sample, image_kind=None):
     os._exit(9)
 
 

@@ -15,13 +15,14 @@ from torch.distributed.run import get_args_parser as torchrun_parser
 
 import config
 from config.programs import EVALUATE, EXPORT, PREDICT, READER
-from data import distance
+from data import distance, statistics
 from data.check import __main__ as check
 from errors import UserError
+from image_stats import FILE_NAME, ImageStats
 from scripts import cli_reference, memory_table
 
 READERS = {"train.py": READER, "evaluate.py": EVALUATE, "predict.py": PREDICT, "export.py": EXPORT}
-PARSERS = {"data.check": check.parser, "data.distance": distance.parser}
+PARSERS = {"data.check": check.parser, "data.distance": distance.parser, "data.statistics": statistics.parser}
 ROOMS = sorted(path.parent.name for path in REPO.glob("*/__init__.py"))
 # Flags in the documents that no program of ours and not torchrun declares.
 OTHER_FLAGS = {"help", "config", "stage", "processes", "use_env", "no_NAME"}
@@ -47,7 +48,8 @@ def parse(command: str) -> None:
     if "--help" in flags:
         return
     if program == "train.py":
-        config.parse(flags)
+        stats = ImageStats("uint16", (1.0,) * 4, (1.0,) * 4).text  # the file that data.statistics writes is not here
+        config.parse([stats if word.endswith(FILE_NAME) else word for word in flags])
     elif program in READERS:
         READERS[program].command_line(flags)
     elif program in PARSERS:

@@ -72,8 +72,8 @@ def test_predict_writes_the_same_masks_and_probabilities_by_bands(checkpoint, tm
         np.save(folder / "a.npy", image)
     else:
         write_tiff(folder / "a.tif", image, tile=32 * (kind == "tiles"), compression=DEFLATE)
-    words = ["--checkpoint", str(checkpoint), "--input", str(folder), "--window", "33", "--overlay", "--probs",
-             "--device", "cpu", "--workers", "0"]  # fmt: skip
+    words = ["--checkpoint", str(checkpoint), "--input", str(next(folder.iterdir())), "--window", "33", "--overlay",
+             "--probs", "--device", "cpu", "--workers", "0"]  # fmt: skip
     predict.main([*words, "--output", str(tmp_path / "whole")])
     monkeypatch.setattr(prediction.large, "LARGE_PIXELS", 1)
     # Pillow refuses more than twice this many pixels.
