@@ -171,7 +171,7 @@ def get_cache(cfg: Config, group: Group, dataset: SegmentationDataset) -> Cache 
     if cfg.cache == "none":
         return None
     began, total = time.perf_counter(), len(dataset)
-    settings = f"{cfg.numclasses} classes, background {cfg.background}, computed: {sorted(dataset.compute)}"
+    settings = f"{dataset.kind}, {cfg.numclasses} classes, background {cfg.background}, {sorted(dataset.compute)}"
     folder = Path(cfg.cache_dir) if cfg.cache_dir else Path(cfg.dataset_path, ".segtrain_cache")
 
     def build() -> Cache | None:
