@@ -18,7 +18,7 @@ from config.reader import FlagReader
 from config.shared import DataFlags, InferenceFlags, ModelFlags
 from errors import UserError
 from evaluation.predictor import Predictor
-from image_stats import as_text
+from image_stats import Display, as_text
 from models.amp import resolve
 from models.pretrained import STRIDE_IS_SET, load_weights, needs_stride_in_1x1, released_type, weights_in
 from runs import checkpoint
@@ -85,6 +85,7 @@ class TrainedModel:
         # Earlier versions saved flags that no longer exist; those concerned training only.
         self.cfg = Config(**{name: value for name, value in saved.items() if name in config.FLAGS} | overrides)
         self.cfg.image_stats = as_text(self.cfg.image_stats)
+        Display.of(self.cfg.show_channels, self.cfg.stats)  # a channel that is not there fails now
         needed = needs_stride_in_1x1(weights_in(self.content), f"--checkpoint {path}")
         if needed and not self.cfg.stride_in_1x1:
             log.info(STRIDE_IS_SET.format(path=f"--checkpoint {path}"))

@@ -11,7 +11,7 @@ import numpy as np
 from PIL import ExifTags, Image, ImageOps
 
 from data.jpeg import decode_plain
-from data.rasters import TIFF_SUFFIXES, Raster, open_raster, type_of
+from data.rasters import TIFF_SUFFIXES, Raster, open_raster, png_has_exif, type_of
 from errors import UserError
 from image_stats import RGB, ImageType
 from labels import IGNORE
@@ -95,7 +95,7 @@ def image_size(path: Path, kind: ImageType = RGB, remedy: str = "") -> tuple[int
     with _explained(path, remedy), decoding(path), Image.open(path) as image:
         _check_picture(path, image, remedy)
         # Of a PNG, PIL would decode all pixels to look for Exif behind them.
-        has_exif = image.format != "PNG" or _png_has_exif(path)
+        has_exif = image.format != "PNG" or png_has_exif(path)
         if not has_exif or image.getexif().get(ExifTags.Base.Orientation, 1) == 1:
             return image.height, image.width
     return read_image(path).shape[:2]
@@ -154,21 +154,6 @@ def check_type(path: Path, found: ImageType | str, kind: ImageType, remedy: str 
     if found != kind:
         expected = "8-bit RGB" if kind == RGB else str(kind)
         raise UserError(f"{path}: {found}, but {expected} expected: {remedy or MORE_CHANNELS}")
-
-
-def _png_has_exif(path: Path) -> bool:
-    """Return True if a PNG file has a chunk in which PIL looks for the orientation: Exif or XMP.
-
-    The file is a signature of 8 bytes and chunks: length, type, data, CRC of 4 bytes (ISO/IEC 15948, section 5.3).
-    """
-    with path.open("rb") as file:
-        position = 8
-        while file.seek(position) and len(header := file.read(40)) >= 8:
-            length, kind = struct.unpack_from(">I4s", header)
-            if kind == b"eXIf" or header[8:].startswith((b"Raw profile type exif\0", b"XML:com.adobe.xmp\0")):
-                return True
-            position += 12 + length
-    return False
 
 
 def read_label(path: Path, num_classes: int) -> np.ndarray:

@@ -11,13 +11,16 @@ from typing import Protocol
 
 import cv2
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import ExifTags, Image, ImageOps
 
 from data import tiff
 from errors import UserError
 from image_stats import DTYPES, MAX_CHANNELS, ImageType
 
 TIFF_SUFFIXES = (".tif", ".tiff")
+PNG_START = b"\x89PNG\r\n\x1a\n"
+PNG_CHANNELS = {0: 1, 2: 3, 3: 3, 4: 2, 6: 4}  # by colour type (ISO/IEC 15948, table 11.1)
+BGR_ORDER = {1: [0], 2: [0, 3], 3: [2, 1, 0], 4: [2, 1, 0, 3]}  # channels of a PNG in OpenCV's grey, BGR or BGRA
 CHANNELS = {"L": 1, "LA": 2, "RGB": 3, "RGBA": 4}  # of Pillow's modes; other modes become RGB
 
 
@@ -34,7 +37,7 @@ class Raster(Protocol):
 def open_raster(path: Path) -> Raster:
     """Return a reader of an image file. Raises UserError or ValueError if the file cannot be used.
 
-    Only headers are read, unless the file is neither TIFF nor NPY.
+    Only headers are read.
     """
     suffix = path.suffix.lower()
     if suffix == ".npy":
@@ -118,36 +121,59 @@ class PictureRaster:
     """Any other image file, decoded whole by Pillow; a PNG of 16 bits, whose colours Pillow cuts to 8, by OpenCV."""
 
     def __init__(self, path: Path):
-        header = path.open("rb").read(26)
-        is_png = header.startswith(b"\x89PNG\r\n\x1a\n")
-        self.pixels = _deep_png(path, header) if is_png and header[24] == 16 else _picture(path)
-        self.shape, self.dtype = self.pixels.shape, self.pixels.dtype
-        self.unit = self.shape[0]
-        _check(path, self)
+        self.path = path
+        with path.open("rb") as file:
+            header = file.read(26)
+        is_png = header.startswith(PNG_START)
+        self.is_deep = is_png and header[24] == 16
+        with Image.open(path) as image:
+            if image.mode.startswith(("I", "F")) and not self.is_deep:
+                raise UserError(f"{path}: more than 8 bits a channel in {image.format}: save it as TIFF, PNG or NPY")
+            size = image.height, image.width
+            # Of a PNG, PIL would decode all pixels to look for Exif behind them.
+            has_exif = not self.is_deep and (not is_png or png_has_exif(path))
+            if has_exif and image.getexif().get(ExifTags.Base.Orientation, 1) >= 5:  # turned by 90 degrees
+                size = image.width, image.height
+            channels = PNG_CHANNELS[header[25]] if self.is_deep else CHANNELS.get(image.mode, 3)
+        self.shape, self.dtype = (*size, channels), np.dtype(np.uint16 if self.is_deep else np.uint8)
+        self.unit = size[0]
 
     def rows(self, top: int, bottom: int) -> np.ndarray:
-        return self.pixels[top:bottom]
+        pixels = _deep_png(self.path) if self.is_deep else _picture(self.path)
+        if pixels.shape[:2] != self.shape[:2]:
+            raise ValueError("its header and its pixels differ in size")
+        order = BGR_ORDER[self.shape[2]] if self.is_deep else slice(None)
+        return np.ascontiguousarray(pixels[top:bottom, :, order])
 
 
 def _picture(path: Path) -> np.ndarray:
     """Return the pixels (H, W, C) of a file that Pillow reads, turned as EXIF says. Palettes and CMYK become RGB."""
     with Image.open(path) as image:
-        if image.mode.startswith(("I", "F")):
-            raise UserError(f"{path}: more than 8 bits a channel in {image.format}: save it as TIFF, PNG or NPY")
         ImageOps.exif_transpose(image, in_place=True)
         pixels = np.array(image if image.mode in CHANNELS else image.convert("RGB"))
     return pixels.reshape(*pixels.shape[:2], -1)
 
 
-def _deep_png(path: Path, header: bytes) -> np.ndarray:
-    """Return the pixels (H, W, C) uint16 of a PNG file with 16 bits a channel, as its header describes them."""
-    width, height, _, colour = struct.unpack_from(">IIBB", header, 16)
-    channels = {0: 1, 2: 3, 4: 2, 6: 4}[colour]  # ISO/IEC 15948, table 11.1
+def _deep_png(path: Path) -> np.ndarray:
+    """Return the pixels of a PNG file with 16 bits a channel as OpenCV does: grey, BGR or BGRA, (H, W, C) uint16."""
     with Image.open(path) as image:
         image.load()  # OpenCV fills a truncated file with zeros, Pillow refuses it
     pixels = cv2.imdecode(np.frombuffer(path.read_bytes(), np.uint8), cv2.IMREAD_UNCHANGED)
-    if pixels is None or pixels.shape[:2] != (height, width) or pixels.dtype != np.uint16:
+    if pixels is None or pixels.dtype != np.uint16:
         raise ValueError("OpenCV cannot read it")
-    pixels = pixels.reshape(height, width, -1)
-    order = {1: [0], 2: [0, 3], 3: [2, 1, 0], 4: [2, 1, 0, 3]}[channels]  # of OpenCV's BGR or BGRA
-    return np.ascontiguousarray(pixels[..., order])
+    return pixels.reshape(*pixels.shape[:2], -1)
+
+
+def png_has_exif(path: Path) -> bool:
+    """Return True if a PNG file has a chunk in which PIL looks for the orientation: Exif or XMP.
+
+    The file is a signature of 8 bytes and chunks: length, type, data, CRC of 4 bytes (ISO/IEC 15948, section 5.3).
+    """
+    with path.open("rb") as file:
+        position = 8
+        while file.seek(position) and len(header := file.read(40)) >= 8:
+            length, kind = struct.unpack_from(">I4s", header)
+            if kind == b"eXIf" or header[8:].startswith((b"Raw profile type exif\0", b"XML:com.adobe.xmp\0")):
+                return True
+            position += 12 + length
+    return False

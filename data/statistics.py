@@ -74,12 +74,12 @@ def measure(path: Path, kind: ImageType) -> Moments:
     with decoding(path):
         if kind == RGB:  # as in training, from any picture of 8 bits
             pixels = read_image(path)
-            shape, rows = pixels.shape, lambda top, bottom: pixels[top:bottom]
+            shape, unit, rows = pixels.shape, 1, lambda top, bottom: pixels[top:bottom]
         else:
             raster = open_raster(path)
             check_type(path, type_of(raster), kind)
-            shape, rows = raster.shape, raster.rows
-        step = max(1, BAND_VALUES // (shape[1] * shape[2]))
+            shape, unit, rows = raster.shape, raster.unit, raster.rows
+        step = max(unit, BAND_VALUES // (shape[1] * shape[2]))
         parts = (moments(rows(top, min(top + step, shape[0]))) for top in range(0, shape[0], step))
         return reduce(Moments.merge, parts)
 

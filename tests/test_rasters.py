@@ -191,3 +191,20 @@ def test_a_damaged_npy_file_is_named(tmp_path):
     np.save(path, np.array([{}], dtype=object))
     with pytest.raises(UserError, match=r"a\.npy: not a whole, readable image"):
         read_image(path, ImageType(4, "uint16"))
+
+
+def test_pictures_of_8_bits_are_read_with_the_channels_that_they_have_and_turned(tmp_path):
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turned by 90 degrees
+    for mode, channels in (("L", 1), ("LA", 2), ("RGB", 3), ("RGBA", 4)):
+        values = pixels(channels, "uint8")
+        picture = Image.fromarray(values.squeeze())
+        assert picture.mode == mode
+        picture.save(tmp_path / "a.png", exif=exif)
+        kind = kind_of(values)
+        # Orientation 6: the first row is the visual right side, so the picture is turned clockwise.
+        expected = np.rot90(values, k=-1)
+        assert image_size(tmp_path / "a.png", kind) == (18, 21)
+        if kind != RGB:
+            np.testing.assert_array_equal(open_raster(tmp_path / "a.png").rows(0, 18), expected)
+        np.testing.assert_array_equal(read_image(tmp_path / "a.png", kind), expected)
