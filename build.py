@@ -49,7 +49,7 @@ def get_start(cfg: Config, group: Group, saved: dict | None) -> tuple[Config, St
         if stride_in_1x1 != cfg.stride_in_1x1:
             log.info(f"--stride_in_1x1 is {'on' if stride_in_1x1 else 'off'}, as in the checkpoint")
         return dataclasses.replace(cfg, stride_in_1x1=stride_in_1x1), None
-    read = partial(pretrained.read_start_weights, cfg.pretrained, cfg.layers, checkpoint.read)
+    read = partial(_read_start_weights, cfg)
     start, needed = group.on_main(read, f"loading --pretrained {cfg.pretrained}"), False
     if start is not None:
         needed = pretrained.needs_stride_in_1x1(start.state_dict, f"--pretrained {start.source}") and cfg.layers >= 50
@@ -58,6 +58,14 @@ def get_start(cfg: Config, group: Group, saved: dict | None) -> tuple[Config, St
         log.info(pretrained.STRIDE_IS_SET.format(path=f"--pretrained {cfg.pretrained}"))
         cfg = dataclasses.replace(cfg, stride_in_1x1=True)
     return cfg, start
+
+
+def _read_start_weights(cfg: Config) -> StartWeights:
+    if cfg.backbone == models.RESNET:
+        return pretrained.read_start_weights(cfg.pretrained, cfg.layers, checkpoint.read)
+    from models.timm_weights import read_timm_weights
+
+    return read_timm_weights(_build(cfg).backbone, cfg.pretrained, checkpoint.read)
 
 
 def get_model(cfg: Config, group: Group, start: StartWeights | None = None) -> tuple[models.Segmenter, nn.Module]:
@@ -84,10 +92,7 @@ def get_model(cfg: Config, group: Group, start: StartWeights | None = None) -> t
 def _build(cfg: Config) -> models.Segmenter:
     model = models.build(
         cfg.model_type,
-        layers=cfg.layers,
-        num_classes=cfg.numclasses,
-        in_channels=cfg.image_type.channels,
-        stride_in_1x1=cfg.stride_in_1x1,
+        **cfg.architecture,
         head_init=cfg.head_init,
         freeze_bn=cfg.freeze_bn,
         grad_checkpointing=cfg.grad_checkpointing,
@@ -96,6 +101,7 @@ def _build(cfg: Config) -> models.Segmenter:
     )
     if cfg.stats is not None:
         model.set_images(getattr(torch, cfg.stats.dtype), cfg.stats.mean, cfg.stats.std)
+    models.freeze_unused(model)
     if model.lorm is not None and "lorm" not in active_terms(cfg):
         model.lorm.requires_grad_(False)  # DDP waits for the gradient of every parameter that requires one
     return model
@@ -162,7 +168,7 @@ def get_class_weights(
     if weights is None:
         own = [files["label"] for files in train_set.files[group.rank :: group.world_size]]
         bar = partial(progress_bar, total=len(own), title="counting labels", enabled=group.is_main)
-        counts = torch.from_numpy(histogram.count_labels(own, cfg.numclasses, bar))
+        counts = torch.from_numpy(histogram.count_labels(own, cfg.numclasses, bar, train_set.label_map))
         weights = histogram.class_weights(group.sum(counts).numpy()).tolist()
     weights = group.broadcast(weights)  # a file may differ between machines
     values = ", ".join(f"{number}: {weight:.4g}" for number, weight in enumerate(weights))

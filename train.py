@@ -74,7 +74,8 @@ def train(cfg: Config, group: Group, run: Run) -> int:
     train_loader, val_loader = get_loader(cfg, "train", group), get_loader(cfg, "val", group)
     train_set, val_set, sampler = train_loader.dataset, val_loader.dataset, train_loader.sampler
     checks.check_setup(group, {"training list": train_set, "validation list": val_set}, sampler.order(epoch=0))
-    check_sample(train_set.files, val_set.files, cfg.numclasses, data_check_command(cfg), group.map)
+    command = data_check_command(cfg)
+    check_sample(train_set.files, val_set.files, cfg.numclasses, command, group.map, train_set.label_map)
     classes = read_classes(cfg.classes, cfg.numclasses)
     log_data(cfg, train_set, val_set)
 
@@ -119,9 +120,8 @@ def train_one_epoch(
     Validates and saves checkpoints between steps if due. Raises Stopped on all ranks if any rank got a signal.
     """
     loader.sampler.set_position(state.epoch, state.samples)
-    num_steps = loader.sampler.steps_left
-    if cfg.max_steps:
-        num_steps = min(num_steps, max(0, cfg.max_steps - state.step))
+    most_steps = max(0, cfg.max_steps - state.step) if cfg.max_steps else loader.sampler.steps_left
+    num_steps = min(loader.sampler.steps_left, most_steps)
     steps = islice(batched(loader, cfg.accum_steps), num_steps)
     start_training(cfg, state)
     for micro_batches in run.metrics.steps(steps, total=num_steps, title=epoch_title(cfg, state)):

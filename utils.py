@@ -13,6 +13,7 @@ from typing import Literal, TypeVar, overload
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+import models
 from config import Config
 from config.shared import LaunchFlags
 from data import demo
@@ -20,6 +21,7 @@ from data.cache import Builder, Cache, fingerprint, open_shared
 from data.dataset import SegmentationDataset, as_is
 from data.distance import pseudo_distance, scribble_distance
 from data.histogram import count_batch
+from data.label_map import read_label_map
 from data.layout import Split, find_split
 from data.loader import EvalLoader, TrainLoader, loader_options
 from data.sampler import EvalBatches, TrainSampler
@@ -30,7 +32,6 @@ from distributed.signals import ignore_signals
 from errors import UserError
 from labels import MAPS
 from losses.points import find_points
-from models import MODELS
 from models.amp import resolve as amp_of_device
 from models.foreground import find_foreground
 from runs.log import progress_bar
@@ -118,11 +119,11 @@ def get_loader(cfg: Config, split: Literal["train"], group: Group) -> TrainLoade
 @overload
 def get_loader(cfg: Config, split: Literal["val"], group: Group) -> EvalLoader: ...
 def get_loader(cfg: Config, split: str, group: Group) -> TrainLoader | EvalLoader:
-    """Return a DataLoader over this process's share of the training or validation list. split: "train" or "val".
+    """Return a DataLoader over this process's share of the training or validation split. split: "train" or "val".
 
     Raises UserError if folders, lists or files are missing.
     """
-    return get_train_loader(cfg, group) if split == "train" else get_eval_loader(cfg, split, group)
+    return get_train_loader(cfg, group) if split == "train" else get_eval_loader(cfg, cfg.val_split, group)
 
 
 def get_train_loader(cfg: Config, group: Group) -> TrainLoader:
@@ -139,16 +140,14 @@ def get_train_loader(cfg: Config, group: Group) -> TrainLoader:
         if name in COMPUTE and not folders[name]
     }
     stored = {name: folders[name] for name in MAPS[cfg.dataset] if name not in compute}
-    files = find_split(
-        Path(cfg.dataset_path), cfg.dataset, "train", stored, list_path=cfg.list_path, image_path=cfg.image_path
-    )
+    files = find_files(cfg, cfg.dataset, cfg.train_split, stored)
     transform = (TrainTransform if cfg.augment else CentreCrop)(cfg.crop_size, outside=cfg.outside)
     extras: list[Callable] = [count_batch, *([find_points] if MAPS[cfg.dataset] == ("label",) else [])]
-    if MODELS[cfg.model_type].has_lorm:
-        extras.append(partial(find_foreground, background=cfg.background_class))
-    dataset = SegmentationDataset(
-        files, cfg.numclasses, transform=transform, compute=compute, extras=extras, seed=cfg.seed
-    )
+    if models.MODELS[cfg.model_type].has_lorm:
+        size = models.feature_size(cfg.backbone, cfg.output_stride, cfg.crop_size, cfg.crop_size)
+        extras.append(partial(find_foreground, size=size, background=cfg.background_class))
+    options: dict = {"extras": extras, "seed": cfg.seed, "label_map": read_label_map(cfg.label_map, cfg.numclasses)}
+    dataset = SegmentationDataset(files, cfg.numclasses, transform=transform, compute=compute, **options)
     dataset.expect(cfg.image_type, measure_advice(cfg))
     sampler = TrainSampler(
         len(dataset),
@@ -159,7 +158,7 @@ def get_train_loader(cfg: Config, group: Group) -> TrainLoader:
         world_size=group.world_size,
     )
     dataset.cache = get_cache(cfg, group, dataset)
-    options: dict = {"pin_memory": cfg.pin_memory, "prefetch_factor": cfg.prefetch_factor, "collate_fn": as_is}
+    options = {"pin_memory": cfg.pin_memory, "prefetch_factor": cfg.prefetch_factor, "collate_fn": as_is}
     return make_loader(TrainLoader, dataset, cfg.workers, group, sampler=sampler, batch_size=cfg.batchsize, **options)
 
 
@@ -172,6 +171,7 @@ def get_cache(cfg: Config, group: Group, dataset: SegmentationDataset) -> Cache 
         return None
     began, total = time.perf_counter(), len(dataset)
     settings = f"{dataset.kind}, {cfg.numclasses} classes, background {cfg.background}, {sorted(dataset.compute)}"
+    settings += f", label map {dataset.label_map.digest}" if dataset.label_map else ""
     folder = Path(cfg.cache_dir) if cfg.cache_dir else Path(cfg.dataset_path, ".segtrain_cache")
 
     def build() -> Cache | None:
@@ -202,7 +202,8 @@ def get_cache(cfg: Config, group: Group, dataset: SegmentationDataset) -> Cache 
 
 def get_eval_loader(cfg: Config, split: str, group: Group) -> EvalLoader:
     """Return a DataLoader over this process's share of the images and dense masks of a split. Collective."""
-    dataset = SegmentationDataset(find_masks(cfg, split), cfg.numclasses)
+    label_map = read_label_map(cfg.label_map, cfg.numclasses)
+    dataset = SegmentationDataset(find_masks(cfg, split), cfg.numclasses, label_map=label_map)
     dataset.expect(cfg.image_type)
     # Ranks that list different files are found later, by distributed.checks.check_setup.
     sizes = [size or (0, 0) for size in group.map(dataset.image_size, range(len(dataset)))]
@@ -214,15 +215,13 @@ def get_eval_loader(cfg: Config, split: str, group: Group) -> EvalLoader:
 
 def find_masks(cfg: Config, split: str) -> Split:
     """Return the Split with the paths of a split's images and dense masks. Raises UserError if they are missing."""
-    layout = "Folder" if cfg.dataset == "Folder" else "Dense"
-    return find_split(
-        Path(cfg.dataset_path),
-        layout,
-        split,
-        {"label": cfg.val_path},
-        list_path=cfg.list_path,
-        image_path=cfg.image_path,
-    )
+    return find_files(cfg, "Folder" if cfg.dataset == "Folder" else "Dense", split, {"label": cfg.val_path})
+
+
+def find_files(cfg: Config, dataset: str, split: str, maps: dict[str, str]) -> Split:
+    """Return layout.find_split() of these arguments and the flags on --dataset_path."""
+    names = ("list_path", "image_path", "image_suffix", "label_suffix")
+    return find_split(Path(cfg.dataset_path), dataset, split, maps, **{name: getattr(cfg, name) for name in names})
 
 
 def make_loader(

@@ -7,7 +7,8 @@ from image_stats import MEAN_COLOUR, RGB, Display, ImageStats, ImageType, read_s
 from labels import MAPS
 
 MODEL_TYPES = (
-    "res50_ASPP_lorm res50_ASPP deeplabv3 deeplabv3p deeplabv3p_lorm deeplabv3p_cdsp deeplabv3p_cdsp_lorm deeplabv2"
+    "res50_ASPP_lorm res50_ASPP deeplabv3 deeplabv3p deeplabv3p_lorm deeplabv3p_cdsp deeplabv3p_cdsp_lorm deeplabv2 "
+    "deeplabv3p_multi linear"
 )
 
 
@@ -19,7 +20,16 @@ class DataFlags:
     dataset_path: str = flag("", "data set's root folder; other folders are relative to it [the demo]", per_rank=True)
     list_path: str = flag("", "folder of the lists [ImageSets/SegmentationAug or ImageSets/Segmentation; Folder: root]")
     image_path: str = flag("", "folder of the images [JPEGImages; Folder: images]")
-    val_path: str = flag("", "folder of the dense masks [SegmentationClassAug or SegmentationClass; Folder: masks]")
+    val_path: str = flag(
+        "",
+        "folder of the dense masks [SegmentationClassAug or SegmentationClass; Folder: masks, labels or annotations]",
+    )
+    val_split: str = flag("val", "validation split: name of its list or subfolder")
+    image_suffix: str = flag("", "end of the images' names that their labels' names lack, such as _leftImg8bit")
+    label_suffix: str = flag("", "end of the labels' names that their images' names lack, such as _mask")
+    label_map: str = flag(
+        "", "label values to class numbers: ade20k, binary, cityscapes, cocostuff or a FILE [none]", per_rank=True
+    )
 
 
 @dataclass
@@ -29,13 +39,20 @@ class ModelFlags:
     model_type: str = flag(
         "res50_ASPP_lorm", "architecture; res50_ASPP_lorm is CDSP's deeplabv2", choices=tuple(MODEL_TYPES.split())
     )
+    backbone: str = flag(
+        "resnet", "resnet: torchvision's, with --layers; timm:NAME: any network of timm (pip install timm)"
+    )
     layers: int = flag(50, "depth of the ResNet", choices=(18, 34, 50, 101, 152))
+    output_stride: int = flag(
+        0, "stride of the deepest features of a timm network; 0: 16, or its own [ResNet: 8]", choices=(0, 8, 16, 32)
+    )
+    head_channels: int = flag(256, "channels of the heads of deeplabv3, deeplabv3p and deeplabv3p_multi", ge=8)
     stride_in_1x1: bool = flag(
         False, "put layer2's stride into its first 1x1 convolution; released CDSP files turn this on"
     )
     numclasses: int = flag(21, "classes, background included; 255 = ignore", ge=2, le=255, aliases="num_classes")
     classes: str = flag(
-        "", "class names and colours: voc, camvid, cityscapes, ade20k or a FILE [numbers]", per_rank=True
+        "", "class names and colours: voc, camvid, cityscapes, ade20k, cocostuff or a FILE [numbers]", per_rank=True
     )
     background: str = flag("0", "class of the background; none: every class is an object", choices=("0", "none"))
     amp: str = flag(
@@ -77,6 +94,19 @@ class ModelFlags:
     def display(self) -> Display:
         """Return how images are shown. Raises UserError if they lack a channel of --show_channels."""
         return Display.of(self.show_channels, self.stats)
+
+    @property
+    def architecture(self) -> dict:
+        """Return the keyword arguments of models.build() that the model's weights depend on."""
+        return {
+            "backbone": self.backbone,
+            "layers": self.layers,
+            "output_stride": self.output_stride,
+            "head_channels": self.head_channels,
+            "num_classes": self.numclasses,
+            "in_channels": self.image_type.channels,
+            "stride_in_1x1": self.stride_in_1x1,
+        }
 
     @property
     def background_class(self) -> int | None:

@@ -1,7 +1,7 @@
 """Mean and standard deviation of each channel over the training images, for train.py's --image_stats.
 
     python -m data.statistics Fields
-    python -m data.statistics Fields --dataset Folder --split val --output stats.json
+    python -m data.statistics Fields --dataset Folder --train_split val --output stats.json
 
 They are those of all values together, in float64. Values that are not finite (NaN) count as missing: they are left out
 and counted. The file also names the channels' type, which all images must have.
@@ -25,7 +25,8 @@ from tqdm.contrib.concurrent import process_map
 
 import program
 import shell
-from data.check.survey import Paths, find_split, guess_dataset
+from data.check.guess import guess_flags
+from data.check.survey import Paths, find_split
 from data.images import check_type, decoding, read_image
 from data.layout import match_files
 from data.rasters import open_raster, type_of
@@ -115,18 +116,19 @@ def main(argv: list[str] | None = None) -> None:
     workers = args.workers
     if workers < 0:
         workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    places = Paths(list_path=args.list_path, image_path=args.image_path)
-    dataset = args.dataset or guess_dataset(args.root, places)
-    split = find_split(args.root, dataset, places, args.split)
+    given = {name: getattr(args, name) for name in ("list_path", "image_path", "image_suffix", "train_split")}
+    dataset, paths, _ = guess_flags(args.root, args.dataset, Paths(**given))
+    name = paths.splits[0]
+    split = find_split(args.root, dataset, paths, name)
     split = replace(split, folders={"image": split.folders["image"]})
-    paths = [files["image"][0] for _, files in match_files(split) if files["image"]]
-    if not paths:
-        raise UserError(f"{split.folders['image']}: no images of the split {args.split} in it")
-    stats, total = measure_all(paths, workers)
+    files = [found["image"][0] for _, found in match_files(split) if found["image"]]
+    if not files:
+        raise UserError(f"{split.folders['image']}: no images of the split {name} in it")
+    stats, total = measure_all(files, workers)
     output = args.output or args.root / FILE_NAME
-    about = {"unit": "the images' own", "images": len(paths), "missing_values": total.missing}
+    about = {"unit": "the images' own", "images": len(files), "missing_values": total.missing}
     write_atomic(output, json.dumps(asdict(stats) | about, indent=1) + "\n", parents=True)
-    print(f"{len(paths)} images of the split {args.split}: {stats.kind}")
+    print(f"{len(files)} images of the split {name}: {stats.kind}")
     for number, (mean, std) in enumerate(zip(stats.mean, stats.std, strict=True)):
         print(f"  channel {number:2}: mean {mean:.6g}, std {std:.6g}")
     if total.missing:
@@ -145,9 +147,10 @@ def parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("root", type=Path, metavar="PATH", help="root of the data set, train.py's --dataset_path")
     add("--dataset", default="", choices=MAPS, help="as train.py's --dataset [guessed from the folders]")
-    add("--split", default="train", metavar="NAME", help="images to measure [train]")
+    add("--train_split", default="", metavar="NAME", help="as train.py's --train_split [guessed from the folders]")
     add("--list_path", default="", metavar="DIR", help="folder, as train.py's --list_path")
     add("--image_path", default="", metavar="DIR", help="folder, as train.py's --image_path")
+    add("--image_suffix", default="", metavar="TEXT", help="as train.py's --image_suffix [guessed from the names]")
     add("--output", type=Path, metavar="FILE", help=f"file to write [PATH/{FILE_NAME}]")
     add("--workers", type=int, default=-1, metavar="N", help="processes; 0 reads in this process [number of cores]")
     return parser

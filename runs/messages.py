@@ -106,16 +106,19 @@ def measure_advice(cfg: Config) -> str:
     """Return how to train on other images than 8-bit RGB, with a command to paste; "" if --image_stats is set."""
     if cfg.image_stats:
         return ""
-    folders = {name: getattr(cfg, name) for name in ("list_path", "image_path") if getattr(cfg, name)}
-    words = [word for name, folder in folders.items() for word in (f"--{name}", folder)]
-    command = python_command("-m", "data.statistics", cfg.dataset_path, "--dataset", cfg.dataset, *words)
+    words: list[str] = [cfg.dataset_path, "--dataset", cfg.dataset]
+    for name in ("list_path", "image_path", "image_suffix", "train_split"):
+        if getattr(cfg, name) != FLAGS[name].default:
+            words += [f"--{name}", getattr(cfg, name)]
+    command = python_command("-m", "data.statistics", *words)
     return f"measure them once, and train with --image_stats: {command}"
 
 
 def data_check_command(cfg: Config) -> str:
     """Return the command line that checks this run's data set, without --numclasses, which may be wrong."""
     words: list[str] = [cfg.dataset_path, "--dataset", cfg.dataset]
-    for name in ("classes", "list_path", "image_path", "train_path", "val_path", "pseudo_path"):
+    folders = ("list_path", "image_path", "train_path", "val_path", "pseudo_path")
+    for name in ("classes", *folders, "image_suffix", "label_suffix", "label_map", "train_split", "val_split"):
         if getattr(cfg, name) != FLAGS[name].default:
             words += [f"--{name}", getattr(cfg, name)]
     return python_command("-m", "data.check", *words)
