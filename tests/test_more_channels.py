@@ -22,6 +22,7 @@ from data.transforms import CentreCrop, TrainTransform
 from errors import UserError
 from image_stats import Display, ImageStats, ImageType, read_stats
 from models.pretrained import StartWeights, adapt_input, load_start_weights
+from models.timm_weights import read_timm_weights
 from trained import TrainedModel
 
 FOUR = ImageType(4, "uint16")
@@ -287,3 +288,14 @@ def test_workers_send_the_type_of_the_images(data):
     for number, batch in enumerate(loader):
         assert batch["image"].dtype == torch.uint16
         np.testing.assert_array_equal(batch["image"][1].numpy(), scene(2 * number + 1)[0])
+
+
+def test_weights_of_a_timm_network_under_other_names_fit_four_channels():
+    pytest.importorskip("timm")
+    backbone = "timm:tf_efficientnet_lite0"
+    rgb, own = (models.build("linear", num_classes=2, backbone=backbone, in_channels=channels) for channels in (3, 4))
+    theirs = rgb.backbone.body.state_dict()
+    content = {f"layer{number}": value for number, value in enumerate(theirs.values())}
+    load_start_weights(own, read_timm_weights(own.backbone, "file.pth", lambda _: content), 50)
+    # R, G, B and R again, times 3/4
+    torch.testing.assert_close(own.backbone.body.conv_stem.weight, theirs["conv_stem.weight"][:, [0, 1, 2, 0]] * 3 / 4)
