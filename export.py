@@ -28,7 +28,7 @@ from distributed.group import Group
 from errors import UserError
 from evaluation.pictures import to_hex
 from exporting.check import compare_files
-from exporting.graph import FORMAT, STATS, ExportedModel, WholeImage
+from exporting.graph import FORMAT, MIN_SIZE, STATS, ExportedModel, WholeImage, min_size
 from exporting.onnx import OnnxModel, check_onnx, write_onnx
 from exporting.torch_export import TorchModel, trace, write_torch
 from files import check_writable, writing
@@ -68,8 +68,8 @@ def export(flags: ExportFlags, overrides: dict, device: torch.device) -> None:
     if "onnx" in formats:
         check_onnx(flags.opset)
     trained = TrainedModel(flags.checkpoint, overrides)
-    metadata = describe(trained, flags)
     model = trained.model(flags.weights, device)
+    metadata = describe(trained, flags, min_size(model))
     folder = Path(flags.output) if flags.output else trained.path.parent
     check_writable(folder, "--output")
     images = find_images(flags, trained)
@@ -96,8 +96,8 @@ def export(flags: ExportFlags, overrides: dict, device: torch.device) -> None:
         log.info(f"{name}: {line}")
 
 
-def describe(trained: TrainedModel, flags: ExportFlags) -> dict[str, str]:
-    """Return the metadata to store in an exported file, {key: JSON text}."""
+def describe(trained: TrainedModel, flags: ExportFlags, min_size: int) -> dict[str, str]:
+    """Return the metadata to store in an exported file, {key: JSON text}. min_size: smallest side of an image."""
     cfg = trained.cfg
     classes = read_classes(cfg.classes, cfg.numclasses)
     values = {
@@ -111,6 +111,7 @@ def describe(trained: TrainedModel, flags: ExportFlags) -> dict[str, str]:
         "step": trained.content.get("step"),
         "model_type": cfg.model_type,
         "layers": cfg.layers,
+        MIN_SIZE: min_size,
     }
     texts = {key: json.dumps(value) for key, value in values.items()}
     return texts | ({STATS: cfg.image_stats} if cfg.image_stats else {})
