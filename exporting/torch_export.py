@@ -27,8 +27,8 @@ def trace(graph: WholeImage) -> ExportedProgram:
     least = max(MIN_SIZE, graph.min_size)
     sizes = {0: Dim("batch"), 1: Dim("height", min=least), 2: Dim("width", min=least)}
     with torch.no_grad():
-        # What torch.export cannot prove about sizes is checked when the file runs: such as that features of stride 4 are
-        # larger than those of stride 8.
+        # What torch.export cannot prove about sizes is checked when the file runs, such as that features of stride 4
+        # are larger than those of stride 8.
         return torch.export.export(
             graph, (example,), dynamic_shapes={"images": sizes}, prefer_deferred_runtime_asserts_over_guards=True
         )
