@@ -100,6 +100,8 @@ def _build(cfg: Config) -> models.Segmenter:
         lorm_scope=cfg.lorm_scope,
         background=cfg.background_class,
     )
+    if cfg.stats is not None:
+        model.set_images(getattr(torch, cfg.stats.dtype), cfg.stats.mean, cfg.stats.std)
     models.freeze_unused(model)
     if model.lorm is not None and "lorm" not in active_terms(cfg):
         model.lorm.requires_grad_(False)  # DDP waits for the gradient of every parameter that requires one

@@ -87,7 +87,7 @@ def evaluate(flags: EvaluateFlags, overrides: dict, group: Group) -> None:
     if comparison:
         log.info(describe_comparison(flags, comparison))
     if flags.report:
-        results[0].examples = gather_examples(results, dataset, group)
+        results[0].examples = gather_examples(results, dataset, group, cfg.display)
     if flags.save_dir:
         log.info(f"masks: {flags.save_dir}")
     if group.is_main and flags.json:
@@ -106,9 +106,13 @@ def load_models(flags: EvaluateFlags, overrides: dict, group: Group) -> list[Tra
     models = [TrainedModel(path, overrides) for path in (flags.checkpoint, flags.compare)[: 1 + bool(flags.compare)]]
     for model in models:
         model.cfg = dataclasses.replace(model.cfg, amp=resolve_amp(model.cfg.amp, group))
-    first, last = models[0].cfg.numclasses, models[-1].cfg.numclasses
-    if first != last:
-        raise UserError(f"--compare {flags.compare}: has {last} classes, but --checkpoint has {first}")
+    first, last = models[0].cfg, models[-1].cfg
+    if first.numclasses != last.numclasses:
+        raise UserError(
+            f"--compare {flags.compare}: has {last.numclasses} classes, but --checkpoint has {first.numclasses}"
+        )
+    if first.image_type != last.image_type:
+        raise UserError(f"--compare {flags.compare}: takes {last.image_type}, but --checkpoint {first.image_type}")
     return models
 
 

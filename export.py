@@ -28,10 +28,11 @@ from distributed.group import Group
 from errors import UserError
 from evaluation.pictures import to_hex
 from exporting.check import compare_files
-from exporting.graph import FORMAT, MIN_SIZE, ExportedModel, WholeImage, min_size
+from exporting.graph import FORMAT, MIN_SIZE, STATS, ExportedModel, WholeImage, min_size
 from exporting.onnx import OnnxModel, check_onnx, write_onnx
 from exporting.torch_export import TorchModel, trace, write_torch
 from files import check_writable, writing
+from image_stats import RGB, ImageStats
 from runs.log import progress_bar, start_logging
 from trained import TrainedModel, read_overrides
 from utils import get_eval_loader
@@ -90,7 +91,7 @@ def export(flags: ExportFlags, overrides: dict, device: torch.device) -> None:
                     files[name] = TorchModel(scratch, device)
             lines[str(path)] = f"{scratch.stat().st_size / 2**20:.1f} MiB, {description}"
         with stage(f"compared with PyTorch on random images and {len(images)} real ones"):
-            checked = compare_files(model, files, load_images(images, device))
+            checked = compare_files(model, files, load_images(images, device, trained.cfg.stats))
     for name, line in [*checked.items(), *lines.items()]:
         log.info(f"{name}: {line}")
 
@@ -112,7 +113,8 @@ def describe(trained: TrainedModel, flags: ExportFlags, min_size: int) -> dict[s
         "layers": cfg.layers,
         MIN_SIZE: min_size,
     }
-    return {key: json.dumps(value) for key, value in values.items()}
+    texts = {key: json.dumps(value) for key, value in values.items()}
+    return texts | ({STATS: cfg.image_stats} if cfg.image_stats else {})
 
 
 @contextlib.contextmanager
@@ -147,14 +149,28 @@ def find_images(flags: ExportFlags, trained: TrainedModel) -> list[Path]:
     return files[: flags.num_images or None]
 
 
-def load_images(files: list[Path], device: torch.device) -> Iterator[Tensor]:
-    """Yield batches (B, H, W, 3) uint8 RGB on `device`: random images, then each image file as a batch of one."""
+def load_images(files: list[Path], device: torch.device, stats: ImageStats | None = None) -> Iterator[Tensor]:
+    """Yield batches (B, H, W, C) on `device`: random images, then each image file as a batch of one.
+
+    stats: of the images; None for 8-bit RGB.
+    """
     generator = torch.Generator().manual_seed(0)
     for size in RANDOM_SIZES:
         for batch in RANDOM_BATCHES:
-            yield torch.randint(0, 256, (batch, *size, 3), dtype=torch.uint8, generator=generator).to(device)
+            yield random_images((batch, *size), stats, generator).to(device)
     for file in progress_bar(files, total=len(files), title="real images", unit="image", enabled=bool(files)):
-        yield torch.from_numpy(read_image(file))[None].to(device)
+        yield torch.from_numpy(read_image(file, stats.kind if stats else RGB))[None].to(device)
+
+
+def random_images(shape: tuple[int, ...], stats: ImageStats | None, generator: torch.Generator) -> Tensor:
+    """Return random images of `shape` (B, H, W), (B, H, W, C): 0..255 for 8 bits, else around the mean by 2 std."""
+    if stats is None or stats.dtype == "uint8":
+        channels = len(stats.mean) if stats else RGB.channels
+        return torch.randint(0, 256, (*shape, channels), dtype=torch.uint8, generator=generator)
+    mean, std = torch.tensor(stats.mean), torch.tensor(stats.std)
+    values = mean + std * (4 * torch.rand(*shape, len(mean), generator=generator) - 2)
+    dtype = getattr(torch, stats.dtype)
+    return values if dtype.is_floating_point else values.clamp(torch.iinfo(dtype).min, torch.iinfo(dtype).max).to(dtype)
 
 
 if __name__ == "__main__":

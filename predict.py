@@ -33,10 +33,13 @@ from distributed import checks
 from distributed.group import Group, Stopped
 from errors import STOPPED, InputError, UserError
 from evaluation.predictor import ImagePredictor
+from evaluation.streaming import can_stream
 from exporting.onnx import OnnxModel
 from files import sha256
+from image_stats import RGB, Display
 from prediction.films import how_to_convert
 from prediction.inputs import Images, Input, find_inputs, frame_rate, probe, read_frames
+from prediction.large import open_large, stream_file
 from prediction.outputs import Outputs
 from runs.log import progress_bar, start_logging
 from trained import OUT_OF_MEMORY_ADVICE, TrainedModel, inference_settings, read_flags
@@ -45,7 +48,7 @@ from utils import join_group, make_loader, resolve_amp
 log = logging.getLogger("segtrain")
 
 # Flags that also apply to --model; a checkpoint saves them, an exported model does not.
-WITH_MODEL = ("classes", "background", "val_batchsize", "workers", "val_workers")
+WITH_MODEL = ("classes", "background", "val_batchsize", "workers", "val_workers", "show_channels")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -63,12 +66,12 @@ def run(flags: PredictFlags, overrides: dict) -> int:
     with join_group(flags) as group, program.advice(str(group.device), OUT_OF_MEMORY_ADVICE):
         start_logging(flags.log_level, is_main=group.is_main)
         checks.check_flags(group, vars(flags), per_rank(flags))
-        model, colours, background, settings = load_model(flags, overrides, group)
+        model, colours, background, display, settings = load_model(flags, overrides, group)
         wanted = {"overlays": flags.overlay, "probs": flags.probs}
         with Outputs(Path(flags.output), colours, background, **wanted, rank=group.rank) as outputs:
-            inputs: list[Input] = group.broadcast(plan(flags, outputs, settings) if group.is_main else None)
+            inputs: list[Input] = group.broadcast(plan(flags, outputs, settings, display) if group.is_main else None)
             try:
-                return Prediction(model, outputs, group).run(inputs, flags.workers)
+                return Prediction(model, outputs, group, display).run(inputs, flags.workers)
             except Stopped:
                 log.info("stopped by a signal; run the same command again, without --overwrite, to finish")
                 return STOPPED
@@ -76,8 +79,8 @@ def run(flags: PredictFlags, overrides: dict) -> int:
 
 def load_model(
     flags: PredictFlags, overrides: dict, group: Group
-) -> tuple[ImagePredictor, np.ndarray, int | None, dict]:
-    """Return the model, colours (256, 3) uint8, background class or None, and a dict of all that predictions depend on.
+) -> tuple[ImagePredictor, np.ndarray, int | None, Display, dict]:
+    """Return the model, colours (256, 3) uint8, background class or None, display, all that predictions depend on.
 
     overrides: {flag: value} that replaces the checkpoint's. Raises UserError if a flag does not apply to --model.
     """
@@ -92,24 +95,25 @@ def load_model(
         model = OnnxModel(Path(flags.model), group.device, images_at_once=flags.val_batchsize)
         colours = read_classes(flags.classes, model.num_classes).colours if flags.classes else model.colours
         settings = {"model": sha256(model.path), "colours": colours[: model.num_classes].tolist()}
-        return model, colours, flags.background_class, settings
+        return model, colours, flags.background_class, Display.of(flags.show_channels, model.stats), settings
     trained = TrainedModel(flags.checkpoint, overrides)
     trained.cfg = dataclasses.replace(trained.cfg, amp=resolve_amp(trained.cfg.amp, group))
     cfg, predictor = trained.cfg, trained.predictor(flags.weights, group.device, **inference_settings(flags))
     checks.check_weights(group, predictor.model, buffers_averaged=True)
     colours = read_classes(cfg.classes, cfg.numclasses).colours
+    settings |= {"show_channels": cfg.show_channels} if cfg.show_channels else {}
     settings |= {"model_type": cfg.model_type, "stride_in_1x1": cfg.stride_in_1x1, "amp": cfg.amp}
     settings = {"checkpoint": sha256(trained.path), **settings, "colours": colours[: cfg.numclasses].tolist()}
-    return predictor, colours, cfg.background_class, settings
+    return predictor, colours, cfg.background_class, cfg.display, settings
 
 
-def plan(flags: PredictFlags, outputs: Outputs, settings: dict) -> list[Input]:
+def plan(flags: PredictFlags, outputs: Outputs, settings: dict, display: Display) -> list[Input]:
     """Claim the output folder and return the Inputs that are not done. Only rank 0 calls this function.
 
     settings: all that predictions depend on; written to predictions.json. Raises UserError if the folder has
     predictions with other settings.
     """
-    base, inputs, num_others = find_inputs(flags.input, outputs.folder)
+    base, inputs, num_others = find_inputs(flags.input, outputs.folder, arrays=display.kind != RGB)
     outputs.claim({"input": str(base.resolve()), **settings}, overwrite=flags.overwrite)
     pending = [file for file in inputs if not outputs.is_done(file.name)]
     counts = [f"{len(pending)} to predict"]
@@ -129,6 +133,7 @@ class Prediction:
     model: ImagePredictor
     outputs: Outputs
     group: Group
+    display: Display  # of images in overlays; it also says which images the model takes
 
     def run(self, inputs: list[Input], workers: int) -> int:
         """Predict all inputs. Returns 1 if an input failed, else 0. Collective; raises Stopped after a signal.
@@ -137,9 +142,13 @@ class Prediction:
         """
         group, outputs = self.group, self.outputs
         own = len(inputs[group.rank :: group.world_size])
-        headers = group.map(probe, inputs, partial(self._bar, total=own, title="headers", unit="file"))
+        read_header = partial(probe, kind=self.display.kind, large=can_stream(self.model))
+        headers = group.map(read_header, inputs, partial(self._bar, total=own, title="headers", unit="file"))
         sizes = dict(zip(inputs, headers, strict=True))
-        failures = self.predict_images({file: size for file, size in sizes.items() if isinstance(size, tuple)}, workers)
+        images = {file: size for file, size in sizes.items() if isinstance(size, tuple)}
+        large = [file for file in images if can_stream(self.model) and open_large(file.path, self.display.kind)]
+        failures = self.predict_large({file: images[file] for file in large[group.rank :: group.world_size]})
+        failures += self.predict_images({file: size for file, size in images.items() if file not in large}, workers)
         for video in [file for file, size in sizes.items() if size is None][group.rank :: group.world_size]:
             try:
                 self.predict_video(video)
@@ -159,6 +168,20 @@ class Prediction:
             log.warning("\n  ".join([f"{len(errors)} could not be predicted:", *sorted(map(str, errors))]))
         return 1 if errors else 0
 
+    def predict_large(self, sizes: dict[Input, tuple[int, int]]) -> list[UserError]:
+        """Predict huge images {input: (height, width)} by bands of rows; return errors. A signal ends it early."""
+        failures: list[UserError] = []
+        for file, size in sizes.items():
+            if self.group.stop:
+                break
+            with self._bar(None, total=size[0], title=file.path.name, unit="row") as bar:
+                bands = stream_file(self.model, file.path, self.display.kind, self.group.device, bar.update)
+                try:
+                    self.outputs.write_large(file.name, size, bands, self.display)
+                except UserError as error:
+                    failures.append(error)
+        return failures
+
     def predict_images(self, sizes: dict[Input, tuple[int, int]], workers: int) -> list[UserError]:
         """Predict this rank's share of the images; return the errors of unreadable ones. A signal ends it early.
 
@@ -168,7 +191,9 @@ class Prediction:
         batches = EvalBatches(
             list(sizes.values()), batch_size=self.model.images_at_once, rank=group.rank, world_size=group.world_size
         )
-        loader = make_loader(DataLoader, Images(files), workers, group, batch_sampler=batches, collate_fn=list)
+        loader = make_loader(
+            DataLoader, Images(files, self.display.kind), workers, group, batch_sampler=batches, collate_fn=list
+        )
         failures: list[UserError] = []
         with self._bar(None, total=sum(map(len, batches)), title="images", unit="image") as bar:
             for batch in loader:
@@ -199,7 +224,7 @@ class Prediction:
                 yield frame, labels[name] if name in labels else read_label(self.outputs.mask(name), 255)
 
     def _predict(self, images: dict[str, np.ndarray], *, frames: bool = False) -> dict[str, np.ndarray]:
-        """Predict {name: image (H, W, 3) uint8} of one size, write outputs, return {name: label map (H, W) uint8}.
+        """Predict {name: image (H, W, C)} of one size, write outputs, return {name: label map (H, W) uint8}.
 
         frames: whether the images are frames of a video.
         """
@@ -213,7 +238,7 @@ class Prediction:
         else:
             labels = self.model.labels(batch).cpu().numpy()
         for (name, image), label, prob in zip(images.items(), labels, probs, strict=True):
-            self.outputs.write(name, image, label, prob, frame=frames)
+            self.outputs.write(name, self.display(image), label, prob, frame=frames)
         return dict(zip(images, labels, strict=True))
 
     def _bar(self, items, *, total: int | None, title: str, unit: str):

@@ -70,6 +70,8 @@ def train(cfg: Config, group: Group, run: Run) -> int:
     checks.check_flags(group, vars(cfg), per_rank(cfg))
     set_deterministic(cfg.deterministic)
     prepare_demo_data(cfg, group)
+    saved = run.find_checkpoint()  # the content to resume from, or None
+    cfg = config.keep_image_stats(cfg, saved)
     train_loader, val_loader = get_loader(cfg, "train", group), get_loader(cfg, "val", group)
     train_set, val_set, sampler = train_loader.dataset, val_loader.dataset, train_loader.sampler
     checks.check_setup(group, {"training list": train_set, "validation list": val_set}, sampler.order(epoch=0))
@@ -78,7 +80,6 @@ def train(cfg: Config, group: Group, run: Run) -> int:
     classes = read_classes(cfg.classes, cfg.numclasses)
     log_data(cfg, train_set, val_set)
 
-    saved = run.find_checkpoint()  # the content to resume from, or None
     cfg, start = get_start(cfg, group, saved)
     raw_model, model = get_model(cfg, group, start)
     del start  # free it: it is as large as the model
@@ -231,7 +232,7 @@ def validate(
     torch.backends.cudnn.benchmark = False
     predictor = Predictor(state.eval_model.eval(), batch_size=cfg.val_batchsize, amp=cfg.amp)
     batches, names = run.metrics.validation_bar(loader, total=len(loader)), loader.dataset.names
-    result = score(predictor, batches, names, cfg.numclasses, group, num_examples=NUM_EXAMPLES)
+    result = score(predictor, batches, names, cfg.numclasses, group, num_examples=NUM_EXAMPLES, show=cfg.display)
     pictures = [(example.image, example.label, example.predicted) for example in result.examples]
     panels = [panel(*maps, classes.colours, cfg.background_class) for maps in pictures]
     run.metrics.log_validation(state.epoch + 1, state.step, result.scores, classes.names, panels)

@@ -18,6 +18,7 @@ from config.reader import FlagReader
 from config.shared import DataFlags, InferenceFlags, ModelFlags
 from errors import UserError
 from evaluation.predictor import Predictor
+from image_stats import Display, as_text
 from models.amp import resolve
 from models.pretrained import STRIDE_IS_SET, load_weights, needs_stride_in_1x1, released_type, weights_in
 from runs import checkpoint
@@ -83,6 +84,8 @@ class TrainedModel:
             }  # they fit the saved layout only
         # Earlier versions saved flags that no longer exist; those concerned training only.
         self.cfg = Config(**{name: value for name, value in saved.items() if name in config.FLAGS} | overrides)
+        self.cfg.image_stats = as_text(self.cfg.image_stats)
+        Display.of(self.cfg.show_channels, self.cfg.stats)  # a channel that is not there fails now
         needed = needs_stride_in_1x1(weights_in(self.content), f"--checkpoint {path}")
         if needed and not self.cfg.stride_in_1x1:
             log.info(STRIDE_IS_SET.format(path=f"--checkpoint {path}"))
@@ -107,6 +110,8 @@ class TrainedModel:
         """
         cfg = self.cfg
         model = models.build(cfg.model_type, **cfg.architecture)
+        if cfg.stats is not None:
+            model.set_images(getattr(torch, cfg.stats.dtype), cfg.stats.mean, cfg.stats.std)
         state_dict = weights_in(self.content, averaged=self.resolve_weights(weights) == "ema")
         _, missing, _ = load_weights(model, state_dict)
         missing = [name for name in missing if not name.startswith("lorm.")]  # used in training only

@@ -21,7 +21,6 @@ from data.cache import Builder, Cache, fingerprint, open_shared
 from data.dataset import SegmentationDataset, as_is
 from data.distance import pseudo_distance, scribble_distance
 from data.histogram import count_batch
-from data.images import image_size
 from data.label_map import read_label_map
 from data.layout import Split, find_split
 from data.loader import EvalLoader, TrainLoader, loader_options
@@ -36,6 +35,7 @@ from losses.points import find_points
 from models.amp import resolve as amp_of_device
 from models.foreground import find_foreground
 from runs.log import progress_bar
+from runs.messages import measure_advice
 
 DEMO_ROOT = Path("dataset/demo")
 
@@ -141,15 +141,14 @@ def get_train_loader(cfg: Config, group: Group) -> TrainLoader:
     }
     stored = {name: folders[name] for name in MAPS[cfg.dataset] if name not in compute}
     files = find_files(cfg, cfg.dataset, cfg.train_split, stored)
-    transform = TrainTransform(cfg.crop_size) if cfg.augment else CentreCrop(cfg.crop_size)
-    extras: list[Callable] = [count_batch]
-    if MAPS[cfg.dataset] == ("label",):
-        extras.append(find_points)
+    transform = (TrainTransform if cfg.augment else CentreCrop)(cfg.crop_size, outside=cfg.outside)
+    extras: list[Callable] = [count_batch, *([find_points] if MAPS[cfg.dataset] == ("label",) else [])]
     if models.MODELS[cfg.model_type].has_lorm:
         size = models.feature_size(cfg.backbone, cfg.output_stride, cfg.crop_size, cfg.crop_size)
         extras.append(partial(find_foreground, size=size, background=cfg.background_class))
     options: dict = {"extras": extras, "seed": cfg.seed, "label_map": read_label_map(cfg.label_map, cfg.numclasses)}
     dataset = SegmentationDataset(files, cfg.numclasses, transform=transform, compute=compute, **options)
+    dataset.expect(cfg.image_type, measure_advice(cfg))
     sampler = TrainSampler(
         len(dataset),
         batch_size=cfg.batchsize,
@@ -171,7 +170,7 @@ def get_cache(cfg: Config, group: Group, dataset: SegmentationDataset) -> Cache 
     if cfg.cache == "none":
         return None
     began, total = time.perf_counter(), len(dataset)
-    settings = f"{cfg.numclasses} classes, background {cfg.background}, computed: {sorted(dataset.compute)}"
+    settings = f"{dataset.kind}, {cfg.numclasses} classes, background {cfg.background}, {sorted(dataset.compute)}"
     settings += f", label map {dataset.label_map.digest}" if dataset.label_map else ""
     folder = Path(cfg.cache_dir) if cfg.cache_dir else Path(cfg.dataset_path, ".segtrain_cache")
 
@@ -205,8 +204,9 @@ def get_eval_loader(cfg: Config, split: str, group: Group) -> EvalLoader:
     """Return a DataLoader over this process's share of the images and dense masks of a split. Collective."""
     label_map = read_label_map(cfg.label_map, cfg.numclasses)
     dataset = SegmentationDataset(find_masks(cfg, split), cfg.numclasses, label_map=label_map)
+    dataset.expect(cfg.image_type)
     # Ranks that list different files are found later, by distributed.checks.check_setup.
-    sizes = [size or (0, 0) for size in group.map(image_size, [files["image"] for files in dataset.files])]
+    sizes = [size or (0, 0) for size in group.map(dataset.image_size, range(len(dataset)))]
     batches = EvalBatches(sizes, batch_size=cfg.val_batchsize, rank=group.rank, world_size=group.world_size)
     workers = cfg.workers if cfg.val_workers < 0 else cfg.val_workers
     options: dict = {"pin_memory": cfg.pin_memory, "prefetch_factor": cfg.prefetch_factor, "collate_fn": as_is}

@@ -3,6 +3,8 @@
 A value comes from the default, then a YAML file (`--config FILE`), then the command line.
 """
 
+import dataclasses
+import logging
 from pathlib import Path
 
 import yaml
@@ -11,6 +13,9 @@ from config.programs import READER, TASKS
 from config.reader import ConfigFile
 from config.training import Config, check
 from errors import UserError
+from image_stats import as_text
+
+log = logging.getLogger("segtrain")
 
 FLAGS = READER.flags
 DEMO_CONFIG = Path(__file__).parent.parent / "configs" / "demo.yaml"
@@ -43,8 +48,17 @@ def parse(argv: list[str] | None = None) -> Config:
     cfg = reader.declared(**reader.merge(file_values, overrides), notes=notes)
     if not cfg.name:
         cfg.name = config_file.name if config_file else f"{cfg.dataset}_{cfg.model_type}"
+    cfg.image_stats = as_text(cfg.image_stats)
     check(cfg)
     return cfg
+
+
+def keep_image_stats(cfg: Config, saved: dict | None) -> Config:
+    """Return the flags with --image_stats of the checkpoint content `saved`, if any: its weights fit these numbers."""
+    kept = cfg.image_stats if saved is None else saved["config"].get("image_stats", "")
+    if kept != cfg.image_stats:
+        log.info("--image_stats is as in the checkpoint")
+    return dataclasses.replace(cfg, image_stats=kept)
 
 
 def as_dict(cfg: Config) -> dict:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from config.flags import flag
+from image_stats import MEAN_COLOUR, RGB, Display, ImageStats, ImageType, read_stats
 from labels import MAPS
 
 MODEL_TYPES = (
@@ -66,6 +67,34 @@ class ModelFlags:
         aliases="valid_batch_size per_device_eval_batch_size",
     )
 
+    image_stats: str = flag(
+        "",
+        "FILE of python -m data.statistics: channels, type, mean and std of the images [8-bit RGB, ImageNet's mean and "
+        "std]",
+    )
+    show_channels: tuple[int, ...] = flag(
+        (), "channels to show as red, green and blue in reports and overlays, from 0; one: grey [the first 3]", ge=0
+    )
+
+    @property
+    def stats(self) -> ImageStats | None:
+        """Return the statistics of --image_stats; None for 8-bit RGB with the backbone's mean and std."""
+        return read_stats(self.image_stats)
+
+    @property
+    def image_type(self) -> ImageType:
+        return self.stats.kind if self.stats else RGB
+
+    @property
+    def outside(self) -> tuple[float, ...]:
+        """Return the pixel that padding has: the mean."""
+        return self.stats.outside if self.stats else MEAN_COLOUR
+
+    @property
+    def display(self) -> Display:
+        """Return how images are shown. Raises UserError if they lack a channel of --show_channels."""
+        return Display.of(self.show_channels, self.stats)
+
     @property
     def architecture(self) -> dict:
         """Return the keyword arguments of models.build() that the model's weights depend on."""
@@ -75,6 +104,7 @@ class ModelFlags:
             "output_stride": self.output_stride,
             "head_channels": self.head_channels,
             "num_classes": self.numclasses,
+            "in_channels": self.image_type.channels,
             "stride_in_1x1": self.stride_in_1x1,
         }
 

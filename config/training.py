@@ -8,6 +8,7 @@ from config.losses import parse_loss, read_class_weights
 from config.optimisation import OptimFlags, check_optimisation
 from config.shared import DataFlags, LaunchFlags, ModelFlags
 from errors import UserError
+from image_stats import Display
 
 
 @dataclass
@@ -158,6 +159,7 @@ def check(cfg: Config) -> None:
     except ValueError as error:
         raise UserError(f"--loss {cfg.loss}: {error}") from None
     read_class_weights(cfg.class_weights, cfg.numclasses)
+    Display.of(cfg.show_channels, cfg.stats)
     if cfg.static_graph and cfg.accum_steps > 1:
         raise UserError(
             f"--static_graph with --accum_steps {cfg.accum_steps}: DistributedDataParallel cannot accumulate gradients "

@@ -1,6 +1,7 @@
 """A cache of decoded samples in one memory-mapped file, shared by all loader workers and ranks of a machine.
 
-The file has the maps of each sample one after the other, uint8; then a JSON text; then the text's length, 8 bytes.
+The file has the maps of each sample one after the other; then a JSON text; then the text's length, 8 bytes. Maps are
+uint8, except images of other types, which begin at a multiple of their values' size.
 """
 
 import contextlib
@@ -26,7 +27,7 @@ from data.memory import available_memory
 from errors import UserError
 from files import check_writable, remove_scratch, writing
 
-FORMAT = 1  # raise it if the file or the computed maps change
+FORMAT = 2  # raise it if the file or the computed maps change
 MEMORY_SHARE, MOST_MEMORY = 0.5, 0.9  # of the available memory: what a cache takes unless told otherwise, and at most
 DISK_SHARE = 0.9  # of the free space on disk
 _LENGTH = struct.Struct("<Q")
@@ -36,7 +37,7 @@ Maps = dict[str, np.ndarray]
 
 
 class Cache:
-    """The decoded maps of a data set's first samples: len(cache) of them, and cache[index] is {name: uint8 array}.
+    """The decoded maps of a data set's first samples: len(cache) of them, and cache[index] is {name: array}.
 
     The arrays are read-only views of the file `path`. stamp: what the file was built from, see fingerprint(). A pickled
     cache opens the file again. keep: an open file that `path` leads to, if it has no name.
@@ -52,8 +53,10 @@ class Cache:
         self.channels: dict[str, int] = index["channels"]
         self.sizes: list[tuple[int, int]] = index["sizes"]  # (height, width) of each sample
         self.next_size: int = index["next_size"]  # bytes of samples if there were one more; 0: all samples are here
-        pixels = [height * width * sum(self.channels.values()) for height, width in self.sizes]
-        self._starts = np.cumsum([0, *pixels])
+        self._types = dict.fromkeys(self.channels, np.dtype(np.uint8)) | {"image": np.dtype(index["image_dtype"])}
+        a_pixel = sum(self._types[name].itemsize * channels for name, channels in self.channels.items())
+        sizes = [_aligned(height * width * a_pixel, self._types["image"]) for height, width in self.sizes]
+        self._starts = np.cumsum([0, *sizes])
         self._values = np.frombuffer(self._memory, np.uint8)
 
     def __len__(self) -> int:
@@ -62,9 +65,9 @@ class Cache:
     def __getitem__(self, index: int) -> Maps:
         (height, width), start, maps = self.sizes[index], int(self._starts[index]), {}
         for name, channels in self.channels.items():
-            end = start + height * width * channels
-            shape = (height, width) if channels == 1 else (height, width, channels)
-            maps[name] = self._values[start:end].reshape(shape)
+            end = start + height * width * channels * self._types[name].itemsize
+            shape = (height, width, channels) if name == "image" else (height, width)
+            maps[name] = self._values[start:end].view(self._types[name]).reshape(shape)
             start = end
         return maps
 
@@ -161,12 +164,13 @@ class Builder:
 
     def _write(self, file: BinaryIO, budget: float) -> bool:
         """Write a cache of at most `budget` bytes of samples; return False if stopped before its end."""
-        sizes, channels, next_size, self.used = [], {}, 0, 0
+        sizes, channels, next_size, dtype, self.used = [], {}, 0, np.dtype(np.uint8), 0
         with contextlib.closing(self._decoded()) as samples:
             for maps in self.bar(samples):
                 if self.stop():
                     return False
-                size = self.used + sum(values.nbytes for values in maps.values())
+                dtype, num_bytes = maps["image"].dtype, sum(values.nbytes for values in maps.values())
+                size = self.used + _aligned(num_bytes, dtype)
                 if size > budget:
                     next_size = size
                     break
@@ -174,8 +178,10 @@ class Builder:
                 channels = {name: values.size // (values.shape[0] * values.shape[1]) for name, values in maps.items()}
                 for values in maps.values():
                     file.write(np.ascontiguousarray(values).data)
+                file.write(bytes(size - self.used - num_bytes))
                 self.used = size
-        index = {"stamp": self.stamp, "channels": channels, "sizes": sizes, "next_size": next_size}
+        index = {"stamp": self.stamp, "channels": channels, "image_dtype": dtype.name}
+        index |= {"sizes": sizes, "next_size": next_size}
         text = json.dumps(index).encode()
         file.write(text + _LENGTH.pack(len(text)))
         return True
@@ -191,6 +197,10 @@ class Builder:
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()
+
+
+def _aligned(size: int, dtype: np.dtype) -> int:
+    return -(-size // dtype.itemsize) * dtype.itemsize
 
 
 class _Stopped(Exception):

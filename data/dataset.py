@@ -10,10 +10,11 @@ from torch import Tensor
 from torch.utils.data import Dataset, default_collate, get_worker_info
 
 from data.cache import Cache
-from data.images import read_distance, read_image, read_label
+from data.images import image_size, read_distance, read_image, read_label
 from data.label_map import LabelMap
 from data.layout import Split, pair_files
 from errors import UserError
+from image_stats import RGB, ImageType
 
 
 class Transform(Protocol):
@@ -42,7 +43,7 @@ class SegmentationDataset(Dataset):
     dataset[epoch, index] returns a training sample. Its augmentation depends on (seed, epoch, index) only.
     dataset[index] returns a sample at the image's own size without augmentation, with "index" as a 0-d array.
     dataset.__getitems__(keys), which a DataLoader calls, returns a whole batch; its collate_fn must be as_is().
-    A sample is a dict of uint8 arrays: "image" (H, W, 3) RGB, every other map (H, W). Creating the data set raises
+    A sample is a dict: "image" (H, W, C) (see expect()), every other map (H, W) uint8. Creating the data set raises
     UserError for a missing file, and reading a sample raises UserError for an invalid one.
     """
 
@@ -57,6 +58,7 @@ class SegmentationDataset(Dataset):
         seed: int = 0,
         label_map: LabelMap | None = None,
     ):
+        self.kind, self.remedy = RGB, ""  # see expect()
         self.num_classes, self.transform, self.compute, self.seed = num_classes, transform, compute or {}, seed
         self.extras, self.label_map = extras, label_map
         self.cache: Cache | None = None
@@ -65,6 +67,18 @@ class SegmentationDataset(Dataset):
 
     def __len__(self) -> int:
         return len(self.files)
+
+    def expect(self, kind: ImageType, remedy: str = "") -> None:
+        """Set the channels and type that all images must have; without this call, they are 8-bit RGB.
+
+        Raises UserError if the first image is of another kind. remedy: what to do then, for the message.
+        """
+        self.kind, self.remedy = kind, remedy
+        image_size(self.files[0]["image"], kind, remedy)
+
+    def image_size(self, index: int) -> tuple[int, int]:
+        """Return the (height, width) of an image in pixels. Raises UserError if its file cannot be read."""
+        return image_size(self.files[index]["image"], self.kind, self.remedy)
 
     @property
     def listing(self) -> list[str]:
@@ -100,7 +114,7 @@ class SegmentationDataset(Dataset):
             epoch, index = key
             maps = self.training_maps(index)
             if not batch:
-                batch = {name: _empty(len(keys), size, size, *values.shape[2:]) for name, values in maps.items()}
+                batch = {name: _empty_batch(len(keys), size, values) for name, values in maps.items()}
             out = {name: tensor[number].numpy() for name, tensor in batch.items()}
             self.transform(maps, self._rng(epoch, index), out)
         for extra in self.extras:
@@ -122,7 +136,7 @@ class SegmentationDataset(Dataset):
     def read(self, index: int) -> dict[str, np.ndarray]:
         """Return the maps that a sample has files of. Raises UserError if a file is invalid."""
         files = self.files[index]
-        maps = {"image": read_image(files["image"])}
+        maps = {"image": read_image(files["image"], self.kind, self.remedy)}
         height, width = maps["image"].shape[:2]
         for name, path in files.items():
             if name == "image":
@@ -140,12 +154,14 @@ def as_is(batch: dict[str, Tensor]) -> dict[str, Tensor]:
     return batch
 
 
-def _empty(*shape: int) -> Tensor:
-    """Return an uninitialized uint8 tensor; in a loader worker, in memory that is shared with the training process.
+def _empty_batch(num_samples: int, size: int, values: np.ndarray) -> Tensor:
+    """Return an uninitialized tensor (num_samples, size, size[, C]) for crops of maps like `values`, (H, W[, C]).
 
-    Elsewhere in a worker's memory the tensor would be copied when it is sent.
+    In a loader worker it is in memory that is shared with the training process: elsewhere it would be copied when it
+    is sent.
     """
+    shape, dtype = (num_samples, size, size, *values.shape[2:]), getattr(torch, values.dtype.name)
     if get_worker_info() is None:
-        return torch.empty(shape, dtype=torch.uint8)
-    storage = torch.UntypedStorage._new_shared(math.prod(shape))
-    return torch.empty(0, dtype=torch.uint8).set_(storage).view(shape)
+        return torch.empty(shape, dtype=dtype)
+    storage = torch.UntypedStorage._new_shared(math.prod(shape) * values.itemsize)
+    return torch.empty(0, dtype=dtype).set_(storage).view(shape)

@@ -2,6 +2,7 @@
 
 import contextlib
 import struct
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,14 +12,24 @@ from PIL import ExifTags, Image, ImageOps
 
 from data.jpeg import decode_plain
 from data.label_map import LabelMap
+from data.rasters import TIFF_SUFFIXES, Raster, open_raster, png_has_exif, type_of
 from errors import UserError
+from image_stats import RGB, ImageType
 from labels import IGNORE
 
 # In order of preference; letter case does not matter.
-IMAGE_SUFFIXES = (".jpg", ".png", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
+IMAGE_SUFFIXES = (".jpg", ".png", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".npy")
 LABEL_SUFFIXES = (".png", ".bmp", ".tif", ".tiff", ".webp")
+# What Pillow, NumPy, zlib and data.tiff raise on damaged files.
+DAMAGED = (OSError, EOFError, LookupError, SyntaxError, TypeError, ValueError, struct.error, zlib.error)
 LABEL_MODES = ("P", "L", "1", "I", "I;16")  # PIL's modes with one channel of integers
+MORE_CHANNELS = "all images of a model must be alike (docs/more_channels.md)"
 NO_JPEG = "JPEG compression changes label values: save the mask as PNG"
+
+
+def pictures(files: list[Path]) -> list[Path]:
+    """Return the files of one name without arrays (.npy): beside a picture they are other data, such as its depth."""
+    return [file for file in files if file.suffix.lower() != ".npy"] or files
 
 
 @contextlib.contextmanager
@@ -35,7 +46,7 @@ def decoding(path: Path) -> Iterator[None]:
         raise UserError(
             f"{path}: has more than {limit} million pixels, too many for Pillow: cut it into tiles"
         ) from None
-    except (OSError, EOFError, LookupError, SyntaxError, TypeError, ValueError, struct.error) as error:
+    except DAMAGED as error:
         raise UserError(f"{path}: not a whole, readable image ({' '.join(str(error).split())}): replace it") from None
 
 
@@ -49,49 +60,101 @@ def decode(path: Path, convert: Callable[[Image.Image], Image.Image] = lambda im
         return np.array(convert(image))
 
 
-def read_image(path: Path) -> np.ndarray:
-    """Read an image as RGB, shape (H, W, 3), uint8, rotated as its EXIF orientation says.
+def read_image(path: Path, kind: ImageType = RGB, remedy: str = "") -> np.ndarray:
+    """Read an image: shape (H, W, C) and type as `kind` says, channels in the file's order.
 
-    Raises UserError if the file cannot be decoded or has more than 8 bits a channel.
+    RGB is read from any picture of 8 bits a channel, and turned as its EXIF orientation says. Raises UserError if the
+    file cannot be decoded, or has other channels or another type. remedy: what to do in the latter case.
     """
 
     def to_rgb(image: Image.Image) -> Image.Image:
-        if image.mode.startswith(("I", "F")):
-            raise UserError(f"{path}: more than 8 bits a channel (mode {image.mode}): convert it to 8 bits")
+        _check_picture(path, image, remedy)
         ImageOps.exif_transpose(image, in_place=True)  # a copy, and convert() of RGB, would take time
         return image if image.mode == "RGB" else image.convert("RGB")
 
+    path = Path(path)
+    if kind != RGB or path.suffix.lower() == ".npy":
+        raster = _open(path, kind, remedy)
+        with decoding(path):
+            return raster.rows(0, raster.shape[0])
     with decoding(path):
-        plain = decode_plain(Path(path).read_bytes())
-    return decode(path, to_rgb) if plain is None else plain
+        plain = decode_plain(path.read_bytes())
+    if plain is not None:
+        return plain
+    with _explained(path, remedy):
+        return decode(path, to_rgb)
 
 
-def image_size(path: Path) -> tuple[int, int]:
-    """Return the (height, width) in pixels of an image file, after EXIF rotation.
+def image_size(path: Path, kind: ImageType = RGB, remedy: str = "") -> tuple[int, int]:
+    """Return the (height, width) in pixels of an image file, after EXIF rotation. The arguments are read_image()'s.
 
-    Reads only the header, unless EXIF rotates or mirrors the image. Raises UserError if the file cannot be read.
+    Reads only the header, unless EXIF rotates or mirrors the image. Raises UserError if the file cannot be read or is
+    of another kind.
     """
-    with decoding(path), Image.open(path) as image:
+    if kind != RGB or path.suffix.lower() == ".npy":
+        return _open(path, kind, remedy).shape[:2]
+    with _explained(path, remedy), decoding(path), Image.open(path) as image:
+        _check_picture(path, image, remedy)
         # Of a PNG, PIL would decode all pixels to look for Exif behind them.
-        has_exif = image.format != "PNG" or _png_has_exif(path)
+        has_exif = image.format != "PNG" or png_has_exif(path)
         if not has_exif or image.getexif().get(ExifTags.Base.Orientation, 1) == 1:
             return image.height, image.width
     return read_image(path).shape[:2]
 
 
-def _png_has_exif(path: Path) -> bool:
-    """Return True if a PNG file has a chunk in which PIL looks for the orientation: Exif or XMP.
+def kind_of(path: Path) -> ImageType:
+    """Return the channels and type of an image file; RGB for each picture that read_image() reads as such.
 
-    The file is a signature of 8 bytes and chunks: length, type, data, CRC of 4 bytes (ISO/IEC 15948, section 5.3).
+    Raises UserError if the file cannot be read.
     """
-    with path.open("rb") as file:
-        position = 8
-        while file.seek(position) and len(header := file.read(40)) >= 8:
-            length, kind = struct.unpack_from(">I4s", header)
-            if kind == b"eXIf" or header[8:].startswith((b"Raw profile type exif\0", b"XML:com.adobe.xmp\0")):
-                return True
-            position += 12 + length
-    return False
+    suffix = path.suffix.lower()
+    with decoding(path):
+        if suffix not in (*TIFF_SUFFIXES, ".npy"):
+            with Image.open(path) as image:
+                return type_of(open_raster(path)) if _is_deep(image) else RGB
+        kind = type_of(open_raster(path))
+    is_picture = suffix != ".npy" and kind.dtype == RGB.dtype and kind.channels in (1, 3, 4)  # grey, colour, alpha
+    return RGB if is_picture else kind
+
+
+def _open(path: Path, kind: ImageType, remedy: str) -> Raster:
+    with decoding(path):
+        raster = open_raster(path)
+    check_type(path, type_of(raster), kind, remedy)
+    return raster
+
+
+@contextlib.contextmanager
+def _explained(path: Path, remedy: str) -> Iterator[None]:
+    """Say what a TIFF file holds that Pillow cannot read: it reads few kinds."""
+    try:
+        yield
+    except UserError:
+        if path.suffix.lower() in TIFF_SUFFIXES:
+            _open(path, RGB, remedy)
+        raise
+
+
+def _check_picture(path: Path, image: Image.Image, remedy: str) -> None:
+    """Raise UserError if an image that Pillow has opened has more than 8 bits a channel."""
+    if _is_deep(image):
+        check_type(path, f"more than 8 bits a channel (mode {image.mode})", RGB, remedy)
+
+
+def _is_deep(image: Image.Image) -> bool:
+    """Return True if an image that Pillow has opened has more than 8 bits a channel.
+
+    Pillow has no mode for 16 bits in colour, and drops the lower 8.
+    """
+    tiles = getattr(image, "tile", [])[:1]  # how the file's values become the mode's
+    return image.mode.startswith(("I", "F")) or (image.mode in ("RGB", "RGBA", "LA") and ";16" in str(tiles))
+
+
+def check_type(path: Path, found: ImageType | str, kind: ImageType, remedy: str = "") -> None:
+    """Raise UserError if the image at `path` is of another kind, `found`. remedy: what to do about it."""
+    if found != kind:
+        expected = "8-bit RGB" if kind == RGB else str(kind)
+        raise UserError(f"{path}: {found}, but {expected} expected: {remedy or MORE_CHANNELS}")
 
 
 def read_label(path: Path, num_classes: int, label_map: LabelMap | None = None) -> np.ndarray:

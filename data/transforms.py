@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import cv2
 import numpy as np
 
-MEAN_COLOUR = (124, 116, 104)  # ImageNet's mean, RGB, 0..255
+from image_stats import MEAN_COLOUR
 
 # {label map: value outside the image}. Padding never has weight in a loss.
 OUTSIDE = {"label": 255, "pseudo": 255, "distance_s": 0, "distance_c": 0}
@@ -18,7 +18,7 @@ class TrainTransform:
 
     crop_size: side of the square crop in pixels. scale: range of the scale factor. rotation: largest angle in degrees.
     rotation_p and blur: probabilities of a rotation and of a 5x5 Gaussian blur. The probability of a horizontal flip is
-    1/2.
+    1/2. outside: pixel outside the image, by channel.
     """
 
     crop_size: int = 465
@@ -26,18 +26,19 @@ class TrainTransform:
     rotation: float = 10.0
     rotation_p: float = 0.5
     blur: float = 0.5
+    outside: tuple[float, ...] = MEAN_COLOUR
 
     def __call__(
         self, maps: Mapping[str, np.ndarray], rng: np.random.Generator, out: Mapping[str, np.ndarray] | None = None
     ) -> Mapping[str, np.ndarray]:
-        """Return every map of a sample after one random warp and crop: {name: uint8 array}; only the image is blurred.
+        """Return every map of a sample after one random warp and crop: {name: array}; only the image is blurred.
 
-        maps: {"image": (H, W, 3), names in OUTSIDE: (H, W)}, uint8. The random draws depend on rng and on the image's
-        size, not on labels. out: contiguous arrays to write the results to, {name: (crop_size, crop_size[, 3]) uint8}.
+        maps: {"image": (H, W, C), names in OUTSIDE: (H, W) uint8}. The random draws depend on rng and on the image's
+        size, not on labels. out: contiguous arrays to write the results to, {name: (crop_size, crop_size[, C])}.
         """
         height, width = maps["image"].shape[:2]
         matrix = self._matrix(height, width, rng)
-        return _warp(maps, matrix, self.crop_size, out, blurred=rng.random() < self.blur)
+        return _warp(maps, matrix, self.crop_size, self.outside, out, blurred=rng.random() < self.blur)
 
     def _matrix(self, height: int, width: int, rng: np.random.Generator) -> np.ndarray:
         """Return a random affine matrix, (2, 3) float64, from pixel (x, y) of the image to pixel (x, y) of the crop."""
@@ -64,44 +65,49 @@ class TrainTransform:
 class CentreCrop:
     """Centre crop of a sample, padded if the image is smaller; for training without augmentation.
 
-    crop_size: side of the square crop in pixels.
+    crop_size: side of the square crop in pixels. outside: pixel outside the image, by channel.
     """
 
     crop_size: int
+    outside: tuple[float, ...] = MEAN_COLOUR
 
     def __call__(
         self, maps: Mapping[str, np.ndarray], rng: np.random.Generator, out: Mapping[str, np.ndarray] | None = None
     ) -> Mapping[str, np.ndarray]:
-        """Return the centre crop of every map: {name: (crop_size, crop_size) or (crop_size, crop_size, 3) uint8}.
+        """Return the centre crop of every map: {name: (crop_size, crop_size) or (crop_size, crop_size, C)}.
 
-        maps: {"image": (H, W, 3), names in OUTSIDE: (H, W)}, uint8. rng is not used. out: as in TrainTransform.
+        maps: {"image": (H, W, C), names in OUTSIDE: (H, W) uint8}. rng is not used. out: as in TrainTransform.
         """
         height, width = maps["image"].shape[:2]
         shift = [(self.crop_size - width) // 2, (self.crop_size - height) // 2]  # whole pixels: nothing is resampled
-        return _warp(maps, np.column_stack([np.eye(2), shift]), self.crop_size, out)
+        return _warp(maps, np.column_stack([np.eye(2), shift]), self.crop_size, self.outside, out)
 
 
 def _warp(
     maps: Mapping[str, np.ndarray],
     matrix: np.ndarray,
     size: int,
+    outside: tuple[float, ...],
     out: Mapping[str, np.ndarray] | None = None,
     *,
     blurred: bool = False,
 ) -> Mapping[str, np.ndarray]:
     """Return every map, warped by the (2, 3) matrix to size x size: the image bilinearly, other maps by nearest pixel.
 
-    The results are written to the arrays in `out`, if given. blurred: blur the image afterwards.
+    outside: pixel outside the image. The results are written to the arrays in `out`, if given. blurred: blur the image
+    afterwards.
     """
     if out is None:
-        out = {name: np.empty((size, size, *values.shape[2:]), np.uint8) for name, values in maps.items()}
-    # OpenCV warps four channels 2.6 times as fast as three, to the same values.
-    warped = cv2.warpAffine(
-        cv2.cvtColor(maps["image"], cv2.COLOR_RGB2RGBA), matrix, (size, size), borderValue=MEAN_COLOUR
-    )
-    cv2.cvtColor(warped, cv2.COLOR_RGBA2RGB, dst=out["image"])
-    if blurred:
-        cv2.GaussianBlur(out["image"], (5, 5), 0, dst=out["image"])
+        out = {name: np.empty((size, size, *values.shape[2:]), values.dtype) for name, values in maps.items()}
+    if maps["image"].dtype == np.uint8 and maps["image"].shape[2] == 3:
+        # OpenCV warps four channels 2.6 times as fast as three, to the same values.
+        image = cv2.cvtColor(maps["image"], cv2.COLOR_RGB2RGBA)
+        warped = cv2.warpAffine(image, matrix, (size, size), borderValue=outside)
+        cv2.cvtColor(warped, cv2.COLOR_RGBA2RGB, dst=out["image"])
+        if blurred:
+            cv2.GaussianBlur(out["image"], (5, 5), 0, dst=out["image"])
+    else:
+        _warp_channels(maps["image"], matrix, outside, out["image"], blurred=blurred)
     names = [name for name in maps if name != "image"]
     if len(names) == 1:
         nearest = {"flags": cv2.INTER_NEAREST, "borderValue": OUTSIDE[names[0]]}
@@ -109,6 +115,20 @@ def _warp(
     elif names:
         _warp_together([maps[name] for name in names], matrix, [out[name] for name in names], names)
     return out
+
+
+def _warp_channels(
+    image: np.ndarray, matrix: np.ndarray, outside: tuple[float, ...], out: np.ndarray, *, blurred: bool
+) -> None:
+    """Warp an image (H, W, C) of any type into `out`, four channels at a time: a border value has no more."""
+    size = out.shape[1::-1]
+    for first in range(0, image.shape[2], 4):
+        some = slice(first, min(first + 4, image.shape[2]))
+        part = np.ascontiguousarray(image[..., some])
+        warped = cv2.warpAffine(part, matrix, size, borderValue=outside[some])
+        if blurred:
+            warped = cv2.GaussianBlur(warped, (5, 5), 0)
+        out[..., some] = warped.reshape(*out.shape[:2], -1)
 
 
 def _warp_together(maps: list[np.ndarray], matrix: np.ndarray, out: list[np.ndarray], names: list[str]) -> None:

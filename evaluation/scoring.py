@@ -16,7 +16,9 @@ from evaluation import metrics
 from evaluation.metrics import Scores, bootstrap, class_iou, confusion_matrix, interval, mean_iou
 from evaluation.pictures import label_png
 from evaluation.predictor import ImagePredictor
+from image_stats import Display
 
+SHOW_RGB = Display()
 NUM_WORST, NUM_BEST, NUM_DIFFERENT = 12, 6, 6  # images in a report, besides the worst one of each class
 
 
@@ -97,13 +99,15 @@ def score(
     num_examples: int = 0,
     keep_predictions: bool = False,
     save: Callable[[str, np.ndarray], None] | None = None,
+    show: Callable[[np.ndarray], np.ndarray] = SHOW_RGB,
 ) -> Result:
     """Predict this rank's batches and return a Result with the counts summed over ranks. Collective.
 
-    batches: dicts with "image" (B, H, W, 3) uint8, "label" (B, H, W) uint8 and "index" (B,). names: of the images of
+    batches: dicts with "image" (B, H, W, C), "label" (B, H, W) uint8 and "index" (B,). names: of the images of
     all ranks, by index. per_image: also count each image by itself, and its boundaries. num_examples: how many examples
     rank 0 keeps. keep_predictions: keep all predictions in Result.pngs. save: called with the name and label map (H, W)
-    uint8 of each image that this rank predicts. Raises Stopped on all ranks if one of them got a signal.
+    uint8 of each image that this rank predicts. show: makes the picture of an example's image. Raises Stopped on all
+    ranks if one of them got a signal.
     """
     result = Result(names, torch.zeros(num_classes, num_classes, dtype=torch.int64, device=group.device))
     boundary = torch.zeros(3, num_classes, dtype=torch.int64, device=group.device)
@@ -120,8 +124,8 @@ def score(
                 counts[index] = metrics.class_counts(confusion)
                 boundary += metrics.boundary_counts(predicted, label, num_classes)
             if group.is_main and len(result.examples) < num_examples:
-                maps = (values.cpu().numpy() for values in (image, label, predicted))
-                result.examples.append(Example(names[index], *maps))
+                picture, *maps = (values.cpu().numpy() for values in (image, label, predicted))
+                result.examples.append(Example(names[index], show(picture), *maps))
             if keep_predictions:
                 result.pngs[index] = label_png(predicted.cpu().numpy())
             if save:
@@ -176,10 +180,15 @@ def images_to_show(results: list[Result]) -> list[int]:
     return [index for index in order if index in chosen]
 
 
-def gather_examples(results: list[Result], dataset: SegmentationDataset, group: Group) -> list[Example]:
+def gather_examples(
+    results: list[Result],
+    dataset: SegmentationDataset,
+    group: Group,
+    show: Callable[[np.ndarray], np.ndarray] = SHOW_RGB,
+) -> list[Example]:
     """Return the Examples for a report on rank 0, and [] on the other ranks. Collective.
 
-    results: of one or two models, from score(per_image=True, keep_predictions=True) on `dataset`.
+    results: of one or two models, from score(per_image=True, keep_predictions=True) on `dataset`. show: as in score().
     """
     chosen, label_maps = images_to_show(results), []
     for result in results:
@@ -189,7 +198,7 @@ def gather_examples(results: list[Result], dataset: SegmentationDataset, group: 
     return [
         Example(
             dataset.names[index],
-            dataset[index]["image"],
+            show(dataset[index]["image"]),
             dataset[index]["label"],
             *(maps[index] for maps in label_maps),
         )

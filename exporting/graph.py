@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from errors import UserError
+from image_stats import read_stats
 from models.backbone import ResNetBackbone
 from models.segmenter import Segmenter
 
@@ -19,6 +20,7 @@ FORMAT = 1  # of the metadata
 # Keys of the metadata, whose values are JSON.
 KEYS = ["segtrain_format", "outputs", "class_names", "colours", "num_classes"]
 KEYS += ["checkpoint", "weights", "step", "model_type", "layers"]
+STATS = "image_stats"  # a key that files of 8-bit RGB models lack: ImageStats.text
 MIN_SIZE = "min_size"  # a key that files of earlier versions do not have
 
 
@@ -77,8 +79,8 @@ class ExportedModel(ABC):
     """A model in a file that export.py wrote; has the methods of evaluation.predictor.ImagePredictor.
 
     outputs: names of the outputs: "labels", and "probs" and "logits" if the file has them. class_names: one per class.
-    colours: RGB by class, (256, 3) uint8. min_size: smallest side of an image, in pixels. images_at_once: number of
-    images per call.
+    colours: RGB by class, (256, 3) uint8. stats: of the images; None: 8-bit RGB. min_size: smallest side of an image,
+    in pixels. images_at_once: number of images per call.
     """
 
     min_size = 1
@@ -93,6 +95,7 @@ class ExportedModel(ABC):
             self.metadata = {key: json.loads(metadata[key]) for key in KEYS}
         except (KeyError, ValueError):
             raise UserError(f"{path}: not a file that export.py wrote: its metadata is missing") from None
+        self.stats = read_stats(metadata.get(STATS, ""))
         self.min_size = max(self.min_size, json.loads(metadata.get(MIN_SIZE) or "1"))
         if self.metadata["segtrain_format"] > FORMAT:
             raise UserError(

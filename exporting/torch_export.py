@@ -11,7 +11,7 @@ from torch.export import Dim, ExportedProgram
 from torch.export.passes import move_to_device_pass
 
 from errors import UserError
-from exporting.graph import KEYS, ExportedModel, WholeImage
+from exporting.graph import KEYS, STATS, ExportedModel, WholeImage
 from exporting.graph import MIN_SIZE as MIN_SIZE_KEY
 
 MIN_SIZE = 7  # pixels; a smaller side gives a 1x1 feature map, which torch.export specialises on
@@ -23,7 +23,7 @@ def trace(graph: WholeImage) -> ExportedProgram:
     For some models, graph.min_size is a larger limit.
     """
     # Sizes above 1 that are not multiples of each other: torch.export takes none for a constant or for another.
-    example = torch.zeros(2, 65, 97, 3, dtype=torch.uint8)
+    example = torch.zeros(2, 65, 97, len(graph.model.mean), dtype=graph.model.image_dtype)
     least = max(MIN_SIZE, graph.min_size)
     sizes = {0: Dim.DYNAMIC, 1: Dim.DYNAMIC(min=least), 2: Dim.DYNAMIC(min=least)}
     with torch.no_grad():
@@ -53,7 +53,7 @@ class TorchModel(ExportedModel):
     def __init__(self, path: Path, device: torch.device):
         if not path.is_file():
             raise UserError(f"{path}: no such file")
-        metadata = dict.fromkeys([*KEYS, MIN_SIZE_KEY], "")
+        metadata = dict.fromkeys((*KEYS, STATS, MIN_SIZE_KEY), "")
         try:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "The given buffer is not writable")  # torch 2.11, for every file

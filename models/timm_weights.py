@@ -87,6 +87,12 @@ def _renamed(content: Mapping[str, Tensor], body: nn.Module) -> dict[str, Tensor
     if any(name in names for name in content):
         return dict(content)
     pairs = list(zip(names.items(), content.values(), strict=False))
-    if len(content) < len(names) or any(ours.shape != value.shape for (_, ours), value in pairs):
+    if len(content) < len(names) or not all(_fits(value, ours) for (_, ours), value in pairs):
         return dict(content)
     return {name: value for (name, _), value in pairs}
+
+
+def _fits(value: Tensor, ours: Tensor) -> bool:
+    """Return whether the shapes agree, but for the channels of a first convolution for RGB, which timm adapts."""
+    adapted = value.shape[:1] + ours.shape[1:2] + value.shape[2:] if value.shape[1:2] == (3,) else value.shape
+    return ours.shape in (value.shape, adapted)

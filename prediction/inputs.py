@@ -14,6 +14,8 @@ from torch.utils.data import Dataset
 
 from data.images import IMAGE_SUFFIXES, decoding, image_size, read_image
 from errors import InputError, UserError
+from image_stats import RGB, ImageType
+from prediction.large import open_large
 
 VIDEO_SUFFIXES = (".mp4", ".avi", ".mov", ".mkv", ".webm", ".m4v", ".mpg", ".mpeg", ".wmv")
 ANIMATED_FORMATS = ("GIF", "WEBP", "PNG")  # other formats with several pictures hold thumbnails or pages
@@ -33,14 +35,15 @@ class Input:
     name: str
 
 
-def find_inputs(words: Sequence[str], output: Path) -> tuple[Path, list[Input], int]:
+def find_inputs(words: Sequence[str], output: Path, *, arrays: bool = False) -> tuple[Path, list[Input], int]:
     """Return the common folder of all inputs, the images and videos sorted by path, and the number of other files.
 
     words: files; folders, which are searched with their subfolders; or patterns with *, ? or [...], where ** matches
     any folders. Names are relative to the common folder. Hidden files, and files in `output` and in other output
-    folders of predict.py, are skipped. Raises UserError if nothing is found, or if the outputs of two files would have
-    the same name.
+    folders of predict.py, are skipped. arrays: whether .npy files in folders are images. Raises UserError if nothing is
+    found, or if the outputs of two files would have the same name.
     """
+    suffixes = _SUFFIXES - (set() if arrays else {".npy"})
     found = [_list(Path(word), word) for word in words]
     base = _common([folder for folder, _ in found])
     inputs: dict[str, Path] = {}
@@ -51,7 +54,7 @@ def find_inputs(words: Sequence[str], output: Path) -> tuple[Path, list[Input], 
             if file == Path(word) and len(words) == 1:  # a single file counts whatever its suffix
                 inputs[os.path.abspath(file)] = file
             elif not (outputs.intersection(file.resolve().parents) or _hidden(file.relative_to(folder))):
-                if file.suffix.lower() in _SUFFIXES:
+                if file.suffix.lower() in suffixes:
                     inputs.setdefault(os.path.abspath(file), file)
                 else:
                     others.add(os.path.abspath(file))
@@ -62,7 +65,7 @@ def find_inputs(words: Sequence[str], output: Path) -> tuple[Path, list[Input], 
         file
         for folder in {file.parent for file in inputs.values()}
         for file in folder.iterdir()
-        if file.suffix.lower() in _SUFFIXES and not _hidden(Path(file.name)) and file.is_file()
+        if file.suffix.lower() in suffixes and not _hidden(Path(file.name)) and file.is_file()
     ]
     names = _names(base, {os.path.abspath(file) for file in [*siblings, *inputs.values()]})
     return (
@@ -126,14 +129,22 @@ def _clashing(names: dict[str, str]) -> set[str]:
     return {file for file, name in names.items() if taken[name] > 1 or name in folders}
 
 
-def probe(file: Input) -> tuple[int, int] | UserError | None:
+def probe(file: Input, kind: ImageType = RGB, large: bool = False) -> tuple[int, int] | UserError | None:
     """Return an image's (height, width), None for a video or animation, or a UserError for an unreadable file.
 
-    The error is returned, not raised. Only the header is read, unless EXIF turns the image.
+    The error is returned, not raised. Only the header is read, unless EXIF turns the image. kind: what the model takes.
+    large: the image may be huge (prediction.large).
     """
-    if file.path.suffix.lower() in VIDEO_SUFFIXES:
-        return None
+    is_video = file.path.suffix.lower() in VIDEO_SUFFIXES
     try:
+        if is_video and kind != RGB:
+            raise UserError(f"{file.path}: a video holds 8-bit RGB, but the model takes {kind}")
+        if is_video:
+            return None
+        if large and (raster := open_large(file.path, kind)):
+            return raster.shape[:2]
+        if kind != RGB or file.path.suffix.lower() == ".npy":
+            return image_size(file.path, kind)
         with decoding(file.path), Image.open(file.path) as image:
             if getattr(image, "is_animated", False) and image.format in ANIMATED_FORMATS:
                 return None
@@ -143,17 +154,17 @@ def probe(file: Input) -> tuple[int, int] | UserError | None:
 
 
 class Images(Dataset):
-    """Data set of (index, image (H, W, 3) uint8 RGB), or (index, UserError) for an unreadable file."""
+    """Data set of (index, image (H, W, C) as `kind` says), or (index, UserError) for an unreadable file."""
 
-    def __init__(self, files: list[Input]):
-        self.files = files
+    def __init__(self, files: list[Input], kind: ImageType = RGB):
+        self.files, self.kind = files, kind
 
     def __len__(self) -> int:
         return len(self.files)
 
     def __getitem__(self, index: int) -> tuple[int, np.ndarray | UserError]:
         try:
-            return index, read_image(self.files[index].path)
+            return index, read_image(self.files[index].path, self.kind)
         except UserError as error:
             return index, error
 

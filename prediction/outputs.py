@@ -5,18 +5,21 @@ import functools
 import io
 import json
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TextIO
 
 import numpy as np
+import torch
 from PIL import Image
 
 from errors import InputError, UserError
 from evaluation.pictures import label_png, overlay
-from files import check_writable, remove_scratch, write_atomic
+from evaluation.streaming import Band
+from files import check_writable, remove_scratch, write_atomic, writing
 from prediction.films import SUFFIXES, write_film
+from prediction.large import Miniature, png_writer
 
 NUM_THREADS = 4  # compress and write while the next images are predicted
 MAX_WAITING = 2**29  # bytes of results that wait for a thread
@@ -152,10 +155,36 @@ class Outputs:
             np.save(buffer, probs)
             write_atomic(self.folder / "probs" / f"{name}.npy", buffer.getbuffer(), parents=True)
         if self.overlays and not frame:
-            buffer = io.BytesIO()
-            Image.fromarray(overlay(image, label, self.colours, self.background)).save(buffer, "JPEG", quality=90)
-            write_atomic(self.folder / "overlays" / f"{name}.jpg", buffer.getbuffer(), parents=True)
+            self._write_overlay(name, image, label)
         write_atomic(self.mask(name), label_png(label, self.colours), parents=True)
+
+    def write_large(self, name: str, size: tuple[int, int], bands: Iterable[Band], show: Callable) -> None:
+        """Write the files of a huge image of `size` (height, width) from its bands, in order; mark it finished.
+
+        An overlay shows every n-th row and column of it. show: makes the picture of image rows (rows, W, C).
+        """
+        small, probs, path = Miniature(size), None, self.folder / "probs" / f"{name}.npy"
+        with contextlib.ExitStack() as stack:
+            mask = stack.enter_context(png_writer(self.mask(name), size, self.colours))
+            scratch = stack.enter_context(writing(path, parents=True)) if self.probs else path
+            for band in bands:
+                label = band.probs.argmax(0).to(torch.uint8).cpu().numpy()
+                mask.write(label)
+                if self.probs:
+                    shape, mode = (len(band.probs), *size), "r+" if band.rows.start else "w+"
+                    probs = np.lib.format.open_memmap(scratch, mode=mode, dtype=np.float16, shape=shape)
+                    probs[:, band.rows] = band.probs.half().cpu().numpy()
+                    del probs  # unmapped: its pages would stay in this process's memory
+                if self.overlays:
+                    small.add(band.rows.start, show(band.image), label)
+        if self.overlays:
+            self._write_overlay(name, *small.maps)
+        self._finish(name)
+
+    def _write_overlay(self, name: str, image: np.ndarray, label: np.ndarray) -> None:
+        buffer = io.BytesIO()
+        Image.fromarray(overlay(image, label, self.colours, self.background)).save(buffer, "JPEG", quality=90)
+        write_atomic(self.folder / "overlays" / f"{name}.jpg", buffer.getbuffer(), parents=True)
 
     def write_video(self, name: str, frames: Iterable[tuple[np.ndarray, np.ndarray]], rate: float) -> None:
         """Write a video's overlay video, if wanted, and, after all its masks, frames.json; mark the video finished.

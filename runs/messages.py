@@ -107,6 +107,18 @@ def next_steps(logdir: str, folder: Path, validation: list[dict[str, Path]]) -> 
     ]
 
 
+def measure_advice(cfg: Config) -> str:
+    """Return how to train on other images than 8-bit RGB, with a command to paste; "" if --image_stats is set."""
+    if cfg.image_stats:
+        return ""
+    words: list[str] = [cfg.dataset_path, "--dataset", cfg.dataset]
+    for name in ("list_path", "image_path", "image_suffix", "train_split"):
+        if getattr(cfg, name) != FLAGS[name].default:
+            words += [f"--{name}", getattr(cfg, name)]
+    command = python_command("-m", "data.statistics", *words)
+    return f"measure them once, and train with --image_stats: {command}"
+
+
 def data_check_command(cfg: Config) -> str:
     """Return the command line that checks this run's data set, without --numclasses, which may be wrong."""
     words: list[str] = [cfg.dataset_path, "--dataset", cfg.dataset]

@@ -88,7 +88,7 @@ def summarize(
     sizes = [parameter.nbytes for parameter in trainable]
     weights = sum(value.nbytes for value in (*model.parameters(), *model.buffers()))
     with torch.no_grad(), FlopCounterMode(display=False) as forward:
-        model.eval()(torch.empty(1, crop_size, crop_size, 3, dtype=torch.uint8, device="meta"))
+        model.eval()(_empty_images(model, 1, crop_size))
     flops, kept, peak = _measure_training_step(model.train(), criterion, batchsize, crop_size, amp)
     return Summary(
         batchsize=batchsize,
@@ -141,7 +141,7 @@ def _measure_training_step(
         )  # all are foreground, which takes most memory and time
         positions = torch.empty(batchsize * num_positions, dtype=torch.int64, device="meta")
         foreground = Foreground(positions, [num_positions] * batchsize) if "lorm" in criterion.weights else None
-        batch["image"] = torch.empty((*shape, 3), dtype=torch.uint8, device="meta")
+        batch["image"] = _empty_images(model, batchsize, crop_size)
         outputs = model(batch["image"], foreground)
         outputs.pop("lorm_terms", None)  # the criterion would sum it over ranks, but only rank 0 is here
         num_classes = min(CLASSES_PER_IMAGE, outputs["logits"].shape[1])
@@ -151,6 +151,12 @@ def _measure_training_step(
         meter.flops, kept = flops, meter.live  # the losses' FLOPs are not the model's
         loss.backward()
     return meter.flops, kept, meter.peak
+
+
+def _empty_images(model: nn.Module, batchsize: int, crop_size: int) -> Tensor:
+    """Return a batch of the model's images (B, H, W, C) on the meta device."""
+    shape = batchsize, crop_size, crop_size, len(model.mean)  # type: ignore[arg-type]
+    return torch.empty(shape, dtype=model.image_dtype, device="meta")  # type: ignore[call-overload]
 
 
 class Meter(TorchDispatchMode):

@@ -109,7 +109,7 @@ FAULTY = {
     "size-mismatch": ["masks/train/size.png"],
     "exif-rotated": ["masks/train/rotated.png"],
     "exif-turned": ["masks/train/upside_down.png"],
-    "image-16-bit": ["images/train/deep.png"],
+    "image-kind": ["images/train/deep.png"],
     "image-cmyk": ["images/train/cmyk.jpg"],
     "image-transparent": ["images/train/glass.png"],
     "image-grey": ["images/train/grey.png"],

@@ -22,9 +22,11 @@ from faulty_data import (
     picture,
 )
 from PIL import Image
+from tiff_writer import write_tiff
 
 import config
 import data.check.__main__
+from data import statistics
 from data.check import rules
 from data.check.__main__ import check, main
 from data.check.commands import BATCHSIZE
@@ -191,7 +193,7 @@ def test_splits_that_cannot_be_trained_are_said_so(clean, capsys):
     assert words in (command[2:], command[3:])  # after python FILE or python -m data.check
 
 
-def killed(sample, label_map):
+def killed(sample, label_map, image_kind):
     os._exit(9)
 
 
@@ -271,3 +273,30 @@ def test_difference_hash_tells_copies_from_other_pictures():
     assert hamming(np.array([same, 0, 2**64 - 1], np.uint64), other)[0] > 10
     assert hamming(np.array([0, 2**64 - 1, 0b1011], np.uint64), 0).tolist() == [0, 64, 3]
     assert difference_hash(np.full((20, 20, 3), 200, np.uint8)) is None
+
+
+def test_images_of_other_kinds_are_clean_if_alike_and_the_command_measures_them(tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    for number in range(6):
+        split = "train" if number < 4 else "val"
+        for folder in ("images", "masks"):
+            (tmp_path / folder / split).mkdir(parents=True, exist_ok=True)
+        write_tiff(tmp_path / f"images/{split}/{number}.tif", rng.integers(0, 5000, (40, 50, 5)).astype(np.uint16))
+        mask = rng.integers(0, 2, (40, 50)).astype(np.uint8)
+        Image.fromarray(mask).save(tmp_path / f"masks/{split}/{number}.png")
+    summary, findings = check(tmp_path)
+    assert (findings.sorted(), summary.image_kind) == ([], "5 channels of uint16")
+    file = tmp_path / "image_stats.json"
+    for measured in (False, True):
+        if measured:
+            statistics.main([str(tmp_path), "--workers", "0"])
+        capsys.readouterr()
+        assert main([str(tmp_path), "--workers", "0"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert any("first measure them once: " in line and "data.statistics" in line for line in lines) != measured
+        assert f"--image_stats {file}" in lines[-1]
+    write_tiff(tmp_path / "images/train/1.tif", rng.integers(0, 5000, (40, 50, 3)).astype(np.uint16))
+    _, findings = check(tmp_path)
+    (finding,) = findings.sorted()
+    assert (finding.code, finding.files) == ("image-kind", ["images/train/1.tif"])
+    assert finding.notes == ["50x40, mode 3 channels of uint16"]

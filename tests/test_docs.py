@@ -17,9 +17,10 @@ from conftest import REPO, free_port, random_checkpoint
 from documents import commands, program_of, reduced, shown, task_of
 from PIL import Image
 from test_convert import drawn
+from tiff_writer import write_tiff
 
 import config
-from data import demo
+from data import demo, statistics
 from data.classes import voc_colours
 from scripts import pictures
 
@@ -93,6 +94,15 @@ def draw_data(root: Path) -> None:
             for folder, source in (("images", f"JPEGImages/{name}.jpg"), ("masks", f"SegmentationClassAug/{name}.png")):
                 (root / "MyData" / folder / split).mkdir(parents=True, exist_ok=True)
                 shutil.copy(voc / source, root / "MyData" / folder / split)
+    for path in (root / "MyData").glob("*/*/*"):
+        target = root / "Fields" / path.relative_to(root / "MyData")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix == ".jpg":  # red, green, blue and one more channel, of 16 bits
+            pixels = np.array(Image.open(path)).astype(np.uint16) * 100
+            write_tiff(target.with_suffix(".tif"), np.concatenate([pixels, pixels[..., :1]], axis=2))
+        else:
+            shutil.copy(path, target)
+    statistics.main([str(root / "Fields"), "--workers", "0"])
     (voc / "ImageSets/Segmentation").symlink_to("SegmentationAug")
     (voc / "SegmentationClass").symlink_to("SegmentationClassAug")
     (root / "dataset").mkdir()
@@ -186,6 +196,8 @@ def provide(command: str, sandbox: Path, python, request) -> None:
     if task_of(command) == "train":
         named += " " + config.parse(words).pretrained
     for name in re.findall(r"log/([\w.-]+)/\w+\.pt", named):
+        if name == "fields" and not Path("log/fields").exists():
+            run_in(sandbox, reduced(next(command for command in RUN if "--name fields" in command)), python)
         if not Path("log", name).exists():
             os.symlink("demo", f"log/{name}")
     if task_of(command) in ("test", "predict") and "--checkpoint" not in words:  # it takes the newest run's

@@ -15,10 +15,11 @@ from torch.distributed.run import get_args_parser as torchrun_parser
 
 import config
 from config.programs import EVALUATE, EXPORT, PREDICT, READER
-from data import distance, split
+from data import distance, split, statistics
 from data.check import __main__ as check
 from data.convert import __main__ as convert
 from errors import UserError
+from image_stats import FILE_NAME, ImageStats
 from scripts import cli_reference, memory_table
 
 READERS = {"train.py": READER, "evaluate.py": EVALUATE, "predict.py": PREDICT, "export.py": EXPORT}
@@ -27,6 +28,7 @@ PARSERS = {
     "data.convert": convert.parser,
     "data.split": split.parser,
     "data.distance": distance.parser,
+    "data.statistics": statistics.parser,
 }
 ROOMS = sorted(path.parent.name for path in REPO.glob("*/__init__.py"))
 # Flags in the documents that no program of ours and not torchrun declares.
@@ -53,7 +55,8 @@ def parse(command: str) -> None:
     if "--help" in flags:
         return
     if program == "train.py":
-        config.parse(flags)
+        stats = ImageStats("uint16", (1.0,) * 4, (1.0,) * 4).text  # the file that data.statistics writes is not here
+        config.parse([stats if word.endswith(FILE_NAME) else word for word in flags])
     elif program in READERS:
         READERS[program].command_line(flags)
     elif program in PARSERS:

@@ -30,13 +30,21 @@ from data.check.guess import guess_flags
 from data.check.measure import Facts, measure
 from data.check.pictures import check_folder, write_pictures
 from data.check.report import class_table, finding_lines, summary_lines
-from data.check.rules import check_agreement, check_images, check_labels, check_values, infer_num_classes
+from data.check.rules import (
+    check_agreement,
+    check_images,
+    check_labels,
+    check_values,
+    infer_num_classes,
+    most_common_kind,
+)
 from data.check.summary import Summary, check_classes
 from data.check.survey import Paths, Sample, survey
 from data.classes import read_classes
 from data.label_map import LabelMap, read_label_map
 from data.released import Released
 from errors import UserError
+from image_stats import FILE_NAME, ImageType, read_stats
 from labels import MAPS
 
 CHUNK = 8  # samples that a process takes at once
@@ -69,13 +77,16 @@ def check(
     label_map = read_label_map(paths.label_map, num_classes)
     if label_map and num_classes is None:
         num_classes = max(label_map.num_classes, 2)
-    facts = _measure_all(samples, label_map, workers)
+    stats_file = root / FILE_NAME
+    stats = read_stats(str(stats_file)) if stats_file.is_file() else None
+    facts = _measure_all(samples, label_map, stats.kind if stats else None, workers)
+    kind = stats.kind if stats else most_common_kind(facts)
 
     inferred = num_classes is None
     named = read_classes(classes, num_classes or infer_num_classes(facts))
     num_classes = len(named.names)
     colours = {f"#{bytes(named.colours[number]).hex()}": number for number in reversed(range(num_classes))}
-    check_images(facts, findings)
+    check_images(facts, kind, findings)
     check_labels(facts, colours, findings)
     check_values(facts, num_classes, inferred, classes, findings)
     check_agreement(facts, findings)
@@ -84,6 +95,7 @@ def check(
     flags = {name: value for name, value in dataclasses.asdict(paths).items() if value}
     name = known.name if known else ""
     summary = Summary(str(root), layout, dataset, num_classes, given, classes, flags, name, paths.splits)
+    summary.image_kind, summary.image_stats = str(kind), str(stats_file) if stats else ""
     summary.count(facts, found, named.names)
     check_classes(summary, findings)
     if pictures:
@@ -119,12 +131,14 @@ def _class_file(root: Path, num_classes: int | None, findings: Findings) -> str:
     return str(path)
 
 
-def _measure_all(samples: list[Sample], label_map: LabelMap | None, workers: int) -> list[Facts]:
+def _measure_all(
+    samples: list[Sample], label_map: LabelMap | None, image_kind: ImageType | None, workers: int
+) -> list[Facts]:
     """Return the Facts of each sample, in order. workers: number of processes; 0 measures in this process.
 
-    Raises UserError if a worker process is killed.
+    kind: as in measure(). Raises UserError if a worker process is killed.
     """
-    measure_one = partial(measure, label_map=label_map)
+    measure_one = partial(measure, label_map=label_map, image_kind=image_kind)
     if workers == 0:
         return [measure_one(sample) for sample in tqdm(samples, unit="image", desc="reading")]
     try:

@@ -11,8 +11,10 @@ from data.check.survey import Paths
 from data.images import IMAGE_SUFFIXES
 from data.plain import IMAGES, MASKS, Place, find_places, find_whole
 from data.released import ADE20K
+from image_stats import FILE_NAME, RGB
 
 BATCHSIZE = 16  # train.py's default
+STATISTICS_FLAGS = ("list_path", "image_path", "image_suffix", "train_split")  # of Paths, that data.statistics has too
 
 
 def training_lines(summary: Summary) -> list[str]:
@@ -32,10 +34,15 @@ def training_lines(summary: Summary) -> list[str]:
     ]
     num_train = summary.images[summary.splits[0]]
     words += ["--batchsize", num_train] if num_train < BATCHSIZE else []
-    return [
-        "training downloads its start weights once; without a network, add --pretrained none to the command",
-        f"to train: {shell.python_command('train.py', *words)}",
-    ]
+    lines = []
+    if summary.image_stats or summary.image_kind != str(RGB):
+        words += ["--image_stats", summary.image_stats or Path(summary.root) / FILE_NAME]
+    if not summary.image_stats and summary.image_kind != str(RGB):
+        flags = {name: value for name, value in summary.flags.items() if name in STATISTICS_FLAGS}
+        measuring: list[object] = ["-m", "data.statistics", summary.root, "--dataset", summary.dataset, *_words(flags)]
+        lines.append(f"images are {summary.image_kind}; first measure them once: {shell.python_command(*measuring)}")
+    lines.append("training downloads its start weights once; without a network, add --pretrained none to the command")
+    return [*lines, f"to train: {shell.python_command('train.py', *words)}"]
 
 
 def mending_lines(summary: Summary, findings: Findings) -> list[str]:

@@ -23,7 +23,7 @@ ERRORS = {
     "label-unreadable": ("a label is truncated or not an image", "replace it"),
     "size-mismatch": ("a label and its image differ in size", "resize the label (nearest), or find the right one"),
     "exif-rotated": ("EXIF rotates an image, not its label", "rotate the label too, or save the image upright"),
-    "image-16-bit": ("an image has more than 8 bits a channel", "convert it to 8 bits with a suitable scaling"),
+    "image-kind": ("an image has other channels or another type than most", "convert it, or take it out"),
     "mask-colour": ("a label has colours, not class numbers", "python -m data.convert colours writes class numbers"),
     "mask-mode": ("a label does not have one 8-bit channel", "save class numbers as a grey or palette PNG"),
     "mask-lossy": ("JPEG or lossy WebP changed a label's values", "export it again as PNG; converting it is too late"),

@@ -10,9 +10,11 @@ import numpy as np
 from PIL import ExifTags, Image, ImageOps
 
 from data.check.survey import Sample
-from data.images import LABEL_MODES, decode
+from data.images import LABEL_MODES, decode, kind_of, read_image
 from data.label_map import UNLISTED, LabelMap
+from data.rasters import open_raster, type_of
 from errors import UserError
+from image_stats import RGB, ImageType
 from labels import IGNORE
 
 NUM_COLOURS = 64  # colours of a mask to keep, the most frequent ones
@@ -37,10 +39,12 @@ class FileFacts:
 class ImageFacts(FileFacts):
     """What was measured of one image file.
 
-    orientation: EXIF's, 1 = upright. transparent: whether any pixel is. sha: SHA-256 of shape and pixels in hex, "" if
-    the file cannot be decoded. near: 64-bit difference hash, None for a flat or 16-bit image.
+    kind: channels and type that training would read. orientation: EXIF's, 1 = upright. transparent: whether any pixel
+    is. sha: SHA-256 of shape and pixels in hex, "" if the file cannot be decoded. near: 64-bit difference hash, None
+    for a flat image and for one that is not RGB.
     """
 
+    kind: ImageType = RGB
     orientation: int = 1
     transparent: bool = False
     sha: str = ""
@@ -80,14 +84,15 @@ class Facts:
     agreement: dict[str, tuple[int, int]]
 
 
-def measure(sample: Sample, label_map: LabelMap | None = None) -> Facts:
+def measure(sample: Sample, label_map: LabelMap | None = None, image_kind: ImageType | None = None) -> Facts:
     """Decode the files of a sample and return the Facts. An unreadable file gets a fault; nothing is raised.
 
-    label_map: applied to the values of all labels.
+    label_map: applied to the values of all labels. image_kind: channels and type of the images as the data set's
+    statistics say; None: as the file says.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PIL's, on large files and old palettes: the check has findings for these
-        image = _measure_image(sample.image)
+        image = _measure_image(sample.image, image_kind)
         labels, pixels = {}, {}
         for kind, path in sample.labels.items():
             labels[kind], pixels[kind] = _measure_label(path, label_map)
@@ -112,22 +117,36 @@ def _decode(facts: FileFacts, convert: Callable[[Image.Image], Image.Image]) -> 
     return pixels
 
 
-def _measure_image(path: Path) -> ImageFacts:
+def _measure_image(path: Path, kind: ImageType | None) -> ImageFacts:
     facts = ImageFacts(path)
+    try:
+        facts.kind = kind_of(path)
+        if facts.kind == RGB and kind not in (None, RGB):  # such as grey images, of which a model takes one channel
+            facts.kind = type_of(open_raster(path))
+        if facts.kind != RGB:
+            pixels: np.ndarray | None = read_image(path, facts.kind)
+            assert pixels is not None
+            facts.mode, facts.size = str(facts.kind), pixels.shape[:2]
+            facts.sha = _digest(pixels)
+            return facts
+    except UserError as error:
+        facts.fault = str(error).removeprefix(f"{path}: ")
+        return facts
 
     def to_rgb(image: Image.Image) -> Image.Image:
         facts.mode, facts.orientation = image.mode, image.getexif().get(ExifTags.Base.Orientation, 1)
-        if image.mode.startswith(("I", "F")):
-            return image
         if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
             facts.transparent = bool(np.asarray(image.convert("RGBA"))[..., 3].min() < 255)
         return ImageOps.exif_transpose(image).convert("RGB")
 
     pixels = _decode(facts, to_rgb)
     if pixels is not None:
-        facts.sha = hashlib.sha256(str(pixels.shape).encode() + pixels.tobytes()).hexdigest()
-        facts.near = difference_hash(pixels) if pixels.dtype == np.uint8 else None
+        facts.sha, facts.near = _digest(pixels), difference_hash(pixels)
     return facts
+
+
+def _digest(pixels: np.ndarray) -> str:
+    return hashlib.sha256(str(pixels.shape).encode() + pixels.tobytes()).hexdigest()
 
 
 def difference_hash(pixels: np.ndarray) -> int | None:

@@ -1,7 +1,10 @@
 """The rules of the data check: from the facts about each sample to findings."""
 
+from collections import Counter
+
 from data.check.findings import Findings
 from data.check.measure import Facts, ImageFacts, LabelFacts
+from image_stats import RGB, ImageType
 from labels import IGNORE
 
 SMALL_SIDE = 32  # pixels
@@ -13,15 +16,24 @@ MIN_AGREEING = 0.5  # share of a pseudo-label's pixels
 GREY_MODES = {"1", "L", "LA"}
 
 
-def check_images(facts: list[Facts], findings: Findings) -> None:
-    """Add findings about unreadable images, image modes and sizes, and labels whose size differs from the image's."""
+def most_common_kind(facts: list[Facts]) -> ImageType:
+    """Return the channels and type that most of the readable images have; RGB without any."""
+    kinds = Counter(item.image.kind for item in facts if not item.image.fault)
+    return kinds.most_common(1)[0][0] if kinds else RGB
+
+
+def check_images(facts: list[Facts], kind: ImageType, findings: Findings) -> None:
+    """Add findings about unreadable images, their kind and sizes, and labels whose size differs from the image's.
+
+    kind: channels and type that all images must have.
+    """
     some_colour = not {item.image.mode for item in facts if item.image.sha} <= GREY_MODES
     for image, labels in ((item.image, item.labels.values()) for item in facts):
         if image.fault:
             findings.add("image-unreadable", image.path, image.fault)
             continue
         found = {
-            "image-16-bit": image.mode.startswith(("I", "F")),
+            "image-kind": image.kind != kind,
             "image-cmyk": image.mode == "CMYK",
             "image-transparent": image.transparent,
             "image-grey": image.mode in GREY_MODES and some_colour,

@@ -9,6 +9,7 @@ from data.check.findings import Findings
 from data.check.measure import Facts
 from data.check.survey import required_labels
 from data.histogram import class_weights
+from image_stats import RGB
 from labels import IGNORE
 
 
@@ -57,6 +58,8 @@ class Summary:
     ignored: dict[str, float] = field(default_factory=dict)
     classes: list[ClassRow] = field(default_factory=list)
     agreement: dict[str, float] = field(default_factory=dict)
+    image_kind: str = str(RGB)  # channels and type
+    image_stats: str = ""  # the file of their statistics, if any
 
     def count(self, facts: list[Facts], splits: list[str], names: list[str]) -> None:
         """Fill in all counts from the facts about each sample. splits: names of splits. names: of the classes."""

@@ -1,0 +1,179 @@
+"""Open images of any number of channels and read their rows: TIFF, NPY, PNG and what else Pillow reads.
+
+Each reader has `shape` (H, W, C), `dtype` and rows(top, bottom). `unit` is the number of rows that it decodes together:
+only with a small one can a huge image be read by parts. Channels are in the file's order.
+"""
+
+import contextlib
+import struct
+from pathlib import Path
+from typing import Protocol
+
+import cv2
+import numpy as np
+from PIL import ExifTags, Image, ImageOps
+
+from data import tiff
+from errors import UserError
+from image_stats import DTYPES, MAX_CHANNELS, ImageType
+
+TIFF_SUFFIXES = (".tif", ".tiff")
+PNG_START = b"\x89PNG\r\n\x1a\n"
+PNG_CHANNELS = {0: 1, 2: 3, 3: 3, 4: 2, 6: 4}  # by colour type (ISO/IEC 15948, table 11.1)
+BGR_ORDER = {1: [0], 2: [0, 3], 3: [2, 1, 0], 4: [2, 1, 0, 3]}  # channels of a PNG in OpenCV's grey, BGR or BGRA
+CHANNELS = {"L": 1, "LA": 2, "RGB": 3, "RGBA": 4}  # of Pillow's modes; other modes become RGB
+
+
+class Raster(Protocol):
+    """An open image file."""
+
+    shape: tuple[int, int, int]
+    dtype: np.dtype
+    unit: int
+
+    def rows(self, top: int, bottom: int) -> np.ndarray: ...
+
+
+def open_raster(path: Path) -> Raster:
+    """Return a reader of an image file. Raises UserError or ValueError if the file cannot be used.
+
+    Only headers are read.
+    """
+    suffix = path.suffix.lower()
+    if suffix == ".npy":
+        return NpyRaster(path)
+    if suffix not in TIFF_SUFFIXES:
+        return PictureRaster(path)
+    try:
+        return TiffRaster(path)
+    except UserError:
+        # Pillow turns pictures of 8 bits, and reads palettes and JPEG.
+        with contextlib.suppress(OSError), Image.open(path) as image:
+            if image.mode in ("P", *CHANNELS) and ";16" not in str(image.tile):
+                return PictureRaster(path)
+        raise
+
+
+def type_of(raster: Raster) -> ImageType:
+    return ImageType(raster.shape[2], raster.dtype.name)
+
+
+def _check(path: Path, raster: Raster) -> None:
+    """Raise UserError if the values or the number of channels are not supported."""
+    if raster.dtype.name not in DTYPES:
+        raise UserError(f"{path}: values of {raster.dtype}: convert them to {', '.join(DTYPES[:-1])} or {DTYPES[-1]}")
+    if not 1 <= raster.shape[2] <= MAX_CHANNELS:
+        raise UserError(f"{path}: has {raster.shape[2]} channels: 1 to {MAX_CHANNELS} are supported")
+    if 0 in raster.shape:
+        raise ValueError("it has no pixels")
+
+
+class TiffRaster:
+    """A TIFF file. If each of its pages has one channel, and all are of one size and type, the pages are channels."""
+
+    def __init__(self, path: Path):
+        first, *others = tiff.read_pages(path)
+        alike = [page for page in others if page.shape == first.shape and page.dtype == first.dtype]
+        self.path = path
+        self.pages = [first, *alike] if first.shape[2] == 1 else [first]
+        for page in self.pages:
+            page.check()
+        self.shape = (*first.shape[:2], first.shape[2] * len(self.pages))
+        self.dtype = first.dtype.newbyteorder("=")
+        in_rows = first[tiff.COMPRESSION] == tiff.NONE and tiff.TILE_STARTS not in first.fields
+        self.unit = 1 if in_rows else first.block[0]
+        self.is_rgb = first[tiff.PHOTOMETRIC] == 2 and self.dtype == np.uint8 and first.shape[2] in (3, 4)
+        _check(path, self)
+
+    def rows(self, top: int, bottom: int) -> np.ndarray:
+        with self.path.open("rb") as file:
+            parts = [page.rows(file, top, bottom) for page in self.pages]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=2)
+
+
+class NpyRaster:
+    """A NumPy file of an array (H, W), (H, W, C) or (C, H, W); C is the last axis if that has at most 16 elements."""
+
+    unit = 1
+
+    def __init__(self, path: Path):
+        self.path = path
+        array = self._open()
+        self.shape = (*array.shape[:2], array.shape[2])
+        self.dtype = array.dtype.newbyteorder("=")
+        _check(path, self)
+
+    def _open(self) -> np.ndarray:
+        array = np.load(self.path, mmap_mode="r", allow_pickle=False)
+        if array.ndim == 2:
+            return array[..., None]
+        if array.ndim != 3:
+            raise UserError(f"{self.path}: an array of {array.ndim} axes: expected (H, W), (H, W, C) or (C, H, W)")
+        is_first = array.shape[2] > MAX_CHANNELS and array.shape[0] <= MAX_CHANNELS
+        return array.transpose(1, 2, 0) if is_first else array
+
+    def rows(self, top: int, bottom: int) -> np.ndarray:
+        # Mapped anew for each call: pages that were read would stay in this process's memory.
+        return np.ascontiguousarray(self._open()[top:bottom], self.dtype)
+
+
+class PictureRaster:
+    """Any other image file, decoded whole by Pillow; a PNG of 16 bits, whose colours Pillow cuts to 8, by OpenCV."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        with path.open("rb") as file:
+            header = file.read(26)
+        is_png = header.startswith(PNG_START)
+        self.is_deep = is_png and header[24] == 16
+        with Image.open(path) as image:
+            if image.mode.startswith(("I", "F")) and not self.is_deep:
+                raise UserError(f"{path}: more than 8 bits a channel in {image.format}: save it as TIFF, PNG or NPY")
+            size = image.height, image.width
+            # Of a PNG, PIL would decode all pixels to look for Exif behind them.
+            has_exif = not self.is_deep and (not is_png or png_has_exif(path))
+            if has_exif and image.getexif().get(ExifTags.Base.Orientation, 1) >= 5:  # turned by 90 degrees
+                size = image.width, image.height
+            channels = PNG_CHANNELS[header[25]] if self.is_deep else CHANNELS.get(image.mode, 3)
+        self.shape, self.dtype = (*size, channels), np.dtype(np.uint16 if self.is_deep else np.uint8)
+        self.unit = size[0]
+
+    def rows(self, top: int, bottom: int) -> np.ndarray:
+        pixels = _deep_png(self.path) if self.is_deep else _picture(self.path)
+        if pixels.shape[:2] != self.shape[:2]:
+            raise ValueError("its header and its pixels differ in size")
+        order = BGR_ORDER[self.shape[2]] if self.is_deep else slice(None)
+        return np.ascontiguousarray(pixels[top:bottom, :, order])
+
+
+def _picture(path: Path) -> np.ndarray:
+    """Return the pixels (H, W, C) of a file that Pillow reads, turned as EXIF says. Palettes and CMYK become RGB."""
+    with Image.open(path) as image:
+        ImageOps.exif_transpose(image, in_place=True)
+        pixels = np.array(image if image.mode in CHANNELS else image.convert("RGB"))
+    return pixels.reshape(*pixels.shape[:2], -1)
+
+
+def _deep_png(path: Path) -> np.ndarray:
+    """Return the pixels of a PNG file with 16 bits a channel as OpenCV does: grey, BGR or BGRA, (H, W, C) uint16."""
+    with Image.open(path) as image:
+        image.load()  # OpenCV fills a truncated file with zeros, Pillow refuses it
+    pixels = cv2.imdecode(np.frombuffer(path.read_bytes(), np.uint8), cv2.IMREAD_UNCHANGED)
+    if pixels is None or pixels.dtype != np.uint16:
+        raise ValueError("OpenCV cannot read it")
+    return pixels.reshape(*pixels.shape[:2], -1)
+
+
+def png_has_exif(path: Path) -> bool:
+    """Return True if a PNG file has a chunk in which PIL looks for the orientation: Exif or XMP.
+
+    The file is a signature of 8 bytes and chunks: length, type, data, CRC of 4 bytes (ISO/IEC 15948, section 5.3).
+    """
+    with path.open("rb") as file:
+        position = 8
+        while file.seek(position) and len(header := file.read(40)) >= 8:
+            length, kind = struct.unpack_from(">I4s", header)
+            if kind == b"eXIf" or header[8:].startswith((b"Raw profile type exif\0", b"XML:com.adobe.xmp\0")):
+                return True
+            position += 12 + length
+    return False
