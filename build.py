@@ -14,10 +14,12 @@ from config import Config
 from config.losses import parse_loss, read_class_weights
 from data import histogram
 from data.dataset import SegmentationDataset
+from data.loader import EvalLoader
 from distributed.batch_norm import SyncBatchNorm, synchronize
 from distributed.checks import digest
 from distributed.group import Group
 from errors import UserError
+from evaluation.predictor import Predictor
 from labels import MAPS
 from losses.criterion import NEEDS, TERMS, Criterion
 from losses.label_losses import PIXEL_LOSSES
@@ -31,6 +33,7 @@ from runs import checkpoint
 from runs.log import progress_bar
 from runs.state import TrainState
 from runs.summary import Summary, summarize
+from runs.validation_memory import measure_validation
 from utils import resolve_amp
 
 log = logging.getLogger("segtrain")
@@ -223,10 +226,11 @@ def get_state(
     return state
 
 
-def get_summary(cfg: Config, group: Group, criterion: Criterion) -> Summary:
+def get_summary(cfg: Config, group: Group, criterion: Criterion, val_loader: EvalLoader) -> Summary:
     """Return the Summary of the model and of one process that trains with these losses, counted on the meta device."""
     with torch.device("meta"):
         model = _build(cfg)
+    predictor = Predictor(model.eval(), batch_size=cfg.val_batchsize, amp=cfg.amp, **cfg.sizes)
     return summarize(
         model,
         criterion,
@@ -236,4 +240,5 @@ def get_summary(cfg: Config, group: Group, criterion: Criterion) -> Summary:
         ema=cfg.ema > 0,
         momentum=cfg.momentum > 0,
         momentum_shards=group.world_size if cfg.zero1 else 1,
+        validation=measure_validation(predictor, val_loader.batch_sampler.sizes, group.device),
     )

@@ -21,7 +21,6 @@ if __name__ == "__main__":
 import torch
 from torch import Tensor
 
-from data.classes import read_classes
 from data.images import IMAGE_SUFFIXES, read_image
 from distributed.device import find_device
 from distributed.group import Group
@@ -98,7 +97,7 @@ def export(flags: ExportFlags, overrides: dict, device: torch.device) -> None:
 def describe(trained: TrainedModel, flags: ExportFlags) -> dict[str, str]:
     """Return the metadata to store in an exported file, {key: JSON text}."""
     cfg = trained.cfg
-    classes = read_classes(cfg.classes, cfg.numclasses)
+    classes = trained.classes
     values = {
         "segtrain_format": FORMAT,
         "outputs": ["labels"] + [name for name in ("probs", "logits") if getattr(flags, name)],

@@ -142,10 +142,8 @@ def get_train_loader(cfg: Config, group: Group) -> TrainLoader:
     files = find_split(
         Path(cfg.dataset_path), cfg.dataset, "train", stored, list_path=cfg.list_path, image_path=cfg.image_path
     )
-    transform = TrainTransform(cfg.crop_size) if cfg.augment else CentreCrop(cfg.crop_size)
-    extras: list[Callable] = [count_batch]
-    if MAPS[cfg.dataset] == ("label",):
-        extras.append(find_points)
+    transform = (TrainTransform if cfg.augment else CentreCrop)(cfg.crop_size, long_side=cfg.long_side)
+    extras: list[Callable] = [count_batch, *([find_points] if MAPS[cfg.dataset] == ("label",) else [])]
     if MODELS[cfg.model_type].has_lorm:
         extras.append(partial(find_foreground, background=cfg.background_class))
     dataset = SegmentationDataset(
@@ -172,7 +170,8 @@ def get_cache(cfg: Config, group: Group, dataset: SegmentationDataset) -> Cache 
     if cfg.cache == "none":
         return None
     began, total = time.perf_counter(), len(dataset)
-    settings = f"{cfg.numclasses} classes, background {cfg.background}, computed: {sorted(dataset.compute)}"
+    size = f", long side {cfg.long_side}" if cfg.long_side else ""
+    settings = f"{cfg.numclasses} classes, background {cfg.background}, computed: {sorted(dataset.compute)}{size}"
     folder = Path(cfg.cache_dir) if cfg.cache_dir else Path(cfg.dataset_path, ".segtrain_cache")
 
     def build() -> Cache | None:
@@ -206,7 +205,8 @@ def get_eval_loader(cfg: Config, split: str, group: Group) -> EvalLoader:
     dataset = SegmentationDataset(find_masks(cfg, split), cfg.numclasses)
     # Ranks that list different files are found later, by distributed.checks.check_setup.
     sizes = [size or (0, 0) for size in group.map(image_size, [files["image"] for files in dataset.files])]
-    batches = EvalBatches(sizes, batch_size=cfg.val_batchsize, rank=group.rank, world_size=group.world_size)
+    batch_size = 1 if cfg.window else cfg.val_batchsize  # the windows of one image fill a forward pass
+    batches = EvalBatches(sizes, batch_size=batch_size, rank=group.rank, world_size=group.world_size)
     workers = cfg.workers if cfg.val_workers < 0 else cfg.val_workers
     options: dict = {"pin_memory": cfg.pin_memory, "prefetch_factor": cfg.prefetch_factor, "collate_fn": as_is}
     return make_loader(EvalLoader, dataset, workers, group, batch_sampler=batches, **options)

@@ -12,6 +12,7 @@ from torch.utils.data import Dataset, default_collate, get_worker_info
 from data.cache import Cache
 from data.images import read_distance, read_image, read_label
 from data.layout import Split, pair_files
+from data.resize import shrink
 from errors import UserError
 
 
@@ -20,6 +21,8 @@ class Transform(Protocol):
 
     @property
     def crop_size(self) -> int: ...
+    @property
+    def long_side(self) -> int: ...
 
     def __call__(
         self, maps: Mapping[str, np.ndarray], rng: np.random.Generator, out: Mapping[str, np.ndarray] | None = None
@@ -32,7 +35,8 @@ class SegmentationDataset(Dataset):
     split: split.folders is {"image": folder, and any of "label", "pseudo", "distance_s", "distance_c": folder}.
     transform: augmentation of a training sample, called as transform(maps, rng); None for evaluation.
     compute: {"distance_s" or "distance_c": (source map, function)}. Each such map is computed from the source map of a
-    training sample, not read from a file. It is computed at the image's own size, before the transform.
+    training sample, not read from a file. It is computed before the transform, by the function called with the source
+    map and `scale`: pixels at transform.long_side per pixel of the map.
     extras: functions from a training batch to more tensors of the batch, which then need no time of the training
     process. With loader workers that are not forked, they must be picklable.
     cache: decoded maps of the first samples (attribute, None until it is set).
@@ -106,16 +110,22 @@ class SegmentationDataset(Dataset):
         return np.random.default_rng((self.seed, epoch, index))
 
     def training_maps(self, index: int) -> dict[str, np.ndarray]:
-        """Return all maps of a training sample at the image's own size, from the cache or from its files."""
+        """Return all maps of a training sample, from the cache or from its files.
+
+        Maps larger than transform.long_side are shrunk to it.
+        """
         if self.cache is not None and index < len(self.cache):
             return self.cache[index]
-        maps = self.read(index)
+        assert self.transform is not None
+        long_side = self.transform.long_side
+        maps = shrink(self.read(index), long_side)
+        scale = long_side / max(maps["image"].shape[:2]) if long_side else 1.0
         for name, (source, distance) in self.compute.items():
-            maps[name] = distance(maps[source])
+            maps[name] = distance(maps[source], scale=scale)
         return maps
 
     def read(self, index: int) -> dict[str, np.ndarray]:
-        """Return the maps that a sample has files of. Raises UserError if a file is invalid."""
+        """Return the maps that a sample has files of, at the image's own size. Raises UserError for an invalid file."""
         files = self.files[index]
         maps = {"image": read_image(files["image"])}
         height, width = maps["image"].shape[:2]

@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +28,16 @@ log = logging.getLogger("segtrain")
 CLASSES_PER_IMAGE = 8  # assumed for losses by region
 
 
+class Validation(NamedTuple):
+    """What validation takes beside the states, in bytes, and for what: "2 images of 640x480", for example."""
+
+    memory: int
+    batch: str
+
+
+NO_VALIDATION = Validation(0, "")
+
+
 @dataclass(frozen=True)
 class Summary:
     """Sizes of one training process. FLOPs count a multiply-add as two; memory is in bytes."""
@@ -40,20 +51,24 @@ class Summary:
     train_flops: int  # forward and backward pass of one image in training
     states: dict[str, int]  # weights with buffers, gradients, momentum (of the process with most), ema
     kept: int  # what the forward pass of all images keeps for the backward pass, with inputs
-    working: int  # the peak beside the states: `kept`, and the operands of operations
+    working: int  # the peak of training beside the states: `kept`, and the operands of operations
+    validation: Validation = NO_VALIDATION
 
     @property
     def memory(self) -> int:
-        return sum(self.states.values()) + self.working
+        return sum(self.states.values()) + max(self.working, self.validation.memory)
 
     def log(self, model_type: str, device: torch.device) -> None:
         """Log the model's size and estimated memory in one line, and their parts at level DEBUG."""
         frozen = self.parameters - self.trainable
         size = f"{self.crop_size}x{self.crop_size}"
-        log.info(
+        line = (
             f"model: {model_type}, {self.parameters / 1e6:.1f} M parameters, --amp {self.amp}; about "
-            f"{size_text(self.memory)} for {self.batchsize} images of {size} on {device}"
+            f"{size_text(sum(self.states.values()) + self.working)} for {self.batchsize} images of {size} on {device}"
         )
+        if self.validation.memory > self.working:
+            line += f", and {size_text(self.memory)} to validate {self.validation.batch}"
+        log.info(line)
         states = " + ".join(f"{name} {size_text(num_bytes)}" for name, num_bytes in self.states.items() if num_bytes)
         log.debug(f"{self.parameters:,} parameters" + (f", {frozen:,} of them not trained" if frozen else ""))
         log.debug(
@@ -76,11 +91,12 @@ def summarize(
     ema: bool = False,
     momentum: bool = True,
     momentum_shards: int = 1,
+    validation: Validation = NO_VALIDATION,
 ) -> Summary:
     """Return the Summary of a model on the meta device; the model cannot be used afterwards.
 
     amp: as --amp. momentum_shards: number of processes that share the optimizer's state (--zero1). DDP adds nothing:
-    with gradient_as_bucket_view its buckets are the gradients.
+    with gradient_as_bucket_view its buckets are the gradients. validation: what measure_validation() returns.
     """
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     sizes = [parameter.nbytes for parameter in trainable]
@@ -104,6 +120,7 @@ def summarize(
         },
         kept=kept,
         working=peak,
+        validation=validation,
     )
 
 
