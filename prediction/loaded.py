@@ -64,7 +64,7 @@ class LoadedModel:
         with program.advice(str(self.device), "use load(..., window=465), or amp='bf16'"):
             for _, equal in groupby(map(_pixels, images), key=np.shape):
                 for batch in batched(equal, self.predictor.images_at_once):
-                    results += predict(torch.from_numpy(np.stack(batch)).to(self.device)).cpu().numpy()
+                    results.extend(predict(torch.from_numpy(np.stack(batch)).to(self.device)).cpu().numpy())
         return results if isinstance(image, list) else results[0]
 
 

@@ -26,6 +26,7 @@ from models.foreground import Foreground
 log = logging.getLogger("segtrain")
 
 CLASSES_PER_IMAGE = 8  # assumed for losses by region
+WORTH_A_WORD = 2**30  # bytes, from which on the log names a validation that takes more than training
 
 
 class Validation(NamedTuple):
@@ -66,7 +67,7 @@ class Summary:
             f"model: {model_type}, {self.parameters / 1e6:.1f} M parameters, --amp {self.amp}; about "
             f"{size_text(sum(self.states.values()) + self.working)} for {self.batchsize} images of {size} on {device}"
         )
-        if self.validation.memory > self.working:
+        if self.validation.memory > self.working and self.memory >= WORTH_A_WORD:
             line += f", and {size_text(self.memory)} to validate {self.validation.batch}"
         log.info(line)
         states = " + ".join(f"{name} {size_text(num_bytes)}" for name, num_bytes in self.states.items() if num_bytes)

@@ -12,7 +12,7 @@ from models.amp import DTYPES
 from models.fold import FoldedConv, folded
 from runs.summary import Meter, Validation
 
-BANDS = 6  # so many times BAND_BYTES are in use at once
+BANDS = 2.5  # so many times BAND_BYTES are in use at once, with one scale and no mirror image
 IMAGE_BYTES = 3 + 1 + 1  # of a pixel of image, label and prediction
 SCORING_BYTES = 24  # of a pixel in evaluation.metrics.confusion_matrix(): three maps of int64
 SCALED_BYTES = 12  # of a pixel of a resized image: three float32
@@ -35,7 +35,8 @@ def measure_validation(predictor: Predictor, sizes: Sequence[tuple[int, int]], d
     pixels, scaled = num_images * height * width, num_images * grid.size[0] * grid.size[1]
     resized = 0 if grid.size == (height, width) else SCALED_BYTES * scaled
     all_logits = num_windows * logits.nbytes // at_once
-    bands = BANDS * min(CPU_BAND_BYTES if device.type == "cpu" else BAND_BYTES, 4 * logits.shape[1] * pixels)
+    band_bytes = CPU_BAND_BYTES if device.type == "cpu" else BAND_BYTES
+    bands = round(BANDS * min(band_bytes, 4 * logits.shape[1] * max(pixels, scaled)))
     most = max(resized + all_logits + forward, all_logits + bands, SCORING_BYTES * height * width)
     if resized:
         most = max(most, SCALED_BYTES * pixels + resized)

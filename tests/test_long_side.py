@@ -69,9 +69,9 @@ def test_training_at_scale_1_sees_what_prediction_sees(long_side):
             return 0.5  # no rotation at 0.5, no mirror image, the middle, no blur
 
     rng = np.random.default_rng(0)
-    image = np.array(Image.fromarray(rng.integers(0, 256, (9, 12, 3), dtype=np.uint8)).resize((120, 90)))
+    image = np.array(Image.fromarray(rng.integers(0, 256, (9, 12, 3), dtype=np.uint8)).resize((120, 80)))
     maps = shrink({"image": image, "label": image[..., 0] // 64}, long_side)
-    expected_size = scaled_size((90, 120), long_side)
+    expected_size = scaled_size((80, 120), long_side)
     size = expected_size[1]
     warped = TrainTransform(size, rotation=10.0, long_side=long_side)(maps, Middle())
     centred = CentreCrop(size, long_side=long_side)(maps, rng)
