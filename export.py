@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from data.images import IMAGE_SUFFIXES, read_image
+from data.resize import shrink
 from distributed.device import find_device
 from distributed.group import Group
 from errors import UserError
@@ -89,9 +90,14 @@ def export(flags: ExportFlags, overrides: dict, device: torch.device) -> None:
                     files[name] = TorchModel(scratch, device)
             lines[str(path)] = f"{scratch.stat().st_size / 2**20:.1f} MiB, {description}"
         with stage(f"compared with PyTorch on random images and {len(images)} real ones"):
-            checked = compare_files(model, files, load_images(images, device))
+            checked = compare_files(model, files, load_images(images, trained.cfg.long_side, device))
     for name, line in [*checked.items(), *lines.items()]:
         log.info(f"{name}: {line}")
+    if trained.cfg.long_side:
+        log.info(
+            f"images must have a longer side of {trained.cfg.long_side} pixels, as in training (--long_side): resize "
+            "them first; predict.py --model does"
+        )
 
 
 def describe(trained: TrainedModel, flags: ExportFlags) -> dict[str, str]:
@@ -109,6 +115,7 @@ def describe(trained: TrainedModel, flags: ExportFlags) -> dict[str, str]:
         "step": trained.content.get("step"),
         "model_type": cfg.model_type,
         "layers": cfg.layers,
+        "long_side": cfg.long_side,
     }
     return {key: json.dumps(value) for key, value in values.items()}
 
@@ -145,14 +152,17 @@ def find_images(flags: ExportFlags, trained: TrainedModel) -> list[Path]:
     return files[: flags.num_images or None]
 
 
-def load_images(files: list[Path], device: torch.device) -> Iterator[Tensor]:
-    """Yield batches (B, H, W, 3) uint8 RGB on `device`: random images, then each image file as a batch of one."""
+def load_images(files: list[Path], long_side: int, device: torch.device) -> Iterator[Tensor]:
+    """Yield batches (B, H, W, 3) uint8 RGB on `device`: random images, then each image file as a batch of one.
+
+    A file's image is shrunk to `long_side`, as the model gets it; 0: it is not.
+    """
     generator = torch.Generator().manual_seed(0)
     for size in RANDOM_SIZES:
         for batch in RANDOM_BATCHES:
             yield torch.randint(0, 256, (batch, *size, 3), dtype=torch.uint8, generator=generator).to(device)
     for file in progress_bar(files, total=len(files), title="real images", unit="image", enabled=bool(files)):
-        yield torch.from_numpy(read_image(file))[None].to(device)
+        yield torch.from_numpy(shrink({"image": read_image(file)}, long_side)["image"])[None].to(device)
 
 
 if __name__ == "__main__":

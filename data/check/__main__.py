@@ -31,10 +31,11 @@ from data.check.rules import check_agreement, check_images, check_labels, check_
 from data.check.summary import Summary, check_classes
 from data.check.survey import Paths, Sample, guess_dataset, survey
 from data.classes import read_classes
+from data.resize import large_images
 from errors import UserError
 from labels import MAPS
 
-BATCHSIZE = 16  # train.py's default
+BATCHSIZE, CROP_SIZE = 16, 465  # train.py's defaults
 CHUNK = 8  # samples that a process takes at once
 
 
@@ -138,8 +139,11 @@ def next_lines(summary: Summary, paths: Paths) -> list[str]:
     words = ["--dataset", summary.dataset, "--dataset_path", summary.root, "--numclasses", summary.num_classes]
     words += ["--classes", summary.class_file] if summary.class_file else []
     words += [*folders, "--model_type", "res50_ASPP_lorm" if "Pseudo" in summary.dataset else "res50_ASPP"]
+    long_side, advice = large_images(summary.image_sizes, CROP_SIZE)
+    words += ["--long_side", long_side] if long_side else []
     words += ["--batchsize", summary.images["train"]] if summary.images["train"] < BATCHSIZE else []
     return [
+        *([advice] if advice else []),
         "training downloads its start weights once; without a network, add --pretrained none to the command",
         f"to train: {shell.python_command('train.py', *words)}",
     ]
