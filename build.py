@@ -52,7 +52,7 @@ def get_start(cfg: Config, group: Group, saved: dict | None) -> tuple[Config, St
         if stride_in_1x1 != cfg.stride_in_1x1:
             log.info(f"--stride_in_1x1 is {'on' if stride_in_1x1 else 'off'}, as in the checkpoint")
         return dataclasses.replace(cfg, stride_in_1x1=stride_in_1x1), None
-    read = partial(pretrained.read_start_weights, cfg.pretrained, cfg.layers, checkpoint.read)
+    read = partial(_read_start_weights, cfg)
     start, needed = group.on_main(read, f"loading --pretrained {cfg.pretrained}"), False
     if start is not None:
         needed = pretrained.needs_stride_in_1x1(start.state_dict, f"--pretrained {start.source}") and cfg.layers >= 50
@@ -61,6 +61,14 @@ def get_start(cfg: Config, group: Group, saved: dict | None) -> tuple[Config, St
         log.info(pretrained.STRIDE_IS_SET.format(path=f"--pretrained {cfg.pretrained}"))
         cfg = dataclasses.replace(cfg, stride_in_1x1=True)
     return cfg, start
+
+
+def _read_start_weights(cfg: Config) -> StartWeights:
+    if cfg.backbone == models.RESNET:
+        return pretrained.read_start_weights(cfg.pretrained, cfg.layers, checkpoint.read)
+    from models.timm_weights import read_timm_weights
+
+    return read_timm_weights(_build(cfg).backbone, cfg.pretrained, checkpoint.read)
 
 
 def get_model(cfg: Config, group: Group, start: StartWeights | None = None) -> tuple[models.Segmenter, nn.Module]:
@@ -87,15 +95,14 @@ def get_model(cfg: Config, group: Group, start: StartWeights | None = None) -> t
 def _build(cfg: Config) -> models.Segmenter:
     model = models.build(
         cfg.model_type,
-        layers=cfg.layers,
-        num_classes=cfg.numclasses,
-        stride_in_1x1=cfg.stride_in_1x1,
+        **cfg.architecture,
         head_init=cfg.head_init,
         freeze_bn=cfg.freeze_bn,
         grad_checkpointing=cfg.grad_checkpointing,
         lorm_scope=cfg.lorm_scope,
         background=cfg.background_class,
     )
+    models.freeze_unused(model)
     if model.lorm is not None and "lorm" not in active_terms(cfg):
         model.lorm.requires_grad_(False)  # DDP waits for the gradient of every parameter that requires one
     return model

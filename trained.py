@@ -117,9 +117,7 @@ class TrainedModel:
         Raises UserError if weights are missing, have other shapes or are not finite.
         """
         cfg = self.cfg
-        model = models.build(
-            cfg.model_type, layers=cfg.layers, num_classes=cfg.numclasses, stride_in_1x1=cfg.stride_in_1x1
-        )
+        model = models.build(cfg.model_type, **cfg.architecture)
         state_dict = weights_in(self.content, averaged=self.resolve_weights(weights) == "ema")
         _, missing, _ = load_weights(model, state_dict)
         missing = [name for name in missing if not name.startswith("lorm.")]  # used in training only

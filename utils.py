@@ -13,6 +13,7 @@ from typing import Literal, TypeVar, overload
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+import models
 from config import Config
 from config.shared import LaunchFlags
 from data import demo
@@ -31,7 +32,6 @@ from distributed.signals import ignore_signals
 from errors import UserError
 from labels import MAPS
 from losses.points import find_points
-from models import MODELS
 from models.amp import resolve as amp_of_device
 from models.foreground import find_foreground
 from runs.log import progress_bar
@@ -144,8 +144,9 @@ def get_train_loader(cfg: Config, group: Group) -> TrainLoader:
     )
     transform = (TrainTransform if cfg.augment else CentreCrop)(cfg.crop_size, long_side=cfg.long_side)
     extras: list[Callable] = [count_batch, *([find_points] if MAPS[cfg.dataset] == ("label",) else [])]
-    if MODELS[cfg.model_type].has_lorm:
-        extras.append(partial(find_foreground, background=cfg.background_class))
+    if models.MODELS[cfg.model_type].has_lorm:
+        size = models.feature_size(cfg.backbone, cfg.output_stride, cfg.crop_size, cfg.crop_size)
+        extras.append(partial(find_foreground, size=size, background=cfg.background_class))
     dataset = SegmentationDataset(
         files, cfg.numclasses, transform=transform, compute=compute, extras=extras, seed=cfg.seed
     )

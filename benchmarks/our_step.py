@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import build
+import models
 import schedule
 import train
 from benchmarks.absent_gpu import CUDA, AbsentGPU, absent_gpu
@@ -113,7 +114,8 @@ def _random_batch(cfg: Config) -> dict[str, Tensor]:
     batch["image"] = torch.zeros(*shape, 3, dtype=torch.uint8)
     if MAPS[cfg.dataset] == ("label",):
         batch |= find_points(batch)
-    return batch | count_batch(batch) | find_foreground(batch, background=cfg.background_class)
+    size = models.feature_size(cfg.backbone, cfg.output_stride, cfg.crop_size, cfg.crop_size)
+    return batch | count_batch(batch) | find_foreground(batch, size=size, background=cfg.background_class)
 
 
 def _all_reduce(_state: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:

@@ -58,7 +58,12 @@ def prepare(variant: str, layers: int, group: Group) -> tuple[nn.Module, torch.o
 
 
 def backward(model: nn.Module, images: Tensor, pseudo: Tensor) -> None:
-    outputs = model(images, foreground_of(find_foreground({"pseudo": pseudo}), pseudo.device))
+    outputs = model(
+        images,
+        foreground_of(
+            find_foreground({"pseudo": pseudo}, size=models.feature_size("resnet", 0, *pseudo.shape[1:])), pseudo.device
+        ),
+    )
     (outputs["logits"].square().mean() + 1e-6 * outputs["lorm"]).backward()
 
 

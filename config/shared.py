@@ -7,7 +7,8 @@ from config.flags import flag
 from labels import MAPS
 
 MODEL_TYPES = (
-    "res50_ASPP_lorm res50_ASPP deeplabv3 deeplabv3p deeplabv3p_lorm deeplabv3p_cdsp deeplabv3p_cdsp_lorm deeplabv2"
+    "res50_ASPP_lorm res50_ASPP deeplabv3 deeplabv3p deeplabv3p_lorm deeplabv3p_cdsp deeplabv3p_cdsp_lorm deeplabv2 "
+    "deeplabv3p_multi linear"
 )
 
 
@@ -45,7 +46,14 @@ class ModelFlags:
     model_type: str = flag(
         "res50_ASPP_lorm", "architecture; res50_ASPP_lorm is CDSP's deeplabv2", choices=tuple(MODEL_TYPES.split())
     )
+    backbone: str = flag(
+        "resnet", "resnet: torchvision's, with --layers; timm:NAME: any network of timm (pip install timm)"
+    )
     layers: int = flag(50, "depth of the ResNet", choices=(18, 34, 50, 101, 152))
+    output_stride: int = flag(
+        0, "stride of the deepest features of a timm network; 0: 16, or its own [ResNet: 8]", choices=(0, 8, 16, 32)
+    )
+    head_channels: int = flag(256, "channels of the heads of deeplabv3, deeplabv3p and deeplabv3p_multi", ge=8)
     stride_in_1x1: bool = flag(
         False, "put layer2's stride into its first 1x1 convolution; released CDSP files turn this on"
     )
@@ -65,6 +73,18 @@ class ModelFlags:
         ge=1,
         aliases="valid_batch_size per_device_eval_batch_size",
     )
+
+    @property
+    def architecture(self) -> dict:
+        """Return the keyword arguments of models.build() that the model's weights depend on."""
+        return {
+            "backbone": self.backbone,
+            "layers": self.layers,
+            "output_stride": self.output_stride,
+            "head_channels": self.head_channels,
+            "num_classes": self.numclasses,
+            "stride_in_1x1": self.stride_in_1x1,
+        }
 
     @property
     def background_class(self) -> int | None:

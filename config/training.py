@@ -1,5 +1,6 @@
 """The flags of train.py."""
 
+import re
 from dataclasses import dataclass, field
 
 from config.flags import flag
@@ -228,6 +229,7 @@ def check(cfg: Config) -> None:
             f"--warmup_epochs {cfg.warmup_epochs:g} with --epochs {cfg.epochs}: the learning rate would never "
             "reach --lr; give fewer warm-up epochs, or a number of optimizer steps by --warmup_steps"
         )
+    check_backbone(cfg)
     if cfg.stride_in_1x1 and cfg.layers < 50:
         raise UserError(
             f"--stride_in_1x1 with --layers {cfg.layers}: only ResNet-50, 101 and 152 have 1x1 convolutions"
@@ -236,3 +238,15 @@ def check(cfg: Config) -> None:
         raise UserError("--dataset_path is not set: give the data set's root folder (docs/your_data.md)")
     if "/" in cfg.name or cfg.name in (".", ".."):
         raise UserError(f"--name {cfg.name}: must be a folder name without '/'; --logdir is its parent folder")
+
+
+def check_backbone(cfg: Config) -> None:
+    """Raise UserError if --backbone is not known or contradicts other flags."""
+    if cfg.backbone != "resnet" and not re.fullmatch(r"timm:.+", cfg.backbone):
+        raise UserError(f"--backbone {cfg.backbone}: use resnet, with --layers, or timm:NAME, such as timm:resnet50")
+    if cfg.backbone == "resnet" and cfg.output_stride not in (0, 8):
+        raise UserError(
+            f"--output_stride {cfg.output_stride}: torchvision's ResNet has 8: use --backbone timm:resnet{cfg.layers}"
+        )
+    if cfg.backbone != "resnet" and cfg.stride_in_1x1:
+        raise UserError(f"--stride_in_1x1 with --backbone {cfg.backbone}: only torchvision's ResNet has it: drop one")

@@ -1,12 +1,27 @@
 """Models by their --model_type."""
 
+import copy
 from typing import NamedTuple
 
+import torch
 from torch import nn
 
-from models.aspp import ASPPHead, CDSPDeepLabV3PlusHead, DeepLabV2Head, DeepLabV3Head, DeepLabV3PlusHead
+from models.aspp import (
+    ASPPHead,
+    CDSPDeepLabV3PlusHead,
+    DeepLabV2Head,
+    DeepLabV3Head,
+    DeepLabV3PlusHead,
+    DeepLabV3PlusMultiHead,
+    LinearHead,
+)
 from models.backbone import MULTI_GRID, ResNetBackbone
+from models.backbone import feature_size as resnet_feature_size
 from models.segmenter import Segmenter
+from models.timm_backbone import PROBES, TimmBackbone
+from models.timm_backbone import feature_size as timm_feature_size
+
+RESNET, TIMM = "resnet", "timm:"  # --backbone resnet, or timm:NAME
 
 
 class ModelType(NamedTuple):
@@ -26,14 +41,18 @@ MODELS = {
     "deeplabv3p_cdsp": ModelType(CDSPDeepLabV3PlusHead),
     "deeplabv3p_cdsp_lorm": ModelType(CDSPDeepLabV3PlusHead, has_lorm=True),
     "deeplabv2": ModelType(DeepLabV2Head, multi_grid=(4, 4, 4)),
+    "deeplabv3p_multi": ModelType(DeepLabV3PlusMultiHead),
+    "linear": ModelType(LinearHead),
 }
 
 
 def build(
     name: str,
     *,
-    layers: int,
     num_classes: int,
+    backbone: str = RESNET,
+    layers: int = 50,
+    output_stride: int = 0,
     in_channels: int = 3,
     stride_in_1x1: bool = False,
     grad_checkpointing: bool = False,
@@ -41,24 +60,48 @@ def build(
     head_init: str = "default",
     **options,
 ) -> Segmenter:
-    """Return a Segmenter with random weights. name: a key of MODELS. layers: 18, 34, 50, 101 or 152.
+    """Return a Segmenter with random weights. name: a key of MODELS. backbone: RESNET, or TIMM and a name of timm.
 
-    head_init: initialisation of the head and LoRM, "default" (torch's) or "release" (init_as_released()). in_channels,
-    stride_in_1x1 and grad_checkpointing: as in ResNetBackbone. lorm_scope: as in LoRM. options: background and
-    freeze_bn, as in Segmenter.
+    layers: depth of the ResNet: 18, 34, 50, 101 or 152. output_stride: as in TimmBackbone. head_init: initialisation of
+    the head and LoRM, "default" (torch's) or "release" (init_as_released()). in_channels, stride_in_1x1 and
+    grad_checkpointing: as in ResNetBackbone. lorm_scope: as in LoRM. options: head_channels, background and freeze_bn,
+    as in Segmenter. Raises UserError as TimmBackbone does.
     """
     kind = MODELS[name]
-    backbone = ResNetBackbone(
-        layers,
-        in_channels=in_channels,
-        multi_grid=kind.multi_grid,
-        stride_in_1x1=stride_in_1x1,
-        grad_checkpointing=grad_checkpointing,
-    )
-    model = Segmenter(backbone, kind.head, num_classes, lorm_scope=lorm_scope if kind.has_lorm else None, **options)
+    common: dict = {"in_channels": in_channels, "grad_checkpointing": grad_checkpointing}
+    features: ResNetBackbone | TimmBackbone
+    if backbone == RESNET:
+        features = ResNetBackbone(layers, multi_grid=kind.multi_grid, stride_in_1x1=stride_in_1x1, **common)
+    else:
+        features = TimmBackbone(backbone.removeprefix(TIMM), output_stride=output_stride, **common)
+    model = Segmenter(features, kind.head, num_classes, lorm_scope=lorm_scope if kind.has_lorm else None, **options)
     if head_init == "release":
         init_as_released(model)
     return model
+
+
+def feature_size(backbone: str, output_stride: int, height: int, width: int) -> tuple[int, int]:
+    """Return the (height, width) of the deepest features of an image of height x width pixels.
+
+    backbone, output_stride: as in build().
+    """
+    if backbone == RESNET:
+        return resnet_feature_size(height), resnet_feature_size(width)
+    return timm_feature_size(backbone.removeprefix(TIMM), output_stride, height, width)
+
+
+def freeze_unused(model: Segmenter) -> None:
+    """Turn off the gradients of a timm network's parameters that the logits do not depend on.
+
+    DistributedDataParallel would wait for them.
+    """
+    if isinstance(model.backbone, TimmBackbone):
+        copied = copy.deepcopy(model).to("meta").train()
+        copied(torch.empty(2, *PROBES[0], model.mean.numel(), device="meta"))["logits"].sum().backward()
+        used = {name for name, parameter in copied.backbone.named_parameters() if parameter.grad is not None}
+        for name, parameter in model.backbone.named_parameters():
+            if name not in used:
+                parameter.requires_grad_(False)
 
 
 def init_as_released(model: Segmenter) -> None:

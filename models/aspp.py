@@ -1,6 +1,7 @@
 """Segmentation heads. Each maps a backbone's features, from the finest to the deepest, to logits (B, classes, h, w).
 
-channels: the number of channels of each of the features.
+channels: the number of channels of each of the features. stride: that of the deepest. width: channels of the head.
+Dilations are meant for stride 8. At another stride they change, so that they cover as many pixels (arXiv:1706.05587).
 """
 
 from collections import OrderedDict
@@ -55,15 +56,16 @@ class ASPP(nn.Module):
     """Atrous spatial pyramid pooling (arXiv:1706.05587), without an activation at the end.
 
     Maps (B, in_channels, h, w) to (B, out_channels, h, w). A 1x1 branch, three dilated 3x3 branches and image pooling,
-    all `out_channels` wide, are joined by a 1x1 convolution and batch norm.
+    all `out_channels` wide, are joined by a 1x1 convolution and batch norm. rates: dilations at stride 8. stride: of x.
     """
 
-    def __init__(self, in_channels: int, out_channels: int, rates: tuple[int, int, int]):
+    def __init__(self, in_channels: int, out_channels: int, rates: tuple[int, int, int], stride: int = 8):
         super().__init__()
+        dilations = [max(1, round(8 * rate / stride)) for rate in rates]
         self.aspp1 = _branch(in_channels, out_channels, 1, 1)
-        self.aspp2 = _branch(in_channels, out_channels, 3, rates[0])
-        self.aspp3 = _branch(in_channels, out_channels, 3, rates[1])
-        self.aspp4 = _branch(in_channels, out_channels, 3, rates[2])
+        self.aspp2 = _branch(in_channels, out_channels, 3, dilations[0])
+        self.aspp3 = _branch(in_channels, out_channels, 3, dilations[1])
+        self.aspp4 = _branch(in_channels, out_channels, 3, dilations[2])
         self.global_avg_pool = nn.Sequential(
             nn.AdaptiveAvgPool2d(1), _conv(in_channels, out_channels, 1), PooledBatchNorm(out_channels), nn.ReLU()
         )
@@ -87,9 +89,9 @@ class ASPP(nn.Module):
 class ASPPHead(nn.Module):
     """CDSP's head: an ASPP whose output channels are the classes. Logits at stride 8."""
 
-    def __init__(self, channels: Sequence[int], num_classes: int):
+    def __init__(self, channels: Sequence[int], num_classes: int, *, stride: int = 8, width: int = 256):
         super().__init__()
-        self.aspp = ASPP(channels[-1], num_classes, CDSP_RATES)
+        self.aspp = ASPP(channels[-1], num_classes, CDSP_RATES, stride)
 
     def forward(self, features: Sequence[Tensor]) -> Tensor:
         return self.aspp(features[-1])
@@ -98,10 +100,11 @@ class ASPPHead(nn.Module):
 class DeepLabV2Head(nn.Module):
     """DeepLabV2's head: the sum of four dilated 3x3 classifiers (arXiv:1606.00915). Logits at stride 8."""
 
-    def __init__(self, channels: Sequence[int], num_classes: int):
+    def __init__(self, channels: Sequence[int], num_classes: int, *, stride: int = 8, width: int = 256):
         super().__init__()
         self.classifiers = nn.ModuleList(
-            nn.Conv2d(channels[-1], num_classes, 3, padding=rate, dilation=rate) for rate in DEEPLABV2_RATES
+            nn.Conv2d(channels[-1], num_classes, 3, padding=rate, dilation=rate)
+            for rate in (round(8 * rate / stride) for rate in DEEPLABV2_RATES)
         )
 
     def forward(self, features: Sequence[Tensor]) -> Tensor:
@@ -111,11 +114,11 @@ class DeepLabV2Head(nn.Module):
 class DeepLabV3Head(nn.Module):
     """DeepLabV3's head (arXiv:1706.05587): ASPP with 256 channels, 3x3 convolution, classifier. Logits at stride 8."""
 
-    def __init__(self, channels: Sequence[int], num_classes: int):
+    def __init__(self, channels: Sequence[int], num_classes: int, *, stride: int = 8, width: int = 256):
         super().__init__()
-        self.aspp = ASPP(channels[-1], 256, DEEPLABV3_RATES)
+        self.aspp = ASPP(channels[-1], width, DEEPLABV3_RATES, stride)
         self.classifier = nn.Sequential(
-            nn.ReLU(), nn.Dropout(0.1), _conv_bn_relu(256, 256, 3), nn.Conv2d(256, num_classes, 1)
+            nn.ReLU(), nn.Dropout(0.1), _conv_bn_relu(width, width, 3), nn.Conv2d(width, num_classes, 1)
         )
 
     def forward(self, features: Sequence[Tensor]) -> Tensor:
@@ -125,12 +128,15 @@ class DeepLabV3Head(nn.Module):
 class DeepLabV3PlusHead(nn.Module):
     """DeepLabV3+'s head: ASPP, joined with layer1's features (arXiv:1802.02611). Logits at stride 4."""
 
-    def __init__(self, channels: Sequence[int], num_classes: int):
+    def __init__(self, channels: Sequence[int], num_classes: int, *, stride: int = 8, width: int = 256):
         super().__init__()
-        self.aspp = ASPP(channels[-1], 256, DEEPLABV3_RATES)
+        self.aspp = ASPP(channels[-1], width, DEEPLABV3_RATES, stride)
         self.low = _conv_bn_relu(channels[0], 48, 1)
         self.classifier = nn.Sequential(
-            _conv_bn_relu(256 + 48, 256, 3), _conv_bn_relu(256, 256, 3), nn.Dropout(0.1), nn.Conv2d(256, num_classes, 1)
+            _conv_bn_relu(width + 48, width, 3),
+            _conv_bn_relu(width, width, 3),
+            nn.Dropout(0.1),
+            nn.Conv2d(width, num_classes, 1),
         )
 
     def forward(self, features: Sequence[Tensor]) -> Tensor:
@@ -146,9 +152,9 @@ class CDSPDeepLabV3PlusHead(nn.Module):
     the shapes of DeepLabV3PlusHead's but another meaning, so the parts have other names.
     """
 
-    def __init__(self, channels: Sequence[int], num_classes: int):
+    def __init__(self, channels: Sequence[int], num_classes: int, *, stride: int = 8, width: int = 256):
         super().__init__()
-        self.aspp = ASPP(channels[-1], 256, CDSP_V3PLUS_RATES)
+        self.aspp = ASPP(channels[-1], 256, CDSP_V3PLUS_RATES, stride)
         self.dropout = nn.Dropout(0.5)
         self.reduce = _conv_bn_relu(channels[0], 48, 1)
         self.fuse = nn.Sequential(*_conv_bn_relu(48 + 256, 256, 3), *_conv_bn_relu(256, 256, 3))
@@ -159,3 +165,38 @@ class CDSPDeepLabV3PlusHead(nn.Module):
         x = self.dropout(F.relu(self.aspp(features[-1])))
         x = F.interpolate(x, size=low.shape[2:], mode="bilinear", align_corners=True)
         return self.classifier(self.fuse(torch.cat([self.reduce(low), x], dim=1)))
+
+
+class DeepLabV3PlusMultiHead(nn.Module):
+    """DeepLabV3+'s head, joined with the features of every finer stride in turn, as in Panoptic-DeepLab.
+
+    ASPP at the deepest stride, then for each finer one: upsampling, concatenation with a 1x1 convolution of its
+    features (64 channels, or 32 at the finest), and a 3x3 convolution (arXiv:1911.10194, section 3.1, but with full
+    instead of separable convolutions). Logits at the finest stride.
+    """
+
+    def __init__(self, channels: Sequence[int], num_classes: int, *, stride: int = 8, width: int = 256):
+        super().__init__()
+        self.aspp = ASPP(channels[-1], width, DEEPLABV3_RATES, stride)
+        reduced = [32, *[64] * (len(channels) - 2)][: len(channels) - 1]
+        self.reduce = nn.ModuleList(_conv_bn_relu(*pair, 1) for pair in zip(channels, reduced, strict=False))
+        self.fuse = nn.ModuleList(_conv_bn_relu(width + extra, width, 3) for extra in reduced)
+        self.classifier = nn.Sequential(nn.Dropout(0.1), nn.Conv2d(width, num_classes, 1))
+
+    def forward(self, features: Sequence[Tensor]) -> Tensor:
+        x = F.relu(self.aspp(features[-1]))
+        for finer, reduce, fuse in zip(features[-2::-1], self.reduce[::-1], self.fuse[::-1], strict=True):
+            x = F.interpolate(x, size=finer.shape[2:], mode="bilinear", align_corners=True)
+            x = fuse(torch.cat([x, reduce(finer)], dim=1))
+        return self.classifier(x)
+
+
+class LinearHead(nn.Module):
+    """A 1x1 classifier of the deepest features, as for plain ViTs (Segmenter's linear decoder, arXiv:2105.05633)."""
+
+    def __init__(self, channels: Sequence[int], num_classes: int, *, stride: int = 8, width: int = 256):
+        super().__init__()
+        self.classifier = nn.Conv2d(channels[-1], num_classes, 1)
+
+    def forward(self, features: Sequence[Tensor]) -> Tensor:
+        return self.classifier(features[-1])

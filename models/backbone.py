@@ -1,7 +1,7 @@
 """torchvision's ResNet at output stride 8."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -26,10 +26,11 @@ class ResNetBackbone(nn.Module):
     grad_checkpointing: in training, keep only the input of each residual block and recompute the rest in the backward
     pass (arXiv:1604.06174). Parameters have torchvision's names.
 
-    channels: of the features that forward() returns. mean, std: of each channel of the images that the start weights
-    were trained on, in units of 0..1.
+    channels, strides: of the features that forward() returns. mean, std: of each channel of the images that the start
+    weights were trained on, in units of 0..1.
     """
 
+    strides = (4, 8, 8)
     mean = IMAGENET_MEAN
     std = IMAGENET_STD
 
@@ -77,6 +78,14 @@ class ResNetBackbone(nn.Module):
         middle = self._run(self.layer2, low)
         return low, middle, self._run(self.layer4, self._run(self.layer3, middle))
 
+    def blocks(self) -> list[nn.Module]:
+        """Return the residual blocks, in order."""
+        return [block for layer in (self.layer1, self.layer2, self.layer3, self.layer4) for block in layer]
+
+    def feature_size(self, height: int, width: int) -> tuple[int, int]:
+        """Return the (height, width) of layer4's features for an image of height x width pixels."""
+        return feature_size(height), feature_size(width)
+
     def depths(self) -> dict[str, int]:
         """Return {parameter: number of its part}: 0 for the convolution at the input, 1..4 for layer1 to layer4."""
         return {name: int(name[len("layer")]) if name.startswith("layer") else 0 for name, _ in self.named_parameters()}
@@ -85,12 +94,12 @@ class ResNetBackbone(nn.Module):
         if not (self.grad_checkpointing and self.training and torch.is_grad_enabled()):
             return layer(x)
         for block in layer:
-            x = recomputed(block, x)
+            x = recomputed(block, block, x)
         return x
 
 
-def recomputed(block: nn.Module, x: Tensor) -> Tensor:
-    """Return block(x); keep only x for the backward pass, which recomputes the rest.
+def recomputed(block: nn.Module, forward: Callable[..., Tensor], *args) -> Tensor:
+    """Return forward(*args), which is of `block`; keep only args for the backward pass, which recomputes the rest.
 
     The block must not draw random numbers.
     """
@@ -98,7 +107,7 @@ def recomputed(block: nn.Module, x: Tensor) -> Tensor:
     def contexts() -> tuple[contextlib.AbstractContextManager, contextlib.AbstractContextManager]:
         return contextlib.nullcontext(), _own_statistics(block)
 
-    return checkpoint(block, x, use_reentrant=False, context_fn=contexts, preserve_rng_state=False)
+    return checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, preserve_rng_state=False)
 
 
 @contextlib.contextmanager

@@ -26,10 +26,8 @@ def compile_blocks(model: Segmenter, eager: tuple[type[nn.Module], ...] = ()) ->
     torch._dynamo.config.recompile_limit = MAX_ENTRIES
     for kind in eager:
         kind.forward = torch.compiler.disable(kind.forward)  # type: ignore[method-assign]
-    backbone = model.backbone
-    for layer in (backbone.layer1, backbone.layer2, backbone.layer3, backbone.layer4):
-        for block in layer:
-            block.compile(backend=BACKEND, dynamic=False)
+    for block in model.backbone.blocks():
+        block.compile(backend=BACKEND, dynamic=False)
     model.head.compile(backend=BACKEND, dynamic=False)
     model.register_forward_pre_hook(_Passes())
 

@@ -5,21 +5,33 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from models.depthwise import depthwise_convolution
+
 
 class Conv2d(nn.Conv2d):
-    """nn.Conv2d with a faster backward pass on the CPU, for 1x1 and dilated kernels without bias and groups.
+    """nn.Conv2d with a faster backward pass on the CPU, for 1x1, dilated and depthwise kernels without bias.
 
     oneDNN's weight gradient of a dilated convolution also multiplies the padding: with a dilation of 24 on 25x25
-    features, seven eighths of its products. On the CPU there is no double backward without bias and groups.
+    features, seven eighths of its products. Depthwise kernels: models.depthwise. On the CPU there is no double backward
+    for these.
     """
 
     def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ours = bias is None and self.groups == 1 and self.padding_mode == "zeros" and not isinstance(self.padding, str)
-        if not ours or x.device.type != "cpu" or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+        depthwise = self.groups == self.in_channels == self.out_channels > 1
+        simple = bias is None and self.padding_mode == "zeros" and not isinstance(self.padding, str)
+        if (
+            not (simple and (self.groups == 1 or depthwise))
+            or x.device.type != "cpu"
+            or not torch.is_grad_enabled()
+            or torch.compiler.is_compiling()
+        ):
             return super()._conv_forward(x, weight, bias)
         if torch.is_autocast_enabled("cpu") and x.dtype != torch.float64:  # as autocast does
             dtype = torch.get_autocast_dtype("cpu")
             x, weight = x.to(dtype), weight.to(dtype)
+        assert not isinstance(self.padding, str)
+        if depthwise:
+            return depthwise_convolution(x, weight, self.stride, self.padding, self.dilation)
         return _Convolution.apply(x, weight, self.stride, self.padding, self.dilation)
 
 

@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from labels import FOREGROUND, IGNORE
-from models.backbone import feature_size
 
 
 class Foreground(NamedTuple):
@@ -43,15 +42,15 @@ def foreground_positions(
     return mask.nonzero()[:, 1].contiguous(), mask.sum(1)
 
 
-def find_foreground(batch: Mapping[str, Tensor], *, background: int | None = 0) -> dict[str, Tensor]:
+def find_foreground(
+    batch: Mapping[str, Tensor], *, size: tuple[int, int], background: int | None = 0
+) -> dict[str, Tensor]:
     """Return the foreground of a batch's "pseudo" (B, H, W) uint8, if any, under the names in labels.FOREGROUND.
 
-    The loader's workers call this, so that a training step need not.
+    size: (height, width) of the feature maps. The loader's workers call this, so that a training step need not.
     """
     if "pseudo" not in batch:
         return {}
-    height, width = batch["pseudo"].shape[1:]
-    size = (feature_size(height), feature_size(width))
     return dict(zip(FOREGROUND, foreground_positions(batch["pseudo"], size, background), strict=True))
 
 

@@ -9,29 +9,31 @@ from labels import FOREGROUND
 from models.backbone import ResNetBackbone
 from models.foreground import Foreground, find_foreground, foreground_of
 from models.lorm import LoRM
+from models.timm_backbone import TimmBackbone
 
 
 class Segmenter(nn.Module):
     """A segmentation model for uint8 images.
 
-    head: class from models.aspp. lorm_scope: "foreground" or "all" (models.lorm); None: no LoRM. background: LoRM's
-    background class; None: every class is foreground. freeze_bn: batch norm uses its running statistics in training
-    too.
+    head: class from models.aspp. head_channels: its width. lorm_scope: "foreground" or "all" (models.lorm); None: no
+    LoRM. background: LoRM's background class; None: every class is foreground. freeze_bn: batch norm uses its running
+    statistics in training too.
     """
 
     def __init__(
         self,
-        backbone: ResNetBackbone,
+        backbone: ResNetBackbone | TimmBackbone,
         head: type[nn.Module],
         num_classes: int,
         *,
+        head_channels: int = 256,
         lorm_scope: str | None,
         background: int | None = 0,
         freeze_bn: bool = False,
     ):
         super().__init__()
         self.backbone = backbone
-        self.head = head(backbone.channels, num_classes)
+        self.head = head(backbone.channels, num_classes, stride=backbone.strides[-1], width=head_channels)
         self.lorm = LoRM(backbone.channels[-1], lorm_scope) if lorm_scope else None
         self.num_classes, self.background, self.freeze_bn = num_classes, background, freeze_bn
         # (C, 1, 1), in units of 0..255, not saved
@@ -56,7 +58,7 @@ class Segmenter(nn.Module):
 
     def foreground(self, pseudo_label: Tensor) -> Foreground:
         """Return the foreground, on the model's device, of a pseudo-label (B, H, W) in CPU memory."""
-        return foreground_of(find_foreground({"pseudo": pseudo_label}, background=self.background), self.mean.device)
+        return foreground_of(self._find_foreground({"pseudo": pseudo_label}), self.mean.device)
 
     def lorm_terms(self, batch: Mapping[str, Tensor]) -> Tensor:
         """Return the number of LoRM's loss terms for a batch, an int64 scalar; 0 for scope "all".
@@ -65,8 +67,12 @@ class Segmenter(nn.Module):
         """
         assert self.lorm is not None
         if FOREGROUND[1] not in batch:
-            batch = find_foreground(batch, background=self.background)
+            batch = self._find_foreground(batch)
         return self.lorm.num_terms(batch[FOREGROUND[1]])
+
+    def _find_foreground(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        size = self.backbone.feature_size(*batch["pseudo"].shape[1:])
+        return find_foreground(batch, size=size, background=self.background)
 
     def train(self, mode: bool = True) -> "Segmenter":
         super().train(mode)

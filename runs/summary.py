@@ -5,6 +5,7 @@ Counted on the meta device, where tensors have shapes and types but no values.
 
 import itertools
 import logging
+import math
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,8 +21,8 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 from labels import COUNTS
 from losses.criterion import NEEDS, Criterion
 from models.amp import DTYPES
-from models.backbone import feature_size
 from models.foreground import Foreground
+from models.segmenter import Segmenter
 
 log = logging.getLogger("segtrain")
 
@@ -83,7 +84,7 @@ class Summary:
 
 
 def summarize(
-    model: nn.Module,
+    model: Segmenter,
     criterion: Criterion,
     *,
     batchsize: int,
@@ -137,7 +138,7 @@ def largest_shard(sizes: Sequence[int], num_shards: int) -> int:
 
 
 def _measure_training_step(
-    model: nn.Module, criterion: Criterion, batchsize: int, crop_size: int, amp: str
+    model: Segmenter, criterion: Criterion, batchsize: int, crop_size: int, amp: str
 ) -> tuple[int, int, int]:
     """Return (FLOPs of a forward and backward pass, bytes kept between the two, peak bytes), for the whole batch."""
     for parameter in model.parameters():
@@ -152,7 +153,9 @@ def _measure_training_step(
         shape = (batchsize, crop_size, crop_size)
         maps = {NEEDS[term] for term in criterion.weights if term in NEEDS} | {"label"}
         batch = {name: torch.empty(shape, dtype=torch.uint8, device="meta") for name in sorted(maps)}
-        num_positions = feature_size(crop_size) ** 2  # all are foreground, which takes most memory and time
+        num_positions = math.prod(
+            model.backbone.feature_size(crop_size, crop_size)
+        )  # all are foreground, which takes most memory and time
         positions = torch.empty(batchsize * num_positions, dtype=torch.int64, device="meta")
         foreground = Foreground(positions, [num_positions] * batchsize) if "lorm" in criterion.weights else None
         batch["image"] = torch.empty((*shape, 3), dtype=torch.uint8, device="meta")

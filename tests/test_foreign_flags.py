@@ -22,7 +22,7 @@ EXPECTED = {
     "--pdb_path": "--dataset_path is the root folder of the data",
     "--gpus": "torchrun --nproc_per_node=N starts N of them",
     "--optimizer": "the optimizer is SGD, set by --lr, --momentum and --wdecay",
-    "--backbone": "--model_type chooses the architecture, --layers the depth",
+    "--encoder_name": "use --backbone, such as timm:convnext_tiny",
     "--early_stopping": "training runs for --epochs, and best.pt keeps the weights that validated best",
     "-b": "--batchsize is the number of images per process",  # torchvision
     "-j": "--workers is the number of loader processes",

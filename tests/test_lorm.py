@@ -109,8 +109,9 @@ def test_positions_are_those_of_the_mask(background):
     pseudo = torch.randint(0, 5, (3, 33, 47), generator=generator, dtype=torch.uint8)
     pseudo[torch.rand(3, 33, 47, generator=generator) < 0.5] = 255
     pseudo[1] = 255  # no foreground
-    positions, counts = foreground_of(find_foreground({"pseudo": pseudo}, background=background), CPU)
-    mask = foreground_mask(pseudo, (feature_size(33), feature_size(47)), background)
+    size = feature_size(33), feature_size(47)
+    mask = foreground_mask(pseudo, size, background)
+    positions, counts = foreground_of(find_foreground({"pseudo": pseudo}, size=size, background=background), CPU)
     found = torch.zeros_like(mask.flatten(1))
     for row, here in zip(found, positions.split(counts), strict=True):
         row[here] = True
@@ -121,7 +122,7 @@ def test_positions_are_those_of_the_mask(background):
 
 
 def test_a_dataset_without_pseudo_labels_has_no_foreground():
-    assert find_foreground({"label": torch.zeros(1, 33, 33, dtype=torch.uint8)}) == {}
+    assert find_foreground({"label": torch.zeros(1, 33, 33, dtype=torch.uint8)}, size=(5, 5)) == {}
 
 
 def test_nothing_reads_a_tensor():

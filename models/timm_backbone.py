@@ -1,0 +1,237 @@
+"""Networks of timm (github.com/huggingface/pytorch-image-models) as backbones: --backbone timm:NAME."""
+
+import difflib
+import functools
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from errors import UserError
+from models.backbone import recomputed
+from models.blocks import use_our_layers
+from models.convolution import Conv2d
+
+FINEST = 4  # stride of the finest features that heads take
+# What makes a network take images of any size, the most general first.
+ANY_SIZE: tuple[dict[str, Any], ...] = ({"dynamic_img_size": True}, {"strict_img_size": False}, {})
+PROBES = ((224, 224), (225, 161), (97, 353))  # (height, width) of images that tell what a network can do
+# What timm and its networks raise on an option or an image that they cannot take.
+REFUSED = (TypeError, AssertionError, NotImplementedError, RuntimeError, ValueError)
+
+
+class TimmBackbone(nn.Module):
+    """A timm network without its classifier, which is `body`, with timm's names.
+
+    name: timm's, such as "resnet50" or "vit_small_patch14_dinov2.lvd142m". output_stride: 8 or 16, or 0: 16 if the
+    network can, else its own. in_channels: of the images. grad_checkpointing: as in models.backbone.ResNetBackbone, and
+    so are the attributes channels, mean and std. A network with one stride, such as a ViT, has one map of features;
+    its position embeddings are resized to the image. Weights are random. Raises UserError if timm is not installed or
+    does not know the name, or if the network lacks the output stride or takes images of one size only.
+    """
+
+    def __init__(self, name: str, *, output_stride: int = 0, in_channels: int = 3, grad_checkpointing: bool = False):
+        super().__init__()
+        self.name, self.output_stride, self.in_channels = name, output_stride, in_channels
+        self.facts = _facts(name, output_stride, in_channels)
+        self.body: Any = create(name, self.facts)
+        self.channels, self.strides = self.facts.channels, self.facts.strides
+        settings: Any = self.body.pretrained_cfg
+        self.mean, self.std = (_of_channels(settings[key], in_channels) for key in ("mean", "std"))
+        use_our_layers(self.body)
+        for module in self.body.modules():
+            if type(module).__name__ == "Conv2dSame":
+                module.__class__ = Conv2dSame
+        if grad_checkpointing:
+            for block in self.blocks():
+                block.forward = partial(_recomputed_in_training, block, block.forward)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        """Return features from the finest, at stride 4 or the network's finest above, to the deepest.
+
+        images: normalised, (B, C, H, W). An image is padded with 0, which is the mean colour, at the bottom and the
+        right if the network takes multiples of a size only.
+        """
+        return _features(self.body, images, self.facts)
+
+    def feature_size(self, height: int, width: int) -> tuple[int, int]:
+        """Return the (height, width) of the deepest features of an image of height x width pixels."""
+        return feature_size(self.name, self.output_stride, height, width)
+
+    def depths(self) -> dict[str, int]:
+        """Return {parameter: number of its part}: timm's stages, or a ViT's blocks, from 0 at the input."""
+        try:
+            groups = _timm().models.group_parameters(self.body, self.body.group_matcher(coarse=True))
+        except (AttributeError, AssertionError):  # a few networks do not say
+            groups = dict(
+                enumerate(
+                    [f"{part}.{name}" for name, _ in child.named_parameters()]
+                    for part, child in self.body.named_children()
+                )
+            )
+        return {f"body.{name}": depth for depth, names in groups.items() for name in names}
+
+    def no_weight_decay(self) -> set[str]:
+        """Return the names of parameters, such as position embeddings, that the network's authors do not decay."""
+        names = self.body.no_weight_decay() if hasattr(self.body, "no_weight_decay") else ()
+        return {f"body.{name}" for name in names}
+
+    def blocks(self) -> list[nn.Module]:
+        """Return the network's repeated blocks, in order: elements of its sequences that hold no further sequence."""
+        found: list[nn.Module] = []
+        for sequence in self.body.modules():
+            if isinstance(sequence, nn.Sequential | nn.ModuleList):
+                found += [block for block in sequence if _is_composite(block) and not _has_sequence(block)]
+        return found
+
+
+class Conv2dSame(Conv2d):
+    """timm's Conv2dSame: padded as in TensorFlow, with more at the end, so that ceil(size / stride) places remain."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        pads: list[int] = []
+        for axis in (1, 0):  # F.pad begins with the last dimension
+            size, stride = x.shape[2 + axis], self.stride[axis]
+            reach = self.dilation[axis] * (self.kernel_size[axis] - 1)
+            extra = max(0, (math.ceil(size / stride) - 1) * stride + reach + 1 - size)
+            pads += [extra // 2, extra - extra // 2]
+        return super().forward(F.pad(x, pads))
+
+
+class Facts(NamedTuple):
+    """What _facts() finds out about a network.
+
+    options: for timm.create_model. indices: of the features to take. channels, strides: of these. norm: whether the
+    network can normalise them. multiple: image sides must be multiples of this.
+    """
+
+    options: dict[str, Any]
+    indices: list[int]
+    channels: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
+    norm: bool = True
+    multiple: int = 1
+
+
+def create(name: str, facts: Facts, **options) -> nn.Module:
+    """Return the timm network without its classifier and what the features of `facts` do not need."""
+    body: Any = _timm().create_model(name, num_classes=0, **facts.options, **options)
+    body.prune_intermediate_layers(facts.indices, prune_norm=not facts.norm)
+    return body
+
+
+@functools.cache
+def _facts(name: str, output_stride: int, in_channels: int) -> Facts:
+    """Return the Facts of a network, found with images on the meta device. Raises UserError as TimmBackbone does."""
+    body, options = _whole_on_meta(name, output_stride, in_channels)
+    number = len(body.feature_info)
+    for norm in (True, False):
+        for multiple in (1, *sorted({info["reduction"] for info in body.feature_info})):
+            facts = Facts(options, list(range(number)), norm=norm, multiple=multiple)
+            shapes = [_shapes(body, facts, size, in_channels) for size in PROBES]
+            if all(shapes):
+                sides = [PROBES[0][0] / shape[2] for shape in shapes[0]]
+                strides = [2 ** round(math.log2(side)) for side in sides]
+                # The last features of each stride, without those that are finer than the heads take.
+                indices = [
+                    index
+                    for index, stride in enumerate(strides)
+                    if stride not in strides[index + 1 :] and (stride >= FINEST or index == number - 1)
+                ]
+                chosen = tuple((shapes[0][index][1], strides[index]) for index in indices)
+                return facts._replace(
+                    indices=indices, channels=tuple(c for c, _ in chosen), strides=tuple(s for _, s in chosen)
+                )
+    raise UserError(f"--backbone timm:{name}: takes images of one size only: choose a network that takes any size")
+
+
+def _whole_on_meta(name: str, output_stride: int, in_channels: int) -> tuple[Any, dict[str, Any]]:
+    """Return the network without its classifier on the meta device, and the options that make it."""
+    timm = _timm()
+    if not timm.is_model(name):
+        near = difflib.get_close_matches(name, timm.list_models(), n=3) or ["resnet50", "convnext_tiny"]
+        raise UserError(f"--backbone timm:{name}: timm {timm.__version__} has no such network: try {', '.join(near)}")
+    dilations: list[dict[str, Any]] = [{"output_stride": output_stride or 16}]
+    if not output_stride:
+        dilations.append({})
+    for dilation, size in itertools.product(dilations, ANY_SIZE):
+        options = {"in_chans": in_channels, **dilation, **size}
+        try:
+            with torch.device("meta"):
+                return timm.create_model(name, num_classes=0, **options), options
+        except REFUSED:
+            continue
+    raise UserError(
+        f"--output_stride {output_stride}: timm:{name} has a stride of its own, which cannot be changed: drop the flag"
+    )
+
+
+def _shapes(body: Any, facts: Facts, size: tuple[int, int], in_channels: int) -> list[torch.Size]:
+    """Return the shapes of the features of an image of `size`; [] if the network cannot take it."""
+    try:
+        return [x.shape for x in _features(body, torch.empty(1, in_channels, *size, device="meta"), facts)]
+    except REFUSED:
+        return []
+
+
+def _features(body: Any, images: Tensor, facts: Facts) -> tuple[Tensor, ...]:
+    below, right = (-size % facts.multiple for size in images.shape[2:])
+    padded = F.pad(images, (0, right, 0, below)) if below or right else images
+    found = body.forward_intermediates(
+        padded, indices=facts.indices, norm=facts.norm, output_fmt="NCHW", intermediates_only=True
+    )
+    if padded is images:
+        return tuple(found)
+    # Without the positions that lie in the padding entirely.
+    rows, columns = ((size, whole) for size, whole in zip(images.shape[2:], padded.shape[2:], strict=True))
+    return tuple(x[:, :, : _share(x.shape[2], *rows), : _share(x.shape[3], *columns)] for x in found)
+
+
+def _share(length: int, part: int, whole: int) -> int:
+    return math.ceil(length * part / whole)
+
+
+@functools.cache
+def feature_size(name: str, output_stride: int, height: int, width: int) -> tuple[int, int]:
+    """Return the (height, width) of a network's deepest features for an image of height x width pixels."""
+    facts = _facts(name, output_stride, 3)
+    with torch.device("meta"):
+        body = create(name, facts)
+    _, _, *size = _shapes(body, facts, (height, width), 3)[-1]
+    return size[0], size[1]
+
+
+def _recomputed_in_training(block: nn.Module, forward: Callable[..., Tensor], *args, **kwargs) -> Tensor:
+    if block.training and torch.is_grad_enabled():
+        return recomputed(block, partial(forward, **kwargs), *args)
+    return forward(*args, **kwargs)
+
+
+def _is_composite(module: nn.Module) -> bool:
+    """Return whether parts of the module have parameters."""
+    return any(True for child in module.children() for _ in child.parameters())
+
+
+def _has_sequence(module: nn.Module) -> bool:
+    """Return whether the module is, or holds, a sequence of composite modules."""
+    return any(
+        isinstance(part, nn.Sequential | nn.ModuleList) and any(map(_is_composite, part)) for part in module.modules()
+    )
+
+
+def _of_channels(values: Sequence[float], in_channels: int) -> tuple[float, ...]:
+    """Return a mean or standard deviation for each channel: the values, or their average if they are not as many."""
+    return tuple(values) if len(values) == in_channels else (sum(values) / len(values),) * in_channels
+
+
+def _timm() -> Any:
+    try:
+        import timm  # imported here because it takes a second, and most runs do without it
+    except ModuleNotFoundError:
+        raise UserError("--backbone timm:NAME needs the package timm: pip install timm") from None
+    return timm
