@@ -19,7 +19,6 @@ from distributed.batch_norm import SyncBatchNorm, synchronize
 from distributed.checks import digest
 from distributed.group import Group
 from errors import UserError
-from evaluation.predictor import Predictor
 from labels import MAPS
 from losses.criterion import NEEDS, TERMS, Criterion
 from losses.label_losses import PIXEL_LOSSES
@@ -237,7 +236,6 @@ def get_summary(cfg: Config, group: Group, criterion: Criterion, val_loader: Eva
     """Return the Summary of the model and of one process that trains with these losses, counted on the meta device."""
     with torch.device("meta"):
         model = _build(cfg)
-    predictor = Predictor(model.eval(), batch_size=cfg.val_batchsize, amp=cfg.amp, **cfg.sizes)
     return summarize(
         model,
         criterion,
@@ -247,5 +245,5 @@ def get_summary(cfg: Config, group: Group, criterion: Criterion, val_loader: Eva
         ema=cfg.ema > 0,
         momentum=cfg.momentum > 0,
         momentum_shards=group.world_size if cfg.zero1 else 1,
-        validation=measure_validation(predictor, val_loader.batch_sampler.sizes, group.device),
+        validation=measure_validation(model, cfg, val_loader.batch_sampler.sizes, group.device),
     )

@@ -127,12 +127,8 @@ def get_loader(cfg: Config, split: str, group: Group) -> TrainLoader | EvalLoade
 
 def get_train_loader(cfg: Config, group: Group) -> TrainLoader:
     # The folder of each map; a distance map without a folder is computed.
-    folders = {
-        "label": cfg.train_path,
-        "pseudo": cfg.pseudo_path,
-        "distance_s": cfg.distancemap_s,
-        "distance_c": cfg.distancemap_c,
-    }
+    folders = {"label": cfg.train_path, "pseudo": cfg.pseudo_path}
+    folders |= {"distance_s": cfg.distancemap_s, "distance_c": cfg.distancemap_c}
     compute = {
         name: (COMPUTE[name][0], partial(COMPUTE[name][1], background=cfg.background_class))
         for name in MAPS[cfg.dataset]

@@ -10,7 +10,7 @@ from errors import UserError
 
 
 @dataclass
-class TrainDataFlags:
+class TrainDataFlags(SizeFlags):
     """Training data."""
 
     train_path: str = flag("", "folder of the training labels [pascal_2012_scribble; Dense, Folder: as --val_path]")
@@ -180,16 +180,7 @@ class CheckFlags:
 
 @dataclass
 class Config(
-    DataFlags,
-    TrainDataFlags,
-    SizeFlags,
-    ModelFlags,
-    TrainModelFlags,
-    LossFlags,
-    OptimFlags,
-    RunFlags,
-    CheckFlags,
-    LaunchFlags,
+    DataFlags, TrainDataFlags, ModelFlags, TrainModelFlags, LossFlags, OptimFlags, RunFlags, CheckFlags, LaunchFlags
 ):
     """The flags of train.py."""
 

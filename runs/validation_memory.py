@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from config import Config
 from evaluation.predictor import BAND_BYTES, CPU_BAND_BYTES, Predictor
 from evaluation.windows import WindowGrid
 from models.amp import DTYPES
@@ -18,13 +19,16 @@ SCORING_BYTES = 24  # of a pixel in evaluation.metrics.confusion_matrix(): three
 SCALED_BYTES = 12  # of a pixel of a resized image: three float32
 
 
-def measure_validation(predictor: Predictor, sizes: Sequence[tuple[int, int]], device: torch.device) -> Validation:
+def measure_validation(
+    model: nn.Module, cfg: Config, sizes: Sequence[tuple[int, int]], device: torch.device
+) -> Validation:
     """Return the Validation of the batch with most pixels.
 
-    predictor: of a model on the meta device, with scale 1, not mirrored. sizes: (height, width) of all validation
+    model: on the meta device. sizes: (height, width) of all validation
     images. device: where the run validates. It takes a copy of the weights, the images, and the most that is in use
     at one time: resized images, the logits of all windows and a forward pass, bands of probabilities, or the scoring.
     """
+    predictor = Predictor(model.eval(), batch_size=cfg.val_batchsize, amp=cfg.amp, **cfg.sizes)
     batches = [(min(number, predictor.images_at_once), *size) for size, number in Counter(sizes).items()]
     num_images, height, width = max(batches, key=lambda batch: batch[0] * batch[1] * batch[2])
     grid = WindowGrid.over((height, width), 1.0, predictor.long_side, predictor.window, predictor.stride_rate)

@@ -7,19 +7,23 @@ import pytest
 import torch
 
 import models
+from config import Config
 from evaluation import predictor as inference
 from evaluation.predictor import BAND_BYTES, CPU_PASS_PIXELS, Predictor
 from losses.criterion import Criterion
-from runs.summary import Meter, summarize
+from runs.summary import Meter, Validation, summarize
 from runs.validation_memory import SCORING_BYTES, measure_validation
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
-def predictor(num_classes: int = 4, **settings) -> Predictor:
+def on_meta(num_classes: int = 4) -> models.Segmenter:
     with torch.device("meta"):
-        model = models.build("res50_ASPP", layers=18, num_classes=num_classes)
-    return Predictor(model.eval(), **settings)
+        return models.build("res50_ASPP", layers=18, num_classes=num_classes)
+
+
+def estimate(sizes, device, num_classes: int = 4, **values) -> Validation:
+    return measure_validation(on_meta(num_classes), Config(**{"amp": "none"} | values), sizes, device)
 
 
 def really_taken(chosen: Predictor, *shape: int) -> int:
@@ -37,7 +41,7 @@ def really_taken(chosen: Predictor, *shape: int) -> int:
     [
         ((2, 500, 375), {}),
         ((1, 900, 700), {"window": 225}),
-        ((1, 900, 700), {"window": 65, "num_classes": 21}),  # the logits of many windows
+        ((1, 900, 700), {"window": 129, "num_classes": 21}),  # the logits of many windows
         ((2, 1500, 2000), {"long_side": 500}),
         ((2, 150, 200), {"long_side": 500}),
         ((1, 3000, 4000), {"window": 33, "long_side": 99}),  # nothing but the image
@@ -45,29 +49,28 @@ def really_taken(chosen: Predictor, *shape: int) -> int:
 )
 def test_estimate_is_what_a_prediction_takes(monkeypatch, shape, settings):
     monkeypatch.setattr(inference, "autocast", lambda *_: contextlib.nullcontext())  # the meta device has none
-    chosen = predictor(**settings)
-    estimate = measure_validation(chosen, [shape[1:]] * shape[0] + [(7, 5)] * 9, CUDA)
+    taken = estimate([shape[1:]] * shape[0] + [(7, 5)] * 9, CUDA, **settings).memory
+    chosen = Predictor(on_meta(settings.pop("num_classes", 4)).eval(), **settings)
     weights = sum(value.nbytes for value in chosen._folded.buffers() if value.ndim)
     images = 5 * math.prod(shape)  # with labels and predictions
     real = weights + max(really_taken(chosen, *shape), images + SCORING_BYTES * math.prod(shape[1:]))
-    assert 0.95 * real < estimate.memory < 1.3 * real  # bands of small windows take less than is assumed
+    assert 0.95 * real < taken < 1.3 * real  # bands of small windows take less than is assumed
 
 
 def test_cpu_takes_less_at_once_and_bf16_half_of_the_weights():
-    whole = predictor(batch_size=8)
     sizes = [(600, 600)] * 8  # 360,000 pixels: more than a pass on a CPU has
     assert CPU_PASS_PIXELS < 600 * 600
-    on_cpu, on_cuda = (measure_validation(whole, sizes, device).memory for device in (CPU, CUDA))
+    on_cpu, on_cuda = (estimate(sizes, device, val_batchsize=8).memory for device in (CPU, CUDA))
     assert on_cpu < on_cuda / 2
     small = [(8, 8)]  # of which nothing but the copy of the weights is large
-    full, half = (measure_validation(predictor(amp=amp), small, CPU).memory for amp in ("none", "bf16"))
+    full, half = (estimate(small, CPU, amp=amp).memory for amp in ("none", "bf16"))
     assert half < 0.55 * full
 
 
 def test_scoring_of_a_photo_counts():
     """With small windows it takes more than the model: 24 bytes a pixel, 3 more are the image, 1 each the labels."""
     pixels = 3000 * 4000
-    taken = measure_validation(predictor(window=33, long_side=99), [(3000, 4000)], CPU).memory
+    taken = estimate([(3000, 4000)], CPU, window=33, long_side=99).memory
     assert (SCORING_BYTES + 5) * pixels < taken < (SCORING_BYTES + 5) * pixels + BAND_BYTES
 
 
@@ -75,9 +78,8 @@ def test_scoring_of_a_photo_counts():
 def test_line_names_validation_if_it_takes_more_than_training_and_a_gibibyte(caplog):
     def line(sizes, **settings) -> str:
         caplog.clear()
-        chosen = predictor(**settings)
-        validation = measure_validation(chosen, sizes, CPU)
-        summary = summarize(chosen.model, Criterion({"seg": 1.0}), batchsize=2, crop_size=65, validation=validation)
+        validation = estimate(sizes, CPU, **settings)
+        summary = summarize(on_meta(), Criterion({"seg": 1.0}), batchsize=2, crop_size=65, validation=validation)
         assert summary.memory == sum(summary.states.values()) + max(summary.working, validation.memory)
         summary.log("res50_ASPP", CPU)
         return caplog.messages[0]
