@@ -182,3 +182,33 @@ def test_the_data_checks_last_line_trains(place):
     assert status == 0, said
     (log,) = place.folder.glob("log/*/train.log")
     assert "done: 1 epochs, 1 steps" in log.read_text()  # 4 images, one batch of all
+
+
+def test_large_photos_to_a_model_and_overlays(place):
+    """Each command is one that the command before it printed; nothing has to be known of --long_side."""
+    size = (2000, 3000)  # 6 megapixels: a crop of 465 shows 3.6 % of them, below the 4 % of data/resize.py
+    drawn = Drawn(place.folder / "photos")
+    for number in range(5):
+        image, dense, _, _ = draw_sample(number)
+        large = [
+            np.array(Image.fromarray(values).resize(size[::-1], Image.Resampling.NEAREST)) for values in (image, dense)
+        ]
+        drawn.pair(f"{'train' if number < 3 else 'val'}/photo {number}", *large)
+    _, said = place.run(program("data/check/__main__.py", "photos"))
+    assert "images are large: a crop of --crop_size 465 shows 3.6 % of 3000x2000 pixels" in said
+    (command,) = PRINTED.findall(said.splitlines()[-1])
+    assert command.endswith("--long_side 1400 --batchsize 3")
+    status, said = place.run(f"{pasted(command)} --name photos")
+    assert status == 0, said
+    assert "images are large" not in said  # the flag is there
+    scores, predict = (
+        next(line for line in PRINTED.findall(said) if name in line) for name in ("evaluate.py", "predict.py")
+    )
+    status, said = place.run(scores)
+    assert status == 0, said
+    assert "long side 1400, scale 1, whole images" in said
+    status, said = place.run(predict)
+    assert status == 0, said
+    overlays = sorted(place.folder.glob("log/photos/predictions/overlays/*.jpg"))
+    assert [path.stem for path in overlays] == ["photo 3", "photo 4"]
+    assert Image.open(overlays[0]).size == size[::-1]
