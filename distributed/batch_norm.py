@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from models.norm import BatchNorm2d, Statistics, as_channels, aten, variance_of
+from models.norm import BatchNorm2d, BatchNormAct2d, Statistics, as_channels, aten, variance_of
 
 
 class SyncBatchNorm(BatchNorm2d):
@@ -92,11 +92,21 @@ class SyncBatchNorm(BatchNorm2d):
         return sums / statistics[2].sum()
 
 
+class SyncBatchNormAct(SyncBatchNorm):
+    """BatchNormAct2d whose training statistics are those of all processes."""
+
+    drop: nn.Module
+    act: nn.Module
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(self.drop(super().forward(x)))
+
+
 def synchronize(model: nn.Module) -> None:
     """Turn each BatchNorm2d of the model, in place, into a SyncBatchNorm with the same name, parameters and buffers."""
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
-            module.__class__ = SyncBatchNorm
+            module.__class__ = SyncBatchNormAct if isinstance(module, BatchNormAct2d) else SyncBatchNorm
 
 
 class _Normalise(torch.autograd.Function):

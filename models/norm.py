@@ -50,6 +50,16 @@ class BatchNorm2d(nn.BatchNorm2d):
         return sums / num_values
 
 
+class BatchNormAct2d(BatchNorm2d):
+    """timm's batch norm with dropout and activation: its attributes `drop` and `act`."""
+
+    drop: nn.Module
+    act: nn.Module
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(self.drop(super().forward(x)))
+
+
 def apply_statistics(x: Tensor, weight: Tensor, bias: Tensor, statistics: Statistics) -> Tensor:
     """Return x normalised by statistics that normalise() returned."""
     mean, invstd = statistics[:2]

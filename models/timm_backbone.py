@@ -16,6 +16,7 @@ from errors import UserError
 from models.backbone import recomputed
 from models.blocks import use_our_layers
 from models.convolution import Conv2d
+from models.norm import BatchNormAct2d
 
 FINEST = 4  # stride of the finest features that heads take
 # What makes a network take images of any size, the most general first.
@@ -45,8 +46,7 @@ class TimmBackbone(nn.Module):
         self.mean, self.std = (_of_channels(settings[key], in_channels) for key in ("mean", "std"))
         use_our_layers(self.body)
         for module in self.body.modules():
-            if type(module).__name__ == "Conv2dSame":
-                module.__class__ = Conv2dSame
+            module.__class__ = OURS.get(type(module).__name__, module.__class__)
         if grad_checkpointing:
             for block in self.blocks():
                 block.forward = partial(_recomputed_in_training, block, block.forward)
@@ -101,6 +101,9 @@ class Conv2dSame(Conv2d):
             extra = max(0, (math.ceil(size / stride) - 1) * stride + reach + 1 - size)
             pads += [extra // 2, extra - extra // 2]
         return super().forward(F.pad(x, pads))
+
+
+OURS: dict[str, type[nn.Module]] = {"Conv2dSame": Conv2dSame, "BatchNormAct2d": BatchNormAct2d}  # timm's class: ours
 
 
 class Facts(NamedTuple):
