@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, default_collate, get_worker_info
 
 from data.cache import Cache
-from data.images import read_distance, read_image, read_label
+from data.images import read_distance, read_image, read_label, read_reduced
 from data.layout import Split, pair_files
 from data.resize import shrink
 from errors import UserError
@@ -118,17 +118,21 @@ class SegmentationDataset(Dataset):
             return self.cache[index]
         assert self.transform is not None
         long_side = self.transform.long_side
-        maps = shrink(self.read(index), long_side)
+        maps = shrink(self.read(index, long_side), long_side)
         scale = long_side / max(maps["image"].shape[:2]) if long_side else 1.0
         for name, (source, distance) in self.compute.items():
             maps[name] = distance(maps[source], scale=scale)
         return maps
 
-    def read(self, index: int) -> dict[str, np.ndarray]:
-        """Return the maps that a sample has files of, at the image's own size. Raises UserError for an invalid file."""
+    def read(self, index: int, long_side: int = 0) -> dict[str, np.ndarray]:
+        """Return the maps that a sample has files of, at the image's own size. Raises UserError for an invalid file.
+
+        long_side: the image alone may be smaller, but not than this (read_reduced); 0: it is not.
+        """
         files = self.files[index]
-        maps = {"image": read_image(files["image"])}
-        height, width = maps["image"].shape[:2]
+        reduced = read_reduced(files["image"], long_side) if long_side else None
+        image = read_image(files["image"]) if reduced is None else reduced[0]
+        maps, (height, width) = {"image": image}, image.shape[:2] if reduced is None else reduced[1]
         for name, path in files.items():
             if name == "image":
                 continue

@@ -18,11 +18,6 @@ def scaled_size(size: tuple[int, int], long_side: float) -> tuple[int, int]:
     return height, width
 
 
-def is_larger(size: Sequence[int], long_side: int) -> bool:
-    """Return whether --long_side shrinks an image of (height, width, ...) `size`; 0 leaves every image as it is."""
-    return 0 < long_side < max(size[:2])
-
-
 def resize(images: Tensor, size: tuple[int, int]) -> Tensor:
     """Resize images (B, H, W, C) to `size`, bilinearly; a side that shrinks is averaged, so that nothing aliases.
 
@@ -37,18 +32,22 @@ def resize(images: Tensor, size: tuple[int, int]) -> Tensor:
 def shrink(maps: Mapping[str, np.ndarray], long_side: int) -> dict[str, np.ndarray]:
     """Return the maps of a sample, shrunk to the longer side `long_side`; smaller maps, and with 0 all, as they are.
 
-    maps: {"image": (H, W, C), label maps: (H, W)}. The image is averaged, as in resize(); a label map keeps the value
-    at the centre of each pixel. Enlarging is left to the augmentation, whose warp enlarges as well.
+    maps: {"image": (H, W, C), label maps: (H, W), which may be larger than the image}. The image is averaged, as in
+    resize(); a label map keeps the value at the centre of each pixel. Enlarging is left to the augmentation, whose warp
+    enlarges as well.
     """
-    if not is_larger(maps["image"].shape, long_side):
-        return dict(maps)
-    height, width = scaled_size(maps["image"].shape[:2], long_side)
-    image = resize(torch.from_numpy(maps["image"])[None], (height, width))[0]
-    labels = {name: values for name, values in maps.items() if name != "image"}
-    return {"image": np.ascontiguousarray(image.numpy())} | {
-        name: cv2.resize(values, (width, height), interpolation=cv2.INTER_NEAREST_EXACT)
-        for name, values in labels.items()
-    }
+    own = maps["image"].shape[0], maps["image"].shape[1]
+    size = scaled_size(own, min(long_side or max(own), max(own)))
+    return {name: values if values.shape[:2] == size else _shrunk(values, size) for name, values in maps.items()}
+
+
+def _shrunk(values: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """Return an image (H, W, C) or a label map (H, W), resized to (height, width) `size`, in its own type."""
+    if values.ndim == 2:
+        return cv2.resize(values, size[::-1], interpolation=cv2.INTER_NEAREST_EXACT)
+    image = resize(torch.from_numpy(values)[None], size)[0].numpy()
+    is_rounded = values.dtype == image.dtype
+    return np.ascontiguousarray(image if is_rounded else np.rint(image).astype(values.dtype))
 
 
 def large_images(sizes: Sequence[tuple[int, int]], crop_size: int) -> tuple[int, str]:

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from data.resize import is_larger, resize, scaled_size
+from data.resize import resize, scaled_size
 from evaluation.windows import WindowGrid, WindowLogits
 from models.amp import DTYPES, autocast
 from models.fold import folded
@@ -112,7 +112,7 @@ class Predictor:
             WindowGrid.over((height, width), scale, self.long_side, self.window, self.stride_rate)
             for scale in self.scales
         ]
-        if is_larger((height, width), self.long_side):
+        if 0 < self.long_side < max(height, width):
             images = resize(images, scaled_size((height, width), self.long_side))
         outputs, results = self._outputs(images, grids), []
         for grid in grids:

@@ -9,7 +9,10 @@ from PIL import Image
 import config
 import evaluate
 import utils
+from data.dataset import SegmentationDataset
 from data.distance import pseudo_distance, scribble_distance
+from data.images import read_image, read_reduced
+from data.layout import find_split
 from data.resize import large_images, resize, scaled_size, shrink
 from data.transforms import CentreCrop, TrainTransform
 from distributed.group import Group
@@ -179,3 +182,47 @@ def test_large_images_are_those_of_which_a_crop_shows_little(size, crop_size, ex
 def test_distance_files_with_long_side_are_refused(demo_root):
     with pytest.raises(UserError, match=r"--distancemap_s maps with --long_side 80: .*drop it"):
         config.parse(flags(dataset_path=demo_root, long_side=80, distancemap_s="maps"))
+
+
+@pytest.mark.parametrize("orientation", [1, 3, 6])
+@pytest.mark.parametrize(("mode", "suffix"), [("RGB", "jpg"), ("L", "jpg"), ("CMYK", "jpg"), ("RGB", "png")])
+def test_photos_are_decoded_no_larger_than_needed(tmp_path, mode, suffix, orientation):
+    """JPEG files at an eighth, a quarter, a half; the whole image, averaged, is what they must look like."""
+    path, turned = tmp_path / f"a.{suffix}", Image.Exif()
+    turned[0x0112] = orientation
+    noise = np.random.default_rng(0).integers(0, 256, (5, 7, 3), dtype=np.uint8)
+    photo = Image.fromarray(noise).resize((648, 464), Image.Resampling.BICUBIC).convert(mode)
+    photo.save(path, exif=turned, **({"quality": 95} if suffix == "jpg" else {}))
+    whole = read_image(path)
+    assert whole.shape[:2] == ((648, 464) if orientation == 6 else (464, 648))
+    for long_side, divisor in ((400, 1), (324, 2), (170, 2), (162, 4), (80, 8), (20, 8)):
+        reduced = read_reduced(path, long_side)
+        assert (reduced is None) == (divisor == 1 or suffix == "png")
+        if reduced is None:
+            continue
+        pixels, own = reduced
+        assert own == whole.shape[:2]
+        assert pixels.shape == (own[0] // divisor, own[1] // divisor, 3)
+        shrunk = shrink({"image": pixels, "label": whole[..., 0]}, long_side)
+        expected = shrink({"image": whole, "label": whole[..., 0]}, long_side)
+        assert shrunk["image"].shape == expected["image"].shape == (*shrunk["label"].shape, 3)
+        assert np.abs(shrunk["image"].astype(int) - expected["image"]).mean() < 1.5
+        assert np.array_equal(shrunk["label"], expected["label"])
+
+
+def test_label_of_another_size_is_named_though_the_photo_is_decoded_small(tmp_path):
+    for folder, size in (("images", (400, 300)), ("masks", (200, 150))):
+        (tmp_path / folder / "train").mkdir(parents=True)
+        suffix, mode = ("jpg", "RGB") if folder == "images" else ("png", "L")
+        Image.new(mode, size).save(tmp_path / folder / f"train/a.{suffix}")
+    split = find_split(tmp_path, "Folder", "train", {"label": ""})
+    dataset = SegmentationDataset(split, 2, transform=TrainTransform(33, long_side=100))
+    with pytest.raises(UserError, match=r"a\.png: 200x150 pixels, but its image .*a\.jpg has 400x300"):
+        dataset[0, 0]
+
+
+def test_images_of_16_bits_stay_so():
+    image = np.full((30, 40, 2), 40_000, np.uint16)
+    shrunk = shrink({"image": image}, 20)["image"]
+    assert (shrunk.shape, shrunk.dtype) == ((15, 20, 2), np.uint16)
+    assert (shrunk == 40_000).all()
