@@ -168,7 +168,7 @@ def get_class_weights(
     if weights is None:
         own = [files["label"] for files in train_set.files[group.rank :: group.world_size]]
         bar = partial(progress_bar, total=len(own), title="counting labels", enabled=group.is_main)
-        counts = torch.from_numpy(histogram.count_labels(own, cfg.numclasses, bar))
+        counts = torch.from_numpy(histogram.count_labels(own, cfg.numclasses, bar, train_set.label_map))
         weights = histogram.class_weights(group.sum(counts).numpy()).tolist()
     weights = group.broadcast(weights)  # a file may differ between machines
     values = ", ".join(f"{number}: {weight:.4g}" for number, weight in enumerate(weights))

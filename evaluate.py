@@ -68,6 +68,7 @@ def evaluate(flags: EvaluateFlags, overrides: dict, group: Group) -> None:
     checks.check_flags(group, vars(flags), per_rank(flags))
     models = load_models(flags, overrides, group)
     cfg = models[0].cfg
+    flags = dataclasses.replace(flags, split=flags.split or cfg.val_split)
     classes = models[0].classes
     prepare_demo_data(cfg, group)
     loader = get_eval_loader(cfg, flags.split, group)
@@ -98,10 +99,8 @@ def evaluate(flags: EvaluateFlags, overrides: dict, group: Group) -> None:
 def load_models(flags: EvaluateFlags, overrides: dict, group: Group) -> list[TrainedModel]:
     """Return the models of --checkpoint and, if set, --compare, with one precision on all ranks. Collective.
 
-    Raises UserError if --split is empty or the two models differ in the number of classes.
+    Raises UserError if the two models differ in the number of classes.
     """
-    if not flags.split:
-        raise UserError("--split is empty: name a list or a split folder, such as val")
     models = [TrainedModel(path, overrides) for path in (flags.checkpoint, flags.compare)[: 1 + bool(flags.compare)]]
     for model in models:
         model.cfg = dataclasses.replace(model.cfg, amp=resolve_amp(model.cfg.amp, group))

@@ -144,7 +144,7 @@ def find_images(flags: ExportFlags, trained: TrainedModel) -> list[Path]:
             raise UserError(f"--images {path}: no images there")
     else:
         try:
-            dataset = get_eval_loader(trained.cfg, "val", Group(torch.device("cpu"))).dataset
+            dataset = get_eval_loader(trained.cfg, trained.cfg.val_split, Group(torch.device("cpu"))).dataset
         except UserError as error:
             log.info(f"checking with random images only (set --images to add real ones): {error}")
             return []

@@ -30,7 +30,7 @@ def run_task(cfg: Config, argv: list[str] | None) -> int:
             )
         cfg.checkpoint = str(folder / "best.pt")
     if isinstance(cfg, PredictFlags) and not cfg.input:
-        cfg.input = (str(find_masks(cfg, "val").folders["image"]),)
+        cfg.input = (str(find_masks(cfg, cfg.val_split).folders["image"]),)
     reader = {"test": EVALUATE, "predict": PREDICT}[cfg.task]
     given, _, _ = TASKS[cfg.task].command_line(argv)
     overrides = {name: value for name, value in given.items() if name in reader.flags and name in SAVED_FLAGS}

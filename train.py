@@ -72,7 +72,9 @@ def train(cfg: Config, group: Group, run: Run) -> int:
     train_loader, val_loader = get_loader(cfg, "train", group), get_loader(cfg, "val", group)
     train_set, val_set, sampler = train_loader.dataset, val_loader.dataset, train_loader.sampler
     checks.check_setup(group, {"training list": train_set, "validation list": val_set}, sampler.order(epoch=0))
-    check_sample(train_set.files, val_set.files, cfg.numclasses, data_check_command(cfg), group.map)
+    check_sample(
+        train_set.files, val_set.files, cfg.numclasses, data_check_command(cfg), group.map, train_set.label_map
+    )
     classes = read_classes(cfg.classes, cfg.numclasses)
     log_data(cfg, train_set, val_loader)
 
@@ -232,8 +234,7 @@ def validate(
     predictor = Predictor(state.eval_model.eval(), batch_size=cfg.val_batchsize, amp=cfg.amp, **cfg.sizes)
     batches, names = run.metrics.validation_bar(loader, total=len(loader)), loader.dataset.names
     result = score(predictor, batches, names, cfg.numclasses, group, num_examples=NUM_EXAMPLES)
-    pictures = [(example.image, example.label, example.predicted) for example in result.examples]
-    panels = [panel(*maps, classes.colours, cfg.background_class) for maps in pictures]
+    panels = [panel(x.image, x.label, x.predicted, classes.colours, cfg.background_class) for x in result.examples]
     run.metrics.log_validation(state.epoch + 1, state.step, result.scores, classes.names, panels)
     if is_last:
         log.info(table(result.scores, classes.names))

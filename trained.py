@@ -31,7 +31,7 @@ from runs import checkpoint
 log = logging.getLogger("segtrain")
 
 OUT_OF_MEMORY_ADVICE = "lower --val_batchsize, use a --window such as 465, or --amp bf16"
-PATHS = ("list_path", "image_path", "val_path")  # below --dataset_path
+LAYOUT = ("list_path", "image_path", "val_path", "val_split", "image_suffix", "label_suffix", "label_map")
 CPU = torch.device("cpu")
 
 # Flags of train.py that these programs have too. A checkpoint saves them; the command line overrides them.
@@ -85,7 +85,7 @@ class TrainedModel:
             saved = {}
         if overrides.get("dataset", saved.get("dataset")) != saved.get("dataset"):
             saved = {
-                name: value for name, value in saved.items() if name not in PATHS
+                name: value for name, value in saved.items() if name not in LAYOUT
             }  # they fit the saved layout only
         # Earlier versions saved flags that no longer exist; those concerned training only.
         self.cfg = Config(**{name: value for name, value in saved.items() if name in config.FLAGS} | overrides)

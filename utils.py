@@ -22,6 +22,7 @@ from data.dataset import SegmentationDataset, as_is
 from data.distance import pseudo_distance, scribble_distance
 from data.histogram import count_batch
 from data.images import image_size
+from data.label_map import read_label_map
 from data.layout import Split, find_split
 from data.loader import EvalLoader, TrainLoader, loader_options
 from data.sampler import EvalBatches, TrainSampler
@@ -118,11 +119,11 @@ def get_loader(cfg: Config, split: Literal["train"], group: Group) -> TrainLoade
 @overload
 def get_loader(cfg: Config, split: Literal["val"], group: Group) -> EvalLoader: ...
 def get_loader(cfg: Config, split: str, group: Group) -> TrainLoader | EvalLoader:
-    """Return a DataLoader over this process's share of the training or validation list. split: "train" or "val".
+    """Return a DataLoader over this process's share of the training or validation split. split: "train" or "val".
 
     Raises UserError if folders, lists or files are missing.
     """
-    return get_train_loader(cfg, group) if split == "train" else get_eval_loader(cfg, split, group)
+    return get_train_loader(cfg, group) if split == "train" else get_eval_loader(cfg, cfg.val_split, group)
 
 
 def get_train_loader(cfg: Config, group: Group) -> TrainLoader:
@@ -135,17 +136,14 @@ def get_train_loader(cfg: Config, group: Group) -> TrainLoader:
         if name in COMPUTE and not folders[name]
     }
     stored = {name: folders[name] for name in MAPS[cfg.dataset] if name not in compute}
-    files = find_split(
-        Path(cfg.dataset_path), cfg.dataset, "train", stored, list_path=cfg.list_path, image_path=cfg.image_path
-    )
+    files = find_files(cfg, cfg.dataset, cfg.train_split, stored)
     transform = (TrainTransform if cfg.augment else CentreCrop)(cfg.crop_size, long_side=cfg.long_side)
     extras: list[Callable] = [count_batch, *([find_points] if MAPS[cfg.dataset] == ("label",) else [])]
     if models.MODELS[cfg.model_type].has_lorm:
         size = models.feature_size(cfg.backbone, cfg.output_stride, cfg.crop_size, cfg.crop_size)
         extras.append(partial(find_foreground, size=size, background=cfg.background_class))
-    dataset = SegmentationDataset(
-        files, cfg.numclasses, transform=transform, compute=compute, extras=extras, seed=cfg.seed
-    )
+    options: dict = {"extras": extras, "seed": cfg.seed, "label_map": read_label_map(cfg.label_map, cfg.numclasses)}
+    dataset = SegmentationDataset(files, cfg.numclasses, transform=transform, compute=compute, **options)
     sampler = TrainSampler(
         len(dataset),
         batch_size=cfg.batchsize,
@@ -155,7 +153,7 @@ def get_train_loader(cfg: Config, group: Group) -> TrainLoader:
         world_size=group.world_size,
     )
     dataset.cache = get_cache(cfg, group, dataset)
-    options: dict = {"pin_memory": cfg.pin_memory, "prefetch_factor": cfg.prefetch_factor, "collate_fn": as_is}
+    options = {"pin_memory": cfg.pin_memory, "prefetch_factor": cfg.prefetch_factor, "collate_fn": as_is}
     return make_loader(TrainLoader, dataset, cfg.workers, group, sampler=sampler, batch_size=cfg.batchsize, **options)
 
 
@@ -167,8 +165,9 @@ def get_cache(cfg: Config, group: Group, dataset: SegmentationDataset) -> Cache 
     if cfg.cache == "none":
         return None
     began, total = time.perf_counter(), len(dataset)
-    size = f", long side {cfg.long_side}" if cfg.long_side else ""
-    settings = f"{cfg.numclasses} classes, background {cfg.background}, computed: {sorted(dataset.compute)}{size}"
+    settings = f"{cfg.numclasses} classes, background {cfg.background}, computed: {sorted(dataset.compute)}"
+    settings += f", label map {dataset.label_map.digest}" if dataset.label_map else ""
+    settings += f", long side {cfg.long_side}" if cfg.long_side else ""
     folder = Path(cfg.cache_dir) if cfg.cache_dir else Path(cfg.dataset_path, ".segtrain_cache")
 
     def build() -> Cache | None:
@@ -199,7 +198,8 @@ def get_cache(cfg: Config, group: Group, dataset: SegmentationDataset) -> Cache 
 
 def get_eval_loader(cfg: Config, split: str, group: Group) -> EvalLoader:
     """Return a DataLoader over this process's share of the images and dense masks of a split. Collective."""
-    dataset = SegmentationDataset(find_masks(cfg, split), cfg.numclasses)
+    label_map = read_label_map(cfg.label_map, cfg.numclasses)
+    dataset = SegmentationDataset(find_masks(cfg, split), cfg.numclasses, label_map=label_map)
     # Ranks that list different files are found later, by distributed.checks.check_setup.
     sizes = [size or (0, 0) for size in group.map(image_size, [files["image"] for files in dataset.files])]
     batch_size = 1 if cfg.window else cfg.val_batchsize  # the windows of one image fill a forward pass
@@ -211,15 +211,13 @@ def get_eval_loader(cfg: Config, split: str, group: Group) -> EvalLoader:
 
 def find_masks(cfg: Config, split: str) -> Split:
     """Return the Split with the paths of a split's images and dense masks. Raises UserError if they are missing."""
-    layout = "Folder" if cfg.dataset == "Folder" else "Dense"
-    return find_split(
-        Path(cfg.dataset_path),
-        layout,
-        split,
-        {"label": cfg.val_path},
-        list_path=cfg.list_path,
-        image_path=cfg.image_path,
-    )
+    return find_files(cfg, "Folder" if cfg.dataset == "Folder" else "Dense", split, {"label": cfg.val_path})
+
+
+def find_files(cfg: Config, dataset: str, split: str, maps: dict[str, str]) -> Split:
+    """Return layout.find_split() of these arguments and the flags on --dataset_path."""
+    names = ("list_path", "image_path", "image_suffix", "label_suffix")
+    return find_split(Path(cfg.dataset_path), dataset, split, maps, **{name: getattr(cfg, name) for name in names})
 
 
 def make_loader(

@@ -12,7 +12,7 @@ from config.training import Config
 class EvaluateFlags(InferenceFlags, DataFlags, SizeFlags, ModelFlags, LaunchFlags):
     """Evaluation."""
 
-    split: str = flag("val", "list of images to score: val, train, test or another")
+    split: str = flag("", "list of images to score, such as train or test [--val_split]")
     compare: str = flag("", "FILE of a second checkpoint, to compare on the same images", per_rank=True)
     json: str = flag("", "FILE for all scores, by class and by image, and the confusion matrix", per_rank=True)
     save_dir: str = flag("", "folder for the predictions, as palette PNGs", per_rank=True)

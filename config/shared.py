@@ -20,7 +20,16 @@ class DataFlags:
     dataset_path: str = flag("", "data set's root folder; other folders are relative to it [the demo]", per_rank=True)
     list_path: str = flag("", "folder of the lists [ImageSets/SegmentationAug or ImageSets/Segmentation; Folder: root]")
     image_path: str = flag("", "folder of the images [JPEGImages; Folder: images]")
-    val_path: str = flag("", "folder of the dense masks [SegmentationClassAug or SegmentationClass; Folder: masks]")
+    val_path: str = flag(
+        "",
+        "folder of the dense masks [SegmentationClassAug or SegmentationClass; Folder: masks, labels or annotations]",
+    )
+    val_split: str = flag("val", "validation split: name of its list or subfolder")
+    image_suffix: str = flag("", "end of the images' names that their labels' names lack, such as _leftImg8bit")
+    label_suffix: str = flag("", "end of the labels' names that their images' names lack, such as _mask")
+    label_map: str = flag(
+        "", "label values to class numbers: ade20k, binary, cityscapes, cocostuff or a FILE [none]", per_rank=True
+    )
 
 
 @dataclass
@@ -59,7 +68,7 @@ class ModelFlags:
     )
     numclasses: int = flag(21, "classes, background included; 255 = ignore", ge=2, le=255, aliases="num_classes")
     classes: str = flag(
-        "", "class names and colours: voc, camvid, cityscapes, ade20k or a FILE [numbers]", per_rank=True
+        "", "class names and colours: voc, camvid, cityscapes, ade20k, cocostuff or a FILE [numbers]", per_rank=True
     )
     background: str = flag("0", "class of the background; none: every class is an object", choices=("0", "none"))
     amp: str = flag(

@@ -13,6 +13,7 @@ from errors import UserError
 class TrainDataFlags(SizeFlags):
     """Training data."""
 
+    train_split: str = flag("train", "training split: name of its list or subfolder")
     train_path: str = flag("", "folder of the training labels [pascal_2012_scribble; Dense, Folder: as --val_path]")
     pseudo_path: str = flag("bmp_pseudolabel", "folder of the pseudo-labels", aliases="pesudo_path")
     distancemap_s: str = flag("", "folder of the distance maps to the scribble [computed on the fly]")

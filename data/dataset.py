@@ -11,6 +11,7 @@ from torch.utils.data import Dataset, default_collate, get_worker_info
 
 from data.cache import Cache
 from data.images import read_distance, read_image, read_label, read_reduced
+from data.label_map import LabelMap
 from data.layout import Split, pair_files
 from data.resize import shrink
 from errors import UserError
@@ -39,6 +40,7 @@ class SegmentationDataset(Dataset):
     map and `scale`: pixels at transform.long_side per pixel of the map.
     extras: functions from a training batch to more tensors of the batch, which then need no time of the training
     process. With loader workers that are not forked, they must be picklable.
+    label_map: applied to the values of all label files; None takes them as class numbers.
     cache: decoded maps of the first samples (attribute, None until it is set).
 
     dataset[epoch, index] returns a training sample. Its augmentation depends on (seed, epoch, index) only.
@@ -57,9 +59,10 @@ class SegmentationDataset(Dataset):
         compute: Mapping[str, tuple[str, Callable]] | None = None,
         extras: Sequence[Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]] = (),
         seed: int = 0,
+        label_map: LabelMap | None = None,
     ):
         self.num_classes, self.transform, self.compute, self.seed = num_classes, transform, compute or {}, seed
-        self.extras = extras
+        self.extras, self.label_map = extras, label_map
         self.cache: Cache | None = None
         self.folders = split.folders
         self.names, self.files = pair_files(split)
@@ -71,12 +74,14 @@ class SegmentationDataset(Dataset):
     def listing(self) -> list[str]:
         """Return one line per sample: "kind=path" of each file, relative to the kind's folder, separated by spaces.
 
-        Two machines or two runs have the same data set files if the listings are equal.
+        With a label map, a last line has its digest. Two machines or two runs have the same data set files and numbers
+        if the listings are equal.
         """
-        return [
+        lines = [
             " ".join(f"{kind}={path.relative_to(self.folders[kind]).as_posix()}" for kind, path in files.items())
             for files in self.files
         ]
+        return lines if self.label_map is None else [*lines, f"label_map={self.label_map.digest}"]
 
     def __getitem__(self, key: int | tuple[int, int]) -> Mapping[str, np.ndarray]:
         if isinstance(key, int):
@@ -136,7 +141,8 @@ class SegmentationDataset(Dataset):
         for name, path in files.items():
             if name == "image":
                 continue
-            maps[name] = read_distance(path) if name.startswith("distance") else read_label(path, self.num_classes)
+            is_distance = name.startswith("distance")
+            maps[name] = read_distance(path) if is_distance else read_label(path, self.num_classes, self.label_map)
             if maps[name].shape != (height, width):
                 shape = "x".join(map(str, maps[name].shape[::-1]))
                 raise UserError(f"{path}: {shape} pixels, but its image {files['image']} has {width}x{height}")

@@ -18,6 +18,7 @@ import numpy as np
 from tqdm.contrib.concurrent import process_map
 
 from data.images import read_label
+from data.label_map import LabelMap, read_label_map
 from errors import UserError
 from labels import IGNORE
 
@@ -77,9 +78,9 @@ def _scaled_distance(target: np.ndarray, scale_squared: float) -> np.ndarray:
     return np.minimum(distance, 255, out=distance).astype(np.uint8)
 
 
-def _write_map(path: Path, out: Path, distance: Callable[[np.ndarray], np.ndarray]) -> None:
+def _write_map(path: Path, out: Path, distance: Callable[[np.ndarray], np.ndarray], label_map: LabelMap | None) -> None:
     # Only whether a pixel is labelled matters, so accept every class number.
-    if not cv2.imwrite(str(out / path.name), distance(read_label(path, num_classes=255))):
+    if not cv2.imwrite(str(out / path.name), distance(read_label(path, 255, label_map))):
         raise UserError(f"{out / path.name}: cannot be written")
 
 
@@ -91,7 +92,8 @@ def main(argv: list[str] | None = None) -> None:
         raise UserError(f"{folder}: no such folder, or no .png in it")
     args.out.mkdir(parents=True, exist_ok=True)
     distance = functools.partial(distance, background=None if args.background == "none" else 0)
-    process_map(functools.partial(_write_map, out=args.out, distance=distance), paths, chunksize=1, unit="map")
+    write = functools.partial(_write_map, out=args.out, distance=distance, label_map=read_label_map(args.label_map))
+    process_map(write, paths, chunksize=1, unit="map")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -101,6 +103,9 @@ def parser() -> argparse.ArgumentParser:
     source.add_argument("--pseudo", type=Path, metavar="DIR", help="folder of pseudo-label PNGs")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="output folder; created if missing")
     parser.add_argument("--background", choices=("0", "none"), default="0", help="background class, as in train.py [0]")
+    parser.add_argument(
+        "--label_map", default="", metavar="FILE", help="label values to classes, as in train.py [none]"
+    )
     return parser
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import cv2
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from data.images import read_label
+from data.label_map import LabelMap
 from labels import COUNTS
 
 
@@ -52,12 +54,15 @@ def class_weights(histogram: np.ndarray) -> np.ndarray:
     return 1 / np.log(1.02 + share)
 
 
-def count_labels(paths: list[Path], num_classes: int, bar: Callable[[Iterable], Iterable] = iter) -> np.ndarray:
+def count_labels(
+    paths: list[Path], num_classes: int, bar: Callable[[Iterable], Iterable] = iter, label_map: LabelMap | None = None
+) -> np.ndarray:
     """Return the number of pixels of each class over all label files, (num_classes,) int64.
 
-    bar: wraps an iterable to show progress. Files are read in threads. Raises UserError, with the file's path, for a
-    file that is not a valid label map.
+    bar: wraps an iterable to show progress. label_map: applied to the files' values. Files are read in threads. Raises
+    UserError, with the file's path, for a file that is not a valid label map.
     """
     with ThreadPoolExecutor() as pool:
-        histograms = pool.map(lambda path: label_histogram(read_label(path, num_classes), num_classes), paths)
+        read = partial(read_label, num_classes=num_classes, label_map=label_map)
+        histograms = pool.map(lambda path: label_histogram(read(path), num_classes), paths)
         return sum(bar(histograms), np.zeros(num_classes, np.int64))

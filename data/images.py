@@ -10,6 +10,7 @@ import numpy as np
 from PIL import ExifTags, Image, ImageOps
 
 from data.jpeg import decode_plain
+from data.label_map import LabelMap
 from errors import UserError
 from labels import IGNORE
 
@@ -111,10 +112,11 @@ def _png_has_exif(path: Path) -> bool:
     return False
 
 
-def read_label(path: Path, num_classes: int) -> np.ndarray:
+def read_label(path: Path, num_classes: int, label_map: LabelMap | None = None) -> np.ndarray:
     """Read a label map, shape (H, W), uint8: 0..num_classes-1, and 255 = ignore. A palette PNG gives its indices.
 
-    Raises UserError if the file cannot be decoded, is a JPEG, has colours instead of one channel, or has another value.
+    label_map: applied to the file's values. Raises UserError if the file cannot be decoded, is a JPEG, has colours
+    instead of one channel, or has another value.
     """
 
     def one_channel(image: Image.Image) -> Image.Image:
@@ -131,6 +133,8 @@ def read_label(path: Path, num_classes: int) -> np.ndarray:
         return image
 
     label = decode(path, one_channel)
+    if label_map is not None:
+        label = label_map.apply(label, path)
     if label.dtype == np.uint8 and not cv2.countNonZero(cv2.inRange(label, num_classes, IGNORE - 1)):
         return label
     bad = label[(label != IGNORE) & ((label < 0) | (label >= num_classes))]

@@ -9,6 +9,7 @@ import cv2
 import numpy as np
 
 from data.images import read_label
+from data.label_map import LabelMap
 from errors import UserError
 from labels import IGNORE
 
@@ -25,18 +26,25 @@ MIN_IMAGES = 16  # images read; fewer may lack classes by chance
 Files = list[dict[str, Path]]  # of each image, as in SegmentationDataset.files
 
 
-def check_sample(train: Files, val: Files, num_classes: int, command: str, map_: Callable[..., Iterable] = map) -> None:
+def check_sample(
+    train: Files,
+    val: Files,
+    num_classes: int,
+    command: str,
+    map_: Callable[..., Iterable] = map,
+    label_map: LabelMap | None = None,
+) -> None:
     """Log a warning if sampled labels suggest that --numclasses is too high, or all training labels are 0 or 255.
 
     train, val: {map: path} of each image. num_classes: the value of --numclasses. command: the command of the data
     check, quoted in messages.
-    map_: like map(); may share the work between processes. Raises UserError if num_classes is 2 and all training labels
-    are only 0 and 255.
+    map_: like map(); may share the work between processes. label_map: applied to the files' values. Raises UserError if
+    num_classes is 2 and all training labels are only 0 and 255.
     """
 
     def values(images: Files) -> set[int]:
         paths = [files[kind] for files in images for kind in ("label", "pseudo") if kind in files]
-        return set().union(*map_(lambda path: label_values(path, num_classes), paths))
+        return set().union(*map_(lambda path: label_values(path, num_classes, label_map), paths))
 
     train_sample, val_sample = _spread(train), _spread(val)
     train_values, val_values = values(train_sample), values(val_sample)
@@ -45,8 +53,8 @@ def check_sample(train: Files, val: Files, num_classes: int, command: str, map_:
     if train_values == {0, IGNORE} and all(values(chunk) <= {0, IGNORE} for chunk in chunks):
         problem = "the training labels hold only 0 and 255; 255 is ignored, so the model can learn class 0 only"
         if num_classes == 2:
-            raise UserError(f"{problem}: write 1 in place of 255, then check the labels: {command}")
-        log.warning(f"{problem}; write class numbers in place of 255, then check the labels: {command}")
+            raise UserError(f"{problem}: use --label_map binary, then check the labels: {command}")
+        log.warning(f"{problem}; if 255 is a class, give it a number by --label_map, then check the labels: {command}")
         return
     num_images = len(train_sample) + len(val_sample)
     num_seen = max((train_values | val_values) - {IGNORE}, default=0) + 1
@@ -75,9 +83,9 @@ def check_validation(accuracies: list[float | None], command: str) -> None:
     log.info(f"the validation masks {problem}; to see what the labels hold: {command}")
 
 
-def label_values(path: Path, num_classes: int) -> set[int]:
+def label_values(path: Path, num_classes: int, label_map: LabelMap | None = None) -> set[int]:
     """Return the set of values in a label map file, 255 included. Raises UserError if the file is invalid."""
-    histogram = cv2.calcHist([read_label(path, num_classes)], [0], None, [256], [0, 256])
+    histogram = cv2.calcHist([read_label(path, num_classes, label_map)], [0], None, [256], [0, 256])
     return set(np.flatnonzero(histogram).tolist())
 
 

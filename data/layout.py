@@ -7,10 +7,12 @@ import os
 import posixpath
 import unicodedata
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from data.images import IMAGE_SUFFIXES, LABEL_SUFFIXES, NO_JPEG
+from data.plain import find_plain
+from data.released import CITYSCAPES, check_released, is_cityscapes
 from errors import UserError
 
 LISTS = ("ImageSets/SegmentationAug", "ImageSets/Segmentation")
@@ -18,18 +20,6 @@ MASKS = ("SegmentationClassAug", "SegmentationClass")
 SCRIBBLES = "pascal_2012_scribble"
 PSEUDO = "bmp_pseudolabel"
 ANY_SUFFIXES = tuple(dict.fromkeys((*LABEL_SUFFIXES, *IMAGE_SUFFIXES)))  # finds JPEG masks, to name them
-
-# What to do with well-known data sets as they are released.
-CITYSCAPES = (
-    "in Cityscapes as released, an image X_leftImg8bit.png and its label X_gtFine_labelTrainIds.png differ in name: "
-    "link each label as masks/SPLIT/CITY/X_leftImg8bit.png, then use --dataset Folder --image_path leftImg8bit and no "
-    "other folder flag (code in docs/your_data.md); labelTrainIds, written by Cityscapes' csCreateTrainIdLabelImgs, "
-    "hold the 19 classes; labelIds do not"
-)
-ADE20K = (
-    "in ADE20K as released, labels count from 1 and 0 is 'other': subtract 1 from each label, so that 0 becomes 255 "
-    "(ignored) and 1..150 become 0..149, then use --numclasses 150 --classes ade20k (code in docs/your_data.md)"
-)
 
 Files = dict[str, list[Path]]
 
@@ -41,29 +31,45 @@ class Split:
     folders: {"image": folder, and one folder per label map, such as "label" or "pseudo"}.
     listed: image names in list_file; None if every file in the image folder belongs to the split.
     plain: whether the layout is plain folders; then two files in a folder may not differ only in suffix.
+    endings: {map: text that ends the name of each of its files, before the suffix}. The name that pairs files is
+    without it, and files that do not end so are left out. A map without an entry has all files of its folder.
     """
 
     folders: dict[str, Path]
     listed: list[str] | None = None
     list_file: Path | None = None
     plain: bool = False
+    endings: dict[str, str] = field(default_factory=dict)
 
 
 def find_split(
-    root: Path, dataset: str, split: str, maps: dict[str, str], *, list_path: str = "", image_path: str = ""
+    root: Path,
+    dataset: str,
+    split: str,
+    maps: dict[str, str],
+    *,
+    list_path: str = "",
+    image_path: str = "",
+    image_suffix: str = "",
+    label_suffix: str = "",
 ) -> Split:
     """Return the Split of a data set: its folders and the names in its list.
 
-    root: the data set's folder. dataset: as --dataset. split: such as "train". list_path, image_path: "" for defaults.
+    root: the data set's folder. dataset: as --dataset. split: such as "train". The keyword arguments are the flags of
+    the same names; "" for defaults.
     maps: {map: folder below root, or "" for the default one}, such as {"label": "", "pseudo": ""}. The default of
-    "label" is the dense masks; for split "train" it is the scribbles, unless dataset is "Dense" or "Folder". Distance
-    maps default to the folder `root`/MAP.
+    "label" is the dense masks if dataset is "Dense" or "Folder", else the scribbles. Distance maps default to the
+    folder `root`/MAP.
     Raises UserError if root, the list or the split is missing. The folders of label maps need not exist.
     """
     if not root.is_dir():
         raise UserError(f"--dataset_path {root}: no such folder")
+    endings = {"image": image_suffix} | dict.fromkeys(maps, label_suffix)
     if dataset == "Folder":
-        return _plain_split(root, split, image_path or "images", maps.get("label") or "masks", list_path)
+        place = find_plain(root, split, images=image_path, masks=maps.get("label", ""), list_path=list_path)
+        listed = read_list(place.list_file, plain=True) if place.list_file else None
+        folders = {"image": place.images, "label": place.masks}
+        return Split(folders, listed, place.list_file, plain=True, endings=endings)
     list_file = first_folder(root, list_path, *LISTS) / f"{split}.txt"
     if not list_file.exists():
         if (root / "images").is_dir() and (root / "masks").is_dir():
@@ -71,11 +77,11 @@ def find_split(
                 f"{list_file}: no such list, but {root} has images and masks: for plain folders use --dataset Folder, "
                 f"not {dataset}"
             )
-        check_released(root)
-    defaults = {"label": MASKS if dataset == "Dense" or split != "train" else (SCRIBBLES,), "pseudo": (PSEUDO,)}
+        check_released(root, f"{list_file}: no such list")
+    defaults = {"label": MASKS if dataset == "Dense" else (SCRIBBLES,), "pseudo": (PSEUDO,)}
     folders = {"image": first_folder(root, image_path, "JPEGImages")}
     folders |= {kind: first_folder(root, path, *defaults.get(kind, (kind,))) for kind, path in maps.items()}
-    return Split(folders, read_list(list_file), list_file)
+    return Split(folders, read_list(list_file), list_file, endings=endings)
 
 
 def first_folder(root: Path, chosen: str, *defaults: str) -> Path:
@@ -83,45 +89,6 @@ def first_folder(root: Path, chosen: str, *defaults: str) -> Path:
     if chosen:
         return root / chosen
     return next((root / name for name in defaults if (root / name).is_dir()), root / defaults[0])
-
-
-def _plain_split(root: Path, split: str, images: str, masks: str, list_path: str) -> Split:
-    """Return the Split of a data set in plain folders; raise UserError if the split is missing or ambiguous.
-
-    A split is a pair of subfolders (images/train, masks/train) or a list (train.txt) of files in `images`.
-    """
-    list_file, folder = root / list_path / f"{split}.txt", root / images / split
-    if not list_path and folder.is_dir():
-        if list_file.is_file():
-            raise UserError(
-                f"{list_file} and {folder}: both would be the split {split!r}: remove or rename one, or choose the "
-                "list with --list_path ."
-            )
-        return Split({"image": folder, "label": root / masks / split}, plain=True)
-    if not list_file.is_file():
-        check_released(root, images)
-        looked_for = f"list {list_file}" if list_path else f"folder {folder} and the list {list_file}"
-        raise UserError(
-            f"{root}: no split {split!r}: looked for the {looked_for}; make a folder of that name in {images} and "
-            "another for the masks, or a list with one image name a line"
-        )
-    return Split(
-        {"image": root / images, "label": root / masks}, read_list(list_file, plain=True), list_file, plain=True
-    )
-
-
-def check_released(root: Path, images: str = "images") -> None:
-    """Raise UserError, with the remedy, if the folder `root` holds Cityscapes or ADE20K as released.
-
-    images: the folder below root where images were looked for.
-    """
-    if not (root / images).is_dir() and (root / "leftImg8bit").is_dir():
-        raise UserError(f"{root}: {CITYSCAPES}")
-    if all((root / folder / "training").is_dir() for folder in ("images", "annotations")):
-        raise UserError(
-            f"{root}: its folders are named training and validation: rename them to train and val in images and "
-            f"annotations, and use --dataset Folder --train_path annotations --val_path annotations; {ADE20K}"
-        )
 
 
 def read_list(path: Path, *, plain: bool = False) -> list[str]:
@@ -183,18 +150,35 @@ def match_files(
 
     list_files: called with a folder and suffixes; returns {name: [files]}.
     """
+    ending, folders = split.endings.get("image", ""), split.folders
     present = {
-        kind: list_files(folder, IMAGE_SUFFIXES if kind == "image" else ANY_SUFFIXES)
-        for kind, folder in split.folders.items()
+        kind: select(
+            list_files(folder, IMAGE_SUFFIXES if kind == "image" else ANY_SUFFIXES), split.endings.get(kind, "")
+        )
+        for kind, folder in folders.items()
     }
-    names = [without_suffix(name, present["image"]) for name in split.listed or ()] or list(present["image"])
+    for kind, folder in folders.items():
+        labels = split.endings.get(kind, "")
+        if labels and kind != "image" and folder == folders["image"] and not ending:  # labels are no images then
+            present["image"] = {name: files for name, files in present["image"].items() if not name.endswith(labels)}
+    names = [without_suffix(name, present["image"], ending) for name in split.listed or ()] or list(present["image"])
     return [(name, {kind: files.get(name, []) for kind, files in present.items()}) for name in names]
 
 
-def without_suffix(listed: str, images: Files) -> str:
-    """Return a listed name as it is keyed in `images`: without its image suffix, unless the whole name is a key."""
+def select(files: Files, ending: str) -> Files:
+    """Return the files whose names end with `ending`, by the name without it."""
+    if not ending:
+        return files
+    ending = unicodedata.normalize("NFC", ending)
+    return {name.removesuffix(ending): paths for name, paths in files.items() if name.endswith(ending)}
+
+
+def without_suffix(listed: str, images: Files, ending: str = "") -> str:
+    """Return a listed name as it is keyed in `images`: without its image suffix and `ending`, unless it is a key."""
     stem, suffix = posixpath.splitext(listed)
-    return stem if listed not in images and suffix.lower() in IMAGE_SUFFIXES else listed
+    if listed not in images and suffix.lower() in IMAGE_SUFFIXES:
+        listed = stem
+    return listed if listed in images else listed.removesuffix(ending)
 
 
 def pair_files(split: Split) -> tuple[list[str], list[dict[str, Path]]]:
@@ -223,27 +207,17 @@ def pair_files(split: Split) -> tuple[list[str], list[dict[str, Path]]]:
 
 
 def _describe_missing(split: Split, name: str, kind: str, images: list[Path]) -> str:
-    folder = split.folders[kind]
+    folder, file = split.folders[kind], f"{name}{split.endings.get(kind, '')}"
     if kind == "image":
-        return f"{split.list_file}: {name!r}: no such image in {folder} (looked for {_or(IMAGE_SUFFIXES)})"
-    if is_cityscapes(folder / f"{name}.png"):
-        return f"{images[0]}: no label of this name; {CITYSCAPES}"
+        return f"{split.list_file}: {file!r}: no such image in {folder} (looked for {_or(IMAGE_SUFFIXES)})"
+    if is_cityscapes(folder / f"{file}.png"):
+        return f"{images[0]}: no label of this name; for {CITYSCAPES.name} use {CITYSCAPES.words}"
     if not split.plain:
-        return f"{folder / name}.png: no such file, but the list names {name!r}"
+        return f"{folder / file}.png: no such file, but the list names {name!r}"
     return (
-        f"{images[0]}: an image without a mask: expected {folder / name}.png (or {', '.join(LABEL_SUFFIXES[1:])}); add "
-        "the mask, or move the image away"
+        f"{images[0]}: an image without a mask: expected {folder / file}.png (or {', '.join(LABEL_SUFFIXES[1:])}); add "
+        "the mask, or move the image away; if the masks' names end otherwise, say how with --label_suffix"
     )
-
-
-def is_cityscapes(label: Path) -> bool:
-    """Return True if the label file's folder has the label under its name in the Cityscapes release instead.
-
-    label: expected path, such as X_leftImg8bit.png; the released name is X_gtFine_labelTrainIds.png or similar.
-    """
-    stem = label.stem.removesuffix("_leftImg8bit")
-    released = (f"{stem}_gt{kind}_label{ids}.png" for kind in ("Fine", "Coarse") for ids in ("TrainIds", "Ids"))
-    return stem != label.stem and any(label.with_name(name).is_file() for name in released)
 
 
 def _or(suffixes: tuple[str, ...]) -> str:

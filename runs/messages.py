@@ -109,7 +109,8 @@ def next_steps(logdir: str, folder: Path, validation: list[dict[str, Path]]) -> 
 def data_check_command(cfg: Config) -> str:
     """Return the command line that checks this run's data set, without --numclasses, which may be wrong."""
     words: list[str] = [cfg.dataset_path, "--dataset", cfg.dataset]
-    for name in ("classes", "list_path", "image_path", "train_path", "val_path", "pseudo_path"):
+    folders = ("list_path", "image_path", "train_path", "val_path", "pseudo_path")
+    for name in ("classes", *folders, "image_suffix", "label_suffix", "label_map", "train_split", "val_split"):
         if getattr(cfg, name) != FLAGS[name].default:
             words += [f"--{name}", getattr(cfg, name)]
     return python_command("-m", "data.check", *words)

@@ -12,8 +12,9 @@ from typing import Any
 import config
 from config.programs import EVALUATE, EXPORT, PREDICT
 from config.reader import FlagReader
-from data import distance
+from data import distance, split
 from data.check import __main__ as check
+from data.convert import __main__ as convert
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "cli.md"
 HEAD = """# Command line
@@ -36,6 +37,7 @@ STATUSES = """
 | 0 | all | done |
 | 1 | `predict.py` | done, except for the listed files, which could not be read |
 | 1 | `python -m data.check` | warnings |
+| 1 | `python -m data.convert` | done, except for what it names |
 | 2 | `python -m data.check` | errors in the data, or the next line |
 | 2 | all | an error that you can fix: one line on standard error says what |
 | 75 | `train.py`, `evaluate.py`, `predict.py` | stopped by a signal; `train.py` has saved and prints how to resume |
@@ -45,7 +47,12 @@ STATUSES = """
 `torchrun` always ends with 1, after a report of its own.
 """
 READERS = (config.READER, EVALUATE, PREDICT, EXPORT)
-PARSERS = (("python -m data.check", check.parser()), ("python -m data.distance", distance.parser()))
+PARSERS = (
+    ("python -m data.check", check.parser()),
+    ("python -m data.convert", convert.parser()),
+    ("python -m data.split", split.parser()),
+    ("python -m data.distance", distance.parser()),
+)
 COLUMNS = ("| flag | type | default | meaning |", "| --- | --- | --- | --- |")
 
 
@@ -81,6 +88,7 @@ def _of_parser(parser: argparse.ArgumentParser) -> list[str]:
     for action in parser._actions[1:]:
         name = f"`{action.option_strings[0]}`" if action.option_strings else f"`{action.metavar}`"
         kind = f"{action.metavar or 'STR'}{' ...' if action.nargs else ''}" if action.option_strings else "path"
+        kind = "switch" if action.nargs == 0 else "name" if action.choices and not action.option_strings else kind
         help = (action.help or "") + (" [required]" if action.required and "[" not in (action.help or "") else "")
         lines.append(_row(name, kind, help, action.default, tuple(action.choices or ())))
     return lines

@@ -166,23 +166,3 @@ FAULTY_LISTS = {
     "scribble-contradicts-mask": ["pascal_2012_scribble/wrong.png"],
     "pseudo-disagrees": ["bmp_pseudolabel/other.png"],
 }
-
-
-def draw_cityscapes(root: Path) -> Path:
-    """Folders and names as Cityscapes is released, with the label files that its scripts add."""
-    drawn = Drawn(root, image="leftImg8bit", mask="gtFine")
-    for name in ("train/aachen/aachen_000000", "train/ulm/ulm_000001", "val/munster/munster_000002"):
-        drawn.put("image", f"{name}_leftImg8bit.png", picture(name))
-        drawn.put("mask", f"{name}_gtFine_labelTrainIds.png", label(*range(19), 255))
-        drawn.put("mask", f"{name}_gtFine_labelIds.png", label(*range(34)))
-        drawn.put("mask", f"{name}_gtFine_color.png", picture(name))
-    return root
-
-
-def draw_ade20k(root: Path) -> Path:
-    """Folders and labels as ADE20K (SceneParsing) is released: 0 is "other", 1 to 150 are the classes."""
-    drawn = Drawn(root, mask="annotations")
-    for name in ("training/ADE_train_1", "training/ADE_train_2", "validation/ADE_val_1"):
-        drawn.put("image", f"{name}.jpg", picture(name, width=302))
-        drawn.put("mask", f"{name}.png", label(*range(151), width=302))
-    return root

@@ -11,13 +11,10 @@ import cv2
 import numpy as np
 import pytest
 from conftest import REPO
-from documents import blocks
 from faulty_data import (
     FAULTY,
     FAULTY_LISTS,
     Drawn,
-    draw_ade20k,
-    draw_cityscapes,
     draw_clean,
     draw_faulty,
     draw_faulty_lists,
@@ -29,13 +26,12 @@ from PIL import Image
 import config
 import data.check.__main__
 from data.check import rules
-from data.check.__main__ import BATCHSIZE, check, main
+from data.check.__main__ import check, main
+from data.check.commands import BATCHSIZE
 from data.check.duplicates import hamming
 from data.check.findings import ERRORS, WARNINGS
 from data.check.measure import difference_hash
 from data.check.survey import Paths
-from data.images import read_label
-from data.layout import find_split, pair_files
 from errors import UserError
 
 # Codes with a test of their own
@@ -45,7 +41,8 @@ ELSEWHERE = {
     "label-binary-255",
     "class-file",
     "ade20k-labels",
-    "cityscapes-names",
+    "label-not-listed",
+    "no-split",
 }
 
 
@@ -133,60 +130,6 @@ def test_clean_data_is_clean_and_warnings_alone_give_1(clean, tmp_path, capsys):
     assert "class-absent (1)" in capsys.readouterr().out
 
 
-def run_code_of_document(name: str) -> None:
-    """Run the Python block of docs/your_data.md that names this data set, in the current folder."""
-    text = (REPO / "docs/your_data.md").read_text(encoding="utf-8")
-    (code,) = [block.text for block in blocks(text) if block.language == "python" and f'"{name}"' in block.text]
-    exec(compile(code, "docs/your_data.md", "exec"), {})
-
-
-def test_ade20k_as_released_is_told_to_subtract_1(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    root = draw_ade20k(Path("ADEChallengeData2016"))
-    released = {"splits": ("training", "validation"), "paths": Paths(val_path="annotations")}
-    files = [
-        f"annotations/{name}.png" for name in ("training/ADE_train_1", "training/ADE_train_2", "validation/ADE_val_1")
-    ]
-    for options in ({}, {"classes": "ade20k"}, {"num_classes": 150}, {"num_classes": 151}):
-        assert found(root, **released, **options) == {"ade20k-labels": files}
-    with pytest.raises(UserError, match=r"named training and validation: rename them.*subtract 1 from each label"):
-        find_split(root, "Folder", "train", {"label": ""})
-    # A file with 151 names says that class 0 is one.
-    Path("names.txt").write_text("\n".join(map(str, range(151))))
-    assert found(root, **released, classes="names.txt") == {}
-    run_code_of_document("ADEChallengeData2016")
-    assert main([str(root), "--classes", "ade20k", "--workers", "0"]) == 0
-    assert "nothing wrong found" in capsys.readouterr().out
-    # Stripes of two columns: what was 0 is ignored, and the first class is 0.
-    assert np.unique(read_label(root / "masks/val/ADE_val_1.png", 150)).tolist() == [*range(150), 255]
-
-
-def test_cityscapes_as_released_is_told_to_link_its_labels(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    root = draw_cityscapes(Path("cityscapes"))
-
-    def train(dataset: str = "Folder", label: str = "", **paths: str) -> list[str]:
-        return pair_files(find_split(root, dataset, "train", {"label": label}, **paths))[0]
-
-    released = {"label": "gtFine", "image_path": "leftImg8bit"}
-    for look in (lambda: check(root), train, lambda: train("ScribbleOnly"), lambda: train(**released)):
-        with pytest.raises(UserError, match=r"X_leftImg8bit\.png and its label X_gtFine_labelTrainIds\.png differ"):
-            look()
-    names = ["train/aachen/aachen_000000", "train/ulm/ulm_000001", "val/munster/munster_000002"]
-    paths = Paths(image_path="leftImg8bit", train_path="gtFine", val_path="gtFine")
-    assert found(root, paths=paths) == {"cityscapes-names": [f"leftImg8bit/{name}_leftImg8bit.png" for name in names]}
-    run_code_of_document("cityscapes")
-    summary, findings = check(root, classes="cityscapes", paths=Paths(image_path="leftImg8bit"))
-    assert ([*findings.sorted()], summary.images) == ([], {"train": 2, "val": 1})
-    assert train(image_path="leftImg8bit") == ["aachen/aachen_000000_leftImg8bit", "ulm/ulm_000001_leftImg8bit"]
-    with pytest.raises(UserError, match="no split 'gone'"):
-        find_split(root, "Folder", "gone", {"label": ""}, image_path="leftImg8bit")
-    # Without one of its labels an image is named as such, whatever its name.
-    (root / "masks/train/ulm/ulm_000001_leftImg8bit.png").unlink()
-    with pytest.raises(UserError, match=r"ulm_000001_leftImg8bit\.png: an image without a mask"):
-        train(image_path="leftImg8bit")
-
-
 def test_classes_of_the_data_sets_own_file(clean, tmp_path, capsys):
     root = shutil.copytree(clean, tmp_path / "data")
     (root / "classes.txt").write_text("ground\ndisc #ff0000\nsquare\n")
@@ -248,7 +191,7 @@ def test_splits_that_cannot_be_trained_are_said_so(clean, capsys):
     assert words in (command[2:], command[3:])  # after python FILE or python -m data.check
 
 
-def killed(sample):
+def killed(sample, label_map):
     os._exit(9)
 
 

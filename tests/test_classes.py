@@ -11,6 +11,7 @@ KNOWN = {
     "camvid": (11, 3, "road", (128, 64, 128)),
     "cityscapes": (19, 6, "traffic light", (250, 170, 30)),
     "ade20k": (150, 149, "flag", (92, 0, 255)),
+    "cocostuff": (171, 170, "wood", tuple(voc_colours()[170])),  # without colours of their own
 }
 
 

@@ -11,15 +11,20 @@ import sys
 import types
 from pathlib import Path
 
+import annotated
+import annotated_masks
 import cv2
 import numpy as np
 import pytest
+from annotated import Picture
 from conftest import REPO, free_port, random_checkpoint
-from documents import program_of, reduced, shown, task_of
+from documents import commands, program_of, reduced, shown, task_of
 from PIL import Image
+from test_convert import drawn
 
 import config
 from data import demo
+from data.classes import voc_colours
 from scripts import pictures
 
 pytestmark = pytest.mark.slow
@@ -34,7 +39,7 @@ NOT_RUN = {
     r"python benchmarks/": "takes minutes, to make figures",
     r"(python -m )?pytest\b": "starts the tests themselves",
 }
-OUTPUTS = ("json", "save_dir", "report", "output")  # flags that name what a program writes
+OUTPUTS = ("json", "save_dir", "report", "output", "pictures")  # flags that name what a program writes
 SHOWN = shown()
 RUN = [command for command in SHOWN if not any(re.match(pattern, command) for pattern in NOT_RUN)]
 launched: set[str] = set()  # the ways to start programs that were tried
@@ -97,14 +102,30 @@ def draw_data(root: Path) -> None:
     (root / "dataset").mkdir()
     for name in ("demo", "camvid", "VOC2012"):
         (root / "dataset" / name).symlink_to(voc)
+    draw_exports(root)
     film = cv2.VideoWriter(str(root / "film.mp4"), cv2.VideoWriter_fourcc(*"mp4v"), 5, (53, 40))
     for path in sorted(voc.glob("JPEGImages/*"))[:3]:
         film.write(cv2.imread(str(path)))
     film.release()
 
 
-def run_in(folder: Path, command: str, python) -> None:
-    """Run a command as a shell does; it must succeed."""
+def draw_exports(root: Path) -> None:
+    """labelme_photos, exports/KIND for each kind of python -m data.convert, and exports/voc with VOC's colours."""
+    annotated.write_labelme(root / "labelme_photos", annotated_masks.demo_pictures(20, step=3))
+    (root / "exports").mkdir()
+    pictures = annotated_masks.demo_pictures(8, step=3, names=annotated.CLASSES)
+    for kind in ("labelme", "coco", "cvat", "labelstudio"):
+        getattr(annotated, f"write_{kind}")(root / "exports" / kind, pictures)
+    annotated_masks.write_supervisely(root / "exports/supervisely", pictures)
+    for kind in ("colours", "binary", "panoptic"):
+        getattr(annotated_masks, f"write_{kind}")(root / "exports" / kind, pictures, drawn)
+    annotated.save_images(root / "exports/voc/images", pictures)
+    painted = [Picture(picture.name, voc_colours()[drawn(picture)], []) for picture in pictures]
+    annotated.save_images(root / "exports/voc/masks", painted)
+
+
+def run_in(folder: Path, command: str, python) -> str:
+    """Run a command as a shell does; it must succeed. What it said."""
     command = re.sub(r"\bPORT\b", str(free_port()), command)
     env = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
     env |= python.env | {"WANDB_MODE": "offline", "WANDB_SILENT": "true"}
@@ -117,6 +138,7 @@ def run_in(folder: Path, command: str, python) -> None:
             raise
     # data.check: 1 is warnings, for example that so small a data set lacks a class.
     assert process.returncode in ((0, 1) if "data.check" in command else (0,)), f"{command}\n{output}"
+    return output
 
 
 @pytest.mark.parametrize("command", RUN, ids=lambda command: f"{SHOWN[command]}: {command[:60]}")
@@ -159,6 +181,10 @@ def provide(command: str, sandbox: Path, python, request) -> None:
     if "MyData" in command and layout and layout[1] != "Folder":
         shutil.rmtree("MyData")
         os.symlink("VOC2012", "MyData")
+    if "MyPhotos" in command and "data.convert" not in command:
+        run_in(sandbox, "python -m data.convert labelme labelme_photos MyPhotos", python)
+        if "data.split" not in command:
+            run_in(sandbox, "python -m data.split MyPhotos", python)
     words = program_of(command)[1]
     named = " ".join(words)
     if task_of(command) == "train":
@@ -197,6 +223,20 @@ def test_notebook_runs(sandbox, python, monkeypatch):
     assert len(str(last["report"])) > 50_000
     assert last["overlay"].size == last["own"].size == (53, 40)
     assert names["labels"].shape == (40, 53)
+
+
+def test_from_labelme_to_a_model(sandbox, python):
+    """The page's commands, one after the other; the first three print the next one."""
+    shown_commands = commands(REPO / "docs/from_labelme.md")
+    for number, command in enumerate(shown_commands):
+        said = run_in(sandbox, reduced(command), python)
+        said = re.sub(
+            rf"{REPO}/(?:(data)/(\w+)(?:/__main__)?\.py|(?=train))", lambda m: "-m data." + m[2] if m[1] else "", said
+        )
+        if number < 3:
+            assert f": {shown_commands[number + 1]}\n" in said
+    for written in ("log/Folder_res50_ASPP/best.pt", "report/index.html", "predictions/masks/photo_000.png"):
+        assert (sandbox / written).is_file()
 
 
 def test_pictures_are_drawn(tmp_path, monkeypatch):

@@ -15,13 +15,19 @@ from torch.distributed.run import get_args_parser as torchrun_parser
 
 import config
 from config.programs import EVALUATE, EXPORT, PREDICT, READER
-from data import distance
+from data import distance, split
 from data.check import __main__ as check
+from data.convert import __main__ as convert
 from errors import UserError
 from scripts import cli_reference, memory_table
 
 READERS = {"train.py": READER, "evaluate.py": EVALUATE, "predict.py": PREDICT, "export.py": EXPORT}
-PARSERS = {"data.check": check.parser, "data.distance": distance.parser}
+PARSERS = {
+    "data.check": check.parser,
+    "data.convert": convert.parser,
+    "data.split": split.parser,
+    "data.distance": distance.parser,
+}
 ROOMS = sorted(path.parent.name for path in REPO.glob("*/__init__.py"))
 # Flags in the documents that no program of ours and not torchrun declares.
 OTHER_FLAGS = {"help", "config", "stage", "processes", "use_env", "no_NAME"}

@@ -114,7 +114,7 @@ def test_faulty_folders_are_named(tmp_path, files, message):
 
 def test_missing_splits_and_names_are_named(tmp_path):
     put_pairs(tmp_path, "train/a")
-    with pytest.raises(UserError, match=r"no split 'val': looked for the folder .*images/val and the list .*val\.txt"):
+    with pytest.raises(UserError, match=r"no split 'val': looked for the folder .*images/val and .* list .*val\.txt"):
         find(tmp_path, "val")
     with pytest.raises(UserError, match=r"no split 'train': looked for the list .*lists/train\.txt"):
         find(tmp_path, list_path="lists")

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import annotated
 import numpy as np
 import pytest
 from conftest import REPO, TINY, flags
@@ -79,6 +80,7 @@ def place(tmp_path_factory, python) -> Place:
         binary.pair(name, image, np.where(dense > 0, 255, 0).astype(np.uint8))
     (folder / "my data/classes.txt").write_text("ground\ndisc\nsquare\ntriangle\ncross\n")
     Image.fromarray(draw_sample(9)[0]).save(folder / "a photo.jpg")
+    annotated.write_labelme(folder / "my labels", annotated.draw_pictures(9, kinds="mask"))
     return Place(folder, python.env)
 
 
@@ -114,6 +116,7 @@ def programs(place: Place) -> Iterator[tuple[str, int, str]]:
     """Each program as a user runs it, one after the other: what is run, its exit status, and what it says."""
     checkpoint = "log/a run/best.pt"
     for command in (
+        program("data/convert/__main__.py", "labelme", "my labels", "converted data"),
         program("data/check/__main__.py", "my data", *FOLDERS),
         program("data/check/__main__.py", "my data", *FOLDERS, "--splits", "val"),
         f"{TRAIN} --name 'a run'",
@@ -157,7 +160,7 @@ def test_every_printed_command_runs(place):
     for command, status, said in programs(place):
         statuses.append(status)
         found |= dict.fromkeys(PRINTED.findall(said), command)
-    assert statuses == [0, 0, 0, 0, 0, 2, 2, 2, 2, 75]
+    assert statuses == [0, 0, 0, 0, 0, 0, 2, 2, 2, 2, 75]
     tried: set[str] = set()
     for _ in range(DEPTH):
         for command in sorted(set(found) - tried):
@@ -170,7 +173,7 @@ def test_every_printed_command_runs(place):
             found = dict.fromkeys(PRINTED.findall(said), command) | found
     assert not faults, "\n\n".join(faults)
     names = {Path(name).name for command in tried for name in shlex.split(command)[:2]}
-    assert names >= {"__main__.py", "train.py", "evaluate.py"}
+    assert names >= {"__main__.py", "split.py", "train.py", "evaluate.py"}
     assert any("--logdir" in command for command in tried)  # TensorBoard's
 
 

@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Sequence
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from pathlib import Path
 
 from tqdm import tqdm
@@ -22,20 +23,22 @@ if not __package__:  # started as a file from another folder: python PATH/data/c
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 import program
-import shell
+from data.check.commands import conversion, mending_lines, training_lines
 from data.check.duplicates import find_duplicates
 from data.check.findings import Findings
+from data.check.guess import guess_flags
 from data.check.measure import Facts, measure
+from data.check.pictures import check_folder, write_pictures
 from data.check.report import class_table, finding_lines, summary_lines
 from data.check.rules import check_agreement, check_images, check_labels, check_values, infer_num_classes
 from data.check.summary import Summary, check_classes
-from data.check.survey import Paths, Sample, guess_dataset, survey
+from data.check.survey import Paths, Sample, survey
 from data.classes import read_classes
-from data.resize import large_images
+from data.label_map import LabelMap, read_label_map
+from data.released import Released
 from errors import UserError
 from labels import MAPS
 
-BATCHSIZE, CROP_SIZE = 16, 465  # train.py's defaults
 CHUNK = 8  # samples that a process takes at once
 
 
@@ -46,37 +49,61 @@ def check(
     num_classes: int | None = None,
     classes: str = "",
     paths: Paths | None = None,
-    splits: Sequence[str] = ("train", "val"),
+    splits: Sequence[str] = (),
     workers: int = 0,
+    pictures: Path | None = None,
 ) -> tuple[Summary, Findings]:
-    """Check a data set and return (summary, findings): its numbers, and what is wrong with it. Write nothing.
+    """Check a data set and return (summary, findings): its numbers, and what is wrong with it.
 
-    root: the data set's folder. The other arguments are the flags --dataset, --numclasses, --classes, folders, --splits
-    and --workers. "" and None infer a value from the data. workers: number of processes; 0 reads in this process.
-    Raises UserError if root holds no data set or `classes` is invalid.
+    root: the data set's folder. The other arguments are the flags --dataset, --numclasses, --classes, those of Paths,
+    --splits, --workers and --pictures. "" and None infer a value from the data. workers: number of processes; 0 reads
+    in this process. Writes nothing but the pictures. Raises UserError if root holds no data set or a flag is invalid.
     """
-    findings, paths = Findings(root), paths or Paths()
+    findings, paths, given = Findings(root), paths or Paths(), num_classes is not None
+    dataset, paths, known, found, samples = _find(root, dataset, paths, num_classes, splits, findings)
     classes = classes or _class_file(root, num_classes, findings)
+    if known and not classes and num_classes in (None, int(known.flags["numclasses"])):
+        classes = known.flags["classes"]
     if classes:
         num_classes = len(read_classes(classes, num_classes).names)
-    dataset = dataset or guess_dataset(root, paths)
-    found, samples = survey(root, dataset, paths, splits, findings)
-    facts = _measure_all(samples, workers)
+    label_map = read_label_map(paths.label_map, num_classes)
+    if label_map and num_classes is None:
+        num_classes = max(label_map.num_classes, 2)
+    facts = _measure_all(samples, label_map, workers)
 
     inferred = num_classes is None
-    known = read_classes(classes, num_classes or infer_num_classes(facts))
-    num_classes = len(known.names)
-    colours = {f"#{bytes(known.colours[number]).hex()}": number for number in reversed(range(num_classes))}
+    named = read_classes(classes, num_classes or infer_num_classes(facts))
+    num_classes = len(named.names)
+    colours = {f"#{bytes(named.colours[number]).hex()}": number for number in reversed(range(num_classes))}
     check_images(facts, findings)
     check_labels(facts, colours, findings)
     check_values(facts, num_classes, inferred, classes, findings)
     check_agreement(facts, findings)
     find_duplicates(facts, findings)
     layout = {"Folder": "Folder", "Dense": "VOC"}.get(dataset, "ScribbleSup")
-    summary = Summary(str(root), layout, dataset, num_classes, not inferred, classes)
-    summary.count(facts, found, known.names)
+    flags = {name: value for name, value in dataclasses.asdict(paths).items() if value}
+    name = known.name if known else ""
+    summary = Summary(str(root), layout, dataset, num_classes, given, classes, flags, name, paths.splits)
+    summary.count(facts, found, named.names)
     check_classes(summary, findings)
+    if pictures:
+        for problem in write_pictures(pictures, samples, findings, named.colours, label_map):
+            print(f"no picture: {problem}")
     return summary, findings
+
+
+def _find(
+    root: Path, dataset: str, paths: Paths, num_classes: int | None, splits: Sequence[str], findings: Findings
+) -> tuple[str, Paths, Released | None, list[str], list[Sample]]:
+    """Return --dataset, the data flags, the well-known data set or None, the splits that exist, and the samples.
+
+    Raises UserError, with the command to convert them, if there are files of an annotation tool instead of masks.
+    """
+    dataset, paths, known = guess_flags(root, dataset, paths, num_classes)
+    found, samples = survey(root, dataset, paths, splits or paths.splits, findings)
+    if not any(sample.labels for sample in samples) and (problem := conversion(root)):
+        raise UserError(f"{root}: {problem}")
+    return dataset, paths, known, found, samples
 
 
 def _class_file(root: Path, num_classes: int | None, findings: Findings) -> str:
@@ -92,15 +119,16 @@ def _class_file(root: Path, num_classes: int | None, findings: Findings) -> str:
     return str(path)
 
 
-def _measure_all(samples: list[Sample], workers: int) -> list[Facts]:
+def _measure_all(samples: list[Sample], label_map: LabelMap | None, workers: int) -> list[Facts]:
     """Return the Facts of each sample, in order. workers: number of processes; 0 measures in this process.
 
     Raises UserError if a worker process is killed.
     """
+    measure_one = partial(measure, label_map=label_map)
     if workers == 0:
-        return [measure(sample) for sample in tqdm(samples, unit="image", desc="reading")]
+        return [measure_one(sample) for sample in tqdm(samples, unit="image", desc="reading")]
     try:
-        return process_map(measure, samples, max_workers=workers, chunksize=CHUNK, unit="image", desc="reading")
+        return process_map(measure_one, samples, max_workers=workers, chunksize=CHUNK, unit="image", desc="reading")
     except BrokenProcessPool:
         raise UserError(
             f"a process of --workers {workers} was killed, out of memory? Lower --workers, or use --workers 0"
@@ -111,42 +139,25 @@ def main(argv: list[str] | None = None) -> int:
     args = parser().parse_args(argv)
     if args.numclasses is not None and not 2 <= args.numclasses <= 255:
         raise UserError(f"--numclasses {args.numclasses}: must be 2 to 255")
-    if args.json and args.json.resolve().is_relative_to(args.root.resolve()):
-        raise UserError(f"--json {args.json}: is in the data set, which the check does not change; use another folder")
+    for name, path in (("json", args.json), ("pictures", args.pictures)):
+        if path and path.resolve().is_relative_to(args.root.resolve()):
+            raise UserError(f"--{name} {path}: is in the data set, which the check does not change; use another folder")
+    if args.pictures:
+        check_folder(args.pictures)
     workers = args.workers
     if workers < 0:
         workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     paths = Paths(**{item.name: getattr(args, item.name) for item in dataclasses.fields(Paths)})
     options = {"dataset": args.dataset, "num_classes": args.numclasses, "classes": args.classes, "splits": args.splits}
-    summary, findings = check(args.root, paths=paths, workers=workers, **options)
+    summary, findings = check(args.root, paths=paths, workers=workers, pictures=args.pictures, **options)
     print("\n".join([*summary_lines(summary), *class_table(summary), "", *finding_lines(findings)]))
     if args.json:
         _write_json(args.json, summary, findings)
-    if findings.status < 2:
-        print("\n".join(next_lines(summary, paths)))
+    if args.pictures:
+        print(f"pictures: {args.pictures}")
+    for line in training_lines(summary) if findings.status < 2 else mending_lines(summary, findings):
+        print(line)
     return findings.status
-
-
-def next_lines(summary: Summary, paths: Paths) -> list[str]:
-    """Return lines of text that say how to train on data without errors; the last line ends with the command.
-
-    If train or val was not checked, the command checks both splits instead.
-    """
-    folders = [word for name, folder in dataclasses.asdict(paths).items() if folder for word in (f"--{name}", folder)]
-    if not {"train", "val"} <= set(summary.images):
-        command = shell.python_command("-m", "data.check", summary.root, "--dataset", summary.dataset, *folders)
-        return [f"training needs the splits train and val; to check both: {command}"]
-    words = ["--dataset", summary.dataset, "--dataset_path", summary.root, "--numclasses", summary.num_classes]
-    words += ["--classes", summary.class_file] if summary.class_file else []
-    words += [*folders, "--model_type", "res50_ASPP_lorm" if "Pseudo" in summary.dataset else "res50_ASPP"]
-    long_side, advice = large_images(summary.image_sizes, CROP_SIZE)
-    words += ["--long_side", long_side] if long_side else []
-    words += ["--batchsize", summary.images["train"]] if summary.images["train"] < BATCHSIZE else []
-    return [
-        *([advice] if advice else []),
-        "training downloads its start weights once; without a network, add --pretrained none to the command",
-        f"to train: {shell.python_command('train.py', *words)}",
-    ]
 
 
 def parser() -> argparse.ArgumentParser:
@@ -155,12 +166,19 @@ def parser() -> argparse.ArgumentParser:
     add("root", type=Path, metavar="PATH", help="root of the data set, train.py's --dataset_path")
     add("--dataset", default="", choices=MAPS, help="labels to train on [guessed from the folders]")
     add("--numclasses", type=int, metavar="N", help="number of classes [inferred from the labels]")
-    names = "names and colours: voc, camvid, cityscapes, ade20k, or a FILE [PATH/classes.txt]"
+    names = "names and colours: voc, camvid, cityscapes, ade20k, cocostuff, or a FILE [PATH/classes.txt]"
     add("--classes", default="", metavar="FILE", help=names)
-    add("--splits", nargs="+", default=["train", "val"], metavar="NAME", help="splits [train val]")
+    add("--splits", nargs="+", default=[], metavar="NAME", help="splits [--train_split and --val_split]")
     for item in dataclasses.fields(Paths):
-        add(f"--{item.name}", default="", metavar="DIR", help=f"folder, as train.py's --{item.name}")
+        metavar = "DIR" if item.name.endswith("_path") else "FILE" if item.name == "label_map" else "NAME"
+        add(
+            f"--{item.name}",
+            default="",
+            metavar=metavar,
+            help=f"as train.py's --{item.name} [guessed from the folders]",
+        )
     add("--json", type=Path, metavar="FILE", help="write everything to this file, with all file names")
+    add("--pictures", type=Path, metavar="DIR", help="write images with their labels painted over to this new folder")
     add("--workers", type=int, default=-1, metavar="N", help="processes; 0 reads in this process [number of cores]")
     return parser
 

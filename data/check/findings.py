@@ -3,14 +3,20 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from data.layout import ADE20K, CITYSCAPES
+from data.released import ADE20K
 
 # {code: (what is wrong, what to do)}. Errors stop training, or make it or its scores wrong.
 ERRORS = {
     "split-missing": ("no such split", "add its folders or its list; training needs train and val"),
     "listed-image-missing": ("a list names a missing image", "add the image, or remove the name from the list"),
-    "image-without-label": ("an image has no label", "add the label, or remove the image from the split"),
-    "cityscapes-names": ("an image and its label have different names, as in Cityscapes", CITYSCAPES),
+    "no-split": (
+        "images are not split into train and val",
+        "choose images for validation: python -m data.split writes train.txt and val.txt",
+    ),
+    "image-without-label": (
+        "an image has no label",
+        "add the label, or remove the image from the split; where names end otherwise: --image_suffix, --label_suffix",
+    ),
     "two-files-of-one-name": ("two files differ only in their suffix", "remove or rename one"),
     "in-two-splits": ("an image is in two splits", "remove it from one: a score on training images means nothing"),
     "image-unreadable": ("an image is truncated or not an image", "replace it"),
@@ -18,20 +24,28 @@ ERRORS = {
     "size-mismatch": ("a label and its image differ in size", "resize the label (nearest), or find the right one"),
     "exif-rotated": ("EXIF rotates an image, not its label", "rotate the label too, or save the image upright"),
     "image-16-bit": ("an image has more than 8 bits a channel", "convert it to 8 bits with a suitable scaling"),
-    "mask-colour": ("a label has colours, not class numbers", "save the class numbers as a grey or palette PNG"),
+    "mask-colour": ("a label has colours, not class numbers", "python -m data.convert colours writes class numbers"),
     "mask-mode": ("a label does not have one 8-bit channel", "save class numbers as a grey or palette PNG"),
     "mask-lossy": ("JPEG or lossy WebP changed a label's values", "export it again as PNG; converting it is too late"),
     "label-out-of-range": (
         "a label value is not a class number",
         "correct the labels, or raise --numclasses (with --classes, add names to its file); 255 marks ignored pixels; "
-        "if 0 is not a class, subtract 1 from each label, so that 0 becomes 255",
+        "--label_map FILE gives the files' values other class numbers",
     ),
-    "ade20k-labels": ("labels have ADE20K's values 0..150, but only 1..150 are classes", ADE20K),
+    "label-not-listed": (
+        "a label value is not in the label map",
+        "use a --label_map FILE that lists it; '* 255' ignores the rest",
+    ),
+    "ade20k-labels": (
+        "labels have ADE20K's values 0..150, but only 1..150 are classes",
+        "use " + " ".join(f"--{name} {ADE20K.flags[name]}" for name in ("label_map", "numclasses", "classes")),
+    ),
     "label-odd-value": (
         "a label value lies far above the others",
-        "correct the labels: classes count from 0, and 255 marks ignored pixels; else set --numclasses",
+        "correct the labels: classes count from 0, and 255 marks ignored pixels; else set --numclasses, or give the "
+        "values class numbers with --label_map FILE",
     ),
-    "label-binary-255": ("labels are only 0 and 255 (ignored): only class 0 is learnt", "write 1 in place of 255"),
+    "label-binary-255": ("labels are only 0 and 255 (ignored): only class 0 is learnt", "use --label_map binary"),
     "duplicate-across-splits": ("two splits share a picture", "keep it in one, or scores are those of training images"),
 }
 WARNINGS = {

@@ -11,6 +11,7 @@ from PIL import ExifTags, Image, ImageOps
 
 from data.check.survey import Sample
 from data.images import LABEL_MODES, decode
+from data.label_map import UNLISTED, LabelMap
 from errors import UserError
 from labels import IGNORE
 
@@ -51,11 +52,13 @@ class LabelFacts(FileFacts):
     """What was measured of one label file.
 
     lossy: whether the compression is JPEG or lossy WebP. values: {value: pixels}; empty if lossy or not one channel.
+    unlisted: {value: pixels} that the label map does not list; they are not in `values`, which holds class numbers.
     colours: {"#rrggbb": pixels} of a label that has colours instead of class numbers, the most frequent ones.
     """
 
     lossy: bool = False
     values: dict[int, int] = field(default_factory=dict)
+    unlisted: dict[int, int] = field(default_factory=dict)
     colours: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -77,14 +80,17 @@ class Facts:
     agreement: dict[str, tuple[int, int]]
 
 
-def measure(sample: Sample) -> Facts:
-    """Decode the files of a sample and return the Facts. An unreadable file gets a fault; nothing is raised."""
+def measure(sample: Sample, label_map: LabelMap | None = None) -> Facts:
+    """Decode the files of a sample and return the Facts. An unreadable file gets a fault; nothing is raised.
+
+    label_map: applied to the values of all labels.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PIL's, on large files and old palettes: the check has findings for these
         image = _measure_image(sample.image)
         labels, pixels = {}, {}
         for kind, path in sample.labels.items():
-            labels[kind], pixels[kind] = _measure_label(path)
+            labels[kind], pixels[kind] = _measure_label(path, label_map)
     agreement = {}
     mask = pixels.get("mask")
     for kind in ("scribble", "pseudo"):
@@ -136,7 +142,7 @@ def difference_hash(pixels: np.ndarray) -> int | None:
     return int.from_bytes(np.packbits(levels[:, 1:] > levels[:, :-1]).tobytes(), "big")
 
 
-def _measure_label(path: Path) -> tuple[LabelFacts, np.ndarray | None]:
+def _measure_label(path: Path, label_map: LabelMap | None) -> tuple[LabelFacts, np.ndarray | None]:
     """Return the LabelFacts of a file and its class numbers (H, W), or None if the file has no class numbers."""
     facts = LabelFacts(path)
 
@@ -151,14 +157,23 @@ def _measure_label(path: Path) -> tuple[LabelFacts, np.ndarray | None]:
         pixels, facts.mode = pixels[..., 0], "L"  # as read_label reads it
     if facts.mode in LABEL_MODES:
         pixels = pixels.astype(np.uint8) if facts.mode == "1" else pixels
-        values, counts = np.unique(pixels, return_counts=True)
-        facts.values = dict(zip(values.tolist(), counts.tolist(), strict=True))
+        if label_map is not None:
+            mapped = label_map.look_up(pixels)
+            facts.unlisted = _count(pixels[mapped == UNLISTED])
+            pixels = np.where(mapped == UNLISTED, np.uint8(IGNORE), mapped)
+        facts.values = _count(pixels)
         return facts, pixels
     if pixels.ndim == 3 and pixels.shape[2] >= 3:
         colours: list = Image.fromarray(pixels[..., :3]).getcolors(pixels.size) or []
         most_frequent = sorted(colours, key=lambda item: (-item[0], item[1]))[:NUM_COLOURS]
         facts.colours = {f"#{bytes(colour).hex()}": count for count, colour in most_frequent}
     return facts, None
+
+
+def _count(pixels: np.ndarray) -> dict[int, int]:
+    """Return {value: number of pixels}, in the order of values."""
+    values, counts = np.unique(pixels, return_counts=True)
+    return dict(zip(values.tolist(), counts.tolist(), strict=True))
 
 
 def _is_lossy_webp(path: Path) -> bool:

@@ -14,7 +14,10 @@ NUM_EXAMPLES = 3
 
 def summary_lines(summary: Summary) -> list[str]:
     """Return lines of text with a data set's layout, splits, image sizes and number of classes."""
-    lines = [f"{summary.root}: {LAYOUTS[summary.layout]}, for --dataset {summary.dataset}"]
+    layout = summary.known or LAYOUTS[summary.layout]
+    lines = [f"{summary.root}: {layout}, for --dataset {summary.dataset}"]
+    read = [f"--{name} {value}" for name, value in summary.flags.items()]
+    lines += [f"  read with {' '.join(read)}"] if read else []
     for split, count in summary.images.items():
         labels = ", ".join(f"{kind} {files}" for kind, files in summary.labels[split].items()) or "none"
         lines.append(
@@ -24,6 +27,7 @@ def summary_lines(summary: Summary) -> list[str]:
     more = len(summary.sizes) - NUM_SIZES
     lines.append(f"  sizes: {sizes}" + (f", and {more} more" if more > 0 else ""))
     source = "as given" if summary.num_classes_given else "inferred from the labels: check it"
+    source = "as released" if summary.known and not summary.num_classes_given else source
     source = f"named by {summary.class_file}" if summary.class_file else source
     lines.append(f"  classes: --numclasses {summary.num_classes} ({source})")
     for kind, share in summary.agreement.items():

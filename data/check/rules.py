@@ -63,6 +63,9 @@ def check_labels(facts: list[Facts], colours: dict[str, int], findings: Findings
             known = {colour: f"{colour} = class {colours[colour]}" for colour in label.colours if colour in colours}
             shown = _first_six([known.get(colour, colour) for colour in label.colours])
             findings.add("mask-colour", label.path, f"{len(label.colours)} colour(s): {shown}")
+        elif label.unlisted:
+            note = f"{_first_six(list(label.unlisted))} in {sum(label.unlisted.values())} pixel(s)"
+            findings.add("label-not-listed", label.path, note)
         elif not label.values:
             findings.add("mask-mode", label.path, f"mode {label.mode}")
         elif not label.classes:

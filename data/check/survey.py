@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,27 +10,37 @@ from pathlib import Path
 from data import layout
 from data.check.findings import Findings
 from data.layout import Split
+from data.plain import find_whole
 from errors import UserError
 from labels import MAPS
 
-# Cityscapes has several label files for an image. Training reads a link to one, so the others are no finding.
-CITYSCAPES_LABEL = re.compile(r"_gt(Fine|Coarse)_\w+$")
+WHOLE = "all"  # the images of a data set that has no splits
 
 list_folder = functools.cache(layout.list_folder)
 
 
 @dataclass(frozen=True)
 class Paths:
-    """The folder flags of the same names, relative to the data set's root; "" for the default folder."""
+    """The data flags of the same names; folders are relative to the data set's root; "" for the default."""
 
     list_path: str = ""
     image_path: str = ""
     train_path: str = ""
     val_path: str = ""
     pseudo_path: str = ""
+    train_split: str = ""
+    val_split: str = ""
+    image_suffix: str = ""
+    label_suffix: str = ""
+    label_map: str = ""
+
+    @property
+    def splits(self) -> tuple[str, str]:
+        """Return the names of the training and the validation split."""
+        return self.train_split or "train", self.val_split or "val"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Sample:
     """The files of one image and its labels.
 
@@ -43,35 +52,15 @@ class Sample:
     labels: dict[str, Path]
 
 
-def required_labels(dataset: str, split: str) -> tuple[str, ...]:
+def required_labels(dataset: str, *, is_train: bool) -> tuple[str, ...]:
     """Return the kinds of label that each image of a split must have: some of "mask", "scribble" and "pseudo".
 
-    dataset: value of --dataset. split: name, such as "train".
+    dataset: value of --dataset. is_train: whether it is the training split.
     """
-    if split != "train" or dataset in ("Folder", "Dense"):
+    if not is_train or dataset in ("Folder", "Dense"):
         return ("mask",)
     kinds = {"label": "scribble", "pseudo": "pseudo"}
     return tuple(kinds[name] for name in MAPS[dataset] if name in kinds)
-
-
-def guess_dataset(root: Path, paths: Paths) -> str:
-    """Return the value of --dataset that fits the folders below root. Raises UserError if no value fits."""
-    if not root.is_dir():
-        raise UserError(f"{root}: no such folder")
-    if (root / layout.SCRIBBLES).is_dir():
-        return "ScribblePseudo" if (root / (paths.pseudo_path or layout.PSEUDO)).is_dir() else "ScribbleOnly"
-    if (root / layout.PSEUDO).is_dir():
-        return "PseudoOnly"
-    if (root / "ImageSets").is_dir() or (root / "JPEGImages").is_dir():
-        return "Dense"
-    if (root / (paths.image_path or "images")).is_dir():
-        return "Folder"
-    layout.check_released(root)
-    present = ", ".join(sorted(path.name for path in root.iterdir())[:8]) or "nothing"
-    raise UserError(
-        f"{root}: no data set: it has neither images and masks (plain folders) nor JPEGImages and ImageSets (VOC's "
-        f"layout), but {present}; give its root, or name the folders with --dataset and --image_path"
-    )
 
 
 def find_split(root: Path, dataset: str, paths: Paths, name: str) -> Split:
@@ -80,12 +69,27 @@ def find_split(root: Path, dataset: str, paths: Paths, name: str) -> Split:
     name: of the split. The folder of masks is included even if training does not read masks. Raises UserError if the
     split is missing.
     """
-    kinds = {"pseudo" if kind == "pseudo" else "label": kind for kind in required_labels(dataset, name)}
-    chosen = {"label": paths.train_path if name == "train" else paths.val_path, "pseudo": paths.pseudo_path}
+    is_train = name == paths.splits[0]
+    kinds = {"pseudo" if kind == "pseudo" else "label": kind for kind in required_labels(dataset, is_train=is_train)}
+    chosen = {"label": paths.train_path if is_train else paths.val_path, "pseudo": paths.pseudo_path}
     maps = {map_name: chosen[map_name] for map_name in kinds}
-    split = layout.find_split(root, dataset, name, maps, list_path=paths.list_path, image_path=paths.image_path)
+    reads = dataset if is_train or dataset == "Folder" else "Dense"
+    split = layout.find_split(root, reads, name, maps, list_path=paths.list_path, image_path=paths.image_path)
     folders = {"image": split.folders["image"], "mask": layout.first_folder(root, paths.val_path, *layout.MASKS)}
-    return replace(split, folders=folders | {kind: split.folders[map_name] for map_name, kind in kinds.items()})
+    return with_endings(split, folders | {kind: split.folders[map_name] for map_name, kind in kinds.items()}, paths)
+
+
+def find_unsplit(root: Path, paths: Paths) -> Split | None:
+    """Return a Split of all images and masks in plain folders, or None if there are none."""
+    place = find_whole(root, images=paths.image_path, masks=paths.val_path)
+    split = Split({"image": place.images, "mask": place.masks}, plain=True)
+    return with_endings(split, split.folders, paths) if list_folder(place.images, layout.IMAGE_SUFFIXES) else None
+
+
+def with_endings(split: Split, folders: dict[str, Path], paths: Paths) -> Split:
+    """Return the split with other folders, and the ends of its files' names as the flags say."""
+    endings = dict.fromkeys(folders, paths.label_suffix) | {"image": paths.image_suffix}
+    return replace(split, folders=folders, endings=endings)
 
 
 def find_samples(name: str, split: Split, required: tuple[str, ...], findings: Findings) -> list[Sample]:
@@ -108,9 +112,8 @@ def find_samples(name: str, split: Split, required: tuple[str, ...], findings: F
             if len(paths) > 1:
                 findings.add("two-files-of-one-name", paths[0], f"and {', '.join(path.name for path in paths[1:])}")
             elif not paths and kind in required:
-                missing = split.folders[kind] / f"{key}.png"
-                code = "cityscapes-names" if layout.is_cityscapes(missing) else "image-without-label"
-                findings.add(code, files["image"][0], f"no {findings.show(missing)}")
+                missing = split.folders[kind] / f"{key}{split.endings[kind]}.png"
+                findings.add("image-without-label", files["image"][0], f"no {findings.show(missing)}")
         labels = {kind: paths[0] for kind, paths in files.items() if kind != "image" and paths}
         samples.append(Sample((name,), files["image"][0], labels))
     return samples
@@ -140,10 +143,11 @@ def find_unused(root: Path, dataset: str, paths: Paths, splits: list[Split], fin
         (kind, folder): split for split in splits for kind, folder in split.folders.items() if kind != "image"
     }
     for (kind, folder), split in label_folders.items():
-        images = list_folder(split.folders["image"], layout.IMAGE_SUFFIXES)
-        used = images if split.listed is None else {layout.without_suffix(name, images) for name in listed}
-        for key, files in list_folder(folder, layout.ANY_SUFFIXES).items():
-            if key not in images and not CITYSCAPES_LABEL.search(key):
+        ending = split.endings["image"]
+        images = layout.select(list_folder(split.folders["image"], layout.IMAGE_SUFFIXES), ending)
+        used = images if split.listed is None else {layout.without_suffix(name, images, ending) for name in listed}
+        for key, files in layout.select(list_folder(folder, layout.ANY_SUFFIXES), split.endings[kind]).items():
+            if key not in images:
                 findings.add("label-without-image", files[0], kind)
             elif key in images and key not in used:
                 unused.setdefault(images[key][0], []).append(kind)
@@ -156,19 +160,25 @@ def survey(
 ) -> tuple[list[str], list[Sample]]:
     """Return the names of the splits that exist, and one Sample per image; add findings for missing or unused files.
 
-    names: splits to look for.
+    names: splits to look for. Plain folders without any of them are one split, WHOLE.
     """
-    list_folder.cache_clear()
     splits: dict[str, Split] = {}
+    missing: dict[str, str] = {}
     for name in names:
         try:
             splits[name] = find_split(root, dataset, paths, name)
         except UserError as error:
-            findings.add("split-missing", name, str(error))
-    samples = [
-        sample
-        for name, split in splits.items()
-        for sample in find_samples(name, split, required_labels(dataset, name), findings)
-    ]
+            missing[name] = str(error)
+    whole = find_unsplit(root, paths) if dataset == "Folder" and not splits and not paths.list_path else None
+    if whole:
+        splits[WHOLE] = whole
+        findings.add("no-split", whole.folders["image"], f"no {' and no '.join(names)}")
+    else:
+        for name, problem in missing.items():
+            findings.add("split-missing", name, problem)
+    samples = []
+    for name, split in splits.items():
+        required = required_labels(dataset, is_train=name == paths.splits[0])
+        samples += find_samples(name, split, required, findings)
     find_unused(root, dataset, paths, list(splits.values()), findings)
     return list(splits), merge_samples(samples, findings)

@@ -1,0 +1,139 @@
+"""The commands that the data check prints: what to run next, ready to be pasted."""
+
+import dataclasses
+from pathlib import Path
+
+import shell
+from data.check.annotations import KINDS, PER_IMAGE, by_split, find_annotations
+from data.check.findings import Findings
+from data.check.summary import Summary
+from data.check.survey import Paths
+from data.images import IMAGE_SUFFIXES
+from data.plain import IMAGES, MASKS, Place, find_places, find_whole
+from data.released import ADE20K
+from data.resize import large_images
+
+BATCHSIZE, CROP_SIZE = 16, 465  # train.py's defaults
+
+
+def training_lines(summary: Summary) -> list[str]:
+    """Return lines of text that say how to train on data without errors; the last line ends with the command.
+
+    If the training or the validation split was not checked, the command checks both splits instead.
+    """
+    if not set(summary.splits) <= set(summary.images):
+        command = shell.python_command(*_check_again(summary))
+        return [f"training needs the splits {' and '.join(summary.splits)}; to check both: {command}"]
+    words = ["--dataset", summary.dataset, "--dataset_path", summary.root, "--numclasses", summary.num_classes]
+    words += ["--classes", summary.class_file] if summary.class_file else []
+    words += [
+        *_words(summary.flags),
+        "--model_type",
+        "res50_ASPP_lorm" if "Pseudo" in summary.dataset else "res50_ASPP",
+    ]
+    long_side, advice = large_images(summary.image_sizes, CROP_SIZE)
+    words += ["--long_side", long_side] if long_side else []
+    num_train = summary.images[summary.splits[0]]
+    words += ["--batchsize", num_train] if num_train < BATCHSIZE else []
+    return [
+        *([advice] if advice else []),
+        "training downloads its start weights once; without a network, add --pretrained none to the command",
+        f"to train: {shell.python_command('train.py', *words)}",
+    ]
+
+
+def mending_lines(summary: Summary, findings: Findings) -> list[str]:
+    """Return [the line with the command that mends the first fault that a command can mend], or []."""
+    codes, again = {finding.code for finding in findings.sorted()}, _check_again(summary)
+    if "mask-colour" in codes and summary.dataset == "Folder":
+        commands = _convert_masks(summary, "colours")
+    elif "mask-colour" in codes:
+        root = Path(summary.root)
+        commands = [["-m", "data.convert", "colours", root, new_folder(root)]]
+    elif "label-binary-255" in codes:
+        commands = [[*again, "--label_map", "binary", *([] if summary.class_file else ["--numclasses", 2])]]
+    elif "ade20k-labels" in codes:
+        commands = [[*again, *_words({name: ADE20K.flags[name] for name in ("label_map", "numclasses", "classes")})]]
+    elif "no-split" in codes:
+        commands = [_split(summary)]
+    else:
+        return []
+    return [f"to mend: {' && '.join(shell.python_command(*words) for words in commands)}"]
+
+
+def _check_again(summary: Summary) -> list[object]:
+    return ["-m", "data.check", summary.root, "--dataset", summary.dataset, *_words(summary.flags)]
+
+
+def _words(flags: dict[str, str]) -> list[object]:
+    return [word for name, value in flags.items() for word in (f"--{name}", value)]
+
+
+def _split(summary: Summary) -> list[object]:
+    """Return the words of the command that splits a data set in plain folders."""
+    root, paths = Path(summary.root), _paths(summary)
+    place = find_whole(root, images=paths.image_path, masks=paths.val_path)
+    folders = {"image_path": (place.images, IMAGES), "label_path": (place.masks, MASKS[0])}
+    flags = {
+        name: path.relative_to(root).as_posix() for name, (path, default) in folders.items() if path != root / default
+    }
+    ends = {name: value for name in ("image_suffix", "label_suffix") if (value := getattr(paths, name))}
+    return ["-m", "data.split", root, "--val", "0.2", *_words(flags | ends)]
+
+
+def _convert_masks(summary: Summary, kind: str) -> list[list[object]]:
+    """Return the words of the commands that convert the masks of a data set in plain folders: one, or one a split."""
+    root, paths = Path(summary.root), _paths(summary)
+    out = new_folder(root)
+    ends = _words({name: value for name in ("image_suffix", "label_suffix") if (value := getattr(paths, name))})
+    places: dict[str, Place] = {}
+    for role, split in zip(("train", "val"), paths.splits, strict=True):
+        for place in find_places(root, split, paths.image_path, paths.val_path, paths.list_path):
+            places[role] = place
+    whole = find_whole(root, images=paths.image_path, masks=paths.val_path)
+    in_folders = [place for place in places.values() if place.images.parent != whole.images and not place.list_file]
+    if not in_folders and paths.splits == ("train", "val"):
+        return [["-m", "data.convert", kind, whole.masks, out, "--images", whole.images, *ends]]
+    return [
+        ["-m", "data.convert", kind, place.masks, out, "--images", place.images, "--split", role, *ends]
+        for role, place in places.items()
+    ]
+
+
+def _paths(summary: Summary) -> Paths:
+    return dataclasses.replace(Paths(), **summary.flags)
+
+
+def conversion(root: Path) -> str:
+    """Return what to do with a folder of annotation files, ending with the command; "" if it has none."""
+    found = find_annotations(root)
+    if not found:
+        return ""
+    kind, files = next(iter(found.items()))
+    files = [path for path in files if path.name.startswith("instances")] or files  # COCO's, beside those of keypoints
+    splits = {} if kind in PER_IMAGE else by_split(files, root)
+    out = new_folder(root)
+    if splits:
+        commands = [
+            ["-m", "data.convert", kind, path, out, "--split", split, *_images_of(path, root)]
+            for split, path in splits.items()
+        ]
+    elif len(files) == 1 and kind not in PER_IMAGE:
+        commands = [["-m", "data.convert", kind, files[0], out, *_images_of(files[0], root)]]
+    else:
+        commands = [["-m", "data.convert", kind, root, out]]
+    command = " && ".join(shell.python_command(*words) for words in commands)
+    return f"has no masks, but annotations of {KINDS[kind][0]} ({files[0]}): draw masks from them: {command}"
+
+
+def _images_of(path: Path, root: Path) -> list[object]:
+    """Return the flag that names the folder of the images of an annotation file, unless they are beside it."""
+    beside = any(other.suffix.lower() in IMAGE_SUFFIXES for other in path.parent.iterdir())
+    return [] if beside or path.parent == root else ["--images", root]
+
+
+def new_folder(root: Path) -> Path:
+    """Return a folder beside root that does not exist."""
+    root = root if root.name not in ("", "..") else root.resolve()
+    names = (f"{root.name}_masks", *(f"{root.name}_masks{number}" for number in range(2, 100)))
+    return next(folder for folder in map(root.with_name, names) if not folder.exists())

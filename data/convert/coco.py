@@ -1,0 +1,160 @@
+"""COCO's JSON of object annotations: polygons, and masks as RLE, compressed or not.
+
+Format: https://cocodataset.org/#format-data. `images` have id, file_name, height and width; `categories` have id and
+name; `annotations` have image_id, category_id, iscrowd and segmentation: polygons [[x1, y1, x2, y2, ...], ...], which
+together are one object, or {"counts", "size": [height, width]}. Counts run down the columns (data.convert.rle).
+"""
+
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+
+from data.convert import polygons, rle
+from data.convert.polygons import FewPointsError, Patch, read_points
+from data.convert.reading import (
+    ImageFinder,
+    Shape,
+    annotation_files,
+    draw_shapes,
+    output_name,
+    read_json,
+    size_of,
+    value_of,
+)
+from data.convert.source import Entry, Options, Region, Source
+from errors import InputError
+
+
+def read(source: Path, options: Options) -> Source:
+    """Return the images and classes of a COCO file, or of all such files below a folder."""
+    result = Source()
+    root = source if source.is_dir() else source.parent
+    categories: dict[str, int] = {}
+    for path in annotation_files(source, ".json"):
+        try:
+            content = read_json(path)
+            if source.is_dir() and not (isinstance(content, dict) and "images" in content):
+                result.notes.append(f"{path}: not a COCO file: left out")
+                continue
+            names = read_categories(content, path)
+            for number, name in names.items():
+                categories.setdefault(name, number)
+            _read_images(content, names, path, image_finder(root, path, options), result)
+        except InputError as error:
+            result.faults.append(str(error))
+    result.names = sorted(categories, key=lambda name: categories[name])
+    return result
+
+
+def image_finder(root: Path, path: Path, options: Options) -> ImageFinder:
+    """Return a finder for the images of an annotation file: beside it, then below the root.
+
+    For a file in a folder "annotations", as in COCO, its parent folder is searched, too. The folder that has the file's
+    name holds panoptic PNGs.
+    """
+    above = [path.parent.parent] if path.parent.name == "annotations" else []
+    roots = [path.parent, *above, root]
+    inner = [folder / "images" for folder in roots if (folder / "images").is_dir()]
+    return ImageFinder(inner + roots, options.images, exclude=path.with_suffix(""))
+
+
+def read_categories(content: object, path: Path) -> dict[int, str]:
+    """Return {id: name} of a COCO file's categories. Raises InputError if there are none or one is invalid."""
+    categories = value_of(content, "categories", list, str(path))
+    names = {value_of(item, "id", int, f"{path}: categories"): item.get("name") for item in categories}
+    if not names or not all(isinstance(name, str) and name.strip() for name in names.values()):
+        raise InputError(f"{path}: 'categories' is empty, or has one without name")
+    return names
+
+
+def index_images(content: object, path: Path, faults: list[str]) -> dict[int, dict]:
+    """Return {id: image} of a COCO file; add a line to `faults` for each that is invalid or there twice."""
+    images: dict[int, dict] = {}
+    repeated = set()
+    for position, image in enumerate(value_of(content, "images", list, str(path))):
+        where = f"{path}: images[{position}]"
+        try:
+            number = value_of(image, "id", int, where)
+            value_of(image, "file_name", str, where)
+            size_of(image, "height", "width", where)
+            if number in images:
+                repeated.add(number)
+            images[number] = image
+        except InputError as error:
+            faults.append(str(error))
+    # Which of them the annotations mean is not known.
+    faults += [f"{path}: id {number} is there twice in 'images': both are skipped" for number in sorted(repeated)]
+    return {number: image for number, image in images.items() if number not in repeated}
+
+
+def _read_images(content: dict, names: dict[int, str], path: Path, finder: ImageFinder, result: Source) -> None:
+    """Add an entry for each image of a COCO file."""
+    images = index_images(content, path, result.faults)
+    records: dict[int, list[tuple[str, str | None, object]]] = {number: [] for number in images}
+    for position, annotation in enumerate(value_of(content, "annotations", list, str(path))):
+        where = f"{path}: annotations[{position}]"
+        try:
+            number, category = (value_of(annotation, key, int, where) for key in ("image_id", "category_id"))
+            if number not in images:
+                raise InputError(f"{where}: image_id {number} is not in 'images'")
+            name = None if annotation.get("iscrowd") else names.get(category, f"category_id {category}")
+            records[number].append((where, name, annotation.get("segmentation")))
+        except InputError as error:
+            result.faults.append(str(error))
+            if isinstance(annotation, dict) and annotation.get("image_id") in images:
+                records[annotation["image_id"]].append((where, "", None))
+    for number, image in images.items():
+        where = f"{path}: {image['file_name']}"
+        try:
+            found = finder.find(image["file_name"], str(path))
+        except InputError as error:
+            result.faults.append(str(error))
+            continue
+        record = sorted(records[number], key=lambda item: item[1] is not None)  # crowds first: objects cover them
+        size = size_of(image, "height", "width", where)
+        result.entries.append(Entry(output_name(image["file_name"]), where, found, record, size))
+
+
+def draw(entry: Entry, size: tuple[int, int], options: Options, faults: list[str]) -> Iterator[Region]:
+    """Yield crowds, which are ignored, then objects in the order of the file, each the union of its polygons."""
+    if any(name == "" for _, name, _ in entry.record):
+        raise InputError(f"{entry.where}: has an annotation that cannot be used: skipped")
+
+    def shapes() -> Iterator[Shape]:
+        for where, name, segmentation in entry.record:
+            yield name, where, functools.partial(_patch, segmentation, where, size, faults)
+
+    return draw_shapes(shapes(), faults)
+
+
+def _patch(segmentation: object, where: str, size: tuple[int, int], faults: list[str]) -> Patch:
+    if isinstance(segmentation, dict):
+        return _decode(segmentation, where, size)
+    if not isinstance(segmentation, list) or not segmentation:
+        raise InputError(f"{where}: no segmentation: a box alone is no mask")
+    patches, few = [], []
+    for number, values in enumerate(segmentation, 1):
+        here = f"{where}: polygon {number}"
+        if not isinstance(values, list) or len(values) % 2:
+            raise InputError(f"{here}: not a list of x, y, x, y, ...")
+        try:
+            points = read_points([values[at : at + 2] for at in range(0, len(values), 2)], 3, here)
+        except FewPointsError as error:
+            few.append(error)
+            continue
+        patches.append(polygons.fill([points], size))
+    if not patches:
+        raise few[0]
+    faults += map(str, few)
+    return polygons.union(patches)
+
+
+def _decode(segmentation: dict, where: str, size: tuple[int, int]) -> Patch:
+    counts = segmentation.get("counts")
+    if segmentation.get("size") != list(size):
+        raise InputError(f"{where}: an RLE of size {segmentation.get('size')}, but the image has {list(size)}")
+    if isinstance(counts, str):
+        counts = rle.coco_counts(counts, where)
+    if not isinstance(counts, list):
+        raise InputError(f"{where}: 'counts' is missing or invalid")
+    return 0, 0, rle.from_runs(counts, size[0] * size[1], where).reshape(size[::-1]).T

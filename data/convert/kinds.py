@@ -1,0 +1,15 @@
+"""The formats that python -m data.convert reads: to add one, write a module with read() and draw()."""
+
+from data.convert import binary, coco, colours, cvat, labelme, labelstudio, panoptic, supervisely
+from data.convert.source import Kind
+
+KINDS = {
+    "colours": Kind(colours.read, colours.draw, "masks painted in colours"),
+    "binary": Kind(binary.read, binary.draw, "masks of 0 and 255"),
+    "labelme": Kind(labelme.read, labelme.draw, "LabelMe's JSON files"),
+    "coco": Kind(coco.read, coco.draw, "COCO's JSON: polygons and RLE"),
+    "panoptic": Kind(panoptic.read, panoptic.draw, "COCO's panoptic JSON and PNGs", unlabelled="ignore"),
+    "cvat": Kind(cvat.read, cvat.draw, "CVAT for images 1.1, XML"),
+    "labelstudio": Kind(labelstudio.read, labelstudio.draw, "Label Studio's JSON export"),
+    "supervisely": Kind(supervisely.read, supervisely.draw, "a Supervisely project"),
+}

@@ -1,0 +1,62 @@
+"""Find images and masks that are files of the same name in two folders."""
+
+from pathlib import Path
+
+from data.convert.source import Entry, Options, Source
+from data.images import IMAGE_SUFFIXES, LABEL_SUFFIXES, NO_JPEG
+from data.layout import list_folder
+from errors import UserError
+
+IMAGE_FOLDERS = ("images", "JPEGImages")
+MASK_FOLDERS = ("masks", "labels", "SegmentationClass", "SegmentationClassAug")
+
+
+def read_pairs(source: Path, options: Options, suffixes: tuple[str, ...] = LABEL_SUFFIXES) -> Source:
+    """Return the pairs below a folder: an entry's record is its mask. What has no partner is a fault.
+
+    Images are in the subfolder images or JPEGImages, masks in masks, labels, SegmentationClass or SegmentationClassAug,
+    or else in the folder itself; --images names another folder. suffixes: of the masks that can be read.
+    Raises UserError if a folder is missing.
+    """
+    if not source.is_dir():
+        raise UserError(f"{source}: not a folder: name the one with images and masks")
+    if options.images and not options.images.is_dir():
+        raise UserError(f"--images {options.images}: no such folder")
+    image_folder = options.images or _first(source, IMAGE_FOLDERS)
+    mask_folder = _first(source, MASK_FOLDERS)
+    if image_folder.resolve() == mask_folder.resolve() and not options.label_suffix:
+        raise UserError(
+            f"{source}: images and masks are in one folder: put the masks into {source / 'masks'} and the images into "
+            f"{source / 'images'}, or name the end of the masks' names, as in --label_suffix _mask"
+        )
+    result = Source()
+    images = _by_name(list_folder(image_folder, IMAGE_SUFFIXES), options.image_suffix)
+    masks = _by_name(list_folder(mask_folder, (*suffixes, *IMAGE_SUFFIXES)), options.label_suffix)
+    if image_folder.resolve() == mask_folder.resolve():
+        own = {path for paths in masks.values() for path in paths}
+        images = {name: kept for name, paths in images.items() if (kept := [path for path in paths if path not in own])}
+    for name, paths in images.items():
+        found = masks.pop(name, [])
+        readable = [path for path in found if path.suffix.lower() in suffixes]
+        if len(paths) > 1:
+            result.faults.append(f"{paths[0]} and {paths[1].name}: two images of one name: skipped")
+        elif not found:
+            expected = mask_folder / f"{name}{options.label_suffix}.png"
+            result.faults.append(f"{paths[0]}: an image without a mask: expected {expected}: skipped")
+        elif not readable:
+            result.faults.append(f"{found[0]}: {NO_JPEG}: skipped")
+        elif len(readable) > 1:
+            result.faults.append(f"{readable[0]} and {readable[1].name}: two masks of one name: skipped")
+        else:
+            result.entries.append(Entry(name, str(readable[0]), paths[0], readable[0]))
+    result.faults += [f"{paths[0]}: a mask without an image: skipped" for paths in masks.values()]
+    return result
+
+
+def _first(source: Path, names: tuple[str, ...]) -> Path:
+    return next((source / name for name in names if (source / name).is_dir()), source)
+
+
+def _by_name(files: dict[str, list[Path]], suffix: str) -> dict[str, list[Path]]:
+    """Return the files whose name, without the file format's suffix, ends with `suffix`, by the name without it."""
+    return {name.removesuffix(suffix): paths for name, paths in files.items() if name.endswith(suffix)}

@@ -1,0 +1,95 @@
+"""Find a split of a data set in plain folders (--dataset Folder).
+
+A split is a pair of folders, images/SPLIT and masks/SPLIT or SPLIT/images and SPLIT/masks, or a list SPLIT.txt of files
+in `images` and `masks`. The folder of the masks may also be named labels or annotations.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from data.images import LABEL_SUFFIXES
+from data.released import check_released
+from errors import UserError
+
+IMAGES = "images"
+MASKS = ("masks", "labels", "annotations")
+
+
+class Place(NamedTuple):
+    """Where the images and the masks of a split are, and the list of its images if it has one."""
+
+    images: Path
+    masks: Path
+    list_file: Path | None = None
+
+
+def find_plain(root: Path, split: str, *, images: str = "", masks: str = "", list_path: str = "") -> Place:
+    """Return the Place of a split. images, masks: folders below root, "" for the default. list_path: folder of lists.
+
+    A list_path that is not "" means that the split is a list. The folder of masks need not exist. Raises UserError if
+    the split is missing, or if it could be in two places.
+    """
+    found = find_places(root, split, images, masks, list_path)
+    if len(found) > 1:
+        first, second = (place.list_file or place.images for place in found[:2])
+        list_hint = ", or choose the list with --list_path ." if found[-1].list_file else ""
+        raise UserError(f"{second} and {first}: both would be the split {split!r}: remove or rename one{list_hint}")
+    if found:
+        return found[0]
+    images = images or IMAGES
+    folders = dict.fromkeys((root / images / split, root / split / images))
+    places = [*map("folder {}".format, () if list_path else folders), f"list {root / list_path / split}.txt"]
+    problem = f"{root}: no split {split!r}: looked for the {' and the '.join(places)}"
+    check_released(root, problem)
+    raise UserError(
+        f"{problem}; make a folder of that name in {images} and another for the masks, or lists with python -m "
+        "data.split, or name the split with --train_split or --val_split"
+    )
+
+
+def find_places(root: Path, split: str, images: str, masks: str, list_path: str) -> list[Place]:
+    """Return every Place where a split could be. The arguments are those of find_plain()."""
+    images, places = images or IMAGES, []
+    list_file = root / list_path / f"{split}.txt"
+    if not list_path:
+        by_kind, by_split = root / images / split, root / split / images
+        if by_kind.is_dir():
+            places.append(Place(by_kind, _mask_folder([(root / name / split) for name in _names(masks)])))
+        if by_split.is_dir():
+            other = Place(by_split, _mask_folder([(root / split / name) for name in _names(masks)]))
+            if not places or by_split != by_kind:
+                places.append(other)
+            elif not places[0].masks.is_dir():  # images is ".": then images/SPLIT and SPLIT/images are one folder
+                places = [other]
+    if list_file.is_file():
+        places.append(Place(root / images, _mask_folder([root / name for name in _names(masks)]), list_file))
+    return places
+
+
+def find_whole(root: Path, *, images: str = "", masks: str = "") -> Place:
+    """Return the folders of all images and of all masks, whatever their splits. They need not exist.
+
+    Raises UserError if two folders could hold the masks.
+    """
+    return Place(root / (images or IMAGES), _mask_folder([root / name for name in _names(masks)]))
+
+
+def _names(masks: str) -> tuple[str, ...]:
+    return (masks,) if masks else MASKS
+
+
+def _mask_folder(folders: list[Path]) -> Path:
+    """Return the folder that holds the masks, or the first if none exists; raise UserError if two have label files."""
+    found = [folder for folder in folders if folder.is_dir()] or folders[:1]
+    if len(found) > 1:
+        found = [folder for folder in found if any(_label_files(folder))] or found[:1]
+    if len(found) > 1:
+        raise UserError(
+            f"{found[0]} and {found[1]}: both could hold the masks: choose one with --train_path and --val_path"
+        )
+    return found[0]
+
+
+def _label_files(folder: Path) -> Iterator[Path]:
+    return (path for path in folder.rglob("*") if path.suffix.lower() in LABEL_SUFFIXES)

@@ -1,0 +1,238 @@
+"""Small data sets as annotation tools export them, written from the documentation of their formats.
+
+The shapes of a picture are (class, kind, data). Kinds: "polygon" (points), "box" (x0, y0, x1, y1), "circle" (x, y,
+radius) and "mask" (top, left, bool array). write_FORMAT(folder, pictures) writes the shapes that the format knows.
+"""
+
+import base64
+import io
+import json
+from pathlib import Path
+from typing import NamedTuple
+from xml.sax.saxutils import quoteattr
+
+import numpy as np
+from PIL import Image
+
+CLASSES = ["cat", "dog", "tree"]
+COLOURS = {"cat": (200, 0, 10), "dog": (0, 220, 30), "tree": (40, 40, 250)}
+
+
+class Picture(NamedTuple):
+    """name: of the image file, without suffix."""
+
+    name: str
+    pixels: np.ndarray
+    shapes: list[tuple]
+
+
+def draw_pictures(
+    number: int = 3, size: tuple[int, int] = (47, 61), seed: int = 0, kinds: str = "all"
+) -> list[Picture]:
+    """Pictures of random shapes that overlap, cross themselves and reach over the image's borders."""
+    rng = np.random.default_rng(seed)
+    height, width = size
+    pictures = []
+    for index in range(number):
+        shapes = []
+        for kind in ("polygon", "mask", "polygon", "box", "polygon", "circle", "mask", "polygon"):
+            name = CLASSES[rng.integers(len(CLASSES))]
+            corner = rng.uniform(-5, (width, height))
+            if kind == "polygon":
+                data = (corner + rng.uniform(-15, 25, (int(rng.integers(3, 9)), 2))).tolist()
+            elif kind == "box":
+                data = [*corner, *(corner + rng.uniform(3, 25, 2))]
+            elif kind == "circle":
+                data = [*corner, rng.uniform(2, 12)]
+            else:
+                box = int(rng.integers(height - 12)), int(rng.integers(width - 12))
+                data = [*box, rng.random((int(rng.integers(2, 12)), int(rng.integers(2, 12)))) < 0.6]
+                data[2].flat[0] = True
+            if kinds == "all" or kind in kinds:
+                shapes.append((name, kind, data))
+        pixels = rng.integers(0, 256, (*size, 3), dtype=np.uint8)
+        pictures.append(Picture(f"picture_{index}", pixels, shapes))
+    return pictures
+
+
+def save_images(folder: Path, pictures: list[Picture]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for picture in pictures:
+        Image.fromarray(picture.pixels).save(folder / f"{picture.name}.png")
+
+
+def png(pixels: np.ndarray) -> bytes:
+    data = io.BytesIO()
+    Image.fromarray(pixels).save(data, format="PNG")
+    return data.getvalue()
+
+
+def whole(size: tuple[int, int], top: int, left: int, mask: np.ndarray) -> np.ndarray:
+    """A mask in a box as one of the whole image."""
+    result = np.zeros(size, bool)
+    result[top : top + mask.shape[0], left : left + mask.shape[1]] = mask
+    return result
+
+
+def runs(values: np.ndarray) -> list[int]:
+    """Lengths of runs of a flat mask, beginning with one of zeros, which may be empty."""
+    lengths, current = [0], False
+    for value in values.ravel().tolist():
+        if value != current:
+            lengths.append(0)
+            current = value
+        lengths[-1] += 1
+    return lengths
+
+
+def write_labelme(folder: Path, pictures: list[Picture], *, embedded: bool = False) -> Path:
+    """One JSON file beside each image; embedded: the images are in the files instead."""
+    if not embedded:
+        save_images(folder, pictures)
+    folder.mkdir(exist_ok=True)
+    for picture in pictures:
+        shapes = []
+        for name, kind, data in picture.shapes:
+            shape = {"label": name, "group_id": None, "shape_type": kind, "flags": {}, "mask": None}
+            if kind == "polygon":
+                shape["points"] = data
+            elif kind == "box":
+                shape |= {"shape_type": "rectangle", "points": [data[:2], data[2:]]}
+            elif kind == "circle":
+                shape["points"] = [data[:2], [data[0], data[1] + data[2]]]
+            else:
+                top, left, mask = data
+                shape["points"] = [[left, top], [left + mask.shape[1] - 1, top + mask.shape[0] - 1]]
+                shape["mask"] = base64.b64encode(png(mask.astype(np.uint8) * 255)).decode()
+            shapes.append(shape)
+        content = {"version": "5.4.1", "flags": {}, "shapes": shapes, "imagePath": f"{picture.name}.png"}
+        content["imageData"] = base64.b64encode(png(picture.pixels)).decode() if embedded else None
+        content["imageHeight"], content["imageWidth"] = picture.pixels.shape[:2]
+        (folder / f"{picture.name}.json").write_text(json.dumps(content))
+    return folder
+
+
+def compress(counts: list[int]) -> str:
+    """COCO's compressed RLE, after the description of rleToString in common/maskApi.c."""
+    text = ""
+    for index, count in enumerate(counts):
+        value = count - counts[index - 2] if index > 2 else count
+        more = True
+        while more:
+            bits = value & 31
+            value >>= 5
+            more = value != (-1 if bits & 16 else 0)
+            text += chr((bits | 32 if more else bits) + 48)
+    return text
+
+
+def write_coco(folder: Path, pictures: list[Picture], *, compressed: bool = False) -> Path:
+    """images/ and instances.json. Boxes are polygons."""
+    save_images(folder / "images", pictures)
+    content: dict = {"images": [], "annotations": [], "categories": []}
+    content["categories"] = [{"id": 7 * number + 1, "name": name} for number, name in enumerate(CLASSES)]
+    for number, picture in enumerate(pictures, 100):
+        size = picture.pixels.shape[:2]
+        image = {"id": number, "file_name": f"{picture.name}.png", "height": size[0], "width": size[1]}
+        content["images"].append(image)
+        for name, kind, data in picture.shapes:
+            if kind == "mask":
+                counts = runs(whole(size, *data).T)
+                segmentation = {"size": list(size), "counts": compress(counts) if compressed else counts}
+            elif kind == "box":
+                x0, y0, x1, y1 = data
+                segmentation = [[x0, y0, x1, y0, x1, y1, x0, y1]]
+            else:
+                segmentation = [[value for point in data for value in point]]
+            annotation = {"image_id": number, "category_id": 7 * CLASSES.index(name) + 1, "iscrowd": 0}
+            content["annotations"].append(
+                annotation | {"id": len(content["annotations"]), "segmentation": segmentation}
+            )
+    (folder / "instances.json").write_text(json.dumps(content))
+    return folder / "instances.json"
+
+
+def write_cvat(folder: Path, pictures: list[Picture]) -> Path:
+    """images/ and annotations.xml. Circles are ellipses."""
+    save_images(folder / "images", pictures)
+    labels = "".join(
+        f"<label><name>{name}</name><color>#{bytes(COLOURS[name]).hex()}</color></label>" for name in CLASSES
+    )
+    lines = ["<?xml version='1.0' encoding='utf-8'?><annotations><version>1.1</version>"]
+    lines.append(f"<meta><task><labels>{labels}</labels></task></meta>")
+    for number, picture in enumerate(pictures):
+        height, width = picture.pixels.shape[:2]
+        lines.append(f'<image id="{number}" name="{picture.name}.png" width="{width}" height="{height}">')
+        for name, kind, data in picture.shapes:
+            if kind == "polygon":
+                attributes = {"points": ";".join(f"{x!r},{y!r}" for x, y in data)}
+            elif kind == "box":
+                attributes = dict(zip(("xtl", "ytl", "xbr", "ybr"), map(repr, map(float, data)), strict=True))
+            elif kind == "circle":
+                attributes = dict(zip(("cx", "cy", "rx", "ry"), map(repr, map(float, [*data, data[2]])), strict=True))
+            else:
+                top, left, mask = data
+                attributes = {"rle": ", ".join(map(str, runs(mask))), "left": left, "top": top}
+                attributes |= {"width": mask.shape[1], "height": mask.shape[0]}
+            tag = {"circle": "ellipse"}.get(kind, kind)
+            words = " ".join(f"{key}={quoteattr(str(value))}" for key, value in attributes.items())
+            lines.append(f'<{tag} label="{name}" source="manual" occluded="0" z_order="0" {words}></{tag}>')
+        lines.append("</image>")
+    (folder / "annotations.xml").write_text("\n".join([*lines, "</annotations>"]))
+    return folder
+
+
+def brush_rle(mask: np.ndarray) -> list[int]:
+    """Label Studio's RLE of an RGBA image: runs of up to 2**16 equal values, and single ones not repeated."""
+    values = np.repeat(mask.ravel().astype(np.uint8) * 255, 4)
+    bits = f"{len(values):032b}{7:05b}" + "".join(f"{size - 1:04b}" for size in (3, 4, 8, 16))
+    for value, length in zip(np.resize([0, 255], len(runs(values > 0))), runs(values > 0), strict=True):
+        while length > 0:
+            part = min(length, 2**16)
+            size = next(index for index, most in enumerate((8, 16, 256, 2**16)) if part <= most)
+            bits += f"1{size:02b}{part - 1:0{(3, 4, 8, 16)[size]}b}{value:08b}"
+            length -= part
+    bits += "0" * (-len(bits) % 8)
+    return [int(bits[at : at + 8], 2) for at in range(0, len(bits), 8)]
+
+
+def write_labelstudio(folder: Path, pictures: list[Picture]) -> Path:
+    """media/ and export.json, whose images are those of local storage."""
+    save_images(folder / "media", pictures)
+    tasks = []
+    for number, picture in enumerate(pictures):
+        height, width = picture.pixels.shape[:2]
+        percent = np.array([100 / width, 100 / height])
+        result = []
+        for name, kind, data in picture.shapes:
+            if kind == "polygon":
+                kind, value = "polygonlabels", {"points": (np.array(data) * percent).tolist(), "closed": True}
+            elif kind == "box":
+                corner, extent = np.array(data[:2]) * percent, (np.array(data[2:]) - data[:2]) * percent
+                value = dict(zip(("x", "y", "width", "height"), [*corner, *extent], strict=True)) | {"rotation": 0}
+                kind = "rectanglelabels"
+            elif kind == "circle":
+                value = dict(
+                    zip(
+                        ("x", "y", "radiusX", "radiusY"),
+                        [*np.array(data[:2]) * percent, *data[2] * percent],
+                        strict=True,
+                    )
+                )
+                kind = "ellipselabels"
+            else:
+                kind, value = "brushlabels", {"format": "rle", "rle": brush_rle(whole((height, width), *data))}
+            region = {
+                "id": f"r{len(result)}",
+                "type": kind,
+                "from_name": "label",
+                "to_name": "image",
+                "image_rotation": 0,
+            }
+            region |= {"original_width": width, "original_height": height, "value": value | {kind: [name]}}
+            result.append(region)
+        annotation = {"id": number, "was_cancelled": False, "ground_truth": False, "result": result}
+        url = f"/data/local-files/?d=media/{picture.name}.png"
+        tasks.append({"id": number, "data": {"image": url}, "annotations": [annotation], "predictions": []})
+    (folder / "export.json").write_text(json.dumps(tasks))
+    return folder

@@ -1,0 +1,256 @@
+"""The data check recognises what a folder holds, and prints one command that mends it or trains on it."""
+
+import json
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+from faulty_data import Drawn, draw_clean, label, picture
+from known_datasets import draw_cityscapes, put
+
+import config
+from data.check.__main__ import check, main
+from data.check.annotations import find_annotations
+from data.check.guess import guess_endings
+from data.check.survey import Paths
+from data.layout import find_split, pair_files
+from errors import UserError
+
+LABELME = '{"version": "5.0", "shapes": [], "imagePath": "a.jpg", "imageHeight": 48, "imageWidth": 64}'
+COCO = '{"info": {}, "images": [], "annotations": [], "categories": []}'
+PANOPTIC = '{"images": [], "annotations": [{"segments_info": []}], "categories": []}'
+LABEL_STUDIO = '[{"id": 1, "annotations": [{"result": []}], "data": {"image": "a.jpg"}}]'
+SUPERVISELY = '{"description": "", "tags": [], "size": {"height": 4, "width": 4}, "objects": [{"classTitle": "a"}]}'
+CVAT = '<?xml version="1.0"?><annotations><version>1.1</version><image id="0" name="a.jpg"></image></annotations>'
+
+
+def last_words(root: Path, capsys, status: int, *flags: str, mark: str) -> list[str]:
+    """The words after PYTHON PROGRAM of the command at the end, which follows `mark`."""
+    assert main([str(root), "--workers", "0", *flags]) == status
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert line.startswith(mark), line
+    words = shlex.split(line.removeprefix(mark))
+    return words[3:] if words[1] == "-m" else words[2:]
+
+
+def trains(words: list[str], num_train: int) -> None:
+    """The flags of a printed command find so many training images."""
+    cfg = config.parse(words)
+    maps = {"label": cfg.train_path}
+    names = ("list_path", "image_path", "image_suffix", "label_suffix")
+    split = find_split(
+        Path(cfg.dataset_path), cfg.dataset, cfg.train_split, maps, **{name: getattr(cfg, name) for name in names}
+    )
+    assert len(pair_files(split)[1]) == num_train
+
+
+@pytest.mark.parametrize(
+    ("image", "mask", "splits", "flags"),
+    [
+        ("{split}/images/{name}.jpg", "{split}/masks/{name}.png", ("train", "valid"), "--val_split valid"),
+        ("images/{split}/{name}.png", "labels/{split}/{name}.png", ("train", "val"), ""),
+        (
+            "{split}/{name}.jpg",
+            "{split}/{name}_mask.png",
+            ("train", "valid"),
+            "--image_path . --train_path . --val_path . --val_split valid --label_suffix _mask",
+        ),
+        (
+            "images/{split}/{name}_sat.jpg",
+            "annotations/{split}/{name}_gt.png",
+            ("training", "validation"),
+            "--train_split training --val_split validation --image_suffix _sat --label_suffix _gt",
+        ),
+        ("images/{split}/{name}.jpg", "masks/{split}/{name}_L.png", ("train", "val"), "--label_suffix _L"),
+    ],
+)
+def test_layouts_and_names_are_read_as_they_are(tmp_path, capsys, image, mask, splits, flags):
+    root = tmp_path / "data"
+    for split, names in zip(splits, (("a1", "a10", "b"), ("c",)), strict=True):
+        for name in names:
+            put(root / image.format(split=split, name=name), picture(name))
+            put(root / mask.format(split=split, name=name), label(0, 1, 2))
+    words = last_words(root, capsys, 0, mark="to train: ")
+    start = ["--dataset", "Folder", "--dataset_path", str(root), "--numclasses", "3"]
+    assert words == [*start, *flags.split(), "--model_type", "res50_ASPP", "--batchsize", "3"]
+    trains(words, 3)
+
+
+def test_ends_of_names_without_a_split(tmp_path, capsys):
+    for name in ("a", "b"):
+        put(tmp_path / f"images/{name}.jpg", picture(name))
+        put(tmp_path / f"masks/{name}_mask.png", label(0, 1))
+    words = last_words(tmp_path, capsys, 2, mark="to mend: ")
+    assert words == [str(tmp_path), "--val", "0.2", "--label_suffix", "_mask"]
+
+
+def test_two_places_of_masks_are_named_though_there_are_annotations(tmp_path):
+    drawn = Drawn(tmp_path)
+    drawn.pair("train/a")
+    put(tmp_path / "labels/train/a.png", label(0, 1))
+    (tmp_path / "a.json").write_text(LABELME)
+    with pytest.raises(UserError, match="both could hold the masks"):
+        check(tmp_path)
+
+
+def test_folders_that_the_user_names_stay(tmp_path):
+    drawn = Drawn(tmp_path, image="photos")
+    drawn.pair("train/a")
+    drawn.pair("val/b")
+    summary, _ = check(tmp_path, paths=Paths(image_path="photos"))
+    assert summary.flags == {"image_path": "photos"}
+    with pytest.raises(UserError, match="no data set"):
+        check(tmp_path, paths=Paths(image_path="fotos"))
+    _, findings = check(tmp_path, dataset="Folder", paths=Paths(image_path="fotos"))
+    assert [finding.code for finding in findings.sorted()] == ["split-missing"]
+
+
+def test_ends_of_names():
+    images = [f"x/{number}_rgb" for number in range(20)]
+    labels = [f"x/{number}_{kind}" for number in range(20) for kind in ("seg", "depth")]
+    with pytest.raises(UserError, match=r"masks: labels of the images end in _depth and _seg: choose one with"):
+        guess_endings(images, labels, Path("masks"))
+    assert guess_endings(images, labels[::2], Path("masks")) == ("_rgb", "_seg")
+    assert guess_endings(images, [*images, *labels], Path("masks")) == ("", "")  # equal names need no ends
+    assert guess_endings(images, labels[:4:2], Path("masks")) == ("", "")  # 2 of 20 are no rule
+    assert guess_endings([], labels, Path("masks")) == ("", "")
+
+
+def test_flags_of_the_user_stay(tmp_path):
+    draw_cityscapes(tmp_path)
+    summary, findings = check(tmp_path, paths=Paths(label_suffix="_gtFine_instanceIds"), num_classes=19)
+    assert (summary.flags["label_suffix"], summary.flags["image_suffix"]) == ("_gtFine_instanceIds", "_leftImg8bit")
+    assert "label_map" not in summary.flags
+    assert "label-out-of-range" in [finding.code for finding in findings.sorted()]
+
+
+@pytest.mark.parametrize(
+    ("kind", "files", "arguments"),
+    [
+        ("labelme", {"a.json": LABELME, "b.json": LABELME}, ["{root}", "{root}_masks"]),
+        ("coco", {"annotations.json": COCO}, ["{root}/annotations.json", "{root}_masks"]),
+        (
+            "coco",
+            {"annotations/instances_train2017.json": COCO, "annotations/instances_val2017.json": COCO,
+             "annotations/person_keypoints_val2017.json": COCO, "images/x.jpg": None},
+            ["{root}/annotations/instances_train2017.json", "{root}_masks", "--split", "train", "--images", "{root}"],
+        ),
+        ("coco", {"train/_annotations.coco.json": COCO, "train/x.jpg": None, "valid/_annotations.coco.json": COCO,
+                  "valid/y.jpg": None},
+         ["{root}/train/_annotations.coco.json", "{root}_masks", "--split", "train"]),
+        ("panoptic", {"panoptic.json": PANOPTIC}, ["{root}/panoptic.json", "{root}_masks"]),
+        ("labelstudio", {"export.json": LABEL_STUDIO}, ["{root}/export.json", "{root}_masks"]),
+        ("supervisely", {"ds0/ann/a.jpg.json": SUPERVISELY, "meta.json": "{}"}, ["{root}", "{root}_masks"]),
+        ("cvat", {"annotations.xml": CVAT, "images/a.jpg": None}, ["{root}/annotations.xml", "{root}_masks"]),
+    ],
+)  # fmt: skip
+def test_annotations_of_tools_end_with_the_command_that_draws_them(tmp_path, kind, files, arguments):
+    root = tmp_path / "export"
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text) if text else put(path, picture(name))
+    put(root / "a.jpg", picture("a"))
+    with pytest.raises(
+        UserError, match=r"export: has no masks, but annotations of .*: draw masks from them: "
+    ) as error:
+        check(root)
+    first, *others = str(error.value).split("draw masks from them: ")[1].split(" && ")
+    words = shlex.split(first)
+    assert words[-len(arguments) - 1 :] == [kind, *(word.format(root=root) for word in arguments)]
+    for other in others:
+        assert "--split val" in other
+    assert len(others) == any(name.endswith(("instances_val2017.json", "valid/y.jpg")) for name in files)
+    (tmp_path / "export_masks").mkdir()
+    with pytest.raises(UserError, match="export_masks2"):  # nothing is overwritten
+        check(root)
+
+
+def test_other_json_and_damaged_files_are_no_annotations(tmp_path):
+    (tmp_path / "package.json").write_text('{"name": "x", "objects": [], "images": []}')
+    (tmp_path / "broken.json").write_bytes(b"\xff\xfe\x00shapes")
+    (tmp_path / "voc.xml").write_text("<annotation><object/></annotation>")
+    (tmp_path / "empty.json").write_text("")
+    assert find_annotations(tmp_path) == {}
+    # COCO's file of 100 MB has its categories at the end.
+    (tmp_path / "large.json").write_text('{"images": [' + " " * 300_000 + '], "annotations": [], "categories": []}')
+    assert find_annotations(tmp_path) == {"coco": [tmp_path / "large.json"]}
+    # With masks there, annotations beside them are not in the way.
+    draw_clean(tmp_path)
+    assert main([str(tmp_path), "--workers", "0"]) == 0
+
+
+@pytest.mark.parametrize("masks", ["masks", "labels"])
+def test_a_folder_without_splits_is_checked_and_split(tmp_path, capsys, masks):
+    for name in ("a", "b", "c"):
+        put(tmp_path / f"images/{name}.png", picture(name))
+        put(tmp_path / masks / f"{name}.png", label(0, 1, 2))
+    words = last_words(tmp_path, capsys, 2, mark="to mend: ")
+    assert words == [str(tmp_path), "--val", "0.2", *(["--label_path", "labels"] if masks == "labels" else [])]
+    summary, findings = check(tmp_path)
+    assert summary.images == {"all": 3}
+    assert [row.pixels["all"] for row in summary.classes] == [3 * 22 * 48, 3 * 21 * 48, 3 * 21 * 48]
+    assert [(finding.code, finding.notes) for finding in findings.sorted()] == [("no-split", ["no train and no val"])]
+
+
+@pytest.mark.parametrize("split", ["", "train/"])
+def test_masks_in_colours_are_converted_first(tmp_path, capsys, split):
+    """Also if there is no split yet: the conversion comes before it."""
+    root = tmp_path / "painted"
+    colours = np.array([[0, 0, 0], [255, 0, 0], [0, 0, 255]], np.uint8)
+    for name in ("a", "b"):
+        put(root / f"images/{split}{name}.png", picture(name))
+        put(root / f"masks/{split}{name}.png", colours[label(0, 1, 2)])
+    words = last_words(root, capsys, 2, mark="to mend: ")
+    assert words == ["colours", str(root / "masks"), f"{root}_masks", "--images", str(root / "images")]
+
+
+def test_colours_in_folders_of_each_split_are_converted_split_by_split(tmp_path, capsys):
+    root = tmp_path / "painted"
+    for split in ("train", "valid"):
+        put(root / split / "images/a.png", picture(split))
+        put(root / split / "masks/a.png", np.array([[0, 0, 0], [255, 0, 0]], np.uint8)[label(0, 1)])
+    assert main([str(root), "--workers", "0"]) == 2
+    commands = capsys.readouterr().out.splitlines()[-1].removeprefix("to mend: ").split(" && ")
+    for command, split, role in zip(commands, ("train", "valid"), ("train", "val"), strict=True):
+        folder = f"{root}/{split}"
+        expected = ["colours", f"{folder}/masks", f"{root}_masks", "--images", f"{folder}/images", "--split", role]
+        assert shlex.split(command)[-7:] == expected
+
+
+def test_masks_of_0_and_255_are_mended_by_a_label_map(tmp_path, capsys):
+    drawn = Drawn(tmp_path)
+    for name in ("train/a", "train/b", "val/c"):
+        drawn.pair(name, mask=label(0, 255))
+    words = last_words(tmp_path, capsys, 2, mark="to mend: ")
+    assert words[-4:] == ["--label_map", "binary", "--numclasses", "2"]
+    words = last_words(tmp_path, capsys, 0, *words[words.index("--dataset") :], mark="to train: ")
+    assert words[words.index("--label_map") + 1] == "binary"
+    trains(words, 2)
+
+
+def test_values_that_the_map_lacks_are_a_finding(tmp_path):
+    drawn = Drawn(tmp_path)
+    drawn.pair("train/a", mask=label(0, 128, 255))
+    drawn.pair("val/b", mask=label(0, 255))
+    summary, findings = check(tmp_path, paths=Paths(label_map="binary"))
+    found = {finding.code: (finding.files, finding.notes) for finding in findings.sorted()}
+    assert found == {"label-not-listed": (["masks/train/a.png"], [f"128 in {21 * 48} pixel(s)"])}
+    assert summary.num_classes == 2
+
+
+def test_roots_without_a_name(tmp_path, capsys, monkeypatch):
+    drawn = Drawn(tmp_path / "painted")
+    drawn.pair("train/a", mask=np.array([[0, 0, 0], [255, 0, 0]], np.uint8)[label(0, 1)])
+    monkeypatch.chdir(tmp_path / "painted")
+    assert main([".", "--workers", "0"]) == 2
+    assert f"{tmp_path}/painted_masks" in capsys.readouterr().out
+
+
+def test_flags_of_the_check_are_in_its_report(tmp_path):
+    draw_cityscapes(tmp_path / "cityscapes")
+    assert main([str(tmp_path / "cityscapes"), "--workers", "0", "--json", str(tmp_path / "report.json")]) == 0
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["known"] == "Cityscapes"
+    assert report["flags"]["label_map"] == "cityscapes"

@@ -1,0 +1,223 @@
+"""python -m data.convert: masks equal an independent rasteriser's, pixel by pixel, for every format."""
+
+import json
+from pathlib import Path
+
+import annotated
+import numpy as np
+import pytest
+from annotated import CLASSES, COLOURS, Picture, draw_pictures, write_coco
+from PIL import Image, ImageDraw
+
+from data.classes import read_classes
+from data.convert.__main__ import main
+from data.layout import Split, match_files
+
+BACKGROUND = 0
+NUMBERS = {name: number for number, name in enumerate(CLASSES, 1)}
+
+
+def inside(points: list, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """The even-odd rule, point by point: a ray to the left crosses the outline an odd number of times."""
+    odd = np.zeros(np.broadcast_shapes(x.shape, y.shape), bool)
+    for (x0, y0), (x1, y1) in zip(points, [*points[1:], points[0]], strict=True):
+        if y0 != y1:
+            odd ^= ((y0 > y) != (y1 > y)) & (x > x0 + (y - y0) / (y1 - y0) * (x1 - x0))
+    return odd
+
+
+def drawn(picture: Picture) -> np.ndarray:
+    """The label map of a picture: shapes over each other; a pixel belongs to one if its centre lies inside."""
+    size = picture.pixels.shape[:2]
+    y, x = np.mgrid[: size[0], : size[1]] + 0.5
+    label = np.full(size, BACKGROUND, np.uint8)
+    for name, kind, data in picture.shapes:
+        if kind == "polygon":
+            mask = inside(data, x, y)
+        elif kind == "box":
+            mask = (x > data[0]) & (x < data[2]) & (y > data[1]) & (y < data[3])
+        elif kind == "circle":
+            mask = np.hypot(x - data[0], y - data[1]) < data[2]
+        else:
+            mask = annotated.whole(size, *data)
+        label[mask] = NUMBERS[name]
+    return label
+
+
+def convert(kind: str, source: Path, out: Path, *words: str) -> int:
+    return main([kind, str(source), str(out), "--workers", "0", *words])
+
+
+def mask_of(out: Path, name: str) -> np.ndarray:
+    with Image.open(out / f"masks/{name}.png") as image:
+        assert image.mode == "P"
+        return np.asarray(image)
+
+
+# Each format with the shapes that it has.
+WRITERS = {
+    "labelme": (annotated.write_labelme, "polygon box circle mask"),
+    "coco": (annotated.write_coco, "polygon box mask"),
+    "cvat": (annotated.write_cvat, "polygon box circle mask"),
+    "labelstudio": (annotated.write_labelstudio, "polygon box circle mask"),
+}
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_masks_equal_those_of_an_independent_rasteriser(tmp_path, kind, capsys):
+    """At random coordinates no centre lies on an edge, so that the rule for edges does not matter."""
+    writer, kinds = WRITERS[kind]
+    pictures = draw_pictures(kinds=kinds)
+    # Shapes that lie outside, or between centres, cover nothing and are named.
+    whole = [
+        Picture(name, pixels, [s for s in shapes if (drawn(Picture("", pixels, [s])) > 0).any()])
+        for name, pixels, shapes in pictures
+    ]
+    assert sum(len(picture.shapes) for picture in whole) >= 15
+    source = writer(tmp_path / "in", whole)
+    assert convert(kind, source, tmp_path / "out") == 0
+    for picture in whole:
+        assert (mask_of(tmp_path / "out", picture.name) == drawn(picture)).all()
+        with Image.open(tmp_path / f"out/images/{picture.name}.png") as image:
+            assert (np.asarray(image) == picture.pixels).all()
+    classes = read_classes(str(tmp_path / "out/classes.txt"), 4)
+    assert classes.names == ["background", *CLASSES]
+    if kind == "cvat":  # the file has colours
+        assert classes.colours[1:4].tolist() == [list(COLOURS[name]) for name in CLASSES]
+    said = capsys.readouterr().out.splitlines()
+    pixels = np.concatenate([drawn(picture).ravel() for picture in whole])
+    for number, name in enumerate(classes.names):
+        assert [str(number), name, str((pixels == number).sum())] in [line.split()[:3] for line in said]
+    assert said[-2:] == [
+        f"to split it: python -m data.split {tmp_path / 'out'} --val 0.2",
+        f"to check it: python -m data.check {tmp_path / 'out'}",
+    ]
+
+
+def test_images_in_labelme_files_are_written(tmp_path):
+    pictures = draw_pictures(2)
+    annotated.write_labelme(tmp_path / "in", pictures, embedded=True)
+    convert("labelme", tmp_path / "in", tmp_path / "out")
+    for picture in pictures:
+        assert (mask_of(tmp_path / "out", picture.name) == drawn(picture)).all()
+        assert (np.asarray(Image.open(tmp_path / f"out/images/{picture.name}.png")) == picture.pixels).all()
+
+
+def test_edges_by_hand(tmp_path):
+    """A centre on a left or top edge is inside, on a right or bottom edge outside."""
+    corners = [[1.5, 0.5], [4.5, 0.5], [4.5, 2.5], [1.5, 2.5]]  # centres of columns 1 and 4, of rows 0 and 2
+    pictures = [
+        Picture("a", np.zeros((4, 6, 3), np.uint8), [("cat", "polygon", corners), ("dog", "box", [0, 3, 2, 4])])
+    ]
+    convert("labelme", annotated.write_labelme(tmp_path / "in", pictures), tmp_path / "out")
+    assert mask_of(tmp_path / "out", "a").tolist() == [
+        [0, 1, 1, 1, 0, 0],
+        [0, 1, 1, 1, 0, 0],
+        [0, 0, 0, 0, 0, 0],
+        [2, 2, 0, 0, 0, 0],
+    ]
+
+
+def test_neighbours_neither_overlap_nor_leave_a_gap(tmp_path):
+    """Triangles around points on a fine grid, where many centres lie on edges, cover the image exactly once."""
+    rng = np.random.default_rng(3)
+    for number in range(20):
+        x, y = rng.integers(1, 40, 2) / 2
+        corners = [(0, 0), (20, 0), (20, 20), (0, 20)]
+        rings = [[list(corners[side]), list(corners[(side + 1) % 4]), [x, y]] for side in range(4)]
+        covered = np.zeros((20, 20), int)
+        for side, ring in enumerate(rings):
+            folder = tmp_path / f"{number}_{side}"
+            picture = Picture("a", np.zeros((20, 20, 3), np.uint8), [("cat", "polygon", ring)])
+            convert("labelme", annotated.write_labelme(folder / "in", [picture]), folder / "out")
+            covered += mask_of(folder / "out", "a")
+        assert (covered == 1).all()
+
+
+def test_coco_unites_polygons_and_reads_compressed_rle_and_crowds(tmp_path):
+    pictures = draw_pictures(2, kinds="mask")
+    source = write_coco(tmp_path / "in", pictures, compressed=True)
+    assert convert("coco", source, tmp_path / "out") == 0
+    for picture in pictures:
+        assert (mask_of(tmp_path / "out", picture.name) == drawn(picture)).all()
+
+    content = json.loads(source.read_text())
+    square = [[2, 2, 12, 2, 12, 12, 2, 12], [6, 6, 20, 6, 20, 20, 6, 20]]  # overlap in 6..11: both count, no hole
+    crowd = {"size": [47, 61], "counts": annotated.runs(annotated.whole((47, 61), 0, 0, np.ones((4, 4), bool)).T)}
+    content["annotations"] = [
+        {"image_id": 100, "category_id": 8, "iscrowd": 0, "segmentation": square},
+        {"image_id": 100, "category_id": 1, "iscrowd": 1, "segmentation": crowd},
+    ]
+    source.write_text(json.dumps(content))
+    convert("coco", source, tmp_path / "two")
+    expected = np.zeros((47, 61), np.uint8)
+    expected[:4, :4] = 255  # below the object, although it comes later in the file
+    expected[2:12, 2:12] = expected[6:20, 6:20] = 2
+    assert (mask_of(tmp_path / "two", "picture_0") == expected).all()
+    assert (mask_of(tmp_path / "two", "picture_1") == 0).all()  # an image without objects is background
+
+
+def test_cvat_draws_by_z_order_and_turns_boxes(tmp_path):
+    source = annotated.write_cvat(tmp_path / "in", [Picture("a", np.zeros((20, 20, 3), np.uint8), [])])
+    xml = (source / "annotations.xml").read_text()
+    # A box of 8 x 4 about (10, 10), turned by 90 degrees, is one of 4 x 8: columns 8..11, rows 6..13.
+    shapes = (
+        '<box label="cat" xtl="6" ytl="8" xbr="14" ybr="12" rotation="90" z_order="2"/>'
+        '<polygon label="dog" points="0,0;20,0;20,10;0,10" z_order="1"/>'
+        '<polyline label="tree" points="0.5,18;19.5,18" z_order="0"/>'
+    )
+    (source / "annotations.xml").write_text(xml.replace("</image>", f"{shapes}</image>"))
+    assert convert("cvat", source, tmp_path / "out", "--line_width", "2") == 0
+    expected = np.zeros((20, 20), np.uint8)
+    expected[17:19] = 3  # centres at 17.5 and 18.5 are within 1 pixel of the line y = 18
+    expected[:10] = 2
+    expected[6:14, 8:12] = 1
+    assert (mask_of(tmp_path / "out", "a") == expected).all()
+
+
+def test_labelstudio_takes_the_ground_truth_else_the_newest(tmp_path):
+    square = [[0, 0], [50, 0], [50, 100], [0, 100]]
+    pictures = [Picture("a", np.zeros((10, 10, 3), np.uint8), [("cat", "polygon", square)])]
+    annotated.write_labelstudio(tmp_path / "in", pictures)
+    (task,) = json.loads((tmp_path / "in/export.json").read_text())
+    (base,) = task["annotations"]
+
+    def annotation(name: str, **facts) -> dict:
+        return json.loads(json.dumps(base).replace('"cat"', f'"{name}"')) | facts
+
+    for number, (facts, expected) in enumerate(
+        [
+            ([{"updated_at": "2024-05-01"}, {"updated_at": "2024-01-01"}], "cat"),
+            ([{"updated_at": "2024-05-01"}, {"updated_at": "2024-01-01", "ground_truth": True}], "dog"),
+            ([{"updated_at": "2024-05-01", "was_cancelled": True}, {"updated_at": "2024-01-01"}], "dog"),
+        ]
+    ):
+        task["annotations"] = [annotation(*pair[:1], **pair[1]) for pair in zip(("cat", "dog"), facts, strict=True)]
+        (tmp_path / "in/export.json").write_text(json.dumps([task]))
+        convert("labelstudio", tmp_path / "in", tmp_path / f"out{number}")
+        assert read_classes(str(tmp_path / f"out{number}/classes.txt"), 2).names == ["background", expected]
+
+
+@pytest.mark.parametrize("kind", ["labelme", "coco"])
+def test_polygons_differ_from_pils_at_edges_only(tmp_path, kind):
+    """PIL draws the outline, too, with coordinates as centres: no difference further than a pixel from the outline."""
+    pictures = draw_pictures(3, kinds="polygon", seed=2)
+    convert(kind, WRITERS[kind][0](tmp_path / "in", pictures), tmp_path / "out")
+    for picture in pictures:
+        canvas = Image.new("L", picture.pixels.shape[1::-1])
+        edges = Image.new("L", picture.pixels.shape[1::-1])
+        for name, _, points in picture.shapes:
+            shifted = [(x - 0.5, y - 0.5) for x, y in points]
+            ImageDraw.Draw(canvas).polygon(shifted, fill=NUMBERS[name])
+            ImageDraw.Draw(edges).line([*shifted, shifted[0]], fill=1, width=3)
+        differ = np.asarray(canvas) != mask_of(tmp_path / "out", picture.name)
+        assert not differ[np.asarray(edges) == 0].any()
+
+
+def test_out_is_what_folder_reads(tmp_path):
+    pictures = draw_pictures(2)
+    convert("cvat", annotated.write_cvat(tmp_path / "in", pictures), tmp_path / "out")
+    split = Split({"image": tmp_path / "out/images", "label": tmp_path / "out/masks"}, plain=True)
+    matched = match_files(split)
+    assert [name for name, _ in matched] == ["picture_0", "picture_1"]
+    assert all(len(files) == 1 for _, found in matched for files in found.values())

@@ -1,0 +1,213 @@
+"""What python -m data.convert does to OUT: nothing is overwritten, and an interrupted start goes on."""
+
+import json
+import os
+from pathlib import Path
+
+import annotated
+import numpy as np
+import pytest
+from annotated import Picture, draw_pictures
+from conftest import finish, one_line_each, start
+from PIL import Image
+from test_convert import convert, drawn, mask_of
+
+from data.classes import read_classes
+from data.convert import output
+from errors import UserError
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def source(tmp_path) -> Path:
+    return annotated.write_labelme(tmp_path / "in", draw_pictures(4, kinds="polygon mask"))
+
+
+def test_other_content_is_refused_before_work(tmp_path, source):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/mine.txt").write_text("mine")
+    with pytest.raises(UserError, match="out: exists and is not empty: name a new folder"):
+        convert("labelme", source, tmp_path / "out")
+    assert contents(tmp_path / "out") == {"mine.txt": b"mine"}
+    with pytest.raises(UserError, match=r"mine\.txt: is a file: name a new folder"):
+        convert("labelme", source, tmp_path / "out/mine.txt")
+    with pytest.raises(UserError, match="which the program reads: name a folder outside"):
+        convert("labelme", source, source / "out")
+
+
+def test_an_empty_folder_and_the_same_command_are_accepted(tmp_path, source):
+    (tmp_path / "out").mkdir()
+    convert("labelme", source, tmp_path / "out")
+    before = contents(tmp_path / "out")
+    convert("labelme", source, tmp_path / "out")
+    assert contents(tmp_path / "out") == before
+    with pytest.raises(UserError, match="out: holds the result of another command"):
+        convert("labelme", source, tmp_path / "out", "--line_width", "3")
+
+
+def test_interrupted_then_started_again_equals_an_uninterrupted_one(tmp_path, source, monkeypatch):
+    convert("labelme", source, tmp_path / "whole")
+    painted = []
+
+    def interrupt(entry, *rest):
+        painted.append(entry)
+        if len(painted) == 3:
+            raise KeyboardInterrupt
+        return paint(entry, *rest)
+
+    paint = output._paint
+    monkeypatch.setattr(output, "_paint", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        convert("labelme", source, tmp_path / "out")
+    assert len(list((tmp_path / "out/masks").iterdir())) == 2
+    monkeypatch.undo()
+    convert("labelme", source, tmp_path / "out")
+    assert contents(tmp_path / "out").keys() == contents(tmp_path / "whole").keys()
+    for name, data in contents(tmp_path / "whole").items():
+        assert (tmp_path / "out" / name).read_bytes() == data
+
+
+def test_files_that_differ_are_named_and_kept(tmp_path, source, capsys):
+    convert("labelme", source, tmp_path / "out")
+    edited = np.zeros((47, 61), np.uint8)
+    Image.fromarray(edited).save(tmp_path / "out/masks/picture_0.png")
+    assert convert("labelme", source, tmp_path / "out") == 1
+    assert "masks/picture_0.png: exists and differs: not overwritten" in capsys.readouterr().err
+    assert (np.asarray(Image.open(tmp_path / "out/masks/picture_0.png")) == edited).all()
+
+
+def test_images_are_linked_or_copied(tmp_path, source):
+    convert("labelme", source, tmp_path / "out")
+    convert("labelme", source, tmp_path / "copied", "--copy")
+    assert os.path.samefile(source / "picture_0.png", tmp_path / "out/images/picture_0.png")
+    assert not os.path.samefile(source / "picture_0.png", tmp_path / "copied/images/picture_0.png")
+    assert (tmp_path / "copied/images/picture_0.png").read_bytes() == (source / "picture_0.png").read_bytes()
+
+
+def test_where_links_fail_images_are_copied(tmp_path, source, monkeypatch):
+    def fail(*_):
+        raise OSError(18, "Invalid cross-device link")
+
+    monkeypatch.setattr(os, "link", fail)
+    convert("labelme", source, tmp_path / "out")
+    assert (tmp_path / "out/images/picture_0.png").read_bytes() == (source / "picture_0.png").read_bytes()
+
+
+def test_splits_share_a_folder(tmp_path, capsys):
+    pictures = draw_pictures(2, kinds="polygon")
+    train = annotated.write_coco(tmp_path / "train", pictures[:1])
+    val = annotated.write_coco(tmp_path / "val", pictures[1:])
+    convert("coco", train, tmp_path / "out", "--split", "train")
+    assert "convert val too, with --split val" in capsys.readouterr().out
+    convert("coco", val, tmp_path / "out", "--split", "val")
+    assert "data.split" not in capsys.readouterr().out
+    assert (mask_of(tmp_path / "out", "train/picture_0") == drawn(pictures[0])).all()
+    assert (mask_of(tmp_path / "out", "val/picture_1") == drawn(pictures[1])).all()
+    with pytest.raises(UserError, match="holds the result of another command"):
+        convert("coco", val, tmp_path / "out", "--split", "train")
+    other = json.loads(val.read_text())
+    other["categories"][0]["name"] = "bird"
+    val.write_text(json.dumps(other))
+    with pytest.raises(UserError, match="other classes than those of this command"):
+        convert("coco", val, tmp_path / "out", "--split", "test")
+
+
+def test_two_images_of_one_name_are_named(tmp_path, source, capsys):
+    for suffix in (".json", ".png"):
+        (source / f"PICTURE_0{suffix}").write_bytes((source / f"picture_0{suffix}").read_bytes())
+    assert convert("labelme", source, tmp_path / "out") == 1
+    assert "would replace that of" in capsys.readouterr().err
+    assert len(list((tmp_path / "out/masks").iterdir())) == 4
+
+
+def test_subfolders_stay_and_references_that_lead_out_do_not(tmp_path):
+    source = annotated.write_coco(tmp_path / "in", draw_pictures(2, kinds="mask"))
+    content = json.loads(source.read_text())
+    for image, name in zip(content["images"], ("night/picture_0.png", "../../picture_1.png"), strict=True):
+        image["file_name"] = name
+    (tmp_path / "in/images/night").mkdir()
+    (tmp_path / "in/images/picture_0.png").rename(tmp_path / "in/images/night/picture_0.png")
+    source.write_text(json.dumps(content))
+    assert convert("coco", source, tmp_path / "out") == 0
+    found = {path.relative_to(tmp_path / "out/masks").as_posix() for path in (tmp_path / "out/masks").rglob("*.png")}
+    assert found == {"night/picture_0.png", "picture_1.png"}
+
+
+def test_classes_background_and_ignored_of_labelme(tmp_path):
+    """LabelMe's own labels.txt begins with __ignore__ and _background_."""
+    square = [[0, 0], [2, 0], [2, 4], [0, 4]]
+    shapes = [(name, "box", [left, 0, left + 1, 2]) for left, name in enumerate(("dog", "__ignore__", "_background_"))]
+    pictures = [Picture("a", np.zeros((2, 4, 3), np.uint8), [("cat", "polygon", square), *shapes])]
+    annotated.write_labelme(tmp_path / "in", pictures)
+    assert convert("labelme", tmp_path / "in", tmp_path / "out") == 0
+    assert read_classes(str(tmp_path / "out/classes.txt"), None).names == ["_background_", "cat", "dog"]
+    assert mask_of(tmp_path / "out", "a").tolist() == [[2, 255, 0, 0]] * 2
+    labels = tmp_path / "labels.txt"
+    labels.write_text("__ignore__\n_background_\ndog\ncat\n")
+    assert convert("labelme", tmp_path / "in", tmp_path / "two", "--classes", str(labels)) == 0
+    assert read_classes(str(tmp_path / "two/classes.txt"), None).names == ["_background_", "dog", "cat"]
+    assert mask_of(tmp_path / "two", "a").tolist() == [[1, 255, 0, 0]] * 2
+    labels.write_text("dog\ncat\n")
+    with pytest.raises(UserError, match=r"no class is named background.*--unlabelled ignore"):
+        convert("labelme", tmp_path / "in", tmp_path / "three", "--classes", str(labels))
+    assert (
+        convert("labelme", tmp_path / "in", tmp_path / "three", "--classes", str(labels), "--unlabelled", "ignore") == 1
+    )
+    assert mask_of(tmp_path / "three", "a").tolist() == [[0, 255, 255, 255]] * 2
+
+
+def test_a_class_list_may_leave_classes_out(tmp_path, capsys):
+    pictures = [
+        Picture("a", np.zeros((1, 3, 3), np.uint8), [("cat", "box", [0, 0, 1, 1]), ("dog", "box", [1, 0, 2, 1])])
+    ]
+    annotated.write_labelme(tmp_path / "in", pictures)
+    (tmp_path / "classes.txt").write_text("background\ncat\n")
+    for unlisted, value, status in (("", 255, 1), ("ignore", 255, 0), ("background", 0, 0)):
+        words = ["--classes", str(tmp_path / "classes.txt"), *(["--unlisted", unlisted] if unlisted else [])]
+        assert convert("labelme", tmp_path / "in", tmp_path / f"out{unlisted}", *words) == status
+        assert mask_of(tmp_path / f"out{unlisted}", "a").tolist() == [[1, value, 0]]
+        assert ("class 'dog': not in the list" in capsys.readouterr().err) == (status == 1)
+
+
+def test_exif_turns_an_image_and_its_mask(tmp_path):
+    """LabelMe and this converter both see the turned image."""
+    picture = Picture("a", np.zeros((6, 4, 3), np.uint8), [("cat", "box", [0, 0, 4, 2])])
+    annotated.write_labelme(tmp_path / "in", [picture])
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turn by 90 degrees: the file has 4 rows of 6 pixels
+    Image.fromarray(np.zeros((4, 6, 3), np.uint8)).save(tmp_path / "in/a.png", exif=exif)
+    assert convert("labelme", tmp_path / "in", tmp_path / "out") == 0
+    assert mask_of(tmp_path / "out", "a").tolist() == [[1] * 4] * 2 + [[0] * 4] * 4
+
+
+def test_processes_write_the_same(tmp_path):
+    source = annotated.write_cvat(tmp_path / "in", draw_pictures(17, kinds="polygon mask"))
+    convert("cvat", source, tmp_path / "one")
+    convert("cvat", source, tmp_path / "two", "--workers", "2")
+    one, two = contents(tmp_path / "one"), contents(tmp_path / "two")
+    assert {name: data for name, data in one.items() if name != output.MARK} == {
+        name: data for name, data in two.items() if name != output.MARK
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["labelmee", "in", "out"], "invalid choice: 'labelmee' (choose from"),
+        (["labelme", "nowhere", "out"], "nowhere: no such file or folder"),
+        (["labelme", "in", "out", "--clases", "voc"], "unknown flag --clases: did you mean --classes?"),
+        (["labelme", "in", "out", "--images", "nowhere"], "--images nowhere: no such folder"),
+        (["labelme", "in", "out", "--line_width", "nan"], "--line_width nan: must be a number of pixels above 0"),
+        (["labelme", "in", "out", "--split", "../x"], "--split ../x: must be the name of a folder"),
+        (["supervisely", "in", "out"], "meta.json: no such file"),
+        (["cvat", "in", "out"], "in: no .xml file in it"),
+        (["binary", "in", "out"], "images and masks are in one folder"),
+    ],
+)
+def test_wrong_words_are_one_line(tmp_path, source, words, named):
+    results = finish([start(["data.convert", *words], tmp_path, program="-m")])
+    one_line_each(results, named)
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,205 @@
+"""Cityscapes, ADE20K, COCO-Stuff and VOC with SBD as they are released: the commands of docs/known_datasets.md work."""
+
+import json
+import shlex
+import sys
+import types
+from pathlib import Path
+
+import known_datasets
+import numpy as np
+import pytest
+import torch
+from conftest import REPO
+from documents import blocks, commands
+from known_datasets import HEIGHT, draw_ade20k, draw_cityscapes, draw_cocostuff, draw_voc_sbd
+from PIL import Image
+
+import config
+import evaluate
+import predict
+import train
+from data.check.__main__ import check, main
+from data.dataset import SegmentationDataset
+from data.histogram import count_labels
+from data.layout import find_split, pair_files
+from distributed.group import Group
+from errors import UserError
+from utils import get_loader, share_batch
+
+PAGE = REPO / "docs/known_datasets.md"
+TINY = (
+    "--pretrained none --device cpu --workers 0 --amp none --layers 18 --crop_size 33 --max_steps 2 --total_batchsize 2"
+)
+FLAGS = """dataset dataset_path numclasses classes label_map image_suffix label_suffix train_split val_split image_path
+train_path val_path list_path"""
+COLUMN = 2 * HEIGHT  # pixels of a value in an image, but three columns in VOC
+
+# Config: where its data are, how they are drawn, training images, and pixels of each class in all of them, as drawn.
+DRAWN = {
+    "cityscapes": ("dataset/cityscapes", draw_cityscapes, 2, [2 * COLUMN] * 19),
+    "ade20k": ("dataset/ADEChallengeData2016", draw_ade20k, 2, [2 * COLUMN] * 150),
+    "cocostuff": ("dataset/cocostuff", draw_cocostuff, 2, [2 * COLUMN] * 171),
+    # SBD's image has background in the place of 255.
+    "voc_sbd": ("dataset/VOCdevkit/VOC2012", draw_voc_sbd, 3, [10 * HEIGHT * 1 + 2 * HEIGHT] + [9 * HEIGHT] * 20),
+}
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch) -> Path:
+    """The current folder, with the repository's configs."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "configs").symlink_to(REPO / "configs")
+    return tmp_path
+
+
+def load(words: list[str], split: str = "train") -> SegmentationDataset:
+    alone = Group(torch.device("cpu"))
+    return get_loader(share_batch(config.parse([*words, *TINY.split()]), alone), split, alone).dataset
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_the_documented_commands_train_score_and_predict(name, place):
+    root, draw, num_train, counts = DRAWN[name]
+    draw(Path(root))
+    chosen = [
+        shlex.split(line)[1:] for line in commands(PAGE, "console") if f"log/{name}/" in line or f"/{name}.yaml" in line
+    ]
+    (_, *to_train), (_, *to_score), (_, *to_predict) = chosen
+    dataset = load(to_train)
+    files = [sample["label"] for sample in dataset.files]
+    assert len(files) == num_train
+    assert count_labels(files, len(counts), label_map=dataset.label_map).tolist() == counts
+    assert train.main([*to_train, *TINY.split(), "--class_weights", "balanced", "--cache", "disk"]) == 0
+
+    assert evaluate.main([*to_score, "--device", "cpu", "--workers", "0", "--json", "scores.json"]) == 0
+    scores = json.loads(Path("scores.json").read_text())
+    # One validation image, with each class once.
+    assert np.sum(scores["confusion"], axis=1).tolist() == [(3 * HEIGHT if name == "voc_sbd" else COLUMN)] * len(counts)
+    assert len(scores["classes"]) == len(counts)
+    assert predict.main([*to_predict, "--device", "cpu", "--workers", "0"]) == 0
+    images = [path for path in Path(to_predict[to_predict.index("--input") + 1]).rglob("*") if path.is_file()]
+    assert len(list(Path("predictions/masks").rglob("*.png"))) == len(images) > 0
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_the_check_of_the_raw_folder_is_clean_and_prints_the_flags_of_the_config(name, place, capsys):
+    root, draw, num_train, counts = DRAWN[name]
+    draw(Path(root))
+    assert main([root, "--workers", "0", "--json", "check.json"]) == 0
+    printed = capsys.readouterr().out
+    assert "nothing wrong found" in printed
+    report = json.loads(Path("check.json").read_text())
+    train_split, val_split = report["splits"]
+    assert report["images"] == {train_split: num_train, val_split: 1}
+    assert [row["pixels"][train_split] for row in report["classes"]] == counts
+    assert "0" not in [row["name"] for row in report["classes"]]
+    # The command at the end reads the data as the config does.
+    words = shlex.split(printed.splitlines()[-1].split("to train: ")[1])[2:]
+    by_config, by_check = (config.parse(["--config", f"configs/{name}.yaml"]), config.parse(words))
+    for flag in FLAGS.split():
+        assert getattr(by_check, flag) == getattr(by_config, flag), flag
+
+
+def test_cocos_own_folders(place, capsys):
+    draw_cocostuff(Path("coco"), images=".", masks="stuffthingmaps")
+    assert main(["coco", "--workers", "0"]) == 0
+    assert "--image_path . --train_path stuffthingmaps" in capsys.readouterr().out
+    (hint,) = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if "--image_path . " in line]
+    words = ["--config", "configs/cocostuff.yaml", "--dataset_path", "coco", *hint.split("`")[-2].split()]
+    assert len(load(words)) == 2
+
+
+def test_voc_without_sbd(place, capsys):
+    draw_voc_sbd(Path("VOC2012"), aug=False)
+    assert main(["VOC2012", "--workers", "0"]) == 0
+    printed = capsys.readouterr().out
+    assert "VOC2012: Pascal VOC, for --dataset Dense" in printed
+    assert "--numclasses 21 --classes voc --model_type" in printed.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("draw", "flags"),
+    [
+        (draw_cityscapes, "--label_suffix _gtFine_labelIds --label_map cityscapes --numclasses 19"),
+        (draw_ade20k, "--train_split training --val_split validation"),
+        (draw_cocostuff, "--label_map cocostuff --numclasses 171"),
+    ],
+)
+def test_training_names_the_flags_of_a_known_data_set(draw, flags, tmp_path):
+    draw(tmp_path)
+    for dataset in ("Folder", "ScribbleOnly"):
+        with pytest.raises(UserError, match=f"no (split|such list).* as released: use --dataset Folder .*{flags}"):
+            find_split(tmp_path, dataset, "train", {"label": ""})
+
+
+def test_cityscapes_without_the_ends_of_its_names_is_told_them(tmp_path):
+    draw_cityscapes(tmp_path)
+    split = find_split(tmp_path, "Folder", "train", {"label": "gtFine"}, image_path="leftImg8bit")
+    with pytest.raises(
+        UserError, match=r"_leftImg8bit\.png: no label of this name; for Cityscapes use .*--label_suffix"
+    ):
+        pair_files(split)
+
+
+def test_labels_of_cityscapes_scripts_are_the_mapped_labels(tmp_path):
+    """labelTrainIds, which csCreateTrainIdLabelImgs writes, and labelIds through the label map."""
+    draw_cityscapes(tmp_path)
+    table = np.full(256, 255, np.uint8)
+    table[list(known_datasets.CITYSCAPES)] = list(known_datasets.CITYSCAPES.values())
+    for path in tmp_path.rglob("*_labelIds.png"):
+        ids = np.array(Image.open(path))
+        Image.fromarray(table[ids]).save(path.with_name(path.name.replace("labelIds", "labelTrainIds")))
+    flags = ["--config", str(REPO / "configs/cityscapes.yaml"), "--dataset_path", str(tmp_path)]
+    given = ["--label_suffix", "_gtFine_labelTrainIds", "--label_map", ""]
+    one, other = load(flags, "val"), load(flags + given, "val")
+    assert one.files != other.files
+    assert (one[0]["label"] == other[0]["label"]).all()
+
+
+def test_ade20k_numbering_in_other_folders_is_recognised(tmp_path, capsys):
+    draw_ade20k(tmp_path)
+    for old, new in (("training", "train"), ("validation", "val")):
+        for folder in ("images", "annotations"):
+            (tmp_path / folder / old).rename(tmp_path / folder / new)
+    assert main([str(tmp_path), "--workers", "0"]) == 2
+    printed = capsys.readouterr().out
+    assert "ade20k-labels (3)" in printed
+    words = shlex.split(printed.splitlines()[-1].removeprefix("to mend: "))
+    assert words[-6:] == ["--label_map", "ade20k", "--numclasses", "150", "--classes", "ade20k"]
+    start = words.index(str(tmp_path))
+    assert main([*words[start:], "--workers", "0"]) == 0
+    # A file with 151 names says that class 0 is one.
+    (tmp_path / "names.txt").write_text("\n".join(map(str, range(151))))
+    _, findings = check(tmp_path, classes=str(tmp_path / "names.txt"))
+    assert findings.status == 0
+
+
+def test_code_that_makes_the_masks_of_sbd(place, monkeypatch):
+    """With a stand-in for SciPy: MATLAB's GTcls is a 1x1 struct array with a field Segmentation."""
+    root, sbd = Path("dataset/VOCdevkit/VOC2012"), Path("benchmark_RELEASE/dataset")
+    draw_voc_sbd(root, aug=False)
+    (sbd / "cls").mkdir(parents=True)
+    masks = {"2008_000002": np.full((3, 4), 20, np.uint8), "2007_000032": np.full((3, 4), 1, np.uint8)}
+    for name in masks:
+        (sbd / f"cls/{name}.mat").touch()
+    (sbd / "train.txt").write_text("2008_000002\n2007_000033\n")  # SBD's training images include VOC's validation
+    (sbd / "val.txt").write_text("2007_000032\n")
+
+    def loadmat(path: Path) -> dict:
+        struct = np.empty((1, 1), [("Boundaries", object), ("Segmentation", object)])
+        struct[0, 0]["Segmentation"] = masks[path.stem]
+        return {"GTcls": struct[0]}
+
+    scipy_io = types.ModuleType("scipy.io")
+    scipy_io.loadmat = loadmat
+    monkeypatch.setitem(sys.modules, "scipy", types.ModuleType("scipy"))
+    monkeypatch.setitem(sys.modules, "scipy.io", scipy_io)
+    (code,) = [block.text for block in blocks(PAGE.read_text(encoding="utf-8")) if block.language == "python"]
+    exec(compile(code, str(PAGE), "exec"), {})
+    names = (root / "ImageSets/Segmentation/trainaug.txt").read_text().split()
+    assert names == ["2007_000032", "2007_000039", "2008_000002"]
+    assert {path.stem for path in (root / "SegmentationClassAug").iterdir()} == {*names, "2007_000033"}
+    assert (np.array(Image.open(root / "SegmentationClassAug/2008_000002.png")) == 20).all()
+    own = np.array(Image.open(root / "SegmentationClassAug/2007_000032.png"))
+    assert set(np.unique(own)) == {*range(21), 255}

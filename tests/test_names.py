@@ -1,0 +1,163 @@
+"""Names as they are: ends of file names, names of splits, and where plain folders may have their masks."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import flags, run_train
+from test_layout import find, put, put_pairs
+
+import config
+import evaluate
+import export
+from data.layout import find_split, pair_files
+from distributed.group import Group
+from errors import UserError
+from trained import TrainedModel
+from utils import get_loader
+
+MASK = np.zeros((40, 40), np.uint8)
+
+
+def names_of(root: Path, **options: str) -> list[str]:
+    return find(root, **options).listing
+
+
+def test_ends_of_names_pair_images_and_labels(tmp_path):
+    for name in ("a/x_1", "a/x_2", "b/x_1"):
+        put(tmp_path / f"images/train/{name}_sat.jpg")
+        put(tmp_path / f"masks/train/{name}_mask.png")
+        put(tmp_path / f"masks/train/{name}_color.png")  # another file, not an error
+    put(tmp_path / "images/train/a/x_1_depth.png")
+    assert names_of(tmp_path, image_suffix="_sat", label_suffix="_mask") == [
+        f"image={name}_sat.jpg label={name}_mask.png" for name in ("a/x_1", "a/x_2", "b/x_1")
+    ]
+    assert find(tmp_path, image_suffix="_sat", label_suffix="_mask").names == ["a/x_1", "a/x_2", "b/x_1"]
+    with pytest.raises(UserError, match=r"x_1_sat\.jpg: an image without a mask: expected .*x_1\.png .*--label_suffix"):
+        find(tmp_path, image_suffix="_sat")
+    with pytest.raises(UserError, match=r"expected .*a/x_1_gt\.png"):
+        find(tmp_path, image_suffix="_sat", label_suffix="_gt")
+    (tmp_path / "masks/train/a/x_1_mask.tif").write_bytes((tmp_path / "masks/train/a/x_1_mask.png").read_bytes())
+    with pytest.raises(UserError, match=r"x_1_mask\.png and x_1_mask\.tif: two files of one name"):
+        find(tmp_path, image_suffix="_sat", label_suffix="_mask")
+
+
+def test_lists_name_images_with_or_without_the_end_of_their_names(tmp_path):
+    for name in ("a", "b", "c"):
+        put(tmp_path / f"images/{name}_sat.jpg")
+        put(tmp_path / f"masks/{name}_mask.png")
+    (tmp_path / "train.txt").write_text("b_sat.jpg\na_sat\nc\n")
+    found = find(tmp_path, image_suffix="_sat", label_suffix="_mask")
+    assert found.names == ["b", "a", "c"]
+    (tmp_path / "train.txt").write_text("b_sat\nd_sat\n")
+    with pytest.raises(UserError, match=r"train\.txt: 'd_sat': no such image"):
+        find(tmp_path, image_suffix="_sat", label_suffix="_mask")
+
+
+def test_ends_of_names_in_vocs_layout(tmp_path):
+    put(tmp_path / "JPEGImages/a.jpg")
+    put(tmp_path / "SegmentationClass/a_seg.png", MASK)
+    (tmp_path / "ImageSets/Segmentation").mkdir(parents=True)
+    (tmp_path / "ImageSets/Segmentation/trainaug.txt").write_text("a\n")
+    split = find_split(tmp_path, "Dense", "trainaug", {"label": ""}, label_suffix="_seg")
+    assert pair_files(split)[1] == [
+        {"image": tmp_path / "JPEGImages/a.jpg", "label": tmp_path / "SegmentationClass/a_seg.png"}
+    ]
+
+
+def test_images_and_labels_in_one_folder(tmp_path):
+    """train/NAME.png beside train/NAME_mask.png: a label is no image."""
+    for name in ("a", "sub/b"):
+        put(tmp_path / f"train/{name}.png")
+        put(tmp_path / f"train/{name}_mask.png", MASK)
+    found = names_of(tmp_path, image_path=".", label_path=".", label_suffix="_mask")
+    assert found == ["image=a.png label=a_mask.png", "image=sub/b.png label=sub/b_mask.png"]
+
+
+@pytest.mark.parametrize("masks", ["masks", "labels", "annotations"])
+@pytest.mark.parametrize("layout", ["{folder}/{split}", "{split}/{folder}", "lists"])
+def test_places_of_images_and_masks(tmp_path, masks, layout):
+    if layout == "lists":
+        (tmp_path / "train.txt").write_text("a\n")
+        layout = "{folder}"
+    images, labels = (tmp_path / layout.format(folder=folder, split="train") for folder in ("images", masks))
+    put(images / "a.jpg")
+    put(labels / "a.png", MASK)
+    assert find(tmp_path).files == [{"image": images / "a.jpg", "label": labels / "a.png"}]
+
+
+def test_other_folders_inside_the_splits(tmp_path):
+    put(tmp_path / "train/photos/a.jpg")
+    put(tmp_path / "train/gt/a.png", MASK)
+    assert len(find(tmp_path, image_path="photos", label_path="gt")) == 1
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        (["labels/train/a.png"], r"masks/train and .*labels/train: both could hold the masks: choose one with"),
+        (["train/images/a.jpg"], r"train/images and .*images/train: both would be the split 'train': remove or rename"),
+        (["train/images/a.jpg", "train/masks/a.png"], "both would be the split 'train'"),
+    ],
+)
+def test_two_places_are_an_error_that_names_both(tmp_path, files, message):
+    put_pairs(tmp_path, "train/a")
+    for file in files:
+        put(tmp_path / file, None if "images" in file else MASK)
+    with pytest.raises(UserError, match=message):
+        find(tmp_path)
+
+
+def test_a_folder_without_label_files_is_no_second_place(tmp_path):
+    """YOLO's labels are text, COCO's annotations JSON."""
+    put_pairs(tmp_path, "train/a")
+    for name in ("labels/train/a.txt", "annotations/train/a.json"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text("")
+    assert find(tmp_path).files[0]["label"] == tmp_path / "masks/train/a.png"
+    put(tmp_path / "labels/train/a.png", MASK)
+    assert find(tmp_path, label_path="labels").files[0]["label"] == tmp_path / "labels/train/a.png"
+
+
+def test_names_of_splits_in_training_scoring_and_export(tmp_path, capsys):
+    put_pairs(tmp_path / "data", *(f"training/{number}" for number in range(2)), "validation/a", "test/b", "test/c")
+    names = {"train_split": "training", "val_split": "validation"}
+    folder = run_train(dataset="Folder", dataset_path=tmp_path / "data", numclasses=2, logdir=tmp_path / "log", **names)
+    score = ["--checkpoint", str(folder / "last.pt"), "--device", "cpu", "--workers", "0"]
+    capsys.readouterr()
+    assert evaluate.main(score) == 0  # the checkpoint remembers the name
+    assert "on 1 images of validation" in capsys.readouterr().out
+    assert evaluate.main([*score, "--split", "test"]) == 0
+    assert "on 2 images of test" in capsys.readouterr().out
+    with pytest.raises(UserError, match=r"no split 'val': looked for the folder .*images/val.*--val_split"):
+        evaluate.main([*score, "--split", "val"])
+    found = export.find_images(export.ExportFlags(), TrainedModel(folder / "last.pt"))
+    assert [path.name for path in found] == ["a.jpg"]
+
+
+def test_a_checkpoint_from_before_these_flags_loads_with_their_defaults(tmp_path):
+    put_pairs(tmp_path / "data", "train/a", "train/b", "val/a")
+    folder = run_train(dataset="Folder", dataset_path=tmp_path / "data", numclasses=2, logdir=tmp_path / "log")
+    content = torch.load(folder / "last.pt", weights_only=True)
+    for name in ("train_split", "val_split", "image_suffix", "label_suffix", "label_map"):
+        del content["config"][name]
+    torch.save(content, tmp_path / "old.pt")
+    assert evaluate.main(["--checkpoint", str(tmp_path / "old.pt"), "--device", "cpu", "--workers", "0"]) == 0
+    # Another layout: what the checkpoint says about names does not apply to it.
+    content["config"] |= {"val_split": "valid", "label_map": "binary", "label_suffix": "_mask", "image_suffix": "_x"}
+    torch.save(content, tmp_path / "names.pt")
+    cfg = TrainedModel(tmp_path / "names.pt", {"dataset": "Dense"}).cfg
+    assert (cfg.val_split, cfg.label_map, cfg.label_suffix, cfg.image_suffix) == ("val", "", "", "")
+
+
+def test_scribbles_are_read_whatever_the_name_of_the_split(demo_root, tmp_path):
+    lists = tmp_path / "lists"
+    lists.mkdir()
+    for name, source in (("some", "train"), ("others", "val")):
+        (lists / f"{name}.txt").write_text((demo_root / f"ImageSets/SegmentationAug/{source}.txt").read_text())
+    names = {"list_path": lists, "train_split": "some", "val_split": "others"}
+    cfg = config.parse(flags(dataset="ScribbleOnly", dataset_path=demo_root, **names))
+    train, val = (get_loader(cfg, split, Group(torch.device("cpu"))).dataset for split in ("train", "val"))
+    assert (train.folders["label"].name, len(train)) == ("pascal_2012_scribble", 8)
+    assert (val.folders["label"].name, len(val)) == ("SegmentationClassAug", 3)

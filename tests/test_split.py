@@ -1,0 +1,150 @@
+"""python -m data.split: classes are balanced, groups stay together, and the same seed gives the same lists."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import finish, one_line_each, start
+from PIL import Image
+
+from data.layout import find_split, read_list
+from data.split import main, split, stratify
+from errors import UserError
+
+
+def draw(root: Path, found: np.ndarray, names: list[str] | None = None) -> Path:
+    """A data set whose masks have the classes of `found` (images, classes) bool, one pixel each, and 255."""
+    (root / "images").mkdir(parents=True)
+    for number, row in enumerate(found):
+        name = names[number] if names else f"image_{number:03d}"
+        (root / "masks" / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / "images" / name).parent.mkdir(parents=True, exist_ok=True)
+        label = np.full((4, 8), 255, np.uint8)
+        label.flat[: len(row)] = np.where(row, np.arange(len(row)), 255)
+        Image.fromarray(label).save(root / f"masks/{name}.png")
+        Image.fromarray(np.zeros((4, 8, 3), np.uint8)).save(root / f"images/{name}.jpg")
+    return root
+
+
+def lists(root: Path) -> tuple[list[str], list[str]]:
+    return tuple(read_list(root / f"{name}.txt", plain=True) for name in ("train", "val"))
+
+
+def test_rare_classes_are_divided_as_the_share_says():
+    """Ten classes, from 5 to 100 of 100 images, at 20 %: each class has 20 % of its images in val, up to one image."""
+    rng = np.random.default_rng(0)
+    shares = np.linspace(0.05, 1, 10)
+    found = np.stack([rng.permutation(100) < 100 * share for share in shares], axis=1)
+    for seed in range(5):
+        in_val = split([str(number) for number in range(100)], [str(number) for number in range(100)], found, 0.2, seed)
+        expected = 0.2 * found.sum(axis=0)
+        assert np.abs((found & in_val[:, None]).sum(axis=0) - expected).max() <= 2
+        assert abs(in_val.sum() - 20) <= 2
+        rare = found[:, 0]  # 5 images: 4 and 1
+        assert (rare & in_val).sum() == 1
+
+
+def test_a_random_split_is_worse():
+    """The reason for stratification: over 20 seeds, a random split is off by more, summed over classes."""
+    rng = np.random.default_rng(1)
+    found = rng.random((60, 8)) < np.linspace(0.03, 0.5, 8)
+    names = [str(number) for number in range(60)]
+
+    def error(in_val: np.ndarray) -> float:
+        return float(np.abs((found & in_val[:, None]).sum(axis=0) - 0.25 * found.sum(axis=0)).sum())
+
+    ours = [error(split(names, names, found, 0.25, seed)) for seed in range(20)]
+    plain = [error(rng.permutation(60) < 15) for _ in range(20)]
+    assert max(ours) < np.median(plain)
+
+
+def test_stratify_by_hand():
+    """Four groups, halves: class 1 is in groups 0 and 1, so they part; the large group 2 goes where images lack."""
+    counts = np.array([[1, 1], [1, 1], [4, 0], [2, 0], [2, 0]])
+    part = stratify(counts, (0.5, 0.5), np.random.default_rng(0))
+    assert part[0] != part[1]
+    assert counts[part == 0, 0].sum() == counts[part == 1, 0].sum() == 5
+
+
+def test_a_class_with_one_image_is_in_train():
+    found = np.zeros((10, 2), bool)
+    found[:, 0], found[3, 1] = True, True
+    names = [str(number) for number in range(10)]
+    for seed in range(10):
+        assert not split(names, names, found, 0.3, seed)[3]
+
+
+def test_groups_stay_together_and_the_lists_are_read(tmp_path):
+    rng = np.random.default_rng(2)
+    names = [f"patient{patient}/slice_{number}" for patient in range(8) for number in range(4)]
+    root = draw(tmp_path / "data", rng.random((32, 3)) < 0.5, names)
+    main([str(root), "--val", "0.25", "--group", r"^patient(\d+)/"])
+    train, val = lists(root)
+    assert sorted(train + val) == sorted(names)
+    assert {name.split("/")[0] for name in train}.isdisjoint(name.split("/")[0] for name in val)
+    assert len(val) == 8
+    assert find_split(root, "Folder", "val", {"label": ""}).listed == val
+
+
+def test_same_seed_same_lists(tmp_path):
+    found = np.random.default_rng(3).random((30, 4)) < 0.4
+    results = []
+    for number, seed in enumerate((0, 0, 1)):
+        root = draw(tmp_path / str(number), found)
+        main([str(root), "--seed", str(seed)])
+        results.append(lists(root))
+    assert results[0] == results[1] != results[2]
+
+
+def test_table_and_next_command(tmp_path, capsys):
+    found = np.array([[True, number < 2] for number in range(4)])
+    root = draw(tmp_path / "data", found)
+    (root / "classes.txt").write_text("ground\ncat\n")
+    main([str(root), "--val", "0.5"])
+    said = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert said[1] == ["0", "ground", "2", "2", "50.0%"]
+    assert said[2] == ["1", "cat", "1", "1", "50.0%"]
+    assert said[-1][-4:] == ["python", "-m", "data.check", str(root)]
+
+
+@pytest.mark.parametrize("existing", ["train.txt", "val.txt"])
+def test_nothing_is_overwritten(tmp_path, existing):
+    root = draw(tmp_path / "data", np.ones((4, 2), bool))
+    (root / existing).write_text("mine\n")
+    with pytest.raises(UserError, match=rf"{existing}: exists: remove it to split the data again"):
+        main([str(root)])
+    assert (root / existing).read_text() == "mine\n"
+    assert sum((root / name).exists() for name in ("train.txt", "val.txt")) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--val", "0"], "--val 0.0: must be above 0 and below 1"),
+        (["--val", "1"], "--val 1.0: must be above 0 and below 1"),
+        (["--seed", "-1"], "--seed -1: must be at least 0"),
+        (["--group", "("], "--group (: not a regular expression"),
+        (["--group", "_[5-9]"], "not in 3 of 4 names, such as 'image_000'"),
+        (["--group", "image"], "all 4 images are in one group, 'image'"),
+        (["--label_path", "nowhere"], "nowhere: no such folder"),
+        (["--vall", "0.3"], "unknown flag --vall: did you mean --val?"),
+    ],
+)
+def test_wrong_words_are_named(tmp_path, words, named):
+    root = draw(tmp_path / "data", np.ones((4, 2), bool), [f"image_00{number}" for number in (0, 1, 2)] + ["image_9"])
+    with pytest.raises(UserError) as error:
+        main([str(root), *words])
+    assert named in str(error.value)
+    assert not list(root.glob("*.txt"))
+
+
+def test_data_without_masks_or_with_splits_are_refused(tmp_path):
+    root = draw(tmp_path / "data", np.ones((4, 2), bool))
+    (root / "masks/image_001.png").unlink()
+    one_line_each(finish([start(["data.split", str(root)], Path.cwd(), program="-m")]), "an image without a mask")
+    split_already = draw(tmp_path / "two", np.ones((4, 2), bool), [f"train/{number}" for number in range(4)])
+    with pytest.raises(UserError, match="there are splits already"):
+        main([str(split_already)])
+    lone = draw(tmp_path / "three", np.ones((1, 2), bool))
+    with pytest.raises(UserError, match="a split needs at least 2"):
+        main([str(lone)])
