@@ -28,7 +28,7 @@ from distributed.group import Group
 from errors import UserError
 from evaluation.pictures import to_hex
 from exporting.check import compare_files
-from exporting.graph import FORMAT, ExportedModel, WholeImage
+from exporting.graph import FORMAT, MIN_SIZE, ExportedModel, WholeImage, min_size
 from exporting.onnx import OnnxModel, check_onnx, write_onnx
 from exporting.torch_export import TorchModel, trace, write_torch
 from files import check_writable, writing
@@ -67,8 +67,8 @@ def export(flags: ExportFlags, overrides: dict, device: torch.device) -> None:
     if "onnx" in formats:
         check_onnx(flags.opset)
     trained = TrainedModel(flags.checkpoint, overrides)
-    metadata = describe(trained, flags)
     model = trained.model(flags.weights, device)
+    metadata = describe(trained, flags, min_size(model))
     folder = Path(flags.output) if flags.output else trained.path.parent
     check_writable(folder, "--output")
     images = find_images(flags, trained)
@@ -100,8 +100,8 @@ def export(flags: ExportFlags, overrides: dict, device: torch.device) -> None:
         )
 
 
-def describe(trained: TrainedModel, flags: ExportFlags) -> dict[str, str]:
-    """Return the metadata to store in an exported file, {key: JSON text}."""
+def describe(trained: TrainedModel, flags: ExportFlags, min_size: int) -> dict[str, str]:
+    """Return the metadata to store in an exported file, {key: JSON text}. min_size: smallest side of an image."""
     cfg = trained.cfg
     classes = trained.classes
     values = {
@@ -116,6 +116,7 @@ def describe(trained: TrainedModel, flags: ExportFlags) -> dict[str, str]:
         "model_type": cfg.model_type,
         "layers": cfg.layers,
         "long_side": cfg.long_side,
+        MIN_SIZE: min_size,
     }
     return {key: json.dumps(value) for key, value in values.items()}
 

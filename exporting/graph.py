@@ -13,26 +13,30 @@ from torch import Tensor, nn
 
 from data.resize import resize, scaled_size
 from errors import UserError
+from models.backbone import ResNetBackbone
 from models.segmenter import Segmenter
 
 FORMAT = 1  # of the metadata
 # Keys of the metadata, whose values are JSON.
 KEYS = ["segtrain_format", "outputs", "class_names", "colours", "num_classes"]
 KEYS += ["checkpoint", "weights", "step", "model_type", "layers"]
+MIN_SIZE = "min_size"  # a key that files of earlier versions do not have
 
 
 class WholeImage(nn.Module):
     """Module that predicts label maps at the images' size; a float32 CPU copy of a Segmenter without LoRM.
 
     The module computes the Segmenter's function for any image size. Its max pool is replaced by one that torch.export
-    can trace. extras: any of "probs" and "logits", to be returned too.
+    can trace. extras: any of "probs" and "logits", to be returned too. min_size: as of the function min_size().
     """
 
     def __init__(self, model: Segmenter, extras: tuple[str, ...] = ()):
         super().__init__()
         self.model = copy.deepcopy(model).cpu().float().to(memory_format=torch.contiguous_format).eval()
         self.model.lorm = None
-        self.model.backbone.maxpool = _CeilMaxPool()
+        self.min_size = min_size(self.model)
+        if isinstance(self.model.backbone, ResNetBackbone):
+            self.model.backbone.maxpool = _CeilMaxPool()
         self.extras = extras
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
@@ -40,6 +44,14 @@ class WholeImage(nn.Module):
         logits = whole_image_logits(self.model, images)
         labels = logits.argmax(1).to(torch.uint8)
         return (labels, *(logits.softmax(1) if extra == "probs" else logits for extra in self.extras))
+
+
+def min_size(model: Segmenter) -> int:
+    """Return the smallest side, in pixels, of images for an exported model: 1, or for timm networks twice the stride.
+
+    There torch.export and ONNX take smaller ones, whose features are 1x1, for a special case.
+    """
+    return 1 if isinstance(model.backbone, ResNetBackbone) else 2 * model.backbone.strides[-1]
 
 
 def whole_image_logits(model: nn.Module, images: Tensor) -> Tensor:
@@ -83,6 +95,7 @@ class ExportedModel(ABC):
             self.long_side: int = json.loads(metadata.get("long_side", "0"))  # earlier files lack it
         except (KeyError, ValueError):
             raise UserError(f"{path}: not a file that export.py wrote: its metadata is missing") from None
+        self.min_size = max(self.min_size, json.loads(metadata.get(MIN_SIZE) or "1"))
         if self.metadata["segtrain_format"] > FORMAT:
             raise UserError(
                 f"{path}: written by a later version of segtrain (format {self.metadata['segtrain_format']})"

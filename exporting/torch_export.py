@@ -1,6 +1,7 @@
 """Trace models with torch.export, and write and load its files."""
 
 import io
+import json
 import warnings
 from pathlib import Path
 
@@ -11,17 +12,23 @@ from torch.export.passes import move_to_device_pass
 
 from errors import UserError
 from exporting.graph import KEYS, ExportedModel, WholeImage
+from exporting.graph import MIN_SIZE as MIN_SIZE_KEY
 
 MIN_SIZE = 7  # pixels; a smaller side gives a 1x1 feature map, which torch.export specialises on
 
 
 def trace(graph: WholeImage) -> ExportedProgram:
-    """Return the module traced by torch.export, for any number of images with sides of at least MIN_SIZE pixels."""
+    """Return the module traced by torch.export, for any number of images with sides of at least MIN_SIZE or graph.min_size pixels."""
     # Sizes above 1 that are not multiples of each other: torch.export takes none for a constant or for another.
     example = torch.zeros(2, 65, 97, 3, dtype=torch.uint8)
-    sizes = {0: Dim("batch"), 1: Dim("height", min=MIN_SIZE), 2: Dim("width", min=MIN_SIZE)}
+    least = max(MIN_SIZE, graph.min_size)
+    sizes = {0: Dim("batch"), 1: Dim("height", min=least), 2: Dim("width", min=least)}
     with torch.no_grad():
-        return torch.export.export(graph, (example,), dynamic_shapes={"images": sizes})
+        # What torch.export cannot prove about sizes, such as that features of stride 4 are larger than those of stride 8,
+        # is checked when the file runs.
+        return torch.export.export(
+            graph, (example,), dynamic_shapes={"images": sizes}, prefer_deferred_runtime_asserts_over_guards=True
+        )
 
 
 def write_torch(program: ExportedProgram, path: Path, metadata: dict[str, str]) -> str:
@@ -32,7 +39,8 @@ def write_torch(program: ExportedProgram, path: Path, metadata: dict[str, str]) 
     buffer = io.BytesIO()
     torch.export.save(program, buffer, extra_files=metadata)
     path.write_bytes(buffer.getvalue())
-    return f"torch {torch.__version__}, images of at least {MIN_SIZE}x{MIN_SIZE} pixels"
+    least = max(MIN_SIZE, json.loads(metadata[MIN_SIZE_KEY]))
+    return f"torch {torch.__version__}, images of at least {least}x{least} pixels"
 
 
 class TorchModel(ExportedModel):
@@ -43,7 +51,7 @@ class TorchModel(ExportedModel):
     def __init__(self, path: Path, device: torch.device):
         if not path.is_file():
             raise UserError(f"{path}: no such file")
-        metadata = dict.fromkeys(KEYS, "")
+        metadata = dict.fromkeys([*KEYS, MIN_SIZE_KEY], "")
         try:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "The given buffer is not writable")  # torch 2.11, for every file

@@ -98,7 +98,8 @@ class Conv2dSame(Conv2d):
         for axis in (1, 0):  # F.pad begins with the last dimension
             size, stride = x.shape[2 + axis], self.stride[axis]
             reach = self.dilation[axis] * (self.kernel_size[axis] - 1)
-            extra = max(0, (math.ceil(size / stride) - 1) * stride + reach + 1 - size)
+            extra = reach + 1 - stride + -size % stride
+            extra = extra if reach + 1 >= stride else max(0, extra)  # torch.export is slow with max()
             pads += [extra // 2, extra - extra // 2]
         return super().forward(F.pad(x, pads))
 
@@ -183,8 +184,10 @@ def _shapes(body: Any, facts: Facts, size: tuple[int, int], in_channels: int) ->
 
 
 def _features(body: Any, images: Tensor, facts: Facts) -> tuple[Tensor, ...]:
-    below, right = (-size % facts.multiple for size in images.shape[2:])
-    padded = F.pad(images, (0, right, 0, below)) if below or right else images
+    padded = images
+    if facts.multiple > 1:  # without further conditions on sizes, which torch.export would specialise on
+        below, right = (-size % facts.multiple for size in images.shape[2:])
+        padded = F.pad(images, (0, right, 0, below))
     found = body.forward_intermediates(
         padded, indices=facts.indices, norm=facts.norm, output_fmt="NCHW", intermediates_only=True
     )
@@ -196,7 +199,7 @@ def _features(body: Any, images: Tensor, facts: Facts) -> tuple[Tensor, ...]:
 
 
 def _share(length: int, part: int, whole: int) -> int:
-    return math.ceil(length * part / whole)
+    return -(-length * part // whole)
 
 
 @functools.cache

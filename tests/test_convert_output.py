@@ -115,6 +115,19 @@ def test_splits_share_a_folder(tmp_path, capsys):
         convert("coco", val, tmp_path / "out", "--split", "test")
 
 
+def test_folders_of_annotation_files_are_splits(tmp_path, capsys):
+    """Roboflow's COCO export: train/_annotations.coco.json beside its images, valid and test likewise."""
+    pictures = draw_pictures(3, kinds="mask")
+    for folder, picture in zip(("train", "valid", "test"), pictures, strict=True):
+        file = annotated.write_coco(tmp_path / "in" / folder, [picture])
+        file.rename(file.with_name("_annotations.coco.json"))
+        (file.parent / f"images/{picture.name}.png").rename(file.parent / f"{picture.name}.png")
+    assert convert("coco", tmp_path / "in", tmp_path / "out") == 0
+    for folder, picture in zip(("train", "val", "test"), pictures, strict=True):
+        assert (mask_of(tmp_path / "out", f"{folder}/{picture.name}") == drawn(picture)).all()
+    assert "data.split" not in capsys.readouterr().out
+
+
 def test_two_images_of_one_name_are_named(tmp_path, source, capsys):
     for suffix in (".json", ".png"):
         (source / f"PICTURE_0{suffix}").write_bytes((source / f"picture_0{suffix}").read_bytes())

@@ -36,10 +36,14 @@ def near_outlines(picture: Picture, most: float) -> np.ndarray:
     return near
 
 
-@pytest.mark.parametrize("number", range(26))
-def test_coco_rle_equals_pycocotools(tmp_path, number):
+def test_coco_rle_equals_pycocotools(tmp_path):
     tools = pytest.importorskip("pycocotools.mask")
-    mask = random_masks()[number]
+    for number, mask in enumerate(random_masks()):
+        check_coco(tmp_path / str(number), tools, mask)
+
+
+def check_coco(tmp_path: Path, tools, mask: np.ndarray) -> None:
+    tmp_path.mkdir()
     source = annotated.write_coco(tmp_path / "in", [Picture("a", np.zeros((*SIZE, 3), np.uint8), [])])
     content = json.loads(source.read_text())
     encoded = tools.encode(np.asfortranarray(mask.astype(np.uint8)))
@@ -64,10 +68,14 @@ def test_coco_polygons_equal_pycocotools_away_from_outlines(tmp_path):
         assert not (differ & ~near_outlines(picture, 0.5)).any()
 
 
-@pytest.mark.parametrize("number", range(26))
-def test_label_studio_brush_equals_its_converter(tmp_path, number):
+def test_label_studio_brush_equals_its_converter(tmp_path):
     brush = pytest.importorskip("label_studio_converter.brush")
-    mask = random_masks()[number]
+    for number, mask in enumerate(random_masks()):
+        check_brush(tmp_path / str(number), brush, mask)
+
+
+def check_brush(tmp_path: Path, brush, mask: np.ndarray) -> None:
+    tmp_path.mkdir()
     source = annotated.write_labelstudio(
         tmp_path / "in", [Picture("a", np.zeros((*SIZE, 3), np.uint8), [("cat", "mask", (0, 0, mask))])]
     )
@@ -81,10 +89,14 @@ def test_label_studio_brush_equals_its_converter(tmp_path, number):
     assert (mask_of(tmp_path / "out", "a") == mask).all()
 
 
-@pytest.mark.parametrize("number", range(26))
-def test_cvat_masks_equal_its_sdk(tmp_path, number):
+def test_cvat_masks_equal_its_sdk(tmp_path):
     masks = pytest.importorskip("cvat_sdk.masks")
-    mask = random_masks()[number]
+    for number, mask in enumerate(random_masks()):
+        check_cvat(tmp_path / str(number), masks, mask)
+
+
+def check_cvat(tmp_path: Path, masks, mask: np.ndarray) -> None:
+    tmp_path.mkdir()
     *counts, x0, y0, x1, y1 = masks.encode_mask(mask)
     source = annotated.write_cvat(tmp_path / "in", [Picture("a", np.zeros((*SIZE, 3), np.uint8), [])])
     shape = f'<mask label="dog" rle="{", ".join(map(str, counts))}" left="{x0}" top="{y0}" '

@@ -6,6 +6,7 @@ together are one object, or {"counts", "size": [height, width]}. Counts run down
 """
 
 import functools
+import posixpath
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +25,8 @@ from data.convert.reading import (
 from data.convert.source import Entry, Options, Region, Source
 from errors import InputError
 
+SPLITS = {"valid": "val", "validation": "val", "training": "train"}  # what Roboflow and others call them
+
 
 def read(source: Path, options: Options) -> Source:
     """Return the images and classes of a COCO file, or of all such files below a folder."""
@@ -39,7 +42,7 @@ def read(source: Path, options: Options) -> Source:
             names = read_categories(content, path)
             for number, name in names.items():
                 categories.setdefault(name, number)
-            _read_images(content, names, path, image_finder(root, path, options), result)
+            _read_images(content, names, path, split_folder(root, path), image_finder(root, path, options), result)
         except InputError as error:
             result.faults.append(str(error))
     result.names = sorted(categories, key=lambda name: categories[name])
@@ -87,8 +90,19 @@ def index_images(content: object, path: Path, faults: list[str]) -> dict[int, di
     return {number: image for number, image in images.items() if number not in repeated}
 
 
-def _read_images(content: dict, names: dict[int, str], path: Path, finder: ImageFinder, result: Source) -> None:
-    """Add an entry for each image of a COCO file."""
+def split_folder(root: Path, path: Path) -> str:
+    """Return the folder of an annotation file below the root, which begins the names of its images.
+
+    It is "" for a file in the root or in a folder "annotations". "valid" and "training" become "val" and "train".
+    """
+    parts = [SPLITS.get(part, part) for part in path.parent.relative_to(root).parts]
+    return "" if "annotations" in parts else "/".join(parts)
+
+
+def _read_images(
+    content: dict, names: dict[int, str], path: Path, folder: str, finder: ImageFinder, result: Source
+) -> None:
+    """Add an entry for each image of a COCO file. folder: see split_folder()."""
     images = index_images(content, path, result.faults)
     records: dict[int, list[tuple[str, str | None, object]]] = {number: [] for number in images}
     for position, annotation in enumerate(value_of(content, "annotations", list, str(path))):
@@ -101,8 +115,9 @@ def _read_images(content: dict, names: dict[int, str], path: Path, finder: Image
             records[number].append((where, name, annotation.get("segmentation")))
         except InputError as error:
             result.faults.append(str(error))
-            if isinstance(annotation, dict) and annotation.get("image_id") in images:
-                records[annotation["image_id"]].append((where, "", None))
+            number = annotation.get("image_id") if isinstance(annotation, dict) else None
+            if isinstance(number, int) and number in images:
+                records[number].append((where, "", None))
     for number, image in images.items():
         where = f"{path}: {image['file_name']}"
         try:
@@ -112,7 +127,8 @@ def _read_images(content: dict, names: dict[int, str], path: Path, finder: Image
             continue
         record = sorted(records[number], key=lambda item: item[1] is not None)  # crowds first: objects cover them
         size = size_of(image, "height", "width", where)
-        result.entries.append(Entry(output_name(image["file_name"]), where, found, record, size))
+        name = posixpath.join(folder, output_name(image["file_name"]))
+        result.entries.append(Entry(name, where, found, record, size))
 
 
 def draw(entry: Entry, size: tuple[int, int], options: Options, faults: list[str]) -> Iterator[Region]:

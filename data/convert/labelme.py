@@ -108,7 +108,7 @@ def _shapes(entry: Entry, size: tuple[int, int], options: Options) -> Iterator[S
 
 
 def _patch(shape: dict, where: str, size: tuple[int, int], options: Options) -> Patch:
-    kind = shape.get("shape_type") or "polygon"
+    kind = str(shape.get("shape_type") or "polygon")
     points = read_points(shape.get("points"), LEAST_POINTS.get(kind, 3), where)
     if kind in ("polygon", "oriented_rectangle"):
         return polygons.fill([points], size)

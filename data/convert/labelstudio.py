@@ -64,14 +64,14 @@ def _entry(task: Any, where: str, finder: ImageFinder) -> Entry:
     annotation = _annotation(task, where)
     regions = [region for region in value_of(annotation, "result", list, where) if isinstance(region, dict)]
     # A control without labels of its own has them in another result with the same id.
-    shared = {region.get("id"): names for region in regions if (names := _labels(region))}
+    shared = {str(region.get("id")): names for region in regions if (names := _labels(region))}
     record, sizes = [], set()
     for position, region in enumerate(regions):
         kind = str(region.get("type", "")).removesuffix("labels")
         if kind not in TYPES:
             continue
         here = f"{where}: region {region.get('id', position)}"
-        names = _labels(region) or shared.get(region.get("id"), [])
+        names = _labels(region) or shared.get(str(region.get("id")), [])
         if not names:
             raise InputError(f"{here}: it has no label: skipped")
         if region.get("image_rotation"):
@@ -102,7 +102,8 @@ def _labels(region: dict) -> list[str]:
     """Return the class names in a region: value.polygonlabels, value.labels or the like."""
     value = region.get("value")
     items = value.items() if isinstance(value, dict) else ()
-    return next((names for key, names in items if key.endswith("labels") and isinstance(names, list)), [])
+    lists = [names for key, names in items if key.endswith("labels") and isinstance(names, list)]
+    return [name for name in lists[0] if isinstance(name, str)] if lists else []
 
 
 def _image_of(data: dict, where: str) -> str:

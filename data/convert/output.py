@@ -16,7 +16,7 @@ from PIL import Image
 from data.convert.source import Draw, Entry, Options
 from data.images import decoding, image_size
 from errors import InputError, UserError
-from files import write_atomic, writing
+from files import remove_scratch, write_atomic, writing
 from labels import IGNORE
 
 MARK = ".convert.json"  # what OUT was converted from; a hidden file, which readers of data sets skip
@@ -64,6 +64,7 @@ def prepare(out: Path, classes: str, split: str, settings: dict) -> None:
     if out.exists() and not out.is_dir():
         raise UserError(f"{out}: is a file: name a new folder")
     if mark.is_file():
+        remove_scratch(out.rglob(".*.part*"))
         with contextlib.suppress(ValueError, OSError):
             done = json.loads(mark.read_text(encoding="utf-8"))
     elif out.is_dir() and any(out.iterdir()):

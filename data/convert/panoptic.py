@@ -5,12 +5,13 @@ R + 256 * G + 256**2 * B; 0 is unlabelled. Each item of `annotations` has image_
 segments_info, whose items have id, category_id and iscrowd. The PNGs of X.json are in the folder X beside it.
 """
 
+import posixpath
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
-from data.convert.coco import image_finder, index_images, read_categories
+from data.convert.coco import image_finder, index_images, read_categories, split_folder
 from data.convert.reading import ImageFinder, annotation_files, output_name, read_json, size_of, value_of
 from data.convert.source import Entry, Options, Region, Source
 from data.images import decode
@@ -32,7 +33,8 @@ def read(source: Path, options: Options) -> Source:
             for number, name in names.items():
                 categories.setdefault(name, number)
             images = index_images(content, path, result.faults)
-            _read_annotations(content, images, names, path, image_finder(root, path, options), result)
+            folder = split_folder(root, path)
+            _read_annotations(content, images, names, path, folder, image_finder(root, path, options), result)
         except InputError as error:
             result.faults.append(str(error))
     result.names = sorted(categories, key=lambda name: categories[name])
@@ -40,9 +42,15 @@ def read(source: Path, options: Options) -> Source:
 
 
 def _read_annotations(
-    content: dict, images: dict[int, dict], names: dict[int, str], path: Path, finder: ImageFinder, result: Source
+    content: dict,
+    images: dict[int, dict],
+    names: dict[int, str],
+    path: Path,
+    folder: str,
+    finder: ImageFinder,
+    result: Source,
 ) -> None:
-    """Add an entry for each annotation of a panoptic file."""
+    """Add an entry for each annotation of a panoptic file. folder: see split_folder()."""
     for position, annotation in enumerate(value_of(content, "annotations", list, str(path))):
         where = f"{path}: annotations[{position}]"
         try:
@@ -65,7 +73,7 @@ def _read_annotations(
             result.faults.append(str(error))
             continue
         size = size_of(image, "height", "width", where)
-        name = output_name(image["file_name"])
+        name = posixpath.join(folder, output_name(image["file_name"]))
         result.entries.append(Entry(name, f"{path}: {image['file_name']}", found, (segments, classes), size))
 
 

@@ -25,7 +25,9 @@ def read_points(values: object, least: int, where: str) -> np.ndarray:
         points = np.array(values, np.float64)
     except (TypeError, ValueError):
         raise InputError(f"{where}: coordinates that are not numbers") from None
-    if points.size and (points.ndim != 2 or points.shape[1] != 2):
+    if points.shape == (0,):  # of []
+        points = points.reshape(0, 2)
+    if points.ndim != 2 or points.shape[1] != 2:
         raise InputError(f"{where}: coordinates that are not pairs of x and y")
     if not (np.abs(points) < LIMIT).all():  # False for NaN, too
         raise InputError(f"{where}: a coordinate that is not a finite number of pixels")

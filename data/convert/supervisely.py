@@ -97,7 +97,7 @@ def _patch(item: dict, where: str, size: tuple[int, int], options: Options, faul
     exterior = value_of(points, "exterior", list, where)
     if kind == "polygon":
         rings = [read_points(exterior, 3, where)]
-        for ring in points.get("interior") or []:
+        for ring in value_of(points, "interior", list, where) if points.get("interior") else ():
             try:
                 rings.append(read_points(ring, 3, f"{where}: interior"))
             except FewPointsError as error:
