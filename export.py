@@ -28,7 +28,7 @@ from distributed.group import Group
 from errors import UserError
 from evaluation.pictures import to_hex
 from exporting.check import compare_files
-from exporting.graph import FORMAT, MIN_SIZE, ExportedModel, WholeImage, min_size
+from exporting.graph import FORMAT, LONG_SIDE, MIN_SIZE, ExportedModel, WholeImage, min_size
 from exporting.onnx import OnnxModel, check_onnx, write_onnx
 from exporting.torch_export import TorchModel, trace, write_torch
 from files import check_writable, writing
@@ -115,7 +115,7 @@ def describe(trained: TrainedModel, flags: ExportFlags, min_size: int) -> dict[s
         "step": trained.content.get("step"),
         "model_type": cfg.model_type,
         "layers": cfg.layers,
-        "long_side": cfg.long_side,
+        LONG_SIDE: cfg.long_side,
         MIN_SIZE: min_size,
     }
     return {key: json.dumps(value) for key, value in values.items()}

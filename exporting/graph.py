@@ -20,7 +20,7 @@ FORMAT = 1  # of the metadata
 # Keys of the metadata, whose values are JSON.
 KEYS = ["segtrain_format", "outputs", "class_names", "colours", "num_classes"]
 KEYS += ["checkpoint", "weights", "step", "model_type", "layers"]
-MIN_SIZE = "min_size"  # a key that files of earlier versions do not have
+MIN_SIZE, LONG_SIDE = "min_size", "long_side"  # keys that files of earlier versions do not have
 
 
 class WholeImage(nn.Module):
@@ -92,7 +92,7 @@ class ExportedModel(ABC):
         self.path, self.images_at_once = path, images_at_once
         try:
             self.metadata = {key: json.loads(metadata[key]) for key in KEYS}
-            self.long_side: int = json.loads(metadata.get("long_side", "0"))  # earlier files lack it
+            self.long_side: int = json.loads(metadata.get(LONG_SIDE) or "0")
         except (KeyError, ValueError):
             raise UserError(f"{path}: not a file that export.py wrote: its metadata is missing") from None
         self.min_size = max(self.min_size, json.loads(metadata.get(MIN_SIZE) or "1"))

@@ -11,21 +11,24 @@ from torch.export import Dim, ExportedProgram
 from torch.export.passes import move_to_device_pass
 
 from errors import UserError
-from exporting.graph import KEYS, ExportedModel, WholeImage
+from exporting.graph import KEYS, LONG_SIDE, ExportedModel, WholeImage
 from exporting.graph import MIN_SIZE as MIN_SIZE_KEY
 
 MIN_SIZE = 7  # pixels; a smaller side gives a 1x1 feature map, which torch.export specialises on
 
 
 def trace(graph: WholeImage) -> ExportedProgram:
-    """Return the module traced by torch.export, for any number of images with sides of at least MIN_SIZE or graph.min_size pixels."""
+    """Return the module traced by torch.export for any number of images.
+
+    Their sides have at least MIN_SIZE and graph.min_size pixels.
+    """
     # Sizes above 1 that are not multiples of each other: torch.export takes none for a constant or for another.
     example = torch.zeros(2, 65, 97, 3, dtype=torch.uint8)
     least = max(MIN_SIZE, graph.min_size)
     sizes = {0: Dim("batch"), 1: Dim("height", min=least), 2: Dim("width", min=least)}
     with torch.no_grad():
-        # What torch.export cannot prove about sizes, such as that features of stride 4 are larger than those of stride 8,
-        # is checked when the file runs.
+        # What torch.export cannot prove about sizes, such as that features of stride 4 are larger than those of
+        # stride 8, is checked when the file runs.
         return torch.export.export(
             graph, (example,), dynamic_shapes={"images": sizes}, prefer_deferred_runtime_asserts_over_guards=True
         )
@@ -51,7 +54,7 @@ class TorchModel(ExportedModel):
     def __init__(self, path: Path, device: torch.device):
         if not path.is_file():
             raise UserError(f"{path}: no such file")
-        metadata = dict.fromkeys([*KEYS, MIN_SIZE_KEY], "")
+        metadata = dict.fromkeys([*KEYS, MIN_SIZE_KEY, LONG_SIDE], "")
         try:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "The given buffer is not writable")  # torch 2.11, for every file

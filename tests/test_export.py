@@ -149,7 +149,7 @@ def test_onnx_file_runs_without_this_repository(onnx_file):
         ("probs", "tensor(float)", ["batch", 5, "height", "width"]),
     ]
     content = session.get_modelmeta().custom_metadata_map
-    assert set(content) == {*KEYS, "long_side"}
+    assert set(content) == {*KEYS, "min_size", "long_side"}
     assert json.loads(content["colours"])[3] == "#ff0000"
     proto = onnx.load(onnx_file)
     assert [item.version for item in proto.opset_import] == [20]
@@ -219,9 +219,10 @@ def test_export_says_what_images_must_be(run_folder, tmp_path, capsys):
     content = torch.load(run_folder / "best.pt", weights_only=True)
     content["config"]["long_side"] = 40
     torch.save(content, tmp_path / "best.pt")
-    run(tmp_path, "--format", "onnx", "--images", str(run_folder / "photos"))
+    run(tmp_path, "--images", str(run_folder / "photos"))
     assert "images must have a longer side of 40 pixels" in capsys.readouterr().out
-    assert OnnxModel(tmp_path / "best.onnx", CPU).long_side == 40
+    files = OnnxModel(tmp_path / "best.onnx", CPU), TorchModel(tmp_path / "best.pt2", CPU)
+    assert [file.long_side for file in files] == [40, 40]
 
 
 def test_max_pool_is_that_of_the_backbone():
