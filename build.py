@@ -13,6 +13,7 @@ import models
 from config import Config
 from config.losses import parse_loss
 from data.dataset import SegmentationDataset
+from data.loader import EvalLoader
 from distributed.batch_norm import SyncBatchNorm, synchronize
 from distributed.checks import digest
 from distributed.group import Group
@@ -29,6 +30,7 @@ from models.pretrained import StartWeights
 from runs import checkpoint
 from runs.state import TrainState
 from runs.summary import Summary, summarize
+from runs.validation_memory import measure_validation
 from utils import resolve_amp
 
 log = logging.getLogger("segtrain")
@@ -202,7 +204,7 @@ def get_state(
     return state
 
 
-def get_summary(cfg: Config, group: Group, criterion: Criterion) -> Summary:
+def get_summary(cfg: Config, group: Group, criterion: Criterion, val_loader: EvalLoader) -> Summary:
     """Return the Summary of the model and of one process that trains with these losses, counted on the meta device."""
     with torch.device("meta"):
         model = _build(cfg)
@@ -215,4 +217,5 @@ def get_summary(cfg: Config, group: Group, criterion: Criterion) -> Summary:
         ema=cfg.ema > 0,
         optimizer_states=2 if cfg.optimizer == "adamw" else int(cfg.momentum > 0),
         momentum_shards=group.world_size if cfg.zero1 else 1,
+        validation=measure_validation(model, cfg, val_loader.batch_sampler.sizes, group.device),
     )

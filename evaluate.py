@@ -21,7 +21,7 @@ if __name__ == "__main__":
 import numpy as np
 
 from config.flags import per_rank
-from data.classes import Classes, read_classes
+from data.classes import Classes
 from data.dataset import SegmentationDataset
 from data.loader import EvalLoader
 from distributed import checks
@@ -29,7 +29,7 @@ from distributed.group import Group, Stopped
 from errors import STOPPED, UserError
 from evaluation import metrics
 from evaluation.pictures import label_png
-from evaluation.report import write_report
+from evaluation.report import describe_sizes, write_report
 from evaluation.scoring import Result, compare, gather_examples, score
 from files import check_writable, write_atomic
 from runs.log import progress_bar, start_logging
@@ -69,10 +69,8 @@ def evaluate(flags: EvaluateFlags, overrides: dict, group: Group) -> None:
     models = load_models(flags, overrides, group)
     cfg = models[0].cfg
     flags = dataclasses.replace(flags, split=flags.split or cfg.val_split)
-    classes = read_classes(cfg.classes, cfg.numclasses)
+    classes = models[0].classes
     prepare_demo_data(cfg, group)
-    if flags.window:
-        cfg = dataclasses.replace(cfg, val_batchsize=1)  # the windows of one image fill a forward pass
     loader = get_eval_loader(cfg, flags.split, group)
     dataset = loader.dataset
     checks.check_setup(group, {f"{flags.split} list": dataset})
@@ -161,12 +159,10 @@ def score_checkpoint(
 
 def describe_protocol(model: TrainedModel, flags: EvaluateFlags) -> str:
     """Return one line of text on how a checkpoint is scored: weights, size, scales, windows, mirroring, precision."""
-    size = f"long side {flags.long_side}" if flags.long_side else "own size"
-    windows = f"windows of {flags.window}, step {flags.stride_rate:.3g}" if flags.window else "whole images"
-    scales = " ".join(["scale" if len(flags.scales) == 1 else "scales", *(f"{scale:g}" for scale in flags.scales)])
     mirrored = ", mirrored too" if flags.flip else ""
     precision = "" if model.cfg.amp == "none" else f", {model.cfg.amp}"
-    return f"{model.resolve_weights(flags.weights)} weights, {size}, {scales}, {windows}{mirrored}{precision}"
+    sizes = describe_sizes(model.cfg, flags.scales)
+    return f"{model.resolve_weights(flags.weights)} weights, {sizes}{mirrored}{precision}"
 
 
 def describe_comparison(flags: EvaluateFlags, comparison: dict) -> str:

@@ -21,14 +21,14 @@ if __name__ == "__main__":
 import torch
 from torch import Tensor
 
-from data.classes import read_classes
 from data.images import IMAGE_SUFFIXES, read_image
+from data.resize import shrink
 from distributed.device import find_device
 from distributed.group import Group
 from errors import UserError
 from evaluation.pictures import to_hex
 from exporting.check import compare_files
-from exporting.graph import FORMAT, MIN_SIZE, STATS, ExportedModel, WholeImage, min_size
+from exporting.graph import FORMAT, LONG_SIDE, MIN_SIZE, STATS, ExportedModel, WholeImage, min_size
 from exporting.onnx import OnnxModel, check_onnx, write_onnx
 from exporting.torch_export import TorchModel, trace, write_torch
 from files import check_writable, writing
@@ -91,15 +91,21 @@ def export(flags: ExportFlags, overrides: dict, device: torch.device) -> None:
                     files[name] = TorchModel(scratch, device)
             lines[str(path)] = f"{scratch.stat().st_size / 2**20:.1f} MiB, {description}"
         with stage(f"compared with PyTorch on random images and {len(images)} real ones"):
-            checked = compare_files(model, files, load_images(images, device, trained.cfg.stats))
+            batches = load_images(images, trained.cfg.long_side, device, trained.cfg.stats)
+            checked = compare_files(model, files, batches)
     for name, line in [*checked.items(), *lines.items()]:
         log.info(f"{name}: {line}")
+    if trained.cfg.long_side:
+        log.info(
+            f"images must have a longer side of {trained.cfg.long_side} pixels, as in training (--long_side): resize "
+            "them first; predict.py --model does"
+        )
 
 
 def describe(trained: TrainedModel, flags: ExportFlags, min_size: int) -> dict[str, str]:
     """Return the metadata to store in an exported file, {key: JSON text}. min_size: smallest side of an image."""
     cfg = trained.cfg
-    classes = read_classes(cfg.classes, cfg.numclasses)
+    classes = trained.classes
     values = {
         "segtrain_format": FORMAT,
         "outputs": ["labels"] + [name for name in ("probs", "logits") if getattr(flags, name)],
@@ -111,6 +117,7 @@ def describe(trained: TrainedModel, flags: ExportFlags, min_size: int) -> dict[s
         "step": trained.content.get("step"),
         "model_type": cfg.model_type,
         "layers": cfg.layers,
+        LONG_SIDE: cfg.long_side,
         MIN_SIZE: min_size,
     }
     texts = {key: json.dumps(value) for key, value in values.items()}
@@ -149,17 +156,20 @@ def find_images(flags: ExportFlags, trained: TrainedModel) -> list[Path]:
     return files[: flags.num_images or None]
 
 
-def load_images(files: list[Path], device: torch.device, stats: ImageStats | None = None) -> Iterator[Tensor]:
+def load_images(
+    files: list[Path], long_side: int, device: torch.device, stats: ImageStats | None = None
+) -> Iterator[Tensor]:
     """Yield batches (B, H, W, C) on `device`: random images, then each image file as a batch of one.
 
-    stats: of the images; None for 8-bit RGB.
+    A file's image is shrunk to `long_side`, as the model gets it; 0: it is not. stats: of the images; None: 8-bit RGB.
     """
     generator = torch.Generator().manual_seed(0)
     for size in RANDOM_SIZES:
         for batch in RANDOM_BATCHES:
             yield random_images((batch, *size), stats, generator).to(device)
     for file in progress_bar(files, total=len(files), title="real images", unit="image", enabled=bool(files)):
-        yield torch.from_numpy(read_image(file, stats.kind if stats else RGB))[None].to(device)
+        image = read_image(file, stats.kind if stats else RGB)
+        yield torch.from_numpy(shrink({"image": image}, long_side)["image"])[None].to(device)
 
 
 def random_images(shape: tuple[int, ...], stats: ImageStats | None, generator: torch.Generator) -> Tensor:

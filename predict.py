@@ -100,9 +100,9 @@ def load_model(
     trained.cfg = dataclasses.replace(trained.cfg, amp=resolve_amp(trained.cfg.amp, group))
     cfg, predictor = trained.cfg, trained.predictor(flags.weights, group.device, **inference_settings(flags))
     checks.check_weights(group, predictor.model, buffers_averaged=True)
-    colours = read_classes(cfg.classes, cfg.numclasses).colours
+    colours = trained.classes.colours
     settings |= {"show_channels": cfg.show_channels} if cfg.show_channels else {}
-    settings |= {"model_type": cfg.model_type, "stride_in_1x1": cfg.stride_in_1x1, "amp": cfg.amp}
+    settings |= cfg.sizes | {"model_type": cfg.model_type, "stride_in_1x1": cfg.stride_in_1x1, "amp": cfg.amp}
     settings = {"checkpoint": sha256(trained.path), **settings, "colours": colours[: cfg.numclasses].tolist()}
     return predictor, colours, cfg.background_class, cfg.display, settings
 

@@ -46,7 +46,7 @@ from utils import get_loader, join_group, prepare_demo_data, set_deterministic, 
 
 OUT_OF_MEMORY_ADVICE = (
     "lower --batchsize (and raise --accum_steps to keep the global batch) or --crop_size, or use --amp bf16 or "
-    "--grad_checkpointing"
+    "--grad_checkpointing; in validation, use --window such as 465, or lower --val_batchsize"
 )
 NUM_EXAMPLES = 4  # pictures of each validation on the boards, and in the report
 
@@ -78,7 +78,7 @@ def train(cfg: Config, group: Group, run: Run) -> int:
     command = data_check_command(cfg)
     check_sample(train_set.files, val_set.files, cfg.numclasses, command, group.map, train_set.label_map)
     classes = read_classes(cfg.classes, cfg.numclasses)
-    log_data(cfg, train_set, val_set)
+    log_data(cfg, train_set, val_loader)
 
     cfg, start = get_start(cfg, group, saved)
     raw_model, model = get_model(cfg, group, start)
@@ -89,7 +89,7 @@ def train(cfg: Config, group: Group, run: Run) -> int:
     optimizer = get_optimizer(cfg, raw_model, group, lr_schedule.peak)
     state = get_state(cfg, group, raw_model, model, optimizer, saved, lr_schedule.origin, train_set, class_weights)
     if group.is_main:
-        get_summary(cfg, group, criterion).log(cfg.model_type, group.device)
+        get_summary(cfg, group, criterion, val_loader).log(cfg.model_type, group.device)
     lr_schedule.log()
     run.open(cfg, state, saved)
     del saved  # free it: it is as large as the model and its momentum
@@ -224,17 +224,16 @@ def average_batch_norm(group: Group, state: TrainState) -> None:
 def validate(
     cfg: Config, group: Group, run: Run, state: TrainState, loader: EvalLoader, classes: Classes, *, is_last=False,
 ) -> tuple[Scores, bool]:  # fmt: skip
-    """Score the validation list, each image once and at its own size. Collective.
+    """Score the validation list, each image once and in its own pixels. Collective.
 
     Log and return the scores, and whether they are the best so far. is_last, or at the end of --patience: also log the
     table of classes and write the report. Raises Stopped if any rank got a signal.
     """
     torch.backends.cudnn.benchmark = False
-    predictor = Predictor(state.eval_model.eval(), batch_size=cfg.val_batchsize, amp=cfg.amp)
+    predictor = Predictor(state.eval_model.eval(), batch_size=cfg.val_batchsize, amp=cfg.amp, **cfg.sizes)
     batches, names = run.metrics.validation_bar(loader, total=len(loader)), loader.dataset.names
     result = score(predictor, batches, names, cfg.numclasses, group, num_examples=NUM_EXAMPLES, show=cfg.display)
-    pictures = [(example.image, example.label, example.predicted) for example in result.examples]
-    panels = [panel(*maps, classes.colours, cfg.background_class) for maps in pictures]
+    panels = [panel(x.image, x.label, x.predicted, classes.colours, cfg.background_class) for x in result.examples]
     run.metrics.log_validation(state.epoch + 1, state.step, result.scores, classes.names, panels)
     if state.best_miou < 0:  # the first validation
         check_validation(result.scores["acc"], data_check_command(cfg))

@@ -1,11 +1,13 @@
-"""Load the model of a checkpoint for evaluate.py, predict.py, export.py, or your own Python code:
+"""Load the model of a checkpoint for your own Python code; for evaluate.py, predict.py and export.py: TrainedModel.
 
-predictor = TrainedModel("log/demo/best.pt").predictor(flip=True)
-labels = predictor.labels(torch.from_numpy(image)[None])  # image (H, W, 3) -> labels (1, H, W), all uint8
+from trained import load
+model = load("log/demo/best.pt")
+labels = model.predict("photo.jpg")  # (height, width) uint8: class numbers
 """
 
 import dataclasses
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +16,17 @@ import torch
 import config
 import models
 from config import Config
+from config.programs import PREDICT
 from config.reader import FlagReader
-from config.shared import DataFlags, InferenceFlags, ModelFlags
+from config.shared import DataFlags, InferenceFlags, ModelFlags, SizeFlags
+from data.classes import Classes, read_classes
+from distributed.device import find_device
 from errors import UserError
 from evaluation.predictor import Predictor
 from image_stats import Display, as_text
 from models.amp import resolve
 from models.pretrained import STRIDE_IS_SET, load_weights, needs_stride_in_1x1, released_type, weights_in
+from prediction.loaded import LoadedModel
 from runs import checkpoint
 
 log = logging.getLogger("segtrain")
@@ -30,7 +36,7 @@ LAYOUT = ("list_path", "image_path", "val_path", "val_split", "image_suffix", "l
 CPU = torch.device("cpu")
 
 # Flags of train.py that these programs have too. A checkpoint saves them; the command line overrides them.
-SAVED_FLAGS = {item.name for shared in (DataFlags, ModelFlags) for item in dataclasses.fields(shared)}
+SAVED_FLAGS = {item.name for shared in (DataFlags, SizeFlags, ModelFlags) for item in dataclasses.fields(shared)}
 
 
 def read_overrides(reader: FlagReader, argv: list[str] | None) -> tuple[dict, dict]:
@@ -51,8 +57,8 @@ def read_flags(reader: FlagReader, argv: list[str] | None) -> tuple[Any, dict]:
 
 
 def inference_settings(flags: InferenceFlags) -> dict:
-    """Return {name: value} of the flags that Predictor takes: scales, flip, long_side, window and stride_rate."""
-    return {name: getattr(flags, name) for name in ("scales", "flip", "long_side", "window", "stride_rate")}
+    """Return {name: value} of the flags that Predictor takes and a checkpoint does not save: scales and flip."""
+    return {name: getattr(flags, name) for name in ("scales", "flip")}
 
 
 class TrainedModel:
@@ -90,6 +96,11 @@ class TrainedModel:
         if needed and not self.cfg.stride_in_1x1:
             log.info(STRIDE_IS_SET.format(path=f"--checkpoint {path}"))
             self.cfg = dataclasses.replace(self.cfg, stride_in_1x1=True)
+
+    @property
+    def classes(self) -> Classes:
+        """Return the names and colours of the classes. Raises UserError if the file of --classes cannot be used."""
+        return read_classes(self.cfg.classes, self.cfg.numclasses)
 
     def resolve_weights(self, weights: str) -> str:
         """Return "raw" or "ema" for --weights auto, raw or ema.
@@ -129,6 +140,34 @@ class TrainedModel:
         return model.eval().to(device).to(memory_format=torch.channels_last)
 
     def predictor(self, weights: str = "auto", device: torch.device = CPU, **settings) -> Predictor:
-        """Return a Predictor of the model. settings: scales, flip and other keyword arguments of Predictor."""
-        model = self.model(weights, device)
-        return Predictor(model, batch_size=self.cfg.val_batchsize, amp=resolve(self.cfg.amp, device), **settings)
+        """Return a Predictor of the model at the sizes of `cfg`. settings: scales and flip, as in Predictor."""
+        cfg, model = self.cfg, self.model(weights, device)
+        amp = resolve(cfg.amp, device)
+        return Predictor(model, batch_size=cfg.val_batchsize, amp=amp, **cfg.sizes, **settings)
+
+
+def load(
+    path: str | Path,
+    *,
+    device: str = "auto",
+    weights: str = "auto",
+    scales: Sequence[float] = (1.0,),
+    flip: bool = False,
+    long_side: int | None = None,
+    window: int | None = None,
+    stride_rate: float | None = None,
+    amp: str | None = None,
+    classes: str | None = None,
+) -> LoadedModel:
+    """Return the model of a checkpoint file, ready to predict.
+
+    Each argument is predict.py's flag of that name (docs/cli.md); None: as in training. Raises UserError if the file or
+    a value cannot be used.
+    """
+    values: dict[str, Any] = {"weights": weights, "scales": list(scales), "flip": flip}
+    saved = {"long_side": long_side, "window": window, "stride_rate": stride_rate, "amp": amp, "classes": classes}
+    values |= {name: value for name, value in saved.items() if value is not None}
+    values = {name: PREDICT.flags[name].convert(value, name) for name, value in values.items()}
+    trained = TrainedModel(path, {name: values.pop(name) for name in saved if name in values})
+    place = find_device(device, local_rank=0, local_world_size=1)
+    return LoadedModel(trained.predictor(device=place, **values), place, trained.classes)

@@ -128,12 +128,8 @@ def get_loader(cfg: Config, split: str, group: Group) -> TrainLoader | EvalLoade
 
 def get_train_loader(cfg: Config, group: Group) -> TrainLoader:
     # The folder of each map; a distance map without a folder is computed.
-    folders = {
-        "label": cfg.train_path,
-        "pseudo": cfg.pseudo_path,
-        "distance_s": cfg.distancemap_s,
-        "distance_c": cfg.distancemap_c,
-    }
+    folders = {"label": cfg.train_path, "pseudo": cfg.pseudo_path}
+    folders |= {"distance_s": cfg.distancemap_s, "distance_c": cfg.distancemap_c}
     compute = {
         name: (COMPUTE[name][0], partial(COMPUTE[name][1], background=cfg.background_class))
         for name in MAPS[cfg.dataset]
@@ -141,7 +137,8 @@ def get_train_loader(cfg: Config, group: Group) -> TrainLoader:
     }
     stored = {name: folders[name] for name in MAPS[cfg.dataset] if name not in compute}
     files = find_files(cfg, cfg.dataset, cfg.train_split, stored)
-    transform = (TrainTransform if cfg.augment else CentreCrop)(cfg.crop_size, outside=cfg.outside)
+    kind = TrainTransform if cfg.augment else CentreCrop
+    transform = kind(cfg.crop_size, long_side=cfg.long_side, outside=cfg.outside)
     extras: list[Callable] = [count_batch, *([find_points] if MAPS[cfg.dataset] == ("label",) else [])]
     if models.MODELS[cfg.model_type].has_lorm:
         size = models.feature_size(cfg.backbone, cfg.output_stride, cfg.crop_size, cfg.crop_size)
@@ -172,6 +169,7 @@ def get_cache(cfg: Config, group: Group, dataset: SegmentationDataset) -> Cache 
     began, total = time.perf_counter(), len(dataset)
     settings = f"{dataset.kind}, {cfg.numclasses} classes, background {cfg.background}, {sorted(dataset.compute)}"
     settings += f", label map {dataset.label_map.digest}" if dataset.label_map else ""
+    settings += f", long side {cfg.long_side}" if cfg.long_side else ""
     folder = Path(cfg.cache_dir) if cfg.cache_dir else Path(cfg.dataset_path, ".segtrain_cache")
 
     def build() -> Cache | None:
@@ -207,7 +205,8 @@ def get_eval_loader(cfg: Config, split: str, group: Group) -> EvalLoader:
     dataset.expect(cfg.image_type)
     # Ranks that list different files are found later, by distributed.checks.check_setup.
     sizes = [size or (0, 0) for size in group.map(dataset.image_size, range(len(dataset)))]
-    batches = EvalBatches(sizes, batch_size=cfg.val_batchsize, rank=group.rank, world_size=group.world_size)
+    batch_size = 1 if cfg.window else cfg.val_batchsize  # the windows of one image fill a forward pass
+    batches = EvalBatches(sizes, batch_size=batch_size, rank=group.rank, world_size=group.world_size)
     workers = cfg.workers if cfg.val_workers < 0 else cfg.val_workers
     options: dict = {"pin_memory": cfg.pin_memory, "prefetch_factor": cfg.prefetch_factor, "collate_fn": as_is}
     return make_loader(EvalLoader, dataset, workers, group, batch_sampler=batches, **options)

@@ -40,9 +40,11 @@ class Flag:
         """Convert a value from YAML or the command line to the flag's type; a tuple if the flag is a list.
 
         where: name of the flag or key, for error messages. Raises UserError if the value has another type, exceeds a
-        limit or is not among the choices.
+        limit, is not among the choices, or is an empty list but the default is not.
         """
         if self.is_list:
+            if value in ([], ()) and self.default:
+                raise UserError(f"{where}: is empty: name one or more")
             return tuple(self._convert_one(item, where) for item in (value if isinstance(value, list) else [value]))
         return self._convert_one(value, where)
 

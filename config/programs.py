@@ -4,12 +4,12 @@ from dataclasses import dataclass
 
 from config.flags import flag
 from config.reader import FlagReader
-from config.shared import CheckpointFlags, DataFlags, InferenceFlags, LaunchFlags, ModelFlags
+from config.shared import CheckpointFlags, DataFlags, InferenceFlags, LaunchFlags, ModelFlags, SizeFlags
 from config.training import Config
 
 
 @dataclass
-class EvaluateFlags(InferenceFlags, DataFlags, ModelFlags, LaunchFlags):
+class EvaluateFlags(InferenceFlags, DataFlags, SizeFlags, ModelFlags, LaunchFlags):
     """Evaluation."""
 
     split: str = flag("", "list of images to score, such as train or test [--val_split]")
@@ -20,7 +20,7 @@ class EvaluateFlags(InferenceFlags, DataFlags, ModelFlags, LaunchFlags):
 
 
 @dataclass
-class PredictFlags(InferenceFlags, ModelFlags, LaunchFlags):
+class PredictFlags(InferenceFlags, SizeFlags, ModelFlags, LaunchFlags):
     """Input and output."""
 
     model: str = flag("", "ONNX FILE written by export.py, instead of --checkpoint")
@@ -55,7 +55,7 @@ class PredictTaskFlags(PredictFlags, Config):
     """The flags of predict.py and train.py."""
 
 
-OF_CHECKPOINT = "Data and model flags default to the checkpoint's."
+OF_CHECKPOINT = "Flags of data, image size and model default to the checkpoint's."
 READER = FlagReader(Config, "train.py", "Train a semantic-segmentation model.", takes_aliases=True)
 EVALUATE = FlagReader(EvaluateFlags, "evaluate.py", f"Score a checkpoint. {OF_CHECKPOINT}")
 PREDICT = FlagReader(PredictFlags, "predict.py", f"Predict label maps of images and videos. {OF_CHECKPOINT}")

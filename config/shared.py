@@ -1,6 +1,7 @@
 """Flags that several programs share."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from config.flags import flag
 from image_stats import MEAN_COLOUR, RGB, Display, ImageStats, ImageType, read_stats
@@ -30,6 +31,22 @@ class DataFlags:
     label_map: str = flag(
         "", "label values to class numbers: ade20k, binary, cityscapes, cocostuff or a FILE [none]", per_rank=True
     )
+
+
+@dataclass
+class SizeFlags:
+    """Image size."""
+
+    long_side: int = flag(0, "bring each image to this longer side, in pixels, at scale 1; 0: leave it as it is", ge=0)
+    window: int = flag(
+        0, "predict by sliding windows of this height and width, in pixels; 0: the whole image at once", ge=0
+    )
+    stride_rate: float = flag(2 / 3, "step between windows, as a fraction of the window", gt=0, le=1)
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """Return the keyword arguments of evaluation.predictor.Predictor that these flags set."""
+        return {"long_side": self.long_side, "window": self.window, "stride_rate": self.stride_rate}
 
 
 @dataclass
@@ -166,7 +183,4 @@ class InferenceFlags(CheckpointFlags, LaunchFlags):
     """Prediction."""
 
     scales: tuple[float, ...] = flag((1.0,), "image scales to average probabilities over", gt=0, le=16)
-    long_side: int = flag(0, "pixels of the image's longer side at scale 1; 0: as it is", ge=0)
     flip: bool = flag(False, "also predict the mirrored image, and average both")
-    window: int = flag(0, "height and width of sliding windows, in pixels; 0: the whole image at once", ge=0)
-    stride_rate: float = flag(2 / 3, "step between windows, as a fraction of the window", gt=0, le=1)

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from config.flags import flag
 from config.losses import parse_loss, read_class_weights
 from config.optimisation import OptimFlags, check_optimisation
-from config.shared import DataFlags, LaunchFlags, ModelFlags
+from config.shared import DataFlags, LaunchFlags, ModelFlags, SizeFlags
 from errors import UserError
 from image_stats import Display
 
 
 @dataclass
-class TrainDataFlags:
+class TrainDataFlags(SizeFlags):
     """Training data."""
 
     train_split: str = flag("train", "training split: name of its list or subfolder")
@@ -173,6 +173,12 @@ def check(cfg: Config) -> None:
             raise UserError(f"--{name} without --cache: add --cache ram or disk, or drop it")
     if cfg.cache_dir and cfg.cache == "ram":
         raise UserError(f"--cache_dir {cfg.cache_dir} with --cache ram, which has no file: use disk, or drop it")
+    for name in ("distancemap_s", "distancemap_c"):
+        if getattr(cfg, name) and cfg.long_side:
+            raise UserError(
+                f"--{name} {getattr(cfg, name)} with --long_side {cfg.long_side}: the distances in the files are in "
+                "pixels of the images as they are: drop it, and they are computed at that size"
+            )
     if cfg.reset_data_offset and cfg.resume == "auto":
         raise UserError("--reset_data_offset with --resume auto: give a FILE, or each start begins at step 1")
     check_optimisation(cfg)

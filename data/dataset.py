@@ -10,9 +10,10 @@ from torch import Tensor
 from torch.utils.data import Dataset, default_collate, get_worker_info
 
 from data.cache import Cache
-from data.images import image_size, read_distance, read_image, read_label
+from data.images import image_size, read_distance, read_image, read_label, read_reduced
 from data.label_map import LabelMap
 from data.layout import Split, pair_files
+from data.resize import shrink
 from errors import UserError
 from image_stats import RGB, ImageType
 
@@ -22,6 +23,8 @@ class Transform(Protocol):
 
     @property
     def crop_size(self) -> int: ...
+    @property
+    def long_side(self) -> int: ...
 
     def __call__(
         self, maps: Mapping[str, np.ndarray], rng: np.random.Generator, out: Mapping[str, np.ndarray] | None = None
@@ -34,7 +37,8 @@ class SegmentationDataset(Dataset):
     split: split.folders is {"image": folder, and any of "label", "pseudo", "distance_s", "distance_c": folder}.
     transform: augmentation of a training sample, called as transform(maps, rng); None for evaluation.
     compute: {"distance_s" or "distance_c": (source map, function)}. Each such map is computed from the source map of a
-    training sample, not read from a file. It is computed at the image's own size, before the transform.
+    training sample, not read from a file. It is computed before the transform, by the function called with the source
+    map and `scale`: pixels at transform.long_side per pixel of the map.
     extras: functions from a training batch to more tensors of the batch, which then need no time of the training
     process. With loader workers that are not forked, they must be picklable.
     label_map: applied to the values of all label files; None takes them as class numbers.
@@ -125,19 +129,29 @@ class SegmentationDataset(Dataset):
         return np.random.default_rng((self.seed, epoch, index))
 
     def training_maps(self, index: int) -> dict[str, np.ndarray]:
-        """Return all maps of a training sample at the image's own size, from the cache or from its files."""
+        """Return all maps of a training sample, from the cache or from its files.
+
+        Maps larger than transform.long_side are shrunk to it.
+        """
         if self.cache is not None and index < len(self.cache):
             return self.cache[index]
-        maps = self.read(index)
+        assert self.transform is not None
+        long_side = self.transform.long_side
+        maps = shrink(self.read(index, long_side), long_side)
+        scale = long_side / max(maps["image"].shape[:2]) if long_side else 1.0
         for name, (source, distance) in self.compute.items():
-            maps[name] = distance(maps[source])
+            maps[name] = distance(maps[source], scale=scale)
         return maps
 
-    def read(self, index: int) -> dict[str, np.ndarray]:
-        """Return the maps that a sample has files of. Raises UserError if a file is invalid."""
+    def read(self, index: int, long_side: int = 0) -> dict[str, np.ndarray]:
+        """Return the maps that a sample has files of, at the image's own size. Raises UserError for an invalid file.
+
+        long_side: the image alone may be smaller, but not than this (read_reduced); 0: it is not.
+        """
         files = self.files[index]
-        maps = {"image": read_image(files["image"], self.kind, self.remedy)}
-        height, width = maps["image"].shape[:2]
+        reduced = read_reduced(files["image"], long_side) if long_side and self.kind == RGB else None
+        image = read_image(files["image"], self.kind, self.remedy) if reduced is None else reduced[0]
+        maps, (height, width) = {"image": image}, image.shape[:2] if reduced is None else reduced[1]
         for name, path in files.items():
             if name == "image":
                 continue

@@ -26,22 +26,26 @@ LAMBDA_S = math.e
 LAMBDA_C = math.e**6
 
 
-def scribble_distance(label: np.ndarray, lambda_s: float = LAMBDA_S, background: int | None = 0) -> np.ndarray:
+def scribble_distance(
+    label: np.ndarray, lambda_s: float = LAMBDA_S, background: int | None = 0, scale: float = 1.0
+) -> np.ndarray:
     """Return the closeness of each pixel to the nearest stroke, (H, W) uint8: 255 on a stroke, falling to 0.
 
     The value is 255 - trunc(clip(sqrt(lambda_s) * d, 0, 255)). d is the exact Euclidean distance in pixels to the
-    nearest stroke.
+    nearest stroke, times `scale`.
     label: scribbles (H, W) uint8, class numbers 0..254, 255 = no stroke. background: class whose strokes do not count;
     None counts all strokes. If no stroke counts, the map is 0 everywhere.
     """
-    return 255 - _scaled_distance(_foreground(label, background), lambda_s)
+    return 255 - _scaled_distance(_foreground(label, background), lambda_s * scale**2)
 
 
-def pseudo_distance(label: np.ndarray, lambda_c: float = LAMBDA_C, background: int | None = 0) -> np.ndarray:
+def pseudo_distance(
+    label: np.ndarray, lambda_c: float = LAMBDA_C, background: int | None = 0, scale: float = 1.0
+) -> np.ndarray:
     """Return the distance of each pixel to a pseudo-label's contours, (H, W) uint8: 0 on a contour, rising to 255.
 
     The value is trunc(clip(sqrt(lambda_c) * d, 0, 255)). d is the exact Euclidean distance in pixels to the nearest
-    contour pixel.
+    contour pixel, times `scale`.
     label: pseudo-label (H, W) uint8, class numbers 0..254, 255 = unsure. background: the contours outline all other
     classes together; None outlines each class by itself. Contours are 1 pixel wide and include those of holes. If there
     is no contour, the map is 255 everywhere.
@@ -54,7 +58,7 @@ def pseudo_distance(label: np.ndarray, lambda_c: float = LAMBDA_C, background: i
     for region in regions:
         contours, _ = cv2.findContours(region.astype(np.uint8), cv2.RETR_LIST, cv2.CHAIN_APPROX_NONE)
         cv2.drawContours(drawn, contours, -1, color=1, thickness=1)
-    return _scaled_distance(drawn > 0, lambda_c)
+    return _scaled_distance(drawn > 0, lambda_c * scale**2)
 
 
 def _foreground(label: np.ndarray, background: int | None) -> np.ndarray:

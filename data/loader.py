@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from data.dataset import SegmentationDataset
-from data.sampler import TrainSampler
+from data.sampler import EvalBatches, TrainSampler
 
 
 class TrainLoader(DataLoader):
@@ -33,6 +33,7 @@ class EvalLoader(DataLoader):
     """
 
     dataset: SegmentationDataset
+    batch_sampler: EvalBatches
 
 
 def loader_options(

@@ -76,6 +76,7 @@ class EvalBatches(Sampler):
     """
 
     def __init__(self, sizes: list[tuple[int, int]], *, batch_size: int, rank: int = 0, world_size: int = 1):
+        self.sizes = sizes
         by_size: dict[tuple[int, int], list[int]] = {}
         for index, size in enumerate(sizes):
             by_size.setdefault(size, []).append(index)

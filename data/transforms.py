@@ -18,7 +18,8 @@ class TrainTransform:
 
     crop_size: side of the square crop in pixels. scale: range of the scale factor. rotation: largest angle in degrees.
     rotation_p and blur: probabilities of a rotation and of a 5x5 Gaussian blur. The probability of a horizontal flip is
-    1/2. outside: pixel outside the image, by channel.
+    1/2. long_side: longer side of an image at scale factor 1, in pixels; 0: its own. outside: pixel outside the image,
+    by channel.
     """
 
     crop_size: int = 465
@@ -26,6 +27,7 @@ class TrainTransform:
     rotation: float = 10.0
     rotation_p: float = 0.5
     blur: float = 0.5
+    long_side: int = 0
     outside: tuple[float, ...] = MEAN_COLOUR
 
     def __call__(
@@ -42,7 +44,7 @@ class TrainTransform:
 
     def _matrix(self, height: int, width: int, rng: np.random.Generator) -> np.ndarray:
         """Return a random affine matrix, (2, 3) float64, from pixel (x, y) of the image to pixel (x, y) of the crop."""
-        scale = rng.uniform(*self.scale)
+        scale = rng.uniform(*self.scale) * _to_long_side(height, width, self.long_side)
         angle = np.deg2rad(rng.uniform(-self.rotation, self.rotation))
         if rng.random() >= self.rotation_p:
             angle = 0.0
@@ -65,10 +67,12 @@ class TrainTransform:
 class CentreCrop:
     """Centre crop of a sample, padded if the image is smaller; for training without augmentation.
 
-    crop_size: side of the square crop in pixels. outside: pixel outside the image, by channel.
+    crop_size: side of the square crop in pixels. long_side: longer side of the image, in pixels; 0: its own. outside:
+    pixel outside the image, by channel.
     """
 
     crop_size: int
+    long_side: int = 0
     outside: tuple[float, ...] = MEAN_COLOUR
 
     def __call__(
@@ -79,8 +83,17 @@ class CentreCrop:
         maps: {"image": (H, W, C), names in OUTSIDE: (H, W) uint8}. rng is not used. out: as in TrainTransform.
         """
         height, width = maps["image"].shape[:2]
-        shift = [(self.crop_size - width) // 2, (self.crop_size - height) // 2]  # whole pixels: nothing is resampled
-        return _warp(maps, np.column_stack([np.eye(2), shift]), self.crop_size, self.outside, out)
+        scale = _to_long_side(height, width, self.long_side)
+        if scale == 1:
+            shift = [(self.crop_size - width) // 2, (self.crop_size - height) // 2]  # whole pixels: not resampled
+        else:
+            shift = [(self.crop_size - 1 - scale * (side - 1)) / 2 for side in (width, height)]  # centre on centre
+        return _warp(maps, np.column_stack([scale * np.eye(2), shift]), self.crop_size, self.outside, out)
+
+
+def _to_long_side(height: int, width: int, long_side: int) -> float:
+    """Return the factor that brings an image to the longer side `long_side` in pixels; 1 for 0."""
+    return long_side / max(height, width) if long_side else 1.0
 
 
 def _warp(

@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from data.resize import resize, scaled_size
 from evaluation.windows import WindowGrid, WindowLogits
 from models.amp import DTYPES, autocast
 from models.fold import folded
@@ -39,8 +40,9 @@ class Predictor:
 
     model: models.Segmenter in eval mode. The first prediction folds its batch norm into convolutions with weights of
     their own (models.fold), so later changes of the model's weights have no effect. long_side: longer side in pixels at
-    scale 1; 0: the image's own. window: side of a window in pixels; 0: the whole image. An image smaller than a window
-    is padded with the mean colour. stride_rate: step between windows as a fraction of the window, rounded up to pixels.
+    scale 1; 0: the image's own. A larger image is first averaged down to it, as in training. window: side of a window
+    in pixels; 0: the whole image. An image smaller than a window is padded with the mean colour. stride_rate: step
+    between windows as a fraction of the window, rounded up to pixels.
     batch_size: most windows per forward pass, mirror images included; a CPU takes fewer, see CPU_PASS_PIXELS. amp:
     precision of the forward pass, as --amp.
 
@@ -61,6 +63,10 @@ class Predictor:
     def images_at_once(self) -> int:
         """Return the number of images to pass in one call: batch_size, or 1 with sliding windows."""
         return 1 if self.window else self.batch_size
+
+    def windows_at_once(self, window: tuple[int, int], *, on_cpu: bool) -> int:
+        """Return the most windows of this (height, width) in a forward pass, mirror images included."""
+        return min(self.batch_size, max(1, CPU_PASS_PIXELS // (window[0] * window[1]))) if on_cpu else self.batch_size
 
     def labels(self, images: Tensor) -> Tensor:
         """Return label maps (B, H, W) uint8 of images (B, H, W, C), as the model takes, on the model's device."""
@@ -106,6 +112,8 @@ class Predictor:
             WindowGrid.over((height, width), scale, self.long_side, self.window, self.stride_rate)
             for scale in self.scales
         ]
+        if 0 < self.long_side < max(height, width):
+            images = resize(images, scaled_size((height, width), self.long_side))
         outputs, results = self._outputs(images, grids), []
         for grid in grids:
             logits = None
@@ -126,9 +134,7 @@ class Predictor:
         mean = getattr(self.model, "mean", None)
         batch: list[Tensor] = []
         for grid in grids:
-            size = self.batch_size
-            if images.is_cpu:
-                size = min(size, max(1, CPU_PASS_PIXELS // (grid.window[0] * grid.window[1])))
+            size = self.windows_at_once(grid.window, on_cpu=images.is_cpu)
             for crop in grid.crops(images, mean):
                 for values in (crop, crop.flip(3)) if self.flip else (crop,):
                     if len(batch) >= size or (batch and values.shape != batch[0].shape):

@@ -9,6 +9,7 @@ import logging
 import math
 import re
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ import torch
 from PIL import Image
 
 from config import Config
+from config.shared import SizeFlags
 from data.classes import Classes, read_classes
 from errors import UserError
 from evaluation.metrics import class_counts, confusion_matrix, image_scores
@@ -44,13 +46,20 @@ def write_run_report(folder: Path, step: int, cfg: Config, result: Result) -> No
     facts = {
         "run": f"{folder}, step {step}",
         "data": f"{cfg.dataset_path}, val, {len(result.names)} images",
-        "how": "as in training: own size, scale 1, whole images",
+        "how": f"as in training: {describe_sizes(cfg)}",
     }
     try:
         title = f"{folder}: validation after step {step}"
         write_report(folder / "report.html", title, facts, cfg, result, folder)
     except UserError as error:
         log.warning(f"no report: {error}")
+
+
+def describe_sizes(cfg: SizeFlags, scales: Sequence[float] = (1.0,)) -> str:
+    """Return --long_side, --scales and --window as text, for a report."""
+    size = f"long side {cfg.long_side}" if cfg.long_side else "own size"
+    windows = f"windows of {cfg.window}, step {cfg.stride_rate:.3g}" if cfg.window else "whole images"
+    return f"{size}, scale{'' if len(scales) == 1 else 's'} {' '.join(f'{scale:g}' for scale in scales)}, {windows}"
 
 
 def write_report(

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from data.resize import scaled_size
+
 
 def window_starts(size: int, window: int, stride: int) -> list[int]:
     """Return starts of windows along a side of `size` >= `window` pixels: every `stride`, the last at the end."""
@@ -33,8 +35,7 @@ class WindowGrid:
     @classmethod
     def over(cls, out: tuple[int, int], scale: float, long_side: int, window: int, stride_rate: float) -> "WindowGrid":
         """Return the grid over an image of size `out`, resized by `scale`; the rest is as in Predictor."""
-        longer = round(scale * (long_side or max(out)))
-        size = max(1, round(longer * out[0] / max(out))), max(1, round(longer * out[1] / max(out)))
+        size = scaled_size(out, round(scale * (long_side or max(out))))
         sides = (window, window) if window else size
         padded = max(size[0], sides[0]), max(size[1], sides[1])
         tops, lefts = (
@@ -51,10 +52,11 @@ class WindowGrid:
     def crops(self, images: Tensor, mean: Tensor | None) -> Iterator[Tensor]:
         """Yield the windows of images (B, H, W, 3) from the top left, of all images at each position: (1, 3, h, w).
 
-        mean: (3, 1, 1), colour of the padding, which the model subtracts. Only a padded image needs it.
+        The images may have been resized before; they are brought to `size`. mean: (3, 1, 1), colour of the padding,
+        which the model subtracts. Only a padded image needs it.
         """
         values = images.permute(0, 3, 1, 2)  # (B, H, W, 3) -> (B, 3, H, W)
-        if self.size != self.out:
+        if self.size != tuple(values.shape[2:]):
             values = F.interpolate(values.float(), size=self.size, mode="bilinear", align_corners=False)
         (top, left), (height, width) = self.offset, self.window
         down = self.tops[-1] + height - self.size[0] - top

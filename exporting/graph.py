@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from data.resize import resize, scaled_size
 from errors import UserError
 from image_stats import read_stats
 from models.backbone import ResNetBackbone
@@ -21,7 +22,7 @@ FORMAT = 1  # of the metadata
 KEYS = ["segtrain_format", "outputs", "class_names", "colours", "num_classes"]
 KEYS += ["checkpoint", "weights", "step", "model_type", "layers"]
 STATS = "image_stats"  # a key that files of 8-bit RGB models lack: ImageStats.text
-MIN_SIZE = "min_size"  # a key that files of earlier versions do not have
+MIN_SIZE, LONG_SIDE = "min_size", "long_side"  # keys that files of earlier versions do not have
 
 
 class WholeImage(nn.Module):
@@ -79,8 +80,9 @@ class ExportedModel(ABC):
     """A model in a file that export.py wrote; has the methods of evaluation.predictor.ImagePredictor.
 
     outputs: names of the outputs: "labels", and "probs" and "logits" if the file has them. class_names: one per class.
-    colours: RGB by class, (256, 3) uint8. stats: of the images; None: 8-bit RGB. min_size: smallest side of an image,
-    in pixels. images_at_once: number of images per call.
+    colours: RGB by class, (256, 3) uint8. stats: of the images; None: 8-bit RGB. long_side: the --long_side of the
+    training, to which labels() and probs() bring images; 0: none. min_size: smallest side of an image, in pixels.
+    images_at_once: number of images per call.
     """
 
     min_size = 1
@@ -93,6 +95,7 @@ class ExportedModel(ABC):
         self.path, self.images_at_once = path, images_at_once
         try:
             self.metadata = {key: json.loads(metadata[key]) for key in KEYS}
+            self.long_side: int = json.loads(metadata.get(LONG_SIDE) or "0")
         except (KeyError, ValueError):
             raise UserError(f"{path}: not a file that export.py wrote: its metadata is missing") from None
         self.stats = read_stats(metadata.get(STATS, ""))
@@ -112,7 +115,10 @@ class ExportedModel(ABC):
 
     def labels(self, images: Tensor) -> Tensor:
         """Return label maps (B, H, W) uint8 of images (B, H, W, 3) uint8 RGB."""
-        return self.run(images)[0]
+        labels = self.run(self._resized(images))[0]
+        if labels.shape[1:] == images.shape[1:3]:
+            return labels
+        return F.interpolate(labels.unsqueeze(1), size=images.shape[1:3], mode="nearest-exact").squeeze(1)
 
     def probs(self, images: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """Yield one band with all rows: (slice of rows, probabilities (B, C, H, W) float32).
@@ -121,4 +127,13 @@ class ExportedModel(ABC):
         """
         if "probs" not in self.outputs:
             raise UserError(f"{self.path}: has no probabilities; export it again with --probs")
-        yield slice(0, images.shape[1]), self.run(images)[self.outputs.index("probs")]
+        probs = self.run(self._resized(images))[self.outputs.index("probs")]
+        if probs.shape[2:] != images.shape[1:3]:
+            probs = F.interpolate(probs, size=images.shape[1:3], mode="bilinear", align_corners=False)
+        yield slice(0, images.shape[1]), probs
+
+    def _resized(self, images: Tensor) -> Tensor:
+        """Return images (B, H, W, 3) uint8 at the size that the model was trained on, uint8."""
+        own = images.shape[1], images.shape[2]
+        size = scaled_size(own, self.long_side or max(own))
+        return images if size == own else resize(images, size).round().to(torch.uint8)

@@ -11,7 +11,7 @@ from torch.export import Dim, ExportedProgram
 from torch.export.passes import move_to_device_pass
 
 from errors import UserError
-from exporting.graph import KEYS, STATS, ExportedModel, WholeImage
+from exporting.graph import KEYS, LONG_SIDE, STATS, ExportedModel, WholeImage
 from exporting.graph import MIN_SIZE as MIN_SIZE_KEY
 
 MIN_SIZE = 7  # pixels; a smaller side gives a 1x1 feature map, which torch.export specialises on
@@ -53,7 +53,7 @@ class TorchModel(ExportedModel):
     def __init__(self, path: Path, device: torch.device):
         if not path.is_file():
             raise UserError(f"{path}: no such file")
-        metadata = dict.fromkeys((*KEYS, STATS, MIN_SIZE_KEY), "")
+        metadata = dict.fromkeys((*KEYS, LONG_SIDE, MIN_SIZE_KEY, STATS), "")
         try:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "The given buffer is not writable")  # torch 2.11, for every file

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from config import FLAGS, Config
 from data.dataset import SegmentationDataset
-from data.loader import TrainLoader, num_cores
+from data.loader import EvalLoader, TrainLoader, num_cores
+from data.resize import large_images
 from distributed.group import Group
 from evaluation.metrics import Scores
 from runs.state import TrainState
@@ -29,10 +30,13 @@ def log_launch(cfg: Config, group: Group) -> None:
         log.info(note)
 
 
-def log_data(cfg: Config, train_set: SegmentationDataset, val_set: SegmentationDataset) -> None:
-    """Log the data set's path, its numbers of training and validation images, and the number of classes."""
-    counts = f"{len(train_set)} training and {len(val_set)} validation images, {cfg.numclasses} classes"
+def log_data(cfg: Config, train_set: SegmentationDataset, val_loader: EvalLoader) -> None:
+    """Log the data set's path and its numbers of images and classes. Warn of images much larger than a crop."""
+    counts = f"{len(train_set)} training and {len(val_loader.dataset)} validation images, {cfg.numclasses} classes"
     log.info(f"data: {cfg.dataset_path}, {counts}")
+    _, advice = large_images(val_loader.batch_sampler.sizes, cfg.crop_size)
+    if advice and not (cfg.long_side or cfg.window):
+        log.warning(advice)
 
 
 def epoch_title(cfg: Config, state: TrainState) -> str:

@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +27,17 @@ from models.segmenter import Segmenter
 log = logging.getLogger("segtrain")
 
 CLASSES_PER_IMAGE = 8  # assumed for losses by region
+WORTH_A_WORD = 2**30  # bytes, from which on the log names a validation that takes more than training
+
+
+class Validation(NamedTuple):
+    """What validation takes beside the states, in bytes, and for what: "2 images of 640x480", for example."""
+
+    memory: int
+    batch: str
+
+
+NO_VALIDATION = Validation(0, "")
 
 
 @dataclass(frozen=True)
@@ -41,20 +53,24 @@ class Summary:
     train_flops: int  # forward and backward pass of one image in training
     states: dict[str, int]  # weights with buffers, gradients, momentum (of the process with most), ema
     kept: int  # what the forward pass of all images keeps for the backward pass, with inputs
-    working: int  # the peak beside the states: `kept`, and the operands of operations
+    working: int  # the peak of training beside the states: `kept`, and the operands of operations
+    validation: Validation = NO_VALIDATION
 
     @property
     def memory(self) -> int:
-        return sum(self.states.values()) + self.working
+        return sum(self.states.values()) + max(self.working, self.validation.memory)
 
     def log(self, model_type: str, device: torch.device) -> None:
         """Log the model's size and estimated memory in one line, and their parts at level DEBUG."""
         frozen = self.parameters - self.trainable
         size = f"{self.crop_size}x{self.crop_size}"
-        log.info(
+        line = (
             f"model: {model_type}, {self.parameters / 1e6:.1f} M parameters, --amp {self.amp}; about "
-            f"{size_text(self.memory)} for {self.batchsize} images of {size} on {device}"
+            f"{size_text(sum(self.states.values()) + self.working)} for {self.batchsize} images of {size} on {device}"
         )
+        if self.validation.memory > self.working and self.memory >= WORTH_A_WORD:
+            line += f", and {size_text(self.memory)} to validate {self.validation.batch}"
+        log.info(line)
         states = " + ".join(f"{name} {size_text(num_bytes)}" for name, num_bytes in self.states.items() if num_bytes)
         log.debug(f"{self.parameters:,} parameters" + (f", {frozen:,} of them not trained" if frozen else ""))
         log.debug(
@@ -77,12 +93,13 @@ def summarize(
     ema: bool = False,
     optimizer_states: int = 1,
     momentum_shards: int = 1,
+    validation: Validation = NO_VALIDATION,
 ) -> Summary:
     """Return the Summary of a model on the meta device; the model cannot be used afterwards.
 
     amp: as --amp. optimizer_states: copies of the weights that the optimizer keeps as "momentum": 1 for SGD with
     momentum, 2 for AdamW. momentum_shards: number of processes that share them (--zero1). DDP adds nothing: with
-    gradient_as_bucket_view its buckets are the gradients.
+    gradient_as_bucket_view its buckets are the gradients. validation: what measure_validation() returns.
     """
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     sizes = [parameter.nbytes for parameter in trainable]
@@ -106,6 +123,7 @@ def summarize(
         },
         kept=kept,
         working=peak,
+        validation=validation,
     )
 
 

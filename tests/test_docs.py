@@ -1,10 +1,14 @@
 """Every command that the documents show is run, with settings under which it takes a second."""
 
+import ast
+import json
 import os
 import re
 import shlex
 import shutil
 import subprocess
+import sys
+import types
 from pathlib import Path
 
 import annotated
@@ -203,6 +207,34 @@ def provide(command: str, sandbox: Path, python, request) -> None:
     if task_of(command) in ("test", "predict") and "--checkpoint" not in words:  # it takes the newest run's
         first = words[words.index("--config") + 1] if "--config" in words else "configs/demo.yaml"
         run_in(sandbox, reduced(f"python train.py --config {first}"), python)
+
+
+def test_notebook_runs(sandbox, python, monkeypatch):
+    """Its commands as a shell runs them, its Python in one process; without the cells that clone and install."""
+    notebook = json.loads((REPO / "docs/first_page.ipynb").read_text(encoding="utf-8"))
+    assert (notebook["nbformat"], notebook["nbformat_minor"]) == (4, 5)
+    codes = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert not any(cell["outputs"] or cell["execution_count"] for cell in codes)
+    assert len({cell["id"] for cell in notebook["cells"]}) == len(notebook["cells"])
+    for name in ("IPython", "IPython.display"):  # Jupyter's own
+        monkeypatch.setitem(sys.modules, name, types.SimpleNamespace(HTML=str))
+    shutil.rmtree("log/demo")  # the notebook trains it
+    names: dict = {}
+    last: dict[str, object] = {}  # what a notebook shows below a cell
+    for cell in codes:
+        if "installation" in cell["metadata"].get("tags", ()):
+            continue
+        source = "".join(cell["source"])
+        if source.startswith("!"):
+            run_in(sandbox, reduced(source.removeprefix("!")), python)
+            continue
+        *body, shown_last = ast.parse(source).body
+        exec(compile(ast.Module(body, []), cell["id"], "exec"), names)
+        last[cell["id"]] = eval(ast.unparse(shown_last), names)
+    assert str(last["report"]).count("<iframe") == 1
+    assert len(str(last["report"])) > 50_000
+    assert last["overlay"].size == last["own"].size == (53, 40)
+    assert names["labels"].shape == (40, 53)
 
 
 def test_from_labelme_to_a_model(sandbox, python):

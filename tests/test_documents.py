@@ -190,7 +190,7 @@ def test_table_of_memory_is_current():
     assert row[4] == " / ".join(f"{size:.1f}" for size in found)
 
 
-def test_code_that_shrinks_and_cuts_photos(tmp_path, monkeypatch):
+def test_code_that_cuts_photos(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     label = np.repeat([[0, 3, 255]], 20, axis=0).repeat(10, axis=1).astype(np.uint8)  # 20x30 pixels
     for folder, pixels, suffix in (("images", np.stack([label] * 3, 2), "jpg"), ("masks", label, "png")):
@@ -198,8 +198,8 @@ def test_code_that_shrinks_and_cuts_photos(tmp_path, monkeypatch):
         Image.fromarray(pixels).save(f"Photos/{folder}/train/a.{suffix}")
     page = (REPO / "docs/your_data.md").read_text(encoding="utf-8")
     (code,) = [block.text for block in blocks(page) if '"Photos"' in block.text]
-    exec(code.replace("LONG_SIDE, TILE = 1600, 0", "LONG_SIDE, TILE = 15, 8"), {})
-    names = {"a_0_0": (8, 8), "a_0_8": (7, 8), "a_8_0": (8, 2), "a_8_8": (7, 2)}
+    exec(code.replace("TILE = 1024", "TILE = 16"), {})
+    names = {"a_0_0": (16, 16), "a_0_16": (14, 16), "a_16_0": (16, 4), "a_16_16": (14, 4)}
     assert {path.stem: Image.open(path).size for path in Path("MyData/images/train").iterdir()} == names
     masks = {path.stem: np.asarray(Image.open(path)) for path in Path("MyData/masks/train").iterdir()}
     assert {name: mask.shape[::-1] for name, mask in masks.items()} == names

@@ -149,7 +149,7 @@ def test_onnx_file_runs_without_this_repository(onnx_file):
         ("probs", "tensor(float)", ["batch", 5, "height", "width"]),
     ]
     content = session.get_modelmeta().custom_metadata_map
-    assert set(content) == {*KEYS, MIN_SIZE}
+    assert set(content) == {*KEYS, MIN_SIZE, "long_side"}
     assert json.loads(content["colours"])[3] == "#ff0000"
     proto = onnx.load(onnx_file)
     assert [item.version for item in proto.opset_import] == [20]
@@ -184,6 +184,45 @@ def test_labels_only_raw_weights_another_opset_and_folder(run_folder, tmp_path, 
     assert model.metadata["weights"] == "raw"
     with pytest.raises(UserError, match=r"best\.onnx: has no probabilities; export it again with --probs"):
         next(model.probs(images))
+
+
+@pytest.mark.parametrize("long_side", [None, 0, 30, 180])  # None: a file from before there was one
+def test_exported_model_gets_images_of_its_long_side(long_side, tmp_path):
+    """labels() and probs() take images of any size, and answer in their pixels."""
+    got = []
+
+    class Brightness(ExportedModel):
+        def run(self, images):
+            assert images.dtype == torch.uint8
+            got.append(tuple(images.shape[1:3]))
+            red = images[..., 0]
+            return red, torch.stack([red / 255, 1 - red / 255], dim=1)
+
+    values = {"segtrain_format": 1, "outputs": ["labels", "probs"], "class_names": [], "colours": [], "num_classes": 2}
+    values |= dict.fromkeys(("checkpoint", "weights", "step", "model_type", "layers"))
+    values |= {} if long_side is None else {"long_side": long_side}
+    model = Brightness(tmp_path, {key: json.dumps(value) for key, value in values.items()})
+    images = torch.zeros(2, 60, 90, 3, dtype=torch.uint8)
+    images[:, :, 45:] = 200
+    labels = model.labels(images)
+    [(rows, probs)] = model.probs(images)
+    assert got == [{30: (20, 30), 180: (120, 180)}.get(long_side, (60, 90))] * 2
+    assert (labels.shape, probs.shape, rows) == ((2, 60, 90), (2, 2, 60, 90), slice(0, 60))
+    assert (labels[:, :, :40] == 0).all()  # 5 pixels from the edge, which is 3 pixels wide at a third of the size
+    assert (labels[:, :, 50:] == 200).all()
+    assert (probs.sum(1) - 1).abs().max() < 1e-5
+
+
+@pytest.mark.slow
+@needs_onnx
+def test_export_says_what_images_must_be(run_folder, tmp_path, capsys):
+    content = torch.load(run_folder / "best.pt", weights_only=True)
+    content["config"]["long_side"] = 40
+    torch.save(content, tmp_path / "best.pt")
+    run(tmp_path, "--images", str(run_folder / "photos"))
+    assert "images must have a longer side of 40 pixels" in capsys.readouterr().out
+    files = OnnxModel(tmp_path / "best.onnx", CPU), TorchModel(tmp_path / "best.pt2", CPU)
+    assert [file.long_side for file in files] == [40, 40]
 
 
 def test_max_pool_is_that_of_the_backbone():

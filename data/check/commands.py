@@ -11,9 +11,10 @@ from data.check.survey import Paths
 from data.images import IMAGE_SUFFIXES
 from data.plain import IMAGES, MASKS, Place, find_places, find_whole
 from data.released import ADE20K
+from data.resize import large_images
 from image_stats import FILE_NAME, RGB
 
-BATCHSIZE = 16  # train.py's default
+BATCHSIZE, CROP_SIZE = 16, 465  # train.py's defaults
 STATISTICS_FLAGS = ("list_path", "image_path", "image_suffix", "train_split")  # of Paths, that data.statistics has too
 
 
@@ -32,9 +33,11 @@ def training_lines(summary: Summary) -> list[str]:
         "--model_type",
         "res50_ASPP_lorm" if "Pseudo" in summary.dataset else "res50_ASPP",
     ]
+    long_side, advice = large_images(summary.image_sizes, CROP_SIZE)
+    words += ["--long_side", long_side] if long_side else []
     num_train = summary.images[summary.splits[0]]
     words += ["--batchsize", num_train] if num_train < BATCHSIZE else []
-    lines = []
+    lines = [advice] if advice else []
     if summary.image_stats or summary.image_kind != str(RGB):
         words += ["--image_stats", summary.image_stats or Path(summary.root) / FILE_NAME]
     if not summary.image_stats and summary.image_kind != str(RGB):

@@ -61,7 +61,10 @@ WARNINGS = {
     "image-grey": ("an image is grey, but others have colour", "check that it belongs to the data set"),
     "image-small": ("an image is very small", "check that it is not a thumbnail; it is padded to --crop_size"),
     "image-huge": ("an image is very large: it decodes slowly and is mostly cropped away", "cut it into tiles"),
-    "sizes-differ": ("images differ widely in size", "bring objects to a similar scale, or crops will differ widely"),
+    "sizes-differ": (
+        "images differ widely in size",
+        "bring objects to a similar scale, as --long_side may do",
+    ),
     "class-file": ("classes.txt is not used", "write one class a line, or name another file with --classes"),
     "class-absent": ("a class is in no label", "check that classes count from 0 without gaps, and --numclasses"),
     "class-only-in-val": ("val has a class that no training label has", "move images with it to train to learn it"),

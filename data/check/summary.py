@@ -61,6 +61,12 @@ class Summary:
     image_kind: str = str(RGB)  # channels and type
     image_stats: str = ""  # the file of their statistics, if any
 
+    @property
+    def image_sizes(self) -> list[tuple[int, int]]:
+        """Return the (height, width) of each image."""
+        pairs = ((tuple(map(int, size.split("x")))[::-1], number) for size, number in self.sizes.items())
+        return [(height, width) for (height, width), number in pairs for _ in range(number)]
+
     def count(self, facts: list[Facts], splits: list[str], names: list[str]) -> None:
         """Fill in all counts from the facts about each sample. splits: names of splits. names: of the classes."""
         sizes = Counter("{1}x{0}".format(*item.image.size) for item in facts if item.image.sha)

@@ -1,0 +1,71 @@
+"""Bring images and label maps to --long_side: the size at which a model sees large photos."""
+
+from collections.abc import Mapping, Sequence
+
+import cv2
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+CROPS_AN_IMAGE = 25  # an image with more pixels than this many crops is large: a crop shows less than 4 % of it
+CROPS_A_SIDE = 3  # of the longer side that is suggested: a crop then shows about a seventh of a photo
+
+
+def scaled_size(size: tuple[int, int], long_side: float) -> tuple[int, int]:
+    """Return the (height, width) of an image of `size`, brought to a longer side of `long_side` pixels; at least 1."""
+    height, width = (max(1, round(long_side * side / max(size))) for side in size)
+    return height, width
+
+
+def resize(images: Tensor, size: tuple[int, int]) -> Tensor:
+    """Resize images (B, H, W, C) to `size`, bilinearly; a side that shrinks is averaged, so that nothing aliases.
+
+    Returns (B, *size, C): uint8 for uint8 images on a CPU, which takes a tenth of the time, else float32.
+    """
+    values = images.permute(0, 3, 1, 2)  # (B, H, W, C) -> (B, C, H, W)
+    values = values if images.is_cpu and images.dtype == torch.uint8 else values.float()
+    resized = F.interpolate(values, size=size, mode="bilinear", antialias=True, align_corners=False)
+    return resized.permute(0, 2, 3, 1)
+
+
+def shrink(maps: Mapping[str, np.ndarray], long_side: int) -> dict[str, np.ndarray]:
+    """Return the maps of a sample, shrunk to the longer side `long_side`; smaller maps, and with 0 all, as they are.
+
+    maps: {"image": (H, W, C), label maps: (H, W), which may be larger than the image}. The image is averaged, as in
+    resize(); a label map keeps the value at the centre of each pixel. Enlarging is left to the augmentation, whose warp
+    enlarges as well.
+    """
+    own = maps["image"].shape[0], maps["image"].shape[1]
+    size = scaled_size(own, min(long_side or max(own), max(own)))
+    return {name: values if values.shape[:2] == size else _shrunk(values, size) for name, values in maps.items()}
+
+
+def _shrunk(values: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """Return an image (H, W, C) or a label map (H, W), resized to (height, width) `size`, in its own type."""
+    if values.ndim == 2:
+        return cv2.resize(values, size[::-1], interpolation=cv2.INTER_NEAREST_EXACT)
+    image = resize(torch.from_numpy(values)[None], size)[0].numpy()
+    is_rounded = values.dtype == image.dtype
+    return np.ascontiguousarray(image if is_rounded else np.rint(image).astype(values.dtype))
+
+
+def large_images(sizes: Sequence[tuple[int, int]], crop_size: int) -> tuple[int, str]:
+    """Return (the --long_side to suggest, a line that says why) if images are much larger than a crop, else (0, "").
+
+    sizes: (height, width) of each image. Images are large if more than half of them have more pixels than
+    CROPS_AN_IMAGE crops: Cityscapes' 2048x1024 for crops below 290 pixels, and 12 megapixels for crops below 690.
+    """
+    by_area = sorted(sizes, key=lambda size: size[0] * size[1])
+    if not by_area:
+        return 0, ""
+    height, width = by_area[(len(by_area) - 1) // 2]
+    if height * width <= CROPS_AN_IMAGE * crop_size**2:
+        return 0, ""
+    long_side = max(100, round(CROPS_A_SIDE * crop_size, -2))
+    share = 100 * crop_size**2 / (height * width)
+    return long_side, (
+        f"images are large: a crop of --crop_size {crop_size} shows {share:.2g} % of {width}x{height} pixels. "
+        f"--long_side {long_side} shrinks them in training, validation and prediction; to keep small details, use "
+        f"--window {crop_size} instead, which predicts them by windows"
+    )

@@ -1,0 +1,71 @@
+"""An estimate of the memory that validation takes: whole photos may need more than a training step."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from config import Config
+from evaluation.predictor import BAND_BYTES, CPU_BAND_BYTES, Predictor
+from evaluation.windows import WindowGrid
+from models.amp import DTYPES
+from models.fold import FoldedConv, folded
+from runs.summary import Meter, Validation
+
+BANDS = 2.5  # so many times BAND_BYTES are in use at once, with one scale and no mirror image
+IMAGE_BYTES = 3 + 1 + 1  # of a pixel of image, label and prediction
+SCORING_BYTES = 24  # of a pixel in evaluation.metrics.confusion_matrix(): three maps of int64
+SCALED_BYTES = 12  # of a pixel of a resized image: three float32
+
+
+def measure_validation(
+    model: nn.Module, cfg: Config, sizes: Sequence[tuple[int, int]], device: torch.device
+) -> Validation:
+    """Return the Validation of the batch with most pixels.
+
+    model: on the meta device. sizes: (height, width) of all validation
+    images. device: where the run validates. It takes a copy of the weights, the images, and the most that is in use
+    at one time: resized images, the logits of all windows and a forward pass, bands of probabilities, or the scoring.
+    """
+    predictor = Predictor(model.eval(), batch_size=cfg.val_batchsize, amp=cfg.amp, **cfg.sizes)
+    batches = [(min(number, predictor.images_at_once), *size) for size, number in Counter(sizes).items()]
+    num_images, height, width = max(batches, key=lambda batch: batch[0] * batch[1] * batch[2])
+    grid = WindowGrid.over((height, width), 1.0, predictor.long_side, predictor.window, predictor.stride_rate)
+    num_windows = num_images * len(grid.tops) * len(grid.lefts)
+    at_once = min(num_windows, predictor.windows_at_once(grid.window, on_cpu=device.type == "cpu"))
+    weights, forward, logits = _measure_pass(predictor, at_once, grid.window)
+
+    pixels, scaled = num_images * height * width, num_images * grid.size[0] * grid.size[1]
+    resized = 0 if grid.size == (height, width) else SCALED_BYTES * scaled
+    all_logits = num_windows * logits.nbytes // at_once
+    band_bytes = CPU_BAND_BYTES if device.type == "cpu" else BAND_BYTES
+    bands = round(BANDS * min(band_bytes, 4 * logits.shape[1] * max(pixels, scaled)))
+    most = max(resized + all_logits + forward, all_logits + bands, SCORING_BYTES * height * width)
+    if resized:
+        most = max(most, SCALED_BYTES * pixels + resized)
+    window = f", in windows of {predictor.window}x{predictor.window}" if predictor.window else ""
+    batch = f"{num_images} image{'' if num_images == 1 else 's'} of {width}x{height}{window}"
+    return Validation(weights + IMAGE_BYTES * pixels + most, batch)
+
+
+def _measure_pass(predictor: Predictor, batch_size: int, window: tuple[int, int]) -> tuple[int, int, Tensor]:
+    """Return (bytes of the folded weights, peak bytes of a forward pass beside them, its logits in float32)."""
+    dtype = DTYPES[predictor.amp]
+    model = folded(predictor.model, dtype)
+    convolutions = [module for module in model.modules() if isinstance(module, FoldedConv)]
+    if dtype is not None:
+        for module in convolutions:  # as autocast does, which does not know the meta device
+            module.register_forward_pre_hook(_to_weight_type)
+    meter = Meter()
+    for value in (*model.parameters(), *model.buffers()):
+        meter.hold(value, 0)
+    with torch.inference_mode(), meter:
+        logits = model(torch.empty(batch_size, *window, 3, dtype=torch.uint8, device="meta"))["logits"]
+    weights = sum(value.nbytes for module in convolutions for value in module.buffers())
+    return weights, meter.peak, logits.float()
+
+
+def _to_weight_type(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    assert isinstance(module, FoldedConv)
+    return (inputs[0].to(module.weight.dtype), *inputs[1:])

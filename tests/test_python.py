@@ -1,0 +1,130 @@
+"""from trained import load: predictions in three lines of Python, and one line if something is wrong."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import random_checkpoint
+from PIL import Image
+
+import predict
+from errors import UserError
+from trained import TrainedModel, load
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    (folder / "classes.txt").write_text("ground #010203\nsky\ntree\nroad\ncar")
+    return random_checkpoint(folder / "best.pt", num_classes=5, classes=folder / "classes.txt", long_side=70)
+
+
+@pytest.fixture(scope="module")
+def image() -> np.ndarray:
+    noise = np.random.default_rng(0).integers(0, 256, (6, 8, 3), dtype=np.uint8)
+    return np.array(Image.fromarray(noise).resize((80, 60), Image.Resampling.BICUBIC))
+
+
+def test_three_lines_predict_what_predict_py_does(checkpoint, image, tmp_path):
+    Image.fromarray(image).save(tmp_path / "a.png")
+    model = load(checkpoint)
+    labels = model.predict(tmp_path / "a.png")
+    assert (labels.shape, labels.dtype) == ((60, 80), np.uint8)
+    assert len(np.unique(labels)) > 1
+    words = ["--checkpoint", str(checkpoint), "--input", str(tmp_path / "a.png"), "--output", str(tmp_path / "out")]
+    assert predict.main([*words, "--workers", "0"]) == 0
+    assert np.array_equal(np.array(Image.open(tmp_path / "out/masks/a.png")), labels)
+    assert model.predictor.long_side == 70  # of the training
+    assert model.classes.names == ["ground", "sky", "tree", "road", "car"]
+    assert model.classes.colours[0].tolist() == [1, 2, 3]
+
+
+def test_an_image_may_be_a_path_an_array_or_a_pil_image(checkpoint, image, tmp_path):
+    Image.fromarray(image).save(tmp_path / "a.png")
+    model = load(str(checkpoint), device="cpu")
+    expected = model.predict(image)
+    for given in (str(tmp_path / "a.png"), Image.fromarray(image), Image.open(tmp_path / "a.png")):
+        assert np.array_equal(model.predict(given), expected)
+    flipped = image[:, ::-1]  # not contiguous, not writable
+    flipped.flags.writeable = False
+    several = model.predict([image, image, image[:40], tmp_path / "a.png", flipped])
+    assert [labels.shape for labels in several] == [(60, 80), (60, 80), (40, 80), (60, 80), (60, 80)]
+    assert all((labels == expected).mean() > 0.999 for labels in (several[0], several[1], several[3]))
+    assert model.predict([]) == []
+    turned = Image.Exif()
+    turned[0x0112] = 6  # to be shown turned by 90 degrees clockwise
+    Image.fromarray(image).save(tmp_path / "turned.jpg", exif=turned)
+    assert model.predict(tmp_path / "turned.jpg").shape == (80, 60)
+    assert np.array_equal(model.predict(Image.open(tmp_path / "turned.jpg")), model.predict(tmp_path / "turned.jpg"))
+    grey = Image.fromarray(image).convert("L")
+    assert np.array_equal(model.predict(grey), model.predict(grey.convert("RGB")))
+
+
+def test_probabilities_are_those_of_the_labels(checkpoint, image):
+    model = load(checkpoint)
+    probs = model.probs(image)
+    assert (probs.shape, probs.dtype) == ((5, 60, 80), np.float32)
+    assert np.abs(probs.sum(0) - 1).max() < 1e-5
+    assert (probs.argmax(0) == model.predict(image)).mean() > 0.999
+    assert [values.shape for values in model.probs([image, image[:9]])] == [(5, 60, 80), (5, 9, 80)]
+
+
+def test_settings_reach_the_predictor(checkpoint, image):
+    settings = {"scales": (0.5, 1), "flip": True, "long_side": 64, "window": 33, "stride_rate": 0.5}
+    model = load(checkpoint, **settings, amp="bf16", weights="raw")
+    assert {name: getattr(model.predictor, name) for name in settings} == settings
+    assert model.predictor.amp == "bf16"
+    expected = TrainedModel(checkpoint, {"long_side": 64, "window": 33, "stride_rate": 0.5, "amp": "bf16"})
+    predictor = expected.predictor(scales=(0.5, 1.0), flip=True)
+    assert np.array_equal(model.predict(image), predictor.labels(torch.from_numpy(image)[None])[0].numpy())
+    assert load(checkpoint, long_side=0).predictor.long_side == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"scales": (0.5, 0)}, "scales 0.0: must be above 0"),
+        ({"scales": ()}, "scales: is empty: name one or more"),
+        ({"window": -1}, "window -1: must be at least 0"),
+        ({"long_side": 1.5}, "long_side: 1.5 is not an int"),
+        ({"flip": "yes"}, "flip: 'yes' is not true or false"),
+        ({"weights": "best"}, "weights: 'best' is not known"),
+        ({"weights": "ema"}, "has no average of weights"),
+        ({"device": "gpu"}, "--device gpu: "),
+        ({"classes": "nowhere.txt"}, "--classes nowhere.txt: "),
+    ],
+)
+def test_wrong_settings_are_named(checkpoint, settings, named):
+    with pytest.raises(UserError, match=re.escape(named)):
+        load(checkpoint, **settings)
+
+
+def test_wrong_files_and_images_are_named(checkpoint, image, tmp_path):
+    with pytest.raises(UserError, match=r"nowhere\.pt: cannot be read"):
+        load(tmp_path / "nowhere.pt")
+    model = load(checkpoint)
+    for wrong, named in (
+        (tmp_path / "nowhere.png", r"nowhere\.png: no such file"),
+        (image.astype(np.float32), r"an array of float32 \(60, 80, 3\): give \(height, width, 3\) uint8, RGB"),
+        (image[..., 0], r"an array of uint8 \(60, 80\): give"),
+        (image.transpose(2, 0, 1), r"an array of uint8 \(3, 60, 80\)"),
+        (image[:0], r"\(0, 80, 3\)"),
+        (Image.fromarray(image[..., 0].astype(np.uint16)), "a PIL image of mode I;16: more than 8 bits"),
+        (None, "a NoneType is no image"),
+    ):
+        with pytest.raises(UserError, match=named):
+            model.predict(wrong)
+        with pytest.raises(UserError, match=named):
+            model.probs([image, wrong])
+
+
+def test_lack_of_memory_says_what_needs_less(checkpoint, image, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("CUDA out of memory. Tried to allocate")
+
+    model = load(checkpoint)
+    monkeypatch.setattr(type(model.predictor), "labels", fail)
+    with pytest.raises(UserError, match=r"out of memory on cpu .* use load\(\.\.\., window=465\)"):
+        model.predict(image)
