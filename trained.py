@@ -170,4 +170,4 @@ def load(
     values = {name: PREDICT.flags[name].convert(value, name) for name, value in values.items()}
     trained = TrainedModel(path, {name: values.pop(name) for name in saved if name in values})
     place = find_device(device, local_rank=0, local_world_size=1)
-    return LoadedModel(trained.predictor(device=place, **values), place, trained.classes)
+    return LoadedModel(trained.predictor(device=place, **values), place, trained.classes, trained.cfg.image_type)

@@ -3,20 +3,22 @@
 from collections import Counter
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from config import Config
 from evaluation.predictor import BAND_BYTES, CPU_BAND_BYTES, Predictor
 from evaluation.windows import WindowGrid
+from image_stats import ImageType
 from models.amp import DTYPES
 from models.fold import FoldedConv, folded
 from runs.summary import Meter, Validation
 
 BANDS = 2.5  # so many times BAND_BYTES are in use at once, with one scale and no mirror image
-IMAGE_BYTES = 3 + 1 + 1  # of a pixel of image, label and prediction
+MAP_BYTES = 1 + 1  # of a pixel of label and prediction
 SCORING_BYTES = 24  # of a pixel in evaluation.metrics.confusion_matrix(): three maps of int64
-SCALED_BYTES = 12  # of a pixel of a resized image: three float32
+SCALED_BYTES = 4  # of a value of a resized image, in float32
 
 
 def measure_validation(
@@ -24,9 +26,9 @@ def measure_validation(
 ) -> Validation:
     """Return the Validation of the batch with most pixels.
 
-    model: on the meta device. sizes: (height, width) of all validation
-    images. device: where the run validates. It takes a copy of the weights, the images, and the most that is in use
-    at one time: resized images, the logits of all windows and a forward pass, bands of probabilities, or the scoring.
+    model: on the meta device. sizes: (height, width) of all validation images. device: where the run validates. It
+    takes a copy of the weights, the images, and the most that is in use at one time: resized images, the logits of all
+    windows and a forward pass, bands of probabilities, or the scoring.
     """
     predictor = Predictor(model.eval(), batch_size=cfg.val_batchsize, amp=cfg.amp, **cfg.sizes)
     batches = [(min(number, predictor.images_at_once), *size) for size, number in Counter(sizes).items()]
@@ -34,22 +36,26 @@ def measure_validation(
     grid = WindowGrid.over((height, width), 1.0, predictor.long_side, predictor.window, predictor.stride_rate)
     num_windows = num_images * len(grid.tops) * len(grid.lefts)
     at_once = min(num_windows, predictor.windows_at_once(grid.window, on_cpu=device.type == "cpu"))
-    weights, forward, logits = _measure_pass(predictor, at_once, grid.window)
+    weights, forward, logits = _measure_pass(predictor, at_once, grid.window, cfg.image_type)
 
     pixels, scaled = num_images * height * width, num_images * grid.size[0] * grid.size[1]
-    resized = 0 if grid.size == (height, width) else SCALED_BYTES * scaled
+    channels, dtype = cfg.image_type
+    resized = 0 if grid.size == (height, width) else SCALED_BYTES * channels * scaled
     all_logits = num_windows * logits.nbytes // at_once
     band_bytes = CPU_BAND_BYTES if device.type == "cpu" else BAND_BYTES
     bands = round(BANDS * min(band_bytes, 4 * logits.shape[1] * max(pixels, scaled)))
     most = max(resized + all_logits + forward, all_logits + bands, SCORING_BYTES * height * width)
     if resized:
-        most = max(most, SCALED_BYTES * pixels + resized)
+        most = max(most, SCALED_BYTES * channels * pixels + resized)
     window = f", in windows of {predictor.window}x{predictor.window}" if predictor.window else ""
     batch = f"{num_images} image{'' if num_images == 1 else 's'} of {width}x{height}{window}"
-    return Validation(weights + IMAGE_BYTES * pixels + most, batch)
+    image_bytes = channels * np.dtype(dtype).itemsize * pixels
+    return Validation(weights + image_bytes + MAP_BYTES * pixels + most, batch)
 
 
-def _measure_pass(predictor: Predictor, batch_size: int, window: tuple[int, int]) -> tuple[int, int, Tensor]:
+def _measure_pass(
+    predictor: Predictor, batch_size: int, window: tuple[int, int], kind: ImageType
+) -> tuple[int, int, Tensor]:
     """Return (bytes of the folded weights, peak bytes of a forward pass beside them, its logits in float32)."""
     dtype = DTYPES[predictor.amp]
     model = folded(predictor.model, dtype)
@@ -61,7 +67,8 @@ def _measure_pass(predictor: Predictor, batch_size: int, window: tuple[int, int]
     for value in (*model.parameters(), *model.buffers()):
         meter.hold(value, 0)
     with torch.inference_mode(), meter:
-        logits = model(torch.empty(batch_size, *window, 3, dtype=torch.uint8, device="meta"))["logits"]
+        images = torch.empty(batch_size, *window, kind.channels, dtype=getattr(torch, kind.dtype), device="meta")
+        logits = model(images)["logits"]
     weights = sum(value.nbytes for module in convolutions for value in module.buffers())
     return weights, meter.peak, logits.float()
 
