@@ -269,7 +269,7 @@ def test_run_is_saved_scored_and_resumed_bit_for_bit(demo_root, tmp_path):
     score = ["--checkpoint", str(tmp_path / "whole" / "best.pt"), "--device", "cpu", "--workers", "0"]
     [out] = succeed([start(score, tmp_path, "evaluate.py")])
     best = max(line["miou"] for line in read_metrics(tmp_path / "whole", "val"))
-    assert f"{best:.2f}" in out
+    assert f"{100 * best:.2f}" in out
 
 
 def test_same_losses_on_one_and_two_processes(demo_root, tmp_path):
