@@ -1,0 +1,62 @@
+"""Depthwise convolutions: gradients as torch's, whatever the kernel, the stride, the dilation and the size."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from models.convolution import Conv2d
+from models.depthwise import depthwise_convolution
+
+# kernel, stride, dilation, padding, height, width
+GEOMETRIES = [
+    (3, 1, 1, 1, 9, 8),
+    (3, 2, 1, 0, 11, 12),
+    (3, 2, 1, 1, 10, 12),
+    (3, 1, 2, 2, 9, 9),
+    (5, 1, 1, 2, 9, 7),
+    (5, 1, 2, 4, 9, 8),
+    (5, 2, 1, 2, 11, 8),
+    (5, 2, 2, 4, 13, 12),
+    (5, 4, 1, 2, 14, 15),
+    (7, 1, 1, 3, 5, 9),
+]
+
+
+@pytest.mark.parametrize("geometry", GEOMETRIES)
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 2e-2)]
+)
+def test_gradients_are_those_of_torch(geometry, dtype, tolerance):
+    size, stride, dilation, padding, height, width = geometry
+    generator = torch.Generator().manual_seed(0)
+    x, weight = (
+        torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
+        for shape in ((3, 6, height, width), (6, 1, size, size))
+    )
+    pairs = [(value, value) for value in (stride, padding, dilation)]
+    ours = depthwise_convolution(x, weight, *pairs)
+    exact = [value.detach().double().requires_grad_() for value in (x, weight)]
+    theirs = F.conv2d(*exact, None, stride, padding, dilation, 6)
+    grad = torch.randn(theirs.shape, generator=generator, dtype=torch.float64).to(dtype)
+    expected = torch.autograd.grad(theirs, exact, grad.double())
+    torch.testing.assert_close(ours.double(), theirs, rtol=0, atol=tolerance * float(theirs.abs().max()))
+    for one, other in zip(torch.autograd.grad(ours, (x, weight), grad), expected, strict=True):
+        assert one.dtype == dtype
+        torch.testing.assert_close(one.double(), other, rtol=0, atol=tolerance * float(other.abs().max()))
+
+
+def test_only_the_gradient_that_is_wanted_is_computed():
+    x, weight = torch.randn(1, 4, 6, 6), torch.randn(4, 1, 3, 3, requires_grad=True)
+    geometry = (1, 1), (1, 1), (1, 1)
+    [grad] = torch.autograd.grad(depthwise_convolution(x, weight, *geometry).sum(), [weight])
+    x.requires_grad_()
+    [expected] = torch.autograd.grad(F.conv2d(x, weight, None, 1, 1, 1, 4).sum(), [weight])
+    torch.testing.assert_close(grad, expected)
+
+
+def test_our_convolution_uses_it_for_depthwise_kernels_on_the_cpu():
+    used = []
+    for groups, channels in ((6, 6), (1, 6), (2, 6)):
+        conv = Conv2d(6, channels, 5, padding=2, groups=groups, bias=False)
+        used.append(type(conv(torch.randn(1, 6, 9, 9, requires_grad=True)).grad_fn).__name__)
+    assert used == ["_DepthwiseBackward", "_ConvolutionBackward", "ConvolutionBackward0"]
