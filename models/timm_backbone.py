@@ -178,7 +178,7 @@ def _whole_on_meta(name: str, output_stride: int, in_channels: int) -> tuple[Any
 def _shapes(body: Any, facts: Facts, size: tuple[int, int], in_channels: int) -> list[torch.Size]:
     """Return the shapes of the features of an image of `size`; [] if the network cannot take it."""
     try:
-        return [x.shape for x in _features(body, torch.empty(1, in_channels, *size, device="meta"), facts)]
+        return [x.shape for x in _features(body, torch.empty(2, in_channels, *size, device="meta"), facts)]
     except REFUSED:
         return []
 
