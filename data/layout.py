@@ -216,7 +216,7 @@ def _describe_missing(split: Split, name: str, kind: str, images: list[Path]) ->
         return f"{folder / file}.png: no such file, but the list names {name!r}"
     return (
         f"{images[0]}: an image without a mask: expected {folder / file}.png (or {', '.join(LABEL_SUFFIXES[1:])}); add "
-        "the mask, or move the image away; if the masks' names end otherwise, say how with --label_suffix"
+        "the mask, or move the image away; if mask names have an ending of their own, such as _mask, use --label_suffix"
     )
 
 
