@@ -59,7 +59,7 @@ class ModelFlags:
         "res50_ASPP_lorm", "architecture; res50_ASPP_lorm is CDSP's deeplabv2", choices=tuple(MODEL_TYPES.split())
     )
     backbone: str = flag(
-        "resnet", "resnet: torchvision's, with --layers; timm:NAME: a network of timm (pip install -e '.[timm]')"
+        "resnet", "resnet: torchvision's, with --layers; timm:NAME: a network of timm (needs the package timm)"
     )
     layers: int = flag(50, "depth of the ResNet", choices=(18, 34, 50, 101, 152))
     output_stride: int = flag(
