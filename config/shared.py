@@ -67,7 +67,9 @@ class ModelFlags:
         "stride of a timm network's deepest features; 0: 16, or its own if that cannot be changed; resnet has 8",
         choices=(0, 8, 16, 32),
     )
-    head_channels: int = flag(256, "channels of the heads of deeplabv3, deeplabv3p and deeplabv3p_multi", ge=8)
+    head_channels: int = flag(
+        256, "channels of the heads of deeplabv3, deeplabv3p, deeplabv3p_lorm and deeplabv3p_multi", ge=8
+    )
     stride_in_1x1: bool = flag(
         False, "put layer2's stride into its first 1x1 convolution; released CDSP files turn this on"
     )

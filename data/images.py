@@ -191,7 +191,8 @@ def read_label(path: Path, num_classes: int, label_map: LabelMap | None = None) 
                 return red
         if image.mode not in LABEL_MODES:
             raise UserError(
-                f"{path}: a {image.mode} image: labels must be class numbers in one channel (grey or palette PNG)"
+                f"{path}: a {image.mode} image: labels must be class numbers in one channel (grey or palette PNG); to "
+                "convert colours: python -m data.convert colours"
             )
         return image
 

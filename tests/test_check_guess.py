@@ -219,7 +219,7 @@ def test_colours_in_folders_of_each_split_are_converted_split_by_split(tmp_path,
         assert shlex.split(command)[-7:] == expected
 
 
-def test_masks_of_0_and_255_are_mended_by_a_label_map(tmp_path, capsys):
+def test_masks_of_0_and_255_are_fixed_by_a_label_map(tmp_path, capsys):
     drawn = Drawn(tmp_path)
     for name in ("train/a", "train/b", "val/c"):
         drawn.pair(name, mask=label(0, 255))
