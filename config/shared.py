@@ -121,6 +121,11 @@ class ModelFlags:
         return Display.of(self.show_channels, self.stats)
 
     @property
+    def network(self) -> str:
+        """Return the backbone's name for people, such as ResNet-50 or timm:convnext_tiny."""
+        return f"ResNet-{self.layers}" if self.backbone == "resnet" else self.backbone
+
+    @property
     def architecture(self) -> dict:
         """Return the keyword arguments of models.build() that say which weights the model has."""
         return {

@@ -80,7 +80,7 @@ def write_report(
     classes = read_classes(cfg.classes, cfg.numclasses)
     colours = to_hex(classes.colours)
     facts = facts | {
-        "model": f"{cfg.model_type}, ResNet-{cfg.layers}, {cfg.numclasses} classes",
+        "model": f"{cfg.model_type}, {cfg.network}, {cfg.numclasses} classes",
         "written": f"{time.strftime('%Y-%m-%d %H:%M')} by torch {torch.__version__}",
     }
     content = {

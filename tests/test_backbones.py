@@ -101,8 +101,9 @@ def test_padding_that_no_position_needs_is_cut_off():
     torch.testing.assert_close(found[0], whole[0][:, :, :18, :10])
 
 
-@pytest.mark.parametrize(("name", "norms_follow"), [("test_efficientnet", True), ("test_resnet", True)])
-def test_folded_network_computes_the_same(name, norms_follow):
+@pytest.mark.parametrize(("name", "left"), [("test_efficientnet", 0), ("test_resnet", 1)])
+def test_folded_network_computes_the_same(name, left):
+    """test_resnet's first convolutions are a sequence of their own, so that the norm after it stays."""
     model = build(name).eval().requires_grad_(False)
     generator = torch.Generator().manual_seed(0)
     for norm in model.modules():
@@ -111,10 +112,10 @@ def test_folded_network_computes_the_same(name, norms_follow):
             norm.running_var.uniform_(0.5, 2, generator=generator)
     x = torch.randint(0, 256, (1, 65, 97, 3), dtype=torch.uint8, generator=generator)
     with torch.no_grad():
-        assert fold._norms_follow(name, 0, 3) == norms_follow
+        assert fold._norms_follow(name, 0, 3)
         expected, copied = model(x)["logits"], fold.folded(model)
         torch.testing.assert_close(copied(x)["logits"], expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
-    assert not any(isinstance(module, nn.BatchNorm2d) for module in copied.backbone.modules())
+    assert sum(isinstance(module, nn.BatchNorm2d) for module in copied.backbone.modules()) == left
 
 
 def test_network_whose_norms_come_before_is_not_folded(monkeypatch):
@@ -266,9 +267,9 @@ def test_run_is_saved_scored_and_resumed_bit_for_bit(demo_root, tmp_path):
     succeed([start([*words, "--name", "cut", "--resume", "auto"], tmp_path, program)])
     assert_same_run(tmp_path / "cut", tmp_path / "whole")
     score = ["--checkpoint", str(tmp_path / "whole" / "best.pt"), "--device", "cpu", "--workers", "0"]
-    [(out, _)] = succeed([start(score, tmp_path, "evaluate.py")])
+    [out] = succeed([start(score, tmp_path, "evaluate.py")])
     best = max(line["miou"] for line in read_metrics(tmp_path / "whole", "val"))
-    assert f"{best:.2f}" in out
+    assert f"{100 * best:.2f}" in out
 
 
 def test_same_losses_on_one_and_two_processes(demo_root, tmp_path):

@@ -37,7 +37,7 @@ def checkpoint(tmp_path_factory):
 @pytest.mark.parametrize("flip", [False, True])
 def test_bands_equal_the_prediction_of_the_whole_image(checkpoint, monkeypatch, size, flip):
     monkeypatch.setattr(streaming, "CPU_BAND_BYTES", 4 * 5 * 7 * size[1])  # bands of at most seven rows
-    predictor = TrainedModel(checkpoint).predictor(window=33, flip=flip)
+    predictor = TrainedModel(checkpoint, {"window": 33}).predictor(flip=flip)
     image = picture(*size)
     reads = []
 

@@ -69,8 +69,14 @@ def columns(height: int = 30, width: int = 40) -> Example:
 def config(folder: Path, classes: list[str], background: int | None = 0) -> SimpleNamespace:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "classes.txt").write_text("\n".join(classes))
-    model = {"model_type": "res50_ASPP", "layers": 18, "numclasses": len(classes), "background_class": background}
-    return SimpleNamespace(classes=str(folder / "classes.txt"), dataset_path="data", **model)
+    sizes = {"long_side": 0, "window": 0}
+    model = {
+        "model_type": "res50_ASPP",
+        "network": "ResNet-18",
+        "numclasses": len(classes),
+        "background_class": background,
+    }
+    return SimpleNamespace(classes=str(folder / "classes.txt"), dataset_path="data", **model, **sizes)
 
 
 FACTS = {"Checkpoint": "log/x/best.pt\nstep 20", "2": "kept in order", "1": HOSTILE}
