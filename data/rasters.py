@@ -118,7 +118,7 @@ class NpyRaster:
 
 
 class PictureRaster:
-    """Any other image file, decoded whole by Pillow; OpenCV decodes 16-bit PNGs, since Pillow cuts colours to 8 bits."""
+    """Any other image file, decoded whole by Pillow; 16-bit PNGs by OpenCV, since Pillow cuts colours to 8 bits."""
 
     def __init__(self, path: Path):
         self.path = path

@@ -22,7 +22,8 @@ HEAD = "| network | M parameters | strides | channels | trains | exports |\n| --
 NAMES = """
     resnet18 resnet26d ecaresnet26t seresnext26t_32x4d res2net50_26w_4s resnetv2_50 resnest14d densenet121 vgg11_bn
     dla34 hrnet_w18_small_v2 regnetx_002 regnety_004 regnetz_b16 tf_efficientnet_lite0 efficientnet_b0
-    tf_efficientnetv2_b0 mnasnet_100 mobilenetv2_050 mobilenetv3_small_050 mobilenetv3_large_100 mobilenetv4_conv_small ghostnet_100
+    tf_efficientnetv2_b0 mnasnet_100 mobilenetv2_050 mobilenetv3_small_050 mobilenetv3_large_100 mobilenetv4_conv_small
+    ghostnet_100
     convnext_atto convnextv2_atto mobilevit_xxs fastvit_t8 repvgg_a0 edgenext_xx_small poolformer_s12 pvt_v2_b0
     vit_tiny_patch16_224 vit_small_patch14_dinov2 eva02_tiny_patch14_224 swin_tiny_patch4_window7_224
     swinv2_tiny_window8_256 twins_svt_small cspdarknet53 xception41 tiny_vit_5m_224 coatnet_0_224 mixer_s16_224
