@@ -110,7 +110,9 @@ def load_models(flags: EvaluateFlags, overrides: dict, group: Group) -> list[Tra
             f"--compare {flags.compare}: has {last.numclasses} classes, but --checkpoint has {first.numclasses}"
         )
     if first.image_type != last.image_type:
-        raise UserError(f"--compare {flags.compare}: takes {last.image_type}, but --checkpoint {first.image_type}")
+        raise UserError(
+            f"--compare {flags.compare}: takes images with {last.image_type}, but --checkpoint with {first.image_type}"
+        )
     return models
 
 

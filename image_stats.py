@@ -1,4 +1,4 @@
-"""What the images of a data set are: channels, type of a value, and mean and standard deviation by channel."""
+"""The type of a data set's images: number of channels, type of a value, mean and standard deviation by channel."""
 
 import json
 import math
@@ -49,7 +49,7 @@ class ImageStats:
 
     @property
     def outside(self) -> tuple[float, ...]:
-        """Return the mean as a pixel of an image, by channel: what padding has."""
+        """Return the pixel to pad images with: the mean of each channel."""
         return self.mean if self.dtype == "float32" else tuple(round(value) for value in self.mean)
 
 
@@ -111,7 +111,7 @@ def read_stats(value: str) -> ImageStats | None:
         content = json.loads(value if is_text else Path(value).read_text(encoding="utf-8"))
         stats = ImageStats(content["dtype"], *(tuple(map(float, content[name])) for name in ("mean", "std")))
     except OSError as error:
-        raise UserError(f"{where}: {error.strerror}: write it by python -m data.statistics") from None
+        raise UserError(f"{where}: {error.strerror}: write it with python -m data.statistics") from None
     except (KeyError, TypeError, ValueError):
         raise UserError(f"{where}: not a file that python -m data.statistics wrote") from None
     if stats.dtype not in DTYPES:

@@ -54,10 +54,10 @@ def parse(argv: list[str] | None = None) -> Config:
 
 
 def keep_image_stats(cfg: Config, saved: dict | None) -> Config:
-    """Return the flags with --image_stats of the checkpoint content `saved`, if any: its weights fit these numbers."""
+    """Return the flags with --image_stats of the checkpoint `saved`, if any: its weights were trained with them."""
     kept = cfg.image_stats if saved is None else saved["config"].get("image_stats", "")
     if kept != cfg.image_stats:
-        log.info("--image_stats is as in the checkpoint")
+        log.info("--image_stats: using the checkpoint's, because its weights were trained with them")
     return dataclasses.replace(cfg, image_stats=kept)
 
 

@@ -64,14 +64,14 @@ class OptimFlags:
     head_lr_factor: float = flag(1.0, "multiply the learning rate of the head and LoRM by this", gt=0)
     layer_decay: float = flag(
         1.0,
-        "multiply the learning rate of each part of the backbone by this to the power of the number of parts above it, "
-        "the head included; for a ViT 0.65 to 0.9 is usual; 1: off",
+        "multiply the learning rate of the backbone's last part by this, of the part before by its square, and so on; "
+        "parts: see --freeze_backbone; for a ViT 0.65 to 0.9 is usual; 1: off",
         gt=0,
         le=1,
     )
     clip_grad: float = flag(
         0.0,
-        "scale the gradient down to this norm where its 2-norm over all parameters is greater; 0: off",
+        "clip the gradient to this 2-norm over all parameters; 0: off",
         ge=0,
         aliases="clip_grad_norm max_grad_norm gradient_clip_val grad_clip",
     )

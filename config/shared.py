@@ -26,10 +26,12 @@ class DataFlags:
         "folder of the dense masks [SegmentationClassAug or SegmentationClass; Folder: masks, labels or annotations]",
     )
     val_split: str = flag("val", "validation split: name of its list or subfolder")
-    image_suffix: str = flag("", "end of the images' names that their labels' names lack, such as _leftImg8bit")
-    label_suffix: str = flag("", "end of the labels' names that their images' names lack, such as _mask")
+    image_suffix: str = flag(
+        "", "ending of image names, before .jpg or .png, that label names lack, such as _leftImg8bit"
+    )
+    label_suffix: str = flag("", "ending of label names, before .png, that image names lack, such as _mask")
     label_map: str = flag(
-        "", "label values to class numbers: ade20k, binary, cityscapes, cocostuff or a FILE [none]", per_rank=True
+        "", "map label values to class numbers by ade20k, binary, cityscapes, cocostuff or a FILE [none]", per_rank=True
     )
 
 
@@ -37,7 +39,7 @@ class DataFlags:
 class SizeFlags:
     """Image size."""
 
-    long_side: int = flag(0, "bring each image to this longer side, in pixels, at scale 1; 0: leave it as it is", ge=0)
+    long_side: int = flag(0, "resize images to this longer side, in pixels, at scale 1; 0: keep their size", ge=0)
     window: int = flag(
         0, "predict by sliding windows of this height and width, in pixels; 0: the whole image at once", ge=0
     )
@@ -57,13 +59,17 @@ class ModelFlags:
         "res50_ASPP_lorm", "architecture; res50_ASPP_lorm is CDSP's deeplabv2", choices=tuple(MODEL_TYPES.split())
     )
     backbone: str = flag(
-        "resnet", "resnet: torchvision's, with --layers; timm:NAME: any network of timm (pip install timm)"
+        "resnet", "resnet: torchvision's, with --layers; timm:NAME: a network of timm (needs the package timm)"
     )
     layers: int = flag(50, "depth of the ResNet", choices=(18, 34, 50, 101, 152))
     output_stride: int = flag(
-        0, "stride of the deepest features of a timm network; 0: 16, or its own [ResNet: 8]", choices=(0, 8, 16, 32)
+        0,
+        "stride of a timm network's deepest features; 0: 16, or its own if that cannot be changed; resnet has 8",
+        choices=(0, 8, 16, 32),
     )
-    head_channels: int = flag(256, "channels of the heads of deeplabv3, deeplabv3p and deeplabv3p_multi", ge=8)
+    head_channels: int = flag(
+        256, "channels of the heads of deeplabv3, deeplabv3p, deeplabv3p_lorm and deeplabv3p_multi", ge=8
+    )
     stride_in_1x1: bool = flag(
         False, "put layer2's stride into its first 1x1 convolution; released CDSP files turn this on"
     )
@@ -86,11 +92,13 @@ class ModelFlags:
 
     image_stats: str = flag(
         "",
-        "FILE of python -m data.statistics: channels, type, mean and std of the images [8-bit RGB, ImageNet's mean and "
-        "std]",
+        "FILE written by python -m data.statistics: channels, type, mean and std of the images [8-bit RGB, ImageNet's "
+        "mean and std]",
     )
     show_channels: tuple[int, ...] = flag(
-        (), "channels to show as red, green and blue in reports and overlays, from 0; one: grey [the first 3]", ge=0
+        (),
+        "channels, from 0, that reports and overlays show as red, green and blue; one channel: as grey [the first 3]",
+        ge=0,
     )
 
     @property
@@ -104,7 +112,7 @@ class ModelFlags:
 
     @property
     def outside(self) -> tuple[float, ...]:
-        """Return the pixel that padding has: the mean."""
+        """Return the pixel to pad images with: the mean."""
         return self.stats.outside if self.stats else MEAN_COLOUR
 
     @property
@@ -119,7 +127,7 @@ class ModelFlags:
 
     @property
     def architecture(self) -> dict:
-        """Return the keyword arguments of models.build() that the model's weights depend on."""
+        """Return the keyword arguments of models.build() that say which weights the model has."""
         return {
             "backbone": self.backbone,
             "layers": self.layers,

@@ -59,8 +59,8 @@ class TrainModelFlags:
     freeze_bn: bool = flag(False, "batch norm uses its stored statistics and does not update them")
     freeze_backbone: int = flag(
         0,
-        "do not train the backbone's first N parts: conv1, layer1 to layer4 of a ResNet, the stem and stages of a timm "
-        "network, a ViT's embedding and blocks",
+        "freeze the backbone's first N parts: conv1 and layer1 to layer4 of a ResNet, stem and stages of a timm "
+        "network, embedding and blocks of a ViT",
         ge=0,
     )
     compile: bool = flag(
@@ -176,8 +176,8 @@ def check(cfg: Config) -> None:
     for name in ("distancemap_s", "distancemap_c"):
         if getattr(cfg, name) and cfg.long_side:
             raise UserError(
-                f"--{name} {getattr(cfg, name)} with --long_side {cfg.long_side}: the distances in the files are in "
-                "pixels of the images as they are: drop it, and they are computed at that size"
+                f"--{name} {getattr(cfg, name)} with --long_side {cfg.long_side}: the files have distances in pixels "
+                f"of the original images: drop --{name}, and distances are computed after the resize"
             )
     if cfg.reset_data_offset and cfg.resume == "auto":
         raise UserError("--reset_data_offset with --resume auto: give a FILE, or each start begins at step 1")

@@ -103,9 +103,7 @@ def parser() -> argparse.ArgumentParser:
     source.add_argument("--pseudo", type=Path, metavar="DIR", help="folder of pseudo-label PNGs")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="output folder; created if missing")
     parser.add_argument("--background", choices=("0", "none"), default="0", help="background class, as in train.py [0]")
-    parser.add_argument(
-        "--label_map", default="", metavar="FILE", help="label values to classes, as in train.py [none]"
-    )
+    parser.add_argument("--label_map", default="", metavar="FILE", help="as train.py's --label_map [none]")
     return parser
 
 

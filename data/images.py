@@ -23,12 +23,12 @@ LABEL_SUFFIXES = (".png", ".bmp", ".tif", ".tiff", ".webp")
 # What Pillow, NumPy, zlib and data.tiff raise on damaged files.
 DAMAGED = (OSError, EOFError, LookupError, SyntaxError, TypeError, ValueError, struct.error, zlib.error)
 LABEL_MODES = ("P", "L", "1", "I", "I;16")  # PIL's modes with one channel of integers
-MORE_CHANNELS = "all images of a model must be alike (docs/more_channels.md)"
+MORE_CHANNELS = "all images must have the same channels and type (docs/more_channels.md)"
 NO_JPEG = "JPEG compression changes label values: save the mask as PNG"
 
 
 def pictures(files: list[Path]) -> list[Path]:
-    """Return the files of one name without arrays (.npy): beside a picture they are other data, such as its depth."""
+    """Drop .npy files beside pictures of the same name: they hold other data, such as depth."""
     return [file for file in files if file.suffix.lower() != ".npy"] or files
 
 
@@ -144,7 +144,7 @@ def _open(path: Path, kind: ImageType, remedy: str) -> Raster:
 
 @contextlib.contextmanager
 def _explained(path: Path, remedy: str) -> Iterator[None]:
-    """Say what a TIFF file holds that Pillow cannot read: it reads few kinds."""
+    """For a TIFF file that Pillow cannot read, raise a UserError that says what the file holds."""
     try:
         yield
     except UserError:
@@ -191,7 +191,8 @@ def read_label(path: Path, num_classes: int, label_map: LabelMap | None = None) 
                 return red
         if image.mode not in LABEL_MODES:
             raise UserError(
-                f"{path}: a {image.mode} image: labels must be class numbers in one channel (grey or palette PNG)"
+                f"{path}: a {image.mode} image: labels must be class numbers in one channel (grey or palette PNG); to "
+                "convert colours: python -m data.convert colours"
             )
         return image
 

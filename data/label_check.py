@@ -54,7 +54,9 @@ def check_sample(
         problem = "the training labels hold only 0 and 255; 255 is ignored, so the model can learn class 0 only"
         if num_classes == 2:
             raise UserError(f"{problem}: use --label_map binary, then check the labels: {command}")
-        log.warning(f"{problem}; if 255 is a class, give it a number by --label_map, then check the labels: {command}")
+        log.warning(
+            f"{problem}; if 255 is a class, map it to a class number with --label_map, then check the labels: {command}"
+        )
         return
     num_images = len(train_sample) + len(val_sample)
     num_seen = max((train_values | val_values) - {IGNORE}, default=0) + 1

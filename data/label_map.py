@@ -1,4 +1,4 @@
-"""Label maps (--label_map): from the numbers in a data set's label files to class numbers."""
+"""Label maps (--label_map): they map the numbers in label files to class numbers."""
 
 import hashlib
 import re

@@ -31,8 +31,8 @@ class Split:
     folders: {"image": folder, and one folder per label map, such as "label" or "pseudo"}.
     listed: image names in list_file; None if every file in the image folder belongs to the split.
     plain: whether the layout is plain folders; then two files in a folder may not differ only in suffix.
-    endings: {map: text that ends the name of each of its files, before the suffix}. The name that pairs files is
-    without it, and files that do not end so are left out. A map without an entry has all files of its folder.
+    endings: {map: ending of its file names, before the file suffix}, as in --image_suffix and --label_suffix. Files are
+    paired by their names without it, and files with another ending are ignored. Maps without an entry use all files.
     """
 
     folders: dict[str, Path]
@@ -216,7 +216,7 @@ def _describe_missing(split: Split, name: str, kind: str, images: list[Path]) ->
         return f"{folder / file}.png: no such file, but the list names {name!r}"
     return (
         f"{images[0]}: an image without a mask: expected {folder / file}.png (or {', '.join(LABEL_SUFFIXES[1:])}); add "
-        "the mask, or move the image away; if the masks' names end otherwise, say how with --label_suffix"
+        "the mask, or move the image away; if mask names have an ending of their own, such as _mask, use --label_suffix"
     )
 
 

@@ -27,7 +27,7 @@ class Place(NamedTuple):
 def find_plain(root: Path, split: str, *, images: str = "", masks: str = "", list_path: str = "") -> Place:
     """Return the Place of a split. images, masks: folders below root, "" for the default. list_path: folder of lists.
 
-    A list_path that is not "" means that the split is a list. The folder of masks need not exist. Raises UserError if
+    If list_path is not "", the split is a list. The folder of masks need not exist. Raises UserError if
     the split is missing, or if it could be in two places.
     """
     found = find_places(root, split, images, masks, list_path)

@@ -1,7 +1,7 @@
-"""Open images of any number of channels and read their rows: TIFF, NPY, PNG and what else Pillow reads.
+"""Open images of any number of channels and read their rows: TIFF, NPY, PNG and all other formats that Pillow reads.
 
 Each reader has `shape` (H, W, C), `dtype` and rows(top, bottom). `unit` is the number of rows that it decodes together:
-only with a small one can a huge image be read by parts. Channels are in the file's order.
+a huge image can be read by parts only if that is small. Channels are in the file's order.
 """
 
 import contextlib
@@ -118,7 +118,7 @@ class NpyRaster:
 
 
 class PictureRaster:
-    """Any other image file, decoded whole by Pillow; a PNG of 16 bits, whose colours Pillow cuts to 8, by OpenCV."""
+    """Any other image file, decoded whole by Pillow; 16-bit PNGs by OpenCV, since Pillow cuts colours to 8 bits."""
 
     def __init__(self, path: Path):
         self.path = path

@@ -1,4 +1,4 @@
-"""Bring images and label maps to --long_side: the size at which a model sees large photos."""
+"""Resize images and label maps to --long_side."""
 
 from collections.abc import Mapping, Sequence
 
@@ -13,7 +13,7 @@ CROPS_A_SIDE = 3  # of the longer side that is suggested: a crop then shows abou
 
 
 def scaled_size(size: tuple[int, int], long_side: float) -> tuple[int, int]:
-    """Return the (height, width) of an image of `size`, brought to a longer side of `long_side` pixels; at least 1."""
+    """Return (height, width) `size` scaled to a longer side of `long_side` pixels; each side is at least 1."""
     height, width = (max(1, round(long_side * side / max(size))) for side in size)
     return height, width
 
@@ -30,11 +30,11 @@ def resize(images: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def shrink(maps: Mapping[str, np.ndarray], long_side: int) -> dict[str, np.ndarray]:
-    """Return the maps of a sample, shrunk to the longer side `long_side`; smaller maps, and with 0 all, as they are.
+    """Shrink the maps of a sample to a longer side of at most `long_side` pixels; 0: return them unchanged.
 
     maps: {"image": (H, W, C), label maps: (H, W), which may be larger than the image}. The image is averaged, as in
-    resize(); a label map keeps the value at the centre of each pixel. Enlarging is left to the augmentation, whose warp
-    enlarges as well.
+    resize(); a label map keeps the value at the centre of each pixel. Smaller images stay as they are: the warp of the
+    augmentation enlarges them.
     """
     own = maps["image"].shape[0], maps["image"].shape[1]
     size = scaled_size(own, min(long_side or max(own), max(own)))

@@ -175,7 +175,7 @@ def parser() -> Parser:
     add = parser.add_argument
     add("root", type=Path, metavar="DIR", help="root of the data set, train.py's --dataset_path")
     add("--val", type=float, default=0.2, metavar="SHARE", help="share of the images for validation")
-    group = "regular expression; images in whose names it matches the same text stay together [each image alone]"
+    group = "regular expression; images stay together if it matches the same text in their names [each image alone]"
     add("--group", default="", metavar="PATTERN", help=group)
     add("--seed", type=int, default=0, metavar="N", help="another number gives another split")
     add("--image_path", default="images", metavar="DIR", help="folder of the images, relative to DIR")

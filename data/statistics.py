@@ -3,8 +3,8 @@
     python -m data.statistics Fields
     python -m data.statistics Fields --dataset Folder --train_split val --output stats.json
 
-They are those of all values together, in float64. Values that are not finite (NaN) count as missing: they are left out
-and counted. The file also names the channels' type, which all images must have.
+Both are computed over all pixels of all images, in float64. Values that are not finite (NaN) are missing: they are left
+out, and their number is printed. The file also names the type of the values, which all images must have.
 """
 
 import argparse
@@ -132,12 +132,10 @@ def main(argv: list[str] | None = None) -> None:
     for number, (mean, std) in enumerate(zip(stats.mean, stats.std, strict=True)):
         print(f"  channel {number:2}: mean {mean:.6g}, std {std:.6g}")
     if total.missing:
-        print(f"{total.missing} values are not finite: left out here, and the channel's mean in training")
+        print(f"{total.missing} values are not finite: left out here; training replaces them by the channel's mean")
     print(f"written: {output}")
     command = shell.python_command("-m", "data.check", args.root, "--dataset", dataset)
-    print(
-        f"to train: add {shell.quoted(['--image_stats', str(output)])} to the command that this one prints: {command}"
-    )
+    print(f"to train: run {command}; it prints the command, which needs {shell.quoted(['--image_stats', str(output)])}")
 
 
 def parser() -> argparse.ArgumentParser:

@@ -26,11 +26,16 @@ DEFAULTS = {SUBFILE: 0, BITS: 1, COMPRESSION: 1, PHOTOMETRIC: 1, ORIENTATION: 1,
 DEFAULTS |= {SAMPLE_FORMAT: 1, STRIP_ROWS: 2**32 - 1}
 INTEGERS = {1: "B", 3: "H", 4: "I", 16: "Q"}  # TIFF's types of field
 NONE, DEFLATE = 1, (8, 32946)
-BY_PILLOW = {5: "LZW", 32773: "PackBits", 50000: "Zstandard", 34925: "LZMA"}  # codecs of bytes, whatever these mean
+BY_PILLOW = {
+    5: "LZW",
+    32773: "PackBits",
+    50000: "Zstandard",
+    34925: "LZMA",
+}  # codecs of bytes: Pillow undoes them, this module reads the values
 REDUCED, MASK = 1, 4  # bits of SUBFILE
 DTYPES = {(8, 1): "u1", (16, 1): "u2", (16, 2): "i2", (32, 3): "f4"}  # by bits and sample format
 MAX_PAGES = 64
-MAX_RATIO = 2**17  # of a compression; more is a damaged header
+MAX_RATIO = 2**17  # of pixel bytes to compressed bytes; a larger one means a damaged header
 
 
 @dataclass

@@ -51,13 +51,13 @@ class WholeImage(nn.Module):
 def min_size(model: Segmenter) -> int:
     """Return the smallest side, in pixels, of images for an exported model: 1, or for timm networks twice the stride.
 
-    There torch.export and ONNX take smaller ones, whose features are 1x1, for a special case.
+    Smaller images have 1x1 features, which torch.export and ONNX would treat as a special case.
     """
     return 1 if isinstance(model.backbone, ResNetBackbone) else 2 * model.backbone.strides[-1]
 
 
 def whole_image_logits(model: nn.Module, images: Tensor) -> Tensor:
-    """Return logits (B, C, H, W), upsampled to the size of the images (B, H, W, 3) uint8 RGB."""
+    """Return logits (B, C, H, W), upsampled to the size of the images (B, H, W, C)."""
     return F.interpolate(model(images)["logits"], size=images.shape[1:3], mode="bilinear", align_corners=True)
 
 
@@ -81,7 +81,7 @@ class ExportedModel(ABC):
 
     outputs: names of the outputs: "labels", and "probs" and "logits" if the file has them. class_names: one per class.
     colours: RGB by class, (256, 3) uint8. stats: of the images; None: 8-bit RGB. long_side: the --long_side of the
-    training, to which labels() and probs() bring images; 0: none. min_size: smallest side of an image, in pixels.
+    training: labels() and probs() resize images to it; 0: they do not. min_size: smallest side of an image, in pixels.
     images_at_once: number of images per call.
     """
 
@@ -111,10 +111,10 @@ class ExportedModel(ABC):
 
     @abstractmethod
     def run(self, images: Tensor) -> tuple[Tensor, ...]:
-        """Return all outputs of images (B, H, W, 3) uint8 RGB, in the order of `outputs`, on the images' device."""
+        """Return all outputs of images (B, H, W, C), in the order of `outputs`, on the images' device."""
 
     def labels(self, images: Tensor) -> Tensor:
-        """Return label maps (B, H, W) uint8 of images (B, H, W, 3) uint8 RGB."""
+        """Return label maps (B, H, W) uint8 of images (B, H, W, C), as the model takes."""
         labels = self.run(self._resized(images))[0]
         if labels.shape[1:] == images.shape[1:3]:
             return labels
@@ -123,7 +123,7 @@ class ExportedModel(ABC):
     def probs(self, images: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """Yield one band with all rows: (slice of rows, probabilities (B, C, H, W) float32).
 
-        images: (B, H, W, 3) uint8 RGB. Raises UserError if the file has no probabilities.
+        images: (B, H, W, C), as the model takes. Raises UserError if the file has no probabilities.
         """
         if "probs" not in self.outputs:
             raise UserError(f"{self.path}: has no probabilities; export it again with --probs")
@@ -133,7 +133,10 @@ class ExportedModel(ABC):
         yield slice(0, images.shape[1]), probs
 
     def _resized(self, images: Tensor) -> Tensor:
-        """Return images (B, H, W, 3) uint8 at the size that the model was trained on, uint8."""
+        """Return images (B, H, W, C) at the size that the model was trained on, in their own type."""
         own = images.shape[1], images.shape[2]
         size = scaled_size(own, self.long_side or max(own))
-        return images if size == own else resize(images, size).round().to(torch.uint8)
+        if size == own:
+            return images
+        resized = resize(images, size)
+        return resized if images.dtype.is_floating_point else resized.round().to(images.dtype)

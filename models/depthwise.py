@@ -1,7 +1,7 @@
 """A depthwise convolution whose backward pass is faster on the CPU.
 
-oneDNN's forward pass has fast code for all of them. Its backward passes have none where the kernel is dilated, has a
-stride, or is larger than 3x3. Here both gradients are forward convolutions, up to 27 times as fast
+oneDNN has fast code for every forward pass, but not for the backward pass of a kernel that is dilated, strided or
+larger than 3x3. Here both gradients are computed as forward convolutions, which is up to 27 times as fast
 (benchmarks/RESULTS.md).
 """
 

@@ -65,9 +65,9 @@ def _fold(conv: nn.Conv2d, norm: nn.BatchNorm2d | None) -> tuple[Tensor, Tensor 
 def folded(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
     """Return a copy of the model, in eval mode, that computes the same logits up to rounding in less time.
 
-    Each batch norm that is registered right after a convolution is folded into it; in a timm network, if this proves
-    right. LoRM is left out: it only trains. The copy has the convolutions' weights of this moment. dtype: as in
-    FoldedConv.
+    Each batch norm that is registered right after a convolution is folded into it; in a timm network, only if a trial
+    gives the same features. LoRM is left out: it only trains. The copy has the convolutions' weights of this moment.
+    dtype: as in FoldedConv.
     """
     # The convolutions get weights of their own below, so copying the model's would be waste.
     shared = {id(value): value for value in (*model.parameters(), *model.buffers())}

@@ -6,10 +6,10 @@ from errors import UserError
 
 
 def freeze(backbone: nn.Module, num_parts: int) -> list[nn.Module]:
-    """Freeze the parts of a backbone below `num_parts`, as its depths() numbers them, counted from the input.
+    """Freeze the first `num_parts` parts of a backbone, counted from the input as in its depths().
 
-    Their parameters no longer require gradients, so autograd records and keeps nothing for them. Return the modules to
-    keep in evaluation mode, in which batch norm uses stored statistics and does not update them. Raises UserError if
+    Their parameters no longer require gradients, so autograd keeps nothing for them. Return the modules that must stay
+    in evaluation mode, so that batch norm uses its stored statistics and does not update them. Raises UserError if
     the backbone has fewer parts.
     """
     depths = backbone.depths()  # type: ignore[operator]

@@ -7,7 +7,7 @@ from torch.optim import SGD, AdamW, Optimizer
 class FusedSGD(SGD):
     """torch's SGD with one kernel for all parameters. With a LossScaler, the CPU does not wait for the GPU in a step.
 
-    Inside a ZeroRedundancyOptimizer it does: that hides from GradScaler that this class skips steps by itself.
+    Inside a ZeroRedundancyOptimizer it waits, because GradScaler cannot see that this class skips steps by itself.
 
     The state dict is SGD's. Momentum starts at 0, and an update adds the gradient to it, as in SGD. torch's fused SGD
     leaves the momentum uninitialized if the first step is skipped because of an overflow.

@@ -15,10 +15,10 @@ def parameter_groups(
 ) -> list[dict]:
     """Return the trained parameters in groups for an optimizer, each with its "lr_factor" and "weight_decay".
 
-    The learning rate of a parameter is that of the run times lr_factor. lr_factor is head_lr_factor for the head and
-    LoRM. For a part of the backbone it is layer_decay to the power of the number of parts above it, the head included:
-    layer-wise decay as in BEiT (arXiv:2106.08254), with the parts of the backbone's depths(). decay_norm_bias: without
-    it, norms, biases and what the backbone's no_weight_decay() names, such as position embeddings, have no decay.
+    The learning rate of a parameter is the run's times lr_factor. The head and LoRM have head_lr_factor. The backbone's
+    last part has layer_decay, the part before it layer_decay**2, and so on: layer-wise decay as in BEiT
+    (arXiv:2106.08254). The backbone's depths() says which parameter is in which part. decay_norm_bias: if False, weight
+    decay is 0 for norms, biases and the parameters of the backbone's no_weight_decay(), such as position embeddings.
 
     With the defaults there is one group, in the order of model.parameters().
     """

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import shell
 from errors import UserError
 from models.backbone import recomputed
 from models.blocks import use_our_layers
@@ -27,13 +28,13 @@ REFUSED = (TypeError, AssertionError, NotImplementedError, RuntimeError, ValueEr
 
 
 class TimmBackbone(nn.Module):
-    """A timm network without its classifier, which is `body`, with timm's names.
+    """A network of timm without its classifier; its parameters are named body.NAME, with timm's NAME.
 
-    name: timm's, such as "resnet50" or "vit_small_patch14_dinov2.lvd142m". output_stride: 8 or 16, or 0: 16 if the
-    network can, else its own. in_channels: of the images. grad_checkpointing: as in models.backbone.ResNetBackbone, and
-    so are the attributes channels, mean and std. A network with one stride, such as a ViT, has one map of features;
+    name: timm's, such as "resnet50" or "vit_small_patch14_dinov2.lvd142m". output_stride: 8, 16 or 32, or 0: 16 if
+    the network can, else its own. in_channels: of the images. grad_checkpointing: as in models.backbone.ResNetBackbone,
+    and so are the attributes channels, mean and std. A network with one stride, such as a ViT, has one map of features;
     its position embeddings are resized to the image. Weights are random. Raises UserError if timm is not installed or
-    does not know the name, or if the network lacks the output stride or takes images of one size only.
+    does not know the name, or if the network cannot have the output stride, or takes images of one size only.
     """
 
     def __init__(self, name: str, *, output_stride: int = 0, in_channels: int = 3, grad_checkpointing: bool = False):
@@ -52,10 +53,10 @@ class TimmBackbone(nn.Module):
                 block.forward = partial(_recomputed_in_training, block, block.forward)
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        """Return features from the finest, at stride 4 or the network's finest above, to the deepest.
+        """Return features from the finest (stride 4, or the network's finest if that is coarser) to the deepest.
 
-        images: normalised, (B, C, H, W). An image is padded with 0, which is the mean colour, at the bottom and the
-        right if the network takes multiples of a size only.
+        images: normalised, (B, C, H, W). If the network only takes multiples of a size, they are padded at the bottom
+        and the right with 0, the mean colour.
         """
         return _features(self.body, images, self.facts)
 
@@ -108,7 +109,7 @@ OURS: dict[str, type[nn.Module]] = {"Conv2dSame": Conv2dSame, "BatchNormAct2d": 
 
 
 class Facts(NamedTuple):
-    """What _facts() finds out about a network.
+    """How to build a network, and what its features are.
 
     options: for timm.create_model. indices: of the features to take. channels, strides: of these. norm: whether the
     network can normalise them. multiple: image sides must be multiples of this.
@@ -131,7 +132,7 @@ def create(name: str, facts: Facts, **options) -> nn.Module:
 
 @functools.cache
 def _facts(name: str, output_stride: int, in_channels: int) -> Facts:
-    """Return the Facts of a network, found with images on the meta device. Raises UserError as TimmBackbone does."""
+    """Find the Facts of a network by trying images on the meta device. Raises UserError as TimmBackbone does."""
     body, options = _whole_on_meta(name, output_stride, in_channels)
     number = len(body.feature_info)
     for norm in (True, False):
@@ -193,7 +194,7 @@ def _features(body: Any, images: Tensor, facts: Facts) -> tuple[Tensor, ...]:
     )
     if padded is images:
         return tuple(found)
-    # Without the positions that lie in the padding entirely.
+    # Positions that are entirely in the padding are cut off.
     rows, columns = ((size, whole) for size, whole in zip(images.shape[2:], padded.shape[2:], strict=True))
     return tuple(x[:, :, : _share(x.shape[2], *rows), : _share(x.shape[3], *columns)] for x in found)
 
@@ -239,5 +240,5 @@ def _timm() -> Any:
     try:
         import timm  # imported here because it takes a second, and most runs do without it
     except ModuleNotFoundError:
-        raise UserError("--backbone timm:NAME needs the package timm: pip install timm") from None
+        raise UserError(f"--backbone timm:NAME needs the package timm: {shell.install_command('timm')}") from None
     return timm

@@ -18,10 +18,10 @@ OURS = "backbone."  # how names begin in a checkpoint of a Segmenter
 def read_timm_weights(backbone: nn.Module, pretrained: str, read: Callable[[Path], dict]) -> StartWeights:
     """Return the weights of --pretrained for a timm network: "none" (empty), "imagenet", or a file, read by `read`.
 
-    "imagenet" are the weights that timm offers under the network's name, from its download or timm's cache. A file is
-    one of ours, or one of timm's network (.pth, .bin or .safetensors); one with other names, such as another library's,
-    is used if all its tensors have the shapes of timm's, in timm's order. timm adapts the first convolution to the
-    number of channels, and position embeddings to the size. Raises UserError if that fails.
+    "imagenet": the weights that timm offers under the network's name, downloaded or from timm's cache. A file holds a
+    checkpoint of ours, or weights of the timm network (.pth, .bin or .safetensors). If no name in it is known, as in a
+    file of another library, weights are assigned in order, provided that all shapes agree. timm adapts the first
+    convolution to the number of channels, and position embeddings to the size. Raises UserError if that fails.
     """
     assert isinstance(backbone, TimmBackbone)
     if pretrained.lower() == "none":
@@ -51,7 +51,7 @@ def read_timm_weights(backbone: nn.Module, pretrained: str, read: Callable[[Path
         raise UserError(
             f"--pretrained {pretrained}: no weights for timm:{backbone.name} ({problem}): {remedy}"
         ) from None
-    # timm leaves weights random that it does not find. Of those found, no matrix or kernel is as it was.
+    # Weights that timm does not find stay random: they equal those of a second network with the same seed.
     weights = body.state_dict()
     left = {name for name, value in weights.items() if value.ndim > 1 and torch.equal(value, random[name])}
     if len(left) == sum(value.ndim > 1 for value in weights.values()):

@@ -1,4 +1,4 @@
-"""Huge images: files whose rows can be read by parts, and output files that are written by bands of rows."""
+"""Huge images: read files a few rows at a time, and write outputs by bands of rows."""
 
 import contextlib
 import struct
@@ -18,12 +18,12 @@ from files import writing
 from image_stats import RGB, ImageType
 
 LARGE_PIXELS = 2**24  # a smaller image is decoded whole, by the loader's processes
-MOST_BYTES = 2**28  # of rows that a file stores together, such as a strip: more is no less than the whole
+MOST_BYTES = 2**28  # of the rows that a file stores together, such as a strip; above, the image is decoded whole
 OVERLAY_SIDE = 2048  # pixels, longer side of a huge image's overlay
 
 
 def open_large(path: Path, kind: ImageType) -> Raster | None:
-    """Return a reader of an image whose rows can be read by parts; None for one to decode whole.
+    """Return a reader of a huge image that can be read a few rows at a time; None for any other image.
 
     kind: what the model takes. A TIFF file of RGB with an alpha channel is RGB, too.
     """

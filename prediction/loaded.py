@@ -1,4 +1,4 @@
-"""A model for Python code: label maps and probabilities of images, however these are given."""
+"""The model that trained.load() returns: it predicts paths, arrays and PIL images."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class LoadedModel:
 
     device: where it computes. classes: `names`, one for each class, and `colours`, (256, 3) uint8 RGB by class number.
     kind: channels and type of the images that it was trained on. An image is a path, an array (height, width, channels)
-    of that type, or, for 8-bit RGB, a PIL image; EXIF orientation is followed.
+    of that type or, for 8-bit RGB, a PIL image. Paths and PIL images are turned as their EXIF orientation says.
     """
 
     predictor: Predictor

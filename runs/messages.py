@@ -70,7 +70,7 @@ def log_end(cfg: Config, folder: Path | None, state: TrainState, val_set: Segmen
     if state.stops_early(cfg.patience):
         log.info(
             f"stopped early: {state.validations_since_best} validations in a row did not improve the best mIoU "
-            f"(--patience {cfg.patience}); to train on, resume with a greater one, or with --patience 0"
+            f"(--patience {cfg.patience}); to continue, resume with a greater --patience, or with 0"
         )
     if 0 < skipped == state.step:  # fewer than the number that stops a run
         log.warning("every step was skipped, so no weight changed: use --amp bf16 or none, or train for longer")
@@ -112,7 +112,7 @@ def next_steps(logdir: str, folder: Path, validation: list[dict[str, Path]]) -> 
 
 
 def measure_advice(cfg: Config) -> str:
-    """Return how to train on other images than 8-bit RGB, with a command to paste; "" if --image_stats is set."""
+    """Return the command that measures images other than 8-bit RGB, as a remedy; "" if --image_stats is set."""
     if cfg.image_stats:
         return ""
     words: list[str] = [cfg.dataset_path, "--dataset", cfg.dataset]

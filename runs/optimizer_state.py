@@ -11,7 +11,7 @@ RESET = "or start without the optimizer's state by --reset_optimizer"
 
 
 def capture_optimizer(optimizer: Optimizer, group: Group) -> dict:
-    """Return the optimizer's state dict for all parameters; with --zero1, {} on other ranks than 0. Collective."""
+    """Return the optimizer's state dict for all parameters; with --zero1, {} on all ranks but 0. Collective."""
     if hasattr(optimizer, "consolidate_state_dict"):  # ZeroRedundancyOptimizer, whose import takes a second
         optimizer.consolidate_state_dict(to=0)
         return optimizer.state_dict() if group.is_main else {}
@@ -19,9 +19,9 @@ def capture_optimizer(optimizer: Optimizer, group: Group) -> dict:
 
 
 def restore_optimizer(optimizer: Optimizer, saved: dict) -> None:
-    """Load the state dict that capture_optimizer() returned, apart from settings, such as momentum.
+    """Load the state from what capture_optimizer() returned, but no settings, such as momentum.
 
-    Raises UserError if it is of another optimizer, or of other parameter groups.
+    Raises UserError if the state belongs to another optimizer or to other parameter groups.
     """
     groups, saved_groups = optimizer.param_groups, saved["param_groups"]
     kinds = ["adamw" if "betas" in part[0] else "sgd" for part in (saved_groups, groups)]
@@ -32,11 +32,11 @@ def restore_optimizer(optimizer: Optimizer, saved: dict) -> None:
     sizes = [" + ".join(str(len(group["params"])) for group in part) for part in (saved_groups, groups)]
     if sizes[0] != sizes[1]:
         raise UserError(
-            f"the checkpoint's optimizer has groups of {sizes[0]} parameters, and this run has {sizes[1]}: keep the "
-            "losses, --freeze_backbone, --layer_decay, --head_lr_factor and --no_decay_norm_bias as in its "
-            f"config.yaml, {RESET}"
+            f"the checkpoint's optimizer has groups of {sizes[0]} parameters, but this run's has {sizes[1]}: use the "
+            "losses, --freeze_backbone, --layer_decay, --head_lr_factor and --no_decay_norm_bias of its config.yaml, "
+            f"{RESET}"
         )
-    # The settings of the flags go in first: torch loads a state as its group's settings, such as fused, want it.
+    # With the new settings, since torch converts a state to what its group's settings, such as fused, need.
     settings = [
         {name: value for name, value in group.items() if name != "params"}
         | {"params": part["params"], "lr": part["lr"]}

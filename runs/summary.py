@@ -27,7 +27,7 @@ from models.segmenter import Segmenter
 log = logging.getLogger("segtrain")
 
 CLASSES_PER_IMAGE = 8  # assumed for losses by region
-WORTH_A_WORD = 2**30  # bytes, from which on the log names a validation that takes more than training
+WORTH_A_WORD = 2**30  # bytes; below, the log does not mention a validation that needs more than training
 
 
 class Validation(NamedTuple):

@@ -15,20 +15,20 @@ from models.amp import DTYPES
 from models.fold import FoldedConv, folded
 from runs.summary import Meter, Validation
 
-BANDS = 2.5  # so many times BAND_BYTES are in use at once, with one scale and no mirror image
-MAP_BYTES = 1 + 1  # of a pixel of label and prediction
-SCORING_BYTES = 24  # of a pixel in evaluation.metrics.confusion_matrix(): three maps of int64
-SCALED_BYTES = 4  # of a value of a resized image, in float32
+BANDS = 2.5  # bands of BAND_BYTES that are in use at once, with one scale and no mirror image
+MAP_BYTES = 1 + 1  # per pixel: label and prediction
+SCORING_BYTES = 24  # per pixel in evaluation.metrics.confusion_matrix(): three maps of int64
+SCALED_BYTES = 4  # per value of a resized image: float32
 
 
 def measure_validation(
     model: nn.Module, cfg: Config, sizes: Sequence[tuple[int, int]], device: torch.device
 ) -> Validation:
-    """Return the Validation of the batch with most pixels.
+    """Estimate the memory that validating the batch with most pixels takes.
 
-    model: on the meta device. sizes: (height, width) of all validation images. device: where the run validates. It
-    takes a copy of the weights, the images, and the most that is in use at one time: resized images, the logits of all
-    windows and a forward pass, bands of probabilities, or the scoring.
+    model: on the meta device. sizes: (height, width) of all validation images. device: where the run validates. The
+    estimate adds a copy of the weights, the images, and the peak of the rest: resized images, the logits of all windows
+    and a forward pass; bands of probabilities; or the scoring.
     """
     predictor = Predictor(model.eval(), batch_size=cfg.val_batchsize, amp=cfg.amp, **cfg.sizes)
     batches = [(min(number, predictor.images_at_once), *size) for size, number in Counter(sizes).items()]

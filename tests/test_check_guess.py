@@ -1,4 +1,4 @@
-"""The data check recognises what a folder holds, and prints one command that mends it or trains on it."""
+"""The data check recognises what a folder holds, and prints one command that fixes it or trains on it."""
 
 import json
 import shlex
@@ -81,7 +81,7 @@ def test_ends_of_names_without_a_split(tmp_path, capsys):
     for name in ("a", "b"):
         put(tmp_path / f"images/{name}.jpg", picture(name))
         put(tmp_path / f"masks/{name}_mask.png", label(0, 1))
-    words = last_words(tmp_path, capsys, 2, mark="to mend: ")
+    words = last_words(tmp_path, capsys, 2, mark="to fix: ")
     assert words == [str(tmp_path), "--val", "0.2", "--label_suffix", "_mask"]
 
 
@@ -186,7 +186,7 @@ def test_a_folder_without_splits_is_checked_and_split(tmp_path, capsys, masks):
     for name in ("a", "b", "c"):
         put(tmp_path / f"images/{name}.png", picture(name))
         put(tmp_path / masks / f"{name}.png", label(0, 1, 2))
-    words = last_words(tmp_path, capsys, 2, mark="to mend: ")
+    words = last_words(tmp_path, capsys, 2, mark="to fix: ")
     assert words == [str(tmp_path), "--val", "0.2", *(["--label_path", "labels"] if masks == "labels" else [])]
     summary, findings = check(tmp_path)
     assert summary.images == {"all": 3}
@@ -202,7 +202,7 @@ def test_masks_in_colours_are_converted_first(tmp_path, capsys, split):
     for name in ("a", "b"):
         put(root / f"images/{split}{name}.png", picture(name))
         put(root / f"masks/{split}{name}.png", colours[label(0, 1, 2)])
-    words = last_words(root, capsys, 2, mark="to mend: ")
+    words = last_words(root, capsys, 2, mark="to fix: ")
     assert words == ["colours", str(root / "masks"), f"{root}_masks", "--images", str(root / "images")]
 
 
@@ -212,18 +212,18 @@ def test_colours_in_folders_of_each_split_are_converted_split_by_split(tmp_path,
         put(root / split / "images/a.png", picture(split))
         put(root / split / "masks/a.png", np.array([[0, 0, 0], [255, 0, 0]], np.uint8)[label(0, 1)])
     assert main([str(root), "--workers", "0"]) == 2
-    commands = capsys.readouterr().out.splitlines()[-1].removeprefix("to mend: ").split(" && ")
+    commands = capsys.readouterr().out.splitlines()[-1].removeprefix("to fix: ").split(" && ")
     for command, split, role in zip(commands, ("train", "valid"), ("train", "val"), strict=True):
         folder = f"{root}/{split}"
         expected = ["colours", f"{folder}/masks", f"{root}_masks", "--images", f"{folder}/images", "--split", role]
         assert shlex.split(command)[-7:] == expected
 
 
-def test_masks_of_0_and_255_are_mended_by_a_label_map(tmp_path, capsys):
+def test_masks_of_0_and_255_are_fixed_by_a_label_map(tmp_path, capsys):
     drawn = Drawn(tmp_path)
     for name in ("train/a", "train/b", "val/c"):
         drawn.pair(name, mask=label(0, 255))
-    words = last_words(tmp_path, capsys, 2, mark="to mend: ")
+    words = last_words(tmp_path, capsys, 2, mark="to fix: ")
     assert words[-4:] == ["--label_map", "binary", "--numclasses", "2"]
     words = last_words(tmp_path, capsys, 0, *words[words.index("--dataset") :], mark="to train: ")
     assert words[words.index("--label_map") + 1] == "binary"

@@ -74,7 +74,7 @@ BINARY = [
     *mask_faults(B),
     (jpeg(B), "JPEG compression changes label values", "skip"),
     (save(B, (RAMP % 9).astype(np.uint8)), "9 values, from 0 to 8, where 0 and 255 were expected", "skip"),
-    (save(B, MANY), "it has colours: convert it by the kind 'colours'", "skip"),
+    (save(B, MANY), "it has colours: convert it with the kind 'colours'", "skip"),
     (save(B, (RAMP * 80).astype(np.uint16)), "768 values, from 0 to 61360", "skip"),
 ]
 P = "panoptic.json"

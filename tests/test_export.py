@@ -213,6 +213,24 @@ def test_exported_model_gets_images_of_its_long_side(long_side, tmp_path):
     assert (probs.sum(1) - 1).abs().max() < 1e-5
 
 
+@pytest.mark.parametrize(("dtype", "value"), [(torch.uint16, 40000), (torch.int16, -300), (torch.float32, 0.25)])
+def test_exported_model_gets_images_of_its_type_at_its_long_side(dtype, value, tmp_path):
+    """Averages of equal values are that value: a cast to uint8 would give 40000 % 256 = 64, 212 and 0."""
+    got = []
+
+    class Recorder(ExportedModel):
+        def run(self, images):
+            got.append(images)
+            return (torch.zeros(images.shape[:3], dtype=torch.uint8),)
+
+    values = {"segtrain_format": 1, "outputs": ["labels"], "class_names": [], "colours": [], "num_classes": 2}
+    values |= dict.fromkeys(("checkpoint", "weights", "step", "model_type", "layers")) | {"long_side": 30}
+    model = Recorder(tmp_path, {key: json.dumps(value) for key, value in values.items()})
+    assert model.labels(torch.full((1, 60, 90, 4), value, dtype=dtype)).shape == (1, 60, 90)
+    assert (got[0].shape, got[0].dtype) == ((1, 20, 30, 4), dtype)
+    assert (got[0].double() - value).abs().max() < 1e-6
+
+
 @pytest.mark.slow
 @needs_onnx
 def test_export_says_what_images_must_be(run_folder, tmp_path, capsys):

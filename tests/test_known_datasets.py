@@ -165,7 +165,7 @@ def test_ade20k_numbering_in_other_folders_is_recognised(tmp_path, capsys):
     assert main([str(tmp_path), "--workers", "0"]) == 2
     printed = capsys.readouterr().out
     assert "ade20k-labels (3)" in printed
-    words = shlex.split(printed.splitlines()[-1].removeprefix("to mend: "))
+    words = shlex.split(printed.splitlines()[-1].removeprefix("to fix: "))
     assert words[-6:] == ["--label_map", "ade20k", "--numclasses", "150", "--classes", "ade20k"]
     start = words.index(str(tmp_path))
     assert main([*words[start:], "--workers", "0"]) == 0

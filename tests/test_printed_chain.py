@@ -38,7 +38,7 @@ def follow(root: Path, capsys) -> list[str]:
         if last.startswith("to train: "):
             assert train.main([*shlex.split(last)[4:], *TINY.split(), "--logdir", str(root.parent / "log")]) == 0
             return pasted
-        line = last.split("draw masks from them: ")[-1].removeprefix("to mend: ")
+        line = last.split("draw masks from them: ")[-1].removeprefix("to fix: ")
         pasted.append(shlex.split(line)[2])
         if pasted[-1] == "data.check":
             words = shlex.split(line)[3:]

@@ -122,7 +122,7 @@ def test_png(tmp_path, channels, dtype):
 @pytest.mark.parametrize(
     ("channels", "dtype", "kind", "message"),
     [
-        (4, "uint16", RGB, "4 channels of uint16, but 8-bit RGB expected: all images of a model must be alike"),
+        (4, "uint16", RGB, "4 channels of uint16, but 8-bit RGB expected: all images must have the same channels"),
         (3, "uint16", RGB, "3 channels of uint16, but 8-bit RGB expected"),
         (5, "uint8", RGB, "5 channels of uint8, but 8-bit RGB expected"),
         (1, "float32", RGB, "1 channel of float32, but 8-bit RGB expected"),

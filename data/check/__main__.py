@@ -23,7 +23,7 @@ if not __package__:  # started as a file from another folder: python PATH/data/c
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 import program
-from data.check.commands import conversion, mending_lines, training_lines
+from data.check.commands import conversion, fixing_lines, training_lines
 from data.check.duplicates import find_duplicates
 from data.check.findings import Findings
 from data.check.guess import guess_flags
@@ -136,7 +136,7 @@ def _measure_all(
 ) -> list[Facts]:
     """Return the Facts of each sample, in order. workers: number of processes; 0 measures in this process.
 
-    kind: as in measure(). Raises UserError if a worker process is killed.
+    label_map, image_kind: as in measure(). Raises UserError if a worker process is killed.
     """
     measure_one = partial(measure, label_map=label_map, image_kind=image_kind)
     if workers == 0:
@@ -169,7 +169,7 @@ def main(argv: list[str] | None = None) -> int:
         _write_json(args.json, summary, findings)
     if args.pictures:
         print(f"pictures: {args.pictures}")
-    for line in training_lines(summary) if findings.status < 2 else mending_lines(summary, findings):
+    for line in training_lines(summary) if findings.status < 2 else fixing_lines(summary, findings):
         print(line)
     return findings.status
 
@@ -192,7 +192,7 @@ def parser() -> argparse.ArgumentParser:
             help=f"as train.py's --{item.name} [guessed from the folders]",
         )
     add("--json", type=Path, metavar="FILE", help="write everything to this file, with all file names")
-    add("--pictures", type=Path, metavar="DIR", help="write images with their labels painted over to this new folder")
+    add("--pictures", type=Path, metavar="DIR", help="write images overlaid with their labels to this new folder")
     add("--workers", type=int, default=-1, metavar="N", help="processes; 0 reads in this process [number of cores]")
     return parser
 

@@ -43,13 +43,13 @@ def training_lines(summary: Summary) -> list[str]:
     if not summary.image_stats and summary.image_kind != str(RGB):
         flags = {name: value for name, value in summary.flags.items() if name in STATISTICS_FLAGS}
         measuring: list[object] = ["-m", "data.statistics", summary.root, "--dataset", summary.dataset, *_words(flags)]
-        lines.append(f"images are {summary.image_kind}; first measure them once: {shell.python_command(*measuring)}")
+        lines.append(f"images have {summary.image_kind}; first measure them once: {shell.python_command(*measuring)}")
     lines.append("training downloads its start weights once; without a network, add --pretrained none to the command")
     return [*lines, f"to train: {shell.python_command('train.py', *words)}"]
 
 
-def mending_lines(summary: Summary, findings: Findings) -> list[str]:
-    """Return [the line with the command that mends the first fault that a command can mend], or []."""
+def fixing_lines(summary: Summary, findings: Findings) -> list[str]:
+    """Return the line with the command that fixes the first finding that a command can fix, or no line."""
     codes, again = {finding.code for finding in findings.sorted()}, _check_again(summary)
     if "mask-colour" in codes and summary.dataset == "Folder":
         commands = _convert_masks(summary, "colours")
@@ -64,7 +64,7 @@ def mending_lines(summary: Summary, findings: Findings) -> list[str]:
         commands = [_split(summary)]
     else:
         return []
-    return [f"to mend: {' && '.join(shell.python_command(*words) for words in commands)}"]
+    return [f"to fix: {' && '.join(shell.python_command(*words) for words in commands)}"]
 
 
 def _check_again(summary: Summary) -> list[object]:
@@ -111,7 +111,7 @@ def _paths(summary: Summary) -> Paths:
 
 
 def conversion(root: Path) -> str:
-    """Return what to do with a folder of annotation files, ending with the command; "" if it has none."""
+    """Return a text that ends with the command to convert the annotation files below root; "" if there are none."""
     found = find_annotations(root)
     if not found:
         return ""

@@ -15,7 +15,7 @@ ERRORS = {
     ),
     "image-without-label": (
         "an image has no label",
-        "add the label, or remove the image from the split; where names end otherwise: --image_suffix, --label_suffix",
+        "add the label, or remove the image from the split; if name endings differ: --image_suffix, --label_suffix",
     ),
     "two-files-of-one-name": ("two files differ only in their suffix", "remove or rename one"),
     "in-two-splits": ("an image is in two splits", "remove it from one: a score on training images means nothing"),
@@ -23,14 +23,14 @@ ERRORS = {
     "label-unreadable": ("a label is truncated or not an image", "replace it"),
     "size-mismatch": ("a label and its image differ in size", "resize the label (nearest), or find the right one"),
     "exif-rotated": ("EXIF rotates an image, not its label", "rotate the label too, or save the image upright"),
-    "image-kind": ("an image has other channels or another type than most", "convert it, or take it out"),
+    "image-kind": ("an image has other channels or another type than most", "convert or remove it"),
     "mask-colour": ("a label has colours, not class numbers", "python -m data.convert colours writes class numbers"),
     "mask-mode": ("a label does not have one 8-bit channel", "save class numbers as a grey or palette PNG"),
     "mask-lossy": ("JPEG or lossy WebP changed a label's values", "export it again as PNG; converting it is too late"),
     "label-out-of-range": (
         "a label value is not a class number",
         "correct the labels, or raise --numclasses (with --classes, add names to its file); 255 marks ignored pixels; "
-        "--label_map FILE gives the files' values other class numbers",
+        "--label_map FILE maps the files' values to class numbers",
     ),
     "label-not-listed": (
         "a label value is not in the label map",
@@ -42,8 +42,8 @@ ERRORS = {
     ),
     "label-odd-value": (
         "a label value lies far above the others",
-        "correct the labels: classes count from 0, and 255 marks ignored pixels; else set --numclasses, or give the "
-        "values class numbers with --label_map FILE",
+        "correct the labels: classes count from 0, and 255 marks ignored pixels; else set --numclasses, or map the "
+        "values to class numbers with --label_map FILE",
     ),
     "label-binary-255": ("labels are only 0 and 255 (ignored): only class 0 is learnt", "use --label_map binary"),
     "duplicate-across-splits": ("two splits share a picture", "keep it in one, or scores are those of training images"),
@@ -60,10 +60,13 @@ WARNINGS = {
     "image-transparent": ("an image has transparent pixels; transparency is dropped", "flatten it on a background"),
     "image-grey": ("an image is grey, but others have colour", "check that it belongs to the data set"),
     "image-small": ("an image is very small", "check that it is not a thumbnail; it is padded to --crop_size"),
-    "image-huge": ("an image is very large: it decodes slowly and is mostly cropped away", "cut it into tiles"),
+    "image-huge": (
+        "an image is very large: it decodes slowly and is mostly cropped away",
+        "use --long_side or --window, or cut it into tiles",
+    ),
     "sizes-differ": (
         "images differ widely in size",
-        "bring objects to a similar scale, as --long_side may do",
+        "bring objects to a similar scale, for example with --long_side",
     ),
     "class-file": ("classes.txt is not used", "write one class a line, or name another file with --classes"),
     "class-absent": ("a class is in no label", "check that classes count from 0 without gaps, and --numclasses"),

@@ -1,4 +1,4 @@
-"""Pictures of a data set to look at (--pictures): each image with its labels painted over it."""
+"""Write pictures of a data set (--pictures): images overlaid with their labels."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -69,7 +69,7 @@ def _choose(samples: list[Sample], findings: Findings) -> Iterator[tuple[str, Sa
 def draw(sample: Sample, colours: np.ndarray, label_map: LabelMap | None) -> np.ndarray:
     """Return the image with its first label painted over it, (H, W, 3) uint8; the image alone if it has no label.
 
-    A label of another size is stretched. A label in colours is shown in these. Raises UserError for an unreadable file.
+    A label of another size is stretched. A label in colours keeps them. Raises UserError for an unreadable file.
     """
     kind = kind_of(sample.image)
     image = read_image(sample.image, kind)

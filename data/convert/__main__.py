@@ -35,9 +35,9 @@ MOST_UNLISTED = 20  # classes without a number that are named one by one
 EPILOG = """kinds:
 {kinds}
 
-A pixel belongs to a polygon, rectangle or ellipse if its centre lies inside; pixel (0, 0) has its centre at
-(0.5, 0.5). Where shapes overlap, the one that is drawn later covers the earlier one: the order is that of the file, in
-CVAT first that of z_order. Details of each kind: docs/converting.md."""
+A pixel belongs to a polygon, rectangle or ellipse if its centre is inside; the centre of pixel (0, 0) is (0.5, 0.5).
+Where shapes overlap, a later shape covers an earlier one. Shapes are drawn in the order of the file, in CVAT by z_order
+first. Details of each kind: docs/converting.md."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -168,16 +168,18 @@ def parser() -> Parser:
     add("kind", metavar="KIND", choices=KINDS, help="format of the labels")
     add("source", type=Path, metavar="IN", help="file or folder of the labels")
     add("out", type=Path, metavar="OUT", help="folder to write: images, masks and classes.txt; must be new")
-    classes = "classes in order, with colours: voc, camvid, cityscapes, ade20k, or a FILE [the format's own order]"
+    classes = (
+        "classes in order, with colours: voc, camvid, cityscapes, ade20k, cocostuff, or a FILE [the format's own order]"
+    )
     add("--classes", default="", metavar="FILE", help=classes)
     unlabelled = (
-        "pixels without a label: background (class 0 if --classes is not given) or 255 [panoptic: ignore; else "
+        "pixels without a label: the class background (0, if --classes is not given), or 255 [panoptic: ignore; else "
     )
     add("--unlabelled", default="", choices=("background", "ignore"), help=unlabelled + "background]")
-    unlisted = "shapes and colours of classes that --classes lacks [ignore, and name each]"
+    unlisted = "what shapes and colours of classes that --classes lacks become [ignore, and name each]"
     add("--unlisted", default="", choices=("background", "ignore"), help=unlisted)
-    add("--images", type=Path, metavar="DIR", help="folder of the images [beside the labels, or as they say]")
-    add("--copy", action="store_true", help="copy images; else OUT has hard links to them, where the disk allows")
+    add("--images", type=Path, metavar="DIR", help="folder of the images [beside the labels, or where the labels say]")
+    add("--copy", action="store_true", help="copy images; without it, OUT has hard links to them if the disk can link")
     add("--split", default="", metavar="NAME", help="write to images/NAME and masks/NAME; OUT may have other splits")
     add(
         "--image_suffix",
@@ -186,7 +188,12 @@ def parser() -> Parser:
         help="colours, binary: end of the images' names, as in _leftImg8bit",
     )
     add("--label_suffix", default="", metavar="TEXT", help="colours, binary: end of the masks' names, such as _mask")
-    add("--threshold", type=int, metavar="N", help="binary: values from N on are the object; reads JPEG masks, too")
+    add(
+        "--threshold",
+        type=int,
+        metavar="N",
+        help="binary: values of at least N are the object; JPEG masks are then read, too",
+    )
     add("--line_width", type=float, default=10.0, metavar="PIXELS", help="width of lines, diameter of points")
     add("--workers", type=int, default=-1, metavar="N", help="processes; 0 converts in this process [number of cores]")
     return parser

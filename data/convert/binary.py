@@ -32,7 +32,7 @@ def draw(entry: Entry, size: tuple[int, int], options: Options, faults: list[str
             image = image.convert("RGB")
         channels = image.split()[:3]
         if len({channel.tobytes() for channel in channels}) > 1 and len(channels) == 3:
-            raise InputError(f"{path}: it has colours: convert it by the kind 'colours'")
+            raise InputError(f"{path}: it has colours: convert it with the kind 'colours'")
         return channels[0]
 
     try:
@@ -49,7 +49,7 @@ def draw(entry: Entry, size: tuple[int, int], options: Options, faults: list[str
     else:
         raise InputError(
             f"{path}: {len(present)} values, from {present[0]} to {present[-1]}, where 0 and 255 were expected: add "
-            "--threshold 128 to take those from 128 on as the object"
+            "--threshold 128 to make values of at least 128 the object"
         )
     name = options.known[1][0] if len(options.known) > 1 else "object"
     yield Region(name, 0, 0, mask)

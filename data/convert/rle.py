@@ -21,8 +21,8 @@ def from_runs(runs: Sequence[int | str], num_pixels: int, where: str) -> np.ndar
 def coco_counts(text: str, where: str) -> list[int]:
     """Return the run lengths of COCO's compressed RLE.
 
-    Each character holds 6 bits, less 48: 5 of the number, lowest first, and one that says that more follow. The highest
-    bit is the sign. From the fourth on, a number is the difference to the one before the previous one
+    The code of each character, minus 48, has 6 bits: 5 of the number, lowest first, and one that says whether more
+    follow. The highest bit is the sign. From the fourth number on, the text has the difference to the number two before
     (cocodataset/cocoapi, common/maskApi.c, rleFrString).
     """
     counts: list[int] = []
@@ -47,9 +47,9 @@ def coco_counts(text: str, where: str) -> list[int]:
 def decode_label_studio(rle: Sequence[int], num_values: int, where: str) -> np.ndarray:
     """Return the values (num_values,) uint8 of Label Studio's brush RLE, which is thi.ng's rle-pack.
 
-    A stream of bits: 32 of the number of values, 5 of the bits in a value (less 1), 4 of each of the four sizes of a
-    length (less 1), then runs: 1 bit "repeated", 2 for the size, the length (less 1), and one value or, if not
-    repeated, `length` values (HumanSignal/label-studio-converter, brush.py, decode_rle).
+    A stream of bits: the number of values (32 bits), the bits of a value minus 1 (5), and the bits of a length minus 1,
+    in four sizes (4 each). Then runs: whether the value repeats (1), which of the four sizes (2), the length minus 1,
+    and one value or, if it does not repeat, `length` values (HumanSignal/label-studio-converter, brush.py, decode_rle).
     """
     try:
         data = bytes(rle)
@@ -77,7 +77,7 @@ def decode_label_studio(rle: Sequence[int], num_values: int, where: str) -> np.n
         repeated = read(1)
         stop = start + 1 + read(sizes[read(2)])
         if stop > num_values:
-            raise InputError(f"{where}: a run of the brush RLE ends behind the last pixel")
+            raise InputError(f"{where}: a run of the brush RLE ends past the last pixel")
         if repeated:
             values[start:stop] = read(8)
         else:
