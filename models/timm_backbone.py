@@ -169,8 +169,10 @@ def _whole_on_meta(name: str, output_stride: int, in_channels: int) -> tuple[Any
         try:
             with torch.device("meta"):
                 return timm.create_model(name, num_classes=0, **options), options
-        except REFUSED:
-            continue
+        except REFUSED as error:
+            problem = " ".join(str(error).split())
+    if not output_stride:
+        raise UserError(f"--backbone timm:{name}: timm cannot build it ({problem}): choose another network or tag")
     raise UserError(
         f"--output_stride {output_stride}: timm:{name} has a stride of its own, which cannot be changed: drop the flag"
     )

@@ -216,6 +216,7 @@ def test_position_embeddings_of_another_size_are_resized(tmp_path):
     ("name", "options", "message"),
     [
         ("resnet51", {}, "--backbone timm:resnet51: timm .* has no such network: try resnet"),
+        ("resnet50.nonsense", {}, r"--backbone timm:resnet50.nonsense: timm cannot build it \(Invalid pretrained tag"),
         ("test_vit", {"output_stride": 8}, "--output_stride 8: timm:test_vit has a stride of its own"),
         ("mixer_s16_224", {}, "--backbone timm:mixer_s16_224: takes images of one size only"),
     ],
