@@ -6,13 +6,16 @@ The peer is torch's own backward pass. tests/test_depthwise.py compares the grad
 """
 
 import argparse
+import sys
 from functools import partial
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from measure import add_flags, measure, save, table
 from torch import nn
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import models
 from models.convolution import Conv2d
 from models.depthwise import depthwise_convolution

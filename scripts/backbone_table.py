@@ -5,8 +5,10 @@ python -m scripts.backbone_table resnet18     # one network: prints its row
 """
 
 import re
+import signal
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 
@@ -29,6 +31,7 @@ NAMES = """
     coatnet_0_224 mixer_s16_224
 """
 ODD = (161, 97)  # height and width of the images of the training step
+EXPORT_SECONDS = 180
 EXPORTED = ((2, 65, 97), (1, 200, 133))  # (B, H, W) of the images to compare the export with
 
 
@@ -60,16 +63,24 @@ def _trains(model: models.Segmenter) -> str:
 def _exports(model: models.Segmenter) -> str:
     """Export by torch.export, and compare the labels at other sizes."""
     graph = WholeImage(model.eval())
+    signal.signal(signal.SIGALRM, _too_long)
+    signal.alarm(EXPORT_SECONDS)
     try:
         program = trace(graph).module()
     except Exception as error:  # whatever torch.export meets in the network
         return f"no: {type(error).__name__}: {' '.join(str(error).split())[:120]}".replace("|", "/")
+    finally:
+        signal.alarm(0)
     with torch.no_grad():
         for size in EXPORTED:
             images = torch.randint(0, 256, (*size, 3), dtype=torch.uint8)
             logits = whole_image_logits(graph.model, images)
             compare_outputs(logits.argmax(1).to(torch.uint8), logits, {"labels": program(images)[0]})
     return f"yes, from {max(7, graph.min_size)} pixels"
+
+
+def _too_long(*_) -> NoReturn:
+    raise TimeoutError(f"torch.export takes more than {EXPORT_SECONDS // 60} minutes")
 
 
 def main() -> None:
