@@ -141,7 +141,8 @@ class TrainState:
         except RuntimeError as error:
             reason = " ".join(str(error).split())[:160]
             raise UserError(
-                f"the checkpoint does not fit this model: check --model_type, --layers and --numclasses ({reason})"
+                f"the checkpoint does not fit this model: check --model_type, --backbone, --layers and --numclasses "
+                f"({reason})"
             ) from None
         if optimizer:
             restore_optimizer(self.optimizer, content["optimizer"])

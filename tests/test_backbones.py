@@ -154,6 +154,19 @@ def test_grad_checkpointing_changes_no_bit(name):
         assert torch.equal(one.grad, other.grad), found
 
 
+def test_feature_size_of_a_crop_as_small_as_the_stride():
+    assert models.feature_size("timm:test_efficientnet", 32, 32, 32) == (1, 1)
+    assert models.feature_size("timm:test_efficientnet", 32, 33, 64) == (2, 2)
+
+
+def test_one_position_and_batch_norm_is_one_line(demo_root, tmp_path):
+    words = flags(dataset_path=demo_root, logdir=tmp_path, **TINY_TIMM | {"crop_size": 32, "batchsize": 1})
+    [(status, _, err)] = finish([start([*words, "--output_stride", "32"], tmp_path)])
+    assert status == 2
+    assert "--batchsize 1 with --crop_size 32" in err
+    assert "Traceback" not in err
+
+
 def test_lorm_takes_the_features_of_any_network():
     model = build("test_vit", "res50_ASPP_lorm").train()
     losses = trained(model, steps=2)
