@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import math
 from functools import partial
 
 import torch
@@ -205,9 +206,18 @@ def get_state(
 
 
 def get_summary(cfg: Config, group: Group, criterion: Criterion, val_loader: EvalLoader) -> Summary:
-    """Return the Summary of the model and of one process that trains with these losses, counted on the meta device."""
+    """Return the Summary of the model and of one process that trains with these losses, counted on the meta device.
+
+    Raises UserError if batch norm has one value only.
+    """
     with torch.device("meta"):
         model = _build(cfg)
+    trained = not cfg.freeze_bn and any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in model.modules())
+    if trained and cfg.batchsize == math.prod(model.backbone.feature_size(cfg.crop_size, cfg.crop_size)) == 1:
+        raise UserError(
+            f"--batchsize 1 with --crop_size {cfg.crop_size}: the deepest features have one position, which batch norm "
+            "cannot train on: raise either"
+        )
     return summarize(
         model,
         criterion,

@@ -129,8 +129,9 @@ class TrainedModel:
         if missing:
             released = released_type(state_dict)
             differs = released and released.removesuffix("_lorm") != cfg.model_type.removesuffix("_lorm")
+            backbone = f"--layers {cfg.layers}" if cfg.backbone == models.RESNET else f"--backbone {cfg.backbone}"
             raise UserError(
-                f"--checkpoint {self.path}: {len(missing)} weights of a {cfg.model_type} with --layers {cfg.layers} "
+                f"--checkpoint {self.path}: {len(missing)} weights of a {cfg.model_type} with {backbone} "
                 f"and --numclasses {cfg.numclasses} are missing or have other shapes, such as {missing[0]}"
                 + (f"; it is a released CDSP file: use --model_type {released}" if differs else "")
             )

@@ -45,7 +45,10 @@ def parse(argv: list[str] | None = None) -> Config:
         raise UserError(f"{config_file.path}: task: {file_values['task']}: it belongs on the command line, as --task")
     if config_file and config_file.stage and file_values.get("name"):
         file_values["name"] += f"-{config_file.stage}"  # each stage is a run of its own
-    cfg = reader.declared(**reader.merge(file_values, overrides), notes=notes)
+    merged = reader.merge(file_values, overrides)
+    if "layers" in merged and merged.get("backbone", "resnet") != "resnet":
+        notes.append(f"--layers {merged['layers']} is not used: --backbone {merged['backbone']} has a depth of its own")
+    cfg = reader.declared(**merged, notes=notes)
     if not cfg.name:
         cfg.name = config_file.name if config_file else f"{cfg.dataset}_{cfg.model_type}"
     cfg.image_stats = as_text(cfg.image_stats)

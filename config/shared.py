@@ -39,7 +39,9 @@ class DataFlags:
 class SizeFlags:
     """Image size."""
 
-    long_side: int = flag(0, "resize images to this longer side, in pixels, at scale 1; 0: keep their size", ge=0)
+    long_side: int = flag(
+        0, "resize images to this longer side, in pixels, at scale 1; 0: keep their size", ge=0, le=65536
+    )
     window: int = flag(
         0, "predict by sliding windows of this height and width, in pixels; 0: the whole image at once", ge=0
     )

@@ -96,6 +96,8 @@ def read_label_map(chosen: str, num_classes: int | None = None) -> LabelMap | No
         table[values], listed[values] = classes, True
     table[~listed & (table == UNLISTED)] = rest
     found = LabelMap(chosen, table)
+    if not found.num_classes:
+        raise UserError(f"--label_map {chosen}: gives no class, so that nothing is labelled: add a line 'VALUE CLASS'")
     if num_classes is not None and found.num_classes > num_classes:
         raise UserError(
             f"--label_map {chosen}: gives classes up to {found.num_classes - 1}, but --numclasses is {num_classes}: "

@@ -33,7 +33,8 @@ def compare_files(model: nn.Module, files: dict[str, ExportedModel], batches: It
                     labels, logits, dict(zip(file.outputs, file.run(images), strict=True))
                 )
             except AssertionError as error:
-                raise UserError(f"--format {name}: {error}; no file was written") from None
+                remedy = "; try --format torch" if name == "onnx" else ""
+                raise UserError(f"--format {name}: {error}; no file was written{remedy}") from None
             num_pixels[name] += labels.numel()
     return {name: f"{num_pixels[name]} pixels equal PyTorch's, except {num_ties[name]} ties" for name in files}
 

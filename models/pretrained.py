@@ -60,8 +60,11 @@ def load_start_weights(model: nn.Module, start: StartWeights, layers: int) -> st
     if start.source == "none":
         return "start weights: random (--pretrained none)"
     num_copied, missing, unused = load_weights(model, adapt_input(start.state_dict, model))
-    if num_copied == 0:
-        raise UserError(f"--pretrained {start.source}: none of its weights fits --model_type and --layers {layers}")
+    backbone = [name for name, _ in model.named_parameters() if name.startswith("backbone.")]
+    if num_copied == 0 or (backbone and set(backbone) <= set(missing)):
+        raise UserError(
+            f"--pretrained {start.source}: none of its backbone's weights fits: check --backbone and --layers {layers}"
+        )
     return (
         f"start weights: {num_copied} from {start.source}; left random: {_summarise(missing)}; "
         f"in the file but not used: {_summarise(unused)}"

@@ -181,7 +181,8 @@ def _whole_on_meta(name: str, output_stride: int, in_channels: int) -> tuple[Any
 def _shapes(body: Any, facts: Facts, size: tuple[int, int], in_channels: int) -> list[torch.Size]:
     """Return the shapes of the features of an image of `size`; [] if the network cannot take it."""
     try:
-        return [x.shape for x in _features(body, torch.empty(2, in_channels, *size, device="meta"), facts)]
+        # In evaluation, since batch norm refuses to train on the one place that a stride of 32 leaves of 32 pixels.
+        return [x.shape for x in _features(body.eval(), torch.empty(1, in_channels, *size, device="meta"), facts)]
     except REFUSED:
         return []
 
@@ -211,8 +212,10 @@ def feature_size(name: str, output_stride: int, height: int, width: int) -> tupl
     facts = _facts(name, output_stride, 3)
     with torch.device("meta"):
         body = create(name, facts)
-    _, _, *size = _shapes(body, facts, (height, width), 3)[-1]
-    return size[0], size[1]
+    shapes = _shapes(body, facts, (height, width), 3)
+    if not shapes:
+        raise UserError(f"--backbone timm:{name}: cannot take images of {width}x{height} pixels: use larger ones")
+    return shapes[-1][2], shapes[-1][3]
 
 
 def _recomputed_in_training(block: nn.Module, forward: Callable[..., Tensor], *args, **kwargs) -> Tensor:

@@ -11,6 +11,7 @@ import models
 from distributed.batch_norm import SyncBatchNorm, synchronize
 from errors import STOPPED, UserError
 from models import fold
+from models.pretrained import StartWeights, load_start_weights
 from models.timm_backbone import TimmBackbone
 from models.timm_weights import read_timm_weights
 from runs import checkpoint
@@ -154,6 +155,19 @@ def test_grad_checkpointing_changes_no_bit(name):
         assert torch.equal(one.grad, other.grad), found
 
 
+def test_feature_size_of_a_crop_as_small_as_the_stride():
+    assert models.feature_size("timm:test_efficientnet", 32, 32, 32) == (1, 1)
+    assert models.feature_size("timm:test_efficientnet", 32, 33, 64) == (2, 2)
+
+
+def test_one_position_and_batch_norm_is_one_line(demo_root, tmp_path):
+    words = flags(dataset_path=demo_root, logdir=tmp_path, **TINY_TIMM | {"crop_size": 32, "batchsize": 1})
+    [(status, _, err)] = finish([start([*words, "--output_stride", "32"], tmp_path)])
+    assert status == 2
+    assert "--batchsize 1 with --crop_size 32" in err
+    assert "Traceback" not in err
+
+
 def test_lorm_takes_the_features_of_any_network():
     model = build("test_vit", "res50_ASPP_lorm").train()
     losses = trained(model, steps=2)
@@ -225,6 +239,14 @@ def test_what_a_network_cannot_do_is_one_line(name, options, message):
     with pytest.raises(UserError, match=message) as error:
         TimmBackbone(name, **options)
     assert "\n" not in str(error.value)
+
+
+def test_weights_of_another_backbone_are_refused_though_the_head_fits():
+    other = build("test_vit", "linear").state_dict()
+    model = build("test_efficientnet", "linear")
+    other["head.classifier.weight"] = model.head.classifier.weight
+    with pytest.raises(UserError, match="x.pt: none of its backbone's weights fits: check --backbone"):
+        load_start_weights(model, StartWeights("x.pt", other), layers=50)
 
 
 def test_weights_that_do_not_fit_are_one_line(tmp_path, monkeypatch):

@@ -143,7 +143,7 @@ def test_code_in_a_checkpoint_is_not_run(demo_run, tmp_path):
 def test_weights_of_another_model_are_refused(demo_run, tmp_path):
     path = tmp_path / "other.pt"
     torch.save({"encoder.weight": torch.zeros(3)}, path)
-    with pytest.raises(UserError, match=r"other\.pt: none of its weights fits --model_type"):
+    with pytest.raises(UserError, match=r"other\.pt: none of its backbone's weights fits: check --backbone"):
         demo_run(pretrained=path)
     with pytest.raises(UserError, match=r"not a checkpoint of a run; to start from its weights use --pretrained"):
         demo_run(resume=path)

@@ -58,6 +58,7 @@ def test_lines_of_a_file(tmp_path):
         ("1 0\n2", r"map\.txt line 2: '2': expected 'VALUE CLASS'"),
         ("road 0", "'road 0': expected"),
         ("1 254", "a class is 0 to 253, or 255"),
+        ("* 255", "gives no class, so that nothing is labelled"),
         ("1-4 252-255", "a class is 0 to 253, or 255"),
         ("1-3 0-1", r"3 value\(s\), but 2 class\(es\)"),
         ("3-1 0", "a range goes up"),
