@@ -29,9 +29,15 @@ def compare_files(model: nn.Module, files: dict[str, ExportedModel], batches: It
             if min(images.shape[1:3]) < file.min_size:
                 continue
             try:
-                num_ties[name] += compare_outputs(
-                    labels, logits, dict(zip(file.outputs, file.run(images), strict=True))
-                )
+                outputs = file.run(images)
+            except Exception as error:  # whatever the file's runtime raises, such as on a size it was not traced for
+                problem = " ".join(str(error).split())[:160]
+                raise UserError(
+                    f"--format {name}: the file fails on images of {tuple(images.shape[1:3])} ({problem}); no file was "
+                    "written: torch.export cannot describe this network for all sizes"
+                ) from None
+            try:
+                num_ties[name] += compare_outputs(labels, logits, dict(zip(file.outputs, outputs, strict=True)))
             except AssertionError as error:
                 remedy = "; try --format torch" if name == "onnx" else ""
                 raise UserError(f"--format {name}: {error}; no file was written{remedy}") from None

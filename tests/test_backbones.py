@@ -245,7 +245,7 @@ def test_weights_of_another_backbone_are_refused_though_the_head_fits():
     other = build("test_vit", "linear").state_dict()
     model = build("test_efficientnet", "linear")
     other["head.classifier.weight"] = model.head.classifier.weight
-    with pytest.raises(UserError, match="x.pt: none of its backbone's weights fits: check --backbone"):
+    with pytest.raises(UserError, match=r"x\.pt: none of its backbone's weights fits: check --backbone"):
         load_start_weights(model, StartWeights("x.pt", other), layers=50)
 
 

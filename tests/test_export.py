@@ -273,6 +273,20 @@ def test_wrong_file_is_not_left_behind(run_folder, tmp_path, monkeypatch):
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("best.pt2", "an earlier one")]
 
 
+def test_file_that_fails_at_a_size_leaves_no_traceback(run_folder, tmp_path, monkeypatch):
+    """Some networks of timm export, and then assert the sizes that they were traced with."""
+
+    def fail(*_):
+        raise RuntimeError("Runtime assertion\nfailed for expression Ne(s90, 6)")
+
+    monkeypatch.setattr(TorchModel, "run", fail)
+    message = r"--format torch: the file fails on images of \(7, 13\) \(Runtime assertion failed for expression"
+    with pytest.raises(UserError, match=message) as error:
+        run(run_folder, "--format", "torch", "--output", str(tmp_path))
+    assert "\n" not in str(error.value)
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("offset", "num_ties", "fault"),
     [
