@@ -9,6 +9,7 @@ import pytest
 from annotated import CLASSES, COLOURS, Picture, draw_pictures, write_coco
 from PIL import Image, ImageDraw
 
+import shell
 from data.classes import read_classes
 from data.convert.__main__ import main
 from data.layout import Split, match_files
@@ -89,8 +90,8 @@ def test_masks_equal_those_of_an_independent_rasteriser(tmp_path, kind, capsys):
     for number, name in enumerate(classes.names):
         assert [str(number), name, str((pixels == number).sum())] in [line.split()[:3] for line in said]
     assert said[-2:] == [
-        f"to split it: python -m data.split {tmp_path / 'out'} --val 0.2",
-        f"to check it: python -m data.check {tmp_path / 'out'}",
+        f"to split it: {shell.python_command('-m', 'data.split', tmp_path / 'out', '--val', '0.2')}",
+        f"to check it: {shell.python_command('-m', 'data.check', tmp_path / 'out')}",
     ]
 
 

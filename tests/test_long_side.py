@@ -180,7 +180,7 @@ def test_large_images_are_those_of_which_a_crop_shows_little(size, crop_size, ex
 
 
 def test_distance_files_with_long_side_are_refused(demo_root):
-    with pytest.raises(UserError, match=r"--distancemap_s maps with --long_side 80: .*drop it"):
+    with pytest.raises(UserError, match=r"--distancemap_s maps with --long_side 80: .*drop --distancemap_s"):
         config.parse(flags(dataset_path=demo_root, long_side=80, distancemap_s="maps"))
 
 

@@ -73,7 +73,7 @@ def test_statistics_equal_numpys_over_all_values(data, capsys):
     assert read_stats(str(data / "again.json")) == stats  # whatever the number of processes
     output = capsys.readouterr().out
     assert "6 images of the split train: 4 channels of uint16" in output
-    assert f"add --image_stats {data / 'again.json'} to the command" in output
+    assert f"it prints the command, which needs --image_stats {data / 'again.json'}" in output
 
 
 def test_statistics_do_not_cancel_and_leave_out_what_is_missing():
