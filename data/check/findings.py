@@ -11,7 +11,7 @@ ERRORS = {
     "listed-image-missing": ("a list names a missing image", "add the image, or remove the name from the list"),
     "no-split": (
         "images are not split into train and val",
-        "choose images for validation: python -m data.split writes train.txt and val.txt",
+        "choose images for validation, by the command below",
     ),
     "image-without-label": (
         "an image has no label",
