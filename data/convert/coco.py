@@ -7,7 +7,7 @@ together are one object, or {"counts", "size": [height, width]}. Counts run down
 
 import functools
 import posixpath
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from data.convert import polygons, rle
@@ -30,19 +30,34 @@ SPLITS = {"valid": "val", "validation": "val", "training": "train"}  # what Robo
 
 def read(source: Path, options: Options) -> Source:
     """Return the images and classes of a COCO file, or of all such files below a folder."""
+
+    def read_one(content: dict, names: dict[int, str], path: Path, root: Path, result: Source) -> None:
+        _read_images(content, names, path, split_folder(root, path), image_finder(root, path, options), result)
+
+    return read_files(source, "COCO", "images", read_one)
+
+
+def read_files(
+    source: Path, kind: str, key: str, read_one: Callable[[dict, dict[int, str], Path, Path, Source], None]
+) -> Source:
+    """Return the images and classes of a JSON file with COCO's categories, or of all such files below a folder.
+
+    kind: its name, for notes. key: what its top level has; other files of a folder are left out. read_one: adds the
+    entries of a file to the Source, given the file's content, {number: name} of its categories, its path and the root.
+    """
     result = Source()
     root = source if source.is_dir() else source.parent
     categories: dict[str, int] = {}
     for path in annotation_files(source, ".json"):
         try:
             content = read_json(path)
-            if source.is_dir() and not (isinstance(content, dict) and "images" in content):
-                result.notes.append(f"{path}: not a COCO file: left out")
+            if source.is_dir() and not (isinstance(content, dict) and key in content):
+                result.notes.append(f"{path}: not a {kind} file: left out")
                 continue
             names = read_categories(content, path)
             for number, name in names.items():
                 categories.setdefault(name, number)
-            _read_images(content, names, path, split_folder(root, path), image_finder(root, path, options), result)
+            read_one(content, names, path, root, result)
         except InputError as error:
             result.faults.append(str(error))
     result.names = sorted(categories, key=lambda name: categories[name])

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from data.convert.coco import image_finder, index_images, read_categories, split_folder
-from data.convert.reading import ImageFinder, annotation_files, output_name, read_json, size_of, value_of
+from data.convert.coco import image_finder, index_images, read_files, split_folder
+from data.convert.reading import ImageFinder, output_name, size_of, value_of
 from data.convert.source import Entry, Options, Region, Source
 from data.images import decode
 from errors import InputError, UserError
@@ -20,25 +20,13 @@ from errors import InputError, UserError
 
 def read(source: Path, options: Options) -> Source:
     """Return the images and classes of a panoptic file, or of all such files below a folder."""
-    result = Source()
-    root = source if source.is_dir() else source.parent
-    categories: dict[str, int] = {}
-    for path in annotation_files(source, ".json"):
-        try:
-            content = read_json(path)
-            if source.is_dir() and not (isinstance(content, dict) and "annotations" in content):
-                result.notes.append(f"{path}: not a panoptic file: left out")
-                continue
-            names = read_categories(content, path)
-            for number, name in names.items():
-                categories.setdefault(name, number)
-            images = index_images(content, path, result.faults)
-            folder = split_folder(root, path)
-            _read_annotations(content, images, names, path, folder, image_finder(root, path, options), result)
-        except InputError as error:
-            result.faults.append(str(error))
-    result.names = sorted(categories, key=lambda name: categories[name])
-    return result
+
+    def read_one(content: dict, names: dict[int, str], path: Path, root: Path, result: Source) -> None:
+        images = index_images(content, path, result.faults)
+        folder = split_folder(root, path)
+        _read_annotations(content, images, names, path, folder, image_finder(root, path, options), result)
+
+    return read_files(source, "panoptic", "annotations", read_one)
 
 
 def _read_annotations(
