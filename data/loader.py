@@ -9,6 +9,7 @@ import cv2
 import torch
 from torch.utils.data import DataLoader
 
+from data.cores import num_cores
 from data.dataset import SegmentationDataset
 from data.sampler import EvalBatches, TrainSampler
 
@@ -66,11 +67,6 @@ def loader_options(
         # A generator of its own, because dropout must not depend on how many workers are started.
         "generator": torch.Generator(),
     }
-
-
-def num_cores() -> int:
-    """Return the number of CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class WorkerInit:

@@ -9,7 +9,6 @@ out, and their number is printed. The file also names the type of the values, wh
 
 import argparse
 import json
-import os
 import sys
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, replace
@@ -27,6 +26,7 @@ import program
 import shell
 from data.check.guess import guess_flags
 from data.check.survey import Paths, find_split
+from data.cores import num_cores
 from data.images import check_type, decoding, read_image
 from data.layout import match_files
 from data.rasters import open_raster, type_of
@@ -115,7 +115,7 @@ def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
     workers = args.workers
     if workers < 0:
-        workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        workers = num_cores()
     given = {name: getattr(args, name) for name in ("list_path", "image_path", "image_suffix", "train_split")}
     dataset, paths, _ = guess_flags(args.root, args.dataset, Paths(**given))
     name = paths.splits[0]

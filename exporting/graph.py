@@ -29,7 +29,7 @@ class WholeImage(nn.Module):
     """Module that predicts label maps at the images' size; a float32 CPU copy of a Segmenter without LoRM.
 
     The module computes the Segmenter's function for any image size. Its max pool is replaced by one that torch.export
-    can trace. extras: any of "probs" and "logits", to be returned too. min_size: as of the function min_size().
+    can trace. extras: any of "probs" and "logits", to be returned too. min_size: what min_size() returns.
     """
 
     def __init__(self, model: Segmenter, extras: tuple[str, ...] = ()):

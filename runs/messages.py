@@ -6,8 +6,9 @@ import sys
 from pathlib import Path
 
 from config import FLAGS, Config
+from data.cores import num_cores
 from data.dataset import SegmentationDataset
-from data.loader import EvalLoader, TrainLoader, num_cores
+from data.loader import EvalLoader, TrainLoader
 from data.resize import large_images
 from distributed.group import Group
 from evaluation.metrics import Scores

@@ -9,7 +9,6 @@ Exit status: 0 clean, 1 warnings, 2 errors, which would stop training, or make i
 import argparse
 import dataclasses
 import json
-import os
 import sys
 from collections.abc import Sequence
 from concurrent.futures.process import BrokenProcessPool
@@ -41,6 +40,7 @@ from data.check.rules import (
 from data.check.summary import Summary, check_classes
 from data.check.survey import Paths, Sample, survey
 from data.classes import read_classes
+from data.cores import num_cores
 from data.label_map import LabelMap, read_label_map
 from data.released import Released
 from errors import UserError
@@ -160,7 +160,7 @@ def main(argv: list[str] | None = None) -> int:
         check_folder(args.pictures)
     workers = args.workers
     if workers < 0:
-        workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        workers = num_cores()
     paths = Paths(**{item.name: getattr(args, item.name) for item in dataclasses.fields(Paths)})
     options = {"dataset": args.dataset, "num_classes": args.numclasses, "classes": args.classes, "splits": args.splits}
     summary, findings = check(args.root, paths=paths, workers=workers, pictures=args.pictures, **options)

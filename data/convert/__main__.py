@@ -7,7 +7,6 @@ Exit status: 0 done, 1 done, except for what is named, 2 an error that stopped t
 """
 
 import functools
-import os
 import sys
 from collections import Counter
 from collections.abc import Iterable
@@ -27,6 +26,7 @@ from data.convert.kinds import KINDS
 from data.convert.numbering import Numbering, number_classes, read_known
 from data.convert.output import Job, Result, convert, drop_clashes, prepare
 from data.convert.source import Entry, Options, Source
+from data.cores import num_cores
 from errors import UserError
 from labels import IGNORE
 
@@ -89,7 +89,7 @@ def _convert_all(entries: list[Entry], job: Job, workers: int) -> list[Result]:
     Raises UserError if a worker process is killed.
     """
     if workers < 0:
-        workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        workers = num_cores()
     workers = min(workers, len(entries) // CHUNK)
     work = functools.partial(convert, job=job)
     if workers < 2:

@@ -95,7 +95,7 @@ def union(patches: Sequence[Patch]) -> Patch:
 def ellipse(
     centre: tuple[float, float], radii: tuple[float, float], size: tuple[int, int], degrees: float = 0
 ) -> Patch:
-    """Return the pixels whose centre lies in an ellipse; `degrees` turn it clockwise about its centre."""
+    """Return the pixels whose centre lies in an ellipse, turned clockwise about its centre by `degrees`."""
     reach = max(radii)
     top, left, area = _grid(np.array([centre]), reach, size)
     angle = np.deg2rad(degrees)
