@@ -4,8 +4,8 @@ Format: https://labelstud.io/guide/export and https://labelstud.io/tags/brushlab
 `data` (the image's URL) and `annotations`, whose `result` holds regions: type, original_width, original_height and
 value. Coordinates are in percent of the image's width and height. A brush mask is the RLE of an RGBA image
 (data.convert.rle): a pixel belongs to it if its alpha is at least 128. A vector (https://labelstud.io/tags/vectorlabels)
-has `vertices`: x, y, prevPointId, and, where isBezier, the control points of the curve to the vertex; if `closed`, it is
-a polygon.
+has `vertices`: id, x, y, prevPointId and, where isBezier, the two control points of the curve that ends there. It is a
+line or, if `closed`, a polygon.
 """
 
 import functools
@@ -160,14 +160,14 @@ def _patch(kind: str, region: dict, where: str, size: tuple[int, int], options: 
 
 
 def _vector_lines(vertices: list, where: str) -> list[np.ndarray]:
-    """Return the lines (N, 2) of a vector, in percent. A vertex that does not go on from the one before begins a line."""
+    """Return the lines (N, 2) of a vector, in percent. A vertex that does not follow the last one begins a line."""
     places: dict[str, np.ndarray] = {}
     lines: list[list[np.ndarray]] = []
     last = None
     for vertex in vertices:
-        name, before = (value_of(vertex, "id", str, where), vertex.get("prevPointId", last))
-        place = _place(vertex, where)
-        if before is not None and before not in places:
+        name, place = value_of(vertex, "id", str, where), _place(vertex, where)
+        before = vertex.get("prevPointId", last)
+        if before is not None and (not isinstance(before, str) or before not in places):
             raise InputError(f"{where}: vertex {name!r}: no vertex {before!r} comes before it")
         if before is None or before != last:
             lines.append([] if before is None else [places[before]])
@@ -188,7 +188,7 @@ def _place(record: dict, where: str) -> np.ndarray:
 
 
 def _curve(ends: list[np.ndarray]) -> list[np.ndarray]:
-    """Return points of the cubic Bezier curve of two ends and two control points between them, without the first one."""
+    """Return points of a cubic Bezier curve. ends: the start, which is left out, two control points and the end."""
     t = np.arange(1, CURVE_STEPS + 1)[:, None] / CURVE_STEPS
     weights = ((1 - t) ** 3, 3 * t * (1 - t) ** 2, 3 * t**2 * (1 - t), t**3)
     return list(sum(weight * end for weight, end in zip(weights, ends, strict=True)))

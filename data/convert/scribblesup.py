@@ -1,8 +1,8 @@
 """ScribbleSup's own XML files of PASCAL VOC images, one for each image: lines that people drew.
 
 Format: scribble_annotation/pascal_2012 of ScribbleSup (Lin et al., CVPR 2016). An `annotation` has `filename`, `size`
-(`width`, `height`) and a `polygon` for each line, which is open in spite of its name, with `tag`, its class, and `point`
-elements with `X` and `Y`: pixels counted from 1, as meng-tang/rloss, convertscribbles.m, draws them 3 pixels wide.
+(`width`, `height`) and a `polygon` for each line, which is open in spite of its name: `tag`, its class, and `point`
+elements with `X` and `Y`: pixels counted from 1. meng-tang/rloss, convertscribbles.m, draws them 3 pixels wide.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""python -m data.scribbles convert: draw the lines of annotation tools as scribbles, as --dataset ScribbleOnly reads them.
+"""python -m data.scribbles convert: draw lines of annotation tools as scribbles, for --dataset ScribbleOnly.
 
 Formats, classes and images are those of data.convert. What is drawn there as an area, such as a polygon or a mask of a
 brush, is an area here too: its pixels have a label, and all others are 255.
@@ -19,8 +19,8 @@ LINES = ("scribblesup", "labelme", "labelstudio", "cvat", "supervisely")  # form
 EPILOG = """kinds:
 {kinds}
 
-Lines and points are drawn --line_width wide; polygons, boxes and brush masks are drawn as they are. A class named background
-becomes class 0. Pixels without a stroke are 255. An image in a subfolder gets a name with "_" in place of "/"."""
+Lines and points are drawn --line_width wide; polygons, boxes and brush masks are drawn as they are. A class named
+background becomes class 0. Pixels without a stroke are 255. Names of images get "_" in place of "/" and spaces."""
 
 
 def main(argv: list[str]) -> int:
@@ -62,7 +62,7 @@ def parser() -> Parser:
         metavar="OUT",
         help="folder to write: JPEGImages, pascal_2012_scribble, ImageSets, classes.txt; must be new",
     )
-    classes = "classes in order, with colours: voc, camvid, cityscapes, ..., or a FILE [background, then the format's own order]"
+    classes = "classes in order, with colours: voc, camvid, ..., or a FILE [background, then the format's own order]"
     add("--classes", default="", metavar="FILE", help=classes)
     unlisted = "what lines of classes that --classes lacks become [ignore, and name each]"
     add("--unlisted", default="", choices=("ignore",), help=unlisted)

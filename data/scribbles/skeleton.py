@@ -75,32 +75,35 @@ def longest_path(pixels: np.ndarray) -> np.ndarray:
     flat = (pixels[:, 0] * width + pixels[:, 1] + 1).tolist()
     steps = [(row * width + column, math.hypot(row, column)) for row, column in sorted(AROUND, key=_straight_first)]
     unseen = set(flat[1:])
-    order, parent, step_to = [flat[0]], {flat[0]: -1}, {flat[0]: 0.0}
-    for pixel in order:
+    order, parent, step_to = [flat[0]], [-1], [0.0]  # by place in the search
+    for place, pixel in enumerate(order):
         for step, size in steps:
             neighbour = pixel + step
             if neighbour in unseen:
                 unseen.discard(neighbour)
-                parent[neighbour], step_to[neighbour] = pixel, size
                 order.append(neighbour)
+                parent.append(place)
+                step_to.append(size)
     assert not unseen, "the skeleton has several parts"
-    # From the leaves up: the two longest ways down from each pixel, as (length, child).
-    ways: dict[int, list[tuple[float, int]]] = {pixel: [] for pixel in order}
-    best, top = -1.0, flat[0]
-    for pixel in reversed(order):
-        ways[pixel] = sorted(ways[pixel], reverse=True)[:2]
-        length = sum(size for size, _ in ways[pixel])
-        if length > best:
-            best, top = length, pixel
-        if parent[pixel] >= 0:
-            below = ways[pixel][0][0] if ways[pixel] else 0.0
-            ways[parent[pixel]].append((below + step_to[pixel], pixel))
+    # From the leaves up: the two longest ways down from each pixel, and the places where they begin.
+    longest, second = [0.0] * len(order), [0.0] * len(order)
+    ways: list[list[int]] = [[-1, -1] for _ in order]
+    best, top = -1.0, 0
+    for place in range(len(order) - 1, -1, -1):
+        if longest[place] + second[place] > best:
+            best, top = longest[place] + second[place], place
+        above, length = parent[place], longest[place] + step_to[place]
+        if above >= 0 and length > longest[above]:
+            longest[above], second[above] = length, longest[above]
+            ways[above] = [place, ways[above][0]]
+        elif above >= 0 and length > second[above]:
+            second[above], ways[above][1] = length, place
     arms: list[list[int]] = [[], []]
-    for arm, (_, pixel) in zip(arms, ways[top], strict=False):
-        arm.append(pixel)
-        while ways[arm[-1]]:
-            arm.append(ways[arm[-1]][0][1])
-    path = np.array([*reversed(arms[0]), top, *arms[1]])
+    for arm, place in zip(arms, ways[top], strict=True):
+        while place >= 0:
+            arm.append(order[place])
+            place = ways[place][0]
+    path = np.array([*reversed(arms[0]), order[top], *arms[1]])
     return np.stack([path // width, path % width - 1], axis=1)
 
 

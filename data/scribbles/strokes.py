@@ -15,9 +15,9 @@ from data.scribbles.regions import depth_inside, find_regions
 from data.scribbles.skeleton import longest_path, thin
 from labels import IGNORE
 
-REACH = 0.75  # share of the way from an end of the skeleton to the border by which a stroke is longer
-SMOOTHNESS = 0.5  # standard deviation of the smoothing, as a share of the median depth along the path
-SHALLOW = 0.5  # a background stroke ends where the depth falls below this share of its median
+REACH = 0.9  # share of the way from an end of the skeleton to the border by which a stroke is longer
+SMOOTHNESS = 0.3  # standard deviation of the smoothing, as a share of the median depth along the path
+SHALLOW = 0.25  # a background stroke ends where the depth falls below this share of the largest one in its region
 MARGIN = 0.75  # pixels; rounding moves a point by up to 0.71
 SPACING = 0.25  # pixels between the points that are drawn
 # nnU-Net's protocol (Gotkowski et al., arXiv:2403.12834; MIC-DKFZ/ScribbleBench, scribble_conf.yml).
@@ -58,7 +58,9 @@ def draw_scribble(label: np.ndarray, style: Style, seed: int, name: str) -> np.n
         inner = np.where(inside, depth[box], 0)
         if not len(found):  # thinning can use up a region of a few pixels
             found = np.argwhere(inside & (inner == inner[inside].max()))[:1]
-        curves = [_interior(longest_path(found), inner, value == style.background, style, rngs[index])]
+        if value == style.background:
+            found = _deep_part(found, inner)
+        curves = [_interior(longest_path(found), inner, style, rngs[index])]
         if style.border:
             curves.append(_along_border(inner, style.width, rngs[index]))
         for curve in curves:
@@ -84,29 +86,29 @@ def _dropped(classes: list[int], draws: list[float], share: float) -> list[bool]
     return [draw < share and draw < highest[value] for value, draw in zip(classes, draws, strict=True)]
 
 
-def _interior(
-    path: np.ndarray, depth: np.ndarray, is_background: bool, style: Style, rng: np.random.Generator
-) -> np.ndarray:
+def _deep_part(pixels: np.ndarray, depth: np.ndarray) -> np.ndarray:
+    """Return the part of a skeleton (N, 2) around its deepest pixel that is nowhere shallower than SHALLOW says."""
+    own = depth[pixels[:, 0], pixels[:, 1]]
+    deep = np.zeros(depth.shape, np.uint8)
+    deep[tuple(pixels[own >= SHALLOW * own.max()].T)] = 1
+    _, part = cv2.connectedComponents(deep, connectivity=8)
+    return np.argwhere(part == part[tuple(pixels[np.argmax(own)])])
+
+
+def _interior(path: np.ndarray, depth: np.ndarray, style: Style, rng: np.random.Generator) -> np.ndarray:
     """Return the points (N, 2) float64, row and column, of the stroke along a path (L, 2) in a region.
 
     depth: (H, W) of the region's box, as depth_inside() returns it.
     """
     radius = depth[path[:, 0], path[:, 1]].astype(np.float64)
-    if is_background:
-        deep = np.flatnonzero(radius >= SHALLOW * np.median(radius))
-        path, radius = path[deep[0] : deep[-1] + 1], radius[deep[0] : deep[-1] + 1]
     centres = path.astype(np.float64)
     angle = rng.uniform(0, 2 * np.pi)  # of a path without a direction
-    ends = (
-        [] if is_background else [_extension(centres, radius[0], angle), _extension(centres[::-1], radius[-1], angle)]
-    )
-    points = centres
-    if ends:
-        points = np.concatenate([ends[0][::-1], centres, ends[1] if len(path) > 1 else -ends[1] + 2 * centres])
-        repeats = np.ones(len(path), int)
-        repeats[0] += len(ends[0])
-        repeats[-1] += len(ends[1])
-        centres, radius = np.repeat(centres, repeats, axis=0), np.repeat(radius, repeats)
+    ends = _extension(centres, radius[0], angle), _extension(centres[::-1], radius[-1], angle + np.pi)
+    points = np.concatenate([ends[0][::-1], centres, ends[1]])
+    repeats = np.ones(len(path), int)
+    repeats[0] += len(ends[0])
+    repeats[-1] += len(ends[1])
+    centres, radius = np.repeat(centres, repeats, axis=0), np.repeat(radius, repeats)
     points = _smooth(points + _deviation(points, radius, style.wiggle, rng), SMOOTHNESS * float(np.median(radius)))
     # Into the largest disc around the skeleton's pixel that fits into the region.
     offset = points - centres
@@ -124,7 +126,7 @@ def _extension(points: np.ndarray, radius: float, angle: float) -> np.ndarray:
 
 
 def _deviation(points: np.ndarray, radius: np.ndarray, wiggle: float, rng: np.random.Generator) -> np.ndarray:
-    """Return random offsets (N, 2) to the sides of a line: up to `wiggle` times the radius, correlated along the line."""
+    """Return random offsets (N, 2) to the sides of a line, up to `wiggle` times the radius, which vary smoothly."""
     spacing = max(8.0, 2 * float(np.median(radius)))
     knots = np.arange(0, len(points) + spacing, spacing)
     amount = wiggle * radius * np.interp(np.arange(len(points)), knots, rng.uniform(-1, 1, len(knots)))
@@ -146,7 +148,7 @@ def _smooth(points: np.ndarray, sigma: float) -> np.ndarray:
 
 
 def _along_border(depth: np.ndarray, width: int, rng: np.random.Generator) -> np.ndarray:
-    """Return the points of a stroke along the inside of a region's border, (N, 2); N = 0 in a region too thin for it."""
+    """Return the points (N, 2) of a stroke along the inside of a region's border; N = 0 if the region is too thin."""
     distance = (width - 1) / 2 + rng.uniform(*BORDER_DISTANCE)
     length, start = rng.uniform(*BORDER_LENGTH), rng.random()
     outlines, _ = cv2.findContours((depth >= distance).view(np.uint8), cv2.RETR_LIST, cv2.CHAIN_APPROX_NONE)
@@ -185,7 +187,9 @@ def _drawn(points: np.ndarray, size: tuple[int, int], width: int) -> np.ndarray:
     near = np.arange(-(width // 2) - 1, width // 2 + 2)
     rows, columns = (np.round(column).astype(int)[:, None] + near for column in points.T)
     far = (rows - points[:, :1])[:, :, None] ** 2 + (columns - points[:, 1:])[:, None] ** 2
-    is_hit = (far <= max(width / 2, MARGIN) ** 2) & _within(rows, size[0])[:, :, None] & _within(columns, size[1])[:, None]
+    is_hit = (
+        (far <= max(width / 2, MARGIN) ** 2) & _within(rows, size[0])[:, :, None] & _within(columns, size[1])[:, None]
+    )
     number, row, column = np.nonzero(is_hit)
     drawn[rows[number, row], columns[number, column]] = True
     return drawn
