@@ -12,7 +12,7 @@ from errors import UserError
 class Parser(argparse.ArgumentParser):
     """An ArgumentParser that raises UserError, hints on unknown flags, and takes no abbreviations.
 
-    A dash in a flag's name equals an underscore.
+    A dash in a flag's name equals an underscore. module: such as "data.check", or "data.scribbles stats" for a command.
     """
 
     def __init__(self, module: str, description: str, epilog: str = ""):
@@ -42,7 +42,7 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{message}: to list all flags: {self._help_command()}")
 
     def _help_command(self) -> str:
-        return shell.python_command("-m", self.module, "--help")
+        return shell.python_command("-m", *self.module.split(), "--help")
 
     def _words(self, args: list[str] | None) -> list[str]:
         words = sys.argv[1:] if args is None else list(args)

@@ -162,6 +162,7 @@ FAULTY_LISTS = {
     "not-listed": ["JPEGImages/forgotten.jpg"],
     "scribble-empty": ["pascal_2012_scribble/no_stroke.png"],
     "pseudo-empty": ["bmp_pseudolabel/no_pseudo.png"],
+    "class-without-stroke": ["class 2"],
     "scribble-lacks-class": ["pascal_2012_scribble/lacking.png"],
     "scribble-contradicts-mask": ["pascal_2012_scribble/wrong.png"],
     "pseudo-disagrees": ["bmp_pseudolabel/other.png"],

@@ -33,6 +33,7 @@ from data.check.rules import (
     check_agreement,
     check_images,
     check_labels,
+    check_strokes,
     check_values,
     infer_num_classes,
     most_common_kind,
@@ -90,6 +91,7 @@ def check(
     check_labels(facts, colours, findings)
     check_values(facts, num_classes, inferred, classes, findings)
     check_agreement(facts, findings)
+    check_strokes(facts, named.names, findings)
     find_duplicates(facts, findings)
     layout = {"Folder": "Folder", "Dense": "VOC"}.get(dataset, "ScribbleSup")
     flags = {name: value for name, value in dataclasses.asdict(paths).items() if value}

@@ -75,6 +75,10 @@ WARNINGS = {
     "scribble-empty": ("a scribble has no stroke", "draw one, or remove it from the split"),
     "pseudo-empty": ("a pseudo-label is ignored everywhere (255)", "make it again, or remove it from the split"),
     "mask-one-class": ("a mask has only one class", "check that it is not an empty export"),
+    "class-without-stroke": (
+        "a class has no stroke in some images",
+        "draw a stroke on each class that an image shows: one without a stroke counts as absent from the image",
+    ),
     "scribble-lacks-class": ("a scribble lacks a class of the mask", "draw a stroke on each class of the image"),
     "scribble-contradicts-mask": ("many stroke pixels have another class in the mask", "correct one of the two"),
     "pseudo-disagrees": ("most pixels differ between pseudo-label and mask", "check how it was made, and its image"),
@@ -101,6 +105,11 @@ class Finding:
     @property
     def count(self) -> int:
         return len(self.files)
+
+
+def class_label(number: int, name: str) -> str:
+    """Return "class NUMBER (NAME)", for Findings.add(); without the name if it is the number."""
+    return f"class {number}" + (f" ({name})" if name != str(number) else "")
 
 
 class Findings:

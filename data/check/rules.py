@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from data.check.findings import Findings
+from data.check.findings import Findings, class_label
 from data.check.measure import Facts, ImageFacts, LabelFacts
 from image_stats import RGB, ImageType
 from labels import IGNORE
@@ -13,6 +13,8 @@ SIDE_RATIO = 4  # long side of the largest image over that of the smallest
 VALUE_JUMP = 32  # a label value this far above the next lower one is not a class number
 MAX_CONTRADICTING = 0.05  # share of a scribble's pixels
 MIN_AGREEING = 0.5  # share of a pseudo-label's pixels
+MANY_IMAGES = 100  # from here on, a class with strokes in few of them is worth a look
+FEW_STROKED = 0.01  # share of the images
 GREY_MODES = {"1", "L", "LA"}
 
 
@@ -139,6 +141,27 @@ def check_agreement(facts: list[Facts], findings: Findings) -> None:
             both, equal = item.agreement.get(kind, (0, 0))
             if both and 1 - equal / both > most:
                 findings.add(code, item.labels[kind].path, f"{1 - equal / both:.0%} of {both} pixels")
+
+
+def check_strokes(facts: list[Facts], names: list[str], findings: Findings) -> None:
+    """Add a finding about each class that has no stroke in images that show it.
+
+    The masks say which images do. Without any mask of a scribbled image, a class with strokes in very few of many
+    images is named. names: of the classes.
+    """
+    scribbled = [item for item in facts if "scribble" in item.labels and item.labels["scribble"].classes]
+    compared = [item for item in scribbled if "scribble" in item.agreement]
+    for number, name in enumerate(names):
+        stroked = [number in item.labels["scribble"].classes for item in (compared or scribbled)]
+        shown = [not compared or number in item.labels["mask"].classes for item in (compared or scribbled)]
+        lacking = sum(here and not stroke for here, stroke in zip(shown, stroked, strict=True))
+        if compared and lacking:
+            findings.add(
+                "class-without-stroke", class_label(number, name), f"in {lacking} of {sum(shown)} images with it"
+            )
+        elif not compared and len(scribbled) >= MANY_IMAGES and 0 < sum(stroked) < FEW_STROKED * len(scribbled):
+            note = f"strokes in {sum(stroked)} of {len(scribbled)} images, which have no masks to compare with"
+            findings.add("class-without-stroke", class_label(number, name), note)
 
 
 def _first_six(items: list) -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from data.check.findings import Findings
+from data.check.findings import Findings, class_label
 from data.check.measure import Facts
 from data.check.survey import required_labels
 from data.histogram import class_weights
@@ -103,7 +103,7 @@ def check_classes(summary: Summary, findings: Findings) -> None:
         return  # no label could be read: other findings say why
     train, val = summary.splits
     for row in summary.classes:
-        label = f"class {row.number}" + (f" ({row.name})" if row.name != str(row.number) else "")
+        label = class_label(row.number, row.name)
         if not any(row.pixels.values()):
             findings.add("class-absent", label)
         elif row.pixels.get(val) and row.pixels.get(train) == 0:

@@ -1,6 +1,6 @@
 """The formats that python -m data.convert reads: to add one, write a module with read() and draw()."""
 
-from data.convert import binary, coco, colours, cvat, labelme, labelstudio, panoptic, supervisely
+from data.convert import binary, coco, colours, cvat, labelme, labelstudio, panoptic, scribblesup, supervisely
 from data.convert.source import Kind
 
 KINDS = {
@@ -12,4 +12,5 @@ KINDS = {
     "cvat": Kind(cvat.read, cvat.draw, "CVAT for images 1.1, XML"),
     "labelstudio": Kind(labelstudio.read, labelstudio.draw, "Label Studio's JSON export"),
     "supervisely": Kind(supervisely.read, supervisely.draw, "a Supervisely project"),
+    "scribblesup": Kind(scribblesup.read, scribblesup.draw, "ScribbleSup's XML files", unlabelled="ignore"),
 }

@@ -1,9 +1,11 @@
-"""Label Studio's JSON export: polygons, rectangles, ellipses, brush masks and key points on images.
+"""Label Studio's JSON export: polygons, rectangles, ellipses, brush masks, vectors (lines) and key points on images.
 
 Format: https://labelstud.io/guide/export and https://labelstud.io/tags/brushlabels. The file is a list of tasks with
 `data` (the image's URL) and `annotations`, whose `result` holds regions: type, original_width, original_height and
 value. Coordinates are in percent of the image's width and height. A brush mask is the RLE of an RGBA image
-(data.convert.rle): a pixel belongs to it if its alpha is at least 128.
+(data.convert.rle): a pixel belongs to it if its alpha is at least 128. A vector (https://labelstud.io/tags/vectorlabels)
+has `vertices`: id, x, y, prevPointId and, where isBezier, the two control points of the curve that ends there. It is a
+line or, if `closed`, a polygon.
 """
 
 import functools
@@ -30,7 +32,8 @@ from data.convert.source import Entry, Options, Region, Source
 from data.images import IMAGE_SUFFIXES
 from errors import InputError
 
-TYPES = ("polygon", "rectangle", "ellipse", "brush", "keypoint")
+TYPES = ("polygon", "rectangle", "ellipse", "brush", "keypoint", "vector")
+CURVE_STEPS = 16  # straight pieces of a Bezier curve
 
 
 def read(source: Path, options: Options) -> Source:
@@ -137,6 +140,11 @@ def _patch(kind: str, region: dict, where: str, size: tuple[int, int], options: 
     percent = np.array([width, height]) / 100
     if kind == "polygon":
         return polygons.fill([read_points(value.get("points"), 3, where) * percent], size)
+    if kind == "vector":
+        lines = [line * percent for line in _vector_lines(value_of(value, "vertices", list, where), where)]
+        if value.get("closed"):
+            return polygons.fill([np.concatenate(lines)], size)
+        return polygons.union([polygons.stroke(line, options.line_width, size) for line in lines])
 
     def pair(*keys: str) -> np.ndarray:
         return read_points([[value_of(value, key, (int, float), where) for key in keys]], 1, where)[0] * percent
@@ -149,3 +157,38 @@ def _patch(kind: str, region: dict, where: str, size: tuple[int, int], options: 
     if kind == "ellipse":
         return polygons.ellipse(tuple(corner), tuple(pair("radiusX", "radiusY")), size, rotation)
     return polygons.stroke(corner[None], options.line_width, size)
+
+
+def _vector_lines(vertices: list, where: str) -> list[np.ndarray]:
+    """Return the lines (N, 2) of a vector, in percent. A vertex that does not follow the last one begins a line."""
+    places: dict[str, np.ndarray] = {}
+    lines: list[list[np.ndarray]] = []
+    last = None
+    for vertex in vertices:
+        name, place = value_of(vertex, "id", str, where), _place(vertex, where)
+        before = vertex.get("prevPointId", last)
+        if before is not None and (not isinstance(before, str) or before not in places):
+            raise InputError(f"{where}: vertex {name!r}: no vertex {before!r} comes before it")
+        if before is None or before != last:
+            lines.append([] if before is None else [places[before]])
+        curved = vertex.get("isBezier") and isinstance(vertex.get("controlPoint1"), dict)
+        if curved and before is not None and isinstance(vertex.get("controlPoint2"), dict):
+            ends = [places[before], *(_place(vertex[key], where) for key in ("controlPoint1", "controlPoint2")), place]
+            lines[-1] += _curve(ends)
+        else:
+            lines[-1].append(place)
+        places[name], last = place, name
+    if not lines:
+        raise InputError(f"{where}: a vector without vertices")
+    return [np.stack(line) for line in lines]
+
+
+def _place(record: dict, where: str) -> np.ndarray:
+    return read_points([[value_of(record, key, (int, float), where) for key in ("x", "y")]], 1, where)[0]
+
+
+def _curve(ends: list[np.ndarray]) -> list[np.ndarray]:
+    """Return points of a cubic Bezier curve. ends: the start, which is left out, two control points and the end."""
+    t = np.arange(1, CURVE_STEPS + 1)[:, None] / CURVE_STEPS
+    weights = ((1 - t) ** 3, 3 * t * (1 - t) ** 2, 3 * t**2 * (1 - t), t**3)
+    return list(sum(weight * end for weight, end in zip(weights, ends, strict=True)))

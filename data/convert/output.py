@@ -27,6 +27,7 @@ class Job:
     """What all entries have in common. numbers and unlabelled: see Numbering. prefix: folder of the split, or "".
 
     unlisted: label value of classes that have no number. palette: 768 bytes. copy: copy images instead of linking them.
+    folders: of the images and of the masks, in `out`.
     """
 
     out: Path
@@ -38,6 +39,7 @@ class Job:
     unlisted: int
     palette: bytes
     copy: bool
+    folders: tuple[str, str]
 
 
 @dataclass
@@ -92,11 +94,11 @@ def convert(entry: Entry, job: Job) -> Result:
             suffix = entry.image.suffix
         else:
             source, suffix = entry.extract(entry.image)
-        image = job.out / "images" / f"{job.prefix}{entry.name}{suffix}"
+        image = job.out / job.folders[0] / f"{job.prefix}{entry.name}{suffix}"
         with _image_at(image, source, job, result) as path:
             size = _check_image(path, entry, job) if isinstance(source, bytes) else image_size(path)
             label = _paint(entry, size, job, result)
-            _write_mask(job.out / "masks" / f"{job.prefix}{entry.name}.png", label, job.palette)
+            _write_mask(job.out / job.folders[1] / f"{job.prefix}{entry.name}.png", label, job.palette)
     except InputError as error:
         result.faults.append(str(error))
         return result

@@ -108,12 +108,15 @@ def ellipse(
 
 def stroke(points: np.ndarray, width: float, size: tuple[int, int]) -> Patch:
     """Return the pixels whose centre is at most width / 2 from the open line through `points`; one point is a disc."""
-    top, left, (x, y) = _grid(points, width / 2, size)
+    reach = width / 2
+    top, left, (x, y) = _grid(points, reach, size)
     mask = np.zeros(np.broadcast_shapes(x.shape, y.shape), bool)
-    for (x0, y0), (x1, y1) in zip(points, points[1:] if len(points) > 1 else points, strict=False):
-        dx, dy = x1 - x0, y1 - y0
+    for start, end in zip(points, points[1:] if len(points) > 1 else points, strict=False):
+        row, column, (x, y) = _grid(np.stack([start, end]), reach, size)
+        (x0, y0), (dx, dy) = start, end - start
         along = np.clip(((x - x0) * dx + (y - y0) * dy) / ((dx * dx + dy * dy) or 1), 0, 1)
-        mask |= (x - x0 - along * dx) ** 2 + (y - y0 - along * dy) ** 2 <= (width / 2) ** 2
+        near = (x - x0 - along * dx) ** 2 + (y - y0 - along * dy) ** 2 <= reach**2
+        mask[row - top : row - top + near.shape[0], column - left : column - left + near.shape[1]] |= near
     return top, left, mask
 
 

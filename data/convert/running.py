@@ -1,0 +1,128 @@
+"""Run a conversion: read the source, write OUT, and report what became of each image."""
+
+import argparse
+import functools
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from tqdm import tqdm
+
+from data.convert.kinds import KINDS
+from data.convert.numbering import Numbering, number_classes, read_known
+from data.convert.output import Job, Result, convert, drop_clashes, prepare
+from data.convert.source import Options, Source
+from data.processes import work_on
+from errors import UserError
+from labels import IGNORE
+
+MOST_UNLISTED = 20  # classes without a number that are named one by one
+
+
+class Layout(NamedTuple):
+    """Where images and masks go in OUT.
+
+    images, masks: folders. name: returns the name of an entry's files. finish: called with OUT and the names of the
+    images that were converted; returns lines with the commands that come next.
+    """
+
+    images: str
+    masks: str
+    name: Callable[[str], str]
+    finish: Callable[[Path, list[str]], list[str]]
+
+
+def run(args: argparse.Namespace, layout: Layout) -> int:
+    """Convert as the flags of data.convert say, and return the exit status. Raises UserError if a flag is wrong."""
+    kind = KINDS[args.kind]
+    if not args.source.exists():
+        raise UserError(f"{args.source}: no such file or folder")
+    if not 0 < args.line_width < 1e5:
+        raise UserError(f"--line_width {args.line_width}: must be a number of pixels above 0")
+    if args.split and (Path(args.split).name != args.split or args.split.startswith(".")):
+        raise UserError(f"--split {args.split}: must be the name of a folder, such as train")
+    if args.out.resolve().is_relative_to(args.source.resolve()):
+        raise UserError(f"{args.out}: is in {args.source}, which the program reads: name a folder outside")
+    known = read_known(args.classes)
+    unlabelled = args.unlabelled or kind.unlabelled
+    pairs = zip(known.names, known.colours.tolist(), strict=False) if known else ()
+    options = Options(
+        **{name: getattr(args, name) for name in ("images", "image_suffix", "label_suffix", "line_width", "threshold")},
+        unlabelled=unlabelled,
+        classes=args.classes,
+        known=tuple((name, tuple(colour)) for name, colour in pairs),
+    )
+    source = kind.read(args.source, options)
+    renamed = [replace(entry, name=layout.name(entry.name)) for entry in source.entries]
+    entries = drop_clashes(renamed, source.faults)
+    if not entries:
+        _name_all(source.faults)
+        raise UserError(f"{args.source}: nothing to convert as {args.kind}")
+    numbering = number_classes(source, known, unlabelled, args.classes)
+    settings = {name: str(value) for name, value in vars(args).items() if name not in ("workers", "out")}
+    prepare(args.out, numbering.text(), args.split, settings | {"source": str(args.source.resolve())})
+    job = Job(
+        out=args.out,
+        prefix=f"{args.split}/" if args.split else "",
+        draw=kind.draw,
+        options=options,
+        numbers=numbering.numbers,
+        unlabelled=numbering.unlabelled,
+        unlisted=numbering.unlabelled if args.unlisted == "background" else IGNORE,
+        palette=numbering.colours.tobytes(),
+        copy=args.copy,
+        folders=(layout.images, layout.masks),
+    )
+    results = work_on(functools.partial(convert, job=job), entries, args.workers, "image", "converting")
+    status = _report(args.out, source, results, numbering, args.unlisted)
+    done = [entry.name for entry, result in zip(entries, results, strict=True) if result.pixels is not None]
+    print("\n".join(layout.finish(args.out, done)))
+    return status
+
+
+def _report(out: Path, source: Source, results: list[Result], numbering: Numbering, unlisted: str) -> int:
+    """Print the faults, the table of pixels by class, and what became of the images.
+
+    Return the exit status. unlisted: value of --unlisted.
+    """
+    faults = [*source.faults, *(line for result in results for line in result.faults)]
+    missing = sum((result.unlisted for result in results), Counter())
+    if not unlisted:
+        common = missing.most_common(MOST_UNLISTED)
+        faults += [
+            f"class {name!r}: not in the list of classes: ignored (255) in {count} place(s)" for name, count in common
+        ]
+        if len(missing) > len(common):
+            faults.append(f"{len(missing) - len(common)} more classes that are not in the list")
+    _name_all(faults)
+    done = [result for result in results if result.pixels is not None]
+    print("\n".join([*source.notes, *_table([result.pixels or {} for result in done], numbering)]))
+    how = Counter(result.how for result in done)
+    meaning = {"linked": " (hard links: no space, do not edit them in place)", "kept": " (from an earlier start)"}
+    shown = ", ".join(f"{count} {name}{meaning.get(name, '')}" for name, count in how.items())
+    print(f"{out}: {len(done)} image(s) with masks; images: {shown or 'none'}")
+    if faults:
+        print(f"{len(faults)} line(s) above name what was left out")
+    if not done:
+        raise UserError(f"{out}: no image could be converted")
+    return 1 if faults else 0
+
+
+def _name_all(faults: Iterable[str]) -> None:
+    for line in faults:
+        tqdm.write("".join(char if char.isprintable() else repr(char)[1:-1] for char in line), file=sys.stderr)
+
+
+def _table(pixels: list[dict[int, int]], numbering: Numbering) -> list[str]:
+    """Return a text table as lines: pixels and images of each class, and the ignored ones. pixels: of each mask."""
+    total = sum(sum(counts.values()) for counts in pixels) or 1
+    rows = [("class", "name", "pixels", "share", "images")]
+    for number, name in [*enumerate(numbering.names), (IGNORE, "(ignored)")]:
+        count = sum(counts.get(number, 0) for counts in pixels)
+        images = sum(number in counts for counts in pixels)
+        rows.append((str(number), name, str(count), f"{count / total:.2%}", str(images)))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  " + "  ".join(map("{:{}{}}".format, row, "><>>>", widths)) for row in rows]

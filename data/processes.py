@@ -1,0 +1,30 @@
+"""Work on many files in several processes, with a progress bar."""
+
+from collections.abc import Callable
+from concurrent.futures.process import BrokenProcessPool
+from typing import TypeVar
+
+from tqdm import tqdm
+from tqdm.contrib.concurrent import process_map
+
+from data.cores import num_cores
+from errors import UserError
+
+CHUNK = 8  # items that a process takes at once
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def work_on(function: Callable[[Item], Result], items: list[Item], workers: int, unit: str, doing: str) -> list[Result]:
+    """Return function(item) of each item, in order, with a progress bar.
+
+    workers: number of processes; 0 works in this process, -1 takes one for each core. unit, doing: words for the bar.
+    Raises UserError if a process is killed.
+    """
+    workers = min(num_cores() if workers < 0 else workers, len(items) // CHUNK)
+    if workers < 2:
+        return [function(item) for item in tqdm(items, unit=unit, desc=doing)]
+    try:
+        return process_map(function, items, max_workers=workers, chunksize=CHUNK, unit=unit, desc=doing)
+    except BrokenProcessPool:
+        raise UserError("a process was killed, out of memory? Use --workers 0") from None

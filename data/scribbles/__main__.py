@@ -1,0 +1,41 @@
+"""Strokes in: convert those that a person drew, simulate them from dense masks, and compare the two in numbers.
+
+    python -m data.scribbles simulate MyData/masks MyData/pascal_2012_scribble
+    python -m data.scribbles stats MyData/pascal_2012_scribble --masks MyData/masks
+    python -m data.scribbles convert labelme annotated MyData
+
+Exit status: 0 done, 1 done, except for what is named, 2 an error that stopped the program.
+"""
+
+import difflib
+import sys
+from pathlib import Path
+
+if not __package__:  # started as a file from another folder: python PATH/data/scribbles
+    sys.path[0] = str(Path(__file__).resolve().parents[2])
+
+import program
+import shell
+from data.scribbles import convert, simulate, stats
+from errors import UserError
+
+COMMANDS = {"simulate": simulate, "stats": stats, "convert": convert}
+
+
+def main(argv: list[str] | None = None) -> int:
+    words = sys.argv[1:] if argv is None else argv
+    command = words[0] if words else "--help"
+    if command in ("-h", "--help"):
+        print(__doc__)
+        for name in COMMANDS:
+            print(f"to list the flags of {name}: {shell.python_command('-m', 'data.scribbles', name, '--help')}")
+        return 0
+    if command not in COMMANDS:
+        near = difflib.get_close_matches(command, COMMANDS, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(COMMANDS)}"
+        raise UserError(f"no such command {command!r}: {hint}")
+    return COMMANDS[command].main(words[1:])
+
+
+if __name__ == "__main__":
+    sys.exit(program.run(main))

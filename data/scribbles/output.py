@@ -1,0 +1,59 @@
+"""Write simulated scribbles and pictures of them. Nothing that exists is overwritten."""
+
+import contextlib
+import io
+import json
+from pathlib import Path
+
+import cv2
+import numpy as np
+from PIL import Image
+
+from errors import UserError
+from files import remove_scratch, write_atomic, writing
+from labels import IGNORE
+
+MARK = ".scribbles.json"  # what OUT was made from; a hidden file, which readers of data sets skip
+
+
+def claim(out: Path, settings: dict) -> None:
+    """Create the folder OUT, or check that it is the result of the same command.
+
+    settings: what decides the content of a scribble; JSON. Raises UserError if OUT has other content, before anything
+    is written.
+    """
+    mark = out / MARK
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{out}: is a file: name a new folder")
+    if mark.is_file():
+        remove_scratch(out.rglob(".*.part*"))
+        done = None
+        with contextlib.suppress(ValueError, OSError):
+            done = json.loads(mark.read_text(encoding="utf-8"))
+        if done != settings:
+            raise UserError(f"{out}: holds the result of another command: name a new folder, or remove this one")
+    elif out.is_dir() and any(out.iterdir()):
+        raise UserError(f"{out}: exists and is not empty: name a new folder")
+    else:
+        write_atomic(mark, json.dumps(settings, indent=1), parents=True)
+
+
+def write_scribble(target: Path, scribble: np.ndarray, colours: np.ndarray) -> None:
+    """Write a palette PNG. scribble: (H, W) uint8. colours: (256, 3) uint8 RGB."""
+    picture = Image.fromarray(scribble)
+    picture.putpalette(colours.tobytes())
+    data = io.BytesIO()
+    picture.save(data, format="PNG")
+    write_atomic(target, data.getvalue(), parents=True)
+
+
+def write_overlay(target: Path, image: np.ndarray, scribble: np.ndarray, colours: np.ndarray) -> None:
+    """Write a JPEG of an image, paler, with the strokes in the colours of their classes.
+
+    image: (H, W, 3) uint8 RGB. scribble: (h, w) uint8, scaled to the image's size if it has another one.
+    """
+    strokes = cv2.resize(scribble, image.shape[1::-1], interpolation=cv2.INTER_NEAREST)
+    pale = cv2.addWeighted(image, 0.6, np.full_like(image, 255), 0.4, 0)
+    painted = np.where((strokes != IGNORE)[..., None], colours[strokes], pale)
+    with writing(target, parents=True) as scratch:
+        Image.fromarray(painted).save(scratch, quality=90)

@@ -1,0 +1,111 @@
+"""Thin all regions of an image to their skeletons at once, and find the longest path in each skeleton."""
+
+import math
+
+import numpy as np
+
+# Neighbours of a pixel, clockwise from the one above, as (row, column).
+AROUND = ((-1, 0), (-1, 1), (0, 1), (1, 1), (1, 0), (1, -1), (0, -1), (-1, -1))
+
+
+def _removable() -> np.ndarray:
+    """Return (2, 256) bool: whether Guo and Hall's two passes remove a pixel, by the bits of its neighbours.
+
+    Guo, Hall: Parallel thinning with two-subiteration algorithms, Communications of the ACM 32(3), 1989, algorithm A1:
+    the neighbours in clockwise order from above are p2 to p9.
+    """
+    codes = np.arange(256)
+    p2, p3, p4, p5, p6, p7, p8, p9 = ((codes >> bit) & 1 == 1 for bit in range(8))
+    branches = sum(
+        (~first & (second | third)).astype(int)
+        for first, second, third in ((p2, p3, p4), (p4, p5, p6), (p6, p7, p8), (p8, p9, p2))
+    )
+    pairs = [
+        sum((first | second).astype(int) for first, second in pairing)
+        for pairing in (((p9, p2), (p3, p4), (p5, p6), (p7, p8)), ((p2, p3), (p4, p5), (p6, p7), (p8, p9)))
+    ]
+    fewest = np.minimum(*pairs)
+    inner = (branches == 1) & (fewest >= 2) & (fewest <= 3)
+    return np.stack([inner & ~((p6 | p7 | ~p9) & p8), inner & ~((p2 | p3 | ~p5) & p4)])
+
+
+REMOVABLE = _removable()
+
+
+def thin(number: np.ndarray) -> np.ndarray:
+    """Return the pixels of the regions' skeletons, (H, W) bool: one pixel wide, and connected as their regions are.
+
+    number: (H, W) int32, the region of each pixel, 0 for none. A pass looks only at pixels that have lost a neighbour
+    since the pass before, so that the time grows with the number of pixels and not with the width of the regions.
+    """
+    width = number.shape[1] + 2
+    left = np.pad(number, 1).ravel()
+    around = np.array([row * width + column for row, column in AROUND])
+    stamp = np.zeros(left.size, np.int64)
+
+    def once(pixels: np.ndarray) -> np.ndarray:
+        order = np.arange(len(pixels))
+        stamp[pixels] = order
+        return pixels[stamp[pixels] == order]
+
+    inside = np.flatnonzero(left)
+    border = inside[(left[inside[:, None] + around] != left[inside, None]).any(axis=1)]
+    waiting = [border, border]
+    while len(waiting[0]) or len(waiting[1]):
+        for half in (0, 1):
+            pixels = waiting[half]
+            pixels = pixels[left[pixels] > 0]
+            same = left[pixels[:, None] + around] == left[pixels, None]
+            gone = pixels[REMOVABLE[half][np.packbits(same, axis=1, bitorder="little")[:, 0]]]
+            near, owner = (gone[:, None] + around).ravel(), np.repeat(left[gone], len(around))
+            left[gone] = 0
+            near = once(near[left[near] == owner])
+            waiting[half] = near
+            waiting[1 - half] = once(np.concatenate([waiting[1 - half], near]))
+    return left.reshape(number.shape[0] + 2, width)[1:-1, 1:-1] > 0
+
+
+def longest_path(pixels: np.ndarray) -> np.ndarray:
+    """Return the longest path in a skeleton, (L, 2) int64: rows and columns from one end to the other.
+
+    pixels: (N, 2) int64, the rows and columns of one connected skeleton, N > 0. It is searched as a tree, that of a
+    breadth-first search from the first pixel, so that a path may go around a loop.
+    """
+    width = int(pixels[:, 1].max()) + 3  # no neighbour in another row has the same number
+    flat = (pixels[:, 0] * width + pixels[:, 1] + 1).tolist()
+    steps = [(row * width + column, math.hypot(row, column)) for row, column in sorted(AROUND, key=_straight_first)]
+    unseen = set(flat[1:])
+    order, parent, step_to = [flat[0]], [-1], [0.0]  # by place in the search
+    for place, pixel in enumerate(order):
+        for step, size in steps:
+            neighbour = pixel + step
+            if neighbour in unseen:
+                unseen.discard(neighbour)
+                order.append(neighbour)
+                parent.append(place)
+                step_to.append(size)
+    assert not unseen, "the skeleton has several parts"
+    # From the leaves up: the two longest ways down from each pixel, and the places where they begin.
+    longest, second = [0.0] * len(order), [0.0] * len(order)
+    ways: list[list[int]] = [[-1, -1] for _ in order]
+    best, top = -1.0, 0
+    for place in range(len(order) - 1, -1, -1):
+        if longest[place] + second[place] > best:
+            best, top = longest[place] + second[place], place
+        above, length = parent[place], longest[place] + step_to[place]
+        if above >= 0 and length > longest[above]:
+            longest[above], second[above] = length, longest[above]
+            ways[above] = [place, ways[above][0]]
+        elif above >= 0 and length > second[above]:
+            second[above], ways[above][1] = length, place
+    arms: list[list[int]] = [[], []]
+    for arm, place in zip(arms, ways[top], strict=True):
+        while place >= 0:
+            arm.append(order[place])
+            place = ways[place][0]
+    path = np.array([*reversed(arms[0]), order[top], *arms[1]])
+    return np.stack([path // width, path % width - 1], axis=1)
+
+
+def _straight_first(step: tuple[int, int]) -> int:
+    return abs(step[0]) + abs(step[1])

@@ -1,0 +1,86 @@
+"""python -m data.scribbles stats: figures of a folder of scribbles, beside those of another folder."""
+
+import sys
+from pathlib import Path
+
+from tqdm import tqdm
+
+from data.arguments import Parser
+from data.classes import read_classes
+from data.images import read_label
+from data.processes import work_on
+from data.scribbles.figures import NEAR, Figures, measure
+from data.scribbles.folders import find_labels
+from data.scribbles.tables import Column, aligned, class_rows, summary_rows
+from errors import UserError
+from labels import IGNORE
+
+EPILOG = f"""Each row has the mean and, in brackets, the 5 % and the 95 % quantile of the images, or of the classes of
+all images. Strokes are connected parts. Depth is the distance to the border of the class, over the largest one
+in the region; the image's edge is no border. A class is thin in an image if half of its pixels are at most
+{NEAR} pixels from its border."""
+
+
+def main(argv: list[str]) -> int:
+    args = parser().parse_args(argv)
+    if args.compare_masks and not args.compare:
+        raise UserError(f"--compare_masks {args.compare_masks}: needs --compare DIR, the folder of the scribbles")
+    names = read_classes(args.classes, None).names if args.classes else []
+    faults: list[str] = []
+    columns = [_measure_folder(args.scribbles, args.masks, args.list, args.workers, faults)]
+    if args.compare:
+        columns.append(_measure_folder(args.compare, args.compare_masks, None, args.workers, faults))
+    for line in faults:
+        tqdm.write(line, file=sys.stderr)
+    background = None if args.background == "none" else 0
+    print("\n".join(aligned(summary_rows(columns, background), "<" + ">" * len(columns))))
+    for column in columns:
+        print("\n".join(["", f"{column.title}:", *aligned(class_rows(column.images, names), "><" + ">" * 7)]))
+    return 1 if faults else 0
+
+
+def _measure_folder(
+    folder: Path, masks: Path | None, list_file: Path | None, workers: int, faults: list[str]
+) -> Column:
+    """Return the figures of a folder's scribbles; add a line to `faults` for each that cannot be measured."""
+    scribbles = find_labels(folder, list_file)
+    dense = find_labels(masks) if masks else {}
+    if masks:
+        faults += [f"{path}: no mask of this name: left out" for name, path in scribbles.items() if name not in dense]
+    pairs = [(path, dense.get(name)) for name, path in scribbles.items() if not masks or name in dense]
+    results = work_on(_measure_pair, pairs, workers, "image", "measuring")
+    faults += [result for result in results if isinstance(result, str)]
+    images = [result for result in results if not isinstance(result, str)]
+    if not images:
+        raise UserError(f"{folder}: no scribble could be measured: {faults[-1]}")
+    return Column(str(folder), images)
+
+
+def _measure_pair(pair: tuple[Path, Path | None]) -> Figures | str:
+    """Return the figures of a scribble file, given its mask file or None, or a line that says what is wrong."""
+    path, mask_path = pair
+    try:
+        scribble = read_label(path, IGNORE)
+        mask = read_label(mask_path, IGNORE) if mask_path else None
+    except UserError as error:
+        return str(error)
+    if mask is not None and mask.shape != scribble.shape:
+        (height, width), (mask_height, mask_width) = scribble.shape, mask.shape
+        return f"{path}: {width}x{height} pixels, but {mask_path} has {mask_width}x{mask_height}: left out"
+    return measure(scribble, mask)
+
+
+def parser() -> Parser:
+    parser = Parser("data.scribbles stats", "Measure a folder of scribbles, beside another one.", EPILOG)
+    add = parser.add_argument
+    add("scribbles", type=Path, metavar="SCRIBBLES", help="folder of scribbles")
+    add(
+        "--masks", type=Path, metavar="DIR", help="folder of their dense masks; without it, only what strokes alone say"
+    )
+    add("--list", type=Path, metavar="FILE", help="names of the scribbles to measure, one a line [all]")
+    add("--compare", type=Path, metavar="DIR", help="another folder of scribbles: a second column")
+    add("--compare_masks", type=Path, metavar="DIR", help="folder of the dense masks of --compare")
+    add("--background", default="0", choices=("0", "none"), help="class of the background; none: all are objects")
+    add("--classes", default="", metavar="FILE", help="names of the classes: voc, camvid, ..., or a FILE [numbers]")
+    add("--workers", type=int, default=-1, metavar="N", help="processes; 0 measures in this process [number of cores]")
+    return parser

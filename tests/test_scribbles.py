@@ -1,0 +1,253 @@
+"""Simulated strokes: never outside their class, the same for a seed and a name, and as long, wide and many as asked."""
+
+import dataclasses
+
+import cv2
+import numpy as np
+import pytest
+
+from data.scribbles.regions import depth_inside, find_regions
+from data.scribbles.skeleton import longest_path, thin
+from data.scribbles.strokes import Style, draw_scribble
+
+PLAIN = Style(min_area=30, length=1.0, width=3, wiggle=0.0, shrink=0.0, drop=0.0, border=False, background=None)
+STYLES = {
+    "plain": PLAIN,
+    "wiggly": dataclasses.replace(PLAIN, wiggle=1.0, width=1, background=0),
+    "wide": dataclasses.replace(PLAIN, wiggle=0.7, width=9, background=0),
+    "border": dataclasses.replace(PLAIN, wiggle=0.7, border=True, background=1),
+    "short": dataclasses.replace(PLAIN, length=0.3, shrink=0.5, wiggle=0.3),
+    "point": dataclasses.replace(PLAIN, shrink=1.0, wiggle=0.7),
+    "few": dataclasses.replace(PLAIN, drop=0.8, min_area=1),
+}
+
+
+def random_mask(seed: int) -> np.ndarray:
+    """Blobs, thin lines, single pixels and void, over each other and up to the image's edges, (H, W) uint8."""
+    rng = np.random.default_rng(seed)
+    height, width = rng.integers(20, 90, 2)
+    coarse = rng.integers(0, 4, (rng.integers(1, 6), rng.integers(1, 6)), dtype=np.uint8)
+    mask = cv2.resize(coarse, (int(width), int(height)), interpolation=cv2.INTER_NEAREST)
+    for _ in range(rng.integers(0, 8)):
+        value = int(rng.choice([0, 1, 2, 5, 255]))
+        points = [(int(x), int(y)) for x, y in rng.integers(0, 90, (2, 2))]
+        if rng.random() < 0.5:
+            cv2.line(mask, *points, value, int(rng.integers(1, 4)))
+        else:
+            cv2.circle(mask, points[0], int(rng.integers(1, 20)), value, -1)
+    mask[rng.random(mask.shape) < rng.choice([0, 0.02])] = 7  # single pixels
+    return mask
+
+
+def components(mask: np.ndarray, value: int) -> list[np.ndarray]:
+    """The connected regions of a class, (H, W) bool each."""
+    count, number = cv2.connectedComponents((mask == value).astype(np.uint8), connectivity=8)
+    return [number == index for index in range(1, count)]
+
+
+@pytest.mark.parametrize("style", STYLES.values(), ids=STYLES)
+def test_no_stroke_leaves_its_class(style):
+    for seed in range(40):
+        mask = random_mask(seed)
+        scribble = draw_scribble(mask, style, seed=3, name=f"{seed}")
+        drawn = scribble != 255
+        assert (scribble[drawn] == mask[drawn]).all()
+        assert set(np.unique(scribble)) - {255} == set(np.unique(mask)) - {255}  # each class keeps a stroke
+
+
+@pytest.mark.parametrize("style", [STYLES[name] for name in ("plain", "wiggly", "wide", "border", "point")])
+def test_each_region_of_the_least_area_has_a_stroke_and_smaller_ones_have_none(style):
+    for seed in range(40):
+        mask = random_mask(seed)
+        scribble = draw_scribble(mask, style, seed=0, name="a")
+        for value in set(np.unique(mask).tolist()) - {255}:
+            regions = components(mask, value)
+            largest = max(int(region.sum()) for region in regions)
+            for region in regions:
+                is_stroked = bool((scribble[region] == value).any())
+                if region.sum() >= style.min_area:
+                    assert is_stroked
+                elif region.sum() < largest:
+                    assert not is_stroked
+
+
+def test_seed_and_name_decide():
+    mask, style = random_mask(1), STYLES["wiggly"]
+    first = draw_scribble(mask, style, 5, "train/a")
+    before = mask.copy()
+    assert (draw_scribble(mask, style, 5, "train/a") == first).all()
+    assert (mask == before).all()
+    assert (draw_scribble(mask, style, 6, "train/a") != first).any()
+    assert (draw_scribble(mask, style, 5, "train/b") != first).any()
+
+
+def test_masks_without_room():
+    void = np.full((9, 7), 255, np.uint8)
+    for style in STYLES.values():
+        assert (draw_scribble(void, style, 0, "a") == 255).all()
+        for size in ((1, 1), (2, 2), (1, 30), (30, 2)):
+            tiny = void.copy() if max(size) < 7 else np.full((32, 32), 255, np.uint8)
+            tiny[: size[0], : size[1]] = 4  # in the image's corner
+            drawn = draw_scribble(tiny, style, 0, "a") != 255
+            assert drawn.any()
+            assert (tiny[drawn] == 4).all()
+        full = np.zeros((40, 50), np.uint8)  # one class in the whole image
+        assert (draw_scribble(full, style, 0, "a") == 0).any()
+
+
+def bar(height: int = 21, width: int = 201) -> np.ndarray:
+    """A bar of class 1 in void, away from the image's edges."""
+    mask = np.full((height + 20, width + 20), 255, np.uint8)
+    mask[10 : 10 + height, 10 : 10 + width] = 1
+    return mask
+
+
+def extent(scribble: np.ndarray) -> tuple[int, int, int]:
+    """Rows, columns and pixels of the one stroke of a scribble."""
+    rows, columns = np.nonzero(scribble != 255)
+    return int(np.ptp(rows)) + 1, int(np.ptp(columns)) + 1, len(rows)
+
+
+@pytest.mark.parametrize("width", [1, 3, 5, 9])
+def test_width_is_that_of_the_line(width):
+    """The skeleton of a bar is its middle row, and pixels at most width / 2 from it are drawn."""
+    scribble = draw_scribble(bar(), dataclasses.replace(PLAIN, width=width), 0, "a")
+    inner = (scribble != 255)[:, 60:160]
+    assert (inner.sum(axis=0) == width).all()
+
+
+def test_length_and_shrink_are_shares_of_the_line():
+    whole = extent(draw_scribble(bar(), PLAIN, 0, "a"))[1] - 2  # less the two ends of a line 3 pixels wide
+    assert 0.85 * 201 < whole <= 201
+    for share in (0.25, 0.5, 0.8):
+        part = extent(draw_scribble(bar(), dataclasses.replace(PLAIN, length=share), 0, "a"))[1] - 2
+        assert part == pytest.approx(share * whole, abs=3)
+        shrunk = draw_scribble(bar(), dataclasses.replace(PLAIN, shrink=1 - share), 0, "a")
+        assert extent(shrunk)[1] - 2 == pytest.approx(share * whole, abs=3)
+        columns = np.nonzero((shrunk != 255).any(axis=0))[0]
+        assert columns.mean() == pytest.approx(110, abs=3)  # the middle of columns 10 to 210
+    point = extent(draw_scribble(bar(), dataclasses.replace(PLAIN, shrink=1.0), 0, "a"))
+    assert point == (3, 3, 9)  # pixels at most 1.5 from a pixel's centre
+
+
+def test_wiggle_moves_a_stroke_to_the_sides():
+    rows = {}
+    for wiggle in (0.0, 0.5, 1.0):
+        scribble = draw_scribble(bar(41), dataclasses.replace(PLAIN, wiggle=wiggle), 0, "a")
+        rows[wiggle] = extent(scribble)[0]
+    assert rows[0.0] <= 5
+    assert rows[0.0] < rows[0.5] < rows[1.0]
+
+
+def test_drop_leaves_out_the_share_and_keeps_a_stroke_of_each_class():
+    """400 squares of class 2. With probability p each, 400 * p +- 4 * sqrt(400 * p * (1 - p)) are left out."""
+    mask = np.full((200, 200), 255, np.uint8)
+    mask[np.ix_(*[np.arange(200) % 10 < 7] * 2)] = 2
+    previous = np.ones(mask.shape, bool)
+    for share in (0.0, 0.3, 0.6):
+        drawn = draw_scribble(mask, dataclasses.replace(PLAIN, drop=share), 0, "a") != 255
+        left = cv2.connectedComponents(drawn.astype(np.uint8))[0] - 1
+        assert left == pytest.approx(400 * (1 - share), abs=4 * (400 * share * (1 - share)) ** 0.5)
+        assert not (drawn & ~previous).any()  # fewer of the same strokes
+        previous = drawn
+    drawn = draw_scribble(mask, dataclasses.replace(PLAIN, drop=1.0), 0, "a") != 255
+    assert cv2.connectedComponents(drawn.astype(np.uint8))[0] - 1 == 1
+
+
+def test_border_strokes_run_along_the_inside_of_the_border():
+    mask = np.full((140, 140), 255, np.uint8)
+    mask[20:120, 20:120] = 3
+    without = draw_scribble(mask, PLAIN, 0, "a") != 255
+    added = (draw_scribble(mask, dataclasses.replace(PLAIN, border=True), 0, "a") != 255) & ~without
+    rows, columns = np.nonzero(added)
+    depth = np.minimum(np.minimum(rows - 20, 119 - rows), np.minimum(columns - 20, 119 - columns))
+    # The line is 1 + 1 to 1 + 4 pixels from the border pixels (half of the width, and the distance), 3 pixels wide.
+    assert depth.min() >= 1
+    assert depth.max() <= 1 + 4 + 1 + 1
+    # 7 to 15 % of an outline of 4 * 90 to 4 * 96 pixels, times 3.
+    assert 3 * 0.07 * 360 * 0.9 <= len(rows) <= 3 * 0.15 * 384 * 1.1
+
+
+def test_background_strokes_stay_deep_inside():
+    """A disc with a narrow arm: an object's stroke runs into the arm, a background stroke stays in the disc."""
+    mask = np.full((100, 220), 255, np.uint8)
+    cv2.circle(mask, (50, 50), 40, 1, -1)
+    mask[46:55, 80:200] = 1
+    in_arm = {}
+    for background in (None, 1):
+        scribble = draw_scribble(mask, dataclasses.replace(PLAIN, background=background), 0, "a")
+        in_arm[background] = int((scribble[:, 100:] != 255).sum())
+        assert (scribble[:, :90] == 1).any()
+    assert in_arm[None] > 80
+    assert in_arm[1] == 0
+
+
+def plainly_thinned(region: np.ndarray) -> np.ndarray:
+    """Guo and Hall's algorithm, pixel by pixel."""
+    left = np.pad(region, 1)
+    while True:
+        before = left.copy()
+        for half in (0, 1):
+            gone = []
+            for row, column in np.argwhere(left):
+                p2, p3, p4 = left[row - 1, column], left[row - 1, column + 1], left[row, column + 1]
+                p5, p6, p7 = left[row + 1, column + 1], left[row + 1, column], left[row + 1, column - 1]
+                p8, p9 = left[row, column - 1], left[row - 1, column - 1]
+                branches = (
+                    int(not p2 and (p3 or p4))
+                    + int(not p4 and (p5 or p6))
+                    + int(not p6 and (p7 or p8))
+                    + int(not p8 and (p9 or p2))
+                )
+                first = int(p9 or p2) + int(p3 or p4) + int(p5 or p6) + int(p7 or p8)
+                second = int(p2 or p3) + int(p4 or p5) + int(p6 or p7) + int(p8 or p9)
+                side = ((p6 or p7 or not p9) and p8) if half == 0 else ((p2 or p3 or not p5) and p4)
+                if branches == 1 and 2 <= min(first, second) <= 3 and not side:
+                    gone.append((row, column))
+            for pixel in gone:
+                left[pixel] = False
+        if (left == before).all():
+            return left[1:-1, 1:-1]
+
+
+def test_all_regions_are_thinned_at_once_as_each_by_itself():
+    for seed in range(8):
+        mask = random_mask(seed)[:45, :45]
+        number = find_regions(mask, min_area=1).number
+        together = thin(number)
+        for index in range(1, number.max() + 1):
+            region = number == index
+            alone = together & region
+            assert (alone == plainly_thinned(region)).all()
+            if alone.any():  # a skeleton is as connected as its region
+                assert cv2.connectedComponents(alone.astype(np.uint8), connectivity=8)[0] == 2
+
+
+def test_depth_is_at_most_the_distance_to_another_region():
+    """Strokes stay in their class because all pixels closer than the depth belong to the region."""
+    for seed in range(5):
+        number = find_regions(random_mask(seed)[:30, :30], min_area=1).number
+        depth = depth_inside(number)
+        padded = np.pad(number, 1)
+        places = np.argwhere(padded >= 0)
+        for row, column in np.argwhere(number > 0):
+            others = places[padded.ravel() != number[row, column]]
+            distance = np.hypot(*(others - [row + 1, column + 1]).T).min()
+            assert distance - 1.42 <= depth[row, column] < distance
+
+
+def test_longest_path_by_hand():
+    shape = [
+        "#....#",
+        ".#..#.",
+        "..##..",
+        "..#...",
+        "..####",
+    ]  # three arms; the right one above and the lower one are longest
+    path = longest_path(np.argwhere(np.array([list(line) for line in shape]) == "#")).tolist()
+    assert path[:: 1 if path[0] == [0, 5] else -1] == [[0, 5], [1, 4], [2, 3], [2, 2], [3, 2], [4, 3], [4, 4], [4, 5]]
+    ring = np.argwhere(cv2.circle(np.zeros((41, 41), np.uint8), (20, 20), 15, 1, 1))
+    assert (
+        len(longest_path(ring)) > 0.9 * len(ring) * 0.75
+    )  # around the loop, not along half of it; diagonals save some
+    assert longest_path(np.array([[4, 7]])).tolist() == [[4, 7]]

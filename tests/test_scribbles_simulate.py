@@ -1,0 +1,170 @@
+"""python -m data.scribbles simulate: files by name, in any number of processes, and nothing overwritten."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import errors_of, finish, one_line_each, start
+from PIL import Image
+from test_scribbles import random_mask
+
+from data.classes import voc_colours
+from data.images import read_label
+from data.scribbles import output
+from data.scribbles import simulate as module
+from data.scribbles.__main__ import main
+from data.scribbles.strokes import draw_scribble
+from errors import UserError
+
+NUM_MASKS = 17  # two processes take 8 at once
+
+
+@pytest.fixture(scope="module")
+def masks(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("masks")
+    (folder / "sub").mkdir()
+    for number in range(NUM_MASKS):
+        Image.fromarray(random_mask(number)).save(folder / ("sub" if number % 2 else ".") / f"{number}.png")
+    return folder
+
+
+def simulate(masks: Path, out: Path, *words: str) -> int:
+    return main(["simulate", str(masks), str(out), "--workers", "0", "--min_area", "30", *words])
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_files_do_not_depend_on_processes_or_on_other_masks(masks, tmp_path, capsys):
+    assert simulate(masks, tmp_path / "one") == 0
+    assert f"one: {NUM_MASKS} scribble(s) drawn\n" in capsys.readouterr().out
+    one = contents(tmp_path / "one")
+    assert len(one) == NUM_MASKS + 1
+    assert main(["simulate", str(masks), str(tmp_path / "two"), "--workers", "2", "--min_area", "30"]) == 0
+    assert contents(tmp_path / "two") == one
+    (tmp_path / "list.txt").write_text("sub/5.png\n4\n")
+    assert simulate(masks, tmp_path / "few", "--list", str(tmp_path / "list.txt")) == 0
+    few = contents(tmp_path / "few")
+    assert set(few) == {"4.png", "sub/5.png", output.MARK}
+    assert {name: one[name] for name in few} == few
+    assert simulate(masks, tmp_path / "other", "--seed", "1") == 0
+    assert contents(tmp_path / "other") != one
+
+
+def test_files_are_palette_pngs_of_class_numbers(masks, tmp_path):
+    assert simulate(masks, tmp_path / "out", "--classes", "camvid") == 0
+    with Image.open(tmp_path / "out/0.png") as picture:
+        assert picture.mode == "P"
+        assert picture.getpalette()[:3] == [128, 128, 128]  # camvid.txt: sky #808080
+    mask, scribble = read_label(masks / "0.png", 255), read_label(tmp_path / "out/0.png", 255)
+    drawn = scribble != 255
+    assert drawn.any()
+    assert (scribble == mask)[drawn].all()
+
+
+def test_the_same_command_keeps_what_is_there_and_another_is_refused(masks, tmp_path, monkeypatch, capsys):
+    assert simulate(masks, tmp_path / "whole") == 0
+    whole, drawn = contents(tmp_path / "whole"), []
+
+    def interrupt(*arguments):
+        drawn.append(arguments)
+        if len(drawn) == 6:
+            raise KeyboardInterrupt
+        return draw_scribble(*arguments)
+
+    monkeypatch.setattr(module, "draw_scribble", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        simulate(masks, tmp_path / "out")
+    assert len(contents(tmp_path / "out")) == 5 + 1
+    capsys.readouterr()
+    monkeypatch.undo()
+    assert simulate(masks, tmp_path / "out") == 0
+    assert f"{NUM_MASKS - 5} scribble(s) drawn, 5 kept (from an earlier start)" in capsys.readouterr().out
+    assert contents(tmp_path / "out") == whole
+    for words in (["--seed", "1"], ["--shrink", "0.5"], ["--background", "none"], ["--border"]):
+        with pytest.raises(UserError, match="out: holds the result of another command"):
+            simulate(masks, tmp_path / "out", *words)
+    assert contents(tmp_path / "out") == whole
+
+
+def test_other_folders_are_refused_before_work(masks, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/a.png").write_bytes(b"mine")
+    with pytest.raises(UserError, match="mine: exists and is not empty: name a new folder"):
+        simulate(masks, tmp_path / "mine")
+    with pytest.raises(UserError, match=r"a\.png: is a file: name a new folder"):
+        simulate(masks, tmp_path / "mine/a.png")
+    assert contents(tmp_path / "mine") == {"a.png": b"mine"}
+    with pytest.raises(UserError, match="name a folder outside"):
+        simulate(masks, masks / "out")
+
+
+def test_masks_that_cannot_be_read_are_named_and_the_others_drawn(tmp_path, capsys):
+    (tmp_path / "in").mkdir()
+    for name in ("cut", "good"):
+        Image.fromarray(random_mask(3)).save(tmp_path / f"in/{name}.png")
+    (tmp_path / "in/cut.png").write_bytes((tmp_path / "in/cut.png").read_bytes()[:-30])
+    Image.fromarray(np.zeros((4, 4, 3), np.uint8) + np.arange(3, dtype=np.uint8)).save(tmp_path / "in/colours.png")
+    assert simulate(tmp_path / "in", tmp_path / "out") == 1
+    said = capsys.readouterr().err
+    assert "cut.png: not a whole, readable image" in said
+    assert "colours.png: a RGB image" in said
+    assert set(contents(tmp_path / "out")) == {"good.png", output.MARK}
+
+
+def test_overlays_show_the_strokes_on_the_images(masks, tmp_path):
+    for path in masks.rglob("*.png"):
+        image = tmp_path / "images" / path.relative_to(masks).with_suffix(".jpg")
+        image.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", Image.open(path).size, (0, 0, 90)).save(image)
+    words = ["--images", str(tmp_path / "images"), "--overlays", str(tmp_path / "shown"), "--width", "9"]
+    assert simulate(masks, tmp_path / "out", *words) == 0
+    shown = sorted(
+        path.relative_to(tmp_path / "shown").with_suffix("").as_posix() for path in (tmp_path / "shown").rglob("*.jpg")
+    )
+    assert shown == sorted(path.relative_to(masks).with_suffix("").as_posix() for path in masks.rglob("*.png"))
+    scribble = read_label(tmp_path / "out/0.png", 255)
+    painted = np.asarray(Image.open(tmp_path / "shown/0.jpg"), np.int64)
+    # 0.6 times the image and 0.4 times white, where there is no stroke; JPEG keeps the mean.
+    assert painted[scribble == 255].mean(axis=0) == pytest.approx([102, 102, 156], abs=12)
+    (value, _), *_ = sorted(
+        ((value, (scribble == value).sum()) for value in np.unique(scribble[scribble != 255])),
+        key=lambda pair: -pair[1],
+    )
+    assert painted[scribble == value].mean(axis=0) == pytest.approx(voc_colours()[value], abs=40)
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["simulte", "m", "o"], "no such command 'simulte': did you mean simulate?"),
+        (["simulate", "nowhere", "o"], "nowhere: no such folder"),
+        (["simulate", "m", "o", "--shrnk", "1"], "unknown flag --shrnk: did you mean --shrink?"),
+        (["simulate", "m", "o", "--shrink", "1.5"], "--shrink 1.5: must be 0 to 1"),
+        (["simulate", "m", "o", "--drop", "nan"], "--drop nan: must be 0 to 1"),
+        (["simulate", "m", "o", "--length", "0"], "--length 0.0: must be above 0 and at most 1"),
+        (["simulate", "m", "o", "--width", "0"], "--width 0: must be 1 to 255"),
+        (["simulate", "m", "o", "--images", "m"], "--overlays DIR and --images DIR"),
+        (["simulate", "m", "o", "--images", "e", "--overlays", "v"], "--images e: no image 'a'; 1 of 1 are missing"),
+        (["simulate", "e", "o"], "e: no label map in it (.png, "),
+        (["simulate", "m", "o", "--list", "l.txt"], "l.txt: 'b': no label map of this name in m"),
+        (["stats", "m", "--compare_masks", "m"], "--compare_masks m: needs --compare DIR"),
+        (["stats", "m", "--masks", "other"], "m: no scribble could be measured: m/a.png: no mask of this name"),
+        (["convert", "coco", "m", "o"], "invalid choice: 'coco' (choose from"),
+    ],
+)
+def test_wrong_words_are_one_line(tmp_path, words, named):
+    for folder in ("m", "e", "other"):
+        (tmp_path / folder).mkdir()
+    Image.fromarray(np.zeros((9, 9), np.uint8)).save(tmp_path / "m/a.png")
+    Image.fromarray(np.zeros((9, 9), np.uint8)).save(tmp_path / "other/b.png")
+    (tmp_path / "l.txt").write_text("b\n")
+    one_line_each(finish([start(["data.scribbles", *words], tmp_path, program="-m")]), named)
+    assert not (tmp_path / "o").exists()
+
+
+def test_help_names_the_commands(tmp_path):
+    ((status, out, err),) = finish([start(["data.scribbles"], tmp_path, program="-m")])
+    assert (status, errors_of(err)) == (0, [])
+    assert [f" {name} --help" in out for name in ("simulate", "stats", "convert")] == [True] * 3
