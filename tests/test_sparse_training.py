@@ -9,7 +9,6 @@ import build
 import config
 import models
 import train
-from config import Config
 from distributed.group import Group
 from errors import UserError
 from losses.criterion import Criterion
@@ -123,7 +122,3 @@ def test_the_summary_counts_the_teachers_pass_and_the_pairs():
 def models_on_meta() -> models.Segmenter:
     with torch.device("meta"):
         return models.build("res50_ASPP", layers=18, num_classes=4)
-
-
-def test_a_new_flag_that_an_old_checkpoint_lacks_is_off():
-    assert (Config.l_crf, Config.l_absent, Config.l_consistency) == (0.0, 0.0, 0.0)
