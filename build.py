@@ -19,8 +19,10 @@ from distributed.batch_norm import SyncBatchNorm, synchronize
 from distributed.checks import digest
 from distributed.group import Group
 from errors import UserError
+from image_stats import colour_scale
 from labels import MAPS
 from losses.criterion import NEEDS, TERMS, Criterion
+from losses.sparse_losses import SPARSE_LOSSES
 from models import pretrained
 from models.amp import LossScaler
 from models.average import WeightAverage
@@ -28,6 +30,7 @@ from models.compiled import compile_blocks
 from models.optimizers import make_optimizer
 from models.parameter_groups import parameter_groups
 from models.pretrained import StartWeights
+from models.teacher import Teacher
 from runs import checkpoint
 from runs.state import TrainState
 from runs.summary import Summary, summarize
@@ -131,8 +134,9 @@ def get_criterion(
 ) -> Criterion:
     """Return the Criterion with the run's losses. Raises UserError if no loss trains the head."""
     weights = active_terms(cfg)
+    weights |= {term: weight for term in SPARSE_LOSSES if (weight := getattr(cfg, f"l_{term}")) > 0}
     off = [term for term in TERMS if term not in weights]
-    if not set(weights) - {"lorm"}:  # with LoRM alone the head would have no gradient
+    if not set(weights) - {"lorm", *SPARSE_LOSSES}:  # no other tells the head which class is where
         raise UserError(
             f"--dataset {cfg.dataset} with these --l_* weights leaves no loss to train on: raise one of its weights"
         )
@@ -148,6 +152,7 @@ def get_criterion(
         lorm_terms=raw_model.lorm_terms,
         sum_lorm_terms=lambda count: group.sum(count) * cfg.accum_steps,
         accuracy=cfg.report_training_batch_acc,
+        colour_scale=colour_scale(cfg.stats),
         class_weights=class_weights,
         focal_gamma=cfg.focal_gamma,
         ohem_fraction=cfg.ohem_fraction,
@@ -190,6 +195,9 @@ def get_state(
     ema = WeightAverage(raw_model, cfg.ema) if cfg.ema else None
     state = TrainState(raw_model, model, optimizer, scaler, ema, origin=origin, class_weights=class_weights)
     state.listing, state.clip_grad = digest(train_set.listing), cfg.clip_grad
+    if cfg.l_consistency and ema:
+        how = {"threshold": cfg.consistency_threshold, "warmup_epochs": cfg.consistency_warmup}
+        state.teacher = Teacher(ema, cfg.amp, num_images=len(train_set), **how)
     torch.manual_seed(cfg.seed + group.rank)
     if saved is None:
         return state

@@ -20,6 +20,7 @@ COUNTS = {
     "pseudo": "pseudo_histogram",
     "distance_s": "distance_s_nonzero",
     "distance_c": "distance_c_nonzero",
+    "inside": "inside_nonzero",  # where the image is, and not its padding (data.sparse)
 }
 
 # The labelled pixels of a batch whose labels are few (losses.points).

@@ -154,8 +154,7 @@ def train_step(
 
     Raises Stopped if any rank got a signal.
     """
-    # 1. Each loss is divided by its own count over the global batch, such as labelled pixels. Raises Stopped if any
-    # rank got a signal.
+    # 1. Each loss is divided by its own count over the global batch, such as labelled pixels.
     counts = torch.stack([criterion.counts(batch) for batch in micro_batches]).sum(0)
     divisors = group.sum_or_stop(counts).tolist()
 
@@ -164,9 +163,10 @@ def train_step(
     for number, batch in enumerate(micro_batches, start=1):
         foreground = foreground_of(batch, group.device) if "lorm" in criterion.weights else None
         batch = to_device(batch, group.device)
+        batch |= state.teach(batch["image"])  # with --l_consistency: what the model should predict for "strong"
         with gradient_sync(state.model, enabled=number == len(micro_batches)):
             with autocast(cfg.amp, group.device):
-                outputs = state.model(batch["image"], foreground)
+                outputs = state.model(batch.get("strong", batch["image"]), foreground)
             loss, micro_parts = criterion(outputs, batch, divisors)
             # DDP averages gradients over ranks. The divisors are global already, so undo the average.
             state.scaler.scale(loss * group.world_size).backward()

@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 import models
+from augmentation import get_transform
 from config import Config
 from config.shared import LaunchFlags
 from data import demo
@@ -25,7 +26,6 @@ from data.label_map import read_label_map
 from data.layout import Split, find_split
 from data.loader import EvalLoader, TrainLoader, loader_options
 from data.sampler import EvalBatches, TrainSampler
-from data.transforms import CentreCrop, TrainTransform
 from distributed.group import Group
 from distributed.join import process_group
 from distributed.signals import ignore_signals
@@ -137,14 +137,12 @@ def get_train_loader(cfg: Config, group: Group) -> TrainLoader:
     }
     stored = {name: folders[name] for name in MAPS[cfg.dataset] if name not in compute}
     files = find_files(cfg, cfg.dataset, cfg.train_split, stored)
-    kind = TrainTransform if cfg.augment else CentreCrop
-    transform = kind(cfg.crop_size, long_side=cfg.long_side, outside=cfg.outside)
     extras: list[Callable] = [count_batch, *([find_points] if MAPS[cfg.dataset] == ("label",) else [])]
     if models.MODELS[cfg.model_type].has_lorm:
         size = models.feature_size(cfg.backbone, cfg.output_stride, cfg.crop_size, cfg.crop_size)
         extras.append(partial(find_foreground, size=size, background=cfg.background_class))
     options: dict = {"extras": extras, "seed": cfg.seed, "label_map": read_label_map(cfg.label_map, cfg.numclasses)}
-    dataset = SegmentationDataset(files, cfg.numclasses, transform=transform, compute=compute, **options)
+    dataset = SegmentationDataset(files, cfg.numclasses, transform=get_transform(cfg), compute=compute, **options)
     dataset.expect(cfg.image_type, measure_advice(cfg))
     sampler = TrainSampler(
         len(dataset),

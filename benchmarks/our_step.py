@@ -61,7 +61,7 @@ def our_step(cfg: Config, mode: AbsentGPU, world_size: int = 1) -> Iterator[tupl
         weights = [1.0] * cfg.numclasses if cfg.class_weights != "none" else None
         criterion = build.get_criterion(cfg, group, raw_model, weights)
         optimizer = build.get_optimizer(cfg, raw_model, group, cfg.lr)
-        train_set = SimpleNamespace(listing=[])
+        train_set = mock.MagicMock(listing=[], __len__=lambda self: cfg.batchsize)
         state = build.get_state(cfg, group, raw_model, model, optimizer, None, {}, train_set, weights)  # type: ignore[arg-type]
         run = SimpleNamespace(metrics=Metrics(group, cfg.log_interval), step_done=lambda: None)
         run.metrics._bar = mock.MagicMock()
@@ -114,8 +114,17 @@ def _random_batch(cfg: Config) -> dict[str, Tensor]:
     batch["image"] = torch.zeros(*shape, 3, dtype=torch.uint8)
     if MAPS[cfg.dataset] == ("label",):
         batch |= find_points(batch)
+    batch |= _sparse_inputs(cfg, batch["image"])
     size = models.feature_size(cfg.backbone, cfg.output_stride, cfg.crop_size, cfg.crop_size)
     return batch | count_batch(batch) | find_foreground(batch, size=size, background=cfg.background_class)
+
+
+def _sparse_inputs(cfg: Config, images: Tensor) -> dict[str, Tensor]:
+    """Return what data.sparse adds to a batch for the losses of these flags."""
+    wanted = {"inside": cfg.l_crf or cfg.l_absent or cfg.l_consistency, "present": cfg.l_absent}
+    shapes = {"inside": images.shape[:3], "present": (len(images), cfg.numclasses)}
+    inputs = {name: torch.ones(shape, dtype=torch.uint8) for name, shape in shapes.items() if wanted[name]}
+    return inputs | ({"strong": images.clone()} if cfg.l_consistency else {})
 
 
 def _all_reduce(_state: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:

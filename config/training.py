@@ -9,6 +9,7 @@ from config.optimisation import OptimFlags, check_optimisation
 from config.shared import DataFlags, LaunchFlags, ModelFlags, SizeFlags
 from errors import UserError
 from image_stats import Display
+from labels import MAPS
 
 
 @dataclass
@@ -90,6 +91,13 @@ class LossFlags:
     l_ds: float = flag(1.0, "weight of the entropy loss on pixels near the scribble", ge=0)
     l_dc: float = flag(1.0, "weight of the entropy loss on pixels away from the pseudo-label's contour", ge=0)
     label_smooth: float = flag(0.1, "label smoothing of the pseudo-label loss", ge=0, lt=1)
+    l_crf: float = flag(0.0, "weight of the gated CRF loss: neighbours of one colour agree; 0.1 in the paper", ge=0)
+    l_absent: float = flag(0.0, "weight of the loss on classes that are not in any label of the image", ge=0)
+    l_consistency: float = flag(
+        0.0, "weight of the consistency of a recoloured image with a teacher, the weights of --ema", ge=0
+    )
+    consistency_threshold: float = flag(0.9, "lowest probability at which the teacher's class counts", ge=0, lt=1)
+    consistency_warmup: float = flag(5.0, "epochs in which the weight --l_consistency rises to its value", ge=0)
 
 
 @dataclass
@@ -154,11 +162,7 @@ class Config(
 
 def check(cfg: Config) -> None:
     """Raise UserError if flags contradict each other or --loss, --class_weights, --dataset_path or --name is bad."""
-    try:
-        parse_loss(cfg.loss)
-    except ValueError as error:
-        raise UserError(f"--loss {cfg.loss}: {error}") from None
-    read_class_weights(cfg.class_weights, cfg.numclasses)
+    check_losses(cfg)
     Display.of(cfg.show_channels, cfg.stats)
     if cfg.static_graph and cfg.accum_steps > 1:
         raise UserError(
@@ -196,6 +200,24 @@ def check(cfg: Config) -> None:
         raise UserError("--dataset_path is not set: give the data set's root folder (docs/your_data.md)")
     if "/" in cfg.name or cfg.name in (".", ".."):
         raise UserError(f"--name {cfg.name}: must be a folder name without '/'; --logdir is its parent folder")
+
+
+def check_losses(cfg: Config) -> None:
+    """Raise UserError if flags of the losses are bad, or contradict each other or --dataset."""
+    try:
+        parse_loss(cfg.loss)
+    except ValueError as error:
+        raise UserError(f"--loss {cfg.loss}: {error}") from None
+    read_class_weights(cfg.class_weights, cfg.numclasses)
+    if cfg.l_consistency and not cfg.ema:
+        raise UserError(
+            f"--l_consistency {cfg.l_consistency:g} without --ema: its teacher has the averaged weights: add --ema 0.99"
+        )
+    for name in ("l_absent", "l_consistency"):
+        if getattr(cfg, name) and "label" not in MAPS[cfg.dataset]:
+            raise UserError(
+                f"--{name} {getattr(cfg, name):g} with --dataset {cfg.dataset}, which has no labels for it: drop it"
+            )
 
 
 def check_backbone(cfg: Config) -> None:

@@ -34,12 +34,12 @@ def count_batch(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the counts of a batch that the losses are divided by, under their names in labels.COUNTS.
 
     batch: {map: (B, H, W) uint8}, in CPU memory. A label map gives (B, 256) int64, the number of pixels of each value
-    in each image; a distance map gives (B,) int64, the number of its pixels that are not 0.
+    in each image; a distance map and "inside" give (B,) int64, the number of pixels that are not 0.
     """
     counts = {}
     for name in COUNTS.keys() & batch.keys():
         maps = batch[name].numpy()
-        count = cv2.countNonZero if name.startswith("distance") else value_histogram
+        count = value_histogram if COUNTS[name].endswith("histogram") else cv2.countNonZero
         counts[COUNTS[name]] = torch.from_numpy(np.array([count(values) for values in maps], np.int64))
     return counts
 

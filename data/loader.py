@@ -18,8 +18,8 @@ class TrainLoader(DataLoader):
     """DataLoader of shuffled, augmented training batches: {"image": (B, H, W, 3), other maps: (B, H, W)}, all uint8.
 
     The other maps are those that --dataset has in labels.MAPS. H and W are --crop_size. A batch also has the counts of
-    its maps, under their names in labels.COUNTS. sampler.set_position(epoch, samples) chooses the epoch and the number
-    of samples to skip.
+    its maps, under their names in labels.COUNTS, and what losses for sparse labels need (data.sparse).
+    sampler.set_position(epoch, samples) chooses the epoch and the number of samples to skip.
     """
 
     dataset: SegmentationDataset

@@ -9,7 +9,7 @@ import numpy as np
 from image_stats import MEAN_COLOUR
 
 # {label map: value outside the image}. Padding never has weight in a loss.
-OUTSIDE = {"label": 255, "pseudo": 255, "distance_s": 0, "distance_c": 0}
+OUTSIDE = {"label": 255, "pseudo": 255, "distance_s": 0, "distance_c": 0, "inside": 0}
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,10 @@ class TrainTransform:
     blur: float = 0.5
     long_side: int = 0
     outside: tuple[float, ...] = MEAN_COLOUR
+
+    def inputs(self, maps: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+        """Return the maps to call the transform with: those of the sample."""
+        return maps
 
     def __call__(
         self, maps: Mapping[str, np.ndarray], rng: np.random.Generator, out: Mapping[str, np.ndarray] | None = None
@@ -74,6 +78,10 @@ class CentreCrop:
     crop_size: int
     long_side: int = 0
     outside: tuple[float, ...] = MEAN_COLOUR
+
+    def inputs(self, maps: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+        """Return the maps to call the transform with: those of the sample."""
+        return maps
 
     def __call__(
         self, maps: Mapping[str, np.ndarray], rng: np.random.Generator, out: Mapping[str, np.ndarray] | None = None
@@ -121,12 +129,13 @@ def _warp(
             cv2.GaussianBlur(out["image"], (5, 5), 0, dst=out["image"])
     else:
         _warp_channels(maps["image"], matrix, outside, out["image"], blurred=blurred)
-    names = [name for name in maps if name != "image"]
-    if len(names) == 1:
-        nearest = {"flags": cv2.INTER_NEAREST, "borderValue": OUTSIDE[names[0]]}
-        cv2.warpAffine(maps[names[0]], matrix, (size, size), dst=out[names[0]], **nearest)
-    elif names:
-        _warp_together([maps[name] for name in names], matrix, [out[name] for name in names], names)
+    others = [name for name in maps if name != "image"]
+    for names in (others[:4], others[4:]):
+        if len(names) == 1:
+            nearest = {"flags": cv2.INTER_NEAREST, "borderValue": OUTSIDE[names[0]]}
+            cv2.warpAffine(maps[names[0]], matrix, (size, size), dst=out[names[0]], **nearest)
+        elif names:
+            _warp_together([maps[name] for name in names], matrix, [out[name] for name in names], names)
     return out
 
 

@@ -1,5 +1,6 @@
 """Bilinear upsampling as matrix products, so that a band of rows is computed alone, and its transpose is exact too."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -57,3 +58,14 @@ class Axis:
         place = (2 * at + 1) * self.num_in - self.num_out
         last = self._denominator * (self.num_in - 1)
         return place.clamp(0, last) if isinstance(place, Tensor) else min(max(place, 0), last)
+
+
+def average_down(maps: Tensor, size: Sequence[int], *, align_corners: bool = True) -> Tensor:
+    """Return the maps (B, H, W) at a lower resolution, (B, *size): each position is a weighted mean of pixels.
+
+    The weights of its pixels are those by which upsampling takes the position's value to them.
+    """
+    height, width = maps.shape[1:]
+    down = Axis(size[0], height, align_corners).matrix(maps)
+    across = Axis(size[1], width, align_corners).matrix(maps)
+    return (down / down.sum(0)).T @ maps @ (across / across.sum(0))

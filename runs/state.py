@@ -10,6 +10,7 @@ from distributed.group import Group
 from errors import UserError
 from models.amp import LossScaler
 from models.average import WeightAverage
+from models.teacher import Teacher
 from runs.checkpoint import FORMAT
 from runs.optimizer_state import capture_optimizer, restore_optimizer
 
@@ -26,6 +27,7 @@ class TrainState:
     optimizer: Optimizer
     scaler: LossScaler
     ema: WeightAverage | None = None
+    teacher: Teacher | None = None  # made of ema, for --l_consistency
     epoch: int = 0  # epochs done, including their validation
     samples: int = 0  # samples of the current epoch that all ranks together have trained on
     step: int = 0  # optimizer steps done
@@ -48,6 +50,10 @@ class TrainState:
     def eval_model(self) -> nn.Module:
         """Return the model to validate: with --ema the one with averaged weights, else raw_model."""
         return self.models[-1]
+
+    def teach(self, images: Tensor) -> dict[str, Tensor]:
+        """Return the teacher's targets for images (B, H, W, C) of this step; {} without a teacher."""
+        return self.teacher(images, self.epoch, self.samples) if self.teacher else {}
 
     def update(self, lr: float, num_samples: int) -> None:
         """Do an optimizer step with this lr, after the backward passes of num_samples samples of all ranks.

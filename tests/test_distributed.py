@@ -45,6 +45,9 @@ def shards_without_strokes() -> int:
 
 ALL_LABEL_LOSSES = {"dataset": "Dense", "model_type": "res50_ASPP", "class_weights": "balanced"}
 ALL_LABEL_LOSSES["loss"] = "+".join(LOSSES)
+# With padding: some crops are larger than their scaled image.
+SPARSE = {"dataset": "ScribblePseudo", "l_pseudo": 0, "l_lorm": 0.01, "l_crf": 0.1, "l_absent": 0.5, "crop_size": 81}
+SPARSE |= {"l_consistency": 1, "consistency_threshold": 0.22, "consistency_warmup": 3}
 
 
 def train_three_ways(words: list[str], tmp_path) -> dict[str, tuple[list[dict], dict, dict]]:
@@ -69,7 +72,7 @@ def assert_close(values: dict[str, torch.Tensor], expected: dict[str, torch.Tens
         torch.testing.assert_close(value, expected[key], rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("losses", [{"l_lorm": 0.01}, ALL_LABEL_LOSSES], ids=["scribbles", "dense"])
+@pytest.mark.parametrize("losses", [{"l_lorm": 0.01}, ALL_LABEL_LOSSES, SPARSE], ids=["scribbles", "dense", "sparse"])
 def test_same_losses_and_weights_at_any_split_of_the_global_batch(uneven_labels, tmp_path, losses):
     """Promise 1, 20 steps of global batch 4, in float64 with frozen batch norm."""
     words = flags(
@@ -78,6 +81,7 @@ def test_same_losses_and_weights_at_any_split_of_the_global_batch(uneven_labels,
     runs = train_three_ways(words, tmp_path)
     lines, weights, average = runs["one"]
     assert (len(lines), len(lines[0]["losses"])) == (20, 5)
+    assert all(any(line["losses"][name] > 0 for line in lines) for name in lines[0]["losses"])
     assert shards_without_strokes() > 0
     assert weights["head.aspp.conv1.weight"].dtype == torch.float64
     assert not torch.equal(average["head.aspp.conv1.weight"], weights["head.aspp.conv1.weight"])
