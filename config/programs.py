@@ -1,4 +1,4 @@
-"""The flags of evaluate.py, predict.py and export.py, and of train.py --task test and predict."""
+"""The flags of evaluate.py, predict.py, pseudo.py and export.py, and of train.py --task test and predict."""
 
 from dataclasses import dataclass
 
@@ -6,6 +6,9 @@ from config.flags import flag
 from config.reader import FlagReader
 from config.shared import CheckpointFlags, DataFlags, InferenceFlags, LaunchFlags, ModelFlags, SizeFlags
 from config.training import Config
+from errors import UserError
+
+OF_MODEL = ("scales", "flip", "weights", "only_stroked_classes")  # flags of pseudo.py that need --checkpoint
 
 
 @dataclass
@@ -29,6 +32,29 @@ class PredictFlags(InferenceFlags, SizeFlags, ModelFlags, LaunchFlags):
     overlay: bool = flag(False, "also paint classes over each image (overlays/NAME.jpg) or video, except --background")
     probs: bool = flag(False, "also write probs/NAME.npy: probabilities (classes, height, width), float16")
     overwrite: bool = flag(False, "predict again what --output already has")
+
+
+@dataclass
+class PseudoFlags(InferenceFlags, DataFlags, SizeFlags, ModelFlags, LaunchFlags):
+    """Pseudo-labels."""
+
+    train_path: str = flag("", "folder of the scribbles [the checkpoint's, or pascal_2012_scribble]", per_rank=True)
+    split: str = flag("", "list of images to label [--train_split of the checkpoint, or train]")
+    output: str = flag("", "folder for NAME.png: class numbers, 255 = unsure; for --pseudo_path", per_rank=True)
+    strokes: str = flag(
+        "walker",
+        "how strokes are spread without a model, to be averaged with it; none: only the model",
+        choices=("walker", "none"),
+    )
+    keep: float = flag(0.8, "of each class, the share of its pixels in all images that is kept: the surest", gt=0, le=1)
+    threshold: float = flag(
+        0.0, "keep pixels of at least this probability instead of --keep; 0: use --keep", ge=0, lt=1
+    )
+    only_stroked_classes: bool = flag(
+        True, "in each image, the model only chooses among the classes that have a stroke in it, and --background"
+    )
+    json: str = flag("", "FILE for the scores against the dense masks of --val_path, if there are any", per_rank=True)
+    overwrite: bool = flag(False, "make again what --output already has")
 
 
 @dataclass
@@ -59,9 +85,23 @@ OF_CHECKPOINT = "Flags of data, image size and model default to the checkpoint's
 READER = FlagReader(Config, "train.py", "Train a semantic-segmentation model.", takes_aliases=True)
 EVALUATE = FlagReader(EvaluateFlags, "evaluate.py", f"Score a checkpoint. {OF_CHECKPOINT}")
 PREDICT = FlagReader(PredictFlags, "predict.py", f"Predict label maps of images and videos. {OF_CHECKPOINT}")
+PSEUDO = FlagReader(PseudoFlags, "pseudo.py", f"Make pseudo-labels from scribbles. {OF_CHECKPOINT}")
 EXPORT = FlagReader(ExportFlags, "export.py", f"Export a checkpoint to ONNX and torch.export. {OF_CHECKPOINT}")
 TASKS = {
     "train": READER,
     "test": FlagReader(TestFlags, "train.py", EVALUATE.description, takes_aliases=True),
     "predict": FlagReader(PredictTaskFlags, "train.py", PREDICT.description, takes_aliases=True),
 }
+
+
+def check_pseudo(flags: PseudoFlags) -> None:
+    """Raise UserError if flags of pseudo.py are missing or contradict each other."""
+    if not flags.output:
+        raise UserError("--output is not set: name the folder for the pseudo-labels")
+    changed = [name for name in OF_MODEL if getattr(flags, name) != PSEUDO.flags[name].default]
+    if not flags.checkpoint and changed:
+        raise UserError(f"--{changed[0]} without --checkpoint: it concerns a model: add --checkpoint FILE, or drop it")
+    if not flags.checkpoint and flags.strokes == "none":
+        raise UserError("--strokes none without --checkpoint: nothing to make labels by: add --checkpoint FILE")
+    if flags.threshold and flags.keep != PSEUDO.flags["keep"].default:
+        raise UserError(f"--threshold {flags.threshold} with --keep {flags.keep}: both choose the pixels: drop one")

@@ -1,0 +1,234 @@
+"""Pseudo-labels from scribbles: by a trained model, by spreading the strokes over the image, or by both.
+
+python pseudo.py --checkpoint log/teacher/best.pt --output pseudo --scales 0.75 1 1.25 --flip
+python pseudo.py --dataset_path CamVid --train_path scribbles --numclasses 11 --output pseudo    # no model
+torchrun --standalone --nproc_per_node 8 pseudo.py --checkpoint log/teacher/best.pt --output pseudo
+"""
+
+import dataclasses
+import json
+import logging
+import sys
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import program
+from config.programs import OF_MODEL, PSEUDO, PseudoFlags, check_pseudo
+
+if __name__ == "__main__":
+    program.check_command_line(PSEUDO.command_line)  # --help and wrong flags answer here, before torch is imported
+
+import numpy as np
+from torch.utils.data import DataLoader
+
+import shell
+from config import Config
+from config.flags import per_rank
+from data.classes import Classes, read_classes
+from data.dataset import SegmentationDataset
+from data.layout import match_files
+from data.sampler import EvalBatches
+from distributed import checks
+from distributed.group import Group, Stopped
+from errors import STOPPED, UserError
+from evaluation.predictor import Predictor
+from files import sha256, write_atomic
+from pseudo_labels import scores
+from pseudo_labels.drafts import Draft, make_drafts
+from pseudo_labels.finishing import NUM_THREADS, Finishing
+from pseudo_labels.folder import PseudoFolder
+from pseudo_labels.images import Stroked, StrokedImages
+from runs.log import progress_bar, start_logging
+from trained import OUT_OF_MEMORY_ADVICE, TrainedModel, inference_settings, read_flags
+from utils import find_files, find_masks, join_group, make_loader, prepare_demo_data, resolve_amp
+
+log = logging.getLogger("segtrain")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Make pseudo-labels with the flags of a command line. Returns 0, or errors.STOPPED after a signal."""
+    return run(*read_flags(PSEUDO, argv))
+
+
+def run(flags: PseudoFlags, overrides: dict) -> int:
+    """Make all pseudo-labels on all ranks. Returns 0, or errors.STOPPED after a signal.
+
+    overrides: {flag: value} that replaces the checkpoint's. Raises UserError for wrong flags or data.
+    """
+    check_pseudo(flags)
+    with join_group(flags) as group, program.advice(str(group.device), OUT_OF_MEMORY_ADVICE):
+        start_logging(flags.log_level, is_main=group.is_main)
+        checks.check_flags(group, vars(flags), per_rank(flags))
+        try:
+            make(flags, overrides, group)
+        except Stopped:
+            log.info("stopped by a signal; run the same command again, without --overwrite, to finish")
+            return STOPPED
+    return 0
+
+
+def make(flags: PseudoFlags, overrides: dict, group: Group) -> None:
+    """Make the pseudo-labels that --output lacks, and print their scores. Collective; raises Stopped after a signal.
+
+    overrides: {flag: value} that replaces the checkpoint's.
+    """
+    cfg, predictor, classes, settings = load(flags, overrides, group)
+    prepare_demo_data(cfg, group)
+    split = flags.split or cfg.train_split
+    dataset = find_scribbles(cfg, split, flags.train_path)
+    masks_folder, masks = find_dense_masks(cfg, split)
+    folder = PseudoFolder(Path(flags.output), classes.colours)
+    for data in (*dataset.folders.values(), masks_folder):
+        if folder.path.resolve().is_relative_to(data.resolve()):
+            raise UserError(f"--output {folder.path}: is in the data set ({data}), whose files it would overwrite")
+    checks.check_setup(group, {f"{split} list": dataset})
+    scribbles = group.map(sha256, [files["label"] for files in dataset.files])  # redrawn strokes: other labels
+    settings |= {"images": checks.digest(dataset.listing), "scribbles": checks.digest(list(map(str, scribbles)))}
+    if group.is_main:
+        folder.claim(dataset.names, settings, overwrite=flags.overwrite)
+    group.barrier()
+
+    finishing = Finishing(folder, dataset, group)
+    complete = group.broadcast(all(map(folder.is_done, dataset.names)))
+    if not complete:
+        Drafting(dataset, folder, group, cfg, predictor, flags).run()
+        only_sure = np.full(cfg.numclasses, 255)  # --threshold: drafts have the levels 0 and 255
+        finishing.write(only_sure if flags.threshold else finishing.floors(flags.keep))
+    result = group.broadcast(folder.scores) if complete else {}
+    if result.get("masks") != str(masks_folder):
+        has_drafts = group.broadcast(all(map(folder.has_draft, dataset.names)))
+        ways = ["model"] if flags.strokes == "none" else ["model", "strokes", "joined"] if predictor else ["strokes"]
+        ways = ways if has_drafts else []
+        result = {"masks": str(masks_folder), "classes": classes.names, **finishing.score(masks, ways)}
+    if group.is_main:
+        if flags.json:
+            write_atomic(Path(flags.json), json.dumps(result, indent=1), parents=True)
+        folder.finish(result)
+    report(result, flags, dataset, cfg)
+
+
+def load(flags: PseudoFlags, overrides: dict, group: Group) -> tuple[Config, Predictor | None, Classes, dict]:
+    """Return the flags of data and model, the model or None, the classes, and all that pseudo-labels depend on.
+
+    The flags are the checkpoint's, or train.py's defaults without one. overrides: {flag: value} that replaces them.
+    """
+    settings: dict = {name: getattr(flags, name) for name in ("strokes", "keep", "threshold")}
+    predictor = None
+    if flags.checkpoint:
+        trained = TrainedModel(flags.checkpoint, overrides)
+        trained.cfg = cfg = dataclasses.replace(trained.cfg, amp=resolve_amp(trained.cfg.amp, group))
+        predictor = trained.predictor(flags.weights, group.device, **inference_settings(flags))
+        checks.check_weights(group, predictor.model, buffers_averaged=True)
+        settings |= {"checkpoint": sha256(trained.path)} | {name: getattr(flags, name) for name in OF_MODEL}
+        settings |= cfg.sizes | {"model_type": cfg.model_type, "stride_in_1x1": cfg.stride_in_1x1, "amp": cfg.amp}
+        settings |= {"background": cfg.background, "val_batchsize": cfg.val_batchsize}
+    else:
+        cfg = Config(**overrides)
+    if not cfg.dataset_path:
+        raise UserError("--dataset_path is not set: give the data set's root folder (docs/your_data.md)")
+    if cfg.label_map:
+        raise UserError(
+            f"--label_map {cfg.label_map}: pseudo-labels hold class numbers, which train.py would map again: write the "
+            "scribbles as class numbers"
+        )
+    classes = read_classes(cfg.classes, cfg.numclasses)
+    settings |= {"show_channels": cfg.show_channels} if cfg.show_channels else {}
+    return cfg, predictor, classes, settings | {"colours": classes.colours[: cfg.numclasses].tolist()}
+
+
+def find_scribbles(cfg: Config, split: str, train_path: str) -> SegmentationDataset:
+    """Return the data set of a split's images, with their scribbles as "label".
+
+    train_path: folder of the scribbles; "": the one in `cfg` if it holds scribbles, else the layout's.
+    """
+    if cfg.dataset == "Folder":
+        raise UserError("--dataset Folder: scribbles and pseudo-labels need VOC's layout (docs/your_data.md)")
+    own = cfg.train_path if cfg.dataset.startswith("Scribble") else ""  # with Dense, it names dense masks
+    dataset = SegmentationDataset(find_files(cfg, "ScribbleOnly", split, {"label": train_path or own}), cfg.numclasses)
+    dataset.expect(cfg.image_type)
+    return dataset
+
+
+def find_dense_masks(cfg: Config, split: str) -> tuple[Path, dict[str, Path]]:
+    """Return the folder of the dense masks, which may be missing, and {name: path} of the masks of a split."""
+    found = find_masks(cfg, split)
+    masks = {name: files["label"][0] for name, files in match_files(found) if files["label"]}
+    return found.folders["label"], masks
+
+
+@dataclass
+class Drafting:
+    """The first pass over the images, shared by all ranks of `group`: a draft of each.
+
+    dataset: images, and scribbles as "label". predictor: the model, or None.
+    """
+
+    dataset: SegmentationDataset
+    folder: PseudoFolder
+    group: Group
+    cfg: Config
+    predictor: Predictor | None
+    flags: PseudoFlags
+
+    def run(self) -> None:
+        """Write what is missing. Collective; raises Stopped after a signal."""
+        group, folder, names = self.group, self.folder, self.dataset.names
+        # Batches are those of all images, and done again whole: a model's result may depend on the batch's size.
+        sizes = [size or (0, 0) for size in group.map(self.dataset.image_size, range(len(self.dataset)))]
+        images_at_once = self.predictor.images_at_once if self.predictor else 1
+        batches = EvalBatches(sizes, batch_size=images_at_once, rank=group.rank, world_size=group.world_size)
+        pending = [batch for batch in batches if not all(folder.has_draft(names[index]) for index in batch)]
+        images = StrokedImages(self.dataset, self.cfg.display if self.flags.strokes == "walker" else None)
+        loader = make_loader(DataLoader, images, self.flags.workers, group, batch_sampler=pending, collate_fn=list)
+        total = sum(map(len, pending))
+        writes: list[Future] = []
+        with (
+            ThreadPoolExecutor(NUM_THREADS) as pool,
+            progress_bar(None, total=total, title="images", unit="image", enabled=group.is_main) as bar,
+        ):
+            for batch in loader if pending else ():
+                if group.stop:
+                    break
+                drafts = self._drafts(batch)
+                for write in writes:  # of the batch before, written while this one was predicted
+                    write.result()
+                own = [names[item.index] for item in batch]
+                writes = [pool.submit(folder.write_draft, *pair) for pair in zip(own, drafts, strict=True)]
+                bar.update(len(batch))
+        for write in writes:
+            write.result()
+        group.raise_if_stopped()
+
+    def _drafts(self, batch: list[Stroked]) -> list[Draft]:
+        cfg, flags = self.cfg, self.flags
+        return make_drafts(
+            batch,
+            self.predictor,
+            cfg.numclasses,
+            self.group.device,
+            only_stroked=flags.only_stroked_classes,
+            background=cfg.background_class,
+            threshold=flags.threshold,
+        )
+
+
+def report(result: dict, flags: PseudoFlags, dataset: SegmentationDataset, cfg: Config) -> None:
+    """Log the table of scores, what was written, and the command that trains on it. result: content of scores.json."""
+    if result["ways"]:
+        missing = result["images"] - result["scored"]
+        rest = f" (of {result['images']}: the others have no dense mask)" if missing else ""
+        log.info(f"against {result['scored']} dense masks of {result['masks']}{rest}:")
+        log.info(scores.table(result["ways"], result["classes"]))
+    else:
+        log.info(f"no scores: {result['masks']} (--val_path) has no dense masks of these images")
+    shares = f"{result['labelled']:.1%} of the pixels are labelled, {result['stroked']:.2%} by strokes"
+    log.info(f"{result['images']} pseudo-labels in {flags.output}: {shares}")
+    scribbles, labels = (path.resolve() for path in (dataset.folders["label"], Path(flags.output)))
+    paths = ["--dataset_path", cfg.dataset_path, "--train_path", scribbles, "--pseudo_path", labels]
+    command = shell.python_command("train.py", "--dataset", "ScribblePseudoDsDc", *paths)
+    log.info(f"to train on them: {command}")
+
+
+if __name__ == "__main__":
+    sys.exit(program.run(main))

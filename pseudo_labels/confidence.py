@@ -1,0 +1,84 @@
+"""Choose the pixels that become pseudo-labels: the surest of each class."""
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from labels import IGNORE
+
+NUM_LEVELS = 256
+STEPS_PER_HALVING = 10  # one level is 7 % of 1 - p; float32 ends at 24 halvings
+
+
+def levels(probs: Tensor) -> Tensor:
+    """Return probabilities as confidence levels, uint8, same shape: 10 * -log2(1 - p), rounded down.
+
+    A trained network is above 0.99 in most pixels, which levels in proportion to p could not tell apart.
+    probs: float32.
+    """
+    halvings = -torch.log2((1 - probs).clamp(min=0))  # inf for 1
+    return (halvings * STEPS_PER_HALVING).clamp(0, NUM_LEVELS - 1).to(torch.uint8)
+
+
+def best_class(probs: Tensor) -> tuple[Tensor, Tensor]:
+    """Return (class uint8, its probability float32) of each pixel, (H, W). The class is 255 where nothing is known.
+
+    probs: (C, H, W) float32; all 0 where nothing is known.
+    """
+    values, classes = probs.max(0)
+    return torch.where(values > 0, classes, IGNORE).to(torch.uint8), values
+
+
+def stroked_classes(scribble: np.ndarray, background: int | None) -> list[int]:
+    """Return the classes that may occur in an image: those with a stroke and the background; [] if there is no stroke.
+
+    scribble: (H, W) uint8, 255 = no stroke. background: class number, or None.
+    """
+    present = np.unique(scribble[scribble != IGNORE]).tolist()
+    return sorted({*present, background}) if present and background is not None else present
+
+
+def restrict(probs: Tensor, allowed: list[int]) -> Tensor:
+    """Return probabilities that are 0 except for `allowed` classes and sum to 1, (C, H, W) float32. [] allows all."""
+    if not allowed:
+        return probs
+    # The lower limit keeps an allowed class ahead of the others where softmax gives exactly 0.
+    few = torch.zeros_like(probs)
+    few[allowed] = probs[allowed].clamp(min=1e-12)
+    return few / few.sum(0)
+
+
+def histogram(classes: np.ndarray, levels: np.ndarray, scribble: np.ndarray, num_classes: int) -> np.ndarray:
+    """Count the pixels without a stroke by class and confidence level, (num_classes, NUM_LEVELS) int64.
+
+    classes, levels, scribble: (H, W) uint8; 255 in classes = unknown, in scribble = no stroke.
+    """
+    free = (scribble == IGNORE) & (classes != IGNORE)
+    pairs = classes[free].astype(np.int64) * NUM_LEVELS + levels[free]
+    return np.bincount(pairs, minlength=num_classes * NUM_LEVELS).reshape(num_classes, NUM_LEVELS)
+
+
+def floors(counts: np.ndarray, keep: float) -> np.ndarray:
+    """Return the lowest confidence level that is kept of each class, (C,) int64: class-balanced self-training.
+
+    The floor of a class is the highest level such that at least the share `keep` of its pixels is kept. One threshold
+    for all classes would keep the easy classes only (arXiv:1810.07911). counts: sum of histogram() over all images,
+    (C, NUM_LEVELS). keep: above 0, at most 1.
+    """
+    above = counts[:, ::-1].cumsum(1)[:, ::-1]  # pixels of this level or a higher one
+    needed = [[math.ceil(keep * total)] for total in above[:, 0].tolist()]
+    return (above >= needed).sum(1) - 1  # `above` falls, so this is the last level that suffices
+
+
+def merge(scribble: np.ndarray, classes: np.ndarray, levels: np.ndarray, floors: np.ndarray) -> np.ndarray:
+    """Return the pseudo-label of an image, (H, W) uint8: a class, or 255 where unsure.
+
+    A pixel of a stroke keeps the stroke's class; elsewhere a class is kept if its level reaches the class's floor.
+    scribble: (H, W) uint8, 255 = no stroke. classes: (H, W) uint8, 255 = unknown. levels: (H, W) uint8. floors: (C,).
+    """
+    of_value = np.full(256, NUM_LEVELS)
+    of_value[: len(floors)] = floors
+    sure = np.where(levels >= of_value[classes], classes, np.uint8(IGNORE))
+    return np.where(scribble != IGNORE, scribble, sure)

@@ -1,0 +1,155 @@
+"""Pseudo-labels: which of a model's pixels are kept, how strokes are spread, and how labels are scored."""
+
+import cv2
+import numpy as np
+import pytest
+import torch
+
+from pseudo_labels import confidence, scores, walker
+from pseudo_labels.walker import NO_WALK, Walk, walk
+
+
+def test_levels_rise_with_the_probability_and_tell_sure_pixels_apart():
+    """10 * -log2(1 - p): p = 0 is 0, p = 1/2 is 10, p = 3/4 is 20, p = 1 - 2**-20 is 200, and p = 1 the highest."""
+    probs = torch.tensor([0, 0.5, 0.75, 1 - 2**-20, 1])
+    assert confidence.levels(probs).tolist() == [0, 10, 20, 200, 255]
+
+
+def test_floors_keep_the_surest_share_of_each_class():
+    """Class 0 has 4, 3, 2, 1 pixels at levels 10, 20, 30, 255; class 1 has 2 at level 5; class 2 none.
+
+    Of class 0's 10 pixels, 0.3 are the 3 pixels from level 30 on; 0.31 needs 4, so level 20 too, which adds 3; 1 needs
+    all. Of class 1's 2 pixels any share needs level 5.
+    """
+    counts = np.zeros((3, 256), np.int64)
+    counts[0, [10, 20, 30, 255]] = 4, 3, 2, 1
+    counts[1, 5] = 2
+    assert confidence.floors(counts, 0.3).tolist()[:2] == [30, 5]
+    assert confidence.floors(counts, 0.31).tolist()[:2] == [20, 5]
+    assert confidence.floors(counts, 1.0).tolist()[:2] == [10, 5]
+    assert confidence.floors(counts, 1e-9).tolist()[:2] == [255, 5]
+
+
+def test_floors_are_quantiles_of_the_pixels_that_no_stroke_covers():
+    rng = np.random.default_rng(0)
+    classes, levels = rng.integers(0, 3, (40, 50), dtype=np.uint8), rng.integers(0, 256, (40, 50), dtype=np.uint8)
+    scribble = np.where(rng.random((40, 50)) < 0.1, np.uint8(1), np.uint8(255))
+    floors = confidence.floors(confidence.histogram(classes, levels, scribble, 3), 0.25)
+    for number in range(3):
+        own = np.sort(levels[(classes == number) & (scribble == 255)])[::-1]
+        assert floors[number] == own[int(np.ceil(0.25 * len(own))) - 1]  # the last of the surest quarter
+
+
+def test_only_stroked_classes_and_the_background_may_win():
+    """Of the probabilities 0.5, 0.3, 0.2, the classes 1 and 2 alone have 0.6 and 0.4."""
+    scribble = np.array([[255, 1], [2, 255]], np.uint8)
+    assert confidence.stroked_classes(scribble, None) == [1, 2]
+    assert confidence.stroked_classes(scribble, 0) == [0, 1, 2]
+    assert confidence.stroked_classes(np.full((2, 2), 255, np.uint8), 0) == []  # nothing is known: all may occur
+    probs = torch.tensor([0.5, 0.3, 0.2]).view(3, 1, 1)
+    assert confidence.restrict(probs, [1, 2]).flatten().tolist() == pytest.approx([0, 0.6, 0.4])
+    assert confidence.restrict(probs, []).equal(probs)
+    certain = torch.tensor([1.0, 0, 0]).view(3, 1, 1)
+    assert confidence.best_class(confidence.restrict(certain, [1, 2]))[0].item() in (1, 2)
+
+
+def test_merged_labels_follow_strokes_then_the_sure_class():
+    """Pixels: on a stroke; sure; unsure; of no known class."""
+    scribble = np.array([[2, 255, 255, 255]], np.uint8)
+    classes = np.array([[0, 0, 1, 255]], np.uint8)
+    levels = np.array([[255, 30, 39, 255]], np.uint8)
+    assert confidence.merge(scribble, classes, levels, np.array([30, 40, 0])).tolist() == [[2, 0, 255, 255]]
+
+
+def test_scores_by_hand():
+    """Mask 0 0 0 1 1 and one ignored pixel; label 0 0 255 1 0 and one beside the mask.
+
+    Over labelled pixels: class 0 has 2 common of 3, class 1 has 1 of 2: mIoU 7/12, accuracy 3/4. Labelled are 4 of 5:
+    2 of 3 of class 0, both of class 1.
+    """
+    mask = np.array([[0, 0, 0, 1, 1, 255]], np.uint8)
+    label = np.array([[0, 0, 255, 1, 0, 1]], np.uint8)
+    counts = scores.count(label, mask, 3)
+    assert counts.tolist() == [[2, 0, 0, 1], [1, 1, 0, 0], [0, 0, 0, 0]]
+    result = scores.of_counts(counts)
+    assert result["iou"] == [pytest.approx(2 / 3), 0.5, None]
+    assert result["miou"] == pytest.approx(7 / 12)
+    assert result["pixel_acc"] == 0.75
+    assert result["labelled"] == 0.8
+    assert result["labelled_by_class"] == [pytest.approx(2 / 3), 1, None]
+    text = scores.table({"model": result, scores.FINAL: result}, ["sky", "road", "car"]).splitlines()
+    assert [line.split() for line in text if line.split()[0] in ("sky", "car", "mIoU")] == [
+        ["sky", "66.67", "66.67", "66.67"],
+        ["car", "-", "-", "-"],
+        ["mIoU", "58.33", "58.33"],
+    ]
+
+
+def drawn() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """An image of a disc, a square and a ground, in noisy colours; a stroke in each; and their mask."""
+    mask = np.zeros((60, 80), np.uint8)
+    cv2.circle(mask, (22, 30), 14, 3, -1)
+    mask[15:45, 48:72] = 7
+    colours = np.zeros((8, 3))
+    colours[[0, 3, 7]] = (60, 120, 60), (200, 60, 60), (70, 80, 210)
+    noise = np.random.default_rng(0).normal(0, 8, (60, 80, 3))
+    scribble = np.full_like(mask, 255)
+    cv2.line(scribble, (5, 5), (75, 5), 0, 2)
+    cv2.line(scribble, (18, 28), (26, 32), 3, 2)
+    cv2.line(scribble, (55, 25), (62, 35), 7, 2)
+    return (colours[mask] + noise).clip(0, 255).astype(np.uint8), scribble, mask
+
+
+def label_of(walked: Walk, size: tuple[int, int]) -> np.ndarray:
+    probs = np.stack([cv2.resize(values, size[::-1]) for values in walked.probs])
+    return walked.classes[probs.argmax(0)]
+
+
+def test_strokes_spread_to_the_borders_of_drawn_objects():
+    image, scribble, mask = drawn()
+    before = image.copy(), scribble.copy()
+    walked = walk(image, scribble)
+    assert walked.classes.tolist() == [0, 3, 7]
+    assert walked.probs.shape == (3, 30, 40)  # cells of 2 x 2 pixels
+    assert np.allclose(walked.probs.sum(0), 1, atol=1e-5)
+    assert (label_of(walked, mask.shape) == mask).mean() > 0.98
+    assert (image == before[0]).all()
+    assert (scribble == before[1]).all()
+    assert (walk(image, scribble).probs == walked.probs).all()
+
+
+def test_walks_solve_the_random_walker_equations():
+    """In a free cell, the probability is the mean of its neighbours', weighted by conductance: solved densely here."""
+    image, scribble, _ = drawn()
+    image, scribble = image[:20, :24], scribble[:20, :24].copy()
+    scribble[18, 20] = 7
+    down, right = walker._conductances(image, (10, 12))
+    seeds = walker._seeds(scribble, (10, 12))
+    laplacian = np.zeros((120, 120))
+    for weights, one, other in ((down, np.s_[:-1], np.s_[1:]), (right, np.s_[:, :-1], np.s_[:, 1:])):
+        cells = np.arange(120).reshape(10, 12)
+        for weight, a, b in zip(weights.ravel(), cells[one].ravel(), cells[other].ravel(), strict=True):
+            laplacian[[a, b], [b, a]] -= weight
+            laplacian[[a, b], [a, b]] += weight
+    free = seeds.ravel() == 255
+    for number, found in zip(*walk(image, scribble), strict=True):
+        exact = (seeds.ravel() == number).astype(float)
+        exact[free] = np.linalg.solve(laplacian[np.ix_(free, free)], -laplacian[np.ix_(free, ~free)] @ exact[~free])
+        assert np.abs(found.ravel() - exact).max() < 1e-3
+
+
+def test_strokes_of_one_class_are_not_spread():
+    """Nothing in the image says where the class ends."""
+    image, scribble, _ = drawn()
+    scribble[scribble != 3] = 255
+    assert walk(image, scribble) is NO_WALK
+    assert walk(image, np.full_like(scribble, 255)) is NO_WALK
+
+
+@pytest.mark.parametrize("size", [(1, 2), (2, 1), (3, 5), (7, 4)])
+def test_tiny_images_are_walked(size):
+    scribble = np.full(size, 255, np.uint8)
+    scribble.flat[0], scribble.flat[-1] = 0, 1
+    walked = walk(np.zeros((*size, 3), np.uint8), scribble)
+    assert walked.classes.tolist() == [0, 1]
+    assert np.isfinite(walked.probs).all()
