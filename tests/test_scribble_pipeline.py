@@ -1,0 +1,81 @@
+"""The chain from strokes to a scored model: whole, and killed at random moments and started again."""
+
+import hashlib
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import REPO
+
+from data.demo import draw_dataset
+
+pytestmark = pytest.mark.slow
+KILLS = 2
+TINY = (
+    "--config configs/demo.yaml --epochs 2 --crop_size 33 --batchsize 4 --workers 0 --save_step_frequency 1 "
+    "--ema 0.5 --l_absent 0.1 --device cpu"
+).split()
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    """Dense masks without scribbles: the chain simulates them."""
+    root = tmp_path_factory.mktemp("scribbles") / "demo"
+    draw_dataset(root, num_train=8, num_val=2)
+    for folder in ("pascal_2012_scribble", "bmp_pseudolabel"):
+        shutil.rmtree(root / folder)
+    return root
+
+
+def start(data: Path, work: Path) -> subprocess.Popen:
+    command = ["bash", "scripts/scribble_pipeline.sh", str(data), str(work), *TINY, "--classes", f"{data}/classes.txt"]
+    env = os.environ | {"ROUNDS": "1", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    work.mkdir(parents=True, exist_ok=True)
+    with (work.parent / f"{work.name}.txt").open("a") as output:
+        return subprocess.Popen(command, cwd=REPO, env=env, stdout=output, stderr=output, start_new_session=True)
+
+
+def results(work: Path) -> dict[str, object]:
+    """What the chain makes: the bytes of each label, and the weights and scores of each checkpoint."""
+    files = {path.relative_to(work).as_posix(): path for path in sorted(work.rglob("*.p[nt]*")) if path.is_file()}
+    assert not [name for name in files if ".part" in name]
+    labels = {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items() if path.suffix == ".png"}
+    found: dict[str, object] = dict(labels)
+    for round_ in ("round_0", "round_1"):
+        content = torch.load(work / round_ / "best.pt", weights_only=True)
+        weights = b"".join(content["ema"][name].numpy().tobytes() for name in sorted(content["ema"]))
+        found[round_] = hashlib.sha256(weights).hexdigest(), content["step"], content["best_miou"]
+    return found
+
+
+def test_the_chain_killed_and_started_again_ends_with_the_same_files(data, tmp_path):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    began = time.monotonic()
+    assert start(data, whole).wait(timeout=300) == 0, (tmp_path / "whole.txt").read_text()
+    seconds = time.monotonic() - began
+    expected = results(whole)
+    assert sum(name.startswith("strokes/") for name in expected) == 10
+    assert sum(name.startswith("pseudo_1/") for name in expected) == 8
+    assert (whole / "report/index.html").is_file()
+
+    chance = random.Random(0)
+    for _ in range(KILLS):
+        process = start(data, killed)
+        time.sleep(chance.uniform(0, seconds / 2))
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    assert start(data, killed).wait(timeout=300) == 0, (tmp_path / "killed.txt").read_text()
+    assert results(killed) == expected
+
+
+def test_without_arguments_the_script_says_how_to_use_it():
+    done = subprocess.run(["bash", "scripts/scribble_pipeline.sh"], cwd=REPO, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "bash scripts/scribble_pipeline.sh DATA WORK" in done.stderr
