@@ -15,6 +15,7 @@ from config.reader import FlagReader
 from data import distance, split
 from data.check import __main__ as check
 from data.convert import __main__ as convert
+from data.scribbles.__main__ import COMMANDS
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "cli.md"
 HEAD = """# Command line
@@ -37,7 +38,7 @@ STATUSES = """
 | 0 | all | done |
 | 1 | `predict.py` | done, except for the listed files, which could not be read |
 | 1 | `python -m data.check` | warnings |
-| 1 | `python -m data.convert` | done, except for what it names |
+| 1 | `python -m data.convert`, `python -m data.scribbles` | done, except for what it names |
 | 2 | `python -m data.check` | errors in the data, or the next line |
 | 2 | all | an error that you can fix: one line on standard error says what |
 | 75 | `train.py`, `evaluate.py`, `predict.py` | stopped by a signal; `train.py` has saved and prints how to resume |
@@ -52,6 +53,7 @@ PARSERS = (
     ("python -m data.convert", convert.parser()),
     ("python -m data.split", split.parser()),
     ("python -m data.distance", distance.parser()),
+    *((f"python -m data.scribbles {name}", command.parser()) for name, command in COMMANDS.items()),
 )
 COLUMNS = ("| flag | type | default | meaning |", "| --- | --- | --- | --- |")
 

@@ -18,6 +18,7 @@ from config.programs import EVALUATE, EXPORT, PREDICT, READER
 from data import distance, split, statistics
 from data.check import __main__ as check
 from data.convert import __main__ as convert
+from data.scribbles.__main__ import COMMANDS
 from errors import UserError
 from image_stats import FILE_NAME, ImageStats
 from scripts import cli_reference, memory_table
@@ -59,6 +60,8 @@ def parse(command: str) -> None:
         config.parse([stats if word.endswith(FILE_NAME) else word for word in flags])
     elif program in READERS:
         READERS[program].command_line(flags)
+    elif program == "data.scribbles":
+        COMMANDS[flags[0]].parser().parse_args(flags[1:])
     elif program in PARSERS:
         PARSERS[program]().parse_args(flags)
     elif words[0] == "make":
@@ -84,7 +87,8 @@ def test_every_flag_named_in_the_documents_exists(path):
     text = re.sub(r"`(pip|docker|srun|sbatch|mpirun|kubectl) [^`]*`", "", text)
     named = {name.replace("-", "_") for name in re.findall(r"(?<![\w-])--([a-z][\w-]*)", text)}
     known = {name for reader in READERS.values() for name in (*reader.flags, *reader.aliases)}
-    parsers = [*(parser() for parser in PARSERS.values()), torchrun_parser()]
+    parsers = [*(parser() for parser in PARSERS.values()), *(command.parser() for command in COMMANDS.values())]
+    parsers.append(torchrun_parser())
     known |= {action.dest for parser in parsers for action in parser._actions}
     assert named - known - {f"no_{name}" for name in known} - OTHER_FLAGS == set()
 

@@ -71,6 +71,18 @@ def test_each_region_of_the_least_area_has_a_stroke_and_smaller_ones_have_none(s
                     assert not is_stroked
 
 
+@pytest.mark.parametrize("wiggle", [0.0, 1.0])
+def test_each_stroke_is_in_one_piece(wiggle):
+    """However far it deviates: it never crosses a border, and has no gap where it would."""
+    style = dataclasses.replace(PLAIN, wiggle=wiggle, width=1)
+    for seed in range(25):
+        mask = random_mask(seed)
+        drawn = draw_scribble(mask, style, seed=0, name="a") != 255
+        number = find_regions(mask, style.min_area).number
+        for index in range(1, number.max() + 1):
+            assert cv2.connectedComponents((drawn & (number == index)).astype(np.uint8), connectivity=8)[0] == 2
+
+
 def test_seed_and_name_decide():
     mask, style = random_mask(1), STYLES["wiggly"]
     first = draw_scribble(mask, style, 5, "train/a")

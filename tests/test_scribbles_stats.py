@@ -107,7 +107,7 @@ def test_depth_strokes_and_thin_classes_by_hand():
     assert found[1].depth == pytest.approx((21 + 1) / 2 / 21)
     assert (found[1].near, found[1].thin, found[2].thin) == (1, False, True)
     assert (found[2].pixels, found[2].depth) == (0, None)
-    rows = dict(zip(*np.array(summary_rows([Column("x", [measure(scribble, mask)])], background=None)).T, strict=True))
+    rows = dict(zip(*np.array(summary_rows([Column("x", [measure(scribble, mask)], None)])).T, strict=True))
     assert rows["classes without a stroke, an image"] == "2.00 (2.00 .. 2.00)"  # classes 0 and 2
     assert rows["object strokes: share of their area, %"].startswith(f"{200 / 1681:.2f} ")
     assert rows["background strokes: share of their area, %"] == "-"

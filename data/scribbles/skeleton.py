@@ -6,6 +6,7 @@ import numpy as np
 
 # Neighbours of a pixel, clockwise from the one above, as (row, column).
 AROUND = ((-1, 0), (-1, 1), (0, 1), (1, 1), (1, 0), (1, -1), (0, -1), (-1, -1))
+BITS = (1 << np.arange(8)).astype(np.uint8)  # of these neighbours, in a code
 
 
 def _removable() -> np.ndarray:
@@ -38,31 +39,31 @@ def thin(number: np.ndarray) -> np.ndarray:
     number: (H, W) int32, the region of each pixel, 0 for none. A pass looks only at pixels that have lost a neighbour
     since the pass before, so that the time grows with the number of pixels and not with the width of the regions.
     """
-    width = number.shape[1] + 2
-    left = np.pad(number, 1).ravel()
+    height, width = number.shape[0] + 2, number.shape[1] + 2
+    region = np.pad(number, 1).ravel()
     around = np.array([row * width + column for row, column in AROUND])
-    stamp = np.zeros(left.size, np.int64)
-
-    def once(pixels: np.ndarray) -> np.ndarray:
-        order = np.arange(len(pixels))
-        stamp[pixels] = order
-        return pixels[stamp[pixels] == order]
-
-    inside = np.flatnonzero(left)
-    border = inside[(left[inside[:, None] + around] != left[inside, None]).any(axis=1)]
+    opposite = np.roll(BITS, 4)  # the bit that a pixel has in the code of its neighbour
+    inside = np.flatnonzero(region)
+    code = np.zeros(region.size, np.uint8)  # which neighbours of a pixel are left of its region
+    is_own = region[inside[:, None] + around] == region[inside, None]
+    code[inside] = np.packbits(is_own, axis=1, bitorder="little")[:, 0]
+    left = region > 0
+    stamp = np.zeros(region.size, np.int64)
+    border = inside[code[inside] < 255]
     waiting = [border, border]
     while len(waiting[0]) or len(waiting[1]):
         for half in (0, 1):
-            pixels = waiting[half]
-            pixels = pixels[left[pixels] > 0]
-            same = left[pixels[:, None] + around] == left[pixels, None]
-            gone = pixels[REMOVABLE[half][np.packbits(same, axis=1, bitorder="little")[:, 0]]]
-            near, owner = (gone[:, None] + around).ravel(), np.repeat(left[gone], len(around))
-            left[gone] = 0
-            near = once(near[left[near] == owner])
+            gone = waiting[half][REMOVABLE[half][code[waiting[half]]]]
+            order = np.arange(len(gone))
+            stamp[gone] = order
+            gone = gone[stamp[gone] == order]  # each once
+            is_near = (code[gone, None] & BITS) > 0
+            near = (gone[:, None] + around)[is_near]
+            np.subtract.at(code, near, np.broadcast_to(opposite, is_near.shape)[is_near])
+            code[gone], left[gone] = 0, False
             waiting[half] = near
-            waiting[1 - half] = once(np.concatenate([waiting[1 - half], near]))
-    return left.reshape(number.shape[0] + 2, width)[1:-1, 1:-1] > 0
+            waiting[1 - half] = np.concatenate([waiting[1 - half], near])
+    return left.reshape(height, width)[1:-1, 1:-1]
 
 
 def longest_path(pixels: np.ndarray) -> np.ndarray:
@@ -71,20 +72,27 @@ def longest_path(pixels: np.ndarray) -> np.ndarray:
     pixels: (N, 2) int64, the rows and columns of one connected skeleton, N > 0. It is searched as a tree, that of a
     breadth-first search from the first pixel, so that a path may go around a loop.
     """
-    width = int(pixels[:, 1].max()) + 3  # no neighbour in another row has the same number
-    flat = (pixels[:, 0] * width + pixels[:, 1] + 1).tolist()
-    steps = [(row * width + column, math.hypot(row, column)) for row, column in sorted(AROUND, key=_straight_first)]
-    unseen = set(flat[1:])
-    order, parent, step_to = [flat[0]], [-1], [0.0]  # by place in the search
+    size = pixels.max(axis=0) + 3
+    grid = np.full(size, -1)
+    rows, columns = pixels.T + 1
+    grid[rows, columns] = np.arange(len(pixels))
+    nearest = sorted(AROUND, key=lambda step: abs(step[0]) + abs(step[1]))  # so that a way has few corners
+    beside = np.stack([grid[rows + row, columns + column] for row, column in nearest], axis=1)
+    neighbours = beside[beside >= 0].tolist()
+    sizes = np.broadcast_to([math.hypot(*step) for step in nearest], beside.shape)[beside >= 0].tolist()
+    ends = [0, *np.cumsum((beside >= 0).sum(axis=1)).tolist()]
+    seen = bytearray(len(pixels))
+    seen[0] = 1
+    order, parent, step_to = [0], [-1], [0.0]  # by place in the search
     for place, pixel in enumerate(order):
-        for step, size in steps:
-            neighbour = pixel + step
-            if neighbour in unseen:
-                unseen.discard(neighbour)
+        for entry in range(ends[pixel], ends[pixel + 1]):
+            neighbour = neighbours[entry]
+            if not seen[neighbour]:
+                seen[neighbour] = 1
                 order.append(neighbour)
                 parent.append(place)
-                step_to.append(size)
-    assert not unseen, "the skeleton has several parts"
+                step_to.append(sizes[entry])
+    assert len(order) == len(pixels), "the skeleton has several parts"
     # From the leaves up: the two longest ways down from each pixel, and the places where they begin.
     longest, second = [0.0] * len(order), [0.0] * len(order)
     ways: list[list[int]] = [[-1, -1] for _ in order]
@@ -103,9 +111,4 @@ def longest_path(pixels: np.ndarray) -> np.ndarray:
         while place >= 0:
             arm.append(order[place])
             place = ways[place][0]
-    path = np.array([*reversed(arms[0]), order[top], *arms[1]])
-    return np.stack([path // width, path % width - 1], axis=1)
-
-
-def _straight_first(step: tuple[int, int]) -> int:
-    return abs(step[0]) + abs(step[1])
+    return pixels[[*reversed(arms[0]), order[top], *arms[1]]]

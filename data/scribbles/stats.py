@@ -27,13 +27,14 @@ def main(argv: list[str]) -> int:
         raise UserError(f"--compare_masks {args.compare_masks}: needs --compare DIR, the folder of the scribbles")
     names = read_classes(args.classes, None).names if args.classes else []
     faults: list[str] = []
-    columns = [_measure_folder(args.scribbles, args.masks, args.list, args.workers, faults)]
+    images = _measure_folder(args.scribbles, args.masks, args.list, args.workers, faults)
+    columns = [Column(str(args.scribbles), images, _class_of(args.background))]
     if args.compare:
-        columns.append(_measure_folder(args.compare, args.compare_masks, None, args.workers, faults))
+        images = _measure_folder(args.compare, args.compare_masks, None, args.workers, faults)
+        columns.append(Column(str(args.compare), images, _class_of(args.compare_background or args.background)))
     for line in faults:
         tqdm.write(line, file=sys.stderr)
-    background = None if args.background == "none" else 0
-    print("\n".join(aligned(summary_rows(columns, background), "<" + ">" * len(columns))))
+    print("\n".join(aligned(summary_rows(columns), "<" + ">" * len(columns))))
     for column in columns:
         print("\n".join(["", f"{column.title}:", *aligned(class_rows(column.images, names), "><" + ">" * 7)]))
     return 1 if faults else 0
@@ -41,7 +42,7 @@ def main(argv: list[str]) -> int:
 
 def _measure_folder(
     folder: Path, masks: Path | None, list_file: Path | None, workers: int, faults: list[str]
-) -> Column:
+) -> list[Figures]:
     """Return the figures of a folder's scribbles; add a line to `faults` for each that cannot be measured."""
     scribbles = find_labels(folder, list_file)
     dense = find_labels(masks) if masks else {}
@@ -53,7 +54,11 @@ def _measure_folder(
     images = [result for result in results if not isinstance(result, str)]
     if not images:
         raise UserError(f"{folder}: no scribble could be measured: {faults[-1]}")
-    return Column(str(folder), images)
+    return images
+
+
+def _class_of(background: str) -> int | None:
+    return None if background == "none" else int(background)
 
 
 def _measure_pair(pair: tuple[Path, Path | None]) -> Figures | str:
@@ -81,6 +86,7 @@ def parser() -> Parser:
     add("--compare", type=Path, metavar="DIR", help="another folder of scribbles: a second column")
     add("--compare_masks", type=Path, metavar="DIR", help="folder of the dense masks of --compare")
     add("--background", default="0", choices=("0", "none"), help="class of the background; none: all are objects")
+    add("--compare_background", default="", choices=("0", "none"), help="the same for --compare [--background]")
     add("--classes", default="", metavar="FILE", help="names of the classes: voc, camvid, ..., or a FILE [numbers]")
     add("--workers", type=int, default=-1, metavar="N", help="processes; 0 measures in this process [number of cores]")
     return parser

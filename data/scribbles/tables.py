@@ -11,47 +11,38 @@ SPREAD = (0.05, 0.95)  # quantiles; of a few images the least and the largest va
 
 
 class Column(NamedTuple):
-    """A folder of scribbles in numbers. title: of the folder. images: the figures of each."""
+    """A folder of scribbles in numbers.
+
+    title: of the folder. images: the figures of each. background: class number, None if every class is an object.
+    """
 
     title: str
     images: list[Figures]
+    background: int | None
 
 
 # A row of the first table: its title, and the value of each image, or of each class of each image; None: left out.
-Row = tuple[str, Callable[[list[Figures]], Iterable[float | None]]]
+Row = tuple[str, Callable[[Column], Iterable[float | None]]]
 
 
-def summary_rows(columns: list[Column], background: int | None) -> list[list[str]]:
-    """Return the cells of all figures: a row for each figure, a column for each folder.
-
-    background: class number, or None if every class is an object.
-    """
-
-    def of_background(number: int, _: ClassFigures) -> bool:
-        return number == background
-
-    def of_objects(number: int, _: ClassFigures) -> bool:
-        return number != background
-
-    def of_thin(number: int, item: ClassFigures) -> bool:
-        return number != background and item.thin
-
+def summary_rows(columns: list[Column]) -> list[list[str]]:
+    """Return the cells of all figures: a row for each figure, a column for each folder."""
     table: list[Row] = [
-        ("pixels on a stroke, %", lambda images: (100 * image.labelled / image.size for image in images)),
-        ("stroke pixels on another class, %", lambda images: (_share(image, image.wrong) for image in images)),
-        ("stroke pixels on void (255), %", lambda images: (_share(image, image.void) for image in images)),
-        ("background strokes: share of their area, %", _of_classes(_covered, of_background)),
-        ("  depth, % of the largest", _of_classes(_depth, of_background)),
-        ("object strokes: share of their area, %", _of_classes(_covered, of_objects)),
-        ("  depth, % of the largest", _of_classes(_depth, of_objects)),
-        (f"  within {NEAR} px of the border, %", _of_classes(_near, of_objects)),
-        (f"  of thin objects, within {NEAR} px, %", _of_classes(_near, of_thin)),
-        ("stroke pixels / square root of the area", _of_classes(_scale_free, lambda *_: True)),
-        ("strokes an image", lambda images: (sum(item.strokes for item in image.classes.values()) for image in images)),
-        ("classes without a stroke, an image", lambda images: map(_num_lacking, images)),
+        ("pixels on a stroke, %", lambda column: (100 * image.labelled / image.size for image in column.images)),
+        ("stroke pixels on another class, %", lambda column: (_share(image, image.wrong) for image in column.images)),
+        ("stroke pixels on void (255), %", lambda column: (_share(image, image.void) for image in column.images)),
+        ("background strokes: share of their area, %", _of_classes(_covered, is_object=False)),
+        ("  depth, % of the largest", _of_classes(_depth, is_object=False)),
+        ("object strokes: share of their area, %", _of_classes(_covered)),
+        ("  depth, % of the largest", _of_classes(_depth)),
+        (f"  within {NEAR} px of the border, %", _of_classes(_near)),
+        (f"  of thin objects, within {NEAR} px, %", _of_classes(lambda item: _near(item) if item.thin else None)),
+        ("stroke pixels / square root of the area", lambda column: map(_scale_free, _stroked(column))),
+        ("strokes an image", lambda column: map(_num_strokes, column.images)),
+        ("classes without a stroke, an image", lambda column: map(_num_lacking, column.images)),
     ]
     head = [["", *(column.title for column in columns)], ["images", *(str(len(column.images)) for column in columns)]]
-    return [*head, *([title, *(_spread(values(column.images)) for column in columns)] for title, values in table)]
+    return [*head, *([title, *(_spread(values(column)) for column in columns)] for title, values in table)]
 
 
 def class_rows(images: list[Figures], names: list[str]) -> list[list[str]]:
@@ -75,13 +66,17 @@ def aligned(rows: list[list[str]], alignments: str) -> list[str]:
     return ["  ".join(map("{:{}{}}".format, row, alignments, widths)).rstrip() for row in rows]
 
 
-def _of_classes(
-    value: Callable[[ClassFigures], float | None], keep: Callable[[int, ClassFigures], bool]
-) -> Callable[[list[Figures]], Iterator[float | None]]:
-    """Return a function that yields the value of each class with a stroke, image by image."""
-    return lambda images: (
-        value(item) for image in images for number, item in image.classes.items() if item.pixels and keep(number, item)
-    )
+def _of_classes(value: Callable[[ClassFigures], float | None], *, is_object: bool = True) -> Callable:
+    """Return a function that yields the value of each object, or of each background, that has a stroke in an image."""
+    return lambda column: map(value, _stroked(column, is_object))
+
+
+def _stroked(column: Column, is_object: bool | None = None) -> Iterator[ClassFigures]:
+    """Yield each class with a stroke, image by image; all of them, only objects (True), or only the background."""
+    for image in column.images:
+        for number, item in image.classes.items():
+            if item.pixels and is_object in (None, number != column.background):
+                yield item
 
 
 def _share(image: Figures, count: int | None) -> float | None:
@@ -102,6 +97,10 @@ def _near(item: ClassFigures) -> float | None:
 
 def _scale_free(item: ClassFigures) -> float | None:
     return item.pixels / item.area**0.5 if item.area else None
+
+
+def _num_strokes(image: Figures) -> int:
+    return sum(item.strokes for item in image.classes.values())
 
 
 def _num_lacking(image: Figures) -> int | None:
