@@ -19,7 +19,6 @@ from config.programs import OF_MODEL, PSEUDO, PseudoFlags, check_pseudo
 if __name__ == "__main__":
     program.check_command_line(PSEUDO.command_line)  # --help and wrong flags answer here, before torch is imported
 
-import numpy as np
 from torch.utils.data import DataLoader
 
 import shell
@@ -93,8 +92,7 @@ def make(flags: PseudoFlags, overrides: dict, group: Group) -> None:
     complete = group.broadcast(all(map(folder.is_done, dataset.names)))
     if not complete:
         Drafting(dataset, folder, group, cfg, predictor, flags).run()
-        only_sure = np.full(cfg.numclasses, 255)  # --threshold: drafts have the levels 0 and 255
-        finishing.write(only_sure if flags.threshold else finishing.floors(flags.keep))
+        finishing.write(finishing.floors(flags.threshold, flags.keep))
     result = group.broadcast(folder.scores) if complete else {}
     if result.get("masks") != str(masks_folder):
         has_drafts = group.broadcast(all(map(folder.has_draft, dataset.names)))
@@ -209,7 +207,6 @@ class Drafting:
             self.group.device,
             only_stroked=flags.only_stroked_classes,
             background=cfg.background_class,
-            threshold=flags.threshold,
         )
 
 

@@ -46,9 +46,9 @@ class PseudoFlags(InferenceFlags, DataFlags, SizeFlags, ModelFlags, LaunchFlags)
         "how strokes are spread without a model, to be averaged with it; none: only the model",
         choices=("walker", "none"),
     )
-    keep: float = flag(0.8, "of each class, the share of its pixels in all images that is kept: the surest", gt=0, le=1)
-    threshold: float = flag(
-        0.0, "keep pixels of at least this probability instead of --keep; 0: use --keep", ge=0, lt=1
+    threshold: float = flag(0.6, "label pixels of at least this probability (rounded down by 7 % of 1 - p)", ge=0, le=1)
+    keep: float = flag(
+        0.7, "of each class, label at least this share of its pixels in all images, the surest ones", ge=0, le=1
     )
     only_stroked_classes: bool = flag(
         True, "in each image, the model only chooses among the classes that have a stroke in it, and --background"
@@ -103,5 +103,3 @@ def check_pseudo(flags: PseudoFlags) -> None:
         raise UserError(f"--{changed[0]} without --checkpoint: it concerns a model: add --checkpoint FILE, or drop it")
     if not flags.checkpoint and flags.strokes == "none":
         raise UserError("--strokes none without --checkpoint: nothing to make labels by: add --checkpoint FILE")
-    if flags.threshold and flags.keep != PSEUDO.flags["keep"].default:
-        raise UserError(f"--threshold {flags.threshold} with --keep {flags.keep}: both choose the pixels: drop one")

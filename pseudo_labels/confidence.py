@@ -60,16 +60,18 @@ def histogram(classes: np.ndarray, levels: np.ndarray, scribble: np.ndarray, num
     return np.bincount(pairs, minlength=num_classes * NUM_LEVELS).reshape(num_classes, NUM_LEVELS)
 
 
-def floors(counts: np.ndarray, keep: float) -> np.ndarray:
-    """Return the lowest confidence level that is kept of each class, (C,) int64: class-balanced self-training.
+def floors(counts: np.ndarray, threshold: float, keep: float) -> np.ndarray:
+    """Return the lowest confidence level that is labelled of each class, (C,) int64.
 
-    The floor of a class is the highest level such that at least the share `keep` of its pixels is kept. One threshold
-    for all classes would keep the easy classes only (arXiv:1810.07911). counts: sum of histogram() over all images,
-    (C, NUM_LEVELS). keep: above 0, at most 1.
+    It is the level of the probability `threshold`, or a lower one if less than the share `keep` of the class's pixels
+    reach it: then the highest level that at least this share reaches. A threshold alone would leave the hard classes
+    without labels (class-balanced self-training, arXiv:1810.07911).
+    counts: sum of histogram() over all images, (C, NUM_LEVELS). threshold, keep: 0..1.
     """
     above = counts[:, ::-1].cumsum(1)[:, ::-1]  # pixels of this level or a higher one
     needed = [[math.ceil(keep * total)] for total in above[:, 0].tolist()]
-    return (above >= needed).sum(1) - 1  # `above` falls, so this is the last level that suffices
+    reached = (above >= needed).sum(1) - 1  # `above` falls, so this is the last level that suffices
+    return np.minimum(reached, levels(torch.tensor(threshold)).item())
 
 
 def merge(scribble: np.ndarray, classes: np.ndarray, levels: np.ndarray, floors: np.ndarray) -> np.ndarray:

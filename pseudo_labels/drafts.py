@@ -33,13 +33,11 @@ def make_drafts(
     *,
     only_stroked: bool,
     background: int | None,
-    threshold: float,
 ) -> list[Draft]:
     """Return the drafts of a batch of images of one size.
 
     The probability of a class is the mean of the model's and the random walk's, or the one that there is. predictor:
-    None without a model. only_stroked: the model chooses among stroked_classes(). background: for these. threshold: if
-    above 0, levels are 255 from this probability on, else 0.
+    None without a model. only_stroked: the model chooses among stroked_classes(). background: for these.
     """
     size = batch[0].scribble.shape
     walks = [
@@ -56,9 +54,8 @@ def make_drafts(
                 model = confidence.restrict(model, classes)
             num_known = (predictor is not None) + (len(item.walk.classes) > 0)
             joined, values = confidence.best_class((model + strokes) / max(1, num_known))
-            levels = (values >= threshold).to(torch.uint8) * 255 if threshold else confidence.levels(values)
             ways = (confidence.best_class(way)[0] for way in (model, strokes))
-            part.append(torch.stack([joined, levels, *ways]))
+            part.append(torch.stack([joined, confidence.levels(values), *ways]))
     return [Draft(*torch.cat(part, dim=1).cpu().numpy()) for part in parts]
 
 

@@ -34,8 +34,8 @@ class Finishing:
     dataset: SegmentationDataset
     group: Group
 
-    def floors(self, keep: float) -> np.ndarray:
-        """Return confidence.floors() over the drafts of all images, (C,) uint8. Collective; may raise Stopped."""
+    def floors(self, threshold: float, keep: float) -> np.ndarray:
+        """Return confidence.floors() over the drafts of all images, (C,) int64. Collective; may raise Stopped."""
         num_classes = self.dataset.num_classes
 
         def count(index: int) -> np.ndarray:
@@ -43,7 +43,7 @@ class Finishing:
             return confidence.histogram(draft.joined, draft.levels, self._scribble(index), num_classes)
 
         counts = sum(self._each(count, "thresholds"), np.zeros((num_classes, confidence.NUM_LEVELS), np.int64))
-        return confidence.floors(self._sum(counts), keep)
+        return confidence.floors(self._sum(counts), threshold, keep)
 
     def write(self, floors: np.ndarray) -> None:
         """Write the labels that are missing. floors: result of floors(). Collective; may raise Stopped."""

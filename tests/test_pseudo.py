@@ -15,26 +15,30 @@ def test_levels_rise_with_the_probability_and_tell_sure_pixels_apart():
     assert confidence.levels(probs).tolist() == [0, 10, 20, 200, 255]
 
 
-def test_floors_keep_the_surest_share_of_each_class():
+def test_floors_are_the_threshold_or_keep_the_surest_share_of_each_class():
     """Class 0 has 4, 3, 2, 1 pixels at levels 10, 20, 30, 255; class 1 has 2 at level 5; class 2 none.
 
     Of class 0's 10 pixels, 0.3 are the 3 pixels from level 30 on; 0.31 needs 4, so level 20 too, which adds 3; 1 needs
-    all. Of class 1's 2 pixels any share needs level 5.
+    all. Of class 1's 2 pixels any share needs level 5. The probability 3/4 is level 20.
     """
     counts = np.zeros((3, 256), np.int64)
     counts[0, [10, 20, 30, 255]] = 4, 3, 2, 1
     counts[1, 5] = 2
-    assert confidence.floors(counts, 0.3).tolist()[:2] == [30, 5]
-    assert confidence.floors(counts, 0.31).tolist()[:2] == [20, 5]
-    assert confidence.floors(counts, 1.0).tolist()[:2] == [10, 5]
-    assert confidence.floors(counts, 1e-9).tolist()[:2] == [255, 5]
+    assert confidence.floors(counts, 1, 0.3).tolist() == [30, 5, 255]
+    assert confidence.floors(counts, 1, 0.31).tolist() == [20, 5, 255]
+    assert confidence.floors(counts, 1, 1.0).tolist() == [10, 5, 255]
+    assert confidence.floors(counts, 1, 1e-9).tolist() == [255, 5, 255]
+    assert confidence.floors(counts, 0.75, 0.3).tolist() == [20, 5, 20]
+    assert confidence.floors(counts, 0.75, 0).tolist() == [20, 20, 20]
+    assert confidence.floors(counts, 0, 0.3).tolist() == [0, 0, 0]
 
 
 def test_floors_are_quantiles_of_the_pixels_that_no_stroke_covers():
     rng = np.random.default_rng(0)
     classes, levels = rng.integers(0, 3, (40, 50), dtype=np.uint8), rng.integers(0, 256, (40, 50), dtype=np.uint8)
+    classes[:5] = 255  # unknown
     scribble = np.where(rng.random((40, 50)) < 0.1, np.uint8(1), np.uint8(255))
-    floors = confidence.floors(confidence.histogram(classes, levels, scribble, 3), 0.25)
+    floors = confidence.floors(confidence.histogram(classes, levels, scribble, 3), 1, 0.25)
     for number in range(3):
         own = np.sort(levels[(classes == number) & (scribble == 255)])[::-1]
         assert floors[number] == own[int(np.ceil(0.25 * len(own))) - 1]  # the last of the surest quarter
