@@ -1,4 +1,5 @@
 # make train: set up .venv and train on the demo data. make lint: the linters.
+# make scribble-demo: set up, and go from the demo's scribbles to a scored model (docs/scribbles.md).
 # make test: set up and run the tests for each change. make test-all: these, then those marked slow.
 # Two tests run at a time, and each process has one thread: threads that wait for each other would take both cores.
 # ARGS goes through: make train ARGS="--dataset_path VOC2012", make test ARGS="-k losses"
@@ -7,10 +8,14 @@ BIN := .venv/bin
 
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: train test test-all lint
+.PHONY: train scribble-demo test test-all lint
 .DELETE_ON_ERROR:
 train: .venv/.installed
 	$(BIN)/python train.py $(ARGS)
+
+scribble-demo: .venv/.installed
+	$(BIN)/python -c 'import utils; utils.demo.draw_dataset(utils.DEMO_ROOT)'
+	PATH="$(CURDIR)/$(BIN):$$PATH" bash scripts/scribble_pipeline.sh dataset/demo log/scribble_demo --config configs/demo.yaml $(ARGS)
 
 test: .venv/.installed-dev
 	$(PYTEST) -m "not slow" $(ARGS)

@@ -110,6 +110,8 @@ def program_of(command: str) -> tuple[str, list[str]]:
             return name, rest
         if name == "train_multi_gpu.sh":
             return "train.py", ["--config", rest[0], "--stage", *rest[1:]]
+        if name == "scribble_pipeline.sh":
+            return "train.py", rest[2:]
         if name.endswith(".sh"):
             default = re.search(r"CONFIG:-([^}]+)\}", (REPO / word).read_text())
             chosen = env.get("CONFIG") or (default[1] if default else "")

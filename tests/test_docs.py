@@ -32,7 +32,8 @@ pytestmark = pytest.mark.slow
 
 # What is not run here, and why. test_documents.py looks up the files and targets that these name.
 NOT_RUN = {
-    r"make (train|test|lint)\b": "sets up .venv from the network; CI and people run it",
+    r"make (train|scribble-demo|test|lint)\b": "sets up .venv from the network; CI and people run it",
+    r"bash scripts/scribble_pipeline\.sh ": "takes a minute; tests/test_scribble_pipeline.py runs it",
     r"tensorboard ": "a server that goes on until it is stopped",
     r"(python -m )?pip install ": "needs the network",
     r"python scripts/chaos\.py": "takes minutes; tests/test_resume.py kills and resumes",
