@@ -17,7 +17,7 @@ from labels import IGNORE
 
 REACH = 0.9  # share of the way from an end of the skeleton to the border by which a stroke is longer
 SMOOTHNESS = 0.3  # standard deviation of the smoothing, as a share of the median depth along the path
-SHALLOW = 0.25  # a background stroke ends where the depth falls below this share of the largest one in its region
+SHALLOW = 0.2  # a background stroke ends where the depth falls below this share of the largest one in its region
 MARGIN = 0.75  # pixels; rounding moves a point by up to 0.71
 SPACING = 0.25  # pixels between the points that are drawn
 # nnU-Net's protocol (Gotkowski et al., arXiv:2403.12834; MIC-DKFZ/ScribbleBench, scribble_conf.yml).
