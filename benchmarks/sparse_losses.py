@@ -1,7 +1,7 @@
 """What the losses for sparse labels add to a training step: CPU time, memory, and the time of a loader process.
 
 python benchmarks/sparse_losses.py                # both networks; the second one needs timm
-python benchmarks/sparse_losses.py --rounds 3 --amp none
+python benchmarks/sparse_losses.py --rounds 5 --amp none
 
 A step is a forward and backward pass with cross entropy on scribbles. What a loss adds is far less than a step's time
 varies, so it is measured by itself: the loss and its gradient by the logits, and for consistency the teacher's pass.
