@@ -20,6 +20,7 @@ from faulty_data import (
     draw_faulty_lists,
     label,
     picture,
+    scribblesup_like,
 )
 from PIL import Image
 from tiff_writer import write_tiff
@@ -31,9 +32,11 @@ from data.check import rules
 from data.check.__main__ import check, main
 from data.check.commands import BATCHSIZE
 from data.check.duplicates import hamming
-from data.check.findings import ERRORS, WARNINGS
-from data.check.measure import difference_hash
-from data.check.survey import Paths
+from data.check.findings import ERRORS, WARNINGS, Findings
+from data.check.measure import Facts, difference_hash, measure
+from data.check.rules import check_strokes
+from data.check.survey import Paths, Sample
+from data.scribbles.__main__ import main as scribbles
 from errors import UserError
 
 # Codes with a test of their own
@@ -300,3 +303,48 @@ def test_images_of_other_kinds_are_clean_if_alike_and_the_command_measures_them(
     (finding,) = findings.sorted()
     assert (finding.code, finding.files) == ("image-kind", ["images/train/1.tif"])
     assert finding.notes == ["50x40, mode 3 channels of uint16"]
+
+
+def stroked(root: Path, number: int, scribble: np.ndarray, mask: np.ndarray | None) -> Facts:
+    """What the check measures of a scribble, and of a mask if there is one."""
+    labels = {"scribble": scribble} | ({} if mask is None else {"mask": mask})
+    drawn = scribblesup_like(root)
+    image = drawn.put("image", f"{number}.png", picture("a"))
+    files = {kind: drawn.put(kind, f"{number}.png", values) for kind, values in labels.items()}
+    return measure(Sample(("train",), image, files))
+
+
+def without_stroke(facts: list[Facts]) -> list[tuple[str, str]]:
+    findings = Findings(Path("."))
+    check_strokes(facts, ["sky", "1", "car"], findings)
+    assert {finding.code for finding in findings.sorted()} <= {"class-without-stroke"}
+    return [pair for item in findings.sorted() for pair in zip(item.files, item.notes, strict=True)]
+
+
+def test_classes_without_a_stroke_are_counted_by_the_masks(tmp_path):
+    scribbles = [label(0, 255, 2), label(0, 1), label(255, 1), label(255)]  # the last one has a finding of its own
+    masks = [label(0, 1, 2), label(0, 1, 2), label(0, 1), label(0, 1)]
+    facts = [stroked(tmp_path, number, *pair) for number, pair in enumerate(zip(scribbles, masks, strict=True))]
+    assert without_stroke(facts) == [
+        ("class 0 (sky)", "in 1 of 3 images with it"),
+        ("class 1", "in 1 of 3 images with it"),
+        ("class 2 (car)", "in 1 of 2 images with it"),
+    ]
+    assert without_stroke(facts[3:]) == []
+
+
+def test_without_masks_a_class_with_strokes_in_few_of_many_images_is_named(tmp_path):
+    """Below 1 % of at least 100 images: 1 of 101, but not 1 of 100, and not 2 of 101."""
+    common, rare = (stroked(tmp_path, number, label(*values), None) for number, values in enumerate([(0, 1), (0, 2)]))
+    note = "strokes in 1 of 101 images, which have no masks to compare with"
+    assert without_stroke([common] * 100 + [rare]) == [("class 2 (car)", note)]
+    assert without_stroke([common] * 99 + [rare]) == []
+    assert without_stroke([common] * 99 + [rare] * 2) == []
+    assert without_stroke([common] * 200) == []  # "class-absent" says that class 2 has no stroke at all
+
+
+def test_simulated_strokes_miss_no_class(demo_root, tmp_path):
+    root = shutil.copytree(demo_root, tmp_path / "data")
+    shutil.rmtree(root / "pascal_2012_scribble")
+    assert scribbles([*map(str, ("simulate", root / "SegmentationClassAug", root / "pascal_2012_scribble"))]) == 0
+    assert found(root, dataset="ScribbleOnly") == found(demo_root, dataset="ScribbleOnly") == {}

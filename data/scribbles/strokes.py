@@ -80,9 +80,9 @@ def _dropped(classes: list[int], draws: list[float], share: float) -> list[bool]
     A larger share leaves out the strokes of a smaller one and more. A class of the image keeps a stroke, because a
     class without one is taken as absent.
     """
-    highest = {
-        value: max(draw for other, draw in zip(classes, draws, strict=True) if other == value) for value in classes
-    }
+    highest: dict[int, float] = {}
+    for value, draw in zip(classes, draws, strict=True):
+        highest[value] = max(draw, highest.get(value, 0.0))
     return [draw < share and draw < highest[value] for value, draw in zip(classes, draws, strict=True)]
 
 
@@ -177,7 +177,7 @@ def _middle(points: np.ndarray, share: float) -> np.ndarray:
 def _drawn(points: np.ndarray, size: tuple[int, int], width: int) -> np.ndarray:
     """Return the pixels whose centre is at most width / 2 from a line, (H, W) bool.
 
-    points: (N, 2) row and column, where whole numbers are centres.
+    points: (N, 2) row and column, where whole numbers are centres. The pixel around each point is drawn in any case.
     """
     drawn = np.zeros(size, bool)
     if len(points) > 1:
