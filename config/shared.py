@@ -9,7 +9,7 @@ from labels import MAPS
 
 MODEL_TYPES = (
     "res50_ASPP_lorm res50_ASPP deeplabv3 deeplabv3p deeplabv3p_lorm deeplabv3p_cdsp deeplabv3p_cdsp_lorm deeplabv2 "
-    "deeplabv3p_multi linear"
+    "deeplabv3p_multi deeplabv3p_multi_lorm linear"
 )
 
 
@@ -70,7 +70,7 @@ class ModelFlags:
         choices=(0, 8, 16, 32),
     )
     head_channels: int = flag(
-        256, "channels of the heads of deeplabv3, deeplabv3p, deeplabv3p_lorm and deeplabv3p_multi", ge=8
+        256, "channels of the heads of deeplabv3, deeplabv3p and deeplabv3p_multi, with _lorm or without", ge=8
     )
     stride_in_1x1: bool = flag(
         False, "put layer2's stride into its first 1x1 convolution; released CDSP files turn this on"

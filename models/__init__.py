@@ -42,6 +42,7 @@ MODELS = {
     "deeplabv3p_cdsp_lorm": ModelType(CDSPDeepLabV3PlusHead, has_lorm=True),
     "deeplabv2": ModelType(DeepLabV2Head, multi_grid=(4, 4, 4)),
     "deeplabv3p_multi": ModelType(DeepLabV3PlusMultiHead),
+    "deeplabv3p_multi_lorm": ModelType(DeepLabV3PlusMultiHead, has_lorm=True),
     "linear": ModelType(LinearHead),
 }
 

@@ -139,10 +139,10 @@ class TrainState:
                 self.ema.module.load_state_dict(content["ema"] or content["model"])
                 self.ema.num_updates = content["step"]  # at 0, the first update copies the weights
         except RuntimeError as error:
-            reason = " ".join(str(error).split())[:160]
+            difference = _first_difference(self.raw_model.state_dict(), content["model"]) or error
             raise UserError(
                 "the checkpoint does not fit this model: check --model_type, --backbone, --layers and --numclasses "
-                f"({reason})"
+                f"({difference})"
             ) from None
         if optimizer:
             restore_optimizer(self.optimizer, content["optimizer"])
@@ -161,6 +161,16 @@ class TrainState:
                 module.load_state_dict(ranks[group.rank]["buffers"], strict=False)
         if group.rank < len(ranks):
             _set_rng_state(ranks[group.rank], group.device)
+
+
+def _first_difference(own: dict[str, Tensor], saved: dict[str, Tensor]) -> str:
+    """Say which weight is the first that a checkpoint lacks, has in another shape, or has alone; "" if none does."""
+    for name, value in own.items():
+        if name not in saved:
+            return f"the checkpoint has no {name}"
+        if saved[name].shape != value.shape:
+            return f"{name} has the shape {tuple(saved[name].shape)} there and {tuple(value.shape)} here"
+    return next((f"the checkpoint also has {name}" for name in saved if name not in own), "")
 
 
 def _rng_state(device: torch.device) -> dict:

@@ -1,0 +1,169 @@
+"""How close training from scribbles comes to training from dense masks, and what each part of the kit adds.
+
+python benchmarks/scribbles.py DATA --out DIR --pretrained FILE                          # every way, three seeds: hours
+python benchmarks/scribbles.py DATA --out DIR --pretrained FILE --ways dense strokes chain_1 --seeds 0
+python benchmarks/scribbles.py DATA --out DIR --pretrained none                          # from random weights
+
+DATA has VOC's layout, with dense masks. The strokes are simulated from them, and are the same for every seed. All runs
+have the same number of steps, and their score is that of the last step, so validation chooses nothing. Each command is
+printed. Started again, finished runs are not repeated. --lanes N runs N at a time, each on one thread.
+"""
+
+import argparse
+import json
+import os
+import shlex
+import statistics
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+LORM = "--model_type deeplabv3p_multi_lorm"
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to train. flags: of train.py. teacher: the way whose model makes the pseudo-labels. pseudo: of pseudo.py.
+
+    simulate: flags of data.scribbles simulate.
+    """
+
+    title: str
+    flags: str
+    teacher: str = ""
+    pseudo: str = ""
+    simulate: str = ""
+
+
+STUDENT = "--dataset ScribblePseudo"
+WAYS = {
+    "dense": Way("dense masks", "--dataset Dense"),
+    "strokes": Way("strokes: partial cross entropy", "--dataset ScribbleOnly"),
+    "crf": Way("... + gated CRF, 0.1", "--dataset ScribbleOnly --l_crf 0.1"),
+    "absent": Way("... + absent classes, 0.1", "--dataset ScribbleOnly --l_absent 0.1"),
+    "consistency": Way("... + consistency, 1", "--dataset ScribbleOnly --l_consistency 1"),
+    "spread": Way("strokes and walker's labels, no teacher", STUDENT, "none", "--strokes walker"),
+    "chain_1": Way("strokes and the teacher's labels", STUDENT, "strokes"),
+    "joined_1": Way("strokes, labels of teacher and walker joined", STUDENT, "strokes", "--strokes walker"),
+    "chain_2": Way("... once more", STUDENT, "chain_1"),
+    "lorm": Way("chain_1 + LoRM, foreground", f"{STUDENT} {LORM}", "strokes"),
+    "lorm_all": Way("chain_1 + LoRM, all positions", f"{STUDENT} {LORM} --lorm_scope all", "strokes"),
+    "entropy": Way("chain_1 + distance entropy, background none", f"{STUDENT}DsDc", "strokes"),
+    "entropy_0": Way("chain_1 + distance entropy, background 0", f"{STUDENT}DsDc --background 0", "strokes"),
+    **{
+        f"shrink_{share}": Way(
+            f"strokes shrunk by {share}", "--dataset ScribbleOnly", simulate=f"--shrink {share}"
+        )
+        for share in (0.2, 0.5, 0.8, 1)
+    },
+}  # fmt: skip
+RECIPE = "--config configs/camvid_lite0.yaml --val_epoch_frequency 0"
+
+
+class Bench:
+    """All runs below args.out. done: {way-seed: mIoU}, kept in results.json."""
+
+    def __init__(self, args: argparse.Namespace):
+        self.args, self.file = args, args.out / "results.json"
+        args.out.mkdir(parents=True, exist_ok=True)
+        self.done: dict[str, float] = json.loads(self.file.read_text()) if self.file.is_file() else {}
+        self.busy, self.lock = threading.Semaphore(args.lanes), threading.Lock()
+        self.locks: dict[Path | str, threading.Lock] = {}
+
+    def score(self, way: str, seed: int) -> float:
+        """Return the mIoU of a way's last step, after the runs that it needs."""
+        key = f"{way}-{seed}"
+        with self._only_one(key):
+            if key not in self.done:
+                self._train(WAYS[way], key, seed)
+                lines = (self.args.out / key / "metrics.jsonl").read_text().splitlines()
+                values = [json.loads(line) for line in lines]
+                with self.lock:
+                    self.done[key] = [value["miou"] for value in values if value["kind"] == "val"][-1]
+                    self.file.write_text(json.dumps(self.done, indent=1, sort_keys=True))
+        return self.done[key]
+
+    def _train(self, way: Way, key: str, seed: int) -> None:
+        args, words = self.args, shlex.split(f"{RECIPE} {way.flags}")
+        words += ["--dataset_path", args.data, "--pretrained", args.pretrained, "--logdir", args.out]
+        words += ["--epochs", args.epochs, "--seed", seed, "--name", key, "--resume", "auto", *args.flags]
+        if way.title != WAYS["dense"].title:
+            words += ["--train_path", self._strokes(way.simulate)]
+        if way.teacher:
+            words += ["--pseudo_path", self._pseudo(way, seed)]
+        self._run("train.py", *words)
+
+    def _strokes(self, flags: str) -> Path:
+        folder = self.args.out / f"strokes{flags.replace('--', '_').replace(' ', '_')}"
+        with self._only_one(folder):
+            self._run("-m", "data.scribbles", "simulate", self.args.data / "SegmentationClass", folder,
+                      "--background", "none", "--list", self.args.data / "ImageSets/Segmentation/train.txt",
+                      "--workers", 1, *flags.split())  # fmt: skip
+        return folder
+
+    def _pseudo(self, way: Way, seed: int) -> Path:
+        out = self.args.out / f"pseudo-{way.teacher}{way.pseudo.replace('--', '_').replace(' ', '_')}-{seed}"
+        words = ["--output", out, "--json", f"{out}.json", "--train_path", self._strokes(way.simulate)]
+        if way.teacher == "none":
+            words += ["--dataset_path", self.args.data, "--numclasses", 11, "--background", "none"]
+        else:
+            self.score(way.teacher, seed)
+            words += ["--checkpoint", self.args.out / f"{way.teacher}-{seed}" / "last.pt"]
+        with self._only_one(out):
+            if not Path(f"{out}.json").is_file():
+                self._run("pseudo.py", *words, *way.pseudo.split())
+        return out
+
+    def _only_one(self, key: Path | str) -> threading.Lock:
+        with self.lock:
+            return self.locks.setdefault(key, threading.Lock())
+
+    def _run(self, *words: object) -> None:
+        command = [sys.executable, *map(str, words)]
+        with self.busy, (self.args.out / "output.txt").open("a") as output:
+            print(shlex.join(["python", *command[1:]]), flush=True)
+            env = os.environ | {"OMP_NUM_THREADS": "1"}
+            subprocess.run(command, cwd=ROOT, env=env, stdout=output, stderr=output, check=True)
+
+
+def table(bench: Bench, ways: Sequence[str], seeds: Sequence[int]) -> str:
+    """Return a Markdown table: the scores of each way, and its ratio to dense masks, seed by seed."""
+    lines = [f"| way | {' | '.join(f'seed {seed}' for seed in seeds)} | mean | spread | of dense |"]
+    lines.append("| --- " * (len(seeds) + 4) + "|")
+    for way in ways:
+        values = [100 * bench.done[f"{way}-{seed}"] for seed in seeds]
+        dense = [100 * bench.done.get(f"dense-{seed}", float("nan")) for seed in seeds]
+        ratio = statistics.mean(value / whole for value, whole in zip(values, dense, strict=True))
+        spread = max(values) - min(values)
+        cells = [WAYS[way].title, *(f"{value:.2f}" for value in values), f"{statistics.mean(values):.2f}"]
+        lines.append(f"| {' | '.join([*cells, f'{spread:.2f}', f'{ratio:.3f}'])} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--pretrained", required=True, help="FILE of weights of tf_efficientnet_lite0, or none")
+    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--epochs", type=int, default=24)
+    parser.add_argument("--lanes", type=int, default=2)
+    parser.add_argument("flags", nargs="*", help="further flags of train.py, after --")
+    args = parser.parse_args()
+    args.data, args.out = args.data.resolve(), args.out.resolve()
+    bench = Bench(args)
+    with ThreadPoolExecutor(len(args.ways) * len(args.seeds)) as pool:
+        scores = [pool.submit(bench.score, way, seed) for seed in args.seeds for way in args.ways]
+    for score in scores:
+        score.result()
+    print(table(bench, args.ways, args.seeds))
+
+
+if __name__ == "__main__":
+    main()
