@@ -1,7 +1,7 @@
 """Pseudo-labels from scribbles: by a trained model, by spreading the strokes over the image, or by both.
 
 python pseudo.py --checkpoint log/teacher/best.pt --output pseudo --scales 0.75 1 1.25 --flip
-python pseudo.py --dataset_path CamVid --train_path scribbles --numclasses 11 --output pseudo    # no model
+python pseudo.py --dataset_path VOC2012 --output pseudo    # by the strokes alone
 torchrun --standalone --nproc_per_node 8 pseudo.py --checkpoint log/teacher/best.pt --output pseudo
 """
 
