@@ -94,7 +94,8 @@ def make(flags: PseudoFlags, overrides: dict, group: Group) -> None:
         Drafting(dataset, folder, group, cfg, predictor, flags).run()
         finishing.write(finishing.floors(flags.threshold, flags.keep))
     result = group.broadcast(folder.scores) if complete else {}
-    if result.get("masks") != str(masks_folder):
+    num_masks = sum(name in masks for name in dataset.names)
+    if (result.get("masks"), result.get("scored")) != (str(masks_folder), num_masks):
         has_drafts = group.broadcast(all(map(folder.has_draft, dataset.names)))
         ways = ["model"] if flags.strokes == "none" else ["model", "strokes", "joined"] if predictor else ["strokes"]
         ways = ways if has_drafts else []

@@ -157,6 +157,14 @@ def test_images_without_masks_are_labelled_without_scores(without_model, demo_ro
     said = capsys.readouterr().out
     assert "SegmentationClassAug (--val_path) has no dense masks of these images" in said
     assert f"{NUM_IMAGES} pseudo-labels" in said
+    shutil.copytree(demo_root / "SegmentationClassAug", root / "SegmentationClassAug")
+    (root / "SegmentationClassAug" / "demo_0002.png").unlink()
+    assert run(flags, tmp_path / "pseudo") == 0  # scores what is there
+    assert f"against {NUM_IMAGES - 1} dense masks of " in capsys.readouterr().out
+    mask = root / "SegmentationClassAug" / "demo_0002.png"
+    Image.fromarray(np.zeros((3, 4), np.uint8)).save(mask)
+    with pytest.raises(UserError, match=r"demo_0002\.png: 4x3 pixels, but its image has 160x120"):
+        run(flags, tmp_path / "pseudo")
 
 
 def test_two_processes_write_the_same_bytes(words, tmp_path):
