@@ -1,7 +1,7 @@
 """Pseudo-labels from scribbles: by a trained model, by spreading the strokes over the image, or by both.
 
 python pseudo.py --checkpoint log/teacher/best.pt --output pseudo --scales 0.75 1 1.25 --flip
-python pseudo.py --dataset_path CamVid --train_path scribbles --numclasses 11 --output pseudo    # no model
+python pseudo.py --dataset_path VOC2012 --output pseudo    # by the strokes alone
 torchrun --standalone --nproc_per_node 8 pseudo.py --checkpoint log/teacher/best.pt --output pseudo
 """
 
@@ -94,7 +94,8 @@ def make(flags: PseudoFlags, overrides: dict, group: Group) -> None:
         Drafting(dataset, folder, group, cfg, predictor, flags).run()
         finishing.write(finishing.floors(flags.threshold, flags.keep))
     result = group.broadcast(folder.scores) if complete else {}
-    if result.get("masks") != str(masks_folder):
+    num_masks = sum(name in masks for name in dataset.names)
+    if (result.get("masks"), result.get("scored")) != (str(masks_folder), num_masks):
         has_drafts = group.broadcast(all(map(folder.has_draft, dataset.names)))
         ways = ["model"] if flags.strokes == "none" else ["model", "strokes", "joined"] if predictor else ["strokes"]
         ways = ways if has_drafts else []

@@ -10,6 +10,7 @@ from torch import Tensor
 from evaluation.predictor import Predictor
 from pseudo_labels import confidence
 from pseudo_labels.images import Stroked
+from pseudo_labels.walker import Walk
 
 
 class Draft(NamedTuple):
@@ -40,10 +41,7 @@ def make_drafts(
     None without a model. only_stroked: the model chooses among stroked_classes(). background: for these.
     """
     size = batch[0].scribble.shape
-    walks = [
-        F.interpolate(torch.from_numpy(item.walk.probs)[None].to(device), size=size, mode="bilinear")[0]
-        for item in batch
-    ]
+    walks = [_at_size(item.walk, size, device) for item in batch]
     allowed = [confidence.stroked_classes(item.scribble, background) if only_stroked else [] for item in batch]
     parts: list[list[Tensor]] = [[] for _ in batch]
     for rows, probs in _bands(batch, predictor, num_classes, device):
@@ -57,6 +55,13 @@ def make_drafts(
             ways = (confidence.best_class(way)[0] for way in (model, strokes))
             part.append(torch.stack([joined, confidence.levels(values), *ways]))
     return [Draft(*torch.cat(part, dim=1).cpu().numpy()) for part in parts]
+
+
+def _at_size(walk: Walk, size: tuple[int, ...], device: torch.device) -> Tensor:
+    """Return a walk's probabilities at an image's (height, width), (K, H, W) float32."""
+    if not len(walk.classes):
+        return torch.zeros(0, *size, device=device)
+    return F.interpolate(torch.from_numpy(walk.probs)[None].to(device), size=size, mode="bilinear")[0]
 
 
 def _bands(batch: list[Stroked], predictor: Predictor | None, num_classes: int, device: torch.device):

@@ -13,6 +13,7 @@ from data.dataset import SegmentationDataset
 from data.images import read_label
 from data.loader import batched
 from distributed.group import Group
+from errors import UserError
 from labels import IGNORE
 from pseudo_labels import confidence, scores
 from pseudo_labels.folder import PseudoFolder
@@ -77,6 +78,9 @@ class Finishing:
             counts = np.zeros((len(ways), num_classes, num_classes + 1), np.int64)
             if name in masks:
                 mask = read_label(masks[name], num_classes)
+                if mask.shape != label.shape:
+                    sizes = ("x".join(map(str, values.shape[::-1])) for values in (mask, label))
+                    raise UserError(f"{masks[name]}: {' pixels, but its image has '.join(sizes)}")
                 draft = self.folder.read_draft(name) if len(ways) > 1 else None
                 maps = [*(getattr(draft, way) for way in ways[:-1]), label]
                 counts += [scores.count(values, mask, num_classes) for values in maps]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import config
-from config.programs import EVALUATE, EXPORT, PREDICT
+from config.programs import EVALUATE, EXPORT, PREDICT, PSEUDO
 from config.reader import FlagReader
 from data import distance, split
 from data.check import __main__ as check
@@ -25,10 +25,10 @@ HEAD = """# Command line
 Every flag of every program, grouped as in `--help`. The prefix `no_` turns a `switch` off, as in `--no_augment`. A
 default in brackets is worked out if the flag is not given.
 
-`train.py`, `evaluate.py`, `predict.py` and `export.py` also take `--config FILE`, a YAML file of `flag: value` lines;
-the command line overrides it. `--stage NAME` chooses one of the sections below `stages:` in the file, which overrides
-the rest of it. In `evaluate.py`, `predict.py` and `export.py`, data and model flags default to the checkpoint's values;
-the defaults below are only for weights from elsewhere. Dashes in names equal underscores.
+All programs whose name ends with `.py` also take `--config FILE`, a YAML file of `flag: value` lines; the command line
+overrides it. `--stage NAME` chooses one of the sections below `stages:` in the file, which overrides the rest of it. In
+`evaluate.py`, `predict.py`, `pseudo.py` and `export.py`, data and model flags default to the checkpoint's values; the
+defaults below are only for weights from elsewhere. Dashes in names equal underscores.
 """
 STATUSES = """
 ## Exit status
@@ -41,13 +41,13 @@ STATUSES = """
 | 1 | `python -m data.convert`, `python -m data.scribbles` | done, except for what it names |
 | 2 | `python -m data.check` | errors in the data, or the next line |
 | 2 | all | an error that you can fix: one line on standard error says what |
-| 75 | `train.py`, `evaluate.py`, `predict.py` | stopped by a signal; `train.py` has saved and prints how to resume |
+| 75 | all but `export.py` | stopped by a signal; `train.py` has saved and prints how to resume |
 | 130 | all | Ctrl-C stopped it at once |
 | other | all | a bug, with its traceback (1), or a signal (128 + its number) |
 
 `torchrun` always ends with 1, after a report of its own.
 """
-READERS = (config.READER, EVALUATE, PREDICT, EXPORT)
+READERS = (config.READER, EVALUATE, PREDICT, PSEUDO, EXPORT)
 PARSERS = (
     ("python -m data.check", check.parser()),
     ("python -m data.convert", convert.parser()),

@@ -14,7 +14,7 @@ from PIL import Image
 from torch.distributed.run import get_args_parser as torchrun_parser
 
 import config
-from config.programs import EVALUATE, EXPORT, PREDICT, READER
+from config.programs import EVALUATE, EXPORT, PREDICT, PSEUDO, READER
 from data import distance, split, statistics
 from data.check import __main__ as check
 from data.convert import __main__ as convert
@@ -23,7 +23,13 @@ from errors import UserError
 from image_stats import FILE_NAME, ImageStats
 from scripts import cli_reference, memory_table
 
-READERS = {"train.py": READER, "evaluate.py": EVALUATE, "predict.py": PREDICT, "export.py": EXPORT}
+READERS = {
+    "train.py": READER,
+    "evaluate.py": EVALUATE,
+    "predict.py": PREDICT,
+    "pseudo.py": PSEUDO,
+    "export.py": EXPORT,
+}
 PARSERS = {
     "data.check": check.parser,
     "data.convert": convert.parser,
