@@ -223,8 +223,8 @@ def plainly_thinned(region: np.ndarray) -> np.ndarray:
 
 
 def test_all_regions_are_thinned_at_once_as_each_by_itself():
-    for seed in range(8):
-        mask = random_mask(seed)[:45, :45]
+    for seed in range(5):
+        mask = random_mask(seed)[:40, :40]
         number = find_regions(mask, min_area=1).number
         together = thin(number)
         for index in range(1, number.max() + 1):
