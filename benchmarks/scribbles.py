@@ -4,9 +4,10 @@ python benchmarks/scribbles.py DATA --out DIR --pretrained FILE                 
 python benchmarks/scribbles.py DATA --out DIR --pretrained FILE --ways dense strokes chain_1 --seeds 0
 python benchmarks/scribbles.py DATA --out DIR --pretrained none                          # from random weights
 
-DATA has VOC's layout, with dense masks. The strokes are simulated from them, half as long as a person's, so that they label
-3 % of CamVid's pixels as real scribbles do; they are the same for every seed. All runs have the same number of steps, and their score is that of the last step, so validation chooses nothing. Each command is
-printed. Started again, finished runs are not repeated. --lanes N runs N at a time, each on one thread.
+DATA has VOC's layout, with dense masks. The strokes are simulated from them, half as long as a person's, so that they
+label 3 % of CamVid's pixels as real scribbles do; they are the same for every seed. All runs have the same number of
+steps, and their score is that of the last step, so validation chooses nothing. Each command is printed. Started again,
+finished runs are not repeated. --lanes N runs N at a time, each on one thread.
 """
 
 import argparse
@@ -101,9 +102,10 @@ class Bench:
     def _strokes(self, flags: str) -> Path:
         folder = self.args.out / f"strokes{flags.replace('--', '_').replace(' ', '_')}"
         with self._only_one(folder):
-            self._run("-m", "data.scribbles", "simulate", self.args.data / "SegmentationClass", folder,
-                      "--background", "none", "--length", 0.5, "--list", self.args.data / "ImageSets/Segmentation/train.txt",
-                      "--workers", 1, *flags.split())  # fmt: skip
+            options = ["--background", "none", "--length", 0.5, "--workers", 1, *flags.split()]
+            options += ["--list", self.args.data / "ImageSets/Segmentation/train.txt"]
+            masks = self.args.data / "SegmentationClass"
+            self._run("-m", "data.scribbles", "simulate", masks, folder, *options)
         return folder
 
     def _pseudo(self, way: Way, seed: int) -> Path:
