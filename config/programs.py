@@ -46,7 +46,7 @@ class PseudoFlags(InferenceFlags, DataFlags, SizeFlags, ModelFlags, LaunchFlags)
         "how strokes are spread without a model, to be averaged with it; none: only the model",
         choices=("walker", "none"),
     )
-    threshold: float = flag(0.6, "label pixels of at least this probability (rounded down by 7 % of 1 - p)", ge=0, le=1)
+    threshold: float = flag(0.6, "label pixels of at least this probability, in steps of 7 % of 1 - p", ge=0, le=1)
     keep: float = flag(
         0.7, "of each class, label at least this share of its pixels in all images, the surest ones", ge=0, le=1
     )
