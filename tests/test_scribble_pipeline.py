@@ -3,6 +3,7 @@
 import hashlib
 import os
 import random
+import shlex
 import shutil
 import signal
 import subprocess
@@ -18,10 +19,10 @@ from data.demo import draw_dataset
 
 pytestmark = pytest.mark.slow
 KILLS = 2
-TINY = (
+TINY = shlex.split(
     "--config configs/demo.yaml --epochs 2 --crop_size 33 --batchsize 4 --workers 0 --save_step_frequency 1 "
     "--ema 0.5 --l_absent 0.1 --device cpu"
-).split()
+)
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +47,9 @@ def results(work: Path) -> dict[str, object]:
     """What the chain makes: the bytes of each label, and the weights and scores of each checkpoint."""
     files = {path.relative_to(work).as_posix(): path for path in sorted(work.rglob("*.p[nt]*")) if path.is_file()}
     assert not [name for name in files if ".part" in name]
-    labels = {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items() if path.suffix == ".png"}
+    labels = {
+        name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items() if path.suffix == ".png"
+    }
     found: dict[str, object] = dict(labels)
     for round_ in ("round_0", "round_1"):
         content = torch.load(work / round_ / "best.pt", weights_only=True)
@@ -76,6 +79,8 @@ def test_the_chain_killed_and_started_again_ends_with_the_same_files(data, tmp_p
 
 
 def test_without_arguments_the_script_says_how_to_use_it():
-    done = subprocess.run(["bash", "scripts/scribble_pipeline.sh"], cwd=REPO, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["bash", "scripts/scribble_pipeline.sh"], cwd=REPO, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 2
     assert "bash scripts/scribble_pipeline.sh DATA WORK" in done.stderr
