@@ -48,9 +48,9 @@ WAYS = {
     "crf": Way("... + gated CRF, 0.1", "--dataset ScribbleOnly --l_crf 0.1"),
     "absent": Way("... + absent classes, 0.1", "--dataset ScribbleOnly --l_absent 0.1"),
     "consistency": Way("... + consistency, 1", "--dataset ScribbleOnly --l_consistency 1"),
-    "spread": Way("strokes and walker's labels, no teacher", STUDENT, "none", "--strokes walker"),
-    "chain_1": Way("strokes and the teacher's labels", STUDENT, "strokes"),
-    "joined_1": Way("strokes, labels of teacher and walker joined", STUDENT, "strokes", "--strokes walker"),
+    "spread": Way("strokes, and labels spread from them, no teacher", STUDENT, "none"),
+    "model_1": Way("strokes, and labels of the teacher alone", STUDENT, "strokes", "--strokes none"),
+    "chain_1": Way("strokes, and labels of the teacher joined with spread ones", STUDENT, "strokes"),
     "chain_2": Way("... once more", STUDENT, "chain_1"),
     "lorm": Way("chain_1 + LoRM, foreground", f"{STUDENT} {LORM}", "strokes"),
     "lorm_all": Way("chain_1 + LoRM, all positions", f"{STUDENT} {LORM} --lorm_scope all", "strokes"),
@@ -133,6 +133,15 @@ class Bench:
             subprocess.run(command, cwd=ROOT, env=env, stdout=output, stderr=output, check=True)
 
 
+def label_table(bench: Bench) -> str:
+    """Return a Markdown table: the scores of all pseudo-labels on the training images, by way of making."""
+    lines = ["| pseudo-labels | way of making | mIoU of labelled pixels | labelled, % |", "| --- | --- | --- | --- |"]
+    for file in sorted(bench.args.out.glob("pseudo-*.json")):
+        for way, scores in json.loads(file.read_text())["ways"].items():
+            lines.append(f"| {file.stem} | {way} | {100 * scores['miou']:.2f} | {100 * scores['labelled']:.2f} |")
+    return "\n".join(lines)
+
+
 def table(bench: Bench, ways: Sequence[str], seeds: Sequence[int]) -> str:
     """Return a Markdown table: the scores of each way, and its ratio to dense masks, seed by seed."""
     lines = [f"| way | {' | '.join(f'seed {seed}' for seed in seeds)} | mean | spread | of dense |"]
@@ -164,7 +173,7 @@ def main() -> None:
         scores = [pool.submit(bench.score, way, seed) for seed in args.seeds for way in args.ways]
     for score in scores:
         score.result()
-    print(table(bench, args.ways, args.seeds))
+    print(f"{table(bench, args.ways, args.seeds)}\n\n{label_table(bench)}")
 
 
 if __name__ == "__main__":
