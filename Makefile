@@ -15,7 +15,7 @@ train: .venv/.installed
 
 scribble-demo: .venv/.installed
 	$(BIN)/python -c 'import utils; utils.demo.draw_dataset(utils.DEMO_ROOT)'
-	PATH="$(CURDIR)/$(BIN):$$PATH" bash scripts/scribble_pipeline.sh dataset/demo log/scribble_demo --config configs/demo.yaml $(ARGS)
+	PYTHON=$(BIN)/python bash scripts/scribble_pipeline.sh dataset/demo log/scribble_demo --config configs/demo.yaml $(ARGS)
 
 test: .venv/.installed-dev
 	$(PYTEST) -m "not slow" $(ARGS)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from conftest import REPO
 
 import config
+from scripts import scribble_pipeline
 
 DOCUMENTS = [*sorted(REPO.glob("README*.md")), REPO / "CONTRIBUTING.md", *sorted(REPO.glob("docs/*.md"))]
 SOURCES = [
@@ -111,7 +112,7 @@ def program_of(command: str) -> tuple[str, list[str]]:
         if name == "train_multi_gpu.sh":
             return "train.py", ["--config", rest[0], "--stage", *rest[1:]]
         if name == "scribble_pipeline.sh":
-            return "train.py", rest[2:]
+            return "train.py", scribble_pipeline.parser().parse_known_args(rest)[1]
         if name.endswith(".sh"):
             default = re.search(r"CONFIG:-([^}]+)\}", (REPO / word).read_text())
             chosen = env.get("CONFIG") or (default[1] if default else "")

@@ -21,7 +21,7 @@ from data.convert import __main__ as convert
 from data.scribbles.__main__ import COMMANDS
 from errors import UserError
 from image_stats import FILE_NAME, ImageStats
-from scripts import cli_reference, memory_table
+from scripts import cli_reference, memory_table, scribble_pipeline
 
 READERS = {
     "train.py": READER,
@@ -94,7 +94,7 @@ def test_every_flag_named_in_the_documents_exists(path):
     named = {name.replace("-", "_") for name in re.findall(r"(?<![\w-])--([a-z][\w-]*)", text)}
     known = {name for reader in READERS.values() for name in (*reader.flags, *reader.aliases)}
     parsers = [*(parser() for parser in PARSERS.values()), *(command.parser() for command in COMMANDS.values())]
-    parsers.append(torchrun_parser())
+    parsers += [torchrun_parser(), scribble_pipeline.parser()]
     known |= {action.dest for parser in parsers for action in parser._actions}
     assert named - known - {f"no_{name}" for name in known} - OTHER_FLAGS == set()
 
