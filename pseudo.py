@@ -78,9 +78,10 @@ def make(flags: PseudoFlags, overrides: dict, group: Group) -> None:
     dataset = find_scribbles(cfg, split, flags.train_path)
     masks_folder, masks = find_dense_masks(cfg, split)
     folder = PseudoFolder(Path(flags.output), classes.colours)
-    for data in (*dataset.folders.values(), masks_folder):
-        if folder.path.resolve().is_relative_to(data.resolve()):
-            raise UserError(f"--output {folder.path}: is in the data set ({data}), whose files it would overwrite")
+    output = folder.path.resolve()
+    for data in (*dataset.folders.values(), masks_folder, Path(cfg.dataset_path)):
+        if output == data.resolve() or (data != Path(cfg.dataset_path) and output.is_relative_to(data.resolve())):
+            raise UserError(f"--output {folder.path}: is in the data set ({data}): name a folder of its own")
     checks.check_setup(group, {f"{split} list": dataset})
     scribbles = group.map(sha256, [files["label"] for files in dataset.files])  # redrawn strokes: other labels
     settings |= {"images": checks.digest(dataset.listing), "scribbles": checks.digest(list(map(str, scribbles)))}
@@ -223,9 +224,12 @@ def report(result: dict, flags: PseudoFlags, dataset: SegmentationDataset, cfg: 
     shares = f"{result['labelled']:.1%} of the pixels are labelled, {result['stroked']:.2%} by strokes"
     log.info(f"{result['images']} pseudo-labels in {flags.output}: {shares}")
     scribbles, labels = (path.resolve() for path in (dataset.folders["label"], Path(flags.output)))
-    paths = ["--dataset_path", cfg.dataset_path, "--train_path", scribbles, "--pseudo_path", labels]
-    command = shell.python_command("train.py", "--dataset", "ScribblePseudoDsDc", *paths)
-    log.info(f"to train on them: {command}")
+    words = ["--dataset_path", cfg.dataset_path, "--train_path", scribbles, "--pseudo_path", labels]
+    words += ["--numclasses", cfg.numclasses, *(["--classes", cfg.classes] if cfg.classes else [])]
+    words += ["--background", cfg.background] if cfg.background_class is None else []
+    if not result["stroked"]:
+        log.warning(f"no scribble in {scribbles} has a stroke")
+    log.info(f"to train on them: {shell.python_command('train.py', '--dataset', 'ScribblePseudo', *words)}")
 
 
 if __name__ == "__main__":

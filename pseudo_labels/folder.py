@@ -35,10 +35,12 @@ class PseudoFolder:
         Rank 0 calls this method before any other. Raises UserError if the folder cannot be written, has labels of other
         settings (without overwrite), or has labels that pseudo.py did not write.
         """
+        if self.path.exists() and not self.path.is_dir():
+            raise UserError(f"--output {self.path}: is a file: name a folder")
         note, text = self.path / "pseudo.json", json.dumps(settings, indent=1)
         found = [name for name in names if self.is_done(name)]
         if note.is_file() and not overwrite:
-            saved = json.loads(note.read_text(encoding="utf-8"))
+            saved = self._read(note)
             differ = [name for name in saved | settings if saved.get(name) != json.loads(text).get(name)]
             if differ:
                 raise UserError(
@@ -52,7 +54,8 @@ class PseudoFolder:
             )
         # The old note goes last: if this process is killed here, the folder still belongs to the old settings.
         shutil.rmtree(self._unfinished, ignore_errors=True)
-        for path in [self.path / "scores.json", *map(self.label_path, found)]:
+        labels = self.path.rglob("*.png") if note.is_file() else ()  # of other lists, too
+        for path in [self.path / "scores.json", *labels]:
             path.unlink(missing_ok=True)
         self._place(note, text)
 
@@ -83,12 +86,18 @@ class PseudoFolder:
     def scores(self) -> dict:
         """Return the content of scores.json; {} if there is none."""
         path = self.path / "scores.json"
-        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        return self._read(path) if path.is_file() else {}
 
     def finish(self, scores: dict) -> None:
         """Write scores.json and remove the drafts. Rank 0 calls this method, after all labels are written."""
         self._place(self.path / "scores.json", json.dumps(scores, indent=1))
         shutil.rmtree(self._unfinished, ignore_errors=True)
+
+    def _read(self, path: Path) -> dict:
+        try:
+            return json.loads(path.read_text(encoding="utf-8"))
+        except ValueError:
+            raise UserError(f"{path}: damaged: use --overwrite to make the pseudo-labels again") from None
 
     def _draft_path(self, name: str) -> Path:
         return self._unfinished / "drafts" / f"{name}.png"

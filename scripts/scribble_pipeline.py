@@ -6,6 +6,7 @@ bash scripts/scribble_pipeline.sh VOC2012 log/scribbles --rounds 1 --processes 2
 Each command is printed. Started again, the script goes on where it was: every step keeps what it has done.
 """
 
+import json
 import shlex
 import signal
 import subprocess
@@ -15,11 +16,15 @@ from pathlib import Path
 if not __package__:  # started as a file
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
+import config
 import program
 import shell
 from data.arguments import Parser
 from data.layout import LISTS, MASKS, SCRIBBLES, first_folder
 from errors import STOPPED, UserError
+from files import write_atomic
+
+OWN = ("dataset", "dataset_path", "train_path", "pseudo_path", "logdir", "name", "resume")  # flags that the chain sets
 
 
 class StepError(Exception):
@@ -39,6 +44,11 @@ def main(argv: list[str] | None = None) -> int:
         if getattr(args, name) < 1:
             raise UserError(f"--{name} {getattr(args, name)}: must be at least 1")
     data, work, scribbles = args.data.resolve(), args.work.resolve(), args.data.resolve() / SCRIBBLES
+    own = next((word for word in flags if word.partition("=")[0].lstrip("-") in OWN), None)
+    if own:
+        raise UserError(f"{own}: the chain sets this flag of train.py itself: drop it")
+    cfg = config.parse([*flags, "--dataset_path", str(data)])  # a wrong flag is found before anything is done
+    claim(work, {"data": str(data), "simulate": args.simulate, "flags": flags})
 
     def train(name: str, *more: object) -> None:
         own = ["--dataset_path", data, "--train_path", scribbles, "--logdir", work, "--name", name, "--resume", "auto"]
@@ -48,7 +58,8 @@ def main(argv: list[str] | None = None) -> int:
         if not scribbles.is_dir():
             scribbles = work / "strokes"
             masks, names = first_folder(data, "", *MASKS), first_folder(data, "", *LISTS) / "train.txt"
-            run("data/scribbles/__main__.py", "simulate", masks, scribbles, "--list", names, *args.simulate)
+            run("data/scribbles/__main__.py", "simulate", masks, scribbles, "--list", names,
+                "--background", cfg.background, *args.simulate)  # fmt: skip
         train("round_0", "--dataset", "ScribbleOnly")
         for number in range(1, args.rounds + 1):
             teacher, labels = work / f"round_{number - 1}" / "best.pt", work / f"pseudo_{number}"
@@ -61,6 +72,19 @@ def main(argv: list[str] | None = None) -> int:
             print("stopped; run the same command again to go on", file=sys.stderr)
         return error.status
     return 0
+
+
+def claim(work: Path, settings: dict) -> None:
+    """Write chain.json to the folder WORK, or check that it says the same: one folder has the results of one command.
+
+    Raises UserError if it does not.
+    """
+    note = work / "chain.json"
+    saved = json.loads(note.read_text(encoding="utf-8")) if note.is_file() else settings
+    differ = [name for name in settings if saved.get(name) != settings[name]]
+    if differ:
+        raise UserError(f"{work}: has results of other {' and '.join(differ)}, see {note}: name another folder")
+    write_atomic(note, json.dumps(settings, indent=1), parents=True)
 
 
 def run(program: str, *words: object, processes: int = 1) -> None:

@@ -227,6 +227,12 @@ def test_labels_of_other_settings_are_not_mixed(words, demo_root, tmp_path):
         run(flags, out)
     assert run(flags, out, "--overwrite") == 0
     assert (pixels(out / "demo_0003.png")[:9, :9] == 4).all()
+    assert run(flags, out, "--split", "val", "--overwrite") == 0
+    assert not (out / "demo_0003.png").exists()  # of the training list
+    (out / "pseudo.json").write_text("{")
+    with pytest.raises(UserError, match=r"pseudo\.json: damaged: use --overwrite"):
+        run(flags, out)
+    assert run(flags, out, "--overwrite") == 0
     (out / "pseudo.json").unlink()
     with pytest.raises(UserError, match=r"demo_0000\.png, which pseudo\.py did not write: name another folder"):
         run(flags, out, "--overwrite")
@@ -237,6 +243,8 @@ def test_labels_of_other_settings_are_not_mixed(words, demo_root, tmp_path):
     [
         (["--output", ""], "--output is not set"),
         (["--output", "DATA/JPEGImages/x"], "--output DATA/JPEGImages/x: is in the data set"),
+        (["--output", "DATA"], "--output DATA: is in the data set"),
+        (["--output", "DATA/classes.txt"], "--output DATA/classes.txt: is a file: name a folder"),
         (["--dataset_path", ""], "--dataset_path is not set"),
         (["--scales", "0.5"], "--scales without --checkpoint"),
         (["--no_only_stroked_classes"], "--only_stroked_classes without --checkpoint"),

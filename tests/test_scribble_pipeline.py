@@ -1,6 +1,7 @@
 """The chain from strokes to a scored model: whole, and killed at random moments and started again."""
 
 import hashlib
+import json
 import os
 import random
 import shlex
@@ -92,6 +93,8 @@ def test_the_chain_killed_and_started_again_ends_with_the_same_files(data, tmp_p
         ([], "the following arguments are required: DATA, WORK"),
         (["nowhere", "work"], "nowhere: no such folder"),
         ([".", "work", "--rounds", "0"], "--rounds 0: must be at least 1"),
+        ([".", "work", "--name", "x"], "--name: the chain sets this flag of train.py itself"),
+        ([".", "work", "--no_such_flag", "1"], "unknown flag --no_such_flag"),
     ],
 )
 def test_a_user_error_is_one_line(words, expected, capsys):
@@ -102,8 +105,11 @@ def test_a_user_error_is_one_line(words, expected, capsys):
 
 
 def test_a_step_that_fails_ends_the_chain_with_its_status(data, tmp_path):
-    """Here train.py, after the strokes were drawn."""
-    words = [str(data), str(tmp_path / "work"), "--no_such_flag", "1"]
-    assert scribble_pipeline.main(words) == 2
+    """Here train.py, after the strokes were drawn. Other flags then need another folder."""
+    words = [str(data), str(tmp_path / "work"), "--val_split", "nowhere"]
+    assert scribble_pipeline.main([*words, "--simulate", "--width 5"]) == 2
+    settings = json.loads((tmp_path / "work/strokes/.scribbles.json").read_text())
+    assert (settings["width"], settings["background"]) == (5, 0)
     assert len(list((tmp_path / "work/strokes").glob("*.png"))) == 8
-    assert not (tmp_path / "work/round_0").exists()
+    with pytest.raises(UserError, match=r"has results of other simulate, see .*chain\.json: name another folder"):
+        scribble_pipeline.main(words)

@@ -1,5 +1,6 @@
 """python -m data.scribbles simulate: files by name, in any number of processes, and nothing overwritten."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -86,6 +87,18 @@ def test_the_same_command_keeps_what_is_there_and_another_is_refused(masks, tmp_
         with pytest.raises(UserError, match="out: holds the result of another command"):
             simulate(masks, tmp_path / "out", *words)
     assert contents(tmp_path / "out") == whole
+
+
+def test_a_mask_that_has_changed_is_drawn_again(masks, tmp_path, capsys):
+    folder = shutil.copytree(masks, tmp_path / "masks")
+    simulate(folder, tmp_path / "out")
+    changed = sorted(folder.glob("*.png"))[0]
+    Image.fromarray(np.full((40, 40), 3, np.uint8)).save(changed)
+    capsys.readouterr()
+    assert simulate(folder, tmp_path / "out") == 0
+    assert "1 scribble(s) drawn" in capsys.readouterr().out
+    with Image.open(tmp_path / "out" / changed.name) as scribble:
+        assert set(np.unique(np.array(scribble)).tolist()) == {3, 255}
 
 
 def test_other_folders_are_refused_before_work(masks, tmp_path):

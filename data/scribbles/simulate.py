@@ -58,10 +58,10 @@ class Result:
 
 def main(argv: list[str]) -> int:
     args = parser().parse_args(argv)
-    style, tasks = _style(args), _tasks(args)
+    style, tasks, colours = _style(args), _tasks(args), read_classes(args.classes, None).colours
     settings = dataclasses.asdict(style) | {"seed": args.seed, "classes": args.classes}
     claim(args.out, settings | {"masks": str(args.masks.resolve())})
-    job = Job(args.out, style, args.seed, read_classes(args.classes, None).colours, args.overlays)
+    job = Job(args.out, style, args.seed, colours, args.overlays)
     results = work_on(functools.partial(_simulate, job=job), tasks, args.workers, "mask", "drawing")
     faults = [result.fault for result in results if result.fault]
     for line in faults:
@@ -111,15 +111,15 @@ def _tasks(args: argparse.Namespace) -> list[Task]:
 
 
 def _simulate(task: Task, job: Job) -> Result:
-    """Write the scribble of a mask and its overlay, unless they are there."""
+    """Write the scribble of a mask, unless there is one that is not older than the mask, and its overlay."""
     target = job.out / f"{task.name}.png"
     picture = job.overlays / f"{task.name}.jpg" if job.overlays else None
-    kept = target.exists()
+    kept = target.exists() and target.stat().st_mtime >= task.mask.stat().st_mtime
     try:
         if not kept:
             scribble = draw_scribble(read_label(task.mask, IGNORE), job.style, job.seed, task.name)
             write_scribble(target, scribble, job.colours)
-        if picture and task.image and not picture.exists():
+        if picture and task.image:
             write_overlay(picture, read_image(task.image), read_label(target, IGNORE), job.colours)
     except UserError as error:
         return Result(fault=str(error))
