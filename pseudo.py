@@ -1,7 +1,7 @@
-"""Pseudo-labels from scribbles: by a trained model, by spreading the strokes over the image, or by both.
+"""Make pseudo-labels from scribbles: with a trained model, by spreading the strokes over the image, or both.
 
 python pseudo.py --checkpoint log/teacher/best.pt --output pseudo --scales 0.75 1 1.25 --flip
-python pseudo.py --dataset_path VOC2012 --output pseudo    # by the strokes alone
+python pseudo.py --dataset_path VOC2012 --output pseudo    # from the strokes alone
 torchrun --standalone --nproc_per_node 8 pseudo.py --checkpoint log/teacher/best.pt --output pseudo
 """
 
@@ -80,7 +80,10 @@ def make(flags: PseudoFlags, overrides: dict, group: Group) -> None:
     folder = PseudoFolder(Path(flags.output), classes.colours)
     for data in (*dataset.folders.values(), masks_folder):
         if folder.path.resolve().is_relative_to(data.resolve()):
-            raise UserError(f"--output {folder.path}: is in the data set ({data}), whose files it would overwrite")
+            raise UserError(
+                f"--output {folder.path}: is in the data set ({data}), whose files it could overwrite: name a folder "
+                "outside"
+            )
     checks.check_setup(group, {f"{split} list": dataset})
     scribbles = group.map(sha256, [files["label"] for files in dataset.files])  # redrawn strokes: other labels
     settings |= {"images": checks.digest(dataset.listing), "scribbles": checks.digest(list(map(str, scribbles)))}
