@@ -1,7 +1,7 @@
-"""Pseudo-labels from scribbles: by a trained model, by spreading the strokes over the image, or by both.
+"""Make pseudo-labels from scribbles: with a trained model, by spreading the strokes over the image, or both.
 
 python pseudo.py --checkpoint log/teacher/best.pt --output pseudo --scales 0.75 1 1.25 --flip
-python pseudo.py --dataset_path VOC2012 --output pseudo    # by the strokes alone
+python pseudo.py --dataset_path VOC2012 --output pseudo    # from the strokes alone
 torchrun --standalone --nproc_per_node 8 pseudo.py --checkpoint log/teacher/best.pt --output pseudo
 """
 

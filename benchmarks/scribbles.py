@@ -1,4 +1,4 @@
-"""How close training from scribbles comes to training from dense masks, and what each part of the kit adds.
+"""Measure how close training from scribbles comes to training from dense masks, and what each method adds.
 
 python benchmarks/scribbles.py DATA --out DIR --pretrained FILE                          # every way, three seeds: hours
 python benchmarks/scribbles.py DATA --out DIR --pretrained FILE --ways dense strokes chain_1 --seeds 0
@@ -6,8 +6,8 @@ python benchmarks/scribbles.py DATA --out DIR --pretrained none                 
 
 DATA has VOC's layout, with dense masks. The strokes are simulated from them, half as long as a person's, so that they
 label 3 % of CamVid's pixels as real scribbles do; they are the same for every seed. All runs have the same number of
-steps, and their score is that of the last step, so validation chooses nothing. Each command is printed. Started again,
-finished runs are not repeated. --lanes N runs N at a time, each on one thread.
+steps, and are scored after the last one, so validation chooses nothing. Each command is printed. Started again, the
+script skips finished runs. --lanes N runs N at a time, each on one thread.
 """
 
 import argparse

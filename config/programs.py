@@ -43,18 +43,20 @@ class PseudoFlags(InferenceFlags, DataFlags, SizeFlags, ModelFlags, LaunchFlags)
     output: str = flag("", "folder for NAME.png: class numbers, 255 = unsure; for --pseudo_path", per_rank=True)
     strokes: str = flag(
         "walker",
-        "how strokes are spread without a model, to be averaged with it; none: only the model",
+        "how to spread the strokes over the image; the result is averaged with the model's; none: use only the model",
         choices=("walker", "none"),
     )
-    threshold: float = flag(0.6, "label pixels of at least this probability, in steps of 7 % of 1 - p", ge=0, le=1)
+    threshold: float = flag(
+        0.6, "label pixels of at least this probability p; 1 - p is rounded in steps of 7 %", ge=0, le=1
+    )
     keep: float = flag(
-        0.7, "of each class, label at least this share of its pixels in all images, the surest ones", ge=0, le=1
+        0.7, "of each class, label at least this share of its pixels, the most confident ones of all images", ge=0, le=1
     )
     only_stroked_classes: bool = flag(
         True, "in each image, the model only chooses among the classes that have a stroke in it, and --background"
     )
     json: str = flag("", "FILE for the scores against the dense masks of --val_path, if there are any", per_rank=True)
-    overwrite: bool = flag(False, "make again what --output already has")
+    overwrite: bool = flag(False, "remove the pseudo-labels in --output and make them again")
 
 
 @dataclass
@@ -100,6 +102,6 @@ def check_pseudo(flags: PseudoFlags) -> None:
         raise UserError("--output is not set: name the folder for the pseudo-labels")
     changed = [name for name in OF_MODEL if getattr(flags, name) != PSEUDO.flags[name].default]
     if not flags.checkpoint and changed:
-        raise UserError(f"--{changed[0]} without --checkpoint: it concerns a model: add --checkpoint FILE, or drop it")
+        raise UserError(f"--{changed[0]} without --checkpoint: only a model uses it: add --checkpoint FILE, or drop it")
     if not flags.checkpoint and flags.strokes == "none":
-        raise UserError("--strokes none without --checkpoint: nothing to make labels by: add --checkpoint FILE")
+        raise UserError("--strokes none without --checkpoint: there is no source of labels left: add --checkpoint FILE")

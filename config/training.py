@@ -91,13 +91,15 @@ class LossFlags:
     l_ds: float = flag(1.0, "weight of the entropy loss on pixels near the scribble", ge=0)
     l_dc: float = flag(1.0, "weight of the entropy loss on pixels away from the pseudo-label's contour", ge=0)
     label_smooth: float = flag(0.1, "label smoothing of the pseudo-label loss", ge=0, lt=1)
-    l_crf: float = flag(0.0, "weight of the gated CRF loss: neighbours of one colour agree; 0.1 in the paper", ge=0)
-    l_absent: float = flag(0.0, "weight of the loss on classes that are not in any label of the image", ge=0)
+    l_crf: float = flag(0.0, "weight of the gated CRF loss: neighbours of one colour get one class; paper: 0.1", ge=0)
+    l_absent: float = flag(0.0, "weight of the loss on classes without a label anywhere in the image", ge=0)
     l_consistency: float = flag(
-        0.0, "weight of the consistency of a recoloured image with a teacher, the weights of --ema", ge=0
+        0.0, "weight of the consistency loss: predict from a recoloured image what the --ema weights predict", ge=0
     )
-    consistency_threshold: float = flag(0.9, "lowest probability at which the teacher's class counts", ge=0, lt=1)
-    consistency_warmup: float = flag(5.0, "epochs in which the weight --l_consistency rises to its value", ge=0)
+    consistency_threshold: float = flag(
+        0.9, "use the teacher's class where its probability is at least this", ge=0, lt=1
+    )
+    consistency_warmup: float = flag(5.0, "epochs over which the consistency weight rises to --l_consistency", ge=0)
 
 
 @dataclass
@@ -211,7 +213,7 @@ def check_losses(cfg: Config) -> None:
     read_class_weights(cfg.class_weights, cfg.numclasses)
     if cfg.l_consistency and not cfg.ema:
         raise UserError(
-            f"--l_consistency {cfg.l_consistency:g} without --ema: its teacher has the averaged weights: add --ema 0.99"
+            f"--l_consistency {cfg.l_consistency:g} without --ema: the teacher needs averaged weights: add --ema 0.99"
         )
     for name in ("l_absent", "l_consistency"):
         if getattr(cfg, name) and "label" not in MAPS[cfg.dataset]:

@@ -17,10 +17,10 @@ class ColourJitter:
     With probability p, three factors are drawn from 1 - strength to 1 + strength. An 8-bit RGB image is multiplied by
     the first. Its differences from `mean` are multiplied by the second, and each pixel's differences from its grey by
     the third, which is 0 with probability grey_p. The defaults are those of UniMatch's code (arXiv:2208.09910), which
-    also changes the hue. Other images have no black and no grey: the first factor minus 1, times `std`, is added, and
-    the third is not used.
+    also changes the hue. Other images have no black and no grey: (first factor - 1) * std is added instead, and the
+    third factor is not used.
 
-    mean: of each channel, and the pixel outside the image, which stays. std: of each channel; None: 8-bit RGB.
+    mean: of each channel; padding has this value and keeps it. std: of each channel; None: 8-bit RGB.
     """
 
     mean: tuple[float, ...] = MEAN_COLOUR

@@ -1,4 +1,4 @@
-"""What losses for sparse labels need of a training sample besides its maps: padding, absent classes, a second image."""
+"""Extra maps of a training sample for the sparse losses: the padding, the classes present, a recoloured image."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class SparseTransform:
         return self.transform.long_side
 
     def inputs(self, maps: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
-        """Return the maps to call the transform with. "strong" is the image here."""
+        """Return the maps to call the transform with. Here "strong" is the image itself."""
         made = {"inside": np.ones(maps["image"].shape[:2], np.uint8)}
         if self.num_classes:
             made["present"] = (label_histogram(maps["label"], self.num_classes) > 0).astype(np.uint8)

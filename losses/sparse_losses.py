@@ -1,4 +1,4 @@
-"""Losses for labels that few pixels have: gated CRF, absent classes, and consistency with a teacher.
+"""Losses for sparse labels: gated CRF, absent classes, and consistency with a teacher.
 
 Each is a sum over the given images, divided by a count over the global batch. The count depends on labels and sizes
 only, so it is known before the first backward pass.
@@ -22,7 +22,7 @@ class SparseLosses:
     """Sums and counts of losses at the logits' resolution. With p the softmax of the logits at a position:
 
     - crf: sum of losses.gated_crf / number of positions (arXiv:1906.04651)
-    - absent: sum of -ln(1 - p_c) over positions and the classes c that the labels of the position's image lack / number
+    - absent: sum of -ln(1 - p_c) over positions and the classes c without a label in the position's image / number
       of these pairs. It is the second term of the image-level loss of arXiv:1506.02106, over all positions and not at
       the highest p_c alone. An image without any label lacks no class.
     - consistency: sum of w -ln p_t over unlabelled positions / number of unlabelled positions, t being the class that a

@@ -1,4 +1,4 @@
-"""A teacher for consistency losses: the average of the weights predicts what the model should predict."""
+"""A teacher for the consistency loss: a model with averaged weights, whose predictions are targets for the model."""
 
 import math
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ from models.average import WeightAverage
 class Teacher:
     """The mean teacher (arXiv:1703.01780): the average of a model's weights, with batch norm's running statistics.
 
-    amp: as --amp. threshold: a class of lower probability has no weight (FixMatch, arXiv:2001.07685). warmup_epochs:
-    after these the weight of the others is 1. num_images: of an epoch.
+    amp: as --amp. threshold: predictions of lower probability have weight 0 (FixMatch, arXiv:2001.07685).
+    warmup_epochs: after these, the other predictions have weight 1. num_images: images per epoch.
     """
 
     average: WeightAverage
@@ -31,8 +31,8 @@ class Teacher:
     def __call__(self, images: Tensor, epoch: int, samples: int) -> dict[str, Tensor]:
         """Return what the teacher predicts for images (B, H, W, C), as targets() does.
 
-        epoch, samples: epochs done, and samples of the next one, of which the weight is a function: it is the same in
-        all micro-batches of a step, and in a resumed run.
+        epoch, samples: completed epochs, and samples done in the current one. The weight depends on nothing else, so it
+        is the same in all micro-batches of a step, and in a resumed run.
         """
         with autocast(self.amp, images.device):
             logits = self.average.module(images)["logits"]
@@ -50,5 +50,5 @@ def targets(logits: Tensor, threshold: float, weight: float) -> dict[str, Tensor
 
 
 def ramp(epochs: float, warmup_epochs: float) -> float:
-    """Return exp(-5 (1 - t)^2), t being the share done of the warm-up; then 1 (arXiv:1610.02242)."""
+    """Return exp(-5 (1 - t)^2), t being the fraction of the warm-up that is done; 1 after it (arXiv:1610.02242)."""
     return 1.0 if epochs >= warmup_epochs else math.exp(-5 * (1 - epochs / warmup_epochs) ** 2)

@@ -1,4 +1,4 @@
-"""Choose the pixels that become pseudo-labels: the surest of each class."""
+"""Choose the pixels that become pseudo-labels: the most confident ones of each class."""
 
 import math
 
@@ -61,7 +61,7 @@ def histogram(classes: np.ndarray, levels: np.ndarray, scribble: np.ndarray, num
 
 
 def floors(counts: np.ndarray, threshold: float, keep: float) -> np.ndarray:
-    """Return the lowest confidence level that is labelled of each class, (C,) int64.
+    """Return the lowest confidence level at which each class is labelled, (C,) int64.
 
     It is the level of the probability `threshold`, or a lower one if less than the share `keep` of the class's pixels
     reach it: then the highest level that at least this share reaches. A threshold alone would leave the hard classes

@@ -37,8 +37,8 @@ def make_drafts(
 ) -> list[Draft]:
     """Return the drafts of a batch of images of one size.
 
-    The probability of a class is the mean of the model's and the random walk's, or the one that there is. predictor:
-    None without a model. only_stroked: the model chooses among stroked_classes(). background: for these.
+    The probability of a class is the mean of the model's and the random walk's, or the only one if one is missing.
+    predictor: None without a model. only_stroked: the model chooses among stroked_classes(). background: for these.
     """
     size = batch[0].scribble.shape
     walks = [_at_size(item.walk, size, device) for item in batch]

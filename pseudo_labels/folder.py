@@ -18,7 +18,7 @@ from pseudo_labels.drafts import Draft
 
 
 class PseudoFolder:
-    """A folder with NAME.png for each image, pseudo.json (all that the labels depend on) and scores.json.
+    """A folder with NAME.png for each image, pseudo.json (the settings that the labels depend on) and scores.json.
 
     NAME may contain folders. Until all labels are finished, .unfinished/ has a draft of each image. Every file is
     written in .unfinished/ and then moved, so a killed process leaves nothing beside the labels.
@@ -45,7 +45,7 @@ class PseudoFolder:
             if differ:
                 raise UserError(
                     f"--output {self.path}: has pseudo-labels made with other settings ({', '.join(differ)}), see "
-                    f"{note}: name another folder, or use --overwrite"
+                    f"{note}: name another folder, or use --overwrite to replace them"
                 )
             return
         if found and not note.is_file():

@@ -1,4 +1,4 @@
-"""Spread strokes over an image without training, by a random walker."""
+"""Spread strokes over an image with the random-walker algorithm, which needs no training."""
 
 import math
 from typing import NamedTuple
@@ -53,7 +53,7 @@ def walk(image: np.ndarray, scribble: np.ndarray) -> Walk:
 
 
 def _seeds(scribble: np.ndarray, size: tuple[int, ...]) -> np.ndarray:
-    """Return the scribble on a grid of this (height, width): a stroke of any pixel of a cell is the cell's."""
+    """Return the scribble on a grid of this (height, width): a cell has a stroke if any of its pixels has."""
     seeds = np.full(size, IGNORE, np.uint8)
     rows, columns = np.nonzero(scribble != IGNORE)
     cells = rows * size[0] // scribble.shape[0], columns * size[1] // scribble.shape[1]

@@ -1,9 +1,9 @@
-"""Go from images and scribbles to a scored model, in steps that are commands of their own (docs/scribbles.md).
+"""Go from images and scribbles to a scored model; each step is a command of its own (docs/scribbles.md).
 
 bash scripts/scribble_pipeline.sh VOC2012 log/scribbles --config configs/demo.yaml
 bash scripts/scribble_pipeline.sh VOC2012 log/scribbles --rounds 1 --processes 2 --config configs/demo.yaml
 
-Each command is printed. Started again, the script goes on where it was: every step keeps what it has done.
+The script prints each command. Started again, it continues where it was; only the score is computed anew.
 """
 
 import json
@@ -39,7 +39,7 @@ def main(argv: list[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     args, flags = parser().parse_known_args(words)
     if not args.data.is_dir():
-        raise UserError(f"{args.data}: no such folder: the first word is the data set's")
+        raise UserError(f"{args.data}: no such folder: the first argument must be the data set's folder")
     for name in ("rounds", "processes"):
         if getattr(args, name) < 1:
             raise UserError(f"--{name} {getattr(args, name)}: must be at least 1")
@@ -69,7 +69,7 @@ def main(argv: list[str] | None = None) -> int:
         run("evaluate.py", "--checkpoint", last, "--compare", first, "--report", work / "report")
     except StepError as error:
         if error.status == STOPPED:
-            print("stopped; run the same command again to go on", file=sys.stderr)
+            print("stopped; run the same command again to continue", file=sys.stderr)
         return error.status
     return 0
 
@@ -116,8 +116,20 @@ def parser() -> Parser:
     add = parser.add_argument
     add("data", type=Path, metavar="DATA", help="folder of a data set in VOC's layout")
     add("work", type=Path, metavar="WORK", help="folder for all results")
-    add("--rounds", type=int, default=2, metavar="N", help="how often pseudo-labels are made, and a model from them")
-    add("--processes", type=int, default=1, metavar="N", help="processes that train, by torchrun: one for each GPU")
+    add(
+        "--rounds",
+        type=int,
+        default=2,
+        metavar="N",
+        help="number of rounds: each makes pseudo-labels and trains a model on them",
+    )
+    add(
+        "--processes",
+        type=int,
+        default=1,
+        metavar="N",
+        help="processes of train.py and pseudo.py, started by torchrun: one for each GPU",
+    )
     add(
         "--simulate",
         type=shlex.split,

@@ -1,1 +1,1 @@
-"""Strokes in: convert those that a person drew, simulate them from dense masks, and compare the two in numbers."""
+"""Convert scribbles drawn by people, simulate scribbles from dense masks, and measure and compare scribbles."""

@@ -1,10 +1,10 @@
-"""Strokes in: convert those that a person drew, simulate them from dense masks, and compare the two in numbers.
+"""Convert scribbles drawn by people, simulate scribbles from dense masks, and measure and compare scribbles.
 
     python -m data.scribbles simulate MyData/masks MyData/pascal_2012_scribble
     python -m data.scribbles stats MyData/pascal_2012_scribble --masks MyData/masks
     python -m data.scribbles convert labelme annotated MyData
 
-Exit status: 0 done, 1 done, except for what is named, 2 an error that stopped the program.
+Exit status: 0: all done; 1: done except for the files it names; 2: an error stopped the program.
 """
 
 import difflib

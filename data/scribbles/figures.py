@@ -34,8 +34,8 @@ class ClassFigures:
 class Figures:
     """What was measured of one image.
 
-    size: number of pixels. labelled: of them on a stroke. wrong, void: stroke pixels with another class in the mask,
-    and with 255; None without a mask. classes: those with a stroke or in the mask.
+    size: number of pixels. labelled: number of pixels on a stroke. wrong, void: stroke pixels with another class
+    in the mask, and with 255; None without a mask. classes: those with a stroke or in the mask.
     """
 
     size: int

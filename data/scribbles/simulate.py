@@ -23,9 +23,9 @@ from data.scribbles.strokes import Style, draw_scribble
 from errors import UserError
 from labels import IGNORE
 
-EPILOG = """Each connected region of a class has a stroke along its longest axis, which never leaves its class. The
-same seed and name give the same scribble, whatever the other images and the number of processes. With the
-defaults, strokes have the figures of ScribbleSup's on the same masks: see python -m data.scribbles stats."""
+EPILOG = """Each connected region of a class gets a stroke along its longest axis, which never leaves its class. The
+same mask, flags, seed and name give the same scribble, whatever the other images and the number of processes.
+The defaults are fitted to ScribbleSup; to compare with your own strokes: python -m data.scribbles stats."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a task. fault: why there is no scribble, "" if there is one. kept: it is from an earlier start."""
+    """Outcome of a task. fault: why there is no scribble, or "". kept: the scribble was there from an earlier run."""
 
     fault: str = ""
     kept: bool = False
@@ -100,7 +100,7 @@ def _tasks(args: argparse.Namespace) -> list[Task]:
         if folder and other and folder.resolve().is_relative_to(other.resolve()):
             raise UserError(f"{flag}{folder}: is in {other}: name a folder outside")
     if bool(args.overlays) != bool(args.images):
-        raise UserError("--overlays DIR and --images DIR, the folder of the images, need each other")
+        raise UserError("--overlays DIR and --images DIR, the folder of the images, must be given together")
     if not args.images:
         return [Task(name, path, None) for name, path in masks.items()]
     images = {name: paths[0] for name, paths in list_folder(args.images, IMAGE_SUFFIXES).items()}
@@ -130,18 +130,18 @@ def parser() -> Parser:
     parser = Parser("data.scribbles simulate", "Draw scribbles from dense masks, as a person would.", EPILOG)
     add = parser.add_argument
     add("masks", type=Path, metavar="MASKS", help="folder of dense masks; 255 = ignore")
-    add("out", type=Path, metavar="OUT", help="folder to write: a scribble of the name of each mask; must be new")
+    add("out", type=Path, metavar="OUT", help="folder for the scribbles, named as the masks; must be new")
     add("--list", type=Path, metavar="FILE", help="names of the masks to use, one a line [all]")
     add("--background", default="0", choices=("0", "none"), help="class whose strokes stay deep inside; none: no class")
-    area = "smaller regions have no stroke, except the largest one of each class in an image"
+    area = "regions below this get no stroke, except the largest one of each class in an image"
     add("--min_area", type=int, default=200, metavar="PIXELS", help=area)
-    add("--length", type=float, default=1.0, metavar="SHARE", help="of the path through a region, how much is drawn")
+    add("--length", type=float, default=1.0, metavar="SHARE", help="share of the path through a region that is drawn")
     add("--width", type=int, default=3, metavar="PIXELS", help="width of the strokes")
     wiggle = "random deviation to the sides, at most this share of the way to the border"
     add("--wiggle", type=float, default=0.7, metavar="SHARE", help=wiggle)
-    shrink = "of each stroke, how much its ends lose; with 1, a point in the middle is left"
+    shrink = "share of each stroke to cut off, half at each end; 1 leaves a point in the middle"
     add("--shrink", type=float, default=0.0, metavar="SHARE", help=shrink)
-    drop = "of the strokes, how many are left out at random; each class of an image keeps at least one"
+    drop = "share of the strokes to leave out at random; each class of an image keeps at least one"
     add("--drop", type=float, default=0.0, metavar="SHARE", help=drop)
     border = "also draw along the inside of each region's border, as in nnU-Net's protocol"
     add("--border", action="store_true", help=border)

@@ -80,7 +80,10 @@ def parser() -> Parser:
     add = parser.add_argument
     add("scribbles", type=Path, metavar="SCRIBBLES", help="folder of scribbles")
     add(
-        "--masks", type=Path, metavar="DIR", help="folder of their dense masks; without it, only what strokes alone say"
+        "--masks",
+        type=Path,
+        metavar="DIR",
+        help="folder of their dense masks, to compare with; without it, fewer figures",
     )
     add("--list", type=Path, metavar="FILE", help="names of the scribbles to measure, one a line [all]")
     add("--compare", type=Path, metavar="DIR", help="another folder of scribbles: a second column")
