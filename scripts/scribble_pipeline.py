@@ -75,9 +75,9 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def claim(work: Path, settings: dict) -> None:
-    """Write chain.json to the folder WORK, or check that it says the same: one folder has the results of one command.
+    """Write the settings to WORK/chain.json, or check that they equal those in it.
 
-    Raises UserError if it does not.
+    Raises UserError if they differ: a folder has the results of one command only.
     """
     note = work / "chain.json"
     saved = json.loads(note.read_text(encoding="utf-8")) if note.is_file() else settings
