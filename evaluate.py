@@ -23,12 +23,12 @@ import numpy as np
 from config.flags import per_rank
 from data.classes import Classes
 from data.dataset import SegmentationDataset
+from data.images import label_png
 from data.loader import EvalLoader
 from distributed import checks
 from distributed.group import Group, Stopped
 from errors import STOPPED, UserError
 from evaluation import metrics
-from evaluation.pictures import label_png
 from evaluation.report import describe_sizes, write_report
 from evaluation.scoring import Result, compare, gather_examples, score
 from files import check_writable, write_atomic

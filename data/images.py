@@ -1,6 +1,7 @@
 """Read images, label maps and distance maps. A UserError names a file that cannot be used."""
 
 import contextlib
+import io
 import struct
 import zlib
 from collections.abc import Callable, Iterator
@@ -219,3 +220,16 @@ def read_distance(path: Path) -> np.ndarray:
     if values.dtype != np.uint8:
         raise UserError(f"{path}: a distance map must be an 8-bit image, but this one is {values.dtype}")
     return values
+
+
+def label_png(label: np.ndarray, colours: np.ndarray | None = None) -> bytes:
+    """Return a label map (H, W) uint8 as the bytes of a PNG whose pixel values are class numbers.
+
+    colours: palette (256, 3) uint8; None writes a grey PNG.
+    """
+    picture = Image.fromarray(label)
+    if colours is not None:
+        picture.putpalette(colours.tobytes())
+    buffer = io.BytesIO()
+    picture.save(buffer, "PNG")
+    return buffer.getvalue()

@@ -1,11 +1,9 @@
 """Draw label maps as pictures."""
 
-import io
 import math
 
 import cv2
 import numpy as np
-from PIL import Image
 
 from labels import IGNORE
 
@@ -63,16 +61,3 @@ def panel(
     above = np.concatenate([image, colours[label]], axis=1)
     below = np.concatenate([colours[predicted], overlay(image, predicted, colours, background)], axis=1)
     return np.concatenate([above, below])
-
-
-def label_png(label: np.ndarray, colours: np.ndarray | None = None) -> bytes:
-    """Return a label map (H, W) uint8 as the bytes of a PNG whose pixel values are class numbers.
-
-    colours: palette (256, 3) uint8; None writes a grey PNG.
-    """
-    picture = Image.fromarray(label)
-    if colours is not None:
-        picture.putpalette(colours.tobytes())
-    buffer = io.BytesIO()
-    picture.save(buffer, "PNG")
-    return buffer.getvalue()

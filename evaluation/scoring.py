@@ -11,10 +11,10 @@ from PIL import Image
 from torch import Tensor
 
 from data.dataset import SegmentationDataset
+from data.images import label_png
 from distributed.group import Group
 from evaluation import metrics
 from evaluation.metrics import Scores, bootstrap, class_iou, confusion_matrix, interval, mean_iou
-from evaluation.pictures import label_png
 from evaluation.predictor import ImagePredictor
 from image_stats import Display
 

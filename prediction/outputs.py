@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from PIL import Image
 
+from data.images import label_png
 from errors import InputError, UserError
-from evaluation.pictures import label_png, overlay
+from evaluation.pictures import overlay
 from evaluation.streaming import Band
 from files import check_writable, remove_scratch, write_atomic, writing
 from prediction.films import SUFFIXES, write_film

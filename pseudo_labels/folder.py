@@ -10,9 +10,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from data.images import decode
+from data.images import decode, label_png
 from errors import UserError
-from evaluation.pictures import label_png
 from files import write_atomic
 from pseudo_labels.drafts import Draft
 

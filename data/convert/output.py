@@ -2,7 +2,6 @@
 
 import contextlib
 import filecmp
-import io
 import json
 import os
 import shutil
@@ -14,7 +13,7 @@ import numpy as np
 from PIL import Image
 
 from data.convert.source import Draw, Entry, Options
-from data.images import decoding, image_size
+from data.images import decoding, image_size, label_png
 from errors import InputError, UserError
 from files import remove_scratch, write_atomic, writing
 from labels import IGNORE
@@ -181,11 +180,8 @@ def _write_mask(target: Path, label: np.ndarray, palette: bytes) -> None:
             if not np.array_equal(np.asarray(present), label):
                 raise InputError(f"{target}: exists and differs: not overwritten; remove it to convert it again")
         return
-    picture = Image.fromarray(label)
-    picture.putpalette(palette)
-    data = io.BytesIO()
-    picture.save(data, format="PNG")
-    write_atomic(target, data.getvalue(), parents=True)
+    colours = np.frombuffer(palette, np.uint8)
+    write_atomic(target, label_png(label, colours), parents=True)
 
 
 def drop_clashes(entries: list[Entry], faults: list[str]) -> list[Entry]:

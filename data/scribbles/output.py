@@ -1,7 +1,6 @@
-"""Write simulated scribbles and pictures of them. Nothing that exists is overwritten."""
+"""The folder of simulated scribbles, and pictures of them."""
 
 import contextlib
-import io
 import json
 from pathlib import Path
 
@@ -36,15 +35,6 @@ def claim(out: Path, settings: dict) -> None:
         raise UserError(f"{out}: exists and is not empty: name a new folder")
     else:
         write_atomic(mark, json.dumps(settings, indent=1), parents=True)
-
-
-def write_scribble(target: Path, scribble: np.ndarray, colours: np.ndarray) -> None:
-    """Write a palette PNG. scribble: (H, W) uint8. colours: (256, 3) uint8 RGB."""
-    picture = Image.fromarray(scribble)
-    picture.putpalette(colours.tobytes())
-    data = io.BytesIO()
-    picture.save(data, format="PNG")
-    write_atomic(target, data.getvalue(), parents=True)
 
 
 def write_overlay(target: Path, image: np.ndarray, scribble: np.ndarray, colours: np.ndarray) -> None:

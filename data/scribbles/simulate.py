@@ -14,13 +14,14 @@ from tqdm import tqdm
 import shell
 from data.arguments import Parser
 from data.classes import read_classes
-from data.images import IMAGE_SUFFIXES, read_image, read_label
+from data.images import IMAGE_SUFFIXES, label_png, read_image, read_label
 from data.layout import list_folder
 from data.processes import work_on
 from data.scribbles.folders import find_labels
-from data.scribbles.output import claim, write_overlay, write_scribble
+from data.scribbles.output import claim, write_overlay
 from data.scribbles.strokes import Style, draw_scribble
 from errors import UserError
+from files import write_atomic
 from labels import IGNORE
 
 EPILOG = """Each connected region of a class gets a stroke along its longest axis, which never leaves its class. The
@@ -118,7 +119,7 @@ def _simulate(task: Task, job: Job) -> Result:
     try:
         if not kept:
             scribble = draw_scribble(read_label(task.mask, IGNORE), job.style, job.seed, task.name)
-            write_scribble(target, scribble, job.colours)
+            write_atomic(target, label_png(scribble, job.colours), parents=True)
         if picture and task.image:
             write_overlay(picture, read_image(task.image), read_label(target, IGNORE), job.colours)
     except UserError as error:
