@@ -82,9 +82,15 @@ def make(flags: PseudoFlags, overrides: dict, group: Group) -> None:
     for data in (*dataset.folders.values(), masks_folder, Path(cfg.dataset_path)):
         if output == data.resolve() or (data != Path(cfg.dataset_path) and output.is_relative_to(data.resolve())):
             raise UserError(f"--output {folder.path}: is in the data set ({data}): name a folder of its own")
+    if flags.json and Path(flags.json).is_dir():
+        raise UserError(f"--json {flags.json}: is a folder: name a file")
     checks.check_setup(group, {f"{split} list": dataset})
-    scribbles = group.map(sha256, [files["label"] for files in dataset.files])  # redrawn strokes: other labels
-    settings |= {"images": checks.digest(dataset.listing), "scribbles": checks.digest(list(map(str, scribbles)))}
+    if "val_path" in overrides and not masks:
+        raise UserError(f"--val_path {masks_folder}: has no dense mask of an image of {split}: nothing can be scored")
+    settings["images"] = checks.digest(dataset.listing)
+    for name, kind in {"pixels": "image", "scribbles": "label"}.items():  # other content: other labels
+        hashes = group.map(sha256, [files[kind] for files in dataset.files])
+        settings[name] = checks.digest(list(map(str, hashes)))
     if group.is_main:
         folder.claim(dataset.names, settings, overwrite=flags.overwrite)
     group.barrier()
@@ -134,7 +140,8 @@ def load(flags: PseudoFlags, overrides: dict, group: Group) -> tuple[Config, Pre
         )
     classes = read_classes(cfg.classes, cfg.numclasses)
     settings |= {"show_channels": cfg.show_channels} if cfg.show_channels else {}
-    return cfg, predictor, classes, settings | {"colours": classes.colours[: cfg.numclasses].tolist()}
+    settings |= {"numclasses": cfg.numclasses, "colours": classes.colours[: cfg.numclasses].tolist()}
+    return cfg, predictor, classes, settings
 
 
 def find_scribbles(cfg: Config, split: str, train_path: str) -> SegmentationDataset:

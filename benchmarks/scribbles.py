@@ -92,7 +92,7 @@ class Bench:
     def _train(self, way: Way, key: str, seed: int) -> None:
         args, words = self.args, shlex.split(f"{RECIPE} {way.flags}")
         words += ["--dataset_path", args.data, "--pretrained", args.pretrained, "--logdir", args.out]
-        words += ["--epochs", args.epochs, "--seed", seed, "--name", key, "--resume", "auto", *args.flags]
+        words += ["--epochs", args.epochs, "--seed", seed, "--name", key, "--resume", "auto", *shlex.split(args.flags)]
         if way.title != WAYS["dense"].title:
             words += ["--train_path", self._strokes(way.simulate)]
         if way.teacher:
@@ -165,7 +165,7 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--epochs", type=int, default=24)
     parser.add_argument("--lanes", type=int, default=2)
-    parser.add_argument("flags", nargs="*", help="further flags of train.py, after --")
+    parser.add_argument("--flags", default="", help="further flags of train.py: --flags='--long_side 240 --crop_size 144'")
     args = parser.parse_args()
     args.data, args.out = args.data.resolve(), args.out.resolve()
     bench = Bench(args)

@@ -41,12 +41,13 @@ class PseudoFolder:
         if note.is_file() and not overwrite:
             saved = self._read(note)
             differ = [name for name in saved | settings if saved.get(name) != json.loads(text).get(name)]
-            if differ:
+            if differ and any(self.path.rglob("*.png")):  # labels or drafts
                 raise UserError(
                     f"--output {self.path}: has pseudo-labels made with other settings ({', '.join(differ)}), see "
                     f"{note}: name another folder, or use --overwrite to replace them"
                 )
-            return
+            if not differ:
+                return
         if found and not note.is_file():
             raise UserError(
                 f"--output {self.path}: has {found[0]}.png, which pseudo.py did not write: name another folder"

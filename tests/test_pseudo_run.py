@@ -210,6 +210,29 @@ def test_stopped_by_a_signal(words, tmp_path, moves):
     assert content(tmp_path / "out") == content(tmp_path / "whole")
 
 
+def test_a_folder_without_labels_takes_new_settings(words, demo_root, tmp_path):
+    """A run that failed before its first label needs no --overwrite after its data are mended."""
+    root, out = tmp_path / "data", tmp_path / "pseudo"
+    shutil.copytree(demo_root, root)
+    flags = [str(root) if word == str(demo_root) else word for word in words]
+    path = root / "pascal_2012_scribble" / "demo_0000.png"
+    good = path.read_bytes()
+    path.write_bytes(good[:-40])
+    with pytest.raises(UserError, match=r"demo_0000\.png"):
+        run(flags, out)
+    path.write_bytes(good)
+    assert run(flags, out) == 0
+
+
+def test_scores_that_cannot_be_are_refused_before_the_work(words, tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match=r"--val_path .*empty: has no dense mask of an image of train"):
+        run(words, tmp_path / "out", "--val_path", tmp_path / "empty")
+    with pytest.raises(UserError, match=r"--json .*empty: is a folder: name a file"):
+        run(words, tmp_path / "out", "--json", tmp_path / "empty")
+    assert not (tmp_path / "out").exists()
+
+
 def test_labels_of_other_settings_are_not_mixed(words, demo_root, tmp_path):
     root, out = tmp_path / "data", tmp_path / "pseudo"
     shutil.copytree(demo_root, root)
@@ -224,6 +247,10 @@ def test_labels_of_other_settings_are_not_mixed(words, demo_root, tmp_path):
     scribble[:9, :9] = 4  # redrawn
     Image.fromarray(scribble).save(path)
     with pytest.raises(UserError, match=r"other settings \(scribbles\)"):
+        run(flags, out)
+    image = next((root / "JPEGImages").glob("demo_0003.*"))
+    image.write_bytes(image.read_bytes() + b"\0")  # other content; it still decodes to the same pixels
+    with pytest.raises(UserError, match=r"other settings \(pixels, scribbles\)"):
         run(flags, out)
     assert run(flags, out, "--overwrite") == 0
     assert (pixels(out / "demo_0003.png")[:9, :9] == 4).all()
