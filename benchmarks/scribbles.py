@@ -165,7 +165,9 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--epochs", type=int, default=24)
     parser.add_argument("--lanes", type=int, default=2)
-    parser.add_argument("--flags", default="", help="further flags of train.py: --flags='--long_side 240 --crop_size 144'")
+    parser.add_argument(
+        "--flags", default="", help="further flags of train.py: --flags='--long_side 240 --crop_size 144'"
+    )
     args = parser.parse_args()
     args.data, args.out = args.data.resolve(), args.out.resolve()
     bench = Bench(args)
