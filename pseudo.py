@@ -9,6 +9,7 @@ import dataclasses
 import json
 import logging
 import sys
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +35,7 @@ from errors import STOPPED, UserError
 from evaluation.predictor import Predictor
 from files import sha256, write_atomic
 from pseudo_labels import scores
-from pseudo_labels.drafts import Draft, make_drafts
+from pseudo_labels.drafts import Prediction, make_draft, predict
 from pseudo_labels.finishing import NUM_THREADS, Finishing
 from pseudo_labels.folder import PseudoFolder
 from pseudo_labels.images import Stroked, StrokedImages
@@ -104,8 +105,9 @@ def make(flags: PseudoFlags, overrides: dict, group: Group) -> None:
     num_masks = sum(name in masks for name in dataset.names)
     if (result.get("masks"), result.get("scored")) != (str(masks_folder), num_masks):
         has_drafts = group.broadcast(all(map(folder.has_draft, dataset.names)))
-        ways = ["model"] if flags.strokes == "none" else ["model", "strokes", "joined"] if predictor else ["strokes"]
-        ways = ways if has_drafts else []
+        ways = {"model": "model"} if predictor else {}
+        ways |= {} if flags.strokes == "none" else {"joined" if predictor else "strokes": "label"}
+        ways = ways if has_drafts else {}
         result = {"masks": str(masks_folder), "classes": classes.names, **finishing.score(masks, ways)}
     if group.is_main:
         if flags.json:
@@ -186,7 +188,8 @@ class Drafting:
         images_at_once = self.predictor.images_at_once if self.predictor else 1
         batches = EvalBatches(sizes, batch_size=images_at_once, rank=group.rank, world_size=group.world_size)
         pending = [batch for batch in batches if not all(folder.has_draft(names[index]) for index in batch)]
-        images = StrokedImages(self.dataset, self.cfg.display if self.flags.strokes == "walker" else None)
+        display = self.cfg.display if self.flags.strokes == "walker" else None
+        images = StrokedImages(self.dataset, display, with_model=self.predictor is not None)
         loader = make_loader(DataLoader, images, self.flags.workers, group, batch_sampler=pending, collate_fn=list)
         total = sum(map(len, pending))
         writes: list[Future] = []
@@ -197,26 +200,30 @@ class Drafting:
             for batch in loader if pending else ():
                 if group.stop:
                     break
-                drafts = self._drafts(batch)
-                for write in writes:  # of the batch before, written while this one was predicted
+                predictions = self._predict(batch)
+                for write in writes:  # of the batch before, spread and written while this one was predicted
                     write.result()
-                own = [names[item.index] for item in batch]
-                writes = [pool.submit(folder.write_draft, *pair) for pair in zip(own, drafts, strict=True)]
+                writes = [pool.submit(self._write, *pair) for pair in zip(batch, predictions, strict=True)]
                 bar.update(len(batch))
         for write in writes:
             write.result()
         group.raise_if_stopped()
 
-    def _drafts(self, batch: list[Stroked]) -> list[Draft]:
-        cfg, flags = self.cfg, self.flags
-        return make_drafts(
+    def _predict(self, batch: list[Stroked]) -> Sequence[Prediction | None]:
+        if not self.predictor:
+            return [None] * len(batch)
+        return predict(
             batch,
             self.predictor,
-            cfg.numclasses,
+            self.cfg.numclasses,
             self.group.device,
-            only_stroked=flags.only_stroked_classes,
-            background=cfg.background_class,
+            only_stroked=self.flags.only_stroked_classes,
+            background=self.cfg.background_class,
         )
+
+    def _write(self, item: Stroked, prediction: Prediction | None) -> None:
+        draft = make_draft(item, prediction, from_strokes=self.cfg.dataset == "ScribbleOnly")
+        self.folder.write_draft(self.dataset.names[item.index], draft)
 
 
 def report(result: dict, flags: PseudoFlags, dataset: SegmentationDataset, cfg: Config) -> None:

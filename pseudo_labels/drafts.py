@@ -8,64 +8,109 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from evaluation.predictor import Predictor
+from labels import IGNORE
 from pseudo_labels import confidence
 from pseudo_labels.images import Stroked
-from pseudo_labels.walker import Walk
+from pseudo_labels.walker import walk_from
 
 
 class Draft(NamedTuple):
-    """Four maps of an image, (H, W) uint8 each, 255 = unknown in all but `levels`.
+    """Three maps of an image, (H, W) uint8 each.
 
-    joined: the most probable class. levels: its confidence, confidence.levels(). model, strokes: the most probable
-    class by the model alone, and by the spread strokes alone.
+    label: the most probable class, 255 = unknown. levels: its confidence, confidence.levels(). model: the most probable
+    class by the model alone, 255 without a model.
     """
 
-    joined: np.ndarray
+    label: np.ndarray
     levels: np.ndarray
     model: np.ndarray
-    strokes: np.ndarray
 
 
-def make_drafts(
+class Prediction(NamedTuple):
+    """What a model predicts for an image.
+
+    label: the most probable class, (H, W) uint8. levels: its confidence, (H, W) uint8. classes: those that may occur,
+    (K,) uint8. prior: their probabilities, on the grid of a walk, (K, h, w) float32; None if there is no grid.
+    """
+
+    label: np.ndarray
+    levels: np.ndarray
+    classes: np.ndarray
+    prior: np.ndarray | None
+
+
+def predict(
     batch: list[Stroked],
-    predictor: Predictor | None,
+    predictor: Predictor,
     num_classes: int,
     device: torch.device,
     *,
     only_stroked: bool,
     background: int | None,
-) -> list[Draft]:
-    """Return the drafts of a batch of images of one size.
+) -> list[Prediction]:
+    """Return what a model predicts for a batch of images of one size.
 
-    The probability of a class is the mean of the model's and the random walk's, or the only one if one is missing.
-    predictor: None without a model. only_stroked: the model chooses among stroked_classes(). background: for these.
+    only_stroked: the model chooses among stroked_classes(). background: for these.
     """
-    size = batch[0].scribble.shape
-    walks = [_at_size(item.walk, size, device) for item in batch]
+    height = batch[0].scribble.shape[0]
+    grid = batch[0].grid.seeds.shape if batch[0].grid else None
     allowed = [confidence.stroked_classes(item.scribble, background) if only_stroked else [] for item in batch]
+    sums = torch.zeros(len(batch), num_classes, *(grid or (0, 0)), device=device)
     parts: list[list[Tensor]] = [[] for _ in batch]
-    for rows, probs in _bands(batch, predictor, num_classes, device):
-        for item, walk, classes, model, part in zip(batch, walks, allowed, probs, parts, strict=True):
-            strokes = torch.zeros_like(model)
-            strokes[item.walk.classes.tolist()] = walk[:, rows]
-            if predictor:
-                model = confidence.restrict(model, classes)
-            num_known = (predictor is not None) + (len(item.walk.classes) > 0)
-            joined, values = confidence.best_class((model + strokes) / max(1, num_known))
-            ways = (confidence.best_class(way)[0] for way in (model, strokes))
-            part.append(torch.stack([joined, confidence.levels(values), *ways]))
-    return [Draft(*torch.cat(part, dim=1).cpu().numpy()) for part in parts]
+    for rows, probs in predictor.probs(torch.from_numpy(np.stack([item.image for item in batch])).to(device)):
+        for values, classes, total, part in zip(probs, allowed, sums, parts, strict=True):
+            values = confidence.restrict(values, classes)
+            label, best = confidence.best_class(values)
+            part.append(torch.stack([label, confidence.levels(best)]))
+            if grid:
+                total += _cell_sums(values, rows, height, grid)
+    results = []
+    for classes, total, part in zip(allowed, sums, parts, strict=True):
+        label, levels = torch.cat(part, dim=1).cpu().numpy()
+        numbers = np.array(classes or range(num_classes), np.uint8)
+        prior = (total / total.sum(0))[numbers.tolist()].cpu().numpy() if grid else None
+        results.append(Prediction(label, levels, numbers, prior))
+    return results
 
 
-def _at_size(walk: Walk, size: tuple[int, ...], device: torch.device) -> Tensor:
-    """Return a walk's probabilities at an image's (height, width), (K, H, W) float32."""
-    if not len(walk.classes):
-        return torch.zeros(0, *size, device=device)
-    return F.interpolate(torch.from_numpy(walk.probs)[None].to(device), size=size, mode="bilinear")[0]
+def _cell_sums(probs: Tensor, rows: slice, height: int, grid: tuple[int, ...]) -> Tensor:
+    """Return the sums of probabilities over the rows of each cell, of means over its columns, (C, h, w).
+
+    probs: (C, number of rows, W), those of `rows` of an image of this height. A pixel row belongs to one cell.
+    """
+    means = F.adaptive_avg_pool2d(probs, (probs.shape[1], grid[1]))
+    cells = torch.arange(height, device=probs.device)[rows] * grid[0] // height
+    belongs = cells == torch.arange(grid[0], device=probs.device).unsqueeze(1)
+    return belongs.to(probs.dtype) @ means
 
 
-def _bands(batch: list[Stroked], predictor: Predictor | None, num_classes: int, device: torch.device):
-    """Yield (slice of rows, the model's probabilities (B, C, rows, W) float32); without a model, zeros."""
-    if predictor:
-        return predictor.probs(torch.from_numpy(np.stack([item.image for item in batch])).to(device))
-    return [(slice(None), torch.zeros(len(batch), num_classes, *batch[0].scribble.shape, device=device))]
+def make_draft(item: Stroked, prediction: Prediction | None, *, from_strokes: bool) -> Draft:
+    """Return the draft of an image. prediction: of a model, or None without one; then item.walk is the result.
+
+    from_strokes: the model was trained on strokes alone, see _correct().
+    """
+    size = item.scribble.shape
+    if prediction is None:
+        walked, model = item.walk, np.full(size, IGNORE, np.uint8)
+    elif item.grid is None or prediction.prior is None:
+        return Draft(prediction.label, prediction.levels, prediction.label)
+    else:
+        prior, classes, model = prediction.prior, prediction.classes, prediction.label
+        walked = walk_from(item.grid, classes, _correct(prior, classes, item.scribble) if from_strokes else prior)
+    label, probs = walked.best(size)
+    return Draft(label, confidence.levels(torch.from_numpy(probs)).numpy(), model)
+
+
+def _correct(prior: np.ndarray, classes: np.ndarray, scribble: np.ndarray) -> np.ndarray:
+    """Return a model's probabilities for all pixels of an image, from those for pixels on strokes, (K, h, w) float32.
+
+    People draw on a larger share of small and thin objects than of large areas, so a model trained on strokes finds
+    them too probable. The probability of a class is multiplied by its share of the image, as the model predicts it,
+    over its share of the strokes: the first step of the EM algorithm of Saerens et al., "Adjusting the Outputs of a
+    Classifier to New a Priori Probabilities", Neural Computation 2002. Classes without a stroke keep theirs.
+    """
+    strokes = np.bincount(scribble[scribble != IGNORE], minlength=256)[classes]
+    shares = prior.mean((1, 2)) * strokes.sum()
+    factors = np.where(strokes > 0, shares / np.maximum(strokes, 1), 1).astype(np.float32)
+    prior = np.maximum(prior * factors[:, None, None], 1e-12)
+    return prior / prior.sum(0)

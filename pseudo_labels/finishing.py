@@ -1,6 +1,6 @@
 """From drafts to pseudo-labels: the thresholds over all images, the labels, their scores."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +41,7 @@ class Finishing:
 
         def count(index: int) -> np.ndarray:
             draft = self.folder.read_draft(self.dataset.names[index])
-            return confidence.histogram(draft.joined, draft.levels, self._scribble(index), num_classes)
+            return confidence.histogram(draft.label, draft.levels, self._scribble(index), num_classes)
 
         counts = sum(self._each(count, "thresholds"), np.zeros((num_classes, confidence.NUM_LEVELS), np.int64))
         return confidence.floors(self._sum(counts), threshold, keep)
@@ -53,22 +53,23 @@ class Finishing:
             name = self.dataset.names[index]
             if not self.folder.is_done(name):
                 draft = self.folder.read_draft(name)
-                label = confidence.merge(self._scribble(index), draft.joined, draft.levels, floors)
+                label = confidence.merge(self._scribble(index), draft.label, draft.levels, floors)
                 self.folder.write(name, label)
 
         for _ in self._each(write, "labels"):
             pass
         self.group.raise_if_stopped()
 
-    def score(self, masks: dict[str, Path], ways: Sequence[str]) -> dict[str, Any]:
+    def score(self, masks: dict[str, Path], drafts: dict[str, str]) -> dict[str, Any]:
         """Return the share of labelled pixels and the scores of each way of making. Collective; may raise Stopped.
 
         The result has "images", "labelled" and "stroked" (shares of all pixels, 0..1), "scored" (images with a mask)
         and "ways": {way: scores.of_counts()}, empty without masks.
-        masks: {name: path of the dense mask}, of some images or none. ways: names of the maps of drafts to score too.
+        masks: {name: path of the dense mask}, of some images or none. drafts: {way: name of the map of drafts} to score
+        too.
         """
         names, num_classes = self.dataset.names, self.dataset.num_classes
-        ways = [*ways, scores.FINAL]
+        ways = [*drafts, scores.FINAL]
 
         def count(index: int) -> tuple[np.ndarray, np.ndarray]:
             name = names[index]
@@ -81,8 +82,8 @@ class Finishing:
                 if mask.shape != label.shape:
                     sizes = ("x".join(map(str, values.shape[::-1])) for values in (mask, label))
                     raise UserError(f"{masks[name]}: {' pixels, but its image has '.join(sizes)}")
-                draft = self.folder.read_draft(name) if len(ways) > 1 else None
-                maps = [*(getattr(draft, way) for way in ways[:-1]), label]
+                draft = self.folder.read_draft(name) if drafts else None
+                maps = [*(getattr(draft, map_name) for map_name in drafts.values()), label]
                 counts += [scores.count(values, mask, num_classes) for values in maps]
             return np.array(totals), counts
 

@@ -7,7 +7,8 @@ from torch.utils.data import Dataset
 
 from data.dataset import SegmentationDataset
 from image_stats import Display
-from pseudo_labels.walker import NO_WALK, Walk, walk
+from pseudo_labels import walker
+from pseudo_labels.walker import NO_WALK, Grid, Walk
 
 
 @dataclass(frozen=True)
@@ -15,12 +16,13 @@ class Stroked:
     """An image with its strokes.
 
     index: its position in dataset.names. image: (H, W, C), as the model takes. scribble: (H, W) uint8, 255 = no stroke.
-    walk: the strokes spread over the image; NO_WALK if they are not.
+    grid: for a walk from a model's prediction, or None. walk: the strokes spread without a model, or NO_WALK.
     """
 
     index: int
     image: np.ndarray
     scribble: np.ndarray
+    grid: Grid | None
     walk: Walk
 
 
@@ -28,11 +30,11 @@ class StrokedImages(Dataset):
     """Data set of Stroked images.
 
     dataset: images with their scribbles as "label". display: makes the RGB picture that strokes are spread on; None:
-    they are not spread.
+    they are not spread. with_model: a model's predictions come later, so only the grid is made.
     """
 
-    def __init__(self, dataset: SegmentationDataset, display: Display | None):
-        self.dataset, self.display = dataset, display
+    def __init__(self, dataset: SegmentationDataset, display: Display | None, *, with_model: bool):
+        self.dataset, self.display, self.with_model = dataset, display, with_model
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -40,4 +42,9 @@ class StrokedImages(Dataset):
     def __getitem__(self, index: int) -> Stroked:
         maps = self.dataset.read(index)
         image, scribble = maps["image"], maps["label"]
-        return Stroked(index, image, scribble, walk(self.display(image), scribble) if self.display else NO_WALK)
+        grid, walk = None, NO_WALK
+        if self.display and self.with_model:
+            grid = walker.grid(self.display(image), scribble)
+        elif self.display:
+            walk = walker.walk(self.display(image), scribble)
+        return Stroked(index, image, scribble, grid, walk)

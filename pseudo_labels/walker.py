@@ -1,4 +1,4 @@
-"""Spread strokes over an image with the random-walker algorithm, which needs no training."""
+"""Spread strokes over an image with the random-walker algorithm (Grady), alone or from what a model predicts."""
 
 import math
 from typing import NamedTuple
@@ -11,17 +11,42 @@ from labels import IGNORE
 MOST_CELLS = 2**18  # of the grid; at least 2 x 2 pixels a cell
 COARSEST = 24  # cells, the shorter side of the coarsest grid
 CONTRAST = 10.0  # an edge of the image's mean contrast conducts 1 / (1 + CONTRAST)**2 of one without contrast
-ITERATIONS = 100  # on each grid
+ITERATIONS = 100  # on each grid, from strokes alone
+PRIOR_ITERATIONS = 30  # on the finest grid, from a model's prediction
+REACH = 0.07  # of the image's side: how far a walk gets on even ground before it ends at the model's class
 
 
 class Walk(NamedTuple):
-    """Where random walks end. K is the number of classes that have a stroke; 0 if fewer than two have.
+    """Where random walks end. K is the number of classes; 0 if strokes alone are spread and fewer than two have one.
 
     classes: (K,) uint8. probs: probability of each class, on a grid of (h, w) cells over the image, (K, h, w) float32.
     """
 
     classes: np.ndarray
     probs: np.ndarray
+
+    def best(self, size: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+        """Return (class uint8, its probability float32) of each pixel, (H, W); 255 and 0 without classes.
+
+        size: of the image, (H, W).
+        """
+        classes, best = np.full(size, IGNORE, np.uint8), np.zeros(size, np.float32)
+        for number, probs in zip(self.classes, self.probs, strict=True):
+            full = cv2.resize(probs, size[::-1], interpolation=cv2.INTER_LINEAR)
+            classes[full > best] = number
+            np.maximum(best, full, out=best)
+        return classes, best
+
+
+class Grid(NamedTuple):
+    """An image as a grid of (h, w) cells. seeds: class of the stroke in a cell, 255 = none, (h, w) uint8.
+
+    down, right: how easily a walk crosses to the cell below, (h-1, w), and to the right, (h, w-1), float32.
+    """
+
+    seeds: np.ndarray
+    down: np.ndarray
+    right: np.ndarray
 
 
 NO_WALK = Walk(np.zeros(0, np.uint8), np.zeros((0, 1, 1), np.float32))
@@ -37,19 +62,45 @@ def walk(image: np.ndarray, scribble: np.ndarray) -> Walk:
     classes = np.unique(scribble[scribble != IGNORE])
     if len(classes) < 2:
         return NO_WALK
-    step = max(2, math.ceil(math.sqrt(scribble.size / MOST_CELLS)))
-    sizes = [tuple(math.ceil(side / step) for side in scribble.shape)]
+    sizes = [_finest(scribble.shape)]
     while min(sizes[-1]) > COARSEST:
-        sizes.append(tuple(math.ceil(side / 2) for side in sizes[-1]))
+        height, width = sizes[-1]
+        sizes.append((math.ceil(height / 2), math.ceil(width / 2)))
     probs = np.full((len(classes), *sizes[-1]), 1 / len(classes), np.float32)
     for size in reversed(sizes):  # the result of a coarse grid is a good start on the next finer one
         probs = np.stack([cv2.resize(values, size[::-1], interpolation=cv2.INTER_LINEAR) for values in probs])
-        seeds = _seeds(scribble, size)
-        is_seed = (seeds == classes[:, None, None]).astype(np.float32)
-        free = (seeds == IGNORE).astype(np.float32)
-        probs = _solve(*_conductances(image, size), np.where(free > 0, probs, is_seed), free)
+        probs = _solve(grid(image, scribble, size), classes, probs, ITERATIONS)
+    return Walk(classes, _normalised(probs))
+
+
+def walk_from(cells: Grid, classes: np.ndarray, prior: np.ndarray) -> Walk:
+    """Return how likely a walk ends at each class: on a stroke, or anywhere else at a class that a model predicts.
+
+    On even ground, a walk that meets no stroke ends after about REACH of the image's side. Inside closed edges it stays
+    inside, so the whole area gets the class that the model predicts for most of it (Grady, "Multilabel Random Walker
+    Image Segmentation Using Prior Models", CVPR 2005).
+    classes: (K,) uint8, with those of the strokes. prior: the model's probabilities on the grid, (K, h, w) float32.
+    """
+    weight = 1 / (REACH**2 * cells.seeds.size)
+    return Walk(classes, _normalised(_solve(cells, classes, prior, PRIOR_ITERATIONS, weight)))
+
+
+def grid(image: np.ndarray, scribble: np.ndarray, size: tuple[int, int] | None = None) -> Grid:
+    """Return an image's grid of this (h, w); None: the finest. image: (H, W, 3) uint8 RGB. scribble: (H, W) uint8."""
+    size = size or _finest(scribble.shape)
+    return Grid(_seeds(scribble, size), *_conductances(image, size))
+
+
+def _finest(size: tuple[int, ...]) -> tuple[int, int]:
+    """Return the (height, width) of the finest grid of an image of this size, in cells."""
+    step = max(2, math.ceil(math.sqrt(size[0] * size[1] / MOST_CELLS)))
+    return math.ceil(size[0] / step), math.ceil(size[1] / step)
+
+
+def _normalised(probs: np.ndarray) -> np.ndarray:
+    """Return probabilities that are positive and sum to 1 over the classes."""
     probs = probs.clip(1e-6, 1)
-    return Walk(classes, probs / probs.sum(0))
+    return probs / probs.sum(0)
 
 
 def _seeds(scribble: np.ndarray, size: tuple[int, ...]) -> np.ndarray:
@@ -75,13 +126,17 @@ def _conductances(image: np.ndarray, size: tuple[int, ...]) -> tuple[np.ndarray,
     return down, right
 
 
-def _solve(down: np.ndarray, right: np.ndarray, probs: np.ndarray, free: np.ndarray) -> np.ndarray:
-    """Return the probabilities after ITERATIONS of conjugate gradients from `probs`, (K, h, w) float32.
+def _solve(cells: Grid, classes: np.ndarray, prior: np.ndarray, iterations: int, weight: float = 0) -> np.ndarray:
+    """Return the probabilities of K classes after some iterations of conjugate gradients, (K, h, w) float32.
 
-    Each free cell's probability approaches the mean of its neighbours', weighted by conductance. free: (h, w) float32,
-    1 where no stroke is; elsewhere `probs` stays. The K systems are solved at once.
+    They start at `prior`, (K, h, w) float32. In a cell with a stroke, its class has probability 1. Elsewhere they
+    approach the mean of the neighbours', weighted by conductance, and of `prior`, weighted by `weight`. The K systems
+    are solved at once.
     """
-    degree = np.full(free.shape, 1e-12, np.float32)
+    seeds, down, right = cells
+    free = (seeds == IGNORE).astype(np.float32)
+    probs = np.where(free > 0, prior, (seeds == classes[:, None, None]).astype(np.float32))
+    degree = np.full(free.shape, weight + 1e-12, np.float32)
     degree[:-1] += down
     degree[1:] += down
     degree[:, :-1] += right
@@ -89,11 +144,11 @@ def _solve(down: np.ndarray, right: np.ndarray, probs: np.ndarray, free: np.ndar
     part, flow = np.empty_like(probs), np.empty_like(probs)
     # The change of the free cells solves a system whose diagonal is scaled to 1: a Jacobi preconditioner for free.
     scale = free / np.sqrt(degree)
-    residual = -_subtract_neighbours(probs * degree, probs, down, right, part) * scale
+    residual = -_subtract_neighbours(probs * degree - np.float32(weight) * prior, probs, down, right, part) * scale
     down, right = down * scale[:-1] * scale[1:], right * scale[:, :-1] * scale[:, 1:]
     change, direction = np.zeros_like(probs), residual.copy()
     size = _dot(residual, residual)
-    for _ in range(ITERATIONS):
+    for _ in range(iterations):
         np.copyto(flow, direction)
         _subtract_neighbours(flow, direction, down, right, part)
         rate = size / _dot(direction, flow)
