@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import torch
 
-from pseudo_labels import confidence, scores, walker
-from pseudo_labels.walker import NO_WALK, Walk, walk
+from pseudo_labels import confidence, drafts, scores, walker
+from pseudo_labels.walker import NO_WALK, Grid, grid, walk, walk_from
 
 
 def test_levels_rise_with_the_probability_and_tell_sure_pixels_apart():
@@ -104,11 +104,6 @@ def drawn() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return (colours[mask] + noise).clip(0, 255).astype(np.uint8), scribble, mask
 
 
-def label_of(walked: Walk, size: tuple[int, int]) -> np.ndarray:
-    probs = np.stack([cv2.resize(values, size[::-1]) for values in walked.probs])
-    return walked.classes[probs.argmax(0)]
-
-
 def test_strokes_spread_to_the_borders_of_drawn_objects():
     image, scribble, mask = drawn()
     before = image.copy(), scribble.copy()
@@ -116,30 +111,103 @@ def test_strokes_spread_to_the_borders_of_drawn_objects():
     assert walked.classes.tolist() == [0, 3, 7]
     assert walked.probs.shape == (3, 30, 40)  # cells of 2 x 2 pixels
     assert np.allclose(walked.probs.sum(0), 1, atol=1e-5)
-    assert (label_of(walked, mask.shape) == mask).mean() > 0.98
+    label, probs = walked.best(mask.shape)
+    assert (label == mask).mean() > 0.98
+    full = np.stack([cv2.resize(values, mask.shape[::-1]) for values in walked.probs])
+    assert (label == walked.classes[full.argmax(0)]).all()
+    assert (probs == full.max(0)).all()
     assert (image == before[0]).all()
     assert (scribble == before[1]).all()
     assert (walk(image, scribble).probs == walked.probs).all()
 
 
-def test_walks_solve_the_random_walker_equations():
-    """In a free cell, the probability is the mean of its neighbours', weighted by conductance: solved densely here."""
+def small() -> tuple[np.ndarray, np.ndarray]:
+    """A part of drawn(), of 10 x 12 cells, with strokes of classes 0, 3 and 7."""
     image, scribble, _ = drawn()
     image, scribble = image[:20, :24], scribble[:20, :24].copy()
     scribble[18, 20] = 7
-    down, right = walker._conductances(image, (10, 12))
-    seeds = walker._seeds(scribble, (10, 12))
-    laplacian = np.zeros((120, 120))
-    for weights, one, other in ((down, np.s_[:-1], np.s_[1:]), (right, np.s_[:, :-1], np.s_[:, 1:])):
-        cells = np.arange(120).reshape(10, 12)
-        for weight, a, b in zip(weights.ravel(), cells[one].ravel(), cells[other].ravel(), strict=True):
+    return image, scribble
+
+
+def laplacian_of(cells: Grid) -> np.ndarray:
+    """Return the graph's Laplacian, (number of cells, number of cells) float64."""
+    numbers = np.arange(cells.seeds.size).reshape(cells.seeds.shape)
+    laplacian = np.zeros((numbers.size, numbers.size))
+    for weights, one, other in ((cells.down, np.s_[:-1], np.s_[1:]), (cells.right, np.s_[:, :-1], np.s_[:, 1:])):
+        for weight, a, b in zip(weights.ravel(), numbers[one].ravel(), numbers[other].ravel(), strict=True):
             laplacian[[a, b], [b, a]] -= weight
             laplacian[[a, b], [a, b]] += weight
-    free = seeds.ravel() == 255
+    return laplacian
+
+
+def test_walks_solve_the_random_walker_equations():
+    """In a free cell, the probability is the mean of its neighbours', weighted by conductance: solved densely here."""
+    image, scribble = small()
+    cells = grid(image, scribble)
+    laplacian, free = laplacian_of(cells), cells.seeds.ravel() == 255
     for number, found in zip(*walk(image, scribble), strict=True):
-        exact = (seeds.ravel() == number).astype(float)
+        exact = (cells.seeds.ravel() == number).astype(float)
         exact[free] = np.linalg.solve(laplacian[np.ix_(free, free)], -laplacian[np.ix_(free, ~free)] @ exact[~free])
         assert np.abs(found.ravel() - exact).max() < 1e-3
+
+
+def test_walks_from_a_prediction_solve_their_equations():
+    """Besides the neighbours, the prediction counts, with a weight of 1 / (REACH^2 * number of cells)."""
+    image, scribble = small()
+    cells, classes = grid(image, scribble), np.array([0, 3, 5, 7], np.uint8)
+    prior = np.random.default_rng(0).dirichlet(np.ones(4), cells.seeds.shape).transpose(2, 0, 1).astype(np.float32)
+    before = prior.copy()
+    weight = 1 / (walker.REACH**2 * cells.seeds.size)
+    system, free = laplacian_of(cells) + weight * np.eye(cells.seeds.size), cells.seeds.ravel() == 255
+    walked = walk_from(cells, classes, prior)
+    for number, found, own in zip(*walked, prior, strict=True):
+        exact = (cells.seeds.ravel() == number).astype(float)
+        known = weight * own.ravel()[free] - system[np.ix_(free, ~free)] @ exact[~free]
+        exact[free] = np.linalg.solve(system[np.ix_(free, free)], known)
+        assert np.abs(found.ravel() - exact).max() < 1e-3
+    assert (prior == before).all()
+    assert (walk_from(cells, classes, prior).probs == walked.probs).all()
+
+
+def test_an_image_without_strokes_keeps_the_prediction_inside_its_edges():
+    """A third of the disc's cells, at random, is predicted as ground: the rest of the disc decides."""
+    image, scribble, mask = drawn()
+    cells = grid(image, np.full_like(scribble, 255))
+    disc = cv2.resize((mask == 3).astype(np.float32), (40, 30), interpolation=cv2.INTER_AREA)
+    noisy = np.where(np.random.default_rng(0).random(disc.shape) < 1 / 3, 0, disc).astype(np.float32)
+    label, _ = walk_from(cells, np.array([0, 3], np.uint8), np.stack([1 - noisy, noisy])).best(mask.shape)
+    assert ((label == 3) == (mask == 3)).mean() > 0.98
+    assert (
+        (cv2.resize(noisy, (80, 60)) > 0.5) == (mask == 3)
+    ).mean() < 0.97  # the prediction alone: a third of the disc is 4 %
+
+
+def test_predictions_of_bands_are_averaged_by_cell():
+    """7 rows, in bands of 3, 3 and 1, are 3 cells of rows 0-2, 3-4 and 5-6; 4 columns are 2 cells."""
+    probs = torch.rand(2, 7, 4, dtype=torch.float64)
+    bands = [slice(0, 3), slice(3, 6), slice(6, 7)]
+    sums = sum(drafts._cell_sums(probs[:, rows], rows, 7, (3, 2)) for rows in bands)
+    for top, bottom, row in ((0, 3, 0), (3, 5, 1), (5, 7, 2)):
+        for left, column in ((0, 0), (2, 1)):
+            expected = probs[:, top:bottom, left : left + 2].mean((1, 2)) * (bottom - top)
+            assert torch.allclose(sums[:, row, column], expected)
+
+
+def test_predictions_from_strokes_are_corrected_for_how_much_people_draw():
+    """Class 4 has half of the strokes, but a fifth of the image, as class 1 has half and four fifths.
+
+    Factors: 0.2 / 0.5 = 0.4 and 0.8 / 0.5 = 1.6. A pixel of 0.2 and 0.8 gets 0.08 and 1.28, which are 1/17 and 16/17 of
+    their sum.
+    Class 6 has no stroke and no probability.
+    """
+    scribble = np.array([[4, 1, 255, 255]], np.uint8)
+    prior = np.zeros((3, 1, 4), np.float32)
+    prior[1], prior[0] = 0.2, 0.8
+    corrected = drafts._correct(prior, np.array([1, 4, 6], np.uint8), scribble)
+    assert corrected[:, 0, 2] == pytest.approx([16 / 17, 1 / 17, 0], abs=1e-6)
+    assert prior[1, 0, 0] == np.float32(0.2)
+    unstroked = drafts._correct(prior, np.array([1, 4, 6], np.uint8), np.full_like(scribble, 255))
+    assert unstroked == pytest.approx(prior, abs=1e-6)
 
 
 def test_strokes_of_one_class_are_not_spread():

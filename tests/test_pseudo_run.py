@@ -90,10 +90,10 @@ def test_labels_keep_strokes_and_are_scored(words, demo_root, tmp_path, capsys):
         )
     assert found["iou"] == pytest.approx(ious)
     assert found["miou"] == pytest.approx(np.mean(ious))
-    assert list(scores["ways"]) == ["model", "strokes", "joined", "pseudo-labels"]
+    assert list(scores["ways"]) == ["model", "joined", "pseudo-labels"]
     row = next(line for line in said.splitlines() if line.split()[:1] == ["mIoU"]).split()
     assert row[1:] == [f"{100 * way['miou']:.2f}" for way in scores["ways"].values()]
-    assert scores["ways"]["strokes"]["labelled"] == 1
+    assert scores["ways"]["joined"]["labelled"] == 1
 
 
 def test_a_finished_folder_is_left_as_it_is(words, tmp_path, capsys):
@@ -118,22 +118,16 @@ def test_strokes_alone_need_no_model(without_model, demo_root, tmp_path):
         assert (label[scribble != 255] == scribble[scribble != 255]).all()
 
 
-def test_one_stroked_class_is_not_spread_and_the_model_alone_decides(words, without_model, demo_root, tmp_path):
+def test_one_stroked_class_is_not_spread_without_a_model(without_model, demo_root, tmp_path):
     root = tmp_path / "data"
     shutil.copytree(demo_root, root)
     for path in (root / "pascal_2012_scribble").iterdir():
         scribble = pixels(path)
         Image.fromarray(np.where(scribble == 0, scribble, np.uint8(255))).save(path)
-    alone, model = (
-        [str(root) if word == str(demo_root) else word for word in flags] for flags in (without_model, words)
-    )
-    run(alone, tmp_path / "alone", "--threshold", 0)
+    flags = [str(root) if word == str(demo_root) else word for word in without_model]
+    run(flags, tmp_path / "alone", "--threshold", 0)
     for scribble, _, label in maps(root, tmp_path / "alone"):
         assert (label == scribble).all()
-    run(model, tmp_path / "both", "--threshold", 0)
-    run(model, tmp_path / "model", "--threshold", 0, "--strokes", "none")
-    for (*_, both), (*_, only) in zip(maps(root, tmp_path / "both"), maps(root, tmp_path / "model"), strict=True):
-        assert (both == only).all()
 
 
 def test_thresholds_leave_pixels_unsure(words, tmp_path):
