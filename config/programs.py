@@ -43,7 +43,8 @@ class PseudoFlags(InferenceFlags, DataFlags, SizeFlags, ModelFlags, LaunchFlags)
     output: str = flag("", "folder for NAME.png: class numbers, 255 = unsure; for --pseudo_path", per_rank=True)
     strokes: str = flag(
         "walker",
-        "how to spread the strokes over the image; the result is averaged with the model's; none: use only the model",
+        "walker: spread the strokes over the image by a random walk, from the model's prediction if there is a model; "
+        "none: label what the model predicts",
         choices=("walker", "none"),
     )
     threshold: float = flag(

@@ -9,7 +9,7 @@ import torch
 from evaluation import metrics
 from labels import IGNORE
 
-FINAL = "pseudo-labels"  # the labels that are written; other ways are "model" and "strokes"
+FINAL = "pseudo-labels"  # the labels that are written; other ways are "model", "strokes" and "joined"
 
 
 def count(label: np.ndarray, mask: np.ndarray, num_classes: int) -> np.ndarray:
