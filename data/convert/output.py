@@ -12,10 +12,11 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from data.claims import ANOTHER_COMMAND, read_mark
 from data.convert.source import Draw, Entry, Options
 from data.images import decoding, image_size, label_png
 from errors import InputError, UserError
-from files import remove_scratch, write_atomic, writing
+from files import write_atomic, writing
 from labels import IGNORE
 
 MARK = ".convert.json"  # what OUT was converted from; a hidden file, which readers of data sets skip
@@ -60,25 +61,16 @@ def prepare(out: Path, classes: str, split: str, settings: dict) -> None:
     classes: content of classes.txt. settings: what the command converts; JSON. Raises UserError if OUT has other
     content, before anything is written.
     """
-    mark = out / MARK
-    done: dict[str, dict] = {}
-    if out.exists() and not out.is_dir():
-        raise UserError(f"{out}: is a file: name a new folder")
-    if mark.is_file():
-        remove_scratch(out.rglob(".*.part*"))
-        with contextlib.suppress(ValueError, OSError):
-            done = json.loads(mark.read_text(encoding="utf-8"))
-    elif out.is_dir() and any(out.iterdir()):
-        raise UserError(f"{out}: exists and is not empty: name a new folder")
+    done = read_mark(out / MARK) or {}
     name = split or "all"
     if done.get(name, settings) != settings or (done and bool(split) == ("all" in done)):
-        raise UserError(f"{out}: holds the result of another command: name a new folder, or remove this one")
+        raise UserError(f"{out}: {ANOTHER_COMMAND}")
     written = out / "classes.txt"
     if written.is_file() and written.read_text(encoding="utf-8") != classes:
         raise UserError(
             f"{written}: other classes than those of this command: name a new folder, or add --classes {written}"
         )
-    write_atomic(mark, json.dumps(done | {name: settings}, indent=1), parents=True)
+    write_atomic(out / MARK, json.dumps(done | {name: settings}, indent=1), parents=True)
     if not written.is_file():
         write_atomic(written, classes)
 

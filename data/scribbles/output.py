@@ -1,6 +1,5 @@
 """The folder of simulated scribbles, and pictures of them."""
 
-import contextlib
 import json
 from pathlib import Path
 
@@ -8,8 +7,9 @@ import cv2
 import numpy as np
 from PIL import Image
 
+from data.claims import ANOTHER_COMMAND, read_mark
 from errors import UserError
-from files import remove_scratch, write_atomic, writing
+from files import write_atomic, writing
 from labels import IGNORE
 
 MARK = ".scribbles.json"  # what OUT was made from; a hidden file, which readers of data sets skip
@@ -21,20 +21,11 @@ def claim(out: Path, settings: dict) -> None:
     settings: what decides the content of a scribble; JSON. Raises UserError if OUT has other content, before anything
     is written.
     """
-    mark = out / MARK
-    if out.exists() and not out.is_dir():
-        raise UserError(f"{out}: is a file: name a new folder")
-    if mark.is_file():
-        remove_scratch(out.rglob(".*.part*"))
-        done = None
-        with contextlib.suppress(ValueError, OSError):
-            done = json.loads(mark.read_text(encoding="utf-8"))
-        if done != settings:
-            raise UserError(f"{out}: holds the result of another command: name a new folder, or remove this one")
-    elif out.is_dir() and any(out.iterdir()):
-        raise UserError(f"{out}: exists and is not empty: name a new folder")
-    else:
-        write_atomic(mark, json.dumps(settings, indent=1), parents=True)
+    done = read_mark(out / MARK)
+    if done is None:
+        write_atomic(out / MARK, json.dumps(settings, indent=1), parents=True)
+    elif done != settings:
+        raise UserError(f"{out}: {ANOTHER_COMMAND}")
 
 
 def write_overlay(target: Path, image: np.ndarray, scribble: np.ndarray, colours: np.ndarray) -> None:

@@ -1,0 +1,29 @@
+"""The mark in a folder of results: which command made them."""
+
+import contextlib
+import json
+from pathlib import Path
+
+from errors import UserError
+from files import remove_scratch
+
+ANOTHER_COMMAND = "holds the result of another command: name a new folder, or remove this one"
+
+
+def read_mark(mark: Path) -> dict | None:
+    """Return the JSON content of a mark, {} if it is damaged, or None if its folder is new or empty.
+
+    Temporary files that a killed process left in the folder are removed. Raises UserError if the folder is a file, or
+    has content but no mark.
+    """
+    folder = mark.parent
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder}: is a file: name a new folder")
+    if not mark.is_file():
+        if folder.is_dir() and any(folder.iterdir()):
+            raise UserError(f"{folder}: exists and is not empty: name a new folder")
+        return None
+    remove_scratch(folder.rglob(".*.part*"))
+    with contextlib.suppress(ValueError, OSError):
+        return json.loads(mark.read_text(encoding="utf-8"))
+    return {}
