@@ -12,6 +12,7 @@ script skips finished runs. --lanes N runs N at a time, each on one thread.
 
 import argparse
 import json
+import math
 import os
 import shlex
 import statistics
@@ -31,7 +32,7 @@ LORM = "--model_type deeplabv3p_multi_lorm"
 class Way:
     """A way to train. flags: of train.py. teacher: the way whose model makes the pseudo-labels. pseudo: of pseudo.py.
 
-    simulate: flags of data.scribbles simulate.
+    simulate: flags of data.scribbles simulate. base: the way that it adds something to.
     """
 
     title: str
@@ -39,6 +40,7 @@ class Way:
     teacher: str = ""
     pseudo: str = ""
     simulate: str = ""
+    base: str = "strokes"
 
 
 STUDENT = "--dataset ScribblePseudo"
@@ -51,12 +53,12 @@ WAYS = {
     "spread": Way("strokes, and labels spread from them, no teacher", STUDENT, "none"),
     "model_1": Way("strokes, and labels of the teacher alone", STUDENT, "strokes", "--strokes none"),
     "chain_1": Way("strokes, and labels spread from them and the teacher", STUDENT, "strokes"),
-    "chain_2": Way("... once more", STUDENT, "chain_1"),
-    "chain_1_crf": Way("chain_1 + gated CRF, 0.1, in teacher and student", f"{STUDENT} --l_crf 0.1", "crf"),
-    "lorm": Way("chain_1 + LoRM, foreground", f"{STUDENT} {LORM}", "strokes"),
-    "lorm_all": Way("chain_1 + LoRM, all positions", f"{STUDENT} {LORM} --lorm_scope all", "strokes"),
-    "entropy": Way("chain_1 + distance entropy, background none", f"{STUDENT}DsDc", "strokes"),
-    "entropy_0": Way("chain_1 + distance entropy, background 0", f"{STUDENT}DsDc --background 0", "strokes"),
+    "chain_2": Way("... once more", STUDENT, "chain_1", base="chain_1"),
+    "chain_1_crf": Way("... + gated CRF, 0.1, teacher and student", f"{STUDENT} --l_crf 0.1", "crf", base="chain_1"),
+    "lorm": Way("... + LoRM, foreground", f"{STUDENT} {LORM}", "strokes", base="chain_1"),
+    "lorm_all": Way("... + LoRM, all positions", f"{STUDENT} {LORM} --lorm_scope all", "strokes", base="chain_1"),
+    "entropy": Way("... + distance entropy, background none", f"{STUDENT}DsDc", "strokes", base="chain_1"),
+    "entropy_0": Way("... + distance entropy, background 0", f"{STUDENT}DsDc --background 0", "strokes", base="chain_1"),
     **{
         f"shrink_{share}": Way(
             f"strokes shrunk by {share}", "--dataset ScribbleOnly", simulate=f"--shrink {share}"
@@ -144,16 +146,23 @@ def label_table(bench: Bench) -> str:
 
 
 def table(bench: Bench, ways: Sequence[str], seeds: Sequence[int]) -> str:
-    """Return a Markdown table: the scores of each way, and its ratio to dense masks, seed by seed."""
-    lines = [f"| way | {' | '.join(f'seed {seed}' for seed in seeds)} | mean | spread | of dense |"]
-    lines.append("| --- " * (len(seeds) + 4) + "|")
+    """Return a Markdown table: the scores of each way, their ratio to dense masks, and what it adds to its base.
+
+    A gain is bold if it is larger than the spreads of both ways, from their lowest to their highest seed.
+    """
+    lines = [f"| way | {' | '.join(f'seed {seed}' for seed in seeds)} | mean | spread | of dense | gain |"]
+    lines.append("| --- " * (len(seeds) + 5) + "|")
     for way in ways:
-        values = [100 * bench.done[f"{way}-{seed}"] for seed in seeds]
-        dense = [100 * bench.done.get(f"dense-{seed}", float("nan")) for seed in seeds]
+        base, dense, values = (
+            [100 * bench.done.get(f"{name}-{seed}", math.nan) for seed in seeds]
+            for name in (WAYS[way].base, "dense", way)
+        )
+        mean, gain = statistics.mean(values), statistics.mean(values) - statistics.mean(base)
+        spread, base_spread = (max(scores) - min(scores) for scores in (values, base))
+        mark = "**" if abs(gain) > max(spread, base_spread) else ""
         ratio = statistics.mean(value / whole for value, whole in zip(values, dense, strict=True))
-        spread = max(values) - min(values)
-        cells = [WAYS[way].title, *(f"{value:.2f}" for value in values), f"{statistics.mean(values):.2f}"]
-        lines.append(f"| {' | '.join([*cells, f'{spread:.2f}', f'{ratio:.3f}'])} |")
+        cells = [WAYS[way].title, *(f"{value:.2f}" for value in values), f"{mean:.2f}", f"{spread:.2f}"]
+        lines.append(f"| {' | '.join([*cells, f'{ratio:.3f}', f'{mark}{gain:+.2f}{mark}'])} |")
     return "\n".join(lines)
 
 
