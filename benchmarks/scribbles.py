@@ -57,8 +57,8 @@ WAYS = {
     "chain_1_crf": Way("... + gated CRF, 0.1, teacher and student", f"{STUDENT} --l_crf 0.1", "crf", base="chain_1"),
     "lorm": Way("... + LoRM, foreground", f"{STUDENT} {LORM}", "strokes", base="chain_1"),
     "lorm_all": Way("... + LoRM, all positions", f"{STUDENT} {LORM} --lorm_scope all", "strokes", base="chain_1"),
-    "entropy": Way("... + distance entropy, background none", f"{STUDENT}DsDc", "strokes", base="chain_1"),
-    "entropy_0": Way("... + distance entropy, background 0", f"{STUDENT}DsDc --background 0", "strokes", base="chain_1"),
+    "entropy": Way("... + distance entropy, --background none", f"{STUDENT}DsDc", "strokes", base="chain_1"),
+    "entropy_0": Way("... --background 0", f"{STUDENT}DsDc --background 0", "strokes", base="chain_1"),
     **{
         f"shrink_{share}": Way(
             f"strokes shrunk by {share}", "--dataset ScribbleOnly", simulate=f"--shrink {share}"
