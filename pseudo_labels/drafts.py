@@ -106,8 +106,8 @@ def _correct(prior: np.ndarray, classes: np.ndarray, scribble: np.ndarray) -> np
 
     People draw on a larger share of small and thin objects than of large areas, so a model trained on strokes finds
     them too probable. The probability of a class is multiplied by its share of the image, as the model predicts it,
-    over its share of the strokes: the first step of the EM algorithm of Saerens et al., "Adjusting the Outputs of a
-    Classifier to New a Priori Probabilities", Neural Computation 2002. Classes without a stroke keep theirs.
+    over its share of the image's strokes: the first step of the EM algorithm of Saerens et al., "Adjusting the Outputs
+    of a Classifier to New a Priori Probabilities", Neural Computation 2002. A class without a stroke keeps its own.
     """
     strokes = np.bincount(scribble[scribble != IGNORE], minlength=256)[classes]
     shares = prior.mean((1, 2)) * strokes.sum()
