@@ -222,8 +222,7 @@ class Drafting:
         )
 
     def _write(self, item: Stroked, prediction: Prediction | None) -> None:
-        draft = make_draft(item, prediction, from_strokes=self.cfg.dataset == "ScribbleOnly")
-        self.folder.write_draft(self.dataset.names[item.index], draft)
+        self.folder.write_draft(self.dataset.names[item.index], make_draft(item, prediction))
 
 
 def report(result: dict, flags: PseudoFlags, dataset: SegmentationDataset, cfg: Config) -> None:

@@ -84,33 +84,14 @@ def _cell_sums(probs: Tensor, rows: slice, height: int, grid: tuple[int, ...]) -
     return belongs.to(probs.dtype) @ means
 
 
-def make_draft(item: Stroked, prediction: Prediction | None, *, from_strokes: bool) -> Draft:
-    """Return the draft of an image. prediction: of a model, or None without one; then item.walk is the result.
-
-    from_strokes: the model was trained on strokes alone, see _correct().
-    """
+def make_draft(item: Stroked, prediction: Prediction | None) -> Draft:
+    """Return the draft of an image. prediction: of a model, or None without one; then item.walk is the result."""
     size = item.scribble.shape
     if prediction is None:
         walked, model = item.walk, np.full(size, IGNORE, np.uint8)
     elif item.grid is None or prediction.prior is None:
         return Draft(prediction.label, prediction.levels, prediction.label)
     else:
-        prior, classes, model = prediction.prior, prediction.classes, prediction.label
-        walked = walk_from(item.grid, classes, _correct(prior, classes, item.scribble) if from_strokes else prior)
+        walked, model = walk_from(item.grid, prediction.classes, prediction.prior), prediction.label
     label, probs = walked.best(size)
     return Draft(label, confidence.levels(torch.from_numpy(probs)).numpy(), model)
-
-
-def _correct(prior: np.ndarray, classes: np.ndarray, scribble: np.ndarray) -> np.ndarray:
-    """Return a model's probabilities for all pixels of an image, from those for pixels on strokes, (K, h, w) float32.
-
-    People draw on a larger share of small and thin objects than of large areas, so a model trained on strokes finds
-    them too probable. The probability of a class is multiplied by its share of the image, as the model predicts it,
-    over its share of the image's strokes: the first step of the EM algorithm of Saerens et al., "Adjusting the Outputs
-    of a Classifier to New a Priori Probabilities", Neural Computation 2002. A class without a stroke keeps its own.
-    """
-    strokes = np.bincount(scribble[scribble != IGNORE], minlength=256)[classes]
-    shares = prior.mean((1, 2)) * strokes.sum()
-    factors = np.where(strokes > 0, shares / np.maximum(strokes, 1), 1).astype(np.float32)
-    prior = np.maximum(prior * factors[:, None, None], 1e-12)
-    return prior / prior.sum(0)

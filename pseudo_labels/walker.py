@@ -12,8 +12,8 @@ MOST_CELLS = 2**18  # of the grid; at least 2 x 2 pixels a cell
 COARSEST = 24  # cells, the shorter side of the coarsest grid
 CONTRAST = 10.0  # an edge of the image's mean contrast conducts 1 / (1 + CONTRAST)**2 of one without contrast
 ITERATIONS = 100  # on each grid, from strokes alone
-PRIOR_ITERATIONS = 30  # on the finest grid, from a model's prediction
-REACH = 0.07  # of the image's side: how far a walk gets on even ground before it ends at the model's class
+PRIOR_ITERATIONS = 30  # on the finest grid, from a model's prediction: a stroke has an effect 30 cells around it
+REACH = 0.5  # of the image's side: how far a walk gets on even ground before it ends at the model's class
 
 
 class Walk(NamedTuple):
@@ -78,7 +78,8 @@ def walk_from(cells: Grid, classes: np.ndarray, prior: np.ndarray) -> Walk:
 
     On even ground, a walk that meets no stroke ends after about REACH of the image's side. Inside closed edges it stays
     inside, so the whole area gets the class that the model predicts for most of it (Grady, "Multilabel Random Walker
-    Image Segmentation Using Prior Models", CVPR 2005).
+    Image Segmentation Using Prior Models", CVPR 2005). The equations are not solved to the end on a large grid: with
+    many iterations, strokes overrule the model far away, which made labels worse where edges are weak (CamVid).
     classes: (K,) uint8, with those of the strokes. prior: the model's probabilities on the grid, (K, h, w) float32.
     """
     weight = 1 / (REACH**2 * cells.seeds.size)

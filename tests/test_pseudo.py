@@ -193,23 +193,6 @@ def test_predictions_of_bands_are_averaged_by_cell():
             assert torch.allclose(sums[:, row, column], expected)
 
 
-def test_predictions_from_strokes_are_corrected_for_how_much_people_draw():
-    """Class 4 has half of the strokes, but a fifth of the image, as class 1 has half and four fifths.
-
-    Factors: 0.2 / 0.5 = 0.4 and 0.8 / 0.5 = 1.6. A pixel of 0.2 and 0.8 gets 0.08 and 1.28, which are 1/17 and 16/17 of
-    their sum.
-    Class 6 has no stroke and no probability.
-    """
-    scribble = np.array([[4, 1, 255, 255]], np.uint8)
-    prior = np.zeros((3, 1, 4), np.float32)
-    prior[1], prior[0] = 0.2, 0.8
-    corrected = drafts._correct(prior, np.array([1, 4, 6], np.uint8), scribble)
-    assert corrected[:, 0, 2] == pytest.approx([16 / 17, 1 / 17, 0], abs=1e-6)
-    assert prior[1, 0, 0] == np.float32(0.2)
-    unstroked = drafts._correct(prior, np.array([1, 4, 6], np.uint8), np.full_like(scribble, 255))
-    assert unstroked == pytest.approx(prior, abs=1e-6)
-
-
 def test_strokes_of_one_class_are_not_spread():
     """Nothing in the image says where the class ends."""
     image, scribble, _ = drawn()
