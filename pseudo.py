@@ -87,9 +87,11 @@ def make(flags: PseudoFlags, overrides: dict, group: Group) -> None:
         raise UserError(f"--json {flags.json}: is a folder: name a file")
     checks.check_setup(group, {f"{split} list": dataset})
     if "val_path" in overrides and not masks:
-        raise UserError(f"--val_path {masks_folder}: has no dense mask of an image of {split}: nothing can be scored")
+        raise UserError(
+            f"--val_path {masks_folder}: has no dense mask of any image of {split}: name another folder, or drop it"
+        )
     settings["images"] = checks.digest(dataset.listing)
-    for name, kind in {"pixels": "image", "scribbles": "label"}.items():  # other content: other labels
+    for name, kind in {"pixels": "image", "scribbles": "label"}.items():  # if they change, so do the labels
         hashes = group.map(sha256, [files[kind] for files in dataset.files])
         settings[name] = checks.digest(list(map(str, hashes)))
     if group.is_main:
@@ -201,7 +203,7 @@ class Drafting:
                 if group.stop:
                     break
                 predictions = self._predict(batch)
-                for write in writes:  # of the batch before, spread and written while this one was predicted
+                for write in writes:  # of the batch before, made while this one was predicted
                     write.result()
                 writes = [pool.submit(self._write, *pair) for pair in zip(batch, predictions, strict=True)]
                 bar.update(len(batch))

@@ -3,8 +3,8 @@
 python benchmarks/scribbles.py DATA --out DIR --pretrained FILE --ways dense strokes shrink_{0.2,0.5,0.8,1}
 python benchmarks/scribble_curve.py DIR --output docs/images/scribble_shrink.png
 
-Each point is the mean over the seeds, its bar reaches from the lowest to the highest, and the dashed line is training
-from dense masks. Needs matplotlib (pip install matplotlib).
+Each point is the mean mIoU over the seeds, and its bar spans the lowest to the highest seed. The dashed line is
+training from dense masks. Needs matplotlib (pip install matplotlib).
 """
 
 import argparse
@@ -21,7 +21,7 @@ SHARES = {0: "strokes", 0.2: "shrink_0.2", 0.5: "shrink_0.5", 0.8: "shrink_0.8",
 
 
 def read_scores(file: Path) -> dict[str, list[float]]:
-    """Return {way: mIoU in % of each seed} of results.json."""
+    """Return {way: [mIoU in %, one for each seed]} of results.json."""
     scores: dict[str, list[float]] = {}
     for key, miou in json.loads(file.read_text()).items():
         scores.setdefault(key.rpartition("-")[0], []).append(100 * miou)
@@ -39,8 +39,8 @@ def labelled(folder: Path) -> float:
 
 
 def draw(scores: dict[str, list[float]], shares: dict[float, float], output: Path) -> None:
-    """Draw the curve. shares: {shrunk by: labelled pixels in %}."""
-    ways = {shrunk: scores[way] for shrunk, way in SHARES.items() if way in scores}
+    """Draw the curve. shares: {share cut off: labelled pixels in %}, of the points to draw."""
+    ways = {shrunk: scores[way] for shrunk, way in SHARES.items() if way in scores and shrunk in shares}
     means = {shrunk: statistics.mean(values) for shrunk, values in ways.items()}
     below = [means[shrunk] - min(values) for shrunk, values in ways.items()]
     above = [max(values) - means[shrunk] for shrunk, values in ways.items()]

@@ -32,7 +32,7 @@ LORM = "--model_type deeplabv3p_multi_lorm"
 class Way:
     """A way to train. flags: of train.py. teacher: the way whose model makes the pseudo-labels. pseudo: of pseudo.py.
 
-    simulate: flags of data.scribbles simulate. base: the way that it adds something to.
+    simulate: flags of data.scribbles simulate. base: the way that the gain is over.
     """
 
     title: str
@@ -47,18 +47,18 @@ STUDENT = "--dataset ScribblePseudo"
 WAYS = {
     "dense": Way("dense masks", "--dataset Dense"),
     "strokes": Way("strokes: partial cross entropy", "--dataset ScribbleOnly"),
-    "crf": Way("... + gated CRF, 0.1", "--dataset ScribbleOnly --l_crf 0.1"),
-    "absent": Way("... + absent classes, 0.1", "--dataset ScribbleOnly --l_absent 0.1"),
-    "consistency": Way("... + consistency, 1", "--dataset ScribbleOnly --l_consistency 1"),
-    "spread": Way("strokes, and labels spread from them, no teacher", STUDENT, "none"),
-    "model_1": Way("strokes, and labels of the teacher alone", STUDENT, "strokes", "--strokes none"),
-    "chain_1": Way("strokes, and labels spread from them and the teacher", STUDENT, "strokes"),
-    "chain_2": Way("... once more", STUDENT, "chain_1", base="chain_1"),
-    "chain_1_crf": Way("... + gated CRF, 0.1, teacher and student", f"{STUDENT} --l_crf 0.1", "crf", base="chain_1"),
-    "lorm": Way("... + LoRM, foreground", f"{STUDENT} {LORM}", "strokes", base="chain_1"),
-    "lorm_all": Way("... + LoRM, all positions", f"{STUDENT} {LORM} --lorm_scope all", "strokes", base="chain_1"),
-    "entropy": Way("... + distance entropy, --background none", f"{STUDENT}DsDc", "strokes", base="chain_1"),
-    "entropy_0": Way("... --background 0", f"{STUDENT}DsDc --background 0", "strokes", base="chain_1"),
+    "crf": Way("strokes + gated CRF, 0.1", "--dataset ScribbleOnly --l_crf 0.1"),
+    "absent": Way("strokes + absent classes, 0.1", "--dataset ScribbleOnly --l_absent 0.1"),
+    "consistency": Way("strokes + consistency, 1", "--dataset ScribbleOnly --l_consistency 1"),
+    "spread": Way("pseudo-labels: spread from strokes alone", STUDENT, "none"),
+    "model_1": Way("pseudo-labels: of the teacher alone", STUDENT, "strokes", "--strokes none"),
+    "chain_1": Way("pseudo-labels: spread from strokes and teacher", STUDENT, "strokes"),
+    "chain_2": Way("pseudo-labels, once more", STUDENT, "chain_1", base="chain_1"),
+    "chain_1_crf": Way("pseudo-labels + gated CRF, 0.1, twice", f"{STUDENT} --l_crf 0.1", "crf", base="chain_1"),
+    "lorm": Way("pseudo-labels + LoRM, foreground", f"{STUDENT} {LORM}", "strokes", base="chain_1"),
+    "lorm_all": Way("pseudo-labels + LoRM, all", f"{STUDENT} {LORM} --lorm_scope all", "strokes", base="chain_1"),
+    "entropy": Way("pseudo-labels + distance entropy", f"{STUDENT}DsDc", "strokes", base="chain_1"),
+    "entropy_0": Way("... with --background 0", f"{STUDENT}DsDc --background 0", "strokes", base="chain_1"),
     **{
         f"shrink_{share}": Way(
             f"strokes shrunk by {share}", "--dataset ScribbleOnly", simulate=f"--shrink {share}"
@@ -148,7 +148,7 @@ def label_table(bench: Bench) -> str:
 def table(bench: Bench, ways: Sequence[str], seeds: Sequence[int]) -> str:
     """Return a Markdown table: the scores of each way, their ratio to dense masks, and what it adds to its base.
 
-    A gain is bold if it is larger than the spreads of both ways, from their lowest to their highest seed.
+    A gain is bold if it exceeds the spread, highest minus lowest seed, of both ways.
     """
     lines = [f"| way | {' | '.join(f'seed {seed}' for seed in seeds)} | mean | spread | of dense | gain |"]
     lines.append("| --- " * (len(seeds) + 5) + "|")

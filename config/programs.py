@@ -43,7 +43,7 @@ class PseudoFlags(InferenceFlags, DataFlags, SizeFlags, ModelFlags, LaunchFlags)
     output: str = flag("", "folder for NAME.png: class numbers, 255 = unsure; for --pseudo_path", per_rank=True)
     strokes: str = flag(
         "walker",
-        "walker: spread the strokes over the image by a random walk, from the model's prediction if there is a model; "
+        "walker: spread the strokes over the image by a random walk, which also uses the model's prediction, if any; "
         "none: label what the model predicts",
         choices=("walker", "none"),
     )

@@ -1,4 +1,4 @@
-"""The mark in a folder of results: which command made them."""
+"""Read the hidden file that says which command made a folder's content."""
 
 import contextlib
 import json
@@ -11,10 +11,10 @@ ANOTHER_COMMAND = "holds the result of another command: name a new folder, or re
 
 
 def read_mark(mark: Path) -> dict | None:
-    """Return the JSON content of a mark, {} if it is damaged, or None if its folder is new or empty.
+    """Return the JSON content of the hidden file, {} if it is damaged, or None if its folder is new or empty.
 
-    Temporary files that a killed process left in the folder are removed. Raises UserError if the folder is a file, or
-    has content but no mark.
+    Old temporary files of killed processes are removed from a folder that has the hidden file. Raises UserError if the
+    folder is a file, or has content but no hidden file.
     """
     folder = mark.parent
     if folder.exists() and not folder.is_dir():
@@ -25,5 +25,6 @@ def read_mark(mark: Path) -> dict | None:
         return None
     remove_scratch(folder.rglob(".*.part*"))
     with contextlib.suppress(ValueError, OSError):
-        return json.loads(mark.read_text(encoding="utf-8"))
+        content = json.loads(mark.read_text(encoding="utf-8"))
+        return content if isinstance(content, dict) else {}
     return {}

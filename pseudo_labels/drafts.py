@@ -50,7 +50,7 @@ def predict(
 ) -> list[Prediction]:
     """Return what a model predicts for a batch of images of one size.
 
-    only_stroked: the model chooses among stroked_classes(). background: for these.
+    only_stroked: the model chooses among confidence.stroked_classes(), which takes `background`.
     """
     height = batch[0].scribble.shape[0]
     grid = batch[0].grid.seeds.shape if batch[0].grid else None
@@ -74,9 +74,9 @@ def predict(
 
 
 def _cell_sums(probs: Tensor, rows: slice, height: int, grid: tuple[int, ...]) -> Tensor:
-    """Return the sums of probabilities over the rows of each cell, of means over its columns, (C, h, w).
+    """Average probabilities over the columns of each cell and sum them over its rows; return (C, h, w).
 
-    probs: (C, number of rows, W), those of `rows` of an image of this height. A pixel row belongs to one cell.
+    probs: (C, number of rows, W), those of `rows` of an image of this height. A row of pixels is in one row of cells.
     """
     means = F.adaptive_avg_pool2d(probs, (probs.shape[1], grid[1]))
     cells = torch.arange(height, device=probs.device)[rows] * grid[0] // height
@@ -85,7 +85,7 @@ def _cell_sums(probs: Tensor, rows: slice, height: int, grid: tuple[int, ...]) -
 
 
 def make_draft(item: Stroked, prediction: Prediction | None) -> Draft:
-    """Return the draft of an image. prediction: of a model, or None without one; then item.walk is the result."""
+    """Return the draft of an image. prediction: None without a model; the draft is then that of item.walk."""
     size = item.scribble.shape
     if prediction is None:
         walked, model = item.walk, np.full(size, IGNORE, np.uint8)

@@ -65,8 +65,7 @@ class Finishing:
 
         The result has "images", "labelled" and "stroked" (shares of all pixels, 0..1), "scored" (images with a mask)
         and "ways": {way: scores.of_counts()}, empty without masks.
-        masks: {name: path of the dense mask}, of some images or none. drafts: {way: name of the map of drafts} to score
-        too.
+        masks: {name: path of the dense mask}, of some images or none. drafts: {way: field of Draft} to score too.
         """
         names, num_classes = self.dataset.names, self.dataset.num_classes
         ways = [*drafts, scores.FINAL]

@@ -16,7 +16,7 @@ class Stroked:
     """An image with its strokes.
 
     index: its position in dataset.names. image: (H, W, C), as the model takes. scribble: (H, W) uint8, 255 = no stroke.
-    grid: for a walk from a model's prediction, or None. walk: the strokes spread without a model, or NO_WALK.
+    grid: for a walk with a model, else None. walk: of the strokes without a model, else NO_WALK.
     """
 
     index: int

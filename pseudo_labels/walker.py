@@ -1,4 +1,4 @@
-"""Spread strokes over an image with the random-walker algorithm (Grady), alone or from what a model predicts."""
+"""Spread strokes over an image with the random-walker algorithm (Grady), without a model or with its prediction."""
 
 import math
 from typing import NamedTuple
@@ -12,12 +12,12 @@ MOST_CELLS = 2**18  # of the grid; at least 2 x 2 pixels a cell
 COARSEST = 24  # cells, the shorter side of the coarsest grid
 CONTRAST = 10.0  # an edge of the image's mean contrast conducts 1 / (1 + CONTRAST)**2 of one without contrast
 ITERATIONS = 100  # on each grid, from strokes alone
-PRIOR_ITERATIONS = 30  # on the finest grid, from a model's prediction: a stroke has an effect 30 cells around it
-REACH = 0.5  # of the image's side: how far a walk gets on even ground before it ends at the model's class
+PRIOR_ITERATIONS = 30  # on the finest grid, with a model: a stroke reaches at most 30 cells
+REACH = 0.5  # times sqrt(h * w) cells: the distance after which a walk ends at a class of the model, without edges
 
 
 class Walk(NamedTuple):
-    """Where random walks end. K is the number of classes; 0 if strokes alone are spread and fewer than two have one.
+    """Where random walks end. K is the number of classes; 0 without a model if fewer than two classes have a stroke.
 
     classes: (K,) uint8. probs: probability of each class, on a grid of (h, w) cells over the image, (K, h, w) float32.
     """
@@ -26,7 +26,7 @@ class Walk(NamedTuple):
     probs: np.ndarray
 
     def best(self, size: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-        """Return (class uint8, its probability float32) of each pixel, (H, W); 255 and 0 without classes.
+        """Return (class uint8, its probability float32) of each pixel, (H, W). If there are no classes: 255 and 0.
 
         size: of the image, (H, W).
         """
@@ -74,13 +74,12 @@ def walk(image: np.ndarray, scribble: np.ndarray) -> Walk:
 
 
 def walk_from(cells: Grid, classes: np.ndarray, prior: np.ndarray) -> Walk:
-    """Return how likely a walk ends at each class: on a stroke, or anywhere else at a class that a model predicts.
+    """Return how likely a walk ends at each class: at a stroke, or elsewhere at a class drawn from a prediction.
 
-    On even ground, a walk that meets no stroke ends after about REACH of the image's side. Inside closed edges it stays
-    inside, so the whole area gets the class that the model predicts for most of it (Grady, "Multilabel Random Walker
-    Image Segmentation Using Prior Models", CVPR 2005). The equations are not solved to the end on a large grid: with
-    many iterations, strokes overrule the model far away, which made labels worse where edges are weak (CamVid).
-    classes: (K,) uint8, with those of the strokes. prior: the model's probabilities on the grid, (K, h, w) float32.
+    Small areas inside closed edges tend to get the class that the model predicts for most of them (Grady, "Multilabel
+    Random Walker Image Segmentation Using Prior Models", CVPR 2005). The solver stops after PRIOR_ITERATIONS: with
+    more, strokes override the model far away, which lowered CamVid's mIoU (benchmarks/RESULTS.md).
+    classes: (K,) uint8; they include every stroke's. prior: the model's probabilities on the grid, (K, h, w) float32.
     """
     weight = 1 / (REACH**2 * cells.seeds.size)
     return Walk(classes, _normalised(_solve(cells, classes, prior, PRIOR_ITERATIONS, weight)))
@@ -130,9 +129,9 @@ def _conductances(image: np.ndarray, size: tuple[int, ...]) -> tuple[np.ndarray,
 def _solve(cells: Grid, classes: np.ndarray, prior: np.ndarray, iterations: int, weight: float = 0) -> np.ndarray:
     """Return the probabilities of K classes after some iterations of conjugate gradients, (K, h, w) float32.
 
-    They start at `prior`, (K, h, w) float32. In a cell with a stroke, its class has probability 1. Elsewhere they
-    approach the mean of the neighbours', weighted by conductance, and of `prior`, weighted by `weight`. The K systems
-    are solved at once.
+    The iterations start at `prior`, (K, h, w) float32. A cell with a stroke keeps probability 1 for its class. Any
+    other cell approaches the weighted mean of its neighbours, by conductance, and of `prior`, by `weight`. The K
+    systems are solved at once.
     """
     seeds, down, right = cells
     free = (seeds == IGNORE).astype(np.float32)

@@ -143,7 +143,7 @@ def test_comparison(run, tmp_path, capsys):
     first, second = result["miou"], result["comparison"]["miou"]
     assert result["comparison"]["difference"] == pytest.approx(second - first)
     assert result["comparison"]["interval"][0] <= second - first <= result["comparison"]["interval"][1]
-    assert f"mIoU {100 * (second - first):+.2f}" in capsys.readouterr().out
+    assert f"mIoU of {run / 'last.pt'}: {100 * (second - first):+.2f} points" in capsys.readouterr().out
     assert result["comparison"]["iou_difference"][0] == pytest.approx(result["comparison"]["iou"][0] - result["iou"][0])
     page = Elements(tmp_path / "report/index.html").data()
     assert page["comparison"]["names"] == [str(run / "last.pt"), str(other)]

@@ -220,7 +220,7 @@ def test_a_folder_without_labels_takes_new_settings(words, demo_root, tmp_path):
 
 def test_scores_that_cannot_be_are_refused_before_the_work(words, tmp_path):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match=r"--val_path .*empty: has no dense mask of an image of train"):
+    with pytest.raises(UserError, match=r"--val_path .*empty: has no dense mask of any image of train"):
         run(words, tmp_path / "out", "--val_path", tmp_path / "empty")
     with pytest.raises(UserError, match=r"--json .*empty: is a folder: name a file"):
         run(words, tmp_path / "out", "--json", tmp_path / "empty")
