@@ -31,7 +31,7 @@ from errors import STOPPED, UserError
 from evaluation import metrics
 from evaluation.report import describe_sizes, write_report
 from evaluation.scoring import Result, compare, gather_examples, score
-from files import check_writable, write_atomic
+from files import check_not_folder, check_writable, write_atomic
 from runs.log import progress_bar, start_logging
 from trained import OUT_OF_MEMORY_ADVICE, TrainedModel, inference_settings, read_flags
 from utils import get_eval_loader, join_group, prepare_demo_data, resolve_amp
@@ -118,8 +118,7 @@ def load_models(flags: EvaluateFlags, overrides: dict, group: Group) -> list[Tra
 
 def check_outputs(flags: EvaluateFlags, dataset: SegmentationDataset, group: Group) -> None:
     """Raise UserError if --save_dir, --report or --json cannot be written, or is inside the data set."""
-    if flags.json and Path(flags.json).is_dir():
-        raise UserError(f"--json {flags.json}: is a folder: name a file")
+    check_not_folder(flags.json, "--json")
     outputs = {"--save_dir": flags.save_dir, "--report": flags.report, "--json": flags.json and Path(flags.json).parent}
     for name, folder in outputs.items():
         for data in dataset.folders.values() if folder else ():

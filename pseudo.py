@@ -33,7 +33,7 @@ from distributed import checks
 from distributed.group import Group, Stopped
 from errors import STOPPED, UserError
 from evaluation.predictor import Predictor
-from files import sha256, write_atomic
+from files import check_not_folder, sha256, write_atomic
 from pseudo_labels import scores
 from pseudo_labels.drafts import Prediction, make_draft, predict
 from pseudo_labels.finishing import NUM_THREADS, Finishing
@@ -83,8 +83,7 @@ def make(flags: PseudoFlags, overrides: dict, group: Group) -> None:
     for data in (*dataset.folders.values(), masks_folder, Path(cfg.dataset_path)):
         if output == data.resolve() or (data != Path(cfg.dataset_path) and output.is_relative_to(data.resolve())):
             raise UserError(f"--output {folder.path}: is in the data set ({data}): name a folder of its own")
-    if flags.json and Path(flags.json).is_dir():
-        raise UserError(f"--json {flags.json}: is a folder: name a file")
+    check_not_folder(flags.json, "--json")
     checks.check_setup(group, {f"{split} list": dataset})
     if "val_path" in overrides and not masks:
         raise UserError(

@@ -10,14 +10,18 @@ training from dense masks. Needs matplotlib (pip install matplotlib).
 import argparse
 import json
 import statistics
+import sys
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
 from PIL import Image
+from scribbles import SHRUNK, WAYS, strokes_folder
 
-IGNORE = 255
-SHARES = {0: "strokes", 0.2: "shrink_0.2", 0.5: "shrink_0.5", 0.8: "shrink_0.8", 1: "shrink_1"}  # {shrunk by: way}
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from labels import IGNORE
+
+POINTS = {0: "strokes"} | SHRUNK  # {share cut off each stroke: way}
 
 
 def read_scores(file: Path) -> dict[str, list[float]]:
@@ -40,7 +44,7 @@ def labelled(folder: Path) -> float:
 
 def draw(scores: dict[str, list[float]], shares: dict[float, float], output: Path) -> None:
     """Draw the curve. shares: {share cut off: labelled pixels in %}, of the points to draw."""
-    ways = {shrunk: scores[way] for shrunk, way in SHARES.items() if way in scores and shrunk in shares}
+    ways = {shrunk: scores[way] for shrunk, way in POINTS.items() if way in scores and shrunk in shares}
     means = {shrunk: statistics.mean(values) for shrunk, values in ways.items()}
     below = [means[shrunk] - min(values) for shrunk, values in ways.items()]
     above = [max(values) - means[shrunk] for shrunk, values in ways.items()]
@@ -63,7 +67,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path, metavar="DIR", help="--out of benchmarks/scribbles.py")
     parser.add_argument("--output", type=Path, required=True, help="picture to write, such as curve.png or curve.svg")
     args = parser.parse_args()
-    folders = {shrunk: args.folder / ("strokes" if not shrunk else f"strokes_shrink_{shrunk}") for shrunk in SHARES}
+    folders = {shrunk: strokes_folder(args.folder, WAYS[way].simulate) for shrunk, way in POINTS.items()}
     shares = {shrunk: labelled(folder) for shrunk, folder in folders.items() if folder.is_dir()}
     draw(read_scores(args.folder / "results.json"), shares, args.output)
 

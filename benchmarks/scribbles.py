@@ -44,6 +44,7 @@ class Way:
 
 
 STUDENT = "--dataset ScribblePseudo"
+SHRUNK = {share: f"shrink_{share}" for share in (0.2, 0.5, 0.8, 1)}  # {share cut off each stroke: way}
 WAYS = {
     "dense": Way("dense masks", "--dataset Dense"),
     "strokes": Way("strokes: partial cross entropy", "--dataset ScribbleOnly"),
@@ -60,13 +61,16 @@ WAYS = {
     "entropy": Way("pseudo-labels + distance entropy", f"{STUDENT}DsDc", "strokes", base="chain_1"),
     "entropy_0": Way("... with --background 0", f"{STUDENT}DsDc --background 0", "strokes", base="chain_1"),
     **{
-        f"shrink_{share}": Way(
-            f"strokes shrunk by {share}", "--dataset ScribbleOnly", simulate=f"--shrink {share}"
-        )
-        for share in (0.2, 0.5, 0.8, 1)
+        way: Way(f"strokes shrunk by {share}", "--dataset ScribbleOnly", simulate=f"--shrink {share}")
+        for share, way in SHRUNK.items()
     },
 }  # fmt: skip
 RECIPE = "--config configs/camvid_lite0.yaml --val_epoch_frequency 0"
+
+
+def strokes_folder(out: Path, simulate: str) -> Path:
+    """Return the folder of the strokes that data.scribbles simulate draws with some flags."""
+    return out / f"strokes{simulate.replace('--', '_').replace(' ', '_')}"
 
 
 class Bench:
@@ -103,7 +107,7 @@ class Bench:
         self._run("train.py", *words)
 
     def _strokes(self, flags: str) -> Path:
-        folder = self.args.out / f"strokes{flags.replace('--', '_').replace(' ', '_')}"
+        folder = strokes_folder(self.args.out, flags)
         with self._only_one(folder):
             options = ["--background", "none", "--length", 0.5, "--workers", 1, *flags.split()]
             options += ["--list", self.args.data / "ImageSets/Segmentation/train.txt"]
