@@ -38,7 +38,7 @@ from pseudo_labels import scores
 from pseudo_labels.drafts import Prediction, make_draft, predict
 from pseudo_labels.finishing import NUM_THREADS, Finishing
 from pseudo_labels.folder import PseudoFolder
-from pseudo_labels.images import Stroked, StrokedImages
+from pseudo_labels.images import Stroked, StrokedImages, digests
 from runs.log import progress_bar, start_logging
 from trained import OUT_OF_MEMORY_ADVICE, TrainedModel, inference_settings, read_flags
 from utils import find_files, find_masks, join_group, make_loader, prepare_demo_data, resolve_amp
@@ -79,20 +79,14 @@ def make(flags: PseudoFlags, overrides: dict, group: Group) -> None:
     dataset = find_scribbles(cfg, split, flags.train_path)
     masks_folder, masks = find_dense_masks(cfg, split)
     folder = PseudoFolder(Path(flags.output), classes.colours)
-    output = folder.path.resolve()
-    for data in (*dataset.folders.values(), masks_folder, Path(cfg.dataset_path)):
-        if output == data.resolve() or (data != Path(cfg.dataset_path) and output.is_relative_to(data.resolve())):
-            raise UserError(f"--output {folder.path}: is in the data set ({data}): name a folder of its own")
+    folder.check_place([*dataset.folders.values(), masks_folder], Path(cfg.dataset_path))
     check_not_folder(flags.json, "--json")
     checks.check_setup(group, {f"{split} list": dataset})
     if "val_path" in overrides and not masks:
         raise UserError(
             f"--val_path {masks_folder}: has no dense mask of any image of {split}: name another folder, or drop it"
         )
-    settings["images"] = checks.digest(dataset.listing)
-    for name, kind in {"pixels": "image", "scribbles": "label"}.items():  # if they change, so do the labels
-        hashes = group.map(sha256, [files[kind] for files in dataset.files])
-        settings[name] = checks.digest(list(map(str, hashes)))
+    settings |= digests(dataset, group)
     if group.is_main:
         folder.claim(dataset.names, settings, overwrite=flags.overwrite)
     group.barrier()

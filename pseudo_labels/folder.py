@@ -28,6 +28,14 @@ class PseudoFolder:
         self.path, self.colours = path, colours
         self._unfinished = path / ".unfinished"
 
+    def check_place(self, inputs: Sequence[Path], root: Path) -> None:
+        """Raise UserError if the folder is one of the folders `inputs`, is in one, or is the data set's root folder."""
+        own = self.path.resolve()
+        taken = [data for data in inputs if own.is_relative_to(data.resolve())]
+        taken += [root] if own == root.resolve() else []
+        if taken:
+            raise UserError(f"--output {self.path}: is in the data set ({taken[0]}): name a folder of its own")
+
     def claim(self, names: Sequence[str], settings: dict, *, overwrite: bool) -> None:
         """Write pseudo.json, or check that its settings are these; with overwrite, remove all labels first.
 

@@ -1,14 +1,20 @@
 """The images to label, with their strokes, loaded by the processes of a DataLoader."""
 
+import math
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from torch.utils.data import Dataset
 
 from data.dataset import SegmentationDataset
+from distributed import checks
+from distributed.group import Group
+from files import sha256
 from image_stats import Display
 from pseudo_labels import walker
 from pseudo_labels.walker import NO_WALK, Grid, Walk
+from runs.log import progress_bar
 
 
 @dataclass(frozen=True)
@@ -48,3 +54,14 @@ class StrokedImages(Dataset):
         elif self.display:
             walk = walker.walk(self.display(image), scribble)
         return Stroked(index, image, scribble, grid, walk)
+
+
+def digests(dataset: SegmentationDataset, group: Group) -> dict[str, str]:
+    """Return digests of the names, the images and the scribbles: if one changes, so do the labels. Collective."""
+    result = {"images": checks.digest(dataset.listing)}
+    for name, kind in {"pixels": "image", "scribbles": "label"}.items():
+        paths = [files[kind] for files in dataset.files]
+        bar = partial(progress_bar, total=math.ceil(len(paths) / group.world_size), title=f"reading {name}",
+                      unit="file", enabled=group.is_main)  # fmt: skip
+        result[name] = checks.digest(list(map(str, group.map(sha256, paths, bar))))
+    return result

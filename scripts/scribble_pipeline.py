@@ -77,10 +77,13 @@ def main(argv: list[str] | None = None) -> int:
 def claim(work: Path, settings: dict) -> None:
     """Write the settings to WORK/chain.json, or check that they equal those in it.
 
-    Raises UserError if they differ: a folder has the results of one command only.
+    Raises UserError if they differ, because a folder has the results of one command only, or if the file is damaged.
     """
     note = work / "chain.json"
-    saved = json.loads(note.read_text(encoding="utf-8")) if note.is_file() else settings
+    try:
+        saved = json.loads(note.read_text(encoding="utf-8")) if note.is_file() else settings
+    except ValueError:
+        raise UserError(f"{note}: damaged: name another folder") from None
     differ = [name for name in settings if saved.get(name) != settings[name]]
     if differ:
         raise UserError(f"{work}: has results of other {' and '.join(differ)}, see {note}: name another folder")

@@ -113,3 +113,6 @@ def test_a_step_that_fails_ends_the_chain_with_its_status(data, tmp_path):
     assert len(list((tmp_path / "work/strokes").glob("*.png"))) == 8
     with pytest.raises(UserError, match=r"has results of other simulate, see .*chain\.json: name another folder"):
         scribble_pipeline.main(words)
+    (tmp_path / "work/chain.json").write_text('{"data"')
+    with pytest.raises(UserError, match=r"chain\.json: damaged: name another folder"):
+        scribble_pipeline.main(words)
