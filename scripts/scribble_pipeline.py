@@ -19,12 +19,14 @@ if not __package__:  # started as a file
 import config
 import program
 import shell
+from config.programs import PSEUDO
 from data.arguments import Parser
 from data.layout import LISTS, MASKS, SCRIBBLES, first_folder
 from errors import STOPPED, UserError
 from files import write_atomic
 
 OWN = ("dataset", "dataset_path", "train_path", "pseudo_path", "logdir", "name", "resume")  # flags that the chain sets
+OWN_PSEUDO = ("checkpoint", "output", "json", "overwrite")
 
 
 class StepError(Exception):
@@ -47,8 +49,12 @@ def main(argv: list[str] | None = None) -> int:
     own = next((word for word in flags if word.partition("=")[0].lstrip("-") in OWN), None)
     if own:
         raise UserError(f"{own}: the chain sets this flag of train.py itself: drop it")
-    cfg = config.parse([*flags, "--dataset_path", str(data)])  # a wrong flag is found before anything is done
-    claim(work, {"data": str(data), "simulate": args.simulate, "flags": flags})
+    # Wrong flags are found before anything is done.
+    cfg = config.parse([*flags, "--dataset_path", str(data)])
+    own = next((name for name in PSEUDO.command_line(args.pseudo)[0] if name in OWN_PSEUDO), None)
+    if own:
+        raise UserError(f"--pseudo --{own}: the chain sets this flag of pseudo.py itself: drop it")
+    claim(work, {"data": str(data), "simulate": args.simulate, "pseudo": args.pseudo, "flags": flags})
 
     def train(name: str, *more: object) -> None:
         own = ["--dataset_path", data, "--train_path", scribbles, "--logdir", work, "--name", name, "--resume", "auto"]
@@ -63,7 +69,7 @@ def main(argv: list[str] | None = None) -> int:
         train("round_0", "--dataset", "ScribbleOnly")
         for number in range(1, args.rounds + 1):
             teacher, labels = work / f"round_{number - 1}" / "best.pt", work / f"pseudo_{number}"
-            run("pseudo.py", "--checkpoint", teacher, "--output", labels, processes=args.processes)
+            run("pseudo.py", "--checkpoint", teacher, "--output", labels, *args.pseudo, processes=args.processes)
             train(f"round_{number}", "--dataset", "ScribblePseudo", "--pseudo_path", labels)
         first, last = (work / f"round_{number}" / "best.pt" for number in (0, args.rounds))
         run("evaluate.py", "--checkpoint", last, "--compare", first, "--report", work / "report")
@@ -139,6 +145,13 @@ def parser() -> Parser:
         default=[],
         metavar="'FLAGS'",
         help="flags of data.scribbles simulate, which draws strokes if DATA has no pascal_2012_scribble [none]",
+    )
+    add(
+        "--pseudo",
+        type=shlex.split,
+        default=[],
+        metavar="'FLAGS'",
+        help="flags of pseudo.py, such as '--scales 1 1.5 --flip' [none]",
     )
     return parser
 

@@ -39,7 +39,7 @@ def data(tmp_path_factory) -> Path:
 
 
 def start(data: Path, work: Path) -> subprocess.Popen:
-    command = ["bash", "scripts/scribble_pipeline.sh", str(data), str(work), "--rounds", "1", *TINY]
+    command = ["bash", "scripts/scribble_pipeline.sh", str(data), str(work), "--rounds", "1", "--pseudo=--flip", *TINY]
     work.mkdir(parents=True, exist_ok=True)
     with (work.parent / f"{work.name}.txt").open("a") as output:
         return subprocess.Popen(
@@ -75,6 +75,7 @@ def test_the_chain_killed_and_started_again_ends_with_the_same_files(data, tmp_p
     expected = results(whole)
     assert sum(name.startswith("strokes/") for name in expected) == 8
     assert sum(name.startswith("pseudo_1/") for name in expected) == 8
+    assert json.loads((whole / "pseudo_1/pseudo.json").read_text())["flip"] is True
     assert (whole / "report/index.html").is_file()
 
     chance = random.Random(0)
@@ -95,6 +96,8 @@ def test_the_chain_killed_and_started_again_ends_with_the_same_files(data, tmp_p
         ([".", "work", "--rounds", "0"], "--rounds 0: must be at least 1"),
         ([".", "work", "--name", "x"], "--name: the chain sets this flag of train.py itself"),
         ([".", "work", "--no_such_flag", "1"], "unknown flag --no_such_flag"),
+        ([".", "work", "--pseudo=--output x"], "--pseudo --output: the chain sets this flag of pseudo.py itself"),
+        ([".", "work", "--pseudo=--keep 2"], "--keep"),
     ],
 )
 def test_a_user_error_is_one_line(words, expected, capsys):
