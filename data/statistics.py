@@ -10,7 +10,6 @@ out, and their number is printed. The file also names the type of the values, wh
 import argparse
 import json
 import sys
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, replace
 from functools import partial, reduce
 from pathlib import Path
@@ -19,23 +18,20 @@ if not __package__:  # started as a file from another folder: python PATH/data/s
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 import numpy as np
-from tqdm import tqdm
-from tqdm.contrib.concurrent import process_map
 
 import program
 import shell
 from data.check.guess import guess_flags
 from data.check.survey import Paths, find_split
-from data.cores import num_cores
 from data.images import check_type, decoding, read_image
 from data.layout import match_files
+from data.processes import work_on
 from data.rasters import open_raster, type_of
 from errors import UserError
 from files import write_atomic
 from image_stats import FILE_NAME, RGB, ImageStats, ImageType
 from labels import MAPS
 
-CHUNK = 4  # images that a process takes at once
 BAND_VALUES = 2**22  # values that are in float64 at once
 
 
@@ -93,17 +89,7 @@ def measure_all(paths: list[Path], workers: int) -> tuple[ImageStats, Moments]:
     """
     with decoding(paths[0]):
         kind = type_of(open_raster(paths[0]))
-    of_file = partial(measure, kind=kind)
-    if workers == 0:
-        parts = [of_file(path) for path in tqdm(paths, unit="image", desc="measuring")]
-    else:
-        try:
-            parts = process_map(of_file, paths, max_workers=workers, chunksize=CHUNK, unit="image", desc="measuring")
-        except BrokenProcessPool:
-            raise UserError(
-                f"a process of --workers {workers} was killed, out of memory? Lower --workers, or use --workers 0"
-            ) from None
-    total = reduce(Moments.merge, parts)
+    total = reduce(Moments.merge, work_on(partial(measure, kind=kind), paths, workers, "image", "measuring"))
     std = np.sqrt(total.squares / np.maximum(total.count, 1))
     for number in np.flatnonzero(std == 0):
         what = f"is {total.mean[number]:g} in every pixel" if total.count[number] else "has no finite value"
@@ -113,9 +99,6 @@ def measure_all(paths: list[Path], workers: int) -> tuple[ImageStats, Moments]:
 
 def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
-    workers = args.workers
-    if workers < 0:
-        workers = num_cores()
     given = {name: getattr(args, name) for name in ("list_path", "image_path", "image_suffix", "train_split")}
     dataset, paths, _ = guess_flags(args.root, args.dataset, Paths(**given))
     name = paths.splits[0]
@@ -124,7 +107,7 @@ def main(argv: list[str] | None = None) -> None:
     files = [found["image"][0] for _, found in match_files(split) if found["image"]]
     if not files:
         raise UserError(f"{split.folders['image']}: no images of the split {name} in it")
-    stats, total = measure_all(files, workers)
+    stats, total = measure_all(files, args.workers)
     output = args.output or args.root / FILE_NAME
     about = {"unit": "the images' own", "images": len(files), "missing_values": total.missing}
     write_atomic(output, json.dumps(asdict(stats) | about, indent=1) + "\n", parents=True)

@@ -11,12 +11,8 @@ import dataclasses
 import json
 import sys
 from collections.abc import Sequence
-from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from pathlib import Path
-
-from tqdm import tqdm
-from tqdm.contrib.concurrent import process_map
 
 if not __package__:  # started as a file from another folder: python PATH/data/check
     sys.path[0] = str(Path(__file__).resolve().parents[2])
@@ -26,7 +22,7 @@ from data.check.commands import conversion, fixing_lines, training_lines
 from data.check.duplicates import find_duplicates
 from data.check.findings import Findings
 from data.check.guess import guess_flags
-from data.check.measure import Facts, measure
+from data.check.measure import measure
 from data.check.pictures import check_folder, write_pictures
 from data.check.report import class_table, finding_lines, summary_lines
 from data.check.rules import (
@@ -41,14 +37,12 @@ from data.check.rules import (
 from data.check.summary import Summary, check_classes
 from data.check.survey import Paths, Sample, survey
 from data.classes import read_classes
-from data.cores import num_cores
-from data.label_map import LabelMap, read_label_map
+from data.label_map import read_label_map
+from data.processes import work_on
 from data.released import Released
 from errors import UserError
-from image_stats import FILE_NAME, ImageType, read_stats
+from image_stats import FILE_NAME, read_stats
 from labels import MAPS
-
-CHUNK = 8  # samples that a process takes at once
 
 
 def check(
@@ -80,7 +74,8 @@ def check(
         num_classes = max(label_map.num_classes, 2)
     stats_file = root / FILE_NAME
     stats = read_stats(str(stats_file)) if stats_file.is_file() else None
-    facts = _measure_all(samples, label_map, stats.kind if stats else None, workers)
+    measure_one = partial(measure, label_map=label_map, image_kind=stats.kind if stats else None)
+    facts = work_on(measure_one, samples, workers, "image", "reading")
     kind = stats.kind if stats else most_common_kind(facts)
 
     inferred = num_classes is None
@@ -133,24 +128,6 @@ def _class_file(root: Path, num_classes: int | None, findings: Findings) -> str:
     return str(path)
 
 
-def _measure_all(
-    samples: list[Sample], label_map: LabelMap | None, image_kind: ImageType | None, workers: int
-) -> list[Facts]:
-    """Return the Facts of each sample, in order. workers: number of processes; 0 measures in this process.
-
-    label_map, image_kind: as in measure(). Raises UserError if a worker process is killed.
-    """
-    measure_one = partial(measure, label_map=label_map, image_kind=image_kind)
-    if workers == 0:
-        return [measure_one(sample) for sample in tqdm(samples, unit="image", desc="reading")]
-    try:
-        return process_map(measure_one, samples, max_workers=workers, chunksize=CHUNK, unit="image", desc="reading")
-    except BrokenProcessPool:
-        raise UserError(
-            f"a process of --workers {workers} was killed, out of memory? Lower --workers, or use --workers 0"
-        ) from None
-
-
 def main(argv: list[str] | None = None) -> int:
     args = parser().parse_args(argv)
     if args.numclasses is not None and not 2 <= args.numclasses <= 255:
@@ -160,12 +137,9 @@ def main(argv: list[str] | None = None) -> int:
             raise UserError(f"--{name} {path}: is in the data set, which the check does not change; use another folder")
     if args.pictures:
         check_folder(args.pictures)
-    workers = args.workers
-    if workers < 0:
-        workers = num_cores()
     paths = Paths(**{item.name: getattr(args, item.name) for item in dataclasses.fields(Paths)})
     options = {"dataset": args.dataset, "num_classes": args.numclasses, "classes": args.classes, "splits": args.splits}
-    summary, findings = check(args.root, paths=paths, workers=workers, pictures=args.pictures, **options)
+    summary, findings = check(args.root, paths=paths, workers=args.workers, pictures=args.pictures, **options)
     print("\n".join([*summary_lines(summary), *class_table(summary), "", *finding_lines(findings)]))
     if args.json:
         _write_json(args.json, summary, findings)
