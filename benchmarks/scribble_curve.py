@@ -57,6 +57,7 @@ def draw(scores: dict[str, list[float]], shares: dict[float, float], output: Pat
         axes.annotate(f"{mean:.1f}", (shrunk, mean), (6, 6), textcoords="offset points")
     axes.set_xticks(list(ways), [f"{shrunk:g}\n{shares[shrunk]:.2f} %" for shrunk in ways])
     axes.set(xlabel="share cut off each stroke (1: a point), and labelled pixels", ylabel="validation mIoU, %")
+    axes.margins(x=0.08)  # room for the last number
     axes.legend()
     axes.grid(alpha=0.3)
     figure.savefig(output, dpi=110)
