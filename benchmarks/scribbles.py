@@ -48,7 +48,6 @@ SHRUNK = {share: f"shrink_{share}" for share in (0.2, 0.5, 0.8, 1)}  # {share cu
 WAYS = {
     "dense": Way("dense masks", "--dataset Dense"),
     "strokes": Way("strokes: partial cross entropy", "--dataset ScribbleOnly"),
-    "areas": Way("strokes, --class_weights areas", "--dataset ScribbleOnly --class_weights areas"),
     "crf": Way("strokes + gated CRF, 0.1", "--dataset ScribbleOnly --l_crf 0.1"),
     "absent": Way("strokes + absent classes, 0.1", "--dataset ScribbleOnly --l_absent 0.1"),
     "consistency": Way("strokes + consistency, 1", "--dataset ScribbleOnly --l_consistency 1"),
@@ -56,9 +55,6 @@ WAYS = {
     "model_1": Way("pseudo-labels: of the teacher alone", STUDENT, "strokes", "--strokes none"),
     "chain_1": Way("pseudo-labels: spread from strokes and teacher", STUDENT, "strokes"),
     "chain_2": Way("pseudo-labels, once more", STUDENT, "chain_1", base="chain_1"),
-    "chain_1_areas": Way(
-        "pseudo-labels, --class_weights areas, twice", f"{STUDENT} --class_weights areas", "areas", base="chain_1"
-    ),
     "chain_1_crf": Way("pseudo-labels + gated CRF, 0.1, twice", f"{STUDENT} --l_crf 0.1", "crf", base="chain_1"),
     "lorm": Way("pseudo-labels + LoRM, foreground", f"{STUDENT} {LORM}", "strokes", base="chain_1"),
     "lorm_all": Way("pseudo-labels + LoRM, all", f"{STUDENT} {LORM} --lorm_scope all", "strokes", base="chain_1"),

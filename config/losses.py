@@ -34,12 +34,12 @@ def parse_loss(text: str) -> dict[str, float]:
 
 
 def read_class_weights(text: str, num_classes: int) -> list[float] | None:
-    """Return the weights of --class_weights, one per class; None for "none", "balanced" and "areas".
+    """Return the weights of --class_weights, one per class; None for "none" and "balanced".
 
     text: numbers such as "1,2,0.5", or the path of a file with one number a line. Raises UserError if the file cannot
     be read, the count is not num_classes, a weight is negative or no number, or all weights are 0.
     """
-    if text in ("none", "balanced", "areas"):
+    if text in ("none", "balanced"):
         return None
     words, source = text.split(","), f"--class_weights {text}"
     if len(words) == 1:
@@ -48,7 +48,7 @@ def read_class_weights(text: str, num_classes: int) -> list[float] | None:
         except (OSError, UnicodeDecodeError) as error:
             problem = getattr(error, "strerror", "not UTF-8 text")
             raise UserError(
-                f"{source}: {problem}; give none, balanced, areas, 1,2,0.5 or a FILE with one number a line"
+                f"{source}: {problem}; give none, balanced, 1,2,0.5 or a FILE with one number a line"
             ) from None
     if len(words) != num_classes:
         raise UserError(f"{source}: {len(words)} numbers, but --numclasses is {num_classes}: give one for each class")

@@ -78,9 +78,7 @@ class LossFlags:
 
     loss: str = flag("ce", "losses on scribbles or dense masks, added up: ce, focal, ohem, dice, lovasz, 0.5*dice")
     class_weights: str = flag(
-        "none",
-        "for ce, focal, ohem: none, balanced (by frequency), areas (for scribbles: as if each class had strokes in "
-        "proportion to its area), 1,2,0.5 or a FILE, one a line",
+        "none", "for ce, focal, ohem: none, balanced (by frequency), 1,2,0.5 or a FILE, one a line"
     )
     focal_gamma: float = flag(2.0, "power of 1 - p in focal", ge=0)
     ohem_fraction: float = flag(0.25, "fraction of each image's labelled pixels that ohem keeps", gt=0, le=1)

@@ -9,7 +9,6 @@ import numpy as np
 from labels import IGNORE
 
 MOST_CELLS = 2**18  # of the grid; at least 2 x 2 pixels a cell
-AREA_CELLS = 2**12  # of the grid where only areas are counted
 COARSEST = 24  # cells, the shorter side of the coarsest grid
 CONTRAST = 10.0  # an edge of the image's mean contrast conducts 1 / (1 + CONTRAST)**2 of one without contrast
 ITERATIONS = 100  # on each grid, from strokes alone
@@ -53,17 +52,17 @@ class Grid(NamedTuple):
 NO_WALK = Walk(np.zeros(0, np.uint8), np.zeros((0, 1, 1), np.float32))
 
 
-def walk(image: np.ndarray, scribble: np.ndarray, most_cells: int = MOST_CELLS) -> Walk:
+def walk(image: np.ndarray, scribble: np.ndarray) -> Walk:
     """Return how likely a random walk that starts at a cell meets each class's strokes first.
 
     The walk crosses an edge between two cells the more rarely, the more their colours differ (Grady, "Random Walks for
     Image Segmentation", PAMI 2006). The strokes of one class alone are not spread: nothing says where the class ends.
-    image: (H, W, 3) uint8 RGB. scribble: (H, W) uint8, 255 = no stroke. most_cells: of the grid.
+    image: (H, W, 3) uint8 RGB. scribble: (H, W) uint8, 255 = no stroke.
     """
     classes = np.unique(scribble[scribble != IGNORE])
     if len(classes) < 2:
         return NO_WALK
-    sizes = [_finest(scribble.shape, most_cells)]
+    sizes = [_finest(scribble.shape)]
     while min(sizes[-1]) > COARSEST:
         height, width = sizes[-1]
         sizes.append((math.ceil(height / 2), math.ceil(width / 2)))
@@ -72,18 +71,6 @@ def walk(image: np.ndarray, scribble: np.ndarray, most_cells: int = MOST_CELLS) 
         probs = np.stack([cv2.resize(values, size[::-1], interpolation=cv2.INTER_LINEAR) for values in probs])
         probs = _solve(grid(image, scribble, size), classes, probs, ITERATIONS)
     return Walk(classes, _normalised(probs))
-
-
-def class_areas(image: np.ndarray, scribble: np.ndarray, num_classes: int) -> np.ndarray:
-    """Return the pixels of each class, (2, num_classes) int64: of the spread strokes, and of the strokes themselves.
-
-    All are 0 if fewer than two classes have a stroke. image, scribble: as for walk(). The grid is coarse.
-    """
-    walked = walk(image, scribble, AREA_CELLS)
-    if walked is NO_WALK:
-        return np.zeros((2, num_classes), np.int64)
-    spread = np.where(scribble == IGNORE, walked.best(scribble.shape)[0], scribble)
-    return np.stack([np.bincount(values.ravel(), minlength=256)[:num_classes] for values in (spread, scribble)])
 
 
 def walk_from(cells: Grid, classes: np.ndarray, prior: np.ndarray) -> Walk:
@@ -104,9 +91,9 @@ def grid(image: np.ndarray, scribble: np.ndarray, size: tuple[int, int] | None =
     return Grid(_seeds(scribble, size), *_conductances(image, size))
 
 
-def _finest(size: tuple[int, ...], most_cells: int = MOST_CELLS) -> tuple[int, int]:
+def _finest(size: tuple[int, ...]) -> tuple[int, int]:
     """Return the (height, width) of the finest grid of an image of this size, in cells."""
-    step = max(2, math.ceil(math.sqrt(size[0] * size[1] / most_cells)))
+    step = max(2, math.ceil(math.sqrt(size[0] * size[1] / MOST_CELLS)))
     return math.ceil(size[0] / step), math.ceil(size[1] / step)
 
 

@@ -108,38 +108,12 @@ def test_resumed_run_counts_again_only_where_something_changed(demo_root, tmp_pa
     assert len(counted) == 6
 
 
-def test_weights_by_area_are_those_of_the_spread_strokes(demo_root, tmp_path, caplog):
-    """Two flat halves: a dark quarter of the image and a bright rest, with strokes of 20 and 60 pixels.
-
-    So the strokes have the shares 1/4 and 3/4, and so have the areas, but in the first image 3/4 and 1/4. The areas of
-    all 8 images are 5/16 and 11/16, and the weights 5/4, 11/12, and 1 where nothing is known.
-    """
-    root = shutil.copytree(demo_root, tmp_path / "data")
-    for number, name in enumerate((root / "ImageSets/SegmentationAug/train.txt").read_text().split()):
-        border = 120 if number == 0 else 40
-        image, scribble = np.full((80, 160, 3), 20, np.uint8), np.full((80, 160), 255, np.uint8)
-        image[:, border:] = 220
-        scribble[10:30, border - 10] = 0
-        scribble[10:70, border + 10] = 1
-        Image.fromarray(image).save(root / f"JPEGImages/{name}.jpg", quality=100)
-        Image.fromarray(scribble).save(root / f"pascal_2012_scribble/{name}.png")
-    weights = weights_of(root, dataset="ScribbleOnly", class_weights="areas")
-    assert weights == pytest.approx([5 / 4, 11 / 12, 1, 1, 1], rel=0.02)  # a cell of the grid has 2 x 2 pixels
-    assert "class weights (--class_weights areas): 0: " in caplog.messages[0]
-    for path in (root / "pascal_2012_scribble").iterdir():
-        Image.fromarray(np.where(np.arange(160) < 9, 1, 255).astype(np.uint8)[None].repeat(80, 0)).save(path)
-    with pytest.raises(UserError, match="--class_weights areas: no image has strokes of two classes, of 8 training"):
-        weights_of(root, dataset="ScribbleOnly", class_weights="areas")
-
-
-@pytest.mark.parametrize("rule", ["balanced", "areas"])
-def test_class_weights_are_in_the_checkpoint(demo_root, tmp_path, monkeypatch, rule):
-    words = {"dataset_path": demo_root, "logdir": tmp_path, "dataset": "ScribbleOnly", "class_weights": rule}
+def test_class_weights_are_in_the_checkpoint(demo_root, tmp_path, monkeypatch):
+    words = {"dataset_path": demo_root, "logdir": tmp_path, "dataset": "Dense", "class_weights": "balanced"}
     folder = run_train(**words, name="x")
     monkeypatch.setattr(histogram, "count_labels", None)
-    monkeypatch.setattr("class_weights.class_areas", None)
     run_train(**words, name="x", resume="auto", epochs=2)
-    assert f"--class_weights {rule}, from the checkpoint" in (folder / "train.log").read_text()
+    assert "--class_weights balanced, from the checkpoint" in (folder / "train.log").read_text()
 
 
 def test_class_weights_as_numbers_or_a_file(demo_root, tmp_path):
@@ -147,7 +121,7 @@ def test_class_weights_as_numbers_or_a_file(demo_root, tmp_path):
     (tmp_path / "w.txt").write_text("1\n2\n\n0.5\n0\n10\n")
     assert weights_of(demo_root, class_weights=tmp_path / "w.txt") == [1, 2, 0.5, 0, 10]
     assert weights_of(demo_root) is None
-    assert read_class_weights("balanced", 3) is read_class_weights("areas", 3) is None
+    assert read_class_weights("balanced", 3) is None
 
 
 @pytest.mark.parametrize("values", [{"loss": "dice+lovasz"}, {"dataset": "PseudoOnly"}, {"l_seg": 0}])
