@@ -23,7 +23,7 @@ def work_on(function: Callable[[Item], Result], items: list[Item], workers: int,
     unit, doing: words for the bar. Raises UserError if a process is killed.
     """
     workers = min(num_cores() if workers < 0 else workers, len(items))
-    if workers < 2:
+    if workers == 0:
         return [function(item) for item in tqdm(items, unit=unit, desc=doing)]
     chunk = min(CHUNK, math.ceil(len(items) / (4 * workers)))
     try:

@@ -202,8 +202,8 @@ def killed(sample, label_map, image_kind):
 
 def test_a_killed_process_ends_the_check_with_one_line(clean, monkeypatch):
     monkeypatch.setattr(data.check.__main__, "measure", killed)
-    with pytest.raises(UserError, match=r"a process of --workers 2 was killed.*--workers 0"):
-        main([str(clean), "--workers", "2"])
+    with pytest.raises(UserError, match=r"a process of --workers 1 was killed.*--workers 0"):
+        main([str(clean), "--workers", "1"])
 
 
 def test_report_is_never_written_into_the_data(clean):
