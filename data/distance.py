@@ -15,10 +15,10 @@ from pathlib import Path
 
 import cv2
 import numpy as np
-from tqdm.contrib.concurrent import process_map
 
 from data.images import read_label
 from data.label_map import LabelMap, read_label_map
+from data.processes import work_on
 from errors import UserError
 from labels import IGNORE
 
@@ -93,7 +93,7 @@ def main(argv: list[str] | None = None) -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     distance = functools.partial(distance, background=None if args.background == "none" else 0)
     write = functools.partial(_write_map, out=args.out, distance=distance, label_map=read_label_map(args.label_map))
-    process_map(write, paths, chunksize=1, unit="map")
+    work_on(write, paths, -1, "map", "writing")
 
 
 def parser() -> argparse.ArgumentParser:

@@ -1,12 +1,14 @@
 """Work on many files in several processes, with a progress bar."""
 
 import math
+import multiprocessing
+import os
+import signal
 from collections.abc import Callable
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures.process import BrokenProcessPool, ProcessPoolExecutor
 from typing import TypeVar
 
 from tqdm import tqdm
-from tqdm.contrib.concurrent import process_map
 
 from data.cores import num_cores
 from errors import UserError
@@ -20,15 +22,68 @@ def work_on(function: Callable[[Item], Result], items: list[Item], workers: int,
     """Return function(item) of each item, in order, with a progress bar.
 
     workers: number of processes; 0 works in this process, -1 takes one for each core. The result does not depend on it.
-    unit, doing: words for the bar. Raises UserError if a process is killed.
+    unit, doing: words for the bar. Ctrl-C and SIGTERM end all processes and raise KeyboardInterrupt. Raises UserError
+    if a process is killed.
     """
     workers = min(num_cores() if workers < 0 else workers, len(items))
     if workers == 0:
         return [function(item) for item in tqdm(items, unit=unit, desc=doing)]
-    chunk = min(CHUNK, math.ceil(len(items) / (4 * workers)))
-    try:
-        return process_map(function, items, max_workers=workers, chunksize=chunk, unit=unit, desc=doing)
-    except BrokenProcessPool:
-        raise UserError(
-            f"a process of --workers {workers} was killed, out of memory? Lower --workers, or use --workers 0"
-        ) from None
+    size = min(CHUNK, math.ceil(len(items) / (4 * workers)))
+    results: list[Result] = []
+    with (
+        _EndWorkers() as signals,
+        ProcessPoolExecutor(workers, initializer=_leave_signals_to_parent) as pool,
+        tqdm(total=len(items), unit=unit, desc=doing) as bar,
+    ):
+        chunks = [pool.submit(_work, function, items[start : start + size]) for start in range(0, len(items), size)]
+        try:
+            for chunk in chunks:
+                results += chunk.result()
+                bar.update(len(results) - bar.n)
+        except BrokenProcessPool:
+            if signals.came:
+                raise KeyboardInterrupt from None
+            raise UserError(
+                f"a process of --workers {workers} was killed, out of memory? Lower --workers, or use --workers 0"
+            ) from None
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    return results
+
+
+def _work(function: Callable[[Item], Result], chunk: list[Item]) -> list[Result]:
+    return [function(item) for item in chunk]
+
+
+def _leave_signals_to_parent() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+class _EndWorkers:
+    """Context manager that ends the child processes after Ctrl-C or SIGTERM, which breaks their pool.
+
+    By default, SIGTERM ends this process at once, and its workers wait for work forever. came: whether a signal came.
+    """
+
+    def __init__(self) -> None:
+        self.came, self._parent = False, os.getpid()
+
+    def __enter__(self) -> "_EndWorkers":
+        self._before = {number: signal.signal(number, self._end) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _end(self, *_: object) -> None:
+        if os.getpid() != self._parent:  # a worker that has not called _leave_signals_to_parent() yet
+            os._exit(1)
+        self.came = True
+        workers = multiprocessing.active_children()
+        if not workers:
+            raise KeyboardInterrupt
+        for worker in workers:
+            worker.terminate()
