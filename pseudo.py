@@ -23,7 +23,7 @@ if __name__ == "__main__":
 from torch.utils.data import DataLoader
 
 import shell
-from config import Config
+from config import FLAGS, Config
 from config.flags import per_rank
 from data.classes import Classes, read_classes
 from data.dataset import SegmentationDataset
@@ -34,16 +34,19 @@ from distributed.group import Group, Stopped
 from errors import STOPPED, UserError
 from evaluation.predictor import Predictor
 from files import check_not_folder, sha256, write_atomic
+from image_stats import as_text
 from pseudo_labels import scores
 from pseudo_labels.drafts import Prediction, make_draft, predict
 from pseudo_labels.finishing import NUM_THREADS, Finishing
 from pseudo_labels.folder import PseudoFolder
-from pseudo_labels.images import Stroked, StrokedImages, digests
+from pseudo_labels.images import Stroked, StrokedImages, contents_digest, digests
 from runs.log import progress_bar, start_logging
-from trained import OUT_OF_MEMORY_ADVICE, TrainedModel, inference_settings, read_flags
+from trained import LAYOUT, OUT_OF_MEMORY_ADVICE, TrainedModel, inference_settings, read_flags
 from utils import find_files, find_masks, join_group, make_loader, prepare_demo_data, resolve_amp
 
 log = logging.getLogger("segtrain")
+
+OF_TRAINING = (*LAYOUT, "numclasses", "classes", "background", "image_stats", "show_channels", "long_side")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -88,7 +91,7 @@ def make(flags: PseudoFlags, overrides: dict, group: Group) -> None:
         )
     settings |= digests(dataset, group)
     if group.is_main:
-        folder.claim(dataset.names, settings, overwrite=flags.overwrite)
+        folder.claim(settings, overwrite=flags.overwrite)
     group.barrier()
 
     finishing = Finishing(folder, dataset, group)
@@ -97,13 +100,14 @@ def make(flags: PseudoFlags, overrides: dict, group: Group) -> None:
         Drafting(dataset, folder, group, cfg, predictor, flags).run()
         finishing.write(finishing.floors(flags.threshold, flags.keep))
     result = group.broadcast(folder.scores) if complete else {}
-    num_masks = sum(name in masks for name in dataset.names)
-    if (result.get("masks"), result.get("scored")) != (str(masks_folder), num_masks):
+    masks_digest = contents_digest([masks[name] for name in dataset.names if name in masks], "dense masks", group)
+    if result.get("masks_digest") != masks_digest:
         has_drafts = group.broadcast(all(map(folder.has_draft, dataset.names)))
         ways = {"model": "model"} if predictor else {}
         ways |= {} if flags.strokes == "none" else {"joined" if predictor else "strokes": "label"}
         ways = ways if has_drafts else {}
-        result = {"masks": str(masks_folder), "classes": classes.names, **finishing.score(masks, ways)}
+        result = {"masks_digest": masks_digest, "classes": classes.names, **finishing.score(masks, ways)}
+    result |= {"masks": str(masks_folder)}
     if group.is_main:
         if flags.json:
             write_atomic(Path(flags.json), json.dumps(result, indent=1), parents=True)
@@ -124,7 +128,7 @@ def load(flags: PseudoFlags, overrides: dict, group: Group) -> tuple[Config, Pre
         predictor = trained.predictor(flags.weights, group.device, **inference_settings(flags))
         checks.check_weights(group, predictor.model, buffers_averaged=True)
         settings |= {"checkpoint": sha256(trained.path)} | {name: getattr(flags, name) for name in OF_MODEL}
-        settings |= cfg.sizes | {"model_type": cfg.model_type, "stride_in_1x1": cfg.stride_in_1x1, "amp": cfg.amp}
+        settings |= cfg.sizes | cfg.architecture | {"model_type": cfg.model_type, "amp": cfg.amp}
         settings |= {"background": cfg.background, "val_batchsize": cfg.val_batchsize}
     else:
         cfg = Config(**overrides)
@@ -136,7 +140,7 @@ def load(flags: PseudoFlags, overrides: dict, group: Group) -> tuple[Config, Pre
             "scribbles as class numbers"
         )
     classes = read_classes(cfg.classes, cfg.numclasses)
-    settings |= {"show_channels": cfg.show_channels} if cfg.show_channels else {}
+    settings |= {"show_channels": cfg.show_channels, "image_stats": as_text(cfg.image_stats)}
     settings |= {"numclasses": cfg.numclasses, "colours": classes.colours[: cfg.numclasses].tolist()}
     return cfg, predictor, classes, settings
 
@@ -233,8 +237,10 @@ def report(result: dict, flags: PseudoFlags, dataset: SegmentationDataset, cfg: 
     log.info(f"{result['images']} pseudo-labels in {flags.output}: {shares}")
     scribbles, labels = (path.resolve() for path in (dataset.folders["label"], Path(flags.output)))
     words = ["--dataset_path", cfg.dataset_path, "--train_path", scribbles, "--pseudo_path", labels]
-    words += ["--numclasses", cfg.numclasses, *(["--classes", cfg.classes] if cfg.classes else [])]
-    words += ["--background", cfg.background] if cfg.background_class is None else []
+    values = {name: getattr(cfg, name) for name in OF_TRAINING} | {"train_split": flags.split or cfg.train_split}
+    for name, value in values.items():
+        if value != FLAGS[name].default:
+            words += [f"--{name}", *(value if FLAGS[name].is_list else [value])]
     if not result["stroked"]:
         log.warning(f"no scribble in {scribbles} has a stroke")
     log.info(f"to train on them: {shell.python_command('train.py', '--dataset', 'ScribblePseudo', *words)}")

@@ -29,27 +29,34 @@ class PseudoFolder:
         self._unfinished = path / ".unfinished"
 
     def check_place(self, inputs: Sequence[Path], root: Path) -> None:
-        """Raise UserError if the folder is one of the folders `inputs`, is in one, or is the data set's root folder."""
-        own = self.path.resolve()
-        taken = [data for data in inputs if own.is_relative_to(data.resolve())]
-        taken += [root] if own == root.resolve() else []
-        if taken:
-            raise UserError(f"--output {self.path}: is in the data set ({taken[0]}): name a folder of its own")
+        """Raise UserError if the folder is, contains or is in one of the folders `inputs`, or contains `root`.
 
-    def claim(self, names: Sequence[str], settings: dict, *, overwrite: bool) -> None:
+        root: the data set's root folder, which may contain this folder.
+        """
+        own = self.path.resolve()
+        places = [path.resolve() for path in inputs]
+        taken = [place for place in places if own.is_relative_to(place)]
+        taken += [place for place in (*places, root.resolve()) if place.is_relative_to(own)]
+        if taken:
+            raise UserError(
+                f"--output {self.path}: is, contains or is in a folder of the data set ({taken[0]}): name a folder of "
+                "its own"
+            )
+
+    def claim(self, settings: dict, *, overwrite: bool) -> None:
         """Write pseudo.json, or check that its settings are these; with overwrite, remove all labels first.
 
         Rank 0 calls this method before any other. Raises UserError if the folder cannot be written, has labels of other
-        settings (without overwrite), or has labels that pseudo.py did not write.
+        settings (without overwrite), or has PNGs but no pseudo.json, so that pseudo.py did not write them.
         """
         if self.path.exists() and not self.path.is_dir():
             raise UserError(f"--output {self.path}: is a file: name a folder")
         note, text = self.path / "pseudo.json", json.dumps(settings, indent=1)
-        found = [name for name in names if self.is_done(name)]
+        found = next(self.path.rglob("*.png"), None)  # a label or a draft
         if note.is_file() and not overwrite:
             saved = self._read(note)
             differ = [name for name in saved | settings if saved.get(name) != json.loads(text).get(name)]
-            if differ and any(self.path.rglob("*.png")):  # labels or drafts
+            if differ and found:
                 raise UserError(
                     f"--output {self.path}: has pseudo-labels made with other settings ({', '.join(differ)}), see "
                     f"{note}: name another folder, or use --overwrite to replace them"
@@ -57,9 +64,7 @@ class PseudoFolder:
             if not differ:
                 return
         if found and not note.is_file():
-            raise UserError(
-                f"--output {self.path}: has {found[0]}.png, which pseudo.py did not write: name another folder"
-            )
+            raise UserError(f"--output {self.path}: has {found}, which pseudo.py did not write: name another folder")
         # The old note goes last: if this process is killed here, the folder still belongs to the old settings.
         shutil.rmtree(self._unfinished, ignore_errors=True)
         labels = self.path.rglob("*.png") if note.is_file() else ()  # of other lists, too

@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 from torch.utils.data import Dataset
@@ -60,8 +61,12 @@ def digests(dataset: SegmentationDataset, group: Group) -> dict[str, str]:
     """Return digests of the names, the images and the scribbles: if one changes, so do the labels. Collective."""
     result = {"images": checks.digest(dataset.listing)}
     for name, kind in {"pixels": "image", "scribbles": "label"}.items():
-        paths = [files[kind] for files in dataset.files]
-        bar = partial(progress_bar, total=math.ceil(len(paths) / group.world_size), title=f"reading {name}",
-                      unit="file", enabled=group.is_main)  # fmt: skip
-        result[name] = checks.digest(list(map(str, group.map(sha256, paths, bar))))
+        result[name] = contents_digest([files[kind] for files in dataset.files], name, group)
     return result
+
+
+def contents_digest(paths: list[Path], name: str, group: Group) -> str:
+    """Return a digest of the files' contents, the same on all ranks. Collective. name: of the files, for the bar."""
+    bar = partial(progress_bar, total=math.ceil(len(paths) / group.world_size), title=f"reading {name}", unit="file",
+                  enabled=group.is_main)  # fmt: skip
+    return checks.digest(list(map(str, group.map(sha256, paths, bar))))

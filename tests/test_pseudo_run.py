@@ -255,16 +255,70 @@ def test_labels_of_other_settings_are_not_mixed(words, demo_root, tmp_path):
         run(flags, out)
     assert run(flags, out, "--overwrite") == 0
     (out / "pseudo.json").unlink()
-    with pytest.raises(UserError, match=r"demo_0000\.png, which pseudo\.py did not write: name another folder"):
+    with pytest.raises(UserError, match=r"demo_\d+\.png, which pseudo\.py did not write: name another folder"):
         run(flags, out, "--overwrite")
+
+
+def test_the_folder_that_contains_the_data_is_not_taken(words, demo_root, tmp_path):
+    """--overwrite would remove the masks."""
+    root = tmp_path / "mine" / "data"
+    shutil.copytree(demo_root, root)
+    flags = [str(root) if word == str(demo_root) else word for word in words]
+    for out in (tmp_path / "mine", tmp_path):
+        with pytest.raises(UserError, match=r"contains or is in a folder of the data set \(.*data/JPEGImages\)"):
+            run(flags, out, "--overwrite")
+
+
+def test_other_image_statistics_are_other_settings(words, tmp_path):
+    out, stats = tmp_path / "pseudo", tmp_path / "stats.json"
+    run(words, out)
+    stats.write_text('{"dtype": "uint8", "mean": [0, 0, 0], "std": [1, 1, 1]}')
+    with pytest.raises(UserError, match=r"other settings \(image_stats\)"):
+        run(words, out, "--image_stats", stats)
+
+
+def test_scores_are_kept_as_long_as_the_masks_are_the_same(words, demo_root, tmp_path, monkeypatch):
+    root, out = tmp_path / "data", tmp_path / "pseudo"
+    shutil.copytree(demo_root, root)
+    flags = [str(root) if word == str(demo_root) else word for word in words]
+    run(flags, out)
+    first = json.loads((out / "scores.json").read_text())
+    monkeypatch.chdir(tmp_path)
+    run(["data" if word == str(root) else word for word in flags], out)  # another spelling of the path
+    again = json.loads((out / "scores.json").read_text())
+    assert again["ways"] == first["ways"]
+    for path in (root / "SegmentationClassAug").glob("*.png"):
+        Image.fromarray(np.full_like(pixels(path), 4)).save(path)
+    run(flags, out)
+    ways = json.loads((out / "scores.json").read_text())["ways"]
+    labels = np.concatenate([label.ravel() for _, _, label in maps(root, out)])
+    assert list(ways) == ["pseudo-labels"]  # the drafts of the others are gone
+    assert ways["pseudo-labels"]["pixel_acc"] == pytest.approx((labels[labels != 255] == 4).mean())
+
+
+def test_the_printed_command_finds_the_same_data(words, demo_root, tmp_path, capsys):
+    root = tmp_path / "data"
+    shutil.copytree(demo_root, root)
+    (root / "ImageSets/SegmentationAug").rename(root / "my_lists")
+    (root / "my_lists/train.txt").rename(root / "my_lists/few.txt")
+    flags = [str(root) if word == str(demo_root) else word for word in words]
+    more = ["--list_path", "my_lists", "--split", "few"]
+    assert run(flags, tmp_path / "pseudo", *more) == 0
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert "--list_path my_lists" in line
+    assert "--train_split few" in line
+    assert "--numclasses 5" in line
 
 
 @pytest.mark.parametrize(
     ("more", "message"),
     [
         (["--output", ""], "--output is not set"),
-        (["--output", "DATA/JPEGImages/x"], "--output DATA/JPEGImages/x: is in the data set"),
-        (["--output", "DATA"], "--output DATA: is in the data set"),
+        (
+            ["--output", "DATA/JPEGImages/x"],
+            "--output DATA/JPEGImages/x: is, contains or is in a folder of",
+        ),
+        (["--output", "DATA"], "--output DATA: is, contains or is in a folder of the data set"),
         (["--output", "DATA/classes.txt"], "--output DATA/classes.txt: is a file: name a folder"),
         (["--dataset_path", ""], "--dataset_path is not set"),
         (["--scales", "0.5"], "--scales without --checkpoint"),
