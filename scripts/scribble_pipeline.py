@@ -1,11 +1,12 @@
 """Go from images and scribbles to a scored model; each step is a command of its own (docs/scribbles.md).
 
 bash scripts/scribble_pipeline.sh VOC2012 log/scribbles --config configs/demo.yaml
-bash scripts/scribble_pipeline.sh VOC2012 log/scribbles --rounds 1 --processes 2 --config configs/demo.yaml
+bash scripts/scribble_pipeline.sh VOC2012 log/scribbles --rounds 2 --processes 2 --config configs/demo.yaml
 
 The script prints each command. Started again, it continues where it was; only the score is computed anew.
 """
 
+import dataclasses
 import json
 import shlex
 import signal
@@ -20,13 +21,19 @@ import config
 import program
 import shell
 from config.programs import PSEUDO
+from config.shared import DataFlags, LaunchFlags
 from data.arguments import Parser
 from data.layout import LISTS, MASKS, SCRIBBLES, first_folder
 from errors import STOPPED, UserError
 from files import write_atomic
 
 OWN = ("dataset", "dataset_path", "train_path", "pseudo_path", "logdir", "name", "resume")  # flags that the chain sets
-OWN_PSEUDO = ("checkpoint", "output", "json", "overwrite")
+DATA = tuple(item.name for item in dataclasses.fields(DataFlags))
+OWN_PSEUDO = ("checkpoint", "output", "json", "overwrite", "split", "train_path", *DATA)
+LAUNCH = tuple(item.name for item in dataclasses.fields(LaunchFlags))
+# Flags that do not change results, and may differ when the chain is started again.
+FREE = (*OWN, *LAUNCH, "val_workers", "prefetch_factor", "cache", "cache_gb", "cache_dir")
+PASSED_ON = ("device", "workers", "log_level")  # flags of train.py that pseudo.py and evaluate.py get, too
 
 
 class StepError(Exception):
@@ -45,34 +52,33 @@ def main(argv: list[str] | None = None) -> int:
     for name in ("rounds", "processes"):
         if getattr(args, name) < 1:
             raise UserError(f"--{name} {getattr(args, name)}: must be at least 1")
-    data, work, scribbles = args.data.resolve(), args.work.resolve(), args.data.resolve() / SCRIBBLES
-    own = next((word for word in flags if word.partition("=")[0].lstrip("-") in OWN), None)
-    if own:
-        raise UserError(f"{own}: the chain sets this flag of train.py itself: drop it")
-    # Wrong flags are found before anything is done.
-    cfg = config.parse([*flags, "--dataset_path", str(data)])
-    own = next((name for name in PSEUDO.command_line(args.pseudo)[0] if name in OWN_PSEUDO), None)
-    if own:
-        raise UserError(f"--pseudo --{own}: the chain sets this flag of pseudo.py itself: drop it")
-    claim(work, {"data": str(data), "simulate": args.simulate, "pseudo": args.pseudo, "flags": flags})
+    data, work = args.data.resolve(), args.work.resolve()
+    cfg = read_flags(flags, args.pseudo, data)
+    scribbles = data / SCRIBBLES if (data / SCRIBBLES).is_dir() else work / "strokes"
+    values = {name: value for name, value in config.as_dict(cfg).items() if name not in FREE}
+    claim(work, {"data": str(data), "scribbles": str(scribbles), **values})
+    launch = [word for name in PASSED_ON if getattr(cfg, name) != config.FLAGS[name].default
+              for word in (f"--{name}", getattr(cfg, name))]  # fmt: skip
+    steps = Steps(args.processes)
 
     def train(name: str, *more: object) -> None:
         own = ["--dataset_path", data, "--train_path", scribbles, "--logdir", work, "--name", name, "--resume", "auto"]
-        run("train.py", *flags, *own, *more, processes=args.processes)
+        steps.run("train.py", *flags, *own, *more, distributed=True)
 
     try:
-        if not scribbles.is_dir():
-            scribbles = work / "strokes"
-            masks, names = first_folder(data, "", *MASKS), first_folder(data, "", *LISTS) / "train.txt"
-            run("data/scribbles/__main__.py", "simulate", masks, scribbles, "--list", names,
-                "--background", cfg.background, *args.simulate)  # fmt: skip
+        if scribbles == work / "strokes":
+            masks = first_folder(data, cfg.val_path, *MASKS)
+            names = first_folder(data, cfg.list_path, *LISTS) / f"{cfg.train_split}.txt"
+            steps.run("data/scribbles/__main__.py", "simulate", masks, scribbles, "--list", names,
+                      "--background", cfg.background, *args.simulate)  # fmt: skip
         train("round_0", "--dataset", "ScribbleOnly")
         for number in range(1, args.rounds + 1):
             teacher, labels = work / f"round_{number - 1}" / "best.pt", work / f"pseudo_{number}"
-            run("pseudo.py", "--checkpoint", teacher, "--output", labels, *args.pseudo, processes=args.processes)
+            own = ["--checkpoint", teacher, "--output", labels]
+            steps.run("pseudo.py", *own, *launch, *args.pseudo, distributed=True)
             train(f"round_{number}", "--dataset", "ScribblePseudo", "--pseudo_path", labels)
         first, last = (work / f"round_{number}" / "best.pt" for number in (0, args.rounds))
-        run("evaluate.py", "--checkpoint", last, "--compare", first, "--report", work / "report")
+        steps.run("evaluate.py", "--checkpoint", last, "--compare", first, "--report", work / "report", *launch)
     except StepError as error:
         if error.status == STOPPED:
             print("stopped; run the same command again to continue", file=sys.stderr)
@@ -80,42 +86,72 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
+def read_flags(flags: list[str], pseudo: list[str], data: Path) -> config.Config:
+    """Return the flags of train.py. pseudo: flags of pseudo.py. Raises UserError on a wrong flag of either program.
+
+    So wrong flags are found before anything is done.
+    """
+    own = next((word for word in flags if word.partition("=")[0].lstrip("-") in OWN), None)
+    if own:
+        raise UserError(f"{own}: the chain sets this flag of train.py itself: drop it")
+    cfg = config.parse([*flags, "--dataset_path", str(data)])
+    if cfg.label_map:
+        raise UserError(f"--label_map {cfg.label_map}: pseudo-labels hold class numbers, which it would map again")
+    own = next((name for name in PSEUDO.command_line(pseudo)[0] if name in OWN_PSEUDO), None)
+    if own:
+        raise UserError(f"--pseudo --{own}: the chain sets this flag of pseudo.py itself: drop it")
+    return cfg
+
+
 def claim(work: Path, settings: dict) -> None:
-    """Write the settings to WORK/chain.json, or check that they equal those in it.
+    """Write the settings to WORK/chain.json, or check that they equal those in it if WORK has a checkpoint.
 
     Raises UserError if they differ, because a folder has the results of one command only, or if the file is damaged.
     """
-    note = work / "chain.json"
+    note, settings = work / "chain.json", json.loads(json.dumps(settings))  # tuples become lists, as in the file
     try:
         saved = json.loads(note.read_text(encoding="utf-8")) if note.is_file() else settings
     except ValueError:
         raise UserError(f"{note}: damaged: name another folder") from None
-    differ = [name for name in settings if saved.get(name) != settings[name]]
-    if differ:
+    differ = [name for name in saved | settings if saved.get(name) != settings.get(name)]
+    if differ and any(work.glob("round_*/*.pt")):
         raise UserError(f"{work}: has results of other {' and '.join(differ)}, see {note}: name another folder")
     write_atomic(note, json.dumps(settings, indent=1), parents=True)
 
 
-def run(program: str, *words: object, processes: int = 1) -> None:
-    """Print a command and run it, on several processes by torchrun. Raises StepError if its exit status is not 0.
+class Steps:
+    """Runs commands one after another. A signal ends the running one, which saves what it has done.
 
-    A signal ends the command, which saves what it has done.
+    num_processes: of the distributed commands, started by torchrun.
     """
-    command = [str(shell.REPO / program), *map(str, words)]
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
-    start = [sys.executable, *(torchrun if processes > 1 else []), *command]
-    print(f"$ {shell.quoted(start)}", flush=True)
-    # Ctrl-C reaches the command by itself; subprocess.run would kill it after a quarter of a second.
-    signal.signal(signal.SIGINT, _wait)
-    with subprocess.Popen(start) as process:
-        signal.signal(signal.SIGTERM, lambda *_: process.terminate())
-        status = process.wait()
-    if status:
-        raise StepError(status if status > 0 else 128 - status)
 
+    def __init__(self, num_processes: int):
+        self.num_processes, self.stopped = num_processes, False
+        self.process: subprocess.Popen | None = None
+        signal.signal(signal.SIGINT, self._stop)
+        signal.signal(signal.SIGTERM, self._stop)
 
-def _wait(*_: object) -> None:
-    """Do nothing on a signal."""
+    def run(self, program: str, *words: object, distributed: bool = False) -> None:
+        """Print a command and run it. Raises StepError if a signal came, or if its exit status is not 0."""
+        command = [str(shell.REPO / program), *map(str, words)]
+        if distributed and self.num_processes > 1:
+            launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(self.num_processes)]
+            command = [*launch, *command]
+        if self.stopped:
+            raise StepError(STOPPED)
+        print(f"$ {shell.quoted([sys.executable, *command])}", flush=True)
+        with subprocess.Popen([sys.executable, *command]) as process:
+            self.process = process
+            if self.stopped:  # the signal came before _stop() could see this process
+                process.terminate()
+            status = process.wait()
+        if status:  # torchrun ends with 1 after a signal
+            raise StepError(STOPPED if self.stopped else status if status > 0 else 128 - status)
+
+    def _stop(self, number: int, _frame: object) -> None:
+        self.stopped = True
+        if self.process and number == signal.SIGTERM:  # the terminal sends Ctrl-C to the command, too
+            self.process.terminate()
 
 
 def parser() -> Parser:
@@ -128,7 +164,7 @@ def parser() -> Parser:
     add(
         "--rounds",
         type=int,
-        default=2,
+        default=1,
         metavar="N",
         help="number of rounds: each makes pseudo-labels and trains a model on them",
     )

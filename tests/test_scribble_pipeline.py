@@ -17,7 +17,7 @@ import torch
 from conftest import REPO
 
 from data.demo import draw_dataset
-from errors import UserError
+from errors import STOPPED, UserError
 from scripts import scribble_pipeline
 
 pytestmark = pytest.mark.slow
@@ -38,8 +38,9 @@ def data(tmp_path_factory) -> Path:
     return root
 
 
-def start(data: Path, work: Path) -> subprocess.Popen:
-    command = ["bash", "scripts/scribble_pipeline.sh", str(data), str(work), "--rounds", "1", "--pseudo=--flip", *TINY]
+def start(data: Path, work: Path, *more: str) -> subprocess.Popen:
+    command = ["bash", "scripts/scribble_pipeline.sh", str(data), str(work), "--pseudo=--flip"]
+    command += [*TINY, *more]
     work.mkdir(parents=True, exist_ok=True)
     with (work.parent / f"{work.name}.txt").open("a") as output:
         return subprocess.Popen(
@@ -108,14 +109,65 @@ def test_a_user_error_is_one_line(words, expected, capsys):
 
 
 def test_a_step_that_fails_ends_the_chain_with_its_status(data, tmp_path):
-    """Here train.py, after the strokes were drawn. Other flags then need another folder."""
+    """Here train.py, after the strokes were drawn. No checkpoint depends on the flags yet, so they may be corrected."""
     words = [str(data), str(tmp_path / "work"), "--val_split", "nowhere"]
     assert scribble_pipeline.main([*words, "--simulate", "--width 5"]) == 2
     settings = json.loads((tmp_path / "work/strokes/.scribbles.json").read_text())
     assert (settings["width"], settings["background"]) == (5, 0)
     assert len(list((tmp_path / "work/strokes").glob("*.png"))) == 8
-    with pytest.raises(UserError, match=r"has results of other simulate, see .*chain\.json: name another folder"):
-        scribble_pipeline.main(words)
+    assert json.loads((tmp_path / "work/chain.json").read_text())["val_split"] == "nowhere"
+    scribble_pipeline.claim(tmp_path / "work", {"val_split": "val"})
     (tmp_path / "work/chain.json").write_text('{"data"')
     with pytest.raises(UserError, match=r"chain\.json: damaged: name another folder"):
         scribble_pipeline.main(words)
+
+
+@pytest.fixture
+def commands(monkeypatch) -> list[list[str]]:
+    """The commands that the chain would run."""
+    commands: list[list[str]] = []
+    monkeypatch.setattr(
+        scribble_pipeline.Steps, "run", lambda self, *words, **options: commands.append(list(map(str, words)))
+    )
+    return commands
+
+
+def test_a_folder_has_results_of_one_command(data, tmp_path, commands):
+    work, recipe = tmp_path / "work", tmp_path / "recipe.yaml"
+    recipe.write_text("epochs: 2")
+    words = [str(data), str(work), "--config", str(recipe)]
+    assert scribble_pipeline.main(words) == 0
+    (work / "round_0").mkdir()
+    (work / "round_0/last.pt").touch()
+    assert scribble_pipeline.main([*words, "--workers=0", "--pseudo=--flip"]) == 0  # neither changes the model
+    recipe.write_text("epochs: 99")
+    with pytest.raises(UserError, match=r"work: has results of other epochs, see .*chain\.json: name another folder"):
+        scribble_pipeline.main(words)
+    recipe.write_text("epochs: 2")
+    drawn = data / "pascal_2012_scribble"
+    drawn.mkdir()
+    with pytest.raises(UserError, match="has results of other scribbles"):
+        scribble_pipeline.main(words)
+    drawn.rmdir()
+
+
+def test_each_step_gets_the_flags_that_concern_it(data, tmp_path, commands):
+    words = ["--val_path", "my_masks", "--list_path", "my_lists", "--train_split", "few", "--workers", "0"]
+    assert scribble_pipeline.main([str(data), str(tmp_path / "work"), "--rounds", "2", *words]) == 0
+    simulate, *_, label, _, score = commands
+    assert str(data / "my_masks") in simulate
+    assert str(data / "my_lists/few.txt") in simulate
+    programs = " ".join(command[0] for command in commands[1:])
+    assert programs == "train.py pseudo.py train.py pseudo.py train.py evaluate.py"
+    assert label[-2:] == score[-2:] == ["--workers", "0"]
+
+
+def test_a_signal_stops_all_processes_of_a_step(data, tmp_path):
+    """torchrun ends with 1 after a signal, but the chain knows that it was stopped."""
+    process = start(data, tmp_path / "work", "--processes", "2", "--epochs", "500")
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "work/round_0/last.pt").is_file() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    process.terminate()
+    assert process.wait(timeout=60) == STOPPED
+    assert (tmp_path / "work.txt").read_text().endswith("stopped; run the same command again to continue\n")
