@@ -6,8 +6,8 @@ python benchmarks/scribbles.py DATA --out DIR --pretrained none                 
 
 DATA has VOC's layout, with dense masks. The strokes are simulated from them, half as long as a person's, so that they
 label 3 % of CamVid's pixels as real scribbles do; they are the same for every seed. All runs have the same number of
-steps, and are scored after the last one, so validation chooses nothing. Each command is printed. Started again, the
-script skips finished runs. --lanes N runs N at a time, each on one thread.
+steps, and are scored after the last one, so validation chooses nothing. Each command is printed. Started again with the
+same data, weights, epochs and flags, the script skips finished runs. --lanes N runs N at a time, each on one thread.
 """
 
 import argparse
@@ -23,6 +23,9 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from files import write_atomic
 
 ROOT = Path(__file__).resolve().parent.parent
 LORM = "--model_type deeplabv3p_multi_lorm"
@@ -79,6 +82,11 @@ class Bench:
     def __init__(self, args: argparse.Namespace):
         self.args, self.file = args, args.out / "results.json"
         args.out.mkdir(parents=True, exist_ok=True)
+        note = args.out / "settings.json"
+        settings = {name: str(getattr(args, name)) for name in ("data", "pretrained", "epochs", "flags")}
+        if note.is_file() and json.loads(note.read_text()) != settings:
+            sys.exit(f"{note}: --out has results of other settings: name another folder")
+        write_atomic(note, json.dumps(settings, indent=1))
         self.done: dict[str, float] = json.loads(self.file.read_text()) if self.file.is_file() else {}
         self.busy, self.lock = threading.Semaphore(args.lanes), threading.Lock()
         self.locks: dict[Path | str, threading.Lock] = {}
@@ -93,7 +101,7 @@ class Bench:
                 values = [json.loads(line) for line in lines]
                 with self.lock:
                     self.done[key] = [value["miou"] for value in values if value["kind"] == "val"][-1]
-                    self.file.write_text(json.dumps(self.done, indent=1, sort_keys=True))
+                    write_atomic(self.file, json.dumps(self.done, indent=1, sort_keys=True))
         return self.done[key]
 
     def _train(self, way: Way, key: str, seed: int) -> None:
@@ -152,7 +160,7 @@ def label_table(bench: Bench) -> str:
 def table(bench: Bench, ways: Sequence[str], seeds: Sequence[int]) -> str:
     """Return a Markdown table: the scores of each way, their ratio to dense masks, and what it adds to its base.
 
-    A gain is bold if it exceeds the spread, highest minus lowest seed, of both ways.
+    A gain is bold if it exceeds the spread, highest minus lowest of several seeds, of both ways.
     """
     lines = [f"| way | {' | '.join(f'seed {seed}' for seed in seeds)} | mean | spread | of dense | gain |"]
     lines.append("| --- " * (len(seeds) + 5) + "|")
@@ -163,7 +171,7 @@ def table(bench: Bench, ways: Sequence[str], seeds: Sequence[int]) -> str:
         )
         mean, gain = statistics.mean(values), statistics.mean(values) - statistics.mean(base)
         spread, base_spread = (max(scores) - min(scores) for scores in (values, base))
-        mark = "**" if abs(gain) > max(spread, base_spread) else ""
+        mark = "**" if len(seeds) > 1 and abs(gain) > max(spread, base_spread) else ""
         ratio = statistics.mean(value / whole for value, whole in zip(values, dense, strict=True))
         cells = [WAYS[way].title, *(f"{value:.2f}" for value in values), f"{mean:.2f}", f"{spread:.2f}"]
         lines.append(f"| {' | '.join([*cells, f'{ratio:.3f}', f'{mark}{gain:+.2f}{mark}'])} |")
