@@ -20,6 +20,7 @@ from data.images import read_label
 from data.label_map import LabelMap, read_label_map
 from data.processes import work_on
 from errors import UserError
+from files import write_atomic
 from labels import IGNORE
 
 LAMBDA_S = math.e
@@ -80,8 +81,8 @@ def _scaled_distance(target: np.ndarray, scale_squared: float) -> np.ndarray:
 
 def _write_map(path: Path, out: Path, distance: Callable[[np.ndarray], np.ndarray], label_map: LabelMap | None) -> None:
     # Only whether a pixel is labelled matters, so accept every class number.
-    if not cv2.imwrite(str(out / path.name), distance(read_label(path, 255, label_map))):
-        raise UserError(f"{out / path.name}: cannot be written")
+    _, data = cv2.imencode(".png", distance(read_label(path, 255, label_map)))
+    write_atomic(out / path.name, data.tobytes())
 
 
 def main(argv: list[str] | None = None) -> None:

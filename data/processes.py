@@ -4,6 +4,7 @@ import math
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Callable
 from concurrent.futures.process import BrokenProcessPool, ProcessPoolExecutor
 from typing import TypeVar
@@ -32,23 +33,25 @@ def work_on(function: Callable[[Item], Result], items: list[Item], workers: int,
     results: list[Result] = []
     with (
         _EndWorkers() as signals,
-        ProcessPoolExecutor(workers, initializer=_leave_signals_to_parent) as pool,
+        ProcessPoolExecutor(workers, initializer=_start_worker) as pool,
         tqdm(total=len(items), unit=unit, desc=doing) as bar,
     ):
-        chunks = [pool.submit(_work, function, items[start : start + size]) for start in range(0, len(items), size)]
         try:
+            chunks = [pool.submit(_work, function, items[start : start + size]) for start in range(0, len(items), size)]
             for chunk in chunks:
+                if signals.came:
+                    break
                 results += chunk.result()
                 bar.update(len(results) - bar.n)
         except BrokenProcessPool:
-            if signals.came:
-                raise KeyboardInterrupt from None
-            raise UserError(
-                f"a process of --workers {workers} was killed, out of memory? Lower --workers, or use --workers 0"
-            ) from None
-        except BaseException:
+            if not signals.came:
+                raise UserError(
+                    f"a process of --workers {workers} was killed, out of memory? Lower --workers, or use --workers 0"
+                ) from None
+        finally:
             pool.shutdown(cancel_futures=True)
-            raise
+    if signals.came:
+        raise KeyboardInterrupt
     return results
 
 
@@ -56,15 +59,24 @@ def _work(function: Callable[[Item], Result], chunk: list[Item]) -> list[Result]
     return [function(item) for item in chunk]
 
 
-def _leave_signals_to_parent() -> None:
+def _start_worker() -> None:
+    """Leave signals to the parent process, and end with it, even if it is killed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent
+    parent.join()
+    os._exit(1)
 
 
 class _EndWorkers:
     """Context manager that ends the child processes after Ctrl-C or SIGTERM, which breaks their pool.
 
-    By default, SIGTERM ends this process at once, and its workers wait for work forever. came: whether a signal came.
+    By default, SIGTERM ends this process only, and its workers wait for work forever. came: whether a signal came.
     """
 
     def __init__(self) -> None:
@@ -79,11 +91,9 @@ class _EndWorkers:
             signal.signal(number, handler)
 
     def _end(self, *_: object) -> None:
-        if os.getpid() != self._parent:  # a worker that has not called _leave_signals_to_parent() yet
+        if os.getpid() != self._parent:  # a worker that has not called _start_worker() yet
             os._exit(1)
+        # Raising here could hit any line, such as a fork's hook, which would swallow the exception.
         self.came = True
-        workers = multiprocessing.active_children()
-        if not workers:
-            raise KeyboardInterrupt
-        for worker in workers:
+        for worker in multiprocessing.active_children():
             worker.terminate()

@@ -5,9 +5,12 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import Future, ProcessPoolExecutor
 
 import pytest
 from conftest import REPO
+
+from data.processes import work_on
 
 WORK = """
 import sys, time
@@ -24,10 +27,14 @@ sys.exit(program.run(lambda: work_on(work, list(range(5000)), 2, "item", "workin
 
 
 @pytest.mark.parametrize(
-    ("number", "send"),
-    [(signal.SIGTERM, os.kill), (signal.SIGINT, os.killpg)],  # a job scheduler's signal; Ctrl-C reaches all processes
+    ("number", "send", "status"),
+    [
+        (signal.SIGTERM, os.kill, 130),
+        (signal.SIGINT, os.killpg, 130),  # Ctrl-C reaches all processes
+        (signal.SIGKILL, os.kill, -signal.SIGKILL),
+    ],
 )
-def test_a_signal_ends_all_processes(number, send, tmp_path):
+def test_a_signal_ends_all_processes(number, send, status, tmp_path):
     marker, errors = tmp_path / "working", tmp_path / "errors.txt"
     command = [sys.executable, "-c", WORK, str(marker)]
     with (
@@ -38,7 +45,30 @@ def test_a_signal_ends_all_processes(number, send, tmp_path):
         while not marker.exists() and time.monotonic() < deadline:
             time.sleep(0.05)
         send(process.pid, number)
-        assert process.wait(timeout=30) == 130  # all 5000 items would take 50 s
+        assert process.wait(timeout=30) == status  # all 5000 items would take 50 s
     assert "Traceback" not in errors.read_text()
-    with pytest.raises(ProcessLookupError):
-        os.killpg(process.pid, 0)
+    deadline = time.monotonic() + 20  # a worker notices the parent's end in its own time
+    while lives(process.pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not lives(process.pid)
+
+
+def lives(group: int) -> bool:
+    """Return whether a process group has a process."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_a_signal_before_the_first_worker_is_not_lost(monkeypatch):
+    submit = ProcessPoolExecutor.submit
+
+    def interrupted(*words: object) -> Future:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return submit(*words)
+
+    monkeypatch.setattr(ProcessPoolExecutor, "submit", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        work_on(abs, [1, 2, 3], 2, "item", "working")
