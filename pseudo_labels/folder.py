@@ -59,7 +59,7 @@ class PseudoFolder:
             if differ and found:
                 raise UserError(
                     f"--output {self.path}: has pseudo-labels made with other settings ({', '.join(differ)}), see "
-                    f"{note}: name another folder, or use --overwrite to replace them"
+                    f"{note}: name another folder, or delete this one, or replace them with --overwrite"
                 )
             if not differ:
                 return

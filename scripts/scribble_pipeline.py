@@ -7,6 +7,7 @@ The script prints each command. Started again, it continues where it was; only t
 """
 
 import dataclasses
+import hashlib
 import json
 import shlex
 import signal
@@ -25,7 +26,7 @@ from config.shared import DataFlags, LaunchFlags
 from data.arguments import Parser
 from data.layout import LISTS, MASKS, SCRIBBLES, first_folder
 from errors import STOPPED, UserError
-from files import write_atomic
+from files import sha256, write_atomic
 
 OWN = ("dataset", "dataset_path", "train_path", "pseudo_path", "logdir", "name", "resume")  # flags that the chain sets
 DATA = tuple(item.name for item in dataclasses.fields(DataFlags))
@@ -54,29 +55,33 @@ def main(argv: list[str] | None = None) -> int:
             raise UserError(f"--{name} {getattr(args, name)}: must be at least 1")
     data, work = args.data.resolve(), args.work.resolve()
     cfg = read_flags(flags, args.pseudo, data)
-    scribbles = data / SCRIBBLES if (data / SCRIBBLES).is_dir() else work / "strokes"
+    drawn = (data / SCRIBBLES).is_dir()
+    if drawn and args.simulate:
+        raise UserError(f"--simulate: {data / SCRIBBLES} has scribbles, so none are simulated: drop this flag")
+    scribbles = data / SCRIBBLES if drawn else work / "strokes"
     values = {name: value for name, value in config.as_dict(cfg).items() if name not in FREE}
     claim(work, {"data": str(data), "scribbles": str(scribbles), **values})
     launch = [word for name in PASSED_ON if getattr(cfg, name) != config.FLAGS[name].default
               for word in (f"--{name}", getattr(cfg, name))]  # fmt: skip
     steps = Steps(args.processes)
 
-    def train(name: str, *more: object) -> None:
+    def train(name: str, labels: Path, *more: object) -> None:
+        claim_labels(work, name, labels)
         own = ["--dataset_path", data, "--train_path", scribbles, "--logdir", work, "--name", name, "--resume", "auto"]
         steps.run("train.py", *flags, *own, *more, distributed=True)
 
     try:
-        if scribbles == work / "strokes":
+        if not drawn:
             masks = first_folder(data, cfg.val_path, *MASKS)
             names = first_folder(data, cfg.list_path, *LISTS) / f"{cfg.train_split}.txt"
             steps.run("data/scribbles/__main__.py", "simulate", masks, scribbles, "--list", names,
                       "--background", cfg.background, *args.simulate)  # fmt: skip
-        train("round_0", "--dataset", "ScribbleOnly")
+        train("round_0", scribbles, "--dataset", "ScribbleOnly")
         for number in range(1, args.rounds + 1):
             teacher, labels = work / f"round_{number - 1}" / "best.pt", work / f"pseudo_{number}"
             own = ["--checkpoint", teacher, "--output", labels]
             steps.run("pseudo.py", *own, *launch, *args.pseudo, distributed=True)
-            train(f"round_{number}", "--dataset", "ScribblePseudo", "--pseudo_path", labels)
+            train(f"round_{number}", labels, "--dataset", "ScribblePseudo", "--pseudo_path", labels)
         first, last = (work / f"round_{number}" / "best.pt" for number in (0, args.rounds))
         steps.run("evaluate.py", "--checkpoint", last, "--compare", first, "--report", work / "report", *launch)
     except StepError as error:
@@ -117,6 +122,26 @@ def claim(work: Path, settings: dict) -> None:
     if differ and any(work.glob("round_*/*.pt")):
         raise UserError(f"{work}: has results of other {' and '.join(differ)}, see {note}: name another folder")
     write_atomic(note, json.dumps(settings, indent=1), parents=True)
+
+
+def claim_labels(work: Path, name: str, labels: Path) -> None:
+    """Write a digest of the PNGs in the folder `labels` to WORK/labels.json; if WORK/NAME has a checkpoint, check it.
+
+    train.py would keep or continue a model that was trained on other labels. Raises UserError if they differ.
+    """
+    note, digest = work / "labels.json", hashlib.sha256()
+    for path in sorted(labels.rglob("*.png")):
+        digest.update(f"{path.relative_to(labels)} {sha256(path)}\n".encode())
+    try:
+        saved = json.loads(note.read_text(encoding="utf-8")) if note.is_file() else {}
+    except ValueError:
+        raise UserError(f"{note}: damaged: name another folder") from None
+    if saved.get(name) != digest.hexdigest() and any((work / name).glob("*.pt")):
+        raise UserError(
+            f"{labels}: has changed since {work / name} was trained on it: delete {name} and all that came after it "
+            "(pseudo_N and round_N of later rounds), or name another folder"
+        )
+    write_atomic(note, json.dumps(saved | {name: digest.hexdigest()}, indent=1))
 
 
 class Steps:

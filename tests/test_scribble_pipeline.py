@@ -151,6 +151,37 @@ def test_a_folder_has_results_of_one_command(data, tmp_path, commands):
     drawn.rmdir()
 
 
+def test_a_model_of_other_labels_is_not_kept(data, tmp_path, commands):
+    """Else a new --simulate or --pseudo, or a repainted scribble, would end with the score of the old model."""
+    work = tmp_path / "work"
+    words = [str(data), str(work)]
+    for folder in ("strokes", "pseudo_1"):
+        (work / folder).mkdir(parents=True)
+        (work / folder / "a.png").write_bytes(b"first")
+    assert scribble_pipeline.main(words) == 0
+    for name in ("round_0", "round_1"):
+        (work / name).mkdir()
+        (work / name / "last.pt").touch()
+    assert scribble_pipeline.main(words) == 0
+    (work / "pseudo_1/a.png").write_bytes(b"second")
+    with pytest.raises(UserError, match=r"pseudo_1: has changed since .*round_1 was trained on it: delete round_1 and"):
+        scribble_pipeline.main(words)
+    (work / "strokes/a.png").rename(work / "strokes/b.png")
+    with pytest.raises(UserError, match=r"strokes: has changed since .*round_0 was trained on it: delete round_0 and"):
+        scribble_pipeline.main(words)
+    for name in ("round_0", "round_1"):
+        shutil.rmtree(work / name)
+    assert scribble_pipeline.main(words) == 0
+
+
+def test_flags_of_simulate_are_refused_where_scribbles_are(data, tmp_path):
+    drawn = data / "pascal_2012_scribble"
+    drawn.mkdir()
+    with pytest.raises(UserError, match=r"--simulate: .*pascal_2012_scribble has scribbles.*drop this flag"):
+        scribble_pipeline.main([str(data), str(tmp_path), "--simulate=--length 0.5"])
+    drawn.rmdir()
+
+
 def test_each_step_gets_the_flags_that_concern_it(data, tmp_path, commands):
     words = ["--val_path", "my_masks", "--list_path", "my_lists", "--train_split", "few", "--workers", "0"]
     assert scribble_pipeline.main([str(data), str(tmp_path / "work"), "--rounds", "2", *words]) == 0
