@@ -84,8 +84,8 @@ class Bench:
         args.out.mkdir(parents=True, exist_ok=True)
         note = args.out / "settings.json"
         settings = {name: str(getattr(args, name)) for name in ("data", "pretrained", "epochs", "flags")}
-        if note.is_file() and json.loads(note.read_text()) != settings:
-            sys.exit(f"{note}: --out has results of other settings: name another folder")
+        if self.file.is_file() and (not note.is_file() or json.loads(note.read_text()) != settings):
+            sys.exit(f"{args.out}: has results of other settings than {settings}: name another folder")
         write_atomic(note, json.dumps(settings, indent=1))
         self.done: dict[str, float] = json.loads(self.file.read_text()) if self.file.is_file() else {}
         self.busy, self.lock = threading.Semaphore(args.lanes), threading.Lock()
@@ -192,6 +192,8 @@ def main() -> None:
     )
     args = parser.parse_args()
     args.data, args.out = args.data.resolve(), args.out.resolve()
+    if args.pretrained != "none":
+        args.pretrained = str(Path(args.pretrained).resolve())
     bench = Bench(args)
     with ThreadPoolExecutor(len(args.ways) * len(args.seeds)) as pool:
         scores = [pool.submit(bench.score, way, seed) for seed in args.seeds for way in args.ways]
