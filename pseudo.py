@@ -106,8 +106,8 @@ def make(flags: PseudoFlags, overrides: dict, group: Group) -> None:
         ways = {"model": "model"} if predictor else {}
         ways |= {} if flags.strokes == "none" else {"joined" if predictor else "strokes": "label"}
         ways = ways if has_drafts else {}
-        result = {"masks_digest": masks_digest, "classes": classes.names, **finishing.score(masks, ways)}
-    result |= {"masks": str(masks_folder)}
+        result = {"masks_digest": masks_digest, **finishing.score(masks, ways)}
+    result |= {"masks": str(masks_folder), "classes": classes.names}
     if group.is_main:
         if flags.json:
             write_atomic(Path(flags.json), json.dumps(result, indent=1), parents=True)

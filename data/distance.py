@@ -91,10 +91,12 @@ def main(argv: list[str] | None = None) -> None:
     paths = sorted(folder.glob("*.png"))
     if not paths:
         raise UserError(f"{folder}: no such folder, or no .png in it")
+    if args.out.is_file():
+        raise UserError(f"--out {args.out}: is a file: name a folder")
     args.out.mkdir(parents=True, exist_ok=True)
     distance = functools.partial(distance, background=None if args.background == "none" else 0)
     write = functools.partial(_write_map, out=args.out, distance=distance, label_map=read_label_map(args.label_map))
-    work_on(write, paths, -1, "map", "writing")
+    work_on(write, paths, args.workers, "map", "writing")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -105,6 +107,9 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="output folder; created if missing")
     parser.add_argument("--background", choices=("0", "none"), default="0", help="background class, as in train.py [0]")
     parser.add_argument("--label_map", default="", metavar="FILE", help="as train.py's --label_map [none]")
+    parser.add_argument(
+        "--workers", type=int, default=-1, metavar="N", help="processes; 0 works in this process [number of cores]"
+    )
     return parser
 
 

@@ -26,7 +26,8 @@ def work_on(function: Callable[[Item], Result], items: list[Item], workers: int,
     unit, doing: words for the bar. Ctrl-C and SIGTERM end all processes and raise KeyboardInterrupt. Raises UserError
     if a process is killed.
     """
-    workers = min(num_cores() if workers < 0 else workers, len(items))
+    most = 61 if os.name == "nt" else len(items)  # Windows waits for no more processes than that
+    workers = min(num_cores() if workers < 0 else workers, len(items), most)
     if workers == 0:
         return [function(item) for item in tqdm(items, unit=unit, desc=doing)]
     size = min(CHUNK, math.ceil(len(items) / (4 * workers)))

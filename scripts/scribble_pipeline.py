@@ -58,6 +58,11 @@ def main(argv: list[str] | None = None) -> int:
     drawn = (data / SCRIBBLES).is_dir()
     if drawn and args.simulate:
         raise UserError(f"--simulate: {data / SCRIBBLES} has scribbles, so none are simulated: drop this flag")
+    if not drawn and cfg.label_suffix:
+        raise UserError(
+            f"--label_suffix {cfg.label_suffix}: strokes are not simulated from masks with a suffix: rename the masks, "
+            f"or put scribbles into {data / SCRIBBLES}"
+        )
     scribbles = data / SCRIBBLES if drawn else work / "strokes"
     values = {name: value for name, value in config.as_dict(cfg).items() if name not in FREE}
     claim(work, {"data": str(data), "scribbles": str(scribbles), **values})
@@ -96,13 +101,17 @@ def read_flags(flags: list[str], pseudo: list[str], data: Path) -> config.Config
 
     So wrong flags are found before anything is done.
     """
-    own = next((word for word in flags if word.partition("=")[0].lstrip("-") in OWN), None)
+    own = next((word for word in flags if word.startswith("--") and word.partition("=")[0][2:] in OWN), None)
     if own:
         raise UserError(f"{own}: the chain sets this flag of train.py itself: drop it")
     cfg = config.parse([*flags, "--dataset_path", str(data)])
     if cfg.label_map:
         raise UserError(f"--label_map {cfg.label_map}: pseudo-labels hold class numbers, which it would map again")
-    own = next((name for name in PSEUDO.command_line(pseudo)[0] if name in OWN_PSEUDO), None)
+    try:
+        names = PSEUDO.command_line(pseudo)[0]
+    except UserError as error:
+        raise UserError(f"--pseudo: {error}") from None
+    own = next((name for name in names if name in OWN_PSEUDO), None)
     if own:
         raise UserError(f"--pseudo --{own}: the chain sets this flag of pseudo.py itself: drop it")
     return cfg
@@ -114,10 +123,7 @@ def claim(work: Path, settings: dict) -> None:
     Raises UserError if they differ, because a folder has the results of one command only, or if the file is damaged.
     """
     note, settings = work / "chain.json", json.loads(json.dumps(settings))  # tuples become lists, as in the file
-    try:
-        saved = json.loads(note.read_text(encoding="utf-8")) if note.is_file() else settings
-    except ValueError:
-        raise UserError(f"{note}: damaged: name another folder") from None
+    saved = read_note(note, settings)
     differ = [name for name in saved | settings if saved.get(name) != settings.get(name)]
     if differ and any(work.glob("round_*/*.pt")):
         raise UserError(f"{work}: has results of other {' and '.join(differ)}, see {note}: name another folder")
@@ -132,16 +138,24 @@ def claim_labels(work: Path, name: str, labels: Path) -> None:
     note, digest = work / "labels.json", hashlib.sha256()
     for path in sorted(labels.rglob("*.png")):
         digest.update(f"{path.relative_to(labels)} {sha256(path)}\n".encode())
-    try:
-        saved = json.loads(note.read_text(encoding="utf-8")) if note.is_file() else {}
-    except ValueError:
-        raise UserError(f"{note}: damaged: name another folder") from None
+    saved = read_note(note, {})
     if saved.get(name) != digest.hexdigest() and any((work / name).glob("*.pt")):
         raise UserError(
             f"{labels}: has changed since {work / name} was trained on it: delete {name} and all that came after it "
             "(pseudo_N and round_N of later rounds), or name another folder"
         )
     write_atomic(note, json.dumps(saved | {name: digest.hexdigest()}, indent=1))
+
+
+def read_note(note: Path, default: dict) -> dict:
+    """Return the content of a JSON file, or `default` if there is none. Raises UserError if it holds no dict."""
+    try:
+        saved = json.loads(note.read_text(encoding="utf-8")) if note.is_file() else default
+    except ValueError:
+        saved = None
+    if not isinstance(saved, dict):
+        raise UserError(f"{note}: damaged: name another folder")
+    return saved
 
 
 class Steps:

@@ -98,7 +98,8 @@ def test_the_chain_killed_and_started_again_ends_with_the_same_files(data, tmp_p
         ([".", "work", "--name", "x"], "--name: the chain sets this flag of train.py itself"),
         ([".", "work", "--no_such_flag", "1"], "unknown flag --no_such_flag"),
         ([".", "work", "--pseudo=--output x"], "--pseudo --output: the chain sets this flag of pseudo.py itself"),
-        ([".", "work", "--pseudo=--keep 2"], "--keep"),
+        ([".", "work", "--pseudo=--keep 2"], "--pseudo: --keep"),
+        ([".", "work", "--label_suffix", "_mask"], "--label_suffix _mask: strokes are not simulated from masks with"),
     ],
 )
 def test_a_user_error_is_one_line(words, expected, capsys):
