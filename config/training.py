@@ -207,7 +207,7 @@ def check(cfg: Config) -> None:
 def check_losses(cfg: Config) -> None:
     """Raise UserError if flags of the losses are bad, or contradict each other or --dataset."""
     try:
-        parse_loss(cfg.loss)
+        losses = parse_loss(cfg.loss)
     except ValueError as error:
         raise UserError(f"--loss {cfg.loss}: {error}") from None
     read_class_weights(cfg.class_weights, cfg.numclasses)
@@ -215,6 +215,14 @@ def check_losses(cfg: Config) -> None:
         raise UserError(
             f"--l_consistency {cfg.l_consistency:g} without --ema: the teacher needs averaged weights: add --ema 0.99"
         )
+    for name, needed, used in (
+        ("focal_gamma", "focal in --loss", "seg_focal" in losses),
+        ("ohem_fraction", "ohem in --loss", "seg_ohem" in losses),
+        ("consistency_threshold", "--l_consistency", cfg.l_consistency),
+        ("consistency_warmup", "--l_consistency", cfg.l_consistency),
+    ):
+        if getattr(cfg, name) != getattr(LossFlags, name) and not used:
+            raise UserError(f"--{name} {getattr(cfg, name)} has no effect without {needed}: add it, or drop --{name}")
     for name in ("l_absent", "l_consistency"):
         if getattr(cfg, name) and "label" not in MAPS[cfg.dataset]:
             raise UserError(
