@@ -100,7 +100,8 @@ def read_list(path: Path, *, plain: bool = False) -> list[str]:
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: the list cannot be read ({getattr(error, 'strerror', error)})") from None
+        why = getattr(error, "strerror", error)
+        raise UserError(f"{path}: the list cannot be read ({why}); it must hold one image name a line") from None
     names = []
     for number, line in enumerate(map(str.strip, lines), 1):
         if not plain and ("/" in line or len(line.split()) > 1):
