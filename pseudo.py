@@ -10,7 +10,7 @@ import json
 import logging
 import sys
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,6 +41,7 @@ from pseudo_labels.finishing import NUM_THREADS, Finishing
 from pseudo_labels.folder import PseudoFolder
 from pseudo_labels.images import Stroked, StrokedImages, contents_digest, digests
 from runs.log import progress_bar, start_logging
+from threads import ThreadPool
 from trained import LAYOUT, OUT_OF_MEMORY_ADVICE, TrainedModel, inference_settings, read_flags
 from utils import find_files, find_masks, join_group, make_loader, prepare_demo_data, resolve_amp
 
@@ -193,7 +194,7 @@ class Drafting:
         total = sum(map(len, pending))
         writes: list[Future] = []
         with (
-            ThreadPoolExecutor(NUM_THREADS) as pool,
+            ThreadPool(NUM_THREADS) as pool,
             progress_bar(None, total=total, title="images", unit="image", enabled=group.is_main) as bar,
         ):
             for batch in loader if pending else ():

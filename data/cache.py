@@ -17,7 +17,7 @@ import shutil
 import struct
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 from typing import BinaryIO
 
@@ -26,6 +26,7 @@ import numpy as np
 from data.memory import available_memory
 from errors import UserError
 from files import check_writable, remove_scratch, writing
+from threads import ThreadPool
 
 FORMAT = 2  # raise it if the file or the computed maps change
 MEMORY_SHARE, MOST_MEMORY = 0.5, 0.9  # of the available memory: what a cache takes unless told otherwise, and at most
@@ -190,7 +191,7 @@ class Builder:
         """Yield the maps of each sample in order, read in threads: decoders do not hold Python's lock."""
         threads = os.cpu_count() or 1
         waiting: deque[Future] = deque()
-        with ThreadPoolExecutor(threads) as pool:
+        with ThreadPool(threads) as pool:
             for index in range(self.num_samples):
                 waiting.append(pool.submit(self.read, index))
                 if len(waiting) > 2 * threads:

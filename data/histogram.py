@@ -1,7 +1,6 @@
 """Class frequencies in the labels, class weights from them, and the counts of a training batch."""
 
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from torch import Tensor
 from data.images import read_label
 from data.label_map import LabelMap
 from labels import COUNTS
+from threads import ThreadPool
 
 
 def label_histogram(label: np.ndarray, num_classes: int) -> np.ndarray:
@@ -62,7 +62,7 @@ def count_labels(
     bar: wraps an iterable to show progress. label_map: applied to the files' values. Files are read in threads. Raises
     UserError, with the file's path, for a file that is not a valid label map.
     """
-    with ThreadPoolExecutor() as pool:
+    with ThreadPool() as pool:
         read = partial(read_label, num_classes=num_classes, label_map=label_map)
         histograms = pool.map(lambda path: label_histogram(read(path), num_classes), paths)
         return sum(bar(histograms), np.zeros(num_classes, np.int64))

@@ -9,7 +9,6 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -20,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from distributed.lifeline import Lifeline
 from distributed.signals import StopRequest
+from threads import ThreadPool
 
 POLL_SECONDS = 0.2  # how often ranks synchronize while rank 0 works for all of them
 MESSAGE_SECONDS = 10.0  # how long the others wait for rank 0 before they print why
@@ -120,7 +120,7 @@ class Group:
         results that no rank computed are None.
         """
         own = range(self.rank, len(items), self.world_size)
-        with ThreadPoolExecutor(16) as pool:
+        with ThreadPool(16) as pool:
             shares = self.gather(dict(zip(own, bar(pool.map(work, [items[index] for index in own])), strict=True)))
         results = {index: result for share in shares for index, result in share.items()}
         return [results.get(index) for index in range(len(items))]
@@ -137,7 +137,7 @@ class Group:
             return work()
         works = self.local_rank == 0 if each_machine else self.is_main
         message_at = time.monotonic() + MESSAGE_SECONDS
-        with ThreadPoolExecutor(1) as pool:
+        with ThreadPool(1) as pool:
             future = pool.submit(work) if works else None
             while self.sum(torch.tensor([future is not None and not future.done()], dtype=torch.int64)):
                 time.sleep(POLL_SECONDS)

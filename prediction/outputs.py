@@ -6,7 +6,7 @@ import io
 import json
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TextIO
 
@@ -21,6 +21,7 @@ from evaluation.streaming import Band
 from files import check_writable, remove_scratch, write_atomic, writing
 from prediction.films import SUFFIXES, write_film
 from prediction.large import Miniature, png_writer
+from threads import ThreadPool
 
 NUM_THREADS = 4  # compress and write while the next images are predicted
 MAX_WAITING = 2**29  # bytes of results that wait for a thread
@@ -44,7 +45,7 @@ class Outputs:
         self.failures: list[InputError] = []
         self.not_in_browsers: list[Path] = []
         self._done_file: TextIO | None = None
-        self._pool = ThreadPoolExecutor(NUM_THREADS)
+        self._pool = ThreadPool(NUM_THREADS)
         self._waiting: deque[tuple[str, int, Future]] = deque()  # name, bytes, the write
 
     def __enter__(self) -> "Outputs":

@@ -1,7 +1,6 @@
 """From drafts to pseudo-labels: the thresholds over all images, the labels, their scores."""
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +17,7 @@ from labels import IGNORE
 from pseudo_labels import confidence, scores
 from pseudo_labels.folder import PseudoFolder
 from runs.log import progress_bar
+from threads import ThreadPool
 
 T = TypeVar("T")
 
@@ -110,7 +110,7 @@ class Finishing:
         """Yield work(index) of each image of this rank, in order, computed in threads. A signal ends it early."""
         own = range(self.group.rank, len(self.dataset), self.group.world_size)
         with (
-            ThreadPoolExecutor(NUM_THREADS) as pool,
+            ThreadPool(NUM_THREADS) as pool,
             progress_bar(None, total=len(own), title=title, unit="image", enabled=self.group.is_main) as bar,
         ):
             for indices in batched(own, 4 * NUM_THREADS):
