@@ -94,20 +94,21 @@ class ResNetBackbone(nn.Module):
         if not (self.grad_checkpointing and self.training and torch.is_grad_enabled()):
             return layer(x)
         for block in layer:
-            x = recomputed(block, block, x)
+            x = recomputed(block, block, x, draws=False)
         return x
 
 
-def recomputed(block: nn.Module, forward: Callable[..., Tensor], *args) -> Tensor:
+def recomputed(block: nn.Module, forward: Callable[..., Tensor], *args, draws: bool = True) -> Tensor:
     """Return forward(*args), which is of `block`; keep only args for the backward pass, which recomputes the rest.
 
-    The block must not draw random numbers.
+    draws: whether the block may draw random numbers, as for dropout. The recomputation then draws the same ones. False
+    saves the time to keep and restore the generators' states.
     """
 
     def contexts() -> tuple[contextlib.AbstractContextManager, contextlib.AbstractContextManager]:
         return contextlib.nullcontext(), _own_statistics(block)
 
-    return checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, preserve_rng_state=False)
+    return checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, preserve_rng_state=draws)
 
 
 @contextlib.contextmanager
