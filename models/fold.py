@@ -14,7 +14,9 @@ from models.timm_backbone import TimmBackbone
 
 # For a 3x3 convolution of 2048 channels, oneDNN needs less time with 32 output channels than with 11 to 24.
 CPU_CHANNELS = 32
-PROBE = (65, 97)  # height and width of the image that tells whether a timm network can be folded
+# Height and width of the image that tells whether a timm network can be folded: no side below those of PROBES in
+# models.timm_backbone.
+PROBE = (97, 113)
 
 
 class FoldedConv(nn.Module):
@@ -29,8 +31,7 @@ class FoldedConv(nn.Module):
 
     def __init__(self, conv: nn.Conv2d, norm: nn.BatchNorm2d | None, dtype: torch.dtype | None = None):
         super().__init__()
-        assert not isinstance(conv.padding, str)
-        self.channels = conv.out_channels
+        self.channels, self.kernel_size = conv.out_channels, conv.kernel_size  # DaViT pads by kernel_size
         self.stride, self.padding, self.dilation, self.groups = conv.stride, conv.padding, conv.dilation, conv.groups
         weight, bias = _fold(conv, norm)
         if dtype is not None and weight.dtype == torch.float32:
@@ -119,4 +120,5 @@ def _convolutions(model: nn.Module) -> Iterator[tuple[nn.Module, str, str]]:
         children = [*parent.named_children(), ("", None)]
         for (name, conv), (norm_name, norm) in pairwise(children):
             if type(conv) in (nn.Conv2d, Conv2d):
-                yield parent, name, norm_name if isinstance(norm, nn.BatchNorm2d) else ""
+                fits = isinstance(norm, nn.BatchNorm2d) and norm.num_features == conv.out_channels
+                yield parent, name, norm_name if fits else ""
