@@ -89,7 +89,7 @@ def get_model(cfg: Config, group: Group, start: StartWeights | None = None) -> t
     if synchronized and group.world_size > 1 and not cfg.freeze_bn:
         synchronize(raw_model)
     # Images arrive as (B, H, W, 3), which is channels-last order; convolutions are faster in it too.
-    raw_model = models.channels_last(raw_model.to(group.device))
+    raw_model = raw_model.to(group.device).to(memory_format=torch.channels_last)
     if cfg.compile:
         compile_blocks(raw_model, eager=(SyncBatchNorm,))
     return raw_model, group.wrap(raw_model, static_graph=cfg.static_graph, find_unused=cfg.find_unused_parameters)

@@ -138,7 +138,7 @@ class TrainedModel:
         broken = next((name for name, value in model.state_dict().items() if not value.isfinite().all()), None)
         if broken:
             raise UserError(f"--checkpoint {self.path}: {broken} is not finite: use an earlier checkpoint")
-        return models.channels_last(model.eval().to(device))
+        return model.eval().to(device).to(memory_format=torch.channels_last)
 
     def predictor(self, weights: str = "auto", device: torch.device = CPU, **settings) -> Predictor:
         """Return a Predictor of the model at the sizes of `cfg`. settings: scales and flip, as in Predictor."""

@@ -105,17 +105,6 @@ def freeze_unused(model: Segmenter) -> None:
                 parameter.requires_grad_(False)
 
 
-def channels_last(model: nn.Module) -> nn.Module:
-    """Put each 4-dimensional parameter and buffer into channels-last order, in place, and return the model.
-
-    Module.to(memory_format=...) refuses models with 5-dimensional ones, such as a LambdaResNet's.
-    """
-    for value in (*model.parameters(), *model.buffers()):
-        if value.dim() == 4:
-            value.data = value.data.contiguous(memory_format=torch.channels_last)
-    return model
-
-
 def init_as_released(model: Segmenter) -> None:
     """Initialise the convolutions of the head and LoRM again, as the released CDSP code does.
 

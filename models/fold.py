@@ -120,5 +120,4 @@ def _convolutions(model: nn.Module) -> Iterator[tuple[nn.Module, str, str]]:
         children = [*parent.named_children(), ("", None)]
         for (name, conv), (norm_name, norm) in pairwise(children):
             if type(conv) in (nn.Conv2d, Conv2d):
-                fits = isinstance(norm, nn.BatchNorm2d) and norm.num_features == conv.out_channels
-                yield parent, name, norm_name if fits else ""
+                yield parent, name, norm_name if isinstance(norm, nn.BatchNorm2d) else ""

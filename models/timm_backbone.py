@@ -134,6 +134,8 @@ def create(name: str, facts: Facts, **options) -> nn.Module:
 def _facts(name: str, output_stride: int, in_channels: int) -> Facts:
     """Find the Facts of a network by trying images on the meta device. Raises UserError as TimmBackbone does."""
     body, options = _whole_on_meta(name, output_stride, in_channels)
+    if any(parameter.dim() > 4 for parameter in body.parameters()):  # LambdaResNets
+        raise UserError(f"--backbone timm:{name}: has 3-D convolutions, which have no channels-last order: choose another")
     number = len(body.feature_info)
     for norm in (True, False):
         for multiple in (1, *sorted({info["reduction"] for info in body.feature_info})):
@@ -220,6 +222,8 @@ def feature_size(name: str, output_stride: int, height: int, width: int) -> tupl
 
 def _recomputed_in_training(block: nn.Module, forward: Callable[..., Tensor], *args, **kwargs) -> Tensor:
     if block.training and torch.is_grad_enabled():
+        # RDNet appends to a list of features that its blocks take: the recomputation needs the list of this moment.
+        args = tuple(list(value) if isinstance(value, list) else value for value in args)
         return recomputed(block, partial(forward, **kwargs), *args)
     return forward(*args, **kwargs)
 

@@ -18,7 +18,6 @@ import models
 from distributed.group import Group
 from models.amp import LossScaler, autocast
 from models.fold import folded
-from models.timm_backbone import TimmBackbone
 from runs.state import TrainState
 from scripts.chaos import unequal
 
@@ -33,7 +32,6 @@ SWIN = {"embed_dim": 24, "depths": (2, 1, 1, 2), "num_heads": (1, 2, 4, 8)}
 
 # {family: (network, arguments that make it thin)}
 FAMILIES: dict[str, tuple[str, dict]] = {
-    "byoanet": ("lambda_resnet26t", {"width_factor": 0.25}),
     "byobnet": ("test_byobnet", {}),
     "convmixer": ("convmixer_1024_20_ks9_p14", {}),
     "convnext": ("test_convnext", {}),
@@ -137,18 +135,23 @@ def thin(family: str) -> str:
 
 def build(family: str, **options) -> models.Segmenter:
     """Return the model as train.py builds it, in training."""
+    return copy.deepcopy(_built(family, **options))
+
+
+@functools.lru_cache(maxsize=3)  # a family's models, in turn: to draw the weights takes longer than a step
+def _built(family: str, **options) -> models.Segmenter:
     torch.manual_seed(0)
     name = f"timm:{thin(family)}"
     model = models.build("deeplabv3p_multi", backbone=name, num_classes=4, head_channels=8, **options)
     models.freeze_unused(model)
-    return models.channels_last(model).train()
+    return model.to(memory_format=torch.channels_last).train()
 
 
-def step(family: str, model: nn.Module, number: int, amp: str = "none") -> list[Tensor]:
-    """Pass two micro-batches, drawn from `number`, forward, and in training also backward. Returns the logits."""
+def step(family: str, model: nn.Module, number: int, amp: str = "none", micro_batches: int = 1) -> list[Tensor]:
+    """Pass micro-batches, drawn from `number`, forward, and in training also backward. Returns the logits."""
     generator = torch.Generator().manual_seed(number)
     found = []
-    for _ in range(2):
+    for _ in range(micro_batches):
         images = torch.randint(0, 256, (2, *SIZES.get(family, SIZE), 3), dtype=torch.uint8, generator=generator)
         with autocast(amp, CPU), torch.set_grad_enabled(model.training):
             logits = model(images)["logits"]
@@ -185,7 +188,7 @@ def train(family: str) -> str:
     model = build(family)
     optimizer, before = optimizer_of(model), copy.deepcopy(model.state_dict())
     for number in range(2):
-        step(family, model, number)
+        step(family, model, number, micro_batches=2)
         check_gradients(model)
         optimizer.step()
         optimizer.zero_grad()
@@ -197,7 +200,7 @@ def train(family: str) -> str:
 
 def equal_timm(family: str) -> float:
     """Return the largest relative difference of a gradient from that of timm's own layers, in float64."""
-    ours = TimmBackbone(thin(family)).double().train()
+    ours = build(family).backbone.double()
     theirs = timm.create_model(thin(family), num_classes=0, **ours.facts.options).double().train()
     theirs.load_state_dict(ours.body.state_dict(), strict=False)
     images = torch.randn(2, 3, *SIZES.get(family, SIZE), dtype=torch.float64)
@@ -213,7 +216,7 @@ def equal_timm(family: str) -> float:
 
 def freeze(family: str) -> str:
     """Train a step with the first half of the parts frozen: no value of theirs changes, and the others train."""
-    depths = build(family).backbone.depths()
+    depths = _built(family).backbone.depths()
     num_parts = (1 + max(depths.values())) // 2
     model = build(family, freeze_backbone=num_parts, grad_checkpointing=True)
     before = copy.deepcopy(model.state_dict())
@@ -229,17 +232,10 @@ def freeze(family: str) -> str:
     return f"{num_parts} of {1 + max(depths.values())}"
 
 
-def draws(family: str) -> bool:
-    """Return whether the network draws random numbers in training."""
-    model, before = build(family), torch.get_rng_state()
-    model(torch.zeros(2, *SIZES.get(family, SIZE), 3, dtype=torch.uint8))
-    return not torch.equal(torch.get_rng_state(), before)
+def checkpoint_gradients(family: str) -> tuple[float, bool]:
+    """Return (the largest relative difference of a gradient with --grad_checkpointing, whether the network draws).
 
-
-def checkpoint_gradients(family: str) -> float:
-    """Return the largest relative difference of a gradient with --grad_checkpointing, from the same seed, in float64.
-
-    Buffers, such as batch norm's statistics, and the random numbers that follow must be equal.
+    In float64, from the same seed: what the network draws is random. Buffers, such as batch norm's statistics, and the random numbers that follow must be equal.
     """
     plain, recomputing = (build(family, grad_checkpointing=on).double() for on in (False, True))
     states = []
@@ -250,7 +246,8 @@ def checkpoint_gradients(family: str) -> float:
     for (name, value), (_, other) in zip(plain.named_buffers(), recomputing.named_buffers(), strict=True):
         assert torch.equal(value, other), f"{name} differs"
     assert torch.equal(*states), "other random numbers follow"
-    return difference(gradients(recomputing), gradients(plain))
+    torch.manual_seed(1)
+    return difference(gradients(recomputing), gradients(plain)), not torch.equal(states[0], torch.get_rng_state())
 
 
 def bf16(family: str) -> float:

@@ -11,6 +11,7 @@ import models
 from distributed.batch_norm import SyncBatchNorm, synchronize
 from errors import STOPPED, UserError
 from models import fold
+from models.average import WeightAverage
 from models.pretrained import StartWeights, load_start_weights
 from models.timm_backbone import TimmBackbone
 from models.timm_weights import read_timm_weights
@@ -155,6 +156,22 @@ def test_grad_checkpointing_changes_no_bit(name):
         assert torch.equal(one.grad, other.grad), found
 
 
+@pytest.mark.parametrize("name", ["efficientvit_m0", "tiny_vit_5m_224"])
+def test_average_of_weights_forgets_what_the_network_kept(name):
+    """In evaluation some networks keep tables computed from weights until train(): a teacher had the first step's."""
+    model = build(name)
+    average = WeightAverage(model, decay=0.0)
+    average.module.eval()
+    images = torch.randint(0, 256, (1, 65, 97, 3), dtype=torch.uint8)
+    with torch.no_grad():
+        average.update(model)
+        average.module(images)
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) / 10)
+        average.update(model)
+        assert torch.equal(average.module(images)["logits"], model.eval()(images)["logits"])
+
+
 def test_feature_size_of_a_crop_as_small_as_the_stride():
     assert models.feature_size("timm:test_efficientnet", 32, 32, 32) == (1, 1)
     assert models.feature_size("timm:test_efficientnet", 32, 33, 64) == (2, 2)
@@ -233,6 +250,7 @@ def test_position_embeddings_of_another_size_are_resized(tmp_path):
         ("resnet50.nonsense", {}, r"--backbone timm:resnet50.nonsense: timm cannot build it \(Invalid pretrained tag"),
         ("test_vit", {"output_stride": 8}, "--output_stride 8: timm:test_vit has a stride of its own"),
         ("mixer_s16_224", {}, "--backbone timm:mixer_s16_224: takes images of one size only"),
+        ("lambda_resnet26t", {}, "--backbone timm:lambda_resnet26t: has 3-D convolutions, .*: choose another"),
     ],
 )
 def test_what_a_network_cannot_do_is_one_line(name, options, message):
