@@ -33,7 +33,8 @@ def test_convolution_is_torchs(size, dilation, options, monkeypatch):
     torch.manual_seed(0)
     options = {"dilation": dilation, "bias": False, "dtype": torch.float64} | options
     if options.setdefault("padding", "same") == "same":  # in pairs: our class leaves the word to torch
-        options["padding"] = tuple(dilation * (side // 2) for side in (size if isinstance(size, tuple) else (size,) * 2))
+        sides = size if isinstance(size, tuple) else (size, size)
+        options["padding"] = tuple(dilation * (side // 2) for side in sides)
     ours = Conv2d(2, 3, size, **options)
     theirs = nn.Conv2d(2, 3, size, **options)
     theirs.load_state_dict(ours.state_dict())
