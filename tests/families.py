@@ -63,7 +63,7 @@ FAMILIES: dict[str, tuple[str, dict]] = {
     "mobilenetv5": ("mobilenetv5_base", {"channel_multiplier": 0.125}),
     "mobilevit": ("mobilevit_xxs", {}),
     "mvitv2": ("mvitv2_tiny", {}),
-    "naflexvit": ("naflexvit_base_patch16_parfac_gap", VIT | {"drop_path_rate": 0.3, "proj_drop_rate": 0.3}),
+    "naflexvit": ("naflexvit_base_patch16_parfac_gap", VIT | {"drop_path_rate": 0.1, "proj_drop_rate": 0.1}),
     "nasnet": ("nasnetalarge", {"stem_size": 8, "num_features": 96}),
     "nextvit": ("nextvit_small", {"depths": (1, 1, 5, 1)}),
     "nfnet": ("test_nfnet", {}),
@@ -141,7 +141,7 @@ def thin(family: str) -> str:
     entry = timm.models.model_entrypoint(network)
     with torch.device("meta"):
         parameters = inspect.signature(type(entry(**options)).__init__).parameters
-    options = dict.fromkeys([name for name in DRAWS if name in parameters], 0.3) | options
+    options = dict.fromkeys([name for name in DRAWS if name in parameters], 0.1) | options
 
     def build_thin(pretrained: bool = False, **others) -> nn.Module:
         return entry(pretrained, **options | others)

@@ -72,7 +72,7 @@ def train(family: str) -> str:
     assert tuple(features[-1].shape[2:]) == model.backbone.feature_size(*size), "feature_size() differs"
     for x, stride in zip(features, model.backbone.strides, strict=True):
         for length, side in zip(x.shape[2:], size, strict=True):  # Inception's convolutions lose the margins
-            assert abs(length - side / stride) <= max(2, 32 / stride), (
+            assert abs(length - side / stride) <= max(3, 32 / stride), (
                 f"{length} positions, {side} pixels, stride {stride}"
             )
     parts = set(model.backbone.depths())
@@ -140,6 +140,8 @@ def checkpoint_gradients(family: str) -> tuple[float, bool]:
     for (name, value), (_, other) in zip(plain.named_buffers(), recomputing.named_buffers(), strict=True):
         assert torch.equal(value, other), f"{name} differs"
     assert torch.equal(*states), "other random numbers follow"
+    zero = [name for name, value in gradients(plain).items() if not value.any()]
+    assert len(zero) < len(gradients(plain)) / 2, f"{len(zero)} gradients are 0, such as {zero[0]}"
     torch.manual_seed(1)
     return difference(gradients(recomputing), gradients(plain)), not torch.equal(states[0], torch.get_rng_state())
 

@@ -20,19 +20,6 @@ from tests.test_grad_checkpointing import trained
 
 timm = pytest.importorskip("timm")
 
-# Of each family a small network, {name: (channels, strides of the features)}. timm's test_* are thin ones.
-FAMILIES = {
-    "resnet18": ((64, 128, 512), (4, 8, 16)),
-    "test_resnet": ((32, 48, 96), (4, 8, 16)),
-    "test_efficientnet": ((24, 32, 64), (4, 8, 16)),
-    "mobilenetv3_small_050": ((8, 16, 24, 288), (4, 8, 16, 32)),
-    "test_convnext": ((24, 32, 64), (4, 8, 16)),
-    "regnetx_002": ((24, 56, 368), (4, 8, 16)),
-    "hrnet_w18_small": ((128, 256, 512, 1024), (4, 8, 16, 32)),
-    "test_vit": ((64,), (16,)),
-    "swin_tiny_patch4_window7_224": ((96, 192, 384, 768), (4, 8, 16, 32)),
-}
-
 
 def build(name: str, model_type: str = "deeplabv3p_multi", **options) -> models.Segmenter:
     torch.manual_seed(0)
@@ -41,28 +28,11 @@ def build(name: str, model_type: str = "deeplabv3p_multi", **options) -> models.
     return model
 
 
-@pytest.mark.full_size
-@pytest.mark.parametrize("name", FAMILIES)
-def test_every_family_trains_at_an_odd_size(name):
-    model = build(name).train()
-    assert (model.backbone.channels, model.backbone.strides) == FAMILIES[name]
-    features = model.backbone(torch.randn(2, 3, 75, 101))
-    sizes = [tuple(x.shape[2:]) for x in features]
-    # A patch embedding or a floor in the network may drop the last, partial position.
-    for size, stride in zip(sizes, model.backbone.strides, strict=True):
-        assert size[0] in (75 // stride, -(-75 // stride))
-        assert size[1] in (101 // stride, -(-101 // stride))
-    assert model.backbone.feature_size(75, 101) == sizes[-1]
-    assert models.feature_size(f"timm:{name}", 0, 75, 101) == sizes[-1]
-    images = torch.randint(0, 256, (2, 75, 101, 3), dtype=torch.uint8)
-    model(images)["logits"].square().mean().backward()
-    for parameter_name, parameter in model.named_parameters():
-        assert (parameter.grad is not None) == parameter.requires_grad, parameter_name
-        assert parameter.grad is None or parameter.grad.isfinite().all()
-    assert set(model.backbone.depths()) == {found for found, _ in model.backbone.named_parameters()}
-    frozen = [found for found, parameter in model.named_parameters() if not parameter.requires_grad]
-    assert all("stage4" in found for found in frozen)  # the last exchange of HRNet's branches, of which heads use less
-    assert not frozen or name == "hrnet_w18_small"
+def test_parameters_that_no_output_needs_are_not_trained():
+    """Heads use less of the last exchange of HRNet's branches."""
+    frozen = [name for name, parameter in build("hrnet_w18_small").named_parameters() if not parameter.requires_grad]
+    assert frozen
+    assert all("stage4" in name for name in frozen)
 
 
 @pytest.mark.parametrize("name", ["test_efficientnet", "tf_mobilenetv3_small_minimal_100", "test_vit"])
