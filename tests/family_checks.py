@@ -131,7 +131,7 @@ def checkpoint_gradients(family: str) -> tuple[float, bool]:
     In float64, from the same seed. Buffers, such as batch norm's statistics, and the random numbers that follow must
     be equal.
     """
-    plain, recomputing = (build(family, grad_checkpointing=on).double() for on in (False, True))
+    plain, recomputing = (awake(build(family, grad_checkpointing=on)) for on in (False, True))
     states = []
     for model in (plain, recomputing):
         torch.manual_seed(1)
@@ -189,20 +189,25 @@ def resume(family: str) -> str:
     return "yes"
 
 
-def fold(family: str) -> tuple[float, int, int]:
-    """Return (largest relative difference of the logits of the folded copy, norms in the copy, norms), in float64.
+def awake(model: nn.Module) -> nn.Module:
+    """Return the model in float64, with random batch norms, and random weights where it starts at 0 or next to it.
 
-    Weights that a network starts at 0 or next to it, which hide what follows, are drawn anew.
+    Such weights hide what comes before them.
     """
-    model = build(family).double().eval()
     generator = torch.Generator().manual_seed(0)
-    for module in model.modules():
+    for module in model.double().modules():
         for value in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
             if isinstance(module, _BatchNorm) and value.is_floating_point():
                 value.data = torch.rand(value.shape, generator=generator, dtype=value.dtype) + 0.5
             elif isinstance(value, nn.Parameter) and value.abs().max() < 1e-3:
                 value.data = torch.randn(value.shape, generator=generator, dtype=value.dtype) / 2
-    images = torch.randint(0, 256, (2, *SIZES.get(family, SIZE), 3), dtype=torch.uint8, generator=generator)
+    return model
+
+
+def fold(family: str) -> tuple[float, int, int]:
+    """Return (largest relative difference of the logits of the folded copy, norms in the copy, norms), in float64."""
+    model = awake(build(family)).eval()
+    images = torch.randint(0, 256, (2, *SIZES.get(family, SIZE), 3), dtype=torch.uint8)
     with torch.no_grad():
         copied, expected = folded(model), model(images)["logits"]
         found = copied(images)["logits"]

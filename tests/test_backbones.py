@@ -29,10 +29,17 @@ def build(name: str, model_type: str = "deeplabv3p_multi", **options) -> models.
 
 
 def test_parameters_that_no_output_needs_are_not_trained():
-    """Heads use less of the last exchange of HRNet's branches."""
-    frozen = [name for name, parameter in build("hrnet_w18_small").named_parameters() if not parameter.requires_grad]
-    assert frozen
-    assert all("stage4" in name for name in frozen)
+    """A linear head takes HRNet's deepest features, which need nothing that the last exchange sends to finer ones."""
+    model = build("hrnet_w18_small", "linear").train()
+    frozen = {
+        name.removeprefix("backbone.body.") for name, value in model.named_parameters() if not value.requires_grad
+    }
+    parts = ("stage4.0.fuse_layers.0.", "stage4.0.fuse_layers.1.", "stage4.0.fuse_layers.2.")
+    parts += ("incre_modules.0.", "incre_modules.1.", "incre_modules.2.")
+    assert all(name.startswith(parts) for name in frozen)
+    assert {part for part in parts if any(name.startswith(part) for name in frozen)} == set(parts)
+    model(torch.randint(0, 256, (2, 65, 97, 3), dtype=torch.uint8))["logits"].sum().backward()
+    assert all((value.grad is not None) == value.requires_grad for value in model.parameters())
 
 
 @pytest.mark.parametrize("name", ["test_efficientnet", "tf_mobilenetv3_small_minimal_100", "test_vit"])
