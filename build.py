@@ -198,7 +198,6 @@ def get_state(
     if cfg.l_consistency and ema:
         how = {"threshold": cfg.consistency_threshold, "warmup_epochs": cfg.consistency_warmup}
         state.teacher = Teacher(ema, cfg.amp, num_images=len(train_set), **how)
-    torch.manual_seed(cfg.seed + group.rank)
     if saved is None:
         return state
     changed = "training list" if saved["listing"] != state.listing else "--seed"
