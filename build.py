@@ -55,6 +55,8 @@ def get_start(cfg: Config, group: Group, saved: dict | None) -> tuple[Config, St
             log.info(f"--stride_in_1x1 is {'on' if stride_in_1x1 else 'off'}, as in the checkpoint")
         return dataclasses.replace(cfg, stride_in_1x1=stride_in_1x1), None
     if cfg.freeze_backbone and cfg.pretrained == "none":
+        with torch.device("meta"):
+            _build(cfg)  # refuses a number of parts that the backbone does not have
         log.warning(f"--freeze_backbone {cfg.freeze_backbone} with --pretrained none: frozen weights stay random")
     read = partial(_read_start_weights, cfg)
     start, needed = group.on_main(read, f"loading --pretrained {cfg.pretrained}"), False
