@@ -42,8 +42,10 @@ def main(module: str, *words: str) -> None:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     except ChildFailedError as error:
         _, failure = error.get_first_failure()
-        if failure.message.startswith("error"):  # errors.report() left it; torch's lines have covered it
-            print(failure.message, file=sys.stderr)
+        # errors.report() leaves its line, except in a process that was ended before; torch's lines have covered it.
+        lines = [str(other.message) for other in (failure, *error.failures.values())]
+        for line in [line for line in lines if line.startswith("error")][:1]:
+            print(line, file=sys.stderr)
         sys.exit(failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode)
 
 
