@@ -6,11 +6,11 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from models.blocks import use_our_layers, with_less_memory
 from models.fused import can_fuse, norm_relu_pool
+from models.norm import BATCH_NORMS
 
 LAYER3_DILATION = 2
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -130,15 +130,17 @@ def _own_statistics(block: nn.Module) -> Iterator[None]:
     Switching the statistics off (track_running_stats=False) would keep fewer tensors than the first pass, and torch's
     `checkpoint` refuses that.
     """
-    norms = [module for module in block.modules() if isinstance(module, _BatchNorm) and module.training]
+    norms = [module for module in block.modules() if isinstance(module, BATCH_NORMS) and module.training]
     kept = [dict(norm.named_buffers(recurse=False)) for norm in norms]
     for norm, buffers in zip(norms, kept, strict=True):
-        norm._buffers.update({name: buffer.clone() for name, buffer in buffers.items()})
+        for name, buffer in buffers.items():
+            setattr(norm, name, buffer.clone())
     try:
         yield
     finally:
         for norm, buffers in zip(norms, kept, strict=True):
-            norm._buffers.update(buffers)
+            for name, buffer in buffers.items():
+                setattr(norm, name, buffer)
 
 
 def feature_size(size: int) -> int:

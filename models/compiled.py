@@ -24,7 +24,7 @@ def compile_blocks(model: Segmenter, eager: tuple[type[nn.Module], ...] = ()) ->
     differ from image to image, is not compiled, nor are copies of the model. The first step compiles, and logs how
     long it took. eager: classes of modules to leave as they are, such as those that call collectives.
     """
-    torch._dynamo.config.recompile_limit = MAX_ENTRIES
+    torch.compiler.config.recompile_limit = MAX_ENTRIES
     for kind in eager:
         kind.forward = torch.compiler.disable(kind.forward)  # type: ignore[method-assign]
     for block in model.backbone.blocks():
