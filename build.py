@@ -27,6 +27,7 @@ from models import pretrained
 from models.amp import LossScaler
 from models.average import WeightAverage
 from models.compiled import compile_blocks
+from models.norm import BATCH_NORMS
 from models.optimizers import make_optimizer
 from models.parameter_groups import parameter_groups
 from models.pretrained import StartWeights
@@ -54,6 +55,8 @@ def get_start(cfg: Config, group: Group, saved: dict | None) -> tuple[Config, St
             log.info(f"--stride_in_1x1 is {'on' if stride_in_1x1 else 'off'}, as in the checkpoint")
         return dataclasses.replace(cfg, stride_in_1x1=stride_in_1x1), None
     if cfg.freeze_backbone and cfg.pretrained == "none":
+        with torch.device("meta"):
+            _build(cfg)  # refuses a number of parts that the backbone does not have
         log.warning(f"--freeze_backbone {cfg.freeze_backbone} with --pretrained none: frozen weights stay random")
     read = partial(_read_start_weights, cfg)
     start, needed = group.on_main(read, f"loading --pretrained {cfg.pretrained}"), False
@@ -198,7 +201,6 @@ def get_state(
     if cfg.l_consistency and ema:
         how = {"threshold": cfg.consistency_threshold, "warmup_epochs": cfg.consistency_warmup}
         state.teacher = Teacher(ema, cfg.amp, num_images=len(train_set), **how)
-    torch.manual_seed(cfg.seed + group.rank)
     if saved is None:
         return state
     changed = "training list" if saved["listing"] != state.listing else "--seed"
@@ -220,7 +222,7 @@ def get_summary(cfg: Config, group: Group, criterion: Criterion, val_loader: Eva
     """
     with torch.device("meta"):
         model = _build(cfg)
-    trained = not cfg.freeze_bn and any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in model.modules())
+    trained = not cfg.freeze_bn and any(isinstance(part, BATCH_NORMS) for part in model.modules())
     if trained and cfg.batchsize == math.prod(model.backbone.feature_size(cfg.crop_size, cfg.crop_size)) == 1:
         raise UserError(
             f"--batchsize 1 with --crop_size {cfg.crop_size}: the deepest features have one position, which batch norm "

@@ -1,7 +1,12 @@
 """Errors that the user can fix, and their one line."""
 
+import contextlib
+import json
+import os
 import re
 import sys
+import time
+from pathlib import Path
 
 STOPPED = 75  # exit status of a run that a signal stopped, after saving; sysexits.h: EX_TEMPFAIL, "try again"
 
@@ -37,8 +42,12 @@ def report(error: BaseException, rank: str) -> int:
 
     where = f" (rank {rank})" if rank else ""
     interrupted = isinstance(error, KeyboardInterrupt)
+    line = f"interrupted{where}" if interrupted else f"error{where}: {reason(error)}"
+    if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):  # torchrun's report then has the line
+        with contextlib.suppress(OSError):
+            Path(file).write_text(json.dumps({"message": line, "timestamp": int(time.time())}), encoding="utf-8")
     # tqdm.write() clears a progress bar first.
-    tqdm.write(f"interrupted{where}" if interrupted else f"error{where}: {reason(error)}", file=sys.stderr)
+    tqdm.write(line, file=sys.stderr)
     if isinstance(error, SystemExit) and isinstance(error.code, int) and error.code:
         return error.code
     return 130 if interrupted else 2 if isinstance(error, UserError) else 1

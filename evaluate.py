@@ -171,7 +171,7 @@ def describe_comparison(flags: EvaluateFlags, comparison: dict) -> str:
     values = (comparison["difference"], *comparison["interval"], comparison["higher"])
     difference, low, high, higher = (100 * value for value in values)
     return (
-        f"mIoU of {flags.compare} minus mIoU of {flags.checkpoint}: {difference:+.2f} points, 95 % interval {low:+.2f} "
+        f"mIoU gain of {flags.checkpoint} over {flags.compare}: {difference:+.2f} points, 95 % interval {low:+.2f} "
         f"to {high:+.2f}, above zero in {higher:.1f} % of the bootstrap samples (paired, over images)"
     )
 

@@ -25,7 +25,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from config.flags import per_rank
-from data.classes import read_classes
+from data.classes import Classes, read_classes
 from data.images import read_label
 from data.loader import batched
 from data.sampler import EvalBatches
@@ -66,9 +66,10 @@ def run(flags: PredictFlags, overrides: dict) -> int:
     with join_group(flags) as group, program.advice(str(group.device), OUT_OF_MEMORY_ADVICE):
         start_logging(flags.log_level, is_main=group.is_main)
         checks.check_flags(group, vars(flags), per_rank(flags))
-        model, colours, background, display, settings = load_model(flags, overrides, group)
+        model, classes, background, display, settings = load_model(flags, overrides, group)
         wanted = {"overlays": flags.overlay, "probs": flags.probs}
-        with Outputs(Path(flags.output), colours, background, **wanted, rank=group.rank) as outputs:
+        files = Outputs(Path(flags.output), classes.colours, background, **wanted, rank=group.rank, names=classes.names)
+        with files as outputs:
             inputs: list[Input] = group.broadcast(plan(flags, outputs, settings, display) if group.is_main else None)
             try:
                 return Prediction(model, outputs, group, display).run(inputs, flags.workers)
@@ -79,8 +80,8 @@ def run(flags: PredictFlags, overrides: dict) -> int:
 
 def load_model(
     flags: PredictFlags, overrides: dict, group: Group
-) -> tuple[ImagePredictor, np.ndarray, int | None, Display, dict]:
-    """Return the model, colours (256, 3) uint8, background class or None, display, all that predictions depend on.
+) -> tuple[ImagePredictor, Classes, int | None, Display, dict]:
+    """Return the model, its classes, background class or None, display, all that predictions depend on.
 
     overrides: {flag: value} that replaces the checkpoint's. Raises UserError if a flag does not apply to --model.
     """
@@ -93,18 +94,18 @@ def load_model(
                 "and every flag of model, --scales, --flip, --long_side, --window and --stride_rate"
             )
         model = OnnxModel(Path(flags.model), group.device, images_at_once=flags.val_batchsize)
-        colours = read_classes(flags.classes, model.num_classes).colours if flags.classes else model.colours
-        settings = {"model": sha256(model.path), "colours": colours[: model.num_classes].tolist()}
-        return model, colours, flags.background_class, Display.of(flags.show_channels, model.stats), settings
+        classes = read_classes(flags.classes, model.num_classes) if flags.classes else model.classes
+        settings = {"model": sha256(model.path), "colours": classes.colours[: model.num_classes].tolist()}
+        return model, classes, flags.background_class, Display.of(flags.show_channels, model.stats), settings
     trained = TrainedModel(flags.checkpoint, overrides)
     trained.cfg = dataclasses.replace(trained.cfg, amp=resolve_amp(trained.cfg.amp, group))
     cfg, predictor = trained.cfg, trained.predictor(flags.weights, group.device, **inference_settings(flags))
     checks.check_weights(group, predictor.model, buffers_averaged=True)
-    colours = trained.classes.colours
+    classes = trained.classes
     settings |= {"show_channels": cfg.show_channels} if cfg.show_channels else {}
     settings |= cfg.sizes | {"model_type": cfg.model_type, "stride_in_1x1": cfg.stride_in_1x1, "amp": cfg.amp}
-    settings = {"checkpoint": sha256(trained.path), **settings, "colours": colours[: cfg.numclasses].tolist()}
-    return predictor, colours, cfg.background_class, cfg.display, settings
+    settings = {"checkpoint": sha256(trained.path), **settings, "colours": classes.colours[: cfg.numclasses].tolist()}
+    return predictor, classes, cfg.background_class, cfg.display, settings
 
 
 def plan(flags: PredictFlags, outputs: Outputs, settings: dict, display: Display) -> list[Input]:

@@ -161,6 +161,7 @@ def train_step(
     # 2. Forward and backward. DDP exchanges gradients in the last backward pass only.
     parts = torch.zeros(len(criterion.names), device=group.device)
     for number, batch in enumerate(micro_batches, start=1):
+        state.seed_forward(cfg.seed, ((number - 1) * group.world_size + group.rank) * cfg.batchsize, group.device)
         foreground = foreground_of(batch, group.device) if "lorm" in criterion.weights else None
         batch = to_device(batch, group.device)
         batch |= state.teach(batch["image"])  # with --l_consistency: what the model should predict for "strong"

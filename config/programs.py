@@ -29,7 +29,10 @@ class PredictFlags(InferenceFlags, SizeFlags, ModelFlags, LaunchFlags):
     model: str = flag("", "ONNX FILE written by export.py, instead of --checkpoint")
     input: tuple[str, ...] = flag((), "images, videos, folders (with subfolders) or 'patterns' to predict, one or more")
     output: str = flag("predictions", "folder for masks/NAME.png and the files of --overlay and --probs")
-    overlay: bool = flag(False, "also paint classes over each image (overlays/NAME.jpg) or video, except --background")
+    overlay: bool = flag(
+        False,
+        "also paint classes over each image (overlays/NAME.jpg) or video, except --background; legend.svg names them",
+    )
     probs: bool = flag(False, "also write probs/NAME.npy: probabilities (classes, height, width), float16")
     overwrite: bool = flag(False, "predict again what --output already has")
 

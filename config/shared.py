@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from config.flags import flag
+from errors import UserError
 from image_stats import MEAN_COLOUR, RGB, Display, ImageStats, ImageType, read_stats
 from labels import MAPS
 
@@ -40,12 +41,16 @@ class SizeFlags:
     """Image size."""
 
     long_side: int = flag(
-        0, "resize images to this longer side, in pixels, at scale 1; 0: keep their size", ge=0, le=65536
+        0, "resize images to this longer side, at least 16 pixels, at scale 1; 0: keep their size", ge=0, le=65536
     )
     window: int = flag(
         0, "predict by sliding windows of this height and width, in pixels; 0: the whole image at once", ge=0
     )
     stride_rate: float = flag(2 / 3, "step between windows, as a fraction of the window", gt=0, le=1)
+
+    def __post_init__(self) -> None:
+        if 0 < self.long_side < 16:
+            raise UserError(f"--long_side {self.long_side}: give 16 pixels or more, or 0 to keep the images' size")
 
     @property
     def sizes(self) -> dict[str, Any]:

@@ -185,5 +185,7 @@ def _empty_batch(num_samples: int, size: int, values: np.ndarray) -> Tensor:
     shape, dtype = (num_samples, *own), getattr(torch, values.dtype.name)
     if get_worker_info() is None:
         return torch.empty(shape, dtype=dtype)
+    if not hasattr(torch.UntypedStorage, "_new_shared"):  # private; it saves a copy
+        return torch.empty(shape, dtype=dtype).share_memory_()
     storage = torch.UntypedStorage._new_shared(math.prod(shape) * values.itemsize)
     return torch.empty(0, dtype=dtype).set_(storage).view(shape)

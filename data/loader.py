@@ -64,8 +64,6 @@ def loader_options(
         "pin_memory": device.type == "cuda" if pin_memory is None else pin_memory,
         "prefetch_factor": prefetch_factor if workers else None,
         "persistent_workers": workers > 0,
-        # A generator of its own, because dropout must not depend on how many workers are started.
-        "generator": torch.Generator(),
     }
 
 

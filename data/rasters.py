@@ -58,6 +58,19 @@ def type_of(raster: Raster) -> ImageType:
     return ImageType(raster.shape[2], raster.dtype.name)
 
 
+def left_out(path: Path) -> str:
+    """Return which channels reading as 8-bit RGB leaves out of a TIFF file, as text; "" if none, or only alpha."""
+    with contextlib.suppress(UserError, ValueError, OSError):
+        raster = TiffRaster(path)
+        num_channels, extra = raster.shape[2], raster.pages[0][tiff.EXTRA_SAMPLES]
+        if raster.dtype == np.uint8 and raster.pages[0][tiff.PHOTOMETRIC] == 2 and num_channels > 3 and not extra:
+            return (
+                f"{path}: 3 of {num_channels} channels are read, as RGB; the fourth is of unspecified kind, such as "
+                "near infrared"
+            )
+    return ""
+
+
 def _check(path: Path, raster: Raster) -> None:
     """Raise UserError if the values or the number of channels are not supported."""
     if raster.dtype.name not in DTYPES:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from distributed.batch_norm import SyncBatchNorm
 from distributed.group import Group
 from errors import DivergedError, UserError
+from models.norm import BATCH_NORMS
 
 
 def check_flags(group: Group, flags: dict, local: Collection[str]) -> None:
@@ -150,7 +151,7 @@ def _local_buffers(raw_model: nn.Module) -> set[str]:
     return {
         f"{prefix}.{name}" if prefix else name
         for prefix, module in raw_model.named_modules()
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and not isinstance(module, SyncBatchNorm)
+        if isinstance(module, BATCH_NORMS) and not isinstance(module, SyncBatchNorm)
         for name, _ in module.named_buffers(recurse=False)
     }
 

@@ -1,6 +1,8 @@
 """Draw label maps as pictures."""
 
+import html
 import math
+from collections.abc import Sequence
 
 import cv2
 import numpy as np
@@ -27,6 +29,18 @@ def overlay(
     mixed = cv2.addWeighted(image, 1 - opacity, painted, opacity, 0)
     mixed = np.where(_clear(label, background)[..., None], image, mixed)
     return np.where(contours(label, background)[..., None], painted, mixed)
+
+
+def legend(names: Sequence[str], colours: np.ndarray, background: int | None) -> str:
+    """Return an SVG picture of the classes' names and colours (256, 3) uint8. background: as in overlay()."""
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="400" height="{24 * len(names) + 8}" font-family="sans-serif">'
+    ]
+    for number, (name, colour) in enumerate(zip(names, to_hex(colours), strict=False)):
+        text = html.escape(name) + (" (not painted)" if number == background else "")
+        lines.append(f'<rect x="8" y="{24 * number + 8}" width="16" height="16" fill="{colour}"/>')
+        lines.append(f'<text x="32" y="{24 * number + 21}">{text}</text>')
+    return "\n".join([*lines, "</svg>\n"])
 
 
 def _clear(label: np.ndarray, background: int | None) -> np.ndarray:

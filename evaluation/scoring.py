@@ -138,23 +138,23 @@ def score(
 
 
 def compare(first: Result, second: Result) -> dict:
-    """Compare the mIoU of two results on the same images by a paired bootstrap, second minus first; return a dict.
+    """Compare the mIoU of two results on the same images by a paired bootstrap, first minus second; return a dict.
 
     "difference": of the mIoU. "interval": (low, high), 95 % interval of the difference. "higher": share of bootstrap
-    samples in which the second mIoU is higher. "miou" and "iou": those of the second result. "iou_difference" and
+    samples in which the first mIoU is higher. "miou" and "iou": those of the second result. "iou_difference" and
     "iou_interval": by class, None if either result has no IoU. Both results need score(per_image=True).
     """
     samples = bootstrap(first.counts), bootstrap(second.counts)
-    differences = mean_iou(samples[1]) - mean_iou(samples[0])
-    class_differences = (class_iou(samples[1]) - class_iou(samples[0])).T
+    differences = mean_iou(samples[0]) - mean_iou(samples[1])
+    class_differences = (class_iou(samples[0]) - class_iou(samples[1])).T
     pairs = list(zip(first.scores["iou"], second.scores["iou"], strict=True))
     return {
-        "difference": second.scores["miou"] - first.scores["miou"],
+        "difference": first.scores["miou"] - second.scores["miou"],
         "interval": interval(differences),
         "higher": float((differences > 0).mean()),
         "miou": second.scores["miou"],
         "iou": second.scores["iou"],
-        "iou_difference": [None if a is None or b is None else b - a for a, b in pairs],
+        "iou_difference": [None if a is None or b is None else a - b for a, b in pairs],
         "iou_interval": [
             None if None in pair else interval(values) for pair, values in zip(pairs, class_differences, strict=True)
         ],

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from data.classes import Classes
 from data.resize import resize, scaled_size
 from errors import UserError
 from image_stats import read_stats
@@ -79,8 +80,8 @@ class _CeilMaxPool(nn.MaxPool2d):
 class ExportedModel(ABC):
     """A model in a file that export.py wrote; has the methods of evaluation.predictor.ImagePredictor.
 
-    outputs: names of the outputs: "labels", and "probs" and "logits" if the file has them. class_names: one per class.
-    colours: RGB by class, (256, 3) uint8. stats: of the images; None: 8-bit RGB. long_side: the --long_side of the
+    outputs: names of the outputs: "labels", and "probs" and "logits" if the file has them. classes: names and
+    colours. stats: of the images; None: 8-bit RGB. long_side: the --long_side of the
     training: labels() and probs() resize images to it; 0: they do not. min_size: smallest side of an image, in pixels.
     images_at_once: number of images per call.
     """
@@ -106,8 +107,8 @@ class ExportedModel(ABC):
             )
         self.outputs: list[str] = self.metadata["outputs"]
         self.num_classes: int = self.metadata["num_classes"]
-        self.class_names: list[str] = self.metadata["class_names"]
-        self.colours = np.array([list(bytes.fromhex(colour[1:])) for colour in self.metadata["colours"]], np.uint8)
+        colours = np.array([list(bytes.fromhex(colour[1:])) for colour in self.metadata["colours"]], np.uint8)
+        self.classes = Classes(self.metadata["class_names"], colours)
 
     @abstractmethod
     def run(self, images: Tensor) -> tuple[Tensor, ...]:

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 
 class WeightAverage:
@@ -16,7 +17,7 @@ class WeightAverage:
 
     def __init__(self, model: nn.Module, decay: float):
         self.module = copy.deepcopy(model)
-        self.decay = decay
+        self._average = get_ema_multi_avg_fn(decay)
         self.num_updates = 0
         # TinyViT and EfficientViT keep tables, in evaluation, that they computed from their weights.
         self._caching: list = [part for part in self.module.modules() if hasattr(part, "attention_bias_cache")]
@@ -27,15 +28,23 @@ class WeightAverage:
         averages: list[Tensor] = list(self.module.parameters())
         weights: list[Tensor] = list(model.parameters())
         if self.num_updates:
-            torch._foreach_lerp_(averages, weights, 1 - self.decay)
+            self._average(averages, weights, None)
         else:
-            torch._foreach_copy_(averages, weights)
+            _copy(averages, weights)
         for kept, new in zip(_by_kind(self.module.buffers()), _by_kind(model.buffers()), strict=True):
-            if kept:
-                torch._foreach_copy_(kept, new)
+            _copy(kept, new)
         for part in self._caching:
             part.attention_bias_cache.clear()
         self.num_updates += 1
+
+
+def _copy(averages: list[Tensor], values: list[Tensor]) -> None:
+    """Copy values to averages in one kernel, or one by one in a torch without the private function."""
+    if averages and hasattr(torch, "_foreach_copy_"):
+        torch._foreach_copy_(averages, values)
+        return
+    for average, value in zip(averages, values, strict=True):
+        average.copy_(value)
 
 
 def _by_kind(buffers: Iterable[Tensor]) -> tuple[list[Tensor], list[Tensor]]:

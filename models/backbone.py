@@ -2,14 +2,15 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from models.blocks import use_our_layers, with_less_memory
 from models.fused import can_fuse, norm_relu_pool
+from models.norm import BATCH_NORMS
 
 LAYER3_DILATION = 2
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -46,7 +47,6 @@ class ResNetBackbone(nn.Module):
         super().__init__()
         import torchvision  # imported here because it takes more than a second
 
-        self.grad_checkpointing = grad_checkpointing
         resnet = torchvision.models.get_model(f"resnet{depth}", weights=None)
         self.conv1, self.bn1, self.relu = resnet.conv1, resnet.bn1, resnet.relu
         if in_channels != 3:
@@ -68,15 +68,18 @@ class ResNetBackbone(nn.Module):
             first = self.layer2[0]
             first.conv1.stride, first.conv2.stride = (2, 2), (1, 1)
         use_our_layers(self)
+        if grad_checkpointing:
+            for block in self.blocks():
+                block.forward = Recomputed(block, draws=False)
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         """Return the features of layer1 (stride 4), layer2 and layer4 (stride 8) for normalised images (B, C, H, W)."""
         x = self.conv1(images)
         fused = can_fuse(self.bn1)
         x = norm_relu_pool(x, self.bn1, self.maxpool) if fused else self.maxpool(self.relu(self.bn1(x)))
-        low = self._run(self.layer1, x)
-        middle = self._run(self.layer2, low)
-        return low, middle, self._run(self.layer4, self._run(self.layer3, middle))
+        low = self.layer1(x)
+        middle = self.layer2(low)
+        return low, middle, self.layer4(self.layer3(middle))
 
     def blocks(self) -> list[nn.Module]:
         """Return the residual blocks, in order."""
@@ -90,25 +93,34 @@ class ResNetBackbone(nn.Module):
         """Return {parameter: number of its part}: 0 for the convolution at the input, 1..4 for layer1 to layer4."""
         return {name: int(name[len("layer")]) if name.startswith("layer") else 0 for name, _ in self.named_parameters()}
 
-    def _run(self, layer: nn.Sequential, x: Tensor) -> Tensor:
-        if not (self.grad_checkpointing and self.training and torch.is_grad_enabled()):
-            return layer(x)
-        for block in layer:
-            x = recomputed(block, block, x, draws=False)
-        return x
 
-
-def recomputed(block: nn.Module, forward: Callable[..., Tensor], *args, draws: bool = True) -> Tensor:
-    """Return forward(*args), which is of `block`; keep only args for the backward pass, which recomputes the rest.
+class Recomputed:
+    """A block's forward pass that, in training, keeps only its inputs and recomputes the rest in the backward pass.
 
     draws: whether the block may draw random numbers, as for dropout. The recomputation then draws the same ones. False
     saves the time to keep and restore the generators' states.
     """
 
-    def contexts() -> tuple[contextlib.AbstractContextManager, contextlib.AbstractContextManager]:
-        return contextlib.nullcontext(), _own_statistics(block)
+    def __init__(self, block: nn.Module, *, draws: bool = True):
+        self.block, self.draws = block, draws
+        # Not bound to the block, so that a copy of the block runs with the copy's weights, compiled or not.
+        self.forward: Callable[..., Tensor] = type(block).forward
 
-    return checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, preserve_rng_state=draws)
+    def __call__(self, *args, **kwargs) -> Tensor:
+        forward = partial(self.forward, self.block, **kwargs)
+        if not (self.block.training and torch.is_grad_enabled()):
+            return forward(*args)
+
+        def contexts() -> tuple[contextlib.AbstractContextManager, contextlib.AbstractContextManager]:
+            return contextlib.nullcontext(), _own_statistics(self.block)
+
+        # RDNet appends to the list of features that its blocks take: the recomputation needs the list of this moment.
+        args = tuple(list(value) if isinstance(value, list) else value for value in args)
+        return checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, preserve_rng_state=self.draws)
+
+    def compile(self, **options) -> None:
+        """Compile the block's forward pass with torch.compile's options. The recomputation runs the compiled code."""
+        self.forward = torch.compile(self.forward, **options)
 
 
 @contextlib.contextmanager
@@ -120,15 +132,17 @@ def _own_statistics(block: nn.Module) -> Iterator[None]:
     Switching the statistics off (track_running_stats=False) would keep fewer tensors than the first pass, and torch's
     `checkpoint` refuses that.
     """
-    norms = [module for module in block.modules() if isinstance(module, _BatchNorm) and module.training]
+    norms = [module for module in block.modules() if isinstance(module, BATCH_NORMS) and module.training]
     kept = [dict(norm.named_buffers(recurse=False)) for norm in norms]
     for norm, buffers in zip(norms, kept, strict=True):
-        norm._buffers.update({name: buffer.clone() for name, buffer in buffers.items()})
+        for name, buffer in buffers.items():
+            setattr(norm, name, buffer.clone())
     try:
         yield
     finally:
         for norm, buffers in zip(norms, kept, strict=True):
-            norm._buffers.update(buffers)
+            for name, buffer in buffers.items():
+                setattr(norm, name, buffer)
 
 
 def feature_size(size: int) -> int:

@@ -6,6 +6,7 @@ import time
 import torch
 from torch import nn
 
+from models.backbone import Recomputed
 from models.segmenter import Segmenter
 
 # A block of each shape is one entry, and torch runs further ones uncompiled. ResNet-50 has 9 shapes.
@@ -23,11 +24,13 @@ def compile_blocks(model: Segmenter, eager: tuple[type[nn.Module], ...] = ()) ->
     differ from image to image, is not compiled, nor are copies of the model. The first step compiles, and logs how
     long it took. eager: classes of modules to leave as they are, such as those that call collectives.
     """
-    torch._dynamo.config.recompile_limit = MAX_ENTRIES
+    torch.compiler.config.recompile_limit = MAX_ENTRIES
     for kind in eager:
         kind.forward = torch.compiler.disable(kind.forward)  # type: ignore[method-assign]
     for block in model.backbone.blocks():
-        block.compile(backend=BACKEND, dynamic=False)
+        # torch.compile cannot trace into the wrapper of gradient checkpointing.
+        compiled = block.forward if isinstance(block.forward, Recomputed) else block
+        compiled.compile(backend=BACKEND, dynamic=False)
     model.head.compile(backend=BACKEND, dynamic=False)
     model.register_forward_pre_hook(_Passes())
 

@@ -16,16 +16,17 @@ class Conv2d(nn.Conv2d):
     for these.
     """
 
-    def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight
         depthwise = self.groups == self.in_channels == self.out_channels > 1
-        simple = bias is None and self.padding_mode == "zeros" and not isinstance(self.padding, str)
+        simple = self.bias is None and self.padding_mode == "zeros" and not isinstance(self.padding, str)
         if (
             not (simple and (self.groups == 1 or depthwise))
             or x.device.type != "cpu"
             or not torch.is_grad_enabled()
             or torch.compiler.is_compiling()
         ):
-            return super()._conv_forward(x, weight, bias)
+            return super().forward(x)
         if torch.is_autocast_enabled("cpu") and x.dtype != torch.float64:  # as autocast does
             dtype = torch.get_autocast_dtype("cpu")
             x, weight = x.to(dtype), weight.to(dtype)

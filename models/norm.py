@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 aten = torch.ops.aten
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 Statistics = tuple[Tensor, ...]  # mean and 1 / standard deviation, each (C,); a subclass may add others
 
 

@@ -10,6 +10,7 @@ from models.backbone import ResNetBackbone
 from models.foreground import Foreground, find_foreground, foreground_of
 from models.freezing import freeze
 from models.lorm import LoRM
+from models.norm import BATCH_NORMS
 from models.timm_backbone import TimmBackbone
 
 
@@ -90,7 +91,7 @@ class Segmenter(nn.Module):
         super().train(mode)
         if self.freeze_bn:
             for module in self.modules():
-                if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                if isinstance(module, BATCH_NORMS):
                     module.eval()
         for module in self.frozen:
             module.eval()

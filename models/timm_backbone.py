@@ -4,8 +4,7 @@ import difflib
 import functools
 import itertools
 import math
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 
 import shell
 from errors import UserError
-from models.backbone import recomputed
+from models.backbone import Recomputed
 from models.blocks import use_our_layers
 from models.convolution import Conv2d
 from models.norm import BatchNormAct2d
@@ -50,7 +49,7 @@ class TimmBackbone(nn.Module):
             module.__class__ = OURS.get(type(module).__name__, module.__class__)
         if grad_checkpointing:
             for block in self.blocks():
-                block.forward = partial(_recomputed_in_training, block, block.forward)
+                block.forward = Recomputed(block)
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         """Return features from the finest (stride 4, or the network's finest if that is coarser) to the deepest.
@@ -218,14 +217,6 @@ def feature_size(name: str, output_stride: int, height: int, width: int) -> tupl
     if not shapes:
         raise UserError(f"--backbone timm:{name}: cannot take images of {width}x{height} pixels: use larger ones")
     return shapes[-1][2], shapes[-1][3]
-
-
-def _recomputed_in_training(block: nn.Module, forward: Callable[..., Tensor], *args, **kwargs) -> Tensor:
-    if block.training and torch.is_grad_enabled():
-        # RDNet appends to a list of features that its blocks take: the recomputation needs the list of this moment.
-        args = tuple(list(value) if isinstance(value, list) else value for value in args)
-        return recomputed(block, partial(forward, **kwargs), *args)
-    return forward(*args, **kwargs)
 
 
 def _is_composite(module: nn.Module) -> bool:

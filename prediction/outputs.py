@@ -5,7 +5,7 @@ import functools
 import io
 import json
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TextIO
@@ -16,7 +16,7 @@ from PIL import Image
 
 from data.images import label_png
 from errors import InputError, UserError
-from evaluation.pictures import overlay
+from evaluation.pictures import legend, overlay
 from evaluation.streaming import Band
 from files import check_writable, remove_scratch, write_atomic, writing
 from prediction.films import SUFFIXES, write_film
@@ -30,6 +30,7 @@ MAX_WAITING = 2**29  # bytes of results that wait for a thread
 class Outputs:
     """A folder with masks/NAME.png and, on request, overlays/NAME.jpg and probs/NAME.npy. NAME may contain folders.
 
+    With overlays, legend.svg has the classes' `names` with their colours.
     A video gets masks/NAME/000001.png and so on, masks/NAME/frames.json, and overlays/NAME.webm or .mp4.
     predictions.json has the settings of all predictions. done.RANK.txt lists the names of finished images, frames and
     videos, as JSON strings.
@@ -38,10 +39,18 @@ class Outputs:
     """
 
     def __init__(
-        self, folder: Path, colours: np.ndarray, background: int | None, *, overlays: bool, probs: bool, rank: int = 0
+        self,
+        folder: Path,
+        colours: np.ndarray,
+        background: int | None,
+        *,
+        overlays: bool,
+        probs: bool,
+        rank: int = 0,
+        names: Sequence[str] = (),
     ):
         self.folder, self.colours, self.background = folder, colours, background
-        self.overlays, self.probs, self.rank = overlays, probs, rank
+        self.overlays, self.probs, self.rank, self.names = overlays, probs, rank, names
         self.failures: list[InputError] = []
         self.not_in_browsers: list[Path] = []
         self._done_file: TextIO | None = None
@@ -81,6 +90,9 @@ class Outputs:
         for file in self.folder.glob("done.*.txt"):
             file.unlink()
         write_atomic(note, text)
+        if self.overlays:
+            svg = legend(self.names, self.colours, self.background)
+            write_atomic(self.folder / "legend.svg", svg)
 
     @functools.cached_property
     def done(self) -> set[str]:

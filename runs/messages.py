@@ -9,6 +9,7 @@ from config import FLAGS, Config
 from data.cores import num_cores
 from data.dataset import SegmentationDataset
 from data.loader import EvalLoader, TrainLoader
+from data.rasters import left_out
 from data.resize import large_images
 from distributed.group import Group
 from evaluation.metrics import Scores
@@ -32,12 +33,14 @@ def log_launch(cfg: Config, group: Group) -> None:
 
 
 def log_data(cfg: Config, train_set: SegmentationDataset, val_loader: EvalLoader) -> None:
-    """Log the data set's path and its numbers of images and classes. Warn of images much larger than a crop."""
+    """Log the data set's path and its numbers of images and classes. Warn of large images and unread channels."""
     counts = f"{len(train_set)} training and {len(val_loader.dataset)} validation images, {cfg.numclasses} classes"
     log.info(f"data: {cfg.dataset_path}, {counts}")
     _, advice = large_images(val_loader.batch_sampler.sizes, cfg.crop_size)
     if advice and not (cfg.long_side or cfg.window):
         log.warning(advice)
+    if not cfg.image_stats and (channels := left_out(train_set.files[0]["image"])):
+        log.warning(f"{channels}; for all of them: {measure_advice(cfg)}")
 
 
 def epoch_title(cfg: Config, state: TrainState) -> str:

@@ -3,6 +3,7 @@
 Counted on the meta device, where tensors have shapes and types but no values.
 """
 
+import contextlib
 import itertools
 import logging
 import math
@@ -14,16 +15,19 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from labels import COUNTS
 from losses.criterion import NEEDS, Criterion
-from models.amp import DTYPES
+from models.amp import DTYPES, Convolutions
 from models.foreground import Foreground
 from models.segmenter import Segmenter
 from models.teacher import targets
+
+try:
+    from torch.utils._python_dispatch import TorchDispatchMode
+except ImportError:  # private: a Meter then measures nothing
+    TorchDispatchMode = contextlib.nullcontext  # type: ignore[assignment, misc]
 
 log = logging.getLogger("segtrain")
 
@@ -65,10 +69,12 @@ class Summary:
         """Log the model's size and estimated memory in one line, and their parts at level DEBUG."""
         frozen = self.parameters - self.trainable
         size = f"{self.crop_size}x{self.crop_size}"
-        line = (
-            f"model: {model_type}, {self.parameters / 1e6:.1f} M parameters, --amp {self.amp}; about "
-            f"{size_text(sum(self.states.values()) + self.working)} for {self.batchsize} images of {size} on {device}"
-        )
+        line = f"model: {model_type}, {self.parameters / 1e6:.1f} M parameters, --amp {self.amp}; "
+        if not self.working:
+            log.info(f"{line}memory unknown: torch {torch.__version__} has no TorchDispatchMode to estimate it by")
+            return
+        memory = size_text(sum(self.states.values()) + self.working)
+        line += f"about {memory} for {self.batchsize} images of {size} on {device}"
         if self.validation.memory > self.working and self.memory >= WORTH_A_WORD:
             line += f", and {size_text(self.memory)} to validate {self.validation.batch}"
         log.info(line)
@@ -149,8 +155,9 @@ def _measure_training_step(
     meter = Meter()
     for value in (*model.parameters(), *model.buffers()):
         meter.hold(value, 0)  # the states include them
-    if (dtype := DTYPES[amp]) is not None:
-        _convert_convolutions(model, dtype)
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            module.forward = partial(Convolutions(DTYPES[amp]), module.forward)  # type: ignore[method-assign]
     with meter:
         shape = (batchsize, crop_size, crop_size)
         maps = {NEEDS[term] for term in criterion.weights if term in NEEDS} | {"label"}
@@ -210,9 +217,9 @@ class Meter(TorchDispatchMode):
 
     def note(self, func, args: tuple, kwargs: dict, result) -> None:
         """Count an operation's FLOPs and the tensors that it has made."""
-        if func._overloadpacket in flop_registry:
-            self.flops += flop_registry[func._overloadpacket](*args, **kwargs, out_val=result)
-        for value in tree_iter(result):
+        if func.overloadpacket in flop_registry:
+            self.flops += flop_registry[func.overloadpacket](*args, **kwargs, out_val=result)
+        for value in result if isinstance(result, tuple | list) else [result]:
             if isinstance(value, Tensor) and value.is_meta:
                 self.hold(value, value.untyped_storage().nbytes())
 
@@ -231,18 +238,6 @@ class Meter(TorchDispatchMode):
         weakref.finalize(storage, free).atexit = False
         self.live += size
         self.peak = max(self.peak, self.live)
-
-
-def _convert_convolutions(model: nn.Module, dtype: torch.dtype) -> None:
-    """Make convolutions compute in `dtype`, as torch.autocast would: autocast does not know the meta device."""
-    for module in model.modules():
-        if isinstance(module, nn.Conv2d):
-            module.forward = partial(_lower_convolution, module, dtype)  # type: ignore[method-assign]
-
-
-def _lower_convolution(module: nn.Conv2d, dtype: torch.dtype, x: Tensor) -> Tensor:
-    bias = None if module.bias is None else module.bias.to(dtype)
-    return module._conv_forward(x.to(dtype), module.weight.to(dtype), bias)
 
 
 def size_text(num_bytes: int) -> str:

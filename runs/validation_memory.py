@@ -11,7 +11,7 @@ from config import Config
 from evaluation.predictor import BAND_BYTES, CPU_BAND_BYTES, Predictor
 from evaluation.windows import WindowGrid
 from image_stats import ImageType
-from models.amp import DTYPES
+from models.amp import DTYPES, Convolutions
 from models.fold import FoldedConv, folded
 from runs.summary import Meter, Validation
 
@@ -60,19 +60,11 @@ def _measure_pass(
     dtype = DTYPES[predictor.amp]
     model = folded(predictor.model, dtype)
     convolutions = [module for module in model.modules() if isinstance(module, FoldedConv)]
-    if dtype is not None:
-        for module in convolutions:  # as autocast does, which does not know the meta device
-            module.register_forward_pre_hook(_to_weight_type)
     meter = Meter()
     for value in (*model.parameters(), *model.buffers()):
         meter.hold(value, 0)
-    with torch.inference_mode(), meter:
+    with torch.inference_mode(), meter, Convolutions(dtype):
         images = torch.empty(batch_size, *window, kind.channels, dtype=getattr(torch, kind.dtype), device="meta")
         logits = model(images)["logits"]
     weights = sum(value.nbytes for module in convolutions for value in module.buffers())
     return weights, meter.peak, logits.float()
-
-
-def _to_weight_type(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    assert isinstance(module, FoldedConv)
-    return (inputs[0].to(module.weight.dtype), *inputs[1:])

@@ -115,8 +115,8 @@ def main(argv: list[str] | None = None) -> int:
         differences = compare(logdir / "whole", logdir / "killed")
     print(
         "\n".join(differences)
-        or f"{args.kills} kills of {args.processes} process(es): weights, optimizer, random numbers, metrics and "
-        "TensorBoard are those of the unbroken run, bit for bit, with every step once"
+        or f"{args.kills} kills of {args.processes} process(es): weights, optimizer, metrics and TensorBoard "
+        "are those of the unbroken run, bit for bit, with every step once"
     )
     return 1 if differences else 0
 

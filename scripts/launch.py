@@ -1,14 +1,17 @@
 """Run a launcher of torch on every GPU of this machine: launch.py MODULE [options of the launcher] PROGRAM [flags].
 
 NUM_GPUS: number of processes; by default one for each GPU, or 2 without a GPU. OMP_NUM_THREADS: by default 1.
+The exit status is that of the process that failed first, and a user's error is the last line.
 """
 
 import os
 import runpy
 import sys
+import warnings
 
 import torch
 import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 # SIGUSR1 reaches the processes too, which then save and stop. torchrun's default has the others.
 SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
@@ -33,7 +36,17 @@ def main(module: str, *words: str) -> None:
     num_gpus = os.environ.get("NUM_GPUS") or str(torch.cuda.device_count() or 2)
     signals = [] if sys.platform == "win32" else ["--signals_to_handle", SIGNALS]
     sys.argv = [module, "--nproc_per_node", num_gpus, *signals, *words]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    # No flag of ours is about what torch.distributed.launch warns of, in seven lines.
+    warnings.filterwarnings("ignore", "The module torch.distributed.launch is deprecated", FutureWarning)
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except ChildFailedError as error:
+        _, failure = error.get_first_failure()
+        # errors.report() leaves its line, except in a process that was ended before; torch's lines have covered it.
+        lines = [str(other.message) for other in (failure, *error.failures.values())]
+        for line in [line for line in lines if line.startswith("error")][:1]:
+            print(line, file=sys.stderr)
+        sys.exit(failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode)
 
 
 if __name__ == "__main__":

@@ -65,6 +65,9 @@ def main(argv: list[str] | None = None) -> int:
         )
     scribbles = data / SCRIBBLES if drawn else work / "strokes"
     values = {name: value for name, value in config.as_dict(cfg).items() if name not in FREE}
+    for name, path in (("train_path", scribbles), ("pseudo_path", work / "pseudo_N")):
+        if getattr(cfg, name):
+            print(f"{name} {getattr(cfg, name)} of --config: the chain trains on {path} instead", file=sys.stderr)
     claim(work, {"data": str(data), "scribbles": str(scribbles), **values})
     launch = [word for name in PASSED_ON if getattr(cfg, name) != config.FLAGS[name].default
               for word in (f"--{name}", getattr(cfg, name))]  # fmt: skip

@@ -195,7 +195,7 @@ def read_metrics(folder: Path, kind: str) -> list[dict]:
 
 
 def assert_same_run(folder: Path, expected: Path) -> None:
-    """Both runs ended with the same weights, optimizer, random numbers, metrics and TensorBoard curves, bit for bit."""
+    """Both runs ended with the same weights, optimizer, metrics and TensorBoard curves, bit for bit."""
     assert chaos.compare(expected, folder) == []
 
 

@@ -27,8 +27,7 @@ def test_auto_is_bf16_on_gpus_that_compute_it(monkeypatch, capability, value):
     ("amx", "avx512", "value"), [(True, False, "bf16"), (False, True, "bf16"), (False, False, "none")]
 )
 def test_auto_is_bf16_on_cpus_that_compute_it(monkeypatch, amx, avx512, value):
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx512)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_tile": amx, "avx512_bf16": avx512})
     assert amp.resolve("auto", CPU) == value
     assert amp.resolve("bf16", CPU) == "bf16"
     assert amp.resolve("none", CPU) == amp.resolve("auto", torch.device("mps")) == "none"

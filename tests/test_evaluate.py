@@ -141,10 +141,10 @@ def test_comparison(run, tmp_path, capsys):
     words = ["--report", str(tmp_path / "report"), "--save_dir", str(tmp_path / "masks")]
     result = score(run, tmp_path, "--compare", str(other), *words)
     first, second = result["miou"], result["comparison"]["miou"]
-    assert result["comparison"]["difference"] == pytest.approx(second - first)
-    assert result["comparison"]["interval"][0] <= second - first <= result["comparison"]["interval"][1]
-    assert f"mIoU of {run / 'last.pt'}: {100 * (second - first):+.2f} points" in capsys.readouterr().out
-    assert result["comparison"]["iou_difference"][0] == pytest.approx(result["comparison"]["iou"][0] - result["iou"][0])
+    assert result["comparison"]["difference"] == pytest.approx(first - second)
+    assert result["comparison"]["interval"][0] <= first - second <= result["comparison"]["interval"][1]
+    assert f"over {other}: {100 * (first - second):+.2f} points" in capsys.readouterr().out
+    assert result["comparison"]["iou_difference"][0] == pytest.approx(result["iou"][0] - result["comparison"]["iou"][0])
     page = Elements(tmp_path / "report/index.html").data()
     assert page["comparison"]["names"] == [str(run / "last.pt"), str(other)]
     assert page["comparison"]["difference"] == result["comparison"]["difference"]
@@ -168,7 +168,7 @@ def test_bootstrap_of_images():
 
 
 def test_comparison_of_each_class():
-    # Correct, labelled and predicted pixels of 3 classes in 2 images. The second model has class 1 right in both images
+    # Correct, labelled and predicted pixels of 3 classes in 2 images. The other model has class 1 right in both images
     # where the first has half of it; class 0 is alike, and class 2 is in neither label nor prediction.
     first = np.array([[[6, 2, 0], [6, 4, 0], [8, 2, 0]], [[6, 1, 0], [6, 2, 0], [7, 1, 0]]])
     second = np.array([[[6, 4, 0], [6, 4, 0], [6, 4, 0]], [[6, 2, 0], [6, 2, 0], [6, 2, 0]]])
@@ -182,14 +182,14 @@ def test_comparison_of_each_class():
     found = compare(*results)
     # Class 0: 12 / 15, then 12 / 12. Class 1: 3 / 6, then 6 / 6.
     assert found["iou"] == [1, 1, None]
-    assert found["iou_difference"] == [pytest.approx(3 / 15), pytest.approx(1 / 2), None]
-    assert found["difference"] == pytest.approx((3 / 15 + 1 / 2) / 2)
+    assert found["iou_difference"] == [pytest.approx(-3 / 15), pytest.approx(-1 / 2), None]
+    assert found["difference"] == pytest.approx(-(3 / 15 + 1 / 2) / 2)
     # Every drawn data set finds half of class 1. Of class 0 it finds 6 / 8
     # if the first image is drawn twice, 6 / 7 if the second is.
-    assert found["iou_interval"][1] == pytest.approx((1 / 2, 1 / 2))
-    assert found["iou_interval"][0] == pytest.approx((1 - 6 / 7, 1 - 6 / 8))
+    assert found["iou_interval"][1] == pytest.approx((-1 / 2, -1 / 2))
+    assert found["iou_interval"][0] == pytest.approx((6 / 8 - 1, 6 / 7 - 1))
     assert found["iou_interval"][2] is None
-    assert found["higher"] == 1
+    assert found["higher"] == 0
 
 
 def test_images_to_show_are_also_those_that_differ_most():

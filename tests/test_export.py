@@ -120,12 +120,12 @@ def test_predicts_what_pytorch_does(kind, batch, size, request, predictor):
 @pytest.mark.parametrize("kind", KINDS)
 def test_says_what_it_is(kind, request, run_folder):
     model = load(kind, request)
-    assert model.class_names == ["sky", "road", "tree", "car", "dog"]
+    assert model.classes.names == ["sky", "road", "tree", "car", "dog"]
     assert model.num_classes == 5
     colours = voc_colours()
     colours[[0, 3]] = [16, 32, 48], [255, 0, 0]
-    assert np.array_equal(model.colours, colours)
-    assert model.colours.dtype == np.uint8
+    assert np.array_equal(model.classes.colours, colours)
+    assert model.classes.colours.dtype == np.uint8
     expected = {
         "segtrain_format": 1,
         "checkpoint": str(run_folder / "best.pt"),

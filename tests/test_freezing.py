@@ -166,6 +166,12 @@ def test_more_parts_than_there_are_is_a_line():
         build(18, freeze_backbone=6)
 
 
+def test_more_parts_than_there_are_are_refused_without_a_warning_before(demo_run, capfd):
+    with pytest.raises(UserError, match=r"--freeze_backbone 99: the backbone has 5 parts"):
+        demo_run(**DENSE, freeze_backbone=99)
+    assert "stay random" not in "".join(capfd.readouterr())
+
+
 def test_frozen_weights_stay_in_a_run_of_two_processes_whatever_else_is_on(demo_flags, tmp_path):
     """DDP, sharded state, batch norm over processes, EMA and checkpointing; compared with a run without the last."""
     words = demo_flags(**DENSE, epochs=1, freeze_backbone=2, ema=0.9, sync_bn="on", check_sync_frequency=1)

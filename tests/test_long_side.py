@@ -9,6 +9,7 @@ from PIL import Image
 import config
 import evaluate
 import utils
+from config.programs import EVALUATE
 from data.dataset import SegmentationDataset
 from data.distance import pseudo_distance, scribble_distance
 from data.images import read_image, read_reduced
@@ -18,7 +19,7 @@ from data.transforms import CentreCrop, TrainTransform
 from distributed.group import Group
 from errors import UserError
 from evaluation.predictor import Predictor
-from trained import TrainedModel
+from trained import TrainedModel, read_flags
 
 ALONE = Group(torch.device("cpu"))
 
@@ -177,6 +178,12 @@ def test_large_images_are_those_of_which_a_crop_shows_little(size, crop_size, ex
     assert long_side == expected
     assert (f"--long_side {expected}" in advice and f"--window {crop_size}" in advice) == bool(expected)
     assert large_images([(10, 10)] * 3 + [size] * 2, crop_size) == (0, "")
+
+
+@pytest.mark.parametrize("read", [config.parse, lambda words: read_flags(EVALUATE, words[-2:])])
+def test_images_of_a_few_pixels_are_refused(demo_root, read):
+    with pytest.raises(UserError, match=r"--long_side 1: give 16 pixels or more, or 0 to keep the images' size"):
+        read([*flags(dataset_path=demo_root), "--long_side", "1"])
 
 
 def test_distance_files_with_long_side_are_refused(demo_root):

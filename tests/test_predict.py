@@ -6,6 +6,7 @@ import re
 import shlex
 import signal
 import time
+from xml.etree import ElementTree
 
 import cv2
 import numpy as np
@@ -357,6 +358,23 @@ def test_overlay_leaves_the_background_clear_unless_there_is_none(checkpoint, tm
     photo().save(tmp_path / "b.png")
     assert run(checkpoint, tmp_path / "b.png", tmp_path / "out", "--overlay", "--background", given) == 0
     assert json.loads((tmp_path / "out/predictions.json").read_text())["overlay"] == {"background": background}
+
+
+def test_a_legend_names_the_colours_of_overlays(tmp_path):
+    classes = tmp_path / "classes.txt"
+    classes.write_text("void #102030\nroad & kerb #ff0080\n\u5929\u7a7a #0000ff\n", encoding="utf-8")
+    checkpoint = random_checkpoint(tmp_path / "best.pt", num_classes=3, classes=classes)
+    photo().save(tmp_path / "a.png")
+    assert run(checkpoint, tmp_path / "a.png", tmp_path / "plain") == 0
+    assert not (tmp_path / "plain/legend.svg").exists()
+    assert run(checkpoint, tmp_path / "a.png", tmp_path / "out", "--overlay") == 0
+    svg = ElementTree.parse(tmp_path / "out/legend.svg").getroot()
+    space = "{http://www.w3.org/2000/svg}"
+    texts = [text.text for text in svg.iter(f"{space}text")]
+    assert texts == ["void (not painted)", "road & kerb", "\u5929\u7a7a"]  # --background is 0
+    assert [box.get("fill") for box in svg.iter(f"{space}rect")] == ["#102030", "#ff0080", "#0000ff"]
+    with Image.open(tmp_path / "out/masks/a.png") as image:
+        assert image.getpalette()[:9] == [0x10, 0x20, 0x30, 0xFF, 0, 0x80, 0, 0, 0xFF]
 
 
 def test_video_that_is_cut_off_is_named(checkpoint, tmp_path, capsys):

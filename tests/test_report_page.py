@@ -156,9 +156,9 @@ def test_sliders_set_the_opacity_of_every_overlay(visit):
 
 
 COMPARISON = {"names": ["log/a/best.pt", "log/b/best.pt"], "miou": 0.6, "iou": [0.8, 0.4, 0.6, None]}
-COMPARISON |= {"difference": 0.0248, "interval": [-0.01, 0.05], "higher": 0.875}
-COMPARISON |= {"iou_difference": [0.8 - 90 / 122, -0.0878, 0.1, None]}
-COMPARISON |= {"iou_interval": [[0.01, 0.1], [-0.2, -0.01], [0.0, 0.2], None]}
+COMPARISON |= {"difference": -0.0248, "interval": [-0.05, 0.01], "higher": 0.125}
+COMPARISON |= {"iou_difference": [90 / 122 - 0.8, 0.0878, -0.1, None]}
+COMPARISON |= {"iou_interval": [[-0.1, -0.01], [0.01, 0.2], [-0.2, 0.0], None]}
 
 
 def test_comparison_with_another_checkpoint(visit):
@@ -167,13 +167,13 @@ def test_comparison_with_another_checkpoint(visit):
         item.other = item.label  # an mIoU of 1, where the first has 0.5 and 0.3
     page = visit(comparison=COMPARISON, shown=shown)
     note = page.locator("#comparison-note").inner_text()
-    assert "log/b/best.pt (compared) against log/a/best.pt: mIoU 60.00 % against 57.52 %, difference +2.48" in note
-    assert "95 % confidence interval \u22121.00 to +5.00; higher in 87.5 % of the samples" in note
+    assert "log/a/best.pt against log/b/best.pt (compared): mIoU 57.52 % against 60.00 %, difference \u22122.48" in note
+    assert "95 % confidence interval \u22125.00 to +1.00; higher in 12.5 % of the samples" in note
     cells = [row.split("\t") for row in page.locator("#comparison-rows tr").all_inner_texts()]
     assert [[cell.strip() for cell in row] for row in cells] == [
-        ["sky", "73.77", "80.00", "+6.23", "+1.00 to +10.00"],
-        ["road", "48.78", "40.00", "\u22128.78", "\u221220.00 to \u22121.00"],
-        ["car", "50.00", "60.00", "+10.00", "+0.00 to +20.00"],
+        ["sky", "73.77", "80.00", "\u22126.23", "\u221210.00 to \u22121.00"],
+        ["road", "48.78", "40.00", "+8.78", "+1.00 to +20.00"],
+        ["car", "50.00", "60.00", "\u221210.00", "\u221220.00 to +0.00"],
         ["<b>moon</b>", "absent", "absent", "none", "none"],
     ]
     page.get_by_role("button", name="Largest difference first").click()

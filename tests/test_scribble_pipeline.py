@@ -194,6 +194,14 @@ def test_each_step_gets_the_flags_that_concern_it(data, tmp_path, commands):
     assert label[-2:] == score[-2:] == ["--workers", "0"]
 
 
+def test_labels_that_a_recipe_names_are_not_replaced_silently(data, tmp_path, commands, capsys):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("train_path: my_strokes")
+    assert scribble_pipeline.main([str(data), str(tmp_path / "work"), "--config", str(recipe)]) == 0
+    expected = f"train_path my_strokes of --config: the chain trains on {tmp_path / 'work/strokes'} instead"
+    assert expected in capsys.readouterr().err
+
+
 def test_a_signal_stops_all_processes_of_a_step(data, tmp_path):
     """torchrun ends with 1 after a signal, but the chain knows that it was stopped."""
     process = start(data, tmp_path / "work", "--processes", "2", "--epochs", "500")

@@ -1,0 +1,98 @@
+"""Networks that draw random numbers, for dropout or stochastic depth: one batch gets the same draws everywhere."""
+
+import pytest
+import torch
+from conftest import assert_same_run, finish, read_metrics, start, start_group, succeed
+
+import models
+from errors import STOPPED
+from models import compiled
+from models.backbone import Recomputed
+from tests.drawing import make_draw
+from tests.test_grad_checkpointing import trained
+
+FAULTS = "tests/train_with_fault.py"
+FLOAT64 = "tests/train_float64.py"
+
+
+def drawing(name: str, **options) -> models.Segmenter:
+    pytest.importorskip("timm")
+    torch.manual_seed(0)
+    model = models.build("linear", backbone=f"timm:{name}", num_classes=4, **options).train()
+    make_draw(model.backbone)
+    return model
+
+
+def after_a_step(model: torch.nn.Module, seed: int = 2, **how) -> list[torch.Tensor]:
+    """The losses of a step, and the weights after it, which tell the gradients. seed: of the draws."""
+    torch.manual_seed(seed)
+    losses = trained(model, steps=1, **how)
+    return [*losses, *model.state_dict().values()]
+
+
+@pytest.mark.parametrize("name", ["test_vit", "test_convnext"])
+@pytest.mark.parametrize("how", [{}, {"amp": "bf16"}, {"accum_steps": 2}], ids=str)
+def test_recomputed_blocks_draw_what_they_drew(name, how):
+    """C1 of the third review: the backward pass drew other numbers, so gradients were those of another network."""
+    expected = after_a_step(drawing(name), **how)
+    assert all(map(torch.equal, after_a_step(drawing(name, grad_checkpointing=True), **how), expected))
+    others = [after_a_step(drawing(name), seed, **how)[0] for seed in range(3, 6)]
+    assert not all(torch.equal(other, expected[0]) for other in others)  # the network does draw
+
+
+def test_compiled_blocks_draw_what_they_drew(monkeypatch):
+    monkeypatch.setattr(compiled, "BACKEND", "aot_eager")
+    expected = after_a_step(drawing("test_vit"))
+    for options in ({}, {"grad_checkpointing": True}):
+        model = drawing("test_vit", **options)
+        compiled.compile_blocks(model)
+        for value, same in zip(after_a_step(model), expected, strict=True):
+            torch.testing.assert_close(value, same, rtol=1e-5, atol=1e-7)
+
+
+def test_a_resnet_does_not_pay_for_draws(monkeypatch):
+    model = models.build("res50_ASPP", layers=18, num_classes=4, grad_checkpointing=True).train()
+    assert all(isinstance(block.forward, Recomputed) for block in model.backbone.blocks())
+    monkeypatch.setattr(torch, "get_rng_state", None)  # what torch's `checkpoint` keeps draws with
+    trained(model, steps=1)
+
+
+def test_two_processes_recompute_what_they_drew_and_resume_bit_for_bit(demo_flags, tmp_path):
+    """Stochastic depth under DistributedDataParallel, with a teacher; stopped in mid-epoch."""
+    pytest.importorskip("timm")
+    words = demo_flags(
+        model_type="linear", backbone="timm:test_vit", dataset="ScribblePseudo", batchsize=1, epochs=2, ema=0.5,
+        l_consistency=1, consistency_threshold=0.2, consistency_warmup=0,
+    )  # fmt: skip
+    words = ["draws", "all", *words]
+    for name, more in (("plain", []), ("recomputed", ["--grad_checkpointing"])):
+        succeed(start_group(2, [*words, *more, "--name", name], tmp_path, FAULTS))
+    results = finish(start_group(2, ["draws+signal_mid_epoch", "all", *words[2:], "--name", "cut"], tmp_path, FAULTS))
+    assert [status for status, _, _ in results] == [STOPPED] * 2, results
+    succeed(start_group(2, [*words, "--name", "cut", "--resume", "auto"], tmp_path, FAULTS))
+    for name in ("recomputed", "cut"):
+        assert_same_run(tmp_path / name, tmp_path / "plain")
+
+
+def test_same_run_at_any_number_of_processes_and_resumed_with_another(demo_flags, tmp_path):
+    """deeplabv3's head has dropout. Batches of 2 on two processes, alone with accumulation, and one after the other.
+
+    In float64 with frozen batch norm: the order of a sum then shows in the last digits only.
+    """
+    words = demo_flags(
+        model_type="deeplabv3", dataset="Dense", freeze_bn=True, batchsize=2, lr_scaling="none", epochs=2,
+        val_epoch_frequency=0,
+    )  # fmt: skip
+    alone = ["--accum_steps", "2"]
+    whole = start_group(2, [*words, "--name", "whole"], tmp_path, FLOAT64)
+    succeed([*whole, start([*words, *alone, "--name", "alone"], tmp_path, FLOAT64)])
+    changed = [*words, "--name", "changed", "--resume", "auto"]
+    results = finish(start_group(2, changed, tmp_path, FLOAT64, STOP_AT_STEP=3))  # of 2 an epoch
+    assert [status for status, _, _ in results] == [STOPPED] * 2, results
+    succeed([start([*changed, *alone], tmp_path, FLOAT64)])
+    expected = torch.load(tmp_path / "whole" / "last.pt", weights_only=True)["model"]
+    losses = [line["loss"] for line in read_metrics(tmp_path / "whole", "train")]
+    for name in ("alone", "changed"):
+        assert [line["loss"] for line in read_metrics(tmp_path / name, "train")] == pytest.approx(losses, rel=1e-9)
+        for key, value in torch.load(tmp_path / name / "last.pt", weights_only=True)["model"].items():
+            torch.testing.assert_close(value, expected[key], rtol=1e-9, atol=1e-12)

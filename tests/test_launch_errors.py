@@ -1,0 +1,71 @@
+"""A user's error under torchrun, and Ctrl-C while modules are imported: one line, last, and a status that says why."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import REPO, finish, flags, two_processes
+
+SLOW_TORCH = "import pathlib, time\npathlib.Path('importing').touch()\ntime.sleep(60)\n"
+
+
+@pytest.mark.parametrize("program", ["train", "evaluate", "predict", "pseudo", "export"])
+def test_ctrl_c_during_the_imports_is_one_line(program, tmp_path):
+    (tmp_path / "stubs").mkdir()
+    (tmp_path / "stubs" / "torch.py").write_text(SLOW_TORCH)
+    words = [] if program == "train" else ["--checkpoint", "x"]
+    with subprocess.Popen(
+        [sys.executable, str(REPO / f"{program}.py"), *words],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(tmp_path / "stubs")},
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        deadline = time.monotonic() + 30
+        while not Path(tmp_path / "importing").exists() and time.monotonic() < deadline:
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=30)
+    assert (stderr, process.returncode) == ("interrupted\n", 130)
+
+
+def test_a_users_error_is_left_for_torchrun_as_a_message(tmp_path):
+    words = flags(dataset_path=tmp_path / "missing", logdir=tmp_path)
+    for status, _, stderr in finish(two_processes(words, tmp_path, TORCHELASTIC_ERROR_FILE=tmp_path / "error.json")):
+        assert status == 2, stderr
+    assert '"message": "error (rank ' in (tmp_path / "error.json").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", ["train_torchrun.sh", "train_ddp.sh"])
+def test_a_users_error_ends_the_scripts_with_our_line_and_status_2(python, tmp_path, script):
+    words = flags(dataset_path=tmp_path / "missing", logdir=tmp_path)
+    env = os.environ | python.env | {"NUM_GPUS": "2"}
+    done = subprocess.run(
+        ["bash", REPO / script, *words], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.splitlines()[-1].startswith("error (rank ")
+    assert "missing: no such folder" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+    assert "FutureWarning" not in done.stderr
+    assert "is deprecated" not in done.stderr
+
+
+@pytest.mark.slow
+def test_a_killed_process_ends_the_scripts_with_its_signal(python, tmp_path):
+    """A fault of no user: torch's line names the process, and the status is the shell's for SIGKILL."""
+    program = tmp_path / "killed.py"
+    program.write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
+    command = [sys.executable, str(REPO / "scripts/launch.py"), "torch.distributed.run", "--standalone", str(program)]
+    done = subprocess.run(
+        command, env=os.environ | {"NUM_GPUS": "1"}, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 128 + signal.SIGKILL
+    assert "(exitcode: -9)" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr

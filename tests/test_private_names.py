@@ -1,0 +1,93 @@
+"""A later torch may lack its private functions: the product calls few of them, and goes on without each."""
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from conftest import REPO
+from test_train import unequal
+
+import models
+from data import dataset
+from losses.criterion import Criterion
+from models import amp, compiled
+from models.average import WeightAverage
+
+# Each has a test below that removes it.
+WITH_FALLBACK = {"torch._foreach_copy_", "torch.UntypedStorage._new_shared", "torch.utils._python_dispatch"}
+PRIVATE = re.compile(r"\b(?:torch|nn|dist)(?:\.\w+)*\._[a-z]\w*|\b_(?:BatchNorm|conv_forward|overloadpacket|buffers)\b")
+OUTSIDE = ("tests", "benchmarks", ".venv")
+
+
+def test_the_product_names_no_other_private_function_of_torch():
+    files = [path for path in REPO.rglob("*.py") if path.relative_to(REPO).parts[0] not in OUTSIDE]
+    found = {name for path in files for name in PRIVATE.findall(path.read_text(encoding="utf-8"))}
+    assert found == WITH_FALLBACK
+
+
+def test_auto_precision_without_torchs_private_tests_of_the_cpu(monkeypatch):
+    before = amp.has_native_bf16(torch.device("cpu"))
+    for name in ("_is_amx_tile_supported", "_is_avx512_bf16_supported"):
+        monkeypatch.delattr(torch.cpu, name)
+    assert amp.has_native_bf16(torch.device("cpu")) == before
+
+
+def test_an_average_copies_tensors_one_by_one_where_torch_cannot_copy_lists(monkeypatch):
+    torch.manual_seed(0)
+    model = models.build("res50_ASPP_lorm", layers=18, num_classes=5)
+    averages = []
+    for removed in (False, True):
+        if removed:
+            monkeypatch.delattr(torch, "_foreach_copy_")
+        torch.manual_seed(1)
+        averages.append(WeightAverage(model, 0.9))
+        for _ in range(3):
+            for value in (*model.parameters(), *model.buffers()):
+                value.data.normal_() if value.is_floating_point() else value.fill_(7)
+            averages[-1].update(model)
+    assert not unequal(*(average.module.state_dict() for average in averages))
+    buffers = dict(model.named_buffers())
+    assert all(torch.equal(value, buffers[name]) for name, value in averages[1].module.named_buffers())
+
+
+def test_the_number_of_compiled_shapes_is_raised_by_the_public_setting(monkeypatch):
+    monkeypatch.setattr(torch.compiler.config, "recompile_limit", 8)
+    compiled.compile_blocks(models.build("res50_ASPP", layers=18, num_classes=2))
+    assert torch.compiler.config.recompile_limit == compiled.MAX_ENTRIES
+
+
+def test_without_dispatch_modes_the_size_is_logged_and_the_memory_is_said_to_be_unknown(monkeypatch, caplog):
+    monkeypatch.setitem(sys.modules, "torch.utils._python_dispatch", None)
+    spec = importlib.util.spec_from_file_location("summary_without_modes", Path(REPO / "runs/summary.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    summary = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, summary)  # dataclasses look there
+    spec.loader.exec_module(summary)
+    with torch.device("meta"):
+        model = models.build("res50_ASPP", layers=18, num_classes=2)
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    result = summary.summarize(model, Criterion({"seg": 1.0}), batchsize=2, crop_size=33, amp="bf16")
+    assert result.parameters == num_parameters
+    assert result.flops > 0
+    caplog.set_level("DEBUG", "segtrain")
+    result.log("res50_ASPP", torch.device("cpu"))
+    assert caplog.messages[0] == (
+        f"model: res50_ASPP, {num_parameters / 1e6:.1f} M parameters, --amp bf16; memory unknown: torch "
+        f"{torch.__version__} has no TorchDispatchMode to estimate it by"
+    )
+
+
+def test_a_loader_worker_makes_its_batch_without_the_private_storage(monkeypatch):
+    monkeypatch.setattr(dataset, "get_worker_info", lambda: "in a worker")
+    for removed in (False, True):
+        if removed:
+            monkeypatch.delattr(torch.storage._StorageBase, "_new_shared")
+        for values in (np.zeros((9, 8, 3), np.uint16), np.zeros((9, 8), np.uint8), np.zeros(5, np.int64)):
+            batch = dataset._empty_batch(2, 7, values)
+            assert batch.shape == (2, 5) if values.ndim == 1 else (2, 7, 7, *values.shape[2:])
+            assert batch.dtype == getattr(torch, values.dtype.name)
+            assert batch.is_shared()
