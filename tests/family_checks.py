@@ -164,24 +164,23 @@ def resume(family: str) -> str:
         optimizer = optimizer_of(model)
         return TrainState(model, model, optimizer, LossScaler(CPU, enabled=False), clip_grad=1.0)
 
-    model, group = build(family), Group(CPU)
+    def go_on(model: nn.Module, state: TrainState) -> dict:
+        state.seed_forward(0, 0, CPU)
+        step(family, model, state.step)
+        state.update(1e-3, 4)
+        return state.capture(group)
+
+    model, group, file = build(family), Group(CPU), io.BytesIO()
     state = state_of(model)
-    step(family, model, 0)
-    state.update(1e-3, 4)
-    file = io.BytesIO()
-    torch.save(state.capture(group), file)
-    step(family, model, 1)
-    state.update(1e-3, 4)
-    expected = state.capture(group)
+    torch.save(go_on(model, state), file)
+    expected = go_on(model, state)
     other = build(family)
     with torch.no_grad():
         for value in other.parameters():
             value.add_(1)
     state = state_of(other)
     state.restore(torch.load(io.BytesIO(file.getvalue()), weights_only=True), group)
-    step(family, other, 1)
-    state.update(1e-3, 4)
-    found = state.capture(group)
+    found = go_on(other, state)
     for name, value in expected["model"].items():
         assert torch.equal(found["model"][name], value), f"{name} differs"
     differing = unequal(expected, found)
