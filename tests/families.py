@@ -14,8 +14,9 @@ from torch import nn
 import models
 
 SIZE = (65, 97)  # height and width of the images
-# The least that the first three take; convmixer_1024_20_ks9_p14 is slow.
-SIZES = dict.fromkeys(("inception_resnet_v2", "inception_v3", "inception_v4"), (75, 97)) | {"convmixer": (29, 43)}
+# The least that Inception networks take; smaller ones for networks that are slow and cannot be thinner.
+SIZES = dict.fromkeys(("inception_resnet_v2", "inception_v3", "inception_v4"), (75, 97))
+SIZES |= dict.fromkeys(("convmixer", "mvitv2", "pnasnet", "selecsls", "xception_aligned"), (29, 43))
 LAYERS = {"layers": [1, 1, 1, 1], "channels": (16, 32, 64, 128)}  # of a thin ResNet
 VIT = {"depth": 2, "embed_dim": 48, "num_heads": 3}
 PYRAMID = {"embed_dims": (16, 32, 48, 64), "depths": (1, 1, 1, 1)}
