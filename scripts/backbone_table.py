@@ -52,7 +52,8 @@ def _result(check: Callable[[str], str], family: str) -> str:
     try:
         return check(family)
     except Exception as error:  # whatever torch meets in the network
-        return f"no: {' '.join(str(error).split())[:100]}".replace("|", "/")
+        text = re.sub(r"\x1b\[\d*m", "", " ".join(str(error).split()))  # torch.onnx colours its messages
+        return f"no: {text[:100]}".replace("|", "/")
 
 
 def _checkpoints(family: str) -> str:
@@ -93,8 +94,8 @@ def _exports(model: models.Segmenter) -> list[str]:
 
 def _compare(graph: WholeImage, run: Callable[[torch.Tensor], tuple[torch.Tensor, ...]]) -> str:
     """Compare the labels of an exported model with PyTorch's, at sizes other than that of the trace."""
-    for size in EXPORTED:
-        images = torch.randint(0, 256, (*size, 3), dtype=torch.uint8)
+    for count, *sides in EXPORTED:
+        images = torch.randint(0, 256, (count, *(max(side, graph.min_size) for side in sides), 3), dtype=torch.uint8)
         with torch.no_grad():
             logits = whole_image_logits(graph.model, images)
             compare_outputs(logits.argmax(1).to(torch.uint8), logits, {"labels": run(images)[0]})
