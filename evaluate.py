@@ -9,7 +9,6 @@ torchrun --standalone --nproc_per_node 8 evaluate.py --checkpoint log/cdsp_relea
 import dataclasses
 import json
 import logging
-import sys
 from pathlib import Path
 
 import program
@@ -210,4 +209,4 @@ def report(flags: EvaluateFlags, models: list[TrainedModel], result: Result, com
 
 
 if __name__ == "__main__":
-    sys.exit(program.run(main))
+    program.run_and_exit(main)

@@ -7,7 +7,6 @@ python export.py --checkpoint log/demo/best.pt --format onnx --probs --images da
 import contextlib
 import json
 import logging
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -184,4 +183,4 @@ def random_images(shape: tuple[int, ...], stats: ImageStats | None, generator: t
 
 
 if __name__ == "__main__":
-    sys.exit(program.run(main))
+    program.run_and_exit(main)

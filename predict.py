@@ -8,7 +8,6 @@ torchrun --standalone --nproc_per_node 8 predict.py --checkpoint log/voc/best.pt
 
 import dataclasses
 import logging
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -247,4 +246,4 @@ class Prediction:
 
 
 if __name__ == "__main__":
-    sys.exit(program.run(main))
+    program.run_and_exit(main)

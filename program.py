@@ -1,12 +1,15 @@
 """How a program starts and ends: the command line first, then one line and an exit status."""
 
+import atexit
 import contextlib
 import errno
 import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from typing import NoReturn
 
+from distributed import signals
 from distributed.launchers import rank_of
 from errors import UserError, in_one_line, report
 
@@ -22,6 +25,20 @@ def run(main: Callable[[], int | None]) -> int:
         return main() or 0
     except (UserError, KeyboardInterrupt) as error:
         return report(error, rank_of(os.environ))
+
+
+def run_and_exit(main: Callable[[], int | None]) -> NoReturn:
+    """Call run(main), then end the process with the status that it returns.
+
+    A process that has joined a process group ends without the finalization of the interpreter: gloo's threads outlive
+    destroy_process_group(), and a thread that frees a tensor during the finalization aborts the process
+    (https://github.com/pytorch/pytorch/pull/179291). torchrun would then report a complete run as failed.
+    """
+    status = run(main)
+    if signals.has_joined_group:
+        atexit._run_exitfuncs()
+        signals.exit_at_once(status)
+    sys.exit(status)
 
 
 def check_command_line(read: Callable[[], object]) -> None:

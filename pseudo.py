@@ -8,7 +8,6 @@ torchrun --standalone --nproc_per_node 8 pseudo.py --checkpoint log/teacher/best
 import dataclasses
 import json
 import logging
-import sys
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -248,4 +247,4 @@ def report(result: dict, flags: PseudoFlags, dataset: SegmentationDataset, cfg: 
 
 
 if __name__ == "__main__":
-    sys.exit(program.run(main))
+    program.run_and_exit(main)

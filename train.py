@@ -7,7 +7,6 @@ torchrun --nnodes 2 --nproc_per_node 8 --rdzv_backend c10d --rdzv_endpoint HOST:
 """
 
 import logging
-import sys
 from itertools import islice, takewhile
 
 import config
@@ -248,4 +247,4 @@ def validate(
 
 
 if __name__ == "__main__":
-    sys.exit(program.run(main))
+    program.run_and_exit(main)

@@ -9,7 +9,6 @@ Training computes them on the fly, from each label at its own size. To save them
 import argparse
 import functools
 import math
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -116,4 +115,4 @@ def parser() -> argparse.ArgumentParser:
 if __name__ == "__main__":
     import program  # here, because data/ imports no room above it
 
-    sys.exit(program.run(main))
+    program.run_and_exit(main)

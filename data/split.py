@@ -188,4 +188,4 @@ def parser() -> Parser:
 if __name__ == "__main__":
     import program  # here, because data/ imports no room above it
 
-    sys.exit(program.run(main))
+    program.run_and_exit(main)

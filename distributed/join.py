@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import torch.distributed as dist
 
-from distributed import launchers, rendezvous
+from distributed import launchers, rendezvous, signals
 from distributed.device import choose_backend, find_device, only_gpu
 from distributed.group import Group
 from distributed.lifeline import WRITE_SECONDS, Lifeline
@@ -98,6 +98,7 @@ def _join(
     # CPU tensors always use gloo: their small sums then need not wait for the GPU.
     backends = "cpu:gloo,cuda:nccl" if backend == "nccl" else backend
     wait = timedelta(seconds=timeout)
+    signals.has_joined_group = True
     dist.init_process_group(backends, timeout=wait, store=store, rank=rank, world_size=world_size)
     return Group(device, rank, local_rank, world_size, backend, line.stop, local_world_size, place.launcher, line)
 

@@ -15,6 +15,7 @@ WRITER = "checkpoint"  # name of the thread that writes checkpoints
 # Windows has no SIGUSR1.
 SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGUSR1") if hasattr(signal, name)]
 _END = b"\0"  # the number of no signal
+has_joined_group = False  # whether this process is or was in a process group: see program.run_and_exit()
 
 
 class StopRequest:

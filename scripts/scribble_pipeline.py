@@ -235,4 +235,4 @@ def parser() -> Parser:
 
 
 if __name__ == "__main__":
-    sys.exit(program.run(main))
+    program.run_and_exit(main)

@@ -30,4 +30,4 @@ def replace_or_stop(source, target) -> None:
 os.replace = replace_or_stop
 
 if __name__ == "__main__":
-    sys.exit(program.run(lambda: pseudo.main(sys.argv[3:])))
+    program.run_and_exit(lambda: pseudo.main(sys.argv[3:]))

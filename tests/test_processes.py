@@ -22,7 +22,7 @@ def work(item):
     Path(sys.argv[1]).touch()
     time.sleep(0.02)
 
-sys.exit(program.run(lambda: work_on(work, list(range(5000)), 2, "item", "working")))
+program.run_and_exit(lambda: work_on(work, list(range(5000)), 2, "item", "working"))
 """
 
 

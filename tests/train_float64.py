@@ -38,4 +38,4 @@ if "STOP_AT_STEP" in os.environ:
 
 torch.set_default_dtype(torch.float64)
 if __name__ == "__main__":  # not in loader workers that start by spawn
-    sys.exit(program.run(train.main))
+    program.run_and_exit(train.main)

@@ -243,4 +243,4 @@ if __name__ == "__main__":
     for name in reversed(names.split("+")):  # the last one installed acts first
         if rank == "all" or rank == os.environ.get("RANK", "0") or name in ON_ALL_RANKS:
             FAULTS[name]()
-    sys.exit(program.run(lambda: train.main(sys.argv[3:])))
+    program.run_and_exit(lambda: train.main(sys.argv[3:]))

@@ -183,4 +183,4 @@ def _write_json(path: Path, summary: Summary, findings: Findings) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(program.run(main))
+    program.run_and_exit(main)

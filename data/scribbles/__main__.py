@@ -38,4 +38,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(program.run(main))
+    program.run_and_exit(main)
