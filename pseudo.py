@@ -81,8 +81,9 @@ def make(flags: PseudoFlags, overrides: dict, group: Group) -> None:
     prepare_demo_data(cfg, group)
     split = flags.split or cfg.train_split
     dataset = find_scribbles(cfg, split, flags.train_path)
-    masks_folder, masks = find_dense_masks(cfg, split)
-    folder = PseudoFolder(Path(flags.output), classes.colours)
+    masks_folder, masks = find_dense_masks(cfg, split, dataset.folders["label"])
+    output = Path(flags.output)
+    folder = PseudoFolder(output, classes.colours, find_output(cfg, split, output), cfg.label_suffix)
     folder.check_place([*dataset.folders.values(), masks_folder], Path(cfg.dataset_path))
     check_not_folder(flags.json, "--json")
     checks.check_setup(group, {f"{split} list": dataset})
@@ -149,21 +150,35 @@ def load(flags: PseudoFlags, overrides: dict, group: Group) -> tuple[Config, Pre
 def find_scribbles(cfg: Config, split: str, train_path: str) -> SegmentationDataset:
     """Return the data set of a split's images, with their scribbles as "label".
 
-    train_path: folder of the scribbles; "": the one in `cfg` if it holds scribbles, else the layout's.
+    train_path: folder of the scribbles; "": the one in `cfg` if it holds scribbles, else that of VOC's layout.
     """
-    if cfg.dataset == "Folder":
-        raise UserError("--dataset Folder: scribbles and pseudo-labels need VOC's layout (docs/your_data.md)")
-    own = cfg.train_path if cfg.dataset.startswith("Scribble") else ""  # with Dense, it names dense masks
-    dataset = SegmentationDataset(find_files(cfg, "ScribbleOnly", split, {"label": train_path or own}), cfg.numclasses)
+    is_plain = cfg.dataset == "Folder"
+    path = train_path or (cfg.train_path if is_plain or cfg.dataset.startswith("Scribble") else "")  # not Dense's masks
+    if is_plain and not path:
+        raise UserError("--train_path is not set: with --dataset Folder, give the folder of the scribbles")
+    files = find_files(cfg, "Folder" if is_plain else "ScribbleOnly", split, {"label": path})
+    dataset = SegmentationDataset(files, cfg.numclasses)
     dataset.expect(cfg.image_type)
     return dataset
 
 
-def find_dense_masks(cfg: Config, split: str) -> tuple[Path, dict[str, Path]]:
-    """Return the folder of the dense masks, which may be missing, and {name: path} of the masks of a split."""
+def find_dense_masks(cfg: Config, split: str, scribbles: Path) -> tuple[Path, dict[str, Path]]:
+    """Return the folder of the dense masks, which may be missing, and {name: path} of the masks of a split.
+
+    There are no masks if the folder is that of the scribbles.
+    """
     found = find_masks(cfg, split)
+    if found.folders["label"].resolve() == scribbles.resolve():
+        return scribbles, {}
     masks = {name: files["label"][0] for name, files in match_files(found) if files["label"]}
     return found.folders["label"], masks
+
+
+def find_output(cfg: Config, split: str, output: Path) -> Path:
+    """Return the folder of the labels: `output`, or the folder below it where --dataset Folder looks for them."""
+    if cfg.dataset != "Folder":
+        return output
+    return find_files(cfg, "Folder", split, {"label": str(output.absolute())}).folders["label"]
 
 
 @dataclass
@@ -237,14 +252,17 @@ def report(result: dict, flags: PseudoFlags, dataset: SegmentationDataset, cfg: 
     shares = f"{result['labelled']:.1%} of the pixels are labelled, {result['stroked']:.2%} by strokes"
     log.info(f"{result['images']} pseudo-labels in {flags.output}: {shares}")
     scribbles, labels = (path.resolve() for path in (dataset.folders["label"], Path(flags.output)))
-    words = ["--dataset_path", cfg.dataset_path, "--train_path", scribbles, "--pseudo_path", labels]
+    words = ["--dataset", "ScribblePseudo", "--train_path", scribbles, "--pseudo_path", labels]
+    if cfg.dataset == "Folder":  # the pseudo-labels include the strokes
+        words = ["--dataset", "Folder", "--train_path", labels]
+    words += ["--dataset_path", cfg.dataset_path]
     values = {name: getattr(cfg, name) for name in OF_TRAINING} | {"train_split": flags.split or cfg.train_split}
     for name, value in values.items():
         if value != FLAGS[name].default:
             words += [f"--{name}", *(value if FLAGS[name].is_list else [value])]
     if not result["stroked"]:
         log.warning(f"no scribble in {scribbles} has a stroke")
-    log.info(f"to train on them: {shell.python_command('train.py', '--dataset', 'ScribblePseudo', *words)}")
+    log.info(f"to train on them: {shell.python_command('train.py', *words)}")
 
 
 if __name__ == "__main__":
