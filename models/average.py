@@ -19,6 +19,8 @@ class WeightAverage:
         self.module = copy.deepcopy(model)
         self._average = get_ema_multi_avg_fn(decay)
         self.num_updates = 0
+        # TinyViT and EfficientViT keep tables, in evaluation, that they computed from their weights.
+        self._caching: list = [part for part in self.module.modules() if hasattr(part, "attention_bias_cache")]
 
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:
@@ -31,6 +33,8 @@ class WeightAverage:
             _copy(averages, weights)
         for kept, new in zip(_by_kind(self.module.buffers()), _by_kind(model.buffers()), strict=True):
             _copy(kept, new)
+        for part in self._caching:
+            part.attention_bias_cache.clear()
         self.num_updates += 1
 
 

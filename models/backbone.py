@@ -114,6 +114,8 @@ class Recomputed:
         def contexts() -> tuple[contextlib.AbstractContextManager, contextlib.AbstractContextManager]:
             return contextlib.nullcontext(), _own_statistics(self.block)
 
+        # RDNet appends to the list of features that its blocks take: the recomputation needs the list of this moment.
+        args = tuple(list(value) if isinstance(value, list) else value for value in args)
         return checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, preserve_rng_state=self.draws)
 
     def compile(self, **options) -> None:

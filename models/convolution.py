@@ -58,7 +58,7 @@ Pair = tuple[int, ...]  # of heights and widths
 def convolve(
     x: Tensor, weight: Tensor, stride: Pair = (1, 1), padding: Pair = (0, 0), dilation: Pair = (1, 1)
 ) -> Tensor:
-    """Return the convolution of x (B, C, H, W) by weight (C_out, C, k, k)."""
+    """Return the convolution of x (B, C, H, W) by weight (C_out, C, kh, kw)."""
     return F.conv2d(x, weight, None, stride, padding, for_onednn(x, weight, dilation))
 
 
@@ -67,7 +67,8 @@ def convolution_gradients(
 ) -> tuple[Tensor | None, Tensor | None]:
     """Return the gradients of x and weight, each None if not `wanted`. grad: (B, C_out, H', W'), of convolve()."""
     step, reach = dilation[0], dilation[0] * (weight.shape[2] // 2)
-    keeps_size = (*stride, *padding, *dilation) == (1, 1, reach, reach, step, step) and weight.shape[2] % 2 == 1
+    square = weight.shape[2] == weight.shape[3] and weight.shape[2] % 2 == 1
+    keeps_size = square and (*stride, *padding, *dilation) == (1, 1, reach, reach, step, step)
     by_taps = wanted[1] and x.device.type == "cpu" and keeps_size and taps_are_faster(weight, step, x)
     grad_x = grad_weight = None
     if wanted[0] or not by_taps:
@@ -125,4 +126,4 @@ def for_onednn(x: Tensor, weight: Tensor, dilation: Pair) -> Pair:
 
     On one thread torch chooses a slower kernel for float32 1x1 convolutions that are not dilated.
     """
-    return (2, 2) if weight.shape[2] == 1 and x.device.type == "cpu" else dilation
+    return (2, 2) if weight.shape[2:] == (1, 1) and x.device.type == "cpu" else dilation

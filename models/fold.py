@@ -14,7 +14,9 @@ from models.timm_backbone import TimmBackbone
 
 # For a 3x3 convolution of 2048 channels, oneDNN needs less time with 32 output channels than with 11 to 24.
 CPU_CHANNELS = 32
-PROBE = (65, 97)  # height and width of the image that tells whether a timm network can be folded
+# Height and width of the image that tells whether a timm network can be folded: no side below those of PROBES in
+# models.timm_backbone.
+PROBE = (97, 113)
 
 
 class FoldedConv(nn.Module):
@@ -29,8 +31,7 @@ class FoldedConv(nn.Module):
 
     def __init__(self, conv: nn.Conv2d, norm: nn.BatchNorm2d | None, dtype: torch.dtype | None = None):
         super().__init__()
-        assert not isinstance(conv.padding, str)
-        self.channels = conv.out_channels
+        self.channels, self.kernel_size = conv.out_channels, conv.kernel_size  # DaViT pads by kernel_size
         self.stride, self.padding, self.dilation, self.groups = conv.stride, conv.padding, conv.dilation, conv.groups
         weight, bias = _fold(conv, norm)
         if dtype is not None and weight.dtype == torch.float32:

@@ -133,12 +133,14 @@ def create(name: str, facts: Facts, **options) -> nn.Module:
 def _facts(name: str, output_stride: int, in_channels: int) -> Facts:
     """Find the Facts of a network by trying images on the meta device. Raises UserError as TimmBackbone does."""
     body, options = _whole_on_meta(name, output_stride, in_channels)
+    if any(parameter.dim() > 4 for parameter in body.parameters()):  # LambdaResNets
+        raise UserError(f"--backbone timm:{name}: has 3-D convolutions, which cannot be channels-last: choose another")
     number = len(body.feature_info)
     for norm in (True, False):
         for multiple in (1, *sorted({info["reduction"] for info in body.feature_info})):
             facts = Facts(options, list(range(number)), norm=norm, multiple=multiple)
             shapes = [_shapes(body, facts, size, in_channels) for size in PROBES]
-            if all(shapes):
+            if all(shapes) and shapes[0] != shapes[1]:  # CrossViT resizes all images to one size
                 sides = [PROBES[0][0] / shape[2] for shape in shapes[0]]
                 strides = [2 ** round(math.log2(side)) for side in sides]
                 # The last features of each stride, without those that are finer than the heads take.

@@ -2,30 +2,24 @@
 
 import pytest
 import torch
-from conftest import finish, read_metrics, start, start_group, succeed
+from conftest import assert_same_run, finish, read_metrics, start, start_group, succeed
 
 import models
 from errors import STOPPED
 from models import compiled
 from models.backbone import Recomputed
+from tests.drawing import make_draw
 from tests.test_grad_checkpointing import trained
 
+FAULTS = "tests/train_with_fault.py"
 FLOAT64 = "tests/train_float64.py"
 
 
 def drawing(name: str, **options) -> models.Segmenter:
-    """A network of timm with dropout, also in its attention, and with stochastic depth."""
-    layers = pytest.importorskip("timm.layers")
+    pytest.importorskip("timm")
     torch.manual_seed(0)
     model = models.build("linear", backbone=f"timm:{name}", num_classes=4, **options).train()
-    for part in list(model.modules()):
-        if isinstance(part, torch.nn.Dropout):
-            part.p = 0.3
-        for child in ("drop_path", "drop_path1"):
-            if hasattr(part, child):
-                setattr(part, child, layers.DropPath(0.3))
-        if getattr(part, "gamma", None) is not None:  # ConvNeXt's: at its first value, 1e-6, no draw would show
-            torch.nn.init.constant_(part.gamma, 0.5)
+    make_draw(model.backbone)
     return model
 
 
@@ -61,6 +55,23 @@ def test_a_resnet_does_not_pay_for_draws(monkeypatch):
     assert all(isinstance(block.forward, Recomputed) for block in model.backbone.blocks())
     monkeypatch.setattr(torch, "get_rng_state", None)  # what torch's `checkpoint` keeps draws with
     trained(model, steps=1)
+
+
+def test_two_processes_recompute_what_they_drew_and_resume_bit_for_bit(demo_flags, tmp_path):
+    """Stochastic depth under DistributedDataParallel, with a teacher; stopped in mid-epoch."""
+    pytest.importorskip("timm")
+    words = demo_flags(
+        model_type="linear", backbone="timm:test_vit", dataset="ScribblePseudo", batchsize=1, epochs=2, ema=0.5,
+        l_consistency=1, consistency_threshold=0.2, consistency_warmup=0,
+    )  # fmt: skip
+    words = ["draws", "all", *words]
+    for name, more in (("plain", []), ("recomputed", ["--grad_checkpointing"])):
+        succeed(start_group(2, [*words, *more, "--name", name], tmp_path, FAULTS))
+    results = finish(start_group(2, ["draws+signal_mid_epoch", "all", *words[2:], "--name", "cut"], tmp_path, FAULTS))
+    assert [status for status, _, _ in results] == [STOPPED] * 2, results
+    succeed(start_group(2, [*words, "--name", "cut", "--resume", "auto"], tmp_path, FAULTS))
+    for name in ("recomputed", "cut"):
+        assert_same_run(tmp_path / name, tmp_path / "plain")
 
 
 def test_same_run_at_any_number_of_processes_and_resumed_with_another(demo_flags, tmp_path):

@@ -70,3 +70,12 @@ def test_batch_norm_that_follows_no_convolution_stays():
     with torch.no_grad():
         torch.testing.assert_close(folded(parts)(x), parts(x), rtol=0, atol=1e-5)
     assert sum(isinstance(module, _BatchNorm) for module in folded(parts)) == 2
+
+
+def test_convolutions_of_networks_of_timm():
+    """ConvMixer's padding is "same", and DaViT reads kernel_size."""
+    model = varied(nn.Sequential(nn.Conv2d(4, 8, 3, padding="same"), nn.BatchNorm2d(8)))
+    copy = folded(model)
+    x = torch.randn(1, 4, 5, 6, dtype=torch.float64)
+    torch.testing.assert_close(copy(x), model(x))
+    assert copy[0].kernel_size == (3, 3)

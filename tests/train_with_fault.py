@@ -32,6 +32,7 @@ from distributed.lifeline import Lifeline
 from losses.criterion import Criterion
 from runs import checkpoint
 from runs.state import TrainState
+from tests.drawing import make_draw
 from tests.stopping import stop
 
 ON_ALL_RANKS = ("a_buffer", "blocked_destroy", "slow_write")
@@ -167,6 +168,7 @@ FAULTS |= {
     "other_order": replace(TrainSampler, "order", lambda sampler, epoch: np.arange(len(sampler.dataset))),
     "wrapper_lost": replace(Group, "wrap", lambda self, raw_model, **options: raw_model),
     "unused_parameter": add_to_model(lambda model: model.register_parameter("spare", nn.Parameter(torch.zeros(3)))),
+    "draws": add_to_model(lambda model: make_draw(model.backbone)),
     "weight_changed_on_one_rank": before_update(change_weight),
     "weight_changed_in_step_2": before_update(change_weight, step=2),
     "a_buffer": add_to_model(lambda model: model.register_buffer("centre", torch.zeros(3))),
