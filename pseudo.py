@@ -27,7 +27,6 @@ from config import FLAGS, Config
 from config.flags import per_rank
 from data.classes import Classes, read_classes
 from data.dataset import SegmentationDataset
-from data.layout import match_files
 from data.sampler import EvalBatches
 from distributed import checks
 from distributed.group import Group, Stopped
@@ -39,11 +38,12 @@ from pseudo_labels import scores
 from pseudo_labels.drafts import Prediction, make_draft, predict
 from pseudo_labels.finishing import NUM_THREADS, Finishing
 from pseudo_labels.folder import PseudoFolder
+from pseudo_labels.files import find_dense_masks, find_output, find_scribbles
 from pseudo_labels.images import Stroked, StrokedImages, contents_digest, digests
 from runs.log import progress_bar, start_logging
 from threads import ThreadPool
 from trained import LAYOUT, OUT_OF_MEMORY_ADVICE, TrainedModel, inference_settings, read_flags
-from utils import find_files, find_masks, join_group, make_loader, prepare_demo_data, resolve_amp
+from utils import join_group, make_loader, prepare_demo_data, resolve_amp
 
 log = logging.getLogger("segtrain")
 
@@ -81,16 +81,11 @@ def make(flags: PseudoFlags, overrides: dict, group: Group) -> None:
     prepare_demo_data(cfg, group)
     split = flags.split or cfg.train_split
     dataset = find_scribbles(cfg, split, flags.train_path)
-    masks_folder, masks = find_dense_masks(cfg, split, dataset.folders["label"])
-    output = Path(flags.output)
-    folder = PseudoFolder(output, classes.colours, find_output(cfg, split, output), cfg.label_suffix)
+    masks_folder, masks = find_dense_masks(cfg, split, dataset.folders["label"], must_exist="val_path" in overrides)
+    folder = PseudoFolder(find_output(cfg, split, flags.output), classes.colours, cfg.label_suffix)
     folder.check_place([*dataset.folders.values(), masks_folder], Path(cfg.dataset_path))
     check_not_folder(flags.json, "--json")
     checks.check_setup(group, {f"{split} list": dataset})
-    if "val_path" in overrides and not masks:
-        raise UserError(
-            f"--val_path {masks_folder}: has no dense mask of any image of {split}: name another folder, or drop it"
-        )
     settings |= digests(dataset, group)
     if group.is_main:
         folder.claim(settings, overwrite=flags.overwrite)
@@ -145,40 +140,6 @@ def load(flags: PseudoFlags, overrides: dict, group: Group) -> tuple[Config, Pre
     settings |= {"show_channels": cfg.show_channels, "image_stats": as_text(cfg.image_stats)}
     settings |= {"numclasses": cfg.numclasses, "colours": classes.colours[: cfg.numclasses].tolist()}
     return cfg, predictor, classes, settings
-
-
-def find_scribbles(cfg: Config, split: str, train_path: str) -> SegmentationDataset:
-    """Return the data set of a split's images, with their scribbles as "label".
-
-    train_path: folder of the scribbles; "": the one in `cfg` if it holds scribbles, else that of VOC's layout.
-    """
-    is_plain = cfg.dataset == "Folder"
-    path = train_path or (cfg.train_path if is_plain or cfg.dataset.startswith("Scribble") else "")  # not Dense's masks
-    if is_plain and not path:
-        raise UserError("--train_path is not set: with --dataset Folder, give the folder of the scribbles")
-    files = find_files(cfg, "Folder" if is_plain else "ScribbleOnly", split, {"label": path})
-    dataset = SegmentationDataset(files, cfg.numclasses)
-    dataset.expect(cfg.image_type)
-    return dataset
-
-
-def find_dense_masks(cfg: Config, split: str, scribbles: Path) -> tuple[Path, dict[str, Path]]:
-    """Return the folder of the dense masks, which may be missing, and {name: path} of the masks of a split.
-
-    There are no masks if the folder is that of the scribbles.
-    """
-    found = find_masks(cfg, split)
-    if found.folders["label"].resolve() == scribbles.resolve():
-        return scribbles, {}
-    masks = {name: files["label"][0] for name, files in match_files(found) if files["label"]}
-    return found.folders["label"], masks
-
-
-def find_output(cfg: Config, split: str, output: Path) -> Path:
-    """Return the folder of the labels: `output`, or the folder below it where --dataset Folder looks for them."""
-    if cfg.dataset != "Folder":
-        return output
-    return find_files(cfg, "Folder", split, {"label": str(output.absolute())}).folders["label"]
 
 
 @dataclass
@@ -253,7 +214,7 @@ def report(result: dict, flags: PseudoFlags, dataset: SegmentationDataset, cfg: 
     log.info(f"{result['images']} pseudo-labels in {flags.output}: {shares}")
     scribbles, labels = (path.resolve() for path in (dataset.folders["label"], Path(flags.output)))
     words = ["--dataset", "ScribblePseudo", "--train_path", scribbles, "--pseudo_path", labels]
-    if cfg.dataset == "Folder":  # the pseudo-labels include the strokes
+    if cfg.dataset == "Folder":  # it reads labels of one kind, and the pseudo-labels include the strokes
         words = ["--dataset", "Folder", "--train_path", labels]
     words += ["--dataset_path", cfg.dataset_path]
     values = {name: getattr(cfg, name) for name in OF_TRAINING} | {"train_split": flags.split or cfg.train_split}
