@@ -36,9 +36,9 @@ from files import check_not_folder, sha256, write_atomic
 from image_stats import as_text
 from pseudo_labels import scores
 from pseudo_labels.drafts import Prediction, make_draft, predict
+from pseudo_labels.files import find_dense_masks, find_output, find_scribbles
 from pseudo_labels.finishing import NUM_THREADS, Finishing
 from pseudo_labels.folder import PseudoFolder
-from pseudo_labels.files import find_dense_masks, find_output, find_scribbles
 from pseudo_labels.images import Stroked, StrokedImages, contents_digest, digests
 from runs.log import progress_bar, start_logging
 from threads import ThreadPool

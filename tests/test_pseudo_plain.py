@@ -11,7 +11,6 @@ from test_pseudo_run import pixels
 import pseudo
 import train
 from data.demo import draw_sample
-from errors import UserError
 
 SHORT = (
     "layers",
