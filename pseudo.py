@@ -26,7 +26,6 @@ from config import FLAGS, Config
 from config.flags import per_rank
 from data.classes import Classes, read_classes
 from data.dataset import SegmentationDataset
-from data.layout import match_files
 from data.sampler import EvalBatches
 from distributed import checks
 from distributed.group import Group, Stopped
@@ -36,13 +35,14 @@ from files import check_not_folder, sha256, write_atomic
 from image_stats import as_text
 from pseudo_labels import scores
 from pseudo_labels.drafts import Prediction, make_draft, predict
+from pseudo_labels.files import find_dense_masks, find_output, find_scribbles
 from pseudo_labels.finishing import NUM_THREADS, Finishing
 from pseudo_labels.folder import PseudoFolder
 from pseudo_labels.images import Stroked, StrokedImages, contents_digest, digests
 from runs.log import progress_bar, start_logging
 from threads import ThreadPool
 from trained import LAYOUT, OUT_OF_MEMORY_ADVICE, TrainedModel, inference_settings, read_flags
-from utils import find_files, find_masks, join_group, make_loader, prepare_demo_data, resolve_amp
+from utils import join_group, make_loader, prepare_demo_data, resolve_amp
 
 log = logging.getLogger("segtrain")
 
@@ -80,15 +80,11 @@ def make(flags: PseudoFlags, overrides: dict, group: Group) -> None:
     prepare_demo_data(cfg, group)
     split = flags.split or cfg.train_split
     dataset = find_scribbles(cfg, split, flags.train_path)
-    masks_folder, masks = find_dense_masks(cfg, split)
-    folder = PseudoFolder(Path(flags.output), classes.colours)
+    masks_folder, masks = find_dense_masks(cfg, split, dataset.folders["label"], must_exist="val_path" in overrides)
+    folder = PseudoFolder(find_output(cfg, split, flags.output), classes.colours, cfg.label_suffix)
     folder.check_place([*dataset.folders.values(), masks_folder], Path(cfg.dataset_path))
     check_not_folder(flags.json, "--json")
     checks.check_setup(group, {f"{split} list": dataset})
-    if "val_path" in overrides and not masks:
-        raise UserError(
-            f"--val_path {masks_folder}: has no dense mask of any image of {split}: name another folder, or drop it"
-        )
     settings |= digests(dataset, group)
     if group.is_main:
         folder.claim(settings, overwrite=flags.overwrite)
@@ -143,26 +139,6 @@ def load(flags: PseudoFlags, overrides: dict, group: Group) -> tuple[Config, Pre
     settings |= {"show_channels": cfg.show_channels, "image_stats": as_text(cfg.image_stats)}
     settings |= {"numclasses": cfg.numclasses, "colours": classes.colours[: cfg.numclasses].tolist()}
     return cfg, predictor, classes, settings
-
-
-def find_scribbles(cfg: Config, split: str, train_path: str) -> SegmentationDataset:
-    """Return the data set of a split's images, with their scribbles as "label".
-
-    train_path: folder of the scribbles; "": the one in `cfg` if it holds scribbles, else the layout's.
-    """
-    if cfg.dataset == "Folder":
-        raise UserError("--dataset Folder: scribbles and pseudo-labels need VOC's layout (docs/your_data.md)")
-    own = cfg.train_path if cfg.dataset.startswith("Scribble") else ""  # with Dense, it names dense masks
-    dataset = SegmentationDataset(find_files(cfg, "ScribbleOnly", split, {"label": train_path or own}), cfg.numclasses)
-    dataset.expect(cfg.image_type)
-    return dataset
-
-
-def find_dense_masks(cfg: Config, split: str) -> tuple[Path, dict[str, Path]]:
-    """Return the folder of the dense masks, which may be missing, and {name: path} of the masks of a split."""
-    found = find_masks(cfg, split)
-    masks = {name: files["label"][0] for name, files in match_files(found) if files["label"]}
-    return found.folders["label"], masks
 
 
 @dataclass
@@ -236,14 +212,17 @@ def report(result: dict, flags: PseudoFlags, dataset: SegmentationDataset, cfg: 
     shares = f"{result['labelled']:.1%} of the pixels are labelled, {result['stroked']:.2%} by strokes"
     log.info(f"{result['images']} pseudo-labels in {flags.output}: {shares}")
     scribbles, labels = (path.resolve() for path in (dataset.folders["label"], Path(flags.output)))
-    words = ["--dataset_path", cfg.dataset_path, "--train_path", scribbles, "--pseudo_path", labels]
+    words = ["--dataset", "ScribblePseudo", "--train_path", scribbles, "--pseudo_path", labels]
+    if cfg.dataset == "Folder":  # it reads labels of one kind, and the pseudo-labels include the strokes
+        words = ["--dataset", "Folder", "--train_path", labels]
+    words += ["--dataset_path", cfg.dataset_path]
     values = {name: getattr(cfg, name) for name in OF_TRAINING} | {"train_split": flags.split or cfg.train_split}
     for name, value in values.items():
         if value != FLAGS[name].default:
             words += [f"--{name}", *(value if FLAGS[name].is_list else [value])]
     if not result["stroked"]:
         log.warning(f"no scribble in {scribbles} has a stroke")
-    log.info(f"to train on them: {shell.python_command('train.py', '--dataset', 'ScribblePseudo', *words)}")
+    log.info(f"to train on them: {shell.python_command('train.py', *words)}")
 
 
 if __name__ == "__main__":

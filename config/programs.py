@@ -43,7 +43,11 @@ class PseudoFlags(InferenceFlags, DataFlags, SizeFlags, ModelFlags, LaunchFlags)
 
     train_path: str = flag("", "folder of the scribbles [the checkpoint's, or pascal_2012_scribble]", per_rank=True)
     split: str = flag("", "list of images to label [--train_split of the checkpoint, or train]")
-    output: str = flag("", "folder for NAME.png: class numbers, 255 = unsure; for --pseudo_path", per_rank=True)
+    output: str = flag(
+        "",
+        "folder for NAME.png: class numbers, 255 = unsure; for --pseudo_path, or --train_path of --dataset Folder",
+        per_rank=True,
+    )
     strokes: str = flag(
         "walker",
         "walker: spread the strokes over the image by a random walk, which also uses the model's prediction, if any; "

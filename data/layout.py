@@ -30,7 +30,7 @@ class Split:
 
     folders: {"image": folder, and one folder per label map, such as "label" or "pseudo"}.
     listed: image names in list_file; None if every file in the image folder belongs to the split.
-    plain: whether the layout is plain folders; then two files in a folder may not differ only in suffix.
+    plain: whether the layout is plain folders.
     endings: {map: ending of its file names, before the file suffix}, as in --image_suffix and --label_suffix. Files are
     paired by their names without it, and files with another ending are ignored. Maps without an entry use all files.
     """
@@ -196,7 +196,7 @@ def pair_files(split: Split) -> tuple[list[str], list[dict[str, Path]]]:
         for kind, files in found.items():
             if not files:
                 raise UserError(_describe_missing(split, name, kind, found["image"]))
-            if split.plain and len(files) > 1:
+            if len(files) > 1:
                 raise UserError(f"{files[0]} and {files[1].name}: two files of one name: remove or rename one")
             if kind != "image" and not files[0].name.lower().endswith(LABEL_SUFFIXES):
                 raise UserError(f"{files[0]}: {NO_JPEG}")

@@ -21,11 +21,11 @@ class PseudoFolder:
 
     NAME may contain folders. Until all labels are finished, .unfinished/ has a draft of each image. Every file is
     written in .unfinished/ and then moved, so a killed process leaves nothing beside the labels.
-    colours: palette of the PNGs, (256, 3) uint8.
+    colours: palette of the PNGs, (256, 3) uint8. ending: of the labels' names, before .png, as --label_suffix.
     """
 
-    def __init__(self, path: Path, colours: np.ndarray):
-        self.path, self.colours = path, colours
+    def __init__(self, path: Path, colours: np.ndarray, ending: str = ""):
+        self.path, self.colours, self.ending = path, colours, ending
         self._unfinished = path / ".unfinished"
 
     def check_place(self, inputs: Sequence[Path], root: Path) -> None:
@@ -73,7 +73,7 @@ class PseudoFolder:
         self._place(note, text)
 
     def label_path(self, name: str) -> Path:
-        return self.path / f"{name}.png"
+        return self.path / f"{name}{self.ending}.png"
 
     def is_done(self, name: str) -> bool:
         return self.label_path(name).is_file()

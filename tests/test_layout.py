@@ -13,7 +13,7 @@ from PIL import Image
 import config
 from data.dataset import SegmentationDataset
 from data.images import read_label
-from data.layout import find_split
+from data.layout import find_split, pair_files
 from distributed.group import Group
 from errors import UserError
 from utils import get_loader
@@ -110,6 +110,17 @@ def test_faulty_folders_are_named(tmp_path, files, message):
         (tmp_path / file).write_text("a") if file == "train.txt" else put(tmp_path / file)
     with pytest.raises(UserError, match=message):
         find(tmp_path)
+
+
+@pytest.mark.parametrize("twin", ["JPEGImages/a.tif", "masks/a.bmp"])
+def test_two_files_of_one_name_are_refused_in_vocs_layout(tmp_path, twin):
+    """Which of them is meant is unknown."""
+    for file in ("JPEGImages/a.png", "masks/a.png", twin):
+        put(tmp_path / file)
+    (tmp_path / "train.txt").write_text("a")
+    split = find_split(tmp_path, "Dense", "train", {"label": "masks"}, list_path=".")
+    with pytest.raises(UserError, match=rf"a\.png and {Path(twin).name}: two files of one name: remove or rename one"):
+        pair_files(split)
 
 
 def test_missing_splits_and_names_are_named(tmp_path):

@@ -330,7 +330,7 @@ def test_the_printed_command_finds_the_same_data(words, demo_root, tmp_path, cap
         (["--split", "test"], "test.txt: the list cannot be read"),
         (["--numclasses", "3"], "with --numclasses 3 labels are 0..2"),
         (["--label_map", "binary", "--numclasses", "2"], "--label_map binary: pseudo-labels hold class numbers"),
-        (["--dataset", "Folder"], "--dataset Folder: scribbles and pseudo-labels need VOC's layout"),
+        (["--dataset", "Folder"], "--train_path is not set: --dataset Folder needs the folder of the scribbles"),
         (["--checkpoint", "nowhere.pt"], "nowhere.pt"),
     ],
 )

@@ -1,0 +1,49 @@
+"""Find the files that pseudo.py reads, and the folder where training looks for its labels."""
+
+from pathlib import Path
+
+from config import Config
+from data.dataset import SegmentationDataset
+from data.layout import match_files
+from errors import UserError
+from utils import find_files, find_masks
+
+
+def find_scribbles(cfg: Config, split: str, train_path: str) -> SegmentationDataset:
+    """Return the data set of a split's images, with their scribbles as "label".
+
+    train_path: folder of the scribbles; "": the one in `cfg` if it may hold scribbles, else that of VOC's layout.
+    """
+    if cfg.dataset.startswith(("Folder", "Scribble")):  # with Dense, cfg.train_path names dense masks
+        train_path = train_path or cfg.train_path
+    layout = "Folder" if cfg.dataset == "Folder" else "ScribbleOnly"
+    if layout == "Folder" and not train_path:
+        raise UserError("--train_path is not set: --dataset Folder needs the folder of the scribbles")
+    dataset = SegmentationDataset(find_files(cfg, layout, split, {"label": train_path}), cfg.numclasses)
+    dataset.expect(cfg.image_type)
+    return dataset
+
+
+def find_dense_masks(cfg: Config, split: str, scribbles: Path, *, must_exist: bool) -> tuple[Path, dict[str, Path]]:
+    """Return the folder of the dense masks, which may be missing, and {name: path} of the masks of a split.
+
+    There are no masks if the folder is `scribbles`, as where all labels of a data set are strokes. Raises UserError if
+    another folder has none and must_exist.
+    """
+    found = find_masks(cfg, split)
+    folder = found.folders["label"]
+    if folder.resolve() == scribbles.resolve():
+        return folder, {}
+    masks = {name: files["label"][0] for name, files in match_files(found) if files["label"]}
+    if must_exist and not masks:
+        raise UserError(
+            f"--val_path {folder}: has no dense mask of any image of {split}: name another folder, or drop it"
+        )
+    return folder, masks
+
+
+def find_output(cfg: Config, split: str, output: str) -> Path:
+    """Return the folder of the labels: --output, or the one in it where --dataset Folder looks, such as OUTPUT/train."""
+    if cfg.dataset != "Folder":
+        return Path(output)
+    return find_files(cfg, "Folder", split, {"label": str(Path(output).absolute())}).folders["label"]
