@@ -13,6 +13,7 @@ from pathlib import Path
 from data.convert import polygons, rle
 from data.convert.polygons import FewPointsError, Patch, read_points
 from data.convert.reading import (
+    SPLITS,
     ImageFinder,
     Shape,
     annotation_files,
@@ -20,19 +21,19 @@ from data.convert.reading import (
     output_name,
     read_json,
     size_of,
+    split_of,
     value_of,
 )
 from data.convert.source import Entry, Options, Region, Source
 from errors import InputError
-
-SPLITS = {"valid": "val", "validation": "val", "training": "train"}  # what Roboflow and others call them
 
 
 def read(source: Path, options: Options) -> Source:
     """Return the images and classes of a COCO file, or of all such files below a folder."""
 
     def read_one(content: dict, names: dict[int, str], path: Path, root: Path, result: Source) -> None:
-        _read_images(content, names, path, split_folder(root, path), image_finder(root, path, options), result)
+        split = split_of(path.stem) if source.is_dir() else ""
+        _read_images(content, names, path, split_folder(root, path), split, image_finder(root, path, options), result)
 
     return read_files(source, "COCO", "images", read_one)
 
@@ -42,17 +43,18 @@ def read_files(
 ) -> Source:
     """Return the images and classes of a JSON file with COCO's categories, or of all such files below a folder.
 
-    kind: its name, for notes. key: what its top level has; other files of a folder are left out. read_one: adds the
-    entries of a file to the Source, given the file's content, {number: name} of its categories, its path and the root.
+    kind: its name, for notes. key: what its top level has; other files of a folder are left out, such as COCO's
+    captions and key points. read_one: adds the entries of a file to the Source, given the file's content, {number:
+    name} of its categories, its path and the root.
     """
-    result = Source()
+    result, others = Source(), []
     root = source if source.is_dir() else source.parent
     categories: dict[str, int] = {}
     for path in annotation_files(source, ".json"):
         try:
             content = read_json(path)
-            if source.is_dir() and not (isinstance(content, dict) and key in content):
-                result.notes.append(f"{path}: not a {kind} file: left out")
+            if source.is_dir() and not _has_masks(content, key):
+                others.append(path)
                 continue
             names = read_categories(content, path)
             for number, name in names.items():
@@ -61,7 +63,21 @@ def read_files(
         except InputError as error:
             result.faults.append(str(error))
     result.names = sorted(categories, key=lambda name: categories[name])
+    if others:
+        shown = ", ".join(map(str, others[:3])) + (", ..." if len(others) > 3 else "")
+        result.notes.append(f"{len(others)} JSON file(s) without {kind} masks: left out: {shown}")
     return result
+
+
+def _has_masks(content: object, key: str) -> bool:
+    """Return whether the content of a JSON file is COCO's, and not of captions, key points, or images alone."""
+    if not isinstance(content, dict) or key not in content:
+        return False
+    annotations = content.get("annotations")
+    if not annotations:
+        return bool(content.get("categories")) and annotations is not None
+    first = annotations[0] if isinstance(annotations, list) else None
+    return not (isinstance(first, dict) and first.keys() & {"caption", "keypoints"})
 
 
 def image_finder(root: Path, path: Path, options: Options) -> ImageFinder:
@@ -108,16 +124,16 @@ def index_images(content: object, path: Path, faults: list[str]) -> dict[int, di
 def split_folder(root: Path, path: Path) -> str:
     """Return the folder of an annotation file below the root, which begins the names of its images.
 
-    It is "" for a file in the root or in a folder "annotations". "valid" and "training" become "val" and "train".
+    It is "" for a file in the root or in a folder "annotations". "valid" and "Training" become "val" and "train".
     """
-    parts = [SPLITS.get(part, part) for part in path.parent.relative_to(root).parts]
+    parts = [SPLITS.get(part.lower(), part) for part in path.parent.relative_to(root).parts]
     return "" if "annotations" in parts else "/".join(parts)
 
 
 def _read_images(
-    content: dict, names: dict[int, str], path: Path, folder: str, finder: ImageFinder, result: Source
+    content: dict, names: dict[int, str], path: Path, folder: str, split: str, finder: ImageFinder, result: Source
 ) -> None:
-    """Add an entry for each image of a COCO file. folder: see split_folder()."""
+    """Add an entry for each image of a COCO file. folder: see split_folder(). split: "" or what the file is of."""
     images = index_images(content, path, result.faults)
     records: dict[int, list[tuple[str, str | None, object]]] = {number: [] for number in images}
     for position, annotation in enumerate(value_of(content, "annotations", list, str(path))):
@@ -136,14 +152,14 @@ def _read_images(
     for number, image in images.items():
         where = f"{path}: {image['file_name']}"
         try:
-            found = finder.find(image["file_name"], str(path))
+            found = finder.find(image["file_name"], str(path), split)
         except InputError as error:
             result.faults.append(str(error))
             continue
         record = sorted(records[number], key=lambda item: item[1] is not None)  # crowds first: objects cover them
         size = size_of(image, "height", "width", where)
         name = posixpath.join(folder, output_name(image["file_name"]))
-        result.entries.append(Entry(name, where, found, record, size))
+        result.entries.append(Entry(name, where, found, record, size, split="" if folder else split))
 
 
 def draw(entry: Entry, size: tuple[int, int], options: Options, faults: list[str]) -> Iterator[Region]:

@@ -4,6 +4,7 @@ Format: https://docs.cvat.ai/docs/other/xml_format. An `image` has name, width a
 and `polyline` (points="x,y;x,y"), `box` (xtl, ytl, xbr, ybr, rotation about its centre in degrees), `ellipse` (cx, cy,
 rx, ry, rotation), `points`, and `mask` (left, top, width, height, and rle: run lengths along the rows of this box,
 beginning with a run of zeros). A shape with a higher z_order covers one with a lower; in one layer, the later one.
+In a project, an image has a `subset`, and its file is images/SUBSET/NAME; the task of a file has one in `meta`.
 """
 
 import functools
@@ -21,7 +22,9 @@ from data.convert.reading import (
     draw_shapes,
     output_name,
     place,
+    read_xml,
     size_of,
+    split_of,
 )
 from data.convert.source import Entry, Options, Region, Source
 from errors import InputError
@@ -32,29 +35,41 @@ SHAPES = ("polygon", "polyline", "box", "ellipse", "points", "mask")
 def read(source: Path, options: Options) -> Source:
     """Return the images and classes of a CVAT file, or of all XML files below a folder."""
     result = Source()
+    tags: dict[str, None] = {}
     for path in annotation_files(source, ".xml"):
         try:
-            root = ElementTree.parse(path).getroot()
-        except (ElementTree.ParseError, OSError, LookupError, ValueError) as error:
-            result.faults.append(f"{path}: not XML ({' '.join(str(error).split())})")
+            root = read_xml(path)
+        except InputError as error:
+            result.faults.append(str(error))
             continue
         if root.tag != "annotations" or root.find("track") is not None:
             result.faults.append(f"{path}: not 'CVAT for images 1.1': export the task again in this format")
             continue
         for label in root.iter("label"):
             name, colour = label.findtext("name") or "", colour_of(label.findtext("color"))
+            if label.findtext("type") == "tag":
+                tags[name] = None
+                continue
             result.names += [name] if name and name not in result.names else []
             if colour:
                 result.colours[name] = colour
         beside = [folder for folder in (path.parent / "images", path.parent) if folder.is_dir()]
-        _read_images(root, path, ImageFinder(beside, options.images), result)
+        # Datumaro writes a file for each subset, and names it after the subset.
+        subset = root.findtext("meta/task/subset") or (split_of(path.stem) if source.is_dir() else "")
+        _read_images(root, path, subset, ImageFinder(beside, options.images), result)
+    if tags:
+        result.notes.append(f"label(s) {', '.join(tags)}: tags of whole images, which have no area: left out")
     return result
 
 
-def _read_images(root: ElementTree.Element, path: Path, finder: ImageFinder, result: Source) -> None:
-    """Add an entry for each image of a file. Its record has (tag, attributes) of each shape, bottom layer first."""
+def _read_images(root: ElementTree.Element, path: Path, subset: str, finder: ImageFinder, result: Source) -> None:
+    """Add an entry for each image of a file. Its record has (tag, attributes) of each shape, bottom layer first.
+
+    subset: of images that name none.
+    """
     for position, image in enumerate(root.iter("image")):
-        name = image.get("name", "")
+        name, own = image.get("name", ""), image.get("subset") or subset
+        own = "" if own.lower() == "default" else own  # CVAT's name for the images without a subset
         where = f"{path}: {name or f'image {position}'}"
         try:
             if not name:
@@ -67,11 +82,12 @@ def _read_images(root: ElementTree.Element, path: Path, finder: ImageFinder, res
             if others:
                 raise InputError(f"{where}: it has a {others[0]}, which has no area: skipped")
             record = sorted(shapes, key=lambda shape: _number({"z_order": "0"} | shape[1], "z_order", where))
-            found = finder.find(name, str(path))
+            found = finder.find(name, str(path), own)
         except InputError as error:
             result.faults.append(str(error))
             continue
-        result.entries.append(Entry(output_name(name), where, found, record, size))
+        split = split_of(own) or output_name(own) if own else ""
+        result.entries.append(Entry(output_name(name), where, found, record, size, split=split))
         for _, attributes in shapes:  # labels that the file does not declare come last
             label = attributes.get("label", "")
             result.names += [label] if label and label not in result.names else []

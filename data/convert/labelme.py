@@ -1,16 +1,20 @@
-"""LabelMe's JSON files, one for each image.
+"""LabelMe's JSON files, one for each image, or the XML files of its old web tool.
 
 Format: https://github.com/wkentaro/labelme, labelme/_label_file.py and labelme/utils/shape.py. A file has `shapes`,
 `imagePath`, relative to the file, `imageData` (the image in base64, or null), `imageHeight` and `imageWidth`. A shape
 has `label`, `points` [[x, y], ...] in pixels and `shape_type`: polygon, rectangle (two corners), circle (centre and a
 point on it), oriented_rectangle (four corners), line, linestrip, point, or mask (two corners, and a PNG in base64).
+The web tool (https://github.com/CSAILVision/LabelMeAnnotationTool) writes an `annotation` with `filename`, `imagesize`
+(`nrows`, `ncols`) and an `object` for each polygon: `name`, `deleted` (0 or 1), and `polygon` with `pt` of `x` and `y`.
 """
 
 import base64
 import binascii
 import functools
+import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -25,6 +29,7 @@ from data.convert.reading import (
     output_name,
     place,
     read_json,
+    read_xml,
     size_of,
     value_of,
 )
@@ -50,9 +55,10 @@ def read(source: Path, options: Options) -> Source:
     root = source if source.is_dir() else source.parent
     finder, names = ImageFinder([root], options.images), set()
     used: set[Path] = set()
-    for path in annotation_files(source, ".json"):
+    flags: set[str] = set()
+    for path in annotation_files(source, ".json", ".xml"):
         try:
-            content = read_json(path)
+            content = _read_file(path)
             shapes = value_of(content, "shapes", list, str(path))
             labels = {value_of(shape, "label", str, str(path)) for shape in shapes}
             name = output_name(path.relative_to(root).as_posix())
@@ -65,21 +71,48 @@ def read(source: Path, options: Options) -> Source:
             result.faults.append(str(error))
             continue
         names |= labels
+        own = content.get("flags")
+        flags |= {name for name, is_set in own.items() if is_set} if isinstance(own, dict) else set()
         used.add(entry.image.resolve())
         result.entries.append(entry)
     result.names = sorted(names)
+    if flags and not names:
+        result.notes.append(f"{source}: the files have flags of whole images ({', '.join(sorted(flags))}) and no shape")
     images = [path for paths in list_folder(root, IMAGE_SUFFIXES).values() for path in paths] if source.is_dir() else []
-    without = [path for path in images if path.resolve() not in used and not path.with_suffix(".json").is_file()]
+    labelled = [path for path in images if any(path.with_suffix(suffix).is_file() for suffix in (".json", ".xml"))]
+    without = [path for path in images if path.resolve() not in used and path not in labelled]
     if without:
         result.notes.append(f"{len(without)} image(s) have no LabelMe file, such as {without[0]}: left out")
     return result
 
 
+def _read_file(path: Path) -> Any:
+    """Return the content of a JSON file; of an XML file, what the JSON file of the same polygons has."""
+    if path.suffix.lower() == ".json":
+        return read_json(path)
+    content = read_xml(path)
+    shapes = [
+        {
+            "label": item.findtext("name", "").strip(),
+            "points": [[point.findtext("x", ""), point.findtext("y", "")] for point in item.findall("polygon/pt")],
+        }
+        for item in content.findall("object")
+        if item.findtext("deleted", "0").strip() != "1"
+    ]
+    if content.tag != "annotation" or any(not shape["label"] or not shape["points"] for shape in shapes):
+        raise InputError(f"{path}: not LabelMe's XML: expected <annotation> with <object>: <name> and <polygon>")
+    size = [content.findtext(f"imagesize/{key}", "").strip() for key in ("nrows", "ncols")]
+    height, width = (int(side) if side.isdecimal() else 0 for side in size)
+    reference = content.findtext("filename", "").strip()
+    return {"shapes": shapes, "imagePath": reference, "imageHeight": height, "imageWidth": width}
+
+
 def _find_image(path: Path, content: dict, finder: ImageFinder) -> Path:
     """Return the image of a file without imageData: at imagePath from the file's folder, or below the root."""
     reference = value_of(content, "imagePath", str, str(path)).replace("\\", "/")
-    beside = path.parent / reference
-    if beside.is_file() and beside.suffix.lower() in IMAGE_SUFFIXES:
+    beside = Path(os.path.abspath(path.parent / reference))
+    inside = any(beside.is_relative_to(os.path.abspath(root)) for root in finder.roots)
+    if inside and beside.is_file() and beside.suffix.lower() in IMAGE_SUFFIXES:
         return beside
     return finder.find(reference, str(path))
 
@@ -102,7 +135,7 @@ def draw(entry: Entry, size: tuple[int, int], options: Options, faults: list[str
 
 
 def _shapes(entry: Entry, size: tuple[int, int], options: Options) -> Iterator[Shape]:
-    for number, shape in enumerate(value_of(read_json(entry.record), "shapes", list, entry.where), 1):
+    for number, shape in enumerate(value_of(_read_file(entry.record), "shapes", list, entry.where), 1):
         where = f"{entry.where}: shape {number} ({shape['label']})"
         yield shape["label"], where, functools.partial(_patch, shape, where, size, options)
 

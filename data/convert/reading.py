@@ -8,6 +8,7 @@ import posixpath
 import re
 import unicodedata
 import urllib.parse
+import xml.etree.ElementTree as ElementTree
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
@@ -25,6 +26,7 @@ from errors import InputError, UserError
 
 # A shape to draw: the name of its class, where it is, for messages, and what draws it.
 Shape = tuple[str | None, str, Callable[[], Patch]]
+SPLITS = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 
 
 def draw_shapes(shapes: Iterable[Shape], faults: list[str]) -> Iterator[Region]:
@@ -49,6 +51,23 @@ def read_json(path: Path) -> Any:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from None
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: not JSON ({' '.join(str(error).split())})") from None
+
+
+def read_xml(path: Path) -> ElementTree.Element:
+    """Return the root element of an XML file. Raises InputError if it cannot be read."""
+    try:
+        return ElementTree.parse(path).getroot()
+    except (ElementTree.ParseError, OSError, LookupError, ValueError) as error:
+        raise InputError(f"{path}: not XML ({' '.join(str(error).split())})") from None
+
+
+def split_of(name: str) -> str:
+    """Return the split that a file, folder or subset is named after, such as "val" for instances_val2017; "" if none.
+
+    "" also for a name with the words of two splits.
+    """
+    found = {SPLITS[word] for word in re.findall("[a-z]+", name.lower()) if word in SPLITS}
+    return found.pop() if len(found) == 1 else ""
 
 
 def value_of(record: object, key: str, kind: type | tuple[type, ...], where: str) -> Any:
@@ -142,20 +161,29 @@ class ImageFinder:
                     found.setdefault(unicodedata.normalize("NFC", path.name), set()).add(full)
         return found
 
-    def find(self, reference: str, where: str) -> Path:
+    def find(self, reference: str, where: str, subset: str = "") -> Path:
         """Return the file for a path or URL in an annotation: at this path below a root, or the one of its file name.
 
-        Raises InputError if there is none, if several have its name, or if its format is not read.
+        subset: a folder that is looked in first, such as "Train"; of several files with the name, the one in a folder
+        named after it or its split is taken. Raises InputError if there is no file, if several have its name, or if its
+        format is not read.
         """
         reference = reference.replace("\\", "/")
         path = PurePosixPath(reference)
         if path.suffix.lower() not in IMAGE_SUFFIXES:
             raise InputError(f"{where}: image {reference!r}: not one of {', '.join(IMAGE_SUFFIXES)}")
-        for root in self.roots:
-            with_path = root / path
-            if with_path.is_file():
-                return with_path
+        # A reference that leads out of the folders that the user named finds nothing there.
+        roots = [] if path.is_absolute() or ".." in path.parts else self.roots
+        for root in roots:
+            for with_path in (root / subset / path, root / path):
+                if with_path.is_file():
+                    return with_path
         found = self._by_file_name.get(unicodedata.normalize("NFC", path.name), set())
+        if len(found) > 1 and subset:
+            top = os.path.commonpath([os.path.abspath(root) for root in self.roots])
+            folders = {file: file.parent.relative_to(top).parts for file in found}
+            names = {subset, split_of(subset)} - {""}
+            found = {file for file in found if any({part, split_of(part)} & names for part in folders[file])}
         if len(found) == 1:
             return next(iter(found))
         looked = " or ".join(map(str, self.roots))
@@ -176,17 +204,18 @@ def path_of_url(url: str) -> str:
     return urllib.parse.unquote(url).lstrip("/")
 
 
-def annotation_files(source: Path, suffix: str) -> list[Path]:
+def annotation_files(source: Path, *suffixes: str) -> list[Path]:
     """Return the files with a suffix below the folder `source`, sorted, or `source` itself. Raises UserError if none.
 
     Skips hidden files and folders.
     """
     if source.is_file():
-        if source.suffix.lower() != suffix:
-            remedy = "unpack it and name the folder" if source.suffix.lower() == ".zip" else f"expected a {suffix} file"
+        if source.suffix.lower() not in suffixes:
+            expected = f"expected a {' or '.join(suffixes)} file"
+            remedy = "unpack it and name the folder" if source.suffix.lower() == ".zip" else expected
             raise UserError(f"{source}: {remedy}")
         return [source]
-    found = sorted(path for paths in list_folder(source, (suffix,)).values() for path in paths)
+    found = sorted(path for paths in list_folder(source, suffixes).values() for path in paths)
     if not found:
-        raise UserError(f"{source}: no {suffix} file in it")
+        raise UserError(f"{source}: no {' or '.join(suffixes)} file in it")
     return found

@@ -2,6 +2,7 @@
 
 import argparse
 import functools
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -14,12 +15,13 @@ from tqdm import tqdm
 from data.convert.kinds import KINDS
 from data.convert.numbering import Numbering, number_classes, read_known
 from data.convert.output import Job, Result, convert, drop_clashes, prepare
-from data.convert.source import Options, Source
+from data.convert.source import Entry, Options, Source
 from data.processes import work_on
 from errors import UserError
 from labels import IGNORE
 
 MOST_UNLISTED = 20  # classes without a number that are named one by one
+MOST_ALIKE = 10  # lines that are printed one by one though they differ only in names and numbers
 
 
 class Layout(NamedTuple):
@@ -56,11 +58,11 @@ def run(args: argparse.Namespace, layout: Layout) -> int:
         known=tuple((name, tuple(colour)) for name, colour in pairs),
     )
     source = kind.read(args.source, options)
-    renamed = [replace(entry, name=layout.name(entry.name)) for entry in source.entries]
+    renamed = [replace(entry, name=layout.name(name)) for entry, name in _with_splits(source, args.split)]
     entries = drop_clashes(renamed, source.faults)
-    if not entries:
-        _name_all(source.faults)
-        raise UserError(f"{args.source}: nothing to convert as {args.kind}")
+    if not entries or not source.names:
+        _name_all([*source.faults, *source.notes])
+        raise UserError(f"{args.source}: {'no shape' if entries else 'nothing'} to convert as {args.kind}")
     numbering = number_classes(source, known, unlabelled, args.classes)
     settings = {name: str(value) for name, value in vars(args).items() if name not in ("workers", "out")}
     prepare(args.out, numbering.text(), args.split, settings | {"source": str(args.source.resolve())})
@@ -81,6 +83,22 @@ def run(args: argparse.Namespace, layout: Layout) -> int:
     done = [entry.name for entry, result in zip(entries, results, strict=True) if result.pixels is not None]
     print("\n".join(layout.finish(args.out, done)))
     return status
+
+
+def _with_splits(source: Source, flag: str) -> list[tuple[Entry, str]]:
+    """Return the entries with their names, which begin with the folder of the split if the export has several.
+
+    flag: value of --split. Raises UserError if both name splits.
+    """
+    splits = sorted({entry.split for entry in source.entries} - {""})
+    if len(splits) < 2:
+        return [(entry, entry.name) for entry in source.entries]
+    if flag:
+        raise UserError(f"--split {flag}: the labels have splits of their own ({', '.join(splits)}): drop the flag")
+    without = [entry.where for entry in source.entries if not entry.split]
+    if without:
+        source.notes.append(f"{len(without)} image(s) are in none of {', '.join(splits)}, such as {without[0]}")
+    return [(entry, "/".join(filter(None, (entry.split, entry.name)))) for entry in source.entries]
 
 
 def _report(out: Path, source: Source, results: list[Result], numbering: Numbering, unlisted: str) -> int:
@@ -105,15 +123,21 @@ def _report(out: Path, source: Source, results: list[Result], numbering: Numberi
     shown = ", ".join(f"{count} {name}{meaning.get(name, '')}" for name, count in how.items())
     print(f"{out}: {len(done)} image(s) with masks; images: {shown or 'none'}")
     if faults:
-        print(f"{len(faults)} line(s) above name what was left out")
+        print(f"{len(faults)} fault(s): the lines above name what was left out")
     if not done:
         raise UserError(f"{out}: no image could be converted")
     return 1 if faults else 0
 
 
 def _name_all(faults: Iterable[str]) -> None:
+    """Print the lines; of many that differ only in names and numbers, the first three and the number of the others."""
+    alike: dict[str, list[str]] = {}
     for line in faults:
-        tqdm.write("".join(char if char.isprintable() else repr(char)[1:-1] for char in line), file=sys.stderr)
+        alike.setdefault(re.sub(r"\S*[\d./\\]\S*", "", line), []).append(line)
+    for lines in alike.values():
+        shown = lines if len(lines) <= MOST_ALIKE else [*lines[:3], f"... and {len(lines) - 3} more lines like these"]
+        for line in shown:
+            tqdm.write("".join(char if char.isprintable() else repr(char)[1:-1] for char in line), file=sys.stderr)
 
 
 def _table(pixels: list[dict[int, int]], numbering: Numbering) -> list[str]:

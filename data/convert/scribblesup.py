@@ -6,14 +6,13 @@ elements with `X` and `Y`: pixels counted from 1. meng-tang/rloss, convertscribb
 """
 
 import functools
-import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from pathlib import Path
 
 from data.classes import read_classes
 from data.convert import polygons
 from data.convert.polygons import Patch, read_points
-from data.convert.reading import ImageFinder, Shape, annotation_files, draw_shapes, output_name, size_of
+from data.convert.reading import ImageFinder, Shape, annotation_files, draw_shapes, output_name, read_xml, size_of
 from data.convert.source import Entry, Options, Region, Source
 from errors import InputError
 
@@ -50,10 +49,7 @@ def read(source: Path, options: Options) -> Source:
 
 def _entry(path: Path, root: Path, finder: ImageFinder) -> Entry:
     """Return the entry of a file. Its record has (class, [(X, Y), ...] as text) of each line. Raises InputError."""
-    try:
-        content = ElementTree.parse(path).getroot()
-    except (ElementTree.ParseError, OSError, LookupError, ValueError) as error:
-        raise InputError(f"{path}: not XML ({' '.join(str(error).split())})") from None
+    content = read_xml(path)
     if content.tag != "annotation" or content.find("object") is not None:
         raise InputError(f"{path}: no scribbles of ScribbleSup: expected <annotation> with <polygon> elements")
     size = None

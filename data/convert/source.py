@@ -44,6 +44,7 @@ class Entry:
     name: of the output, without suffix; folders are separated by "/". where: file, or file and position in it, for
     messages. image: file of the image, or the file to extract() it from. record: what draw() needs; it is pickled.
     size: (height, width) that the annotation declares, None if it declares none.
+    split: train, val, test or another subset of the export, "" if it names none.
     extract: returns the bytes of an image that is embedded in the file `image`, and their suffix.
     """
 
@@ -53,6 +54,7 @@ class Entry:
     record: Any
     size: tuple[int, int] | None = None
     extract: Callable[[Path], tuple[bytes, str]] | None = None
+    split: str = ""
 
 
 @dataclass
