@@ -182,8 +182,8 @@ class ImageFinder:
         if len(found) > 1 and subset:
             top = os.path.commonpath([os.path.abspath(root) for root in self.roots])
             folders = {file: file.parent.relative_to(top).parts for file in found}
-            names = {subset, split_of(subset)} - {""}
-            found = {file for file in found if any({part, split_of(part)} & names for part in folders[file])}
+            wanted = {subset, split_of(subset)} - {""}
+            found = {file for file in found if any({part, split_of(part)} & wanted for part in folders[file])}
         if len(found) == 1:
             return next(iter(found))
         looked = " or ".join(map(str, self.roots))
