@@ -28,7 +28,7 @@ from errors import UserError
 from files import check_writable, remove_scratch, writing
 from threads import ThreadPool
 
-FORMAT = 2  # raise it if the file or the computed maps change
+FORMAT = 3  # raise it if the file or the computed maps change
 MEMORY_SHARE, MOST_MEMORY = 0.5, 0.9  # of the available memory: what a cache takes unless told otherwise, and at most
 DISK_SHARE = 0.9  # of the free space on disk
 _LENGTH = struct.Struct("<Q")

@@ -152,7 +152,7 @@ class SegmentationDataset(Dataset):
     def read(self, index: int, long_side: int = 0) -> dict[str, np.ndarray]:
         """Return the maps that a sample has files of, at the image's own size. Raises UserError for an invalid file.
 
-        long_side: the image alone may be smaller, but not than this (read_reduced); 0: it is not.
+        long_side: the image alone may be shrunk to this longer side (read_reduced); 0: it is not.
         """
         files = self.files[index]
         reduced = read_reduced(files["image"], long_side) if long_side and self.kind == RGB else None

@@ -14,6 +14,7 @@ from PIL import ExifTags, Image, ImageOps
 from data.jpeg import decode_plain
 from data.label_map import LabelMap
 from data.rasters import TIFF_SUFFIXES, Raster, open_raster, png_has_exif, type_of
+from data.resize import scaled_size
 from errors import UserError
 from image_stats import RGB, ImageType
 from labels import IGNORE
@@ -87,19 +88,22 @@ def read_image(path: Path, kind: ImageType = RGB, remedy: str = "") -> np.ndarra
 
 
 def read_reduced(path: Path, long_side: int) -> tuple[np.ndarray, tuple[int, int]] | None:
-    """Return a JPEG photo, decoded at a half, a quarter or an eighth of its size, and its own (height, width).
+    """Return a JPEG photo, resized to the longer side `long_side` in pixels, and its own (height, width).
 
-    The result is read_image()'s, but smaller; its longer side has at least `long_side` pixels. It takes half of the
-    time. Returns None for other files, and for photos that are not so large. Raises UserError as read_image() does.
+    The photo is decoded at a half, a quarter or an eighth of its size, which takes half of the time, and then averaged
+    as in data.resize. Returns None for other files, and for photos that are not so large. Raises UserError as
+    read_image() does.
     """
     if path.suffix.lower() in (".jpg", ".jpeg"):
         with decoding(path), Image.open(path) as image:
             width, height = image.size
             orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
-            scaled = (max(1, long_side * side // max(image.size)) for side in image.size)
-            image.draft(None, tuple(scaled))  # each side of the result has at least as many pixels
+            down, across = scaled_size((height, width), long_side)
+            # The box is the photo's edge among the decoded pixels: the last ones may lie in part beyond it.
+            _, box = image.draft(None, (min(across, width), min(down, height))) or (None, None)
             if image.size != (width, height):
-                pixels = np.array(ImageOps.exif_transpose(image).convert("RGB"))
+                rgb = image.convert("RGB").resize((across, down), Image.Resampling.BILINEAR, box=box)
+                pixels = np.array(ImageOps.exif_transpose(rgb))
                 return pixels, (width, height) if 5 <= orientation <= 8 else (height, width)
     return None
 

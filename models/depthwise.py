@@ -39,17 +39,17 @@ class _Depthwise(torch.autograd.Function):
 def _input_gradient(grad: Tensor, x: Tensor, weight: Tensor, stride: Pair, padding: Pair, dilation: Pair) -> Tensor:
     """Return x's gradient: `grad`, with zeros between its values for a stride, convolved by the mirrored kernel."""
     num_channels, size = x.shape[1], weight.shape[2:]
-    if max(stride) > 1 and x.dtype != torch.bfloat16:  # fast in these types
+    reach = [step * (length - 1) for step, length in zip(dilation, size, strict=True)]
+    around = [far - pad for far, pad in zip(reach, padding, strict=True)]
+    if min(around) < 0 or (max(stride) > 1 and x.dtype != torch.bfloat16):  # a stride is fast in these types
         geometry = stride, padding, dilation, False, [0, 0], num_channels
         return torch.ops.aten.convolution_backward(grad, x, weight, None, *geometry, [True, False, False])[0]
-    reach = [step * (length - 1) for step, length in zip(dilation, size, strict=True)]
     if tuple(stride) != (1, 1):
         # As long as the output of stride 1, so that the result is as long as x.
         lengths = [n + 2 * pad - far for n, pad, far in zip(x.shape[2:], padding, reach, strict=True)]
         spread = grad.new_zeros((grad.shape[0], *lengths, num_channels)).permute(0, 3, 1, 2)  # channels last
         spread[:, :, :: stride[0], :: stride[1]] = grad
         grad = spread
-    around = [far - pad for far, pad in zip(reach, padding, strict=True)]
     return F.conv2d(grad, weight.flip(2, 3), None, 1, around, dilation, num_channels)
 
 
