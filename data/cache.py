@@ -1,7 +1,7 @@
 """A cache of decoded samples in one memory-mapped file, shared by all loader workers and ranks of a machine.
 
-The file has the maps of each sample; a JSON text; and its CRC-32 and length, 4 and 8 bytes. Maps are uint8, except images
-of other types, which begin at a multiple of their size. A damaged bit in a map is not noticed: maps have no checksum.
+The file has the maps of each sample; a JSON text; and the text's CRC-32 and length, 4 and 8 bytes. Maps are uint8, but
+images of other types begin at a multiple of their size. A damaged bit in a map is not noticed: maps have no checksum.
 """
 
 import contextlib
