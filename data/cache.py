@@ -1,7 +1,7 @@
 """A cache of decoded samples in one memory-mapped file, shared by all loader workers and ranks of a machine.
 
-The file has the maps of each sample one after the other; then a JSON text; then the text's length, 8 bytes. Maps are
-uint8, except images of other types, which begin at a multiple of their values' size.
+The file has the maps of each sample; a JSON text; and the text's CRC-32 and length, 4 and 8 bytes. Maps are uint8, but
+images of other types begin at a multiple of their size. A damaged bit in a map is not noticed: maps have no checksum.
 """
 
 import contextlib
@@ -15,6 +15,7 @@ import os
 import platform
 import shutil
 import struct
+import zlib
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping
 from concurrent.futures import Future
@@ -31,7 +32,7 @@ from threads import ThreadPool
 FORMAT = 3  # raise it if the file or the computed maps change
 MEMORY_SHARE, MOST_MEMORY = 0.5, 0.9  # of the available memory: what a cache takes unless told otherwise, and at most
 DISK_SHARE = 0.9  # of the free space on disk
-_LENGTH = struct.Struct("<Q")
+_END = struct.Struct("<IQ")  # CRC-32 and length of the JSON text
 
 log = logging.getLogger("segtrain.every_rank")  # one process of each machine builds
 Maps = dict[str, np.ndarray]
@@ -48,8 +49,9 @@ class Cache:
         self.path, self._keep = path, keep
         with path.open("rb") as file:
             self._memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        (length,) = _LENGTH.unpack(self._memory[-_LENGTH.size :])
-        index = json.loads(self._memory[-_LENGTH.size - length : -_LENGTH.size])
+        checksum, length = _END.unpack(self._memory[-_END.size :])
+        text = self._memory[-_END.size - length : -_END.size]
+        index = json.loads(text) if zlib.crc32(text) == checksum else {}  # damaged: KeyError
         self.stamp: str = index["stamp"]
         self.channels: dict[str, int] = index["channels"]
         self.sizes: list[tuple[int, int]] = index["sizes"]  # (height, width) of each sample
@@ -181,10 +183,9 @@ class Builder:
                     file.write(np.ascontiguousarray(values).data)
                 file.write(bytes(size - self.used - num_bytes))
                 self.used = size
-        index = {"stamp": self.stamp, "channels": channels, "image_dtype": dtype.name}
-        index |= {"sizes": sizes, "next_size": next_size}
-        text = json.dumps(index).encode()
-        file.write(text + _LENGTH.pack(len(text)))
+        index = {"stamp": self.stamp, "channels": channels, "image_dtype": dtype.name, "sizes": sizes}
+        text = json.dumps(index | {"next_size": next_size}).encode()
+        file.write(text + _END.pack(zlib.crc32(text), len(text)))
         return True
 
     def _decoded(self) -> Generator[Mapping[str, np.ndarray], None, None]:

@@ -256,3 +256,16 @@ def test_two_ranks_share_a_cache_and_train_as_without_one(demo_flags, tmp_path):
         output = succeed(processes)
         assert ("cache: 8 of 8 training images" in output[0]) == (kind == "ram")
     assert_same_run(tmp_path / "cached", tmp_path / "plain")
+
+
+def test_cache_with_a_damaged_index_is_not_used(tmp_path):
+    """Any flipped bit of the index: it gave wrong samples, or an exception that is no UserError."""
+    maps = {"image": np.zeros((2, 3, 3), np.uint8), "label": np.zeros((2, 3), np.uint8)}
+    path = tmp_path / "x.cache"
+    Builder(lambda index: maps, 2, stamp="s").on_disk(path)
+    whole = path.read_bytes()
+    for place in range(whole.index(b'{"stamp"'), len(whole)):
+        damaged = bytearray(whole)
+        damaged[place] ^= 2
+        path.write_bytes(damaged)
+        assert find(path, "s") is None
