@@ -83,6 +83,7 @@ class Outputs:
                 )
             for kind in ("masks", "overlays", "probs"):  # --output itself may be a folder with other things
                 remove_scratch((self.folder / kind).rglob(".*.part.*"))
+            self._write_legend()
             return
         if not note.is_file() and (self.folder / "masks").exists():
             raise UserError(f"--output {self.folder}: has masks that predict.py did not write: name another folder")
@@ -90,9 +91,11 @@ class Outputs:
         for file in self.folder.glob("done.*.txt"):
             file.unlink()
         write_atomic(note, text)
+        self._write_legend()
+
+    def _write_legend(self) -> None:
         if self.overlays:
-            svg = legend(self.names, self.colours, self.background)
-            write_atomic(self.folder / "legend.svg", svg)
+            write_atomic(self.folder / "legend.svg", legend(self.names, self.colours, self.background))
 
     @functools.cached_property
     def done(self) -> set[str]:

@@ -441,3 +441,11 @@ def test_full_disk_ends_it_with_one_line(checkpoint, small_disk, tmp_path):
     words = ["--checkpoint", str(checkpoint), "--input", str(given), "--output", str(small_disk), "--device", "cpu"]
     one_line_each(finish([start([*words, "--probs", "--workers", "0"], tmp_path, "predict.py")]), "No space left")
     assert not list(small_disk.rglob(".*"))
+
+
+def test_legend_is_written_if_an_earlier_start_left_none(tmp_path):
+    """A disk that was full after predictions.json, or a first start without --overlay: the legend never came."""
+    for overlays in (False, True):
+        outputs = Outputs(tmp_path / "o", voc_colours(), 0, overlays=overlays, probs=False, rank=0, names=["a", "b"])
+        outputs.claim({"input": "."}, overwrite=False)
+    assert (tmp_path / "o" / "legend.svg").is_file()
