@@ -43,7 +43,7 @@ def find_dense_masks(cfg: Config, split: str, scribbles: Path, *, must_exist: bo
 
 
 def find_output(cfg: Config, split: str, output: str) -> Path:
-    """Return the folder of the labels: --output, or the one in it where --dataset Folder looks, such as OUTPUT/train."""
+    """Return the folder of the labels: --output, or where --dataset Folder looks in it, such as OUTPUT/train."""
     if cfg.dataset != "Folder":
         return Path(output)
     return find_files(cfg, "Folder", split, {"label": str(Path(output).absolute())}).folders["label"]
