@@ -24,6 +24,8 @@ def test_ctrl_c_during_the_imports_is_one_line(program, tmp_path):
         env=os.environ | {"PYTHONPATH": str(tmp_path / "stubs")},
         stderr=subprocess.PIPE,
         text=True,
+        # A shell's background job, as the tests may be, ignores SIGINT, and its processes inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         deadline = time.monotonic() + 30
         while not Path(tmp_path / "importing").exists() and time.monotonic() < deadline:
