@@ -1,6 +1,6 @@
 """Try a network of each family of timm as a backbone, and write docs/backbones.md's table of what each can do.
 
-python -m scripts.backbone_table              # about a quarter of an hour
+python -m scripts.backbone_table              # about half an hour
 python -m scripts.backbone_table resnet       # one family: prints its row
 """
 

@@ -105,6 +105,16 @@ def test_a_cvat_project_with_names_that_meet(tmp_path, capsys):
     assert "label(s) night: tags of whole images, which have no area: left out" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("subset", ["../../secret", "Validation"])
+def test_an_image_of_another_subset_or_outside_is_not_taken(tmp_path, capsys, subset):
+    for folder in ("in/images/Train", "secret"):
+        save(tmp_path / folder / "a.png", (6, 8))
+    (tmp_path / "in/annotations.xml").write_text(PROJECT.replace("Validation", subset))
+    assert convert("cvat", tmp_path / "in", tmp_path / "out") == 1
+    assert outputs(tmp_path / "out") == {"a"}  # one split is left
+    assert "image 'a.png': not below" in capsys.readouterr().err
+
+
 def test_a_task_of_one_subset_is_not_split_and_a_flag_does_not_mix_splits(tmp_path):
     for subset in ("Train", "Validation"):
         save(tmp_path / f"in/images/{subset}/a.png", (6, 8))

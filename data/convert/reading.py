@@ -164,8 +164,8 @@ class ImageFinder:
     def find(self, reference: str, where: str, subset: str = "") -> Path:
         """Return the file for a path or URL in an annotation: at this path below a root, or the one of its file name.
 
-        subset: a folder that is looked in first, such as "Train"; of several files with the name, the one in a folder
-        named after it or its split is taken. Raises InputError if there is no file, if several have its name, or if its
+        subset: a folder that is looked in first, such as "Train". Of several files with the name, the one in a folder
+        named after it or its split is taken; a file in the folder of another split is not. Raises InputError if there is no file, if several have its name, or if its
         format is not read.
         """
         reference = reference.replace("\\", "/")
@@ -173,17 +173,19 @@ class ImageFinder:
         if path.suffix.lower() not in IMAGE_SUFFIXES:
             raise InputError(f"{where}: image {reference!r}: not one of {', '.join(IMAGE_SUFFIXES)}")
         # A reference that leads out of the folders that the user named finds nothing there.
-        roots = [] if path.is_absolute() or ".." in path.parts else self.roots
+        whole = subset / path
+        roots = [] if whole.is_absolute() or ".." in whole.parts else self.roots
         for root in roots:
             for with_path in (root / subset / path, root / path):
                 if with_path.is_file():
                     return with_path
         found = self._by_file_name.get(unicodedata.normalize("NFC", path.name), set())
-        if len(found) > 1 and subset:
+        if subset:
             top = os.path.commonpath([os.path.abspath(root) for root in self.roots])
             folders = {file: file.parent.relative_to(top).parts for file in found}
             wanted = {subset, split_of(subset)} - {""}
-            found = {file for file in found if any({part, split_of(part)} & wanted for part in folders[file])}
+            named = {file for file in found if any({part, split_of(part)} & wanted for part in folders[file])}
+            found = named or {file for file in found if not any(map(split_of, folders[file]))}
         if len(found) == 1:
             return next(iter(found))
         looked = " or ".join(map(str, self.roots))
