@@ -165,8 +165,8 @@ class ImageFinder:
         """Return the file for a path or URL in an annotation: at this path below a root, or the one of its file name.
 
         subset: a folder that is looked in first, such as "Train". Of several files with the name, the one in a folder
-        named after it or its split is taken; a file in the folder of another split is not. Raises InputError if there is no file, if several have its name, or if its
-        format is not read.
+        named after it or its split is taken; a file in the folder of another split is not. Raises InputError if there
+        is no file, if several have its name, or if its format is not read.
         """
         reference = reference.replace("\\", "/")
         path = PurePosixPath(reference)
