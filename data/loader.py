@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 
 from data.cores import num_cores
 from data.dataset import SegmentationDataset
+from data.processes import end_with_parent
 from data.sampler import EvalBatches, TrainSampler
 
 
@@ -75,6 +76,8 @@ class WorkerInit:
 
     def __call__(self, worker_id: int) -> None:
         self.init(worker_id)
+        # A worker whose result fills the pipe would wait for a killed parent forever.
+        end_with_parent()
         cv2.setNumThreads(0)
         keep_freed_memory()
 

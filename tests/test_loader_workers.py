@@ -1,0 +1,38 @@
+"""Workers of a DataLoader end with their parent, even one that is killed."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import REPO
+
+# An array goes through the result pipe as bytes. It fills the pipe, whose reading end the worker has, too.
+PROGRAM = """
+import multiprocessing, time
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+from data.loader import loader_options
+
+options = loader_options(1, torch.device("cpu"), processes_here=1, worker_init=int)
+batches = iter(DataLoader([np.zeros(10**7, np.uint8)] * 9, batch_size=1, collate_fn=list, **options))
+next(batches)
+print(multiprocessing.active_children()[0].pid, flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_worker_that_waits_for_its_pipe_ends_with_a_killed_parent():
+    command = [sys.executable, "-c", PROGRAM]
+    with subprocess.Popen(command, cwd=REPO, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        worker = Path("/proc", process.stdout.readline().strip(), "stat")
+        time.sleep(0.5)  # the worker fills the pipe
+        process.kill()
+    deadline = time.monotonic() + 20  # torch's own check takes 5
+    while worker.exists() and ") Z " not in worker.read_text():
+        assert time.monotonic() < deadline, "the worker is still there"
+        time.sleep(0.1)
