@@ -96,7 +96,8 @@ def draw_data(root: Path) -> None:
         Image.fromarray(pixels).save(path)
     for split in ("train", "val"):
         for name in (voc / f"ImageSets/SegmentationAug/{split}.txt").read_text().split():
-            for folder, source in (("images", f"JPEGImages/{name}.jpg"), ("masks", f"SegmentationClassAug/{name}.png")):
+            sources = {"images": f"JPEGImages/{name}.jpg", "masks": f"SegmentationClassAug/{name}.png"}
+            for folder, source in (sources | {"strokes": f"pascal_2012_scribble/{name}.png"}).items():
                 (root / "MyData" / folder / split).mkdir(parents=True, exist_ok=True)
                 shutil.copy(voc / source, root / "MyData" / folder / split)
     for path in (root / "MyData").glob("*/*/*"):
