@@ -36,21 +36,29 @@ def writing(path: Path, *, sync: bool = False, parents: bool = False) -> Iterato
     """
     scratch = path.with_name(f".{secrets.token_hex(8)}.part{path.suffix}")
     try:
-        if parents:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        yield scratch
-        if sync:
-            with scratch.open("rb+") as file:
-                os.fsync(file.fileno())
-        os.replace(scratch, path)
-        if sync:
-            _sync_folder(path.parent)
-    except OSError as error:
-        kind = InputError if error.errno == errno.ENAMETOOLONG else UserError
-        raise kind(f"{path}: cannot be written ({error.strerror})") from error
+        with write_errors(path):
+            if parents:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            yield scratch
+            if sync:
+                with scratch.open("rb+") as file:
+                    os.fsync(file.fileno())
+            os.replace(scratch, path)
+            if sync:
+                _sync_folder(path.parent)
     finally:
         with contextlib.suppress(OSError):
             scratch.unlink()
+
+
+@contextlib.contextmanager
+def write_errors(path: Path) -> Iterator[None]:
+    """Turn an OSError of the body, which writes `path`, into a UserError (InputError if the name is too long)."""
+    try:
+        yield
+    except OSError as error:
+        kind = InputError if error.errno == errno.ENAMETOOLONG else UserError
+        raise kind(f"{path}: cannot be written ({error.strerror})") from error
 
 
 def _sync_folder(folder: Path) -> None:

@@ -72,7 +72,9 @@ def advice(device: str, out_of_memory: str) -> Iterator[None]:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        raise UserError(f"{error.filename or 'a file'}: {error.strerror}: make room, then start again") from None
+        raise UserError(
+            f"{error.filename or 'a disk, or /dev/shm'}: {error.strerror}: make room, then start again"
+        ) from None
     except (RuntimeError, MemoryError) as error:
         text = str(error)
         if "DataLoader worker" in text:

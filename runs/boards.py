@@ -4,6 +4,7 @@ import contextlib
 import os
 import secrets
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
@@ -15,7 +16,7 @@ import config
 import shell
 from config import Config
 from errors import UserError, in_one_line
-from files import write_atomic
+from files import write_atomic, write_errors
 from runs.log import log
 
 BOARD_FILES = ("events.out.tfevents.*", "wandb", "wandb_id")  # what boards write in a run's folder when they open
@@ -55,19 +56,31 @@ class TensorBoard:
     def __init__(self, folder: Path, purge_step: int):
         from torch.utils.tensorboard import SummaryWriter  # imported here because it takes a second
 
-        self._writer = SummaryWriter(str(folder), purge_step=purge_step, flush_secs=10)
+        self._file = folder / "events.out.tfevents"  # the beginning of its name, for messages
+        threading.excepthook = _excepthook
+        with write_errors(self._file):
+            self._writer = SummaryWriter(str(folder), purge_step=purge_step, flush_secs=10)
 
     def write(self, step: int, scalars: dict[str, float], pictures: dict[str, np.ndarray] | None = None) -> None:
-        for tag, value in scalars.items():
-            self._writer.add_scalar(tag, value, step)
-        for tag, picture in (pictures or {}).items():
-            self._writer.add_image(tag, picture, step, dataformats="HWC")
+        with write_errors(self._file):
+            for tag, value in scalars.items():
+                self._writer.add_scalar(tag, value, step)
+            for tag, picture in (pictures or {}).items():
+                self._writer.add_image(tag, picture, step, dataformats="HWC")
 
     def flush(self) -> None:
-        self._writer.flush()
+        with write_errors(self._file):
+            self._writer.flush()
 
     def close(self, failed: bool) -> None:
-        self._writer.close()
+        with write_errors(self._file):
+            self._writer.close()
+
+
+def _excepthook(args: threading.ExceptHookArgs) -> None:
+    """Print the traceback of a thread, except for an OSError of TensorBoard's: the next write raises it again."""
+    if not (isinstance(args.exc_value, OSError) and type(args.thread).__module__.startswith("tensorboard.")):
+        threading.__excepthook__(args)
 
 
 class WandB:

@@ -17,6 +17,7 @@ from distributed import checks
 from distributed.device import LateRead
 from distributed.group import Group
 from evaluation.metrics import Scores
+from files import write_errors
 from losses.criterion import ACCURACY
 from models.amp import read_scaling
 from runs.boards import Board
@@ -104,7 +105,8 @@ class Metrics:
         """
         self.read_step()
         if self._file:
-            os.fsync(self._file.fileno())
+            with write_errors(Path(self._file.name)):
+                os.fsync(self._file.fileno())
             for board in self.boards:
                 board.flush()
         return {"lines": self._num_lines, "window": [dict(values) for values in self._window]}
@@ -233,15 +235,17 @@ class Metrics:
 
     def _write(self, line: dict) -> None:
         if self._file:
-            self._file.write(json.dumps(line) + "\n")
-            self._file.flush()
+            with write_errors(Path(self._file.name)):
+                self._file.write(json.dumps(line) + "\n")
+                self._file.flush()
             self._num_lines += 1
 
     def close(self, *, failed: bool) -> None:
         for board in self.boards:
             board.close(failed=failed)
         if self._file:
-            self._file.close()
+            with write_errors(Path(self._file.name)):
+                self._file.close()
 
 
 def _duration(seconds: float) -> str:

@@ -1,11 +1,13 @@
 """What a user can get wrong: one line that names it, exit status 2, no traceback, nothing written."""
 
+import contextlib
 import pickle
 import resource
 import shutil
 import signal
 import socket
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.error import URLError
 
@@ -17,9 +19,12 @@ from PIL import Image
 
 import program
 import train
+from distributed.group import Group
 from errors import UserError
 from models import pretrained
 from runs import checkpoint
+from runs.boards import TensorBoard
+from runs.metrics import Metrics
 
 
 @pytest.fixture
@@ -188,19 +193,47 @@ def test_a_download_that_stalls_is_given_up(tmp_path, monkeypatch):
     server.close()
 
 
-def test_a_full_disk_is_named_and_leaves_the_earlier_checkpoint_whole(tmp_path):
-    """A limit on the size of files stands in for a full disk: both make the write fail half-way."""
-    path = tmp_path / "last.pt"
-    checkpoint.write(path, checkpoint.to_bytes({"step": 1}))
+@contextlib.contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """A limit on the size of files, in bytes, stands in for a full disk: both make a write fail half-way."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
-        named = r"last\.pt: cannot be written \(File too large\); the checkpoint needs 4 MiB"
-        with pytest.raises(UserError, match=named):
-            checkpoint.write(path, checkpoint.to_bytes({"step": 2, "weights": torch.zeros(1_000_000)}))
+        yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, handler)
+
+
+def test_a_full_disk_is_named_and_leaves_the_earlier_checkpoint_whole(tmp_path):
+    path = tmp_path / "last.pt"
+    checkpoint.write(path, checkpoint.to_bytes({"step": 1}))
+    named = r"last\.pt: cannot be written \(File too large\); the checkpoint needs 4 MiB"
+    with largest_file(100_000), pytest.raises(UserError, match=named):
+        checkpoint.write(path, checkpoint.to_bytes({"step": 2, "weights": torch.zeros(1_000_000)}))
     assert checkpoint.read(path) == {"step": 1}
     assert [file.name for file in tmp_path.iterdir()] == ["last.pt"]
+
+
+def test_a_full_disk_names_the_curves_file(tmp_path, capfd, monkeypatch):
+    """TensorBoard writes in a thread, whose traceback is not printed."""
+    monkeypatch.setattr(threading, "excepthook", threading.excepthook)
+    board = TensorBoard(tmp_path, purge_step=0)
+    named = r"events\.out\.tfevents: cannot be written \(File too large\)"
+    with largest_file(10_000):
+        with contextlib.suppress(UserError):  # the thread may not have failed yet
+            board.write(1, {}, {"noise": np.random.default_rng(0).integers(0, 256, (99, 99, 3), np.uint8)})
+        with pytest.raises(UserError, match=named):
+            board.flush()
+    with contextlib.suppress(UserError):
+        board.close(failed=True)
+    assert capfd.readouterr().err == ""
+
+
+def test_a_full_disk_names_metrics_jsonl(tmp_path):
+    metrics = Metrics(Group(torch.device("cpu")), log_interval=1)
+    metrics.open(tmp_path, {})
+    with largest_file(10), pytest.raises(UserError, match=r"metrics\.jsonl: cannot be written \(File too large\)"):
+        metrics.log_validation(0, 1, {"miou": 1.0, "pixel_acc": 1.0, "mean_acc": 1.0, "iou": []}, [], [])
+    metrics.close(failed=True)
