@@ -45,17 +45,8 @@ def torchrun_command(num_processes: int, *words: object) -> str:
     words: the program's file, such as "train.py", then its arguments.
     """
     program, *rest = map(str, words)
-    launch = [*_tool("torchrun", "torch.distributed.run"), "--standalone", "--nproc_per_node", str(num_processes)]
-    return quoted([*launch, repo_file(program), *rest])
-
-
-def tensorboard_command(logdir: str) -> str:
-    return quoted([*_tool("tensorboard", "tensorboard.main"), "--logdir", logdir])
-
-
-def _tool(name: str, module: str) -> list[str]:
-    """Return the words that start a tool: its name if the shell finds it in this environment, else python -m MODULE."""
-    return [name] if _is_beside_python(name) else [_python(), "-m", module]
+    launcher = ["torchrun"] if _is_beside_python("torchrun") else [_python(), "-m", "torch.distributed.run"]
+    return quoted([*launcher, "--standalone", "--nproc_per_node", str(num_processes), repo_file(program), *rest])
 
 
 def _python() -> str:

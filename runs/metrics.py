@@ -46,7 +46,8 @@ class Metrics:
         self._unread: tuple | None = None  # the last step, whose losses the GPU may still be computing
         self._window: list[dict[str, float]] = []  # losses and more of each step since the last line of metrics
         self._window_start, self._window_images, self._last_step_at = 0.0, 0, 0.0
-        self._epoch_start, self._started = 0.0, (0.0, 0.0, 0.0)
+        self._epoch_start = self._first_step_at = 0.0
+        self._steps_left, self._steps_done = 0.0, 0  # when this process started, and since
         self._num_steps, self._first_batch_at = 0, 0.0  # of this epoch
         self._stepping = self._waiting = 0.0  # seconds since the first batch; of these, until later batches came
 
@@ -61,24 +62,30 @@ class Metrics:
         self._file = (folder / "metrics.jsonl").open("a", encoding="utf-8")
         return lines[-1] if lines else {}, saved.get("lines", 0) - len(lines)
 
-    def start(self, position: float, total: float) -> None:
-        """Set the position in the run (0 to `total`, in steps) where this process starts, to estimate the time left."""
-        self._started = time.perf_counter(), position, total
+    def start(self, steps_left: float) -> None:
+        """Set how many steps of the run are left when this process starts, to estimate the time left."""
+        self._steps_left = steps_left
 
     def loss_text(self) -> str:
         """Return the mean loss of this process's steps in the epoch, as "loss 0.123"; "no step" without one."""
         losses = self._epoch_losses
         return f"loss {sum(losses) / len(losses):.3f}" if losses else "validation repeated"
 
-    def time_text(self, position: float) -> str:
-        """Return the time since the epoch began and, if known, the time left in the run, such as "40 s, 12 min left".
+    def time_text(self) -> str:
+        """Return the time since the epoch began and the run's time left, if known, such as "40 s, 12 min left"."""
+        left = self._time_left()
+        return _duration(time.perf_counter() - self._epoch_start) + (f", {left}" if left else "")
 
-        position: the run's position now, in the unit of start().
+    def _time_left(self) -> str:
+        """Return the time left in the run, as "12 min left"; "" before the second step and after the last.
+
+        The first step does not count: it starts workers, compiles, and measures algorithms.
         """
-        (began, start, total), now = self._started, time.perf_counter()
-        left = (now - began) * (total - position) / max(position - start, 1e-9)
-        remaining = f", {_duration(left)} left" if position < total and position > start else ""
-        return f"{_duration(now - self._epoch_start)}{remaining}"
+        left = self._steps_left - self._steps_done
+        if self._steps_done < 2 or left <= 0:
+            return ""
+        per_step = (time.perf_counter() - self._first_step_at) / (self._steps_done - 1)
+        return f"{_duration(left * per_step)} left"
 
     def rate_text(self, batch: int, advice: str) -> str:
         """Return the epoch's images a second and, if it waited for the loader, the rate with every batch ready.
@@ -139,7 +146,10 @@ class Metrics:
                 self._first_batch_at = came_at
             yield step
             self._num_steps += 1
+            self._steps_done += 1
             asked_at = time.perf_counter()
+            if self._steps_done == 1:
+                self._first_step_at = asked_at
             self._stepping = asked_at - self._first_batch_at
 
     def validation_bar(self, batches: Iterable, *, total: int) -> Iterator:
@@ -189,7 +199,10 @@ class Metrics:
             if not math.isfinite(value):  # on all ranks, because the losses are sums over them
                 checks.raise_not_finite(self.group, f"loss {name!r} is {value} at step {step} (epoch {epoch})", own)
         assert self._bar is not None
-        self._bar.set_postfix(loss=f"{values['loss']:.3f}", lr=f"{lr:.2g}", refresh=False)
+        left = self._time_left()
+        self._bar.set_postfix_str(
+            f"loss {values['loss']:.3f}, lr {lr:.2g}" + (f", run: {left}" if left else ""), refresh=False
+        )
         self._epoch_losses.append(values["loss"])
         self._window.append(values | {"epoch": epoch, "step": step, "lr": lr} | read_scaling(counts, step))
         self._window[-1] |= {"grad_norm": norm} if math.isfinite(norm) else {}
