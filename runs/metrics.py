@@ -146,10 +146,7 @@ class Metrics:
                 self._first_batch_at = came_at
             yield step
             self._num_steps += 1
-            self._steps_done += 1
             asked_at = time.perf_counter()
-            if self._steps_done == 1:
-                self._first_step_at = asked_at
             self._stepping = asked_at - self._first_batch_at
 
     def validation_bar(self, batches: Iterable, *, total: int) -> Iterator:
@@ -180,9 +177,12 @@ class Metrics:
         """
         values = losses if grad_norm is None else losses | {"grad_norm": grad_norm}
         read = LateRead(torch.stack(list(values.values())))
-        counts = None if scaling is None else LateRead(scaling)
+        counts, now = None if scaling is None else LateRead(scaling), time.perf_counter()
+        self._steps_done += 1
+        if self._steps_done == 1:
+            self._first_step_at = now
         self.read_step()
-        self._unread = (epoch, step, list(values), read, own, lr, num_images, counts, time.perf_counter())
+        self._unread = (epoch, step, list(values), read, own, lr, num_images, counts, now)
 
     def read_step(self) -> None:
         """Read the losses of the last step, if still unread. Raises DivergedError if a loss is not finite.

@@ -27,18 +27,26 @@ def test_validation_between_steps_is_not_in_the_rate_of_training(monkeypatch):
 
 
 def test_line_of_an_epoch_has_its_time_and_the_time_left(monkeypatch):
-    """A process resumes at step 10 of 40 and does 5 steps in 50 s: 25 are left, which take 250 s, about 4 min."""
+    """A process resumes at step 10 of 40 and does 5 steps in 1040 s, about 17 min, of which the first takes 1000 s.
+
+    25 steps are left, which take 250 s, about 4 min.
+    """
     now = [0.0]
     monkeypatch.setattr("runs.metrics.time.perf_counter", lambda: now[0])
     metrics = Metrics(Group(torch.device("cpu")), log_interval=100)
-    metrics.start(10, 40)
+    metrics.start(30)
+    bars = []
     for step in metrics.steps(range(5), total=5, title=""):
-        now[0] += 10
+        now[0] += 10 if step else 1000  # of the first step
         loss = torch.tensor(float(step))
         metrics.log_step(3, 11 + step, {"loss": loss}, loss, 0.1, 2)
+        bars.append(metrics._bar.postfix)
     assert metrics.loss_text() == "loss 2.000"  # the mean of 0, 1, 2, 3, 4
-    assert metrics.time_text(15) == "50 s, 4 min left"
-    assert metrics.time_text(40) == "50 s"
+    assert metrics.time_text() == "17 min, 4 min left"
+    # The losses are those of the step before. After the second step 28 are left: 280 s; after the third 270 s.
+    assert bars[1:3] == ["loss 0.000, lr 0.1, run: 5 min left", "loss 1.000, lr 0.1, run: 4 min left"]
+    metrics.start(5)
+    assert metrics.time_text() == "17 min"
 
 
 def test_line_of_an_epoch_has_the_rate_and_the_share_of_waiting_for_the_loader(monkeypatch):
