@@ -76,6 +76,11 @@ class Writer:
         self._thread = threading.Thread(target=self._write, args=(copy, paths, keep, report), name=WRITER)
         self._thread.start()
 
+    def join(self, seconds: float) -> None:
+        """Wait until the last write is done, at most for `seconds`. Does not raise the error of a failed write."""
+        if self._thread:
+            self._thread.join(seconds)
+
     def wait(self) -> None:
         """Wait until the last write is done. Raises the error of a failed write."""
         if self._thread:

@@ -12,6 +12,7 @@ from config import Config
 from data.dataset import SegmentationDataset
 from distributed import checks
 from distributed.group import Group
+from distributed.lifeline import WRITE_SECONDS
 from errors import DivergedError, UserError, in_one_line
 from evaluation.report import run_page, with_new_curves
 from evaluation.scoring import Result, gather_predictions
@@ -163,6 +164,7 @@ class Run:
 
     def _hint_after_failure(self) -> str:
         """Return "; " and the resume hint, for an error message; "" before the first checkpoint and on other ranks."""
+        self._writer.join(WRITE_SECONDS)  # it may write the first one
         if not (self.group.is_main and self.folder and (self.folder / "last.pt").is_file()):
             return ""
         return f"; {self.resume_hint()}"
@@ -171,6 +173,7 @@ class Run:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        self._writer.join(WRITE_SECONDS)
         try:
             self._close(error)
         except OSError as problem:
