@@ -92,7 +92,7 @@ def train(cfg: Config, group: Group, run: Run) -> int:
     lr_schedule.log()
     run.open(cfg, state, saved)
     del saved  # free it: it is as large as the model and its momentum
-    run.metrics.start(lr_schedule.total_steps - lr_schedule.position(state))
+    run.metrics.pace.start(lr_schedule.total_steps - lr_schedule.position(state))
     log.info(f"writing to {run.folder}" + ("; there is nothing left to do" if schedule.end_of_run(cfg, state) else ""))
     # Within an epoch, each rank has its own batch-norm statistics.
     checks.check_weights(group, raw_model, buffers_averaged=state.samples == 0)
@@ -209,8 +209,8 @@ def finish_epoch(
         state.epoch, state.samples = state.epoch + 1, 0
         if schedule.epoch_checkpoint(cfg, state):
             names.append(f"epoch_{state.epoch:04d}.pt")
-    rate = run.metrics.rate_text(loader.sampler.global_batch, loader_advice(loader))
-    log.info(f"{line}, {run.metrics.time_text()}{rate}")
+    rate = run.metrics.pace.rate_text(loader.sampler.global_batch, loader_advice(loader))
+    log.info(f"{line}, {run.metrics.pace.time_text()}{rate}")
     run.save(state, *names)
 
 
