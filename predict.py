@@ -31,7 +31,7 @@ from data.sampler import EvalBatches
 from distributed import checks
 from distributed.group import Group, Stopped
 from errors import STOPPED, InputError, UserError
-from evaluation.predictor import ImagePredictor
+from evaluation.predictor import ImagePredictor, predict_batch
 from evaluation.streaming import can_stream
 from exporting.onnx import OnnxModel
 from files import sha256
@@ -231,12 +231,7 @@ class Prediction:
         if not images:
             return {}
         batch = torch.from_numpy(np.stack(list(images.values()))).to(self.group.device)
-        probs: np.ndarray | list[None] = [None] * len(images)
-        if self.outputs.probs:
-            bands = [(band.argmax(1).to(torch.uint8).cpu(), band.half().cpu()) for _, band in self.model.probs(batch)]
-            labels, probs = (torch.cat(parts, dim=-2).numpy() for parts in zip(*bands, strict=True))
-        else:
-            labels = self.model.labels(batch).cpu().numpy()
+        labels, probs = predict_batch(self.model, batch, torch.float16 if self.outputs.probs else None)
         for (name, image), label, prob in zip(images.items(), labels, probs, strict=True):
             self.outputs.write(name, self.display(image), label, prob, frame=frames)
         return dict(zip(images, labels, strict=True))
