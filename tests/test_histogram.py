@@ -14,7 +14,7 @@ import build
 import config
 import models
 import utils
-from class_weights import get_class_weights
+from from_data import get_class_weights
 from config.losses import read_class_weights
 from data import histogram
 from data.histogram import class_weights, count_labels, label_histogram, value_histogram

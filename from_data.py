@@ -1,21 +1,62 @@
-"""The class weights of a run: --class_weights as numbers."""
+"""Values that a run takes from its training data: the recipe's flags, and the class weights."""
 
+import dataclasses
 import logging
 from functools import partial
 
 import torch
 
 from build import active_terms
-from config import Config
+from config import Config, as_dict
 from config.losses import parse_loss, read_class_weights
+from config.recipe import CPU, CUDA, RECIPE_FLAGS, Facts, Recipe
 from data import histogram
 from data.dataset import SegmentationDataset
+from data.images import image_size
+from data.layout import pair_files
+from data.resize import large_images
 from distributed.checks import digest
 from distributed.group import Group
 from losses.label_losses import PIXEL_LOSSES
 from runs.log import progress_bar
+from utils import find_training_files
+
+NUM_SIZES = 100  # images whose sizes are read for the recipe
 
 log = logging.getLogger("segtrain")
+
+
+def get_recipe(cfg: Config, group: Group, saved: dict | None) -> Config:
+    """Return the flags with the recipe's values for those that are not set. Collective.
+
+    A run that resumes the checkpoint content `saved` keeps the checkpoint's values. Raises UserError if folders, lists
+    or files of the training data are missing.
+    """
+    if cfg.given is None:
+        return cfg
+    if saved is not None:
+        kept = {name: saved["config"][name] for name in RECIPE_FLAGS - cfg.given if name in saved["config"]}
+        return dataclasses.replace(cfg, **kept)
+
+    def choose() -> dict:
+        return Recipe(_read_facts(cfg, group), as_dict(cfg), cfg.given).choices
+
+    choices = group.broadcast(group.on_main(choose, "reading image sizes"))
+    if choices:
+        text = ", ".join(f"--{name} {value} ({reason})" for name, (value, reason) in choices.items())
+        log.info(f"chosen from the data and the device: {text}")
+    return dataclasses.replace(cfg, **{name: choice.value for name, choice in choices.items()})
+
+
+def _read_facts(cfg: Config, group: Group) -> Facts:
+    _, files = pair_files(find_training_files(cfg)[0])
+    some = [files[number * len(files) // NUM_SIZES]["image"] for number in range(NUM_SIZES)]
+    sizes = [image_size(path, cfg.image_type) for path in dict.fromkeys(some)]
+    device, memory = CPU, 0.0
+    if group.device.type == "cuda":
+        device, memory = CUDA, torch.cuda.get_device_properties(group.device).total_memory / 2**30
+    large, _ = large_images(sizes, device.crop_size)
+    return Facts(cfg.dataset, len(files), sizes, device, memory, group.world_size, large)
 
 
 def get_class_weights(
