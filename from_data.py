@@ -9,7 +9,7 @@ import torch
 from build import active_terms
 from config import Config, as_dict
 from config.losses import parse_loss, read_class_weights
-from config.recipe import CPU, CUDA, RECIPE_FLAGS, Facts, Recipe
+from config.recipe import CPU, CUDA, RECIPE_FLAGS, Choice, Facts, Recipe
 from data import histogram
 from data.dataset import SegmentationDataset
 from data.images import image_size
@@ -32,19 +32,19 @@ def get_recipe(cfg: Config, group: Group, saved: dict | None) -> Config:
     A run that resumes the checkpoint content `saved` keeps the checkpoint's values. Raises UserError if folders, lists
     or files of the training data are missing.
     """
-    if cfg.given is None:
-        return cfg
-    if saved is not None:
-        kept = {name: saved["config"][name] for name in RECIPE_FLAGS - cfg.given if name in saved["config"]}
-        return dataclasses.replace(cfg, **kept)
+    given = RECIPE_FLAGS if cfg.given is None else cfg.given
 
-    def choose() -> dict:
-        return Recipe(_read_facts(cfg, group), as_dict(cfg), cfg.given).choices
+    def choose() -> dict[str, Choice]:
+        if saved is None:
+            return Recipe(_read_facts(cfg, group), as_dict(cfg), given).choices
+        names = RECIPE_FLAGS - given - ({"max_steps"} if "epochs" in given else set())
+        kept = {name: value for name, value in saved["config"].items() if name in names}
+        return {name: Choice(value, "as before") for name, value in kept.items() if value != getattr(cfg, name)}
 
-    choices = group.broadcast(group.on_main(choose, "reading image sizes"))
+    choices = group.broadcast(group.on_main(choose, "choosing flags") if RECIPE_FLAGS - given else {})
     if choices:
         text = ", ".join(f"--{name} {value} ({reason})" for name, (value, reason) in choices.items())
-        log.info(f"chosen from the data and the device: {text}")
+        log.info(f"chosen from the {'data and the device' if saved is None else 'checkpoint'}: {text}")
     return dataclasses.replace(cfg, **{name: choice.value for name, choice in choices.items()})
 
 

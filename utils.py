@@ -127,7 +127,7 @@ def get_loader(cfg: Config, split: str, group: Group) -> TrainLoader | EvalLoade
 
 
 def find_training_files(cfg: Config) -> tuple[Split, dict[str, tuple[str, Callable]]]:
-    """Return (the Split of the training files, {distance map without a folder: (the map to compute it from, function)}).
+    """Return (the Split of the training files, {distance map without a folder: (source map, function)}).
 
     Raises UserError if folders or lists are missing.
     """

@@ -13,9 +13,7 @@ BETAS = (0.9, 0.999)
 class OptimFlags:
     """Optimization."""
 
-    epochs: int = flag(
-        50, "epochs of the run [recipe: steps instead]", ge=1, aliases="max_epochs num_train_epochs"
-    )
+    epochs: int = flag(50, "epochs of the run [recipe: steps instead]", ge=1, aliases="max_epochs num_train_epochs")
     max_steps: int = flag(0, "optimizer steps, instead of --epochs; 0: --epochs [recipe]", ge=0, replaces="epochs")
     repeat: int = flag(
         1, "passes over the training list in an epoch, each in another order and augmented anew [recipe]", ge=1
@@ -38,9 +36,7 @@ class OptimFlags:
     optimizer: str = flag(
         "sgd", "sgd (with --momentum) or adamw (with --betas) [recipe]", choices=("sgd", "adamw"), aliases="opt optim"
     )
-    lr: float = flag(
-        1e-3, "base learning rate, before --lr_scaling [recipe]", ge=0, aliases="learning_rate lr0"
-    )
+    lr: float = flag(1e-3, "base learning rate, before --lr_scaling [recipe]", ge=0, aliases="learning_rate lr0")
     lr_scaling: str = flag(
         "linear", "scale --lr by the world size; after --resume, by the batch ratio", choices=("linear", "sqrt", "none")
     )

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 # What a Recipe may choose.
 RECIPE_FLAGS = frozenset(
-    "model_type layers long_side crop_size batchsize accum_steps max_steps repeat optimizer lr wdecay".split()
+    ("model_type", "layers", "long_side", "crop_size", "batchsize", "accum_steps")
+    + ("max_steps", "repeat", "optimizer", "lr", "wdecay")
 )
 FEW_STEPS = 150  # a run of fewer steps says little about what the model can learn
 NUM_VALIDATIONS = 20
@@ -124,7 +125,7 @@ class Recipe:
         least, most = facts.device.steps
         images = facts.device.batchsize * min(max(EPOCHS * facts.num_images // facts.device.batchsize, least), most)
         steps = math.ceil(images / batch)
-        self._choose("max_steps", steps, f"shows each image {steps * batch / facts.num_images:.3g} times")
+        self._choose("max_steps", steps, f"shows each image {steps * batch / facts.num_images:.4g} times")
         epoch = max(batch, facts.device.batchsize * least / NUM_VALIDATIONS)  # images
         if epoch > facts.num_images:
             self._choose("repeat", math.ceil(epoch / facts.num_images), "validates less often")

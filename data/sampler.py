@@ -12,9 +12,9 @@ class TrainSampler(DistributedSampler):
     """Sampler of one rank's training samples, in an order that does not depend on the number of ranks.
 
     An epoch is `repeat` passes over the samples. The order of a pass is a permutation drawn from (seed, number of the
-    pass). Each global batch is the next batch_size * accum_steps * world_size entries of the epoch's order. Each forward
-    pass takes the next batch_size * world_size of these entries: rank 0 takes the first batch_size, and so on. An
-    incomplete last global batch is dropped.
+    pass). Each global batch is the next batch_size * accum_steps * world_size entries of the epoch's order. Each
+    forward pass takes the next batch_size * world_size of these entries: rank 0 takes the first batch_size, and so on.
+    An incomplete last global batch is dropped.
 
     Yields (number of the pass, index), from which the data set derives the sample's augmentation. Needs no process
     group. Raises UserError if an epoch is smaller than one global batch.
@@ -46,7 +46,7 @@ class TrainSampler(DistributedSampler):
             raise UserError(
                 f"the training list has {num_samples} image(s) but one optimizer step takes {self.global_batch} "
                 f"(--batchsize {batch_size} x --accum_steps {accum_steps} x {world_size} process(es)): "
-                f"lower --batchsize, or pass over the list more often in an epoch by --repeat "
+                "lower --batchsize, or pass over the list more often in an epoch by --repeat "
                 f"{-(-self.global_batch // num_samples)}"
             )
         self.set_position(0, 0)
