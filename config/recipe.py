@@ -10,8 +10,19 @@ from typing import Any, NamedTuple
 
 # What a Recipe may choose.
 RECIPE_FLAGS = frozenset(
-    ("model_type", "layers", "long_side", "crop_size", "batchsize", "accum_steps")
-    + ("max_steps", "repeat", "optimizer", "lr", "wdecay")
+    {
+        "model_type",
+        "layers",
+        "long_side",
+        "crop_size",
+        "batchsize",
+        "accum_steps",
+        "max_steps",
+        "repeat",
+        "optimizer",
+        "lr",
+        "wdecay",
+    }
 )
 FEW_STEPS = 150  # a run of fewer steps says little about what the model can learn
 NUM_VALIDATIONS = 20
