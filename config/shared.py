@@ -67,7 +67,7 @@ class ModelFlags:
 
     model_type: str = flag(
         "res50_ASPP_lorm",
-        "architecture; res50_ASPP_lorm is CDSP's deeplabv2 [res50_ASPP_lorm; train.py: recipe]",
+        "architecture; res50_ASPP_lorm is CDSP's deeplabv2 [res50_ASPP_lorm; without pseudo-labels res50_ASPP]",
         choices=tuple(MODEL_TYPES.split()),
     )
     backbone: str = flag(
