@@ -2,9 +2,9 @@
 
 OMP_NUM_THREADS=1 python benchmarks/recipe.py CAMVID --out DIR --pretrained FILE
 
-CAMVID has VOC's layout. FILE: ImageNet weights of timm's tf_efficientnet_lite0. The defaults were lr 0.001 and 50 epochs
-of batches of 16, or of all images if there are fewer. Both ways have the same small network and crops, --flags, and run
-in turn. Started again, the script skips finished runs.
+CAMVID has VOC's layout. FILE: ImageNet weights of timm's tf_efficientnet_lite0. The defaults were lr 0.001 and 50
+epochs of batches of 16, or of all images if there are fewer. Both ways have the same small network and the crops of
+--flags, and run in turn. Started again, the script skips finished runs.
 """
 
 import argparse
@@ -17,11 +17,11 @@ import sys
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from data.demo import draw_dataset
 from files import write_atomic
 
+ROOT = Path(__file__).resolve().parent.parent
 CAMVID = "--dataset Dense --numclasses 11 --background none"
 RESNET = "--model_type res50_ASPP --layers 18 --pretrained none"
 LITE0 = "--model_type deeplabv3p_multi --backbone timm:tf_efficientnet_lite0 --head_channels 96"
