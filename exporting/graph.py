@@ -38,7 +38,7 @@ class WholeImage(nn.Module):
         self.model = copy.deepcopy(model).cpu().float().to(memory_format=torch.contiguous_format).eval()
         self.model.lorm = None
         self.min_size = min_size(self.model)
-        if isinstance(self.model.backbone, ResNetBackbone):
+        if isinstance(self.model.backbone, ResNetBackbone) and self.model.backbone.maxpool.ceil_mode:
             self.model.backbone.maxpool = _CeilMaxPool()
         self.extras = extras
 

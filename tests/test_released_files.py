@@ -66,7 +66,7 @@ def test_b5_no_file_of_ours_or_torchvisions_is_taken_for_a_released_one():
         ]
     for model in others:
         assert released_type(model.state_dict()) is None
-        assert not needs_stride_in_1x1(model.state_dict(), "x")
+        assert not needs_stride_in_1x1(model.state_dict(), "x", "res50_ASPP")
 
 
 def test_b7_another_model_type_is_refused_and_the_right_one_named(tmp_path):
