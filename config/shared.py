@@ -77,8 +77,8 @@ class ModelFlags:
     )
     head_channels: int = flag(
         256,
-        "channels of the heads of deeplabv3, deeplabv3p and deeplabv3p_multi, with _lorm or without; unet: of the "
-        "deepest stage, halved at each finer one",
+        "channels of the heads of deeplabv3, deeplabv3p and deeplabv3p_multi, with _lorm or without, and of unet's "
+        "first stage",
         ge=8,
     )
     stride_in_1x1: bool = flag(
