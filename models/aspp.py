@@ -140,9 +140,7 @@ class DeepLabV3PlusHead(nn.Module):
         )
 
     def forward(self, features: Sequence[Tensor]) -> Tensor:
-        low = features[0]
-        x = F.interpolate(F.relu(self.aspp(features[-1])), size=low.shape[2:], mode="bilinear", align_corners=True)
-        return self.classifier(torch.cat([x, self.low(low)], dim=1))
+        return _merge(F.relu(self.aspp(features[-1])), [self.low(features[0])], [self.classifier])
 
 
 class CDSPDeepLabV3PlusHead(nn.Module):
