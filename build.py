@@ -201,14 +201,16 @@ def get_state(
     state.listing, state.clip_grad = digest(train_set.listing), cfg.clip_grad
     if cfg.l_consistency and ema:
         how = {"threshold": cfg.consistency_threshold, "warmup_epochs": cfg.consistency_warmup}
-        state.teacher = Teacher(ema, cfg.amp, num_images=len(train_set), **how)
+        state.teacher = Teacher(ema, cfg.amp, num_images=len(train_set) * cfg.repeat, **how)
     if saved is None:
         return state
-    changed = "training list" if saved["listing"] != state.listing else "--seed"
-    same_order = (saved["listing"], saved["config"]["seed"]) == (state.listing, cfg.seed)
-    if saved["samples"] and not same_order and not cfg.reset_data_offset:
+    before = {"training list": saved["listing"], "--seed": saved["config"]["seed"]}
+    before["--repeat"] = saved["config"].get("repeat", 1)
+    now = {"training list": state.listing, "--seed": cfg.seed, "--repeat": cfg.repeat}
+    changed = [name for name in now if now[name] != before[name]]
+    if saved["samples"] and changed and not cfg.reset_data_offset:
         raise UserError(
-            f"--resume {cfg.resume}: the {changed} has changed in the middle of an epoch: restore it, resume a "
+            f"--resume {cfg.resume}: the {changed[0]} has changed in the middle of an epoch: restore it, resume a "
             "checkpoint from between two epochs, or start a new run from these weights with --reset_data_offset"
         )
     log.info(f"flags changed since the checkpoint: {config.changes(saved['config'], cfg) or 'none'}")

@@ -41,7 +41,10 @@ class SizeFlags:
     """Image size."""
 
     long_side: int = flag(
-        0, "resize images to this longer side, at least 16 pixels, at scale 1; 0: keep their size", ge=0, le=65536
+        0,
+        "resize images to this longer side, at least 16 pixels, at scale 1; 0: keep their size [0; train.py: recipe]",
+        ge=0,
+        le=65536,
     )
     window: int = flag(
         0, "predict by sliding windows of this height and width, in pixels; 0: the whole image at once", ge=0
@@ -63,12 +66,14 @@ class ModelFlags:
     """Model."""
 
     model_type: str = flag(
-        "res50_ASPP_lorm", "architecture; res50_ASPP_lorm is CDSP's deeplabv2", choices=tuple(MODEL_TYPES.split())
+        "res50_ASPP_lorm",
+        "architecture; res50_ASPP_lorm is CDSP's deeplabv2 [res50_ASPP_lorm; train.py: recipe]",
+        choices=tuple(MODEL_TYPES.split()),
     )
     backbone: str = flag(
         "resnet", "resnet: torchvision's, with --layers; timm:NAME: a network of timm (needs the package timm)"
     )
-    layers: int = flag(50, "depth of the ResNet", choices=(18, 34, 50, 101, 152))
+    layers: int = flag(50, "depth of the ResNet [50; train.py: recipe]", choices=(18, 34, 50, 101, 152))
     output_stride: int = flag(
         0,
         "stride of a timm network's deepest features; 0: 16, or its own if that cannot be changed; resnet has 8; unet "

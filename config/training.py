@@ -21,7 +21,7 @@ class TrainDataFlags(SizeFlags):
     pseudo_path: str = flag("bmp_pseudolabel", "folder of the pseudo-labels", aliases="pesudo_path")
     distancemap_s: str = flag("", "folder of the distance maps to the scribble [computed on the fly]")
     distancemap_c: str = flag("", "folder of the distance maps to the pseudo-label's contour [computed on the fly]")
-    crop_size: int = flag(465, "height and width of a training crop, in pixels", ge=16)
+    crop_size: int = flag(465, "height and width of a training crop, in pixels [recipe]", ge=16)
     augment: bool = flag(
         True, "scale, rotate, crop, blur and mirror at random; --no_augment: centre crop", aliases="use_augment"
     )
@@ -160,7 +160,9 @@ class Config(
 ):
     """The flags of train.py."""
 
-    notes: list[str] = field(default_factory=list)  # not a flag: lines to log once the run has started
+    # Not flags:
+    notes: list[str] = field(default_factory=list)  # lines to log once the run has started
+    given: frozenset[str] | None = None  # names of the flags that are set; None: all of them
 
 
 def check(cfg: Config) -> None:

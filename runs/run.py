@@ -114,7 +114,7 @@ class Run:
         if num_missing:
             log.warning(f"{self.folder / 'metrics.jsonl'}: {num_missing} lines that the checkpoint counts are missing")
         if set_aside:
-            log.info(f"checkpoints after step {step} were renamed to *.old: {', '.join(set_aside)}")
+            log.info(f"checkpoints after step {step}, or truncated, were renamed to *.old: {', '.join(set_aside)}")
 
     def save(self, state: TrainState, *names: str) -> None:
         """Write the state to files of these names and to last.pt, in a background thread on rank 0. Collective.

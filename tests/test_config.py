@@ -228,7 +228,7 @@ def test_every_flag_has_help_and_a_default_within_its_limits():
 
 
 PER_RANK = """dataset_path cache_dir logdir classes label_map resume workers val_workers device distributed dist_url
-world_size rank local_rank notes"""
+world_size rank local_rank notes given"""
 
 
 def test_paths_and_places_may_differ_between_ranks():

@@ -236,7 +236,7 @@ def test_notebook_runs(sandbox, python, monkeypatch):
     assert str(last["report"]).count("<iframe") == 1
     assert len(str(last["report"])) > 50_000
     assert last["overlay"].size == last["own"].size == (53, 40)
-    assert names["labels"].shape == (40, 53)
+    assert names["result"].mask.shape == (40, 53)
 
 
 def test_from_labelme_to_a_model(sandbox, python):
