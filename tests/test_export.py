@@ -23,6 +23,7 @@ from exporting import graph
 from exporting.check import compare_outputs
 from exporting.graph import KEYS, MIN_SIZE, ExportedModel
 from exporting.onnx import OnnxModel
+from exporting.torch_export import MIN_SIZE as MIN_SIZE_OF_TORCH
 from exporting.torch_export import TorchModel, trace
 
 EXTRAS = ("onnx", "onnxscript", "onnxruntime")
@@ -260,7 +261,8 @@ def test_max_pool_is_that_of_the_backbone():
 def test_every_model_is_traced_for_all_sizes(name):
     model = varied_model(name, 0)
     program = trace(graph.WholeImage(model))
-    for size in ((7, 9), (64, 48)):
+    least = max(MIN_SIZE_OF_TORCH, graph.min_size(model))
+    for size in ((least, least + 2), (64, 80)):
         images = pictures(2, *size)
         labels = program.module()(images)[0]
         assert (labels == Predictor(model).labels(images)).float().mean() > 0.99
