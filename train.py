@@ -19,7 +19,6 @@ import torch
 
 import schedule
 from build import get_criterion, get_model, get_optimizer, get_start, get_state, get_summary
-from class_weights import get_class_weights
 from config import Config
 from config.flags import per_rank
 from data.classes import Classes, read_classes
@@ -32,6 +31,7 @@ from evaluation.metrics import Scores
 from evaluation.pictures import panel
 from evaluation.predictor import Predictor
 from evaluation.scoring import score
+from from_data import get_class_weights, get_recipe
 from losses.criterion import Criterion, to_device
 from models.amp import autocast
 from models.foreground import foreground_of
@@ -61,7 +61,7 @@ def main(argv: list[str] | None = None) -> int:
     if cfg.task != "train":
         return run_task(cfg, argv)
     with join_group(cfg) as group, Run(cfg, group) as run, program.advice(str(group.device), OUT_OF_MEMORY_ADVICE):
-        return train(share_batch(cfg, group), group, run)
+        return train(cfg, group, run)
 
 
 def train(cfg: Config, group: Group, run: Run) -> int:
@@ -70,7 +70,7 @@ def train(cfg: Config, group: Group, run: Run) -> int:
     set_deterministic(cfg.deterministic)
     prepare_demo_data(cfg, group)
     saved = run.find_checkpoint()  # the content to resume from, or None
-    cfg = config.keep_image_stats(cfg, saved)
+    cfg = share_batch(get_recipe(config.keep_image_stats(cfg, saved), group, saved), group)
     train_loader, val_loader = get_loader(cfg, "train", group), get_loader(cfg, "val", group)
     train_set, val_set, sampler = train_loader.dataset, val_loader.dataset, train_loader.sampler
     checks.check_setup(group, {"training list": train_set, "validation list": val_set}, sampler.order(epoch=0))

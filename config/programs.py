@@ -92,7 +92,12 @@ class PredictTaskFlags(PredictFlags, Config):
 
 
 OF_CHECKPOINT = "Flags of data, image size and model default to the checkpoint's."
-READER = FlagReader(Config, "train.py", "Train a semantic-segmentation model.", takes_aliases=True)
+READER = FlagReader(
+    Config,
+    "train.py",
+    "Train a semantic-segmentation model. [recipe]: chosen from the data and the device (docs/recipes.md#the-recipe).",
+    takes_aliases=True,
+)
 EVALUATE = FlagReader(EvaluateFlags, "evaluate.py", f"Score a checkpoint. {OF_CHECKPOINT}")
 PREDICT = FlagReader(PredictFlags, "predict.py", f"Predict label maps of images and videos. {OF_CHECKPOINT}")
 PSEUDO = FlagReader(PseudoFlags, "pseudo.py", f"Make pseudo-labels from scribbles. {OF_CHECKPOINT}")

@@ -27,7 +27,7 @@ def log_launch(cfg: Config, group: Group) -> None:
     """Log the rank, device and batch of each process, and the notes from parsing the flags."""
     place = (
         f"rank {group.rank}, local rank {group.local_rank}, world size {group.world_size}, device {group.device}, "
-        f"{group.kind}, batch {cfg.batchsize} per process"
+        f"{group.kind}"
     )
     logging.getLogger("segtrain.every_rank").log(logging.INFO if group.backend else logging.DEBUG, place)
     if group.backend and cfg.distributed is None:

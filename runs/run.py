@@ -120,7 +120,7 @@ class Run:
         if num_missing:
             log.warning(f"{self.folder / 'metrics.jsonl'}: {num_missing} lines that the checkpoint counts are missing")
         if set_aside:
-            log.info(f"checkpoints after step {step} were renamed to *.old: {', '.join(set_aside)}")
+            log.info(f"checkpoints after step {step}, or truncated, were renamed to *.old: {', '.join(set_aside)}")
 
     def report(self, step: int, result: Result, val_set: SegmentationDataset, *, is_best: bool) -> None:
         """Let the next save() write report.html: of this validation if it is the best, else with new curves.

@@ -173,9 +173,18 @@ def test_resuming_an_earlier_checkpoint_sets_later_ones_aside(demo_run):
     assert old == {f"{name}.old": before[name] for name in set(before) - {"step_00000003.pt"}}
     assert [line["step"] for line in read_metrics(folder, "train")] == list(range(1, 9))
     assert (
-        "checkpoints after step 3 were renamed to *.old: best.pt, last.pt, step_00000006.pt"
+        "checkpoints after step 3, or truncated, were renamed to *.old: best.pt, last.pt, step_00000006.pt"
         in (folder / "train.log").read_text()
     )
+
+
+def test_a_truncated_best_checkpoint_is_set_aside_and_made_again(demo_run):
+    folder = demo_run(name="x", epochs=1)
+    whole = (folder / "best.pt").read_bytes()
+    (folder / "best.pt").write_bytes(whole[:-1])
+    demo_run(name="x", epochs=2, resume="auto", lr=0)  # weights, and so the score, stay: no validation is better
+    assert checkpoint.read_run(folder / "best.pt")["step"] == 8
+    assert (folder / "best.pt.old").read_bytes() == whole[:-1]
 
 
 def test_folder_of_a_running_process_is_refused(demo_run, demo_flags):

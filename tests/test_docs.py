@@ -237,7 +237,7 @@ def test_notebook_runs(sandbox, python, monkeypatch):
     assert len(str(last["report"])) > 50_000
     assert last["own"].size == (53, 40)
     assert last["overlay"].height > 40  # with a legend
-    assert names["labels"].shape == (40, 53)
+    assert names["result"].mask.shape == (40, 53)
 
 
 def test_from_labelme_to_a_model(sandbox, python):

@@ -219,6 +219,27 @@ def test_deleted_files_are_predicted_again_and_others_are_not(checkpoint, tmp_pa
     assert {path.relative_to(out).as_posix() for path in out.rglob(".*")} == {new, *others}
 
 
+def test_a_batch_that_is_not_done_is_predicted_again_whole(checkpoint, tmp_path, monkeypatch):
+    """A model's result may depend on the batch's size: after a kill, probabilities differed in the last bit."""
+    given, out = tmp_path / "photos", tmp_path / "out"
+    given.mkdir()
+    for number in range(6):
+        photo().save(given / f"{number}.png")
+    frames = [photo().rotate(5 * number) for number in range(6)]
+    frames[0].save(given / "film.gif", save_all=True, append_images=frames[1:])
+    assert run(checkpoint, given, out, "--val_batchsize", "3") == 0
+    batches, predict_batch = [], predict.Prediction._predict
+    monkeypatch.setattr(
+        predict.Prediction,
+        "_predict",
+        lambda self, images, **more: batches.append(list(images)) or predict_batch(self, images, **more),
+    )
+    for name in ("4", "film/000002"):
+        (out / f"masks/{name}.png").unlink()
+    assert run(checkpoint, given, out, "--val_batchsize", "3") == 0
+    assert batches == [["3", "4", "5"], [f"film/00000{number}" for number in (1, 2, 3)]]
+
+
 def test_predictions_of_something_else_are_not_taken_for_these(checkpoint, tmp_path):
     given, out = folder_of(tmp_path, 2), tmp_path / "out"
     assert run(checkpoint, given, out) == 0
