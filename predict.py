@@ -67,7 +67,7 @@ def run(flags: PredictFlags, overrides: dict) -> int:
         checks.check_flags(group, vars(flags), per_rank(flags))
         model, classes, background, display, settings = load_model(flags, overrides, group)
         wanted = {"overlays": flags.overlay, "probs": flags.probs}
-        files = Outputs(Path(flags.output), classes.colours, background, **wanted, rank=group.rank, names=classes.names)
+        files = Outputs(Path(flags.output), classes, background, **wanted, rank=group.rank)
         with files as outputs:
             inputs, pending = group.broadcast(plan(flags, outputs, settings, display) if group.is_main else None)
             try:

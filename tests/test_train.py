@@ -91,6 +91,11 @@ def test_tensorboard_has_curves_and_pictures(run_of_two_epochs):
     assert expected <= set(tags["scalars"])
     assert [event.step for event in board.Scalars("train/loss")] == list(range(1, 9))
     assert len(tags["images"]) == 3  # the validation list's images
+    (text,) = board.Tensors("config.yaml/text_summary")
+    (shown,) = text.tensor_proto.string_val
+    assert yaml.safe_load(shown.decode().strip("`").removeprefix("yaml")) == yaml.safe_load(
+        (run_of_two_epochs / "config.yaml").read_text()
+    )
 
 
 def test_checkpoint_holds_tensors_and_plain_values_only(run_of_two_epochs):
