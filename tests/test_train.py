@@ -67,7 +67,7 @@ def test_run_folder_holds_what_the_readme_says(run_of_two_epochs, demo_root):
     assert set(saved) == {name for name, item in FLAGS.items() if not item.per_launch}
     log = (folder / "train.log").read_text()
     assert "rank 0, local rank 0, world size 1, device cpu, no process group" in log
-    assert "global batch 2, 4 steps an epoch, lr 0.01" in log
+    assert "global batch 2, 4 steps an epoch, 4 steps in all, lr 0.01" in log
     assert "mIoU" in log
 
 
