@@ -18,6 +18,7 @@ if __name__ == "__main__":
 import torch
 
 import schedule
+from augmentation import draw_samples
 from build import get_criterion, get_model, get_optimizer, get_start, get_state, get_summary
 from class_weights import get_class_weights
 from config import Config
@@ -90,7 +91,7 @@ def train(cfg: Config, group: Group, run: Run) -> int:
     if group.is_main:
         get_summary(cfg, group, criterion, val_loader).log(cfg.model_type, group.device)
     lr_schedule.log()
-    run.open(cfg, state, saved)
+    run.open(cfg, state, saved, lambda: draw_samples(cfg, train_loader, classes))
     del saved  # free it: it is as large as the model and its momentum
     run.metrics.start(lr_schedule.position(state), lr_schedule.total_steps)
     log.info(f"writing to {run.folder}" + ("; there is nothing left to do" if schedule.end_of_run(cfg, state) else ""))
