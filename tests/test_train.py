@@ -67,7 +67,7 @@ def test_run_folder_holds_what_the_readme_says(run_of_two_epochs, demo_root):
     assert set(saved) == {name for name, item in FLAGS.items() if not item.per_launch}
     log = (folder / "train.log").read_text()
     assert "rank 0, local rank 0, world size 1, device cpu, no process group" in log
-    assert "global batch 2, 4 steps an epoch, lr 0.01" in log
+    assert "global batch 2, 4 steps an epoch, 4 steps in all, lr 0.01" in log
     assert "mIoU" in log
 
 
@@ -92,6 +92,11 @@ def test_tensorboard_has_curves_and_pictures(run_of_two_epochs):
     assert [event.step for event in board.Scalars("train/loss")] == list(range(1, 9))
     assert len(tags["images"]) == 4  # the first training samples, and the validation list's images
     assert [event.step for event in board.Images("train_images/augmented")] == [0]
+    (text,) = board.Tensors("config.yaml/text_summary")
+    (shown,) = text.tensor_proto.string_val
+    assert yaml.safe_load(shown.decode().strip("`").removeprefix("yaml")) == yaml.safe_load(
+        (run_of_two_epochs / "config.yaml").read_text()
+    )
 
 
 def test_checkpoint_holds_tensors_and_plain_values_only(run_of_two_epochs):
