@@ -18,6 +18,7 @@ if __name__ == "__main__":
 import torch
 
 import schedule
+from augmentation import draw_samples
 from build import get_criterion, get_model, get_optimizer, get_start, get_state, get_summary
 from config import Config
 from config.flags import per_rank
@@ -90,7 +91,7 @@ def train(cfg: Config, group: Group, run: Run) -> int:
     if group.is_main:
         get_summary(cfg, group, criterion, val_loader).log(cfg.model_type, group.device)
     lr_schedule.log()
-    run.open(cfg, state, saved)
+    run.open(cfg, state, saved, lambda: draw_samples(cfg, train_loader, classes))
     del saved  # free it: it is as large as the model and its momentum
     run.metrics.pace.start(lr_schedule.total_steps - lr_schedule.position(state))
     log.info(f"writing to {run.folder}" + ("; there is nothing left to do" if schedule.end_of_run(cfg, state) else ""))

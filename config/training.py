@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass, field
 
+from config.augmentation import AugmentationFlags, check_augmentation
 from config.flags import flag
 from config.losses import parse_loss, read_class_weights
 from config.optimisation import OptimFlags, check_optimisation
@@ -22,9 +23,6 @@ class TrainDataFlags(SizeFlags):
     distancemap_s: str = flag("", "folder of the distance maps to the scribble [computed on the fly]")
     distancemap_c: str = flag("", "folder of the distance maps to the pseudo-label's contour [computed on the fly]")
     crop_size: int = flag(465, "height and width of a training crop, in pixels [recipe]", ge=16)
-    augment: bool = flag(
-        True, "scale, rotate, crop, blur and mirror at random; --no_augment: centre crop", aliases="use_augment"
-    )
     val_workers: int = flag(
         -1, "loader processes of validation [--workers]", ge=-1, per_rank=True, aliases="valid_num_workers"
     )
@@ -156,8 +154,9 @@ class CheckFlags:
 
 @dataclass
 class Config(
-    DataFlags, TrainDataFlags, ModelFlags, TrainModelFlags, LossFlags, OptimFlags, RunFlags, CheckFlags, LaunchFlags
-):
+    DataFlags, TrainDataFlags, AugmentationFlags, ModelFlags, TrainModelFlags, LossFlags, OptimFlags, RunFlags,
+    CheckFlags, LaunchFlags,
+):  # fmt: skip
     """The flags of train.py."""
 
     # Not flags:
@@ -168,6 +167,7 @@ class Config(
 def check(cfg: Config) -> None:
     """Raise UserError if flags contradict each other or --loss, --class_weights, --dataset_path or --name is bad."""
     check_losses(cfg)
+    check_augmentation(cfg, is_rgb=cfg.stats is None)
     Display.of(cfg.show_channels, cfg.stats)
     if cfg.static_graph and cfg.accum_steps > 1:
         raise UserError(

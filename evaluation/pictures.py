@@ -1,6 +1,7 @@
 """Draw label maps as pictures."""
 
 import math
+from collections.abc import Sequence
 
 import cv2
 import numpy as np
@@ -9,6 +10,7 @@ from data.classes import Classes
 from evaluation.legend import with_legend
 from labels import IGNORE
 
+SHEET_SIZE = 256  # pixels, longer side of each picture in a sheet
 PANEL_SIZE = 512  # pixels, longer side of each picture in a panel
 
 
@@ -63,3 +65,22 @@ def panel(
     above = np.concatenate([image, colours[label]], axis=1)
     below = np.concatenate([colours[predicted], overlay(image, predicted, colours, background)], axis=1)
     return with_legend(np.concatenate([above, below]), np.stack([label, predicted]), classes)
+
+
+def sheet(rows: Sequence[Sequence[np.ndarray]], columns: int = 2) -> np.ndarray:
+    """Return rows of pictures of one size, (H, W, 3) uint8 each, as one picture with `columns` of these rows abreast.
+
+    If the longer side exceeds SHEET_SIZE, the pictures are shrunk. White lines are between them.
+    """
+    shrink = min(1.0, SHEET_SIZE / max(rows[0][0].shape[:2]))
+    size = [max(1, round(shrink * side)) for side in rows[0][0].shape[1::-1]]
+    tiles = [
+        np.concatenate([_framed(cv2.resize(picture, size, interpolation=cv2.INTER_AREA)) for picture in row], axis=1)
+        for row in rows
+    ]
+    tiles += [np.full_like(tiles[0], 255)] * (-len(tiles) % columns)
+    return np.concatenate([np.concatenate(tiles[at : at + columns], axis=1) for at in range(0, len(tiles), columns)])
+
+
+def _framed(picture: np.ndarray) -> np.ndarray:
+    return cv2.copyMakeBorder(picture, 1, 1, 1, 1, cv2.BORDER_CONSTANT, value=(255, 255, 255))

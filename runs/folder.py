@@ -21,7 +21,8 @@ except ImportError:  # Windows
 REPORT = "report.html"
 
 # Files that a start writes before its first step.
-_START_FILES = ("train.log", "config.yaml", ".*.part*", ".*.tmp", *BOARD_FILES)
+SAMPLES_FILE = "augmented.jpg"
+_START_FILES = ("train.log", "config.yaml", SAMPLES_FILE, ".*.part*", ".*.tmp", *BOARD_FILES)
 
 
 def find(logdir: Path, name: str, resume: str) -> tuple[Path | None, Path | None, dict | None, list[Path]]:

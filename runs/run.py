@@ -1,11 +1,16 @@
 """One run of training on disk: its folder, log, metrics and checkpoints."""
 
+import io
 import logging
 import logging.handlers
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TextIO
+
+import numpy as np
+from PIL import Image
 
 import config
 from config import Config
@@ -81,11 +86,12 @@ class Run:
         )
         return content
 
-    def open(self, cfg: Config, state: TrainState, saved: dict | None) -> None:
+    def open(self, cfg: Config, state: TrainState, saved: dict | None, draw: Callable[[], np.ndarray]) -> None:
         """Open the run's folder, log, metrics and boards, and remove entries after the step of `state`. Collective.
 
-        cfg: the final flags, for config.yaml and checkpoints. saved: content of the resumed checkpoint, or None. If the
-        folder has no best.pt, state.best_miou becomes -1. Raises UserError if the folder cannot be written.
+        cfg: the final flags, for config.yaml and checkpoints. saved: content of the resumed checkpoint, or None. draw:
+        returns a picture of training samples, (H, W, 3) uint8, for a new folder and its boards. If the folder has no
+        best.pt, state.best_miou becomes -1. Raises UserError if the folder cannot be written.
         """
         self.cfg = cfg
         if self.group.is_main:
@@ -93,6 +99,8 @@ class Run:
                 self._open(cfg, state.step, saved["run"] if saved and state.step else {})
             except OSError as error:
                 raise UserError(f"{self.folder or cfg.logdir}: cannot be written ({error.strerror})") from None
+        if self._is_empty:  # not on other ranks, and not in a resumed run, which has the picture
+            self._show_samples(draw())
         if not self.group.broadcast(self.folder is not None and (self.folder / "best.pt").exists()):
             state.best_miou, state.validations_since_best = -1.0, 0
 
@@ -133,6 +141,15 @@ class Run:
             best = partial(run_page, self.folder, step, self.cfg, result, predictions, val_set)
             path = self.folder / folder.REPORT
             self._report = path, best if is_best else partial(with_new_curves, path)
+
+    def _show_samples(self, picture: np.ndarray) -> None:
+        assert self.folder is not None
+        file, buffer = self.folder / folder.SAMPLES_FILE, io.BytesIO()
+        Image.fromarray(picture).save(buffer, "JPEG", quality=90)
+        write_atomic(file, buffer.getvalue())
+        for board in self.metrics.boards:
+            board.write(0, {}, {"train_images/augmented": picture})
+        log.info(f"samples: {file}, as the network gets them, with their labels")
 
     def save(self, state: TrainState, *names: str) -> None:
         """Write the state to files of these names and to last.pt, in a background thread on rank 0. Collective.

@@ -156,7 +156,7 @@ def test_sections_of_a_file_are_for_the_reader(tmp_path):
     cfg = parse_file(tmp_path / "guide.yaml", f"{ddp}{training}dataset_path: x\n")
     assert (cfg.distributed, cfg.log_level, cfg.augment, cfg.wdecay) == (True, "WARNING", False, 4)
     assert cfg.notes == [
-        "use_augment is now augment: scale, rotate, crop, blur and mirror at random",
+        "use_augment is now augment: change training samples at random",
         "wd is now wdecay: weight decay",
     ]
 

@@ -157,9 +157,9 @@ def test_rank_0_alone_writes_and_every_rank_says_where_it_is(run_on_two):
     assert [path.name for path in tmp_path.iterdir()] == ["log"]
     assert [path.name for path in (tmp_path / "log").iterdir()] == ["x"]
     files = sorted(path.name for path in (tmp_path / "log" / "x").iterdir())
-    assert len(files) == 7
+    assert len(files) == 8
     named = [name for name in files if "tfevents" not in name]
-    assert named == ["best.pt", "config.yaml", "last.pt", "metrics.jsonl", "report.html", "train.log"]
+    assert named == ["augmented.jpg", "best.pt", "config.yaml", "last.pt", "metrics.jsonl", "report.html", "train.log"]
     line = "world size 2, device cpu, in a group (gloo)"
     assert f"rank 0, local rank 0, {line}" in out0
     assert out1.strip() == f"rank 1, local rank 1, {line}"

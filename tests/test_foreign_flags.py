@@ -31,6 +31,8 @@ EXPECTED = {
     "--output-dir": "--logdir is the folder of all runs, --name this run's folder in it",
     "--no-resume-opt": "--reset_optimizer resumes without the optimizer's state",  # timm
     "--no-aug": "--no_augment turns it off",
+    "--hflip": "--no_flip_horizontal turns it off",
+    "hsv_h=1": "--saturation and --hue change colours at random",  # Ultralytics
     "--work-dir": "--logdir is the folder of all runs",  # mmsegmentation
     "max_iters=1": "--max_steps is the number of optimizer steps",
     "imgsz=1": "--crop_size is the height and width of a training crop",  # Ultralytics
@@ -68,7 +70,7 @@ def test_the_table_names_flags_that_exist_and_no_name_of_ours():
     for name, sentences in foreign_flags().items():
         for sentence in sentences:
             named = set(re.findall(r"--(\w+)", sentence)) - TORCHRUN_FLAGS
-            known = {"config", "no_augment", "no_decay_norm_bias"}
+            known = {"config", "no_augment", "no_decay_norm_bias", "no_flip_horizontal"}
             assert any(named <= {*reader.flags, *known} for reader in READERS), sentence
             assert ";" not in sentence  # which separates the flags of a message
         # A name that every program has is never looked up.

@@ -61,7 +61,7 @@ def test_run_folder_holds_what_the_readme_says(run_of_two_epochs, demo_root):
     folder = run_of_two_epochs
     names = {path.name for path in folder.iterdir() if "tfevents" not in path.name}
     checkpoints = {"last.pt", "best.pt", "epoch_0001.pt", "epoch_0002.pt"}
-    assert names == {"config.yaml", "train.log", "metrics.jsonl", "report.html"} | checkpoints
+    assert names == {"augmented.jpg", "config.yaml", "train.log", "metrics.jsonl", "report.html"} | checkpoints
     saved = yaml.safe_load((folder / "config.yaml").read_text())
     assert saved["dataset_path"] == str(demo_root)
     assert set(saved) == {name for name, item in FLAGS.items() if not item.per_launch}
@@ -90,7 +90,8 @@ def test_tensorboard_has_curves_and_pictures(run_of_two_epochs):
     expected = {"train/loss", "train/loss_seg", "train/lr", "train/images_per_s", "val/miou", "val_iou/0"}
     assert expected <= set(tags["scalars"])
     assert [event.step for event in board.Scalars("train/loss")] == list(range(1, 9))
-    assert len(tags["images"]) == 3  # the validation list's images
+    assert len(tags["images"]) == 4  # the first training samples, and the validation list's images
+    assert [event.step for event in board.Images("train_images/augmented")] == [0]
     (text,) = board.Tensors("config.yaml/text_summary")
     (shown,) = text.tensor_proto.string_val
     assert yaml.safe_load(shown.decode().strip("`").removeprefix("yaml")) == yaml.safe_load(
