@@ -37,7 +37,9 @@ def main(argv: list[str] | None = None) -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="segtrain-pictures-") as scratch:
         draw_strip(args.checkpoint, args.data, Path(scratch), args.out)
-        evaluate.main(["--checkpoint", args.checkpoint, "--dataset_path", str(args.data), "--report", f"{scratch}/report"])
+        evaluate.main(
+            ["--checkpoint", args.checkpoint, "--dataset_path", str(args.data), "--report", f"{scratch}/report"]
+        )
         photograph(Path(scratch) / "report" / "index.html", args.out / "report.png")
 
 
