@@ -12,7 +12,7 @@ PRESETS = Path(__file__).parent.parent / "configs" / "classes"  # NAME.txt is --
 
 _LINE = re.compile(r"(.*?)(?:\s+#([0-9a-fA-F]{6}))?")  # name and colour
 _COMMENT = re.compile(r"#(\s|$)")  # how one begins
-_LABELMAP = re.compile(r"([^:]+):(\d+),(\d+),(\d+):[^:]*:[^:]*")  # labelmap.txt of CVAT and Datumaro
+_LABELMAP = re.compile(r"([^:]+):(\d+,\d+,\d+|):[^:]*:[^:]*")  # labelmap.txt of CVAT and Datumaro
 _PIXEL_VALUES = re.compile(r"pixel value\s*,\s*class", re.IGNORECASE)  # first line of Roboflow's _classes.csv
 
 
@@ -61,7 +61,8 @@ def read_classes(chosen: str, num_classes: int | None) -> Classes:
 def _classes_of(lines: list[str], chosen: str) -> list[tuple[str, bytes]]:
     """Return (name, RGB colour or b"") of each class in the order of class numbers. Raises UserError.
 
-    A labelmap.txt has no numbers: there, the class named background comes first.
+    A labelmap.txt has no numbers: there, the class named background comes first. Without any colour in it, Datumaro
+    paints the classes in VOC's colours, in the order of the lines.
     """
     if lines and _PIXEL_VALUES.fullmatch(lines[0]):
         rows = sorted((int(value), name.strip()) for value, _, name in (line.partition(",") for line in lines[1:]))
@@ -69,13 +70,14 @@ def _classes_of(lines: list[str], chosen: str) -> list[tuple[str, bytes]]:
             raise UserError(f"--classes {chosen}: the pixel values are not 0, 1, 2, ...: list the names in a text file")
         return [(name, b"") for _, name in rows]
     if any(_LABELMAP.fullmatch(line) for line in lines if line[0] != "#"):
-        found = []
+        found: list[tuple[str, bytes]] = []
         for line in (line for line in lines if line[0] != "#"):
             match = _LABELMAP.fullmatch(line)
-            if not match or max(map(int, match.groups()[1:])) > 255:
+            colour = [int(value) for value in match[2].split(",") if value] if match else [256]
+            if not match or max(colour, default=0) > 255 or (found and bool(colour) != bool(found[0][1])):
                 raise UserError(f"--classes {chosen}: {line!r}: expected name:red,green,blue::, as in a labelmap.txt")
-            found.append((match[1], bytes(map(int, match.groups()[1:]))))
-        return sorted(found, key=lambda item: item[0].lower() != "background")
+            found.append((match[1], bytes(colour)))
+        return sorted(found, key=lambda item: item[0].lower() != "background") if found[0][1] else found
     if comment := next(filter(_COMMENT.match, lines), ""):
         raise UserError(f"--classes {chosen}: {comment!r} would be the name of a class: remove this line")
     matches = [match.groups() for match in map(_LINE.fullmatch, lines) if match]

@@ -157,7 +157,7 @@ def test_labels_of_tools_end_with_the_command_that_converts_them(tmp_path, kind,
             path, picture(name) if content is None else content
         )
     put(root / "a.jpg", picture("a"))
-    with pytest.raises(UserError, match="my export: no masks of class numbers, but .*: convert them: ") as error:
+    with pytest.raises(UserError, match=r"my export: no masks of class numbers, but .*: convert them: ") as error:
         check(root)
     words = shlex.split(str(error.value).split("convert them: ")[1])
     assert words[-3:] == [kind, str(root), f"{root}_masks"]
@@ -169,7 +169,7 @@ def test_labels_of_tools_end_with_the_command_that_converts_them(tmp_path, kind,
 def test_two_kinds_are_named_with_a_command_each(tmp_path):
     for name, content in (("a.json", LABELME), ("b.json", COCO)):
         (tmp_path / name).write_text(content)
-    with pytest.raises(UserError, match="choose one: .* labelme .* or .* coco "):
+    with pytest.raises(UserError, match=r"choose one: .* labelme .* or .* coco "):
         check(tmp_path)
 
 

