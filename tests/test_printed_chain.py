@@ -103,7 +103,9 @@ def test_folders_that_lie_beside_are_named(tmp_path, capsys, layout):
     for name in "abc":
         put(tmp_path / "my data" / layout.format(name="Bilder") / f"{name}.jpg", picture(name))
         put(tmp_path / "my data" / layout.format(name="Masken") / f"{name}_gt.png", label(0, 1, 2))
-    expected = r"no masks found: are 'Bilder' images and 'Masken' masks\? then: .*--image_path Bilder --train_path Masken"
+    expected = (
+        r"no masks found: are 'Bilder' images and 'Masken' masks\? then: .*--image_path Bilder --train_path Masken"
+    )
     for words in ([], ["--dataset", "Folder", "--image_path", "Bilder"]):
         with pytest.raises(UserError, match=expected):
             check.main([str(tmp_path / "my data"), "--workers", "0", *words])
@@ -151,7 +153,10 @@ def test_black_and_names_that_are_colours_are_said(tmp_path, capsys):
     edit = f"edit the first word of each line of {tmp_path / 'out/classes.txt'}"
     convert.main([str(tmp_path / "in"), str(tmp_path / "out"), "--workers", "0"])
     said = capsys.readouterr().out
-    assert "black became the class background: if it means unlabelled, convert again with --unlabelled ignore" in said
+    assert (
+        "black became the class background: if it means unlabelled, convert to a new folder with --unlabelled ignore"
+        in said
+    )
     assert edit in said
     check.main([str(tmp_path / "out"), "--workers", "0"])
     assert edit in capsys.readouterr().out

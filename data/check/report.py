@@ -4,6 +4,7 @@ import re
 
 from data.check.findings import Findings
 from data.check.summary import ClassRow, Summary
+from data.classes import aligned
 
 LAYOUTS = {
     "Folder": "plain folders",
@@ -58,9 +59,7 @@ def class_table(summary: Summary) -> list[str]:
     table = [header, *map(cells, summary.classes)]
     if all(row.coverage is None for row in summary.classes):
         table = [row[:-1] for row in table]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    alignments = [">", "<", *">" * len(header)]
-    return ["  " + "  ".join(map("{:{}{}}".format, row, alignments, widths)) for row in table]
+    return [f"  {line}" for line in aligned(table)]
 
 
 def finding_lines(findings: Findings) -> list[str]:

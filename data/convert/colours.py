@@ -72,8 +72,8 @@ def read(source: Path, options: Options) -> Source:
         )
     result.unlabelled = BLACK in colours
     if result.unlabelled and not options.unlabelled:
-        note = "black became the class background: if it means unlabelled, convert again with --unlabelled ignore"
-        result.notes.append(note)
+        remedy = "if it means unlabelled, convert to a new folder with --unlabelled ignore"
+        result.notes.append(f"black became the class background: {remedy}")
     colours = [colour for colour in colours if colour != BLACK]
     result.names = [_name(colour) for colour in colours]
     result.colours = {_name(colour): tuple(colour.to_bytes(3, "big")) for colour in colours}

@@ -46,7 +46,7 @@ def find_kinds(source: Path) -> dict[str, Path]:
                 if kind not in found or path.name.startswith("instances"):  # not COCO's key points
                     found[kind] = path
                 break
-    return found | _find_masks(source)
+    return found if "panoptic" in found else found | _find_masks(source)  # a panoptic export has PNGs in colours, too
 
 
 def find_kind(source: Path, out: Path) -> str:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from tqdm import tqdm
 
+from data.classes import aligned
 from data.convert.find import find_kind
 from data.convert.kinds import KINDS
 from data.convert.numbering import Numbering, number_classes, read_known
@@ -151,10 +152,9 @@ def _name_all(faults: Iterable[str]) -> None:
 def _table(pixels: list[dict[int, int]], numbering: Numbering) -> list[str]:
     """Return a text table as lines: pixels and images of each class, and the ignored ones. pixels: of each mask."""
     total = sum(sum(counts.values()) for counts in pixels) or 1
-    rows = [("class", "name", "pixels", "share", "images")]
+    rows = [["class", "name", "pixels", "share", "images"]]
     for number, name in [*enumerate(numbering.names), (IGNORE, "(ignored)")]:
         count = sum(counts.get(number, 0) for counts in pixels)
         images = sum(number in counts for counts in pixels)
-        rows.append((str(number), name, str(count), f"{count / total:.2%}", str(images)))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  " + "  ".join(map("{:{}{}}".format, row, "><>>>", widths)) for row in rows]
+        rows.append([str(number), name, str(count), f"{count / total:.2%}", str(images)])
+    return [f"  {line}" for line in aligned(rows)]
