@@ -139,6 +139,8 @@ COLOURS = np.array([[0, 0, 0], [255, 0, 0]], np.uint8)
                   "annotations/person_keypoints_val2017.json": COCO, "images/x.jpg": None}),
         ("coco", {"train/_annotations.coco.json": COCO, "train/x.jpg": None, "valid/_annotations.coco.json": COCO}),
         ("panoptic", {"panoptic.json": PANOPTIC}),
+        ("panoptic", {"annotations/panoptic_val2017.json": PANOPTIC,
+                      "annotations/panoptic_val2017/a.png": COLOURS[label(0, 1)], "val2017/a.jpg": None}),
         ("labelstudio", {"export.json": LABEL_STUDIO}),
         ("supervisely", {"ds0/ann/a.jpg.json": SUPERVISELY, "meta.json": "{}"}),
         ("cvat", {"annotations.xml": CVAT, "images/a.jpg": None}),

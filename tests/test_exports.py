@@ -69,28 +69,38 @@ def write_voc(folder: Path, colours: list, masks: dict[str, np.ndarray], labelma
     return folder
 
 
-@pytest.mark.parametrize("has_default", [False, True])
-def test_datumaros_voc_has_names_and_split(tmp_path, capsys, has_default):
-    """Its labelmap.txt has no colours: those of VOC are meant. CVAT names the list of images without subset default."""
+@pytest.mark.parametrize("default", [(), ("t_a",), ("t_a", "t_b", "v_a", "v_c")])
+def test_datumaros_voc_has_names_and_split(tmp_path, capsys, default):
+    """Its labelmap.txt has no colours: those of VOC are meant. default: images in default.txt, which have no split."""
     recorded = json.loads((RECORDED / "datumaro_voc/masks.json").read_text())
     masks = {name: digits(rows) for name, rows in recorded["masks"].items()}
     labelmap = (RECORDED / "datumaro_voc/labelmap.txt").read_text()
     source = write_voc(tmp_path / "in", recorded["colours"], masks, labelmap)
     shutil.copytree(RECORDED / "datumaro_voc/ImageSets", source / "ImageSets")
-    lists = source / "ImageSets/Segmentation"
-    (lists / "trainval.txt").write_text("".join(f"{name}\n" for name in masks))
-    if has_default:
-        shutil.rmtree(lists)
-        lists.mkdir()
-        (lists / "default.txt").write_text("".join(f"{name}\n" for name in masks))
+    for path in [*(source / "ImageSets/Segmentation").iterdir()]:
+        left = [name for name in path.read_text().split() if name not in default]
+        path.write_text("\n".join(left)) if left else path.unlink()
+    for name, listed in {"default": default, "trainval": set(masks) - set(default)}.items():
+        if listed:
+            (source / f"ImageSets/Segmentation/{name}.txt").write_text("\n".join(listed))
     save(source / "JPEGImages/no_mask.jpg")
     assert find_and_convert(source, tmp_path / "out") == 0
     assert "1 image(s) without a mask are in no list: left out" in capsys.readouterr().out
     assert read_classes(str(tmp_path / "out/classes.txt"), 3).names == NAMES
-    splits = {"t": "train/", "v": "val/"} if not has_default else {"t": "", "v": ""}
-    assert outputs(tmp_path / "out") == {splits[name[0]] + name for name in masks}
+    splits = {name: "" if name in default else {"t": "train/", "v": "val/"}[name[0]] for name in masks}
+    assert outputs(tmp_path / "out") == {splits[name] + name for name in masks}
     for name, label in masks.items():
-        assert (mask_of(tmp_path / "out", splits[name[0]] + name) == label).all()
+        assert (mask_of(tmp_path / "out", splits[name] + name) == label).all()
+
+
+def test_masks_without_the_images(tmp_path, capsys):
+    """CVAT exports without images, unless they are asked for. The masks of instances are no images."""
+    source = write_voc(tmp_path / "in", [[0, 0, 0], [128, 0, 0]], {"a": np.array([[0, 1]], np.uint8)}, LABELMAP)
+    (source / "JPEGImages").rename(tmp_path / "photos")
+    with pytest.raises(UserError, match="in: no images in it: name their folder with --images DIR"):
+        find_and_convert(source, tmp_path / "out")
+    assert find_and_convert(source, tmp_path / "out", "--images", str(tmp_path / "photos")) == 0
+    assert outputs(tmp_path / "out") == {"a"}
 
 
 # As CVAT writes it: docs.cvat.ai/docs/dataset_management/formats/format-smask. The order of the lines is the user's.

@@ -99,16 +99,17 @@ def test_a_messy_folder(tmp_path, capsys, monkeypatch):
 
 @pytest.mark.parametrize("layout", ["{name}", "{name}/train", "train/{name}"])
 def test_folders_that_lie_beside_are_named(tmp_path, capsys, layout):
-    """Also if the user names one of them."""
+    """Also if the user names one of them. Two folders of masks are no images and masks."""
+    root = tmp_path / "my data"
     for name in "abc":
-        put(tmp_path / "my data" / layout.format(name="Bilder") / f"{name}.jpg", picture(name))
-        put(tmp_path / "my data" / layout.format(name="Masken") / f"{name}_gt.png", label(0, 1, 2))
-    expected = (
-        r"no masks found: are 'Bilder' images and 'Masken' masks\? then: .*--image_path Bilder --train_path Masken"
-    )
+        put(root / layout.format(name="Bilder") / f"{name}.jpg", picture(name))
+        for folder in ("Alte_Masken", "Masken"):
+            put(root / layout.format(name=folder) / f"{name}_gt.png", label(0, 1, 2))
+    question = r"are 'Bilder' images and '{0}' masks\? then: .* --image_path Bilder --train_path {0} --val_path {0}"
+    expected = "no masks found: " + "; or ".join(map(question.format, ("Alte_Masken", "Masken"))) + "$"
     for words in ([], ["--dataset", "Folder", "--image_path", "Bilder"]):
         with pytest.raises(UserError, match=expected):
-            check.main([str(tmp_path / "my data"), "--workers", "0", *words])
+            check.main([str(root), "--workers", "0", *words])
 
 
 EXPORTS = {

@@ -88,11 +88,12 @@ def unread_labels(root: Path, paths: Paths) -> str:
     """
     if problem := conversion(root):
         return problem
+    questions = []
     for images, masks in _pairs(root, paths):
         flags = ("--image_path", images, "--train_path", masks, "--val_path", masks)
         command = shell.python_command("-m", "data.check", root, "--dataset", "Folder", *flags)
-        return f"no masks found: are {images!r} images and {masks!r} masks? then: {command}"
-    return ""
+        questions.append(f"are {images!r} images and {masks!r} masks? then: {command}")
+    return f"no masks found: {'; or '.join(questions)}" if questions else ""
 
 
 def _pairs(root: Path, paths: Paths) -> Iterator[tuple[str, str]]:
