@@ -61,7 +61,7 @@ def read(source: Path, options: Options) -> Source:
             content = _read_file(path)
             shapes = value_of(content, "shapes", list, str(path))
             labels = {value_of(shape, "label", str, str(path)) for shape in shapes}
-            name = output_name(path.relative_to(root).as_posix())
+            name = output_name(path.relative_to(root).as_posix().removeprefix("Annotations/"))  # the web tool's folder
             size = size_of(content, "imageHeight", "imageWidth", str(path)) if content.get("imageHeight") else None
             if content.get("imageData"):
                 entry = Entry(name, str(path), path, path, size, embedded_image)
