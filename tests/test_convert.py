@@ -149,7 +149,7 @@ def test_neighbours_neither_overlap_nor_leave_a_gap(tmp_path):
         assert (covered == 1).all()
 
 
-def test_coco_unites_polygons_and_reads_compressed_rle_and_crowds(tmp_path):
+def test_coco_unites_polygons_and_reads_compressed_rle_and_crowds(tmp_path, capsys):
     pictures = draw_pictures(2, kinds="mask")
     source = write_coco(tmp_path / "in", pictures, compressed=True)
     assert convert("coco", source, tmp_path / "out") == 0
@@ -160,7 +160,7 @@ def test_coco_unites_polygons_and_reads_compressed_rle_and_crowds(tmp_path):
     square = [[2, 2, 12, 2, 12, 12, 2, 12], [6, 6, 20, 6, 20, 20, 6, 20]]  # overlap in 6..11: both count, no hole
     crowd = {"size": [47, 61], "counts": annotated.runs(annotated.whole((47, 61), 0, 0, np.ones((4, 4), bool)).T)}
     content["annotations"] = [
-        {"image_id": 100, "category_id": 8, "iscrowd": 0, "segmentation": square},
+        *[{"image_id": 100, "category_id": 8, "iscrowd": 0, "segmentation": square}] * 9,
         {"image_id": 100, "category_id": 1, "iscrowd": 1, "segmentation": crowd},
     ]
     source.write_text(json.dumps(content))
@@ -170,6 +170,15 @@ def test_coco_unites_polygons_and_reads_compressed_rle_and_crowds(tmp_path):
     expected[2:12, 2:12] = expected[6:20, 6:20] = 2
     assert (mask_of(tmp_path / "two", "picture_0") == expected).all()
     assert (mask_of(tmp_path / "two", "picture_1") == 0).all()  # an image without objects is background
+
+    # CVAT's export through Datumaro marks every mask as a crowd (datumaro 1.13.12, coco/exporter.py).
+    content["annotations"] = content["annotations"][-2:]
+    source.write_text(json.dumps(content))
+    capsys.readouterr()
+    convert("coco", source, tmp_path / "marked")
+    assert "1 of 2 objects are marked as crowds, as CVAT, Datumaro and supervision mark" in capsys.readouterr().out
+    expected[:4, :4] = 1  # the later shape covers the earlier one
+    assert (mask_of(tmp_path / "marked", "picture_0") == expected).all()
 
 
 def test_cvat_draws_by_z_order_and_turns_boxes(tmp_path):
