@@ -64,11 +64,7 @@ def check(
     """
     findings, paths, given = Findings(root), paths or Paths(), num_classes is not None
     dataset, paths, known, found, samples = _find(root, dataset, paths, num_classes, splits, findings)
-    classes = classes or _class_file(root, num_classes, findings)
-    if known and not classes and num_classes in (None, int(known.flags["numclasses"])):
-        classes = known.flags["classes"]
-    if not classes and num_classes in (None, 21) and dataset not in ("Folder", "Dense") and is_voc(root):
-        classes = "voc"
+    classes = classes or _class_file(root, num_classes, findings) or _preset(root, dataset, known, num_classes)
     if classes:
         num_classes = len(read_classes(classes, num_classes).names)
     label_map = read_label_map(paths.label_map, num_classes)
@@ -132,6 +128,14 @@ def _class_file(root: Path, num_classes: int | None, findings: Findings) -> str:
         findings.add("class-file", path, str(error).removeprefix("--classes "))
         return ""
     return str(path)
+
+
+def _preset(root: Path, dataset: str, known: Released | None, num_classes: int | None) -> str:
+    """Return the preset of the classes of a well-known data set, or of scribbles on VOC's images; "" for others."""
+    if known and num_classes in (None, int(known.flags["numclasses"])):
+        return known.flags["classes"]
+    is_scribbled = dataset not in ("Folder", "Dense")
+    return "voc" if is_scribbled and num_classes in (None, 21) and is_voc(root) else ""
 
 
 def main(argv: list[str] | None = None) -> int:

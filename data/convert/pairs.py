@@ -43,9 +43,10 @@ def read_pairs(source: Path, options: Options, suffixes: tuple[str, ...] = LABEL
     if not images:
         raise UserError(f"{image_folder}: no images in it: name their folder with --images DIR")
     if splits:
-        unlisted = [name for name in images if name not in splits and name not in masks]
-        images = {name: paths for name, paths in images.items() if name not in unlisted}
-        result.notes += [f"{len(unlisted)} image(s) without a mask are in no list: left out"] if unlisted else []
+        listed = {name: paths for name, paths in images.items() if name in splits or name in masks}
+        if len(listed) < len(images):
+            result.notes.append(f"{len(images) - len(listed)} image(s) without a mask are in no list: left out")
+        images = listed
     for name, paths in images.items():
         found = masks.pop(name, [])
         readable = [path for path in found if path.suffix.lower() in suffixes]
