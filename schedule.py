@@ -4,6 +4,7 @@ import logging
 import math
 
 from config import Config
+from config.recipe import FEW_STEPS
 from data.sampler import TrainSampler
 from errors import UserError
 from runs.state import TrainState
@@ -79,7 +80,12 @@ class LearningRate:
             lr = f"{self.peak:g}"
         else:
             lr = f"{cfg.lr:g} x {self.factor:g} = {self.peak:g} (--lr_scaling {cfg.lr_scaling})"
-        log.info(f"global batch {sampler.global_batch}{product}, {sampler.steps_per_epoch} steps an epoch, lr {lr}")
+        log.info(
+            f"global batch {sampler.global_batch}{product}, {sampler.steps_per_epoch} steps an epoch, "
+            f"{self.total_steps} steps in all, lr {lr}"
+        )
+        if self.total_steps < FEW_STEPS:
+            log.warning(f"{self.total_steps} steps are few; a run without --epochs and --max_steps takes enough")
         new = _new_origin(cfg, sampler)
         if all(new[key] == origin[key] for key in ("world_size", "global_batch", "lr_factor")):
             return

@@ -18,25 +18,16 @@ def quoted(words: list[str]) -> str:
 def python_command(*words: object) -> str:
     """Return the command line that runs this Python interpreter with these words.
 
-    A program of this repository, "train.py" or "-m", "data.check", gets a path that works in the current folder.
+    A program of this repository, "train.py" or "-m", "data.check", is found from the current folder.
     """
-    program, *rest = map(str, words)
-    if program == "-m" and Path.cwd() != REPO:
-        path = rest[0].replace(".", "/")  # Python finds modules in the current folder only
-        module = next((name for name in (f"{path}.py", f"{path}/__main__.py") if (REPO / name).is_file()), "")
-        if module:
-            program, *rest = module, *rest[1:]
-    return quoted([_python(), repo_file(program), *rest])
+    return quoted([_python(), *_located(words)])
 
 
 def install_command(extra: str) -> str:
     """Return the command line that installs this repository with an extra of pyproject.toml, such as "wandb"."""
+    if __package__:
+        return python_command("-m", "pip", "install", f"{__package__}[{extra}]")  # of the version that is installed
     return python_command("-m", "pip", "install", "-e", f"{'.' if Path.cwd() == REPO else REPO}[{extra}]")
-
-
-def repo_file(name: str) -> str:
-    """Return the path of a file of this repository, valid in the current folder; any other word unchanged."""
-    return str(REPO / name) if (REPO / name).is_file() and Path.cwd() != REPO else name
 
 
 def torchrun_command(num_processes: int, *words: object) -> str:
@@ -44,18 +35,22 @@ def torchrun_command(num_processes: int, *words: object) -> str:
 
     words: the program's file, such as "train.py", then its arguments.
     """
-    program, *rest = map(str, words)
-    launch = [*_tool("torchrun", "torch.distributed.run"), "--standalone", "--nproc_per_node", str(num_processes)]
-    return quoted([*launch, repo_file(program), *rest])
+    launcher = ["torchrun"] if _is_beside_python("torchrun") else [_python(), "-m", "torch.distributed.run"]
+    return quoted([*launcher, "--standalone", "--nproc_per_node", str(num_processes), *_located(words)])
 
 
-def tensorboard_command(logdir: str) -> str:
-    return quoted([*_tool("tensorboard", "tensorboard.main"), "--logdir", logdir])
+def _located(words: tuple[object, ...]) -> list[str]:
+    """Return the words with the program that they start with, if it is ours, as the current folder needs it.
 
-
-def _tool(name: str, module: str) -> list[str]:
-    """Return the words that start a tool: its name if the shell finds it in this environment, else python -m MODULE."""
-    return [name] if _is_beside_python(name) else [_python(), "-m", module]
+    In the clone's folder the words stay. Elsewhere the program becomes a path or, in the installed package, a module.
+    """
+    program, *rest = given = list(map(str, words))
+    stem = rest[0].replace(".", "/") if program == "-m" else program.removesuffix(".py")
+    file = next((name for name in (f"{stem}.py", f"{stem}/__main__.py") if (REPO / name).is_file()), "")
+    if not file or (Path.cwd() == REPO and not __package__):
+        return given
+    start = ["-m", f"{__package__}.{stem.replace('/', '.')}"] if __package__ else [str(REPO / file)]
+    return start + rest[program == "-m" :]
 
 
 def _python() -> str:

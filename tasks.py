@@ -1,7 +1,7 @@
 """train.py --task test and --task predict: score or predict with the newest run of --name."""
 
-import importlib
 from pathlib import Path
+from types import ModuleType
 
 from config import Config
 from config.programs import EVALUATE, PREDICT, TASKS, PredictFlags
@@ -37,5 +37,8 @@ def run_task(cfg: Config, argv: list[str] | None) -> int:
     if getattr(cfg, "model", ""):  # an exported model says itself what a config says about a checkpoint
         for name in SAVED_FLAGS - set(given):
             setattr(cfg, name, TASKS[cfg.task].flags[name].default)
-    program = importlib.import_module(reader.program.removesuffix(".py"))
-    return program.run(cfg, overrides | {"workers": cfg.workers, "val_workers": -1})
+    import evaluate  # here, as training needs neither
+    import predict
+
+    programs: dict[str, ModuleType] = {"test": evaluate, "predict": predict}
+    return programs[cfg.task].run(cfg, overrides | {"workers": cfg.workers, "val_workers": -1})

@@ -1,8 +1,8 @@
 """Load the model of a checkpoint for your own Python code; for evaluate.py, predict.py and export.py: TrainedModel.
 
-from trained import load
-model = load("log/demo/best.pt")
-labels = model.predict("photo.jpg")  # (height, width) uint8: class numbers
+import segtrain
+model = segtrain.load("log/demo/best.pt")
+mask = model.predict("photo.jpg").mask  # (height, width) uint8: class numbers
 """
 
 import dataclasses
@@ -92,7 +92,7 @@ class TrainedModel:
         self.cfg = Config(**{name: value for name, value in saved.items() if name in config.FLAGS} | overrides)
         self.cfg.image_stats = as_text(self.cfg.image_stats)
         Display.of(self.cfg.show_channels, self.cfg.stats)  # a channel that is not there fails now
-        needed = needs_stride_in_1x1(weights_in(self.content), f"--checkpoint {path}")
+        needed = needs_stride_in_1x1(weights_in(self.content), f"--checkpoint {path}", self.cfg.model_type)
         if needed and not self.cfg.stride_in_1x1:
             log.info(STRIDE_IS_SET.format(path=f"--checkpoint {path}"))
             self.cfg = dataclasses.replace(self.cfg, stride_in_1x1=True)
@@ -171,4 +171,5 @@ def load(
     values = {name: PREDICT.flags[name].convert(value, name) for name, value in values.items()}
     trained = TrainedModel(path, {name: values.pop(name) for name in saved if name in values})
     place = find_device(device, local_rank=0, local_world_size=1)
-    return LoadedModel(trained.predictor(device=place, **values), place, trained.classes, trained.cfg.image_type)
+    predictor, read, cfg = trained.predictor(device=place, **values), trained.classes, trained.cfg
+    return LoadedModel(predictor, place, read.names, read.colours, cfg.display, cfg.background_class)

@@ -126,17 +126,24 @@ def get_loader(cfg: Config, split: str, group: Group) -> TrainLoader | EvalLoade
     return get_train_loader(cfg, group) if split == "train" else get_eval_loader(cfg, cfg.val_split, group)
 
 
-def get_train_loader(cfg: Config, group: Group) -> TrainLoader:
-    # The folder of each map; a distance map without a folder is computed.
+def find_training_files(cfg: Config) -> tuple[Split, dict[str, tuple[str, Callable]]]:
+    """Return (the Split of the training files, {distance map without a folder: (source map, function)}).
+
+    Raises UserError if folders or lists are missing.
+    """
     folders = {"label": cfg.train_path, "pseudo": cfg.pseudo_path}
     folders |= {"distance_s": cfg.distancemap_s, "distance_c": cfg.distancemap_c}
-    compute = {
+    compute: dict[str, tuple[str, Callable]] = {
         name: (COMPUTE[name][0], partial(COMPUTE[name][1], background=cfg.background_class))
         for name in MAPS[cfg.dataset]
         if name in COMPUTE and not folders[name]
     }
     stored = {name: folders[name] for name in MAPS[cfg.dataset] if name not in compute}
-    files = find_files(cfg, cfg.dataset, cfg.train_split, stored)
+    return find_files(cfg, cfg.dataset, cfg.train_split, stored), compute
+
+
+def get_train_loader(cfg: Config, group: Group) -> TrainLoader:
+    files, compute = find_training_files(cfg)
     extras: list[Callable] = [count_batch, *([find_points] if MAPS[cfg.dataset] == ("label",) else [])]
     if models.MODELS[cfg.model_type].has_lorm:
         size = models.feature_size(cfg.backbone, cfg.output_stride, cfg.crop_size, cfg.crop_size)
@@ -151,6 +158,7 @@ def get_train_loader(cfg: Config, group: Group) -> TrainLoader:
         seed=cfg.seed,
         rank=group.rank,
         world_size=group.world_size,
+        repeat=cfg.repeat,
     )
     dataset.cache = get_cache(cfg, group, dataset)
     options = {"pin_memory": cfg.pin_memory, "prefetch_factor": cfg.prefetch_factor, "collate_fn": as_is}

@@ -48,7 +48,9 @@ def parse(argv: list[str] | None = None) -> Config:
     merged = reader.merge(file_values, overrides)
     if "layers" in merged and merged.get("backbone", "resnet") != "resnet":
         notes.append(f"--layers {merged['layers']} is not used: --backbone {merged['backbone']} has a depth of its own")
-    cfg = reader.declared(**merged, notes=notes)
+    cfg = reader.declared(**merged, notes=notes, given=frozenset(merged))
+    if "model_type" not in merged and "Pseudo" not in cfg.dataset:
+        cfg.model_type = "res50_ASPP"  # LoRM needs pseudo-labels
     if not cfg.name:
         cfg.name = config_file.name if config_file else f"{cfg.dataset}_{cfg.model_type}"
     cfg.image_stats = as_text(cfg.image_stats)

@@ -13,11 +13,14 @@ BETAS = (0.9, 0.999)
 class OptimFlags:
     """Optimization."""
 
-    epochs: int = flag(50, "passes over the training list", ge=1, aliases="max_epochs num_train_epochs")
-    max_steps: int = flag(0, "optimizer steps, instead of --epochs; 0: --epochs", ge=0, replaces="epochs")
+    epochs: int = flag(50, "epochs of the run [recipe: steps instead]", ge=1, aliases="max_epochs num_train_epochs")
+    max_steps: int = flag(0, "optimizer steps, instead of --epochs; 0: --epochs [recipe]", ge=0, replaces="epochs")
+    repeat: int = flag(
+        1, "passes over the training list in an epoch, each in another order and augmented anew [recipe]", ge=1
+    )
     batchsize: int = flag(
         16,
-        "images per process and forward pass (of all processes: --total_batchsize)",
+        "images per process and forward pass (of all processes: --total_batchsize) [recipe]",
         ge=1,
         aliases="batch_size per_device_train_batch_size samples_per_gpu",
     )
@@ -26,16 +29,14 @@ class OptimFlags:
     )
     accum_steps: int = flag(
         1,
-        "forward passes per optimizer step",
+        "forward passes per optimizer step [recipe: 1, if the GPU has room]",
         ge=1,
         aliases="accumulation_steps grad_accumulation_steps gradient_accumulation_steps accumulate_grad_batches",
     )
     optimizer: str = flag(
-        "sgd", "sgd (with --momentum) or adamw (with --betas)", choices=("sgd", "adamw"), aliases="opt optim"
+        "sgd", "sgd (with --momentum) or adamw (with --betas) [recipe]", choices=("sgd", "adamw"), aliases="opt optim"
     )
-    lr: float = flag(
-        1e-3, "base learning rate, before --lr_scaling; for adamw 1e-4 is usual", ge=0, aliases="learning_rate lr0"
-    )
+    lr: float = flag(1e-3, "base learning rate, before --lr_scaling [recipe]", ge=0, aliases="learning_rate lr0")
     lr_scaling: str = flag(
         "linear", "scale --lr by the world size; after --resume, by the batch ratio", choices=("linear", "sqrt", "none")
     )
@@ -56,7 +57,7 @@ class OptimFlags:
     betas: tuple[float, ...] = flag(
         BETAS, "decay rates of adamw's averages of gradients and of their squares", ge=0, lt=1, aliases="opt_betas"
     )
-    wdecay: float = flag(5e-4, "weight decay; for adamw 0.01 to 0.05 is usual", ge=0, aliases="wd weight_decay")
+    wdecay: float = flag(5e-4, "weight decay [5e-4; recipe for adamw]", ge=0, aliases="wd weight_decay")
     decay_norm_bias: bool = flag(
         True,
         "--no_decay_norm_bias: no weight decay on norms and biases, nor on a ViT's position embeddings and tokens",

@@ -31,7 +31,7 @@ class PredictFlags(InferenceFlags, SizeFlags, ModelFlags, LaunchFlags):
     output: str = flag("predictions", "folder for masks/NAME.png and the files of --overlay and --probs")
     overlay: bool = flag(
         False,
-        "also paint classes over each image (overlays/NAME.jpg) or video, except --background; legend.svg names them",
+        "also paint classes over each image (overlays/NAME.jpg) or video, except --background, above a legend",
     )
     probs: bool = flag(False, "also write probs/NAME.npy: probabilities (classes, height, width), float16")
     overwrite: bool = flag(False, "predict again what --output already has")
@@ -92,7 +92,12 @@ class PredictTaskFlags(PredictFlags, Config):
 
 
 OF_CHECKPOINT = "Flags of data, image size and model default to the checkpoint's."
-READER = FlagReader(Config, "train.py", "Train a semantic-segmentation model.", takes_aliases=True)
+READER = FlagReader(
+    Config,
+    "train.py",
+    "Train a semantic-segmentation model. [recipe]: chosen from the data and the device (docs/recipes.md#the-recipe).",
+    takes_aliases=True,
+)
 EVALUATE = FlagReader(EvaluateFlags, "evaluate.py", f"Score a checkpoint. {OF_CHECKPOINT}")
 PREDICT = FlagReader(PredictFlags, "predict.py", f"Predict label maps of images and videos. {OF_CHECKPOINT}")
 PSEUDO = FlagReader(PseudoFlags, "pseudo.py", f"Make pseudo-labels from scribbles. {OF_CHECKPOINT}")

@@ -9,8 +9,8 @@ from image_stats import MEAN_COLOUR, RGB, Display, ImageStats, ImageType, read_s
 from labels import MAPS
 
 MODEL_TYPES = (
-    "res50_ASPP_lorm res50_ASPP deeplabv3 deeplabv3p deeplabv3p_lorm deeplabv3p_cdsp deeplabv3p_cdsp_lorm deeplabv2 "
-    "deeplabv3p_multi deeplabv3p_multi_lorm linear"
+    "res50_ASPP_lorm res50_ASPP deeplabv3 deeplabv3_torchvision deeplabv3p deeplabv3p_lorm deeplabv3p_cdsp "
+    "deeplabv3p_cdsp_lorm deeplabv2 deeplabv3p_multi deeplabv3p_multi_lorm linear unet"
 )
 
 
@@ -41,7 +41,10 @@ class SizeFlags:
     """Image size."""
 
     long_side: int = flag(
-        0, "resize images to this longer side, at least 16 pixels, at scale 1; 0: keep their size", ge=0, le=65536
+        0,
+        "resize images to this longer side, at least 16 pixels, at scale 1; 0: keep their size [0; train.py: recipe]",
+        ge=0,
+        le=65536,
     )
     window: int = flag(
         0, "predict by sliding windows of this height and width, in pixels; 0: the whole image at once", ge=0
@@ -63,19 +66,25 @@ class ModelFlags:
     """Model."""
 
     model_type: str = flag(
-        "res50_ASPP_lorm", "architecture; res50_ASPP_lorm is CDSP's deeplabv2", choices=tuple(MODEL_TYPES.split())
+        "res50_ASPP_lorm",
+        "architecture; res50_ASPP_lorm is CDSP's deeplabv2 [res50_ASPP_lorm; without pseudo-labels res50_ASPP]",
+        choices=tuple(MODEL_TYPES.split()),
     )
     backbone: str = flag(
         "resnet", "resnet: torchvision's, with --layers; timm:NAME: a network of timm (needs the package timm)"
     )
-    layers: int = flag(50, "depth of the ResNet", choices=(18, 34, 50, 101, 152))
+    layers: int = flag(50, "depth of the ResNet [50; train.py: recipe]", choices=(18, 34, 50, 101, 152))
     output_stride: int = flag(
         0,
-        "stride of a timm network's deepest features; 0: 16, or its own if that cannot be changed; resnet has 8",
+        "stride of a timm network's deepest features; 0: 16, or its own if that cannot be changed; resnet has 8; unet "
+        "takes the network's own",
         choices=(0, 8, 16, 32),
     )
     head_channels: int = flag(
-        256, "channels of the heads of deeplabv3, deeplabv3p and deeplabv3p_multi, with _lorm or without", ge=8
+        256,
+        "channels of the heads of deeplabv3, deeplabv3p and deeplabv3p_multi, with _lorm or without, and of unet's "
+        "first stage",
+        ge=8,
     )
     stride_in_1x1: bool = flag(
         False, "put layer2's stride into its first 1x1 convolution; released CDSP files turn this on"

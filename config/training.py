@@ -21,7 +21,7 @@ class TrainDataFlags(SizeFlags):
     pseudo_path: str = flag("bmp_pseudolabel", "folder of the pseudo-labels", aliases="pesudo_path")
     distancemap_s: str = flag("", "folder of the distance maps to the scribble [computed on the fly]")
     distancemap_c: str = flag("", "folder of the distance maps to the pseudo-label's contour [computed on the fly]")
-    crop_size: int = flag(465, "height and width of a training crop, in pixels", ge=16)
+    crop_size: int = flag(465, "height and width of a training crop, in pixels [recipe]", ge=16)
     augment: bool = flag(
         True, "scale, rotate, crop, blur and mirror at random; --no_augment: centre crop", aliases="use_augment"
     )
@@ -50,7 +50,8 @@ class TrainModelFlags:
     pretrained: str = flag(
         "imagenet",
         "start weights: imagenet (torchvision's newest: V2 for ResNet-50, 101 and 152), imagenet_v1 (V1, as CDSP), "
-        "none, or a FILE: ours, torchvision's or a released CDSP one",
+        "coco (a whole deeplabv3_torchvision with VOC's classes), none, or a FILE: ours, torchvision's or a released "
+        "CDSP one",
         aliases="model_path",
     )
     head_init: str = flag(
@@ -159,7 +160,9 @@ class Config(
 ):
     """The flags of train.py."""
 
-    notes: list[str] = field(default_factory=list)  # not a flag: lines to log once the run has started
+    # Not flags:
+    notes: list[str] = field(default_factory=list)  # lines to log once the run has started
+    given: frozenset[str] | None = None  # names of the flags that are set; None: all of them
 
 
 def check(cfg: Config) -> None:
@@ -234,9 +237,18 @@ def check_backbone(cfg: Config) -> None:
     """Raise UserError if --backbone is not known or contradicts other flags."""
     if cfg.backbone != "resnet" and not re.fullmatch(r"timm:.+", cfg.backbone):
         raise UserError(f"--backbone {cfg.backbone}: use resnet, with --layers, or timm:NAME, such as timm:resnet50")
+    if cfg.model_type == "unet" and cfg.output_stride:
+        raise UserError(f"--output_stride {cfg.output_stride}: unet takes the network's own strides: drop the flag")
     if cfg.backbone == "resnet" and cfg.output_stride not in (0, 8):
         raise UserError(
             f"--output_stride {cfg.output_stride}: torchvision's ResNet has 8: use --backbone timm:resnet{cfg.layers}"
+        )
+    if cfg.pretrained == "coco" and (
+        cfg.model_type != "deeplabv3_torchvision" or cfg.backbone != "resnet" or cfg.layers not in (50, 101)
+    ):
+        raise UserError(
+            f"--pretrained coco with --model_type {cfg.model_type} of {cfg.network}: torchvision has these weights for "
+            "--model_type deeplabv3_torchvision, --backbone resnet and --layers 50 or 101"
         )
     if cfg.backbone != "resnet" and cfg.stride_in_1x1:
         raise UserError(f"--stride_in_1x1 with --backbone {cfg.backbone}: only torchvision's ResNet has it: drop one")

@@ -17,7 +17,7 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, module: str, description: str, epilog: str = ""):
         super().__init__(
-            prog=f"python -m {module}",
+            prog=f"python -m {__package__.removesuffix('data')}{module}",
             description=description,
             epilog=epilog,
             allow_abbrev=False,

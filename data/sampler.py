@@ -11,33 +11,43 @@ from errors import UserError
 class TrainSampler(DistributedSampler):
     """Sampler of one rank's training samples, in an order that does not depend on the number of ranks.
 
-    An epoch's order is a permutation drawn from (seed, epoch). Each global batch is the next batch_size * accum_steps *
-    world_size entries of the order. Each forward pass takes the next batch_size * world_size of these entries: rank 0
-    takes the first batch_size, and so on. An incomplete last global batch is dropped.
+    An epoch is `repeat` passes over the samples. The order of a pass is a permutation drawn from (seed, number of the
+    pass). Each global batch is the next batch_size * accum_steps * world_size entries of the epoch's order. Each
+    forward pass takes the next batch_size * world_size of these entries: rank 0 takes the first batch_size, and so on.
+    An incomplete last global batch is dropped.
 
-    Yields (epoch, index), from which the data set derives the sample's augmentation. Needs no process group. Raises
-    UserError if num_samples is smaller than one global batch.
+    Yields (number of the pass, index), from which the data set derives the sample's augmentation. Needs no process
+    group. Raises UserError if an epoch is smaller than one global batch.
     """
 
     def __init__(
-        self, num_samples: int, *, batch_size: int, accum_steps: int, seed: int, rank: int = 0, world_size: int = 1
+        self,
+        num_samples: int,
+        *,
+        batch_size: int,
+        accum_steps: int,
+        seed: int,
+        rank: int = 0,
+        world_size: int = 1,
+        repeat: int = 1,
     ):
         super().__init__(
-            range(num_samples),  # type: ignore[arg-type]  # only its length is used
+            range(num_samples * repeat),  # type: ignore[arg-type]  # only its length is used
             num_replicas=world_size,
             rank=rank,
             shuffle=True,
             seed=seed,
             drop_last=True,
         )
-        self.batch_size = batch_size
+        self.batch_size, self.repeat, self.pass_length = batch_size, repeat, num_samples
         self.global_batch = batch_size * accum_steps * world_size
-        self.steps_per_epoch = num_samples // self.global_batch
+        self.steps_per_epoch = num_samples * repeat // self.global_batch
         if self.steps_per_epoch == 0:
             raise UserError(
                 f"the training list has {num_samples} image(s) but one optimizer step takes {self.global_batch} "
                 f"(--batchsize {batch_size} x --accum_steps {accum_steps} x {world_size} process(es)): "
-                "lower --batchsize"
+                "lower --batchsize, or pass over the list more often in an epoch by --repeat "
+                f"{-(-self.global_batch // num_samples)}"
             )
         self.set_position(0, 0)
 
@@ -57,13 +67,16 @@ class TrainSampler(DistributedSampler):
         return samples + self.global_batch > len(self.dataset)  # type: ignore[arg-type]
 
     def order(self, epoch: int) -> np.ndarray:
-        """Return an epoch's permutation of all sample indices, (num_samples,) int64, equal on all ranks."""
-        return np.random.default_rng((self.seed, epoch)).permutation(len(self.dataset))  # type: ignore[arg-type]
+        """Return the sample indices of an epoch in order, (num_samples * repeat,) int64, equal on all ranks."""
+        passes = range(epoch * self.repeat, (epoch + 1) * self.repeat)
+        orders = [np.random.default_rng((self.seed, number)).permutation(self.pass_length) for number in passes]
+        return np.concatenate(orders)
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
-        order = self.order(self.epoch)[self.samples : self.samples + self.steps_left * self.global_batch]
-        for index in order.reshape(-1, self.num_replicas, self.batch_size)[:, self.rank].ravel():
-            yield self.epoch, int(index)
+        order = self.order(self.epoch)
+        places = np.arange(self.samples, self.samples + self.steps_left * self.global_batch)
+        for place in places.reshape(-1, self.num_replicas, self.batch_size)[:, self.rank].ravel():
+            yield self.epoch * self.repeat + int(place) // self.pass_length, int(order[place])
 
 
 class EvalBatches(Sampler):

@@ -1,12 +1,12 @@
 """Draw label maps as pictures."""
 
-import html
 import math
-from collections.abc import Sequence
 
 import cv2
 import numpy as np
 
+from data.classes import Classes
+from evaluation.legend import with_legend
 from labels import IGNORE
 
 PANEL_SIZE = 512  # pixels, longer side of each picture in a panel
@@ -31,18 +31,6 @@ def overlay(
     return np.where(contours(label, background)[..., None], painted, mixed)
 
 
-def legend(names: Sequence[str], colours: np.ndarray, background: int | None) -> str:
-    """Return an SVG picture of the classes' names and colours (256, 3) uint8. background: as in overlay()."""
-    lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="400" height="{24 * len(names) + 8}" font-family="sans-serif">'
-    ]
-    for number, (name, colour) in enumerate(zip(names, to_hex(colours), strict=False)):
-        text = html.escape(name) + (" (not painted)" if number == background else "")
-        lines.append(f'<rect x="8" y="{24 * number + 8}" width="16" height="16" fill="{colour}"/>')
-        lines.append(f'<text x="32" y="{24 * number + 21}">{text}</text>')
-    return "\n".join([*lines, "</svg>\n"])
-
-
 def _clear(label: np.ndarray, background: int | None) -> np.ndarray:
     """Mark pixels that an overlay leaves unpainted, (H, W) bool: label 255 and class `background`, unless None."""
     ignored = label == IGNORE
@@ -62,16 +50,16 @@ def contours(label: np.ndarray, background: int | None) -> np.ndarray:
 
 
 def panel(
-    image: np.ndarray, label: np.ndarray, predicted: np.ndarray, colours: np.ndarray, background: int | None
+    image: np.ndarray, label: np.ndarray, predicted: np.ndarray, classes: Classes, background: int | None
 ) -> np.ndarray:
-    """Return four pictures in a grid, (2*H, 2*W, 3) uint8: image and label above, prediction and overlay below.
+    """Return four pictures in a grid, uint8 RGB: image and label above, prediction and overlay below, then a legend.
 
-    image: (H, W, 3) uint8 RGB. label, predicted: (H, W) uint8. colours: (256, 3) uint8. background: class that the
-    overlay leaves clear, or None. If the longer side exceeds PANEL_SIZE, all maps are subsampled, so H and W are
-    smaller.
+    image: (H, W, 3) uint8 RGB. label, predicted: (H, W) uint8. background: class that the overlay leaves clear, or
+    None. If the longer side exceeds PANEL_SIZE, all maps are subsampled.
     """
+    colours = classes.colours
     step = math.ceil(max(label.shape) / PANEL_SIZE)
     image, label, predicted = (np.ascontiguousarray(values[::step, ::step]) for values in (image, label, predicted))
     above = np.concatenate([image, colours[label]], axis=1)
     below = np.concatenate([colours[predicted], overlay(image, predicted, colours, background)], axis=1)
-    return np.concatenate([above, below])
+    return with_legend(np.concatenate([above, below]), np.stack([label, predicted]), classes)

@@ -1,10 +1,11 @@
 """Predict label maps: multi-scale, mirrored and sliding-window inference with bounded memory."""
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -28,6 +29,20 @@ class ImagePredictor(Protocol):
     def labels(self, images: Tensor) -> Tensor: ...
 
     def probs(self, images: Tensor) -> Iterator[tuple[slice, Tensor]]: ...
+
+
+def predict_batch(
+    model: ImagePredictor, images: Tensor, probs: torch.dtype | None = None
+) -> tuple[np.ndarray, Sequence[np.ndarray | None]]:
+    """Return the label maps (B, H, W) uint8 of images (B, H, W, C), and for each its probabilities (C, H, W), or None.
+
+    probs: dtype of the probabilities; None computes none.
+    """
+    if probs is None:
+        return model.labels(images).cpu().numpy(), [None] * len(images)
+    bands = [(band.argmax(1).to(torch.uint8).cpu(), band.to(probs).cpu()) for _, band in model.probs(images)]
+    labels, values = (torch.cat(parts, dim=-2).numpy() for parts in zip(*bands, strict=True))
+    return labels, list(values)
 
 
 @dataclass(frozen=True)

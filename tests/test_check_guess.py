@@ -73,7 +73,7 @@ def test_layouts_and_names_are_read_as_they_are(tmp_path, capsys, image, mask, s
             put(root / mask.format(split=split, name=name), label(0, 1, 2))
     words = last_words(root, capsys, 0, mark="to train: ")
     start = ["--dataset", "Folder", "--dataset_path", str(root), "--numclasses", "3"]
-    assert words == [*start, *flags.split(), "--model_type", "res50_ASPP", "--batchsize", "3"]
+    assert words[: words.index("--layers")] == [*start, *flags.split()]
     trains(words, 3)
 
 

@@ -56,6 +56,15 @@ def test_recipe_of_the_paper_is_the_default():
         (["--epochs", "2", "--warmup_epochs", "5"], "--warmup_epochs 5 with --epochs 2"),  # D24
         (["--epochs", "1", "--warmup=100"], "or a number of optimizer steps by --warmup_steps"),  # as in guide 0
         (["--stride_in_1x1", "--layers", "18"], "--stride_in_1x1 with --layers 18"),
+        (
+            ["--pretrained", "coco", "--model_type", "deeplabv3_torchvision", "--layers", "18"],
+            "--pretrained coco with --model_type deeplabv3_torchvision of ResNet-18: torchvision has these weights for",
+        ),
+        (
+            ["--pretrained", "coco", "--model_type", "deeplabv3"],
+            "--model_type deeplabv3_torchvision, --backbone resnet",
+        ),
+        (["--model_type", "unet", "--output_stride", "32"], "--output_stride 32: unet takes the network's own strides"),
         (["surplus"], "unexpected argument 'surplus'"),
         (["--lr"], "--lr: expected one argument"),
         (["--stage", "pretrain"], "--stage pretrain without --config"),
@@ -219,7 +228,7 @@ def test_every_flag_has_help_and_a_default_within_its_limits():
 
 
 PER_RANK = """dataset_path cache_dir logdir classes label_map resume workers val_workers device distributed dist_url
-world_size rank local_rank notes"""
+world_size rank local_rank notes given"""
 
 
 def test_paths_and_places_may_differ_between_ranks():

@@ -43,6 +43,7 @@ OTHER_FLAGS = {"help", "config", "stage", "processes", "use_env", "no_NAME"}
 # What Python, make, PyTorch, NCCL or the system says, which docs/trouble.md explains.
 OTHER_MESSAGES = """
 No module named 'torch'; No module named 'data'; No module named 'errors'; No module named 'wandb';
+No module named 'segtrain';
  libGL.so.1: cannot open shared object file
 make: *** Error; Bus error; SignalException; unrecognized arguments; Too many open files; Signal (SIGSEGV); log/first.
 CUDA error: device-side assert triggered; CUDA error: invalid device ordinal; unhandled cuda error; EADDRINUSE

@@ -14,13 +14,13 @@ import build
 import config
 import models
 import utils
-from class_weights import get_class_weights
 from config.losses import read_class_weights
 from data import histogram
 from data.histogram import class_weights, count_labels, label_histogram, value_histogram
 from distributed.checks import digest
 from distributed.group import Group
 from errors import UserError
+from from_data import get_class_weights
 from labels import COUNTS
 from losses.criterion import Criterion, to_device
 from losses.sparse_losses import SPARSE_LOSSES

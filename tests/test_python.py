@@ -1,17 +1,21 @@
-"""from trained import load: predictions in three lines of Python, and one line if something is wrong."""
+"""segtrain.load(): predictions in three lines of Python, and one line if something is wrong."""
 
+import pickle
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from conftest import random_checkpoint
+from conftest import REPO, random_checkpoint
 from PIL import Image
 
 import predict
-from errors import UserError
-from trained import TrainedModel, load
+from evaluation.pictures import overlay
+from segtrain import UserError, load
+from trained import TrainedModel
 
 
 @pytest.fixture(scope="module")
@@ -30,45 +34,82 @@ def image() -> np.ndarray:
 def test_three_lines_predict_what_predict_py_does(checkpoint, image, tmp_path):
     Image.fromarray(image).save(tmp_path / "a.png")
     model = load(checkpoint)
-    labels = model.predict(tmp_path / "a.png")
+    labels = model.predict(tmp_path / "a.png").mask
     assert (labels.shape, labels.dtype) == ((60, 80), np.uint8)
     assert len(np.unique(labels)) > 1
     words = ["--checkpoint", str(checkpoint), "--input", str(tmp_path / "a.png"), "--output", str(tmp_path / "out")]
     assert predict.main([*words, "--workers", "0"]) == 0
     assert np.array_equal(np.array(Image.open(tmp_path / "out/masks/a.png")), labels)
     assert model.predictor.long_side == 70  # of the training
-    assert model.classes.names == ["ground", "sky", "tree", "road", "car"]
-    assert model.classes.colours[0].tolist() == [1, 2, 3]
+    assert model.classes == ["ground", "sky", "tree", "road", "car"]
+    assert model.colours[0].tolist() == [1, 2, 3]
+    names = ", ".join(model.classes)
+    assert repr(model).startswith(f"<LoadedModel: 5 classes ({names}), images of 3 channels of uint8, on ")
+
+
+def test_a_result_has_what_predict_py_writes(checkpoint, image, tmp_path):
+    Image.fromarray(image).save(tmp_path / "a.png")
+    result = load(checkpoint, device="cpu").predict(tmp_path / "a.png")
+    words = ["--checkpoint", str(checkpoint), "--input", str(tmp_path / "a.png"), "--output", str(tmp_path / "out")]
+    assert predict.main([*words, "--workers", "0", "--overlay"]) == 0
+    result.save(tmp_path / "mask.png")
+    assert (tmp_path / "mask.png").read_bytes() == (tmp_path / "out/masks/a.png").read_bytes()
+    assert np.array_equal(np.array(Image.open(tmp_path / "mask.png")), result.mask)
+    # Class 0 is the background, which stays clear. The JPEG changes values a little.
+    assert np.array_equal(result.plot(legend=False), overlay(image, result.mask, result.colours, 0))
+    assert np.array_equal(result.plot()[: len(image)], result.plot(legend=False))  # the legend is below it
+    written = np.array(Image.open(tmp_path / "out/overlays/a.jpg")).astype(int)
+    assert np.abs(written - result.plot()).mean() < 10
+    assert np.asarray(result) is result.mask
+    assert np.asarray(result, dtype=np.int64).dtype == np.int64
+    assert (result.classes, result.colours[0].tolist()) == (["ground", "sky", "tree", "road", "car"], [1, 2, 3])
+    assert repr(result) == "<Result: 60x80, 5 classes>"
+    assert np.array_equal(pickle.loads(pickle.dumps(result)).plot(), result.plot())
+    with pytest.raises(UserError, match=r"mask\.jpg: a mask is saved as PNG"):
+        result.save(tmp_path / "mask.jpg")
+    with pytest.raises(UserError, match=r"nowhere/mask\.png: cannot be written"):
+        result.save(tmp_path / "nowhere/mask.png")
+    with pytest.raises(UserError, match=r"use predict\(image, probs=True\)"):
+        _ = result.probs
+
+
+def test_import_segtrain_is_quick_and_silent():
+    code = "import segtrain, sys; assert not {'torch', 'numpy'} & set(sys.modules); assert 'load' in dir(segtrain)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPO, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_an_image_may_be_a_path_an_array_or_a_pil_image(checkpoint, image, tmp_path):
     Image.fromarray(image).save(tmp_path / "a.png")
     model = load(str(checkpoint), device="cpu")
-    expected = model.predict(image)
+    expected = model.predict(image).mask
     for given in (str(tmp_path / "a.png"), Image.fromarray(image), Image.open(tmp_path / "a.png")):
         assert np.array_equal(model.predict(given), expected)
     flipped = image[:, ::-1]  # not contiguous, not writable
     flipped.flags.writeable = False
     several = model.predict([image, image, image[:40], tmp_path / "a.png", flipped])
-    assert [labels.shape for labels in several] == [(60, 80), (60, 80), (40, 80), (60, 80), (60, 80)]
-    assert all((labels == expected).mean() > 0.999 for labels in (several[0], several[1], several[3]))
+    assert [result.mask.shape for result in several] == [(60, 80), (60, 80), (40, 80), (60, 80), (60, 80)]
+    assert all((several[number].mask == expected).mean() > 0.999 for number in (0, 1, 3))
+    assert several[4].plot(legend=False).shape == (60, 80, 3)
     assert model.predict([]) == []
     turned = Image.Exif()
     turned[0x0112] = 6  # to be shown turned by 90 degrees clockwise
     Image.fromarray(image).save(tmp_path / "turned.jpg", exif=turned)
-    assert model.predict(tmp_path / "turned.jpg").shape == (80, 60)
+    assert model.predict(tmp_path / "turned.jpg").mask.shape == (80, 60)
+    assert model.predict(tmp_path / "turned.jpg").plot(legend=False).shape == (80, 60, 3)
     assert np.array_equal(model.predict(Image.open(tmp_path / "turned.jpg")), model.predict(tmp_path / "turned.jpg"))
     grey = Image.fromarray(image).convert("L")
     assert np.array_equal(model.predict(grey), model.predict(grey.convert("RGB")))
 
 
-def test_probabilities_are_those_of_the_labels(checkpoint, image):
+def test_probabilities_are_those_of_the_mask(checkpoint, image):
     model = load(checkpoint)
-    probs = model.probs(image)
-    assert (probs.shape, probs.dtype) == ((5, 60, 80), np.float32)
-    assert np.abs(probs.sum(0) - 1).max() < 1e-5
-    assert (probs.argmax(0) == model.predict(image)).mean() > 0.999
-    assert [values.shape for values in model.probs([image, image[:9]])] == [(5, 60, 80), (5, 9, 80)]
+    result = model.predict(image, probs=True)
+    assert (result.probs.shape, result.probs.dtype) == ((5, 60, 80), np.float32)
+    assert np.abs(result.probs.sum(0) - 1).max() < 1e-5
+    assert np.array_equal(result.probs.argmax(0), result.mask)
+    assert (result.mask == model.predict(image).mask).mean() > 0.999  # without softmax; ties may differ
+    assert [item.probs.shape for item in model.predict([image, image[:9]], probs=True)] == [(5, 60, 80), (5, 9, 80)]
 
 
 def test_settings_reach_the_predictor(checkpoint, image):
@@ -117,7 +158,7 @@ def test_wrong_files_and_images_are_named(checkpoint, image, tmp_path):
         with pytest.raises(UserError, match=named):
             model.predict(wrong)
         with pytest.raises(UserError, match=named):
-            model.probs([image, wrong])
+            model.predict([image, wrong], probs=True)
 
 
 def test_lack_of_memory_says_what_needs_less(checkpoint, image, monkeypatch):

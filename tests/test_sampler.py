@@ -92,3 +92,29 @@ def test_evaluation_begins_with_the_largest_batches_and_shares_pixels_evenly():
     one, two = (list(EvalBatches(SIZES, batch_size=2, rank=rank, world_size=2)) for rank in (0, 1))
     assert one == [[7], [3, 5]]
     assert two == [[1, 4], [0, 2], [6]]
+
+
+def test_an_epoch_of_several_passes_has_the_samples_of_as_many_epochs():
+    """5 samples, 4 passes: the same (pass, index) in the same order as 4 epochs, whose batches may span two passes."""
+    one = [TrainSampler(5, batch_size=1, accum_steps=1, seed=5) for _ in range(8)]
+    for number, sampler in enumerate(one):
+        sampler.set_position(number, 0)
+    expected = [key for sampler in one for key in sampler]
+    for world_size, batch_size in ((1, 6), (2, 3), (3, 2)):  # 20 = 3 * 6 + 2 left out
+        for epoch in (0, 1):
+            seen = []
+            for rank in range(world_size):
+                options = {"batch_size": batch_size, "accum_steps": 1, "seed": 5, "rank": rank, "repeat": 4}
+                sampler = TrainSampler(5, world_size=world_size, **options)
+                sampler.set_position(epoch, 6)  # after the first global batch
+                seen.append([list(sampler)[step * batch_size :][:batch_size] for step in range(2)])
+                assert sampler.steps_per_epoch == 3
+                assert sampler.steps_left == 2
+            joined = [key for step in range(2) for rank in seen for key in rank[step]]
+            assert joined == expected[epoch * 20 + 6 : epoch * 20 + 18]
+
+
+def test_a_batch_larger_than_the_list_says_how_often_to_repeat_it():
+    with pytest.raises(UserError, match="--repeat 4"):  # 3 * 5 < 16 <= 4 * 5
+        TrainSampler(5, batch_size=16, accum_steps=1, seed=0)
+    assert TrainSampler(5, batch_size=16, accum_steps=1, seed=0, repeat=4).steps_per_epoch == 1

@@ -24,12 +24,10 @@ def test_a_program_of_the_repository_is_found_from_any_folder(tmp_path, monkeypa
     train, check = shell.REPO / "train.py", shell.REPO / "data/check/__main__.py"
     assert shlex.split(shell.python_command("train.py", "--epochs", 3))[1:] == [str(train), "--epochs", "3"]
     assert shlex.split(shell.python_command("-m", "data.check", "a b"))[1:] == [str(check), "a b"]
-    assert shell.repo_file("requirements.txt") == str(shell.REPO / "requirements.txt")
     assert shell.python_command("-m", "pip", "list").endswith(" -m pip list")
     monkeypatch.chdir(shell.REPO)
     assert shlex.split(shell.python_command("train.py"))[1:] == ["train.py"]
     assert shlex.split(shell.python_command("-m", "data.check"))[1:] == ["-m", "data.check"]
-    assert shell.repo_file("requirements.txt") == "requirements.txt"
 
 
 def test_the_data_check_runs_as_a_file(tmp_path):

@@ -1,9 +1,14 @@
 """The commands that the data check prints: what to run next, ready to be pasted."""
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 
+import torch
+
 import shell
+from config import Config, as_dict
+from config.recipe import CPU, CUDA, Choice, Facts, Recipe
 from data.check.findings import Findings
 from data.check.summary import Summary
 from data.check.survey import Paths
@@ -14,7 +19,7 @@ from data.released import ADE20K
 from data.resize import large_images
 from image_stats import FILE_NAME, RGB
 
-BATCHSIZE, CROP_SIZE = 16, 465  # train.py's defaults
+_SAME_ON_ANY_GPUS = {"batchsize": "total_batchsize"}  # the command then trains the same model on any number of GPUs
 STATISTICS_FLAGS = ("list_path", "image_path", "image_suffix", "train_split")  # of Paths, that data.statistics has too
 
 
@@ -28,16 +33,12 @@ def training_lines(summary: Summary) -> list[str]:
         return [f"training needs the splits {' and '.join(summary.splits)}; to check both: {command}"]
     words = ["--dataset", summary.dataset, "--dataset_path", summary.root, "--numclasses", summary.num_classes]
     words += ["--classes", summary.class_file] if summary.class_file else []
-    words += [
-        *_words(summary.flags),
-        "--model_type",
-        "res50_ASPP_lorm" if "Pseudo" in summary.dataset else "res50_ASPP",
-    ]
-    long_side, advice = large_images(summary.image_sizes, CROP_SIZE)
-    words += ["--long_side", long_side] if long_side else []
-    num_train = summary.images[summary.splits[0]]
-    words += ["--batchsize", num_train] if num_train < BATCHSIZE else []
-    lines = [advice] if advice else []
+    words += _words(summary.flags)
+    choices = _recipe(summary)
+    words += _words({_SAME_ON_ANY_GPUS.get(name, name): choice.value for name, choice in choices.items()})
+    width = max(len(f"{name} {choice.value}") for name, choice in choices.items())
+    lines = ["settings for these images and this machine, as train.py chooses them, too:"]
+    lines += [f"  --{f'{name} {choice.value}':{width}}  {choice.reason}" for name, choice in choices.items()]
     if summary.image_stats or summary.image_kind != str(RGB):
         words += ["--image_stats", summary.image_stats or Path(summary.root) / FILE_NAME]
     if not summary.image_stats and summary.image_kind != str(RGB):
@@ -46,6 +47,16 @@ def training_lines(summary: Summary) -> list[str]:
         lines.append(f"images have {summary.image_kind}; first measure them once: {shell.python_command(*measuring)}")
     lines.append("training downloads its start weights once; without a network, add --pretrained none to the command")
     return [*lines, f"to train: {shell.python_command('train.py', *words)}"]
+
+
+def _recipe(summary: Summary) -> dict[str, Choice]:
+    """Return the recipe's choices for a data set, on a GPU of this machine or on its CPU."""
+    device, memory = CPU, 0.0
+    if torch.cuda.is_available():
+        device, memory = CUDA, torch.cuda.get_device_properties(0).total_memory / 2**30
+    sizes, num_train = summary.image_sizes, summary.images[summary.splits[0]]
+    large, _ = large_images(sizes, device.crop_size)
+    return Recipe(Facts(summary.dataset, num_train, sizes, device, memory, large=large), as_dict(Config()), ()).choices
 
 
 def fixing_lines(summary: Summary, findings: Findings) -> list[str]:
@@ -71,7 +82,7 @@ def _check_again(summary: Summary) -> list[object]:
     return ["-m", "data.check", summary.root, "--dataset", summary.dataset, *_words(summary.flags)]
 
 
-def _words(flags: dict[str, str]) -> list[object]:
+def _words(flags: Mapping[str, object]) -> list[object]:
     return [word for name, value in flags.items() for word in (f"--{name}", value)]
 
 

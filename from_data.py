@@ -1,21 +1,62 @@
-"""The class weights of a run: --class_weights as numbers."""
+"""Values that a run takes from its training data: the recipe's flags, and the class weights."""
 
+import dataclasses
 import logging
 from functools import partial
 
 import torch
 
 from build import active_terms
-from config import Config
+from config import Config, as_dict
 from config.losses import parse_loss, read_class_weights
+from config.recipe import CPU, CUDA, RECIPE_FLAGS, Choice, Facts, Recipe
 from data import histogram
 from data.dataset import SegmentationDataset
+from data.images import image_size
+from data.layout import pair_files
+from data.resize import large_images
 from distributed.checks import digest
 from distributed.group import Group
 from losses.label_losses import PIXEL_LOSSES
 from runs.log import progress_bar
+from utils import find_training_files
+
+NUM_SIZES = 100  # images whose sizes are read for the recipe
 
 log = logging.getLogger("segtrain")
+
+
+def get_recipe(cfg: Config, group: Group, saved: dict | None) -> Config:
+    """Return the flags with the recipe's values for those that are not set. Collective.
+
+    A run that resumes the checkpoint content `saved` keeps the checkpoint's values. Raises UserError if folders, lists
+    or files of the training data are missing.
+    """
+    given = RECIPE_FLAGS if cfg.given is None else cfg.given
+
+    def choose() -> dict[str, Choice]:
+        if saved is None:
+            return Recipe(_read_facts(cfg, group), as_dict(cfg), given).choices
+        names = RECIPE_FLAGS - given - ({"max_steps"} if "epochs" in given else set())
+        kept = {name: value for name, value in saved["config"].items() if name in names}
+        return {name: Choice(value, "as before") for name, value in kept.items() if value != getattr(cfg, name)}
+
+    choices = group.broadcast(group.on_main(choose, "choosing flags") if RECIPE_FLAGS - given else {})
+    if choices:
+        text = ", ".join(f"--{name} {value} ({reason})" for name, (value, reason) in choices.items())
+        log.info(f"chosen from the {'data and the device' if saved is None else 'checkpoint'}: {text}")
+    return dataclasses.replace(cfg, **{name: choice.value for name, choice in choices.items()})
+
+
+def _read_facts(cfg: Config, group: Group) -> Facts:
+    _, files = pair_files(find_training_files(cfg)[0])
+    some = [files[number * len(files) // NUM_SIZES]["image"] for number in range(NUM_SIZES)]
+    sizes = [image_size(path, cfg.image_type) for path in dict.fromkeys(some)]
+    device, memory = CPU, 0.0
+    if group.device.type == "cuda":
+        device, memory = CUDA, torch.cuda.get_device_properties(group.device).total_memory / 2**30
+    large, _ = large_images(sizes, device.crop_size)
+    return Facts(cfg.dataset, len(files), sizes, device, memory, group.world_size, large)
 
 
 def get_class_weights(

@@ -1,0 +1,152 @@
+"""The recipe: values, chosen from the data and the device, of the flags that decide how well a model trains.
+
+train.py takes them for the flags that are not set, and the data check prints them in its command. Imports no torch.
+"""
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+# What a Recipe may choose.
+RECIPE_FLAGS = frozenset(
+    {
+        "layers",
+        "long_side",
+        "crop_size",
+        "batchsize",
+        "accum_steps",
+        "max_steps",
+        "repeat",
+        "optimizer",
+        "lr",
+        "wdecay",
+    }
+)
+FEW_STEPS = 150  # a run of fewer steps says little about what the model can learn
+NUM_VALIDATIONS = 20
+EPOCHS = 50  # CDSP's; a small list is passed over more often
+MANY_IMAGES = 5000  # for so many images, CDSP trains from pseudo-labels with a learning rate of 1e-3
+TRANSFORMERS = ("vit", "deit", "beit", "eva", "swin", "naflexvit", "samvit", "xcit", "twins", "pvt", "mvit", "tiny_vit")
+
+# GiB of GPU memory: of each image of 465x465 in float32, by --layers; and of the weights, with CUDA's libraries.
+# Estimates, as the table in docs/recipes.md.
+GIB_PER_IMAGE = {18: 0.13, 34: 0.2, 50: 0.44, 101: 0.78, 152: 1.1}
+GIB_OF_MODEL = 1.5
+
+
+class Device(NamedTuple):
+    """What a kind of device can train in reasonable time. crop_size: in pixels. steps: least and most."""
+
+    name: str
+    layers: int
+    crop_size: int
+    batchsize: int
+    steps: tuple[int, int]
+
+
+CUDA = Device("a GPU", 50, 465, 16, (4000, 80_000))
+CPU = Device("a CPU", 18, 240, 8, (1000, 1000))
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the recipe depends on.
+
+    dataset: --dataset. sizes: (height, width) of training images, or of some of them. device: CUDA or CPU. memory: of
+    one GPU, in GiB; 0: unknown. world_size: number of processes. large: whether most images are much larger than a crop
+    of device.crop_size, and the --long_side that resizes them; 0: they are not.
+    """
+
+    dataset: str
+    num_images: int
+    sizes: Sequence[tuple[int, int]]
+    device: Device
+    memory: float = 0.0
+    world_size: int = 1
+    large: int = 0
+
+
+class Choice(NamedTuple):
+    """The value of a flag, and why."""
+
+    value: Any
+    reason: str
+
+
+class Recipe:
+    """The choices for all flags of the recipe that are not given: attribute `choices`, {flag: Choice}.
+
+    flags: {flag: value}, defaults included. given: names of the flags that are set; they are kept, and the others fit
+    them: a smaller --batchsize takes more steps, for example.
+    """
+
+    def __init__(self, facts: Facts, flags: dict[str, Any], given: Collection[str]):
+        self.facts, self.flags, self.given = facts, dict(flags), set(given)
+        self.choices: dict[str, Choice] = {}
+        self._choose_layers()
+        self._choose_sizes()
+        self._choose_batch()
+        if not {"epochs", "max_steps", "warmup_epochs"} & self.given:
+            self._choose_steps()
+        self._choose_optimizer()
+
+    def _choose(self, name: str, value: Any, reason: str) -> None:
+        assert name in RECIPE_FLAGS
+        if name not in self.given:
+            self.choices[name] = Choice(value, reason)
+            self.flags[name] = value
+
+    def _choose_layers(self) -> None:
+        flags, device = self.flags, self.facts.device
+        # A file of weights is for one depth, and so is the stride of released ones.
+        any_depth = flags["pretrained"] in ("imagenet", "imagenet_v1", "none") and not flags["stride_in_1x1"]
+        if flags["backbone"] == "resnet" and any_depth:
+            self._choose("layers", device.layers, f"for {device.name}")
+
+    def _choose_sizes(self) -> None:
+        device = self.facts.device
+        if self.facts.large and "window" not in self.given:
+            self._choose("long_side", self.facts.large, "a crop would show little of such large images")
+        longest = max((max(size) for size in self.facts.sizes), default=device.crop_size)
+        covering = 8 * math.ceil((self.flags["long_side"] or longest) / 8) + 1
+        if covering < device.crop_size:
+            self._choose("crop_size", covering, "shows the whole image")
+        else:
+            self._choose("crop_size", device.crop_size, f"for {device.name}")
+
+    def _choose_batch(self) -> None:
+        if {"batchsize", "total_batchsize"} & self.given:
+            return
+        size, room = self.facts.device.batchsize, math.inf
+        if self.facts.memory:
+            area = (self.flags["crop_size"] / 465) ** 2
+            room = (self.facts.memory - GIB_OF_MODEL) / (GIB_PER_IMAGE[self.flags["layers"]] * area)
+        fitting = next((number for number in (16, 8, 4, 2) if number <= min(size, room)), 1)
+        self._choose("batchsize", fitting, f"for {self.facts.device.name}")
+        if fitting < size:
+            self._choose("accum_steps", size // fitting, f"a batch of {size} in {self.facts.memory:.3g} GiB")
+
+    def _choose_steps(self) -> None:
+        facts, flags = self.facts, self.flags
+        batch = flags["total_batchsize"] or flags["batchsize"] * flags["accum_steps"] * facts.world_size
+        least, most = facts.device.steps
+        images = facts.device.batchsize * min(max(EPOCHS * facts.num_images // facts.device.batchsize, least), most)
+        steps = math.ceil(images / batch)
+        self._choose("max_steps", steps, f"shows each image {steps * batch / facts.num_images:.4g} times")
+        epoch = max(batch, facts.device.batchsize * least / NUM_VALIDATIONS)  # images
+        if epoch > facts.num_images:
+            self._choose("repeat", math.ceil(epoch / facts.num_images), "validates less often")
+
+    def _choose_optimizer(self) -> None:
+        backbone = self.flags["backbone"]
+        if backbone != "resnet" and not {"lr", "momentum"} & self.given:
+            self._choose("optimizer", "adamw", "usual for networks of timm")
+        if self.flags["optimizer"] == "adamw":
+            is_transformer = backbone.removeprefix("timm:").startswith(TRANSFORMERS)
+            self._choose("lr", 1e-4 if is_transformer else 1e-3, "usual for adamw")
+            self._choose("wdecay", 0.01, "usual for adamw")
+        elif "Pseudo" in self.facts.dataset and self.facts.num_images >= MANY_IMAGES:
+            self._choose("lr", 1e-3, "as CDSP, for many images")
+        else:
+            self._choose("lr", 0.01, "usual for sgd and a new head")

@@ -1,0 +1,85 @@
+"""The build backend in pyproject.toml: `pip install .` installs the modules at the root as one package, `segtrain`.
+
+The modules stay at the root and import each other by names such as `config` and `utils`, so that a clone runs as it is
+edited. Installed under these names, they would hide other projects' modules. The wheel therefore gets copies with
+rewritten imports: `from segtrain.config import Config`. Import hooks or changes of sys.path would need no copies, but
+pickle, spawned processes, debuggers and type checkers need plain modules.
+"""
+
+import ast
+import os
+import re
+import shutil
+import tempfile
+from pathlib import Path
+
+from setuptools import build_meta
+
+# `pip install -e .` installs the dependencies and no module: a clone's modules import each other from its root only.
+# There is no build_sdist: the source is the clone.
+from setuptools.build_meta import build_editable, prepare_metadata_for_build_editable
+
+__all__ = ["build_editable", "build_wheel", "prepare_metadata_for_build_editable"]
+
+PACKAGE = "segtrain"  # segtrain.py at the root becomes segtrain/__init__.py
+SUFFIXES = (".py", ".txt", ".html", ".yaml")
+
+
+def build_wheel(wheel_directory: str, config_settings=None, metadata_directory=None) -> str:
+    """Write the wheel of the current folder to wheel_directory and return its name, as PEP 517 says."""
+    root, wheel_directory = Path.cwd(), os.path.abspath(wheel_directory)
+    # In the clone setuptools would leave a folder build/, and its next wheel would have the modules deleted since then.
+    with tempfile.TemporaryDirectory() as stage:
+        write_package(root, Path(stage, PACKAGE))
+        for name in ("pyproject.toml", "requirements.txt", "LICENSE"):
+            shutil.copy(root / name, stage)
+        os.chdir(stage)
+        try:
+            return build_meta.build_wheel(wheel_directory, config_settings, metadata_directory)
+        finally:
+            os.chdir(root)
+
+
+def write_package(root: Path, package: Path) -> None:
+    """Write a rewritten copy of the root's modules, its packages with their data files, and configs/ to `package`."""
+    folders = [init.parent for top in root.glob("*/__init__.py") for init in top.parent.rglob("__init__.py")]
+    files = [*root.glob("*.py"), *(file for folder in folders for file in folder.iterdir())]
+    own = {file.relative_to(root).with_suffix("").parts[0] for file in files} - {PACKAGE}
+    for file in (*files, *(root / "configs").rglob("*")):
+        if file.suffix in SUFFIXES:
+            name = file.relative_to(root).as_posix()
+            copy = package / ("__init__.py" if name == f"{PACKAGE}.py" else name)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes(rewrite(file.read_bytes(), own) if file.suffix == ".py" else file.read_bytes())
+
+
+def rewrite(source: bytes, own: set[str]) -> bytes:
+    """Return a module's source with `own` top-level modules imported from the package, and run from it in commands."""
+    lines = source.splitlines(keepends=True)
+    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Import | ast.ImportFrom)]
+    for node in sorted(nodes, key=lambda node: (node.lineno, node.col_offset), reverse=True):
+        names = [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
+        if not getattr(node, "level", 0) and any(name.split(".")[0] in own for name in names):
+            span = slice(node.lineno - 1, node.end_lineno)
+            before, after = lines[span][0][: node.col_offset], lines[span][-1][node.end_col_offset :]
+            lines[span] = [before + _statement(node, own).encode() + after]
+    programs = "|".join(sorted(own))
+    text = re.sub(rf"\bpython -m (?=({programs})\b)".encode(), f"python -m {PACKAGE}.".encode(), b"".join(lines))
+    return re.sub(rf"\bpython ({programs})\.py\b".encode(), rf"python -m {PACKAGE}.\1".encode(), text)
+
+
+def _statement(node: ast.Import | ast.ImportFrom, own: set[str]) -> str:
+    """Return an import statement of `own` modules as one of the package's. It binds the same names."""
+    if isinstance(node, ast.ImportFrom):
+        return ast.unparse(ast.ImportFrom(f"{PACKAGE}.{node.module}", node.names, 0))
+    parts: list[ast.stmt] = []
+    for alias in node.names:
+        top, dot, _ = alias.name.partition(".")
+        parent, _, name = f"{PACKAGE}.{alias.name}".rpartition(".")
+        if top not in own:
+            parts.append(ast.Import([alias]))
+        elif alias.asname or not dot:
+            parts.append(ast.ImportFrom(parent, [ast.alias(name, alias.asname)], 0))
+        else:  # `import a.b` loads a.b and binds a
+            parts += [ast.Import([ast.alias(f"{PACKAGE}.{alias.name}")]), ast.ImportFrom(PACKAGE, [ast.alias(top)], 0)]
+    return "; ".join(map(ast.unparse, parts))

@@ -1,0 +1,99 @@
+"""The recipe: what flags that are not set become, from the data and the device."""
+
+import dataclasses
+import math
+import shlex
+
+import pytest
+
+import config
+from config.recipe import CPU, CUDA, RECIPE_FLAGS, Facts, Recipe
+from data.check.__main__ import main as check_data
+from errors import DivergedError
+from train import main as train
+
+PHOTOS = Facts("Folder", 43, [(360, 480)] * 43, CUDA, memory=79.0)
+
+
+def recipe(facts: Facts, *given: str, **flags) -> dict:
+    """{flag: value} that are chosen for flags as on a command line."""
+    values = config.as_dict(config.Config(**flags))
+    return {name: choice.value for name, choice in Recipe(facts, values, {*given, *flags}).choices.items()}
+
+
+def test_few_photos_on_a_gpu():
+    chosen = recipe(PHOTOS)
+    # At least 4000 steps of 16; 20 validations: 3200 images each, 75 passes over 43.
+    assert chosen == {
+        "layers": 50, "crop_size": 465, "batchsize": 16, "max_steps": 4000, "repeat": 75,
+        "lr": 0.01,
+    }  # fmt: skip
+
+
+def test_many_images_take_fifty_passes_and_very_many_take_80000_steps():
+    voc = dataclasses.replace(PHOTOS, num_images=10_582)
+    chosen = recipe(voc)
+    assert chosen["max_steps"] == 50 * 10_582 // 16 == 33_068
+    assert "repeat" not in chosen
+    assert recipe(dataclasses.replace(PHOTOS, num_images=118_000))["max_steps"] == 80_000
+    # CDSP's own labels and number of images: its learning rate.
+    assert recipe(dataclasses.replace(voc, dataset="ScribblePseudoDsDc"))["lr"] == 1e-3
+
+
+@pytest.mark.parametrize("world_size", [1, 4])
+@pytest.mark.parametrize("flags", [{}, {"batchsize": 4}, {"total_batchsize": 64}, {"accum_steps": 2}])
+def test_any_batch_sees_as_many_images(flags, world_size):
+    chosen = recipe(dataclasses.replace(PHOTOS, world_size=world_size), **flags)
+    values = {"total_batchsize": 0, "accum_steps": 1} | chosen | flags
+    batch = values["total_batchsize"] or values["batchsize"] * values["accum_steps"] * world_size
+    assert chosen["max_steps"] == math.ceil(4000 * 16 / batch)
+    assert chosen["repeat"] * 43 >= batch
+
+
+def test_little_memory_accumulates_the_same_batch():
+    # 465x465, ResNet-50: 1.5 GiB and 0.44 GiB an image. 8 GiB hold 14 images, so 8; 4 GiB hold 5, so 4.
+    for memory, batch in ((8.0, 8), (4.0, 4), (2.0, 1), (80.0, 16)):
+        chosen = recipe(dataclasses.replace(PHOTOS, memory=memory))
+        assert (chosen["batchsize"], chosen.get("accum_steps", 1), chosen["max_steps"]) == (batch, 16 // batch, 4000)
+
+
+def test_model_without_pseudo_labels_has_no_lorm():
+    words = ["--dataset_path", "data", "--dataset"]
+    assert config.parse([*words, "Folder"]).model_type == "res50_ASPP"
+    assert config.parse([*words, "ScribblePseudo"]).model_type == "res50_ASPP_lorm"
+    assert config.parse([*words, "Dense", "--model_type", "deeplabv3"]).model_type == "deeplabv3"
+
+
+def test_what_is_given_is_kept():
+    every = recipe(PHOTOS, *RECIPE_FLAGS)
+    assert every == {}
+    for name in ("epochs", "max_steps", "warmup_epochs"):
+        assert not {"max_steps", "repeat"} & set(recipe(PHOTOS, name))
+    assert "optimizer" not in recipe(PHOTOS, backbone="timm:resnet18", lr=0.1)
+    # Weights of a file are for one depth: the default, or the one that is given.
+    assert "layers" not in recipe(PHOTOS, pretrained="weights.pth")
+    assert "layers" not in recipe(PHOTOS, stride_in_1x1=True)
+
+
+def test_networks_of_timm_and_large_photos():
+    chosen = recipe(PHOTOS, backbone="timm:tf_efficientnet_lite0")
+    assert (chosen["optimizer"], chosen["lr"], chosen["wdecay"]) == ("adamw", 1e-3, 0.01)
+    assert recipe(PHOTOS, backbone="timm:vit_tiny_patch16_224")["lr"] == 1e-4
+    large = dataclasses.replace(PHOTOS, device=CPU, sizes=[(3000, 4000)], large=700)
+    assert recipe(large)["long_side"] == 700
+    assert "long_side" not in recipe(large, "window")
+
+
+def test_the_check_prints_what_train_chooses(demo_root, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert check_data([str(demo_root), "--workers", "0"]) < 2
+    printed = config.parse(shlex.split(capsys.readouterr().out.splitlines()[-1].split("to train: ")[1])[2:])
+    data = ["--dataset", printed.dataset, "--dataset_path", str(demo_root), "--numclasses", "5"]
+    stop = ["--lr", "1e30", "--pretrained", "none", "--amp", "none", "--workers", "0", "--crop_size", "33"]
+    with pytest.raises(DivergedError):  # after a step or two, so that no long run is needed
+        train([*data, *stop, "--logdir", str(tmp_path)])
+    (file,) = tmp_path.glob("*/config.yaml")
+    used = config.parse(["--config", str(file)])
+    assert (used.max_steps, used.repeat, used.layers) == (printed.max_steps, printed.repeat, printed.layers)
+    assert used.batchsize == printed.total_batchsize
+    assert "--layers 18 (for a CPU)" in file.with_name("train.log").read_text()
