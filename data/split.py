@@ -19,7 +19,7 @@ if not __package__:  # started as a file from another folder: python PATH/data/s
 
 import shell
 from data.arguments import Parser
-from data.classes import read_classes
+from data.classes import aligned, read_classes
 from data.images import LABEL_SUFFIXES, read_label
 from data.layout import Split, list_folder, match_files
 from errors import UserError
@@ -165,14 +165,13 @@ def _table(root: Path, found: np.ndarray, in_val: np.ndarray) -> list[str]:
     """Return a text table as lines: the number of images with each class in each part."""
     file = root / "classes.txt"
     names = read_classes(str(file), None).names if file.is_file() else []
-    rows = [("class", "name", "train images", "val images", "share in val")]
+    rows = [["class", "name", "train images", "val images", "share in val"]]
     for number in range(max(found.shape[1], len(names))):
         column = found[:, number] if number < found.shape[1] else np.zeros(len(found), bool)
         train, val = int((column & ~in_val).sum()), int((column & in_val).sum())
         name = names[number] if number < len(names) else str(number)
-        rows.append((str(number), name, str(train), str(val), f"{val / max(train + val, 1):.1%}"))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  " + "  ".join(map("{:{}{}}".format, row, "><>>>", widths)) for row in rows]
+        rows.append([str(number), name, str(train), str(val), f"{val / max(train + val, 1):.1%}"])
+    return [f"  {line}" for line in aligned(rows)]
 
 
 def parser() -> Parser:

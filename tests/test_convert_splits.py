@@ -187,7 +187,7 @@ def test_xml_of_labelmes_web_tool(tmp_path):
     assert convert("labelme", tmp_path / "in", tmp_path / "out") == 0
     expected = np.zeros((6, 8), np.uint8)
     expected[1:4, 1:5] = 1  # centres 1.5 to 3.5 and 1.5 to 4.5
-    assert (mask_of(tmp_path / "out", "Annotations/day/street") == expected).all()
+    assert (mask_of(tmp_path / "out", "day/street") == expected).all()
     assert "old" not in (tmp_path / "out/classes.txt").read_text()
 
 
