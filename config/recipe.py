@@ -54,8 +54,8 @@ class Facts:
     """What the recipe depends on.
 
     dataset: --dataset. sizes: (height, width) of training images, or of some of them. device: CUDA or CPU. memory: of
-    one GPU, in GiB; 0: unknown. world_size: number of processes. large: whether most images are much larger than a crop
-    of device.crop_size, and the --long_side that resizes them; 0: they are not.
+    one GPU, in GiB; 0: unknown. world_size: number of processes. large: the --long_side that resizes images which are
+    much larger than a crop; 0: most are not.
     """
 
     dataset: str
