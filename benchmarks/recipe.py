@@ -43,7 +43,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
     parser.add_argument("--pretrained", default="none", metavar="FILE")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--flags", default="--long_side 160 --crop_size 97", help="for all runs")
+    parser.add_argument("--flags", default="--long_side 96 --crop_size 65", help="for all runs")
     args = parser.parse_args(argv)
     args.data, args.out = args.data.resolve(), args.out.resolve()
     prepare(args.data, args.out)
