@@ -36,9 +36,9 @@ def kind_of(values: np.ndarray) -> ImageType:
 @pytest.mark.parametrize("options", [{}, {"planar": True}, {"tile": 16}, {"tile": 16, "planar": True}], ids=str)
 def test_tiff_of_each_number_of_channels_and_type(tmp_path, dtype, options):
     for channels in CHANNELS:
-        values = pixels(channels, dtype)
+        values = pixels(channels, dtype, width=35)  # 2 x 3 tiles
         path = write_tiff(tmp_path / "a.tif", values, **options)
-        assert image_size(path, kind_of(values)) == (21, 18)
+        assert image_size(path, kind_of(values)) == (21, 35)
         assert open_raster(path).dtype == dtype
         np.testing.assert_array_equal(open_raster(path).rows(0, 21), values)
         np.testing.assert_array_equal(open_raster(path).rows(7, 18), values[7:18])
