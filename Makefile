@@ -5,6 +5,7 @@
 # ARGS goes through: make train ARGS="--dataset_path VOC2012", make test ARGS="-k losses"
 PYTHON ?= python3
 BIN := .venv/bin
+INSTALL := $(BIN)/python -m pip install --disable-pip-version-check
 
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
@@ -32,12 +33,13 @@ lint: .venv/.installed-dev
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if (3, 10) <= v < (3, 14) else "%s is Python %d.%d: 3.10 to 3.13 are supported; make PYTHON=python3.12" % (sys.executable, v[0], v[1]))'
 	$(PYTHON) -m venv .venv
 
+# The first command fails if a package is missing. Without it pip prints a line for each that is installed already.
 # OpenCV's desktop build needs system libraries that a server may lack; its headless build does not.
 .venv/.installed: requirements.txt | .venv/bin/python
-	$(BIN)/python -m pip install --disable-pip-version-check -r requirements.txt
-	@$(BIN)/python -c 'import cv2' 2>/dev/null || $(BIN)/python -m pip install --force-reinstall --no-deps 'opencv-python-headless>=4.8,<6'
+	@$(INSTALL) --quiet --no-index -r requirements.txt 2>/dev/null || $(INSTALL) -r requirements.txt
+	@$(BIN)/python -c 'import cv2' 2>/dev/null || $(INSTALL) --force-reinstall --no-deps 'opencv-python-headless>=4.8,<6'
 	@touch $@
 
 .venv/.installed-dev: pyproject.toml .venv/.installed
-	$(BIN)/python -m pip install --disable-pip-version-check -e '.[dev]'
+	$(INSTALL) -e '.[dev]'
 	@touch $@

@@ -61,7 +61,8 @@ def get_start(cfg: Config, group: Group, saved: dict | None) -> tuple[Config, St
     read = partial(_read_start_weights, cfg)
     start, needed = group.on_main(read, f"loading --pretrained {cfg.pretrained}"), False
     if start is not None:
-        needed = pretrained.needs_stride_in_1x1(start.state_dict, f"--pretrained {start.source}") and cfg.layers >= 50
+        path = f"--pretrained {start.source}"
+        needed = pretrained.needs_stride_in_1x1(start.state_dict, path, cfg.model_type) and cfg.layers >= 50
     # Only rank 0 reads the file, but every rank builds the model.
     if group.broadcast(needed) and not cfg.stride_in_1x1:
         log.info(pretrained.STRIDE_IS_SET.format(path=f"--pretrained {cfg.pretrained}"))
@@ -86,13 +87,17 @@ def get_model(cfg: Config, group: Group, start: StartWeights | None = None) -> t
     raw_model = _build(cfg)
     if start is not None:
         line = pretrained.load_start_weights(raw_model, start, cfg.layers)
-        is_file = cfg.pretrained not in ("none", *pretrained.IMAGENET_VERSIONS)
-        log.log(logging.INFO if is_file else logging.DEBUG, line)
+        usual = cfg.pretrained in ("none", "imagenet", "imagenet_v1")
+        log.log(logging.DEBUG if usual else logging.INFO, line)
     synchronized = cfg.sync_bn == "on" or (cfg.sync_bn == "auto" and group.device.type == "cuda")
     if synchronized and group.world_size > 1 and not cfg.freeze_bn:
         synchronize(raw_model)
     # Images arrive as (B, H, W, 3), which is channels-last order; convolutions are faster in it too.
     raw_model = raw_model.to(group.device).to(memory_format=torch.channels_last)
+    if cfg.grad_checkpointing and not raw_model.backbone.blocks():
+        log.warning(
+            f"--grad_checkpointing: {cfg.backbone} has no sequence of blocks to compute again: it saves no memory"
+        )
     if cfg.compile:
         compile_blocks(raw_model, eager=(SyncBatchNorm,))
     return raw_model, group.wrap(raw_model, static_graph=cfg.static_graph, find_unused=cfg.find_unused_parameters)

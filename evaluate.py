@@ -9,6 +9,7 @@ torchrun --standalone --nproc_per_node 8 evaluate.py --checkpoint log/cdsp_relea
 import dataclasses
 import json
 import logging
+from collections.abc import Iterable
 from pathlib import Path
 
 import program
@@ -28,8 +29,8 @@ from distributed import checks
 from distributed.group import Group, Stopped
 from errors import STOPPED, UserError
 from evaluation import metrics
-from evaluation.report import describe_sizes, write_report
-from evaluation.scoring import Result, compare, gather_examples, score
+from evaluation.report import about, describe_protocol, page
+from evaluation.scoring import Example, Result, compare, gather_predictions, read_examples, score
 from files import check_not_folder, check_writable, write_atomic
 from runs.log import progress_bar, start_logging
 from trained import OUT_OF_MEMORY_ADVICE, TrainedModel, inference_settings, read_flags
@@ -79,12 +80,11 @@ def evaluate(flags: EvaluateFlags, overrides: dict, group: Group) -> None:
     for model in models:
         save_dir = flags.save_dir if model is models[0] else ""
         results.append(score_checkpoint(model, flags, loader, group, classes, save_dir))
-        log.info(metrics.table(results[-1].scores, classes.names))
+        log.info(metrics.table(results[-1].scores_with_interval, classes.names))
     comparison = compare(*results) if flags.compare else None
     if comparison:
         log.info(describe_comparison(flags, comparison))
-    if flags.report:
-        results[0].examples = gather_examples(results, dataset, group, cfg.display)
+    predictions = gather_predictions(results, group) if flags.report else {}
     if flags.save_dir:
         log.info(f"masks: {flags.save_dir}")
     if group.is_main and flags.json:
@@ -92,7 +92,8 @@ def evaluate(flags: EvaluateFlags, overrides: dict, group: Group) -> None:
         write_atomic(Path(flags.json), json.dumps(content, indent=1), parents=True)
         log.info(f"scores: {flags.json}")
     if group.is_main and flags.report:
-        log.info(f"report: {report(flags, models, results[0], comparison)}")
+        examples = read_examples(predictions, dataset, cfg.display)
+        log.info(f"report: {report(flags, models, results[0], examples, comparison)}")
 
 
 def load_models(flags: EvaluateFlags, overrides: dict, group: Group) -> list[TrainedModel]:
@@ -137,7 +138,7 @@ def score_checkpoint(
     names = loader.dataset.names
     predictor = model.predictor(flags.weights, group.device, **inference_settings(flags))
     checks.check_weights(group, predictor.model, buffers_averaged=True)
-    log.info(f"{model.path} on {len(names)} images of {flags.split}: {describe_protocol(model, flags)}")
+    log.info(f"{model.path} on {len(names)} images of {flags.split}: {how(model, flags)}")
 
     def save(name: str, predicted: np.ndarray) -> None:
         write_atomic(Path(save_dir) / f"{name}.png", label_png(predicted, classes.colours), parents=True)
@@ -148,8 +149,7 @@ def score_checkpoint(
         names,
         model.cfg.numclasses,
         group,
-        per_image=True,
-        keep_predictions=bool(flags.report),
+        keep="none" if not flags.report else "all" if flags.compare else "shown",
         save=save if save_dir else None,
     )
     if not result.scores["pixels"]:
@@ -157,12 +157,9 @@ def score_checkpoint(
     return result
 
 
-def describe_protocol(model: TrainedModel, flags: EvaluateFlags) -> str:
-    """Return one line of text on how a checkpoint is scored: weights, size, scales, windows, mirroring, precision."""
-    mirrored = ", mirrored too" if flags.flip else ""
-    precision = "" if model.cfg.amp == "none" else f", {model.cfg.amp}"
-    sizes = describe_sizes(model.cfg, flags.scales)
-    return f"{model.resolve_weights(flags.weights)} weights, {sizes}{mirrored}{precision}"
+def how(model: TrainedModel, flags: EvaluateFlags) -> str:
+    """Return one line of text on how a checkpoint is scored."""
+    return describe_protocol(model.cfg, model.resolve_weights(flags.weights), flags.scales, flip=flags.flip)
 
 
 def describe_comparison(flags: EvaluateFlags, comparison: dict) -> str:
@@ -181,31 +178,36 @@ def as_json(flags: EvaluateFlags, model: TrainedModel, result: Result, classes: 
     return {
         "checkpoint": str(model.path),
         "split": flags.split,
-        "how": describe_protocol(model, flags),
+        "how": how(model, flags),
         "classes": classes.names,
-        **result.scores,
+        **result.scores_with_interval,
         "confusion": result.confusion.tolist(),
         "per_image": [{"name": name, **scores} for name, scores in per_image],
     }
 
 
-def report(flags: EvaluateFlags, models: list[TrainedModel], result: Result, comparison: dict | None) -> Path:
+def report(
+    flags: EvaluateFlags,
+    models: list[TrainedModel],
+    result: Result,
+    examples: Iterable[Example],
+    comparison: dict | None,
+) -> Path:
     """Write the HTML report to index.html in the folder --report. Returns its path.
 
     models: one model or two. result: of the first model. comparison: result of scoring.compare(), or None. Raises
     UserError if the page cannot be written.
     """
     model, paths = models[0], [str(model.path) for model in models]
-    facts = {
-        "checkpoint": f"{paths[0]}, step {model.content.get('step', 'unknown')}",
-        "data": f"{model.cfg.dataset_path}, {flags.split}, {len(result.names)} images",
-        "how": describe_protocol(model, flags),
-    }
+    step, num_images = model.content.get("step", "unknown"), len(result.names)
+    title, facts = about(model.path, step, model.cfg, flags.split, num_images, how(model, flags))
     if comparison:
-        facts["compared with"] = f"{paths[1]}, {describe_protocol(models[1], flags)}"
+        facts["compared with"] = f"{paths[1]}, {how(models[1], flags)}"
         comparison = comparison | {"names": paths}
-    page, title = Path(flags.report) / "index.html", f"{paths[0]} on {flags.split}"
-    return write_report(page, title, facts, model.cfg, result, model.path.parent, comparison)
+    path = Path(flags.report) / "index.html"
+    text = page(title, facts, model.cfg, result, examples, model.path.parent, comparison)
+    write_atomic(path, text, parents=True)
+    return path
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from exporting.check import compare_files
 from exporting.graph import FORMAT, LONG_SIDE, MIN_SIZE, STATS, ExportedModel, WholeImage, min_size
 from exporting.onnx import OnnxModel, check_onnx, write_onnx
 from exporting.torch_export import TorchModel, trace, write_torch
-from files import check_writable, writing
+from files import check_writable, remove_scratch, writing
 from image_stats import RGB, ImageStats
 from runs.log import progress_bar, start_logging
 from trained import TrainedModel, read_overrides
@@ -71,6 +71,7 @@ def export(flags: ExportFlags, overrides: dict, device: torch.device) -> None:
     metadata = describe(trained, flags, min_size(model))
     folder = Path(flags.output) if flags.output else trained.path.parent
     check_writable(folder, "--output")
+    remove_scratch(folder.glob(".*.part.*"))  # as large as the model
     images = find_images(flags, trained)
 
     with stage("traced by torch.export"):

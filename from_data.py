@@ -55,7 +55,7 @@ def _read_facts(cfg: Config, group: Group) -> Facts:
     device, memory = CPU, 0.0
     if group.device.type == "cuda":
         device, memory = CUDA, torch.cuda.get_device_properties(group.device).total_memory / 2**30
-    large, _ = large_images(sizes, device.crop_size)
+    large, _ = large_images(sizes, cfg.crop_size if cfg.given and "crop_size" in cfg.given else device.crop_size)
     return Facts(cfg.dataset, len(files), sizes, device, memory, group.world_size, large)
 
 

@@ -67,11 +67,11 @@ def run(flags: PredictFlags, overrides: dict) -> int:
         checks.check_flags(group, vars(flags), per_rank(flags))
         model, classes, background, display, settings = load_model(flags, overrides, group)
         wanted = {"overlays": flags.overlay, "probs": flags.probs}
-        files = Outputs(Path(flags.output), classes.colours, background, **wanted, rank=group.rank, names=classes.names)
+        files = Outputs(Path(flags.output), classes, background, **wanted, rank=group.rank)
         with files as outputs:
-            inputs: list[Input] = group.broadcast(plan(flags, outputs, settings, display) if group.is_main else None)
+            inputs, pending = group.broadcast(plan(flags, outputs, settings, display) if group.is_main else None)
             try:
-                return Prediction(model, outputs, group, display).run(inputs, flags.workers)
+                return Prediction(model, outputs, group, display, pending).run(inputs, flags.workers)
             except Stopped:
                 log.info("stopped by a signal; run the same command again, without --overwrite, to finish")
                 return STOPPED
@@ -82,7 +82,7 @@ def load_model(
 ) -> tuple[ImagePredictor, Classes, int | None, Display, dict]:
     """Return the model, its classes, background class or None, display, all that predictions depend on.
 
-    overrides: {flag: value} that replaces the checkpoint's. Raises UserError if a flag does not apply to --model.
+    overrides: see run(). Raises UserError if a flag does not apply to --model.
     """
     settings = inference_settings(flags) | {"weights": flags.weights}
     if flags.model:
@@ -107,15 +107,15 @@ def load_model(
     return predictor, classes, cfg.background_class, cfg.display, settings
 
 
-def plan(flags: PredictFlags, outputs: Outputs, settings: dict, display: Display) -> list[Input]:
-    """Claim the output folder and return the Inputs that are not done. Only rank 0 calls this function.
+def plan(flags: PredictFlags, outputs: Outputs, settings: dict, display: Display) -> tuple[list[Input], set[Input]]:
+    """Claim the output folder and return all Inputs, and those that are not done. Only rank 0 calls this function.
 
     settings: all that predictions depend on; written to predictions.json. Raises UserError if the folder has
     predictions with other settings.
     """
     base, inputs, num_others = find_inputs(flags.input, outputs.folder, arrays=display.kind != RGB)
     outputs.claim({"input": str(base.resolve()), **settings}, overwrite=flags.overwrite)
-    pending = [file for file in inputs if not outputs.is_done(file.name)]
+    pending = {file for file in inputs if not outputs.is_done(file.name)}
     counts = [f"{len(pending)} to predict"]
     if len(pending) < len(inputs):
         counts.append(f"{len(inputs) - len(pending)} done before (--overwrite predicts them again)")
@@ -123,7 +123,7 @@ def plan(flags: PredictFlags, outputs: Outputs, settings: dict, display: Display
         counts.append(f"{num_others} file(s) of other kinds skipped")
     what = flags.input[0] if len(flags.input) == 1 else f"{len(flags.input)} inputs in {base}"
     log.info(f"{what}: {', '.join(counts)}")
-    return pending
+    return inputs if pending else [], pending
 
 
 @dataclass
@@ -134,11 +134,12 @@ class Prediction:
     outputs: Outputs
     group: Group
     display: Display  # of images in overlays; it also says which images the model takes
+    pending: set[Input]  # those that are not done
 
     def run(self, inputs: list[Input], workers: int) -> int:
-        """Predict all inputs. Returns 1 if an input failed, else 0. Collective; raises Stopped after a signal.
+        """Predict what is pending. Returns 1 if an input failed, else 0. Collective; raises Stopped after a signal.
 
-        workers: processes that load images.
+        inputs: all, done or pending. workers: processes that load images.
         """
         group, outputs = self.group, self.outputs
         own = len(inputs[group.rank :: group.world_size])
@@ -147,9 +148,9 @@ class Prediction:
         sizes = dict(zip(inputs, headers, strict=True))
         images = {file: size for file, size in sizes.items() if isinstance(size, tuple)}
         large = [file for file in images if can_stream(self.model) and open_large(file.path, self.display.kind)]
-        failures = self.predict_large({file: images[file] for file in large[group.rank :: group.world_size]})
+        failures = self.predict_large({file: images[file] for file in self._own(large)})
         failures += self.predict_images({file: size for file, size in images.items() if file not in large}, workers)
-        for video in [file for file, size in sizes.items() if size is None][group.rank :: group.world_size]:
+        for video in self._own([file for file, size in sizes.items() if size is None]):
             try:
                 self.predict_video(video)
             except InputError as error:
@@ -158,10 +159,10 @@ class Prediction:
                 break
         outputs.wait()
         group.raise_if_stopped()
-        errors = [size for size in headers if isinstance(size, UserError)]
+        errors = [sizes[file] for file in self.pending if isinstance(sizes[file], UserError)]
         errors += [error for share in group.gather(failures + outputs.failures) for error in share]
         not_in_browsers = [path for share in group.gather(outputs.not_in_browsers) for path in share]
-        log.info(f"{len(inputs) - len(errors)} predicted; masks: {outputs.mask('NAME')}")
+        log.info(f"{len(self.pending) - len(errors)} predicted; masks: {outputs.mask('NAME')}")
         if not_in_browsers:
             log.warning(how_to_convert(not_in_browsers))
         if errors:
@@ -183,14 +184,15 @@ class Prediction:
         return failures
 
     def predict_images(self, sizes: dict[Input, tuple[int, int]], workers: int) -> list[UserError]:
-        """Predict this rank's share of the images; return the errors of unreadable ones. A signal ends it early.
+        """Predict this rank's share of the pending batches; return errors. A signal ends it early.
 
         sizes: {input: (height, width)} of the images of all ranks. workers: processes that load images.
         """
         group, files = self.group, list(sizes)
-        batches = EvalBatches(
-            list(sizes.values()), batch_size=self.model.images_at_once, rank=group.rank, world_size=group.world_size
-        )
+        ranks = {"rank": group.rank, "world_size": group.world_size}
+        batches = EvalBatches(list(sizes.values()), batch_size=self.model.images_at_once, **ranks).batches
+        # Batches are those of all images, and done again whole: a model's result may depend on the batch's size.
+        batches = [batch for batch in batches if any(files[index] in self.pending for index in batch)]
         loader = make_loader(
             DataLoader, Images(files, self.display.kind), workers, group, batch_sampler=batches, collate_fn=list
         )
@@ -218,10 +220,11 @@ class Prediction:
         for batch in batched(numbered, self.model.images_at_once):
             if self.group.stop:
                 raise Stopped
-            pending = {name: frame for name, frame in batch if not self.outputs.is_done(name, frame=True)}
-            labels = self._predict(pending, frames=True)
-            for name, frame in batch:
-                yield frame, labels[name] if name in labels else read_label(self.outputs.mask(name), 255)
+            if all(self.outputs.is_done(name, frame=True) for name, _ in batch):
+                labels = {name: read_label(self.outputs.mask(name), 255) for name, _ in batch}
+            else:
+                labels = self._predict(dict(batch), frames=True)
+            yield from ((frame, labels[name]) for name, frame in batch)
 
     def _predict(self, images: dict[str, np.ndarray], *, frames: bool = False) -> dict[str, np.ndarray]:
         """Predict {name: image (H, W, C)} of one size, write outputs, return {name: label map (H, W) uint8}.
@@ -235,6 +238,9 @@ class Prediction:
         for (name, image), label, prob in zip(images.items(), labels, probs, strict=True):
             self.outputs.write(name, self.display(image), label, prob, frame=frames)
         return dict(zip(images, labels, strict=True))
+
+    def _own(self, files: list[Input]) -> list[Input]:
+        return [file for file in files if file in self.pending][self.group.rank :: self.group.world_size]
 
     def _bar(self, items, *, total: int | None, title: str, unit: str):
         return progress_bar(items, total=total, title=title, unit=unit, enabled=self.group.is_main)

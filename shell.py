@@ -35,8 +35,8 @@ def torchrun_command(num_processes: int, *words: object) -> str:
 
     words: the program's file, such as "train.py", then its arguments.
     """
-    launch = [*_tool("torchrun", "torch.distributed.run"), "--standalone", "--nproc_per_node", str(num_processes)]
-    return quoted([*launch, *_located(words)])
+    launcher = ["torchrun"] if _is_beside_python("torchrun") else [_python(), "-m", "torch.distributed.run"]
+    return quoted([*launcher, "--standalone", "--nproc_per_node", str(num_processes), *_located(words)])
 
 
 def _located(words: tuple[object, ...]) -> list[str]:
@@ -51,15 +51,6 @@ def _located(words: tuple[object, ...]) -> list[str]:
         return given
     start = ["-m", f"{__package__}.{stem.replace('/', '.')}"] if __package__ else [str(REPO / file)]
     return start + rest[program == "-m" :]
-
-
-def tensorboard_command(logdir: str) -> str:
-    return quoted([*_tool("tensorboard", "tensorboard.main"), "--logdir", logdir])
-
-
-def _tool(name: str, module: str) -> list[str]:
-    """Return the words that start a tool: its name if the shell finds it in this environment, else python -m MODULE."""
-    return [name] if _is_beside_python(name) else [_python(), "-m", module]
 
 
 def _python() -> str:

@@ -18,6 +18,7 @@ if __name__ == "__main__":
 import torch
 
 import schedule
+from augmentation import draw_samples
 from build import get_criterion, get_model, get_optimizer, get_start, get_state, get_summary
 from config import Config
 from config.flags import per_rank
@@ -27,16 +28,16 @@ from data.loader import EvalLoader, TrainLoader, batched
 from distributed import checks
 from distributed.group import Group, Stopped, gradient_sync
 from errors import STOPPED
-from evaluation.metrics import Scores, table
+from evaluation.metrics import Scores
 from evaluation.pictures import panel
 from evaluation.predictor import Predictor
-from evaluation.report import write_run_report
 from evaluation.scoring import score
 from from_data import get_class_weights, get_recipe
 from losses.criterion import Criterion, to_device
 from models.amp import autocast
 from models.foreground import foreground_of
-from runs.messages import data_check_command, epoch_title, loader_advice, log_data, log_end, log_launch, score_text
+from runs import messages
+from runs.messages import data_check_command, epoch_title, loader_advice, log_data, log_launch, score_text
 from runs.run import Run
 from runs.state import TrainState
 from schedule import LearningRate
@@ -47,7 +48,7 @@ OUT_OF_MEMORY_ADVICE = (
     "lower --batchsize (and raise --accum_steps to keep the global batch) or --crop_size, or use --amp bf16 or "
     "--grad_checkpointing; in validation, use --window such as 465, or lower --val_batchsize"
 )
-NUM_EXAMPLES = 4  # pictures of each validation on the boards, and in the report
+NUM_EXAMPLES = 4  # pictures of each validation on the boards
 
 log = logging.getLogger("segtrain")
 
@@ -90,9 +91,9 @@ def train(cfg: Config, group: Group, run: Run) -> int:
     if group.is_main:
         get_summary(cfg, group, criterion, val_loader).log(cfg.model_type, group.device)
     lr_schedule.log()
-    run.open(cfg, state, saved)
+    run.open(cfg, state, saved, lambda: draw_samples(cfg, train_loader, classes))
     del saved  # free it: it is as large as the model and its momentum
-    run.metrics.start(lr_schedule.position(state), lr_schedule.total_steps)
+    run.metrics.pace.start(lr_schedule.total_steps - lr_schedule.position(state))
     log.info(f"writing to {run.folder}" + ("; there is nothing left to do" if schedule.end_of_run(cfg, state) else ""))
     # Within an epoch, each rank has its own batch-norm statistics.
     checks.check_weights(group, raw_model, buffers_averaged=state.samples == 0)
@@ -100,14 +101,15 @@ def train(cfg: Config, group: Group, run: Run) -> int:
     try:
         while not schedule.end_of_run(cfg, state):
             train_one_epoch(cfg, group, run, state, train_loader, val_loader, criterion, lr_schedule, classes)
-            finish_epoch(cfg, group, run, state, train_loader, val_loader, lr_schedule, classes)
+            finish_epoch(cfg, group, run, state, train_loader, val_loader, classes)
     except Stopped as stop:  # raised on all ranks at the same step
         run.save(state)
         run.wait_for_checkpoint()
+        messages.log_report(run.folder)
         log.info(f"stopped by {stop} after step {state.step}, in epoch {state.epoch + 1}; {run.resume_hint()}")
         return STOPPED
     run.wait_for_checkpoint()
-    log_end(cfg, run.folder, state, val_set)
+    messages.log_end(cfg, run.folder, state, val_set, classes)
     return 0
 
 
@@ -190,7 +192,7 @@ def train_step(
 
 def finish_epoch(
     cfg: Config, group: Group, run: Run, state: TrainState, loader: TrainLoader, val_loader: EvalLoader,
-    lr_schedule: LearningRate, classes: Classes,
+    classes: Classes,
 ) -> None:  # fmt: skip
     """Validate if due, log the epoch's line, and save a checkpoint. Raises Stopped if a signal comes in the validation.
 
@@ -201,16 +203,15 @@ def finish_epoch(
         log.debug(f"epoch {state.epoch + 1}: weights are equal on all {group.world_size} ranks")
     names, line = [], f"{epoch_title(cfg, state)}: {run.metrics.loss_text()}"
     if schedule.epoch_validation(cfg, state):
-        is_last = schedule.last_validation(cfg, state)
-        result, is_best = validate(cfg, group, run, state, val_loader, classes, is_last=is_last)
+        result, is_best = validate(cfg, group, run, state, val_loader, classes)
         line += f", {score_text(result, is_best, state)}"
         names += ["best.pt"] if is_best else []
     if loader.sampler.is_through(state.samples):  # and not at --max_steps
         state.epoch, state.samples = state.epoch + 1, 0
         if schedule.epoch_checkpoint(cfg, state):
             names.append(f"epoch_{state.epoch:04d}.pt")
-    rate = run.metrics.rate_text(loader.sampler.global_batch, loader_advice(loader))
-    log.info(f"{line}, {run.metrics.time_text(lr_schedule.position(state))}{rate}")
+    rate = run.metrics.pace.rate_text(loader.sampler.global_batch, loader_advice(loader))
+    log.info(f"{line}, {run.metrics.pace.time_text()}{rate}")
     run.save(state, *names)
 
 
@@ -222,27 +223,25 @@ def average_batch_norm(group: Group, state: TrainState) -> None:
 
 
 def validate(
-    cfg: Config, group: Group, run: Run, state: TrainState, loader: EvalLoader, classes: Classes, *, is_last=False,
+    cfg: Config, group: Group, run: Run, state: TrainState, loader: EvalLoader, classes: Classes,
 ) -> tuple[Scores, bool]:  # fmt: skip
     """Score the validation list, each image once and in its own pixels. Collective.
 
-    Log and return the scores, and whether they are the best so far. is_last, or at the end of --patience: also log the
-    table of classes and write the report. Raises Stopped if any rank got a signal.
+    Log and return the scores, and whether they are the best so far: the next checkpoint then comes with a report of
+    this validation. Raises Stopped if any rank got a signal.
     """
     torch.backends.cudnn.benchmark = False
     predictor = Predictor(state.eval_model.eval(), batch_size=cfg.val_batchsize, amp=cfg.amp, **cfg.sizes)
     batches, names = run.metrics.validation_bar(loader, total=len(loader)), loader.dataset.names
-    result = score(predictor, batches, names, cfg.numclasses, group, num_examples=NUM_EXAMPLES, show=cfg.display)
-    panels = [panel(x.image, x.label, x.predicted, classes.colours, cfg.background_class) for x in result.examples]
+    result = score(
+        predictor, batches, names, cfg.numclasses, group, num_examples=NUM_EXAMPLES, keep="shown", show=cfg.display
+    )
+    panels = [panel(x.image, x.label, x.predicted, classes, cfg.background_class) for x in result.examples]
     run.metrics.log_validation(state.epoch + 1, state.step, result.scores, classes.names, panels)
     if state.best_miou < 0:  # the first validation
         check_validation(result.scores["acc"], data_check_command(cfg))
     is_best = state.note_score(result.scores["miou"])
-    if is_last or state.stops_early(cfg.patience):
-        log.info(table(result.scores, classes.names))
-        if group.is_main:
-            assert run.folder is not None
-            write_run_report(run.folder, state.step, cfg, result)
+    run.report(state.step, result, loader.dataset, is_best=is_best)
     return result.scores, is_best
 
 

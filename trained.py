@@ -92,7 +92,7 @@ class TrainedModel:
         self.cfg = Config(**{name: value for name, value in saved.items() if name in config.FLAGS} | overrides)
         self.cfg.image_stats = as_text(self.cfg.image_stats)
         Display.of(self.cfg.show_channels, self.cfg.stats)  # a channel that is not there fails now
-        needed = needs_stride_in_1x1(weights_in(self.content), f"--checkpoint {path}")
+        needed = needs_stride_in_1x1(weights_in(self.content), f"--checkpoint {path}", self.cfg.model_type)
         if needed and not self.cfg.stride_in_1x1:
             log.info(STRIDE_IS_SET.format(path=f"--checkpoint {path}"))
             self.cfg = dataclasses.replace(self.cfg, stride_in_1x1=True)

@@ -133,7 +133,7 @@ def find_training_files(cfg: Config) -> tuple[Split, dict[str, tuple[str, Callab
     """
     folders = {"label": cfg.train_path, "pseudo": cfg.pseudo_path}
     folders |= {"distance_s": cfg.distancemap_s, "distance_c": cfg.distancemap_c}
-    compute = {
+    compute: dict[str, tuple[str, Callable]] = {
         name: (COMPUTE[name][0], partial(COMPUTE[name][1], background=cfg.background_class))
         for name in MAPS[cfg.dataset]
         if name in COMPUTE and not folders[name]

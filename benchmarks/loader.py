@@ -31,6 +31,7 @@ from distributed.group import Group
 
 BATCH = 16
 MEAN, STD = np.float32([0.485, 0.456, 0.406]), np.float32([0.229, 0.224, 0.225])
+COLOUR = ("--brightness", "0.3", "--contrast", "0.3", "--saturation", "0.3", "--hue", "0.02")
 RELEASE_FOLDERS = ("pascal_2012_scribble", "bmp_pseudolabel", "distance_map", "distance_pseudo")
 
 
@@ -193,6 +194,7 @@ def main() -> None:
         "opencv": partial(opencv, dense, num),
         "opencv, our allocator's settings": partial(opencv, dense, num, our_allocator=True),
         "ours": partial(ours, dense, num),
+        "ours, with colour": partial(ours, (*dense, *COLOUR), num),
         "ours, --cache ram": partial(ours, (*dense, "--cache", "ram"), num),
         "torchvision": partial(torchvision, dense, num),
     }

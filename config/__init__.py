@@ -9,6 +9,7 @@ from pathlib import Path
 
 import yaml
 
+from config.augmentation import pipeline_text
 from config.programs import READER, TASKS
 from config.reader import ConfigFile
 from config.training import Config, check
@@ -49,9 +50,11 @@ def parse(argv: list[str] | None = None) -> Config:
     if "layers" in merged and merged.get("backbone", "resnet") != "resnet":
         notes.append(f"--layers {merged['layers']} is not used: --backbone {merged['backbone']} has a depth of its own")
     cfg = reader.declared(**merged, notes=notes, given=frozenset(merged))
+    if "model_type" not in merged and "Pseudo" not in cfg.dataset:
+        cfg.model_type = "res50_ASPP"  # LoRM needs pseudo-labels
     if not cfg.name:
         cfg.name = config_file.name if config_file else f"{cfg.dataset}_{cfg.model_type}"
-    cfg.image_stats = as_text(cfg.image_stats)
+    cfg.image_stats, cfg.augment_file = as_text(cfg.image_stats), pipeline_text(cfg.augment_file)
     check(cfg)
     return cfg
 

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 # What a Recipe may choose.
 RECIPE_FLAGS = frozenset(
     {
-        "model_type",
         "layers",
         "long_side",
         "crop_size",
@@ -55,8 +54,8 @@ class Facts:
     """What the recipe depends on.
 
     dataset: --dataset. sizes: (height, width) of training images, or of some of them. device: CUDA or CPU. memory: of
-    one GPU, in GiB; 0: unknown. world_size: number of processes. large: whether most images are much larger than a crop
-    of device.crop_size, and the --long_side that resizes them; 0: they are not.
+    one GPU, in GiB; 0: unknown. world_size: number of processes. large: the --long_side that resizes images which are
+    much larger than a crop; 0: most are not.
     """
 
     dataset: str
@@ -85,7 +84,7 @@ class Recipe:
     def __init__(self, facts: Facts, flags: dict[str, Any], given: Collection[str]):
         self.facts, self.flags, self.given = facts, dict(flags), set(given)
         self.choices: dict[str, Choice] = {}
-        self._choose_model()
+        self._choose_layers()
         self._choose_sizes()
         self._choose_batch()
         if not {"epochs", "max_steps", "warmup_epochs"} & self.given:
@@ -98,10 +97,8 @@ class Recipe:
             self.choices[name] = Choice(value, reason)
             self.flags[name] = value
 
-    def _choose_model(self) -> None:
+    def _choose_layers(self) -> None:
         flags, device = self.flags, self.facts.device
-        if "Pseudo" not in self.facts.dataset:
-            self._choose("model_type", "res50_ASPP", "LoRM needs pseudo-labels")
         # A file of weights is for one depth, and so is the stride of released ones.
         any_depth = flags["pretrained"] in ("imagenet", "imagenet_v1", "none") and not flags["stride_in_1x1"]
         if flags["backbone"] == "resnet" and any_depth:

@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass, field
 
+from config.augmentation import AugmentationFlags, check_augmentation
 from config.flags import flag
 from config.losses import parse_loss, read_class_weights
 from config.optimisation import OptimFlags, check_optimisation
@@ -22,9 +23,6 @@ class TrainDataFlags(SizeFlags):
     distancemap_s: str = flag("", "folder of the distance maps to the scribble [computed on the fly]")
     distancemap_c: str = flag("", "folder of the distance maps to the pseudo-label's contour [computed on the fly]")
     crop_size: int = flag(465, "height and width of a training crop, in pixels [recipe]", ge=16)
-    augment: bool = flag(
-        True, "scale, rotate, crop, blur and mirror at random; --no_augment: centre crop", aliases="use_augment"
-    )
     val_workers: int = flag(
         -1, "loader processes of validation [--workers]", ge=-1, per_rank=True, aliases="valid_num_workers"
     )
@@ -50,7 +48,8 @@ class TrainModelFlags:
     pretrained: str = flag(
         "imagenet",
         "start weights: imagenet (torchvision's newest: V2 for ResNet-50, 101 and 152), imagenet_v1 (V1, as CDSP), "
-        "none, or a FILE: ours, torchvision's or a released CDSP one",
+        "coco (a whole deeplabv3_torchvision with VOC's classes), none, or a FILE: ours, torchvision's or a released "
+        "CDSP one",
         aliases="model_path",
     )
     head_init: str = flag(
@@ -155,8 +154,9 @@ class CheckFlags:
 
 @dataclass
 class Config(
-    DataFlags, TrainDataFlags, ModelFlags, TrainModelFlags, LossFlags, OptimFlags, RunFlags, CheckFlags, LaunchFlags
-):
+    DataFlags, TrainDataFlags, AugmentationFlags, ModelFlags, TrainModelFlags, LossFlags, OptimFlags, RunFlags,
+    CheckFlags, LaunchFlags,
+):  # fmt: skip
     """The flags of train.py."""
 
     # Not flags:
@@ -167,6 +167,7 @@ class Config(
 def check(cfg: Config) -> None:
     """Raise UserError if flags contradict each other or --loss, --class_weights, --dataset_path or --name is bad."""
     check_losses(cfg)
+    check_augmentation(cfg, is_rgb=cfg.stats is None)
     Display.of(cfg.show_channels, cfg.stats)
     if cfg.static_graph and cfg.accum_steps > 1:
         raise UserError(
@@ -236,9 +237,18 @@ def check_backbone(cfg: Config) -> None:
     """Raise UserError if --backbone is not known or contradicts other flags."""
     if cfg.backbone != "resnet" and not re.fullmatch(r"timm:.+", cfg.backbone):
         raise UserError(f"--backbone {cfg.backbone}: use resnet, with --layers, or timm:NAME, such as timm:resnet50")
+    if cfg.model_type == "unet" and cfg.output_stride:
+        raise UserError(f"--output_stride {cfg.output_stride}: unet takes the network's own strides: drop the flag")
     if cfg.backbone == "resnet" and cfg.output_stride not in (0, 8):
         raise UserError(
             f"--output_stride {cfg.output_stride}: torchvision's ResNet has 8: use --backbone timm:resnet{cfg.layers}"
+        )
+    if cfg.pretrained == "coco" and (
+        cfg.model_type != "deeplabv3_torchvision" or cfg.backbone != "resnet" or cfg.layers not in (50, 101)
+    ):
+        raise UserError(
+            f"--pretrained coco with --model_type {cfg.model_type} of {cfg.network}: torchvision has these weights for "
+            "--model_type deeplabv3_torchvision, --backbone resnet and --layers 50 or 101"
         )
     if cfg.backbone != "resnet" and cfg.stride_in_1x1:
         raise UserError(f"--stride_in_1x1 with --backbone {cfg.backbone}: only torchvision's ResNet has it: drop one")

@@ -27,13 +27,13 @@ class Parser(argparse.ArgumentParser):
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         words = self._words(args)
-        values, unknown = self.parse_known_args(words, namespace)
-        flags = [word.partition("=")[0] for word in unknown if word.startswith("--")]
-        if flags:
-            known = [name for action in self._actions for name in action.option_strings if name.startswith("--")]
-            near = difflib.get_close_matches(flags[0], known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"to list all flags: {self._help_command()}"
-            raise UserError(f"unknown flag {flags[0]}: {hint}")
+        known = [name for action in self._actions for name in action.option_strings if name.startswith("--")]
+        for flag in (word.partition("=")[0] for word in words if word.startswith("--") and word != "--"):
+            if flag not in known:
+                near = difflib.get_close_matches(flag, known, n=1)
+                hint = f"did you mean {near[0]}?" if near else f"to list all flags: {self._help_command()}"
+                raise UserError(f"unknown flag {flag}: {hint}")
+        values, unknown = self.parse_known_intermixed_args(words, namespace)  # flags may stand between arguments
         if unknown:
             raise UserError(f"unexpected argument {unknown[0]!r}: {self._help_command()}")
         return values

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 from errors import UserError
-from files import remove_scratch
+from files import SCRATCH, remove_scratch
 
 ANOTHER_COMMAND = "holds the result of another command: name a new folder, or remove this one"
 
@@ -14,13 +14,14 @@ def read_mark(mark: Path) -> dict | None:
     """Return the JSON content of the hidden file, {} if it is damaged, or None if its folder is new or empty.
 
     Old temporary files of killed processes are removed from a folder that has the hidden file. Raises UserError if the
-    folder is a file, or has content but no hidden file.
+    folder is a file, or has content but no hidden file: temporary files do not count, as a process may have been killed
+    while it wrote the hidden file.
     """
     folder = mark.parent
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder}: is a file: name a new folder")
     if not mark.is_file():
-        if folder.is_dir() and any(folder.iterdir()):
+        if folder.is_dir() and not all(SCRATCH.fullmatch(path.name) for path in folder.iterdir()):
             raise UserError(f"{folder}: exists and is not empty: name a new folder")
         return None
     remove_scratch(folder.rglob(".*.part*"))

@@ -11,6 +11,9 @@ from errors import UserError
 PRESETS = Path(__file__).parent.parent / "configs" / "classes"  # NAME.txt is --classes NAME
 
 _LINE = re.compile(r"(.*?)(?:\s+#([0-9a-fA-F]{6}))?")  # name and colour
+_COMMENT = re.compile(r"#(\s|$)")  # how one begins
+_LABELMAP = re.compile(r"([^:]+):(\d+,\d+,\d+|):[^:]*:[^:]*")  # labelmap.txt of CVAT and Datumaro
+_PIXEL_VALUES = re.compile(r"pixel value\s*,\s*class", re.IGNORECASE)  # first line of Roboflow's _classes.csv
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,7 @@ def read_classes(chosen: str, num_classes: int | None) -> Classes:
     """Return the Classes of a preset or a file; for "", the names are "0", "1", ... and the colours are PASCAL VOC's.
 
     chosen: NAME of configs/classes/NAME.txt, path of a text file, or "". A file has one class per line: the name and,
-    optionally, #RRGGBB, which replaces VOC's colour.
+    optionally, #RRGGBB, which replaces VOC's colour. CVAT's labelmap.txt and Roboflow's _classes.csv are read, too.
     num_classes: required number of classes; None accepts any number, but gives no names for "". Raises UserError if the
     file cannot be read, does not have 2 to 255 classes, or does not have num_classes classes.
     """
@@ -43,16 +46,51 @@ def read_classes(chosen: str, num_classes: int | None) -> Classes:
         presets = ", ".join(sorted(path.stem for path in PRESETS.glob("*.txt")))
         reason = getattr(error, "strerror", "not UTF-8 text")
         raise UserError(f"--classes {chosen}: {reason}; give a FILE, or one of {presets}") from None
-    matches = [match.groups() for match in map(_LINE.fullmatch, map(str.strip, lines)) if match and match[1]]
-    names = [name for name, _ in matches]
+    found = _classes_of([line for line in map(str.strip, lines) if line], chosen)
+    names = [name for name, _ in found]
     if not 2 <= len(names) <= 255:
         raise UserError(f"--classes {chosen}: {len(names)} names; there must be 2 to 255")
     if num_classes not in (None, len(names)):
         raise UserError(f"--classes {chosen}: {len(names)} names, but --numclasses is {num_classes}")
-    for number, (_, colour) in enumerate(matches):
+    for number, (_, colour) in enumerate(found):
         if colour:
-            colours[number] = list(bytes.fromhex(colour))
+            colours[number] = list(colour)
     return Classes(names, colours)
+
+
+def _classes_of(lines: list[str], chosen: str) -> list[tuple[str, bytes]]:
+    """Return (name, RGB colour or b"") of each class in the order of class numbers. Raises UserError.
+
+    A labelmap.txt has no numbers: there, the class named background comes first. Without any colour in it, Datumaro
+    paints the classes in VOC's colours, in the order of the lines.
+    """
+    if lines and _PIXEL_VALUES.fullmatch(lines[0]):
+        rows = sorted((int(value), name.strip()) for value, _, name in (line.partition(",") for line in lines[1:]))
+        if [value for value, _ in rows] != list(range(len(rows))):
+            raise UserError(f"--classes {chosen}: the pixel values are not 0, 1, 2, ...: list the names in a text file")
+        return [(name, b"") for _, name in rows]
+    if any(_LABELMAP.fullmatch(line) for line in lines if line[0] != "#"):
+        found: list[tuple[str, bytes]] = []
+        for line in (line for line in lines if line[0] != "#"):
+            match = _LABELMAP.fullmatch(line)
+            colour = [int(value) for value in match[2].split(",") if value] if match else [256]
+            if not match or max(colour, default=0) > 255 or (found and bool(colour) != bool(found[0][1])):
+                raise UserError(f"--classes {chosen}: {line!r}: expected name:red,green,blue::, as in a labelmap.txt")
+            found.append((match[1], bytes(colour)))
+        return sorted(found, key=lambda item: item[0].lower() != "background") if found[0][1] else found
+    if comment := next(filter(_COMMENT.match, lines), ""):
+        raise UserError(f"--classes {chosen}: {comment!r} would be the name of a class: remove this line")
+    matches = [match.groups() for match in map(_LINE.fullmatch, lines) if match]
+    return [(name, bytes.fromhex(colour or "")) for name, colour in matches]
+
+
+def aligned(rows: list[list[str]], alignments: str = "><") -> list[str]:
+    """Return rows of cells as lines of text.
+
+    alignments: "<" or ">" for each column; columns without one are as ">". The default is for class and name first.
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map("{:{}{}}".format, row, alignments.ljust(len(row), ">"), widths)).rstrip() for row in rows]
 
 
 def voc_colours() -> np.ndarray:

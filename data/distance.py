@@ -87,7 +87,7 @@ def _write_map(path: Path, out: Path, distance: Callable[[np.ndarray], np.ndarra
 def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
     folder, distance = (args.scribbles, scribble_distance) if args.scribbles else (args.pseudo, pseudo_distance)
-    paths = sorted(folder.glob("*.png"))
+    paths = sorted(folder.glob("[!.]*.png"))
     if not paths:
         raise UserError(f"{folder}: no such folder, or no .png in it")
     if args.out.is_file():

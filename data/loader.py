@@ -1,6 +1,7 @@
 """Loaders of this process's batches."""
 
 import ctypes
+import multiprocessing.queues
 import os
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
@@ -78,6 +79,8 @@ class WorkerInit:
         self.init(worker_id)
         # A worker whose result fills the pipe would wait for a killed parent forever.
         end_with_parent()
+        # A batch that cannot be handed over, as when /dev/shm is full, is lost: the parent would wait for it forever.
+        multiprocessing.queues.Queue._on_queue_feeder_error = lambda *_: os._exit(1)  # type: ignore[attr-defined]
         cv2.setNumThreads(0)
         keep_freed_memory()
 

@@ -53,6 +53,7 @@ ADE20K = Released(
         "classes": "ade20k",
     },
 )
+VOC_IMAGE = "JPEGImages/2007_000032.jpg"  # the first one with a mask
 _COCO = {"dataset": "Folder", "train_split": "train2017", "val_split": "val2017"}
 _COCO_LABELS = {"label_map": "cocostuff", "numclasses": "171", "classes": "cocostuff"}
 RELEASED = (
@@ -83,7 +84,7 @@ RELEASED = (
     ),
     Released(
         "Pascal VOC",
-        ("JPEGImages/2007_000032.jpg", "SegmentationClass"),
+        (VOC_IMAGE, "SegmentationClass"),
         {"dataset": "Dense", "numclasses": "21", "classes": "voc"},
     ),
 )
@@ -92,6 +93,11 @@ RELEASED = (
 def recognise(root: Path) -> Released | None:
     """Return the well-known data set in the folder `root`, or None."""
     return next((known for known in RELEASED if all(any(root.glob(marker)) for marker in known.markers)), None)
+
+
+def is_voc(root: Path) -> bool:
+    """Return whether a folder has the images of PASCAL VOC, with whichever labels."""
+    return (root / VOC_IMAGE).is_file()
 
 
 def check_released(root: Path, problem: str) -> None:

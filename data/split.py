@@ -19,7 +19,7 @@ if not __package__:  # started as a file from another folder: python PATH/data/s
 
 import shell
 from data.arguments import Parser
-from data.classes import read_classes
+from data.classes import aligned, read_classes
 from data.images import LABEL_SUFFIXES, read_label
 from data.layout import Split, list_folder, match_files
 from errors import UserError
@@ -27,6 +27,7 @@ from files import write_atomic
 from labels import IGNORE
 
 PARTS = ("train", "val")
+EXISTS = "exists: remove it to split the data again"
 
 
 def stratify(counts: np.ndarray, shares: tuple[float, ...], rng: np.random.Generator) -> np.ndarray:
@@ -134,18 +135,22 @@ def main(argv: list[str] | None = None) -> None:
     if args.seed < 0:
         raise UserError(f"--seed {args.seed}: must be at least 0")
     lists = [args.root / f"{name}.txt" for name in PARTS]
-    for path in lists:
-        if path.exists():
-            raise UserError(f"{path}: exists: remove it to split the data again")
+    present = [path for path in lists if path.exists()]
+    if len(present) == len(lists):
+        raise UserError(f"{present[0]}: {EXISTS}")
     ends = {"image_suffix": args.image_suffix, "label_suffix": args.label_suffix}
     pairs = find_pairs(args.root, args.image_path, args.label_path, **ends)
     names = list(pairs)
     groups = group_names(names, args.group)
     found = presence(list(pairs.values()))
     in_val = split(names, groups, found, args.val, args.seed)
-    for path, chosen in zip(lists, (~in_val, in_val), strict=True):
-        lines = [name for name, is_chosen in zip(names, chosen, strict=True) if is_chosen]
-        write_atomic(path, "".join(f"{line}\n" for line in lines))
+    parts = [[name for name, is_val in zip(names, in_val, strict=True) if is_val == part] for part in (False, True)]
+    texts = {path: "".join(f"{name}\n" for name in part) for path, part in zip(lists, parts, strict=True)}
+    for path in present:  # the same command, killed between its two lists, left one of them
+        if path.read_bytes() != texts[path].encode():
+            raise UserError(f"{path}: {EXISTS}")
+    for path, text in texts.items():
+        write_atomic(path, text)
     print("\n".join(_table(args.root, found, in_val)))
     by_group = f" of {len(set(groups))} groups" if args.group else ""
     print(f"{lists[0]}: {(~in_val).sum()} images; {lists[1]}: {in_val.sum()} images{by_group}")
@@ -160,14 +165,13 @@ def _table(root: Path, found: np.ndarray, in_val: np.ndarray) -> list[str]:
     """Return a text table as lines: the number of images with each class in each part."""
     file = root / "classes.txt"
     names = read_classes(str(file), None).names if file.is_file() else []
-    rows = [("class", "name", "train images", "val images", "share in val")]
+    rows = [["class", "name", "train images", "val images", "share in val"]]
     for number in range(max(found.shape[1], len(names))):
         column = found[:, number] if number < found.shape[1] else np.zeros(len(found), bool)
         train, val = int((column & ~in_val).sum()), int((column & in_val).sum())
         name = names[number] if number < len(names) else str(number)
-        rows.append((str(number), name, str(train), str(val), f"{val / max(train + val, 1):.1%}"))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  " + "  ".join(map("{:{}{}}".format, row, "><>>>", widths)) for row in rows]
+        rows.append([str(number), name, str(train), str(val), f"{val / max(train + val, 1):.1%}"])
+    return [f"  {line}" for line in aligned(rows)]
 
 
 def parser() -> Parser:

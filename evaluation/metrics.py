@@ -26,7 +26,7 @@ class Scores(TypedDict, total=False):
     iou: list[float | None]  # None for a class that is neither labelled nor predicted
     acc: list[float | None]  # recall: correct pixels / labelled pixels of the class
     precision: list[float | None]  # correct pixels / pixels predicted as the class
-    # Only if scoring.score() counted each image.
+    # Not from scores(), which has only a confusion matrix; the interval only from Result.scores_with_interval.
     images: int
     boundary_iou: list[float | None]
     boundary_miou: float

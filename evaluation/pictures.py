@@ -1,14 +1,16 @@
 """Draw label maps as pictures."""
 
-import html
 import math
 from collections.abc import Sequence
 
 import cv2
 import numpy as np
 
+from data.classes import Classes
+from evaluation.legend import with_legend
 from labels import IGNORE
 
+SHEET_SIZE = 256  # pixels, longer side of each picture in a sheet
 PANEL_SIZE = 512  # pixels, longer side of each picture in a panel
 
 
@@ -31,18 +33,6 @@ def overlay(
     return np.where(contours(label, background)[..., None], painted, mixed)
 
 
-def legend(names: Sequence[str], colours: np.ndarray, background: int | None) -> str:
-    """Return an SVG picture of the classes' names and colours (256, 3) uint8. background: as in overlay()."""
-    lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="400" height="{24 * len(names) + 8}" font-family="sans-serif">'
-    ]
-    for number, (name, colour) in enumerate(zip(names, to_hex(colours), strict=False)):
-        text = html.escape(name) + (" (not painted)" if number == background else "")
-        lines.append(f'<rect x="8" y="{24 * number + 8}" width="16" height="16" fill="{colour}"/>')
-        lines.append(f'<text x="32" y="{24 * number + 21}">{text}</text>')
-    return "\n".join([*lines, "</svg>\n"])
-
-
 def _clear(label: np.ndarray, background: int | None) -> np.ndarray:
     """Mark pixels that an overlay leaves unpainted, (H, W) bool: label 255 and class `background`, unless None."""
     ignored = label == IGNORE
@@ -62,16 +52,35 @@ def contours(label: np.ndarray, background: int | None) -> np.ndarray:
 
 
 def panel(
-    image: np.ndarray, label: np.ndarray, predicted: np.ndarray, colours: np.ndarray, background: int | None
+    image: np.ndarray, label: np.ndarray, predicted: np.ndarray, classes: Classes, background: int | None
 ) -> np.ndarray:
-    """Return four pictures in a grid, (2*H, 2*W, 3) uint8: image and label above, prediction and overlay below.
+    """Return four pictures in a grid, uint8 RGB: image and label above, prediction and overlay below, then a legend.
 
-    image: (H, W, 3) uint8 RGB. label, predicted: (H, W) uint8. colours: (256, 3) uint8. background: class that the
-    overlay leaves clear, or None. If the longer side exceeds PANEL_SIZE, all maps are subsampled, so H and W are
-    smaller.
+    image: (H, W, 3) uint8 RGB. label, predicted: (H, W) uint8. background: class that the overlay leaves clear, or
+    None. If the longer side exceeds PANEL_SIZE, all maps are subsampled.
     """
+    colours = classes.colours
     step = math.ceil(max(label.shape) / PANEL_SIZE)
     image, label, predicted = (np.ascontiguousarray(values[::step, ::step]) for values in (image, label, predicted))
     above = np.concatenate([image, colours[label]], axis=1)
     below = np.concatenate([colours[predicted], overlay(image, predicted, colours, background)], axis=1)
-    return np.concatenate([above, below])
+    return with_legend(np.concatenate([above, below]), np.stack([label, predicted]), classes)
+
+
+def sheet(rows: Sequence[Sequence[np.ndarray]], columns: int = 2) -> np.ndarray:
+    """Return rows of pictures of one size, (H, W, 3) uint8 each, as one picture with `columns` of these rows abreast.
+
+    If the longer side exceeds SHEET_SIZE, the pictures are shrunk. White lines are between them.
+    """
+    shrink = min(1.0, SHEET_SIZE / max(rows[0][0].shape[:2]))
+    size = [max(1, round(shrink * side)) for side in rows[0][0].shape[1::-1]]
+    tiles = [
+        np.concatenate([_framed(cv2.resize(picture, size, interpolation=cv2.INTER_AREA)) for picture in row], axis=1)
+        for row in rows
+    ]
+    tiles += [np.full_like(tiles[0], 255)] * (-len(tiles) % columns)
+    return np.concatenate([np.concatenate(tiles[at : at + columns], axis=1) for at in range(0, len(tiles), columns)])
+
+
+def _framed(picture: np.ndarray) -> np.ndarray:
+    return cv2.copyMakeBorder(picture, 1, 1, 1, 1, cv2.BORDER_CONSTANT, value=(255, 255, 255))

@@ -1,15 +1,14 @@
-"""Write scores, curves and pictures as one HTML page, which holds its own data and loads nothing."""
+"""Scores, curves and pictures as one HTML page, which holds its own data and loads nothing."""
 
 import base64
 import contextlib
 import html
 import io
 import json
-import logging
 import math
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,65 +16,75 @@ import torch
 from PIL import Image
 
 from config import Config
-from config.shared import SizeFlags
 from data.classes import Classes, read_classes
-from errors import UserError
+from data.dataset import SegmentationDataset
 from evaluation.metrics import class_counts, confusion_matrix, image_scores
 from evaluation.pictures import contours, to_hex
-from evaluation.scoring import Example, Result
-from files import write_atomic
+from evaluation.scoring import Example, Result, read_examples
 from labels import IGNORE
-
-log = logging.getLogger("segtrain")
 
 TEMPLATE = Path(__file__).with_name("report.html")
 PICTURE_SIZE = 640  # pixels, largest side of a picture; a page with 60 examples then has about 10 MB
 MAX_POINTS = 2000  # of a curve, which is more than a screen shows
+_DATA = re.compile(r'(?<=<script type="application/json" id="data">).*(?=</script>)')
 _CURVES = {"train": ("step", "epoch", "loss", "losses", "lr"), "val": ("step", "epoch", "miou", "pixel_acc")}
 
 # Values of the error map: right (transparent), wrong, and dark and light stripes for ignored pixels.
 _ERROR_COLOURS = np.array([(0, 0, 0), (255, 59, 48), (40, 44, 52), (108, 114, 124)], np.uint8)
 
 
-def write_run_report(folder: Path, step: int, cfg: Config, result: Result) -> None:
-    """Write folder/report.html with scores and examples of a run's last validation, and the run's curves.
-
-    folder: the run's. step: the training step of the validation. If the page cannot be written, a warning is logged and
-    nothing is raised.
-    """
+def about(
+    checkpoint: Path, step: int | str, cfg: Config, split: str, num_images: int, how: str
+) -> tuple[str, dict[str, str]]:
+    """Return the title and the facts of a report about a checkpoint on a split. how: from describe_protocol()."""
     facts = {
-        "run": f"{folder}, step {step}",
-        "data": f"{cfg.dataset_path}, val, {len(result.names)} images",
-        "how": f"as in training: {describe_sizes(cfg)}",
+        "checkpoint": f"{checkpoint}, step {step}",
+        "data": f"{cfg.dataset_path}, {split}, {num_images} images",
+        "how": how,
     }
-    try:
-        title = f"{folder}: validation after step {step}"
-        write_report(folder / "report.html", title, facts, cfg, result, folder)
-    except UserError as error:
-        log.warning(f"no report: {error}")
+    return f"{checkpoint} on {split}", facts
 
 
-def describe_sizes(cfg: SizeFlags, scales: Sequence[float] = (1.0,)) -> str:
-    """Return --long_side, --scales and --window as text, for a report."""
+def describe_protocol(cfg: Config, weights: str, scales: Sequence[float] = (1.0,), *, flip: bool = False) -> str:
+    """Return how a model is scored, as text: weights ("raw" or "ema"), size, scales, windows, mirroring, precision."""
     size = f"long side {cfg.long_side}" if cfg.long_side else "own size"
     windows = f"windows of {cfg.window}, step {cfg.stride_rate:.3g}" if cfg.window else "whole images"
-    return f"{size}, scale{'' if len(scales) == 1 else 's'} {' '.join(f'{scale:g}' for scale in scales)}, {windows}"
+    scale = f"scale{'' if len(scales) == 1 else 's'} {' '.join(f'{scale:g}' for scale in scales)}"
+    mirrored = ", mirrored too" if flip else ""
+    precision = "" if cfg.amp == "none" else f", {cfg.amp}"
+    return f"{weights} weights, {size}, {scale}, {windows}{mirrored}{precision}"
 
 
-def write_report(
-    path: Path,
+def run_page(
+    folder: Path,
+    step: int,
+    cfg: Config,
+    result: Result,
+    predictions: dict[int, list[bytes]],
+    val_set: SegmentationDataset,
+) -> str:
+    """Return the report of a run's best.pt, which evaluate.py --report makes of it, too.
+
+    folder: the run's. step: of the validation that gave `result`. predictions: from gather_predictions().
+    """
+    how = describe_protocol(cfg, "ema" if cfg.ema else "raw")
+    title, facts = about(folder / "best.pt", step, cfg, cfg.val_split, len(result.names), how)
+    return page(title, facts, cfg, result, read_examples(predictions, val_set, cfg.display), folder)
+
+
+def page(
     title: str,
     facts: dict[str, str],
     cfg: Config,
     result: Result,
+    examples: Iterable[Example],
     run: Path,
     comparison: dict | None = None,
-) -> Path:
-    """Write the HTML report to `path` atomically, creating missing folders, and return `path`.
+) -> str:
+    """Return the HTML report.
 
     facts: {label: text}; a text may have several lines. run: folder whose metrics.jsonl has the curves; the page has no
-    curves without that file. comparison: result of scoring.compare(), with the "names" of both checkpoints. Raises
-    UserError if the page cannot be written.
+    curves without that file. comparison: result of scoring.compare(), with the "names" of both checkpoints.
     """
     classes = read_classes(cfg.classes, cfg.numclasses)
     colours = to_hex(classes.colours)
@@ -86,23 +95,30 @@ def write_report(
     content = {
         "title": title,
         "facts": list(facts.items()),  # JavaScript would move keys that are numbers to the front
-        "scores": result.scores | {"images": len(result.names), "share": result.share},
+        "scores": result.scores_with_interval,
         "classes": [{"name": name, "colour": colour} for name, colour in zip(classes.names, colours, strict=False)],
         "ignored": colours[IGNORE],
         "confusion": result.confusion.tolist(),
         "curves": _read_curves(run / "metrics.jsonl"),
-        "examples": [_example(example, classes, cfg.background_class) for example in result.examples],
+        "examples": [_example(example, classes, cfg.background_class) for example in examples],
         "comparison": comparison,
     }
-    write_atomic(path, _page(title, content), parents=True)
-    return path
+    return _page(content)
 
 
-def _page(title: str, content: dict) -> str:
-    """Return the HTML page, ASCII only: the template with the title and the content as JSON."""
+def with_new_curves(path: Path) -> str | None:
+    """Return the page in a run's folder with the curves as they are now; None if there is no page of this version."""
+    match = _DATA.search(path.read_text(encoding="utf-8", errors="replace")) if path.is_file() else None
+    if match is None:
+        return None
+    return _page(json.loads(match[0]) | {"curves": _read_curves(path.with_name("metrics.jsonl"))})
+
+
+def _page(content: dict) -> str:
+    """Return the HTML page, ASCII only: the template with the content as JSON, and its title."""
     # A file name with "</script>" would end the element that holds the data. JSON allows \u003c for "<".
     blob = json.dumps(content, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
-    values = {"title": html.escape(title), "data": blob}
+    values = {"title": html.escape(content["title"]), "data": blob}
     # Replace both in one pass, so that "{{data}}" in a title stays as it is.
     page = re.sub(r"\{\{(title|data)\}\}", lambda match: values[match[1]], TEMPLATE.read_text(encoding="ascii"))
     # File names that are not UTF-8 reach Python as lone surrogates, which only this error handler accepts.

@@ -2,8 +2,9 @@
 
 import functools
 import io
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 import torch
@@ -42,50 +43,36 @@ class Result:
     """Pixel counts of a split, summed over all ranks. C is the number of classes, N the number of images.
 
     names: of all N images. confusion: metrics.confusion_matrix(), (C, C) int64. boundary: metrics.boundary_counts(),
-    (3, C) int64. counts: metrics.class_counts() of each image, (N, 3, C) int64. boundary and counts are set only if
-    score() got per_image. These four are equal on every rank.
-    examples: the first images of rank 0, empty on other ranks. pngs: this rank's predictions, {image index: bytes of a
-    PNG}.
+    (3, C) int64. counts: metrics.class_counts() of each image, (N, 3, C) int64. These four are equal on every rank.
+    examples: the first images of rank 0, empty on other ranks. pngs: predictions that this rank keeps, {image index:
+    bytes of a PNG}.
     """
 
     names: list[str]
     confusion: Tensor
-    boundary: Tensor | None = None
-    counts: np.ndarray = field(default_factory=lambda: np.zeros((0, 3, 0), np.int64))
+    boundary: Tensor
+    counts: np.ndarray
     examples: list[Example] = field(default_factory=list)
     pngs: dict[int, bytes] = field(default_factory=dict)
 
     @functools.cached_property
     def scores(self) -> Scores:
-        """Return all scores, a Scores dict. Boundary IoU, shares and the mIoU's interval need score(per_image=True)."""
+        """Return all scores but the mIoU's interval, which takes a second with thousands of images."""
         values = metrics.scores(self.confusion)
-        if self.boundary is None:
-            return values
         both, labelled, predicted = self.boundary
         boundary_iou = metrics.ratios(both, labelled + predicted - both)
         return {
             "images": len(self.names),
             **values,
             "boundary_iou": boundary_iou,
-            "share": self.share,
+            "share": (self.confusion.sum(1).double() / max(1, int(self.confusion.sum()))).tolist(),
             "boundary_miou": metrics.mean_of_present(boundary_iou, values),
-            "miou_ci": interval(mean_iou(bootstrap(self.counts))),
         }
 
-    @property
-    def share(self) -> list[float]:
-        """Return each class's share of the labelled pixels, 0..1, as a list."""
-        return (self.confusion.sum(1).double() / max(1, int(self.confusion.sum()))).tolist()
-
-    @property
-    def image_miou(self) -> np.ndarray:
-        """Return the mIoU of each image over the classes in its label, (N,) float64; nan if nothing is labelled."""
-        return np.where(self.counts[:, 1].sum(1) > 0, mean_iou(self.counts), np.nan)
-
-    @property
-    def image_iou(self) -> np.ndarray:
-        """Return the IoU of each class in each image, (N, C) float64; nan if neither labelled nor predicted."""
-        return class_iou(self.counts)
+    @functools.cached_property
+    def scores_with_interval(self) -> Scores:
+        """Return all scores, with the mIoU's 95 % interval."""
+        return {**self.scores, "miou_ci": interval(mean_iou(bootstrap(self.counts)))}
 
 
 def score(
@@ -95,46 +82,51 @@ def score(
     num_classes: int,
     group: Group,
     *,
-    per_image: bool = False,
     num_examples: int = 0,
-    keep_predictions: bool = False,
+    keep: Literal["none", "shown", "all"] = "none",
     save: Callable[[str, np.ndarray], None] | None = None,
     show: Callable[[np.ndarray], np.ndarray] = SHOW_RGB,
 ) -> Result:
     """Predict this rank's batches and return a Result with the counts summed over ranks. Collective.
 
     batches: dicts with "image" (B, H, W, C), "label" (B, H, W) uint8 and "index" (B,). names: of the images of
-    all ranks, by index. per_image: also count each image by itself, and its boundaries. num_examples: how many examples
-    rank 0 keeps. keep_predictions: keep all predictions in Result.pngs. save: called with the name and label map (H, W)
-    uint8 of each image that this rank predicts. show: makes the picture of an example's image. Raises Stopped on all
-    ranks if one of them got a signal.
+    all ranks, by index. num_examples: how many examples rank 0 keeps. keep: the predictions to keep in Result.pngs; of
+    "shown", those that images_to_show() may choose. save: called with the name and label map (H, W) uint8 of each image
+    that this rank predicts. show: makes the picture of an example's image. Raises Stopped on all ranks if one of them
+    got a signal.
     """
-    result = Result(names, torch.zeros(num_classes, num_classes, dtype=torch.int64, device=group.device))
-    boundary = torch.zeros(3, num_classes, dtype=torch.int64, device=group.device)
-    counts = torch.zeros(len(names) if per_image else 0, 3, num_classes, dtype=torch.int64, device=group.device)
+    confusion, boundary, counts = (
+        torch.zeros(*size, num_classes, dtype=torch.int64, device=group.device)
+        for size in ((num_classes,), (3,), (len(names), 3))
+    )
+    examples: list[Example] = []
+    pngs: dict[int, bytes] = {}
     for batch in batches:
         if group.stop:
             break
         images, labels = (batch[name].to(group.device, non_blocking=True) for name in ("image", "label"))
         predictions = predictor.labels(images)
-        for index, image, label, predicted in zip(batch["index"].tolist(), images, labels, predictions, strict=True):
-            confusion = confusion_matrix(predicted, label, num_classes)
-            result.confusion += confusion
-            if per_image:
-                counts[index] = metrics.class_counts(confusion)
-                boundary += metrics.boundary_counts(predicted, label, num_classes)
-            if group.is_main and len(result.examples) < num_examples:
+        indices = batch["index"].tolist()
+        for index, image, label, predicted in zip(indices, images, labels, predictions, strict=True):
+            own = confusion_matrix(predicted, label, num_classes)
+            confusion += own
+            counts[index] = metrics.class_counts(own)
+            boundary += metrics.boundary_counts(predicted, label, num_classes)
+            if group.is_main and len(examples) < num_examples:
                 picture, *maps = (values.cpu().numpy() for values in (image, label, predicted))
-                result.examples.append(Example(names[index], show(picture), *maps))
-            if keep_predictions:
-                result.pngs[index] = label_png(predicted.cpu().numpy())
+                examples.append(Example(names[index], show(picture), *maps))
             if save:
                 save(names[index], predicted.cpu().numpy())
+        if keep != "none":
+            kept = sorted([*pngs, *indices])
+            if keep == "shown":  # what is not shown among some of the images is not shown among all
+                kept = [kept[number] for number in images_to_show(counts[kept].cpu().numpy())]
+            new = {index: predicted for index, predicted in zip(indices, predictions, strict=True) if index in kept}
+            pngs |= {index: label_png(predicted.cpu().numpy()) for index, predicted in new.items()}
+            pngs = {index: pngs[index] for index in kept}
     group.raise_if_stopped()
-    result.confusion = group.sum(result.confusion).cpu()
-    if per_image:
-        result.boundary, result.counts = group.sum(boundary).cpu(), group.sum(counts).cpu().numpy()
-    return result
+    sums = group.sum(confusion).cpu(), group.sum(boundary).cpu(), group.sum(counts).cpu().numpy()
+    return Result(names, *sums, examples, pngs)
 
 
 def compare(first: Result, second: Result) -> dict:
@@ -142,7 +134,7 @@ def compare(first: Result, second: Result) -> dict:
 
     "difference": of the mIoU. "interval": (low, high), 95 % interval of the difference. "higher": share of bootstrap
     samples in which the first mIoU is higher. "miou" and "iou": those of the second result. "iou_difference" and
-    "iou_interval": by class, None if either result has no IoU. Both results need score(per_image=True).
+    "iou_interval": by class, None if either result has no IoU.
     """
     samples = bootstrap(first.counts), bootstrap(second.counts)
     differences = mean_iou(samples[0]) - mean_iou(samples[1])
@@ -161,46 +153,48 @@ def compare(first: Result, second: Result) -> dict:
     }
 
 
-def images_to_show(results: list[Result]) -> list[int]:
-    """Return the indices of images for a report, ordered by rising mIoU in the first result.
+def images_to_show(counts: np.ndarray, other: np.ndarray | None = None) -> list[int]:
+    """Return the indices of images for a report, ordered by rising mIoU.
 
-    The images are the first result's worst and best, the worst image of each class, and those where two results differ
-    most. results: one or two.
+    The images are the worst and best, the worst image of each class, and those where two models differ most. counts:
+    Result.counts of the first model. other: of the second one, or None.
     """
-    result = results[0]
-    miou = result.image_miou
+    miou = image_miou(counts)
     order = [index for index in np.argsort(miou, kind="stable").tolist() if np.isfinite(miou[index])]
     chosen = set(order[:NUM_WORST] + order[-NUM_BEST:])
-    for class_ious in np.where(result.counts[:, 1] > 0, result.image_iou, np.inf).T:
-        if np.isfinite(class_ious.min()):
+    for class_ious in np.where(counts[:, 1] > 0, class_iou(counts), np.inf).T:
+        if np.isfinite(class_ious).any():
             chosen.add(int(class_ious.argmin()))
-    if len(results) == 2:
-        difference = np.abs(results[1].image_miou - miou)
+    if other is not None:
+        difference = np.abs(image_miou(other) - miou)
         chosen.update(sorted(order, key=lambda index: -difference[index])[:NUM_DIFFERENT])
     return [index for index in order if index in chosen]
 
 
-def gather_examples(
-    results: list[Result],
-    dataset: SegmentationDataset,
-    group: Group,
-    show: Callable[[np.ndarray], np.ndarray] = SHOW_RGB,
-) -> list[Example]:
-    """Return the Examples for a report on rank 0, and [] on the other ranks. Collective.
+def image_miou(counts: np.ndarray) -> np.ndarray:
+    """Return the mIoU of each image over the classes in its label, (N,) float64; nan if nothing is labelled."""
+    return np.where(counts[:, 1].sum(1) > 0, mean_iou(counts), np.nan)
 
-    results: of one or two models, from score(per_image=True, keep_predictions=True) on `dataset`. show: as in score().
+
+def gather_predictions(results: list[Result], group: Group) -> dict[int, list[bytes]]:
+    """Return {index: PNG of each model's prediction} of the images to show, by rising mIoU, on every rank. Collective.
+
+    results: of one model from score(keep="shown"), or of two from score(keep="all").
     """
-    chosen, label_maps = images_to_show(results), []
-    for result in results:
-        shares = group.gather({index: result.pngs[index] for index in chosen if index in result.pngs})
-        pngs = {index: png for share in shares for index, png in share.items()}
-        label_maps.append({index: np.array(Image.open(io.BytesIO(png))) for index, png in pngs.items()})
-    return [
-        Example(
-            dataset.names[index],
-            show(dataset[index]["image"]),
-            dataset[index]["label"],
-            *(maps[index] for maps in label_maps),
-        )
-        for index in (chosen if group.is_main else [])
-    ]
+    chosen = images_to_show(*(result.counts for result in results))
+    shares = group.gather([[result.pngs.get(index) for result in results] for index in chosen])
+    return {index: next(filter(all, pngs)) for index, *pngs in zip(chosen, *shares, strict=True)}
+
+
+def read_examples(
+    predictions: dict[int, list[bytes]],
+    dataset: SegmentationDataset,
+    show: Callable[[np.ndarray], np.ndarray] = SHOW_RGB,
+) -> Iterator[Example]:
+    """Yield the Examples for a report, one image in memory at a time.
+
+    predictions: from gather_predictions(), on `dataset`. show: as in score().
+    """
+    for index, pngs in predictions.items():
+        sample, maps = dataset[index], [np.array(Image.open(io.BytesIO(png))) for png in pngs]
+        yield Example(dataset.names[index], show(sample["image"]), sample["label"], *maps)

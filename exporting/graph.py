@@ -38,7 +38,7 @@ class WholeImage(nn.Module):
         self.model = copy.deepcopy(model).cpu().float().to(memory_format=torch.contiguous_format).eval()
         self.model.lorm = None
         self.min_size = min_size(self.model)
-        if isinstance(self.model.backbone, ResNetBackbone):
+        if _has_ceil_pool(self.model):
             self.model.backbone.maxpool = _CeilMaxPool()
         self.extras = extras
 
@@ -50,11 +50,15 @@ class WholeImage(nn.Module):
 
 
 def min_size(model: Segmenter) -> int:
-    """Return the smallest side, in pixels, of images for an exported model: 1, or for timm networks twice the stride.
+    """Return the smallest side, in pixels, of images for an exported model: twice the stride, or 1 with _CeilMaxPool.
 
     Smaller images have 1x1 features, which torch.export and ONNX would treat as a special case.
     """
-    return 1 if isinstance(model.backbone, ResNetBackbone) else 2 * model.backbone.strides[-1]
+    return 1 if _has_ceil_pool(model) else 2 * model.backbone.strides[-1]
+
+
+def _has_ceil_pool(model: Segmenter) -> bool:
+    return isinstance(model.backbone, ResNetBackbone) and model.backbone.maxpool.ceil_mode
 
 
 def whole_image_logits(model: nn.Module, images: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from errors import UserError
 from models.aspp import (
     ASPPHead,
     CDSPDeepLabV3PlusHead,
@@ -14,8 +15,9 @@ from models.aspp import (
     DeepLabV3PlusHead,
     DeepLabV3PlusMultiHead,
     LinearHead,
+    UNetHead,
 )
-from models.backbone import MULTI_GRID, ResNetBackbone
+from models.backbone import MULTI_GRID, Dilations, ResNetBackbone
 from models.backbone import feature_size as resnet_feature_size
 from models.segmenter import Segmenter
 from models.timm_backbone import PROBES, TimmBackbone
@@ -25,25 +27,32 @@ RESNET, TIMM = "resnet", "timm:"  # --backbone resnet, or timm:NAME
 
 
 class ModelType(NamedTuple):
-    """The head of a --model_type, whether it has LoRM, and `multi_grid`, the dilations of layer4's blocks."""
+    """The head of a --model_type, and what it needs of its backbone.
+
+    has_lorm: the model has LoRM. dilations, ceil_mode: as in ResNetBackbone. None: the head takes features of every
+    stride of the network, from 2 on.
+    """
 
     head: type[nn.Module]
     has_lorm: bool = False
-    multi_grid: tuple[int, ...] = MULTI_GRID
+    dilations: Dilations | None = MULTI_GRID
+    ceil_mode: bool = True
 
 
 MODELS = {
     "res50_ASPP_lorm": ModelType(ASPPHead, has_lorm=True),
     "res50_ASPP": ModelType(ASPPHead),
     "deeplabv3": ModelType(DeepLabV3Head),
+    "deeplabv3_torchvision": ModelType(DeepLabV3Head, dilations=((1, 2), (2, 4)), ceil_mode=False),
     "deeplabv3p": ModelType(DeepLabV3PlusHead),
     "deeplabv3p_lorm": ModelType(DeepLabV3PlusHead, has_lorm=True),
     "deeplabv3p_cdsp": ModelType(CDSPDeepLabV3PlusHead),
     "deeplabv3p_cdsp_lorm": ModelType(CDSPDeepLabV3PlusHead, has_lorm=True),
-    "deeplabv2": ModelType(DeepLabV2Head, multi_grid=(4, 4, 4)),
+    "deeplabv2": ModelType(DeepLabV2Head, dilations=((2,), (4,))),
     "deeplabv3p_multi": ModelType(DeepLabV3PlusMultiHead),
     "deeplabv3p_multi_lorm": ModelType(DeepLabV3PlusMultiHead, has_lorm=True),
     "linear": ModelType(LinearHead),
+    "unet": ModelType(UNetHead, dilations=None, ceil_mode=False),
 }
 
 
@@ -66,15 +75,23 @@ def build(
     layers: depth of the ResNet: 18, 34, 50, 101 or 152. output_stride: as in TimmBackbone. head_init: initialisation of
     the head and LoRM, "default" (torch's) or "release" (init_as_released()). in_channels, stride_in_1x1 and
     grad_checkpointing: as in ResNetBackbone. lorm_scope: as in LoRM. options: head_channels, background, freeze_bn and
-    freeze_backbone, as in Segmenter. Raises UserError as TimmBackbone does.
+    freeze_backbone, as in Segmenter. Raises UserError as TimmBackbone does, or if the features do not suit the head.
     """
     kind = MODELS[name]
     common: dict = {"in_channels": in_channels, "grad_checkpointing": grad_checkpointing}
     features: ResNetBackbone | TimmBackbone
     if backbone == RESNET:
-        features = ResNetBackbone(layers, multi_grid=kind.multi_grid, stride_in_1x1=stride_in_1x1, **common)
+        common |= {"dilations": kind.dilations, "ceil_mode": kind.ceil_mode}
+        features = ResNetBackbone(layers, stride_in_1x1=stride_in_1x1, **common)
     else:
-        features = TimmBackbone(backbone.removeprefix(TIMM), output_stride=output_stride, **common)
+        pyramid = kind.dilations is None
+        common |= {"output_stride": None if pyramid else output_stride}
+        features = TimmBackbone(backbone.removeprefix(TIMM), **common)
+        if pyramid and len(features.channels) == 1:
+            raise UserError(
+                f"--model_type {name} with --backbone {backbone}: all of its features have one stride: use "
+                "--model_type linear, or a network such as timm:resnet34"
+            )
     model = Segmenter(features, kind.head, num_classes, lorm_scope=lorm_scope if kind.has_lorm else None, **options)
     if head_init == "release":
         init_as_released(model)

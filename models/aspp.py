@@ -5,7 +5,7 @@ Dilations are meant for stride 8. At another stride they change, so that they co
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -140,9 +140,7 @@ class DeepLabV3PlusHead(nn.Module):
         )
 
     def forward(self, features: Sequence[Tensor]) -> Tensor:
-        low = features[0]
-        x = F.interpolate(F.relu(self.aspp(features[-1])), size=low.shape[2:], mode="bilinear", align_corners=True)
-        return self.classifier(torch.cat([x, self.low(low)], dim=1))
+        return _merge(F.relu(self.aspp(features[-1])), [self.low(features[0])], [self.classifier])
 
 
 class CDSPDeepLabV3PlusHead(nn.Module):
@@ -184,11 +182,36 @@ class DeepLabV3PlusMultiHead(nn.Module):
         self.classifier = nn.Conv2d(width, num_classes, 1)
 
     def forward(self, features: Sequence[Tensor]) -> Tensor:
-        x = F.relu(self.aspp(features[-1]))
-        for finer, reduce, fuse in zip(features[-2::-1], self.reduce[::-1], self.fuse[::-1], strict=True):
-            x = F.interpolate(x, size=finer.shape[2:], mode="bilinear", align_corners=True)
-            x = fuse(torch.cat([x, reduce(finer)], dim=1))
-        return self.classifier(x)
+        reduced = [reduce(x) for reduce, x in zip(self.reduce, features, strict=False)]
+        return self.classifier(_merge(F.relu(self.aspp(features[-1])), reduced[::-1], self.fuse[::-1]))
+
+
+class UNetHead(nn.Module):
+    """U-Net's decoder (arXiv:1505.04597), with batch norm and padding, so that sizes stay. No dropout.
+
+    For each finer stride: upsampling, concatenation with its features, and two 3x3 convolutions. The first ones have
+    `width` channels, and each stride half as many as the one before, but at least 16. Logits at the finest stride.
+    """
+
+    def __init__(self, channels: Sequence[int], num_classes: int, *, stride: int = 32, width: int = 256):
+        super().__init__()
+        widths = [max(width >> number, min(width, 16)) for number in range(len(channels) - 1)]
+        self.fuse = nn.ModuleList(
+            nn.Sequential(_conv_bn_relu(deeper + finer, out, 3), _conv_bn_relu(out, out, 3))
+            for deeper, finer, out in zip([channels[-1], *widths], channels[-2::-1], widths, strict=False)
+        )
+        self.classifier = nn.Conv2d(widths[-1], num_classes, 1)
+
+    def forward(self, features: Sequence[Tensor]) -> Tensor:
+        return self.classifier(_merge(features[-1], features[-2::-1], self.fuse))
+
+
+def _merge(x: Tensor, finer: Iterable[Tensor], fuse: Iterable[nn.Module]) -> Tensor:
+    """Return x after each of the finer maps in turn: upsampled to its size, concatenated with it, and fused."""
+    for skip, layer in zip(finer, fuse, strict=True):
+        x = F.interpolate(x, size=skip.shape[2:], mode="bilinear", align_corners=True)
+        x = layer(torch.cat([x, skip], dim=1))
+    return x
 
 
 class LinearHead(nn.Module):

@@ -1,4 +1,4 @@
-"""torchvision's ResNet at output stride 8."""
+"""torchvision's ResNet, dilated to output stride 8 or not."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -9,21 +9,21 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from models.blocks import use_our_layers, with_less_memory
-from models.fused import can_fuse, norm_relu_pool
+from models.fused import can_fuse, norm_relu, norm_relu_pool
 from models.norm import BATCH_NORMS
 
-LAYER3_DILATION = 2
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
-MULTI_GRID = (4, 8, 16)  # dilations of layer4's blocks, CDSP and DeepLabV3 (arXiv:1706.05587, section 3.2.1)
+Dilations = tuple[tuple[int, ...], tuple[int, ...]]  # of the blocks of layer3 and layer4; the last one repeats
+MULTI_GRID: Dilations = ((2,), (4, 8, 16))  # CDSP and DeepLabV3 (arXiv:1706.05587, section 3.2.1)
 
 
 class ResNetBackbone(nn.Module):
-    """torchvision's ResNet without its classifier, dilated to output stride 8, with a ceil-mode max pool.
+    """torchvision's ResNet without its classifier.
 
-    depth: 18, 34, 50, 101 or 152. in_channels: of the images. multi_grid: the dilation of each block of layer4.
-    stride_in_1x1: put the stride of layer2's first block on its first 1x1 convolution, as in released CDSP weights, not
-    on its 3x3.
+    depth: 18, 34, 50, 101 or 152. in_channels: of the images. dilations: for output stride 8; None: output stride 32.
+    ceil_mode: of the max pool. stride_in_1x1: put the stride of layer2's first block on its first 1x1 convolution, as
+    in released CDSP weights, not on its 3x3.
     grad_checkpointing: in training, keep only the input of each residual block and recompute the rest in the backward
     pass (arXiv:1604.06174). Parameters have torchvision's names.
 
@@ -31,7 +31,6 @@ class ResNetBackbone(nn.Module):
     weights were trained on, in units of 0..1.
     """
 
-    strides = (4, 8, 8)
     mean = IMAGENET_MEAN
     std = IMAGENET_STD
 
@@ -40,7 +39,8 @@ class ResNetBackbone(nn.Module):
         depth: int,
         *,
         in_channels: int = 3,
-        multi_grid: tuple[int, ...] = MULTI_GRID,
+        dilations: Dilations | None = MULTI_GRID,
+        ceil_mode: bool = True,
         stride_in_1x1: bool = False,
         grad_checkpointing: bool = False,
     ):
@@ -51,19 +51,22 @@ class ResNetBackbone(nn.Module):
         self.conv1, self.bn1, self.relu = resnet.conv1, resnet.bn1, resnet.relu
         if in_channels != 3:
             self.conv1 = nn.Conv2d(in_channels, 64, kernel_size=7, stride=2, padding=3, bias=False)
-        self.maxpool = nn.MaxPool2d(kernel_size=3, stride=2, padding=1, ceil_mode=True)
+        self.maxpool = nn.MaxPool2d(kernel_size=3, stride=2, padding=1, ceil_mode=ceil_mode)
         self.layer1, self.layer2 = resnet.layer1, resnet.layer2
         self.layer3, self.layer4 = resnet.layer3, resnet.layer4
         width: int = resnet.fc.in_features
-        self.channels = (width // 8, width // 4, width)
+        self.dilated = dilations is not None
+        self.channels: tuple[int, ...] = (width // 8, width // 4, width)
+        self.strides: tuple[int, ...] = (4, 8, 8)
+        if not self.dilated:
+            self.channels, self.strides = (64, width // 8, width // 4, width // 2, width), (2, 4, 8, 16, 32)
 
         for layer in (self.layer1, self.layer2, self.layer3, self.layer4):
             for number, block in enumerate(layer):
                 layer[number] = with_less_memory(block)
-        for block in self.layer3:
-            _dilate(block, LAYER3_DILATION)
-        for number, block in enumerate(self.layer4):
-            _dilate(block, multi_grid[min(number, len(multi_grid) - 1)])
+        for layer, of_blocks in zip((self.layer3, self.layer4), dilations or (), strict=False):
+            for number, block in enumerate(layer):
+                _dilate(block, of_blocks[min(number, len(of_blocks) - 1)])
         if stride_in_1x1:
             first = self.layer2[0]
             first.conv1.stride, first.conv2.stride = (2, 2), (1, 1)
@@ -73,9 +76,18 @@ class ResNetBackbone(nn.Module):
                 block.forward = Recomputed(block, draws=False)
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        """Return the features of layer1 (stride 4), layer2 and layer4 (stride 8) for normalised images (B, C, H, W)."""
+        """Return features, from the finest to the deepest, of normalised images (B, C, H, W).
+
+        Dilated, they are those of layer1 (stride 4), layer2 and layer4 (stride 8); else of conv1 and all layers.
+        """
         x = self.conv1(images)
         fused = can_fuse(self.bn1)
+        if not self.dilated:
+            stem = norm_relu(x, self.bn1) if fused else self.relu(self.bn1(x))
+            low = self.layer1(self.maxpool(stem))
+            middle = self.layer2(low)
+            deep = self.layer3(middle)
+            return stem, low, middle, deep, self.layer4(deep)
         x = norm_relu_pool(x, self.bn1, self.maxpool) if fused else self.maxpool(self.relu(self.bn1(x)))
         low = self.layer1(x)
         middle = self.layer2(low)
@@ -87,7 +99,8 @@ class ResNetBackbone(nn.Module):
 
     def feature_size(self, height: int, width: int) -> tuple[int, int]:
         """Return the (height, width) of layer4's features for an image of height x width pixels."""
-        return feature_size(height), feature_size(width)
+        options = {"ceil_mode": self.maxpool.ceil_mode, "dilated": self.dilated}
+        return feature_size(height, **options), feature_size(width, **options)
 
     def depths(self) -> dict[str, int]:
         """Return {parameter: number of its part}: 0 for the convolution at the input, 1..4 for layer1 to layer4."""
@@ -145,11 +158,13 @@ def _own_statistics(block: nn.Module) -> Iterator[None]:
                 setattr(norm, name, buffer)
 
 
-def feature_size(size: int) -> int:
+def feature_size(size: int, *, ceil_mode: bool = True, dilated: bool = True) -> int:
     """Return the height or width of layer4's features for an input height or width, in pixels."""
     size = (size + 1) // 2  # conv1
-    size = size // 2 + 1  # max pool, ceil mode
-    return (size + 1) // 2  # layer2
+    size = size // 2 + 1 if ceil_mode else (size + 1) // 2  # max pool
+    for _ in range(1 if dilated else 3):  # layer2, layer3, layer4
+        size = (size + 1) // 2
+    return size
 
 
 def _dilate(block: nn.Module, dilation: int) -> None:

@@ -1,5 +1,6 @@
 """Start weights: from a file of ours, from torchvision, or from a released CDSP checkpoint."""
 
+import logging
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,11 @@ from torch import Tensor, nn
 
 from errors import UserError
 
-IMAGENET_VERSIONS = {"imagenet": "DEFAULT", "imagenet_v1": "IMAGENET1K_V1"}
+log = logging.getLogger("segtrain")
+
+# {--pretrained: (torchvision's network, its weights)}
+DOWNLOADS = {"imagenet": ("resnet", "DEFAULT"), "imagenet_v1": ("resnet", "IMAGENET1K_V1")}
+DOWNLOADS["coco"] = ("deeplabv3_resnet", "COCO_WITH_VOC_LABELS_V1")
 STALL_SECONDS = 60.0  # a download fails after this long without data
 
 # {prefix in a released CDSP file: our prefix}; the first match counts. The file's ResNet has no prefix.
@@ -18,6 +23,15 @@ CDSP_PARTS = {"layer_pred0.prject.0.": "head.aspp.conv1.", "layer_pred0.prject.1
 CDSP_PARTS |= {"layer_pred0.": "head.aspp.", "layer5.": "head.aspp.", "layer_camatt.": "lorm.", "layer_lorm.": "lorm."}
 CDSP_PARTS |= {part: f"head.{part}" for part in ("reduce.", "fuse.", "classifier.")}
 CDSP_HEADS = ("layer_pred0.aspp1.", "layer5.aspp1.")  # every released file has one of these, and no other file
+# The same for torchvision's DeepLabV3. Its ASPP has parts 0 and 1, convolution and norm, of branches 0 to 3.
+TORCHVISION_TYPE, TORCHVISION_ASPP = "deeplabv3_torchvision", "classifier.0.convs."
+TORCHVISION_PARTS = {f"{TORCHVISION_ASPP}{n}.0.": f"head.aspp.aspp{n + 1}.atrous_conv." for n in range(4)}
+TORCHVISION_PARTS |= {f"{TORCHVISION_ASPP}{n}.1.": f"head.aspp.aspp{n + 1}.bn." for n in range(4)}
+TORCHVISION_PARTS |= {f"{TORCHVISION_ASPP}4.": "head.aspp.global_avg_pool."}
+TORCHVISION_PARTS |= {"classifier.0.project.0.": "head.aspp.conv1.", "classifier.0.project.1.": "head.aspp.bn1."}
+TORCHVISION_PARTS |= {"classifier.1.": "head.classifier.2.0.", "classifier.2.": "head.classifier.2.1."}
+TORCHVISION_PARTS |= {"classifier.4.": "head.classifier.3."}
+AUXILIARY = "aux_classifier."  # torchvision's second head, which only helps to train
 RESNET_PARTS = ("conv1.", "bn1.", "layer1.", "layer2.", "layer3.", "layer4.")
 STRIDE_IS_SET = "{path} has the weight names of a released CDSP file: --stride_in_1x1 is set"
 
@@ -30,17 +44,18 @@ class StartWeights(NamedTuple):
 
 
 def read_start_weights(pretrained: str, layers: int, read: Callable[[Path], dict]) -> StartWeights:
-    """Return the weights of --pretrained: "none" (empty), "imagenet", "imagenet_v1", or a file, read by `read`.
+    """Return the weights of --pretrained: "none" (empty), a key of DOWNLOADS, or a file, read by `read`.
 
     Raises UserError if reading or downloading fails.
     """
     if pretrained.lower() == "none":
         return StartWeights("none", {})
-    if pretrained not in IMAGENET_VERSIONS:
+    if pretrained not in DOWNLOADS:
         return StartWeights(pretrained, weights_in(read(Path(pretrained))))
     import torchvision  # imported here because it takes more than a second
 
-    weights = torchvision.models.get_model_weights(f"resnet{layers}")[IMAGENET_VERSIONS[pretrained]]
+    network, version = DOWNLOADS[pretrained]
+    weights = torchvision.models.get_model_weights(f"{network}{layers}")[version]
     timeout = socket.getdefaulttimeout()
     socket.setdefaulttimeout(STALL_SECONDS)  # torch.hub sets no timeout and would wait forever
     try:
@@ -48,8 +63,8 @@ def read_start_weights(pretrained: str, layers: int, read: Callable[[Path], dict
         return StartWeights(str(weights), download(weights.url, map_location="cpu", weights_only=True, check_hash=True))
     except (OSError, RuntimeError) as error:  # no network, no space, a broken download
         raise UserError(
-            f"--pretrained {pretrained}: ResNet-{layers}'s weights cannot be downloaded "
-            f"({str(error).splitlines()[0]}): connect, give a FILE, or use --pretrained none"
+            f"--pretrained {pretrained}: its weights cannot be downloaded ({str(error).splitlines()[0]}): connect, "
+            f"give the FILE {weights.url}, or use --pretrained none"
         ) from None
     finally:
         socket.setdefaulttimeout(timeout)
@@ -59,6 +74,8 @@ def load_start_weights(model: nn.Module, start: StartWeights, layers: int) -> st
     """Copy the start weights that fit into the model, and return a line for the log. Raises UserError if none fits."""
     if start.source == "none":
         return "start weights: random (--pretrained none)"
+    if any(name.startswith(AUXILIARY) for name in start.state_dict):
+        log.debug(f"--pretrained {start.source}: its auxiliary classifier is left out")
     num_copied, missing, unused = load_weights(model, adapt_input(start.state_dict, model))
     backbone = [name for name, _ in model.named_parameters() if name.startswith("backbone.")]
     if num_copied == 0 or (backbone and set(backbone) <= set(missing)):
@@ -91,20 +108,28 @@ def adapt_input(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, Te
 
 
 def released_type(state_dict: dict[str, Tensor]) -> str | None:
-    """Return the --model_type of a released CDSP file, from its weight names; None for any other file."""
+    """Return the --model_type of a file that CDSP or torchvision released, from its weight names; None for others."""
     names = [name.removeprefix("module.") for name in state_dict]
+    if any(name.startswith(TORCHVISION_ASPP) for name in names):
+        return TORCHVISION_TYPE
     if not any(name.startswith(CDSP_HEADS) for name in names):
         return None
     head = "deeplabv3p_cdsp" if any(name.startswith("layer_pred0.prject.") for name in names) else "res50_ASPP"
     return head + ("_lorm" if any(name.startswith(("layer_camatt.", "layer_lorm.")) for name in names) else "")
 
 
-def needs_stride_in_1x1(state_dict: dict[str, Tensor], path: str) -> bool:
+def needs_stride_in_1x1(state_dict: dict[str, Tensor], path: str, model_type: str) -> bool:
     """Return whether the weights are of a released CDSP file, whose backbone needs --stride_in_1x1.
 
-    path: for messages. Raises UserError for a released ResNet-18 or 34: its blocks are dilated differently from ours.
+    path: for messages. Raises UserError for weights whose network is dilated differently from ours: of a released
+    ResNet-18 or 34, or of torchvision's DeepLabV3 for another model_type.
     """
-    if released_type(state_dict) is None:
+    released = released_type(state_dict)
+    if released == TORCHVISION_TYPE != model_type:
+        raise UserError(
+            f"{path}: a file of torchvision's DeepLabV3: use --model_type {TORCHVISION_TYPE}, with --layers 50 or 101"
+        )
+    if released in (None, TORCHVISION_TYPE):
         return False
     if not any(name.endswith("layer1.0.conv3.weight") for name in state_dict):
         raise UserError(
@@ -128,16 +153,18 @@ def load_weights(model: nn.Module, state_dict: dict[str, Tensor]) -> tuple[int, 
     """Copy all weights with a matching name and shape into the model; a leading `module.` is dropped from names.
 
     Return (number copied, the model's names without a value, the file's unused names). torchvision's classifier (fc.*)
-    does not count as unused.
+    and auxiliary classifier do not count as unused.
     """
     ours = model.state_dict()
-    prefixes = CDSP_PARTS if released_type(state_dict) else {}
+    released = released_type(state_dict)
+    prefixes = {None: {}, TORCHVISION_TYPE: TORCHVISION_PARTS}.get(released, CDSP_PARTS)
     renamed = {_our_name(name.removeprefix("module."), prefixes): value for name, value in state_dict.items()}
     fitting = {name: value for name, value in renamed.items() if name in ours and ours[name].shape == value.shape}
     model.load_state_dict(fitting, strict=False)
     # Some files were saved without the batch counters; nothing depends on them.
     missing = [name for name in ours if name not in fitting and not name.endswith("num_batches_tracked")]
-    return len(fitting), missing, [name for name in renamed if name not in fitting and not name.startswith("fc.")]
+    ignored = ("fc.", AUXILIARY)
+    return len(fitting), missing, [name for name in renamed if name not in fitting and not name.startswith(ignored)]
 
 
 def _our_name(name: str, prefixes: dict[str, str]) -> str:

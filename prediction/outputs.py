@@ -5,7 +5,7 @@ import functools
 import io
 import json
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TextIO
@@ -14,9 +14,11 @@ import numpy as np
 import torch
 from PIL import Image
 
+from data.classes import Classes
 from data.images import label_png
 from errors import InputError, UserError
-from evaluation.pictures import legend, overlay
+from evaluation.legend import with_legend
+from evaluation.pictures import overlay
 from evaluation.streaming import Band
 from files import check_writable, remove_scratch, write_atomic, writing
 from prediction.films import SUFFIXES, write_film
@@ -30,27 +32,27 @@ MAX_WAITING = 2**29  # bytes of results that wait for a thread
 class Outputs:
     """A folder with masks/NAME.png and, on request, overlays/NAME.jpg and probs/NAME.npy. NAME may contain folders.
 
-    With overlays, legend.svg has the classes' `names` with their colours.
+    Below an overlay, a legend names the classes that it shows.
     A video gets masks/NAME/000001.png and so on, masks/NAME/frames.json, and overlays/NAME.webm or .mp4.
     predictions.json has the settings of all predictions. done.RANK.txt lists the names of finished images, frames and
     videos, as JSON strings.
-    colours: palette (256, 3) uint8. background: class that overlays leave clear, or None. overlays, probs: whether to
-    write such files. failures: errors of single outputs. not_in_browsers: overlay videos that browsers do not play.
+    classes: their colours are the masks' palette. background: class that overlays leave clear, or None. overlays,
+    probs: whether to write such files. failures: errors of single outputs. not_in_browsers: overlay videos that
+    browsers do not play.
     """
 
     def __init__(
         self,
         folder: Path,
-        colours: np.ndarray,
+        classes: Classes,
         background: int | None,
         *,
         overlays: bool,
         probs: bool,
         rank: int = 0,
-        names: Sequence[str] = (),
     ):
-        self.folder, self.colours, self.background = folder, colours, background
-        self.overlays, self.probs, self.rank, self.names = overlays, probs, rank, names
+        self.folder, self.classes, self.background = folder, classes, background
+        self.overlays, self.probs, self.rank = overlays, probs, rank
         self.failures: list[InputError] = []
         self.not_in_browsers: list[Path] = []
         self._done_file: TextIO | None = None
@@ -83,7 +85,6 @@ class Outputs:
                 )
             for kind in ("masks", "overlays", "probs"):  # --output itself may be a folder with other things
                 remove_scratch((self.folder / kind).rglob(".*.part.*"))
-            self._write_legend()
             return
         if not note.is_file() and (self.folder / "masks").exists():
             raise UserError(f"--output {self.folder}: has masks that predict.py did not write: name another folder")
@@ -91,11 +92,6 @@ class Outputs:
         for file in self.folder.glob("done.*.txt"):
             file.unlink()
         write_atomic(note, text)
-        self._write_legend()
-
-    def _write_legend(self) -> None:
-        if self.overlays:
-            write_atomic(self.folder / "legend.svg", legend(self.names, self.colours, self.background))
 
     @functools.cached_property
     def done(self) -> set[str]:
@@ -173,7 +169,7 @@ class Outputs:
             write_atomic(self.folder / "probs" / f"{name}.npy", buffer.getbuffer(), parents=True)
         if self.overlays and not frame:
             self._write_overlay(name, image, label)
-        write_atomic(self.mask(name), label_png(label, self.colours), parents=True)
+        write_atomic(self.mask(name), label_png(label, self.classes.colours), parents=True)
 
     def write_large(self, name: str, size: tuple[int, int], bands: Iterable[Band], show: Callable) -> None:
         """Write the files of a huge image of `size` (height, width) from its bands, in order; mark it finished.
@@ -182,7 +178,7 @@ class Outputs:
         """
         small, probs, path = Miniature(size), None, self.folder / "probs" / f"{name}.npy"
         with contextlib.ExitStack() as stack:
-            mask = stack.enter_context(png_writer(self.mask(name), size, self.colours))
+            mask = stack.enter_context(png_writer(self.mask(name), size, self.classes.colours))
             scratch = stack.enter_context(writing(path, parents=True)) if self.probs else path
             for band in bands:
                 label = band.probs.argmax(0).to(torch.uint8).cpu().numpy()
@@ -200,8 +196,12 @@ class Outputs:
 
     def _write_overlay(self, name: str, image: np.ndarray, label: np.ndarray) -> None:
         buffer = io.BytesIO()
-        Image.fromarray(overlay(image, label, self.colours, self.background)).save(buffer, "JPEG", quality=90)
+        Image.fromarray(self._overlay(image, label)).save(buffer, "JPEG", quality=90)
         write_atomic(self.folder / "overlays" / f"{name}.jpg", buffer.getbuffer(), parents=True)
+
+    def _overlay(self, image: np.ndarray, label: np.ndarray, *, same_size: bool = False) -> np.ndarray:
+        painted = overlay(image, label, self.classes.colours, self.background)
+        return with_legend(painted, label, self.classes, self.background, same_size=same_size)
 
     def write_video(self, name: str, frames: Iterable[tuple[np.ndarray, np.ndarray]], rate: float) -> None:
         """Write a video's overlay video, if wanted, and, after all its masks, frames.json; mark the video finished.
@@ -215,7 +215,7 @@ class Outputs:
             nonlocal num_frames
             for image, label in frames:
                 num_frames += 1
-                yield overlay(image, label, self.colours, self.background) if self.overlays else image
+                yield self._overlay(image, label, same_size=True) if self.overlays else image
 
         if self.overlays:
             path, plays = write_film(self.folder / "overlays" / name, painted(), rate)

@@ -7,8 +7,10 @@ from typing import TypeAlias
 import numpy as np
 from PIL import Image, ImageOps
 
+from data.classes import Classes
 from data.images import label_png, read_image
 from errors import UserError
+from evaluation.legend import with_legend
 from evaluation.pictures import overlay
 from files import write_atomic
 from image_stats import RGB, Display, ImageType
@@ -40,10 +42,15 @@ class Result:
             raise UserError("probs: not kept, as they take 4 bytes x classes x pixels: use predict(image, probs=True)")
         return self.probabilities
 
-    def plot(self) -> np.ndarray:
-        """Return the image blended with the colours of its classes, (H, W, 3) uint8 RGB. A path is read again."""
+    def plot(self, *, legend: bool = True) -> np.ndarray:
+        """Return the image blended with the colours of its classes, above a legend of them: (H + more, W, 3) uint8 RGB.
+
+        A path is read again. legend: False leaves it out; the picture then has the image's size.
+        """
         image = self.display(pixels_of(self.image, self.display.kind))
-        return overlay(image, self.mask, self.colours, self.background)
+        picture = overlay(image, self.mask, self.colours, self.background)
+        classes = Classes(self.classes, self.colours)
+        return with_legend(picture, self.mask, classes, self.background) if legend else picture
 
     def save(self, path: str | Path) -> None:
         """Write the mask as a palette PNG, whose pixels are class numbers. Raises UserError if that fails."""

@@ -44,22 +44,26 @@ def open_boards(cfg: Config, folder: Path, purge_step: int) -> list[Board]:
 
     purge_step: the first step that the run will write, maybe for a second time. Raises UserError if W&B cannot start.
     """
-    boards: list[Board] = [TensorBoard(folder, purge_step)]
+    boards: list[Board] = [TensorBoard(folder, purge_step, config.dump(cfg))]
     if cfg.wandb:
         boards.append(WandB(folder, config.dump(cfg)))
     return boards
 
 
 class TensorBoard:
-    """A Board that writes event files in the run's folder. Points of earlier files are hidden from `purge_step` on."""
+    """A Board that writes event files in the run's folder. Points of earlier files are hidden from `purge_step` on.
 
-    def __init__(self, folder: Path, purge_step: int):
+    flags: the run's flags, as YAML, to show among the texts.
+    """
+
+    def __init__(self, folder: Path, purge_step: int, flags: str):
         from torch.utils.tensorboard import SummaryWriter  # imported here because it takes a second
 
         self._file = folder / "events.out.tfevents"  # the beginning of its name, for messages
         threading.excepthook = _excepthook
         with write_errors(self._file):
             self._writer = SummaryWriter(str(folder), purge_step=purge_step, flush_secs=10)
+            self._writer.add_text("config.yaml", f"```yaml\n{flags}\n```", purge_step)
 
     def write(self, step: int, scalars: dict[str, float], pictures: dict[str, np.ndarray] | None = None) -> None:
         with write_errors(self._file):

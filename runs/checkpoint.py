@@ -4,12 +4,15 @@ A file is the zip archive that torch.save writes, with the optimizer step as the
 like any other.
 """
 
+import contextlib
 import errno
 import io
+import logging
 import pickle
 import re
 import threading
 import zipfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +44,11 @@ NUMPY_VALUES: list = [
 ]
 
 
+Report = tuple[Path, Callable[[], str | None]]
+
+log = logging.getLogger("segtrain")
+
+
 class DamagedError(UserError):
     """A checkpoint file is truncated or corrupt, or cannot be parsed."""
 
@@ -55,16 +63,23 @@ class Writer:
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
 
-    def save(self, content: dict, paths: list[Path], keep: dict[str, int]) -> None:
+    def save(self, content: dict, paths: list[Path], keep: dict[str, int], report: Report | None = None) -> None:
         """Start to write `content` to all of the paths, after the previous write is done.
 
         keep: {"step" or "epoch": number of newest files of that kind, such as step_00000100.pt, to keep; 0: all}.
+        report: (file, function that draws its text, or returns None to leave it). The file is replaced between the last
+        two paths: it appears with best.pt, and a run resumed from last.pt has it. A UserError of the report is logged.
         Raises the error of the previous write.
         """
         self.wait()
         copy = _copy_to_cpu(content)
-        self._thread = threading.Thread(target=self._write, args=(copy, paths, keep), name=WRITER)
+        self._thread = threading.Thread(target=self._write, args=(copy, paths, keep, report), name=WRITER)
         self._thread.start()
+
+    def join(self, seconds: float) -> None:
+        """Wait until the last write is done, at most for `seconds`. Does not raise the error of a failed write."""
+        if self._thread:
+            self._thread.join(seconds)
 
     def wait(self) -> None:
         """Wait until the last write is done. Raises the error of a failed write."""
@@ -78,14 +93,32 @@ class Writer:
         if self._error:
             raise self._error
 
-    def _write(self, content: dict, paths: list[Path], keep: dict[str, int]) -> None:
+    def _write(self, content: dict, paths: list[Path], keep: dict[str, int], report: Report | None) -> None:
         try:
+            page = _draw(report) if report else None  # takes longest, so it comes before all files
             data = to_bytes(content)
             for path in paths:
+                if report and page and path is paths[-1]:
+                    with _report_errors():
+                        write_atomic(report[0], page)
                 write(path, data)
                 _drop_older(path, keep)
         except Exception as error:
             self._error = error
+
+
+def _draw(report: Report) -> str | None:
+    with _report_errors():
+        return report[1]()
+    return None
+
+
+@contextlib.contextmanager
+def _report_errors() -> Iterator[None]:
+    try:
+        yield
+    except UserError as error:
+        log.warning(f"no report: {error}")
 
 
 def _copy_to_cpu(value):

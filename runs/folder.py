@@ -18,8 +18,11 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
+REPORT = "report.html"
+
 # Files that a start writes before its first step.
-_START_FILES = ("train.log", "config.yaml", ".*.part*", ".*.tmp", *BOARD_FILES)
+SAMPLES_FILE = "augmented.jpg"
+_START_FILES = ("train.log", "config.yaml", SAMPLES_FILE, ".*.part*", ".*.tmp", *BOARD_FILES)
 
 
 def find(logdir: Path, name: str, resume: str) -> tuple[Path | None, Path | None, dict | None, list[Path]]:
@@ -149,14 +152,17 @@ def _is_in(log: TextIO, folder: Path) -> bool:
 def tidy(folder: Path, step: int) -> list[str]:
     """Remove temporary files, rename checkpoints of steps after `step` to NAME.old, and return their former names.
 
-    A resumed run writes these checkpoints again.
+    A resumed run writes these checkpoints again. Truncated ones are renamed, too: a truncated best.pt would stay, as
+    the best score, until a better validation. The report goes with best.pt, which it is about.
     """
     for scratch in (*folder.glob(".*.part*"), *folder.glob(".*.tmp")):  # not those of predictions in a folder below
         scratch.unlink(missing_ok=True)
-    later = [file for file in checkpoint.files_of_run(folder) if (checkpoint.step_of(file) or 0) > step]
-    for file in later:
+    steps = {file: checkpoint.step_of(file) for file in checkpoint.files_of_run(folder)}
+    set_aside = [file for file, its_step in steps.items() if its_step is None or its_step > step]
+    report = [folder / REPORT] if folder / "best.pt" in set_aside and (folder / REPORT).is_file() else []
+    for file in (*set_aside, *report):
         os.replace(file, file.with_name(f"{file.name}.old"))
-    return sorted(file.name for file in later)
+    return sorted(file.name for file in set_aside)
 
 
 def keep_lines(path: Path, num_lines: int) -> list[dict]:

@@ -1,20 +1,24 @@
 """The lines that train.py prints at the start and end of a run and of an epoch."""
 
+import json
 import logging
 import os
 import sys
 from pathlib import Path
 
 from config import FLAGS, Config
+from data.classes import Classes
 from data.cores import num_cores
 from data.dataset import SegmentationDataset
 from data.loader import EvalLoader, TrainLoader
 from data.rasters import left_out
 from data.resize import large_images
 from distributed.group import Group
-from evaluation.metrics import Scores
+from evaluation.metrics import Scores, table
+from runs.checkpoint import step_of
+from runs.folder import REPORT
 from runs.state import TrainState
-from shell import python_command, quoted, tensorboard_command, torchrun_command
+from shell import python_command, quoted, torchrun_command
 
 log = logging.getLogger("segtrain")
 
@@ -64,13 +68,22 @@ def score_text(scores: Scores, is_best: bool, state: TrainState) -> str:
     return f"mIoU {100 * scores['miou']:.2f} ({best}), pixel accuracy {100 * scores['pixel_acc']:.2f}"
 
 
-def log_end(cfg: Config, folder: Path | None, state: TrainState, val_set: SegmentationDataset) -> None:
-    """Log the result of a finished run, and the commands that use it. Does nothing if folder is None (not rank 0)."""
-    if folder is None:  # not rank 0
+def log_end(
+    cfg: Config, folder: Path | None, state: TrainState, val_set: SegmentationDataset, classes: Classes
+) -> None:
+    """Log the scores of a finished run's best.pt, and the commands that use it. Does nothing on other ranks than 0.
+
+    folder: the run's, on rank 0, else None.
+    """
+    if folder is None:
         return
+    best = folder / "best.pt"
+    if scores := scores_of(folder / "metrics.jsonl", step_of(best)):
+        log.info(f"{best}, step {scores['step']}:\n{table(scores, classes.names)}")
     skipped = int(state.scaler.counts[1])
     steps = f"{state.step} steps" + (f" ({skipped} of them skipped by --amp fp16)" if skipped else "")
-    log.info(f"done: {state.epoch} epochs, {steps}, best mIoU {100 * state.best_miou:.2f}; saved in {folder}")
+    epochs = "" if cfg.max_steps else f"{state.epoch} epochs, "
+    log.info(f"done: {epochs}{steps}, best mIoU {100 * state.best_miou:.2f}; saved in {folder}")
     if state.stops_early(cfg.patience):
         log.info(
             f"stopped early: {state.validations_since_best} validations in a row did not improve the best mIoU "
@@ -78,8 +91,21 @@ def log_end(cfg: Config, folder: Path | None, state: TrainState, val_set: Segmen
         )
     if 0 < skipped == state.step:  # fewer than the number that stops a run
         log.warning("every step was skipped, so no weight changed: use --amp bf16 or none, or train for longer")
+    log_report(folder)
     for line in next_steps(cfg.logdir, folder, val_set.files):
         log.info(line)
+
+
+def scores_of(metrics: Path, step: int | None) -> dict | None:
+    """Return the line of metrics.jsonl about the last validation after `step`, or None without one."""
+    lines = map(json.loads, metrics.read_text(encoding="utf-8").splitlines())
+    return next((line for line in [*lines][::-1] if line["kind"] == "val" and line["step"] == step), None)
+
+
+def log_report(folder: Path | None) -> None:
+    """Log where the report is, if there is one. folder: as in log_end()."""
+    if folder and (folder / REPORT).is_file():
+        log.info(f"report:  {folder / REPORT}")
 
 
 def resume_hint(cfg: Config, group: Group, folder: Path | None) -> str:
@@ -102,14 +128,12 @@ def next_steps(logdir: str, folder: Path, validation: list[dict[str, Path]]) -> 
 
     validation: {"image": path, ...} of each validation image.
     """
-    best = folder / "best.pt"
+    best = folder / "best.pt"  # its report is there already
     images = os.path.commonpath([files["image"].parent for files in validation])
     predict = ["--checkpoint", best, "--input", images, "--output", folder / "predictions", "--overlay"]
-    report = folder / "report.html"
     return [
-        *([f"report:  {report}"] if report.is_file() else []),
-        f"curves:  {tensorboard_command(logdir)}",
-        f"scores:  {python_command('evaluate.py', '--checkpoint', best, '--report', folder / 'report')}",
+        f"curves:  {python_command('-m', 'tensorboard.main', '--logdir', logdir)}",
+        f"scores:  {python_command('evaluate.py', '--checkpoint', best)}",
         f"predict: {python_command('predict.py', *predict)}",
         f"export:  {python_command('export.py', '--checkpoint', best, '--format', 'torch')}",
     ]

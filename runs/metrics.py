@@ -23,10 +23,10 @@ from models.amp import read_scaling
 from runs.boards import Board
 from runs.folder import keep_lines
 from runs.log import progress_bar
+from runs.pace import Pace
 
 # Values of a step that are not losses: a line of metrics has the latest, not the mean.
 LATEST = ("epoch", "step", "lr", "loss_scale", "skipped_steps", "grad_norm")
-SLOW_LOADER = 0.1  # share of the time spent waiting for batches from which the epoch's line gives advice
 
 
 class Metrics:
@@ -39,6 +39,7 @@ class Metrics:
     def __init__(self, group: Group, log_interval: int):
         self.group, self.log_interval = group, log_interval
         self.boards: list[Board] = []
+        self.pace = Pace(group)
         self._epoch_losses: list[float] = []  # of this process's steps in this epoch
         self._file: TextIO | None = None
         self._num_lines = 0
@@ -46,9 +47,6 @@ class Metrics:
         self._unread: tuple | None = None  # the last step, whose losses the GPU may still be computing
         self._window: list[dict[str, float]] = []  # losses and more of each step since the last line of metrics
         self._window_start, self._window_images, self._last_step_at = 0.0, 0, 0.0
-        self._epoch_start, self._started = 0.0, (0.0, 0.0, 0.0)
-        self._num_steps, self._first_batch_at = 0, 0.0  # of this epoch
-        self._stepping = self._waiting = 0.0  # seconds since the first batch; of these, until later batches came
 
     def open(self, folder: Path, saved: dict) -> tuple[dict, int]:
         """Open metrics.jsonl for appending, and remove the lines that follow the resumed checkpoint.
@@ -61,42 +59,10 @@ class Metrics:
         self._file = (folder / "metrics.jsonl").open("a", encoding="utf-8")
         return lines[-1] if lines else {}, saved.get("lines", 0) - len(lines)
 
-    def start(self, position: float, total: float) -> None:
-        """Set the position in the run (0 to `total`, in steps) where this process starts, to estimate the time left."""
-        self._started = time.perf_counter(), position, total
-
     def loss_text(self) -> str:
         """Return the mean loss of this process's steps in the epoch, as "loss 0.123"; "no step" without one."""
         losses = self._epoch_losses
         return f"loss {sum(losses) / len(losses):.3f}" if losses else "validation repeated"
-
-    def time_text(self, position: float) -> str:
-        """Return the time since the epoch began and, if known, the time left in the run, such as "40 s, 12 min left".
-
-        position: the run's position now, in the unit of start().
-        """
-        (began, start, total), now = self._started, time.perf_counter()
-        left = (now - began) * (total - position) / max(position - start, 1e-9)
-        remaining = f", {_duration(left)} left" if position < total and position > start else ""
-        return f"{_duration(now - self._epoch_start)}{remaining}"
-
-    def rate_text(self, batch: int, advice: str) -> str:
-        """Return the epoch's images a second and, if it waited for the loader, the rate with every batch ready.
-
-        Such as ", 8.1 images/s", or ", 8.1 images/s (12.3 without waiting): 34% of the time is waiting for the loader:
-        ADVICE". The time until the first batch does not count: it starts the workers. Of all ranks the one that waited
-        most counts, because the others wait for it. batch: images of a step. Collective.
-        """
-        waiting = max(self.group.gather(self._waiting))
-        if not self._num_steps or not self._stepping:
-            return ""
-        rate, share = batch * self._num_steps / self._stepping, min(waiting / self._stepping, 0.999)
-        if share < SLOW_LOADER:
-            return f", {rate:.3g} images/s"
-        return (
-            f", {rate:.3g} images/s ({rate / (1 - share):.3g} without waiting): {share:.0%} of the time is waiting for "
-            f"the loader: {advice}"
-        )
 
     def capture(self) -> dict:
         """Flush all files to disk, and return a dict for the checkpoint, which open() takes in a resumed run.
@@ -116,31 +82,13 @@ class Metrics:
 
         After the last step, the losses since the last line of metrics.jsonl are written as a line.
         """
-        self._epoch_start = self._window_start = time.perf_counter()
+        self._window_start = time.perf_counter()
         self._epoch_losses, self._window_images = [], 0
-        self._bar = progress_bar(self._timed(steps), total=total, title=title, enabled=self.group.is_main)
+        self._bar = progress_bar(self.pace.timed(steps), total=total, title=title, enabled=self.group.is_main)
         yield from self._bar
         self.read_step()
         if self._window:
             self._write_window()
-
-    def _timed(self, steps: Iterable) -> Iterator:
-        """Iterate over an epoch's steps and time them from the first batch on: all in all, and the waiting for batches.
-
-        The time of a validation between two steps does not count.
-        """
-        self._num_steps, self._stepping, self._waiting = 0, 0.0, 0.0
-        asked_at = time.perf_counter()
-        for step in steps:
-            came_at = time.perf_counter()
-            if self._num_steps:
-                self._waiting += came_at - asked_at
-            else:
-                self._first_batch_at = came_at
-            yield step
-            self._num_steps += 1
-            asked_at = time.perf_counter()
-            self._stepping = asked_at - self._first_batch_at
 
     def validation_bar(self, batches: Iterable, *, total: int) -> Iterator:
         """Iterate over validation batches with a progress bar. The time does not count for the training rate."""
@@ -148,7 +96,8 @@ class Metrics:
         began = time.perf_counter()
         yield from progress_bar(batches, total=total, title="validation", enabled=self.group.is_main)
         seconds = time.perf_counter() - began
-        self._window_start, self._first_batch_at = self._window_start + seconds, self._first_batch_at + seconds
+        self._window_start += seconds
+        self.pace.leave_out(seconds)
 
     def log_step(
         self,
@@ -170,9 +119,10 @@ class Metrics:
         """
         values = losses if grad_norm is None else losses | {"grad_norm": grad_norm}
         read = LateRead(torch.stack(list(values.values())))
-        counts = None if scaling is None else LateRead(scaling)
+        counts, now = None if scaling is None else LateRead(scaling), time.perf_counter()
+        self.pace.step_done()
         self.read_step()
-        self._unread = (epoch, step, list(values), read, own, lr, num_images, counts, time.perf_counter())
+        self._unread = (epoch, step, list(values), read, own, lr, num_images, counts, now)
 
     def read_step(self) -> None:
         """Read the losses of the last step, if still unread. Raises DivergedError if a loss is not finite.
@@ -189,7 +139,10 @@ class Metrics:
             if not math.isfinite(value):  # on all ranks, because the losses are sums over them
                 checks.raise_not_finite(self.group, f"loss {name!r} is {value} at step {step} (epoch {epoch})", own)
         assert self._bar is not None
-        self._bar.set_postfix(loss=f"{values['loss']:.3f}", lr=f"{lr:.2g}", refresh=False)
+        left = self.pace.time_left()
+        self._bar.set_postfix_str(
+            f"loss {values['loss']:.3f}, lr {lr:.2g}" + (f", run: {left}" if left else ""), refresh=False
+        )
         self._epoch_losses.append(values["loss"])
         self._window.append(values | {"epoch": epoch, "step": step, "lr": lr} | read_scaling(counts, step))
         self._window[-1] |= {"grad_norm": norm} if math.isfinite(norm) else {}
@@ -246,9 +199,3 @@ class Metrics:
         if self._file:
             with write_errors(Path(self._file.name)):
                 self._file.close()
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 100 * 60 else f"{seconds / 3600:.1f} h"

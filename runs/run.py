@@ -1,16 +1,26 @@
 """One run of training on disk: its folder, log, metrics and checkpoints."""
 
+import io
 import logging
 import logging.handlers
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TextIO
 
+import numpy as np
+from PIL import Image
+
 import config
 from config import Config
+from data.dataset import SegmentationDataset
 from distributed import checks
 from distributed.group import Group
+from distributed.lifeline import WRITE_SECONDS
 from errors import DivergedError, UserError, in_one_line
+from evaluation.report import run_page, with_new_curves
+from evaluation.scoring import Result, gather_predictions
 from files import write_atomic
 from runs import checkpoint, folder
 from runs.boards import import_wandb, open_boards
@@ -42,6 +52,7 @@ class Run:
         self._log_file: TextIO | None = None
         self._is_empty = False  # whether this process claimed the folder and has done no step in it
         self._writer = checkpoint.Writer()
+        self._report: checkpoint.Report | None = None  # to be written with the next checkpoint
         group.advise(self._hint_after_failure)  # rank 0 adds it to another rank's error
 
     def find_checkpoint(self) -> dict | None:
@@ -75,11 +86,12 @@ class Run:
         )
         return content
 
-    def open(self, cfg: Config, state: TrainState, saved: dict | None) -> None:
+    def open(self, cfg: Config, state: TrainState, saved: dict | None, draw: Callable[[], np.ndarray]) -> None:
         """Open the run's folder, log, metrics and boards, and remove entries after the step of `state`. Collective.
 
-        cfg: the final flags, for config.yaml and checkpoints. saved: content of the resumed checkpoint, or None. If the
-        folder has no best.pt, state.best_miou becomes -1. Raises UserError if the folder cannot be written.
+        cfg: the final flags, for config.yaml and checkpoints. saved: content of the resumed checkpoint, or None. draw:
+        returns a picture of training samples, (H, W, 3) uint8, for a new folder and its boards. If the folder has no
+        best.pt, state.best_miou becomes -1. Raises UserError if the folder cannot be written.
         """
         self.cfg = cfg
         if self.group.is_main:
@@ -87,6 +99,8 @@ class Run:
                 self._open(cfg, state.step, saved["run"] if saved and state.step else {})
             except OSError as error:
                 raise UserError(f"{self.folder or cfg.logdir}: cannot be written ({error.strerror})") from None
+        if self._is_empty:  # not on other ranks, and not in a resumed run, which has the picture
+            self._show_samples(draw())
         if not self.group.broadcast(self.folder is not None and (self.folder / "best.pt").exists()):
             state.best_miou, state.validations_since_best = -1.0, 0
 
@@ -114,7 +128,28 @@ class Run:
         if num_missing:
             log.warning(f"{self.folder / 'metrics.jsonl'}: {num_missing} lines that the checkpoint counts are missing")
         if set_aside:
-            log.info(f"checkpoints after step {step} were renamed to *.old: {', '.join(set_aside)}")
+            log.info(f"checkpoints after step {step}, or truncated, were renamed to *.old: {', '.join(set_aside)}")
+
+    def report(self, step: int, result: Result, val_set: SegmentationDataset, *, is_best: bool) -> None:
+        """Let the next save() write report.html: of this validation if it is the best, else with new curves.
+
+        Collective. result: from score(keep="shown") after optimizer step `step`.
+        """
+        predictions = gather_predictions([result], self.group) if is_best else {}
+        if self.group.is_main:
+            assert self.folder is not None
+            best = partial(run_page, self.folder, step, self.cfg, result, predictions, val_set)
+            path = self.folder / folder.REPORT
+            self._report = path, best if is_best else partial(with_new_curves, path)
+
+    def _show_samples(self, picture: np.ndarray) -> None:
+        assert self.folder is not None
+        file, buffer = self.folder / folder.SAMPLES_FILE, io.BytesIO()
+        Image.fromarray(picture).save(buffer, "JPEG", quality=90)
+        write_atomic(file, buffer.getvalue())
+        for board in self.metrics.boards:
+            board.write(0, {}, {"train_images/augmented": picture})
+        log.info(f"samples: {file}, as the network gets them, with their labels")
 
     def save(self, state: TrainState, *names: str) -> None:
         """Write the state to files of these names and to last.pt, in a background thread on rank 0. Collective.
@@ -128,7 +163,8 @@ class Run:
         if self.group.is_main:
             assert self.folder is not None
             self._is_empty = False
-            self._writer.save(content, [self.folder / name for name in (*names, "last.pt")], keep)
+            self._writer.save(content, [self.folder / name for name in (*names, "last.pt")], keep, self._report)
+            self._report = None
 
     def step_done(self) -> None:
         """Note that the run has done a step. Raises the error of a checkpoint that could not be written."""
@@ -145,6 +181,7 @@ class Run:
 
     def _hint_after_failure(self) -> str:
         """Return "; " and the resume hint, for an error message; "" before the first checkpoint and on other ranks."""
+        self._writer.join(WRITE_SECONDS)  # it may write the first one
         if not (self.group.is_main and self.folder and (self.folder / "last.pt").is_file()):
             return ""
         return f"; {self.resume_hint()}"
@@ -153,6 +190,7 @@ class Run:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        self._writer.join(WRITE_SECONDS)
         try:
             self._close(error)
         except OSError as problem:

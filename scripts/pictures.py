@@ -1,10 +1,9 @@
-"""Make the pictures in docs/images from a run on the demo data.
+"""Make the pictures in docs/images from a run on CamVid.
 
-python train.py
-python -m scripts.pictures --checkpoint log/demo/best.pt
+python train.py --config configs/camvid_lite0.yaml --dataset_path CAMVID
+python -m scripts.pictures --checkpoint log/camvid_lite0/best.pt --data CAMVID
 
-The demo data are drawn by this project, so the pictures are free of rights. The picture of the report needs Chromium;
-without it the script says how to make that one by hand.
+The picture of the report needs Chromium; without it the script says how to make that one by hand.
 """
 
 import argparse
@@ -18,49 +17,44 @@ from PIL import Image, ImageDraw, ImageFont
 
 import evaluate
 import predict
+from data.classes import read_classes
 from evaluation.pictures import overlay
-from labels import IGNORE
 
 REPO = Path(__file__).resolve().parents[1]
-DEMO = REPO / "dataset" / "demo"
-SHOWN = ("demo_0104", "demo_0113")  # two validation images with all four shapes
-SCALE = 1.75  # screen pixels per image pixel
+SHOWN = ("0016E5_08001", "0016E5_08147")  # two validation images
+SCALE = 0.66  # screen pixels per image pixel
 GAP, HEADER = 8, 26
-NUM_COLOURS = 160  # in each PNG: keeps it below 200 kB
+NUM_COLOURS = 200  # in each PNG: keeps it below 200 kB
 REPORT_SIZE = (1120, 860)
 
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--checkpoint", default="log/demo/best.pt", metavar="FILE", help="of a run on the demo data")
+    parser.add_argument("--checkpoint", required=True, metavar="FILE", help="of a run on CamVid")
+    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="CamVid, as configs/camvid.yaml says")
     parser.add_argument("--out", type=Path, default=REPO / "docs" / "images", metavar="DIR", help="folder to write to")
     args = parser.parse_args(argv)
     args.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="segtrain-pictures-") as scratch:
-        draw_strips(args.checkpoint, Path(scratch), args.out)
-        evaluate.main(["--checkpoint", args.checkpoint, "--report", f"{scratch}/report"])
+        draw_strip(args.checkpoint, args.data, Path(scratch), args.out)
+        evaluate.main(
+            ["--checkpoint", args.checkpoint, "--dataset_path", str(args.data), "--report", f"{scratch}/report"]
+        )
         photograph(Path(scratch) / "report" / "index.html", args.out / "report.png")
 
 
-def draw_strips(checkpoint: str, scratch: Path, out: Path) -> None:
-    """Write strip.png (what CDSP trains on, and what the model predicts) and mask.png (an image and its mask)."""
-    images = [str(DEMO / "JPEGImages" / f"{name}.jpg") for name in SHOWN]
+def draw_strip(checkpoint: str, data: Path, scratch: Path, out: Path) -> None:
+    """Write strip.png: images with their labels and predictions."""
+    images = [str(data / "JPEGImages" / f"{name}.jpg") for name in SHOWN]
     predict.main(["--checkpoint", checkpoint, "--input", *images, "--output", str(scratch)])
+    colours = read_classes("camvid", None).colours
     rows: list[list[np.ndarray]] = []
     for name in SHOWN:
-        predicted = Image.open(scratch / "masks" / f"{name}.png")
-        colours = np.array(predicted.getpalette(), np.uint8).reshape(-1, 3)
-        image = np.asarray(Image.open(DEMO / "JPEGImages" / f"{name}.jpg"))
-        dense, scribble, pseudo = (
-            np.asarray(Image.open(DEMO / folder / f"{name}.png"))
-            for folder in ("SegmentationClassAug", "pascal_2012_scribble", "bmp_pseudolabel")
-        )
-        faded = (image * 0.35 + 165).astype(np.uint8)
-        strokes = np.where((scribble == IGNORE)[..., None], faded, colours[scribble])
-        labels = [np.where((label == 0)[..., None], faded, colours[label]) for label in (pseudo, dense)]
-        rows.append([image, strokes, labels[0], overlay(image, np.asarray(predicted), colours, 0), labels[1]])
-    save(join([row[:4] for row in rows], ["image", "scribble", "pseudo-label", "prediction"]), out / "strip.png")
-    save(join([[row[0], row[4], row[3]] for row in rows[:1]], ["image", "mask", "prediction"]), out / "mask.png")
+        image = np.asarray(Image.open(data / "JPEGImages" / f"{name}.jpg").convert("RGB"))
+        label = np.asarray(Image.open(data / "SegmentationClass" / f"{name}.png"))
+        predicted = np.asarray(Image.open(scratch / "masks" / f"{name}.png"))
+        rows.append([image, *(overlay(image, values, colours, None, opacity=0.7) for values in (label, predicted))])
+    save(join(rows, ["image", "label", "prediction"]), out / "strip.png")
 
 
 def join(rows: list[list[np.ndarray]], titles: list[str]) -> Image.Image:

@@ -182,6 +182,23 @@ def write_cvat(folder: Path, pictures: list[Picture]) -> Path:
     return folder
 
 
+def write_yolo(folder: Path, pictures: list[Picture], *, split: str = "") -> Path:
+    """images/SPLIT, labels/SPLIT and data.yaml, as Ultralytics documents it: docs.ultralytics.com/datasets/segment."""
+    save_images(folder / "images" / split, pictures)
+    (folder / "labels" / split).mkdir(parents=True)
+    for picture in pictures:
+        size = np.array(picture.pixels.shape[1::-1])
+        lines = [
+            f"{CLASSES.index(name)} {' '.join(map(repr, (np.array(data) / size).ravel().tolist()))}\n"
+            for name, _, data in picture.shapes
+        ]
+        (folder / "labels" / split / f"{picture.name}.txt").write_text("".join(lines))
+    places = "".join(f"{name}: images/{name}\n" for name in ("train", "val") if split)
+    names = "".join(f"  {number}: {name}\n" for number, name in enumerate(CLASSES))
+    (folder / "data.yaml").write_text(f"path: ../datasets/mine\n{places}names:\n{names}")
+    return folder
+
+
 def brush_rle(mask: np.ndarray) -> list[int]:
     """Label Studio's RLE of an RGBA image: runs of up to 2**16 equal values, and single ones not repeated."""
     values = np.repeat(mask.ravel().astype(np.uint8) * 255, 4)

@@ -210,6 +210,16 @@ def test_weights_from_files_of_timm_of_others_and_of_ours(tmp_path):
     assert set(start.state_dict) == set(ours["model"])
 
 
+def test_unet_takes_all_strides_of_a_network_undilated():
+    model = build("test_efficientnet", "unet").eval()
+    assert model.backbone.strides == (2, 4, 8, 16, 32)
+    images = torch.zeros(1, 65, 97, 3, dtype=torch.uint8)
+    assert model(images)["logits"].shape == (1, 4, 33, 49)
+    assert build("convnext_atto", "unet").backbone.strides == (4, 8, 16, 32)
+    with pytest.raises(UserError, match=r"--model_type unet with --backbone timm:test_vit: all of its .* one stride"):
+        build("test_vit", "unet")
+
+
 def test_position_embeddings_of_another_size_are_resized(tmp_path):
     """test_vit has 160 / 16 = 10 positions a side; an image of 65x97 needs 5 x 7."""
     body = TimmBackbone("test_vit")

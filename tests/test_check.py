@@ -156,7 +156,7 @@ def last_command(root, capsys, *words: str) -> list[str]:
     return shlex.split(line.rsplit(": ", 1)[1])
 
 
-def test_last_line_is_the_whole_training_command(tmp_path, capsys, demo_root, monkeypatch):
+def test_last_line_is_the_whole_training_command(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     root = tmp_path / "my data"
     drawn = Drawn(root, image="pictures", mask="the labels")
@@ -168,14 +168,12 @@ def test_last_line_is_the_whole_training_command(tmp_path, capsys, demo_root, mo
     python, program, *given = last_command(root, capsys, *folders)
     # The images' longer side is 64 pixels, and 1000 steps / 20 validations of 8 images are 25 passes over 16 images.
     settings = shlex.split("--layers 18 --crop_size 65 --total_batchsize 8 --max_steps 1000 --repeat 25 --lr 0.01")
-    assert given == [*words, *folders, "--model_type", "res50_ASPP", *settings]
+    assert given == [*words, *folders, *settings]
     assert shutil.which(python)
     assert Path(program).samefile(REPO / "train.py")
     words[-1] = "11"
     given = last_command(root, capsys, *folders, "--classes", "camvid")[2:]
-    assert given == [*words, "--classes", "camvid", *folders, "--model_type", "res50_ASPP", *settings]
-    # Pseudo-labels: the default model, with LoRM.
-    assert "--model_type" not in last_command(demo_root, capsys)
+    assert given == [*words, "--classes", "camvid", *folders, *settings]
 
 
 def test_splits_that_cannot_be_trained_are_said_so(clean, capsys):

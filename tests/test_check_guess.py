@@ -11,9 +11,9 @@ from known_datasets import draw_cityscapes, put
 
 import config
 from data.check.__main__ import check, main
-from data.check.annotations import find_annotations
 from data.check.guess import guess_endings
 from data.check.survey import Paths
+from data.convert.find import find_kinds
 from data.layout import find_split, pair_files
 from errors import UserError
 
@@ -73,7 +73,7 @@ def test_layouts_and_names_are_read_as_they_are(tmp_path, capsys, image, mask, s
             put(root / mask.format(split=split, name=name), label(0, 1, 2))
     words = last_words(root, capsys, 0, mark="to train: ")
     start = ["--dataset", "Folder", "--dataset_path", str(root), "--numclasses", "3"]
-    assert words[: words.index("--layers")] == [*start, *flags.split(), "--model_type", "res50_ASPP"]
+    assert words[: words.index("--layers")] == [*start, *flags.split()]
     trains(words, 3)
 
 
@@ -125,46 +125,54 @@ def test_flags_of_the_user_stay(tmp_path):
     assert "label-out-of-range" in [finding.code for finding in findings.sorted()]
 
 
+LABELMAP = "# label:color_rgb:parts:actions\nbackground:0,0,0::\ncar:255,0,0::\n"
+COLOURS = np.array([[0, 0, 0], [255, 0, 0]], np.uint8)
+
+
 @pytest.mark.parametrize(
-    ("kind", "files", "arguments"),
+    ("kind", "files"),
     [
-        ("labelme", {"a.json": LABELME, "b.json": LABELME}, ["{root}", "{root}_masks"]),
-        ("coco", {"annotations.json": COCO}, ["{root}/annotations.json", "{root}_masks"]),
-        (
-            "coco",
-            {"annotations/instances_train2017.json": COCO, "annotations/instances_val2017.json": COCO,
-             "annotations/person_keypoints_val2017.json": COCO, "images/x.jpg": None},
-            ["{root}/annotations/instances_train2017.json", "{root}_masks", "--split", "train", "--images", "{root}"],
-        ),
-        ("coco", {"train/_annotations.coco.json": COCO, "train/x.jpg": None, "valid/_annotations.coco.json": COCO,
-                  "valid/y.jpg": None},
-         ["{root}/train/_annotations.coco.json", "{root}_masks", "--split", "train"]),
-        ("panoptic", {"panoptic.json": PANOPTIC}, ["{root}/panoptic.json", "{root}_masks"]),
-        ("labelstudio", {"export.json": LABEL_STUDIO}, ["{root}/export.json", "{root}_masks"]),
-        ("supervisely", {"ds0/ann/a.jpg.json": SUPERVISELY, "meta.json": "{}"}, ["{root}", "{root}_masks"]),
-        ("cvat", {"annotations.xml": CVAT, "images/a.jpg": None}, ["{root}/annotations.xml", "{root}_masks"]),
+        ("labelme", {"a.json": LABELME, "b.json": LABELME}),
+        ("labelme", {"a.xml": "<annotation><object><polygon><pt></pt></polygon></object></annotation>"}),
+        ("coco", {"annotations.json": COCO}),
+        ("coco", {"annotations/instances_train2017.json": COCO, "annotations/instances_val2017.json": COCO,
+                  "annotations/person_keypoints_val2017.json": COCO, "images/x.jpg": None}),
+        ("coco", {"train/_annotations.coco.json": COCO, "train/x.jpg": None, "valid/_annotations.coco.json": COCO}),
+        ("panoptic", {"panoptic.json": PANOPTIC}),
+        ("panoptic", {"annotations/panoptic_val2017.json": PANOPTIC,
+                      "annotations/panoptic_val2017/a.png": COLOURS[label(0, 1)], "val2017/a.jpg": None}),
+        ("labelstudio", {"export.json": LABEL_STUDIO}),
+        ("supervisely", {"ds0/ann/a.jpg.json": SUPERVISELY, "meta.json": "{}"}),
+        ("cvat", {"annotations.xml": CVAT, "images/a.jpg": None}),
+        ("scribblesup", {"a.xml": "<annotation><polygon><tag>cat</tag></polygon></annotation>"}),
+        ("yolo", {"images/train/a.jpg": None, "labels/train/a.txt": "0 0.1 0.2 0.3 0.4 0.5 0.6\n", "data.yaml": "{}"}),
+        ("colours", {"JPEGImages/a.jpg": None, "SegmentationClass/a.png": COLOURS[label(0, 1)],
+                     "ImageSets/Segmentation/default.txt": "a\n", "labelmap.txt": LABELMAP}),
     ],
 )  # fmt: skip
-def test_annotations_of_tools_end_with_the_command_that_draws_them(tmp_path, kind, files, arguments):
-    root = tmp_path / "export"
-    for name, text in files.items():
+def test_labels_of_tools_end_with_the_command_that_converts_them(tmp_path, kind, files):
+    root = tmp_path / "my export"
+    for name, content in files.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text) if text else put(path, picture(name))
+        path.write_text(content) if isinstance(content, str) else put(
+            path, picture(name) if content is None else content
+        )
     put(root / "a.jpg", picture("a"))
-    with pytest.raises(
-        UserError, match=r"export: has no masks, but annotations of .*: draw masks from them: "
-    ) as error:
+    with pytest.raises(UserError, match=r"my export: no masks of class numbers, but .*: convert them: ") as error:
         check(root)
-    first, *others = str(error.value).split("draw masks from them: ")[1].split(" && ")
-    words = shlex.split(first)
-    assert words[-len(arguments) - 1 :] == [kind, *(word.format(root=root) for word in arguments)]
-    for other in others:
-        assert "--split val" in other
-    assert len(others) == any(name.endswith(("instances_val2017.json", "valid/y.jpg")) for name in files)
-    (tmp_path / "export_masks").mkdir()
-    with pytest.raises(UserError, match="export_masks2"):  # nothing is overwritten
+    words = shlex.split(str(error.value).split("convert them: ")[1])
+    assert words[-3:] == [kind, str(root), f"{root}_masks"]
+    (tmp_path / "my export_masks").mkdir()
+    with pytest.raises(UserError, match="my export_masks2"):  # nothing is overwritten
         check(root)
+
+
+def test_two_kinds_are_named_with_a_command_each(tmp_path):
+    for name, content in (("a.json", LABELME), ("b.json", COCO)):
+        (tmp_path / name).write_text(content)
+    with pytest.raises(UserError, match=r"choose one: .* labelme .* or .* coco "):
+        check(tmp_path)
 
 
 def test_other_json_and_damaged_files_are_no_annotations(tmp_path):
@@ -172,10 +180,10 @@ def test_other_json_and_damaged_files_are_no_annotations(tmp_path):
     (tmp_path / "broken.json").write_bytes(b"\xff\xfe\x00shapes")
     (tmp_path / "voc.xml").write_text("<annotation><object/></annotation>")
     (tmp_path / "empty.json").write_text("")
-    assert find_annotations(tmp_path) == {}
+    assert find_kinds(tmp_path) == {}
     # COCO's file of 100 MB has its categories at the end.
     (tmp_path / "large.json").write_text('{"images": [' + " " * 300_000 + '], "annotations": [], "categories": []}')
-    assert find_annotations(tmp_path) == {"coco": [tmp_path / "large.json"]}
+    assert find_kinds(tmp_path) == {"coco": tmp_path / "large.json"}
     # With masks there, annotations beside them are not in the way.
     draw_clean(tmp_path)
     assert main([str(tmp_path), "--workers", "0"]) == 0

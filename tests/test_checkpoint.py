@@ -166,16 +166,25 @@ def test_flags_of_saving_reach_the_folder(demo_run):
 def test_resuming_an_earlier_checkpoint_sets_later_ones_aside(demo_run):
     words = {"name": "x", "epochs": 2}
     folder = demo_run(**words, save_step_frequency=3, keep=0, val_epoch_frequency=2)
-    before = {file.name: file.read_bytes() for file in folder.glob("*.pt")}
-    assert set(before) == {"last.pt", "best.pt", "step_00000003.pt", "step_00000006.pt"}
+    before = {file.name: file.read_bytes() for file in (*folder.glob("*.pt"), *folder.glob("*.html"))}
+    assert set(before) == {"last.pt", "best.pt", "step_00000003.pt", "step_00000006.pt", "report.html"}
     demo_run(**words, resume=folder / "step_00000003.pt", val_epoch_frequency=2)
     old = {file.name: file.read_bytes() for file in folder.glob("*.old")}
-    assert old == {f"{name}.old": before[name] for name in ("last.pt", "best.pt", "step_00000006.pt")}
+    assert old == {f"{name}.old": before[name] for name in set(before) - {"step_00000003.pt"}}
     assert [line["step"] for line in read_metrics(folder, "train")] == list(range(1, 9))
     assert (
-        "checkpoints after step 3 were renamed to *.old: best.pt, last.pt, step_00000006.pt"
+        "checkpoints after step 3, or truncated, were renamed to *.old: best.pt, last.pt, step_00000006.pt"
         in (folder / "train.log").read_text()
     )
+
+
+def test_a_truncated_best_checkpoint_is_set_aside_and_made_again(demo_run):
+    folder = demo_run(name="x", epochs=1)
+    whole = (folder / "best.pt").read_bytes()
+    (folder / "best.pt").write_bytes(whole[:-1])
+    demo_run(name="x", epochs=2, resume="auto", lr=0)  # weights, and so the score, stay: no validation is better
+    assert checkpoint.read_run(folder / "best.pt")["step"] == 8
+    assert (folder / "best.pt.old").read_bytes() == whole[:-1]
 
 
 def test_folder_of_a_running_process_is_refused(demo_run, demo_flags):

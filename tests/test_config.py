@@ -56,6 +56,15 @@ def test_recipe_of_the_paper_is_the_default():
         (["--epochs", "2", "--warmup_epochs", "5"], "--warmup_epochs 5 with --epochs 2"),  # D24
         (["--epochs", "1", "--warmup=100"], "or a number of optimizer steps by --warmup_steps"),  # as in guide 0
         (["--stride_in_1x1", "--layers", "18"], "--stride_in_1x1 with --layers 18"),
+        (
+            ["--pretrained", "coco", "--model_type", "deeplabv3_torchvision", "--layers", "18"],
+            "--pretrained coco with --model_type deeplabv3_torchvision of ResNet-18: torchvision has these weights for",
+        ),
+        (
+            ["--pretrained", "coco", "--model_type", "deeplabv3"],
+            "--model_type deeplabv3_torchvision, --backbone resnet",
+        ),
+        (["--model_type", "unet", "--output_stride", "32"], "--output_stride 32: unet takes the network's own strides"),
         (["surplus"], "unexpected argument 'surplus'"),
         (["--lr"], "--lr: expected one argument"),
         (["--stage", "pretrain"], "--stage pretrain without --config"),
@@ -147,7 +156,7 @@ def test_sections_of_a_file_are_for_the_reader(tmp_path):
     cfg = parse_file(tmp_path / "guide.yaml", f"{ddp}{training}dataset_path: x\n")
     assert (cfg.distributed, cfg.log_level, cfg.augment, cfg.wdecay) == (True, "WARNING", False, 4)
     assert cfg.notes == [
-        "use_augment is now augment: scale, rotate, crop, blur and mirror at random",
+        "use_augment is now augment: change training samples at random",
         "wd is now wdecay: weight decay",
     ]
 

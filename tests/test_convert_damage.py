@@ -128,7 +128,7 @@ COCO = [
     (put(C, "12~~", *CUT, "counts"), "no character of COCO's compressed RLE", "skip"),
     (put(C, "1o", *CUT, "counts"), "is cut off", "skip"),
     (put(C, [32, 24], *CUT, "size"), r"an RLE of size \[32, 24\]", "skip"),
-    (put(C, "bad.gif", "images", 0, "file_name"), "not one of .jpg", "skip"),
+    (put(C, "other.gif", "images", 0, "file_name"), "not one of .jpg", "skip"),
     (put(C, 101, "images", 0, "id"), "id 101 is there twice in 'images': both are skipped", "stop"),
 ]
 X = "annotations.xml"

@@ -96,11 +96,22 @@ def test_colours_are_given_and_others_are_named(tmp_path, capsys):
     write_colours(tmp_path / "in", pictures, drawn)
     (tmp_path / "classes.txt").write_text("tree #2828fa\ncat #c8000a\n")
     words = ("--classes", str(tmp_path / "classes.txt"))
-    assert convert("colours", tmp_path / "in", tmp_path / "out", *words) == 1
-    assert "class '#00dc1e': not in the list of classes: ignored (255) in 1 place(s)" in capsys.readouterr().err
     label = drawn(pictures[0])
+    share = f"{(label == 2).sum() / (label > 0).sum():.0%}"
+    with pytest.raises(
+        UserError, match=rf"no class has the colour of {share} of the painted pixels \(#00dc1e {share}\)"
+    ):
+        convert("colours", tmp_path / "in", tmp_path / "out", *words)
+    assert not (tmp_path / "out").exists()  # wrong masks are worse than none
+    assert convert("colours", tmp_path / "in", tmp_path / "out", *words, "--unlisted", "ignore") == 0
     assert (mask_of(tmp_path / "out", "picture_0") == np.array([255, 1, 255, 0])[label]).all()
-    assert convert("colours", tmp_path / "in", tmp_path / "two", *words, "--unlisted", "ignore") == 0
+    path = tmp_path / "in/masks/picture_0.png"
+    few = np.array(Image.open(path))
+    few[label == 2] = 0
+    few[-1, -3:] = COLOURS["dog"]
+    Image.fromarray(few).save(path)
+    assert convert("colours", tmp_path / "in", tmp_path / "two", *words) == 1
+    assert "class '#00dc1e': not in the list of classes: ignored (255) in 1 place(s)" in capsys.readouterr().err
 
 
 def test_presets_know_the_colours_that_are_no_class(tmp_path):
@@ -157,8 +168,8 @@ def test_masks_of_class_numbers_are_recognised(tmp_path, capsys):
     convert("colours", tmp_path / "in", tmp_path / "out")
     assert "class numbers" not in capsys.readouterr().out
     Image.fromarray(np.full((47, 61), 3, np.uint8)).save(tmp_path / "in/masks/picture_0.png")
-    convert("colours", tmp_path / "in", tmp_path / "two", "--classes", "voc")
-    assert "masks of class numbers need no conversion, only the check" in capsys.readouterr().out
+    with pytest.raises(UserError, match="masks of class numbers need no conversion, only the check"):
+        convert("colours", tmp_path / "in", tmp_path / "two", "--classes", "voc")
 
 
 def test_threshold_reads_grey_and_jpeg_masks(tmp_path):

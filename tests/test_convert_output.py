@@ -174,15 +174,19 @@ def test_classes_background_and_ignored_of_labelme(tmp_path):
 
 def test_a_class_list_may_leave_classes_out(tmp_path, capsys):
     pictures = [
-        Picture("a", np.zeros((1, 3, 3), np.uint8), [("cat", "box", [0, 0, 1, 1]), ("dog", "box", [1, 0, 2, 1])])
+        Picture("a", np.zeros((1, 4, 3), np.uint8), [("cat", "box", [0, 0, 1, 1]), ("dog", "box", [1, 0, 2, 1])])
     ]
     annotated.write_labelme(tmp_path / "in", pictures)
     (tmp_path / "classes.txt").write_text("background\ncat\n")
     for unlisted, value, status in (("", 255, 1), ("ignore", 255, 0), ("background", 0, 0)):
         words = ["--classes", str(tmp_path / "classes.txt"), *(["--unlisted", unlisted] if unlisted else [])]
         assert convert("labelme", tmp_path / "in", tmp_path / f"out{unlisted}", *words) == status
-        assert mask_of(tmp_path / f"out{unlisted}", "a").tolist() == [[1, value, 0]]
+        assert mask_of(tmp_path / f"out{unlisted}", "a").tolist() == [[1, value, 0, 0]]
         assert ("class 'dog': not in the list" in capsys.readouterr().err) == (status == 1)
+    (tmp_path / "others.txt").write_text("background\ncar\n")
+    with pytest.raises(UserError, match="none of its 2 classes is in the labels, whose classes are cat, dog"):
+        convert("labelme", tmp_path / "in", tmp_path / "none", "--classes", str(tmp_path / "others.txt"))
+    assert not (tmp_path / "none").exists()
 
 
 def test_exif_turns_an_image_and_its_mask(tmp_path):

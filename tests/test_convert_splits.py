@@ -105,6 +105,21 @@ def test_a_cvat_project_with_names_that_meet(tmp_path, capsys):
     assert "label(s) night: tags of whole images, which have no area: left out" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("subset", ["", "default"])
+def test_an_image_of_a_cvat_project_without_a_subset_is_in_the_folder_default(tmp_path, capsys, subset):
+    """CVAT's _export_project() names the folder of such tasks so; the names meet those of another subset."""
+    for folder, value in (("Train", 0), ("Validation", 100), ("default", 200)):
+        save(tmp_path / f"in/images/{folder}/a.png", (6, 8), value)
+    third = PROJECT.partition("<image")[2].partition("</image>")[0].replace('"Train"', f'"{subset}"')
+    project = PROJECT.replace("</annotations>", f"<image{third}</image></annotations>")
+    (tmp_path / "in/annotations.xml").write_text(project)
+    assert convert("cvat", tmp_path / "in", tmp_path / "out") == 0
+    assert outputs(tmp_path / "out") == {"train/a", "val/a", "a"}
+    for name, value in (("train/a", 0), ("val/a", 100), ("a", 200)):
+        assert cv2.imread(str(tmp_path / f"out/images/{name}.png"))[0, 0, 0] == value
+    assert "1 image(s) are in none of train, val" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("subset", ["../../secret", "Validation"])
 def test_an_image_of_another_subset_or_outside_is_not_taken(tmp_path, capsys, subset):
     for folder in ("in/images/Train", "secret"):
@@ -172,7 +187,7 @@ def test_xml_of_labelmes_web_tool(tmp_path):
     assert convert("labelme", tmp_path / "in", tmp_path / "out") == 0
     expected = np.zeros((6, 8), np.uint8)
     expected[1:4, 1:5] = 1  # centres 1.5 to 3.5 and 1.5 to 4.5
-    assert (mask_of(tmp_path / "out", "Annotations/day/street") == expected).all()
+    assert (mask_of(tmp_path / "out", "day/street") == expected).all()
     assert "old" not in (tmp_path / "out/classes.txt").read_text()
 
 

@@ -1,6 +1,7 @@
 """Distance maps: equal to the release's, and to the definition worked out by brute force."""
 
 import math
+import shutil
 
 import numpy as np
 import pytest
@@ -68,6 +69,13 @@ def test_without_foreground(value):
     assert (scribble_distance(label) == 0).all()  # infinitely far: 255 - 255
     assert (pseudo_distance(label) == 255).all()  # infinitely far: 255
     assert (label == value).all()
+
+
+def test_command_skips_the_half_file_of_a_killed_process(tmp_path, demo_root):
+    folder = shutil.copytree(demo_root / "bmp_pseudolabel", tmp_path / "labels")
+    (folder / ".0123456789abcdef.part.png").write_bytes(b"half")  # see files.writing()
+    main(["--pseudo", str(folder), "--out", str(tmp_path / "out")])
+    assert len(list((tmp_path / "out").iterdir())) == 11  # 8 + 3 images
 
 
 def test_command_writes_what_training_would_compute(tmp_path, demo_root):

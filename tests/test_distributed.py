@@ -157,10 +157,10 @@ def test_rank_0_alone_writes_and_every_rank_says_where_it_is(run_on_two):
     assert [path.name for path in tmp_path.iterdir()] == ["log"]
     assert [path.name for path in (tmp_path / "log").iterdir()] == ["x"]
     files = sorted(path.name for path in (tmp_path / "log" / "x").iterdir())
-    assert len(files) == 7
+    assert len(files) == 8
     named = [name for name in files if "tfevents" not in name]
-    assert named == ["best.pt", "config.yaml", "last.pt", "metrics.jsonl", "report.html", "train.log"]
-    line = "world size 2, device cpu, in a group (gloo), batch 2 per process"
+    assert named == ["augmented.jpg", "best.pt", "config.yaml", "last.pt", "metrics.jsonl", "report.html", "train.log"]
+    line = "world size 2, device cpu, in a group (gloo)"
     assert f"rank 0, local rank 0, {line}" in out0
     assert out1.strip() == f"rank 1, local rank 1, {line}"
     assert "epoch" not in err1  # A3: no bar either
@@ -180,7 +180,10 @@ def test_local_rank_that_nobody_says_is_counted_on_each_machine(demo_root, tmp_p
 
 def test_a10_lr_is_scaled_by_the_real_number_of_processes(run_on_two):
     tmp_path, [(_, out0, _), _] = run_on_two
-    assert "global batch 4 = 2 x 2 processes, 2 steps an epoch, lr 0.01 x 2 = 0.02 (--lr_scaling linear)" in out0
+    line = (
+        "global batch 4 = 2 x 2 processes, 2 steps an epoch, 4 steps in all, lr 0.01 x 2 = 0.02 (--lr_scaling linear)"
+    )
+    assert line in out0
     assert read_metrics(tmp_path / "log" / "x", "train")[0]["lr"] == 0.02
 
 
@@ -199,7 +202,7 @@ def test_a9_distributed_without_a_launcher_is_a_group_of_one(demo_root, tmp_path
     [(status, stdout, stderr)] = finish([start(words, tmp_path)])
     assert status == 0, stderr
     assert "world size 1, device cpu, one process in a group (gloo)" in stdout
-    assert "global batch 2, 4 steps an epoch, lr 0.01" in stdout
+    assert "global batch 2, 4 steps an epoch, 4 steps in all, lr 0.01" in stdout
 
 
 @pytest.mark.parametrize("error", [UserError("wrong"), KeyError("ours"), KeyboardInterrupt()])
@@ -297,7 +300,8 @@ def test_log_level_quiets_the_terminal_or_lets_torch_speak(demo_root, tmp_path):
     words = flags(dataset_path=demo_root, logdir=tmp_path, distributed=True)
     quiet, loud = finish([start([*words, "--log_level", level], tmp_path) for level in ("WARNING", "DEBUG")])
     assert (quiet[0], loud[0]) == (0, 0), (quiet, loud)
-    assert quiet[1] == ""  # what is said goes to train.log
+    warning = "warning: 4 steps are few; a run without --epochs and --max_steps takes enough\n"
+    assert quiet[1] == warning  # the rest of what is said goes to train.log
     assert "mIoU" in (min(tmp_path.iterdir()) / "train.log").read_text()
     assert "distributed_c10d.py" in loud[2]
     assert "mIoU" in loud[1]

@@ -219,7 +219,7 @@ def test_a_full_disk_is_named_and_leaves_the_earlier_checkpoint_whole(tmp_path):
 def test_a_full_disk_names_the_curves_file(tmp_path, capfd, monkeypatch):
     """TensorBoard writes in a thread, whose traceback is not printed."""
     monkeypatch.setattr(threading, "excepthook", threading.excepthook)
-    board = TensorBoard(tmp_path, purge_step=0)
+    board = TensorBoard(tmp_path, purge_step=0, flags="")
     named = r"events\.out\.tfevents: cannot be written \(File too large\)"
     with largest_file(10_000):
         with contextlib.suppress(UserError):  # the thread may not have failed yet

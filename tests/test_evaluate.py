@@ -3,11 +3,12 @@
 import json
 import re
 import signal
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from conftest import finish, one_line_each, random_checkpoint, read_metrics, run_train, start_group, wait_until
+from conftest import finish, one_line_each, random_checkpoint, read_metrics, run_train, start_group, succeed, wait_until
 from PIL import Image
 from test_report import Elements, picture
 
@@ -196,12 +197,12 @@ def test_images_to_show_are_also_those_that_differ_most():
     # One pixel of class 0 in 40 images. The first model is right if n < 20, the second, but for n < 4 if n is even.
     right = np.arange(40) < 20
     other = np.where(np.arange(40) < 4, np.arange(40) % 2 == 0, right)
-    results = []
+    both = []
     for correct in (right, other):
         counts = np.zeros((40, 3, 2), np.int64)
         counts[:, 0, 0], counts[:, 1, 0], counts[np.arange(40), 2, 1 - correct] = correct, 1, 1
-        results.append(Result([], torch.zeros(2, 2), torch.zeros(3, 2), counts))
-    alone, compared = images_to_show(results[:1]), images_to_show(results)
+        both.append(counts)
+    alone, compared = images_to_show(both[0]), images_to_show(*both)
     assert {1, 3} <= set(compared) - set(alone)  # right by the first model alone
     assert set(alone) <= set(compared)
     assert len(compared) == len(set(compared)) <= len(alone) + 6
@@ -253,16 +254,24 @@ def test_report_is_written(run, tmp_path):
     assert len(page["curves"]["val"]) == len(read_metrics(run, "val"))
 
 
-def test_report_of_the_run(run):
-    """Training writes it after the last validation, whose scores it has."""
-    page = Elements(run / "report.html").data()
-    logged = read_metrics(run, "val")[-1]
-    assert {name: page["scores"][name] for name in ("miou", "iou", "pixels")} == {
-        name: logged[name] for name in ("miou", "iou", "pixels")
-    }
+def page_of(path: Path) -> dict:
+    """What is on a page, but for the time."""
+    data = Elements(path).data()
+    return data | {"facts": [fact for fact in data["facts"] if fact[0] != "written"]}
+
+
+def test_report_of_the_run_is_that_of_its_best_checkpoint(run, tmp_path):
+    """Number, images and curves are those that evaluate.py gives of best.pt, in one process or two."""
+    page = page_of(run / "report.html")
+    best = max(read_metrics(run, "val"), key=lambda line: line["miou"])
+    assert page["scores"]["miou"] == best["miou"]
+    assert page["facts"][0] == ["checkpoint", f"{run / 'best.pt'}, step {best['step']}"]
     assert len(page["examples"]) == 3
-    assert page["curves"]["val"][-1]["miou"] == logged["miou"]
-    assert len(page["curves"]["train"]) == len(read_metrics(run, "train"))
+    words = ["--checkpoint", str(run / "best.pt"), "--device", "cpu", "--workers", "0", "--report"]
+    evaluate.main([*words, str(tmp_path / "one")])
+    succeed(start_group(2, [*words, "two", "--distributed"], tmp_path, "evaluate.py"))
+    for name in ("one", "two"):
+        assert page_of(tmp_path / name / "index.html") == page
 
 
 def test_released_weights_are_scored_with_the_flags_of_their_model(run, demo_root, tmp_path):

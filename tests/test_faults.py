@@ -69,8 +69,7 @@ def run_pair(fault: str, rank: object, words: list[str], cwd: Path, **env) -> li
                 (
                     "broken_download",
                     "all",
-                    "--pretrained imagenet: ResNet-18's weights cannot be downloaded (<urlopen error "
-                    "no route to host>)",
+                    "--pretrained imagenet: its weights cannot be downloaded (<urlopen error no route to host>)",
                 ),
             )
         ),

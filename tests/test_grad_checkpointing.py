@@ -5,11 +5,14 @@ import copy
 
 import pytest
 import torch
-from conftest import assert_same_run, start_group, succeed
+from conftest import assert_same_run, flags, start_group, succeed
 from torch import nn
 
+import build as programs
+import config
 import models
 from distributed.batch_norm import synchronize
+from distributed.group import Group
 from distributed.join import process_group
 from models.amp import autocast
 from models.backbone import Recomputed
@@ -114,3 +117,13 @@ def test_two_processes_train_to_the_same_bits(demo_flags, tmp_path, extra):
         succeed(start_group(2, words, tmp_path))
         folders.append(tmp_path / name)
     assert_same_run(*folders)
+
+
+@pytest.mark.parametrize("name", ["dla46x_c", "test_resnet"])
+def test_a_network_without_blocks_to_recompute_is_said(demo_root, caplog, name):
+    pytest.importorskip("timm")
+    given = {"backbone": f"timm:{name}", "model_type": "linear", "pretrained": "none", "layers": None, "l_lorm": None}
+    words = flags(**given, dataset_path=demo_root, grad_checkpointing=True)
+    programs.get_model(config.parse(words), Group(CPU))
+    said = f"--grad_checkpointing: timm:{name} has no sequence of blocks to compute again: it saves no memory"
+    assert caplog.messages == ([said] if name == "dla46x_c" else [])

@@ -24,6 +24,28 @@ time.sleep(60)
 """
 
 
+LOST = """
+import torch
+from torch.utils.data import DataLoader
+from data.loader import loader_options
+
+class CannotBeSent:
+    def __reduce__(self):
+        raise RuntimeError("unable to allocate shared memory")
+
+options = loader_options(1, torch.device("cpu"), processes_here=1, worker_init=int)
+list(DataLoader([CannotBeSent()], batch_size=1, collate_fn=list, **options))
+"""
+
+
+def test_a_batch_that_cannot_be_handed_over_ends_the_worker():
+    """Python prints a traceback and drops the batch, for which the program then waited forever: /dev/shm was full."""
+    command = [sys.executable, "-c", LOST]
+    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "DataLoader worker" in done.stderr.splitlines()[-1]  # program.advice() then names /dev/shm
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_worker_that_waits_for_its_pipe_ends_with_a_killed_parent():
     command = [sys.executable, "-c", PROGRAM]

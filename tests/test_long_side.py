@@ -137,6 +137,7 @@ def test_checkpoint_is_scored_at_its_training_size_unless_told_otherwise(demo_ro
     scored = read_metrics(folder, "val")[-1]
     assert scored["pixels"] == 3 * 120 * 160  # of the labels as they are
     assert "long side 100, scale 1, windows of 65, step 0.5" in (folder / "report.html").read_text()
+    assert "done: 2 steps, best mIoU" in capsys.readouterr().out
     words = ["--checkpoint", str(folder / "best.pt"), "--workers", "0", "--device", "cpu"]
     for given, how in (
         ([], "long side 100, scale 1, windows of 65, step 0.5"),

@@ -27,18 +27,26 @@ def test_validation_between_steps_is_not_in_the_rate_of_training(monkeypatch):
 
 
 def test_line_of_an_epoch_has_its_time_and_the_time_left(monkeypatch):
-    """A process resumes at step 10 of 40 and does 5 steps in 50 s: 25 are left, which take 250 s, about 4 min."""
+    """A process resumes at step 10 of 40 and does 5 steps in 1040 s, about 17 min, of which the first takes 1000 s.
+
+    25 steps are left, which take 250 s, about 4 min.
+    """
     now = [0.0]
     monkeypatch.setattr("runs.metrics.time.perf_counter", lambda: now[0])
     metrics = Metrics(Group(torch.device("cpu")), log_interval=100)
-    metrics.start(10, 40)
+    metrics.pace.start(30)
+    bars = []
     for step in metrics.steps(range(5), total=5, title=""):
-        now[0] += 10
+        now[0] += 10 if step else 1000  # of the first step
         loss = torch.tensor(float(step))
         metrics.log_step(3, 11 + step, {"loss": loss}, loss, 0.1, 2)
+        bars.append(metrics._bar.postfix)
     assert metrics.loss_text() == "loss 2.000"  # the mean of 0, 1, 2, 3, 4
-    assert metrics.time_text(15) == "50 s, 4 min left"
-    assert metrics.time_text(40) == "50 s"
+    assert metrics.pace.time_text() == "17 min, 4 min left"
+    # The losses are those of the step before. After the second step 28 are left: 280 s; after the third 270 s.
+    assert bars[1:3] == ["loss 0.000, lr 0.1, run: 5 min left", "loss 1.000, lr 0.1, run: 4 min left"]
+    metrics.pace.start(5)
+    assert metrics.pace.time_text() == "17 min"
 
 
 def test_line_of_an_epoch_has_the_rate_and_the_share_of_waiting_for_the_loader(monkeypatch):
@@ -62,7 +70,7 @@ def test_line_of_an_epoch_has_the_rate_and_the_share_of_waiting_for_the_loader(m
             if step == 2:
                 list(metrics.validation_bar(pause(), total=1))
             now[0] += 3
-        return metrics.rate_text(6, "DO THIS")
+        return metrics.pace.rate_text(6, "DO THIS")
 
     # 24 images in 4 * 3 + 3 * 2 = 18 s, of which 6 s are waiting; without the waiting 24 images in 12 s
     assert epoch(2.0) == ", 1.33 images/s (2 without waiting): 33% of the time is waiting for the loader: DO THIS"
@@ -74,4 +82,4 @@ def test_line_of_an_epoch_has_the_rate_and_the_share_of_waiting_for_the_loader(m
 def test_without_a_step_there_is_no_rate():
     metrics = Metrics(Group(torch.device("cpu")), log_interval=100)
     assert list(metrics.steps([], total=0, title="")) == []
-    assert metrics.rate_text(6, "DO THIS") == ""
+    assert metrics.pace.rate_text(6, "DO THIS") == ""

@@ -28,7 +28,7 @@ def test_every_model_trains_at_odd_sizes_and_every_parameter_gets_a_gradient(nam
     batch, height, width = size
     pseudo = torch.ones(batch, height, width, dtype=torch.uint8)
     outputs = model(images(*size), model.foreground(pseudo))
-    stride = 4 if name.startswith("deeplabv3p") else 8
+    stride = 2 if name == "unet" else 4 if name.startswith("deeplabv3p") else 8
     assert outputs["logits"].shape[:2] == (batch, NUM_CLASSES)
     assert abs(outputs["logits"].shape[2] - height / stride) <= 1
     assert ("lorm" in outputs) == name.endswith("lorm")
@@ -65,11 +65,13 @@ def test_backbone_strides_and_dilations_are_the_reference():
         assert (first.conv1.stride, first.conv2.stride) == strides
 
 
-def test_feature_size_is_what_the_backbone_gives():
+@pytest.mark.parametrize("name", ["res50_ASPP", "deeplabv3_torchvision", "unet"])
+def test_feature_size_is_what_the_backbone_gives(name):
     with torch.device("meta"):
-        backbone = ResNetBackbone(18).eval()
+        backbone = models.build(name, layers=18, num_classes=2).backbone.eval()
         for size in (*range(1, 40), 97, 240, 465, 512):
-            assert backbone(torch.empty(1, 3, size, size))[-1].shape[2] == feature_size(size)
+            found = backbone(torch.empty(1, 3, size, 2 * size))[-1].shape
+            assert tuple(found[2:]) == backbone.feature_size(size, 2 * size)
 
 
 def test_aspp_is_the_reference():

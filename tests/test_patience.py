@@ -2,6 +2,7 @@
 
 import pytest
 from conftest import assert_same_run, read_metrics, start_group, succeed, wait_until
+from test_report import Elements
 
 from runs import checkpoint
 from schedule import lr_factor
@@ -15,6 +16,13 @@ def steps(folder, kind: str) -> list[int]:
     return [line["step"] for line in read_metrics(folder, kind)]
 
 
+def reported(folder) -> tuple[int, float, list[int]]:
+    """The report's step and mIoU, and the steps of the validations that it draws."""
+    page = Elements(folder / "report.html").data()
+    step = int(page["facts"][0][1].rpartition(" ")[2])
+    return step, page["scores"]["miou"], [line["step"] for line in page["curves"]["val"]]
+
+
 def test_run_ends_after_n_validations_without_a_better_one(demo_run, capsys):
     folder = demo_run(**STILL)
     output = capsys.readouterr().out
@@ -23,9 +31,10 @@ def test_run_ends_after_n_validations_without_a_better_one(demo_run, capsys):
     rates = [line["lr"] for line in read_metrics(folder, "train")]
     assert rates == [1e-12 * lr_factor(step, 40, 0) for step in range(12)]  # of all 10 epochs
     assert "stopped early: 2 validations in a row did not improve the best mIoU (--patience 2)" in output
-    assert output.count("pixel accuracy  ") == 1  # the table of classes, of the last validation
-    assert (folder / "report.html").is_file()
+    assert output.count("pixel accuracy  ") == 1  # the table of classes
     assert checkpoint.read_run(folder / "best.pt")["step"] == 4
+    assert f"{folder / 'best.pt'}, step 4:" in output
+    assert reported(folder) == (4, read_metrics(folder, "val")[0]["miou"], [4, 8, 12])
 
 
 def test_resumed_run_has_nothing_left_to_do_or_goes_on_with_more_patience(demo_run, capsys):
@@ -69,8 +78,12 @@ def test_killed_run_ends_where_one_that_was_not_killed_does(demo_flags, tmp_path
     for process in killed:
         process.kill()
         process.wait()
+    best = checkpoint.read_run(tmp_path / "x/best.pt")
+    validated = [number * 4 // world_size for number in (1, 2, 3)]
+    assert reported(tmp_path / "x") == (best["step"], best["best_miou"], validated[:2])
     [stdout, *_] = succeed(run("x", "--resume", "auto"))
     assert "stopped early: 2 validations" in stdout
+    assert reported(tmp_path / "x") == (best["step"], best["best_miou"], validated)
     succeed(whole)
     assert steps(tmp_path / "x", "val") == [number * 4 // world_size for number in (1, 2, 3)]
     assert_same_run(tmp_path / "x", tmp_path / "whole")

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from data.classes import voc_colours
+from data.classes import Classes, voc_colours
 from evaluation.pictures import contours, overlay, panel
 
 
@@ -50,12 +50,16 @@ def test_colours_are_vocs_and_panel_shows_the_image_as_it_is():
     assert colours[[0, 1, 15, 255]].tolist() == [[0, 0, 0], [128, 0, 0], [192, 128, 128], [224, 224, 192]]
     image = np.full((2, 3, 3), 200, np.uint8)
     label, predicted = np.full((2, 3), 255), np.ones((2, 3), np.int64)
-    picture = panel(image, label, predicted, colours, 0)
-    assert picture.shape == (4, 6, 3)
+    classes = Classes(["ground", "aeroplane"], colours)
+    picture = panel(image, label, predicted, classes, 0)
+    assert picture.shape[0] > 4  # two pictures above each other, and a legend
     assert picture.dtype == np.uint8
     assert picture[0, 0].tolist() == [200, 200, 200]  # D21: not scaled twice
     assert picture[0, 3].tolist() == [224, 224, 192]
     assert picture[2, 0].tolist() == [128, 0, 0]
     assert picture[2, 3].tolist() == [164, 100, 100]
     large = np.zeros((600, 1300), np.int64)
-    assert panel(np.zeros((600, 1300, 3), np.uint8), large, large, colours, 0).shape == (2 * 200, 2 * 434, 3)
+    picture = panel(np.zeros((600, 1300, 3), np.uint8), large, large, classes, 0)
+    assert picture.shape[1:] == (2 * 434, 3)
+    assert (picture[2 * 200 :] == 255).any()
+    assert (picture[: 2 * 200] == 0).all()

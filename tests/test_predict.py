@@ -6,7 +6,6 @@ import re
 import shlex
 import signal
 import time
-from xml.etree import ElementTree
 
 import cv2
 import numpy as np
@@ -17,7 +16,7 @@ from PIL import Image
 
 import models
 import predict
-from data.classes import voc_colours
+from data.classes import Classes, voc_colours
 from data.images import read_image
 from errors import UserError
 from evaluation.pictures import overlay
@@ -104,7 +103,8 @@ def test_each_file_is_right_or_named(checkpoint, faulty, tmp_path, capsys):
         if name != "one.png":
             assert (labels == expected(checkpoint, image)).mean() > 0.999  # ties; batches differ
         with Image.open(out / "overlays" / f"{stem}.jpg") as overlay:
-            assert overlay.size == image.shape[1::-1]
+            assert overlay.width >= image.shape[1]
+            assert (overlay.height > image.shape[0]) == bool(labels.any())  # a legend of all classes but the background
         probs = np.load(out / "probs" / f"{stem}.npy")
         assert (probs.shape, probs.dtype) == ((5, *image.shape[:2]), np.float16)
         assert np.abs(probs.astype(np.float64).sum(0) - 1).max() < 5e-3
@@ -219,6 +219,27 @@ def test_deleted_files_are_predicted_again_and_others_are_not(checkpoint, tmp_pa
     assert {path.relative_to(out).as_posix() for path in out.rglob(".*")} == {new, *others}
 
 
+def test_a_batch_that_is_not_done_is_predicted_again_whole(checkpoint, tmp_path, monkeypatch):
+    """A model's result may depend on the batch's size: after a kill, probabilities differed in the last bit."""
+    given, out = tmp_path / "photos", tmp_path / "out"
+    given.mkdir()
+    for number in range(6):
+        photo().save(given / f"{number}.png")
+    frames = [photo().rotate(5 * number) for number in range(6)]
+    frames[0].save(given / "film.gif", save_all=True, append_images=frames[1:])
+    assert run(checkpoint, given, out, "--val_batchsize", "3") == 0
+    batches, predict_batch = [], predict.Prediction._predict
+    monkeypatch.setattr(
+        predict.Prediction,
+        "_predict",
+        lambda self, images, **more: batches.append(list(images)) or predict_batch(self, images, **more),
+    )
+    for name in ("4", "film/000002"):
+        (out / f"masks/{name}.png").unlink()
+    assert run(checkpoint, given, out, "--val_batchsize", "3") == 0
+    assert batches == [["3", "4", "5"], [f"film/00000{number}" for number in (1, 2, 3)]]
+
+
 def test_predictions_of_something_else_are_not_taken_for_these(checkpoint, tmp_path):
     given, out = folder_of(tmp_path, 2), tmp_path / "out"
     assert run(checkpoint, given, out) == 0
@@ -261,7 +282,7 @@ def test_errors_of_the_writing_threads_are_raised(tmp_path):
     image, label = np.zeros((4, 4, 3), np.uint8), np.zeros((4, 4), np.uint8)
 
     def write() -> None:  # raised by the call itself, if the thread is that quick, or by the next one
-        with Outputs(tmp_path, voc_colours(), 0, overlays=False, probs=False) as outputs:
+        with Outputs(tmp_path, Classes([], voc_colours()), 0, overlays=False, probs=False) as outputs:
             outputs.write("a", image, label, None, frame=False)
             outputs.wait()
 
@@ -347,10 +368,11 @@ def test_overlay_leaves_the_background_clear_unless_there_is_none(checkpoint, tm
     image = np.asarray(photo(60, 80))
     label = np.zeros((60, 80), np.uint8)
     label[20:40, 30:60] = 1
-    with Outputs(tmp_path, voc_colours(), background, overlays=True, probs=False) as outputs:
+    classes = Classes(["ground", "disc"], voc_colours())
+    with Outputs(tmp_path, classes, background, overlays=True, probs=False) as outputs:
         outputs.write("a", image, label, None, frame=False)
         outputs.wait()
-    written = np.asarray(Image.open(tmp_path / "overlays/a.jpg")).astype(int)
+    written = np.asarray(Image.open(tmp_path / "overlays/a.jpg"))[:60, :80].astype(int)
     for number in (0, None):
         painted = overlay(image, label, voc_colours(), number)
         assert (np.abs(written - painted).mean() < 5) == (number == background)  # JPEG is not exact
@@ -360,21 +382,25 @@ def test_overlay_leaves_the_background_clear_unless_there_is_none(checkpoint, tm
     assert json.loads((tmp_path / "out/predictions.json").read_text())["overlay"] == {"background": background}
 
 
-def test_a_legend_names_the_colours_of_overlays(tmp_path):
+def test_overlays_and_films_have_the_colours_of_the_masks_and_a_legend(tmp_path):
     classes = tmp_path / "classes.txt"
     classes.write_text("void #102030\nroad & kerb #ff0080\n\u5929\u7a7a #0000ff\n", encoding="utf-8")
     checkpoint = random_checkpoint(tmp_path / "best.pt", num_classes=3, classes=classes)
     photo().save(tmp_path / "a.png")
-    assert run(checkpoint, tmp_path / "a.png", tmp_path / "plain") == 0
-    assert not (tmp_path / "plain/legend.svg").exists()
-    assert run(checkpoint, tmp_path / "a.png", tmp_path / "out", "--overlay") == 0
-    svg = ElementTree.parse(tmp_path / "out/legend.svg").getroot()
-    space = "{http://www.w3.org/2000/svg}"
-    texts = [text.text for text in svg.iter(f"{space}text")]
-    assert texts == ["void (not painted)", "road & kerb", "\u5929\u7a7a"]  # --background is 0
-    assert [box.get("fill") for box in svg.iter(f"{space}rect")] == ["#102030", "#ff0080", "#0000ff"]
+    write_video(tmp_path / "film.avi", 3, "MJPG")
+    given = [str(tmp_path / "a.png"), str(tmp_path / "film.avi")]
+    assert run(checkpoint, given, tmp_path / "out", "--overlay") == 0
     with Image.open(tmp_path / "out/masks/a.png") as image:
         assert image.getpalette()[:9] == [0x10, 0x20, 0x30, 0xFF, 0, 0x80, 0, 0, 0xFF]
+        shown = set(np.unique(np.array(image))) - {0}
+    assert shown
+    strip = np.asarray(Image.open(tmp_path / "out/overlays/a.jpg")).astype(int)[60:]
+    for number, colour in ((1, (0xFF, 0, 0x80)), (2, (0, 0, 0xFF))):
+        assert (np.abs(strip - colour).max(axis=2) < 30).any() == (number in shown)
+    [film] = [cv2.VideoCapture(str(path)) for path in tmp_path.glob("out/overlays/film.*")]
+    frames = [film.read()[1] for _ in range(3)]
+    assert frames[0].shape[0] > 48
+    assert all(frame.shape == frames[0].shape for frame in frames)
 
 
 def test_video_that_is_cut_off_is_named(checkpoint, tmp_path, capsys):
@@ -441,11 +467,3 @@ def test_full_disk_ends_it_with_one_line(checkpoint, small_disk, tmp_path):
     words = ["--checkpoint", str(checkpoint), "--input", str(given), "--output", str(small_disk), "--device", "cpu"]
     one_line_each(finish([start([*words, "--probs", "--workers", "0"], tmp_path, "predict.py")]), "No space left")
     assert not list(small_disk.rglob(".*"))
-
-
-def test_legend_is_written_if_an_earlier_start_left_none(tmp_path):
-    """A disk that was full after predictions.json."""
-    for _ in range(2):
-        outputs = Outputs(tmp_path / "o", voc_colours(), 0, overlays=True, probs=False, rank=0, names=["a", "b"])
-        outputs.claim({"input": "."}, overwrite=False)
-        (tmp_path / "o" / "legend.svg").unlink()  # fails where claim() wrote none

@@ -1,12 +1,19 @@
 """From any folder to the command that trains: the commands that the programs print, pasted one after the other."""
 
+import re
 import shlex
+import unicodedata
 from pathlib import Path
 
+import annotated
+import annotated_masks
 import numpy as np
 import pytest
-from faulty_data import label, picture
+from annotated import Picture, draw_pictures
+from faulty_data import label, picture, turned
 from known_datasets import put
+from PIL import Image
+from test_convert import drawn
 
 import data.check.__main__ as check
 import data.convert.__main__ as convert
@@ -38,7 +45,7 @@ def follow(root: Path, capsys) -> list[str]:
         if last.startswith("to train: "):
             assert train.main([*shlex.split(last)[4:], *TINY.split(), "--logdir", str(root.parent / "log")]) == 0
             return pasted
-        line = last.split("draw masks from them: ")[-1].removeprefix("to fix: ")
+        line = re.split(r"convert them: |then: ", last)[-1].removeprefix("to fix: ")
         pasted.append(shlex.split(line)[2])
         if pasted[-1] == "data.check":
             words = shlex.split(line)[3:]
@@ -65,3 +72,101 @@ def test_masks_of_any_kind_without_a_split(tmp_path, capsys, monkeypatch, mask, 
         put(tmp_path / f"my data/images/{image}.jpg", picture(image))
         put(tmp_path / "my data" / name.format(image), mask)
     assert follow(tmp_path / "my data", capsys) == expected
+
+
+def test_a_messy_folder(tmp_path, capsys, monkeypatch):
+    """Foreign names of folders, umlauts in both Unicode forms, colours, EXIF, 16 bits, files without a partner."""
+    monkeypatch.chdir(Path(__file__).parent.parent)
+    root = tmp_path / "Meine Übung"
+    for number in range(6):
+        name = f"Bäume am Fluß ({number})"
+        put(root / f"Bilder/{name}.jpg", picture(name))
+        put(root / f"Masken/{unicodedata.normalize('NFD', name)}.png", COLOURS[label(0, 1, 2)])
+    options = turned("gedreht", 6)  # the image is turned, its mask is not
+    Image.fromarray(options["image"]).save(root / "Bilder/gedreht.jpg", exif=options["exif"])
+    put(root / "Masken/gedreht.png", COLOURS[label(0, 1)])
+    put(root / "Bilder/tief.png", picture("tief")[..., 0].astype(np.uint16) * 200)
+    put(root / "Masken/tief.png", COLOURS[label(0, 2)])
+    put(root / "Bilder/ohne Maske.jpg", picture("ohne"))
+    put(root / "Masken/ohne Bild.png", COLOURS[label(0, 1)])
+    put(root / "andere/Notiz.png", picture("andere"))
+    (root / "Thumbs.db").write_bytes(b"\0")
+    assert follow(root, capsys) == ["data.check", "data.convert", "data.split"]
+    out = root.with_name("Meine Übung_masks")
+    assert len(list((out / "masks").iterdir())) == 6  # the others are named, and left out
+    assert len([*(out / "train.txt").read_text().splitlines(), *(out / "val.txt").read_text().splitlines()]) == 6
+
+
+@pytest.mark.parametrize("layout", ["{name}", "{name}/train", "train/{name}"])
+def test_folders_that_lie_beside_are_named(tmp_path, capsys, layout):
+    """Also if the user names one of them. Two folders of masks are no images and masks."""
+    root = tmp_path / "my data"
+    for name in "abc":
+        put(root / layout.format(name="Bilder") / f"{name}.jpg", picture(name))
+        for folder in ("Alte_Masken", "Masken"):
+            put(root / layout.format(name=folder) / f"{name}_gt.png", label(0, 1, 2))
+    question = r"are 'Bilder' images and '{0}' masks\? then: .* --image_path Bilder --train_path {0} --val_path {0}"
+    expected = "no masks found: " + "; or ".join(map(question.format, ("Alte_Masken", "Masken"))) + "$"
+    for words in ([], ["--dataset", "Folder", "--image_path", "Bilder"]):
+        with pytest.raises(UserError, match=expected):
+            check.main([str(root), "--workers", "0", *words])
+
+
+EXPORTS = {
+    "labelme": annotated.write_labelme,
+    "coco": annotated.write_coco,
+    "yolo": annotated.write_yolo,
+    "cvat": annotated.write_cvat,
+    "labelstudio": annotated.write_labelstudio,
+    "supervisely": annotated_masks.write_supervisely,
+    "panoptic": lambda folder, pictures: annotated_masks.write_panoptic(folder, pictures, drawn),
+}
+
+
+@pytest.mark.parametrize("kind", EXPORTS)
+def test_exports_of_tools(tmp_path, capsys, monkeypatch, kind):
+    monkeypatch.chdir(Path(__file__).parent.parent)
+    pictures = [Picture(f"foto ä{number}", *item[1:]) for number, item in enumerate(draw_pictures(5, kinds="polygon"))]
+    EXPORTS[kind](tmp_path / "mein Export", pictures)
+    assert follow(tmp_path / "mein Export", capsys) == ["data.convert", "data.split"]
+
+
+def test_roboflows_masks_have_their_names(tmp_path, capsys, monkeypatch):
+    """train/x.jpg, train/x_mask.png and train/_classes.csv, whose first line is "Pixel Value, Class"."""
+    monkeypatch.chdir(Path(__file__).parent.parent)
+    for folder in ("train", "valid"):
+        for name in "ab":
+            put(tmp_path / f"data/{folder}/{folder}{name}.jpg", picture(folder + name))
+            put(tmp_path / f"data/{folder}/{folder}{name}_mask.png", label(0, 1, 2))
+        (tmp_path / f"data/{folder}/_classes.csv").write_text("Pixel Value, Class\n0, background\n1, dog\n2, the sky\n")
+    assert check.main([str(tmp_path / "data"), "--workers", "0"]) == 0
+    assert "  2  the sky  " in capsys.readouterr().out
+    assert follow(tmp_path / "data", capsys) == []
+    (tmp_path / "data/train/_classes.csv").write_text("Pixel Value, Class\n0, background\n2, dog\n")
+    check.main([str(tmp_path / "data"), "--workers", "0"])
+    assert "the pixel values are not 0, 1, 2, ..." in capsys.readouterr().out
+
+
+def test_black_and_names_that_are_colours_are_said(tmp_path, capsys):
+    for name in "ab":
+        put(tmp_path / f"in/images/{name}.jpg", picture(name))
+        put(tmp_path / f"in/masks/{name}.png", COLOURS[label(0, 1, 2)])
+    edit = f"edit the first word of each line of {tmp_path / 'out/classes.txt'}"
+    convert.main([str(tmp_path / "in"), str(tmp_path / "out"), "--workers", "0"])
+    said = capsys.readouterr().out
+    assert (
+        "black became the class background: if it means unlabelled, convert to a new folder with --unlabelled ignore"
+        in said
+    )
+    assert edit in said
+    check.main([str(tmp_path / "out"), "--workers", "0"])
+    assert edit in capsys.readouterr().out
+    convert.main([str(tmp_path / "in"), str(tmp_path / "two"), "--workers", "0", "--unlabelled", "background"])
+    assert "black became" not in capsys.readouterr().out
+
+
+def test_scribblesups_images_have_vocs_classes(scribblesup, capsys):
+    check.main([str(scribblesup), "--workers", "0", "--splits", "train"])
+    said = capsys.readouterr().out
+    assert "--numclasses 21 (named by voc)" in said
+    assert "aeroplane" in said

@@ -25,7 +25,7 @@ def test_few_photos_on_a_gpu():
     chosen = recipe(PHOTOS)
     # At least 4000 steps of 16; 20 validations: 3200 images each, 75 passes over 43.
     assert chosen == {
-        "model_type": "res50_ASPP", "layers": 50, "crop_size": 465, "batchsize": 16, "max_steps": 4000, "repeat": 75,
+        "layers": 50, "crop_size": 465, "batchsize": 16, "max_steps": 4000, "repeat": 75,
         "lr": 0.01,
     }  # fmt: skip
 
@@ -38,7 +38,6 @@ def test_many_images_take_fifty_passes_and_very_many_take_80000_steps():
     assert recipe(dataclasses.replace(PHOTOS, num_images=118_000))["max_steps"] == 80_000
     # CDSP's own labels and number of images: its learning rate.
     assert recipe(dataclasses.replace(voc, dataset="ScribblePseudoDsDc"))["lr"] == 1e-3
-    assert "model_type" not in recipe(dataclasses.replace(voc, dataset="ScribblePseudoDsDc"))
 
 
 @pytest.mark.parametrize("world_size", [1, 4])
@@ -56,6 +55,13 @@ def test_little_memory_accumulates_the_same_batch():
     for memory, batch in ((8.0, 8), (4.0, 4), (2.0, 1), (80.0, 16)):
         chosen = recipe(dataclasses.replace(PHOTOS, memory=memory))
         assert (chosen["batchsize"], chosen.get("accum_steps", 1), chosen["max_steps"]) == (batch, 16 // batch, 4000)
+
+
+def test_model_without_pseudo_labels_has_no_lorm():
+    words = ["--dataset_path", "data", "--dataset"]
+    assert config.parse([*words, "Folder"]).model_type == "res50_ASPP"
+    assert config.parse([*words, "ScribblePseudo"]).model_type == "res50_ASPP_lorm"
+    assert config.parse([*words, "Dense", "--model_type", "deeplabv3"]).model_type == "deeplabv3"
 
 
 def test_what_is_given_is_kept():

@@ -60,13 +60,13 @@ def test_b5_b7_released_files_load_whole_and_give_the_logits_of_the_release(kind
 def test_b5_no_file_of_ours_or_torchvisions_is_taken_for_a_released_one():
     with torch.device("meta"):
         others = [models.build(name, layers=50, num_classes=21) for name in models.MODELS]
-        others += [
-            torchvision.models.resnet50(),
-            torchvision.models.segmentation.deeplabv3_resnet50(weights_backbone=None),
-        ]
+        others += [torchvision.models.resnet50()]
+        deeplab = torchvision.models.segmentation.deeplabv3_resnet50(weights_backbone=None).state_dict()
     for model in others:
         assert released_type(model.state_dict()) is None
-        assert not needs_stride_in_1x1(model.state_dict(), "x")
+        assert not needs_stride_in_1x1(model.state_dict(), "x", "res50_ASPP")
+    assert released_type(deeplab) == "deeplabv3_torchvision"
+    assert not needs_stride_in_1x1(deeplab, "x", "deeplabv3_torchvision")
 
 
 def test_b7_another_model_type_is_refused_and_the_right_one_named(tmp_path):

@@ -4,7 +4,6 @@ import base64
 import io
 import json
 import re
-import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,8 +16,10 @@ from PIL import Image
 from data.classes import voc_colours
 from errors import UserError
 from evaluation.pictures import contours
-from evaluation.report import MAX_POINTS, write_report, write_run_report
+from evaluation.report import MAX_POINTS, page, with_new_curves
 from evaluation.scoring import Example, Result
+from files import write_atomic
+from runs import checkpoint
 
 HOSTILE = "</script><img src=x onerror=alert(1)>{{title}}<!--<script>.png"
 CLASSES = ["sky", "road", "car", "<b>moon</b>"]
@@ -82,12 +83,23 @@ def config(folder: Path, classes: list[str], background: int | None = 0) -> Simp
 FACTS = {"Checkpoint": "log/x/best.pt\nstep 20", "2": "kept in order", "1": HOSTILE}
 
 
-def write(folder: Path, *, classes=CLASSES, confusion=CONFUSION, curves=CURVES, scores=BOUNDARY, facts=FACTS, **other):
+def draw(folder: Path, *, classes=CLASSES, confusion=CONFUSION, scores=BOUNDARY, facts=FACTS, **other) -> str:
     cfg = config(folder, classes, other.get("background", 0))
+    counts = np.ones((7, 3, len(classes)), np.int64)
+    result = Result(["x"] * 7, torch.tensor(confusion), torch.zeros(3, len(classes), dtype=torch.int64), counts)
+    result.scores_with_interval = result.scores | scores
+    return page(HOSTILE, facts, cfg, result, other.get("shown", examples()), folder, other.get("comparison"))
+
+
+def write_curves(folder: Path, curves: list[dict]) -> None:
+    folder.mkdir(exist_ok=True)
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in curves))
-    result = Result(["x"] * 7, torch.tensor(confusion), examples=other.get("shown", examples()))
-    result.scores = result.scores | scores
-    return write_report(folder / "new/index.html", HOSTILE, facts, cfg, result, folder, other.get("comparison"))
+
+
+def write(folder: Path, *, curves=CURVES, **values) -> Path:
+    write_curves(folder, curves)
+    write_atomic(folder / "new/index.html", draw(folder, **values), parents=True)
+    return folder / "new/index.html"
 
 
 class Elements(HTMLParser):
@@ -205,24 +217,44 @@ def test_long_curves_are_thinned_out_and_damaged_lines_skipped(tmp_path):
     assert curves["train"][-1]["step"] == lines[-1]["step"]
     assert curves["val"] == []
 
-    result = Result(["x"] * 7, torch.tensor(CONFUSION), examples=examples()[:1])
     good = [json.dumps(line) for line in CURVES]
     (tmp_path / "metrics.jsonl").write_text(
         "\n".join(["not JSON", "[1]", *good, good[0].replace("2.5", "NaN"), good[0][:9]])
     )
-    write_run_report(tmp_path, 20, config(tmp_path, CLASSES), result)
+    (tmp_path / "report.html").write_text(draw(tmp_path))
     data = Elements(tmp_path / "report.html").data()
     assert [line["loss"] for line in data["curves"]["train"]] == [2.5, 1.25, None]
     assert len(data["curves"]["val"]) == 2
-    assert "boundary_iou" not in data["scores"]
-    assert [entry["name"] for entry in data["examples"]] == NAMES[:1]
 
 
-def test_page_that_cannot_be_written_is_named_and_the_old_one_kept(small_disk):
-    path = write(small_disk)
-    before = path.read_bytes()
-    (small_disk / "filler").write_bytes(bytes(shutil.disk_usage(small_disk).free))
-    with pytest.raises(UserError, match=r"index\.html: cannot be written \(No space left on device\)"):
-        write(small_disk)
-    assert path.read_bytes() == before
-    assert list(path.parent.iterdir()) == [path]
+def test_new_curves_leave_the_rest_of_the_page(tmp_path):
+    assert with_new_curves(tmp_path / "report.html") is None
+    write_curves(tmp_path, CURVES)
+    (tmp_path / "report.html").write_text(draw(tmp_path))
+    before = Elements(tmp_path / "report.html").data()
+    write_curves(tmp_path, [*CURVES, CURVES[-1] | {"step": 30, "miou": 0.5}])
+    (tmp_path / "report.html").write_text(with_new_curves(tmp_path / "report.html"))
+    after = Elements(tmp_path / "report.html").data()
+    assert [line["step"] for line in after["curves"]["val"]] == [10, 20, 30]
+    assert after | {"curves": before["curves"]} == before
+    (tmp_path / "report.html").write_text("a page of another program")
+    assert with_new_curves(tmp_path / "report.html") is None
+
+
+@pytest.mark.parametrize("fault", ["drawing", "writing"])
+def test_report_that_fails_is_named_and_the_checkpoint_is_written(tmp_path, caplog, fault):
+    path = tmp_path / "report.html"
+    if fault == "writing":
+        path.mkdir()
+
+    def draw() -> str:
+        if fault == "drawing":
+            raise UserError("photo.jpg: cannot be read")
+        return "a page"
+
+    writer = checkpoint.Writer()
+    writer.save({"step": 3}, [tmp_path / "best.pt", tmp_path / "last.pt"], {}, (path, draw))
+    writer.wait()
+    assert [checkpoint.step_of(tmp_path / name) for name in ("best.pt", "last.pt")] == [3, 3]
+    named = {"drawing": "photo.jpg: cannot be read", "writing": f"{path}: cannot be written (Is a directory)"}[fault]
+    assert caplog.messages == [f"no report: {named}"]

@@ -92,7 +92,7 @@ def test_folder_of_a_start_that_was_killed_is_taken_again(demo_run, demo_flags, 
     words = demo_flags(name="x")
     start(["killed_in_first_step", "0", *words], tmp_path, FAULTS).wait()
     names = {file.name for file in (tmp_path / "x").iterdir() if "tfevents" not in file.name}
-    assert names == {"train.log", "config.yaml", "metrics.jsonl"}
+    assert names == {"train.log", "config.yaml", "metrics.jsonl", "augmented.jpg"}
     assert demo_run(name="x").name == "x"
     assert [folder.name for folder in tmp_path.iterdir()] == ["x"]
 

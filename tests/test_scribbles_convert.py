@@ -210,6 +210,15 @@ def test_a_repaired_file_is_added_and_names_in_other_lists_stay_there(tmp_path):
         convert("labelme", source, tmp_path / "out", *words, "--line_width", "5")
 
 
+def test_a_list_that_was_being_written_when_the_command_was_killed_is_not_read(tmp_path):
+    source, _ = write("labelme", tmp_path / "in", draw_strokes(2, kinds="line"))
+    convert("labelme", source, tmp_path / "out")
+    lists = tmp_path / "out/ImageSets/Segmentation"
+    (lists / "train.txt").rename(lists / ".0123456789abcdef.part.txt")  # see files.writing()
+    convert("labelme", source, tmp_path / "out")
+    assert read_list(lists / "train.txt") == ["picture_0", "picture_1"]
+
+
 def test_names_fit_into_a_list(tmp_path):
     """A list has a name on each line, without folder or space."""
     write("labelme", tmp_path / "in/night shift", draw_strokes(1, kinds="line"))

@@ -121,6 +121,12 @@ def test_other_folders_are_refused_before_work(masks, tmp_path):
         simulate(masks, masks / "out")
 
 
+def test_a_command_killed_while_it_claims_its_folder_can_be_repeated(masks, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/.0123456789abcdef.part.json").write_text("{")  # what it leaves, see files.writing()
+    assert simulate(masks, tmp_path / "out") == 0
+
+
 def test_masks_that_cannot_be_read_are_named_and_the_others_drawn(tmp_path, capsys):
     (tmp_path / "in").mkdir()
     for name in ("cut", "good"):

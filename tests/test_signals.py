@@ -83,6 +83,7 @@ def test_other_signals_stop_a_single_process_while_it_saves(words, unbroken, tmp
     [(status, stdout, stderr)] = finish([start(["signal_while_saving", "0", *words], tmp_path, FAULTS, SIGNAL=name)])
     assert status == STOPPED, stderr
     assert f"stopped by {name} after step" in stdout
+    assert f"report:  {tmp_path / 'x/report.html'}" in stdout  # of the validation whose checkpoint was being written
     assert_resumes(words, tmp_path, unbroken[1])
 
 

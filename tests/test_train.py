@@ -61,13 +61,13 @@ def test_run_folder_holds_what_the_readme_says(run_of_two_epochs, demo_root):
     folder = run_of_two_epochs
     names = {path.name for path in folder.iterdir() if "tfevents" not in path.name}
     checkpoints = {"last.pt", "best.pt", "epoch_0001.pt", "epoch_0002.pt"}
-    assert names == {"config.yaml", "train.log", "metrics.jsonl", "report.html"} | checkpoints
+    assert names == {"augmented.jpg", "config.yaml", "train.log", "metrics.jsonl", "report.html"} | checkpoints
     saved = yaml.safe_load((folder / "config.yaml").read_text())
     assert saved["dataset_path"] == str(demo_root)
     assert set(saved) == {name for name, item in FLAGS.items() if not item.per_launch}
     log = (folder / "train.log").read_text()
     assert "rank 0, local rank 0, world size 1, device cpu, no process group" in log
-    assert "global batch 2, 4 steps an epoch, lr 0.01" in log
+    assert "global batch 2, 4 steps an epoch, 8 steps in all, lr 0.01" in log
     assert "mIoU" in log
 
 
@@ -90,7 +90,13 @@ def test_tensorboard_has_curves_and_pictures(run_of_two_epochs):
     expected = {"train/loss", "train/loss_seg", "train/lr", "train/images_per_s", "val/miou", "val_iou/0"}
     assert expected <= set(tags["scalars"])
     assert [event.step for event in board.Scalars("train/loss")] == list(range(1, 9))
-    assert len(tags["images"]) == 3  # the validation list's images
+    assert len(tags["images"]) == 4  # the first training samples, and the validation list's images
+    assert [event.step for event in board.Images("train_images/augmented")] == [0]
+    (text,) = board.Tensors("config.yaml/text_summary")
+    (shown,) = text.tensor_proto.string_val
+    assert yaml.safe_load(shown.decode().strip("`").removeprefix("yaml")) == yaml.safe_load(
+        (run_of_two_epochs / "config.yaml").read_text()
+    )
 
 
 def test_checkpoint_holds_tensors_and_plain_values_only(run_of_two_epochs):
@@ -200,7 +206,7 @@ def test_real_scribbles_train_with_all_five_losses(scribblesup, tmp_path):
 def test_average_of_weights_is_what_is_validated_and_saved(demo_run, demo_root):
     folder = demo_run(ema=0.8, dataset="Dense", lr=0.05)
     content = read(folder)
-    model = models.build("res50_ASPP_lorm", layers=18, num_classes=5).eval()
+    model = models.build("res50_ASPP", layers=18, num_classes=5).eval()
     miou = {}
     val_loader = get_loader(config.parse(flags(dataset_path=demo_root)), "val", Group(torch.device("cpu")))
     for part in ("model", "ema"):

@@ -7,6 +7,7 @@ import torch
 
 from data.dataset import SegmentationDataset
 from data.distance import pseudo_distance, scribble_distance
+from data.jitter import ColourJitter
 from data.layout import Split, read_list
 from data.transforms import MEAN_COLOUR, CentreCrop, TrainTransform
 
@@ -96,6 +97,117 @@ def test_half_of_the_samples_are_rotated():
     matrices = [TrainTransform(8)._matrix(8, 8, rng) for _ in range(400)]
     assert 160 <= sum(matrix[0, 1] != 0 for matrix in matrices) <= 240
     assert all(TrainTransform(8, rotation_p=0.0)._matrix(8, 8, rng)[0, 1] == 0 for _ in range(20))
+
+
+class Chosen(Fixed):
+    """Fixed, which then flips upside down and turns by 90 degrees clockwise as often as it is told."""
+
+    def __init__(self, *, upside_down: bool, turns: int, **values):
+        super().__init__(**values)
+        self.randoms = iter([*list(self.randoms)[:-1], 0.0 if upside_down else 0.9, 0.9])
+        self.turns = turns
+
+    def integers(self, end: int) -> int:
+        assert end == 4
+        return self.turns
+
+
+@pytest.mark.parametrize("size", [(10, 12), (10, 13), (9, 13)])
+@pytest.mark.parametrize("flip", [False, True])
+@pytest.mark.parametrize("upside_down", [False, True])
+@pytest.mark.parametrize("turns", range(4))
+def test_quarter_turns_and_flips_are_exact_at_scale_1(turns, upside_down, flip, size):
+    """Also where an odd number of pixels is left over on a side, or is missing: nothing is resampled."""
+    rng = np.random.default_rng(0)
+    maps = {"image": rng.integers(0, 256, (*size, 3), np.uint8), "label": rng.integers(0, 255, size, np.uint8)}
+    transform = TrainTransform(11, scale=(1, 1), flip_vertical=True, quarter_turns=True)
+    warped = transform(maps, Chosen(turns=turns, upside_down=upside_down, flip=flip, offset=(0.7, 0.2)))
+    for name, outside in (("image", MEAN_COLOUR), ("label", 255)):
+        values = np.rot90(maps[name], -turns)  # numpy turns anticlockwise
+        values = values[::-1] if upside_down else values
+        values = values[:, ::-1] if flip else values
+        expected = np.full((11, 11, *values.shape[2:]), outside, np.uint8)
+        # The crop begins at 0.7 of the columns and 0.2 of the rows left over; of those missing, half come first.
+        left, top = (
+            np.rint(at * (side - 11) if side > 11 else (side - 11) / 2).astype(int)
+            for at, side in zip((0.7, 0.2), values.shape[1::-1], strict=True)
+        )
+        part = values[max(0, top) : top + 11, max(0, left) : left + 11]
+        expected[max(0, -top) :, max(0, -left) :][: part.shape[0], : part.shape[1]] = part
+        assert np.array_equal(warped[name], expected), name
+
+
+def test_flips_and_turns_come_as_often_as_they_should():
+    """Of 800 matrices, 400 are upside down and 200 each have one of the four turns; the bounds are 4 deviations."""
+    rng, transform = np.random.default_rng(0), TrainTransform(8, rotation=0, flip_vertical=True, quarter_turns=True)
+    linear = [transform._matrix(8, 8, rng)[:, :2] for _ in range(800)]
+    linear = [np.rint(matrix / np.abs(matrix).max()).astype(int) for matrix in linear]
+    # The eight symmetries of a square, 100 each: 100 - 4 * sqrt(800 * 1/8 * 7/8) = 62
+    assert all(62 <= count <= 138 for count in np.unique(linear, axis=0, return_counts=True)[1])
+    assert len(np.unique(linear, axis=0)) == 8
+    only = TrainTransform(8, rotation=0, flip_horizontal=False)
+    assert all((np.sign(only._matrix(8, 8, rng)[:, :2]) == np.eye(2)).all() for _ in range(20))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_new_settings_leave_a_seeds_other_draws_as_they_are(seed):
+    """Flips, turns and colours are drawn after the rest, so scale, angle and place of the crop stay the same."""
+    plain, every = TrainTransform(33), TrainTransform(33, flip_vertical=True, quarter_turns=True)
+    first, second = (kind._matrix(40, 40, np.random.default_rng(seed))[:, :2] for kind in (plain, every))
+    assert np.linalg.det(first @ first.T) == pytest.approx(np.linalg.det(second @ second.T))
+    maps = noise(40, 40)
+    coloured = TrainTransform(33, jitter=ColourJitter())
+    one, other = (kind(maps, np.random.default_rng(seed)) for kind in (plain, coloured))
+    assert np.array_equal(one["label"], other["label"])
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32"])
+@pytest.mark.parametrize("channels", [1, 3, 5])
+def test_colours_change_the_image_and_neither_padding_nor_labels(channels, dtype):
+    rng = np.random.default_rng(0)
+    image = rng.integers(0, 200, (20, 30, channels)).astype(dtype)
+    maps = {"image": image, "label": np.zeros((20, 30), np.uint8), "distance_s": np.ones((20, 30), np.uint8)}
+    outside = tuple(float(number) for number in range(1, channels + 1))
+    std = None if (channels, dtype) == (3, "uint8") else (10.0,) * channels
+    jitter = ColourJitter(outside, std, p=1.0)
+    plain = TrainTransform(40, outside=outside, blur=0.0)(maps, np.random.default_rng(3))
+    changed = TrainTransform(40, outside=outside, blur=0.0, jitter=jitter)(maps, np.random.default_rng(3))
+    inside = plain["label"] == 0
+    assert 0.1 < inside.mean() < 0.9
+    padding = ~inside & (plain["image"] == outside).all(-1)  # and not the border, where both are mixed
+    assert (changed["image"][padding] == plain["image"][padding]).all()
+    # The draws of the warp and of the blur come first; then one colour for the whole image.
+    generator = np.random.default_rng(3)
+    TrainTransform(40, outside=outside, blur=0.0)(maps, generator)
+    expected = jitter(plain["image"], np.ones((40, 40), np.uint8), generator)
+    assert (expected != plain["image"]).any()
+    assert (changed["image"][inside] == expected[inside]).all()
+    for name in ("label", "distance_s"):
+        assert np.array_equal(changed[name], plain[name])
+    assert changed["image"].dtype == image.dtype
+
+
+def plain_hue(colour: np.ndarray, turn: float) -> np.ndarray:
+    """Turn a colour about the axis of the greys: its part along the axis stays, the rest turns across it."""
+    axis = np.ones(3) / np.sqrt(3)
+    along = colour @ axis * axis
+    across = colour - along
+    angle = 2 * np.pi * turn
+    return along + np.cos(angle) * across + np.sin(angle) * np.cross(axis, across)
+
+
+def test_hue_turns_colours_and_keeps_greys():
+    jitter = ColourJitter(brightness=0, contrast=0, saturation=0, hue=0.5, p=1.0, grey_p=0.0)
+    image = np.array([[[90, 90, 90], [255, 0, 0], [120, 130, 100], [10, 60, 200]]], np.uint8)
+    inside = np.ones((1, 4), np.uint8)
+    for seed in range(10):
+        draws = np.random.default_rng(seed)
+        draws.random(2)
+        turn = draws.uniform([1, 1, 1, -0.5], [1, 1, 1, 0.5])[3]
+        changed = jitter(image, inside, np.random.default_rng(seed))[0].astype(int)
+        expected = [plain_hue(colour, turn).clip(0, 255) for colour in image[0].astype(float)]
+        assert np.abs(changed - expected).max() <= 1.5  # OpenCV's matrix has about ten bits
+    assert plain_hue(np.array([255.0, 0, 0]), 1 / 3) == pytest.approx([0, 255, 0])  # red becomes green
 
 
 @pytest.mark.parametrize("seed", range(20))

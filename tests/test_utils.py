@@ -206,9 +206,11 @@ def test_a18_only_rank_0_loads_start_weights(demo_root, caplog):
         (101, "imagenet_v1", "resnet101-63fe2227.pth", "ResNet101_Weights.IMAGENET1K_V1"),
         (18, "imagenet", "resnet18-f37072fd.pth", "ResNet18_Weights.IMAGENET1K_V1"),
         (18, "imagenet_v1", "resnet18-f37072fd.pth", "ResNet18_Weights.IMAGENET1K_V1"),
+        (50, "coco", "deeplabv3_resnet50_coco-cd0a2569.pth", "DeepLabV3_ResNet50_Weights.COCO_WITH_VOC_LABELS_V1"),
+        (101, "coco", "deeplabv3_resnet101_coco-586e9e4e.pth", "DeepLabV3_ResNet101_Weights.COCO_WITH_VOC_LABELS_V1"),
     ],
 )
-def test_b4_imagenet_weights_are_the_version_named(demo_root, monkeypatch, caplog, layers, pretrained, file, name):
+def test_b4_downloaded_weights_are_the_version_named(demo_root, monkeypatch, caplog, layers, pretrained, file, name):
     urls: list[str] = []
 
     def download(url: str, **_) -> dict[str, torch.Tensor]:
@@ -217,7 +219,9 @@ def test_b4_imagenet_weights_are_the_version_named(demo_root, monkeypatch, caplo
 
     caplog.set_level("DEBUG", "segtrain")
     monkeypatch.setattr(torch.hub, "load_state_dict_from_url", download)
-    given, start = build.get_start(cfg(demo_root, layers=layers, pretrained=pretrained), ALONE, None)
+    kind = "deeplabv3_torchvision" if pretrained == "coco" else "res50_ASPP"
+    given = cfg(demo_root, layers=layers, pretrained=pretrained, model_type=kind)
+    given, start = build.get_start(given, ALONE, None)
     model, _ = build.get_model(given, ALONE, start)
     assert [url.rpartition("/")[2] for url in urls] == [file]
     assert model.backbone.conv1.weight.abs().max() == 0

@@ -18,10 +18,10 @@ if not __package__:  # started as a file from another folder: python PATH/data/c
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 import program
-from data.check.commands import conversion, fixing_lines, training_lines
+from data.check.commands import fixing_lines, training_lines
 from data.check.duplicates import find_duplicates
 from data.check.findings import Findings
-from data.check.guess import guess_flags
+from data.check.guess import guess_flags, unread_labels
 from data.check.measure import measure
 from data.check.pictures import check_folder, write_pictures
 from data.check.report import class_table, finding_lines, summary_lines
@@ -39,7 +39,7 @@ from data.check.survey import Paths, Sample, survey
 from data.classes import read_classes
 from data.label_map import read_label_map
 from data.processes import work_on
-from data.released import Released
+from data.released import Released, is_voc
 from errors import UserError
 from image_stats import FILE_NAME, read_stats
 from labels import MAPS
@@ -64,9 +64,7 @@ def check(
     """
     findings, paths, given = Findings(root), paths or Paths(), num_classes is not None
     dataset, paths, known, found, samples = _find(root, dataset, paths, num_classes, splits, findings)
-    classes = classes or _class_file(root, num_classes, findings)
-    if known and not classes and num_classes in (None, int(known.flags["numclasses"])):
-        classes = known.flags["classes"]
+    classes = classes or _class_file(root, num_classes, findings) or _preset(root, dataset, known, num_classes)
     if classes:
         num_classes = len(read_classes(classes, num_classes).names)
     label_map = read_label_map(paths.label_map, num_classes)
@@ -110,22 +108,34 @@ def _find(
     """
     dataset, paths, known = guess_flags(root, dataset, paths, num_classes)
     found, samples = survey(root, dataset, paths, splits or paths.splits, findings)
-    if not any(sample.labels for sample in samples) and (problem := conversion(root)):
+    if not any(sample.labels for sample in samples) and (problem := unread_labels(root, paths)):
         raise UserError(f"{root}: {problem}")
     return dataset, paths, known, found, samples
 
 
 def _class_file(root: Path, num_classes: int | None, findings: Findings) -> str:
-    """Return the path of root/classes.txt, or "" if the file is missing or invalid; an invalid file is a finding."""
-    path = root / "classes.txt"
-    if not path.is_file():
+    """Return the path of root/classes.txt or of Roboflow's _classes.csv, or "" without one.
+
+    An invalid file is a finding, and is not used.
+    """
+    files = [root / "classes.txt", root / "_classes.csv", *sorted(root.glob("*/_classes.csv"))]
+    path = next((path for path in files if path.is_file()), None)
+    if path is None:
         return ""
     try:
         read_classes(str(path), num_classes)
     except UserError as error:
-        findings.add("class-file", path.name, str(error).removeprefix("--classes "))
+        findings.add("class-file", path, str(error).removeprefix("--classes "))
         return ""
     return str(path)
+
+
+def _preset(root: Path, dataset: str, known: Released | None, num_classes: int | None) -> str:
+    """Return the preset of the classes of a well-known data set, or of scribbles on VOC's images; "" for others."""
+    if known and num_classes in (None, int(known.flags["numclasses"])):
+        return known.flags["classes"]
+    is_scribbled = dataset not in ("Folder", "Dense")
+    return "voc" if is_scribbled and num_classes in (None, 21) and is_voc(root) else ""
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -9,11 +9,11 @@ import torch
 import shell
 from config import Config, as_dict
 from config.recipe import CPU, CUDA, Choice, Facts, Recipe
-from data.check.annotations import KINDS, PER_IMAGE, by_split, find_annotations
 from data.check.findings import Findings
 from data.check.summary import Summary
 from data.check.survey import Paths
-from data.images import IMAGE_SUFFIXES
+from data.convert.find import NUMBERS, find_kinds
+from data.convert.kinds import KINDS
 from data.plain import IMAGES, MASKS, Place, find_places, find_whole
 from data.released import ADE20K
 from data.resize import large_images
@@ -122,31 +122,14 @@ def _paths(summary: Summary) -> Paths:
 
 
 def conversion(root: Path) -> str:
-    """Return a text that ends with the command to convert the annotation files below root; "" if there are none."""
-    found = find_annotations(root)
+    """Return a text that ends with the command to convert the labels below root; "" if they need no conversion."""
+    found = {kind: path for kind, path in find_kinds(root).items() if kind != NUMBERS}
     if not found:
         return ""
-    kind, files = next(iter(found.items()))
-    files = [path for path in files if path.name.startswith("instances")] or files  # COCO's, beside those of keypoints
-    splits = {} if kind in PER_IMAGE else by_split(files, root)
-    out = new_folder(root)
-    if splits:
-        commands = [
-            ["-m", "data.convert", kind, path, out, "--split", split, *_images_of(path, root)]
-            for split, path in splits.items()
-        ]
-    elif len(files) == 1 and kind not in PER_IMAGE:
-        commands = [["-m", "data.convert", kind, files[0], out, *_images_of(files[0], root)]]
-    else:
-        commands = [["-m", "data.convert", kind, root, out]]
-    command = " && ".join(shell.python_command(*words) for words in commands)
-    return f"has no masks, but annotations of {KINDS[kind][0]} ({files[0]}): draw masks from them: {command}"
-
-
-def _images_of(path: Path, root: Path) -> list[object]:
-    """Return the flag that names the folder of the images of an annotation file, unless they are beside it."""
-    beside = any(other.suffix.lower() in IMAGE_SUFFIXES for other in path.parent.iterdir())
-    return [] if beside or path.parent == root else ["--images", root]
+    kinds = " and ".join(f"{KINDS[kind].about} ({path})" for kind, path in found.items())
+    commands = [shell.python_command("-m", "data.convert", kind, root, new_folder(root)) for kind in found]
+    choice = "choose one: " if len(commands) > 1 else "convert them: "
+    return f"no masks of class numbers, but {kinds}: {choice}{' or '.join(commands)}"
 
 
 def new_folder(root: Path) -> Path:

@@ -1,7 +1,10 @@
 """The report of the data check as text."""
 
+import re
+
 from data.check.findings import Findings
 from data.check.summary import ClassRow, Summary
+from data.classes import aligned
 
 LAYOUTS = {
     "Folder": "plain folders",
@@ -30,6 +33,8 @@ def summary_lines(summary: Summary) -> list[str]:
     source = "as released" if summary.known and not summary.num_classes_given else source
     source = f"named by {summary.class_file}" if summary.class_file else source
     lines.append(f"  classes: --numclasses {summary.num_classes} ({source})")
+    if any(re.fullmatch("#[0-9a-f]{6}", row.name) for row in summary.classes):
+        lines.append(f"  names are colours: to name classes, edit the first word of each line of {summary.class_file}")
     for kind, share in summary.agreement.items():
         name = {"scribble": "stroke pixels", "pseudo": "pseudo-label pixels"}[kind]
         lines.append(f"  {share:.1%} of the {name} have the class of the mask")
@@ -54,9 +59,7 @@ def class_table(summary: Summary) -> list[str]:
     table = [header, *map(cells, summary.classes)]
     if all(row.coverage is None for row in summary.classes):
         table = [row[:-1] for row in table]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    alignments = [">", "<", *">" * len(header)]
-    return ["  " + "  ".join(map("{:{}{}}".format, row, alignments, widths)) for row in table]
+    return [f"  {line}" for line in aligned(table)]
 
 
 def finding_lines(findings: Findings) -> list[str]:

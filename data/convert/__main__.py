@@ -1,5 +1,6 @@
 """Convert labels of other formats to images, palette PNGs and classes.txt, as --dataset Folder reads them.
 
+    python -m data.convert annotated Photos
     python -m data.convert labelme annotated Photos
     python -m data.convert coco instances_train2017.json COCO --images train2017 --split train
 
@@ -18,7 +19,9 @@ from data.arguments import Parser
 from data.convert.kinds import KINDS
 from data.convert.running import Layout, run
 
-EPILOG = """kinds:
+EPILOG = """Without KIND, the program finds the kind of the labels in IN, and says it.
+
+kinds:
 {kinds}
 
 A pixel belongs to a polygon, rectangle or ellipse if its centre is inside; the centre of pixel (0, 0) is (0.5, 0.5).
@@ -49,7 +52,7 @@ def parser() -> Parser:
         "data.convert", "Convert labels to images and masks for --dataset Folder.", EPILOG.format(kinds=kinds)
     )
     add = parser.add_argument
-    add("kind", metavar="KIND", choices=KINDS, help="format of the labels")
+    add("kind", nargs="?", metavar="KIND", choices=KINDS, help="format of the labels [found from the files]")
     add("source", type=Path, metavar="IN", help="file or folder of the labels")
     add("out", type=Path, metavar="OUT", help="folder to write: images, masks and classes.txt; must be new")
     classes = (

@@ -27,6 +27,8 @@ from data.convert.reading import (
 from data.convert.source import Entry, Options, Region, Source
 from errors import InputError
 
+MAX_CROWDS = 0.1  # share of the objects; in COCO itself it is 0.01
+
 
 def read(source: Path, options: Options) -> Source:
     """Return the images and classes of a COCO file, or of all such files below a folder."""
@@ -136,13 +138,20 @@ def _read_images(
     """Add an entry for each image of a COCO file. folder: see split_folder(). split: "" or what the file is of."""
     images = index_images(content, path, result.faults)
     records: dict[int, list[tuple[str, str | None, object]]] = {number: [] for number in images}
-    for position, annotation in enumerate(value_of(content, "annotations", list, str(path))):
+    annotations = value_of(content, "annotations", list, str(path))
+    num_crowds = sum(isinstance(item, dict) and item.get("iscrowd") == 1 for item in annotations)
+    has_crowds = num_crowds <= MAX_CROWDS * len(annotations)
+    if not has_crowds:
+        marked = f"{num_crowds} of {len(annotations)} objects are marked as crowds"
+        result.notes.append(f"{path}: {marked}, as CVAT, Datumaro and supervision mark masks: drawn as their class")
+    for position, annotation in enumerate(annotations):
         where = f"{path}: annotations[{position}]"
         try:
             number, category = (value_of(annotation, key, int, where) for key in ("image_id", "category_id"))
             if number not in images:
                 raise InputError(f"{where}: image_id {number} is not in 'images'")
-            name = None if annotation.get("iscrowd") else names.get(category, f"category_id {category}")
+            is_crowd = has_crowds and annotation.get("iscrowd")
+            name = None if is_crowd else names.get(category, f"category_id {category}")
             records[number].append((where, name, annotation.get("segmentation")))
         except InputError as error:
             result.faults.append(str(error))

@@ -1,5 +1,10 @@
-"""Masks painted in colours: one colour for each class."""
+"""Masks painted in colours: one colour for each class.
 
+CVAT ("Segmentation mask 1.1") and Datumaro (VOC) add labelmap.txt, with a line "name:red,green,blue::" for each class,
+and lists in ImageSets/Segmentation (https://docs.cvat.ai/docs/dataset_management/formats/format-smask).
+"""
+
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +18,8 @@ from data.images import decode, decoding
 from errors import InputError, UserError
 
 MOST = 254  # colours of a palette that is found
+MAX_UNKNOWN = 0.1  # share of the painted pixels whose colour no class may have
+NUM_TRIED = 200  # masks that are compared with the class file before any is written
 BLACK = 0
 VOC_VOID = (224, 224, 192)  # the outlines of objects in PASCAL VOC's masks
 
@@ -40,7 +47,7 @@ CAMVID = {
 def read(source: Path, options: Options) -> Source:
     """Return the pairs of images and masks, and the classes: those of --classes, or one for each colour found.
 
-    Raises UserError if there are more than MOST colours.
+    Raises UserError if there are more than MOST colours, or if the class file does not fit the masks.
     """
     result = read_pairs(source, options)
     if result.entries and _is_grey(result.entries[0].record):
@@ -49,6 +56,7 @@ def read(source: Path, options: Options) -> Source:
         )
     if options.known:
         result.names, result.unlabelled = [name for name, _ in options.known], False
+        check_fit(result.entries[:: max(1, len(result.entries) // NUM_TRIED)], options, result.notes)
         return result
     found = np.zeros(1 << 24, bool)
     for entry in tqdm(result.entries, unit="mask", desc="finding colours"):
@@ -63,6 +71,9 @@ def read(source: Path, options: Options) -> Source:
             "classes with --classes FILE (a line 'name #RRGGBB' for each); others are then ignored"
         )
     result.unlabelled = BLACK in colours
+    if result.unlabelled and not options.unlabelled:
+        remedy = "if it means unlabelled, convert to a new folder with --unlabelled ignore"
+        result.notes.append(f"black became the class background: {remedy}")
     colours = [colour for colour in colours if colour != BLACK]
     result.names = [_name(colour) for colour in colours]
     result.colours = {_name(colour): tuple(colour.to_bytes(3, "big")) for colour in colours}
@@ -83,6 +94,35 @@ def draw(entry: Entry, size: tuple[int, int], options: Options, faults: list[str
     for colour in present:
         if colour != BLACK or colour in names:
             yield Region(names.get(colour, _name(colour)), 0, 0, pixels == colour)
+
+
+def check_fit(entries: list[Entry], options: Options, notes: list[str]) -> None:
+    """Raise UserError if many painted pixels have the colour of no class, or none the colour of a class.
+
+    Painted is what is neither black nor background. --unlisted accepts any colours. notes: to end the message with.
+    """
+    names, unknown = class_of_colour(options), Counter[str]()
+    painted = 0
+    for entry in entries if not options.unlisted else ():
+        try:
+            colours, counts = np.unique(_packed(entry.record), return_counts=True)
+        except InputError:
+            continue  # draw() names it
+        if len(colours) > MOST:
+            continue  # and this
+        for colour, count in zip(colours.tolist(), counts.tolist(), strict=True):
+            if colour not in names and colour != BLACK:
+                unknown[_name(colour)] += count
+            elif (names.get(colour) or "background").lower() != "background":
+                painted += count
+    missing = sum(unknown.values())
+    if missing > MAX_UNKNOWN * (missing + painted):
+        shown = ", ".join(f"{colour} {count / (missing + painted):.0%}" for colour, count in unknown.most_common(4))
+        share = f"{missing / (missing + painted):.0%} of the painted pixels ({shown})"
+        remedy = "; ".join(notes) or (
+            "correct the file (a line 'name #RRGGBB' for each class), or make such pixels 255 with --unlisted ignore"
+        )
+        raise UserError(f"--classes {options.classes}: no class has the colour of {share}: {remedy}")
 
 
 def class_of_colour(options: Options) -> dict[int, str | None]:

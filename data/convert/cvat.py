@@ -4,7 +4,8 @@ Format: https://docs.cvat.ai/docs/other/xml_format. An `image` has name, width a
 and `polyline` (points="x,y;x,y"), `box` (xtl, ytl, xbr, ybr, rotation about its centre in degrees), `ellipse` (cx, cy,
 rx, ry, rotation), `points`, and `mask` (left, top, width, height, and rle: run lengths along the rows of this box,
 beginning with a run of zeros). A shape with a higher z_order covers one with a lower; in one layer, the later one.
-In a project, an image has a `subset`, and its file is images/SUBSET/NAME; the task of a file has one in `meta`.
+In a project, an image has a `subset`, and its file is images/SUBSET/NAME, or images/default/NAME if it has none; the
+task of a file has a subset in `meta`.
 """
 
 import functools
@@ -69,7 +70,8 @@ def _read_images(root: ElementTree.Element, path: Path, subset: str, finder: Ima
     """
     for position, image in enumerate(root.iter("image")):
         name, own = image.get("name", ""), image.get("subset") or subset
-        own = "" if own.lower() == "default" else own  # CVAT's name for the images without a subset
+        folder = own or ("default" if "subset" in image.attrib else "")
+        own = "" if own.lower() == "default" else own
         where = f"{path}: {name or f'image {position}'}"
         try:
             if not name:
@@ -82,7 +84,7 @@ def _read_images(root: ElementTree.Element, path: Path, subset: str, finder: Ima
             if others:
                 raise InputError(f"{where}: it has a {others[0]}, which has no area: skipped")
             record = sorted(shapes, key=lambda shape: _number({"z_order": "0"} | shape[1], "z_order", where))
-            found = finder.find(name, str(path), own)
+            found = finder.find(name, str(path), folder)
         except InputError as error:
             result.faults.append(str(error))
             continue

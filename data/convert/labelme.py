@@ -61,7 +61,7 @@ def read(source: Path, options: Options) -> Source:
             content = _read_file(path)
             shapes = value_of(content, "shapes", list, str(path))
             labels = {value_of(shape, "label", str, str(path)) for shape in shapes}
-            name = output_name(path.relative_to(root).as_posix())
+            name = output_name(path.relative_to(root).as_posix().removeprefix("Annotations/"))  # the web tool's folder
             size = size_of(content, "imageHeight", "imageWidth", str(path)) if content.get("imageHeight") else None
             if content.get("imageData"):
                 entry = Entry(name, str(path), path, path, size, embedded_image)
@@ -143,6 +143,10 @@ def _shapes(entry: Entry, size: tuple[int, int], options: Options) -> Iterator[S
 def _patch(shape: dict, where: str, size: tuple[int, int], options: Options) -> Patch:
     kind = str(shape.get("shape_type") or "polygon")
     points = read_points(shape.get("points"), LEAST_POINTS.get(kind, 3), where)
+    if kind in ("polygon", "rectangle", "oriented_rectangle"):
+        # LabelMe keeps points within the pixels, to about size - 1; its own masks then have the last row and column.
+        in_last = (points >= np.array(size[::-1]) - 1) & (points < size[::-1]) & (points > points.min(axis=0))
+        points = np.where(in_last, size[::-1], points)
     if kind in ("polygon", "oriented_rectangle"):
         return polygons.fill([points], size)
     if kind == "rectangle":

@@ -26,6 +26,7 @@ from data.convert.reading import (
     path_of_url,
     read_json,
     size_of,
+    split_of,
     value_of,
 )
 from data.convert.source import Entry, Options, Region, Source
@@ -49,10 +50,11 @@ def read(source: Path, options: Options) -> Source:
         except InputError as error:
             result.faults.append(str(error))
             continue
+        split = split_of(path.stem) if source.is_dir() else ""
         for position, task in enumerate(tasks):
             number = task.get("id", position) if isinstance(task, dict) else position
             try:
-                entry = _entry(task, f"{path}: task {number}", finder)
+                entry = _entry(task, f"{path}: task {number}", finder, split)
             except InputError as error:
                 result.faults.append(str(error))
                 continue
@@ -62,7 +64,7 @@ def read(source: Path, options: Options) -> Source:
     return result
 
 
-def _entry(task: Any, where: str, finder: ImageFinder) -> Entry:
+def _entry(task: Any, where: str, finder: ImageFinder, split: str) -> Entry:
     """Return the entry of a task. Its record has (class, type, region) for each region. Raises InputError."""
     annotation = _annotation(task, where)
     regions = [region for region in value_of(annotation, "result", list, where) if isinstance(region, dict)]
@@ -87,7 +89,7 @@ def _entry(task: Any, where: str, finder: ImageFinder) -> Entry:
         raise InputError(f"{where}: its regions name images of several sizes: {sorted(sizes)}")
     url = _image_of(value_of(task, "data", dict, where), where)
     path = finder.find(path_of_url(url), where)
-    return Entry(output_name(path.name), where, path, record, next(iter(sizes), None))
+    return Entry(output_name(path.name), where, path, record, next(iter(sizes), None), split=split)
 
 
 def _annotation(task: Any, where: str) -> dict:

@@ -47,10 +47,16 @@ def number_classes(source: Source, known: Classes | None, unlabelled: str, chose
 
     known: classes of --classes, whose order counts; None: the source's own order, after "background" if pixels without
     a class are background. unlabelled: "background" or "ignore". chosen: --classes, for messages. Raises UserError if
-    there are not 2 to 255 classes, or if `known` has no background that is needed.
+    there are not 2 to 255 classes, or if `known` has no class of the source, or no background that is needed.
     """
     if known:
         names, colours = known.names, known.colours
+        own = [name for name in source.names if name.lower() not in (*BACKGROUND, IGNORED)]
+        if own and not {" ".join(name.split()) for name in own} & set(names):
+            raise UserError(
+                f"--classes {chosen}: none of its {len(names)} classes is in the labels, whose classes are "
+                f"{', '.join(own[:5])}{', ...' if len(own) > 5 else ''}: correct the file"
+            )
     else:
         cleaned = dict.fromkeys(" ".join(name.split()) for name in source.names)
         own = [name for name in cleaned if name and name != IGNORED and name.lower() not in BACKGROUND]

@@ -1,22 +1,25 @@
-"""Find images and masks that are files of the same name in two folders."""
+"""Find images and masks that are files of the same name in two folders, and the lists that divide them."""
 
 from pathlib import Path
 
+from data.convert.reading import split_of
 from data.convert.source import Entry, Options, Source
 from data.images import IMAGE_SUFFIXES, LABEL_SUFFIXES, NO_JPEG
-from data.layout import list_folder
+from data.layout import list_folder, read_list
 from errors import UserError
 
 IMAGE_FOLDERS = ("images", "JPEGImages")
-MASK_FOLDERS = ("masks", "labels", "SegmentationClass", "SegmentationClassAug")
+MASK_FOLDERS = ("masks", "labels", "annotations", "SegmentationClass", "SegmentationClassAug")
+NO_IMAGES = (*MASK_FOLDERS, "SegmentationObject")  # folders below that of the images that have none
+LISTS = "ImageSets/Segmentation"  # as PASCAL VOC, CVAT and Datumaro have them
 
 
 def read_pairs(source: Path, options: Options, suffixes: tuple[str, ...] = LABEL_SUFFIXES) -> Source:
     """Return the pairs below a folder: an entry's record is its mask. What has no partner is a fault.
 
-    Images are in the subfolder images or JPEGImages, masks in masks, labels, SegmentationClass or SegmentationClassAug,
-    or else in the folder itself; --images names another folder. suffixes: of the masks that can be read.
-    Raises UserError if a folder is missing.
+    Images are in the subfolder of IMAGE_FOLDERS, masks in that of MASK_FOLDERS, or else in the folder itself; --images
+    names another folder. If there are lists, images that no list has are left out, and entries have the split of their
+    list. suffixes: of the masks that can be read. Raises UserError if a folder is missing.
     """
     if not source.is_dir():
         raise UserError(f"{source}: not a folder: name the one with images and masks")
@@ -29,12 +32,21 @@ def read_pairs(source: Path, options: Options, suffixes: tuple[str, ...] = LABEL
             f"{source}: images and masks are in one folder: put the masks into {source / 'masks'} and the images into "
             f"{source / 'images'}, or name the end of the masks' names, as in --label_suffix _mask"
         )
-    result = Source()
+    result, splits = Source(), read_splits(source)
     images = _by_name(list_folder(image_folder, IMAGE_SUFFIXES), options.image_suffix)
     masks = _by_name(list_folder(mask_folder, (*suffixes, *IMAGE_SUFFIXES)), options.label_suffix)
     if image_folder.resolve() == mask_folder.resolve():
         own = {path for paths in masks.values() for path in paths}
         images = {name: kept for name, paths in images.items() if (kept := [path for path in paths if path not in own])}
+    elif image_folder == source:
+        images = {name: paths for name, paths in images.items() if name.split("/")[0] not in NO_IMAGES}
+    if not images:
+        raise UserError(f"{image_folder}: no images in it: name their folder with --images DIR")
+    if splits:
+        listed = {name: paths for name, paths in images.items() if name in splits or name in masks}
+        if len(listed) < len(images):
+            result.notes.append(f"{len(images) - len(listed)} image(s) without a mask are in no list: left out")
+        images = listed
     for name, paths in images.items():
         found = masks.pop(name, [])
         readable = [path for path in found if path.suffix.lower() in suffixes]
@@ -48,9 +60,31 @@ def read_pairs(source: Path, options: Options, suffixes: tuple[str, ...] = LABEL
         elif len(readable) > 1:
             result.faults.append(f"{readable[0]} and {readable[1].name}: two masks of one name: skipped")
         else:
-            result.entries.append(Entry(name, str(readable[0]), paths[0], readable[0]))
+            result.entries.append(Entry(name, str(readable[0]), paths[0], readable[0], split=splits.get(name, "")))
     result.faults += [f"{paths[0]}: a mask without an image: skipped" for paths in masks.values()]
     return result
+
+
+def read_splits(source: Path) -> dict[str, str]:
+    """Return {image name: split} of the lists in ImageSets/Segmentation, which are named after their splits.
+
+    A split is "" in default.txt, CVAT's list of the images without a subset. Lists of train, val and test come before
+    others, such as VOC's trainval.
+    """
+    splits: dict[str, str] = {}
+    folder = beside(source, LISTS)
+    lists = sorted(folder.glob("*.txt")) if folder else []
+    for path in sorted(lists, key=lambda path: (path.stem == "default", not split_of(path.stem), path.stem)):
+        split = "" if path.stem == "default" else split_of(path.stem) or path.stem
+        for name in read_list(path, plain=True):
+            splits.setdefault(name, split)
+    return splits
+
+
+def beside(source: Path, name: str) -> Path | None:
+    """Return the file or folder `name` in an export, None without one. source: the export, or its folder of masks."""
+    roots = (source, source.parent) if source.name in MASK_FOLDERS else (source,)
+    return next((root / name for root in roots if (root / name).exists()), None)
 
 
 def _first(source: Path, names: tuple[str, ...]) -> Path:

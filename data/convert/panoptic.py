@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from data.convert.coco import image_finder, index_images, read_files, split_folder
-from data.convert.reading import ImageFinder, output_name, size_of, value_of
+from data.convert.reading import ImageFinder, output_name, size_of, split_of, value_of
 from data.convert.source import Entry, Options, Region, Source
 from data.images import decode
 from errors import InputError, UserError
@@ -24,7 +24,8 @@ def read(source: Path, options: Options) -> Source:
     def read_one(content: dict, names: dict[int, str], path: Path, root: Path, result: Source) -> None:
         images = index_images(content, path, result.faults)
         folder = split_folder(root, path)
-        _read_annotations(content, images, names, path, folder, image_finder(root, path, options), result)
+        split = split_of(path.stem) if source.is_dir() and not folder else ""
+        _read_annotations(content, images, names, path, folder, split, image_finder(root, path, options), result)
 
     return read_files(source, "panoptic", "annotations", read_one)
 
@@ -35,10 +36,11 @@ def _read_annotations(
     names: dict[int, str],
     path: Path,
     folder: str,
+    split: str,
     finder: ImageFinder,
     result: Source,
 ) -> None:
-    """Add an entry for each annotation of a panoptic file. folder: see split_folder()."""
+    """Add an entry for each annotation of a panoptic file. folder, split: see coco._read_images()."""
     for position, annotation in enumerate(value_of(content, "annotations", list, str(path))):
         where = f"{path}: annotations[{position}]"
         try:
@@ -56,13 +58,14 @@ def _read_annotations(
                 name = None if segment.get("iscrowd") else names.get(category, f"category_id {category}")
                 classes[value_of(segment, "id", int, where)] = name
             image = images[number]
-            found = finder.find(image["file_name"], str(path))
+            found = finder.find(image["file_name"], str(path), split)
         except InputError as error:
             result.faults.append(str(error))
             continue
         size = size_of(image, "height", "width", where)
         name = posixpath.join(folder, output_name(image["file_name"]))
-        result.entries.append(Entry(name, f"{path}: {image['file_name']}", found, (segments, classes), size))
+        where = f"{path}: {image['file_name']}"
+        result.entries.append(Entry(name, where, found, (segments, classes), size, split=split))
 
 
 def draw(entry: Entry, size: tuple[int, int], options: Options, faults: list[str]) -> Iterator[Region]:

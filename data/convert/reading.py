@@ -158,28 +158,30 @@ class ImageFinder:
             for path in (path for paths in list_folder(root, IMAGE_SUFFIXES).values() for path in paths):
                 full = Path(os.path.abspath(path))
                 if self.exclude not in full.parents:
-                    found.setdefault(unicodedata.normalize("NFC", path.name), set()).add(full)
+                    name = unicodedata.normalize("NFC", path.name)
+                    for key in (name, posixpath.splitext(name)[0]):
+                        found.setdefault(key, set()).add(full)
         return found
 
     def find(self, reference: str, where: str, subset: str = "") -> Path:
         """Return the file for a path or URL in an annotation: at this path below a root, or the one of its file name.
 
         subset: a folder that is looked in first, such as "Train". Of several files with the name, the one in a folder
-        named after it or its split is taken; a file in the folder of another split is not. Raises InputError if there
-        is no file, if several have its name, or if its format is not read.
+        named after it or its split is taken; a file in the folder of another split is not. Without any file of the
+        name, one with another suffix is taken: images are often saved again as JPEG. Raises InputError if there is no
+        file, or if several have the name.
         """
         reference = reference.replace("\\", "/")
         path = PurePosixPath(reference)
-        if path.suffix.lower() not in IMAGE_SUFFIXES:
-            raise InputError(f"{where}: image {reference!r}: not one of {', '.join(IMAGE_SUFFIXES)}")
         # A reference that leads out of the folders that the user named finds nothing there.
         whole = subset / path
         roots = [] if whole.is_absolute() or ".." in whole.parts else self.roots
         for root in roots:
             for with_path in (root / subset / path, root / path):
-                if with_path.is_file():
+                if with_path.is_file() and path.suffix.lower() in IMAGE_SUFFIXES:
                     return with_path
-        found = self._by_file_name.get(unicodedata.normalize("NFC", path.name), set())
+        name = unicodedata.normalize("NFC", path.name)
+        found = self._by_file_name.get(name) or self._by_file_name.get(posixpath.splitext(name)[0], set())
         if subset:
             top = os.path.commonpath([os.path.abspath(root) for root in self.roots])
             folders = {file: file.parent.relative_to(top).parts for file in found}
@@ -192,6 +194,8 @@ class ImageFinder:
         if found:
             names = ", ".join(map(str, sorted(found)[:2]))
             raise InputError(f"{where}: image {reference!r}: {len(found)} files have its name, such as {names}")
+        if path.suffix.lower() not in IMAGE_SUFFIXES:
+            raise InputError(f"{where}: image {reference!r}: not one of {', '.join(IMAGE_SUFFIXES)}")
         raise InputError(f"{where}: image {reference!r}: not below {looked}; name its folder with --images DIR")
 
 

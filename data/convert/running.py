@@ -6,15 +6,19 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from tqdm import tqdm
 
+from data.classes import aligned
+from data.convert.find import find_kind
 from data.convert.kinds import KINDS
 from data.convert.numbering import Numbering, number_classes, read_known
 from data.convert.output import Job, Result, convert, drop_clashes, prepare
+from data.convert.pairs import beside
+from data.convert.reading import colour_of
 from data.convert.source import Entry, Options, Source
 from data.processes import work_on
 from errors import UserError
@@ -39,22 +43,25 @@ class Layout(NamedTuple):
 
 def run(args: argparse.Namespace, layout: Layout) -> int:
     """Convert as the flags of data.convert say, and return the exit status. Raises UserError if a flag is wrong."""
-    kind = KINDS[args.kind]
     if not args.source.exists():
-        raise UserError(f"{args.source}: no such file or folder")
+        missing = " (OUT is missing)" if str(args.source) in KINDS else ""
+        raise UserError(f"{args.source}: no such file or folder{missing}")
+    name = args.kind or find_kind(args.source, args.out)
+    kind = KINDS[name]
     if not 0 < args.line_width < 1e5:
         raise UserError(f"--line_width {args.line_width}: must be a number of pixels above 0")
     if args.split and (Path(args.split).name != args.split or args.split.startswith(".")):
         raise UserError(f"--split {args.split}: must be the name of a folder, such as train")
     if args.out.resolve().is_relative_to(args.source.resolve()):
         raise UserError(f"{args.out}: is in {args.source}, which the program reads: name a folder outside")
-    known = read_known(args.classes)
+    class_file = beside(args.source, kind.class_file) if kind.class_file else None
+    classes = args.classes or (str(class_file) if class_file else "")
+    known = read_known(classes)
     unlabelled = args.unlabelled or kind.unlabelled
     pairs = zip(known.names, known.colours.tolist(), strict=False) if known else ()
     options = Options(
-        **{name: getattr(args, name) for name in ("images", "image_suffix", "label_suffix", "line_width", "threshold")},
-        unlabelled=unlabelled,
-        classes=args.classes,
+        **{item.name: getattr(args, item.name) for item in fields(Options) if item.name not in ("classes", "known")},
+        classes=classes,
         known=tuple((name, tuple(colour)) for name, colour in pairs),
     )
     source = kind.read(args.source, options)
@@ -62,10 +69,10 @@ def run(args: argparse.Namespace, layout: Layout) -> int:
     entries = drop_clashes(renamed, source.faults)
     if not entries or not source.names:
         _name_all([*source.faults, *source.notes])
-        raise UserError(f"{args.source}: {'no shape' if entries else 'nothing'} to convert as {args.kind}")
-    numbering = number_classes(source, known, unlabelled, args.classes)
-    settings = {name: str(value) for name, value in vars(args).items() if name not in ("workers", "out")}
-    prepare(args.out, numbering.text(), args.split, settings | {"source": str(args.source.resolve())})
+        raise UserError(f"{args.source}: {'no shape' if entries else 'nothing'} to convert as {name}")
+    numbering = number_classes(source, known, unlabelled, classes)
+    settings = {flag: str(value) for flag, value in vars(args).items() if flag not in ("workers", "out")}
+    prepare(args.out, numbering.text(), args.split, settings | {"kind": name, "source": str(args.source.resolve())})
     job = Job(
         out=args.out,
         prefix=f"{args.split}/" if args.split else "",
@@ -122,6 +129,8 @@ def _report(out: Path, source: Source, results: list[Result], numbering: Numberi
     meaning = {"linked": " (hard links: no space, do not edit them in place)", "kept": " (from an earlier start)"}
     shown = ", ".join(f"{count} {name}{meaning.get(name, '')}" for name, count in how.items())
     print(f"{out}: {len(done)} image(s) with masks; images: {shown or 'none'}")
+    if any(name in source.colours and colour_of(name) for name in numbering.names):
+        print(f"classes are named by colour: to name them, edit the first word of each line of {out / 'classes.txt'}")
     if faults:
         print(f"{len(faults)} fault(s): the lines above name what was left out")
     if not done:
@@ -143,10 +152,9 @@ def _name_all(faults: Iterable[str]) -> None:
 def _table(pixels: list[dict[int, int]], numbering: Numbering) -> list[str]:
     """Return a text table as lines: pixels and images of each class, and the ignored ones. pixels: of each mask."""
     total = sum(sum(counts.values()) for counts in pixels) or 1
-    rows = [("class", "name", "pixels", "share", "images")]
+    rows = [["class", "name", "pixels", "share", "images"]]
     for number, name in [*enumerate(numbering.names), (IGNORE, "(ignored)")]:
         count = sum(counts.get(number, 0) for counts in pixels)
         images = sum(number in counts for counts in pixels)
-        rows.append((str(number), name, str(count), f"{count / total:.2%}", str(images)))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  " + "  ".join(map("{:{}{}}".format, row, "><>>>", widths)) for row in rows]
+        rows.append([str(number), name, str(count), f"{count / total:.2%}", str(images)])
+    return [f"  {line}" for line in aligned(rows)]

@@ -24,7 +24,8 @@ class Region(NamedTuple):
 class Options:
     """The flags that readers use; each has the name and the meaning of its flag.
 
-    images: folder of the images, None to look for them. known: (name, (red, green, blue)) of each class of --classes.
+    images: folder of the images, None to look for them. classes: --classes, or the class file of the export. known:
+    (name, (red, green, blue)) of each of its classes.
     """
 
     images: Path | None = None
@@ -33,6 +34,7 @@ class Options:
     line_width: float = 10
     threshold: int | None = None
     unlabelled: str = ""
+    unlisted: str = ""
     classes: str = ""
     known: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
@@ -82,9 +84,14 @@ Draw = Callable[[Entry, tuple[int, int], Options, list[str]], Iterator[Region]]
 
 @dataclass(frozen=True)
 class Kind:
-    """A format. about: for --help. unlabelled: default of --unlabelled. draw: see Draw."""
+    """A format.
+
+    about: for --help. unlabelled: default of --unlabelled. draw: see Draw. class_file: name of the file of an export
+    that has names and colours of the classes, "" if the format has none.
+    """
 
     read: Callable[[Path, Options], Source]
     draw: Draw
     about: str
     unlabelled: str = "background"
+    class_file: str = ""

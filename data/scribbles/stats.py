@@ -6,12 +6,12 @@ from pathlib import Path
 from tqdm import tqdm
 
 from data.arguments import Parser
-from data.classes import read_classes
+from data.classes import aligned, read_classes
 from data.images import read_label
 from data.processes import work_on
 from data.scribbles.figures import NEAR, Figures, measure
 from data.scribbles.folders import find_labels
-from data.scribbles.tables import Column, aligned, class_rows, summary_rows
+from data.scribbles.tables import Column, class_rows, summary_rows
 from errors import UserError
 from labels import IGNORE
 
@@ -34,9 +34,9 @@ def main(argv: list[str]) -> int:
         columns.append(Column(str(args.compare), images, _class_of(args.compare_background or args.background)))
     for line in faults:
         tqdm.write(line, file=sys.stderr)
-    print("\n".join(aligned(summary_rows(columns), "<" + ">" * len(columns))))
+    print("\n".join(aligned(summary_rows(columns), "<")))
     for column in columns:
-        print("\n".join(["", f"{column.title}:", *aligned(class_rows(column.images, names), "><" + ">" * 7)]))
+        print("\n".join(["", f"{column.title}:", *aligned(class_rows(column.images, names))]))
     return 1 if faults else 0
 
 

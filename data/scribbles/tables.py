@@ -60,12 +60,6 @@ def class_rows(images: list[Figures], names: list[str]) -> list[list[str]]:
     return rows
 
 
-def aligned(rows: list[list[str]], alignments: str) -> list[str]:
-    """Return rows of cells as lines of text. alignments: "<" or ">" for each column."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(map("{:{}{}}".format, row, alignments, widths)).rstrip() for row in rows]
-
-
 def _of_classes(value: Callable[[ClassFigures], float | None], *, is_object: bool = True) -> Callable:
     """Return a function that yields the value of each object, or of each background, that has a stroke in an image."""
     return lambda column: map(value, _stroked(column, is_object))

@@ -1,0 +1,114 @@
+"""Compare the recipe with the defaults before it: validation mIoU after the last step, on six cases.
+
+OMP_NUM_THREADS=1 python benchmarks/recipe.py CAMVID --out DIR --pretrained FILE
+
+CAMVID has VOC's layout. FILE: ImageNet weights of timm's tf_efficientnet_lite0. The defaults were lr 0.001 and 50
+epochs of batches of 16, or of all images if there are fewer. Both ways have the same small network and the crops of
+--flags, and run in turn. Started again, the script skips finished runs.
+"""
+
+import argparse
+import json
+import os
+import shlex
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from data.demo import draw_dataset
+from files import write_atomic
+
+ROOT = Path(__file__).resolve().parent.parent
+CAMVID = "--dataset Dense --numclasses 11 --background none"
+RESNET = "--model_type res50_ASPP --layers 18 --pretrained none"
+LITE0 = "--model_type deeplabv3p_multi --backbone timm:tf_efficientnet_lite0 --head_channels 96"
+# {case: (number of images or 0 for all, flags)}; DEMO and STROKES are folders in --out, FILE is --pretrained.
+CASES = {
+    "50 images, random weights": (50, f"{CAMVID} {RESNET}"),
+    "15 images, random weights": (15, f"{CAMVID} {RESNET}"),
+    "50 images, ImageNet weights": (50, f"{CAMVID} {LITE0} --pretrained FILE"),
+    "50 images, scribbles, random weights": (50, f"{CAMVID} {RESNET} --dataset ScribbleOnly --train_path STROKES"),
+    "the demo, its five losses": (-1, "--dataset ScribblePseudoDsDc --numclasses 5 --layers 18 --pretrained none"),
+    "CamVid, all 367 images, random weights": (0, f"{CAMVID} {RESNET}"),
+}
+WAYS = ("before", "recipe")
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path, metavar="CAMVID")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--pretrained", default="none", metavar="FILE")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--flags", default="--long_side 160 --crop_size 97", help="for all runs")
+    args = parser.parse_args(argv)
+    args.data, args.out = args.data.resolve(), args.out.resolve()
+    prepare(args.data, args.out)
+    file = args.out / "results.json"
+    done = json.loads(file.read_text()) if file.is_file() else {}
+    for seed in args.seeds:
+        for number, case in enumerate(CASES):
+            for way in WAYS:
+                key = f"{way}-{number}-{seed}"
+                if key not in done:
+                    done[key] = run(args, key, case, way, seed)
+                    write_atomic(file, json.dumps(done, indent=1))
+    print(table(done, args.seeds))
+
+
+def prepare(data: Path, out: Path) -> None:
+    """Write the lists, the strokes and the demo into `out`."""
+    names = (data / "ImageSets/Segmentation/train.txt").read_text().split()
+    for number in (50, 15):
+        folder = out / f"lists_{number}"
+        folder.mkdir(parents=True, exist_ok=True)
+        step = len(names) // number
+        write_atomic(folder / "train.txt", "\n".join(names[::step][:number]) + "\n")
+        write_atomic(folder / "val.txt", (data / "ImageSets/Segmentation/val.txt").read_text())
+    draw_dataset(out / "demo")
+    if not (out / "strokes").is_dir():
+        words = ["simulate", data / "SegmentationClass", out / "strokes", "--background", "none", "--length", "0.5"]
+        words += ["--list", out / "lists_50" / "train.txt", "--workers", "1"]
+        subprocess.run([sys.executable, "-m", "data.scribbles", *map(str, words)], cwd=ROOT, check=True)
+
+
+def run(args: argparse.Namespace, name: str, case: str, way: str, seed: int) -> tuple[float, float, float]:
+    """Train one way on one case. Return (mIoU in percent, steps, minutes)."""
+    number, flags = CASES[case]
+    words = shlex.split(flags.replace("FILE", args.pretrained).replace("STROKES", str(args.out / "strokes")))
+    words += ["--dataset_path", str(args.out / "demo" if number < 0 else args.data), *shlex.split(args.flags)]
+    words += ["--list_path", str(args.out / f"lists_{number}")] if number > 0 else []
+    words += ["--name", name, "--logdir", str(args.out), "--seed", str(seed), "--val_epoch_frequency", "0"]
+    words += ["--workers", "0", "--cache", "ram"]
+    if way == "before":
+        batch = min(16, number) if number > 0 else 16
+        words += ["--lr", "0.001", "--epochs", "50", "--batchsize", str(batch), "--optimizer", "sgd"]
+    print(shlex.join(["python", "train.py", *words]), flush=True)
+    began = time.perf_counter()
+    subprocess.run(
+        [sys.executable, "train.py", *words], cwd=ROOT, check=True, stderr=subprocess.DEVNULL, env=os.environ
+    )
+    lines = (args.out / name / "metrics.jsonl").read_text().splitlines()
+    last = [value for value in map(json.loads, lines) if value["kind"] == "val"][-1]
+    return 100 * last["miou"], last["step"], (time.perf_counter() - began) / 60
+
+
+def table(done: dict, seeds: list[int]) -> str:
+    """Return a Markdown table: mean mIoU (least to most), steps and minutes of both ways on each case."""
+    lines = ["| case | before: mIoU | steps, min | recipe: mIoU | steps, min |", "| --- | --- | --- | --- | --- |"]
+    for number, case in enumerate(CASES):
+        cells = [case]
+        for way in WAYS:
+            runs = [done[f"{way}-{number}-{seed}"] for seed in seeds]
+            scores, minutes = [score for score, _, _ in runs], statistics.median(time for _, _, time in runs)
+            cells.append(f"{statistics.mean(scores):.1f} ({min(scores):.1f} to {max(scores):.1f})")
+            cells.append(f"{runs[0][1]}, {minutes:.1f}")
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

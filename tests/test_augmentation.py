@@ -1,0 +1,264 @@
+"""The augmentation from the flags: what one can set, a pipeline of Albumentations, and the picture at a run's start."""
+
+import json
+import sys
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from conftest import flags
+from PIL import Image
+from test_transforms import noise
+
+import config
+import train
+import utils
+from augmentation import draw_samples, get_transform
+from data.classes import read_classes
+from data.pipeline import Pipeline
+from data.transforms import OUTSIDE, TrainTransform
+from distributed.group import Group
+from errors import UserError
+from evaluation.pictures import overlay, sheet
+from runs.boards import TensorBoard
+
+GROUP = Group(torch.device("cpu"))
+EVERY = {"scale": "0.7 1.5", "rotation": 30, "flip_vertical": True, "quarter_turns": True, "blur": 0.2}
+EVERY |= {"brightness": 0.3, "contrast": 0.3, "saturation": 0.3, "hue": 0.1}
+
+
+def words(**values) -> list[str]:
+    """Command-line words of a tiny run; a text with spaces is several values."""
+    return [part for word in flags(**values) for part in word.split(" ")]
+
+
+def test_flags_reach_the_transform():
+    transform = get_transform(config.parse([*words(dataset_path="x", **EVERY), "--no_flip_horizontal"]))
+    assert isinstance(transform, TrainTransform)
+    assert (transform.scale, transform.rotation, transform.blur) == ((0.7, 1.5), 30.0, 0.2)
+    assert (transform.flip_horizontal, transform.flip_vertical, transform.quarter_turns) == (False, True, True)
+    jitter = transform.jitter
+    assert (jitter.brightness, jitter.contrast, jitter.saturation, jitter.hue) == (0.3, 0.3, 0.3, 0.1)
+    assert jitter.grey_p == 0  # grey images are for the consistency loss
+    assert get_transform(config.parse(words(dataset_path="x"))) == TrainTransform(33)  # the defaults of both are one
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"scale": "2"}, "--scale 2: give the least and the largest factor"),
+        ({"scale": "2 1"}, "--scale 2 1: give the least and the largest factor"),
+        ({"scale": "0 1"}, "--scale 0.0: must be above 0"),
+        ({"rotation": 200}, "--rotation 200.0: must be at least 0 and at most 180"),
+        ({"hue": 0.6}, "--hue 0.6: must be at least 0 and at most 0.5"),
+        ({"no_augment": True, "hue": 0.1}, "--hue has no effect with --no_augment: drop one"),
+        ({"no_augment": True, "no_flip_horizontal": True}, "--flip_horizontal has no effect with --no_augment"),
+        ({"augment_file": "missing.yaml"}, "--augment_file missing.yaml: No such file or directory"),
+        ({"augment_file": "README.md"}, "--augment_file README.md: not a pipeline that albumentations.save"),
+    ],
+)
+def test_wrong_flags(values, message):
+    with pytest.raises(UserError) as caught:
+        config.parse(words(dataset_path="x", **values))
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith(message)
+
+
+def test_images_that_are_not_rgb_have_brightness_and_contrast_only(tmp_path):
+    stats = tmp_path / "s.json"
+    stats.write_text(json.dumps({"dtype": "uint16", "mean": [100.0] * 4, "std": [9.0] * 4}))
+    given = {"dataset_path": "x", "image_stats": stats}
+    jitter = get_transform(config.parse(words(**given, brightness=0.2, contrast=0.2))).jitter
+    assert (jitter.mean, jitter.std) == ((100,) * 4, (9.0,) * 4)
+    with pytest.raises(UserError, match=r"^--hue 0.1 with --image_stats: only RGB images have it: drop it$"):
+        config.parse(words(**given, hue=0.1))
+
+
+def batches(root, world_size: int = 1, workers: int = 0, **values) -> list[dict[str, np.ndarray]]:
+    """The global batches of an epoch, as the ranks of `world_size` processes load them, joined."""
+    settings = {"dataset_path": root, "batchsize": 4 // world_size, "workers": workers, "seed": 5} | EVERY | values
+    groups = [Group(GROUP.device, rank=rank, world_size=world_size) for rank in range(world_size)]
+    loaders = [utils.get_loader(config.parse(words(**settings)), "train", group) for group in groups]
+    for loader in loaders:
+        loader.sampler.set_position(3, 0)
+    return [
+        {name: np.concatenate([part[name].numpy() for part in parts]) for name in ("image", "label", "pseudo")}
+        for parts in zip(*loaders, strict=True)
+    ]
+
+
+def assert_same(one: list[dict], other: list[dict]) -> None:
+    assert len(one) == len(other) > 0
+    for first, second in zip(one, other, strict=True):
+        assert all(np.array_equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize(("world_size", "workers"), [(1, 2), (2, 0), (4, 0)])
+def test_samples_do_not_depend_on_processes_and_workers(demo_root, world_size, workers):
+    alone = batches(demo_root)
+    assert_same(batches(demo_root, world_size, workers), alone)
+    assert (alone[0]["image"] != batches(demo_root, seed=6)[0]["image"]).any()
+
+
+# --- the picture ---
+
+
+def test_the_picture_shows_the_first_batch_and_changes_no_batch(demo_root):
+    cfg = config.parse(words(dataset_path=demo_root, crop_size=65, batchsize=3, l_consistency=1, ema=0.9, **EVERY))
+    loader, classes = utils.get_loader(cfg, "train", GROUP), read_classes("", 5)
+    states = torch.get_rng_state(), np.random.get_state()[1].tolist()
+    picture = draw_samples(cfg, loader, classes)
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert np.random.get_state()[1].tolist() == states[1]
+    batch = next(iter(loader))
+    rows = [
+        # what the network is trained on with --l_consistency, and this with the scribbles and the pseudo-labels
+        [strong, overlay(strong, label, classes.colours, 0), overlay(strong, pseudo, classes.colours, 0)]
+        for strong, label, pseudo in zip(*(batch[name].numpy() for name in ("strong", "label", "pseudo")), strict=True)
+    ]
+    assert np.array_equal(picture, sheet(rows))
+    # Two samples abreast, of three pictures each, all with a white frame of one pixel; the fourth place is empty.
+    assert picture.shape == (2 * 67, 2 * 3 * 67, 3)
+    assert np.array_equal(picture[1:66, 1:66], rows[0][0])
+    assert np.array_equal(picture[68:133, 68:133], rows[2][1])
+    assert (picture[67:, 3 * 67 :] == 255).all()
+
+
+def test_large_crops_are_shrunk_and_other_images_are_shown_as_rgb(tmp_path):
+    rng = np.random.default_rng(0)
+    for folder in ("images/train", "masks/train"):
+        (tmp_path / folder).mkdir(parents=True)
+    cv2.imwrite(str(tmp_path / "images/train/a.png"), rng.integers(0, 2000, (300, 300, 4)).astype(np.uint16))
+    cv2.imwrite(str(tmp_path / "masks/train/a.png"), np.eye(300, dtype=np.uint8))
+    stats = json.dumps({"dtype": "uint16", "mean": [1000.0] * 4, "std": [577.0] * 4})
+    given = {"dataset": "Folder", "dataset_path": tmp_path, "image_stats": stats.replace(" ", "")}
+    cfg = config.parse(words(**given, crop_size=512, batchsize=1, show_channels=3))
+    picture = draw_samples(cfg, utils.get_loader(cfg, "train", GROUP), read_classes("", 5))
+    assert picture.shape == (258, 2 * 2 * 258, 3)
+    grey = picture[1:257, 1:257]
+    assert (grey[..., 0] == grey[..., 2]).all()  # one channel
+    assert grey.std() > 5
+
+
+def test_a_run_has_the_picture_in_its_folder_and_on_boards_and_keeps_it(demo_root, tmp_path, monkeypatch):
+    written = []
+    monkeypatch.setattr(TensorBoard, "write", lambda board, *values: written.append(values))
+    given = {"dataset_path": demo_root, "logdir": tmp_path, "name": "a", "crop_size": 65, "val_epoch_frequency": 0}
+    assert train.main(words(**given, max_steps=1, save_step_frequency=1)) == 0
+    file = tmp_path / "a" / "augmented.jpg"
+    cfg = config.parse(words(**given))
+    picture = draw_samples(cfg, utils.get_loader(cfg, "train", GROUP), read_classes("", 5))
+    shown = np.asarray(Image.open(file)).astype(float)
+    assert np.abs(shown - picture).mean() < 10  # JPEG; another sample differs by far more
+    assert np.abs(shown - picture[:, ::-1]).mean() > 20
+    step, scalars, pictures = written[0]  # before the first step
+    assert (step, scalars, list(pictures)) == (0, {}, ["train_images/augmented"])
+    assert np.array_equal(pictures["train_images/augmented"], picture)
+    assert f"samples: {file}, " in (tmp_path / "a" / "train.log").read_text()
+
+    written.clear()
+    file.write_bytes(b"kept")
+    assert train.main(words(**given, max_steps=2, resume="auto")) == 0
+    assert file.read_bytes() == b"kept"
+    assert all("train_images/augmented" not in values[2] for values in written if len(values) == 3)
+
+
+# --- Albumentations ---
+
+
+def test_a_missing_package_is_named(demo_root, tmp_path, monkeypatch):
+    file = tmp_path / "p.json"
+    file.write_text('{"transform": {"__class_fullname__": "HorizontalFlip", "p": 1.0}}')
+    monkeypatch.setitem(sys.modules, "albumentations", None)  # as Python does for one that cannot be imported
+    cfg = config.parse(words(dataset_path=demo_root, augment_file=file))
+    with pytest.raises(UserError, match=r"^--augment_file: .*albumentations.* -m pip install -e .*\[augment\]'?$"):
+        utils.get_loader(cfg, "train", GROUP)
+
+
+def albumentations():
+    return pytest.importorskip("albumentations", reason="needs Albumentations (pip install -e '.[augment]')")
+
+
+def save(transform, file) -> str:
+    albumentations().save(transform, str(file), data_format=file.suffix[1:])
+    return str(file)
+
+
+@pytest.mark.parametrize("suffix", ["json", "yaml"])
+def test_a_pipeline_is_applied_to_the_crop_of_every_map(tmp_path, suffix):
+    A = albumentations()
+    file = save(A.Compose([A.Transpose(p=1), A.InvertImg(p=1)]), tmp_path / f"p.{suffix}")
+    text = config.parse(words(dataset_path="x", augment_file=file)).augment_file
+    kept = config.parse([*words(dataset_path="x"), "--augment_file", text]).augment_file  # as a checkpoint has it
+    assert kept == text
+    maps = noise(40, 50)
+    plain = TrainTransform(33)(maps, np.random.default_rng(1))
+    changed = TrainTransform(33, pipeline=Pipeline(text))(maps, np.random.default_rng(1))
+    assert np.array_equal(changed["image"], 255 - plain["image"].transpose(1, 0, 2))
+    for name in ("label", "distance_s"):
+        assert np.array_equal(changed[name], plain[name].T)
+
+
+def test_what_a_pipeline_fills_is_padding_and_classes_are_not_blended(tmp_path):
+    """The file says 0 and bilinear: it would make background, and class 10 between 0 and 20."""
+    A = albumentations()
+    turn = A.Affine(rotate=(30, 30), fill_mask=0, mask_interpolation=cv2.INTER_LINEAR, p=1)
+    text = config.parse(words(dataset_path="x", augment_file=save(turn, tmp_path / "p.yaml"))).augment_file
+    label = np.zeros((40, 40), np.uint8)
+    label[::3] = 20
+    maps = {"image": np.full((40, 40, 3), 200, np.uint8), "label": label, "pseudo": label + 1}
+    maps |= {"distance_s": np.full((40, 40), 7, np.uint8), "inside": np.ones((40, 40), np.uint8)}
+    Pipeline(text)(maps, OUTSIDE, np.random.default_rng(0))
+    filled = maps["label"] == 255
+    assert 0.1 < filled.mean() < 0.4
+    assert set(np.unique(maps["label"])) == {0, 20, 255}
+    assert set(np.unique(maps["pseudo"])) == {1, 21, 255}
+    assert (maps["pseudo"][filled] == 255).all()
+    assert set(np.unique(maps["distance_s"][~filled])) == {7}
+    assert not maps["distance_s"][filled].any()
+    assert not maps["inside"][filled].any()
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("Resize", {"height": 8, "width": 8}, "makes 33x33x3 uint8 to 8x8x3 uint8"),
+        ("Normalize", {}, "makes 33x33x3 uint8 to 33x33x3 float32"),
+        ("RandomCrop", {"height": 99, "width": 99}, "CropSizeError"),
+    ],
+)
+def test_a_pipeline_that_does_not_fit_is_refused(demo_root, tmp_path, name, options, message):
+    file = save(getattr(albumentations(), name)(**options, p=1), tmp_path / "p.json")
+    with pytest.raises(UserError, match=rf"^--augment_file: .*{message}"):
+        get_transform(config.parse(words(dataset_path="x", augment_file=file)))
+
+
+def test_a_file_of_another_version_is_refused(tmp_path):
+    albumentations()
+    file = tmp_path / "p.json"
+    file.write_text('{"__version__": "9.9", "transform": {"__class_fullname__": "NoSuchTransform", "p": 1.0}}')
+    with pytest.raises(UserError, match=r"^--augment_file: albumentations \S+ cannot build .* saved by 9.9: .*NoSuch"):
+        get_transform(config.parse(words(dataset_path="x", augment_file=file)))
+
+
+def test_a_pipelines_draws_depend_on_seed_epoch_and_index_only(demo_root, tmp_path):
+    A = albumentations()
+    steps = [A.RandomBrightnessContrast(p=0.5), A.OneOf([A.GaussNoise(p=1), A.MotionBlur(p=1)], p=0.7)]
+    steps += [A.CoarseDropout(p=0.5), A.GridDistortion(p=0.5)]
+    file = save(A.Compose(steps, seed=3), tmp_path / "p.yaml")
+    alone = batches(demo_root, augment_file=file)
+    for world_size, workers in ((1, 2), (4, 0)):
+        assert_same(batches(demo_root, world_size, workers, augment_file=file), alone)
+    plain = batches(demo_root)
+    differences = [
+        (one["image"][number] != other["image"][number]).mean()
+        for one, other in zip(alone, plain, strict=True)
+        for number in range(4)
+    ]
+    assert len({round(value, 6) for value in differences}) > 4  # each of the 8 samples has draws of its own
+    settings = {"dataset_path": demo_root, "augment_file": file, "l_consistency": 1, "ema": 0.9}
+    dataset = utils.get_loader(config.parse(words(**settings, **EVERY)), "train", GROUP).dataset
+    first, again, other = dataset[2, 1], dataset[2, 1], dataset[3, 1]
+    assert all(np.array_equal(first[name], again[name]) for name in first)
+    assert (first["image"] != other["image"]).any()
