@@ -51,9 +51,9 @@ def open_raster(path: Path) -> Raster:
     try:
         return _checked(path, TiffRaster(path))
     except UserError:
-        # Pillow turns pictures of 8 bits, and reads palettes and JPEG.
+        # Pillow turns pictures of 8 bits, and reads palettes, YCbCr and JPEG.
         with contextlib.suppress(OSError), Image.open(path) as image:
-            if image.mode in ("P", *CHANNELS) and ";16" not in str(image.tile):
+            if image.mode in ("P", "YCbCr", *CHANNELS) and ";16" not in str(image.tile):
                 return PictureRaster(path)
         raise
 

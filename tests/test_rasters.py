@@ -11,6 +11,7 @@ from PIL import Image
 from tiff_writer import DEFLATE, LZW, write_tiff
 
 from data.images import image_size, read_image
+from data.images import kind_of as kind_of_file
 from data.rasters import left_out, open_raster
 from errors import UserError
 from image_stats import RGB, ImageType
@@ -79,6 +80,13 @@ def test_a_tiff_that_needs_imagecodecs_says_how_to_get_it(tmp_path, monkeypatch,
         read_image(path, ImageType(5, "float32"))
     Image.fromarray(pixels(3, "uint8")).save(path, compression="tiff_lzw")  # which Pillow reads
     np.testing.assert_array_equal(open_raster(path).rows(0, 21), pixels(3, "uint8"))
+
+
+def test_a_tiff_of_ycbcr_is_a_picture(tmp_path):
+    picture = Image.fromarray(pixels(3, "uint8")).convert("YCbCr")
+    picture.save(tmp_path / "a.tif")
+    assert kind_of_file(tmp_path / "a.tif") == RGB
+    np.testing.assert_array_equal(open_raster(tmp_path / "a.tif").rows(0, 21), np.array(picture.convert("RGB")))
 
 
 def test_pages_of_one_channel_are_channels_and_overviews_are_not(tmp_path):
