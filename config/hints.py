@@ -58,13 +58,14 @@ class Hints:
         for part in (name, key, section.partition(".")[0]):
             if part in names or part in self.aliases:
                 return f"did you mean {prefix}{self.aliases.get(part, part)}?"
-            for sentence in (*foreign_flags().get(part, ()), *foreign_flags().get(part.removeprefix("no_"), ())):
+            for sentence in foreign_flags().get(part, ()):
                 if set(re.findall(r"--(\w+)", sentence)) <= {*self.names, *TORCHRUN_FLAGS}:
                     return sentence
         if key in foreign_flags():
             return ""
         cutoff = SHORT_CUTOFF if len(key) <= SHORT else CUTOFF
-        near = difflib.get_close_matches(key, [*names, *self.aliases], n=1, cutoff=cutoff)
+        alike = [own for own in (*names, *self.aliases) if own[0] == key[:1]]  # bn_momentum is no typo of momentum
+        near = difflib.get_close_matches(key, alike, n=1, cutoff=cutoff)
         return f"did you mean {prefix}{self.aliases.get(near[0], near[0])}?" if near else ""
 
     def _for_word(self, word: str) -> str:

@@ -2,8 +2,6 @@
 
 import contextlib
 import io
-import struct
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,7 +11,7 @@ from PIL import ExifTags, Image, ImageOps
 
 from data.jpeg import decode_plain
 from data.label_map import LabelMap
-from data.rasters import TIFF_SUFFIXES, Raster, open_raster, png_has_exif, type_of
+from data.rasters import DAMAGED, TIFF_SUFFIXES, Raster, open_raster, png_has_exif, type_of
 from data.resize import scaled_size
 from errors import UserError
 from image_stats import RGB, ImageType
@@ -22,8 +20,6 @@ from labels import IGNORE
 # In order of preference; letter case does not matter.
 IMAGE_SUFFIXES = (".jpg", ".png", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".npy")
 LABEL_SUFFIXES = (".png", ".bmp", ".tif", ".tiff", ".webp")
-# What Pillow, NumPy, zlib and data.tiff raise on damaged files.
-DAMAGED = (OSError, EOFError, LookupError, SyntaxError, TypeError, ValueError, struct.error, zlib.error)
 LABEL_MODES = ("P", "L", "1", "I", "I;16")  # PIL's modes with one channel of integers
 MORE_CHANNELS = "all images must have the same channels and type (docs/more_channels.md)"
 NO_JPEG = "JPEG compression changes label values: save the mask as PNG"

@@ -6,6 +6,7 @@ a huge image can be read by parts only if that is small. Channels are in the fil
 
 import contextlib
 import struct
+import zlib
 from pathlib import Path
 from typing import Protocol
 
@@ -13,7 +14,7 @@ import cv2
 import numpy as np
 from PIL import ExifTags, Image, ImageOps
 
-from data import tiff
+from data.tiff import TiffRaster
 from errors import UserError
 from image_stats import DTYPES, MAX_CHANNELS, ImageType
 
@@ -21,6 +22,11 @@ TIFF_SUFFIXES = (".tif", ".tiff")
 PNG_START = b"\x89PNG\r\n\x1a\n"
 PNG_CHANNELS = {0: 1, 2: 3, 3: 3, 4: 2, 6: 4}  # by colour type (ISO/IEC 15948, table 11.1)
 BGR_ORDER = {1: [0], 2: [0, 3], 3: [2, 1, 0], 4: [2, 1, 0, 3]}  # channels of a PNG in OpenCV's grey, BGR or BGRA
+# What Pillow, NumPy, zlib, tifffile and imagecodecs raise on damaged files.
+DAMAGED = (
+    *(ArithmeticError, OSError, EOFError, LookupError, RuntimeError, SyntaxError, TypeError, ValueError),
+    *(struct.error, zlib.error),
+)
 CHANNELS = {"L": 1, "LA": 2, "RGB": 3, "RGBA": 4}  # of Pillow's modes; other modes become RGB
 
 
@@ -40,16 +46,14 @@ def open_raster(path: Path) -> Raster:
     Only headers are read.
     """
     suffix = path.suffix.lower()
-    if suffix == ".npy":
-        return NpyRaster(path)
     if suffix not in TIFF_SUFFIXES:
-        return PictureRaster(path)
+        return _checked(path, NpyRaster(path) if suffix == ".npy" else PictureRaster(path))
     try:
-        return TiffRaster(path)
+        return _checked(path, TiffRaster(path))
     except UserError:
-        # Pillow turns pictures of 8 bits, and reads palettes and JPEG.
+        # Pillow turns pictures of 8 bits, and reads palettes, YCbCr and JPEG.
         with contextlib.suppress(OSError), Image.open(path) as image:
-            if image.mode in ("P", *CHANNELS) and ";16" not in str(image.tile):
+            if image.mode in ("P", "YCbCr", *CHANNELS) and ";16" not in str(image.tile):
                 return PictureRaster(path)
         raise
 
@@ -60,48 +64,25 @@ def type_of(raster: Raster) -> ImageType:
 
 def left_out(path: Path) -> str:
     """Return which channels reading as 8-bit RGB leaves out of a TIFF file, as text; "" if none, or only alpha."""
-    with contextlib.suppress(UserError, ValueError, OSError):
+    with contextlib.suppress(*DAMAGED):
         raster = TiffRaster(path)
-        num_channels, extra = raster.shape[2], raster.pages[0][tiff.EXTRA_SAMPLES]
-        if raster.dtype == np.uint8 and raster.pages[0][tiff.PHOTOMETRIC] == 2 and num_channels > 3 and not extra:
+        if raster.has_unknown:
             return (
-                f"{path}: 3 of {num_channels} channels are read, as RGB; the fourth is of unspecified kind, such as "
+                f"{path}: 3 of {raster.shape[2]} channels are read, as RGB; the fourth is of unspecified kind, such as "
                 "near infrared"
             )
     return ""
 
 
-def _check(path: Path, raster: Raster) -> None:
-    """Raise UserError if the values or the number of channels are not supported."""
+def _checked(path: Path, raster: Raster) -> Raster:
+    """Return `raster`. Raises UserError if its values or its number of channels are not supported."""
     if raster.dtype.name not in DTYPES:
         raise UserError(f"{path}: values of {raster.dtype}: convert them to {', '.join(DTYPES[:-1])} or {DTYPES[-1]}")
     if not 1 <= raster.shape[2] <= MAX_CHANNELS:
         raise UserError(f"{path}: has {raster.shape[2]} channels: 1 to {MAX_CHANNELS} are supported")
     if 0 in raster.shape:
         raise ValueError("it has no pixels")
-
-
-class TiffRaster:
-    """A TIFF file. If each of its pages has one channel, and all are of one size and type, the pages are channels."""
-
-    def __init__(self, path: Path):
-        first, *others = tiff.read_pages(path)
-        alike = [page for page in others if page.shape == first.shape and page.dtype == first.dtype]
-        self.path = path
-        self.pages = [first, *alike] if first.shape[2] == 1 else [first]
-        for page in self.pages:
-            page.check()
-        self.shape = (*first.shape[:2], first.shape[2] * len(self.pages))
-        self.dtype = first.dtype.newbyteorder("=")
-        in_rows = first[tiff.COMPRESSION] == tiff.NONE and tiff.TILE_STARTS not in first.fields
-        self.unit = 1 if in_rows else first.block[0]
-        self.is_rgb = first[tiff.PHOTOMETRIC] == 2 and self.dtype == np.uint8 and first.shape[2] in (3, 4)
-        _check(path, self)
-
-    def rows(self, top: int, bottom: int) -> np.ndarray:
-        with self.path.open("rb") as file:
-            parts = [page.rows(file, top, bottom) for page in self.pages]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=2)
+    return raster
 
 
 class NpyRaster:
@@ -114,7 +95,6 @@ class NpyRaster:
         array = self._open()
         self.shape = (*array.shape[:2], array.shape[2])
         self.dtype = array.dtype.newbyteorder("=")
-        _check(path, self)
 
     def _open(self) -> np.ndarray:
         array = np.load(self.path, mmap_mode="r", allow_pickle=False)

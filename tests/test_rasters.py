@@ -2,6 +2,7 @@
 
 import contextlib
 import struct
+import sys
 import zlib
 
 import numpy as np
@@ -10,6 +11,7 @@ from PIL import Image
 from tiff_writer import DEFLATE, LZW, write_tiff
 
 from data.images import image_size, read_image
+from data.images import kind_of as kind_of_file
 from data.rasters import left_out, open_raster
 from errors import UserError
 from image_stats import RGB, ImageType
@@ -35,9 +37,9 @@ def kind_of(values: np.ndarray) -> ImageType:
 @pytest.mark.parametrize("options", [{}, {"planar": True}, {"tile": 16}, {"tile": 16, "planar": True}], ids=str)
 def test_tiff_of_each_number_of_channels_and_type(tmp_path, dtype, options):
     for channels in CHANNELS:
-        values = pixels(channels, dtype)
+        values = pixels(channels, dtype, width=35)  # 2 x 3 tiles
         path = write_tiff(tmp_path / "a.tif", values, **options)
-        assert image_size(path, kind_of(values)) == (21, 18)
+        assert image_size(path, kind_of(values)) == (21, 35)
         assert open_raster(path).dtype == dtype
         np.testing.assert_array_equal(open_raster(path).rows(0, 21), values)
         np.testing.assert_array_equal(open_raster(path).rows(7, 18), values[7:18])
@@ -68,6 +70,23 @@ def test_tiff_that_libtiff_compressed(tmp_path, compression):
     values = np.repeat(pixels(4, "uint8"), 3, axis=1)
     Image.fromarray(values).save(tmp_path / "a.tif", compression=compression)
     np.testing.assert_array_equal(open_raster(tmp_path / "a.tif").rows(2, 21), values[2:])
+
+
+@pytest.mark.parametrize(("compression", "predictor"), [(LZW, 1), (DEFLATE, 3)])
+def test_a_tiff_that_needs_imagecodecs_says_how_to_get_it(tmp_path, monkeypatch, compression, predictor):
+    monkeypatch.setitem(sys.modules, "imagecodecs", None)
+    path = write_tiff(tmp_path / "a.tif", pixels(5, "float32"), compression=compression, predictor=predictor)
+    with pytest.raises(UserError, match=r"a\.tif: .* needs the package imagecodecs: .*pip install -e '\S*\[tiff\]'$"):
+        read_image(path, ImageType(5, "float32"))
+    Image.fromarray(pixels(3, "uint8")).save(path, compression="tiff_lzw")  # which Pillow reads
+    np.testing.assert_array_equal(open_raster(path).rows(0, 21), pixels(3, "uint8"))
+
+
+def test_a_tiff_of_ycbcr_is_a_picture(tmp_path):
+    picture = Image.fromarray(pixels(3, "uint8")).convert("YCbCr")
+    picture.save(tmp_path / "a.tif")
+    assert kind_of_file(tmp_path / "a.tif") == RGB
+    np.testing.assert_array_equal(open_raster(tmp_path / "a.tif").rows(0, 21), np.array(picture.convert("RGB")))
 
 
 def test_pages_of_one_channel_are_channels_and_overviews_are_not(tmp_path):
@@ -146,8 +165,8 @@ def test_deep_colour_png_is_refused_as_rgb_and_not_cut_to_8_bits(tmp_path):
     ("values", "options", "message"),
     [
         (np.zeros((4, 4, 17), np.uint8), {}, "has 17 channels: 1 to 16 are supported"),
-        (np.zeros((4, 4, 1), np.float64), {}, "floats of 64 bits: convert them to 8 or 16 bits, or to float32"),
-        (np.zeros((4, 4, 2), np.int8), {}, "integers of 8 bits: convert"),
+        (np.zeros((4, 4, 1), np.float64), {}, "values of float64: convert them to uint8, uint16, int16 or float32"),
+        (np.zeros((4, 4, 2), np.int8), {}, "values of int8: convert"),
         (np.zeros((4, 4, 5), np.uint8), {"tags": {259: 7}}, "compression 7: save it as a plain TIFF file"),
         (np.zeros((4, 4, 5), np.uint8), {"tags": {262: 0}}, "0 is white: save it"),
         (np.zeros((4, 4, 5), np.uint8), {"tags": {274: 6}}, "orientation 6: save it"),
@@ -169,13 +188,16 @@ def test_a_tiff_cut_anywhere_is_named(tmp_path, compression):
             read_image(tmp_path / "a.tif", ImageType(5, "uint16"))
 
 
-def test_a_tiff_whose_directory_lies_is_named(tmp_path):
+@pytest.mark.parametrize("options", [{}, {"tile": 16, "compression": DEFLATE, "big": True}], ids=str)
+def test_a_tiff_whose_directory_lies_is_named(tmp_path, options):
     # Each byte of header and directory in turn becomes 255. What is still read has the right shape.
     values = pixels(2, "uint16", 6, 5)
-    path = write_tiff(tmp_path / "a.tif", values)
+    path = write_tiff(tmp_path / "a.tif", values, **options)
     data = path.read_bytes()
-    for place in (*range(8), *range(8 + values.nbytes, len(data))):
+    directory = data.index(struct.pack("<HH", 256, 16 if options else 4)) - 8
+    for place in (*range(16), *range(directory, len(data))):
         path.write_bytes(data[:place] + b"\xff" + data[place + 1 :])
+        left_out(path)
         with contextlib.suppress(UserError):
             assert read_image(path, ImageType(2, "uint16")).shape == (6, 5, 2)
 

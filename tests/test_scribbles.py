@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from data.scribbles.regions import depth_inside, find_regions
-from data.scribbles.skeleton import longest_path, thin
+from data.scribbles.skeleton import longest_path
 from data.scribbles.strokes import Style, draw_scribble
 
 PLAIN = Style(min_area=30, length=1.0, width=3, wiggle=0.0, shrink=0.0, drop=0.0, border=False, background=None)
@@ -192,47 +192,6 @@ def test_background_strokes_stay_deep_inside():
         assert (scribble[:, :90] == 1).any()
     assert in_arm[None] > 80
     assert in_arm[1] == 0
-
-
-def plainly_thinned(region: np.ndarray) -> np.ndarray:
-    """Guo and Hall's algorithm, pixel by pixel."""
-    left = np.pad(region, 1)
-    while True:
-        before = left.copy()
-        for half in (0, 1):
-            gone = []
-            for row, column in np.argwhere(left):
-                p2, p3, p4 = left[row - 1, column], left[row - 1, column + 1], left[row, column + 1]
-                p5, p6, p7 = left[row + 1, column + 1], left[row + 1, column], left[row + 1, column - 1]
-                p8, p9 = left[row, column - 1], left[row - 1, column - 1]
-                branches = (
-                    int(not p2 and (p3 or p4))
-                    + int(not p4 and (p5 or p6))
-                    + int(not p6 and (p7 or p8))
-                    + int(not p8 and (p9 or p2))
-                )
-                first = int(p9 or p2) + int(p3 or p4) + int(p5 or p6) + int(p7 or p8)
-                second = int(p2 or p3) + int(p4 or p5) + int(p6 or p7) + int(p8 or p9)
-                side = ((p6 or p7 or not p9) and p8) if half == 0 else ((p2 or p3 or not p5) and p4)
-                if branches == 1 and 2 <= min(first, second) <= 3 and not side:
-                    gone.append((row, column))
-            for pixel in gone:
-                left[pixel] = False
-        if (left == before).all():
-            return left[1:-1, 1:-1]
-
-
-def test_all_regions_are_thinned_at_once_as_each_by_itself():
-    for seed in range(5):
-        mask = random_mask(seed)[:40, :40]
-        number = find_regions(mask, min_area=1).number
-        together = thin(number)
-        for index in range(1, number.max() + 1):
-            region = number == index
-            alone = together & region
-            assert (alone == plainly_thinned(region)).all()
-            if alone.any():  # a skeleton is as connected as its region
-                assert cv2.connectedComponents(alone.astype(np.uint8), connectivity=8)[0] == 2
 
 
 def test_depth_is_at_most_the_distance_to_another_region():

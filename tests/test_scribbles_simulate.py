@@ -1,6 +1,7 @@
 """python -m data.scribbles simulate: files by name, in any number of processes, and nothing overwritten."""
 
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -51,6 +52,13 @@ def test_files_do_not_depend_on_processes_or_on_other_masks(masks, tmp_path, cap
     assert {name: one[name] for name in few} == few
     assert simulate(masks, tmp_path / "other", "--seed", "1") == 0
     assert contents(tmp_path / "other") != one
+
+
+def test_without_scikit_image_one_line_says_how_to_get_it(masks, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "skimage", None)
+    with pytest.raises(UserError, match=r"drawing strokes needs packages .*pip install -e '\S*\[scribbles\]'$"):
+        simulate(masks, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
 
 
 def test_files_are_palette_pngs_of_class_numbers(masks, tmp_path):

@@ -19,6 +19,7 @@ from data.layout import list_folder
 from data.processes import work_on
 from data.scribbles.folders import find_labels
 from data.scribbles.output import claim, write_overlay
+from data.scribbles.skeleton import import_extra
 from data.scribbles.strokes import Style, draw_scribble
 from errors import UserError
 from files import write_atomic
@@ -59,6 +60,7 @@ class Result:
 
 def main(argv: list[str]) -> int:
     args = parser().parse_args(argv)
+    import_extra("skimage")  # before anything is written
     style, tasks, colours = _style(args), _tasks(args), read_classes(args.classes, None).colours
     settings = dataclasses.asdict(style) | {"seed": args.seed, "classes": args.classes}
     claim(args.out, settings | {"masks": str(args.masks.resolve())})

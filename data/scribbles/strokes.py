@@ -12,7 +12,7 @@ import cv2
 import numpy as np
 
 from data.scribbles.regions import depth_inside, find_regions
-from data.scribbles.skeleton import longest_path, thin
+from data.scribbles.skeleton import longest_path, skeleton
 from labels import IGNORE
 
 REACH = 0.9  # share of the way from an end of the skeleton to the border by which a stroke is longer
@@ -47,14 +47,14 @@ def draw_scribble(label: np.ndarray, style: Style, seed: int, name: str) -> np.n
     """
     scribble = np.full(label.shape, IGNORE, np.uint8)
     regions = find_regions(label, style.min_area)
-    skeleton, depth = thin(regions.number), depth_inside(regions.number)
+    depth = depth_inside(regions.number)
     rngs = [_rng(seed, name, number) for number in range(len(regions.classes))]
     dropped = _dropped(regions.classes, [rng.random() for rng in rngs], style.drop)
     for index, (value, box) in enumerate(zip(regions.classes, regions.boxes, strict=True)):
         if dropped[index]:
             continue
         inside = regions.number[box] == index + 1
-        found = np.argwhere(skeleton[box] & inside)
+        found = skeleton(inside)
         inner = np.where(inside, depth[box], 0)
         if not len(found):  # thinning can use up a region of a few pixels
             found = np.argwhere(inside & (inner == inner[inside].max()))[:1]
