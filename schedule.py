@@ -80,12 +80,13 @@ class LearningRate:
             lr = f"{self.peak:g}"
         else:
             lr = f"{cfg.lr:g} x {self.factor:g} = {self.peak:g} (--lr_scaling {cfg.lr_scaling})"
-        log.info(
+        is_short = self.total_steps < FEW_STEPS
+        log.log(
+            logging.WARNING if is_short else logging.INFO,
             f"global batch {sampler.global_batch}{product}, {sampler.steps_per_epoch} steps an epoch, "
             f"{self.total_steps} steps in all, lr {lr}"
+            + ("; so few steps train little: a run without --epochs and --max_steps chooses more" * is_short),
         )
-        if self.total_steps < FEW_STEPS:
-            log.warning(f"{self.total_steps} steps are few; a run without --epochs and --max_steps takes enough")
         new = _new_origin(cfg, sampler)
         if all(new[key] == origin[key] for key in ("world_size", "global_batch", "lr_factor")):
             return

@@ -115,7 +115,7 @@ def test_voc_without_sbd(place, capsys):
     assert main(["VOC2012", "--workers", "0"]) == 0
     printed = capsys.readouterr().out
     assert "VOC2012: Pascal VOC, for --dataset Dense" in printed
-    assert "--numclasses 21 --classes voc --model_type" in printed.splitlines()[-1]
+    assert "--numclasses 21 --classes voc --layers" in printed.splitlines()[-1]
 
 
 @pytest.mark.parametrize(
