@@ -58,8 +58,8 @@ def _try(pipeline: Pipeline, cfg: Config) -> None:
 def draw_samples(cfg: Config, loader: TrainLoader, classes: Classes) -> np.ndarray:
     """Return a picture of the first training samples, (H, W, 3) uint8: each without and with its labels over it.
 
-    The samples are those of the first batch, as the network gets them. They are made anew, so that the loader still
-    gives the same batches.
+    The samples are those of the first batch, as the network gets them. They are loaded apart from the loader,
+    whose batches stay the same.
     """
     rows = []
     for key in islice(loader.sampler, min(cfg.batchsize, NUM_SHOWN)):

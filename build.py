@@ -95,9 +95,7 @@ def get_model(cfg: Config, group: Group, start: StartWeights | None = None) -> t
     # Images arrive as (B, H, W, 3), which is channels-last order; convolutions are faster in it too.
     raw_model = raw_model.to(group.device).to(memory_format=torch.channels_last)
     if cfg.grad_checkpointing and not raw_model.backbone.blocks():
-        log.warning(
-            f"--grad_checkpointing: {cfg.backbone} has no sequence of blocks to compute again: it saves no memory"
-        )
+        log.warning(f"--grad_checkpointing saves no memory: {cfg.backbone} has no sequence of blocks to recompute")
     if cfg.compile:
         compile_blocks(raw_model, eager=(SyncBatchNorm,))
     return raw_model, group.wrap(raw_model, static_graph=cfg.static_graph, find_unused=cfg.find_unused_parameters)

@@ -108,10 +108,10 @@ def load_model(
 
 
 def plan(flags: PredictFlags, outputs: Outputs, settings: dict, display: Display) -> tuple[list[Input], set[Input]]:
-    """Claim the output folder and return all Inputs, and those that are not done. Only rank 0 calls this function.
+    """Claim the output folder and return (all Inputs, the pending ones), or ([], set()) if all are done.
 
-    settings: all that predictions depend on; written to predictions.json. Raises UserError if the folder has
-    predictions with other settings.
+    Only rank 0 calls this function. settings: all that predictions depend on; written to predictions.json. Raises
+    UserError if the folder has predictions with other settings.
     """
     base, inputs, num_others = find_inputs(flags.input, outputs.folder, arrays=display.kind != RGB)
     outputs.claim({"input": str(base.resolve()), **settings}, overwrite=flags.overwrite)
@@ -191,7 +191,7 @@ class Prediction:
         group, files = self.group, list(sizes)
         ranks = {"rank": group.rank, "world_size": group.world_size}
         batches = EvalBatches(list(sizes.values()), batch_size=self.model.images_at_once, **ranks).batches
-        # Batches are those of all images, and done again whole: a model's result may depend on the batch's size.
+        # After a kill, repeat whole batches of all images: a model's result may depend on the batch's size.
         batches = [batch for batch in batches if any(files[index] in self.pending for index in batch)]
         loader = make_loader(
             DataLoader, Images(files, self.display.kind), workers, group, batch_sampler=batches, collate_fn=list

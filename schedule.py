@@ -85,7 +85,7 @@ class LearningRate:
             logging.WARNING if is_short else logging.INFO,
             f"global batch {sampler.global_batch}{product}, {sampler.steps_per_epoch} steps an epoch, "
             f"{self.total_steps} steps in all, lr {lr}"
-            + ("; so few steps train little: a run without --epochs and --max_steps chooses more" * is_short),
+            + ("; too few to train well: without --epochs, --max_steps or --warmup_epochs, more are chosen" * is_short),
         )
         new = _new_origin(cfg, sampler)
         if all(new[key] == origin[key] for key in ("world_size", "global_batch", "lr_factor")):

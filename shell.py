@@ -40,9 +40,9 @@ def torchrun_command(num_processes: int, *words: object) -> str:
 
 
 def _located(words: tuple[object, ...]) -> list[str]:
-    """Return the words with the program that they start with, if it is ours, as the current folder needs it.
+    """Return a command's words, changed so that a program of ours is found from the current folder.
 
-    In the clone's folder the words stay. Elsewhere the program becomes a path or, in the installed package, a module.
+    In the clone's folder they stay the same. Elsewhere, the program becomes a path or, if installed, a module.
     """
     program, *rest = given = list(map(str, words))
     stem = rest[0].replace(".", "/") if program == "-m" else program.removesuffix(".py")

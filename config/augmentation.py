@@ -21,12 +21,13 @@ class AugmentationFlags:
     flip_vertical: bool = flag(False, "flip half of the samples upside down (images without an up, as from the air)")
     quarter_turns: bool = flag(False, "turn by 0, 90, 180 or 270 degrees (images without an up)")
     blur: float = flag(0.5, "share of the samples with a 5x5 Gaussian blur", ge=0, le=1)
-    brightness: float = flag(0.0, "multiply by a factor of at most 1 - N to 1 + N, such as 0.4", ge=0, le=1)
-    contrast: float = flag(0.0, "the same for differences from the mean colour", ge=0, le=1)
-    saturation: float = flag(0.0, "the same for differences from grey (RGB images)", ge=0, le=1)
+    brightness: float = flag(0.0, "multiply values by a random factor from 1 - N to 1 + N; try N = 0.4", ge=0, le=1)
+    contrast: float = flag(0.0, "multiply differences from the mean colour by such a factor", ge=0, le=1)
+    saturation: float = flag(0.0, "multiply differences from grey by such a factor (RGB images)", ge=0, le=1)
     hue: float = flag(0.0, "turn hues by at most N of a full turn, both ways, such as 0.05 (RGB images)", ge=0, le=0.5)
     augment_file: str = flag(
-        "", "then apply the pipeline in FILE, written by albumentations.save (needs the package albumentations) [none]"
+        "",
+        "finally apply the Albumentations pipeline in FILE, written by albumentations.save (needs that package) [none]",
     )
 
 
@@ -40,7 +41,9 @@ def check_augmentation(cfg: AugmentationFlags, *, is_rgb: bool) -> None:
         raise UserError(f"--{changed[1]} has no effect with --no_augment: drop one")
     for name in ("saturation", "hue"):
         if name in changed and not is_rgb:
-            raise UserError(f"--{name} {getattr(cfg, name):g} with --image_stats: only RGB images have it: drop it")
+            raise UserError(
+                f"--{name} {getattr(cfg, name):g} with --image_stats: only RGB images have a {name}: drop --{name}"
+            )
 
 
 def pipeline_text(value: str) -> str:

@@ -31,7 +31,7 @@ class PredictFlags(InferenceFlags, SizeFlags, ModelFlags, LaunchFlags):
     output: str = flag("predictions", "folder for masks/NAME.png and the files of --overlay and --probs")
     overlay: bool = flag(
         False,
-        "also paint classes over each image (overlays/NAME.jpg) or video, except --background, above a legend",
+        "also paint classes (except --background) over each image (overlays/NAME.jpg) or video, with a legend below",
     )
     probs: bool = flag(False, "also write probs/NAME.npy: probabilities (classes, height, width), float16")
     overwrite: bool = flag(False, "predict again what --output already has")

@@ -1,6 +1,6 @@
-"""The recipe: values, chosen from the data and the device, of the flags that decide how well a model trains.
+"""The recipe: from the data and the device, choose the flags that decide how well a model trains.
 
-train.py takes them for the flags that are not set, and the data check prints them in its command. Imports no torch.
+train.py uses these values for flags that are not set, and the data check prints them in its command. Imports no torch.
 """
 
 import math
@@ -29,8 +29,8 @@ EPOCHS = 50  # CDSP's; a small list is passed over more often
 MANY_IMAGES = 5000  # for so many images, CDSP trains from pseudo-labels with a learning rate of 1e-3
 TRANSFORMERS = ("vit", "deit", "beit", "eva", "swin", "naflexvit", "samvit", "xcit", "twins", "pvt", "mvit", "tiny_vit")
 
-# GiB of GPU memory: of each image of 465x465 in float32, by --layers; and of the weights, with CUDA's libraries.
-# Estimates, as the table in docs/recipes.md.
+# Estimated GiB of GPU memory, as in the table of docs/recipes.md: for each image of 465x465 in float32, by --layers;
+# and for the weights and CUDA's libraries.
 GIB_PER_IMAGE = {18: 0.13, 34: 0.2, 50: 0.44, 101: 0.78, 152: 1.1}
 GIB_OF_MODEL = 1.5
 
@@ -99,7 +99,7 @@ class Recipe:
 
     def _choose_layers(self) -> None:
         flags, device = self.flags, self.facts.device
-        # A file of weights is for one depth, and so is the stride of released ones.
+        # A weights file fits one depth only, and --stride_in_1x1 goes with such a file.
         any_depth = flags["pretrained"] in ("imagenet", "imagenet_v1", "none") and not flags["stride_in_1x1"]
         if flags["backbone"] == "resnet" and any_depth:
             self._choose("layers", device.layers, f"for {device.name}")

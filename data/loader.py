@@ -79,7 +79,7 @@ class WorkerInit:
         self.init(worker_id)
         # A worker whose result fills the pipe would wait for a killed parent forever.
         end_with_parent()
-        # A batch that cannot be handed over, as when /dev/shm is full, is lost: the parent would wait for it forever.
+        # If /dev/shm is too full to hand over a batch, Python drops it and the parent waits forever: exit instead.
         multiprocessing.queues.Queue._on_queue_feeder_error = lambda *_: os._exit(1)  # type: ignore[attr-defined]
         cv2.setNumThreads(0)
         keep_freed_memory()

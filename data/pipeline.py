@@ -34,7 +34,7 @@ class Pipeline:
         has another shape or type.
         """
         names = [name for name in maps if name != "image"]
-        # Where it is filled with IGNORE, so are all maps, with a value of their own.
+        # Transforms fill this mask with IGNORE where they fill the others: there each map gets its own padding value.
         unfilled = np.zeros(maps["image"].shape[:2], np.uint8)
         compose = _compose(self.text)
         try:
@@ -46,8 +46,8 @@ class Pipeline:
         for name, values in {"image": result["image"], **dict(zip(names, masks, strict=True))}.items():
             if (values.shape, values.dtype) != (maps[name].shape, maps[name].dtype):
                 raise UserError(
-                    f"--augment_file: it makes {_kind(maps[name])} to {_kind(values)} ({name}): leave out transforms "
-                    "that crop, resize, normalize or convert; --crop_size sets the size"
+                    f"--augment_file: the pipeline turns {_kind(maps[name])} into {_kind(values)} ({name}): remove "
+                    "transforms that crop, resize, normalize or convert; --crop_size sets the size"
                 )
             maps[name][...] = values
             if name != "image" and outside[name] != IGNORE:

@@ -70,7 +70,7 @@ class TrainTransform:
             angle = 0.0
         flip_x = -1.0 if rng.random() < 0.5 and self.flip_horizontal else 1.0
         place = rng.random(), rng.random()
-        # New draws come last and only if wanted, so that a seed gives the same samples without them.
+        # Newer flags draw last, and only if set: without them, a seed gives the same samples as before.
         flip_y = -1.0 if self.flip_vertical and rng.random() < 0.5 else 1.0
         turns = rng.integers(4) if self.quarter_turns else 0
         # Rotate and scale about the image's centre, turn, flip, then move that centre to its place in the crop.

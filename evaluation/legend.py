@@ -21,8 +21,8 @@ def with_legend(
 ) -> np.ndarray:
     """Return the picture above a legend of the classes in `label`, (H + more, W or more, 3) uint8.
 
-    picture: (H, W, 3) uint8 RGB. label: class numbers, of any shape; 255 and `hidden` get no name. same_size: the size
-    of the result depends on that of the picture only; if not all classes find room, the largest are named.
+    picture: (H, W, 3) uint8 RGB. label: class numbers, of any shape; 255 and `hidden` get no name. same_size: give
+    all frames of a video a legend of the same size, which names the largest classes if not all fit.
     """
     areas = np.bincount(label.ravel(), minlength=256)
     areas[[IGNORE] if hidden is None else [IGNORE, hidden]] = 0

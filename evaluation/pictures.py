@@ -68,9 +68,9 @@ def panel(
 
 
 def sheet(rows: Sequence[Sequence[np.ndarray]], columns: int = 2) -> np.ndarray:
-    """Return rows of pictures of one size, (H, W, 3) uint8 each, as one picture with `columns` of these rows abreast.
+    """Join rows of pictures of one size, (H, W, 3) uint8 each, into one picture with `columns` rows side by side.
 
-    If the longer side exceeds SHEET_SIZE, the pictures are shrunk. White lines are between them.
+    Pictures whose longer side exceeds SHEET_SIZE are shrunk. White lines separate them.
     """
     shrink = min(1.0, SHEET_SIZE / max(rows[0][0].shape[:2]))
     size = [max(1, round(shrink * side)) for side in rows[0][0].shape[1::-1]]

@@ -63,7 +63,7 @@ def run_page(
     predictions: dict[int, list[bytes]],
     val_set: SegmentationDataset,
 ) -> str:
-    """Return the report of a run's best.pt, which evaluate.py --report makes of it, too.
+    """Return the report of a run's best.pt, equal to the page of evaluate.py --report.
 
     folder: the run's. step: of the validation that gave `result`. predictions: from gather_predictions().
     """

@@ -119,7 +119,7 @@ def score(
                 save(names[index], predicted.cpu().numpy())
         if keep != "none":
             kept = sorted([*pngs, *indices])
-            if keep == "shown":  # what is not shown among some of the images is not shown among all
+            if keep == "shown":  # an image not chosen among these is not chosen among all
                 kept = [kept[number] for number in images_to_show(counts[kept].cpu().numpy())]
             new = {index: predicted for index, predicted in zip(indices, predictions, strict=True) if index in kept}
             pngs |= {index: label_png(predicted.cpu().numpy()) for index, predicted in new.items()}

@@ -68,7 +68,7 @@ class Result:
 
 
 def pixels_of(image: AnImage, kind: ImageType) -> np.ndarray:
-    """Return the pixels of an image, (H, W, C) of this kind. Raises UserError if it is none."""
+    """Return an image as an array (H, W, C) of this kind. Raises UserError for anything else."""
     if isinstance(image, str | Path):
         return read_image(Path(image), kind)
     if isinstance(image, Image.Image) and kind == RGB:

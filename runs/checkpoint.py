@@ -67,8 +67,8 @@ class Writer:
         """Start to write `content` to all of the paths, after the previous write is done.
 
         keep: {"step" or "epoch": number of newest files of that kind, such as step_00000100.pt, to keep; 0: all}.
-        report: (file, function that draws its text, or returns None to leave it). The file is replaced between the last
-        two paths: it appears with best.pt, and a run resumed from last.pt has it. A UserError of the report is logged.
+        report: (file, function that returns its text, or None to keep the file). The file is written just before the
+        last path, last.pt, so that a run resumed from there has it. A UserError of the report is only logged.
         Raises the error of the previous write.
         """
         self.wait()

@@ -152,8 +152,8 @@ def _is_in(log: TextIO, folder: Path) -> bool:
 def tidy(folder: Path, step: int) -> list[str]:
     """Remove temporary files, rename checkpoints of steps after `step` to NAME.old, and return their former names.
 
-    A resumed run writes these checkpoints again. Truncated ones are renamed, too: a truncated best.pt would stay, as
-    the best score, until a better validation. The report goes with best.pt, which it is about.
+    A resumed run writes these checkpoints again. Truncated ones are renamed, too: otherwise a truncated best.pt would
+    keep the best score until a better validation. The report is renamed with best.pt, which it describes.
     """
     for scratch in (*folder.glob(".*.part*"), *folder.glob(".*.tmp")):  # not those of predictions in a folder below
         scratch.unlink(missing_ok=True)

@@ -23,9 +23,9 @@ class Pace:
         self._steps_left = steps_left
 
     def timed(self, steps: Iterable) -> Iterator:
-        """Iterate over an epoch's steps and time them from the first batch on: all in all, and the waiting for batches.
+        """Iterate over an epoch's steps. From the first batch on, time the steps and, separately, the wait for batches.
 
-        What leave_out() gets does not count.
+        The seconds passed to leave_out() do not count.
         """
         self._num_steps, self._stepping, self._waiting = 0, 0.0, 0.0
         self._epoch_start = asked_at = time.perf_counter()
@@ -70,8 +70,8 @@ class Pace:
         """Return the epoch's images a second and, if it waited for the loader, the rate with every batch ready.
 
         Such as ", 8.1 images/s", or ", 8.1 images/s (12.3 without waiting): 34% of the time is waiting for the loader:
-        ADVICE". The time until the first batch does not count: it starts the workers. Of all ranks the one that waited
-        most counts, because the others wait for it. batch: images of a step. Collective.
+        ADVICE". The time until the first batch does not count: it starts the workers. The rank that waited most
+        counts, because the others wait for it. batch: images of a step. Collective.
         """
         waiting = max(self.group.gather(self._waiting))
         if not self._num_steps or not self._stepping:

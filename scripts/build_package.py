@@ -1,9 +1,9 @@
 """The build backend in pyproject.toml: `pip install .` installs the modules at the root as one package, `segtrain`.
 
-The modules stay at the root and import each other by names such as `config` and `utils`, so that a clone runs as it is
-edited. Installed under these names, they would hide other projects' modules. The wheel therefore gets copies with
-rewritten imports: `from segtrain.config import Config`. Import hooks or changes of sys.path would need no copies, but
-pickle, spawned processes, debuggers and type checkers need plain modules.
+The modules stay at the root and import each other by names such as `config` and `utils`, so that a clone runs without
+being installed. Installed under these names, they would hide other projects' modules. The wheel therefore gets copies
+with rewritten imports: `from segtrain.config import Config`. Import hooks or changes of sys.path would need no copies,
+but pickle, spawned processes, debuggers and type checkers need plain modules.
 """
 
 import ast
@@ -54,7 +54,7 @@ def write_package(root: Path, package: Path) -> None:
 
 
 def rewrite(source: bytes, own: set[str]) -> bytes:
-    """Return a module's source with `own` top-level modules imported from the package, and run from it in commands."""
+    """Return a module's source whose imports and printed commands refer to `own` modules as parts of the package."""
     lines = source.splitlines(keepends=True)
     nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Import | ast.ImportFrom)]
     for node in sorted(nodes, key=lambda node: (node.lineno, node.col_offset), reverse=True):

@@ -71,7 +71,7 @@ def test_images_that_are_not_rgb_have_brightness_and_contrast_only(tmp_path):
     given = {"dataset_path": "x", "image_stats": stats}
     jitter = get_transform(config.parse(words(**given, brightness=0.2, contrast=0.2))).jitter
     assert (jitter.mean, jitter.std) == ((100,) * 4, (9.0,) * 4)
-    with pytest.raises(UserError, match=r"^--hue 0.1 with --image_stats: only RGB images have it: drop it$"):
+    with pytest.raises(UserError, match=r"^--hue 0.1 with --image_stats: only RGB images have a hue: drop --hue$"):
         config.parse(words(**given, hue=0.1))
 
 

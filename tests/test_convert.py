@@ -176,7 +176,7 @@ def test_coco_unites_polygons_and_reads_compressed_rle_and_crowds(tmp_path, caps
     source.write_text(json.dumps(content))
     capsys.readouterr()
     convert("coco", source, tmp_path / "marked")
-    assert "1 of 2 objects are marked as crowds, as CVAT, Datumaro and supervision mark" in capsys.readouterr().out
+    assert "1 of 2 objects are marked as crowds, which CVAT, Datumaro and supervision do" in capsys.readouterr().out
     expected[:4, :4] = 1  # the later shape covers the earlier one
     assert (mask_of(tmp_path / "marked", "picture_0") == expected).all()
 

@@ -224,7 +224,7 @@ def test_boxes_are_counted_and_named_once(tmp_path, capsys):
     texts = {"one": line, "two": line * 2 + "1 0.1 0.1 0.9 0.1 0.9 0.9\n", "empty": ""}
     assert convert("yolo", yolo_of(tmp_path / "in", **texts), tmp_path / "out") == 1
     (fault,) = [line for line in capsys.readouterr().err.splitlines() if "box" in line]
-    assert "3 box(es) in 2 such file(s), which are no outlines: these images are skipped" in fault
+    assert "3 box(es) in 2 label file(s) such as this one: boxes have no outline, so these images are skipped" in fault
     assert outputs(tmp_path / "out") == {"good", "empty"}
     assert (mask_of(tmp_path / "out", "empty") == 0).all()
     expected = np.zeros((8, 10), np.uint8)
@@ -240,7 +240,7 @@ def test_boxes_are_counted_and_named_once(tmp_path, capsys):
         ("0 0.1\n", "bad.txt line 1: expected a class number"),
         ("0 0.1 x 0.3 0.4 0.5 0.6\n", "bad.txt line 1 (cat): coordinates that are not numbers"),
         ("0 0.1 nan 0.3 0.4 0.5 0.6\n", "not a finite number"),
-        ("0 10 20 30 40 50 60\n", "coordinates that are no shares of the image's width and height"),
+        ("0 10 20 30 40 50 60\n", "coordinates must be fractions of the image's width and height"),
     ],
 )
 def test_damage_of_yolo_is_named_and_the_rest_is_written(tmp_path, capsys, text, message):

@@ -125,5 +125,5 @@ def test_a_network_without_blocks_to_recompute_is_said(demo_root, caplog, name):
     given = {"backbone": f"timm:{name}", "model_type": "linear", "pretrained": "none", "layers": None, "l_lorm": None}
     words = flags(**given, dataset_path=demo_root, grad_checkpointing=True)
     programs.get_model(config.parse(words), Group(CPU))
-    said = f"--grad_checkpointing: timm:{name} has no sequence of blocks to compute again: it saves no memory"
+    said = f"--grad_checkpointing saves no memory: timm:{name} has no sequence of blocks to recompute"
     assert caplog.messages == ([said] if name == "dla46x_c" else [])

@@ -45,7 +45,7 @@ def follow(root: Path, capsys) -> list[str]:
         if last.startswith("to train: "):
             assert train.main([*shlex.split(last)[4:], *TINY.split(), "--logdir", str(root.parent / "log")]) == 0
             return pasted
-        line = re.split(r"convert them: |then: ", last)[-1].removeprefix("to fix: ")
+        line = re.split(r"convert them: |run: ", last)[-1].removeprefix("to fix: ")
         pasted.append(shlex.split(line)[2])
         if pasted[-1] == "data.check":
             words = shlex.split(line)[3:]
@@ -105,7 +105,9 @@ def test_folders_that_lie_beside_are_named(tmp_path, capsys, layout):
         put(root / layout.format(name="Bilder") / f"{name}.jpg", picture(name))
         for folder in ("Alte_Masken", "Masken"):
             put(root / layout.format(name=folder) / f"{name}_gt.png", label(0, 1, 2))
-    question = r"are 'Bilder' images and '{0}' masks\? then: .* --image_path Bilder --train_path {0} --val_path {0}"
+    question = (
+        r"if 'Bilder' holds the images and '{0}' the masks, run: .* --image_path Bilder --train_path {0} --val_path {0}"
+    )
     expected = "no masks found: " + "; or ".join(map(question.format, ("Alte_Masken", "Masken"))) + "$"
     for words in ([], ["--dataset", "Folder", "--image_path", "Bilder"]):
         with pytest.raises(UserError, match=expected):

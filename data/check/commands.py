@@ -37,7 +37,7 @@ def training_lines(summary: Summary) -> list[str]:
     choices = _recipe(summary)
     words += _words({_SAME_ON_ANY_GPUS.get(name, name): choice.value for name, choice in choices.items()})
     width = max(len(f"{name} {choice.value}") for name, choice in choices.items())
-    lines = ["settings for these images and this machine, as train.py chooses them, too:"]
+    lines = ["settings for these images and this machine (train.py chooses the same):"]
     lines += [f"  --{f'{name} {choice.value}':{width}}  {choice.reason}" for name, choice in choices.items()]
     if summary.image_stats or summary.image_kind != str(RGB):
         words += ["--image_stats", summary.image_stats or Path(summary.root) / FILE_NAME]

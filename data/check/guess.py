@@ -92,7 +92,7 @@ def unread_labels(root: Path, paths: Paths) -> str:
     for images, masks in _pairs(root, paths):
         flags = ("--image_path", images, "--train_path", masks, "--val_path", masks)
         command = shell.python_command("-m", "data.check", root, "--dataset", "Folder", *flags)
-        questions.append(f"are {images!r} images and {masks!r} masks? then: {command}")
+        questions.append(f"if {images!r} holds the images and {masks!r} the masks, run: {command}")
     return f"no masks found: {'; or '.join(questions)}" if questions else ""
 
 

@@ -34,7 +34,9 @@ def summary_lines(summary: Summary) -> list[str]:
     source = f"named by {summary.class_file}" if summary.class_file else source
     lines.append(f"  classes: --numclasses {summary.num_classes} ({source})")
     if any(re.fullmatch("#[0-9a-f]{6}", row.name) for row in summary.classes):
-        lines.append(f"  names are colours: to name classes, edit the first word of each line of {summary.class_file}")
+        lines.append(
+            f"  classes are named by colour: to rename them, edit the first word of each line of {summary.class_file}"
+        )
     for kind, share in summary.agreement.items():
         name = {"scribble": "stroke pixels", "pseudo": "pseudo-label pixels"}[kind]
         lines.append(f"  {share:.1%} of the {name} have the class of the mask")

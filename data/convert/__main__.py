@@ -19,7 +19,7 @@ from data.arguments import Parser
 from data.convert.kinds import KINDS
 from data.convert.running import Layout, run
 
-EPILOG = """Without KIND, the program finds the kind of the labels in IN, and says it.
+EPILOG = """Without KIND, the program finds the kind of the labels in IN and prints it.
 
 kinds:
 {kinds}

@@ -143,7 +143,7 @@ def _read_images(
     has_crowds = num_crowds <= MAX_CROWDS * len(annotations)
     if not has_crowds:
         marked = f"{num_crowds} of {len(annotations)} objects are marked as crowds"
-        result.notes.append(f"{path}: {marked}, as CVAT, Datumaro and supervision mark masks: drawn as their class")
+        result.notes.append(f"{path}: {marked}, which CVAT, Datumaro and supervision do with masks: drawn as objects")
     for position, annotation in enumerate(annotations):
         where = f"{path}: annotations[{position}]"
         try:

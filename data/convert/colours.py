@@ -97,9 +97,10 @@ def draw(entry: Entry, size: tuple[int, int], options: Options, faults: list[str
 
 
 def check_fit(entries: list[Entry], options: Options, notes: list[str]) -> None:
-    """Raise UserError if many painted pixels have the colour of no class, or none the colour of a class.
+    """Raise UserError if more than MAX_UNKNOWN of the painted pixels have a colour that no class has.
 
-    Painted is what is neither black nor background. --unlisted accepts any colours. notes: to end the message with.
+    Pixels that are neither black nor background are painted. With --unlisted, any colour is accepted. notes: remedies
+    that end the message, instead of the usual ones.
     """
     names, unknown = class_of_colour(options), Counter[str]()
     painted = 0

@@ -36,7 +36,7 @@ NUMBERS = "numbers"  # masks of class numbers, which need no conversion
 
 
 def find_kinds(source: Path) -> dict[str, Path]:
-    """Return {kind: one of its files} of the labels in a file or below a folder; masks of class numbers are NUMBERS."""
+    """Return {kind: an example file} for the labels in a file or folder. Masks of class numbers are of kind NUMBERS."""
     found: dict[str, Path] = {}
     for path in list(_files(source))[:MAX_FILES]:
         text = _ends_of(path)
@@ -73,7 +73,7 @@ def find_kind(source: Path, out: Path) -> str:
 
 
 def _find_masks(source: Path) -> dict[str, Path]:
-    """Return {"colours", "binary" or NUMBERS: a mask} of the masks in an export's folder of masks; {} without one."""
+    """Return {"colours", "binary" or NUMBERS: an example mask} for an export's mask folder; {} if it has none."""
     folder = next((source / name for name in MASK_FOLDERS if (source / name).is_dir()), None)
     paths = [path for files in list_folder(folder, LABEL_SUFFIXES).values() for path in files] if folder else []
     found: dict[str, Path] = {}
@@ -82,7 +82,7 @@ def _find_masks(source: Path) -> dict[str, Path]:
             found.setdefault(_kind_of_mask(path), path)
         except UserError:
             continue  # the conversion names it
-    for kind in ("colours", NUMBERS, "binary"):  # a mask of one class may be of 0 and 255, or of no colour
+    for kind in ("colours", NUMBERS, "binary"):  # a single mask of colours may have only 0 and 255, or only grey
         if kind in found:
             return {kind: found[kind]}
     return {}
@@ -103,7 +103,7 @@ def _kind_of_mask(path: Path) -> str:
 
 
 def _files(source: Path) -> Iterator[Path]:
-    """Yield the JSON and XML files below a folder, and the text files of folders named labels; or the file itself."""
+    """Yield the JSON and XML files below a folder, and the first text files in its subfolders; or the file itself."""
     if source.is_file():
         yield source
     texts = 0

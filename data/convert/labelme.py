@@ -144,7 +144,7 @@ def _patch(shape: dict, where: str, size: tuple[int, int], options: Options) -> 
     kind = str(shape.get("shape_type") or "polygon")
     points = read_points(shape.get("points"), LEAST_POINTS.get(kind, 3), where)
     if kind in ("polygon", "rectangle", "oriented_rectangle"):
-        # LabelMe keeps points within the pixels, to about size - 1; its own masks then have the last row and column.
+        # LabelMe limits points to about size - 1, but its masks have the last row and column: move those to the border.
         in_last = (points >= np.array(size[::-1]) - 1) & (points < size[::-1]) & (points > points.min(axis=0))
         points = np.where(in_last, size[::-1], points)
     if kind in ("polygon", "oriented_rectangle"):

@@ -1,4 +1,4 @@
-"""Find images and masks that are files of the same name in two folders, and the lists that divide them."""
+"""Pair images and masks by file name across two folders, and read the split from lists."""
 
 from pathlib import Path
 
@@ -18,8 +18,8 @@ def read_pairs(source: Path, options: Options, suffixes: tuple[str, ...] = LABEL
     """Return the pairs below a folder: an entry's record is its mask. What has no partner is a fault.
 
     Images are in the subfolder of IMAGE_FOLDERS, masks in that of MASK_FOLDERS, or else in the folder itself; --images
-    names another folder. If there are lists, images that no list has are left out, and entries have the split of their
-    list. suffixes: of the masks that can be read. Raises UserError if a folder is missing.
+    names another folder. If there are lists, entries have the split of their list, and an image without a mask is left
+    out if no list has it. suffixes: of the masks that can be read. Raises UserError if a folder is missing.
     """
     if not source.is_dir():
         raise UserError(f"{source}: not a folder: name the one with images and masks")
@@ -68,8 +68,8 @@ def read_pairs(source: Path, options: Options, suffixes: tuple[str, ...] = LABEL
 def read_splits(source: Path) -> dict[str, str]:
     """Return {image name: split} of the lists in ImageSets/Segmentation, which are named after their splits.
 
-    A split is "" in default.txt, CVAT's list of the images without a subset. Lists of train, val and test come before
-    others, such as VOC's trainval.
+    Images in default.txt, CVAT's list of images without a subset, have the split "". If an image is in several lists,
+    train, val and test take precedence over others, such as VOC's trainval.
     """
     splits: dict[str, str] = {}
     folder = beside(source, LISTS)

@@ -130,7 +130,7 @@ def _report(out: Path, source: Source, results: list[Result], numbering: Numberi
     shown = ", ".join(f"{count} {name}{meaning.get(name, '')}" for name, count in how.items())
     print(f"{out}: {len(done)} image(s) with masks; images: {shown or 'none'}")
     if any(name in source.colours and colour_of(name) for name in numbering.names):
-        print(f"classes are named by colour: to name them, edit the first word of each line of {out / 'classes.txt'}")
+        print(f"classes are named by colour: to rename them, edit the first word of each line of {out / 'classes.txt'}")
     if faults:
         print(f"{len(faults)} fault(s): the lines above name what was left out")
     if not done:

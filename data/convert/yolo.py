@@ -61,8 +61,8 @@ def read(source: Path, options: Options) -> Source:
         result.notes.append(f"{source}: neither data.yaml nor {NAMES} names the classes: they are named by number")
     if boxes:
         result.faults.append(
-            f"{next(iter(boxes))}: {sum(boxes.values())} box(es) in {len(boxes)} such file(s), which are no outlines: "
-            "these images are skipped"
+            f"{next(iter(boxes))}: {sum(boxes.values())} box(es) in {len(boxes)} label file(s) such as this one: "
+            "boxes have no outline, so these images are skipped"
         )
     if without and not options.images:
         shown = images[min(without)][0]
@@ -186,5 +186,5 @@ def draw(entry: Entry, size: tuple[int, int], options: Options, faults: list[str
 def _patch(values: list[str], where: str, size: tuple[int, int]) -> Patch:
     points = read_points([values[at : at + 2] for at in range(0, len(values), 2)], 3, where)
     if not ((points > -1) & (points < 2)).all():
-        raise InputError(f"{where}: coordinates that are no shares of the image's width and height: skipped")
+        raise InputError(f"{where}: coordinates must be fractions of the image's width and height: skipped")
     return polygons.fill([points * size[::-1]], size)
