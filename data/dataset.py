@@ -50,7 +50,7 @@ class SegmentationDataset(Dataset):
     label_map: applied to the values of all label files; None takes them as class numbers.
     cache: decoded maps of the first samples (attribute, None until it is set).
 
-    dataset[epoch, index] returns a training sample. Its augmentation depends on (seed, epoch, index) only.
+    dataset[number of the pass, index] returns a training sample. Its augmentation depends on (seed, these two) only.
     dataset[index] returns a sample at the image's own size without augmentation, with "index" as a 0-d array.
     dataset.__getitems__(keys), which a DataLoader calls, returns a whole batch; its collate_fn must be as_is().
     A sample is a dict: "image" (H, W, C) (see expect()), every other map (H, W) uint8. Creating the data set raises
