@@ -18,6 +18,7 @@ RECIPE_FLAGS = frozenset(
         "accum_steps",
         "max_steps",
         "repeat",
+        "val_step_frequency",
         "optimizer",
         "lr",
         "wdecay",
@@ -27,7 +28,8 @@ FEW_STEPS = 150  # a run of fewer steps says little about what the model can lea
 NUM_VALIDATIONS = 20
 EPOCHS = 50  # CDSP's; a small list is passed over more often
 MANY_IMAGES = 5000  # for so many images, CDSP trains from pseudo-labels with a learning rate of 1e-3
-TRANSFORMERS = ("vit", "deit", "beit", "eva", "swin", "naflexvit", "samvit", "xcit", "twins", "pvt", "mvit", "tiny_vit")
+# Parts of the names of timm's transformers.
+TRANSFORMERS = ("vit", "beit", "deit", "eva", "swin", "xcit", "twins", "pvt", "former", "coat", "cait", "volo", "hiera")
 
 # Estimated GiB of GPU memory, as in the table of docs/recipes.md: for each image of 465x465 in float32, by --layers;
 # and for the weights and CUDA's libraries.
@@ -107,7 +109,8 @@ class Recipe:
     def _choose_sizes(self) -> None:
         device = self.facts.device
         if self.facts.large and "window" not in self.given:
-            self._choose("long_side", self.facts.large, "a crop would show little of such large images")
+            remedy = f"for small details, use --window {device.crop_size} instead"
+            self._choose("long_side", self.facts.large, f"images are much larger than a crop; {remedy}")
         longest = max((max(size) for size in self.facts.sizes), default=device.crop_size)
         covering = 8 * math.ceil((self.flags["long_side"] or longest) / 8) + 1
         if covering < device.crop_size:
@@ -136,14 +139,20 @@ class Recipe:
         self._choose("max_steps", steps, f"shows each image {steps * batch / facts.num_images:.4g} times")
         epoch = max(batch, facts.device.batchsize * least / NUM_VALIDATIONS)  # images
         if epoch > facts.num_images:
-            self._choose("repeat", math.ceil(epoch / facts.num_images), "validates less often")
+            repeat = math.ceil(epoch / facts.num_images)
+            between = repeat * facts.num_images // batch
+            self._choose("repeat", repeat, f"{between} steps from one validation to the next")
+        elif facts.num_images / batch > 2 * steps / NUM_VALIDATIONS and "val_epoch_frequency" not in self.given:
+            self._choose("val_step_frequency", 2 * steps // NUM_VALIDATIONS, "an epoch is long")
 
     def _choose_optimizer(self) -> None:
         backbone = self.flags["backbone"]
-        if backbone != "resnet" and not {"lr", "momentum"} & self.given:
-            self._choose("optimizer", "adamw", "usual for networks of timm")
+        if backbone != "resnet":
+            kept = next((name for name in ("lr", "momentum") if name in self.given), "")
+            reason = f"as --{kept} is set; adamw is usual" if kept else "usual for networks of timm"
+            self._choose("optimizer", "sgd" if kept else "adamw", reason)
         if self.flags["optimizer"] == "adamw":
-            is_transformer = backbone.removeprefix("timm:").startswith(TRANSFORMERS)
+            is_transformer = any(part in backbone for part in TRANSFORMERS)
             self._choose("lr", 1e-4 if is_transformer else 1e-3, "usual for adamw")
             self._choose("wdecay", 0.01, "usual for adamw")
         elif "Pseudo" in self.facts.dataset and self.facts.num_images >= MANY_IMAGES:

@@ -128,7 +128,9 @@ class RunFlags:
     val_epoch_frequency: int = flag(
         1, "validate every N epochs; 0: at the end", ge=0, aliases="valid_epoch_interval check_val_every_n_epoch"
     )
-    val_step_frequency: int = flag(0, "also validate every N steps; 0: never", ge=0, aliases="valid_step_interval")
+    val_step_frequency: int = flag(
+        0, "also validate every N steps; 0: never [recipe]", ge=0, aliases="valid_step_interval"
+    )
     val_start_epoch: int = flag(0, "do not validate in the first N epochs", ge=0, aliases="val_epoch")
     patience: int = flag(
         0,

@@ -50,6 +50,8 @@ def read_classes(chosen: str, num_classes: int | None) -> Classes:
     names = [name for name, _ in found]
     if not 2 <= len(names) <= 255:
         raise UserError(f"--classes {chosen}: {len(names)} names; there must be 2 to 255")
+    if twice := next((name for number, name in enumerate(names) if name in names[:number]), ""):
+        raise UserError(f"--classes {chosen}: the name {twice!r} occurs twice: rename one")
     if num_classes not in (None, len(names)):
         raise UserError(f"--classes {chosen}: {len(names)} names, but --numclasses is {num_classes}")
     for number, (_, colour) in enumerate(found):

@@ -1,7 +1,7 @@
 """Make the pictures in docs/images from a run on CamVid.
 
-python train.py --config configs/camvid_lite0.yaml --dataset_path CAMVID
-python -m scripts.pictures --checkpoint log/camvid_lite0/best.pt --data CAMVID
+    python train.py --config configs/camvid_lite0.yaml
+    python -m scripts.pictures --checkpoint log/camvid_lite0/best.pt --data dataset/camvid
 
 The picture of the report needs Chromium; without it the script says how to make that one by hand.
 """

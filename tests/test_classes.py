@@ -37,7 +37,8 @@ def test_without_a_file_the_numbers():
 
 
 @pytest.mark.parametrize(
-    ("text", "named"), [("a\nb\n", "2 names, but --numclasses is 3"), (None, "camvid, cityscapes")]
+    ("text", "named"),
+    [("a\nb\n", "2 names, but --numclasses is 3"), ("a\nb\na\n", "'a' occurs twice"), (None, "camvid, cityscapes")],
 )
 def test_what_is_wrong_is_said(tmp_path, text, named):
     file = tmp_path / "classes.txt"

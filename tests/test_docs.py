@@ -240,7 +240,7 @@ def test_notebook_runs(sandbox, python, monkeypatch):
         last[cell["id"]] = eval(ast.unparse(shown_last), names)
     assert str(last["report"]).count("<iframe") == 1
     assert len(str(last["report"])) > 50_000
-    assert last["own"].size == (53, 40)
+    assert last["own"].height > 40  # with a legend
     assert last["overlay"].height > 40  # with a legend
     assert names["result"].mask.shape == (40, 53)
 
@@ -254,17 +254,17 @@ def test_from_labelme_to_a_model(sandbox, python):
             rf"{REPO}/(?:(data)/(\w+)(?:/__main__)?\.py|(?=train))", lambda m: "-m data." + m[2] if m[1] else "", said
         )
         if number < 3:
-            assert f": {shown_commands[number + 1]}\n" in said
+            end = "\n" if number < 2 else " --layers "  # the check's command also has the recipe's flags
+            assert f": {shown_commands[number + 1]}{end}" in said
     for written in ("log/Folder_res50_ASPP/best.pt", "report/index.html", "predictions/masks/photo_000.png"):
         assert (sandbox / written).is_file()
 
 
 def test_pictures_are_drawn(tmp_path, monkeypatch):
     demo.draw_dataset(tmp_path / "demo", num_train=1, num_val=2)
-    monkeypatch.setattr(pictures, "DEMO", tmp_path / "demo")
+    (tmp_path / "demo/SegmentationClassAug").rename(tmp_path / "demo/SegmentationClass")  # as in CamVid
     monkeypatch.setattr(pictures, "SHOWN", ("demo_0001", "demo_0002"))
     checkpoint = random_checkpoint(tmp_path / "any.pt", num_classes=5, dataset_path=tmp_path / "demo")
-    pictures.draw_strips(str(checkpoint), tmp_path / "predictions", tmp_path)
-    # 4 columns of 160 * 1.75 = 280 pixels, 3 gaps of 8; 26 for the titles, 2 rows of 210, 1 gap
-    assert Image.open(tmp_path / "strip.png").size == (4 * 280 + 3 * 8, 26 + 2 * 210 + 8)
-    assert Image.open(tmp_path / "mask.png").size == (3 * 280 + 2 * 8, 26 + 210)
+    pictures.draw_strip(str(checkpoint), tmp_path / "demo", tmp_path / "predictions", tmp_path)
+    # 3 columns of 160 * 0.66 = 106 pixels, 2 gaps of 8; 26 for the titles, 2 rows of 79, 1 gap
+    assert Image.open(tmp_path / "strip.png").size == (3 * 106 + 2 * 8, 26 + 2 * 79 + 8)

@@ -17,6 +17,7 @@ from PIL import Image
 from test_convert import convert, drawn, mask_of
 from test_convert_splits import RECORDED, outputs, save
 
+from data.check.__main__ import main as check_data
 from data.classes import read_classes
 from data.convert.__main__ import main
 from errors import UserError
@@ -144,6 +145,23 @@ def test_a_class_file_that_does_not_fit_is_refused_before_a_mask_is_written(tmp_
     with pytest.raises(UserError, match=message):
         convert("colours", source, tmp_path / "out", "--classes", str(tmp_path / "classes.txt"))
     assert not (tmp_path / "out").exists()
+
+
+def test_colours_of_a_classes_txt_beside_the_masks_number_the_classes(tmp_path, capsys):
+    """The check prints it, and the conversion without a kind finds it. A list without colours says nothing of them."""
+    source = tmp_path / "in"
+    for folder, value in (("images", [90, 90, 90]), ("masks", [64, 0, 128])):
+        for name in "ab":
+            (source / folder).mkdir(parents=True, exist_ok=True)
+            Image.fromarray(np.full((4, 6, 3), value, np.uint8)).save(source / folder / f"{name}.png")
+    (source / "classes.txt").write_text("sky #0000ff\nroad #400080\n")
+    assert check_data([str(source), "--workers", "0"]) == 2
+    assert f"--classes {source / 'classes.txt'}" in capsys.readouterr().out.splitlines()[-1]
+    find_and_convert(source, tmp_path / "out")
+    assert (np.asarray(Image.open(tmp_path / "out/masks/a.png")) == 1).all()  # road
+    (source / "classes.txt").write_text("sky\nroad\n")
+    with pytest.raises(UserError, match=r"1 class\(es\) \(#400080\)"):
+        find_and_convert(source, tmp_path / "other")
 
 
 def roboflow(source: Path) -> None:

@@ -166,7 +166,7 @@ def test_one_process_in_a_group(demo_root, tmp_path, path):
     words = [*flags(dataset_path=demo_root, logdir=tmp_path / "log", name="x"), "--backend=gloo"]
     [(status, stdout, stderr)] = finish(path(words, tmp_path))
     assert status == 0, stderr
-    assert "rank 0, local rank 0, world size 1, device cpu, one process in a group (gloo), batch 2" in stdout
+    assert "rank 0, local rank 0, world size 1, device cpu, one process in a group (gloo)\n" in stdout
     assert (tmp_path / "log" / "x" / "last.pt").is_file()
 
 

@@ -35,7 +35,11 @@ def test_many_images_take_fifty_passes_and_very_many_take_80000_steps():
     chosen = recipe(voc)
     assert chosen["max_steps"] == 50 * 10_582 // 16 == 33_068
     assert "repeat" not in chosen
-    assert recipe(dataclasses.replace(PHOTOS, num_images=118_000))["max_steps"] == 80_000
+    coco = recipe(dataclasses.replace(PHOTOS, num_images=118_000))
+    # An epoch has 7375 steps, more than a tenth of 80,000 would be: 4000 * 2; so no validation in between.
+    assert (coco["max_steps"], "val_step_frequency" in coco) == (80_000, False)
+    # On a CPU, 5000 images are 625 steps of 1000: a validation every 100.
+    assert recipe(dataclasses.replace(PHOTOS, num_images=5000, device=CPU))["val_step_frequency"] == 100
     # CDSP's own labels and number of images: its learning rate.
     assert recipe(dataclasses.replace(voc, dataset="ScribblePseudoDsDc"))["lr"] == 1e-3
 
@@ -69,7 +73,9 @@ def test_what_is_given_is_kept():
     assert every == {}
     for name in ("epochs", "max_steps", "warmup_epochs"):
         assert not {"max_steps", "repeat"} & set(recipe(PHOTOS, name))
-    assert "optimizer" not in recipe(PHOTOS, backbone="timm:resnet18", lr=0.1)
+    # --lr alone keeps SGD, and the log says so.
+    kept = Recipe(PHOTOS, config.as_dict(config.Config(backbone="timm:resnet18")), {"lr", "backbone"}).choices
+    assert kept["optimizer"] == ("sgd", "as --lr is set; adamw is usual")
     # Weights of a file are for one depth: the default, or the one that is given.
     assert "layers" not in recipe(PHOTOS, pretrained="weights.pth")
     assert "layers" not in recipe(PHOTOS, stride_in_1x1=True)
@@ -78,7 +84,8 @@ def test_what_is_given_is_kept():
 def test_networks_of_timm_and_large_photos():
     chosen = recipe(PHOTOS, backbone="timm:tf_efficientnet_lite0")
     assert (chosen["optimizer"], chosen["lr"], chosen["wdecay"]) == ("adamw", 1e-3, 0.01)
-    assert recipe(PHOTOS, backbone="timm:vit_tiny_patch16_224")["lr"] == 1e-4
+    for name in ("vit_tiny_patch16_224", "davit_tiny", "nextvit_small", "swin_tiny_patch4_window7_224"):
+        assert recipe(PHOTOS, backbone=f"timm:{name}")["lr"] == 1e-4
     large = dataclasses.replace(PHOTOS, device=CPU, sizes=[(3000, 4000)], large=700)
     assert recipe(large)["long_side"] == 700
     assert "long_side" not in recipe(large, "window")

@@ -62,6 +62,8 @@ def _recipe(summary: Summary) -> dict[str, Choice]:
 def fixing_lines(summary: Summary, findings: Findings) -> list[str]:
     """Return the line with the command that fixes the first finding that a command can fix, or no line."""
     codes, again = {finding.code for finding in findings.sorted()}, _check_again(summary)
+    if "mask-lossy" in codes:
+        return []  # no command mends them
     if "mask-colour" in codes and summary.dataset == "Folder":
         commands = _convert_masks(summary, "colours")
     elif "mask-colour" in codes:
@@ -103,6 +105,7 @@ def _convert_masks(summary: Summary, kind: str) -> list[list[object]]:
     root, paths = Path(summary.root), _paths(summary)
     out = new_folder(root)
     ends = _words({name: value for name in ("image_suffix", "label_suffix") if (value := getattr(paths, name))})
+    ends += ["--classes", summary.class_file] if summary.class_file else []
     places: dict[str, Place] = {}
     for role, split in zip(("train", "val"), paths.splits, strict=True):
         for place in find_places(root, split, paths.image_path, paths.val_path, paths.list_path):

@@ -4,7 +4,9 @@ from data.convert import binary, coco, colours, cvat, labelme, labelstudio, pano
 from data.convert.source import Kind
 
 KINDS = {
-    "colours": Kind(colours.read, colours.draw, "masks painted in colours", class_file="labelmap.txt"),
+    "colours": Kind(
+        colours.read, colours.draw, "masks painted in colours", class_files=("labelmap.txt", "classes.txt")
+    ),
     "binary": Kind(binary.read, binary.draw, "masks of 0 and 255"),
     "labelme": Kind(labelme.read, labelme.draw, "LabelMe's JSON files"),
     "coco": Kind(coco.read, coco.draw, "COCO's JSON: polygons and RLE"),

@@ -19,7 +19,7 @@ from data.convert.numbering import Numbering, number_classes, read_known
 from data.convert.output import Job, Result, convert, drop_clashes, prepare
 from data.convert.pairs import beside
 from data.convert.reading import colour_of
-from data.convert.source import Entry, Options, Source
+from data.convert.source import Entry, Kind, Options, Source
 from data.processes import work_on
 from errors import UserError
 from labels import IGNORE
@@ -54,8 +54,7 @@ def run(args: argparse.Namespace, layout: Layout) -> int:
         raise UserError(f"--split {args.split}: must be the name of a folder, such as train")
     if args.out.resolve().is_relative_to(args.source.resolve()):
         raise UserError(f"{args.out}: is in {args.source}, which the program reads: name a folder outside")
-    class_file = beside(args.source, kind.class_file) if kind.class_file else None
-    classes = args.classes or (str(class_file) if class_file else "")
+    classes = args.classes or _class_file(args.source, kind)
     known = read_known(classes)
     unlabelled = args.unlabelled or kind.unlabelled
     pairs = zip(known.names, known.colours.tolist(), strict=False) if known else ()
@@ -90,6 +89,16 @@ def run(args: argparse.Namespace, layout: Layout) -> int:
     done = [entry.name for entry, result in zip(entries, results, strict=True) if result.pixels is not None]
     print("\n".join(layout.finish(args.out, done)))
     return status
+
+
+def _class_file(source: Path, kind: Kind) -> str:
+    """Return the path of the export's file of names and colours, "" without one, and say that it is used."""
+    found = [path for name in kind.class_files if (path := beside(source, name)) and path.is_file()]
+    # Without colours, a list of names does not say which class a colour is.
+    coloured = [path for path in found if any(char in path.read_text("utf-8", "replace") for char in "#:")]
+    if coloured:
+        print(f"classes: {coloured[0]}")
+    return str(coloured[0]) if coloured else ""
 
 
 def _with_splits(source: Source, flag: str) -> list[tuple[Entry, str]]:

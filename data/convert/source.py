@@ -86,12 +86,12 @@ Draw = Callable[[Entry, tuple[int, int], Options, list[str]], Iterator[Region]]
 class Kind:
     """A format.
 
-    about: for --help. unlabelled: default of --unlabelled. draw: see Draw. class_file: name of the file of an export
-    that has names and colours of the classes, "" if the format has none.
+    about: for --help. unlabelled: default of --unlabelled. draw: see Draw. class_files: names of files in
+    an export that may have names and colours of the classes.
     """
 
     read: Callable[[Path, Options], Source]
     draw: Draw
     about: str
     unlabelled: str = "background"
-    class_file: str = ""
+    class_files: tuple[str, ...] = ()

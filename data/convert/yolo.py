@@ -93,6 +93,8 @@ def _names(source: Path, config: dict[str, Any]) -> list[str]:
         if len(numbered) < len(names) or max(numbered) > 10_000:
             raise UserError(f"{source}: names in the YAML file must be a list, or have a class number for each name")
         names = [numbered.get(number, f"class {number}") for number in range(max(numbered) + 1)]
+    if twice := sorted({str(name) for name in names if list(names).count(name) > 1}):
+        raise UserError(f"{source}: the class name {twice[0]!r} occurs twice in the YAML file: rename one")
     files = [folder / NAMES for folder in (source, source.parent) if (folder / NAMES).is_file()]
     return [str(name) for name in names] or (read_list(files[0], plain=True) if files else [])
 
