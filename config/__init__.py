@@ -49,6 +49,8 @@ def parse(argv: list[str] | None = None) -> Config:
     merged = reader.merge(file_values, overrides)
     if "layers" in merged and merged.get("backbone", "resnet") != "resnet":
         notes.append(f"--layers {merged['layers']} is not used: --backbone {merged['backbone']} has a depth of its own")
+    if {"epochs", "max_steps"} <= set(overrides):
+        notes.append(f"--epochs {merged['epochs']} is not used: --max_steps {merged['max_steps']} sets the length")
     cfg = reader.declared(**merged, notes=notes, given=frozenset(merged))
     if "model_type" not in merged and "Pseudo" not in cfg.dataset:
         cfg.model_type = "res50_ASPP"  # LoRM needs pseudo-labels
