@@ -12,8 +12,8 @@ import logging
 from collections.abc import Iterable
 from pathlib import Path
 
-import program
 from config.programs import EVALUATE, EvaluateFlags
+from support import program
 
 if __name__ == "__main__":
     program.check_command_line(EVALUATE.command_line)  # --help and wrong flags answer here, before torch is imported
@@ -27,12 +27,12 @@ from data.images import label_png
 from data.loader import EvalLoader
 from distributed import checks
 from distributed.group import Group, Stopped
-from errors import STOPPED, UserError
 from evaluation import metrics
 from evaluation.report import about, describe_protocol, page
 from evaluation.scoring import Example, Result, compare, gather_predictions, read_examples, score
-from files import check_not_folder, check_writable, write_atomic
 from runs.log import progress_bar, start_logging
+from support.errors import STOPPED, UserError
+from support.files import check_not_folder, check_writable, write_atomic
 from trained import OUT_OF_MEMORY_ADVICE, TrainedModel, inference_settings, read_flags
 from utils import get_eval_loader, join_group, prepare_demo_data, resolve_amp
 

@@ -11,8 +11,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import program
 from config.programs import EXPORT, ExportFlags
+from support import program
 
 if __name__ == "__main__":
     program.check_command_line(EXPORT.command_line)  # --help and wrong flags answer here, before torch is imported
@@ -21,18 +21,18 @@ import torch
 from torch import Tensor
 
 from data.images import IMAGE_SUFFIXES, read_image
-from data.resize import shrink
+from data.images.resize import shrink
 from distributed.device import find_device
 from distributed.group import Group
-from errors import UserError
 from evaluation.pictures import to_hex
 from exporting.check import compare_files
 from exporting.graph import FORMAT, LONG_SIDE, MIN_SIZE, STATS, ExportedModel, WholeImage, min_size
 from exporting.onnx import OnnxModel, check_onnx, write_onnx
 from exporting.torch_export import TorchModel, trace, write_torch
-from files import check_writable, remove_scratch, writing
-from image_stats import RGB, ImageStats
 from runs.log import progress_bar, start_logging
+from support.errors import UserError
+from support.files import check_writable, remove_scratch, writing
+from support.image_stats import RGB, ImageStats
 from trained import TrainedModel, read_overrides
 from utils import get_eval_loader
 

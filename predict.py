@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import program
 from config.programs import PREDICT, PredictFlags
+from support import program
 
 if __name__ == "__main__":
     program.check_command_line(PREDICT.command_line)  # --help and wrong flags answer here, before torch is imported
@@ -30,17 +30,17 @@ from data.loader import batched
 from data.sampler import EvalBatches
 from distributed import checks
 from distributed.group import Group, Stopped
-from errors import STOPPED, InputError, UserError
 from evaluation.predictor import ImagePredictor, predict_batch
 from evaluation.streaming import can_stream
 from exporting.onnx import OnnxModel
-from files import sha256
-from image_stats import RGB, Display
 from prediction.films import how_to_convert
 from prediction.inputs import Images, Input, find_inputs, frame_rate, probe, read_frames
 from prediction.large import open_large, stream_file
 from prediction.outputs import Outputs
 from runs.log import progress_bar, start_logging
+from support.errors import STOPPED, InputError, UserError
+from support.files import sha256
+from support.image_stats import RGB, Display
 from trained import OUT_OF_MEMORY_ADVICE, TrainedModel, inference_settings, read_flags
 from utils import join_group, make_loader, resolve_amp
 

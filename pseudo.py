@@ -13,15 +13,14 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
-import program
 from config.programs import OF_MODEL, PSEUDO, PseudoFlags, check_pseudo
+from support import program
 
 if __name__ == "__main__":
     program.check_command_line(PSEUDO.command_line)  # --help and wrong flags answer here, before torch is imported
 
 from torch.utils.data import DataLoader
 
-import shell
 from config import FLAGS, Config
 from config.flags import per_rank
 from data.classes import Classes, read_classes
@@ -29,10 +28,7 @@ from data.dataset import SegmentationDataset
 from data.sampler import EvalBatches
 from distributed import checks
 from distributed.group import Group, Stopped
-from errors import STOPPED, UserError
 from evaluation.predictor import Predictor
-from files import check_not_folder, sha256, write_atomic
-from image_stats import as_text
 from pseudo_labels import scores
 from pseudo_labels.drafts import Prediction, make_draft, predict
 from pseudo_labels.files import find_dense_masks, find_output, find_scribbles
@@ -40,7 +36,11 @@ from pseudo_labels.finishing import NUM_THREADS, Finishing
 from pseudo_labels.folder import PseudoFolder
 from pseudo_labels.images import Stroked, StrokedImages, contents_digest, digests
 from runs.log import progress_bar, start_logging
-from threads import ThreadPool
+from support import shell
+from support.errors import STOPPED, UserError
+from support.files import check_not_folder, sha256, write_atomic
+from support.image_stats import as_text
+from support.threads import ThreadPool
 from trained import LAYOUT, OUT_OF_MEMORY_ADVICE, TrainedModel, inference_settings, read_flags
 from utils import join_group, make_loader, prepare_demo_data, resolve_amp
 

@@ -11,7 +11,7 @@ result.save("photo.png")
 
 from typing import TYPE_CHECKING
 
-from errors import UserError
+from support.errors import UserError
 
 if TYPE_CHECKING:
     from prediction.loaded import LoadedModel

@@ -6,8 +6,8 @@ from types import ModuleType
 from config import Config
 from config.programs import EVALUATE, PREDICT, TASKS, PredictFlags
 from config.shared import CheckpointFlags
-from errors import UserError
 from runs import folder as run_folder
+from support.errors import UserError
 from trained import SAVED_FLAGS
 from utils import find_masks
 

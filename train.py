@@ -10,16 +10,14 @@ import logging
 from itertools import islice, takewhile
 
 import config
-import program
+from support import program
 
 if __name__ == "__main__":
     program.check_command_line(config.parse)  # --help and wrong flags answer here, before torch is imported
 
 import torch
 
-import schedule
-from augmentation import draw_samples
-from build import get_criterion, get_model, get_optimizer, get_start, get_state, get_summary
+from builders.augmentation import draw_samples
 from config import Config
 from config.flags import per_rank
 from data.classes import Classes, read_classes
@@ -27,22 +25,35 @@ from data.label_check import check_sample, check_validation
 from data.loader import EvalLoader, TrainLoader, batched
 from distributed import checks
 from distributed.group import Group, Stopped, gradient_sync
-from errors import STOPPED
 from evaluation.metrics import Scores
 from evaluation.pictures import panel
 from evaluation.predictor import Predictor
 from evaluation.scoring import score
-from from_data import get_class_weights, get_recipe
 from losses.criterion import Criterion, to_device
-from models.amp import autocast
 from models.foreground import foreground_of
-from runs import messages
+from optimization.amp import autocast
+from runs import messages, schedule
 from runs.messages import data_check_command, epoch_title, loader_advice, log_data, log_launch, score_text
 from runs.run import Run
+from runs.schedule import LearningRate
 from runs.state import TrainState
-from schedule import LearningRate
+from support.errors import STOPPED
 from tasks import run_task
-from utils import get_loader, join_group, prepare_demo_data, set_deterministic, share_batch
+from utils import (
+    get_class_weights,
+    get_criterion,
+    get_loader,
+    get_model,
+    get_optimizer,
+    get_recipe,
+    get_start,
+    get_state,
+    get_summary,
+    join_group,
+    prepare_demo_data,
+    set_deterministic,
+    share_batch,
+)
 
 OUT_OF_MEMORY_ADVICE = (
     "lower --batchsize (and raise --accum_steps to keep the global batch) or --crop_size, or use --amp bf16 or "

@@ -21,13 +21,13 @@ from config.reader import FlagReader
 from config.shared import DataFlags, InferenceFlags, ModelFlags, SizeFlags
 from data.classes import Classes, read_classes
 from distributed.device import find_device
-from errors import UserError
 from evaluation.predictor import Predictor
-from image_stats import Display, as_text
-from models.amp import resolve
 from models.pretrained import STRIDE_IS_SET, load_weights, needs_stride_in_1x1, released_type, weights_in
+from optimization.amp import resolve
 from prediction.loaded import LoadedModel
 from runs import checkpoint
+from support.errors import UserError
+from support.image_stats import Display, as_text
 
 log = logging.getLogger("segtrain")
 

@@ -1,49 +1,41 @@
-"""Build what every program needs from its flags: the process group and the loaders."""
+"""What every program builds from its flags: get_loader, get_model and their like, and how a run starts."""
 
 import contextlib
 import dataclasses
-import logging
 import os
-import time
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import Literal, TypeVar, overload
 
 import torch
-from torch.utils.data import DataLoader, Dataset
 
-import models
-from augmentation import get_transform
+from builders.from_data import get_class_weights, get_recipe
+from builders.loaders import find_files, find_masks, get_eval_loader, get_loader, make_loader
+from builders.model import get_model, get_start, resolve_amp
+from builders.training import get_criterion, get_optimizer, get_state, get_summary
 from config import Config
 from config.shared import LaunchFlags
 from data import demo
-from data.cache import Builder, Cache, fingerprint, open_shared
-from data.dataset import SegmentationDataset, as_is
-from data.distance import pseudo_distance, scribble_distance
-from data.histogram import count_batch
-from data.label_map import read_label_map
-from data.layout import Split, find_split
-from data.loader import EvalLoader, TrainLoader, loader_options
-from data.sampler import EvalBatches, TrainSampler
 from distributed.group import Group
 from distributed.join import process_group
-from distributed.signals import ignore_signals
-from errors import UserError
-from labels import MAPS
-from losses.points import find_points
-from models.amp import resolve as amp_of_device
-from models.foreground import find_foreground
-from runs.log import progress_bar
-from runs.messages import measure_advice
+from support.errors import UserError
+
+__all__ = [
+    "find_files",
+    "find_masks",
+    "get_class_weights",
+    "get_criterion",
+    "get_eval_loader",
+    "get_loader",
+    "get_model",
+    "get_optimizer",
+    "get_recipe",
+    "get_start",
+    "get_state",
+    "get_summary",
+    "make_loader",
+    "resolve_amp",
+]
 
 DEMO_ROOT = Path("dataset/demo")
-
-# {distance map: (the map to compute it from, the function)}, used if no folder has the distance map.
-COMPUTE = {"distance_s": ("label", scribble_distance), "distance_c": ("pseudo", pseudo_distance)}
-
-log = logging.getLogger("segtrain")
-Loader = TypeVar("Loader", bound=DataLoader)
 
 
 def set_deterministic(deterministic: bool) -> None:
@@ -92,163 +84,3 @@ def share_batch(cfg: Config, group: Group) -> Config:
             f"--accum_steps {cfg.accum_steps}: use {multiple} or another multiple of {parts}"
         )
     return dataclasses.replace(cfg, batchsize=cfg.total_batchsize // parts)
-
-
-def resolve_amp(amp: str, group: Group, saved: dict | None = None) -> str:
-    """Return "none", "bf16" or "fp16" for --amp, equal on all ranks. Collective.
-
-    auto is the precision of the checkpoint content `saved`, if there is one, else bf16 if every rank has it natively.
-    """
-    values = group.gather(amp_of_device(amp, group.device))
-    native = "none" if "none" in values else values[0]
-    if amp == "auto" and saved is not None:
-        kept = saved["config"].get("amp", "none")
-        if kept != native:
-            log.info(f"--amp {kept}, as in the checkpoint, so that the run stays the same; auto would be {native}")
-        return kept
-    if len(set(values)) > 1:
-        ranks = [rank for rank, value in enumerate(values) if value == "none"]
-        log.info(f"--amp {amp}: none, because devices of rank(s) {ranks} have no native bf16")
-    if native == "fp16" and group.device.type == "cpu":
-        log.warning("--amp fp16: a CPU emulates it, more than ten times as slow: use --amp bf16 or none")
-    return native
-
-
-@overload
-def get_loader(cfg: Config, split: Literal["train"], group: Group) -> TrainLoader: ...
-@overload
-def get_loader(cfg: Config, split: Literal["val"], group: Group) -> EvalLoader: ...
-def get_loader(cfg: Config, split: str, group: Group) -> TrainLoader | EvalLoader:
-    """Return a DataLoader over this process's share of the training or validation split. split: "train" or "val".
-
-    Raises UserError if folders, lists or files are missing.
-    """
-    return get_train_loader(cfg, group) if split == "train" else get_eval_loader(cfg, cfg.val_split, group)
-
-
-def find_training_files(cfg: Config) -> tuple[Split, dict[str, tuple[str, Callable]]]:
-    """Return (the Split of the training files, {distance map without a folder: (source map, function)}).
-
-    Raises UserError if folders or lists are missing.
-    """
-    folders = {"label": cfg.train_path, "pseudo": cfg.pseudo_path}
-    folders |= {"distance_s": cfg.distancemap_s, "distance_c": cfg.distancemap_c}
-    compute: dict[str, tuple[str, Callable]] = {
-        name: (COMPUTE[name][0], partial(COMPUTE[name][1], background=cfg.background_class))
-        for name in MAPS[cfg.dataset]
-        if name in COMPUTE and not folders[name]
-    }
-    stored = {name: folders[name] for name in MAPS[cfg.dataset] if name not in compute}
-    return find_files(cfg, cfg.dataset, cfg.train_split, stored), compute
-
-
-def get_train_loader(cfg: Config, group: Group) -> TrainLoader:
-    files, compute = find_training_files(cfg)
-    extras: list[Callable] = [count_batch, *([find_points] if MAPS[cfg.dataset] == ("label",) else [])]
-    if models.MODELS[cfg.model_type].has_lorm:
-        size = models.feature_size(cfg.backbone, cfg.output_stride, cfg.crop_size, cfg.crop_size)
-        extras.append(partial(find_foreground, size=size, background=cfg.background_class))
-    options: dict = {"extras": extras, "seed": cfg.seed, "label_map": read_label_map(cfg.label_map, cfg.numclasses)}
-    dataset = SegmentationDataset(files, cfg.numclasses, transform=get_transform(cfg), compute=compute, **options)
-    dataset.expect(cfg.image_type, measure_advice(cfg))
-    sampler = TrainSampler(
-        len(dataset),
-        batch_size=cfg.batchsize,
-        accum_steps=cfg.accum_steps,
-        seed=cfg.seed,
-        rank=group.rank,
-        world_size=group.world_size,
-        repeat=cfg.repeat,
-    )
-    dataset.cache = get_cache(cfg, group, dataset)
-    options = {"pin_memory": cfg.pin_memory, "prefetch_factor": cfg.prefetch_factor, "collate_fn": as_is}
-    return make_loader(TrainLoader, dataset, cfg.workers, group, sampler=sampler, batch_size=cfg.batchsize, **options)
-
-
-def get_cache(cfg: Config, group: Group, dataset: SegmentationDataset) -> Cache | None:
-    """Return the cache of --cache, or None. One process of each machine builds it if need be. Collective.
-
-    Returns None if a signal to this machine stops the run meanwhile.
-    """
-    if cfg.cache == "none":
-        return None
-    began, total = time.perf_counter(), len(dataset)
-    settings = f"{dataset.kind}, {cfg.numclasses} classes, background {cfg.background}, {sorted(dataset.compute)}"
-    settings += f", label map {dataset.label_map.digest}" if dataset.label_map else ""
-    settings += f", long side {cfg.long_side}" if cfg.long_side else ""
-    folder = Path(cfg.cache_dir) if cfg.cache_dir else Path(cfg.dataset_path, ".segtrain_cache")
-
-    def build() -> Cache | None:
-        title = f"filling --cache {cfg.cache}"
-        bar = partial(progress_bar, total=total, title=title, unit="image", enabled=group.is_main)
-        builder = Builder(
-            dataset.training_maps, total, budget=1e9 * cfg.cache_gb, stop=lambda: bool(group.stop), bar=bar
-        )
-        if cfg.cache == "ram":
-            return builder.in_memory()
-        name, builder.stamp = fingerprint(dataset.files, settings)
-        return builder.on_disk(folder / f"train-{name}.cache")
-
-    own = group.on_main(build, "filling --cache", each_machine=True)
-    addresses = group.gather(None if own is None else own.address)
-    cache = open_shared(addresses) if own is None else own
-    without = [rank for rank, has_cache in enumerate(group.gather(cache is not None)) if not has_cache]
-    if cache is not None:
-        place = f"{cache.num_bytes / 1e9:.3g} GB in {'memory' if cfg.cache == 'ram' else cache.path}"
-        need = cache.next_size * total / (1e9 * (len(cache) + 1))  # 0 if all are cached
-        rest = f"; there is no room for more, all need about {need:.3g} GB" if need else ""
-        line = f"cache: {len(cache)} of {total} training images, {place} ({time.perf_counter() - began:.1f} s){rest}"
-        log.log(logging.INFO if len(cache) else logging.WARNING, line)
-    if any(addresses) and without:
-        log.warning(f"ranks {without} have no cache: set --cache disk, and --cache_dir to a folder that they share")
-    return cache
-
-
-def get_eval_loader(cfg: Config, split: str, group: Group) -> EvalLoader:
-    """Return a DataLoader over this process's share of the images and dense masks of a split. Collective."""
-    label_map = read_label_map(cfg.label_map, cfg.numclasses)
-    dataset = SegmentationDataset(find_masks(cfg, split), cfg.numclasses, label_map=label_map)
-    dataset.expect(cfg.image_type)
-    # Ranks that list different files are found later, by distributed.checks.check_setup.
-    sizes = [size or (0, 0) for size in group.map(dataset.image_size, range(len(dataset)))]
-    batch_size = 1 if cfg.window else cfg.val_batchsize  # the windows of one image fill a forward pass
-    batches = EvalBatches(sizes, batch_size=batch_size, rank=group.rank, world_size=group.world_size)
-    workers = cfg.workers if cfg.val_workers < 0 else cfg.val_workers
-    options: dict = {"pin_memory": cfg.pin_memory, "prefetch_factor": cfg.prefetch_factor, "collate_fn": as_is}
-    return make_loader(EvalLoader, dataset, workers, group, batch_sampler=batches, **options)
-
-
-def find_masks(cfg: Config, split: str) -> Split:
-    """Return the Split with the paths of a split's images and dense masks. Raises UserError if they are missing."""
-    return find_files(cfg, "Folder" if cfg.dataset == "Folder" else "Dense", split, {"label": cfg.val_path})
-
-
-def find_files(cfg: Config, dataset: str, split: str, maps: dict[str, str]) -> Split:
-    """Return layout.find_split() of these arguments and the flags on --dataset_path."""
-    names = ("list_path", "image_path", "image_suffix", "label_suffix")
-    return find_split(Path(cfg.dataset_path), dataset, split, maps, **{name: getattr(cfg, name) for name in names})
-
-
-def make_loader(
-    kind: type[Loader],
-    dataset: Dataset,
-    workers: int,
-    group: Group,
-    *,
-    pin_memory: bool | None = None,
-    prefetch_factor: int = 2,
-    **batches,
-) -> Loader:
-    """Return a DataLoader of class `kind`.
-
-    batches: keyword arguments such as sampler and batch_size, or batch_sampler.
-    """
-    options = loader_options(
-        workers,
-        group.device,
-        processes_here=group.local_world_size,
-        worker_init=ignore_signals,
-        pin_memory=pin_memory,
-        prefetch_factor=prefetch_factor,
-    )
-    return kind(dataset, **batches, **options)

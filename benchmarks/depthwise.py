@@ -17,8 +17,8 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import models
-from models.convolution import Conv2d
-from models.depthwise import depthwise_convolution
+from models.layers.convolution import Conv2d
+from models.layers.depthwise import depthwise_convolution
 
 # EfficientNet-Lite0's at output stride 16 and crop 288: (channels, side of the input, kernel, stride, dilation)
 CASES = {

@@ -13,21 +13,21 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-import build
 import models
-import schedule
 import train
+import utils
 from benchmarks.absent_gpu import CUDA, AbsentGPU, absent_gpu
 from config import Config
 from data.histogram import count_batch
 from distributed.group import Group
-from labels import IGNORE, MAPS
 from losses import pixel_pass
 from losses.points import find_points
-from models.amp import resolve
 from models.foreground import find_foreground
+from optimization.amp import resolve
+from runs import schedule
 from runs.metrics import Metrics
 from runs.state import TrainState
+from support.labels import IGNORE, MAPS
 
 
 @contextlib.contextmanager
@@ -55,14 +55,14 @@ def our_step(cfg: Config, mode: AbsentGPU, world_size: int = 1) -> Iterator[tupl
             (ddp, "_verify_param_shape_across_processes", lambda *args: None),  # reads the other ranks' shapes
         ):
             stack.enter_context(mock.patch.object(target, name, value))
-        raw_model, model = build.get_model(cfg, group)
+        raw_model, model = utils.get_model(cfg, group)
         if isinstance(model, DistributedDataParallel):
             model.register_comm_hook(None, _all_reduce)
         weights = [1.0] * cfg.numclasses if cfg.class_weights != "none" else None
-        criterion = build.get_criterion(cfg, group, raw_model, weights)
-        optimizer = build.get_optimizer(cfg, raw_model, group, cfg.lr)
+        criterion = utils.get_criterion(cfg, group, raw_model, weights)
+        optimizer = utils.get_optimizer(cfg, raw_model, group, cfg.lr)
         train_set = mock.MagicMock(listing=[], __len__=lambda self: cfg.batchsize)
-        state = build.get_state(cfg, group, raw_model, model, optimizer, None, {}, train_set, weights)  # type: ignore[arg-type]
+        state = utils.get_state(cfg, group, raw_model, model, optimizer, None, {}, train_set, weights)  # type: ignore[arg-type]
         run = SimpleNamespace(metrics=Metrics(group, cfg.log_interval), step_done=lambda: None)
         run.metrics._bar = mock.MagicMock()
         lr_schedule = SimpleNamespace(at=lambda state: cfg.lr, sampler=SimpleNamespace(global_batch=cfg.batchsize))
@@ -120,7 +120,7 @@ def _random_batch(cfg: Config) -> dict[str, Tensor]:
 
 
 def _sparse_inputs(cfg: Config, images: Tensor) -> dict[str, Tensor]:
-    """Return what data.sparse adds to a batch for the losses of these flags."""
+    """Return what data.augment.sparse adds to a batch for the losses of these flags."""
     wanted = {"inside": cfg.l_crf or cfg.l_absent or cfg.l_consistency, "present": cfg.l_absent}
     shapes = {"inside": images.shape[:3], "present": (len(images), cfg.numclasses)}
     inputs = {name: torch.ones(shape, dtype=torch.uint8) for name, shape in shapes.items() if wanted[name]}

@@ -14,7 +14,7 @@ from benchmarks.absent_gpu import CUDA, absent_gpu
 from benchmarks.operations import Recorder
 from benchmarks.our_step import our_step, pixel_kernel_on
 from losses.criterion import Criterion
-from models.amp import DTYPES
+from optimization.amp import DTYPES
 
 
 def ours(args: argparse.Namespace, recorder: Recorder, *flags: str, world_size: int = 1) -> None:

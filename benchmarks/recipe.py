@@ -19,7 +19,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from data.demo import draw_dataset
-from files import write_atomic
+from support.files import write_atomic
 
 ROOT = Path(__file__).resolve().parent.parent
 CAMVID = "--dataset Dense --numclasses 11 --background none"
@@ -72,7 +72,7 @@ def prepare(data: Path, out: Path) -> None:
     if not (out / "strokes").is_dir():
         words = ["simulate", data / "SegmentationClass", out / "strokes", "--background", "none", "--length", "0.5"]
         words += ["--list", out / "lists_50" / "train.txt", "--workers", "1"]
-        subprocess.run([sys.executable, "-m", "data.scribbles", *map(str, words)], cwd=ROOT, check=True)
+        subprocess.run([sys.executable, "-m", "tools.scribbles", *map(str, words)], cwd=ROOT, check=True)
 
 
 def run(args: argparse.Namespace, name: str, case: str, way: str, seed: int) -> tuple[float, float, float]:

@@ -20,16 +20,15 @@ from torch.utils.data import default_collate
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import build
 import config
 import utils
 from config import Config
 from data import demo
 from data.dataset import SegmentationDataset
 from distributed.group import Group
-from labels import IGNORE
-from models.amp import autocast
-from schedule import lr_factor
+from optimization.amp import autocast
+from runs.schedule import lr_factor
+from support.labels import IGNORE
 
 GROUP = Group(torch.device("cpu"))
 
@@ -63,8 +62,8 @@ def loss_and_gradient(
 
     accum_steps: number of equal micro-batches. The gradient is None without `backward`.
     """
-    model, _ = build.get_model(cfg, GROUP)
-    criterion = build.get_criterion(dataclasses.replace(cfg, accum_steps=accum_steps), GROUP, model)
+    model, _ = utils.get_model(cfg, GROUP)
+    criterion = utils.get_criterion(dataclasses.replace(cfg, accum_steps=accum_steps), GROUP, model)
     counts = criterion.counts(batch).tolist()
     chunks = zip(*(values.chunk(accum_steps) for values in batch.values()), strict=True)
     total = 0.0

@@ -19,7 +19,7 @@ from PIL import Image
 from scribbles import SHRUNK, WAYS, strokes_folder
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from labels import IGNORE
+from support.labels import IGNORE
 
 POINTS = {0: "strokes"} | SHRUNK  # {share cut off each stroke: way}
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from files import write_atomic
+from support.files import write_atomic
 
 ROOT = Path(__file__).resolve().parent.parent
 LORM = "--model_type deeplabv3p_multi_lorm"
@@ -35,7 +35,7 @@ LORM = "--model_type deeplabv3p_multi_lorm"
 class Way:
     """A way to train. flags: of train.py. teacher: the way whose model makes the pseudo-labels. pseudo: of pseudo.py.
 
-    simulate: flags of data.scribbles simulate. base: the way that the gain is over.
+    simulate: flags of tools.scribbles simulate. base: the way that the gain is over.
     """
 
     title: str
@@ -72,7 +72,7 @@ RECIPE = "--config configs/camvid_lite0.yaml --val_epoch_frequency 0"
 
 
 def strokes_folder(out: Path, simulate: str) -> Path:
-    """Return the folder of the strokes that data.scribbles simulate draws with some flags."""
+    """Return the folder of the strokes that tools.scribbles simulate draws with some flags."""
     return out / f"strokes{simulate.replace('--', '_').replace(' ', '_')}"
 
 
@@ -120,7 +120,7 @@ class Bench:
             options = ["--background", "none", "--length", 0.5, "--workers", 1, *flags.split()]
             options += ["--list", self.args.data / "ImageSets/Segmentation/train.txt"]
             masks = self.args.data / "SegmentationClass"
-            self._run("-m", "data.scribbles", "simulate", masks, folder, *options)
+            self._run("-m", "tools.scribbles", "simulate", masks, folder, *options)
         return folder
 
     def _pseudo(self, way: Way, seed: int) -> Path:

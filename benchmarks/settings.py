@@ -20,10 +20,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from measure import add_flags, measure, save, table
 
 import models
-from distributed.batch_norm import SyncBatchNorm
-from models.amp import autocast
-from models.average import WeightAverage
-from models.optimizers import FusedSGD
+from models.layers.sync_batch_norm import SyncBatchNorm
+from optimization.amp import autocast
+from optimization.average import WeightAverage
+from optimization.optimizers import FusedSGD
 
 SAMPLE = 10  # weights to compare
 CPU = torch.device("cpu")

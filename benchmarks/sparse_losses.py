@@ -26,16 +26,16 @@ from measure import add_flags, measure, save, table
 
 import models
 from benchmarks.roofline import DEVICES
-from data.jitter import ColourJitter
+from data.augment.jitter import ColourJitter
+from data.augment.sparse import SparseTransform
+from data.augment.transforms import TrainTransform
 from data.loader import keep_freed_memory
-from data.sparse import SparseTransform
-from data.transforms import TrainTransform
 from losses.criterion import Criterion
 from losses.gated_crf import RADIUS, SIGMA_COLOUR, SIGMA_PLACE
-from models.amp import autocast
-from models.average import WeightAverage
 from models.segmenter import Segmenter
-from models.teacher import Teacher
+from optimization.amp import autocast
+from optimization.average import WeightAverage
+from optimization.teacher import Teacher
 from runs.summary import summarize
 
 BATCH, CROP, CLASSES = 8, 288, 11

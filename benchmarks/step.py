@@ -23,16 +23,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import models
 import models.aspp
 import models.backbone
-import models.blocks
+import models.layers.blocks
 from benchmarks.measure import add_flags, measure, save, table
 from benchmarks.peer_steps import plain_losses
 from losses.criterion import Criterion
-from models.amp import autocast
 from models.backbone import feature_size
-from models.convolution import Conv2d
 from models.foreground import foreground_mask
+from models.layers.convolution import Conv2d
 from models.lorm import LoRM
 from models.segmenter import Segmenter
+from optimization.amp import autocast
 
 MODEL_TYPES = ("deeplabv3", "res50_ASPP_lorm")
 NUM_CLASSES = 21
@@ -91,7 +91,7 @@ def torchvision_loop(batchsize: int, crop_size: int) -> Step:
 
 def plain(name: str, batchsize: int, crop_size: int) -> Step:
     """Return a step of our model with separate modules, contiguous float32 and losses in their plain form."""
-    models.aspp.can_fuse = models.blocks.can_fuse = models.backbone.can_fuse = lambda *norms: False
+    models.aspp.can_fuse = models.layers.blocks.can_fuse = models.backbone.can_fuse = lambda *norms: False
     batch, model = batch_of(batchsize, crop_size), our_model(name)
     for module in model.modules():
         if isinstance(module, Conv2d):

@@ -13,8 +13,8 @@ from config.augmentation import pipeline_text
 from config.programs import READER, TASKS
 from config.reader import ConfigFile
 from config.training import Config, check
-from errors import UserError
-from image_stats import as_text
+from support.errors import UserError
+from support.image_stats import as_text
 
 log = logging.getLogger("segtrain")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import yaml
 
 from config.flags import flag
-from errors import UserError
+from support.errors import UserError
 
 
 @dataclass

@@ -8,7 +8,7 @@ import typing
 from dataclasses import dataclass
 from typing import Any
 
-from errors import UserError
+from support.errors import UserError
 
 LIMITS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from shell import python_command
+from support.shell import python_command
 
 # Typos of names up to 5 letters (--flop, --seeds) reach 0.75. Longer names of other trainers reach 0.80 with flags that
 # mean something else (freeze -> freeze_bn), and typos of long names 0.84 (tests/test_foreign_flags.py has both).

@@ -4,7 +4,7 @@ import difflib
 import math
 from pathlib import Path
 
-from errors import UserError
+from support.errors import UserError
 
 # What --loss may name, and each one's name in losses/label_losses.py and in the logs.
 LOSSES = {"ce": "seg", "focal": "seg_focal", "ohem": "seg_ohem", "dice": "seg_dice", "lovasz": "seg_lovasz"}

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from config.flags import flag
-from errors import UserError
+from support.errors import UserError
 
 MOMENTUM = 0.9
 BETAS = (0.9, 0.999)

@@ -6,7 +6,7 @@ from config.flags import flag
 from config.reader import FlagReader
 from config.shared import CheckpointFlags, DataFlags, InferenceFlags, LaunchFlags, ModelFlags, SizeFlags
 from config.training import Config
-from errors import UserError
+from support.errors import UserError
 
 OF_MODEL = ("scales", "flip", "weights", "only_stroked_classes")  # flags of pseudo.py that need --checkpoint
 

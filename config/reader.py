@@ -16,7 +16,7 @@ import yaml
 
 from config.flags import flags_of
 from config.hints import Hints
-from errors import UserError
+from support.errors import UserError
 
 _PIPES: dict[Path, str] = {}
 

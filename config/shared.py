@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from config.flags import flag
-from errors import UserError
-from image_stats import MEAN_COLOUR, RGB, Display, ImageStats, ImageType, read_stats
-from labels import MAPS
+from support.errors import UserError
+from support.image_stats import MEAN_COLOUR, RGB, Display, ImageStats, ImageType, read_stats
+from support.labels import MAPS
 
 MODEL_TYPES = (
     "res50_ASPP_lorm res50_ASPP deeplabv3 deeplabv3_torchvision deeplabv3p deeplabv3p_lorm deeplabv3p_cdsp "
@@ -108,7 +108,7 @@ class ModelFlags:
 
     image_stats: str = flag(
         "",
-        "FILE written by python -m data.statistics: channels, type, mean and std of the images [8-bit RGB, ImageNet's "
+        "FILE written by python -m tools.statistics: channels, type, mean and std of the images [8-bit RGB, ImageNet's "
         "mean and std]",
     )
     show_channels: tuple[int, ...] = flag(

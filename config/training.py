@@ -8,9 +8,9 @@ from config.flags import flag
 from config.losses import parse_loss, read_class_weights
 from config.optimisation import OptimFlags, check_optimisation
 from config.shared import DataFlags, LaunchFlags, ModelFlags, SizeFlags
-from errors import UserError
-from image_stats import Display
-from labels import MAPS
+from support.errors import UserError
+from support.image_stats import Display
+from support.labels import MAPS
 
 
 @dataclass

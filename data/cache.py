@@ -25,9 +25,9 @@ from typing import BinaryIO
 import numpy as np
 
 from data.memory import available_memory
-from errors import UserError
-from files import check_writable, remove_scratch, writing
-from threads import ThreadPool
+from support.errors import UserError
+from support.files import check_writable, remove_scratch, writing
+from support.threads import ThreadPool
 
 FORMAT = 3  # raise it if the file or the computed maps change
 MEMORY_SHARE, MOST_MEMORY = 0.5, 0.9  # of the available memory: what a cache takes unless told otherwise, and at most

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from errors import UserError
+from support.errors import UserError
 
 PRESETS = Path(__file__).parent.parent / "configs" / "classes"  # NAME.txt is --classes NAME
 

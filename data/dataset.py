@@ -11,15 +11,15 @@ from torch.utils.data import Dataset, default_collate, get_worker_info
 
 from data.cache import Cache
 from data.images import image_size, read_distance, read_image, read_label, read_reduced
+from data.images.resize import shrink
 from data.label_map import LabelMap
 from data.layout import Split, pair_files
-from data.resize import shrink
-from errors import UserError
-from image_stats import RGB, ImageType
+from support.errors import UserError
+from support.image_stats import RGB, ImageType
 
 
 class Transform(Protocol):
-    """An augmentation, such as data.transforms.TrainTransform.
+    """An augmentation, such as data.augment.transforms.TrainTransform.
 
     inputs() returns the maps to call it with: those of the sample, and any that it makes itself. From their shapes and
     types follow those of its results.

@@ -11,8 +11,8 @@ import cv2
 import numpy as np
 from PIL import Image
 
-from errors import UserError
-from labels import IGNORE
+from support.errors import UserError
+from support.labels import IGNORE
 
 CLASSES = ("ground", "disc", "square", "triangle", "cross")
 HEIGHT, WIDTH = 120, 160

@@ -17,10 +17,10 @@ import numpy as np
 
 from data.images import read_label
 from data.label_map import LabelMap, read_label_map
-from data.processes import work_on
-from errors import UserError
-from files import write_atomic
-from labels import IGNORE
+from support.errors import UserError
+from support.files import write_atomic
+from support.labels import IGNORE
+from support.processes import work_on
 
 LAMBDA_S = math.e
 LAMBDA_C = math.e**6
@@ -113,6 +113,6 @@ def parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    import program  # here, because data/ imports no room above it
+    from support import program  # here, because data/ imports no room above it
 
     program.run_and_exit(main)

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from data.images import read_label
 from data.label_map import LabelMap
-from labels import COUNTS
-from threads import ThreadPool
+from support.labels import COUNTS
+from support.threads import ThreadPool
 
 
 def label_histogram(label: np.ndarray, num_classes: int) -> np.ndarray:

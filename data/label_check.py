@@ -10,8 +10,8 @@ import numpy as np
 
 from data.images import read_label
 from data.label_map import LabelMap
-from errors import UserError
-from labels import IGNORE
+from support.errors import UserError
+from support.labels import IGNORE
 
 log = logging.getLogger("segtrain")
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from errors import UserError
-from labels import IGNORE
+from support.errors import UserError
+from support.labels import IGNORE
 
 PRESETS = Path(__file__).parent.parent / "configs" / "label_maps"  # NAME.txt is --label_map NAME
 NUM_VALUES = 2**16  # label files have 8 or 16 bits

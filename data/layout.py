@@ -13,7 +13,7 @@ from pathlib import Path
 from data.images import IMAGE_SUFFIXES, LABEL_SUFFIXES, NO_JPEG, pictures
 from data.plain import find_plain
 from data.released import CITYSCAPES, check_released, is_cityscapes
-from errors import UserError
+from support.errors import UserError
 
 LISTS = ("ImageSets/SegmentationAug", "ImageSets/Segmentation")
 MASKS = ("SegmentationClassAug", "SegmentationClass")

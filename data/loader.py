@@ -10,17 +10,17 @@ import cv2
 import torch
 from torch.utils.data import DataLoader
 
-from data.cores import num_cores
 from data.dataset import SegmentationDataset
-from data.processes import end_with_parent
 from data.sampler import EvalBatches, TrainSampler
+from support.cores import num_cores
+from support.processes import end_with_parent
 
 
 class TrainLoader(DataLoader):
     """DataLoader of shuffled, augmented training batches: {"image": (B, H, W, 3), other maps: (B, H, W)}, all uint8.
 
     The other maps are those that --dataset has in labels.MAPS. H and W are --crop_size. A batch also has the counts of
-    its maps, under their names in labels.COUNTS, and what losses for sparse labels need (data.sparse).
+    its maps, under their names in labels.COUNTS, and what losses for sparse labels need (data.augment.sparse).
     sampler.set_position(epoch, samples) chooses the epoch and the number of samples to skip.
     """
 

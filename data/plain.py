@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from data.images import LABEL_SUFFIXES
 from data.released import check_released
-from errors import UserError
+from support.errors import UserError
 
 IMAGES = "images"
 MASKS = ("masks", "labels", "annotations")
@@ -44,7 +44,7 @@ def find_plain(root: Path, split: str, *, images: str = "", masks: str = "", lis
     check_released(root, problem)
     raise UserError(
         f"{problem}; make a folder of that name in {images} and another for the masks, or lists with python -m "
-        "data.split, or name the split with --train_split or --val_split"
+        "tools.split, or name the split with --train_split or --val_split"
     )
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from errors import UserError
+from support.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 from torch.utils.data import DistributedSampler, Sampler
 
-from errors import UserError
+from support.errors import UserError
 
 
 class TrainSampler(DistributedSampler):

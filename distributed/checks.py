@@ -13,10 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from distributed.batch_norm import SyncBatchNorm
 from distributed.group import Group
-from errors import DivergedError, UserError
-from models.norm import BATCH_NORMS
+from support.errors import DivergedError, UserError
 
 
 def check_flags(group: Group, flags: dict, local: Collection[str]) -> None:
@@ -151,7 +149,7 @@ def _local_buffers(raw_model: nn.Module) -> set[str]:
     return {
         f"{prefix}.{name}" if prefix else name
         for prefix, module in raw_model.named_modules()
-        if isinstance(module, BATCH_NORMS) and not isinstance(module, SyncBatchNorm)
+        if hasattr(module, "running_mean") and not getattr(module, "synchronized", False)
         for name, _ in module.named_buffers(recurse=False)
     }
 

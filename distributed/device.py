@@ -5,7 +5,7 @@ import sys
 import torch
 import torch.distributed as dist
 
-from errors import UserError
+from support.errors import UserError
 
 
 def only_gpu(name: str) -> str:

@@ -11,12 +11,13 @@ from typing import NoReturn
 
 import torch.distributed as dist
 
-from distributed import launchers, rendezvous, signals
+from distributed import rendezvous
 from distributed.device import choose_backend, find_device, only_gpu
 from distributed.group import Group
 from distributed.lifeline import WRITE_SECONDS, Lifeline
-from distributed.signals import exit_at_once, stop_request
-from errors import DivergedError, UserError, in_one_line, reason, report
+from support import launchers, signals
+from support.errors import DivergedError, UserError, in_one_line, reason, report
+from support.signals import exit_at_once, stop_request
 
 LIFELINE_SECONDS = 3.0  # how long a broken collective waits for the lifeline to name the rank that is gone
 
@@ -36,7 +37,7 @@ def process_group(
 ) -> Iterator[Group]:
     """Join the process group for the body of a `with`, and yield the Group.
 
-    distributed: True joins, False never does, None joins under a launcher (distributed.launchers). With True and no
+    distributed: True joins, False never does, None joins under a launcher (support.launchers). With True and no
     launcher, world_size and rank define the group; by default this process is alone. The other arguments are flags of
     the same names, and `timeout` is --dist_timeout in seconds. `debug` makes torch.distributed and NCCL log what they
     do.

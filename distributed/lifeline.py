@@ -19,8 +19,8 @@ import torch.distributed as dist
 from tqdm import tqdm
 
 from distributed.rendezvous import Deadline
-from distributed.signals import StopRequest, exit_at_once
-from errors import STOPPED, UserError
+from support.errors import STOPPED, UserError
+from support.signals import StopRequest, exit_at_once
 
 LEAVE_SECONDS = 5.0  # how long a failing rank waits for the others to leave
 # A cut link is noticed after 5 + 3 * 5 seconds without an answer; after 20,000 ms if a message was on its way.

@@ -14,8 +14,8 @@ from urllib.request import url2pathname
 
 import torch.distributed as dist
 
-from distributed.signals import StopRequest
-from errors import STOPPED, UserError
+from support.errors import STOPPED, UserError
+from support.signals import StopRequest
 
 ANSWER_SECONDS = 10.0  # how long a store that accepts connections may take to answer
 SIOCGIFADDR = 0x8915  # linux/sockios.h: the address of an interface

@@ -7,7 +7,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from data.classes import Classes
-from labels import IGNORE
+from support.labels import IGNORE
 
 LEAST_SIZE = 12  # pixels of the letters; on a picture of more than 720 pixels, 1/60 of its longer side
 FILM_ROWS = 3  # at most, on the frames of a video, whose legends have one size

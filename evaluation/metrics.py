@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from labels import IGNORE
+from support.labels import IGNORE
 
 BOUNDARY = 0.02  # width of a boundary as a fraction of the image's diagonal
 

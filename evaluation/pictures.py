@@ -8,7 +8,7 @@ import numpy as np
 
 from data.classes import Classes
 from evaluation.legend import with_legend
-from labels import IGNORE
+from support.labels import IGNORE
 
 SHEET_SIZE = 256  # pixels, longer side of each picture in a sheet
 PANEL_SIZE = 512  # pixels, longer side of each picture in a panel

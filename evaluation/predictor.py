@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from data.resize import resize, scaled_size
+from data.images.resize import resize, scaled_size
 from evaluation.windows import WindowGrid, WindowLogits
-from models.amp import DTYPES, autocast
-from models.fold import folded
+from models.layers.fold import folded
+from optimization.amp import DTYPES, autocast
 
 BAND_BYTES = 32 * 2**20  # probabilities of one band of rows; about six times as much is in use at once
 # A CPU is faster if its caches hold a band, and a pass's features: those of one window of 465, or of some small ones.
@@ -54,12 +54,12 @@ class Predictor:
     resized to the image and averaged over the scales, as in CDSP and semseg (github.com/hszhao/semseg, tool/test.py).
 
     model: models.Segmenter in eval mode. The first prediction folds its batch norm into convolutions with weights of
-    their own (models.fold), so later changes of the model's weights have no effect. long_side: longer side in pixels at
-    scale 1; 0: the image's own. A larger image is first averaged down to it, as in training. window: side of a window
-    in pixels; 0: the whole image. An image smaller than a window is padded with the mean colour. stride_rate: step
-    between windows as a fraction of the window, rounded up to pixels.
-    batch_size: most windows per forward pass, mirror images included; a CPU takes fewer, see CPU_PASS_PIXELS. amp:
-    precision of the forward pass, as --amp.
+    their own (models.layers.fold), so later changes of the model's weights have no effect. long_side: longer side in
+    pixels at scale 1; 0: the image's own. A larger image is first averaged down to it, as in training. window: side of
+    a window in pixels; 0: the whole image. An image smaller than a window is padded with the mean colour. stride_rate:
+    step between windows as a fraction of the window, rounded up to pixels. batch_size: most windows per forward pass,
+    mirror images included; a CPU takes fewer, see CPU_PASS_PIXELS. amp: precision
+    of the forward pass, as --amp.
 
     Whole maps exist only as logits at the model's stride. Full-size maps exist for one band of rows at a time, with
     BAND_BYTES or CPU_BAND_BYTES of probabilities. Bands and batch_size change results by rounding only.

@@ -21,7 +21,7 @@ from data.dataset import SegmentationDataset
 from evaluation.metrics import class_counts, confusion_matrix, image_scores
 from evaluation.pictures import contours, to_hex
 from evaluation.scoring import Example, Result, read_examples
-from labels import IGNORE
+from support.labels import IGNORE
 
 TEMPLATE = Path(__file__).with_name("report.html")
 PICTURE_SIZE = 640  # pixels, largest side of a picture; a page with 60 examples then has about 10 MB

@@ -17,7 +17,7 @@ from distributed.group import Group
 from evaluation import metrics
 from evaluation.metrics import Scores, bootstrap, class_iou, confusion_matrix, interval, mean_iou
 from evaluation.predictor import ImagePredictor
-from image_stats import Display
+from support.image_stats import Display
 
 SHOW_RGB = Display()
 NUM_WORST, NUM_BEST, NUM_DIFFERENT = 12, 6, 6  # images in a report, besides the worst one of each class

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from data.resize import scaled_size
+from data.images.resize import scaled_size
 
 
 def window_starts(size: int, window: int, stride: int) -> list[int]:

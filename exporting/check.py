@@ -6,9 +6,9 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from errors import UserError
 from evaluation.predictor import Predictor
 from exporting.graph import ExportedModel, whole_image_logits
+from support.errors import UserError
 
 # Allowed difference of logits and probabilities, as a fraction of the largest logit. Other runtimes sum in another
 # order; PyTorch rounds the inputs of convolutions to 10 bits on CUDA (TF32).

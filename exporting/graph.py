@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from data.classes import Classes
-from data.resize import resize, scaled_size
-from errors import UserError
-from image_stats import read_stats
+from data.images.resize import resize, scaled_size
 from models.backbone import ResNetBackbone
 from models.segmenter import Segmenter
+from support.errors import UserError
+from support.image_stats import read_stats
 
 FORMAT = 1  # of the metadata
 # Keys of the metadata, whose values are JSON.

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
-import shell
-from errors import UserError
 from exporting.graph import ExportedModel
+from support import shell
+from support.errors import UserError
 
 
 def import_extra(name: str) -> ModuleType:

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.export import Dim, ExportedProgram
 from torch.export.passes import move_to_device_pass
 
-from errors import UserError
 from exporting.graph import KEYS, LONG_SIDE, STATS, ExportedModel, WholeImage
 from exporting.graph import MIN_SIZE as MIN_SIZE_KEY
+from support.errors import UserError
 
 MIN_SIZE = 7  # pixels; a smaller side gives a 1x1 feature map, which torch.export specialises on
 

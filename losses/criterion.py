@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from labels import COUNTS, FOREGROUND, IGNORE
 from losses.label_losses import LABEL_LOSSES, LabelLosses, histograms
 from losses.pixel_losses import ACCURACY, PixelLosses, add_gradient
 from losses.sparse_losses import RGB_SCALE, SPARSE_LOSSES, SparseLosses
+from support.labels import COUNTS, FOREGROUND, IGNORE
 
 TERMS = ("seg", "pseudo", "lorm", "ds", "dc")  # CDSP's; each has a weight, --l_TERM, as SPARSE_LOSSES have
 # The label map of a batch that each term needs.

@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import Tensor
 
-from labels import IGNORE
+from support.labels import IGNORE
 
 PIXEL_LOSSES = ("seg", "seg_focal", "seg_ohem")  # the ones with class weights
 REGION_LOSSES = ("seg_dice", "seg_lovasz")

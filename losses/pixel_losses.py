@@ -7,10 +7,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from labels import IGNORE, POINTS
 from losses.label_losses import PIXEL_LOSSES, LabelLosses
 from losses.pixel_pass import CrossEntropy, PixelPass
 from losses.points import sample
+from support.labels import IGNORE, POINTS
 
 ACCURACY = "batch_acc"  # the metric of Criterion(accuracy=True)
 ENTROPIES = {"ds": "distance_s", "dc": "distance_c"}  # the map that weights the entropy

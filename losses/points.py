@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from labels import IGNORE, POINTS
 from losses.upsampling import Axis
+from support.labels import IGNORE, POINTS
 
 FEW = 0.25  # above this share of labelled pixels, a pass over all pixels is as fast
 

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from labels import IGNORE
 from losses.gated_crf import gated_crf_sum
 from losses.upsampling import average_down
+from support.labels import IGNORE
 
 SPARSE_LOSSES = ("crf", "absent", "consistency")  # each has a weight, --l_NAME
 RGB_SCALE = ((0.0, 255.0),) * 3  # image_stats.colour_scale(None)

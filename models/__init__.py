@@ -6,7 +6,6 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from errors import UserError
 from models.aspp import (
     ASPPHead,
     CDSPDeepLabV3PlusHead,
@@ -22,6 +21,7 @@ from models.backbone import feature_size as resnet_feature_size
 from models.segmenter import Segmenter
 from models.timm_backbone import PROBES, TimmBackbone
 from models.timm_backbone import feature_size as timm_feature_size
+from support.errors import UserError
 
 RESNET, TIMM = "resnet", "timm:"  # --backbone resnet, or timm:NAME
 

@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.blocks import ConvNormReLU
-from models.convolution import Conv2d
-from models.fused import can_fuse, norm_relu_conv
-from models.norm import BatchNorm2d
+from models.layers.blocks import ConvNormReLU
+from models.layers.convolution import Conv2d
+from models.layers.fused import can_fuse, norm_relu_conv
+from models.layers.norm import BatchNorm2d
 
 CDSP_RATES = (12, 18, 24)
 CDSP_V3PLUS_RATES = (6, 12, 18)
@@ -42,7 +42,7 @@ def _branch(in_channels: int, out_channels: int, kernel_size: int, dilation: int
 class PooledBatchNorm(BatchNorm2d):
     """Batch norm of a 1x1 map (B, C, 1, 1). In training on a single image, it uses its running statistics.
 
-    One value per channel has no variance to normalise by, and torch raises. distributed.batch_norm.synchronize()
+    One value per channel has no variance to normalise by, and torch raises. models.layers.sync_batch_norm.synchronize()
     replaces this class by one that gets the other ranks' values.
     """
 

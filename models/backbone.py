@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from models.blocks import use_our_layers, with_less_memory
-from models.fused import can_fuse, norm_relu, norm_relu_pool
-from models.norm import BATCH_NORMS
+from models.layers.blocks import use_our_layers, with_less_memory
+from models.layers.fused import can_fuse, norm_relu, norm_relu_pool
+from models.layers.norm import BATCH_NORMS
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)

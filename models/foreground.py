@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from labels import FOREGROUND, IGNORE
+from support.labels import FOREGROUND, IGNORE
 
 
 class Foreground(NamedTuple):

@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from errors import UserError
+from support.errors import UserError
 
 
 def freeze(backbone: nn.Module, num_parts: int) -> list[nn.Module]:

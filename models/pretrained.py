@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from errors import UserError
+from support.errors import UserError
 
 log = logging.getLogger("segtrain")
 

@@ -5,13 +5,13 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from labels import FOREGROUND
 from models.backbone import ResNetBackbone
 from models.foreground import Foreground, find_foreground, foreground_of
 from models.freezing import freeze
+from models.layers.norm import BATCH_NORMS
 from models.lorm import LoRM
-from models.norm import BATCH_NORMS
 from models.timm_backbone import TimmBackbone
+from support.labels import FOREGROUND
 
 
 class Segmenter(nn.Module):

@@ -11,12 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import shell
-from errors import UserError
 from models.backbone import Recomputed
-from models.blocks import use_our_layers
-from models.convolution import Conv2d
-from models.norm import BatchNormAct2d
+from models.layers.blocks import use_our_layers
+from models.layers.convolution import Conv2d
+from models.layers.norm import BatchNormAct2d
+from support import shell
+from support.errors import UserError
 
 FINEST, FINEST_OF_PYRAMID = 4, 2  # stride of the finest features that heads take
 # What makes a network take images of any size, the most general first.

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from errors import UserError
 from models.pretrained import StartWeights, weights_in
 from models.timm_backbone import TimmBackbone, create
+from support.errors import UserError
 
 PREFIX = "backbone.body."  # of the names in a Segmenter
 OURS = "backbone."  # how names begin in a checkpoint of a Segmenter

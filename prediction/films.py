@@ -11,9 +11,9 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from errors import InputError
-from files import writing
-from shell import quoted
+from support.errors import InputError
+from support.files import writing
+from support.shell import quoted
 
 # By preference. H.264 plays everywhere, but few builds of OpenCV encode it. VP8 plays in every browser and encodes five
 # times as fast as VP9. MPEG-4 plays in no browser.

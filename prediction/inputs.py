@@ -13,9 +13,9 @@ from PIL import Image, ImageSequence
 from torch.utils.data import Dataset
 
 from data.images import IMAGE_SUFFIXES, decoding, image_size, read_image
-from errors import InputError, UserError
-from image_stats import RGB, ImageType
 from prediction.large import open_large
+from support.errors import InputError, UserError
+from support.image_stats import RGB, ImageType
 
 VIDEO_SUFFIXES = (".mp4", ".avi", ".mov", ".mkv", ".webm", ".m4v", ".mpg", ".mpeg", ".wmv")
 ANIMATED_FORMATS = ("GIF", "WEBP", "PNG")  # other formats with several pictures hold thumbnails or pages

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 
 from data.images import decoding
-from data.rasters import NpyRaster, Raster, TiffRaster, open_raster, type_of
-from errors import UserError
+from data.images.rasters import NpyRaster, Raster, TiffRaster, open_raster, type_of
 from evaluation.predictor import Predictor
 from evaluation.streaming import Band, stream
-from files import writing
-from image_stats import RGB, ImageType
+from support.errors import UserError
+from support.files import writing
+from support.image_stats import RGB, ImageType
 
 LARGE_PIXELS = 2**24  # a smaller image is decoded whole, by the loader's processes
 MOST_BYTES = 2**28  # of the rows that a file stores together, such as a strip; above, the image is decoded whole

@@ -7,11 +7,11 @@ from typing import overload
 import numpy as np
 import torch
 
-import program
 from data.loader import batched
 from evaluation.predictor import Predictor, predict_batch
-from image_stats import Display
 from prediction.result import AnImage, Result, pixels_of
+from support import program
+from support.image_stats import Display
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -16,14 +16,14 @@ from PIL import Image
 
 from data.classes import Classes
 from data.images import label_png
-from errors import InputError, UserError
 from evaluation.legend import with_legend
 from evaluation.pictures import overlay
 from evaluation.streaming import Band
-from files import check_writable, remove_scratch, write_atomic, writing
 from prediction.films import SUFFIXES, write_film
 from prediction.large import Miniature, png_writer
-from threads import ThreadPool
+from support.errors import InputError, UserError
+from support.files import check_writable, remove_scratch, write_atomic, writing
+from support.threads import ThreadPool
 
 NUM_THREADS = 4  # compress and write while the next images are predicted
 MAX_WAITING = 2**29  # bytes of results that wait for a thread

@@ -9,11 +9,11 @@ from PIL import Image, ImageOps
 
 from data.classes import Classes
 from data.images import label_png, read_image
-from errors import UserError
 from evaluation.legend import with_legend
 from evaluation.pictures import overlay
-from files import write_atomic
-from image_stats import RGB, Display, ImageType
+from support.errors import UserError
+from support.files import write_atomic
+from support.image_stats import RGB, Display, ImageType
 
 AnImage: TypeAlias = str | Path | np.ndarray | Image.Image
 

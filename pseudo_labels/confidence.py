@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from labels import IGNORE
+from support.labels import IGNORE
 
 NUM_LEVELS = 256
 STEPS_PER_HALVING = 10  # one level is 7 % of 1 - p; float32 ends at 24 halvings

@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from evaluation.predictor import Predictor
-from labels import IGNORE
 from pseudo_labels import confidence
 from pseudo_labels.images import Stroked
 from pseudo_labels.walker import walk_from
+from support.labels import IGNORE
 
 
 class Draft(NamedTuple):

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
+from builders.loaders import find_files, find_masks
 from config import Config
 from data.dataset import SegmentationDataset
 from data.layout import match_files
-from errors import UserError
-from utils import find_files, find_masks
+from support.errors import UserError
 
 
 def find_scribbles(cfg: Config, split: str, train_path: str) -> SegmentationDataset:

@@ -12,12 +12,12 @@ from data.dataset import SegmentationDataset
 from data.images import read_label
 from data.loader import batched
 from distributed.group import Group
-from errors import UserError
-from labels import IGNORE
 from pseudo_labels import confidence, scores
 from pseudo_labels.folder import PseudoFolder
 from runs.log import progress_bar
-from threads import ThreadPool
+from support.errors import UserError
+from support.labels import IGNORE
+from support.threads import ThreadPool
 
 T = TypeVar("T")
 

@@ -11,9 +11,9 @@ import numpy as np
 from PIL import Image
 
 from data.images import decode, label_png
-from errors import UserError
-from files import write_atomic
 from pseudo_labels.drafts import Draft
+from support.errors import UserError
+from support.files import write_atomic
 
 
 class PseudoFolder:

@@ -11,11 +11,11 @@ from torch.utils.data import Dataset
 from data.dataset import SegmentationDataset
 from distributed import checks
 from distributed.group import Group
-from files import sha256
-from image_stats import Display
 from pseudo_labels import walker
 from pseudo_labels.walker import NO_WALK, Grid, Walk
 from runs.log import progress_bar
+from support.files import sha256
+from support.image_stats import Display
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from evaluation import metrics
-from labels import IGNORE
+from support.labels import IGNORE
 
 FINAL = "pseudo-labels"  # the labels that are written; other ways are "model", "strokes" and "joined"
 

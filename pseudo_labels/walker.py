@@ -6,7 +6,7 @@ from typing import NamedTuple
 import cv2
 import numpy as np
 
-from labels import IGNORE
+from support.labels import IGNORE
 
 MOST_CELLS = 2**18  # of the grid; at least 2 x 2 pixels a cell
 COARSEST = 24  # cells, the shorter side of the coarsest grid

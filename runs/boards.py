@@ -13,11 +13,11 @@ import numpy as np
 import yaml
 
 import config
-import shell
 from config import Config
-from errors import UserError, in_one_line
-from files import write_atomic, write_errors
 from runs.log import log
+from support import shell
+from support.errors import UserError, in_one_line
+from support.files import write_atomic, write_errors
 
 BOARD_FILES = ("events.out.tfevents.*", "wandb", "wandb_id")  # what boards write in a run's folder when they open
 

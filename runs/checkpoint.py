@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from distributed.signals import WRITER
-from errors import UserError
-from files import write_atomic
+from support.errors import UserError
+from support.files import write_atomic
+from support.signals import WRITER
 
 FORMAT = 2  # of a run's checkpoint, runs.state.TrainState.capture()
 

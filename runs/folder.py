@@ -8,10 +8,10 @@ import shutil
 from pathlib import Path
 from typing import TextIO
 
-from errors import UserError
-from files import write_atomic
 from runs import checkpoint
 from runs.boards import BOARD_FILES
+from support.errors import UserError
+from support.files import write_atomic
 
 try:
     import fcntl

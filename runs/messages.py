@@ -8,17 +8,17 @@ from pathlib import Path
 
 from config import FLAGS, Config
 from data.classes import Classes
-from data.cores import num_cores
 from data.dataset import SegmentationDataset
+from data.images.rasters import left_out
+from data.images.resize import large_images
 from data.loader import EvalLoader, TrainLoader
-from data.rasters import left_out
-from data.resize import large_images
 from distributed.group import Group
 from evaluation.metrics import Scores, table
 from runs.checkpoint import step_of
 from runs.folder import REPORT
 from runs.state import TrainState
-from shell import python_command, quoted, torchrun_command
+from support.cores import num_cores
+from support.shell import python_command, quoted, torchrun_command
 
 log = logging.getLogger("segtrain")
 
@@ -147,7 +147,7 @@ def measure_advice(cfg: Config) -> str:
     for name in ("list_path", "image_path", "image_suffix", "train_split"):
         if getattr(cfg, name) != FLAGS[name].default:
             words += [f"--{name}", getattr(cfg, name)]
-    command = python_command("-m", "data.statistics", *words)
+    command = python_command("-m", "tools.statistics", *words)
     return f"measure them once, and train with --image_stats: {command}"
 
 
@@ -158,4 +158,4 @@ def data_check_command(cfg: Config) -> str:
     for name in ("classes", *folders, "image_suffix", "label_suffix", "label_map", "train_split", "val_split"):
         if getattr(cfg, name) != FLAGS[name].default:
             words += [f"--{name}", getattr(cfg, name)]
-    return python_command("-m", "data.check", *words)
+    return python_command("-m", "tools.check", *words)

@@ -17,13 +17,13 @@ from distributed import checks
 from distributed.device import LateRead
 from distributed.group import Group
 from evaluation.metrics import Scores
-from files import write_errors
 from losses.criterion import ACCURACY
-from models.amp import read_scaling
+from optimization.amp import read_scaling
 from runs.boards import Board
 from runs.folder import keep_lines
 from runs.log import progress_bar
 from runs.pace import Pace
+from support.files import write_errors
 
 # Values of a step that are not losses: a line of metrics has the latest, not the mean.
 LATEST = ("epoch", "step", "lr", "loss_scale", "skipped_steps", "grad_norm")

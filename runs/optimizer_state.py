@@ -5,7 +5,7 @@ from copy import copy
 from torch.optim import Optimizer
 
 from distributed.group import Group
-from errors import UserError
+from support.errors import UserError
 
 RESET = "or start without the optimizer's state by --reset_optimizer"
 

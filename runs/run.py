@@ -18,16 +18,16 @@ from data.dataset import SegmentationDataset
 from distributed import checks
 from distributed.group import Group
 from distributed.lifeline import WRITE_SECONDS
-from errors import DivergedError, UserError, in_one_line
 from evaluation.report import run_page, with_new_curves
 from evaluation.scoring import Result, gather_predictions
-from files import write_atomic
 from runs import checkpoint, folder
 from runs.boards import import_wandb, open_boards
 from runs.log import FileHandler, LineFormatter, log, start_logging
 from runs.messages import resume_hint
 from runs.metrics import Metrics
 from runs.state import TrainState
+from support.errors import DivergedError, UserError, in_one_line
+from support.files import write_atomic
 
 KEEP_STEP_FILES = 3  # files of --save_step_frequency, unless --keep is set
 

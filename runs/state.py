@@ -8,12 +8,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from distributed.group import Group
-from errors import UserError
-from models.amp import LossScaler
-from models.average import WeightAverage
-from models.teacher import Teacher
+from optimization.amp import LossScaler
+from optimization.average import WeightAverage
+from optimization.teacher import Teacher
 from runs.checkpoint import FORMAT
 from runs.optimizer_state import capture_optimizer, restore_optimizer
+from support.errors import UserError
 
 
 @dataclass

@@ -17,12 +17,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
-from labels import COUNTS
 from losses.criterion import NEEDS, Criterion
-from models.amp import DTYPES, Convolutions
 from models.foreground import Foreground
 from models.segmenter import Segmenter
-from models.teacher import targets
+from optimization.amp import DTYPES, Convolutions
+from optimization.teacher import targets
+from support.labels import COUNTS
 
 try:
     from torch.utils._python_dispatch import TorchDispatchMode

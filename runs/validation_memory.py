@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from config import Config
 from evaluation.predictor import BAND_BYTES, CPU_BAND_BYTES, Predictor
 from evaluation.windows import WindowGrid
-from image_stats import ImageType
-from models.amp import DTYPES, Convolutions
-from models.fold import FoldedConv, folded
+from models.layers.fold import FoldedConv, folded
+from optimization.amp import DTYPES, Convolutions
 from runs.summary import Meter, Validation
+from support.image_stats import ImageType
 
 BANDS = 2.5  # bands of BAND_BYTES that are in use at once, with one scale and no mirror image
 MAP_BYTES = 1 + 1  # per pixel: label and prediction

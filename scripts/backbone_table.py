@@ -14,13 +14,13 @@ from pathlib import Path
 import torch
 
 import models
-from errors import UserError
 from exporting.check import compare_outputs
 from exporting.graph import KEYS, WholeImage, whole_image_logits
 from exporting.onnx import OnnxModel, write_onnx
 from exporting.torch_export import trace
 from models.timm_backbone import TimmBackbone
 from runs.log import progress_bar
+from support.errors import UserError
 from tests import families, family_checks
 
 PAGE = Path(__file__).parent.parent / "docs" / "backbones.md"

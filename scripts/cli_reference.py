@@ -12,10 +12,11 @@ from typing import Any
 import config
 from config.programs import EVALUATE, EXPORT, PREDICT, PSEUDO
 from config.reader import FlagReader
-from data import distance, split
-from data.check import __main__ as check
-from data.convert import __main__ as convert
-from data.scribbles.__main__ import COMMANDS
+from data import distance
+from tools import split
+from tools.check import __main__ as check
+from tools.convert import __main__ as convert
+from tools.scribbles.__main__ import COMMANDS
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "cli.md"
 HEAD = """# Command line
@@ -37,9 +38,9 @@ STATUSES = """
 | --- | --- | --- |
 | 0 | all | done |
 | 1 | `predict.py` | done, except for the listed files, which could not be read |
-| 1 | `python -m data.check` | warnings |
-| 1 | `python -m data.convert`, `python -m data.scribbles` | done, except for what it names |
-| 2 | `python -m data.check` | errors in the data, or the next line |
+| 1 | `python -m tools.check` | warnings |
+| 1 | `python -m tools.convert`, `python -m tools.scribbles` | done, except for what it names |
+| 2 | `python -m tools.check` | errors in the data, or the next line |
 | 2 | all | an error that you can fix: one line on standard error says what |
 | 75 | all but `export.py` | stopped by a signal; `train.py` has saved and prints how to resume |
 | 130 | all | Ctrl-C stopped it at once |
@@ -50,11 +51,11 @@ STATUSES = """
 """
 READERS = (config.READER, EVALUATE, PREDICT, PSEUDO, EXPORT)
 PARSERS = (
-    ("python -m data.check", check.parser()),
-    ("python -m data.convert", convert.parser()),
-    ("python -m data.split", split.parser()),
+    ("python -m tools.check", check.parser()),
+    ("python -m tools.convert", convert.parser()),
+    ("python -m tools.split", split.parser()),
     ("python -m data.distance", distance.parser()),
-    *((f"python -m data.scribbles {name}", command.parser()) for name, command in COMMANDS.items()),
+    *((f"python -m tools.scribbles {name}", command.parser()) for name, command in COMMANDS.items()),
 )
 COLUMNS = ("| flag | type | default | meaning |", "| --- | --- | --- | --- |")
 

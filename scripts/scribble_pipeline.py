@@ -19,14 +19,13 @@ if not __package__:  # started as a file
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 import config
-import program
-import shell
 from config.programs import PSEUDO
 from config.shared import DataFlags, LaunchFlags
-from data.arguments import Parser
 from data.layout import LISTS, MASKS, SCRIBBLES, first_folder
-from errors import STOPPED, UserError
-from files import sha256, write_atomic
+from support import program, shell
+from support.errors import STOPPED, UserError
+from support.files import sha256, write_atomic
+from tools.arguments import Parser
 
 OWN = ("dataset", "dataset_path", "train_path", "pseudo_path", "logdir", "name", "resume")  # flags that the chain sets
 DATA = tuple(item.name for item in dataclasses.fields(DataFlags))
@@ -82,7 +81,7 @@ def main(argv: list[str] | None = None) -> int:
         if not drawn:
             masks = first_folder(data, cfg.val_path, *MASKS)
             names = first_folder(data, cfg.list_path, *LISTS) / f"{cfg.train_split}.txt"
-            steps.run("data/scribbles/__main__.py", "simulate", masks, scribbles, "--list", names,
+            steps.run("tools/scribbles/__main__.py", "simulate", masks, scribbles, "--list", names,
                       "--background", cfg.background, *args.simulate)  # fmt: skip
         train("round_0", scribbles, "--dataset", "ScribbleOnly")
         for number in range(1, args.rounds + 1):
@@ -222,7 +221,7 @@ def parser() -> Parser:
         type=shlex.split,
         default=[],
         metavar="'FLAGS'",
-        help="flags of data.scribbles simulate, which draws strokes if DATA has no pascal_2012_scribble [none]",
+        help="flags of tools.scribbles simulate, which draws strokes if DATA has no pascal_2012_scribble [none]",
     )
     add(
         "--pseudo",

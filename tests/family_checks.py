@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from distributed.group import Group
-from models.amp import LossScaler, autocast
-from models.fold import folded
+from models.layers.fold import folded
+from optimization.amp import LossScaler, autocast
 from runs.state import TrainState
 from scripts.chaos import unequal
 from tests.families import SIZE, SIZES, build, built, thin

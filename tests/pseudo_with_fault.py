@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-import program
 import pseudo
+from support import program
 from tests.stopping import stop
 
 moves = itertools.count()

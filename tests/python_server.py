@@ -23,7 +23,7 @@ from pathlib import Path
 
 import thin_networks
 
-PROGRAMS = ("train", "evaluate", "predict", "pseudo", "export", "data.check")
+PROGRAMS = ("train", "evaluate", "predict", "pseudo", "export", "tools.check")
 LIBRARIES = ("torchvision", "torch.utils.tensorboard", "torch.distributed.run", "torch.distributed.optim")
 # Each call of a shell waits for these imports.
 CLIENT = """#!{executable} -ISE

@@ -4,7 +4,7 @@ import os
 import signal
 import time
 
-from distributed.signals import StopRequest
+from support.signals import StopRequest
 
 requests: list[StopRequest] = []
 

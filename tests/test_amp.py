@@ -7,7 +7,7 @@ import torch
 from conftest import assert_same_run, read_metrics, start, start_group, succeed
 
 import models
-from models import amp
+from optimization import amp
 from runs import checkpoint
 from scripts import chaos
 from trained import TrainedModel

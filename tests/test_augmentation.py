@@ -14,14 +14,14 @@ from test_transforms import noise
 import config
 import train
 import utils
-from augmentation import draw_samples, get_transform
+from builders.augmentation import draw_samples, get_transform
+from data.augment.pipeline import Pipeline
+from data.augment.transforms import OUTSIDE, TrainTransform
 from data.classes import read_classes
-from data.pipeline import Pipeline
-from data.transforms import OUTSIDE, TrainTransform
 from distributed.group import Group
-from errors import UserError
 from evaluation.pictures import overlay, sheet
 from runs.boards import TensorBoard
+from support.errors import UserError
 
 GROUP = Group(torch.device("cpu"))
 EVERY = {"scale": "0.7 1.5", "rotation": 30, "flip_vertical": True, "quarter_turns": True, "blur": 0.2}

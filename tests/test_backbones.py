@@ -8,14 +8,14 @@ from conftest import assert_same_run, finish, flags, read_metrics, start, start_
 from torch import nn
 
 import models
-from distributed.batch_norm import SyncBatchNorm, synchronize
-from errors import STOPPED, UserError
-from models import fold
-from models.average import WeightAverage
+from models.layers import fold
+from models.layers.sync_batch_norm import SyncBatchNorm, synchronize
 from models.pretrained import StartWeights, load_start_weights
 from models.timm_backbone import TimmBackbone
 from models.timm_weights import read_timm_weights
+from optimization.average import WeightAverage
 from runs import checkpoint
+from support.errors import STOPPED, UserError
 from tests.test_grad_checkpointing import trained
 
 timm = pytest.importorskip("timm")

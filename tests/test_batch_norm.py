@@ -9,10 +9,10 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torchvision.models.resnet import BasicBlock, Bottleneck
 
-from distributed import batch_norm
-from distributed.batch_norm import SyncBatchNorm
 from distributed.join import process_group
-from models import blocks
+from models.layers import blocks
+from models.layers import sync_batch_norm as batch_norm
+from models.layers.sync_batch_norm import SyncBatchNorm
 
 C = 6
 

@@ -18,9 +18,9 @@ import config
 import utils
 from data.cache import Builder, find, fingerprint, open_shared
 from distributed.group import Group
-from distributed.signals import StopRequest
-from errors import UserError
 from runs.messages import loader_advice
+from support.errors import UserError
+from support.signals import StopRequest
 
 REPO = Path(__file__).parent.parent
 linux = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="--cache ram needs Linux")

@@ -25,17 +25,17 @@ from faulty_data import (
 from PIL import Image
 from tiff_writer import write_tiff
 
-import data.check.__main__
-from data import statistics
-from data.check import rules
-from data.check.__main__ import check, main
-from data.check.duplicates import hamming
-from data.check.findings import ERRORS, WARNINGS, Findings
-from data.check.measure import Facts, difference_hash, measure
-from data.check.rules import check_strokes
-from data.check.survey import Paths, Sample
-from data.scribbles.__main__ import main as scribbles
-from errors import UserError
+import tools.check.__main__
+from support.errors import UserError
+from tools import statistics
+from tools.check import rules
+from tools.check.__main__ import check, main
+from tools.check.duplicates import hamming
+from tools.check.findings import ERRORS, WARNINGS, Findings
+from tools.check.measure import Facts, difference_hash, measure
+from tools.check.rules import check_strokes
+from tools.check.survey import Paths, Sample
+from tools.scribbles.__main__ import main as scribbles
 
 # Codes with a test of their own
 ELSEWHERE = {
@@ -179,7 +179,7 @@ def test_last_line_is_the_whole_training_command(tmp_path, capsys, monkeypatch):
 def test_splits_that_cannot_be_trained_are_said_so(clean, capsys):
     command = last_command(clean, capsys, "--splits", "val", "--train_path", "masks")
     words = [str(clean), "--dataset", "Folder", "--train_path", "masks"]
-    assert words in (command[2:], command[3:])  # after python FILE or python -m data.check
+    assert words in (command[2:], command[3:])  # after python FILE or python -m tools.check
 
 
 def killed(sample, label_map, image_kind):
@@ -187,7 +187,7 @@ def killed(sample, label_map, image_kind):
 
 
 def test_a_killed_process_ends_the_check_with_one_line(clean, monkeypatch):
-    monkeypatch.setattr(data.check.__main__, "measure", killed)
+    monkeypatch.setattr(tools.check.__main__, "measure", killed)
     with pytest.raises(UserError, match=r"a process of --workers 1 was killed.*--workers 0"):
         main([str(clean), "--workers", "1"])
 
@@ -282,7 +282,7 @@ def test_images_of_other_kinds_are_clean_if_alike_and_the_command_measures_them(
         capsys.readouterr()
         assert main([str(tmp_path), "--workers", "0"]) == 0
         lines = capsys.readouterr().out.splitlines()
-        assert any("first measure them once: " in line and "data.statistics" in line for line in lines) != measured
+        assert any("first measure them once: " in line and "tools.statistics" in line for line in lines) != measured
         assert f"--image_stats {file}" in lines[-1]
     write_tiff(tmp_path / "images/train/1.tif", rng.integers(0, 5000, (40, 50, 3)).astype(np.uint16))
     _, findings = check(tmp_path)

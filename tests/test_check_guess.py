@@ -10,12 +10,12 @@ from faulty_data import Drawn, draw_clean, label, picture
 from known_datasets import draw_cityscapes, put
 
 import config
-from data.check.__main__ import check, main
-from data.check.guess import guess_endings
-from data.check.survey import Paths
-from data.convert.find import find_kinds
 from data.layout import find_split, pair_files
-from errors import UserError
+from support.errors import UserError
+from tools.check.__main__ import check, main
+from tools.check.guess import guess_endings
+from tools.check.survey import Paths
+from tools.convert.find import find_kinds
 
 LABELME = '{"version": "5.0", "shapes": [], "imagePath": "a.jpg", "imageHeight": 48, "imageWidth": 64}'
 COCO = '{"info": {}, "images": [], "annotations": [], "categories": []}'

@@ -1,4 +1,4 @@
-"""python -m data.check --pictures: images with their labels, to look at."""
+"""python -m tools.check --pictures: images with their labels, to look at."""
 
 import os
 from pathlib import Path
@@ -8,8 +8,8 @@ import pytest
 from faulty_data import Drawn, draw_clean, label, picture
 from PIL import Image
 
-from data.check.__main__ import check, main
-from errors import UserError
+from support.errors import UserError
+from tools.check.__main__ import check, main
 
 
 def pictures_of(folder: Path) -> dict[str, list[str]]:

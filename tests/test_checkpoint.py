@@ -13,9 +13,9 @@ import torch
 from conftest import read_metrics
 
 import train
-from errors import UserError
 from runs import checkpoint
 from runs import folder as run_folder
+from support.errors import UserError
 
 
 def content(step: int) -> dict:

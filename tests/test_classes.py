@@ -3,7 +3,7 @@
 import pytest
 
 from data.classes import PRESETS, read_classes, voc_colours
-from errors import UserError
+from support.errors import UserError
 
 # Number of classes of each data set, and one of its classes with name and colour, as its authors give them.
 KNOWN = {

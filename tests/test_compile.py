@@ -9,7 +9,7 @@ from conftest import finish, one_line_each, read_metrics, start, start_group, su
 
 import models
 from models import compiled
-from models.amp import autocast
+from optimization.amp import autocast
 from runs import checkpoint
 from scripts import chaos
 

@@ -11,7 +11,7 @@ from conftest import REPO
 import config
 from config.flags import per_rank
 from config.programs import EVALUATE, EXPORT, PREDICT, EvaluateFlags
-from errors import UserError
+from support.errors import UserError
 
 DATA = ["--dataset_path", "somewhere"]
 READERS = {"train": config.READER, "evaluate": EVALUATE, "predict": PREDICT, "export": EXPORT}

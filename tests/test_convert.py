@@ -1,4 +1,4 @@
-"""python -m data.convert: masks equal an independent rasteriser's, pixel by pixel, for every format."""
+"""python -m tools.convert: masks equal an independent rasteriser's, pixel by pixel, for every format."""
 
 import json
 from pathlib import Path
@@ -9,10 +9,10 @@ import pytest
 from annotated import CLASSES, COLOURS, Picture, draw_pictures, write_coco
 from PIL import Image, ImageDraw
 
-import shell
 from data.classes import read_classes
-from data.convert.__main__ import main
 from data.layout import Split, match_files
+from support import shell
+from tools.convert.__main__ import main
 
 BACKGROUND = 0
 NUMBERS = {name: number for number, name in enumerate(CLASSES, 1)}
@@ -104,8 +104,8 @@ def test_masks_equal_those_of_an_independent_rasteriser(tmp_path, kind, capsys):
     for number, name in enumerate(classes.names):
         assert [str(number), name, str((pixels == number).sum())] in [line.split()[:3] for line in said]
     assert said[-2:] == [
-        f"to split it: {shell.python_command('-m', 'data.split', tmp_path / 'out', '--val', '0.2')}",
-        f"to check it: {shell.python_command('-m', 'data.check', tmp_path / 'out')}",
+        f"to split it: {shell.python_command('-m', 'tools.split', tmp_path / 'out', '--val', '0.2')}",
+        f"to check it: {shell.python_command('-m', 'tools.check', tmp_path / 'out')}",
     ]
 
 

@@ -16,7 +16,7 @@ from annotated import Picture
 from PIL import Image
 from test_convert import convert, drawn, mask_of
 
-from errors import UserError
+from support.errors import UserError
 
 SQUARE = [[2.0, 3.0], [20.0, 3.0], [20.0, 15.0], [2.0, 15.0]]
 NOISE = np.random.default_rng(0).integers(0, 256, (24, 32, 3), dtype=np.uint8)

@@ -11,7 +11,7 @@ from PIL import Image
 from test_convert import convert, drawn, mask_of
 from test_convert_damage import PICTURES, SMALL, put, remove, save, truncate
 
-from errors import UserError
+from support.errors import UserError
 
 
 def copy(path: str, target: str):

@@ -10,7 +10,7 @@ import pytest
 from test_convert import convert, drawn
 from test_convert_damage import NAN, PICTURES, write
 
-from errors import UserError
+from support.errors import UserError
 
 JUNK = [None, True, -1, 1e308, NAN, "", "text", [], {}, [[1]], [[[1, 2]]], {"a": 1}, 10**30, 3.7, ["12"]]
 FILES = {

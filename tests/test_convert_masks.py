@@ -11,7 +11,7 @@ from PIL import Image
 from test_convert import convert, drawn, inside, mask_of
 
 from data.classes import read_classes
-from errors import UserError
+from support.errors import UserError
 
 VOID = (224, 224, 192)
 

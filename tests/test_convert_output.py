@@ -1,4 +1,4 @@
-"""What python -m data.convert does to OUT: nothing is overwritten, and an interrupted start goes on."""
+"""What python -m tools.convert does to OUT: nothing is overwritten, and an interrupted start goes on."""
 
 import json
 import os
@@ -13,8 +13,8 @@ from PIL import Image
 from test_convert import convert, drawn, mask_of
 
 from data.classes import read_classes
-from data.convert import output
-from errors import UserError
+from support.errors import UserError
+from tools.convert import output
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -103,7 +103,7 @@ def test_splits_share_a_folder(tmp_path, capsys):
     convert("coco", train, tmp_path / "out", "--split", "train")
     assert "convert val too, with --split val" in capsys.readouterr().out
     convert("coco", val, tmp_path / "out", "--split", "val")
-    assert "data.split" not in capsys.readouterr().out
+    assert "tools.split" not in capsys.readouterr().out
     assert (mask_of(tmp_path / "out", "train/picture_0") == drawn(pictures[0])).all()
     assert (mask_of(tmp_path / "out", "val/picture_1") == drawn(pictures[1])).all()
     with pytest.raises(UserError, match="holds the result of another command"):
@@ -125,7 +125,7 @@ def test_folders_of_annotation_files_are_splits(tmp_path, capsys):
     assert convert("coco", tmp_path / "in", tmp_path / "out") == 0
     for folder, picture in zip(("train", "val", "test"), pictures, strict=True):
         assert (mask_of(tmp_path / "out", f"{folder}/{picture.name}") == drawn(picture)).all()
-    assert "data.split" not in capsys.readouterr().out
+    assert "tools.split" not in capsys.readouterr().out
 
 
 def test_two_images_of_one_name_are_named(tmp_path, source, capsys):
@@ -225,6 +225,6 @@ def test_processes_write_the_same(tmp_path):
     ],
 )
 def test_wrong_words_are_one_line(tmp_path, source, words, named):
-    results = finish([start(["data.convert", *words], tmp_path, program="-m")])
+    results = finish([start(["tools.convert", *words], tmp_path, program="-m")])
     one_line_each(results, named)
     assert not (tmp_path / "out").exists()

@@ -16,7 +16,7 @@ from annotated import Picture, draw_pictures
 from PIL import Image
 from test_convert import convert, mask_of
 
-from errors import UserError
+from support.errors import UserError
 
 RECORDED = Path(__file__).parent / "recorded"
 COCO_NAMES = {"train/a", "train/b", "val/a", "val/c", "test/a"}
@@ -60,7 +60,7 @@ def test_datumaros_coco_has_its_split_and_pycocotools_masks(tmp_path, capsys, fo
     printed = capsys.readouterr().out
     assert printed.count("left out") == 1
     assert "3 JSON file(s) without COCO masks: left out: " in printed  # captions, key points, image_info
-    assert "data.split" not in printed
+    assert "tools.split" not in printed
     expected = json.loads((RECORDED / "datumaro_coco/pycocotools.json").read_text())
     for number, name in enumerate(sorted(COCO_NAMES)):
         split, stem = name.split("/")

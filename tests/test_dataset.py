@@ -11,7 +11,7 @@ from PIL import Image
 from data.dataset import SegmentationDataset
 from data.images import image_size, read_distance, read_image, read_label
 from data.layout import Split, read_list
-from errors import UserError
+from support.errors import UserError
 
 
 def save(path, values, **options):

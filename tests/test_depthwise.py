@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from models.convolution import Conv2d
-from models.depthwise import depthwise_convolution
+from models.layers.convolution import Conv2d
+from models.layers.depthwise import depthwise_convolution
 
 # kernel, stride, dilation, padding, height, width
 GEOMETRIES = [

@@ -14,7 +14,7 @@ from PIL import Image
 from config.losses import LOSSES
 from data.sampler import TrainSampler
 from distributed.join import process_group
-from errors import UserError
+from support.errors import UserError
 
 
 def assert_all_ended_well(results) -> None:

@@ -24,9 +24,10 @@ from test_convert import drawn
 from tiff_writer import write_tiff
 
 import config
-from data import demo, statistics
+from data import demo
 from data.classes import voc_colours
 from scripts import pictures
+from tools import statistics
 
 pytestmark = pytest.mark.slow
 
@@ -122,7 +123,7 @@ def draw_data(root: Path) -> None:
 
 
 def draw_exports(root: Path) -> None:
-    """labelme_photos, exports/KIND for each kind of python -m data.convert, and exports/voc with VOC's colours."""
+    """labelme_photos, exports/KIND for each kind of python -m tools.convert, and exports/voc with VOC's colours."""
     annotated.write_labelme(root / "labelme_photos", annotated_masks.demo_pictures(20, step=3))
     (root / "exports").mkdir()
     pictures = annotated_masks.demo_pictures(8, step=3, names=annotated.CLASSES)
@@ -153,8 +154,8 @@ def run_in(folder: Path, command: str, python) -> str:
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, 9)
             raise
-    # data.check: 1 is warnings, for example that so small a data set lacks a class.
-    assert process.returncode in ((0, 1) if "data.check" in command else (0,)), f"{command}\n{output}"
+    # tools.check: 1 is warnings, for example that so small a data set lacks a class.
+    assert process.returncode in ((0, 1) if "tools.check" in command else (0,)), f"{command}\n{output}"
     return output
 
 
@@ -198,10 +199,10 @@ def provide(command: str, sandbox: Path, python, request) -> None:
     if "MyData" in command and layout and layout[1] != "Folder":
         shutil.rmtree("MyData")
         os.symlink("VOC2012", "MyData")
-    if "MyPhotos" in command and "data.convert" not in command:
-        run_in(sandbox, "python -m data.convert labelme labelme_photos MyPhotos", python)
-        if "data.split" not in command:
-            run_in(sandbox, "python -m data.split MyPhotos", python)
+    if "MyPhotos" in command and "tools.convert" not in command:
+        run_in(sandbox, "python -m tools.convert labelme labelme_photos MyPhotos", python)
+        if "tools.split" not in command:
+            run_in(sandbox, "python -m tools.split MyPhotos", python)
     words = program_of(command)[1]
     named = " ".join(words)
     if task_of(command) == "train":

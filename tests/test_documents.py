@@ -15,13 +15,14 @@ from torch.distributed.run import get_args_parser as torchrun_parser
 
 import config
 from config.programs import EVALUATE, EXPORT, PREDICT, PSEUDO, READER
-from data import distance, split, statistics
-from data.check import __main__ as check
-from data.convert import __main__ as convert
-from data.scribbles.__main__ import COMMANDS
-from errors import UserError
-from image_stats import FILE_NAME, ImageStats
+from data import distance
 from scripts import cli_reference, memory_table, scribble_pipeline
+from support.errors import UserError
+from support.image_stats import FILE_NAME, ImageStats
+from tools import split, statistics
+from tools.check import __main__ as check
+from tools.convert import __main__ as convert
+from tools.scribbles.__main__ import COMMANDS
 
 READERS = {
     "train.py": READER,
@@ -31,11 +32,11 @@ READERS = {
     "export.py": EXPORT,
 }
 PARSERS = {
-    "data.check": check.parser,
-    "data.convert": convert.parser,
-    "data.split": split.parser,
+    "tools.check": check.parser,
+    "tools.convert": convert.parser,
+    "tools.split": split.parser,
     "data.distance": distance.parser,
-    "data.statistics": statistics.parser,
+    "tools.statistics": statistics.parser,
 }
 ROOMS = sorted(path.parent.name for path in REPO.glob("*/__init__.py"))
 # Flags in the documents that no program of ours and not torchrun declares.
@@ -63,11 +64,11 @@ def parse(command: str) -> None:
     if "--help" in flags:
         return
     if program == "train.py":
-        stats = ImageStats("uint16", (1.0,) * 4, (1.0,) * 4).text  # the file that data.statistics writes is not here
+        stats = ImageStats("uint16", (1.0,) * 4, (1.0,) * 4).text  # the file that tools.statistics writes is not here
         config.parse([stats if word.endswith(FILE_NAME) else word for word in flags])
     elif program in READERS:
         READERS[program].command_line(flags)
-    elif program == "data.scribbles":
+    elif program == "tools.scribbles":
         COMMANDS[flags[0]].parser().parse_args(flags[1:])
     elif program in PARSERS:
         PARSERS[program]().parse_args(flags)

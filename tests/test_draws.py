@@ -5,9 +5,9 @@ import torch
 from conftest import assert_same_run, finish, read_metrics, start, start_group, succeed
 
 import models
-from errors import STOPPED
 from models import compiled
 from models.backbone import Recomputed
+from support.errors import STOPPED
 from tests.drawing import make_draw
 from tests.test_grad_checkpointing import trained
 

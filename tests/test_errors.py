@@ -17,14 +17,14 @@ import torch
 from conftest import finish, flags, one_line_each, start
 from PIL import Image
 
-import program
 import train
 from distributed.group import Group
-from errors import UserError
 from models import pretrained
 from runs import checkpoint
 from runs.boards import TensorBoard
 from runs.metrics import Metrics
+from support import program
+from support.errors import UserError
 
 
 @pytest.fixture

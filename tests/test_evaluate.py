@@ -13,10 +13,10 @@ from PIL import Image
 from test_report import Elements, picture
 
 import evaluate
-from errors import UserError
 from evaluation import metrics
 from evaluation.metrics import scores
 from evaluation.scoring import Result, compare, images_to_show
+from support.errors import UserError
 
 WINDOWS = ["--scales", "0.5", "1", "1.25", "--flip", "--window", "65", "--stride_rate", "0.5", "--long_side", "128"]
 

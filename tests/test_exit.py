@@ -9,7 +9,7 @@ from conftest import REPO
 # The thread here needs Python's lock again and again, as one of gloo's does then; C++ cannot be told to end a thread.
 PROGRAM = """
 import atexit, os, threading
-import program
+from support import program
 import torch
 import utils
 

@@ -17,7 +17,6 @@ import export
 import models
 from config import as_dict, parse
 from data.classes import voc_colours
-from errors import UserError
 from evaluation.predictor import Predictor
 from exporting import graph
 from exporting.check import compare_outputs
@@ -25,6 +24,7 @@ from exporting.graph import KEYS, MIN_SIZE, ExportedModel
 from exporting.onnx import OnnxModel
 from exporting.torch_export import MIN_SIZE as MIN_SIZE_OF_TORCH
 from exporting.torch_export import TorchModel, trace
+from support.errors import UserError
 
 EXTRAS = ("onnx", "onnxscript", "onnxruntime")
 missing = [name for name in EXTRAS if importlib.util.find_spec(name) is None]

@@ -17,10 +17,10 @@ from PIL import Image
 from test_convert import convert, drawn, mask_of
 from test_convert_splits import RECORDED, outputs, save
 
-from data.check.__main__ import main as check_data
 from data.classes import read_classes
-from data.convert.__main__ import main
-from errors import UserError
+from support.errors import UserError
+from tools.check.__main__ import main as check_data
+from tools.convert.__main__ import main
 
 NAMES = ["background", "cat", "dog"]
 SQUARE = [(2, 1), (6, 1), (6, 4), (2, 4)]
@@ -295,7 +295,7 @@ def test_the_kind_is_found_or_the_commands_are_named(tmp_path, capsys):
     with pytest.raises(UserError, match="no labels of a known kind in it: unpack"):
         find_and_convert(tmp_path / "empty", tmp_path / "two")
     save(tmp_path / "numbers/masks/a.png", value=3)
-    with pytest.raises(UserError, match=r"masks of class numbers need no conversion: to check them: .*data.check"):
+    with pytest.raises(UserError, match=r"masks of class numbers need no conversion: to check them: .*tools.check"):
         find_and_convert(tmp_path / "numbers", tmp_path / "two")
     with pytest.raises(UserError, match=r"coco: no such file or folder \(OUT is missing\)"):
         main(["coco", str(source)])

@@ -5,8 +5,8 @@ import re
 import pytest
 from conftest import REPO
 
-from errors import UserError
 from models.timm_backbone import TimmBackbone
+from support.errors import UserError
 
 timm = pytest.importorskip("timm")
 

@@ -4,8 +4,8 @@ import cv2
 import numpy as np
 import pytest
 
-from errors import InputError
 from prediction import films
+from support.errors import InputError
 
 
 def frames(size: tuple[int, int], number: int) -> list[np.ndarray]:

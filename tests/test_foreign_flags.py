@@ -8,7 +8,7 @@ import config
 from config.hints import TORCHRUN_FLAGS, foreign_flags
 from config.programs import EVALUATE, EXPORT, PREDICT
 from config.reader import FlagReader
-from errors import UserError
+from support.errors import UserError
 
 DATA = ["--dataset_path", "somewhere"]
 READERS = (config.READER, EVALUATE, PREDICT, EXPORT)

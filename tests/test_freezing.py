@@ -10,14 +10,14 @@ from torch import nn
 
 import config
 import models
-from build import get_model
+from builders.training import get_model
 from distributed.group import Group
-from errors import UserError
 from losses.criterion import Criterion
-from models import blocks
+from models.layers import blocks
 from models.segmenter import Segmenter
 from runs import checkpoint
 from runs.summary import summarize
+from support.errors import UserError
 
 PARTS = [("conv1", "bn1"), ("layer1",), ("layer2",), ("layer3",), ("layer4",)]
 DENSE = {"dataset": "Dense", "model_type": "res50_ASPP"}
@@ -43,9 +43,9 @@ def trained(model: Segmenter) -> torch.Tensor:
 
 def use_plain_modules(monkeypatch) -> None:
     """Let torch's own modules and autograd do what the fused functions do."""
-    for module in ("models.blocks", "models.backbone", "models.aspp"):
+    for module in ("models.layers.blocks", "models.backbone", "models.aspp"):
         monkeypatch.setattr(f"{module}.can_fuse", lambda *_: False, raising=False)
-    monkeypatch.setattr("models.convolution.Conv2d._conv_forward", nn.Conv2d._conv_forward)
+    monkeypatch.setattr("models.layers.convolution.Conv2d._conv_forward", nn.Conv2d._conv_forward)
 
 
 @pytest.mark.parametrize("layers", [18, 50])
@@ -155,7 +155,7 @@ def test_no_product_is_computed_for_frozen_parts():
     # As much again for the gradients of the inputs and of the weights. Nobody needs the gradient of layer2's input: its
     # first block's 1x1 convolution and its shortcut have none.
     expected = result.flops + 2 * 2 * trained - 2 * 57**2 * 256 * 128 - 2 * 29**2 * 256 * 512
-    # What models.conv_norm adds (tests/test_summary.py), without the shortcut's z M and mean(g) W
+    # What models.layers.conv_norm adds (tests/test_summary.py), without the shortcut's z M and mean(g) W
     expected += 4 * (4 * 128**2 * 29**2 + 2 * 512 * 128**2 + 512 * 128) + 2 * 256**2 * 29**2 + 2 * 512 * 256**2
     expected -= 3 * 2 * 21 * 21 * (29**2 - 1)  # conv1's part for image pooling, in training on one pixel
     assert result.train_flops == expected

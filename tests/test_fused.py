@@ -9,11 +9,11 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torchvision.models.resnet import BasicBlock, Bottleneck
 
-from models import blocks
-from models.blocks import ConvNormReLU, use_our_layers, with_less_memory
-from models.convolution import Conv2d
-from models.fused import can_fuse, norm_relu_pool
-from models.norm import BatchNorm2d
+from models.layers import blocks
+from models.layers.blocks import ConvNormReLU, use_our_layers, with_less_memory
+from models.layers.convolution import Conv2d
+from models.layers.fused import can_fuse, norm_relu_pool
+from models.layers.norm import BatchNorm2d
 
 CHANNELS_LAST = {"memory_format": torch.channels_last}
 
@@ -29,7 +29,7 @@ CHANNELS_LAST = {"memory_format": torch.channels_last}
     ],
 )
 def test_convolution_is_torchs(size, dilation, options, monkeypatch):
-    monkeypatch.setattr("models.convolution.taps_are_faster", lambda *args: True)
+    monkeypatch.setattr("models.layers.convolution.taps_are_faster", lambda *args: True)
     torch.manual_seed(0)
     options = {"dilation": dilation, "bias": False, "dtype": torch.float64} | options
     if options.setdefault("padding", "same") == "same":  # in pairs: our class leaves the word to torch

@@ -8,14 +8,14 @@ import torch
 from conftest import assert_same_run, flags, start_group, succeed
 from torch import nn
 
-import build as programs
 import config
 import models
-from distributed.batch_norm import synchronize
+import utils
 from distributed.group import Group
 from distributed.join import process_group
-from models.amp import autocast
 from models.backbone import Recomputed
+from models.layers.sync_batch_norm import synchronize
+from optimization.amp import autocast
 
 CPU = torch.device("cpu")
 
@@ -124,6 +124,6 @@ def test_a_network_without_blocks_to_recompute_is_said(demo_root, caplog, name):
     pytest.importorskip("timm")
     given = {"backbone": f"timm:{name}", "model_type": "linear", "pretrained": "none", "layers": None, "l_lorm": None}
     words = flags(**given, dataset_path=demo_root, grad_checkpointing=True)
-    programs.get_model(config.parse(words), Group(CPU))
+    utils.get_model(config.parse(words), Group(CPU))
     said = f"--grad_checkpointing saves no memory: timm:{name} has no sequence of blocks to recompute"
     assert caplog.messages == ([said] if name == "dla46x_c" else [])

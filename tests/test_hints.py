@@ -15,10 +15,10 @@ import evaluate
 import export
 import predict
 from distributed.group import Group
-from errors import STOPPED
 from runs import checkpoint
 from runs.messages import resume_hint
 from scripts.chaos import count_lines
+from support.errors import STOPPED
 
 FAULTS = "tests/train_with_fault.py"
 DENSE = {"dataset": "Dense", "model_type": "res50_ASPP"}

@@ -10,20 +10,19 @@ import torch
 from conftest import flags, run_train
 from PIL import Image
 
-import build
 import config
 import models
 import utils
+from builders.from_data import get_class_weights
 from config.losses import read_class_weights
 from data import histogram
 from data.histogram import class_weights, count_labels, label_histogram, value_histogram
 from distributed.checks import digest
 from distributed.group import Group
-from errors import UserError
-from from_data import get_class_weights
-from labels import COUNTS
 from losses.criterion import Criterion, to_device
 from losses.sparse_losses import SPARSE_LOSSES
+from support.errors import UserError
+from support.labels import COUNTS
 
 GROUP = Group(torch.device("cpu"))
 
@@ -167,7 +166,7 @@ def test_criterion_has_the_losses_of_its_flags(demo_root, caplog):
     cfg = config.parse(flags(dataset_path=demo_root, dataset="Dense", **values))
     model = models.build("res50_ASPP", layers=18, num_classes=5)
     caplog.set_level("DEBUG", "segtrain")
-    criterion = build.get_criterion(cfg, GROUP, model, [1, 2, 3, 4, 5])
+    criterion = utils.get_criterion(cfg, GROUP, model, [1, 2, 3, 4, 5])
     assert criterion.weights == {"seg_dice": 2, "seg_focal": 1, "seg_ohem": 2}
     losses = criterion.label_losses
     assert (losses.focal_gamma, losses.ohem_fraction) == (3, 0.5)

@@ -19,12 +19,12 @@ import config
 import evaluate
 import predict
 import train
-from data.check.__main__ import check, main
 from data.dataset import SegmentationDataset
 from data.histogram import count_labels
 from data.layout import find_split, pair_files
 from distributed.group import Group
-from errors import UserError
+from support.errors import UserError
+from tools.check.__main__ import check, main
 from utils import get_loader, share_batch
 
 PAGE = REPO / "docs/known_datasets.md"

@@ -8,10 +8,10 @@ from conftest import finish, flags, one_line_each, run_train, start_group
 from faulty_data import Drawn, label, picture
 from PIL import Image
 
-from data.check.__main__ import main as data_check
 from data.label_check import SAMPLE, check_sample, check_validation
 from data.layout import find_split, pair_files
-from errors import UserError
+from support.errors import UserError
+from tools.check.__main__ import main as data_check
 
 HEIGHT, WIDTH = 12, 16  # of the drawn labels
 
@@ -62,7 +62,7 @@ def test_masks_of_0_and_255_are_refused_on_every_rank(tmp_path, capsys):
     assert not (tmp_path / "log").exists()
     # The command names all folders, and finds the fault.
     command = shlex.split(results[0][2].rsplit(": ", 1)[1])
-    assert command[1].endswith("data/check/__main__.py")
+    assert command[1].endswith("tools/check/__main__.py")
     assert data_check([*command[2:], "--workers", "0"]) == 2
     assert "label-binary-255 (4)" in capsys.readouterr().out
 

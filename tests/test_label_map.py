@@ -18,7 +18,7 @@ from data.images import read_label
 from data.label_check import check_sample
 from data.label_map import PRESETS, read_label_map
 from distributed.group import Group
-from errors import UserError
+from support.errors import UserError
 from utils import get_loader
 
 ALONE = Group(torch.device("cpu"))

@@ -9,12 +9,12 @@ from tiff_writer import DEFLATE, write_tiff
 
 import predict
 import prediction.large
-from data.rasters import NpyRaster, TiffRaster, open_raster
+from data.images.rasters import NpyRaster, TiffRaster, open_raster
 from evaluation import streaming
 from evaluation.predictor import Predictor
 from evaluation.streaming import can_stream, stream
-from image_stats import RGB, ImageType
 from prediction.large import OVERLAY_SIDE, Miniature, open_large
+from support.image_stats import RGB, ImageType
 from trained import TrainedModel
 
 CPU = torch.device("cpu")

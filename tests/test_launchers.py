@@ -9,13 +9,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-import program
-from distributed import device, launchers, rendezvous
-from distributed.launchers import Place
+from distributed import device, rendezvous
 from distributed.lifeline import Lifeline
 from distributed.rendezvous import Deadline
-from distributed.signals import StopRequest
-from errors import UserError
+from support import launchers, program
+from support.errors import UserError
+from support.launchers import Place
+from support.signals import StopRequest
 
 
 def variables(text: str) -> dict[str, str]:

@@ -15,7 +15,7 @@ from data.dataset import SegmentationDataset
 from data.images import read_label
 from data.layout import find_split, pair_files
 from distributed.group import Group
-from errors import UserError
+from support.errors import UserError
 from utils import get_loader
 
 

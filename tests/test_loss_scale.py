@@ -8,8 +8,8 @@ from torch import nn
 
 import train
 from distributed.group import Group
-from models.amp import MAX_SKIPPED, LossScaler
-from models.optimizers import FusedSGD
+from optimization.amp import MAX_SKIPPED, LossScaler
+from optimization.optimizers import FusedSGD
 from runs import checkpoint
 from runs.state import TrainState
 

@@ -16,14 +16,14 @@ import export
 import models
 import predict
 import train
-from data import statistics
+from data.augment.transforms import CentreCrop, TrainTransform
 from data.cache import Builder, Cache
 from data.dataset import SegmentationDataset
-from data.transforms import CentreCrop, TrainTransform
-from errors import UserError
-from image_stats import Display, ImageStats, ImageType, read_stats
 from models.pretrained import StartWeights, adapt_input, load_start_weights
 from models.timm_weights import read_timm_weights
+from support.errors import UserError
+from support.image_stats import Display, ImageStats, ImageType, read_stats
+from tools import statistics
 from trained import TrainedModel
 
 FOUR = ImageType(4, "uint16")
@@ -110,7 +110,7 @@ def test_statistics_name_a_constant_channel_and_an_image_of_another_kind(tmp_pat
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("[]", "not a file that python -m data.statistics wrote"),
+        ("[]", "not a file that python -m tools.statistics wrote"),
         ('{"dtype": "uint32", "mean": [1], "std": [1]}', "dtype 'uint32' is not one of uint8, uint16, int16, float32"),
         ('{"dtype": "uint8", "mean": [1, 2], "std": [1]}', "mean and std need one number for each of 1 to 16 channels"),
         ('{"dtype": "uint8", "mean": [1], "std": [0]}', "std above 0"),
@@ -269,7 +269,7 @@ def test_an_onnx_file_says_which_images_it_takes(data, tmp_path):
 def test_images_of_another_kind_without_statistics_are_refused_with_the_command(data, tmp_path):
     given = words(data, logdir=tmp_path, image_stats=None)
     message = r"0\.tif: 4 channels of uint16, but 8-bit RGB expected: measure them once, and train with --image_stats: "
-    with pytest.raises(UserError, match=rf"{message}.*data.statistics {data} --dataset Folder"):
+    with pytest.raises(UserError, match=rf"{message}.*tools.statistics {data} --dataset Folder"):
         train.main(flags(**given))
 
 

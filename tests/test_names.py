@@ -13,7 +13,7 @@ import evaluate
 import export
 from data.layout import find_split, pair_files
 from distributed.group import Group
-from errors import UserError
+from support.errors import UserError
 from trained import TrainedModel
 from utils import get_loader
 

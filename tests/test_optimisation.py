@@ -15,9 +15,9 @@ import models
 import train
 import utils
 from distributed.group import Group
-from errors import UserError
 from runs import checkpoint
-from schedule import lr_factor
+from runs.schedule import lr_factor
+from support.errors import UserError
 
 FLOAT64 = "tests/train_float64.py"
 LR = 1e-3

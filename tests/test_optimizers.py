@@ -9,13 +9,13 @@ from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.optim import SGD, AdamW, Optimizer
 
-import build
 import config
 import models
+import utils
 from distributed.group import Group
 from distributed.join import process_group
-from models.amp import LossScaler
-from models.optimizers import FusedAdamW, FusedSGD
+from optimization.amp import LossScaler
+from optimization.optimizers import FusedAdamW, FusedSGD
 
 OPTIONS = {"lr": 0.5, "weight_decay": 0.125}
 
@@ -118,5 +118,5 @@ KINDS = [("sgd", "cpu", SGD), ("sgd", "cuda", FusedSGD), ("adamw", "cpu", AdamW)
 def test_cuda_gets_the_fused_one(tmp_path, name, device, kind):
     cfg = config.parse(flags(dataset_path=tmp_path, optimizer=name))
     model = models.build(cfg.model_type, layers=18, num_classes=5)
-    optimizer = build.get_optimizer(cfg, model, Group(torch.device(device)), 0.5)
+    optimizer = utils.get_optimizer(cfg, model, Group(torch.device(device)), 0.5)
     assert type(optimizer) is kind

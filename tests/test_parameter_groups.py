@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 import models
-from models.amp import LossScaler
-from models.parameter_groups import parameter_groups
+from optimization.amp import LossScaler
+from optimization.parameter_groups import parameter_groups
 from runs.state import TrainState
 
 

@@ -5,7 +5,7 @@ from conftest import assert_same_run, read_metrics, start_group, succeed, wait_u
 from test_report import Elements
 
 from runs import checkpoint
-from schedule import lr_factor
+from runs.schedule import lr_factor
 
 # Weights that stay as they are: the first validation is the best, and no later one is better.
 STILL = {"dataset": "Dense", "model_type": "res50_ASPP", "freeze_bn": True, "lr": 1e-12, "wdecay": 0, "name": "x"}

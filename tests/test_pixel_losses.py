@@ -5,12 +5,12 @@ import torch
 import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from labels import POINTS
 from losses import pixel_pass
 from losses.criterion import Criterion
 from losses.pixel_pass import CrossEntropy, PixelPass
 from losses.points import find_points, sample
 from losses.upsampling import Axis
+from support.labels import POINTS
 
 ALL = {"seg": 1.0, "pseudo": 0.5, "ds": 2.0, "dc": 3.0}
 SMOOTH = 0.1

@@ -18,12 +18,12 @@ import models
 import predict
 from data.classes import Classes, voc_colours
 from data.images import read_image
-from errors import UserError
 from evaluation.pictures import overlay
 from evaluation.predictor import Predictor
 from prediction import films
 from prediction.inputs import find_inputs
 from prediction.outputs import Outputs
+from support.errors import UserError
 
 
 @pytest.fixture(scope="module")

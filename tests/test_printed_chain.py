@@ -15,13 +15,13 @@ from known_datasets import put
 from PIL import Image
 from test_convert import drawn
 
-import data.check.__main__ as check
-import data.convert.__main__ as convert
 import train
-from data import split
-from errors import UserError
+from support.errors import UserError
+from tools import split
+from tools.check import __main__ as check
+from tools.convert import __main__ as convert
 
-PROGRAMS = {"data.check": check.main, "data.convert": convert.main, "data.split": split.main}
+PROGRAMS = {"tools.check": check.main, "tools.convert": convert.main, "tools.split": split.main}
 TINY = "--pretrained none --device cpu --workers 0 --layers 18 --crop_size 33 --max_steps 2 --batchsize 1"
 COLOURS = np.array([[0, 0, 0], [255, 0, 0], [0, 0, 255]], np.uint8)
 
@@ -47,11 +47,11 @@ def follow(root: Path, capsys) -> list[str]:
             return pasted
         line = re.split(r"convert them: |run: ", last)[-1].removeprefix("to fix: ")
         pasted.append(shlex.split(line)[2])
-        if pasted[-1] == "data.check":
+        if pasted[-1] == "tools.check":
             words = shlex.split(line)[3:]
             continue
         paste(line)
-        if pasted[-1] == "data.convert":
+        if pasted[-1] == "tools.convert":
             words = [shlex.split(line)[5]]
     raise AssertionError(pasted)
 
@@ -59,11 +59,11 @@ def follow(root: Path, capsys) -> list[str]:
 @pytest.mark.parametrize(
     ("mask", "name", "expected"),
     [
-        (COLOURS[label(0, 1, 2)], "masks/{}.png", ["data.convert", "data.split"]),
-        (COLOURS[label(0, 1, 2)], "labels/{}_mask.png", ["data.convert", "data.split"]),
-        (label(0, 1, 2), "masks/{}.png", ["data.split"]),
-        (label(0, 1, 2), "annotations/{}_gt.png", ["data.split"]),
-        (label(0, 255), "masks/{}.png", ["data.check", "data.split"]),
+        (COLOURS[label(0, 1, 2)], "masks/{}.png", ["tools.convert", "tools.split"]),
+        (COLOURS[label(0, 1, 2)], "labels/{}_mask.png", ["tools.convert", "tools.split"]),
+        (label(0, 1, 2), "masks/{}.png", ["tools.split"]),
+        (label(0, 1, 2), "annotations/{}_gt.png", ["tools.split"]),
+        (label(0, 255), "masks/{}.png", ["tools.check", "tools.split"]),
     ],
 )
 def test_masks_of_any_kind_without_a_split(tmp_path, capsys, monkeypatch, mask, name, expected):
@@ -91,7 +91,7 @@ def test_a_messy_folder(tmp_path, capsys, monkeypatch):
     put(root / "Masken/ohne Bild.png", COLOURS[label(0, 1)])
     put(root / "andere/Notiz.png", picture("andere"))
     (root / "Thumbs.db").write_bytes(b"\0")
-    assert follow(root, capsys) == ["data.check", "data.convert", "data.split"]
+    assert follow(root, capsys) == ["tools.check", "tools.convert", "tools.split"]
     out = root.with_name("Meine Übung_masks")
     assert len(list((out / "masks").iterdir())) == 6  # the others are named, and left out
     assert len([*(out / "train.txt").read_text().splitlines(), *(out / "val.txt").read_text().splitlines()]) == 6
@@ -130,7 +130,7 @@ def test_exports_of_tools(tmp_path, capsys, monkeypatch, kind):
     monkeypatch.chdir(Path(__file__).parent.parent)
     pictures = [Picture(f"foto ä{number}", *item[1:]) for number, item in enumerate(draw_pictures(5, kinds="polygon"))]
     EXPORTS[kind](tmp_path / "mein Export", pictures)
-    assert follow(tmp_path / "mein Export", capsys) == ["data.convert", "data.split"]
+    assert follow(tmp_path / "mein Export", capsys) == ["tools.convert", "tools.split"]
 
 
 def test_roboflows_masks_have_their_names(tmp_path, capsys, monkeypatch):

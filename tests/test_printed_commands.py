@@ -18,7 +18,7 @@ from faulty_data import Drawn
 from PIL import Image
 
 from data.demo import draw_sample
-from shell import quoted
+from support.shell import quoted
 
 pytestmark = pytest.mark.slow
 # A printed command is the last thing on its line, after ": ". The usage of --help is none.
@@ -116,9 +116,9 @@ def programs(place: Place) -> Iterator[tuple[str, int, str]]:
     """Each program as a user runs it, one after the other: what is run, its exit status, and what it says."""
     checkpoint = "log/a run/best.pt"
     for command in (
-        program("data/convert/__main__.py", "labelme", "my labels", "converted data"),
-        program("data/check/__main__.py", "my data", *FOLDERS),
-        program("data/check/__main__.py", "my data", *FOLDERS, "--splits", "val"),
+        program("tools/convert/__main__.py", "labelme", "my labels", "converted data"),
+        program("tools/check/__main__.py", "my data", *FOLDERS),
+        program("tools/check/__main__.py", "my data", *FOLDERS, "--splits", "val"),
         f"{TRAIN} --name 'a run'",
         program("evaluate.py", "--checkpoint", checkpoint, "--report", "a report"),
         program(
@@ -152,7 +152,9 @@ def fault_of(command: str, place: Place) -> tuple[str, str]:
         return "" if (place.folder / words[-1]).is_file() else f"{command}: no such file", ""
     status, said = place.run(pasted(command))
     # The data check ends with 1 or 2 where it does its work and finds something.
-    works = status == 0 or ("data/check/__main__.py" in command and status in (1, 2) and "\nerror: " not in f"\n{said}")
+    works = status == 0 or (
+        "tools/check/__main__.py" in command and status in (1, 2) and "\nerror: " not in f"\n{said}"
+    )
     return "" if works else f"{command}: status {status}\n{said}", said
 
 
@@ -180,7 +182,7 @@ def test_every_printed_command_runs(place):
 
 def test_the_data_checks_last_line_trains(place):
     shutil.rmtree(place.folder / "log", ignore_errors=True)
-    _, said = place.run(program("data/check/__main__.py", "my data", *FOLDERS))
+    _, said = place.run(program("tools/check/__main__.py", "my data", *FOLDERS))
     (command,) = PRINTED.findall(said.splitlines()[-1])
     status, said = place.run(pasted(command))
     assert status == 0, said
@@ -190,7 +192,7 @@ def test_the_data_checks_last_line_trains(place):
 
 def test_large_photos_with_colour_masks_to_a_model_and_overlays(place):
     """No split, masks in colours, photos much larger than a crop: each command is one that the last one printed."""
-    size = (3000, 2000)  # 6 megapixels: a crop of 240 shows 1 % of them, below the 4 % of data/resize.py
+    size = (3000, 2000)  # 6 megapixels: a crop of 240 shows 1 % of them, below the 4 % of data/images/resize.py
     colours = np.array([(0, 0, 0), (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 0)], np.uint8)
     for number in range(5):
         image, dense, _, _ = draw_sample(number)
@@ -198,13 +200,13 @@ def test_large_photos_with_colour_masks_to_a_model_and_overlays(place):
             path = place.folder / "photos" / folder / f"photo {number}.{suffix}"
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(values).resize(size, Image.Resampling.NEAREST).save(path)
-    command, said, followed = program("data/check/__main__.py", "photos"), "", []
+    command, said, followed = program("tools/check/__main__.py", "photos"), "", []
     while "train.py" not in command:
         followed.append(Path(shlex.split(command)[1]).parent.name + "/" + Path(shlex.split(command)[1]).name)
         assert len(followed) < 8, followed
         _, said = place.run(command)
         command = PRINTED.findall(said)[-1]
-    assert {"convert/__main__.py", "data/split.py"} <= set(followed), followed
+    assert {"convert/__main__.py", "tools/split.py"} <= set(followed), followed
     assert re.search("--long_side 700 +images are much larger than a crop", said)  # 3 x 240, in hundreds
     assert "--long_side 700" in command
     status, said = place.run(f"{pasted(command)} --name photos")

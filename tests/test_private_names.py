@@ -13,8 +13,9 @@ from test_train import unequal
 import models
 from data import dataset
 from losses.criterion import Criterion
-from models import amp, compiled
-from models.average import WeightAverage
+from models import compiled
+from optimization import amp
+from optimization.average import WeightAverage
 
 # Each has a test below that removes it.
 WITH_FALLBACK = {"torch._foreach_copy_", "torch.UntypedStorage._new_shared", "torch.utils._python_dispatch"}

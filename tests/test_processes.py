@@ -10,13 +10,13 @@ from concurrent.futures import Future, ProcessPoolExecutor
 import pytest
 from conftest import REPO
 
-from data.processes import work_on
+from support.processes import work_on
 
 WORK = """
 import sys, time
 from pathlib import Path
-import program
-from data.processes import work_on
+from support import program
+from support.processes import work_on
 
 def work(item):
     Path(sys.argv[1]).touch()

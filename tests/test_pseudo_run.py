@@ -13,7 +13,7 @@ from PIL import Image
 
 import pseudo
 from data.classes import voc_colours
-from errors import STOPPED, UserError
+from support.errors import STOPPED, UserError
 
 NUM_IMAGES = 8
 FAULT = "tests/pseudo_with_fault.py"

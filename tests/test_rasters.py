@@ -12,9 +12,9 @@ from tiff_writer import DEFLATE, LZW, write_tiff
 
 from data.images import image_size, read_image
 from data.images import kind_of as kind_of_file
-from data.rasters import left_out, open_raster
-from errors import UserError
-from image_stats import RGB, ImageType
+from data.images.rasters import left_out, open_raster
+from support.errors import UserError
+from support.image_stats import RGB, ImageType
 
 CHANNELS = (1, 2, 3, 4, 5, 8, 13, 16)
 DTYPES = ("uint8", "uint16", "int16", "float32")

@@ -8,8 +8,8 @@ import pytest
 
 import config
 from config.recipe import CPU, CUDA, RECIPE_FLAGS, Facts, Recipe
-from data.check.__main__ import main as check_data
-from errors import DivergedError
+from support.errors import DivergedError
+from tools.check.__main__ import main as check_data
 from train import main as train
 
 PHOTOS = Facts("Folder", 43, [(360, 480)] * 43, CUDA, memory=79.0)

@@ -17,8 +17,8 @@ import config
 import train
 import utils
 from distributed.group import Group
-from errors import STOPPED
 from runs.state import TrainState
+from support.errors import STOPPED
 
 NUM_CLASSES, NUM_STEPS, BATCH, STEPS_PER_EPOCH = 5, 3, 4, 2
 OUR_NAMES = {"layer_pred0.": "head.aspp.", "layer_camatt.": "lorm."}

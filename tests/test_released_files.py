@@ -16,11 +16,11 @@ import evaluate
 import export
 import models
 import predict
-from build import get_model, get_start
+from builders.training import get_model, get_start
 from config import parse
 from distributed.group import Group
-from errors import UserError
 from models.pretrained import load_weights, needs_stride_in_1x1, released_type
+from support.errors import UserError
 from trained import TrainedModel
 
 CPU = torch.device("cpu")

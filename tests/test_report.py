@@ -14,12 +14,12 @@ import torch
 from PIL import Image
 
 from data.classes import voc_colours
-from errors import UserError
 from evaluation.pictures import contours
 from evaluation.report import MAX_POINTS, page, with_new_curves
 from evaluation.scoring import Example, Result
-from files import write_atomic
 from runs import checkpoint
+from support.errors import UserError
+from support.files import write_atomic
 
 HOSTILE = "</script><img src=x onerror=alert(1)>{{title}}<!--<script>.png"
 CLASSES = ["sky", "road", "car", "<b>moon</b>"]

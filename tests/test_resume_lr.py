@@ -12,9 +12,9 @@ import config
 import utils
 from data.sampler import TrainSampler
 from distributed.group import Group
-from errors import STOPPED, UserError
 from runs import checkpoint
-from schedule import LearningRate
+from runs.schedule import LearningRate
+from support.errors import STOPPED, UserError
 
 IMAGES, EPOCHS = 48, 3
 FLOAT64 = "tests/train_float64.py"

@@ -4,7 +4,7 @@ import pytest
 from torch.utils.data import DistributedSampler
 
 from data.sampler import EvalBatches, TrainSampler
-from errors import UserError
+from support.errors import UserError
 
 
 def global_batches(

@@ -17,8 +17,8 @@ import torch
 from conftest import REPO
 
 from data.demo import draw_dataset
-from errors import STOPPED, UserError
 from scripts import scribble_pipeline
+from support.errors import STOPPED, UserError
 
 pytestmark = pytest.mark.slow
 KILLS = 2

@@ -6,9 +6,9 @@ import cv2
 import numpy as np
 import pytest
 
-from data.scribbles.regions import depth_inside, find_regions
-from data.scribbles.skeleton import longest_path
-from data.scribbles.strokes import Style, draw_scribble
+from tools.scribbles.regions import depth_inside, find_regions
+from tools.scribbles.skeleton import longest_path
+from tools.scribbles.strokes import Style, draw_scribble
 
 PLAIN = Style(min_area=30, length=1.0, width=3, wiggle=0.0, shrink=0.0, drop=0.0, border=False, background=None)
 STYLES = {

@@ -1,4 +1,4 @@
-"""python -m data.scribbles convert: strokes are on the right pixels, where --dataset ScribbleOnly reads them."""
+"""python -m tools.scribbles convert: strokes are on the right pixels, where --dataset ScribbleOnly reads them."""
 
 import json
 from collections.abc import Callable
@@ -12,12 +12,12 @@ from PIL import Image
 from scribbled import CLASSES, draw_strokes
 from test_convert import inside
 
-from data.check.__main__ import main as check
 from data.classes import read_classes
 from data.dataset import SegmentationDataset
 from data.layout import find_split, read_list
-from data.scribbles.__main__ import main
-from errors import UserError
+from support.errors import UserError
+from tools.check.__main__ import main as check
+from tools.scribbles.__main__ import main
 
 ORDER = ["background", "aeroplane", "person"]  # background first, then by name
 VOC = {"background": 0, "aeroplane": 1, "person": 15}
@@ -115,7 +115,7 @@ def test_the_layout_is_what_scribble_only_reads(tmp_path, capsys):
     assert convert("labelme", source, tmp_path / "out") == 0
     said = capsys.readouterr().out.splitlines()
     assert said[-2] == f"{tmp_path / 'out/ImageSets/Segmentation/train.txt'}: 3 name(s)"
-    assert "-m data.check" in said[-1] or "data/check" in said[-1]
+    assert "-m tools.check" in said[-1] or "data/check" in said[-1]
     split = find_split(tmp_path / "out", "ScribbleOnly", "train", {"label": ""})
     dataset = SegmentationDataset(split, len(CLASSES))
     assert [files["label"].name for files in dataset.files] == [f"picture_{number}.png" for number in range(3)]

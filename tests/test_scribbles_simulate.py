@@ -1,4 +1,4 @@
-"""python -m data.scribbles simulate: files by name, in any number of processes, and nothing overwritten."""
+"""python -m tools.scribbles simulate: files by name, in any number of processes, and nothing overwritten."""
 
 import shutil
 import sys
@@ -12,11 +12,11 @@ from test_scribbles import random_mask
 
 from data.classes import voc_colours
 from data.images import read_label
-from data.scribbles import output
-from data.scribbles import simulate as module
-from data.scribbles.__main__ import main
-from data.scribbles.strokes import draw_scribble
-from errors import UserError
+from support.errors import UserError
+from tools.scribbles import output
+from tools.scribbles import simulate as module
+from tools.scribbles.__main__ import main
+from tools.scribbles.strokes import draw_scribble
 
 NUM_MASKS = 17  # two processes take 8 at once
 
@@ -187,11 +187,11 @@ def test_wrong_words_are_one_line(tmp_path, words, named):
     Image.fromarray(np.zeros((9, 9), np.uint8)).save(tmp_path / "m/a.png")
     Image.fromarray(np.zeros((9, 9), np.uint8)).save(tmp_path / "other/b.png")
     (tmp_path / "l.txt").write_text("b\n")
-    one_line_each(finish([start(["data.scribbles", *words], tmp_path, program="-m")]), named)
+    one_line_each(finish([start(["tools.scribbles", *words], tmp_path, program="-m")]), named)
     assert not (tmp_path / "o").exists()
 
 
 def test_help_names_the_commands(tmp_path):
-    ((status, out, err),) = finish([start(["data.scribbles"], tmp_path, program="-m")])
+    ((status, out, err),) = finish([start(["tools.scribbles"], tmp_path, program="-m")])
     assert (status, errors_of(err)) == (0, [])
     assert [f" {name} --help" in out for name in ("simulate", "stats", "convert")] == [True] * 3

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data.scribbles.__main__ import main
-from data.scribbles.figures import NEAR, measure
-from data.scribbles.tables import Column, summary_rows
+from tools.scribbles.__main__ import main
+from tools.scribbles.figures import NEAR, measure
+from tools.scribbles.tables import Column, summary_rows
 
 
 def save(path, label: np.ndarray) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import shell
+from support import shell
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX shells")
@@ -21,17 +21,17 @@ def test_words_reach_the_program_as_they_are(tmp_path, monkeypatch):
 
 def test_a_program_of_the_repository_is_found_from_any_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    train, check = shell.REPO / "train.py", shell.REPO / "data/check/__main__.py"
+    train, check = shell.REPO / "train.py", shell.REPO / "tools/check/__main__.py"
     assert shlex.split(shell.python_command("train.py", "--epochs", 3))[1:] == [str(train), "--epochs", "3"]
-    assert shlex.split(shell.python_command("-m", "data.check", "a b"))[1:] == [str(check), "a b"]
+    assert shlex.split(shell.python_command("-m", "tools.check", "a b"))[1:] == [str(check), "a b"]
     assert shell.python_command("-m", "pip", "list").endswith(" -m pip list")
     monkeypatch.chdir(shell.REPO)
     assert shlex.split(shell.python_command("train.py"))[1:] == ["train.py"]
-    assert shlex.split(shell.python_command("-m", "data.check"))[1:] == ["-m", "data.check"]
+    assert shlex.split(shell.python_command("-m", "tools.check"))[1:] == ["-m", "tools.check"]
 
 
 def test_the_data_check_runs_as_a_file(tmp_path):
-    words = [sys.executable, shell.REPO / "data/check/__main__.py", "nowhere"]
+    words = [sys.executable, shell.REPO / "tools/check/__main__.py", "nowhere"]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (2, "error: nowhere: no such folder\n")
 

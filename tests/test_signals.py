@@ -8,8 +8,8 @@ import pytest
 import torch
 from conftest import assert_same_run, finish, flags, read_metrics, start, start_group
 
-from errors import STOPPED
 from runs import checkpoint
+from support.errors import STOPPED
 
 FAULTS = "tests/train_with_fault.py"
 pytestmark = pytest.mark.slow

@@ -8,10 +8,10 @@ from test_transforms import noise
 
 import config
 import utils
-from augmentation import get_transform
-from data.jitter import LUMA, ColourJitter
-from data.sparse import SparseTransform
-from data.transforms import MEAN_COLOUR, CentreCrop, TrainTransform
+from builders.augmentation import get_transform
+from data.augment.jitter import LUMA, ColourJitter
+from data.augment.sparse import SparseTransform
+from data.augment.transforms import MEAN_COLOUR, CentreCrop, TrainTransform
 from distributed.group import Group
 
 GROUP = Group(torch.device("cpu"))

@@ -6,12 +6,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from image_stats import ImageStats, colour_scale
 from losses import gated_crf
 from losses.criterion import Criterion
 from losses.sparse_losses import SPARSE_LOSSES, log_complement
 from losses.upsampling import Axis, average_down
-from models.teacher import ramp, targets
+from optimization.teacher import ramp, targets
+from support.image_stats import ImageStats, colour_scale
 
 CLASSES, HIGH, LOW = 4, (23, 17), (6, 5)
 

@@ -5,16 +5,16 @@ import torch
 from conftest import assert_same_run, finish, read_metrics, start
 from thin_networks import use
 
-import build
 import config
 import models
 import train
+import utils
 from distributed.group import Group
-from errors import UserError
 from losses.criterion import Criterion
-from models.average import WeightAverage
-from models.teacher import Teacher, ramp
+from optimization.average import WeightAverage
+from optimization.teacher import Teacher, ramp
 from runs.summary import summarize
+from support.errors import UserError
 
 LOSSES = {"l_crf": 0.1, "l_absent": 0.5, "l_consistency": 1, "consistency_threshold": 0.22, "ema": 0.9}
 LOSSES |= {"model_type": "res50_ASPP", "dataset": "ScribbleOnly"}
@@ -101,8 +101,8 @@ def test_these_losses_alone_are_refused(demo_flags):
 def test_they_join_the_losses_of_each_dataset(demo_flags, dataset):
     more = {} if dataset == "PseudoOnly" else {"l_absent": 2, "l_consistency": 3, "ema": 0.9}
     cfg = config.parse(demo_flags(dataset=dataset, l_crf=0.1, **more))
-    criterion = build.get_criterion(
-        cfg, Group(torch.device("cpu")), build.get_model(cfg, Group(torch.device("cpu")))[0]
+    criterion = utils.get_criterion(
+        cfg, Group(torch.device("cpu")), utils.get_model(cfg, Group(torch.device("cpu")))[0]
     )
     assert {
         "crf": 0.1,

@@ -1,4 +1,4 @@
-"""python -m data.split: classes are balanced, groups stay together, and the same seed gives the same lists."""
+"""python -m tools.split: classes are balanced, groups stay together, and the same seed gives the same lists."""
 
 from pathlib import Path
 
@@ -8,8 +8,8 @@ from conftest import finish, one_line_each, start
 from PIL import Image
 
 from data.layout import find_split, read_list
-from data.split import main, split, stratify
-from errors import UserError
+from support.errors import UserError
+from tools.split import main, split, stratify
 
 
 def draw(root: Path, found: np.ndarray, names: list[str] | None = None) -> Path:
@@ -104,7 +104,7 @@ def test_table_and_next_command(tmp_path, capsys):
     said = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert said[1] == ["0", "ground", "2", "2", "50.0%"]
     assert said[2] == ["1", "cat", "1", "1", "50.0%"]
-    assert said[-1][-3:] == ["-m", "data.check", str(root)]
+    assert said[-1][-3:] == ["-m", "tools.check", str(root)]
 
 
 @pytest.mark.parametrize("missing", ["train.txt", "val.txt"])
@@ -154,7 +154,7 @@ def test_wrong_words_are_named(tmp_path, words, named):
 def test_data_without_masks_or_with_splits_are_refused(tmp_path):
     root = draw(tmp_path / "data", np.ones((4, 2), bool))
     (root / "masks/image_001.png").unlink()
-    one_line_each(finish([start(["data.split", str(root)], Path.cwd(), program="-m")]), "an image without a mask")
+    one_line_each(finish([start(["tools.split", str(root)], Path.cwd(), program="-m")]), "an image without a mask")
     split_already = draw(tmp_path / "two", np.ones((4, 2), bool), [f"train/{number}" for number in range(4)])
     with pytest.raises(UserError, match="there are splits already"):
         main([str(split_already)])

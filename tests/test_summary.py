@@ -8,7 +8,7 @@ from torch import nn
 
 import models
 from losses.criterion import Criterion
-from models.amp import autocast
+from optimization.amp import autocast
 from runs.summary import largest_shard, summarize
 
 CPU = torch.device("cpu")
@@ -42,7 +42,7 @@ def test_parameters_and_flops_of_our_resnet50():
     # Backward of a convolution: as much for the input's gradient, which the first one needs not, and for the weight's.
     expected = 3 * result.flops - 2 * 113**2 * 3 * 49 * 64
     # Where 2 images have more pixels than twice the channels, batch norm after a block's last 1x1 convolution and after
-    # its shortcut adds z^T z and z M for each pixel; W e W, e W z^T z and mean(g) W for each batch (models.conv_norm).
+    # its shortcut adds z^T z and z M for each pixel; W e W, e W z^T z and mean(g) W for each batch (conv_norm.py).
     for count, inputs, outputs, pixels in ((3 + 1, 64, 256, 57**2), (4, 128, 512, 29**2), (1, 256, 512, 29**2)):
         expected += count * (4 * inputs**2 * pixels + 2 * outputs * inputs**2 + outputs * inputs)
     expected -= 3 * 2 * 21 * 21 * (29**2 - 1)  # conv1's part for image pooling, in training on one pixel

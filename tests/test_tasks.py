@@ -6,7 +6,7 @@ import pytest
 from conftest import finish, flags, read_metrics, start_group
 
 import train
-from errors import UserError
+from support.errors import UserError
 
 
 @pytest.fixture(scope="module")

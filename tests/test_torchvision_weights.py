@@ -9,10 +9,10 @@ from test_fold import varied
 from torch import Tensor, nn
 
 import models
-from build import get_model, get_start
+from builders.training import get_model, get_start
 from config import parse
 from distributed.group import Group
-from errors import UserError
+from support.errors import UserError
 from trained import TrainedModel
 
 pytestmark = pytest.mark.full_size

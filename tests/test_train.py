@@ -17,17 +17,17 @@ import models
 import train
 from config import FLAGS
 from distributed.group import Group
-from errors import UserError
 from evaluation.metrics import confusion_matrix, scores
 from evaluation.predictor import Predictor
-from labels import MAPS
 from losses.criterion import ACCURACY
-from models.amp import LossScaler
-from models.average import WeightAverage
+from optimization.amp import LossScaler
+from optimization.average import WeightAverage
 from runs.checkpoint import step_of
+from runs.schedule import lr_factor
 from runs.state import TrainState
-from schedule import lr_factor
 from scripts.chaos import unequal
+from support.errors import UserError
+from support.labels import MAPS
 from utils import get_loader
 
 DENSE = {"dataset": "Dense", "model_type": "res50_ASPP"}

@@ -9,17 +9,16 @@ import torch
 from conftest import flags
 from torch import nn
 
-import build
 import config
 import models
 import utils
 from data.distance import main as distance_main
 from data.distance import pseudo_distance, scribble_distance
-from distributed.batch_norm import SyncBatchNorm, synchronize
 from distributed.group import Group
-from errors import UserError
-from labels import COUNTS, FOREGROUND
 from losses.criterion import Criterion
+from models.layers.sync_batch_norm import SyncBatchNorm, synchronize
+from support.errors import UserError
+from support.labels import COUNTS, FOREGROUND
 
 CPU = torch.device("cpu")
 ALONE = Group(CPU)
@@ -32,7 +31,7 @@ def cfg(demo_root, **values) -> config.Config:
 def test_optimizer_follows_its_flags(demo_root):
     given = cfg(demo_root, momentum=0.7, wdecay=0.03, zero1=True)
     model = models.build(given.model_type, layers=18, num_classes=5)
-    optimizer = build.get_optimizer(given, model, ALONE, 0.5)
+    optimizer = utils.get_optimizer(given, model, ALONE, 0.5)
     assert type(optimizer) is torch.optim.SGD  # one process has all of the state, also with --zero1
     [group] = optimizer.param_groups
     assert {
@@ -43,7 +42,7 @@ def test_optimizer_follows_its_flags(demo_root):
         "maximize": False,
     }.items() <= group.items()
     assert [id(parameter) for parameter in group["params"]] == [id(parameter) for parameter in model.parameters()]
-    adamw = build.get_optimizer(cfg(demo_root, optimizer="adamw", wdecay=0.03), model, ALONE, 0.5)
+    adamw = utils.get_optimizer(cfg(demo_root, optimizer="adamw", wdecay=0.03), model, ALONE, 0.5)
     assert type(adamw) is torch.optim.AdamW
     assert {"lr": 0.5, "betas": (0.9, 0.999), "weight_decay": 0.03}.items() <= adamw.param_groups[0].items()
 
@@ -72,13 +71,13 @@ def test_without_augmentation_samples_are_the_middle_of_their_images(demo_root):
 def criterion_of(given: config.Config, group: Group | None = None) -> Criterion:
     with torch.device("meta"):
         model = models.build(given.model_type, layers=18, num_classes=5)
-    return build.get_criterion(given, group or ALONE, model)
+    return utils.get_criterion(given, group or ALONE, model)
 
 
 def test_summary_follows_its_flags(demo_root):
     def summary(group=None, **values):
         given = cfg(demo_root, **values)
-        return build.get_summary(given, group or ALONE, criterion_of(given), utils.get_loader(given, "val", ALONE))
+        return utils.get_summary(given, group or ALONE, criterion_of(given), utils.get_loader(given, "val", ALONE))
 
     plain, two = summary(), Group(CPU, world_size=2)
     assert summary(two).states["momentum"] == plain.states["momentum"]
@@ -160,16 +159,16 @@ def test_evaluation_loader_gives_each_image_its_place_in_the_list(demo_root):
 
 
 def test_model_follows_its_flags(demo_root):
-    model, wrapped = build.get_model(cfg(demo_root, model_type="deeplabv3p", numclasses=7, freeze_bn=True), ALONE)
+    model, wrapped = utils.get_model(cfg(demo_root, model_type="deeplabv3p", numclasses=7, freeze_bn=True), ALONE)
     assert wrapped is model
     assert type(model.head).__name__ == "DeepLabV3PlusHead"
     assert (model.num_classes, model.freeze_bn) == (7, True)
-    model, _ = build.get_model(cfg(demo_root, layers=50, stride_in_1x1=True), ALONE)
+    model, _ = utils.get_model(cfg(demo_root, layers=50, stride_in_1x1=True), ALONE)
     assert model.backbone.layer2[0].conv1.stride == (2, 2)
-    drawn, _ = build.get_model(cfg(demo_root, head_init="release"), ALONE)
+    drawn, _ = utils.get_model(cfg(demo_root, head_init="release"), ALONE)
     assert drawn.lorm.query_conv.bias.abs().max() == 0
-    same, _ = build.get_model(cfg(demo_root, seed=1), ALONE)
-    other, _ = build.get_model(cfg(demo_root, seed=2), ALONE)
+    same, _ = utils.get_model(cfg(demo_root, seed=1), ALONE)
+    other, _ = utils.get_model(cfg(demo_root, seed=2), ALONE)
     assert (same.backbone.conv1.weight != other.backbone.conv1.weight).any()
     # ImageNet's 0.485, 0.456, 0.406 and 0.229, 0.224, 0.225, times 255
     assert model.mean.flatten().tolist() == pytest.approx([123.675, 116.28, 103.53])
@@ -191,8 +190,8 @@ def test_a18_only_rank_0_loads_start_weights(demo_root, caplog):
     caplog.set_level("DEBUG", "segtrain")
     for rank in (0, 1):
         group = Group(CPU, rank=rank, world_size=2)
-        given, start = build.get_start(cfg(demo_root), group, None)
-        build.get_model(given, group, start)
+        given, start = utils.get_start(cfg(demo_root), group, None)
+        utils.get_model(given, group, start)
     assert caplog.messages == ["start weights: random (--pretrained none)"]
 
 
@@ -221,8 +220,8 @@ def test_b4_downloaded_weights_are_the_version_named(demo_root, monkeypatch, cap
     monkeypatch.setattr(torch.hub, "load_state_dict_from_url", download)
     kind = "deeplabv3_torchvision" if pretrained == "coco" else "res50_ASPP"
     given = cfg(demo_root, layers=layers, pretrained=pretrained, model_type=kind)
-    given, start = build.get_start(given, ALONE, None)
-    model, _ = build.get_model(given, ALONE, start)
+    given, start = utils.get_start(given, ALONE, None)
+    model, _ = utils.get_model(given, ALONE, start)
     assert [url.rpartition("/")[2] for url in urls] == [file]
     assert model.backbone.conv1.weight.abs().max() == 0
     [message] = caplog.messages

@@ -8,7 +8,7 @@ import pytest
 from conftest import REPO, finish, free_port, start
 
 import export
-from data.check import __main__ as check
+from tools.check import __main__ as check
 
 LAUNCH = json.loads((REPO / ".vscode/launch.json").read_text())
 ENTRIES = {entry["name"]: entry for entry in LAUNCH["configurations"]}
@@ -61,7 +61,7 @@ def test_every_entry_is_here_and_starts_what_is_there():
     assert ", ".join(ENTRIES) == names
     for entry in ENTRIES.values():
         assert entry["type"] == "debugpy"
-        assert (entry["module"] == "data.check") if "module" in entry else (REPO / program(entry["name"])).is_file()
+        assert (entry["module"] == "tools.check") if "module" in entry else (REPO / program(entry["name"])).is_file()
 
 
 @pytest.mark.parametrize("name", ["Debug DDP Training", "Train on my data"])

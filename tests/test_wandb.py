@@ -10,8 +10,8 @@ import pytest
 from conftest import finish, flags, read_metrics, start_group
 
 import train
-from errors import STOPPED, UserError
 from runs.boards import WandB, import_wandb
+from support.errors import STOPPED, UserError
 
 internal = pytest.importorskip("wandb.proto.wandb_internal_pb2")
 

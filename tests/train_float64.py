@@ -10,10 +10,10 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-import program
 import train
 from data.dataset import SegmentationDataset
 from runs.state import TrainState
+from support import program
 from tests.stopping import stop
 
 if "SAMPLES" in os.environ:

@@ -20,10 +20,8 @@ import torchvision
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-import errors
-import models.amp
 import models.compiled
-import program
+import optimization.amp
 import train
 from data.dataset import SegmentationDataset
 from data.sampler import TrainSampler
@@ -32,6 +30,7 @@ from distributed.lifeline import Lifeline
 from losses.criterion import Criterion
 from runs import checkpoint
 from runs.state import TrainState
+from support import errors, program
 from tests.drawing import make_draw
 from tests.stopping import stop
 
@@ -180,8 +179,8 @@ FAULTS |= {
     "broken_download": replace(torch.hub, "load_state_dict_from_url", download_in_vain),
     "slow_write": lambda: before(checkpoint, "write", lambda *_: time.sleep(1)),
     "last_write_fails": replace(checkpoint, "write", write_in_vain),
-    "has_bf16": replace(models.amp, "has_native_bf16", lambda device: True),
-    "no_bf16": replace(models.amp, "has_native_bf16", lambda device: False),
+    "has_bf16": replace(optimization.amp, "has_native_bf16", lambda device: True),
+    "no_bf16": replace(optimization.amp, "has_native_bf16", lambda device: False),
     "traced": replace(models.compiled, "BACKEND", "aot_eager"),  # compiled without a compiler of kernels
     "no_compiler": lambda: os.environ.update(PATH="/nonesuch"),
     # The end of a rank

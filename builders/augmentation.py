@@ -1,0 +1,70 @@
+"""The augmentation of training samples, from the flags, and a picture of it."""
+
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from config import Config
+from data.augment.jitter import ColourJitter
+from data.augment.pipeline import Pipeline
+from data.augment.sparse import SparseTransform
+from data.augment.transforms import OUTSIDE, CentreCrop, TrainTransform
+from data.classes import Classes
+from data.dataset import Transform
+from data.loader import TrainLoader
+from evaluation.pictures import overlay, sheet
+
+NUM_SHOWN = 8  # samples in the picture
+
+
+def get_transform(cfg: Config) -> Transform:
+    """Return the transform of training samples, with what the losses for sparse labels need of them."""
+    sizes: dict[str, Any] = {"long_side": cfg.long_side, "outside": cfg.outside}
+    transform = _augmentation(cfg, sizes) if cfg.augment else CentreCrop(cfg.crop_size, **sizes)
+    if not (cfg.l_crf or cfg.l_absent or cfg.l_consistency):
+        return transform
+    jitter = ColourJitter(cfg.outside, cfg.stats.std if cfg.stats else None) if cfg.l_consistency else None
+    return SparseTransform(transform, cfg.numclasses if cfg.l_absent else 0, jitter)
+
+
+def _augmentation(cfg: Config, sizes: dict[str, Any]) -> TrainTransform:
+    pipeline = Pipeline(cfg.augment_file) if cfg.augment_file else None
+    if pipeline:
+        _try(pipeline, cfg)
+    strengths = {name: getattr(cfg, name) for name in ("brightness", "contrast", "saturation", "hue")}
+    std = cfg.stats.std if cfg.stats else None
+    return TrainTransform(
+        cfg.crop_size,
+        scale=(cfg.scale[0], cfg.scale[1]),
+        rotation=cfg.rotation,
+        flip_horizontal=cfg.flip_horizontal,
+        flip_vertical=cfg.flip_vertical,
+        quarter_turns=cfg.quarter_turns,
+        blur=cfg.blur,
+        jitter=ColourJitter(cfg.outside, std, **strengths, grey_p=0.0) if any(strengths.values()) else None,
+        pipeline=pipeline,
+        **sizes,
+    )
+
+
+def _try(pipeline: Pipeline, cfg: Config) -> None:
+    """Apply a pipeline to a blank sample. Raises UserError if it does not fit the images or cannot be built."""
+    size, kind = (cfg.crop_size, cfg.crop_size), cfg.image_type
+    sample = {"image": np.zeros((*size, kind.channels), kind.dtype), "label": np.zeros(size, np.uint8)}
+    pipeline(sample, OUTSIDE, np.random.default_rng(0))
+
+
+def draw_samples(cfg: Config, loader: TrainLoader, classes: Classes) -> np.ndarray:
+    """Return a picture of the first training samples, (H, W, 3) uint8: each without and with its labels over it.
+
+    The samples are those of the first batch, as the network gets them. They are loaded apart from the loader,
+    whose batches stay the same.
+    """
+    rows = []
+    for key in islice(loader.sampler, min(cfg.batchsize, NUM_SHOWN)):
+        sample = loader.dataset[key]
+        image = np.ascontiguousarray(cfg.display(sample.get("strong", sample["image"])))
+        labels = [sample[name] for name in ("label", "pseudo") if name in sample]
+        rows.append([image, *(overlay(image, label, classes.colours, cfg.background_class) for label in labels)])
+    return sheet(rows)

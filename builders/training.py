@@ -1,0 +1,144 @@
+"""Build what trains a model, from the flags: the losses, the optimizer, and the state of a run."""
+
+import logging
+import math
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+import config
+import models
+from builders.model import active_terms, build_model
+from config import Config
+from config.losses import parse_loss
+from data.dataset import SegmentationDataset
+from data.loader import EvalLoader
+from distributed.checks import digest
+from distributed.group import Group
+from losses.criterion import TERMS, Criterion
+from losses.sparse_losses import SPARSE_LOSSES
+from models.layers.norm import BATCH_NORMS
+from optimization.amp import LossScaler
+from optimization.average import WeightAverage
+from optimization.optimizers import make_optimizer
+from optimization.parameter_groups import parameter_groups
+from optimization.teacher import Teacher
+from runs.state import TrainState
+from runs.summary import Summary, summarize
+from runs.validation_memory import measure_validation
+from support.errors import UserError
+from support.image_stats import colour_scale
+
+log = logging.getLogger("segtrain")
+
+
+def get_criterion(
+    cfg: Config, group: Group, raw_model: models.Segmenter, class_weights: list[float] | None = None
+) -> Criterion:
+    """Return the Criterion with the run's losses. Raises UserError if no loss trains the head."""
+    weights = active_terms(cfg)
+    weights |= {term: weight for term in SPARSE_LOSSES if (weight := getattr(cfg, f"l_{term}")) > 0}
+    off = [term for term in TERMS if term not in weights]
+    if not set(weights) - {"lorm", *SPARSE_LOSSES}:  # no other tells the head which class is where
+        raise UserError(
+            f"--dataset {cfg.dataset} with these --l_* weights leaves no loss to train on: raise one of its weights"
+        )
+    if "seg" in weights:
+        l_seg = weights.pop("seg")
+        weights = {name: l_seg * factor for name, factor in parse_loss(cfg.loss).items()} | weights
+    log.info(f"losses: {' + '.join(f'{weight:g} {term}' for term, weight in weights.items())}")
+    if off:
+        log.debug(f"losses that --dataset {cfg.dataset}, the model or a weight of 0 turns off: {', '.join(off)}")
+    return Criterion(
+        weights,
+        cfg.label_smooth,
+        lorm_terms=raw_model.lorm_terms,
+        sum_lorm_terms=lambda count: group.sum(count) * cfg.accum_steps,
+        accuracy=cfg.report_training_batch_acc,
+        colour_scale=colour_scale(cfg.stats),
+        class_weights=class_weights,
+        focal_gamma=cfg.focal_gamma,
+        ohem_fraction=cfg.ohem_fraction,
+    )
+
+
+def get_optimizer(cfg: Config, raw_model: models.Segmenter, group: Group, lr: float) -> Optimizer:
+    """Return --optimizer over the trained parameters; with --zero1 its state is sharded over the processes."""
+    groups = parameter_groups(
+        raw_model,
+        weight_decay=cfg.wdecay,
+        decay_norm_bias=cfg.decay_norm_bias,
+        layer_decay=cfg.layer_decay,
+        head_lr_factor=cfg.head_lr_factor,
+    )
+    factors = [part["lr_factor"] for part in groups]
+    rates = f"{len(groups)} parameter group(s), lr x {min(factors):.3g} to x {max(factors):.3g}"
+    log.log(logging.INFO if len(groups) > 1 else logging.DEBUG, f"optimizer: {cfg.optimizer}, {rates}")
+    options = {"momentum": cfg.momentum} if cfg.optimizer == "sgd" else {"betas": cfg.betas}
+    on_cuda, sharded = group.device.type == "cuda", bool(cfg.zero1 and group.backend)
+    return make_optimizer(cfg.optimizer, groups, fused=on_cuda, sharded=sharded, lr=lr, **options)
+
+
+def get_state(
+    cfg: Config,
+    group: Group,
+    raw_model: nn.Module,
+    model: nn.Module,
+    optimizer: Optimizer,
+    saved: dict | None,
+    origin: dict[str, float],
+    train_set: SegmentationDataset,
+    class_weights: list[float] | None,
+) -> TrainState:
+    """Return the TrainState of a new run, or of the checkpoint content `saved`. origin: LearningRate.origin.
+
+    Raises UserError if the content does not fit the model, or if --seed or the list has changed in mid-epoch.
+    """
+    scaler = LossScaler(group.device, enabled=cfg.amp == "fp16")
+    ema = WeightAverage(raw_model, cfg.ema) if cfg.ema else None
+    state = TrainState(raw_model, model, optimizer, scaler, ema, origin=origin, class_weights=class_weights)
+    state.listing, state.clip_grad = digest(train_set.listing), cfg.clip_grad
+    if cfg.l_consistency and ema:
+        how = {"threshold": cfg.consistency_threshold, "warmup_epochs": cfg.consistency_warmup}
+        state.teacher = Teacher(ema, cfg.amp, num_images=len(train_set) * cfg.repeat, **how)
+    if saved is None:
+        return state
+    before = {"training list": saved["listing"], "--seed": saved["config"]["seed"]}
+    before["--repeat"] = saved["config"].get("repeat", 1)
+    now = {"training list": state.listing, "--seed": cfg.seed, "--repeat": cfg.repeat}
+    changed = [name for name in now if now[name] != before[name]]
+    if saved["samples"] and changed and not cfg.reset_data_offset:
+        raise UserError(
+            f"--resume {cfg.resume}: the {changed[0]} has changed in the middle of an epoch: restore it, resume a "
+            "checkpoint from between two epochs, or start a new run from these weights with --reset_data_offset"
+        )
+    log.info(f"flags changed since the checkpoint: {config.changes(saved['config'], cfg) or 'none'}")
+    state.restore(saved, group, optimizer=not cfg.reset_optimizer, position=not cfg.reset_data_offset)
+    return state
+
+
+def get_summary(cfg: Config, group: Group, criterion: Criterion, val_loader: EvalLoader) -> Summary:
+    """Return the Summary of the model and of one process that trains with these losses, counted on the meta device.
+
+    Raises UserError if batch norm has one value only.
+    """
+    with torch.device("meta"):
+        model = build_model(cfg)
+    trained = not cfg.freeze_bn and any(isinstance(part, BATCH_NORMS) for part in model.modules())
+    if trained and cfg.batchsize == math.prod(model.backbone.feature_size(cfg.crop_size, cfg.crop_size)) == 1:
+        raise UserError(
+            f"--batchsize 1 with --crop_size {cfg.crop_size}: the deepest features have one position, which batch norm "
+            "cannot train on: raise either"
+        )
+    return summarize(
+        model,
+        criterion,
+        batchsize=cfg.batchsize,
+        crop_size=cfg.crop_size,
+        amp=cfg.amp,
+        ema=cfg.ema > 0,
+        optimizer_states=2 if cfg.optimizer == "adamw" else int(cfg.momentum > 0),
+        momentum_shards=group.world_size if cfg.zero1 else 1,
+        validation=measure_validation(model, cfg, val_loader.batch_sampler.sizes, group.device),
+    )

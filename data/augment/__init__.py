@@ -1,0 +1,1 @@
+"""The augmentation of training samples."""

@@ -1,0 +1,198 @@
+"""Training transforms: TrainTransform augments an image and its label maps at random, CentreCrop only crops them."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import cv2
+import numpy as np
+
+from data.augment.jitter import ColourJitter
+from data.augment.pipeline import Pipeline
+from support.image_stats import MEAN_COLOUR
+
+# {label map: value outside the image}. Padding never has weight in a loss.
+OUTSIDE = {"label": 255, "pseudo": 255, "distance_s": 0, "distance_c": 0, "inside": 0}
+
+
+@dataclass(frozen=True)
+class TrainTransform:
+    """Random scale, rotation, flips, quarter turns, crop, colour and blur; the defaults are CDSP's recipe.
+
+    crop_size: side of the square crop in pixels. scale: range of the scale factor. rotation: largest angle in degrees.
+    rotation_p and blur: probabilities of a rotation and of a 5x5 Gaussian blur. flip_horizontal, flip_vertical: flip
+    with probability 1/2. quarter_turns: turn by 0, 90, 180 or 270 degrees. jitter: changes the image's colours; None
+    keeps them. pipeline: a last step (pipeline.py); None for none. long_side: longer side of an image at scale factor
+    1, in pixels; 0: its own. outside: pixel outside the image, by channel.
+
+    Without rotation, at a scale of exactly 1, pixels are moved and not resampled.
+    """
+
+    crop_size: int = 465
+    scale: tuple[float, float] = (0.5, 2.0)
+    rotation: float = 10.0
+    rotation_p: float = 0.5
+    flip_horizontal: bool = True
+    flip_vertical: bool = False
+    quarter_turns: bool = False
+    blur: float = 0.5
+    jitter: ColourJitter | None = None
+    pipeline: Pipeline | None = None
+    long_side: int = 0
+    outside: tuple[float, ...] = MEAN_COLOUR
+
+    def inputs(self, maps: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+        """Return the maps to call the transform with: those of the sample."""
+        return maps
+
+    def __call__(
+        self, maps: Mapping[str, np.ndarray], rng: np.random.Generator, out: Mapping[str, np.ndarray] | None = None
+    ) -> Mapping[str, np.ndarray]:
+        """Return every map of a sample after one random warp and crop: {name: array}; labels keep their values.
+
+        maps: {"image": (H, W, C), names in OUTSIDE: (H, W) uint8}. The random draws depend on rng and on the image's
+        size, not on labels. out: contiguous arrays to write the results to, {name: (crop_size, crop_size[, C])}.
+        """
+        height, width = maps["image"].shape[:2]
+        matrix = self._matrix(height, width, rng)
+        blurred = rng.random() < self.blur
+        recolour = partial(self.jitter, rng=rng) if self.jitter else None
+        result = _warp(maps, matrix, self.crop_size, self.outside, out, blurred=blurred, recolour=recolour)
+        if self.pipeline:
+            self.pipeline({name: result[name] for name in maps}, OUTSIDE, rng)
+        return result
+
+    def _matrix(self, height: int, width: int, rng: np.random.Generator) -> np.ndarray:
+        """Return a random affine matrix, (2, 3) float64, from pixel (x, y) of the image to pixel (x, y) of the crop."""
+        scale = rng.uniform(*self.scale) * _to_long_side(height, width, self.long_side)
+        angle = np.deg2rad(rng.uniform(-self.rotation, self.rotation))
+        if rng.random() >= self.rotation_p:
+            angle = 0.0
+        flip_x = -1.0 if rng.random() < 0.5 and self.flip_horizontal else 1.0
+        place = rng.random(), rng.random()
+        # Newer flags draw last, and only if set: without them, a seed gives the same samples as before.
+        flip_y = -1.0 if self.flip_vertical and rng.random() < 0.5 else 1.0
+        turns = rng.integers(4) if self.quarter_turns else 0
+        # Rotate and scale about the image's centre, turn, flip, then move that centre to its place in the crop.
+        cos, sin = scale * np.cos(angle), scale * np.sin(angle)
+        rows = [(cos, -sin), (sin, cos)]
+        for _ in range(turns):  # a quarter, clockwise on the screen, where y points down: (x, y) becomes (-y, x)
+            rows = [(-rows[1][0], -rows[1][1]), rows[0]]
+        linear = np.array([[flip_x * value for value in rows[0]], [flip_y * value for value in rows[1]]])
+        extents = [scale * side for side in ((height, width) if turns % 2 else (width, height))]
+        # Crop a larger image anywhere inside; centre a smaller one.
+        extras = [extent - self.crop_size for extent in extents]
+        offsets = [at * max(0.0, extra) + min(0.0, extra) / 2 for at, extra in zip(place, extras, strict=True)]
+        if scale == 1 and angle == 0:
+            offsets = [round(offset) for offset in offsets]  # whole pixels: not resampled
+        # cv2's origin is the centre of the first pixel, half a pixel inside the image.
+        from_centre = np.array([(width - 1) / 2, (height - 1) / 2])
+        to_centre = np.array([extent / 2 - offset - 0.5 for extent, offset in zip(extents, offsets, strict=True)])
+        return np.column_stack([linear, to_centre - linear @ from_centre])
+
+
+@dataclass(frozen=True)
+class CentreCrop:
+    """Centre crop of a sample, padded if the image is smaller; for training without augmentation.
+
+    crop_size: side of the square crop in pixels. long_side: longer side of the image, in pixels; 0: its own. outside:
+    pixel outside the image, by channel.
+    """
+
+    crop_size: int
+    long_side: int = 0
+    outside: tuple[float, ...] = MEAN_COLOUR
+
+    def inputs(self, maps: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+        """Return the maps to call the transform with: those of the sample."""
+        return maps
+
+    def __call__(
+        self, maps: Mapping[str, np.ndarray], rng: np.random.Generator, out: Mapping[str, np.ndarray] | None = None
+    ) -> Mapping[str, np.ndarray]:
+        """Return the centre crop of every map: {name: (crop_size, crop_size) or (crop_size, crop_size, C)}.
+
+        maps: {"image": (H, W, C), names in OUTSIDE: (H, W) uint8}. rng is not used. out: as in TrainTransform.
+        """
+        height, width = maps["image"].shape[:2]
+        scale = _to_long_side(height, width, self.long_side)
+        if scale == 1:
+            shift = [(self.crop_size - width) // 2, (self.crop_size - height) // 2]  # whole pixels: not resampled
+        else:
+            shift = [(self.crop_size - 1 - scale * (side - 1)) / 2 for side in (width, height)]  # centre on centre
+        return _warp(maps, np.column_stack([scale * np.eye(2), shift]), self.crop_size, self.outside, out)
+
+
+def _to_long_side(height: int, width: int, long_side: int) -> float:
+    """Return the factor that brings an image to the longer side `long_side` in pixels; 1 for 0."""
+    return long_side / max(height, width) if long_side else 1.0
+
+
+def _warp(
+    maps: Mapping[str, np.ndarray],
+    matrix: np.ndarray,
+    size: int,
+    outside: tuple[float, ...],
+    out: Mapping[str, np.ndarray] | None = None,
+    *,
+    blurred: bool = False,
+    recolour: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None,
+) -> Mapping[str, np.ndarray]:
+    """Return every map, warped by the (2, 3) matrix to size x size: the image bilinearly, other maps by nearest pixel.
+
+    outside: pixel outside the image. The results are written to the arrays in `out`, if given. recolour: called with
+    the warped image and with a map that is 0 in the padding, returns an image. blurred: blur the image at last.
+    """
+    if out is None:
+        out = {name: np.empty((size, size, *values.shape[2:]), values.dtype) for name, values in maps.items()}
+    if maps["image"].dtype == np.uint8 and maps["image"].shape[2] == 3:
+        # OpenCV warps four channels 2.6 times as fast as three, to the same values.
+        image = cv2.cvtColor(maps["image"], cv2.COLOR_RGB2RGBA)
+        warped = cv2.warpAffine(image, matrix, (size, size), borderValue=outside)
+        cv2.cvtColor(warped, cv2.COLOR_RGBA2RGB, dst=out["image"])
+        if recolour:
+            out["image"][...] = recolour(out["image"], cv2.extractChannel(warped, 3))  # alpha: 0 in the padding
+        if blurred:
+            cv2.GaussianBlur(out["image"], (5, 5), 0, dst=out["image"])
+    else:
+        _warp_channels(maps["image"], matrix, outside, out["image"], recolour, blurred=blurred)
+    others = [name for name in maps if name != "image"]
+    for names in (others[:4], others[4:]):
+        if len(names) == 1:
+            nearest = {"flags": cv2.INTER_NEAREST, "borderValue": OUTSIDE[names[0]]}
+            cv2.warpAffine(maps[names[0]], matrix, (size, size), dst=out[names[0]], **nearest)
+        elif names:
+            _warp_together([maps[name] for name in names], matrix, [out[name] for name in names], names)
+    return out
+
+
+def _warp_channels(
+    image: np.ndarray,
+    matrix: np.ndarray,
+    outside: tuple[float, ...],
+    out: np.ndarray,
+    recolour: Callable[[np.ndarray, np.ndarray], np.ndarray] | None,
+    *,
+    blurred: bool,
+) -> None:
+    """Warp an image (H, W, C) of any type into `out`, four channels at a time: a border value has no more."""
+    size = out.shape[1::-1]
+    parts = [slice(first, min(first + 4, image.shape[2])) for first in range(0, image.shape[2], 4)]
+    for some in parts:
+        warped = cv2.warpAffine(np.ascontiguousarray(image[..., some]), matrix, size, borderValue=outside[some])
+        out[..., some] = warped.reshape(*out.shape[:2], -1)
+    if recolour:
+        inside = np.ones(image.shape[:2], np.uint8)
+        out[...] = recolour(out, cv2.warpAffine(inside, matrix, size, flags=cv2.INTER_NEAREST))
+    for some in parts if blurred else ():
+        out[..., some] = cv2.GaussianBlur(out[..., some], (5, 5), 0).reshape(*out.shape[:2], -1)
+
+
+def _warp_together(maps: list[np.ndarray], matrix: np.ndarray, out: list[np.ndarray], names: list[str]) -> None:
+    """Warp two to four label maps as the channels of one picture: four channels take the time of one."""
+    spare = 4 - len(maps)
+    channels = cv2.merge(maps + maps[:1] * spare)
+    outside = [OUTSIDE[name] for name in names] + [0] * spare
+    size = out[0].shape[::-1]
+    warped = cv2.warpAffine(channels, matrix, size, flags=cv2.INTER_NEAREST, borderValue=outside)
+    cv2.mixChannels([warped], out, [index for number in range(len(out)) for index in (number, number)])

@@ -1,1 +1,0 @@
-"""What python -m data.check finds, and how it says so."""

@@ -1,1 +1,0 @@
-"""What python -m data.convert does: labels of annotation tools and other formats become palette PNGs."""

@@ -1,0 +1,1 @@
+"""Convolutions, normalisation and blocks that networks are made of."""

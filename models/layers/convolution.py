@@ -1,0 +1,129 @@
+"""A convolution whose weight gradient is faster on the CPU: one matrix product for each tap, without the padding."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from models.layers.depthwise import depthwise_convolution
+
+
+class Conv2d(nn.Conv2d):
+    """nn.Conv2d with a faster backward pass on the CPU, for 1x1, dilated and depthwise kernels without bias.
+
+    oneDNN's weight gradient of a dilated convolution also multiplies the padding: with a dilation of 24 on 25x25
+    features, seven eighths of its products. Depthwise kernels: depthwise.py. On the CPU there is no double backward
+    for these.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight
+        depthwise = self.groups == self.in_channels == self.out_channels > 1
+        simple = self.bias is None and self.padding_mode == "zeros" and not isinstance(self.padding, str)
+        if (
+            not (simple and (self.groups == 1 or depthwise))
+            or x.device.type != "cpu"
+            or not torch.is_grad_enabled()
+            or torch.compiler.is_compiling()
+        ):
+            return super().forward(x)
+        if torch.is_autocast_enabled("cpu") and x.dtype != torch.float64:  # as autocast does
+            dtype = torch.get_autocast_dtype("cpu")
+            x, weight = x.to(dtype), weight.to(dtype)
+        assert not isinstance(self.padding, str)
+        if depthwise:
+            return depthwise_convolution(x, weight, self.stride, self.padding, self.dilation)
+        return _Convolution.apply(x, weight, self.stride, self.padding, self.dilation)
+
+
+class _Convolution(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, weight: Tensor, *geometry: tuple[int, ...]) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.geometry = geometry
+        return convolve(x, weight, *geometry)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        wanted = list(ctx.needs_input_grad[:2])
+        grads = convolution_gradients(grad, x, weight, *ctx.geometry, wanted=wanted)
+        return *grads, None, None, None
+
+
+Pair = tuple[int, ...]  # of heights and widths
+
+
+def convolve(
+    x: Tensor, weight: Tensor, stride: Pair = (1, 1), padding: Pair = (0, 0), dilation: Pair = (1, 1)
+) -> Tensor:
+    """Return the convolution of x (B, C, H, W) by weight (C_out, C, kh, kw)."""
+    return F.conv2d(x, weight, None, stride, padding, for_onednn(x, weight, dilation))
+
+
+def convolution_gradients(
+    grad: Tensor, x: Tensor, weight: Tensor, stride: Pair, padding: Pair, dilation: Pair, *, wanted: list[bool]
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return the gradients of x and weight, each None if not `wanted`. grad: (B, C_out, H', W'), of convolve()."""
+    step, reach = dilation[0], dilation[0] * (weight.shape[2] // 2)
+    square = weight.shape[2] == weight.shape[3] and weight.shape[2] % 2 == 1
+    keeps_size = square and (*stride, *padding, *dilation) == (1, 1, reach, reach, step, step)
+    by_taps = wanted[1] and x.device.type == "cpu" and keeps_size and taps_are_faster(weight, step, x)
+    grad_x = grad_weight = None
+    if wanted[0] or not by_taps:
+        geometry = stride, padding, for_onednn(x, weight, dilation), False, [0, 0], 1
+        mask = [wanted[0], wanted[1] and not by_taps, False]
+        grad_x, grad_weight, _ = torch.ops.aten.convolution_backward(grad, x, weight, None, *geometry, mask)
+    return grad_x, weight_gradient(grad, x, weight, step) if by_taps else grad_weight
+
+
+def taps_are_faster(weight: Tensor, dilation: int, x: Tensor) -> bool:
+    """Return whether weight_gradient() takes less time than oneDNN, from measurements (benchmarks/RESULTS.md).
+
+    oneDNN leaves padding out in the other passes, but not in this one. For few output channels, copies of the input
+    cost more than the products.
+    """
+    size, num_outputs, (height, width) = weight.shape[2], weight.shape[0], x.shape[2:]
+    if size == 1:
+        return True
+    return _inside_share(size, dilation, height, width) < 0.4 or (dilation >= 4 and num_outputs >= 64)
+
+
+def weight_gradient(grad: Tensor, x: Tensor, weight: Tensor, dilation: int) -> Tensor:
+    """Return the weight gradient (C_out, C, k, k) of a convolution with stride 1 that keeps height and width.
+
+    grad: (B, C_out, H, W), of the output. x: (B, C, H, W), the input. Each tap sums grad^T x over the pixels whose
+    tap is inside the map.
+    """
+    size, height, width = weight.shape[2], *x.shape[2:]
+    grad, x = grad.permute(0, 2, 3, 1), x.permute(0, 2, 3, 1)  # (B, C, H, W) -> (B, H, W, C)
+    result = torch.zeros_like(weight)
+    for row in range(size):
+        for column in range(size):
+            down, right = ((place - size // 2) * dilation for place in (row, column))
+            if abs(down) < height and abs(right) < width:
+                out = grad[:, _overlap(height, -down), _overlap(width, -right)].flatten(0, 2)
+                inside = x[:, _overlap(height, down), _overlap(width, right)].flatten(0, 2)
+                result[:, :, row, column] = out.T @ inside
+    return result
+
+
+def _overlap(size: int, shift: int) -> slice:
+    """Return the positions of a row that stay in it when moved by -shift."""
+    return slice(max(0, shift), size + min(0, shift))
+
+
+def _inside_share(size: int, dilation: int, height: int, width: int) -> float:
+    """Return the share of the products that do not multiply padding."""
+    shifts = [abs(place - size // 2) * dilation for place in range(size)]
+    rows, columns = (sum(max(0, length - shift) for shift in shifts) for length in (height, width))
+    return rows * columns / (size**2 * height * width)
+
+
+def for_onednn(x: Tensor, weight: Tensor, dilation: Pair) -> Pair:
+    """Return the dilation, or 2 for a 1x1 kernel on the CPU, which has the same result and makes torch choose oneDNN.
+
+    On one thread torch chooses a slower kernel for float32 1x1 convolutions that are not dilated.
+    """
+    return (2, 2) if weight.shape[2:] == (1, 1) and x.device.type == "cpu" else dilation

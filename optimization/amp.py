@@ -1,0 +1,121 @@
+"""Mixed precision."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from support.errors import DivergedError
+
+DTYPES = {"none": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+# The fp16 scale starts at 65536, and each skipped step halves it. After 20 skipped steps in a row it is below 1: the
+# gradients themselves overflow, and no scale helps.
+MAX_SKIPPED = 20
+
+
+def has_native_bf16(device: torch.device) -> bool:
+    """Return whether the device multiplies bfloat16 matrices in hardware.
+
+    CUDA from compute capability 8.0 on, and CPUs with AMX or AVX512-BF16. Elsewhere bf16 is emulated, and slow.
+    """
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= (8, 0)
+    capabilities = torch.cpu.get_capabilities() if device.type == "cpu" else {}
+    return any(capabilities.get(name) for name in ("amx_tile", "avx512_bf16"))
+
+
+def resolve(amp: str, device: torch.device) -> str:
+    """Return "none", "bf16" or "fp16" for a value of --amp; auto is bf16 on a device with native bf16, else none."""
+    if amp != "auto":
+        return amp
+    return "bf16" if has_native_bf16(device) else "none"
+
+
+def autocast(amp: str, device: torch.device) -> torch.autocast:
+    """Return the autocast context of --amp none (disabled), bf16 or fp16 on the device. float64 stays float64."""
+    dtype = DTYPES[amp]
+    return torch.autocast(device.type, dtype=dtype, enabled=dtype is not None)
+
+
+class Convolutions(TorchFunctionMode):
+    """A mode in which convolutions compute in `dtype`, as under torch.autocast, which does not know the meta device.
+
+    dtype: None changes nothing. A call with a module's forward and input runs that alone in the mode, also where
+    checkpointing recomputes it: a mode around a backward pass does not last in it.
+    """
+
+    def __init__(self, dtype: torch.dtype | None):
+        super().__init__()
+        self.dtype = dtype
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if self.dtype and func is torch.conv2d:
+            args = [value.to(self.dtype) if isinstance(value, Tensor) else value for value in args]
+        return func(*args, **(kwargs or {}))
+
+    def __call__(self, forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        with self:
+            return forward(x)
+
+
+class LossScaler(torch.amp.GradScaler):
+    """A GradScaler that also counts the steps it skips because a gradient overflows.
+
+    counts: (3,) float32 on the device: the loss scale, the number of skipped steps, and the number of steps
+    skipped in a row just now. Each update makes a new tensor, and the CPU does not wait for the GPU.
+    """
+
+    def __init__(self, device: torch.device, *, enabled: bool):
+        super().__init__(device.type, enabled=enabled)
+        self._one = torch.ones((), device=device)
+        self.counts = torch.zeros(3, device=device)
+
+    def update(self, new_scale: float | Tensor | None = None) -> None:
+        if not self.is_enabled():
+            return
+        before = self.scale(self._one)
+        super().update(new_scale)
+        after = self.scale(self._one)
+        # The scale falls exactly when a step is skipped. Reading get_scale() or found_inf would make the CPU wait.
+        skipped = (after < before).float()
+        self.counts = torch.stack([after, self.counts[1] + skipped, (self.counts[2] + 1) * skipped])
+
+    def state_dict(self) -> dict:
+        if not self.is_enabled():
+            return {}
+        _, skipped, in_a_row = self.counts.tolist()
+        return super().state_dict() | {"skipped": skipped, "skipped_in_a_row": in_a_row}
+
+    def load_state_dict(self, state_dict: dict, *, counts: bool = True) -> None:
+        """Load a state dict of this class or of GradScaler.
+
+        counts: also load the numbers of skipped steps, else set them to 0.
+        """
+        super().load_state_dict(state_dict)
+        skipped = [state_dict.get(name, 0.0) if counts else 0.0 for name in ("skipped", "skipped_in_a_row")]
+        self.counts = self.counts.new_tensor([state_dict["scale"], *skipped])
+
+
+class Values(Protocol):
+    """A tensor, or what reads one later."""
+
+    def tolist(self) -> list: ...
+
+
+def read_scaling(counts: Values | None, step: int) -> dict[str, float]:
+    """Return {"loss_scale": float, "skipped_steps": int} from LossScaler.counts after `step`; {} if counts is None.
+
+    Raises DivergedError after MAX_SKIPPED skipped steps in a row.
+    """
+    if counts is None:
+        return {}
+    scale, skipped, in_a_row = counts.tolist()
+    if in_a_row >= MAX_SKIPPED:
+        raise DivergedError(
+            f"--amp fp16: gradients overflow; the last {in_a_row:.0f} steps, up to step {step}, were skipped, and the "
+            f"loss scale fell to {scale:g}: use --amp bf16 or none, or lower --lr or the losses' weights (--l_*)"
+        )
+    return {"loss_scale": scale, "skipped_steps": int(skipped)}

@@ -1,0 +1,200 @@
+"""When things happen in a run: its learning rate, validations, checkpoints and end."""
+
+import logging
+import math
+
+from config import Config
+from config.recipe import FEW_STEPS
+from data.sampler import TrainSampler
+from runs.state import TrainState
+from support.errors import UserError
+
+POLY_POWER = 0.9  # DeepLab (arXiv:1606.00915, section 4.1.1)
+
+log = logging.getLogger("segtrain")
+
+
+class LearningRate:
+    """The learning rate of a run: linear warm-up to the peak, then --schedule.
+
+    A resumed run keeps its curve when its batch changes. For this, checkpoints keep the `origin` of the run: the
+    "global_batch", "world_size" and "steps_per_epoch" at its start, and the "lr_factor" that multiplied --lr there. The
+    learning rate depends on --lr, the origin and the global batch only, not on how the batch is made.
+
+    saved: content of the resumed checkpoint, or None. With --reset_data_offset the curve begins anew. Raises UserError
+    if the warm-up takes the whole run.
+    """
+
+    def __init__(self, cfg: Config, sampler: TrainSampler, saved: dict | None = None):
+        self.cfg, self.sampler = cfg, sampler
+        if saved is None or cfg.reset_data_offset:
+            self.origin = _new_origin(cfg, sampler)
+        else:
+            self.origin = _saved_origin(saved, sampler)
+        self.change = _scaling(cfg.lr_scaling, sampler.global_batch / self.origin["global_batch"])
+        self.factor = self.origin["lr_factor"] * self.change
+        self.peak = cfg.lr * self.factor
+        self.total_steps = cfg.max_steps or cfg.epochs * sampler.steps_per_epoch
+        self.warmup_steps = self._warmup_steps()
+        if self.warmup_steps >= self.total_steps:
+            raise UserError(
+                f"{self.warmup_steps:g} steps of warm-up in a run of {self.total_steps}: the learning rate would never "
+                "reach --lr: lower --warmup_steps or --warmup_epochs"
+            )
+
+    def at(self, state: TrainState) -> float:
+        """Return the learning rate of the next optimizer step."""
+        position = self.position(state)
+        return self.peak * lr_factor(position, self.total_steps, self.warmup_steps, self.cfg.schedule)
+
+    def position(self, state: TrainState) -> float:
+        """Return how many steps of the run are done, a float from 0 to total_steps.
+
+        With --epochs, samples are counted in units of the current global batch: a resumed run may have another batch.
+        """
+        if self.cfg.max_steps:
+            return state.step
+        return state.epoch * self.sampler.steps_per_epoch + state.samples / self.sampler.global_batch
+
+    def _warmup_steps(self) -> float:
+        """Return the length of the warm-up in the unit of position(), rounded to steps of the run's first batch."""
+        cfg, steps_per_epoch = self.cfg, self.origin["steps_per_epoch"]
+        if cfg.warmup_steps >= 0:
+            steps = cfg.warmup_steps
+        elif cfg.warmup_epochs >= 0:
+            steps = round(cfg.warmup_epochs * steps_per_epoch)
+        else:
+            steps = round((cfg.max_steps or cfg.epochs * steps_per_epoch) / 10)
+        return steps * (1 if cfg.max_steps else self.sampler.steps_per_epoch / steps_per_epoch)
+
+    def log(self) -> None:
+        """Log the global batch and the peak learning rate, and how they are computed."""
+        cfg, sampler, origin = self.cfg, self.sampler, self.origin
+        parts = [f"{cfg.batchsize}"]
+        parts += [f"{cfg.accum_steps} (--accum_steps)"] if cfg.accum_steps > 1 else []
+        parts += [f"{sampler.num_replicas} processes"] if sampler.num_replicas > 1 else []
+        product = f" = {' x '.join(parts)}" if len(parts) > 1 else ""
+        if cfg.total_batchsize and self.factor == 1:
+            lr = f"{self.peak:g}, as --total_batchsize is set"
+        elif self.factor == 1:
+            lr = f"{self.peak:g}"
+        else:
+            lr = f"{cfg.lr:g} x {self.factor:g} = {self.peak:g} (--lr_scaling {cfg.lr_scaling})"
+        is_short = self.total_steps < FEW_STEPS
+        log.log(
+            logging.WARNING if is_short else logging.INFO,
+            f"global batch {sampler.global_batch}{product}, {sampler.steps_per_epoch} steps an epoch, "
+            f"{self.total_steps} steps in all, lr {lr}"
+            + ("; too few to train well: without --epochs, --max_steps or --warmup_epochs, more are chosen" * is_short),
+        )
+        new = _new_origin(cfg, sampler)
+        if all(new[key] == origin[key] for key in ("world_size", "global_batch", "lr_factor")):
+            return
+        if sampler.global_batch == origin["global_batch"]:
+            reason = "the batch is the same, so the factor is kept"
+        elif cfg.lr_scaling == "none":
+            reason = f"the batch is now {sampler.global_batch}, and --lr_scaling none keeps the factor"
+        else:
+            reason = f"the batch is now {sampler.global_batch}, so --lr_scaling multiplies the lr by {self.change:g}"
+        log.info(
+            f"the run began with {origin['world_size']} process(es), a global batch of {origin['global_batch']} and "
+            f"--lr x {origin['lr_factor']:g}; {reason}"
+        )
+
+
+def lr_factor(position: float, total_steps: int, warmup_steps: float, kind: str = "cosine") -> float:
+    """Return the factor, 0 to 1, on the peak learning rate in optimizer step `position`, counted from 0.
+
+    Linear warm-up, then cosine to 0; or (1 - t)^POLY_POWER, with t the share done of the steps after the warm-up, for
+    the kind "poly"; or 1 for "constant". In a resumed run with another batch, position and warmup_steps may be
+    fractions.
+    """
+    if position < warmup_steps:
+        return min(1.0, (position + 1) / warmup_steps)
+    if kind == "constant":
+        return 1.0
+    if position >= total_steps:
+        return 0.0
+    if kind == "poly":
+        return ((total_steps - position) / (total_steps - warmup_steps)) ** POLY_POWER
+    return 0.5 * (1 + math.cos(math.pi * (position - warmup_steps) / (total_steps - warmup_steps)))
+
+
+def _new_origin(cfg: Config, sampler: TrainSampler) -> dict[str, float]:
+    return {
+        "world_size": sampler.num_replicas,
+        "global_batch": sampler.global_batch,
+        "steps_per_epoch": sampler.steps_per_epoch,
+        "lr_factor": 1.0 if cfg.total_batchsize else _scaling(cfg.lr_scaling, sampler.num_replicas),
+    }
+
+
+def _saved_origin(saved: dict, sampler: TrainSampler) -> dict[str, float]:
+    """Return LearningRate.origin from a checkpoint's content, completed for checkpoints of earlier versions."""
+    origin, flags = dict(saved["origin"]), saved["config"]
+    if "lr_factor" not in origin:  # a checkpoint from before 2026-11-22: its flags tell how its lr was scaled
+        total = flags.get("total_batchsize")
+        rule = flags.get("lr_scaling", "linear")
+        origin["lr_factor"] = (
+            1 / _scaling(rule, total / origin["global_batch"]) if total else _scaling(rule, origin["world_size"])
+        )
+        num_images = len(sampler.dataset)  # type: ignore[arg-type]
+        origin["steps_per_epoch"] = max(1, num_images // origin["global_batch"])  # the list may be shorter now
+    return origin
+
+
+def _scaling(rule: str, ratio: float) -> float:
+    """Return the factor of --lr_scaling `rule` on the learning rate for a batch that is `ratio` times as large."""
+    return {"linear": float(ratio), "sqrt": math.sqrt(ratio), "none": 1.0}[rule]
+
+
+def steps_left(cfg: Config, state: TrainState, sampler: TrainSampler) -> int:
+    """Return the number of steps to the end of the epoch or to --max_steps."""
+    return min(sampler.steps_left, max(0, cfg.max_steps - state.step)) if cfg.max_steps else sampler.steps_left
+
+
+def end_of_run(cfg: Config, state: TrainState) -> bool:
+    """Return whether all steps and the last validation are done, or --patience is at its end.
+
+    A signal may have interrupted the last validation.
+    """
+    if state.stops_early(cfg.patience):
+        return True
+    if cfg.max_steps:
+        return state.step >= cfg.max_steps and state.validated == state.step
+    return state.epoch >= cfg.epochs
+
+
+def last_validation(cfg: Config, state: TrainState) -> bool:
+    """Return whether the run ends with the epoch, or part of an epoch, that has just been trained."""
+    return state.step >= cfg.max_steps if cfg.max_steps else state.epoch + 1 == cfg.epochs
+
+
+def step_validation(cfg: Config, state: TrainState) -> bool:
+    """Return whether --val_step_frequency asks for a validation after the last step, and none was done since."""
+    frequency = cfg.val_step_frequency
+    return frequency > 0 and state.step % frequency == 0 and state.validated != state.step
+
+
+def epoch_validation(cfg: Config, state: TrainState) -> bool:
+    """Return whether a validation is due after the epoch that has just been trained."""
+    if state.stops_early(cfg.patience):  # in mid-epoch, after the validation of a step
+        return False
+    if last_validation(cfg, state) or step_validation(cfg, state):
+        return True
+    epochs_done, frequency = state.epoch + 1, cfg.val_epoch_frequency
+    return frequency > 0 and epochs_done > cfg.val_start_epoch and epochs_done % frequency == 0
+
+
+def step_checkpoint(cfg: Config, state: TrainState) -> bool:
+    return cfg.save_step_frequency > 0 and state.step % cfg.save_step_frequency == 0
+
+
+def epoch_checkpoint(cfg: Config, state: TrainState) -> bool:
+    return cfg.save_epoch_frequency > 0 and state.epoch % cfg.save_epoch_frequency == 0
+
+
+def check_of_ranks(cfg: Config, state: TrainState) -> bool:
+    """Return whether to compare ranks in the next step: the first of this process, and every --check_sync_frequency."""
+    frequency = cfg.check_sync_frequency
+    return state.steps_here == 0 or (frequency > 0 and (state.step + 1) % frequency == 0)

@@ -1,0 +1,108 @@
+"""Write files atomically: a file is whole or absent, whatever happens to the process."""
+
+import contextlib
+import errno
+import hashlib
+import os
+import re
+import secrets
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from support.errors import InputError, UserError
+
+SCRATCH = re.compile(r"\.[0-9a-f]{16}\.part(\.\w+)?")  # the name of a temporary file of writing()
+STALE_SECONDS = 3600  # a temporary file that has not grown for this long belongs to a process that was killed
+
+
+def write_atomic(path: Path, data: bytes | memoryview | str, *, sync: bool = False, parents: bool = False) -> None:
+    """Write bytes, or text as UTF-8, to a temporary file and rename that file to `path`.
+
+    sync: flush file and folder to the disk. parents: create missing folders. Raises UserError if the file cannot be
+    written, InputError if its name is too long.
+    """
+    with writing(path, sync=sync, parents=parents) as scratch:
+        scratch.write_bytes(data.encode() if isinstance(data, str) else data)
+
+
+@contextlib.contextmanager
+def writing(path: Path, *, sync: bool = False, parents: bool = False) -> Iterator[Path]:
+    """Yield a temporary path beside `path`, renamed to `path` if the body succeeds and removed if not.
+
+    The temporary path has the suffix of `path`. sync: flush file and folder to the disk, so that the file survives a
+    power cut. parents: create missing folders. Raises UserError if the file cannot be written, with the OSError as its
+    cause; InputError if its name is too long.
+    """
+    scratch = path.with_name(f".{secrets.token_hex(8)}.part{path.suffix}")
+    try:
+        with write_errors(path):
+            if parents:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            yield scratch
+            if sync:
+                with scratch.open("rb+") as file:
+                    os.fsync(file.fileno())
+            os.replace(scratch, path)
+            if sync:
+                _sync_folder(path.parent)
+    finally:
+        with contextlib.suppress(OSError):
+            scratch.unlink()
+
+
+@contextlib.contextmanager
+def write_errors(path: Path) -> Iterator[None]:
+    """Turn an OSError of the body, which writes `path`, into a UserError (InputError if the name is too long)."""
+    try:
+        yield
+    except OSError as error:
+        kind = InputError if error.errno == errno.ENAMETOOLONG else UserError
+        raise kind(f"{path}: cannot be written ({error.strerror})") from error
+
+
+def _sync_folder(folder: Path) -> None:
+    """Flush a folder to disk, so that a rename in it survives a power cut. Does nothing outside POSIX."""
+    if os.name != "posix":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems cannot
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def remove_scratch(paths: Iterable[Path]) -> None:
+    """Remove those paths that are temporary files of writing(), last written more than STALE_SECONDS ago."""
+    for path in paths:
+        with contextlib.suppress(OSError):
+            if SCRATCH.fullmatch(path.name) and time.time() - path.stat().st_mtime > STALE_SECONDS:
+                path.unlink()
+
+
+def check_writable(folder: Path, flag: str) -> None:
+    """Create a folder, and make and remove a file in it. Raises UserError, naming `flag`, if that fails."""
+    probe = folder / f".{secrets.token_hex(8)}.part"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe.write_bytes(b"")
+        probe.unlink()
+    except OSError as error:
+        raise UserError(f"{flag} {folder}: cannot be written to ({error.strerror}): name another folder") from None
+
+
+def check_not_folder(file: str, flag: str) -> None:
+    """Raise UserError, naming `flag`, if the name of a file to write is that of a folder. "": no file is written."""
+    if file and Path(file).is_dir():
+        raise UserError(f"{flag} {file}: is a folder: name a file")
+
+
+def sha256(path: Path) -> str:
+    """Return the SHA-256 of a file's content, in hexadecimal. Raises UserError if the file cannot be read."""
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None

@@ -1,0 +1,30 @@
+"""What a label map holds: the value that is ignored, and the maps of each --dataset."""
+
+IGNORE = 255  # in label maps: a pixel without a class
+
+# The label maps of a training sample, by --dataset.
+MAPS = {
+    "Folder": ("label",),
+    "Dense": ("label",),
+    "ScribbleOnly": ("label",),
+    "PseudoOnly": ("pseudo",),
+    "ScribblePseudo": ("label", "pseudo"),
+    "ScribblePseudoDs": ("label", "pseudo", "distance_s"),
+    "ScribblePseudoDc": ("label", "pseudo", "distance_c"),
+    "ScribblePseudoDsDc": ("label", "pseudo", "distance_s", "distance_c"),
+}
+
+# What the loader counts in each map of a batch (data.histogram.count_batch). It stays in CPU memory.
+COUNTS = {
+    "label": "label_histogram",
+    "pseudo": "pseudo_histogram",
+    "distance_s": "distance_s_nonzero",
+    "distance_c": "distance_c_nonzero",
+    "inside": "inside_nonzero",  # where the image is, and not its padding (data.augment.sparse)
+}
+
+# The labelled pixels of a batch whose labels are few (losses.points).
+POINTS = "label_points"
+
+# LoRM's queries in a batch (models.foreground): their positions, and the number of each image, in CPU memory.
+FOREGROUND = ("foreground", "foreground_counts")

@@ -1,0 +1,156 @@
+"""Who started this process, and its place in the group: torchrun, mpirun, srun, variables set by hand, or flags."""
+
+import re
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from support.errors import UserError
+
+THIS_MACHINE = "127.0.0.1"
+
+# The variables of each launcher: rank, world size, local rank, local world size. The first launcher whose variables are
+# set wins: torchrun may run inside srun, and mpirun may start its daemons with srun. Slurm sets SLURM_PROCID also in
+# batch scripts and in shells of salloc, but SLURM_STEP_NUM_TASKS above 1 only under srun.
+VARIABLES = {
+    "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),  # or set by hand
+    "mpirun": [f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")],  # Open MPI's
+    "srun": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", ""),
+}
+
+
+@dataclass(frozen=True)
+class Place:
+    """The place of one process in its group. launcher: what gave the process its rank, for the log.
+
+    local_rank is -1 if the launcher does not set it. local_world_size counts the processes on this machine; 0: not set.
+    """
+
+    launcher: str
+    rank: int
+    world_size: int
+    local_rank: int = -1
+    local_world_size: int = 0
+
+
+def find(environment: Mapping[str, str]) -> Place | None:
+    """Return the place that a launcher's environment variables give this process; None without a launcher.
+
+    Raises UserError if a variable is missing or not an integer.
+    """
+    for launcher, (rank, world_size, local_rank, local_world_size) in VARIABLES.items():
+        found = [name in environment for name in (rank, world_size)]
+        if launcher == "torchrun" and any(found):
+            launcher = launcher if "TORCHELASTIC_RUN_ID" in environment else "RANK and WORLD_SIZE"
+        elif not all(found) or (launcher == "srun" and _integer(environment, world_size) <= 1):
+            continue
+        return Place(
+            launcher,
+            _integer(environment, rank),
+            _integer(environment, world_size),
+            _integer(environment, local_rank, -1),
+            _integer(environment, local_world_size, 0),
+        )
+    return None
+
+
+def find_or_make(environment: Mapping[str, str], world_size: int = 0, rank: int = -1, local_rank: int = -1) -> Place:
+    """Return this process's place from a launcher, else from world_size and rank, else as the only process of a group.
+
+    local_rank is used if the launcher sets none; -1: process_group() counts it later. Raises UserError on impossible
+    values.
+    """
+    place = find(environment)
+    if place and world_size not in (0, place.world_size):
+        raise UserError(f"--world_size {world_size}, but {place.launcher} set it to {place.world_size}: drop the flag")
+    place = place or _from_flags(environment, world_size, rank)
+    if not 0 <= place.rank < place.world_size:
+        raise UserError(
+            f"rank {place.rank} with world size {place.world_size}: ranks are 0 to {place.world_size - 1}; check "
+            f"{place.launcher}"
+        )
+    return place if place.local_rank >= 0 else replace(place, local_rank=local_rank)
+
+
+def rank_of(environment: Mapping[str, str]) -> str:
+    """Return the rank that a launcher gave this process, as text for messages; "" without a launcher."""
+    try:
+        place = find(environment)
+    except UserError:
+        return environment.get("RANK", "")
+    return str(place.rank) if place else ""
+
+
+def rendezvous_url(environment: Mapping[str, str], place: Place) -> str:
+    """Return where the group connects: tcp://HOST:PORT, or env:// for the store that torchrun serves.
+
+    MASTER_ADDR and MASTER_PORT override what srun and mpirun imply. Raises UserError if the host or port is missing or
+    invalid.
+    """
+    if environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        return "env://"
+    if place.launcher == "flags" and place.world_size == 1:
+        return f"tcp://{THIS_MACHINE}:0"  # a free port
+    host, port = environment.get("MASTER_ADDR", "").strip("[]"), None  # IPv6 addresses may be in brackets
+    if place.launcher == "srun":
+        host = host or first_host(environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST") or "")
+        port = _port(f"{environment.get('SLURM_JOB_ID')}.{environment.get('SLURM_STEP_ID')}")
+    elif place.launcher == "mpirun":
+        if not host and place.local_world_size != place.world_size:
+            raise UserError(
+                f"mpirun started {place.world_size} processes on several machines: name the machine of rank 0 by "
+                "mpirun -x MASTER_ADDR=HOST"
+            )
+        host = host or THIS_MACHINE
+        port = _port(environment.get("PMIX_NAMESPACE") or environment.get("OMPI_MCA_ess_base_jobid") or "")
+    if port is None or "MASTER_PORT" in environment:
+        port = _integer(environment, "MASTER_PORT")
+    if not host:
+        raise UserError("environment variable MASTER_ADDR is not set: it names the machine of rank 0")
+    if not 0 <= port < 65536:
+        raise UserError(f"port {port}: must be below 65536 (MASTER_PORT)")
+    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+
+
+def first_host(nodes: str) -> str:
+    """Return the first host of a Slurm node list: node03 of "node[03-05,9],other1".
+
+    Raises UserError if there is none.
+    """
+    host = re.sub(r"\[(\w+)[^\]]*\]", r"\1", nodes).split(",")[0]
+    if not re.fullmatch(r"[\w.-]+", host):
+        raise UserError(f"SLURM_STEP_NODELIST {nodes!r}: not a list of hosts; set MASTER_ADDR to the machine of rank 0")
+    return host
+
+
+def _from_flags(environment: Mapping[str, str], world_size: int, rank: int) -> Place:
+    tasks = _integer(environment, "SLURM_NTASKS", 1)
+    if world_size == 0 and tasks > 1:
+        raise UserError(
+            f"SLURM_NTASKS is {tasks}, but srun did not start this process: put srun in front of the command (see "
+            "scripts/slurm.sbatch), or add --world_size 1 to train with this process alone"
+        )
+    if world_size <= 1 and rank <= 0:
+        return Place("flags", rank=0, world_size=1)
+    if rank < 0:
+        raise UserError(
+            f"--world_size {world_size} without a launcher: start with torchrun, or give each process its --rank"
+        )
+    return Place("flags", rank=rank, world_size=world_size)
+
+
+def _port(job: str) -> int:
+    """Return a port (20000 to 31999, below Linux's ephemeral ports) from a hash of a job's name."""
+    return 20_000 + zlib.crc32(job.encode()) % 12_000
+
+
+def _integer(environment: Mapping[str, str], variable: str, default: int | None = None) -> int:
+    value = environment.get(variable)
+    if value is None and default is None:
+        raise UserError(
+            f"environment variable {variable} is not set: start with torchrun, or set it (docs/DDP_TRAINING.md)"
+        )
+    try:
+        return int(default if value is None else value)  # type: ignore[arg-type]
+    except ValueError:
+        raise UserError(f"environment variable {variable} is {value!r}, not a number") from None

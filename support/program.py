@@ -1,0 +1,93 @@
+"""How a program starts and ends: the command line first, then one line and an exit status."""
+
+import atexit
+import contextlib
+import errno
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from typing import NoReturn
+
+from support import signals
+from support.errors import UserError, in_one_line, report
+from support.launchers import rank_of
+
+
+def run(main: Callable[[], int | None]) -> int:
+    """Call main and return the exit status: main's own (None: 0), 2 after a UserError, or 130 after Ctrl-C.
+
+    A UserError prints one line. Any other exception is a bug and leaves with its traceback.
+    """
+    if signal.getsignal(signal.SIGINT) is _exit_interrupted:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return main() or 0
+    except (UserError, KeyboardInterrupt) as error:
+        return report(error, rank_of(os.environ))
+
+
+def run_and_exit(main: Callable[[], int | None]) -> NoReturn:
+    """Call run(main), then end the process with the status that it returns.
+
+    A process that has joined a process group ends without the finalization of the interpreter: gloo's threads outlive
+    destroy_process_group(), and a thread that frees a tensor during the finalization aborts the process
+    (https://github.com/pytorch/pytorch/pull/179291). torchrun would then report a complete run as failed.
+    """
+    status = run(main)
+    if signals.has_joined_group:
+        atexit._run_exitfuncs()
+        signals.exit_at_once(status)
+    sys.exit(status)
+
+
+def check_command_line(read: Callable[[], object]) -> None:
+    """Call `read`, which parses the command line, and exit the program after --help or an error.
+
+    Call this function before importing torch, which takes seconds. Ctrl-C before run() is then one line, too.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _exit_interrupted)
+    try:
+        read()
+    except (UserError, KeyboardInterrupt) as error:
+        sys.exit(report(error, rank_of(os.environ)))
+
+
+def _exit_interrupted(*_) -> None:
+    """End the process. An exception in the middle of an import may pass through C++ code, or be turned into another."""
+    rank = rank_of(os.environ)
+    os.write(2, f"interrupted (rank {rank})\n".encode() if rank else b"interrupted\n")
+    os._exit(130)
+
+
+@contextlib.contextmanager
+def advice(device: str, out_of_memory: str) -> Iterator[None]:
+    """Turn out-of-memory, full-disk and killed-worker errors of the body into a UserError; other errors propagate.
+
+    device: name of the device, for the message. out_of_memory: the remedy for lack of memory.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise UserError(
+            f"{error.filename or 'a disk, or /dev/shm'}: {error.strerror}: make room, then start again"
+        ) from None
+    except (RuntimeError, MemoryError) as error:
+        text = str(error)
+        if "DataLoader worker" in text:
+            raise UserError(
+                f"a process of --workers ended ({in_one_line(error)}): killed, out of memory or of shared memory in "
+                "/dev/shm? Lower --workers, or use --workers 0 to see more"
+            ) from None
+        if "InvalidCxxCompiler" in text or "TritonMissing" in text:
+            raise UserError(
+                f"--compile: torch.compile does not work here ({in_one_line(error)}): install g++ and, for CUDA, "
+                "Triton, or drop --compile"
+            ) from None
+        # torch has no common class for CUDA's OutOfMemoryError and the CPU allocator's error.
+        if isinstance(error, MemoryError) or "out of memory" in text or "can't allocate memory" in text:
+            raise UserError(f"out of memory on {device} ({in_one_line(error)}): {out_of_memory}") from None
+        raise

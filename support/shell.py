@@ -1,0 +1,68 @@
+"""Commands as one line of text, ready to be pasted into a shell."""
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+REPO = Path(__file__).parent
+
+
+def quoted(words: list[str]) -> str:
+    """Return the words as one line for this system's shell, with quotes where needed."""
+    return subprocess.list2cmdline(words) if sys.platform == "win32" else shlex.join(words)
+
+
+def python_command(*words: object) -> str:
+    """Return the command line that runs this Python interpreter with these words.
+
+    A program of this repository, "train.py" or "-m", "tools.check", is found from the current folder.
+    """
+    return quoted([_python(), *_located(words)])
+
+
+def install_command(extra: str) -> str:
+    """Return the command line that installs this repository with an extra of pyproject.toml, such as "wandb"."""
+    if __package__:
+        return python_command("-m", "pip", "install", f"{__package__}[{extra}]")  # of the version that is installed
+    return python_command("-m", "pip", "install", "-e", f"{'.' if Path.cwd() == REPO else REPO}[{extra}]")
+
+
+def torchrun_command(num_processes: int, *words: object) -> str:
+    """Return the command line that runs a program of this repository with torchrun on this machine.
+
+    words: the program's file, such as "train.py", then its arguments.
+    """
+    launcher = ["torchrun"] if _is_beside_python("torchrun") else [_python(), "-m", "torch.distributed.run"]
+    return quoted([*launcher, "--standalone", "--nproc_per_node", str(num_processes), *_located(words)])
+
+
+def _located(words: tuple[object, ...]) -> list[str]:
+    """Return a command's words, changed so that a program of ours is found from the current folder.
+
+    In the clone's folder they stay the same. Elsewhere, the program becomes a path or, if installed, a module.
+    """
+    program, *rest = given = list(map(str, words))
+    stem = rest[0].replace(".", "/") if program == "-m" else program.removesuffix(".py")
+    file = next((name for name in (f"{stem}.py", f"{stem}/__main__.py") if (REPO / name).is_file()), "")
+    if not file or (Path.cwd() == REPO and not __package__):
+        return given
+    start = ["-m", f"{__package__}.{stem.replace('/', '.')}"] if __package__ else [str(REPO / file)]
+    return start + rest[program == "-m" :]
+
+
+def _python() -> str:
+    """Return "python" if that name starts this interpreter, else the interpreter's path."""
+    # torchrun runs an environment's python3, and the interpreters of two environments may link to the same file.
+    if _is_beside_python("python") and os.path.samefile(shutil.which("python") or "", sys.executable):
+        return "python"
+    below = Path(sys.executable).is_relative_to(Path.cwd())
+    return os.path.relpath(sys.executable) if below else sys.executable
+
+
+def _is_beside_python(name: str) -> bool:
+    """Return whether the shell finds the program `name` in the folder of this interpreter."""
+    found = shutil.which(name)
+    return found is not None and Path(found).absolute().parent == Path(sys.executable).absolute().parent

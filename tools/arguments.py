@@ -1,0 +1,53 @@
+"""A parser of command lines whose errors are one line, with the nearest flag."""
+
+import argparse
+import difflib
+import sys
+from typing import Any, NoReturn
+
+from support import shell
+from support.errors import UserError
+
+
+class Parser(argparse.ArgumentParser):
+    """An ArgumentParser that raises UserError, hints on unknown flags, and takes no abbreviations.
+
+    A dash in a flag's name equals an underscore. module: such as "tools.check", or "tools.scribbles stats".
+    """
+
+    def __init__(self, module: str, description: str, epilog: str = ""):
+        super().__init__(
+            prog=f"python -m {__package__.removesuffix('data')}{module}",
+            description=description,
+            epilog=epilog,
+            allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        self.module = module
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        words = self._words(args)
+        known = [name for action in self._actions for name in action.option_strings if name.startswith("--")]
+        for flag in (word.partition("=")[0] for word in words if word.startswith("--") and word != "--"):
+            if flag not in known:
+                near = difflib.get_close_matches(flag, known, n=1)
+                hint = f"did you mean {near[0]}?" if near else f"to list all flags: {self._help_command()}"
+                raise UserError(f"unknown flag {flag}: {hint}")
+        values, unknown = self.parse_known_intermixed_args(words, namespace)  # flags may stand between arguments
+        if unknown:
+            raise UserError(f"unexpected argument {unknown[0]!r}: {self._help_command()}")
+        return values
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}: to list all flags: {self._help_command()}")
+
+    def _help_command(self) -> str:
+        return shell.python_command("-m", *self.module.split(), "--help")
+
+    def _words(self, args: list[str] | None) -> list[str]:
+        words = sys.argv[1:] if args is None else list(args)
+        names = [word.partition("=") for word in words]
+        return [
+            name.replace("-", "_").replace("__", "--", 1) + equals + value if name.startswith("--") else word
+            for word, (name, equals, value) in zip(words, names, strict=True)
+        ]

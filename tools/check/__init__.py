@@ -1,0 +1,1 @@
+"""What python -m tools.check finds, and how it says so."""

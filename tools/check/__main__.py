@@ -1,0 +1,196 @@
+"""The data check: reads every file of a data set, reports what is in it and what is wrong, and changes nothing.
+
+    python -m tools.check MyData
+    python -m tools.check VOC2012 --numclasses 21 --classes voc --json voc.json
+
+Exit status: 0 clean, 1 warnings, 2 errors, which would stop training, or make it or its scores wrong.
+"""
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+if not __package__:  # started as a file from another folder: python PATH/data/check
+    sys.path[0] = str(Path(__file__).resolve().parents[2])
+
+from data.classes import read_classes
+from data.label_map import read_label_map
+from data.released import Released, is_voc
+from support import program
+from support.errors import UserError
+from support.image_stats import FILE_NAME, read_stats
+from support.labels import MAPS
+from support.processes import work_on
+from tools.check.commands import fixing_lines, training_lines
+from tools.check.duplicates import find_duplicates
+from tools.check.findings import Findings
+from tools.check.guess import guess_flags, unread_labels
+from tools.check.measure import measure
+from tools.check.pictures import check_folder, write_pictures
+from tools.check.report import class_table, finding_lines, summary_lines
+from tools.check.rules import (
+    check_agreement,
+    check_images,
+    check_labels,
+    check_strokes,
+    check_values,
+    infer_num_classes,
+    most_common_kind,
+)
+from tools.check.summary import Summary, check_classes
+from tools.check.survey import Paths, Sample, survey
+
+
+def check(
+    root: Path,
+    *,
+    dataset: str = "",
+    num_classes: int | None = None,
+    classes: str = "",
+    paths: Paths | None = None,
+    splits: Sequence[str] = (),
+    workers: int = 0,
+    pictures: Path | None = None,
+) -> tuple[Summary, Findings]:
+    """Check a data set and return (summary, findings): its numbers, and what is wrong with it.
+
+    root: the data set's folder. The other arguments are the flags --dataset, --numclasses, --classes, those of Paths,
+    --splits, --workers and --pictures. "" and None infer a value from the data. workers: number of processes; 0 reads
+    in this process. Writes nothing but the pictures. Raises UserError if root holds no data set or a flag is invalid.
+    """
+    findings, paths, given = Findings(root), paths or Paths(), num_classes is not None
+    dataset, paths, known, found, samples = _find(root, dataset, paths, num_classes, splits, findings)
+    classes = classes or _class_file(root, num_classes, findings) or _preset(root, dataset, known, num_classes)
+    if classes:
+        num_classes = len(read_classes(classes, num_classes).names)
+    label_map = read_label_map(paths.label_map, num_classes)
+    if label_map and num_classes is None:
+        num_classes = max(label_map.num_classes, 2)
+    stats_file = root / FILE_NAME
+    stats = read_stats(str(stats_file)) if stats_file.is_file() else None
+    measure_one = partial(measure, label_map=label_map, image_kind=stats.kind if stats else None)
+    facts = work_on(measure_one, samples, workers, "image", "reading")
+    kind = stats.kind if stats else most_common_kind(facts)
+
+    inferred = num_classes is None
+    named = read_classes(classes, num_classes or infer_num_classes(facts))
+    num_classes = len(named.names)
+    colours = {f"#{bytes(named.colours[number]).hex()}": number for number in reversed(range(num_classes))}
+    check_images(facts, kind, findings)
+    check_labels(facts, colours, findings)
+    check_values(facts, num_classes, inferred, classes, findings)
+    check_agreement(facts, findings)
+    check_strokes(facts, named.names, findings)
+    find_duplicates(facts, findings)
+    layout = {"Folder": "Folder", "Dense": "VOC"}.get(dataset, "ScribbleSup")
+    flags = {name: value for name, value in dataclasses.asdict(paths).items() if value}
+    name = known.name if known else ""
+    summary = Summary(str(root), layout, dataset, num_classes, given, classes, flags, name, paths.splits)
+    summary.image_kind, summary.image_stats = str(kind), str(stats_file) if stats else ""
+    summary.count(facts, found, named.names)
+    check_classes(summary, findings)
+    if pictures:
+        for problem in write_pictures(pictures, samples, findings, named.colours, label_map):
+            print(f"no picture: {problem}")
+    return summary, findings
+
+
+def _find(
+    root: Path, dataset: str, paths: Paths, num_classes: int | None, splits: Sequence[str], findings: Findings
+) -> tuple[str, Paths, Released | None, list[str], list[Sample]]:
+    """Return --dataset, the data flags, the well-known data set or None, the splits that exist, and the samples.
+
+    Raises UserError, with the command to convert them, if there are files of an annotation tool instead of masks.
+    """
+    dataset, paths, known = guess_flags(root, dataset, paths, num_classes)
+    found, samples = survey(root, dataset, paths, splits or paths.splits, findings)
+    if not any(sample.labels for sample in samples) and (problem := unread_labels(root, paths)):
+        raise UserError(f"{root}: {problem}")
+    return dataset, paths, known, found, samples
+
+
+def _class_file(root: Path, num_classes: int | None, findings: Findings) -> str:
+    """Return the path of root/classes.txt or of Roboflow's _classes.csv, or "" without one.
+
+    An invalid file is a finding, and is not used.
+    """
+    files = [root / "classes.txt", root / "_classes.csv", *sorted(root.glob("*/_classes.csv"))]
+    path = next((path for path in files if path.is_file()), None)
+    if path is None:
+        return ""
+    try:
+        read_classes(str(path), num_classes)
+    except UserError as error:
+        findings.add("class-file", path, str(error).removeprefix("--classes "))
+        return ""
+    return str(path)
+
+
+def _preset(root: Path, dataset: str, known: Released | None, num_classes: int | None) -> str:
+    """Return the preset of the classes of a well-known data set, or of scribbles on VOC's images; "" for others."""
+    if known and num_classes in (None, int(known.flags["numclasses"])):
+        return known.flags["classes"]
+    is_scribbled = dataset not in ("Folder", "Dense")
+    return "voc" if is_scribbled and num_classes in (None, 21) and is_voc(root) else ""
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parser().parse_args(argv)
+    if args.numclasses is not None and not 2 <= args.numclasses <= 255:
+        raise UserError(f"--numclasses {args.numclasses}: must be 2 to 255")
+    for name, path in (("json", args.json), ("pictures", args.pictures)):
+        if path and path.resolve().is_relative_to(args.root.resolve()):
+            raise UserError(f"--{name} {path}: is in the data set, which the check does not change; use another folder")
+    if args.pictures:
+        check_folder(args.pictures)
+    paths = Paths(**{item.name: getattr(args, item.name) for item in dataclasses.fields(Paths)})
+    options = {"dataset": args.dataset, "num_classes": args.numclasses, "classes": args.classes, "splits": args.splits}
+    summary, findings = check(args.root, paths=paths, workers=args.workers, pictures=args.pictures, **options)
+    print("\n".join([*summary_lines(summary), *class_table(summary), "", *finding_lines(findings)]))
+    if args.json:
+        _write_json(args.json, summary, findings)
+    if args.pictures:
+        print(f"pictures: {args.pictures}")
+    for line in training_lines(summary) if findings.status < 2 else fixing_lines(summary, findings):
+        print(line)
+    return findings.status
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tools.check", description="Check a data set; change nothing.")
+    add = parser.add_argument
+    add("root", type=Path, metavar="PATH", help="root of the data set, train.py's --dataset_path")
+    add("--dataset", default="", choices=MAPS, help="labels to train on [guessed from the folders]")
+    add("--numclasses", type=int, metavar="N", help="number of classes [inferred from the labels]")
+    names = "names and colours: voc, camvid, cityscapes, ade20k, cocostuff, or a FILE [PATH/classes.txt]"
+    add("--classes", default="", metavar="FILE", help=names)
+    add("--splits", nargs="+", default=[], metavar="NAME", help="splits [--train_split and --val_split]")
+    for item in dataclasses.fields(Paths):
+        metavar = "DIR" if item.name.endswith("_path") else "FILE" if item.name == "label_map" else "NAME"
+        add(
+            f"--{item.name}",
+            default="",
+            metavar=metavar,
+            help=f"as train.py's --{item.name} [guessed from the folders]",
+        )
+    add("--json", type=Path, metavar="FILE", help="write everything to this file, with all file names")
+    add("--pictures", type=Path, metavar="DIR", help="write images overlaid with their labels to this new folder")
+    add("--workers", type=int, default=-1, metavar="N", help="processes; 0 reads in this process [number of cores]")
+    return parser
+
+
+def _write_json(path: Path, summary: Summary, findings: Findings) -> None:
+    listed = [dataclasses.asdict(finding) | {"count": finding.count} for finding in findings.sorted()]
+    content = {"status": findings.status} | dataclasses.asdict(summary) | {"findings": listed}
+    try:
+        path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"--json {path}: {error.strerror}") from None
+
+
+if __name__ == "__main__":
+    program.run_and_exit(main)

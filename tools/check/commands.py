@@ -1,0 +1,142 @@
+"""The commands that the data check prints: what to run next, ready to be pasted."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from config import Config, as_dict
+from config.recipe import CPU, CUDA, Choice, Facts, Recipe
+from data.images.resize import large_images
+from data.plain import IMAGES, MASKS, Place, find_places, find_whole
+from data.released import ADE20K
+from support import shell
+from support.image_stats import FILE_NAME, RGB
+from tools.check.findings import Findings
+from tools.check.summary import Summary
+from tools.check.survey import Paths
+from tools.convert.find import NUMBERS, find_kinds
+from tools.convert.kinds import KINDS
+
+_SAME_ON_ANY_GPUS = {"batchsize": "total_batchsize"}  # the command then trains the same model on any number of GPUs
+STATISTICS_FLAGS = ("list_path", "image_path", "image_suffix", "train_split")  # of Paths, that tools.statistics has too
+
+
+def training_lines(summary: Summary) -> list[str]:
+    """Return lines of text that say how to train on data without errors; the last line ends with the command.
+
+    If the training or the validation split was not checked, the command checks both splits instead.
+    """
+    if not set(summary.splits) <= set(summary.images):
+        command = shell.python_command(*_check_again(summary))
+        return [f"training needs the splits {' and '.join(summary.splits)}; to check both: {command}"]
+    words = ["--dataset", summary.dataset, "--dataset_path", summary.root, "--numclasses", summary.num_classes]
+    words += ["--classes", summary.class_file] if summary.class_file else []
+    words += _words(summary.flags)
+    choices = _recipe(summary)
+    words += _words({_SAME_ON_ANY_GPUS.get(name, name): choice.value for name, choice in choices.items()})
+    width = max(len(f"{name} {choice.value}") for name, choice in choices.items())
+    lines = ["settings for these images and this machine (train.py chooses the same):"]
+    lines += [f"  --{f'{name} {choice.value}':{width}}  {choice.reason}" for name, choice in choices.items()]
+    if summary.image_stats or summary.image_kind != str(RGB):
+        words += ["--image_stats", summary.image_stats or Path(summary.root) / FILE_NAME]
+    if not summary.image_stats and summary.image_kind != str(RGB):
+        flags = {name: value for name, value in summary.flags.items() if name in STATISTICS_FLAGS}
+        measuring: list[object] = ["-m", "tools.statistics", summary.root, "--dataset", summary.dataset, *_words(flags)]
+        lines.append(f"images have {summary.image_kind}; first measure them once: {shell.python_command(*measuring)}")
+    lines.append("training downloads its start weights once; without a network, add --pretrained none to the command")
+    return [*lines, f"to train: {shell.python_command('train.py', *words)}"]
+
+
+def _recipe(summary: Summary) -> dict[str, Choice]:
+    """Return the recipe's choices for a data set, on a GPU of this machine or on its CPU."""
+    device, memory = CPU, 0.0
+    if torch.cuda.is_available():
+        device, memory = CUDA, torch.cuda.get_device_properties(0).total_memory / 2**30
+    sizes, num_train = summary.image_sizes, summary.images[summary.splits[0]]
+    large, _ = large_images(sizes, device.crop_size)
+    return Recipe(Facts(summary.dataset, num_train, sizes, device, memory, large=large), as_dict(Config()), ()).choices
+
+
+def fixing_lines(summary: Summary, findings: Findings) -> list[str]:
+    """Return the line with the command that fixes the first finding that a command can fix, or no line."""
+    codes, again = {finding.code for finding in findings.sorted()}, _check_again(summary)
+    if "mask-lossy" in codes:
+        return []  # no command mends them
+    if "mask-colour" in codes and summary.dataset == "Folder":
+        commands = _convert_masks(summary, "colours")
+    elif "mask-colour" in codes:
+        root = Path(summary.root)
+        commands = [["-m", "tools.convert", "colours", root, new_folder(root)]]
+    elif "label-binary-255" in codes:
+        commands = [[*again, "--label_map", "binary", *([] if summary.class_file else ["--numclasses", 2])]]
+    elif "ade20k-labels" in codes:
+        commands = [[*again, *_words({name: ADE20K.flags[name] for name in ("label_map", "numclasses", "classes")})]]
+    elif "no-split" in codes:
+        commands = [_split(summary)]
+    else:
+        return []
+    return [f"to fix: {' && '.join(shell.python_command(*words) for words in commands)}"]
+
+
+def _check_again(summary: Summary) -> list[object]:
+    return ["-m", "tools.check", summary.root, "--dataset", summary.dataset, *_words(summary.flags)]
+
+
+def _words(flags: Mapping[str, object]) -> list[object]:
+    return [word for name, value in flags.items() for word in (f"--{name}", value)]
+
+
+def _split(summary: Summary) -> list[object]:
+    """Return the words of the command that splits a data set in plain folders."""
+    root, paths = Path(summary.root), _paths(summary)
+    place = find_whole(root, images=paths.image_path, masks=paths.val_path)
+    folders = {"image_path": (place.images, IMAGES), "label_path": (place.masks, MASKS[0])}
+    flags = {
+        name: path.relative_to(root).as_posix() for name, (path, default) in folders.items() if path != root / default
+    }
+    ends = {name: value for name in ("image_suffix", "label_suffix") if (value := getattr(paths, name))}
+    return ["-m", "tools.split", root, "--val", "0.2", *_words(flags | ends)]
+
+
+def _convert_masks(summary: Summary, kind: str) -> list[list[object]]:
+    """Return the words of the commands that convert the masks of a data set in plain folders: one, or one a split."""
+    root, paths = Path(summary.root), _paths(summary)
+    out = new_folder(root)
+    ends = _words({name: value for name in ("image_suffix", "label_suffix") if (value := getattr(paths, name))})
+    ends += ["--classes", summary.class_file] if summary.class_file else []
+    places: dict[str, Place] = {}
+    for role, split in zip(("train", "val"), paths.splits, strict=True):
+        for place in find_places(root, split, paths.image_path, paths.val_path, paths.list_path):
+            places[role] = place
+    whole = find_whole(root, images=paths.image_path, masks=paths.val_path)
+    in_folders = [place for place in places.values() if place.images.parent != whole.images and not place.list_file]
+    if not in_folders and paths.splits == ("train", "val"):
+        return [["-m", "tools.convert", kind, whole.masks, out, "--images", whole.images, *ends]]
+    return [
+        ["-m", "tools.convert", kind, place.masks, out, "--images", place.images, "--split", role, *ends]
+        for role, place in places.items()
+    ]
+
+
+def _paths(summary: Summary) -> Paths:
+    return dataclasses.replace(Paths(), **summary.flags)
+
+
+def conversion(root: Path) -> str:
+    """Return a text that ends with the command to convert the labels below root; "" if they need no conversion."""
+    found = {kind: path for kind, path in find_kinds(root).items() if kind != NUMBERS}
+    if not found:
+        return ""
+    kinds = " and ".join(f"{KINDS[kind].about} ({path})" for kind, path in found.items())
+    commands = [shell.python_command("-m", "tools.convert", kind, root, new_folder(root)) for kind in found]
+    choice = "choose one: " if len(commands) > 1 else "convert them: "
+    return f"no masks of class numbers, but {kinds}: {choice}{' or '.join(commands)}"
+
+
+def new_folder(root: Path) -> Path:
+    """Return a folder beside root that does not exist."""
+    root = root if root.name not in ("", "..") else root.resolve()
+    names = (f"{root.name}_masks", *(f"{root.name}_masks{number}" for number in range(2, 100)))
+    return next(folder for folder in map(root.with_name, names) if not folder.exists())

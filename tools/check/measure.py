@@ -1,0 +1,202 @@
+"""Measure the files of each sample. Each file is decoded once, by any process."""
+
+import hashlib
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from PIL import ExifTags, Image, ImageOps
+
+from data.images import LABEL_MODES, decode, kind_of, read_image
+from data.images.rasters import open_raster, type_of
+from data.label_map import UNLISTED, LabelMap
+from support.errors import UserError
+from support.image_stats import RGB, ImageType
+from support.labels import IGNORE
+from tools.check.survey import Sample
+
+NUM_COLOURS = 64  # colours of a mask to keep, the most frequent ones
+MIN_CONTRAST = 16  # grey levels; the difference hash of a flatter image is noise
+
+
+@dataclass
+class FileFacts:
+    """What was measured of one image or label file.
+
+    fault: why the file cannot be decoded, "" if it can. mode: PIL's mode. size: (height, width) as training sees it;
+    (0, 0) with a fault.
+    """
+
+    path: Path
+    fault: str = ""
+    mode: str = ""
+    size: tuple[int, int] = (0, 0)
+
+
+@dataclass
+class ImageFacts(FileFacts):
+    """What was measured of one image file.
+
+    kind: channels and type that training would read. orientation: EXIF's, 1 = upright. transparent: whether any pixel
+    is. sha: SHA-256 of shape and pixels in hex, "" if the file cannot be decoded. near: 64-bit difference hash, None
+    for a flat image and for one that is not RGB.
+    """
+
+    kind: ImageType = RGB
+    orientation: int = 1
+    transparent: bool = False
+    sha: str = ""
+    near: int | None = None
+
+
+@dataclass
+class LabelFacts(FileFacts):
+    """What was measured of one label file.
+
+    lossy: whether the compression is JPEG or lossy WebP. values: {value: pixels}; empty if lossy or not one channel.
+    unlisted: {value: pixels} that the label map does not list; they are not in `values`, which holds class numbers.
+    colours: {"#rrggbb": pixels} of a label that has colours instead of class numbers, the most frequent ones.
+    """
+
+    lossy: bool = False
+    values: dict[int, int] = field(default_factory=dict)
+    unlisted: dict[int, int] = field(default_factory=dict)
+    colours: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def classes(self) -> set[int]:
+        return set(self.values) - {IGNORE}
+
+
+@dataclass
+class Facts:
+    """What was measured of one image and its labels.
+
+    splits: names of the splits that contain the image. labels: keys are "mask", "scribble" and "pseudo".
+    agreement: {"scribble" or "pseudo": (pixels with a class in both this label and the mask, those of equal class)}.
+    """
+
+    splits: tuple[str, ...]
+    image: ImageFacts
+    labels: dict[str, LabelFacts]
+    agreement: dict[str, tuple[int, int]]
+
+
+def measure(sample: Sample, label_map: LabelMap | None = None, image_kind: ImageType | None = None) -> Facts:
+    """Decode the files of a sample and return the Facts. An unreadable file gets a fault; nothing is raised.
+
+    label_map: applied to the values of all labels. image_kind: channels and type of the images as the data set's
+    statistics say; None: as the file says.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PIL's, on large files and old palettes: the check has findings for these
+        image = _measure_image(sample.image, image_kind)
+        labels, pixels = {}, {}
+        for kind, path in sample.labels.items():
+            labels[kind], pixels[kind] = _measure_label(path, label_map)
+    agreement = {}
+    mask = pixels.get("mask")
+    for kind in ("scribble", "pseudo"):
+        other = pixels.get(kind)
+        if mask is not None and other is not None and mask.shape == other.shape:
+            both = (mask != IGNORE) & (other != IGNORE)
+            agreement[kind] = int(both.sum()), int((both & (mask == other)).sum())
+    return Facts(sample.splits, image, labels, agreement)
+
+
+def _decode(facts: FileFacts, convert: Callable[[Image.Image], Image.Image]) -> np.ndarray | None:
+    """Return the pixels of facts.path and set facts.size; for an unreadable file, return None and set facts.fault."""
+    try:
+        pixels = decode(facts.path, convert)
+    except UserError as error:
+        facts.fault = str(error).removeprefix(f"{facts.path}: ")
+        return None
+    facts.size = pixels.shape[:2]
+    return pixels
+
+
+def _measure_image(path: Path, kind: ImageType | None) -> ImageFacts:
+    facts = ImageFacts(path)
+    try:
+        facts.kind = kind_of(path)
+        if facts.kind == RGB and kind not in (None, RGB):  # such as grey images, of which a model takes one channel
+            facts.kind = type_of(open_raster(path))
+        if facts.kind != RGB:
+            pixels: np.ndarray | None = read_image(path, facts.kind)
+            assert pixels is not None
+            facts.mode, facts.size = str(facts.kind), pixels.shape[:2]
+            facts.sha = _digest(pixels)
+            return facts
+    except UserError as error:
+        facts.fault = str(error).removeprefix(f"{path}: ")
+        return facts
+
+    def to_rgb(image: Image.Image) -> Image.Image:
+        facts.mode, facts.orientation = image.mode, image.getexif().get(ExifTags.Base.Orientation, 1)
+        if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
+            facts.transparent = bool(np.asarray(image.convert("RGBA"))[..., 3].min() < 255)
+        return ImageOps.exif_transpose(image).convert("RGB")
+
+    pixels = _decode(facts, to_rgb)
+    if pixels is not None:
+        facts.sha, facts.near = _digest(pixels), difference_hash(pixels)
+    return facts
+
+
+def _digest(pixels: np.ndarray) -> str:
+    return hashlib.sha256(str(pixels.shape).encode() + pixels.tobytes()).hexdigest()
+
+
+def difference_hash(pixels: np.ndarray) -> int | None:
+    """Return a 64-bit hash of an RGB image (H, W, 3) uint8 as an int, or None if the image is almost flat.
+
+    Each bit says whether a pixel of the grey 9x8 miniature is darker than its right neighbour.
+    """
+    grey = Image.fromarray(pixels).convert("L").resize((9, 8), Image.Resampling.BOX)
+    levels = np.asarray(grey, np.int16)
+    if np.ptp(levels) < MIN_CONTRAST:
+        return None
+    return int.from_bytes(np.packbits(levels[:, 1:] > levels[:, :-1]).tobytes(), "big")
+
+
+def _measure_label(path: Path, label_map: LabelMap | None) -> tuple[LabelFacts, np.ndarray | None]:
+    """Return the LabelFacts of a file and its class numbers (H, W), or None if the file has no class numbers."""
+    facts = LabelFacts(path)
+
+    def note_mode(image: Image.Image) -> Image.Image:
+        facts.mode, facts.lossy = image.mode, image.format in ("JPEG", "MPO") or _is_lossy_webp(path)
+        return image
+
+    pixels = _decode(facts, note_mode)
+    if pixels is None or facts.lossy:
+        return facts, None
+    if facts.mode == "RGB" and (pixels == pixels[..., :1]).all():
+        pixels, facts.mode = pixels[..., 0], "L"  # as read_label reads it
+    if facts.mode in LABEL_MODES:
+        pixels = pixels.astype(np.uint8) if facts.mode == "1" else pixels
+        if label_map is not None:
+            mapped = label_map.look_up(pixels)
+            facts.unlisted = _count(pixels[mapped == UNLISTED])
+            pixels = np.where(mapped == UNLISTED, np.uint8(IGNORE), mapped)
+        facts.values = _count(pixels)
+        return facts, pixels
+    if pixels.ndim == 3 and pixels.shape[2] >= 3:
+        colours: list = Image.fromarray(pixels[..., :3]).getcolors(pixels.size) or []
+        most_frequent = sorted(colours, key=lambda item: (-item[0], item[1]))[:NUM_COLOURS]
+        facts.colours = {f"#{bytes(colour).hex()}": count for count, colour in most_frequent}
+    return facts, None
+
+
+def _count(pixels: np.ndarray) -> dict[int, int]:
+    """Return {value: number of pixels}, in the order of values."""
+    values, counts = np.unique(pixels, return_counts=True)
+    return dict(zip(values.tolist(), counts.tolist(), strict=True))
+
+
+def _is_lossy_webp(path: Path) -> bool:
+    """Return True if the file is a WebP with a frame of VP8, the lossy codec, instead of VP8L."""
+    with path.open("rb") as file:
+        head = file.read(64)
+    return head[8:12] == b"WEBP" and b"VP8 " in head

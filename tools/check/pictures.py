@@ -1,0 +1,96 @@
+"""Write pictures of a data set (--pictures): images overlaid with their labels."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import cv2
+import numpy as np
+from PIL import Image
+from tqdm import tqdm
+
+from data.images import decode, kind_of, read_image, read_label
+from data.label_map import LabelMap
+from evaluation.pictures import overlay
+from support.errors import UserError
+from support.image_stats import RGB, Display, ImageStats
+from tools.check.findings import Findings
+from tools.check.survey import Sample
+
+PER_SPLIT = 8  # images of each split, spread over it
+PER_FINDING = 8  # images of each kind of finding
+LONG_SIDE = 1600  # pixels; larger pictures are scaled down
+
+
+def check_folder(folder: Path) -> None:
+    """Raise UserError if the folder of the pictures exists and is not empty."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"--pictures {folder}: exists and is not empty: name a new folder")
+
+
+def write_pictures(
+    folder: Path, samples: list[Sample], findings: Findings, colours: np.ndarray, label_map: LabelMap | None
+) -> list[str]:
+    """Write folder/SPLIT/NAME.jpg and folder/CODE/NAME.jpg, for images of each split and each finding.
+
+    colours: (256, 3) uint8 RGB, by class. Returns a line for each picture that could not be drawn.
+    """
+    failed = []
+    for subfolder, sample in tqdm(list(_choose(samples, findings)), unit="picture", desc="drawing"):
+        target = folder / subfolder / f"{sample.image.stem}.jpg"
+        number = 1
+        while target.exists():  # images of one name in two folders
+            number += 1
+            target = target.with_name(f"{sample.image.stem}_{number}.jpg")
+        try:
+            picture = draw(sample, colours, label_map)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(picture).save(target, quality=90)
+        except UserError as error:
+            failed.append(str(error))
+        except OSError as error:
+            raise UserError(f"--pictures {folder}: {error.strerror}") from None
+    return failed
+
+
+def _choose(samples: list[Sample], findings: Findings) -> Iterator[tuple[str, Sample]]:
+    """Yield (subfolder, sample) of each picture to draw."""
+    for split in dict.fromkeys(split for sample in samples for split in sample.splits):
+        inside = [sample for sample in samples if split in sample.splits]
+        count = min(PER_SPLIT, len(inside))
+        for number in range(count):
+            yield split, inside[number * len(inside) // count]
+    by_file = {findings.show(path): sample for sample in samples for path in (sample.image, *sample.labels.values())}
+    for finding in findings.sorted():
+        found = dict.fromkeys(by_file[file] for file in finding.files if file in by_file)
+        for sample in list(found)[:PER_FINDING]:
+            yield finding.code, sample
+
+
+def draw(sample: Sample, colours: np.ndarray, label_map: LabelMap | None) -> np.ndarray:
+    """Return the image with its first label painted over it, (H, W, 3) uint8; the image alone if it has no label.
+
+    A label of another size is stretched. A label in colours keeps them. Raises UserError for an unreadable file.
+    """
+    kind = kind_of(sample.image)
+    image = read_image(sample.image, kind)
+    if kind != RGB:
+        image = Display.of((), _own_stats(image))(image)
+    scale = min(1, LONG_SIDE / max(image.shape[:2]))
+    size = tuple(max(1, round(scale * side)) for side in image.shape[1::-1])
+    image = cv2.resize(image, size, interpolation=cv2.INTER_AREA)
+    if not sample.labels:
+        return image
+    path = next(iter(sample.labels.values()))
+    try:
+        label = read_label(path, 255, label_map)
+    except UserError:
+        painted = decode(path, lambda label: label.convert("RGB"))
+        return cv2.addWeighted(image, 0.5, cv2.resize(painted, size, interpolation=cv2.INTER_NEAREST), 0.5, 0)
+    return overlay(image, cv2.resize(label, size, interpolation=cv2.INTER_NEAREST), colours, background=None)
+
+
+def _own_stats(image: np.ndarray) -> ImageStats:
+    """Return the statistics of one image (H, W, C): enough to show it."""
+    values = np.ma.masked_invalid(image.reshape(-1, image.shape[2]).astype(np.float64))
+    mean, std = values.mean(0).filled(0), values.std(0).filled(0)
+    return ImageStats(image.dtype.name, tuple(mean.tolist()), tuple(np.maximum(std, 1e-6).tolist()))

@@ -1,0 +1,184 @@
+"""Find the splits of a data set and the files of each image, without opening an image."""
+
+import contextlib
+import functools
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from data import layout
+from data.layout import Split
+from data.plain import find_whole
+from support.errors import UserError
+from support.labels import MAPS
+from tools.check.findings import Findings
+
+WHOLE = "all"  # the images of a data set that has no splits
+
+list_folder = functools.cache(layout.list_folder)
+
+
+@dataclass(frozen=True)
+class Paths:
+    """The data flags of the same names; folders are relative to the data set's root; "" for the default."""
+
+    list_path: str = ""
+    image_path: str = ""
+    train_path: str = ""
+    val_path: str = ""
+    pseudo_path: str = ""
+    train_split: str = ""
+    val_split: str = ""
+    image_suffix: str = ""
+    label_suffix: str = ""
+    label_map: str = ""
+
+    @property
+    def splits(self) -> tuple[str, str]:
+        """Return the names of the training and the validation split."""
+        return self.train_split or "train", self.val_split or "val"
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """The files of one image and its labels.
+
+    splits: names of the splits that contain the image. labels: {"mask", "scribble" or "pseudo": file}.
+    """
+
+    splits: tuple[str, ...]
+    image: Path
+    labels: dict[str, Path]
+
+
+def required_labels(dataset: str, *, is_train: bool) -> tuple[str, ...]:
+    """Return the kinds of label that each image of a split must have: some of "mask", "scribble" and "pseudo".
+
+    dataset: value of --dataset. is_train: whether it is the training split.
+    """
+    if not is_train or dataset in ("Folder", "Dense"):
+        return ("mask",)
+    kinds = {"label": "scribble", "pseudo": "pseudo"}
+    return tuple(kinds[name] for name in MAPS[dataset] if name in kinds)
+
+
+def find_split(root: Path, dataset: str, paths: Paths, name: str) -> Split:
+    """Return a Split whose folders are "image", "mask" and the label kinds that training reads, "scribble" or "pseudo".
+
+    name: of the split. The folder of masks is included even if training does not read masks. Raises UserError if the
+    split is missing.
+    """
+    is_train = name == paths.splits[0]
+    kinds = {"pseudo" if kind == "pseudo" else "label": kind for kind in required_labels(dataset, is_train=is_train)}
+    chosen = {"label": paths.train_path if is_train else paths.val_path, "pseudo": paths.pseudo_path}
+    maps = {map_name: chosen[map_name] for map_name in kinds}
+    reads = dataset if is_train or dataset == "Folder" else "Dense"
+    split = layout.find_split(root, reads, name, maps, list_path=paths.list_path, image_path=paths.image_path)
+    folders = {"image": split.folders["image"], "mask": layout.first_folder(root, paths.val_path, *layout.MASKS)}
+    return with_endings(split, folders | {kind: split.folders[map_name] for map_name, kind in kinds.items()}, paths)
+
+
+def find_unsplit(root: Path, paths: Paths) -> Split | None:
+    """Return a Split of all images and masks in plain folders, or None if there are none."""
+    place = find_whole(root, images=paths.image_path, masks=paths.val_path)
+    split = Split({"image": place.images, "mask": place.masks}, plain=True)
+    return with_endings(split, split.folders, paths) if list_folder(place.images, layout.IMAGE_SUFFIXES) else None
+
+
+def with_endings(split: Split, folders: dict[str, Path], paths: Paths) -> Split:
+    """Return the split with other folders, and the ends of its files' names as the flags say."""
+    endings = dict.fromkeys(folders, paths.label_suffix) | {"image": paths.image_suffix}
+    return replace(split, folders=folders, endings=endings)
+
+
+def find_samples(name: str, split: Split, required: tuple[str, ...], findings: Findings) -> list[Sample]:
+    """Return one Sample per image of a split, and add findings about missing, ambiguous and repeatedly listed files.
+
+    required: kinds of label that each image must have.
+    """
+    matches = layout.match_files(split, list_folder)
+    if not matches:
+        findings.add("split-missing", name, f"no images in {split.folders['image']}")
+    for key, times in Counter(key for key, _ in matches).items():
+        if times > 1:
+            findings.add("listed-twice", f"{name}: {key}", f"{times} times")
+    samples = []
+    for key, files in dict(matches).items():
+        if not files["image"]:
+            findings.add("listed-image-missing", f"{name}: {key}", f"not in {findings.show(split.folders['image'])}")
+            continue
+        for kind, paths in files.items():
+            if len(paths) > 1:
+                findings.add("two-files-of-one-name", paths[0], f"and {', '.join(path.name for path in paths[1:])}")
+            elif not paths and kind in required:
+                missing = split.folders[kind] / f"{key}{split.endings[kind]}.png"
+                findings.add("image-without-label", files["image"][0], f"no {findings.show(missing)}")
+        labels = {kind: paths[0] for kind, paths in files.items() if kind != "image" and paths}
+        samples.append(Sample((name,), files["image"][0], labels))
+    return samples
+
+
+def merge_samples(samples: list[Sample], findings: Findings) -> list[Sample]:
+    """Return one Sample per image file, with all its splits and labels; add findings for images in two splits."""
+    merged: dict[Path, Sample] = {}
+    for sample in samples:
+        other = merged.get(sample.image)
+        if other is not None:
+            findings.add("in-two-splits", sample.image, f"{', '.join(other.splits)} and {sample.splits[0]}")
+            sample = Sample(other.splits + sample.splits, sample.image, sample.labels | other.labels)
+        merged[sample.image] = sample
+    return list(merged.values())
+
+
+def find_unused(root: Path, dataset: str, paths: Paths, splits: list[Split], findings: Findings) -> None:
+    """Add findings for labels without an image and, for splits with lists, for labelled images that no list names."""
+    lists = layout.first_folder(root, paths.list_path, *(["."] if dataset == "Folder" else layout.LISTS))
+    listed: set[str] = set()  # in any list, also of a test split
+    for path in lists.glob("*.txt"):
+        with contextlib.suppress(UserError):  # a text file that is not a list
+            listed.update(layout.read_list(path, plain=True))
+    unused: dict[Path, list[str]] = {}
+    label_folders = {
+        (kind, folder): split for split in splits for kind, folder in split.folders.items() if kind != "image"
+    }
+    for (kind, folder), split in label_folders.items():
+        ending = split.endings["image"]
+        images = layout.select(list_folder(split.folders["image"], layout.IMAGE_SUFFIXES), ending)
+        used = images if split.listed is None else {layout.without_suffix(name, images, ending) for name in listed}
+        for key, files in layout.select(list_folder(folder, layout.ANY_SUFFIXES), split.endings[kind]).items():
+            if key not in images:
+                findings.add("label-without-image", files[0], kind)
+            elif key in images and key not in used:
+                unused.setdefault(images[key][0], []).append(kind)
+    for image, kinds in unused.items():
+        findings.add("not-listed", image, f"has {', '.join(kinds)}")
+
+
+def survey(
+    root: Path, dataset: str, paths: Paths, names: Sequence[str], findings: Findings
+) -> tuple[list[str], list[Sample]]:
+    """Return the names of the splits that exist, and one Sample per image; add findings for missing or unused files.
+
+    names: splits to look for. Plain folders without any of them are one split, WHOLE.
+    """
+    splits: dict[str, Split] = {}
+    missing: dict[str, str] = {}
+    for name in names:
+        try:
+            splits[name] = find_split(root, dataset, paths, name)
+        except UserError as error:
+            missing[name] = str(error)
+    whole = find_unsplit(root, paths) if dataset == "Folder" and not splits and not paths.list_path else None
+    if whole:
+        splits[WHOLE] = whole
+        findings.add("no-split", whole.folders["image"], f"no {' and no '.join(names)}")
+    else:
+        for name, problem in missing.items():
+            findings.add("split-missing", name, problem)
+    samples = []
+    for name, split in splits.items():
+        required = required_labels(dataset, is_train=name == paths.splits[0])
+        samples += find_samples(name, split, required, findings)
+    find_unused(root, dataset, paths, list(splits.values()), findings)
+    return list(splits), merge_samples(samples, findings)

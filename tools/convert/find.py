@@ -1,0 +1,127 @@
+"""Find which kinds of labels a folder holds."""
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from data.images import LABEL_SUFFIXES, decode
+from data.layout import list_folder
+from support import shell
+from support.errors import UserError
+from tools.convert.formats.pairs import MASK_FOLDERS
+from tools.convert.kinds import KINDS
+
+MAX_FILES = 2000  # files to look into
+MAX_MASKS = 8
+MAX_BYTES = 65536  # of the head and of the tail of each; large files are not read whole
+
+# {kind: what its files have}, the more special ones first.
+PATTERNS = {
+    "labelme": (r'"shapes"', r'"imagePath"'),
+    "panoptic": (r'"segments_info"', r'"categories"'),
+    "coco": (r'"annotations"', r'"categories"', r'"images"'),
+    "labelstudio": (r"^\s*\[", r'"(annotations|completions)"', r'"result"'),
+    "supervisely": (r'"objects"', r'"size"', r'"(classTitle|classId)"'),
+    "cvat": (r"<annotations", r"<image\s"),
+    "scribblesup": (r"<annotation>", r"<polygon>", r"<tag>"),
+    "yolo": (r"^\d+( [-+.\de]+){4,}\s*$",),
+}
+LABELME_XML = (r"<annotation>", r"<polygon>", r"<pt>")
+SUFFIXES = {"cvat": ".xml", "scribblesup": ".xml", "yolo": ".txt"}  # of the files of a kind; else .json
+NUMBERS = "numbers"  # masks of class numbers, which need no conversion
+
+
+def find_kinds(source: Path) -> dict[str, Path]:
+    """Return {kind: an example file} for the labels in a file or folder. Masks of class numbers are of kind NUMBERS."""
+    found: dict[str, Path] = {}
+    for path in list(_files(source))[:MAX_FILES]:
+        text = _ends_of(path)
+        for kind, patterns in (*PATTERNS.items(), ("labelme", LABELME_XML)):
+            suffix = ".xml" if patterns is LABELME_XML else SUFFIXES.get(kind, ".json")
+            if path.suffix.lower() == suffix and all(re.search(pattern, text, re.MULTILINE) for pattern in patterns):
+                if kind not in found or path.name.startswith("instances"):  # not COCO's key points
+                    found[kind] = path
+                break
+    return found if "panoptic" in found else found | _find_masks(source)  # a panoptic export has PNGs in colours, too
+
+
+def find_kind(source: Path, out: Path) -> str:
+    """Return the kind of the labels in a file or folder, and print it.
+
+    Raises UserError, with the commands to choose from, if there are several kinds or none.
+    """
+    found = find_kinds(source)
+    numbers = found.pop(NUMBERS, None)
+    if len(found) == 1:
+        ((kind, path),) = found.items()
+        print(f"{source}: {KINDS[kind].about} ({path}), converted as {kind}")
+        return kind
+    commands = [shell.python_command("-m", "tools.convert", kind, source, out) for kind in found]
+    if found:
+        kinds = " and ".join(f"{KINDS[kind].about} ({path})" for kind, path in found.items())
+        raise UserError(f"{source}: has {kinds}: choose one: {' or '.join(commands)}")
+    if numbers:
+        check = shell.python_command("-m", "tools.check", source)
+        raise UserError(f"{numbers}: masks of class numbers need no conversion: to check them: {check}")
+    raise UserError(
+        f"{source}: no labels of a known kind in it: unpack .zip files, or name the kind: {', '.join(KINDS)}"
+    )
+
+
+def _find_masks(source: Path) -> dict[str, Path]:
+    """Return {"colours", "binary" or NUMBERS: an example mask} for an export's mask folder; {} if it has none."""
+    folder = next((source / name for name in MASK_FOLDERS if (source / name).is_dir()), None)
+    paths = [path for files in list_folder(folder, LABEL_SUFFIXES).values() for path in files] if folder else []
+    found: dict[str, Path] = {}
+    for path in paths[:: max(1, len(paths) // MAX_MASKS)]:
+        try:
+            found.setdefault(_kind_of_mask(path), path)
+        except UserError:
+            continue  # the conversion names it
+    for kind in ("colours", NUMBERS, "binary"):  # a single mask of colours may have only 0 and 255, or only grey
+        if kind in found:
+            return {kind: found[kind]}
+    return {}
+
+
+def _kind_of_mask(path: Path) -> str:
+    modes = []
+
+    def note_mode(image: Image.Image) -> Image.Image:
+        modes.append(image.mode)
+        return image
+
+    pixels = decode(path, note_mode)
+    colours = pixels.reshape(pixels.shape[0], pixels.shape[1], -1)[:, :, :3]
+    if modes[0] != "P" and (colours != colours[:, :, :1]).any():
+        return "colours"
+    return "binary" if modes[0] == "1" or set(np.unique(colours).tolist()) == {0, 255} else NUMBERS
+
+
+def _files(source: Path) -> Iterator[Path]:
+    """Yield the JSON and XML files below a folder, and the first text files in its subfolders; or the file itself."""
+    if source.is_file():
+        yield source
+    texts = 0
+    for paths in list_folder(source, (".json", ".xml", ".txt")).values():
+        for path in paths:
+            is_text = path.suffix.lower() == ".txt"
+            texts += is_text
+            if not is_text or (path.parent != source and texts < MAX_FILES // 10):
+                yield path
+
+
+def _ends_of(path: Path) -> str:
+    """Return the first and the last MAX_BYTES of a text file; "" if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(MAX_BYTES)
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(len(head), size - MAX_BYTES))
+            return (head + file.read()).decode("utf-8", errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,96 @@
+"""Pair images and masks by file name across two folders, and read the split from lists."""
+
+from pathlib import Path
+
+from data.images import IMAGE_SUFFIXES, LABEL_SUFFIXES, NO_JPEG
+from data.layout import list_folder, read_list
+from support.errors import UserError
+from tools.convert.reading import split_of
+from tools.convert.source import Entry, Options, Source
+
+IMAGE_FOLDERS = ("images", "JPEGImages")
+MASK_FOLDERS = ("masks", "labels", "annotations", "SegmentationClass", "SegmentationClassAug")
+NO_IMAGES = (*MASK_FOLDERS, "SegmentationObject")  # folders below that of the images that have none
+LISTS = "ImageSets/Segmentation"  # as PASCAL VOC, CVAT and Datumaro have them
+
+
+def read_pairs(source: Path, options: Options, suffixes: tuple[str, ...] = LABEL_SUFFIXES) -> Source:
+    """Return the pairs below a folder: an entry's record is its mask. What has no partner is a fault.
+
+    Images are in the subfolder of IMAGE_FOLDERS, masks in that of MASK_FOLDERS, or else in the folder itself; --images
+    names another folder. If there are lists, entries have the split of their list, and an image without a mask is left
+    out if no list has it. suffixes: of the masks that can be read. Raises UserError if a folder is missing.
+    """
+    if not source.is_dir():
+        raise UserError(f"{source}: not a folder: name the one with images and masks")
+    if options.images and not options.images.is_dir():
+        raise UserError(f"--images {options.images}: no such folder")
+    image_folder = options.images or _first(source, IMAGE_FOLDERS)
+    mask_folder = _first(source, MASK_FOLDERS)
+    if image_folder.resolve() == mask_folder.resolve() and not options.label_suffix:
+        raise UserError(
+            f"{source}: images and masks are in one folder: put the masks into {source / 'masks'} and the images into "
+            f"{source / 'images'}, or name the end of the masks' names, as in --label_suffix _mask"
+        )
+    result, splits = Source(), read_splits(source)
+    images = _by_name(list_folder(image_folder, IMAGE_SUFFIXES), options.image_suffix)
+    masks = _by_name(list_folder(mask_folder, (*suffixes, *IMAGE_SUFFIXES)), options.label_suffix)
+    if image_folder.resolve() == mask_folder.resolve():
+        own = {path for paths in masks.values() for path in paths}
+        images = {name: kept for name, paths in images.items() if (kept := [path for path in paths if path not in own])}
+    elif image_folder == source:
+        images = {name: paths for name, paths in images.items() if name.split("/")[0] not in NO_IMAGES}
+    if not images:
+        raise UserError(f"{image_folder}: no images in it: name their folder with --images DIR")
+    if splits:
+        listed = {name: paths for name, paths in images.items() if name in splits or name in masks}
+        if len(listed) < len(images):
+            result.notes.append(f"{len(images) - len(listed)} image(s) without a mask are in no list: left out")
+        images = listed
+    for name, paths in images.items():
+        found = masks.pop(name, [])
+        readable = [path for path in found if path.suffix.lower() in suffixes]
+        if len(paths) > 1:
+            result.faults.append(f"{paths[0]} and {paths[1].name}: two images of one name: skipped")
+        elif not found:
+            expected = mask_folder / f"{name}{options.label_suffix}.png"
+            result.faults.append(f"{paths[0]}: an image without a mask: expected {expected}: skipped")
+        elif not readable:
+            result.faults.append(f"{found[0]}: {NO_JPEG}: skipped")
+        elif len(readable) > 1:
+            result.faults.append(f"{readable[0]} and {readable[1].name}: two masks of one name: skipped")
+        else:
+            result.entries.append(Entry(name, str(readable[0]), paths[0], readable[0], split=splits.get(name, "")))
+    result.faults += [f"{paths[0]}: a mask without an image: skipped" for paths in masks.values()]
+    return result
+
+
+def read_splits(source: Path) -> dict[str, str]:
+    """Return {image name: split} of the lists in ImageSets/Segmentation, which are named after their splits.
+
+    Images in default.txt, CVAT's list of images without a subset, have the split "". If an image is in several lists,
+    train, val and test take precedence over others, such as VOC's trainval.
+    """
+    splits: dict[str, str] = {}
+    folder = beside(source, LISTS)
+    lists = sorted(folder.glob("*.txt")) if folder else []
+    for path in sorted(lists, key=lambda path: (path.stem == "default", not split_of(path.stem), path.stem)):
+        split = "" if path.stem == "default" else split_of(path.stem) or path.stem
+        for name in read_list(path, plain=True):
+            splits.setdefault(name, split)
+    return splits
+
+
+def beside(source: Path, name: str) -> Path | None:
+    """Return the file or folder `name` in an export, None without one. source: the export, or its folder of masks."""
+    roots = (source, source.parent) if source.name in MASK_FOLDERS else (source,)
+    return next((root / name for root in roots if (root / name).exists()), None)
+
+
+def _first(source: Path, names: tuple[str, ...]) -> Path:
+    return next((source / name for name in names if (source / name).is_dir()), source)
+
+
+def _by_name(files: dict[str, list[Path]], suffix: str) -> dict[str, list[Path]]:
+    """Return the files whose name, without the file format's suffix, ends with `suffix`, by the name without it."""
+    return {name.removesuffix(suffix): paths for name, paths in files.items() if name.endswith(suffix)}

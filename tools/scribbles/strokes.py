@@ -1,0 +1,204 @@
+"""Simulate scribbles from a dense mask: for each region a stroke along its interior, and one along its border if asked.
+
+A stroke follows the longest path in the region's skeleton, as a person draws along an object. It is smoothed and
+deviates to the sides, but stays in the discs around the path that fit into the region: it never leaves its class.
+"""
+
+import hashlib
+import math
+from dataclasses import dataclass
+
+import cv2
+import numpy as np
+
+from support.labels import IGNORE
+from tools.scribbles.regions import depth_inside, find_regions
+from tools.scribbles.skeleton import longest_path, skeleton
+
+REACH = 0.9  # share of the way from an end of the skeleton to the border by which a stroke is longer
+SMOOTHNESS = 0.3  # standard deviation of the smoothing, as a share of the median depth along the path
+SHALLOW = 0.2  # a background stroke ends where the depth falls below this share of the largest one in its region
+MARGIN = 0.75  # pixels; rounding moves a point by up to 0.71
+SPACING = 0.25  # pixels between the points that are drawn
+# nnU-Net's protocol (Gotkowski et al., arXiv:2403.12834; MIC-DKFZ/ScribbleBench, scribble_conf.yml).
+BORDER_DISTANCE = (1, 4)  # pixels between the region's border and the stroke's
+BORDER_LENGTH = (0.07, 0.15)  # share of the outline
+
+
+@dataclass(frozen=True)
+class Style:
+    """How strokes are drawn; each field is the flag of that name. background: class number, None for none."""
+
+    min_area: int
+    length: float
+    width: int
+    wiggle: float
+    shrink: float
+    drop: float
+    border: bool
+    background: int | None
+
+
+def draw_scribble(label: np.ndarray, style: Style, seed: int, name: str) -> np.ndarray:
+    """Return a scribble, (H, W) uint8: the class on each stroke, 255 elsewhere.
+
+    label: dense mask, (H, W) uint8, 255 = ignore. name: of the image; seed and name give the random numbers, so that
+    the result depends on neither the order of images nor the number of processes.
+    """
+    scribble = np.full(label.shape, IGNORE, np.uint8)
+    regions = find_regions(label, style.min_area)
+    depth = depth_inside(regions.number)
+    rngs = [_rng(seed, name, number) for number in range(len(regions.classes))]
+    dropped = _dropped(regions.classes, [rng.random() for rng in rngs], style.drop)
+    for index, (value, box) in enumerate(zip(regions.classes, regions.boxes, strict=True)):
+        if dropped[index]:
+            continue
+        inside = regions.number[box] == index + 1
+        found = skeleton(inside)
+        inner = np.where(inside, depth[box], 0)
+        if not len(found):  # thinning can use up a region of a few pixels
+            found = np.argwhere(inside & (inner == inner[inside].max()))[:1]
+        if value == style.background:
+            found = _deep_part(found, inner)
+        curves = [_interior(longest_path(found), inner, style, rngs[index])]
+        if style.border:
+            curves.append(_along_border(inner, style.width, rngs[index]))
+        for curve in curves:
+            stroke = _drawn(_middle(curve, 1 - style.shrink), inside.shape, style.width)
+            scribble[box][stroke & inside] = value
+    return scribble
+
+
+def _rng(seed: int, name: str, number: int) -> np.random.Generator:
+    digest = hashlib.sha256(name.encode()).digest()
+    return np.random.default_rng([seed, int.from_bytes(digest[:8], "big"), number])
+
+
+def _dropped(classes: list[int], draws: list[float], share: float) -> list[bool]:
+    """Return which strokes are left out: those drawn below `share`, but the last one of a class stays.
+
+    A larger share leaves out the strokes of a smaller one and more. A class of the image keeps a stroke, because a
+    class without one is taken as absent.
+    """
+    highest: dict[int, float] = {}
+    for value, draw in zip(classes, draws, strict=True):
+        highest[value] = max(draw, highest.get(value, 0.0))
+    return [draw < share and draw < highest[value] for value, draw in zip(classes, draws, strict=True)]
+
+
+def _deep_part(pixels: np.ndarray, depth: np.ndarray) -> np.ndarray:
+    """Return the part of a skeleton (N, 2) around its deepest pixel that is nowhere shallower than SHALLOW says."""
+    own = depth[pixels[:, 0], pixels[:, 1]]
+    deep = np.zeros(depth.shape, np.uint8)
+    deep[tuple(pixels[own >= SHALLOW * own.max()].T)] = 1
+    _, part = cv2.connectedComponents(deep, connectivity=8)
+    return np.argwhere(part == part[tuple(pixels[np.argmax(own)])])
+
+
+def _interior(path: np.ndarray, depth: np.ndarray, style: Style, rng: np.random.Generator) -> np.ndarray:
+    """Return the points (N, 2) float64, row and column, of the stroke along a path (L, 2) in a region.
+
+    depth: (H, W) of the region's box, as depth_inside() returns it.
+    """
+    radius = depth[path[:, 0], path[:, 1]].astype(np.float64)
+    centres = path.astype(np.float64)
+    angle = rng.uniform(0, 2 * np.pi)  # of a path without a direction
+    ends = _extension(centres, radius[0], angle), _extension(centres[::-1], radius[-1], angle + np.pi)
+    points = np.concatenate([ends[0][::-1], centres, ends[1]])
+    repeats = np.ones(len(path), int)
+    repeats[0] += len(ends[0])
+    repeats[-1] += len(ends[1])
+    centres, radius = np.repeat(centres, repeats, axis=0), np.repeat(radius, repeats)
+    points = _smooth(points + _deviation(points, radius, style.wiggle, rng), SMOOTHNESS * float(np.median(radius)))
+    # Into the largest disc around the skeleton's pixel that fits into the region.
+    offset = points - centres
+    size = np.maximum(np.hypot(*offset.T), 1e-9)
+    points = centres + offset * np.minimum(1, np.maximum(radius - MARGIN, 0) / size)[:, None]
+    return _part(points, style.length, rng.random())
+
+
+def _extension(points: np.ndarray, radius: float, angle: float) -> np.ndarray:
+    """Return points, one pixel apart, that go on from points[0] in the direction in which the line arrives there."""
+    before = points[min(len(points) - 1, max(3, math.ceil(radius)))]
+    step = points[0] - before if len(points) > 1 else np.array([math.sin(angle), math.cos(angle)])
+    step = step / max(np.hypot(*step), 1e-9)
+    return points[0] + np.arange(1, int(REACH * radius) + 1)[:, None] * step
+
+
+def _deviation(points: np.ndarray, radius: np.ndarray, wiggle: float, rng: np.random.Generator) -> np.ndarray:
+    """Return random offsets (N, 2) to the sides of a line, up to `wiggle` times the radius, which vary smoothly."""
+    spacing = max(8.0, 2 * float(np.median(radius)))
+    knots = np.arange(0, len(points) + spacing, spacing)
+    amount = wiggle * radius * np.interp(np.arange(len(points)), knots, rng.uniform(-1, 1, len(knots)))
+    if len(points) < 2:
+        return np.zeros_like(points)
+    along = np.gradient(_smooth(points, 0.5 * spacing), axis=0)
+    along /= np.maximum(np.hypot(*along.T), 1e-9)[:, None]
+    return np.stack([along[:, 1], -along[:, 0]], axis=1) * amount[:, None]
+
+
+def _smooth(points: np.ndarray, sigma: float) -> np.ndarray:
+    """Return points (N, 2) convolved with a Gaussian; the ends stay where they are."""
+    reach = math.ceil(3 * sigma)
+    if len(points) < 3 or reach < 1:
+        return points
+    kernel = np.exp(-0.5 * (np.arange(-reach, reach + 1) / sigma) ** 2)
+    padded = np.pad(points, ((reach, reach), (0, 0)), mode="reflect", reflect_type="odd")
+    return np.stack([np.convolve(column, kernel / kernel.sum(), mode="valid") for column in padded.T], axis=1)
+
+
+def _along_border(depth: np.ndarray, width: int, rng: np.random.Generator) -> np.ndarray:
+    """Return the points (N, 2) of a stroke along the inside of a region's border; N = 0 if the region is too thin."""
+    distance = (width - 1) / 2 + rng.uniform(*BORDER_DISTANCE)
+    length, start = rng.uniform(*BORDER_LENGTH), rng.random()
+    outlines, _ = cv2.findContours((depth >= distance).view(np.uint8), cv2.RETR_LIST, cv2.CHAIN_APPROX_NONE)
+    if not outlines:
+        return np.zeros((0, 2))
+    outline = max(outlines, key=len)[:, 0, ::-1].astype(np.float64)
+    count = max(1, round(length * len(outline)))
+    return outline[(int(start * len(outline)) + np.arange(count)) % len(outline)]
+
+
+def _part(points: np.ndarray, share: float, position: float) -> np.ndarray:
+    """Return a share of the line by arc length. position: 0 begins with the first point, 1 ends with the last one."""
+    if len(points) < 2:
+        return points
+    arc = _arc(points)
+    first = position * (1 - share) * arc[-1]
+    start = int(np.argmin(np.abs(arc - first)))
+    stop = int(np.argmin(np.abs(arc - first - share * arc[-1])))
+    return points[start : stop + 1]
+
+
+def _middle(points: np.ndarray, share: float) -> np.ndarray:
+    return _part(points, share, 0.5)
+
+
+def _drawn(points: np.ndarray, size: tuple[int, int], width: int) -> np.ndarray:
+    """Return the pixels whose centre is at most width / 2 from a line, (H, W) bool.
+
+    points: (N, 2) row and column, where whole numbers are centres. The pixel around each point is drawn in any case.
+    """
+    drawn = np.zeros(size, bool)
+    if len(points) > 1:
+        arc = _arc(points)
+        places = np.linspace(0, arc[-1], math.ceil(arc[-1] / SPACING) + 1)
+        points = np.stack([np.interp(places, arc, column) for column in points.T], axis=1)
+    near = np.arange(-(width // 2) - 1, width // 2 + 2)
+    rows, columns = (np.round(column).astype(int)[:, None] + near for column in points.T)
+    far = (rows - points[:, :1])[:, :, None] ** 2 + (columns - points[:, 1:])[:, None] ** 2
+    is_hit = (
+        (far <= max(width / 2, MARGIN) ** 2) & _within(rows, size[0])[:, :, None] & _within(columns, size[1])[:, None]
+    )
+    number, row, column = np.nonzero(is_hit)
+    drawn[rows[number, row], columns[number, column]] = True
+    return drawn
+
+
+def _within(places: np.ndarray, size: int) -> np.ndarray:
+    return (places >= 0) & (places < size)
+
+
+def _arc(points: np.ndarray) -> np.ndarray:
+    """Return the length of a line up to each of its points, (N,)."""
+    return np.concatenate([[0], np.cumsum(np.hypot(*np.diff(points, axis=0).T))])

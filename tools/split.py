@@ -1,0 +1,195 @@
+"""Divide a data set in plain folders into train.txt and val.txt, which --dataset Folder reads.
+
+    python -m tools.split MyPhotos --val 0.2
+    python -m tools.split MyPhotos --val 0.2 --group 'photo_(..)'
+
+Classes are balanced by iterative stratification, rare classes first (Sechidis, Tsoumakas, Vlahavas: On the
+Stratification of Multi-Label Data, ECML PKDD 2011, section 3), here of groups of images.
+"""
+
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+if not __package__:  # started as a file from another folder: python PATH/data/split.py
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from data.classes import aligned, read_classes
+from data.images import LABEL_SUFFIXES, read_label
+from data.layout import Split, list_folder, match_files
+from support import shell
+from support.errors import UserError
+from support.files import write_atomic
+from support.labels import IGNORE
+from tools.arguments import Parser
+
+PARTS = ("train", "val")
+EXISTS = "exists: remove it to split the data again"
+
+
+def stratify(counts: np.ndarray, shares: tuple[float, ...], rng: np.random.Generator) -> np.ndarray:
+    """Return the part of each group, (groups,) int, such that each part gets its share of each class and of the images.
+
+    counts: (groups, 1 + classes): images of the group, then its images with each class. shares: of the parts; their sum
+    is 1. Takes the class with the fewest images left, and gives its groups, the largest first, to the part where they
+    reduce chi-square most: the sum, over parts and classes, of (images lacking)**2 / (images wanted). The paper looks
+    at the one class only, which leaves frequent classes to chance. Ties are broken at random.
+    """
+    part = np.full(len(counts), -1)
+    wanted = np.maximum(np.outer(shares, counts.sum(axis=0)), 1e-9)  # (parts, 1 + classes)
+    lacking = wanted.copy()
+    order = rng.permutation(len(counts))
+    while (part < 0).any():
+        left = counts[part < 0].sum(axis=0)
+        present = np.flatnonzero(left[1:]) + 1
+        column = int(present[np.argmin(left[present])]) if len(present) else 0
+        groups = [group for group in order if part[group] < 0 and (counts[group, column] or not column)]
+        for group in sorted(groups, key=lambda group: -counts[group, column]):
+            gain = ((lacking**2 - (lacking - counts[group]) ** 2) / wanted).sum(axis=1)
+            best = np.lexsort((rng.random(len(shares)), gain))[-1]
+            part[group] = best
+            lacking[best] -= counts[group]
+    return part
+
+
+def group_names(names: list[str], pattern: str) -> list[str]:
+    """Return the group of each image name: the pattern's first group in it or, without one, the whole match.
+
+    pattern: regular expression; "" makes each image a group. Raises UserError if it is invalid or does not match.
+    """
+    try:
+        compiled = re.compile(pattern)
+    except re.error as error:
+        raise UserError(f"--group {pattern}: not a regular expression ({error})") from None
+    if not pattern:
+        return names
+    matches = [compiled.search(name) for name in names]
+    unmatched = [name for name, match in zip(names, matches, strict=True) if not match]
+    if unmatched:
+        raise UserError(f"--group {pattern}: not in {len(unmatched)} of {len(names)} names, such as {unmatched[0]!r}")
+    return [match[1 if compiled.groups else 0] or "" for match in matches if match]
+
+
+def find_pairs(
+    root: Path, image_path: str, label_path: str, image_suffix: str = "", label_suffix: str = ""
+) -> dict[str, Path]:
+    """Return {image name: mask} of plain folders. Raises UserError if a folder or a mask is missing.
+
+    image_suffix, label_suffix: ends of the names of images and masks, which the name that pairs them lacks.
+    """
+    endings = {"image": image_suffix, "label": label_suffix}
+    split = Split({"image": root / image_path, "label": root / label_path}, plain=True, endings=endings)
+    for folder in split.folders.values():
+        if not folder.is_dir():
+            raise UserError(f"{folder}: no such folder; --image_path and --label_path name others")
+    present = [name for name in PARTS if (root / image_path / name).is_dir()]
+    if present:
+        raise UserError(f"{root / image_path / present[0]}: there are splits already: a list would contradict them")
+    pairs = {}
+    for name, files in match_files(split, list_folder):
+        masks = [path for path in files["label"] if path.name.lower().endswith(LABEL_SUFFIXES)]
+        if not masks:
+            raise UserError(
+                f"{files['image'][0]}: an image without a mask: add {name}{label_suffix}.png, or move the image away"
+            )
+        pairs[name] = masks[0]
+    if len(pairs) < 2:
+        raise UserError(f"{root / image_path}: {len(pairs)} image(s): a split needs at least 2")
+    return pairs
+
+
+def presence(masks: list[Path]) -> np.ndarray:
+    """Return (masks, classes) bool: whether a mask has a pixel of the class."""
+    found = np.zeros((len(masks), IGNORE), bool)
+    for row, path in enumerate(tqdm(masks, unit="mask", desc="reading")):
+        values = np.unique(read_label(path, IGNORE))
+        found[row, values[values < IGNORE]] = True
+    return found[:, : int(np.flatnonzero(found.any(axis=0)).max(initial=0)) + 1]
+
+
+def split(names: list[str], groups: list[str], found: np.ndarray, val: float, seed: int) -> np.ndarray:
+    """Return (images,) bool: whether each image belongs to val. Each part has at least one group.
+
+    groups: of each image. found: as presence() returns it. val: share of the images. Raises UserError if there is only
+    one group. The same arguments give the same result.
+    """
+    keys, group = np.unique(groups, return_inverse=True)
+    if len(keys) < 2:
+        raise UserError(f"--group: all {len(names)} images are in one group, {groups[0]!r}: a split needs at least 2")
+    counts = np.zeros((len(keys), 1 + found.shape[1]), np.int64)
+    np.add.at(counts, group, np.concatenate([np.ones((len(names), 1), np.int64), found], axis=1))
+    part = stratify(counts, (1 - val, val), np.random.default_rng(seed))
+    for number in range(2):
+        if not (part == number).any():
+            part[np.argmin(counts[:, 0])] = number
+    return part[group] == 1
+
+
+def main(argv: list[str] | None = None) -> None:
+    args = parser().parse_args(argv)
+    if not 0 < args.val < 1:
+        raise UserError(f"--val {args.val}: must be above 0 and below 1")
+    if args.seed < 0:
+        raise UserError(f"--seed {args.seed}: must be at least 0")
+    lists = [args.root / f"{name}.txt" for name in PARTS]
+    present = [path for path in lists if path.exists()]
+    if len(present) == len(lists):
+        raise UserError(f"{present[0]}: {EXISTS}")
+    ends = {"image_suffix": args.image_suffix, "label_suffix": args.label_suffix}
+    pairs = find_pairs(args.root, args.image_path, args.label_path, **ends)
+    names = list(pairs)
+    groups = group_names(names, args.group)
+    found = presence(list(pairs.values()))
+    in_val = split(names, groups, found, args.val, args.seed)
+    parts = [[name for name, is_val in zip(names, in_val, strict=True) if is_val == part] for part in (False, True)]
+    texts = {path: "".join(f"{name}\n" for name in part) for path, part in zip(lists, parts, strict=True)}
+    for path in present:  # the same command, killed between its two lists, left one of them
+        if path.read_bytes() != texts[path].encode():
+            raise UserError(f"{path}: {EXISTS}")
+    for path, text in texts.items():
+        write_atomic(path, text)
+    print("\n".join(_table(args.root, found, in_val)))
+    by_group = f" of {len(set(groups))} groups" if args.group else ""
+    print(f"{lists[0]}: {(~in_val).sum()} images; {lists[1]}: {in_val.sum()} images{by_group}")
+    folders = [("--image_path", args.image_path, "images"), ("--train_path", args.label_path, "masks")]
+    folders.append(("--val_path", args.label_path, "masks"))
+    folders += [(f"--{name}", value, "") for name, value in ends.items()]
+    words = [word for flag, value, default in folders if value != default for word in (flag, value)]
+    print(f"to check it: {shell.python_command('-m', 'tools.check', args.root, *words)}")
+
+
+def _table(root: Path, found: np.ndarray, in_val: np.ndarray) -> list[str]:
+    """Return a text table as lines: the number of images with each class in each part."""
+    file = root / "classes.txt"
+    names = read_classes(str(file), None).names if file.is_file() else []
+    rows = [["class", "name", "train images", "val images", "share in val"]]
+    for number in range(max(found.shape[1], len(names))):
+        column = found[:, number] if number < found.shape[1] else np.zeros(len(found), bool)
+        train, val = int((column & ~in_val).sum()), int((column & in_val).sum())
+        name = names[number] if number < len(names) else str(number)
+        rows.append([str(number), name, str(train), str(val), f"{val / max(train + val, 1):.1%}"])
+    return [f"  {line}" for line in aligned(rows)]
+
+
+def parser() -> Parser:
+    parser = Parser("tools.split", "Divide images and masks in plain folders into train.txt and val.txt.")
+    add = parser.add_argument
+    add("root", type=Path, metavar="DIR", help="root of the data set, train.py's --dataset_path")
+    add("--val", type=float, default=0.2, metavar="SHARE", help="share of the images for validation")
+    group = "regular expression; images stay together if it matches the same text in their names [each image alone]"
+    add("--group", default="", metavar="PATTERN", help=group)
+    add("--seed", type=int, default=0, metavar="N", help="another number gives another split")
+    add("--image_path", default="images", metavar="DIR", help="folder of the images, relative to DIR")
+    add("--image_suffix", default="", metavar="TEXT", help="end of the images' names, as in train.py")
+    add("--label_suffix", default="", metavar="TEXT", help="end of the masks' names, such as _mask, as in train.py")
+    add("--label_path", default="masks", metavar="DIR", help="folder of the masks, relative to DIR")
+    return parser
+
+
+if __name__ == "__main__":
+    from support import program  # here, because data/ imports no room above it
+
+    program.run_and_exit(main)
