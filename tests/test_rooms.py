@@ -1,0 +1,42 @@
+"""Rooms import only what the table of docs/how_it_works.md allows, and hold at most 14 modules."""
+
+import ast
+import re
+from collections import Counter
+
+from conftest import REPO
+
+PROGRAMS = {"train", "evaluate", "predict", "pseudo", "export", "utils", "trained", "tasks", "segtrain"}
+TEXT = (REPO / "docs/how_it_works.md").read_text(encoding="utf-8").split("## Rooms")[1].split("\n## ")[0]
+ROWS = re.findall(r"^\| `(\w+)/` \| .* \| (.*) \|$", TEXT, re.MULTILINE)
+ROOMS = [name for name, _ in ROWS]
+
+
+def allowed(room: str, text: str) -> set[str]:
+    above = ROOMS[: ROOMS.index(room)]
+    if text.startswith("all above but "):
+        return set(above) - set(re.findall(r"\w+", text.removeprefix("all above but ")))
+    return set(re.findall(r"\w+", text))
+
+
+def imported(source: str) -> set[str]:
+    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Import | ast.ImportFrom)]
+    names = [[a.name for a in node.names] if isinstance(node, ast.Import) else [node.module or ""] for node in nodes]
+    return {name.split(".")[0] for some in names for name in some}
+
+
+def test_each_room_imports_only_the_rooms_below_that_its_row_names():
+    assert len(ROOMS) == 14
+    wrong = []
+    for room, text in ROWS:
+        assert allowed(room, text) <= set(ROOMS[: ROOMS.index(room)]), f"the row of {room} names a room above it"
+        for file in (REPO / room).rglob("*.py"):
+            others = imported(file.read_text(encoding="utf-8")) & ({*ROOMS, "scripts"} | PROGRAMS) - {room}
+            wrong += [f"{file.relative_to(REPO)} imports {name}" for name in sorted(others - allowed(room, text))]
+    assert not wrong
+
+
+def test_nine_modules_at_the_root_and_at_most_14_in_a_folder():
+    assert {path.stem for path in REPO.glob("*.py")} == PROGRAMS
+    modules = Counter(path.parent for room in ROOMS for path in (REPO / room).rglob("*.py") if path.stem != "__init__")
+    assert max(modules.values()) <= 14
