@@ -7,7 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-REPO = Path(__file__).parent
+REPO = Path(__file__).parent.parent
+PACKAGE = __package__.rpartition(".")[0]  # "segtrain" if installed, "" in a clone
 
 
 def quoted(words: list[str]) -> str:
@@ -25,8 +26,8 @@ def python_command(*words: object) -> str:
 
 def install_command(extra: str) -> str:
     """Return the command line that installs this repository with an extra of pyproject.toml, such as "wandb"."""
-    if __package__:
-        return python_command("-m", "pip", "install", f"{__package__}[{extra}]")  # of the version that is installed
+    if PACKAGE:
+        return python_command("-m", "pip", "install", f"{PACKAGE}[{extra}]")  # of the version that is installed
     return python_command("-m", "pip", "install", "-e", f"{'.' if Path.cwd() == REPO else REPO}[{extra}]")
 
 
@@ -47,9 +48,9 @@ def _located(words: tuple[object, ...]) -> list[str]:
     program, *rest = given = list(map(str, words))
     stem = rest[0].replace(".", "/") if program == "-m" else program.removesuffix(".py")
     file = next((name for name in (f"{stem}.py", f"{stem}/__main__.py") if (REPO / name).is_file()), "")
-    if not file or (Path.cwd() == REPO and not __package__):
+    if not file or (Path.cwd() == REPO and not PACKAGE):
         return given
-    start = ["-m", f"{__package__}.{stem.replace('/', '.')}"] if __package__ else [str(REPO / file)]
+    start = ["-m", f"{PACKAGE}.{stem.replace('/', '.')}"] if PACKAGE else [str(REPO / file)]
     return start + rest[program == "-m" :]
 
 

@@ -282,7 +282,7 @@ def test_a_fourth_channel_of_8_bits_is_said_at_the_start_and_can_be_had(tmp_path
         Image.fromarray(mask).save(tmp_path / f"data/masks/{split}/{number}.png")
     given = words(tmp_path / "data", logdir=tmp_path, image_stats=None, epochs=1)
     run_train(**given)
-    said = r"0\.tif: 3 of 4 channels are read, as RGB; .*unspecified kind.* measure them once, .*data\.statistics"
+    said = r"0\.tif: 3 of 4 channels are read, as RGB; .*unspecified kind.* measure them once, .*tools\.statistics"
     assert re.search(said, capfd.readouterr().out)
     statistics.main([str(tmp_path / "data"), "--workers", "0"])
     run_train(**given | {"image_stats": tmp_path / "data/image_stats.json"})

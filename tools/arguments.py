@@ -17,7 +17,7 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, module: str, description: str, epilog: str = ""):
         super().__init__(
-            prog=f"python -m {__package__.removesuffix('data')}{module}",
+            prog=f"python -m {__package__.removesuffix('tools')}{module}",
             description=description,
             epilog=epilog,
             allow_abbrev=False,

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-if not __package__:  # started as a file from another folder: python PATH/data/split.py
+if not __package__:  # started as a file from another folder: python PATH/tools/split.py
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from data.classes import aligned, read_classes

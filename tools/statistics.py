@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial, reduce
 from pathlib import Path
 
-if not __package__:  # started as a file from another folder: python PATH/data/statistics.py
+if not __package__:  # started as a file from another folder: python PATH/tools/statistics.py
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 import numpy as np
