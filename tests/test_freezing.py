@@ -10,7 +10,6 @@ from torch import nn
 
 import config
 import models
-from builders.training import get_model
 from distributed.group import Group
 from losses.criterion import Criterion
 from models.layers import blocks
@@ -18,6 +17,7 @@ from models.segmenter import Segmenter
 from runs import checkpoint
 from runs.summary import summarize
 from support.errors import UserError
+from utils import get_model
 
 PARTS = [("conv1", "bn1"), ("layer1",), ("layer2",), ("layer3",), ("layer4",)]
 DENSE = {"dataset": "Dense", "model_type": "res50_ASPP"}

@@ -16,12 +16,12 @@ import evaluate
 import export
 import models
 import predict
-from builders.training import get_model, get_start
 from config import parse
 from distributed.group import Group
 from models.pretrained import load_weights, needs_stride_in_1x1, released_type
 from support.errors import UserError
 from trained import TrainedModel
+from utils import get_model, get_start
 
 CPU = torch.device("cpu")
 

@@ -9,11 +9,11 @@ from test_fold import varied
 from torch import Tensor, nn
 
 import models
-from builders.training import get_model, get_start
 from config import parse
 from distributed.group import Group
 from support.errors import UserError
 from trained import TrainedModel
+from utils import get_model, get_start
 
 pytestmark = pytest.mark.full_size
 CPU = torch.device("cpu")
