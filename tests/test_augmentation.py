@@ -40,7 +40,6 @@ def test_flags_reach_the_transform():
     assert (transform.flip_horizontal, transform.flip_vertical, transform.quarter_turns) == (False, True, True)
     jitter = transform.jitter
     assert (jitter.brightness, jitter.contrast, jitter.saturation, jitter.hue) == (0.3, 0.3, 0.3, 0.1)
-    assert jitter.grey_p == 0  # grey images are for the consistency loss
     assert get_transform(config.parse(words(dataset_path="x"))) == TrainTransform(33)  # the defaults of both are one
 
 
@@ -105,7 +104,7 @@ def test_samples_do_not_depend_on_processes_and_workers(demo_root, world_size, w
 
 
 def test_the_picture_shows_the_first_batch_and_changes_no_batch(demo_root):
-    cfg = config.parse(words(dataset_path=demo_root, crop_size=65, batchsize=3, l_consistency=1, ema=0.9, **EVERY))
+    cfg = config.parse(words(dataset_path=demo_root, crop_size=65, batchsize=3, **EVERY))
     loader, classes = utils.get_loader(cfg, "train", GROUP), read_classes("", 5)
     states = torch.get_rng_state(), np.random.get_state()[1].tolist()
     picture = draw_samples(cfg, loader, classes)
@@ -113,9 +112,9 @@ def test_the_picture_shows_the_first_batch_and_changes_no_batch(demo_root):
     assert np.random.get_state()[1].tolist() == states[1]
     batch = next(iter(loader))
     rows = [
-        # what the network is trained on with --l_consistency, and this with the scribbles and the pseudo-labels
-        [strong, overlay(strong, label, classes.colours, 0), overlay(strong, pseudo, classes.colours, 0)]
-        for strong, label, pseudo in zip(*(batch[name].numpy() for name in ("strong", "label", "pseudo")), strict=True)
+        # the image, and this with the scribbles and the pseudo-labels
+        [image, overlay(image, label, classes.colours, 0), overlay(image, pseudo, classes.colours, 0)]
+        for image, label, pseudo in zip(*(batch[name].numpy() for name in ("image", "label", "pseudo")), strict=True)
     ]
     assert np.array_equal(picture, sheet(rows))
     # Two samples abreast, of three pictures each, all with a white frame of one pixel; the fourth place is empty.
@@ -208,7 +207,7 @@ def test_what_a_pipeline_fills_is_padding_and_classes_are_not_blended(tmp_path):
     label = np.zeros((40, 40), np.uint8)
     label[::3] = 20
     maps = {"image": np.full((40, 40, 3), 200, np.uint8), "label": label, "pseudo": label + 1}
-    maps |= {"distance_s": np.full((40, 40), 7, np.uint8), "inside": np.ones((40, 40), np.uint8)}
+    maps |= {"distance_s": np.full((40, 40), 7, np.uint8)}
     Pipeline(text)(maps, OUTSIDE, np.random.default_rng(0))
     filled = maps["label"] == 255
     assert 0.1 < filled.mean() < 0.4
@@ -217,7 +216,6 @@ def test_what_a_pipeline_fills_is_padding_and_classes_are_not_blended(tmp_path):
     assert (maps["pseudo"][filled] == 255).all()
     assert set(np.unique(maps["distance_s"][~filled])) == {7}
     assert not maps["distance_s"][filled].any()
-    assert not maps["inside"][filled].any()
 
 
 @pytest.mark.parametrize(
@@ -257,7 +255,7 @@ def test_a_pipelines_draws_depend_on_seed_epoch_and_index_only(demo_root, tmp_pa
         for number in range(4)
     ]
     assert len({round(value, 6) for value in differences}) > 4  # each of the 8 samples has draws of its own
-    settings = {"dataset_path": demo_root, "augment_file": file, "l_consistency": 1, "ema": 0.9}
+    settings = {"dataset_path": demo_root, "augment_file": file}
     dataset = utils.get_loader(config.parse(words(**settings, **EVERY)), "train", GROUP).dataset
     first, again, other = dataset[2, 1], dataset[2, 1], dataset[3, 1]
     assert all(np.array_equal(first[name], again[name]) for name in first)
