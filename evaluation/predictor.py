@@ -21,7 +21,7 @@ CPU_PASS_PIXELS = 2**18
 
 
 class ImagePredictor(Protocol):
-    """Interface of a model that predicts label maps: Predictor and exporting.graph.ExportedModel have these methods."""
+    """Interface of a model that predicts label maps: Predictor and exporting.onnx.OnnxModel have these methods."""
 
     @property
     def images_at_once(self) -> int: ...

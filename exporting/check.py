@@ -1,13 +1,13 @@
 """Check that exported files predict what PyTorch predicts."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from evaluation.predictor import Predictor
-from exporting.graph import ExportedModel, whole_image_logits
+from exporting.graph import whole_image_logits
 from support.errors import UserError
 
 # Allowed difference of logits and probabilities, as a fraction of the largest logit. Other runtimes sum in another
@@ -16,20 +16,24 @@ TOLERANCE = {"cpu": 2e-5, "cuda": 2e-3}
 
 
 @torch.inference_mode()
-def compare_files(model: nn.Module, files: dict[str, ExportedModel], batches: Iterable[Tensor]) -> dict[str, str]:
+def compare_files(
+    model: nn.Module,
+    files: dict[str, Callable[[Tensor], tuple[Tensor, ...]]],
+    names: Sequence[str],
+    batches: Iterable[Tensor],
+) -> dict[str, str]:
     """Compare exported files with the PyTorch model, and return {format: line of text about the result}.
 
-    files: {format: model}. batches: (B, H, W, 3) uint8 RGB on the model's device. A batch smaller than a file's
-    min_size is skipped for that file. Raises UserError on the first difference that rounding does not explain.
+    files: {format: function from a batch to the file's outputs}. names: of the outputs. batches: (B, H, W, 3) uint8 RGB
+    on the model's device. Raises UserError on the first difference that rounding does not explain.
     """
-    predictor, num_pixels, num_ties = Predictor(model), dict.fromkeys(files, 0), dict.fromkeys(files, 0)
+    predictor, num_pixels, num_ties = Predictor(model), 0, dict.fromkeys(files, 0)
     for images in batches:
         labels, logits = predictor.labels(images), whole_image_logits(model, images)
-        for name, file in files.items():
-            if min(images.shape[1:3]) < file.min_size:
-                continue
+        num_pixels += labels.numel()
+        for name, run in files.items():
             try:
-                outputs = file.run(images)
+                outputs = run(images)
             except Exception as error:  # whatever the file's runtime raises, such as on a size it was not traced for
                 problem = " ".join(str(error).split())[:160]
                 raise UserError(
@@ -37,12 +41,11 @@ def compare_files(model: nn.Module, files: dict[str, ExportedModel], batches: It
                     "written: torch.export cannot describe this network for all sizes"
                 ) from None
             try:
-                num_ties[name] += compare_outputs(labels, logits, dict(zip(file.outputs, outputs, strict=True)))
+                num_ties[name] += compare_outputs(labels, logits, dict(zip(names, outputs, strict=True)))
             except AssertionError as error:
                 remedy = "; try --format torch" if name == "onnx" else ""
                 raise UserError(f"--format {name}: {error}; no file was written{remedy}") from None
-            num_pixels[name] += labels.numel()
-    return {name: f"{num_pixels[name]} pixels equal PyTorch's, except {num_ties[name]} ties" for name in files}
+    return {name: f"{num_pixels} pixels equal PyTorch's, except {ties} ties" for name, ties in num_ties.items()}
 
 
 def compare_outputs(labels: Tensor, logits: Tensor, outputs: dict[str, Tensor]) -> int:

@@ -1,29 +1,16 @@
-"""The module to export, from images to label maps, and the base class of exported models."""
+"""The module to export, from images to label maps, and its trace by torch.export."""
 
 import copy
-import json
-from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from pathlib import Path
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
 
-from data.classes import Classes
-from data.images.resize import resize, scaled_size
 from models.backbone import ResNetBackbone
 from models.segmenter import Segmenter
-from support.errors import UserError
-from support.image_stats import read_stats
 
-FORMAT = 1  # of the metadata
-# Keys of the metadata, whose values are JSON.
-KEYS = ["segtrain_format", "outputs", "class_names", "colours", "num_classes"]
-KEYS += ["checkpoint", "weights", "step", "model_type", "layers"]
-STATS = "image_stats"  # a key that files of 8-bit RGB models lack: ImageStats.text
-MIN_SIZE, LONG_SIDE = "min_size", "long_side"  # keys that files of earlier versions do not have
+MIN_SIZE = 7  # pixels; a smaller side gives a 1x1 feature map, which torch.export specialises on
 
 
 class WholeImage(nn.Module):
@@ -47,6 +34,22 @@ class WholeImage(nn.Module):
         logits = whole_image_logits(self.model, images)
         labels = logits.argmax(1).to(torch.uint8)
         return (labels, *(logits.softmax(1) if extra == "probs" else logits for extra in self.extras))
+
+
+def trace(graph: WholeImage) -> ExportedProgram:
+    """Return the module traced by torch.export, for any number of images with sides of MIN_SIZE pixels or more.
+
+    For some models, graph.min_size is a larger limit.
+    """
+    # Sizes above 1 that are not multiples of each other: torch.export takes none for a constant or for another.
+    example = torch.zeros(2, 65, 97, len(graph.model.mean), dtype=graph.model.image_dtype)
+    least = max(MIN_SIZE, graph.min_size)
+    sizes = {0: Dim.DYNAMIC, 1: Dim.DYNAMIC(min=least), 2: Dim.DYNAMIC(min=least)}
+    with torch.no_grad():
+        # What torch.export cannot prove about sizes, such as which features are larger, is checked when the file runs.
+        return torch.export.export(
+            graph, (example,), dynamic_shapes={"images": sizes}, prefer_deferred_runtime_asserts_over_guards=True
+        )
 
 
 def min_size(model: Segmenter) -> int:
@@ -79,69 +82,3 @@ class _CeilMaxPool(nn.MaxPool2d):
     def forward(self, x: Tensor) -> Tensor:
         below, right = (2 * (size // 2 + 1) - size for size in x.shape[2:])
         return super().forward(F.pad(x, (0, right, 0, below)))
-
-
-class ExportedModel(ABC):
-    """A model in a file that export.py wrote; has the methods of evaluation.predictor.ImagePredictor.
-
-    outputs: names of the outputs: "labels", and "probs" and "logits" if the file has them. classes: names and
-    colours. stats: of the images; None: 8-bit RGB. long_side: the --long_side of the
-    training: labels() and probs() resize images to it; 0: they do not. min_size: smallest side of an image, in pixels.
-    images_at_once: number of images per call.
-    """
-
-    min_size = 1
-
-    def __init__(self, path: Path, metadata: dict[str, str], images_at_once: int = 4):
-        """Read the metadata of the file at `path`. Raises UserError if export.py, or a later version, did not write it.
-
-        metadata: {key: JSON text}, as stored in the file. images_at_once: number of images per call.
-        """
-        self.path, self.images_at_once = path, images_at_once
-        try:
-            self.metadata = {key: json.loads(metadata[key]) for key in KEYS}
-            self.long_side: int = json.loads(metadata.get(LONG_SIDE) or "0")
-        except (KeyError, ValueError):
-            raise UserError(f"{path}: not a file that export.py wrote: its metadata is missing") from None
-        self.stats = read_stats(metadata.get(STATS, ""))
-        self.min_size = max(self.min_size, json.loads(metadata.get(MIN_SIZE) or "1"))
-        if self.metadata["segtrain_format"] > FORMAT:
-            raise UserError(
-                f"{path}: written by a later version of segtrain (format {self.metadata['segtrain_format']})"
-            )
-        self.outputs: list[str] = self.metadata["outputs"]
-        self.num_classes: int = self.metadata["num_classes"]
-        colours = np.array([list(bytes.fromhex(colour[1:])) for colour in self.metadata["colours"]], np.uint8)
-        self.classes = Classes(self.metadata["class_names"], colours)
-
-    @abstractmethod
-    def run(self, images: Tensor) -> tuple[Tensor, ...]:
-        """Return all outputs of images (B, H, W, C), in the order of `outputs`, on the images' device."""
-
-    def labels(self, images: Tensor) -> Tensor:
-        """Return label maps (B, H, W) uint8 of images (B, H, W, C), as the model takes."""
-        labels = self.run(self._resized(images))[0]
-        if labels.shape[1:] == images.shape[1:3]:
-            return labels
-        return F.interpolate(labels.unsqueeze(1), size=images.shape[1:3], mode="nearest-exact").squeeze(1)
-
-    def probs(self, images: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """Yield one band with all rows: (slice of rows, probabilities (B, C, H, W) float32).
-
-        images: (B, H, W, C), as the model takes. Raises UserError if the file has no probabilities.
-        """
-        if "probs" not in self.outputs:
-            raise UserError(f"{self.path}: has no probabilities; export it again with --probs")
-        probs = self.run(self._resized(images))[self.outputs.index("probs")]
-        if probs.shape[2:] != images.shape[1:3]:
-            probs = F.interpolate(probs, size=images.shape[1:3], mode="bilinear", align_corners=False)
-        yield slice(0, images.shape[1]), probs
-
-    def _resized(self, images: Tensor) -> Tensor:
-        """Return images (B, H, W, C) at the size that the model was trained on, in their own type."""
-        own = images.shape[1], images.shape[2]
-        size = scaled_size(own, self.long_side or max(own))
-        if size == own:
-            return images
-        resized = resize(images, size)
-        return resized if images.dtype.is_floating_point else resized.round().to(images.dtype)

@@ -3,16 +3,28 @@
 import importlib
 import json
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.export import ExportedProgram
 
-from exporting.graph import ExportedModel
+from data.classes import Classes
+from data.images.resize import resize, scaled_size
 from support import shell
 from support.errors import UserError
+from support.image_stats import read_stats
+
+FORMAT = 1  # of the metadata
+# Keys of the metadata, whose values are JSON.
+KEYS = ["segtrain_format", "outputs", "class_names", "colours", "num_classes"]
+KEYS += ["checkpoint", "weights", "step", "model_type", "layers"]
+LONG_SIDE = "long_side"  # a key that files of earlier versions do not have
+STATS = "image_stats"  # a key that files of 8-bit RGB models lack: ImageStats.text
 
 
 def import_extra(name: str) -> ModuleType:
@@ -68,10 +80,16 @@ def _clean(proto) -> None:
     del proto.graph.value_info[:]  # sizes between nodes, under their old names; ONNX Runtime infers them
 
 
-class OnnxModel(ExportedModel):
-    """A model in an ONNX file. It runs on the CPU, or on a CUDA device if onnxruntime-gpu is installed.
+class OnnxModel:
+    """A model in an ONNX file that export.py wrote; has the methods of evaluation.predictor.ImagePredictor.
 
-    Creating an instance raises UserError if onnxruntime is missing or cannot load the file.
+    It runs on the CPU, or on a CUDA device if onnxruntime-gpu is installed. outputs: names of the outputs: "labels",
+    and "probs" and "logits" if the file has them. classes: names and colours. stats: of the images; None: 8-bit RGB.
+    long_side: the --long_side of the training: labels() and probs() resize images to it; 0: they do not.
+    images_at_once: number of images per call.
+
+    Creating an instance raises UserError if onnxruntime is missing or cannot load the file, or if export.py, or a later
+    version of it, did not write the file.
     """
 
     def __init__(self, path: Path, device: torch.device, images_at_once: int = 4):
@@ -88,8 +106,52 @@ class OnnxModel(ExportedModel):
         except Exception as error:  # its exceptions have no common class
             reason = " ".join(str(error).split())[:200]
             raise UserError(f"{path}: ONNX Runtime {onnxruntime.__version__} cannot load it ({reason})") from None
-        super().__init__(path, self.session.get_modelmeta().custom_metadata_map, images_at_once)
+        self.path, self.images_at_once = path, images_at_once
+        metadata = self.session.get_modelmeta().custom_metadata_map
+        try:
+            self.metadata = {key: json.loads(metadata[key]) for key in KEYS}
+        except (KeyError, ValueError):
+            raise UserError(f"{path}: not a file that export.py wrote: its metadata is missing") from None
+        if self.metadata["segtrain_format"] > FORMAT:
+            raise UserError(
+                f"{path}: written by a later version of segtrain (format {self.metadata['segtrain_format']})"
+            )
+        self.long_side: int = json.loads(metadata.get(LONG_SIDE, "0"))
+        self.stats = read_stats(metadata.get(STATS, ""))
+        self.outputs: list[str] = self.metadata["outputs"]
+        self.num_classes: int = self.metadata["num_classes"]
+        colours = np.array([list(bytes.fromhex(colour[1:])) for colour in self.metadata["colours"]], np.uint8)
+        self.classes = Classes(self.metadata["class_names"], colours)
 
     def run(self, images: Tensor) -> tuple[Tensor, ...]:
+        """Return all outputs of images (B, H, W, C), in the order of `outputs`, on the images' device."""
         outputs = self.session.run(None, {"images": images.cpu().numpy()})
         return tuple(torch.from_numpy(output).to(images.device) for output in outputs)
+
+    def labels(self, images: Tensor) -> Tensor:
+        """Return label maps (B, H, W) uint8 of images (B, H, W, C), as the model takes."""
+        labels = self.run(self._resized(images))[0]
+        if labels.shape[1:] == images.shape[1:3]:
+            return labels
+        return F.interpolate(labels.unsqueeze(1), size=images.shape[1:3], mode="nearest-exact").squeeze(1)
+
+    def probs(self, images: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """Yield one band with all rows: (slice of rows, probabilities (B, C, H, W) float32).
+
+        images: (B, H, W, C), as the model takes. Raises UserError if the file has no probabilities.
+        """
+        if "probs" not in self.outputs:
+            raise UserError(f"{self.path}: has no probabilities; export it again with --probs")
+        probs = self.run(self._resized(images))[self.outputs.index("probs")]
+        if probs.shape[2:] != images.shape[1:3]:
+            probs = F.interpolate(probs, size=images.shape[1:3], mode="bilinear", align_corners=False)
+        yield slice(0, images.shape[1]), probs
+
+    def _resized(self, images: Tensor) -> Tensor:
+        """Return images (B, H, W, C) at the size that the model was trained on, in their own type."""
+        own = images.shape[1], images.shape[2]
+        size = scaled_size(own, self.long_side or max(own))
+        if size == own:
+            return images
+        resized = resize(images, size)
+        return resized if images.dtype.is_floating_point else resized.round().to(images.dtype)

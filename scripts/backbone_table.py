@@ -15,9 +15,8 @@ import torch
 
 import models
 from exporting.check import compare_outputs
-from exporting.graph import KEYS, WholeImage, whole_image_logits
-from exporting.onnx import OnnxModel, write_onnx
-from exporting.torch_export import trace
+from exporting.graph import WholeImage, trace, whole_image_logits
+from exporting.onnx import KEYS, OnnxModel, write_onnx
 from models.timm_backbone import TimmBackbone
 from runs.log import progress_bar
 from support.errors import UserError

@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from conftest import REPO, finish, one_line_each, start
+from conftest import REPO
 from PIL import Image
 from torch import nn
 
@@ -20,16 +20,14 @@ from data.classes import voc_colours
 from evaluation.predictor import Predictor
 from exporting import graph
 from exporting.check import compare_outputs
-from exporting.graph import KEYS, MIN_SIZE, ExportedModel
-from exporting.onnx import OnnxModel
-from exporting.torch_export import MIN_SIZE as MIN_SIZE_OF_TORCH
-from exporting.torch_export import TorchModel, trace
+from exporting.onnx import KEYS, OnnxModel
+from exporting.torch_export import TorchModel
 from support.errors import UserError
 
 EXTRAS = ("onnx", "onnxscript", "onnxruntime")
 missing = [name for name in EXTRAS if importlib.util.find_spec(name) is None]
 needs_onnx = pytest.mark.skipif(bool(missing), reason=f"the extra export is not installed: {missing}")
-KINDS = [pytest.param("onnx", marks=needs_onnx), "torch"]
+KINDS = [pytest.param(OnnxModel, "onnx_file", marks=needs_onnx), (TorchModel, "torch_file")]
 CPU = torch.device("cpu")
 
 
@@ -88,40 +86,30 @@ def torch_file(run_folder):
     return run_folder / "best.pt2"
 
 
-def load(kind: str, request) -> ExportedModel:
-    return {"onnx": OnnxModel, "torch": TorchModel}[kind](request.getfixturevalue(f"{kind}_file"), CPU)
-
-
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "file"), KINDS)
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("size", [(1, 1), (6, 40), (7, 13), (64, 48), (95, 131)])
-def test_predicts_what_pytorch_does(kind, batch, size, request, predictor):
-    model = load(kind, request)
-    if min(size) < model.min_size:
-        assert kind == "torch"
+def test_predicts_what_pytorch_does(kind, file, batch, size, request, predictor):
+    model, images = kind(request.getfixturevalue(file), CPU), pictures(batch, *size)
+    if kind is TorchModel and min(size) < graph.MIN_SIZE:
         with pytest.raises(AssertionError, match="Guard failed"):
-            model.labels(pictures(batch, *size))
+            model.run(images)
         return
-    images = pictures(batch, *size)
+    labels, probs, *_ = model.run(images)
     expected = torch.cat([band for _, band in predictor.probs(images)], dim=2)
-    [(rows, probs)] = model.probs(images)
-    assert rows == slice(0, size[0])
-    assert probs.dtype == torch.float32
+    assert (probs.dtype, labels.dtype, labels.shape) == (torch.float32, torch.uint8, (batch, *size))
     torch.testing.assert_close(probs, expected, rtol=0, atol=1e-4)
-    labels = model.labels(images)
-    assert labels.dtype == torch.uint8
     first, second = expected.topk(2, dim=1).values.unbind(1)
     clear = first - second > 1e-3  # where rounding decides nothing
-    assert labels.shape == (batch, *size)
     assert torch.equal(labels[clear], predictor.labels(images)[clear])
     if min(size) >= 48:
         assert clear.float().mean() > 0.95
         assert len(labels.unique()) >= 3
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_says_what_it_is(kind, request, run_folder):
-    model = load(kind, request)
+@needs_onnx
+def test_onnx_file_says_what_it_is(onnx_file, run_folder):
+    model = OnnxModel(onnx_file, CPU)
     assert model.classes.names == ["sky", "road", "tree", "car", "dog"]
     assert model.num_classes == 5
     colours = voc_colours()
@@ -151,7 +139,7 @@ def test_onnx_file_runs_without_this_repository(onnx_file):
         ("probs", "tensor(float)", ["batch", 5, "height", "width"]),
     ]
     content = session.get_modelmeta().custom_metadata_map
-    assert set(content) == {*KEYS, MIN_SIZE, "long_side"}
+    assert set(content) == {*KEYS, "min_size", "long_side"}
     assert json.loads(content["colours"])[3] == "#ff0000"
     proto = onnx.load(onnx_file)
     assert [item.version for item in proto.opset_import] == [20]
@@ -169,6 +157,9 @@ def test_torch_file_runs_without_this_repository(torch_file):
     names = [name for name, _ in module.named_parameters()]
     assert names
     assert not any("lorm" in name for name in names)
+    extra = dict.fromkeys(KEYS, "")
+    torch.export.load(torch_file, extra_files=extra)
+    assert json.loads(extra["class_names"]) == ["sky", "road", "tree", "car", "dog"]
 
 
 @pytest.mark.slow
@@ -192,27 +183,27 @@ def test_labels_only_raw_weights_another_opset_and_folder(run_folder, tmp_path, 
         next(model.probs(images))
 
 
-@pytest.mark.parametrize("long_side", [None, 0, 30, 180])  # None: a file from before there was one
-def test_exported_model_gets_images_of_its_long_side(long_side, tmp_path):
+class Recorder(OnnxModel):
+    """A file whose model returns what it gets: each pixel's red as its class, and red and its complement."""
+
+    def __init__(self, long_side: int):
+        self.got, self.long_side, self.outputs = [], long_side, ["labels", "probs"]
+
+    def run(self, images):
+        self.got.append(images)
+        red = images[..., 0]
+        return red.to(torch.uint8), torch.stack([red / 255, 1 - red / 255], dim=1)
+
+
+@pytest.mark.parametrize("long_side", [0, 30, 180])
+def test_exported_model_gets_images_of_its_long_side(long_side):
     """labels() and probs() take images of any size, and answer in their pixels."""
-    got = []
-
-    class Brightness(ExportedModel):
-        def run(self, images):
-            assert images.dtype == torch.uint8
-            got.append(tuple(images.shape[1:3]))
-            red = images[..., 0]
-            return red, torch.stack([red / 255, 1 - red / 255], dim=1)
-
-    values = {"segtrain_format": 1, "outputs": ["labels", "probs"], "class_names": [], "colours": [], "num_classes": 2}
-    values |= dict.fromkeys(("checkpoint", "weights", "step", "model_type", "layers"))
-    values |= {} if long_side is None else {"long_side": long_side}
-    model = Brightness(tmp_path, {key: json.dumps(value) for key, value in values.items()})
-    images = torch.zeros(2, 60, 90, 3, dtype=torch.uint8)
+    model, images = Recorder(long_side), torch.zeros(2, 60, 90, 3, dtype=torch.uint8)
     images[:, :, 45:] = 200
     labels = model.labels(images)
     [(rows, probs)] = model.probs(images)
-    assert got == [{30: (20, 30), 180: (120, 180)}.get(long_side, (60, 90))] * 2
+    assert [image.dtype for image in model.got] == [torch.uint8] * 2
+    assert [image.shape[1:3] for image in model.got] == [{30: (20, 30), 180: (120, 180)}.get(long_side, (60, 90))] * 2
     assert (labels.shape, probs.shape, rows) == ((2, 60, 90), (2, 2, 60, 90), slice(0, 60))
     assert (labels[:, :, :40] == 0).all()  # 5 pixels from the edge, which is 3 pixels wide at a third of the size
     assert (labels[:, :, 50:] == 200).all()
@@ -220,21 +211,13 @@ def test_exported_model_gets_images_of_its_long_side(long_side, tmp_path):
 
 
 @pytest.mark.parametrize(("dtype", "value"), [(torch.uint16, 40000), (torch.int16, -300), (torch.float32, 0.25)])
-def test_exported_model_gets_images_of_its_type_at_its_long_side(dtype, value, tmp_path):
+def test_exported_model_gets_images_of_its_type_at_its_long_side(dtype, value):
     """Averages of equal values are that value: a cast to uint8 would give 40000 % 256 = 64, 212 and 0."""
-    got = []
-
-    class Recorder(ExportedModel):
-        def run(self, images):
-            got.append(images)
-            return (torch.zeros(images.shape[:3], dtype=torch.uint8),)
-
-    values = {"segtrain_format": 1, "outputs": ["labels"], "class_names": [], "colours": [], "num_classes": 2}
-    values |= dict.fromkeys(("checkpoint", "weights", "step", "model_type", "layers")) | {"long_side": 30}
-    model = Recorder(tmp_path, {key: json.dumps(value) for key, value in values.items()})
+    model = Recorder(30)
     assert model.labels(torch.full((1, 60, 90, 4), value, dtype=dtype)).shape == (1, 60, 90)
-    assert (got[0].shape, got[0].dtype) == ((1, 20, 30, 4), dtype)
-    assert (got[0].double() - value).abs().max() < 1e-6
+    [got] = model.got
+    assert (got.shape, got.dtype) == ((1, 20, 30, 4), dtype)
+    assert (got.double() - value).abs().max() < 1e-6
 
 
 @pytest.mark.slow
@@ -245,8 +228,7 @@ def test_export_says_what_images_must_be(run_folder, tmp_path, capsys):
     torch.save(content, tmp_path / "best.pt")
     run(tmp_path, "--images", str(run_folder / "photos"))
     assert "images must have a longer side of 40 pixels" in capsys.readouterr().out
-    files = OnnxModel(tmp_path / "best.onnx", CPU), TorchModel(tmp_path / "best.pt2", CPU)
-    assert [file.long_side for file in files] == [40, 40]
+    assert OnnxModel(tmp_path / "best.onnx", CPU).long_side == 40
 
 
 def test_max_pool_is_that_of_the_backbone():
@@ -260,8 +242,8 @@ def test_max_pool_is_that_of_the_backbone():
 @pytest.mark.parametrize("name", [name for name in models.MODELS if name != "res50_ASPP_lorm"])
 def test_every_model_is_traced_for_all_sizes(name):
     model = varied_model(name, 0)
-    program = trace(graph.WholeImage(model))
-    least = max(MIN_SIZE_OF_TORCH, graph.min_size(model))
+    program = graph.trace(graph.WholeImage(model))
+    least = max(graph.MIN_SIZE, graph.min_size(model))
     for size in ((least, least + 2), (64, 80)):
         images = pictures(2, *size)
         labels = program.module()(images)[0]
@@ -329,19 +311,15 @@ def test_missing_package_is_named(name, run_folder, monkeypatch):
         run(run_folder)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_file_that_is_not_ours_is_refused(kind, request, tmp_path):
-    good = load(kind, request)
-    path = tmp_path / good.path.name
-    with pytest.raises(UserError, match=f"{path.name}: no such file"):
-        type(good)(path, CPU)
-    whole = good.path.read_bytes()
+@needs_onnx
+def test_onnx_file_that_is_not_whole_is_refused(onnx_file, tmp_path):
+    path, whole = tmp_path / "best.onnx", onnx_file.read_bytes()
+    with pytest.raises(UserError, match=r"best\.onnx: no such file"):
+        OnnxModel(path, CPU)
     for content in (b"", b"not a model", whole[: len(whole) // 2]):
         path.write_bytes(content)
-        with pytest.raises(
-            UserError, match=rf"{path.name}: (ONNX Runtime .* cannot load it|not a complete file of|not a file that)"
-        ):
-            type(good)(path, CPU)
+        with pytest.raises(UserError, match=r"best\.onnx: (ONNX Runtime .* cannot load it|not a file that)"):
+            OnnxModel(path, CPU)
 
 
 @needs_onnx
@@ -359,13 +337,6 @@ def test_onnx_file_of_others_or_of_later_is_refused(onnx_file, tmp_path):
     onnx.save(proto, path)
     with pytest.raises(UserError, match=r"other\.onnx: not a file that export\.py wrote"):
         OnnxModel(path, CPU)
-
-
-def test_torch_file_of_others_is_refused(tmp_path):
-    path = tmp_path / "other.pt2"
-    torch.export.save(torch.export.export(nn.Linear(2, 2), (torch.zeros(1, 2),)), path)
-    with pytest.raises(UserError, match=r"other\.pt2: not a file that export\.py wrote"):
-        TorchModel(path, CPU)
 
 
 @pytest.mark.parametrize(
@@ -391,14 +362,6 @@ def test_wrong_flags_are_named(words, said, run_folder, tmp_path, monkeypatch):
     with pytest.raises(UserError, match=said):
         export.main(given)
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
-
-
-def test_program_ends_with_status_2(tmp_path):
-    (tmp_path / "best.pt").write_text("no checkpoint")
-    one_line_each(
-        finish([start(["--checkpoint", "best.pt", "--format", "torch"], tmp_path, "export.py")]),
-        "best.pt: not an intact",
-    )
 
 
 @needs_onnx

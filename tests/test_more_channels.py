@@ -238,7 +238,7 @@ def test_four_channels_of_16_bits_train_resume_evaluate_predict_and_export(data,
 
     export.main(["--checkpoint", best, "--output", str(tmp_path / "e"), "--format", "torch"])
     log = capfd.readouterr()
-    assert "compared with PyTorch on random images and 3 real ones" in log.out + log.err
+    assert "comparing with PyTorch on random images and 3 real ones" in log.out + log.err
 
 
 @pytest.mark.slow
