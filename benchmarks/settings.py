@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from measure import add_flags, measure, save, table
 
 import models
-from models.layers.sync_batch_norm import SyncBatchNorm
+from models.layers.norm import BatchNorm2d
 from optimization.amp import autocast
 from optimization.average import WeightAverage
 from optimization.optimizers import FusedSGD
@@ -75,10 +75,11 @@ def sgd(kind: type[torch.optim.SGD]) -> Callable[[], list[Tensor]]:
     return work
 
 
-def batch_norm(kind: type[nn.BatchNorm2d]) -> Callable[[], Tensor]:
+def batch_norm(synchronized: bool) -> Callable[[], Tensor]:
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     torch.manual_seed(0)
-    norm = kind(256)
+    norm = BatchNorm2d(256)
+    norm.synchronized = synchronized
     x = torch.randn(2, 256, 49, 49).to(memory_format=torch.channels_last).requires_grad_()
 
     def work() -> Tensor:
@@ -95,7 +96,7 @@ PARTS: dict[str, tuple[dict, float]] = {  # {title: ({way: function}, relative t
     "--ema": ({"AveragedModel": partial(average, False), "ours": partial(average, True)}, 0.0),
     "SGD": ({"SGD": partial(sgd, torch.optim.SGD), "one kernel": partial(sgd, FusedSGD)}, 1e-5),
     "batch norm": (
-        {"BatchNorm2d": partial(batch_norm, nn.BatchNorm2d), "--sync_bn on": partial(batch_norm, SyncBatchNorm)},
+        {"BatchNorm2d": partial(batch_norm, False), "--sync_bn on": partial(batch_norm, True)},
         1e-3,
     ),
 }

@@ -13,7 +13,7 @@ from distributed.group import Group
 from losses.criterion import NEEDS, TERMS
 from models import pretrained
 from models.compiled import compile_blocks
-from models.layers.sync_batch_norm import SyncBatchNorm, synchronize
+from models.layers.norm import synchronize
 from models.pretrained import StartWeights
 from optimization.amp import resolve as amp_of_device
 from runs import checkpoint
@@ -98,7 +98,7 @@ def get_model(cfg: Config, group: Group, start: StartWeights | None = None) -> t
     if cfg.grad_checkpointing and not raw_model.backbone.blocks():
         log.warning(f"--grad_checkpointing saves no memory: {cfg.backbone} has no sequence of blocks to recompute")
     if cfg.compile:
-        compile_blocks(raw_model, eager=(SyncBatchNorm,))
+        compile_blocks(raw_model)
     return raw_model, group.wrap(raw_model, static_graph=cfg.static_graph, find_unused=cfg.find_unused_parameters)
 
 

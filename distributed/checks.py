@@ -145,7 +145,7 @@ def _gpu_of_this_process(device: torch.device) -> str:
 
 
 def _local_buffers(raw_model: nn.Module) -> set[str]:
-    """Return the names of the batch-norm buffers that differ between ranks: all but those of SyncBatchNorm."""
+    """Return the names of the batch-norm buffers that differ between ranks: all but those of synchronised norms."""
     return {
         f"{prefix}.{name}" if prefix else name
         for prefix, module in raw_model.named_modules()

@@ -42,12 +42,11 @@ def _branch(in_channels: int, out_channels: int, kernel_size: int, dilation: int
 class PooledBatchNorm(BatchNorm2d):
     """Batch norm of a 1x1 map (B, C, 1, 1). In training on a single image, it uses its running statistics.
 
-    One value per channel has no variance to normalise by, and torch raises. models.layers.sync_batch_norm.synchronize()
-    replaces this class by one that gets the other ranks' values.
+    One value per channel has no variance to normalise by, and torch raises. Synchronised, it has other ranks' values.
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.training and x.numel() == x.shape[1]:
+        if self.training and not self.synchronized and x.numel() == x.shape[1]:
             return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
         return super().forward(x)
 

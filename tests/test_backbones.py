@@ -9,7 +9,6 @@ from torch import nn
 
 import models
 from models.layers import fold
-from models.layers.sync_batch_norm import SyncBatchNorm, synchronize
 from models.pretrained import StartWeights, load_start_weights
 from models.timm_backbone import TimmBackbone
 from models.timm_weights import read_timm_weights
@@ -167,16 +166,6 @@ def test_lorm_takes_the_features_of_any_network():
     losses = trained(model, steps=2)
     assert all(loss.isfinite() for loss in losses)
     assert losses[0] != losses[1]
-
-
-def test_synchronised_norms_keep_their_activation():
-    backbone = TimmBackbone("test_efficientnet")
-    synced = copy.deepcopy(backbone)
-    synchronize(synced)
-    x = torch.randn(2, 3, 65, 65)
-    assert any(isinstance(module, SyncBatchNorm) for module in synced.modules())
-    for one, other in zip(backbone.eval()(x), synced.eval()(x), strict=True):
-        torch.testing.assert_close(one, other)
 
 
 def saved(tmp_path, content, name="net.pth"):

@@ -11,8 +11,8 @@ from torchvision.models.resnet import BasicBlock, Bottleneck
 
 from distributed.join import process_group
 from models.layers import blocks
-from models.layers import sync_batch_norm as batch_norm
-from models.layers.sync_batch_norm import SyncBatchNorm
+from models.layers import norm as batch_norm
+from models.layers.norm import BatchNorm2d
 
 C = 6
 
@@ -63,16 +63,22 @@ def cuda_kernels(monkeypatch):
         monkeypatch.setattr(torch, f"batch_norm_{name}", kernel)
 
 
-def norms() -> tuple[nn.BatchNorm2d, SyncBatchNorm]:
+def synchronised() -> BatchNorm2d:
+    norm = BatchNorm2d(C)
+    norm.synchronized = True
+    return norm
+
+
+def norms() -> tuple[nn.BatchNorm2d, BatchNorm2d]:
     torch.manual_seed(0)
-    plain, ours = nn.BatchNorm2d(C).double(), SyncBatchNorm(C).double()
+    plain, ours = nn.BatchNorm2d(C).double(), synchronised().double()
     nn.init.normal_(plain.weight)
     nn.init.normal_(plain.bias)
     ours.load_state_dict(plain.state_dict())
     return plain, ours
 
 
-def assert_equal(plain: nn.BatchNorm2d, ours: SyncBatchNorm, x: Tensor) -> None:
+def assert_equal(plain: nn.BatchNorm2d, ours: BatchNorm2d, x: Tensor) -> None:
     """Two steps have the same outputs, gradients and running statistics."""
     for factor in (1.0, 3.0):
         inputs = [(factor * x).detach().requires_grad_() for _ in "ab"]
@@ -112,7 +118,7 @@ def test_a_fused_block_is_torchvisions(alone, monkeypatch, cuda_kernels, kernels
 
 def test_bf16_features_have_float32_statistics(alone):
     x = (3 * torch.randn(2, C, 40, 40) + 100).bfloat16()
-    ours, expected = SyncBatchNorm(C), nn.BatchNorm2d(C)
+    ours, expected = synchronised(), nn.BatchNorm2d(C)
     y = ours(x)
     torch.testing.assert_close(y.float(), expected(x.float()), rtol=2**-8, atol=1e-3)
     torch.testing.assert_close(ours.running_var, expected.running_var)
@@ -137,7 +143,7 @@ def test_nothing_waits_for_the_gpu(monkeypatch, cuda_kernels, dtype):
     try:
         with FakeTensorMode():
             x = torch.empty(2, C, 5, 5, dtype=dtype, requires_grad=True)
-            y = SyncBatchNorm(C)(x)
+            y = synchronised()(x)
             y.sum().backward()
             with pytest.raises(DataDependentOutputException):
                 y[0, 0, 0, 0].item()

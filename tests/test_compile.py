@@ -80,12 +80,8 @@ def test_same_run_with_and_without(demo_flags, tmp_path, world_size, flags):
     """By torch's tracer, without the slow compiler of kernels. A checkpoint of one continues the other."""
     words = demo_flags(model_type="deeplabv2", crop_size=33, ema=0.5, save_step_frequency=2, keep=0, **flags)
     words = ["traced", "all", *words, "--max_steps", "3", "--lr", "0.001"]
-    outputs = []
     for name, more in (("plain", []), ("compiled", ["--compile"])):
-        started = start_group(world_size, [*words, *more, "--name", name], tmp_path, FAULTS)
-        outputs.append(succeed(started)[0])
-    assert "--compile: the first pass took" in outputs[1]
-    assert "--compile" not in outputs[0]
+        succeed(start_group(world_size, [*words, *more, "--name", name], tmp_path, FAULTS))
     assert_close(tmp_path / "compiled", tmp_path / "plain")
     (tmp_path / "x").mkdir()
     for file in ("step_00000002.pt", "metrics.jsonl"):

@@ -14,7 +14,7 @@ import utils
 from distributed.group import Group
 from distributed.join import process_group
 from models.backbone import Recomputed
-from models.layers.sync_batch_norm import synchronize
+from models.layers.norm import synchronize
 from optimization.amp import autocast
 
 CPU = torch.device("cpu")

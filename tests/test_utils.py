@@ -16,7 +16,7 @@ from data.distance import main as distance_main
 from data.distance import pseudo_distance, scribble_distance
 from distributed.group import Group
 from losses.criterion import Criterion
-from models.layers.sync_batch_norm import SyncBatchNorm, synchronize
+from models.layers.norm import synchronize
 from support.errors import UserError
 from support.labels import COUNTS, FOREGROUND
 
@@ -183,7 +183,7 @@ def test_a14_conversion_leaves_no_unsynchronised_batch_norm():
     assert all(map(operator.is_, [*model.parameters(), *model.buffers()], tensors))
     norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
     assert len(norms) > 15
-    assert all(type(module) is SyncBatchNorm for module in norms)
+    assert all(module.synchronized for module in norms)
 
 
 def test_a18_only_rank_0_loads_start_weights(demo_root, caplog):

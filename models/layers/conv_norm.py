@@ -53,7 +53,7 @@ class _ConvNorm(torch.autograd.Function):
     def forward(ctx, x: Tensor, kernel: Tensor, gamma: Tensor, beta: Tensor, norm: BatchNorm2d) -> Tensor:
         value, statistics = norm.normalise(convolve(x, kernel))
         ctx.save_for_backward(x, kernel, gamma, *statistics)
-        ctx.norm, ctx.of_batch = norm, norm.uses_batch()
+        ctx.norm, ctx.of_batch = norm, norm.training
         return value
 
     @staticmethod
@@ -73,7 +73,7 @@ class _BottleneckEnd(torch.autograd.Function):
         result = value.add_(shortcut).relu_()
         ctx.save_for_backward(x, weight, bias, result, kernel, gamma, *statistics, *last_statistics)
         ctx.num_statistics = len(statistics)
-        ctx.norms, ctx.of_batch = (norm, last_norm), (norm.uses_batch(), last_norm.uses_batch())
+        ctx.norms, ctx.of_batch = (norm, last_norm), (norm.training, last_norm.training)
         return result
 
     @staticmethod

@@ -24,7 +24,10 @@ def can_fuse(*norms: nn.Module) -> bool:
 
     A compiler recomputes by itself.
     """
-    ours = all(isinstance(norm, BatchNorm2d) and norm.affine and norm.momentum is not None for norm in norms)
+    ours = all(
+        isinstance(norm, BatchNorm2d) and norm.affine and norm.track_running_stats and norm.momentum is not None
+        for norm in norms
+    )
     return ours and torch.is_grad_enabled() and not torch.compiler.is_compiling()
 
 
@@ -56,7 +59,7 @@ class _NormReLUThen(torch.autograd.Function):
     ) -> Tensor:
         value, statistics = norm.normalise(x)
         ctx.save_for_backward(x, weight, bias, kernel, *statistics)
-        ctx.norm, ctx.of_batch, ctx.then = norm, norm.uses_batch(), then
+        ctx.norm, ctx.of_batch, ctx.then = norm, norm.training, then
         return then.compute(value.relu_(), kernel)
 
     @staticmethod
