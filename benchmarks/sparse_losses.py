@@ -6,7 +6,7 @@ python benchmarks/sparse_losses.py --rounds 5 --amp none
 A step is a forward and backward pass with cross entropy on scribbles. What a loss adds is far less than a step's time
 varies, so it is measured by itself: the loss and its gradient by the logits, and for consistency the teacher's pass.
 "plain crf" is the gated CRF loss from all pairs at once, by F.unfold and autograd; its value and gradient must equal
-ours. The memory that a loss adds to the peak of a step is counted, as for the log's estimate (runs/summary.py).
+ours. The memory that a loss adds to the peak of a step is counted, by benchmarks/memory.py.
 """
 
 import argparse
@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from measure import add_flags, measure, save, table
 
 import models
+from benchmarks.memory import summarize
 from benchmarks.roofline import DEVICES
 from data.augment.jitter import ColourJitter
 from data.augment.sparse import SparseTransform
@@ -36,7 +37,6 @@ from models.segmenter import Segmenter
 from optimization.amp import autocast
 from optimization.average import WeightAverage
 from optimization.teacher import Teacher
-from runs.summary import summarize
 
 BATCH, CROP, CLASSES = 8, 288, 11
 NETWORKS: dict[str, dict] = {

@@ -1,32 +1,26 @@
 """Build what trains a model, from the flags: the losses, the optimizer, and the state of a run."""
 
 import logging
-import math
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 
 import config
 import models
-from builders.model import active_terms, build_model
+from builders.model import active_terms
 from config import Config
 from config.losses import parse_loss
 from data.dataset import SegmentationDataset
-from data.loader import EvalLoader
 from distributed.checks import digest
 from distributed.group import Group
 from losses.criterion import TERMS, Criterion
 from losses.sparse_losses import SPARSE_LOSSES
-from models.layers.norm import BATCH_NORMS
 from optimization.amp import LossScaler
 from optimization.average import WeightAverage
 from optimization.optimizers import make_optimizer
 from optimization.parameter_groups import parameter_groups
 from optimization.teacher import Teacher
 from runs.state import TrainState
-from runs.summary import Summary, summarize
-from runs.validation_memory import measure_validation
 from support.errors import UserError
 from support.image_stats import colour_scale
 
@@ -116,29 +110,3 @@ def get_state(
     log.info(f"flags changed since the checkpoint: {config.changes(saved['config'], cfg) or 'none'}")
     state.restore(saved, group, optimizer=not cfg.reset_optimizer, position=not cfg.reset_data_offset)
     return state
-
-
-def get_summary(cfg: Config, group: Group, criterion: Criterion, val_loader: EvalLoader) -> Summary:
-    """Return the Summary of the model and of one process that trains with these losses, counted on the meta device.
-
-    Raises UserError if batch norm has one value only.
-    """
-    with torch.device("meta"):
-        model = build_model(cfg)
-    trained = not cfg.freeze_bn and any(isinstance(part, BATCH_NORMS) for part in model.modules())
-    if trained and cfg.batchsize == math.prod(model.backbone.feature_size(cfg.crop_size, cfg.crop_size)) == 1:
-        raise UserError(
-            f"--batchsize 1 with --crop_size {cfg.crop_size}: the deepest features have one position, which batch norm "
-            "cannot train on: raise either"
-        )
-    return summarize(
-        model,
-        criterion,
-        batchsize=cfg.batchsize,
-        crop_size=cfg.crop_size,
-        amp=cfg.amp,
-        ema=cfg.ema > 0,
-        optimizer_states=2 if cfg.optimizer == "adamw" else int(cfg.momentum > 0),
-        momentum_shards=group.world_size if cfg.zero1 else 1,
-        validation=measure_validation(model, cfg, val_loader.batch_sampler.sizes, group.device),
-    )

@@ -6,6 +6,8 @@ import os
 import sys
 from pathlib import Path
 
+from torch import nn
+
 from config import FLAGS, Config
 from data.classes import Classes
 from data.dataset import SegmentationDataset
@@ -45,6 +47,11 @@ def log_data(cfg: Config, train_set: SegmentationDataset, val_loader: EvalLoader
         log.warning(advice)
     if not cfg.image_stats and (channels := left_out(train_set.files[0]["image"])):
         log.warning(f"{channels}; for all of them: {measure_advice(cfg)}")
+
+
+def log_model(cfg: Config, raw_model: nn.Module) -> None:
+    size = sum(parameter.numel() for parameter in raw_model.parameters())
+    log.info(f"model: {cfg.model_type}, {size / 1e6:.1f} M parameters, --amp {cfg.amp}")
 
 
 def epoch_title(cfg: Config, state: TrainState) -> str:
@@ -143,19 +150,20 @@ def measure_advice(cfg: Config) -> str:
     """Return the command that measures images other than 8-bit RGB, as a remedy; "" if --image_stats is set."""
     if cfg.image_stats:
         return ""
-    words: list[str] = [cfg.dataset_path, "--dataset", cfg.dataset]
-    for name in ("list_path", "image_path", "image_suffix", "train_split"):
-        if getattr(cfg, name) != FLAGS[name].default:
-            words += [f"--{name}", getattr(cfg, name)]
-    command = python_command("-m", "tools.statistics", *words)
+    command = _data_command(cfg, "tools.statistics", "list_path image_path image_suffix train_split")
     return f"measure them once, and train with --image_stats: {command}"
 
 
 def data_check_command(cfg: Config) -> str:
     """Return the command line that checks this run's data set, without --numclasses, which may be wrong."""
+    names = "classes list_path image_path train_path val_path pseudo_path image_suffix label_suffix label_map"
+    return _data_command(cfg, "tools.check", f"{names} train_split val_split")
+
+
+def _data_command(cfg: Config, module: str, names: str) -> str:
+    """Return the command line of a module for this run's data set, with those of the flags that are set."""
     words: list[str] = [cfg.dataset_path, "--dataset", cfg.dataset]
-    folders = ("list_path", "image_path", "train_path", "val_path", "pseudo_path")
-    for name in ("classes", *folders, "image_suffix", "label_suffix", "label_map", "train_split", "val_split"):
+    for name in names.split():
         if getattr(cfg, name) != FLAGS[name].default:
             words += [f"--{name}", getattr(cfg, name)]
-    return python_command("-m", "tools.check", *words)
+    return python_command("-m", module, *words)

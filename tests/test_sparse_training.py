@@ -9,11 +9,11 @@ import config
 import models
 import train
 import utils
+from benchmarks.memory import summarize
 from distributed.group import Group
 from losses.criterion import Criterion
 from optimization.average import WeightAverage
 from optimization.teacher import Teacher, ramp
-from runs.summary import summarize
 from support.errors import UserError
 
 LOSSES = {"l_crf": 0.1, "l_absent": 0.5, "l_consistency": 1, "consistency_threshold": 0.22, "ema": 0.9}

@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import models.compiled
 import optimization.amp
 import train
+import utils
 from data.dataset import SegmentationDataset
 from data.sampler import TrainSampler
 from distributed.group import Group
@@ -150,7 +151,7 @@ def write_in_vain(*_) -> None:
 
 FAULTS |= {
     # A signal in each phase
-    "signal_in_startup": lambda: before(train, "get_state", once(stop)),
+    "signal_in_startup": lambda: before(utils, "get_state", once(stop)),
     "signal_in_first_step": in_step(1, stop),
     "signal_mid_epoch": in_step(STEP, stop),
     "stuck_after_signal": in_step(2, wait("stuck", 30)),

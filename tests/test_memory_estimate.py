@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 import models
+from benchmarks.memory import summarize
 from losses.criterion import Criterion
 from optimization.amp import autocast
-from runs.summary import largest_shard, summarize
 
 CPU = torch.device("cpu")
 pytestmark = pytest.mark.full_size
@@ -47,31 +47,6 @@ def test_parameters_and_flops_of_our_resnet50():
         expected += count * (4 * inputs**2 * pixels + 2 * outputs * inputs**2 + outputs * inputs)
     expected -= 3 * 2 * 21 * 21 * (29**2 - 1)  # conv1's part for image pooling, in training on one pixel
     assert result.train_flops == expected
-
-
-def test_states_of_a_process(caplog):
-    def summary(**options):
-        model = on_meta()
-        model.lorm.requires_grad_(False)
-        return summarize(model, Criterion({"seg": 1.0}), batchsize=1, crop_size=33, **options)
-
-    plain, shared = summary(), summary(momentum_shards=2, ema=True).states
-    states = plain.states
-    assert plain.parameters - plain.trainable == 2 * (512 * 512 + 512) + 1  # LoRM's two 1x1 convolutions and gamma
-    assert states["gradients"] == states["momentum"] == 4 * plain.trainable
-    assert states["weights"] > 4 * plain.parameters  # buffers
-    assert (states["ema"], shared["ema"]) == (0, states["weights"])
-    assert states["momentum"] / 2 <= shared["momentum"] < 0.6 * states["momentum"]
-    assert plain.memory == 2 * states["gradients"] + states["weights"] + plain.working
-    caplog.set_level("DEBUG", "segtrain")
-    plain.log("res50_ASPP_lorm", CPU)
-    assert f"{plain.parameters:,} parameters, {plain.parameters - plain.trainable:,} of them not trained" in caplog.text
-
-
-def test_largest_shard_is_that_of_zero_redundancy_optimizer():
-    # 7 to the first, 5 and then 4 to the second, 2 to the first: 9 and 9; with the 1: 10
-    assert largest_shard([4, 1, 7, 2, 5], 2) == 10
-    assert largest_shard([4, 1, 7, 2, 5], 1) == 19
 
 
 class Saved:
@@ -113,26 +88,3 @@ def test_kept_is_what_a_real_forward_pass_keeps(name, layers, amp, grad_checkpoi
     real = really_kept(models.build(name, **options), Criterion(weights, 0.1), 2, 129, amp)
     assert estimate.kept == pytest.approx(real, rel=0.02)  # inputs and outputs are counted besides
     assert estimate.working > estimate.kept
-
-
-def test_checkpointing_costs_a_second_forward_pass_and_saves_memory():
-    plain, checkpointed = (
-        summarize(on_meta(layers=50, grad_checkpointing=on), Criterion({"seg": 1.0}), batchsize=4, crop_size=129)
-        for on in (False, True)
-    )
-    assert plain.train_flops < checkpointed.train_flops < plain.train_flops + plain.flops
-    assert checkpointed.working < 0.6 * plain.working
-
-
-@pytest.mark.parametrize("loss", ["seg", "seg_focal", "seg_ohem", "seg_dice", "seg_lovasz"])
-@pytest.mark.parametrize("class_weights", [None, [1.0, 2.0, 3.0, 4.0]])
-def test_every_loss_can_be_measured(loss, class_weights):
-    criterion = Criterion({loss: 1.0}, class_weights=class_weights)
-    assert summarize(on_meta(), criterion, batchsize=1, crop_size=33).kept > 0
-
-
-@pytest.mark.parametrize("name", models.MODELS)
-def test_every_model_can_be_measured_at_odd_sizes(name, caplog):
-    caplog.set_level("DEBUG", "segtrain")
-    summarize(on_meta(name), Criterion({"seg": 1.0}), batchsize=3, crop_size=47, amp="fp16").log(name, CPU)
-    assert "for 3 images of 47x47 on cpu" in caplog.messages[0]
