@@ -14,7 +14,7 @@ import config
 from support import program
 
 if __name__ == "__main__":
-    program.command_line(config.parse)  # --help and wrong flags answer here, before torch is imported
+    program.check_command_line(config.parse)  # --help and wrong flags answer here, before torch is imported
 
 import torch
 
@@ -35,14 +35,14 @@ from losses.criterion import Criterion, to_device
 from models.foreground import foreground_of
 from optimization.amp import autocast
 from runs import messages
-from runs.messages import data_command, epoch_title, loader_advice, log_data, log_launch, log_model, score_text
+from runs.messages import data_check_command, epoch_title, loader_advice, log_data, log_launch, log_model, score_text
 from runs.run import Run
 from runs.schedule import Schedule
 from runs.state import TrainState
 from support.errors import STOPPED
 from tasks import run_task
 
-OUT_OF_MEMORY_ADVICE = (
+MORE_MEMORY = (
     "lower --batchsize (and raise --accum_steps to keep the global batch) or --crop_size, or use --amp bf16 or "
     "--grad_checkpointing; in validation, use --window such as 465, or lower --val_batchsize"
 )
@@ -59,11 +59,7 @@ def main(argv: list[str] | None = None) -> int:
     cfg = config.parse(argv)
     if cfg.task != "train":
         return run_task(cfg, argv)
-    with (
-        utils.join_group(cfg) as group,
-        Run(cfg, group) as run,
-        program.advice(str(group.device), OUT_OF_MEMORY_ADVICE),
-    ):
+    with utils.join_group(cfg) as group, Run(cfg, group) as run, program.advice(str(group.device), MORE_MEMORY):
         return train(cfg, group, run)
 
 
@@ -77,7 +73,7 @@ def train(cfg: Config, group: Group, run: Run) -> int:
     train_loader, val_loader = utils.get_loader(cfg, "train", group), utils.get_loader(cfg, "val", group)
     train_set, val_set, sampler = train_loader.dataset, val_loader.dataset, train_loader.sampler
     checks.check_setup(group, {"training list": train_set, "validation list": val_set}, sampler.order(epoch=0))
-    command = data_command(cfg)
+    command = data_check_command(cfg)
     check_sample(train_set.files, val_set.files, cfg.numclasses, command, group.map, train_set.label_map)
     classes = read_classes(cfg.classes, cfg.numclasses)
     log_data(cfg, train_set, val_loader)
@@ -241,7 +237,7 @@ class Trainer:
         panels = [panel(x.image, x.label, x.predicted, self.classes, cfg.background_class) for x in result.examples]
         metrics.log_validation(state, result.scores, self.classes.names, panels)
         if state.best_miou < 0:  # the first validation
-            check_validation(result.scores["acc"], data_command(cfg))
+            check_validation(result.scores["acc"], data_check_command(cfg))
         is_best = state.note_score(result.scores["miou"])
         self.run.report(state.step, result, dataset, is_best=is_best)
         return result.scores, is_best

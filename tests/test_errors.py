@@ -22,7 +22,7 @@ import config
 import train
 from distributed.group import Group
 from models import pretrained
-from runs import checkpoint
+from runs import checkpoint, folder
 from runs.boards import Board
 from runs.metrics import Metrics
 from support import program
@@ -108,7 +108,7 @@ def test_fault_is_named_in_one_line(data, tmp_path, monkeypatch, capsys, spoil, 
     assert status == 2
     assert len(lines) == 1
     assert named in lines[0]
-    assert not list(tmp_path.glob("log/*"))  # the next run has the name
+    assert all(map(folder._never_began, tmp_path.glob("log/*")))  # the next run has the name
 
 
 def test_fault_in_a_loader_worker_is_named_in_one_line(data, tmp_path):
@@ -234,8 +234,7 @@ def test_a_full_disk_names_the_curves_file(demo_flags, tmp_path):
 def test_a_full_disk_names_metrics_jsonl(tmp_path):
     metrics = Metrics(Group(torch.device("cpu")), log_interval=1)
     metrics.open(tmp_path, {})
+    scores = {"miou": 1.0, "pixel_acc": 1.0, "mean_acc": 1.0, "iou": []}
     with largest_file(10), pytest.raises(UserError, match=r"metrics\.jsonl: cannot be written \(File too large\)"):
-        metrics.log_validation(
-            SimpleNamespace(epoch=0, step=1), {"miou": 1.0, "pixel_acc": 1.0, "mean_acc": 1.0, "iou": []}, [], []
-        )
+        metrics.log_validation(SimpleNamespace(epoch=0, step=1), scores, [], [])
     metrics.close(failed=True)
