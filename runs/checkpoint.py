@@ -194,14 +194,8 @@ def read_run(path: Path) -> dict:
             f"{path}: written by another version of this project (format {content.get('format')}, here {FORMAT}); "
             f"to start from its weights use --pretrained {path}"
         )
-    step = step_of(path)
-    if step is None:
-        raise DamagedError(
-            f"{path}: truncated or not written by this project: its end is missing; to start from its weights use "
-            f"--pretrained {path}"
-        )
-    if content["step"] != step:
-        raise DamagedError(f"{path}: damaged: its comment has another step; use another checkpoint of the run")
+    if content["step"] != step_of(path):
+        raise DamagedError(f"{path}: damaged: its end is missing or wrong; use another checkpoint of the run")
     return content
 
 

@@ -15,6 +15,7 @@ from optimization.teacher import Teacher
 from runs.checkpoint import FORMAT
 from support.errors import UserError
 
+POSITION = ("epoch", "samples", "step", "validated", "best_miou", "validations_since_best")
 RESET = "or start without the optimizer's state by --reset_optimizer"
 
 
@@ -132,12 +133,7 @@ class TrainState:
             "ema": None if self.ema is None else averaged(self.ema.module),
             "optimizer": _capture_optimizer(self.optimizer, group),
             "scaler": self.scaler.state_dict(),
-            "epoch": self.epoch,
-            "samples": self.samples,
-            "step": self.step,
-            "validated": self.validated,
-            "best_miou": self.best_miou,
-            "validations_since_best": self.validations_since_best,
+            **{name: getattr(self, name) for name in POSITION},
             "origin": self.origin,
             "listing": self.listing,
             "class_weights": self.class_weights,
@@ -169,7 +165,7 @@ class TrainState:
             self.scaler.load_state_dict(content["scaler"], counts=position)
         if not position:
             return
-        for name in ("epoch", "samples", "step", "validated", "best_miou", "validations_since_best"):
+        for name in POSITION:
             setattr(self, name, content[name])
         ranks = content["ranks"]
         if len(ranks) == group.world_size:

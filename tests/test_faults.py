@@ -63,7 +63,7 @@ def run_pair(fault: str, rank: object, words: list[str], cwd: Path, **env) -> li
                 (
                     "other_order",
                     "1",
-                    "the order of samples in epoch 1 differs between rank 0 and rank 1: install the same",
+                    "on rank 1: install the same version of this repository and of NumPy",
                 ),
                 ("loss_not_finite", "1", "is nan at step 6 (epoch 3), from rank(s) [1]: lower --lr"),
                 (
