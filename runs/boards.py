@@ -60,7 +60,9 @@ class Board:
         if self._wandb:
             try:
                 self._wandb.finish(exit_code=int(failed))
-            except Exception as error:  # an error of an online service must not end the training
+                import_wandb().teardown()  # waits until W&B's own process has written all
+            # An error of an online service must not end the training. teardown() exits with its process's status.
+            except (Exception, SystemExit) as error:
                 log.warning(f"Weights & Biases failed ({in_one_line(error)})")
 
 
