@@ -18,22 +18,6 @@ from distributed.group import Group
 from distributed.join import process_group
 from support.errors import UserError
 
-__all__ = [
-    "find_files",
-    "find_masks",
-    "get_class_weights",
-    "get_criterion",
-    "get_eval_loader",
-    "get_loader",
-    "get_model",
-    "get_optimizer",
-    "get_recipe",
-    "get_start",
-    "get_state",
-    "make_loader",
-    "resolve_amp",
-]
-
 DEMO_ROOT = Path("dataset/demo")
 
 

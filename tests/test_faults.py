@@ -5,7 +5,6 @@ import subprocess
 import time
 from pathlib import Path
 
-import cv2
 import numpy as np
 import pytest
 import torch
@@ -48,7 +47,6 @@ def run_pair(fault: str, rank: object, words: list[str], cwd: Path, **env) -> li
                     "1",
                     "(OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB.): lower --batch",
                 ),
-                ("out_of_memory_on_the_cpu", "0", "out of memory on cpu"),
                 ("last_write_fails", "0", "the disk is gone"),
                 (
                     "other_numpy",
@@ -56,29 +54,18 @@ def run_pair(fault: str, rank: object, words: list[str], cwd: Path, **env) -> li
                     f"NumPy is {np.__version__} on rank 0 but 1.0 on rank 1: install the same version",
                 ),
                 (
-                    "other_opencv",
-                    "0",
-                    f"OpenCV is 1.0 on rank 0 but {cv2.__version__} on rank 1: install the same version",
-                ),
-                (
                     "other_order",
                     "1",
                     "on rank 1: install the same version of this repository and of NumPy",
                 ),
                 ("loss_not_finite", "1", "is nan at step 6 (epoch 3), from rank(s) [1]: lower --lr"),
-                (
-                    "broken_download",
-                    "all",
-                    "--pretrained imagenet: its weights cannot be downloaded (<urlopen error no route to host>)",
-                ),
             )
         ),
     ],
 )
 def test_fault_is_named_on_both_ranks(demo_flags, tmp_path, fault, rank, named):
     # The last checkpoint is written while the other rank has nothing left to do but to wait.
-    epochs, pretrained = 1 if fault == "last_write_fails" else 3, "imagenet" if "download" in fault else "none"
-    words = demo_flags(epochs=epochs, pretrained=pretrained)
+    words = demo_flags(epochs=1 if fault == "last_write_fails" else 3)
     began = time.monotonic()
     one_line_each(run_pair(fault, rank, words, tmp_path), named)
     assert time.monotonic() - began < 60  # and not a timeout of minutes

@@ -155,7 +155,7 @@ def test_no_product_is_computed_for_frozen_parts():
     # As much again for the gradients of the inputs and of the weights. Nobody needs the gradient of layer2's input: its
     # first block's 1x1 convolution and its shortcut have none.
     expected = result.flops + 2 * 2 * trained - 2 * 57**2 * 256 * 128 - 2 * 29**2 * 256 * 512
-    # What models.layers.conv_norm adds (tests/test_memory_estimate.py), without the shortcut's z M and mean(g) W
+    # What models.layers.conv_norm adds, without the shortcut's z M and mean(g) W
     expected += 4 * (4 * 128**2 * 29**2 + 2 * 512 * 128**2 + 512 * 128) + 2 * 256**2 * 29**2 + 2 * 512 * 256**2
     expected -= 3 * 2 * 21 * 21 * (29**2 - 1)  # conv1's part for image pooling, in training on one pixel
     assert result.train_flops == expected

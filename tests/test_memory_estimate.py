@@ -21,34 +21,6 @@ def on_meta(name: str = "res50_ASPP_lorm", layers: int = 18, num_classes: int = 
         return models.build(name, layers=layers, num_classes=num_classes, **options)
 
 
-def test_parameters_and_flops_of_our_resnet50():
-    model = on_meta("res50_ASPP", layers=50, num_classes=21)
-    # torchvision's without its classifier of 2048 * 1000 + 1000
-    backbone = 25_557_032 - 2_049_000
-    # ASPP: a 1x1 and three 3x3 convolutions, a pooled 1x1 one, 105 -> 21, and six batch norms of 2 * 21
-    head = 2048 * 21 * (1 + 3 * 9 + 1) + 105 * 21 + 6 * 2 * 21
-    # 225x225 gives 113x113 after conv1, 57x57 after the max pool and 29x29 after layer2. Multiply-adds of a pixel,
-    # block by block: 1x1 in, 3x3, 1x1 out, and the shortcut's 1x1 in a layer's first block. At 57x57, layer1:
-    at_4 = 3 * (9 * 64 * 64 + 64 * 256) + 64 * 64 + 2 * 256 * 64 + 64 * 256
-    at_4 += 256 * 128  # layer2's first 1x1, before its stride
-    at_8 = 4 * (9 * 128 * 128 + 128 * 512) + 3 * 512 * 128 + 256 * 512  # the rest of layer2
-    at_8 += 6 * (9 * 256 * 256 + 256 * 1024) + 512 * 256 + 5 * 1024 * 256 + 512 * 1024
-    at_8 += 3 * (9 * 512 * 512 + 512 * 2048) + 1024 * 512 + 2 * 2048 * 512 + 1024 * 2048
-    at_8 += 2048 * 21 * (1 + 3 * 9) + 105 * 21
-    multiply_adds = 113**2 * 3 * 49 * 64 + 57**2 * at_4 + 29**2 * at_8 + 2048 * 21
-    result = summarize(model, Criterion({"seg": 1.0}), batchsize=2, crop_size=225)
-    assert result.parameters == result.trainable == backbone + head
-    assert result.flops == 2 * multiply_adds
-    # Backward of a convolution: as much for the input's gradient, which the first one needs not, and for the weight's.
-    expected = 3 * result.flops - 2 * 113**2 * 3 * 49 * 64
-    # Where 2 images have more pixels than twice the channels, batch norm after a block's last 1x1 convolution and after
-    # its shortcut adds z^T z and z M for each pixel; W e W, e W z^T z and mean(g) W for each batch (conv_norm.py).
-    for count, inputs, outputs, pixels in ((3 + 1, 64, 256, 57**2), (4, 128, 512, 29**2), (1, 256, 512, 29**2)):
-        expected += count * (4 * inputs**2 * pixels + 2 * outputs * inputs**2 + outputs * inputs)
-    expected -= 3 * 2 * 21 * 21 * (29**2 - 1)  # conv1's part for image pooling, in training on one pixel
-    assert result.train_flops == expected
-
-
 class Saved:
     """A tensor that a graph saves. It lives as long as the graph."""
 

@@ -20,11 +20,9 @@ from distributed.group import Group
 from evaluation.metrics import confusion_matrix, scores
 from evaluation.predictor import Predictor
 from losses.criterion import ACCURACY
-from optimization.amp import LossScaler
 from optimization.average import WeightAverage
 from runs.checkpoint import step_of
 from runs.schedule import lr_factor
-from runs.state import TrainState
 from scripts.chaos import unequal
 from support.errors import UserError
 from support.labels import MAPS
@@ -218,20 +216,6 @@ def test_average_of_weights_is_what_is_validated_and_saved(demo_run, demo_root):
     assert read_metrics(folder, "val")[0]["miou"] == miou["ema"]
 
 
-def test_average_of_weights_follows_its_formula():
-    model = torch.nn.Linear(1, 1, bias=False)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    ema = WeightAverage(model, 0.75)
-    state = TrainState(model, model, optimizer, LossScaler(torch.device("cpu"), enabled=False), ema)
-    for value in (8.0, 4.0, 0.0):
-        torch.nn.init.constant_(model.weight, value)
-        model(torch.ones(1, 1)).sum().backward()
-        state.update(0.0, 1)
-    # It begins with the weights after the first step: 8, then 0.75 * 8 + 0.25 * 4 = 7, then 0.75 * 7 = 5.25.
-    assert ema.module.weight.item() == 5.25
-    assert (state.step, state.samples) == (3, 3)
-
-
 def test_average_of_weights_is_that_of_torch_bit_for_bit_and_waits_for_nothing():
     torch.manual_seed(0)
     model = models.build("res50_ASPP_lorm", layers=18, num_classes=5)
@@ -381,12 +365,3 @@ def test_run_by_steps_stopped_in_its_last_validation_does_it_again(demo_run, dem
     assert_same_run(folder, tmp_path / "whole")
     demo_run(**values, name="stopped", resume="auto")
     assert validations(folder) == [(1, 3)]  # nothing was left to do
-
-
-def test_lr_follows_the_steps_where_they_are_the_runs_length(demo_run):
-    """6 steps of batch 2, then with batch 4: the lr goes on at step 4 of 6, and not at the 2 steps of 4 images."""
-    words = {"epochs": None, "name": "x", "lr_scaling": "none"}
-    folder = demo_run(**words, max_steps=3)
-    demo_run(**words | {"batchsize": 4}, max_steps=6, resume=folder / "last.pt")
-    rates = [line["lr"] for line in read_metrics(folder, "train")]
-    assert rates == [0.01 * lr_factor(step, 3 if step < 3 else 6, 0) for step in range(6)]
