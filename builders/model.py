@@ -33,7 +33,7 @@ def resolve_amp(amp: str, group: Group, saved: dict | None = None) -> str:
     values = group.gather(amp_of_device(amp, group.device))
     native = "none" if "none" in values else values[0]
     if amp == "auto" and saved is not None:
-        kept = saved["config"].get("amp", "none")
+        kept = saved["config"]["amp"]
         if kept != native:
             log.info(f"--amp {kept}, as in the checkpoint, so that the run stays the same; auto would be {native}")
         return kept
@@ -54,7 +54,7 @@ def get_start(cfg: Config, group: Group, saved: dict | None) -> tuple[Config, St
     """
     cfg = dataclasses.replace(cfg, amp=resolve_amp(cfg.amp, group, saved))
     if saved is not None:
-        stride_in_1x1 = saved["config"].get("stride_in_1x1", False)
+        stride_in_1x1 = saved["config"]["stride_in_1x1"]
         if stride_in_1x1 != cfg.stride_in_1x1:
             log.info(f"--stride_in_1x1 is {'on' if stride_in_1x1 else 'off'}, as in the checkpoint")
         return dataclasses.replace(cfg, stride_in_1x1=stride_in_1x1), None

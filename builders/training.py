@@ -85,7 +85,7 @@ def get_state(
     train_set: SegmentationDataset,
     class_weights: list[float] | None,
 ) -> TrainState:
-    """Return the TrainState of a new run, or of the checkpoint content `saved`. origin: LearningRate.origin.
+    """Return the TrainState of a new run, or of the checkpoint content `saved`. origin: Schedule.origin.
 
     Raises UserError if the content does not fit the model, or if --seed or the list has changed in mid-epoch.
     """
@@ -98,10 +98,8 @@ def get_state(
         state.teacher = Teacher(ema, cfg.amp, num_images=len(train_set) * cfg.repeat, **how)
     if saved is None:
         return state
-    before = {"training list": saved["listing"], "--seed": saved["config"]["seed"]}
-    before["--repeat"] = saved["config"].get("repeat", 1)
-    now = {"training list": state.listing, "--seed": cfg.seed, "--repeat": cfg.repeat}
-    changed = [name for name in now if now[name] != before[name]]
+    changed = ["training list"] if saved["listing"] != state.listing else []
+    changed += [f"--{name}" for name in ("seed", "repeat") if saved["config"][name] != getattr(cfg, name)]
     if saved["samples"] and changed and not cfg.reset_data_offset:
         raise UserError(
             f"--resume {cfg.resume}: the {changed[0]} has changed in the middle of an epoch: restore it, resume a "

@@ -21,7 +21,7 @@ from support.errors import UserError
 from support.files import write_atomic
 from support.signals import WRITER
 
-FORMAT = 2  # of a run's checkpoint, runs.state.TrainState.capture()
+FORMAT = 3  # of a run's checkpoint, runs.state.TrainState.capture()
 
 COMMENT = "segtrain step={step:012d}"
 _COMMENT = re.compile(rb"segtrain step=(\d{12})")

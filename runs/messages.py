@@ -27,10 +27,9 @@ log = logging.getLogger("segtrain")
 
 def log_launch(cfg: Config, group: Group) -> None:
     """Log the rank, device and batch of each process, and the notes from parsing the flags."""
-    place = (
-        f"rank {group.rank}, local rank {group.local_rank}, world size {group.world_size}, device {group.device}, "
-        f"{group.kind}"
-    )
+    place = f"rank {group.rank}, local rank {group.local_rank}, world size {group.world_size}, device {group.device}, "
+    place += "one process " if group.backend and group.world_size == 1 else ""
+    place += f"in a group ({group.backend})" if group.backend else "no process group"
     logging.getLogger("segtrain.every_rank").log(logging.INFO if group.backend else logging.DEBUG, place)
     if group.backend and cfg.distributed is None:
         log.debug(f"joining the process group of {group.launcher}; with --no_distributed this process trains alone")
@@ -40,8 +39,8 @@ def log_launch(cfg: Config, group: Group) -> None:
 
 def log_data(cfg: Config, train_set: SegmentationDataset, val_loader: EvalLoader) -> None:
     """Log the data set's path and its numbers of images and classes. Warn of large images and unread channels."""
-    counts = f"{len(train_set)} training and {len(val_loader.dataset)} validation images, {cfg.numclasses} classes"
-    log.info(f"data: {cfg.dataset_path}, {counts}")
+    images = f"{len(train_set)} training and {len(val_loader.dataset)} validation images"
+    log.info(f"data: {cfg.dataset_path}, {images}, {cfg.numclasses} classes")
     _, advice = large_images(val_loader.batch_sampler.sizes, cfg.crop_size)
     if advice and not (cfg.long_side or cfg.window):
         log.warning(advice)
@@ -131,10 +130,7 @@ def resume_hint(cfg: Config, group: Group, folder: Path | None) -> str:
 
 
 def next_steps(logdir: str, folder: Path, validation: list[dict[str, Path]]) -> list[str]:
-    """Return lines with the commands to run after training.
-
-    validation: {"image": path, ...} of each validation image.
-    """
+    """Return lines with the commands to run after training. validation: {"image": path} of each validation image."""
     best = folder / "best.pt"  # its report is there already
     images = os.path.commonpath([files["image"].parent for files in validation])
     predict = ["--checkpoint", best, "--input", images, "--output", folder / "predictions", "--overlay"]

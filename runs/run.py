@@ -3,7 +3,6 @@
 import io
 import logging
 import logging.handlers
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
@@ -58,9 +57,8 @@ class Run:
         The run continues in the checkpoint's folder; with --reset_data_offset open() makes a new folder. Raises
         UserError on all ranks if the checkpoint is missing or unusable.
         """
-        cfg = self.cfg
+        cfg, content = self.cfg, None
         found: tuple | UserError = (None, None, [])
-        content, began = None, time.perf_counter()
         if self.group.is_main and cfg.resume:
             try:
                 where, path, content, damaged = folder.find(Path(cfg.logdir), cfg.name, cfg.resume)
@@ -77,10 +75,8 @@ class Run:
         if path is None:
             return None
         content = content or checkpoint.read_run(path)
-        log.info(
-            f"resuming {path}: epoch {content['epoch'] + 1}, {content['samples']} samples into it, "
-            f"step {content['step']} (read in {time.perf_counter() - began:.1f} s)"
-        )
+        place = f"epoch {content['epoch'] + 1}, {content['samples']} samples into it, step {content['step']}"
+        log.info(f"resuming {path}: {place}")
         return content
 
     def open(self, cfg: Config, state: TrainState, saved: dict | None, draw: Callable[[], np.ndarray]) -> None:
@@ -175,7 +171,6 @@ class Run:
         self._writer.wait()
 
     def resume_hint(self) -> str:
-        """Return how to resume this run, as text: a command, or the words to add to the first start's command."""
         return resume_hint(self.cfg, self.group, self.folder)
 
     def _hint_after_failure(self) -> str:
