@@ -114,7 +114,6 @@ def test_bug_on_one_rank_is_printed_first_and_last_there_and_named_on_the_other(
         ("signal_before_the_error+user_error", 2, "the file is wrong"),
         ("bug", 1, "RuntimeError: an index is wrong"),
         ("interrupt", 130, "interrupted"),
-        ("leave", 3, "SystemExit: 3"),
     ],
 )
 def test_error_ends_both_ranks_where_leaving_the_group_would_block(demo_flags, tmp_path, fault, status, message, rank):

@@ -11,7 +11,6 @@ import torch.distributed as dist
 
 from distributed import checks, device, rendezvous
 from distributed.lifeline import Lifeline
-from distributed.rendezvous import Deadline
 from support import launchers, program
 from support.errors import UserError
 from support.launchers import Place
@@ -141,16 +140,6 @@ def test_errors_carry_the_rank_under_any_launcher(monkeypatch, capsys):
     assert capsys.readouterr().err == "error (rank 9): nothing works\n"
 
 
-def test_processes_of_a_machine_are_counted_at_the_store(monkeypatch):
-    """Ranks 0 and 2 on this machine, rank 1 on another."""
-    store = dist.HashStore()
-    monkeypatch.setattr(rendezvous, "_open_store", lambda *_: store)
-    for rank, host in enumerate(["here", "there", "here"]):
-        monkeypatch.setattr(socket, "gethostname", lambda host=host: host)
-        joined = rendezvous.connect("tcp://x:1", rank, 3, Deadline(1, StopRequest()))
-    assert rendezvous.ranks_of_this_machine(joined, 3) == [0, 2]
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux")
 def test_interface_of_an_address():
     assert rendezvous.interface_of("127.0.0.1") == "lo"
@@ -214,21 +203,3 @@ def test_backend_is_nccl_on_cuda_except_on_windows(monkeypatch):
     assert device.choose_backend("auto", cuda) == "gloo"
     with pytest.raises(UserError, match="no NCCL here, as on Windows; use --backend gloo"):
         device.choose_backend("nccl", cuda)
-
-
-@pytest.mark.parametrize(
-    ("variable", "platform", "libuv"),
-    [(None, "linux", True), ("0", "linux", False), ("1", "linux", True), (None, "win32", False)],
-)
-def test_stores_without_libuv(monkeypatch, variable, platform, libuv):
-    """With USE_LIBUV=0, and on Windows, where torch has none: rank 0's store, and those of the others."""
-    made = []
-    monkeypatch.setattr(dist, "TCPStore", lambda *_, use_libuv, **__: made.append(use_libuv))
-    monkeypatch.setattr(sys, "platform", platform)
-    monkeypatch.delenv("USE_LIBUV", raising=False)
-    if variable:
-        monkeypatch.setenv("USE_LIBUV", variable)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        rendezvous._serve("localhost", 0, 10)
-        rendezvous._connect("127.0.0.1", server.getsockname()[1], 1, Deadline(10, StopRequest()))
-    assert made == [libuv, libuv]

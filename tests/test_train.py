@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 import yaml
-from conftest import REPO, assert_same_run, finish, flags, read_metrics, run_train, start, succeed, wait_until
+from conftest import REPO, assert_same_run, finish, flags, read_metrics, run_train, start, succeed
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
@@ -21,7 +21,6 @@ from evaluation.metrics import confusion_matrix, scores
 from evaluation.predictor import Predictor
 from losses.criterion import ACCURACY
 from optimization.average import WeightAverage
-from runs.checkpoint import step_of
 from runs.schedule import lr_factor
 from scripts.chaos import unequal
 from support.errors import UserError
@@ -133,24 +132,6 @@ def test_start_weights_from_our_own_file(demo_run, run_of_two_epochs, capsys):
     kept, first = weights(folder), weights(run_of_two_epochs, "best.pt")
     assert torch.equal(kept["head.aspp.conv1.weight"], first["head.aspp.conv1.weight"])
     assert f"from {file}; left random: none; in the file but not used: none" in capsys.readouterr().out
-
-
-def test_killed_in_mid_run_and_resumed_ends_the_same(demo_flags, tmp_path):
-    """deeplabv3 has dropout, so random numbers must be restored too."""
-    words = demo_flags(epochs=8, model_type="deeplabv3", workers=1)
-    whole = start([*words, "--name", "whole"], tmp_path)
-    words += ["--name", "killed"]
-    process = start(words, tmp_path)
-    metrics, last = (tmp_path / "killed" / name for name in ("metrics.jsonl", "last.pt"))
-    # Into the third epoch: last.pt, which is written in the background, holds the second.
-    wait_until(lambda: metrics.exists() and '"epoch": 3' in metrics.read_text() and step_of(last) >= 8, [process])
-    process.kill()
-    assert process.wait() == -9
-    saved_epoch = read(tmp_path / "killed")["epoch"]
-    stdout, _ = succeed([start([*words, "--resume", "auto"], tmp_path), whole])
-    assert f"last.pt: epoch {saved_epoch + 1}, 0 samples into it" in stdout
-    assert "flags changed since the checkpoint: none" in stdout
-    assert_same_run(tmp_path / "killed", tmp_path / "whole")
 
 
 def test_resumed_run_takes_the_flags_it_is_given(demo_run):
@@ -337,20 +318,6 @@ def test_val_step_frequency_validates_between_steps_and_changes_nothing_else(dem
     miou = {line["step"]: line["miou"] for line in read_metrics(often, "val")}
     best = read(often, "best.pt")
     assert best["best_miou"] == miou[best["step"]] == max(miou.values())
-
-
-def test_run_killed_around_a_validation_between_steps_ends_the_same(demo_flags, tmp_path):
-    frequencies = {"epochs": 3, "val_step_frequency": 3, "save_step_frequency": 3}
-    words = demo_flags(**frequencies, **DENSE)
-    whole = start([*words, "--name", "whole"], tmp_path)
-    killed = start([*words, "--name", "killed"], tmp_path)
-    # step_00000006.pt is written before the validation at step 6
-    wait_until((tmp_path / "killed" / "step_00000006.pt").exists, [killed])
-    killed.kill()
-    killed.wait()
-    succeed([start([*words, "--name", "killed", "--resume", "auto"], tmp_path), whole])
-    assert_same_run(tmp_path / "killed", tmp_path / "whole")
-    assert validations(tmp_path / "killed") == [(1, 3), (1, 4), (2, 6), (2, 8), (3, 9), (3, 12)]
 
 
 def test_run_by_steps_stopped_in_its_last_validation_does_it_again(demo_run, demo_flags, tmp_path):

@@ -178,7 +178,6 @@ FAULTS |= {
     "user_error": strike(errors.UserError("the file is wrong")),
     "bug": strike(RuntimeError("an index is wrong")),
     "interrupt": strike(KeyboardInterrupt()),
-    "leave": strike(SystemExit(3)),
     "halted": in_step(STEP, send(signal.SIGSTOP)),
     "killed": in_step(STEP, send(signal.SIGKILL)),
     "killed_in_first_step": in_step(1, send(signal.SIGKILL)),
