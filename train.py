@@ -232,8 +232,10 @@ class Trainer:
         torch.backends.cudnn.benchmark = False
         predictor = Predictor(state.eval_model.eval(), batch_size=cfg.val_batchsize, amp=cfg.amp, **cfg.sizes)
         batches = metrics.validation_bar(self.val_loader, total=len(self.val_loader))
-        options = {"num_examples": NUM_EXAMPLES, "keep": "shown", "show": cfg.display}
-        result = score(predictor, batches, dataset.names, cfg.numclasses, self.group, **options)
+        result = score(
+            predictor, batches, dataset.names, cfg.numclasses, self.group,
+            num_examples=NUM_EXAMPLES, keep="shown", show=cfg.display,
+        )  # fmt: skip
         panels = [panel(x.image, x.label, x.predicted, self.classes, cfg.background_class) for x in result.examples]
         metrics.log_validation(state, result.scores, self.classes.names, panels)
         if state.best_miou < 0:  # the first validation
