@@ -112,11 +112,8 @@ class Schedule:
         product = f" = {cfg.batchsize}" if sampler.global_batch > cfg.batchsize else ""
         product += f" x {cfg.accum_steps} (--accum_steps)" if cfg.accum_steps > 1 else ""
         product += f" x {sampler.num_replicas} processes" if sampler.num_replicas > 1 else ""
-        if cfg.total_batchsize and self.factor == 1:
-            lr = f"{self.peak:g}, as --total_batchsize is set"
-        elif self.factor == 1:
-            lr = f"{self.peak:g}"
-        else:
+        lr = f"{self.peak:g}"
+        if self.factor != 1:
             lr = f"{cfg.lr:g} x {self.factor:g} = {self.peak:g} (--lr_scaling {cfg.lr_scaling})"
         is_short = self.total_steps < FEW_STEPS
         log.log(
@@ -128,12 +125,9 @@ class Schedule:
         new = _new_origin(cfg, sampler)
         if all(new[key] == origin[key] for key in ("world_size", "global_batch", "lr_factor")):
             return
+        reason = f"the batch is now {sampler.global_batch}, so --lr_scaling multiplies the lr by {self.change:g}"
         if sampler.global_batch == origin["global_batch"]:
             reason = "the batch is the same, so the factor is kept"
-        elif cfg.lr_scaling == "none":
-            reason = f"the batch is now {sampler.global_batch}, and --lr_scaling none keeps the factor"
-        else:
-            reason = f"the batch is now {sampler.global_batch}, so --lr_scaling multiplies the lr by {self.change:g}"
         log.info(
             f"the run began with {origin['world_size']} process(es), a global batch of {origin['global_batch']} and "
             f"--lr x {origin['lr_factor']:g}; {reason}"
