@@ -54,7 +54,9 @@ def kill_and_compare(args: argparse.Namespace, logdir: Path, chance: random.Rand
     flags = [*FLAGS.split(), "--logdir", str(logdir), *args.flags]
     began = time.monotonic()
     processes = start([*flags, "--name", "whole"], args.processes, logdir)
-    startup = wait_for_first_step(logdir / "whole", processes) - began
+    while not last_step(logdir / "whole") and all(process.poll() is None for process in processes):
+        time.sleep(0.02)
+    startup = time.monotonic() - began
     if any(process.wait() for process in processes):
         return [f"the unbroken run failed: {(logdir / 'stderr').read_text()}"]
     training = time.monotonic() - began - startup
@@ -111,13 +113,6 @@ def start(flags: list[str], num_processes: int, logdir: Path) -> list[subprocess
             )
             for rank in range(num_processes)
         ]
-
-
-def wait_for_first_step(folder: Path, processes: list[subprocess.Popen]) -> float:
-    """The time at which a run has written its first line of metrics, or ended."""
-    while count_lines(folder / "metrics.jsonl") == 0 and all(process.poll() is None for process in processes):
-        time.sleep(0.02)
-    return time.monotonic()
 
 
 def last_step(folder: Path) -> int:
