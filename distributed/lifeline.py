@@ -35,7 +35,7 @@ class Lifeline:
     """The TCP connections of this process to other ranks, each with a thread that handles the messages.
 
     Rank 0 is connected to every other rank, and the others to rank 0 only. Messages are lines: "complete" from rank 0
-    once all ranks are connected, "stop REASON", "failed STATUS TEXT", and "done" from a rank that leaves
+    once all ranks are connected, "stop REASON", "failed STATUS advise|final TEXT", and "done" from a rank that leaves
     cleanly.
     """
 
@@ -60,7 +60,7 @@ class Lifeline:
             self._accept(store, dist_url, deadline) if self.rank == 0 else self._connect(store, dist_url, deadline)
         except SystemExit:  # a signal; the message is printed
             self.stop_listening()
-            self.publish(STOPPED, f"stopped by {self.stop.reason} before the group was complete")
+            self.publish(STOPPED, f"stopped by {self.stop.reason} before the group was complete", advise=False)
             exit_at_once(STOPPED)
         self.stop.relay = lambda reason: self._send(f"stop {reason}")
         if self.stop:
@@ -86,12 +86,12 @@ class Lifeline:
         self.stop_listening()
         self._send("done")
 
-    def publish(self, status: int, text: str) -> None:
+    def publish(self, status: int, text: str, *, advise: bool) -> None:
         """Tell the other ranks why this rank fails, and wait up to LEAVE_SECONDS until they have left.
 
-        Call stop_listening() first.
+        Call stop_listening() first. advise: whether the other ranks append their own advice to the text.
         """
-        self._send(f"failed {status} on rank {self.rank}: {' '.join(text.split())}")
+        self._send(f"failed {status} {'advise' if advise else 'final'} on rank {self.rank}: {' '.join(text.split())}")
         self._wait_for_others()
 
     def close(self) -> None:
@@ -178,15 +178,19 @@ class Lifeline:
             pass
         except OSError as error:
             cause = f"cannot be reached any more ({error.strerror}): its machine or the network is down"
-        self._fail(f"1 {peer} {cause}", line)
+        self._fail(f"1 advise {peer} {cause}", line)
 
     def _fail(self, text: str, source: socket.socket) -> None:
-        """End this process because of another rank's failure, unless it is ending already. text: STATUS CAUSE."""
+        """End this process because of another rank's failure, unless it is ending already.
+
+        text: STATUS advise|final CAUSE.
+        """
         if not self._end.acquire(blocking=False):
             return
         self._send(f"failed {text}", but=source)
-        status, _, cause = text.partition(" ")
-        tqdm.write(f"error (rank {self.rank}): {cause}{self.advice()}", file=sys.stderr)
+        status, kind, cause = text.split(" ", 2)
+        advice = self.advice() if kind == "advise" else ""
+        tqdm.write(f"error (rank {self.rank}): {cause}{advice}", file=sys.stderr)
         if self.rank == 0:
             self._wait_for_others()  # this process may serve the store
         exit_at_once(int(status), write_seconds=WRITE_SECONDS)

@@ -14,7 +14,7 @@ from optimization import amp
 from optimization.average import WeightAverage
 
 # Each has a test below that removes it.
-WITH_FALLBACK = {"torch._foreach_copy_", "torch.UntypedStorage._new_shared", "torch.utils._python_dispatch"}
+WITH_FALLBACK = {"torch._foreach_copy_", "torch.UntypedStorage._new_shared"}
 PRIVATE = re.compile(r"\b(?:torch|nn|dist)(?:\.\w+)*\._[a-z]\w*|\b_(?:BatchNorm|conv_forward|overloadpacket|buffers)\b")
 OUTSIDE = ("tests", "benchmarks", ".venv")
 
