@@ -10,30 +10,13 @@ import torch
 from builders.from_data import get_class_weights, get_recipe
 from builders.loaders import find_files, find_masks, get_eval_loader, get_loader, make_loader
 from builders.model import get_model, get_start, resolve_amp
-from builders.training import get_criterion, get_optimizer, get_state, get_summary
+from builders.training import get_criterion, get_optimizer, get_state
 from config import Config
 from config.shared import LaunchFlags
 from data import demo
 from distributed.group import Group
 from distributed.join import process_group
 from support.errors import UserError
-
-__all__ = [
-    "find_files",
-    "find_masks",
-    "get_class_weights",
-    "get_criterion",
-    "get_eval_loader",
-    "get_loader",
-    "get_model",
-    "get_optimizer",
-    "get_recipe",
-    "get_start",
-    "get_state",
-    "get_summary",
-    "make_loader",
-    "resolve_amp",
-]
 
 DEMO_ROOT = Path("dataset/demo")
 

@@ -4,7 +4,7 @@ python benchmarks/grad_checkpointing.py
 python benchmarks/grad_checkpointing.py --model_type res50_ASPP --crop_size 129    # another model
 
 Memory: the peak that resident memory grew by in a fresh process that trains for two steps, besides the summary's
-estimate (runs/summary.py) of the same. Time: steps with and without in turn.
+estimate (benchmarks/memory.py) of the same. Time: steps with and without in turn.
 """
 
 import argparse
@@ -21,8 +21,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import models
+from benchmarks.memory import Summary, summarize
 from losses.criterion import Criterion
-from runs.summary import Summary, summarize
 
 NUM_CLASSES = 21
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from benchmarks.absent_gpu import AbsentGPU
-from runs.summary import Meter
+from benchmarks.memory import Meter
 
 # Kinds by the beginning of the operation's name without its underscores; others are "pointwise", or their own name.
 KINDS = {

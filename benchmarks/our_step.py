@@ -1,4 +1,4 @@
-"""Our training step, train.train_step, on a GPU that is not there: alone, or as rank 0 of a group of fake ranks."""
+"""Our training step, train.Trainer.train_step, on a GPU that is not there: alone, or as rank 0 of fake ranks."""
 
 import contextlib
 import dataclasses
@@ -24,7 +24,6 @@ from losses import pixel_pass
 from losses.points import find_points
 from models.foreground import find_foreground
 from optimization.amp import resolve
-from runs import schedule
 from runs.metrics import Metrics
 from runs.state import TrainState
 from support.labels import IGNORE, MAPS
@@ -50,11 +49,8 @@ def our_step(cfg: Config, mode: AbsentGPU, world_size: int = 1) -> Iterator[tupl
         mode.check_copies = mode.recording = False
         stack.enter_context(absent_gpu(mode))
         stack.enter_context(pixel_kernel_on(mode))
-        for target, name, value in (
-            (schedule, "check_of_ranks", lambda *args: False),
-            (ddp, "_verify_param_shape_across_processes", lambda *args: None),  # reads the other ranks' shapes
-        ):
-            stack.enter_context(mock.patch.object(target, name, value))
+        # It reads the other ranks' shapes.
+        stack.enter_context(mock.patch.object(ddp, "_verify_param_shape_across_processes"))
         raw_model, model = utils.get_model(cfg, group)
         if isinstance(model, DistributedDataParallel):
             model.register_comm_hook(None, _all_reduce)
@@ -63,13 +59,16 @@ def our_step(cfg: Config, mode: AbsentGPU, world_size: int = 1) -> Iterator[tupl
         optimizer = utils.get_optimizer(cfg, raw_model, group, cfg.lr)
         train_set = mock.MagicMock(listing=[], __len__=lambda self: cfg.batchsize)
         state = utils.get_state(cfg, group, raw_model, model, optimizer, None, {}, train_set, weights)  # type: ignore[arg-type]
-        run = SimpleNamespace(metrics=Metrics(group, cfg.log_interval), step_done=lambda: None)
+        run = SimpleNamespace(metrics=Metrics(group, cfg.log_interval), check_writes=lambda: None)
         run.metrics._bar = mock.MagicMock()
-        lr_schedule = SimpleNamespace(at=lambda state: cfg.lr, sampler=SimpleNamespace(global_batch=cfg.batchsize))
+        sampler = SimpleNamespace(global_batch=cfg.batchsize)
+        schedule = SimpleNamespace(lr=lambda state: cfg.lr, compares_ranks=lambda state: False, sampler=sampler)
         state.model.train()
+        parts: list = [cfg, group, run, state, criterion, schedule]
+        trainer = train.Trainer(*parts, train_loader=None, val_loader=None, classes=None)  # type: ignore[arg-type]
 
         def step() -> None:
-            train.train_step(cfg, group, run, state, criterion, batches, lr_schedule)  # type: ignore[arg-type]
+            trainer.train_step(batches)
 
         step()
         step()

@@ -18,7 +18,7 @@ from optimization.amp import DTYPES
 
 
 def ours(args: argparse.Namespace, recorder: Recorder, *flags: str, world_size: int = 1) -> None:
-    """Record train.train_step of a run with these flags besides those of the command line, on one of the ranks."""
+    """Record a training step of a run with these flags besides those of the command line, on one of the ranks."""
     words = ["--crop_size", str(args.crop_size), "--batchsize", str(args.batchsize), "--amp", args.amp]
     words += ["--numclasses", str(args.numclasses), "--pretrained", "none", "--layers", "50"]
     with our_step(config.parse([*words, *flags]), recorder, world_size) as (step, state):

@@ -4,7 +4,7 @@ python benchmarks/sharding.py
 python benchmarks/sharding.py --layers 18 --crop_size 33 --repeats 3    # in a minute
 
 Gloo processes on the CPU; variants take turns on the same batches, each with its own model. The share of the states
-in a process's memory is the estimate of runs/summary.py for the recipe: 16 images of 465x465 per process.
+in a process's memory is the estimate of benchmarks/memory.py for the recipe: 16 images of 465x465 per process.
 """
 
 import argparse
@@ -28,10 +28,10 @@ from torch.distributed.tensor import DTensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import models
+from benchmarks.memory import summarize
 from distributed.group import Group
 from losses.criterion import Criterion
 from models.foreground import find_foreground, foreground_of
-from runs.summary import summarize
 
 VARIANTS = ("DDP", "ZeRO-1", "FSDP2")
 NUM_CLASSES = 21

@@ -62,7 +62,7 @@ def our_model(name: str) -> Segmenter:
 
 
 def ours(name: str, amp: str, batchsize: int, crop_size: int) -> Step:
-    """Return our step: what train.train_step does in one process without accumulation."""
+    """Return our step: what train.Trainer.train_step does in one process without accumulation."""
     batch, model = batch_of(batchsize, crop_size), our_model(name).to(memory_format=torch.channels_last)
     weights = dict.fromkeys(("seg", "pseudo", "lorm", "ds", "dc") if model.lorm else ("seg",), 1.0)
     smooth = 0.1 if model.lorm else 0.0

@@ -1,7 +1,6 @@
 """Build the loaders of training and validation samples from the flags."""
 
 import logging
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -93,7 +92,7 @@ def get_cache(cfg: Config, group: Group, dataset: SegmentationDataset) -> Cache 
     """
     if cfg.cache == "none":
         return None
-    began, total = time.perf_counter(), len(dataset)
+    total = len(dataset)
     settings = f"{dataset.kind}, {cfg.numclasses} classes, background {cfg.background}, {sorted(dataset.compute)}"
     settings += f", label map {dataset.label_map.digest}" if dataset.label_map else ""
     settings += f", long side {cfg.long_side}" if cfg.long_side else ""
@@ -102,9 +101,8 @@ def get_cache(cfg: Config, group: Group, dataset: SegmentationDataset) -> Cache 
     def build() -> Cache | None:
         title = f"filling --cache {cfg.cache}"
         bar = partial(progress_bar, total=total, title=title, unit="image", enabled=group.is_main)
-        builder = Builder(
-            dataset.training_maps, total, budget=1e9 * cfg.cache_gb, stop=lambda: bool(group.stop), bar=bar
-        )
+        stop, budget = (lambda: bool(group.stop)), 1e9 * cfg.cache_gb
+        builder = Builder(dataset.training_maps, total, budget=budget, stop=stop, bar=bar)
         if cfg.cache == "ram":
             return builder.in_memory()
         name, builder.stamp = fingerprint(dataset.files, settings)
@@ -115,11 +113,11 @@ def get_cache(cfg: Config, group: Group, dataset: SegmentationDataset) -> Cache 
     cache = open_shared(addresses) if own is None else own
     without = [rank for rank, has_cache in enumerate(group.gather(cache is not None)) if not has_cache]
     if cache is not None:
-        place = f"{cache.num_bytes / 1e9:.3g} GB in {'memory' if cfg.cache == 'ram' else cache.path}"
+        size = f"{cache.num_bytes / 1e9:.3g} GB in {'memory' if cfg.cache == 'ram' else cache.path}"
         need = cache.next_size * total / (1e9 * (len(cache) + 1))  # 0 if all are cached
         rest = f"; there is no room for more, all need about {need:.3g} GB" if need else ""
-        line = f"cache: {len(cache)} of {total} training images, {place} ({time.perf_counter() - began:.1f} s){rest}"
-        log.log(logging.INFO if len(cache) else logging.WARNING, line)
+        level = logging.INFO if len(cache) else logging.WARNING
+        log.log(level, f"cache: {len(cache)} of {total} training images, {size}{rest}")
     if any(addresses) and without:
         log.warning(f"ranks {without} have no cache: set --cache disk, and --cache_dir to a folder that they share")
     return cache

@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import math
 from functools import partial
 
 import torch
@@ -13,10 +14,11 @@ from distributed.group import Group
 from losses.criterion import NEEDS, TERMS
 from models import pretrained
 from models.compiled import compile_blocks
-from models.layers.norm import synchronize
+from models.layers.norm import BATCH_NORMS, synchronize
 from models.pretrained import StartWeights
 from optimization.amp import resolve as amp_of_device
 from runs import checkpoint
+from support.errors import UserError
 from support.labels import MAPS
 
 log = logging.getLogger("segtrain")
@@ -30,7 +32,7 @@ def resolve_amp(amp: str, group: Group, saved: dict | None = None) -> str:
     values = group.gather(amp_of_device(amp, group.device))
     native = "none" if "none" in values else values[0]
     if amp == "auto" and saved is not None:
-        kept = saved["config"].get("amp", "none")
+        kept = saved["config"]["amp"]
         if kept != native:
             log.info(f"--amp {kept}, as in the checkpoint, so that the run stays the same; auto would be {native}")
         return kept
@@ -51,7 +53,7 @@ def get_start(cfg: Config, group: Group, saved: dict | None) -> tuple[Config, St
     """
     cfg = dataclasses.replace(cfg, amp=resolve_amp(cfg.amp, group, saved))
     if saved is not None:
-        stride_in_1x1 = saved["config"].get("stride_in_1x1", False)
+        stride_in_1x1 = saved["config"]["stride_in_1x1"]
         if stride_in_1x1 != cfg.stride_in_1x1:
             log.info(f"--stride_in_1x1 is {'on' if stride_in_1x1 else 'off'}, as in the checkpoint")
         return dataclasses.replace(cfg, stride_in_1x1=stride_in_1x1), None
@@ -82,10 +84,12 @@ def _read_start_weights(cfg: Config) -> StartWeights:
 def get_model(cfg: Config, group: Group, start: StartWeights | None = None) -> tuple[models.Segmenter, nn.Module]:
     """Return (model on this process's device, module to train: the model's DDP wrapper, or the model without a group).
 
-    start: start weights, on rank 0 only; the wrapper broadcasts them. Raises UserError if none of the weights fits.
+    start: start weights, on rank 0 only; the wrapper broadcasts them. Raises UserError if none of the weights fits,
+    or if batch norm would get one value only.
     """
     torch.manual_seed(cfg.seed)
     raw_model = build_model(cfg)
+    _check_batch_norm(cfg, raw_model)
     if start is not None:
         line = pretrained.load_start_weights(raw_model, start, cfg.layers)
         usual = cfg.pretrained in ("none", "imagenet", "imagenet_v1")
@@ -100,6 +104,15 @@ def get_model(cfg: Config, group: Group, start: StartWeights | None = None) -> t
     if cfg.compile:
         compile_blocks(raw_model)
     return raw_model, group.wrap(raw_model, static_graph=cfg.static_graph, find_unused=cfg.find_unused_parameters)
+
+
+def _check_batch_norm(cfg: Config, model: models.Segmenter) -> None:
+    trained = not cfg.freeze_bn and any(isinstance(part, BATCH_NORMS) for part in model.modules())
+    if trained and cfg.batchsize == math.prod(model.backbone.feature_size(cfg.crop_size, cfg.crop_size)) == 1:
+        raise UserError(
+            f"--batchsize 1 with --crop_size {cfg.crop_size}: the deepest features have one position, which batch norm "
+            "cannot train on: raise either"
+        )
 
 
 def build_model(cfg: Config) -> models.Segmenter:

@@ -1,30 +1,24 @@
 """Build what trains a model, from the flags: the losses, the optimizer, and the state of a run."""
 
 import logging
-import math
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 
 import config
 import models
-from builders.model import active_terms, build_model
+from builders.model import active_terms
 from config import Config
 from config.losses import parse_loss
 from data.dataset import SegmentationDataset
-from data.loader import EvalLoader
 from distributed.checks import digest
 from distributed.group import Group
 from losses.criterion import TERMS, Criterion
-from models.layers.norm import BATCH_NORMS
 from optimization.amp import LossScaler
 from optimization.average import WeightAverage
 from optimization.optimizers import make_optimizer
 from optimization.parameter_groups import parameter_groups
 from runs.state import TrainState
-from runs.summary import Summary, summarize
-from runs.validation_memory import measure_validation
 from support.errors import UserError
 
 log = logging.getLogger("segtrain")
@@ -86,7 +80,7 @@ def get_state(
     train_set: SegmentationDataset,
     class_weights: list[float] | None,
 ) -> TrainState:
-    """Return the TrainState of a new run, or of the checkpoint content `saved`. origin: LearningRate.origin.
+    """Return the TrainState of a new run, or of the checkpoint content `saved`. origin: Schedule.origin.
 
     Raises UserError if the content does not fit the model, or if --seed or the list has changed in mid-epoch.
     """
@@ -96,10 +90,8 @@ def get_state(
     state.listing, state.clip_grad = digest(train_set.listing), cfg.clip_grad
     if saved is None:
         return state
-    before = {"training list": saved["listing"], "--seed": saved["config"]["seed"]}
-    before["--repeat"] = saved["config"].get("repeat", 1)
-    now = {"training list": state.listing, "--seed": cfg.seed, "--repeat": cfg.repeat}
-    changed = [name for name in now if now[name] != before[name]]
+    changed = ["training list"] if saved["listing"] != state.listing else []
+    changed += [f"--{name}" for name in ("seed", "repeat") if saved["config"][name] != getattr(cfg, name)]
     if saved["samples"] and changed and not cfg.reset_data_offset:
         raise UserError(
             f"--resume {cfg.resume}: the {changed[0]} has changed in the middle of an epoch: restore it, resume a "
@@ -108,29 +100,3 @@ def get_state(
     log.info(f"flags changed since the checkpoint: {config.changes(saved['config'], cfg) or 'none'}")
     state.restore(saved, group, optimizer=not cfg.reset_optimizer, position=not cfg.reset_data_offset)
     return state
-
-
-def get_summary(cfg: Config, group: Group, criterion: Criterion, val_loader: EvalLoader) -> Summary:
-    """Return the Summary of the model and of one process that trains with these losses, counted on the meta device.
-
-    Raises UserError if batch norm has one value only.
-    """
-    with torch.device("meta"):
-        model = build_model(cfg)
-    trained = not cfg.freeze_bn and any(isinstance(part, BATCH_NORMS) for part in model.modules())
-    if trained and cfg.batchsize == math.prod(model.backbone.feature_size(cfg.crop_size, cfg.crop_size)) == 1:
-        raise UserError(
-            f"--batchsize 1 with --crop_size {cfg.crop_size}: the deepest features have one position, which batch norm "
-            "cannot train on: raise either"
-        )
-    return summarize(
-        model,
-        criterion,
-        batchsize=cfg.batchsize,
-        crop_size=cfg.crop_size,
-        amp=cfg.amp,
-        ema=cfg.ema > 0,
-        optimizer_states=2 if cfg.optimizer == "adamw" else int(cfg.momentum > 0),
-        momentum_shards=group.world_size if cfg.zero1 else 1,
-        validation=measure_validation(model, cfg, val_loader.batch_sampler.sizes, group.device),
-    )

@@ -24,7 +24,7 @@ def check_flags(group: Group, flags: dict, local: Collection[str]) -> None:
 
 
 def check_setup(group: Group, datasets: dict, order: np.ndarray | None = None) -> None:
-    """Raise UserError unless ranks agree on versions, device type and data, and no two share a GPU. Collective.
+    """Raise UserError unless ranks agree on versions, device type and data. Collective.
 
     Data are the file listings and the order of samples. datasets: {description, such as "training list": a dataset with
     a `listing`, a list of strings}. order: permutation of the training list in the first epoch, an integer array.
@@ -33,13 +33,6 @@ def check_setup(group: Group, datasets: dict, order: np.ndarray | None = None) -
     versions = {"torch": torch.__version__, "NumPy": np.__version__, "OpenCV": cv2.__version__}
     _check_facts(group, versions, "install the same version on all machines")
     _check_facts(group, {"backend": group.backend, "device": group.device.type}, "give all ranks the same")
-    gpus = group.gather(_gpu_of_this_process(group.device))
-    for rank, gpu in enumerate(gpus):
-        if gpu and gpus.index(gpu) != rank:
-            raise UserError(
-                f"ranks {gpus.index(gpu)} and {rank} are both on {gpu}: each needs a GPU of its own; check "
-                "LOCAL_RANK and CUDA_VISIBLE_DEVICES"
-            )
     for name, dataset in datasets.items():
         rank = _first_other_rank(group.gather(digest(dataset.listing)))
         if rank:
@@ -49,12 +42,19 @@ def check_setup(group: Group, datasets: dict, order: np.ndarray | None = None) -
                 "--dataset_path must lead to the same files on all machines"
             )
     order_digest = None if order is None else hashlib.sha256(order.astype(np.int64).tobytes()).hexdigest()
-    rank = _first_other_rank(group.gather(order_digest))
-    if rank:
-        raise UserError(
-            f"the order of samples in epoch 1 differs between rank 0 and rank {rank}: install the same version of this "
-            "repository and of NumPy on all machines"
-        )
+    remedy = "install the same version of this repository and of NumPy on all machines"
+    _check_facts(group, {"the order of samples": order_digest}, remedy)
+
+
+def check_gpus(group: Group) -> None:
+    """Raise UserError if two ranks share a GPU. Collective."""
+    gpus = group.gather(_gpu_of_this_process(group.device))
+    for rank, gpu in enumerate(gpus):
+        if gpu and gpus.index(gpu) != rank:
+            raise UserError(
+                f"ranks {gpus.index(gpu)} and {rank} are both on {gpu}: each needs a GPU of its own; check "
+                "LOCAL_RANK and CUDA_VISIBLE_DEVICES"
+            )
 
 
 def check_gradients(group: Group, raw_model: nn.Module, *, unused_allowed: bool) -> list[str]:

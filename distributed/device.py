@@ -8,42 +8,30 @@ import torch.distributed as dist
 from support.errors import UserError
 
 
-def only_gpu(name: str) -> str:
-    """Return the UUID of the GPU if the process sees exactly one and --device `name` is auto or cuda; else ""."""
-    if name not in ("auto", "cuda") or torch.cuda.device_count() != 1:
-        return ""
-    return str(torch.cuda.get_device_properties(0).uuid)
-
-
-def find_device(name: str, local_rank: int, local_world_size: int, *, own_gpu: bool = False) -> torch.device:
+def find_device(name: str, local_rank: int, local_world_size: int) -> torch.device:
     """Return the torch.device that --device `name` means for this process; a CUDA device becomes the current one.
 
-    own_gpu: each process of this machine sees one GPU, different from the others', as with srun --gpus-per-task. Raises
-    UserError if the name is unknown or the machine has no such device.
+    Raises UserError if the name is unknown or the machine has no such device.
     """
     try:
         device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
+        known = device.type in ("cpu", "cuda")
     except RuntimeError:
-        raise UserError(f"--device {name}: not a device; use auto, cpu, cuda or cuda:N") from None
+        known = False
+    if not known:
+        raise UserError(f"--device {name}: not a device; use auto, cpu, cuda or cuda:N")
     if device.type == "cpu":
         return device
-    if device.type != "cuda":
-        raise UserError(f"--device {name}: use auto, cpu, cuda or cuda:N")
-    num_gpus = torch.cuda.device_count()
-    if local_world_size > num_gpus and not own_gpu:
-        raise UserError(
-            f"--device {name}: {local_world_size} process(es) on this machine but {num_gpus} CUDA device(s) visible; "
-            "start fewer processes, check CUDA_VISIBLE_DEVICES, or use --device cpu"
-        )
-    index = device.index
-    if index is not None and (index >= num_gpus or local_world_size > 1):
-        raise UserError(f"--device {name}: use cuda:N for one process and N below {num_gpus}; else cuda")
-    if index is None:
-        index = 0 if own_gpu else local_rank
+    num_gpus, index = torch.cuda.device_count(), device.index
+    if index is not None and local_world_size > 1:
+        raise UserError(f"--device {name}: use cuda:N for one process; else cuda")
+    if index is None:  # a process that sees one GPU has it to itself, as with srun --gpus-per-task
+        index = local_rank if num_gpus > 1 else 0
     if index >= num_gpus:
         raise UserError(
-            f"--device {name}: local rank {local_rank} with {num_gpus} CUDA device(s) visible: number the processes of "
-            "each machine from 0 (LOCAL_RANK or --local_rank), or set neither"
+            f"--device {name}: {local_world_size} process(es) on this machine but {num_gpus} CUDA device(s) visible, "
+            f"local rank {local_rank}: start fewer processes, check CUDA_VISIBLE_DEVICES and LOCAL_RANK, which counts "
+            "from 0 on each machine, or use --device cpu"
         )
     device = torch.device("cuda", index)
     torch.cuda.set_device(device)

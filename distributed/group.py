@@ -37,9 +37,8 @@ class Group:
     """This process's place in its process group, and the collectives of the group.
 
     Without a group, `backend` is None and the collectives act on this process alone. `stop` holds the reason to stop
-    once a signal to any rank asks for it. Ranks learn of the signal at different moments: act on `stop` only after a
-    collective that compares it. `local_world_size` counts the processes on this machine. `launcher` names what gave
-    this process its rank; "" without a group.
+    once a signal to any rank asks for it; ranks learn of it at different moments, so compare it in a collective before
+    acting on it. `local_world_size` counts the processes on this machine. `launcher` gave this process its rank.
     """
 
     device: torch.device
@@ -55,13 +54,6 @@ class Group:
     @property
     def is_main(self) -> bool:
         return self.rank == 0
-
-    @property
-    def kind(self) -> str:
-        """Return a few words for the log, such as "in a group (nccl)" or "no process group"."""
-        if not self.backend:
-            return "no process group"
-        return f"{'one process ' if self.world_size == 1 else ''}in a group ({self.backend})"
 
     def advise(self, advice: Callable[[], str]) -> None:
         """Register a function whose text is appended to the message if another rank's error ends this process."""
@@ -80,10 +72,10 @@ class Group:
 
     def broadcast(self, value):
         """Return rank 0's `value` (any picklable object) on every rank. Collective."""
-        box = [value]
+        values = [value]
         if self.backend:
-            dist.broadcast_object_list(box, device=torch.device("cpu"))
-        return box[0]
+            dist.broadcast_object_list(values, device=torch.device("cpu"))
+        return values[0]
 
     def gather(self, value) -> list:
         """Return the list of all ranks' values (any picklable objects), in rank order, on every rank. Collective."""

@@ -12,7 +12,8 @@ from typing import NoReturn
 import torch.distributed as dist
 
 from distributed import rendezvous
-from distributed.device import choose_backend, find_device, only_gpu
+from distributed.checks import check_gpus
+from distributed.device import choose_backend, find_device
 from distributed.group import Group
 from distributed.lifeline import WRITE_SECONDS, Lifeline
 from support import launchers, signals
@@ -51,7 +52,7 @@ def process_group(
                 f"--world_size {world_size}, --rank {rank} without a launcher: add --distributed to join a group"
             )
         with stop_request() as stop:
-            yield Group(find_device(device, local_rank=0, local_world_size=1), stop=stop)
+            yield Group(find_device(device, 0, 1), stop=stop)
         return
 
     place = launchers.find_or_make(os.environ, world_size, rank, local_rank)
@@ -59,7 +60,7 @@ def process_group(
         dist_url = launchers.rendezvous_url(os.environ, place)
     with stop_request(f" on rank {place.rank}") as stop:
         deadline = rendezvous.Deadline(timeout, stop)
-        store = rendezvous.connect(dist_url, place.rank, place.world_size, deadline, only_gpu(device))
+        store = rendezvous.connect(dist_url, place.rank, place.world_size, deadline)
         lifeline = Lifeline(place.rank, place.world_size, stop)
         try:
             lifeline.connect(store, dist_url, deadline)
@@ -70,9 +71,6 @@ def process_group(
             group = _join(place, store, lifeline, device, backend, timeout)
             yield group
             group.barrier()
-            if group.is_main:
-                rendezvous.remove_store_file(dist_url)
-            group.barrier()  # no rank closes its store before the file is gone: closing would write to it
             lifeline.leave()
         except BaseException as error:
             if place.world_size > 1:
@@ -90,10 +88,9 @@ def _join(
     """Choose this process's device and backend, initialize torch's process group, and return the Group."""
     rank, world_size = place.rank, place.world_size
     here = rendezvous.ranks_of_this_machine(store, world_size)
-    local_rank = place.local_rank if place.local_rank >= 0 else list(here).index(rank)
+    local_rank = place.local_rank if place.local_rank >= 0 else here.index(rank)
     local_world_size = place.local_world_size or len(here)
-    own_gpu = all(here.values()) and len(set(here.values())) == len(here)
-    device = find_device(device_name, local_rank, local_world_size, own_gpu=own_gpu)
+    device = find_device(device_name, local_rank, local_world_size)
     backend = choose_backend(backend, device)
     rendezvous.choose_gloo_interface(store, rank, line.own_address())
     # CPU tensors always use gloo: their small sums then need not wait for the GPU.
@@ -101,7 +98,9 @@ def _join(
     wait = timedelta(seconds=timeout)
     signals.has_joined_group = True
     dist.init_process_group(backends, timeout=wait, store=store, rank=rank, world_size=world_size)
-    return Group(device, rank, local_rank, world_size, backend, line.stop, local_world_size, place.launcher, line)
+    group = Group(device, rank, local_rank, world_size, backend, line.stop, local_world_size, place.launcher, line)
+    check_gpus(group)
+    return group
 
 
 def _end_all_ranks(lifeline: Lifeline, error: BaseException, rank: int, timeout: float) -> NoReturn:

@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 from datetime import timedelta
-from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
@@ -47,20 +46,19 @@ class Deadline:
             raise SystemExit(STOPPED)
 
 
-def connect(dist_url: str, rank: int, world_size: int, deadline: Deadline, gpu: str = "") -> dist.Store:
+def connect(dist_url: str, rank: int, world_size: int, deadline: Deadline) -> dist.Store:
     """Return the store at a URL. Rank 0 serves the store, or torchrun for env://.
 
-    The keys of the returned store belong to this group and attempt. gpu: identifies this process's GPU, for
-    ranks_of_this_machine(). Raises UserError if no store answers before the deadline, the URL is invalid or the rank is
-    taken.
+    The keys of the returned store belong to this group and attempt. Raises UserError if no store answers before the
+    deadline, the URL is invalid or the rank is taken.
     """
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     store = dist.PrefixStore(f"segtrain/{world_size}/{attempt}", _open_store(dist_url, rank, world_size, deadline))
-    store.set(f"machine/{rank}", f"{socket.gethostname()} {gpu}")
+    store.set(f"machine/{rank}", socket.gethostname())
     if store.add(f"joined/{rank}", 1) > 1:
         raise UserError(
             f"rank {rank} has already connected to {dist_url}: give each process a RANK of its own; if another run "
-            "uses the address, choose another MASTER_PORT or --dist_url"
+            "uses the address, or an ended one left its file, choose another MASTER_PORT or --dist_url"
         )
     return store
 
@@ -68,10 +66,11 @@ def connect(dist_url: str, rank: int, world_size: int, deadline: Deadline, gpu: 
 def _open_store(dist_url: str, rank: int, world_size: int, deadline: Deadline) -> dist.Store:
     try:
         url = urlsplit(dist_url)
+        host, port = url.hostname, url.port
     except ValueError as error:
         raise UserError(f"--dist_url {dist_url}: {error}") from None
     if url.scheme == "file":
-        path = _file_of(dist_url)
+        path = url2pathname(url.path)  # C:\\store of file:///C:/store
         if not os.path.isdir(os.path.dirname(path)) or os.path.isdir(path):
             raise UserError(f"--dist_url {dist_url}: use a file in an existing folder, such as file:///shared/store")
         return dist.FileStore(path, world_size)
@@ -79,10 +78,6 @@ def _open_store(dist_url: str, rank: int, world_size: int, deadline: Deadline) -
         return _connect(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), rank, deadline)
     if url.scheme != "tcp":
         raise UserError(f"--dist_url {dist_url}: expected env://, tcp://HOST:PORT or file:///PATH")
-    try:
-        host, port = url.hostname, url.port
-    except ValueError:
-        host = port = None
     if not host or port is None:
         raise UserError(f"--dist_url {dist_url}: expected tcp://HOST:PORT")
     try:
@@ -90,20 +85,6 @@ def _open_store(dist_url: str, rank: int, world_size: int, deadline: Deadline) -
     except OSError as error:
         raise UserError(f"rank {rank}: MASTER_ADDR {host!r} is not a known host ({error.strerror})") from None
     return _serve(host, port, deadline.seconds) if rank == 0 else _connect(host, port, rank, deadline)
-
-
-def remove_store_file(dist_url: str) -> None:
-    """Remove the file of a file:// store, if the URL names one. No rank may use the store afterwards.
-
-    torch's own removal leaves the file if two processes close their stores at the same moment, and a file that is left
-    stops the next run with this URL.
-    """
-    if urlsplit(dist_url).scheme == "file":
-        Path(_file_of(dist_url)).unlink(missing_ok=True)
-
-
-def _file_of(dist_url: str) -> str:
-    return url2pathname(urlsplit(dist_url).path)  # C:\store of file:///C:/store
 
 
 def _tcp_store(host: str, port: int, timeout: float, *, is_master: bool) -> dist.Store:
@@ -154,10 +135,10 @@ def _connect(host: str, port: int, rank: int, deadline: Deadline) -> dist.Store:
     return stores[0]
 
 
-def ranks_of_this_machine(store: dist.Store, world_size: int) -> dict[int, str]:
-    """Return {rank: the `gpu` text that this rank passed to connect()} of the processes on this machine, by rank."""
-    values = [value.decode().partition(" ") for value in store.multi_get([f"machine/{i}" for i in range(world_size)])]
-    return {rank: gpu for rank, (host, _, gpu) in enumerate(values) if host == socket.gethostname()}
+def ranks_of_this_machine(store: dist.Store, world_size: int) -> list[int]:
+    """Return the ranks of the processes on this machine."""
+    hosts = store.multi_get([f"machine/{rank}" for rank in range(world_size)])
+    return [rank for rank, host in enumerate(hosts) if host.decode() == socket.gethostname()]
 
 
 def choose_gloo_interface(store: dist.Store, rank: int, address: str) -> None:
@@ -174,9 +155,9 @@ def choose_gloo_interface(store: dist.Store, rank: int, address: str) -> None:
 
 
 def interface_of(address: str) -> str:
-    """Return the name, such as eth0, of this machine's network interface with an IPv4 address; "" if not found.
+    """Return the name, such as eth0, of this machine's network interface with an IPv4 address.
 
-    Works on Linux only; elsewhere the result is "".
+    Returns "" if there is none, and on other systems than Linux.
     """
     if not address or sys.platform != "linux":
         return ""

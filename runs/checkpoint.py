@@ -4,15 +4,13 @@ A file is the zip archive that torch.save writes, with the optimizer step as the
 like any other.
 """
 
-import contextlib
-import errno
 import io
 import logging
 import pickle
 import re
 import threading
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -23,10 +21,10 @@ from support.errors import UserError
 from support.files import write_atomic
 from support.signals import WRITER
 
-FORMAT = 2  # of a run's checkpoint, runs.state.TrainState.capture()
+FORMAT = 3  # of a run's checkpoint, runs.state.TrainState.capture()
 
 COMMENT = "segtrain step={step:012d}"
-_COMMENT = re.compile(rb"segtrain step=(\d{12})")  # earlier versions also wrote a SHA-256
+_COMMENT = re.compile(rb"segtrain step=(\d{12})")
 _NUMBERED = re.compile(r"(step|epoch)_(\d+)\.pt")
 
 # numpy._core was numpy.core before NumPy 2, and files name the one they were written with.
@@ -43,8 +41,6 @@ NUMPY_VALUES: list = [
     ),
 ]
 
-
-Report = tuple[Path, Callable[[], str | None]]
 
 log = logging.getLogger("segtrain")
 
@@ -63,13 +59,14 @@ class Writer:
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
 
-    def save(self, content: dict, paths: list[Path], keep: dict[str, int], report: Report | None = None) -> None:
+    def save(
+        self, content: dict, paths: list[Path], keep: dict[str, int], report: Callable[[], object] | None = None
+    ) -> None:
         """Start to write `content` to all of the paths, after the previous write is done.
 
         keep: {"step" or "epoch": number of newest files of that kind, such as step_00000100.pt, to keep; 0: all}.
-        report: (file, function that returns its text, or None to keep the file). The file is written just before the
-        last path, last.pt, so that a run resumed from there has it. A UserError of the report is only logged.
-        Raises the error of the previous write.
+        report: writes the report. It is called first, so that a run resumed from these files has its report. A
+        UserError in it is only logged. Raises the error of the previous write.
         """
         self.wait()
         copy = _copy_to_cpu(content)
@@ -93,32 +90,21 @@ class Writer:
         if self._error:
             raise self._error
 
-    def _write(self, content: dict, paths: list[Path], keep: dict[str, int], report: Report | None) -> None:
+    def _write(
+        self, content: dict, paths: list[Path], keep: dict[str, int], report: Callable[[], object] | None
+    ) -> None:
         try:
-            page = _draw(report) if report else None  # takes longest, so it comes before all files
+            try:
+                if report:
+                    report()
+            except UserError as error:
+                log.warning(f"no report: {error}")
             data = to_bytes(content)
             for path in paths:
-                if report and page and path is paths[-1]:
-                    with _report_errors():
-                        write_atomic(report[0], page)
                 write(path, data)
                 _drop_older(path, keep)
         except Exception as error:
             self._error = error
-
-
-def _draw(report: Report) -> str | None:
-    with _report_errors():
-        return report[1]()
-    return None
-
-
-@contextlib.contextmanager
-def _report_errors() -> Iterator[None]:
-    try:
-        yield
-    except UserError as error:
-        log.warning(f"no report: {error}")
 
 
 def _copy_to_cpu(value):
@@ -145,14 +131,8 @@ def write(path: Path, data: memoryview) -> None:
     try:
         write_atomic(path, data, sync=True)
     except UserError as error:
-        full = isinstance(error.__cause__, OSError) and error.__cause__.errno in (
-            errno.ENOSPC,
-            errno.EDQUOT,
-            errno.EFBIG,
-        )
-        remedy = ": free disk space, then resume" if full else ""
         raise UserError(
-            f"{error}; the checkpoint needs {len(data) / 2**20:.0f} MiB, and earlier ones are intact{remedy}"
+            f"{error}; the checkpoint needs {len(data) / 2**20:.0f} MiB, and earlier ones are intact"
         ) from error
 
 
@@ -214,14 +194,8 @@ def read_run(path: Path) -> dict:
             f"{path}: written by another version of this project (format {content.get('format')}, here {FORMAT}); "
             f"to start from its weights use --pretrained {path}"
         )
-    step = step_of(path)
-    if step is None:
-        raise DamagedError(
-            f"{path}: truncated or not written by this project: its end is missing; to start from its weights use "
-            f"--pretrained {path}"
-        )
-    if content["step"] != step:
-        raise DamagedError(f"{path}: damaged: its comment has another step; use another checkpoint of the run")
+    if content["step"] != step_of(path):
+        raise DamagedError(f"{path}: damaged: its end is missing or wrong; use another checkpoint of the run")
     return content
 
 

@@ -4,7 +4,6 @@ import errno
 import json
 import os
 import re
-import shutil
 from pathlib import Path
 from typing import TextIO
 
@@ -20,7 +19,7 @@ except ImportError:  # Windows
 
 REPORT = "report.html"
 
-# Files that a start writes before its first step.
+# Files that a start writes before its first checkpoint and line of metrics.
 SAMPLES_FILE = "augmented.jpg"
 _START_FILES = ("train.log", "config.yaml", SAMPLES_FILE, ".*.part*", ".*.tmp", *BOARD_FILES)
 
@@ -50,8 +49,8 @@ def find(logdir: Path, name: str, resume: str) -> tuple[Path | None, Path | None
 
 
 def newest(logdir: Path, name: str) -> Path | None:
-    """Return the folder of the newest of the runs logdir/name, name.2, name.3 ..., or None."""
-    runs = _runs_of(logdir, name)
+    """Return the folder of the newest of the runs logdir/name, name.2, name.3 ... that did a step, or None."""
+    runs = {number: folder for number, folder in _runs_of(logdir, name).items() if not _never_began(folder)}
     return runs[max(runs)] if runs else None
 
 
@@ -59,7 +58,7 @@ def claim(logdir: Path, name: str) -> tuple[Path, TextIO]:
     """Make the folder of a new run, and return (folder, train.log, open for appending and locked).
 
     The folder is logdir/name, name.2, name.3 ..., one number above the highest in use. The highest one is used again if
-    its process ended before the first step.
+    its process ended before the first checkpoint or line of metrics.
     """
     logdir.mkdir(parents=True, exist_ok=True)
     number = max(_runs_of(logdir, name), default=1)
@@ -70,38 +69,14 @@ def claim(logdir: Path, name: str) -> tuple[Path, TextIO]:
             made = True
         except FileExistsError:
             made = False
-        try:
-            log = _take(folder, made)
-        except FileNotFoundError:  # another process made the folder, failed and removed it
-            continue
-        if log:
-            return folder, log
+        if made or _never_began(folder):
+            log = (folder / "train.log").open("a", encoding="utf-8")
+            locked = _lock(log)
+            # Check again under the lock: another process may have started a run in the folder meanwhile.
+            if (locked or (made and locked is None)) and _never_began(folder):
+                return folder, log
+            log.close()
         number += 1
-
-
-def _take(folder: Path, made: bool) -> TextIO | None:
-    """Lock a folder and return its open train.log; None if another process holds the lock or a run began in the folder.
-
-    made: whether this process made the folder.
-    """
-    if not (made or _never_began(folder)):
-        return None
-    log = (folder / "train.log").open("a", encoding="utf-8")
-    locked = _lock(log)
-    # Check again under the lock: another process may have started a run in the folder, or removed it, meanwhile.
-    if (locked or (made and locked is None)) and _is_in(log, folder) and _never_began(folder):
-        return log
-    log.close()
-    return None
-
-
-def remove(folder: Path, log: TextIO) -> None:
-    """Close the log of a run without a step, and remove its folder unless the folder has files of a run that began."""
-    if fcntl is None:  # Windows does not remove an open file
-        log.close()
-    if _never_began(folder):
-        shutil.rmtree(folder, ignore_errors=True)
-    log.close()
 
 
 def open_log(folder: Path) -> TextIO:
@@ -135,18 +110,11 @@ def _lock(log: TextIO) -> bool | None:
 
 
 def _never_began(folder: Path) -> bool:
-    """Return whether the folder exists and has no file of a run that did a step."""
-    if not folder.is_dir():
-        return False
-    return all(
+    """Return whether this is a folder without a file of a run that did a step."""
+    return folder.is_dir() and all(
         any(map(file.match, _START_FILES)) or (file.name == "metrics.jsonl" and file.stat().st_size == 0)
         for file in folder.iterdir()
     )
-
-
-def _is_in(log: TextIO, folder: Path) -> bool:
-    """Return whether the open file is still the folder's train.log, not a file that was removed or replaced."""
-    return os.path.samestat(os.fstat(log.fileno()), (folder / "train.log").stat())
 
 
 def tidy(folder: Path, step: int) -> list[str]:

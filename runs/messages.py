@@ -6,6 +6,8 @@ import os
 import sys
 from pathlib import Path
 
+from torch import nn
+
 from config import FLAGS, Config
 from data.classes import Classes
 from data.dataset import SegmentationDataset
@@ -25,10 +27,9 @@ log = logging.getLogger("segtrain")
 
 def log_launch(cfg: Config, group: Group) -> None:
     """Log the rank, device and batch of each process, and the notes from parsing the flags."""
-    place = (
-        f"rank {group.rank}, local rank {group.local_rank}, world size {group.world_size}, device {group.device}, "
-        f"{group.kind}"
-    )
+    place = f"rank {group.rank}, local rank {group.local_rank}, world size {group.world_size}, device {group.device}, "
+    place += "one process " if group.backend and group.world_size == 1 else ""
+    place += f"in a group ({group.backend})" if group.backend else "no process group"
     logging.getLogger("segtrain.every_rank").log(logging.INFO if group.backend else logging.DEBUG, place)
     if group.backend and cfg.distributed is None:
         log.debug(f"joining the process group of {group.launcher}; with --no_distributed this process trains alone")
@@ -38,13 +39,18 @@ def log_launch(cfg: Config, group: Group) -> None:
 
 def log_data(cfg: Config, train_set: SegmentationDataset, val_loader: EvalLoader) -> None:
     """Log the data set's path and its numbers of images and classes. Warn of large images and unread channels."""
-    counts = f"{len(train_set)} training and {len(val_loader.dataset)} validation images, {cfg.numclasses} classes"
-    log.info(f"data: {cfg.dataset_path}, {counts}")
+    images = f"{len(train_set)} training and {len(val_loader.dataset)} validation images"
+    log.info(f"data: {cfg.dataset_path}, {images}, {cfg.numclasses} classes")
     _, advice = large_images(val_loader.batch_sampler.sizes, cfg.crop_size)
     if advice and not (cfg.long_side or cfg.window):
         log.warning(advice)
     if not cfg.image_stats and (channels := left_out(train_set.files[0]["image"])):
         log.warning(f"{channels}; for all of them: {measure_advice(cfg)}")
+
+
+def log_model(cfg: Config, raw_model: nn.Module) -> None:
+    size = sum(parameter.numel() for parameter in raw_model.parameters())
+    log.info(f"model: {cfg.model_type}, {size / 1e6:.1f} M parameters, --amp {cfg.amp}")
 
 
 def epoch_title(cfg: Config, state: TrainState) -> str:
@@ -124,10 +130,7 @@ def resume_hint(cfg: Config, group: Group, folder: Path | None) -> str:
 
 
 def next_steps(logdir: str, folder: Path, validation: list[dict[str, Path]]) -> list[str]:
-    """Return lines with the commands to run after training.
-
-    validation: {"image": path, ...} of each validation image.
-    """
+    """Return lines with the commands to run after training. validation: {"image": path} of each validation image."""
     best = folder / "best.pt"  # its report is there already
     images = os.path.commonpath([files["image"].parent for files in validation])
     predict = ["--checkpoint", best, "--input", images, "--output", folder / "predictions", "--overlay"]
@@ -143,19 +146,20 @@ def measure_advice(cfg: Config) -> str:
     """Return the command that measures images other than 8-bit RGB, as a remedy; "" if --image_stats is set."""
     if cfg.image_stats:
         return ""
-    words: list[str] = [cfg.dataset_path, "--dataset", cfg.dataset]
-    for name in ("list_path", "image_path", "image_suffix", "train_split"):
-        if getattr(cfg, name) != FLAGS[name].default:
-            words += [f"--{name}", getattr(cfg, name)]
-    command = python_command("-m", "tools.statistics", *words)
+    command = _data_command(cfg, "tools.statistics", "list_path image_path image_suffix train_split")
     return f"measure them once, and train with --image_stats: {command}"
 
 
 def data_check_command(cfg: Config) -> str:
     """Return the command line that checks this run's data set, without --numclasses, which may be wrong."""
+    names = "classes list_path image_path train_path val_path pseudo_path image_suffix label_suffix label_map"
+    return _data_command(cfg, "tools.check", f"{names} train_split val_split")
+
+
+def _data_command(cfg: Config, module: str, names: str) -> str:
+    """Return the command line of a module for this run's data set, with those of the flags that are set."""
     words: list[str] = [cfg.dataset_path, "--dataset", cfg.dataset]
-    folders = ("list_path", "image_path", "train_path", "val_path", "pseudo_path")
-    for name in ("classes", *folders, "image_suffix", "label_suffix", "label_map", "train_split", "val_split"):
+    for name in names.split():
         if getattr(cfg, name) != FLAGS[name].default:
             words += [f"--{name}", getattr(cfg, name)]
-    return python_command("-m", "tools.check", *words)
+    return python_command("-m", module, *words)

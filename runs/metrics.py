@@ -23,10 +23,12 @@ from runs.boards import Board
 from runs.folder import keep_lines
 from runs.log import progress_bar
 from runs.pace import Pace
+from runs.state import TrainState
 from support.files import write_errors
 
 # Values of a step that are not losses: a line of metrics has the latest, not the mean.
 LATEST = ("epoch", "step", "lr", "loss_scale", "skipped_steps", "grad_norm")
+NOT_CURVES = ("kind", "epoch", "step", "losses")
 
 
 class Metrics:
@@ -38,7 +40,7 @@ class Metrics:
 
     def __init__(self, group: Group, log_interval: int):
         self.group, self.log_interval = group, log_interval
-        self.boards: list[Board] = []
+        self.board: Board | None = None
         self.pace = Pace(group)
         self._epoch_losses: list[float] = []  # of this process's steps in this epoch
         self._file: TextIO | None = None
@@ -73,8 +75,8 @@ class Metrics:
         if self._file:
             with write_errors(Path(self._file.name)):
                 os.fsync(self._file.fileno())
-            for board in self.boards:
-                board.flush()
+        if self.board:
+            self.board.flush()
         return {"lines": self._num_lines, "window": [dict(values) for values in self._window]}
 
     def steps(self, steps: Iterable, *, total: int, title: str) -> Iterator:
@@ -100,29 +102,21 @@ class Metrics:
         self.pace.leave_out(seconds)
 
     def log_step(
-        self,
-        epoch: int,
-        step: int,
-        losses: dict[str, Tensor],
-        own: Tensor,
-        lr: float,
-        num_images: int,
-        scaling: Tensor | None = None,
-        grad_norm: Tensor | None = None,
+        self, state: TrainState, losses: dict[str, Tensor], own: Tensor, *, lr: float, num_images: int
     ) -> None:
-        """Record an optimizer step; `step` and `epoch` count from 1.
+        """Record the optimizer step that `state` has just done.
 
         losses: {name: scalar over the global batch}, with the total as "loss". own: this rank's parts of the losses,
-        1-D. scaling: LossScaler.counts, or None without a loss scale. grad_norm: before clipping, or None. All are read
-        one step late, while the device computes the next step. Raises DivergedError on every rank if a loss is not
-        finite, or if too many steps in a row were skipped.
+        1-D. All are read one step late, while the device computes the next step. Raises DivergedError on every rank if
+        a loss is not finite, or if too many steps in a row were skipped.
         """
-        values = losses if grad_norm is None else losses | {"grad_norm": grad_norm}
+        values = losses if state.grad_norm is None else losses | {"grad_norm": state.grad_norm}
         read = LateRead(torch.stack(list(values.values())))
-        counts, now = None if scaling is None else LateRead(scaling), time.perf_counter()
-        self.pace.step_done()
+        counts = LateRead(state.scaler.counts) if state.scaler.is_enabled() else None
+        now = time.perf_counter()
         self.read_step()
-        self._unread = (epoch, step, list(values), read, own, lr, num_images, counts, now)
+        facts = {"epoch": state.epoch + 1, "step": state.step, "lr": lr}
+        self._unread = facts, list(values), read, own, counts, num_images, now
 
     def read_step(self) -> None:
         """Read the losses of the last step, if still unread. Raises DivergedError if a loss is not finite.
@@ -131,28 +125,25 @@ class Metrics:
         """
         if self._unread is None:
             return
-        epoch, step, names, losses, own, lr, num_images, counts, taken_at = self._unread
+        facts, names, losses, own, counts, num_images, self._last_step_at = self._unread
         self._unread = None
         values = dict(zip(names, losses.tolist(), strict=True))
         norm = values.pop("grad_norm", math.inf)  # also infinite in a step that --amp fp16 skips
         for name, value in values.items():
             if not math.isfinite(value):  # on all ranks, because the losses are sums over them
-                checks.raise_not_finite(self.group, f"loss {name!r} is {value} at step {step} (epoch {epoch})", own)
+                where = f"at step {facts['step']} (epoch {facts['epoch']})"
+                checks.raise_not_finite(self.group, f"loss {name!r} is {value} {where}", own)
         assert self._bar is not None
-        left = self.pace.time_left()
-        self._bar.set_postfix_str(
-            f"loss {values['loss']:.3f}, lr {lr:.2g}" + (f", run: {left}" if left else ""), refresh=False
-        )
+        self._bar.set_postfix_str(f"loss {values['loss']:.3f}, lr {facts['lr']:.2g}", refresh=False)
         self._epoch_losses.append(values["loss"])
-        self._window.append(values | {"epoch": epoch, "step": step, "lr": lr} | read_scaling(counts, step))
+        self._window.append(values | facts | read_scaling(counts, facts["step"]))
         self._window[-1] |= {"grad_norm": norm} if math.isfinite(norm) else {}
         self._window_images += num_images
-        self._last_step_at = taken_at
-        if step % self.log_interval == 0:
+        if facts["step"] % self.log_interval == 0:
             self._write_window()
 
     def _write_window(self) -> None:
-        """Write a line to metrics.jsonl and the boards: the mean losses since the previous line."""
+        """Write a line to metrics.jsonl and the board: the mean losses since the previous line."""
         last, num_steps = self._window[-1], len(self._window)
         losses = {name: sum(step[name] for step in self._window) / num_steps for name in last if name not in LATEST}
         # Only steps of this process count: a resumed run may begin within a window.
@@ -167,24 +158,23 @@ class Metrics:
         self.write_scalars(line)
 
     def write_scalars(self, line: dict) -> None:
-        """Write a training line of metrics.jsonl, as a dict, to the boards."""
-        names = ("loss", "lr", "images_per_s", "loss_scale", "skipped_steps", "grad_norm", ACCURACY)
-        scalars = {f"train/{name}": line[name] for name in names if name in line}
+        """Write a training line of metrics.jsonl, as a dict, to the board."""
+        scalars = {f"train/{name}": value for name, value in line.items() if name not in NOT_CURVES}
         scalars |= {f"train/loss_{name}": mean for name, mean in line["losses"].items()}
-        for board in self.boards:
-            board.write(line["step"], scalars)
+        if self.board:
+            self.board.write(line["step"], scalars)
 
     def log_validation(
-        self, epoch: int, step: int, scores: Scores, class_names: list[str], panels: list[np.ndarray]
+        self, state: TrainState, scores: Scores, class_names: list[str], panels: list[np.ndarray]
     ) -> None:
-        """Write a validation's scores to metrics.jsonl and the boards, and pictures ((H, W, 3) uint8) to the boards."""
-        self._write({"kind": "val", "epoch": epoch, "step": step, **scores})
+        """Write a validation's scores to metrics.jsonl and the board, and pictures ((H, W, 3) uint8) to the board."""
+        self._write({"kind": "val", "epoch": state.epoch + 1, "step": state.step, **scores})
         scalars = {"val/miou": scores["miou"], "val/pixel_acc": scores["pixel_acc"], "val/mean_acc": scores["mean_acc"]}
         ious = zip(class_names, scores["iou"], strict=True)
         scalars |= {f"val_iou/{name}": value for name, value in ious if value is not None}
         pictures = {f"val_images/{n}_input_label_prediction_overlay": panel for n, panel in enumerate(panels)}
-        for board in self.boards:
-            board.write(step, scalars, pictures)
+        if self.board:
+            self.board.write(state.step, scalars, pictures)
 
     def _write(self, line: dict) -> None:
         if self._file:
@@ -194,8 +184,8 @@ class Metrics:
             self._num_lines += 1
 
     def close(self, *, failed: bool) -> None:
-        for board in self.boards:
-            board.close(failed=failed)
+        if self.board:
+            self.board.close(failed=failed)
         if self._file:
             with write_errors(Path(self._file.name)):
                 self._file.close()

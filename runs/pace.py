@@ -9,18 +9,14 @@ SLOW_LOADER = 0.1  # share of the time spent waiting for batches from which the 
 
 
 class Pace:
-    """A stopwatch of a run's optimizer steps. Every rank has one."""
+    """A stopwatch of a run's optimizer steps. Every rank has one. steps_left: of the run, when this process starts."""
 
     def __init__(self, group: Group):
-        self.group = group
+        self.group, self.steps_left = group, 0.0
         self._epoch_start = self._first_step_at = 0.0
-        self._steps_left, self._steps_done = 0.0, 0  # when this process started, and since
+        self._steps_done = 0  # since this process started
         self._num_steps, self._first_batch_at = 0, 0.0  # of this epoch
         self._stepping = self._waiting = 0.0  # seconds since the first batch; of these, until later batches came
-
-    def start(self, steps_left: float) -> None:
-        """Set how many steps of the run are left when this process starts, to estimate the time left."""
-        self._steps_left = steps_left
 
     def timed(self, steps: Iterable) -> Iterator:
         """Iterate over an epoch's steps. From the first batch on, time the steps and, separately, the wait for batches.
@@ -36,15 +32,13 @@ class Pace:
             else:
                 self._first_batch_at = came_at
             yield step
-            self._num_steps += 1
             asked_at = time.perf_counter()
+            self._num_steps += 1
             self._stepping = asked_at - self._first_batch_at
-
-    def step_done(self) -> None:
-        """Note that the computation of a step is done, or queued on the GPU."""
-        self._steps_done += 1
-        if self._steps_done == 1:
-            self._first_step_at = time.perf_counter()
+            # The first step does not count for the time left: it starts workers, compiles, and measures algorithms.
+            self._steps_done += 1
+            if self._steps_done == 1:
+                self._first_step_at = asked_at
 
     def leave_out(self, seconds: float) -> None:
         """Leave the time of a validation between two steps out of the rate."""
@@ -52,37 +46,25 @@ class Pace:
 
     def time_text(self) -> str:
         """Return the time since the epoch began and the run's time left, if known, such as "40 s, 12 min left"."""
-        left = self.time_left()
-        return _duration(time.perf_counter() - self._epoch_start) + (f", {left}" if left else "")
-
-    def time_left(self) -> str:
-        """Return the time left in the run, as "12 min left"; "" before the second step and after the last.
-
-        The first step does not count: it starts workers, compiles, and measures algorithms.
-        """
-        left = self._steps_left - self._steps_done
+        now, left = time.perf_counter(), self.steps_left - self._steps_done
+        text = _duration(now - self._epoch_start)
         if self._steps_done < 2 or left <= 0:
-            return ""
-        per_step = (time.perf_counter() - self._first_step_at) / (self._steps_done - 1)
-        return f"{_duration(left * per_step)} left"
+            return text
+        return f"{text}, {_duration(left * (now - self._first_step_at) / (self._steps_done - 1))} left"
 
     def rate_text(self, batch: int, advice: str) -> str:
-        """Return the epoch's images a second and, if it waited for the loader, the rate with every batch ready.
+        """Return the epoch's images a second and, if it waited for the loader, the share of waiting and the advice.
 
-        Such as ", 8.1 images/s", or ", 8.1 images/s (12.3 without waiting): 34% of the time is waiting for the loader:
-        ADVICE". The time until the first batch does not count: it starts the workers. The rank that waited most
-        counts, because the others wait for it. batch: images of a step. Collective.
+        Such as ", 8.1 images/s", or ", 8.1 images/s: 34% of the time is waiting for the loader: ADVICE". The time until
+        the first batch does not count: it starts the workers. The rank that waited most counts, because the others wait
+        for it. batch: images of a step. Collective.
         """
         waiting = max(self.group.gather(self._waiting))
-        if not self._num_steps or not self._stepping:
+        if not self._stepping:
             return ""
-        rate, share = batch * self._num_steps / self._stepping, min(waiting / self._stepping, 0.999)
-        if share < SLOW_LOADER:
-            return f", {rate:.3g} images/s"
-        return (
-            f", {rate:.3g} images/s ({rate / (1 - share):.3g} without waiting): {share:.0%} of the time is waiting for "
-            f"the loader: {advice}"
-        )
+        rate, share = batch * self._num_steps / self._stepping, waiting / self._stepping
+        slow = f": {share:.0%} of the time is waiting for the loader: {advice}" if share >= SLOW_LOADER else ""
+        return f", {rate:.3g} images/s{slow}"
 
 
 def _duration(seconds: float) -> str:

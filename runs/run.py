@@ -3,9 +3,7 @@
 import io
 import logging
 import logging.handlers
-import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import TextIO
 
@@ -21,7 +19,7 @@ from distributed.lifeline import WRITE_SECONDS
 from evaluation.report import run_page, with_new_curves
 from evaluation.scoring import Result, gather_predictions
 from runs import checkpoint, folder
-from runs.boards import import_wandb, open_boards
+from runs.boards import Board, import_wandb
 from runs.log import FileHandler, LineFormatter, log, start_logging
 from runs.messages import resume_hint
 from runs.metrics import Metrics
@@ -35,8 +33,7 @@ KEEP_STEP_FILES = 3  # files of --save_step_frequency, unless --keep is set
 class Run:
     """One run of training on disk. Every rank has a Run and calls the methods alike; only rank 0 prints and writes.
 
-    As a context manager, the Run logs the error that ends the run, and adds the command to resume to a UserError. If
-    the error comes before the first step, the run's new folder is removed.
+    As a context manager, the Run logs the error that ends the run, and adds the command to resume to a UserError.
     """
 
     def __init__(self, cfg: Config, group: Group):
@@ -50,9 +47,8 @@ class Run:
         self.folder: Path | None = None
         self.metrics = Metrics(group, cfg.log_interval)
         self._log_file: TextIO | None = None
-        self._is_empty = False  # whether this process claimed the folder and has done no step in it
         self._writer = checkpoint.Writer()
-        self._report: checkpoint.Report | None = None  # to be written with the next checkpoint
+        self._report: Callable[[], None] | None = None  # to be called with the next checkpoint
         group.advise(self._hint_after_failure)  # rank 0 adds it to another rank's error
 
     def find_checkpoint(self) -> dict | None:
@@ -61,9 +57,8 @@ class Run:
         The run continues in the checkpoint's folder; with --reset_data_offset open() makes a new folder. Raises
         UserError on all ranks if the checkpoint is missing or unusable.
         """
-        cfg = self.cfg
+        cfg, content = self.cfg, None
         found: tuple | UserError = (None, None, [])
-        content, began = None, time.perf_counter()
         if self.group.is_main and cfg.resume:
             try:
                 where, path, content, damaged = folder.find(Path(cfg.logdir), cfg.name, cfg.resume)
@@ -80,10 +75,8 @@ class Run:
         if path is None:
             return None
         content = content or checkpoint.read_run(path)
-        log.info(
-            f"resuming {path}: epoch {content['epoch'] + 1}, {content['samples']} samples into it, "
-            f"step {content['step']} (read in {time.perf_counter() - began:.1f} s)"
-        )
+        place = f"epoch {content['epoch'] + 1}, {content['samples']} samples into it, step {content['step']}"
+        log.info(f"resuming {path}: {place}")
         return content
 
     def open(self, cfg: Config, state: TrainState, saved: dict | None, draw: Callable[[], np.ndarray]) -> None:
@@ -94,13 +87,14 @@ class Run:
         best.pt, state.best_miou becomes -1. Raises UserError if the folder cannot be written.
         """
         self.cfg = cfg
+        is_new = self.folder is None
         if self.group.is_main:
             try:
                 self._open(cfg, state.step, saved["run"] if saved and state.step else {})
             except OSError as error:
                 raise UserError(f"{self.folder or cfg.logdir}: cannot be written ({error.strerror})") from None
-        if self._is_empty:  # not on other ranks, and not in a resumed run, which has the picture
-            self._show_samples(draw())
+            if is_new:
+                self._show_samples(draw())
         if not self.group.broadcast(self.folder is not None and (self.folder / "best.pt").exists()):
             state.best_miou, state.validations_since_best = -1.0, 0
 
@@ -109,7 +103,6 @@ class Run:
             self._log_file = folder.open_log(self.folder)
         else:
             self.folder, self._log_file = folder.claim(Path(cfg.logdir), cfg.name)
-            self._is_empty = True
         self._handler = FileHandler(self._log_file)
         self._handler.setFormatter(LineFormatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S"))
         self._early_lines.setTarget(self._handler)
@@ -122,7 +115,7 @@ class Run:
         last, num_missing = self.metrics.open(self.folder, saved)
         validated = last.get("kind") == "val" and last["step"] == step
         # Unless its validation is done, the resumed run writes the points of `step` again.
-        self.metrics.boards = open_boards(cfg, self.folder, purge_step=step + 1 if validated else step)
+        self.metrics.board = Board(cfg, self.folder, purge_step=step + 1 if validated else step)
         if last.get("kind") == "train" and last["step"] == step:
             self.metrics.write_scalars(last)  # the step comes before the validation that will be repeated
         if num_missing:
@@ -136,19 +129,24 @@ class Run:
         Collective. result: from score(keep="shown") after optimizer step `step`.
         """
         predictions = gather_predictions([result], self.group) if is_best else {}
-        if self.group.is_main:
-            assert self.folder is not None
-            best = partial(run_page, self.folder, step, self.cfg, result, predictions, val_set)
-            path = self.folder / folder.REPORT
-            self._report = path, best if is_best else partial(with_new_curves, path)
+        if self.folder is None or not self.group.is_main:
+            return
+        path = self.folder / folder.REPORT
+
+        def write() -> None:
+            best = is_best and run_page(path.parent, step, self.cfg, result, predictions, val_set)
+            if page := best or with_new_curves(path):
+                write_atomic(path, page)
+
+        self._report = write
 
     def _show_samples(self, picture: np.ndarray) -> None:
         assert self.folder is not None
         file, buffer = self.folder / folder.SAMPLES_FILE, io.BytesIO()
         Image.fromarray(picture).save(buffer, "JPEG", quality=90)
         write_atomic(file, buffer.getvalue())
-        for board in self.metrics.boards:
-            board.write(0, {}, {"train_images/augmented": picture})
+        if self.metrics.board:
+            self.metrics.board.write(0, {}, {"train_images/augmented": picture})
         log.info(f"samples: {file}, as the network gets them, with their labels")
 
     def save(self, state: TrainState, *names: str) -> None:
@@ -160,15 +158,12 @@ class Run:
         checks.check_finite(state.raw_model)
         content = {"run": logged} | state.capture(self.group) | {"config": config.as_dict(self.cfg)}
         keep = {"step": KEEP_STEP_FILES if self.cfg.keep < 0 else self.cfg.keep, "epoch": max(0, self.cfg.keep)}
-        if self.group.is_main:
-            assert self.folder is not None
-            self._is_empty = False
+        if self.folder and self.group.is_main:
             self._writer.save(content, [self.folder / name for name in (*names, "last.pt")], keep, self._report)
             self._report = None
 
-    def step_done(self) -> None:
-        """Note that the run has done a step. Raises the error of a checkpoint that could not be written."""
-        self._is_empty = False
+    def check_writes(self) -> None:
+        """Raise the error of a checkpoint that could not be written. Does not wait."""
         self._writer.check()
 
     def wait_for_checkpoint(self) -> None:
@@ -176,7 +171,6 @@ class Run:
         self._writer.wait()
 
     def resume_hint(self) -> str:
-        """Return how to resume this run, as text: a command, or the words to add to the first start's command."""
         return resume_hint(self.cfg, self.group, self.folder)
 
     def _hint_after_failure(self) -> str:
@@ -201,7 +195,7 @@ class Run:
             raise UserError(f"{error}{self._hint_after_failure()}") from None
 
     def _close(self, error: BaseException | None) -> None:
-        """Log the error, if any, and close the files. After an error, remove a folder without a step."""
+        """Log the error, if any, and close the files."""
         try:
             if error:
                 log.debug(f"error: {in_one_line(error)}")  # the terminal gets it when the program ends
@@ -209,8 +203,4 @@ class Run:
         finally:
             if self._log_file:
                 log.removeHandler(self._handler)
-                if error and self._is_empty:
-                    assert self.folder is not None
-                    folder.remove(self.folder, self._log_file)
-                else:
-                    self._log_file.close()
+                self._log_file.close()

@@ -14,8 +14,8 @@ POLY_POWER = 0.9  # DeepLab (arXiv:1606.00915, section 4.1.1)
 log = logging.getLogger("segtrain")
 
 
-class LearningRate:
-    """The learning rate of a run: linear warm-up to the peak, then --schedule.
+class Schedule:
+    """When a run validates, saves and ends, and its learning rate: linear warm-up to the peak, then --schedule.
 
     A resumed run keeps its curve when its batch changes. For this, checkpoints keep the `origin` of the run: the
     "global_batch", "world_size" and "steps_per_epoch" at its start, and the "lr_factor" that multiplied --lr there. The
@@ -30,7 +30,7 @@ class LearningRate:
         if saved is None or cfg.reset_data_offset:
             self.origin = _new_origin(cfg, sampler)
         else:
-            self.origin = _saved_origin(saved, sampler)
+            self.origin = saved["origin"]
         self.change = _scaling(cfg.lr_scaling, sampler.global_batch / self.origin["global_batch"])
         self.factor = self.origin["lr_factor"] * self.change
         self.peak = cfg.lr * self.factor
@@ -42,7 +42,7 @@ class LearningRate:
                 "reach --lr: lower --warmup_steps or --warmup_epochs"
             )
 
-    def at(self, state: TrainState) -> float:
+    def lr(self, state: TrainState) -> float:
         """Return the learning rate of the next optimizer step."""
         position = self.position(state)
         return self.peak * lr_factor(position, self.total_steps, self.warmup_steps, self.cfg.schedule)
@@ -55,6 +55,45 @@ class LearningRate:
         if self.cfg.max_steps:
             return state.step
         return state.epoch * self.sampler.steps_per_epoch + state.samples / self.sampler.global_batch
+
+    def steps_left(self, state: TrainState) -> int:
+        """Return the number of steps to the end of the epoch or to --max_steps."""
+        left = self.sampler.steps_left
+        return min(left, max(0, self.cfg.max_steps - state.step)) if self.cfg.max_steps else left
+
+    def is_over(self, state: TrainState) -> bool:
+        """Return whether all steps and the last validation are done, or --patience is at its end.
+
+        A signal may have interrupted the last validation.
+        """
+        if state.stops_early(self.cfg.patience):
+            return True
+        if self.cfg.max_steps:
+            return state.step >= self.cfg.max_steps and state.validated == state.step
+        return state.epoch >= self.cfg.epochs
+
+    def validates_step(self, state: TrainState) -> bool:
+        """Return whether --val_step_frequency asks for a validation after the last step, and none was done since."""
+        return _is_due(state.step, self.cfg.val_step_frequency) and state.validated != state.step
+
+    def validates_epoch(self, state: TrainState) -> bool:
+        """Return whether a validation is due after the epoch that has just been trained."""
+        cfg, epochs_done = self.cfg, state.epoch + 1
+        if state.stops_early(cfg.patience):  # in mid-epoch, after the validation of a step
+            return False
+        is_last = state.step >= cfg.max_steps if cfg.max_steps else epochs_done == cfg.epochs
+        due = _is_due(epochs_done, cfg.val_epoch_frequency) and epochs_done > cfg.val_start_epoch
+        return is_last or due or self.validates_step(state)
+
+    def saves_step(self, state: TrainState) -> bool:
+        return _is_due(state.step, self.cfg.save_step_frequency)
+
+    def saves_epoch(self, state: TrainState) -> bool:
+        return _is_due(state.epoch, self.cfg.save_epoch_frequency)
+
+    def compares_ranks(self, state: TrainState) -> bool:
+        """Return whether to compare ranks in the next step: this process's first, and by --check_sync_frequency."""
+        return state.steps_here == 0 or _is_due(state.step + 1, self.cfg.check_sync_frequency)
 
     def _warmup_steps(self) -> float:
         """Return the length of the warm-up in the unit of position(), rounded to steps of the run's first batch."""
@@ -70,15 +109,11 @@ class LearningRate:
     def log(self) -> None:
         """Log the global batch and the peak learning rate, and how they are computed."""
         cfg, sampler, origin = self.cfg, self.sampler, self.origin
-        parts = [f"{cfg.batchsize}"]
-        parts += [f"{cfg.accum_steps} (--accum_steps)"] if cfg.accum_steps > 1 else []
-        parts += [f"{sampler.num_replicas} processes"] if sampler.num_replicas > 1 else []
-        product = f" = {' x '.join(parts)}" if len(parts) > 1 else ""
-        if cfg.total_batchsize and self.factor == 1:
-            lr = f"{self.peak:g}, as --total_batchsize is set"
-        elif self.factor == 1:
-            lr = f"{self.peak:g}"
-        else:
+        product = f" = {cfg.batchsize}" if sampler.global_batch > cfg.batchsize else ""
+        product += f" x {cfg.accum_steps} (--accum_steps)" if cfg.accum_steps > 1 else ""
+        product += f" x {sampler.num_replicas} processes" if sampler.num_replicas > 1 else ""
+        lr = f"{self.peak:g}"
+        if self.factor != 1:
             lr = f"{cfg.lr:g} x {self.factor:g} = {self.peak:g} (--lr_scaling {cfg.lr_scaling})"
         is_short = self.total_steps < FEW_STEPS
         log.log(
@@ -90,12 +125,9 @@ class LearningRate:
         new = _new_origin(cfg, sampler)
         if all(new[key] == origin[key] for key in ("world_size", "global_batch", "lr_factor")):
             return
+        reason = f"the batch is now {sampler.global_batch}, so --lr_scaling multiplies the lr by {self.change:g}"
         if sampler.global_batch == origin["global_batch"]:
             reason = "the batch is the same, so the factor is kept"
-        elif cfg.lr_scaling == "none":
-            reason = f"the batch is now {sampler.global_batch}, and --lr_scaling none keeps the factor"
-        else:
-            reason = f"the batch is now {sampler.global_batch}, so --lr_scaling multiplies the lr by {self.change:g}"
         log.info(
             f"the run began with {origin['world_size']} process(es), a global batch of {origin['global_batch']} and "
             f"--lr x {origin['lr_factor']:g}; {reason}"
@@ -129,72 +161,10 @@ def _new_origin(cfg: Config, sampler: TrainSampler) -> dict[str, float]:
     }
 
 
-def _saved_origin(saved: dict, sampler: TrainSampler) -> dict[str, float]:
-    """Return LearningRate.origin from a checkpoint's content, completed for checkpoints of earlier versions."""
-    origin, flags = dict(saved["origin"]), saved["config"]
-    if "lr_factor" not in origin:  # a checkpoint from before 2026-11-22: its flags tell how its lr was scaled
-        total = flags.get("total_batchsize")
-        rule = flags.get("lr_scaling", "linear")
-        origin["lr_factor"] = (
-            1 / _scaling(rule, total / origin["global_batch"]) if total else _scaling(rule, origin["world_size"])
-        )
-        num_images = len(sampler.dataset)  # type: ignore[arg-type]
-        origin["steps_per_epoch"] = max(1, num_images // origin["global_batch"])  # the list may be shorter now
-    return origin
-
-
 def _scaling(rule: str, ratio: float) -> float:
     """Return the factor of --lr_scaling `rule` on the learning rate for a batch that is `ratio` times as large."""
     return {"linear": float(ratio), "sqrt": math.sqrt(ratio), "none": 1.0}[rule]
 
 
-def steps_left(cfg: Config, state: TrainState, sampler: TrainSampler) -> int:
-    """Return the number of steps to the end of the epoch or to --max_steps."""
-    return min(sampler.steps_left, max(0, cfg.max_steps - state.step)) if cfg.max_steps else sampler.steps_left
-
-
-def end_of_run(cfg: Config, state: TrainState) -> bool:
-    """Return whether all steps and the last validation are done, or --patience is at its end.
-
-    A signal may have interrupted the last validation.
-    """
-    if state.stops_early(cfg.patience):
-        return True
-    if cfg.max_steps:
-        return state.step >= cfg.max_steps and state.validated == state.step
-    return state.epoch >= cfg.epochs
-
-
-def last_validation(cfg: Config, state: TrainState) -> bool:
-    """Return whether the run ends with the epoch, or part of an epoch, that has just been trained."""
-    return state.step >= cfg.max_steps if cfg.max_steps else state.epoch + 1 == cfg.epochs
-
-
-def step_validation(cfg: Config, state: TrainState) -> bool:
-    """Return whether --val_step_frequency asks for a validation after the last step, and none was done since."""
-    frequency = cfg.val_step_frequency
-    return frequency > 0 and state.step % frequency == 0 and state.validated != state.step
-
-
-def epoch_validation(cfg: Config, state: TrainState) -> bool:
-    """Return whether a validation is due after the epoch that has just been trained."""
-    if state.stops_early(cfg.patience):  # in mid-epoch, after the validation of a step
-        return False
-    if last_validation(cfg, state) or step_validation(cfg, state):
-        return True
-    epochs_done, frequency = state.epoch + 1, cfg.val_epoch_frequency
-    return frequency > 0 and epochs_done > cfg.val_start_epoch and epochs_done % frequency == 0
-
-
-def step_checkpoint(cfg: Config, state: TrainState) -> bool:
-    return cfg.save_step_frequency > 0 and state.step % cfg.save_step_frequency == 0
-
-
-def epoch_checkpoint(cfg: Config, state: TrainState) -> bool:
-    return cfg.save_epoch_frequency > 0 and state.epoch % cfg.save_epoch_frequency == 0
-
-
-def check_of_ranks(cfg: Config, state: TrainState) -> bool:
-    """Return whether to compare ranks in the next step: the first of this process, and every --check_sync_frequency."""
-    frequency = cfg.check_sync_frequency
-    return state.steps_here == 0 or (frequency > 0 and (state.step + 1) % frequency == 0)
+def _is_due(number: int, frequency: int) -> bool:
+    return frequency > 0 and number % frequency == 0

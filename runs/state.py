@@ -1,5 +1,6 @@
 """Everything in a run that changes from step to step, as one object and as the content of a checkpoint."""
 
+from copy import copy
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,8 +12,10 @@ from distributed.group import Group
 from optimization.amp import LossScaler
 from optimization.average import WeightAverage
 from runs.checkpoint import FORMAT
-from runs.optimizer_state import capture_optimizer, restore_optimizer
 from support.errors import UserError
+
+POSITION = ("epoch", "samples", "step", "validated", "best_miou", "validations_since_best")
+RESET = "or start without the optimizer's state by --reset_optimizer"
 
 
 @dataclass
@@ -122,14 +125,9 @@ class TrainState:
             "format": FORMAT,
             "model": averaged(self.raw_model),
             "ema": None if self.ema is None else averaged(self.ema.module),
-            "optimizer": capture_optimizer(self.optimizer, group),
+            "optimizer": _capture_optimizer(self.optimizer, group),
             "scaler": self.scaler.state_dict(),
-            "epoch": self.epoch,
-            "samples": self.samples,
-            "step": self.step,
-            "validated": self.validated,
-            "best_miou": self.best_miou,
-            "validations_since_best": self.validations_since_best,
+            **{name: getattr(self, name) for name in POSITION},
             "origin": self.origin,
             "listing": self.listing,
             "class_weights": self.class_weights,
@@ -156,16 +154,13 @@ class TrainState:
                 f"({difference})"
             ) from None
         if optimizer:
-            restore_optimizer(self.optimizer, content["optimizer"])
+            _restore_optimizer(self.optimizer, content["optimizer"])
         if optimizer and content["scaler"] and self.scaler.is_enabled():
             self.scaler.load_state_dict(content["scaler"], counts=position)
         if not position:
             return
-        self.epoch, self.samples, self.step = content["epoch"], content["samples"], content["step"]
-        # Checkpoints written before --val_step_frequency existed lack it.
-        self.validated = content.get("validated", self.step)
-        self.best_miou = content["best_miou"]
-        self.validations_since_best = content.get("validations_since_best", 0)
+        for name in POSITION:
+            setattr(self, name, content[name])
         ranks = content["ranks"]
         if len(ranks) == group.world_size:
             for module in self.models:
@@ -180,3 +175,39 @@ def _first_difference(own: dict[str, Tensor], saved: dict[str, Tensor]) -> str:
         if saved[name].shape != value.shape:
             return f"{name} has the shape {tuple(saved[name].shape)} there and {tuple(value.shape)} here"
     return next((f"the checkpoint also has {name}" for name in saved if name not in own), "")
+
+
+def _capture_optimizer(optimizer: Optimizer, group: Group) -> dict:
+    """Return the optimizer's state dict for all parameters; with --zero1, {} on all ranks but 0. Collective."""
+    if hasattr(optimizer, "consolidate_state_dict"):  # ZeroRedundancyOptimizer, whose import takes a second
+        optimizer.consolidate_state_dict(to=0)
+        return optimizer.state_dict() if group.is_main else {}
+    return optimizer.state_dict()
+
+
+def _restore_optimizer(optimizer: Optimizer, saved: dict) -> None:
+    """Load the state from what _capture_optimizer() returned, but no settings, such as momentum.
+
+    Raises UserError if the state belongs to another optimizer or to other parameter groups.
+    """
+    groups, saved_groups = optimizer.param_groups, saved["param_groups"]
+    kinds = ["adamw" if "betas" in part[0] else "sgd" for part in (saved_groups, groups)]
+    if kinds[0] != kinds[1]:
+        raise UserError(
+            f"--optimizer {kinds[1]}: the checkpoint has the state of {kinds[0]}: use --optimizer {kinds[0]}, {RESET}"
+        )
+    sizes = [" + ".join(str(len(group["params"])) for group in part) for part in (saved_groups, groups)]
+    if sizes[0] != sizes[1]:
+        raise UserError(
+            f"the checkpoint's optimizer has groups of {sizes[0]} parameters, but this run's has {sizes[1]}: use the "
+            "losses, --freeze_backbone, --layer_decay, --head_lr_factor and --no_decay_norm_bias of its config.yaml, "
+            f"{RESET}"
+        )
+    # With the new settings, since torch converts a state to what its group's settings, such as fused, need.
+    settings = [
+        {name: value for name, value in group.items() if name != "params"}
+        | {"params": part["params"], "lr": part["lr"]}
+        for group, part in zip(groups, saved_groups, strict=True)
+    ]
+    # Copied: ZeroRedundancyOptimizer deletes other ranks' state from the dict it gets.
+    optimizer.load_state_dict({"state": copy(saved["state"]), "param_groups": settings})

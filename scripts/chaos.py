@@ -26,30 +26,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tqdm import tqdm
 
 ROOT = Path(__file__).resolve().parent.parent
-FLAGS = [
-    "--config",
-    "configs/demo.yaml",
-    "--device",
-    "cpu",
-    "--crop_size",
-    "65",
-    "--batchsize",
-    "4",
-    "--epochs",
-    "4",
-    "--val_epoch_frequency",
-    "2",
-    "--workers",
-    "1",
-    "--log_interval",
-    "3",
-    "--save_step_frequency",
-    "2",
-    "--ema",
-    "0.9",
-    "--dist_timeout",
-    "25",
-]
+FLAGS = "--config configs/demo.yaml --device cpu --crop_size 65 --batchsize 4 --epochs 4 --val_epoch_frequency 2"
+FLAGS += " --workers 1 --log_interval 3 --save_step_frequency 2 --ema 0.9 --dist_timeout 25"
 # The limit for the other ranks to end when one was killed: they wait until --dist_timeout for a rank that never joined.
 END_SECONDS = 40
 
@@ -61,64 +39,61 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
     parser.add_argument("flags", nargs="*", help="flags of train.py, after --")
     args = parser.parse_args(argv)
-    chance = random.Random(args.seed)
     with tempfile.TemporaryDirectory() as folder:
-        logdir = Path(folder)
-        flags = [*FLAGS, "--logdir", folder, *args.flags]
-        began = time.monotonic()
-        processes = start([*flags, "--name", "whole"], args.processes, logdir)
-        startup = wait_for_first_step(logdir / "whole", processes) - began
-        if [process.wait() for process in processes] != [0] * args.processes:
-            print("the unbroken run failed:", (logdir / "stderr").read_text())
-            return 1
-        training = time.monotonic() - began - startup
-        print(f"unbroken: {startup:.1f} s to the first line of metrics, {training:.1f} s from there")
-
-        last = last_step(logdir / "whole")
-        targets = sorted(chance.uniform(0, last - 8) for _ in range(args.kills))
-
-        flags += ["--name", "killed", "--resume", "auto"]
-        for number, target in enumerate(tqdm(targets, desc="kills", file=sys.stdout, mininterval=5)):
-            processes = start(flags, args.processes, logdir)
-            began = time.monotonic()
-            if chance.random() < 0.25:
-                time.sleep(chance.uniform(0, startup))
-            else:
-                while last_step(logdir / "killed") < target and processes[0].poll() is None:
-                    time.sleep(0.01)
-                time.sleep(chance.uniform(0, 3 * training / last))
-            moment = time.monotonic() - began
-            victims = chance.choice([processes, *([process] for process in processes)])
-            who = ", ".join(str(processes.index(victim)) for victim in victims)
-            ended = [process.poll() for process in processes]
-            for victim in victims:
-                victim.send_signal(signal.SIGKILL)
-            killed_at = time.monotonic()
-            for process in processes:
-                try:
-                    process.wait(END_SECONDS)
-                except subprocess.TimeoutExpired:
-                    rank = processes.index(process)
-                    print(f"rank {rank} still runs {END_SECONDS} s after rank {who} was killed")
-                    return 1
-            if ended != [None] * args.processes:
-                print(f"the run ended by itself before kill {number + 1}: {ended}: use more --epochs, or fewer --kills")
-                return 1
-            tqdm.write(
-                f"kill {number + 1}: after {moment:5.1f} s, rank {who}; all ended "
-                f"{time.monotonic() - killed_at:.2f} s later, at step {last_step(logdir / 'killed')} or after"
-            )
-        processes = start(flags, args.processes, logdir)
-        if [process.wait() for process in processes] != [0] * args.processes:
-            print("the last resumption failed:", (logdir / "stderr").read_text())
-            return 1
-        differences = compare(logdir / "whole", logdir / "killed")
+        differences = kill_and_compare(args, Path(folder), random.Random(args.seed))
     print(
         "\n".join(differences)
         or f"{args.kills} kills of {args.processes} process(es): weights, optimizer, metrics and TensorBoard "
         "are those of the unbroken run, bit for bit, with every step once"
     )
     return 1 if differences else 0
+
+
+def kill_and_compare(args: argparse.Namespace, logdir: Path, chance: random.Random) -> list[str]:
+    """Do an unbroken run and one that is killed and resumed. List what differs, or what went wrong."""
+    flags = [*FLAGS.split(), "--logdir", str(logdir), *args.flags]
+    began = time.monotonic()
+    processes = start([*flags, "--name", "whole"], args.processes, logdir)
+    while not last_step(logdir / "whole") and all(process.poll() is None for process in processes):
+        time.sleep(0.02)
+    startup = time.monotonic() - began
+    if any(process.wait() for process in processes):
+        return [f"the unbroken run failed: {(logdir / 'stderr').read_text()}"]
+    training = time.monotonic() - began - startup
+    print(f"unbroken: {startup:.1f} s to the first line of metrics, {training:.1f} s from there")
+
+    last = last_step(logdir / "whole")
+    flags += ["--name", "killed", "--resume", "auto"]
+    targets = sorted(chance.uniform(0, last - 8) for _ in range(args.kills))
+    for target in tqdm(targets, desc="kills", file=sys.stdout, mininterval=5):
+        processes = start(flags, args.processes, logdir)
+        if chance.random() < 0.25:
+            time.sleep(chance.uniform(0, startup))
+        else:
+            while last_step(logdir / "killed") < target and processes[0].poll() is None:
+                time.sleep(0.01)
+            time.sleep(chance.uniform(0, 3 * training / last))
+        if problem := kill(processes, chance.choice([processes, *([process] for process in processes)])):
+            return [problem]
+        tqdm.write(f"killed at step {last_step(logdir / 'killed')} or after")
+    if any(process.wait() for process in start(flags, args.processes, logdir)):
+        return [f"the last resumption failed: {(logdir / 'stderr').read_text()}"]
+    return compare(logdir / "whole", logdir / "killed")
+
+
+def kill(processes: list[subprocess.Popen], victims: list[subprocess.Popen]) -> str:
+    """Kill some of a run's processes, and wait until all have ended. Return what is wrong, or ""."""
+    ended = [process.poll() for process in processes]
+    for victim in victims:
+        victim.send_signal(signal.SIGKILL)
+    for rank, process in enumerate(processes):
+        try:
+            process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            return f"rank {rank} still runs {END_SECONDS} s after another was killed"
+    if any(status is not None for status in ended):
+        return f"the run ended by itself before a kill: {ended}: use more --epochs, or fewer --kills"
+    return ""
 
 
 def start(flags: list[str], num_processes: int, logdir: Path) -> list[subprocess.Popen]:
@@ -138,13 +113,6 @@ def start(flags: list[str], num_processes: int, logdir: Path) -> list[subprocess
             )
             for rank in range(num_processes)
         ]
-
-
-def wait_for_first_step(folder: Path, processes: list[subprocess.Popen]) -> float:
-    """The time at which a run has written its first line of metrics, or ended."""
-    while count_lines(folder / "metrics.jsonl") == 0 and all(process.poll() is None for process in processes):
-        time.sleep(0.02)
-    return time.monotonic()
 
 
 def last_step(folder: Path) -> int:

@@ -2,15 +2,15 @@
 
 python -m scripts.memory_table
 
-The numbers are estimates of runs/summary.py for 21 classes: weights, gradients, momentum and activations. They leave
-out what CUDA's libraries take. Each cell has float32 / --amp bf16, in GiB.
+Estimates of benchmarks/memory.py for 21 classes: weights, gradients, momentum and activations, without what CUDA's
+libraries take. Each cell has float32 / --amp bf16, in GiB.
 """
 
 import torch
 
 import models
+from benchmarks.memory import summarize
 from losses.criterion import Criterion
-from runs.summary import summarize
 
 DENSE = {"seg": 1.0}
 CDSP = {"seg": 1.0, "pseudo": 1.0, "lorm": 1.0, "ds": 1.0, "dc": 1.0}

@@ -3,12 +3,10 @@
 import functools
 import json
 import logging
-import multiprocessing
 import os
 import shutil
 import socket
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -42,10 +40,6 @@ TINY |= {"crop_size": 33, "batchsize": 2, "epochs": 1, "lr": 0.01, "warmup_epoch
 TINY |= {"amp": "none"}  # whatever this machine computes natively
 
 
-def pytest_addoption(parser) -> None:
-    parser.addoption("--start_method", choices=("fork", "spawn"), help="of loader processes; spawn: as on Windows")
-
-
 # The files that take longest come first: a worker without files waits for the other one.
 SLOWEST = ("test_two_nodes", "test_docs", "test_distributed", "test_train", "test_faults", "test_resume", "test_export")
 
@@ -53,21 +47,6 @@ SLOWEST = ("test_two_nodes", "test_docs", "test_distributed", "test_train", "tes
 def pytest_collection_modifyitems(items) -> None:
     order = {name: number for number, name in enumerate(SLOWEST)}
     items.sort(key=lambda item: order.get(item.path.stem, len(order)))
-
-
-def pytest_configure(config) -> None:
-    """Give the start method to this process, and to every Python that it starts."""
-    method = config.getoption("--start_method")
-    if method is None:
-        return
-    multiprocessing.set_start_method(method, force=True)
-    folder = tempfile.TemporaryDirectory(prefix="segtrain-test-start-")
-    config.add_cleanup(folder.cleanup)
-    Path(folder.name, "sitecustomize.py").write_text(
-        f"import multiprocessing\nmultiprocessing.set_start_method({method!r}, force=True)\n"
-    )
-    paths = [folder.name, os.environ.get("PYTHONPATH", "")]
-    os.environ.update(PYTHONPATH=os.pathsep.join(filter(None, paths)), START_METHOD=method)
 
 
 @pytest.fixture(scope="session")

@@ -20,7 +20,7 @@ from data.augment.transforms import OUTSIDE, TrainTransform
 from data.classes import read_classes
 from distributed.group import Group
 from evaluation.pictures import overlay, sheet
-from runs.boards import TensorBoard
+from runs.boards import Board
 from support.errors import UserError
 
 GROUP = Group(torch.device("cpu"))
@@ -142,7 +142,7 @@ def test_large_crops_are_shrunk_and_other_images_are_shown_as_rgb(tmp_path):
 
 def test_a_run_has_the_picture_in_its_folder_and_on_boards_and_keeps_it(demo_root, tmp_path, monkeypatch):
     written = []
-    monkeypatch.setattr(TensorBoard, "write", lambda board, *values: written.append(values))
+    monkeypatch.setattr(Board, "write", lambda board, *values: written.append(values))
     given = {"dataset_path": demo_root, "logdir": tmp_path, "name": "a", "crop_size": 65, "val_epoch_frequency": 0}
     assert train.main(words(**given, max_steps=1, save_step_frequency=1)) == 0
     file = tmp_path / "a" / "augmented.jpg"

@@ -1,6 +1,5 @@
 """Networks of timm as backbones: timm's features, every parameter trained, weights from files, runs that resume."""
 
-import copy
 
 import pytest
 import torch

@@ -138,16 +138,6 @@ def test_any_error_of_the_writing_thread_is_raised_at_the_next_call(tmp_path, mo
         writer.save(content(2), [tmp_path / "last.pt"], {})
 
 
-def test_newest_numbered_files_are_kept(tmp_path):
-    writer = checkpoint.Writer()
-    for step in range(8, 13):
-        writer.save(content(step), [tmp_path / f"step_{step:08d}.pt", tmp_path / f"epoch_{step:04d}.pt"], {"step": 2})
-    writer.wait()
-    names = sorted(file.name for file in tmp_path.iterdir())
-    assert [name for name in names if name.startswith("step")] == ["step_00000011.pt", "step_00000012.pt"]
-    assert len([name for name in names if name.startswith("epoch")]) == 5
-
-
 def test_flags_of_saving_reach_the_folder(demo_run):
     folder = demo_run(epochs=3, save_step_frequency=2, save_epoch_frequency=1, keep=2, val_epoch_frequency=3)
     # 4 steps an epoch

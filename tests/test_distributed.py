@@ -8,17 +8,13 @@ import time
 import numpy as np
 import pytest
 import torch
-from conftest import finish, flags, free_port, one_line_each, read_metrics, start, start_group, two_processes
+from conftest import finish, flags, free_port, one_line_each, read_metrics, start, start_group, succeed
 from PIL import Image
 
 from config.losses import LOSSES
 from data.sampler import TrainSampler
 from distributed.join import process_group
 from support.errors import UserError
-
-
-def assert_all_ended_well(results) -> None:
-    assert [status for status, _, _ in results] == [0] * len(results), results
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +52,7 @@ def train_three_ways(words: list[str], tmp_path) -> dict[str, tuple[list[dict], 
         *start_group(2, [*words, "--batchsize", "2", "--name", "two"], tmp_path, program),
         start([*words, "--batchsize", "2", "--accum_steps", "2", "--name", "accum"], tmp_path, program),
     ]
-    assert_all_ended_well(finish(processes, timeout=300))
+    succeed(processes, timeout=300)
     runs = {}
     for name in ("one", "two", "accum"):
         content = torch.load(tmp_path / name / "last.pt", weights_only=True)
@@ -99,7 +95,7 @@ def test_same_run_at_any_number_of_processes_with_batch_norm_over_all_of_them(un
     own = {1: [], 2: ["--grad_checkpointing", "--check_sync_frequency", "1"], 4: []}
     for world_size, more in own.items():
         more = [*words, *more, "--total_batchsize", "4", "--name", str(world_size)]
-        assert_all_ended_well(finish(start_group(world_size, more, tmp_path, "tests/train_float64.py"), timeout=300))
+        succeed(start_group(world_size, more, tmp_path, "tests/train_float64.py"), timeout=300)
     whole, *others = (read_metrics(tmp_path / str(world_size), "train") for world_size in own)
     assert len(whole) == 6
     for lines in others:
@@ -131,7 +127,7 @@ def test_same_confusion_matrix_at_any_number_of_processes(demo_root, tmp_path):
     words = flags(dataset_path=demo_root, logdir=tmp_path, lr=0, freeze_bn=True, batchsize=1, seed=3, distributed=True)
     scores = []
     for world_size in (1, 2, 4):
-        assert_all_ended_well(finish(start_group(world_size, [*words, "--name", f"w{world_size}"], tmp_path)))
+        succeed(start_group(world_size, [*words, "--name", f"w{world_size}"], tmp_path))
         [line] = read_metrics(tmp_path / f"w{world_size}", "val")
         scores.append([line[key] for key in ("pixels", "miou", "pixel_acc", "mean_acc", "iou")])
     # The number of pixels, and ratios of integers in float64: equal only if the integers are.
@@ -145,7 +141,7 @@ def run_on_two(demo_root, tmp_path_factory):
     tmp_path = tmp_path_factory.mktemp("two")
     words = flags(dataset_path=demo_root, logdir=tmp_path / "log", epochs=2, name="x", lr=0.01)
     results = finish(start_group(2, words, tmp_path))
-    assert_all_ended_well(results)
+    assert [status for status, _, _ in results] == [0, 0], results
     return tmp_path, results
 
 
@@ -169,9 +165,8 @@ def test_local_rank_that_nobody_says_is_counted_on_each_machine(demo_root, tmp_p
     """A6 of the audit: RANK and WORLD_SIZE by hand, three processes of which the second is on another machine."""
     words = ["other_host", "1", *flags(dataset_path=demo_root, logdir=tmp_path, batchsize=1)]
     env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": 3}
-    results = finish([start(words, tmp_path, "tests/train_with_fault.py", RANK=rank, **env) for rank in range(3)])
-    assert_all_ended_well(results)
-    found = [re.search(r"local rank \d", stdout)[0] for _, stdout, _ in results]
+    outputs = succeed([start(words, tmp_path, "tests/train_with_fault.py", RANK=rank, **env) for rank in range(3)])
+    found = [re.search(r"local rank \d", stdout)[0] for stdout in outputs]
     assert found == ["local rank 0", "local rank 0", "local rank 1"]
 
 
@@ -189,15 +184,34 @@ def test_a1_weights_are_equal_on_all_ranks(run_on_two):
     assert log.count("weights are equal on all 2 ranks") == 2  # after every epoch
 
 
-def test_ranks_with_different_flags_are_named(demo_root, tmp_path):
-    words = [flags(dataset_path=demo_root, logdir=tmp_path, seed=rank) for rank in (0, 1)]
-    one_line_each(finish(two_processes(words, tmp_path)), "--seed is 0 on rank 0 but 1 on rank 1")
+@pytest.mark.parametrize(
+    ("flags_by_rank", "ranks", "env", "named"),
+    [
+        ([{"seed": 0}, {"seed": 1}], (0, 1), {}, "--seed is 0 on rank 0 but 1 on rank 1"),
+        ([{}, {"device": "cuda:99"}], (0, 1), {}, "--device cuda:99"),
+        (
+            [{"device": "cuda"}] * 2,
+            (0, 1),
+            {"LOCAL_WORLD_SIZE": 2},
+            "2 process(es) on this machine but 0 CUDA device(s)",
+        ),
+        ([{"dist_timeout": 3}] * 3, (0, 1), {}, "did not connect"),
+    ],
+    ids=["flags", "device", "GPUs", "missing rank"],
+)
+def test_wrong_groups_are_named_on_every_rank(demo_flags, tmp_path, flags_by_rank, ranks, env, named):
+    if "LOCAL_WORLD_SIZE" in env and torch.cuda.device_count():
+        pytest.skip("this machine has GPUs")
+    words = [demo_flags(**values) for values in flags_by_rank]
+    results = finish(start_group(len(words), words, tmp_path, ranks=ranks, **env), timeout=60)
+    one_line_each(results, named)
+    if len(ranks) < len(words):
+        assert any("rank(s) [2] of 3 did not connect" in stderr for _, _, stderr in results)
 
 
 def test_a9_distributed_without_a_launcher_is_a_group_of_one(demo_root, tmp_path):
     words = [*flags(dataset_path=demo_root, logdir=tmp_path), "--distributed", "--local_rank", "0"]
-    [(status, stdout, stderr)] = finish([start(words, tmp_path)])
-    assert status == 0, stderr
+    [stdout] = succeed([start(words, tmp_path)])
     assert "world size 1, device cpu, one process in a group (gloo)" in stdout
     assert "global batch 2, 4 steps an epoch, 4 steps in all, lr 0.01" in stdout
 
@@ -236,13 +250,6 @@ def test_port_in_use_is_named_on_every_rank(demo_root, tmp_path):
         one_line_each(finish(start_group(2, words, tmp_path, MASTER_PORT=port)), f"127.0.0.1:{port}")
 
 
-def test_missing_rank_is_named_after_the_timeout(demo_root, tmp_path):
-    words = flags(dataset_path=demo_root, logdir=tmp_path, dist_timeout=3)
-    results = finish(start_group(3, words, tmp_path, ranks=(0, 1)))
-    one_line_each(results, "did not connect")
-    assert any("rank(s) [2] of 3 did not connect" in stderr for _, _, stderr in results)
-
-
 @pytest.mark.slow
 def test_two_processes_of_one_rank_are_named(demo_root, tmp_path):
     words = flags(dataset_path=demo_root, logdir=tmp_path, dist_timeout=8)
@@ -279,18 +286,6 @@ def test_wrong_settings_are_named(demo_root, tmp_path, monkeypatch, env, words, 
         main([*flags(dataset_path=demo_root, logdir=tmp_path), *words])
     assert named in str(caught.value)
     assert not any(tmp_path.iterdir())
-
-
-@pytest.mark.skipif(torch.cuda.device_count() > 1, reason="this machine has two GPUs")
-def test_more_processes_than_gpus_is_named_on_every_rank(demo_root, tmp_path):
-    words = flags(dataset_path=demo_root, logdir=tmp_path, device="cuda")
-    results = finish(start_group(2, words, tmp_path, LOCAL_WORLD_SIZE=2))
-    one_line_each(results, f"2 process(es) on this machine but {torch.cuda.device_count()} CUDA device(s)")
-
-
-def test_a_rank_that_cannot_have_its_device_ends_those_who_wait_for_it(demo_root, tmp_path):
-    words = [flags(dataset_path=demo_root, logdir=tmp_path / "log", device=device) for device in ("cpu", "cuda:99")]
-    one_line_each(finish(two_processes(words, tmp_path), timeout=60), "--device cuda:99")
 
 
 def test_log_level_quiets_the_terminal_or_lets_torch_speak(demo_root, tmp_path):

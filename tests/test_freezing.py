@@ -10,12 +10,12 @@ from torch import nn
 
 import config
 import models
+from benchmarks.memory import summarize
 from distributed.group import Group
 from losses.criterion import Criterion
 from models.layers import blocks
 from models.segmenter import Segmenter
 from runs import checkpoint
-from runs.summary import summarize
 from support.errors import UserError
 from utils import get_model
 
@@ -155,7 +155,7 @@ def test_no_product_is_computed_for_frozen_parts():
     # As much again for the gradients of the inputs and of the weights. Nobody needs the gradient of layer2's input: its
     # first block's 1x1 convolution and its shortcut have none.
     expected = result.flops + 2 * 2 * trained - 2 * 57**2 * 256 * 128 - 2 * 29**2 * 256 * 512
-    # What models.layers.conv_norm adds (tests/test_summary.py), without the shortcut's z M and mean(g) W
+    # What models.layers.conv_norm adds, without the shortcut's z M and mean(g) W
     expected += 4 * (4 * 128**2 * 29**2 + 2 * 512 * 128**2 + 512 * 128) + 2 * 256**2 * 29**2 + 2 * 512 * 256**2
     expected -= 3 * 2 * 21 * 21 * (29**2 - 1)  # conv1's part for image pooling, in training on one pixel
     assert result.train_flops == expected

@@ -122,8 +122,7 @@ def test_error_after_a_checkpoint_says_how_to_resume_and_one_before_does_not(dem
     assert command_after(line, "; to resume").endswith(f"train.py --resume {tmp_path}/x/last.pt")
     # A run that has diverged would fail again, so it gets no command to paste.
     assert (tmp_path / "y" / "last.pt").exists()
-    # The summary of rank 0 calls the criterion once, too.
-    assert "is nan at step 5" in errors_of(nan[2])[0]
+    assert "is nan at step 6" in errors_of(nan[2])[0]
     assert "to resume" not in nan[2]
     assert "to resume" not in diverging[2]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import REPO, assert_same_run, finish, flags, free_port, start, start_group
+from conftest import REPO, assert_same_run, finish, flags, free_port, start, start_group, succeed
 
 pytestmark = [pytest.mark.slow, pytest.mark.full_size]  # its processes are new interpreters
 TRAIN = str(REPO / "train.py")
@@ -23,8 +23,7 @@ def values(demo_root):
 def expected(values, tmp_path_factory):
     """The run's folder when both processes are started by hand."""
     logdir = tmp_path_factory.mktemp("by_hand")
-    results = finish(start_group(2, flags(**values, logdir=logdir, name="x"), logdir))
-    assert [status for status, _, _ in results] == [0, 0], results
+    succeed(start_group(2, flags(**values, logdir=logdir, name="x"), logdir))
     return logdir / "x"
 
 
@@ -46,13 +45,13 @@ def train_ddp(words, cwd):
     return program(["bash", str(REPO / "train_ddp.sh"), *words], cwd)
 
 
-def torchrun_by_hand(words, cwd, number=2):
-    return module(["torch.distributed.run", "--standalone", f"--nproc_per_node={number}", TRAIN, *words], cwd)
+def torchrun_by_hand(words, cwd):
+    return module(["torch.distributed.run", "--standalone", "--nproc_per_node=2", TRAIN, *words], cwd)
 
 
-def launch_with_dashes(words, cwd, number=2):
+def launch_with_dashes(words, cwd):
     """Guide 0's command to the letter, except for the port, which two tests may want at once."""
-    nodes = ["--nnodes=1", "--node_rank=0", "--master_addr=localhost", f"--nproc_per_node={number}"]
+    nodes = ["--nnodes=1", "--node_rank=0", "--master_addr=localhost", "--nproc_per_node=2"]
     return module(["torch.distributed.launch", *nodes, f"--master_port={free_port()}", "--", TRAIN, *words], cwd)
 
 
@@ -146,28 +145,6 @@ def test_same_weights_by_any_launch_path(values, expected, tmp_path, path):
     if path in launcher:
         log = (folder / "train.log").read_text()
         assert f"joining the process group of {launcher[path]}; with --no_distributed this process trains alone" in log
-    assert not (tmp_path / "store").exists()  # file_url leaves nothing
-
-
-def launched_one(words, cwd):
-    return launch_with_dashes(words, cwd, number=1)
-
-
-def torchrun_one(words, cwd):
-    return torchrun_by_hand(words, cwd, number=1)
-
-
-def variables_one(words, cwd):
-    return start_group(1, words, cwd, MASTER_ADDR="localhost")
-
-
-@pytest.mark.parametrize("path", [launched_one, torchrun_one, variables_one], ids=lambda path: path.__name__)
-def test_one_process_in_a_group(demo_root, tmp_path, path):
-    words = [*flags(dataset_path=demo_root, logdir=tmp_path / "log", name="x"), "--backend=gloo"]
-    [(status, stdout, stderr)] = finish(path(words, tmp_path))
-    assert status == 0, stderr
-    assert "rank 0, local rank 0, world size 1, device cpu, one process in a group (gloo)\n" in stdout
-    assert (tmp_path / "log" / "x" / "last.pt").is_file()
 
 
 def test_trains_without_what_windows_lacks(demo_root, tmp_path):

@@ -3,15 +3,14 @@
 import os
 import socket
 import sys
-import types
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from distributed import device, rendezvous
+from distributed import checks, device, rendezvous
 from distributed.lifeline import Lifeline
-from distributed.rendezvous import Deadline
 from support import launchers, program
 from support.errors import UserError
 from support.launchers import Place
@@ -141,16 +140,6 @@ def test_errors_carry_the_rank_under_any_launcher(monkeypatch, capsys):
     assert capsys.readouterr().err == "error (rank 9): nothing works\n"
 
 
-def test_processes_of_a_machine_are_counted_at_the_store(monkeypatch):
-    """Ranks 0 and 2 on this machine, rank 1 on another; each of the two sees one GPU, and they are not the same."""
-    store = dist.HashStore()
-    monkeypatch.setattr(rendezvous, "_open_store", lambda *_: store)
-    for rank, (host, gpu) in enumerate([("here", "GPU-a"), ("there", ""), ("here", "GPU-b")]):
-        monkeypatch.setattr(socket, "gethostname", lambda host=host: host)
-        joined = rendezvous.connect("tcp://x:1", rank, 3, Deadline(1, StopRequest()), gpu)
-    assert rendezvous.ranks_of_this_machine(joined, 3) == {0: "GPU-a", 2: "GPU-b"}
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux")
 def test_interface_of_an_address():
     assert rendezvous.interface_of("127.0.0.1") == "lo"
@@ -187,26 +176,22 @@ def test_lifelines_on_one_machine_lead_to_no_other():
         assert lifeline.own_address() == ""
 
 
-def fake_cuda(monkeypatch, num_gpus: int) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: num_gpus > 0)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
-    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: types.SimpleNamespace(uuid="GPU-a"))
-
-
 def test_device_where_srun_shows_each_task_its_own_gpu(monkeypatch):
     """--gpus-per-task 1: local rank 3 finds its GPU as cuda:0; without the option, it uses cuda:3 of 4."""
-    fake_cuda(monkeypatch, 1)
-    assert device.only_gpu("auto") == "GPU-a"
-    assert device.only_gpu("cpu") == ""
-    assert device.find_device("auto", 3, 4, own_gpu=True) == torch.device("cuda", 0)
-    with pytest.raises(UserError, match=r"4 process\(es\) on this machine but 1 CUDA device"):
-        device.find_device("auto", 3, 4)
-    fake_cuda(monkeypatch, 4)
-    assert device.only_gpu("auto") == ""
-    assert device.find_device("auto", 3, 4) == torch.device("cuda", 3)
-    with pytest.raises(UserError, match=r"local rank 4 with 4 CUDA device\(s\) visible: number .* from 0 \(LOCAL_RANK"):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    for num_gpus, index in ((1, 0), (4, 3)):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda num_gpus=num_gpus: num_gpus)
+        assert device.find_device("auto", 3, 4) == torch.device("cuda", index)
+    with pytest.raises(UserError, match=r"1 process\(es\) on this machine but 4 CUDA device\(s\).* check .*LOCAL_RANK"):
         device.find_device("auto", 4, 1)  # LOCAL_RANK is set, but to the rank among all machines
+
+
+def test_two_ranks_on_one_gpu_are_named(monkeypatch):
+    monkeypatch.setattr(checks, "_gpu_of_this_process", lambda _: "H100 GPU-a of node0")
+    group = SimpleNamespace(device=None, gather=lambda value: [value, value])
+    with pytest.raises(UserError, match="ranks 0 and 1 are both on H100 GPU-a of node0"):
+        checks.check_gpus(group)
 
 
 def test_backend_is_nccl_on_cuda_except_on_windows(monkeypatch):
@@ -218,21 +203,3 @@ def test_backend_is_nccl_on_cuda_except_on_windows(monkeypatch):
     assert device.choose_backend("auto", cuda) == "gloo"
     with pytest.raises(UserError, match="no NCCL here, as on Windows; use --backend gloo"):
         device.choose_backend("nccl", cuda)
-
-
-@pytest.mark.parametrize(
-    ("variable", "platform", "libuv"),
-    [(None, "linux", True), ("0", "linux", False), ("1", "linux", True), (None, "win32", False)],
-)
-def test_stores_without_libuv(monkeypatch, variable, platform, libuv):
-    """With USE_LIBUV=0, and on Windows, where torch has none: rank 0's store, and those of the others."""
-    made = []
-    monkeypatch.setattr(dist, "TCPStore", lambda *_, use_libuv, **__: made.append(use_libuv))
-    monkeypatch.setattr(sys, "platform", platform)
-    monkeypatch.delenv("USE_LIBUV", raising=False)
-    if variable:
-        monkeypatch.setenv("USE_LIBUV", variable)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        rendezvous._serve("localhost", 0, 10)
-        rendezvous._connect("127.0.0.1", server.getsockname()[1], 1, Deadline(10, StopRequest()))
-    assert made == [libuv, libuv]

@@ -1,18 +1,32 @@
 """What runs.metrics writes, by a clock that only moves when it is told to."""
 
+from types import SimpleNamespace
+
+import pytest
 import torch
 
 from distributed.group import Group
 from runs.metrics import Metrics
 
 
-def test_validation_between_steps_is_not_in_the_rate_of_training(monkeypatch):
-    """2 images in 1 s, and a validation of 100 s between the steps."""
+@pytest.fixture
+def now(monkeypatch) -> list[float]:
+    """The time, to be changed by the test."""
     now = [0.0]
     monkeypatch.setattr("runs.metrics.time.perf_counter", lambda: now[0])
+    return now
+
+
+def log_step(metrics: Metrics, epoch: int, step: int, loss: float) -> None:
+    scaler = SimpleNamespace(is_enabled=lambda: False)
+    state = SimpleNamespace(epoch=epoch, step=step, grad_norm=None, scaler=scaler)
+    metrics.log_step(state, {"loss": torch.tensor(loss)}, torch.tensor(loss), lr=0.1, num_images=2)
+
+
+def test_validation_between_steps_is_not_in_the_rate_of_training(now, monkeypatch):
+    """2 images in 1 s, and a validation of 100 s between the steps."""
     metrics, lines = Metrics(Group(torch.device("cpu")), log_interval=2), []
     monkeypatch.setattr(metrics, "_write", lines.append)
-    loss = torch.tensor(1.0)
 
     def batches():
         now[0] += 100
@@ -22,37 +36,31 @@ def test_validation_between_steps_is_not_in_the_rate_of_training(monkeypatch):
         if step == 2:
             list(metrics.validation_bar(batches(), total=1))
         now[0] += 1
-        metrics.log_step(1, step, {"loss": loss}, loss, 0.1, 2)
+        log_step(metrics, 1, step, 1.0)
     assert [line["images_per_s"] for line in lines] == [2.0, 2.0]
 
 
-def test_line_of_an_epoch_has_its_time_and_the_time_left(monkeypatch):
+def test_line_of_an_epoch_has_its_time_and_the_time_left(now):
     """A process resumes at step 10 of 40 and does 5 steps in 1040 s, about 17 min, of which the first takes 1000 s.
 
     25 steps are left, which take 250 s, about 4 min.
     """
-    now = [0.0]
-    monkeypatch.setattr("runs.metrics.time.perf_counter", lambda: now[0])
     metrics = Metrics(Group(torch.device("cpu")), log_interval=100)
-    metrics.pace.start(30)
+    metrics.pace.steps_left = 30
     bars = []
     for step in metrics.steps(range(5), total=5, title=""):
         now[0] += 10 if step else 1000  # of the first step
-        loss = torch.tensor(float(step))
-        metrics.log_step(3, 11 + step, {"loss": loss}, loss, 0.1, 2)
+        log_step(metrics, 3, 11 + step, float(step))
         bars.append(metrics._bar.postfix)
     assert metrics.loss_text() == "loss 2.000"  # the mean of 0, 1, 2, 3, 4
     assert metrics.pace.time_text() == "17 min, 4 min left"
-    # The losses are those of the step before. After the second step 28 are left: 280 s; after the third 270 s.
-    assert bars[1:3] == ["loss 0.000, lr 0.1, run: 5 min left", "loss 1.000, lr 0.1, run: 4 min left"]
-    metrics.pace.start(5)
+    assert bars[1:3] == ["loss 0.000, lr 0.1", "loss 1.000, lr 0.1"]  # of the step before
+    metrics.pace.steps_left = 5
     assert metrics.pace.time_text() == "17 min"
 
 
-def test_line_of_an_epoch_has_the_rate_and_the_share_of_waiting_for_the_loader(monkeypatch):
+def test_line_of_an_epoch_has_the_rate_and_the_share_of_waiting_for_the_loader(now):
     """The first batch takes 50 s, which do not count; then 4 steps of 3 s, 3 waits of 2 s, a validation of 100 s."""
-    now = [0.0]
-    monkeypatch.setattr("runs.metrics.time.perf_counter", lambda: now[0])
     metrics = Metrics(Group(torch.device("cpu")), log_interval=100)
 
     def batches(wait: float):
@@ -72,8 +80,8 @@ def test_line_of_an_epoch_has_the_rate_and_the_share_of_waiting_for_the_loader(m
             now[0] += 3
         return metrics.pace.rate_text(6, "DO THIS")
 
-    # 24 images in 4 * 3 + 3 * 2 = 18 s, of which 6 s are waiting; without the waiting 24 images in 12 s
-    assert epoch(2.0) == ", 1.33 images/s (2 without waiting): 33% of the time is waiting for the loader: DO THIS"
+    # 24 images in 4 * 3 + 3 * 2 = 18 s, of which 6 s are waiting
+    assert epoch(2.0) == ", 1.33 images/s: 33% of the time is waiting for the loader: DO THIS"
     assert epoch(0.0) == ", 2 images/s"
     # 3 waits of 0.4 s are 1.2 of 13.2 s, 9 %: below the limit; 24 / 13.2 = 1.818
     assert epoch(0.4) == ", 1.82 images/s"

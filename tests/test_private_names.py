@@ -1,9 +1,6 @@
 """A later torch may lack its private functions: the product calls few of them, and goes on without each."""
 
-import importlib.util
 import re
-import sys
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -12,13 +9,12 @@ from test_train import unequal
 
 import models
 from data import dataset
-from losses.criterion import Criterion
 from models import compiled
 from optimization import amp
 from optimization.average import WeightAverage
 
 # Each has a test below that removes it.
-WITH_FALLBACK = {"torch._foreach_copy_", "torch.UntypedStorage._new_shared", "torch.utils._python_dispatch"}
+WITH_FALLBACK = {"torch._foreach_copy_", "torch.UntypedStorage._new_shared"}
 PRIVATE = re.compile(r"\b(?:torch|nn|dist)(?:\.\w+)*\._[a-z]\w*|\b_(?:BatchNorm|conv_forward|overloadpacket|buffers)\b")
 OUTSIDE = ("tests", "benchmarks", ".venv")
 
@@ -58,28 +54,6 @@ def test_the_number_of_compiled_shapes_is_raised_by_the_public_setting(monkeypat
     monkeypatch.setattr(torch.compiler.config, "recompile_limit", 8)
     compiled.compile_blocks(models.build("res50_ASPP", layers=18, num_classes=2))
     assert torch.compiler.config.recompile_limit == compiled.MAX_ENTRIES
-
-
-def test_without_dispatch_modes_the_size_is_logged_and_the_memory_is_said_to_be_unknown(monkeypatch, caplog):
-    monkeypatch.setitem(sys.modules, "torch.utils._python_dispatch", None)
-    spec = importlib.util.spec_from_file_location("summary_without_modes", Path(REPO / "runs/summary.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    summary = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, summary)  # dataclasses look there
-    spec.loader.exec_module(summary)
-    with torch.device("meta"):
-        model = models.build("res50_ASPP", layers=18, num_classes=2)
-    num_parameters = sum(parameter.numel() for parameter in model.parameters())
-    result = summary.summarize(model, Criterion({"seg": 1.0}), batchsize=2, crop_size=33, amp="bf16")
-    assert result.parameters == num_parameters
-    assert result.flops > 0
-    caplog.set_level("DEBUG", "segtrain")
-    result.log("res50_ASPP", torch.device("cpu"))
-    assert caplog.messages[0] == (
-        f"model: res50_ASPP, {num_parameters / 1e6:.1f} M parameters, --amp bf16; memory unknown: torch "
-        f"{torch.__version__} has no TorchDispatchMode to estimate it by"
-    )
 
 
 def test_a_loader_worker_makes_its_batch_without_the_private_storage(monkeypatch):

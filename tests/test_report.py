@@ -247,13 +247,13 @@ def test_report_that_fails_is_named_and_the_checkpoint_is_written(tmp_path, capl
     if fault == "writing":
         path.mkdir()
 
-    def draw() -> str:
+    def report() -> None:
         if fault == "drawing":
             raise UserError("photo.jpg: cannot be read")
-        return "a page"
+        write_atomic(path, "a page")
 
     writer = checkpoint.Writer()
-    writer.save({"step": 3}, [tmp_path / "best.pt", tmp_path / "last.pt"], {}, (path, draw))
+    writer.save({"step": 3}, [tmp_path / "best.pt", tmp_path / "last.pt"], {}, report)
     writer.wait()
     assert [checkpoint.step_of(tmp_path / name) for name in ("best.pt", "last.pt")] == [3, 3]
     named = {"drawing": "photo.jpg: cannot be read", "writing": f"{path}: cannot be written (Is a directory)"}[fault]

@@ -13,7 +13,7 @@ import utils
 from data.sampler import TrainSampler
 from distributed.group import Group
 from runs import checkpoint
-from runs.schedule import LearningRate
+from runs.schedule import Schedule
 from support.errors import STOPPED, UserError
 
 IMAGES, EPOCHS = 48, 3
@@ -40,20 +40,20 @@ def plain_factor(way: str, scaling: str, processes: int) -> float:
     return 1.0 if way == "total_batchsize" else plain_rule(scaling, processes)
 
 
-def learning_rate(processes: int = 1, saved: dict | None = None, images: int = IMAGES, **values) -> LearningRate:
+def learning_rate(processes: int = 1, saved: dict | None = None, images: int = IMAGES, **values) -> Schedule:
     values = {"dataset_path": "data", "epochs": EPOCHS, "lr": 0.5} | values
     cfg = utils.share_batch(config.parse(flags(**values)), Group(torch.device("cpu"), world_size=processes))
     batch = {"batch_size": cfg.batchsize, "accum_steps": cfg.accum_steps}
-    return LearningRate(cfg, TrainSampler(images, **batch, seed=0, world_size=processes), saved)
+    return Schedule(cfg, TrainSampler(images, **batch, seed=0, world_size=processes), saved)
 
 
-def saved_by(rate: LearningRate) -> dict:
+def saved_by(rate: Schedule) -> dict:
     return {"origin": rate.origin, "config": config.as_dict(rate.cfg)}
 
 
-def at(rate: LearningRate, step: float) -> float:
+def at(rate: Schedule, step: float) -> float:
     """The learning rate after as many steps of the current batch."""
-    return rate.at(SimpleNamespace(step=step, epoch=0, samples=step * rate.sampler.global_batch))
+    return rate.lr(SimpleNamespace(step=step, epoch=0, samples=step * rate.sampler.global_batch))
 
 
 @pytest.mark.parametrize("scaling", SCALINGS)
@@ -131,29 +131,6 @@ def test_total_batch_size_is_divided_and_leaves_the_lr():
     assert (resumed.cfg.batchsize, at(resumed, 0)) == (2, 0.5)
     with pytest.raises(UserError, match=r"--total_batchsize 32 is not divisible by 3 .* 2: use 30 or another multiple"):
         learning_rate(3, total_batchsize=32, accum_steps=2)
-
-
-@pytest.mark.parametrize("scaling", SCALINGS)
-@pytest.mark.parametrize("before", WAYS)
-def test_file_without_the_factor_gets_it_from_its_flags(before, scaling):
-    for batch, processes in itertools.product((8, 16), (1, 2)):
-        values = {"lr_scaling": scaling} | WAYS[before](batch, processes)
-        new = learning_rate(processes, **values)
-        origin = {"world_size": processes, "global_batch": batch}
-        assert learning_rate(processes, saved_by(new) | {"origin": origin}, **values).origin == new.origin
-        assert origin == {"world_size": processes, "global_batch": batch}  # as it was
-
-
-def test_file_without_the_factor_of_a_run_that_had_changed_its_batch():
-    """Begun by 2 processes x 4, resumed by the old code with --total_batchsize 16, which left --lr as it was."""
-    old = saved_by(learning_rate(total_batchsize=16)) | {"origin": {"world_size": 2, "global_batch": 8}}
-    assert at(learning_rate(1, old, total_batchsize=16), 0) == 0.5
-
-
-def test_file_without_the_factor_whose_list_was_longer_than_it_is_now():
-    """Begun with a global batch of 16: of 8 images that is no step, but an epoch has one at least."""
-    old = saved_by(learning_rate(2, batchsize=8)) | {"origin": {"world_size": 2, "global_batch": 16}}
-    assert learning_rate(1, old, images=8, batchsize=8).origin["steps_per_epoch"] == 1
 
 
 def test_a_new_lr_is_what_is_multiplied():

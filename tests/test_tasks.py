@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from conftest import finish, flags, read_metrics, start_group
+from conftest import flags, read_metrics, start_group, succeed
 
 import train
 from support.errors import UserError
@@ -45,8 +45,7 @@ def test_test_gives_the_scores_that_the_run_logged(trained, tmp_path):
 def test_predict_takes_the_data_sets_images_on_two_processes(trained, demo_root, tmp_path):
     _, words = trained
     words = [*words, "--task", "predict", "--output", "out", "--device", "cpu", "--workers", "0"]
-    results = finish(start_group(2, words, tmp_path))
-    assert [status for status, _, _ in results] == [0, 0], results
+    succeed(start_group(2, words, tmp_path))
     images = {path.stem for path in (demo_root / "JPEGImages").iterdir()}
     assert {path.stem for path in (tmp_path / "out" / "masks").iterdir()} == images
 

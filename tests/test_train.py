@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 import yaml
-from conftest import REPO, assert_same_run, finish, flags, read_metrics, run_train, start, succeed, wait_until
+from conftest import REPO, assert_same_run, finish, flags, read_metrics, run_train, start, succeed
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
@@ -20,11 +20,8 @@ from distributed.group import Group
 from evaluation.metrics import confusion_matrix, scores
 from evaluation.predictor import Predictor
 from losses.criterion import ACCURACY
-from optimization.amp import LossScaler
 from optimization.average import WeightAverage
-from runs.checkpoint import step_of
 from runs.schedule import lr_factor
-from runs.state import TrainState
 from scripts.chaos import unequal
 from support.errors import UserError
 from support.labels import MAPS
@@ -137,24 +134,6 @@ def test_start_weights_from_our_own_file(demo_run, run_of_two_epochs, capsys):
     assert f"from {file}; left random: none; in the file but not used: none" in capsys.readouterr().out
 
 
-def test_killed_in_mid_run_and_resumed_ends_the_same(demo_flags, tmp_path):
-    """deeplabv3 has dropout, so random numbers must be restored too."""
-    words = demo_flags(epochs=8, model_type="deeplabv3", workers=1)
-    whole = start([*words, "--name", "whole"], tmp_path)
-    words += ["--name", "killed"]
-    process = start(words, tmp_path)
-    metrics, last = (tmp_path / "killed" / name for name in ("metrics.jsonl", "last.pt"))
-    # Into the third epoch: last.pt, which is written in the background, holds the second.
-    wait_until(lambda: metrics.exists() and '"epoch": 3' in metrics.read_text() and step_of(last) >= 8, [process])
-    process.kill()
-    assert process.wait() == -9
-    saved_epoch = read(tmp_path / "killed")["epoch"]
-    stdout, _ = succeed([start([*words, "--resume", "auto"], tmp_path), whole])
-    assert f"last.pt: epoch {saved_epoch + 1}, 0 samples into it" in stdout
-    assert "flags changed since the checkpoint: none" in stdout
-    assert_same_run(tmp_path / "killed", tmp_path / "whole")
-
-
 def test_resumed_run_takes_the_flags_it_is_given(demo_run):
     words = {"name": "x"}
     folder = demo_run(**words)
@@ -216,20 +195,6 @@ def test_average_of_weights_is_what_is_validated_and_saved(demo_run, demo_root):
         miou[part] = scores(sum(confusion_matrix(predicted, label, 5) for predicted, label in pairs))["miou"]
     assert miou["ema"] != miou["model"]
     assert read_metrics(folder, "val")[0]["miou"] == miou["ema"]
-
-
-def test_average_of_weights_follows_its_formula():
-    model = torch.nn.Linear(1, 1, bias=False)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    ema = WeightAverage(model, 0.75)
-    state = TrainState(model, model, optimizer, LossScaler(torch.device("cpu"), enabled=False), ema)
-    for value in (8.0, 4.0, 0.0):
-        torch.nn.init.constant_(model.weight, value)
-        model(torch.ones(1, 1)).sum().backward()
-        state.update(0.0, 1)
-    # It begins with the weights after the first step: 8, then 0.75 * 8 + 0.25 * 4 = 7, then 0.75 * 7 = 5.25.
-    assert ema.module.weight.item() == 5.25
-    assert (state.step, state.samples) == (3, 3)
 
 
 def test_average_of_weights_is_that_of_torch_bit_for_bit_and_waits_for_nothing():
@@ -355,20 +320,6 @@ def test_val_step_frequency_validates_between_steps_and_changes_nothing_else(dem
     assert best["best_miou"] == miou[best["step"]] == max(miou.values())
 
 
-def test_run_killed_around_a_validation_between_steps_ends_the_same(demo_flags, tmp_path):
-    frequencies = {"epochs": 3, "val_step_frequency": 3, "save_step_frequency": 3}
-    words = demo_flags(**frequencies, **DENSE)
-    whole = start([*words, "--name", "whole"], tmp_path)
-    killed = start([*words, "--name", "killed"], tmp_path)
-    # step_00000006.pt is written before the validation at step 6
-    wait_until((tmp_path / "killed" / "step_00000006.pt").exists, [killed])
-    killed.kill()
-    killed.wait()
-    succeed([start([*words, "--name", "killed", "--resume", "auto"], tmp_path), whole])
-    assert_same_run(tmp_path / "killed", tmp_path / "whole")
-    assert validations(tmp_path / "killed") == [(1, 3), (1, 4), (2, 6), (2, 8), (3, 9), (3, 12)]
-
-
 def test_run_by_steps_stopped_in_its_last_validation_does_it_again(demo_run, demo_flags, tmp_path):
     values = {"max_steps": 3, "epochs": None} | DENSE
     words, folder = demo_flags(**values), tmp_path / "stopped"
@@ -381,12 +332,3 @@ def test_run_by_steps_stopped_in_its_last_validation_does_it_again(demo_run, dem
     assert_same_run(folder, tmp_path / "whole")
     demo_run(**values, name="stopped", resume="auto")
     assert validations(folder) == [(1, 3)]  # nothing was left to do
-
-
-def test_lr_follows_the_steps_where_they_are_the_runs_length(demo_run):
-    """6 steps of batch 2, then with batch 4: the lr goes on at step 4 of 6, and not at the 2 steps of 4 images."""
-    words = {"epochs": None, "name": "x", "lr_scaling": "none"}
-    folder = demo_run(**words, max_steps=3)
-    demo_run(**words | {"batchsize": 4}, max_steps=6, resume=folder / "last.pt")
-    rates = [line["lr"] for line in read_metrics(folder, "train")]
-    assert rates == [0.01 * lr_factor(step, 3 if step < 3 else 6, 0) for step in range(6)]

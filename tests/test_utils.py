@@ -74,26 +74,6 @@ def criterion_of(given: config.Config, group: Group | None = None) -> Criterion:
     return utils.get_criterion(given, group or ALONE, model)
 
 
-def test_summary_follows_its_flags(demo_root):
-    def summary(group=None, **values):
-        given = cfg(demo_root, **values)
-        return utils.get_summary(given, group or ALONE, criterion_of(given), utils.get_loader(given, "val", ALONE))
-
-    plain, two = summary(), Group(CPU, world_size=2)
-    assert summary(two).states["momentum"] == plain.states["momentum"]
-    assert summary(two, zero1=True).states["momentum"] < 0.6 * plain.states["momentum"]
-    assert summary(ema=0.9).states["ema"] == plain.states["weights"]
-    assert summary(momentum=0).states["momentum"] == 0
-    assert summary(optimizer="adamw").states["momentum"] == 2 * plain.states["momentum"]
-    assert summary(grad_checkpointing=True, crop_size=65).kept < summary(crop_size=65).kept
-    assert summary(batchsize=4).batchsize == 4
-    # The demo has 3 validation images of 160x120 pixels.
-    assert plain.validation.batch == "3 images of 160x120"
-    small, windows = summary(long_side=40), summary(window=33, val_batchsize=2)
-    assert max(small.validation.memory, windows.validation.memory) < plain.validation.memory
-    assert windows.validation.batch == "1 image of 160x120, in windows of 33x33"
-
-
 def test_criterion_follows_its_flags(demo_root):
     criterion = criterion_of(cfg(demo_root, l_seg=2, l_pseudo=3, l_lorm=4, l_ds=5, l_dc=6, label_smooth=0.2))
     assert criterion.weights == {"seg": 2, "pseudo": 3, "lorm": 4, "ds": 5, "dc": 6}

@@ -11,9 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from urllib.error import URLError
 
-import cv2
 import numpy as np
 import torch
 import torchvision
@@ -23,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import models.compiled
 import optimization.amp
 import train
+import utils
 from data.dataset import SegmentationDataset
 from data.sampler import TrainSampler
 from distributed.group import Group
@@ -138,11 +137,6 @@ def download_slowly(*_, **__) -> dict:
     return torchvision.models.get_model("resnet18").state_dict()
 
 
-def download_in_vain(*_, **__) -> None:
-    time.sleep(1)
-    raise URLError("no route to host")
-
-
 def write_in_vain(*_) -> None:
     time.sleep(1)
     raise errors.UserError("the disk is gone")
@@ -150,7 +144,7 @@ def write_in_vain(*_) -> None:
 
 FAULTS |= {
     # A signal in each phase
-    "signal_in_startup": lambda: before(train, "get_state", once(stop)),
+    "signal_in_startup": lambda: before(utils, "get_state", once(stop)),
     "signal_in_first_step": in_step(1, stop),
     "signal_mid_epoch": in_step(STEP, stop),
     "stuck_after_signal": in_step(2, wait("stuck", 30)),
@@ -163,7 +157,6 @@ FAULTS |= {
     # What must be named on every rank
     "other_host": replace(socket, "gethostname", lambda: "other"),  # as on a machine of its own
     "other_numpy": replace(np, "__version__", "1.0"),
-    "other_opencv": replace(cv2, "__version__", "1.0"),
     "other_order": replace(TrainSampler, "order", lambda sampler, epoch: np.arange(len(sampler.dataset))),
     "wrapper_lost": replace(Group, "wrap", lambda self, raw_model, **options: raw_model),
     "unused_parameter": add_to_model(lambda model: model.register_parameter("spare", nn.Parameter(torch.zeros(3)))),
@@ -174,9 +167,7 @@ FAULTS |= {
     "buffer_changed_on_one_rank": before_update(lambda state: state.raw_model.centre.add_(1)),
     "dataset_raises": lambda: before(SegmentationDataset, "training_maps", fail(KeyError("no such sample"))),
     "out_of_memory": in_step(STEP, fail(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB."))),
-    "out_of_memory_on_the_cpu": in_step(STEP, lambda: torch.empty(2**52)),
     "slow_download": replace(torch.hub, "load_state_dict_from_url", download_slowly),
-    "broken_download": replace(torch.hub, "load_state_dict_from_url", download_in_vain),
     "slow_write": lambda: before(checkpoint, "write", lambda *_: time.sleep(1)),
     "last_write_fails": replace(checkpoint, "write", write_in_vain),
     "has_bf16": replace(optimization.amp, "has_native_bf16", lambda device: True),
@@ -187,7 +178,6 @@ FAULTS |= {
     "user_error": strike(errors.UserError("the file is wrong")),
     "bug": strike(RuntimeError("an index is wrong")),
     "interrupt": strike(KeyboardInterrupt()),
-    "leave": strike(SystemExit(3)),
     "halted": in_step(STEP, send(signal.SIGSTOP)),
     "killed": in_step(STEP, send(signal.SIGKILL)),
     "killed_in_first_step": in_step(1, send(signal.SIGKILL)),

@@ -3,18 +3,15 @@
 Counted on the meta device, where tensors have shapes and types but no values.
 """
 
-import contextlib
 import itertools
-import logging
 import math
 import weakref
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from losses.criterion import NEEDS, Criterion
@@ -23,89 +20,31 @@ from models.segmenter import Segmenter
 from optimization.amp import DTYPES, Convolutions
 from support.labels import COUNTS
 
-try:
-    from torch.utils._python_dispatch import TorchDispatchMode
-except ImportError:  # private: a Meter then measures nothing
-    TorchDispatchMode = contextlib.nullcontext  # type: ignore[assignment, misc]
-
-log = logging.getLogger("segtrain")
-
 CLASSES_PER_IMAGE = 8  # assumed for losses by region
-WORTH_A_WORD = 2**30  # bytes; below, the log does not mention a validation that needs more than training
-
-
-class Validation(NamedTuple):
-    """What validation takes beside the states, in bytes, and for what: "2 images of 640x480", for example."""
-
-    memory: int
-    batch: str
-
-
-NO_VALIDATION = Validation(0, "")
 
 
 @dataclass(frozen=True)
 class Summary:
     """Sizes of one training process. FLOPs count a multiply-add as two; memory is in bytes."""
 
-    batchsize: int
-    crop_size: int
-    amp: str  # none, bf16 or fp16
     parameters: int
     trainable: int
     flops: int  # forward pass of one image in evaluation
     train_flops: int  # forward and backward pass of one image in training
-    states: dict[str, int]  # weights with buffers, gradients, momentum (of the process with most), ema
+    states: dict[str, int]  # weights with buffers, gradients, momentum
     kept: int  # what the forward pass of all images keeps for the backward pass, with inputs
     working: int  # the peak of training beside the states: `kept`, and the operands of operations
-    validation: Validation = NO_VALIDATION
 
     @property
     def memory(self) -> int:
-        return sum(self.states.values()) + max(self.working, self.validation.memory)
-
-    def log(self, model_type: str, device: torch.device) -> None:
-        """Log the model's size and estimated memory in one line, and their parts at level DEBUG."""
-        frozen = self.parameters - self.trainable
-        size = f"{self.crop_size}x{self.crop_size}"
-        line = f"model: {model_type}, {self.parameters / 1e6:.1f} M parameters, --amp {self.amp}; "
-        if not self.working:
-            log.info(f"{line}memory unknown: torch {torch.__version__} has no TorchDispatchMode to estimate it by")
-            return
-        memory = size_text(sum(self.states.values()) + self.working)
-        line += f"about {memory} for {self.batchsize} images of {size} on {device}"
-        if self.validation.memory > self.working and self.memory >= WORTH_A_WORD:
-            line += f", and {size_text(self.memory)} to validate {self.validation.batch}"
-        log.info(line)
-        states = " + ".join(f"{name} {size_text(num_bytes)}" for name, num_bytes in self.states.items() if num_bytes)
-        log.debug(f"{self.parameters:,} parameters" + (f", {frozen:,} of them not trained" if frozen else ""))
-        log.debug(
-            f"one {size} image: {self.flops / 1e9:.1f} GFLOP forward ({self.flops / 2e9:.1f} G multiply-adds), "
-            f"{self.train_flops / 1e9:.1f} GFLOP in a training step"
-        )
-        log.debug(
-            f"estimated memory: {states} + {size_text(self.working)} for the images, {size_text(self.kept)} of it kept "
-            "for the backward pass; the device's libraries need more"
-        )
+        return sum(self.states.values()) + self.working
 
 
-def summarize(
-    model: Segmenter,
-    criterion: Criterion,
-    *,
-    batchsize: int,
-    crop_size: int,
-    amp: str = "none",
-    ema: bool = False,
-    optimizer_states: int = 1,
-    momentum_shards: int = 1,
-    validation: Validation = NO_VALIDATION,
-) -> Summary:
+def summarize(model: Segmenter, criterion: Criterion, *, batchsize: int, crop_size: int, amp: str = "none") -> Summary:
     """Return the Summary of a model on the meta device; the model cannot be used afterwards.
 
-    amp: as --amp. optimizer_states: copies of the weights that the optimizer keeps as "momentum": 1 for SGD with
-    momentum, 2 for AdamW. momentum_shards: number of processes that share them (--zero1). DDP adds nothing: with
-    gradient_as_bucket_view its buckets are the gradients. validation: what measure_validation() returns.
+    amp: as --amp. The optimizer is SGD with momentum. DDP adds nothing: with gradient_as_bucket_view its buckets are
+    the gradients.
     """
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     sizes = [parameter.nbytes for parameter in trainable]
@@ -114,9 +53,6 @@ def summarize(
         model.eval()(_empty_images(model, 1, crop_size))
     flops, kept, peak = _measure_training_step(model.train(), criterion, batchsize, crop_size, amp)
     return Summary(
-        batchsize=batchsize,
-        crop_size=crop_size,
-        amp=amp,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         trainable=sum(parameter.numel() for parameter in trainable),
         flops=forward.get_total_flops(),
@@ -124,24 +60,11 @@ def summarize(
         states={
             "weights": weights,
             "gradients": sum(sizes),
-            "momentum": optimizer_states * largest_shard(sizes, momentum_shards),
-            "ema": weights if ema else 0,
+            "momentum": sum(sizes),
         },
         kept=kept,
         working=peak,
-        validation=validation,
     )
-
-
-def largest_shard(sizes: Sequence[int], num_shards: int) -> int:
-    """Return the largest total if `sizes`, from the largest down, go one by one to the shard with the smallest total.
-
-    ZeroRedundancyOptimizer shards parameters this way.
-    """
-    shards = [0] * num_shards
-    for size in sorted(sizes, reverse=True):
-        shards[shards.index(min(shards))] += size
-    return max(shards)
 
 
 def _measure_training_step(
@@ -225,8 +148,3 @@ class Meter(TorchDispatchMode):
         weakref.finalize(storage, free).atexit = False
         self.live += size
         self.peak = max(self.peak, self.live)
-
-
-def size_text(num_bytes: int) -> str:
-    """Return a number of bytes as text in MiB, or in GiB from 1 GiB on."""
-    return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.0f} MiB"
