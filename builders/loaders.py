@@ -12,7 +12,8 @@ from torch.utils.data import DataLoader, Dataset
 import models
 from builders.augmentation import get_transform
 from config import Config
-from data.cache import Builder, Cache, fingerprint, open_shared
+from data import cache
+from data.cache import Cache
 from data.dataset import SegmentationDataset, as_is
 from data.distance import pseudo_distance, scribble_distance
 from data.histogram import count_batch
@@ -87,7 +88,7 @@ def get_train_loader(cfg: Config, group: Group) -> TrainLoader:
 
 
 def get_cache(cfg: Config, group: Group, dataset: SegmentationDataset) -> Cache | None:
-    """Return the cache of --cache, or None. One process of each machine builds it if need be. Collective.
+    """Return the cache of --cache, or None. One process of each machine writes it if need be. Collective.
 
     Returns None if a signal to this machine stops the run meanwhile.
     """
@@ -100,29 +101,21 @@ def get_cache(cfg: Config, group: Group, dataset: SegmentationDataset) -> Cache 
     folder = Path(cfg.cache_dir) if cfg.cache_dir else Path(cfg.dataset_path, ".segtrain_cache")
 
     def build() -> Cache | None:
-        title = f"filling --cache {cfg.cache}"
-        bar = partial(progress_bar, total=total, title=title, unit="image", enabled=group.is_main)
-        builder = Builder(
-            dataset.training_maps, total, budget=1e9 * cfg.cache_gb, stop=lambda: bool(group.stop), bar=bar
-        )
-        if cfg.cache == "ram":
-            return builder.in_memory()
-        name, builder.stamp = fingerprint(dataset.files, settings)
-        return builder.on_disk(folder / f"train-{name}.cache")
+        bar = partial(progress_bar, total=total, title="filling --cache disk", unit="image", enabled=group.is_main)
+        name, stamp = cache.fingerprint(dataset.files, settings)
+        path, stop = folder / f"train-{name}.cache", lambda: bool(group.stop)
+        return cache.build(path, stamp, dataset.training_maps, total, stop=stop, bar=bar)
 
     own = group.on_main(build, "filling --cache", each_machine=True)
-    addresses = group.gather(None if own is None else own.address)
-    cache = open_shared(addresses) if own is None else own
-    without = [rank for rank, has_cache in enumerate(group.gather(cache is not None)) if not has_cache]
-    if cache is not None:
-        place = f"{cache.num_bytes / 1e9:.3g} GB in {'memory' if cfg.cache == 'ram' else cache.path}"
-        need = cache.next_size * total / (1e9 * (len(cache) + 1))  # 0 if all are cached
-        rest = f"; there is no room for more, all need about {need:.3g} GB" if need else ""
-        line = f"cache: {len(cache)} of {total} training images, {place} ({time.perf_counter() - began:.1f} s){rest}"
-        log.log(logging.INFO if len(cache) else logging.WARNING, line)
+    addresses = group.gather(own and (own.path, own.stamp))
+    found = own or next(filter(None, (cache.find(*address) for address in addresses if address)), None)
+    without = [rank for rank, has_cache in enumerate(group.gather(found is not None)) if not has_cache]
+    if found:
+        seconds = time.perf_counter() - began
+        log.info(f"cache: {total} training images, {found.num_bytes / 1e9:.3g} GB in {found.path} ({seconds:.1f} s)")
     if any(addresses) and without:
-        log.warning(f"ranks {without} have no cache: set --cache disk, and --cache_dir to a folder that they share")
-    return cache
+        log.warning(f"ranks {without} have no cache: set --cache_dir to a folder that they share")
+    return found
 
 
 def get_eval_loader(cfg: Config, split: str, group: Group) -> EvalLoader:

@@ -29,15 +29,10 @@ class TrainDataFlags(SizeFlags):
     prefetch_factor: int = flag(2, "batches that each loader process loads in advance", ge=1)
     pin_memory: bool | None = flag(None, "load batches into page-locked memory [on CUDA]", aliases="pin_mem")
     cache: str = flag(
-        "none",
-        "decode training images once; ram: keep them in memory for this run (Linux); disk: in a file, for later runs",
-        choices=("none", "ram", "disk"),
-    )
-    cache_gb: float = flag(
-        0.0, "most GB (1e9 bytes) for a new --cache; 0: half of the available memory, or 90 % of the free disk", ge=0
+        "none", "disk: decode training images once, into a file for this and later runs", choices=("none", "disk")
     )
     cache_dir: str = flag(
-        "", "folder for --cache disk; may be deleted at any time [.segtrain_cache in --dataset_path]", per_rank=True
+        "", "folder of the --cache file; may be deleted at any time [.segtrain_cache in --dataset_path]", per_rank=True
     )
 
 
@@ -179,11 +174,8 @@ def check(cfg: Config) -> None:
     for name in ("reset_optimizer", "reset_data_offset"):
         if getattr(cfg, name) and not cfg.resume:
             raise UserError(f"--{name} without --resume: add --resume FILE, the checkpoint to start from")
-    for name in ("cache_gb", "cache_dir"):
-        if getattr(cfg, name) and cfg.cache == "none":
-            raise UserError(f"--{name} without --cache: add --cache ram or disk, or drop it")
-    if cfg.cache_dir and cfg.cache == "ram":
-        raise UserError(f"--cache_dir {cfg.cache_dir} with --cache ram, which has no file: use disk, or drop it")
+    if cfg.cache_dir and cfg.cache == "none":
+        raise UserError(f"--cache_dir {cfg.cache_dir} without --cache disk: add it, or drop --cache_dir")
     for name in ("distancemap_s", "distancemap_c"):
         if getattr(cfg, name) and cfg.long_side:
             raise UserError(

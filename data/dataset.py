@@ -48,7 +48,7 @@ class SegmentationDataset(Dataset):
     extras: functions from a training batch to more tensors of the batch, which then need no time of the training
     process. With loader workers that are not forked, they must be picklable.
     label_map: applied to the values of all label files; None takes them as class numbers.
-    cache: decoded maps of the first samples (attribute, None until it is set).
+    cache: decoded maps of all samples (attribute, None until it is set).
 
     dataset[number of the pass, index] returns a training sample. Its augmentation depends on (seed, these two) only.
     dataset[index] returns a sample at the image's own size without augmentation, with "index" as a 0-d array.
@@ -139,7 +139,7 @@ class SegmentationDataset(Dataset):
 
         Maps larger than transform.long_side are shrunk to it.
         """
-        if self.cache is not None and index < len(self.cache):
+        if self.cache is not None:
             return self.cache[index]
         assert self.transform is not None
         long_side = self.transform.long_side

@@ -17,7 +17,7 @@ import models
 import predict
 import train
 from data.augment.transforms import CentreCrop, TrainTransform
-from data.cache import Builder, Cache
+from data.cache import Cache, build
 from data.dataset import SegmentationDataset
 from models.pretrained import StartWeights, adapt_input, load_start_weights
 from models.timm_weights import read_timm_weights
@@ -190,7 +190,7 @@ def test_a_cache_keeps_channels_and_type(tmp_path, dtype):
         {"image": (rng.random((height, 3, 5)) * 200).astype(dtype), "label": rng.integers(0, 9, (height, 3), np.uint8)}
         for height in (3, 5, 7)  # 9 to 21 pixels: labels of an odd size before the next image
     ]
-    cache = Builder(lambda index: samples[index], 3).on_disk(tmp_path / "a.cache")
+    cache = build(tmp_path / "a.cache", "s", lambda index: samples[index], 3)
     assert cache is not None
     for index, sample in enumerate(samples):
         for name, values in Cache(cache.path)[index].items():
