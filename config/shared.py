@@ -176,7 +176,7 @@ class LaunchFlags:
         None,
         "join a process group [if torchrun, srun or mpirun started this process]",
         per_rank=True,
-        aliases="ddp use_ddp ddp.enabled",
+        aliases="ddp use_ddp enabled",
     )
     backend: str = flag(
         "auto", "backend of the process group; auto: nccl on CUDA, else gloo", choices=("auto", "nccl", "gloo")

@@ -65,7 +65,13 @@ def test_recipe_of_the_paper_is_the_default():
             "--model_type deeplabv3_torchvision, --backbone resnet",
         ),
         (["--model_type", "unet", "--output_stride", "32"], "--output_stride 32: unet takes the network's own strides"),
-        (["surplus"], "unexpected argument 'surplus'"),
+        (["surplus"], "unexpected argument 'surplus': flags are written --name value"),
+        (["--freeze_bn", "train"], "unexpected argument 'train'"),
+        (["-lr", "1"], "unknown flag -lr: did you mean --lr?"),
+        (
+            ["--gpus", "4", "--epocs", "-3", "--x"],
+            "unknown flags --epocs: did you mean --epochs?; --gpus, --x: see --help",
+        ),
         (["--lr"], "--lr: expected one argument"),
         (["--stage", "pretrain"], "--stage pretrain without --config"),
     ],
@@ -91,7 +97,8 @@ def test_wrong_flags_are_named(words, named):
         ("training:\n  epocs: 2", "unknown key 'epocs': did you mean epochs?"),
         ("lr: 1\nlr: 2", "'lr' is given twice"),
         ("task: predict", "task: predict: it belongs on the command line, as --task"),
-        ("config: other.yaml", "unknown key 'config'"),
+        ("config: other.yaml", "unknown key 'config': see --help"),
+        ("trainer: {epocs: 2, gpus: 2}", "unknown keys 'epocs': did you mean epochs?; 'gpus': see --help"),
         ("warmup_epochs: .inf", "warmup_epochs inf: must be a finite number"),
         ("warmup_epochs: -5", "warmup_epochs -5.0: must be at least -1"),
         ("stages: [pretrain]", "stages: expected a section of flags"),
@@ -105,6 +112,23 @@ def test_wrong_files_are_named(tmp_path, text, named):
     assert named in str(caught.value)
     assert str(tmp_path / "wrong.yaml") in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+TYPOS = """epoch epochs, nmae name,
+seeds seed, resum resume, batchsiz batchsize, lerning_rate lr, modle_type model_type,
+datasetpath dataset_path, num_class numclasses, worker workers, crop_siz crop_size, pretraind pretrained,
+save_epoch_freq save_epoch_frequency, no_augmnet no_augment"""
+# Names of other trainers that are near to names of ours by letters and not in meaning.
+NO_HINT = """drop_rates train_paths_root lr_noise max_det sched_on test_interval log_images val_plots optimizer_type
+encoder_name early_stopping no_resume_opt freeze norm_weight_decay bn_momentum start_epoch val_interval vflip
+master_port use_mixed_precision train_data pdb_path output_dir"""
+
+
+def test_typos_are_recognised_and_other_words_are_not():
+    for typo, ours in [*(pair.split() for pair in TYPOS.split(",")), *((name, "") for name in NO_HINT.split())]:
+        with pytest.raises(UserError) as caught:
+            config.parse([*DATA, f"--{typo}", "1"])
+        assert f"unknown flag --{typo}: {f'did you mean --{ours}?' if ours else 'see --help'}" in str(caught.value)
 
 
 # Names of earlier launch scripts and of the guides, or of other trainers where they mean exactly the same.
@@ -156,6 +180,7 @@ def test_sections_of_a_file_are_for_the_reader(tmp_path):
     cfg = parse_file(tmp_path / "guide.yaml", f"{ddp}{training}dataset_path: x\n")
     assert (cfg.distributed, cfg.log_level, cfg.augment, cfg.wdecay) == (True, "WARNING", False, 4)
     assert cfg.notes == [
+        "enabled is now distributed: join a process group",
         "use_augment is now augment: change training samples at random",
         "wd is now wdecay: weight decay",
     ]
