@@ -83,8 +83,8 @@ def get_train_loader(cfg: Config, group: Group) -> TrainLoader:
         repeat=cfg.repeat,
     )
     dataset.cache = get_cache(cfg, group, dataset)
-    options = {"pin_memory": cfg.pin_memory, "prefetch_factor": cfg.prefetch_factor, "collate_fn": as_is}
-    return make_loader(TrainLoader, dataset, cfg.workers, group, sampler=sampler, batch_size=cfg.batchsize, **options)
+    batches = {"sampler": sampler, "batch_size": cfg.batchsize, "collate_fn": as_is}
+    return make_loader(TrainLoader, dataset, cfg.workers, group, **batches)
 
 
 def get_cache(cfg: Config, group: Group, dataset: SegmentationDataset) -> Cache | None:
@@ -127,9 +127,7 @@ def get_eval_loader(cfg: Config, split: str, group: Group) -> EvalLoader:
     sizes = [size or (0, 0) for size in group.map(dataset.image_size, range(len(dataset)))]
     batch_size = 1 if cfg.window else cfg.val_batchsize  # the windows of one image fill a forward pass
     batches = EvalBatches(sizes, batch_size=batch_size, rank=group.rank, world_size=group.world_size)
-    workers = cfg.workers if cfg.val_workers < 0 else cfg.val_workers
-    options: dict = {"pin_memory": cfg.pin_memory, "prefetch_factor": cfg.prefetch_factor, "collate_fn": as_is}
-    return make_loader(EvalLoader, dataset, workers, group, batch_sampler=batches, **options)
+    return make_loader(EvalLoader, dataset, cfg.workers, group, batch_sampler=batches, collate_fn=as_is)
 
 
 def find_masks(cfg: Config, split: str) -> Split:
@@ -143,26 +141,10 @@ def find_files(cfg: Config, dataset: str, split: str, maps: dict[str, str]) -> S
     return find_split(Path(cfg.dataset_path), dataset, split, maps, **{name: getattr(cfg, name) for name in names})
 
 
-def make_loader(
-    kind: type[Loader],
-    dataset: Dataset,
-    workers: int,
-    group: Group,
-    *,
-    pin_memory: bool | None = None,
-    prefetch_factor: int = 2,
-    **batches,
-) -> Loader:
+def make_loader(kind: type[Loader], dataset: Dataset, workers: int, group: Group, **batches) -> Loader:
     """Return a DataLoader of class `kind`.
 
     batches: keyword arguments such as sampler and batch_size, or batch_sampler.
     """
-    options = loader_options(
-        workers,
-        group.device,
-        processes_here=group.local_world_size,
-        worker_init=ignore_signals,
-        pin_memory=pin_memory,
-        prefetch_factor=prefetch_factor,
-    )
+    options = loader_options(workers, group.device, processes_here=group.local_world_size, worker_init=ignore_signals)
     return kind(dataset, **batches, **options)

@@ -23,11 +23,6 @@ class TrainDataFlags(SizeFlags):
     distancemap_s: str = flag("", "folder of the distance maps to the scribble [computed on the fly]")
     distancemap_c: str = flag("", "folder of the distance maps to the pseudo-label's contour [computed on the fly]")
     crop_size: int = flag(465, "height and width of a training crop, in pixels [recipe]", ge=16)
-    val_workers: int = flag(
-        -1, "loader processes of validation [--workers]", ge=-1, per_rank=True, aliases="valid_num_workers"
-    )
-    prefetch_factor: int = flag(2, "batches that each loader process loads in advance", ge=1)
-    pin_memory: bool | None = flag(None, "load batches into page-locked memory [on CUDA]", aliases="pin_mem")
     cache: str = flag(
         "none", "disk: decode training images once, into a file for this and later runs", choices=("none", "disk")
     )
@@ -144,9 +139,6 @@ class CheckFlags:
 
     check_sync_frequency: int = flag(0, "check every N steps that ranks agree on gradients and weights; 0: once", ge=0)
     find_unused_parameters: bool = flag(False, "let DistributedDataParallel look for parameters that no loss uses")
-    static_graph: bool = flag(
-        False, "set static_graph=True in DistributedDataParallel: every step must use the same parameters"
-    )
 
 
 @dataclass
@@ -166,11 +158,6 @@ def check(cfg: Config) -> None:
     check_losses(cfg)
     check_augmentation(cfg, is_rgb=cfg.stats is None)
     Display.of(cfg.show_channels, cfg.stats)
-    if cfg.static_graph and cfg.accum_steps > 1:
-        raise UserError(
-            f"--static_graph with --accum_steps {cfg.accum_steps}: DistributedDataParallel cannot accumulate gradients "
-            "in a static graph; drop one"
-        )
     for name in ("reset_optimizer", "reset_data_offset"):
         if getattr(cfg, name) and not cfg.resume:
             raise UserError(f"--{name} without --resume: add --resume FILE, the checkpoint to start from")

@@ -45,8 +45,6 @@ def loader_options(
     *,
     processes_here: int,
     worker_init: Callable[[int], None],
-    pin_memory: bool | None = None,
-    prefetch_factor: int = 2,
 ) -> dict:
     """Return the keyword arguments of a DataLoader that do not depend on the data, as a dict.
 
@@ -54,7 +52,6 @@ def loader_options(
 
     workers: number of worker processes; below 0, chosen from the number of cores, at most 4. processes_here: processes
     that share the cores of this machine. worker_init: called with the worker's number in each worker.
-    pin_memory: None means only if `device` is a CUDA device. prefetch_factor: batches that each worker loads ahead.
     """
     if workers < 0:
         workers = min(4, max(1, num_cores() // processes_here))
@@ -63,8 +60,7 @@ def loader_options(
     return {
         "num_workers": workers,
         "worker_init_fn": WorkerInit(worker_init),
-        "pin_memory": device.type == "cuda" if pin_memory is None else pin_memory,
-        "prefetch_factor": prefetch_factor if workers else None,
+        "pin_memory": device.type == "cuda",
         "persistent_workers": workers > 0,
     }
 

@@ -136,11 +136,11 @@ ALIASES = """pesudo_path=pseudo_path l_pesudo=l_pseudo l_segs=l_seg warmup=warmu
 lr_warmup_epochs=warmup_epochs chk_interval=save_epoch_frequency val_epoch=val_start_epoch model_path=pretrained
 ddp=distributed use_ddp=distributed batch_size=batchsize per_device_train_batch_size=batchsize
 samples_per_gpu=batchsize valid_batch_size=val_batchsize per_device_eval_batch_size=val_batchsize
-num_workers=workers workers_per_gpu=workers dataloader_num_workers=workers valid_num_workers=val_workers
+num_workers=workers workers_per_gpu=workers dataloader_num_workers=workers
 logs=logdir save_dir=logdir learning_rate=lr lr0=lr wd=wdecay
 weight_decay=wdecay max_epochs=epochs num_train_epochs=epochs accumulation_steps=accum_steps model_ema_decay=ema
 grad_accumulation_steps=accum_steps gradient_accumulation_steps=accum_steps accumulate_grad_batches=accum_steps
-valid_step_interval=val_step_frequency valid_epoch_interval=val_epoch_frequency use_augment=augment pin_mem=pin_memory
+valid_step_interval=val_step_frequency valid_epoch_interval=val_epoch_frequency use_augment=augment
 check_val_every_n_epoch=val_epoch_frequency num_classes=numclasses gradient_checkpointing=grad_checkpointing
 use_deterministic_algorithms=deterministic resume_from=resume resume_from_checkpoint=resume log_wandb=wandb"""
 
@@ -252,7 +252,7 @@ def test_every_flag_has_help_and_a_default_within_its_limits():
     assert len(aliases) == len({*aliases, *config.FLAGS}) - len(config.FLAGS)
 
 
-PER_RANK = """dataset_path cache_dir logdir classes label_map resume workers val_workers device distributed dist_url
+PER_RANK = """dataset_path cache_dir logdir classes label_map resume workers device distributed dist_url
 world_size rank local_rank notes given"""
 
 

@@ -91,7 +91,6 @@ TRUNCATED = "demo_0002.jpg: not a whole, readable image"
         (nothing, "--reset_data_offset", "--reset_data_offset without --resume"),
         (nothing, "--reset_data_offset --resume auto", "--reset_data_offset with --resume auto"),
         (nothing, "--ema 1", "--ema 1.0: must be at least 0 and below 1"),
-        (nothing, "--static_graph --accum_steps 2", "--static_graph with --accum_steps 2"),
         (nothing, "--cache_dir x", "--cache_dir x without --cache disk"),
         (nothing, "--dist_timeout inf", "--dist_timeout inf: must be a finite number"),
         (nothing, "--keep -2", "--keep -2: must be at least -1"),
