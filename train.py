@@ -176,10 +176,9 @@ def train_step(
         state.seed_forward(cfg.seed, ((number - 1) * group.world_size + group.rank) * cfg.batchsize, group.device)
         foreground = foreground_of(batch, group.device) if "lorm" in criterion.weights else None
         batch = to_device(batch, group.device)
-        batch |= state.teach(batch["image"])  # with --l_consistency: what the model should predict for "strong"
         with gradient_sync(state.model, enabled=number == len(micro_batches)):
             with autocast(cfg.amp, group.device):
-                outputs = state.model(batch.get("strong", batch["image"]), foreground)
+                outputs = state.model(batch["image"], foreground)
             loss, micro_parts = criterion(outputs, batch, divisors)
             # DDP averages gradients over ranks. The divisors are global already, so undo the average.
             state.scaler.scale(loss * group.world_size).backward()

@@ -114,17 +114,8 @@ def _random_batch(cfg: Config) -> dict[str, Tensor]:
     batch["image"] = torch.zeros(*shape, 3, dtype=torch.uint8)
     if MAPS[cfg.dataset] == ("label",):
         batch |= find_points(batch)
-    batch |= _sparse_inputs(cfg, batch["image"])
     size = models.feature_size(cfg.backbone, cfg.output_stride, cfg.crop_size, cfg.crop_size)
     return batch | count_batch(batch) | find_foreground(batch, size=size, background=cfg.background_class)
-
-
-def _sparse_inputs(cfg: Config, images: Tensor) -> dict[str, Tensor]:
-    """Return what data.augment.sparse adds to a batch for the losses of these flags."""
-    wanted = {"inside": cfg.l_crf or cfg.l_absent or cfg.l_consistency, "present": cfg.l_absent}
-    shapes = {"inside": images.shape[:3], "present": (len(images), cfg.numclasses)}
-    inputs = {name: torch.ones(shape, dtype=torch.uint8) for name, shape in shapes.items() if wanted[name]}
-    return inputs | ({"strong": images.clone()} if cfg.l_consistency else {})
 
 
 def _all_reduce(_state: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:

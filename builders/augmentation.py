@@ -7,7 +7,6 @@ import numpy as np
 
 from config import Config
 from data.augment.jitter import ColourJitter
-from data.augment.sparse import SparseTransform
 from data.augment.transforms import CentreCrop, TrainTransform
 from data.classes import Classes
 from data.dataset import Transform
@@ -18,13 +17,9 @@ NUM_SHOWN = 8  # samples in the picture
 
 
 def get_transform(cfg: Config) -> Transform:
-    """Return the transform of training samples, with what the losses for sparse labels need of them."""
+    """Return the transform of training samples."""
     sizes: dict[str, Any] = {"long_side": cfg.long_side, "outside": cfg.outside}
-    transform = _augmentation(cfg, sizes) if cfg.augment else CentreCrop(cfg.crop_size, **sizes)
-    if not (cfg.l_crf or cfg.l_absent or cfg.l_consistency):
-        return transform
-    jitter = ColourJitter(cfg.outside, cfg.stats.std if cfg.stats else None) if cfg.l_consistency else None
-    return SparseTransform(transform, cfg.numclasses if cfg.l_absent else 0, jitter)
+    return _augmentation(cfg, sizes) if cfg.augment else CentreCrop(cfg.crop_size, **sizes)
 
 
 def _augmentation(cfg: Config, sizes: dict[str, Any]) -> TrainTransform:
@@ -38,7 +33,7 @@ def _augmentation(cfg: Config, sizes: dict[str, Any]) -> TrainTransform:
         flip_vertical=cfg.flip_vertical,
         quarter_turns=cfg.quarter_turns,
         blur=cfg.blur,
-        jitter=ColourJitter(cfg.outside, std, **strengths, grey_p=0.0) if any(strengths.values()) else None,
+        jitter=ColourJitter(cfg.outside, std, **strengths) if any(strengths.values()) else None,
         **sizes,
     )
 
@@ -52,7 +47,7 @@ def draw_samples(cfg: Config, loader: TrainLoader, classes: Classes) -> np.ndarr
     rows = []
     for key in islice(loader.sampler, min(cfg.batchsize, NUM_SHOWN)):
         sample = loader.dataset[key]
-        image = np.ascontiguousarray(cfg.display(sample.get("strong", sample["image"])))
+        image = np.ascontiguousarray(cfg.display(sample["image"]))
         labels = [sample[name] for name in ("label", "pseudo") if name in sample]
         rows.append([image, *(overlay(image, label, classes.colours, cfg.background_class) for label in labels)])
     return sheet(rows)

@@ -17,18 +17,15 @@ from data.loader import EvalLoader
 from distributed.checks import digest
 from distributed.group import Group
 from losses.criterion import TERMS, Criterion
-from losses.sparse_losses import SPARSE_LOSSES
 from models.layers.norm import BATCH_NORMS
 from optimization.amp import LossScaler
 from optimization.average import WeightAverage
 from optimization.optimizers import make_optimizer
 from optimization.parameter_groups import parameter_groups
-from optimization.teacher import Teacher
 from runs.state import TrainState
 from runs.summary import Summary, summarize
 from runs.validation_memory import measure_validation
 from support.errors import UserError
-from support.image_stats import colour_scale
 
 log = logging.getLogger("segtrain")
 
@@ -38,9 +35,8 @@ def get_criterion(
 ) -> Criterion:
     """Return the Criterion with the run's losses. Raises UserError if no loss trains the head."""
     weights = active_terms(cfg)
-    weights |= {term: weight for term in SPARSE_LOSSES if (weight := getattr(cfg, f"l_{term}")) > 0}
     off = [term for term in TERMS if term not in weights]
-    if not set(weights) - {"lorm", *SPARSE_LOSSES}:  # no other tells the head which class is where
+    if not set(weights) - {"lorm"}:  # it does not tell the head which class is where
         raise UserError(
             f"--dataset {cfg.dataset} with these --l_* weights leaves no loss to train on: raise one of its weights"
         )
@@ -56,7 +52,6 @@ def get_criterion(
         lorm_terms=raw_model.lorm_terms,
         sum_lorm_terms=lambda count: group.sum(count) * cfg.accum_steps,
         accuracy=cfg.report_training_batch_acc,
-        colour_scale=colour_scale(cfg.stats),
         class_weights=class_weights,
         focal_gamma=cfg.focal_gamma,
         ohem_fraction=cfg.ohem_fraction,
@@ -99,9 +94,6 @@ def get_state(
     ema = WeightAverage(raw_model, cfg.ema) if cfg.ema else None
     state = TrainState(raw_model, model, optimizer, scaler, ema, origin=origin, class_weights=class_weights)
     state.listing, state.clip_grad = digest(train_set.listing), cfg.clip_grad
-    if cfg.l_consistency and ema:
-        how = {"threshold": cfg.consistency_threshold, "warmup_epochs": cfg.consistency_warmup}
-        state.teacher = Teacher(ema, cfg.amp, num_images=len(train_set) * cfg.repeat, **how)
     if saved is None:
         return state
     before = {"training list": saved["listing"], "--seed": saved["config"]["seed"]}

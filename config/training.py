@@ -10,7 +10,6 @@ from config.optimisation import OptimFlags, check_optimisation
 from config.shared import DataFlags, LaunchFlags, ModelFlags, SizeFlags
 from support.errors import UserError
 from support.image_stats import Display
-from support.labels import MAPS
 
 
 @dataclass
@@ -80,15 +79,6 @@ class LossFlags:
     l_ds: float = flag(1.0, "weight of the entropy loss on pixels near the scribble", ge=0)
     l_dc: float = flag(1.0, "weight of the entropy loss on pixels away from the pseudo-label's contour", ge=0)
     label_smooth: float = flag(0.1, "label smoothing of the pseudo-label loss", ge=0, lt=1)
-    l_crf: float = flag(0.0, "weight of the gated CRF loss: neighbours of one colour get one class; paper: 0.1", ge=0)
-    l_absent: float = flag(0.0, "weight of the loss on classes without a label anywhere in the image", ge=0)
-    l_consistency: float = flag(
-        0.0, "weight of the consistency loss: predict from a recoloured image what the --ema weights predict", ge=0
-    )
-    consistency_threshold: float = flag(
-        0.9, "use the teacher's class where its probability is at least this", ge=0, lt=1
-    )
-    consistency_warmup: float = flag(5.0, "epochs over which the consistency weight rises to --l_consistency", ge=0)
 
 
 @dataclass
@@ -189,29 +179,18 @@ def check(cfg: Config) -> None:
 
 
 def check_losses(cfg: Config) -> None:
-    """Raise UserError if flags of the losses are bad, or contradict each other or --dataset."""
+    """Raise UserError if flags of the losses are bad, or contradict each other."""
     try:
         losses = parse_loss(cfg.loss)
     except ValueError as error:
         raise UserError(f"--loss {cfg.loss}: {error}") from None
     read_class_weights(cfg.class_weights, cfg.numclasses)
-    if cfg.l_consistency and not cfg.ema:
-        raise UserError(
-            f"--l_consistency {cfg.l_consistency:g} without --ema: the teacher needs averaged weights: add --ema 0.99"
-        )
     for name, needed, used in (
         ("focal_gamma", "focal in --loss", "seg_focal" in losses),
         ("ohem_fraction", "ohem in --loss", "seg_ohem" in losses),
-        ("consistency_threshold", "--l_consistency", cfg.l_consistency),
-        ("consistency_warmup", "--l_consistency", cfg.l_consistency),
     ):
         if getattr(cfg, name) != getattr(LossFlags, name) and not used:
             raise UserError(f"--{name} {getattr(cfg, name)} has no effect without {needed}: add it, or drop --{name}")
-    for name in ("l_absent", "l_consistency"):
-        if getattr(cfg, name) and "label" not in MAPS[cfg.dataset]:
-            raise UserError(
-                f"--{name} {getattr(cfg, name):g} with --dataset {cfg.dataset}, which has no labels for it: drop it"
-            )
 
 
 def check_backbone(cfg: Config) -> None:

@@ -19,18 +19,12 @@ from support.image_stats import RGB, ImageType
 
 
 class Transform(Protocol):
-    """An augmentation, such as data.augment.transforms.TrainTransform.
-
-    inputs() returns the maps to call it with: those of the sample, and any that it makes itself. From their shapes and
-    types follow those of its results.
-    """
+    """An augmentation, such as data.augment.transforms.TrainTransform."""
 
     @property
     def crop_size(self) -> int: ...
     @property
     def long_side(self) -> int: ...
-
-    def inputs(self, maps: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]: ...
 
     def __call__(
         self, maps: Mapping[str, np.ndarray], rng: np.random.Generator, out: Mapping[str, np.ndarray] | None = None
@@ -108,7 +102,7 @@ class SegmentationDataset(Dataset):
             return self.read(key) | {"index": np.array(key)}
         epoch, index = key
         assert self.transform is not None
-        return self.transform(self.transform.inputs(self.training_maps(index)), self._rng(epoch, index))
+        return self.transform(self.training_maps(index), self._rng(epoch, index))
 
     def __getitems__(self, keys: Sequence[int | tuple[int, int]]) -> dict[str, Tensor]:
         """Return a batch: the samples of `keys`, stacked to tensors, with the extras of a training batch.
@@ -122,7 +116,7 @@ class SegmentationDataset(Dataset):
         for number, key in enumerate(keys):
             assert not isinstance(key, int)
             epoch, index = key
-            maps = self.transform.inputs(self.training_maps(index))
+            maps = self.training_maps(index)
             if not batch:
                 batch = {name: _empty_batch(len(keys), size, values) for name, values in maps.items()}
             out = {name: tensor[number].numpy() for name, tensor in batch.items()}
@@ -177,12 +171,10 @@ def as_is(batch: dict[str, Tensor]) -> dict[str, Tensor]:
 def _empty_batch(num_samples: int, size: int, values: np.ndarray) -> Tensor:
     """Return an uninitialized tensor (num_samples, size, size[, C]) for crops of maps like `values`, (H, W[, C]).
 
-    Values (N,) of a whole image give (num_samples, N).
     In a loader worker it is in memory that is shared with the training process: elsewhere it would be copied when it
     is sent.
     """
-    own = values.shape if values.ndim == 1 else (size, size, *values.shape[2:])
-    shape, dtype = (num_samples, *own), getattr(torch, values.dtype.name)
+    shape, dtype = (num_samples, size, size, *values.shape[2:]), getattr(torch, values.dtype.name)
     if get_worker_info() is None:
         return torch.empty(shape, dtype=dtype)
     if not hasattr(torch.UntypedStorage, "_new_shared"):  # private; it saves a copy

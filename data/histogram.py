@@ -34,7 +34,7 @@ def count_batch(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the counts of a batch that the losses are divided by, under their names in labels.COUNTS.
 
     batch: {map: (B, H, W) uint8}, in CPU memory. A label map gives (B, 256) int64, the number of pixels of each value
-    in each image; a distance map and "inside" give (B,) int64, the number of pixels that are not 0.
+    in each image; a distance map gives (B,) int64, the number of pixels that are not 0.
     """
     counts = {}
     for name in COUNTS.keys() & batch.keys():

@@ -1,7 +1,6 @@
 """The training losses, normalized over the global batch."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -9,10 +8,9 @@ from torch import Tensor
 
 from losses.label_losses import LABEL_LOSSES, LabelLosses, histograms
 from losses.pixel_losses import ACCURACY, PixelLosses, add_gradient
-from losses.sparse_losses import RGB_SCALE, SPARSE_LOSSES, SparseLosses
 from support.labels import COUNTS, FOREGROUND, IGNORE
 
-TERMS = ("seg", "pseudo", "lorm", "ds", "dc")  # CDSP's; each has a weight, --l_TERM, as SPARSE_LOSSES have
+TERMS = ("seg", "pseudo", "lorm", "ds", "dc")  # CDSP's; each has a weight, --l_TERM
 # The label map of a batch that each term needs.
 NEEDS = {"seg": "label", "pseudo": "pseudo", "lorm": "pseudo", "ds": "distance_s", "dc": "distance_c"}
 
@@ -20,14 +18,13 @@ NEEDS = {"seg": "label", "pseudo": "pseudo", "lorm": "pseudo", "ds": "distance_s
 class Criterion:
     """CDSP's losses and those of --loss: each is a sum over this batch, divided by a count over the global batch.
 
-    weights: {term: weight} of the terms to compute, from TERMS, losses.label_losses and losses.sparse_losses:
+    weights: {term: weight} of the terms to compute, from TERMS and losses.label_losses:
 
     - seg: cross entropy with "label" (scribble or dense), over pixels that are not 255
     - seg_focal, seg_ohem, seg_dice, seg_lovasz: other losses on "label"; `options` are those of LabelLosses
     - pseudo: cross entropy with "pseudo", smoothed by `label_smooth`, over pixels that are not 255
     - lorm: the model's LoRM loss, divided by its number of terms (models.lorm)
     - ds, dc: sum of (d / 255) * entropy(softmax) over pixels with d > 0, d = "distance_s" or "distance_c"
-    - crf, absent, consistency: see SparseLosses, which gets colour_scale
 
     The counts are summed over the micro-batches and ranks of an optimizer step before the first backward pass, so the
     gradient equals that of one process on the whole global batch. A term whose count is 0 is 0.
@@ -50,18 +47,16 @@ class Criterion:
         lorm_terms: Callable[[dict[str, Tensor]], Tensor] | None = None,
         sum_lorm_terms: Callable[[Tensor], Tensor] = lambda count: count,
         accuracy: bool = False,
-        colour_scale: Sequence[tuple[float, float]] = RGB_SCALE,
         **options,
     ):
         label_losses = [term for term in weights if term in LABEL_LOSSES]
-        assert set(weights) <= {*TERMS, *label_losses, *SPARSE_LOSSES}, weights
+        assert set(weights) <= {*TERMS, *label_losses}, weights
         self.weights, self.label_smooth = weights, label_smooth
         self.lorm_terms, self.sum_lorm_terms = lorm_terms, sum_lorm_terms
         self.names = [*weights, *([ACCURACY] if accuracy else [])]  # what __call__ returns, in this order
         self.accuracy_map = "label" if label_losses else "pseudo"
         self.label_losses = LabelLosses(label_losses, **options)
         self.pixel_losses = PixelLosses(self.names, self.label_losses, label_smooth, self.accuracy_map)
-        self.sparse_losses = SparseLosses([term for term in weights if term in SPARSE_LOSSES], colour_scale)
 
     def counts(self, batch: dict[str, Tensor]) -> Tensor:
         """Return this batch's count for each of `names`: float64 (len(names),). The batch is in CPU memory.
@@ -86,9 +81,6 @@ class Criterion:
             ACCURACY: lambda: histogram(self.accuracy_map)[:, :IGNORE].sum(),
         }
         counts = self.label_losses.counts(histogram("label")) if self.label_losses.names else {}
-        if self.sparse_losses.names:
-            labelled = partial(histogram, "label")
-            counts |= self.sparse_losses.counts(labelled, num_nonzero("inside"), batch.get("present"))
         return torch.stack([counts[name] if name in counts else count[name]().double() for name in self.names])
 
     def __call__(
@@ -98,9 +90,9 @@ class Criterion:
 
         outputs: {"logits": (B, C, h, w), "lorm": scalar sum, "lorm_terms": its count with --lorm_scope all}.
         batch: {"image": (B, H, W, channels); "label", "pseudo": (B, H, W) uint8 classes, 255 = ignore; "distance_s",
-        "distance_c": (B, H, W) uint8}, what SparseLosses need, and, if the loader found them, the label's histogram and
-        labels.POINTS. divisors: counts() summed over the global batch, as numbers: reading a tensor on the GPU would
-        make the CPU wait. The results are float32, or float64 if the logits are.
+        "distance_c": (B, H, W) uint8} and, if the loader found them, the label's histogram and labels.POINTS.
+        divisors: counts() summed over the global batch, as numbers: reading a tensor on the GPU would make the CPU
+        wait. The results are float32, or float64 if the logits are.
         """
         logits = outputs["logits"]
         logits = logits if logits.dtype == torch.float64 else logits.float()
@@ -110,7 +102,6 @@ class Criterion:
         if self.label_losses.by_region:
             probs = F.interpolate(logits, batch["image"].shape[1:3], mode="bilinear", align_corners=True).softmax(1)
             sums |= self.label_losses.region_sums(probs, batch["label"], batch.get(COUNTS["label"]))
-        sums |= self.sparse_losses.sums(logits, batch)
         by_name: dict[str, float | Tensor] = {**safe}
         if "lorm" in self.weights:
             sums["lorm"] = outputs["lorm"]

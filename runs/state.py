@@ -10,7 +10,6 @@ from torch.optim import Optimizer
 from distributed.group import Group
 from optimization.amp import LossScaler
 from optimization.average import WeightAverage
-from optimization.teacher import Teacher
 from runs.checkpoint import FORMAT
 from runs.optimizer_state import capture_optimizer, restore_optimizer
 from support.errors import UserError
@@ -28,7 +27,6 @@ class TrainState:
     optimizer: Optimizer
     scaler: LossScaler
     ema: WeightAverage | None = None
-    teacher: Teacher | None = None  # made of ema, for --l_consistency
     epoch: int = 0  # epochs done, including their validation
     samples: int = 0  # samples of the current epoch that all ranks together have trained on
     step: int = 0  # optimizer steps done
@@ -51,10 +49,6 @@ class TrainState:
     def eval_model(self) -> nn.Module:
         """Return the model to validate: with --ema the one with averaged weights, else raw_model."""
         return self.models[-1]
-
-    def teach(self, images: Tensor) -> dict[str, Tensor]:
-        """Return the teacher's targets for images (B, H, W, C) of this step; {} without a teacher."""
-        return self.teacher(images, self.epoch, self.samples) if self.teacher else {}
 
     def seed_forward(self, seed: int, sample: int, device: torch.device) -> None:
         """Seed what a forward pass draws, as for dropout, by the seed, the epoch and the position of its batch.

@@ -21,7 +21,6 @@ from losses.criterion import NEEDS, Criterion
 from models.foreground import Foreground
 from models.segmenter import Segmenter
 from optimization.amp import DTYPES, Convolutions
-from optimization.teacher import targets
 from support.labels import COUNTS
 
 try:
@@ -168,7 +167,6 @@ def _measure_training_step(
         positions = torch.empty(batchsize * num_positions, dtype=torch.int64, device="meta")
         foreground = Foreground(positions, [num_positions] * batchsize) if "lorm" in criterion.weights else None
         batch["image"] = _empty_images(model, batchsize, crop_size)
-        batch |= _sparse_inputs(model, criterion, batch["image"]) if criterion.sparse_losses.names else {}
         outputs = model(batch["image"], foreground)
         outputs.pop("lorm_terms", None)  # the criterion would sum it over ranks, but only rank 0 is here
         num_classes = min(CLASSES_PER_IMAGE, outputs["logits"].shape[1])
@@ -178,17 +176,6 @@ def _measure_training_step(
         meter.flops, kept = flops, meter.live  # the losses' FLOPs are not the model's
         loss.backward()
     return meter.flops, kept, meter.peak
-
-
-def _sparse_inputs(model: Segmenter, criterion: Criterion, images: Tensor) -> dict[str, Tensor]:
-    """Return what losses for sparse labels need besides; for consistency, let a teacher predict."""
-    shapes = {"inside": images.shape[:3], "present": (len(images), model.num_classes), "strong": images.shape}
-    inputs = {name: torch.empty(shape, dtype=torch.uint8, device="meta") for name, shape in shapes.items()}
-    if "consistency" in criterion.weights:
-        with torch.no_grad():
-            inputs |= targets(model.eval()(images)["logits"], threshold=0.0, weight=1.0)
-        model.train()
-    return inputs
 
 
 def _empty_images(model: nn.Module, batchsize: int, crop_size: int) -> Tensor:

@@ -28,7 +28,6 @@ class ImageType(NamedTuple):
 
 RGB = ImageType()
 MEAN_COLOUR = (124, 116, 104)  # ImageNet's mean, RGB, 0..255
-RGB_STD = 0.225  # ImageNet's standard deviation, mean over channels from 0 to 1
 
 
 @dataclass(frozen=True)
@@ -122,18 +121,6 @@ def read_stats(value: str) -> ImageStats | None:
     if not all(map(math.isfinite, stats.mean + stats.std)) or min(stats.std) <= 0:
         raise UserError(f"{where}: mean and std must be finite numbers, and std above 0")
     return stats
-
-
-def colour_scale(stats: ImageStats | None) -> list[tuple[float, float]]:
-    """Return (value that becomes 0, difference that becomes 1) of each channel, for distances between colours.
-
-    8-bit RGB becomes 0 to 1. Other images have no such range: their standard deviation becomes RGB_STD, as photos have
-    it. C channels count as three: a grey image has the same distances as one channel and as three.
-    """
-    if stats is None:
-        return [(0.0, 255.0)] * RGB.channels
-    factor = math.sqrt(len(stats.mean) / RGB.channels) / RGB_STD
-    return [(mean, std * factor) for mean, std in zip(stats.mean, stats.std, strict=True)]
 
 
 def as_text(value: str) -> str:

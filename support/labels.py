@@ -20,7 +20,6 @@ COUNTS = {
     "pseudo": "pseudo_histogram",
     "distance_s": "distance_s_nonzero",
     "distance_c": "distance_c_nonzero",
-    "inside": "inside_nonzero",  # where the image is, and not its padding (data.augment.sparse)
 }
 
 # The labelled pixels of a batch whose labels are few (losses.points).

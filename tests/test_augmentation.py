@@ -37,7 +37,6 @@ def test_flags_reach_the_transform():
     assert (transform.flip_horizontal, transform.flip_vertical, transform.quarter_turns) == (False, True, True)
     jitter = transform.jitter
     assert (jitter.brightness, jitter.contrast, jitter.saturation, jitter.hue) == (0.3, 0.3, 0.3, 0.1)
-    assert jitter.grey_p == 0  # grey images are for the consistency loss
     assert get_transform(config.parse(words(dataset_path="x"))) == TrainTransform(33)  # the defaults of both are one
 
 
@@ -100,7 +99,7 @@ def test_samples_do_not_depend_on_processes_and_workers(demo_root, world_size, w
 
 
 def test_the_picture_shows_the_first_batch_and_changes_no_batch(demo_root):
-    cfg = config.parse(words(dataset_path=demo_root, crop_size=65, batchsize=3, l_consistency=1, ema=0.9, **EVERY))
+    cfg = config.parse(words(dataset_path=demo_root, crop_size=65, batchsize=3, **EVERY))
     loader, classes = utils.get_loader(cfg, "train", GROUP), read_classes("", 5)
     states = torch.get_rng_state(), np.random.get_state()[1].tolist()
     picture = draw_samples(cfg, loader, classes)
@@ -108,9 +107,9 @@ def test_the_picture_shows_the_first_batch_and_changes_no_batch(demo_root):
     assert np.random.get_state()[1].tolist() == states[1]
     batch = next(iter(loader))
     rows = [
-        # what the network is trained on with --l_consistency, and this with the scribbles and the pseudo-labels
-        [strong, overlay(strong, label, classes.colours, 0), overlay(strong, pseudo, classes.colours, 0)]
-        for strong, label, pseudo in zip(*(batch[name].numpy() for name in ("strong", "label", "pseudo")), strict=True)
+        # the image, and this with the scribbles and the pseudo-labels
+        [image, overlay(image, label, classes.colours, 0), overlay(image, pseudo, classes.colours, 0)]
+        for image, label, pseudo in zip(*(batch[name].numpy() for name in ("image", "label", "pseudo")), strict=True)
     ]
     assert np.array_equal(picture, sheet(rows))
     # Two samples abreast, of three pictures each, all with a white frame of one pixel; the fourth place is empty.

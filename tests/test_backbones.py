@@ -135,7 +135,7 @@ def test_grad_checkpointing_changes_no_bit(name):
 
 @pytest.mark.parametrize("name", ["efficientvit_m0", "tiny_vit_5m_224"])
 def test_average_of_weights_forgets_what_the_network_kept(name):
-    """In evaluation some networks keep tables computed from weights until train(): a teacher had the first step's."""
+    """In evaluation some networks keep tables computed from weights until train()."""
     model = build(name)
     average = WeightAverage(model, decay=0.0)
     average.module.eval()

@@ -58,11 +58,10 @@ def test_a_resnet_does_not_pay_for_draws(monkeypatch):
 
 
 def test_two_processes_recompute_what_they_drew_and_resume_bit_for_bit(demo_flags, tmp_path):
-    """Stochastic depth under DistributedDataParallel, with a teacher; stopped in mid-epoch."""
+    """Stochastic depth under DistributedDataParallel, stopped in mid-epoch."""
     pytest.importorskip("timm")
     words = demo_flags(
         model_type="linear", backbone="timm:test_vit", dataset="ScribblePseudo", batchsize=1, epochs=2, ema=0.5,
-        l_consistency=1, consistency_threshold=0.2, consistency_warmup=0,
     )  # fmt: skip
     words = ["draws", "all", *words]
     for name, more in (("plain", []), ("recomputed", ["--grad_checkpointing"])):

@@ -14,7 +14,6 @@ from distributed.device import LateRead
 TINY = ["--dataset", "ScribblePseudoDsDc", "--numclasses", "5", "--layers", "50", "--pretrained", "none"]
 TINY += ["--amp", "none", "--crop_size", "33", "--batchsize", "2", "--warmup_epochs", "0"]
 
-SPARSE = ["--l_crf", "0.1", "--l_absent", "1", "--l_consistency", "1", "--ema", "0.99"]
 STEPS = [
     pytest.param([], id="five losses, LoRM, float32"),
     pytest.param(["--amp", "bf16", "--lorm_scope", "all"], id="bf16, scope all"),
@@ -28,8 +27,6 @@ STEPS = [
     pytest.param(["--model_type", "deeplabv3", "--loss", "ce+focal+ohem"], id="deeplabv3, losses by pixel"),
     pytest.param(["--loss", "dice+lovasz", "--report_training_batch_acc"], id="losses by region, accuracy"),
     pytest.param(["--dataset", "ScribbleOnly", "--model_type", "res50_ASPP"], id="few pixels"),
-    pytest.param([*SPARSE, "--model_type", "res50_ASPP", "--dataset", "ScribbleOnly"], id="sparse labels, float32"),
-    pytest.param([*SPARSE, "--amp", "fp16", "--accum_steps", "2"], id="sparse labels, LoRM, fp16, 2 micro-batches"),
     pytest.param(["--class_weights", "balanced"], id="class weights"),  # copied to the GPU in the first step alone
 ]
 

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 KILLS = 2
 TINY = shlex.split(
     "--config configs/demo.yaml --epochs 2 --crop_size 33 --batchsize 4 --workers 0 --save_step_frequency 1 "
-    "--ema 0.5 --l_absent 0.1 --device cpu"
+    "--ema 0.5 --device cpu"
 )
 
 

@@ -197,7 +197,7 @@ def plain_hue(colour: np.ndarray, turn: float) -> np.ndarray:
 
 
 def test_hue_turns_colours_and_keeps_greys():
-    jitter = ColourJitter(brightness=0, contrast=0, saturation=0, hue=0.5, p=1.0, grey_p=0.0)
+    jitter = ColourJitter(brightness=0, contrast=0, saturation=0, hue=0.5, p=1.0)
     image = np.array([[[90, 90, 90], [255, 0, 0], [120, 130, 100], [10, 60, 200]]], np.uint8)
     inside = np.ones((1, 4), np.uint8)
     for seed in range(10):

@@ -136,7 +136,7 @@ def test_distance_maps_stored_and_computed_give_the_same_batch(demo_root, tmp_pa
     for source, folder, out in (("scribbles", "pascal_2012_scribble", "s"), ("pseudo", "bmp_pseudolabel", "c")):
         words = [f"--{source}", demo_root / folder, "--out", tmp_path / out, "--background", background]
         distance_main([str(word) for word in words])
-    computed = cfg(demo_root, background=background, batchsize=8, crop_size=129, l_crf=0.1)
+    computed = cfg(demo_root, background=background, batchsize=8, crop_size=129)
     stored = dataclasses.replace(computed, distancemap_s=str(tmp_path / "s"), distancemap_c=str(tmp_path / "c"))
     ours, theirs = (next(iter(utils.get_loader(flags, "train", ALONE))) for flags in (computed, stored))
     assert set(ours) == set(theirs) == {"image", *COUNTS, *COUNTS.values(), *FOREGROUND}

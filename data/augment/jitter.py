@@ -12,13 +12,12 @@ LUMA = np.array([0.299, 0.587, 0.114])  # ITU-R BT.601, as in OpenCV
 
 @dataclass(frozen=True)
 class ColourJitter:
-    """Change an image's brightness, contrast, saturation and hue at random, or make it grey.
+    """Change an image's brightness, contrast, saturation and hue at random.
 
     With probability p, the first three factors are drawn from 1 - strength to 1 + strength, where `brightness`,
     `contrast` and `saturation` are the strengths. An 8-bit RGB image is multiplied by the first. Its differences from
-    `mean` are multiplied by the second, and each pixel's differences from its grey by the third, which is 0 with
-    probability grey_p. Then its hues are turned by -hue to hue of a full turn, which keeps the greys. The defaults are
-    those of UniMatch's code (arXiv:2208.09910), without its change of hue. Other images have no black and no grey:
+    `mean` are multiplied by the second, and each pixel's differences from its grey by the third. Then its hues are
+    turned by -hue to hue of a full turn, which keeps the greys. Other images have no black and no grey:
     (first factor - 1) * std is added instead, and saturation and hue are not used.
 
     mean: of each channel. std: of each channel; None: 8-bit RGB.
@@ -26,19 +25,19 @@ class ColourJitter:
 
     mean: tuple[float, ...] = MEAN_COLOUR
     std: tuple[float, ...] | None = None
-    brightness: float = 0.5
-    contrast: float = 0.5
-    saturation: float = 0.5
+    brightness: float = 0.0
+    contrast: float = 0.0
+    saturation: float = 0.0
     hue: float = 0.0
     p: float = 0.8
-    grey_p: float = 0.2
 
     def __call__(self, image: np.ndarray, inside: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Return the changed image, of the image's type. image: (H, W, C). inside: (H, W) uint8, 0 in the padding.
 
         The padding is not changed.
         """
-        changes, is_grey = rng.random() < self.p, rng.random() < self.grey_p
+        changes = rng.random() < self.p
+        rng.random()  # not used: without this draw, a seed would give other samples than it did
         strengths = np.array([self.brightness, self.contrast, self.saturation, self.hue])
         middle = np.array([1, 1, 1, 0])
         brightness, contrast, saturation, hue = rng.uniform(middle - strengths, middle + strengths)
@@ -46,8 +45,7 @@ class ColourJitter:
             return image
         mean = np.array(self.mean)
         if self.std is None:
-            colours = 0.0 if is_grey else saturation
-            mix = colours * np.eye(3) + (1 - colours) * LUMA  # each row: a channel's weights of red, green and blue
+            mix = saturation * np.eye(3) + (1 - saturation) * LUMA  # each row: a channel's weights of red, green, blue
             if self.hue:
                 mix = _turn(hue) @ mix
             changed = cv2.transform(image, np.column_stack([contrast * brightness * mix, mix @ mean * (1 - contrast)]))

@@ -11,7 +11,7 @@ from data.augment.jitter import ColourJitter
 from support.image_stats import MEAN_COLOUR
 
 # {label map: value outside the image}. Padding never has weight in a loss.
-OUTSIDE = {"label": 255, "pseudo": 255, "distance_s": 0, "distance_c": 0, "inside": 0}
+OUTSIDE = {"label": 255, "pseudo": 255, "distance_s": 0, "distance_c": 0}
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,6 @@ class TrainTransform:
     jitter: ColourJitter | None = None
     long_side: int = 0
     outside: tuple[float, ...] = MEAN_COLOUR
-
-    def inputs(self, maps: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
-        """Return the maps to call the transform with: those of the sample."""
-        return maps
 
     def __call__(
         self, maps: Mapping[str, np.ndarray], rng: np.random.Generator, out: Mapping[str, np.ndarray] | None = None
@@ -97,10 +93,6 @@ class CentreCrop:
     crop_size: int
     long_side: int = 0
     outside: tuple[float, ...] = MEAN_COLOUR
-
-    def inputs(self, maps: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
-        """Return the maps to call the transform with: those of the sample."""
-        return maps
 
     def __call__(
         self, maps: Mapping[str, np.ndarray], rng: np.random.Generator, out: Mapping[str, np.ndarray] | None = None

@@ -1,0 +1,68 @@
+"""Random brightness, contrast and saturation, against a plain form."""
+
+import numpy as np
+import pytest
+
+from data.augment.jitter import LUMA, ColourJitter
+from data.augment.transforms import MEAN_COLOUR
+
+HALF = {"brightness": 0.5, "contrast": 0.5, "saturation": 0.5}
+
+
+class Drawn:
+    """A random generator that returns these values for ColourJitter."""
+
+    def __init__(self, *factors: float):
+        self.factors = factors
+
+    def random(self) -> float:
+        return 0.0
+
+    def uniform(self, low: np.ndarray, high: np.ndarray) -> tuple[float, ...]:
+        assert (low.tolist(), high.tolist()) == ([0.5, 0.5, 0.5, 0.0], [1.5, 1.5, 1.5, 0.0])
+        return *self.factors, 0.0
+
+
+def plain_jitter(image: np.ndarray, brightness: float, contrast: float, saturation: float) -> np.ndarray:
+    """One change after the other, in float64, and rounded at the end."""
+    values = image * brightness
+    values = np.array(MEAN_COLOUR) + contrast * (values - MEAN_COLOUR)
+    grey = (values @ LUMA)[..., None]
+    return np.rint(grey + saturation * (values - grey)).clip(0, 255)
+
+
+@pytest.mark.parametrize("factors", [(0.5, 1.5, 0.5), (1.5, 0.5, 1.5), (1.2, 1.1, 0.7), (1.0, 1.0, 1.0)])
+def test_jitter_of_rgb(factors):
+    image = np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype=np.uint8)
+    before, inside = image.copy(), np.ones((20, 30), np.uint8)
+    inside[:5] = 0
+    changed = ColourJitter(**HALF)(image, inside, Drawn(*factors))
+    expected = plain_jitter(image, *factors)
+    # OpenCV computes with a few more bits than 8
+    assert np.abs(changed[5:].astype(int) - expected[5:]).max() <= 1
+    assert (changed[:5] == before[:5]).all()
+    assert np.array_equal(image, before)
+
+
+def test_jitter_of_other_images_is_in_units_of_their_deviation():
+    jitter = ColourJitter((1000.0, 50.0), (200.0, 10.0), **HALF)
+    inside = np.ones((1, 3), np.uint8)
+    drawn = (1.5, 0.5, 7.0)  # the mean + 0.5 (x - mean) + 0.5 std
+    image = np.array([[[1000, 50], [0, 0], [65535, 90]]], np.uint16)
+    assert jitter(image, inside, Drawn(*drawn)).tolist() == [[[1100, 55], [600, 30], [33368, 75]]]  # 33367.5 + 0.5
+    deep = image.astype(np.int16)
+    deep[0, 2, 0] = 32767
+    assert jitter(deep, inside, Drawn(1.5, 1.5, 1.0)).tolist() == [[[1100, 55], [-400, -20], [32767, 115]]]
+    floats = image.astype(np.float32)
+    floats[0, 1, 1] = np.nan
+    changed = jitter(floats, inside, Drawn(*drawn))
+    assert changed.dtype == np.float32
+    assert np.isnan(changed).tolist() == [[[False, False], [False, True], [False, False]]]
+
+
+def test_a_fifth_of_the_images_is_not_changed():
+    """Of 400, 80; 4 standard deviations, sqrt(400 * 0.2 * 0.8) = 8 each, are 32."""
+    image, inside = np.full((1, 1, 3), 60, np.uint8), np.ones((1, 1), np.uint8)
+    rng = np.random.default_rng(0)
+    same = sum(ColourJitter(**HALF)(image, inside, rng) is image for _ in range(400))
+    assert 48 <= same <= 112
