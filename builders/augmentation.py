@@ -9,14 +9,13 @@ from config import Config
 from data.augment.jitter import ColourJitter
 from data.augment.transforms import CentreCrop, TrainTransform
 from data.classes import Classes
-from data.dataset import Transform
 from data.loader import TrainLoader
 from evaluation.pictures import overlay, sheet
 
 NUM_SHOWN = 8  # samples in the picture
 
 
-def get_transform(cfg: Config) -> Transform:
+def get_transform(cfg: Config) -> TrainTransform | CentreCrop:
     """Return the transform of training samples."""
     sizes: dict[str, Any] = {"long_side": cfg.long_side, "outside": cfg.outside}
     return _augmentation(cfg, sizes) if cfg.augment else CentreCrop(cfg.crop_size, **sizes)

@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate, get_worker_info
 
+from data.augment.transforms import CentreCrop, TrainTransform
 from data.cache import Cache
 from data.images import image_size, read_distance, read_image, read_label, read_reduced
 from data.images.resize import shrink
@@ -16,19 +16,6 @@ from data.label_map import LabelMap
 from data.layout import Split, pair_files
 from support.errors import UserError
 from support.image_stats import RGB, ImageType
-
-
-class Transform(Protocol):
-    """An augmentation, such as data.augment.transforms.TrainTransform."""
-
-    @property
-    def crop_size(self) -> int: ...
-    @property
-    def long_side(self) -> int: ...
-
-    def __call__(
-        self, maps: Mapping[str, np.ndarray], rng: np.random.Generator, out: Mapping[str, np.ndarray] | None = None
-    ) -> Mapping[str, np.ndarray]: ...
 
 
 class SegmentationDataset(Dataset):
@@ -56,7 +43,7 @@ class SegmentationDataset(Dataset):
         split: Split,
         num_classes: int,
         *,
-        transform: Transform | None = None,
+        transform: TrainTransform | CentreCrop | None = None,
         compute: Mapping[str, tuple[str, Callable]] | None = None,
         extras: Sequence[Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]] = (),
         seed: int = 0,

@@ -9,7 +9,6 @@ from pathlib import Path
 from config import FLAGS, Config
 from data.classes import Classes
 from data.dataset import SegmentationDataset
-from data.images.rasters import left_out
 from data.images.resize import large_images
 from data.loader import EvalLoader, TrainLoader
 from distributed.group import Group
@@ -37,14 +36,12 @@ def log_launch(cfg: Config, group: Group) -> None:
 
 
 def log_data(cfg: Config, train_set: SegmentationDataset, val_loader: EvalLoader) -> None:
-    """Log the data set's path and its numbers of images and classes. Warn of large images and unread channels."""
+    """Log the data set's path and its numbers of images and classes. Warn of large images."""
     counts = f"{len(train_set)} training and {len(val_loader.dataset)} validation images, {cfg.numclasses} classes"
     log.info(f"data: {cfg.dataset_path}, {counts}")
     _, advice = large_images(val_loader.batch_sampler.sizes, cfg.crop_size)
     if advice and not (cfg.long_side or cfg.window):
         log.warning(advice)
-    if not cfg.image_stats and (channels := left_out(train_set.files[0]["image"])):
-        log.warning(f"{channels}; for all of them: {measure_advice(cfg)}")
 
 
 def epoch_title(cfg: Config, state: TrainState) -> str:

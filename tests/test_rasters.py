@@ -12,7 +12,7 @@ from tiff_writer import DEFLATE, LZW, write_tiff
 
 from data.images import image_size, read_image
 from data.images import kind_of as kind_of_file
-from data.images.rasters import left_out, open_raster
+from data.images.rasters import open_raster
 from support.errors import UserError
 from support.image_stats import RGB, ImageType
 
@@ -197,7 +197,6 @@ def test_a_tiff_whose_directory_lies_is_named(tmp_path, options):
     directory = data.index(struct.pack("<HH", 256, 16 if options else 4)) - 8
     for place in (*range(16), *range(directory, len(data))):
         path.write_bytes(data[:place] + b"\xff" + data[place + 1 :])
-        left_out(path)
         with contextlib.suppress(UserError):
             assert read_image(path, ImageType(2, "uint16")).shape == (6, 5, 2)
 
@@ -230,16 +229,3 @@ def test_pictures_of_8_bits_are_read_with_the_channels_that_they_have_and_turned
         if kind != RGB:
             np.testing.assert_array_equal(open_raster(tmp_path / "a.png").rows(0, 18), expected)
         np.testing.assert_array_equal(read_image(tmp_path / "a.png", kind), expected)
-
-
-@pytest.mark.parametrize(
-    ("channels", "extra", "said"),
-    [(4, {338: 0}, "3 of 4 channels"), (4, {}, "3 of 4 channels"), (4, {338: 1}, ""), (4, {338: 2}, ""), (3, {}, "")],
-)
-def test_channels_that_rgb_leaves_out_are_said_unless_they_are_alpha(tmp_path, channels, extra, said):
-    """Aerial RGB with near infrared is stored so, the fourth channel of unspecified kind (TIFF 6.0, ExtraSamples)."""
-    path = write_tiff(tmp_path / "a.tif", pixels(channels, "uint8"), tags=extra)
-    assert said in left_out(path)
-    assert bool(left_out(path)) == bool(said)
-    Image.new("RGB", (5, 4)).save(tmp_path / "a.png")
-    assert left_out(tmp_path / "a.png") == ""

@@ -156,7 +156,7 @@ def test_new_settings_leave_a_seeds_other_draws_as_they_are(seed):
     first, second = (kind._matrix(40, 40, np.random.default_rng(seed))[:, :2] for kind in (plain, every))
     assert np.linalg.det(first @ first.T) == pytest.approx(np.linalg.det(second @ second.T))
     maps = noise(40, 40)
-    coloured = TrainTransform(33, jitter=ColourJitter())
+    coloured = TrainTransform(33, jitter=ColourJitter(brightness=0.5))
     one, other = (kind(maps, np.random.default_rng(seed)) for kind in (plain, coloured))
     assert np.array_equal(one["label"], other["label"])
 
@@ -169,7 +169,7 @@ def test_colours_change_the_image_and_neither_padding_nor_labels(channels, dtype
     maps = {"image": image, "label": np.zeros((20, 30), np.uint8), "distance_s": np.ones((20, 30), np.uint8)}
     outside = tuple(float(number) for number in range(1, channels + 1))
     std = None if (channels, dtype) == (3, "uint8") else (10.0,) * channels
-    jitter = ColourJitter(outside, std, p=1.0)
+    jitter = ColourJitter(outside, std, 0.5, 0.5, 0.5, p=1.0)
     plain = TrainTransform(40, outside=outside, blur=0.0)(maps, np.random.default_rng(3))
     changed = TrainTransform(40, outside=outside, blur=0.0, jitter=jitter)(maps, np.random.default_rng(3))
     inside = plain["label"] == 0

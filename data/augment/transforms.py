@@ -21,8 +21,8 @@ class TrainTransform:
     crop_size: side of the square crop in pixels. scale: range of the scale factor. rotation: largest angle in degrees.
     rotation_p and blur: probabilities of a rotation and of a 5x5 Gaussian blur. flip_horizontal, flip_vertical: flip
     with probability 1/2. quarter_turns: turn by 0, 90, 180 or 270 degrees. jitter: changes the image's colours; None
-    keeps them. long_side: longer side of an image at scale factor
-    1, in pixels; 0: its own. outside: pixel outside the image, by channel.
+    keeps them. long_side: longer side of an image at scale factor 1, in pixels; 0: its own. outside: pixel outside the
+    image, by channel.
 
     Without rotation, at a scale of exactly 1, pixels are moved and not resampled.
     """
@@ -143,13 +143,8 @@ def _warp(
             cv2.GaussianBlur(out["image"], (5, 5), 0, dst=out["image"])
     else:
         _warp_channels(maps["image"], matrix, outside, out["image"], recolour, blurred=blurred)
-    others = [name for name in maps if name != "image"]
-    for names in (others[:4], others[4:]):
-        if len(names) == 1:
-            nearest = {"flags": cv2.INTER_NEAREST, "borderValue": OUTSIDE[names[0]]}
-            cv2.warpAffine(maps[names[0]], matrix, (size, size), dst=out[names[0]], **nearest)
-        elif names:
-            _warp_together([maps[name] for name in names], matrix, [out[name] for name in names], names)
+    if names := [name for name in maps if name != "image"]:
+        _warp_labels([maps[name] for name in names], matrix, [out[name] for name in names], names)
     return out
 
 
@@ -175,9 +170,9 @@ def _warp_channels(
         out[..., some] = cv2.GaussianBlur(out[..., some], (5, 5), 0).reshape(*out.shape[:2], -1)
 
 
-def _warp_together(maps: list[np.ndarray], matrix: np.ndarray, out: list[np.ndarray], names: list[str]) -> None:
-    """Warp two to four label maps as the channels of one picture: four channels take the time of one."""
-    spare = 4 - len(maps)
+def _warp_labels(maps: list[np.ndarray], matrix: np.ndarray, out: list[np.ndarray], names: list[str]) -> None:
+    """Warp one to four label maps, several as the channels of one picture: four channels take the time of one."""
+    spare = 4 - len(maps) if len(maps) > 1 else 0
     channels = cv2.merge(maps + maps[:1] * spare)
     outside = [OUTSIDE[name] for name in names] + [0] * spare
     size = out[0].shape[::-1]
