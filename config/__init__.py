@@ -9,9 +9,10 @@ from pathlib import Path
 
 import yaml
 
+from config.checks import check
 from config.programs import READER, TASKS
 from config.reader import ConfigFile
-from config.training import Config, check
+from config.training import Config
 from support.errors import UserError
 from support.image_stats import as_text
 

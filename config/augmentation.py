@@ -1,9 +1,8 @@
 """The flags of train.py that set the augmentation."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from config.flags import flag
-from support.errors import UserError
 
 
 @dataclass
@@ -21,18 +20,3 @@ class AugmentationFlags:
     contrast: float = flag(0.0, "multiply differences from the mean colour by such a factor", ge=0, le=1)
     saturation: float = flag(0.0, "multiply differences from grey by such a factor (RGB images)", ge=0, le=1)
     hue: float = flag(0.0, "turn hues by at most N of a full turn, both ways, such as 0.05 (RGB images)", ge=0, le=0.5)
-
-
-def check_augmentation(cfg: AugmentationFlags, *, is_rgb: bool) -> None:
-    """Raise UserError if flags of the augmentation are bad or contradict each other. is_rgb: images are 8-bit RGB."""
-    if len(cfg.scale) != 2 or cfg.scale[0] > cfg.scale[1]:
-        given = " ".join(f"{value:g}" for value in cfg.scale)
-        raise UserError(f"--scale {given}: give the least and the largest factor, such as --scale 0.5 2")
-    changed = [item.name for item in fields(AugmentationFlags) if getattr(cfg, item.name) != item.default]
-    if not cfg.augment and len(changed) > 1:
-        raise UserError(f"--{changed[1]} has no effect with --no_augment: drop one")
-    for name in ("saturation", "hue"):
-        if name in changed and not is_rgb:
-            raise UserError(
-                f"--{name} {getattr(cfg, name):g} with --image_stats: only RGB images have a {name}: drop --{name}"
-            )

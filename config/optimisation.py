@@ -3,10 +3,6 @@
 from dataclasses import dataclass
 
 from config.flags import flag
-from support.errors import UserError
-
-MOMENTUM = 0.9
-BETAS = (0.9, 0.999)
 
 
 @dataclass
@@ -53,9 +49,13 @@ class OptimFlags:
         choices=("cosine", "poly", "constant"),
         aliases="sched lr_schedule lr_scheduler lr_scheduler_type lr_policy",
     )
-    momentum: float = flag(MOMENTUM, "momentum of sgd", ge=0)
+    momentum: float = flag(0.9, "momentum of sgd", ge=0)
     betas: tuple[float, ...] = flag(
-        BETAS, "decay rates of adamw's averages of gradients and of their squares", ge=0, lt=1, aliases="opt_betas"
+        (0.9, 0.999),
+        "decay rates of adamw's averages of gradients and of their squares",
+        ge=0,
+        lt=1,
+        aliases="opt_betas",
     )
     wdecay: float = flag(5e-4, "weight decay [5e-4; recipe for adamw]", ge=0, aliases="wd weight_decay")
     decay_norm_bias: bool = flag(
@@ -90,19 +90,3 @@ class OptimFlags:
         "use deterministic algorithms: runs repeat bit for bit on CUDA too, but are slower there",
         aliases="use_deterministic_algorithms",
     )
-
-
-def check_optimisation(cfg: OptimFlags) -> None:
-    """Raise UserError if flags of the optimization contradict each other."""
-    if not cfg.max_steps and cfg.warmup_steps < 0 and not cfg.warmup_epochs < cfg.epochs:
-        raise UserError(
-            f"--warmup_epochs {cfg.warmup_epochs:g} with --epochs {cfg.epochs}: the learning rate would never "
-            "reach --lr; give fewer warm-up epochs, or a number of optimizer steps by --warmup_steps"
-        )
-    betas = " ".join(f"{beta:g}" for beta in cfg.betas)
-    if len(cfg.betas) != 2:
-        raise UserError(f"--betas {betas}: give two numbers, such as --betas 0.9 0.999")
-    if cfg.optimizer == "adamw" and cfg.momentum != MOMENTUM:
-        raise UserError(f"--momentum {cfg.momentum:g} with --optimizer adamw, which takes --betas instead: drop one")
-    if cfg.optimizer == "sgd" and tuple(cfg.betas) != BETAS:
-        raise UserError(f"--betas {betas} with --optimizer sgd, which takes --momentum instead: drop one")

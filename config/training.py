@@ -1,15 +1,11 @@
 """The flags of train.py."""
 
-import re
 from dataclasses import dataclass, field
 
-from config.augmentation import AugmentationFlags, check_augmentation
+from config.augmentation import AugmentationFlags
 from config.flags import flag
-from config.losses import parse_loss, read_class_weights
-from config.optimisation import OptimFlags, check_optimisation
+from config.optimisation import OptimFlags
 from config.shared import DataFlags, LaunchFlags, ModelFlags, SizeFlags
-from support.errors import UserError
-from support.image_stats import Display
 
 
 @dataclass
@@ -141,74 +137,3 @@ class Config(
     # Not flags:
     notes: list[str] = field(default_factory=list)  # lines to log once the run has started
     given: frozenset[str] | None = None  # names of the flags that are set; None: all of them
-
-
-def check(cfg: Config) -> None:
-    """Raise UserError if flags contradict each other or --loss, --class_weights, --dataset_path or --name is bad."""
-    check_losses(cfg)
-    check_augmentation(cfg, is_rgb=cfg.stats is None)
-    Display.of(cfg.show_channels, cfg.stats)
-    for name in ("reset_optimizer", "reset_data_offset"):
-        if getattr(cfg, name) and not cfg.resume:
-            raise UserError(f"--{name} without --resume: add --resume FILE, the checkpoint to start from")
-    if cfg.cache_dir and cfg.cache == "none":
-        raise UserError(f"--cache_dir {cfg.cache_dir} without --cache disk: add it, or drop --cache_dir")
-    for name in ("distancemap_s", "distancemap_c"):
-        if getattr(cfg, name) and cfg.long_side:
-            raise UserError(
-                f"--{name} {getattr(cfg, name)} with --long_side {cfg.long_side}: the files have distances in pixels "
-                f"of the original images: drop --{name}, and distances are computed after the resize"
-            )
-    if cfg.reset_data_offset and cfg.resume == "auto":
-        raise UserError("--reset_data_offset with --resume auto: give a FILE, or each start begins at step 1")
-    check_optimisation(cfg)
-    if cfg.patience and not (cfg.val_epoch_frequency or cfg.val_step_frequency):
-        raise UserError(
-            f"--patience {cfg.patience} with --val_epoch_frequency 0: the only validation is at the end; validate "
-            "more often by --val_epoch_frequency or --val_step_frequency, or drop --patience"
-        )
-    check_backbone(cfg)
-    if cfg.stride_in_1x1 and cfg.layers < 50:
-        raise UserError(
-            f"--stride_in_1x1 with --layers {cfg.layers}: only ResNet-50, 101 and 152 have 1x1 convolutions"
-        )
-    if not cfg.dataset_path:
-        raise UserError("--dataset_path is not set: give the data set's root folder (docs/your_data.md)")
-    if "/" in cfg.name or cfg.name in (".", ".."):
-        raise UserError(f"--name {cfg.name}: must be a folder name without '/'; --logdir is its parent folder")
-
-
-def check_losses(cfg: Config) -> None:
-    """Raise UserError if flags of the losses are bad, or contradict each other."""
-    try:
-        losses = parse_loss(cfg.loss)
-    except ValueError as error:
-        raise UserError(f"--loss {cfg.loss}: {error}") from None
-    read_class_weights(cfg.class_weights, cfg.numclasses)
-    for name, needed, used in (
-        ("focal_gamma", "focal in --loss", "seg_focal" in losses),
-        ("ohem_fraction", "ohem in --loss", "seg_ohem" in losses),
-    ):
-        if getattr(cfg, name) != getattr(LossFlags, name) and not used:
-            raise UserError(f"--{name} {getattr(cfg, name)} has no effect without {needed}: add it, or drop --{name}")
-
-
-def check_backbone(cfg: Config) -> None:
-    """Raise UserError if --backbone is not known or contradicts other flags."""
-    if cfg.backbone != "resnet" and not re.fullmatch(r"timm:.+", cfg.backbone):
-        raise UserError(f"--backbone {cfg.backbone}: use resnet, with --layers, or timm:NAME, such as timm:resnet50")
-    if cfg.model_type == "unet" and cfg.output_stride:
-        raise UserError(f"--output_stride {cfg.output_stride}: unet takes the network's own strides: drop the flag")
-    if cfg.backbone == "resnet" and cfg.output_stride not in (0, 8):
-        raise UserError(
-            f"--output_stride {cfg.output_stride}: torchvision's ResNet has 8: use --backbone timm:resnet{cfg.layers}"
-        )
-    if cfg.pretrained == "coco" and (
-        cfg.model_type != "deeplabv3_torchvision" or cfg.backbone != "resnet" or cfg.layers not in (50, 101)
-    ):
-        raise UserError(
-            f"--pretrained coco with --model_type {cfg.model_type} of {cfg.network}: torchvision has these weights for "
-            "--model_type deeplabv3_torchvision, --backbone resnet and --layers 50 or 101"
-        )
-    if cfg.backbone != "resnet" and cfg.stride_in_1x1:
-        raise UserError(f"--stride_in_1x1 with --backbone {cfg.backbone}: only torchvision's ResNet has it: drop one")

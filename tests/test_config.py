@@ -55,7 +55,7 @@ def test_recipe_of_the_paper_is_the_default():
         (["--lr", "inf"], "--lr inf: must be a finite number"),
         (["--epochs", "2", "--warmup_epochs", "5"], "--warmup_epochs 5 with --epochs 2"),  # D24
         (["--epochs", "1", "--warmup=100"], "or a number of optimizer steps by --warmup_steps"),  # as in guide 0
-        (["--stride_in_1x1", "--layers", "18"], "--stride_in_1x1 with --layers 18"),
+        (["--stride_in_1x1", "--layers", "18"], "--stride_in_1x1 has no effect without --backbone resnet of 50"),
         (
             ["--pretrained", "coco", "--model_type", "deeplabv3_torchvision", "--layers", "18"],
             "--pretrained coco with --model_type deeplabv3_torchvision of ResNet-18: torchvision has these weights for",
@@ -64,7 +64,10 @@ def test_recipe_of_the_paper_is_the_default():
             ["--pretrained", "coco", "--model_type", "deeplabv3"],
             "--model_type deeplabv3_torchvision, --backbone resnet",
         ),
-        (["--model_type", "unet", "--output_stride", "32"], "--output_stride 32: unet takes the network's own strides"),
+        (
+            ["--model_type", "unet", "--output_stride", "32"],
+            "--output_stride has no effect without a --model_type other",
+        ),
         (["surplus"], "unexpected argument 'surplus': flags are written --name value"),
         (["--freeze_bn", "train"], "unexpected argument 'train'"),
         (["-lr", "1"], "unknown flag -lr: did you mean --lr?"),
