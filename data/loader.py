@@ -12,8 +12,7 @@ from torch.utils.data import DataLoader
 
 from data.dataset import SegmentationDataset
 from data.sampler import EvalBatches, TrainSampler
-from support.cores import num_cores
-from support.processes import end_with_parent
+from support.processes import end_with_parent, num_cores
 
 
 class TrainLoader(DataLoader):

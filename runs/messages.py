@@ -16,7 +16,7 @@ from evaluation.metrics import Scores, table
 from runs.checkpoint import step_of
 from runs.folder import REPORT
 from runs.state import TrainState
-from support.cores import num_cores
+from support.processes import num_cores
 from support.shell import python_command, quoted, torchrun_command
 
 log = logging.getLogger("segtrain")

@@ -11,12 +11,16 @@ from typing import TypeVar
 
 from tqdm import tqdm
 
-from support.cores import num_cores
 from support.errors import UserError
 
 CHUNK = 8  # items that a process takes at once; fewer if there are few
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+
+
+def num_cores() -> int:
+    """Return the number of CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def work_on(function: Callable[[Item], Result], items: list[Item], workers: int, unit: str, doing: str) -> list[Result]:

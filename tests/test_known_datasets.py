@@ -21,7 +21,7 @@ import predict
 import train
 from data.dataset import SegmentationDataset
 from data.histogram import count_labels
-from data.layout import find_split, pair_files
+from data.layout import find_split
 from distributed.group import Group
 from support.errors import UserError
 from tools.check.__main__ import check, main
@@ -131,15 +131,6 @@ def test_training_names_the_flags_of_a_known_data_set(draw, flags, tmp_path):
     for dataset in ("Folder", "ScribbleOnly"):
         with pytest.raises(UserError, match=f"no (split|such list).* as released: use --dataset Folder .*{flags}"):
             find_split(tmp_path, dataset, "train", {"label": ""})
-
-
-def test_cityscapes_without_the_ends_of_its_names_is_told_them(tmp_path):
-    draw_cityscapes(tmp_path)
-    split = find_split(tmp_path, "Folder", "train", {"label": "gtFine"}, image_path="leftImg8bit")
-    with pytest.raises(
-        UserError, match=r"_leftImg8bit\.png: no label of this name; for Cityscapes use .*--label_suffix"
-    ):
-        pair_files(split)
 
 
 def test_labels_of_cityscapes_scripts_are_the_mapped_labels(tmp_path):
