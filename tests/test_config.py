@@ -164,12 +164,6 @@ def test_an_alias_is_accepted_with_a_note(pair):
         assert cfg.notes[0] == note if no else cfg.notes[0].startswith(f"{note}: ")
 
 
-def test_the_note_on_batch_size_says_which():
-    """Some guides call the number of one process so, some the total."""
-    note = "--batch_size is now --batchsize: images per process and forward pass (of all processes: "
-    assert config.parse([*DATA, "--batch_size", "4"]).notes[0].startswith(note)
-
-
 def test_dashes_equal_underscores_and_switches_have_a_no():
     cfg = config.parse([*DATA, "--grad-checkpointing", "--local-rank", "1", "--no-distributed"])
     assert (cfg.grad_checkpointing, cfg.local_rank, cfg.distributed, cfg.notes) == (True, 1, False, [])

@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from conftest import flags, run_train
+from conftest import flags
 from PIL import Image
 
 import config
@@ -104,14 +104,6 @@ def test_resumed_run_counts_again_only_where_something_changed(demo_root, tmp_pa
     names.write_text("\n".join(names.read_text().split()[1:]))
     weights_of(root, saved, **values)
     assert len(counted) == 6
-
-
-def test_class_weights_are_in_the_checkpoint(demo_root, tmp_path, monkeypatch):
-    words = {"dataset_path": demo_root, "logdir": tmp_path, "dataset": "Dense", "class_weights": "balanced"}
-    folder = run_train(**words, name="x")
-    monkeypatch.setattr(histogram, "count_labels", None)
-    run_train(**words, name="x", resume="auto", epochs=2)
-    assert "--class_weights balanced, from the checkpoint" in (folder / "train.log").read_text()
 
 
 def test_class_weights_as_numbers_or_a_file(demo_root, tmp_path):

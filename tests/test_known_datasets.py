@@ -2,8 +2,6 @@
 
 import json
 import shlex
-import sys
-import types
 from pathlib import Path
 
 import known_datasets
@@ -11,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import REPO
-from documents import blocks, commands
+from documents import commands
 from known_datasets import HEIGHT, draw_ade20k, draw_cityscapes, draw_cocostuff, draw_voc_sbd
 from PIL import Image
 
@@ -164,33 +162,3 @@ def test_ade20k_numbering_in_other_folders_is_recognised(tmp_path, capsys):
     (tmp_path / "names.txt").write_text("\n".join(map(str, range(151))))
     _, findings = check(tmp_path, classes=str(tmp_path / "names.txt"))
     assert findings.status == 0
-
-
-def test_code_that_makes_the_masks_of_sbd(place, monkeypatch):
-    """With a stand-in for SciPy: MATLAB's GTcls is a 1x1 struct array with a field Segmentation."""
-    root, sbd = Path("dataset/VOCdevkit/VOC2012"), Path("benchmark_RELEASE/dataset")
-    draw_voc_sbd(root, aug=False)
-    (sbd / "cls").mkdir(parents=True)
-    masks = {"2008_000002": np.full((3, 4), 20, np.uint8), "2007_000032": np.full((3, 4), 1, np.uint8)}
-    for name in masks:
-        (sbd / f"cls/{name}.mat").touch()
-    (sbd / "train.txt").write_text("2008_000002\n2007_000033\n")  # SBD's training images include VOC's validation
-    (sbd / "val.txt").write_text("2007_000032\n")
-
-    def loadmat(path: Path) -> dict:
-        struct = np.empty((1, 1), [("Boundaries", object), ("Segmentation", object)])
-        struct[0, 0]["Segmentation"] = masks[path.stem]
-        return {"GTcls": struct[0]}
-
-    scipy_io = types.ModuleType("scipy.io")
-    scipy_io.loadmat = loadmat
-    monkeypatch.setitem(sys.modules, "scipy", types.ModuleType("scipy"))
-    monkeypatch.setitem(sys.modules, "scipy.io", scipy_io)
-    (code,) = [block.text for block in blocks(PAGE.read_text(encoding="utf-8")) if block.language == "python"]
-    exec(compile(code, str(PAGE), "exec"), {})
-    names = (root / "ImageSets/Segmentation/trainaug.txt").read_text().split()
-    assert names == ["2007_000032", "2007_000039", "2008_000002"]
-    assert {path.stem for path in (root / "SegmentationClassAug").iterdir()} == {*names, "2007_000033"}
-    assert (np.array(Image.open(root / "SegmentationClassAug/2008_000002.png")) == 20).all()
-    own = np.array(Image.open(root / "SegmentationClassAug/2007_000032.png"))
-    assert set(np.unique(own)) == {*range(21), 255}
