@@ -4,6 +4,7 @@ import ctypes
 import multiprocessing.queues
 import os
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import islice
 
 import cv2
@@ -58,26 +59,21 @@ def loader_options(
         keep_freed_memory()
     return {
         "num_workers": workers,
-        "worker_init_fn": WorkerInit(worker_init),
+        "worker_init_fn": partial(_start_worker, init=worker_init),
         "pin_memory": device.type == "cuda",
         "persistent_workers": workers > 0,
     }
 
 
-class WorkerInit:
-    """A worker_init_fn for DataLoader: calls `init` with the worker's number and sets up OpenCV and the allocator."""
-
-    def __init__(self, init: Callable[[int], None]):
-        self.init = init
-
-    def __call__(self, worker_id: int) -> None:
-        self.init(worker_id)
-        # A worker whose result fills the pipe would wait for a killed parent forever.
-        end_with_parent()
-        # If /dev/shm is too full to hand over a batch, Python drops it and the parent waits forever: exit instead.
-        multiprocessing.queues.Queue._on_queue_feeder_error = lambda *_: os._exit(1)  # type: ignore[attr-defined]
-        cv2.setNumThreads(0)
-        keep_freed_memory()
+def _start_worker(worker_id: int, init: Callable[[int], None]) -> None:
+    """Call `init` with the worker's number, and set up OpenCV and the allocator."""
+    init(worker_id)
+    # A worker whose result fills the pipe would wait for a killed parent forever.
+    end_with_parent()
+    # If /dev/shm is too full to hand over a batch, Python drops it and the parent waits forever: exit instead.
+    multiprocessing.queues.Queue._on_queue_feeder_error = lambda *_: os._exit(1)  # type: ignore[attr-defined]
+    cv2.setNumThreads(0)
+    keep_freed_memory()
 
 
 def keep_freed_memory() -> None:
