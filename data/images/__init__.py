@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 from PIL import Image, ImageOps
 
-from data.images.rasters import DAMAGED, TIFF_SUFFIXES, Raster, open_raster, orientation, type_of, upright
+from data.images.rasters import DAMAGED, TIFF_SUFFIXES, Raster, num_samples, open_raster, orientation, type_of, upright
 from data.images.resize import scaled_size
 from data.label_map import LabelMap
 from support.errors import UserError
@@ -143,7 +143,9 @@ def _explained(path: Path, remedy: str) -> Iterator[None]:
 
 
 def _check_picture(path: Path, image: Image.Image, remedy: str) -> None:
-    """Raise UserError if an image that Pillow has opened has more than 8 bits a channel."""
+    """Raise UserError if an image that Pillow has opened has more than 8 bits a channel, or more than four channels."""
+    if (channels := num_samples(image)) > 4:  # Pillow leaves out all but three
+        check_type(path, ImageType(channels), RGB, remedy)
     if _is_deep(image):
         check_type(path, f"more than 8 bits a channel (mode {image.mode})", RGB, remedy)
 

@@ -53,9 +53,15 @@ def open_raster(path: Path) -> Raster:
     except UserError:
         # Pillow turns pictures of 8 bits, and reads palettes, YCbCr and JPEG.
         with contextlib.suppress(OSError), Image.open(path) as image:
-            if image.mode in ("P", "YCbCr", *CHANNELS) and ";16" not in str(image.tile):
+            is_picture = image.mode in ("P", "YCbCr", *CHANNELS) and ";16" not in str(image.tile)
+            if is_picture and num_samples(image) <= 4:
                 return PictureRaster(path)
         raise
+
+
+def num_samples(image: Image.Image) -> int:
+    """Return the number of channels in the file of a TIFF image that Pillow has opened; 1 for other images."""
+    return getattr(image, "tag_v2", {}).get(277, 1)
 
 
 def type_of(raster: Raster) -> ImageType:
