@@ -9,7 +9,7 @@ from config.flags import flag
 class AugmentationFlags:
     """Augmentation."""
 
-    augment: bool = flag(True, "change training samples at random; --no_augment: centre crop", aliases="use_augment")
+    augment: bool = flag(True, "change training samples at random; --no_augment: centre crop")
     scale: tuple[float, ...] = flag((0.5, 2.0), "least and largest scale factor; 1 1: keep the size", gt=0)
     rotation: float = flag(10.0, "largest angle in degrees, both ways; half of the samples are rotated", ge=0, le=180)
     flip_horizontal: bool = flag(True, "flip half of the samples left to right")

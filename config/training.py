@@ -87,36 +87,27 @@ class RunFlags:
         choices=("train", "test", "predict"),
         per_launch=True,
     )
-    logdir: str = flag("log", "folder of all runs", per_rank=True, aliases="logs save_dir")
+    logdir: str = flag("log", "folder of all runs", per_rank=True)
     name: str = flag("", "the run's folder in --logdir [the config's name, else dataset and model]")
     resume: str = flag(
         "",
         "checkpoint FILE to resume, or auto: the newest run of --name, if any [a new run]",
         per_launch=True,
         per_rank=True,
-        aliases="resume_from resume_from_checkpoint",
+        aliases="resume_from_checkpoint",
     )
     reset_optimizer: bool = flag(False, "--resume without the optimizer's state, to fine-tune", per_launch=True)
     reset_data_offset: bool = flag(False, "--resume in a new folder from step 1, to fine-tune", per_launch=True)
     save_step_frequency: int = flag(0, "save last.pt and step_NNNNNNNN.pt every N steps; 0: never", ge=0)
     save_epoch_frequency: int = flag(0, "keep epoch_NNNN.pt every N epochs; 0: never", ge=0, aliases="chk_interval")
     keep: int = flag(-1, "newest step_*.pt and epoch_*.pt to keep; 0: all [3 of step_*.pt, all of epoch_*.pt]", ge=-1)
-    val_epoch_frequency: int = flag(
-        1, "validate every N epochs; 0: at the end", ge=0, aliases="valid_epoch_interval check_val_every_n_epoch"
-    )
-    val_step_frequency: int = flag(
-        0, "also validate every N steps; 0: never [recipe]", ge=0, aliases="valid_step_interval"
-    )
+    val_epoch_frequency: int = flag(1, "validate every N epochs; 0: at the end", ge=0)
+    val_step_frequency: int = flag(0, "also validate every N steps; 0: never [recipe]", ge=0)
     val_start_epoch: int = flag(0, "do not validate in the first N epochs", ge=0, aliases="val_epoch")
-    patience: int = flag(
-        0,
-        "end the run when N validations in a row have not improved the best mIoU; 0: never",
-        ge=0,
-        aliases="early_stopping_patience",
-    )
+    patience: int = flag(0, "end the run when N validations in a row have not improved the best mIoU; 0: never", ge=0)
     log_interval: int = flag(10, "optimizer steps between two lines of metrics.jsonl", ge=1)
     report_training_batch_acc: bool = flag(False, "also log the pixel accuracy on training batches")
-    wandb: bool = flag(False, "also log to Weights & Biases; WANDB_* variables apply", aliases="log_wandb")
+    wandb: bool = flag(False, "also log to Weights & Biases; WANDB_* variables apply")
 
 
 @dataclass

@@ -202,6 +202,6 @@ def test_wrong_flags_are_named(words, named):
 
 
 def test_names_of_other_trainers_are_accepted():
-    words = "--opt adamw --lr_schedule poly --clip-grad-norm 1 --weight-decay 0.1 --early_stopping_patience 3"
+    words = "--optimizer adamw --schedule poly --max-grad-norm 1 --weight-decay 0.1 --patience 3"
     cfg = config.parse(["--dataset_path", "somewhere", *words.split()])
     assert (cfg.optimizer, cfg.schedule, cfg.clip_grad, cfg.wdecay, cfg.patience) == ("adamw", "poly", 1.0, 0.1, 3)
