@@ -47,7 +47,7 @@ from utils import join_group, make_loader, resolve_amp
 log = logging.getLogger("segtrain")
 
 # Flags that also apply to --model; a checkpoint saves them, an exported model does not.
-WITH_MODEL = ("classes", "background", "val_batchsize", "workers", "val_workers", "show_channels")
+WITH_MODEL = ("classes", "background", "val_batchsize", "workers", "show_channels")
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -41,4 +41,4 @@ def run_task(cfg: Config, argv: list[str] | None) -> int:
     import predict
 
     programs: dict[str, ModuleType] = {"test": evaluate, "predict": predict}
-    return programs[cfg.task].run(cfg, overrides | {"workers": cfg.workers, "val_workers": -1})
+    return programs[cfg.task].run(cfg, overrides | {"workers": cfg.workers})

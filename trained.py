@@ -53,7 +53,7 @@ def read_flags(reader: FlagReader, argv: list[str] | None) -> tuple[Any, dict]:
     """Return (a program's flags, an InferenceFlags; {training flag: value} that override a checkpoint's)."""
     values, overrides = read_overrides(reader, argv)
     flags = reader.declared(**values)
-    return flags, overrides | {"workers": flags.workers, "val_workers": -1}
+    return flags, overrides | {"workers": flags.workers}
 
 
 def inference_settings(flags: InferenceFlags) -> dict:

@@ -11,7 +11,8 @@ from torch.utils.data import DataLoader, Dataset
 import models
 from builders.augmentation import get_transform
 from config import Config
-from data.cache import Builder, Cache, fingerprint, open_shared
+from data import cache
+from data.cache import Cache
 from data.dataset import SegmentationDataset, as_is
 from data.distance import pseudo_distance, scribble_distance
 from data.histogram import count_batch
@@ -81,12 +82,12 @@ def get_train_loader(cfg: Config, group: Group) -> TrainLoader:
         repeat=cfg.repeat,
     )
     dataset.cache = get_cache(cfg, group, dataset)
-    options = {"pin_memory": cfg.pin_memory, "prefetch_factor": cfg.prefetch_factor, "collate_fn": as_is}
-    return make_loader(TrainLoader, dataset, cfg.workers, group, sampler=sampler, batch_size=cfg.batchsize, **options)
+    batches = {"sampler": sampler, "batch_size": cfg.batchsize, "collate_fn": as_is}
+    return make_loader(TrainLoader, dataset, cfg.workers, group, **batches)
 
 
 def get_cache(cfg: Config, group: Group, dataset: SegmentationDataset) -> Cache | None:
-    """Return the cache of --cache, or None. One process of each machine builds it if need be. Collective.
+    """Return the cache of --cache, or None. One process of each machine writes it if need be. Collective.
 
     Returns None if a signal to this machine stops the run meanwhile.
     """
@@ -99,28 +100,20 @@ def get_cache(cfg: Config, group: Group, dataset: SegmentationDataset) -> Cache 
     folder = Path(cfg.cache_dir) if cfg.cache_dir else Path(cfg.dataset_path, ".segtrain_cache")
 
     def build() -> Cache | None:
-        title = f"filling --cache {cfg.cache}"
-        bar = partial(progress_bar, total=total, title=title, unit="image", enabled=group.is_main)
-        stop, budget = (lambda: bool(group.stop)), 1e9 * cfg.cache_gb
-        builder = Builder(dataset.training_maps, total, budget=budget, stop=stop, bar=bar)
-        if cfg.cache == "ram":
-            return builder.in_memory()
-        name, builder.stamp = fingerprint(dataset.files, settings)
-        return builder.on_disk(folder / f"train-{name}.cache")
+        bar = partial(progress_bar, total=total, title="filling --cache disk", unit="image", enabled=group.is_main)
+        name, stamp = cache.fingerprint(dataset.files, settings)
+        path, stop = folder / f"train-{name}.cache", lambda: bool(group.stop)
+        return cache.build(path, stamp, dataset.training_maps, total, stop=stop, bar=bar)
 
     own = group.on_main(build, "filling --cache", each_machine=True)
-    addresses = group.gather(None if own is None else own.address)
-    cache = open_shared(addresses) if own is None else own
-    without = [rank for rank, has_cache in enumerate(group.gather(cache is not None)) if not has_cache]
-    if cache is not None:
-        size = f"{cache.num_bytes / 1e9:.3g} GB in {'memory' if cfg.cache == 'ram' else cache.path}"
-        need = cache.next_size * total / (1e9 * (len(cache) + 1))  # 0 if all are cached
-        rest = f"; there is no room for more, all need about {need:.3g} GB" if need else ""
-        level = logging.INFO if len(cache) else logging.WARNING
-        log.log(level, f"cache: {len(cache)} of {total} training images, {size}{rest}")
+    addresses = group.gather(own and (own.path, own.stamp))
+    found = own or next(filter(None, (cache.find(*address) for address in addresses if address)), None)
+    without = [rank for rank, has_cache in enumerate(group.gather(found is not None)) if not has_cache]
+    if found:
+        log.info(f"cache: {total} training images, {found.num_bytes / 1e9:.3g} GB in {found.path}")
     if any(addresses) and without:
-        log.warning(f"ranks {without} have no cache: set --cache disk, and --cache_dir to a folder that they share")
-    return cache
+        log.warning(f"ranks {without} have no cache: set --cache_dir to a folder that they share")
+    return found
 
 
 def get_eval_loader(cfg: Config, split: str, group: Group) -> EvalLoader:
@@ -132,9 +125,7 @@ def get_eval_loader(cfg: Config, split: str, group: Group) -> EvalLoader:
     sizes = [size or (0, 0) for size in group.map(dataset.image_size, range(len(dataset)))]
     batch_size = 1 if cfg.window else cfg.val_batchsize  # the windows of one image fill a forward pass
     batches = EvalBatches(sizes, batch_size=batch_size, rank=group.rank, world_size=group.world_size)
-    workers = cfg.workers if cfg.val_workers < 0 else cfg.val_workers
-    options: dict = {"pin_memory": cfg.pin_memory, "prefetch_factor": cfg.prefetch_factor, "collate_fn": as_is}
-    return make_loader(EvalLoader, dataset, workers, group, batch_sampler=batches, **options)
+    return make_loader(EvalLoader, dataset, cfg.workers, group, batch_sampler=batches, collate_fn=as_is)
 
 
 def find_masks(cfg: Config, split: str) -> Split:
@@ -148,26 +139,10 @@ def find_files(cfg: Config, dataset: str, split: str, maps: dict[str, str]) -> S
     return find_split(Path(cfg.dataset_path), dataset, split, maps, **{name: getattr(cfg, name) for name in names})
 
 
-def make_loader(
-    kind: type[Loader],
-    dataset: Dataset,
-    workers: int,
-    group: Group,
-    *,
-    pin_memory: bool | None = None,
-    prefetch_factor: int = 2,
-    **batches,
-) -> Loader:
+def make_loader(kind: type[Loader], dataset: Dataset, workers: int, group: Group, **batches) -> Loader:
     """Return a DataLoader of class `kind`.
 
     batches: keyword arguments such as sampler and batch_size, or batch_sampler.
     """
-    options = loader_options(
-        workers,
-        group.device,
-        processes_here=group.local_world_size,
-        worker_init=ignore_signals,
-        pin_memory=pin_memory,
-        prefetch_factor=prefetch_factor,
-    )
+    options = loader_options(workers, group.device, processes_here=group.local_world_size, worker_init=ignore_signals)
     return kind(dataset, **batches, **options)

@@ -1,20 +1,15 @@
 """The flags of train.py that set the augmentation."""
 
-import json
-from dataclasses import dataclass, fields
-from pathlib import Path
-
-import yaml
+from dataclasses import dataclass
 
 from config.flags import flag
-from support.errors import UserError
 
 
 @dataclass
 class AugmentationFlags:
     """Augmentation."""
 
-    augment: bool = flag(True, "change training samples at random; --no_augment: centre crop", aliases="use_augment")
+    augment: bool = flag(True, "change training samples at random; --no_augment: centre crop")
     scale: tuple[float, ...] = flag((0.5, 2.0), "least and largest scale factor; 1 1: keep the size", gt=0)
     rotation: float = flag(10.0, "largest angle in degrees, both ways; half of the samples are rotated", ge=0, le=180)
     flip_horizontal: bool = flag(True, "flip half of the samples left to right")
@@ -25,40 +20,3 @@ class AugmentationFlags:
     contrast: float = flag(0.0, "multiply differences from the mean colour by such a factor", ge=0, le=1)
     saturation: float = flag(0.0, "multiply differences from grey by such a factor (RGB images)", ge=0, le=1)
     hue: float = flag(0.0, "turn hues by at most N of a full turn, both ways, such as 0.05 (RGB images)", ge=0, le=0.5)
-    augment_file: str = flag(
-        "",
-        "finally apply the Albumentations pipeline in FILE, written by albumentations.save (needs that package) [none]",
-    )
-
-
-def check_augmentation(cfg: AugmentationFlags, *, is_rgb: bool) -> None:
-    """Raise UserError if flags of the augmentation are bad or contradict each other. is_rgb: images are 8-bit RGB."""
-    if len(cfg.scale) != 2 or cfg.scale[0] > cfg.scale[1]:
-        given = " ".join(f"{value:g}" for value in cfg.scale)
-        raise UserError(f"--scale {given}: give the least and the largest factor, such as --scale 0.5 2")
-    changed = [item.name for item in fields(AugmentationFlags) if getattr(cfg, item.name) != item.default]
-    if not cfg.augment and len(changed) > 1:
-        raise UserError(f"--{changed[1]} has no effect with --no_augment: drop one")
-    for name in ("saturation", "hue"):
-        if name in changed and not is_rgb:
-            raise UserError(
-                f"--{name} {getattr(cfg, name):g} with --image_stats: only RGB images have a {name}: drop --{name}"
-            )
-
-
-def pipeline_text(value: str) -> str:
-    """Return the pipeline of --augment_file as JSON text that no longer depends on a file; "" for "".
-
-    value: a YAML or JSON file of albumentations.save, or such text. Raises UserError if it is neither.
-    """
-    if not value or value.startswith("{"):
-        return value
-    try:
-        content = yaml.safe_load(Path(value).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"--augment_file {value}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError):
-        content = None
-    if not isinstance(content, dict) or not isinstance(content.get("transform"), dict):
-        raise UserError(f"--augment_file {value}: not a pipeline that albumentations.save(transform, FILE) wrote")
-    return json.dumps(content)

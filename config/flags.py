@@ -27,7 +27,7 @@ class Flag:
     gt: float | None = None
     le: float | None = None
     lt: float | None = None
-    aliases: str = ""  # other names, separated by spaces; SECTION.KEY: a key in a section of a YAML file
+    aliases: str = ""  # other names, separated by spaces
     replaces: str = ""  # a flag that this one overrides if both are set
     per_launch: bool = False  # belongs to one start of the program and is not saved with the run
     per_rank: bool = False  # may differ between ranks, such as a path or a device

@@ -3,17 +3,13 @@
 from dataclasses import dataclass
 
 from config.flags import flag
-from support.errors import UserError
-
-MOMENTUM = 0.9
-BETAS = (0.9, 0.999)
 
 
 @dataclass
 class OptimFlags:
     """Optimization."""
 
-    epochs: int = flag(50, "epochs of the run [recipe: steps instead]", ge=1, aliases="max_epochs num_train_epochs")
+    epochs: int = flag(50, "epochs of the run [recipe: steps instead]", ge=1, aliases="max_epochs")
     max_steps: int = flag(0, "optimizer steps, instead of --epochs; 0: --epochs [recipe]", ge=0, replaces="epochs")
     repeat: int = flag(
         1, "passes over the training list in an epoch, each in another order and augmented anew [recipe]", ge=1
@@ -22,7 +18,7 @@ class OptimFlags:
         16,
         "images per process and forward pass (of all processes: --total_batchsize) [recipe]",
         ge=1,
-        aliases="batch_size per_device_train_batch_size samples_per_gpu",
+        aliases="batch_size",
     )
     total_batchsize: int = flag(
         0, "global batch, divided over processes; a new run keeps --lr; 0: --batchsize", ge=0, replaces="batchsize"
@@ -31,12 +27,10 @@ class OptimFlags:
         1,
         "forward passes per optimizer step [recipe: 1, if the GPU has room]",
         ge=1,
-        aliases="accumulation_steps grad_accumulation_steps gradient_accumulation_steps accumulate_grad_batches",
+        aliases="gradient_accumulation_steps",
     )
-    optimizer: str = flag(
-        "sgd", "sgd (with --momentum) or adamw (with --betas) [recipe]", choices=("sgd", "adamw"), aliases="opt optim"
-    )
-    lr: float = flag(1e-3, "base learning rate, before --lr_scaling [recipe]", ge=0, aliases="learning_rate lr0")
+    optimizer: str = flag("sgd", "sgd (with --momentum) or adamw (with --betas) [recipe]", choices=("sgd", "adamw"))
+    lr: float = flag(1e-3, "base learning rate, before --lr_scaling [recipe]", ge=0, aliases="learning_rate")
     lr_scaling: str = flag(
         "linear", "scale --lr by the world size; after --resume, by the batch ratio", choices=("linear", "sqrt", "none")
     )
@@ -44,23 +38,21 @@ class OptimFlags:
         -1.0,
         "epochs of linear warm-up (steps: --warmup_steps); --schedule follows [a tenth of the run]",
         ge=-1,
-        aliases="warmup warmup_epoch lr_warmup_epochs",
+        aliases="warmup warmup_epoch",
     )
     warmup_steps: int = flag(-1, "optimizer steps of warm-up [--warmup_epochs]", ge=-1, replaces="warmup_epochs")
     schedule: str = flag(
         "cosine",
         "learning rate after the warm-up: cosine to 0, poly (to 0, with power 0.9) or constant",
         choices=("cosine", "poly", "constant"),
-        aliases="sched lr_schedule lr_scheduler lr_scheduler_type lr_policy",
     )
-    momentum: float = flag(MOMENTUM, "momentum of sgd", ge=0)
+    momentum: float = flag(0.9, "momentum of sgd", ge=0)
     betas: tuple[float, ...] = flag(
-        BETAS, "decay rates of adamw's averages of gradients and of their squares", ge=0, lt=1, aliases="opt_betas"
+        (0.9, 0.999), "decay rates of adamw's averages of gradients and of their squares", ge=0, lt=1
     )
-    wdecay: float = flag(5e-4, "weight decay [5e-4; recipe for adamw]", ge=0, aliases="wd weight_decay")
+    wdecay: float = flag(5e-4, "weight decay [5e-4; recipe for adamw]", ge=0, aliases="weight_decay")
     decay_norm_bias: bool = flag(
-        True,
-        "--no_decay_norm_bias: no weight decay on norms and biases, nor on a ViT's position embeddings and tokens",
+        True, "--no_decay_norm_bias: no weight decay on norms and biases, nor on a ViT's position embeddings and tokens"
     )
     head_lr_factor: float = flag(1.0, "multiply the learning rate of the head and LoRM by this", gt=0)
     layer_decay: float = flag(
@@ -71,38 +63,13 @@ class OptimFlags:
         le=1,
     )
     clip_grad: float = flag(
-        0.0,
-        "clip the gradient to this 2-norm over all parameters; 0: off",
-        ge=0,
-        aliases="clip_grad_norm max_grad_norm gradient_clip_val grad_clip",
+        0.0, "clip the gradient to this 2-norm over all parameters; 0: off", ge=0, aliases="max_grad_norm"
     )
     ema: float = flag(
-        0.0,
-        "decay of an exponential moving average of the weights, such as 0.999; 0: no average",
-        ge=0,
-        lt=1,
-        aliases="model_ema_decay",
+        0.0, "decay of an exponential moving average of the weights, such as 0.999; 0: no average", ge=0, lt=1
     )
     zero1: bool = flag(False, "shard the optimizer's state over the processes (ZeroRedundancyOptimizer) to save memory")
     seed: int = flag(0, "seed of initial weights, sample order and augmentation", ge=0, lt=2**63)
     deterministic: bool = flag(
-        False,
-        "use deterministic algorithms: runs repeat bit for bit on CUDA too, but are slower there",
-        aliases="use_deterministic_algorithms",
+        False, "use deterministic algorithms: runs repeat bit for bit on CUDA too, but are slower there"
     )
-
-
-def check_optimisation(cfg: OptimFlags) -> None:
-    """Raise UserError if flags of the optimization contradict each other."""
-    if not cfg.max_steps and cfg.warmup_steps < 0 and not cfg.warmup_epochs < cfg.epochs:
-        raise UserError(
-            f"--warmup_epochs {cfg.warmup_epochs:g} with --epochs {cfg.epochs}: the learning rate would never "
-            "reach --lr; give fewer warm-up epochs, or a number of optimizer steps by --warmup_steps"
-        )
-    betas = " ".join(f"{beta:g}" for beta in cfg.betas)
-    if len(cfg.betas) != 2:
-        raise UserError(f"--betas {betas}: give two numbers, such as --betas 0.9 0.999")
-    if cfg.optimizer == "adamw" and cfg.momentum != MOMENTUM:
-        raise UserError(f"--momentum {cfg.momentum:g} with --optimizer adamw, which takes --betas instead: drop one")
-    if cfg.optimizer == "sgd" and tuple(cfg.betas) != BETAS:
-        raise UserError(f"--betas {betas} with --optimizer sgd, which takes --momentum instead: drop one")

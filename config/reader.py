@@ -15,10 +15,8 @@ from typing import Any, NamedTuple
 import yaml
 
 from config.flags import flags_of
-from config.hints import Hints
+from config.hints import unknown_names
 from support.errors import UserError
-
-_PIPES: dict[Path, str] = {}
 
 
 class ConfigFile(NamedTuple):
@@ -46,7 +44,7 @@ class FlagReader:
         aliases = {alias: name for alias, name in pairs if alias not in self.flags}
         self.aliases = aliases if takes_aliases else {}
         switches_off = [f"no_{item.name}" for item in self.flags.values() if item.kind is bool]
-        self.hints = Hints([*self.flags, *switches_off, "config", "stage"], aliases, program)
+        self.names = aliases | {name: name for name in (*self.flags, *switches_off)}  # for hints
 
     def command_line(self, argv: list[str] | None = None) -> tuple[dict, ConfigFile | None, list[str]]:
         """Return ({flag: value} of the command line, the --config file or None, notes for the user).
@@ -62,8 +60,10 @@ class FlagReader:
         for name in unknown:  # so that its values are not taken for surplus words
             parser.add_argument(name, dest="unknown", nargs="*")
         values, surplus = self._parse(parser, words)
-        if unknown or surplus:
-            raise UserError(self.hints.for_words(surplus, unknown))
+        if unknown:
+            raise UserError(unknown_names("unknown flag", unknown, self.names, "--"))
+        if surplus:
+            raise UserError(f"unexpected argument {surplus[0]!r}: flags are written --name value")
         path, stage = values.pop("config", None), values.pop("stage", "")
         if stage and not path:
             raise UserError(f"--stage {stage} without --config: add --config FILE")
@@ -86,7 +86,9 @@ class FlagReader:
         """
         path, stage = config_file
         try:
-            content = yaml.load(_read_text(path), _UniqueKeyLoader)
+            if path.exists() and not path.is_file():  # a pipe, which cannot be read again
+                raise UserError(f"--config {path}: is not a file")
+            content = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeyLoader)
         except OSError as error:
             raise UserError(f"--config {path}: {error.strerror}") from None
         except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -159,24 +161,21 @@ class FlagReader:
 
     def _section(self, content: dict, path: Path, notes: list[str]) -> dict:
         """Return {flag: value} of a YAML mapping and its sections. Raises UserError on unknown or repeated flags."""
-        lines: list[tuple[str, str, Any]] = []  # key, SECTION.key, value
+        pairs: list[tuple[Any, Any]] = []
         for key, value in content.items():
-            if isinstance(value, dict):
-                lines += [(str(inner), f"{key}.{inner}", item) for inner, item in value.items()]
-            else:
-                lines.append((str(key), str(key), value))
+            pairs += value.items() if isinstance(value, dict) else [(key, value)]
         values: dict[str, Any] = {}
-        unknown: dict[str, str] = {}
-        for key, dotted, value in lines:
-            name = self._translate((dotted if dotted in self.aliases else key).replace("-", "_"), notes, "")
+        unknown: list[str] = []
+        for key, value in pairs:
+            name = self._translate(str(key).replace("-", "_"), notes, "")
             if name not in self.flags:
-                unknown[repr(key)] = self.hints.for_name(dotted, "")
+                unknown.append(repr(str(key)))
             elif name in values:
                 raise UserError(f"{path}: {name!r} is given twice, once as {key!r}: remove one")
             else:
                 values[name] = self.flags[name].convert(value, f"{path}: {name}")
         if unknown:
-            raise UserError(f"{path}: {self.hints.message('unknown key', unknown)}")
+            raise UserError(f"{path}: {unknown_names('unknown key', unknown, self.names, '')}")
         return values
 
     def _translate_word(self, word: str, notes: list[str]) -> str:
@@ -194,19 +193,10 @@ class FlagReader:
     def _translate(self, name: str, notes: list[str], prefix: str) -> str:
         """Return the flag that a name or alias stands for. For an alias, append a note to `notes`."""
         ours = self.aliases.get(name, name)
-        if ours != name and "." not in name:
+        if ours != name:
             meaning = re.split(r"; | \[", self.flags[ours].help)[0]
             notes.append(f"{prefix}{name} is now {prefix}{ours}" + ("" if prefix == "--no_" else f": {meaning}"))
         return ours
-
-
-def _read_text(path: Path) -> str:
-    """Return the text of a file, and keep that of a pipe: the command line is parsed twice, but a pipe is read once."""
-    if path.is_file():
-        return path.read_text(encoding="utf-8")
-    if path not in _PIPES:
-        _PIPES[path] = path.read_text(encoding="utf-8")
-    return _PIPES[path]
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):

@@ -99,12 +99,7 @@ class ModelFlags:
         "mixed precision; fp16 scales the loss; auto: as the checkpoint, if any; else bf16 if it is native, or none",
         choices=("auto", "none", "bf16", "fp16"),
     )
-    val_batchsize: int = flag(
-        4,
-        "images of one size, or windows, per forward pass",
-        ge=1,
-        aliases="valid_batch_size per_device_eval_batch_size",
-    )
+    val_batchsize: int = flag(4, "images of one size, or windows, per forward pass", ge=1)
 
     image_stats: str = flag(
         "",
@@ -170,13 +165,13 @@ class LaunchFlags:
         "loader processes of each process; 0: load in the process itself [4, or its share of the cores]",
         ge=-1,
         per_rank=True,
-        aliases="num_workers workers_per_gpu dataloader_num_workers",
+        aliases="num_workers",
     )
     distributed: bool | None = flag(
         None,
         "join a process group [if torchrun, srun or mpirun started this process]",
         per_rank=True,
-        aliases="ddp use_ddp ddp.enabled",
+        aliases="ddp enabled",
     )
     backend: str = flag(
         "auto", "backend of the process group; auto: nccl on CUDA, else gloo", choices=("auto", "nccl", "gloo")

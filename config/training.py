@@ -1,15 +1,11 @@
 """The flags of train.py."""
 
-import re
 from dataclasses import dataclass, field
 
-from config.augmentation import AugmentationFlags, check_augmentation
+from config.augmentation import AugmentationFlags
 from config.flags import flag
-from config.losses import parse_loss, read_class_weights
-from config.optimisation import OptimFlags, check_optimisation
+from config.optimisation import OptimFlags
 from config.shared import DataFlags, LaunchFlags, ModelFlags, SizeFlags
-from support.errors import UserError
-from support.image_stats import Display
 
 
 @dataclass
@@ -22,21 +18,11 @@ class TrainDataFlags(SizeFlags):
     distancemap_s: str = flag("", "folder of the distance maps to the scribble [computed on the fly]")
     distancemap_c: str = flag("", "folder of the distance maps to the pseudo-label's contour [computed on the fly]")
     crop_size: int = flag(465, "height and width of a training crop, in pixels [recipe]", ge=16)
-    val_workers: int = flag(
-        -1, "loader processes of validation [--workers]", ge=-1, per_rank=True, aliases="valid_num_workers"
-    )
-    prefetch_factor: int = flag(2, "batches that each loader process loads in advance", ge=1)
-    pin_memory: bool | None = flag(None, "load batches into page-locked memory [on CUDA]", aliases="pin_mem")
     cache: str = flag(
-        "none",
-        "decode training images once; ram: keep them in memory for this run (Linux); disk: in a file, for later runs",
-        choices=("none", "ram", "disk"),
-    )
-    cache_gb: float = flag(
-        0.0, "most GB (1e9 bytes) for a new --cache; 0: half of the available memory, or 90 % of the free disk", ge=0
+        "none", "disk: decode training images once, into a file for this and later runs", choices=("none", "disk")
     )
     cache_dir: str = flag(
-        "", "folder for --cache disk; may be deleted at any time [.segtrain_cache in --dataset_path]", per_rank=True
+        "", "folder of the --cache file; may be deleted at any time [.segtrain_cache in --dataset_path]", per_rank=True
     )
 
 
@@ -101,36 +87,27 @@ class RunFlags:
         choices=("train", "test", "predict"),
         per_launch=True,
     )
-    logdir: str = flag("log", "folder of all runs", per_rank=True, aliases="logs save_dir")
+    logdir: str = flag("log", "folder of all runs", per_rank=True)
     name: str = flag("", "the run's folder in --logdir [the config's name, else dataset and model]")
     resume: str = flag(
         "",
         "checkpoint FILE to resume, or auto: the newest run of --name, if any [a new run]",
         per_launch=True,
         per_rank=True,
-        aliases="resume_from resume_from_checkpoint",
+        aliases="resume_from_checkpoint",
     )
     reset_optimizer: bool = flag(False, "--resume without the optimizer's state, to fine-tune", per_launch=True)
     reset_data_offset: bool = flag(False, "--resume in a new folder from step 1, to fine-tune", per_launch=True)
     save_step_frequency: int = flag(0, "save last.pt and step_NNNNNNNN.pt every N steps; 0: never", ge=0)
     save_epoch_frequency: int = flag(0, "keep epoch_NNNN.pt every N epochs; 0: never", ge=0, aliases="chk_interval")
     keep: int = flag(-1, "newest step_*.pt and epoch_*.pt to keep; 0: all [3 of step_*.pt, all of epoch_*.pt]", ge=-1)
-    val_epoch_frequency: int = flag(
-        1, "validate every N epochs; 0: at the end", ge=0, aliases="valid_epoch_interval check_val_every_n_epoch"
-    )
-    val_step_frequency: int = flag(
-        0, "also validate every N steps; 0: never [recipe]", ge=0, aliases="valid_step_interval"
-    )
+    val_epoch_frequency: int = flag(1, "validate every N epochs; 0: at the end", ge=0)
+    val_step_frequency: int = flag(0, "also validate every N steps; 0: never [recipe]", ge=0)
     val_start_epoch: int = flag(0, "do not validate in the first N epochs", ge=0, aliases="val_epoch")
-    patience: int = flag(
-        0,
-        "end the run when N validations in a row have not improved the best mIoU; 0: never",
-        ge=0,
-        aliases="early_stopping_patience",
-    )
+    patience: int = flag(0, "end the run when N validations in a row have not improved the best mIoU; 0: never", ge=0)
     log_interval: int = flag(10, "optimizer steps between two lines of metrics.jsonl", ge=1)
     report_training_batch_acc: bool = flag(False, "also log the pixel accuracy on training batches")
-    wandb: bool = flag(False, "also log to Weights & Biases; WANDB_* variables apply", aliases="log_wandb")
+    wandb: bool = flag(False, "also log to Weights & Biases; WANDB_* variables apply")
 
 
 @dataclass
@@ -139,9 +116,6 @@ class CheckFlags:
 
     check_sync_frequency: int = flag(0, "check every N steps that ranks agree on gradients and weights; 0: once", ge=0)
     find_unused_parameters: bool = flag(False, "let DistributedDataParallel look for parameters that no loss uses")
-    static_graph: bool = flag(
-        False, "set static_graph=True in DistributedDataParallel: every step must use the same parameters"
-    )
 
 
 @dataclass
@@ -154,82 +128,3 @@ class Config(
     # Not flags:
     notes: list[str] = field(default_factory=list)  # lines to log once the run has started
     given: frozenset[str] | None = None  # names of the flags that are set; None: all of them
-
-
-def check(cfg: Config) -> None:
-    """Raise UserError if flags contradict each other or --loss, --class_weights, --dataset_path or --name is bad."""
-    check_losses(cfg)
-    check_augmentation(cfg, is_rgb=cfg.stats is None)
-    Display.of(cfg.show_channels, cfg.stats)
-    if cfg.static_graph and cfg.accum_steps > 1:
-        raise UserError(
-            f"--static_graph with --accum_steps {cfg.accum_steps}: DistributedDataParallel cannot accumulate gradients "
-            "in a static graph; drop one"
-        )
-    for name in ("reset_optimizer", "reset_data_offset"):
-        if getattr(cfg, name) and not cfg.resume:
-            raise UserError(f"--{name} without --resume: add --resume FILE, the checkpoint to start from")
-    for name in ("cache_gb", "cache_dir"):
-        if getattr(cfg, name) and cfg.cache == "none":
-            raise UserError(f"--{name} without --cache: add --cache ram or disk, or drop it")
-    if cfg.cache_dir and cfg.cache == "ram":
-        raise UserError(f"--cache_dir {cfg.cache_dir} with --cache ram, which has no file: use disk, or drop it")
-    for name in ("distancemap_s", "distancemap_c"):
-        if getattr(cfg, name) and cfg.long_side:
-            raise UserError(
-                f"--{name} {getattr(cfg, name)} with --long_side {cfg.long_side}: the files have distances in pixels "
-                f"of the original images: drop --{name}, and distances are computed after the resize"
-            )
-    if cfg.reset_data_offset and cfg.resume == "auto":
-        raise UserError("--reset_data_offset with --resume auto: give a FILE, or each start begins at step 1")
-    check_optimisation(cfg)
-    if cfg.patience and not (cfg.val_epoch_frequency or cfg.val_step_frequency):
-        raise UserError(
-            f"--patience {cfg.patience} with --val_epoch_frequency 0: the only validation is at the end; validate "
-            "more often by --val_epoch_frequency or --val_step_frequency, or drop --patience"
-        )
-    check_backbone(cfg)
-    if cfg.stride_in_1x1 and cfg.layers < 50:
-        raise UserError(
-            f"--stride_in_1x1 with --layers {cfg.layers}: only ResNet-50, 101 and 152 have 1x1 convolutions"
-        )
-    if not cfg.dataset_path:
-        raise UserError("--dataset_path is not set: give the data set's root folder (docs/your_data.md)")
-    if "/" in cfg.name or cfg.name in (".", ".."):
-        raise UserError(f"--name {cfg.name}: must be a folder name without '/'; --logdir is its parent folder")
-
-
-def check_losses(cfg: Config) -> None:
-    """Raise UserError if flags of the losses are bad, or contradict each other."""
-    try:
-        losses = parse_loss(cfg.loss)
-    except ValueError as error:
-        raise UserError(f"--loss {cfg.loss}: {error}") from None
-    read_class_weights(cfg.class_weights, cfg.numclasses)
-    for name, needed, used in (
-        ("focal_gamma", "focal in --loss", "seg_focal" in losses),
-        ("ohem_fraction", "ohem in --loss", "seg_ohem" in losses),
-    ):
-        if getattr(cfg, name) != getattr(LossFlags, name) and not used:
-            raise UserError(f"--{name} {getattr(cfg, name)} has no effect without {needed}: add it, or drop --{name}")
-
-
-def check_backbone(cfg: Config) -> None:
-    """Raise UserError if --backbone is not known or contradicts other flags."""
-    if cfg.backbone != "resnet" and not re.fullmatch(r"timm:.+", cfg.backbone):
-        raise UserError(f"--backbone {cfg.backbone}: use resnet, with --layers, or timm:NAME, such as timm:resnet50")
-    if cfg.model_type == "unet" and cfg.output_stride:
-        raise UserError(f"--output_stride {cfg.output_stride}: unet takes the network's own strides: drop the flag")
-    if cfg.backbone == "resnet" and cfg.output_stride not in (0, 8):
-        raise UserError(
-            f"--output_stride {cfg.output_stride}: torchvision's ResNet has 8: use --backbone timm:resnet{cfg.layers}"
-        )
-    if cfg.pretrained == "coco" and (
-        cfg.model_type != "deeplabv3_torchvision" or cfg.backbone != "resnet" or cfg.layers not in (50, 101)
-    ):
-        raise UserError(
-            f"--pretrained coco with --model_type {cfg.model_type} of {cfg.network}: torchvision has these weights for "
-            "--model_type deeplabv3_torchvision, --backbone resnet and --layers 50 or 101"
-        )
-    if cfg.backbone != "resnet" and cfg.stride_in_1x1:
-        raise UserError(f"--stride_in_1x1 with --backbone {cfg.backbone}: only torchvision's ResNet has it: drop one")

@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate, get_worker_info
 
+from data.augment.transforms import CentreCrop, TrainTransform
 from data.cache import Cache
 from data.images import image_size, read_distance, read_image, read_label, read_reduced
 from data.images.resize import shrink
@@ -16,19 +16,6 @@ from data.label_map import LabelMap
 from data.layout import Split, pair_files
 from support.errors import UserError
 from support.image_stats import RGB, ImageType
-
-
-class Transform(Protocol):
-    """An augmentation, such as data.augment.transforms.TrainTransform."""
-
-    @property
-    def crop_size(self) -> int: ...
-    @property
-    def long_side(self) -> int: ...
-
-    def __call__(
-        self, maps: Mapping[str, np.ndarray], rng: np.random.Generator, out: Mapping[str, np.ndarray] | None = None
-    ) -> Mapping[str, np.ndarray]: ...
 
 
 class SegmentationDataset(Dataset):
@@ -42,7 +29,7 @@ class SegmentationDataset(Dataset):
     extras: functions from a training batch to more tensors of the batch, which then need no time of the training
     process. With loader workers that are not forked, they must be picklable.
     label_map: applied to the values of all label files; None takes them as class numbers.
-    cache: decoded maps of the first samples (attribute, None until it is set).
+    cache: decoded maps of all samples (attribute, None until it is set).
 
     dataset[number of the pass, index] returns a training sample. Its augmentation depends on (seed, these two) only.
     dataset[index] returns a sample at the image's own size without augmentation, with "index" as a 0-d array.
@@ -56,7 +43,7 @@ class SegmentationDataset(Dataset):
         split: Split,
         num_classes: int,
         *,
-        transform: Transform | None = None,
+        transform: TrainTransform | CentreCrop | None = None,
         compute: Mapping[str, tuple[str, Callable]] | None = None,
         extras: Sequence[Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]] = (),
         seed: int = 0,
@@ -133,7 +120,7 @@ class SegmentationDataset(Dataset):
 
         Maps larger than transform.long_side are shrunk to it.
         """
-        if self.cache is not None and index < len(self.cache):
+        if self.cache is not None:
             return self.cache[index]
         assert self.transform is not None
         long_side = self.transform.long_side

@@ -17,11 +17,6 @@ log = logging.getLogger("segtrain")
 
 SAMPLE = 64  # images of each split whose labels are read before training
 CHUNK = 512  # images whose labels are read before the next comparison
-# --numclasses is far too high if all three hold. Good data pass: suppose each of 8 classes is in 1 of 100 images.
-# Then all 8 are missing from 2 * SAMPLE images with probability 0.92**128 = 2e-5.
-MIN_MISSING = 8  # classes above the highest label
-MIN_RATIO = 1.5  # --numclasses over the number of classes up to the highest label
-MIN_IMAGES = 16  # images read; fewer may lack classes by chance
 
 Files = list[dict[str, Path]]  # of each image, as in SegmentationDataset.files
 
@@ -34,37 +29,29 @@ def check_sample(
     map_: Callable[..., Iterable] = map,
     label_map: LabelMap | None = None,
 ) -> None:
-    """Log a warning if sampled labels suggest that --numclasses is too high, or all training labels are 0 or 255.
+    """Read sampled labels; log a warning if all training labels are 0 or 255.
 
     train, val: {map: path} of each image. num_classes: the value of --numclasses. command: the command of the data
     check, quoted in messages.
     map_: like map(); may share the work between processes. label_map: applied to the files' values. Raises UserError if
-    num_classes is 2 and all training labels are only 0 and 255.
+    a label is invalid, or if num_classes is 2 and all training labels are only 0 and 255.
     """
 
     def values(images: Files) -> set[int]:
         paths = [files[kind] for files in images for kind in ("label", "pseudo") if kind in files]
         return set().union(*map_(lambda path: label_values(path, num_classes, label_map), paths))
 
-    train_sample, val_sample = _spread(train), _spread(val)
-    train_values, val_values = values(train_sample), values(val_sample)
+    values(_spread(val))
     # The sample may miss a rare class, so read all labels before complaining.
     chunks = (train[first : first + CHUNK] for first in range(0, len(train), CHUNK))
-    if train_values == {0, IGNORE} and all(values(chunk) <= {0, IGNORE} for chunk in chunks):
-        problem = "the training labels hold only 0 and 255; 255 is ignored, so the model can learn class 0 only"
-        if num_classes == 2:
-            raise UserError(f"{problem}: use --label_map binary, then check the labels: {command}")
-        log.warning(
-            f"{problem}; if 255 is a class, map it to a class number with --label_map, then check the labels: {command}"
-        )
+    if values(_spread(train)) != {0, IGNORE} or not all(values(chunk) <= {0, IGNORE} for chunk in chunks):
         return
-    num_images = len(train_sample) + len(val_sample)
-    num_seen = max((train_values | val_values) - {IGNORE}, default=0) + 1
-    if num_images >= MIN_IMAGES and num_classes >= max(num_seen + MIN_MISSING, MIN_RATIO * num_seen):
-        log.warning(
-            f"--numclasses is {num_classes}, but the highest label of {num_images} images is {num_seen - 1}: use "
-            f"--numclasses {num_seen} if there are no more classes; to count them all: {command}"
-        )
+    problem = "the training labels hold only 0 and 255; 255 is ignored, so the model can learn class 0 only"
+    if num_classes == 2:
+        raise UserError(f"{problem}: use --label_map binary, then check the labels: {command}")
+    log.warning(
+        f"{problem}; if 255 is a class, map it to a class number with --label_map, then check the labels: {command}"
+    )
 
 
 def check_validation(accuracies: list[float | None], command: str) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from data.images import IMAGE_SUFFIXES, LABEL_SUFFIXES, NO_JPEG, pictures
 from data.plain import find_plain
-from data.released import CITYSCAPES, check_released, is_cityscapes
+from data.released import check_released
 from support.errors import UserError
 
 LISTS = ("ImageSets/SegmentationAug", "ImageSets/Segmentation")
@@ -211,8 +211,6 @@ def _describe_missing(split: Split, name: str, kind: str, images: list[Path]) ->
     folder, file = split.folders[kind], f"{name}{split.endings.get(kind, '')}"
     if kind == "image":
         return f"{split.list_file}: {file!r}: no such image in {folder} (looked for {_or(IMAGE_SUFFIXES)})"
-    if is_cityscapes(folder / f"{file}.png"):
-        return f"{images[0]}: no label of this name; for {CITYSCAPES.name} use {CITYSCAPES.words}"
     if not split.plain:
         return f"{folder / file}.png: no such file, but the list names {name!r}"
     return (

@@ -4,6 +4,7 @@ import ctypes
 import multiprocessing.queues
 import os
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import islice
 
 import cv2
@@ -12,8 +13,7 @@ from torch.utils.data import DataLoader
 
 from data.dataset import SegmentationDataset
 from data.sampler import EvalBatches, TrainSampler
-from support.cores import num_cores
-from support.processes import end_with_parent
+from support.processes import end_with_parent, num_cores
 
 
 class TrainLoader(DataLoader):
@@ -45,8 +45,6 @@ def loader_options(
     *,
     processes_here: int,
     worker_init: Callable[[int], None],
-    pin_memory: bool | None = None,
-    prefetch_factor: int = 2,
 ) -> dict:
     """Return the keyword arguments of a DataLoader that do not depend on the data, as a dict.
 
@@ -54,7 +52,6 @@ def loader_options(
 
     workers: number of worker processes; below 0, chosen from the number of cores, at most 4. processes_here: processes
     that share the cores of this machine. worker_init: called with the worker's number in each worker.
-    pin_memory: None means only if `device` is a CUDA device. prefetch_factor: batches that each worker loads ahead.
     """
     if workers < 0:
         workers = min(4, max(1, num_cores() // processes_here))
@@ -62,27 +59,21 @@ def loader_options(
         keep_freed_memory()
     return {
         "num_workers": workers,
-        "worker_init_fn": WorkerInit(worker_init),
-        "pin_memory": device.type == "cuda" if pin_memory is None else pin_memory,
-        "prefetch_factor": prefetch_factor if workers else None,
+        "worker_init_fn": partial(_start_worker, init=worker_init),
+        "pin_memory": device.type == "cuda",
         "persistent_workers": workers > 0,
     }
 
 
-class WorkerInit:
-    """A worker_init_fn for DataLoader: calls `init` with the worker's number and sets up OpenCV and the allocator."""
-
-    def __init__(self, init: Callable[[int], None]):
-        self.init = init
-
-    def __call__(self, worker_id: int) -> None:
-        self.init(worker_id)
-        # A worker whose result fills the pipe would wait for a killed parent forever.
-        end_with_parent()
-        # If /dev/shm is too full to hand over a batch, Python drops it and the parent waits forever: exit instead.
-        multiprocessing.queues.Queue._on_queue_feeder_error = lambda *_: os._exit(1)  # type: ignore[attr-defined]
-        cv2.setNumThreads(0)
-        keep_freed_memory()
+def _start_worker(worker_id: int, init: Callable[[int], None]) -> None:
+    """Call `init` with the worker's number, and set up OpenCV and the allocator."""
+    init(worker_id)
+    # A worker whose result fills the pipe would wait for a killed parent forever.
+    end_with_parent()
+    # If /dev/shm is too full to hand over a batch, Python drops it and the parent waits forever: exit instead.
+    multiprocessing.queues.Queue._on_queue_feeder_error = lambda *_: os._exit(1)  # type: ignore[attr-defined]
+    cv2.setNumThreads(0)
+    keep_freed_memory()
 
 
 def keep_freed_memory() -> None:

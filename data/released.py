@@ -108,13 +108,3 @@ def check_released(root: Path, problem: str) -> None:
     known = recognise(root)
     if known:
         raise UserError(f"{problem}; it is {known.name} as released: use {known.words} (docs/known_datasets.md)")
-
-
-def is_cityscapes(label: Path) -> bool:
-    """Return True if the label file's folder has the label under its name in the Cityscapes release instead.
-
-    label: expected path, such as X_leftImg8bit.png; the released name is X_gtFine_labelTrainIds.png or similar.
-    """
-    stem = label.stem.removesuffix("_leftImg8bit")
-    released = (f"{stem}_gt{kind}_label{ids}.png" for kind in ("Fine", "Coarse") for ids in ("TrainIds", "Ids"))
-    return stem != label.stem and any(label.with_name(name).is_file() for name in released)

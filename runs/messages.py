@@ -19,7 +19,7 @@ from evaluation.metrics import Scores, table
 from runs.checkpoint import step_of
 from runs.folder import REPORT
 from runs.state import TrainState
-from support.cores import num_cores
+from support.processes import num_cores
 from support.shell import python_command, quoted, torchrun_command
 
 log = logging.getLogger("segtrain")
@@ -59,11 +59,7 @@ def epoch_title(cfg: Config, state: TrainState) -> str:
 
 def loader_advice(loader: TrainLoader) -> str:
     """Return what makes the loader faster, as text."""
-    cache, total, ways = loader.dataset.cache, len(loader.dataset), []
-    if cache is None:
-        ways.append("use --cache ram or disk")
-    elif len(cache) < total:
-        ways.append(f"raise --cache_gb ({len(cache)} of {total} images are cached)")
+    ways = [] if loader.dataset.cache else ["use --cache disk"]
     if loader.num_workers < num_cores():
         ways.append(f"raise --workers (now {loader.num_workers})")
     return ", or ".join(ways) or f"--workers {loader.num_workers} already uses every core"

@@ -81,8 +81,7 @@ def _of_reader(reader: FlagReader) -> list[str]:
     if reader.aliases:
         lines += ["", "Aliases, which are accepted with a note:", "", "| alias | flag |", "| --- | --- |"]
         for alias, name in reader.aliases.items():
-            shown = f"`{alias}` in YAML" if "." in alias else f"`--{alias}`"
-            lines.append(f"| {shown} | `--{name}` |")
+            lines.append(f"| `--{alias}` | `--{name}` |")
     return lines
 
 

@@ -11,7 +11,6 @@ from typing import TypeVar
 
 from tqdm import tqdm
 
-from support.cores import num_cores
 from support.errors import UserError
 
 CHUNK = 8  # items that a process takes at once; fewer if there are few
@@ -19,12 +18,16 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
+def num_cores() -> int:
+    """Return the number of CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def work_on(function: Callable[[Item], Result], items: list[Item], workers: int, unit: str, doing: str) -> list[Result]:
     """Return function(item) of each item, in order, with a progress bar.
 
     workers: number of processes; 0 works in this process, -1 takes one for each core. The result does not depend on it.
-    unit, doing: words for the bar. Ctrl-C and SIGTERM end all processes and raise KeyboardInterrupt. Raises UserError
-    if a process is killed.
+    unit, doing: words for the bar. The processes end with this one. Raises UserError if one of them is killed.
     """
     most = 61 if os.name == "nt" else len(items)  # Windows waits for no more processes than that
     workers = min(num_cores() if workers < 0 else workers, len(items), most)
@@ -33,26 +36,20 @@ def work_on(function: Callable[[Item], Result], items: list[Item], workers: int,
     size = min(CHUNK, math.ceil(len(items) / (4 * workers)))
     results: list[Result] = []
     with (
-        _EndWorkers() as signals,
         ProcessPoolExecutor(workers, initializer=_start_worker) as pool,
         tqdm(total=len(items), unit=unit, desc=doing) as bar,
     ):
+        chunks = [pool.submit(_work, function, items[start : start + size]) for start in range(0, len(items), size)]
         try:
-            chunks = [pool.submit(_work, function, items[start : start + size]) for start in range(0, len(items), size)]
             for chunk in chunks:
-                if signals.came:
-                    break
                 results += chunk.result()
                 bar.update(len(results) - bar.n)
         except BrokenProcessPool:
-            if not signals.came:
-                raise UserError(
-                    f"a process of --workers {workers} was killed, out of memory? Lower --workers, or use --workers 0"
-                ) from None
+            raise UserError(
+                f"a process of --workers {workers} was killed, out of memory? Lower --workers, or use --workers 0"
+            ) from None
         finally:
             pool.shutdown(cancel_futures=True)
-    if signals.came:
-        raise KeyboardInterrupt
     return results
 
 
@@ -61,9 +58,8 @@ def _work(function: Callable[[Item], Result], chunk: list[Item]) -> list[Result]
 
 
 def _start_worker() -> None:
-    """Leave signals to the parent process, and end with it, even if it is killed."""
+    """Leave Ctrl-C to the parent process, and end with it, however it ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     end_with_parent()
 
 
@@ -77,29 +73,3 @@ def _wait_for_parent() -> None:
     assert parent
     parent.join()
     os._exit(1)
-
-
-class _EndWorkers:
-    """Context manager that ends the child processes after Ctrl-C or SIGTERM, which breaks their pool.
-
-    By default, SIGTERM ends this process only, and its workers wait for work forever. came: whether a signal came.
-    """
-
-    def __init__(self) -> None:
-        self.came, self._parent = False, os.getpid()
-
-    def __enter__(self) -> "_EndWorkers":
-        self._before = {number: signal.signal(number, self._end) for number in (signal.SIGINT, signal.SIGTERM)}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _end(self, *_: object) -> None:
-        if os.getpid() != self._parent:  # a worker that has not called _start_worker() yet
-            os._exit(1)
-        # Raising here could hit any line, such as a fork's hook, which would swallow the exception.
-        self.came = True
-        for worker in multiprocessing.active_children():
-            worker.terminate()

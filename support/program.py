@@ -4,7 +4,6 @@ import atexit
 import contextlib
 import errno
 import os
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from typing import NoReturn
@@ -19,8 +18,6 @@ def run(main: Callable[[], int | None]) -> int:
 
     A UserError prints one line. Any other exception is a bug and leaves with its traceback.
     """
-    if signal.getsignal(signal.SIGINT) is _exit_interrupted:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         return main() or 0
     except (UserError, KeyboardInterrupt) as error:
@@ -44,21 +41,12 @@ def run_and_exit(main: Callable[[], int | None]) -> NoReturn:
 def check_command_line(read: Callable[[], object]) -> None:
     """Call `read`, which parses the command line, and exit the program after --help or an error.
 
-    Call this function before importing torch, which takes seconds. Ctrl-C before run() is then one line, too.
+    Call this function before importing torch, which takes seconds.
     """
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _exit_interrupted)
     try:
         read()
     except (UserError, KeyboardInterrupt) as error:
         sys.exit(report(error, rank_of(os.environ)))
-
-
-def _exit_interrupted(*_) -> None:
-    """End the process. An exception in the middle of an import may pass through C++ code, or be turned into another."""
-    rank = rank_of(os.environ)
-    os.write(2, f"interrupted (rank {rank})\n".encode() if rank else b"interrupted\n")
-    os._exit(130)
 
 
 @contextlib.contextmanager

@@ -36,7 +36,7 @@ LAUNCH = [
 GLOBAL_BATCH = 8  # of the sandbox's 16 training images: two optimizer steps an epoch
 TINY = {"layers": 18, "crop_size": 33, "log_interval": 1, "device": "cpu", "workers": 0}
 # Only if a command or its config sets them.
-TINY_IF_SET = {"max_steps": 2, "warmup_steps": 1, "val_step_frequency": 1, "save_step_frequency": 1, "val_workers": 1}
+TINY_IF_SET = {"max_steps": 2, "warmup_steps": 1, "val_step_frequency": 1, "save_step_frequency": 1}
 TINY_IF_SET |= {"long_side": 64, "window": 33}
 
 

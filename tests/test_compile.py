@@ -73,7 +73,7 @@ def assert_close(folder, expected) -> None:
     [
         (1, {"grad_checkpointing": True}),
         pytest.param(2, {"sync_bn": "on", "freeze_backbone": 2}, marks=pytest.mark.slow),
-        pytest.param(2, {"grad_checkpointing": True, "static_graph": True}, marks=pytest.mark.slow),
+        pytest.param(2, {"grad_checkpointing": True}, marks=pytest.mark.slow),
     ],
 )
 def test_same_run_with_and_without(demo_flags, tmp_path, world_size, flags):

@@ -55,7 +55,7 @@ def test_recipe_of_the_paper_is_the_default():
         (["--lr", "inf"], "--lr inf: must be a finite number"),
         (["--epochs", "2", "--warmup_epochs", "5"], "--warmup_epochs 5 with --epochs 2"),  # D24
         (["--epochs", "1", "--warmup=100"], "or a number of optimizer steps by --warmup_steps"),  # as in guide 0
-        (["--stride_in_1x1", "--layers", "18"], "--stride_in_1x1 with --layers 18"),
+        (["--stride_in_1x1", "--layers", "18"], "--stride_in_1x1 has no effect without --backbone resnet of 50"),
         (
             ["--pretrained", "coco", "--model_type", "deeplabv3_torchvision", "--layers", "18"],
             "--pretrained coco with --model_type deeplabv3_torchvision of ResNet-18: torchvision has these weights for",
@@ -64,8 +64,17 @@ def test_recipe_of_the_paper_is_the_default():
             ["--pretrained", "coco", "--model_type", "deeplabv3"],
             "--model_type deeplabv3_torchvision, --backbone resnet",
         ),
-        (["--model_type", "unet", "--output_stride", "32"], "--output_stride 32: unet takes the network's own strides"),
-        (["surplus"], "unexpected argument 'surplus'"),
+        (
+            ["--model_type", "unet", "--output_stride", "32"],
+            "--output_stride has no effect without a --model_type other",
+        ),
+        (["surplus"], "unexpected argument 'surplus': flags are written --name value"),
+        (["--freeze_bn", "train"], "unexpected argument 'train'"),
+        (["-lr", "1"], "unknown flag -lr: did you mean --lr?"),
+        (
+            ["--gpus", "4", "--epocs", "-3", "--x"],
+            "unknown flags --epocs: did you mean --epochs?; --gpus, --x: see --help",
+        ),
         (["--lr"], "--lr: expected one argument"),
         (["--stage", "pretrain"], "--stage pretrain without --config"),
     ],
@@ -91,7 +100,8 @@ def test_wrong_flags_are_named(words, named):
         ("training:\n  epocs: 2", "unknown key 'epocs': did you mean epochs?"),
         ("lr: 1\nlr: 2", "'lr' is given twice"),
         ("task: predict", "task: predict: it belongs on the command line, as --task"),
-        ("config: other.yaml", "unknown key 'config'"),
+        ("config: other.yaml", "unknown key 'config': see --help"),
+        ("trainer: {epocs: 2, gpus: 2}", "unknown keys 'epocs': did you mean epochs?; 'gpus': see --help"),
         ("warmup_epochs: .inf", "warmup_epochs inf: must be a finite number"),
         ("warmup_epochs: -5", "warmup_epochs -5.0: must be at least -1"),
         ("stages: [pretrain]", "stages: expected a section of flags"),
@@ -107,18 +117,29 @@ def test_wrong_files_are_named(tmp_path, text, named):
     assert "\n" not in str(caught.value)
 
 
+TYPOS = """epoch epochs, nmae name,
+seeds seed, resum resume, batchsiz batchsize, lerning_rate lr, modle_type model_type,
+datasetpath dataset_path, num_class numclasses, worker workers, crop_siz crop_size, pretraind pretrained,
+save_epoch_freq save_epoch_frequency, no_augmnet no_augment"""
+# Names of other trainers that are near to names of ours by letters and not in meaning.
+NO_HINT = """drop_rates train_paths_root lr_noise max_det sched_on test_interval log_images val_plots optimizer_type
+encoder_name early_stopping no_resume_opt freeze norm_weight_decay bn_momentum start_epoch val_interval vflip
+master_port use_mixed_precision train_data pdb_path output_dir"""
+
+
+def test_typos_are_recognised_and_other_words_are_not():
+    for typo, ours in [*(pair.split() for pair in TYPOS.split(",")), *((name, "") for name in NO_HINT.split())]:
+        with pytest.raises(UserError) as caught:
+            config.parse([*DATA, f"--{typo}", "1"])
+        assert f"unknown flag --{typo}: {f'did you mean --{ours}?' if ours else 'see --help'}" in str(caught.value)
+
+
 # Names of earlier launch scripts and of the guides, or of other trainers where they mean exactly the same.
 ALIASES = """pesudo_path=pseudo_path l_pesudo=l_pseudo l_segs=l_seg warmup=warmup_epochs warmup_epoch=warmup_epochs
-lr_warmup_epochs=warmup_epochs chk_interval=save_epoch_frequency val_epoch=val_start_epoch model_path=pretrained
-ddp=distributed use_ddp=distributed batch_size=batchsize per_device_train_batch_size=batchsize
-samples_per_gpu=batchsize valid_batch_size=val_batchsize per_device_eval_batch_size=val_batchsize
-num_workers=workers workers_per_gpu=workers dataloader_num_workers=workers valid_num_workers=val_workers
-logs=logdir save_dir=logdir learning_rate=lr lr0=lr wd=wdecay
-weight_decay=wdecay max_epochs=epochs num_train_epochs=epochs accumulation_steps=accum_steps model_ema_decay=ema
-grad_accumulation_steps=accum_steps gradient_accumulation_steps=accum_steps accumulate_grad_batches=accum_steps
-valid_step_interval=val_step_frequency valid_epoch_interval=val_epoch_frequency use_augment=augment pin_mem=pin_memory
-check_val_every_n_epoch=val_epoch_frequency num_classes=numclasses gradient_checkpointing=grad_checkpointing
-use_deterministic_algorithms=deterministic resume_from=resume resume_from_checkpoint=resume log_wandb=wandb"""
+chk_interval=save_epoch_frequency val_epoch=val_start_epoch model_path=pretrained ddp=distributed
+batch_size=batchsize num_workers=workers learning_rate=lr weight_decay=wdecay max_epochs=epochs
+gradient_accumulation_steps=accum_steps num_classes=numclasses gradient_checkpointing=grad_checkpointing
+resume_from_checkpoint=resume"""
 
 
 @pytest.mark.parametrize("pair", ALIASES.split())
@@ -137,12 +158,6 @@ def test_an_alias_is_accepted_with_a_note(pair):
         assert cfg.notes[0] == note if no else cfg.notes[0].startswith(f"{note}: ")
 
 
-def test_the_note_on_batch_size_says_which():
-    """Some guides call the number of one process so, some the total."""
-    note = "--batch_size is now --batchsize: images per process and forward pass (of all processes: "
-    assert config.parse([*DATA, "--batch_size", "4"]).notes[0].startswith(note)
-
-
 def test_dashes_equal_underscores_and_switches_have_a_no():
     cfg = config.parse([*DATA, "--grad-checkpointing", "--local-rank", "1", "--no-distributed"])
     assert (cfg.grad_checkpointing, cfg.local_rank, cfg.distributed, cfg.notes) == (True, 1, False, [])
@@ -152,12 +167,12 @@ def test_dashes_equal_underscores_and_switches_have_a_no():
 
 
 def test_sections_of_a_file_are_for_the_reader(tmp_path):
-    ddp, training = "ddp:\n  enabled: true\n  log_level: WARNING\n", "training:\n  use_augment: false\n  wd: 4\n"
+    ddp, training = "ddp:\n  enabled: true\n  log_level: WARNING\n", "training:\n  augment: false\n  weight_decay: 4\n"
     cfg = parse_file(tmp_path / "guide.yaml", f"{ddp}{training}dataset_path: x\n")
     assert (cfg.distributed, cfg.log_level, cfg.augment, cfg.wdecay) == (True, "WARNING", False, 4)
     assert cfg.notes == [
-        "use_augment is now augment: change training samples at random",
-        "wd is now wdecay: weight decay",
+        "enabled is now distributed: join a process group",
+        "weight_decay is now wdecay: weight decay",
     ]
 
 
@@ -227,7 +242,7 @@ def test_every_flag_has_help_and_a_default_within_its_limits():
     assert len(aliases) == len({*aliases, *config.FLAGS}) - len(config.FLAGS)
 
 
-PER_RANK = """dataset_path cache_dir logdir classes label_map resume workers val_workers device distributed dist_url
+PER_RANK = """dataset_path cache_dir logdir classes label_map resume workers device distributed dist_url
 world_size rank local_rank notes given"""
 
 

@@ -105,10 +105,10 @@ def test_synchronised_batch_norm_is_one_whose_statistics_are_kept():
     torch.testing.assert_close(block.bn1.running_var, plain.bn1.running_var)
 
 
-STATIC = {"amp": "bf16", "static_graph": True, "ema": 0.5, "check_sync_frequency": 1, "sync_bn": "on"}
+SYNCHRONISED = {"amp": "bf16", "ema": 0.5, "check_sync_frequency": 1, "sync_bn": "on"}
 
 
-@pytest.mark.parametrize("extra", [{"accum_steps": 2, "batchsize": 1}, STATIC])
+@pytest.mark.parametrize("extra", [{"accum_steps": 2, "batchsize": 1}, SYNCHRONISED])
 def test_two_processes_train_to_the_same_bits(demo_flags, tmp_path, extra):
     """train.py under DistributedDataParallel, with and without: weights, statistics, optimizer and metrics."""
     folders = []

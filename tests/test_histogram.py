@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from conftest import flags, run_train
+from conftest import flags
 from PIL import Image
 
 import config
@@ -106,14 +106,6 @@ def test_resumed_run_counts_again_only_where_something_changed(demo_root, tmp_pa
     assert len(counted) == 6
 
 
-def test_class_weights_are_in_the_checkpoint(demo_root, tmp_path, monkeypatch):
-    words = {"dataset_path": demo_root, "logdir": tmp_path, "dataset": "Dense", "class_weights": "balanced"}
-    folder = run_train(**words, name="x")
-    monkeypatch.setattr(histogram, "count_labels", None)
-    run_train(**words, name="x", resume="auto", epochs=2)
-    assert "--class_weights balanced, from the checkpoint" in (folder / "train.log").read_text()
-
-
 def test_class_weights_as_numbers_or_a_file(demo_root, tmp_path):
     assert weights_of(demo_root, class_weights="1, 2,0.5,0,1e1") == [1, 2, 0.5, 0, 10]
     (tmp_path / "w.txt").write_text("1\n2\n\n0.5\n0\n10\n")
@@ -149,8 +141,8 @@ def test_a_bad_label_is_named_while_counting(demo_root, tmp_path):
         (["--loss", "ce+focl"], "--loss ce+focl: 'focl' is not known: did you mean focal?"),
         (["--ohem_fraction", "0"], "--ohem_fraction 0.0: must be above 0 and at most 1"),
         (["--ohem_fraction", "1.5"], "--ohem_fraction 1.5: must be above 0 and at most 1"),
-        (["--ohem_fraction", "0.5"], "--ohem_fraction 0.5 has no effect without ohem in --loss"),
-        (["--focal_gamma", "3", "--loss", "ohem"], "--focal_gamma 3.0 has no effect without focal in --loss"),
+        (["--ohem_fraction", "0.5"], "--ohem_fraction has no effect without ohem in --loss"),
+        (["--focal_gamma", "3", "--loss", "ohem"], "--focal_gamma has no effect without focal in --loss"),
         (["--focal_gamma", "-1"], "--focal_gamma -1.0: must be at least 0"),
     ],
 )

@@ -2,8 +2,6 @@
 
 import json
 import shlex
-import sys
-import types
 from pathlib import Path
 
 import known_datasets
@@ -11,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import REPO
-from documents import blocks, commands
+from documents import commands
 from known_datasets import HEIGHT, draw_ade20k, draw_cityscapes, draw_cocostuff, draw_voc_sbd
 from PIL import Image
 
@@ -21,7 +19,7 @@ import predict
 import train
 from data.dataset import SegmentationDataset
 from data.histogram import count_labels
-from data.layout import find_split, pair_files
+from data.layout import find_split
 from distributed.group import Group
 from support.errors import UserError
 from tools.check.__main__ import check, main
@@ -133,15 +131,6 @@ def test_training_names_the_flags_of_a_known_data_set(draw, flags, tmp_path):
             find_split(tmp_path, dataset, "train", {"label": ""})
 
 
-def test_cityscapes_without_the_ends_of_its_names_is_told_them(tmp_path):
-    draw_cityscapes(tmp_path)
-    split = find_split(tmp_path, "Folder", "train", {"label": "gtFine"}, image_path="leftImg8bit")
-    with pytest.raises(
-        UserError, match=r"_leftImg8bit\.png: no label of this name; for Cityscapes use .*--label_suffix"
-    ):
-        pair_files(split)
-
-
 def test_labels_of_cityscapes_scripts_are_the_mapped_labels(tmp_path):
     """labelTrainIds, which csCreateTrainIdLabelImgs writes, and labelIds through the label map."""
     draw_cityscapes(tmp_path)
@@ -173,33 +162,3 @@ def test_ade20k_numbering_in_other_folders_is_recognised(tmp_path, capsys):
     (tmp_path / "names.txt").write_text("\n".join(map(str, range(151))))
     _, findings = check(tmp_path, classes=str(tmp_path / "names.txt"))
     assert findings.status == 0
-
-
-def test_code_that_makes_the_masks_of_sbd(place, monkeypatch):
-    """With a stand-in for SciPy: MATLAB's GTcls is a 1x1 struct array with a field Segmentation."""
-    root, sbd = Path("dataset/VOCdevkit/VOC2012"), Path("benchmark_RELEASE/dataset")
-    draw_voc_sbd(root, aug=False)
-    (sbd / "cls").mkdir(parents=True)
-    masks = {"2008_000002": np.full((3, 4), 20, np.uint8), "2007_000032": np.full((3, 4), 1, np.uint8)}
-    for name in masks:
-        (sbd / f"cls/{name}.mat").touch()
-    (sbd / "train.txt").write_text("2008_000002\n2007_000033\n")  # SBD's training images include VOC's validation
-    (sbd / "val.txt").write_text("2007_000032\n")
-
-    def loadmat(path: Path) -> dict:
-        struct = np.empty((1, 1), [("Boundaries", object), ("Segmentation", object)])
-        struct[0, 0]["Segmentation"] = masks[path.stem]
-        return {"GTcls": struct[0]}
-
-    scipy_io = types.ModuleType("scipy.io")
-    scipy_io.loadmat = loadmat
-    monkeypatch.setitem(sys.modules, "scipy", types.ModuleType("scipy"))
-    monkeypatch.setitem(sys.modules, "scipy.io", scipy_io)
-    (code,) = [block.text for block in blocks(PAGE.read_text(encoding="utf-8")) if block.language == "python"]
-    exec(compile(code, str(PAGE), "exec"), {})
-    names = (root / "ImageSets/Segmentation/trainaug.txt").read_text().split()
-    assert names == ["2007_000032", "2007_000039", "2008_000002"]
-    assert {path.stem for path in (root / "SegmentationClassAug").iterdir()} == {*names, "2007_000033"}
-    assert (np.array(Image.open(root / "SegmentationClassAug/2008_000002.png")) == 20).all()
-    own = np.array(Image.open(root / "SegmentationClassAug/2007_000032.png"))
-    assert set(np.unique(own)) == {*range(21), 255}

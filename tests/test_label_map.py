@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from conftest import errors_of, finish, flags, one_line_each, read_metrics, run_train, start, two_processes
+from conftest import flags, read_metrics, run_train
 from faulty_data import picture
 from known_datasets import CITYSCAPES, COCO, put
 from PIL import Image
@@ -150,26 +150,6 @@ def test_a_changed_map_is_another_cache_and_another_list(numbered, tmp_path):
     assert second.cache[0]["label"][0, ::10].tolist() == [0, 2, 1, 255]
     assert second.listing[:-1] == first.listing[:-1]
     assert second.listing[-1] != first.listing[-1]
-
-
-@pytest.mark.slow
-def test_maps_that_differ_between_ranks_are_named(numbered, tmp_path):
-    (tmp_path / "other.txt").write_text("300 2\n7 1\n9 0\n65535 255\n")
-    words = [
-        flags(**numbered | {"label_map": tmp_path / name}, logdir=tmp_path / "log", batchsize=1)
-        for name in ("map.txt", "other.txt")
-    ]
-    one_line_each(
-        finish(two_processes(words, tmp_path)), "the training list of rank 1 differs from rank 0's: entry 5 is"
-    )
-
-
-def test_a_map_that_lacks_a_value_stops_training(numbered, tmp_path):
-    (tmp_path / "map.txt").write_text("300 0\n7 1\n65535 255\n")
-    [(status, _, stderr)] = finish([start(flags(**numbered, logdir=tmp_path / "log"), tmp_path)])
-    assert status == 2
-    [line] = errors_of(stderr)
-    assert "label 9 in 400 pixel(s) is not in --label_map" in line
 
 
 def test_masks_of_0_and_255_train_with_the_map_binary(tmp_path):

@@ -1,39 +1,12 @@
-"""A user's error under torchrun, and Ctrl-C while modules are imported: one line, last, and a status that says why."""
+"""A user's error under torchrun: one line, last, and a status that says why."""
 
 import os
 import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
 from conftest import REPO, finish, flags, two_processes
-
-SLOW_TORCH = "import pathlib, time\npathlib.Path('importing').touch()\ntime.sleep(60)\n"
-
-
-@pytest.mark.parametrize("program", ["train", "evaluate", "predict", "pseudo", "export"])
-def test_ctrl_c_during_the_imports_is_one_line(program, tmp_path):
-    (tmp_path / "stubs").mkdir()
-    (tmp_path / "stubs" / "torch.py").write_text(SLOW_TORCH)
-    words = [] if program == "train" else ["--checkpoint", "x"]
-    with subprocess.Popen(
-        [sys.executable, str(REPO / f"{program}.py"), *words],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(tmp_path / "stubs")},
-        stderr=subprocess.PIPE,
-        text=True,
-        # A shell's background job, as the tests may be, ignores SIGINT, and its processes inherit that.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    ) as process:
-        deadline = time.monotonic() + 30
-        while not Path(tmp_path / "importing").exists() and time.monotonic() < deadline:
-            assert process.poll() is None, process.communicate()
-            time.sleep(0.02)
-        process.send_signal(signal.SIGINT)
-        _, stderr = process.communicate(timeout=30)
-    assert (stderr, process.returncode) == ("interrupted\n", 130)
 
 
 def test_a_users_error_is_left_for_torchrun_as_a_message(tmp_path):

@@ -1,22 +1,16 @@
 """Plain folders (--dataset Folder): images and masks find each other, or one line says what is missing."""
 
-import math
 import unicodedata
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from conftest import flags, read_metrics, run_train
 from PIL import Image
 
-import config
 from data.dataset import SegmentationDataset
 from data.images import read_label
 from data.layout import find_split, pair_files
-from distributed.group import Group
 from support.errors import UserError
-from utils import get_loader
 
 
 def put(path: Path, values=None) -> Path:
@@ -56,17 +50,13 @@ def test_subfolders_are_splits_and_pairs_are_found_at_any_depth(tmp_path):
 
 def test_lists_take_names_with_and_without_suffix_space_or_folder(tmp_path):
     put_pairs(tmp_path, "a b", "sub/c", "d.2", "Größe", image=".png")
+    mask = tmp_path / "masks" / "Größe.png"
+    mask.rename(mask.with_name(unicodedata.normalize("NFD", mask.name)))  # as macOS writes it
     (tmp_path / "train.txt").write_text("sub/c.png\r\na b\n\nd.2\n./Größe.png", encoding="utf-8-sig")
     (tmp_path / "lists").mkdir()
     (tmp_path / "lists" / "train.txt").write_text("sub\\c\n")
     assert [files["image"].name for files in find(tmp_path).files] == ["c.png", "a b.png", "d.2.png", "Größe.png"]
     assert find(tmp_path, list_path="lists").listing == ["image=sub/c.png label=sub/c.png"]
-
-
-def test_names_written_in_either_unicode_form_pair(tmp_path):
-    put(tmp_path / "images" / "train" / (unicodedata.normalize("NFD", "é") + ".png"))
-    put(tmp_path / "masks" / "train" / (unicodedata.normalize("NFC", "é") + ".png"))
-    assert len(find(tmp_path)) == 1
 
 
 @pytest.mark.parametrize("image", [".JPG", ".jpeg", ".Png", ".webp", ".bmp", ".TIF", ".tiff"])
@@ -149,22 +139,6 @@ def test_masks_of_three_equal_channels_are_read_and_jpegs_of_another_name_refuse
     Image.fromarray(grey).save(tmp_path / "a.png", format="JPEG")
     with pytest.raises(UserError, match=r"a\.png: JPEG compression changes label values"):
         read_label(tmp_path / "a.png", 2)
-
-
-def test_listing_of_the_voc_layout_has_not_changed(demo_root):
-    """Checkpoints hold its digest."""
-    cfg = config.parse(flags(dataset_path=demo_root, dataset="Dense"))
-    loader = get_loader(cfg, "train", Group(torch.device("cpu")))
-    assert loader.dataset.listing == [f"image=demo_{n:04d}.jpg label=demo_{n:04d}.png" for n in range(8)]
-
-
-def test_training_on_plain_folders(tmp_path):
-    put_pairs(tmp_path / "data", *(f"train/{n}" for n in range(4)), "val/a b", "val/sub/c")
-    folder = run_train(dataset="Folder", dataset_path=tmp_path / "data", logdir=tmp_path / "log", numclasses=2)
-    losses = [line["loss"] for line in read_metrics(folder, "train")]
-    assert len(losses) == 2  # 4 images in batches of 2
-    assert all(map(math.isfinite, losses))
-    assert read_metrics(folder, "val")[0]["pixels"] == 2 * 40 * 40
 
 
 def test_plain_folders_taken_for_another_layout_are_recognised(tmp_path):

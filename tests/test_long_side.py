@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from conftest import flags, random_checkpoint, read_metrics, run_train
+from conftest import flags, read_metrics, run_train
 from PIL import Image
 
 import config
@@ -19,7 +19,7 @@ from data.layout import find_split
 from distributed.group import Group
 from evaluation.predictor import Predictor
 from support.errors import UserError
-from trained import TrainedModel, read_flags
+from trained import read_flags
 
 ALONE = Group(torch.device("cpu"))
 
@@ -150,16 +150,6 @@ def test_checkpoint_is_scored_at_its_training_size_unless_told_otherwise(demo_ro
         assert how in said
         if not given:
             assert f"{100 * scored['miou']:.2f}" in said
-
-
-def test_checkpoints_from_before_the_flag_keep_their_sizes(tmp_path):
-    path = random_checkpoint(tmp_path / "old.pt", num_classes=5)
-    content = torch.load(path, weights_only=True)
-    for name in ("long_side", "window", "stride_rate"):
-        del content["config"][name]
-    torch.save(content, path)
-    predictor = TrainedModel(path).predictor()
-    assert (predictor.long_side, predictor.window, predictor.stride_rate) == (0, 0, 2 / 3)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Images that are not 8-bit RGB, through every program: 4 channels of 16 bits as TIFF, and the parts in between."""
 
 import json
-import re
 
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ import models
 import predict
 import train
 from data.augment.transforms import CentreCrop, TrainTransform
-from data.cache import Builder, Cache
+from data.cache import Cache, build
 from data.dataset import SegmentationDataset
 from models.pretrained import StartWeights, adapt_input, load_start_weights
 from models.timm_weights import read_timm_weights
@@ -183,7 +182,7 @@ def test_a_cache_keeps_channels_and_type(tmp_path, dtype):
         {"image": (rng.random((height, 3, 5)) * 200).astype(dtype), "label": rng.integers(0, 9, (height, 3), np.uint8)}
         for height in (3, 5, 7)  # 9 to 21 pixels: labels of an odd size before the next image
     ]
-    cache = Builder(lambda index: samples[index], 3).on_disk(tmp_path / "a.cache")
+    cache = build(tmp_path / "a.cache", "s", lambda index: samples[index], 3)
     assert cache is not None
     for index, sample in enumerate(samples):
         for name, values in Cache(cache.path)[index].items():
@@ -264,22 +263,6 @@ def test_images_of_another_kind_without_statistics_are_refused_with_the_command(
     message = r"0\.tif: 4 channels of uint16, but 8-bit RGB expected: measure them once, and train with --image_stats: "
     with pytest.raises(UserError, match=rf"{message}.*tools.statistics {data} --dataset Folder"):
         train.main(flags(**given))
-
-
-def test_a_fourth_channel_of_8_bits_is_said_at_the_start_and_can_be_had(tmp_path, capfd):
-    for split, number in (("train", 0), ("train", 1), ("val", 2)):
-        for folder in ("images", "masks"):
-            (tmp_path / "data" / folder / split).mkdir(parents=True, exist_ok=True)
-        image, mask = scene(number)
-        write_tiff(tmp_path / f"data/images/{split}/{number}.tif", (image // 16).astype(np.uint8), tags={338: 0})
-        Image.fromarray(mask).save(tmp_path / f"data/masks/{split}/{number}.png")
-    given = words(tmp_path / "data", logdir=tmp_path, image_stats=None, epochs=1)
-    run_train(**given)
-    said = r"0\.tif: 3 of 4 channels are read, as RGB; .*unspecified kind.* measure them once, .*tools\.statistics"
-    assert re.search(said, capfd.readouterr().out)
-    statistics.main([str(tmp_path / "data"), "--workers", "0"])
-    run_train(**given | {"image_stats": tmp_path / "data/image_stats.json"})
-    assert "3 of 4 channels" not in capfd.readouterr().out
 
 
 def test_a_later_image_of_another_kind_is_named(data, tmp_path):

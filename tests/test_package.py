@@ -105,7 +105,7 @@ def test_no_other_name_is_installed_and_the_clone_stays_clean(installed):
     # As many modules as in the clone, and each data file that a module reads.
     modules = [*REPO.glob("*.py"), *(path for name in OWN for path in (REPO / name).rglob("*.py"))]
     assert len(list(installed.rglob("*.py"))) == len(modules) > 150
-    for name in ("config/foreign.txt", "evaluation/report.html", "configs/demo.yaml", "configs/classes/voc.txt"):
+    for name in ("evaluation/report.html", "configs/demo.yaml", "configs/classes/voc.txt"):
         assert (installed / "segtrain" / name).read_bytes() == (REPO / name).read_bytes()
 
 

@@ -5,12 +5,9 @@ import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import Future, ProcessPoolExecutor
 
 import pytest
 from conftest import REPO
-
-from support.processes import work_on
 
 WORK = """
 import sys, time
@@ -29,7 +26,7 @@ program.run_and_exit(lambda: work_on(work, list(range(5000)), 2, "item", "workin
 @pytest.mark.parametrize(
     ("number", "send", "status"),
     [
-        (signal.SIGTERM, os.kill, 130),
+        (signal.SIGTERM, os.kill, -signal.SIGTERM),
         (signal.SIGINT, os.killpg, 130),  # Ctrl-C reaches all processes
         (signal.SIGKILL, os.kill, -signal.SIGKILL),
     ],
@@ -60,15 +57,3 @@ def lives(group: int) -> bool:
     except ProcessLookupError:
         return False
     return True
-
-
-def test_a_signal_before_the_first_worker_is_not_lost(monkeypatch):
-    submit = ProcessPoolExecutor.submit
-
-    def interrupted(*words: object) -> Future:
-        os.kill(os.getpid(), signal.SIGTERM)
-        return submit(*words)
-
-    monkeypatch.setattr(ProcessPoolExecutor, "submit", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        work_on(abs, [1, 2, 3], 2, "item", "working")

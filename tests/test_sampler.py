@@ -1,7 +1,6 @@
 """Global batches do not depend on how many processes share them; evaluation visits each image once."""
 
 import pytest
-from torch.utils.data import DistributedSampler
 
 from data.sampler import EvalBatches, TrainSampler
 from support.errors import UserError
@@ -61,10 +60,6 @@ def test_rest_of_an_epoch_is_the_same_samples_in_the_same_order_at_any_split(wor
     # 43 - 16 = 27 samples are left: 3 global batches of 8, 6 of 4, 4 of 6 or 2 of 12
     assert rest == whole[16:40]
     assert global_batches(43, world_size, batch_size, accum_steps, 2, samples=40) == []
-
-
-def test_it_is_a_distributed_sampler_and_needs_no_group():
-    assert isinstance(TrainSampler(4, batch_size=2, accum_steps=1, seed=0), DistributedSampler)
 
 
 def test_fewer_images_than_a_global_batch_is_an_error():

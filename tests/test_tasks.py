@@ -74,7 +74,7 @@ def test_the_file_sets_the_launch_flags_and_the_command_line_overrides_the_check
         "WARNING",
     )
     assert (values.device, values.workers, values.dist_timeout) == ("cpu", 2, 33)
-    assert overrides == {"val_batchsize": 7, "workers": 2, "val_workers": -1}  # not --amp: the checkpoint has its own
+    assert overrides == {"val_batchsize": 7, "workers": 2}  # not --amp: the checkpoint has its own
 
 
 @pytest.mark.parametrize(

@@ -156,7 +156,7 @@ def test_new_settings_leave_a_seeds_other_draws_as_they_are(seed):
     first, second = (kind._matrix(40, 40, np.random.default_rng(seed))[:, :2] for kind in (plain, every))
     assert np.linalg.det(first @ first.T) == pytest.approx(np.linalg.det(second @ second.T))
     maps = noise(40, 40)
-    coloured = TrainTransform(33, jitter=ColourJitter())
+    coloured = TrainTransform(33, jitter=ColourJitter(brightness=0.5))
     one, other = (kind(maps, np.random.default_rng(seed)) for kind in (plain, coloured))
     assert np.array_equal(one["label"], other["label"])
 
@@ -169,7 +169,7 @@ def test_colours_change_the_image_and_neither_padding_nor_labels(channels, dtype
     maps = {"image": image, "label": np.zeros((20, 30), np.uint8), "distance_s": np.ones((20, 30), np.uint8)}
     outside = tuple(float(number) for number in range(1, channels + 1))
     std = None if (channels, dtype) == (3, "uint8") else (10.0,) * channels
-    jitter = ColourJitter(outside, std, p=1.0)
+    jitter = ColourJitter(outside, std, 0.5, 0.5, 0.5, p=1.0)
     plain = TrainTransform(40, outside=outside, blur=0.0)(maps, np.random.default_rng(3))
     changed = TrainTransform(40, outside=outside, blur=0.0, jitter=jitter)(maps, np.random.default_rng(3))
     inside = plain["label"] == 0
@@ -208,18 +208,6 @@ def test_hue_turns_colours_and_keeps_greys():
         expected = [plain_hue(colour, turn).clip(0, 255) for colour in image[0].astype(float)]
         assert np.abs(changed - expected).max() <= 1.5  # OpenCV's matrix has about ten bits
     assert plain_hue(np.array([255.0, 0, 0]), 1 / 3) == pytest.approx([0, 255, 0])  # red becomes green
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_label_stays_on_the_object_and_gets_no_values_between_classes(seed):
-    # A filled square in both: after any warp, the label must be where the image is bright.
-    label = np.zeros((60, 80), np.uint8)
-    label[20:45, 25:60] = 20
-    warped = TrainTransform(64, blur=0.0)(maps_of(label, brightness=10), np.random.default_rng(seed))
-    bright = warped["image"][..., 0]
-    assert set(np.unique(warped["label"])) <= {0, 20, 255}
-    assert (bright[warped["label"] == 20] >= 90).mean() > 0.99
-    assert (bright[warped["label"] == 0] <= 110).mean() > 0.99
 
 
 @pytest.fixture

@@ -48,13 +48,9 @@ def test_optimizer_follows_its_flags(demo_root):
 
 
 def test_loaders_follow_their_flags(demo_root):
-    given = cfg(demo_root, workers=2, val_workers=1, prefetch_factor=5, augment=None)
+    given = cfg(demo_root, workers=2, augment=None)
     train_loader, val_loader = (utils.get_loader(given, split, ALONE) for split in ("train", "val"))
-    assert (train_loader.num_workers, val_loader.num_workers) == (2, 1)
-    assert (train_loader.prefetch_factor, train_loader.pin_memory) == (5, False)
-    assert utils.get_loader(cfg(demo_root, val_workers=0, workers=2), "val", ALONE).num_workers == 0
-    assert utils.get_loader(cfg(demo_root, workers=2), "val", ALONE).num_workers == 2
-    assert utils.get_loader(cfg(demo_root, pin_memory=True), "val", ALONE).pin_memory
+    assert (train_loader.num_workers, val_loader.num_workers) == (2, 2)
 
 
 def test_without_augmentation_samples_are_the_middle_of_their_images(demo_root):

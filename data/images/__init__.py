@@ -7,10 +7,9 @@ from pathlib import Path
 
 import cv2
 import numpy as np
-from PIL import ExifTags, Image, ImageOps
+from PIL import Image, ImageOps
 
-from data.images.jpeg import decode_plain
-from data.images.rasters import DAMAGED, TIFF_SUFFIXES, Raster, open_raster, png_has_exif, type_of
+from data.images.rasters import DAMAGED, TIFF_SUFFIXES, Raster, num_samples, open_raster, orientation, type_of, upright
 from data.images.resize import scaled_size
 from data.label_map import LabelMap
 from support.errors import UserError
@@ -39,11 +38,6 @@ def decoding(path: Path) -> Iterator[None]:
         raise
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
-    except Image.DecompressionBombError:
-        limit = 2 * (Image.MAX_IMAGE_PIXELS or 0) // 1_000_000
-        raise UserError(
-            f"{path}: has more than {limit} million pixels, too many for Pillow: cut it into tiles"
-        ) from None
     except DAMAGED as error:
         raise UserError(f"{path}: not a whole, readable image ({' '.join(str(error).split())}): replace it") from None
 
@@ -67,20 +61,16 @@ def read_image(path: Path, kind: ImageType = RGB, remedy: str = "") -> np.ndarra
 
     def to_rgb(image: Image.Image) -> Image.Image:
         _check_picture(path, image, remedy)
-        ImageOps.exif_transpose(image, in_place=True)  # a copy, and convert() of RGB, would take time
+        image = upright(image)
         return image if image.mode == "RGB" else image.convert("RGB")
 
     path = Path(path)
-    if kind != RGB or path.suffix.lower() == ".npy":
-        raster = _open(path, kind, remedy)
-        with decoding(path):
-            return raster.rows(0, raster.shape[0])
+    if kind == RGB and path.suffix.lower() != ".npy":
+        with _explained(path, remedy):
+            return decode(path, to_rgb)
+    raster = _open(path, kind, remedy)
     with decoding(path):
-        plain = decode_plain(path.read_bytes())
-    if plain is not None:
-        return plain
-    with _explained(path, remedy):
-        return decode(path, to_rgb)
+        return raster.rows(0, raster.shape[0])
 
 
 def read_reduced(path: Path, long_side: int) -> tuple[np.ndarray, tuple[int, int]] | None:
@@ -93,14 +83,14 @@ def read_reduced(path: Path, long_side: int) -> tuple[np.ndarray, tuple[int, int
     if path.suffix.lower() in (".jpg", ".jpeg"):
         with decoding(path), Image.open(path) as image:
             width, height = image.size
-            orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
+            is_turned = orientation(image) in range(5, 9)
             down, across = scaled_size((height, width), long_side)
             # The box is the photo's edge among the decoded pixels: the last ones may lie in part beyond it.
             _, box = image.draft(None, (min(across, width), min(down, height))) or (None, None)
             if image.size != (width, height):
                 rgb = image.convert("RGB").resize((across, down), Image.Resampling.BILINEAR, box=box)
                 pixels = np.array(ImageOps.exif_transpose(rgb))
-                return pixels, (width, height) if 5 <= orientation <= 8 else (height, width)
+                return pixels, (width, height) if is_turned else (height, width)
     return None
 
 
@@ -114,9 +104,7 @@ def image_size(path: Path, kind: ImageType = RGB, remedy: str = "") -> tuple[int
         return _open(path, kind, remedy).shape[:2]
     with _explained(path, remedy), decoding(path), Image.open(path) as image:
         _check_picture(path, image, remedy)
-        # Of a PNG, PIL would decode all pixels to look for Exif behind them.
-        has_exif = image.format != "PNG" or png_has_exif(path)
-        if not has_exif or image.getexif().get(ExifTags.Base.Orientation, 1) == 1:
+        if orientation(image) == 1:
             return image.height, image.width
     return read_image(path).shape[:2]
 
@@ -155,7 +143,9 @@ def _explained(path: Path, remedy: str) -> Iterator[None]:
 
 
 def _check_picture(path: Path, image: Image.Image, remedy: str) -> None:
-    """Raise UserError if an image that Pillow has opened has more than 8 bits a channel."""
+    """Raise UserError if an image that Pillow has opened has more than 8 bits a channel, or more than four channels."""
+    if (channels := num_samples(image)) > 4:  # Pillow leaves out all but three
+        check_type(path, ImageType(channels), RGB, remedy)
     if _is_deep(image):
         check_type(path, f"more than 8 bits a channel (mode {image.mode})", RGB, remedy)
 

@@ -25,7 +25,7 @@ BGR_ORDER = {1: [0], 2: [0, 3], 3: [2, 1, 0], 4: [2, 1, 0, 3]}  # channels of a 
 # What Pillow, NumPy, zlib, tifffile and imagecodecs raise on damaged files.
 DAMAGED = (
     *(ArithmeticError, OSError, EOFError, LookupError, RuntimeError, SyntaxError, TypeError, ValueError),
-    *(struct.error, zlib.error),
+    *(struct.error, zlib.error, Image.DecompressionBombError),
 )
 CHANNELS = {"L": 1, "LA": 2, "RGB": 3, "RGBA": 4}  # of Pillow's modes; other modes become RGB
 
@@ -53,9 +53,15 @@ def open_raster(path: Path) -> Raster:
     except UserError:
         # Pillow turns pictures of 8 bits, and reads palettes, YCbCr and JPEG.
         with contextlib.suppress(OSError), Image.open(path) as image:
-            if image.mode in ("P", "YCbCr", *CHANNELS) and ";16" not in str(image.tile):
+            is_picture = image.mode in ("P", "YCbCr", *CHANNELS) and ";16" not in str(image.tile)
+            if is_picture and num_samples(image) <= 4:
                 return PictureRaster(path)
         raise
+
+
+def num_samples(image: Image.Image) -> int:
+    """Return the number of channels in the file of a TIFF image that Pillow has opened; 1 for other images."""
+    return getattr(image, "tag_v2", {}).get(277, 1)
 
 
 def type_of(raster: Raster) -> ImageType:
@@ -65,11 +71,9 @@ def type_of(raster: Raster) -> ImageType:
 def left_out(path: Path) -> str:
     """Return which channels reading as 8-bit RGB leaves out of a TIFF file, as text; "" if none, or only alpha."""
     with contextlib.suppress(*DAMAGED):
-        raster = TiffRaster(path)
-        if raster.has_unknown:
+        if TiffRaster(path).has_unknown:
             return (
-                f"{path}: 3 of {raster.shape[2]} channels are read, as RGB; the fourth is of unspecified kind, such as "
-                "near infrared"
+                f"{path}: 3 of 4 channels are read, as RGB; the fourth is of unspecified kind, such as near infrared"
             )
     return ""
 
@@ -117,15 +121,12 @@ class PictureRaster:
         self.path = path
         with path.open("rb") as file:
             header = file.read(26)
-        is_png = header.startswith(PNG_START)
-        self.is_deep = is_png and header[24] == 16
+        self.is_deep = header.startswith(PNG_START) and header[24] == 16
         with Image.open(path) as image:
             if image.mode.startswith(("I", "F")) and not self.is_deep:
                 raise UserError(f"{path}: more than 8 bits a channel in {image.format}: save it as TIFF, PNG or NPY")
             size = image.height, image.width
-            # Of a PNG, PIL would decode all pixels to look for Exif behind them.
-            has_exif = not self.is_deep and (not is_png or png_has_exif(path))
-            if has_exif and image.getexif().get(ExifTags.Base.Orientation, 1) >= 5:  # turned by 90 degrees
+            if not self.is_deep and orientation(image) in range(5, 9):  # turned by 90 degrees
                 size = image.width, image.height
             channels = PNG_CHANNELS[header[25]] if self.is_deep else CHANNELS.get(image.mode, 3)
         self.shape, self.dtype = (*size, channels), np.dtype(np.uint16 if self.is_deep else np.uint8)
@@ -142,7 +143,7 @@ class PictureRaster:
 def _picture(path: Path) -> np.ndarray:
     """Return the pixels (H, W, C) of a file that Pillow reads, turned as EXIF says. Palettes and CMYK become RGB."""
     with Image.open(path) as image:
-        ImageOps.exif_transpose(image, in_place=True)
+        upright(image)
         pixels = np.array(image if image.mode in CHANNELS else image.convert("RGB"))
     return pixels.reshape(*pixels.shape[:2], -1)
 
@@ -157,16 +158,18 @@ def _deep_png(path: Path) -> np.ndarray:
     return pixels.reshape(*pixels.shape[:2], -1)
 
 
-def png_has_exif(path: Path) -> bool:
-    """Return True if a PNG file has a chunk in which PIL looks for the orientation: Exif or XMP.
+def orientation(image: Image.Image) -> int:
+    """Return the EXIF orientation of an image that Pillow has opened; 1: upright.
 
-    The file is a signature of 8 bytes and chunks: length, type, data, CRC of 4 bytes (ISO/IEC 15948, section 5.3).
+    Of a PNG only the header is read: Pillow would decode all pixels to look for Exif behind them.
     """
-    with path.open("rb") as file:
-        position = 8
-        while file.seek(position) and len(header := file.read(40)) >= 8:
-            length, kind = struct.unpack_from(">I4s", header)
-            if kind == b"eXIf" or header[8:].startswith((b"Raw profile type exif\0", b"XML:com.adobe.xmp\0")):
-                return True
-            position += 12 + length
-    return False
+    if image.format == "PNG" and "exif" not in image.info:
+        return 1
+    return image.getexif().get(ExifTags.Base.Orientation, 1)
+
+
+def upright(image: Image.Image) -> Image.Image:
+    """Turn an image that Pillow has opened as its EXIF orientation says, in place, and return it."""
+    if orientation(image) != 1:
+        ImageOps.exif_transpose(image, in_place=True)
+    return image

@@ -4,15 +4,12 @@ Pillow reads few of these: four channels, eight bits. OpenCV reads at most four 
 with separate planes it returns wrong pixels (tests/test_rasters.py).
 """
 
-import contextlib
 import importlib
 import itertools
 import logging
 import math
 import os
-from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
@@ -32,6 +29,8 @@ REDUCED, MASK = 1, 4  # bits of a page's subfile type: thumbnails, overviews and
 MAX_PAGES = 64
 MAX_RATIO = 2**17  # of pixel bytes to compressed bytes; a larger one means a damaged header
 
+logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # what matters of a damaged file is raised here
+
 
 class TiffRaster:
     """A TIFF file. If each of its pages has one channel, and all are of one size and type, the pages are channels."""
@@ -46,13 +45,13 @@ class TiffRaster:
         self.shape = first.imagelength, first.imagewidth, first.samplesperpixel * len(self.pages)
         self.dtype = np.dtype(first.dtype)
         self.unit = 1 if first.is_final else _block(first)[0]
-        is_rgb = first.tags.valueof(PHOTOMETRIC) == 2 and self.dtype == np.uint8
-        self.is_rgb = is_rgb and first.samplesperpixel in (3, 4)
-        self.has_unknown = is_rgb and first.samplesperpixel > 3 and not any(first.extrasamples[:1])
+        has_colours = first.tags.valueof(PHOTOMETRIC) == 2 and self.dtype == np.uint8
+        self.is_rgb = has_colours and first.samplesperpixel in (3, 4)
+        self.has_unknown = self.is_rgb and first.samplesperpixel == 4 and not any(first.extrasamples[:1])
 
     def rows(self, top: int, bottom: int) -> np.ndarray:
         out = np.empty((bottom - top, *self.shape[1:]), self.dtype)
-        with _tifffile(), self.path.open("rb") as file:
+        with self.path.open("rb") as file:
             for number, page in enumerate(self.pages):
                 part = out[..., number : number + page.samplesperpixel]
                 if page.is_final:
@@ -62,20 +61,11 @@ class TiffRaster:
         return out
 
 
-@contextlib.contextmanager
-def _tifffile() -> Iterator[ModuleType]:
-    """Yield the module tifffile, whose import takes 0.15 s, and turn its own error into a ValueError."""
-    tifffile = importlib.import_module("tifffile")
-    logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # what matters of a damaged file is raised here
-    try:
-        yield tifffile
-    except tifffile.TiffFileError as error:  # a ValueError in new versions only, which need Python 3.11
-        raise ValueError(str(error)) from None
-
-
 def _pages(path: Path) -> "list[TiffPage]":
     """Return a file's pages without thumbnails, overviews and masks. Raises ValueError if there is none."""
-    with _tifffile() as tifffile, tifffile.TiffFile(path) as file:
+    import tifffile  # here, as its import takes 0.15 s
+
+    with tifffile.TiffFile(path) as file:
         pages = [page.aspage() for page in itertools.islice(file.pages, MAX_PAGES)]
     pages = [page for page in pages if not page.subfiletype & (REDUCED | MASK)]
     if not pages:
