@@ -1,7 +1,8 @@
 """Scores of a segmentation, all computed from pixel counts."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import starmap
 from typing import Any, TypedDict
 
 import numpy as np
@@ -185,24 +186,32 @@ def table(scores: Mapping[str, Any], class_names: list[str]) -> str:
     """
     columns = {"IoU": "iou", "acc": "acc", "precision": "precision", "boundary IoU": "boundary_iou"}
     columns = {title: name for title, name in columns.items() if name in scores}
+    values = zip(*(scores[name] for name in columns.values()), strict=True)
+    rows = [(name, ["absent"] if own[0] is None else own) for name, own in zip(class_names, values, strict=True)]
     means = {"mIoU": "miou", "frequency-weighted IoU": "fwiou", "pixel accuracy": "pixel_acc"}
     means |= {"mean accuracy": "mean_acc", "mean boundary IoU": "boundary_miou"}
-    first = max(map(len, [*class_names, *means]))
-    widths = [max(8, len(title) + 2) for title in columns]
-
-    def row(name: str, cells: list[str]) -> str:
-        return f"  {name:<{first}}" + "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=False))
-
-    rule = "  " + "-" * (first + sum(widths))
-    lines = [row("class", list(columns)), rule]
-    for number, class_name in enumerate(class_names):
-        values = [scores[name][number] for name in columns.values()]
-        cells = ["-" if value is None else f"{100 * value:.2f}" for value in values]
-        lines.append(row(class_name, ["absent"] if values[0] is None else cells))
-    lines += [rule, *(row(title, [f"{100 * scores[name]:.2f}"]) for title, name in means.items() if name in scores)]
+    lines = [text_table([*columns], rows, [(title, [scores[name]]) for title, name in means.items() if name in scores])]
     if absent := [name for name, acc in zip(class_names, scores["acc"], strict=True) if acc is None]:
         lines.append(f"  not in the labels, so not in the means: {', '.join(absent)}")
     if "miou_ci" in scores:
         miou, low, high = (100 * value for value in (scores["miou"], *scores["miou_ci"]))
         lines.append(f"  mIoU {miou:.2f}, 95 % interval over images {low:.2f} to {high:.2f}")
     return "\n".join(lines)
+
+
+def text_table(titles: list[str], rows: Sequence, means: Sequence) -> str:
+    """Return a text table in per cent: titles, a line for each class, and below a rule a line for each mean.
+
+    rows, means: pairs of a name and its values, at most one for each title: 0..1, None or a text.
+    """
+    first = max(len(name) for name, _ in (*rows, *means))
+    widths = [max(8, len(title) + 2) for title in titles]
+
+    def line(name: str, values: Sequence) -> str:
+        cells = [
+            "-" if value is None else value if isinstance(value, str) else f"{100 * value:.2f}" for value in values
+        ]
+        return f"  {name:<{first}}" + "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=False))
+
+    rule = "  " + "-" * (first + sum(widths))
+    return "\n".join([line("class", titles), rule, *starmap(line, rows), rule, *starmap(line, means)])
