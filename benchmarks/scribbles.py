@@ -153,7 +153,9 @@ def label_table(bench: Bench) -> str:
     lines = ["| pseudo-labels | way of making | mIoU of labelled pixels | labelled, % |", "| --- | --- | --- | --- |"]
     for file in sorted(bench.args.out.glob("pseudo-*/scores.json")):
         for way, scores in json.loads(file.read_text())["ways"].items():
-            lines.append(f"| {file.parent.name} | {way} | {100 * scores['miou']:.2f} | {100 * scores['labelled']:.2f} |")
+            lines.append(
+                f"| {file.parent.name} | {way} | {100 * scores['miou']:.2f} | {100 * scores['labelled']:.2f} |"
+            )
     return "\n".join(lines)
 
 

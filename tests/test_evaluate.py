@@ -179,7 +179,7 @@ def test_comparison_of_each_class():
         confusion = torch.diag(torch.tensor(correct))
         confusion[1, 0] = int(labelled[1] - correct[1])  # what is not found of class 1 is taken for class 0
         assert confusion.sum(0).tolist() == predicted.tolist()
-        results.append(Result([], confusion, torch.zeros(3, 3, dtype=torch.int64), counts))
+        results.append(Result([], confusion, counts))
     found = compare(*results)
     # Class 0: 12 / 15, then 12 / 12. Class 1: 3 / 6, then 6 / 6.
     assert found["iou"] == [1, 1, None]
