@@ -3,7 +3,6 @@
 import os
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import time
@@ -178,16 +177,6 @@ def test_every_printed_command_runs(place):
     names = {Path(name).name for command in tried for name in shlex.split(command)[:2]}
     assert names >= {"__main__.py", "split.py", "train.py", "evaluate.py"}
     assert any("--logdir" in command for command in tried)  # TensorBoard's
-
-
-def test_the_data_checks_last_line_trains(place):
-    shutil.rmtree(place.folder / "log", ignore_errors=True)
-    _, said = place.run(program("tools/check/__main__.py", "my data", *FOLDERS))
-    (command,) = PRINTED.findall(said.splitlines()[-1])
-    status, said = place.run(pasted(command))
-    assert status == 0, said
-    (log,) = place.folder.glob("log/*/train.log")
-    assert "done: 1 steps, " in log.read_text()
 
 
 def test_large_photos_with_colour_masks_to_a_model_and_overlays(place):
