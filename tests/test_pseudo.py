@@ -33,17 +33,6 @@ def test_floors_are_the_threshold_or_keep_the_surest_share_of_each_class():
     assert confidence.floors(counts, 0, 0.3).tolist() == [0, 0, 0]
 
 
-def test_floors_are_quantiles_of_the_pixels_that_no_stroke_covers():
-    rng = np.random.default_rng(0)
-    classes, levels = rng.integers(0, 3, (40, 50), dtype=np.uint8), rng.integers(0, 256, (40, 50), dtype=np.uint8)
-    classes[:5] = 255  # unknown
-    scribble = np.where(rng.random((40, 50)) < 0.1, np.uint8(1), np.uint8(255))
-    floors = confidence.floors(confidence.histogram(classes, levels, scribble, 3), 1, 0.25)
-    for number in range(3):
-        own = np.sort(levels[(classes == number) & (scribble == 255)])[::-1]
-        assert floors[number] == own[int(np.ceil(0.25 * len(own))) - 1]  # the last of the surest quarter
-
-
 def test_only_stroked_classes_and_the_background_may_win():
     """Of the probabilities 0.5, 0.3, 0.2, the classes 1 and 2 alone have 0.6 and 0.4."""
     scribble = np.array([[255, 1], [2, 255]], np.uint8)

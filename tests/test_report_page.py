@@ -276,13 +276,3 @@ def test_a_phone_scrolls_only_downwards(visit, num_classes):
     page.locator("#gallery button").click()
     assert page.evaluate("document.scrollingElement.scrollWidth") <= 360
     assert page.locator("#dialog").evaluate("element => element.scrollWidth <= element.clientWidth")
-
-
-def test_follows_the_colour_scheme_and_prints_on_white(visit):
-    background = "getComputedStyle(document.body).backgroundColor"
-    assert visit(scheme="light").evaluate(background) == "rgb(246, 247, 248)"
-    dark = visit(width=680, scheme="dark")  # pixels within the margins of a sheet of A4
-    assert dark.evaluate(background) == "rgb(17, 20, 24)"
-    dark.emulate_media(media="print")
-    assert dark.evaluate(background) == "rgb(246, 247, 248)"
-    assert dark.evaluate("document.scrollingElement.scrollWidth") <= 680
