@@ -87,9 +87,7 @@ def test_each_file_is_right_or_named(checkpoint, faulty, tmp_path, capsys):
     assert run(checkpoint, faulty, out, "--overlay", "--probs") == 1
     said = capsys.readouterr().out
     assert "1 file(s) of other kinds" in said
-    named = [
-        line.split(":")[0].strip() for line in said.split("could not be predicted:")[1].splitlines() if line.strip()
-    ]
+    named = [line.split(":")[0] for line in said.split("could not be predicted:")[1].splitlines() if line.strip()]
     assert [os.path.basename(name) for name in named] == ["deep.png", "text.jpg", "truncated.jpg"]
     images = ("good.JPG", "sub/Stra\u00dfe \u4e00.png", "cmyk.jpg", "grey.png", "turned.jpg", "one.png")
     stems = [os.path.splitext(name)[0] for name in images] + [f"moving/{number:06d}" for number in range(1, 6)]
@@ -124,22 +122,9 @@ def test_each_file_is_right_or_named(checkpoint, faulty, tmp_path, capsys):
 
 def test_inputs_are_named_relative_to_their_common_folder(tmp_path, monkeypatch):
     """As a shell expands a/*.jpg and b/*: what is alike in two folders keeps its folder, in one folder its suffix."""
-    for name in (
-        "a/x.jpg",
-        "a/x.png",
-        "a/sub/x.jpg",
-        "b/x.jpg",
-        "b/film.gif",
-        "b/notes.txt",
-        "b/.hidden.jpg",
-        "c/[1].png",
-        "c/y.JPG",
-        "c/out/masks/x.png",
-        "c/other/predictions.json",
-        "c/other/x.png",
-        "d/film.gif",
-        "d/film/000001.png",
-    ):
+    names = "a/x.jpg a/x.png a/sub/x.jpg b/x.jpg b/film.gif b/notes.txt b/.hidden.jpg c/[1].png c/y.JPG d/film.gif"
+    names += " c/out/masks/x.png c/other/predictions.json c/other/x.png d/film/000001.png"
+    for name in names.split():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     monkeypatch.chdir(tmp_path)
@@ -170,23 +155,6 @@ def test_inputs_are_named_relative_to_their_common_folder(tmp_path, monkeypatch)
     (tmp_path / "a/x.jpg.png").touch()
     with pytest.raises(UserError, match=r"a/x\.jpg.*would be written to the same files"):
         found("a")
-
-
-def test_images_and_videos_of_several_folders(checkpoint, tmp_path, capsys):
-    for name in ("a/x.jpg", "b/x.jpg"):
-        (tmp_path / name).parent.mkdir()
-        photo().save(tmp_path / name)
-    write_video(tmp_path / "b/film.avi", 2, "MJPG")
-    given = [str(tmp_path / name) for name in ("a/x.jpg", "b/x.jpg", "b/film.avi")]
-    assert run(checkpoint, given, tmp_path / "out") == 0
-    assert f"3 inputs in {tmp_path}: 3 to predict" in capsys.readouterr().out
-    written = {path.relative_to(tmp_path / "out/masks").as_posix() for path in (tmp_path / "out").rglob("*.png")}
-    assert written == {"a/x.png", "b/x.png", "b/film/000001.png", "b/film/000002.png"}
-    assert json.loads((tmp_path / "out/predictions.json").read_text())["input"] == str(tmp_path)
-    assert run(checkpoint, given[::-1], tmp_path / "out") == 0
-    assert "0 to predict, 3 done before" in capsys.readouterr().out
-    with pytest.raises(UserError, match=r"other settings \(input\)"):  # whose x would be b/x
-        run(checkpoint, given[1:], tmp_path / "out")
 
 
 def folder_of(tmp_path, number: int, name: str = "in"):

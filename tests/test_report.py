@@ -197,11 +197,6 @@ def test_large_pictures_are_made_smaller_without_new_classes(tmp_path):
     assert shown == {tuple(voc_colours()[k].tolist()) for k in (0, 1, 255)}
 
 
-def test_without_a_background_every_class_is_painted(tmp_path):
-    (entry,) = Elements(write(tmp_path, shown=[columns()], background=None)).data()["examples"]
-    assert (np.asarray(picture(entry["label"][0]).convert("RGBA"))[..., 3] == 255).all()
-
-
 def test_long_curves_are_thinned_out_and_damaged_lines_skipped(tmp_path):
     lines = [CURVES[0] | {"step": step} for step in range(1, 2 * MAX_POINTS + 2)]
     path = write(tmp_path, curves=lines)
