@@ -1,5 +1,6 @@
 """Scores of a segmentation, all computed from pixel counts."""
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import starmap
 from typing import Any, TypedDict
@@ -96,8 +97,9 @@ def image_scores(counts: np.ndarray) -> list[dict]:
 
     counts: correct, labelled and predicted pixels of each class in each image, (N, 3, C), as class_counts() returns.
     """
-    mious, ious = (np.where(np.isnan(found), None, found).tolist() for found in (image_miou(counts), class_iou(counts)))
-    return [{"miou": miou, "iou": iou} for miou, iou in zip(mious, ious, strict=True)]
+    columns = np.concatenate([image_miou(counts)[:, None], class_iou(counts)], axis=1).tolist()
+    rows = [[None if math.isnan(value) else value for value in row] for row in columns]
+    return [{"miou": miou, "iou": ious} for miou, *ious in rows]
 
 
 def image_miou(counts: np.ndarray) -> np.ndarray:
