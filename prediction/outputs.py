@@ -16,11 +16,14 @@ from data.images import label_png
 from evaluation.legend import with_legend
 from evaluation.pictures import overlay
 from prediction.films import CODECS, write_film
+from prediction.inputs import OUTPUT_NOTE
 from support.errors import InputError
 from support.files import write_atomic
 from support.results import claim
 from support.threads import ThreadPool
 
+RESULTS = ("masks/**/*.png", "masks/**/frames.json", "probs/**/*.npy", "overlays/**/*.jpg", "overlays/**/*.webm",
+           "overlays/**/*.mp4")  # fmt: skip
 NUM_THREADS = 4  # compress and write while the next images are predicted
 MAX_WAITING = 8  # images that wait for a thread
 JPEG_SIDE = 65_500  # pixels at most; a larger overlay shows every n-th pixel
@@ -53,9 +56,8 @@ class Outputs:
     def claim(self, settings: dict, *, overwrite: bool) -> None:
         """Write predictions.json, or check that its settings are these, as support.results.claim(). Only for rank 0."""
         overlays = {"background": self.background} if self.overlays else False
-        results = [f"{kind}/**/*.*" for kind in ("masks", "overlays", "probs")]
         settings = settings | {"overlay": overlays, "probs": self.probs}
-        claim(self.folder / "predictions.json", settings, results, "predict.py", overwrite=overwrite)
+        claim(self.folder / OUTPUT_NOTE, settings, RESULTS, "predict.py", overwrite=overwrite)
 
     def mask(self, name: str) -> Path:
         return self.folder / "masks" / f"{name}.png"
