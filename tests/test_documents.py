@@ -132,3 +132,14 @@ def test_every_message_that_trouble_md_explains_exists():
             parts = re.split(r"\.\.\.|\b[A-Z][A-Za-z]*[A-Z0-9]\w*\b|\d[\d.]*", message)
             parts = [message] if message in known else parts
             assert [part for part in parts if part.strip(" '\"") not in known] == [], message
+
+
+# Not comparison.md, which names files of other projects.
+@pytest.mark.parametrize("path", [path for path in DOCUMENTS if path.name != "comparison.md"], **by_name)
+def test_modules_and_tests_named_in_the_documents_exist(path):
+    rooms = "|".join(init.parent.name for init in REPO.glob("*/__init__.py"))
+    text = without_blocks(path.read_text(encoding="utf-8"))
+    for name in re.findall(rf"`((?:{rooms}|tests)/[\w/]+\.py)`", text):
+        assert (REPO / name).is_file(), name
+    for file, test in re.findall(r"`(?:tests/)?(test_\w+\.py)(?:::(test_\w+))?", text):
+        assert not test or f"def {test}(" in (REPO / "tests" / file).read_text(encoding="utf-8"), test
