@@ -9,7 +9,6 @@ torchrun --standalone --nproc_per_node 8 evaluate.py --checkpoint log/cdsp_relea
 import dataclasses
 import json
 import logging
-from collections.abc import Iterable
 from pathlib import Path
 
 from config.programs import EVALUATE, EvaluateFlags
@@ -28,8 +27,8 @@ from data.loader import EvalLoader
 from distributed import checks
 from distributed.group import Group, Stopped
 from evaluation import metrics
-from evaluation.report import about, describe_protocol, page
-from evaluation.scoring import Example, Result, compare, gather_predictions, read_examples, score
+from evaluation.report import describe_protocol, page
+from evaluation.scoring import Result, compare, gather_predictions, read_examples, score
 from runs.log import progress_bar, start_logging
 from support.errors import STOPPED, UserError
 from support.files import check_not_folder, check_writable, write_atomic
@@ -83,7 +82,12 @@ def evaluate(flags: EvaluateFlags, overrides: dict, group: Group) -> None:
         log.info(metrics.table(results[-1].scores_with_interval, classes.names))
     comparison = compare(*results) if flags.compare else None
     if comparison:
-        log.info(describe_comparison(flags, comparison))
+        values = (comparison["difference"], *comparison["interval"], comparison["higher"])
+        difference, low, high, higher = (100 * value for value in values)
+        log.info(
+            f"mIoU gain of {flags.checkpoint} over {flags.compare}: {difference:+.2f} points, 95 % interval {low:+.2f} "
+            f"to {high:+.2f}, above zero in {higher:.1f} % of the bootstrap samples (paired, over images)"
+        )
     predictions = gather_predictions(results, group) if flags.report else {}
     if flags.save_dir:
         log.info(f"masks: {flags.save_dir}")
@@ -92,8 +96,13 @@ def evaluate(flags: EvaluateFlags, overrides: dict, group: Group) -> None:
         write_atomic(Path(flags.json), json.dumps(content, indent=1), parents=True)
         log.info(f"scores: {flags.json}")
     if group.is_main and flags.report:
-        examples = read_examples(predictions, dataset, cfg.display)
-        log.info(f"report: {report(flags, models, results[0], examples, comparison)}")
+        if comparison:
+            comparison |= {"names": [str(model.path) for model in models], "how": how(models[1], flags)}
+        examples, step = read_examples(predictions, dataset, cfg.display), models[0].content.get("step", "unknown")
+        text = page(models[0].path, step, cfg, flags.split, how(models[0], flags), results[0], examples, comparison)
+        path = Path(flags.report) / "index.html"
+        write_atomic(path, text, parents=True)
+        log.info(f"report: {path}")
 
 
 def load_models(flags: EvaluateFlags, overrides: dict, group: Group) -> list[TrainedModel]:
@@ -162,16 +171,6 @@ def how(model: TrainedModel, flags: EvaluateFlags) -> str:
     return describe_protocol(model.cfg, model.resolve_weights(flags.weights), flags.scales, flip=flags.flip)
 
 
-def describe_comparison(flags: EvaluateFlags, comparison: dict) -> str:
-    """Return one line of text about a result of scoring.compare()."""
-    values = (comparison["difference"], *comparison["interval"], comparison["higher"])
-    difference, low, high, higher = (100 * value for value in values)
-    return (
-        f"mIoU gain of {flags.checkpoint} over {flags.compare}: {difference:+.2f} points, 95 % interval {low:+.2f} "
-        f"to {high:+.2f}, above zero in {higher:.1f} % of the bootstrap samples (paired, over images)"
-    )
-
-
 def as_json(flags: EvaluateFlags, model: TrainedModel, result: Result, classes: Classes) -> dict:
     """Return the content of --json as a dict: every score, the confusion matrix, and the scores of each image."""
     per_image = zip(result.names, metrics.image_scores(result.counts), strict=True)
@@ -184,30 +183,6 @@ def as_json(flags: EvaluateFlags, model: TrainedModel, result: Result, classes: 
         "confusion": result.confusion.tolist(),
         "per_image": [{"name": name, **scores} for name, scores in per_image],
     }
-
-
-def report(
-    flags: EvaluateFlags,
-    models: list[TrainedModel],
-    result: Result,
-    examples: Iterable[Example],
-    comparison: dict | None,
-) -> Path:
-    """Write the HTML report to index.html in the folder --report. Returns its path.
-
-    models: one model or two. result: of the first model. comparison: result of scoring.compare(), or None. Raises
-    UserError if the page cannot be written.
-    """
-    model, paths = models[0], [str(model.path) for model in models]
-    step, num_images = model.content.get("step", "unknown"), len(result.names)
-    title, facts = about(model.path, step, model.cfg, flags.split, num_images, how(model, flags))
-    if comparison:
-        facts["compared with"] = f"{paths[1]}, {how(models[1], flags)}"
-        comparison = comparison | {"names": paths}
-    path = Path(flags.report) / "index.html"
-    text = page(title, facts, model.cfg, result, examples, model.path.parent, comparison)
-    write_atomic(path, text, parents=True)
-    return path
 
 
 if __name__ == "__main__":

@@ -31,11 +31,9 @@ from data.sampler import EvalBatches
 from distributed import checks
 from distributed.group import Group, Stopped
 from evaluation.predictor import ImagePredictor, predict_batch
-from evaluation.streaming import can_stream
 from exporting.onnx import OnnxModel
 from prediction.films import how_to_convert
 from prediction.inputs import Images, Input, find_inputs, frame_rate, probe, read_frames
-from prediction.large import open_large, stream_file
 from prediction.outputs import Outputs
 from runs.log import progress_bar, start_logging
 from support.errors import STOPPED, InputError, UserError
@@ -67,8 +65,7 @@ def run(flags: PredictFlags, overrides: dict) -> int:
         checks.check_flags(group, vars(flags), per_rank(flags))
         model, classes, background, display, settings = load_model(flags, overrides, group)
         wanted = {"overlays": flags.overlay, "probs": flags.probs}
-        files = Outputs(Path(flags.output), classes, background, **wanted, rank=group.rank)
-        with files as outputs:
+        with Outputs(Path(flags.output), classes, background, **wanted) as outputs:
             inputs, pending = group.broadcast(plan(flags, outputs, settings, display) if group.is_main else None)
             try:
                 return Prediction(model, outputs, group, display, pending).run(inputs, flags.workers)
@@ -142,15 +139,14 @@ class Prediction:
         inputs: all, done or pending. workers: processes that load images.
         """
         group, outputs = self.group, self.outputs
+        read_header = partial(probe, kind=self.display.kind)
         own = len(inputs[group.rank :: group.world_size])
-        read_header = partial(probe, kind=self.display.kind, large=can_stream(self.model))
         headers = group.map(read_header, inputs, partial(self._bar, total=own, title="headers", unit="file"))
         sizes = dict(zip(inputs, headers, strict=True))
         images = {file: size for file, size in sizes.items() if isinstance(size, tuple)}
-        large = [file for file in images if can_stream(self.model) and open_large(file.path, self.display.kind)]
-        failures = self.predict_large({file: images[file] for file in self._own(large)})
-        failures += self.predict_images({file: size for file, size in images.items() if file not in large}, workers)
-        for video in self._own([file for file, size in sizes.items() if size is None]):
+        failures = self.predict_images(images, workers)
+        videos = [file for file, size in sizes.items() if size is None and file in self.pending]
+        for video in videos[group.rank :: group.world_size]:
             try:
                 self.predict_video(video)
             except InputError as error:
@@ -161,27 +157,13 @@ class Prediction:
         group.raise_if_stopped()
         errors = [sizes[file] for file in self.pending if isinstance(sizes[file], UserError)]
         errors += [error for share in group.gather(failures + outputs.failures) for error in share]
-        not_in_browsers = [path for share in group.gather(outputs.not_in_browsers) for path in share]
+        films = [path for share in group.gather(outputs.films) for path in share]
         log.info(f"{len(self.pending) - len(errors)} predicted; masks: {outputs.mask('NAME')}")
-        if not_in_browsers:
-            log.warning(how_to_convert(not_in_browsers))
+        if films and films[0].suffix == ".mp4":
+            log.warning(how_to_convert(films[0]))
         if errors:
             log.warning("\n  ".join([f"{len(errors)} could not be predicted:", *sorted(map(str, errors))]))
         return 1 if errors else 0
-
-    def predict_large(self, sizes: dict[Input, tuple[int, int]]) -> list[UserError]:
-        """Predict huge images {input: (height, width)} by bands of rows; return errors. A signal ends it early."""
-        failures: list[UserError] = []
-        for file, size in sizes.items():
-            if self.group.stop:
-                break
-            with self._bar(None, total=size[0], title=file.path.name, unit="row") as bar:
-                bands = stream_file(self.model, file.path, self.display.kind, self.group.device, bar.update)
-                try:
-                    self.outputs.write_large(file.name, size, bands, self.display)
-                except UserError as error:
-                    failures.append(error)
-        return failures
 
     def predict_images(self, sizes: dict[Input, tuple[int, int]], workers: int) -> list[UserError]:
         """Predict this rank's share of the pending batches; return errors. A signal ends it early.
@@ -238,9 +220,6 @@ class Prediction:
         for (name, image), label, prob in zip(images.items(), labels, probs, strict=True):
             self.outputs.write(name, self.display(image), label, prob, frame=frames)
         return dict(zip(images, labels, strict=True))
-
-    def _own(self, files: list[Input]) -> list[Input]:
-        return [file for file in files if file in self.pending][self.group.rank :: self.group.world_size]
 
     def _bar(self, items, *, total: int | None, title: str, unit: str):
         return progress_bar(items, total=total, title=title, unit=unit, enabled=self.group.is_main)

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 from support.errors import UserError
 
 if TYPE_CHECKING:
-    from prediction.loaded import LoadedModel
-    from prediction.result import Result
+    from prediction.loaded import LoadedModel, Result
     from trained import load
 
 __version__ = "1.0.0.dev0"
@@ -26,8 +25,7 @@ def __getattr__(name: str) -> object:
     """Import what needs torch when it is used first: torch takes seconds."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from prediction.loaded import LoadedModel
-    from prediction.result import Result
+    from prediction.loaded import LoadedModel, Result
     from trained import load
 
     return {"LoadedModel": LoadedModel, "Result": Result, "load": load}[name]

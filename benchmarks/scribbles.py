@@ -121,14 +121,14 @@ class Bench:
 
     def _pseudo(self, way: Way, seed: int) -> Path:
         out = self.args.out / f"pseudo-{way.teacher}{way.pseudo.replace('--', '_').replace(' ', '_')}-{seed}"
-        words = ["--output", out, "--json", f"{out}.json", "--train_path", self._strokes(way.simulate)]
+        words = ["--output", out, "--train_path", self._strokes(way.simulate)]
         if way.teacher == "none":
             words += ["--dataset_path", self.args.data, "--numclasses", 11, "--background", "none"]
         else:
             self.score(way.teacher, seed)
             words += ["--checkpoint", self.args.out / f"{way.teacher}-{seed}" / "last.pt"]
         with self._only_one(out):
-            if not Path(f"{out}.json").is_file():
+            if not (out / "scores.json").is_file():
                 self._run("pseudo.py", *words, *way.pseudo.split())
         return out
 
@@ -147,9 +147,11 @@ class Bench:
 def label_table(bench: Bench) -> str:
     """Return a Markdown table: the scores of all pseudo-labels on the training images, by way of making."""
     lines = ["| pseudo-labels | way of making | mIoU of labelled pixels | labelled, % |", "| --- | --- | --- | --- |"]
-    for file in sorted(bench.args.out.glob("pseudo-*.json")):
+    for file in sorted(bench.args.out.glob("pseudo-*/scores.json")):
         for way, scores in json.loads(file.read_text())["ways"].items():
-            lines.append(f"| {file.stem} | {way} | {100 * scores['miou']:.2f} | {100 * scores['labelled']:.2f} |")
+            lines.append(
+                f"| {file.parent.name} | {way} | {100 * scores['miou']:.2f} | {100 * scores['labelled']:.2f} |"
+            )
     return "\n".join(lines)
 
 

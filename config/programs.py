@@ -63,7 +63,6 @@ class PseudoFlags(InferenceFlags, DataFlags, SizeFlags, ModelFlags, LaunchFlags)
     only_stroked_classes: bool = flag(
         True, "in each image, the model only chooses among the classes that have a stroke in it, and --background"
     )
-    json: str = flag("", "FILE for the scores against the dense masks of --val_path, if there are any", per_rank=True)
     overwrite: bool = flag(False, "remove the pseudo-labels in --output and make them again")
 
 

@@ -1,17 +1,15 @@
 """Scores of a segmentation, all computed from pixel counts."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
+from itertools import starmap
 from typing import Any, TypedDict
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from support.labels import IGNORE
-
-BOUNDARY = 0.02  # width of a boundary as a fraction of the image's diagonal
 
 
 class Scores(TypedDict, total=False):
@@ -28,8 +26,6 @@ class Scores(TypedDict, total=False):
     precision: list[float | None]  # correct pixels / pixels predicted as the class
     # Not from scores(), which has only a confusion matrix; the interval only from Result.scores_with_interval.
     images: int
-    boundary_iou: list[float | None]
-    boundary_miou: float
     share: list[float]  # each class's share of the labelled pixels
     miou_ci: tuple[float, float]
 
@@ -72,15 +68,6 @@ def ratios(part: Tensor, whole: Tensor) -> list[float | None]:
     return [float(value) if pixels else None for value, pixels in zip(part / whole.clamp(min=1), whole, strict=True)]
 
 
-def mean_of_present(values: list[float | None], scores: Mapping[str, Any]) -> float:
-    """Return the mean of a score over the classes in the labels, or 0 without classes; None counts as 0.
-
-    values: the score of each class. scores: its "acc" is None for each class that does not occur.
-    """
-    present = [value or 0.0 for value, acc in zip(values, scores["acc"], strict=True) if acc is not None]
-    return sum(present) / max(1, len(present))
-
-
 def class_counts(confusion: Tensor) -> Tensor:
     """Return correct, labelled and predicted pixels by class, (3, C), from a confusion matrix (C, C), row = label."""
     return torch.stack([confusion.diagonal(), confusion.sum(1), confusion.sum(0)])
@@ -110,13 +97,14 @@ def image_scores(counts: np.ndarray) -> list[dict]:
 
     counts: correct, labelled and predicted pixels of each class in each image, (N, 3, C), as class_counts() returns.
     """
-    miou = np.where(counts[:, 1].sum(1) > 0, mean_iou(counts), np.nan)
-    values = zip(miou.tolist(), class_iou(counts).tolist(), strict=True)
-    return [{"miou": _none_if_nan(mean), "iou": [_none_if_nan(iou) for iou in ious]} for mean, ious in values]
+    columns = np.concatenate([image_miou(counts)[:, None], class_iou(counts)], axis=1).tolist()
+    rows = [[None if math.isnan(value) else value for value in row] for row in columns]
+    return [{"miou": miou, "iou": ious} for miou, *ious in rows]
 
 
-def _none_if_nan(value: float) -> float | None:
-    return None if math.isnan(value) else value
+def image_miou(counts: np.ndarray) -> np.ndarray:
+    """Return the mIoU of each image over the classes in its label, (N,) float64; nan if nothing is labelled."""
+    return np.where(counts[:, 1].sum(1) > 0, mean_iou(counts), np.nan)
 
 
 def bootstrap(counts: np.ndarray, num_samples: int = 2000, seed: int = 0) -> np.ndarray:
@@ -139,70 +127,38 @@ def interval(values: np.ndarray) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def boundary_counts(predicted: Tensor, label: Tensor, num_classes: int) -> Tensor:
-    """Count boundary pixels by class, for boundary IoU: in both, the label's, the prediction's; (3, C) int64.
-
-    The boundary of a class is its pixels within d pixels (square neighbourhood) of another class or of the border. d is
-    2 % of the image's diagonal (arXiv:2103.16562). A pixel counts as in both only if label and prediction agree.
-    Ignored pixels form a class of their own, which is not counted.
-    predicted and label: (H, W) integers 0..num_classes-1; label may also hold 255 = ignored.
-    """
-    predicted = torch.where(label == IGNORE, IGNORE, predicted.to(label.dtype))
-    distance = max(1, round(BOUNDARY * math.hypot(*label.shape)))
-    near = [_near_another_class(values, distance) for values in (label, predicted)]
-    both = near[0] & near[1] & (label == predicted)
-    chosen = ((both, label), (near[0], label), (near[1], predicted))
-    return torch.stack(
-        [torch.bincount(torch.where(*pair, IGNORE).flatten(), minlength=256)[:num_classes] for pair in chosen]
-    )
-
-
-def _near_another_class(label: Tensor, distance: int) -> Tensor:
-    """Mark pixels whose square of side 2 * distance + 1 reaches another class or leaves the image: (H, W) bool."""
-    values = F.pad(label.to(torch.int16), [distance] * 4, value=-1)
-    return _running(torch.minimum, values, 2 * distance + 1) != _running(torch.maximum, values, 2 * distance + 1)
-
-
-def _running(extreme: Callable[[Tensor, Tensor], Tensor], values: Tensor, side: int) -> Tensor:
-    """Return the minimum or maximum of each side x side square of values (H, W), (H - side + 1, W - side + 1).
-
-    extreme: torch.minimum or torch.maximum. The reach along each axis is doubled until it is `side`.
-    """
-    for dim in (0, 1):
-        reach = 1
-        while reach < side:
-            step = min(reach, side - reach)
-            size = values.shape[dim] - step
-            values = extreme(values.narrow(dim, 0, size), values.narrow(dim, step, size))
-            reach += step
-    return values
-
-
 def table(scores: Mapping[str, Any], class_names: list[str]) -> str:
     """Return a text table of the scores of each class and of the means, in per cent.
 
-    scores: a Scores dict. Boundary IoU and the interval of the mIoU are included if `scores` has them.
+    scores: a Scores dict. The interval of the mIoU is included if `scores` has it.
     """
-    columns = {"IoU": "iou", "acc": "acc", "precision": "precision", "boundary IoU": "boundary_iou"}
-    columns = {title: name for title, name in columns.items() if name in scores}
+    columns = {"IoU": "iou", "acc": "acc", "precision": "precision"}
+    values = zip(*(scores[name] for name in columns.values()), strict=True)
+    rows = [(name, ["absent"] if own[0] is None else own) for name, own in zip(class_names, values, strict=True)]
     means = {"mIoU": "miou", "frequency-weighted IoU": "fwiou", "pixel accuracy": "pixel_acc"}
-    means |= {"mean accuracy": "mean_acc", "mean boundary IoU": "boundary_miou"}
-    first = max(map(len, [*class_names, *means]))
-    widths = [max(8, len(title) + 2) for title in columns]
-
-    def row(name: str, cells: list[str]) -> str:
-        return f"  {name:<{first}}" + "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=False))
-
-    rule = "  " + "-" * (first + sum(widths))
-    lines = [row("class", list(columns)), rule]
-    for number, class_name in enumerate(class_names):
-        values = [scores[name][number] for name in columns.values()]
-        cells = ["-" if value is None else f"{100 * value:.2f}" for value in values]
-        lines.append(row(class_name, ["absent"] if values[0] is None else cells))
-    lines += [rule, *(row(title, [f"{100 * scores[name]:.2f}"]) for title, name in means.items() if name in scores)]
+    means |= {"mean accuracy": "mean_acc"}
+    lines = [text_table([*columns], rows, [(title, [scores[name]]) for title, name in means.items()])]
     if absent := [name for name, acc in zip(class_names, scores["acc"], strict=True) if acc is None]:
         lines.append(f"  not in the labels, so not in the means: {', '.join(absent)}")
     if "miou_ci" in scores:
         miou, low, high = (100 * value for value in (scores["miou"], *scores["miou_ci"]))
         lines.append(f"  mIoU {miou:.2f}, 95 % interval over images {low:.2f} to {high:.2f}")
     return "\n".join(lines)
+
+
+def text_table(titles: list[str], rows: Sequence, means: Sequence) -> str:
+    """Return a text table in per cent: titles, a line for each class, and below a rule a line for each mean.
+
+    rows, means: pairs of a name and its values, at most one for each title: 0..1, None or a text.
+    """
+    first = max(len(name) for name, _ in (*rows, *means))
+    widths = [max(8, len(title) + 2) for title in titles]
+
+    def line(name: str, values: Sequence) -> str:
+        cells = [
+            "-" if value is None else value if isinstance(value, str) else f"{100 * value:.2f}" for value in values
+        ]
+        return f"  {name:<{first}}" + "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=False))
+
+    rule = "  " + "-" * (first + sum(widths))
+    return "\n".join([line("class", titles), rule, *starmap(line, rows), rule, *starmap(line, means)])

@@ -1,6 +1,5 @@
 """Draw label maps as pictures."""
 
-import math
 from collections.abc import Sequence
 
 import cv2
@@ -57,25 +56,23 @@ def panel(
     """Return four pictures in a grid, uint8 RGB: image and label above, prediction and overlay below, then a legend.
 
     image: (H, W, 3) uint8 RGB. label, predicted: (H, W) uint8. background: class that the overlay leaves clear, or
-    None. If the longer side exceeds PANEL_SIZE, all maps are subsampled.
+    None.
     """
     colours = classes.colours
-    step = math.ceil(max(label.shape) / PANEL_SIZE)
-    image, label, predicted = (np.ascontiguousarray(values[::step, ::step]) for values in (image, label, predicted))
-    above = np.concatenate([image, colours[label]], axis=1)
-    below = np.concatenate([colours[predicted], overlay(image, predicted, colours, background)], axis=1)
-    return with_legend(np.concatenate([above, below]), np.stack([label, predicted]), classes)
+    below = [colours[predicted], overlay(image, predicted, colours, background)]
+    grid = sheet([[image, colours[label]], below], columns=1, size=PANEL_SIZE)
+    return with_legend(grid, np.stack([label, predicted]), classes)
 
 
-def sheet(rows: Sequence[Sequence[np.ndarray]], columns: int = 2) -> np.ndarray:
+def sheet(rows: Sequence[Sequence[np.ndarray]], columns: int = 2, size: int = SHEET_SIZE) -> np.ndarray:
     """Join rows of pictures of one size, (H, W, 3) uint8 each, into one picture with `columns` rows side by side.
 
-    Pictures whose longer side exceeds SHEET_SIZE are shrunk. White lines separate them.
+    Pictures whose longer side exceeds `size` are shrunk. White lines separate them.
     """
-    shrink = min(1.0, SHEET_SIZE / max(rows[0][0].shape[:2]))
-    size = [max(1, round(shrink * side)) for side in rows[0][0].shape[1::-1]]
+    shrink = min(1.0, size / max(rows[0][0].shape[:2]))
+    shape = [max(1, round(shrink * side)) for side in rows[0][0].shape[1::-1]]
     tiles = [
-        np.concatenate([_framed(cv2.resize(picture, size, interpolation=cv2.INTER_AREA)) for picture in row], axis=1)
+        np.concatenate([_framed(cv2.resize(picture, shape, interpolation=cv2.INTER_AREA)) for picture in row], axis=1)
         for row in rows
     ]
     tiles += [np.full_like(tiles[0], 255)] * (-len(tiles) % columns)

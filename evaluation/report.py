@@ -33,18 +33,6 @@ _CURVES = {"train": ("step", "epoch", "loss", "losses", "lr"), "val": ("step", "
 _ERROR_COLOURS = np.array([(0, 0, 0), (255, 59, 48), (40, 44, 52), (108, 114, 124)], np.uint8)
 
 
-def about(
-    checkpoint: Path, step: int | str, cfg: Config, split: str, num_images: int, how: str
-) -> tuple[str, dict[str, str]]:
-    """Return the title and the facts of a report about a checkpoint on a split. how: from describe_protocol()."""
-    facts = {
-        "checkpoint": f"{checkpoint}, step {step}",
-        "data": f"{cfg.dataset_path}, {split}, {num_images} images",
-        "how": how,
-    }
-    return f"{checkpoint} on {split}", facts
-
-
 def describe_protocol(cfg: Config, weights: str, scales: Sequence[float] = (1.0,), *, flip: bool = False) -> str:
     """Return how a model is scored, as text: weights ("raw" or "ema"), size, scales, windows, mirroring, precision."""
     size = f"long side {cfg.long_side}" if cfg.long_side else "own size"
@@ -68,38 +56,43 @@ def run_page(
     folder: the run's. step: of the validation that gave `result`. predictions: from gather_predictions().
     """
     how = describe_protocol(cfg, "ema" if cfg.ema else "raw")
-    title, facts = about(folder / "best.pt", step, cfg, cfg.val_split, len(result.names), how)
-    return page(title, facts, cfg, result, read_examples(predictions, val_set, cfg.display), folder)
+    examples = read_examples(predictions, val_set, cfg.display)
+    return page(folder / "best.pt", step, cfg, cfg.val_split, how, result, examples)
 
 
 def page(
-    title: str,
-    facts: dict[str, str],
+    checkpoint: Path,
+    step: int | str,
     cfg: Config,
+    split: str,
+    how: str,
     result: Result,
     examples: Iterable[Example],
-    run: Path,
     comparison: dict | None = None,
 ) -> str:
-    """Return the HTML report.
+    """Return the HTML report about a checkpoint on a split.
 
-    facts: {label: text}; a text may have several lines. run: folder whose metrics.jsonl has the curves; the page has no
-    curves without that file. comparison: result of scoring.compare(), with the "names" of both checkpoints.
+    how: from describe_protocol(). The curves come from the metrics.jsonl beside the checkpoint, if there is one.
+    comparison: result of scoring.compare(), with the "names" of both checkpoints and "how" the second was scored.
     """
     classes = read_classes(cfg.classes, cfg.numclasses)
     colours = to_hex(classes.colours)
-    facts = facts | {
+    facts = {
+        "checkpoint": f"{checkpoint}, step {step}",
+        "data": f"{cfg.dataset_path}, {split}, {len(result.names)} images",
+        "how": how,
+        **({"compared with": f"{comparison['names'][1]}, {comparison['how']}"} if comparison else {}),
         "model": f"{cfg.model_type}, {cfg.network}, {cfg.numclasses} classes",
         "written": f"{time.strftime('%Y-%m-%d %H:%M')} by torch {torch.__version__}",
     }
     content = {
-        "title": title,
+        "title": f"{checkpoint} on {split}",
         "facts": list(facts.items()),  # JavaScript would move keys that are numbers to the front
         "scores": result.scores_with_interval,
         "classes": [{"name": name, "colour": colour} for name, colour in zip(classes.names, colours, strict=False)],
         "ignored": colours[IGNORE],
         "confusion": result.confusion.tolist(),
-        "curves": _read_curves(run / "metrics.jsonl"),
+        "curves": _read_curves(checkpoint.with_name("metrics.jsonl")),
         "examples": [_example(example, classes, cfg.background_class) for example in examples],
         "comparison": comparison,
     }

@@ -15,7 +15,7 @@ from data.dataset import SegmentationDataset
 from data.images import label_png
 from distributed.group import Group
 from evaluation import metrics
-from evaluation.metrics import Scores, bootstrap, class_iou, confusion_matrix, interval, mean_iou
+from evaluation.metrics import Scores, bootstrap, class_iou, confusion_matrix, image_miou, interval, mean_iou
 from evaluation.predictor import ImagePredictor
 from support.image_stats import Display
 
@@ -42,15 +42,14 @@ class Example:
 class Result:
     """Pixel counts of a split, summed over all ranks. C is the number of classes, N the number of images.
 
-    names: of all N images. confusion: metrics.confusion_matrix(), (C, C) int64. boundary: metrics.boundary_counts(),
-    (3, C) int64. counts: metrics.class_counts() of each image, (N, 3, C) int64. These four are equal on every rank.
+    names: of all N images. confusion: metrics.confusion_matrix(), (C, C) int64. counts: metrics.class_counts() of each
+    image, (N, 3, C) int64. These three are equal on every rank.
     examples: the first images of rank 0, empty on other ranks. pngs: predictions that this rank keeps, {image index:
     bytes of a PNG}.
     """
 
     names: list[str]
     confusion: Tensor
-    boundary: Tensor
     counts: np.ndarray
     examples: list[Example] = field(default_factory=list)
     pngs: dict[int, bytes] = field(default_factory=dict)
@@ -58,16 +57,8 @@ class Result:
     @functools.cached_property
     def scores(self) -> Scores:
         """Return all scores but the mIoU's interval, which takes a second with thousands of images."""
-        values = metrics.scores(self.confusion)
-        both, labelled, predicted = self.boundary
-        boundary_iou = metrics.ratios(both, labelled + predicted - both)
-        return {
-            "images": len(self.names),
-            **values,
-            "boundary_iou": boundary_iou,
-            "share": (self.confusion.sum(1).double() / max(1, int(self.confusion.sum()))).tolist(),
-            "boundary_miou": metrics.mean_of_present(boundary_iou, values),
-        }
+        share = (self.confusion.sum(1).double() / max(1, int(self.confusion.sum()))).tolist()
+        return {"images": len(self.names), **metrics.scores(self.confusion), "share": share}
 
     @functools.cached_property
     def scores_with_interval(self) -> Scores:
@@ -95,9 +86,9 @@ def score(
     that this rank predicts. show: makes the picture of an example's image. Raises Stopped on all ranks if one of them
     got a signal.
     """
-    confusion, boundary, counts = (
+    confusion, counts = (
         torch.zeros(*size, num_classes, dtype=torch.int64, device=group.device)
-        for size in ((num_classes,), (3,), (len(names), 3))
+        for size in ((num_classes,), (len(names), 3))
     )
     examples: list[Example] = []
     pngs: dict[int, bytes] = {}
@@ -111,7 +102,6 @@ def score(
             own = confusion_matrix(predicted, label, num_classes)
             confusion += own
             counts[index] = metrics.class_counts(own)
-            boundary += metrics.boundary_counts(predicted, label, num_classes)
             if group.is_main and len(examples) < num_examples:
                 picture, *maps = (values.cpu().numpy() for values in (image, label, predicted))
                 examples.append(Example(names[index], show(picture), *maps))
@@ -125,8 +115,7 @@ def score(
             pngs |= {index: label_png(predicted.cpu().numpy()) for index, predicted in new.items()}
             pngs = {index: pngs[index] for index in kept}
     group.raise_if_stopped()
-    sums = group.sum(confusion).cpu(), group.sum(boundary).cpu(), group.sum(counts).cpu().numpy()
-    return Result(names, *sums, examples, pngs)
+    return Result(names, group.sum(confusion).cpu(), group.sum(counts).cpu().numpy(), examples, pngs)
 
 
 def compare(first: Result, second: Result) -> dict:
@@ -169,11 +158,6 @@ def images_to_show(counts: np.ndarray, other: np.ndarray | None = None) -> list[
         difference = np.abs(image_miou(other) - miou)
         chosen.update(sorted(order, key=lambda index: -difference[index])[:NUM_DIFFERENT])
     return [index for index in order if index in chosen]
-
-
-def image_miou(counts: np.ndarray) -> np.ndarray:
-    """Return the mIoU of each image over the classes in its label, (N,) float64; nan if nothing is labelled."""
-    return np.where(counts[:, 1].sum(1) > 0, mean_iou(counts), np.nan)
 
 
 def gather_predictions(results: list[Result], group: Group) -> dict[int, list[bytes]]:

@@ -15,26 +15,22 @@ from support.errors import InputError
 from support.files import writing
 from support.shell import quoted
 
-# By preference. H.264 plays everywhere, but few builds of OpenCV encode it. VP8 plays in every browser and encodes five
-# times as fast as VP9. MPEG-4 plays in no browser.
-CODECS = (("avc1", ".mp4"), ("VP80", ".webm"), ("mp4v", ".mp4"))
-NOT_IN_BROWSERS = "mp4v"
-SUFFIXES = (".mp4", ".webm")
+# By preference: VP8 plays in every browser, MPEG-4 in none. OpenCV's wheels have no encoder of H.264.
+CODECS = (("VP80", ".webm"), ("mp4v", ".mp4"))
 
 
-def write_film(stem: Path, frames: Iterable[np.ndarray], rate: float) -> tuple[Path, bool]:
-    """Write frames (H, W, 3) uint8 RGB as stem.mp4 or stem.webm; return (path, whether browsers play the video).
+def write_film(stem: Path, frames: Iterable[np.ndarray], rate: float) -> Path:
+    """Write frames (H, W, 3) uint8 RGB as stem.webm or, if OpenCV cannot, as stem.mp4; return the path.
 
-    rate: frames per second. Codecs need even sides, so the last row or column of an odd side is repeated. An older
-    video with the other suffix is deleted. Raises InputError if there are no frames or OpenCV cannot write a video of
-    this size.
+    rate: frames per second. Codecs need even sides, so the last row or column of an odd side is repeated. Raises
+    InputError if there are no frames or OpenCV cannot write a video of this size.
     """
     frames = map(_even, frames)
     first = next(frames, None)
     if first is None:
         raise InputError(f"{stem}: the video has no frames")
     size = first.shape[1], first.shape[0]
-    codec, suffix = find_codec(size, stem)
+    codec, suffix = _find_codec(size, stem)
     path = stem.with_name(stem.name + suffix)
     with writing(path, parents=True) as scratch:
         film = _open(scratch, codec, rate, size)
@@ -43,37 +39,23 @@ def write_film(stem: Path, frames: Iterable[np.ndarray], rate: float) -> tuple[P
                 film.write(cv2.cvtColor(frame, cv2.COLOR_RGB2BGR))
         finally:
             film.release()
-    for other in SUFFIXES:  # written earlier by another build of OpenCV
-        if other != suffix:
-            stem.with_name(stem.name + other).unlink(missing_ok=True)
-    return path, codec != NOT_IN_BROWSERS
+    return path
 
 
-def how_to_convert(films: list[Path]) -> str:
-    """Return a message for videos that browsers cannot play, with the command that converts the first one."""
-    which = films[0] if len(films) == 1 else f"{films[0]} and {len(films) - 1} more"
-    target = films[0].with_suffix(".h264.mp4")
-    command = quoted(["ffmpeg", "-i", str(films[0]), "-c:v", "libx264", "-pix_fmt", "yuv420p", str(target)])
-    return f"{which}: browsers do not play it, because OpenCV encodes neither H.264 nor VP8; to convert: {command}"
+def how_to_convert(film: Path) -> str:
+    """Return a message for a video that browsers cannot play, with the command that converts it."""
+    words = ["ffmpeg", "-i", str(film), "-c:v", "libx264", "-pix_fmt", "yuv420p", str(film.with_suffix(".h264.mp4"))]
+    return f"{film}: browsers do not play it, because OpenCV does not encode VP8; to convert: {quoted(words)}"
 
 
-def find_codec(size: tuple[int, int], stem: Path) -> tuple[str, str]:
-    """Return (codec, suffix) of the first entry of CODECS with which OpenCV can write and read back a video of `size`.
-
-    size: (width, height). stem: path named in the error. Raises InputError if no codec works.
-    """
-    frame = np.zeros((size[1], size[0], 3), np.uint8)
+def _find_codec(size: tuple[int, int], stem: Path) -> tuple[str, str]:
+    """Return the first entry of CODECS with which OpenCV writes videos of `size`, (width, height)."""
     with tempfile.TemporaryDirectory(prefix="segtrain-codec-") as folder:
         for codec, suffix in CODECS:
-            path = Path(folder, codec + suffix)
-            film = _open(path, codec, 25.0, size)
-            film.write(frame)
+            film = _open(Path(folder, codec + suffix), codec, 25.0, size)
+            is_open = film.isOpened()
             film.release()
-            with _silent():
-                video = cv2.VideoCapture(str(path))
-                read, _ = video.read()
-                video.release()
-            if read:
+            if is_open:
                 return codec, suffix
     raise InputError(f"{stem}: OpenCV cannot write a video of {size[0]}x{size[1]} pixels")
 
@@ -87,14 +69,14 @@ def _open(path: Path, codec: str, rate: float, size: tuple[int, int]) -> cv2.Vid
 def _silent() -> Iterator[None]:
     """Discard what C code writes to standard error inside the `with` block, such as OpenCV's warnings about codecs."""
     sys.stderr.flush()
-    kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nothing, 2)
+    kept = os.dup(2)
+    with open(os.devnull, "w") as nothing:
+        os.dup2(nothing.fileno(), 2)
     try:
         yield
     finally:
         os.dup2(kept, 2)
         os.close(kept)
-        os.close(nothing)
 
 
 def _even(frame: np.ndarray) -> np.ndarray:

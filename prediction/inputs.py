@@ -1,5 +1,6 @@
 """Find and read what predict.py predicts: images, animations and videos, in files, folders or patterns."""
 
+import contextlib
 import glob
 import os
 from collections import Counter
@@ -13,7 +14,6 @@ from PIL import Image, ImageSequence
 from torch.utils.data import Dataset
 
 from data.images import IMAGE_SUFFIXES, decoding, image_size, read_image
-from prediction.large import open_large
 from support.errors import InputError, UserError
 from support.image_stats import RGB, ImageType
 
@@ -45,7 +45,8 @@ def find_inputs(words: Sequence[str], output: Path, *, arrays: bool = False) -> 
     """
     suffixes = _SUFFIXES - (set() if arrays else {".npy"})
     found = [_list(Path(word), word) for word in words]
-    base = _common([folder for folder, _ in found])
+    folders = {folder for folder, _ in found}
+    base = found[0][0] if len(folders) == 1 else Path(os.path.commonpath(list(map(os.path.abspath, folders))))
     inputs: dict[str, Path] = {}
     others: set[str] = set()
     for (folder, files), word in zip(found, words, strict=True):
@@ -77,16 +78,6 @@ def find_inputs(words: Sequence[str], output: Path, *, arrays: bool = False) -> 
 
 def _hidden(path: Path) -> bool:
     return any(part.startswith(".") for part in path.parts)
-
-
-def _common(folders: list[Path]) -> Path:
-    """Return the deepest folder that holds all of `folders`. Raises UserError if the folders are on several drives."""
-    if len(set(folders)) == 1:
-        return folders[0]
-    try:
-        return Path(os.path.commonpath([os.path.abspath(folder) for folder in folders]))
-    except ValueError:  # several drives of Windows
-        raise UserError("--input: the files are on several drives: run one command for each drive") from None
 
 
 def _list(path: Path, word: str) -> tuple[Path, list[Path]]:
@@ -129,11 +120,20 @@ def _clashing(names: dict[str, str]) -> set[str]:
     return {file for file, name in names.items() if taken[name] > 1 or name in folders}
 
 
-def probe(file: Input, kind: ImageType = RGB, large: bool = False) -> tuple[int, int] | UserError | None:
+@contextlib.contextmanager
+def _any_size() -> Iterator[None]:
+    """Lift Pillow's limit of pixels, which protects from strangers' files: --input names the user's own."""
+    limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
+    try:
+        yield
+    finally:
+        Image.MAX_IMAGE_PIXELS = limit
+
+
+def probe(file: Input, kind: ImageType = RGB) -> tuple[int, int] | UserError | None:
     """Return an image's (height, width), None for a video or animation, or a UserError for an unreadable file.
 
     The error is returned, not raised. Only the header is read, unless EXIF turns the image. kind: what the model takes.
-    large: the image may be huge (prediction.large).
     """
     is_video = file.path.suffix.lower() in VIDEO_SUFFIXES
     try:
@@ -141,14 +141,12 @@ def probe(file: Input, kind: ImageType = RGB, large: bool = False) -> tuple[int,
             raise UserError(f"{file.path}: a video holds 8-bit RGB, but the model takes {kind}")
         if is_video:
             return None
-        if large and (raster := open_large(file.path, kind)):
-            return raster.shape[:2]
-        if kind != RGB or file.path.suffix.lower() == ".npy":
+        with _any_size():
+            if kind == RGB and file.path.suffix.lower() != ".npy":
+                with decoding(file.path), Image.open(file.path) as image:
+                    if getattr(image, "is_animated", False) and image.format in ANIMATED_FORMATS:
+                        return None
             return image_size(file.path, kind)
-        with decoding(file.path), Image.open(file.path) as image:
-            if getattr(image, "is_animated", False) and image.format in ANIMATED_FORMATS:
-                return None
-        return image_size(file.path)
     except UserError as error:
         return error
 
@@ -164,7 +162,8 @@ class Images(Dataset):
 
     def __getitem__(self, index: int) -> tuple[int, np.ndarray | UserError]:
         try:
-            return index, read_image(self.files[index].path, self.kind)
+            with _any_size():
+                return index, read_image(self.files[index].path, self.kind)
         except UserError as error:
             return index, error
 

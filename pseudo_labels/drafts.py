@@ -1,16 +1,19 @@
 """Drafts: what a model and the spread strokes say about an image, before the thresholds."""
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.data import Dataset
 
+from data.dataset import SegmentationDataset
 from evaluation.predictor import Predictor
-from pseudo_labels import confidence
-from pseudo_labels.images import Stroked
-from pseudo_labels.walker import walk_from
+from pseudo_labels import confidence, walker
+from pseudo_labels.walker import NO_WALK, Grid, Walk
+from support.image_stats import Display
 from support.labels import IGNORE
 
 
@@ -39,22 +42,51 @@ class Prediction(NamedTuple):
     prior: np.ndarray | None
 
 
-def predict(
-    batch: list[Stroked],
-    predictor: Predictor,
-    num_classes: int,
-    device: torch.device,
-    *,
-    only_stroked: bool,
-    background: int | None,
-) -> list[Prediction]:
-    """Return what a model predicts for a batch of images of one size.
+@dataclass(frozen=True)
+class Stroked:
+    """An image with its strokes.
 
-    only_stroked: the model chooses among confidence.stroked_classes(), which takes `background`.
+    index: its position in dataset.names. image: (H, W, C), as the model takes. scribble: (H, W) uint8, 255 = no stroke.
+    grid: for a walk with a model, else None. walk: of the strokes without a model, else NO_WALK.
     """
+
+    index: int
+    image: np.ndarray
+    scribble: np.ndarray
+    grid: Grid | None
+    walk: Walk
+
+
+class StrokedImages(Dataset):
+    """Data set of Stroked images.
+
+    dataset: images with their scribbles as "label". display: makes the RGB picture that strokes are spread on; None:
+    they are not spread. with_model: a model's predictions come later, so only the grid is made.
+    """
+
+    def __init__(self, dataset: SegmentationDataset, display: Display | None, *, with_model: bool):
+        self.dataset, self.display, self.with_model = dataset, display, with_model
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Stroked:
+        maps = self.dataset.read(index)
+        image, scribble = maps["image"], maps["label"]
+        grid, walk = None, NO_WALK
+        if self.display and self.with_model:
+            grid = walker.grid(self.display(image), scribble)
+        elif self.display:
+            walk = walker.walk(self.display(image), scribble)
+        return Stroked(index, image, scribble, grid, walk)
+
+
+def predict(
+    batch: list[Stroked], allowed: list[list[int]], predictor: Predictor, num_classes: int, device: torch.device
+) -> list[Prediction]:
+    """Return what a model predicts for a batch of images of one size. allowed: of each image, as for restrict()."""
     height = batch[0].scribble.shape[0]
     grid = batch[0].grid.seeds.shape if batch[0].grid else None
-    allowed = [confidence.stroked_classes(item.scribble, background) if only_stroked else [] for item in batch]
     sums = torch.zeros(len(batch), num_classes, *(grid or (0, 0)), device=device)
     parts: list[list[Tensor]] = [[] for _ in batch]
     for rows, probs in predictor.probs(torch.from_numpy(np.stack([item.image for item in batch])).to(device)):
@@ -92,6 +124,6 @@ def make_draft(item: Stroked, prediction: Prediction | None) -> Draft:
     elif item.grid is None or prediction.prior is None:
         return Draft(prediction.label, prediction.levels, prediction.label)
     else:
-        walked, model = walk_from(item.grid, prediction.classes, prediction.prior), prediction.label
+        walked, model = walker.walk_from(item.grid, prediction.classes, prediction.prior), prediction.label
     label, probs = walked.best(size)
     return Draft(label, confidence.levels(torch.from_numpy(probs)).numpy(), model)

@@ -1,12 +1,18 @@
 """Find the files that pseudo.py reads, and the folder where training looks for its labels."""
 
+import math
+from functools import partial
 from pathlib import Path
 
 from builders.loaders import find_files, find_masks
 from config import Config
 from data.dataset import SegmentationDataset
 from data.layout import match_files
+from distributed import checks
+from distributed.group import Group
+from runs.log import progress_bar
 from support.errors import UserError
+from support.files import sha256
 
 
 def find_scribbles(cfg: Config, split: str, train_path: str) -> SegmentationDataset:
@@ -47,3 +53,13 @@ def find_output(cfg: Config, split: str, output: str) -> Path:
     if cfg.dataset != "Folder":
         return Path(output)
     return find_files(cfg, "Folder", split, {"label": str(Path(output).absolute())}).folders["label"]
+
+
+def digests(dataset: SegmentationDataset, group: Group) -> dict[str, str]:
+    """Return digests of the names, the images and the scribbles: if one changes, so do the labels. Collective."""
+    result, own = {"images": checks.digest(dataset.listing)}, math.ceil(len(dataset) / group.world_size)
+    for name, kind in {"pixels": "image", "scribbles": "label"}.items():
+        bar = partial(progress_bar, total=own, title=f"reading {name}", unit="file", enabled=group.is_main)
+        contents = group.map(sha256, [files[kind] for files in dataset.files], bar)
+        result[name] = checks.digest(list(map(str, contents)))
+    return result

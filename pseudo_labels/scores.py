@@ -7,7 +7,6 @@ import numpy as np
 import torch
 
 from evaluation import metrics
-from support.labels import IGNORE
 
 FINAL = "pseudo-labels"  # the labels that are written; other ways are "model", "strokes" and "joined"
 
@@ -18,10 +17,8 @@ def count(label: np.ndarray, mask: np.ndarray, num_classes: int) -> np.ndarray:
     The last column counts unsure pixels. Pixels that the mask ignores are not counted. label, mask: (H, W) uint8,
     0..C-1 and 255.
     """
-    counted = mask != IGNORE
-    columns = np.minimum(label[counted], num_classes)
-    pairs = mask[counted].astype(np.int64) * (num_classes + 1) + columns
-    return np.bincount(pairs, minlength=num_classes * (num_classes + 1)).reshape(num_classes, num_classes + 1)
+    columns = torch.from_numpy(np.minimum(label, num_classes))
+    return metrics.confusion_matrix(columns, torch.from_numpy(mask), num_classes + 1)[:-1].numpy()
 
 
 def of_counts(counts: np.ndarray) -> dict[str, Any]:
@@ -43,21 +40,8 @@ def table(ways: Mapping[str, Mapping[str, Any]], class_names: list[str]) -> str:
 
     ways: {way of making: scores of of_counts()}. The last column is the share of each class that FINAL labels.
     """
+    ious = [[scores["iou"][number] for scores in ways.values()] for number in range(len(class_names))]
+    rows = [[*values, labelled] for values, labelled in zip(ious, ways[FINAL]["labelled_by_class"], strict=True)]
     means = {"mIoU": "miou", "pixel accuracy": "pixel_acc", "labelled": "labelled"}
-    first = max(map(len, [*class_names, *means]))
-    titles = [*ways, "labelled"]
-    widths = [max(9, len(title) + 2) for title in titles]
-
-    def row(name: str, cells: list[str]) -> str:
-        return f"  {name:<{first}}" + "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=False))
-
-    def cell(value: float | None) -> str:
-        return "-" if value is None else f"{100 * value:.2f}"
-
-    rule = "  " + "-" * (first + sum(widths))
-    lines = [row("class", titles), rule]
-    for number, name in enumerate(class_names):
-        ious = [scores["iou"][number] for scores in ways.values()]
-        lines.append(row(name, [cell(value) for value in (*ious, ways[FINAL]["labelled_by_class"][number])]))
-    lines += [rule, *(row(title, [cell(scores[name]) for scores in ways.values()]) for title, name in means.items())]
-    return "\n".join(lines)
+    summary = [(title, [scores[name] for scores in ways.values()]) for title, name in means.items()]
+    return metrics.text_table([*ways, "labelled"], [*zip(class_names, rows, strict=True)], summary)

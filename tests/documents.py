@@ -14,10 +14,9 @@ import config
 from scripts import scribble_pipeline
 
 DOCUMENTS = [*sorted(REPO.glob("README*.md")), REPO / "CONTRIBUTING.md", *sorted(REPO.glob("docs/*.md"))]
-SOURCES = [
-    path for pattern in ("*.py", "data/*.py", "scripts/*.py", "*.sh", "scripts/*.sh") for path in REPO.glob(pattern)
-]
-PROGRAM = re.compile(r"\w\.(py|sh)$|^data\.(check|convert|distance|scribbles|split|statistics)$")
+PATTERNS = ("*.py", "data/*.py", "tools/*.py", "scripts/*.py", "*.sh", "scripts/*.sh")
+SOURCES = [path for pattern in PATTERNS for path in REPO.glob(pattern)]
+PROGRAM = re.compile(r"\w\.(py|sh)$|^tools\.(check|convert|scribbles|split|statistics)$|^data\.distance$")
 COMMAND = re.compile(r"(?:[A-Z_]+=\S* )*(?:python|torchrun|bash|srun|mpirun) ")  # how one in a docstring begins
 PROCESSES = r"(--nproc[-_]per[-_]node[= ]|\bNUM_GPUS=)(?!1\b)[\w$]+"
 # What a command that starts several processes, or processes on several machines, becomes on this one.

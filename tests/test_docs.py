@@ -17,8 +17,8 @@ import cv2
 import numpy as np
 import pytest
 from annotated import Picture
-from conftest import REPO, free_port, random_checkpoint
-from documents import commands, program_of, reduced, shown, task_of
+from conftest import REPO, free_port
+from documents import program_of, reduced, shown, task_of
 from PIL import Image
 from test_convert import drawn
 from tiff_writer import write_tiff
@@ -26,19 +26,18 @@ from tiff_writer import write_tiff
 import config
 from data import demo
 from data.classes import voc_colours
-from scripts import pictures
 from tools import statistics
 
 pytestmark = pytest.mark.slow
 
-# What is not run here, and why. test_documents.py looks up the files and targets that these name.
+# What is not run here, and why.
 NOT_RUN = {
     r"make (train|scribble-demo|test|lint)\b": "sets up .venv from the network; CI and people run it",
     r"bash scripts/scribble_pipeline\.sh ": "takes a minute; tests/test_scribble_pipeline.py runs it",
     r"tensorboard ": "a server that goes on until it is stopped",
     r"(python -m )?pip install ": "needs the network",
     r"python scripts/chaos\.py": "takes minutes; tests/test_resume.py kills and resumes",
-    r"python -m scripts\.(pictures|memory_table)": "needs a trained run; takes minutes. Tested by their functions",
+    r"python -m scripts\.(pictures|memory_table)": "needs a trained run; takes minutes",
     r"python benchmarks/": "takes minutes, to make figures",
     r"(python -m )?pytest\b": "starts the tests themselves",
 }
@@ -220,10 +219,7 @@ def provide(command: str, sandbox: Path, python, request) -> None:
 def test_notebook_runs(sandbox, python, monkeypatch):
     """Its commands as a shell runs them, its Python in one process; without the cells that clone and install."""
     notebook = json.loads((REPO / "docs/first_page.ipynb").read_text(encoding="utf-8"))
-    assert (notebook["nbformat"], notebook["nbformat_minor"]) == (4, 5)
     codes = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
-    assert not any(cell["outputs"] or cell["execution_count"] for cell in codes)
-    assert len({cell["id"] for cell in notebook["cells"]}) == len(notebook["cells"])
     for name in ("IPython", "IPython.display"):  # Jupyter's own
         monkeypatch.setitem(sys.modules, name, types.SimpleNamespace(HTML=str))
     shutil.rmtree("log/demo")  # the notebook trains it
@@ -240,32 +236,6 @@ def test_notebook_runs(sandbox, python, monkeypatch):
         exec(compile(ast.Module(body, []), cell["id"], "exec"), names)
         last[cell["id"]] = eval(ast.unparse(shown_last), names)
     assert str(last["report"]).count("<iframe") == 1
-    assert len(str(last["report"])) > 50_000
     assert last["own"].height > 40  # with a legend
     assert last["overlay"].height > 40  # with a legend
     assert names["result"].mask.shape == (40, 53)
-
-
-def test_from_labelme_to_a_model(sandbox, python):
-    """The page's commands, one after the other; the first three print the next one."""
-    shown_commands = commands(REPO / "docs/from_labelme.md")
-    for number, command in enumerate(shown_commands):
-        said = run_in(sandbox, reduced(command), python)
-        said = re.sub(
-            rf"{REPO}/(?:(data)/(\w+)(?:/__main__)?\.py|(?=train))", lambda m: "-m data." + m[2] if m[1] else "", said
-        )
-        if number < 3:
-            end = "\n" if number < 2 else " --layers "  # the check's command also has the recipe's flags
-            assert f": {shown_commands[number + 1]}{end}" in said
-    for written in ("log/Folder_res50_ASPP/best.pt", "report/index.html", "predictions/masks/photo_000.png"):
-        assert (sandbox / written).is_file()
-
-
-def test_pictures_are_drawn(tmp_path, monkeypatch):
-    demo.draw_dataset(tmp_path / "demo", num_train=1, num_val=2)
-    (tmp_path / "demo/SegmentationClassAug").rename(tmp_path / "demo/SegmentationClass")  # as in CamVid
-    monkeypatch.setattr(pictures, "SHOWN", ("demo_0001", "demo_0002"))
-    checkpoint = random_checkpoint(tmp_path / "any.pt", num_classes=5, dataset_path=tmp_path / "demo")
-    pictures.draw_strip(str(checkpoint), tmp_path / "demo", tmp_path / "predictions", tmp_path)
-    # 3 columns of 160 * 0.66 = 106 pixels, 2 gaps of 8; 26 for the titles, 2 rows of 79, 1 gap
-    assert Image.open(tmp_path / "strip.png").size == (3 * 106 + 2 * 8, 26 + 2 * 79 + 8)

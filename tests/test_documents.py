@@ -1,36 +1,25 @@
-"""What the documents name exists: commands, flags, files, links, messages; and both languages say the same."""
+"""What the documents name exists: commands, flags, links, messages; and both languages say the same."""
 
 import ast
 import re
 import shlex
-import subprocess
-from pathlib import Path
 
-import numpy as np
 import pytest
 from conftest import REPO
 from documents import DOCUMENTS, blocks, program_of, rows, shell_lines, shown, without_blocks
-from PIL import Image
 from torch.distributed.run import get_args_parser as torchrun_parser
 
 import config
 from config.programs import EVALUATE, EXPORT, PREDICT, PSEUDO, READER
 from data import distance
-from scripts import cli_reference, memory_table, scribble_pipeline
-from support.errors import UserError
+from scripts import cli_reference, scribble_pipeline
 from support.image_stats import FILE_NAME, ImageStats
 from tools import split, statistics
 from tools.check import __main__ as check
 from tools.convert import __main__ as convert
 from tools.scribbles.__main__ import COMMANDS
 
-READERS = {
-    "train.py": READER,
-    "evaluate.py": EVALUATE,
-    "predict.py": PREDICT,
-    "pseudo.py": PSEUDO,
-    "export.py": EXPORT,
-}
+READERS = {reader.program: reader for reader in (READER, EVALUATE, PREDICT, PSEUDO, EXPORT)}
 PARSERS = {
     "tools.check": check.parser,
     "tools.convert": convert.parser,
@@ -38,7 +27,6 @@ PARSERS = {
     "data.distance": distance.parser,
     "tools.statistics": statistics.parser,
 }
-ROOMS = sorted(path.parent.name for path in REPO.glob("*/__init__.py"))
 # Flags in the documents that no program of ours and not torchrun declares.
 OTHER_FLAGS = {"help", "config", "stage", "processes", "use_env", "no_NAME"}
 # What Python, make, PyTorch, NCCL or the system says, which docs/trouble.md explains.
@@ -54,8 +42,10 @@ use_libuv was requested but PyTorch was; Watchdog caught collective operation ti
 by_name = {"ids": lambda path: path.name}
 
 
-def parse(command: str) -> None:
-    """Read a command's words as its programs do; raise on a wrong flag, value or config, or a file that is missing."""
+@pytest.mark.parametrize("command", shown() | shown("console"))
+def test_command_is_read_by_its_program(command, monkeypatch):
+    """Those of console blocks too, which cannot be run here: a cluster, Docker, other machines."""
+    monkeypatch.chdir(REPO)
     words = shlex.split(command)
     launcher = next((word for word in ("torchrun", "torch.distributed.launch") if word in words), "")
     if launcher:
@@ -79,13 +69,6 @@ def parse(command: str) -> None:
         assert all((REPO / file).is_file() for file in files if re.search(r"\.(py|txt|sh|toml)$", file))
 
 
-@pytest.mark.parametrize("command", shown() | shown("console"))
-def test_command_is_read_by_its_program(command, monkeypatch):
-    """Those of console blocks too, which cannot be run here: a cluster, Docker, other machines."""
-    monkeypatch.chdir(REPO)
-    parse(command)
-
-
 @pytest.mark.parametrize("path", DOCUMENTS, **by_name)
 def test_every_flag_named_in_the_documents_exists(path):
     text = path.read_text(encoding="utf-8")
@@ -101,33 +84,14 @@ def test_every_flag_named_in_the_documents_exists(path):
     assert named - known - {f"no_{name}" for name in known} - OTHER_FLAGS == set()
 
 
-# Not comparison.md, which names files of other projects.
-@pytest.mark.parametrize("path", [path for path in DOCUMENTS if path.name != "comparison.md"], **by_name)
-def test_files_named_in_the_documents_exist(path):
-    top = {entry.name for entry in REPO.iterdir() if entry.is_dir()} - {"dataset", "log"}
-    missing = []
-    for code in re.findall(r"`([^`\n]+)`", without_blocks(path.read_text(encoding="utf-8"))):
-        for word in re.findall(r"(?<![\w./$%}-])[\w-][\w./-]*\.\w+(?:::\w+)?", code):
-            name, _, test = word.partition("::")
-            is_ours = name.split("/")[0] in top if "/" in name else name.endswith((".py", ".sh", ".bat", ".md", ".cff"))
-            places = [folder / name for folder in (REPO, path.parent, REPO / "tests")]
-            found = next((place for place in places if place.is_file()), None)
-            if is_ours and (found is None or (test and f"def {test}(" not in found.read_text(encoding="utf-8"))):
-                missing.append(word)
-    assert not missing
-
-
 @pytest.mark.parametrize("path", [*DOCUMENTS, *REPO.glob("benchmarks/*.md"), REPO / "CHANGELOG.md"], **by_name)
 def test_links_lead_somewhere(path):
-    for target in re.findall(r"\]\(([^)\s]+)\)", without_blocks(path.read_text(encoding="utf-8"))):
-        if re.match(r"[a-z]+:", target):
-            continue
+    for target in re.findall(r"\]\(((?![a-z]+:)[^)\s]+)\)", without_blocks(path.read_text(encoding="utf-8"))):
         file, _, anchor = target.partition("#")
         linked = (path.parent / file).resolve() if file else path
         assert linked.exists(), target
-        if anchor:
+        if anchor:  # as GitHub makes them
             headings = re.findall(r"^#+ +(.*)", without_blocks(linked.read_text(encoding="utf-8")), re.MULTILINE)
-            # As GitHub makes them.
             anchors = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
             assert anchor in anchors, target
 
@@ -141,97 +105,41 @@ def test_reference_of_the_command_line_is_current():
             assert section.count(f"\n| `--{name}` |") == 1, name
 
 
-def outline(text: str) -> list[list]:
-    """What a translation shares with its original: code blocks, levels of headings, the code in each table row."""
-    code = [(block.language, list(shell_lines(block.text))) for block in blocks(text)]
-    levels = re.findall(r"^#+(?= )", without_blocks(text), re.MULTILINE)
-    return [code, levels, [sorted(re.findall(r"`([^`]+)`", " ".join(row))) for row in rows(text)]]
-
-
 @pytest.mark.parametrize("path", [path for path in DOCUMENTS if ".zh-CN" in path.name], **by_name)
 def test_both_languages_have_the_same_commands_and_messages(path):
-    english = path.with_name(path.name.replace(".zh-CN", ""))
-    for translated, original in zip(
-        *(outline(page.read_text(encoding="utf-8")) for page in (path, english)), strict=True
-    ):
-        assert translated == original
-
-
-def literal_texts() -> str:
-    """Every string constant of the sources; of an f-string the parts between its values."""
-    texts = [(REPO / "Makefile").read_text(), OTHER_MESSAGES]
-    for path in [*REPO.glob("*.py"), *(path for room in ROOMS for path in REPO.glob(f"{room}/**/*.py"))]:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        texts += [
-            node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)
-        ]
-    return "\n".join(texts)
+    """Code blocks, levels of headings, the code in each table row."""
+    outlines = []
+    for page in (path, path.with_name(path.name.replace(".zh-CN", ""))):
+        text = page.read_text(encoding="utf-8")
+        code = [(block.language, list(shell_lines(block.text))) for block in blocks(text)]
+        cells = [sorted(re.findall(r"`([^`]+)`", " ".join(row))) for row in rows(text)]
+        outlines.append([code, re.findall(r"^#+(?= )", without_blocks(text), re.MULTILINE), cells])
+    assert outlines[0] == outlines[1]
 
 
 def test_every_message_that_trouble_md_explains_exists():
-    known = literal_texts()
+    """It is in string constants of the sources; `...`, capitals and numbers stand for something else."""
+    known = (REPO / "Makefile").read_text() + OTHER_MESSAGES
+    for path in [
+        *REPO.glob("*.py"),
+        *(path for init in REPO.glob("*/__init__.py") for path in init.parent.rglob("*.py")),
+    ]:
+        nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        texts = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+        known += "\n".join(["", *texts])
     for cells in rows((REPO / "docs/trouble.md").read_text(encoding="utf-8")):
         for message in re.findall(r"`([^`]+)`", cells[0]):
-            # `...`, capitals and numbers stand for something else, unless the whole is known.
-            parts = (
-                [message] if message in known else re.split(r"\.\.\.|\b[A-Z][A-Za-z]*[A-Z0-9]\w*\b|\d[\d.]*", message)
-            )
+            parts = re.split(r"\.\.\.|\b[A-Z][A-Za-z]*[A-Z0-9]\w*\b|\d[\d.]*", message)
+            parts = [message] if message in known else parts
             assert [part for part in parts if part.strip(" '\"") not in known] == [], message
 
 
-def test_names_of_other_trainers_do_what_coming_from_md_says():
-    for theirs, ours, accepted in rows((REPO / "docs/coming_from.md").read_text(encoding="utf-8")):
-        flags = re.findall(r"--(\w+)", ours)
-        for name in re.findall(r"`([\w.]+)`", theirs):
-            if accepted == "yes":
-                assert READER.aliases.get(name, name) in flags
-                continue
-            with pytest.raises(UserError, match="unknown flag" if accepted == "no" else name):
-                READER.command_line([f"--{name}", "x"])
-            known = {"nproc_per_node", *READER.flags, *READERS["evaluate.py"].flags}
-            assert {flag.removeprefix("no_") for flag in flags} <= known, name
-
-
-@pytest.mark.full_size
-def test_table_of_memory_is_current():
-    table = rows((REPO / "docs/recipes.md").read_text(encoding="utf-8"))
-    (row,) = [cells for cells in table if cells[:3] == ["`res50_ASPP`", "18", "321"]]
-    found = [memory_table.gib("res50_ASPP", 18, memory_table.DENSE, 321, 4, amp) for amp in ("none", "bf16")]
-    assert row[4] == " / ".join(f"{size:.1f}" for size in found)
-
-
-def test_code_that_cuts_photos(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    label = np.repeat([[0, 3, 255]], 20, axis=0).repeat(10, axis=1).astype(np.uint8)  # 20x30 pixels
-    for folder, pixels, suffix in (("images", np.stack([label] * 3, 2), "jpg"), ("masks", label, "png")):
-        Path("Photos", folder, "train").mkdir(parents=True)
-        Image.fromarray(pixels).save(f"Photos/{folder}/train/a.{suffix}")
-    page = (REPO / "docs/your_data.md").read_text(encoding="utf-8")
-    (code,) = [block.text for block in blocks(page) if '"Photos"' in block.text]
-    exec(code.replace("TILE = 1024", "TILE = 16"), {})
-    names = {"a_0_0": (16, 16), "a_0_16": (14, 16), "a_16_0": (16, 4), "a_16_16": (14, 4)}
-    assert {path.stem: Image.open(path).size for path in Path("MyData/images/train").iterdir()} == names
-    masks = {path.stem: np.asarray(Image.open(path)) for path in Path("MyData/masks/train").iterdir()}
-    assert {name: mask.shape[::-1] for name, mask in masks.items()} == names
-    assert set(np.concatenate([mask.ravel() for mask in masks.values()])) == {0, 3, 255}
-
-
-def test_first_page_is_short_and_its_pictures_are_small():
-    for path in REPO.glob("README*.md"):
-        assert len(path.read_text(encoding="utf-8").splitlines()) <= 100
-    pictures = list(REPO.glob("docs/images/*"))
-    assert pictures
-    for path in pictures:
-        assert path.suffix == ".png"
-        assert path.stat().st_size < 200_000
-
-
-def test_what_the_documents_write_is_not_for_git_and_no_data_are_in_it():
-    if not (REPO / ".git").exists():
-        pytest.skip("not a git checkout")
-    folders = ("report", "report_first", "predictions", "predictions_first", "log/demo", "dataset/demo")
-    written = [f"{name}/x" for name in folders]
-    ignored = subprocess.run(["git", "check-ignore", *written], cwd=REPO, capture_output=True, text=True, check=False)
-    assert ignored.stdout.split() == written
-    files = subprocess.run(["git", "ls-files"], cwd=REPO, capture_output=True, text=True, check=True).stdout.split()
-    assert not [name for name in files if re.search(r"\.(pth?|onnx|npy|npz|jpe?g)$", name)]
+# Not comparison.md, which names files of other projects.
+@pytest.mark.parametrize("path", [path for path in DOCUMENTS if path.name != "comparison.md"], **by_name)
+def test_modules_and_tests_named_in_the_documents_exist(path):
+    rooms = "|".join(init.parent.name for init in REPO.glob("*/__init__.py"))
+    text = without_blocks(path.read_text(encoding="utf-8"))
+    for name in re.findall(rf"`((?:{rooms}|tests)/[\w/]+\.py)`", text):
+        assert (REPO / name).is_file(), name
+    for file, test in re.findall(r"`(?:tests/)?(test_\w+\.py)(?:::(test_\w+))?", text):
+        assert not test or f"def {test}(" in (REPO / "tests" / file).read_text(encoding="utf-8"), test

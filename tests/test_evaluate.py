@@ -2,13 +2,14 @@
 
 import json
 import re
+import shutil
 import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from conftest import finish, one_line_each, random_checkpoint, read_metrics, run_train, start_group, succeed, wait_until
+from conftest import finish, one_line_each, read_metrics, run_train, start_group, succeed, wait_until
 from PIL import Image
 from test_report import Elements, picture
 
@@ -94,32 +95,6 @@ def test_same_confusion_matrix_at_any_number_of_processes(run, tmp_path, words):
     assert np.sum(found[0]["confusion"]) == 3 * 120 * 160
 
 
-@pytest.mark.slow
-@pytest.mark.full_size
-def test_same_scores_on_real_images_at_any_number_of_processes(camvid, tmp_path):
-    """Images of one size, 12 of them in batches of 4, over 1 and 3 processes."""
-    root = tmp_path / "data"
-    (root / "ImageSets/Segmentation").mkdir(parents=True)
-    names = (camvid / "ImageSets/Segmentation/val.txt").read_text().split()[:12]
-    for split in ("train", "val"):
-        (root / f"ImageSets/Segmentation/{split}.txt").write_text("\n".join(names))
-    for folder in ("JPEGImages", "SegmentationClass"):
-        (root / folder).symlink_to(camvid / folder)
-    checkpoint = random_checkpoint(tmp_path / "best.pt", num_classes=11, dataset_path=root)
-    found = []
-    for world_size in (1, 3):
-        file = tmp_path / f"{world_size}.json"
-        words = ["--checkpoint", str(checkpoint), "--device", "cpu", "--json", str(file), "--distributed"]
-        words += ["--scales", "0.25", "0.5", "--flip", "--window", "129", "--workers", "0"]
-        results = finish(start_group(world_size, words, tmp_path, "evaluate.py"))
-        assert [status for status, _, _ in results] == [0] * world_size, results
-        found.append(json.loads(file.read_text()))
-    assert found[1] == found[0]
-    labels = [np.array(Image.open(root / "SegmentationClass" / f"{name}.png")) for name in names]
-    assert np.sum(found[0]["confusion"]) == sum((label != 255).sum() for label in labels)
-    assert len([iou for iou in found[0]["iou"] if iou]) > 3
-
-
 def test_another_split_and_other_folders(run, demo_root, tmp_path):
     found = score(run, tmp_path, "--split", "train")
     assert (found["images"], found["pixels"]) == (8, 8 * 120 * 160)
@@ -132,7 +107,6 @@ def test_another_split_and_other_folders(run, demo_root, tmp_path):
 def test_comparison(run, tmp_path, capsys):
     same = score(run, tmp_path, "--compare", str(run / "last.pt"))["comparison"]
     assert (same["difference"], same["interval"], same["higher"]) == (0, [0, 0], 0)
-    assert {*same["iou_difference"]} <= {0, None}
     content = torch.load(run / "last.pt", weights_only=True)
     other = tmp_path / "other.pt"
     raw = content["model"]
@@ -145,18 +119,17 @@ def test_comparison(run, tmp_path, capsys):
     assert result["comparison"]["difference"] == pytest.approx(first - second)
     assert result["comparison"]["interval"][0] <= first - second <= result["comparison"]["interval"][1]
     assert f"over {other}: {100 * (first - second):+.2f} points" in capsys.readouterr().out
-    assert result["comparison"]["iou_difference"][0] == pytest.approx(result["iou"][0] - result["comparison"]["iou"][0])
     page = Elements(tmp_path / "report/index.html").data()
     assert page["comparison"]["names"] == [str(run / "last.pt"), str(other)]
-    assert page["comparison"]["difference"] == result["comparison"]["difference"]
     assert [name for name, text in page["facts"] if str(other) in text] == ["compared with"]
     for entry in page["examples"]:
         # What the other model predicts is class 0, the background, which an overlay leaves clear: it has no contours.
-        assert np.asarray(picture(entry["other"][0]).convert("RGBA"))[..., 3].max() == 0
-        assert np.asarray(picture(entry["other"][1]).convert("RGBA"))[..., 3].max() == 0
+        for layer in entry["other"]:
+            assert np.asarray(picture(layer).convert("RGBA"))[..., 3].max() == 0
         assert entry["other_miou"] < 1
-    assert len(list((tmp_path / "masks").iterdir())) == 3
-    assert (np.asarray(Image.open(next((tmp_path / "masks").iterdir()))) > 0).any()  # of the first model
+    masks = [np.asarray(Image.open(path)) for path in (tmp_path / "masks").iterdir()]
+    assert len(masks) == 3
+    assert (masks[0] > 0).any()  # of the first model
 
 
 def test_bootstrap_of_images():
@@ -179,7 +152,7 @@ def test_comparison_of_each_class():
         confusion = torch.diag(torch.tensor(correct))
         confusion[1, 0] = int(labelled[1] - correct[1])  # what is not found of class 1 is taken for class 0
         assert confusion.sum(0).tolist() == predicted.tolist()
-        results.append(Result([], confusion, torch.zeros(3, 3, dtype=torch.int64), counts))
+        results.append(Result([], confusion, counts))
     found = compare(*results)
     # Class 0: 12 / 15, then 12 / 12. Class 1: 3 / 6, then 6 / 6.
     assert found["iou"] == [1, 1, None]
@@ -213,45 +186,6 @@ def test_images_without_labels_have_no_score():
     # correct, labelled, predicted pixels: one of two right; nothing labelled
     counts = np.array([[[1, 0], [2, 0], [1, 1]], [[0, 0], [0, 0], [5, 0]]])
     assert metrics.image_scores(counts) == [{"miou": 0.5, "iou": [0.5, 0]}, {"miou": None, "iou": [0, None]}]
-
-
-def test_data_are_not_written_over(run, demo_root, tmp_path):
-    masks = demo_root / "SegmentationClassAug"
-    for words in (
-        ["--save_dir", str(masks)],
-        ["--report", str(masks / "report")],
-        ["--json", str(masks / "scores.json")],
-    ):
-        with pytest.raises(UserError, match=f"{words[0]} .*is in the data set"):
-            score(run, tmp_path, *words)
-    with pytest.raises(UserError, match="is a folder"):
-        score(run, tmp_path, "--json", str(tmp_path))
-
-
-def test_masks_without_labels_are_an_error(run, demo_root, tmp_path):
-    for name in ("JPEGImages", "ImageSets"):
-        (tmp_path / name).symlink_to(demo_root / name)
-    (tmp_path / "SegmentationClass").mkdir()
-    for path in (demo_root / "SegmentationClassAug").iterdir():
-        Image.new("L", (160, 120), 255).save(tmp_path / "SegmentationClass" / path.name)
-    with pytest.raises(UserError, match="nothing to score"):
-        score(run, tmp_path, "--dataset_path", str(tmp_path))
-
-
-def test_weights_that_are_not_finite_are_named(run, tmp_path):
-    content = torch.load(run / "last.pt", weights_only=True)
-    content["ema"]["backbone.conv1.weight"][0] = torch.nan
-    torch.save(content, tmp_path / "nan.pt")
-    with pytest.raises(UserError, match=r"nan\.pt: backbone\.conv1\.weight is not finite"):
-        score(run, tmp_path, "--compare", str(tmp_path / "nan.pt"))
-
-
-def test_report_is_written(run, tmp_path):
-    names = [line["name"] for line in score(run, tmp_path, "--report", str(tmp_path / "report"))["per_image"]]
-    page = Elements(tmp_path / "report/index.html").data()
-    assert sorted(entry["name"] for entry in page["examples"]) == sorted(names)
-    assert page["title"] == f"{run / 'last.pt'} on val"
-    assert len(page["curves"]["val"]) == len(read_metrics(run, "val"))
 
 
 def page_of(path: Path) -> dict:
@@ -308,24 +242,36 @@ def test_signal_ends_it_on_all_ranks(run, tmp_path):
     ("words", "named"),
     [
         (["--checkpoint", ""], "--checkpoint is not set"),
-        (["--checkpoint", "{run}/nowhere.pt"], "nowhere.pt: cannot be read"),
         (["--checkpoint", "{run}/config.yaml"], "not an intact checkpoint"),
         (["--checkpoint", "damaged.pt"], "damaged.pt: damaged"),
+        (["--checkpoint", "nan.pt"], "nan.pt: backbone.conv1.weight is not finite"),
         (["--dataset_path", "nowhere"], "--dataset_path nowhere"),
-        (["--scales", "1", "x"], "--scales: 'x' is not a float"),
         (["--window", "-3"], "--window -3: must be at least 0"),
         (["--classes", "voc"], "21 names, but --numclasses is 5"),
         (["--json", "{run}/last.pt/x.json"], "cannot be written"),
+        (["--json", "."], "--json .: is a folder"),
+        (["--save_dir", "{data}/masks"], "is in the data set"),
+        (["--report", "{data}/masks/report"], "is in the data set"),
+        (["--json", "{data}/masks/scores.json"], "is in the data set"),
+        (["--dataset_path", "{data}", "--val_path", "empty"], "nothing to score"),
     ],
 )
-def test_wrong_flags_and_files_are_named(run, tmp_path, monkeypatch, words, named):
+def test_wrong_flags_and_files_are_named(run, demo_root, tmp_path, monkeypatch, words, named):
     monkeypatch.chdir(tmp_path)
     data = bytearray((run / "last.pt").read_bytes())
     data[len(data) // 2] ^= 1
     (tmp_path / "damaged.pt").write_bytes(data)
-    words = [word.format(run=run) for word in words]
+    content = torch.load(run / "last.pt", weights_only=True)
+    content["ema"]["backbone.conv1.weight"][0] = torch.nan
+    torch.save(content, tmp_path / "nan.pt")
+    shutil.copytree(demo_root, tmp_path / "data")
+    (tmp_path / "data/SegmentationClassAug").rename(tmp_path / "data/masks")
+    (tmp_path / "data/empty").mkdir()
+    for path in (tmp_path / "data/masks").iterdir():
+        Image.new("L", (160, 120), 255).save(tmp_path / "data/empty" / path.name)
+    fixed = ["--checkpoint", str(run / "last.pt"), "--dataset_path", "data", "--val_path", "masks", "--device", "cpu"]
     with pytest.raises(UserError, match=re.escape(named)):
-        evaluate.main(["--checkpoint", str(run / "last.pt"), *words, "--device", "cpu"])
+        evaluate.main([*fixed, *(word.format(run=run, data=tmp_path / "data") for word in words)])
 
 
 def test_what_is_wrong_is_said_in_one_line_by_each_process(run, tmp_path):

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from distributed.group import Group
-from evaluation.scoring import gather_predictions, read_examples, score
+from evaluation.scoring import gather_predictions, score
 
 NUM_IMAGES, WORST = 60, 37
 DEVICE = torch.device("cpu")
@@ -92,21 +92,3 @@ def test_the_same_images_are_shown_of_any_number_of_processes():
 
     group = SimpleNamespace(gather=gather)
     assert gather_predictions(shares[:1], group) == gather_predictions([whole], Group(DEVICE))
-
-
-def test_examples_are_read_when_they_are_shown():
-    shown, read = gather_predictions([scored(list(range(NUM_IMAGES)))], Group(DEVICE)), []
-
-    class Images:
-        names = tuple(f"image {number}" for number in range(NUM_IMAGES))
-
-        def __getitem__(self, index: int) -> dict:
-            read.append(index)
-            return {"image": np.full((16, 16, 3), index, np.uint8), "label": LABELS[index]}
-
-    examples = read_examples(shown, Images())
-    first = next(examples)
-    assert read == [WORST]  # one image in memory
-    assert (first.name, first.image[0, 0, 0]) == (f"image {WORST}", WORST)
-    np.testing.assert_array_equal(first.label, LABELS[WORST])
-    np.testing.assert_array_equal(first.predicted, PREDICTED[WORST])

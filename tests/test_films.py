@@ -22,30 +22,22 @@ def decoded(path) -> list[np.ndarray]:
     return found
 
 
-@pytest.mark.parametrize("size", [(48, 64), (49, 64), (48, 65), (49, 65), (1, 1)])
-def test_every_row_and_column_is_kept(tmp_path, size, capfd):
-    path, _ = films.write_film(tmp_path / "film.name", frames(size, 5), 10.0)
-    assert path.name in ("film.name.mp4", "film.name.webm")
+@pytest.mark.parametrize("codecs", [films.CODECS, (("none", ".webm"), ("mp4v", ".mp4"))])
+@pytest.mark.parametrize("size", [(48, 64), (49, 65)])
+def test_every_row_and_column_is_kept_by_the_first_codec_that_works(tmp_path, monkeypatch, capfd, size, codecs):
+    monkeypatch.setattr(films, "CODECS", codecs)
+    path = films.write_film(tmp_path / "film.name", frames(size, 5), 10.0)
+    assert path.name in ("film.name.mp4", "film.name.webm")[: 1 + (codecs[0][0] != "none")]
     assert capfd.readouterr().err == ""
     found = decoded(path)
-    assert len(found) == 5
-    height, width = size
-    assert found[0].shape == (height + height % 2, width + width % 2, 3)
-    if size == (49, 65):
-        row, column = found[0][48, 20].astype(int), found[0][20, 64].astype(int)
-        assert row.argmax() == 1, (
-            row
-        )  # of 49 rows the last, green; it is repeated, so that no colour of others is mixed in
-        assert column.argmax() == 2, column
+    assert [frame.shape for frame in found] == [(size[0] + size[0] % 2, size[1] + size[1] % 2, 3)] * 5
+    if size == (49, 65):  # the last row, green, is repeated, so that no colour of others is mixed in
+        assert found[0][48, 20].argmax() == 1
+        assert found[0][20, 64].argmax() == 2
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_codec_that_opencv_lacks_is_passed_over(tmp_path, monkeypatch, capfd):
-    (tmp_path / "film.webm").touch()  # of an earlier run
-    monkeypatch.setattr(films, "CODECS", (("none", ".webm"), ("mp4v", ".mp4")))
-    assert films.write_film(tmp_path / "film", frames((48, 64), 3), 10.0) == (tmp_path / "film.mp4", False)
-    assert len(decoded(tmp_path / "film.mp4")) == 3
-    assert [path.name for path in tmp_path.iterdir()] == ["film.mp4"]
+def test_no_codec_is_an_error(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(films, "CODECS", (("none", ".webm"),))
     with pytest.raises(InputError, match="OpenCV cannot write a video of 64x48 pixels"):
         films.write_film(tmp_path / "film", frames((48, 64), 3), 10.0)
@@ -53,9 +45,9 @@ def test_a_codec_that_opencv_lacks_is_passed_over(tmp_path, monkeypatch, capfd):
 
 
 def test_a_browser_plays_it(browser, tmp_path):
-    path, plays = films.write_film(tmp_path / "film", frames((49, 65), 20), 10.0)
-    if not plays:
-        pytest.skip("OpenCV here encodes neither H.264 nor VP8")
+    path = films.write_film(tmp_path / "film", frames((49, 65), 20), 10.0)
+    if path.suffix != ".webm":
+        pytest.skip("OpenCV here does not encode VP8")
     (tmp_path / "page.html").write_text(f"<video muted src={path.name}></video>")
     page = browser.new_page()
     page.goto((tmp_path / "page.html").as_uri())

@@ -29,11 +29,7 @@ def test_it_names_the_classes_that_occur_below_the_unchanged_picture(hidden, exp
     ink = (strip < 100).all(axis=2) & (strip != COLOURS[0]).any(axis=2)  # of the letters
     assert ink.sum() > 20 * len(expected)
     assert strip.shape[0] < 40  # one row of three names
-
-
-def test_nothing_is_added_where_nothing_is_painted():
-    for label in (np.zeros((100, 300), np.uint8), np.full((100, 300), 255, np.uint8)):
-        assert with_legend(PICTURE, label, CLASSES, 0) is PICTURE
+    assert with_legend(PICTURE, np.full_like(label, 255), CLASSES, hidden) is PICTURE  # nothing is painted
 
 
 def test_a_small_picture_gets_room_for_the_longest_name_and_a_large_one_larger_letters():

@@ -37,7 +37,7 @@ USE = """
 import multiprocessing, pkgutil, subprocess, sys
 import numpy as np
 import segtrain
-from segtrain import shell
+from segtrain.support import shell
 import utils
 
 def predicted(file):

@@ -10,8 +10,7 @@ from evaluation.pictures import contours, overlay, panel
 def plain_overlay(image, label, colours, background) -> np.ndarray:
     """Pixel by pixel: a class's colour next to another label, else half of it; the image where nothing is shown."""
     out = image.copy()
-    height, width = label.shape
-    for y, x in np.ndindex(height, width):
+    for y, x in np.ndindex(label.shape):
         if label[y, x] in (background, 255):
             continue
         near = label[max(0, y - 1) : y + 2, max(0, x - 1) : x + 2]
@@ -22,16 +21,15 @@ def plain_overlay(image, label, colours, background) -> np.ndarray:
 
 @pytest.mark.parametrize("background", [0, None, 2])
 def test_background_stays_clear_and_classes_have_contours(background):
-    rng = np.random.default_rng(0)
-    image = rng.integers(0, 256, (20, 24, 3), dtype=np.uint8)
+    image = np.random.default_rng(0).integers(0, 256, (20, 24, 3), dtype=np.uint8)
     label = np.zeros((20, 24), np.uint8)
     label[3:12, 4:14], label[8:18, 10:20], label[0:6, 18:] = 1, 2, 255
     before = image.copy(), label.copy()
     shown = overlay(image, label, voc_colours(), background)
     expected = plain_overlay(image, label, voc_colours(), background)
     assert np.abs(shown.astype(int) - expected).max() <= 1  # halves are rounded
-    background_pixels = label == (255 if background is None else background)
-    assert (shown[background_pixels] == image[background_pixels]).all()
+    clear = label == (255 if background is None else background)
+    assert (shown[clear] == image[clear]).all()
     assert (image == before[0]).all()
     assert (label == before[1]).all()
 
@@ -48,18 +46,13 @@ def test_colours_are_vocs_and_panel_shows_the_image_as_it_is():
     # VOC: 1 aeroplane (128, 0, 0), 15 person (192, 128, 128), 255 border (224, 224, 192)
     colours = voc_colours()
     assert colours[[0, 1, 15, 255]].tolist() == [[0, 0, 0], [128, 0, 0], [192, 128, 128], [224, 224, 192]]
-    image = np.full((2, 3, 3), 200, np.uint8)
     label, predicted = np.full((2, 3), 255), np.ones((2, 3), np.int64)
     classes = Classes(["ground", "aeroplane"], colours)
-    picture = panel(image, label, predicted, classes, 0)
-    assert picture.shape[0] > 4  # two pictures above each other, and a legend
-    assert picture.dtype == np.uint8
-    assert picture[0, 0].tolist() == [200, 200, 200]  # D21: not scaled twice
-    assert picture[0, 3].tolist() == [224, 224, 192]
-    assert picture[2, 0].tolist() == [128, 0, 0]
-    assert picture[2, 3].tolist() == [164, 100, 100]
+    picture = panel(np.full((2, 3, 3), 200, np.uint8), label, predicted, classes, 0)
+    assert picture.shape[0] > 8  # two pictures in white frames above each other, and a legend
+    shown = [[picture[1 + 4 * row, 1 + 5 * column].tolist() for column in (0, 1)] for row in (0, 1)]
+    assert shown == [[[200, 200, 200], [224, 224, 192]], [[128, 0, 0], [164, 100, 100]]]  # D21: not scaled twice
     large = np.zeros((600, 1300), np.int64)
     picture = panel(np.zeros((600, 1300, 3), np.uint8), large, large, classes, 0)
-    assert picture.shape[1:] == (2 * 434, 3)
-    assert (picture[2 * 200 :] == 255).any()
-    assert (picture[: 2 * 200] == 0).all()
+    assert picture.shape[1:] == (2 * (512 + 2), 3)
+    assert (picture[2 * (236 + 2) :] == 255).any()  # 600 * 512 / 1300; the legend's paper

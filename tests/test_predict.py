@@ -20,9 +20,8 @@ from data.classes import Classes, voc_colours
 from data.images import read_image
 from evaluation.pictures import overlay
 from evaluation.predictor import Predictor
-from prediction import films
+from prediction import films, outputs
 from prediction.inputs import find_inputs
-from prediction.outputs import Outputs
 from support.errors import UserError
 
 
@@ -88,9 +87,7 @@ def test_each_file_is_right_or_named(checkpoint, faulty, tmp_path, capsys):
     assert run(checkpoint, faulty, out, "--overlay", "--probs") == 1
     said = capsys.readouterr().out
     assert "1 file(s) of other kinds" in said
-    named = [
-        line.split(":")[0].strip() for line in said.split("could not be predicted:")[1].splitlines() if line.strip()
-    ]
+    named = [line.split(":")[0] for line in said.split("could not be predicted:")[1].splitlines() if line.strip()]
     assert [os.path.basename(name) for name in named] == ["deep.png", "text.jpg", "truncated.jpg"]
     images = ("good.JPG", "sub/Stra\u00dfe \u4e00.png", "cmyk.jpg", "grey.png", "turned.jpg", "one.png")
     stems = [os.path.splitext(name)[0] for name in images] + [f"moving/{number:06d}" for number in range(1, 6)]
@@ -125,22 +122,9 @@ def test_each_file_is_right_or_named(checkpoint, faulty, tmp_path, capsys):
 
 def test_inputs_are_named_relative_to_their_common_folder(tmp_path, monkeypatch):
     """As a shell expands a/*.jpg and b/*: what is alike in two folders keeps its folder, in one folder its suffix."""
-    for name in (
-        "a/x.jpg",
-        "a/x.png",
-        "a/sub/x.jpg",
-        "b/x.jpg",
-        "b/film.gif",
-        "b/notes.txt",
-        "b/.hidden.jpg",
-        "c/[1].png",
-        "c/y.JPG",
-        "c/out/masks/x.png",
-        "c/other/predictions.json",
-        "c/other/x.png",
-        "d/film.gif",
-        "d/film/000001.png",
-    ):
+    names = "a/x.jpg a/x.png a/sub/x.jpg b/x.jpg b/film.gif b/notes.txt b/.hidden.jpg c/[1].png c/y.JPG d/film.gif"
+    names += " c/out/masks/x.png c/other/predictions.json c/other/x.png d/film/000001.png"
+    for name in names.split():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     monkeypatch.chdir(tmp_path)
@@ -173,23 +157,6 @@ def test_inputs_are_named_relative_to_their_common_folder(tmp_path, monkeypatch)
         found("a")
 
 
-def test_images_and_videos_of_several_folders(checkpoint, tmp_path, capsys):
-    for name in ("a/x.jpg", "b/x.jpg"):
-        (tmp_path / name).parent.mkdir()
-        photo().save(tmp_path / name)
-    write_video(tmp_path / "b/film.avi", 2, "MJPG")
-    given = [str(tmp_path / name) for name in ("a/x.jpg", "b/x.jpg", "b/film.avi")]
-    assert run(checkpoint, given, tmp_path / "out") == 0
-    assert f"3 inputs in {tmp_path}: 3 to predict" in capsys.readouterr().out
-    written = {path.relative_to(tmp_path / "out/masks").as_posix() for path in (tmp_path / "out").rglob("*.png")}
-    assert written == {"a/x.png", "b/x.png", "b/film/000001.png", "b/film/000002.png"}
-    assert json.loads((tmp_path / "out/predictions.json").read_text())["input"] == str(tmp_path)
-    assert run(checkpoint, given[::-1], tmp_path / "out") == 0
-    assert "0 to predict, 3 done before" in capsys.readouterr().out
-    with pytest.raises(UserError, match="of another input"):  # whose x would be b/x
-        run(checkpoint, given[1:], tmp_path / "out")
-
-
 def folder_of(tmp_path, number: int, name: str = "in"):
     (tmp_path / name).mkdir()
     for index in range(number):
@@ -202,13 +169,9 @@ def test_deleted_files_are_predicted_again_and_others_are_not(checkpoint, tmp_pa
     assert run(checkpoint, given, out, "--overlay") == 0
     (out / "masks/2.png").unlink()
     (out / "overlays/3.jpg").unlink()
-    # Temporary files of two other processes, of which one was killed long ago; and files that are not ours.
-    old, new = "masks/.0123456789abcdef.part.png", "masks/.fedcba9876543210.part.png"
-    others = ["masks/.a.part.png", "b/.0123456789abcdef.part.png"]
-    (out / "b").mkdir()
-    for name in (old, new, *others):
+    # What a killed process left half-written, and a file that is not ours.
+    for name in ("masks/.0123456789abcdef.part.png", "masks/.a.part.png"):
         (out / name).touch()
-        os.utime(out / name, (time.time() - (0 if name == new else 7200),) * 2)
     written = (out / "masks/1.png").stat().st_mtime_ns
     capsys.readouterr()
     assert run(checkpoint, given, out, "--overlay") == 0
@@ -216,7 +179,7 @@ def test_deleted_files_are_predicted_again_and_others_are_not(checkpoint, tmp_pa
     assert mask(out / "masks/2.png").shape == (42, 50)
     assert (out / "overlays/3.jpg").is_file()
     assert (out / "masks/1.png").stat().st_mtime_ns == written
-    assert {path.relative_to(out).as_posix() for path in out.rglob(".*")} == {new, *others}
+    assert [path.name for path in out.rglob(".*")] == [".a.part.png"]
 
 
 def test_a_batch_that_is_not_done_is_predicted_again_whole(checkpoint, tmp_path, monkeypatch):
@@ -243,28 +206,20 @@ def test_a_batch_that_is_not_done_is_predicted_again_whole(checkpoint, tmp_path,
 def test_predictions_of_something_else_are_not_taken_for_these(checkpoint, tmp_path):
     given, out = folder_of(tmp_path, 2), tmp_path / "out"
     assert run(checkpoint, given, out) == 0
+    (out / "masks/old.png").touch()
     for words in (["--flip"], ["--amp", "bf16"], ["--overlay"], ["--scales", "0.5"]):
         with pytest.raises(UserError, match="with other settings"):
             run(checkpoint, given, out, *words)
-    with pytest.raises(UserError, match="of another input"):
+    with pytest.raises(UserError, match=r"with other settings \(input\)"):
         run(checkpoint, folder_of(tmp_path, 2, "other"), out)
-    (tmp_path / "theirs/masks").mkdir(parents=True)
-    with pytest.raises(UserError, match=r"has masks that predict\.py did not write"):
-        run(checkpoint, given, tmp_path / "theirs")
-
-
-def test_what_overwrite_did_not_reach_is_not_done(checkpoint, tmp_path, capsys):
-    given, out = folder_of(tmp_path, 3), tmp_path / "out"
-    assert run(checkpoint, given, out) == 0
+    # Nothing of the old settings is left, whatever --overwrite then reaches.
     old = (out / "masks/1.png").stat().st_mtime_ns
     assert run(checkpoint, given, out, "--flip", "--overwrite") == 0
     assert (out / "masks/1.png").stat().st_mtime_ns > old
-    # As if it had been killed while it noted the last image: its mask is there, its name is not.
-    (out / "done.0.txt").write_text('"0"\n"1"\n"2')
-    for pending, done in ((1, 2), (0, 3)):
-        capsys.readouterr()
-        assert run(checkpoint, given, out, "--flip") == 0
-        assert f"{pending} to predict, {done} done before" in capsys.readouterr().out
+    assert not (out / "masks/old.png").exists()
+    (out / "predictions.json").unlink()
+    with pytest.raises(UserError, match=r"masks/\d\.png, which predict\.py did not write"):
+        run(checkpoint, given, out, "--overwrite")
 
 
 def test_name_that_is_too_long_to_write_is_named_and_the_rest_done(checkpoint, tmp_path, capsys):
@@ -275,39 +230,6 @@ def test_name_that_is_too_long_to_write_is_named_and_the_rest_done(checkpoint, t
     said = capsys.readouterr().out
     assert "2 predicted" in said
     assert said.count("File name too long") == 2
-
-
-def test_errors_of_the_writing_threads_are_raised(tmp_path):
-    (tmp_path / "masks").write_text("no folder")
-    image, label = np.zeros((4, 4, 3), np.uint8), np.zeros((4, 4), np.uint8)
-
-    def write() -> None:  # raised by the call itself, if the thread is that quick, or by the next one
-        with Outputs(tmp_path, Classes([], voc_colours()), 0, overlays=False, probs=False) as outputs:
-            outputs.write("a", image, label, None, frame=False)
-            outputs.wait()
-
-    with pytest.raises(UserError, match=r"a\.png: cannot be written"):
-        write()
-
-
-def test_damaged_and_turned_files(checkpoint, tmp_path, capsys):
-    given = folder_of(tmp_path, 1)
-    frames = [photo(60 + 5 * number, 80).crop((0, 0, 80, 60)) for number in range(6)]
-    frames[0].save(given / "whole.gif", save_all=True, append_images=frames[1:])
-    (given / "cut.gif").write_bytes((given / "whole.gif").read_bytes()[: (given / "whole.gif").stat().st_size * 2 // 3])
-    for orientation in (5, 6, 8, 9, 99):
-        turned = Image.Exif()
-        turned[0x0112] = orientation
-        photo(40, 50).save(given / f"turned{orientation}.jpg", exif=turned)
-    photo(40, 50).save(given / "turned.tif", tiffinfo={274: 6})
-    (given / "line\nbreak.jpg").write_text("no image")
-    assert run(checkpoint, given, tmp_path / "out", "--val_batchsize", "16") == 1
-    failed = capsys.readouterr().out.split("could not be predicted:")[1].strip().splitlines()
-    assert [line.split(":")[0].split("/")[-1] for line in failed] == ["cut.gif", "line\\nbreak.jpg"]
-    for name in ("turned5", "turned6", "turned8", "turned"):
-        assert mask(tmp_path / f"out/masks/{name}.png").shape == (50, 40)
-    for name in ("turned9", "turned99", "0"):
-        assert mask(tmp_path / f"out/masks/{name}.png").shape == (40, 50)
 
 
 def write_video(path, num_frames: int, codec: str = "mp4v") -> None:
@@ -345,40 +267,31 @@ def test_overlay_video_for_no_browser_comes_with_the_command_that_converts_it(
     checkpoint, tmp_path, monkeypatch, capsys
 ):
     write_video(tmp_path / "my film.avi", 2, "MJPG")
-    monkeypatch.setattr(films, "CODECS", (("mp4v", ".mp4"),))
+    monkeypatch.setattr(films, "CODECS", films.CODECS[1:])
     assert run(checkpoint, tmp_path / "my film.avi", tmp_path / "out", "--overlay", "--log_level", "WARNING") == 0
     [line] = capsys.readouterr().out.splitlines()
     written = tmp_path / "out/overlays/my film.mp4"
     assert written.is_file()
-    assert line.startswith(f"warning: {written}: browsers do not play it, because OpenCV encodes neither H.264 nor VP8")
-    assert shlex.split(line.rpartition(": ")[2]) == [
-        "ffmpeg",
-        "-i",
-        str(written),
-        "-c:v",
-        "libx264",
-        "-pix_fmt",
-        "yuv420p",
-        str(written.with_suffix(".h264.mp4")),
-    ]
+    assert line.startswith(f"warning: {written}: browsers do not play it")
+    assert shlex.split(line.rpartition(": ")[2])[:3] == ["ffmpeg", "-i", str(written)]
 
 
-@pytest.mark.parametrize(("given", "background"), [("0", 0), ("none", None)])
-def test_overlay_leaves_the_background_clear_unless_there_is_none(checkpoint, tmp_path, given, background):
-    image = np.asarray(photo(60, 80))
-    label = np.zeros((60, 80), np.uint8)
+@pytest.mark.parametrize("background", [0, None])
+def test_overlay_leaves_the_background_clear_unless_there_is_none(checkpoint, tmp_path, background):
+    image, label = np.asarray(photo()), np.zeros((60, 80), np.uint8)
     label[20:40, 30:60] = 1
     classes = Classes(["ground", "disc"], voc_colours())
-    with Outputs(tmp_path, classes, background, overlays=True, probs=False) as outputs:
-        outputs.write("a", image, label, None, frame=False)
-        outputs.wait()
+    with outputs.Outputs(tmp_path, classes, background, overlays=True, probs=False) as files:
+        files.write("a", image, label, None, frame=False)
+        files.wait()
     written = np.asarray(Image.open(tmp_path / "overlays/a.jpg"))[:60, :80].astype(int)
     for number in (0, None):
         painted = overlay(image, label, voc_colours(), number)
         assert (np.abs(written - painted).mean() < 5) == (number == background)  # JPEG is not exact
     # --background reaches it, and what was written for another one is not taken for this.
     photo().save(tmp_path / "b.png")
-    assert run(checkpoint, tmp_path / "b.png", tmp_path / "out", "--overlay", "--background", given) == 0
+    words = ["--overlay", "--background", "none" if background is None else "0"]
+    assert run(checkpoint, tmp_path / "b.png", tmp_path / "out", *words) == 0
     assert json.loads((tmp_path / "out/predictions.json").read_text())["overlay"] == {"background": background}
 
 
@@ -403,14 +316,16 @@ def test_overlays_and_films_have_the_colours_of_the_masks_and_a_legend(tmp_path)
     assert all(frame.shape == frames[0].shape for frame in frames)
 
 
-def test_video_that_is_cut_off_is_named(checkpoint, tmp_path, capsys):
-    for name, codec, said in (("a.mp4", "mp4v", "not a readable video"), ("b.avi", "MJPG", "frames: it is truncated")):
-        write_video(tmp_path / name, 20, codec)
+def test_film_that_is_cut_off_is_named(checkpoint, tmp_path, capsys):
+    write_video(tmp_path / "a.mp4", 20)
+    write_video(tmp_path / "b.avi", 20, "MJPG")
+    frames = [photo(60 + 5 * number, 80).crop((0, 0, 80, 60)) for number in range(6)]
+    frames[0].save(tmp_path / "c.gif", save_all=True, append_images=frames[1:])
+    for name, said in (("a.mp4", "not a readable video"), ("b.avi", "it is truncated"), ("c.gif", "readable image")):
         data = (tmp_path / name).read_bytes()
         (tmp_path / name).write_bytes(data[: len(data) // 2])
         assert run(checkpoint, tmp_path / name, tmp_path / f"{name}.out", "--overlay") == 1
-        assert f"{name}: " in (out := capsys.readouterr().out)
-        assert said in out
+        assert re.search(f"{re.escape(name)}: .*{said}", capsys.readouterr().out)
         assert not list((tmp_path / f"{name}.out").rglob("overlays/*.*"))
 
 
@@ -421,18 +336,25 @@ def test_two_processes_write_what_one_does(checkpoint, faulty, tmp_path):
     assert "3 could not be predicted" in results[0][1]
     assert results[1][1] == ""
     predict.main([*words, str(tmp_path / "one")])
-    files = [
+    one, two = (
         {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
         for folder in (tmp_path / "one", tmp_path / "two")
-    ]
-    done = [
-        sorted(line for path in sorted(names) if path.suffix == ".txt" for line in names.pop(path).splitlines() if line)
-        for names in files
-    ]
-    assert len(files[0]) == 6 + 6 + 1  # images; frames and frames.json; predictions.json
-    assert files[0] == files[1]
-    assert done[0] == done[1]
-    assert len(done[0]) == 6 + 5 + 1  # images, frames, the video
+    )
+    assert len(one) == 6 + 6 + 1  # images; frames and frames.json; predictions.json
+    assert one == two
+
+
+def test_an_image_beyond_the_limits_of_pillow_and_jpeg(checkpoint, tmp_path, monkeypatch):
+    photo().save(tmp_path / "a.png")
+    assert run(checkpoint, tmp_path / "a.png", tmp_path / "usual", "--window", "33") == 0
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)  # Pillow refuses more than twice as many
+    monkeypatch.setattr(outputs, "JPEG_SIDE", 40)
+    assert run(checkpoint, tmp_path / "a.png", tmp_path / "out", "--window", "33", "--overlay") == 0
+    monkeypatch.undo()
+    assert np.array_equal(mask(tmp_path / "out/masks/a.png"), mask(tmp_path / "usual/masks/a.png"))
+    shown = np.asarray(Image.open(tmp_path / "out/overlays/a.jpg")).astype(int)[:30, :40]
+    image, label = np.asarray(photo())[::2, ::2], mask(tmp_path / "out/masks/a.png")[::2, ::2]
+    assert np.abs(shown - overlay(image, label, voc_colours(), 0)).mean() < 25  # JPEG is not exact
 
 
 @pytest.mark.parametrize(
@@ -442,14 +364,11 @@ def test_two_processes_write_what_one_does(checkpoint, faulty, tmp_path):
         (["--input", "x.jpg", "--checkpoint", ""], "--checkpoint is not set"),
         (["--input", "x.jpg"], "--input x.jpg: no such file"),
         (["--input", ".", "--checkpoint", "nowhere.pt"], "nowhere.pt: cannot be read"),
-        (["--input", ".", "--scales", "0"], "--scales 0.0: must be above 0"),
-        (["--input", ".", "--stride_rate", "1.5"], "--stride_rate 1.5"),
         (["--input", ".", "--weights", "ema"], "has no average of weights"),
         (["--input", ".", "--layers", "50"], "weights of a res50_ASPP with --layers 50"),
-        (["--input", ".", "--flop"], "did you mean --flip?"),
         (["--input", ".", "--checkpoint", "", "--model", "m.onnx", "--flip"], "predicts whole images at one scale"),
         (["--input", ".", "--checkpoint", "", "--model", "m.onnx", "--layers", "18"], "predicts whole images at one"),
-        (["--input", "a.png", "--output", "file"], "file: cannot be written to"),
+        (["--input", "a.png", "--output", "file"], "--output file: is a file"),
     ],
 )
 def test_wrong_flags_are_named(checkpoint, tmp_path, monkeypatch, words, named):

@@ -33,17 +33,6 @@ def test_floors_are_the_threshold_or_keep_the_surest_share_of_each_class():
     assert confidence.floors(counts, 0, 0.3).tolist() == [0, 0, 0]
 
 
-def test_floors_are_quantiles_of_the_pixels_that_no_stroke_covers():
-    rng = np.random.default_rng(0)
-    classes, levels = rng.integers(0, 3, (40, 50), dtype=np.uint8), rng.integers(0, 256, (40, 50), dtype=np.uint8)
-    classes[:5] = 255  # unknown
-    scribble = np.where(rng.random((40, 50)) < 0.1, np.uint8(1), np.uint8(255))
-    floors = confidence.floors(confidence.histogram(classes, levels, scribble, 3), 1, 0.25)
-    for number in range(3):
-        own = np.sort(levels[(classes == number) & (scribble == 255)])[::-1]
-        assert floors[number] == own[int(np.ceil(0.25 * len(own))) - 1]  # the last of the surest quarter
-
-
 def test_only_stroked_classes_and_the_background_may_win():
     """Of the probabilities 0.5, 0.3, 0.2, the classes 1 and 2 alone have 0.6 and 0.4."""
     scribble = np.array([[255, 1], [2, 255]], np.uint8)
@@ -121,14 +110,6 @@ def test_strokes_spread_to_the_borders_of_drawn_objects():
     assert (walk(image, scribble).probs == walked.probs).all()
 
 
-def small() -> tuple[np.ndarray, np.ndarray]:
-    """A part of drawn(), of 10 x 12 cells, with strokes of classes 0, 3 and 7."""
-    image, scribble, _ = drawn()
-    image, scribble = image[:20, :24], scribble[:20, :24].copy()
-    scribble[18, 20] = 7
-    return image, scribble
-
-
 def laplacian_of(cells: Grid) -> np.ndarray:
     """Return the graph's Laplacian, (number of cells, number of cells) float64."""
     numbers = np.arange(cells.seeds.size).reshape(cells.seeds.shape)
@@ -140,33 +121,28 @@ def laplacian_of(cells: Grid) -> np.ndarray:
     return laplacian
 
 
-def test_walks_solve_the_random_walker_equations():
-    """In a free cell, the probability is the mean of its neighbours', weighted by conductance: solved densely here."""
-    image, scribble = small()
-    cells = grid(image, scribble)
-    laplacian, free = laplacian_of(cells), cells.seeds.ravel() == 255
-    for number, found in zip(*walk(image, scribble), strict=True):
-        exact = (cells.seeds.ravel() == number).astype(float)
-        exact[free] = np.linalg.solve(laplacian[np.ix_(free, free)], -laplacian[np.ix_(free, ~free)] @ exact[~free])
-        assert np.abs(found.ravel() - exact).max() < 1e-3
+@pytest.mark.parametrize("with_model", [False, True])
+def test_walks_solve_the_random_walker_equations(with_model):
+    """In a free cell, the probability is the mean of its neighbours', weighted by conductance: solved densely here.
 
-
-def test_walks_from_a_prediction_solve_their_equations():
-    """Besides the neighbours, the prediction counts, with a weight of 1 / (REACH^2 * number of cells)."""
-    image, scribble = small()
-    cells, classes = grid(image, scribble), np.array([0, 3, 5, 7], np.uint8)
-    prior = np.random.default_rng(0).dirichlet(np.ones(4), cells.seeds.shape).transpose(2, 0, 1).astype(np.float32)
-    before = prior.copy()
-    weight = 1 / (walker.REACH**2 * cells.seeds.size)
+    With a model, its prediction counts too, with a weight of 1 / (REACH^2 * number of cells).
+    """
+    image, scribble, _ = drawn()
+    image, scribble = image[:20, :24], scribble[:20, :24].copy()  # 10 x 12 cells
+    scribble[18, 20] = 7
+    cells, classes = grid(image, scribble), np.array([0, 3, 5, 7] if with_model else [0, 7], np.uint8)
+    draws = np.random.default_rng(0).dirichlet(np.ones(len(classes)), cells.seeds.shape)
+    prior = draws.transpose(2, 0, 1).astype(np.float32)
+    before, weight = prior.copy(), with_model / (walker.REACH**2 * cells.seeds.size)
+    walked = walk_from(cells, classes, prior) if with_model else walk(image, scribble)
+    assert walked.classes.tolist() == classes.tolist()
     system, free = laplacian_of(cells) + weight * np.eye(cells.seeds.size), cells.seeds.ravel() == 255
-    walked = walk_from(cells, classes, prior)
     for number, found, own in zip(*walked, prior, strict=True):
         exact = (cells.seeds.ravel() == number).astype(float)
         known = weight * own.ravel()[free] - system[np.ix_(free, ~free)] @ exact[~free]
         exact[free] = np.linalg.solve(system[np.ix_(free, free)], known)
         assert np.abs(found.ravel() - exact).max() < 1e-3
     assert (prior == before).all()
-    assert (walk_from(cells, classes, prior).probs == walked.probs).all()
 
 
 def test_an_image_without_strokes_keeps_the_prediction_inside_its_edges():
@@ -201,7 +177,7 @@ def test_strokes_of_one_class_are_not_spread():
     assert walk(image, np.full_like(scribble, 255)) is NO_WALK
 
 
-@pytest.mark.parametrize("size", [(1, 2), (2, 1), (3, 5), (7, 4)])
+@pytest.mark.parametrize("size", [(1, 2), (7, 4)])
 def test_tiny_images_are_walked(size):
     scribble = np.full(size, 255, np.uint8)
     scribble.flat[0], scribble.flat[-1] = 0, 1

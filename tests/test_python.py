@@ -31,25 +31,13 @@ def image() -> np.ndarray:
     return np.array(Image.fromarray(noise).resize((80, 60), Image.Resampling.BICUBIC))
 
 
-def test_three_lines_predict_what_predict_py_does(checkpoint, image, tmp_path):
+def test_three_lines_predict_what_predict_py_writes(checkpoint, image, tmp_path):
     Image.fromarray(image).save(tmp_path / "a.png")
     model = load(checkpoint)
-    labels = model.predict(tmp_path / "a.png").mask
-    assert (labels.shape, labels.dtype) == ((60, 80), np.uint8)
-    assert len(np.unique(labels)) > 1
-    words = ["--checkpoint", str(checkpoint), "--input", str(tmp_path / "a.png"), "--output", str(tmp_path / "out")]
-    assert predict.main([*words, "--workers", "0"]) == 0
-    assert np.array_equal(np.array(Image.open(tmp_path / "out/masks/a.png")), labels)
+    result = model.predict(tmp_path / "a.png")
+    assert (result.mask.shape, result.mask.dtype) == ((60, 80), np.uint8)
+    assert len(np.unique(result.mask)) > 1
     assert model.predictor.long_side == 70  # of the training
-    assert model.classes == ["ground", "sky", "tree", "road", "car"]
-    assert model.colours[0].tolist() == [1, 2, 3]
-    names = ", ".join(model.classes)
-    assert repr(model).startswith(f"<LoadedModel: 5 classes ({names}), images of 3 channels of uint8, on ")
-
-
-def test_a_result_has_what_predict_py_writes(checkpoint, image, tmp_path):
-    Image.fromarray(image).save(tmp_path / "a.png")
-    result = load(checkpoint, device="cpu").predict(tmp_path / "a.png")
     words = ["--checkpoint", str(checkpoint), "--input", str(tmp_path / "a.png"), "--output", str(tmp_path / "out")]
     assert predict.main([*words, "--workers", "0", "--overlay"]) == 0
     result.save(tmp_path / "mask.png")
@@ -62,13 +50,12 @@ def test_a_result_has_what_predict_py_writes(checkpoint, image, tmp_path):
     assert np.abs(written - result.plot()).mean() < 10
     assert np.asarray(result) is result.mask
     assert np.asarray(result, dtype=np.int64).dtype == np.int64
-    assert (result.classes, result.colours[0].tolist()) == (["ground", "sky", "tree", "road", "car"], [1, 2, 3])
-    assert repr(result) == "<Result: 60x80, 5 classes>"
+    for made in (model, result):
+        assert (made.classes, made.colours[0].tolist()) == (["ground", "sky", "tree", "road", "car"], [1, 2, 3])
     assert np.array_equal(pickle.loads(pickle.dumps(result)).plot(), result.plot())
-    with pytest.raises(UserError, match=r"mask\.jpg: a mask is saved as PNG"):
-        result.save(tmp_path / "mask.jpg")
-    with pytest.raises(UserError, match=r"nowhere/mask\.png: cannot be written"):
-        result.save(tmp_path / "nowhere/mask.png")
+    for path, named in (("mask.jpg", "a mask is saved as PNG"), ("nowhere/mask.png", "cannot be written")):
+        with pytest.raises(UserError, match=f"{path}: {named}"):
+            result.save(tmp_path / path)
     with pytest.raises(UserError, match=r"use predict\(image, probs=True\)"):
         _ = result.probs
 
@@ -90,16 +77,12 @@ def test_an_image_may_be_a_path_an_array_or_a_pil_image(checkpoint, image, tmp_p
     several = model.predict([image, image, image[:40], tmp_path / "a.png", flipped])
     assert [result.mask.shape for result in several] == [(60, 80), (60, 80), (40, 80), (60, 80), (60, 80)]
     assert all((several[number].mask == expected).mean() > 0.999 for number in (0, 1, 3))
-    assert several[4].plot(legend=False).shape == (60, 80, 3)
     assert model.predict([]) == []
     turned = Image.Exif()
     turned[0x0112] = 6  # to be shown turned by 90 degrees clockwise
     Image.fromarray(image).save(tmp_path / "turned.jpg", exif=turned)
-    assert model.predict(tmp_path / "turned.jpg").mask.shape == (80, 60)
     assert model.predict(tmp_path / "turned.jpg").plot(legend=False).shape == (80, 60, 3)
     assert np.array_equal(model.predict(Image.open(tmp_path / "turned.jpg")), model.predict(tmp_path / "turned.jpg"))
-    grey = Image.fromarray(image).convert("L")
-    assert np.array_equal(model.predict(grey), model.predict(grey.convert("RGB")))
 
 
 def test_probabilities_are_those_of_the_mask(checkpoint, image):
@@ -128,10 +111,7 @@ def test_settings_reach_the_predictor(checkpoint, image):
     [
         ({"scales": (0.5, 0)}, "scales 0.0: must be above 0"),
         ({"scales": ()}, "scales: is empty: name one or more"),
-        ({"window": -1}, "window -1: must be at least 0"),
         ({"long_side": 1.5}, "long_side: 1.5 is not an int"),
-        ({"flip": "yes"}, "flip: 'yes' is not true or false"),
-        ({"weights": "best"}, "weights: 'best' is not known"),
         ({"weights": "ema"}, "has no average of weights"),
         ({"device": "gpu"}, "--device gpu: "),
         ({"classes": "nowhere.txt"}, "--classes nowhere.txt: "),
@@ -150,7 +130,6 @@ def test_wrong_files_and_images_are_named(checkpoint, image, tmp_path):
         (tmp_path / "nowhere.png", r"nowhere\.png: no such file"),
         (image.astype(np.float32), r"an array of float32 \(60, 80, 3\): give \(height, width, 3\) uint8, RGB"),
         (image[..., 0], r"an array of uint8 \(60, 80\): give"),
-        (image.transpose(2, 0, 1), r"an array of uint8 \(3, 60, 80\)"),
         (image[:0], r"\(0, 80, 3\)"),
         (Image.fromarray(image[..., 0].astype(np.uint16)), "a PIL image of mode I;16: more than 8 bits"),
         (None, "a NoneType is no image"),

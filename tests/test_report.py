@@ -26,7 +26,7 @@ CLASSES = ["sky", "road", "car", "<b>moon</b>"]
 # Of 250 labelled pixels 90, 60 and 35 are right. IoU = correct / (row + column - correct):
 # 90 / (100 + 112 - 90) = 0.7377, 60 / (100 + 83 - 60) = 0.4878, 35 / (50 + 55 - 35) = 0.5.
 CONFUSION = [[90, 10, 0, 0], [20, 60, 20, 0], [2, 13, 35, 0], [0, 0, 0, 0]]
-BOUNDARY = {"boundary_iou": [0.3, 0.2, 0.25, None], "boundary_miou": 0.25, "miou_ci": (0.55, 0.65)}
+INTERVAL = {"miou_ci": (0.55, 0.65)}
 CURVES = [
     {"kind": "train", "epoch": 1, "step": 10, "loss": 2.5, "losses": {"seg": 1.5, "lorm": 1.0}, "lr": 0.01},
     {"kind": "val", "epoch": 1, "step": 10, "miou": 0.2, "pixel_acc": 0.5},
@@ -70,25 +70,19 @@ def columns(height: int = 30, width: int = 40) -> Example:
 def config(folder: Path, classes: list[str], background: int | None = 0) -> SimpleNamespace:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "classes.txt").write_text("\n".join(classes))
-    sizes = {"long_side": 0, "window": 0}
-    model = {
-        "model_type": "res50_ASPP",
-        "network": "ResNet-18",
-        "numclasses": len(classes),
-        "background_class": background,
-    }
-    return SimpleNamespace(classes=str(folder / "classes.txt"), dataset_path="data", **model, **sizes)
+    model = {"model_type": "res50_ASPP", "network": "ResNet-18", "numclasses": len(classes)}
+    return SimpleNamespace(
+        classes=str(folder / "classes.txt"), dataset_path="data", background_class=background, **model
+    )
 
 
-FACTS = {"Checkpoint": "log/x/best.pt\nstep 20", "2": "kept in order", "1": HOSTILE}
-
-
-def draw(folder: Path, *, classes=CLASSES, confusion=CONFUSION, scores=BOUNDARY, facts=FACTS, **other) -> str:
+def draw(folder: Path, *, classes=CLASSES, confusion=CONFUSION, **other) -> str:
     cfg = config(folder, classes, other.get("background", 0))
     counts = np.ones((7, 3, len(classes)), np.int64)
-    result = Result(["x"] * 7, torch.tensor(confusion), torch.zeros(3, len(classes), dtype=torch.int64), counts)
-    result.scores_with_interval = result.scores | scores
-    return page(HOSTILE, facts, cfg, result, other.get("shown", examples()), folder, other.get("comparison"))
+    result = Result(["x"] * 7, torch.tensor(confusion), counts)
+    result.scores_with_interval = result.scores | INTERVAL
+    split, shown = other.get("split", HOSTILE), other.get("shown", examples())
+    return page(folder / "best.pt", 20, cfg, split, "raw weights", result, shown, other.get("comparison"))
 
 
 def write_curves(folder: Path, curves: list[dict]) -> None:
@@ -148,13 +142,14 @@ def test_names_with_markup_or_not_in_utf8_stay_names(tmp_path):
     elements = Elements(write(tmp_path, shown=examples(names)))
     assert len([tag for tag, _ in elements.tags if tag == "script"]) == 2
     assert [tag for tag, _ in elements.tags if tag in ("img", "b")] == []
-    assert elements.titles == [HOSTILE]
+    title = f"{tmp_path / 'best.pt'} on {HOSTILE}"
+    assert elements.titles == [title]
     data = elements.data()
-    assert data["title"] == HOSTILE
+    assert data["title"] == title
     assert [entry["name"] for entry in data["examples"]] == names
-    facts = [["Checkpoint", "log/x/best.pt\nstep 20"], ["2", "kept in order"], ["1", HOSTILE]]
-    assert data["facts"][:-1] == [*facts, ["model", "res50_ASPP, ResNet-18, 4 classes"]]
-    assert data["facts"][-1][0] == "written"
+    assert [name for name, _ in data["facts"]] == ["checkpoint", "data", "how", "model", "written"]
+    values = [f"{tmp_path / 'best.pt'}, step 20", f"data, {HOSTILE}, 7 images", "raw weights"]
+    assert [text for _, text in data["facts"][:4]] == [*values, "res50_ASPP, ResNet-18, 4 classes"]
 
 
 def test_scores_and_examples(tmp_path):
@@ -200,11 +195,6 @@ def test_large_pictures_are_made_smaller_without_new_classes(tmp_path):
         assert picture(url).size == (640, 480)
     shown = {tuple(colour) for colour in np.asarray(picture(entry["label"][0]).convert("RGB")).reshape(-1, 3).tolist()}
     assert shown == {tuple(voc_colours()[k].tolist()) for k in (0, 1, 255)}
-
-
-def test_without_a_background_every_class_is_painted(tmp_path):
-    (entry,) = Elements(write(tmp_path, shown=[columns()], background=None)).data()["examples"]
-    assert (np.asarray(picture(entry["label"][0]).convert("RGBA"))[..., 3] == 255).all()
 
 
 def test_long_curves_are_thinned_out_and_damaged_lines_skipped(tmp_path):

