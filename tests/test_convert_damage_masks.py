@@ -87,7 +87,7 @@ PANOPTIC = [
     (remove("panoptic/bad.png"), "no such file; the PNGs are looked for in", "skip"),
     (truncate("panoptic/bad.png"), "not a whole, readable image", "skip"),
     (save("panoptic/bad.png", SMALL), "12x10 pixels, but the image has 32x24", "skip"),
-    (save("panoptic/bad.png", SMALL[:, :, 0]), "not an RGB image", "skip"),
+    (save("panoptic/bad.png", np.zeros((24, 32), np.uint8)), "not an RGB image", "skip"),
     (truncate(P), "not JSON", "stop"),
     (put(P, ..., "annotations"), "'annotations' is missing", "stop"),
     (put(P, 77, "annotations", 0, "image_id"), "image_id 77 is not in 'images'", "skip"),

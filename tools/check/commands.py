@@ -17,7 +17,7 @@ from tools.check.findings import Findings
 from tools.check.summary import Summary
 from tools.check.survey import Paths
 from tools.convert.find import NUMBERS, find_kinds
-from tools.convert.kinds import KINDS
+from tools.convert.formats import KINDS
 
 _SAME_ON_ANY_GPUS = {"batchsize": "total_batchsize"}  # the command then trains the same model on any number of GPUs
 STATISTICS_FLAGS = ("list_path", "image_path", "image_suffix", "train_split")  # of Paths, that tools.statistics has too

@@ -67,7 +67,7 @@ def _choose(samples: list[Sample], findings: Findings) -> Iterator[tuple[str, Sa
 
 
 def draw(sample: Sample, colours: np.ndarray, label_map: LabelMap | None) -> np.ndarray:
-    """Return the image with its first label painted over it, (H, W, 3) uint8; the image alone if it has no label.
+    """Return the image with its scribble, else its first label, painted over it, (H, W, 3) uint8.
 
     A label of another size is stretched. A label in colours keeps them. Raises UserError for an unreadable file.
     """
@@ -80,7 +80,7 @@ def draw(sample: Sample, colours: np.ndarray, label_map: LabelMap | None) -> np.
     image = cv2.resize(image, size, interpolation=cv2.INTER_AREA)
     if not sample.labels:
         return image
-    path = next(iter(sample.labels.values()))
+    path = sample.labels.get("scribble") or next(iter(sample.labels.values()))
     try:
         label = read_label(path, 255, label_map)
     except UserError:

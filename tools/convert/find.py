@@ -12,8 +12,8 @@ from data.images import LABEL_SUFFIXES, decode
 from data.layout import list_folder
 from support import shell
 from support.errors import UserError
+from tools.convert.formats import KINDS
 from tools.convert.formats.pairs import MASK_FOLDERS
-from tools.convert.kinds import KINDS
 
 MAX_FILES = 2000  # files to look into
 MAX_MASKS = 8

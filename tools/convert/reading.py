@@ -10,7 +10,7 @@ import unicodedata
 import urllib.parse
 import xml.etree.ElementTree as ElementTree
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -21,26 +21,9 @@ import numpy as np
 from data.images import IMAGE_SUFFIXES
 from data.layout import list_folder
 from support.errors import InputError, UserError
-from tools.convert.polygons import LIMIT, FewPointsError, Patch
-from tools.convert.source import Region
+from tools.convert.polygons import LIMIT, Patch
 
-# A shape to draw: the name of its class, where it is, for messages, and what draws it.
-Shape = tuple[str | None, str, Callable[[], Patch]]
 SPLITS = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
-
-
-def draw_shapes(shapes: Iterable[Shape], faults: list[str]) -> Iterator[Region]:
-    """Yield the region of each shape; add a line to `faults` for each that covers no pixel of the image."""
-    for name, where, draw in shapes:
-        try:
-            top, left, mask = draw()
-        except FewPointsError as error:
-            faults.append(str(error))
-            continue
-        if mask.any():
-            yield Region(name, top, left, mask)
-        else:
-            faults.append(f"{where}: covers no pixel of the image: left out")
 
 
 def read_json(path: Path) -> Any:

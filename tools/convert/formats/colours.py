@@ -5,16 +5,16 @@ and lists in ImageSets/Segmentation (https://docs.cvat.ai/docs/dataset_managemen
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
-from data.images import decode, decoding
+from data.images import decoding
 from support.errors import InputError, UserError
-from tools.convert.formats.pairs import read_pairs
+from tools.convert.formats.pairs import beside, decode_mask, read_pairs
 from tools.convert.source import Entry, Options, Region, Source
 
 MOST = 254  # colours of a palette that is found
@@ -55,7 +55,7 @@ def read(source: Path, options: Options) -> Source:
             f"{result.entries[0].record}: has one channel: masks of class numbers need no conversion, only the check"
         )
     if options.known:
-        result.names, result.unlabelled = [name for name, _ in options.known], False
+        result.names, result.unlabelled = options.known.names, False
         check_fit(result.entries[:: max(1, len(result.entries) // NUM_TRIED)], options, result.notes)
         return result
     found = np.zeros(1 << 24, bool)
@@ -82,11 +82,7 @@ def read(source: Path, options: Options) -> Source:
 
 def draw(entry: Entry, size: tuple[int, int], options: Options, faults: list[str]) -> Iterator[Region]:
     """Yield a region for each colour of the mask. Black that is not the colour of a class is unlabelled."""
-    pixels = _packed(entry.record)
-    if pixels.shape != size:
-        raise InputError(
-            f"{entry.record}: {pixels.shape[1]}x{pixels.shape[0]} pixels, but the image has {size[1]}x{size[0]}"
-        )
+    pixels = _packed(entry.record, size)
     names = class_of_colour(options)
     present = np.flatnonzero(_present(pixels)).tolist()
     if len(present) > MOST:
@@ -129,24 +125,40 @@ def check_fit(entries: list[Entry], options: Options, notes: list[str]) -> None:
 def class_of_colour(options: Options) -> dict[int, str | None]:
     """Return {packed colour: class, or None to ignore} of --classes; {} without it."""
     names: dict[int, str | None] = {}
-    if options.known:
-        void = [VOC_VOID, *(CITYSCAPES_VOID if options.classes == "cityscapes" else ())]
-        names |= {int.from_bytes(bytes(colour), "big"): None for colour in void}
+    if not options.known:
+        return names
+    void = [VOC_VOID, *(CITYSCAPES_VOID if options.classes == "cityscapes" else ())]
+    names |= {_pack(colour): None for colour in void}
     if options.classes == "camvid":
-        names |= {int.from_bytes(bytes(colour), "big"): name for name, group in CAMVID.items() for colour in group}
-    return names | {int.from_bytes(bytes(colour), "big"): name for name, colour in reversed(options.known)}
+        names |= {_pack(colour): name for name, group in CAMVID.items() for colour in group}
+    pairs = [*zip(options.known.names, options.known.colours.tolist(), strict=False)]
+    return names | {_pack(colour): name for name, colour in reversed(pairs)}
 
 
-def _packed(path: Path) -> np.ndarray:
-    """Return the colours of a mask, (H, W) int32: 65536 * red + 256 * green + blue. Transparent pixels are black."""
+def class_file(source: Path) -> str:
+    """Return the path of the export's file of names and colours, "" without one, and say that it is used."""
+    found = [path for name in ("labelmap.txt", "classes.txt") if (path := beside(source, name)) and path.is_file()]
+    # Without colours, a list of names does not say which class a colour is.
+    coloured = [path for path in found if any(char in path.read_text("utf-8", "replace") for char in "#:")]
+    if coloured:
+        print(f"classes: {coloured[0]}")
+    return str(coloured[0]) if coloured else ""
+
+
+def _pack(colour: Sequence[int]) -> int:
+    return int.from_bytes(bytes(colour), "big")
+
+
+def _packed(path: Path, size: tuple[int, int] | None = None) -> np.ndarray:
+    """Return the colours of a mask, (H, W) int32: 65536 * red + 256 * green + blue. Transparent pixels are black.
+
+    size: (H, W) that it must have.
+    """
 
     def convert(image: Image.Image) -> Image.Image:
         return image.convert("RGBA" if "A" in image.getbands() or "transparency" in image.info else "RGB")
 
-    try:
-        pixels = decode(path, convert)
-    except UserError as error:
-        raise InputError(str(error)) from None
+    pixels = decode_mask(path, convert, size)
     packed = pixels[:, :, :3].astype(np.int32) @ np.array([65536, 256, 1], np.int32)
     return packed if pixels.shape[2] == 3 else np.where(pixels[:, :, 3] > 0, packed, BLACK)
 

@@ -1,10 +1,14 @@
 """Pair images and masks by file name across two folders, and read the split from lists."""
 
+from collections.abc import Callable
 from pathlib import Path
 
-from data.images import IMAGE_SUFFIXES, LABEL_SUFFIXES, NO_JPEG
+import numpy as np
+from PIL import Image
+
+from data.images import IMAGE_SUFFIXES, LABEL_SUFFIXES, NO_JPEG, decode
 from data.layout import list_folder, read_list
-from support.errors import UserError
+from support.errors import InputError, UserError
 from tools.convert.reading import split_of
 from tools.convert.source import Entry, Options, Source
 
@@ -94,3 +98,17 @@ def _first(source: Path, names: tuple[str, ...]) -> Path:
 def _by_name(files: dict[str, list[Path]], suffix: str) -> dict[str, list[Path]]:
     """Return the files whose name, without the file format's suffix, ends with `suffix`, by the name without it."""
     return {name.removesuffix(suffix): paths for name, paths in files.items() if name.endswith(suffix)}
+
+
+def decode_mask(
+    path: Path, convert: Callable[[Image.Image], Image.Image], size: tuple[int, int] | None = None
+) -> np.ndarray:
+    """Return the decoded pixels of a mask. Raises InputError if it is damaged or not of the size (height, width)."""
+    try:
+        pixels = decode(path, convert)
+    except UserError as error:
+        raise InputError(str(error)) from None
+    height, width = pixels.shape[:2]
+    if size not in (None, (height, width)):
+        raise InputError(f"{path}: {width}x{height} pixels, but the image has {size[1]}x{size[0]}")
+    return pixels
