@@ -37,7 +37,6 @@ def test_pictures_to_look_at(tmp_path, capsys):
     assert found["train"] == [f"{number:02}.jpg" for number in (0, 2, 5, 7, 10, 13, 15, 18)]
     assert found["val"] == ["one.jpg", "one_2.jpg"]
     assert found["mask-one-class"] == ["one.jpg"]
-    assert found["sizes-differ"] == ["00.jpg"]
     # Half image (100), half colour of the class: black, and VOC's 128, 0, 0. JPEG changes them a little.
     drawn_image = np.asarray(Image.open(out / "train/00.jpg")).astype(int)
     assert np.abs(drawn_image[24, 10] - [50, 50, 50]).max() < 8
