@@ -118,9 +118,6 @@ def test_a_step_that_fails_ends_the_chain_with_its_status(data, tmp_path):
     assert len(list((tmp_path / "work/strokes").glob("*.png"))) == 8
     assert json.loads((tmp_path / "work/chain.json").read_text())["val_split"] == "nowhere"
     scribble_pipeline.claim(tmp_path / "work", {"val_split": "val"})
-    (tmp_path / "work/chain.json").write_text('{"data"')
-    with pytest.raises(UserError, match=r"chain\.json: damaged: name another folder"):
-        scribble_pipeline.main(words)
 
 
 @pytest.fixture

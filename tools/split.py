@@ -18,8 +18,8 @@ if not __package__:  # started as a file from another folder: python PATH/tools/
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from data.classes import aligned, read_classes
-from data.images import LABEL_SUFFIXES, read_label
-from data.layout import Split, list_folder, match_files
+from data.images import read_label
+from data.layout import Split, pair_files
 from support import shell
 from support.errors import UserError
 from support.files import write_atomic
@@ -82,23 +82,13 @@ def find_pairs(
     """
     endings = {"image": image_suffix, "label": label_suffix}
     split = Split({"image": root / image_path, "label": root / label_path}, plain=True, endings=endings)
-    for folder in split.folders.values():
-        if not folder.is_dir():
-            raise UserError(f"{folder}: no such folder; --image_path and --label_path name others")
     present = [name for name in PARTS if (root / image_path / name).is_dir()]
     if present:
         raise UserError(f"{root / image_path / present[0]}: there are splits already: a list would contradict them")
-    pairs = {}
-    for name, files in match_files(split, list_folder):
-        masks = [path for path in files["label"] if path.name.lower().endswith(LABEL_SUFFIXES)]
-        if not masks:
-            raise UserError(
-                f"{files['image'][0]}: an image without a mask: add {name}{label_suffix}.png, or move the image away"
-            )
-        pairs[name] = masks[0]
-    if len(pairs) < 2:
-        raise UserError(f"{root / image_path}: {len(pairs)} image(s): a split needs at least 2")
-    return pairs
+    names, files = pair_files(split)
+    if len(names) < 2:
+        raise UserError(f"{root / image_path}: {len(names)} image(s): a split needs at least 2")
+    return {name: found["label"] for name, found in zip(names, files, strict=True)}
 
 
 def presence(masks: list[Path]) -> np.ndarray:
@@ -154,10 +144,9 @@ def main(argv: list[str] | None = None) -> None:
     print("\n".join(_table(args.root, found, in_val)))
     by_group = f" of {len(set(groups))} groups" if args.group else ""
     print(f"{lists[0]}: {(~in_val).sum()} images; {lists[1]}: {in_val.sum()} images{by_group}")
-    folders = [("--image_path", args.image_path, "images"), ("--train_path", args.label_path, "masks")]
-    folders.append(("--val_path", args.label_path, "masks"))
-    folders += [(f"--{name}", value, "") for name, value in ends.items()]
-    words = [word for flag, value, default in folders if value != default for word in (flag, value)]
+    flags = [("image_path", args.image_path, "images"), ("train_path", args.label_path, "masks")]
+    flags += [("val_path", args.label_path, "masks"), *((name, value, "") for name, value in ends.items())]
+    words = [word for name, value, default in flags if value != default for word in (f"--{name}", value)]
     print(f"to check it: {shell.python_command('-m', 'tools.check', args.root, *words)}")
 
 

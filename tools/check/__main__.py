@@ -6,7 +6,6 @@
 Exit status: 0 clean, 1 warnings, 2 errors, which would stop training, or make it or its scores wrong.
 """
 
-import argparse
 import dataclasses
 import json
 import sys
@@ -25,6 +24,7 @@ from support.errors import UserError
 from support.image_stats import FILE_NAME, read_stats
 from support.labels import MAPS
 from support.processes import work_on
+from tools.arguments import Parser
 from tools.check.commands import fixing_lines, training_lines
 from tools.check.findings import Findings
 from tools.check.guess import guess_flags, unread_labels
@@ -149,8 +149,8 @@ def main(argv: list[str] | None = None) -> int:
     return findings.status
 
 
-def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m tools.check", description="Check a data set; change nothing.")
+def parser() -> Parser:
+    parser = Parser("tools.check", "Check a data set; change nothing.")
     add = parser.add_argument
     add("root", type=Path, metavar="PATH", help="root of the data set, train.py's --dataset_path")
     add("--dataset", default="", choices=MAPS, help="labels to train on [guessed from the folders]")

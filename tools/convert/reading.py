@@ -173,13 +173,12 @@ class ImageFinder:
             found = named or {file for file in found if not any(map(split_of, folders[file]))}
         if len(found) == 1:
             return next(iter(found))
-        looked = " or ".join(map(str, self.roots))
+        problem = f"not below {' or '.join(map(str, self.roots))}; name its folder with --images DIR"
         if found:
-            names = ", ".join(map(str, sorted(found)[:2]))
-            raise InputError(f"{where}: image {reference!r}: {len(found)} files have its name, such as {names}")
-        if path.suffix.lower() not in IMAGE_SUFFIXES:
-            raise InputError(f"{where}: image {reference!r}: not one of {', '.join(IMAGE_SUFFIXES)}")
-        raise InputError(f"{where}: image {reference!r}: not below {looked}; name its folder with --images DIR")
+            problem = f"{len(found)} files have its name, such as {', '.join(map(str, sorted(found)[:2]))}"
+        elif path.suffix.lower() not in IMAGE_SUFFIXES:
+            problem = f"not one of {', '.join(IMAGE_SUFFIXES)}"
+        raise InputError(f"{where}: image {reference!r}: {problem}")
 
 
 def path_of_url(url: str) -> str:
