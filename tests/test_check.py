@@ -32,7 +32,6 @@ from tools.check.findings import ERRORS, WARNINGS, Findings
 from tools.check.measure import Facts, measure
 from tools.check.rules import check_strokes
 from tools.check.survey import Paths, Sample
-from tools.scribbles.__main__ import main as scribbles
 
 # Codes with a test of their own
 ELSEWHERE = {
@@ -311,10 +310,3 @@ def test_without_masks_a_class_with_strokes_in_few_of_many_images_is_named(tmp_p
     assert without_stroke([common] * 99 + [rare]) == []
     assert without_stroke([common] * 99 + [rare] * 2) == []
     assert without_stroke([common] * 200) == []  # "class-absent" says that class 2 has no stroke at all
-
-
-def test_simulated_strokes_miss_no_class(demo_root, tmp_path):
-    root = shutil.copytree(demo_root, tmp_path / "data")
-    shutil.rmtree(root / "pascal_2012_scribble")
-    assert scribbles([*map(str, ("simulate", root / "SegmentationClassAug", root / "pascal_2012_scribble"))]) == 0
-    assert found(root, dataset="ScribbleOnly") == found(demo_root, dataset="ScribbleOnly") == {}

@@ -1,6 +1,5 @@
 """The data check recognises what a folder holds, and prints one command that fixes it or trains on it."""
 
-import json
 import shlex
 from pathlib import Path
 
@@ -20,9 +19,6 @@ from tools.convert.find import find_kinds
 LABELME = '{"version": "5.0", "shapes": [], "imagePath": "a.jpg", "imageHeight": 48, "imageWidth": 64}'
 COCO = '{"info": {}, "images": [], "annotations": [], "categories": []}'
 PANOPTIC = '{"images": [], "annotations": [{"segments_info": []}], "categories": []}'
-LABEL_STUDIO = '[{"id": 1, "annotations": [{"result": []}], "data": {"image": "a.jpg"}}]'
-SUPERVISELY = '{"description": "", "tags": [], "size": {"height": 4, "width": 4}, "objects": [{"classTitle": "a"}]}'
-CVAT = '<?xml version="1.0"?><annotations><version>1.1</version><image id="0" name="a.jpg"></image></annotations>'
 
 
 def last_words(root: Path, capsys, status: int, *flags: str, mark: str) -> list[str]:
@@ -132,20 +128,13 @@ COLOURS = np.array([[0, 0, 0], [255, 0, 0]], np.uint8)
 @pytest.mark.parametrize(
     ("kind", "files"),
     [
-        ("labelme", {"a.json": LABELME, "b.json": LABELME}),
         ("labelme", {"a.xml": "<annotation><object><polygon><pt></pt></polygon></object></annotation>"}),
-        ("coco", {"annotations.json": COCO}),
         ("coco", {"annotations/instances_train2017.json": COCO, "annotations/instances_val2017.json": COCO,
                   "annotations/person_keypoints_val2017.json": COCO, "images/x.jpg": None}),
         ("coco", {"train/_annotations.coco.json": COCO, "train/x.jpg": None, "valid/_annotations.coco.json": COCO}),
-        ("panoptic", {"panoptic.json": PANOPTIC}),
         ("panoptic", {"annotations/panoptic_val2017.json": PANOPTIC,
                       "annotations/panoptic_val2017/a.png": COLOURS[label(0, 1)], "val2017/a.jpg": None}),
-        ("labelstudio", {"export.json": LABEL_STUDIO}),
-        ("supervisely", {"ds0/ann/a.jpg.json": SUPERVISELY, "meta.json": "{}"}),
-        ("cvat", {"annotations.xml": CVAT, "images/a.jpg": None}),
         ("scribblesup", {"a.xml": "<annotation><polygon><tag>cat</tag></polygon></annotation>"}),
-        ("yolo", {"images/train/a.jpg": None, "labels/train/a.txt": "0 0.1 0.2 0.3 0.4 0.5 0.6\n", "data.yaml": "{}"}),
         ("colours", {"JPEGImages/a.jpg": None, "SegmentationClass/a.png": COLOURS[label(0, 1)],
                      "ImageSets/Segmentation/default.txt": "a\n", "labelmap.txt": LABELMAP}),
     ],
@@ -254,11 +243,3 @@ def test_roots_without_a_name(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path / "painted")
     assert main([".", "--workers", "0"]) == 2
     assert f"{tmp_path}/painted_masks" in capsys.readouterr().out
-
-
-def test_flags_of_the_check_are_in_its_report(tmp_path):
-    draw_cityscapes(tmp_path / "cityscapes")
-    assert main([str(tmp_path / "cityscapes"), "--workers", "0", "--json", str(tmp_path / "report.json")]) == 0
-    report = json.loads((tmp_path / "report.json").read_text())
-    assert report["known"] == "Cityscapes"
-    assert report["flags"]["label_map"] == "cityscapes"

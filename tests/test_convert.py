@@ -7,10 +7,9 @@ import annotated
 import numpy as np
 import pytest
 from annotated import CLASSES, COLOURS, Picture, draw_pictures, write_coco
-from PIL import Image, ImageDraw
+from PIL import Image
 
 from data.classes import read_classes
-from data.layout import Split, match_files
 from support import shell
 from tools.convert.__main__ import main
 
@@ -220,28 +219,3 @@ def test_labelstudio_takes_the_ground_truth_else_the_newest(tmp_path):
         (tmp_path / "in/export.json").write_text(json.dumps([task]))
         convert("labelstudio", tmp_path / "in", tmp_path / f"out{number}")
         assert read_classes(str(tmp_path / f"out{number}/classes.txt"), 2).names == ["background", expected]
-
-
-@pytest.mark.parametrize("kind", ["cvat", "coco"])
-def test_polygons_differ_from_pils_at_edges_only(tmp_path, kind):
-    """PIL draws the outline, too, with coordinates as centres: no difference further than a pixel from the outline."""
-    pictures = draw_pictures(3, kinds="polygon", seed=2)
-    convert(kind, WRITERS[kind][0](tmp_path / "in", pictures), tmp_path / "out")
-    for picture in pictures:
-        canvas = Image.new("L", picture.pixels.shape[1::-1])
-        edges = Image.new("L", picture.pixels.shape[1::-1])
-        for name, _, points in picture.shapes:
-            shifted = [(x - 0.5, y - 0.5) for x, y in points]
-            ImageDraw.Draw(canvas).polygon(shifted, fill=NUMBERS[name])
-            ImageDraw.Draw(edges).line([*shifted, shifted[0]], fill=1, width=3)
-        differ = np.asarray(canvas) != mask_of(tmp_path / "out", picture.name)
-        assert not differ[np.asarray(edges) == 0].any()
-
-
-def test_out_is_what_folder_reads(tmp_path):
-    pictures = draw_pictures(2)
-    convert("cvat", annotated.write_cvat(tmp_path / "in", pictures), tmp_path / "out")
-    split = Split({"image": tmp_path / "out/images", "label": tmp_path / "out/masks"}, plain=True)
-    matched = match_files(split)
-    assert [name for name, _ in matched] == ["picture_0", "picture_1"]
-    assert all(len(files) == 1 for _, found in matched for files in found.values())

@@ -47,7 +47,7 @@ MAGIC = {  # how a file of each suffix begins
 
 def read(source: Path, options: Options) -> Source:
     """Return the images and classes of a folder of LabelMe files, or of one file."""
-    result, flags = Source(), set()
+    result = Source()
     root = source if source.is_dir() else source.parent
     finder = ImageFinder([root], options.images)
 
@@ -59,16 +59,12 @@ def read(source: Path, options: Options) -> Source:
             shapes.append(Shape(label, f"{path}: shape {number} ({label})", shape))
         name = output_name(path.relative_to(root).as_posix().removeprefix("Annotations/"))  # the web tool's folder
         size = size_of(content, "imageHeight", "imageWidth", str(path)) if content.get("imageHeight") else None
-        if isinstance(own := content.get("flags"), dict):
-            flags.update(name for name, is_set in own.items() if is_set)
         if content.get("imageData"):
             return Entry(name, str(path), path, shapes, size, embedded_image)
         return Entry(name, str(path), _find_image(path, content, finder), shapes, size)
 
     result.entries += collect(read_one, annotation_files(source, ".json", ".xml"), result.faults)
     result.names = sorted(result.shape_names())
-    if flags and not result.names:
-        result.notes.append(f"{source}: the files have flags of whole images ({', '.join(sorted(flags))}) and no shape")
     used = {entry.image.resolve() for entry in result.entries}
     images = [path for paths in list_folder(root, IMAGE_SUFFIXES).values() for path in paths] if source.is_dir() else []
     labelled = [path for path in images if any(path.with_suffix(suffix).is_file() for suffix in (".json", ".xml"))]
