@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import shlex
 import shutil
 from pathlib import Path
@@ -24,7 +23,6 @@ from faulty_data import (
 from PIL import Image
 from tiff_writer import write_tiff
 
-import tools.check.__main__
 from support.errors import UserError
 from tools import statistics
 from tools.check.__main__ import check, main
@@ -74,13 +72,6 @@ def test_each_fault_is_named_by_its_code_and_file(faulty, tmp_path):
 def test_labels_out_of_the_given_range(faulty):
     assert found(faulty, num_classes=4)["label-out-of-range"] == ["masks/train/odd.png", "masks/val/good.png"]
     assert "label-out-of-range" not in found(faulty, num_classes=255)
-
-
-def test_masks_of_0_and_255_are_not_background_and_void(tmp_path):
-    drawn = Drawn(tmp_path)
-    drawn.pair("train/a", mask=label(0, 255))
-    drawn.pair("val/b", mask=label(0))
-    assert found(tmp_path)["label-binary-255"] == ["masks/train/a.png"]
 
 
 def test_missing_split(tmp_path, capsys):
@@ -174,23 +165,6 @@ def test_splits_that_cannot_be_trained_are_said_so(clean, capsys):
     command = last_command(clean, capsys, "--splits", "val", "--train_path", "masks")
     words = [str(clean), "--dataset", "Folder", "--train_path", "masks"]
     assert words in (command[2:], command[3:])  # after python FILE or python -m tools.check
-
-
-def killed(sample, label_map, image_kind):
-    os._exit(9)
-
-
-def test_a_killed_process_ends_the_check_with_one_line(clean, monkeypatch):
-    monkeypatch.setattr(tools.check.__main__, "measure", killed)
-    with pytest.raises(UserError, match=r"a process of --workers 1 was killed.*--workers 0"):
-        main([str(clean), "--workers", "1"])
-
-
-def test_report_is_never_written_into_the_data(clean):
-    before = snapshot(clean)
-    with pytest.raises(UserError, match="is in the data set, which the check does not change"):
-        main([str(clean), "--json", str(clean / "report.json")])
-    assert snapshot(clean) == before
 
 
 def test_what_is_no_data_set_is_said_so(tmp_path):

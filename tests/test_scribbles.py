@@ -6,7 +6,7 @@ import cv2
 import numpy as np
 import pytest
 
-from tools.scribbles.regions import depth_inside, find_regions, longest_path
+from tools.scribbles.regions import find_regions, longest_path
 from tools.scribbles.strokes import Style, draw_scribble
 
 PLAIN = Style(min_area=30, length=1.0, width=3, wiggle=0.0, shrink=0.0, drop=0.0, background=None)
@@ -176,19 +176,6 @@ def test_background_strokes_stay_deep_inside():
         assert (scribble[:, :90] == 1).any()
     assert in_arm[None] > 80
     assert in_arm[1] == 0
-
-
-def test_depth_is_at_most_the_distance_to_another_region():
-    """Strokes stay in their class because all pixels closer than the depth belong to the region."""
-    for seed in range(5):
-        number = find_regions(random_mask(seed)[:30, :30], min_area=1).number
-        depth = depth_inside(number)
-        padded = np.pad(number, 1)
-        places = np.argwhere(padded >= 0)
-        for row, column in np.argwhere(number > 0):
-            others = places[padded.ravel() != number[row, column]]
-            distance = np.hypot(*(others - [row + 1, column + 1]).T).min()
-            assert distance - 1.42 <= depth[row, column] < distance
 
 
 def test_longest_path_by_hand():

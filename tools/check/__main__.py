@@ -21,6 +21,7 @@ from data.label_map import read_label_map
 from data.released import Released, is_voc
 from support import program
 from support.errors import UserError
+from support.files import write_atomic
 from support.image_stats import FILE_NAME, read_stats
 from support.labels import MAPS
 from support.processes import work_on
@@ -171,10 +172,7 @@ def parser() -> Parser:
 def _write_json(path: Path, summary: Summary, findings: Findings) -> None:
     listed = [dataclasses.asdict(finding) | {"count": finding.count} for finding in findings.sorted()]
     content = {"status": findings.status} | dataclasses.asdict(summary) | {"findings": listed}
-    try:
-        path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"--json {path}: {error.strerror}") from None
+    write_atomic(path, json.dumps(content, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -14,9 +14,8 @@ from pathlib import Path
 if not __package__:  # started as a file from another folder: python PATH/tools/convert
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
-from data.layout import LISTS
+from data.layout import LISTS, read_list
 from support import program, shell
-from support.errors import UserError
 from support.files import write_atomic
 from tools.arguments import Parser
 from tools.convert.formats import KINDS
@@ -55,7 +54,7 @@ def _next_lines(out: Path) -> list[str]:
 def _list_scribbles(out: Path, names: list[str]) -> list[str]:
     """Add the names that no list has to the training list, and return the next commands as lines of text."""
     folder = out / LISTS[-1]
-    lists = {path: _read(path) for path in sorted(folder.glob("[!.]*.txt"))}
+    lists = {path: read_list(path, plain=True) for path in sorted(folder.glob("[!.]*.txt"))}
     listed = {name for present in lists.values() for name in present}
     target = folder / "train.txt"
     lines = lists.get(target, []) + [name for name in names if name not in listed]
@@ -63,13 +62,6 @@ def _list_scribbles(out: Path, names: list[str]) -> list[str]:
         write_atomic(target, "".join(f"{name}\n" for name in lines), parents=True)
     check = shell.python_command("-m", "tools.check", out, "--dataset", "ScribbleOnly", "--splits", "train")
     return [f"{target}: {len(lines)} name(s)", f"to check them: {check}"]
-
-
-def _read(path: Path) -> list[str]:
-    try:
-        return path.read_text(encoding="utf-8").split()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: the list cannot be read ({getattr(error, 'strerror', error)})") from None
 
 
 def parser() -> Parser:
