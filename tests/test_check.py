@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import shlex
 import shutil
 from pathlib import Path
@@ -23,6 +24,7 @@ from faulty_data import (
 from PIL import Image
 from tiff_writer import write_tiff
 
+import tools.check.__main__
 from support.errors import UserError
 from tools import statistics
 from tools.check.__main__ import check, main
@@ -165,6 +167,16 @@ def test_splits_that_cannot_be_trained_are_said_so(clean, capsys):
     command = last_command(clean, capsys, "--splits", "val", "--train_path", "masks")
     words = [str(clean), "--dataset", "Folder", "--train_path", "masks"]
     assert words in (command[2:], command[3:])  # after python FILE or python -m tools.check
+
+
+def killed(sample, label_map, image_kind):
+    os._exit(9)
+
+
+def test_a_killed_process_ends_the_check_with_one_line(clean, monkeypatch):
+    monkeypatch.setattr(tools.check.__main__, "measure", killed)
+    with pytest.raises(UserError, match=r"a process of --workers 1 was killed.*--workers 0"):
+        main([str(clean), "--workers", "1"])
 
 
 def test_what_is_no_data_set_is_said_so(tmp_path):

@@ -32,16 +32,7 @@ from tools.check.guess import guess_flags, unread_labels
 from tools.check.measure import measure
 from tools.check.pictures import check_folder, write_pictures
 from tools.check.report import class_table, finding_lines, summary_lines
-from tools.check.rules import (
-    check_agreement,
-    check_duplicates,
-    check_images,
-    check_labels,
-    check_strokes,
-    check_values,
-    infer_num_classes,
-    most_common_kind,
-)
+from tools.check.rules import find_faults, infer_num_classes, most_common_kind
 from tools.check.summary import Summary, check_classes
 from tools.check.survey import Paths, survey
 
@@ -88,13 +79,7 @@ def check(
     inferred = num_classes is None
     named = read_classes(classes, num_classes or infer_num_classes(facts))
     summary.num_classes = len(named.names)
-    colours = {f"#{bytes(named.colours[number]).hex()}": number for number in reversed(range(len(named.names)))}
-    check_images(facts, kind, findings)
-    check_labels(facts, colours, findings)
-    check_values(facts, summary.num_classes, inferred, classes, findings)
-    check_agreement(facts, findings)
-    check_strokes(facts, named.names, findings)
-    check_duplicates(facts, findings)
+    find_faults(facts, kind, named, inferred, classes, findings)
     summary.count(facts, found, named.names)
     check_classes(summary, findings)
     if pictures:

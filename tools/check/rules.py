@@ -2,6 +2,7 @@
 
 from collections import Counter, defaultdict
 
+from data.classes import Classes
 from support.image_stats import RGB, ImageType
 from support.labels import IGNORE
 from tools.check.findings import Findings, class_label
@@ -19,6 +20,20 @@ def most_common_kind(facts: list[Facts]) -> ImageType:
     """Return the channels and type that most of the readable images have; RGB without any."""
     kinds = Counter(item.image.kind for item in facts if not item.image.fault)
     return kinds.most_common(1)[0][0] if kinds else RGB
+
+
+def find_faults(
+    facts: list[Facts], kind: ImageType, classes: Classes, inferred: bool, class_file: str, findings: Findings
+) -> None:
+    """Add all findings about the files of the samples. The arguments are those of the functions below."""
+    numbers = reversed(range(len(classes.names)))  # of two classes of one colour, the first one counts
+    colours = {f"#{bytes(classes.colours[number]).hex()}": number for number in numbers}
+    check_images(facts, kind, findings)
+    check_labels(facts, colours, findings)
+    check_values(facts, len(classes.names), inferred, class_file, findings)
+    check_agreement(facts, findings)
+    check_strokes(facts, classes.names, findings)
+    check_duplicates(facts, findings)
 
 
 def check_images(facts: list[Facts], kind: ImageType, findings: Findings) -> None:
