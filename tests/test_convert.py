@@ -13,7 +13,6 @@ from data.classes import read_classes
 from support import shell
 from tools.convert.__main__ import main
 
-BACKGROUND = 0
 NUMBERS = {name: number for number, name in enumerate(CLASSES, 1)}
 
 
@@ -26,11 +25,21 @@ def inside(points: list, x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return odd
 
 
-def drawn(picture: Picture) -> np.ndarray:
+def near(points: list, x: np.ndarray, y: np.ndarray, reach: float) -> np.ndarray:
+    """Whether a pixel's centre is at most `reach` from a line; one point is a disc."""
+    found = np.zeros(np.broadcast_shapes(x.shape, y.shape), bool)
+    for (x0, y0), (x1, y1) in zip(points, points[1:] or points, strict=False):
+        length = (x1 - x0) ** 2 + (y1 - y0) ** 2
+        share = np.clip(((x - x0) * (x1 - x0) + (y - y0) * (y1 - y0)) / (length or 1), 0, 1)
+        found |= np.hypot(x - x0 - share * (x1 - x0), y - y0 - share * (y1 - y0)) <= reach
+    return found
+
+
+def drawn(picture: Picture, numbers: dict[str, int] = NUMBERS, unlabelled: int = 0, width: float = 10) -> np.ndarray:
     """The label map of a picture: shapes over each other; a pixel belongs to one if its centre lies inside."""
     size = picture.pixels.shape[:2]
     y, x = np.mgrid[: size[0], : size[1]] + 0.5
-    label = np.full(size, BACKGROUND, np.uint8)
+    label = np.full(size, unlabelled, np.uint8)
     for name, kind, data in picture.shapes:
         if kind == "polygon":
             mask = inside(data, x, y)
@@ -38,9 +47,11 @@ def drawn(picture: Picture) -> np.ndarray:
             mask = (x > data[0]) & (x < data[2]) & (y > data[1]) & (y < data[3])
         elif kind == "circle":
             mask = np.hypot(x - data[0], y - data[1]) < data[2]
+        elif kind == "mask":
+            mask = annotated.whole(size, data[0], data[1], data[2][: size[0] - data[0], : size[1] - data[1]])
         else:
-            mask = annotated.whole(size, *data)
-        label[mask] = NUMBERS[name]
+            mask = near(data, x, y, width / 2)
+        label[mask] = numbers[name]
     return label
 
 

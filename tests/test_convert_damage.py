@@ -176,6 +176,26 @@ def write(folder: Path, kind: str) -> Path:
     return getattr(annotated_masks if kind == "supervisely" else annotated, f"write_{kind}")(folder, PICTURES)
 
 
+def check_damage(
+    kind: str, source: Path, out: Path, message: str, fate: str, good: np.ndarray, capsys, words=()
+) -> None:
+    """Convert damaged data: the message is the only line, and the entry "good" is written as it should be."""
+    if fate == "stop":
+        with pytest.raises(UserError) as error:
+            convert(kind, source, out, *words)
+        assert re.search(message, f"{error.value} {capsys.readouterr().err}")
+        assert not out.exists()
+        return
+    assert convert(kind, source, out, *words) == 1
+    lines = [line for line in capsys.readouterr().err.splitlines() if line and "converting" not in line]
+    assert len(lines) == 1, lines
+    assert re.search(message, lines[0])
+    prefix = "ds0/" if kind == "supervisely" else ""
+    assert (mask_of(out, f"{prefix}good") == good).all()
+    for folder in ("masks", "images"):
+        assert (out / folder / f"{prefix}bad.png").exists() == (fate == "keep")
+
+
 @pytest.mark.parametrize(
     ("kind", "damage", "message", "fate"), [(kind, *case) for kind, cases in CASES.items() for case in cases]
 )
@@ -183,20 +203,7 @@ def test_damage_is_named_and_the_rest_is_written(tmp_path, undamaged, kind, dama
     shutil.copytree(undamaged[kind], tmp_path / "in")
     damage(tmp_path / "in")
     source = tmp_path / "in" / ("instances.json" if kind == "coco" else "")
-    if fate == "stop":
-        with pytest.raises(UserError) as error:
-            convert(kind, source, tmp_path / "out")
-        assert re.search(message, f"{error.value} {capsys.readouterr().err}")
-        assert not (tmp_path / "out").exists()
-        return
-    assert convert(kind, source, tmp_path / "out") == 1
-    lines = [line for line in capsys.readouterr().err.splitlines() if line and "converting" not in line]
-    assert [line for line in lines if re.search(message, line)], lines
-    prefix = "ds0/" if kind == "supervisely" else ""
-    assert (mask_of(tmp_path / "out", f"{prefix}good") == expected(kind)).all()
-    assert len(lines) == 1, lines
-    assert (tmp_path / f"out/masks/{prefix}bad.png").exists() == (fate == "keep")
-    assert (tmp_path / f"out/images/{prefix}bad.png").exists() == (fate == "keep")
+    check_damage(kind, source, tmp_path / "out", message, fate, expected(kind), capsys)
 
 
 def expected(kind: str) -> np.ndarray:

@@ -122,7 +122,7 @@ def _categories(content: object, path: Path) -> dict[int, str]:
 def _images(content: object, path: Path, faults: list[str]) -> dict[int, dict]:
     """Return {id: image} of a COCO file; add a line to `faults` for each that is invalid or there twice."""
 
-    def read_one(numbered: tuple[int, object]) -> tuple[int, dict]:
+    def read_one(numbered: tuple[int, dict]) -> tuple[int, dict]:
         position, image = numbered
         where = f"{path}: images[{position}]"
         value_of(image, "file_name", str, where)
@@ -159,7 +159,7 @@ def _records(file: File, result: Source) -> Iterator[tuple[int, list[Shape]]]:
         )
     for position, annotation in enumerate(annotations):
         where = f"{file.path}: annotations[{position}]"
-        number = None
+        number = -1  # not known yet
         try:
             number = value_of(annotation, "image_id", int, where)
             if number not in file.images:
