@@ -70,10 +70,10 @@ def _check_flags(args: argparse.Namespace) -> None:
 
 
 def _named_entries(source: Source, args: argparse.Namespace) -> list[Entry]:
-    """Return the entries with the names of their files in OUT, which begin with the folder of their split if there are
-    several; add a line to the faults for each whose name an earlier one has, in any letter case.
+    """Return the entries with the names of their files in OUT; with several splits, names begin with the split.
 
-    Raises UserError if --split and the labels both name splits.
+    An entry whose name an earlier one has, in any letter case, is left out, and a fault. Raises UserError if --split
+    and the labels both name splits.
     """
     entries = source.entries
     splits = sorted({entry.split for entry in entries} - {""})
