@@ -164,15 +164,6 @@ def test_black_and_white_by_suffix_in_one_folder(tmp_path):
     assert (tmp_path / "out/classes.txt").read_text() == "background #000000\nobject #800000\n"
 
 
-def test_masks_of_class_numbers_are_recognised(tmp_path, capsys):
-    write_colours(tmp_path / "in", draw_pictures(1), drawn)
-    convert("colours", tmp_path / "in", tmp_path / "out")
-    assert "class numbers" not in capsys.readouterr().out
-    Image.fromarray(np.full((47, 61), 3, np.uint8)).save(tmp_path / "in/masks/picture_0.png")
-    with pytest.raises(UserError, match="masks of class numbers need no conversion, only the check"):
-        convert("colours", tmp_path / "in", tmp_path / "two", "--classes", "voc")
-
-
 def test_threshold_reads_grey_and_jpeg_masks(tmp_path):
     for folder in ("images", "masks"):
         (tmp_path / "in" / folder).mkdir(parents=True)

@@ -251,9 +251,8 @@ def test_from_labelme_to_a_model(sandbox, python):
     shown_commands = commands(REPO / "docs/from_labelme.md")
     for number, command in enumerate(shown_commands):
         said = run_in(sandbox, reduced(command), python)
-        said = re.sub(
-            rf"{REPO}/(?:(data)/(\w+)(?:/__main__)?\.py|(?=train))", lambda m: "-m data." + m[2] if m[1] else "", said
-        )
+        module = rf"{REPO}/(?:tools/(\w+)(?:/__main__)?\.py|(?=train))"
+        said = re.sub(module, lambda m: f"-m tools.{m[1]}" if m[1] else "", said)
         if number < 3:
             end = "\n" if number < 2 else " --layers "  # the check's command also has the recipe's flags
             assert f": {shown_commands[number + 1]}{end}" in said

@@ -93,19 +93,6 @@ def test_table_and_next_command(tmp_path, capsys):
     assert said[-1][-3:] == ["-m", "tools.check", str(root)]
 
 
-@pytest.mark.parametrize("missing", ["train.txt", "val.txt"])
-def test_a_command_killed_between_its_two_lists_is_finished_by_the_same_command(tmp_path, missing):
-    root = draw(tmp_path / "data", np.random.default_rng(4).random((12, 3)) < 0.5)
-    main([str(root)])
-    before = lists(root)
-    (root / missing).unlink()
-    with pytest.raises(UserError, match=r"\.txt: exists: remove it to split the data again"):
-        main([str(root), "--seed", "1"])  # the lists would overlap
-    assert not (root / missing).exists()
-    main([str(root)])
-    assert lists(root) == before
-
-
 @pytest.mark.parametrize("existing", ["train.txt", "val.txt"])
 def test_nothing_is_overwritten(tmp_path, existing):
     root = draw(tmp_path / "data", np.ones((4, 2), bool))

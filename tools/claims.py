@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from support.errors import UserError
-from support.files import SCRATCH, remove_scratch, write_atomic
+from support.files import remove_scratch, write_atomic
 
 MARK = ".made_from.json"  # a hidden file, which readers of data sets skip
 
@@ -21,7 +21,7 @@ def claim(out: Path, settings: dict, part: str = "all") -> None:
     if mark.is_file():
         remove_scratch(out.rglob(".*.part*"))
         done = json.loads(mark.read_text(encoding="utf-8"))
-    elif out.is_dir() and not all(SCRATCH.fullmatch(path.name) for path in out.iterdir()):
+    elif out.is_dir() and any(out.iterdir()):
         raise UserError(f"{out}: exists and is not empty: name a new folder")
     if done.get(part, settings) != settings or (done and (part == "all") != ("all" in done)):
         raise UserError(f"{out}: holds the result of another command: name a new folder, or remove this one")

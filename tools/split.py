@@ -27,7 +27,6 @@ from support.labels import IGNORE
 from tools.arguments import Parser
 
 PARTS = ("train", "val")
-EXISTS = "exists: remove it to split the data again"
 
 
 def stratify(counts: np.ndarray, shares: tuple[float, ...], rng: np.random.Generator) -> np.ndarray:
@@ -126,8 +125,8 @@ def main(argv: list[str] | None = None) -> None:
         raise UserError(f"--seed {args.seed}: must be at least 0")
     lists = [args.root / f"{name}.txt" for name in PARTS]
     present = [path for path in lists if path.exists()]
-    if len(present) == len(lists):
-        raise UserError(f"{present[0]}: {EXISTS}")
+    if present:
+        raise UserError(f"{present[0]}: exists: remove it to split the data again")
     ends = {"image_suffix": args.image_suffix, "label_suffix": args.label_suffix}
     pairs = find_pairs(args.root, args.image_path, args.label_path, **ends)
     names = list(pairs)
@@ -135,12 +134,8 @@ def main(argv: list[str] | None = None) -> None:
     found = presence(list(pairs.values()))
     in_val = split(names, groups, found, args.val, args.seed)
     parts = [[name for name, is_val in zip(names, in_val, strict=True) if is_val == part] for part in (False, True)]
-    texts = {path: "".join(f"{name}\n" for name in part) for path, part in zip(lists, parts, strict=True)}
-    for path in present:  # the same command, killed between its two lists, left one of them
-        if path.read_bytes() != texts[path].encode():
-            raise UserError(f"{path}: {EXISTS}")
-    for path, text in texts.items():
-        write_atomic(path, text)
+    for path, part in zip(lists, parts, strict=True):
+        write_atomic(path, "".join(f"{name}\n" for name in part))
     print("\n".join(_table(args.root, found, in_val)))
     by_group = f" of {len(set(groups))} groups" if args.group else ""
     print(f"{lists[0]}: {(~in_val).sum()} images; {lists[1]}: {in_val.sum()} images{by_group}")

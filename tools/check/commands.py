@@ -15,8 +15,7 @@ from support.image_stats import FILE_NAME, RGB
 from tools.check.findings import Findings
 from tools.check.summary import Summary
 from tools.check.survey import Paths
-from tools.convert.find import NUMBERS, find_kinds
-from tools.convert.formats import KINDS
+from tools.convert.find import NUMBERS, describe, find_kinds
 
 _SAME_ON_ANY_GPUS = {"batchsize": "total_batchsize"}  # the command then trains the same model on any number of GPUs
 STATISTICS_FLAGS = ("list_path", "image_path", "image_suffix", "train_split")  # of Paths, that tools.statistics has too
@@ -130,10 +129,8 @@ def conversion(root: Path) -> str:
     found = {kind: path for kind, path in find_kinds(root).items() if kind != NUMBERS}
     if not found:
         return ""
-    kinds = " and ".join(f"{KINDS[kind].about} ({path})" for kind, path in found.items())
-    commands = [shell.python_command("-m", "tools.convert", kind, root, new_folder(root)) for kind in found]
-    choice = "choose one: " if len(commands) > 1 else "convert them: "
-    return f"no masks of class numbers, but {kinds}: {choice}{' or '.join(commands)}"
+    kinds, commands = describe(found, root, new_folder(root))
+    return f"no masks of class numbers, but {kinds}: {'choose one' if len(found) > 1 else 'convert them'}: {commands}"
 
 
 def new_folder(root: Path) -> Path:

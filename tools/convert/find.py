@@ -58,16 +58,21 @@ def find_kind(source: Path, out: Path) -> str:
         ((kind, path),) = found.items()
         print(f"{source}: {KINDS[kind].about} ({path}), converted as {kind}")
         return kind
-    commands = [shell.python_command("-m", "tools.convert", kind, source, out) for kind in found]
     if found:
-        kinds = " and ".join(f"{KINDS[kind].about} ({path})" for kind, path in found.items())
-        raise UserError(f"{source}: has {kinds}: choose one: {' or '.join(commands)}")
+        kinds, commands = describe(found, source, out)
+        raise UserError(f"{source}: has {kinds}: choose one: {commands}")
     if numbers:
         check = shell.python_command("-m", "tools.check", source)
         raise UserError(f"{numbers}: masks of class numbers need no conversion: to check them: {check}")
     raise UserError(
         f"{source}: no labels of a known kind in it: unpack .zip files, or name the kind: {', '.join(KINDS)}"
     )
+
+
+def describe(found: dict[str, Path], source: Path, out: Path) -> tuple[str, str]:
+    """Return what find_kinds() found as text, and the commands that convert it."""
+    kinds = " and ".join(f"{KINDS[kind].about} ({path})" for kind, path in found.items())
+    return kinds, " or ".join(shell.python_command("-m", "tools.convert", kind, source, out) for kind in found)
 
 
 def _find_masks(source: Path) -> dict[str, Path]:

@@ -20,8 +20,8 @@ if not __package__:  # started as a file from another folder: python PATH/tools/
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 from data.classes import read_classes
-from data.images import IMAGE_SUFFIXES, LABEL_SUFFIXES, label_png, read_label
-from data.layout import list_folder, read_list
+from data.images import LABEL_SUFFIXES, label_png, read_label
+from data.layout import list_folder, read_list, without_suffix
 from support import program
 from support.errors import UserError
 from support.files import write_atomic
@@ -72,19 +72,13 @@ def find_masks(folder: Path, list_file: Path | None) -> dict[str, Path]:
     """
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder")
-    found = {name: paths[0] for name, paths in list_folder(folder, LABEL_SUFFIXES).items()}
+    found = list_folder(folder, LABEL_SUFFIXES)
     if not found:
         raise UserError(f"{folder}: no label map in it ({', '.join(LABEL_SUFFIXES)})")
-    if list_file is None:
-        return found
-    chosen = {}
-    for line in read_list(list_file, plain=True):
-        suffix = Path(line).suffix
-        name = line if line in found or suffix.lower() not in IMAGE_SUFFIXES else line.removesuffix(suffix)
-        if name not in found:
-            raise UserError(f"{list_file}: {name!r}: no label map of this name in {folder}")
-        chosen[name] = found[name]
-    return chosen
+    names = [without_suffix(line, found) for line in read_list(list_file, plain=True)] if list_file else list(found)
+    if missing := [name for name in names if name not in found]:
+        raise UserError(f"{list_file}: {missing[0]!r}: no label map of this name in {folder}")
+    return {name: found[name][0] for name in names}
 
 
 def _style(args: argparse.Namespace) -> Style:

@@ -12,7 +12,6 @@ import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
-from data.images import decoding
 from support.errors import InputError, UserError
 from tools.convert.formats.pairs import beside, decode_mask, read_pairs
 from tools.convert.source import Entry, Options, Region, Source
@@ -50,13 +49,9 @@ def read(source: Path, options: Options) -> Source:
     Raises UserError if there are more than MOST colours, or if the class file does not fit the masks.
     """
     result = read_pairs(source, options)
-    if result.entries and _is_grey(result.entries[0].record):
-        result.notes.append(
-            f"{result.entries[0].record}: has one channel: masks of class numbers need no conversion, only the check"
-        )
     if options.known:
         result.names, result.unlabelled = options.known.names, False
-        check_fit(result.entries[:: max(1, len(result.entries) // NUM_TRIED)], options, result.notes)
+        check_fit(result.entries[:: max(1, len(result.entries) // NUM_TRIED)], options)
         return result
     found = np.zeros(1 << 24, bool)
     for entry in tqdm(result.entries, unit="mask", desc="finding colours"):
@@ -92,11 +87,10 @@ def draw(entry: Entry, size: tuple[int, int], options: Options, faults: list[str
             yield Region(names.get(colour, _name(colour)), 0, 0, pixels == colour)
 
 
-def check_fit(entries: list[Entry], options: Options, notes: list[str]) -> None:
+def check_fit(entries: list[Entry], options: Options) -> None:
     """Raise UserError if more than MAX_UNKNOWN of the painted pixels have a colour that no class has.
 
-    Pixels that are neither black nor background are painted. With --unlisted, any colour is accepted. notes: remedies
-    that end the message, instead of the usual ones.
+    Pixels that are neither black nor background are painted. With --unlisted, any colour is accepted.
     """
     names, unknown = class_of_colour(options), Counter[str]()
     painted = 0
@@ -116,9 +110,7 @@ def check_fit(entries: list[Entry], options: Options, notes: list[str]) -> None:
     if missing > MAX_UNKNOWN * (missing + painted):
         shown = ", ".join(f"{colour} {count / (missing + painted):.0%}" for colour, count in unknown.most_common(4))
         share = f"{missing / (missing + painted):.0%} of the painted pixels ({shown})"
-        remedy = "; ".join(notes) or (
-            "correct the file (a line 'name #RRGGBB' for each class), or make such pixels 255 with --unlisted ignore"
-        )
+        remedy = "correct the file (a line 'name #RRGGBB' for each class), or ignore such pixels: --unlisted ignore"
         raise UserError(f"--classes {options.classes}: no class has the colour of {share}: {remedy}")
 
 
@@ -161,15 +153,6 @@ def _packed(path: Path, size: tuple[int, int] | None = None) -> np.ndarray:
     pixels = decode_mask(path, convert, size)
     packed = pixels[:, :, :3].astype(np.int32) @ np.array([65536, 256, 1], np.int32)
     return packed if pixels.shape[2] == 3 else np.where(pixels[:, :, 3] > 0, packed, BLACK)
-
-
-def _is_grey(path: Path) -> bool:
-    """Return whether a mask that can be opened has one channel without a palette."""
-    try:
-        with decoding(path), Image.open(path) as image:
-            return image.mode == "L"
-    except UserError:
-        return False
 
 
 def _present(packed: np.ndarray) -> np.ndarray:
