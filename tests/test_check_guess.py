@@ -73,14 +73,6 @@ def test_layouts_and_names_are_read_as_they_are(tmp_path, capsys, image, mask, s
     trains(words, 3)
 
 
-def test_ends_of_names_without_a_split(tmp_path, capsys):
-    for name in ("a", "b"):
-        put(tmp_path / f"images/{name}.jpg", picture(name))
-        put(tmp_path / f"masks/{name}_mask.png", label(0, 1))
-    words = last_words(tmp_path, capsys, 2, mark="to fix: ")
-    assert words == [str(tmp_path), "--val", "0.2", "--label_suffix", "_mask"]
-
-
 def test_two_places_of_masks_are_named_though_there_are_annotations(tmp_path):
     drawn = Drawn(tmp_path)
     drawn.pair("train/a")
@@ -214,17 +206,6 @@ def test_colours_in_folders_of_each_split_are_converted_split_by_split(tmp_path,
         folder = f"{root}/{split}"
         expected = ["colours", f"{folder}/masks", f"{root}_masks", "--images", f"{folder}/images", "--split", role]
         assert shlex.split(command)[-7:] == expected
-
-
-def test_masks_of_0_and_255_are_fixed_by_a_label_map(tmp_path, capsys):
-    drawn = Drawn(tmp_path)
-    for name in ("train/a", "train/b", "val/c"):
-        drawn.pair(name, mask=label(0, 255))
-    words = last_words(tmp_path, capsys, 2, mark="to fix: ")
-    assert words[-4:] == ["--label_map", "binary", "--numclasses", "2"]
-    words = last_words(tmp_path, capsys, 0, *words[words.index("--dataset") :], mark="to train: ")
-    assert words[words.index("--label_map") + 1] == "binary"
-    trains(words, 2)
 
 
 def test_values_that_the_map_lacks_are_a_finding(tmp_path):

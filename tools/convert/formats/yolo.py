@@ -39,7 +39,6 @@ def read(source: Path, options: Options) -> Source:
     by_name: dict[str, list[Key]] = {}
     for key in images:
         by_name.setdefault(key[-1], []).append(key)
-    boxes: dict[Path, int] = {}
     without = set(images)
     for key, path in _label_files(source, images):
         try:
@@ -48,9 +47,6 @@ def read(source: Path, options: Options) -> Source:
             lines = _read_lines(path)
         except InputError as error:
             result.faults.append(str(error))
-            continue
-        if found := sum(len(words) == BOX for words in lines):
-            boxes[path] = found
             continue
         split = splits.get(image_key) or next(filter(None, map(split_of, image_key[:-1])), "")
         folders = [part for part in image_key[:-1] if not split or split_of(part) != split]
@@ -62,11 +58,6 @@ def read(source: Path, options: Options) -> Source:
     if not names:
         result.names = sorted(result.shape_names(), key=int)
         result.notes.append(f"{source}: neither data.yaml nor {NAMES} names the classes: they are named by number")
-    if boxes:
-        result.faults.append(
-            f"{next(iter(boxes))}: {sum(boxes.values())} box(es) in {len(boxes)} label file(s) such as this one: "
-            "boxes have no outline, so these images are skipped"
-        )
     if without and not options.images:
         shown = images[min(without)][0]
         result.notes.append(f"{len(without)} image(s) have no label file, such as {shown}: left out")
@@ -161,7 +152,7 @@ def _splits(base: Path, config: dict[str, Any], images: dict[Key, list[Path]]) -
 
 
 def _read_lines(path: Path) -> list[list[str]]:
-    """Return the words of each line of a label file. Raises InputError if one is no polygon and no box."""
+    """Return the words of each line of a label file. Raises InputError if one is no polygon."""
     try:
         lines = [line.split() for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
@@ -169,6 +160,8 @@ def _read_lines(path: Path) -> list[list[str]]:
     for number, words in enumerate(lines, 1):
         if not (words[0].isascii() and words[0].isdecimal()) or len(words) < BOX or len(words) % 2 == 0:
             raise InputError(f"{path} line {number}: expected a class number, then x y of each point: skipped")
+        if len(words) == BOX:
+            raise InputError(f"{path} line {number}: a box, which has no outline: skipped")
     return lines
 
 
