@@ -16,7 +16,7 @@ from data import distance
 from tools import split
 from tools.check import __main__ as check
 from tools.convert import __main__ as convert
-from tools.scribbles.__main__ import COMMANDS
+from tools.scribbles import __main__ as scribbles
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "cli.md"
 HEAD = """# Command line
@@ -55,7 +55,7 @@ PARSERS = (
     ("python -m tools.convert", convert.parser()),
     ("python -m tools.split", split.parser()),
     ("python -m data.distance", distance.parser()),
-    *((f"python -m tools.scribbles {name}", command.parser()) for name, command in COMMANDS.items()),
+    ("python -m tools.scribbles", scribbles.parser()),
 )
 COLUMNS = ("| flag | type | default | meaning |", "| --- | --- | --- | --- |")
 

@@ -122,10 +122,10 @@ def read_flags(flags: list[str], pseudo: list[str], data: Path) -> config.Config
 def claim(work: Path, settings: dict) -> None:
     """Write the settings to WORK/chain.json, or check that they equal those in it if WORK has a checkpoint.
 
-    Raises UserError if they differ, because a folder has the results of one command only, or if the file is damaged.
+    Raises UserError if they differ: a folder has the results of one command only.
     """
     note, settings = work / "chain.json", json.loads(json.dumps(settings))  # tuples become lists, as in the file
-    saved = read_note(note, settings)
+    saved = json.loads(note.read_text(encoding="utf-8")) if note.is_file() else settings
     differ = [name for name in saved | settings if saved.get(name) != settings.get(name)]
     if differ and any(work.glob("round_*/*.pt")):
         raise UserError(f"{work}: has results of other {' and '.join(differ)}, see {note}: name another folder")
@@ -140,24 +140,13 @@ def claim_labels(work: Path, name: str, labels: Path) -> None:
     note, digest = work / "labels.json", hashlib.sha256()
     for path in sorted(labels.rglob("*.png")):
         digest.update(f"{path.relative_to(labels)} {sha256(path)}\n".encode())
-    saved = read_note(note, {})
+    saved = json.loads(note.read_text(encoding="utf-8")) if note.is_file() else {}
     if saved.get(name) != digest.hexdigest() and any((work / name).glob("*.pt")):
         raise UserError(
             f"{labels}: has changed since {work / name} was trained on it: delete {name} and all that came after it "
             "(pseudo_N and round_N of later rounds), or name another folder"
         )
     write_atomic(note, json.dumps(saved | {name: digest.hexdigest()}, indent=1))
-
-
-def read_note(note: Path, default: dict) -> dict:
-    """Return the content of a JSON file, or `default` if there is none. Raises UserError if it holds no dict."""
-    try:
-        saved = json.loads(note.read_text(encoding="utf-8")) if note.is_file() else default
-    except ValueError:
-        saved = None
-    if not isinstance(saved, dict):
-        raise UserError(f"{note}: damaged: name another folder")
-    return saved
 
 
 class Steps:
@@ -202,34 +191,14 @@ def parser() -> Parser:
     add = parser.add_argument
     add("data", type=Path, metavar="DATA", help="folder of a data set in VOC's layout")
     add("work", type=Path, metavar="WORK", help="folder for all results")
-    add(
-        "--rounds",
-        type=int,
-        default=1,
-        metavar="N",
-        help="number of rounds: each makes pseudo-labels and trains a model on them",
-    )
-    add(
-        "--processes",
-        type=int,
-        default=1,
-        metavar="N",
-        help="processes of train.py and pseudo.py, started by torchrun: one for each GPU",
-    )
-    add(
-        "--simulate",
-        type=shlex.split,
-        default=[],
-        metavar="'FLAGS'",
-        help="flags of tools.scribbles simulate, which draws strokes if DATA has no pascal_2012_scribble [none]",
-    )
-    add(
-        "--pseudo",
-        type=shlex.split,
-        default=[],
-        metavar="'FLAGS'",
-        help="flags of pseudo.py, such as '--scales 1 1.5 --flip' [none]",
-    )
+    rounds = "number of rounds: each makes pseudo-labels and trains a model on them"
+    add("--rounds", type=int, default=1, metavar="N", help=rounds)
+    processes = "processes of train.py and pseudo.py, started by torchrun: one for each GPU"
+    add("--processes", type=int, default=1, metavar="N", help=processes)
+    simulate = "flags of tools.scribbles simulate, which draws strokes if DATA has no pascal_2012_scribble [none]"
+    add("--simulate", type=shlex.split, default=[], metavar="'FLAGS'", help=simulate)
+    pseudo = "flags of pseudo.py, such as '--scales 1 1.5 --flip' [none]"
+    add("--pseudo", type=shlex.split, default=[], metavar="'FLAGS'", help=pseudo)
     return parser
 
 

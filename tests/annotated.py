@@ -1,7 +1,8 @@
 """Small data sets as annotation tools export them, written from the documentation of their formats.
 
-The shapes of a picture are (class, kind, data). Kinds: "polygon" (points), "box" (x0, y0, x1, y1), "circle" (x, y,
-radius) and "mask" (top, left, bool array). write_FORMAT(folder, pictures) writes the shapes that the format knows.
+The shapes of a picture are (class, kind, data). Kinds: "polygon" and "line" (points), "dot" (a point in a list), "box"
+(x0, y0, x1, y1), "circle" (x, y, radius) and "mask" (top, left, bool array). write_FORMAT(folder, pictures) writes the
+shapes that the format knows.
 """
 
 import base64
@@ -15,6 +16,7 @@ import numpy as np
 from PIL import Image
 
 CLASSES = ["cat", "dog", "tree"]
+STROKES = ["aeroplane", "background", "person"]  # classes of strokes, those of VOC
 COLOURS = {"cat": (200, 0, 10), "dog": (0, 220, 30), "tree": (40, 40, 250)}
 
 
@@ -52,6 +54,26 @@ def draw_pictures(
                 shapes.append((name, kind, data))
         pixels = rng.integers(0, 256, (*size, 3), dtype=np.uint8)
         pictures.append(Picture(f"picture_{index}", pixels, shapes))
+    return pictures
+
+
+def draw_strokes(number: int = 3, kinds: str = "line dot polygon mask") -> list[Picture]:
+    """Pictures of random strokes that overlap and reach over the image's borders."""
+    rng, size = np.random.default_rng(2), (47, 61)
+    pictures = []
+    for index in range(number):
+        shapes = []
+        for kind in ("line", "dot", "line", "mask", "polygon", "line"):
+            data = rng.uniform((-4, -4), (size[1] + 4, size[0] + 4), (int(rng.integers(2, 7)), 2)).tolist()
+            if kind == "dot":
+                data = [[float(rng.uniform(2, size[1] - 2)), float(rng.uniform(2, size[0] - 2))]]
+            elif kind == "polygon":
+                data = (np.array(data[0]) * 0.5 + 10 + rng.uniform(0, 15, (4, 2))).tolist()
+            elif kind == "mask":
+                data = [int(rng.integers(40)), int(rng.integers(50)), np.ones((5, 9), bool)]
+            if kind in kinds.split():
+                shapes.append((str(rng.choice(STROKES)), kind, data))
+        pictures.append(Picture(f"picture_{index}", rng.integers(0, 256, (*size, 3), dtype=np.uint8), shapes))
     return pictures
 
 
@@ -94,8 +116,9 @@ def write_labelme(folder: Path, pictures: list[Picture], *, embedded: bool = Fal
         shapes = []
         for name, kind, data in picture.shapes:
             shape = {"label": name, "group_id": None, "shape_type": kind, "flags": {}, "mask": None}
-            if kind == "polygon":
-                shape["points"] = data
+            if kind in ("polygon", "line", "dot"):
+                lines = {"polygon": "polygon", "dot": "point", "line": "line" if len(data) == 2 else "linestrip"}
+                shape |= {"shape_type": lines[kind], "points": data}
             elif kind == "box":
                 shape |= {"shape_type": "rectangle", "points": [data[:2], data[2:]]}
             elif kind == "circle":
@@ -164,7 +187,7 @@ def write_cvat(folder: Path, pictures: list[Picture]) -> Path:
         height, width = picture.pixels.shape[:2]
         lines.append(f'<image id="{number}" name="{picture.name}.png" width="{width}" height="{height}">')
         for name, kind, data in picture.shapes:
-            if kind == "polygon":
+            if kind in ("polygon", "line", "dot"):
                 attributes = {"points": ";".join(f"{x!r},{y!r}" for x, y in data)}
             elif kind == "box":
                 attributes = dict(zip(("xtl", "ytl", "xbr", "ybr"), map(repr, map(float, data)), strict=True))
@@ -174,7 +197,7 @@ def write_cvat(folder: Path, pictures: list[Picture]) -> Path:
                 top, left, mask = data
                 attributes = {"rle": ", ".join(map(str, runs(mask))), "left": left, "top": top}
                 attributes |= {"width": mask.shape[1], "height": mask.shape[0]}
-            tag = {"circle": "ellipse"}.get(kind, kind)
+            tag = {"circle": "ellipse", "line": "polyline", "dot": "points"}.get(kind, kind)
             words = " ".join(f"{key}={quoteattr(str(value))}" for key, value in attributes.items())
             lines.append(f'<{tag} label="{name}" source="manual" occluded="0" z_order="0" {words}></{tag}>')
         lines.append("</image>")
@@ -224,28 +247,21 @@ def write_labelstudio(folder: Path, pictures: list[Picture]) -> Path:
         for name, kind, data in picture.shapes:
             if kind == "polygon":
                 kind, value = "polygonlabels", {"points": (np.array(data) * percent).tolist(), "closed": True}
+            elif kind == "line":
+                kind, value = "vectorlabels", {"vertices": vertices(np.array(data) * percent), "closed": False}
+            elif kind == "dot":
+                x, y = (np.array(data[0]) * percent).tolist()
+                kind, value = "keypointlabels", {"x": x, "y": y, "width": 0.5}
             elif kind == "box":
                 corner, extent = np.array(data[:2]) * percent, (np.array(data[2:]) - data[:2]) * percent
                 value = dict(zip(("x", "y", "width", "height"), [*corner, *extent], strict=True)) | {"rotation": 0}
                 kind = "rectanglelabels"
             elif kind == "circle":
-                value = dict(
-                    zip(
-                        ("x", "y", "radiusX", "radiusY"),
-                        [*np.array(data[:2]) * percent, *data[2] * percent],
-                        strict=True,
-                    )
-                )
-                kind = "ellipselabels"
+                numbers = [*np.array(data[:2]) * percent, *data[2] * percent]
+                kind, value = "ellipselabels", dict(zip(("x", "y", "radiusX", "radiusY"), numbers, strict=True))
             else:
                 kind, value = "brushlabels", {"format": "rle", "rle": brush_rle(whole((height, width), *data))}
-            region = {
-                "id": f"r{len(result)}",
-                "type": kind,
-                "from_name": "label",
-                "to_name": "image",
-                "image_rotation": 0,
-            }
+            region = {"id": f"r{len(result)}", "type": kind, "from_name": "label", "image_rotation": 0}
             region |= {"original_width": width, "original_height": height, "value": value | {kind: [name]}}
             result.append(region)
         annotation = {"id": number, "was_cancelled": False, "ground_truth": False, "result": result}
@@ -253,3 +269,26 @@ def write_labelstudio(folder: Path, pictures: list[Picture]) -> Path:
         tasks.append({"id": number, "data": {"image": url}, "annotations": [annotation], "predictions": []})
     (folder / "export.json").write_text(json.dumps(tasks))
     return folder
+
+
+def vertices(points: np.ndarray) -> list[dict]:
+    """The vertices of a vector, as https://labelstud.io/tags/vectorlabels shows them."""
+    return [
+        {"id": f"v{index}", "x": x, "y": y, "prevPointId": f"v{index - 1}" if index else None, "isBezier": False}
+        for index, (x, y) in enumerate(np.array(points).tolist())
+    ]
+
+
+def write_scribblesup(folder: Path, pictures: list[Picture]) -> Path:
+    """scribbles/NAME.xml and images/. Points are pixels, counted from 1: the centre of the first one is (0.5, 0.5)."""
+    save_images(folder / "images", pictures)
+    (folder / "scribbles").mkdir()
+    for picture in pictures:
+        height, width = picture.pixels.shape[:2]
+        size = f"<size><width>{width}</width><height>{height}</height><depth>3</depth></size>"
+        text = f"<annotation><folder>VOC2012</folder><filename>{picture.name}.png</filename>{size}"
+        for name, _, points in picture.shapes:
+            places = "".join(f"<point><X>{x + 0.5:.0f}</X><Y>{y + 0.5:.0f}</Y></point>" for x, y in points)
+            text += f"<polygon><tag>{ {'aeroplane': 'plane'}.get(name, name) }</tag>{places}</polygon>"
+        (folder / f"scribbles/{picture.name}.xml").write_text(f"{text}</annotation>")
+    return folder / "scribbles"

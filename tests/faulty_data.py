@@ -77,11 +77,7 @@ def draw_faulty(root: Path) -> Path:
     drawn.pair("train/rotated", **turned("rotated", 6))
     drawn.pair("train/upside_down", **turned("upside_down", 3))
     drawn.pair("train/deep", picture("deep")[..., 0].astype(np.uint16) * 200)
-    drawn.pair("train/cmyk", Image.fromarray(picture("cmyk")).convert("CMYK"), suffix=".jpg")
-    drawn.pair("train/glass", np.dstack([picture("glass"), label(0, 255)]))
-    drawn.pair("train/grey", picture("grey")[..., 0])
     drawn.pair("train/small", picture("small", 20, 20), label(0, 1, 2, height=20, width=20))
-    drawn.pair("train/huge", picture("huge", 300, 200), label(0, 1, 2, height=300, width=200))
     colours = np.array([[0, 0, 0], [128, 0, 0], [1, 2, 3]], np.uint8)[label(0, 1, 2)]
     drawn.pair("train/colour", mask=colours)
     drawn.pair("train/mode", mask=Image.fromarray(label(0, 1)).convert("LA"))
@@ -95,8 +91,6 @@ def draw_faulty(root: Path) -> Path:
     drawn.pair("train/same", picture("train/good"))
     drawn.pair("train/leak", picture("leak"))
     drawn.pair("val/leak", picture("leak"))
-    drawn.pair("train/near", picture("near"))
-    drawn.pair("val/near", picture("near"), suffix=".jpg", quality=80)
     return drawn.root
 
 
@@ -110,12 +104,7 @@ FAULTY = {
     "exif-rotated": ["masks/train/rotated.png"],
     "exif-turned": ["masks/train/upside_down.png"],
     "image-kind": ["images/train/deep.png"],
-    "image-cmyk": ["images/train/cmyk.jpg"],
-    "image-transparent": ["images/train/glass.png"],
-    "image-grey": ["images/train/grey.png"],
     "image-small": ["images/train/small.png"],
-    "image-huge": ["images/train/huge.png"],
-    "sizes-differ": ["images/train/small.png"],
     "mask-colour": ["masks/train/colour.png"],
     "mask-mode": ["masks/train/mode.png"],
     "mask-lossy": ["masks/train/jpeg.jpg", "masks/train/webp.webp"],
@@ -126,7 +115,6 @@ FAULTY = {
     "mask-one-class": ["masks/train/one.png"],
     "duplicate": ["images/train/good.png"],
     "duplicate-across-splits": ["images/train/leak.png"],
-    "near-duplicate": ["images/val/near.jpg"],
 }
 
 

@@ -1,6 +1,5 @@
 """The data check recognises what a folder holds, and prints one command that fixes it or trains on it."""
 
-import json
 import shlex
 from pathlib import Path
 
@@ -20,9 +19,6 @@ from tools.convert.find import find_kinds
 LABELME = '{"version": "5.0", "shapes": [], "imagePath": "a.jpg", "imageHeight": 48, "imageWidth": 64}'
 COCO = '{"info": {}, "images": [], "annotations": [], "categories": []}'
 PANOPTIC = '{"images": [], "annotations": [{"segments_info": []}], "categories": []}'
-LABEL_STUDIO = '[{"id": 1, "annotations": [{"result": []}], "data": {"image": "a.jpg"}}]'
-SUPERVISELY = '{"description": "", "tags": [], "size": {"height": 4, "width": 4}, "objects": [{"classTitle": "a"}]}'
-CVAT = '<?xml version="1.0"?><annotations><version>1.1</version><image id="0" name="a.jpg"></image></annotations>'
 
 
 def last_words(root: Path, capsys, status: int, *flags: str, mark: str) -> list[str]:
@@ -77,14 +73,6 @@ def test_layouts_and_names_are_read_as_they_are(tmp_path, capsys, image, mask, s
     trains(words, 3)
 
 
-def test_ends_of_names_without_a_split(tmp_path, capsys):
-    for name in ("a", "b"):
-        put(tmp_path / f"images/{name}.jpg", picture(name))
-        put(tmp_path / f"masks/{name}_mask.png", label(0, 1))
-    words = last_words(tmp_path, capsys, 2, mark="to fix: ")
-    assert words == [str(tmp_path), "--val", "0.2", "--label_suffix", "_mask"]
-
-
 def test_two_places_of_masks_are_named_though_there_are_annotations(tmp_path):
     drawn = Drawn(tmp_path)
     drawn.pair("train/a")
@@ -132,20 +120,13 @@ COLOURS = np.array([[0, 0, 0], [255, 0, 0]], np.uint8)
 @pytest.mark.parametrize(
     ("kind", "files"),
     [
-        ("labelme", {"a.json": LABELME, "b.json": LABELME}),
         ("labelme", {"a.xml": "<annotation><object><polygon><pt></pt></polygon></object></annotation>"}),
-        ("coco", {"annotations.json": COCO}),
         ("coco", {"annotations/instances_train2017.json": COCO, "annotations/instances_val2017.json": COCO,
                   "annotations/person_keypoints_val2017.json": COCO, "images/x.jpg": None}),
         ("coco", {"train/_annotations.coco.json": COCO, "train/x.jpg": None, "valid/_annotations.coco.json": COCO}),
-        ("panoptic", {"panoptic.json": PANOPTIC}),
         ("panoptic", {"annotations/panoptic_val2017.json": PANOPTIC,
                       "annotations/panoptic_val2017/a.png": COLOURS[label(0, 1)], "val2017/a.jpg": None}),
-        ("labelstudio", {"export.json": LABEL_STUDIO}),
-        ("supervisely", {"ds0/ann/a.jpg.json": SUPERVISELY, "meta.json": "{}"}),
-        ("cvat", {"annotations.xml": CVAT, "images/a.jpg": None}),
         ("scribblesup", {"a.xml": "<annotation><polygon><tag>cat</tag></polygon></annotation>"}),
-        ("yolo", {"images/train/a.jpg": None, "labels/train/a.txt": "0 0.1 0.2 0.3 0.4 0.5 0.6\n", "data.yaml": "{}"}),
         ("colours", {"JPEGImages/a.jpg": None, "SegmentationClass/a.png": COLOURS[label(0, 1)],
                      "ImageSets/Segmentation/default.txt": "a\n", "labelmap.txt": LABELMAP}),
     ],
@@ -227,17 +208,6 @@ def test_colours_in_folders_of_each_split_are_converted_split_by_split(tmp_path,
         assert shlex.split(command)[-7:] == expected
 
 
-def test_masks_of_0_and_255_are_fixed_by_a_label_map(tmp_path, capsys):
-    drawn = Drawn(tmp_path)
-    for name in ("train/a", "train/b", "val/c"):
-        drawn.pair(name, mask=label(0, 255))
-    words = last_words(tmp_path, capsys, 2, mark="to fix: ")
-    assert words[-4:] == ["--label_map", "binary", "--numclasses", "2"]
-    words = last_words(tmp_path, capsys, 0, *words[words.index("--dataset") :], mark="to train: ")
-    assert words[words.index("--label_map") + 1] == "binary"
-    trains(words, 2)
-
-
 def test_values_that_the_map_lacks_are_a_finding(tmp_path):
     drawn = Drawn(tmp_path)
     drawn.pair("train/a", mask=label(0, 128, 255))
@@ -254,11 +224,3 @@ def test_roots_without_a_name(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path / "painted")
     assert main([".", "--workers", "0"]) == 2
     assert f"{tmp_path}/painted_masks" in capsys.readouterr().out
-
-
-def test_flags_of_the_check_are_in_its_report(tmp_path):
-    draw_cityscapes(tmp_path / "cityscapes")
-    assert main([str(tmp_path / "cityscapes"), "--workers", "0", "--json", str(tmp_path / "report.json")]) == 0
-    report = json.loads((tmp_path / "report.json").read_text())
-    assert report["known"] == "Cityscapes"
-    assert report["flags"]["label_map"] == "cityscapes"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from annotated import CLASSES, COLOURS, Picture, draw_pictures
+from annotated import CLASSES, COLOURS, Picture, draw_pictures, write_coco, write_labelstudio
 from annotated_masks import write_binary, write_colours, write_panoptic, write_supervisely
 from PIL import Image
 from test_convert import convert, drawn, inside, mask_of
@@ -13,6 +13,7 @@ from test_convert import convert, drawn, inside, mask_of
 from data.classes import read_classes
 from support.errors import UserError
 
+RECORDED = Path(__file__).parent / "recorded"
 VOID = (224, 224, 192)
 
 
@@ -163,15 +164,6 @@ def test_black_and_white_by_suffix_in_one_folder(tmp_path):
     assert (tmp_path / "out/classes.txt").read_text() == "background #000000\nobject #800000\n"
 
 
-def test_masks_of_class_numbers_are_recognised(tmp_path, capsys):
-    write_colours(tmp_path / "in", draw_pictures(1), drawn)
-    convert("colours", tmp_path / "in", tmp_path / "out")
-    assert "class numbers" not in capsys.readouterr().out
-    Image.fromarray(np.full((47, 61), 3, np.uint8)).save(tmp_path / "in/masks/picture_0.png")
-    with pytest.raises(UserError, match="masks of class numbers need no conversion, only the check"):
-        convert("colours", tmp_path / "in", tmp_path / "two", "--classes", "voc")
-
-
 def test_threshold_reads_grey_and_jpeg_masks(tmp_path):
     for folder in ("images", "masks"):
         (tmp_path / "in" / folder).mkdir(parents=True)
@@ -187,3 +179,22 @@ def test_threshold_reads_grey_and_jpeg_masks(tmp_path):
     Path(tmp_path / "in/masks/b.jpg").unlink()
     with pytest.raises(UserError, match="no image could be converted"):
         convert("binary", tmp_path / "in", tmp_path / "two")
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_masks_of_pycocotools_and_label_studios_converter(tmp_path, number):
+    """Noise, blocks and a full mask, as pycocotools 2.0.11 and label-studio-converter 0.0.59 encode them."""
+    recorded = json.loads((RECORDED / "rle.json").read_text())[number]
+    mask = np.array([list(map(int, row)) for row in recorded["mask"]], bool)
+    picture = Picture("a", np.zeros((24, 32, 3), np.uint8), [("cat", "mask", (0, 0, mask))])
+    coco = write_coco(tmp_path / "in", [picture])
+    content = json.loads(coco.read_text())
+    content["annotations"][0]["segmentation"]["counts"] = recorded["coco"]
+    coco.write_text(json.dumps(content))
+    studio = write_labelstudio(tmp_path / "in2", [picture]) / "export.json"
+    tasks = json.loads(studio.read_text())
+    tasks[0]["annotations"][0]["result"][0]["value"]["rle"] = list(bytes.fromhex(recorded["brush"]))
+    studio.write_text(json.dumps(tasks))
+    for kind, file in (("coco", coco), ("labelstudio", studio)):
+        assert convert(kind, file, tmp_path / kind) == 0
+        assert (mask_of(tmp_path / kind, "a") == mask).all()

@@ -14,6 +14,7 @@ from test_convert import convert, drawn, mask_of
 
 from data.classes import read_classes
 from support.errors import UserError
+from tools.claims import MARK
 from tools.convert import output
 
 
@@ -205,8 +206,8 @@ def test_processes_write_the_same(tmp_path):
     convert("cvat", source, tmp_path / "one")
     convert("cvat", source, tmp_path / "two", "--workers", "2")
     one, two = contents(tmp_path / "one"), contents(tmp_path / "two")
-    assert {name: data for name, data in one.items() if name != output.MARK} == {
-        name: data for name, data in two.items() if name != output.MARK
+    assert {name: data for name, data in one.items() if name != MARK} == {
+        name: data for name, data in two.items() if name != MARK
     }
 
 

@@ -12,7 +12,7 @@ import annotated
 import cv2
 import numpy as np
 import pytest
-from annotated import Picture, draw_pictures
+from annotated import Picture
 from PIL import Image
 from test_convert import convert, mask_of
 
@@ -145,15 +145,6 @@ def test_a_task_of_one_subset_is_not_split_and_a_flag_does_not_mix_splits(tmp_pa
         UserError, match=r"--split x: the labels have splits of their own \(train, val\): drop the flag"
     ):
         convert("cvat", file, tmp_path / "other", "--split", "x")
-
-
-def test_flags_of_whole_images_are_no_masks(tmp_path, capsys):
-    source = annotated.write_labelme(tmp_path / "in", draw_pictures(2, kinds="polygon"))
-    for path in source.glob("*.json"):
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"shapes": [], "flags": {"rust": True, "ok": False}}))
-    with pytest.raises(UserError, match="no shape to convert as labelme"):
-        convert("labelme", source, tmp_path / "out")
-    assert "the files have flags of whole images (rust) and no shape" in capsys.readouterr().err
 
 
 def test_many_faults_of_one_kind_are_three_lines_and_a_number(tmp_path, capsys):

@@ -17,12 +17,13 @@ from support.image_stats import FILE_NAME, ImageStats
 from tools import split, statistics
 from tools.check import __main__ as check
 from tools.convert import __main__ as convert
-from tools.scribbles.__main__ import COMMANDS
+from tools.scribbles import __main__ as scribbles
 
 READERS = {reader.program: reader for reader in (READER, EVALUATE, PREDICT, PSEUDO, EXPORT)}
 PARSERS = {
     "tools.check": check.parser,
     "tools.convert": convert.parser,
+    "tools.scribbles": scribbles.parser,
     "tools.split": split.parser,
     "data.distance": distance.parser,
     "tools.statistics": statistics.parser,
@@ -58,8 +59,6 @@ def test_command_is_read_by_its_program(command, monkeypatch):
         config.parse([stats if word.endswith(FILE_NAME) else word for word in flags])
     elif program in READERS:
         READERS[program].command_line(flags)
-    elif program == "tools.scribbles":
-        COMMANDS[flags[0]].parser().parse_args(flags[1:])
     elif program in PARSERS:
         PARSERS[program]().parse_args(flags)
     elif words[0] == "make":
@@ -78,8 +77,7 @@ def test_every_flag_named_in_the_documents_exists(path):
     text = re.sub(r"`(pip|docker|srun|sbatch|mpirun|kubectl) [^`]*`", "", text)
     named = {name.replace("-", "_") for name in re.findall(r"(?<![\w-])--([a-z][\w-]*)", text)}
     known = {name for reader in READERS.values() for name in (*reader.flags, *reader.aliases)}
-    parsers = [*(parser() for parser in PARSERS.values()), *(command.parser() for command in COMMANDS.values())]
-    parsers += [torchrun_parser(), scribble_pipeline.parser()]
+    parsers = [*(parser() for parser in PARSERS.values()), torchrun_parser(), scribble_pipeline.parser()]
     known |= {action.dest for parser in parsers for action in parser._actions}
     assert named - known - {f"no_{name}" for name in known} - OTHER_FLAGS == set()
 

@@ -237,12 +237,12 @@ def yolo_of(folder: Path, **texts: str) -> Path:
     return folder
 
 
-def test_boxes_are_counted_and_named_once(tmp_path, capsys):
+def test_images_with_boxes_are_named_and_those_without_a_line_are_background(tmp_path, capsys):
     line = "0 0.5 0.5 0.1 0.1\n"
-    texts = {"one": line, "two": line * 2 + "1 0.1 0.1 0.9 0.1 0.9 0.9\n", "empty": ""}
+    texts = {"one": line, "two": "1 0.1 0.1 0.9 0.1 0.9 0.9\n" + line, "empty": ""}
     assert convert("yolo", yolo_of(tmp_path / "in", **texts), tmp_path / "out") == 1
-    (fault,) = [line for line in capsys.readouterr().err.splitlines() if "box" in line]
-    assert "3 box(es) in 2 label file(s) such as this one: boxes have no outline, so these images are skipped" in fault
+    named = [line for line in capsys.readouterr().err.splitlines() if "a box, which has no outline: skipped" in line]
+    assert [Path(line.split()[0]).name for line in named] == ["one.txt", "two.txt"]
     assert outputs(tmp_path / "out") == {"good", "empty"}
     assert (mask_of(tmp_path / "out", "empty") == 0).all()
     expected = np.zeros((8, 10), np.uint8)

@@ -113,14 +113,11 @@ def test_a_step_that_fails_ends_the_chain_with_its_status(data, tmp_path):
     """Here train.py, after the strokes were drawn. No checkpoint depends on the flags yet, so they may be corrected."""
     words = [str(data), str(tmp_path / "work"), "--val_split", "nowhere"]
     assert scribble_pipeline.main([*words, "--simulate", "--width 5"]) == 2
-    settings = json.loads((tmp_path / "work/strokes/.scribbles.json").read_text())
+    settings = json.loads((tmp_path / "work/strokes/.made_from.json").read_text())["all"]
     assert (settings["width"], settings["background"]) == (5, 0)
     assert len(list((tmp_path / "work/strokes").glob("*.png"))) == 8
     assert json.loads((tmp_path / "work/chain.json").read_text())["val_split"] == "nowhere"
     scribble_pipeline.claim(tmp_path / "work", {"val_split": "val"})
-    (tmp_path / "work/chain.json").write_text('{"data"')
-    with pytest.raises(UserError, match=r"chain\.json: damaged: name another folder"):
-        scribble_pipeline.main(words)
 
 
 @pytest.fixture

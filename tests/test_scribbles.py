@@ -6,16 +6,14 @@ import cv2
 import numpy as np
 import pytest
 
-from tools.scribbles.regions import depth_inside, find_regions
-from tools.scribbles.skeleton import longest_path
+from tools.scribbles.regions import find_regions, longest_path
 from tools.scribbles.strokes import Style, draw_scribble
 
-PLAIN = Style(min_area=30, length=1.0, width=3, wiggle=0.0, shrink=0.0, drop=0.0, border=False, background=None)
+PLAIN = Style(min_area=30, length=1.0, width=3, wiggle=0.0, shrink=0.0, drop=0.0, background=None)
 STYLES = {
     "plain": PLAIN,
     "wiggly": dataclasses.replace(PLAIN, wiggle=1.0, width=1, background=0),
     "wide": dataclasses.replace(PLAIN, wiggle=0.7, width=9, background=0),
-    "border": dataclasses.replace(PLAIN, wiggle=0.7, border=True, background=1),
     "short": dataclasses.replace(PLAIN, length=0.3, shrink=0.5, wiggle=0.3),
     "point": dataclasses.replace(PLAIN, shrink=1.0, wiggle=0.7),
     "few": dataclasses.replace(PLAIN, drop=0.8, min_area=1),
@@ -55,7 +53,7 @@ def test_no_stroke_leaves_its_class(style):
         assert set(np.unique(scribble)) - {255} == set(np.unique(mask)) - {255}  # each class keeps a stroke
 
 
-@pytest.mark.parametrize("style", [STYLES[name] for name in ("plain", "wiggly", "wide", "border", "point")])
+@pytest.mark.parametrize("style", [STYLES[name] for name in ("plain", "wiggly", "wide", "point")])
 def test_each_region_of_the_least_area_has_a_stroke_and_smaller_ones_have_none(style):
     for seed in range(25):
         mask = random_mask(seed)
@@ -166,20 +164,6 @@ def test_drop_leaves_out_the_share_and_keeps_a_stroke_of_each_class():
     assert cv2.connectedComponents(drawn.astype(np.uint8))[0] - 1 == 1
 
 
-def test_border_strokes_run_along_the_inside_of_the_border():
-    mask = np.full((140, 140), 255, np.uint8)
-    mask[20:120, 20:120] = 3
-    without = draw_scribble(mask, PLAIN, 0, "a") != 255
-    added = (draw_scribble(mask, dataclasses.replace(PLAIN, border=True), 0, "a") != 255) & ~without
-    rows, columns = np.nonzero(added)
-    depth = np.minimum(np.minimum(rows - 20, 119 - rows), np.minimum(columns - 20, 119 - columns))
-    # The line is 1 + 1 to 1 + 4 pixels from the border pixels (half of the width, and the distance), 3 pixels wide.
-    assert depth.min() >= 1
-    assert depth.max() <= 1 + 4 + 1 + 1
-    # 7 to 15 % of an outline of 4 * 90 to 4 * 96 pixels, times 3.
-    assert 3 * 0.07 * 360 * 0.9 <= len(rows) <= 3 * 0.15 * 384 * 1.1
-
-
 def test_background_strokes_stay_deep_inside():
     """A disc with a narrow arm: an object's stroke runs into the arm, a background stroke stays in the disc."""
     mask = np.full((100, 220), 255, np.uint8)
@@ -192,19 +176,6 @@ def test_background_strokes_stay_deep_inside():
         assert (scribble[:, :90] == 1).any()
     assert in_arm[None] > 80
     assert in_arm[1] == 0
-
-
-def test_depth_is_at_most_the_distance_to_another_region():
-    """Strokes stay in their class because all pixels closer than the depth belong to the region."""
-    for seed in range(5):
-        number = find_regions(random_mask(seed)[:30, :30], min_area=1).number
-        depth = depth_inside(number)
-        padded = np.pad(number, 1)
-        places = np.argwhere(padded >= 0)
-        for row, column in np.argwhere(number > 0):
-            others = places[padded.ravel() != number[row, column]]
-            distance = np.hypot(*(others - [row + 1, column + 1]).T).min()
-            assert distance - 1.42 <= depth[row, column] < distance
 
 
 def test_longest_path_by_hand():

@@ -1,4 +1,4 @@
-"""python -m tools.scribbles simulate: files by name, in any number of processes, and nothing overwritten."""
+"""python -m tools.scribbles: files by name, in any number of processes, and nothing overwritten."""
 
 import shutil
 import sys
@@ -6,15 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import errors_of, finish, one_line_each, start
+from conftest import finish, one_line_each, start
 from PIL import Image
 from test_scribbles import random_mask
 
-from data.classes import voc_colours
 from data.images import read_label
 from support.errors import UserError
-from tools.scribbles import output
-from tools.scribbles import simulate as module
+from tools.claims import MARK
+from tools.scribbles import __main__ as module
 from tools.scribbles.__main__ import main
 from tools.scribbles.strokes import draw_scribble
 
@@ -48,7 +47,7 @@ def test_files_do_not_depend_on_processes_or_on_other_masks(masks, tmp_path, cap
     (tmp_path / "list.txt").write_text("sub/5.png\n4\n")
     assert simulate(masks, tmp_path / "few", "--list", str(tmp_path / "list.txt")) == 0
     few = contents(tmp_path / "few")
-    assert set(few) == {"4.png", "sub/5.png", output.MARK}
+    assert set(few) == {"4.png", "sub/5.png", MARK}
     assert {name: one[name] for name in few} == few
     assert simulate(masks, tmp_path / "other", "--seed", "1") == 0
     assert contents(tmp_path / "other") != one
@@ -91,7 +90,7 @@ def test_the_same_command_keeps_what_is_there_and_another_is_refused(masks, tmp_
     assert simulate(masks, tmp_path / "out") == 0
     assert f"{NUM_MASKS - 5} scribble(s) drawn, 5 kept (from an earlier start)" in capsys.readouterr().out
     assert contents(tmp_path / "out") == whole
-    for words in (["--seed", "1"], ["--shrink", "0.5"], ["--background", "none"], ["--border"]):
+    for words in (["--seed", "1"], ["--shrink", "0.5"], ["--background", "none"]):
         with pytest.raises(UserError, match="out: holds the result of another command"):
             simulate(masks, tmp_path / "out", *words)
     assert contents(tmp_path / "out") == whole
@@ -110,21 +109,23 @@ def test_a_mask_that_has_changed_is_drawn_again(masks, tmp_path, capsys):
 
 
 def test_other_folders_are_refused_before_work(masks, tmp_path):
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine/a.png").write_bytes(b"mine")
-    with pytest.raises(UserError, match="mine: exists and is not empty: name a new folder"):
-        simulate(masks, tmp_path / "mine")
-    with pytest.raises(UserError, match=r"a\.png: is a file: name a new folder"):
-        simulate(masks, tmp_path / "mine/a.png")
-    assert contents(tmp_path / "mine") == {"a.png": b"mine"}
     with pytest.raises(UserError, match="name a folder outside"):
         simulate(masks, masks / "out")
 
 
-def test_a_command_killed_while_it_claims_its_folder_can_be_repeated(masks, tmp_path):
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out/.0123456789abcdef.part.json").write_text("{")  # what it leaves, see files.writing()
-    assert simulate(masks, tmp_path / "out") == 0
+def test_real_masks_get_as_many_labelled_pixels_as_people_drew(scribblesup, tmp_path):
+    """ScribbleSup's two strokes label 2.92 and 3.42 % of the pixels: the mean of five draws lies between."""
+    shares = []
+    for seed in range(5):
+        assert (
+            main(
+                ["simulate", str(scribblesup / "SegmentationClassAug"), str(tmp_path / f"{seed}"), "--seed", str(seed)]
+            )
+            == 0
+        )
+        shares += [(read_label(path, 255) != 255).mean() for path in (tmp_path / f"{seed}").glob("*.png")]
+    assert len(shares) == 10
+    assert 0.0292 <= np.mean(shares) <= 0.0342
 
 
 def test_masks_that_cannot_be_read_are_named_and_the_others_drawn(tmp_path, capsys):
@@ -137,48 +138,21 @@ def test_masks_that_cannot_be_read_are_named_and_the_others_drawn(tmp_path, caps
     said = capsys.readouterr().err
     assert "cut.png: not a whole, readable image" in said
     assert "colours.png: a RGB image" in said
-    assert set(contents(tmp_path / "out")) == {"good.png", output.MARK}
-
-
-def test_overlays_show_the_strokes_on_the_images(masks, tmp_path):
-    for path in masks.rglob("*.png"):
-        image = tmp_path / "images" / path.relative_to(masks).with_suffix(".jpg")
-        image.parent.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", Image.open(path).size, (0, 0, 90)).save(image)
-    words = ["--images", str(tmp_path / "images"), "--overlays", str(tmp_path / "shown"), "--width", "9"]
-    assert simulate(masks, tmp_path / "out", *words) == 0
-    shown = sorted(
-        path.relative_to(tmp_path / "shown").with_suffix("").as_posix() for path in (tmp_path / "shown").rglob("*.jpg")
-    )
-    assert shown == sorted(path.relative_to(masks).with_suffix("").as_posix() for path in masks.rglob("*.png"))
-    scribble = read_label(tmp_path / "out/0.png", 255)
-    painted = np.asarray(Image.open(tmp_path / "shown/0.jpg"), np.int64)
-    # 0.6 times the image and 0.4 times white, where there is no stroke; JPEG keeps the mean.
-    assert painted[scribble == 255].mean(axis=0) == pytest.approx([102, 102, 156], abs=12)
-    (value, _), *_ = sorted(
-        ((value, (scribble == value).sum()) for value in np.unique(scribble[scribble != 255])),
-        key=lambda pair: -pair[1],
-    )
-    assert painted[scribble == value].mean(axis=0) == pytest.approx(voc_colours()[value], abs=40)
+    assert set(contents(tmp_path / "out")) == {"good.png", MARK}
 
 
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        (["simulte", "m", "o"], "no such command 'simulte': did you mean simulate?"),
+        (["simulte", "m", "o"], "invalid choice: 'simulte' (choose from"),
         (["simulate", "nowhere", "o"], "nowhere: no such folder"),
         (["simulate", "m", "o", "--shrnk", "1"], "unknown flag --shrnk: did you mean --shrink?"),
         (["simulate", "m", "o", "--shrink", "1.5"], "--shrink 1.5: must be 0 to 1"),
         (["simulate", "m", "o", "--drop", "nan"], "--drop nan: must be 0 to 1"),
         (["simulate", "m", "o", "--length", "0"], "--length 0.0: must be above 0 and at most 1"),
         (["simulate", "m", "o", "--width", "0"], "--width 0: must be 1 to 255"),
-        (["simulate", "m", "o", "--images", "m"], "--overlays DIR and --images DIR"),
-        (["simulate", "m", "o", "--images", "e", "--overlays", "v"], "--images e: no image 'a'; 1 of 1 are missing"),
         (["simulate", "e", "o"], "e: no label map in it (.png, "),
         (["simulate", "m", "o", "--list", "l.txt"], "l.txt: 'b': no label map of this name in m"),
-        (["stats", "m", "--compare_masks", "m"], "--compare_masks m: needs --compare DIR"),
-        (["stats", "m", "--masks", "other"], "m: no scribble could be measured: m/a.png: no mask of this name"),
-        (["convert", "coco", "m", "o"], "invalid choice: 'coco' (choose from"),
     ],
 )
 def test_wrong_words_are_one_line(tmp_path, words, named):
@@ -189,9 +163,3 @@ def test_wrong_words_are_one_line(tmp_path, words, named):
     (tmp_path / "l.txt").write_text("b\n")
     one_line_each(finish([start(["tools.scribbles", *words], tmp_path, program="-m")]), named)
     assert not (tmp_path / "o").exists()
-
-
-def test_help_names_the_commands(tmp_path):
-    ((status, out, err),) = finish([start(["tools.scribbles"], tmp_path, program="-m")])
-    assert (status, errors_of(err)) == (0, [])
-    assert [f" {name} --help" in out for name in ("simulate", "stats", "convert")] == [True] * 3

@@ -44,20 +44,6 @@ def test_rare_classes_are_divided_as_the_share_says():
         assert (rare & in_val).sum() == 1
 
 
-def test_a_random_split_is_worse():
-    """The reason for stratification: over 20 seeds, a random split is off by more, summed over classes."""
-    rng = np.random.default_rng(1)
-    found = rng.random((60, 8)) < np.linspace(0.03, 0.5, 8)
-    names = [str(number) for number in range(60)]
-
-    def error(in_val: np.ndarray) -> float:
-        return float(np.abs((found & in_val[:, None]).sum(axis=0) - 0.25 * found.sum(axis=0)).sum())
-
-    ours = [error(split(names, names, found, 0.25, seed)) for seed in range(20)]
-    plain = [error(rng.permutation(60) < 15) for _ in range(20)]
-    assert max(ours) < np.median(plain)
-
-
 def test_stratify_by_hand():
     """Four groups, halves: class 1 is in groups 0 and 1, so they part; the large group 2 goes where images lack."""
     counts = np.array([[1, 1], [1, 1], [4, 0], [2, 0], [2, 0]])
@@ -105,19 +91,6 @@ def test_table_and_next_command(tmp_path, capsys):
     assert said[1] == ["0", "ground", "2", "2", "50.0%"]
     assert said[2] == ["1", "cat", "1", "1", "50.0%"]
     assert said[-1][-3:] == ["-m", "tools.check", str(root)]
-
-
-@pytest.mark.parametrize("missing", ["train.txt", "val.txt"])
-def test_a_command_killed_between_its_two_lists_is_finished_by_the_same_command(tmp_path, missing):
-    root = draw(tmp_path / "data", np.random.default_rng(4).random((12, 3)) < 0.5)
-    main([str(root)])
-    before = lists(root)
-    (root / missing).unlink()
-    with pytest.raises(UserError, match=r"\.txt: exists: remove it to split the data again"):
-        main([str(root), "--seed", "1"])  # the lists would overlap
-    assert not (root / missing).exists()
-    main([str(root)])
-    assert lists(root) == before
 
 
 @pytest.mark.parametrize("existing", ["train.txt", "val.txt"])

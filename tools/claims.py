@@ -1,31 +1,28 @@
-"""Read the hidden file that says which command made a folder's content."""
+"""Claim the folder that a command writes, so that the same command can continue it and no other one can."""
 
-import contextlib
 import json
 from pathlib import Path
 
 from support.errors import UserError
-from support.files import SCRATCH, remove_scratch
+from support.files import remove_scratch, write_atomic
 
-ANOTHER_COMMAND = "holds the result of another command: name a new folder, or remove this one"
+MARK = ".made_from.json"  # a hidden file, which readers of data sets skip
 
 
-def read_mark(mark: Path) -> dict | None:
-    """Return the JSON content of the hidden file, {} if it is damaged, or None if its folder is new or empty.
+def claim(out: Path, settings: dict, part: str = "all") -> None:
+    """Create the folder `out` with a note of its settings, or check that the same command made what is in it.
 
-    Old temporary files of killed processes are removed from a folder that has the hidden file. Raises UserError if the
-    folder is a file, or has content but no hidden file: temporary files do not count, as a process may have been killed
-    while it wrote the hidden file.
+    settings: what decides the content of the files; JSON. part: name of the part that the command writes, if other
+    commands may add other parts. Raises UserError if the folder has other content, before anything is written.
     """
-    folder = mark.parent
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder}: is a file: name a new folder")
-    if not mark.is_file():
-        if folder.is_dir() and not all(SCRATCH.fullmatch(path.name) for path in folder.iterdir()):
-            raise UserError(f"{folder}: exists and is not empty: name a new folder")
-        return None
-    remove_scratch(folder.rglob(".*.part*"))
-    with contextlib.suppress(ValueError, OSError):
-        content = json.loads(mark.read_text(encoding="utf-8"))
-        return content if isinstance(content, dict) else {}
-    return {}
+    mark, done = out / MARK, {}
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{out}: is a file: name a new folder")
+    if mark.is_file():
+        remove_scratch(out.rglob(".*.part*"))
+        done = json.loads(mark.read_text(encoding="utf-8"))
+    elif out.is_dir() and any(out.iterdir()):
+        raise UserError(f"{out}: exists and is not empty: name a new folder")
+    if done.get(part, settings) != settings or (done and (part == "all") != ("all" in done)):
+        raise UserError(f"{out}: holds the result of another command: name a new folder, or remove this one")
+    write_atomic(mark, json.dumps(done | {part: settings}, indent=1), parents=True)

@@ -18,8 +18,8 @@ if not __package__:  # started as a file from another folder: python PATH/tools/
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from data.classes import aligned, read_classes
-from data.images import LABEL_SUFFIXES, read_label
-from data.layout import Split, list_folder, match_files
+from data.images import read_label
+from data.layout import Split, pair_files
 from support import shell
 from support.errors import UserError
 from support.files import write_atomic
@@ -27,7 +27,6 @@ from support.labels import IGNORE
 from tools.arguments import Parser
 
 PARTS = ("train", "val")
-EXISTS = "exists: remove it to split the data again"
 
 
 def stratify(counts: np.ndarray, shares: tuple[float, ...], rng: np.random.Generator) -> np.ndarray:
@@ -82,23 +81,13 @@ def find_pairs(
     """
     endings = {"image": image_suffix, "label": label_suffix}
     split = Split({"image": root / image_path, "label": root / label_path}, plain=True, endings=endings)
-    for folder in split.folders.values():
-        if not folder.is_dir():
-            raise UserError(f"{folder}: no such folder; --image_path and --label_path name others")
     present = [name for name in PARTS if (root / image_path / name).is_dir()]
     if present:
         raise UserError(f"{root / image_path / present[0]}: there are splits already: a list would contradict them")
-    pairs = {}
-    for name, files in match_files(split, list_folder):
-        masks = [path for path in files["label"] if path.name.lower().endswith(LABEL_SUFFIXES)]
-        if not masks:
-            raise UserError(
-                f"{files['image'][0]}: an image without a mask: add {name}{label_suffix}.png, or move the image away"
-            )
-        pairs[name] = masks[0]
-    if len(pairs) < 2:
-        raise UserError(f"{root / image_path}: {len(pairs)} image(s): a split needs at least 2")
-    return pairs
+    names, files = pair_files(split)
+    if len(names) < 2:
+        raise UserError(f"{root / image_path}: {len(names)} image(s): a split needs at least 2")
+    return {name: found["label"] for name, found in zip(names, files, strict=True)}
 
 
 def presence(masks: list[Path]) -> np.ndarray:
@@ -136,8 +125,8 @@ def main(argv: list[str] | None = None) -> None:
         raise UserError(f"--seed {args.seed}: must be at least 0")
     lists = [args.root / f"{name}.txt" for name in PARTS]
     present = [path for path in lists if path.exists()]
-    if len(present) == len(lists):
-        raise UserError(f"{present[0]}: {EXISTS}")
+    if present:
+        raise UserError(f"{present[0]}: exists: remove it to split the data again")
     ends = {"image_suffix": args.image_suffix, "label_suffix": args.label_suffix}
     pairs = find_pairs(args.root, args.image_path, args.label_path, **ends)
     names = list(pairs)
@@ -145,19 +134,14 @@ def main(argv: list[str] | None = None) -> None:
     found = presence(list(pairs.values()))
     in_val = split(names, groups, found, args.val, args.seed)
     parts = [[name for name, is_val in zip(names, in_val, strict=True) if is_val == part] for part in (False, True)]
-    texts = {path: "".join(f"{name}\n" for name in part) for path, part in zip(lists, parts, strict=True)}
-    for path in present:  # the same command, killed between its two lists, left one of them
-        if path.read_bytes() != texts[path].encode():
-            raise UserError(f"{path}: {EXISTS}")
-    for path, text in texts.items():
-        write_atomic(path, text)
+    for path, part in zip(lists, parts, strict=True):
+        write_atomic(path, "".join(f"{name}\n" for name in part))
     print("\n".join(_table(args.root, found, in_val)))
     by_group = f" of {len(set(groups))} groups" if args.group else ""
     print(f"{lists[0]}: {(~in_val).sum()} images; {lists[1]}: {in_val.sum()} images{by_group}")
-    folders = [("--image_path", args.image_path, "images"), ("--train_path", args.label_path, "masks")]
-    folders.append(("--val_path", args.label_path, "masks"))
-    folders += [(f"--{name}", value, "") for name, value in ends.items()]
-    words = [word for flag, value, default in folders if value != default for word in (flag, value)]
+    flags = [("image_path", args.image_path, "images"), ("train_path", args.label_path, "masks")]
+    flags += [("val_path", args.label_path, "masks"), *((name, value, "") for name, value in ends.items())]
+    words = [word for name, value, default in flags if value != default for word in (f"--{name}", value)]
     print(f"to check it: {shell.python_command('-m', 'tools.check', args.root, *words)}")
 
 

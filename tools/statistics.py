@@ -7,7 +7,6 @@ Both are computed over all pixels of all images, in float64. Values that are not
 out, and their number is printed. The file also names the type of the values, which all images must have.
 """
 
-import argparse
 import json
 import sys
 from dataclasses import asdict, dataclass, replace
@@ -28,6 +27,7 @@ from support.files import write_atomic
 from support.image_stats import FILE_NAME, RGB, ImageStats, ImageType
 from support.labels import MAPS
 from support.processes import work_on
+from tools.arguments import Parser
 from tools.check.guess import guess_flags
 from tools.check.survey import Paths, find_split
 
@@ -120,10 +120,8 @@ def main(argv: list[str] | None = None) -> None:
     print(f"to train: run {command}; it prints the command, which needs {shell.quoted(['--image_stats', str(output)])}")
 
 
-def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m tools.statistics", description="Measure mean and standard deviation of each channel."
-    )
+def parser() -> Parser:
+    parser = Parser("tools.statistics", "Measure mean and standard deviation of each channel.")
     add = parser.add_argument
     add("root", type=Path, metavar="PATH", help="root of the data set, train.py's --dataset_path")
     add("--dataset", default="", choices=MAPS, help="as train.py's --dataset [guessed from the folders]")

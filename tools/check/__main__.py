@@ -6,7 +6,6 @@
 Exit status: 0 clean, 1 warnings, 2 errors, which would stop training, or make it or its scores wrong.
 """
 
-import argparse
 import dataclasses
 import json
 import sys
@@ -22,27 +21,20 @@ from data.label_map import read_label_map
 from data.released import Released, is_voc
 from support import program
 from support.errors import UserError
+from support.files import write_atomic
 from support.image_stats import FILE_NAME, read_stats
 from support.labels import MAPS
 from support.processes import work_on
+from tools.arguments import Parser
 from tools.check.commands import fixing_lines, training_lines
-from tools.check.duplicates import find_duplicates
 from tools.check.findings import Findings
 from tools.check.guess import guess_flags, unread_labels
 from tools.check.measure import measure
 from tools.check.pictures import check_folder, write_pictures
 from tools.check.report import class_table, finding_lines, summary_lines
-from tools.check.rules import (
-    check_agreement,
-    check_images,
-    check_labels,
-    check_strokes,
-    check_values,
-    infer_num_classes,
-    most_common_kind,
-)
+from tools.check.rules import find_faults, infer_num_classes, most_common_kind
 from tools.check.summary import Summary, check_classes
-from tools.check.survey import Paths, Sample, survey
+from tools.check.survey import Paths, survey
 
 
 def check(
@@ -62,9 +54,16 @@ def check(
     --splits, --workers and --pictures. "" and None infer a value from the data. workers: number of processes; 0 reads
     in this process. Writes nothing but the pictures. Raises UserError if root holds no data set or a flag is invalid.
     """
-    findings, paths, given = Findings(root), paths or Paths(), num_classes is not None
-    dataset, paths, known, found, samples = _find(root, dataset, paths, num_classes, splits, findings)
+    findings, paths = Findings(root), paths or Paths()
+    dataset, paths, known = guess_flags(root, dataset, paths, num_classes)
+    found, samples = survey(root, dataset, paths, splits or paths.splits, findings)
+    if not any(sample.labels for sample in samples) and (problem := unread_labels(root, paths)):
+        raise UserError(f"{root}: {problem}")
+    summary = Summary(str(root), dataset, num_classes_given=num_classes is not None, splits=paths.splits)
+    summary.flags = {name: value for name, value in dataclasses.asdict(paths).items() if value}
+    summary.known = known.name if known else ""
     classes = classes or _class_file(root, num_classes, findings) or _preset(root, dataset, known, num_classes)
+    summary.class_file = classes
     if classes:
         num_classes = len(read_classes(classes, num_classes).names)
     label_map = read_label_map(paths.label_map, num_classes)
@@ -75,42 +74,18 @@ def check(
     measure_one = partial(measure, label_map=label_map, image_kind=stats.kind if stats else None)
     facts = work_on(measure_one, samples, workers, "image", "reading")
     kind = stats.kind if stats else most_common_kind(facts)
+    summary.image_kind, summary.image_stats = str(kind), str(stats_file) if stats else ""
 
     inferred = num_classes is None
     named = read_classes(classes, num_classes or infer_num_classes(facts))
-    num_classes = len(named.names)
-    colours = {f"#{bytes(named.colours[number]).hex()}": number for number in reversed(range(num_classes))}
-    check_images(facts, kind, findings)
-    check_labels(facts, colours, findings)
-    check_values(facts, num_classes, inferred, classes, findings)
-    check_agreement(facts, findings)
-    check_strokes(facts, named.names, findings)
-    find_duplicates(facts, findings)
-    layout = {"Folder": "Folder", "Dense": "VOC"}.get(dataset, "ScribbleSup")
-    flags = {name: value for name, value in dataclasses.asdict(paths).items() if value}
-    name = known.name if known else ""
-    summary = Summary(str(root), layout, dataset, num_classes, given, classes, flags, name, paths.splits)
-    summary.image_kind, summary.image_stats = str(kind), str(stats_file) if stats else ""
+    summary.num_classes = len(named.names)
+    find_faults(facts, kind, named, inferred, classes, findings)
     summary.count(facts, found, named.names)
     check_classes(summary, findings)
     if pictures:
         for problem in write_pictures(pictures, samples, findings, named.colours, label_map):
             print(f"no picture: {problem}")
     return summary, findings
-
-
-def _find(
-    root: Path, dataset: str, paths: Paths, num_classes: int | None, splits: Sequence[str], findings: Findings
-) -> tuple[str, Paths, Released | None, list[str], list[Sample]]:
-    """Return --dataset, the data flags, the well-known data set or None, the splits that exist, and the samples.
-
-    Raises UserError, with the command to convert them, if there are files of an annotation tool instead of masks.
-    """
-    dataset, paths, known = guess_flags(root, dataset, paths, num_classes)
-    found, samples = survey(root, dataset, paths, splits or paths.splits, findings)
-    if not any(sample.labels for sample in samples) and (problem := unread_labels(root, paths)):
-        raise UserError(f"{root}: {problem}")
-    return dataset, paths, known, found, samples
 
 
 def _class_file(root: Path, num_classes: int | None, findings: Findings) -> str:
@@ -160,8 +135,8 @@ def main(argv: list[str] | None = None) -> int:
     return findings.status
 
 
-def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m tools.check", description="Check a data set; change nothing.")
+def parser() -> Parser:
+    parser = Parser("tools.check", "Check a data set; change nothing.")
     add = parser.add_argument
     add("root", type=Path, metavar="PATH", help="root of the data set, train.py's --dataset_path")
     add("--dataset", default="", choices=MAPS, help="labels to train on [guessed from the folders]")
@@ -171,12 +146,8 @@ def parser() -> argparse.ArgumentParser:
     add("--splits", nargs="+", default=[], metavar="NAME", help="splits [--train_split and --val_split]")
     for item in dataclasses.fields(Paths):
         metavar = "DIR" if item.name.endswith("_path") else "FILE" if item.name == "label_map" else "NAME"
-        add(
-            f"--{item.name}",
-            default="",
-            metavar=metavar,
-            help=f"as train.py's --{item.name} [guessed from the folders]",
-        )
+        about = f"as train.py's --{item.name} [guessed from the folders]"
+        add(f"--{item.name}", default="", metavar=metavar, help=about)
     add("--json", type=Path, metavar="FILE", help="write everything to this file, with all file names")
     add("--pictures", type=Path, metavar="DIR", help="write images overlaid with their labels to this new folder")
     add("--workers", type=int, default=-1, metavar="N", help="processes; 0 reads in this process [number of cores]")
@@ -186,10 +157,7 @@ def parser() -> argparse.ArgumentParser:
 def _write_json(path: Path, summary: Summary, findings: Findings) -> None:
     listed = [dataclasses.asdict(finding) | {"count": finding.count} for finding in findings.sorted()]
     content = {"status": findings.status} | dataclasses.asdict(summary) | {"findings": listed}
-    try:
-        path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"--json {path}: {error.strerror}") from None
+    write_atomic(path, json.dumps(content, indent=1) + "\n")
 
 
 if __name__ == "__main__":

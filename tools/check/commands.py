@@ -1,6 +1,5 @@
 """The commands that the data check prints: what to run next, ready to be pasted."""
 
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,8 +15,7 @@ from support.image_stats import FILE_NAME, RGB
 from tools.check.findings import Findings
 from tools.check.summary import Summary
 from tools.check.survey import Paths
-from tools.convert.find import NUMBERS, find_kinds
-from tools.convert.kinds import KINDS
+from tools.convert.find import NUMBERS, describe, find_kinds
 
 _SAME_ON_ANY_GPUS = {"batchsize": "total_batchsize"}  # the command then trains the same model on any number of GPUs
 STATISTICS_FLAGS = ("list_path", "image_path", "image_suffix", "train_split")  # of Paths, that tools.statistics has too
@@ -94,18 +92,20 @@ def _split(summary: Summary) -> list[object]:
     place = find_whole(root, images=paths.image_path, masks=paths.val_path)
     folders = {"image_path": (place.images, IMAGES), "label_path": (place.masks, MASKS[0])}
     flags = {
-        name: path.relative_to(root).as_posix() for name, (path, default) in folders.items() if path != root / default
+        name: folder.relative_to(root).as_posix() for name, (folder, usual) in folders.items() if folder != root / usual
     }
-    ends = {name: value for name in ("image_suffix", "label_suffix") if (value := getattr(paths, name))}
-    return ["-m", "tools.split", root, "--val", "0.2", *_words(flags | ends)]
+    return ["-m", "tools.split", root, "--val", "0.2", *_words(flags), *_endings(summary)]
+
+
+def _endings(summary: Summary) -> list[object]:
+    return _words({name: summary.flags[name] for name in ("image_suffix", "label_suffix") if name in summary.flags})
 
 
 def _convert_masks(summary: Summary, kind: str) -> list[list[object]]:
     """Return the words of the commands that convert the masks of a data set in plain folders: one, or one a split."""
     root, paths = Path(summary.root), _paths(summary)
     out = new_folder(root)
-    ends = _words({name: value for name in ("image_suffix", "label_suffix") if (value := getattr(paths, name))})
-    ends += ["--classes", summary.class_file] if summary.class_file else []
+    ends = [*_endings(summary), *(["--classes", summary.class_file] if summary.class_file else [])]
     places: dict[str, Place] = {}
     for role, split in zip(("train", "val"), paths.splits, strict=True):
         for place in find_places(root, split, paths.image_path, paths.val_path, paths.list_path):
@@ -121,7 +121,7 @@ def _convert_masks(summary: Summary, kind: str) -> list[list[object]]:
 
 
 def _paths(summary: Summary) -> Paths:
-    return dataclasses.replace(Paths(), **summary.flags)
+    return Paths(**summary.flags)
 
 
 def conversion(root: Path) -> str:
@@ -129,10 +129,8 @@ def conversion(root: Path) -> str:
     found = {kind: path for kind, path in find_kinds(root).items() if kind != NUMBERS}
     if not found:
         return ""
-    kinds = " and ".join(f"{KINDS[kind].about} ({path})" for kind, path in found.items())
-    commands = [shell.python_command("-m", "tools.convert", kind, root, new_folder(root)) for kind in found]
-    choice = "choose one: " if len(commands) > 1 else "convert them: "
-    return f"no masks of class numbers, but {kinds}: {choice}{' or '.join(commands)}"
+    kinds, commands = describe(found, root, new_folder(root))
+    return f"no masks of class numbers, but {kinds}: {'choose one' if len(found) > 1 else 'convert them'}: {commands}"
 
 
 def new_folder(root: Path) -> Path:

@@ -9,10 +9,7 @@ from data.released import ADE20K
 ERRORS = {
     "split-missing": ("no such split", "add its folders or its list; training needs train and val"),
     "listed-image-missing": ("a list names a missing image", "add the image, or remove the name from the list"),
-    "no-split": (
-        "images are not split into train and val",
-        "choose images for validation, by the command below",
-    ),
+    "no-split": ("images are not split into train and val", "choose images for validation, by the command below"),
     "image-without-label": (
         "an image has no label",
         "add the label, or remove the image from the split; if name endings differ: --image_suffix, --label_suffix",
@@ -56,18 +53,7 @@ WARNINGS = {
         "EXIF rotates or flips an image, and its label's size does not show whether the label is rotated too",
         "look at one pair; to be sure, save the images without EXIF orientation",
     ),
-    "image-cmyk": ("an image is CMYK: its RGB colours are a guess", "convert it to RGB with its colour profile"),
-    "image-transparent": ("an image has transparent pixels; transparency is dropped", "flatten it on a background"),
-    "image-grey": ("an image is grey, but others have colour", "check that it belongs to the data set"),
     "image-small": ("an image is very small", "check that it is not a thumbnail; it is padded to --crop_size"),
-    "image-huge": (
-        "an image is very large: it decodes slowly and is mostly cropped away",
-        "use --long_side or --window, or cut it into tiles",
-    ),
-    "sizes-differ": (
-        "images differ widely in size",
-        "bring objects to a similar scale, for example with --long_side",
-    ),
     "class-file": ("classes.txt is not used", "write one class a line, or name another file with --classes"),
     "class-absent": ("a class is in no label", "check that classes count from 0 without gaps, and --numclasses"),
     "class-only-in-val": ("val has a class that no training label has", "move images with it to train to learn it"),
@@ -83,7 +69,6 @@ WARNINGS = {
     "scribble-contradicts-mask": ("many stroke pixels have another class in the mask", "correct one of the two"),
     "pseudo-disagrees": ("most pixels differ between pseudo-label and mask", "check how it was made, and its image"),
     "duplicate": ("a split has the same picture more than once", "keep one"),
-    "near-duplicate": ("two splits have similar pictures", "keep frames of a video or crops of a photo in one split"),
 }
 
 

@@ -2,7 +2,6 @@
 
 import hashlib
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,7 +17,6 @@ from support.labels import IGNORE
 from tools.check.survey import Sample
 
 NUM_COLOURS = 64  # colours of a mask to keep, the most frequent ones
-MIN_CONTRAST = 16  # grey levels; the difference hash of a flatter image is noise
 
 
 @dataclass
@@ -39,16 +37,13 @@ class FileFacts:
 class ImageFacts(FileFacts):
     """What was measured of one image file.
 
-    kind: channels and type that training would read. orientation: EXIF's, 1 = upright. transparent: whether any pixel
-    is. sha: SHA-256 of shape and pixels in hex, "" if the file cannot be decoded. near: 64-bit difference hash, None
-    for a flat image and for one that is not RGB.
+    kind: channels and type that training would read. orientation: EXIF's, 1 = upright. sha: SHA-256 of shape and pixels
+    in hex, "" if the file cannot be decoded.
     """
 
     kind: ImageType = RGB
     orientation: int = 1
-    transparent: bool = False
     sha: str = ""
-    near: int | None = None
 
 
 @dataclass
@@ -106,59 +101,24 @@ def measure(sample: Sample, label_map: LabelMap | None = None, image_kind: Image
     return Facts(sample.splits, image, labels, agreement)
 
 
-def _decode(facts: FileFacts, convert: Callable[[Image.Image], Image.Image]) -> np.ndarray | None:
-    """Return the pixels of facts.path and set facts.size; for an unreadable file, return None and set facts.fault."""
-    try:
-        pixels = decode(facts.path, convert)
-    except UserError as error:
-        facts.fault = str(error).removeprefix(f"{facts.path}: ")
-        return None
-    facts.size = pixels.shape[:2]
-    return pixels
-
-
 def _measure_image(path: Path, kind: ImageType | None) -> ImageFacts:
     facts = ImageFacts(path)
+
+    def to_rgb(image: Image.Image) -> Image.Image:
+        facts.mode, facts.orientation = image.mode, image.getexif().get(ExifTags.Base.Orientation, 1)
+        return ImageOps.exif_transpose(image).convert("RGB")
+
     try:
         facts.kind = kind_of(path)
         if facts.kind == RGB and kind not in (None, RGB):  # such as grey images, of which a model takes one channel
             facts.kind = type_of(open_raster(path))
-        if facts.kind != RGB:
-            pixels: np.ndarray | None = read_image(path, facts.kind)
-            assert pixels is not None
-            facts.mode, facts.size = str(facts.kind), pixels.shape[:2]
-            facts.sha = _digest(pixels)
-            return facts
+        pixels = decode(path, to_rgb) if facts.kind == RGB else read_image(path, facts.kind)
     except UserError as error:
         facts.fault = str(error).removeprefix(f"{path}: ")
         return facts
-
-    def to_rgb(image: Image.Image) -> Image.Image:
-        facts.mode, facts.orientation = image.mode, image.getexif().get(ExifTags.Base.Orientation, 1)
-        if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
-            facts.transparent = bool(np.asarray(image.convert("RGBA"))[..., 3].min() < 255)
-        return ImageOps.exif_transpose(image).convert("RGB")
-
-    pixels = _decode(facts, to_rgb)
-    if pixels is not None:
-        facts.sha, facts.near = _digest(pixels), difference_hash(pixels)
+    facts.mode, facts.size = facts.mode or str(facts.kind), pixels.shape[:2]
+    facts.sha = hashlib.sha256(str(pixels.shape).encode() + pixels.tobytes()).hexdigest()
     return facts
-
-
-def _digest(pixels: np.ndarray) -> str:
-    return hashlib.sha256(str(pixels.shape).encode() + pixels.tobytes()).hexdigest()
-
-
-def difference_hash(pixels: np.ndarray) -> int | None:
-    """Return a 64-bit hash of an RGB image (H, W, 3) uint8 as an int, or None if the image is almost flat.
-
-    Each bit says whether a pixel of the grey 9x8 miniature is darker than its right neighbour.
-    """
-    grey = Image.fromarray(pixels).convert("L").resize((9, 8), Image.Resampling.BOX)
-    levels = np.asarray(grey, np.int16)
-    if np.ptp(levels) < MIN_CONTRAST:
-        return None
-    return int.from_bytes(np.packbits(levels[:, 1:] > levels[:, :-1]).tobytes(), "big")
 
 
 def _measure_label(path: Path, label_map: LabelMap | None) -> tuple[LabelFacts, np.ndarray | None]:
@@ -169,8 +129,13 @@ def _measure_label(path: Path, label_map: LabelMap | None) -> tuple[LabelFacts, 
         facts.mode, facts.lossy = image.mode, image.format in ("JPEG", "MPO") or _is_lossy_webp(path)
         return image
 
-    pixels = _decode(facts, note_mode)
-    if pixels is None or facts.lossy:
+    try:
+        pixels = decode(path, note_mode)
+    except UserError as error:
+        facts.fault = str(error).removeprefix(f"{path}: ")
+        return facts, None
+    facts.size = pixels.shape[:2]
+    if facts.lossy:
         return facts, None
     if facts.mode == "RGB" and (pixels == pixels[..., :1]).all():
         pixels, facts.mode = pixels[..., 0], "L"  # as read_label reads it

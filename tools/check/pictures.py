@@ -1,5 +1,6 @@
 """Write pictures of a data set (--pictures): images overlaid with their labels."""
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from data.images import decode, kind_of, read_image, read_label
 from data.label_map import LabelMap
 from evaluation.pictures import overlay
 from support.errors import UserError
+from support.files import writing
 from support.image_stats import RGB, Display, ImageStats
 from tools.check.findings import Findings
 from tools.check.survey import Sample
@@ -36,19 +38,15 @@ def write_pictures(
     """
     failed = []
     for subfolder, sample in tqdm(list(_choose(samples, findings)), unit="picture", desc="drawing"):
-        target = folder / subfolder / f"{sample.image.stem}.jpg"
-        number = 1
-        while target.exists():  # images of one name in two folders
-            number += 1
-            target = target.with_name(f"{sample.image.stem}_{number}.jpg")
+        names = itertools.chain([sample.image.stem], (f"{sample.image.stem}_{number}" for number in itertools.count(2)))
+        files = (folder / subfolder / f"{name}.jpg" for name in names)  # images of one name may be in two folders
         try:
             picture = draw(sample, colours, label_map)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(picture).save(target, quality=90)
         except UserError as error:
             failed.append(str(error))
-        except OSError as error:
-            raise UserError(f"--pictures {folder}: {error.strerror}") from None
+            continue
+        with writing(next(file for file in files if not file.exists()), parents=True) as scratch:
+            Image.fromarray(picture).save(scratch, quality=90)
     return failed
 
 
@@ -67,7 +65,7 @@ def _choose(samples: list[Sample], findings: Findings) -> Iterator[tuple[str, Sa
 
 
 def draw(sample: Sample, colours: np.ndarray, label_map: LabelMap | None) -> np.ndarray:
-    """Return the image with its first label painted over it, (H, W, 3) uint8; the image alone if it has no label.
+    """Return the image with its scribble, else its first label, painted over it, (H, W, 3) uint8.
 
     A label of another size is stretched. A label in colours keeps them. Raises UserError for an unreadable file.
     """
@@ -80,7 +78,7 @@ def draw(sample: Sample, colours: np.ndarray, label_map: LabelMap | None) -> np.
     image = cv2.resize(image, size, interpolation=cv2.INTER_AREA)
     if not sample.labels:
         return image
-    path = next(iter(sample.labels.values()))
+    path = sample.labels.get("scribble") or next(iter(sample.labels.values()))
     try:
         label = read_label(path, 255, label_map)
     except UserError:

@@ -6,18 +6,14 @@ from data.classes import aligned
 from tools.check.findings import Findings
 from tools.check.summary import ClassRow, Summary
 
-LAYOUTS = {
-    "Folder": "plain folders",
-    "VOC": "PASCAL VOC's layout",
-    "ScribbleSup": "ScribbleSup's layout (VOC with scribbles)",
-}
+LAYOUTS = {"Folder": "plain folders", "Dense": "PASCAL VOC's layout"}
 NUM_SIZES = 4
 NUM_EXAMPLES = 3
 
 
 def summary_lines(summary: Summary) -> list[str]:
     """Return lines of text with a data set's layout, splits, image sizes and number of classes."""
-    layout = summary.known or LAYOUTS[summary.layout]
+    layout = summary.known or LAYOUTS.get(summary.dataset, "ScribbleSup's layout (VOC with scribbles)")
     lines = [f"{summary.root}: {layout}, for --dataset {summary.dataset}"]
     read = [f"--{name} {value}" for name, value in summary.flags.items()]
     lines += [f"  read with {' '.join(read)}"] if read else []

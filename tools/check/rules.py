@@ -1,21 +1,19 @@
 """The rules of the data check: from the facts about each sample to findings."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 
+from data.classes import Classes
 from support.image_stats import RGB, ImageType
 from support.labels import IGNORE
 from tools.check.findings import Findings, class_label
 from tools.check.measure import Facts, ImageFacts, LabelFacts
 
 SMALL_SIDE = 32  # pixels
-HUGE_AREA = 50_000_000  # pixels
-SIDE_RATIO = 4  # long side of the largest image over that of the smallest
 VALUE_JUMP = 32  # a label value this far above the next lower one is not a class number
 MAX_CONTRADICTING = 0.05  # share of a scribble's pixels
 MIN_AGREEING = 0.5  # share of a pseudo-label's pixels
 MANY_IMAGES = 100  # from here on, a class with strokes in few of them is worth a look
 FEW_STROKED = 0.01  # share of the images
-GREY_MODES = {"1", "L", "LA"}
 
 
 def most_common_kind(facts: list[Facts]) -> ImageType:
@@ -24,33 +22,49 @@ def most_common_kind(facts: list[Facts]) -> ImageType:
     return kinds.most_common(1)[0][0] if kinds else RGB
 
 
+def find_faults(
+    facts: list[Facts], kind: ImageType, classes: Classes, inferred: bool, class_file: str, findings: Findings
+) -> None:
+    """Add all findings about the files of the samples. The arguments are those of the functions below."""
+    numbers = reversed(range(len(classes.names)))  # of two classes of one colour, the first one counts
+    colours = {f"#{bytes(classes.colours[number]).hex()}": number for number in numbers}
+    check_images(facts, kind, findings)
+    check_labels(facts, colours, findings)
+    check_values(facts, len(classes.names), inferred, class_file, findings)
+    check_agreement(facts, findings)
+    check_strokes(facts, classes.names, findings)
+    check_duplicates(facts, findings)
+
+
 def check_images(facts: list[Facts], kind: ImageType, findings: Findings) -> None:
     """Add findings about unreadable images, their kind and sizes, and labels whose size differs from the image's.
 
     kind: channels and type that all images must have.
     """
-    some_colour = not {item.image.mode for item in facts if item.image.sha} <= GREY_MODES
     for image, labels in ((item.image, item.labels.values()) for item in facts):
         if image.fault:
             findings.add("image-unreadable", image.path, image.fault)
             continue
-        found = {
-            "image-kind": image.kind != kind,
-            "image-cmyk": image.mode == "CMYK",
-            "image-transparent": image.transparent,
-            "image-grey": image.mode in GREY_MODES and some_colour,
-            "image-small": min(image.size) < SMALL_SIDE,
-            "image-huge": image.size[0] * image.size[1] > HUGE_AREA,
-        }
-        for code in (code for code, is_found in found.items() if is_found):
-            findings.add(code, image.path, f"{image.size[1]}x{image.size[0]}, mode {image.mode}")
+        for code, is_found in {"image-kind": image.kind != kind, "image-small": min(image.size) < SMALL_SIDE}.items():
+            if is_found:
+                findings.add(code, image.path, f"{image.size[1]}x{image.size[0]}, mode {image.mode}")
         for label in labels:
             if not label.fault:
                 _check_size(image, label, findings)
-    by_side = sorted((item.image for item in facts if item.image.sha), key=lambda image: max(image.size))
-    if by_side and max(by_side[-1].size) > SIDE_RATIO * max(by_side[0].size):
-        sides = f"long side {max(by_side[0].size)}, but {max(by_side[-1].size)}"
-        findings.add("sizes-differ", by_side[0].path, f"{sides} in {findings.show(by_side[-1].path)}")
+
+
+def check_duplicates(facts: list[Facts], findings: Findings) -> None:
+    """Add a finding for each group of images with the same pixels."""
+    same = defaultdict(list)
+    for item in facts:
+        if item.image.sha:
+            same[item.image.sha].append(item)
+    for items in same.values():
+        if len(items) > 1:
+            splits = {split for item in items for split in item.splits}
+            first, *others = (item.image.path for item in items)
+            code = "duplicate-across-splits" if len(splits) > 1 else "duplicate"
+            findings.add(code, first, f"is {', '.join(map(findings.show, others))}")
 
 
 def _check_size(image: ImageFacts, label: LabelFacts, findings: Findings) -> None:

@@ -44,11 +44,10 @@ class Summary:
     """
 
     root: str
-    layout: str  # "Folder", "VOC" or "ScribbleSup"
     dataset: str
-    num_classes: int
-    num_classes_given: bool
-    class_file: str
+    num_classes: int = 0
+    num_classes_given: bool = False
+    class_file: str = ""
     flags: dict[str, str] = field(default_factory=dict)
     known: str = ""
     splits: tuple[str, str] = ("train", "val")

@@ -3,6 +3,7 @@
     python -m tools.convert annotated Photos
     python -m tools.convert labelme annotated Photos
     python -m tools.convert coco instances_train2017.json COCO --images train2017 --split train
+    python -m tools.convert labelme strokes Scribbles --scribbles
 
 Exit status: 0 done, 1 done, except for what is named, 2 an error that stopped the program.
 """
@@ -10,13 +11,15 @@ Exit status: 0 done, 1 done, except for what is named, 2 an error that stopped t
 import sys
 from pathlib import Path
 
-if not __package__:  # started as a file from another folder: python PATH/data/convert
+if not __package__:  # started as a file from another folder: python PATH/tools/convert
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
+from data.layout import LISTS, read_list
 from support import program, shell
+from support.files import write_atomic
 from tools.arguments import Parser
-from tools.convert.kinds import KINDS
-from tools.convert.running import Layout, run
+from tools.convert.formats import KINDS
+from tools.convert.running import run
 
 EPILOG = """Without KIND, the program finds the kind of the labels in IN and prints it.
 
@@ -29,10 +32,13 @@ first. Details of each kind: docs/converting.md."""
 
 
 def main(argv: list[str] | None = None) -> int:
-    return run(parser().parse_args(argv), Layout("images", "masks", str, lambda out, _: next_lines(out)))
+    args = parser().parse_args(argv)
+    status, names = run(args)
+    print("\n".join(_list_scribbles(args.out, names) if args.scribbles else _next_lines(args.out)))
+    return status
 
 
-def next_lines(out: Path) -> list[str]:
+def _next_lines(out: Path) -> list[str]:
     """Return lines with the commands that come next: the split, unless there is one, and the check."""
     check = f"to check it: {shell.python_command('-m', 'tools.check', out)}"
     folders = {path.name for path in (out / "images").iterdir() if path.is_dir()}
@@ -45,42 +51,44 @@ def next_lines(out: Path) -> list[str]:
     return [f"to split it: {shell.python_command('-m', 'tools.split', out, '--val', 0.2)}", check]
 
 
+def _list_scribbles(out: Path, names: list[str]) -> list[str]:
+    """Add the names that no list has to the training list, and return the next commands as lines of text."""
+    folder = out / LISTS[-1]
+    lists = {path: read_list(path, plain=True) for path in sorted(folder.glob("[!.]*.txt"))}
+    listed = {name for present in lists.values() for name in present}
+    target = folder / "train.txt"
+    lines = lists.get(target, []) + [name for name in names if name not in listed]
+    if lines != lists.get(target):
+        write_atomic(target, "".join(f"{name}\n" for name in lines), parents=True)
+    check = shell.python_command("-m", "tools.check", out, "--dataset", "ScribbleOnly", "--splits", "train")
+    return [f"{target}: {len(lines)} name(s)", f"to check them: {check}"]
+
+
 def parser() -> Parser:
     kinds = "\n".join(f"  {name:12} {kind.about}" for name, kind in KINDS.items())
-    parser = Parser(
-        "tools.convert", "Convert labels to images and masks for --dataset Folder.", EPILOG.format(kinds=kinds)
-    )
+    about = "Convert labels to images and masks for --dataset Folder, or to scribbles for --dataset ScribbleOnly."
+    parser = Parser("tools.convert", about, EPILOG.format(kinds=kinds))
     add = parser.add_argument
     add("kind", nargs="?", metavar="KIND", choices=KINDS, help="format of the labels [found from the files]")
     add("source", type=Path, metavar="IN", help="file or folder of the labels")
     add("out", type=Path, metavar="OUT", help="folder to write: images, masks and classes.txt; must be new")
-    classes = (
-        "classes in order, with colours: voc, camvid, cityscapes, ade20k, cocostuff, or a FILE [the format's own order]"
-    )
+    scribbles = "write JPEGImages, pascal_2012_scribble and ImageSets: 255 where no line or area is"
+    add("--scribbles", action="store_true", help=scribbles)
+    classes = "classes in order, with colours: voc, camvid, cityscapes, ade20k, cocostuff, or FILE [labels' order]"
     add("--classes", default="", metavar="FILE", help=classes)
-    unlabelled = (
-        "pixels without a label: the class background (0, if --classes is not given), or 255 [panoptic: ignore; else "
-    )
-    add("--unlabelled", default="", choices=("background", "ignore"), help=unlabelled + "background]")
+    unlabelled = "pixels without a label: class background (0 without --classes), or 255 [panoptic, scribbles: ignore]"
+    add("--unlabelled", default="", choices=("background", "ignore"), help=unlabelled)
     unlisted = "what shapes and colours of classes that --classes lacks become [ignore, and name each]"
     add("--unlisted", default="", choices=("background", "ignore"), help=unlisted)
     add("--images", type=Path, metavar="DIR", help="folder of the images [beside the labels, or where the labels say]")
     add("--copy", action="store_true", help="copy images; without it, OUT has hard links to them if the disk can link")
     add("--split", default="", metavar="NAME", help="write to images/NAME and masks/NAME; OUT may have other splits")
-    add(
-        "--image_suffix",
-        default="",
-        metavar="TEXT",
-        help="colours, binary: end of the images' names, as in _leftImg8bit",
-    )
+    add("--image_suffix", default="", metavar="TEXT", help="colours, binary: end of the images' names: _leftImg8bit")
     add("--label_suffix", default="", metavar="TEXT", help="colours, binary: end of the masks' names, such as _mask")
-    add(
-        "--threshold",
-        type=int,
-        metavar="N",
-        help="binary: values of at least N are the object; JPEG masks are then read, too",
-    )
-    add("--line_width", type=float, default=10.0, metavar="PIXELS", help="width of lines, diameter of points")
+    threshold = "binary: values of at least N are the object; JPEG masks are then read, too"
+    add("--threshold", type=int, metavar="N", help=threshold)
+    width = "width of lines, diameter of points [10; scribbles: 3]"
+    add("--line_width", type=float, metavar="PIXELS", help=width)
     add("--workers", type=int, default=-1, metavar="N", help="processes; 0 converts in this process [number of cores]")
     return parser
 

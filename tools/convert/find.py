@@ -8,30 +8,29 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from data.images import LABEL_SUFFIXES, decode
+from data.images import LABEL_SUFFIXES, decoding
 from data.layout import list_folder
 from support import shell
 from support.errors import UserError
+from tools.convert.formats import KINDS
 from tools.convert.formats.pairs import MASK_FOLDERS
-from tools.convert.kinds import KINDS
 
 MAX_FILES = 2000  # files to look into
 MAX_MASKS = 8
 MAX_BYTES = 65536  # of the head and of the tail of each; large files are not read whole
 
-# {kind: what its files have}, the more special ones first.
-PATTERNS = {
-    "labelme": (r'"shapes"', r'"imagePath"'),
-    "panoptic": (r'"segments_info"', r'"categories"'),
-    "coco": (r'"annotations"', r'"categories"', r'"images"'),
-    "labelstudio": (r"^\s*\[", r'"(annotations|completions)"', r'"result"'),
-    "supervisely": (r'"objects"', r'"size"', r'"(classTitle|classId)"'),
-    "cvat": (r"<annotations", r"<image\s"),
-    "scribblesup": (r"<annotation>", r"<polygon>", r"<tag>"),
-    "yolo": (r"^\d+( [-+.\de]+){4,}\s*$",),
-}
-LABELME_XML = (r"<annotation>", r"<polygon>", r"<pt>")
-SUFFIXES = {"cvat": ".xml", "scribblesup": ".xml", "yolo": ".txt"}  # of the files of a kind; else .json
+# (kind, suffix of its files, patterns that they have), the more special ones first.
+PATTERNS = (
+    ("labelme", ".json", (r'"shapes"', r'"imagePath"')),
+    ("panoptic", ".json", (r'"segments_info"', r'"categories"')),
+    ("coco", ".json", (r'"annotations"', r'"categories"', r'"images"')),
+    ("labelstudio", ".json", (r"^\s*\[", r'"(annotations|completions)"', r'"result"')),
+    ("supervisely", ".json", (r'"objects"', r'"size"', r'"(classTitle|classId)"')),
+    ("cvat", ".xml", (r"<annotations", r"<image\s")),
+    ("scribblesup", ".xml", (r"<annotation>", r"<polygon>", r"<tag>")),
+    ("labelme", ".xml", (r"<annotation>", r"<polygon>", r"<pt>")),
+    ("yolo", ".txt", (r"^\d+( [-+.\de]+){4,}\s*$",)),
+)
 NUMBERS = "numbers"  # masks of class numbers, which need no conversion
 
 
@@ -40,8 +39,7 @@ def find_kinds(source: Path) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for path in list(_files(source))[:MAX_FILES]:
         text = _ends_of(path)
-        for kind, patterns in (*PATTERNS.items(), ("labelme", LABELME_XML)):
-            suffix = ".xml" if patterns is LABELME_XML else SUFFIXES.get(kind, ".json")
+        for kind, suffix, patterns in PATTERNS:
             if path.suffix.lower() == suffix and all(re.search(pattern, text, re.MULTILINE) for pattern in patterns):
                 if kind not in found or path.name.startswith("instances"):  # not COCO's key points
                     found[kind] = path
@@ -60,16 +58,21 @@ def find_kind(source: Path, out: Path) -> str:
         ((kind, path),) = found.items()
         print(f"{source}: {KINDS[kind].about} ({path}), converted as {kind}")
         return kind
-    commands = [shell.python_command("-m", "tools.convert", kind, source, out) for kind in found]
     if found:
-        kinds = " and ".join(f"{KINDS[kind].about} ({path})" for kind, path in found.items())
-        raise UserError(f"{source}: has {kinds}: choose one: {' or '.join(commands)}")
+        kinds, commands = describe(found, source, out)
+        raise UserError(f"{source}: has {kinds}: choose one: {commands}")
     if numbers:
         check = shell.python_command("-m", "tools.check", source)
         raise UserError(f"{numbers}: masks of class numbers need no conversion: to check them: {check}")
     raise UserError(
         f"{source}: no labels of a known kind in it: unpack .zip files, or name the kind: {', '.join(KINDS)}"
     )
+
+
+def describe(found: dict[str, Path], source: Path, out: Path) -> tuple[str, str]:
+    """Return what find_kinds() found as text, and the commands that convert it."""
+    kinds = " and ".join(f"{KINDS[kind].about} ({path})" for kind, path in found.items())
+    return kinds, " or ".join(shell.python_command("-m", "tools.convert", kind, source, out) for kind in found)
 
 
 def _find_masks(source: Path) -> dict[str, Path]:
@@ -89,17 +92,12 @@ def _find_masks(source: Path) -> dict[str, Path]:
 
 
 def _kind_of_mask(path: Path) -> str:
-    modes = []
-
-    def note_mode(image: Image.Image) -> Image.Image:
-        modes.append(image.mode)
-        return image
-
-    pixels = decode(path, note_mode)
+    with decoding(path), Image.open(path) as image:
+        mode, pixels = image.mode, np.array(image)
     colours = pixels.reshape(pixels.shape[0], pixels.shape[1], -1)[:, :, :3]
-    if modes[0] != "P" and (colours != colours[:, :, :1]).any():
+    if mode != "P" and (colours != colours[:, :, :1]).any():
         return "colours"
-    return "binary" if modes[0] == "1" or set(np.unique(colours).tolist()) == {0, 255} else NUMBERS
+    return "binary" if mode == "1" or set(np.unique(colours).tolist()) == {0, 255} else NUMBERS
 
 
 def _files(source: Path) -> Iterator[Path]:

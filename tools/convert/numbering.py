@@ -24,9 +24,8 @@ class Numbering:
 
     def text(self) -> str:
         """Return the content of classes.txt: a line "name #RRGGBB" for each class."""
-        return "".join(
-            f"{name} #{bytes(colour).hex()}\n" for name, colour in zip(self.names, self.colours, strict=False)
-        )
+        pairs = zip(self.names, self.colours, strict=False)
+        return "".join(f"{name} #{bytes(colour).hex()}\n" for name, colour in pairs)
 
 
 def read_known(chosen: str) -> Classes | None:
@@ -53,10 +52,9 @@ def number_classes(source: Source, known: Classes | None, unlabelled: str, chose
         names, colours = known.names, known.colours
         own = [name for name in source.names if name.lower() not in (*BACKGROUND, IGNORED)]
         if own and not {" ".join(name.split()) for name in own} & set(names):
-            raise UserError(
-                f"--classes {chosen}: none of its {len(names)} classes is in the labels, whose classes are "
-                f"{', '.join(own[:5])}{', ...' if len(own) > 5 else ''}: correct the file"
-            )
+            shown = ", ".join(own[:5]) + (", ..." if len(own) > 5 else "")
+            problem = f"none of its {len(names)} classes is in the labels, whose classes are {shown}: correct the file"
+            raise UserError(f"--classes {chosen}: {problem}")
     else:
         cleaned = dict.fromkeys(" ".join(name.split()) for name in source.names)
         own = [name for name in cleaned if name and name != IGNORED and name.lower() not in BACKGROUND]

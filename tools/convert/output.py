@@ -2,12 +2,12 @@
 
 import contextlib
 import filecmp
-import json
 import os
 import shutil
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -16,30 +16,17 @@ from data.images import decoding, image_size, label_png
 from support.errors import InputError, UserError
 from support.files import write_atomic, writing
 from support.labels import IGNORE
-from tools.claims import ANOTHER_COMMAND, read_mark
+from tools.convert.numbering import Numbering
 from tools.convert.source import Draw, Entry, Options
 
-MARK = ".convert.json"  # what OUT was converted from; a hidden file, which readers of data sets skip
 
+class Job(NamedTuple):
+    """What all entries have in common. options: the flags. folders: where the images and the masks go."""
 
-@dataclass(frozen=True)
-class Job:
-    """What all entries have in common. numbers and unlabelled: see Numbering. prefix: folder of the split, or "".
-
-    unlisted: label value of classes that have no number. palette: 768 bytes. copy: copy images instead of linking them.
-    folders: of the images and of the masks, in `out`.
-    """
-
-    out: Path
-    prefix: str
     draw: Draw
     options: Options
-    numbers: dict[str, int]
-    unlabelled: int
-    unlisted: int
-    palette: bytes
-    copy: bool
-    folders: tuple[str, str]
+    numbering: Numbering
+    folders: tuple[Path, Path]
 
 
 @dataclass
@@ -55,41 +42,21 @@ class Result:
     how: str = ""
 
 
-def prepare(out: Path, classes: str, split: str, settings: dict) -> None:
-    """Create OUT with its classes.txt, or check that it is the result of the same command, or of another split.
-
-    classes: content of classes.txt. settings: what the command converts; JSON. Raises UserError if OUT has other
-    content, before anything is written.
-    """
-    done = read_mark(out / MARK) or {}
-    name = split or "all"
-    if done.get(name, settings) != settings or (done and bool(split) == ("all" in done)):
-        raise UserError(f"{out}: {ANOTHER_COMMAND}")
-    written = out / "classes.txt"
-    if written.is_file() and written.read_text(encoding="utf-8") != classes:
-        raise UserError(
-            f"{written}: other classes than those of this command: name a new folder, or add --classes {written}"
-        )
-    write_atomic(out / MARK, json.dumps(done | {name: settings}, indent=1), parents=True)
-    if not written.is_file():
-        write_atomic(written, classes)
-
-
 def convert(entry: Entry, job: Job) -> Result:
     """Write the image and the mask of an entry. An entry that cannot be used is skipped and named in Result.faults."""
     result = Result()
     try:
         if entry.extract is None:
-            _check_image(entry.image, entry, job)
+            _check_image(entry.image, entry)
             source: Path | bytes = entry.image
             suffix = entry.image.suffix
         else:
             source, suffix = entry.extract(entry.image)
-        image = job.out / job.folders[0] / f"{job.prefix}{entry.name}{suffix}"
+        image = job.folders[0] / f"{entry.name}{suffix}"
         with _image_at(image, source, job, result) as path:
-            size = _check_image(path, entry, job) if isinstance(source, bytes) else image_size(path)
+            size = _check_image(path, entry) if isinstance(source, bytes) else image_size(path)
             label = _paint(entry, size, job, result)
-            _write_mask(job.out / job.folders[1] / f"{job.prefix}{entry.name}.png", label, job.palette)
+            _write_mask(job.folders[1] / f"{entry.name}.png", label, job.numbering.colours)
     except InputError as error:
         result.faults.append(str(error))
         return result
@@ -98,7 +65,7 @@ def convert(entry: Entry, job: Job) -> Result:
     return result
 
 
-def _check_image(path: Path, entry: Entry, job: Job) -> tuple[int, int]:
+def _check_image(path: Path, entry: Entry) -> tuple[int, int]:
     """Return the (height, width) of an image. Raises InputError if it is damaged or not of the size it should have."""
     try:
         size = image_size(path)
@@ -137,7 +104,7 @@ def _image_at(target: Path, source: Path | bytes, job: Job, result: Result):
         if isinstance(source, bytes):
             scratch.write_bytes(source)
             result.how = "written"
-        elif job.copy or not _link(source, scratch):
+        elif job.options.copy or not _link(source, scratch):
             shutil.copyfile(source, scratch)
             result.how = "copied"
         else:
@@ -156,31 +123,22 @@ def _link(source: Path, target: Path) -> bool:
 
 def _paint(entry: Entry, size: tuple[int, int], job: Job, result: Result) -> np.ndarray:
     """Return the label map (height, width) uint8 of an entry: its regions over each other in drawing order."""
-    label = np.full(size, job.unlabelled, np.uint8)
+    numbering = job.numbering
+    unlisted = numbering.unlabelled if job.options.unlisted == "background" else IGNORE
+    label = np.full(size, numbering.unlabelled, np.uint8)
     for name, top, left, mask in job.draw(entry, size, job.options, result.faults):
-        value = IGNORE if name is None else job.numbers.get(name, job.unlisted)
-        if name is not None and name not in job.numbers:
+        value = IGNORE if name is None else numbering.numbers.get(name, unlisted)
+        if name is not None and name not in numbering.numbers:
             result.unlisted[name] += 1
         label[top : top + mask.shape[0], left : left + mask.shape[1]][mask] = value
     return label
 
 
-def _write_mask(target: Path, label: np.ndarray, palette: bytes) -> None:
+def _write_mask(target: Path, label: np.ndarray, colours: np.ndarray) -> None:
     """Write a palette PNG, unless it is there. Raises InputError if another mask is there."""
     if target.exists():
         with decoding(target), Image.open(target) as present:
             if not np.array_equal(np.asarray(present), label):
                 raise InputError(f"{target}: exists and differs: not overwritten; remove it to convert it again")
         return
-    colours = np.frombuffer(palette, np.uint8)
     write_atomic(target, label_png(label, colours), parents=True)
-
-
-def drop_clashes(entries: list[Entry], faults: list[str]) -> list[Entry]:
-    """Return the entries without those whose name an earlier one has, in any letter case; add a line for each."""
-    taken: dict[str, Entry] = {}
-    for entry in entries:
-        other = taken.setdefault(entry.name.casefold(), entry)
-        if other is not entry:
-            faults.append(f"{entry.where}: its output {entry.name!r} would replace that of {other.where}: skipped")
-    return list(taken.values())

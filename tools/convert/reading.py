@@ -10,7 +10,7 @@ import unicodedata
 import urllib.parse
 import xml.etree.ElementTree as ElementTree
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -21,26 +21,9 @@ import numpy as np
 from data.images import IMAGE_SUFFIXES
 from data.layout import list_folder
 from support.errors import InputError, UserError
-from tools.convert.polygons import LIMIT, FewPointsError, Patch
-from tools.convert.source import Region
+from tools.convert.polygons import LIMIT, Patch
 
-# A shape to draw: the name of its class, where it is, for messages, and what draws it.
-Shape = tuple[str | None, str, Callable[[], Patch]]
 SPLITS = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
-
-
-def draw_shapes(shapes: Iterable[Shape], faults: list[str]) -> Iterator[Region]:
-    """Yield the region of each shape; add a line to `faults` for each that covers no pixel of the image."""
-    for name, where, draw in shapes:
-        try:
-            top, left, mask = draw()
-        except FewPointsError as error:
-            faults.append(str(error))
-            continue
-        if mask.any():
-            yield Region(name, top, left, mask)
-        else:
-            faults.append(f"{where}: covers no pixel of the image: left out")
 
 
 def read_json(path: Path) -> Any:
@@ -190,13 +173,12 @@ class ImageFinder:
             found = named or {file for file in found if not any(map(split_of, folders[file]))}
         if len(found) == 1:
             return next(iter(found))
-        looked = " or ".join(map(str, self.roots))
+        problem = f"not below {' or '.join(map(str, self.roots))}; name its folder with --images DIR"
         if found:
-            names = ", ".join(map(str, sorted(found)[:2]))
-            raise InputError(f"{where}: image {reference!r}: {len(found)} files have its name, such as {names}")
-        if path.suffix.lower() not in IMAGE_SUFFIXES:
-            raise InputError(f"{where}: image {reference!r}: not one of {', '.join(IMAGE_SUFFIXES)}")
-        raise InputError(f"{where}: image {reference!r}: not below {looked}; name its folder with --images DIR")
+            problem = f"{len(found)} files have its name, such as {', '.join(map(str, sorted(found)[:2]))}"
+        elif path.suffix.lower() not in IMAGE_SUFFIXES:
+            problem = f"not one of {', '.join(IMAGE_SUFFIXES)}"
+        raise InputError(f"{where}: image {reference!r}: {problem}")
 
 
 def path_of_url(url: str) -> str:

@@ -1,11 +1,18 @@
 """What a format's reader hands over: the images it found, the classes it names, and the regions it draws."""
 
+import argparse
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from support.errors import InputError
+from tools.convert.polygons import FewPointsError, Patch
+
+Options = argparse.Namespace  # the flags of tools.convert; known: the Classes of --classes, or None
 
 
 class Region(NamedTuple):
@@ -20,23 +27,12 @@ class Region(NamedTuple):
     mask: np.ndarray
 
 
-@dataclass(frozen=True)
-class Options:
-    """The flags that readers use; each has the name and the meaning of its flag.
+class Shape(NamedTuple):
+    """A shape of an annotation: its class, None to ignore its pixels; its place, for messages; what a Patcher needs."""
 
-    images: folder of the images, None to look for them. classes: --classes, or the class file of the export. known:
-    (name, (red, green, blue)) of each of its classes.
-    """
-
-    images: Path | None = None
-    image_suffix: str = ""
-    label_suffix: str = ""
-    line_width: float = 10
-    threshold: int | None = None
-    unlabelled: str = ""
-    unlisted: str = ""
-    classes: str = ""
-    known: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    name: str | None
+    where: str
+    data: Any
 
 
 @dataclass(frozen=True)
@@ -44,8 +40,8 @@ class Entry:
     """An image to convert.
 
     name: of the output, without suffix; folders are separated by "/". where: file, or file and position in it, for
-    messages. image: file of the image, or the file to extract() it from. record: what draw() needs; it is pickled.
-    size: (height, width) that the annotation declares, None if it declares none.
+    messages. image: file of the image, or the file to extract() it from. record: what Draw needs, such as Shapes; it is
+    pickled. size: (height, width) that the annotation declares, None if it declares none.
     split: train, val, test or another subset of the export, "" if it names none.
     extract: returns the bytes of an image that is embedded in the file `image`, and their suffix.
     """
@@ -75,23 +71,55 @@ class Source:
     faults: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
+    def shape_names(self) -> list[str]:
+        """Return the classes of all entries' Shapes, each once, in their order."""
+        return list(dict.fromkeys(shape.name for entry in self.entries for shape in entry.record))
+
 
 # Yields the regions of an entry in drawing order: later ones cover earlier ones. The arguments are the entry, the
 # image's (height, width), the options, and a list to which the reader adds a line for each shape that covers nothing.
 # Raises InputError if the mask would be wrong: the entry is then skipped.
 Draw = Callable[[Entry, tuple[int, int], Options, list[str]], Iterator[Region]]
 
+# Returns the pixels of a shape: patch(data, where, size, options, faults).
+Patcher = Callable[[Any, str, tuple[int, int], Options, list[str]], Patch]
 
-@dataclass(frozen=True)
-class Kind:
-    """A format.
 
-    about: for --help. unlabelled: default of --unlabelled. draw: see Draw. class_files: names of files in
-    an export that may have names and colours of the classes.
-    """
+class Kind(NamedTuple):
+    """A format. about: for --help. unlabelled: default of --unlabelled."""
 
     read: Callable[[Path, Options], Source]
     draw: Draw
     about: str
     unlabelled: str = "background"
-    class_files: tuple[str, ...] = ()
+
+
+def shapes(patch: Patcher) -> Draw:
+    """Return the Draw of a format whose records are lists of Shapes."""
+    return partial(_draw_shapes, patch)
+
+
+def _draw_shapes(
+    patch: Patcher, entry: Entry, size: tuple[int, int], options: Options, faults: list[str]
+) -> Iterator[Region]:
+    for name, where, data in entry.record:
+        try:
+            top, left, mask = patch(data, where, size, options, faults)
+        except FewPointsError as error:
+            faults.append(str(error))
+            continue
+        if mask.any():
+            yield Region(name, top, left, mask)
+        else:
+            faults.append(f"{where}: covers no pixel of the image: left out")
+
+
+def collect(read: Callable[[Any], Any], items: Any, faults: list[str]) -> Iterator[Any]:
+    """Yield read(item) of each item; add a line to `faults` for each that raises InputError."""
+    for item in items:
+        try:
+            result = read(item)
+        except InputError as error:
+            faults.append(str(error))
+        else:
+            yield result

@@ -1,1 +1,1 @@
-"""Convert scribbles drawn by people, simulate scribbles from dense masks, and measure and compare scribbles."""
+"""Simulate scribbles from dense masks."""

@@ -1,39 +1,138 @@
-"""Convert scribbles drawn by people, simulate scribbles from dense masks, and measure and compare scribbles.
+"""Write a scribble for each dense mask of a folder, drawn as a person would.
 
     python -m tools.scribbles simulate MyData/masks MyData/pascal_2012_scribble
-    python -m tools.scribbles stats MyData/pascal_2012_scribble --masks MyData/masks
-    python -m tools.scribbles convert labelme annotated MyData
 
 Exit status: 0: all done; 1: done except for the files it names; 2: an error stopped the program.
 """
 
-import difflib
+import argparse
+import dataclasses
+import functools
 import sys
+from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 
-if not __package__:  # started as a file from another folder: python PATH/data/scribbles
+import numpy as np
+from tqdm import tqdm
+
+if not __package__:  # started as a file from another folder: python PATH/tools/scribbles
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
-from support import program, shell
+from data.classes import read_classes
+from data.images import LABEL_SUFFIXES, label_png, read_label
+from data.layout import list_folder, read_list, without_suffix
+from support import program
 from support.errors import UserError
-from tools.scribbles import convert, simulate, stats
+from support.files import write_atomic
+from support.labels import IGNORE
+from support.processes import work_on
+from tools.arguments import Parser
+from tools.claims import claim
+from tools.scribbles.regions import import_extra
+from tools.scribbles.strokes import Style, draw_scribble
 
-COMMANDS = {"simulate": simulate, "stats": stats, "convert": convert}
+EPILOG = """Each connected region of a class gets a stroke along its longest axis, which never leaves its class. The
+same mask, flags, seed and name give the same scribble, whatever the other images and the number of processes.
+The defaults are fitted to ScribbleSup."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What all masks have in common. colours: (256, 3) uint8."""
+
+    out: Path
+    style: Style
+    seed: int
+    colours: np.ndarray
 
 
 def main(argv: list[str] | None = None) -> int:
-    words = sys.argv[1:] if argv is None else argv
-    command = words[0] if words else "--help"
-    if command in ("-h", "--help"):
-        print(__doc__)
-        for name in COMMANDS:
-            print(f"to list the flags of {name}: {shell.python_command('-m', 'tools.scribbles', name, '--help')}")
-        return 0
-    if command not in COMMANDS:
-        near = difflib.get_close_matches(command, COMMANDS, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(COMMANDS)}"
-        raise UserError(f"no such command {command!r}: {hint}")
-    return COMMANDS[command].main(words[1:])
+    args = parser().parse_args(argv)
+    import_extra("skimage")  # before anything is written
+    style, masks = _style(args), list(find_masks(args.masks, args.list).items())
+    if args.out.resolve().is_relative_to(args.masks.resolve()):
+        raise UserError(f"{args.out}: is in {args.masks}: name a folder outside")
+    job = Job(args.out, style, args.seed, read_classes(args.classes, None).colours)
+    settings = dataclasses.asdict(style) | {"seed": args.seed, "classes": args.classes}
+    claim(args.out, settings | {"masks": str(args.masks.resolve())})
+    results = work_on(functools.partial(_simulate, job=job), masks, args.workers, "mask", "drawing")
+    how = Counter(results)
+    drawn, kept = how.pop("drawn", 0), how.pop("kept", 0)
+    for line in how:
+        tqdm.write(line, file=sys.stderr)
+    print(f"{args.out}: {drawn} scribble(s) drawn" + (f", {kept} kept (from an earlier start)" if kept else ""))
+    return 1 if how else 0
+
+
+def find_masks(folder: Path, list_file: Path | None) -> dict[str, Path]:
+    """Return {name without suffix: file} of the masks below a folder.
+
+    list_file: names to take, one a line; None takes all. Raises UserError if there is none, or a listed one is missing.
+    """
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder")
+    found = list_folder(folder, LABEL_SUFFIXES)
+    if not found:
+        raise UserError(f"{folder}: no label map in it ({', '.join(LABEL_SUFFIXES)})")
+    names = [without_suffix(line, found) for line in read_list(list_file, plain=True)] if list_file else list(found)
+    if missing := [name for name in names if name not in found]:
+        raise UserError(f"{list_file}: {missing[0]!r}: no label map of this name in {folder}")
+    return {name: found[name][0] for name in names}
+
+
+def _style(args: argparse.Namespace) -> Style:
+    """Return the Style of the flags. Raises UserError if one is out of range."""
+    if not 0 < args.length <= 1:
+        raise UserError(f"--length {args.length}: must be above 0 and at most 1")
+    limits = {"wiggle": 1, "shrink": 1, "drop": 1, "width": 255, "min_area": 2**31, "seed": 2**31}
+    for name, most in limits.items():
+        least = int(name in ("width", "min_area"))
+        if not least <= getattr(args, name) <= most:
+            raise UserError(f"--{name} {getattr(args, name)}: must be {least} to {most}")
+    fields = {item.name: getattr(args, item.name) for item in dataclasses.fields(Style)}
+    return Style(**fields | {"background": None if args.background == "none" else 0})
+
+
+def _simulate(named: tuple[str, Path], job: Job) -> str:
+    """Write the scribble of a mask (name, file), unless there is one that is not older than the mask.
+
+    Returns "drawn", "kept", or a line that says why there is none.
+    """
+    name, mask = named
+    target = job.out / f"{name}.png"
+    if target.exists() and target.stat().st_mtime >= mask.stat().st_mtime:
+        return "kept"
+    try:
+        scribble = draw_scribble(read_label(mask, IGNORE), job.style, job.seed, name)
+        write_atomic(target, label_png(scribble, job.colours), parents=True)
+    except UserError as error:
+        return str(error)
+    return "drawn"
+
+
+def parser() -> Parser:
+    parser = Parser("tools.scribbles", "Draw scribbles from dense masks, as a person would.", EPILOG)
+    add = parser.add_argument
+    add("command", choices=("simulate",), metavar="simulate", help="what to do")
+    add("masks", type=Path, metavar="MASKS", help="folder of dense masks; 255 = ignore")
+    add("out", type=Path, metavar="OUT", help="folder for the scribbles, named as the masks; must be new")
+    add("--list", type=Path, metavar="FILE", help="names of the masks to use, one a line [all]")
+    add("--background", default="0", choices=("0", "none"), help="class whose strokes stay deep inside; none: no class")
+    area = "regions below this get no stroke, except the largest one of each class in an image"
+    add("--min_area", type=int, default=200, metavar="PIXELS", help=area)
+    add("--length", type=float, default=1.0, metavar="SHARE", help="share of the path through a region that is drawn")
+    add("--width", type=int, default=3, metavar="PIXELS", help="width of the strokes")
+    wiggle = "random deviation to the sides, at most this share of the way to the border"
+    add("--wiggle", type=float, default=0.7, metavar="SHARE", help=wiggle)
+    shrink = "share of each stroke to cut off, half at each end; 1 leaves a point in the middle"
+    add("--shrink", type=float, default=0.0, metavar="SHARE", help=shrink)
+    drop = "share of the strokes to leave out at random; each class of an image keeps at least one"
+    add("--drop", type=float, default=0.0, metavar="SHARE", help=drop)
+    add("--seed", type=int, default=0, metavar="N", help="another number gives other strokes")
+    add("--classes", default="", metavar="FILE", help="colours of the PNGs: voc, camvid, ..., or a FILE [voc]")
+    add("--workers", type=int, default=-1, metavar="N", help="processes; 0 draws in this process [number of cores]")
+    return parser
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Simulate scribbles from a dense mask: for each region a stroke along its interior, and one along its border if asked.
+"""Simulate scribbles from a dense mask: a stroke along the interior of each region.
 
 A stroke follows the longest path in the region's skeleton, as a person draws along an object. It is smoothed and
 deviates to the sides, but stays in the discs around the path that fit into the region: it never leaves its class.
@@ -12,17 +12,13 @@ import cv2
 import numpy as np
 
 from support.labels import IGNORE
-from tools.scribbles.regions import depth_inside, find_regions
-from tools.scribbles.skeleton import longest_path, skeleton
+from tools.scribbles.regions import depth_inside, find_regions, longest_path, skeleton
 
 REACH = 0.9  # share of the way from an end of the skeleton to the border by which a stroke is longer
 SMOOTHNESS = 0.3  # standard deviation of the smoothing, as a share of the median depth along the path
 SHALLOW = 0.2  # a background stroke ends where the depth falls below this share of the largest one in its region
 MARGIN = 0.75  # pixels; rounding moves a point by up to 0.71
 SPACING = 0.25  # pixels between the points that are drawn
-# nnU-Net's protocol (Gotkowski et al., arXiv:2403.12834; MIC-DKFZ/ScribbleBench, scribble_conf.yml).
-BORDER_DISTANCE = (1, 4)  # pixels between the region's border and the stroke's
-BORDER_LENGTH = (0.07, 0.15)  # share of the outline
 
 
 @dataclass(frozen=True)
@@ -35,7 +31,6 @@ class Style:
     wiggle: float
     shrink: float
     drop: float
-    border: bool
     background: int | None
 
 
@@ -60,12 +55,9 @@ def draw_scribble(label: np.ndarray, style: Style, seed: int, name: str) -> np.n
             found = np.argwhere(inside & (inner == inner[inside].max()))[:1]
         if value == style.background:
             found = _deep_part(found, inner)
-        curves = [_interior(longest_path(found), inner, style, rngs[index])]
-        if style.border:
-            curves.append(_along_border(inner, style.width, rngs[index]))
-        for curve in curves:
-            stroke = _drawn(_middle(curve, 1 - style.shrink), inside.shape, style.width)
-            scribble[box][stroke & inside] = value
+        curve = _interior(longest_path(found), inner, style, rngs[index])
+        stroke = _drawn(_part(curve, 1 - style.shrink, 0.5), inside.shape, style.width)
+        scribble[box][stroke & inside] = value
     return scribble
 
 
@@ -147,18 +139,6 @@ def _smooth(points: np.ndarray, sigma: float) -> np.ndarray:
     return np.stack([np.convolve(column, kernel / kernel.sum(), mode="valid") for column in padded.T], axis=1)
 
 
-def _along_border(depth: np.ndarray, width: int, rng: np.random.Generator) -> np.ndarray:
-    """Return the points (N, 2) of a stroke along the inside of a region's border; N = 0 if the region is too thin."""
-    distance = (width - 1) / 2 + rng.uniform(*BORDER_DISTANCE)
-    length, start = rng.uniform(*BORDER_LENGTH), rng.random()
-    outlines, _ = cv2.findContours((depth >= distance).view(np.uint8), cv2.RETR_LIST, cv2.CHAIN_APPROX_NONE)
-    if not outlines:
-        return np.zeros((0, 2))
-    outline = max(outlines, key=len)[:, 0, ::-1].astype(np.float64)
-    count = max(1, round(length * len(outline)))
-    return outline[(int(start * len(outline)) + np.arange(count)) % len(outline)]
-
-
 def _part(points: np.ndarray, share: float, position: float) -> np.ndarray:
     """Return a share of the line by arc length. position: 0 begins with the first point, 1 ends with the last one."""
     if len(points) < 2:
@@ -168,10 +148,6 @@ def _part(points: np.ndarray, share: float, position: float) -> np.ndarray:
     start = int(np.argmin(np.abs(arc - first)))
     stop = int(np.argmin(np.abs(arc - first - share * arc[-1])))
     return points[start : stop + 1]
-
-
-def _middle(points: np.ndarray, share: float) -> np.ndarray:
-    return _part(points, share, 0.5)
 
 
 def _drawn(points: np.ndarray, size: tuple[int, int], width: int) -> np.ndarray:
@@ -187,16 +163,11 @@ def _drawn(points: np.ndarray, size: tuple[int, int], width: int) -> np.ndarray:
     near = np.arange(-(width // 2) - 1, width // 2 + 2)
     rows, columns = (np.round(column).astype(int)[:, None] + near for column in points.T)
     far = (rows - points[:, :1])[:, :, None] ** 2 + (columns - points[:, 1:])[:, None] ** 2
-    is_hit = (
-        (far <= max(width / 2, MARGIN) ** 2) & _within(rows, size[0])[:, :, None] & _within(columns, size[1])[:, None]
-    )
+    inside = ((rows >= 0) & (rows < size[0]))[:, :, None] & ((columns >= 0) & (columns < size[1]))[:, None]
+    is_hit = (far <= max(width / 2, MARGIN) ** 2) & inside
     number, row, column = np.nonzero(is_hit)
     drawn[rows[number, row], columns[number, column]] = True
     return drawn
-
-
-def _within(places: np.ndarray, size: int) -> np.ndarray:
-    return (places >= 0) & (places < size)
 
 
 def _arc(points: np.ndarray) -> np.ndarray:

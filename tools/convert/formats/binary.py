@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from data.images import IMAGE_SUFFIXES, decode
-from support.errors import InputError, UserError
-from tools.convert.formats.pairs import read_pairs
+from data.images import IMAGE_SUFFIXES
+from support.errors import InputError
+from tools.convert.formats.pairs import decode_mask, read_pairs
 from tools.convert.source import Entry, Options, Region, Source
 
 SUFFIXES = (".png", ".bmp", ".tif", ".tiff", ".webp", ".gif")
@@ -18,9 +18,12 @@ def read(source: Path, options: Options) -> Source:
     """Return the pairs of images and masks. JPEG masks are read only with --threshold, as their values are inexact."""
     suffixes = SUFFIXES if options.threshold is None else tuple(dict.fromkeys((*SUFFIXES, *IMAGE_SUFFIXES)))
     result = read_pairs(source, options, suffixes)
-    objects = [name for name, _ in options.known[1:2]]
-    result.names = objects or ["object"]
+    result.names = [_object(options)]
     return result
+
+
+def _object(options: Options) -> str:
+    return options.known.names[1] if options.known and len(options.known.names) > 1 else "object"
 
 
 def draw(entry: Entry, size: tuple[int, int], options: Options, faults: list[str]) -> Iterator[Region]:
@@ -35,12 +38,7 @@ def draw(entry: Entry, size: tuple[int, int], options: Options, faults: list[str
             raise InputError(f"{path}: it has colours: convert it with the kind 'colours'")
         return channels[0]
 
-    try:
-        values = decode(path, grey)
-    except UserError as error:
-        raise InputError(str(error)) from None
-    if values.shape != size:
-        raise InputError(f"{path}: {values.shape[1]}x{values.shape[0]} pixels, but the image has {size[1]}x{size[0]}")
+    values = decode_mask(path, grey, size)
     present = np.unique(values)
     if options.threshold is not None:
         mask = values >= options.threshold
@@ -51,5 +49,4 @@ def draw(entry: Entry, size: tuple[int, int], options: Options, faults: list[str
             f"{path}: {len(present)} values, from {present[0]} to {present[-1]}, where 0 and 255 were expected: add "
             "--threshold 128 to make values of at least 128 the object"
         )
-    name = options.known[1][0] if len(options.known) > 1 else "object"
-    yield Region(name, 0, 0, mask)
+    yield Region(_object(options), 0, 0, mask)

@@ -5,10 +5,10 @@ name; `annotations` have image_id, category_id, iscrowd and segmentation: polygo
 together are one object, or {"counts", "size": [height, width]}. Counts run down the columns (tools.convert.rle).
 """
 
-import functools
 import posixpath
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from support.errors import InputError
 from tools.convert import polygons, rle
@@ -16,54 +16,70 @@ from tools.convert.polygons import FewPointsError, Patch, read_points
 from tools.convert.reading import (
     SPLITS,
     ImageFinder,
-    Shape,
     annotation_files,
-    draw_shapes,
     output_name,
     read_json,
     size_of,
     split_of,
     value_of,
 )
-from tools.convert.source import Entry, Options, Region, Source
+from tools.convert.source import Entry, Options, Shape, Source, collect
 
 MAX_CROWDS = 0.1  # share of the objects; in COCO itself it is 0.01
 
 
+class File(NamedTuple):
+    """A JSON file: path, content, {id: name} of its categories, and {id: image} of its images."""
+
+    path: Path
+    content: dict
+    names: dict[int, str]
+    images: dict[int, dict]
+
+
+# Yields (image id, record of the Entry) of each image of a File; adds lines to the Source's faults and notes.
+Records = Callable[[File, Source], Iterator[tuple[int, Any]]]
+
+
 def read(source: Path, options: Options) -> Source:
     """Return the images and classes of a COCO file, or of all such files below a folder."""
-
-    def read_one(content: dict, names: dict[int, str], path: Path, root: Path, result: Source) -> None:
-        split = split_of(path.stem) if source.is_dir() else ""
-        _read_images(content, names, path, split_folder(root, path), split, image_finder(root, path, options), result)
-
-    return read_files(source, "COCO", "images", read_one)
+    return read_files(source, options, "COCO", "images", _records)
 
 
-def read_files(
-    source: Path, kind: str, key: str, read_one: Callable[[dict, dict[int, str], Path, Path, Source], None]
-) -> Source:
+def read_files(source: Path, options: Options, kind: str, key: str, records: Records) -> Source:
     """Return the images and classes of a JSON file with COCO's categories, or of all such files below a folder.
 
     kind: its name, for notes. key: what its top level has; other files of a folder are left out, such as COCO's
-    captions and key points. read_one: adds the entries of a file to the Source, given the file's content, {number:
-    name} of its categories, its path and the root.
+    captions and key points.
     """
     result, others = Source(), []
-    root = source if source.is_dir() else source.parent
     categories: dict[str, int] = {}
-    for path in annotation_files(source, ".json"):
-        try:
-            content = read_json(path)
-            if source.is_dir() and not _has_masks(content, key):
-                others.append(path)
-                continue
-            names = read_categories(content, path)
-            for number, name in names.items():
-                categories.setdefault(name, number)
-            read_one(content, names, path, root, result)
-        except InputError as error:
-            result.faults.append(str(error))
+    root = source if source.is_dir() else source.parent
+
+    def read_one(path: Path) -> list[Entry]:
+        content = read_json(path)
+        if source.is_dir() and not _has_masks(content, key):
+            others.append(path)
+            return []
+        names = _categories(content, path)
+        for number, name in names.items():
+            categories.setdefault(name, number)
+        file = File(path, content, names, _images(content, path, result.faults))
+        folder, split = _split_folder(root, path), split_of(path.stem) if source.is_dir() else ""
+        finder = _image_finder(root, path, options)
+
+        def entry(found: tuple[int, Any]) -> Entry:
+            image = file.images[found[0]]
+            reference, where = image["file_name"], f"{path}: {image['file_name']}"
+            name = posixpath.join(folder, output_name(reference))
+            size = size_of(image, "height", "width", where)
+            file_ = finder.find(reference, str(path), split)
+            return Entry(name, where, file_, found[1], size, split="" if folder else split)
+
+        return list(collect(entry, records(file, result), result.faults))
+
+    for entries in collect(read_one, annotation_files(source, ".json"), result.faults):
+        result.entries += entries
     result.names = sorted(categories, key=lambda name: categories[name])
     if others:
         shown = ", ".join(map(str, others[:3])) + (", ..." if len(others) > 3 else "")
@@ -82,7 +98,7 @@ def _has_masks(content: object, key: str) -> bool:
     return not (isinstance(first, dict) and first.keys() & {"caption", "keypoints"})
 
 
-def image_finder(root: Path, path: Path, options: Options) -> ImageFinder:
+def _image_finder(root: Path, path: Path, options: Options) -> ImageFinder:
     """Return a finder for the images of an annotation file: beside it, then below the root.
 
     For a file in a folder "annotations", as in COCO, its parent folder is searched, too. The folder that has the file's
@@ -94,7 +110,7 @@ def image_finder(root: Path, path: Path, options: Options) -> ImageFinder:
     return ImageFinder(inner + roots, options.images, exclude=path.with_suffix(""))
 
 
-def read_categories(content: object, path: Path) -> dict[int, str]:
+def _categories(content: object, path: Path) -> dict[int, str]:
     """Return {id: name} of a COCO file's categories. Raises InputError if there are none or one is invalid."""
     categories = value_of(content, "categories", list, str(path))
     names = {value_of(item, "id", int, f"{path}: categories"): item.get("name") for item in categories}
@@ -103,27 +119,25 @@ def read_categories(content: object, path: Path) -> dict[int, str]:
     return names
 
 
-def index_images(content: object, path: Path, faults: list[str]) -> dict[int, dict]:
+def _images(content: object, path: Path, faults: list[str]) -> dict[int, dict]:
     """Return {id: image} of a COCO file; add a line to `faults` for each that is invalid or there twice."""
-    images: dict[int, dict] = {}
-    repeated = set()
-    for position, image in enumerate(value_of(content, "images", list, str(path))):
+
+    def read_one(numbered: tuple[int, dict]) -> tuple[int, dict]:
+        position, image = numbered
         where = f"{path}: images[{position}]"
-        try:
-            number = value_of(image, "id", int, where)
-            value_of(image, "file_name", str, where)
-            size_of(image, "height", "width", where)
-            if number in images:
-                repeated.add(number)
-            images[number] = image
-        except InputError as error:
-            faults.append(str(error))
+        value_of(image, "file_name", str, where)
+        size_of(image, "height", "width", where)
+        return value_of(image, "id", int, where), image
+
+    found = list(collect(read_one, enumerate(value_of(content, "images", list, str(path))), faults))
+    numbers = [number for number, _ in found]
+    repeated = {number for number in numbers if numbers.count(number) > 1} if len(set(numbers)) < len(numbers) else ()
     # Which of them the annotations mean is not known.
     faults += [f"{path}: id {number} is there twice in 'images': both are skipped" for number in sorted(repeated)]
-    return {number: image for number, image in images.items() if number not in repeated}
+    return {number: image for number, image in found if number not in repeated}
 
 
-def split_folder(root: Path, path: Path) -> str:
+def _split_folder(root: Path, path: Path) -> str:
     """Return the folder of an annotation file below the root, which begins the names of its images.
 
     It is "" for a file in the root or in a folder "annotations". "valid" and "Training" become "val" and "train".
@@ -132,58 +146,38 @@ def split_folder(root: Path, path: Path) -> str:
     return "" if "annotations" in parts else "/".join(parts)
 
 
-def _read_images(
-    content: dict, names: dict[int, str], path: Path, folder: str, split: str, finder: ImageFinder, result: Source
-) -> None:
-    """Add an entry for each image of a COCO file. folder: see split_folder(). split: "" or what the file is of."""
-    images = index_images(content, path, result.faults)
-    records: dict[int, list[tuple[str, str | None, object]]] = {number: [] for number in images}
-    annotations = value_of(content, "annotations", list, str(path))
+def _records(file: File, result: Source) -> Iterator[tuple[int, list[Shape]]]:
+    """Yield the id and the shapes of each image: crowds, which are ignored, then objects in the order of the file."""
+    shapes: dict[int, list[Shape]] = {number: [] for number in file.images}
+    annotations = value_of(file.content, "annotations", list, str(file.path))
     num_crowds = sum(isinstance(item, dict) and item.get("iscrowd") == 1 for item in annotations)
     has_crowds = num_crowds <= MAX_CROWDS * len(annotations)
     if not has_crowds:
         marked = f"{num_crowds} of {len(annotations)} objects are marked as crowds"
-        result.notes.append(f"{path}: {marked}, which CVAT, Datumaro and supervision do with masks: drawn as objects")
+        result.notes.append(
+            f"{file.path}: {marked}, which CVAT, Datumaro and supervision do with masks: drawn as objects"
+        )
     for position, annotation in enumerate(annotations):
-        where = f"{path}: annotations[{position}]"
+        where = f"{file.path}: annotations[{position}]"
+        number = -1  # not known yet
         try:
-            number, category = (value_of(annotation, key, int, where) for key in ("image_id", "category_id"))
-            if number not in images:
+            number = value_of(annotation, "image_id", int, where)
+            if number not in file.images:
                 raise InputError(f"{where}: image_id {number} is not in 'images'")
+            category = value_of(annotation, "category_id", int, where)
+            name = file.names.get(category, f"category_id {category}")
             is_crowd = has_crowds and annotation.get("iscrowd")
-            name = None if is_crowd else names.get(category, f"category_id {category}")
-            records[number].append((where, name, annotation.get("segmentation")))
+            if number in shapes:
+                shapes[number].append(Shape(None if is_crowd else name, where, annotation.get("segmentation")))
         except InputError as error:
             result.faults.append(str(error))
-            number = annotation.get("image_id") if isinstance(annotation, dict) else None
-            if isinstance(number, int) and number in images:
-                records[number].append((where, "", None))
-    for number, image in images.items():
-        where = f"{path}: {image['file_name']}"
-        try:
-            found = finder.find(image["file_name"], str(path), split)
-        except InputError as error:
-            result.faults.append(str(error))
-            continue
-        record = sorted(records[number], key=lambda item: item[1] is not None)  # crowds first: objects cover them
-        size = size_of(image, "height", "width", where)
-        name = posixpath.join(folder, output_name(image["file_name"]))
-        result.entries.append(Entry(name, where, found, record, size, split="" if folder else split))
+            shapes.pop(number, None)  # its mask would be wrong
+    for number, found in shapes.items():
+        yield number, sorted(found, key=lambda shape: shape.name is not None)  # objects cover crowds
 
 
-def draw(entry: Entry, size: tuple[int, int], options: Options, faults: list[str]) -> Iterator[Region]:
-    """Yield crowds, which are ignored, then objects in the order of the file, each the union of its polygons."""
-    if any(name == "" for _, name, _ in entry.record):
-        raise InputError(f"{entry.where}: has an annotation that cannot be used: skipped")
-
-    def shapes() -> Iterator[Shape]:
-        for where, name, segmentation in entry.record:
-            yield name, where, functools.partial(_patch, segmentation, where, size, faults)
-
-    return draw_shapes(shapes(), faults)
-
-
-def _patch(segmentation: object, where: str, size: tuple[int, int], faults: list[str]) -> Patch:
+def patch(segmentation: object, where: str, size: tuple[int, int], options: Options, faults: list[str]) -> Patch:
+    """Return the union of an object's polygons, or its mask."""
     if isinstance(segmentation, dict):
         return _decode(segmentation, where, size)
     if not isinstance(segmentation, list) or not segmentation:
@@ -195,10 +189,9 @@ def _patch(segmentation: object, where: str, size: tuple[int, int], faults: list
             raise InputError(f"{here}: not a list of x, y, x, y, ...")
         try:
             points = read_points([values[at : at + 2] for at in range(0, len(values), 2)], 3, here)
+            patches.append(polygons.fill([points], size))
         except FewPointsError as error:
             few.append(error)
-            continue
-        patches.append(polygons.fill([points], size))
     if not patches:
         raise few[0]
     faults += map(str, few)

@@ -5,16 +5,15 @@ and lists in ImageSets/Segmentation (https://docs.cvat.ai/docs/dataset_managemen
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
-from data.images import decode, decoding
 from support.errors import InputError, UserError
-from tools.convert.formats.pairs import read_pairs
+from tools.convert.formats.pairs import beside, decode_mask, read_pairs
 from tools.convert.source import Entry, Options, Region, Source
 
 MOST = 254  # colours of a palette that is found
@@ -50,13 +49,9 @@ def read(source: Path, options: Options) -> Source:
     Raises UserError if there are more than MOST colours, or if the class file does not fit the masks.
     """
     result = read_pairs(source, options)
-    if result.entries and _is_grey(result.entries[0].record):
-        result.notes.append(
-            f"{result.entries[0].record}: has one channel: masks of class numbers need no conversion, only the check"
-        )
     if options.known:
-        result.names, result.unlabelled = [name for name, _ in options.known], False
-        check_fit(result.entries[:: max(1, len(result.entries) // NUM_TRIED)], options, result.notes)
+        result.names, result.unlabelled = options.known.names, False
+        check_fit(result.entries[:: max(1, len(result.entries) // NUM_TRIED)], options)
         return result
     found = np.zeros(1 << 24, bool)
     for entry in tqdm(result.entries, unit="mask", desc="finding colours"):
@@ -82,11 +77,7 @@ def read(source: Path, options: Options) -> Source:
 
 def draw(entry: Entry, size: tuple[int, int], options: Options, faults: list[str]) -> Iterator[Region]:
     """Yield a region for each colour of the mask. Black that is not the colour of a class is unlabelled."""
-    pixels = _packed(entry.record)
-    if pixels.shape != size:
-        raise InputError(
-            f"{entry.record}: {pixels.shape[1]}x{pixels.shape[0]} pixels, but the image has {size[1]}x{size[0]}"
-        )
+    pixels = _packed(entry.record, size)
     names = class_of_colour(options)
     present = np.flatnonzero(_present(pixels)).tolist()
     if len(present) > MOST:
@@ -96,11 +87,10 @@ def draw(entry: Entry, size: tuple[int, int], options: Options, faults: list[str
             yield Region(names.get(colour, _name(colour)), 0, 0, pixels == colour)
 
 
-def check_fit(entries: list[Entry], options: Options, notes: list[str]) -> None:
+def check_fit(entries: list[Entry], options: Options) -> None:
     """Raise UserError if more than MAX_UNKNOWN of the painted pixels have a colour that no class has.
 
-    Pixels that are neither black nor background are painted. With --unlisted, any colour is accepted. notes: remedies
-    that end the message, instead of the usual ones.
+    Pixels that are neither black nor background are painted. With --unlisted, any colour is accepted.
     """
     names, unknown = class_of_colour(options), Counter[str]()
     painted = 0
@@ -120,44 +110,49 @@ def check_fit(entries: list[Entry], options: Options, notes: list[str]) -> None:
     if missing > MAX_UNKNOWN * (missing + painted):
         shown = ", ".join(f"{colour} {count / (missing + painted):.0%}" for colour, count in unknown.most_common(4))
         share = f"{missing / (missing + painted):.0%} of the painted pixels ({shown})"
-        remedy = "; ".join(notes) or (
-            "correct the file (a line 'name #RRGGBB' for each class), or make such pixels 255 with --unlisted ignore"
-        )
+        remedy = "correct the file (a line 'name #RRGGBB' for each class), or ignore such pixels: --unlisted ignore"
         raise UserError(f"--classes {options.classes}: no class has the colour of {share}: {remedy}")
 
 
 def class_of_colour(options: Options) -> dict[int, str | None]:
     """Return {packed colour: class, or None to ignore} of --classes; {} without it."""
     names: dict[int, str | None] = {}
-    if options.known:
-        void = [VOC_VOID, *(CITYSCAPES_VOID if options.classes == "cityscapes" else ())]
-        names |= {int.from_bytes(bytes(colour), "big"): None for colour in void}
+    if not options.known:
+        return names
+    void = [VOC_VOID, *(CITYSCAPES_VOID if options.classes == "cityscapes" else ())]
+    names |= {_pack(colour): None for colour in void}
     if options.classes == "camvid":
-        names |= {int.from_bytes(bytes(colour), "big"): name for name, group in CAMVID.items() for colour in group}
-    return names | {int.from_bytes(bytes(colour), "big"): name for name, colour in reversed(options.known)}
+        names |= {_pack(colour): name for name, group in CAMVID.items() for colour in group}
+    pairs = [*zip(options.known.names, options.known.colours.tolist(), strict=False)]
+    return names | {_pack(colour): name for name, colour in reversed(pairs)}
 
 
-def _packed(path: Path) -> np.ndarray:
-    """Return the colours of a mask, (H, W) int32: 65536 * red + 256 * green + blue. Transparent pixels are black."""
+def class_file(source: Path) -> str:
+    """Return the path of the export's file of names and colours, "" without one, and say that it is used."""
+    found = [path for name in ("labelmap.txt", "classes.txt") if (path := beside(source, name)) and path.is_file()]
+    # Without colours, a list of names does not say which class a colour is.
+    coloured = [path for path in found if any(char in path.read_text("utf-8", "replace") for char in "#:")]
+    if coloured:
+        print(f"classes: {coloured[0]}")
+    return str(coloured[0]) if coloured else ""
+
+
+def _pack(colour: Sequence[int]) -> int:
+    return int.from_bytes(bytes(colour), "big")
+
+
+def _packed(path: Path, size: tuple[int, int] | None = None) -> np.ndarray:
+    """Return the colours of a mask, (H, W) int32: 65536 * red + 256 * green + blue. Transparent pixels are black.
+
+    size: (H, W) that it must have.
+    """
 
     def convert(image: Image.Image) -> Image.Image:
         return image.convert("RGBA" if "A" in image.getbands() or "transparency" in image.info else "RGB")
 
-    try:
-        pixels = decode(path, convert)
-    except UserError as error:
-        raise InputError(str(error)) from None
+    pixels = decode_mask(path, convert, size)
     packed = pixels[:, :, :3].astype(np.int32) @ np.array([65536, 256, 1], np.int32)
     return packed if pixels.shape[2] == 3 else np.where(pixels[:, :, 3] > 0, packed, BLACK)
-
-
-def _is_grey(path: Path) -> bool:
-    """Return whether a mask that can be opened has one channel without a palette."""
-    try:
-        with decoding(path), Image.open(path) as image:
-            return image.mode == "L"
-    except UserError:
-        return False
 
 
 def _present(packed: np.ndarray) -> np.ndarray:

@@ -8,27 +8,24 @@ In a project, an image has a `subset`, and its file is images/SUBSET/NAME, or im
 task of a file has a subset in `meta`.
 """
 
-import functools
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from support.errors import InputError
 from tools.convert import polygons, rle
 from tools.convert.polygons import Patch, read_points
 from tools.convert.reading import (
     ImageFinder,
-    Shape,
     annotation_files,
     colour_of,
-    draw_shapes,
     output_name,
     place,
     read_xml,
     size_of,
     split_of,
 )
-from tools.convert.source import Entry, Options, Region, Source
+from tools.convert.source import Entry, Options, Shape, Source, collect
 
 SHAPES = ("polygon", "polyline", "box", "ellipse", "points", "mask")
 
@@ -36,103 +33,85 @@ SHAPES = ("polygon", "polyline", "box", "ellipse", "points", "mask")
 def read(source: Path, options: Options) -> Source:
     """Return the images and classes of a CVAT file, or of all XML files below a folder."""
     result = Source()
-    tags: dict[str, None] = {}
-    for path in annotation_files(source, ".xml"):
-        try:
-            root = read_xml(path)
-        except InputError as error:
-            result.faults.append(str(error))
-            continue
+    tags: list[str] = []
+
+    def read_one(path: Path) -> list[Entry]:
+        root = read_xml(path)
         if root.tag != "annotations" or root.find("track") is not None:
-            result.faults.append(f"{path}: not 'CVAT for images 1.1': export the task again in this format")
-            continue
+            raise InputError(f"{path}: not 'CVAT for images 1.1': export the task again in this format")
         for label in root.iter("label"):
             name, colour = label.findtext("name") or "", colour_of(label.findtext("color"))
-            if label.findtext("type") == "tag":
-                tags[name] = None
-                continue
-            result.names += [name] if name and name not in result.names else []
+            names = tags if label.findtext("type") == "tag" else result.names
+            names += [name] if name and name not in names else []
             if colour:
                 result.colours[name] = colour
         beside = [folder for folder in (path.parent / "images", path.parent) if folder.is_dir()]
+        finder = ImageFinder(beside, options.images)
         # Datumaro writes a file for each subset, and names it after the subset.
         subset = root.findtext("meta/task/subset") or (split_of(path.stem) if source.is_dir() else "")
-        _read_images(root, path, subset, ImageFinder(beside, options.images), result)
+        images = [(number, image, path, subset, finder) for number, image in enumerate(root.iter("image"))]
+        return list(collect(_entry, images, result.faults))
+
+    for entries in collect(read_one, annotation_files(source, ".xml"), result.faults):
+        result.entries += entries
+    result.names += [name for name in result.shape_names() if name not in result.names]  # not declared
     if tags:
         result.notes.append(f"label(s) {', '.join(tags)}: tags of whole images, which have no area: left out")
     return result
 
 
-def _read_images(root: ElementTree.Element, path: Path, subset: str, finder: ImageFinder, result: Source) -> None:
-    """Add an entry for each image of a file. Its record has (tag, attributes) of each shape, bottom layer first.
-
-    subset: of images that name none.
-    """
-    for position, image in enumerate(root.iter("image")):
-        name, own = image.get("name", ""), image.get("subset") or subset
-        folder = own or ("default" if "subset" in image.attrib else "")
-        own = "" if own.lower() == "default" else own
-        where = f"{path}: {name or f'image {position}'}"
-        try:
-            if not name:
-                raise InputError(f"{where}: it has no name")
-            size = size_of(
-                {key: _number(image.attrib, key, where) for key in ("height", "width")}, "height", "width", where
-            )
-            shapes = [(shape.tag, dict(shape.attrib)) for shape in image if shape.tag in SHAPES]
-            others = sorted({shape.tag for shape in image} - {*SHAPES, "tag"})
-            if others:
-                raise InputError(f"{where}: it has a {others[0]}, which has no area: skipped")
-            record = sorted(shapes, key=lambda shape: _number({"z_order": "0"} | shape[1], "z_order", where))
-            found = finder.find(name, str(path), folder)
-        except InputError as error:
-            result.faults.append(str(error))
-            continue
-        split = split_of(own) or output_name(own) if own else ""
-        result.entries.append(Entry(output_name(name), where, found, record, size, split=split))
-        for _, attributes in shapes:  # labels that the file does not declare come last
-            label = attributes.get("label", "")
-            result.names += [label] if label and label not in result.names else []
+def _entry(item: tuple[int, ElementTree.Element, Path, str, ImageFinder]) -> Entry:
+    """Return the entry of an image, with its shapes, bottom layer first. Its subset is `subset` if it names none."""
+    position, image, path, subset, finder = item
+    name, own = image.get("name", ""), image.get("subset") or subset
+    folder = own or ("default" if "subset" in image.attrib else "")
+    own = "" if own.lower() == "default" else own
+    where = f"{path}: {name or f'image {position}'}"
+    if not name:
+        raise InputError(f"{where}: it has no name")
+    sides = {key: _number(image.attrib, key, where) for key in ("height", "width")}
+    others = sorted({shape.tag for shape in image} - {*SHAPES, "tag"})
+    if others:
+        raise InputError(f"{where}: it has a {others[0]}, which has no area: skipped")
+    shapes = []
+    for shape in image:
+        if shape.tag in SHAPES:
+            label = shape.get("label", "")
+            if not label:
+                raise InputError(f"{where}: {shape.tag}: it has no label")
+            shapes.append(Shape(label, f"{where}: {shape.tag} ({label})", {"tag": shape.tag} | shape.attrib))
+    shapes.sort(key=lambda shape: _number({"z_order": "0"} | shape.data, "z_order", where))
+    found = finder.find(name, str(path), folder)
+    split = split_of(own) or output_name(own) if own else ""
+    return Entry(output_name(name), where, found, shapes, size_of(sides, "height", "width", where), split=split)
 
 
-def draw(entry: Entry, size: tuple[int, int], options: Options, faults: list[str]) -> Iterator[Region]:
-    """Yield the shapes by z_order, then in the order of the file."""
+def patch(shape: dict[str, Any], where: str, size: tuple[int, int], options: Options, faults: list[str]) -> Patch:
+    """Return the pixels of a shape: its tag and attributes."""
 
-    def shapes() -> Iterator[Shape]:
-        for tag, attributes in entry.record:
-            where = f"{entry.where}: {tag} ({attributes.get('label')})"
-            if not attributes.get("label"):
-                raise InputError(f"{where}: it has no label")
-            yield attributes["label"], where, functools.partial(_patch, tag, attributes, where, size, options)
+    def numbers(*keys: str) -> list[float]:
+        return [_number({"rotation": "0"} | shape, key, where) for key in keys]
 
-    return draw_shapes(shapes(), faults)
-
-
-def _patch(tag: str, attributes: dict[str, str], where: str, size: tuple[int, int], options: Options) -> Patch:
-    def number(key: str, default: str | None = None) -> float:
-        return _number(attributes if default is None else {key: default} | attributes, key, where)
-
+    tag = shape["tag"]
     if tag == "mask":
-        left, top, width, height = (int(number(key)) for key in ("left", "top", "width", "height"))
-        runs = [run for run in attributes.get("rle", "").replace(" ", "").split(",") if run]
+        left, top, width, height = map(int, numbers("left", "top", "width", "height"))
+        runs = [run for run in shape.get("rle", "").replace(" ", "").split(",") if run]
         if width < 1 or height < 1 or not runs:
             raise InputError(f"{where}: an empty mask")
         return place(rle.from_runs(runs, width * height, where).reshape(height, width), top, left, size, where)
     if tag == "ellipse":
-        centre, radii = (number("cx"), number("cy")), (number("rx"), number("ry"))
-        return polygons.ellipse(centre, radii, size, number("rotation", "0"))
+        x, y, *radii, rotation = numbers("cx", "cy", "rx", "ry", "rotation")
+        return polygons.ellipse((x, y), (radii[0], radii[1]), size, rotation)
     if tag == "box":
-        x0, y0, x1, y1 = (number(key) for key in ("xtl", "ytl", "xbr", "ybr"))
-        ring = polygons.rectangle(x0, y0, x1, y1)
-        centre = ring.mean(axis=0)
-        return polygons.fill([polygons.turned(ring, number("rotation", "0"), centre)], size)
-    pairs = [pair.split(",") for pair in attributes.get("points", "").split(";") if pair.strip()]
-    points = read_points(pairs, 3 if tag == "polygon" else 1 if tag == "points" else 2, where)
+        *corners, rotation = numbers("xtl", "ytl", "xbr", "ybr", "rotation")
+        ring = polygons.rectangle(*corners)
+        return polygons.fill([polygons.turned(ring, rotation, ring.mean(axis=0))], size)
+    pairs = [pair.split(",") for pair in shape.get("points", "").split(";") if pair.strip()]
+    points = read_points(pairs, {"polygon": 3, "points": 1}.get(tag, 2), where)
     if tag == "polygon":
         return polygons.fill([points], size)
-    if tag == "points":
-        return polygons.union([polygons.stroke(point[None], options.line_width, size) for point in points])
-    return polygons.stroke(points, options.line_width, size)
+    lines = points[:, None] if tag == "points" else [points]
+    return polygons.union([polygons.stroke(line, options.line_width, size) for line in lines])
 
 
 def _number(attributes: dict[str, str], key: str, where: str) -> float:

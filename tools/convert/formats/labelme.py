@@ -10,9 +10,7 @@ The web tool (https://github.com/CSAILVision/LabelMeAnnotationTool) writes an `a
 
 import base64
 import binascii
-import functools
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +23,8 @@ from tools.convert import polygons
 from tools.convert.polygons import Patch, read_points
 from tools.convert.reading import (
     ImageFinder,
-    Shape,
     annotation_files,
     decode_png,
-    draw_shapes,
     output_name,
     place,
     read_json,
@@ -36,10 +32,10 @@ from tools.convert.reading import (
     size_of,
     value_of,
 )
-from tools.convert.source import Entry, Options, Region, Source
+from tools.convert.source import Entry, Options, Shape, Source, collect
 
 LEAST_POINTS = {"rectangle": 2, "circle": 2, "line": 2, "linestrip": 2, "point": 1, "mask": 2, "oriented_rectangle": 4}
-MAGIC = {
+MAGIC = {  # how a file of each suffix begins
     b"\x89PNG": ".png",
     b"\xff\xd8\xff": ".jpg",
     b"BM": ".bmp",
@@ -53,31 +49,23 @@ def read(source: Path, options: Options) -> Source:
     """Return the images and classes of a folder of LabelMe files, or of one file."""
     result = Source()
     root = source if source.is_dir() else source.parent
-    finder, names = ImageFinder([root], options.images), set()
-    used: set[Path] = set()
-    flags: set[str] = set()
-    for path in annotation_files(source, ".json", ".xml"):
-        try:
-            content = _read_file(path)
-            shapes = value_of(content, "shapes", list, str(path))
-            labels = {value_of(shape, "label", str, str(path)) for shape in shapes}
-            name = output_name(path.relative_to(root).as_posix().removeprefix("Annotations/"))  # the web tool's folder
-            size = size_of(content, "imageHeight", "imageWidth", str(path)) if content.get("imageHeight") else None
-            if content.get("imageData"):
-                entry = Entry(name, str(path), path, path, size, embedded_image)
-            else:
-                entry = Entry(name, str(path), _find_image(path, content, finder), path, size)
-        except InputError as error:
-            result.faults.append(str(error))
-            continue
-        names |= labels
-        own = content.get("flags")
-        flags |= {name for name, is_set in own.items() if is_set} if isinstance(own, dict) else set()
-        used.add(entry.image.resolve())
-        result.entries.append(entry)
-    result.names = sorted(names)
-    if flags and not names:
-        result.notes.append(f"{source}: the files have flags of whole images ({', '.join(sorted(flags))}) and no shape")
+    finder = ImageFinder([root], options.images)
+
+    def read_one(path: Path) -> Entry:
+        content = read_json(path) if path.suffix.lower() == ".json" else _read_xml(path)
+        shapes = []
+        for number, shape in enumerate(value_of(content, "shapes", list, str(path)), 1):
+            label = value_of(shape, "label", str, str(path))
+            shapes.append(Shape(label, f"{path}: shape {number} ({label})", shape))
+        name = output_name(path.relative_to(root).as_posix().removeprefix("Annotations/"))  # the web tool's folder
+        size = size_of(content, "imageHeight", "imageWidth", str(path)) if content.get("imageHeight") else None
+        if content.get("imageData"):
+            return Entry(name, str(path), path, shapes, size, embedded_image)
+        return Entry(name, str(path), _find_image(path, content, finder), shapes, size)
+
+    result.entries += collect(read_one, annotation_files(source, ".json", ".xml"), result.faults)
+    result.names = sorted(result.shape_names())
+    used = {entry.image.resolve() for entry in result.entries}
     images = [path for paths in list_folder(root, IMAGE_SUFFIXES).values() for path in paths] if source.is_dir() else []
     labelled = [path for path in images if any(path.with_suffix(suffix).is_file() for suffix in (".json", ".xml"))]
     without = [path for path in images if path.resolve() not in used and path not in labelled]
@@ -86,10 +74,8 @@ def read(source: Path, options: Options) -> Source:
     return result
 
 
-def _read_file(path: Path) -> Any:
-    """Return the content of a JSON file; of an XML file, what the JSON file of the same polygons has."""
-    if path.suffix.lower() == ".json":
-        return read_json(path)
+def _read_xml(path: Path) -> dict[str, Any]:
+    """Return what the JSON file of the same polygons has."""
     content = read_xml(path)
     shapes = [
         {
@@ -129,18 +115,8 @@ def embedded_image(path: Path) -> tuple[bytes, str]:
     return data, suffix
 
 
-def draw(entry: Entry, size: tuple[int, int], options: Options, faults: list[str]) -> Iterator[Region]:
-    """Yield the shapes of a LabelMe file in their order."""
-    return draw_shapes(_shapes(entry, size, options), faults)
-
-
-def _shapes(entry: Entry, size: tuple[int, int], options: Options) -> Iterator[Shape]:
-    for number, shape in enumerate(value_of(_read_file(entry.record), "shapes", list, entry.where), 1):
-        where = f"{entry.where}: shape {number} ({shape['label']})"
-        yield shape["label"], where, functools.partial(_patch, shape, where, size, options)
-
-
-def _patch(shape: dict, where: str, size: tuple[int, int], options: Options) -> Patch:
+def patch(shape: dict, where: str, size: tuple[int, int], options: Options, faults: list[str]) -> Patch:
+    """Return the pixels of a shape."""
     kind = str(shape.get("shape_type") or "polygon")
     points = read_points(shape.get("points"), LEAST_POINTS.get(kind, 3), where)
     if kind in ("polygon", "rectangle", "oriented_rectangle"):

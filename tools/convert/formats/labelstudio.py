@@ -8,8 +8,6 @@ has `vertices`: id, x, y, prevPointId and, where isBezier, the two control point
 line or, if `closed`, a polygon.
 """
 
-import functools
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +19,7 @@ from tools.convert import polygons, rle
 from tools.convert.polygons import Patch, read_points
 from tools.convert.reading import (
     ImageFinder,
-    Shape,
     annotation_files,
-    draw_shapes,
     output_name,
     path_of_url,
     read_json,
@@ -31,7 +27,7 @@ from tools.convert.reading import (
     split_of,
     value_of,
 )
-from tools.convert.source import Entry, Options, Region, Source
+from tools.convert.source import Entry, Options, Shape, Source, collect
 
 TYPES = ("polygon", "rectangle", "ellipse", "brush", "keypoint", "vector")
 CURVE_STEPS = 16  # straight pieces of a Bezier curve
@@ -40,37 +36,31 @@ CURVE_STEPS = 16  # straight pieces of a Bezier curve
 def read(source: Path, options: Options) -> Source:
     """Return the images and classes of an export, or of all exports below a folder."""
     result = Source()
-    root = source if source.is_dir() else source.parent
-    finder, names = ImageFinder([root], options.images), set()
-    for path in annotation_files(source, ".json"):
-        try:
-            tasks = read_json(path)
-            if not isinstance(tasks, list):
-                raise InputError(f"{path}: not a list of tasks: export the project as JSON")
-        except InputError as error:
-            result.faults.append(str(error))
-            continue
+    finder = ImageFinder([source if source.is_dir() else source.parent], options.images)
+
+    def read_one(path: Path) -> list[Entry]:
+        tasks = read_json(path)
+        if not isinstance(tasks, list):
+            raise InputError(f"{path}: not a list of tasks: export the project as JSON")
         split = split_of(path.stem) if source.is_dir() else ""
-        for position, task in enumerate(tasks):
-            number = task.get("id", position) if isinstance(task, dict) else position
-            try:
-                entry = _entry(task, f"{path}: task {number}", finder, split)
-            except InputError as error:
-                result.faults.append(str(error))
-                continue
-            result.entries.append(entry)
-            names |= {name for name, _, _ in entry.record}
-    result.names = sorted(names)
+        numbers = [task.get("id", at) if isinstance(task, dict) else at for at, task in enumerate(tasks)]
+        items = [(task, f"{path}: task {number}", finder, split) for task, number in zip(tasks, numbers, strict=True)]
+        return list(collect(_entry, items, result.faults))
+
+    for entries in collect(read_one, annotation_files(source, ".json"), result.faults):
+        result.entries += entries
+    result.names = sorted(result.shape_names())
     return result
 
 
-def _entry(task: Any, where: str, finder: ImageFinder, split: str) -> Entry:
-    """Return the entry of a task. Its record has (class, type, region) for each region. Raises InputError."""
+def _entry(item: tuple[Any, str, ImageFinder, str]) -> Entry:
+    """Return the entry of a task, its place, with the finder and the split. Raises InputError."""
+    task, where, finder, split = item
     annotation = _annotation(task, where)
     regions = [region for region in value_of(annotation, "result", list, where) if isinstance(region, dict)]
     # A control without labels of its own has them in another result with the same id.
     shared = {str(region.get("id")): names for region in regions if (names := _labels(region))}
-    record, sizes = [], set()
+    shapes, sizes = [], set()
     for position, region in enumerate(regions):
         kind = str(region.get("type", "")).removesuffix("labels")
         if kind not in TYPES:
@@ -79,17 +69,15 @@ def _entry(task: Any, where: str, finder: ImageFinder, split: str) -> Entry:
         names = _labels(region) or shared.get(str(region.get("id")), [])
         if not names:
             raise InputError(f"{here}: it has no label: skipped")
-        if region.get("image_rotation"):
-            raise InputError(
-                f"{here}: the image is turned by {region['image_rotation']} degrees in Label Studio: skipped"
-            )
+        if turn := region.get("image_rotation"):
+            raise InputError(f"{here}: the image is turned by {turn} degrees in Label Studio: skipped")
         sizes.add(size_of(region, "original_height", "original_width", here))
-        record.append((names[0], kind, region))
+        shapes.append(Shape(names[0], f"{here} ({names[0]})", region | {"type": kind}))
     if len(sizes) > 1:
         raise InputError(f"{where}: its regions name images of several sizes: {sorted(sizes)}")
     url = _image_of(value_of(task, "data", dict, where), where)
     path = finder.find(path_of_url(url), where)
-    return Entry(output_name(path.name), where, path, record, next(iter(sizes), None), split=split)
+    return Entry(output_name(path.name), where, path, shapes, next(iter(sizes), None), split=split)
 
 
 def _annotation(task: Any, where: str) -> dict:
@@ -122,19 +110,9 @@ def _image_of(data: dict, where: str) -> str:
     return images[0]
 
 
-def draw(entry: Entry, size: tuple[int, int], options: Options, faults: list[str]) -> Iterator[Region]:
-    """Yield the regions in the order of the export, which is that of their creation."""
-
-    def shapes() -> Iterator[Shape]:
-        for position, (name, kind, region) in enumerate(entry.record):
-            where = f"{entry.where}: region {region.get('id', position)} ({name})"
-            yield name, where, functools.partial(_patch, kind, region, where, size, options)
-
-    return draw_shapes(shapes(), faults)
-
-
-def _patch(kind: str, region: dict, where: str, size: tuple[int, int], options: Options) -> Patch:
-    value = value_of(region, "value", dict, where)
+def patch(region: dict, where: str, size: tuple[int, int], options: Options, faults: list[str]) -> Patch:
+    """Return the pixels of a region."""
+    kind, value = region["type"], value_of(region, "value", dict, where)
     height, width = size
     if kind == "brush":
         values = rle.decode_label_studio(value_of(value, "rle", list, where), height * width * 4, where)

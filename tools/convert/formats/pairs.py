@@ -1,10 +1,14 @@
 """Pair images and masks by file name across two folders, and read the split from lists."""
 
+from collections.abc import Callable
 from pathlib import Path
 
-from data.images import IMAGE_SUFFIXES, LABEL_SUFFIXES, NO_JPEG
-from data.layout import list_folder, read_list
-from support.errors import UserError
+import numpy as np
+from PIL import Image
+
+from data.images import IMAGE_SUFFIXES, LABEL_SUFFIXES, NO_JPEG, decode
+from data.layout import list_folder, read_list, select
+from support.errors import InputError, UserError
 from tools.convert.reading import split_of
 from tools.convert.source import Entry, Options, Source
 
@@ -33,8 +37,8 @@ def read_pairs(source: Path, options: Options, suffixes: tuple[str, ...] = LABEL
             f"{source / 'images'}, or name the end of the masks' names, as in --label_suffix _mask"
         )
     result, splits = Source(), read_splits(source)
-    images = _by_name(list_folder(image_folder, IMAGE_SUFFIXES), options.image_suffix)
-    masks = _by_name(list_folder(mask_folder, (*suffixes, *IMAGE_SUFFIXES)), options.label_suffix)
+    images = select(list_folder(image_folder, IMAGE_SUFFIXES), options.image_suffix)
+    masks = dict(select(list_folder(mask_folder, (*suffixes, *IMAGE_SUFFIXES)), options.label_suffix))
     if image_folder.resolve() == mask_folder.resolve():
         own = {path for paths in masks.values() for path in paths}
         images = {name: kept for name, paths in images.items() if (kept := [path for path in paths if path not in own])}
@@ -91,6 +95,15 @@ def _first(source: Path, names: tuple[str, ...]) -> Path:
     return next((source / name for name in names if (source / name).is_dir()), source)
 
 
-def _by_name(files: dict[str, list[Path]], suffix: str) -> dict[str, list[Path]]:
-    """Return the files whose name, without the file format's suffix, ends with `suffix`, by the name without it."""
-    return {name.removesuffix(suffix): paths for name, paths in files.items() if name.endswith(suffix)}
+def decode_mask(
+    path: Path, convert: Callable[[Image.Image], Image.Image], size: tuple[int, int] | None = None
+) -> np.ndarray:
+    """Return the decoded pixels of a mask. Raises InputError if it is damaged or not of the size (height, width)."""
+    try:
+        pixels = decode(path, convert)
+    except UserError as error:
+        raise InputError(str(error)) from None
+    height, width = pixels.shape[:2]
+    if size not in (None, (height, width)):
+        raise InputError(f"{path}: {width}x{height} pixels, but the image has {size[1]}x{size[0]}")
+    return pixels

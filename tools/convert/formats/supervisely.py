@@ -7,8 +7,7 @@ object, as in Supervisely's own code (supervisely/geometry/polygon.py, which cal
 filled with its outline, then each interior is cleared with its outline.
 """
 
-import functools
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import cv2
@@ -20,17 +19,15 @@ from support.errors import InputError, UserError
 from tools.convert import polygons
 from tools.convert.polygons import FewPointsError, Patch, read_points
 from tools.convert.reading import (
-    Shape,
     colour_of,
     decode_png,
-    draw_shapes,
     output_name,
     place,
     read_json,
     size_of,
     value_of,
 )
-from tools.convert.source import Entry, Options, Region, Source
+from tools.convert.source import Entry, Options, Shape, Source, collect
 
 
 def read(source: Path, options: Options) -> Source:
@@ -42,51 +39,39 @@ def read(source: Path, options: Options) -> Source:
     for item in value_of(read_json(meta), "classes", list, str(meta)):
         name = value_of(item, "title", str, str(meta))
         result.names.append(name)
-        colour = colour_of(item.get("color"))
-        if colour:
+        if colour := colour_of(item.get("color")):
             result.colours[name] = colour
     folders = sorted(path.parent for path in source.glob("**/ann") if path.is_dir())
     if not folders:
         raise UserError(f"{source}: no folder with ann and img in it")
     for folder in folders:
-        _read_dataset(folder, source, options, result)
+        images = options.images / folder.relative_to(source) if options.images else folder / "img"
+        paths = {
+            images / path.stem: path for path in sorted((folder / "ann").glob("*.json"))
+        }  # NAME.jpg of NAME.jpg.json
+        result.entries += collect(partial(_entry, source), paths.items(), result.faults)
+        for found in list_folder(images, IMAGE_SUFFIXES).values():
+            result.faults += [f"{path}: no annotation: skipped" for path in found if path not in paths]
     return result
 
 
-def _read_dataset(folder: Path, source: Path, options: Options, result: Source) -> None:
-    """Add the entries of a data set's folder. The name of an output begins with the folder's if there are several."""
-    images = options.images / folder.relative_to(source) if options.images else folder / "img"
-    annotated = set()
-    for path in sorted((folder / "ann").glob("*.json")):
-        image = images / path.stem  # NAME.jpg of NAME.jpg.json
-        annotated.add(image.name)
-        try:
-            size = size_of(value_of(read_json(path), "size", dict, str(path)), "height", "width", str(path))
-            if not image.is_file() or image.suffix.lower() not in IMAGE_SUFFIXES:
-                raise InputError(f"{path}: image {image}: no such file, or none of {', '.join(IMAGE_SUFFIXES)}")
-        except InputError as error:
-            result.faults.append(str(error))
-            continue
-        name = output_name((folder.relative_to(source) / path.stem).as_posix())
-        result.entries.append(Entry(name, str(path), image, path, size))
-    for paths in list_folder(images, IMAGE_SUFFIXES).values():
-        result.faults += [f"{path}: no annotation: skipped" for path in paths if path.name not in annotated]
+def _entry(source: Path, pair: tuple[Path, Path]) -> Entry:
+    """Return the entry of an image and its annotation. Its name begins with the folder of its data set."""
+    image, path = pair
+    content = read_json(path)
+    size = size_of(value_of(content, "size", dict, str(path)), "height", "width", str(path))
+    if not image.is_file() or image.suffix.lower() not in IMAGE_SUFFIXES:
+        raise InputError(f"{path}: image {image}: no such file, or none of {', '.join(IMAGE_SUFFIXES)}")
+    shapes = []
+    for number, item in enumerate(value_of(content, "objects", list, str(path)), 1):
+        name = value_of(item, "classTitle", str, f"{path}: object {number}")
+        shapes.append(Shape(name, f"{path}: object {number} ({name})", item))
+    name = output_name((path.parent.parent.relative_to(source) / path.stem).as_posix())
+    return Entry(name, str(path), image, shapes, size)
 
 
-def draw(entry: Entry, size: tuple[int, int], options: Options, faults: list[str]) -> Iterator[Region]:
-    """Yield the objects in their order."""
-
-    def shapes() -> Iterator[Shape]:
-        objects = value_of(read_json(entry.record), "objects", list, entry.where)
-        for number, item in enumerate(objects, 1):
-            name = value_of(item, "classTitle", str, f"{entry.where}: object {number}")
-            where = f"{entry.where}: object {number} ({name})"
-            yield name, where, functools.partial(_patch, item, where, size, options, faults)
-
-    return draw_shapes(shapes(), faults)
-
-
-def _patch(item: dict, where: str, size: tuple[int, int], options: Options, faults: list[str]) -> Patch:
+def patch(item: dict, where: str, size: tuple[int, int], options: Options, faults: list[str]) -> Patch:
+    """Return the pixels of an object."""
     kind = item.get("geometryType")
     if kind == "bitmap":
         bitmap = value_of(item, "bitmap", dict, where)
@@ -104,8 +89,8 @@ def _patch(item: dict, where: str, size: tuple[int, int], options: Options, faul
                 faults.append(str(error))
         return _fill(rings, size)
     if kind == "rectangle":
-        (x0, y0), (x1, y1) = np.floor(read_points(exterior, 2, where)[:2])
-        low, high = np.minimum([x0, y0], [x1, y1]), np.maximum([x0, y0], [x1, y1])
+        corners = np.floor(read_points(exterior, 2, where)[:2])
+        low, high = corners.min(axis=0), corners.max(axis=0)
         return polygons.fill([polygons.rectangle(*low, *(high + 1))], size)  # the corners' pixels belong to it
     if kind in ("line", "point"):
         return polygons.stroke(read_points(exterior, 1, where) + 0.5, options.line_width, size)

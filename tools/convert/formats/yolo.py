@@ -7,8 +7,6 @@ images/train and labels/train, Roboflow train/images and train/labels, Label Stu
 Class 0 is the first object, not a background.
 """
 
-import functools
-from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -19,8 +17,8 @@ from data.layout import list_folder, read_list
 from support.errors import InputError, UserError
 from tools.convert import polygons
 from tools.convert.polygons import Patch, read_points
-from tools.convert.reading import SPLITS, Shape, draw_shapes, split_of
-from tools.convert.source import Entry, Options, Region, Source
+from tools.convert.reading import SPLITS, split_of
+from tools.convert.source import Entry, Options, Shape, Source
 
 FOLDERS = ("images", "labels", "obj_train_data")  # of images and of text files
 NAMES = "classes.txt"  # of Label Studio
@@ -38,32 +36,28 @@ def read(source: Path, options: Options) -> Source:
     names = dict(enumerate(result.names))
     images = _by_key(options.images or source, IMAGE_SUFFIXES)
     splits = _splits(base, config, images)
-    finder = _Finder(images)
-    boxes: dict[Path, int] = {}
+    by_name: dict[str, list[Key]] = {}
+    for key in images:
+        by_name.setdefault(key[-1], []).append(key)
     without = set(images)
     for key, path in _label_files(source, images):
         try:
-            image_key, image = finder.find(key, path)
+            image_key, image = _find_image(key, path, images, by_name)
             without.discard(image_key)
             lines = _read_lines(path)
         except InputError as error:
             result.faults.append(str(error))
             continue
-        if found := sum(len(words) == BOX for words in lines):
-            boxes[path] = found
-            continue
         split = splits.get(image_key) or next(filter(None, map(split_of, image_key[:-1])), "")
         folders = [part for part in image_key[:-1] if not split or split_of(part) != split]
-        record = [(names.get(int(words[0]), f"class {words[0]}" if names else words[0]), words[1:]) for words in lines]
-        result.entries.append(Entry("/".join([*folders, image_key[-1]]), str(path), image, record, split=split))
+        shapes = []
+        for number, (value, *points) in enumerate(lines, 1):
+            name = names.get(int(value), f"class {value}" if names else value)
+            shapes.append(Shape(name, f"{path} line {number} ({name})", points))
+        result.entries.append(Entry("/".join([*folders, image_key[-1]]), str(path), image, shapes, split=split))
     if not names:
-        result.names = sorted({name for entry in result.entries for name, _ in entry.record}, key=int)
+        result.names = sorted(result.shape_names(), key=int)
         result.notes.append(f"{source}: neither data.yaml nor {NAMES} names the classes: they are named by number")
-    if boxes:
-        result.faults.append(
-            f"{next(iter(boxes))}: {sum(boxes.values())} box(es) in {len(boxes)} label file(s) such as this one: "
-            "boxes have no outline, so these images are skipped"
-        )
     if without and not options.images:
         shown = images[min(without)][0]
         result.notes.append(f"{len(without)} image(s) have no label file, such as {shown}: left out")
@@ -123,21 +117,16 @@ def _label_files(source: Path, images: dict[Key, list[Path]]) -> list[tuple[Key,
     ]
 
 
-class _Finder:
-    """Finds the image of a text file: of the same Key, or the only one of its name."""
+def _find_image(key: Key, path: Path, images: dict[Key, list[Path]], by_name: dict[str, list[Key]]) -> tuple[Key, Path]:
+    """Return the Key and the file of a text file's image: of the same Key, or the only one of its name.
 
-    def __init__(self, images: dict[Key, list[Path]]):
-        self.images = images
-        self.by_name: dict[str, list[tuple[Key, Path]]] = {}
-        for key, paths in images.items():
-            self.by_name.setdefault(key[-1], []).extend((key, path) for path in paths)
-
-    def find(self, key: Key, path: Path) -> tuple[Key, Path]:
-        """Return the Key and the file of the image. Raises InputError if there is none, or several."""
-        found = [(key, image) for image in self.images.get(key, ())] or self.by_name.get(key[-1], [])
-        if len(found) != 1:
-            raise InputError(f"{path}: {len(found) or 'no'} image(s) of its name; name their folder with --images DIR")
-        return found[0]
+    Raises InputError if there is none, or several.
+    """
+    keys = [key] if key in images else by_name.get(key[-1], [])
+    found = [(one, image) for one in keys for image in images[one]]
+    if len(found) != 1:
+        raise InputError(f"{path}: {len(found) or 'no'} image(s) of its name; name their folder with --images DIR")
+    return found[0]
 
 
 def _splits(base: Path, config: dict[str, Any], images: dict[Key, list[Path]]) -> dict[Key, str]:
@@ -163,7 +152,7 @@ def _splits(base: Path, config: dict[str, Any], images: dict[Key, list[Path]]) -
 
 
 def _read_lines(path: Path) -> list[list[str]]:
-    """Return the words of each line of a label file. Raises InputError if one is no polygon and no box."""
+    """Return the words of each line of a label file. Raises InputError if one is no polygon."""
     try:
         lines = [line.split() for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
@@ -171,21 +160,13 @@ def _read_lines(path: Path) -> list[list[str]]:
     for number, words in enumerate(lines, 1):
         if not (words[0].isascii() and words[0].isdecimal()) or len(words) < BOX or len(words) % 2 == 0:
             raise InputError(f"{path} line {number}: expected a class number, then x y of each point: skipped")
+        if len(words) == BOX:
+            raise InputError(f"{path} line {number}: a box, which has no outline: skipped")
     return lines
 
 
-def draw(entry: Entry, size: tuple[int, int], options: Options, faults: list[str]) -> Iterator[Region]:
-    """Yield the polygons in the order of the lines."""
-
-    def shapes() -> Iterator[Shape]:
-        for number, (name, values) in enumerate(entry.record, 1):
-            where = f"{entry.where} line {number} ({name})"
-            yield name, where, functools.partial(_patch, values, where, size)
-
-    return draw_shapes(shapes(), faults)
-
-
-def _patch(values: list[str], where: str, size: tuple[int, int]) -> Patch:
+def patch(values: list[str], where: str, size: tuple[int, int], options: Options, faults: list[str]) -> Patch:
+    """Return the pixels of a polygon."""
     points = read_points([values[at : at + 2] for at in range(0, len(values), 2)], 3, where)
     if not ((points > -1) & (points < 2)).all():
         raise InputError(f"{where}: coordinates must be fractions of the image's width and height: skipped")
