@@ -4,13 +4,10 @@ import ast
 import re
 import shlex
 import subprocess
-from pathlib import Path
 
-import numpy as np
 import pytest
 from conftest import REPO
 from documents import DOCUMENTS, blocks, program_of, rows, shell_lines, shown, without_blocks
-from PIL import Image
 from torch.distributed.run import get_args_parser as torchrun_parser
 
 import config
@@ -198,22 +195,6 @@ def test_table_of_memory_is_current():
     (row,) = [cells for cells in table if cells[:3] == ["`res50_ASPP`", "18", "321"]]
     found = [memory_table.gib("res50_ASPP", 18, memory_table.DENSE, 321, 4, amp) for amp in ("none", "bf16")]
     assert row[4] == " / ".join(f"{size:.1f}" for size in found)
-
-
-def test_code_that_cuts_photos(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    label = np.repeat([[0, 3, 255]], 20, axis=0).repeat(10, axis=1).astype(np.uint8)  # 20x30 pixels
-    for folder, pixels, suffix in (("images", np.stack([label] * 3, 2), "jpg"), ("masks", label, "png")):
-        Path("Photos", folder, "train").mkdir(parents=True)
-        Image.fromarray(pixels).save(f"Photos/{folder}/train/a.{suffix}")
-    page = (REPO / "docs/your_data.md").read_text(encoding="utf-8")
-    (code,) = [block.text for block in blocks(page) if '"Photos"' in block.text]
-    exec(code.replace("TILE = 1024", "TILE = 16"), {})
-    names = {"a_0_0": (16, 16), "a_0_16": (14, 16), "a_16_0": (16, 4), "a_16_16": (14, 4)}
-    assert {path.stem: Image.open(path).size for path in Path("MyData/images/train").iterdir()} == names
-    masks = {path.stem: np.asarray(Image.open(path)) for path in Path("MyData/masks/train").iterdir()}
-    assert {name: mask.shape[::-1] for name, mask in masks.items()} == names
-    assert set(np.concatenate([mask.ravel() for mask in masks.values()])) == {0, 3, 255}
 
 
 def test_first_page_is_short_and_its_pictures_are_small():
