@@ -1,4 +1,4 @@
-"""Try a network of each family of timm as a backbone, and write docs/backbones.md's table of what each can do.
+"""Try a network of each family of timm as a backbone, and print what each can do; docs/backbones.md says it in short.
 
 python -m scripts.backbone_table              # about half an hour
 python -m scripts.backbone_table resnet       # one family: prints its row
@@ -22,7 +22,6 @@ from runs.log import progress_bar
 from support.errors import UserError
 from tests import families, family_checks
 
-PAGE = Path(__file__).parent.parent / "docs" / "backbones.md"
 COLUMNS = "family", "network", "trains", "frozen parts", "checkpointing", "bf16", "resumes", "folded", "torch", "ONNX"
 HEAD = f"| {' | '.join(COLUMNS)} |\n{'| --- ' * len(COLUMNS)}|\n"
 SECONDS = 180  # for a family
@@ -122,10 +121,7 @@ def main() -> None:
     rows = [
         _in_child(name) for name in progress_bar(names, total=len(names), title="families", unit="family", enabled=True)
     ]
-    table = HEAD + "\n".join(rows) + "\n"
-    text = PAGE.read_text(encoding="utf-8")
-    page = re.sub(r"\| (?:network|family) \|.*?\n(?=\n|\Z)", lambda _: table, text, count=1, flags=re.DOTALL)
-    PAGE.write_text(page, encoding="utf-8")
+    print(HEAD + "\n".join(rows))
 
 
 if __name__ == "__main__":

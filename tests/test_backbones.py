@@ -1,6 +1,5 @@
 """Networks of timm as backbones: timm's features, every parameter trained, weights from files, runs that resume."""
 
-
 import pytest
 import torch
 from conftest import assert_same_run, finish, flags, read_metrics, start, start_group, succeed

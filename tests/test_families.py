@@ -17,12 +17,12 @@ COARSE = 0.15  # bf16 has 8 bits
 QUICK = ("convnext", "efficientnet", "vision_transformer")
 
 
-def test_table_of_the_document_has_every_family_of_timm():
-    page = (REPO / "docs" / "backbones.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| (\w+) \| `(\w+)` \|", page, flags=re.MULTILINE)
-    assert dict(rows) == {family: network for family, (network, _) in families.FAMILIES.items()} | families.REFUSED
-    assert len(rows) == len(dict(rows))
-    assert set(timm.list_modules()) <= set(dict(rows))  # a later timm has more
+def test_document_names_every_family_of_timm():
+    page = (REPO / "docs" / "backbones.md").read_text(encoding="utf-8").split("## What has been tried")[1]
+    named = re.findall(r"\w+", page)
+    families_here = families.FAMILIES.keys() | families.REFUSED.keys()
+    assert families_here <= set(named)
+    assert set(timm.list_modules()) <= families_here  # a later timm has more
 
 
 @pytest.mark.parametrize(

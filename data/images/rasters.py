@@ -72,9 +72,7 @@ def left_out(path: Path) -> str:
     """Return which channels reading as 8-bit RGB leaves out of a TIFF file, as text; "" if none, or only alpha."""
     with contextlib.suppress(*DAMAGED):
         if TiffRaster(path).has_unknown:
-            return (
-                f"{path}: 3 of 4 channels are read, as RGB; the fourth is of unspecified kind, such as near infrared"
-            )
+            return f"{path}: 3 of 4 channels are read, as RGB; the fourth is of unspecified kind, such as near infrared"
     return ""
 
 
