@@ -31,8 +31,10 @@ def main() -> None:
     images = torch.randint(0, 256, (2, 129, 129, 3), dtype=torch.uint8)
     pseudo = torch.randint(0, 21, (2, 129, 129), dtype=torch.uint8)
 
+    foreground = model.foreground(pseudo)
+
     def step() -> None:
-        outputs = model(images, model.foreground(pseudo))
+        outputs = model(images, foreground)
         (outputs["logits"].square().mean() + 1e-6 * outputs["lorm"]).backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -52,10 +52,10 @@ def trainer(args, grad_checkpointing: bool) -> Callable[[], None]:
     label = torch.randint(0, NUM_CLASSES, (args.batchsize, args.crop_size, args.crop_size), dtype=torch.uint8)
     batch = dict.fromkeys(("label", "pseudo", "distance_s", "distance_c"), label)
     batch["image"] = torch.randint(0, 256, (*label.shape, 3), dtype=torch.uint8)
-    counts = [float(label.numel())] * len(criterion.names)
+    counts, foreground = [float(label.numel())] * len(criterion.names), model.foreground(label)
 
     def step() -> None:
-        outputs = model(batch["image"], model.foreground(label))
+        outputs = model(batch["image"], foreground)
         criterion(outputs, batch, counts)[0].backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -113,8 +113,12 @@ def _random_batch(cfg: Config) -> dict[str, Tensor]:
     batch["image"] = torch.zeros(*shape, 3, dtype=torch.uint8)
     if MAPS[cfg.dataset] == ("label",):
         batch |= find_points(batch)
-    size = models.feature_size(cfg.backbone, cfg.output_stride, cfg.crop_size, cfg.crop_size)
-    return batch | count_batch(batch) | find_foreground(batch, size=size, background=cfg.background_class)
+    if "pseudo" in batch:
+        with torch.device("meta"):
+            backbone = models.build(cfg.model_type, **cfg.architecture).backbone
+        size = backbone.feature_size(cfg.crop_size, cfg.crop_size)
+        batch |= find_foreground(batch, size=size, background=cfg.background_class)
+    return batch | count_batch(batch)
 
 
 def _all_reduce(_state: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:

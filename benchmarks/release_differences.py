@@ -25,7 +25,9 @@ import utils
 from config import Config
 from data import demo
 from data.dataset import SegmentationDataset
+from data.histogram import count_batch
 from distributed.group import Group
+from models.foreground import find_foreground
 from optimization.amp import autocast
 from runs.schedule import lr_factor
 from support.labels import IGNORE
@@ -64,12 +66,14 @@ def loss_and_gradient(
     """
     model, _ = utils.get_model(cfg, GROUP)
     criterion = utils.get_criterion(dataclasses.replace(cfg, accum_steps=accum_steps), GROUP, model)
-    counts = criterion.counts(batch).tolist()
+    batch = batch | count_batch(batch)
+    size = model.backbone.feature_size(*batch["pseudo"].shape[1:])
+    counts = criterion.counts(batch | find_foreground(batch, size=size, background=cfg.background_class)).tolist()
     chunks = zip(*(values.chunk(accum_steps) for values in batch.values()), strict=True)
     total = 0.0
     for micro_batch in (dict(zip(batch, chunk, strict=True)) for chunk in chunks):
         with torch.set_grad_enabled(backward), autocast(cfg.amp, GROUP.device):
-            outputs = model.train()(micro_batch["image"], model.foreground(micro_batch["pseudo"]))
+            outputs = model.train()(micro_batch["image"], model.foreground(micro_batch["pseudo"], cfg.background_class))
             loss, _ = criterion(outputs, micro_batch, counts)
         total += loss.item()
         if backward:

@@ -31,7 +31,7 @@ import models
 from benchmarks.memory import summarize
 from distributed.group import Group
 from losses.criterion import Criterion
-from models.foreground import find_foreground, foreground_of
+from models.foreground import Foreground
 
 VARIANTS = ("DDP", "ZeRO-1", "FSDP2")
 NUM_CLASSES = 21
@@ -57,13 +57,8 @@ def prepare(variant: str, layers: int, group: Group) -> tuple[nn.Module, torch.o
     return wrapper, torch.optim.SGD(model.parameters(), **SGD)
 
 
-def backward(model: nn.Module, images: Tensor, pseudo: Tensor) -> None:
-    outputs = model(
-        images,
-        foreground_of(
-            find_foreground({"pseudo": pseudo}, size=models.feature_size("resnet", 0, *pseudo.shape[1:])), pseudo.device
-        ),
-    )
+def backward(model: nn.Module, images: Tensor, foreground: Foreground) -> None:
+    outputs = model(images, foreground)
     (outputs["logits"].square().mean() + 1e-6 * outputs["lorm"]).backward()
 
 
@@ -102,9 +97,10 @@ def work(rank: int, world_size: int, args, folder: str) -> None:
         pseudo = torch.randint(0, NUM_CLASSES, shape, dtype=torch.uint8, generator=generator)
         for variant in (*VARIANTS[number % 3 :], *VARIANTS[: number % 3]):
             model, optimizer = ready[variant]
+            foreground = getattr(model, "module", model).foreground(pseudo)
             dist.barrier()
             began = time.perf_counter()
-            backward(model, images, pseudo)
+            backward(model, images, foreground)
             if number == STEPS:  # with momentum
                 sizes[variant] = [max(group.gather(size)) for size in held(model, optimizer)]
                 trained[variant] = weights(model)

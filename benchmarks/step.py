@@ -26,9 +26,9 @@ import models.backbone
 import models.layers.blocks
 from benchmarks.measure import add_flags, measure, save, table
 from benchmarks.peer_steps import plain_losses
+from data.histogram import count_batch
 from losses.criterion import Criterion
-from models.backbone import feature_size
-from models.foreground import foreground_mask
+from models.foreground import find_foreground, foreground_mask, foreground_of
 from models.layers.convolution import Conv2d
 from models.lorm import LoRM
 from models.segmenter import Segmenter
@@ -66,14 +66,15 @@ def ours(name: str, amp: str, batchsize: int, crop_size: int) -> Step:
     batch, model = batch_of(batchsize, crop_size), our_model(name).to(memory_format=torch.channels_last)
     weights = dict.fromkeys(("seg", "pseudo", "lorm", "ds", "dc") if model.lorm else ("seg",), 1.0)
     smooth = 0.1 if model.lorm else 0.0
-    criterion = Criterion(weights, smooth, lorm_terms=model.lorm_terms if model.lorm else None)
-    device = torch.device("cpu")
+    criterion = Criterion(weights, smooth, lorm_terms=model.backbone.channels[-1])
+    device, size = torch.device("cpu"), model.backbone.feature_size(crop_size, crop_size)
 
     def forward() -> Tensor:
-        divisors = criterion.counts(batch).tolist()
+        counted = batch | count_batch(batch) | find_foreground(batch, size=size)
+        divisors = criterion.counts(counted).tolist()
         with autocast(amp, device):
-            outputs = model(batch["image"], model.foreground(batch["pseudo"]) if model.lorm else None)
-        return criterion(outputs, batch, divisors)[0]
+            outputs = model(batch["image"], foreground_of(counted, device) if model.lorm else None)
+        return criterion(outputs, counted, divisors)[0]
 
     return step_of(model, forward)
 
@@ -97,7 +98,7 @@ def plain(name: str, batchsize: int, crop_size: int) -> Step:
         if isinstance(module, Conv2d):
             module.__class__ = nn.Conv2d
     image, label = normalised(batch["image"], model), batch["label"].long()
-    foreground = foreground_mask(batch["pseudo"], (feature_size(crop_size),) * 2)
+    foreground = foreground_mask(batch["pseudo"], model.backbone.feature_size(crop_size, crop_size))
 
     def forward() -> Tensor:
         features = model.backbone(image)

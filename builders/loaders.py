@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar, overload
 
+import torch
 from torch.utils.data import DataLoader, Dataset
 
 import models
@@ -66,8 +67,10 @@ def find_training_files(cfg: Config) -> tuple[Split, dict[str, tuple[str, Callab
 def get_train_loader(cfg: Config, group: Group) -> TrainLoader:
     files, compute = find_training_files(cfg)
     extras: list[Callable] = [count_batch, *([find_points] if MAPS[cfg.dataset] == ("label",) else [])]
-    if models.MODELS[cfg.model_type].has_lorm:
-        size = models.feature_size(cfg.backbone, cfg.output_stride, cfg.crop_size, cfg.crop_size)
+    if models.MODELS[cfg.model_type].has_lorm and "pseudo" in MAPS[cfg.dataset]:
+        with torch.device("meta"):
+            backbone = models.build(cfg.model_type, **cfg.architecture).backbone
+        size = backbone.feature_size(cfg.crop_size, cfg.crop_size)
         extras.append(partial(find_foreground, size=size, background=cfg.background_class))
     options: dict = {"extras": extras, "seed": cfg.seed, "label_map": read_label_map(cfg.label_map, cfg.numclasses)}
     dataset = SegmentationDataset(files, cfg.numclasses, transform=get_transform(cfg), compute=compute, **options)

@@ -124,7 +124,6 @@ def build_model(cfg: Config) -> models.Segmenter:
         freeze_backbone=cfg.freeze_backbone,
         grad_checkpointing=cfg.grad_checkpointing,
         lorm_scope=cfg.lorm_scope,
-        background=cfg.background_class,
     )
     if cfg.stats is not None:
         model.set_images(getattr(torch, cfg.stats.dtype), cfg.stats.mean, cfg.stats.std)

@@ -43,7 +43,7 @@ def get_criterion(
     return Criterion(
         weights,
         cfg.label_smooth,
-        lorm_terms=raw_model.lorm_terms,
+        lorm_terms=0 if cfg.lorm_scope == "all" else raw_model.backbone.channels[-1],
         sum_lorm_terms=lambda count: group.sum(count) * cfg.accum_steps,
         accuracy=cfg.report_training_batch_acc,
         class_weights=class_weights,

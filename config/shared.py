@@ -10,7 +10,7 @@ from support.labels import MAPS
 
 MODEL_TYPES = (
     "res50_ASPP_lorm res50_ASPP deeplabv3 deeplabv3_torchvision deeplabv3p deeplabv3p_lorm deeplabv3p_cdsp "
-    "deeplabv3p_cdsp_lorm deeplabv2 deeplabv3p_multi deeplabv3p_multi_lorm linear unet"
+    "deeplabv3p_cdsp_lorm deeplabv2 deeplabv3p_multi deeplabv3p_multi_lorm unet"
 )
 
 

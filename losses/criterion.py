@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from losses.label_losses import LABEL_LOSSES, LabelLosses, histograms
+from losses.label_losses import LABEL_LOSSES, LabelLosses
 from losses.pixel_losses import ACCURACY, PixelLosses, add_gradient
 from support.labels import COUNTS, FOREGROUND, IGNORE
 
@@ -29,11 +29,11 @@ class Criterion:
     The counts are summed over the micro-batches and ranks of an optimizer step before the first backward pass, so the
     gradient equals that of one process on the whole global batch. A term whose count is 0 is 0.
 
-    lorm_terms: function from a batch to its number of LoRM terms (Segmenter.lorm_terms).
-    sum_lorm_terms: with --lorm_scope all this number depends on the features, so each forward pass outputs it. The
-    function sums it over ranks and multiplies it by the number of micro-batches: the loss is then the mean over
-    micro-batches, each divided by its own count. This is exact without accumulation; with it, every micro-batch has
-    the same weight, whereas in one global batch their weights would be their counts.
+    lorm_terms: number of LoRM's terms for each position of the foreground; 0 with --lorm_scope all: the number then
+    depends on the features, so each forward pass outputs it. sum_lorm_terms: function that sums it over ranks and
+    multiplies it by the number of micro-batches: the loss is then the mean over micro-batches, each divided by its own
+    count. This is exact without accumulation; with it, every micro-batch has the same weight, whereas in one global
+    batch their weights would be their counts.
 
     accuracy: also compute the metric ACCURACY, the share of labelled pixels with the right prediction. The labels are
     "label", or "pseudo" if no loss uses "label".
@@ -44,7 +44,7 @@ class Criterion:
         weights: dict[str, float],
         label_smooth: float = 0.0,
         *,
-        lorm_terms: Callable[[dict[str, Tensor]], Tensor] | None = None,
+        lorm_terms: int = 0,
         sum_lorm_terms: Callable[[Tensor], Tensor] = lambda count: count,
         accuracy: bool = False,
         **options,
@@ -59,29 +59,21 @@ class Criterion:
         self.pixel_losses = PixelLosses(self.names, self.label_losses, label_smooth, self.accuracy_map)
 
     def counts(self, batch: dict[str, Tensor]) -> Tensor:
-        """Return this batch's count for each of `names`: float64 (len(names),). The batch is in CPU memory.
+        """Return this batch's count for each of `names`: float64 (len(names),).
 
-        Summed over the global batch, the counts are the `divisors` of the losses. The loader's workers have counted
-        what is under the names in labels.COUNTS; the rest is counted here.
+        Summed over the global batch, the counts are the `divisors` of the losses. batch: what the loader's workers have
+        counted, in CPU memory, under the names in labels.COUNTS and FOREGROUND.
         """
-
-        def histogram(name: str) -> Tensor:
-            counted = batch.get(COUNTS[name])
-            return histograms(batch[name]) if counted is None else counted
-
-        def num_nonzero(name: str) -> Tensor:  # of each image
-            counted = batch.get(COUNTS[name])
-            return torch.count_nonzero(batch[name], (1, 2)) if counted is None else counted
-
-        count: dict[str, Callable[[], Tensor]] = {
-            "pseudo": lambda: histogram("pseudo")[:, :IGNORE].sum(),
-            "lorm": lambda: self.lorm_terms(batch),  # type: ignore[misc]
-            "ds": lambda: num_nonzero("distance_s").sum(),
-            "dc": lambda: num_nonzero("distance_c").sum(),
-            ACCURACY: lambda: histogram(self.accuracy_map)[:, :IGNORE].sum(),
-        }
-        counts = self.label_losses.counts(histogram("label")) if self.label_losses.names else {}
-        return torch.stack([counts[name] if name in counts else count[name]().double() for name in self.names])
+        counts = self.label_losses.counts(batch[COUNTS["label"]]) if self.label_losses.names else {}
+        for name in set(self.names) - set(counts):
+            if name == "lorm":
+                counts[name] = self.lorm_terms * batch[FOREGROUND[1]].sum()
+            elif name in ("ds", "dc"):
+                counts[name] = batch[COUNTS[NEEDS[name]]].sum()
+            else:
+                labels = self.accuracy_map if name == ACCURACY else "pseudo"
+                counts[name] = batch[COUNTS[labels]][:, :IGNORE].sum()
+        return torch.stack([counts[name].double() for name in self.names])
 
     def __call__(
         self, outputs: dict[str, Tensor], batch: dict[str, Tensor], divisors: Sequence[float]
@@ -90,7 +82,7 @@ class Criterion:
 
         outputs: {"logits": (B, C, h, w), "lorm": scalar sum, "lorm_terms": its count with --lorm_scope all}.
         batch: {"image": (B, H, W, channels); "label", "pseudo": (B, H, W) uint8 classes, 255 = ignore; "distance_s",
-        "distance_c": (B, H, W) uint8} and, if the loader found them, the label's histogram and labels.POINTS.
+        "distance_c": (B, H, W) uint8; the label's histogram, in CPU memory; labels.POINTS, if the labels are few}.
         divisors: counts() summed over the global batch, as numbers: reading a tensor on the GPU would make the CPU
         wait. The results are float32, or float64 if the logits are.
         """
@@ -101,7 +93,7 @@ class Criterion:
         sums, gradient = self.pixel_losses(logits, batch, scales)
         if self.label_losses.by_region:
             probs = F.interpolate(logits, batch["image"].shape[1:3], mode="bilinear", align_corners=True).softmax(1)
-            sums |= self.label_losses.region_sums(probs, batch["label"], batch.get(COUNTS["label"]))
+            sums |= self.label_losses.region_sums(probs, batch["label"], batch[COUNTS["label"]])
         by_name: dict[str, float | Tensor] = {**safe}
         if "lorm" in self.weights:
             sums["lorm"] = outputs["lorm"]

@@ -92,14 +92,13 @@ class LabelLosses:
             self._on_device = self.weight_of.to(label.device, dtype)  # only once: the CPU waits for the copy
         return self._on_device[label.long()]
 
-    def region_sums(self, probs: Tensor, label: Tensor, histogram: Tensor | None = None) -> dict[str, Tensor]:
+    def region_sums(self, probs: Tensor, label: Tensor, histogram: Tensor) -> dict[str, Tensor]:
         """Return {region loss: scalar}, each summed over these images, not divided by its count; differentiable.
 
         probs: (B, C, H, W), float32 or float64. label: (B, H, W) uint8. histogram: the number of pixels of each label
-        value in each image, (B, 256), in CPU memory; without it, the CPU waits for a label on a GPU.
+        value in each image, (B, 256), in CPU memory.
         """
-        present = (histograms(label) if histogram is None else histogram)[:, :IGNORE] > 0
-        classes = [row.nonzero().flatten().tolist() for row in present]
+        classes = [row.nonzero().flatten().tolist() for row in histogram[:, :IGNORE]]
         parts: dict[str, list[Tensor]] = {name: [] for name in self.names if name in REGION_LOSSES}
         # Use unbind: the backward pass of an index would fill a tensor of all classes for each index.
         for planes, values, present in zip(probs.flatten(2).unbind(), label.flatten(1), classes, strict=True):
@@ -115,11 +114,6 @@ class LabelLosses:
                 parts["seg_lovasz"].append(lovasz_sum(p, inside, labelled))
         nothing = probs[:0].sum() if not any(classes) else None  # 0 with a gradient: DDP waits for one
         return {name: torch.stack(found).sum() if nothing is None else nothing for name, found in parts.items()}
-
-
-def histograms(label: Tensor) -> Tensor:
-    """Return the number of pixels with each value in each image: (B, H, W) uint8 -> (B, 256) int64."""
-    return torch.stack([torch.bincount(values, minlength=256) for values in label.flatten(1)])
 
 
 def _num_hardest(num_labelled: Tensor, fraction: float) -> Tensor:

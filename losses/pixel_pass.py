@@ -55,12 +55,11 @@ class PixelPass:
         entropy_slope: Tensor | None = None,
         *,
         predict: bool = False,
-        align_corners: bool = True,
     ):
         self.logits, self.targets, self.entropy_slope = logits.detach(), targets, entropy_slope
         self.num_images, self.num_classes, low_height, low_width = logits.shape
         (self.height, self.width), self.last_class = size, min(self.num_classes - 1, 255)
-        self.down, self.across = Axis(low_height, size[0], align_corners), Axis(low_width, size[1], align_corners)
+        self.down, self.across = Axis(low_height, size[0]), Axis(low_width, size[1])
         self.row_weights, self.column_weights = self.down.matrix(logits), self.across.matrix(logits)  # (H, h), (W, w)
 
         def new_map(dtype: torch.dtype = logits.dtype) -> Tensor:

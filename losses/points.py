@@ -23,17 +23,17 @@ def find_points(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {POINTS: labelled.nonzero().flatten()} if few else {}
 
 
-def sample(logits: Tensor, size: Sequence[int], points: Tensor, *, align_corners: bool = True) -> Tensor:
+def sample(logits: Tensor, size: Sequence[int], points: Tensor) -> Tensor:
     """Return the upsampled logits (N, C) at pixels of the full size; differentiable.
 
     logits: (B, C, h, w). size: (H, W). points: (N,), indices into a flattened (B, H, W). The result equals
-    F.interpolate's bilinear mode at these pixels.
+    F.interpolate's bilinear mode with align_corners at these pixels.
     """
     _, num_classes, low_height, low_width = logits.shape
     height, width = size
     image, y, x = points // (height * width), points // width % height, points % width
     places, weights = [], []
-    for axis, at in ((Axis(low_height, height, align_corners), y), (Axis(low_width, width, align_corners), x)):
+    for axis, at in ((Axis(low_height, height), y), (Axis(low_width, width), x)):
         lower, fraction = axis.lower(at), axis.fraction(at, logits.dtype)
         places.append(torch.stack([lower, (lower + 1).clamp(max=axis.num_in - 1)]))
         weights.append(torch.stack([1 - fraction, fraction]))

@@ -1,6 +1,5 @@
 """Bilinear upsampling as matrix products, so that a band of rows is computed alone, and its transpose is exact too."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -12,14 +11,12 @@ Number = TypeVar("Number", int, Tensor)
 
 @dataclass(frozen=True)
 class Axis:
-    """Linear interpolation from `num_in` to `num_out` positions, as F.interpolate does it along one axis.
-
-    align_corners: the first and last positions of input and output coincide; else the outer edges of pixels do.
+    """Linear interpolation from `num_in` to `num_out` positions, as F.interpolate does it with align_corners: the first
+    and last positions of input and output coincide.
     """
 
     num_in: int
     num_out: int
-    align_corners: bool = True
 
     def matrix(self, like: Tensor) -> Tensor:
         """Return the weights (num_out, num_in): output = matrix @ input. Each row sums to 1 and has at most 2 weights.
@@ -44,28 +41,13 @@ class Axis:
 
     def max_outputs(self) -> int:
         """Return the largest number of outputs that depend on one input."""
-        step = self.num_in - 1 if self.align_corners else 2 * self.num_in  # the growth of the numerator
+        step = self.num_in - 1  # the growth of the numerator
         return min(self.num_out, -(-2 * self._denominator // step)) if step else self.num_out
 
     @property
     def _denominator(self) -> int:
-        return max(self.num_out - 1, 1) if self.align_corners else 2 * self.num_out
+        return max(self.num_out - 1, 1)
 
     def _numerator(self, at: Number) -> Number:
         """Return the place of an output among the inputs, times the denominator."""
-        if self.align_corners:
-            return at * (self.num_in - 1)
-        place = (2 * at + 1) * self.num_in - self.num_out
-        last = self._denominator * (self.num_in - 1)
-        return place.clamp(0, last) if isinstance(place, Tensor) else min(max(place, 0), last)
-
-
-def average_down(maps: Tensor, size: Sequence[int], *, align_corners: bool = True) -> Tensor:
-    """Return the maps (B, H, W) at a lower resolution, (B, *size): each position is a weighted mean of pixels.
-
-    The weights of its pixels are those by which upsampling takes the position's value to them.
-    """
-    height, width = maps.shape[1:]
-    down = Axis(size[0], height, align_corners).matrix(maps)
-    across = Axis(size[1], width, align_corners).matrix(maps)
-    return (down / down.sum(0)).T @ maps @ (across / across.sum(0))
+        return at * (self.num_in - 1)

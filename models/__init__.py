@@ -13,14 +13,11 @@ from models.aspp import (
     DeepLabV3Head,
     DeepLabV3PlusHead,
     DeepLabV3PlusMultiHead,
-    LinearHead,
     UNetHead,
 )
-from models.backbone import MULTI_GRID, Dilations, ResNetBackbone
-from models.backbone import feature_size as resnet_feature_size
+from models.backbone import MULTI_GRID, Backbone, Dilations, ResNetBackbone
 from models.segmenter import Segmenter
 from models.timm_backbone import PROBES, TimmBackbone
-from models.timm_backbone import feature_size as timm_feature_size
 from support.errors import UserError
 
 RESNET, TIMM = "resnet", "timm:"  # --backbone resnet, or timm:NAME
@@ -51,7 +48,6 @@ MODELS = {
     "deeplabv2": ModelType(DeepLabV2Head, dilations=((2,), (4,))),
     "deeplabv3p_multi": ModelType(DeepLabV3PlusMultiHead),
     "deeplabv3p_multi_lorm": ModelType(DeepLabV3PlusMultiHead, has_lorm=True),
-    "linear": ModelType(LinearHead),
     "unet": ModelType(UNetHead, dilations=None, ceil_mode=False),
 }
 
@@ -74,12 +70,12 @@ def build(
 
     layers: depth of the ResNet: 18, 34, 50, 101 or 152. output_stride: as in TimmBackbone. head_init: initialisation of
     the head and LoRM, "default" (torch's) or "release" (init_as_released()). in_channels, stride_in_1x1 and
-    grad_checkpointing: as in ResNetBackbone. lorm_scope: as in LoRM. options: head_channels, background, freeze_bn and
+    grad_checkpointing: as in ResNetBackbone. lorm_scope: as in LoRM. options: head_channels, freeze_bn and
     freeze_backbone, as in Segmenter. Raises UserError as TimmBackbone does, or if the features do not suit the head.
     """
     kind = MODELS[name]
     common: dict = {"in_channels": in_channels, "grad_checkpointing": grad_checkpointing}
-    features: ResNetBackbone | TimmBackbone
+    features: Backbone
     if backbone == RESNET:
         common |= {"dilations": kind.dilations, "ceil_mode": kind.ceil_mode}
         features = ResNetBackbone(layers, stride_in_1x1=stride_in_1x1, **common)
@@ -90,22 +86,12 @@ def build(
         if pyramid and len(features.channels) == 1:
             raise UserError(
                 f"--model_type {name} with --backbone {backbone}: all of its features have one stride: use "
-                "--model_type linear, or a network such as timm:resnet34"
+                "--model_type deeplabv3, or a network such as timm:resnet34"
             )
     model = Segmenter(features, kind.head, num_classes, lorm_scope=lorm_scope if kind.has_lorm else None, **options)
     if head_init == "release":
         init_as_released(model)
     return model
-
-
-def feature_size(backbone: str, output_stride: int, height: int, width: int) -> tuple[int, int]:
-    """Return the (height, width) of the deepest features of an image of height x width pixels.
-
-    backbone, output_stride: as in build().
-    """
-    if backbone == RESNET:
-        return resnet_feature_size(height), resnet_feature_size(width)
-    return timm_feature_size(backbone.removeprefix(TIMM), output_stride, height, width)
 
 
 def freeze_unused(model: Segmenter) -> None:

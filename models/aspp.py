@@ -211,14 +211,3 @@ def _merge(x: Tensor, finer: Iterable[Tensor], fuse: Iterable[nn.Module]) -> Ten
         x = F.interpolate(x, size=skip.shape[2:], mode="bilinear", align_corners=True)
         x = layer(torch.cat([x, skip], dim=1))
     return x
-
-
-class LinearHead(nn.Module):
-    """A 1x1 classifier of the deepest features, as for plain ViTs (Segmenter's linear decoder, arXiv:2105.05633)."""
-
-    def __init__(self, channels: Sequence[int], num_classes: int, *, stride: int = 8, width: int = 256):
-        super().__init__()
-        self.classifier = nn.Conv2d(channels[-1], num_classes, 1)
-
-    def forward(self, features: Sequence[Tensor]) -> Tensor:
-        return self.classifier(features[-1])

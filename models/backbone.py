@@ -1,6 +1,7 @@
-"""torchvision's ResNet, dilated to output stride 8 or not."""
+"""What a backbone is, and torchvision's ResNet, dilated to output stride 8 or not."""
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -18,7 +19,40 @@ Dilations = tuple[tuple[int, ...], tuple[int, ...]]  # of the blocks of layer3 a
 MULTI_GRID: Dilations = ((2,), (4, 8, 16))  # CDSP and DeepLabV3 (arXiv:1706.05587, section 3.2.1)
 
 
-class ResNetBackbone(nn.Module):
+class Backbone(nn.Module):
+    """A network that returns features, from the finest to the deepest, of normalised images (B, in_channels, H, W).
+
+    channels, strides: of the features. mean, std: of each channel of the images that the start weights were trained on,
+    in units of 0..1.
+    """
+
+    in_channels: int
+    channels: tuple[int, ...]
+    strides: tuple[int, ...]
+    mean: tuple[float, ...] = IMAGENET_MEAN
+    std: tuple[float, ...] = IMAGENET_STD
+
+    def blocks(self) -> list[nn.Module]:
+        """Return the repeated blocks, in order, which are recomputed and compiled one by one."""
+        raise NotImplementedError
+
+    def depths(self) -> dict[str, int]:
+        """Return {parameter: number of its part}, from 0 at the input."""
+        raise NotImplementedError
+
+    def no_weight_decay(self) -> set[str]:
+        """Return the names of parameters, such as position embeddings, that the network's authors do not decay."""
+        return set()
+
+    @torch.no_grad()
+    def feature_size(self, height: int, width: int) -> tuple[int, int]:
+        """Return the (height, width) of the deepest features for an image of height x width pixels."""
+        network = copy.deepcopy(self).to("meta").eval()
+        deepest = network(torch.empty(1, self.in_channels, height, width, device="meta"))[-1]
+        return deepest.shape[2], deepest.shape[3]
+
+
+class ResNetBackbone(Backbone):
     """torchvision's ResNet without its classifier.
 
     depth: 18, 34, 50, 101 or 152. in_channels: of the images. dilations: for output stride 8; None: output stride 32.
@@ -26,13 +60,7 @@ class ResNetBackbone(nn.Module):
     in released CDSP weights, not on its 3x3.
     grad_checkpointing: in training, keep only the input of each residual block and recompute the rest in the backward
     pass (arXiv:1604.06174). Parameters have torchvision's names.
-
-    channels, strides: of the features that forward() returns. mean, std: of each channel of the images that the start
-    weights were trained on, in units of 0..1.
     """
-
-    mean = IMAGENET_MEAN
-    std = IMAGENET_STD
 
     def __init__(
         self,
@@ -55,9 +83,8 @@ class ResNetBackbone(nn.Module):
         self.layer1, self.layer2 = resnet.layer1, resnet.layer2
         self.layer3, self.layer4 = resnet.layer3, resnet.layer4
         width: int = resnet.fc.in_features
-        self.dilated = dilations is not None
-        self.channels: tuple[int, ...] = (width // 8, width // 4, width)
-        self.strides: tuple[int, ...] = (4, 8, 8)
+        self.in_channels, self.dilated = in_channels, dilations is not None
+        self.channels, self.strides = (width // 8, width // 4, width), (4, 8, 8)
         if not self.dilated:
             self.channels, self.strides = (64, width // 8, width // 4, width // 2, width), (2, 4, 8, 16, 32)
 
@@ -94,16 +121,10 @@ class ResNetBackbone(nn.Module):
         return low, middle, self.layer4(self.layer3(middle))
 
     def blocks(self) -> list[nn.Module]:
-        """Return the residual blocks, in order."""
         return [block for layer in (self.layer1, self.layer2, self.layer3, self.layer4) for block in layer]
 
-    def feature_size(self, height: int, width: int) -> tuple[int, int]:
-        """Return the (height, width) of layer4's features for an image of height x width pixels."""
-        options = {"ceil_mode": self.maxpool.ceil_mode, "dilated": self.dilated}
-        return feature_size(height, **options), feature_size(width, **options)
-
     def depths(self) -> dict[str, int]:
-        """Return {parameter: number of its part}: 0 for the convolution at the input, 1..4 for layer1 to layer4."""
+        # 0 for the convolution at the input, 1..4 for layer1 to layer4
         return {name: int(name[len("layer")]) if name.startswith("layer") else 0 for name, _ in self.named_parameters()}
 
 
@@ -156,15 +177,6 @@ def _own_statistics(block: nn.Module) -> Iterator[None]:
         for norm, buffers in zip(norms, kept, strict=True):
             for name, buffer in buffers.items():
                 setattr(norm, name, buffer)
-
-
-def feature_size(size: int, *, ceil_mode: bool = True, dilated: bool = True) -> int:
-    """Return the height or width of layer4's features for an input height or width, in pixels."""
-    size = (size + 1) // 2  # conv1
-    size = size // 2 + 1 if ceil_mode else (size + 1) // 2  # max pool
-    for _ in range(1 if dilated else 3):  # layer2, layer3, layer4
-        size = (size + 1) // 2
-    return size
 
 
 def _dilate(block: nn.Module, dilation: int) -> None:

@@ -31,27 +31,16 @@ def foreground_mask(pseudo_label: Tensor, size: tuple[int, int], background: int
     return F.interpolate(foreground.unsqueeze(1).float(), size=size, mode="bilinear", align_corners=True).squeeze(1) > 0
 
 
-def foreground_positions(
-    pseudo_label: Tensor, size: tuple[int, int], background: int | None = 0
-) -> tuple[Tensor, Tensor]:
-    """Return the positions where foreground_mask() is true, (N,) int64 as in Foreground, and each image's count, (B,).
-
-    The pseudo-label is in CPU memory: the number of positions depends on it, so the CPU would wait for a GPU.
-    """
-    mask = foreground_mask(pseudo_label, size, background).flatten(1)  # (B, H, W) -> (B, H*W)
-    return mask.nonzero()[:, 1].contiguous(), mask.sum(1)
-
-
 def find_foreground(
     batch: Mapping[str, Tensor], *, size: tuple[int, int], background: int | None = 0
 ) -> dict[str, Tensor]:
-    """Return the foreground of a batch's "pseudo" (B, H, W) uint8, if any, under the names in labels.FOREGROUND.
+    """Return the foreground of a batch's "pseudo" (B, H, W) uint8, in CPU memory, under the names in labels.FOREGROUND.
 
-    size: (height, width) of the feature maps. The loader's workers call this, so that a training step need not.
+    size: (height, width) of the feature maps. The loader's workers call this: the number of positions depends on the
+    values, so in a training step the CPU would wait for a GPU.
     """
-    if "pseudo" not in batch:
-        return {}
-    return dict(zip(FOREGROUND, foreground_positions(batch["pseudo"], size, background), strict=True))
+    mask = foreground_mask(batch["pseudo"], size, background).flatten(1)  # (B, H, W) -> (B, H*W)
+    return dict(zip(FOREGROUND, (mask.nonzero()[:, 1].contiguous(), mask.sum(1)), strict=True))
 
 
 def foreground_of(batch: Mapping[str, Tensor], device: torch.device) -> Foreground:

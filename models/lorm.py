@@ -38,9 +38,10 @@ class LoRM(nn.Module):
     def forward(self, x: Tensor, foreground: Foreground) -> dict[str, Tensor]:
         """Return {"lorm": sum of (x - y)^2, a scalar, float32 or float64}, not divided by the number of terms.
 
-        Scope "all" adds {"lorm_terms": the number of terms, int64}. x: (B, C, H, W); channels-last order needs no copy.
-        The products have x's type or autocast's, but float32 instead of fp16, because they overflow in fp16. The rest
-        is float32, or float64 if x is. The backward pass can run once; there is no double backward.
+        The number is C for each position of the foreground; scope "all" adds {"lorm_terms": the number, int64}. x:
+        (B, C, H, W); channels-last order needs no copy. The products have x's type or autocast's, but float32 instead
+        of fp16, because they overflow in fp16. The rest is float32, or float64 if x is. The backward pass can run once;
+        there is no double backward.
         """
         device = x.device.type
         dtype = x.dtype
@@ -60,13 +61,6 @@ class LoRM(nn.Module):
                 torch.is_grad_enabled(),
             )
         return {"lorm": total} | ({"lorm_terms": num_terms} if self.scope == "all" else {})
-
-    def num_terms(self, counts: Tensor) -> Tensor:
-        """Return the number of loss terms for Foreground.counts as a tensor (B,), an int64 scalar: C per position.
-
-        For scope "all" the result is 0, because forward() counts the terms.
-        """
-        return counts.sum() * (0 if self.scope == "all" else self.query_conv.in_channels)
 
 
 class _Layers(NamedTuple):

@@ -1,36 +1,33 @@
 """The whole model: normalisation, backbone, head, and optionally LoRM."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
-from models.backbone import ResNetBackbone
+from models.backbone import Backbone
 from models.foreground import Foreground, find_foreground, foreground_of
-from models.freezing import freeze
 from models.layers.norm import BATCH_NORMS
 from models.lorm import LoRM
-from models.timm_backbone import TimmBackbone
-from support.labels import FOREGROUND
+from support.errors import UserError
 
 
 class Segmenter(nn.Module):
     """A segmentation model for images of uint8 or, after set_images(), of other types.
 
     head: class from models.aspp. head_channels: its width. lorm_scope: "foreground" or "all" (models.lorm); None: no
-    LoRM. background: LoRM's background class; None: every class is foreground. freeze_bn: batch norm uses its running
-    statistics in training too. freeze_backbone: number of the backbone's parts, from the input, that are frozen.
+    LoRM. freeze_bn: batch norm uses its running statistics in training too. freeze_backbone: number of the backbone's
+    parts, from the input, that are frozen.
     """
 
     def __init__(
         self,
-        backbone: ResNetBackbone | TimmBackbone,
+        backbone: Backbone,
         head: type[nn.Module],
         num_classes: int,
         *,
         head_channels: int = 256,
         lorm_scope: str | None,
-        background: int | None = 0,
         freeze_bn: bool = False,
         freeze_backbone: int = 0,
     ):
@@ -38,7 +35,7 @@ class Segmenter(nn.Module):
         self.backbone = backbone
         self.head = head(backbone.channels, num_classes, stride=backbone.strides[-1], width=head_channels)
         self.lorm = LoRM(backbone.channels[-1], lorm_scope) if lorm_scope else None
-        self.num_classes, self.background, self.freeze_bn = num_classes, background, freeze_bn
+        self.num_classes, self.freeze_bn = num_classes, freeze_bn
         self.frozen = freeze(backbone, freeze_backbone)
         # (C, 1, 1), in the images' units, not saved
         self.mean: Tensor
@@ -56,9 +53,7 @@ class Segmenter(nn.Module):
         """Return {"logits": (B, num_classes, h, w)} at the head's stride, and LoRM's loss in training.
 
         images: (B, H, W, C) of image_dtype; a value that is not finite has no data and becomes the channel's mean.
-        foreground: of the pseudo-label. In training with LoRM and a foreground, "lorm"
-        is the sum of LoRM's loss terms, a scalar. The caller divides it by the number of terms from lorm_terms(). For
-        scope "all", the output "lorm_terms" is that number, int64.
+        foreground: of the pseudo-label. In training with LoRM and a foreground, the outputs are also LoRM's.
         """
         x = images.permute(0, 3, 1, 2).to(self.mean.dtype) - self.mean  # (B, H, W, C) -> (B, C, H, W)
         if self.image_dtype.is_floating_point:
@@ -69,23 +64,11 @@ class Segmenter(nn.Module):
             outputs |= self.lorm(features[-1], foreground)
         return outputs
 
-    def foreground(self, pseudo_label: Tensor) -> Foreground:
+    def foreground(self, pseudo_label: Tensor, background: int | None = 0) -> Foreground:
         """Return the foreground, on the model's device, of a pseudo-label (B, H, W) in CPU memory."""
-        return foreground_of(self._find_foreground({"pseudo": pseudo_label}), self.mean.device)
-
-    def lorm_terms(self, batch: Mapping[str, Tensor]) -> Tensor:
-        """Return the number of LoRM's loss terms for a batch, an int64 scalar; 0 for scope "all".
-
-        The batch has the content of models.foreground.find_foreground(), or else "pseudo".
-        """
-        assert self.lorm is not None
-        if FOREGROUND[1] not in batch:
-            batch = self._find_foreground(batch)
-        return self.lorm.num_terms(batch[FOREGROUND[1]])
-
-    def _find_foreground(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        size = self.backbone.feature_size(*batch["pseudo"].shape[1:])
-        return find_foreground(batch, size=size, background=self.background)
+        size = self.backbone.feature_size(*pseudo_label.shape[1:])
+        found = find_foreground({"pseudo": pseudo_label}, size=size, background=background)
+        return foreground_of(found, self.mean.device)
 
     def train(self, mode: bool = True) -> "Segmenter":
         super().train(mode)
@@ -96,3 +79,25 @@ class Segmenter(nn.Module):
         for module in self.frozen:
             module.eval()
         return self
+
+
+def freeze(backbone: Backbone, num_parts: int) -> list[nn.Module]:
+    """Freeze the first `num_parts` parts of a backbone, counted from the input as in its depths().
+
+    Their parameters no longer require gradients, so autograd keeps nothing for them. Return the modules that must stay
+    in evaluation mode, so that batch norm uses its stored statistics and does not update them. Raises UserError if
+    the backbone has fewer parts.
+    """
+    depths = backbone.depths()
+    total = 1 + max(depths.values())
+    if num_parts > total:
+        raise UserError(f"--freeze_backbone {num_parts}: the backbone has {total} parts: give 0 to {total}")
+    for name, parameter in backbone.named_parameters():
+        if depths[name] < num_parts:
+            parameter.requires_grad_(False)
+    frozen = []
+    for prefix, module in backbone.named_modules():
+        own = [depths[f"{prefix}.{name}".lstrip(".")] for name, _ in module.named_parameters()]
+        if own and max(own) < num_parts:
+            frozen.append(module)
+    return frozen

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.backbone import Recomputed
+from models.backbone import Backbone, Recomputed
 from models.layers.blocks import use_our_layers
 from models.layers.convolution import Conv2d
 from models.layers.norm import BatchNormAct2d
@@ -26,13 +26,13 @@ PROBES = ((224, 224), (225, 161), (97, 353))  # (height, width) of images that t
 REFUSED = (TypeError, AssertionError, NotImplementedError, RuntimeError, ValueError)
 
 
-class TimmBackbone(nn.Module):
+class TimmBackbone(Backbone):
     """A network of timm without its classifier; its parameters are named body.NAME, with timm's NAME.
 
     name: timm's, such as "resnet50" or "vit_small_patch14_dinov2.lvd142m". output_stride: 8, 16 or 32, or 0: 16 if
     the network can, else its own; None: its own, with features from stride 2 on. in_channels: of the images.
-    grad_checkpointing: as in models.backbone.ResNetBackbone, and so are the attributes channels, mean and std. A
-    network with one stride, such as a ViT, has one map of features; its position embeddings are resized to the image.
+    grad_checkpointing: as in models.backbone.ResNetBackbone. A network with one stride, such as a ViT, has one map of
+    features; its position embeddings are resized to the image.
     Weights are random. Raises UserError if timm is not installed or does not know the name, or if the network cannot
     have the output stride, or takes images of one size only.
     """
@@ -63,11 +63,15 @@ class TimmBackbone(nn.Module):
         return _features(self.body, images, self.facts)
 
     def feature_size(self, height: int, width: int) -> tuple[int, int]:
-        """Return the (height, width) of the deepest features of an image of height x width pixels."""
-        return feature_size(self.name, self.output_stride, height, width)
+        try:
+            return super().feature_size(height, width)
+        except REFUSED:
+            raise UserError(
+                f"--backbone timm:{self.name}: cannot take images of {width}x{height} pixels: use larger ones"
+            ) from None
 
     def depths(self) -> dict[str, int]:
-        """Return {parameter: number of its part}: timm's stages, or a ViT's blocks, from 0 at the input."""
+        # timm's stages, or a ViT's blocks
         try:
             groups = _timm().models.group_parameters(self.body, self.body.group_matcher(coarse=True))
         except (AttributeError, AssertionError):  # a few networks do not say
@@ -80,12 +84,11 @@ class TimmBackbone(nn.Module):
         return {f"body.{name}": depth for depth, names in groups.items() for name in names}
 
     def no_weight_decay(self) -> set[str]:
-        """Return the names of parameters, such as position embeddings, that the network's authors do not decay."""
         names = self.body.no_weight_decay() if hasattr(self.body, "no_weight_decay") else ()
         return {f"body.{name}" for name in names}
 
     def blocks(self) -> list[nn.Module]:
-        """Return the network's repeated blocks, in order: elements of its sequences that hold no further sequence."""
+        # elements of the network's sequences that hold no further sequence
         found: list[nn.Module] = []
         for sequence in self.body.modules():
             if isinstance(sequence, nn.Sequential | nn.ModuleList):
@@ -208,18 +211,6 @@ def _features(body: Any, images: Tensor, facts: Facts) -> tuple[Tensor, ...]:
 
 def _share(length: int, part: int, whole: int) -> int:
     return -(-length * part // whole)
-
-
-@functools.cache
-def feature_size(name: str, output_stride: int | None, height: int, width: int) -> tuple[int, int]:
-    """Return the (height, width) of a network's deepest features for an image of height x width pixels."""
-    facts = _facts(name, output_stride, 3)
-    with torch.device("meta"):
-        body = create(name, facts)
-    shapes = _shapes(body, facts, (height, width), 3)
-    if not shapes:
-        raise UserError(f"--backbone timm:{name}: cannot take images of {width}x{height} pixels: use larger ones")
-    return shapes[-1][2], shapes[-1][3]
 
 
 def _is_composite(module: nn.Module) -> bool:

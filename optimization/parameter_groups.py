@@ -44,5 +44,5 @@ def _backbone_factors(model: Segmenter, layer_decay: float) -> dict[str, float]:
 
 def _without_decay(model: Segmenter) -> set[str]:
     """Return the names of norms' parameters, biases, and parameters that the backbone exempts."""
-    exempt = {f"backbone.{name}" for name in getattr(model.backbone, "no_weight_decay", set)()}
+    exempt = {f"backbone.{name}" for name in model.backbone.no_weight_decay()}
     return exempt | {name for name, parameter in model.named_parameters() if parameter.ndim <= 1}

@@ -27,7 +27,7 @@ def build(name: str, model_type: str = "deeplabv3p_multi", **options) -> models.
 
 def test_parameters_that_no_output_needs_are_not_trained():
     """A linear head takes HRNet's deepest features, which need nothing that the last exchange sends to finer ones."""
-    model = build("hrnet_w18_small", "linear").train()
+    model = build("hrnet_w18_small", "deeplabv2").train()
     frozen = {
         name.removeprefix("backbone.body.") for name, value in model.named_parameters() if not value.requires_grad
     }
@@ -147,8 +147,9 @@ def test_average_of_weights_forgets_what_the_network_kept(name):
 
 
 def test_feature_size_of_a_crop_as_small_as_the_stride():
-    assert models.feature_size("timm:test_efficientnet", 32, 32, 32) == (1, 1)
-    assert models.feature_size("timm:test_efficientnet", 32, 33, 64) == (2, 2)
+    backbone = TimmBackbone("test_efficientnet", output_stride=32)
+    assert backbone.feature_size(32, 32) == (1, 1)
+    assert backbone.feature_size(33, 64) == (2, 2)
 
 
 def test_one_position_and_batch_norm_is_one_line(demo_root, tmp_path):
@@ -235,8 +236,8 @@ def test_what_a_network_cannot_do_is_one_line(name, options, message):
 
 
 def test_weights_of_another_backbone_are_refused_though_the_head_fits():
-    other = build("test_vit", "linear").state_dict()
-    model = build("test_efficientnet", "linear")
+    other = build("test_vit", "deeplabv2").state_dict()
+    model = build("test_efficientnet", "deeplabv2")
     other["head.classifier.weight"] = model.head.classifier.weight
     with pytest.raises(UserError, match=r"x\.pt: none of its backbone's weights fits: check --backbone"):
         load_start_weights(model, StartWeights("x.pt", other), layers=50)

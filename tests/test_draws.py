@@ -18,7 +18,7 @@ FLOAT64 = "tests/train_float64.py"
 def drawing(name: str, **options) -> models.Segmenter:
     pytest.importorskip("timm")
     torch.manual_seed(0)
-    model = models.build("linear", backbone=f"timm:{name}", num_classes=4, **options).train()
+    model = models.build("deeplabv2", backbone=f"timm:{name}", num_classes=4, **options).train()
     make_draw(model.backbone)
     return model
 
@@ -61,7 +61,7 @@ def test_two_processes_recompute_what_they_drew_and_resume_bit_for_bit(demo_flag
     """Stochastic depth under DistributedDataParallel, stopped in mid-epoch."""
     pytest.importorskip("timm")
     words = demo_flags(
-        model_type="linear", backbone="timm:test_vit", dataset="ScribblePseudo", batchsize=1, epochs=2, ema=0.5,
+        model_type="deeplabv2", backbone="timm:test_vit", dataset="ScribblePseudo", batchsize=1, epochs=2, ema=0.5,
     )  # fmt: skip
     words = ["draws", "all", *words]
     for name, more in (("plain", []), ("recomputed", ["--grad_checkpointing"])):

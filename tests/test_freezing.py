@@ -81,8 +81,8 @@ def test_networks_of_timm_are_frozen_too(name, grad_checkpointing):
     pytest.importorskip("timm", reason="timm is not installed")
     options = {"backbone": f"timm:{name}", "num_classes": 4, "grad_checkpointing": grad_checkpointing}
     torch.manual_seed(0)
-    whole = models.build("linear", **options).double()
-    frozen = models.build("linear", **options, freeze_backbone=2).double()
+    whole = models.build("deeplabv2", **options).double()
+    frozen = models.build("deeplabv2", **options, freeze_backbone=2).double()
     frozen.load_state_dict(whole.state_dict())
     before, depths = copy.deepcopy(frozen.state_dict()), frozen.backbone.depths()
     images = torch.randint(0, 256, (2, 65, 81, 3), dtype=torch.uint8)

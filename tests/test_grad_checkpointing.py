@@ -122,7 +122,13 @@ def test_two_processes_train_to_the_same_bits(demo_flags, tmp_path, extra):
 @pytest.mark.parametrize("name", ["dla46x_c", "test_resnet"])
 def test_a_network_without_blocks_to_recompute_is_said(demo_root, caplog, name):
     pytest.importorskip("timm")
-    given = {"backbone": f"timm:{name}", "model_type": "linear", "pretrained": "none", "layers": None, "l_lorm": None}
+    given = {
+        "backbone": f"timm:{name}",
+        "model_type": "deeplabv2",
+        "pretrained": "none",
+        "layers": None,
+        "l_lorm": None,
+    }
     words = flags(**given, dataset_path=demo_root, grad_checkpointing=True)
     utils.get_model(config.parse(words), Group(CPU))
     said = f"--grad_checkpointing saves no memory: timm:{name} has no sequence of blocks to recompute"

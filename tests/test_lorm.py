@@ -6,7 +6,6 @@ import torch.nn.functional as F
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from models import lorm
-from models.backbone import feature_size
 from models.foreground import Foreground, find_foreground, foreground_mask, foreground_of
 from models.lorm import LoRM
 
@@ -109,7 +108,7 @@ def test_positions_are_those_of_the_mask(background):
     pseudo = torch.randint(0, 5, (3, 33, 47), generator=generator, dtype=torch.uint8)
     pseudo[torch.rand(3, 33, 47, generator=generator) < 0.5] = 255
     pseudo[1] = 255  # no foreground
-    size = feature_size(33), feature_size(47)
+    size = 5, 6
     mask = foreground_mask(pseudo, size, background)
     positions, counts = foreground_of(find_foreground({"pseudo": pseudo}, size=size, background=background), CPU)
     found = torch.zeros_like(mask.flatten(1))
@@ -119,10 +118,6 @@ def test_positions_are_those_of_the_mask(background):
     assert counts == mask.flatten(1).sum(1).tolist()
     assert counts[1] == 0
     assert 0 < counts[0] < mask[0].numel() or background is None
-
-
-def test_a_dataset_without_pseudo_labels_has_no_foreground():
-    assert find_foreground({"label": torch.zeros(1, 33, 33, dtype=torch.uint8)}, size=(5, 5)) == {}
 
 
 def test_nothing_reads_a_tensor():

@@ -5,13 +5,15 @@ import math
 import pytest
 import torch
 
+from data.histogram import count_batch
 from losses.criterion import ACCURACY, TERMS, Criterion
+from support.labels import FOREGROUND
 
 ALL = dict.fromkeys(TERMS, 1.0)
 
 
-def batch_of(**maps) -> dict[str, torch.Tensor]:
-    """Maps given as nested lists (H, W) of one image; the others blank."""
+def batch_of(num_foreground: int = 0, **maps) -> dict[str, torch.Tensor]:
+    """Maps given as nested lists (H, W) of one image; the others blank. With the counts that the loader makes."""
     size = torch.tensor(next(iter(maps.values()))).shape
     batch = {
         "image": torch.zeros(1, *size, 3, dtype=torch.uint8),
@@ -20,7 +22,8 @@ def batch_of(**maps) -> dict[str, torch.Tensor]:
         "distance_s": torch.zeros(1, *size, dtype=torch.uint8),
         "distance_c": torch.zeros(1, *size, dtype=torch.uint8),
     }
-    return batch | {name: torch.tensor([values], dtype=torch.uint8) for name, values in maps.items()}
+    batch |= {name: torch.tensor([values], dtype=torch.uint8) for name, values in maps.items()}
+    return batch | count_batch(batch) | {FOREGROUND[1]: torch.tensor([num_foreground])}
 
 
 def losses(criterion: Criterion, logits: torch.Tensor, batch, lorm_sum=0.0) -> dict[str, float]:
@@ -60,15 +63,15 @@ def test_distance_entropy_is_weighted_and_divided_by_pixels_above_0():
 
 
 def test_lorm_sum_is_divided_by_its_terms_and_the_total_is_weighted():
-    criterion = Criterion({"seg": 2.0, "lorm": 0.5}, lorm_terms=lambda pseudo: torch.tensor(4))
-    result = losses(criterion, two_pixels(), batch_of(label=[[0, 255]]), lorm_sum=6.0)
+    criterion = Criterion({"seg": 2.0, "lorm": 0.5}, lorm_terms=2)
+    result = losses(criterion, two_pixels(), batch_of(num_foreground=2, label=[[0, 255]]), lorm_sum=6.0)
     assert result["lorm"] == pytest.approx(1.5)
     assert result["loss"] == pytest.approx(2 * math.log(4 / 3) + 0.75)
 
 
 def test_d3_d8_every_loss_is_0_without_labels():
     logits = two_pixels().requires_grad_()
-    criterion = Criterion(ALL, label_smooth=0.1, lorm_terms=lambda pseudo: torch.tensor(0))
+    criterion = Criterion(ALL, label_smooth=0.1, lorm_terms=64)
     batch = batch_of(label=[[255, 255]])
     total, parts = criterion({"logits": logits, "lorm": logits.sum() * 0}, batch, criterion.counts(batch).tolist())
     assert parts.tolist() == [0.0] * 5
@@ -77,9 +80,9 @@ def test_d3_d8_every_loss_is_0_without_labels():
 
 
 def test_d1_d2_inputs_are_never_written_to():
-    batch = batch_of(label=[[0, 255]], pseudo=[[1, 255]], distance_s=[[255, 3]], distance_c=[[0, 9]])
+    batch = batch_of(1, label=[[0, 255]], pseudo=[[1, 255]], distance_s=[[255, 3]], distance_c=[[0, 9]])
     before = {name: values.clone() for name, values in batch.items()}
-    criterion = Criterion(ALL, label_smooth=0.1, lorm_terms=lambda pseudo: torch.tensor(1))
+    criterion = Criterion(ALL, label_smooth=0.1, lorm_terms=1)
     assert losses(criterion, two_pixels(), batch, 1.0) == losses(criterion, two_pixels(), batch, 1.0)
     assert all(torch.equal(batch[name], before[name]) for name in batch)
 
@@ -104,6 +107,7 @@ def test_parts_of_a_batch_add_up_to_the_whole():
         "distance_s": torch.randint(0, 256, (4, 5, 5), dtype=torch.uint8, generator=generator),
         "distance_c": torch.randint(0, 2, (4, 5, 5), dtype=torch.uint8, generator=generator),
     }
+    batch |= count_batch(batch)
     criterion = Criterion({"seg": 1.0, "pseudo": 1.0, "ds": 1.0, "dc": 1.0}, label_smooth=0.1)
     total, whole = criterion({"logits": logits}, batch, criterion.counts(batch))
     total.backward()
@@ -123,7 +127,7 @@ def test_accuracy_is_the_share_of_labelled_pixels_that_are_right():
     logits = torch.tensor([[0.0, 9.0], [0.0, 9.0]])
     logits = torch.stack([logits, 9 - logits]).expand(2, 2, 2, 2)  # (B, C, H, W)
     label = torch.tensor([[[1, 0], [0, 255]], [[255, 255], [1, 1]]], dtype=torch.uint8)  # right: 2 of 3, 1 of 2
-    batch = {"image": torch.zeros(2, 2, 2, 3), "label": label}
+    batch = {"image": torch.zeros(2, 2, 2, 3), "label": label} | count_batch({"label": label})
     plain = losses(Criterion({"seg": 2.0}), logits, batch)
     seen = losses(Criterion({"seg": 2.0}, accuracy=True), logits, batch)
     assert seen.pop(ACCURACY) == pytest.approx(3 / 5)

@@ -293,7 +293,9 @@ def test_workers_send_the_type_of_the_images(data):
 def test_weights_of_a_timm_network_under_other_names_fit_four_channels():
     pytest.importorskip("timm")
     backbone = "timm:tf_efficientnet_lite0"
-    rgb, own = (models.build("linear", num_classes=2, backbone=backbone, in_channels=channels) for channels in (3, 4))
+    rgb, own = (
+        models.build("deeplabv2", num_classes=2, backbone=backbone, in_channels=channels) for channels in (3, 4)
+    )
     theirs = rgb.backbone.body.state_dict()
     content = {f"layer{number}": value for number, value in enumerate(theirs.values())}
     load_start_weights(own, read_timm_weights(own.backbone, "file.pth", lambda _: content), 50)

@@ -25,7 +25,7 @@ ADAMW = {"optimizer": "adamw", "lr": LR, "wdecay": 0.05, "schedule": "poly", "cl
 ADAMW |= {"layer_decay": 0.75, "head_lr_factor": 2.0}
 DENSE = {"dataset": "Dense", "model_type": "res50_ASPP", "freeze_bn": True}
 NO_DECAY = "--no_decay_norm_bias"
-VIT = {"backbone": "timm:test_vit", "model_type": "linear", "layers": None, "clip_grad": 5.0}  # 6 blocks, 64 wide
+VIT = {"backbone": "timm:test_vit", "model_type": "deeplabv2", "layers": None, "clip_grad": 5.0}  # 6 blocks, 64 wide
 NETWORKS = {"resnet": {}, "vit": VIT}
 
 

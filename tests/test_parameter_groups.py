@@ -79,7 +79,7 @@ def test_vits_groups_are_timms():
         )
         for parameter in group["params"]
     }
-    model = models.build("linear", num_classes=4, backbone=f"timm:{name}")
+    model = models.build("deeplabv2", num_classes=4, backbone=f"timm:{name}")
     found = settings(model, layer_decay=0.75, decay_norm_bias=False)
     assert len(found) == len(list(model.parameters()))
     for name, values in found.items():

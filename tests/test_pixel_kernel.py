@@ -47,12 +47,11 @@ def random_label(shape: tuple[int, ...], num_classes: int, seed: int) -> torch.T
 
 
 @interpreted
-@pytest.mark.parametrize("align_corners", [True, False])
 @pytest.mark.parametrize("terms", ["label, pseudo, entropy", "label", "entropy"])
 @pytest.mark.parametrize(
     ("num_classes", "low", "size"), [(5, (2, 3), (4, 7)), (3, (1, 1), (2, 3)), (40, (2, 2), (2, 67))]
 )
-def test_kernel_equals_the_bands(kernel, num_classes, low, size, terms, align_corners, monkeypatch):
+def test_kernel_equals_the_bands(kernel, num_classes, low, size, terms, monkeypatch):
     """The last size has more columns between two of the logits than a program's tile."""
     generator = torch.Generator().manual_seed(0)
     logits = 4 * torch.randn(1, num_classes, *low, generator=generator)
@@ -66,7 +65,7 @@ def test_kernel_equals_the_bands(kernel, num_classes, low, size, terms, align_co
     for run in (None, kernel.run):
         monkeypatch.setattr(pixel_pass, "find_kernel", lambda logits, run=run: run)
         entropy_slope = slope if "entropy" in terms else None
-        ways.append(PixelPass(logits, size, targets, entropy_slope, predict=True, align_corners=align_corners).run())
+        ways.append(PixelPass(logits, size, targets, entropy_slope, predict=True).run())
     bands, ours = ways
     assert torch.equal(bands.predicted, ours.predicted)
     assert len(bands.cross_entropies) == len(targets)

@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from data.histogram import count_batch
 from losses import pixel_pass
 from losses.criterion import Criterion
 from losses.pixel_pass import CrossEntropy, PixelPass
@@ -37,8 +38,8 @@ def make_logits(num_classes: int, dtype=torch.float64, size=(5, 4), num_images: 
     return logits.to(dtype).requires_grad_()
 
 
-def upsampled(logits: torch.Tensor, size, align_corners: bool = True) -> torch.Tensor:
-    return F.interpolate(logits, size=size, mode="bilinear", align_corners=align_corners)
+def upsampled(logits: torch.Tensor, size) -> torch.Tensor:
+    return F.interpolate(logits, size=size, mode="bilinear", align_corners=True)
 
 
 def plain_sums(logits: torch.Tensor, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -96,33 +97,29 @@ def test_losses_on_the_label_and_others_together():
 
 
 @pytest.mark.parametrize("size", [(23, 17), (5, 4), (6, 30), (9, 7)])
-@pytest.mark.parametrize("align_corners", [True, False])
 @pytest.mark.usefixtures("small_bands")
-def test_upsampling_is_that_of_interpolate(align_corners, size):
+def test_upsampling_is_that_of_interpolate(size):
     logits, batch = make_logits(3), make_batch(3, size)
     label = batch["label"]
-    cross_entropy = F.cross_entropy(
-        upsampled(logits, size, align_corners), label.long(), ignore_index=255, reduction="none"
-    )
+    cross_entropy = F.cross_entropy(upsampled(logits, size), label.long(), ignore_index=255, reduction="none")
     cross_entropy.sum().backward()
     target = CrossEntropy(label, (label != 255).double())
-    maps = PixelPass(logits, size, [target], align_corners=align_corners, predict=True).run()
+    maps = PixelPass(logits, size, [target], predict=True).run()
     torch.testing.assert_close(maps.cross_entropies[0] * target.slope, cross_entropy, rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(maps.gradient, logits.grad, rtol=1e-10, atol=1e-12)
-    assert torch.equal(maps.predicted, upsampled(logits, size, align_corners).argmax(1))
+    assert torch.equal(maps.predicted, upsampled(logits, size).argmax(1))
     points = torch.arange(3, label.numel(), 5)
-    expected = upsampled(logits, size, align_corners).permute(0, 2, 3, 1).flatten(0, 2)[points]
-    torch.testing.assert_close(sample(logits, size, points, align_corners=align_corners), expected)
+    expected = upsampled(logits, size).permute(0, 2, 3, 1).flatten(0, 2)[points]
+    torch.testing.assert_close(sample(logits, size, points), expected)
 
 
 @pytest.mark.parametrize(("num_in", "num_out"), [(1, 1), (1, 6), (4, 1), (5, 5), (5, 13), (59, 465)])
-@pytest.mark.parametrize("align_corners", [True, False])
-def test_a_band_needs_few_inputs(align_corners, num_in, num_out):
-    axis = Axis(num_in, num_out, align_corners)
+def test_a_band_needs_few_inputs(num_in, num_out):
+    axis = Axis(num_in, num_out)
     matrix = axis.matrix(torch.zeros((), dtype=torch.float64))
     inputs = torch.randn(1, 1, num_in, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     # of a picture one pixel wide
-    expected = F.interpolate(inputs.unsqueeze(3), (num_out, 1), mode="bilinear", align_corners=align_corners).flatten()
+    expected = upsampled(inputs.unsqueeze(3), (num_out, 1)).flatten()
     torch.testing.assert_close(matrix @ inputs.flatten(), expected)
     for first in range(0, num_out, 4):
         rows, columns = slice(first, min(first + 4, num_out)), axis.inputs(first, min(first + 4, num_out))
@@ -197,5 +194,6 @@ def test_losses_by_region_alone_need_no_pass_over_pixels(monkeypatch):
 
     monkeypatch.setattr("losses.pixel_losses.PixelPass", refuse)
     logits = make_logits(4)
-    Criterion({"seg_dice": 1.0})({"logits": logits}, make_batch(4), [5.0])[0].backward()
+    batch = make_batch(4)
+    Criterion({"seg_dice": 1.0})({"logits": logits}, batch | count_batch(batch), [5.0])[0].backward()
     assert logits.grad.abs().sum() > 0

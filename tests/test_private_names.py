@@ -5,16 +5,14 @@ import re
 import numpy as np
 import torch
 from conftest import REPO
-from test_train import unequal
 
 import models
 from data import dataset
 from models import compiled
 from optimization import amp
-from optimization.average import WeightAverage
 
 # Each has a test below that removes it.
-WITH_FALLBACK = {"torch._foreach_copy_", "torch.UntypedStorage._new_shared"}
+WITH_FALLBACK = {"torch.UntypedStorage._new_shared"}
 PRIVATE = re.compile(r"\b(?:torch|nn|dist)(?:\.\w+)*\._[a-z]\w*|\b_(?:BatchNorm|conv_forward|overloadpacket|buffers)\b")
 OUTSIDE = ("tests", "benchmarks", ".venv")
 
@@ -30,24 +28,6 @@ def test_auto_precision_without_torchs_private_tests_of_the_cpu(monkeypatch):
     for name in ("_is_amx_tile_supported", "_is_avx512_bf16_supported"):
         monkeypatch.delattr(torch.cpu, name)
     assert amp.has_native_bf16(torch.device("cpu")) == before
-
-
-def test_an_average_copies_tensors_one_by_one_where_torch_cannot_copy_lists(monkeypatch):
-    torch.manual_seed(0)
-    model = models.build("res50_ASPP_lorm", layers=18, num_classes=5)
-    averages = []
-    for removed in (False, True):
-        if removed:
-            monkeypatch.delattr(torch, "_foreach_copy_")
-        torch.manual_seed(1)
-        averages.append(WeightAverage(model, 0.9))
-        for _ in range(3):
-            for value in (*model.parameters(), *model.buffers()):
-                value.data.normal_() if value.is_floating_point() else value.fill_(7)
-            averages[-1].update(model)
-    assert not unequal(*(average.module.state_dict() for average in averages))
-    buffers = dict(model.named_buffers())
-    assert all(torch.equal(value, buffers[name]) for name, value in averages[1].module.named_buffers())
 
 
 def test_the_number_of_compiled_shapes_is_raised_by_the_public_setting(monkeypatch):
