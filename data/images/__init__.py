@@ -9,6 +9,7 @@ import cv2
 import numpy as np
 from PIL import Image, ImageOps
 
+from data.images.jpeg import decode_plain
 from data.images.rasters import DAMAGED, TIFF_SUFFIXES, Raster, num_samples, open_raster, orientation, type_of, upright
 from data.images.resize import scaled_size
 from data.label_map import LabelMap
@@ -66,6 +67,10 @@ def read_image(path: Path, kind: ImageType = RGB, remedy: str = "") -> np.ndarra
 
     path = Path(path)
     if kind == RGB and path.suffix.lower() != ".npy":
+        with decoding(path):
+            plain = decode_plain(path.read_bytes())
+        if plain is not None:
+            return plain
         with _explained(path, remedy):
             return decode(path, to_rgb)
     raster = _open(path, kind, remedy)
