@@ -71,6 +71,8 @@ def _measure_training_step(
     model: Segmenter, criterion: Criterion, batchsize: int, crop_size: int, amp: str
 ) -> tuple[int, int, int]:
     """Return (FLOPs of a forward and backward pass, bytes kept between the two, peak bytes), for the whole batch."""
+    # All positions are foreground, which takes most memory and time.
+    num_positions = math.prod(model.backbone.feature_size(crop_size, crop_size))
     for parameter in model.parameters():
         if parameter.requires_grad:  # the states include all gradients already
             parameter.register_post_accumulate_grad_hook(lambda parameter: setattr(parameter, "grad", None))
@@ -84,9 +86,6 @@ def _measure_training_step(
         shape = (batchsize, crop_size, crop_size)
         maps = {NEEDS[term] for term in criterion.weights if term in NEEDS} | {"label"}
         batch = {name: torch.empty(shape, dtype=torch.uint8, device="meta") for name in sorted(maps)}
-        num_positions = math.prod(
-            model.backbone.feature_size(crop_size, crop_size)
-        )  # all are foreground, which takes most memory and time
         positions = torch.empty(batchsize * num_positions, dtype=torch.int64, device="meta")
         foreground = Foreground(positions, [num_positions] * batchsize) if "lorm" in criterion.weights else None
         batch["image"] = _empty_images(model, batchsize, crop_size)

@@ -108,7 +108,8 @@ def get_model(cfg: Config, group: Group, start: StartWeights | None = None) -> t
 
 def _check_batch_norm(cfg: Config, model: models.Segmenter) -> None:
     trained = not cfg.freeze_bn and any(isinstance(part, BATCH_NORMS) for part in model.modules())
-    if trained and cfg.batchsize == math.prod(model.backbone.feature_size(cfg.crop_size, cfg.crop_size)) == 1:
+    is_one = cfg.batchsize == 1 and math.prod(model.backbone.feature_size(cfg.crop_size, cfg.crop_size)) == 1
+    if trained and is_one:
         raise UserError(
             f"--batchsize 1 with --crop_size {cfg.crop_size}: the deepest features have one position, which batch norm "
             "cannot train on: raise either"

@@ -50,17 +50,20 @@ def find_plain(root: Path, split: str, *, images: str = "", masks: str = "", lis
 
 def find_places(root: Path, split: str, images: str, masks: str, list_path: str) -> list[Place]:
     """Return every Place where a split could be. The arguments are those of find_plain()."""
-    images, names = images or IMAGES, _names(masks)
-    by_kind = root / images / split, [root / name / split for name in names]
-    by_split = root / split / images, [root / split / name for name in names]
-    folders: dict[Path, list[Path]] = {}  # {folder of images: where their masks may be}
-    for folder, mask_folders in (by_kind, by_split):
-        if folder.is_dir() and not list_path:
-            folders.setdefault(folder, []).extend(mask_folders)  # images is ".": both are one folder
-    places = [Place(folder, _mask_folder(mask_folders)) for folder, mask_folders in folders.items()]
+    images, places = images or IMAGES, []
     list_file = root / list_path / f"{split}.txt"
+    if not list_path:
+        by_kind, by_split = root / images / split, root / split / images
+        if by_kind.is_dir():
+            places.append(Place(by_kind, _mask_folder([(root / name / split) for name in _names(masks)])))
+        if by_split.is_dir():
+            other = Place(by_split, _mask_folder([(root / split / name) for name in _names(masks)]))
+            if not places or by_split != by_kind:
+                places.append(other)
+            elif not places[0].masks.is_dir():  # images is ".": then images/SPLIT and SPLIT/images are one folder
+                places = [other]
     if list_file.is_file():
-        places.append(Place(root / images, _mask_folder([root / name for name in names]), list_file))
+        places.append(Place(root / images, _mask_folder([root / name for name in _names(masks)]), list_file))
     return places
 
 
@@ -78,7 +81,7 @@ def _names(masks: str) -> tuple[str, ...]:
 
 def _mask_folder(folders: list[Path]) -> Path:
     """Return the folder that holds the masks, or the first if none exists; raise UserError if two have label files."""
-    found = [folder for folder in dict.fromkeys(folders) if folder.is_dir()] or folders[:1]
+    found = [folder for folder in folders if folder.is_dir()] or folders[:1]
     if len(found) > 1:
         found = [folder for folder in found if any(_label_files(folder))] or found[:1]
     if len(found) > 1:

@@ -57,7 +57,7 @@ def run(tmp_path, fault: str, words: list[str], *more: str) -> str:
 def test_auto_is_saved_as_what_it_was_and_the_run_repeats_bit_for_bit(demo_flags, tmp_path):
     words = demo_flags(amp=None, crop_size=17)
     for name in ("auto", "again"):
-        assert " parameters, --amp bf16; about" in run(tmp_path, "has_bf16", words, "--name", name)
+        assert " parameters, --amp bf16\n" in run(tmp_path, "has_bf16", words, "--name", name)
     run(tmp_path, "no_bf16", words, "--amp", "bf16", "--name", "bf16")
     run(tmp_path, "no_bf16", words, "--name", "none")
     assert_same_run(tmp_path / "auto", tmp_path / "again")
@@ -88,7 +88,7 @@ def test_a_resumed_run_keeps_its_precision_unless_told(demo_flags, tmp_path, beg
     other = {"none": "bf16", "bf16": "none"}[began]
     stdout = run(tmp_path, resumed, words, "--name", "x", "--resume", "auto", "--amp", other, "--epochs", "3")
     assert f"amp: {began} -> {other}" in stdout
-    assert f"--amp {other}; about" in stdout
+    assert f"parameters, --amp {other}\n" in stdout
 
 
 def test_one_rank_without_bf16_means_none_for_all(demo_flags, tmp_path):

@@ -238,7 +238,7 @@ def test_what_a_network_cannot_do_is_one_line(name, options, message):
 def test_weights_of_another_backbone_are_refused_though_the_head_fits():
     other = build("test_vit", "deeplabv2").state_dict()
     model = build("test_efficientnet", "deeplabv2")
-    other["head.classifier.weight"] = model.head.classifier.weight
+    other |= {f"head.{name}": value for name, value in model.head.state_dict().items()}
     with pytest.raises(UserError, match=r"x\.pt: none of its backbone's weights fits: check --backbone"):
         load_start_weights(model, StartWeights("x.pt", other), layers=50)
 

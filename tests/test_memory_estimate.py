@@ -10,6 +10,7 @@ import models
 from benchmarks.memory import summarize
 from losses.criterion import Criterion
 from optimization.amp import autocast
+from support.labels import COUNTS
 
 CPU = torch.device("cpu")
 pytestmark = pytest.mark.full_size
@@ -40,6 +41,8 @@ def really_kept(model: nn.Module, criterion: Criterion, batchsize: int, crop_siz
 
     label = torch.randint(0, 4, (batchsize, crop_size, crop_size), dtype=torch.uint8)
     batch = dict.fromkeys(("label", "pseudo", "distance_s", "distance_c"), label)
+    histogram = torch.stack([one.flatten().bincount(minlength=256) for one in label])
+    batch |= {name: histogram if "histogram" in name else label.count_nonzero((1, 2)) for name in COUNTS.values()}
     batch["image"] = torch.randint(0, 256, (*label.shape, 3), dtype=torch.uint8)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda saved: saved.value):
         with autocast(amp, CPU):
