@@ -152,3 +152,10 @@ def test_nothing_waits_for_the_gpu(monkeypatch, cuda_kernels, dtype):
     finally:
         dist.destroy_process_group()
     assert (y.shape, y.dtype, x.grad.shape, x.grad.dtype) == (x.shape, dtype, x.shape, dtype)
+
+
+def test_of_other_processes_statistics_only_the_counts_are_kept(alone):
+    norm = BatchNorm2d(C)
+    batch_norm.synchronize(norm)
+    *_, counts = norm.normalise(torch.randn(2, C, 3, 3))[1]
+    assert counts.untyped_storage().nbytes() == 4  # one process, float32

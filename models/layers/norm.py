@@ -172,7 +172,7 @@ def _gather(mean: Tensor, spread: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Te
     rows = row.new_empty(dist.get_world_size() * len(row))
     dist.all_gather_into_tensor(rows, row)
     means, spreads, counts = rows.view(-1, len(row)).split([len(mean), len(mean), 1], dim=1)
-    return means, spreads, counts
+    return means, spreads, counts.clone()  # kept for the backward pass: a view would keep all of `rows`
 
 
 def _dense(x: Tensor) -> Tensor:
