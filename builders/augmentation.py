@@ -7,8 +7,7 @@ import numpy as np
 
 from config import Config
 from data.augment.jitter import ColourJitter
-from data.augment.pipeline import Pipeline
-from data.augment.transforms import OUTSIDE, CentreCrop, TrainTransform
+from data.augment.transforms import CentreCrop, TrainTransform
 from data.classes import Classes
 from data.loader import TrainLoader
 from evaluation.pictures import overlay, sheet
@@ -23,9 +22,6 @@ def get_transform(cfg: Config) -> TrainTransform | CentreCrop:
 
 
 def _augmentation(cfg: Config, sizes: dict[str, Any]) -> TrainTransform:
-    pipeline = Pipeline(cfg.augment_file) if cfg.augment_file else None
-    if pipeline:
-        _try(pipeline, cfg)
     strengths = {name: getattr(cfg, name) for name in ("brightness", "contrast", "saturation", "hue")}
     std = cfg.stats.std if cfg.stats else None
     return TrainTransform(
@@ -37,16 +33,8 @@ def _augmentation(cfg: Config, sizes: dict[str, Any]) -> TrainTransform:
         quarter_turns=cfg.quarter_turns,
         blur=cfg.blur,
         jitter=ColourJitter(cfg.outside, std, **strengths) if any(strengths.values()) else None,
-        pipeline=pipeline,
         **sizes,
     )
-
-
-def _try(pipeline: Pipeline, cfg: Config) -> None:
-    """Apply a pipeline to a blank sample. Raises UserError if it does not fit the images or cannot be built."""
-    size, kind = (cfg.crop_size, cfg.crop_size), cfg.image_type
-    sample = {"image": np.zeros((*size, kind.channels), kind.dtype), "label": np.zeros(size, np.uint8)}
-    pipeline(sample, OUTSIDE, np.random.default_rng(0))
 
 
 def draw_samples(cfg: Config, loader: TrainLoader, classes: Classes) -> np.ndarray:

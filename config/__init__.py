@@ -9,7 +9,6 @@ from pathlib import Path
 
 import yaml
 
-from config.augmentation import pipeline_text
 from config.checks import check
 from config.programs import READER, TASKS
 from config.reader import ConfigFile
@@ -57,7 +56,7 @@ def parse(argv: list[str] | None = None) -> Config:
         cfg.model_type = "res50_ASPP"  # LoRM needs pseudo-labels
     if not cfg.name:
         cfg.name = config_file.name if config_file else f"{cfg.dataset}_{cfg.model_type}"
-    cfg.image_stats, cfg.augment_file = as_text(cfg.image_stats), pipeline_text(cfg.augment_file)
+    cfg.image_stats = as_text(cfg.image_stats)
     check(cfg)
     return cfg
 

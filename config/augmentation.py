@@ -1,13 +1,8 @@
 """The flags of train.py that set the augmentation."""
 
-import json
 from dataclasses import dataclass
-from pathlib import Path
-
-import yaml
 
 from config.flags import flag
-from support.errors import UserError
 
 
 @dataclass
@@ -25,25 +20,3 @@ class AugmentationFlags:
     contrast: float = flag(0.0, "multiply differences from the mean colour by such a factor", ge=0, le=1)
     saturation: float = flag(0.0, "multiply differences from grey by such a factor (RGB images)", ge=0, le=1)
     hue: float = flag(0.0, "turn hues by at most N of a full turn, both ways, such as 0.05 (RGB images)", ge=0, le=0.5)
-    augment_file: str = flag(
-        "",
-        "finally apply the Albumentations pipeline in FILE, written by albumentations.save (needs that package) [none]",
-    )
-
-
-def pipeline_text(value: str) -> str:
-    """Return the pipeline of --augment_file as JSON text that no longer depends on a file; "" for "".
-
-    value: a YAML or JSON file of albumentations.save, or such text. Raises UserError if it is neither.
-    """
-    if not value or value.startswith("{"):
-        return value
-    try:
-        content = yaml.safe_load(Path(value).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"--augment_file {value}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError):
-        content = None
-    if not isinstance(content, dict) or not isinstance(content.get("transform"), dict):
-        raise UserError(f"--augment_file {value}: not a pipeline that albumentations.save(transform, FILE) wrote")
-    return json.dumps(content)

@@ -1,7 +1,6 @@
 """The augmentation from the flags: what one can set and the picture at a run's start."""
 
 import json
-import sys
 
 import cv2
 import numpy as np
@@ -9,14 +8,12 @@ import pytest
 import torch
 from conftest import flags
 from PIL import Image
-from test_transforms import noise
 
 import config
 import train
 import utils
 from builders.augmentation import draw_samples, get_transform
-from data.augment.pipeline import Pipeline
-from data.augment.transforms import OUTSIDE, TrainTransform
+from data.augment.transforms import TrainTransform
 from data.classes import read_classes
 from distributed.group import Group
 from evaluation.pictures import overlay, sheet
@@ -159,102 +156,3 @@ def test_a_run_has_the_picture_in_its_folder_and_on_boards_and_keeps_it(demo_roo
     assert train.main(words(**given, max_steps=2, resume="auto")) == 0
     assert file.read_bytes() == b"kept"
     assert all("train_images/augmented" not in values[2] for values in written if len(values) == 3)
-
-
-# --- Albumentations ---
-
-
-def test_a_missing_package_is_named(demo_root, tmp_path, monkeypatch):
-    file = tmp_path / "p.json"
-    file.write_text('{"transform": {"__class_fullname__": "HorizontalFlip", "p": 1.0}}')
-    monkeypatch.setitem(sys.modules, "albumentations", None)  # as Python does for one that cannot be imported
-    cfg = config.parse(words(dataset_path=demo_root, augment_file=file))
-    with pytest.raises(UserError, match=r"^--augment_file: .*albumentations.* -m pip install -e .*\[augment\]'?$"):
-        utils.get_loader(cfg, "train", GROUP)
-
-
-def albumentations():
-    return pytest.importorskip("albumentations", reason="needs Albumentations (pip install -e '.[augment]')")
-
-
-def save(transform, file) -> str:
-    albumentations().save(transform, str(file), data_format=file.suffix[1:])
-    return str(file)
-
-
-@pytest.mark.parametrize("suffix", ["json", "yaml"])
-def test_a_pipeline_is_applied_to_the_crop_of_every_map(tmp_path, suffix):
-    A = albumentations()
-    file = save(A.Compose([A.Transpose(p=1), A.InvertImg(p=1)]), tmp_path / f"p.{suffix}")
-    text = config.parse(words(dataset_path="x", augment_file=file)).augment_file
-    kept = config.parse([*words(dataset_path="x"), "--augment_file", text]).augment_file  # as a checkpoint has it
-    assert kept == text
-    maps = noise(40, 50)
-    plain = TrainTransform(33)(maps, np.random.default_rng(1))
-    changed = TrainTransform(33, pipeline=Pipeline(text))(maps, np.random.default_rng(1))
-    assert np.array_equal(changed["image"], 255 - plain["image"].transpose(1, 0, 2))
-    for name in ("label", "distance_s"):
-        assert np.array_equal(changed[name], plain[name].T)
-
-
-def test_what_a_pipeline_fills_is_padding_and_classes_are_not_blended(tmp_path):
-    """The file says 0 and bilinear: it would make background, and class 10 between 0 and 20."""
-    A = albumentations()
-    turn = A.Affine(rotate=(30, 30), fill_mask=0, mask_interpolation=cv2.INTER_LINEAR, p=1)
-    text = config.parse(words(dataset_path="x", augment_file=save(turn, tmp_path / "p.yaml"))).augment_file
-    label = np.zeros((40, 40), np.uint8)
-    label[::3] = 20
-    maps = {"image": np.full((40, 40, 3), 200, np.uint8), "label": label, "pseudo": label + 1}
-    maps |= {"distance_s": np.full((40, 40), 7, np.uint8)}
-    Pipeline(text)(maps, OUTSIDE, np.random.default_rng(0))
-    filled = maps["label"] == 255
-    assert 0.1 < filled.mean() < 0.4
-    assert set(np.unique(maps["label"])) == {0, 20, 255}
-    assert set(np.unique(maps["pseudo"])) == {1, 21, 255}
-    assert (maps["pseudo"][filled] == 255).all()
-    assert set(np.unique(maps["distance_s"][~filled])) == {7}
-    assert not maps["distance_s"][filled].any()
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        ("Resize", {"height": 8, "width": 8}, "turns 33x33x3 uint8 into 8x8x3 uint8"),
-        ("Normalize", {}, "turns 33x33x3 uint8 into 33x33x3 float32"),
-        ("RandomCrop", {"height": 99, "width": 99}, "CropSizeError"),
-    ],
-)
-def test_a_pipeline_that_does_not_fit_is_refused(demo_root, tmp_path, name, options, message):
-    file = save(getattr(albumentations(), name)(**options, p=1), tmp_path / "p.json")
-    with pytest.raises(UserError, match=rf"^--augment_file: .*{message}"):
-        get_transform(config.parse(words(dataset_path="x", augment_file=file)))
-
-
-def test_a_file_of_another_version_is_refused(tmp_path):
-    albumentations()
-    file = tmp_path / "p.json"
-    file.write_text('{"__version__": "9.9", "transform": {"__class_fullname__": "NoSuchTransform", "p": 1.0}}')
-    with pytest.raises(UserError, match=r"^--augment_file: albumentations \S+ cannot build .* saved by 9.9: .*NoSuch"):
-        get_transform(config.parse(words(dataset_path="x", augment_file=file)))
-
-
-def test_a_pipelines_draws_depend_on_seed_epoch_and_index_only(demo_root, tmp_path):
-    A = albumentations()
-    steps = [A.RandomBrightnessContrast(p=0.5), A.OneOf([A.GaussNoise(p=1), A.MotionBlur(p=1)], p=0.7)]
-    steps += [A.CoarseDropout(p=0.5), A.GridDistortion(p=0.5)]
-    file = save(A.Compose(steps, seed=3), tmp_path / "p.yaml")
-    alone = batches(demo_root, augment_file=file)
-    for world_size, workers in ((1, 2), (4, 0)):
-        assert_same(batches(demo_root, world_size, workers, augment_file=file), alone)
-    plain = batches(demo_root)
-    differences = [
-        (one["image"][number] != other["image"][number]).mean()
-        for one, other in zip(alone, plain, strict=True)
-        for number in range(4)
-    ]
-    assert len({round(value, 6) for value in differences}) > 4  # each of the 8 samples has draws of its own
-    settings = {"dataset_path": demo_root, "augment_file": file}
-    dataset = utils.get_loader(config.parse(words(**settings, **EVERY)), "train", GROUP).dataset
-    first, again, other = dataset[2, 1], dataset[2, 1], dataset[3, 1]
-    assert all(np.array_equal(first[name], again[name]) for name in first)
-    assert (first["image"] != other["image"]).any()

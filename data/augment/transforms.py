@@ -8,7 +8,6 @@ import cv2
 import numpy as np
 
 from data.augment.jitter import ColourJitter
-from data.augment.pipeline import Pipeline
 from support.image_stats import MEAN_COLOUR
 
 # {label map: value outside the image}. Padding never has weight in a loss.
@@ -22,8 +21,8 @@ class TrainTransform:
     crop_size: side of the square crop in pixels. scale: range of the scale factor. rotation: largest angle in degrees.
     rotation_p and blur: probabilities of a rotation and of a 5x5 Gaussian blur. flip_horizontal, flip_vertical: flip
     with probability 1/2. quarter_turns: turn by 0, 90, 180 or 270 degrees. jitter: changes the image's colours; None
-    keeps them. pipeline: a last step (pipeline.py); None for none. long_side: longer side of an image at scale factor
-    1, in pixels; 0: its own. outside: pixel outside the image, by channel.
+    keeps them. long_side: longer side of an image at scale factor 1, in pixels; 0: its own. outside: pixel outside the
+    image, by channel.
 
     Without rotation, at a scale of exactly 1, pixels are moved and not resampled.
     """
@@ -37,7 +36,6 @@ class TrainTransform:
     quarter_turns: bool = False
     blur: float = 0.5
     jitter: ColourJitter | None = None
-    pipeline: Pipeline | None = None
     long_side: int = 0
     outside: tuple[float, ...] = MEAN_COLOUR
 
@@ -53,10 +51,7 @@ class TrainTransform:
         matrix = self._matrix(height, width, rng)
         blurred = rng.random() < self.blur
         recolour = partial(self.jitter, rng=rng) if self.jitter else None
-        result = _warp(maps, matrix, self.crop_size, self.outside, out, blurred=blurred, recolour=recolour)
-        if self.pipeline:
-            self.pipeline({name: result[name] for name in maps}, OUTSIDE, rng)
-        return result
+        return _warp(maps, matrix, self.crop_size, self.outside, out, blurred=blurred, recolour=recolour)
 
     def _matrix(self, height: int, width: int, rng: np.random.Generator) -> np.ndarray:
         """Return a random affine matrix, (2, 3) float64, from pixel (x, y) of the image to pixel (x, y) of the crop."""
