@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import shlex
+import shutil
 import statistics
 import subprocess
 import sys
@@ -87,6 +88,7 @@ def run(args: argparse.Namespace, name: str, case: str, way: str, seed: int) -> 
         batch = min(16, number) if number > 0 else 16
         words += ["--lr", "0.001", "--epochs", "50", "--batchsize", str(batch), "--optimizer", "sgd"]
     print(shlex.join(["python", "train.py", *words]), flush=True)
+    shutil.rmtree(args.out / name, ignore_errors=True)  # of a run that did not end
     began = time.perf_counter()
     subprocess.run(
         [sys.executable, "train.py", *words], cwd=ROOT, check=True, stderr=subprocess.DEVNULL, env=os.environ
