@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +31,7 @@ class Board:
     def __init__(self, cfg: Config, folder: Path, purge_step: int):
         from torch.utils.tensorboard import SummaryWriter  # imported here because it takes a second
 
+        threading.excepthook = _excepthook
         flags = config.dump(cfg)
         self._wandb = start_wandb(folder, flags) if cfg.wandb else None
         self._file = folder / "events.out.tfevents"  # the beginning of its name, for messages
@@ -64,6 +66,12 @@ class Board:
             # An error of an online service must not end the training. teardown() exits with its process's status.
             except (Exception, SystemExit) as error:
                 log.warning(f"Weights & Biases failed ({in_one_line(error)})")
+
+
+def _excepthook(args: threading.ExceptHookArgs) -> None:
+    """Print the traceback of a thread, except for an OSError of TensorBoard's: the next write raises it again."""
+    if not (isinstance(args.exc_value, OSError) and type(args.thread).__module__.startswith("tensorboard.")):
+        threading.__excepthook__(args)
 
 
 def start_wandb(folder: Path, flags: str):
