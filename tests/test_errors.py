@@ -216,8 +216,9 @@ def test_a_full_disk_is_named_and_leaves_the_earlier_checkpoint_whole(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["last.pt"]
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # TensorBoard writes in a thread
-def test_a_full_disk_names_the_curves_file(demo_flags, tmp_path):
+def test_a_full_disk_names_the_curves_file(demo_flags, tmp_path, capfd, monkeypatch):
+    """TensorBoard writes in a thread, whose traceback is not printed."""
+    monkeypatch.setattr(threading, "excepthook", threading.excepthook)
     board = Board(config.parse(demo_flags()), tmp_path, purge_step=0)
     named = r"events\.out\.tfevents: cannot be written \(File too large\)"
     with largest_file(10_000):
@@ -227,6 +228,7 @@ def test_a_full_disk_names_the_curves_file(demo_flags, tmp_path):
             board.flush()
     with contextlib.suppress(UserError):
         board.close(failed=True)
+    assert capfd.readouterr().err == ""
 
 
 def test_a_full_disk_names_metrics_jsonl(tmp_path):
