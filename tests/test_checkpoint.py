@@ -11,10 +11,14 @@ from collections.abc import Iterator
 import pytest
 import torch
 from conftest import read_metrics
+from torch import nn
 
 import train
+from distributed.group import Group
+from optimization.amp import LossScaler
 from runs import checkpoint
 from runs import folder as run_folder
+from runs.state import TrainState
 from support.errors import UserError
 
 
@@ -217,3 +221,16 @@ def test_reset_optimizer_leaves_its_momentum_behind(demo_run, tmp_path):
     # With momentum 1 the buffer is the sum of all gradients, and with lr 0 both runs have the same ones.
     assert before.abs().max() > 1e-3
     torch.testing.assert_close(sums[0] - sums[1], before, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("num_ranks", "expected"), [(3, [1.0, 2.0, 3.0]), (2, [2.0, 2.0, 2.0])])
+def test_each_rank_resumes_with_its_own_batch_norm_statistics(num_ranks, expected):
+    cpu = torch.device("cpu")
+    for rank, mean in enumerate(expected):
+        model = nn.BatchNorm2d(1)
+        state = TrainState(model, model, torch.optim.SGD(model.parameters()), LossScaler(cpu, enabled=False))
+        content = state.capture(Group(cpu))
+        content["model"] = content["model"] | {"running_mean": torch.tensor([2.0])}  # averaged over ranks
+        content["ranks"] = [{"buffers": {"running_mean": torch.tensor([1.0 + own])}} for own in range(num_ranks)]
+        state.restore(content, Group(cpu, rank=rank, world_size=3))
+        assert model.running_mean.item() == mean

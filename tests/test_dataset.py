@@ -50,7 +50,15 @@ def test_label_out_of_range_is_named(tmp_path):
     path = save(tmp_path / "l.png", [[0, 37, 255]])
     with pytest.raises(UserError, match=r"l\.png: label 37 in 1 pixel.*--numclasses 11 labels are 0\.\.10"):
         read_label(path, 11)
+    with pytest.raises(UserError, match=r"l\.png: label 37 in 1 pixel"):
+        read_label(path, 37)
     assert read_label(path, 38).tolist() == [[0, 37, 255]]
+
+
+def test_turned_label_is_refused(folders):
+    save(folders["label"] / "a.png", np.full((6, 4), 2))
+    with pytest.raises(UserError, match=r"a\.png: 4x6 pixels, but its image .*a\.jpg has 6x4"):
+        dataset(folders)[0]
 
 
 @pytest.mark.parametrize("channel", range(3))

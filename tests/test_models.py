@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import models
+from models.aspp import ASPP
 from models.backbone import ResNetBackbone
 from models.foreground import Foreground, foreground_mask
 from models.lorm import LoRM
@@ -74,6 +75,12 @@ def test_aspp_is_the_reference():
     assert head.conv1.bias is None
     with torch.no_grad():
         assert head(torch.randn(2, 64, 9, 9)).min() < 0  # nothing after the last batch norm
+
+
+@pytest.mark.parametrize(("stride", "expected"), [(4, [24, 36, 48]), (8, [12, 18, 24]), (16, [6, 9, 12])])
+def test_aspp_covers_as_many_pixels_at_any_stride(stride, expected):
+    head = ASPP(4, 4, (12, 18, 24), stride)
+    assert [branch.atrous_conv.dilation[0] for branch in (head.aspp2, head.aspp3, head.aspp4)] == expected
 
 
 def naive_lorm(module: LoRM, x: torch.Tensor, foreground: torch.Tensor) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import operator
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -45,6 +46,15 @@ def test_optimizer_follows_its_flags(demo_root):
     adamw = utils.get_optimizer(cfg(demo_root, optimizer="adamw", wdecay=0.03), model, ALONE, 0.5)
     assert type(adamw) is torch.optim.AdamW
     assert {"lr": 0.5, "betas": (0.9, 0.999), "weight_decay": 0.03}.items() <= adamw.param_groups[0].items()
+
+
+@pytest.mark.parametrize("local_rank", [0, 1])
+def test_one_process_draws_the_demo_data_and_all_wait_for_it(monkeypatch, local_rank):
+    done = []
+    monkeypatch.setattr(utils.demo, "draw_dataset", lambda folder: done.append("drawn"))
+    monkeypatch.setattr(Group, "barrier", lambda group: done.append("waited"))
+    utils.prepare_demo_data(SimpleNamespace(dataset_path=str(utils.DEMO_ROOT)), Group(CPU, local_rank=local_rank))
+    assert done == [*(["drawn"] if local_rank == 0 else []), "waited"]
 
 
 def test_loaders_follow_their_flags(demo_root):
