@@ -157,6 +157,7 @@ def _records(file: File, result: Source) -> Iterator[tuple[int, list[Shape]]]:
         result.notes.append(
             f"{file.path}: {marked}, which CVAT, Datumaro and supervision do with masks: drawn as objects"
         )
+    num_empty = 0
     for position, annotation in enumerate(annotations):
         where = f"{file.path}: annotations[{position}]"
         number = -1  # not known yet
@@ -167,11 +168,16 @@ def _records(file: File, result: Source) -> Iterator[tuple[int, list[Shape]]]:
             category = value_of(annotation, "category_id", int, where)
             name = file.names.get(category, f"category_id {category}")
             is_crowd = has_crowds and annotation.get("iscrowd")
-            if number in shapes:
-                shapes[number].append(Shape(None if is_crowd else name, where, annotation.get("segmentation")))
+            segmentation, box = annotation.get("segmentation"), annotation.get("bbox")
+            if segmentation == [] and isinstance(box, list) and 0 in box[2:]:
+                num_empty += 1
+            elif number in shapes:
+                shapes[number].append(Shape(None if is_crowd else name, where, segmentation))
         except InputError as error:
             result.faults.append(str(error))
             shapes.pop(number, None)  # its mask would be wrong
+    if num_empty:
+        result.notes.append(f"{file.path}: {num_empty} object(s) have no outline and a box of no area: left out")
     for number, found in shapes.items():
         yield number, sorted(found, key=lambda shape: shape.name is not None)  # objects cover crowds
 
