@@ -307,10 +307,17 @@ def test_the_kind_is_found_or_the_commands_are_named(tmp_path, capsys):
     with pytest.raises(UserError, match=r"choose one: .* coco '.*' .* or .* labelme '.*my in'"):
         find_and_convert(source, tmp_path / "two")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match="no labels of a known kind in it: unpack"):
+    with pytest.raises(UserError, match=r"no labels of a known kind in it: unpack .*: .* -m tools\.check .*empty"):
         find_and_convert(tmp_path / "empty", tmp_path / "two")
-    save(tmp_path / "numbers/masks/a.png", value=3)
-    with pytest.raises(UserError, match=r"masks of class numbers need no conversion: to check them: .*tools.check"):
+    save(tmp_path / "binary/images/a.jpg")
+    (tmp_path / "binary/masks").mkdir()
+    Image.fromarray(np.array([[0, 255]], np.uint8)).save(tmp_path / "binary/masks/a_mask.png")
+    with pytest.raises(UserError, match=r"nothing to convert as binary; .*: .* -m tools\.check .*binary"):
+        find_and_convert(tmp_path / "binary", tmp_path / "two")
+    save(tmp_path / "numbers/VOCdevkit/VOC2012/masks/a.png", value=3)
+    with pytest.raises(
+        UserError, match=r"masks of class numbers need no conversion: to check them: .*tools.check .*VOC2012"
+    ):
         find_and_convert(tmp_path / "numbers", tmp_path / "two")
     with pytest.raises(UserError, match=r"coco: no such file or folder \(OUT is missing\)"):
         main(["coco", str(source)])
