@@ -95,11 +95,12 @@ def _split(summary: Summary) -> list[object]:
     flags = {
         name: folder.relative_to(root).as_posix() for name, (folder, usual) in folders.items() if folder != root / usual
     }
-    return ["-m", "tools.split", root, "--val", "0.2", *_words(flags), *_endings(summary)]
+    return ["-m", "tools.split", root, "--val", "0.2", *_words(flags), *_endings(summary, "label_map")]
 
 
-def _endings(summary: Summary) -> list[object]:
-    return _words({name: summary.flags[name] for name in ("image_suffix", "label_suffix") if name in summary.flags})
+def _endings(summary: Summary, *more: str) -> list[object]:
+    names = ("image_suffix", "label_suffix", *more)
+    return _words({name: summary.flags[name] for name in names if name in summary.flags})
 
 
 def _convert_masks(summary: Summary, kind: str) -> list[list[object]]:
