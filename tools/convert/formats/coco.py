@@ -140,10 +140,13 @@ def _images(content: object, path: Path, faults: list[str]) -> dict[int, dict]:
 def _split_folder(root: Path, path: Path) -> str:
     """Return the folder of an annotation file below the root, which begins the names of its images.
 
-    It is "" for a file in the root or in a folder "annotations". "valid" and "Training" become "val" and "train".
+    Of the folders above a folder "annotations", only those of splits count. "valid" and "Training" become "val" and
+    "train".
     """
     parts = [SPLITS.get(part.lower(), part) for part in path.parent.relative_to(root).parts]
-    return "" if "annotations" in parts else "/".join(parts)
+    if "annotations" in parts:
+        parts = [part for part in parts[: parts.index("annotations")] if part in SPLITS.values()]
+    return "/".join(parts)
 
 
 def _records(file: File, result: Source) -> Iterator[tuple[int, list[Shape]]]:
