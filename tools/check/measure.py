@@ -151,8 +151,8 @@ def _measure_label(path: Path, label_map: LabelMap | None) -> tuple[LabelFacts, 
             pixels = np.where(mapped == UNLISTED, np.uint8(IGNORE), mapped)
         facts.values = _count(pixels)
         if label_map is None:
-            colours = {value: bytes(palette[3 * value : 3 * value + 3]).hex() for value in facts.classes}
-            facts.palette = {value: f"#{colour}" for value, colour in colours.items() if colour}
+            used = {value: bytes(palette[3 * value : 3 * value + 3]).hex() for value in facts.classes}
+            facts.palette = {value: f"#{colour}" for value, colour in used.items() if colour}
         return facts, pixels
     if pixels.ndim == 3 and pixels.shape[2] >= 3:
         colours: list = Image.fromarray(pixels[..., :3]).getcolors(pixels.size) or []
