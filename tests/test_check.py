@@ -25,6 +25,7 @@ from PIL import Image
 from tiff_writer import write_tiff
 
 import tools.check.__main__
+import tools.convert.__main__
 from support.errors import UserError
 from tools import statistics
 from tools.check.__main__ import check, main
@@ -42,6 +43,7 @@ ELSEWHERE = {
     "ade20k-labels",
     "label-not-listed",
     "no-split",
+    "palette-differs",
 }
 
 
@@ -296,3 +298,32 @@ def test_without_masks_a_class_with_strokes_in_few_of_many_images_is_named(tmp_p
     assert without_stroke([common] * 99 + [rare]) == []
     assert without_stroke([common] * 99 + [rare] * 2) == []
     assert without_stroke([common] * 200) == []  # "class-absent" says that class 2 has no stroke at all
+
+
+@pytest.mark.parametrize("dataset", ["Folder", "Dense"])
+def test_class_numbers_whose_colours_differ_between_palettes_are_an_error(tmp_path, capsys, dataset):
+    folders = {"image": "JPEGImages", "mask": "SegmentationClass"} if dataset == "Dense" else {}
+    drawn = Drawn(tmp_path / "data", **folders)
+    grey, red, green = ([90] * 3, [255, 0, 0], [0, 255, 0])
+    for name, palette in {"a": [grey, red, red], "b": [grey, red, green], "c": [grey, green, red]}.items():
+        mask = Image.fromarray(label(0, 1) if name == "a" else label(0, 1, 2))
+        mask.putpalette(np.ravel(palette).tolist())
+        drawn.pair(name, mask=mask)
+    lists = drawn.root / "ImageSets/Segmentation" if dataset == "Dense" else drawn.root
+    lists.mkdir(parents=True, exist_ok=True)
+    (lists / "train.txt").write_text("a\nb\n")
+    (lists / "val.txt").write_text("c\n")
+    assert main([str(drawn.root), "--workers", "0"]) == 2
+    text = capsys.readouterr().out
+    masks = drawn.folders["mask"]
+    assert "palette-differs (1): " in text
+    assert f"{masks}/c.png: 1 is #00ff00, but #ff0000 in {masks}/a.png" in text
+    (tmp_path / "same.txt").write_text("0 0\n1 1\n2 2\n")
+    assert "palette-differs" not in found(drawn.root, paths=Paths(label_map=str(tmp_path / "same.txt")))
+    for command in text.splitlines()[-1].removeprefix("to fix: ").split(" && "):
+        assert tools.convert.__main__.main([*shlex.split(command)[3:], "--workers", "0"]) == 0
+    # The classes are the colours in order: 0 green, 1 grey, 2 red; a has no green, and c is b with its colours swapped.
+    numbers = {
+        path.stem: np.array(Image.open(path))[0, ::22].tolist() for path in tmp_path.rglob("data_masks/masks/**/*.png")
+    }
+    assert numbers == {"a": [1, 1, 2], "b": [1, 2, 0], "c": [1, 0, 2]}

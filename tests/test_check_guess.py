@@ -1,6 +1,7 @@
 """The data check recognises what a folder holds, and prints one command that fixes it or trains on it."""
 
 import shlex
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -71,6 +72,26 @@ def test_layouts_and_names_are_read_as_they_are(tmp_path, capsys, image, mask, s
     start = ["--dataset", "Folder", "--dataset_path", str(root), "--numclasses", "3"]
     assert words[: words.index("--layers")] == [*start, *flags.split()]
     trains(words, 3)
+
+
+def test_folders_as_in_camvid_are_copied_by_the_printed_command(tmp_path):
+    root = tmp_path / "my data"
+    for split, names in (("train", "abc"), ("val", "d")):
+        for name in names:
+            put(root / f"{split}/{name}.jpg", picture(name))
+            put(root / f"{split}annot/{name}.png", label(0, 1, 2))
+        (root / f"{split}.txt").write_text("".join(f"{split}/{name}.jpg {split}annot/{name}.png\n" for name in names))
+    with pytest.raises(UserError) as error:
+        check(root)
+    command = str(error.value).partition(", run: ")[2]
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines()[-1].partition("to train: ")[2]
+    assert sorted(path.name for path in (tmp_path / "my data_masks/masks/train").iterdir()) == [
+        "a.png",
+        "b.png",
+        "c.png",
+    ]
 
 
 def test_two_places_of_masks_are_named_though_there_are_annotations(tmp_path):

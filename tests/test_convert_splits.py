@@ -71,6 +71,17 @@ def test_datumaros_coco_has_its_split_and_pycocotools_masks(tmp_path, capsys, fo
         assert not (wrong & ~near_outlines(file, image_id)).any()
 
 
+def test_supervisely_names_the_split_above_annotations(tmp_path):
+    for split, value in (("train", 0), ("Validation", 80)):
+        picture = Picture("a", np.full((24, 32, 3), value, np.uint8), [("cat", "box", [0, 0, 2, 2])])
+        file = annotated.write_coco(tmp_path / "in" / split, [picture])
+        (file.parent / "annotations").mkdir()
+        file.rename(file.parent / "annotations/coco_instances.json")
+    assert convert("coco", tmp_path / "in", tmp_path / "out") == 0
+    assert outputs(tmp_path / "out") == {"train/a", "val/a"}
+    assert cv2.imread(str(tmp_path / "out/images/val/a.png"))[0, 0, 0] == 80
+
+
 def test_datumaros_cvat_has_its_split(tmp_path):
     """Datumaro names each file after its subset, and writes all images into one folder."""
     source = tmp_path / "in"

@@ -250,6 +250,21 @@ def test_images_with_boxes_are_named_and_those_without_a_line_are_background(tmp
     assert (mask_of(tmp_path / "out", "good") == expected).all()
 
 
+def test_objects_that_a_tool_left_empty_do_not_cost_the_image(tmp_path, capsys):
+    """supervision writes a box of no area, and in COCO an empty list, for a mask that is one pixel wide."""
+    texts = {"box": "0 0.5 0.5 0.00000 0.1\n0 0.5 0.5 0.1 0\n1 0.1 0.1 0.9 0.1 0.9 0.9\n", "point": "0 0.5 0.5\n"}
+    assert convert("yolo", yolo_of(tmp_path / "yolo", **texts), tmp_path / "out") == 0
+    assert "3 line(s) have boxes of no area or a single point: left out" in capsys.readouterr().out
+    assert outputs(tmp_path / "out") == {"good", "box", "point"}
+    picture = Picture("a", np.zeros((8, 10, 3), np.uint8), [("cat", "polygon", SQUARE), ("dog", "polygon", SQUARE)])
+    source = annotated.write_coco(tmp_path / "coco", [picture])
+    content = json.loads(source.read_text())
+    content["annotations"][1] |= {"segmentation": [], "bbox": [3.0, 4.0, 0.0, 2.0]}
+    source.write_text(json.dumps(content))
+    assert convert("coco", source, tmp_path / "coco_out") == 0
+    assert "1 object(s) have no outline and a box of no area: left out" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -292,10 +307,17 @@ def test_the_kind_is_found_or_the_commands_are_named(tmp_path, capsys):
     with pytest.raises(UserError, match=r"choose one: .* coco '.*' .* or .* labelme '.*my in'"):
         find_and_convert(source, tmp_path / "two")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match="no labels of a known kind in it: unpack"):
+    with pytest.raises(UserError, match=r"no labels of a known kind in it: unpack .*: .* -m tools\.check .*empty"):
         find_and_convert(tmp_path / "empty", tmp_path / "two")
-    save(tmp_path / "numbers/masks/a.png", value=3)
-    with pytest.raises(UserError, match=r"masks of class numbers need no conversion: to check them: .*tools.check"):
+    save(tmp_path / "binary/images/a.jpg")
+    (tmp_path / "binary/masks").mkdir()
+    Image.fromarray(np.array([[0, 255]], np.uint8)).save(tmp_path / "binary/masks/a_mask.png")
+    with pytest.raises(UserError, match=r"nothing to convert as binary; .*: .* -m tools\.check .*binary"):
+        find_and_convert(tmp_path / "binary", tmp_path / "two")
+    save(tmp_path / "numbers/VOCdevkit/VOC2012/masks/a.png", value=3)
+    with pytest.raises(
+        UserError, match=r"masks of class numbers need no conversion: to check them: .*tools.check .*VOC2012"
+    ):
         find_and_convert(tmp_path / "numbers", tmp_path / "two")
     with pytest.raises(UserError, match=r"coco: no such file or folder \(OUT is missing\)"):
         main(["coco", str(source)])

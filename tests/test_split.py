@@ -93,6 +93,17 @@ def test_table_and_next_command(tmp_path, capsys):
     assert said[-1][-3:] == ["-m", "tools.check", str(root)]
 
 
+def test_flags_that_read_the_data_stay_in_the_next_command(tmp_path, capsys):
+    root = draw(tmp_path / "data", np.ones((4, 2), bool))
+    (root / "images").rename(root / "JPEGImages")
+    (tmp_path / "map.txt").write_text("0 2\n1 0\n")
+    main([str(root), "--image_path", "JPEGImages", "--label_map", str(tmp_path / "map.txt")])
+    said = capsys.readouterr().out.splitlines()
+    assert [line.split()[2] for line in said[1:4]] == ["3", "0", "3"]  # train images of classes 0, 1 and 2
+    command = f"tools.check {root} --dataset Folder --image_path JPEGImages --label_map {tmp_path / 'map.txt'}"
+    assert said[-1].endswith(command)
+
+
 @pytest.mark.parametrize("existing", ["train.txt", "val.txt"])
 def test_nothing_is_overwritten(tmp_path, existing):
     root = draw(tmp_path / "data", np.ones((4, 2), bool))

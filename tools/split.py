@@ -19,6 +19,7 @@ if not __package__:  # started as a file from another folder: python PATH/tools/
 
 from data.classes import aligned, read_classes
 from data.images import read_label
+from data.label_map import LabelMap, read_label_map
 from data.layout import Split, pair_files
 from support import shell
 from support.errors import UserError
@@ -90,11 +91,11 @@ def find_pairs(
     return {name: found["label"] for name, found in zip(names, files, strict=True)}
 
 
-def presence(masks: list[Path]) -> np.ndarray:
-    """Return (masks, classes) bool: whether a mask has a pixel of the class."""
+def presence(masks: list[Path], label_map: LabelMap | None = None) -> np.ndarray:
+    """Return (masks, classes) bool: whether a mask, read through label_map, has a pixel of the class."""
     found = np.zeros((len(masks), IGNORE), bool)
     for row, path in enumerate(tqdm(masks, unit="mask", desc="reading")):
-        values = np.unique(read_label(path, IGNORE))
+        values = np.unique(read_label(path, IGNORE, label_map))
         found[row, values[values < IGNORE]] = True
     return found[:, : int(np.flatnonzero(found.any(axis=0)).max(initial=0)) + 1]
 
@@ -131,7 +132,7 @@ def main(argv: list[str] | None = None) -> None:
     pairs = find_pairs(args.root, args.image_path, args.label_path, **ends)
     names = list(pairs)
     groups = group_names(names, args.group)
-    found = presence(list(pairs.values()))
+    found = presence(list(pairs.values()), read_label_map(args.label_map))
     in_val = split(names, groups, found, args.val, args.seed)
     parts = [[name for name, is_val in zip(names, in_val, strict=True) if is_val == part] for part in (False, True)]
     for path, part in zip(lists, parts, strict=True):
@@ -141,7 +142,9 @@ def main(argv: list[str] | None = None) -> None:
     print(f"{lists[0]}: {(~in_val).sum()} images; {lists[1]}: {in_val.sum()} images{by_group}")
     flags = [("image_path", args.image_path, "images"), ("train_path", args.label_path, "masks")]
     flags += [("val_path", args.label_path, "masks"), *((name, value, "") for name, value in ends.items())]
+    flags += [("label_map", args.label_map, "")]
     words = [word for name, value, default in flags if value != default for word in (f"--{name}", value)]
+    words = ["--dataset", "Folder", *words] if words else []  # JPEGImages alone would mean VOC's lists
     print(f"to check it: {shell.python_command('-m', 'tools.check', args.root, *words)}")
 
 
@@ -169,6 +172,7 @@ def parser() -> Parser:
     add("--image_path", default="images", metavar="DIR", help="folder of the images, relative to DIR")
     add("--image_suffix", default="", metavar="TEXT", help="end of the images' names, as in train.py")
     add("--label_suffix", default="", metavar="TEXT", help="end of the masks' names, such as _mask, as in train.py")
+    add("--label_map", default="", metavar="FILE", help="map of the masks' values to class numbers, as in train.py")
     add("--label_path", default="masks", metavar="DIR", help="folder of the masks, relative to DIR")
     return parser
 

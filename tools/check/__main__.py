@@ -25,7 +25,7 @@ from support.files import write_atomic
 from support.image_stats import FILE_NAME, read_stats
 from support.labels import MAPS
 from support.processes import work_on
-from tools.arguments import Parser
+from tools.arguments import Parser, data_root
 from tools.check.commands import fixing_lines, training_lines
 from tools.check.findings import Findings
 from tools.check.guess import guess_flags, unread_labels
@@ -138,7 +138,7 @@ def main(argv: list[str] | None = None) -> int:
 def parser() -> Parser:
     parser = Parser("tools.check", "Check a data set; change nothing.")
     add = parser.add_argument
-    add("root", type=Path, metavar="PATH", help="root of the data set, train.py's --dataset_path")
+    add("root", type=data_root, metavar="PATH", help="root of the data set, train.py's --dataset_path")
     add("--dataset", default="", choices=MAPS, help="labels to train on [guessed from the folders]")
     add("--numclasses", type=int, metavar="N", help="number of classes [inferred from the labels]")
     names = "names and colours: voc, camvid, cityscapes, ade20k, cocostuff, or a FILE [PATH/classes.txt]"

@@ -62,11 +62,12 @@ def fixing_lines(summary: Summary, findings: Findings) -> list[str]:
     codes, again = {finding.code for finding in findings.sorted()}, _check_again(summary)
     if "mask-lossy" in codes:
         return []  # no command mends them
-    if "mask-colour" in codes and summary.dataset == "Folder":
+    has_colours = not codes.isdisjoint(("mask-colour", "palette-differs"))
+    if has_colours and summary.dataset == "Folder":
         commands = _convert_masks(summary, "colours")
-    elif "mask-colour" in codes:
+    elif has_colours:
         root = Path(summary.root)
-        commands = [["-m", "tools.convert", "colours", root, new_folder(root)]]
+        commands = [["-m", "tools.convert", "colours", root, new_folder(root), *_endings(summary)]]
     elif "label-binary-255" in codes:
         commands = [[*again, "--label_map", "binary", *([] if summary.class_file else ["--numclasses", 2])]]
     elif "ade20k-labels" in codes:
@@ -94,11 +95,12 @@ def _split(summary: Summary) -> list[object]:
     flags = {
         name: folder.relative_to(root).as_posix() for name, (folder, usual) in folders.items() if folder != root / usual
     }
-    return ["-m", "tools.split", root, "--val", "0.2", *_words(flags), *_endings(summary)]
+    return ["-m", "tools.split", root, "--val", "0.2", *_words(flags), *_endings(summary, "label_map")]
 
 
-def _endings(summary: Summary) -> list[object]:
-    return _words({name: summary.flags[name] for name in ("image_suffix", "label_suffix") if name in summary.flags})
+def _endings(summary: Summary, *more: str) -> list[object]:
+    names = ("image_suffix", "label_suffix", *more)
+    return _words({name: summary.flags[name] for name in names if name in summary.flags})
 
 
 def _convert_masks(summary: Summary, kind: str) -> list[list[object]]:

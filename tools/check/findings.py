@@ -22,6 +22,10 @@ ERRORS = {
     "exif-rotated": ("EXIF rotates an image, not its label", "rotate the label too, or save the image upright"),
     "image-kind": ("an image has other channels or another type than most", "convert or remove it"),
     "mask-colour": ("a label has colours, not class numbers", "python -m tools.convert colours writes class numbers"),
+    "palette-differs": (
+        "a class number has different colours in two palette files, so it may mean two classes",
+        "python -m tools.convert colours reads the colours; if the numbers are right, give them as a --label_map FILE",
+    ),
     "mask-mode": ("a label does not have one 8-bit channel", "save class numbers as a grey or palette PNG"),
     "mask-lossy": ("JPEG or lossy WebP changed a label's values", "export it again as PNG; converting it is too late"),
     "label-out-of-range": (

@@ -18,7 +18,7 @@ from data.plain import IMAGES, find_places, find_plain, find_whole
 from data.released import CITYSCAPES, Released, recognise
 from support import shell
 from support.errors import UserError
-from tools.check.commands import conversion
+from tools.check.commands import conversion, new_folder
 from tools.check.survey import Paths, list_folder
 
 TRAIN_NAMES = ("train", "training", "train2017", "Train", "Training")
@@ -89,11 +89,27 @@ def unread_labels(root: Path, paths: Paths) -> str:
     if problem := conversion(root):
         return problem
     questions = []
-    for images, masks in _pairs(root, paths):
+    pairs = list(_pairs(root, paths))
+    if copies := [pair for pair in pairs if pair[0] in (*TRAIN_NAMES, *VAL_NAMES) and (root / pair[0]).is_dir()]:
+        return f"no masks found; if these folders hold images and masks, run: {_copy_command(root, copies)}"
+    for images, masks in pairs:
         flags = ("--image_path", images, "--train_path", masks, "--val_path", masks)
         command = shell.python_command("-m", "tools.check", root, "--dataset", "Folder", *flags)
         questions.append(f"if {images!r} holds the images and {masks!r} the masks, run: {command}")
     return f"no masks found: {'; or '.join(questions)}" if questions else ""
+
+
+def _copy_command(root: Path, pairs: list[tuple[str, str]]) -> str:
+    """Return the command that copies train and trainannot, as in CamVid, to images/train and masks/train, and checks.
+
+    No flags read such folders. pairs: names of the folders of each split's images and masks.
+    """
+    out = new_folder(root)
+    commands = [["mkdir", "-p", out / "images", out / "masks"]]
+    for images, masks in pairs:
+        commands += [["cp", "-r", root / images, out / "images"], ["cp", "-r", root / masks, out / "masks" / images]]
+    lines = [shell.quoted(list(map(str, words))) for words in commands]
+    return " && ".join([*lines, shell.python_command("-m", "tools.check", out)])
 
 
 def _pairs(root: Path, paths: Paths) -> Iterator[tuple[str, str]]:

@@ -53,12 +53,14 @@ class LabelFacts(FileFacts):
     lossy: whether the compression is JPEG or lossy WebP. values: {value: pixels}; empty if lossy or not one channel.
     unlisted: {value: pixels} that the label map does not list; they are not in `values`, which holds class numbers.
     colours: {"#rrggbb": pixels} of a label that has colours instead of class numbers, the most frequent ones.
+    palette: {value: "#rrggbb"} of the class numbers of a palette file that no label map translates.
     """
 
     lossy: bool = False
     values: dict[int, int] = field(default_factory=dict)
     unlisted: dict[int, int] = field(default_factory=dict)
     colours: dict[str, int] = field(default_factory=dict)
+    palette: dict[int, str] = field(default_factory=dict)
 
     @property
     def classes(self) -> set[int]:
@@ -124,8 +126,10 @@ def _measure_image(path: Path, kind: ImageType | None) -> ImageFacts:
 def _measure_label(path: Path, label_map: LabelMap | None) -> tuple[LabelFacts, np.ndarray | None]:
     """Return the LabelFacts of a file and its class numbers (H, W), or None if the file has no class numbers."""
     facts = LabelFacts(path)
+    palette: list[int] = []
 
     def note_mode(image: Image.Image) -> Image.Image:
+        palette.extend(image.getpalette() or [])
         facts.mode, facts.lossy = image.mode, image.format in ("JPEG", "MPO") or _is_lossy_webp(path)
         return image
 
@@ -146,6 +150,9 @@ def _measure_label(path: Path, label_map: LabelMap | None) -> tuple[LabelFacts, 
             facts.unlisted = _count(pixels[mapped == UNLISTED])
             pixels = np.where(mapped == UNLISTED, np.uint8(IGNORE), mapped)
         facts.values = _count(pixels)
+        if label_map is None:
+            used = {value: bytes(palette[3 * value : 3 * value + 3]).hex() for value in facts.classes}
+            facts.palette = {value: f"#{colour}" for value, colour in used.items() if colour}
         return facts, pixels
     if pixels.ndim == 3 and pixels.shape[2] >= 3:
         colours: list = Image.fromarray(pixels[..., :3]).getcolors(pixels.size) or []

@@ -30,6 +30,7 @@ def find_faults(
     colours = {f"#{bytes(classes.colours[number]).hex()}": number for number in numbers}
     check_images(facts, kind, findings)
     check_labels(facts, colours, findings)
+    check_palettes(facts, findings)
     check_values(facts, len(classes.names), inferred, class_file, findings)
     check_agreement(facts, findings)
     check_strokes(facts, classes.names, findings)
@@ -100,6 +101,20 @@ def check_labels(facts: list[Facts], colours: dict[str, int], findings: Findings
             findings.add(f"{kind}-empty", label.path)
         elif kind == "mask" and len(label.classes) == 1 and set(label.values) != {0, IGNORE}:
             findings.add("mask-one-class", label.path, f"class {min(label.classes)}")
+
+
+def check_palettes(facts: list[Facts], findings: Findings) -> None:
+    """Add a finding about each palette mask in which a class number has another colour than in a mask before it."""
+    first: dict[int, LabelFacts] = {}
+    for mask in (item.labels["mask"] for item in facts if "mask" in item.labels):
+        for value, colour in mask.palette.items():
+            other = first.setdefault(value, mask)
+            if other.palette[value] != colour:
+                shown = findings.show(other.path)
+                findings.add(
+                    "palette-differs", mask.path, f"{value} is {colour}, but {other.palette[value]} in {shown}"
+                )
+                break
 
 
 def infer_num_classes(facts: list[Facts]) -> int:

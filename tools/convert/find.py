@@ -13,7 +13,7 @@ from data.layout import list_folder
 from support import shell
 from support.errors import UserError
 from tools.convert.formats import KINDS
-from tools.convert.formats.pairs import MASK_FOLDERS
+from tools.convert.formats.pairs import MASK_FOLDERS, check_hint
 
 MAX_FILES = 2000  # files to look into
 MAX_MASKS = 8
@@ -64,9 +64,8 @@ def find_kind(source: Path, out: Path) -> str:
     if numbers:
         check = shell.python_command("-m", "tools.check", source)
         raise UserError(f"{numbers}: masks of class numbers need no conversion: to check them: {check}")
-    raise UserError(
-        f"{source}: no labels of a known kind in it: unpack .zip files, or name the kind: {', '.join(KINDS)}"
-    )
+    problem = f"{source}: no labels of a known kind in it: unpack .zip files, or name the kind: {', '.join(KINDS)}"
+    raise UserError(problem + (check_hint(source) if source.is_dir() else ""))
 
 
 def describe(found: dict[str, Path], source: Path, out: Path) -> tuple[str, str]:

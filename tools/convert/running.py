@@ -21,6 +21,7 @@ from tools.claims import claim
 from tools.convert.find import find_kind
 from tools.convert.formats import KINDS
 from tools.convert.formats.colours import class_file
+from tools.convert.formats.pairs import check_hint
 from tools.convert.numbering import Numbering, number_classes, read_known
 from tools.convert.output import Job, Result, convert
 from tools.convert.reading import colour_of
@@ -46,7 +47,8 @@ def run(args: argparse.Namespace) -> tuple[int, list[str]]:
     entries = _named_entries(source, args)
     if not entries or not source.names:
         _name_all([*source.faults, *source.notes])
-        raise UserError(f"{args.source}: {'no shape' if entries else 'nothing'} to convert as {name}")
+        hint = check_hint(args.source) if name in ("colours", "binary") else ""
+        raise UserError(f"{args.source}: {'no shape' if entries else 'nothing'} to convert as {name}{hint}")
     unlabelled = args.unlabelled or ("ignore" if args.scribbles else kind.unlabelled)
     numbering = number_classes(source, args.known, unlabelled, args.classes)
     _start(args, numbering, settings | {"kind": name, "source": str(args.source.resolve())})

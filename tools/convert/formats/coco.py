@@ -140,10 +140,13 @@ def _images(content: object, path: Path, faults: list[str]) -> dict[int, dict]:
 def _split_folder(root: Path, path: Path) -> str:
     """Return the folder of an annotation file below the root, which begins the names of its images.
 
-    It is "" for a file in the root or in a folder "annotations". "valid" and "Training" become "val" and "train".
+    Of the folders above a folder "annotations", only those of splits count. "valid" and "Training" become "val" and
+    "train".
     """
     parts = [SPLITS.get(part.lower(), part) for part in path.parent.relative_to(root).parts]
-    return "" if "annotations" in parts else "/".join(parts)
+    if "annotations" in parts:
+        parts = [part for part in parts[: parts.index("annotations")] if part in SPLITS.values()]
+    return "/".join(parts)
 
 
 def _records(file: File, result: Source) -> Iterator[tuple[int, list[Shape]]]:
@@ -157,6 +160,7 @@ def _records(file: File, result: Source) -> Iterator[tuple[int, list[Shape]]]:
         result.notes.append(
             f"{file.path}: {marked}, which CVAT, Datumaro and supervision do with masks: drawn as objects"
         )
+    num_empty = 0
     for position, annotation in enumerate(annotations):
         where = f"{file.path}: annotations[{position}]"
         number = -1  # not known yet
@@ -167,11 +171,16 @@ def _records(file: File, result: Source) -> Iterator[tuple[int, list[Shape]]]:
             category = value_of(annotation, "category_id", int, where)
             name = file.names.get(category, f"category_id {category}")
             is_crowd = has_crowds and annotation.get("iscrowd")
-            if number in shapes:
-                shapes[number].append(Shape(None if is_crowd else name, where, annotation.get("segmentation")))
+            segmentation, box = annotation.get("segmentation"), annotation.get("bbox")
+            if segmentation == [] and isinstance(box, list) and 0 in box[2:]:
+                num_empty += 1
+            elif number in shapes:
+                shapes[number].append(Shape(None if is_crowd else name, where, segmentation))
         except InputError as error:
             result.faults.append(str(error))
             shapes.pop(number, None)  # its mask would be wrong
+    if num_empty:
+        result.notes.append(f"{file.path}: {num_empty} object(s) have no outline and a box of no area: left out")
     for number, found in shapes.items():
         yield number, sorted(found, key=lambda shape: shape.name is not None)  # objects cover crowds
 

@@ -8,6 +8,7 @@ from PIL import Image
 
 from data.images import IMAGE_SUFFIXES, LABEL_SUFFIXES, NO_JPEG, decode
 from data.layout import list_folder, read_list, select
+from support import shell
 from support.errors import InputError, UserError
 from tools.convert.reading import split_of
 from tools.convert.source import Entry, Options, Source
@@ -35,6 +36,7 @@ def read_pairs(source: Path, options: Options, suffixes: tuple[str, ...] = LABEL
         raise UserError(
             f"{source}: images and masks are in one folder: put the masks into {source / 'masks'} and the images into "
             f"{source / 'images'}, or name the end of the masks' names, as in --label_suffix _mask"
+            f"{check_hint(source)}"
         )
     result, splits = Source(), read_splits(source)
     images = select(list_folder(image_folder, IMAGE_SUFFIXES), options.image_suffix)
@@ -45,7 +47,7 @@ def read_pairs(source: Path, options: Options, suffixes: tuple[str, ...] = LABEL
     elif image_folder == source:
         images = {name: paths for name, paths in images.items() if name.split("/")[0] not in NO_IMAGES}
     if not images:
-        raise UserError(f"{image_folder}: no images in it: name their folder with --images DIR")
+        raise UserError(f"{image_folder}: no images in it: name their folder with --images DIR{check_hint(source)}")
     if splits:
         listed = {name: paths for name, paths in images.items() if name in splits or name in masks}
         if len(listed) < len(images):
@@ -89,6 +91,12 @@ def beside(source: Path, name: str) -> Path | None:
     """Return the file or folder `name` in an export, None without one. source: the export, or its folder of masks."""
     roots = (source, source.parent) if source.name in MASK_FOLDERS else (source,)
     return next((root / name for root in roots if (root / name).exists()), None)
+
+
+def check_hint(source: Path) -> str:
+    """Return the end of a message: the command that finds the ends of names and the layout of an export."""
+    root = source.parent if source.name in MASK_FOLDERS else source
+    return f"; to find ends of names and other layouts: {shell.python_command('-m', 'tools.check', root)}"
 
 
 def _first(source: Path, names: tuple[str, ...]) -> Path:

@@ -7,6 +7,7 @@ images/train and labels/train, Roboflow train/images and train/labels, Label Stu
 Class 0 is the first object, not a background.
 """
 
+import re
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -39,7 +40,7 @@ def read(source: Path, options: Options) -> Source:
     by_name: dict[str, list[Key]] = {}
     for key in images:
         by_name.setdefault(key[-1], []).append(key)
-    without = set(images)
+    without, num_empty = set(images), 0
     for key, path in _label_files(source, images):
         try:
             image_key, image = _find_image(key, path, images, by_name)
@@ -52,12 +53,17 @@ def read(source: Path, options: Options) -> Source:
         folders = [part for part in image_key[:-1] if not split or split_of(part) != split]
         shapes = []
         for number, (value, *points) in enumerate(lines, 1):
+            if len(points) < BOX:
+                num_empty += 1
+                continue
             name = names.get(int(value), f"class {value}" if names else value)
             shapes.append(Shape(name, f"{path} line {number} ({name})", points))
         result.entries.append(Entry("/".join([*folders, image_key[-1]]), str(path), image, shapes, split=split))
     if not names:
         result.names = sorted(result.shape_names(), key=int)
         result.notes.append(f"{source}: neither data.yaml nor {NAMES} names the classes: they are named by number")
+    if num_empty:
+        result.notes.append(f"{source}: {num_empty} line(s) have boxes of no area or a single point: left out")
     if without and not options.images:
         shown = images[min(without)][0]
         result.notes.append(f"{len(without)} image(s) have no label file, such as {shown}: left out")
@@ -152,15 +158,18 @@ def _splits(base: Path, config: dict[str, Any], images: dict[Key, list[Path]]) -
 
 
 def _read_lines(path: Path) -> list[list[str]]:
-    """Return the words of each line of a label file. Raises InputError if one is no polygon."""
+    """Return the words of each line of a label file. Raises InputError if one is neither a polygon nor empty.
+
+    Empty is a single point, or a box without area: tools write it for a mask that is too thin for a polygon.
+    """
     try:
         lines = [line.split() for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or 'not UTF-8 text'})") from None
     for number, words in enumerate(lines, 1):
-        if not (words[0].isascii() and words[0].isdecimal()) or len(words) < BOX or len(words) % 2 == 0:
+        if not (words[0].isascii() and words[0].isdecimal()) or len(words) < 3 or len(words) % 2 == 0:
             raise InputError(f"{path} line {number}: expected a class number, then x y of each point: skipped")
-        if len(words) == BOX:
+        if len(words) == BOX and not any(re.fullmatch(r"0*\.?0*", side) for side in words[3:]):
             raise InputError(f"{path} line {number}: a box, which has no outline: skipped")
     return lines
 
