@@ -1,8 +1,8 @@
 """A `python` that starts in milliseconds: `python train.py` otherwise spends seconds on imports.
 
 A server has done the imports and forks for each call. The fork has its own pid, environment, folder, streams and exit
-status: from there on it does what a new interpreter would do. `python` in the server's folder is a program that calls
-the server, ends as the fork does and passes signals on; `torchrun` starts its processes by it.
+status: from there on it does what a new interpreter would do. `start()` calls the server from a test; for commands in a
+shell, `python` in the server's folder is a program that does the same, and `torchrun` starts its processes by it.
 """
 
 import atexit
@@ -50,8 +50,8 @@ class PythonServer:
 
     def __init__(self, repository: Path):
         self.folder = Path(tempfile.mkdtemp(prefix="segtrain-test-python-"))
-        self.python, address = self.folder / "python", str(self.folder / "socket")
-        _write_program(self.python, CLIENT.format(executable=sys.executable, address=address))
+        self.python, self.address = self.folder / "python", str(self.folder / "socket")
+        _write_program(self.python, CLIENT.format(executable=sys.executable, address=self.address))
         _write_program(self.folder / "torchrun", '#!/bin/sh\nexec python -m torch.distributed.run "$@"\n')
         self.env = {"PATH": f"{self.folder}:{os.environ['PATH']}", "PYTHON": "python"}
         paths = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(repository)]))
@@ -66,7 +66,7 @@ class PythonServer:
         assert self.server.stdout.readline() == b"ready\n"
 
     def start(self, words: list[str], cwd: Path, env: dict[str, str]) -> "Started":
-        return Started([str(self.python), *words], cwd, env)
+        return Started(self.address, words, cwd, env)
 
     def close(self) -> None:
         """End the server, and whatever a test has left running."""
@@ -75,19 +75,46 @@ class PythonServer:
         shutil.rmtree(self.folder)
 
 
-class Started(subprocess.Popen):
-    """A program that runs until it ends, whatever processes it leaves. communicate() returns what it has written."""
+class Started:
+    """A process that the server forked, with the methods of subprocess.Popen that tests use."""
 
-    def __init__(self, words: list[str], cwd: Path, env: dict[str, str]):
+    def __init__(self, address: str, words: list[str], cwd: Path, env: dict[str, str]):
+        self.args, self.returncode = words, None
         self.output = [tempfile.TemporaryFile(), tempfile.TemporaryFile()]  # noqa: SIM115
-        super().__init__(
-            words, cwd=cwd, env=env, stdin=subprocess.DEVNULL, stdout=self.output[0], stderr=self.output[1]
-        )
+        server = socket.socket(socket.AF_UNIX)
+        server.connect(address)
+        with open(os.devnull) as devnull:
+            socket.send_fds(server, [b" "], [devnull.fileno(), *(file.fileno() for file in self.output)])
+        server.sendall(json.dumps([words, str(cwd), env]).encode("utf-8", "surrogateescape") + b"\n")
+        self.answers = server.makefile("rb", buffering=0)  # select() would not see what a buffer holds
+        self.pid = int(self.answers.readline())
 
-    def communicate(self, input: None = None, timeout: float | None = None) -> tuple[str, str]:
+    def poll(self) -> int | None:
+        if self.returncode is None and select.select([self.answers], [], [], 0)[0]:
+            self.wait()
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            if not select.select([self.answers], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(self.args, timeout or 0, *self._texts())
+            self.returncode = int(self.answers.readline() or -signal.SIGKILL)
+        return self.returncode
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
         self.wait(timeout)
+        return self._texts()
+
+    def _texts(self) -> tuple[str, str]:
         out, err = (os.pread(file.fileno(), 2**24, 0).decode(errors="replace") for file in self.output)
         return out, err
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
 
 
 def _write_program(path: Path, text: str) -> None:
