@@ -154,21 +154,48 @@ def chunk(kind: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
+XMP = (
+    b"XML:com.adobe.xmp\0\0\0\0\0<x:xmpmeta><rdf:Description tiff:Orientation='1' tiff:Orientation=\"6\"/></x:xmpmeta>"
+)
+
+
+@pytest.mark.parametrize("behind", [False, True])
 @pytest.mark.parametrize(
     ("added", "turned"),
-    [(chunk(b"eXIf", exif(6).tobytes()[6:]), True), (chunk(b"tEXt", b"Software\0eXIf"), False)],
-    ids=["exif", "text"],
+    [
+        (chunk(b"eXIf", exif(6).tobytes()[6:]), True),
+        (
+            chunk(
+                b"zTXt",
+                b"Raw profile type exif\0\0" + zlib.compress(b"\nexif\n 40\n" + exif(6).tobytes().hex().encode()),
+            ),
+            True,
+        ),
+        (chunk(b"iTXt", XMP), True),
+        (chunk(b"tEXt", b"Software\0eXIf"), False),
+    ],
+    ids=["exif", "raw profile", "xmp", "text"],
 )
-def test_c6_size_of_a_png_is_read_without_its_pixels(tmp_path, monkeypatch, added, turned):
-    """A PNG of 30x20 pixels with a chunk in front of its pixels; orientation 6 is a quarter turn."""
+def test_c6_size_of_a_png_is_read_without_its_pixels_wherever_exif_is(tmp_path, monkeypatch, added, turned, behind):
+    """A PNG of 30x20 pixels with a chunk in front of its pixels or behind them; orientation 6 is a quarter turn."""
     path = save(tmp_path / "a.png", Image.new("RGB", (30, 20)))
     data = path.read_bytes()
-    place = data.index(b"IDAT") - 4
+    place = data.index(b"IEND" if behind else b"IDAT") - 4
     path.write_bytes(data[:place] + added + data[place:])
     assert read_image(path).shape[:2] == ((30, 20) if turned else (20, 30))
     if not turned:
         monkeypatch.setattr(Image.Image, "load", None)  # no pixel is decoded
     assert image_size(path) == ((30, 20) if turned else (20, 30))
+
+
+@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"subsampling": 0, "quality": 100}])
+def test_jpegs_have_the_pixels_that_pil_decodes(tmp_path, monkeypatch, options):
+    """OpenCV decodes them: PIL is not asked."""
+    noise = np.random.default_rng(0).integers(0, 256, (9, 13, 3), dtype=np.uint8)
+    path = save(tmp_path / "a.jpg", np.kron(noise, np.ones((5, 5, 1))), **options)
+    expected = np.asarray(Image.open(path))
+    monkeypatch.setattr("data.images.decode", None)
+    assert np.array_equal(read_image(path), expected)
 
 
 @pytest.mark.parametrize("suffix", ["jpg", "png", "tif", "webp"])

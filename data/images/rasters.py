@@ -157,13 +157,25 @@ def _deep_png(path: Path) -> np.ndarray:
 
 
 def orientation(image: Image.Image) -> int:
-    """Return the EXIF orientation of an image that Pillow has opened; 1: upright.
-
-    Of a PNG only the header is read: Pillow would decode all pixels to look for Exif behind them.
-    """
-    if image.format == "PNG" and "exif" not in image.info:
-        return 1
+    """Return the EXIF orientation of an image that Pillow has opened by its path; 1: upright."""
+    if image.format == "PNG" and not _png_has_exif(Path(image.filename)):  # type: ignore[attr-defined]
+        return 1  # Pillow would decode all pixels to look for Exif behind them
     return image.getexif().get(ExifTags.Base.Orientation, 1)
+
+
+def _png_has_exif(path: Path) -> bool:
+    """Return True if a PNG file has a chunk in which PIL looks for the orientation: Exif or XMP.
+
+    The file is a signature of 8 bytes and chunks: length, type, data, CRC of 4 bytes (ISO/IEC 15948, section 5.3).
+    """
+    with path.open("rb") as file:
+        position = 8
+        while file.seek(position) and len(header := file.read(40)) >= 8:
+            length, kind = struct.unpack_from(">I4s", header)
+            if kind == b"eXIf" or header[8:].startswith((b"Raw profile type exif\0", b"XML:com.adobe.xmp\0")):
+                return True
+            position += 12 + length
+    return False
 
 
 def upright(image: Image.Image) -> Image.Image:
