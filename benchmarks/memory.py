@@ -6,18 +6,20 @@ Counted on the meta device, where tensors have shapes and types but no values.
 import itertools
 import math
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from losses.criterion import NEEDS, Criterion
 from models.foreground import Foreground
 from models.segmenter import Segmenter
-from optimization.amp import DTYPES, Convolutions
+from optimization.amp import DTYPES
 from support.labels import COUNTS
 
 CLASSES_PER_IMAGE = 8  # assumed for losses by region
@@ -104,6 +106,27 @@ def _empty_images(model: nn.Module, batchsize: int, crop_size: int) -> Tensor:
     """Return a batch of the model's images (B, H, W, C) on the meta device."""
     shape = batchsize, crop_size, crop_size, len(model.mean)  # type: ignore[arg-type]
     return torch.empty(shape, dtype=model.image_dtype, device="meta")  # type: ignore[call-overload]
+
+
+class Convolutions(TorchFunctionMode):
+    """A mode in which convolutions compute in `dtype`, as under torch.autocast, which does not know the meta device.
+
+    dtype: None changes nothing. A call with a module's forward and input runs that alone in the mode, also where
+    checkpointing recomputes it: a mode around a backward pass does not last in it.
+    """
+
+    def __init__(self, dtype: torch.dtype | None):
+        super().__init__()
+        self.dtype = dtype
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if self.dtype and func is torch.conv2d:
+            args = [value.to(self.dtype) if isinstance(value, Tensor) else value for value in args]
+        return func(*args, **(kwargs or {}))
+
+    def __call__(self, forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        with self:
+            return forward(x)
 
 
 class Meter(TorchDispatchMode):

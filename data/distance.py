@@ -17,6 +17,7 @@ import numpy as np
 
 from data.images import read_label
 from data.label_map import LabelMap, read_label_map
+from support import program
 from support.errors import UserError
 from support.files import write_atomic
 from support.labels import IGNORE
@@ -113,6 +114,4 @@ def parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    from support import program  # here, because data/ imports no room above it
-
     program.run_and_exit(main)

@@ -1,11 +1,9 @@
 """Mixed precision."""
 
-from collections.abc import Callable
 from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from support.errors import DivergedError
 
@@ -38,27 +36,6 @@ def autocast(amp: str, device: torch.device) -> torch.autocast:
     """Return the autocast context of --amp none (disabled), bf16 or fp16 on the device. float64 stays float64."""
     dtype = DTYPES[amp]
     return torch.autocast(device.type, dtype=dtype, enabled=dtype is not None)
-
-
-class Convolutions(TorchFunctionMode):
-    """A mode in which convolutions compute in `dtype`, as under torch.autocast, which does not know the meta device.
-
-    dtype: None changes nothing. A call with a module's forward and input runs that alone in the mode, also where
-    checkpointing recomputes it: a mode around a backward pass does not last in it.
-    """
-
-    def __init__(self, dtype: torch.dtype | None):
-        super().__init__()
-        self.dtype = dtype
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        if self.dtype and func is torch.conv2d:
-            args = [value.to(self.dtype) if isinstance(value, Tensor) else value for value in args]
-        return func(*args, **(kwargs or {}))
-
-    def __call__(self, forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        with self:
-            return forward(x)
 
 
 class LossScaler(torch.amp.GradScaler):

@@ -122,10 +122,6 @@ def last_step(folder: Path) -> int:
     return json.loads(lines[-1])["step"] if lines else 0
 
 
-def count_lines(path: Path) -> int:
-    return path.read_text().count("\n") if path.exists() else 0
-
-
 def compare(whole: Path, other: Path) -> list[str]:
     """List what differs between two runs' last.pt, best.pt, metrics and TensorBoard curves, except for rates."""
     differences = []

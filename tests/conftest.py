@@ -231,6 +231,10 @@ def wait_until(condition: Callable[[], object], processes: list, seconds: float 
         time.sleep(0.01)
 
 
+def count_lines(path: Path) -> int:
+    return path.read_text().count("\n") if path.exists() else 0
+
+
 def errors_of(stderr: str) -> list[str]:
     return [line for line in stderr.splitlines() if line.startswith("error")]
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import (
+    count_lines,
     errors_of,
     finish,
     flags,
@@ -24,7 +25,6 @@ from conftest import (
 from data.demo import draw_dataset
 from distributed import checks
 from runs import checkpoint
-from scripts.chaos import count_lines
 
 FAULTS = "tests/train_with_fault.py"
 NAMED_SECONDS = 30

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import REPO, errors_of, finish, flags, read_metrics, start, start_group, wait_until
+from conftest import REPO, count_lines, errors_of, finish, flags, read_metrics, start, start_group, wait_until
 
 import config
 import evaluate
@@ -17,7 +17,6 @@ import predict
 from distributed.group import Group
 from runs import checkpoint
 from runs.messages import resume_hint
-from scripts.chaos import count_lines
 from support.errors import STOPPED
 
 FAULTS = "tests/train_with_fault.py"

@@ -10,7 +10,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import REPO, assert_same_run, finish, flags, read_metrics, start, start_group, succeed, wait_until
+from conftest import (
+    REPO,
+    assert_same_run,
+    count_lines,
+    finish,
+    flags,
+    read_metrics,
+    start,
+    start_group,
+    succeed,
+    wait_until,
+)
 
 from data.demo import draw_dataset
 from runs import checkpoint
@@ -161,7 +172,7 @@ def test_torchrun_restarts_after_a_worker_was_killed_twice(demo_flags, tmp_path)
     words = [*torchrun, str(REPO / "train.py"), *words, "--name", "x", "--resume", "auto"]
     process = start(words, tmp_path, "-m")
     for lines, victim in ((4, 1), (9, 0)):
-        wait_until(lambda lines=lines: chaos.count_lines(tmp_path / "x" / "metrics.jsonl") >= lines, [process])
+        wait_until(lambda lines=lines: count_lines(tmp_path / "x" / "metrics.jsonl") >= lines, [process])
         os.kill(workers_of(process.pid)[victim], signal.SIGKILL)
         time.sleep(2)  # until the other has ended and the new ones have cut metrics.jsonl
     [(status, stdout, stderr)] = finish([process])
@@ -200,7 +211,7 @@ def test_slurm_script_requeues_a_run_that_was_told_to_stop(demo_flags, tmp_path,
     }
     script = ["bash", str(REPO / "scripts/slurm.sbatch"), *words]
     job = subprocess.Popen(script, env=env, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    wait_until(lambda: chaos.count_lines(tmp_path / "x" / "metrics.jsonl") >= 3, [job])
+    wait_until(lambda: count_lines(tmp_path / "x" / "metrics.jsonl") >= 3, [job])
     os.kill(int((tmp_path / "step.pid").read_text()), signal.SIGUSR1)
     stdout, stderr = job.communicate(timeout=60)
     assert "stopped by SIGUSR1" in stdout, (stdout, stderr)

@@ -13,9 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import REPO, assert_same_run, finish, flags, start_group, succeed
-
-from scripts import chaos
+from conftest import REPO, assert_same_run, count_lines, finish, flags, start_group, succeed
 
 pytestmark = [pytest.mark.slow, pytest.mark.full_size]  # its processes are new interpreters
 NOTICE_SECONDS = 30  # keep-alive probes take 20 (distributed/lifeline.py)
@@ -119,7 +117,7 @@ def test_cut_cable_between_two_nodes(nodes, demo_root, tmp_path, max_restarts):
     torchruns = [nodes.torchrun(number, words, output, max_restarts) for number, output in enumerate(outputs)]
     try:
         metrics = tmp_path / "x" / "metrics.jsonl"
-        wait_until(lambda: chaos.count_lines(metrics) >= 8, torchruns, 90)
+        wait_until(lambda: count_lines(metrics) >= 8, torchruns, 90)
         nodes.cable("down")
         noticed = [
             wait_until(lambda output=output: "cannot be reached any more" in output.read_text(), [], NOTICE_SECONDS)

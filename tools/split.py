@@ -21,7 +21,7 @@ from data.classes import aligned, read_classes
 from data.images import read_label
 from data.label_map import LabelMap, read_label_map
 from data.layout import Split, pair_files
-from support import shell
+from support import program, shell
 from support.errors import UserError
 from support.files import write_atomic
 from support.labels import IGNORE
@@ -178,6 +178,4 @@ def parser() -> Parser:
 
 
 if __name__ == "__main__":
-    from support import program  # here, because data/ imports no room above it
-
     program.run_and_exit(main)
