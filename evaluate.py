@@ -98,7 +98,7 @@ def evaluate(flags: EvaluateFlags, overrides: dict, group: Group) -> None:
     if group.is_main and flags.report:
         if comparison:
             comparison |= {"names": [str(model.path) for model in models], "how": how(models[1], flags)}
-        examples, step = read_examples(predictions, dataset, cfg.display), models[0].content.get("step", "unknown")
+        examples, step = read_examples(predictions, dataset), models[0].content.get("step", "unknown")
         text = page(models[0].path, step, cfg, flags.split, how(models[0], flags), results[0], examples, comparison)
         path = Path(flags.report) / "index.html"
         write_atomic(path, text, parents=True)
@@ -117,10 +117,6 @@ def load_models(flags: EvaluateFlags, overrides: dict, group: Group) -> list[Tra
     if first.numclasses != last.numclasses:
         raise UserError(
             f"--compare {flags.compare}: has {last.numclasses} classes, but --checkpoint has {first.numclasses}"
-        )
-    if first.image_type != last.image_type:
-        raise UserError(
-            f"--compare {flags.compare}: takes images with {last.image_type}, but --checkpoint with {first.image_type}"
         )
     return models
 

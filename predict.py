@@ -38,14 +38,13 @@ from prediction.outputs import Outputs
 from runs.log import progress_bar, start_logging
 from support.errors import STOPPED, InputError, UserError
 from support.files import sha256
-from support.image_stats import RGB, Display
 from trained import OUT_OF_MEMORY_ADVICE, TrainedModel, inference_settings, read_flags
 from utils import join_group, make_loader, resolve_amp
 
 log = logging.getLogger("segtrain")
 
 # Flags that also apply to --model; a checkpoint saves them, an exported model does not.
-WITH_MODEL = ("classes", "background", "val_batchsize", "workers", "show_channels")
+WITH_MODEL = ("classes", "background", "val_batchsize", "workers")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -63,21 +62,19 @@ def run(flags: PredictFlags, overrides: dict) -> int:
     with join_group(flags) as group, program.advice(str(group.device), OUT_OF_MEMORY_ADVICE):
         start_logging(flags.log_level, is_main=group.is_main)
         checks.check_flags(group, vars(flags), per_rank(flags))
-        model, classes, background, display, settings = load_model(flags, overrides, group)
+        model, classes, background, settings = load_model(flags, overrides, group)
         wanted = {"overlays": flags.overlay, "probs": flags.probs}
         with Outputs(Path(flags.output), classes, background, **wanted) as outputs:
-            inputs, pending = group.broadcast(plan(flags, outputs, settings, display) if group.is_main else None)
+            inputs, pending = group.broadcast(plan(flags, outputs, settings) if group.is_main else None)
             try:
-                return Prediction(model, outputs, group, display, pending).run(inputs, flags.workers)
+                return Prediction(model, outputs, group, pending).run(inputs, flags.workers)
             except Stopped:
                 log.info("stopped by a signal; run the same command again, without --overwrite, to finish")
                 return STOPPED
 
 
-def load_model(
-    flags: PredictFlags, overrides: dict, group: Group
-) -> tuple[ImagePredictor, Classes, int | None, Display, dict]:
-    """Return the model, its classes, background class or None, display, all that predictions depend on.
+def load_model(flags: PredictFlags, overrides: dict, group: Group) -> tuple[ImagePredictor, Classes, int | None, dict]:
+    """Return the model, its classes, background class or None, all that predictions depend on.
 
     overrides: see run(). Raises UserError if a flag does not apply to --model.
     """
@@ -92,25 +89,24 @@ def load_model(
         model = OnnxModel(Path(flags.model), group.device, images_at_once=flags.val_batchsize)
         classes = read_classes(flags.classes, model.num_classes) if flags.classes else model.classes
         settings = {"model": sha256(model.path), "colours": classes.colours[: model.num_classes].tolist()}
-        return model, classes, flags.background_class, Display.of(flags.show_channels, model.stats), settings
+        return model, classes, flags.background_class, settings
     trained = TrainedModel(flags.checkpoint, overrides)
     trained.cfg = dataclasses.replace(trained.cfg, amp=resolve_amp(trained.cfg.amp, group))
     cfg, predictor = trained.cfg, trained.predictor(flags.weights, group.device, **inference_settings(flags))
     checks.check_weights(group, predictor.model, buffers_averaged=True)
     classes = trained.classes
-    settings |= {"show_channels": cfg.show_channels} if cfg.show_channels else {}
     settings |= cfg.sizes | {"model_type": cfg.model_type, "stride_in_1x1": cfg.stride_in_1x1, "amp": cfg.amp}
     settings = {"checkpoint": sha256(trained.path), **settings, "colours": classes.colours[: cfg.numclasses].tolist()}
-    return predictor, classes, cfg.background_class, cfg.display, settings
+    return predictor, classes, cfg.background_class, settings
 
 
-def plan(flags: PredictFlags, outputs: Outputs, settings: dict, display: Display) -> tuple[list[Input], set[Input]]:
+def plan(flags: PredictFlags, outputs: Outputs, settings: dict) -> tuple[list[Input], set[Input]]:
     """Claim the output folder and return (all Inputs, the pending ones), or ([], set()) if all are done.
 
     Only rank 0 calls this function. settings: all that predictions depend on; written to predictions.json. Raises
     UserError if the folder has predictions with other settings.
     """
-    base, inputs, num_others = find_inputs(flags.input, outputs.folder, arrays=display.kind != RGB)
+    base, inputs, num_others = find_inputs(flags.input, outputs.folder)
     outputs.claim({"input": str(base.resolve()), **settings}, overwrite=flags.overwrite)
     pending = {file for file in inputs if not outputs.is_done(file.name)}
     counts = [f"{len(pending)} to predict"]
@@ -130,7 +126,6 @@ class Prediction:
     model: ImagePredictor
     outputs: Outputs
     group: Group
-    display: Display  # of images in overlays; it also says which images the model takes
     pending: set[Input]  # those that are not done
 
     def run(self, inputs: list[Input], workers: int) -> int:
@@ -139,9 +134,8 @@ class Prediction:
         inputs: all, done or pending. workers: processes that load images.
         """
         group, outputs = self.group, self.outputs
-        read_header = partial(probe, kind=self.display.kind)
         own = len(inputs[group.rank :: group.world_size])
-        headers = group.map(read_header, inputs, partial(self._bar, total=own, title="headers", unit="file"))
+        headers = group.map(probe, inputs, partial(self._bar, total=own, title="headers", unit="file"))
         sizes = dict(zip(inputs, headers, strict=True))
         images = {file: size for file, size in sizes.items() if isinstance(size, tuple)}
         failures = self.predict_images(images, workers)
@@ -175,9 +169,7 @@ class Prediction:
         batches = EvalBatches(list(sizes.values()), batch_size=self.model.images_at_once, **ranks).batches
         # After a kill, repeat whole batches of all images: a model's result may depend on the batch's size.
         batches = [batch for batch in batches if any(files[index] in self.pending for index in batch)]
-        loader = make_loader(
-            DataLoader, Images(files, self.display.kind), workers, group, batch_sampler=batches, collate_fn=list
-        )
+        loader = make_loader(DataLoader, Images(files), workers, group, batch_sampler=batches, collate_fn=list)
         failures: list[UserError] = []
         with self._bar(None, total=sum(map(len, batches)), title="images", unit="image") as bar:
             for batch in loader:
@@ -209,7 +201,7 @@ class Prediction:
             yield from ((frame, labels[name]) for name, frame in batch)
 
     def _predict(self, images: dict[str, np.ndarray], *, frames: bool = False) -> dict[str, np.ndarray]:
-        """Predict {name: image (H, W, C)} of one size, write outputs, return {name: label map (H, W) uint8}.
+        """Predict {name: image (H, W, 3) uint8 RGB} of one size, write outputs, return {name: label map (H, W) uint8}.
 
         frames: whether the images are frames of a video.
         """
@@ -218,7 +210,7 @@ class Prediction:
         batch = torch.from_numpy(np.stack(list(images.values()))).to(self.group.device)
         labels, probs = predict_batch(self.model, batch, torch.float16 if self.outputs.probs else None)
         for (name, image), label, prob in zip(images.items(), labels, probs, strict=True):
-            self.outputs.write(name, self.display(image), label, prob, frame=frames)
+            self.outputs.write(name, image, label, prob, frame=frames)
         return dict(zip(images, labels, strict=True))
 
     def _bar(self, items, *, total: int | None, title: str, unit: str):

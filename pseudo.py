@@ -31,13 +31,12 @@ from runs.log import start_logging
 from support import shell
 from support.errors import STOPPED, UserError
 from support.files import sha256
-from support.image_stats import as_text
 from trained import LAYOUT, OUT_OF_MEMORY_ADVICE, TrainedModel, inference_settings, read_flags
 from utils import join_group, prepare_demo_data, resolve_amp
 
 log = logging.getLogger("segtrain")
 
-OF_TRAINING = (*LAYOUT, "numclasses", "classes", "background", "image_stats", "show_channels", "long_side")
+OF_TRAINING = (*LAYOUT, "numclasses", "classes", "background", "long_side")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -119,7 +118,6 @@ def load(flags: PseudoFlags, overrides: dict, group: Group) -> tuple[Config, Pre
             "scribbles as class numbers"
         )
     classes = read_classes(cfg.classes, cfg.numclasses)
-    settings |= {"show_channels": cfg.show_channels, "image_stats": as_text(cfg.image_stats)}
     settings |= {"numclasses": cfg.numclasses, "colours": classes.colours[: cfg.numclasses].tolist()}
     return cfg, predictor, classes, settings
 

@@ -69,7 +69,7 @@ def train(cfg: Config, group: Group, run: Run) -> int:
     utils.set_deterministic(cfg.deterministic)
     utils.prepare_demo_data(cfg, group)
     saved = run.find_checkpoint()  # the content to resume from, or None
-    cfg = utils.share_batch(utils.get_recipe(config.keep_image_stats(cfg, saved), group, saved), group)
+    cfg = utils.share_batch(utils.get_recipe(cfg, group, saved), group)
     train_loader, val_loader = utils.get_loader(cfg, "train", group), utils.get_loader(cfg, "val", group)
     train_set, val_set, sampler = train_loader.dataset, val_loader.dataset, train_loader.sampler
     checks.check_setup(group, {"training list": train_set, "validation list": val_set}, sampler.order(epoch=0))
@@ -233,7 +233,7 @@ class Trainer:
         batches = metrics.validation_bar(self.val_loader, total=len(self.val_loader))
         result = score(
             predictor, batches, dataset.names, cfg.numclasses, self.group,
-            num_examples=NUM_EXAMPLES, keep="shown", show=cfg.display,
+            num_examples=NUM_EXAMPLES, keep="shown",
         )  # fmt: skip
         panels = [panel(x.image, x.label, x.predicted, self.classes, cfg.background_class) for x in result.examples]
         metrics.log_validation(state, result.scores, self.classes.names, panels)

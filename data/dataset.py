@@ -9,13 +9,11 @@ from torch import Tensor
 from torch.utils.data import Dataset, default_collate, get_worker_info
 
 from data.augment.transforms import CentreCrop, TrainTransform
-from data.cache import Cache
 from data.images import image_size, read_distance, read_image, read_label, read_reduced
 from data.images.resize import shrink
 from data.label_map import LabelMap
 from data.layout import Split, pair_files
 from support.errors import UserError
-from support.image_stats import RGB, ImageType
 
 
 class SegmentationDataset(Dataset):
@@ -29,12 +27,11 @@ class SegmentationDataset(Dataset):
     extras: functions from a training batch to more tensors of the batch, which then need no time of the training
     process. With loader workers that are not forked, they must be picklable.
     label_map: applied to the values of all label files; None takes them as class numbers.
-    cache: decoded maps of all samples (attribute, None until it is set).
 
     dataset[number of the pass, index] returns a training sample. Its augmentation depends on (seed, these two) only.
     dataset[index] returns a sample at the image's own size without augmentation, with "index" as a 0-d array.
     dataset.__getitems__(keys), which a DataLoader calls, returns a whole batch; its collate_fn must be as_is().
-    A sample is a dict: "image" (H, W, C) (see expect()), every other map (H, W) uint8. Creating the data set raises
+    A sample is a dict: "image" (H, W, 3) uint8 RGB, every other map (H, W) uint8. Creating the data set raises
     UserError for a missing file, and reading a sample raises UserError for an invalid one.
     """
 
@@ -49,27 +46,17 @@ class SegmentationDataset(Dataset):
         seed: int = 0,
         label_map: LabelMap | None = None,
     ):
-        self.kind, self.remedy = RGB, ""  # see expect()
         self.num_classes, self.transform, self.compute, self.seed = num_classes, transform, compute or {}, seed
         self.extras, self.label_map = extras, label_map
-        self.cache: Cache | None = None
         self.folders = split.folders
         self.names, self.files = pair_files(split)
 
     def __len__(self) -> int:
         return len(self.files)
 
-    def expect(self, kind: ImageType, remedy: str = "") -> None:
-        """Set the channels and type that all images must have; without this call, they are 8-bit RGB.
-
-        Raises UserError if the first image is of another kind. remedy: what to do then, for the message.
-        """
-        self.kind, self.remedy = kind, remedy
-        image_size(self.files[0]["image"], kind, remedy)
-
     def image_size(self, index: int) -> tuple[int, int]:
         """Return the (height, width) of an image in pixels. Raises UserError if its file cannot be read."""
-        return image_size(self.files[index]["image"], self.kind, self.remedy)
+        return image_size(self.files[index]["image"])
 
     @property
     def listing(self) -> list[str]:
@@ -116,12 +103,7 @@ class SegmentationDataset(Dataset):
         return np.random.default_rng((self.seed, epoch, index))
 
     def training_maps(self, index: int) -> dict[str, np.ndarray]:
-        """Return all maps of a training sample, from the cache or from its files.
-
-        Maps larger than transform.long_side are shrunk to it.
-        """
-        if self.cache is not None:
-            return self.cache[index]
+        """Return all maps of a training sample, shrunk to transform.long_side if they are larger."""
         assert self.transform is not None
         long_side = self.transform.long_side
         maps = shrink(self.read(index, long_side), long_side)
@@ -136,8 +118,8 @@ class SegmentationDataset(Dataset):
         long_side: the image alone may be shrunk to this longer side (read_reduced); 0: it is not.
         """
         files = self.files[index]
-        reduced = read_reduced(files["image"], long_side) if long_side and self.kind == RGB else None
-        image = read_image(files["image"], self.kind, self.remedy) if reduced is None else reduced[0]
+        reduced = read_reduced(files["image"], long_side) if long_side else None
+        image = read_image(files["image"]) if reduced is None else reduced[0]
         maps, (height, width) = {"image": image}, image.shape[:2] if reduced is None else reduced[1]
         for name, path in files.items():
             if name == "image":
@@ -156,15 +138,15 @@ def as_is(batch: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _empty_batch(num_samples: int, size: int, values: np.ndarray) -> Tensor:
-    """Return an uninitialized tensor (num_samples, size, size[, C]) for crops of maps like `values`, (H, W[, C]).
+    """Return an uninitialized uint8 tensor (num_samples, size, size[, C]) for crops of maps like `values`, (H, W[, C]).
 
     In a loader worker it is in memory that is shared with the training process: elsewhere it would be copied when it
     is sent.
     """
-    shape, dtype = (num_samples, size, size, *values.shape[2:]), getattr(torch, values.dtype.name)
+    shape = num_samples, size, size, *values.shape[2:]
     if get_worker_info() is None:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=torch.uint8)
     if not hasattr(torch.UntypedStorage, "_new_shared"):  # private; it saves a copy
-        return torch.empty(shape, dtype=dtype).share_memory_()
-    storage = torch.UntypedStorage._new_shared(math.prod(shape) * values.itemsize)
-    return torch.empty(0, dtype=dtype).set_(storage).view(shape)
+        return torch.empty(shape, dtype=torch.uint8).share_memory_()
+    storage = torch.UntypedStorage._new_shared(math.prod(shape))
+    return torch.empty(0, dtype=torch.uint8).set_(storage).view(shape)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from data.images import IMAGE_SUFFIXES, LABEL_SUFFIXES, NO_JPEG, pictures
+from data.images import IMAGE_SUFFIXES, LABEL_SUFFIXES, NO_JPEG
 from data.plain import find_plain
 from data.released import check_released
 from support.errors import UserError
@@ -141,7 +141,7 @@ def list_folder(folder: Path, suffixes: tuple[str, ...]) -> Files:
                 name = unicodedata.normalize("NFC", posixpath.normpath(f"{subfolder}/{stem}"))
                 rank = suffix != suffix.lower(), suffixes.index(suffix.lower())
                 found.setdefault(name, []).append((*rank, os.path.join(parent, file)))
-    return {name: pictures([Path(path) for *_, path in sorted(paths)]) for name, paths in sorted(found.items())}
+    return {name: [Path(path) for *_, path in sorted(paths)] for name, paths in sorted(found.items())}
 
 
 def match_files(

@@ -56,7 +56,7 @@ def run_page(
     folder: the run's. step: of the validation that gave `result`. predictions: from gather_predictions().
     """
     how = describe_protocol(cfg, "ema" if cfg.ema else "raw")
-    examples = read_examples(predictions, val_set, cfg.display)
+    examples = read_examples(predictions, val_set)
     return page(folder / "best.pt", step, cfg, cfg.val_split, how, result, examples)
 
 

@@ -17,9 +17,7 @@ from distributed.group import Group
 from evaluation import metrics
 from evaluation.metrics import Scores, bootstrap, class_iou, confusion_matrix, image_miou, interval, mean_iou
 from evaluation.predictor import ImagePredictor
-from support.image_stats import Display
 
-SHOW_RGB = Display()
 NUM_WORST, NUM_BEST, NUM_DIFFERENT = 12, 6, 6  # images in a report, besides the worst one of each class
 
 
@@ -76,15 +74,13 @@ def score(
     num_examples: int = 0,
     keep: Literal["none", "shown", "all"] = "none",
     save: Callable[[str, np.ndarray], None] | None = None,
-    show: Callable[[np.ndarray], np.ndarray] = SHOW_RGB,
 ) -> Result:
     """Predict this rank's batches and return a Result with the counts summed over ranks. Collective.
 
-    batches: dicts with "image" (B, H, W, C), "label" (B, H, W) uint8 and "index" (B,). names: of the images of
+    batches: dicts with "image" (B, H, W, 3) uint8, "label" (B, H, W) uint8 and "index" (B,). names: of the images of
     all ranks, by index. num_examples: how many examples rank 0 keeps. keep: the predictions to keep in Result.pngs; of
     "shown", those that images_to_show() may choose. save: called with the name and label map (H, W) uint8 of each image
-    that this rank predicts. show: makes the picture of an example's image. Raises Stopped on all ranks if one of them
-    got a signal.
+    that this rank predicts. Raises Stopped on all ranks if one of them got a signal.
     """
     confusion, counts = (
         torch.zeros(*size, num_classes, dtype=torch.int64, device=group.device)
@@ -103,8 +99,8 @@ def score(
             confusion += own
             counts[index] = metrics.class_counts(own)
             if group.is_main and len(examples) < num_examples:
-                picture, *maps = (values.cpu().numpy() for values in (image, label, predicted))
-                examples.append(Example(names[index], show(picture), *maps))
+                maps = (values.cpu().numpy() for values in (image, label, predicted))
+                examples.append(Example(names[index], *maps))
             if save:
                 save(names[index], predicted.cpu().numpy())
         if keep != "none":
@@ -170,15 +166,11 @@ def gather_predictions(results: list[Result], group: Group) -> dict[int, list[by
     return {index: next(filter(all, pngs)) for index, *pngs in zip(chosen, *shares, strict=True)}
 
 
-def read_examples(
-    predictions: dict[int, list[bytes]],
-    dataset: SegmentationDataset,
-    show: Callable[[np.ndarray], np.ndarray] = SHOW_RGB,
-) -> Iterator[Example]:
+def read_examples(predictions: dict[int, list[bytes]], dataset: SegmentationDataset) -> Iterator[Example]:
     """Yield the Examples for a report, one image in memory at a time.
 
-    predictions: from gather_predictions(), on `dataset`. show: as in score().
+    predictions: from gather_predictions(), on `dataset`.
     """
     for index, pngs in predictions.items():
         sample, maps = dataset[index], [np.array(Image.open(io.BytesIO(png))) for png in pngs]
-        yield Example(dataset.names[index], show(sample["image"]), sample["label"], *maps)
+        yield Example(dataset.names[index], sample["image"], sample["label"], *maps)

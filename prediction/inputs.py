@@ -15,7 +15,6 @@ from torch.utils.data import Dataset
 
 from data.images import IMAGE_SUFFIXES, decoding, image_size, read_image
 from support.errors import InputError, UserError
-from support.image_stats import RGB, ImageType
 
 VIDEO_SUFFIXES = (".mp4", ".avi", ".mov", ".mkv", ".webm", ".m4v", ".mpg", ".mpeg", ".wmv")
 ANIMATED_FORMATS = ("GIF", "WEBP", "PNG")  # other formats with several pictures hold thumbnails or pages
@@ -35,15 +34,14 @@ class Input:
     name: str
 
 
-def find_inputs(words: Sequence[str], output: Path, *, arrays: bool = False) -> tuple[Path, list[Input], int]:
+def find_inputs(words: Sequence[str], output: Path) -> tuple[Path, list[Input], int]:
     """Return the common folder of all inputs, the images and videos sorted by path, and the number of other files.
 
     words: files; folders, which are searched with their subfolders; or patterns with *, ? or [...], where ** matches
     any folders. Names are relative to the common folder. Hidden files, and files in `output` and in other output
-    folders of predict.py, are skipped. arrays: whether .npy files in folders are images. Raises UserError if nothing is
-    found, or if the outputs of two files would have the same name.
+    folders of predict.py, are skipped. Raises UserError if nothing is found, or if the outputs of two files would have
+    the same name.
     """
-    suffixes = _SUFFIXES - (set() if arrays else {".npy"})
     found = [_list(Path(word), word) for word in words]
     folders = {folder for folder, _ in found}
     base = found[0][0] if len(folders) == 1 else Path(os.path.commonpath(list(map(os.path.abspath, folders))))
@@ -55,7 +53,7 @@ def find_inputs(words: Sequence[str], output: Path, *, arrays: bool = False) -> 
             if file == Path(word) and len(words) == 1:  # a single file counts whatever its suffix
                 inputs[os.path.abspath(file)] = file
             elif not (outputs.intersection(file.resolve().parents) or _hidden(file.relative_to(folder))):
-                if file.suffix.lower() in suffixes:
+                if file.suffix.lower() in _SUFFIXES:
                     inputs.setdefault(os.path.abspath(file), file)
                 else:
                     others.add(os.path.abspath(file))
@@ -66,7 +64,7 @@ def find_inputs(words: Sequence[str], output: Path, *, arrays: bool = False) -> 
         file
         for folder in {file.parent for file in inputs.values()}
         for file in folder.iterdir()
-        if file.suffix.lower() in suffixes and not _hidden(Path(file.name)) and file.is_file()
+        if file.suffix.lower() in _SUFFIXES and not _hidden(Path(file.name)) and file.is_file()
     ]
     names = _names(base, {os.path.abspath(file) for file in [*siblings, *inputs.values()]})
     return (
@@ -130,32 +128,28 @@ def _any_size() -> Iterator[None]:
         Image.MAX_IMAGE_PIXELS = limit
 
 
-def probe(file: Input, kind: ImageType = RGB) -> tuple[int, int] | UserError | None:
+def probe(file: Input) -> tuple[int, int] | UserError | None:
     """Return an image's (height, width), None for a video or animation, or a UserError for an unreadable file.
 
-    The error is returned, not raised. Only the header is read, unless EXIF turns the image. kind: what the model takes.
+    The error is returned, not raised. Only the header is read, unless EXIF turns the image.
     """
-    is_video = file.path.suffix.lower() in VIDEO_SUFFIXES
+    if file.path.suffix.lower() in VIDEO_SUFFIXES:
+        return None
     try:
-        if is_video and kind != RGB:
-            raise UserError(f"{file.path}: a video holds 8-bit RGB, but the model takes {kind}")
-        if is_video:
-            return None
         with _any_size():
-            if kind == RGB and file.path.suffix.lower() != ".npy":
-                with decoding(file.path), Image.open(file.path) as image:
-                    if getattr(image, "is_animated", False) and image.format in ANIMATED_FORMATS:
-                        return None
-            return image_size(file.path, kind)
+            with decoding(file.path), Image.open(file.path) as image:
+                if getattr(image, "is_animated", False) and image.format in ANIMATED_FORMATS:
+                    return None
+            return image_size(file.path)
     except UserError as error:
         return error
 
 
 class Images(Dataset):
-    """Data set of (index, image (H, W, C) as `kind` says), or (index, UserError) for an unreadable file."""
+    """Data set of (index, image (H, W, 3) uint8 RGB), or (index, UserError) for an unreadable file."""
 
-    def __init__(self, files: list[Input], kind: ImageType = RGB):
-        self.files, self.kind = files, kind
+    def __init__(self, files: list[Input]):
+        self.files = files
 
     def __len__(self) -> int:
         return len(self.files)
@@ -163,7 +157,7 @@ class Images(Dataset):
     def __getitem__(self, index: int) -> tuple[int, np.ndarray | UserError]:
         try:
             with _any_size():
-                return index, read_image(self.files[index].path, self.kind)
+                return index, read_image(self.files[index].path)
         except UserError as error:
             return index, error
 

@@ -13,7 +13,6 @@ from data.dataset import SegmentationDataset
 from evaluation.predictor import Predictor
 from pseudo_labels import confidence, walker
 from pseudo_labels.walker import NO_WALK, Grid, Walk
-from support.image_stats import Display
 from support.labels import IGNORE
 
 
@@ -46,7 +45,7 @@ class Prediction(NamedTuple):
 class Stroked:
     """An image with its strokes.
 
-    index: its position in dataset.names. image: (H, W, C), as the model takes. scribble: (H, W) uint8, 255 = no stroke.
+    index: its position in dataset.names. image: (H, W, 3) uint8 RGB. scribble: (H, W) uint8, 255 = no stroke.
     grid: for a walk with a model, else None. walk: of the strokes without a model, else NO_WALK.
     """
 
@@ -60,12 +59,12 @@ class Stroked:
 class StrokedImages(Dataset):
     """Data set of Stroked images.
 
-    dataset: images with their scribbles as "label". display: makes the RGB picture that strokes are spread on; None:
-    they are not spread. with_model: a model's predictions come later, so only the grid is made.
+    dataset: images with their scribbles as "label". spread: whether strokes are spread over the image. with_model: a
+    model's predictions come later, so only the grid is made.
     """
 
-    def __init__(self, dataset: SegmentationDataset, display: Display | None, *, with_model: bool):
-        self.dataset, self.display, self.with_model = dataset, display, with_model
+    def __init__(self, dataset: SegmentationDataset, *, spread: bool, with_model: bool):
+        self.dataset, self.spread, self.with_model = dataset, spread, with_model
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -74,10 +73,10 @@ class StrokedImages(Dataset):
         maps = self.dataset.read(index)
         image, scribble = maps["image"], maps["label"]
         grid, walk = None, NO_WALK
-        if self.display and self.with_model:
-            grid = walker.grid(self.display(image), scribble)
-        elif self.display:
-            walk = walker.walk(self.display(image), scribble)
+        if self.spread and self.with_model:
+            grid = walker.grid(image, scribble)
+        elif self.spread:
+            walk = walker.walk(image, scribble)
         return Stroked(index, image, scribble, grid, walk)
 
 

@@ -4,9 +4,10 @@ import io
 import struct
 import zlib
 
+import cv2
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, TiffImagePlugin
 
 from data.dataset import SegmentationDataset
 from data.images import image_size, read_distance, read_image, read_label
@@ -69,10 +70,33 @@ def test_colour_masks_are_refused_whichever_channel_differs(tmp_path, channel):
         read_label(save(tmp_path / "rgb.png", label), 3)
 
 
-@pytest.mark.parametrize(("read", "message"), [(read_distance, "8-bit"), (read_image, "more than 8 bits a channel")])
-def test_deep_images_are_refused_not_saturated(tmp_path, read, message):
-    with pytest.raises(UserError, match=message):
-        read(save(tmp_path / "deep.png", Image.fromarray(np.full((2, 2), 1000, np.uint16))))
+def write_tiff(path, values: np.ndarray):
+    """Write an uncompressed TIFF file of any number of channels and type; tags as in the TIFF 6.0 specification."""
+    height, width, channels = values.shape
+    kind, bits = {"u": 1, "i": 2, "f": 3}[values.dtype.kind], 8 * values.dtype.itemsize
+    tags = TiffImagePlugin.ImageFileDirectory_v2()
+    lists = {258: (bits,) * channels, 338: (0,) * (channels - 3), 339: (kind,) * channels}
+    numbers = {256: width, 257: height, 259: 1, 262: 2, 273: 8, 277: channels, 278: height, 279: values.nbytes}
+    for tag, value in (numbers | lists).items():
+        if value:
+            tags[tag] = value
+    end = 8 + values.nbytes
+    path.write_bytes(b"II*\0" + struct.pack("<I", end) + values.tobytes() + tags.tobytes(end))
+    return path
+
+
+def test_images_of_more_than_8_bits_or_4_channels_are_refused(tmp_path):
+    deep = save(tmp_path / "deep.png", Image.fromarray(np.full((2, 2), 1000, np.uint16)))
+    with pytest.raises(UserError, match="8-bit"):
+        read_distance(deep)
+    cv2.imwrite(str(tmp_path / "colour.png"), np.full((2, 2, 3), 1000, np.uint16))
+    files = {deep: "more than 8 bits a channel", tmp_path / "colour.png": "more than 8 bits a channel"}
+    for channels, kind, message in ((3, "u2", "more than 8 bits"), (5, "u1", "5 channels"), (3, "f4", "3 .*32 bits")):
+        files[write_tiff(tmp_path / f"{channels}{kind}.tif", np.ones((4, 6, channels), kind))] = message
+    for path, message in files.items():
+        for read in (read_image, image_size):
+            with pytest.raises(UserError, match=rf"{path.name}: .*{message}.* 8-bit RGB"):
+                read(path)
 
 
 def test_d17_missing_file_is_named_at_once(folders):

@@ -93,7 +93,6 @@ TRUNCATED = "demo_0002.jpg: not a whole, readable image"
         (nothing, "--reset_data_offset", "--reset_data_offset has no effect without --resume"),
         (nothing, "--reset_data_offset --resume auto", "--reset_data_offset with --resume auto"),
         (nothing, "--ema 1", "--ema 1.0: must be at least 0 and below 1"),
-        (nothing, "--cache_dir x", "--cache_dir has no effect without --cache disk"),
         (nothing, "--dist_timeout inf", "--dist_timeout inf: must be a finite number"),
         (nothing, "--keep -2", "--keep -2: must be at least -1"),
     ],

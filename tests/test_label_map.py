@@ -114,9 +114,8 @@ def numbered(tmp_path):
     return {"dataset": "Folder", "dataset_path": tmp_path / "data", "numclasses": 3, "label_map": tmp_path / "map.txt"}
 
 
-@pytest.mark.parametrize("cache", ["none", "disk"])
-def test_training_and_scoring_see_class_numbers(numbered, tmp_path, cache):
-    extra = {"class_weights": "balanced", "model_type": "res50_ASPP", "cache": cache}
+def test_training_and_scoring_see_class_numbers(numbered, tmp_path):
+    extra = {"class_weights": "balanced", "model_type": "res50_ASPP"}
     folder = run_train(**numbered, **extra, logdir=tmp_path / "log")
     assert all(math.isfinite(line["loss"]) for line in read_metrics(folder, "train"))
     # 3 of 4 stripes of 10 columns are labelled, and each class has a third of them.
@@ -137,17 +136,16 @@ def test_training_and_scoring_see_class_numbers(numbered, tmp_path, cache):
     assert np.sum(json.loads((tmp_path / "s").read_text())["confusion"], axis=1).tolist() == [400] * 3
 
 
-def test_a_changed_map_is_another_cache_and_another_list(numbered, tmp_path):
+def test_a_changed_map_is_another_list(numbered, tmp_path):
     def load():
-        folder = {"cache": "disk", "cache_dir": tmp_path / "caches"}
-        return get_loader(config.parse(flags(**numbered, **folder)), "train", ALONE).dataset
+        return get_loader(config.parse(flags(**numbered)), "train", ALONE).dataset
 
     first = load()
-    assert first.cache[0]["label"][0, ::10].tolist() == [0, 1, 2, 255]
+    assert first.read(0)["label"][0, ::10].tolist() == [0, 1, 2, 255]
     assert load().listing == first.listing
     (tmp_path / "map.txt").write_text("300 0\n7 2\n9 1\n65535 255\n")
     second = load()
-    assert second.cache[0]["label"][0, ::10].tolist() == [0, 2, 1, 255]
+    assert second.read(0)["label"][0, ::10].tolist() == [0, 2, 1, 255]
     assert second.listing[:-1] == first.listing[:-1]
     assert second.listing[-1] != first.listing[-1]
 

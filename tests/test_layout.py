@@ -123,7 +123,7 @@ def test_missing_splits_and_names_are_named(tmp_path):
     with pytest.raises(UserError, match=r"masks/val: no such folder"):
         find(tmp_path, "val")
     (tmp_path / "masks/val").mkdir()
-    with pytest.raises(UserError, match=r"images/val: no images in it \(\.jpg, .* or \.npy\)"):
+    with pytest.raises(UserError, match=r"images/val: no images in it \(\.jpg, .* or \.webp\)"):
         find(tmp_path, "val")
     (tmp_path / "test.txt").write_text("train/a.jpg\ntrain/b\n")
     with pytest.raises(UserError, match=r"test\.txt: 'train/b': no such image"):

@@ -114,21 +114,6 @@ def test_loader_computes_distances_of_what_it_trains_on(demo_root, long_side):
     assert dataset.transform.long_side == long_side
 
 
-def test_cache_holds_shrunk_images_and_trains_the_same(demo_root, tmp_path):
-    values = {"dataset_path": demo_root, "long_side": 80, "workers": 0, "max_steps": 2}
-    plain = run_train(**values, logdir=tmp_path / "plain")
-    cached = run_train(**values, logdir=tmp_path / "cached", cache="disk", cache_dir=tmp_path / "cache")
-    assert [line["loss"] for line in read_metrics(plain, "train")] == [
-        line["loss"] for line in read_metrics(cached, "train")
-    ]
-    [file] = (tmp_path / "cache").glob("*.cache")
-    # 8 images of 80x60 pixels: image, label, pseudo-label and two distance maps
-    assert 8 * 80 * 60 * 7 < file.stat().st_size < 8 * 80 * 60 * 7 + 1000
-    other = config.parse(flags(**values | {"long_side": 100}, cache="disk", cache_dir=tmp_path / "cache"))
-    utils.get_loader(other, "train", ALONE)
-    assert len(list((tmp_path / "cache").glob("*.cache"))) == 2
-
-
 def test_checkpoint_is_scored_at_its_training_size_unless_told_otherwise(demo_root, tmp_path, capsys):
     """evaluate.py prints the numbers that the run logged, in pixels of the images themselves."""
     folder = run_train(
@@ -217,10 +202,3 @@ def test_label_of_another_size_is_named_though_the_photo_is_decoded_small(tmp_pa
     dataset = SegmentationDataset(split, 2, transform=TrainTransform(33, long_side=100))
     with pytest.raises(UserError, match=r"a\.png: 200x150 pixels, but its image .*a\.jpg has 400x300"):
         dataset[0, 0]
-
-
-def test_images_of_16_bits_stay_so():
-    image = np.full((30, 40, 2), 40_000, np.uint16)
-    shrunk = shrink({"image": image}, 20)["image"]
-    assert (shrunk.shape, shrunk.dtype) == ((15, 20, 2), np.uint16)
-    assert (shrunk == 40_000).all()

@@ -203,9 +203,6 @@ def test_labels_of_other_settings_are_not_mixed(words, demo_root, tmp_path):
     assert run(flags, out) == 0  # there was no label yet: the settings may change
     with pytest.raises(UserError, match=r"other settings \(keep, threshold\), see .*pseudo\.json: .*--overwrite"):
         run(flags, out, "--keep", 0.1, "--threshold", 1)
-    (tmp_path / "stats.json").write_text('{"dtype": "uint8", "mean": [0, 0, 0], "std": [1, 1, 1]}')
-    with pytest.raises(UserError, match=r"other settings \(image_stats\)"):
-        run(flags, out, "--image_stats", tmp_path / "stats.json")
     scribble = pixels(path)
     scribble[:9, :9] = 4  # redrawn
     Image.fromarray(scribble).save(path)
