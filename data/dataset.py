@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, default_collate, get_worker_info
 
 from data.augment.transforms import CentreCrop, TrainTransform
-from data.images import image_size, read_distance, read_image, read_label, read_reduced
+from data.images import image_size, read_distance, read_image, read_label
 from data.images.resize import shrink
 from data.label_map import LabelMap
 from data.layout import Split, pair_files
@@ -115,12 +115,11 @@ class SegmentationDataset(Dataset):
     def read(self, index: int, long_side: int = 0) -> dict[str, np.ndarray]:
         """Return the maps that a sample has files of, at the image's own size. Raises UserError for an invalid file.
 
-        long_side: the image alone may be shrunk to this longer side (read_reduced); 0: it is not.
+        long_side: the image alone may be shrunk to this longer side, as in read_image(); 0: it is not.
         """
         files = self.files[index]
-        reduced = read_reduced(files["image"], long_side) if long_side else None
-        image = read_image(files["image"]) if reduced is None else reduced[0]
-        maps, (height, width) = {"image": image}, image.shape[:2] if reduced is None else reduced[1]
+        maps = {"image": read_image(files["image"], long_side)}
+        height, width = image_size(files["image"]) if long_side else maps["image"].shape[:2]
         for name, path in files.items():
             if name == "image":
                 continue
