@@ -25,8 +25,8 @@ from torch.utils.data import default_collate
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import config
 import utils
-from data.augment.transforms import MEAN_COLOUR
 from data.loader import keep_freed_memory
+from data.transforms import MEAN_COLOUR
 from distributed.group import Group
 
 BATCH = 16

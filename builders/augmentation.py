@@ -5,10 +5,9 @@ from itertools import islice
 import numpy as np
 
 from config import Config
-from data.augment.jitter import ColourJitter
-from data.augment.transforms import CentreCrop, TrainTransform
 from data.classes import Classes
 from data.loader import TrainLoader
+from data.transforms import CentreCrop, ColourJitter, TrainTransform
 from evaluation.pictures import overlay, sheet
 
 NUM_SHOWN = 8  # samples in the picture

@@ -22,7 +22,6 @@ from distributed.group import Group
 from losses.points import find_points
 from models.foreground import find_foreground
 from support.labels import MAPS
-from support.signals import ignore_signals
 
 # {distance map: (the map to compute it from, the function)}, used if no folder has the distance map.
 COMPUTE = {"distance_s": ("label", scribble_distance), "distance_c": ("pseudo", pseudo_distance)}
@@ -108,5 +107,5 @@ def make_loader(kind: type[Loader], dataset: Dataset, workers: int, group: Group
 
     batches: keyword arguments such as sampler and batch_size, or batch_sampler.
     """
-    options = loader_options(workers, group.device, processes_here=group.local_world_size, worker_init=ignore_signals)
+    options = loader_options(workers, group.device, group.local_world_size)
     return kind(dataset, **batches, **options)

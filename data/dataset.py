@@ -1,18 +1,17 @@
 """Samples of a split: each image with its label maps, augmented for training."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, default_collate, get_worker_info
+from torch.utils.data import Dataset, default_collate
 
-from data.augment.transforms import CentreCrop, TrainTransform
 from data.images import image_size, read_distance, read_image, read_label
 from data.images.resize import shrink
 from data.label_map import LabelMap
 from data.layout import Split, pair_files
+from data.transforms import CentreCrop, TrainTransform
 from support.errors import UserError
 
 
@@ -81,7 +80,7 @@ class SegmentationDataset(Dataset):
     def __getitems__(self, keys: Sequence[int | tuple[int, int]]) -> dict[str, Tensor]:
         """Return a batch: the samples of `keys`, stacked to tensors, with the extras of a training batch.
 
-        Each training sample is warped into the batch's own memory, which is shared with the training process.
+        Each training sample is warped into the batch's own memory.
         """
         if self.transform is None:
             return default_collate([self[key] for key in keys])
@@ -92,7 +91,8 @@ class SegmentationDataset(Dataset):
             epoch, index = key
             maps = self.training_maps(index)
             if not batch:
-                batch = {name: _empty_batch(len(keys), size, values) for name, values in maps.items()}
+                shapes = {name: (len(keys), size, size, *values.shape[2:]) for name, values in maps.items()}
+                batch = {name: torch.empty(shape, dtype=torch.uint8) for name, shape in shapes.items()}
             out = {name: tensor[number].numpy() for name, tensor in batch.items()}
             self.transform(maps, self._rng(epoch, index), out)
         for extra in self.extras:
@@ -134,18 +134,3 @@ class SegmentationDataset(Dataset):
 def as_is(batch: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return the batch: the collate_fn for a data set that makes whole batches."""
     return batch
-
-
-def _empty_batch(num_samples: int, size: int, values: np.ndarray) -> Tensor:
-    """Return an uninitialized uint8 tensor (num_samples, size, size[, C]) for crops of maps like `values`, (H, W[, C]).
-
-    In a loader worker it is in memory that is shared with the training process: elsewhere it would be copied when it
-    is sent.
-    """
-    shape = num_samples, size, size, *values.shape[2:]
-    if get_worker_info() is None:
-        return torch.empty(shape, dtype=torch.uint8)
-    if not hasattr(torch.UntypedStorage, "_new_shared"):  # private; it saves a copy
-        return torch.empty(shape, dtype=torch.uint8).share_memory_()
-    storage = torch.UntypedStorage._new_shared(math.prod(shape))
-    return torch.empty(0, dtype=torch.uint8).set_(storage).view(shape)

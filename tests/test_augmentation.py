@@ -11,8 +11,8 @@ import config
 import train
 import utils
 from builders.augmentation import draw_samples, get_transform
-from data.augment.transforms import TrainTransform
 from data.classes import read_classes
+from data.transforms import TrainTransform
 from distributed.group import Group
 from evaluation.pictures import overlay, sheet
 from runs.boards import Board

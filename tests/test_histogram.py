@@ -16,7 +16,7 @@ import utils
 from builders.from_data import get_class_weights
 from config.losses import read_class_weights
 from data import histogram
-from data.histogram import class_weights, count_labels, label_histogram, value_histogram
+from data.histogram import class_weights, count_labels, value_histogram
 from distributed.checks import digest
 from distributed.group import Group
 from losses.criterion import to_device
@@ -30,12 +30,6 @@ def weights_of(root, saved: dict | None = None, **values) -> list[float] | None:
     """get_class_weights on the drawn data, as a group of one."""
     cfg = config.parse(flags(dataset_path=root, **values))
     return get_class_weights(cfg, GROUP, utils.get_loader(cfg, "train", GROUP).dataset, saved)
-
-
-def test_histogram_leaves_ignored_pixels_out():
-    label = np.array([[0, 0, 2], [255, 2, 2]], np.uint8)
-    assert label_histogram(label, 4).tolist() == [2, 0, 3, 0]
-    assert label_histogram(np.full((2, 2), 255, np.uint8), 2).tolist() == [0, 0]
 
 
 @pytest.mark.parametrize("shape", [(30, 40), (2**12 + 1, 2**12)])

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from data.augment.jitter import LUMA, ColourJitter
-from data.augment.transforms import MEAN_COLOUR
+from data.transforms import LUMA, MEAN_COLOUR, ColourJitter
 
 HALF = {"brightness": 0.5, "contrast": 0.5, "saturation": 0.5}
 

@@ -14,9 +14,10 @@ from PIL import Image
 import config
 import evaluate
 from data import distance
+from data.classes import PRESETS
 from data.images import read_label
 from data.label_check import check_sample
-from data.label_map import PRESETS, read_label_map
+from data.label_map import read_label_map
 from distributed.group import Group
 from support.errors import UserError
 from utils import get_loader
@@ -32,7 +33,7 @@ LISTED = {
 
 
 def test_presets():
-    assert sorted(path.stem for path in PRESETS.glob("*.txt")) == sorted(LISTED)
+    assert sorted(path.stem for path in (PRESETS / "label_maps").glob("*.txt")) == sorted(LISTED)
     for name, listed in LISTED.items():
         found = read_label_map(name)
         expected = {255: 255} | listed

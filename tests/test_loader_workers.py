@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import DataLoader
 from data.loader import loader_options
 
-options = loader_options(1, torch.device("cpu"), processes_here=1, worker_init=int)
+options = loader_options(1, torch.device("cpu"), 1)
 batches = iter(DataLoader([np.zeros(10**7, np.uint8)] * 9, batch_size=1, collate_fn=list, **options))
 next(batches)
 print(multiprocessing.active_children()[0].pid, flush=True)
@@ -33,7 +33,7 @@ class CannotBeSent:
     def __reduce__(self):
         raise RuntimeError("unable to allocate shared memory")
 
-options = loader_options(1, torch.device("cpu"), processes_here=1, worker_init=int)
+options = loader_options(1, torch.device("cpu"), 1)
 list(DataLoader([CannotBeSent()], batch_size=1, collate_fn=list, **options))
 """
 

@@ -10,12 +10,12 @@ import config
 import evaluate
 import utils
 from config.programs import EVALUATE
-from data.augment.transforms import CentreCrop, TrainTransform
 from data.dataset import SegmentationDataset
 from data.distance import pseudo_distance, scribble_distance
 from data.images import image_size, read_image
 from data.images.resize import large_images, resize, scaled_size, shrink
 from data.layout import find_split
+from data.transforms import CentreCrop, TrainTransform
 from distributed.group import Group
 from evaluation.predictor import Predictor
 from support.errors import UserError

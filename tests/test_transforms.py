@@ -5,11 +5,10 @@ import numpy as np
 import pytest
 import torch
 
-from data.augment.jitter import ColourJitter
-from data.augment.transforms import MEAN_COLOUR, CentreCrop, TrainTransform
 from data.dataset import SegmentationDataset
 from data.distance import pseudo_distance, scribble_distance
 from data.layout import Split, read_list
+from data.transforms import MEAN_COLOUR, CentreCrop, ColourJitter, TrainTransform
 
 
 class Fixed:
