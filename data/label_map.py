@@ -4,7 +4,6 @@ import hashlib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import cv2
 import numpy as np
@@ -46,20 +45,6 @@ class LabelMap:
             return cv2.LUT(label, self.table[:256])  # ten times as fast
         inside = (label >= 0) & (label < NUM_VALUES)
         return np.where(inside, self.table[np.where(inside, label, 0).astype(np.int64)], np.uint8(UNLISTED))
-
-    def apply(self, label: np.ndarray, path: Path) -> np.ndarray:
-        """Return the class of each pixel, (H, W) uint8. label: (H, W), integers, read from the file `path`.
-
-        Raises UserError if the map does not list a value.
-        """
-        mapped = self.look_up(label)
-        if cv2.countNonZero(cv2.inRange(mapped, UNLISTED, UNLISTED)):
-            values = label[mapped == UNLISTED]
-            raise UserError(
-                f"{path}: label {values[0]} in {values.size} pixel(s) is not in --label_map {self.chosen}: use a FILE "
-                f"with a line '{values[0]} CLASS', or '{values[0]} 255' to ignore it"
-            )
-        return mapped
 
 
 def read_label_map(chosen: str, num_classes: int | None = None) -> LabelMap | None:

@@ -12,7 +12,7 @@ import numpy as np
 from PIL import ExifTags, Image, ImageOps, TiffImagePlugin
 
 from data.images.resize import scaled_size
-from data.label_map import LabelMap
+from data.label_map import UNLISTED, LabelMap
 from support.errors import UserError
 from support.labels import IGNORE
 
@@ -189,7 +189,13 @@ def read_label(path: Path, num_classes: int, label_map: LabelMap | None = None) 
 
     label = decode(path, one_channel)
     if label_map is not None:
-        label = label_map.apply(label, path)
+        values, label = label, label_map.look_up(label)
+        if cv2.countNonZero(cv2.inRange(label, UNLISTED, UNLISTED)):
+            lacking = values[label == UNLISTED]
+            raise UserError(
+                f"{path}: label {lacking[0]} in {lacking.size} pixel(s) is not in --label_map {label_map.chosen}: use "
+                f"a FILE with a line '{lacking[0]} CLASS', or '{lacking[0]} 255' to ignore it"
+            )
     if label.dtype == np.uint8 and not cv2.countNonZero(cv2.inRange(label, num_classes, IGNORE - 1)):
         return label
     bad = label[(label != IGNORE) & ((label < 0) | (label >= num_classes))]
