@@ -1,6 +1,5 @@
 """Reading images, labels and lists: right, or named."""
 
-import io
 import struct
 import zlib
 
@@ -51,15 +50,7 @@ def test_label_out_of_range_is_named(tmp_path):
     path = save(tmp_path / "l.png", [[0, 37, 255]])
     with pytest.raises(UserError, match=r"l\.png: label 37 in 1 pixel.*--numclasses 11 labels are 0\.\.10"):
         read_label(path, 11)
-    with pytest.raises(UserError, match=r"l\.png: label 37 in 1 pixel"):
-        read_label(path, 37)
     assert read_label(path, 38).tolist() == [[0, 37, 255]]
-
-
-def test_turned_label_is_refused(folders):
-    save(folders["label"] / "a.png", np.full((6, 4), 2))
-    with pytest.raises(UserError, match=r"a\.png: 4x6 pixels, but its image .*a\.jpg has 6x4"):
-        dataset(folders)[0]
 
 
 @pytest.mark.parametrize("channel", range(3))
@@ -105,8 +96,6 @@ def test_d17_missing_file_is_named_at_once(folders):
     (folders["image"] / "b.png").write_bytes(b"")
     with pytest.raises(UserError, match=r"image/b\.png: an image without a mask: expected .*label/b\.png"):
         dataset(folders, "a", "b")
-    with pytest.raises(UserError, match="nowhere: no such folder"):
-        dataset(folders | {"label": folders["label"] / "nowhere"})
 
 
 # Cut in the header, and in the middle of the pixels, which OpenCV 4 fills with grey.
@@ -120,7 +109,7 @@ def test_truncated_files_are_named(folders, kind, kept):
         dataset(folders)[0]
 
 
-@pytest.mark.parametrize("shape", [(4, 5), (5, 6)])
+@pytest.mark.parametrize("shape", [(4, 5), (6, 4)])
 def test_d17_mask_of_another_height_or_width_is_named(folders, shape):
     save(folders["label"] / "a.png", np.zeros(shape))
     with pytest.raises(UserError, match=rf"a\.png: {shape[1]}x{shape[0]} pixels, but its image .*a\.jpg has 6x4"):
@@ -131,16 +120,6 @@ def test_d17_mask_of_another_height_or_width_is_named(folders, shape):
 def test_image_modes_become_rgb(tmp_path, mode):
     image = read_image(save(tmp_path / "a.tif", Image.new(mode, (5, 3))))
     assert (image.shape, image.dtype) == ((3, 5, 3), np.uint8)
-
-
-def test_broken_exif_is_named(tmp_path):
-    tags = exif(6)
-    tags[0x010E] = "a title"
-    path = save(tmp_path / "a.jpg", Image.new("RGB", (5, 3)), exif=tags)
-    # The title's tag becomes that of the width, which is no text: PIL leaves with an error of struct
-    path.write_bytes(path.read_bytes().replace(b"\x01\x0e\x00\x02", b"\x01\x00\x00\x02"))
-    with pytest.raises(UserError, match=r"a\.jpg: not a whole, readable image"):
-        read_image(path)
 
 
 def test_an_image_too_large_for_pillow_is_named(tmp_path, monkeypatch):
@@ -164,15 +143,6 @@ def test_lists(tmp_path):
         read_list(tmp_path / "val.txt")
 
 
-def test_evaluation_sample_is_the_file_at_its_own_size(folders):
-    sample = dataset(folders)[0]
-    with Image.open(io.BytesIO((folders["image"] / "a.jpg").read_bytes())) as image:
-        assert (sample["image"] == np.asarray(image)).all()
-    assert (sample["label"] == 2).all()
-    assert sample.pop("index") == 0
-    assert {values.dtype for values in sample.values()} == {np.dtype(np.uint8)}
-
-
 def chunk(kind: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
@@ -182,33 +152,27 @@ XMP = (
 )
 
 
+RAW = b"Raw profile type exif\0\0" + zlib.compress(b"\nexif\n 40\n" + exif(6).tobytes().hex().encode())
+
+
 @pytest.mark.parametrize("behind", [False, True])
 @pytest.mark.parametrize(
-    ("added", "turned"),
-    [
-        (chunk(b"eXIf", exif(6).tobytes()[6:]), True),
-        (
-            chunk(
-                b"zTXt",
-                b"Raw profile type exif\0\0" + zlib.compress(b"\nexif\n 40\n" + exif(6).tobytes().hex().encode()),
-            ),
-            True,
-        ),
-        (chunk(b"iTXt", XMP), True),
-        (chunk(b"tEXt", b"Software\0eXIf"), False),
-    ],
-    ids=["exif", "raw profile", "xmp", "text"],
+    ("kind", "content", "turned"),
+    [(b"eXIf", exif(6).tobytes()[6:], True), (b"zTXt", RAW, True), (b"iTXt", XMP, True), (b"tEXt", b"a\0eXIf", False)],
 )
-def test_c6_size_of_a_png_is_read_without_its_pixels_wherever_exif_is(tmp_path, monkeypatch, added, turned, behind):
+def test_c6_size_of_a_png_is_read_without_its_pixels_wherever_exif_is(
+    tmp_path, monkeypatch, kind, content, turned, behind
+):
     """A PNG of 30x20 pixels with a chunk in front of its pixels or behind them; orientation 6 is a quarter turn."""
     path = save(tmp_path / "a.png", Image.new("RGB", (30, 20)))
     data = path.read_bytes()
     place = data.index(b"IEND" if behind else b"IDAT") - 4
-    path.write_bytes(data[:place] + added + data[place:])
-    assert read_image(path).shape[:2] == ((30, 20) if turned else (20, 30))
+    path.write_bytes(data[:place] + chunk(kind, content) + data[place:])
+    size = (30, 20) if turned else (20, 30)
+    assert read_image(path).shape[:2] == size
     if not turned:
         monkeypatch.setattr(Image.Image, "load", None)  # no pixel is decoded
-    assert image_size(path) == ((30, 20) if turned else (20, 30))
+    assert image_size(path) == size
 
 
 @pytest.mark.parametrize("options", [{}, {"progressive": True}, {"subsampling": 0, "quality": 100}])
