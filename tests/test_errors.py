@@ -133,8 +133,6 @@ def test_imagenet_weights_without_network_are_one_line(demo_run, monkeypatch, pr
 
     monkeypatch.setattr(torch.hub, "load_state_dict_from_url", download)
     with pytest.raises(UserError, match=r"--pretrained imagenet: .*(no route|timed out).*use --pretrained none"):
-        UserError, match=r"--pretrained imagenet: .* (no route to host|timed out)\S*: .*use --pretrained none"
-    ):
         demo_run(pretrained="imagenet")
     assert socket.getdefaulttimeout() is None
 
