@@ -1,4 +1,4 @@
-"""Bilinear upsampling: as matrix products, to compute a band of rows alone, and at a few pixels from their neighbours."""
+"""Bilinear upsampling: of a band of rows, as matrix products, and of a few pixels, from their four neighbours."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

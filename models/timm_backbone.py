@@ -166,9 +166,7 @@ def _whole_on_meta(name: str, output_stride: int, in_channels: int) -> tuple[Any
     if not timm.is_model(name):
         near = difflib.get_close_matches(name, timm.list_models(), n=3) or ["resnet50", "convnext_tiny"]
         raise UserError(f"--backbone timm:{name}: timm {timm.__version__} has no such network: try {', '.join(near)}")
-    dilations: list[dict[str, Any]] = (
-        [{"output_stride": output_stride}] if output_stride else [{"output_stride": 16}, {}]
-    )
+    dilations = [{"output_stride": output_stride}] if output_stride else [{"output_stride": 16}, {}]
     for dilation, size in itertools.product(dilations, ANY_SIZE):
         options = {"in_chans": in_channels, **dilation, **size}
         try:
