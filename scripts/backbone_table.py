@@ -13,7 +13,6 @@ from pathlib import Path
 
 import torch
 
-import models
 from exporting.check import compare_outputs
 from exporting.graph import WholeImage, trace, whole_image_logits
 from exporting.onnx import KEYS, OnnxModel, write_onnx
@@ -22,7 +21,7 @@ from runs.log import progress_bar
 from support.errors import UserError
 from tests import families, family_checks
 
-COLUMNS = "family", "network", "trains", "frozen parts", "checkpointing", "bf16", "resumes", "folded", "torch", "ONNX"
+COLUMNS = "family", "network", "trains", "frozen parts", "checkpointing", "bf16", "resumes", "folded", "ONNX"
 HEAD = f"| {' | '.join(COLUMNS)} |\n{'| --- ' * len(COLUMNS)}|\n"
 SECONDS = 180  # for a family
 EXPORTED = ((2, 75, 97), (1, 200, 133))  # (B, H, W) of the images to compare the export with
@@ -38,10 +37,9 @@ def print_row(family: str) -> None:
             print(f"| {family} | `{network}` | refused: {str(error).split(': ')[1]} {'| ' * (len(COLUMNS) - 2)}|")
         return
     print(f"| {family} | `{families.FAMILIES[family][0]}` |", end="", flush=True)
-    for check in (family_checks.train, family_checks.freeze, _checkpoints, _bf16, family_checks.resume, _folds):
+    checks = (family_checks.train, family_checks.freeze, _checkpoints, _bf16, family_checks.resume, _folds, _exports)
+    for check in checks:
         print(f" {_result(check, family)} |", end="", flush=True)
-    for text in _exports(families.build(family)):
-        print(f" {text} |", end="", flush=True)
     print()
 
 
@@ -68,26 +66,13 @@ def _folds(family: str) -> str:
     return f"{largest:.0e}, {whole - left} of {whole}" if whole else "no batch norm"
 
 
-def _exports(model: models.Segmenter) -> list[str]:
-    """Return the results of torch.export and of ONNX: "yes", or "no" and the reason in one line."""
-    graph = WholeImage(model.eval())
-    program, found = None, []
-
-    def run_torch(_: str) -> str:
-        nonlocal program
-        program = trace(graph)
-        return _compare(graph, program.module())
-
-    def run_onnx(_: str) -> str:
-        assert program is not None, "needs torch.export"
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "model.onnx"
-            write_onnx(program, path, dict.fromkeys(KEYS, "0") | {"outputs": '["labels"]', "colours": "[]"}, opset=20)
-            return _compare(graph, OnnxModel(path, family_checks.CPU).run)
-
-    for run in (run_torch, run_onnx):
-        found.append(_result(run, ""))
-    return found
+def _exports(family: str) -> str:
+    graph = WholeImage(families.build(family).eval())
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.onnx"
+        metadata = dict.fromkeys(KEYS, "0") | {"outputs": '["labels"]', "colours": "[]"}
+        write_onnx(trace(graph), path, metadata, opset=20)
+        return _compare(graph, OnnxModel(path, family_checks.CPU).run)
 
 
 def _compare(graph: WholeImage, run: Callable[[torch.Tensor], tuple[torch.Tensor, ...]]) -> str:

@@ -132,12 +132,7 @@ def test_a_bad_label_is_named_while_counting(demo_root, tmp_path):
         (["--class_weights", "0,0,0"], "all weights are 0"),
         (["--class_weights", "balance"], "--class_weights balance: No such file or directory; give none, balanced"),
         (["--class_weights", "/dev"], "--class_weights /dev: Is a directory"),
-        (["--loss", "ce+focl"], "--loss ce+focl: 'focl' is not known: did you mean focal?"),
-        (["--ohem_fraction", "0"], "--ohem_fraction 0.0: must be above 0 and at most 1"),
-        (["--ohem_fraction", "1.5"], "--ohem_fraction 1.5: must be above 0 and at most 1"),
-        (["--ohem_fraction", "0.5"], "--ohem_fraction has no effect without ohem in --loss"),
-        (["--focal_gamma", "3", "--loss", "ohem"], "--focal_gamma has no effect without focal in --loss"),
-        (["--focal_gamma", "-1"], "--focal_gamma -1.0: must be at least 0"),
+        (["--loss", "ce+dic"], "--loss ce+dic: 'dic' is not known: did you mean dice?"),
     ],
 )
 def test_wrong_flags_are_named(words, named):
@@ -147,15 +142,12 @@ def test_wrong_flags_are_named(words, named):
 
 
 def test_criterion_has_the_losses_of_its_flags(demo_root, caplog):
-    values = {"l_seg": 2, "loss": "dice+0.5*focal+ohem", "focal_gamma": 3, "ohem_fraction": 0.5}
-    cfg = config.parse(flags(dataset_path=demo_root, dataset="Dense", **values))
+    cfg = config.parse(flags(dataset_path=demo_root, dataset="Dense", l_seg=2, loss="dice+0.5*ce"))
     model = models.build("res50_ASPP", layers=18, num_classes=5)
     caplog.set_level("DEBUG", "segtrain")
     criterion = utils.get_criterion(cfg, GROUP, model, [1, 2, 3, 4, 5])
-    assert criterion.weights == {"seg_dice": 2, "seg_focal": 1, "seg_ohem": 2}
-    losses = criterion.label_losses
-    assert (losses.focal_gamma, losses.ohem_fraction) == (3, 0.5)
-    assert losses.weight_of[:5].tolist() == [1, 2, 3, 4, 5]
+    assert criterion.weights == {"seg_dice": 2, "seg": 1}
+    assert criterion.pixel_losses.weight_of[:5].tolist() == [1, 2, 3, 4, 5]
     # seg is not among what is off: its losses are there, by other names
     off = "losses that --dataset Dense, the model or a weight of 0 turns off: pseudo, lorm, ds, dc"
-    assert caplog.messages == ["losses: 2 seg_dice + 1 seg_focal + 2 seg_ohem", off]
+    assert caplog.messages == ["losses: 2 seg_dice + 1 seg", off]
