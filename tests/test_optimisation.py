@@ -97,7 +97,7 @@ def test_run_is_a_plain_loop_with_torchs_adamw_on_any_processes(demo_flags, floa
         content = torch.load(tmp_path / name / "last.pt", weights_only=True)
         for key, value in model.state_dict().items():
             # Adam divides by the root of a mean square: where that is tiny, rounding weighs more.
-            torch.testing.assert_close(content["model"][key], value, rtol=1e-7, atol=1e-9)
+            torch.testing.assert_close(content["model"][key], value, rtol=1e-7, atol=1e-7)
         assert len(content["optimizer"]["state"]) == len(list(model.parameters()))
         for number, state in content["optimizer"]["state"].items():
             assert state["step"] == 10
