@@ -16,8 +16,7 @@ from distributed.group import Group
 from losses.criterion import TERMS, Criterion
 from optimization.amp import LossScaler
 from optimization.average import WeightAverage
-from optimization.optimizers import make_optimizer
-from optimization.parameter_groups import parameter_groups
+from optimization.optimizers import make_optimizer, parameter_groups
 from runs.state import TrainState
 from support.errors import UserError
 

@@ -147,7 +147,7 @@ def test_criterion_has_the_losses_of_its_flags(demo_root, caplog):
     caplog.set_level("DEBUG", "segtrain")
     criterion = utils.get_criterion(cfg, GROUP, model, [1, 2, 3, 4, 5])
     assert criterion.weights == {"seg_dice": 2, "seg": 1}
-    assert criterion.pixel_losses.weight_of[:5].tolist() == [1, 2, 3, 4, 5]
+    assert criterion.weight_of[:5].tolist() == [1, 2, 3, 4, 5]
     # seg is not among what is off: its losses are there, by other names
     off = "losses that --dataset Dense, the model or a weight of 0 turns off: pseudo, lorm, ds, dc"
     assert caplog.messages == ["losses: 2 seg_dice + 1 seg", off]

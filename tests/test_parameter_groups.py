@@ -6,7 +6,7 @@ from torch import nn
 
 import models
 from optimization.amp import LossScaler
-from optimization.parameter_groups import parameter_groups
+from optimization.optimizers import parameter_groups
 from runs.state import TrainState
 
 

@@ -69,7 +69,7 @@ def criterion_of(given: config.Config, group: Group | None = None) -> Criterion:
 def test_criterion_follows_its_flags(demo_root):
     criterion = criterion_of(cfg(demo_root, l_seg=2, l_pseudo=3, l_lorm=4, l_ds=5, l_dc=6, label_smooth=0.2))
     assert criterion.weights == {"seg": 2, "pseudo": 3, "lorm": 4, "ds": 5, "dc": 6}
-    assert criterion.pixel_losses.label_smooth == 0.2
+    assert criterion.label_smooth == 0.2
     assert set(criterion_of(cfg(demo_root, l_ds=0, model_type="res50_ASPP")).weights) == {"seg", "pseudo", "dc"}
     with pytest.raises(UserError, match="leaves no loss"):
         criterion_of(cfg(demo_root, dataset="PseudoOnly", l_pseudo=0))
