@@ -88,14 +88,6 @@ def test_average_of_weights_forgets_what_the_network_kept(name):
         assert torch.equal(average.module(images)["logits"], model.eval()(images)["logits"])
 
 
-def test_one_position_and_batch_norm_is_one_line(demo_root, tmp_path):
-    words = flags(dataset_path=demo_root, logdir=tmp_path, **TINY_TIMM | {"crop_size": 32, "batchsize": 1})
-    [(status, _, err)] = finish([start([*words, "--output_stride", "32"], tmp_path)])
-    assert status == 2
-    assert "--batchsize 1 with --crop_size 32" in err
-    assert "Traceback" not in err
-
-
 def saved(tmp_path, content, name="net.pth"):
     torch.save(content, tmp_path / name)
     return str(tmp_path / name)

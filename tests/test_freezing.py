@@ -121,12 +121,11 @@ def test_frozen_parts_with_trained_ones_recomputed(monkeypatch):
         assert one.grad is None if other.grad is None else torch.equal(one.grad, other.grad)
 
 
-def test_random_weights_that_stay_random_are_warned_of_and_too_many_parts_refused(demo_run, capfd):
+def test_random_weights_that_stay_random_are_warned_of(demo_run, capfd):
     demo_run(**DENSE, freeze_backbone=5)
     assert "--freeze_backbone 5 with --pretrained none: frozen weights stay random" in "".join(capfd.readouterr())
     with pytest.raises(UserError, match=r"--freeze_backbone 99: the backbone has 5 parts"):
         demo_run(**DENSE, freeze_backbone=99)
-    assert "stay random" not in "".join(capfd.readouterr())
 
 
 def test_frozen_weights_stay_in_a_run_of_two_processes_whatever_else_is_on(demo_flags, tmp_path):
