@@ -73,16 +73,6 @@ def test_b7_another_model_type_is_refused_and_the_right_one_named(tmp_path):
         TrainedModel(path, {"model_type": "deeplabv3p", "numclasses": 21}).model("auto", CPU)
 
 
-def test_b5_released_resnet_18_is_refused(demo_root, tmp_path):
-    """The first convolution of its blocks is not dilated; ours is: with the same weights logits are off by half."""
-    path = save(tmp_path / "r.pth", released_state_dict("deeplabV2", layers=18))
-    with pytest.raises(UserError, match=rf"^--checkpoint {path}: a released CDSP file of ResNet-18 or 34"):
-        TrainedModel(path, {"model_type": "res50_ASPP", "layers": 18, "numclasses": 21})
-    with pytest.raises(UserError, match=rf"^--pretrained {path}: a released CDSP file of ResNet-18 or 34"):
-        run_train(dataset_path=demo_root, logdir=tmp_path / "log", pretrained=path)
-    assert not (tmp_path / "log").exists()
-
-
 @pytest.fixture
 def thin_file(tmp_path) -> Path:
     """A released res50_ASPP_lorm of a thin ResNet-50 and 5 classes."""
