@@ -5,12 +5,11 @@ import shutil
 
 import pytest
 import torch
-from conftest import finish, one_line_each, read_metrics, start, start_group, succeed
+from conftest import finish, one_line_each, start, start_group, succeed
 
 import models
 from models import compiled
 from runs import checkpoint
-from scripts import chaos
 
 FAULTS = "tests/train_with_fault.py"
 
@@ -80,16 +79,3 @@ def test_without_a_compiler_one_line_says_so(demo_flags, tmp_path, monkeypatch):
     one_line_each(results, "--compile: torch.compile does not work here (InductorError: InvalidCxxCompiler: ")
     assert "install g++" in results[0][2]
     assert not list(tmp_path.glob("*/last.pt"))
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
-def test_compiled_runs_repeat_bit_for_bit(demo_flags, tmp_path):
-    words = demo_flags(model_type="deeplabv2", crop_size=33, max_steps=3, lr=0.001, ema=0.5)
-    for name, more in (("plain", []), ("one", ["--compile"]), ("two", ["--compile"])):
-        succeed([start([*words, *more, "--name", name], tmp_path)], timeout=1200)
-    contents = [checkpoint.read_run(tmp_path / name / "last.pt") for name in ("one", "two")]
-    assert chaos.unequal(*(content["model"] for content in contents)) == []
-    assert_close(tmp_path / "one", tmp_path / "plain")
-    losses = [read_metrics(tmp_path / name, "train")[0]["loss"] for name in ("one", "plain")]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-4)

@@ -72,37 +72,6 @@ def test_gradients_are_those_of_torchs_modules_and_frozen_parts_have_none(layers
             assert torch.equal(value, before[name]), name
 
 
-@pytest.mark.parametrize("name", ["test_efficientnet", "test_convnext", "test_vit"])
-@pytest.mark.parametrize("grad_checkpointing", [False, True])
-def test_networks_of_timm_are_frozen_too(name, grad_checkpointing):
-    """The gradients above are those of the whole network trained with the frozen modules in evaluation mode."""
-    pytest.importorskip("timm", reason="timm is not installed")
-    options = {"backbone": f"timm:{name}", "num_classes": 4, "grad_checkpointing": grad_checkpointing}
-    torch.manual_seed(0)
-    whole = models.build("deeplabv2", **options).double()
-    frozen = models.build("deeplabv2", **options, freeze_backbone=2).double()
-    frozen.load_state_dict(whole.state_dict())
-    before, depths = copy.deepcopy(frozen.state_dict()), frozen.backbone.depths()
-    images = torch.randint(0, 256, (2, 65, 81, 3), dtype=torch.uint8)
-    for model in (whole.train(), frozen.train()):
-        if model is whole:
-            for prefix, module in whole.backbone.named_modules():
-                own = [depths[f"{prefix}.{name}"] for name, _ in module.named_parameters()] if prefix else [9]
-                module.train(not own or max(own) >= 2)
-        model(images)["logits"].square().mean().backward()
-    assert 0 < len(frozen.frozen) < len(list(frozen.backbone.modules()))
-    for (name, ours), theirs in zip(frozen.named_parameters(), whole.parameters(), strict=True):
-        if depths.get(name.removeprefix("backbone."), 9) < 2:
-            assert ours.grad is None
-        else:
-            assert (ours.grad is None) == (theirs.grad is None)
-            assert ours.grad is None or torch.equal(ours.grad, theirs.grad), name
-    for name, value in frozen.state_dict().items():
-        part, _, kind = name.removeprefix("backbone.").rpartition(".")
-        if kind.startswith("running") and depths[f"{part}.weight"] < 2:
-            assert torch.equal(value, before[name]), name
-
-
 def test_frozen_parts_with_trained_ones_recomputed(monkeypatch):
     """Gradient checkpointing above the frozen parts: the same gradients, and no frozen block runs twice."""
     plain, recomputing = (build(18, freeze_backbone=3, grad_checkpointing=on) for on in (False, True))

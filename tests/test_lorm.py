@@ -3,7 +3,6 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from models import lorm
 from models.foreground import Foreground, find_foreground, foreground_mask, foreground_of
@@ -102,19 +101,6 @@ def test_positions_are_those_of_the_mask(background):
     assert counts == mask.flatten(1).sum(1).tolist()
     assert counts[1] == 0
     assert 0 < counts[0] < mask[0].numel() or background is None
-
-
-def test_nothing_reads_a_tensor():
-    """Fake tensors have no values: an operation whose result the CPU waits for raises."""
-    with FakeTensorMode():
-        module = LoRM(8, "all")
-        x = torch.randn(2, 8, 3, 3, dtype=torch.bfloat16, requires_grad=True)
-        outputs = module(x, Foreground(torch.zeros(5, dtype=torch.int64), [0, 5]))
-        (outputs["lorm"] / outputs["lorm_terms"]).backward()
-        with pytest.raises(DataDependentOutputException):
-            outputs["lorm"].item()
-    assert x.grad.shape == x.shape
-    assert module.key_conv.weight.grad.dtype == torch.float32
 
 
 @pytest.mark.parametrize("allowed", ["tf32", "ieee"])

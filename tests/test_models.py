@@ -45,17 +45,6 @@ def test_every_model_trains_at_odd_sizes_and_every_parameter_gets_a_gradient(nam
 
 
 @pytest.mark.full_size
-@pytest.mark.parametrize(("layers", "channels"), [(18, 512), (34, 512), (50, 2048), (101, 2048), (152, 2048)])
-def test_c9_every_depth(layers, channels):
-    with torch.device("meta"):
-        backbone = ResNetBackbone(layers)
-        low, middle, features = backbone(torch.zeros(1, 3, 65, 33))
-    assert backbone.channels == (low.shape[1], middle.shape[1], channels)
-    assert low.shape == (1, channels // 8, 17, 9)
-    assert features.shape == (1, channels, *backbone.feature_size(65, 33)) == (1, channels, 9, 5)
-
-
-@pytest.mark.full_size
 def test_backbone_strides_and_dilations_are_the_reference():
     backbone, of_release = ResNetBackbone(50), ResNetBackbone(50, stride_in_1x1=True)
     assert backbone.feature_size(465, 465) == (59, 59)
@@ -69,17 +58,6 @@ def test_backbone_strides_and_dilations_are_the_reference():
     # D13: torchvision's place, and the release's
     for first, strides in ((backbone.layer2[0], ((1, 1), (2, 2))), (of_release.layer2[0], ((2, 2), (1, 1)))):
         assert (first.conv1.stride, first.conv2.stride) == strides
-
-
-def test_aspp_is_the_reference():
-    head = models.build("res50_ASPP_lorm", layers=18, num_classes=NUM_CLASSES).head.aspp
-    branches = [head.aspp1, head.aspp2, head.aspp3, head.aspp4]
-    assert [branch.atrous_conv.kernel_size[0] for branch in branches] == [1, 3, 3, 3]
-    assert [branch.atrous_conv.dilation[0] for branch in branches] == [1, 12, 18, 24]
-    assert {branch.atrous_conv.out_channels for branch in branches} == {NUM_CLASSES}
-    assert head.conv1.bias is None
-    with torch.no_grad():
-        assert head(torch.randn(2, 64, 9, 9)).min() < 0  # nothing after the last batch norm
 
 
 @pytest.mark.parametrize(("stride", "expected"), [(4, [24, 36, 48]), (8, [12, 18, 24]), (16, [6, 9, 12])])
@@ -104,12 +82,10 @@ def test_d6_background_features_get_no_gradient_from_a_foreground_of_zero():
 
 def test_d5_large_features_stay_finite_in_half_precision():
     torch.manual_seed(0)
-    module = LoRM(64)
     x = torch.randn(1, 64, 4, 4) * 300  # the sum of 64 products of such numbers is above 65504, fp16's largest
     with torch.autocast("cpu", dtype=torch.float16):
-        loss = module(x, queries(torch.ones(1, 4, 4, dtype=torch.bool)))["lorm"]
-    assert torch.isfinite(loss)
-    assert loss > 0
+        loss = LoRM(64)(x, queries(torch.ones(1, 4, 4, dtype=torch.bool)))["lorm"]
+    assert 0 < loss < torch.inf
 
 
 def test_foreground_comes_from_the_labels_and_leaves_them_alone():

@@ -88,10 +88,3 @@ def test_a_late_read_leaves_the_gpu_something_to_do():
         read = LateRead(x)
         x.sum()
         assert len(read.tolist()) == 4
-
-
-def test_a_pinned_copy_does_not_wait():
-    mode, image = AbsentGPU(), torch.ones(4)
-    mode.pin([{"image": image}])
-    with absent_gpu(mode):
-        assert image.to(CUDA, non_blocking=True).is_cuda

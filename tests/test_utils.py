@@ -1,14 +1,12 @@
 """Flags become objects: each flag reaches what it is for (STYLE 10)."""
 
 import dataclasses
-import operator
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from conftest import flags
-from torch import nn
 
 import config
 import models
@@ -17,7 +15,6 @@ from data.distance import main as distance_main
 from data.distance import pseudo_distance, scribble_distance
 from distributed.group import Group
 from losses.criterion import Criterion
-from models.layers.norm import synchronize
 from support.errors import UserError
 from support.labels import COUNTS, FOREGROUND
 
@@ -115,16 +112,6 @@ def test_distance_maps_stored_and_computed_give_the_same_batch(demo_root, tmp_pa
     assert all(ours[name].unique().numel() > 10 for name in ("distance_s", "distance_c"))
 
 
-def test_evaluation_loader_gives_each_image_its_place_in_the_list(demo_root):
-    given = cfg(demo_root, val_batchsize=2)
-    assert [batch["index"].tolist() for batch in utils.get_loader(given, "val", ALONE)] == [[0, 1], [2]]
-    of_train = utils.get_eval_loader(given, "train", ALONE)
-    batch = next(iter(of_train))
-    assert len(of_train) == 4
-    assert batch["label"].shape == (2, 120, 160)
-    assert of_train.dataset.files[0]["label"].parent.name == "SegmentationClassAug"  # dense masks, not scribbles
-
-
 def test_model_follows_its_flags(demo_root):
     model, wrapped = utils.get_model(cfg(demo_root, model_type="deeplabv3p", numclasses=7, freeze_bn=True), ALONE)
     assert wrapped is model
@@ -140,17 +127,6 @@ def test_model_follows_its_flags(demo_root):
     # ImageNet's 0.485, 0.456, 0.406 and 0.229, 0.224, 0.225, times 255
     assert model.mean.flatten().tolist() == pytest.approx([123.675, 116.28, 103.53])
     assert model.std.flatten().tolist() == pytest.approx([58.395, 57.12, 57.375])
-
-
-def test_a14_conversion_leaves_no_unsynchronised_batch_norm():
-    model = models.build("res50_ASPP_lorm", layers=18, num_classes=3)
-    names, tensors = model.state_dict().keys(), [*model.parameters(), *model.buffers()]
-    synchronize(model)
-    assert model.state_dict().keys() == names
-    assert all(map(operator.is_, [*model.parameters(), *model.buffers()], tensors))
-    norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
-    assert len(norms) > 15
-    assert all(module.synchronized for module in norms)
 
 
 def test_a18_only_rank_0_loads_start_weights(demo_root, caplog):
