@@ -8,7 +8,6 @@ from torch import nn
 
 import models
 from models.aspp import ASPP
-from models.backbone import ResNetBackbone
 from models.foreground import Foreground, find_foreground, foreground_mask, foreground_of
 from models.lorm import LoRM
 from models.pretrained import load_weights
@@ -42,22 +41,6 @@ def test_every_model_trains_at_odd_sizes_and_every_parameter_gets_a_gradient(nam
     assert all(parameter.grad is not None for parameter in model.parameters())  # A15
     with torch.no_grad():
         assert set(model.eval()(images(*size), foreground(model, pseudo))) == {"logits"}
-
-
-@pytest.mark.full_size
-def test_backbone_strides_and_dilations_are_the_reference():
-    backbone, of_release = ResNetBackbone(50), ResNetBackbone(50, stride_in_1x1=True)
-    assert backbone.feature_size(465, 465) == (59, 59)
-    assert backbone.maxpool.ceil_mode
-    assert [block.conv2.dilation[0] for block in backbone.layer3] == [2] * 6
-    assert [block.conv2.dilation[0] for block in backbone.layer4] == [4, 8, 16]
-    convs = [
-        module for module in [*backbone.layer3.modules(), *backbone.layer4.modules()] if isinstance(module, nn.Conv2d)
-    ]
-    assert {conv.stride for conv in convs} == {(1, 1)}
-    # D13: torchvision's place, and the release's
-    for first, strides in ((backbone.layer2[0], ((1, 1), (2, 2))), (of_release.layer2[0], ((2, 2), (1, 1)))):
-        assert (first.conv1.stride, first.conv2.stride) == strides
 
 
 @pytest.mark.parametrize(("stride", "expected"), [(4, [24, 36, 48]), (8, [12, 18, 24]), (16, [6, 9, 12])])
