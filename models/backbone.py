@@ -85,9 +85,8 @@ class ResNetBackbone(Backbone):
         self.in_channels = in_channels
         self.channels, self.strides = (width // 8, width // 4, width), (4, 8, 8)
 
-        for layer in (self.layer1, self.layer2, self.layer3, self.layer4):
-            for number, block in enumerate(layer):
-                layer[number] = with_less_memory(block)
+        for block in self.blocks():
+            with_less_memory(block)
         for layer, of_blocks in zip((self.layer3, self.layer4), dilations, strict=True):
             for number, block in enumerate(layer):
                 _dilate(block, of_blocks[min(number, len(of_blocks) - 1)])

@@ -30,11 +30,10 @@ class TimmBackbone(Backbone):
     """A network of timm without its classifier; its parameters are named body.NAME, with timm's NAME.
 
     name: timm's, such as "resnet50" or "vit_small_patch14_dinov2.lvd142m". output_stride: 8, 16 or 32, or 0: 16 if
-    the network can, else its own. in_channels: of the images.
-    grad_checkpointing: as in models.backbone.ResNetBackbone. A network with one stride, such as a ViT, has one map of
-    features; its position embeddings are resized to the image.
-    Weights are random. Raises UserError if timm is not installed or does not know the name, or if the network cannot
-    have the output stride, or takes images of one size only.
+    the network can, else its own. in_channels: of the images. grad_checkpointing: as in ResNetBackbone. A network with
+    one stride, such as a ViT, has one map of features; its position embeddings are resized to the image. Weights are
+    random. Raises UserError if timm is not installed or does not know the name, or if the network cannot have the
+    output stride, or takes images of one size only.
     """
 
     def __init__(self, name: str, *, output_stride: int = 0, in_channels: int = 3, grad_checkpointing: bool = False):
@@ -60,30 +59,17 @@ class TimmBackbone(Backbone):
         """
         return _features(self.body, images, self.facts)
 
-    def feature_size(self, height: int, width: int) -> tuple[int, int]:
-        try:
-            return super().feature_size(height, width)
-        except REFUSED:
-            raise UserError(
-                f"--backbone timm:{self.name}: cannot take images of {width}x{height} pixels: use larger ones"
-            ) from None
-
     def depths(self) -> dict[str, int]:
         # timm's stages, or a ViT's blocks
         try:
             groups = _timm().models.group_parameters(self.body, self.body.group_matcher(coarse=True))
         except (AttributeError, AssertionError):  # a few networks do not say
-            groups = dict(
-                enumerate(
-                    [f"{part}.{name}" for name, _ in child.named_parameters()]
-                    for part, child in self.body.named_children()
-                )
-            )
+            parts = enumerate(self.body.named_children())
+            groups = {n: [f"{part}.{name}" for name, _ in child.named_parameters()] for n, (part, child) in parts}
         return {f"body.{name}": depth for depth, names in groups.items() for name in names}
 
     def no_weight_decay(self) -> set[str]:
-        names = self.body.no_weight_decay() if hasattr(self.body, "no_weight_decay") else ()
-        return {f"body.{name}" for name in names}
+        return {f"body.{name}" for name in getattr(self.body, "no_weight_decay", set)()}
 
     def blocks(self) -> list[nn.Module]:
         # elements of the network's sequences that hold no further sequence

@@ -127,7 +127,6 @@ def test_position_embeddings_of_another_size_are_resized(tmp_path):
         ("test_vit", {"output_stride": 8}, "--output_stride 8: timm:test_vit has a stride of its own"),
         ("mixer_s16_224", {}, "--backbone timm:mixer_s16_224: takes images of one size only"),
         ("crossvit_tiny_240", {}, "--backbone timm:crossvit_tiny_240: takes images of one size only"),
-        ("lambda_resnet26t", {}, "--backbone timm:lambda_resnet26t: has 3-D convolutions, .*: choose another"),
     ],
 )
 def test_what_a_network_cannot_do_is_one_line(name, options, message):
