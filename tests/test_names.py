@@ -109,7 +109,7 @@ def test_names_of_splits_in_training_scoring_and_export(tmp_path, capsys):
     assert "on 2 images of test" in capsys.readouterr().out
     with pytest.raises(UserError, match=r"no split 'val': looked for the folder .*images/val.*--val_split"):
         evaluate.main([*score, "--split", "val"])
-    found = export.find_images(export.ExportFlags(), TrainedModel(folder / "last.pt"))
+    found = export.find_images(TrainedModel(folder / "last.pt"))
     assert [path.name for path in found] == ["a.jpg"]
     # Another layout: what the checkpoint says about names does not apply to it.
     assert TrainedModel(folder / "last.pt", {"dataset": "Dense"}).cfg.val_split == "val"
