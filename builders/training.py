@@ -13,11 +13,10 @@ from config.losses import parse_loss
 from data.dataset import SegmentationDataset
 from distributed.checks import digest
 from distributed.group import Group
-from losses.criterion import TERMS, Criterion
+from losses.criterion import Criterion
 from optimization.amp import LossScaler
 from optimization.average import WeightAverage
-from optimization.optimizers import make_optimizer
-from optimization.parameter_groups import parameter_groups
+from optimization.optimizers import make_optimizer, parameter_groups
 from runs.state import TrainState
 from support.errors import UserError
 
@@ -29,7 +28,6 @@ def get_criterion(
 ) -> Criterion:
     """Return the Criterion with the run's losses. Raises UserError if no loss trains the head."""
     weights = active_terms(cfg)
-    off = [term for term in TERMS if term not in weights]
     if not set(weights) - {"lorm"}:  # it does not tell the head which class is where
         raise UserError(
             f"--dataset {cfg.dataset} with these --l_* weights leaves no loss to train on: raise one of its weights"
@@ -38,8 +36,6 @@ def get_criterion(
         l_seg = weights.pop("seg")
         weights = {name: l_seg * factor for name, factor in parse_loss(cfg.loss).items()} | weights
     log.info(f"losses: {' + '.join(f'{weight:g} {term}' for term, weight in weights.items())}")
-    if off:
-        log.debug(f"losses that --dataset {cfg.dataset}, the model or a weight of 0 turns off: {', '.join(off)}")
     return Criterion(
         weights,
         cfg.label_smooth,
@@ -47,26 +43,22 @@ def get_criterion(
         sum_lorm_terms=lambda count: group.sum(count) * cfg.accum_steps,
         accuracy=cfg.report_training_batch_acc,
         class_weights=class_weights,
-        focal_gamma=cfg.focal_gamma,
-        ohem_fraction=cfg.ohem_fraction,
     )
 
 
 def get_optimizer(cfg: Config, raw_model: models.Segmenter, group: Group, lr: float) -> Optimizer:
-    """Return --optimizer over the trained parameters; with --zero1 its state is sharded over the processes."""
+    """Return --optimizer over the trained parameters."""
     groups = parameter_groups(
         raw_model,
         weight_decay=cfg.wdecay,
         decay_norm_bias=cfg.decay_norm_bias,
-        layer_decay=cfg.layer_decay,
         head_lr_factor=cfg.head_lr_factor,
     )
     factors = [part["lr_factor"] for part in groups]
     rates = f"{len(groups)} parameter group(s), lr x {min(factors):.3g} to x {max(factors):.3g}"
     log.log(logging.INFO if len(groups) > 1 else logging.DEBUG, f"optimizer: {cfg.optimizer}, {rates}")
     options = {"momentum": cfg.momentum} if cfg.optimizer == "sgd" else {"betas": cfg.betas}
-    on_cuda, sharded = group.device.type == "cuda", bool(cfg.zero1 and group.backend)
-    return make_optimizer(cfg.optimizer, groups, fused=on_cuda, sharded=sharded, lr=lr, **options)
+    return make_optimizer(cfg.optimizer, groups, fused=group.device.type == "cuda", lr=lr, **options)
 
 
 def get_state(
@@ -78,7 +70,6 @@ def get_state(
     saved: dict | None,
     origin: dict[str, float],
     train_set: SegmentationDataset,
-    class_weights: list[float] | None,
 ) -> TrainState:
     """Return the TrainState of a new run, or of the checkpoint content `saved`. origin: Schedule.origin.
 
@@ -86,7 +77,7 @@ def get_state(
     """
     scaler = LossScaler(group.device, enabled=cfg.amp == "fp16")
     ema = WeightAverage(raw_model, cfg.ema) if cfg.ema else None
-    state = TrainState(raw_model, model, optimizer, scaler, ema, origin=origin, class_weights=class_weights)
+    state = TrainState(raw_model, model, optimizer, scaler, ema, origin=origin)
     state.listing, state.clip_grad = digest(train_set.listing), cfg.clip_grad
     if saved is None:
         return state

@@ -1,6 +1,5 @@
 """Start weights: from a file of ours, from torchvision, or from a released CDSP checkpoint."""
 
-import logging
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -11,11 +10,12 @@ from torch import Tensor, nn
 
 from support.errors import UserError
 
-log = logging.getLogger("segtrain")
-
 # {--pretrained: (torchvision's network, its weights)}
-DOWNLOADS = {"imagenet": ("resnet", "DEFAULT"), "imagenet_v1": ("resnet", "IMAGENET1K_V1")}
-DOWNLOADS["coco"] = ("deeplabv3_resnet", "COCO_WITH_VOC_LABELS_V1")
+DOWNLOADS = {
+    "imagenet": ("resnet", "DEFAULT"),
+    "imagenet_v1": ("resnet", "IMAGENET1K_V1"),
+    "coco": ("deeplabv3_resnet", "COCO_WITH_VOC_LABELS_V1"),
+}
 STALL_SECONDS = 60.0  # a download fails after this long without data
 
 # {prefix in a released CDSP file: our prefix}; the first match counts. The file's ResNet has no prefix.
@@ -37,7 +37,7 @@ STRIDE_IS_SET = "{path} has the weight names of a released CDSP file: --stride_i
 
 
 class StartWeights(NamedTuple):
-    """The weights that a new run starts from. source: torchvision's name for them, a file, or "none"."""
+    """The weights that a new run starts from, and where they come from; no weights: random ones."""
 
     source: str
     state_dict: dict[str, Tensor]
@@ -74,8 +74,6 @@ def load_start_weights(model: nn.Module, start: StartWeights, layers: int) -> st
     """Copy the start weights that fit into the model, and return a line for the log. Raises UserError if none fits."""
     if start.source == "none":
         return "start weights: random (--pretrained none)"
-    if any(name.startswith(AUXILIARY) for name in start.state_dict):
-        log.debug(f"--pretrained {start.source}: its auxiliary classifier is left out")
     num_copied, missing, unused = load_weights(model, start.state_dict)
     backbone = [name for name, _ in model.named_parameters() if name.startswith("backbone.")]
     if num_copied == 0 or (backbone and set(backbone) <= set(missing)):
@@ -102,22 +100,15 @@ def released_type(state_dict: dict[str, Tensor]) -> str | None:
 def needs_stride_in_1x1(state_dict: dict[str, Tensor], path: str, model_type: str) -> bool:
     """Return whether the weights are of a released CDSP file, whose backbone needs --stride_in_1x1.
 
-    path: for messages. Raises UserError for weights whose network is dilated differently from ours: of a released
-    ResNet-18 or 34, or of torchvision's DeepLabV3 for another model_type.
+    path: for messages. Raises UserError for weights of torchvision's DeepLabV3, whose network is dilated differently
+    from ours, with another model_type.
     """
     released = released_type(state_dict)
     if released == TORCHVISION_TYPE != model_type:
         raise UserError(
             f"{path}: a file of torchvision's DeepLabV3: use --model_type {TORCHVISION_TYPE}, with --layers 50 or 101"
         )
-    if released in (None, TORCHVISION_TYPE):
-        return False
-    if not any(name.endswith("layer1.0.conv3.weight") for name in state_dict):
-        raise UserError(
-            f"{path}: a released CDSP file of ResNet-18 or 34, whose blocks are dilated differently from ours; use one "
-            "of ResNet-50, 101 or 152"
-        )
-    return True
+    return released not in (None, TORCHVISION_TYPE)
 
 
 def weights_in(content: dict, *, averaged: bool = True) -> dict[str, Tensor]:

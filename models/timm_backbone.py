@@ -17,7 +17,7 @@ from models.layers.norm import BatchNormAct2d
 from support import shell
 from support.errors import UserError
 
-FINEST, FINEST_OF_PYRAMID = 4, 2  # stride of the finest features that heads take
+FINEST = 4  # stride of the finest features that heads take
 # What makes a network take images of any size, the most general first.
 ANY_SIZE: tuple[dict[str, Any], ...] = ({"dynamic_img_size": True}, {"strict_img_size": False}, {})
 PROBES = ((224, 224), (225, 161), (97, 353))  # (height, width) of images that tell what a network can do
@@ -29,14 +29,13 @@ class TimmBackbone(Backbone):
     """A network of timm without its classifier; its parameters are named body.NAME, with timm's NAME.
 
     name: timm's, such as "resnet50" or "vit_small_patch14_dinov2.lvd142m". output_stride: 8, 16 or 32, or 0: 16 if
-    the network can, else its own; None: its own, with features from stride 2 on.
-    grad_checkpointing: as in models.backbone.ResNetBackbone. A network with one stride, such as a ViT, has one map of
-    features; its position embeddings are resized to the image.
-    Weights are random. Raises UserError if timm is not installed or does not know the name, or if the network cannot
-    have the output stride, or takes images of one size only.
+    the network can, else its own. grad_checkpointing: as in ResNetBackbone. A network with
+    one stride, such as a ViT, has one map of features; its position embeddings are resized to the image. Weights are
+    random. Raises UserError if timm is not installed or does not know the name, or if the network cannot have the
+    output stride, or takes images of one size only.
     """
 
-    def __init__(self, name: str, *, output_stride: int | None = 0, grad_checkpointing: bool = False):
+    def __init__(self, name: str, *, output_stride: int = 0, grad_checkpointing: bool = False):
         super().__init__()
         self.name, self.output_stride = name, output_stride
         self.facts = _facts(name, output_stride)
@@ -52,37 +51,24 @@ class TimmBackbone(Backbone):
                 block.forward = Recomputed(block)
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        """Return features from the finest (stride 4 or 2, or the network's finest if coarser) to the deepest.
+        """Return features from the finest (stride 4, or the network's finest if coarser) to the deepest.
 
         images: normalised, (B, 3, H, W). If the network only takes multiples of a size, they are padded at the bottom
         and the right with 0, the mean colour.
         """
         return _features(self.body, images, self.facts)
 
-    def feature_size(self, height: int, width: int) -> tuple[int, int]:
-        try:
-            return super().feature_size(height, width)
-        except REFUSED:
-            raise UserError(
-                f"--backbone timm:{self.name}: cannot take images of {width}x{height} pixels: use larger ones"
-            ) from None
-
     def depths(self) -> dict[str, int]:
         # timm's stages, or a ViT's blocks
         try:
             groups = _timm().models.group_parameters(self.body, self.body.group_matcher(coarse=True))
         except (AttributeError, AssertionError):  # a few networks do not say
-            groups = dict(
-                enumerate(
-                    [f"{part}.{name}" for name, _ in child.named_parameters()]
-                    for part, child in self.body.named_children()
-                )
-            )
+            parts = enumerate(self.body.named_children())
+            groups = {n: [f"{part}.{name}" for name, _ in child.named_parameters()] for n, (part, child) in parts}
         return {f"body.{name}": depth for depth, names in groups.items() for name in names}
 
     def no_weight_decay(self) -> set[str]:
-        names = self.body.no_weight_decay() if hasattr(self.body, "no_weight_decay") else ()
-        return {f"body.{name}" for name in names}
+        return {f"body.{name}" for name in getattr(self.body, "no_weight_decay", set)()}
 
     def blocks(self) -> list[nn.Module]:
         # elements of the network's sequences that hold no further sequence
@@ -133,12 +119,12 @@ def create(name: str, facts: Facts, **options) -> nn.Module:
 
 
 @functools.cache
-def _facts(name: str, output_stride: int | None) -> Facts:
+def _facts(name: str, output_stride: int) -> Facts:
     """Find the Facts of a network by trying images on the meta device. Raises UserError as TimmBackbone does."""
     body, options = _whole_on_meta(name, output_stride)
     if any(parameter.dim() > 4 for parameter in body.parameters()):  # LambdaResNets
         raise UserError(f"--backbone timm:{name}: has 3-D convolutions, which cannot be channels-last: choose another")
-    number, finest = len(body.feature_info), FINEST_OF_PYRAMID if output_stride is None else FINEST
+    number = len(body.feature_info)
     for norm in (True, False):
         for multiple in (1, *sorted({info["reduction"] for info in body.feature_info})):
             facts = Facts(options, list(range(number)), norm=norm, multiple=multiple)
@@ -150,7 +136,7 @@ def _facts(name: str, output_stride: int | None) -> Facts:
                 indices = [
                     index
                     for index, stride in enumerate(strides)
-                    if stride not in strides[index + 1 :] and (stride >= finest or index == number - 1)
+                    if stride not in strides[index + 1 :] and (stride >= FINEST or index == number - 1)
                 ]
                 chosen = tuple((shapes[0][index][1], strides[index]) for index in indices)
                 return facts._replace(
@@ -159,15 +145,13 @@ def _facts(name: str, output_stride: int | None) -> Facts:
     raise UserError(f"--backbone timm:{name}: takes images of one size only: choose a network that takes any size")
 
 
-def _whole_on_meta(name: str, output_stride: int | None) -> tuple[Any, dict[str, Any]]:
+def _whole_on_meta(name: str, output_stride: int) -> tuple[Any, dict[str, Any]]:
     """Return the network without its classifier on the meta device, and the options that make it."""
     timm = _timm()
     if not timm.is_model(name):
         near = difflib.get_close_matches(name, timm.list_models(), n=3) or ["resnet50", "convnext_tiny"]
         raise UserError(f"--backbone timm:{name}: timm {timm.__version__} has no such network: try {', '.join(near)}")
-    dilations: list[dict[str, Any]] = [] if output_stride is None else [{"output_stride": output_stride or 16}]
-    if not output_stride:
-        dilations.append({})
+    dilations = [{"output_stride": output_stride}] if output_stride else [{"output_stride": 16}, {}]
     for dilation, size in itertools.product(dilations, ANY_SIZE):
         options = {**dilation, **size}
         try:

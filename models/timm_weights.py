@@ -20,8 +20,8 @@ def read_timm_weights(backbone: nn.Module, pretrained: str, read: Callable[[Path
 
     "imagenet": the weights that timm offers under the network's name, downloaded or from timm's cache. A file holds a
     checkpoint of ours, or weights of the timm network (.pth, .bin or .safetensors). If no name in it is known, as in a
-    file of another library, weights are assigned in order, provided that all shapes agree. timm adapts
-    position embeddings to the size. Raises UserError if that fails.
+    file of another library, weights are assigned in order, provided that all shapes agree. timm adapts position
+    embeddings to the size. Raises UserError if that fails.
     """
     assert isinstance(backbone, TimmBackbone)
     if pretrained.lower() == "none":

@@ -130,7 +130,7 @@ def next_steps(logdir: str, folder: Path, validation: list[dict[str, Path]]) -> 
         f"curves:  {python_command('-m', 'tensorboard.main', '--logdir', logdir)}",
         f"scores:  {python_command('evaluate.py', '--checkpoint', best)}",
         f"predict: {python_command('predict.py', *predict)}",
-        f"export:  {python_command('export.py', '--checkpoint', best, '--format', 'torch')}",
+        f"export:  {python_command('export.py', '--checkpoint', best)}",
     ]
 
 

@@ -1,6 +1,5 @@
 """Everything in a run that changes from step to step, as one object and as the content of a checkpoint."""
 
-from copy import copy
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -40,7 +39,6 @@ class TrainState:
     grad_norm: Tensor | None = None  # of the last step, before clipping; None without clip_grad
     origin: dict[str, float] = field(default_factory=dict)  # schedule.LearningRate.origin
     listing: str = ""  # digest of the training list
-    class_weights: list[float] | None = None  # of --class_weights: a resumed run need not count labels again
     steps_here: int = 0  # optimizer steps that this process did
 
     @property
@@ -107,8 +105,7 @@ class TrainState:
         """Return a checkpoint's content as a dict, on every rank. Its tensors are live ones, not copies. Collective.
 
         "model" and "ema" have batch norm's running statistics averaged over ranks, as a validation would use them.
-        "ranks" is a list with each rank's own statistics. "optimizer" may be empty on other ranks than 0 with --zero1.
-        Random numbers have no state: seed_forward() gives them.
+        "ranks" is a list with each rank's own statistics. Random numbers have no state: seed_forward() gives them.
         """
         names = {name for name, buffer in self.raw_model.named_buffers() if buffer.is_floating_point()}
         buffers = {name: value for name, value in self.raw_model.state_dict().items() if name in names}
@@ -125,12 +122,11 @@ class TrainState:
             "format": FORMAT,
             "model": averaged(self.raw_model),
             "ema": None if self.ema is None else averaged(self.ema.module),
-            "optimizer": _capture_optimizer(self.optimizer, group),
+            "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
             **{name: getattr(self, name) for name in POSITION},
             "origin": self.origin,
             "listing": self.listing,
-            "class_weights": self.class_weights,
             "ranks": ranks,
         }
 
@@ -156,7 +152,7 @@ class TrainState:
         if optimizer:
             _restore_optimizer(self.optimizer, content["optimizer"])
         if optimizer and content["scaler"] and self.scaler.is_enabled():
-            self.scaler.load_state_dict(content["scaler"], counts=position)
+            self.scaler.load_state_dict(content["scaler"])
         if not position:
             return
         for name in POSITION:
@@ -177,16 +173,8 @@ def _first_difference(own: dict[str, Tensor], saved: dict[str, Tensor]) -> str:
     return next((f"the checkpoint also has {name}" for name in saved if name not in own), "")
 
 
-def _capture_optimizer(optimizer: Optimizer, group: Group) -> dict:
-    """Return the optimizer's state dict for all parameters; with --zero1, {} on all ranks but 0. Collective."""
-    if hasattr(optimizer, "consolidate_state_dict"):  # ZeroRedundancyOptimizer, whose import takes a second
-        optimizer.consolidate_state_dict(to=0)
-        return optimizer.state_dict() if group.is_main else {}
-    return optimizer.state_dict()
-
-
 def _restore_optimizer(optimizer: Optimizer, saved: dict) -> None:
-    """Load the state from what _capture_optimizer() returned, but no settings, such as momentum.
+    """Load the state from an optimizer's state dict, but no settings, such as momentum.
 
     Raises UserError if the state belongs to another optimizer or to other parameter groups.
     """
@@ -200,7 +188,7 @@ def _restore_optimizer(optimizer: Optimizer, saved: dict) -> None:
     if sizes[0] != sizes[1]:
         raise UserError(
             f"the checkpoint's optimizer has groups of {sizes[0]} parameters, but this run's has {sizes[1]}: use the "
-            "losses, --freeze_backbone, --layer_decay, --head_lr_factor and --no_decay_norm_bias of its config.yaml, "
+            "losses, --freeze_backbone, --head_lr_factor and --no_decay_norm_bias of its config.yaml, "
             f"{RESET}"
         )
     # With the new settings, since torch converts a state to what its group's settings, such as fused, need.
@@ -209,5 +197,4 @@ def _restore_optimizer(optimizer: Optimizer, saved: dict) -> None:
         | {"params": part["params"], "lr": part["lr"]}
         for group, part in zip(groups, saved_groups, strict=True)
     ]
-    # Copied: ZeroRedundancyOptimizer deletes other ranks' state from the dict it gets.
-    optimizer.load_state_dict({"state": copy(saved["state"]), "param_groups": settings})
+    optimizer.load_state_dict({"state": saved["state"], "param_groups": settings})

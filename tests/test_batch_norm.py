@@ -2,11 +2,8 @@
 
 import pytest
 import torch
-import torch.distributed as dist
 from test_fused import make, ours_of, trained
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
-from torch.testing._internal.distributed.fake_pg import FakeStore
 from torchvision.models.resnet import BasicBlock, Bottleneck
 
 from distributed.join import process_group
@@ -114,48 +111,3 @@ def test_a_fused_block_is_torchvisions(alone, monkeypatch, cuda_kernels, kernels
     ours = ours_of(theirs)
     batch_norm.synchronize(ours)
     torch.testing.assert_close(trained(ours), trained(theirs), rtol=1e-9, atol=1e-9)
-
-
-def test_bf16_features_have_float32_statistics(alone):
-    x = (3 * torch.randn(2, C, 40, 40) + 100).bfloat16()
-    ours, expected = synchronised(), nn.BatchNorm2d(C)
-    y = ours(x)
-    torch.testing.assert_close(y.float(), expected(x.float()), rtol=2**-8, atol=1e-3)
-    torch.testing.assert_close(ours.running_var, expected.running_var)
-    assert y.dtype == torch.bfloat16
-
-
-def test_one_value_in_all_becomes_the_bias(alone):
-    _, ours = norms()
-    x = torch.randn(1, C, 1, 1, dtype=torch.float64, requires_grad=True)
-    y = ours(x)
-    y.sum().backward()
-    torch.testing.assert_close(y.flatten(), ours.bias)
-    assert x.grad.abs().max() < 1e-9
-    assert ours.running_var.tolist() == [0.9] * C  # 0.9 * 1 + 0.1 * 0
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_nothing_waits_for_the_gpu(monkeypatch, cuda_kernels, dtype):
-    """On tensors without values, whatever waits for one fails."""
-    monkeypatch.setattr(batch_norm, "_has_kernels", lambda x: True)
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
-    try:
-        with FakeTensorMode():
-            x = torch.empty(2, C, 5, 5, dtype=dtype, requires_grad=True)
-            y = synchronised()(x)
-            y.sum().backward()
-            with pytest.raises(DataDependentOutputException):
-                y[0, 0, 0, 0].item()
-            with pytest.raises(DynamicOutputShapeException):
-                y[y > 0]  # as torch's SyncBatchNorm does
-    finally:
-        dist.destroy_process_group()
-    assert (y.shape, y.dtype, x.grad.shape, x.grad.dtype) == (x.shape, dtype, x.shape, dtype)
-
-
-def test_of_other_processes_statistics_only_the_counts_are_kept(alone):
-    norm = BatchNorm2d(C)
-    batch_norm.synchronize(norm)
-    *_, counts = norm.normalise(torch.randn(2, C, 3, 3))[1]
-    assert counts.untyped_storage().nbytes() == 4  # one process, float32

@@ -64,10 +64,6 @@ def test_recipe_of_the_paper_is_the_default():
             ["--pretrained", "coco", "--model_type", "deeplabv3"],
             "--model_type deeplabv3_torchvision, --backbone resnet",
         ),
-        (
-            ["--model_type", "unet", "--output_stride", "32"],
-            "--output_stride has no effect without a --model_type other",
-        ),
         (["surplus"], "unexpected argument 'surplus': flags are written --name value"),
         (["--freeze_bn", "train"], "unexpected argument 'train'"),
         (["-lr", "1"], "unknown flag -lr: did you mean --lr?"),

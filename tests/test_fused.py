@@ -12,7 +12,7 @@ from torchvision.models.resnet import BasicBlock, Bottleneck
 from models.layers import blocks
 from models.layers.blocks import ConvNormReLU, use_our_layers, with_less_memory
 from models.layers.convolution import Conv2d
-from models.layers.fused import can_fuse, norm_relu_pool
+from models.layers.fused import norm_relu_pool
 from models.layers.norm import BatchNorm2d
 
 CHANNELS_LAST = {"memory_format": torch.channels_last}
@@ -21,11 +21,9 @@ CHANNELS_LAST = {"memory_format": torch.channels_last}
 @pytest.mark.parametrize(
     ("size", "dilation", "options"),
     [
-        *itertools.product([1, 3, 5], [1, 4, 9], [{}, {"stride": 2}]),  # with 9, a tap of a 7x8 map reads padding alone
-        *itertools.product([1], [1, 4, 9], [{"padding": 1}]),  # a larger, dilated kernel would not fit the padded map
-        *itertools.product([3, 5], [1], [{"padding": 1}]),
-        *itertools.product([2, 4], [1, 2], [{}]),
-        *itertools.product([(1, 3), (3, 1)], [1, 2], [{"padding": "same"}, {"padding": 0}, {"padding": 3}]),
+        *itertools.product([1, 3, 5], [1, 9], [{}, {"stride": 2}]),  # with 9, a tap of a 7x8 map reads padding alone
+        *itertools.product([1, 3], [1], [{"padding": 1}]),
+        *itertools.product([4, (1, 3)], [2], [{}]),
     ],
 )
 def test_convolution_is_torchs(size, dilation, options, monkeypatch):
@@ -99,23 +97,6 @@ def test_block_is_torchvisions(kind, shortcut, frozen, many_pixels, monkeypatch)
     assert ours.bn1.num_batches_tracked == (0 if frozen else 1)
 
 
-@pytest.mark.parametrize("many_pixels", [False, True])
-def test_bf16_is_as_close_to_float64_as_the_modules_are(many_pixels, monkeypatch):
-    monkeypatch.setattr(blocks, "suits", lambda *args: many_pixels)
-    reference = trained(make(Bottleneck, shortcut=True, frozen=False))
-    plain = make(Bottleneck, shortcut=True, frozen=False).float()
-    fused = trained(ours_of(plain), amp=True)
-    plain = trained(plain, amp=True)
-    assert fused["result"].dtype == torch.bfloat16
-
-    def error(values: dict[str, torch.Tensor]) -> float:
-        names = [name for name in reference if not name.endswith("num_batches_tracked")]
-        return max(((values[name] - reference[name]).norm() / reference[name].norm()).item() for name in names)
-
-    # bf16 has 8 bits, so rounding is 0.4 %; a block rounds some ten times.
-    assert error(fused) < max(1.5 * error(plain), 0.04)
-
-
 def test_stem_and_branch_are_their_modules():
     torch.manual_seed(0)
     conv, norm, pool = nn.Conv2d(3, 4, 3), BatchNorm2d(4), nn.MaxPool2d(3, stride=2, padding=1, ceil_mode=True)
@@ -165,15 +146,6 @@ def test_a_bottleneck_keeps_half():
     # result and its own: 32 + 4 * 8 + 2 * 32. Ours keeps its input, two results of convolutions and its own.
     assert kept_channels(block) == 32 + 32 + 64
     assert kept_channels(ours_of(block)) == 32 + 16 + 32
-
-
-def test_modules_are_called_where_functions_may_not_replace_them():
-    norm = BatchNorm2d(2)
-    assert can_fuse(norm)
-    assert not can_fuse(norm, nn.BatchNorm2d(2))
-    assert not can_fuse(BatchNorm2d(2, momentum=None))
-    with torch.no_grad():
-        assert not can_fuse(norm)
 
 
 @pytest.mark.parametrize("amp", [False, True])

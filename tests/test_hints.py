@@ -146,5 +146,5 @@ def test_commands_for_a_run_that_is_done(demo_run, tmp_path, monkeypatch, capsys
     assert f"report:  {Path('my logs/my run/report.html')}" in said
     assert [*folder.rglob("*.html")] == [folder / "report.html"]  # one report
     assert len([*(folder / "predictions" / "masks").iterdir()]) == 11  # all of JPEGImages
-    assert (folder / "best.pt2").is_file()
+    assert (folder / "best.onnx").is_file()
     assert shlex.split(command_after(said, "curves"))[-2:] == ["--logdir", "my logs"]

@@ -87,41 +87,6 @@ def test_d1_d2_inputs_are_never_written_to():
     assert all(torch.equal(batch[name], before[name]) for name in batch)
 
 
-def test_logits_are_upsampled_with_aligned_corners_first():
-    # log-odds 0 and 2 at 2 pixels become 0, 1, 2 at 3 pixels with aligned corners
-    logits = torch.tensor([[[[0.0, 2.0]], [[0.0, 0.0]]]])
-    result = losses(Criterion({"seg": 1.0}), logits, batch_of(label=[[255, 0, 255]]))
-    assert result["seg"] == pytest.approx(math.log(1 + math.exp(-1)), rel=1e-6)
-
-
-def test_parts_of_a_batch_add_up_to_the_whole():
-    """Promise 1: halves of a batch, divided by the counts of all of it, sum to its losses and gradients."""
-    generator = torch.Generator().manual_seed(0)
-    logits = torch.randn(4, 3, 5, 5, dtype=torch.float64, generator=generator, requires_grad=True)
-    label = torch.randint(0, 3, (4, 5, 5), dtype=torch.uint8, generator=generator)
-    label[2:] = 255  # nothing labelled in the second half
-    batch = {
-        "image": torch.zeros(4, 5, 5, 3, dtype=torch.uint8),
-        "label": label,
-        "pseudo": torch.randint(0, 3, (4, 5, 5), dtype=torch.uint8, generator=generator),
-        "distance_s": torch.randint(0, 256, (4, 5, 5), dtype=torch.uint8, generator=generator),
-        "distance_c": torch.randint(0, 2, (4, 5, 5), dtype=torch.uint8, generator=generator),
-    }
-    batch |= count_batch(batch)
-    criterion = Criterion({"seg": 1.0, "pseudo": 1.0, "ds": 1.0, "dc": 1.0}, label_smooth=0.1)
-    total, whole = criterion({"logits": logits}, batch, criterion.counts(batch))
-    total.backward()
-    whole_grad, logits.grad = logits.grad, None
-    halves = [{name: values[part] for name, values in batch.items()} for part in (slice(0, 2), slice(2, 4))]
-    counts = sum(criterion.counts(half) for half in halves)
-    pairs = zip((logits[:2], logits[2:]), halves, strict=True)
-    totals, parts = zip(*(criterion({"logits": some}, half, counts) for some, half in pairs), strict=True)
-    sum(totals).backward()
-    torch.testing.assert_close(parts[0] + parts[1], whole, rtol=1e-12, atol=0)
-    torch.testing.assert_close(logits.grad, whole_grad, rtol=1e-12, atol=1e-18)
-    assert parts[1][0] == 0
-
-
 def test_accuracy_is_the_share_of_labelled_pixels_that_are_right():
     # Two images of 2 x 2: the model predicts class 1 in the left column and 0 in the right one.
     logits = torch.tensor([[0.0, 9.0], [0.0, 9.0]])

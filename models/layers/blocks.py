@@ -21,7 +21,7 @@ class ConvNormReLU(nn.Sequential):
 
 
 class BasicBlock(nn.Module):
-    """The modules of torchvision's BasicBlock."""
+    """torchvision's BasicBlock; with_less_memory() turns one into this."""
 
     conv1: nn.Conv2d
     conv2: nn.Conv2d
@@ -29,13 +29,6 @@ class BasicBlock(nn.Module):
     bn2: BatchNorm2d
     relu: nn.ReLU
     downsample: nn.Sequential | None
-
-    def __init__(self, block: nn.Module):
-        super().__init__()
-        for name, module in block.named_children():
-            self.add_module(name, module)
-        if block.downsample is None:
-            self.downsample = None
 
     def shortcut(self, x: Tensor) -> Tensor:
         """Return what the block adds to its result: x, or its 1x1 convolution and batch norm."""
@@ -56,7 +49,7 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(BasicBlock):
-    """The modules of torchvision's Bottleneck."""
+    """torchvision's Bottleneck."""
 
     conv3: nn.Conv2d
     bn3: BatchNorm2d
@@ -74,9 +67,10 @@ class Bottleneck(BasicBlock):
         return self.relu(self.bn3(x).add_(shortcut))
 
 
-def with_less_memory(block: nn.Module) -> BasicBlock:
-    """Return torchvision's block as one of ours, with the same modules and names."""
-    return Bottleneck(block) if hasattr(block, "conv3") else BasicBlock(block)
+def with_less_memory(block: nn.Module) -> nn.Module:
+    """Turn torchvision's block, in place, into ours, and return it."""
+    block.__class__ = Bottleneck if hasattr(block, "conv3") else BasicBlock
+    return block
 
 
 def use_our_layers(model: nn.Module) -> None:
