@@ -9,16 +9,13 @@ from config import Config, as_dict
 from config.recipe import CPU, CUDA, Choice, Facts, Recipe
 from data.images.resize import large_images
 from data.plain import IMAGES, MASKS, Place, find_places, find_whole
-from data.released import ADE20K
 from support import shell
-from support.image_stats import FILE_NAME, RGB
 from tools.check.findings import Findings
 from tools.check.summary import Summary
 from tools.check.survey import Paths
 from tools.convert.find import NUMBERS, describe, find_kinds
 
 _SAME_ON_ANY_GPUS = {"batchsize": "total_batchsize"}  # the command then trains the same model on any number of GPUs
-STATISTICS_FLAGS = ("list_path", "image_path", "image_suffix", "train_split")  # of Paths, that tools.statistics has too
 
 
 def training_lines(summary: Summary) -> list[str]:
@@ -37,12 +34,6 @@ def training_lines(summary: Summary) -> list[str]:
     width = max(len(f"{name} {choice.value}") for name, choice in choices.items())
     lines = ["settings for these images and this machine (train.py chooses the same):"]
     lines += [f"  --{f'{name} {choice.value}':{width}}  {choice.reason}" for name, choice in choices.items()]
-    if summary.image_stats or summary.image_kind != str(RGB):
-        words += ["--image_stats", summary.image_stats or Path(summary.root) / FILE_NAME]
-    if not summary.image_stats and summary.image_kind != str(RGB):
-        flags = {name: value for name, value in summary.flags.items() if name in STATISTICS_FLAGS}
-        measuring: list[object] = ["-m", "tools.statistics", summary.root, "--dataset", summary.dataset, *_words(flags)]
-        lines.append(f"images have {summary.image_kind}; first measure them once: {shell.python_command(*measuring)}")
     lines.append("training downloads its start weights once; without a network, add --pretrained none to the command")
     return [*lines, f"to train: {shell.python_command('train.py', *words)}"]
 
@@ -64,14 +55,12 @@ def fixing_lines(summary: Summary, findings: Findings) -> list[str]:
         return []  # no command mends them
     has_colours = not codes.isdisjoint(("mask-colour", "palette-differs"))
     if has_colours and summary.dataset == "Folder":
-        commands = _convert_masks(summary, "colours")
+        commands = _convert_masks(summary)
     elif has_colours:
         root = Path(summary.root)
         commands = [["-m", "tools.convert", "colours", root, new_folder(root), *_endings(summary)]]
     elif "label-binary-255" in codes:
         commands = [[*again, "--label_map", "binary", *([] if summary.class_file else ["--numclasses", 2])]]
-    elif "ade20k-labels" in codes:
-        commands = [[*again, *_words({name: ADE20K.flags[name] for name in ("label_map", "numclasses", "classes")})]]
     elif "no-split" in codes:
         commands = [_split(summary)]
     else:
@@ -89,7 +78,7 @@ def _words(flags: Mapping[str, object]) -> list[object]:
 
 def _split(summary: Summary) -> list[object]:
     """Return the words of the command that splits a data set in plain folders."""
-    root, paths = Path(summary.root), _paths(summary)
+    root, paths = Path(summary.root), Paths(**summary.flags)
     place = find_whole(root, images=paths.image_path, masks=paths.val_path)
     folders = {"image_path": (place.images, IMAGES), "label_path": (place.masks, MASKS[0])}
     flags = {
@@ -103,9 +92,9 @@ def _endings(summary: Summary, *more: str) -> list[object]:
     return _words({name: summary.flags[name] for name in names if name in summary.flags})
 
 
-def _convert_masks(summary: Summary, kind: str) -> list[list[object]]:
+def _convert_masks(summary: Summary) -> list[list[object]]:
     """Return the words of the commands that convert the masks of a data set in plain folders: one, or one a split."""
-    root, paths = Path(summary.root), _paths(summary)
+    root, paths = Path(summary.root), Paths(**summary.flags)
     out = new_folder(root)
     ends = [*_endings(summary), *(["--classes", summary.class_file] if summary.class_file else [])]
     places: dict[str, Place] = {}
@@ -115,15 +104,11 @@ def _convert_masks(summary: Summary, kind: str) -> list[list[object]]:
     whole = find_whole(root, images=paths.image_path, masks=paths.val_path)
     in_folders = [place for place in places.values() if place.images.parent != whole.images and not place.list_file]
     if not in_folders and paths.splits == ("train", "val"):
-        return [["-m", "tools.convert", kind, whole.masks, out, "--images", whole.images, *ends]]
+        return [["-m", "tools.convert", "colours", whole.masks, out, "--images", whole.images, *ends]]
     return [
-        ["-m", "tools.convert", kind, place.masks, out, "--images", place.images, "--split", role, *ends]
+        ["-m", "tools.convert", "colours", place.masks, out, "--images", place.images, "--split", role, *ends]
         for role, place in places.items()
     ]
-
-
-def _paths(summary: Summary) -> Paths:
-    return Paths(**summary.flags)
 
 
 def conversion(root: Path) -> str:

@@ -15,10 +15,10 @@ import numpy as np
 from data import layout
 from data.images import LABEL_SUFFIXES, decode
 from data.plain import IMAGES, find_places, find_plain, find_whole
-from data.released import CITYSCAPES, Released, recognise
+from data.released import Released, recognise
 from support import shell
 from support.errors import UserError
-from tools.check.commands import conversion, new_folder
+from tools.check.commands import conversion
 from tools.check.survey import Paths, list_folder
 
 TRAIN_NAMES = ("train", "training", "train2017", "Train", "Training")
@@ -89,27 +89,11 @@ def unread_labels(root: Path, paths: Paths) -> str:
     if problem := conversion(root):
         return problem
     questions = []
-    pairs = list(_pairs(root, paths))
-    if copies := [pair for pair in pairs if pair[0] in (*TRAIN_NAMES, *VAL_NAMES) and (root / pair[0]).is_dir()]:
-        return f"no masks found; if these folders hold images and masks, run: {_copy_command(root, copies)}"
-    for images, masks in pairs:
+    for images, masks in _pairs(root, paths):
         flags = ("--image_path", images, "--train_path", masks, "--val_path", masks)
         command = shell.python_command("-m", "tools.check", root, "--dataset", "Folder", *flags)
         questions.append(f"if {images!r} holds the images and {masks!r} the masks, run: {command}")
     return f"no masks found: {'; or '.join(questions)}" if questions else ""
-
-
-def _copy_command(root: Path, pairs: list[tuple[str, str]]) -> str:
-    """Return the command that copies train and trainannot, as in CamVid, to images/train and masks/train, and checks.
-
-    No flags read such folders. pairs: names of the folders of each split's images and masks.
-    """
-    out = new_folder(root)
-    commands = [["mkdir", "-p", out / "images", out / "masks"]]
-    for images, masks in pairs:
-        commands += [["cp", "-r", root / images, out / "images"], ["cp", "-r", root / masks, out / "masks" / images]]
-    lines = [shell.quoted(list(map(str, words))) for words in commands]
-    return " && ".join([*lines, shell.python_command("-m", "tools.check", out)])
 
 
 def _pairs(root: Path, paths: Paths) -> Iterator[tuple[str, str]]:
@@ -166,8 +150,7 @@ def _guess_layout(root: Path, paths: Paths) -> Paths:
     image_ending, label_ending = guess_endings(
         list_folder(place.images, layout.IMAGE_SUFFIXES), list_folder(place.masks, layout.ANY_SUFFIXES), place.masks
     )
-    label_map = CITYSCAPES.flags["label_map"] if label_ending == CITYSCAPES.flags["label_suffix"] else ""
-    return replace(paths, image_suffix=image_ending, label_suffix=label_ending, label_map=paths.label_map or label_map)
+    return replace(paths, image_suffix=image_ending, label_suffix=label_ending)
 
 
 def _split_name(root: Path, paths: Paths, names: tuple[str, ...]) -> str:
@@ -183,7 +166,7 @@ def _label_ending(folder: Path) -> str:
 
 
 def guess_endings(images: Collection[str], labels: Collection[str], folder: Path) -> tuple[str, str]:
-    """Return the ends of the names of images and labels, such as ("_leftImg8bit", "_gtFine_labelIds").
+    """Return the ends of the names of images and labels, such as ("_sat", "_mask").
 
     images, labels: names without suffix; equal if one folder has both. folder: of the labels, for messages. Both ends
     are "" if images and labels have the same names, or if no ends pair most images. Raises UserError if labels of
@@ -195,21 +178,21 @@ def guess_endings(images: Collection[str], labels: Collection[str], folder: Path
         return "", ""
     names = names[:: math.ceil(len(names) / NUM_NAMES)]
     wanted = MOST * len(names) / (1 + in_one_folder)  # in one folder, half of the names are labels
-    known, ordered = CITYSCAPES.flags["label_suffix"], sorted(labels)
+    ordered = sorted(labels)
     for ending in _own_endings(names):
         counts = Counter(rest for name in names for rest in _rests(name.removesuffix(ending), ordered))
         found = sorted(rest for rest, count in counts.items() if count >= wanted and rest not in ("", ending))
-        if len(found) > 1 and known not in found:
+        if len(found) > 1:
             raise UserError(
                 f"{folder}: labels of the images end in {' and '.join(found[:4])}: choose one with --label_suffix"
             )
         if found:
-            return ending, known if known in found else found[0]
+            return ending, found[0]
     return "", ""
 
 
 def _own_endings(names: list[str]) -> list[str]:
-    """Return "" and, if all names end in the same word, that word with its separator, such as "_leftImg8bit"."""
+    """Return "" and, if all names end in the same word, that word with its separator, such as "_sat"."""
     words = {match[0] if (match := re.search(r"[_.-][^_.-]*[A-Za-z][^_.-]*$", name)) else "" for name in names}
     return ["", *words] if len(words) == 1 and "" not in words else [""]
 

@@ -76,19 +76,15 @@ def parser() -> Parser:
     add("--scribbles", action="store_true", help=scribbles)
     classes = "classes in order, with colours: voc, camvid, cityscapes, ade20k, cocostuff, or FILE [labels' order]"
     add("--classes", default="", metavar="FILE", help=classes)
-    unlabelled = "pixels without a label: class background (0 without --classes), or 255 [panoptic, scribbles: ignore]"
+    unlabelled = "pixels without a label: class background (0 without --classes), or 255 [scribbles: ignore]"
     add("--unlabelled", default="", choices=("background", "ignore"), help=unlabelled)
     unlisted = "what shapes and colours of classes that --classes lacks become [ignore, and name each]"
     add("--unlisted", default="", choices=("background", "ignore"), help=unlisted)
     add("--images", type=Path, metavar="DIR", help="folder of the images [beside the labels, or where the labels say]")
-    add("--copy", action="store_true", help="copy images; without it, OUT has hard links to them if the disk can link")
     add("--split", default="", metavar="NAME", help="write to images/NAME and masks/NAME; OUT may have other splits")
-    add("--image_suffix", default="", metavar="TEXT", help="colours, binary: end of the images' names: _leftImg8bit")
-    add("--label_suffix", default="", metavar="TEXT", help="colours, binary: end of the masks' names, such as _mask")
-    threshold = "binary: values of at least N are the object; JPEG masks are then read, too"
-    add("--threshold", type=int, metavar="N", help=threshold)
-    width = "width of lines, diameter of points [10; scribbles: 3]"
-    add("--line_width", type=float, metavar="PIXELS", help=width)
+    add("--image_suffix", default="", metavar="TEXT", help="colours: end of the images' names: _leftImg8bit")
+    add("--label_suffix", default="", metavar="TEXT", help="colours: end of the masks' names, such as _mask")
+    add("--line_width", type=float, metavar="PIXELS", help="width of lines [10; scribbles: 3]")
     add("--workers", type=int, default=-1, metavar="N", help="processes; 0 converts in this process [number of cores]")
     return parser
 

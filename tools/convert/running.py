@@ -5,7 +5,6 @@ import functools
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,18 +16,15 @@ from support.errors import UserError
 from support.files import write_atomic
 from support.labels import IGNORE
 from support.processes import work_on
-from tools.claims import claim
+from support.results import claim
 from tools.convert.find import find_kind
 from tools.convert.formats import KINDS
-from tools.convert.formats.colours import class_file
-from tools.convert.formats.pairs import check_hint
+from tools.convert.formats.colours import check_hint, class_file
 from tools.convert.numbering import Numbering, number_classes, read_known
 from tools.convert.output import Job, Result, convert
-from tools.convert.reading import colour_of
 from tools.convert.source import Entry, Source
 
-MOST_UNLISTED = 20  # classes without a number that are named one by one
-MOST_ALIKE = 10  # lines that are printed one by one though they differ only in names and numbers
+MOST_FAULTS = 20  # lines that are printed one by one
 
 
 def run(args: argparse.Namespace) -> tuple[int, list[str]]:
@@ -46,17 +42,27 @@ def run(args: argparse.Namespace) -> tuple[int, list[str]]:
     source = kind.read(args.source, args)
     entries = _named_entries(source, args)
     if not entries or not source.names:
-        _name_all([*source.faults, *source.notes])
-        hint = check_hint(args.source) if name in ("colours", "binary") else ""
+        _print_faults([*source.faults, *source.notes])
+        hint = check_hint(args.source) if name == "colours" else ""
         raise UserError(f"{args.source}: {'no shape' if entries else 'nothing'} to convert as {name}{hint}")
     unlabelled = args.unlabelled or ("ignore" if args.scribbles else kind.unlabelled)
     numbering = number_classes(source, args.known, unlabelled, args.classes)
-    _start(args, numbering, settings | {"kind": name, "source": str(args.source.resolve())})
     folders = ("JPEGImages", SCRIBBLES) if args.scribbles else ("images", "masks")
-    job = Job(kind.draw, args, numbering, (args.out / folders[0] / args.split, args.out / folders[1] / args.split))
-    results = work_on(functools.partial(convert, job=job), entries, args.workers, "image", "converting")
-    status = _report(args, source, results, numbering)
-    return status, [entry.name for entry, result in zip(entries, results, strict=True) if result.pixels is not None]
+    images, masks = (args.out / folder / args.split for folder in folders)
+    classes = args.out / "classes.txt"
+    if classes.is_file() and classes.read_text(encoding="utf-8") != numbering.text():
+        raise UserError(
+            f"{classes}: other classes than those of this command: name a new folder, or add --classes {classes}"
+        )
+    note = args.out / f".made_from{'_' if args.split else ''}{args.split}.json"
+    results = [f"{folder.relative_to(args.out).as_posix()}/**/*" for folder in (images, masks)]
+    settings |= {"kind": name, "source": str(args.source.resolve())}
+    claim(note, settings, results, "tools.convert", overwrite=None)
+    write_atomic(classes, numbering.text())
+    job = Job(kind.draw, args, numbering, images, masks)
+    done = work_on(functools.partial(convert, job=job), entries, args.workers, "image", "converting")
+    status = _report(args, source, done, numbering)
+    return status, [entry.name for entry, result in zip(entries, done, strict=True) if result.pixels is not None]
 
 
 def _check_flags(args: argparse.Namespace) -> None:
@@ -99,37 +105,22 @@ def _named_entries(source: Source, args: argparse.Namespace) -> list[Entry]:
     return list(taken.values())
 
 
-def _start(args: argparse.Namespace, numbering: Numbering, settings: dict[str, str]) -> None:
-    """Create OUT with its classes.txt, or check that it is the result of the same command, or of another split."""
-    classes = args.out / "classes.txt"
-    if classes.is_file() and classes.read_text(encoding="utf-8") != numbering.text():
-        raise UserError(
-            f"{classes}: other classes than those of this command: name a new folder, or add --classes {classes}"
-        )
-    claim(args.out, settings, args.split or "all")
-    if not classes.is_file():
-        write_atomic(classes, numbering.text())
-
-
 def _report(args: argparse.Namespace, source: Source, results: list[Result], numbering: Numbering) -> int:
     """Print the faults, the table of pixels by class, and what became of the images. Return the exit status."""
     faults = [*source.faults, *(line for result in results for line in result.faults)]
     missing = sum((result.unlisted for result in results), Counter())
     if not args.unlisted:
-        common = missing.most_common(MOST_UNLISTED)
         faults += [
-            f"class {name!r}: not in the list of classes: ignored (255) in {count} place(s)" for name, count in common
+            f"class {name!r}: not in the list of classes: ignored (255) in {count} place(s)"
+            for name, count in missing.most_common()
         ]
-        if len(missing) > len(common):
-            faults.append(f"{len(missing) - len(common)} more classes that are not in the list")
-    _name_all(faults)
-    done = [result for result in results if result.pixels is not None]
-    print("\n".join([*source.notes, *_table([result.pixels or {} for result in done], numbering)]))
-    how = Counter(result.how for result in done)
-    meaning = {"linked": " (hard links: no space, do not edit them in place)", "kept": " (from an earlier start)"}
-    shown = ", ".join(f"{count} {name}{meaning.get(name, '')}" for name, count in how.items())
-    print(f"{args.out}: {len(done)} image(s) with masks; images: {shown or 'none'}")
-    if any(name in source.colours and colour_of(name) for name in numbering.names):
+    _print_faults(faults)
+    done = [result.pixels for result in results if result.pixels is not None]
+    print("\n".join([*source.notes, *_table(done, numbering)]))
+    print(
+        f"{args.out}: {len(done)} image(s) with masks; images are hard links where the disk has them: do not edit them"
+    )
+    if any(re.fullmatch("#[0-9a-f]{6}", name) for name in numbering.names):
         file = args.out / "classes.txt"
         print(f"classes are named by colour: to rename them, edit the first word of each line of {file}")
     if faults:
@@ -139,15 +130,11 @@ def _report(args: argparse.Namespace, source: Source, results: list[Result], num
     return 1 if faults else 0
 
 
-def _name_all(faults: Iterable[str]) -> None:
-    """Print the lines; of many that differ only in names and numbers, the first three and the number of the others."""
-    alike: dict[str, list[str]] = {}
-    for line in faults:
-        alike.setdefault(re.sub(r"\S*[\d./\\]\S*", "", line), []).append(line)
-    for lines in alike.values():
-        shown = lines if len(lines) <= MOST_ALIKE else [*lines[:3], f"... and {len(lines) - 3} more lines like these"]
-        for line in shown:
-            tqdm.write("".join(char if char.isprintable() else repr(char)[1:-1] for char in line), file=sys.stderr)
+def _print_faults(faults: list[str]) -> None:
+    """Print the first lines to standard error, and the number of the others."""
+    more = [f"... and {len(faults) - MOST_FAULTS} more"] if len(faults) > MOST_FAULTS else []
+    for line in [*faults[:MOST_FAULTS], *more]:
+        tqdm.write("".join(char if char.isprintable() else repr(char)[1:-1] for char in line), file=sys.stderr)
 
 
 def _table(pixels: list[dict[int, int]], numbering: Numbering) -> list[str]:

@@ -7,28 +7,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from support.errors import InputError
-from tools.convert.polygons import FewPointsError, Patch
+from tools.convert.polygons import Patch
 
 Options = argparse.Namespace  # the flags of tools.convert; known: the Classes of --classes, or None
 
 
-class Region(NamedTuple):
-    """Pixels of one class: mask (height, width) bool, whose pixel [0, 0] is pixel [top, left] of the image.
-
-    name: of the class; None for pixels to ignore (255).
-    """
-
-    name: str | None
-    top: int
-    left: int
-    mask: np.ndarray
-
-
 class Shape(NamedTuple):
-    """A shape of an annotation: its class, None to ignore its pixels; its place, for messages; what a Patcher needs."""
+    """A shape of an annotation: its class, None to ignore its pixels; its place, for messages; its data."""
 
     name: str | None
     where: str
@@ -40,10 +26,8 @@ class Entry:
     """An image to convert.
 
     name: of the output, without suffix; folders are separated by "/". where: file, or file and position in it, for
-    messages. image: file of the image, or the file to extract() it from. record: what Draw needs, such as Shapes; it is
-    pickled. size: (height, width) that the annotation declares, None if it declares none.
-    split: train, val, test or another subset of the export, "" if it names none.
-    extract: returns the bytes of an image that is embedded in the file `image`, and their suffix.
+    messages. record: what Draw needs: the Shapes, or the file of the mask. size: (height, width) that the annotation
+    declares, None if it declares none. split: train, val, test or another subset of the export, "" if it names none.
     """
 
     name: str
@@ -51,7 +35,6 @@ class Entry:
     image: Path
     record: Any
     size: tuple[int, int] | None = None
-    extract: Callable[[Path], tuple[bytes, str]] | None = None
     split: str = ""
 
 
@@ -76,13 +59,13 @@ class Source:
         return list(dict.fromkeys(shape.name for entry in self.entries for shape in entry.record))
 
 
-# Yields the regions of an entry in drawing order: later ones cover earlier ones. The arguments are the entry, the
-# image's (height, width), the options, and a list to which the reader adds a line for each shape that covers nothing.
+# Yields (class or None, pixels) of an entry in drawing order: later ones cover earlier ones. The arguments are the
+# entry, the image's (height, width), the options, and a list to which it adds a line for each shape that is left out.
 # Raises InputError if the mask would be wrong: the entry is then skipped.
-Draw = Callable[[Entry, tuple[int, int], Options, list[str]], Iterator[Region]]
+Draw = Callable[[Entry, tuple[int, int], Options, list[str]], Iterator[tuple[str | None, Patch]]]
 
-# Returns the pixels of a shape: patch(data, where, size, options, faults).
-Patcher = Callable[[Any, str, tuple[int, int], Options, list[str]], Patch]
+# Returns the pixels of a shape: patch(data, where, size, line width).
+Patcher = Callable[[Any, str, tuple[int, int], float], Patch]
 
 
 class Kind(NamedTuple):
@@ -101,15 +84,11 @@ def shapes(patch: Patcher) -> Draw:
 
 def _draw_shapes(
     patch: Patcher, entry: Entry, size: tuple[int, int], options: Options, faults: list[str]
-) -> Iterator[Region]:
+) -> Iterator[tuple[str | None, Patch]]:
     for name, where, data in entry.record:
-        try:
-            top, left, mask = patch(data, where, size, options, faults)
-        except FewPointsError as error:
-            faults.append(str(error))
-            continue
-        if mask.any():
-            yield Region(name, top, left, mask)
+        found = patch(data, where, size, options.line_width)
+        if found.mask.any():
+            yield name, found
         else:
             faults.append(f"{where}: covers no pixel of the image: left out")
 

@@ -27,8 +27,8 @@ from support.errors import UserError
 from support.files import write_atomic
 from support.labels import IGNORE
 from support.processes import work_on
+from support.results import claim
 from tools.arguments import Parser
-from tools.claims import claim
 from tools.scribbles.regions import import_extra
 from tools.scribbles.strokes import Style, draw_scribble
 
@@ -55,7 +55,8 @@ def main(argv: list[str] | None = None) -> int:
         raise UserError(f"{args.out}: is in {args.masks}: name a folder outside")
     job = Job(args.out, style, args.seed, read_classes(args.classes, None).colours)
     settings = dataclasses.asdict(style) | {"seed": args.seed, "classes": args.classes}
-    claim(args.out, settings | {"masks": str(args.masks.resolve())})
+    settings |= {"masks": str(args.masks.resolve())}
+    claim(args.out / ".made_from.json", settings, ["**/*"], "tools.scribbles", overwrite=None)
     results = work_on(functools.partial(_simulate, job=job), masks, args.workers, "mask", "drawing")
     how = Counter(results)
     drawn, kept = how.pop("drawn", 0), how.pop("kept", 0)
