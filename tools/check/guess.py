@@ -39,7 +39,8 @@ def guess_flags(
     if not root.is_dir():
         raise UserError(f"{root}: no such folder")
     known = recognise(root)
-    if known and not _has_scribbles(root) and dataset in ("", known.flags["dataset"]):
+    has_scribbles = (root / layout.SCRIBBLES).is_dir() or (root / layout.PSEUDO).is_dir()
+    if known and not has_scribbles and dataset in ("", known.flags["dataset"]):
         return known.flags["dataset"], _fill(paths, known, num_classes), known
     dataset = dataset or guess_dataset(root, paths)
     return dataset, _guess_layout(root, paths) if dataset == "Folder" else paths, None
@@ -49,8 +50,7 @@ def _fill(paths: Paths, known: Released, num_classes: int | None) -> Paths:
     """Return the flags with those of a well-known data set where the user set none."""
     values = {name: value for name, value in known.flags.items() if hasattr(paths, name)}
     own = {name: value for name in values if (value := getattr(paths, name))}
-    other_labels = any(own.get(name, values.get(name)) != values.get(name) for name in ("val_path", "label_suffix"))
-    if other_labels or num_classes not in (None, int(known.flags["numclasses"])):
+    if own.keys() & {"val_path", "label_suffix"} or num_classes not in (None, int(known.flags["numclasses"])):
         values.pop("label_map", None)  # it fits the labels as they are released
     return replace(paths, **values | own)
 
@@ -69,8 +69,10 @@ def guess_dataset(root: Path, paths: Paths) -> str:
     images = paths.image_path or IMAGES
     if (root / images).is_dir() or any((root / name / images).is_dir() for name in TRAIN_NAMES):
         return "Folder"
-    if any(_label_ending(root / name) for name in TRAIN_NAMES):
-        return "Folder"
+    for folder in (root / name for name in TRAIN_NAMES):  # train/NAME.jpg and train/NAME_mask.png
+        files = list_folder(folder, layout.IMAGE_SUFFIXES)
+        if files and guess_endings(files, files, folder)[1]:
+            return "Folder"
     if problem := unread_labels(root, paths):
         raise UserError(f"{root}: {problem}")
     present = ", ".join(sorted(path.name for path in root.iterdir())[:8]) or "nothing"
@@ -122,10 +124,6 @@ def _is_mask(path: Path) -> bool:
     return len(np.unique(pixels.reshape(-1, *pixels.shape[2:]), axis=0)) <= FEW_COLOURS
 
 
-def _has_scribbles(root: Path) -> bool:
-    return (root / layout.SCRIBBLES).is_dir() or (root / layout.PSEUDO).is_dir()
-
-
 def _guess_layout(root: Path, paths: Paths) -> Paths:
     """Return the flags with the names of the splits, the folders and the ends of names of a data set in plain folders.
 
@@ -157,12 +155,6 @@ def _split_name(root: Path, paths: Paths, names: tuple[str, ...]) -> str:
     """Return the first of the names that is a split, "" for the default one or if none is."""
     found = [name for name in names if find_places(root, name, paths.image_path, paths.val_path, paths.list_path)]
     return "" if not found or found[0] == names[0] else found[0]
-
-
-def _label_ending(folder: Path) -> str:
-    """Return the end of the labels' names in a folder of images and labels, "" if it has no such labels."""
-    files = list_folder(folder, layout.IMAGE_SUFFIXES)
-    return guess_endings(files, files, folder)[1] if files else ""
 
 
 def guess_endings(images: Collection[str], labels: Collection[str], folder: Path) -> tuple[str, str]:

@@ -78,14 +78,6 @@ def find_split(root: Path, dataset: str, paths: Paths, name: str) -> Split:
     return replace(split, folders=folders, endings=_endings(folders, paths))
 
 
-def find_unsplit(root: Path, paths: Paths) -> Split | None:
-    """Return a Split of all images and masks in plain folders, or None if there are none."""
-    place = find_whole(root, images=paths.image_path, masks=paths.val_path)
-    folders = {"image": place.images, "mask": place.masks}
-    split = Split(folders, plain=True, endings=_endings(folders, paths))
-    return split if list_folder(place.images, layout.IMAGE_SUFFIXES) else None
-
-
 def _endings(folders: dict[str, Path], paths: Paths) -> dict[str, str]:
     return dict.fromkeys(folders, paths.label_suffix) | {"image": paths.image_suffix}
 
@@ -140,13 +132,15 @@ def survey(
             splits[name] = find_split(root, dataset, paths, name)
         except UserError as error:
             missing[name] = str(error)
-    whole = find_unsplit(root, paths) if dataset == "Folder" and not splits and not paths.list_path else None
-    if whole:
-        splits[WHOLE] = whole
-        findings.add("no-split", whole.folders["image"], f"no {' and no '.join(names)}")
-    else:
-        for name, problem in missing.items():
-            findings.add("split-missing", name, problem)
+    if dataset == "Folder" and not splits and not paths.list_path:
+        place = find_whole(root, images=paths.image_path, masks=paths.val_path)
+        if list_folder(place.images, layout.IMAGE_SUFFIXES):
+            folders = {"image": place.images, "mask": place.masks}
+            splits[WHOLE] = Split(folders, plain=True, endings=_endings(folders, paths))
+            findings.add("no-split", place.images, f"no {' and no '.join(names)}")
+            missing = {}
+    for name, problem in missing.items():
+        findings.add("split-missing", name, problem)
     samples = []
     for name, split in splits.items():
         required = required_labels(dataset, is_train=name == paths.splits[0])

@@ -78,8 +78,6 @@ def parser() -> Parser:
     add("--classes", default="", metavar="FILE", help=classes)
     unlabelled = "pixels without a label: class background (0 without --classes), or 255 [scribbles: ignore]"
     add("--unlabelled", default="", choices=("background", "ignore"), help=unlabelled)
-    unlisted = "what shapes and colours of classes that --classes lacks become [ignore, and name each]"
-    add("--unlisted", default="", choices=("background", "ignore"), help=unlisted)
     add("--images", type=Path, metavar="DIR", help="folder of the images [beside the labels, or where the labels say]")
     add("--split", default="", metavar="NAME", help="write to images/NAME and masks/NAME; OUT may have other splits")
     add("--image_suffix", default="", metavar="TEXT", help="colours: end of the images' names: _leftImg8bit")

@@ -15,8 +15,7 @@ from data.images import decoding, image_size, label_png
 from support.errors import InputError, UserError
 from support.files import write_atomic, writing
 from support.labels import IGNORE
-from tools.convert.numbering import Numbering
-from tools.convert.source import Draw, Entry, Options
+from tools.convert.source import Draw, Entry, Numbering, Options
 
 
 class Job(NamedTuple):
@@ -73,10 +72,9 @@ def _check_image(entry: Entry) -> tuple[int, int]:
 def paint(entry: Entry, size: tuple[int, int], job: Job, result: Result) -> np.ndarray:
     """Return the label map (height, width) uint8 of an entry: its regions over each other in drawing order."""
     numbering = job.numbering
-    unlisted = numbering.unlabelled if job.options.unlisted == "background" else IGNORE
     label = np.full(size, numbering.unlabelled, np.uint8)
     for name, (top, left, mask) in job.draw(entry, size, job.options, result.faults):
-        value = IGNORE if name is None else numbering.numbers.get(name, unlisted)
+        value = IGNORE if name is None else numbering.numbers.get(name, IGNORE)
         if name is not None and name not in numbering.numbers:
             result.unlisted[name] += 1
         label[top : top + mask.shape[0], left : left + mask.shape[1]][mask] = value

@@ -78,14 +78,9 @@ def output_name(reference: str) -> str:
 
 
 class ImageFinder:
-    """Finds the images that annotation files refer to, below the folders `roots`. flag: --images, which replaces them.
-
-    Raises UserError if --images is no folder.
-    """
+    """Finds the images that annotation files refer to, below the folders `roots`. flag: --images, in their place."""
 
     def __init__(self, roots: Iterable[Path], flag: Path | None = None):
-        if flag is not None and not flag.is_dir():
-            raise UserError(f"--images {flag}: no such folder")
         self.roots = [flag] if flag else list(dict.fromkeys(roots))
 
     @cached_property
@@ -100,7 +95,7 @@ class ImageFinder:
         return found
 
     def find(self, reference: str, where: str, subset: str = "") -> Path:
-        """Return the file for a path in an annotation: at this path below a root, or the one of its file name.
+        """Return the file for a path in an annotation: at this path in a root or its `images`, or the one of its name.
 
         subset: a folder that is looked in first, such as "Train". Of several files with the name, the one in a folder
         named after it or its split is taken; a file in the folder of another split is not. Without any file of the
@@ -111,9 +106,9 @@ class ImageFinder:
         whole = subset / path
         # A reference that leads out of the folders that the user named finds nothing there.
         for root in [] if whole.is_absolute() or ".." in whole.parts else self.roots:
-            for with_path in (root / whole, root / path):
-                if with_path.is_file() and path.suffix.lower() in IMAGE_SUFFIXES:
-                    return with_path
+            for file in (root / "images" / whole, root / whole, root / "images" / path, root / path):
+                if file.is_file() and path.suffix.lower() in IMAGE_SUFFIXES:
+                    return file
         name = unicodedata.normalize("NFC", path.name)
         found = self._by_file_name.get(name) or self._by_file_name.get(posixpath.splitext(name)[0], set())
         if subset:

@@ -20,9 +20,8 @@ from support.results import claim
 from tools.convert.find import find_kind
 from tools.convert.formats import KINDS
 from tools.convert.formats.colours import check_hint, class_file
-from tools.convert.numbering import Numbering, number_classes, read_known
 from tools.convert.output import Job, Result, convert
-from tools.convert.source import Entry, Source
+from tools.convert.source import Entry, Numbering, Source, number_classes, read_known
 
 MOST_FAULTS = 20  # lines that are printed one by one
 
@@ -69,6 +68,8 @@ def _check_flags(args: argparse.Namespace) -> None:
     if not args.source.exists():
         missing = " (OUT is missing)" if str(args.source) in KINDS else ""
         raise UserError(f"{args.source}: no such file or folder{missing}")
+    if args.images and not args.images.is_dir():
+        raise UserError(f"--images {args.images}: no such folder")
     if args.line_width is not None and not 0 < args.line_width < 1e5:
         raise UserError(f"--line_width {args.line_width}: must be a number of pixels above 0")
     if args.split and (Path(args.split).name != args.split or args.split.startswith(".") or args.scribbles):
@@ -109,11 +110,10 @@ def _report(args: argparse.Namespace, source: Source, results: list[Result], num
     """Print the faults, the table of pixels by class, and what became of the images. Return the exit status."""
     faults = [*source.faults, *(line for result in results for line in result.faults)]
     missing = sum((result.unlisted for result in results), Counter())
-    if not args.unlisted:
-        faults += [
-            f"class {name!r}: not in the list of classes: ignored (255) in {count} place(s)"
-            for name, count in missing.most_common()
-        ]
+    faults += [
+        f"class {name!r}: not in the list of classes: ignored (255) in {count} place(s)"
+        for name, count in missing.most_common()
+    ]
     _print_faults(faults)
     done = [result.pixels for result in results if result.pixels is not None]
     print("\n".join([*source.notes, *_table(done, numbering)]))

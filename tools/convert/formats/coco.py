@@ -52,7 +52,8 @@ def read(source: Path, options: Options) -> Source:
             images[number] = image
         shapes = _shapes(content, path, names, images, result)
         folder, split = _split_folder(root, path), split_of(path.stem) if source.is_dir() else ""
-        finder = _image_finder(root, path, options)
+        above = [path.parent.parent] if path.parent.name == "annotations" else []
+        finder = ImageFinder([path.parent, *above, root], options.images)
 
         def entry(number: int) -> Entry:
             where = f"{path}: image {number}"
@@ -80,17 +81,6 @@ def _has_masks(content: object) -> bool:
     annotations = content["annotations"]
     first = annotations[0] if isinstance(annotations, list) and annotations else None
     return not (isinstance(first, dict) and first.keys() & {"caption", "keypoints"})
-
-
-def _image_finder(root: Path, path: Path, options: Options) -> ImageFinder:
-    """Return a finder for the images of an annotation file: beside it, then below the root.
-
-    For a file in a folder "annotations", as in COCO, its parent folder is searched, too.
-    """
-    above = [path.parent.parent] if path.parent.name == "annotations" else []
-    roots = [path.parent, *above, root]
-    inner = [folder / "images" for folder in roots if (folder / "images").is_dir()]
-    return ImageFinder(inner + roots, options.images)
 
 
 def _categories(content: object, path: Path) -> dict[int, str]:

@@ -34,8 +34,7 @@ def read(source: Path, options: Options) -> Source:
             result.names += [] if name in result.names else [name]
             if re.fullmatch("#[0-9a-fA-F]{6}", colour):
                 result.colours[name] = tuple(bytes.fromhex(colour[1:]))
-        beside = [folder for folder in (path.parent / "images", path.parent) if folder.is_dir()]
-        finder = ImageFinder(beside, options.images)
+        finder = ImageFinder([path.parent], options.images)
         # Datumaro writes a file for each subset, and names it after the subset.
         subset = root.findtext("meta/task/subset") or (split_of(path.stem) if source.is_dir() else "")
         return list(collect(lambda image: _entry(image, path, subset, finder), root.iter("image"), result.faults))
