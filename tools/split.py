@@ -17,7 +17,6 @@ from tqdm import tqdm
 if not __package__:  # started as a file from another folder: python PATH/tools/split.py
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from data.classes import aligned, read_classes
 from data.images import read_label
 from data.label_map import LabelMap, read_label_map
 from data.layout import Split, pair_files
@@ -119,7 +118,6 @@ def main(argv: list[str] | None = None) -> None:
     in_val = split(names, groups, found, args.val, args.seed)
     for path, part in zip(lists, (False, True), strict=True):
         write_atomic(path, "".join(f"{name}\n" for name, is_val in zip(names, in_val, strict=True) if is_val == part))
-    print("\n".join(_table(root, found, in_val)))
     by_group = f" of {len(set(groups))} groups" if args.group else ""
     print(f"{lists[0]}: {(~in_val).sum()} images; {lists[1]}: {in_val.sum()} images{by_group}")
     flags = [("image_path", args.image_path, "images"), ("train_path", args.label_path, "masks")]
@@ -128,19 +126,6 @@ def main(argv: list[str] | None = None) -> None:
     words = [word for name, value, default in flags if value != default for word in (f"--{name}", value)]
     words = ["--dataset", "Folder", *words] if words else []  # JPEGImages alone would mean VOC's lists
     print(f"to check it: {shell.python_command('-m', 'tools.check', root, *words)}")
-
-
-def _table(root: Path, found: np.ndarray, in_val: np.ndarray) -> list[str]:
-    """Return a text table as lines: the number of images with each class in each part."""
-    file = root / "classes.txt"
-    names = read_classes(str(file), None).names if file.is_file() else []
-    rows = [["class", "name", "train images", "val images", "share in val"]]
-    for number in range(max(found.shape[1], len(names))):
-        column = found[:, number] if number < found.shape[1] else np.zeros(len(found), bool)
-        train, val = int((column & ~in_val).sum()), int((column & in_val).sum())
-        name = names[number] if number < len(names) else str(number)
-        rows.append([str(number), name, str(train), str(val), f"{val / max(train + val, 1):.1%}"])
-    return [f"  {line}" for line in aligned(rows)]
 
 
 def parser() -> Parser:

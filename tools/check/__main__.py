@@ -25,9 +25,9 @@ from support.files import write_atomic
 from support.labels import MAPS
 from support.processes import work_on
 from tools.arguments import Parser, data_root
-from tools.check.commands import fixing_lines, training_lines
+from tools.check.commands import conversion, fixing_lines, training_lines
 from tools.check.findings import Findings
-from tools.check.guess import guess_flags, unread_labels
+from tools.check.guess import guess_flags
 from tools.check.measure import measure
 from tools.check.rules import check_classes, find_faults, infer_num_classes
 from tools.check.summary import Summary, report_lines
@@ -53,7 +53,7 @@ def check(
     findings, paths = Findings(root), paths or Paths()
     dataset, paths, known = guess_flags(root, dataset, paths, num_classes)
     found, samples = survey(root, dataset, paths, splits or paths.splits, findings)
-    if not any(sample.labels for sample in samples) and (problem := unread_labels(root, paths)):
+    if not any(sample.labels for sample in samples) and (problem := conversion(root)):
         raise UserError(f"{root}: {problem}")
     summary = Summary(str(root), dataset, num_classes_given=num_classes is not None, splits=paths.splits)
     summary.flags = {name: value for name, value in dataclasses.asdict(paths).items() if value}

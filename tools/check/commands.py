@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from config import Config, as_dict
-from config.recipe import CPU, CUDA, Choice, Facts, Recipe
+from config.recipe import CPU, CUDA, Facts, Recipe
 from data.images.resize import large_images
 from data.plain import IMAGES, MASKS, Place, find_places, find_whole
 from support import shell
@@ -14,8 +14,6 @@ from tools.check.findings import Findings
 from tools.check.summary import Summary
 from tools.check.survey import Paths
 from tools.convert.find import NUMBERS, describe, find_kinds
-
-_SAME_ON_ANY_GPUS = {"batchsize": "total_batchsize"}  # the command then trains the same model on any number of GPUs
 
 
 def training_lines(summary: Summary) -> list[str]:
@@ -29,8 +27,9 @@ def training_lines(summary: Summary) -> list[str]:
     words = ["--dataset", summary.dataset, "--dataset_path", summary.root, "--numclasses", summary.num_classes]
     words += ["--classes", summary.class_file] if summary.class_file else []
     words += _words(summary.flags)
-    choices = _recipe(summary)
-    words += _words({_SAME_ON_ANY_GPUS.get(name, name): choice.value for name, choice in choices.items()})
+    choices = _recipe(summary).choices
+    # With --total_batchsize, the command trains the same model on any number of GPUs.
+    words += _words({name.replace("batchsize", "total_batchsize"): choice.value for name, choice in choices.items()})
     width = max(len(f"{name} {choice.value}") for name, choice in choices.items())
     lines = ["settings for these images and this machine (train.py chooses the same):"]
     lines += [f"  --{f'{name} {choice.value}':{width}}  {choice.reason}" for name, choice in choices.items()]
@@ -38,14 +37,14 @@ def training_lines(summary: Summary) -> list[str]:
     return [*lines, f"to train: {shell.python_command('train.py', *words)}"]
 
 
-def _recipe(summary: Summary) -> dict[str, Choice]:
-    """Return the recipe's choices for a data set, on a GPU of this machine or on its CPU."""
+def _recipe(summary: Summary) -> Recipe:
+    """Return the recipe for a data set, on a GPU of this machine or on its CPU."""
     device, memory = CPU, 0.0
     if torch.cuda.is_available():
         device, memory = CUDA, torch.cuda.get_device_properties(0).total_memory / 2**30
     sizes, num_train = summary.image_sizes, summary.images[summary.splits[0]]
     large, _ = large_images(sizes, device.crop_size)
-    return Recipe(Facts(summary.dataset, num_train, sizes, device, memory, large=large), as_dict(Config()), ()).choices
+    return Recipe(Facts(summary.dataset, num_train, sizes, device, memory, large=large), as_dict(Config()), ())
 
 
 def fixing_lines(summary: Summary, findings: Findings) -> list[str]:

@@ -1,7 +1,5 @@
 """Guess the flags that read a data set from its folders and file names, without opening an image."""
 
-import contextlib
-import itertools
 import math
 import re
 from bisect import bisect_left
@@ -10,13 +8,9 @@ from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
 from data import layout
-from data.images import LABEL_SUFFIXES, decode
 from data.plain import IMAGES, find_places, find_plain, find_whole
 from data.released import Released, recognise
-from support import shell
 from support.errors import UserError
 from tools.check.commands import conversion
 from tools.check.survey import Paths, list_folder
@@ -24,7 +18,6 @@ from tools.check.survey import Paths, list_folder
 TRAIN_NAMES = ("train", "training", "train2017", "Train", "Training")
 VAL_NAMES = ("val", "valid", "validation", "val2017", "dev", "Val", "Valid", "Validation")
 NUM_NAMES = 200  # image names to find the ends of names with
-FEW_COLOURS = 64  # a mask has at most so many, and an image more
 MOST = 0.9  # share of the images that must have a label of a name for it to be the rule
 
 
@@ -73,7 +66,7 @@ def guess_dataset(root: Path, paths: Paths) -> str:
         files = list_folder(folder, layout.IMAGE_SUFFIXES)
         if files and guess_endings(files, files, folder)[1]:
             return "Folder"
-    if problem := unread_labels(root, paths):
+    if problem := conversion(root):
         raise UserError(f"{root}: {problem}")
     present = ", ".join(sorted(path.name for path in root.iterdir())[:8]) or "nothing"
     raise UserError(
@@ -81,47 +74,6 @@ def guess_dataset(root: Path, paths: Paths) -> str:
         f"layout), but {present}; give its root, or name the folders with --dataset Folder, --image_path, --train_path "
         "and --val_path"
     )
-
-
-def unread_labels(root: Path, paths: Paths) -> str:
-    """Return a text that ends with the command for labels that the check does not read as they are; "" without any.
-
-    They are in another format, or in two folders of other names than the usual ones.
-    """
-    if problem := conversion(root):
-        return problem
-    questions = []
-    for images, masks in _pairs(root, paths):
-        flags = ("--image_path", images, "--train_path", masks, "--val_path", masks)
-        command = shell.python_command("-m", "tools.check", root, "--dataset", "Folder", *flags)
-        questions.append(f"if {images!r} holds the images and {masks!r} the masks, run: {command}")
-    return f"no masks found: {'; or '.join(questions)}" if questions else ""
-
-
-def _pairs(root: Path, paths: Paths) -> Iterator[tuple[str, str]]:
-    """Yield the names of two folders, in root or in a split's folder, that hold images and masks of the same names."""
-    folders = {path.name: path for name in ("", *TRAIN_NAMES) for path in sorted((root / name).glob("[!.]*/"))}
-    files = {name: list_folder(path, layout.IMAGE_SUFFIXES) for name, path in folders.items() if path.is_dir()}
-    for images, masks in itertools.permutations(files, 2):
-        if images != (paths.image_path or images):
-            continue
-        with contextlib.suppress(UserError):  # labels of several ends, which the check of the two folders names
-            ending, label_ending = guess_endings(files[images], files[masks], folders[masks])
-            pairs = {name: name.removesuffix(ending) + label_ending for name in files[images]}
-            common = [name for name, mask in pairs.items() if mask in files[masks]]
-            if len(common) > len(pairs) / 2:
-                image, mask = files[images][common[0]][0], files[masks][pairs[common[0]]][0]
-                if mask.name.lower().endswith(LABEL_SUFFIXES) and _is_mask(mask) and not _is_mask(image):
-                    yield images, masks
-
-
-def _is_mask(path: Path) -> bool:
-    """Return whether a file can be decoded and has few colours."""
-    try:
-        pixels = decode(path)
-    except UserError:
-        return False
-    return len(np.unique(pixels.reshape(-1, *pixels.shape[2:]), axis=0)) <= FEW_COLOURS
 
 
 def _guess_layout(root: Path, paths: Paths) -> Paths:

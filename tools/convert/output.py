@@ -30,9 +30,9 @@ class Job(NamedTuple):
 
 @dataclass
 class Result:
-    """What became of an entry. pixels: {label value: number}, None if it was skipped. unlisted: {class: shapes}."""
+    """What became of an entry: whether its files are there, faults, and {class without a number: shapes}."""
 
-    pixels: dict[int, int] | None = None
+    is_written: bool = False
     faults: list[str] = field(default_factory=list)
     unlisted: Counter = field(default_factory=Counter)
 
@@ -46,9 +46,8 @@ def convert(entry: Entry, job: Job) -> Result:
         _put(job.images / f"{entry.name}{entry.image.suffix}", entry.image)
     except InputError as error:
         result.faults.append(str(error))
-        return result
-    values, counts = np.unique(label, return_counts=True)
-    result.pixels = dict(zip(values.tolist(), counts.tolist(), strict=True))
+    else:
+        result.is_written = True
     return result
 
 

@@ -10,11 +10,9 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from data.classes import aligned
 from data.layout import SCRIBBLES
 from support.errors import UserError
 from support.files import write_atomic
-from support.labels import IGNORE
 from support.processes import work_on
 from support.results import claim
 from tools.convert.find import find_kind
@@ -23,7 +21,7 @@ from tools.convert.formats.colours import check_hint, class_file
 from tools.convert.output import Job, Result, convert
 from tools.convert.source import Entry, Numbering, Source, number_classes, read_known
 
-MOST_FAULTS = 20  # lines that are printed one by one
+MOST_LINES = 20  # faults and classes that are named
 
 
 def run(args: argparse.Namespace) -> tuple[int, list[str]]:
@@ -61,7 +59,7 @@ def run(args: argparse.Namespace) -> tuple[int, list[str]]:
     job = Job(kind.draw, args, numbering, images, masks)
     done = work_on(functools.partial(convert, job=job), entries, args.workers, "image", "converting")
     status = _report(args, source, done, numbering)
-    return status, [entry.name for entry, result in zip(entries, done, strict=True) if result.pixels is not None]
+    return status, [entry.name for entry, result in zip(entries, done, strict=True) if result.is_written]
 
 
 def _check_flags(args: argparse.Namespace) -> None:
@@ -107,7 +105,7 @@ def _named_entries(source: Source, args: argparse.Namespace) -> list[Entry]:
 
 
 def _report(args: argparse.Namespace, source: Source, results: list[Result], numbering: Numbering) -> int:
-    """Print the faults, the table of pixels by class, and what became of the images. Return the exit status."""
+    """Print the faults, and what became of the images. Return the exit status."""
     faults = [*source.faults, *(line for result in results for line in result.faults)]
     missing = sum((result.unlisted for result in results), Counter())
     faults += [
@@ -115,11 +113,10 @@ def _report(args: argparse.Namespace, source: Source, results: list[Result], num
         for name, count in missing.most_common()
     ]
     _print_faults(faults)
-    done = [result.pixels for result in results if result.pixels is not None]
-    print("\n".join([*source.notes, *_table(done, numbering)]))
-    print(
-        f"{args.out}: {len(done)} image(s) with masks; images are hard links where the disk has them: do not edit them"
-    )
+    done = sum(result.is_written for result in results)
+    shown = ", ".join(numbering.names[:MOST_LINES]) + (", ..." if len(numbering.names) > MOST_LINES else "")
+    print("\n".join([*source.notes, f"{len(numbering.names)} classes: {shown}"]))
+    print(f"{args.out}: {done} image(s) with masks; images are hard links where the disk has them: do not edit them")
     if any(re.fullmatch("#[0-9a-f]{6}", name) for name in numbering.names):
         file = args.out / "classes.txt"
         print(f"classes are named by colour: to rename them, edit the first word of each line of {file}")
@@ -132,17 +129,6 @@ def _report(args: argparse.Namespace, source: Source, results: list[Result], num
 
 def _print_faults(faults: list[str]) -> None:
     """Print the first lines to standard error, and the number of the others."""
-    more = [f"... and {len(faults) - MOST_FAULTS} more"] if len(faults) > MOST_FAULTS else []
-    for line in [*faults[:MOST_FAULTS], *more]:
+    more = [f"... and {len(faults) - MOST_LINES} more"] if len(faults) > MOST_LINES else []
+    for line in [*faults[:MOST_LINES], *more]:
         tqdm.write("".join(char if char.isprintable() else repr(char)[1:-1] for char in line), file=sys.stderr)
-
-
-def _table(pixels: list[dict[int, int]], numbering: Numbering) -> list[str]:
-    """Return a text table as lines: pixels and images of each class, and the ignored ones. pixels: of each mask."""
-    total = sum(sum(counts.values()) for counts in pixels) or 1
-    rows = [["class", "name", "pixels", "share", "images"]]
-    for number, name in [*enumerate(numbering.names), (IGNORE, "(ignored)")]:
-        count = sum(counts.get(number, 0) for counts in pixels)
-        images = sum(number in counts for counts in pixels)
-        rows.append([str(number), name, str(count), f"{count / total:.2%}", str(images)])
-    return [f"  {line}" for line in aligned(rows)]

@@ -8,13 +8,12 @@ corners), line, linestrip, point, or mask (two corners, and a PNG in base64).
 
 import base64
 import binascii
-import os
+import posixpath
 from pathlib import Path
 
 import cv2
 import numpy as np
 
-from data.images import IMAGE_SUFFIXES
 from support.errors import InputError
 from tools.convert import polygons
 from tools.convert.polygons import Patch, place, read_points
@@ -35,22 +34,14 @@ def read(source: Path, options: Options) -> Source:
             shapes.append(Shape(label, f"{path}: shape {number} ({label})", shape))
         height, width = content.get("imageHeight"), content.get("imageWidth")
         size = size_of(height, width, str(path)) if height else None
+        reference = value_of(content, "imagePath", str, str(path)).replace("\\", "/")
+        from_root = posixpath.normpath(posixpath.join(path.parent.relative_to(root).as_posix(), reference))
         name = output_name(path.relative_to(root).as_posix())
-        return Entry(name, str(path), _find_image(path, content, finder), shapes, size)
+        return Entry(name, str(path), finder.find(from_root, str(path)), shapes, size)
 
     result.entries += collect(read_one, annotation_files(source, ".json"), result.faults)
     result.names = sorted(result.shape_names())
     return result
-
-
-def _find_image(path: Path, content: dict, finder: ImageFinder) -> Path:
-    """Return the image of a file: at imagePath from the file's folder, or below the root."""
-    reference = value_of(content, "imagePath", str, str(path)).replace("\\", "/")
-    beside = Path(os.path.abspath(path.parent / reference))
-    inside = any(beside.is_relative_to(os.path.abspath(root)) for root in finder.roots)
-    if inside and beside.is_file() and beside.suffix.lower() in IMAGE_SUFFIXES:
-        return beside
-    return finder.find(reference, str(path))
 
 
 def patch(shape: dict, where: str, size: tuple[int, int], line_width: float) -> Patch:
