@@ -11,10 +11,10 @@ from annotated import Picture, draw_pictures
 from conftest import finish, one_line_each, start
 from PIL import Image
 from test_convert import convert, drawn, mask_of
+from tools.claims import MARK
 
 from data.classes import read_classes
 from support.errors import UserError
-from tools.claims import MARK
 from tools.convert import output
 
 
