@@ -9,10 +9,10 @@ import pytest
 from conftest import finish, one_line_each, start
 from PIL import Image
 from test_scribbles import random_mask
+from tools.claims import MARK
 
 from data.images import read_label
 from support.errors import UserError
-from tools.claims import MARK
 from tools.scribbles import __main__ as module
 from tools.scribbles.__main__ import main
 from tools.scribbles.strokes import draw_scribble

@@ -76,7 +76,11 @@ def read(source: Path, options: Options) -> Source:
 
 def _has_masks(content: object) -> bool:
     """Return whether the content of a JSON file is COCO's, and not of captions, key points, or images alone."""
-    if not isinstance(content, dict) or not {"images", "annotations", "categories"} <= content.keys():
+    if (
+        not isinstance(content, dict)
+        or not content.get("categories")
+        or not {"images", "annotations"} <= content.keys()
+    ):
         return False
     annotations = content["annotations"]
     first = annotations[0] if isinstance(annotations, list) and annotations else None
