@@ -1,13 +1,12 @@
 """The data check recognises what a folder holds, and prints one command that fixes it or trains on it."""
 
 import shlex
-import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 from faulty_data import Drawn, draw_clean, label, picture
-from known_datasets import draw_cityscapes, put
+from known_datasets import put
 
 import config
 from data.layout import find_split, pair_files
@@ -19,7 +18,6 @@ from tools.convert.find import find_kinds
 
 LABELME = '{"version": "5.0", "shapes": [], "imagePath": "a.jpg", "imageHeight": 48, "imageWidth": 64}'
 COCO = '{"info": {}, "images": [], "annotations": [], "categories": []}'
-PANOPTIC = '{"images": [], "annotations": [{"segments_info": []}], "categories": []}'
 
 
 def last_words(root: Path, capsys, status: int, *flags: str, mark: str) -> list[str]:
@@ -74,26 +72,6 @@ def test_layouts_and_names_are_read_as_they_are(tmp_path, capsys, image, mask, s
     trains(words, 3)
 
 
-def test_folders_as_in_camvid_are_copied_by_the_printed_command(tmp_path):
-    root = tmp_path / "my data"
-    for split, names in (("train", "abc"), ("val", "d")):
-        for name in names:
-            put(root / f"{split}/{name}.jpg", picture(name))
-            put(root / f"{split}annot/{name}.png", label(0, 1, 2))
-        (root / f"{split}.txt").write_text("".join(f"{split}/{name}.jpg {split}annot/{name}.png\n" for name in names))
-    with pytest.raises(UserError) as error:
-        check(root)
-    command = str(error.value).partition(", run: ")[2]
-    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.splitlines()[-1].partition("to train: ")[2]
-    assert sorted(path.name for path in (tmp_path / "my data_masks/masks/train").iterdir()) == [
-        "a.png",
-        "b.png",
-        "c.png",
-    ]
-
-
 def test_two_places_of_masks_are_named_though_there_are_annotations(tmp_path):
     drawn = Drawn(tmp_path)
     drawn.pair("train/a")
@@ -126,14 +104,6 @@ def test_ends_of_names():
     assert guess_endings([], labels, Path("masks")) == ("", "")
 
 
-def test_flags_of_the_user_stay(tmp_path):
-    draw_cityscapes(tmp_path)
-    summary, findings = check(tmp_path, paths=Paths(label_suffix="_gtFine_instanceIds"), num_classes=19)
-    assert (summary.flags["label_suffix"], summary.flags["image_suffix"]) == ("_gtFine_instanceIds", "_leftImg8bit")
-    assert "label_map" not in summary.flags
-    assert "label-out-of-range" in [finding.code for finding in findings.sorted()]
-
-
 LABELMAP = "# label:color_rgb:parts:actions\nbackground:0,0,0::\ncar:255,0,0::\n"
 COLOURS = np.array([[0, 0, 0], [255, 0, 0]], np.uint8)
 
@@ -141,12 +111,9 @@ COLOURS = np.array([[0, 0, 0], [255, 0, 0]], np.uint8)
 @pytest.mark.parametrize(
     ("kind", "files"),
     [
-        ("labelme", {"a.xml": "<annotation><object><polygon><pt></pt></polygon></object></annotation>"}),
         ("coco", {"annotations/instances_train2017.json": COCO, "annotations/instances_val2017.json": COCO,
                   "annotations/person_keypoints_val2017.json": COCO, "images/x.jpg": None}),
         ("coco", {"train/_annotations.coco.json": COCO, "train/x.jpg": None, "valid/_annotations.coco.json": COCO}),
-        ("panoptic", {"annotations/panoptic_val2017.json": PANOPTIC,
-                      "annotations/panoptic_val2017/a.png": COLOURS[label(0, 1)], "val2017/a.jpg": None}),
         ("scribblesup", {"a.xml": "<annotation><polygon><tag>cat</tag></polygon></annotation>"}),
         ("colours", {"JPEGImages/a.jpg": None, "SegmentationClass/a.png": COLOURS[label(0, 1)],
                      "ImageSets/Segmentation/default.txt": "a\n", "labelmap.txt": LABELMAP}),
@@ -170,13 +137,6 @@ def test_labels_of_tools_end_with_the_command_that_converts_them(tmp_path, kind,
         check(root)
 
 
-def test_two_kinds_are_named_with_a_command_each(tmp_path):
-    for name, content in (("a.json", LABELME), ("b.json", COCO)):
-        (tmp_path / name).write_text(content)
-    with pytest.raises(UserError, match=r"choose one: .* labelme .* or .* coco "):
-        check(tmp_path)
-
-
 def test_other_json_and_damaged_files_are_no_annotations(tmp_path):
     (tmp_path / "package.json").write_text('{"name": "x", "objects": [], "images": []}')
     (tmp_path / "broken.json").write_bytes(b"\xff\xfe\x00shapes")
@@ -186,6 +146,9 @@ def test_other_json_and_damaged_files_are_no_annotations(tmp_path):
     # COCO's file of 100 MB has its categories at the end.
     (tmp_path / "large.json").write_text('{"images": [' + " " * 300_000 + '], "annotations": [], "categories": []}')
     assert find_kinds(tmp_path) == {"coco": tmp_path / "large.json"}
+    (tmp_path / "a.json").write_text(LABELME)
+    with pytest.raises(UserError, match=r"choose one: .* labelme .* or .* coco "):
+        check(tmp_path)
     # With masks there, annotations beside them are not in the way.
     draw_clean(tmp_path)
     assert main([str(tmp_path), "--workers", "0"]) == 0
@@ -206,7 +169,7 @@ def test_a_folder_without_splits_is_checked_and_split(tmp_path, capsys, masks):
 
 @pytest.mark.parametrize("split", ["", "train/"])
 def test_masks_in_colours_are_converted_first(tmp_path, capsys, split):
-    """Also if there is no split yet: the conversion comes before it."""
+    """Also if there is no split yet."""
     root = tmp_path / "painted"
     colours = np.array([[0, 0, 0], [255, 0, 0], [0, 0, 255]], np.uint8)
     for name in ("a", "b"):

@@ -22,7 +22,7 @@ from data.histogram import count_labels
 from data.layout import find_split
 from distributed.group import Group
 from support.errors import UserError
-from tools.check.__main__ import check, main
+from tools.check.__main__ import main
 from utils import get_loader, share_batch
 
 PAGE = REPO / "docs/known_datasets.md"
@@ -144,21 +144,3 @@ def test_labels_of_cityscapes_scripts_are_the_mapped_labels(tmp_path):
     one, other = load(flags, "val"), load(flags + given, "val")
     assert one.files != other.files
     assert (one[0]["label"] == other[0]["label"]).all()
-
-
-def test_ade20k_numbering_in_other_folders_is_recognised(tmp_path, capsys):
-    draw_ade20k(tmp_path)
-    for old, new in (("training", "train"), ("validation", "val")):
-        for folder in ("images", "annotations"):
-            (tmp_path / folder / old).rename(tmp_path / folder / new)
-    assert main([str(tmp_path), "--workers", "0"]) == 2
-    printed = capsys.readouterr().out
-    assert "ade20k-labels (3)" in printed
-    words = shlex.split(printed.splitlines()[-1].removeprefix("to fix: "))
-    assert words[-6:] == ["--label_map", "ade20k", "--numclasses", "150", "--classes", "ade20k"]
-    start = words.index(str(tmp_path))
-    assert main([*words[start:], "--workers", "0"]) == 0
-    # A file with 151 names says that class 0 is one.
-    (tmp_path / "names.txt").write_text("\n".join(map(str, range(151))))
-    _, findings = check(tmp_path, classes=str(tmp_path / "names.txt"))
-    assert findings.status == 0
