@@ -3,17 +3,10 @@
 import argparse
 import difflib
 import sys
-from pathlib import Path
 from typing import Any, NoReturn
 
 from support import shell
 from support.errors import UserError
-
-
-def data_root(text: str) -> Path:
-    """Return a path; for a folder with a single VOCdevkit/VOC*, as PASCAL VOC's archives have it, that one."""
-    found = [path for path in Path(text).glob("VOCdevkit/VOC*") if path.is_dir()]
-    return found[0] if len(found) == 1 else Path(text)
 
 
 class Parser(argparse.ArgumentParser):

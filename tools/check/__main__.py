@@ -24,7 +24,7 @@ from support.errors import UserError
 from support.files import write_atomic
 from support.labels import MAPS
 from support.processes import work_on
-from tools.arguments import Parser, data_root
+from tools.arguments import Parser
 from tools.check.commands import conversion, fixing_lines, training_lines
 from tools.check.findings import Findings
 from tools.check.guess import guess_flags
@@ -57,7 +57,6 @@ def check(
         raise UserError(f"{root}: {problem}")
     summary = Summary(str(root), dataset, num_classes_given=num_classes is not None, splits=paths.splits)
     summary.flags = {name: value for name, value in dataclasses.asdict(paths).items() if value}
-    summary.known = known.name if known else ""
     summary.class_file = classes or _class_file(root) or _preset(root, dataset, known, num_classes)
     if summary.class_file:
         num_classes = len(read_classes(summary.class_file, num_classes).names)
@@ -106,7 +105,7 @@ def main(argv: list[str] | None = None) -> int:
 def parser() -> Parser:
     parser = Parser("tools.check", "Check a data set; change nothing.")
     add = parser.add_argument
-    add("root", type=data_root, metavar="PATH", help="root of the data set, train.py's --dataset_path")
+    add("root", type=Path, metavar="PATH", help="root of the data set, train.py's --dataset_path")
     add("--dataset", default="", choices=MAPS, help="labels to train on [guessed from the folders]")
     add("--numclasses", type=int, metavar="N", help="number of classes [inferred from the labels]")
     names = "names and colours: voc, camvid, cityscapes, ade20k, cocostuff, or a FILE [PATH/classes.txt]"

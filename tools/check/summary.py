@@ -39,8 +39,8 @@ class Summary:
 
     images: {split: number}. labels: {split: {"mask", "scribble" or "pseudo": number of files}}. sizes: {"WIDTHxHEIGHT":
     number of images}, most frequent first. ignored: {split: share of label pixels that are 255}.
-    flags: {name: value} of the data flags that are set. known: name of a well-known data set. splits: names of the
-    training and the validation split. class_file: preset or file of the class names, "" for none.
+    flags: {name: value} of the data flags that are set. splits: names of the training and the validation split.
+    class_file: preset or file of the class names, "" for none.
     """
 
     root: str
@@ -49,7 +49,6 @@ class Summary:
     num_classes_given: bool = False
     class_file: str = ""
     flags: dict[str, str] = field(default_factory=dict)
-    known: str = ""
     splits: tuple[str, str] = ("train", "val")
     images: dict[str, int] = field(default_factory=dict)
     labels: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -88,7 +87,7 @@ class Summary:
 
 def report_lines(summary: Summary, findings: Findings) -> list[str]:
     """Return the report as lines of text: layout, splits, image sizes and number of classes; classes; findings."""
-    layout = summary.known or LAYOUTS.get(summary.dataset, "ScribbleSup's layout (VOC with scribbles)")
+    layout = LAYOUTS.get(summary.dataset, "ScribbleSup's layout (VOC with scribbles)")
     lines = [f"{summary.root}: {layout}, for --dataset {summary.dataset}"]
     read = [f"--{name} {value}" for name, value in summary.flags.items()]
     lines += [f"  read with {' '.join(read)}"] if read else []

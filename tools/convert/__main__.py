@@ -17,7 +17,7 @@ if not __package__:  # started as a file from another folder: python PATH/tools/
 from data.layout import LISTS, read_list
 from support import program, shell
 from support.files import write_atomic
-from tools.arguments import Parser, data_root
+from tools.arguments import Parser
 from tools.convert.formats import KINDS
 from tools.convert.running import run
 
@@ -46,8 +46,7 @@ def _next_lines(out: Path) -> list[str]:
     if lists or {"train", "val"} <= folders:
         return [check]
     if "train" in folders or "val" in folders:
-        missing = "val" if "train" in folders else "train"
-        return [f"training needs images/train and images/val: convert {missing} too, with --split {missing}", check]
+        return ["training needs images/train and images/val: convert the other one, too", check]
     return [f"to split it: {shell.python_command('-m', 'tools.split', out, '--val', 0.2)}", check]
 
 
@@ -70,7 +69,7 @@ def parser() -> Parser:
     parser = Parser("tools.convert", about, EPILOG.format(kinds=kinds))
     add = parser.add_argument
     add("kind", nargs="?", metavar="KIND", choices=KINDS, help="format of the labels [found from the files]")
-    add("source", type=data_root, metavar="IN", help="file or folder of the labels")
+    add("source", type=Path, metavar="IN", help="file or folder of the labels")
     add("out", type=Path, metavar="OUT", help="folder to write: images, masks and classes.txt; must be new")
     scribbles = "write JPEGImages, pascal_2012_scribble and ImageSets: 255 where no line or area is"
     add("--scribbles", action="store_true", help=scribbles)

@@ -2,7 +2,6 @@
 
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,7 @@ from support.errors import UserError
 from tools.convert.formats import KINDS
 from tools.convert.formats.colours import MASK_FOLDERS, check_hint
 
-MAX_FILES = 2000  # files to look into
+MAX_FILES, MAX_TEXTS = 2000, 200  # files to look into
 MAX_MASKS = 8
 MAX_BYTES = 65536  # of the head and of the tail of each; large files are not read whole
 
@@ -33,7 +32,7 @@ NUMBERS = "numbers"  # masks of class numbers or of 0 and 255, which need no con
 def find_kinds(source: Path) -> dict[str, Path]:
     """Return {kind: an example file} for the labels in a file or folder. Masks without colours are of kind NUMBERS."""
     found: dict[str, Path] = {}
-    for path in list(_files(source))[:MAX_FILES]:
+    for path in _files(source):
         text = _ends_of(path)
         for kind, suffix, patterns in PATTERNS:
             if path.suffix.lower() == suffix and all(re.search(pattern, text, re.MULTILINE) for pattern in patterns):
@@ -89,17 +88,14 @@ def _find_masks(source: Path) -> dict[str, Path]:
     return found
 
 
-def _files(source: Path) -> Iterator[Path]:
-    """Yield the JSON and XML files below a folder, and the first text files in its subfolders; or the file itself."""
+def _files(source: Path) -> list[Path]:
+    """Return JSON and XML files below a folder, and text files in its subfolders; or the file itself."""
     if source.is_file():
-        yield source
-    texts = 0
-    for paths in list_folder(source, (".json", ".xml", ".txt")).values():
-        for path in paths:
-            is_text = path.suffix.lower() == ".txt"
-            texts += is_text
-            if not is_text or (path.parent != source and texts < MAX_FILES // 10):
-                yield path
+        return [source]
+    paths = [path for found in list_folder(source, (".json", ".xml", ".txt")).values() for path in found]
+    annotations = [path for path in paths if path.suffix.lower() != ".txt"]
+    texts = [path for path in paths if path.suffix.lower() == ".txt" and path.parent != source]
+    return annotations[:MAX_FILES] + texts[:MAX_TEXTS]
 
 
 def _ends_of(path: Path) -> str:

@@ -118,18 +118,9 @@ def _grid(points: np.ndarray, reach: float, size: tuple[int, int]) -> tuple[int,
     return int(low[1]), int(low[0]), (np.arange(low[0], high[0])[None] + 0.5, np.arange(low[1], high[1])[:, None] + 0.5)
 
 
-def place(mask: np.ndarray, top: int, left: int, size: tuple[int, int], where: str) -> Patch:
-    """Return the Patch of a mask (height, width) bool, cut off at the image's borders.
-
-    Raises InputError if it lies too far outside to be a rounding error: more than one pixel.
-    """
-    bottom, right = top + mask.shape[0], left + mask.shape[1]
-    if min(top, left) < -1 or bottom > size[0] + 1 or right > size[1] + 1:
-        raise InputError(
-            f"{where}: a mask of {mask.shape[1]}x{mask.shape[0]} pixels at {left}, {top} is outside the image of "
-            f"{size[1]}x{size[0]}"
-        )
-    cut = mask[max(0, -top) : size[0] - top, max(0, -left) : size[1] - left]
+def place(mask: np.ndarray, top: int, left: int, size: tuple[int, int]) -> Patch:
+    """Return the Patch of a mask (height, width) bool, cut off at the image's borders."""
+    cut = mask[max(0, -top) : max(0, size[0] - top), max(0, -left) : max(0, size[1] - left)]
     return Patch(max(top, 0), max(left, 0), cut)
 
 

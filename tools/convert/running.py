@@ -21,7 +21,7 @@ from tools.convert.formats.colours import check_hint, class_file
 from tools.convert.output import Job, Result, convert
 from tools.convert.source import Entry, Numbering, Source, number_classes, read_known
 
-MOST_LINES = 20  # faults and classes that are named
+MOST_FAULTS = 20  # faults that are named
 
 
 def run(args: argparse.Namespace) -> tuple[int, list[str]]:
@@ -114,9 +114,10 @@ def _report(args: argparse.Namespace, source: Source, results: list[Result], num
     ]
     _print_faults(faults)
     done = sum(result.is_written for result in results)
-    shown = ", ".join(numbering.names[:MOST_LINES]) + (", ..." if len(numbering.names) > MOST_LINES else "")
-    print("\n".join([*source.notes, f"{len(numbering.names)} classes: {shown}"]))
-    print(f"{args.out}: {done} image(s) with masks; images are hard links where the disk has them: do not edit them")
+    for note in source.notes:
+        print(note)
+    written = f"{done} image(s) with masks of {len(numbering.names)} classes"
+    print(f"{args.out}: {written}; images are hard links where the disk has them: do not edit them")
     if any(re.fullmatch("#[0-9a-f]{6}", name) for name in numbering.names):
         file = args.out / "classes.txt"
         print(f"classes are named by colour: to rename them, edit the first word of each line of {file}")
@@ -129,6 +130,6 @@ def _report(args: argparse.Namespace, source: Source, results: list[Result], num
 
 def _print_faults(faults: list[str]) -> None:
     """Print the first lines to standard error, and the number of the others."""
-    more = [f"... and {len(faults) - MOST_LINES} more"] if len(faults) > MOST_LINES else []
-    for line in [*faults[:MOST_LINES], *more]:
+    more = [f"... and {len(faults) - MOST_FAULTS} more"] if len(faults) > MOST_FAULTS else []
+    for line in [*faults[:MOST_FAULTS], *more]:
         tqdm.write("".join(char if char.isprintable() else repr(char)[1:-1] for char in line), file=sys.stderr)

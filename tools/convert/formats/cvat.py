@@ -78,7 +78,7 @@ def patch(shape: dict[str, str], where: str, size: tuple[int, int], line_width: 
         if width < 1 or height < 1 or not runs:
             raise InputError(f"{where}: an empty mask")
         mask = polygons.from_runs(runs, width * height, where).reshape(height, width)
-        return place(mask, top, left, size, where)
+        return place(mask, top, left, size)
     if tag == "ellipse":
         x, y, *radii, rotation = numbers("cx", "cy", "rx", "ry", "rotation")
         return polygons.ellipse((x, y), (radii[0], radii[1]), size, rotation)

@@ -68,7 +68,7 @@ def patch(shape: dict, where: str, size: tuple[int, int], line_width: float) -> 
         (left, top), (right, bottom) = np.trunc(points[:2]).astype(int)
         if mask.shape != (bottom - top + 1, right - left + 1):
             raise InputError(f"{where}: a mask of {mask.shape[1]}x{mask.shape[0]} pixels in a box of another size")
-        return place(mask, int(top), int(left), size, where)
+        return place(mask, int(top), int(left), size)
     raise InputError(f"{where}: shape_type {kind!r} is not known")
 
 
