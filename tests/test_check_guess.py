@@ -8,8 +8,6 @@ import pytest
 from faulty_data import Drawn, draw_clean, label, picture
 from known_datasets import put
 
-import config
-from data.layout import find_split, pair_files
 from support.errors import UserError
 from tools.check.__main__ import check, main
 from tools.check.guess import guess_endings
@@ -27,17 +25,6 @@ def last_words(root: Path, capsys, status: int, *flags: str, mark: str) -> list[
     assert line.startswith(mark), line
     words = shlex.split(line.removeprefix(mark))
     return words[3:] if words[1] == "-m" else words[2:]
-
-
-def trains(words: list[str], num_train: int) -> None:
-    """The flags of a printed command find so many training images."""
-    cfg = config.parse(words)
-    maps = {"label": cfg.train_path}
-    names = ("list_path", "image_path", "image_suffix", "label_suffix")
-    split = find_split(
-        Path(cfg.dataset_path), cfg.dataset, cfg.train_split, maps, **{name: getattr(cfg, name) for name in names}
-    )
-    assert len(pair_files(split)[1]) == num_train
 
 
 @pytest.mark.parametrize(
@@ -69,7 +56,6 @@ def test_layouts_and_names_are_read_as_they_are(tmp_path, capsys, image, mask, s
     words = last_words(root, capsys, 0, mark="to train: ")
     start = ["--dataset", "Folder", "--dataset_path", str(root), "--numclasses", "3"]
     assert words[: words.index("--layers")] == [*start, *flags.split()]
-    trains(words, 3)
 
 
 def test_two_places_of_masks_are_named_though_there_are_annotations(tmp_path):
@@ -104,37 +90,21 @@ def test_ends_of_names():
     assert guess_endings([], labels, Path("masks")) == ("", "")
 
 
-LABELMAP = "# label:color_rgb:parts:actions\nbackground:0,0,0::\ncar:255,0,0::\n"
-COLOURS = np.array([[0, 0, 0], [255, 0, 0]], np.uint8)
+COLOURS = np.array([[0, 0, 0], [255, 0, 0], [0, 0, 255]], np.uint8)
 
 
-@pytest.mark.parametrize(
-    ("kind", "files"),
-    [
-        ("coco", {"annotations/instances_train2017.json": COCO, "annotations/instances_val2017.json": COCO,
-                  "annotations/person_keypoints_val2017.json": COCO, "images/x.jpg": None}),
-        ("coco", {"train/_annotations.coco.json": COCO, "train/x.jpg": None, "valid/_annotations.coco.json": COCO}),
-        ("scribblesup", {"a.xml": "<annotation><polygon><tag>cat</tag></polygon></annotation>"}),
-        ("colours", {"JPEGImages/a.jpg": None, "SegmentationClass/a.png": COLOURS[label(0, 1)],
-                     "ImageSets/Segmentation/default.txt": "a\n", "labelmap.txt": LABELMAP}),
-    ],
-)  # fmt: skip
-def test_labels_of_tools_end_with_the_command_that_converts_them(tmp_path, kind, files):
+def test_labels_of_a_tool_end_with_the_command_that_converts_them(tmp_path):
     root = tmp_path / "my export"
-    for name, content in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content) if isinstance(content, str) else put(
-            path, picture(name) if content is None else content
-        )
-    put(root / "a.jpg", picture("a"))
-    with pytest.raises(UserError, match=r"my export: no masks of class numbers, but .*: convert them: ") as error:
-        check(root)
-    words = shlex.split(str(error.value).split("convert them: ")[1])
-    assert words[-3:] == [kind, str(root), f"{root}_masks"]
-    (tmp_path / "my export_masks").mkdir()
-    with pytest.raises(UserError, match="my export_masks2"):  # nothing is overwritten
-        check(root)
+    put(root / "images/x.jpg", picture("x"))
+    (root / "annotations").mkdir()
+    for name in ("instances_train2017", "person_keypoints_val2017"):
+        (root / f"annotations/{name}.json").write_text(COCO)
+    for out in ("my export_masks", "my export_masks2"):  # nothing is overwritten
+        with pytest.raises(UserError, match=r"my export: no masks of class numbers, but .*: convert them: ") as error:
+            check(root)
+        words = shlex.split(str(error.value).split("convert them: ")[1])
+        assert words[-3:] == ["coco", str(root), str(tmp_path / out)]
+        (tmp_path / out).mkdir()
 
 
 def test_other_json_and_damaged_files_are_no_annotations(tmp_path):
@@ -171,24 +141,23 @@ def test_a_folder_without_splits_is_checked_and_split(tmp_path, capsys, masks):
 def test_masks_in_colours_are_converted_first(tmp_path, capsys, split):
     """Also if there is no split yet."""
     root = tmp_path / "painted"
-    colours = np.array([[0, 0, 0], [255, 0, 0], [0, 0, 255]], np.uint8)
     for name in ("a", "b"):
         put(root / f"images/{split}{name}.png", picture(name))
-        put(root / f"masks/{split}{name}.png", colours[label(0, 1, 2)])
+        put(root / f"masks/{split}{name}.png", COLOURS[label(0, 1, 2)])
     words = last_words(root, capsys, 2, mark="to fix: ")
     assert words == ["colours", str(root / "masks"), f"{root}_masks", "--images", str(root / "images")]
 
 
-def test_colours_in_folders_of_each_split_are_converted_split_by_split(tmp_path, capsys):
+def test_colours_in_folders_of_each_split_are_converted_split_by_split(tmp_path, capsys, monkeypatch):
     root = tmp_path / "painted"
     for split in ("train", "valid"):
         put(root / split / "images/a.png", picture(split))
-        put(root / split / "masks/a.png", np.array([[0, 0, 0], [255, 0, 0]], np.uint8)[label(0, 1)])
-    assert main([str(root), "--workers", "0"]) == 2
+        put(root / split / "masks/a.png", COLOURS[label(0, 1)])
+    monkeypatch.chdir(root)
+    assert main([".", "--workers", "0"]) == 2  # a root without a name
     commands = capsys.readouterr().out.splitlines()[-1].removeprefix("to fix: ").split(" && ")
     for command, split, role in zip(commands, ("train", "valid"), ("train", "val"), strict=True):
-        folder = f"{root}/{split}"
-        expected = ["colours", f"{folder}/masks", f"{root}_masks", "--images", f"{folder}/images", "--split", role]
+        expected = ["colours", f"{split}/masks", f"{root}_masks", "--images", f"{split}/images", "--split", role]
         assert shlex.split(command)[-7:] == expected
 
 
@@ -200,11 +169,3 @@ def test_values_that_the_map_lacks_are_a_finding(tmp_path):
     found = {finding.code: (finding.files, finding.notes) for finding in findings.sorted()}
     assert found == {"label-not-listed": (["masks/train/a.png"], [f"128 in {21 * 48} pixel(s)"])}
     assert summary.num_classes == 2
-
-
-def test_roots_without_a_name(tmp_path, capsys, monkeypatch):
-    drawn = Drawn(tmp_path / "painted")
-    drawn.pair("train/a", mask=np.array([[0, 0, 0], [255, 0, 0]], np.uint8)[label(0, 1)])
-    monkeypatch.chdir(tmp_path / "painted")
-    assert main([".", "--workers", "0"]) == 2
-    assert f"{tmp_path}/painted_masks" in capsys.readouterr().out
