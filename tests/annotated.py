@@ -1,8 +1,8 @@
 """Small data sets as annotation tools export them, written from the documentation of their formats.
 
-The shapes of a picture are (class, kind, data). Kinds: "polygon" and "line" (points), "dot" (a point in a list), "box"
-(x0, y0, x1, y1), "circle" (x, y, radius) and "mask" (top, left, bool array). write_FORMAT(folder, pictures) writes the
-shapes that the format knows.
+The shapes of a picture are (class, kind, data). Kinds: "polygon" and "line" (points), "box" (x0, y0, x1, y1), "circle"
+(x, y, radius) and "mask" (top, left, bool array). write_FORMAT(folder, pictures) writes the shapes that the format
+knows.
 """
 
 import base64
@@ -61,23 +61,14 @@ def draw_pictures(
     return pictures
 
 
-def draw_strokes(number: int = 3, kinds: str = "line dot polygon mask") -> list[Picture]:
-    """Pictures of random strokes that overlap and reach over the image's borders."""
-    rng, size = np.random.default_rng(2), (47, 61)
+def draw_strokes(number: int = 3) -> list[Picture]:
+    """Pictures of random lines that overlap and reach over the image's borders."""
+    rng = np.random.default_rng(2)
     pictures = []
     for index in range(number):
-        shapes = []
-        for kind in ("line", "dot", "line", "mask", "polygon", "line"):
-            data = rng.uniform((-4, -4), (size[1] + 4, size[0] + 4), (int(rng.integers(2, 7)), 2)).tolist()
-            if kind == "dot":
-                data = [[float(rng.uniform(2, size[1] - 2)), float(rng.uniform(2, size[0] - 2))]]
-            elif kind == "polygon":
-                data = (np.array(data[0]) * 0.5 + 10 + rng.uniform(0, 15, (4, 2))).tolist()
-            elif kind == "mask":
-                data = [int(rng.integers(40)), int(rng.integers(50)), np.ones((5, 9), bool)]
-            if kind in kinds.split():
-                shapes.append((str(rng.choice(STROKES)), kind, data))
-        pictures.append(Picture(f"picture_{index}", rng.integers(0, 256, (*size, 3), dtype=np.uint8), shapes))
+        lines = [rng.uniform(-4, (65, 51), (int(rng.integers(2, 7)), 2)).tolist() for _ in range(4)]
+        shapes = [(str(rng.choice(STROKES)), "line", line) for line in lines]
+        pictures.append(Picture(f"picture_{index}", rng.integers(0, 256, (47, 61, 3), dtype=np.uint8), shapes))
     return pictures
 
 
@@ -128,9 +119,8 @@ def write_labelme(folder: Path, pictures: list[Picture]) -> Path:
         shapes = []
         for name, kind, data in picture.shapes:
             shape = {"label": name, "group_id": None, "shape_type": kind, "flags": {}, "mask": None}
-            if kind in ("polygon", "line", "dot"):
-                lines = {"polygon": "polygon", "dot": "point", "line": "line" if len(data) == 2 else "linestrip"}
-                shape |= {"shape_type": lines[kind], "points": data}
+            if kind in ("polygon", "line"):
+                shape |= {"shape_type": "linestrip" if kind == "line" else kind, "points": data}
             elif kind == "box":
                 shape |= {"shape_type": "rectangle", "points": [data[:2], data[2:]]}
             elif kind == "circle":
@@ -146,21 +136,7 @@ def write_labelme(folder: Path, pictures: list[Picture]) -> Path:
     return folder
 
 
-def compress(counts: list[int]) -> str:
-    """COCO's compressed RLE, after the description of rleToString in common/maskApi.c."""
-    text = ""
-    for index, count in enumerate(counts):
-        value = count - counts[index - 2] if index > 2 else count
-        more = True
-        while more:
-            bits = value & 31
-            value >>= 5
-            more = value != (-1 if bits & 16 else 0)
-            text += chr((bits | 32 if more else bits) + 48)
-    return text
-
-
-def write_coco(folder: Path, pictures: list[Picture], *, compressed: bool = False) -> Path:
+def write_coco(folder: Path, pictures: list[Picture]) -> Path:
     """images/ and instances.json. Boxes are polygons."""
     save_images(folder / "images", pictures)
     content: dict = {"images": [], "annotations": [], "categories": []}
@@ -171,8 +147,7 @@ def write_coco(folder: Path, pictures: list[Picture], *, compressed: bool = Fals
         content["images"].append(image)
         for name, kind, data in picture.shapes:
             if kind == "mask":
-                counts = runs(whole(size, *data).T)
-                segmentation = {"size": list(size), "counts": compress(counts) if compressed else counts}
+                segmentation = {"size": list(size), "counts": runs(whole(size, *data).T)}
             elif kind == "box":
                 x0, y0, x1, y1 = data
                 segmentation = [[x0, y0, x1, y0, x1, y1, x0, y1]]

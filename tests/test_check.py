@@ -1,6 +1,5 @@
 """The data check names every fault by its code and file, calls clean data clean, and changes nothing."""
 
-import hashlib
 import json
 import shlex
 import shutil
@@ -38,8 +37,7 @@ def found(root: Path, **options) -> dict[str, list[str]]:
 
 
 def snapshot(root: Path) -> dict:
-    files = [path for path in root.rglob("*") if path.is_file()]
-    return {path: (path.stat().st_mtime_ns, hashlib.sha256(path.read_bytes()).hexdigest()) for path in files}
+    return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in root.rglob("*") if path.is_file()}
 
 
 def test_each_fault_is_named_by_its_code_and_file(faulty, tmp_path):
@@ -140,8 +138,7 @@ def test_last_line_is_the_whole_training_command(tmp_path, capsys, monkeypatch):
 
 def test_splits_that_cannot_be_trained_are_said_so(clean, capsys):
     command = last_command(clean, capsys, "--splits", "val", "--train_path", "masks")
-    words = [str(clean), "--dataset", "Folder", "--train_path", "masks"]
-    assert words in (command[2:], command[3:])  # after python FILE or python -m tools.check
+    assert command[-5:] == [str(clean), "--dataset", "Folder", "--train_path", "masks"]
 
 
 def test_what_is_no_data_set_is_said_so(tmp_path):
@@ -172,13 +169,6 @@ def test_palette_masks_and_masks_of_three_equal_channels_are_fine(tmp_path):
     drawn.pair("train/a", mask=palette)
     drawn.pair("val/b", mask=np.dstack([label(0, 1, 2)] * 3))
     assert found(tmp_path) == {}
-
-
-def test_scribbles_and_classes_of_the_demo(demo_root):
-    summary, findings = check(demo_root, classes=str(demo_root / "classes.txt"))
-    assert (summary.dataset, summary.num_classes) == ("ScribblePseudo", 5)
-    assert findings.status < 2
-    assert summary.classes[1].name == "disc"
 
 
 def test_real_dense_data_is_clean(camvid):

@@ -58,15 +58,6 @@ def test_layouts_and_names_are_read_as_they_are(tmp_path, capsys, image, mask, s
     assert words[: words.index("--layers")] == [*start, *flags.split()]
 
 
-def test_two_places_of_masks_are_named_though_there_are_annotations(tmp_path):
-    drawn = Drawn(tmp_path)
-    drawn.pair("train/a")
-    put(tmp_path / "labels/train/a.png", label(0, 1))
-    (tmp_path / "a.json").write_text(LABELME)
-    with pytest.raises(UserError, match="both could hold the masks"):
-        check(tmp_path)
-
-
 def test_folders_that_the_user_names_stay(tmp_path):
     drawn = Drawn(tmp_path, image="photos")
     drawn.pair("train/a")

