@@ -84,20 +84,6 @@ def test_ends_of_names():
 COLOURS = np.array([[0, 0, 0], [255, 0, 0], [0, 0, 255]], np.uint8)
 
 
-def test_labels_of_a_tool_end_with_the_command_that_converts_them(tmp_path):
-    root = tmp_path / "my export"
-    put(root / "images/x.jpg", picture("x"))
-    (root / "annotations").mkdir()
-    for name in ("instances_train2017", "person_keypoints_val2017"):
-        (root / f"annotations/{name}.json").write_text(COCO)
-    for out in ("my export_masks", "my export_masks2"):  # nothing is overwritten
-        with pytest.raises(UserError, match=r"my export: no masks of class numbers, but .*: convert them: ") as error:
-            check(root)
-        words = shlex.split(str(error.value).split("convert them: ")[1])
-        assert words[-3:] == ["coco", str(root), str(tmp_path / out)]
-        (tmp_path / out).mkdir()
-
-
 def test_other_json_and_damaged_files_are_no_annotations(tmp_path):
     (tmp_path / "package.json").write_text('{"name": "x", "objects": [], "images": []}')
     (tmp_path / "broken.json").write_bytes(b"\xff\xfe\x00shapes")
@@ -115,28 +101,15 @@ def test_other_json_and_damaged_files_are_no_annotations(tmp_path):
     assert main([str(tmp_path), "--workers", "0"]) == 0
 
 
-@pytest.mark.parametrize("masks", ["masks", "labels"])
-def test_a_folder_without_splits_is_checked_and_split(tmp_path, capsys, masks):
+def test_a_folder_without_splits_is_checked_and_split(tmp_path, capsys):
     for name in ("a", "b", "c"):
         put(tmp_path / f"images/{name}.png", picture(name))
-        put(tmp_path / masks / f"{name}.png", label(0, 1, 2))
+        put(tmp_path / f"labels/{name}.png", label(0, 1, 2))
     words = last_words(tmp_path, capsys, 2, mark="to fix: ")
-    assert words == [str(tmp_path), "--val", "0.2", *(["--label_path", "labels"] if masks == "labels" else [])]
+    assert words == [str(tmp_path), "--val", "0.2", "--label_path", "labels"]
     summary, findings = check(tmp_path)
-    assert summary.images == {"all": 3}
     assert [row.pixels["all"] for row in summary.classes] == [3 * 22 * 48, 3 * 21 * 48, 3 * 21 * 48]
     assert [(finding.code, finding.notes) for finding in findings.sorted()] == [("no-split", ["no train and no val"])]
-
-
-@pytest.mark.parametrize("split", ["", "train/"])
-def test_masks_in_colours_are_converted_first(tmp_path, capsys, split):
-    """Also if there is no split yet."""
-    root = tmp_path / "painted"
-    for name in ("a", "b"):
-        put(root / f"images/{split}{name}.png", picture(name))
-        put(root / f"masks/{split}{name}.png", COLOURS[label(0, 1, 2)])
-    words = last_words(root, capsys, 2, mark="to fix: ")
-    assert words == ["colours", str(root / "masks"), f"{root}_masks", "--images", str(root / "images")]
 
 
 def test_colours_in_folders_of_each_split_are_converted_split_by_split(tmp_path, capsys, monkeypatch):

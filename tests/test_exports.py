@@ -117,18 +117,6 @@ def test_colours_of_a_classes_txt_beside_the_masks_number_the_classes(tmp_path, 
         find_and_convert(source, tmp_path / "other")
 
 
-def test_yolo_in_the_folders_of_ultralytics(tmp_path):
-    pictures = draw_pictures(3, kinds="polygon", seed=3)
-    source = tmp_path / "in"
-    for split, part in (("train", pictures[:2]), ("val", pictures[2:])):
-        annotated.write_yolo(source, part, split=split)
-    assert convert("yolo", source, tmp_path / "out") in (0, 1)  # 1: a polygon may cover no pixel
-    assert outputs(tmp_path / "out") == {"train/picture_0", "train/picture_1", "val/picture_2"}
-    assert read_classes(str(tmp_path / "out/classes.txt"), 4).names == ["background", *CLASSES]
-    for split, picture in zip(("train", "train", "val"), pictures, strict=True):
-        assert (mask_of(tmp_path / "out", f"{split}/{picture.name}") == drawn(picture)).all()
-
-
 def test_label_studios_yolo_and_images_elsewhere(tmp_path, capsys):
     """images, labels and classes.txt: labelstud.io/guide/export. The images may be left out."""
     pictures = draw_pictures(2, kinds="polygon")

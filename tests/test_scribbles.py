@@ -6,7 +6,7 @@ import cv2
 import numpy as np
 import pytest
 
-from tools.scribbles.regions import find_regions, longest_path
+from tools.scribbles.regions import find_regions
 from tools.scribbles.strokes import Style, draw_scribble
 
 PLAIN = Style(min_area=30, length=1.0, width=3, wiggle=0.0, shrink=0.0, drop=0.0, background=None)
@@ -173,20 +173,3 @@ def test_background_strokes_stay_deep_inside():
         assert (scribble[:, :90] == 1).any()
     assert in_arm[None] > 80
     assert in_arm[1] == 0
-
-
-def test_longest_path_by_hand():
-    shape = [
-        "#....#",
-        ".#..#.",
-        "..##..",
-        "..#...",
-        "..####",
-    ]  # three arms; the right one above and the lower one are longest
-    path = longest_path(np.argwhere(np.array([list(line) for line in shape]) == "#")).tolist()
-    assert path[:: 1 if path[0] == [0, 5] else -1] == [[0, 5], [1, 4], [2, 3], [2, 2], [3, 2], [4, 3], [4, 4], [4, 5]]
-    ring = np.argwhere(cv2.circle(np.zeros((41, 41), np.uint8), (20, 20), 15, 1, 1))
-    assert (
-        len(longest_path(ring)) > 0.9 * len(ring) * 0.75
-    )  # around the loop, not along half of it; diagonals save some
-    assert longest_path(np.array([[4, 7]])).tolist() == [[4, 7]]
