@@ -52,11 +52,10 @@ def test_labels_out_of_the_given_range(faulty):
     assert "label-out-of-range" not in found(faulty, num_classes=255)
 
 
-def test_missing_split(tmp_path, capsys):
+def test_missing_split(tmp_path):
     Drawn(tmp_path).pair("train/a")
-    assert main([str(tmp_path), "--workers", "0"]) == 2
-    assert "split-missing (1)" in capsys.readouterr().out
-    assert main([str(tmp_path), "--workers", "0", "--splits", "train"]) == 0
+    assert found(tmp_path) == {"split-missing": ["val"]}
+    assert found(tmp_path, splits=["train"]) == {}
 
 
 def test_plain_folders_with_lists(tmp_path):

@@ -77,10 +77,9 @@ def test_flags_that_read_the_data_stay_in_the_next_command(tmp_path, capsys):
     root = draw(tmp_path / "data", np.ones((4, 2), bool))
     (root / "images").rename(root / "JPEGImages")
     (tmp_path / "map.txt").write_text("0 2\n1 0\n")
-    main([str(root), "--image_path", "JPEGImages", "--label_map", str(tmp_path / "map.txt")])
-    said = capsys.readouterr().out.splitlines()
-    command = f"tools.check {root} --dataset Folder --image_path JPEGImages --label_map {tmp_path / 'map.txt'}"
-    assert said[-1].endswith(command)
+    flags = ["--image_path", "JPEGImages", "--label_map", str(tmp_path / "map.txt")]
+    main([str(root), *flags])
+    assert capsys.readouterr().out.splitlines()[-1].endswith(f"tools.check {root} --dataset Folder {' '.join(flags)}")
 
 
 def test_nothing_is_overwritten(tmp_path):
