@@ -103,13 +103,8 @@ def whole(size: tuple[int, int], top: int, left: int, mask: np.ndarray) -> np.nd
 
 def runs(values: np.ndarray) -> list[int]:
     """Lengths of runs of a flat mask, beginning with one of zeros, which may be empty."""
-    lengths, current = [0], False
-    for value in values.ravel().tolist():
-        if value != current:
-            lengths.append(0)
-            current = value
-        lengths[-1] += 1
-    return lengths
+    flat = values.ravel().astype(int)
+    return np.diff([0, *np.flatnonzero(np.diff(flat, prepend=0)), len(flat)]).tolist()
 
 
 def write_labelme(folder: Path, pictures: list[Picture]) -> Path:
@@ -191,20 +186,19 @@ def write_cvat(folder: Path, pictures: list[Picture]) -> Path:
     return folder
 
 
-def write_yolo(folder: Path, pictures: list[Picture], *, split: str = "") -> Path:
-    """images/SPLIT, labels/SPLIT and data.yaml, as Ultralytics documents it: docs.ultralytics.com/datasets/segment."""
-    save_images(folder / "images" / split, pictures)
-    (folder / "labels" / split).mkdir(parents=True)
+def write_yolo(folder: Path, pictures: list[Picture]) -> Path:
+    """images, labels and data.yaml, as Ultralytics documents it: docs.ultralytics.com/datasets/segment."""
+    save_images(folder / "images", pictures)
+    (folder / "labels").mkdir()
     for picture in pictures:
         size = np.array(picture.pixels.shape[1::-1])
         lines = [
             f"{CLASSES.index(name)} {' '.join(map(repr, (np.array(data) / size).ravel().tolist()))}\n"
             for name, _, data in picture.shapes
         ]
-        (folder / "labels" / split / f"{picture.name}.txt").write_text("".join(lines))
-    places = "".join(f"{name}: images/{name}\n" for name in ("train", "val") if split)
+        (folder / f"labels/{picture.name}.txt").write_text("".join(lines))
     names = "".join(f"  {number}: {name}\n" for number, name in enumerate(CLASSES))
-    (folder / "data.yaml").write_text(f"path: ../datasets/mine\n{places}names:\n{names}")
+    (folder / "data.yaml").write_text(f"path: ../datasets/mine\nnames:\n{names}")
     return folder
 
 

@@ -14,9 +14,6 @@ from tools.check.guess import guess_endings
 from tools.check.survey import Paths
 from tools.convert.find import find_kinds
 
-LABELME = '{"version": "5.0", "shapes": [], "imagePath": "a.jpg", "imageHeight": 48, "imageWidth": 64}'
-COCO = '{"info": {}, "images": [], "annotations": [], "categories": []}'
-
 
 def last_words(root: Path, capsys, status: int, *flags: str, mark: str) -> list[str]:
     """The words after PYTHON PROGRAM of the command at the end, which follows `mark`."""
@@ -88,12 +85,10 @@ def test_other_json_and_damaged_files_are_no_annotations(tmp_path):
     (tmp_path / "package.json").write_text('{"name": "x", "objects": [], "images": []}')
     (tmp_path / "broken.json").write_bytes(b"\xff\xfe\x00shapes")
     (tmp_path / "voc.xml").write_text("<annotation><object/></annotation>")
-    (tmp_path / "empty.json").write_text("")
     assert find_kinds(tmp_path) == {}
     # COCO's file of 100 MB has its categories at the end.
     (tmp_path / "large.json").write_text('{"images": [' + " " * 300_000 + '], "annotations": [], "categories": []}')
-    assert find_kinds(tmp_path) == {"coco": tmp_path / "large.json"}
-    (tmp_path / "a.json").write_text(LABELME)
+    (tmp_path / "a.json").write_text('{"shapes": [], "imagePath": "a.jpg"}')
     with pytest.raises(UserError, match=r"choose one: .* labelme .* or .* coco "):
         check(tmp_path)
     # With masks there, annotations beside them are not in the way.

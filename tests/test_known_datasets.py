@@ -99,9 +99,6 @@ def test_cocos_own_folders(place, capsys):
     draw_cocostuff(Path("coco"), images=".", masks="stuffthingmaps")
     assert main(["coco", "--workers", "0"]) == 0
     assert "--image_path . --train_path stuffthingmaps" in capsys.readouterr().out
-    (hint,) = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if "--image_path . " in line]
-    words = ["--config", "configs/cocostuff.yaml", "--dataset_path", "coco", *hint.split("`")[-2].split()]
-    assert len(load(words)) == 2
 
 
 def test_voc_without_sbd(place, capsys):

@@ -6,7 +6,6 @@ import cv2
 import numpy as np
 import pytest
 
-from tools.scribbles.regions import find_regions
 from tools.scribbles.strokes import Style, draw_scribble
 
 PLAIN = Style(min_area=30, length=1.0, width=3, wiggle=0.0, shrink=0.0, drop=0.0, background=None)
@@ -66,18 +65,6 @@ def test_each_region_of_the_least_area_has_a_stroke_and_smaller_ones_have_none()
                     assert is_stroked
                 elif region.sum() < largest:
                     assert not is_stroked
-
-
-@pytest.mark.parametrize("wiggle", [0.0, 1.0])
-def test_each_stroke_is_in_one_piece(wiggle):
-    """However far it deviates: it never crosses a border, and has no gap where it would."""
-    style = dataclasses.replace(PLAIN, wiggle=wiggle, width=1)
-    for seed in range(25):
-        mask = random_mask(seed)
-        drawn = draw_scribble(mask, style, seed=0, name="a") != 255
-        number = find_regions(mask, style.min_area).number
-        for index in range(1, number.max() + 1):
-            assert cv2.connectedComponents((drawn & (number == index)).astype(np.uint8), connectivity=8)[0] == 2
 
 
 def test_seed_and_name_decide():

@@ -8,7 +8,7 @@ from PIL import Image
 
 from data.layout import find_split, read_list
 from support.errors import UserError
-from tools.split import main, split, stratify
+from tools.split import main, split
 
 
 def draw(root: Path, found: np.ndarray, names: list[str] | None = None) -> Path:
@@ -41,14 +41,6 @@ def test_rare_classes_are_divided_as_the_share_says():
         assert abs(in_val.sum() - 20) <= 2
         rare = found[:, 0]  # 5 images: 4 and 1
         assert (rare & in_val).sum() == 1
-
-
-def test_stratify_by_hand():
-    """Four groups, halves: class 1 is in groups 0 and 1, so they part; the large group 2 goes where images lack."""
-    counts = np.array([[1, 1], [1, 1], [4, 0], [2, 0], [2, 0]])
-    part = stratify(counts, (0.5, 0.5), np.random.default_rng(0))
-    assert part[0] != part[1]
-    assert counts[part == 0, 0].sum() == counts[part == 1, 0].sum() == 5
 
 
 def test_groups_stay_together_and_the_lists_are_read(tmp_path):
