@@ -1,19 +1,23 @@
 """Small data sets as annotation tools export them, written from the documentation of their formats.
 
-The shapes of a picture are (class, kind, data). Kinds: "polygon" and "line" (points), "dot" (a point in a list), "box"
-(x0, y0, x1, y1), "circle" (x, y, radius) and "mask" (top, left, bool array). write_FORMAT(folder, pictures) writes the
-shapes that the format knows.
+The shapes of a picture are (class, kind, data). Kinds: "polygon" and "line" (points), "box" (x0, y0, x1, y1), "circle"
+(x, y, radius) and "mask" (top, left, bool array). write_FORMAT(folder, pictures) writes the shapes that the format
+knows.
 """
 
 import base64
-import io
+import itertools
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 from xml.sax.saxutils import quoteattr
 
+import cv2
 import numpy as np
 from PIL import Image
+
+from data import demo
 
 CLASSES = ["cat", "dog", "tree"]
 STROKES = ["aeroplane", "background", "person"]  # classes of strokes, those of VOC
@@ -57,23 +61,30 @@ def draw_pictures(
     return pictures
 
 
-def draw_strokes(number: int = 3, kinds: str = "line dot polygon mask") -> list[Picture]:
-    """Pictures of random strokes that overlap and reach over the image's borders."""
-    rng, size = np.random.default_rng(2), (47, 61)
+def draw_strokes(number: int = 3) -> list[Picture]:
+    """Pictures of random lines that overlap and reach over the image's borders."""
+    rng = np.random.default_rng(2)
     pictures = []
     for index in range(number):
+        lines = [rng.uniform(-4, (65, 51), (int(rng.integers(2, 7)), 2)).tolist() for _ in range(4)]
+        shapes = [(str(rng.choice(STROKES)), "line", line) for line in lines]
+        pictures.append(Picture(f"picture_{index}", rng.integers(0, 256, (47, 61, 3), dtype=np.uint8), shapes))
+    return pictures
+
+
+def demo_pictures(number: int, step: int = 1, names: Sequence[str] = ("disc", "square", "triangle")) -> list[Picture]:
+    """The demo's drawings, every `step`-th pixel of them, with polygons around their discs, squares and triangles."""
+    pictures: list[Picture] = []
+    for index in itertools.count():
+        image, dense, _, _ = (pixels[::step, ::step] for pixels in demo.draw_sample(index))
         shapes = []
-        for kind in ("line", "dot", "line", "mask", "polygon", "line"):
-            data = rng.uniform((-4, -4), (size[1] + 4, size[0] + 4), (int(rng.integers(2, 7)), 2)).tolist()
-            if kind == "dot":
-                data = [[float(rng.uniform(2, size[1] - 2)), float(rng.uniform(2, size[0] - 2))]]
-            elif kind == "polygon":
-                data = (np.array(data[0]) * 0.5 + 10 + rng.uniform(0, 15, (4, 2))).tolist()
-            elif kind == "mask":
-                data = [int(rng.integers(40)), int(rng.integers(50)), np.ones((5, 9), bool)]
-            if kind in kinds.split():
-                shapes.append((str(rng.choice(STROKES)), kind, data))
-        pictures.append(Picture(f"picture_{index}", rng.integers(0, 256, (*size, 3), dtype=np.uint8), shapes))
+        for value, name in enumerate(names, 1):
+            contours, _ = cv2.findContours((dense == value).astype(np.uint8), cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_NONE)
+            shapes += [(name, "polygon", (ring[:, 0] + 0.5).tolist()) for ring in contours if len(ring) > 8]
+        if shapes:
+            pictures.append(Picture(f"photo_{len(pictures):03d}", image, shapes))
+        if len(pictures) == number:
+            break
     return pictures
 
 
@@ -81,12 +92,6 @@ def save_images(folder: Path, pictures: list[Picture]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for picture in pictures:
         Image.fromarray(picture.pixels).save(folder / f"{picture.name}.png")
-
-
-def png(pixels: np.ndarray) -> bytes:
-    data = io.BytesIO()
-    Image.fromarray(pixels).save(data, format="PNG")
-    return data.getvalue()
 
 
 def whole(size: tuple[int, int], top: int, left: int, mask: np.ndarray) -> np.ndarray:
@@ -98,27 +103,19 @@ def whole(size: tuple[int, int], top: int, left: int, mask: np.ndarray) -> np.nd
 
 def runs(values: np.ndarray) -> list[int]:
     """Lengths of runs of a flat mask, beginning with one of zeros, which may be empty."""
-    lengths, current = [0], False
-    for value in values.ravel().tolist():
-        if value != current:
-            lengths.append(0)
-            current = value
-        lengths[-1] += 1
-    return lengths
+    flat = values.ravel().astype(int)
+    return np.diff([0, *np.flatnonzero(np.diff(flat, prepend=0)), len(flat)]).tolist()
 
 
-def write_labelme(folder: Path, pictures: list[Picture], *, embedded: bool = False) -> Path:
-    """One JSON file beside each image; embedded: the images are in the files instead."""
-    if not embedded:
-        save_images(folder, pictures)
-    folder.mkdir(exist_ok=True)
+def write_labelme(folder: Path, pictures: list[Picture]) -> Path:
+    """One JSON file beside each image."""
+    save_images(folder, pictures)
     for picture in pictures:
         shapes = []
         for name, kind, data in picture.shapes:
             shape = {"label": name, "group_id": None, "shape_type": kind, "flags": {}, "mask": None}
-            if kind in ("polygon", "line", "dot"):
-                lines = {"polygon": "polygon", "dot": "point", "line": "line" if len(data) == 2 else "linestrip"}
-                shape |= {"shape_type": lines[kind], "points": data}
+            if kind in ("polygon", "line"):
+                shape |= {"shape_type": "linestrip" if kind == "line" else kind, "points": data}
             elif kind == "box":
                 shape |= {"shape_type": "rectangle", "points": [data[:2], data[2:]]}
             elif kind == "circle":
@@ -126,30 +123,15 @@ def write_labelme(folder: Path, pictures: list[Picture], *, embedded: bool = Fal
             else:
                 top, left, mask = data
                 shape["points"] = [[left, top], [left + mask.shape[1] - 1, top + mask.shape[0] - 1]]
-                shape["mask"] = base64.b64encode(png(mask.astype(np.uint8) * 255)).decode()
+                shape["mask"] = base64.b64encode(cv2.imencode(".png", mask.astype(np.uint8) * 255)[1]).decode()
             shapes.append(shape)
-        content = {"version": "5.4.1", "flags": {}, "shapes": shapes, "imagePath": f"{picture.name}.png"}
-        content["imageData"] = base64.b64encode(png(picture.pixels)).decode() if embedded else None
+        content = {"version": "5.4.1", "shapes": shapes, "imagePath": f"{picture.name}.png", "imageData": None}
         content["imageHeight"], content["imageWidth"] = picture.pixels.shape[:2]
         (folder / f"{picture.name}.json").write_text(json.dumps(content))
     return folder
 
 
-def compress(counts: list[int]) -> str:
-    """COCO's compressed RLE, after the description of rleToString in common/maskApi.c."""
-    text = ""
-    for index, count in enumerate(counts):
-        value = count - counts[index - 2] if index > 2 else count
-        more = True
-        while more:
-            bits = value & 31
-            value >>= 5
-            more = value != (-1 if bits & 16 else 0)
-            text += chr((bits | 32 if more else bits) + 48)
-    return text
-
-
-def write_coco(folder: Path, pictures: list[Picture], *, compressed: bool = False) -> Path:
+def write_coco(folder: Path, pictures: list[Picture]) -> Path:
     """images/ and instances.json. Boxes are polygons."""
     save_images(folder / "images", pictures)
     content: dict = {"images": [], "annotations": [], "categories": []}
@@ -160,8 +142,7 @@ def write_coco(folder: Path, pictures: list[Picture], *, compressed: bool = Fals
         content["images"].append(image)
         for name, kind, data in picture.shapes:
             if kind == "mask":
-                counts = runs(whole(size, *data).T)
-                segmentation = {"size": list(size), "counts": compress(counts) if compressed else counts}
+                segmentation = {"size": list(size), "counts": runs(whole(size, *data).T)}
             elif kind == "box":
                 x0, y0, x1, y1 = data
                 segmentation = [[x0, y0, x1, y0, x1, y1, x0, y1]]
@@ -187,7 +168,7 @@ def write_cvat(folder: Path, pictures: list[Picture]) -> Path:
         height, width = picture.pixels.shape[:2]
         lines.append(f'<image id="{number}" name="{picture.name}.png" width="{width}" height="{height}">')
         for name, kind, data in picture.shapes:
-            if kind in ("polygon", "line", "dot"):
+            if kind in ("polygon", "line"):
                 attributes = {"points": ";".join(f"{x!r},{y!r}" for x, y in data)}
             elif kind == "box":
                 attributes = dict(zip(("xtl", "ytl", "xbr", "ybr"), map(repr, map(float, data)), strict=True))
@@ -197,7 +178,7 @@ def write_cvat(folder: Path, pictures: list[Picture]) -> Path:
                 top, left, mask = data
                 attributes = {"rle": ", ".join(map(str, runs(mask))), "left": left, "top": top}
                 attributes |= {"width": mask.shape[1], "height": mask.shape[0]}
-            tag = {"circle": "ellipse", "line": "polyline", "dot": "points"}.get(kind, kind)
+            tag = {"circle": "ellipse", "line": "polyline"}.get(kind, kind)
             words = " ".join(f"{key}={quoteattr(str(value))}" for key, value in attributes.items())
             lines.append(f'<{tag} label="{name}" source="manual" occluded="0" z_order="0" {words}></{tag}>')
         lines.append("</image>")
@@ -205,78 +186,20 @@ def write_cvat(folder: Path, pictures: list[Picture]) -> Path:
     return folder
 
 
-def write_yolo(folder: Path, pictures: list[Picture], *, split: str = "") -> Path:
-    """images/SPLIT, labels/SPLIT and data.yaml, as Ultralytics documents it: docs.ultralytics.com/datasets/segment."""
-    save_images(folder / "images" / split, pictures)
-    (folder / "labels" / split).mkdir(parents=True)
+def write_yolo(folder: Path, pictures: list[Picture]) -> Path:
+    """images, labels and data.yaml, as Ultralytics documents it: docs.ultralytics.com/datasets/segment."""
+    save_images(folder / "images", pictures)
+    (folder / "labels").mkdir()
     for picture in pictures:
         size = np.array(picture.pixels.shape[1::-1])
         lines = [
             f"{CLASSES.index(name)} {' '.join(map(repr, (np.array(data) / size).ravel().tolist()))}\n"
             for name, _, data in picture.shapes
         ]
-        (folder / "labels" / split / f"{picture.name}.txt").write_text("".join(lines))
-    places = "".join(f"{name}: images/{name}\n" for name in ("train", "val") if split)
+        (folder / f"labels/{picture.name}.txt").write_text("".join(lines))
     names = "".join(f"  {number}: {name}\n" for number, name in enumerate(CLASSES))
-    (folder / "data.yaml").write_text(f"path: ../datasets/mine\n{places}names:\n{names}")
+    (folder / "data.yaml").write_text(f"path: ../datasets/mine\nnames:\n{names}")
     return folder
-
-
-def brush_rle(mask: np.ndarray) -> list[int]:
-    """Label Studio's RLE of an RGBA image: runs of up to 2**16 equal values, and single ones not repeated."""
-    values = np.repeat(mask.ravel().astype(np.uint8) * 255, 4)
-    bits = f"{len(values):032b}{7:05b}" + "".join(f"{size - 1:04b}" for size in (3, 4, 8, 16))
-    for value, length in zip(np.resize([0, 255], len(runs(values > 0))), runs(values > 0), strict=True):
-        while length > 0:
-            part = min(length, 2**16)
-            size = next(index for index, most in enumerate((8, 16, 256, 2**16)) if part <= most)
-            bits += f"1{size:02b}{part - 1:0{(3, 4, 8, 16)[size]}b}{value:08b}"
-            length -= part
-    bits += "0" * (-len(bits) % 8)
-    return [int(bits[at : at + 8], 2) for at in range(0, len(bits), 8)]
-
-
-def write_labelstudio(folder: Path, pictures: list[Picture]) -> Path:
-    """media/ and export.json, whose images are those of local storage."""
-    save_images(folder / "media", pictures)
-    tasks = []
-    for number, picture in enumerate(pictures):
-        height, width = picture.pixels.shape[:2]
-        percent = np.array([100 / width, 100 / height])
-        result = []
-        for name, kind, data in picture.shapes:
-            if kind == "polygon":
-                kind, value = "polygonlabels", {"points": (np.array(data) * percent).tolist(), "closed": True}
-            elif kind == "line":
-                kind, value = "vectorlabels", {"vertices": vertices(np.array(data) * percent), "closed": False}
-            elif kind == "dot":
-                x, y = (np.array(data[0]) * percent).tolist()
-                kind, value = "keypointlabels", {"x": x, "y": y, "width": 0.5}
-            elif kind == "box":
-                corner, extent = np.array(data[:2]) * percent, (np.array(data[2:]) - data[:2]) * percent
-                value = dict(zip(("x", "y", "width", "height"), [*corner, *extent], strict=True)) | {"rotation": 0}
-                kind = "rectanglelabels"
-            elif kind == "circle":
-                numbers = [*np.array(data[:2]) * percent, *data[2] * percent]
-                kind, value = "ellipselabels", dict(zip(("x", "y", "radiusX", "radiusY"), numbers, strict=True))
-            else:
-                kind, value = "brushlabels", {"format": "rle", "rle": brush_rle(whole((height, width), *data))}
-            region = {"id": f"r{len(result)}", "type": kind, "from_name": "label", "image_rotation": 0}
-            region |= {"original_width": width, "original_height": height, "value": value | {kind: [name]}}
-            result.append(region)
-        annotation = {"id": number, "was_cancelled": False, "ground_truth": False, "result": result}
-        url = f"/data/local-files/?d=media/{picture.name}.png"
-        tasks.append({"id": number, "data": {"image": url}, "annotations": [annotation], "predictions": []})
-    (folder / "export.json").write_text(json.dumps(tasks))
-    return folder
-
-
-def vertices(points: np.ndarray) -> list[dict]:
-    """The vertices of a vector, as https://labelstud.io/tags/vectorlabels shows them."""
-    return [
-        {"id": f"v{index}", "x": x, "y": y, "prevPointId": f"v{index - 1}" if index else None, "isBezier": False}
-        for index, (x, y) in enumerate(np.array(points).tolist())
-    ]
 
 
 def write_scribblesup(folder: Path, pictures: list[Picture]) -> Path:
@@ -292,3 +215,13 @@ def write_scribblesup(folder: Path, pictures: list[Picture]) -> Path:
             text += f"<polygon><tag>{ {'aeroplane': 'plane'}.get(name, name) }</tag>{places}</polygon>"
         (folder / f"scribbles/{picture.name}.xml").write_text(f"{text}</annotation>")
     return folder / "scribbles"
+
+
+def write_colours(folder: Path, pictures: list[Picture], label_of) -> Path:
+    """images/ and masks/, with the colours of COLOURS on black."""
+    save_images(folder / "images", pictures)
+    (folder / "masks").mkdir()
+    colours = np.array([(0, 0, 0), *(COLOURS[name] for name in CLASSES)], np.uint8)
+    for picture in pictures:
+        Image.fromarray(colours[label_of(picture)]).save(folder / f"masks/{picture.name}.png")
+    return folder

@@ -50,8 +50,6 @@ def draw_ade20k(root: Path) -> Path:
     for name in ("training/ADE_train_00000001", "training/ADE_train_00000002", "validation/ADE_val_00000001"):
         put(root / f"images/{name}.jpg", picture(name, HEIGHT, 302))
         put(root / f"annotations/{name}.png", stripes(*range(151)))
-    (root / "objectInfo150.txt").write_text("Idx\tRatio\tTrain\tVal\tStuff\tName\n1\t0.1576\t11664\t1172\t1\twall\n")
-    (root / "sceneCategories.txt").write_text("ADE_train_00000001 airport_terminal\n")
     return root
 
 

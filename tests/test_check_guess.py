@@ -1,25 +1,18 @@
 """The data check recognises what a folder holds, and prints one command that fixes it or trains on it."""
 
 import shlex
-import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 from faulty_data import Drawn, draw_clean, label, picture
-from known_datasets import draw_cityscapes, put
+from known_datasets import put
 
-import config
-from data.layout import find_split, pair_files
 from support.errors import UserError
 from tools.check.__main__ import check, main
 from tools.check.guess import guess_endings
 from tools.check.survey import Paths
 from tools.convert.find import find_kinds
-
-LABELME = '{"version": "5.0", "shapes": [], "imagePath": "a.jpg", "imageHeight": 48, "imageWidth": 64}'
-COCO = '{"info": {}, "images": [], "annotations": [], "categories": []}'
-PANOPTIC = '{"images": [], "annotations": [{"segments_info": []}], "categories": []}'
 
 
 def last_words(root: Path, capsys, status: int, *flags: str, mark: str) -> list[str]:
@@ -29,17 +22,6 @@ def last_words(root: Path, capsys, status: int, *flags: str, mark: str) -> list[
     assert line.startswith(mark), line
     words = shlex.split(line.removeprefix(mark))
     return words[3:] if words[1] == "-m" else words[2:]
-
-
-def trains(words: list[str], num_train: int) -> None:
-    """The flags of a printed command find so many training images."""
-    cfg = config.parse(words)
-    maps = {"label": cfg.train_path}
-    names = ("list_path", "image_path", "image_suffix", "label_suffix")
-    split = find_split(
-        Path(cfg.dataset_path), cfg.dataset, cfg.train_split, maps, **{name: getattr(cfg, name) for name in names}
-    )
-    assert len(pair_files(split)[1]) == num_train
 
 
 @pytest.mark.parametrize(
@@ -71,36 +53,6 @@ def test_layouts_and_names_are_read_as_they_are(tmp_path, capsys, image, mask, s
     words = last_words(root, capsys, 0, mark="to train: ")
     start = ["--dataset", "Folder", "--dataset_path", str(root), "--numclasses", "3"]
     assert words[: words.index("--layers")] == [*start, *flags.split()]
-    trains(words, 3)
-
-
-def test_folders_as_in_camvid_are_copied_by_the_printed_command(tmp_path):
-    root = tmp_path / "my data"
-    for split, names in (("train", "abc"), ("val", "d")):
-        for name in names:
-            put(root / f"{split}/{name}.jpg", picture(name))
-            put(root / f"{split}annot/{name}.png", label(0, 1, 2))
-        (root / f"{split}.txt").write_text("".join(f"{split}/{name}.jpg {split}annot/{name}.png\n" for name in names))
-    with pytest.raises(UserError) as error:
-        check(root)
-    command = str(error.value).partition(", run: ")[2]
-    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.splitlines()[-1].partition("to train: ")[2]
-    assert sorted(path.name for path in (tmp_path / "my data_masks/masks/train").iterdir()) == [
-        "a.png",
-        "b.png",
-        "c.png",
-    ]
-
-
-def test_two_places_of_masks_are_named_though_there_are_annotations(tmp_path):
-    drawn = Drawn(tmp_path)
-    drawn.pair("train/a")
-    put(tmp_path / "labels/train/a.png", label(0, 1))
-    (tmp_path / "a.json").write_text(LABELME)
-    with pytest.raises(UserError, match="both could hold the masks"):
-        check(tmp_path)
 
 
 def test_folders_that_the_user_names_stay(tmp_path):
@@ -126,106 +78,45 @@ def test_ends_of_names():
     assert guess_endings([], labels, Path("masks")) == ("", "")
 
 
-def test_flags_of_the_user_stay(tmp_path):
-    draw_cityscapes(tmp_path)
-    summary, findings = check(tmp_path, paths=Paths(label_suffix="_gtFine_instanceIds"), num_classes=19)
-    assert (summary.flags["label_suffix"], summary.flags["image_suffix"]) == ("_gtFine_instanceIds", "_leftImg8bit")
-    assert "label_map" not in summary.flags
-    assert "label-out-of-range" in [finding.code for finding in findings.sorted()]
-
-
-LABELMAP = "# label:color_rgb:parts:actions\nbackground:0,0,0::\ncar:255,0,0::\n"
-COLOURS = np.array([[0, 0, 0], [255, 0, 0]], np.uint8)
-
-
-@pytest.mark.parametrize(
-    ("kind", "files"),
-    [
-        ("labelme", {"a.xml": "<annotation><object><polygon><pt></pt></polygon></object></annotation>"}),
-        ("coco", {"annotations/instances_train2017.json": COCO, "annotations/instances_val2017.json": COCO,
-                  "annotations/person_keypoints_val2017.json": COCO, "images/x.jpg": None}),
-        ("coco", {"train/_annotations.coco.json": COCO, "train/x.jpg": None, "valid/_annotations.coco.json": COCO}),
-        ("panoptic", {"annotations/panoptic_val2017.json": PANOPTIC,
-                      "annotations/panoptic_val2017/a.png": COLOURS[label(0, 1)], "val2017/a.jpg": None}),
-        ("scribblesup", {"a.xml": "<annotation><polygon><tag>cat</tag></polygon></annotation>"}),
-        ("colours", {"JPEGImages/a.jpg": None, "SegmentationClass/a.png": COLOURS[label(0, 1)],
-                     "ImageSets/Segmentation/default.txt": "a\n", "labelmap.txt": LABELMAP}),
-    ],
-)  # fmt: skip
-def test_labels_of_tools_end_with_the_command_that_converts_them(tmp_path, kind, files):
-    root = tmp_path / "my export"
-    for name, content in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content) if isinstance(content, str) else put(
-            path, picture(name) if content is None else content
-        )
-    put(root / "a.jpg", picture("a"))
-    with pytest.raises(UserError, match=r"my export: no masks of class numbers, but .*: convert them: ") as error:
-        check(root)
-    words = shlex.split(str(error.value).split("convert them: ")[1])
-    assert words[-3:] == [kind, str(root), f"{root}_masks"]
-    (tmp_path / "my export_masks").mkdir()
-    with pytest.raises(UserError, match="my export_masks2"):  # nothing is overwritten
-        check(root)
-
-
-def test_two_kinds_are_named_with_a_command_each(tmp_path):
-    for name, content in (("a.json", LABELME), ("b.json", COCO)):
-        (tmp_path / name).write_text(content)
-    with pytest.raises(UserError, match=r"choose one: .* labelme .* or .* coco "):
-        check(tmp_path)
+COLOURS = np.array([[0, 0, 0], [255, 0, 0], [0, 0, 255]], np.uint8)
 
 
 def test_other_json_and_damaged_files_are_no_annotations(tmp_path):
     (tmp_path / "package.json").write_text('{"name": "x", "objects": [], "images": []}')
     (tmp_path / "broken.json").write_bytes(b"\xff\xfe\x00shapes")
     (tmp_path / "voc.xml").write_text("<annotation><object/></annotation>")
-    (tmp_path / "empty.json").write_text("")
     assert find_kinds(tmp_path) == {}
     # COCO's file of 100 MB has its categories at the end.
     (tmp_path / "large.json").write_text('{"images": [' + " " * 300_000 + '], "annotations": [], "categories": []}')
-    assert find_kinds(tmp_path) == {"coco": tmp_path / "large.json"}
+    (tmp_path / "a.json").write_text('{"shapes": [], "imagePath": "a.jpg"}')
+    with pytest.raises(UserError, match=r"choose one: .* labelme .* or .* coco "):
+        check(tmp_path)
     # With masks there, annotations beside them are not in the way.
     draw_clean(tmp_path)
     assert main([str(tmp_path), "--workers", "0"]) == 0
 
 
-@pytest.mark.parametrize("masks", ["masks", "labels"])
-def test_a_folder_without_splits_is_checked_and_split(tmp_path, capsys, masks):
+def test_a_folder_without_splits_is_checked_and_split(tmp_path, capsys):
     for name in ("a", "b", "c"):
         put(tmp_path / f"images/{name}.png", picture(name))
-        put(tmp_path / masks / f"{name}.png", label(0, 1, 2))
+        put(tmp_path / f"labels/{name}.png", label(0, 1, 2))
     words = last_words(tmp_path, capsys, 2, mark="to fix: ")
-    assert words == [str(tmp_path), "--val", "0.2", *(["--label_path", "labels"] if masks == "labels" else [])]
+    assert words == [str(tmp_path), "--val", "0.2", "--label_path", "labels"]
     summary, findings = check(tmp_path)
-    assert summary.images == {"all": 3}
     assert [row.pixels["all"] for row in summary.classes] == [3 * 22 * 48, 3 * 21 * 48, 3 * 21 * 48]
     assert [(finding.code, finding.notes) for finding in findings.sorted()] == [("no-split", ["no train and no val"])]
 
 
-@pytest.mark.parametrize("split", ["", "train/"])
-def test_masks_in_colours_are_converted_first(tmp_path, capsys, split):
-    """Also if there is no split yet: the conversion comes before it."""
-    root = tmp_path / "painted"
-    colours = np.array([[0, 0, 0], [255, 0, 0], [0, 0, 255]], np.uint8)
-    for name in ("a", "b"):
-        put(root / f"images/{split}{name}.png", picture(name))
-        put(root / f"masks/{split}{name}.png", colours[label(0, 1, 2)])
-    words = last_words(root, capsys, 2, mark="to fix: ")
-    assert words == ["colours", str(root / "masks"), f"{root}_masks", "--images", str(root / "images")]
-
-
-def test_colours_in_folders_of_each_split_are_converted_split_by_split(tmp_path, capsys):
+def test_colours_in_folders_of_each_split_are_converted_split_by_split(tmp_path, capsys, monkeypatch):
     root = tmp_path / "painted"
     for split in ("train", "valid"):
         put(root / split / "images/a.png", picture(split))
-        put(root / split / "masks/a.png", np.array([[0, 0, 0], [255, 0, 0]], np.uint8)[label(0, 1)])
-    assert main([str(root), "--workers", "0"]) == 2
+        put(root / split / "masks/a.png", COLOURS[label(0, 1)])
+    monkeypatch.chdir(root)
+    assert main([".", "--workers", "0"]) == 2  # a root without a name
     commands = capsys.readouterr().out.splitlines()[-1].removeprefix("to fix: ").split(" && ")
     for command, split, role in zip(commands, ("train", "valid"), ("train", "val"), strict=True):
-        folder = f"{root}/{split}"
-        expected = ["colours", f"{folder}/masks", f"{root}_masks", "--images", f"{folder}/images", "--split", role]
+        expected = ["colours", f"{split}/masks", f"{root}_masks", "--images", f"{split}/images", "--split", role]
         assert shlex.split(command)[-7:] == expected
 
 
@@ -237,11 +128,3 @@ def test_values_that_the_map_lacks_are_a_finding(tmp_path):
     found = {finding.code: (finding.files, finding.notes) for finding in findings.sorted()}
     assert found == {"label-not-listed": (["masks/train/a.png"], [f"128 in {21 * 48} pixel(s)"])}
     assert summary.num_classes == 2
-
-
-def test_roots_without_a_name(tmp_path, capsys, monkeypatch):
-    drawn = Drawn(tmp_path / "painted")
-    drawn.pair("train/a", mask=np.array([[0, 0, 0], [255, 0, 0]], np.uint8)[label(0, 1)])
-    monkeypatch.chdir(tmp_path / "painted")
-    assert main([".", "--workers", "0"]) == 2
-    assert f"{tmp_path}/painted_masks" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""python -m tools.convert: masks equal an independent rasteriser's, pixel by pixel, for every format."""
+"""python -m tools.convert: masks equal an independent rasteriser's, pixel by pixel, for every format; and colours."""
 
 import json
 from pathlib import Path
@@ -11,6 +11,7 @@ from PIL import Image
 
 from data.classes import read_classes
 from support import shell
+from support.errors import UserError
 from tools.convert.__main__ import main
 
 NUMBERS = {name: number for number, name in enumerate(CLASSES, 1)}
@@ -55,17 +56,15 @@ def drawn(picture: Picture, numbers: dict[str, int] = NUMBERS, unlabelled: int =
     return label
 
 
-def without_last_pixels(pictures: list[Picture]) -> list[Picture]:
-    """Without shapes that have a point in the last row or column, where LabelMe's points are put on the border."""
+def usable(picture: Picture) -> Picture:
+    """Without shapes that cover nothing, and those with a point in the last row or column, which LabelMe moves."""
 
-    def is_kept(shape: tuple, size: tuple[int, int]) -> bool:
+    def is_kept(shape: tuple) -> bool:
         points = np.array(shape[2]).reshape(-1, 2) if shape[1] in ("polygon", "box") else np.zeros((1, 2))
-        return not ((points >= np.array(size[::-1]) - 1) & (points < size[::-1])).any()
+        size = np.array(picture.pixels.shape[1::-1])
+        return not ((points >= size - 1) & (points < size)).any() and drawn(picture._replace(shapes=[shape])).any()
 
-    return [
-        Picture(name, pixels, [shape for shape in shapes if is_kept(shape, pixels.shape[:2])])
-        for name, pixels, shapes in pictures
-    ]
+    return picture._replace(shapes=list(filter(is_kept, picture.shapes)))
 
 
 def convert(kind: str, source: Path, out: Path, *words: str) -> int:
@@ -84,7 +83,6 @@ WRITERS = {
     "coco": (annotated.write_coco, "polygon box mask"),
     "cvat": (annotated.write_cvat, "polygon box circle mask"),
     "yolo": (annotated.write_yolo, "polygon"),
-    "labelstudio": (annotated.write_labelstudio, "polygon box circle mask"),
 }
 
 
@@ -92,12 +90,7 @@ WRITERS = {
 def test_masks_equal_those_of_an_independent_rasteriser(tmp_path, kind, capsys):
     """At random coordinates no centre lies on an edge, so that the rule for edges does not matter."""
     writer, kinds = WRITERS[kind]
-    pictures = without_last_pixels(draw_pictures(kinds=kinds))
-    # Shapes that lie outside, or between centres, cover nothing and are named.
-    whole = [
-        Picture(name, pixels, [s for s in shapes if (drawn(Picture("", pixels, [s])) > 0).any()])
-        for name, pixels, shapes in pictures
-    ]
+    whole = list(map(usable, draw_pictures(kinds=kinds)))
     assert sum(len(picture.shapes) for picture in whole) >= 10
     source = writer(tmp_path / "in", whole)
     assert convert(kind, source, tmp_path / "out") == 0
@@ -110,22 +103,10 @@ def test_masks_equal_those_of_an_independent_rasteriser(tmp_path, kind, capsys):
     if kind == "cvat":  # the file has colours
         assert classes.colours[1:4].tolist() == [list(COLOURS[name]) for name in CLASSES]
     said = capsys.readouterr().out.splitlines()
-    pixels = np.concatenate([drawn(picture).ravel() for picture in whole])
-    for number, name in enumerate(classes.names):
-        assert [str(number), name, str((pixels == number).sum())] in [line.split()[:3] for line in said]
     assert said[-2:] == [
         f"to split it: {shell.python_command('-m', 'tools.split', tmp_path / 'out', '--val', '0.2')}",
         f"to check it: {shell.python_command('-m', 'tools.check', tmp_path / 'out')}",
     ]
-
-
-def test_images_in_labelme_files_are_written(tmp_path):
-    pictures = without_last_pixels(draw_pictures(2))
-    annotated.write_labelme(tmp_path / "in", pictures, embedded=True)
-    convert("labelme", tmp_path / "in", tmp_path / "out")
-    for picture in pictures:
-        assert (mask_of(tmp_path / "out", picture.name) == drawn(picture)).all()
-        assert (np.asarray(Image.open(tmp_path / f"out/images/{picture.name}.png")) == picture.pixels).all()
 
 
 def test_edges_by_hand(tmp_path):
@@ -143,29 +124,8 @@ def test_edges_by_hand(tmp_path):
     ]
 
 
-def test_neighbours_neither_overlap_nor_leave_a_gap(tmp_path):
-    """Triangles around points on a fine grid, where many centres lie on edges, cover the image exactly once."""
-    rng = np.random.default_rng(3)
-    for number in range(20):
-        x, y = rng.integers(1, 40, 2) / 2
-        corners = [(0, 0), (20, 0), (20, 20), (0, 20)]
-        rings = [[list(corners[side]), list(corners[(side + 1) % 4]), [x, y]] for side in range(4)]
-        covered = np.zeros((20, 20), int)
-        for side, ring in enumerate(rings):
-            folder = tmp_path / f"{number}_{side}"
-            picture = Picture("a", np.zeros((20, 20, 3), np.uint8), [("cat", "polygon", ring)])
-            convert("coco", write_coco(folder / "in", [picture]), folder / "out")
-            covered += mask_of(folder / "out", "a")
-        assert (covered == 1).all()
-
-
-def test_coco_unites_polygons_and_reads_compressed_rle_and_crowds(tmp_path, capsys):
-    pictures = draw_pictures(2, kinds="mask")
-    source = write_coco(tmp_path / "in", pictures, compressed=True)
-    assert convert("coco", source, tmp_path / "out") == 0
-    for picture in pictures:
-        assert (mask_of(tmp_path / "out", picture.name) == drawn(picture)).all()
-
+def test_coco_unites_polygons_and_reads_crowds(tmp_path, capsys):
+    source = write_coco(tmp_path / "in", draw_pictures(2, kinds="mask"))
     content = json.loads(source.read_text())
     square = [[2, 2, 12, 2, 12, 12, 2, 12], [6, 6, 20, 6, 20, 20, 6, 20]]  # overlap in 6..11: both count, no hole
     crowd = {"size": [47, 61], "counts": annotated.runs(annotated.whole((47, 61), 0, 0, np.ones((4, 4), bool)).T)}
@@ -180,11 +140,9 @@ def test_coco_unites_polygons_and_reads_compressed_rle_and_crowds(tmp_path, caps
     expected[2:12, 2:12] = expected[6:20, 6:20] = 2
     assert (mask_of(tmp_path / "two", "picture_0") == expected).all()
     assert (mask_of(tmp_path / "two", "picture_1") == 0).all()  # an image without objects is background
-
     # CVAT's export through Datumaro marks every mask as a crowd (datumaro 1.13.12, coco/exporter.py).
     content["annotations"] = content["annotations"][-2:]
     source.write_text(json.dumps(content))
-    capsys.readouterr()
     convert("coco", source, tmp_path / "marked")
     assert "1 of 2 objects are marked as crowds, which CVAT, Datumaro and supervision do" in capsys.readouterr().out
     expected[:4, :4] = 1  # the later shape covers the earlier one
@@ -209,24 +167,67 @@ def test_cvat_draws_by_z_order_and_turns_boxes(tmp_path):
     assert (mask_of(tmp_path / "out", "a") == expected).all()
 
 
-def test_labelstudio_takes_the_ground_truth_else_the_newest(tmp_path):
-    square = [[0, 0], [50, 0], [50, 100], [0, 100]]
-    pictures = [Picture("a", np.zeros((10, 10, 3), np.uint8), [("cat", "polygon", square)])]
-    annotated.write_labelstudio(tmp_path / "in", pictures)
-    (task,) = json.loads((tmp_path / "in/export.json").read_text())
-    (base,) = task["annotations"]
+@pytest.mark.parametrize("number", range(3))
+def test_compressed_rle_of_pycocotools(tmp_path, number):
+    """Noise, blocks and a full mask, as pycocotools 2.0.11 encodes them."""
+    recorded = json.loads((Path(__file__).parent / "recorded/rle.json").read_text())[number]
+    mask = np.array([list(map(int, row)) for row in recorded["mask"]], bool)
+    source = write_coco(
+        tmp_path / "in", [Picture("a", np.zeros((24, 32, 3), np.uint8), [("cat", "mask", (0, 0, mask))])]
+    )
+    content = json.loads(source.read_text())
+    content["annotations"][0]["segmentation"]["counts"] = recorded["coco"]
+    source.write_text(json.dumps(content))
+    assert convert("coco", source, tmp_path / "out") == 0
+    assert (mask_of(tmp_path / "out", "a") == mask).all()
 
-    def annotation(name: str, **facts) -> dict:
-        return json.loads(json.dumps(base).replace('"cat"', f'"{name}"')) | facts
 
-    for number, (facts, expected) in enumerate(
-        [
-            ([{"updated_at": "2024-05-01"}, {"updated_at": "2024-01-01"}], "cat"),
-            ([{"updated_at": "2024-05-01"}, {"updated_at": "2024-01-01", "ground_truth": True}], "dog"),
-            ([{"updated_at": "2024-05-01", "was_cancelled": True}, {"updated_at": "2024-01-01"}], "dog"),
-        ]
-    ):
-        task["annotations"] = [annotation(*pair[:1], **pair[1]) for pair in zip(("cat", "dog"), facts, strict=True)]
-        (tmp_path / "in/export.json").write_text(json.dumps([task]))
-        convert("labelstudio", tmp_path / "in", tmp_path / f"out{number}")
-        assert read_classes(str(tmp_path / f"out{number}/classes.txt"), 2).names == ["background", expected]
+def test_colours_are_found(tmp_path):
+    pictures = draw_pictures(2)
+    annotated.write_colours(tmp_path / "in", pictures, drawn)
+    assert convert("colours", tmp_path / "in", tmp_path / "out") == 0
+    classes = read_classes(str(tmp_path / "out/classes.txt"), 4)
+    # black first, then by red, green, blue: dog (0, 220, 30), tree (40, 40, 250), cat (200, 0, 10)
+    assert classes.names == ["background", "#00dc1e", "#2828fa", "#c8000a"]
+    assert classes.colours[1:4].tolist() == [list(COLOURS[name]) for name in ("dog", "tree", "cat")]
+    order = np.array([0, 3, 1, 2], np.uint8)  # of background, cat, dog, tree
+    for picture in pictures:
+        assert (mask_of(tmp_path / "out", picture.name) == order[drawn(picture)]).all()
+    assert convert("colours", tmp_path / "in", tmp_path / "two", "--unlabelled", "ignore") == 0
+    assert (mask_of(tmp_path / "two", "picture_0") == order[drawn(pictures[0])] - 1).all()  # uint8: 0 - 1 is 255
+
+
+def put(root: Path, name: str, mask: Image.Image) -> None:
+    for folder in ("images", "masks"):
+        (root / folder).mkdir(parents=True, exist_ok=True)
+    mask.save(root / f"masks/{name}.png")
+    Image.new("RGB", mask.size).save(root / f"images/{name}.png")
+
+
+def test_given_colours_of_palettes_and_transparent_masks(tmp_path, capsys):
+    """A palette mask counts by its colours; transparent pixels are unlabelled; VOC's outlines and others are 255."""
+    palette = Image.fromarray(np.array([[7, 0, 9]], np.uint8))
+    palette.putpalette([0, 0, 0] + [1, 1, 1] * 6 + [128, 0, 0] + [1, 1, 1] + [0, 128, 0])
+    put(tmp_path / "in", "a", palette)
+    pixels = [(128, 0, 0, 255), (0, 128, 0, 0), (224, 224, 192, 255)]
+    put(tmp_path / "in", "b", Image.fromarray(np.array([pixels], np.uint8)))
+    assert convert("colours", tmp_path / "in", tmp_path / "out", "--classes", "voc") == 0
+    assert mask_of(tmp_path / "out", "a").tolist() == [[1, 0, 2]]
+    assert mask_of(tmp_path / "out", "b").tolist() == [[1, 0, 255]]
+    put(tmp_path / "in", "c", Image.new("RGB", (3, 1), (9, 9, 9)))
+    assert convert("colours", tmp_path / "in", tmp_path / "two", "--classes", "voc") == 1
+    assert mask_of(tmp_path / "two", "c").tolist() == [[255] * 3]
+    assert "class '#090909': not in the list of classes: ignored (255) in 1 place(s)" in capsys.readouterr().err
+
+
+def test_masks_by_suffix_in_one_folder(tmp_path):
+    for name in "ab":
+        Image.new("RGB", (3, 2)).save(tmp_path / f"{name}.png")
+        Image.fromarray(np.array([[(0, 0, 0), (255, 0, 0), (0, 0, 255)]] * 2, np.uint8)).save(
+            tmp_path / f"{name}_m.png"
+        )
+    out = tmp_path.with_name(f"{tmp_path.name}_out")
+    with pytest.raises(UserError, match="images and masks are in one folder"):
+        convert("colours", tmp_path, out)
+    assert convert("colours", tmp_path, out, "--label_suffix", "_m") == 0
+    assert mask_of(out, "b").tolist() == [[0, 2, 1]] * 2

@@ -12,7 +12,6 @@ import types
 from pathlib import Path
 
 import annotated
-import annotated_masks
 import cv2
 import numpy as np
 import pytest
@@ -39,7 +38,7 @@ NOT_RUN = {
     r"python benchmarks/": "takes minutes, to make figures",
     r"(python -m )?pytest\b": "starts the tests themselves",
 }
-OUTPUTS = ("json", "save_dir", "report", "output", "pictures")  # flags that name what a program writes
+OUTPUTS = ("json", "save_dir", "report", "output")  # flags that name what a program writes
 SHOWN = shown()
 RUN = [command for command in SHOWN if not any(re.match(pattern, command) for pattern in NOT_RUN)]
 launched: set[str] = set()  # the ways to start programs that were tried
@@ -112,14 +111,12 @@ def draw_data(root: Path) -> None:
 
 def draw_exports(root: Path) -> None:
     """labelme_photos, exports/KIND for each kind of python -m tools.convert, and exports/voc with VOC's colours."""
-    annotated.write_labelme(root / "labelme_photos", annotated_masks.demo_pictures(20, step=3))
+    annotated.write_labelme(root / "labelme_photos", annotated.demo_pictures(20, step=3))
     (root / "exports").mkdir()
-    pictures = annotated_masks.demo_pictures(8, step=3, names=annotated.CLASSES)
-    for kind in ("labelme", "coco", "yolo", "cvat", "labelstudio"):
+    pictures = annotated.demo_pictures(8, step=3, names=annotated.CLASSES)
+    for kind in ("labelme", "coco", "yolo", "cvat"):
         getattr(annotated, f"write_{kind}")(root / "exports" / kind, pictures)
-    annotated_masks.write_supervisely(root / "exports/supervisely", pictures)
-    for kind in ("colours", "binary", "panoptic"):
-        getattr(annotated_masks, f"write_{kind}")(root / "exports" / kind, pictures, drawn)
+    annotated.write_colours(root / "exports/colours", pictures, drawn)
     annotated.save_images(root / "exports/voc/images", pictures)
     painted = [Picture(picture.name, voc_colours()[drawn(picture)], []) for picture in pictures]
     annotated.save_images(root / "exports/voc/masks", painted)

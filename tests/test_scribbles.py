@@ -6,7 +6,6 @@ import cv2
 import numpy as np
 import pytest
 
-from tools.scribbles.regions import find_regions, longest_path
 from tools.scribbles.strokes import Style, draw_scribble
 
 PLAIN = Style(min_area=30, length=1.0, width=3, wiggle=0.0, shrink=0.0, drop=0.0, background=None)
@@ -53,32 +52,19 @@ def test_no_stroke_leaves_its_class(style):
         assert set(np.unique(scribble)) - {255} == set(np.unique(mask)) - {255}  # each class keeps a stroke
 
 
-@pytest.mark.parametrize("style", [STYLES[name] for name in ("plain", "wiggly", "wide", "point")])
-def test_each_region_of_the_least_area_has_a_stroke_and_smaller_ones_have_none(style):
+def test_each_region_of_the_least_area_has_a_stroke_and_smaller_ones_have_none():
     for seed in range(25):
         mask = random_mask(seed)
-        scribble = draw_scribble(mask, style, seed=0, name="a")
+        scribble = draw_scribble(mask, STYLES["wiggly"], seed=0, name="a")
         for value in set(np.unique(mask).tolist()) - {255}:
             regions = components(mask, value)
             largest = max(int(region.sum()) for region in regions)
             for region in regions:
                 is_stroked = bool((scribble[region] == value).any())
-                if region.sum() >= style.min_area:
+                if region.sum() >= STYLES["wiggly"].min_area:
                     assert is_stroked
                 elif region.sum() < largest:
                     assert not is_stroked
-
-
-@pytest.mark.parametrize("wiggle", [0.0, 1.0])
-def test_each_stroke_is_in_one_piece(wiggle):
-    """However far it deviates: it never crosses a border, and has no gap where it would."""
-    style = dataclasses.replace(PLAIN, wiggle=wiggle, width=1)
-    for seed in range(25):
-        mask = random_mask(seed)
-        drawn = draw_scribble(mask, style, seed=0, name="a") != 255
-        number = find_regions(mask, style.min_area).number
-        for index in range(1, number.max() + 1):
-            assert cv2.connectedComponents((drawn & (number == index)).astype(np.uint8), connectivity=8)[0] == 2
 
 
 def test_seed_and_name_decide():
@@ -118,24 +104,22 @@ def extent(scribble: np.ndarray) -> tuple[int, int, int]:
     return int(np.ptp(rows)) + 1, int(np.ptp(columns)) + 1, len(rows)
 
 
-@pytest.mark.parametrize("width", [1, 3, 5, 9])
+@pytest.mark.parametrize("width", [1, 3, 9])
 def test_width_is_that_of_the_line(width):
     """The skeleton of a bar is its middle row, and pixels at most width / 2 from it are drawn."""
     scribble = draw_scribble(bar(), dataclasses.replace(PLAIN, width=width), 0, "a")
-    inner = (scribble != 255)[:, 60:160]
-    assert (inner.sum(axis=0) == width).all()
+    assert ((scribble != 255)[:, 60:160].sum(axis=0) == width).all()
 
 
 def test_length_and_shrink_are_shares_of_the_line():
     whole = extent(draw_scribble(bar(), PLAIN, 0, "a"))[1] - 2  # less the two ends of a line 3 pixels wide
     assert 0.85 * 201 < whole <= 201
-    for share in (0.25, 0.5, 0.8):
-        part = extent(draw_scribble(bar(), dataclasses.replace(PLAIN, length=share), 0, "a"))[1] - 2
-        assert part == pytest.approx(share * whole, abs=3)
-        shrunk = draw_scribble(bar(), dataclasses.replace(PLAIN, shrink=1 - share), 0, "a")
-        assert extent(shrunk)[1] - 2 == pytest.approx(share * whole, abs=3)
-        columns = np.nonzero((shrunk != 255).any(axis=0))[0]
-        assert columns.mean() == pytest.approx(110, abs=3)  # the middle of columns 10 to 210
+    for share in (0.25, 0.8):
+        for changed in ({"length": share}, {"shrink": 1 - share}):
+            drawn = draw_scribble(bar(), dataclasses.replace(PLAIN, **changed), 0, "a")
+            assert extent(drawn)[1] - 2 == pytest.approx(share * whole, abs=3)
+        columns = np.nonzero((drawn != 255).any(axis=0))[0]
+        assert columns.mean() == pytest.approx(110, abs=3)  # shrunk to the middle of columns 10 to 210
     point = extent(draw_scribble(bar(), dataclasses.replace(PLAIN, shrink=1.0), 0, "a"))
     assert point == (3, 3, 9)  # pixels at most 1.5 from a pixel's centre
 
@@ -176,20 +160,3 @@ def test_background_strokes_stay_deep_inside():
         assert (scribble[:, :90] == 1).any()
     assert in_arm[None] > 80
     assert in_arm[1] == 0
-
-
-def test_longest_path_by_hand():
-    shape = [
-        "#....#",
-        ".#..#.",
-        "..##..",
-        "..#...",
-        "..####",
-    ]  # three arms; the right one above and the lower one are longest
-    path = longest_path(np.argwhere(np.array([list(line) for line in shape]) == "#")).tolist()
-    assert path[:: 1 if path[0] == [0, 5] else -1] == [[0, 5], [1, 4], [2, 3], [2, 2], [3, 2], [4, 3], [4, 4], [4, 5]]
-    ring = np.argwhere(cv2.circle(np.zeros((41, 41), np.uint8), (20, 20), 15, 1, 1))
-    assert (
-        len(longest_path(ring)) > 0.9 * len(ring) * 0.75
-    )  # around the loop, not along half of it; diagonals save some
-    assert longest_path(np.array([[4, 7]])).tolist() == [[4, 7]]

@@ -1,7 +1,5 @@
 """python -m tools.convert --scribbles: strokes are on the right pixels, where --dataset ScribbleOnly reads them."""
 
-import json
-from collections.abc import Callable
 from pathlib import Path
 
 import annotated
@@ -24,8 +22,7 @@ VOC = {"background": 0, "aeroplane": 1, "person": 15}
 
 def strokes_of(kind: str, number: int = 3) -> list[Picture]:
     """Pictures of strokes; those of ScribbleSup have points in the middle of pixels."""
-    kinds = {"scribblesup": "line", "labelstudio": "line dot polygon mask"}.get(kind, "line dot polygon")
-    pictures = draw_strokes(number, kinds=kinds)
+    pictures = draw_strokes(number)
     if kind == "scribblesup":
         for picture in pictures:
             picture.shapes[:] = [
@@ -46,9 +43,7 @@ def scribble_of(out: Path, name: str) -> np.ndarray:
         return np.asarray(picture)
 
 
-@pytest.mark.parametrize(
-    ("kind", "width"), [("scribblesup", 3.0), ("labelme", 3.0), ("cvat", 3.0), ("labelstudio", 3.0), ("labelme", 6.5)]
-)
+@pytest.mark.parametrize(("kind", "width"), [("scribblesup", 3.0), ("labelme", 3.0), ("cvat", 3.0), ("labelme", 6.5)])
 def test_strokes_are_on_the_right_pixels(tmp_path, kind, width):
     pictures = strokes_of(kind)
     source = getattr(annotated, f"write_{kind}")(tmp_path / "in", pictures)
@@ -69,7 +64,7 @@ def test_strokes_are_on_the_right_pixels(tmp_path, kind, width):
 
 def test_the_layout_is_what_scribble_only_reads(tmp_path, capsys):
     """A list has a name on each line, without folder or space."""
-    annotated.write_labelme(tmp_path / "in/night shift", draw_strokes(kinds="line"))
+    annotated.write_labelme(tmp_path / "in/night shift", draw_strokes())
     assert convert(tmp_path / "in", tmp_path / "out") == 0
     assert f"{tmp_path / 'out/ImageSets/Segmentation/train.txt'}: 3 name(s)" in capsys.readouterr().out
     split = find_split(tmp_path / "out", "ScribbleOnly", "train", {"label": ""})
@@ -82,62 +77,40 @@ def test_the_layout_is_what_scribble_only_reads(tmp_path, capsys):
 
 
 def test_scribblesup_has_vocs_classes_else_its_own(tmp_path):
-    line = [[5.5, 5.5], [30.5, 20.5]]
-    shapes = [("aeroplane", "line", line), ("background", "line", [[3.5, 40.5], [50.5, 40.5]])]
+    """The first pixel is (1, 1)."""
+    shapes = [("aeroplane", "line", [[0.5, 0.5], [30.5, 20.5]]), ("background", "line", [[3.5, 40.5], [50.5, 40.5]])]
     source = annotated.write_scribblesup(tmp_path / "in", [Picture("a", np.zeros((47, 61, 3), np.uint8), shapes)])
     assert convert(source, tmp_path / "out") == 0
     assert read_classes(str(tmp_path / "out/classes.txt"), 21).names == read_classes("voc", 21).names
-    assert set(np.unique(scribble_of(tmp_path / "out", "a"))) == {0, 1, 255}
     path = source / "a.xml"
     path.write_text(path.read_text().replace("<tag>plane</tag>", "<tag>grass</tag>"))  # of PASCAL-Context
-    # The first pixel is (1, 1), and one that lies outside is cut off.
-    path.write_text(path.read_text().replace("<X>6</X><Y>6</Y>", "<X>1</X><Y>1</Y>"))
     assert convert(source, tmp_path / "two") == 0
     assert read_classes(str(tmp_path / "two/classes.txt"), None).names == ["background", "grass"]
     assert scribble_of(tmp_path / "two", "a")[0, 0] == 1
 
 
-def xml(old: str, new: str) -> Callable[[Path], None]:
-    def damage(root: Path) -> None:
-        path = root / "scribbles/picture_0.xml"
-        text = path.read_text()
-        assert old in text
-        path.write_text(text.replace(old, new, 1))
-
-    return damage
-
-
-LINE = "<polygon><tag>plane</tag>"
-
-
 @pytest.mark.parametrize(
-    ("damage", "message", "is_kept"),
+    ("old", "new", "message"),
     [
-        (lambda root: (root / "images/picture_0.png").unlink(), "'picture_0.png': not below", False),
-        (lambda root: Image.new("RGB", (12, 10)).save(root / "images/picture_0.png"), "annotated as 61x47", False),
-        (xml("</annotation>", ""), "picture_0.xml: not XML", False),
-        (xml("<annotation>", "<annotation><object/>"), "no scribbles of ScribbleSup", False),
-        (xml("<width>61</width>", ""), "height or width is missing", False),
-        (xml("<height>47</height>", "<height>0</height>"), "an image of 61x0 pixels", False),
-        (xml("<X>", "<X>a"), "coordinates that are not numbers", False),
-        (xml("<polygon>", "<polygon><tag> </tag></polygon><polygon>"), "polygon 1: it has no tag", False),
-        (xml("<polygon>", f"{LINE}</polygon><polygon>"), "0 point(s), but it needs at least 1", True),
-        (xml("<polygon>", f"{LINE}<point><X>900</X><Y>900</Y></point></polygon><polygon>"), "covers no", True),
+        ("<annotation>", "<annotation><object/>", "no scribbles of ScribbleSup"),
+        ("<polygon>", "<polygon><tag> </tag></polygon><polygon>", "polygon 1: it has no tag"),
+        ("<polygon>", "<polygon><tag>plane</tag></polygon><polygon>", "polygon 1 (aeroplane): covers no pixel"),
     ],
 )
-def test_damage_of_scribblesup_is_named_and_the_rest_is_written(tmp_path, damage, message, is_kept, capsys):
+def test_damage_of_scribblesup_is_named_and_the_rest_is_written(tmp_path, old, new, message, capsys):
     source = annotated.write_scribblesup(tmp_path / "in", strokes_of("scribblesup", 2))
-    damage(tmp_path / "in")
+    path = source / "picture_0.xml"
+    path.write_text(path.read_text().replace(old, new, 1))
     assert convert(source, tmp_path / "out") == 1
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "picture_0" in line]
     assert message in line
     written = sorted(path.stem for path in (tmp_path / "out/pascal_2012_scribble").iterdir())
-    assert written == (["picture_0"] if is_kept else []) + ["picture_1"]
+    assert written == (["picture_0"] if "covers" in message else []) + ["picture_1"]
     assert read_list(tmp_path / "out/ImageSets/Segmentation/train.txt") == written
 
 
 def test_a_repaired_file_is_added_and_names_in_other_lists_stay_there(tmp_path):
-    source = annotated.write_labelme(tmp_path / "in", draw_strokes(kinds="line"))
+    source = annotated.write_labelme(tmp_path / "in", draw_strokes())
     good = (source / "picture_2.json").read_text()
     (source / "picture_2.json").write_text("{")
     words = ["--classes", str(tmp_path / "classes.txt")]
@@ -151,50 +124,5 @@ def test_a_repaired_file_is_added_and_names_in_other_lists_stay_there(tmp_path):
     assert convert(source, tmp_path / "out", *words) == 0
     assert read_list(lists / "train.txt") == ["picture_1", "picture_2"]
     assert read_list(lists / "val.txt") == ["picture_0"]
-    with pytest.raises(UserError, match="holds the result of another command"):
+    with pytest.raises(UserError, match="has results made with other settings"):
         convert(source, tmp_path / "out", *words, "--line_width", "5")
-
-
-def vector(tmp_path: Path, value: dict) -> np.ndarray:
-    """Label Studio's vector of class person, drawn 2 pixels wide beside a brush stroke of another class."""
-    shapes = [("aeroplane", "mask", (19, 19, np.ones((1, 1), bool))), ("person", "line", [[0, 0], [1, 1]])]
-    source = annotated.write_labelstudio(tmp_path / "in", [Picture("a", np.zeros((20, 20, 3), np.uint8), shapes)])
-    tasks = json.loads((source / "export.json").read_text())
-    region = tasks[0]["annotations"][0]["result"][1]
-    region["value"] = value | {"vectorlabels": ["person"]}
-    (source / "export.json").write_text(json.dumps(tasks))
-    assert convert(source, tmp_path / "out", "--line_width", "2") == 0
-    return scribble_of(tmp_path / "out", "a") == 1
-
-
-def test_vectors_of_label_studio_may_branch_close_and_bend(tmp_path):
-    """5 % of 20 pixels are 1 pixel."""
-    for name in "123":
-        (tmp_path / name).mkdir()
-    branched = annotated.vertices([[50, 10], [50, 50], [10, 50], [90, 50]])
-    branched[3]["prevPointId"] = "v1"
-    expected = np.zeros((20, 20), bool)
-    expected[9:11, 1:19] = True  # from (2, 10) to (18, 10): centres at most 1 from it; the round ends reach one more
-    expected[1:10, 9:11] = True
-    assert (vector(tmp_path / "1", {"vertices": branched, "closed": False}) == expected).all()
-
-    square = annotated.vertices([[10, 10], [60, 10], [60, 60], [10, 60]])
-    expected = np.zeros((20, 20), bool)
-    expected[2:12, 2:12] = True
-    assert (vector(tmp_path / "2", {"vertices": square, "closed": True}) == expected).all()
-
-    # A curve from (2, 10) to (18, 10) whose control points are 8 pixels above: its highest point is 0.75 * 8 above.
-    bent = annotated.vertices([[10, 50], [90, 50]])
-    bent[1] |= {"isBezier": True, "controlPoint1": {"x": 10, "y": 10}, "controlPoint2": {"x": 90, "y": 10}}
-    found = vector(tmp_path / "3", {"vertices": bent, "closed": False})
-    assert np.flatnonzero(found[:, 10]).tolist() == [3, 4]
-    assert not found[9, 5:15].any()
-
-
-@pytest.mark.parametrize(
-    "junk", [None, [], [{"id": "a", "x": 1}], [{"id": "a", "x": 1, "y": 1, "prevPointId": [1]}], "x"]
-)
-def test_vectors_that_are_none_are_named(tmp_path, junk, capsys):
-    with pytest.raises(UserError, match="no image could be converted"):
-        vector(tmp_path, {"vertices": junk, "closed": False})
-    assert "task 0: region r1 (person): " in capsys.readouterr().err

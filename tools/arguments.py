@@ -3,23 +3,16 @@
 import argparse
 import difflib
 import sys
-from pathlib import Path
 from typing import Any, NoReturn
 
 from support import shell
 from support.errors import UserError
 
 
-def data_root(text: str) -> Path:
-    """Return a path; for a folder with a single VOCdevkit/VOC*, as PASCAL VOC's archives have it, that one."""
-    found = [path for path in Path(text).glob("VOCdevkit/VOC*") if path.is_dir()]
-    return found[0] if len(found) == 1 else Path(text)
-
-
 class Parser(argparse.ArgumentParser):
     """An ArgumentParser that raises UserError, hints on unknown flags, and takes no abbreviations.
 
-    A dash in a flag's name equals an underscore. module: such as "tools.check", or "tools.scribbles stats".
+    module: such as "tools.check".
     """
 
     def __init__(self, module: str, description: str, epilog: str = ""):
@@ -33,7 +26,7 @@ class Parser(argparse.ArgumentParser):
         self.module = module
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        words = self._words(args)
+        words = sys.argv[1:] if args is None else list(args)
         known = [name for action in self._actions for name in action.option_strings if name.startswith("--")]
         for flag in (word.partition("=")[0] for word in words if word.startswith("--") and word != "--"):
             if flag not in known:
@@ -49,12 +42,4 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{message}: to list all flags: {self._help_command()}")
 
     def _help_command(self) -> str:
-        return shell.python_command("-m", *self.module.split(), "--help")
-
-    def _words(self, args: list[str] | None) -> list[str]:
-        words = sys.argv[1:] if args is None else list(args)
-        names = [word.partition("=") for word in words]
-        return [
-            name.replace("-", "_").replace("__", "--", 1) + equals + value if name.startswith("--") else word
-            for word, (name, equals, value) in zip(words, names, strict=True)
-        ]
+        return shell.python_command("-m", self.module, "--help")

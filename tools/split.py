@@ -17,7 +17,6 @@ from tqdm import tqdm
 if not __package__:  # started as a file from another folder: python PATH/tools/split.py
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from data.classes import aligned, read_classes
 from data.images import read_label
 from data.label_map import LabelMap, read_label_map
 from data.layout import Split, pair_files
@@ -73,24 +72,6 @@ def group_names(names: list[str], pattern: str) -> list[str]:
     return [match[1 if compiled.groups else 0] or "" for match in matches if match]
 
 
-def find_pairs(
-    root: Path, image_path: str, label_path: str, image_suffix: str = "", label_suffix: str = ""
-) -> dict[str, Path]:
-    """Return {image name: mask} of plain folders. Raises UserError if a folder or a mask is missing.
-
-    image_suffix, label_suffix: ends of the names of images and masks, which the name that pairs them lacks.
-    """
-    endings = {"image": image_suffix, "label": label_suffix}
-    split = Split({"image": root / image_path, "label": root / label_path}, endings=endings)
-    present = [name for name in PARTS if (root / image_path / name).is_dir()]
-    if present:
-        raise UserError(f"{root / image_path / present[0]}: there are splits already: a list would contradict them")
-    names, files = pair_files(split)
-    if len(names) < 2:
-        raise UserError(f"{root / image_path}: {len(names)} image(s): a split needs at least 2")
-    return {name: found["label"] for name, found in zip(names, files, strict=True)}
-
-
 def presence(masks: list[Path], label_map: LabelMap | None = None) -> np.ndarray:
     """Return (masks, classes) bool: whether a mask, read through label_map, has a pixel of the class."""
     found = np.zeros((len(masks), IGNORE), bool)
@@ -124,41 +105,27 @@ def main(argv: list[str] | None = None) -> None:
         raise UserError(f"--val {args.val}: must be above 0 and below 1")
     if args.seed < 0:
         raise UserError(f"--seed {args.seed}: must be at least 0")
-    lists = [args.root / f"{name}.txt" for name in PARTS]
-    present = [path for path in lists if path.exists()]
-    if present:
+    root, lists = args.root, [args.root / f"{name}.txt" for name in PARTS]
+    folders = {"image": root / args.image_path, "label": root / args.label_path}
+    if present := [path for path in lists if path.exists()]:
         raise UserError(f"{present[0]}: exists: remove it to split the data again")
-    ends = {"image_suffix": args.image_suffix, "label_suffix": args.label_suffix}
-    pairs = find_pairs(args.root, args.image_path, args.label_path, **ends)
-    names = list(pairs)
+    if present := [name for name in PARTS if (folders["image"] / name).is_dir()]:
+        raise UserError(f"{folders['image'] / present[0]}: there are splits already: a list would contradict them")
+    endings = {"image": args.image_suffix, "label": args.label_suffix}
+    names, files = pair_files(Split(folders, plain=True, endings=endings))
     groups = group_names(names, args.group)
-    found = presence(list(pairs.values()), read_label_map(args.label_map))
+    found = presence([paths["label"] for paths in files], read_label_map(args.label_map))
     in_val = split(names, groups, found, args.val, args.seed)
-    parts = [[name for name, is_val in zip(names, in_val, strict=True) if is_val == part] for part in (False, True)]
-    for path, part in zip(lists, parts, strict=True):
-        write_atomic(path, "".join(f"{name}\n" for name in part))
-    print("\n".join(_table(args.root, found, in_val)))
+    for path, part in zip(lists, (False, True), strict=True):
+        write_atomic(path, "".join(f"{name}\n" for name, is_val in zip(names, in_val, strict=True) if is_val == part))
     by_group = f" of {len(set(groups))} groups" if args.group else ""
     print(f"{lists[0]}: {(~in_val).sum()} images; {lists[1]}: {in_val.sum()} images{by_group}")
     flags = [("image_path", args.image_path, "images"), ("train_path", args.label_path, "masks")]
-    flags += [("val_path", args.label_path, "masks"), *((name, value, "") for name, value in ends.items())]
-    flags += [("label_map", args.label_map, "")]
+    flags += [("val_path", args.label_path, "masks"), ("image_suffix", args.image_suffix, "")]
+    flags += [("label_suffix", args.label_suffix, ""), ("label_map", args.label_map, "")]
     words = [word for name, value, default in flags if value != default for word in (f"--{name}", value)]
     words = ["--dataset", "Folder", *words] if words else []  # JPEGImages alone would mean VOC's lists
-    print(f"to check it: {shell.python_command('-m', 'tools.check', args.root, *words)}")
-
-
-def _table(root: Path, found: np.ndarray, in_val: np.ndarray) -> list[str]:
-    """Return a text table as lines: the number of images with each class in each part."""
-    file = root / "classes.txt"
-    names = read_classes(str(file), None).names if file.is_file() else []
-    rows = [["class", "name", "train images", "val images", "share in val"]]
-    for number in range(max(found.shape[1], len(names))):
-        column = found[:, number] if number < found.shape[1] else np.zeros(len(found), bool)
-        train, val = int((column & ~in_val).sum()), int((column & in_val).sum())
-        name = names[number] if number < len(names) else str(number)
-        rows.append([str(number), name, str(train), str(val), f"{val / max(train + val, 1):.1%}"])
-    return [f"  {line}" for line in aligned(rows)]
+    print(f"to check it: {shell.python_command('-m', 'tools.check', root, *words)}")
 
 
 def parser() -> Parser:

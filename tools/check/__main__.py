@@ -24,15 +24,13 @@ from support.errors import UserError
 from support.files import write_atomic
 from support.labels import MAPS
 from support.processes import work_on
-from tools.arguments import Parser, data_root
-from tools.check.commands import fixing_lines, training_lines
+from tools.arguments import Parser
+from tools.check.commands import conversion, fixing_lines, training_lines
 from tools.check.findings import Findings
-from tools.check.guess import guess_flags, unread_labels
+from tools.check.guess import guess_flags
 from tools.check.measure import measure
-from tools.check.pictures import check_folder, write_pictures
-from tools.check.report import class_table, finding_lines, summary_lines
-from tools.check.rules import find_faults, infer_num_classes
-from tools.check.summary import Summary, check_classes
+from tools.check.rules import check_classes, find_faults, infer_num_classes
+from tools.check.summary import Summary, report_lines
 from tools.check.survey import Paths, survey
 
 
@@ -45,58 +43,38 @@ def check(
     paths: Paths | None = None,
     splits: Sequence[str] = (),
     workers: int = 0,
-    pictures: Path | None = None,
 ) -> tuple[Summary, Findings]:
     """Check a data set and return (summary, findings): its numbers, and what is wrong with it.
 
     root: the data set's folder. The other arguments are the flags --dataset, --numclasses, --classes, those of Paths,
-    --splits, --workers and --pictures. "" and None infer a value from the data. workers: number of processes; 0 reads
-    in this process. Writes nothing but the pictures. Raises UserError if root holds no data set or a flag is invalid.
+    --splits and --workers. "" and None infer a value from the data. workers: number of processes; 0 reads in this
+    process. Raises UserError if root holds no data set, or if a flag or the data set's file of classes is invalid.
     """
     findings, paths = Findings(root), paths or Paths()
     dataset, paths, known = guess_flags(root, dataset, paths, num_classes)
     found, samples = survey(root, dataset, paths, splits or paths.splits, findings)
-    if not any(sample.labels for sample in samples) and (problem := unread_labels(root, paths)):
+    if not any(sample.labels for sample in samples) and (problem := conversion(root)):
         raise UserError(f"{root}: {problem}")
     summary = Summary(str(root), dataset, num_classes_given=num_classes is not None, splits=paths.splits)
     summary.flags = {name: value for name, value in dataclasses.asdict(paths).items() if value}
-    summary.known = known.name if known else ""
-    classes = classes or _class_file(root, num_classes, findings) or _preset(root, dataset, known, num_classes)
-    summary.class_file = classes
-    if classes:
-        num_classes = len(read_classes(classes, num_classes).names)
+    summary.class_file = classes or _class_file(root) or _preset(root, dataset, known, num_classes)
+    if summary.class_file:
+        num_classes = len(read_classes(summary.class_file, num_classes).names)
     label_map = read_label_map(paths.label_map, num_classes)
     if label_map and num_classes is None:
         num_classes = max(label_map.num_classes, 2)
     facts = work_on(partial(measure, label_map=label_map), samples, workers, "image", "reading")
-
-    inferred = num_classes is None
-    named = read_classes(classes, num_classes or infer_num_classes(facts))
-    summary.num_classes = len(named.names)
-    find_faults(facts, named, inferred, classes, findings)
+    named = read_classes(summary.class_file, num_classes or infer_num_classes(facts))
+    find_faults(facts, named, findings)
     summary.count(facts, found, named.names)
     check_classes(summary, findings)
-    if pictures:
-        for problem in write_pictures(pictures, samples, findings, named.colours, label_map):
-            print(f"no picture: {problem}")
     return summary, findings
 
 
-def _class_file(root: Path, num_classes: int | None, findings: Findings) -> str:
-    """Return the path of root/classes.txt or of Roboflow's _classes.csv, or "" without one.
-
-    An invalid file is a finding, and is not used.
-    """
+def _class_file(root: Path) -> str:
+    """Return the path of root/classes.txt or of Roboflow's _classes.csv, or "" without one."""
     files = [root / "classes.txt", root / "_classes.csv", *sorted(root.glob("*/_classes.csv"))]
-    path = next((path for path in files if path.is_file()), None)
-    if path is None:
-        return ""
-    try:
-        read_classes(str(path), num_classes)
-    except UserError as error:
-        findings.add("class-file", path, str(error).removeprefix("--classes "))
-        return ""
-    return str(path)
+    return next((str(path) for path in files if path.is_file()), "")
 
 
 def _preset(root: Path, dataset: str, known: Released | None, num_classes: int | None) -> str:
@@ -111,19 +89,14 @@ def main(argv: list[str] | None = None) -> int:
     args = parser().parse_args(argv)
     if args.numclasses is not None and not 2 <= args.numclasses <= 255:
         raise UserError(f"--numclasses {args.numclasses}: must be 2 to 255")
-    for name, path in (("json", args.json), ("pictures", args.pictures)):
-        if path and path.resolve().is_relative_to(args.root.resolve()):
-            raise UserError(f"--{name} {path}: is in the data set, which the check does not change; use another folder")
-    if args.pictures:
-        check_folder(args.pictures)
     paths = Paths(**{item.name: getattr(args, item.name) for item in dataclasses.fields(Paths)})
     options = {"dataset": args.dataset, "num_classes": args.numclasses, "classes": args.classes, "splits": args.splits}
-    summary, findings = check(args.root, paths=paths, workers=args.workers, pictures=args.pictures, **options)
-    print("\n".join([*summary_lines(summary), *class_table(summary), "", *finding_lines(findings)]))
+    summary, findings = check(args.root, paths=paths, workers=args.workers, **options)
+    print("\n".join(report_lines(summary, findings)))
     if args.json:
-        _write_json(args.json, summary, findings)
-    if args.pictures:
-        print(f"pictures: {args.pictures}")
+        listed = [dataclasses.asdict(finding) for finding in findings.sorted()]
+        content = {"status": findings.status} | dataclasses.asdict(summary) | {"findings": listed}
+        write_atomic(args.json, json.dumps(content, indent=1) + "\n")
     for line in training_lines(summary) if findings.status < 2 else fixing_lines(summary, findings):
         print(line)
     return findings.status
@@ -132,7 +105,7 @@ def main(argv: list[str] | None = None) -> int:
 def parser() -> Parser:
     parser = Parser("tools.check", "Check a data set; change nothing.")
     add = parser.add_argument
-    add("root", type=data_root, metavar="PATH", help="root of the data set, train.py's --dataset_path")
+    add("root", type=Path, metavar="PATH", help="root of the data set, train.py's --dataset_path")
     add("--dataset", default="", choices=MAPS, help="labels to train on [guessed from the folders]")
     add("--numclasses", type=int, metavar="N", help="number of classes [inferred from the labels]")
     names = "names and colours: voc, camvid, cityscapes, ade20k, cocostuff, or a FILE [PATH/classes.txt]"
@@ -143,15 +116,8 @@ def parser() -> Parser:
         about = f"as train.py's --{item.name} [guessed from the folders]"
         add(f"--{item.name}", default="", metavar=metavar, help=about)
     add("--json", type=Path, metavar="FILE", help="write everything to this file, with all file names")
-    add("--pictures", type=Path, metavar="DIR", help="write images overlaid with their labels to this new folder")
     add("--workers", type=int, default=-1, metavar="N", help="processes; 0 reads in this process [number of cores]")
     return parser
-
-
-def _write_json(path: Path, summary: Summary, findings: Findings) -> None:
-    listed = [dataclasses.asdict(finding) | {"count": finding.count} for finding in findings.sorted()]
-    content = {"status": findings.status} | dataclasses.asdict(summary) | {"findings": listed}
-    write_atomic(path, json.dumps(content, indent=1) + "\n")
 
 
 if __name__ == "__main__":

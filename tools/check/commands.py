@@ -6,17 +6,14 @@ from pathlib import Path
 import torch
 
 from config import Config, as_dict
-from config.recipe import CPU, CUDA, Choice, Facts, Recipe
+from config.recipe import CPU, CUDA, Facts, Recipe
 from data.images.resize import large_images
 from data.plain import IMAGES, MASKS, Place, find_places, find_whole
-from data.released import ADE20K
 from support import shell
 from tools.check.findings import Findings
 from tools.check.summary import Summary
 from tools.check.survey import Paths
 from tools.convert.find import NUMBERS, describe, find_kinds
-
-_SAME_ON_ANY_GPUS = {"batchsize": "total_batchsize"}  # the command then trains the same model on any number of GPUs
 
 
 def training_lines(summary: Summary) -> list[str]:
@@ -30,8 +27,9 @@ def training_lines(summary: Summary) -> list[str]:
     words = ["--dataset", summary.dataset, "--dataset_path", summary.root, "--numclasses", summary.num_classes]
     words += ["--classes", summary.class_file] if summary.class_file else []
     words += _words(summary.flags)
-    choices = _recipe(summary)
-    words += _words({_SAME_ON_ANY_GPUS.get(name, name): choice.value for name, choice in choices.items()})
+    choices = _recipe(summary).choices
+    # With --total_batchsize, the command trains the same model on any number of GPUs.
+    words += _words({name.replace("batchsize", "total_batchsize"): choice.value for name, choice in choices.items()})
     width = max(len(f"{name} {choice.value}") for name, choice in choices.items())
     lines = ["settings for these images and this machine (train.py chooses the same):"]
     lines += [f"  --{f'{name} {choice.value}':{width}}  {choice.reason}" for name, choice in choices.items()]
@@ -39,14 +37,14 @@ def training_lines(summary: Summary) -> list[str]:
     return [*lines, f"to train: {shell.python_command('train.py', *words)}"]
 
 
-def _recipe(summary: Summary) -> dict[str, Choice]:
-    """Return the recipe's choices for a data set, on a GPU of this machine or on its CPU."""
+def _recipe(summary: Summary) -> Recipe:
+    """Return the recipe for a data set, on a GPU of this machine or on its CPU."""
     device, memory = CPU, 0.0
     if torch.cuda.is_available():
         device, memory = CUDA, torch.cuda.get_device_properties(0).total_memory / 2**30
     sizes, num_train = summary.image_sizes, summary.images[summary.splits[0]]
     large, _ = large_images(sizes, device.crop_size)
-    return Recipe(Facts(summary.dataset, num_train, sizes, device, memory, large=large), as_dict(Config()), ()).choices
+    return Recipe(Facts(summary.dataset, num_train, sizes, device, memory, large=large), as_dict(Config()), ())
 
 
 def fixing_lines(summary: Summary, findings: Findings) -> list[str]:
@@ -56,14 +54,12 @@ def fixing_lines(summary: Summary, findings: Findings) -> list[str]:
         return []  # no command mends them
     has_colours = not codes.isdisjoint(("mask-colour", "palette-differs"))
     if has_colours and summary.dataset == "Folder":
-        commands = _convert_masks(summary, "colours")
+        commands = _convert_masks(summary)
     elif has_colours:
         root = Path(summary.root)
         commands = [["-m", "tools.convert", "colours", root, new_folder(root), *_endings(summary)]]
     elif "label-binary-255" in codes:
         commands = [[*again, "--label_map", "binary", *([] if summary.class_file else ["--numclasses", 2])]]
-    elif "ade20k-labels" in codes:
-        commands = [[*again, *_words({name: ADE20K.flags[name] for name in ("label_map", "numclasses", "classes")})]]
     elif "no-split" in codes:
         commands = [_split(summary)]
     else:
@@ -81,7 +77,7 @@ def _words(flags: Mapping[str, object]) -> list[object]:
 
 def _split(summary: Summary) -> list[object]:
     """Return the words of the command that splits a data set in plain folders."""
-    root, paths = Path(summary.root), _paths(summary)
+    root, paths = Path(summary.root), Paths(**summary.flags)
     place = find_whole(root, images=paths.image_path, masks=paths.val_path)
     folders = {"image_path": (place.images, IMAGES), "label_path": (place.masks, MASKS[0])}
     flags = {
@@ -95,9 +91,9 @@ def _endings(summary: Summary, *more: str) -> list[object]:
     return _words({name: summary.flags[name] for name in names if name in summary.flags})
 
 
-def _convert_masks(summary: Summary, kind: str) -> list[list[object]]:
+def _convert_masks(summary: Summary) -> list[list[object]]:
     """Return the words of the commands that convert the masks of a data set in plain folders: one, or one a split."""
-    root, paths = Path(summary.root), _paths(summary)
+    root, paths = Path(summary.root), Paths(**summary.flags)
     out = new_folder(root)
     ends = [*_endings(summary), *(["--classes", summary.class_file] if summary.class_file else [])]
     places: dict[str, Place] = {}
@@ -107,15 +103,11 @@ def _convert_masks(summary: Summary, kind: str) -> list[list[object]]:
     whole = find_whole(root, images=paths.image_path, masks=paths.val_path)
     in_folders = [place for place in places.values() if place.images.parent != whole.images and not place.list_file]
     if not in_folders and paths.splits == ("train", "val"):
-        return [["-m", "tools.convert", kind, whole.masks, out, "--images", whole.images, *ends]]
+        return [["-m", "tools.convert", "colours", whole.masks, out, "--images", whole.images, *ends]]
     return [
-        ["-m", "tools.convert", kind, place.masks, out, "--images", place.images, "--split", role, *ends]
+        ["-m", "tools.convert", "colours", place.masks, out, "--images", place.images, "--split", role, *ends]
         for role, place in places.items()
     ]
-
-
-def _paths(summary: Summary) -> Paths:
-    return Paths(**summary.flags)
 
 
 def conversion(root: Path) -> str:

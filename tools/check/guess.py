@@ -1,7 +1,5 @@
 """Guess the flags that read a data set from its folders and file names, without opening an image."""
 
-import contextlib
-import itertools
 import math
 import re
 from bisect import bisect_left
@@ -10,21 +8,16 @@ from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
 from data import layout
-from data.images import LABEL_SUFFIXES, decode
 from data.plain import IMAGES, find_places, find_plain, find_whole
-from data.released import CITYSCAPES, Released, recognise
-from support import shell
+from data.released import Released, recognise
 from support.errors import UserError
-from tools.check.commands import conversion, new_folder
+from tools.check.commands import conversion
 from tools.check.survey import Paths, list_folder
 
 TRAIN_NAMES = ("train", "training", "train2017", "Train", "Training")
 VAL_NAMES = ("val", "valid", "validation", "val2017", "dev", "Val", "Valid", "Validation")
 NUM_NAMES = 200  # image names to find the ends of names with
-FEW_COLOURS = 64  # a mask has at most so many, and an image more
 MOST = 0.9  # share of the images that must have a label of a name for it to be the rule
 
 
@@ -39,7 +32,8 @@ def guess_flags(
     if not root.is_dir():
         raise UserError(f"{root}: no such folder")
     known = recognise(root)
-    if known and not _has_scribbles(root) and dataset in ("", known.flags["dataset"]):
+    has_scribbles = (root / layout.SCRIBBLES).is_dir() or (root / layout.PSEUDO).is_dir()
+    if known and not has_scribbles and dataset in ("", known.flags["dataset"]):
         return known.flags["dataset"], _fill(paths, known, num_classes), known
     dataset = dataset or guess_dataset(root, paths)
     return dataset, _guess_layout(root, paths) if dataset == "Folder" else paths, None
@@ -49,8 +43,7 @@ def _fill(paths: Paths, known: Released, num_classes: int | None) -> Paths:
     """Return the flags with those of a well-known data set where the user set none."""
     values = {name: value for name, value in known.flags.items() if hasattr(paths, name)}
     own = {name: value for name in values if (value := getattr(paths, name))}
-    other_labels = any(own.get(name, values.get(name)) != values.get(name) for name in ("val_path", "label_suffix"))
-    if other_labels or num_classes not in (None, int(known.flags["numclasses"])):
+    if own.keys() & {"val_path", "label_suffix"} or num_classes not in (None, int(known.flags["numclasses"])):
         values.pop("label_map", None)  # it fits the labels as they are released
     return replace(paths, **values | own)
 
@@ -69,9 +62,11 @@ def guess_dataset(root: Path, paths: Paths) -> str:
     images = paths.image_path or IMAGES
     if (root / images).is_dir() or any((root / name / images).is_dir() for name in TRAIN_NAMES):
         return "Folder"
-    if any(_label_ending(root / name) for name in TRAIN_NAMES):
-        return "Folder"
-    if problem := unread_labels(root, paths):
+    for folder in (root / name for name in TRAIN_NAMES):  # train/NAME.jpg and train/NAME_mask.png
+        files = list_folder(folder, layout.IMAGE_SUFFIXES)
+        if files and guess_endings(files, files, folder)[1]:
+            return "Folder"
+    if problem := conversion(root):
         raise UserError(f"{root}: {problem}")
     present = ", ".join(sorted(path.name for path in root.iterdir())[:8]) or "nothing"
     raise UserError(
@@ -79,67 +74,6 @@ def guess_dataset(root: Path, paths: Paths) -> str:
         f"layout), but {present}; give its root, or name the folders with --dataset Folder, --image_path, --train_path "
         "and --val_path"
     )
-
-
-def unread_labels(root: Path, paths: Paths) -> str:
-    """Return a text that ends with the command for labels that the check does not read as they are; "" without any.
-
-    They are in another format, or in two folders of other names than the usual ones.
-    """
-    if problem := conversion(root):
-        return problem
-    questions = []
-    pairs = list(_pairs(root, paths))
-    if copies := [pair for pair in pairs if pair[0] in (*TRAIN_NAMES, *VAL_NAMES) and (root / pair[0]).is_dir()]:
-        return f"no masks found; if these folders hold images and masks, run: {_copy_command(root, copies)}"
-    for images, masks in pairs:
-        flags = ("--image_path", images, "--train_path", masks, "--val_path", masks)
-        command = shell.python_command("-m", "tools.check", root, "--dataset", "Folder", *flags)
-        questions.append(f"if {images!r} holds the images and {masks!r} the masks, run: {command}")
-    return f"no masks found: {'; or '.join(questions)}" if questions else ""
-
-
-def _copy_command(root: Path, pairs: list[tuple[str, str]]) -> str:
-    """Return the command that copies train and trainannot, as in CamVid, to images/train and masks/train, and checks.
-
-    No flags read such folders. pairs: names of the folders of each split's images and masks.
-    """
-    out = new_folder(root)
-    commands = [["mkdir", "-p", out / "images", out / "masks"]]
-    for images, masks in pairs:
-        commands += [["cp", "-r", root / images, out / "images"], ["cp", "-r", root / masks, out / "masks" / images]]
-    lines = [shell.quoted(list(map(str, words))) for words in commands]
-    return " && ".join([*lines, shell.python_command("-m", "tools.check", out)])
-
-
-def _pairs(root: Path, paths: Paths) -> Iterator[tuple[str, str]]:
-    """Yield the names of two folders, in root or in a split's folder, that hold images and masks of the same names."""
-    folders = {path.name: path for name in ("", *TRAIN_NAMES) for path in sorted((root / name).glob("[!.]*/"))}
-    files = {name: list_folder(path, layout.IMAGE_SUFFIXES) for name, path in folders.items() if path.is_dir()}
-    for images, masks in itertools.permutations(files, 2):
-        if images != (paths.image_path or images):
-            continue
-        with contextlib.suppress(UserError):  # labels of several ends, which the check of the two folders names
-            ending, label_ending = guess_endings(files[images], files[masks], folders[masks])
-            pairs = {name: name.removesuffix(ending) + label_ending for name in files[images]}
-            common = [name for name, mask in pairs.items() if mask in files[masks]]
-            if len(common) > len(pairs) / 2:
-                image, mask = files[images][common[0]][0], files[masks][pairs[common[0]]][0]
-                if mask.name.lower().endswith(LABEL_SUFFIXES) and _is_mask(mask) and not _is_mask(image):
-                    yield images, masks
-
-
-def _is_mask(path: Path) -> bool:
-    """Return whether a file can be decoded and has few colours."""
-    try:
-        pixels = decode(path)
-    except UserError:
-        return False
-    return len(np.unique(pixels.reshape(-1, *pixels.shape[2:]), axis=0)) <= FEW_COLOURS
-
-
-def _has_scribbles(root: Path) -> bool:
-    return (root / layout.SCRIBBLES).is_dir() or (root / layout.PSEUDO).is_dir()
 
 
 def _guess_layout(root: Path, paths: Paths) -> Paths:
@@ -166,8 +100,7 @@ def _guess_layout(root: Path, paths: Paths) -> Paths:
     image_ending, label_ending = guess_endings(
         list_folder(place.images, layout.IMAGE_SUFFIXES), list_folder(place.masks, layout.ANY_SUFFIXES), place.masks
     )
-    label_map = CITYSCAPES.flags["label_map"] if label_ending == CITYSCAPES.flags["label_suffix"] else ""
-    return replace(paths, image_suffix=image_ending, label_suffix=label_ending, label_map=paths.label_map or label_map)
+    return replace(paths, image_suffix=image_ending, label_suffix=label_ending)
 
 
 def _split_name(root: Path, paths: Paths, names: tuple[str, ...]) -> str:
@@ -176,14 +109,8 @@ def _split_name(root: Path, paths: Paths, names: tuple[str, ...]) -> str:
     return "" if not found or found[0] == names[0] else found[0]
 
 
-def _label_ending(folder: Path) -> str:
-    """Return the end of the labels' names in a folder of images and labels, "" if it has no such labels."""
-    files = list_folder(folder, layout.IMAGE_SUFFIXES)
-    return guess_endings(files, files, folder)[1] if files else ""
-
-
 def guess_endings(images: Collection[str], labels: Collection[str], folder: Path) -> tuple[str, str]:
-    """Return the ends of the names of images and labels, such as ("_leftImg8bit", "_gtFine_labelIds").
+    """Return the ends of the names of images and labels, such as ("_sat", "_mask").
 
     images, labels: names without suffix; equal if one folder has both. folder: of the labels, for messages. Both ends
     are "" if images and labels have the same names, or if no ends pair most images. Raises UserError if labels of
@@ -195,21 +122,21 @@ def guess_endings(images: Collection[str], labels: Collection[str], folder: Path
         return "", ""
     names = names[:: math.ceil(len(names) / NUM_NAMES)]
     wanted = MOST * len(names) / (1 + in_one_folder)  # in one folder, half of the names are labels
-    known, ordered = CITYSCAPES.flags["label_suffix"], sorted(labels)
+    ordered = sorted(labels)
     for ending in _own_endings(names):
         counts = Counter(rest for name in names for rest in _rests(name.removesuffix(ending), ordered))
         found = sorted(rest for rest, count in counts.items() if count >= wanted and rest not in ("", ending))
-        if len(found) > 1 and known not in found:
+        if len(found) > 1:
             raise UserError(
                 f"{folder}: labels of the images end in {' and '.join(found[:4])}: choose one with --label_suffix"
             )
         if found:
-            return ending, known if known in found else found[0]
+            return ending, found[0]
     return "", ""
 
 
 def _own_endings(names: list[str]) -> list[str]:
-    """Return "" and, if all names end in the same word, that word with its separator, such as "_leftImg8bit"."""
+    """Return "" and, if all names end in the same word, that word with its separator, such as "_sat"."""
     words = {match[0] if (match := re.search(r"[_.-][^_.-]*[A-Za-z][^_.-]*$", name)) else "" for name in names}
     return ["", *words] if len(words) == 1 and "" not in words else [""]
 

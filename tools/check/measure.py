@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from PIL import ExifTags, Image
+from PIL import Image
 
-from data.images import LABEL_MODES, decode, to_rgb
+from data.images import LABEL_MODES, decode, read_image
 from data.label_map import UNLISTED, LabelMap
 from support.errors import UserError
 from support.labels import IGNORE
@@ -18,40 +18,34 @@ NUM_COLOURS = 64  # colours of a mask to keep, the most frequent ones
 
 
 @dataclass
-class FileFacts:
-    """What was measured of one image or label file.
+class ImageFacts:
+    """What was measured of one image file.
 
-    fault: why the file cannot be decoded, "" if it can. mode: PIL's mode. size: (height, width) as training sees it;
-    (0, 0) with a fault.
+    fault: why the file cannot be read, "" if it can. size: (height, width) as training sees it. sha: SHA-256 of shape
+    and pixels in hex.
     """
 
     path: Path
     fault: str = ""
-    mode: str = ""
     size: tuple[int, int] = (0, 0)
-
-
-@dataclass
-class ImageFacts(FileFacts):
-    """What was measured of one image file.
-
-    orientation: EXIF's, 1 = upright. sha: SHA-256 of shape and pixels in hex, "" if the file cannot be decoded.
-    """
-
-    orientation: int = 1
     sha: str = ""
 
 
 @dataclass
-class LabelFacts(FileFacts):
+class LabelFacts:
     """What was measured of one label file.
 
-    lossy: whether the compression is JPEG or lossy WebP. values: {value: pixels}; empty if lossy or not one channel.
+    fault, size: as in ImageFacts. mode: PIL's mode. lossy: whether the compression is JPEG or lossy WebP.
+    values: {value: pixels}; empty if lossy or not one channel.
     unlisted: {value: pixels} that the label map does not list; they are not in `values`, which holds class numbers.
     colours: {"#rrggbb": pixels} of a label that has colours instead of class numbers, the most frequent ones.
     palette: {value: "#rrggbb"} of the class numbers of a palette file that no label map translates.
     """
 
+    path: Path
+    fault: str = ""
+    size: tuple[int, int] = (0, 0)
+    mode: str = ""
     lossy: bool = False
     values: dict[int, int] = field(default_factory=dict)
     unlisted: dict[int, int] = field(default_factory=dict)
@@ -65,16 +59,11 @@ class LabelFacts(FileFacts):
 
 @dataclass
 class Facts:
-    """What was measured of one image and its labels.
-
-    splits: names of the splits that contain the image. labels: keys are "mask", "scribble" and "pseudo".
-    agreement: {"scribble" or "pseudo": (pixels with a class in both this label and the mask, those of equal class)}.
-    """
+    """What was measured of one image and its labels. splits, labels: as in Sample."""
 
     splits: tuple[str, ...]
     image: ImageFacts
     labels: dict[str, LabelFacts]
-    agreement: dict[str, tuple[int, int]]
 
 
 def measure(sample: Sample, label_map: LabelMap | None = None) -> Facts:
@@ -84,39 +73,20 @@ def measure(sample: Sample, label_map: LabelMap | None = None) -> Facts:
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PIL's, on large files and old palettes: the check has findings for these
-        image = _measure_image(sample.image)
-        labels, pixels = {}, {}
-        for kind, path in sample.labels.items():
-            labels[kind], pixels[kind] = _measure_label(path, label_map)
-    agreement = {}
-    mask = pixels.get("mask")
-    for kind in ("scribble", "pseudo"):
-        other = pixels.get(kind)
-        if mask is not None and other is not None and mask.shape == other.shape:
-            both = (mask != IGNORE) & (other != IGNORE)
-            agreement[kind] = int(both.sum()), int((both & (mask == other)).sum())
-    return Facts(sample.splits, image, labels, agreement)
+        labels = {kind: _measure_label(path, label_map) for kind, path in sample.labels.items()}
+        return Facts(sample.splits, _measure_image(sample.image), labels)
 
 
 def _measure_image(path: Path) -> ImageFacts:
-    facts = ImageFacts(path)
-
-    def note_orientation(image: Image.Image) -> Image.Image:
-        facts.mode, facts.orientation = image.mode, image.getexif().get(ExifTags.Base.Orientation, 1)
-        return to_rgb(path, image)
-
     try:
-        pixels = decode(path, note_orientation)
+        pixels = read_image(path)
     except UserError as error:
-        facts.fault = str(error).removeprefix(f"{path}: ")
-        return facts
-    facts.size = pixels.shape[:2]
-    facts.sha = hashlib.sha256(str(pixels.shape).encode() + pixels.tobytes()).hexdigest()
-    return facts
+        return ImageFacts(path, str(error).removeprefix(f"{path}: "))
+    sha = hashlib.sha256(str(pixels.shape).encode() + pixels.tobytes()).hexdigest()
+    return ImageFacts(path, size=pixels.shape[:2], sha=sha)
 
 
-def _measure_label(path: Path, label_map: LabelMap | None) -> tuple[LabelFacts, np.ndarray | None]:
-    """Return the LabelFacts of a file and its class numbers (H, W), or None if the file has no class numbers."""
+def _measure_label(path: Path, label_map: LabelMap | None) -> LabelFacts:
     facts = LabelFacts(path)
     palette: list[int] = []
 
@@ -129,10 +99,10 @@ def _measure_label(path: Path, label_map: LabelMap | None) -> tuple[LabelFacts, 
         pixels = decode(path, note_mode)
     except UserError as error:
         facts.fault = str(error).removeprefix(f"{path}: ")
-        return facts, None
+        return facts
     facts.size = pixels.shape[:2]
     if facts.lossy:
-        return facts, None
+        return facts
     if facts.mode == "RGB" and (pixels == pixels[..., :1]).all():
         pixels, facts.mode = pixels[..., 0], "L"  # as read_label reads it
     if facts.mode in LABEL_MODES:
@@ -145,12 +115,11 @@ def _measure_label(path: Path, label_map: LabelMap | None) -> tuple[LabelFacts, 
         if label_map is None:
             used = {value: bytes(palette[3 * value : 3 * value + 3]).hex() for value in facts.classes}
             facts.palette = {value: f"#{colour}" for value, colour in used.items() if colour}
-        return facts, pixels
-    if pixels.ndim == 3 and pixels.shape[2] >= 3:
+    elif pixels.ndim == 3 and pixels.shape[2] >= 3:
         colours: list = Image.fromarray(pixels[..., :3]).getcolors(pixels.size) or []
         most_frequent = sorted(colours, key=lambda item: (-item[0], item[1]))[:NUM_COLOURS]
         facts.colours = {f"#{bytes(colour).hex()}": count for count, colour in most_frequent}
-    return facts, None
+    return facts
 
 
 def _count(pixels: np.ndarray) -> dict[int, int]:

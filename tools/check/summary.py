@@ -1,15 +1,21 @@
-"""Sum up a data set in numbers: splits, sizes, classes and their weights, and what scribbles cover."""
+"""Sum up a data set: splits, sizes, classes and their weights; and the report as text."""
 
+import re
 from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from data.classes import aligned
 from data.histogram import class_weights
 from support.labels import IGNORE
-from tools.check.findings import Findings, class_label
+from tools.check.findings import Findings
 from tools.check.measure import Facts
 from tools.check.survey import required_labels
+
+LAYOUTS = {"Folder": "plain folders", "Dense": "PASCAL VOC's layout"}
+NUM_SIZES = 4
+NUM_EXAMPLES = 3
 
 
 @dataclass
@@ -17,9 +23,7 @@ class ClassRow:
     """The counts of one class in each split.
 
     pixels, images: {split: number of pixels, or of images, with the class}. The training split counts the labels that
-    training reads, other splits the masks.
-    weight: 1 / ln(1.02 + share of training pixels), None if training has none. coverage: number of scribble pixels of
-    the class per mask pixel of the class, over images with both; None if there is no such mask pixel.
+    training reads, other splits the masks. weight: 1 / ln(1.02 + share of training pixels), None if training has none.
     """
 
     number: int
@@ -27,7 +31,6 @@ class ClassRow:
     pixels: dict[str, int] = field(default_factory=dict)
     images: dict[str, int] = field(default_factory=dict)
     weight: float | None = None
-    coverage: float | None = None
 
 
 @dataclass
@@ -36,10 +39,8 @@ class Summary:
 
     images: {split: number}. labels: {split: {"mask", "scribble" or "pseudo": number of files}}. sizes: {"WIDTHxHEIGHT":
     number of images}, most frequent first. ignored: {split: share of label pixels that are 255}.
-    flags: {name: value} of the data flags that are set. known: name of a well-known data set. splits: names of the
-    training and the validation split. class_file: preset or file of the class names, "" for none.
-    agreement: {"scribble" or "pseudo": share}. The share is of pixels whose class equals the mask's, among pixels with
-    a class in both.
+    flags: {name: value} of the data flags that are set. splits: names of the training and the validation split.
+    class_file: preset or file of the class names, "" for none.
     """
 
     root: str
@@ -48,14 +49,12 @@ class Summary:
     num_classes_given: bool = False
     class_file: str = ""
     flags: dict[str, str] = field(default_factory=dict)
-    known: str = ""
     splits: tuple[str, str] = ("train", "val")
     images: dict[str, int] = field(default_factory=dict)
     labels: dict[str, dict[str, int]] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
     ignored: dict[str, float] = field(default_factory=dict)
     classes: list[ClassRow] = field(default_factory=list)
-    agreement: dict[str, float] = field(default_factory=dict)
 
     @property
     def image_sizes(self) -> list[tuple[int, int]]:
@@ -65,8 +64,9 @@ class Summary:
 
     def count(self, facts: list[Facts], splits: list[str], names: list[str]) -> None:
         """Fill in all counts from the facts about each sample. splits: names of splits. names: of the classes."""
-        sizes = Counter("{1}x{0}".format(*item.image.size) for item in facts if item.image.sha)
+        sizes = Counter("{1}x{0}".format(*item.image.size) for item in facts if not item.image.fault)
         self.sizes = dict(sizes.most_common())
+        self.num_classes = len(names)
         self.classes = [ClassRow(number, name) for number, name in enumerate(names)]
         for split in splits:
             inside = [item for item in facts if split in item.splits]
@@ -81,26 +81,62 @@ class Summary:
                 row.images[split] = sum(row.number in values for values in maps)
         train = self.splits[0]
         weights = class_weights(np.array([row.pixels.get(train, 0) for row in self.classes]))
-        scribbled = [item.labels for item in facts if {"mask", "scribble"} <= set(item.labels)]
         for row, weight in zip(self.classes, weights.tolist(), strict=True):
             row.weight = round(weight, 3) if row.pixels.get(train) else None
-            masked = sum(labels["mask"].values.get(row.number, 0) for labels in scribbled)
-            covered = sum(labels["scribble"].values.get(row.number, 0) for labels in scribbled)
-            row.coverage = covered / masked if masked else None
-        for kind in ("scribble", "pseudo"):
-            pixels, equal = (sum(item.agreement.get(kind, (0, 0))[place] for item in facts) for place in (0, 1))
-            if pixels:
-                self.agreement[kind] = equal / pixels
 
 
-def check_classes(summary: Summary, findings: Findings) -> None:
-    """Add findings about classes without a pixel in any label, and classes that val has but train lacks."""
-    if not any(any(row.pixels.values()) for row in summary.classes):
-        return  # no label could be read: other findings say why
-    train, val = summary.splits
+def report_lines(summary: Summary, findings: Findings) -> list[str]:
+    """Return the report as lines of text: layout, splits, image sizes and number of classes; classes; findings."""
+    layout = LAYOUTS.get(summary.dataset, "ScribbleSup's layout (VOC with scribbles)")
+    lines = [f"{summary.root}: {layout}, for --dataset {summary.dataset}"]
+    read = [f"--{name} {value}" for name, value in summary.flags.items()]
+    lines += [f"  read with {' '.join(read)}"] if read else []
+    for split, count in summary.images.items():
+        labels = ", ".join(f"{kind} {files}" for kind, files in summary.labels[split].items()) or "none"
+        lines.append(
+            f"  {split}: {count} images; labels: {labels}; {summary.ignored[split]:.1%} of their pixels ignored"
+        )
+    sizes = ", ".join(f"{size} ({count})" for size, count in list(summary.sizes.items())[:NUM_SIZES]) or "none"
+    more = len(summary.sizes) - NUM_SIZES
+    lines.append(f"  sizes: {sizes}" + (f", and {more} more" if more > 0 else ""))
+    source = "as given" if summary.num_classes_given else "inferred from the labels: check it"
+    source = f"named by {summary.class_file}" if summary.class_file else source
+    lines.append(f"  classes: --numclasses {summary.num_classes} ({source})")
+    if any(re.fullmatch("#[0-9a-f]{6}", row.name) for row in summary.classes):
+        lines.append(
+            f"  classes are named by colour: to rename them, edit the first word of each line of {summary.class_file}"
+        )
+    return [*lines, *_class_table(summary), "", *_finding_lines(findings)]
+
+
+def _class_table(summary: Summary) -> list[str]:
+    """Return a text table as lines, one row per class.
+
+    The columns are, for each split, the share of the labelled pixels and the number of images with the class, and
+    ENet's weight.
+    """
+    totals = {split: max(sum(row.pixels[split] for row in summary.classes), 1) for split in summary.images}
+    table = [["class", "name", *sum(((f"{split} pixels", "images") for split in totals), ()), "weight"]]
     for row in summary.classes:
-        label = class_label(row.number, row.name)
-        if not any(row.pixels.values()):
-            findings.add("class-absent", label)
-        elif row.pixels.get(val) and row.pixels.get(train) == 0:
-            findings.add("class-only-in-val", label, f"in {row.images[val]} image(s)")
+        counts = [(f"{row.pixels[split] / total:.2%}", str(row.images[split])) for split, total in totals.items()]
+        weight = "-" if row.weight is None else f"{row.weight:.2f}"
+        table.append([str(row.number), row.name, *sum(counts, ()), weight])
+    return [f"  {line}" for line in aligned(table)]
+
+
+def _finding_lines(findings: Findings) -> list[str]:
+    """Return lines of text with each finding, its remedy and its first NUM_EXAMPLES files, errors first."""
+    found = findings.sorted()
+    if not found:
+        return ["nothing wrong found"]
+    errors = sum(finding.severity == "error" for finding in found)
+    lines = [f"{errors} kind(s) of error, {len(found) - errors} of warning"]
+    for finding in found:
+        count = len(finding.files)
+        lines.append(f"{finding.severity:7} {finding.code} ({count}): {finding.what}")
+        lines.append(f"        to do: {finding.do}")
+        for file, note in list(zip(finding.files, finding.notes, strict=True))[:NUM_EXAMPLES]:
+            lines.append(f"          {file}" + (f": {note}" if note else ""))
+        if count > NUM_EXAMPLES:
+            lines.append(f"          and {count - NUM_EXAMPLES} more (--json lists all)")
+    return lines

@@ -1,8 +1,6 @@
 """Find the splits of a data set and the files of each image, without opening an image."""
 
-import contextlib
 import functools
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -76,33 +74,22 @@ def find_split(root: Path, dataset: str, paths: Paths, name: str) -> Split:
     reads = dataset if is_train or dataset == "Folder" else "Dense"
     split = layout.find_split(root, reads, name, maps, list_path=paths.list_path, image_path=paths.image_path)
     folders = {"image": split.folders["image"], "mask": layout.first_folder(root, paths.val_path, *layout.MASKS)}
-    return with_endings(split, folders | {kind: split.folders[map_name] for map_name, kind in kinds.items()}, paths)
+    folders |= {kind: split.folders[map_name] for map_name, kind in kinds.items()}
+    return replace(split, folders=folders, endings=_endings(folders, paths))
 
 
-def find_unsplit(root: Path, paths: Paths) -> Split | None:
-    """Return a Split of all images and masks in plain folders, or None if there are none."""
-    place = find_whole(root, images=paths.image_path, masks=paths.val_path)
-    split = Split({"image": place.images, "mask": place.masks})
-    return with_endings(split, split.folders, paths) if list_folder(place.images, layout.IMAGE_SUFFIXES) else None
-
-
-def with_endings(split: Split, folders: dict[str, Path], paths: Paths) -> Split:
-    """Return the split with other folders, and the ends of its files' names as the flags say."""
-    endings = dict.fromkeys(folders, paths.label_suffix) | {"image": paths.image_suffix}
-    return replace(split, folders=folders, endings=endings)
+def _endings(folders: dict[str, Path], paths: Paths) -> dict[str, str]:
+    return dict.fromkeys(folders, paths.label_suffix) | {"image": paths.image_suffix}
 
 
 def find_samples(name: str, split: Split, required: tuple[str, ...], findings: Findings) -> list[Sample]:
-    """Return one Sample per image of a split, and add findings about missing, ambiguous and repeatedly listed files.
+    """Return one Sample per image of a split, and add findings about missing and ambiguous files.
 
     required: kinds of label that each image must have.
     """
     matches = layout.match_files(split, list_folder)
     if not matches:
         findings.add("split-missing", name, f"no images in {split.folders['image']}")
-    for key, times in Counter(key for key, _ in matches).items():
-        if times > 1:
-            findings.add("listed-twice", f"{name}: {key}", f"{times} times")
     samples = []
     for key, files in dict(matches).items():
         if not files["image"]:
@@ -131,34 +118,10 @@ def merge_samples(samples: list[Sample], findings: Findings) -> list[Sample]:
     return list(merged.values())
 
 
-def find_unused(root: Path, dataset: str, paths: Paths, splits: list[Split], findings: Findings) -> None:
-    """Add findings for labels without an image and, for splits with lists, for labelled images that no list names."""
-    lists = layout.first_folder(root, paths.list_path, *(["."] if dataset == "Folder" else layout.LISTS))
-    listed: set[str] = set()  # in any list, also of a test split
-    for path in lists.glob("*.txt"):
-        with contextlib.suppress(UserError):  # a text file that is not a list
-            listed.update(layout.read_list(path))
-    unused: dict[Path, list[str]] = {}
-    label_folders = {
-        (kind, folder): split for split in splits for kind, folder in split.folders.items() if kind != "image"
-    }
-    for (kind, folder), split in label_folders.items():
-        ending = split.endings["image"]
-        images = layout.select(list_folder(split.folders["image"], layout.IMAGE_SUFFIXES), ending)
-        used = images if split.listed is None else {layout.without_suffix(name, images, ending) for name in listed}
-        for key, files in layout.select(list_folder(folder, layout.ANY_SUFFIXES), split.endings[kind]).items():
-            if key not in images:
-                findings.add("label-without-image", files[0], kind)
-            elif key in images and key not in used:
-                unused.setdefault(images[key][0], []).append(kind)
-    for image, kinds in unused.items():
-        findings.add("not-listed", image, f"has {', '.join(kinds)}")
-
-
 def survey(
     root: Path, dataset: str, paths: Paths, names: Sequence[str], findings: Findings
 ) -> tuple[list[str], list[Sample]]:
-    """Return the names of the splits that exist, and one Sample per image; add findings for missing or unused files.
+    """Return the names of the splits that exist, and one Sample per image; add findings for missing files.
 
     names: splits to look for. Plain folders without any of them are one split, WHOLE.
     """
@@ -169,16 +132,17 @@ def survey(
             splits[name] = find_split(root, dataset, paths, name)
         except UserError as error:
             missing[name] = str(error)
-    whole = find_unsplit(root, paths) if dataset == "Folder" and not splits and not paths.list_path else None
-    if whole:
-        splits[WHOLE] = whole
-        findings.add("no-split", whole.folders["image"], f"no {' and no '.join(names)}")
-    else:
-        for name, problem in missing.items():
-            findings.add("split-missing", name, problem)
+    if dataset == "Folder" and not splits and not paths.list_path:
+        place = find_whole(root, images=paths.image_path, masks=paths.val_path)
+        if list_folder(place.images, layout.IMAGE_SUFFIXES):
+            folders = {"image": place.images, "mask": place.masks}
+            splits[WHOLE] = Split(folders, plain=True, endings=_endings(folders, paths))
+            findings.add("no-split", place.images, f"no {' and no '.join(names)}")
+            missing = {}
+    for name, problem in missing.items():
+        findings.add("split-missing", name, problem)
     samples = []
     for name, split in splits.items():
         required = required_labels(dataset, is_train=name == paths.splits[0])
         samples += find_samples(name, split, required, findings)
-    find_unused(root, dataset, paths, list(splits.values()), findings)
     return list(splits), merge_samples(samples, findings)

@@ -17,7 +17,7 @@ if not __package__:  # started as a file from another folder: python PATH/tools/
 from data.layout import LISTS, read_list
 from support import program, shell
 from support.files import write_atomic
-from tools.arguments import Parser, data_root
+from tools.arguments import Parser
 from tools.convert.formats import KINDS
 from tools.convert.running import run
 
@@ -46,8 +46,7 @@ def _next_lines(out: Path) -> list[str]:
     if lists or {"train", "val"} <= folders:
         return [check]
     if "train" in folders or "val" in folders:
-        missing = "val" if "train" in folders else "train"
-        return [f"training needs images/train and images/val: convert {missing} too, with --split {missing}", check]
+        return ["training needs images/train and images/val: convert the other one, too", check]
     return [f"to split it: {shell.python_command('-m', 'tools.split', out, '--val', 0.2)}", check]
 
 
@@ -70,25 +69,19 @@ def parser() -> Parser:
     parser = Parser("tools.convert", about, EPILOG.format(kinds=kinds))
     add = parser.add_argument
     add("kind", nargs="?", metavar="KIND", choices=KINDS, help="format of the labels [found from the files]")
-    add("source", type=data_root, metavar="IN", help="file or folder of the labels")
+    add("source", type=Path, metavar="IN", help="file or folder of the labels")
     add("out", type=Path, metavar="OUT", help="folder to write: images, masks and classes.txt; must be new")
     scribbles = "write JPEGImages, pascal_2012_scribble and ImageSets: 255 where no line or area is"
     add("--scribbles", action="store_true", help=scribbles)
     classes = "classes in order, with colours: voc, camvid, cityscapes, ade20k, cocostuff, or FILE [labels' order]"
     add("--classes", default="", metavar="FILE", help=classes)
-    unlabelled = "pixels without a label: class background (0 without --classes), or 255 [panoptic, scribbles: ignore]"
+    unlabelled = "pixels without a label: class background (0 without --classes), or 255 [scribbles: ignore]"
     add("--unlabelled", default="", choices=("background", "ignore"), help=unlabelled)
-    unlisted = "what shapes and colours of classes that --classes lacks become [ignore, and name each]"
-    add("--unlisted", default="", choices=("background", "ignore"), help=unlisted)
     add("--images", type=Path, metavar="DIR", help="folder of the images [beside the labels, or where the labels say]")
-    add("--copy", action="store_true", help="copy images; without it, OUT has hard links to them if the disk can link")
     add("--split", default="", metavar="NAME", help="write to images/NAME and masks/NAME; OUT may have other splits")
-    add("--image_suffix", default="", metavar="TEXT", help="colours, binary: end of the images' names: _leftImg8bit")
-    add("--label_suffix", default="", metavar="TEXT", help="colours, binary: end of the masks' names, such as _mask")
-    threshold = "binary: values of at least N are the object; JPEG masks are then read, too"
-    add("--threshold", type=int, metavar="N", help=threshold)
-    width = "width of lines, diameter of points [10; scribbles: 3]"
-    add("--line_width", type=float, metavar="PIXELS", help=width)
+    add("--image_suffix", default="", metavar="TEXT", help="colours: end of the images' names: _leftImg8bit")
+    add("--label_suffix", default="", metavar="TEXT", help="colours: end of the masks' names, such as _mask")
+    add("--line_width", type=float, metavar="PIXELS", help="width of lines [10; scribbles: 3]")
     add("--workers", type=int, default=-1, metavar="N", help="processes; 0 converts in this process [number of cores]")
     return parser
 

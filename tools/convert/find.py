@@ -2,7 +2,6 @@
 
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,38 +12,34 @@ from data.layout import list_folder
 from support import shell
 from support.errors import UserError
 from tools.convert.formats import KINDS
-from tools.convert.formats.pairs import MASK_FOLDERS, check_hint
+from tools.convert.formats.colours import MASK_FOLDERS, check_hint
 
-MAX_FILES = 2000  # files to look into
+MAX_FILES, MAX_TEXTS = 2000, 200  # files to look into
 MAX_MASKS = 8
 MAX_BYTES = 65536  # of the head and of the tail of each; large files are not read whole
 
 # (kind, suffix of its files, patterns that they have), the more special ones first.
 PATTERNS = (
     ("labelme", ".json", (r'"shapes"', r'"imagePath"')),
-    ("panoptic", ".json", (r'"segments_info"', r'"categories"')),
     ("coco", ".json", (r'"annotations"', r'"categories"', r'"images"')),
-    ("labelstudio", ".json", (r"^\s*\[", r'"(annotations|completions)"', r'"result"')),
-    ("supervisely", ".json", (r'"objects"', r'"size"', r'"(classTitle|classId)"')),
     ("cvat", ".xml", (r"<annotations", r"<image\s")),
     ("scribblesup", ".xml", (r"<annotation>", r"<polygon>", r"<tag>")),
-    ("labelme", ".xml", (r"<annotation>", r"<polygon>", r"<pt>")),
     ("yolo", ".txt", (r"^\d+( [-+.\de]+){4,}\s*$",)),
 )
-NUMBERS = "numbers"  # masks of class numbers, which need no conversion
+NUMBERS = "numbers"  # masks of class numbers or of 0 and 255, which need no conversion
 
 
 def find_kinds(source: Path) -> dict[str, Path]:
-    """Return {kind: an example file} for the labels in a file or folder. Masks of class numbers are of kind NUMBERS."""
+    """Return {kind: an example file} for the labels in a file or folder. Masks without colours are of kind NUMBERS."""
     found: dict[str, Path] = {}
-    for path in list(_files(source))[:MAX_FILES]:
+    for path in _files(source):
         text = _ends_of(path)
         for kind, suffix, patterns in PATTERNS:
             if path.suffix.lower() == suffix and all(re.search(pattern, text, re.MULTILINE) for pattern in patterns):
                 if kind not in found or path.name.startswith("instances"):  # not COCO's key points
                     found[kind] = path
                 break
-    return found if "panoptic" in found else found | _find_masks(source)  # a panoptic export has PNGs in colours, too
+    return found | _find_masks(source)
 
 
 def find_kind(source: Path, out: Path) -> str:
@@ -75,41 +70,32 @@ def describe(found: dict[str, Path], source: Path, out: Path) -> tuple[str, str]
 
 
 def _find_masks(source: Path) -> dict[str, Path]:
-    """Return {"colours", "binary" or NUMBERS: an example mask} for an export's mask folder; {} if it has none."""
+    """Return {"colours" or NUMBERS: an example mask} for an export's mask folder; {} if it has none."""
     folder = next((source / name for name in MASK_FOLDERS if (source / name).is_dir()), None)
     paths = [path for files in list_folder(folder, LABEL_SUFFIXES).values() for path in files] if folder else []
     found: dict[str, Path] = {}
     for path in paths[:: max(1, len(paths) // MAX_MASKS)]:
         try:
-            found.setdefault(_kind_of_mask(path), path)
+            with decoding(path), Image.open(path) as image:
+                mode, pixels = image.mode, np.array(image)
         except UserError:
             continue  # the conversion names it
-    for kind in ("colours", NUMBERS, "binary"):  # a single mask of colours may have only 0 and 255, or only grey
-        if kind in found:
-            return {kind: found[kind]}
-    return {}
+        colours = pixels.reshape(*pixels.shape[:2], -1)[:, :, :3]
+        has_colours = mode != "P" and (colours != colours[:, :, :1]).any()
+        found.setdefault("colours" if has_colours else NUMBERS, path)
+    if "colours" in found:  # a single one of these masks may have only grey
+        found.pop(NUMBERS, None)
+    return found
 
 
-def _kind_of_mask(path: Path) -> str:
-    with decoding(path), Image.open(path) as image:
-        mode, pixels = image.mode, np.array(image)
-    colours = pixels.reshape(pixels.shape[0], pixels.shape[1], -1)[:, :, :3]
-    if mode != "P" and (colours != colours[:, :, :1]).any():
-        return "colours"
-    return "binary" if mode == "1" or set(np.unique(colours).tolist()) == {0, 255} else NUMBERS
-
-
-def _files(source: Path) -> Iterator[Path]:
-    """Yield the JSON and XML files below a folder, and the first text files in its subfolders; or the file itself."""
+def _files(source: Path) -> list[Path]:
+    """Return JSON and XML files below a folder, and text files in its subfolders; or the file itself."""
     if source.is_file():
-        yield source
-    texts = 0
-    for paths in list_folder(source, (".json", ".xml", ".txt")).values():
-        for path in paths:
-            is_text = path.suffix.lower() == ".txt"
-            texts += is_text
-            if not is_text or (path.parent != source and texts < MAX_FILES // 10):
-                yield path
+        return [source]
+    paths = [path for found in list_folder(source, (".json", ".xml", ".txt")).values() for path in found]
+    annotations = [path for path in paths if path.suffix.lower() != ".txt"]
+    texts = [path for path in paths if path.suffix.lower() == ".txt" and path.parent != source]
+    return annotations[:MAX_FILES] + texts[:MAX_TEXTS]
 
 
 def _ends_of(path: Path) -> str:

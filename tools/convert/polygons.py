@@ -6,6 +6,7 @@ edge neither overlap nor leave a gap. What lies outside the image is cut off.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,13 +14,22 @@ from support.errors import InputError
 
 LIMIT = 1e7  # pixels; a coordinate beyond is a fault, and would overflow
 
-Patch = tuple[int, int, np.ndarray]  # top, left, mask (height, width) bool
+
+class Patch(NamedTuple):
+    """Pixels of an image: mask (height, width) bool, whose pixel [0, 0] is pixel [top, left] of the image."""
+
+    top: int
+    left: int
+    mask: np.ndarray
 
 
-def read_points(values: object, least: int, where: str) -> np.ndarray:
+EMPTY = Patch(0, 0, np.zeros((0, 0), bool))
+
+
+def read_points(values: object, where: str) -> np.ndarray:
     """Return [[x, y], ...] from a file as a float64 array (N, 2).
 
-    least: smallest number of points. Raises InputError, naming `where`, if the values are not points, or not finite.
+    Raises InputError, naming `where`, if the values are not points, or not finite.
     """
     try:
         points = np.array(values, np.float64)
@@ -31,22 +41,15 @@ def read_points(values: object, least: int, where: str) -> np.ndarray:
         raise InputError(f"{where}: coordinates that are not pairs of x and y")
     if not (np.abs(points) < LIMIT).all():  # False for NaN, too
         raise InputError(f"{where}: a coordinate that is not a finite number of pixels")
-    if len(points) < least:
-        raise FewPointsError(f"{where}: {len(points)} point(s), but it needs at least {least}: left out")
     return points
 
 
-class FewPointsError(InputError):
-    """A shape has too few points to cover anything: the image's mask is right without it."""
+def fill(ring: np.ndarray, size: tuple[int, int]) -> Patch:
+    """Return the pixels inside a closed line through points (N, 2) by the even-odd rule.
 
-
-def fill(rings: Sequence[np.ndarray], size: tuple[int, int]) -> Patch:
-    """Return the pixels inside the rings by the even-odd rule, as a patch of an image of (height, width) `size`.
-
-    rings: points (N, 2) of closed lines; a ring inside another one is a hole. The patch may be empty.
+    size: (height, width) of the image. The patch may be empty.
     """
-    start = np.concatenate(rings)
-    end = np.concatenate([np.roll(ring, -1, axis=0) for ring in rings])
+    start, end = ring, np.roll(ring, -1, axis=0)
     # From top to bottom, so that an edge of two shapes gives the same crossings in both, to the last bit.
     swap = start[:, 1] > end[:, 1]
     start, end = np.where(swap[:, None], end, start), np.where(swap[:, None], start, end)
@@ -59,12 +62,12 @@ def fill(rings: Sequence[np.ndarray], size: tuple[int, int]) -> Patch:
     x = x0 + (row + 0.5 - y0) / (y1 - y0) * (x1 - x0)
     column = np.clip(np.ceil(x - 0.5), 0, size[1]).astype(np.int64)  # the first pixel right of the crossing
     if not len(row):
-        return 0, 0, np.zeros((0, 0), bool)
+        return EMPTY
     top, left = int(row.min()), int(column.min())
     height, width = int(row.max()) - top + 1, int(column.max()) - left + 1
     crossings = np.bincount((row - top) * width + column - left, minlength=height * width).reshape(height, width)
     inside = (np.cumsum(crossings, axis=1) & 1).astype(bool)
-    return top, left, inside[:, :-1]  # all crossings lie left of the last column: it is outside
+    return Patch(top, left, inside[:, :-1])  # all crossings lie left of the last column: it is outside
 
 
 def rectangle(x0: float, y0: float, x1: float, y1: float) -> np.ndarray:
@@ -72,42 +75,30 @@ def rectangle(x0: float, y0: float, x1: float, y1: float) -> np.ndarray:
     return np.array([(x0, y0), (x1, y0), (x1, y1), (x0, y1)], np.float64)
 
 
-def turned(ring: np.ndarray, degrees: float, centre: np.ndarray) -> np.ndarray:
-    """Return the points (N, 2) turned clockwise, as seen on the screen, about a centre (x, y)."""
-    angle = np.deg2rad(degrees)
+def turned(ring: np.ndarray, degrees: float) -> np.ndarray:
+    """Return the points (N, 2) turned clockwise, as seen on the screen, about their mean."""
+    angle, centre = np.deg2rad(degrees), ring.mean(axis=0)
     turn = np.array([(np.cos(angle), np.sin(angle)), (-np.sin(angle), np.cos(angle))])
     return (ring - centre) @ turn + centre if degrees else ring
-
-
-def union(patches: Sequence[Patch]) -> Patch:
-    """Return the pixels of any of the patches of one image."""
-    patches = [patch for patch in patches if patch[2].size]
-    if not patches:
-        return 0, 0, np.zeros((0, 0), bool)
-    boxes = [(top, left, top + mask.shape[0], left + mask.shape[1]) for top, left, mask in patches]
-    (top, left), (bottom, right) = np.min(boxes, axis=0)[:2], np.max(boxes, axis=0)[2:]
-    whole = np.zeros((bottom - top, right - left), bool)
-    for y, x, mask in patches:
-        whole[y - top : y - top + mask.shape[0], x - left : x - left + mask.shape[1]] |= mask
-    return int(top), int(left), whole
 
 
 def ellipse(
     centre: tuple[float, float], radii: tuple[float, float], size: tuple[int, int], degrees: float = 0
 ) -> Patch:
     """Return the pixels whose centre lies in an ellipse, turned clockwise about its centre by `degrees`."""
-    reach = max(radii)
-    top, left, area = _grid(np.array([centre]), reach, size)
+    if min(radii) <= 0:
+        return EMPTY
+    top, left, area = _grid(np.array([centre]), max(radii), size)
     angle = np.deg2rad(degrees)
     x, y = area[0] - centre[0], area[1] - centre[1]
     along, across = x * np.cos(angle) + y * np.sin(angle), y * np.cos(angle) - x * np.sin(angle)
-    if min(radii) <= 0:
-        return 0, 0, np.zeros((0, 0), bool)
-    return top, left, (along / radii[0]) ** 2 + (across / radii[1]) ** 2 <= 1
+    return Patch(top, left, (along / radii[0]) ** 2 + (across / radii[1]) ** 2 <= 1)
 
 
 def stroke(points: np.ndarray, width: float, size: tuple[int, int]) -> Patch:
     """Return the pixels whose centre is at most width / 2 from the open line through `points`; one point is a disc."""
+    if not len(points):
+        return EMPTY
     reach = width / 2
     top, left, (x, y) = _grid(points, reach, size)
     mask = np.zeros(np.broadcast_shapes(x.shape, y.shape), bool)
@@ -117,7 +108,7 @@ def stroke(points: np.ndarray, width: float, size: tuple[int, int]) -> Patch:
         along = np.clip(((x - x0) * dx + (y - y0) * dy) / ((dx * dx + dy * dy) or 1), 0, 1)
         near = (x - x0 - along * dx) ** 2 + (y - y0 - along * dy) ** 2 <= reach**2
         mask[row - top : row - top + near.shape[0], column - left : column - left + near.shape[1]] |= near
-    return top, left, mask
+    return Patch(top, left, mask)
 
 
 def _grid(points: np.ndarray, reach: float, size: tuple[int, int]) -> tuple[int, int, tuple[np.ndarray, np.ndarray]]:
@@ -125,3 +116,23 @@ def _grid(points: np.ndarray, reach: float, size: tuple[int, int]) -> tuple[int,
     low = np.clip(np.floor(points.min(axis=0) - reach - 0.5), 0, size[::-1]).astype(np.int64)
     high = np.clip(np.ceil(points.max(axis=0) + reach + 0.5), low, size[::-1]).astype(np.int64)
     return int(low[1]), int(low[0]), (np.arange(low[0], high[0])[None] + 0.5, np.arange(low[1], high[1])[:, None] + 0.5)
+
+
+def place(mask: np.ndarray, top: int, left: int, size: tuple[int, int]) -> Patch:
+    """Return the Patch of a mask (height, width) bool, cut off at the image's borders."""
+    cut = mask[max(0, -top) : max(0, size[0] - top), max(0, -left) : max(0, size[1] - left)]
+    return Patch(max(top, 0), max(left, 0), cut)
+
+
+def from_runs(runs: Sequence[int | str], num_pixels: int, where: str) -> np.ndarray:
+    """Return a mask (num_pixels,) bool of run lengths that are 0, 1, 0, ... in turn, beginning with a run of zeros.
+
+    Raises InputError if the lengths do not fit.
+    """
+    try:
+        lengths = np.array(runs, np.int64)
+    except (TypeError, ValueError, OverflowError):
+        raise InputError(f"{where}: run lengths that are not whole numbers") from None
+    if lengths.ndim != 1 or (lengths < 0).any() or int(lengths.sum()) != num_pixels:
+        raise InputError(f"{where}: run lengths of {lengths.sum()} pixels in all, but the mask has {num_pixels}")
+    return np.repeat(np.arange(len(lengths)) % 2 == 1, lengths)

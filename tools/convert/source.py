@@ -1,4 +1,4 @@
-"""What a format's reader hands over: the images it found, the classes it names, and the regions it draws."""
+"""What a format's reader hands over: images, classes and the regions it draws; and the numbers of the classes."""
 
 import argparse
 from collections.abc import Callable, Iterator
@@ -9,26 +9,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from support.errors import InputError
-from tools.convert.polygons import FewPointsError, Patch
+from data.classes import Classes, read_classes, voc_colours
+from support.errors import InputError, UserError
+from support.labels import IGNORE
+from tools.convert.polygons import Patch
+
+BACKGROUND = ("background", "_background_", "__background__")  # in any letter case; the second one is LabelMe's
+IGNORED = "__ignore__"  # LabelMe's name for what is not labelled
 
 Options = argparse.Namespace  # the flags of tools.convert; known: the Classes of --classes, or None
 
 
-class Region(NamedTuple):
-    """Pixels of one class: mask (height, width) bool, whose pixel [0, 0] is pixel [top, left] of the image.
-
-    name: of the class; None for pixels to ignore (255).
-    """
-
-    name: str | None
-    top: int
-    left: int
-    mask: np.ndarray
-
-
 class Shape(NamedTuple):
-    """A shape of an annotation: its class, None to ignore its pixels; its place, for messages; what a Patcher needs."""
+    """A shape of an annotation: its class, None to ignore its pixels; its place, for messages; its data."""
 
     name: str | None
     where: str
@@ -40,10 +33,8 @@ class Entry:
     """An image to convert.
 
     name: of the output, without suffix; folders are separated by "/". where: file, or file and position in it, for
-    messages. image: file of the image, or the file to extract() it from. record: what Draw needs, such as Shapes; it is
-    pickled. size: (height, width) that the annotation declares, None if it declares none.
-    split: train, val, test or another subset of the export, "" if it names none.
-    extract: returns the bytes of an image that is embedded in the file `image`, and their suffix.
+    messages. record: what Draw needs: the Shapes, or the file of the mask. size: (height, width) that the annotation
+    declares, None if it declares none. split: train, val, test or another subset of the export, "" if it names none.
     """
 
     name: str
@@ -51,7 +42,6 @@ class Entry:
     image: Path
     record: Any
     size: tuple[int, int] | None = None
-    extract: Callable[[Path], tuple[bytes, str]] | None = None
     split: str = ""
 
 
@@ -76,13 +66,13 @@ class Source:
         return list(dict.fromkeys(shape.name for entry in self.entries for shape in entry.record))
 
 
-# Yields the regions of an entry in drawing order: later ones cover earlier ones. The arguments are the entry, the
-# image's (height, width), the options, and a list to which the reader adds a line for each shape that covers nothing.
+# Yields (class or None, pixels) of an entry in drawing order: later ones cover earlier ones. The arguments are the
+# entry, the image's (height, width), the options, and a list to which it adds a line for each shape that is left out.
 # Raises InputError if the mask would be wrong: the entry is then skipped.
-Draw = Callable[[Entry, tuple[int, int], Options, list[str]], Iterator[Region]]
+Draw = Callable[[Entry, tuple[int, int], Options, list[str]], Iterator[tuple[str | None, Patch]]]
 
-# Returns the pixels of a shape: patch(data, where, size, options, faults).
-Patcher = Callable[[Any, str, tuple[int, int], Options, list[str]], Patch]
+# Returns the pixels of a shape: patch(data, where, size, line width).
+Patcher = Callable[[Any, str, tuple[int, int], float], Patch]
 
 
 class Kind(NamedTuple):
@@ -101,15 +91,11 @@ def shapes(patch: Patcher) -> Draw:
 
 def _draw_shapes(
     patch: Patcher, entry: Entry, size: tuple[int, int], options: Options, faults: list[str]
-) -> Iterator[Region]:
+) -> Iterator[tuple[str | None, Patch]]:
     for name, where, data in entry.record:
-        try:
-            top, left, mask = patch(data, where, size, options, faults)
-        except FewPointsError as error:
-            faults.append(str(error))
-            continue
-        if mask.any():
-            yield Region(name, top, left, mask)
+        found = patch(data, where, size, options.line_width)
+        if found.mask.any():
+            yield name, found
         else:
             faults.append(f"{where}: covers no pixel of the image: left out")
 
@@ -123,3 +109,63 @@ def collect(read: Callable[[Any], Any], items: Any, faults: list[str]) -> Iterat
             faults.append(str(error))
         else:
             yield result
+
+
+@dataclass(frozen=True)
+class Numbering:
+    """names and colours as in Classes. numbers: {class of the source: label value}. unlabelled: the value elsewhere."""
+
+    names: list[str]
+    colours: np.ndarray
+    numbers: dict[str, int]
+    unlabelled: int
+
+    def text(self) -> str:
+        """Return the content of classes.txt: a line "name #RRGGBB" for each class."""
+        pairs = zip(self.names, self.colours, strict=False)
+        return "".join(f"{name} #{bytes(colour).hex()}\n" for name, colour in pairs)
+
+
+def read_known(chosen: str) -> Classes | None:
+    """Return the classes of --classes, without LabelMe's __ignore__, or None if it is not given."""
+    if not chosen:
+        return None
+    classes, colours = read_classes(chosen, None), voc_colours()
+    kept = [number for number, name in enumerate(classes.names) if name != IGNORED]
+    for number, old in enumerate(kept):
+        if (classes.colours[old] != voc_colours()[old]).any():  # a colour of its own
+            colours[number] = classes.colours[old]
+    return Classes([classes.names[number] for number in kept], colours)
+
+
+def number_classes(source: Source, known: Classes | None, unlabelled: str, chosen: str) -> Numbering:
+    """Return the numbers of a source's classes.
+
+    known: classes of --classes, whose order counts; None: the source's own order, after "background" if pixels without
+    a class are background. unlabelled: "background" or "ignore". chosen: --classes, for messages. Raises UserError if
+    there are not 2 to 255 classes, or if `known` has no background that is needed.
+    """
+    cleaned = {name: " ".join(name.split()) for name in source.names}
+    if known:
+        names, colours = known.names, known.colours
+    else:
+        own = [name for name in dict.fromkeys(cleaned.values()) if name and name != IGNORED]
+        background = [name for name in own if name.lower() in BACKGROUND]
+        if not background and source.unlabelled and unlabelled == "background":
+            background = ["background"]
+        names, colours = [*background, *(name for name in own if name not in background)], voc_colours()
+        for number, name in enumerate(names):
+            colours[number] = source.colours.get(name, colours[number])
+    if not 2 <= len(names) <= 255:
+        raise UserError(f"{len(names)} class(es) ({', '.join(names[:5]) or 'none'}): there must be 2 to 255")
+    numbers = {name: number for number, name in enumerate(names)} | {IGNORED: IGNORE}
+    numbers |= {name: numbers[clean] for name, clean in cleaned.items() if clean in numbers}
+    if not source.unlabelled or unlabelled == "ignore":
+        return Numbering(names, colours, numbers, IGNORE)
+    background = [name for name in names if name.lower() in BACKGROUND]
+    if not background:
+        raise UserError(
+            f"--classes {chosen}: no class is named background, but pixels without a label need one: add a line "
+            "'background' to a copy of the file, or ignore these pixels with --unlabelled ignore"
+        )
+    return Numbering(names, colours, numbers, numbers[background[0]])

@@ -10,7 +10,6 @@ import dataclasses
 import functools
 import sys
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -27,8 +26,8 @@ from support.errors import UserError
 from support.files import write_atomic
 from support.labels import IGNORE
 from support.processes import work_on
+from support.results import claim
 from tools.arguments import Parser
-from tools.claims import claim
 from tools.scribbles.regions import import_extra
 from tools.scribbles.strokes import Style, draw_scribble
 
@@ -37,26 +36,17 @@ same mask, flags, seed and name give the same scribble, whatever the other image
 The defaults are fitted to ScribbleSup."""
 
 
-@dataclass(frozen=True)
-class Job:
-    """What all masks have in common. colours: (256, 3) uint8."""
-
-    out: Path
-    style: Style
-    seed: int
-    colours: np.ndarray
-
-
 def main(argv: list[str] | None = None) -> int:
     args = parser().parse_args(argv)
     import_extra("skimage")  # before anything is written
     style, masks = _style(args), list(find_masks(args.masks, args.list).items())
     if args.out.resolve().is_relative_to(args.masks.resolve()):
         raise UserError(f"{args.out}: is in {args.masks}: name a folder outside")
-    job = Job(args.out, style, args.seed, read_classes(args.classes, None).colours)
+    job = {"out": args.out, "style": style, "seed": args.seed, "colours": read_classes(args.classes, None).colours}
     settings = dataclasses.asdict(style) | {"seed": args.seed, "classes": args.classes}
-    claim(args.out, settings | {"masks": str(args.masks.resolve())})
-    results = work_on(functools.partial(_simulate, job=job), masks, args.workers, "mask", "drawing")
+    settings |= {"masks": str(args.masks.resolve())}
+    claim(args.out / ".made_from.json", settings, ["**/*"], "tools.scribbles", overwrite=None)
+    results = work_on(functools.partial(_simulate, **job), masks, args.workers, "mask", "drawing")
     how = Counter(results)
     drawn, kept = how.pop("drawn", 0), how.pop("kept", 0)
     for line in how:
@@ -94,18 +84,18 @@ def _style(args: argparse.Namespace) -> Style:
     return Style(**fields | {"background": None if args.background == "none" else 0})
 
 
-def _simulate(named: tuple[str, Path], job: Job) -> str:
+def _simulate(named: tuple[str, Path], out: Path, style: Style, seed: int, colours: np.ndarray) -> str:
     """Write the scribble of a mask (name, file), unless there is one that is not older than the mask.
 
-    Returns "drawn", "kept", or a line that says why there is none.
+    colours: (256, 3) uint8. Returns "drawn", "kept", or a line that says why there is none.
     """
     name, mask = named
-    target = job.out / f"{name}.png"
+    target = out / f"{name}.png"
     if target.exists() and target.stat().st_mtime >= mask.stat().st_mtime:
         return "kept"
     try:
-        scribble = draw_scribble(read_label(mask, IGNORE), job.style, job.seed, name)
-        write_atomic(target, label_png(scribble, job.colours), parents=True)
+        scribble = draw_scribble(read_label(mask, IGNORE), style, seed, name)
+        write_atomic(target, label_png(scribble, colours), parents=True)
     except UserError as error:
         return str(error)
     return "drawn"

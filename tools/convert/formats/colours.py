@@ -4,7 +4,6 @@ CVAT ("Segmentation mask 1.1") and Datumaro (VOC) add labelmap.txt, with a line 
 and lists in ImageSets/Segmentation (https://docs.cvat.ai/docs/dataset_management/formats/format-smask).
 """
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -12,46 +11,32 @@ import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
+from data.images import LABEL_SUFFIXES, NO_JPEG, decode
+from data.layout import Split, list_folder, match_files, read_list, select
+from support import shell
 from support.errors import InputError, UserError
-from tools.convert.formats.pairs import beside, decode_mask, read_pairs
-from tools.convert.source import Entry, Options, Region, Source
+from tools.convert.polygons import Patch
+from tools.convert.reading import split_of
+from tools.convert.source import Entry, Options, Source
 
 MOST = 254  # colours of a palette that is found
-MAX_UNKNOWN = 0.1  # share of the painted pixels whose colour no class may have
-NUM_TRIED = 200  # masks that are compared with the class file before any is written
 BLACK = 0
 VOC_VOID = (224, 224, 192)  # the outlines of objects in PASCAL VOC's masks
 
-# Colours of the labels that are not among Cityscapes' 19 classes (mcordts/cityscapesScripts, helpers/labels.py):
-# dynamic, ground, parking, rail track, guard rail, bridge, tunnel, caravan, trailer.
-CITYSCAPES_VOID = (
-    *((111, 74, 0), (81, 0, 81), (250, 170, 160), (230, 150, 140), (180, 165, 180), (150, 100, 100)),
-    *((150, 120, 90), (0, 0, 90), (0, 0, 110)),
-)
-# The 32 labels of CamVid as released (label_colors.txt), where they differ from the 11 classes: the class of each, as
-# SegNet groups them (arXiv:1511.00561).
-CAMVID = {
-    "building": ((192, 0, 128), (0, 128, 64), (64, 0, 64), (64, 192, 0)),  # archway, bridge, tunnel, wall
-    "pole": ((0, 0, 64),),  # traffic cone
-    "road": ((128, 0, 192), (192, 0, 64)),  # lane markings
-    "pavement": ((0, 0, 192), (64, 192, 128), (128, 128, 192)),  # sidewalk, parking block, road shoulder
-    "tree": ((192, 192, 0),),  # other vegetation
-    "sign": ((128, 128, 64), (0, 64, 64)),  # text, traffic light
-    "car": ((128, 64, 64), (64, 128, 192), (192, 64, 128), (192, 128, 192)),  # other moving, SUV, train, truck or bus
-    "pedestrian": ((64, 128, 64), (64, 0, 192), (192, 128, 64)),  # animal, luggage or pram, child
-    "cyclist": ((192, 0, 192),),  # motorcycle
-}
+IMAGE_FOLDERS = ("images", "JPEGImages")
+MASK_FOLDERS = ("masks", "labels", "annotations", "SegmentationClass", "SegmentationClassAug")
+NO_IMAGES = (*MASK_FOLDERS, "SegmentationObject")  # folders below that of the images that have none
+LISTS = "ImageSets/Segmentation"  # as PASCAL VOC, CVAT and Datumaro have them
 
 
 def read(source: Path, options: Options) -> Source:
     """Return the pairs of images and masks, and the classes: those of --classes, or one for each colour found.
 
-    Raises UserError if there are more than MOST colours, or if the class file does not fit the masks.
+    An entry's record is its mask. Raises UserError if a folder is missing, or if there are more than MOST colours.
     """
-    result = read_pairs(source, options)
+    result = _pairs(source, options)
     if options.known:
         result.names, result.unlabelled = options.known.names, False
-        check_fit(result.entries[:: max(1, len(result.entries) // NUM_TRIED)], options)
         return result
     found = np.zeros(1 << 24, bool)
     for entry in tqdm(result.entries, unit="mask", desc="finding colours"):
@@ -75,61 +60,26 @@ def read(source: Path, options: Options) -> Source:
     return result
 
 
-def draw(entry: Entry, size: tuple[int, int], options: Options, faults: list[str]) -> Iterator[Region]:
-    """Yield a region for each colour of the mask. Black that is not the colour of a class is unlabelled."""
-    pixels = _packed(entry.record, size)
-    names = class_of_colour(options)
+def draw(
+    entry: Entry, size: tuple[int, int], options: Options, faults: list[str]
+) -> Iterator[tuple[str | None, Patch]]:
+    """Yield the pixels of each colour of the mask. Black that is not the colour of a class is unlabelled."""
+    pixels = _packed(entry.record)
+    height, width = pixels.shape
+    if (height, width) != size:
+        raise InputError(f"{entry.record}: {width}x{height} pixels, but the image has {size[1]}x{size[0]}")
+    names = _class_of_colour(options)
     present = np.flatnonzero(_present(pixels)).tolist()
     if len(present) > MOST:
         raise InputError(f"{entry.record}: {len(present)} colours, as smoothing or JPEG leave them: skipped")
     for colour in present:
         if colour != BLACK or colour in names:
-            yield Region(names.get(colour, _name(colour)), 0, 0, pixels == colour)
-
-
-def check_fit(entries: list[Entry], options: Options) -> None:
-    """Raise UserError if more than MAX_UNKNOWN of the painted pixels have a colour that no class has.
-
-    Pixels that are neither black nor background are painted. With --unlisted, any colour is accepted.
-    """
-    names, unknown = class_of_colour(options), Counter[str]()
-    painted = 0
-    for entry in entries if not options.unlisted else ():
-        try:
-            colours, counts = np.unique(_packed(entry.record), return_counts=True)
-        except InputError:
-            continue  # draw() names it
-        if len(colours) > MOST:
-            continue  # and this
-        for colour, count in zip(colours.tolist(), counts.tolist(), strict=True):
-            if colour not in names and colour != BLACK:
-                unknown[_name(colour)] += count
-            elif (names.get(colour) or "background").lower() != "background":
-                painted += count
-    missing = sum(unknown.values())
-    if missing > MAX_UNKNOWN * (missing + painted):
-        shown = ", ".join(f"{colour} {count / (missing + painted):.0%}" for colour, count in unknown.most_common(4))
-        share = f"{missing / (missing + painted):.0%} of the painted pixels ({shown})"
-        remedy = "correct the file (a line 'name #RRGGBB' for each class), or ignore such pixels: --unlisted ignore"
-        raise UserError(f"--classes {options.classes}: no class has the colour of {share}: {remedy}")
-
-
-def class_of_colour(options: Options) -> dict[int, str | None]:
-    """Return {packed colour: class, or None to ignore} of --classes; {} without it."""
-    names: dict[int, str | None] = {}
-    if not options.known:
-        return names
-    void = [VOC_VOID, *(CITYSCAPES_VOID if options.classes == "cityscapes" else ())]
-    names |= {_pack(colour): None for colour in void}
-    if options.classes == "camvid":
-        names |= {_pack(colour): name for name, group in CAMVID.items() for colour in group}
-    pairs = [*zip(options.known.names, options.known.colours.tolist(), strict=False)]
-    return names | {_pack(colour): name for name, colour in reversed(pairs)}
+            yield names.get(colour, _name(colour)), Patch(0, 0, pixels == colour)
 
 
 def class_file(source: Path) -> str:
     """Return the path of the export's file of names and colours, "" without one, and say that it is used."""
-    found = [path for name in ("labelmap.txt", "classes.txt") if (path := beside(source, name)) and path.is_file()]
+    found = [path for name in ("labelmap.txt", "classes.txt") if (path := _beside(source, name)) and path.is_file()]
     # Without colours, a list of names does not say which class a colour is.
     coloured = [path for path in found if any(char in path.read_text("utf-8", "replace") for char in "#:")]
     if coloured:
@@ -137,20 +87,105 @@ def class_file(source: Path) -> str:
     return str(coloured[0]) if coloured else ""
 
 
+def check_hint(source: Path) -> str:
+    """Return the end of a message: the command that finds the ends of names and the layout of an export."""
+    root = source.parent if source.name in MASK_FOLDERS else source
+    return f"; to find ends of names and other layouts: {shell.python_command('-m', 'tools.check', root)}"
+
+
+def _pairs(source: Path, options: Options) -> Source:
+    """Return the pairs of images and masks below a folder. What has no partner is a fault.
+
+    Images are in the subfolder of IMAGE_FOLDERS, masks in that of MASK_FOLDERS, or else in the folder itself; --images
+    names another folder. If there are lists, entries have the split of their list, and an image without a mask is left
+    out if no list has it. Raises UserError if a folder is missing.
+    """
+    if not source.is_dir():
+        raise UserError(f"{source}: not a folder: name the one with images and masks")
+    images = options.images or _first(source, IMAGE_FOLDERS)
+    masks = _first(source, MASK_FOLDERS)
+    if images.resolve() == masks.resolve() and not options.label_suffix:
+        raise UserError(
+            f"{source}: images and masks are in one folder: put the masks into {source / 'masks'} and the images into "
+            f"{source / 'images'}, or name the end of the masks' names, as in --label_suffix _mask"
+            f"{check_hint(source)}"
+        )
+    endings = {"image": options.image_suffix, "mask": options.label_suffix}
+    pairs = match_files(Split({"image": images, "mask": masks}, endings=endings))
+    if images == source != masks:
+        pairs = [(name, files) for name, files in pairs if name.split("/")[0] not in NO_IMAGES]
+    if not pairs:
+        raise UserError(f"{images}: no images in it: name their folder with --images DIR{check_hint(source)}")
+    result, splits = Source(), _read_splits(source)
+    for name, files in pairs:
+        (image, *more), found = files["image"], files["mask"]
+        if more:
+            result.faults.append(f"{image} and {more[0].name}: two images of one name: skipped")
+        elif not found and not (splits and name not in splits):
+            expected = masks / f"{name}{options.label_suffix}.png"
+            result.faults.append(f"{image}: an image without a mask: expected {expected}: skipped")
+        elif len(found) > 1:
+            result.faults.append(f"{found[0]} and {found[1].name}: two masks of one name: skipped")
+        elif found and found[0].suffix.lower() not in LABEL_SUFFIXES:
+            result.faults.append(f"{found[0]}: {NO_JPEG}: skipped")
+        elif found:
+            result.entries.append(Entry(name, str(found[0]), image, found[0], split=splits.get(name, "")))
+    unused = select(list_folder(masks, LABEL_SUFFIXES), options.label_suffix).keys() - dict(pairs).keys()
+    result.faults += [f"{masks / name}: a mask without an image: skipped" for name in sorted(unused)]
+    return result
+
+
+def _read_splits(source: Path) -> dict[str, str]:
+    """Return {image name: split} of the lists in ImageSets/Segmentation, which are named after their splits.
+
+    Images in default.txt, CVAT's list of images without a subset, have the split "". If an image is in several lists,
+    train, val and test take precedence over others, such as VOC's trainval.
+    """
+    splits: dict[str, str] = {}
+    folder = _beside(source, LISTS)
+    lists = sorted(folder.glob("*.txt")) if folder else []
+    for path in sorted(lists, key=lambda path: (path.stem == "default", not split_of(path.stem), path.stem)):
+        split = "" if path.stem == "default" else split_of(path.stem) or path.stem
+        for name in read_list(path, plain=True):
+            splits.setdefault(name, split)
+    return splits
+
+
+def _beside(source: Path, name: str) -> Path | None:
+    """Return the file or folder `name` in an export, None without one. source: the export, or its folder of masks."""
+    roots = (source, source.parent) if source.name in MASK_FOLDERS else (source,)
+    return next((root / name for root in roots if (root / name).exists()), None)
+
+
+def _first(source: Path, names: tuple[str, ...]) -> Path:
+    return next((source / name for name in names if (source / name).is_dir()), source)
+
+
+def _class_of_colour(options: Options) -> dict[int, str | None]:
+    """Return {packed colour: class, or None to ignore} of --classes; {} without it."""
+    if not options.known:
+        return {}
+    pairs = [*zip(options.known.names, options.known.colours.tolist(), strict=False)]
+    return {_pack(VOC_VOID): None} | {_pack(colour): name for name, colour in reversed(pairs)}
+
+
 def _pack(colour: Sequence[int]) -> int:
     return int.from_bytes(bytes(colour), "big")
 
 
-def _packed(path: Path, size: tuple[int, int] | None = None) -> np.ndarray:
+def _packed(path: Path) -> np.ndarray:
     """Return the colours of a mask, (H, W) int32: 65536 * red + 256 * green + blue. Transparent pixels are black.
 
-    size: (H, W) that it must have.
+    Raises InputError if the file is damaged.
     """
 
     def convert(image: Image.Image) -> Image.Image:
         return image.convert("RGBA" if "A" in image.getbands() or "transparency" in image.info else "RGB")
 
-    pixels = decode_mask(path, convert, size)
+    try:
+        pixels = decode(path, convert)
+    except UserError as error:
+        raise InputError(str(error)) from None
     packed = pixels[:, :, :3].astype(np.int32) @ np.array([65536, 256, 1], np.int32)
     return packed if pixels.shape[2] == 3 else np.where(pixels[:, :, 3] > 0, packed, BLACK)
 

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from data.classes import read_classes
 from support.errors import InputError
-from tools.convert import polygons
-from tools.convert.polygons import Patch, read_points
+from tools.convert.polygons import Patch, read_points, stroke
 from tools.convert.reading import ImageFinder, annotation_files, output_name, read_xml, size_of
 from tools.convert.source import Entry, Options, Shape, Source, collect
 
@@ -39,10 +38,7 @@ def read(source: Path, options: Options) -> Source:
             raise InputError(f"{path}: no scribbles of ScribbleSup: expected <annotation> with <polygon> elements")
         size = None
         if content.find("size") is not None:
-            sides = {key: content.findtext(f"size/{key}", "").strip() for key in ("height", "width")}
-            if not all(text.isdecimal() for text in sides.values()):
-                raise InputError(f"{path}: size: height or width is missing or not a number")
-            size = size_of({key: int(text) for key, text in sides.items()}, "height", "width", str(path))
+            size = size_of(content.findtext("size/height"), content.findtext("size/width"), str(path))
         shapes = []
         for number, line in enumerate(content.findall("polygon"), 1):
             tag = line.findtext("tag", "").strip()
@@ -61,6 +57,6 @@ def read(source: Path, options: Options) -> Source:
     return result
 
 
-def patch(points: list, where: str, size: tuple[int, int], options: Options, faults: list[str]) -> Patch:
+def patch(points: list, where: str, size: tuple[int, int], line_width: float) -> Patch:
     """Return the pixels of a line."""
-    return polygons.stroke(read_points(points, 1, where) - 0.5, options.line_width, size)
+    return stroke(read_points(points, where) - 0.5, line_width, size)
