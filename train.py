@@ -40,7 +40,6 @@ from runs.run import Run
 from runs.schedule import Schedule
 from runs.state import TrainState
 from support.errors import STOPPED
-from tasks import run_task
 
 MORE_MEMORY = (
     "lower --batchsize (and raise --accum_steps to keep the global batch) or --crop_size, or use --amp bf16 or "
@@ -52,13 +51,11 @@ log = logging.getLogger("segtrain")
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Train as the flags say, or run --task test or predict. Return the exit status: 0, or STOPPED after a signal.
+    """Train as the flags say. Return the exit status: 0, or STOPPED after a signal.
 
     argv: the command line's words; None: sys.argv.
     """
     cfg = config.parse(argv)
-    if cfg.task != "train":
-        return run_task(cfg, argv)
     with utils.join_group(cfg) as group, Run(cfg, group) as run, program.advice(str(group.device), MORE_MEMORY):
         return train(cfg, group, run)
 
@@ -179,18 +176,16 @@ class Trainer:
                 state.scaler.scale(loss * group.world_size).backward()
             parts = parts + micro_parts
 
-        # 3. Update the weights. The first step, and each --check_sync_frequency steps, also compares the ranks.
-        check = self.schedule.compares_ranks(state)
-        if check:
-            unused = checks.check_gradients(group, state.raw_model, unused_allowed=cfg.find_unused_parameters)
-            if unused:
-                log.info(f"no loss depends on {', '.join(unused)}")
+        # 3. Update the weights. The first step of this process also compares the ranks.
+        is_first = state.steps_here == 0
+        if is_first:
+            checks.check_gradients(group, state.raw_model)
         lr, num_images = self.schedule.lr(state), self.schedule.sampler.global_batch
         state.update(lr, num_images)
         losses = criterion.by_name(group.sum(parts))
         self.run.metrics.log_step(state, losses, parts, lr=lr, num_images=num_images)
         self.run.check_writes()
-        if check:
+        if is_first:
             checks.check_weights(group, state.raw_model, buffers_averaged=False)
 
     def finish_epoch(self) -> None:

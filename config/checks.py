@@ -3,9 +3,8 @@
 import re
 from dataclasses import fields
 
-from config.augmentation import AugmentationFlags
 from config.losses import parse_loss, read_class_weights
-from config.training import Config
+from config.training import AugmentationFlags, Config
 from support.errors import UserError
 from support.image_stats import Display
 

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, field
 
-from config.augmentation import AugmentationFlags
 from config.flags import flag
 from config.optimisation import OptimFlags
 from config.shared import DataFlags, LaunchFlags, ModelFlags, SizeFlags
@@ -24,6 +23,23 @@ class TrainDataFlags(SizeFlags):
     cache_dir: str = flag(
         "", "folder of the --cache file; may be deleted at any time [.segtrain_cache in --dataset_path]", per_rank=True
     )
+
+
+@dataclass
+class AugmentationFlags:
+    """Augmentation."""
+
+    augment: bool = flag(True, "change training samples at random; --no_augment: centre crop")
+    scale: tuple[float, ...] = flag((0.5, 2.0), "least and largest scale factor; 1 1: keep the size", gt=0)
+    rotation: float = flag(10.0, "largest angle in degrees, both ways; half of the samples are rotated", ge=0, le=180)
+    flip_horizontal: bool = flag(True, "flip half of the samples left to right")
+    flip_vertical: bool = flag(False, "flip half of the samples upside down (images without an up, as from the air)")
+    quarter_turns: bool = flag(False, "turn by 0, 90, 180 or 270 degrees (images without an up)")
+    blur: float = flag(0.5, "share of the samples with a 5x5 Gaussian blur", ge=0, le=1)
+    brightness: float = flag(0.0, "multiply values by a random factor from 1 - N to 1 + N; try N = 0.4", ge=0, le=1)
+    contrast: float = flag(0.0, "multiply differences from the mean colour by such a factor", ge=0, le=1)
+    saturation: float = flag(0.0, "multiply differences from grey by such a factor (RGB images)", ge=0, le=1)
+    hue: float = flag(0.0, "turn hues by at most N of a full turn, both ways, such as 0.05 (RGB images)", ge=0, le=0.5)
 
 
 @dataclass
@@ -81,12 +97,6 @@ class LossFlags:
 class RunFlags:
     """Run folder."""
 
-    task: str = flag(
-        "train",
-        "test runs evaluate.py, predict predict.py, both on best.pt of the newest run",
-        choices=("train", "test", "predict"),
-        per_launch=True,
-    )
     logdir: str = flag("log", "folder of all runs", per_rank=True)
     name: str = flag("", "the run's folder in --logdir [the config's name, else dataset and model]")
     resume: str = flag(
@@ -111,17 +121,9 @@ class RunFlags:
 
 
 @dataclass
-class CheckFlags:
-    """Checks of the process group."""
-
-    check_sync_frequency: int = flag(0, "check every N steps that ranks agree on gradients and weights; 0: once", ge=0)
-    find_unused_parameters: bool = flag(False, "let DistributedDataParallel look for parameters that no loss uses")
-
-
-@dataclass
 class Config(
     DataFlags, TrainDataFlags, AugmentationFlags, ModelFlags, TrainModelFlags, LossFlags, OptimFlags, RunFlags,
-    CheckFlags, LaunchFlags,
+    LaunchFlags,
 ):  # fmt: skip
     """The flags of train.py."""
 

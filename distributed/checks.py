@@ -57,24 +57,22 @@ def check_gpus(group: Group) -> None:
             )
 
 
-def check_gradients(group: Group, raw_model: nn.Module, *, unused_allowed: bool) -> list[str]:
+def check_gradients(group: Group, raw_model: nn.Module) -> None:
     """Raise UserError unless each trained parameter has a gradient, equal on all ranks. Collective.
 
-    Call this between the backward pass and the optimizer step. Returns the names of parameters without a gradient. They
-    raise UserError in a process group, unless unused_allowed.
+    Call this between the backward pass and the optimizer step. Without a process group, a parameter needs no gradient.
     """
     trained = {name: parameter for name, parameter in raw_model.named_parameters() if parameter.requires_grad}
     unused = [name for name, parameter in trained.items() if parameter.grad is None]
-    if unused and group.backend and not unused_allowed:
+    if unused and group.backend:
         # Raise before any collective: ranks that have these gradients wait in one for the others.
         raise UserError(
             f"{_few(unused)} got no gradient on rank {group.rank}: the loss does not depend on it; remove it, "
-            "freeze it by requires_grad_(False), or use --find_unused_parameters"
+            "or freeze it by requires_grad_(False)"
         )
     gradients = {name: parameter.grad for name, parameter in trained.items() if parameter.grad is not None}
     advice = "gradients are not summed over ranks; train the module that Group.wrap() returns"
     _check_same(group, gradients, "gradient of ", advice)
-    return unused
 
 
 def check_weights(group: Group, raw_model: nn.Module, *, buffers_averaged: bool) -> None:

@@ -139,7 +139,7 @@ class Group:
                     print(f"rank {self.rank}: waiting for {worker}, which is {task}", file=sys.stderr, flush=True)
         return future.result() if future else None
 
-    def wrap(self, raw_model: nn.Module, *, find_unused: bool = False) -> nn.Module:
+    def wrap(self, raw_model: nn.Module) -> nn.Module:
         """Return the model in DistributedDataParallel, rank 0's weights on all ranks; without a group, the model."""
         if not self.backend:
             return raw_model
@@ -153,7 +153,6 @@ class Group:
             raw_model,
             device_ids=[self.device.index] if self.device.type == "cuda" else None,
             gradient_as_bucket_view=True,
-            find_unused_parameters=find_unused,
             **{sync_buffers: False},  # type: ignore[arg-type]
         )
 

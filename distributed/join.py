@@ -1,7 +1,6 @@
 """How a process joins the process group, and how an error of one rank ends all of them."""
 
 import contextlib
-import logging
 import os
 import sys
 import time
@@ -34,14 +33,12 @@ def process_group(
     rank: int = -1,
     local_rank: int = -1,
     timeout: float = 600.0,
-    debug: bool = False,
 ) -> Iterator[Group]:
     """Join the process group for the body of a `with`, and yield the Group.
 
     distributed: True joins, False never does, None joins under a launcher (support.launchers). With True and no
     launcher, world_size and rank define the group; by default this process is alone. The other arguments are flags of
-    the same names, and `timeout` is --dist_timeout in seconds. `debug` makes torch.distributed and NCCL log what they
-    do.
+    the same names, and `timeout` is --dist_timeout in seconds.
 
     If the body raises on one of several ranks, every process ends with that error's message and exit status. In a group
     of one the exception propagates. Raises UserError on invalid settings.
@@ -64,10 +61,6 @@ def process_group(
         lifeline = Lifeline(place.rank, place.world_size, stop)
         try:
             lifeline.connect(store, dist_url, deadline)
-            if debug:
-                os.environ.setdefault("NCCL_DEBUG", "INFO")
-                logging.getLogger("torch.distributed").setLevel(logging.DEBUG)
-                dist.set_debug_level(dist.DebugLevel.INFO)  # DETAIL crashes DistributedDataParallel without CUDA
             group = _join(place, store, lifeline, device, backend, timeout)
             yield group
             group.barrier()

@@ -91,10 +91,6 @@ class Schedule:
     def saves_epoch(self, state: TrainState) -> bool:
         return _is_due(state.epoch, self.cfg.save_epoch_frequency)
 
-    def compares_ranks(self, state: TrainState) -> bool:
-        """Return whether to compare ranks in the next step: this process's first, and by --check_sync_frequency."""
-        return state.steps_here == 0 or _is_due(state.step + 1, self.cfg.check_sync_frequency)
-
     def _warmup_steps(self) -> float:
         """Return the length of the warm-up in the unit of position(), rounded to steps of the run's first batch."""
         cfg, steps_per_epoch = self.cfg, self.origin["steps_per_epoch"]

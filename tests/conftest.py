@@ -19,8 +19,8 @@ from python_server import PythonServer, Started
 import config
 import models
 import train
+from benchmarks import chaos
 from data.demo import draw_dataset
-from scripts import chaos
 
 REPO = Path(__file__).parent.parent
 SHARED_DATA = REPO.parent / "shared" / "data"

@@ -1,4 +1,4 @@
-"""What every family of timm's networks must do; tests/test_families.py asserts it, scripts/backbone_table.py prints it.
+"""What every family of timm's networks must do; test_families.py asserts it, backbone_table.py prints it.
 
 family: a key of tests.families.FAMILIES. A check that fails raises AssertionError with the reason.
 """
@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from benchmarks.chaos import unequal
 from distributed.group import Group
 from models.layers.fold import folded
 from optimization.amp import LossScaler, autocast
 from runs.state import TrainState
-from scripts.chaos import unequal
 from tests.families import SIZE, SIZES, build, built, thin
 
 CPU = torch.device("cpu")

@@ -7,9 +7,9 @@ import torch
 from conftest import assert_same_run, read_metrics, start, start_group, succeed
 
 import models
+from benchmarks import chaos
 from optimization import amp
 from runs import checkpoint
-from scripts import chaos
 from trained import TrainedModel
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 1)

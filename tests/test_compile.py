@@ -8,10 +8,10 @@ import torch
 from conftest import finish, one_line_each, read_metrics, start, start_group, succeed
 
 import models
+from benchmarks import chaos
 from models import compiled
 from optimization.amp import autocast
 from runs import checkpoint
-from scripts import chaos
 
 FAULTS = "tests/train_with_fault.py"
 

@@ -15,6 +15,7 @@ import config
 import config.losses
 import models
 import train
+from benchmarks.chaos import unequal
 from config import FLAGS
 from distributed.group import Group
 from evaluation.metrics import confusion_matrix, scores
@@ -22,7 +23,6 @@ from evaluation.predictor import Predictor
 from losses.criterion import ACCURACY
 from optimization.average import WeightAverage
 from runs.schedule import lr_factor
-from scripts.chaos import unequal
 from support.errors import UserError
 from support.labels import MAPS
 from utils import get_loader

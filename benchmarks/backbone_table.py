@@ -1,7 +1,7 @@
 """Try a network of each family of timm as a backbone, and print what each can do; docs/backbones.md says it in short.
 
-python -m scripts.backbone_table              # about half an hour
-python -m scripts.backbone_table resnet       # one family: prints its row
+python -m benchmarks.backbone_table              # about half an hour
+python -m benchmarks.backbone_table resnet       # one family: prints its row
 """
 
 import re
@@ -102,7 +102,7 @@ def _compare(graph: WholeImage, run: Callable[[torch.Tensor], tuple[torch.Tensor
 
 def _in_child(family: str) -> str:
     """Return the row of a family from a process of its own: torch.export takes forever for some."""
-    command = [sys.executable, "-W", "ignore", "-m", "scripts.backbone_table", family]
+    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.backbone_table", family]
     try:
         found = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=SECONDS).stdout
         return next(line for line in found.splitlines() if line.startswith("|"))
