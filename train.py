@@ -183,7 +183,7 @@ class Trainer:
         lr, num_images = self.schedule.lr(state), self.schedule.sampler.global_batch
         state.update(lr, num_images)
         losses = criterion.by_name(group.sum(parts))
-        self.run.metrics.log_step(state, losses, parts, lr=lr, num_images=num_images)
+        self.run.metrics.log_step(state, losses, lr=lr, num_images=num_images)
         self.run.check_writes()
         if is_first:
             checks.check_weights(group, state.raw_model, buffers_averaged=False)

@@ -6,7 +6,6 @@ All checks are collective: every rank calls them, learns the same, and raises th
 import hashlib
 import socket
 from collections.abc import Collection
-from typing import NoReturn
 
 import cv2
 import numpy as np
@@ -15,6 +14,8 @@ from torch import Tensor, nn
 
 from distributed.group import Group
 from support.errors import DivergedError, UserError
+
+STABLER = "lower --lr, warm up for longer, or use --amp bf16 or none"
 
 
 def check_flags(group: Group, flags: dict, local: Collection[str]) -> None:
@@ -48,7 +49,11 @@ def check_setup(group: Group, datasets: dict, order: np.ndarray | None = None) -
 
 def check_gpus(group: Group) -> None:
     """Raise UserError if two ranks share a GPU. Collective."""
-    gpus = group.gather(_gpu_of_this_process(group.device))
+    own = ""
+    if group.device.type == "cuda":
+        properties = torch.cuda.get_device_properties(group.device)
+        own = f"{properties.name} {getattr(properties, 'uuid', group.device)} of {socket.gethostname()}"
+    gpus = group.gather(own)
     for rank, gpu in enumerate(gpus):
         if gpu and gpus.index(gpu) != rank:
             raise UserError(
@@ -88,21 +93,13 @@ def check_weights(group: Group, raw_model: nn.Module, *, buffers_averaged: bool)
     _check_same(group, values, "", advice)
 
 
-def raise_not_finite(group: Group, problem: str, losses: Tensor) -> NoReturn:
-    """Raise DivergedError on every rank, with `problem` and the ranks whose `losses` hold inf or nan. Collective."""
-    finite = group.gather(bool(losses.isfinite().all()))
-    ranks = [rank for rank, good in enumerate(finite) if not good]
-    raise DivergedError(f"{problem}, from rank(s) {ranks}: lower --lr, warm up for longer, or use --amp bf16 or none")
-
-
 def check_finite(raw_model: nn.Module) -> None:
     """Raise DivergedError if a parameter of the model contains inf or nan."""
     finite = torch.stack([parameter.detach().abs().max() for parameter in raw_model.parameters()]).isfinite()
     if not finite.all():
         name = next(name for (name, _), good in zip(raw_model.named_parameters(), finite, strict=True) if not good)
         raise DivergedError(
-            f"the weights are no longer finite ({name}): lower --lr, warm up for longer, or use --amp bf16 or none; "
-            "last.pt, if there is one, has finite weights"
+            f"the weights are no longer finite ({name}): {STABLER}; last.pt, if there is one, has finite weights"
         )
 
 
@@ -133,13 +130,6 @@ def _first_difference(one: list[str], other: list[str]) -> str:
         if a != b:
             return f"entry {number} is {b!r}, not {a!r}"
     return f"it has {len(other)} entries, not {len(one)}"
-
-
-def _gpu_of_this_process(device: torch.device) -> str:
-    if device.type != "cuda":
-        return ""
-    properties = torch.cuda.get_device_properties(device)
-    return f"{properties.name} {getattr(properties, 'uuid', device)} of {socket.gethostname()}"
 
 
 def _local_buffers(raw_model: nn.Module) -> set[str]:
