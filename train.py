@@ -69,7 +69,7 @@ def train(cfg: Config, group: Group, run: Run) -> int:
     cfg = utils.share_batch(utils.get_recipe(config.keep_image_stats(cfg, saved), group, saved), group)
     train_loader, val_loader = utils.get_loader(cfg, "train", group), utils.get_loader(cfg, "val", group)
     train_set, val_set, sampler = train_loader.dataset, val_loader.dataset, train_loader.sampler
-    checks.check_setup(group, {"training list": train_set, "validation list": val_set}, sampler.order(epoch=0))
+    checks.check_setup(group, {"training list": train_set, "validation list": val_set})
     command = data_check_command(cfg)
     check_sample(train_set.files, val_set.files, cfg.numclasses, command, group.map, train_set.label_map)
     classes = read_classes(cfg.classes, cfg.numclasses)

@@ -6,6 +6,7 @@ All checks are collective: every rank calls them, learns the same, and raises th
 import hashlib
 import socket
 from collections.abc import Collection
+from itertools import zip_longest
 
 import cv2
 import numpy as np
@@ -24,11 +25,10 @@ def check_flags(group: Group, flags: dict, local: Collection[str]) -> None:
     _check_facts(group, flags, "give all ranks the same")
 
 
-def check_setup(group: Group, datasets: dict, order: np.ndarray | None = None) -> None:
-    """Raise UserError unless ranks agree on versions, device type and data. Collective.
+def check_setup(group: Group, datasets: dict) -> None:
+    """Raise UserError unless ranks agree on versions, device type and lists of files. Collective.
 
-    Data are the file listings and the order of samples. datasets: {description, such as "training list": a dataset with
-    a `listing`, a list of strings}. order: permutation of the training list in the first epoch, an integer array.
+    datasets: {description, such as "training list": a dataset with a `listing`, a list of strings}.
     """
     # NumPy draws the order of samples and the augmentations, and OpenCV computes them: results may depend on versions.
     versions = {"torch": torch.__version__, "NumPy": np.__version__, "OpenCV": cv2.__version__}
@@ -38,13 +38,12 @@ def check_setup(group: Group, datasets: dict, order: np.ndarray | None = None) -
         rank = _first_other_rank(group.gather(digest(dataset.listing)))
         if rank:
             listings = group.gather(dataset.listing)
+            pairs = enumerate(zip_longest(listings[0], listings[rank], fillvalue="missing"), start=1)
+            entry = next(f"entry {number} is {b!r}, not {a!r}" for number, (a, b) in pairs if a != b)
             raise UserError(
-                f"the {name} of rank {rank} differs from rank 0's: {_first_difference(listings[0], listings[rank])}; "
-                "--dataset_path must lead to the same files on all machines"
+                f"the {name} of rank {rank} differs from rank 0's: {entry}; --dataset_path must lead to the same files "
+                "on all machines"
             )
-    order_digest = None if order is None else hashlib.sha256(order.astype(np.int64).tobytes()).hexdigest()
-    remedy = "install the same version of this repository and of NumPy on all machines"
-    _check_facts(group, {"the order of samples": order_digest}, remedy)
 
 
 def check_gpus(group: Group) -> None:
@@ -123,13 +122,6 @@ def _check_facts(group: Group, facts: dict, remedy: str) -> None:
     for name, value in every[rank].items():
         if value != every[0][name]:
             raise UserError(f"{name} is {every[0][name]} on rank 0 but {value} on rank {rank}: {remedy}")
-
-
-def _first_difference(one: list[str], other: list[str]) -> str:
-    for number, (a, b) in enumerate(zip(one, other, strict=False), start=1):
-        if a != b:
-            return f"entry {number} is {b!r}, not {a!r}"
-    return f"it has {len(other)} entries, not {len(one)}"
 
 
 def _local_buffers(raw_model: nn.Module) -> set[str]:

@@ -115,8 +115,6 @@ class Lifeline:
                     missing.remove(int(rank))
                     self._add(line, f"rank {rank} ({process})")
                     continue
-                if store.check(["unreachable"]):
-                    raise UserError(store.get("unreachable").decode())
                 ranks = f"rank(s) {sorted(missing)} of {self.world_size}"
                 deadline.check(f"{ranks} did not connect to {dist_url}", "check that they started")
         self._send("complete")
@@ -143,9 +141,9 @@ class Lifeline:
                     deadline.check_stop()
                 return
         tried = ", ".join(addresses)
-        error = f"rank {self.rank} cannot connect to rank 0 at any of {tried}: open all ports between the machines"
-        store.set("unreachable", error)
-        raise UserError(error)
+        raise UserError(
+            f"rank {self.rank} cannot connect to rank 0 at any of {tried}: open all ports between the machines"
+        )
 
     def _add(self, line: socket.socket, peer: str) -> None:
         line.settimeout(None)

@@ -99,11 +99,9 @@ def _serve(host: str, port: int, timeout: float) -> dist.Store:
         # It listens at all addresses of this machine. Rank 0 itself connects by localhost, which always works: if
         # `host` is wrong, the ranks that cannot connect say so.
         return _tcp_store("localhost", port, timeout, is_master=True)
-    except RuntimeError as error:
-        reason = str(error).splitlines()[0]
-        if "EADDRINUSE" in str(error) or "address already in use" in str(error).lower():
-            reason = "the port is in use; choose another (MASTER_PORT or --dist_url)"
-        raise UserError(f"rank 0 cannot listen at {host}:{port}: {reason}") from None
+    except RuntimeError as error:  # torch's text says whether the port is in use
+        remedy = "choose another port (MASTER_PORT or --dist_url)"
+        raise UserError(f"rank 0 cannot listen at {host}:{port}: {remedy}; {str(error).splitlines()[0]}") from None
 
 
 def _connect(host: str, port: int, rank: int, deadline: Deadline) -> dist.Store:
