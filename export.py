@@ -1,13 +1,12 @@
-"""Write a checkpoint's model to files that run without this repository: ONNX and torch.export, checked against PyTorch.
+"""Write a checkpoint's model to an ONNX file, which runs without this repository, and check it against PyTorch.
 
-python export.py --checkpoint log/demo/best.pt                          # best.onnx and best.pt2 beside it
-python export.py --checkpoint log/demo/best.pt --format onnx --probs --images dataset/demo/JPEGImages --num_images 0
+python export.py --checkpoint log/demo/best.pt            # best.onnx beside it
+python export.py --checkpoint log/demo/best.pt --probs    # with probabilities
 """
 
-import contextlib
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from config.programs import EXPORT, ExportFlags
@@ -19,15 +18,14 @@ if __name__ == "__main__":
 import torch
 from torch import Tensor
 
-from data.images import IMAGE_SUFFIXES, read_image
+from data.images import read_image
 from data.images.resize import shrink
 from distributed.device import find_device
 from distributed.group import Group
 from evaluation.pictures import to_hex
-from exporting.check import compare_files
-from exporting.graph import MIN_SIZE, WholeImage, min_size, trace
+from exporting.check import compare_file
+from exporting.graph import MIN_SIZE, WholeImage, trace
 from exporting.onnx import FORMAT, LONG_SIDE, STATS, OnnxModel, check_onnx, write_onnx
-from exporting.torch_export import TorchModel, write_torch
 from runs.log import progress_bar, start_logging
 from support.errors import UserError
 from support.files import check_writable, remove_scratch, writing
@@ -39,12 +37,13 @@ log = logging.getLogger("segtrain")
 
 RANDOM_SIZES = ((7, 13), (64, 48), (17, 130), (75, 53))  # odd sizes, multiples of 8, one long side
 RANDOM_BATCHES = (1, 3)
+NUM_IMAGES = 4  # of the validation list
 
 
 def main(argv: list[str] | None = None) -> None:
     """Export with the flags of a command line (argv; None: sys.argv).
 
-    Raises UserError, and keeps no file, if a file predicts other classes than PyTorch.
+    Raises UserError, and keeps no file, if the file predicts other classes than PyTorch.
     """
     values, overrides = read_overrides(EXPORT, argv)
     if "amp" in values:
@@ -52,51 +51,36 @@ def main(argv: list[str] | None = None) -> None:
     flags = ExportFlags(**values)
     device = find_device(flags.device, local_rank=0, local_world_size=1)
     start_logging("INFO", is_main=True)
-    with program.advice(str(device), "use smaller --images"):
+    with program.advice(str(device), "use --device cpu"):
         export(flags, overrides, device)
 
 
 def export(flags: ExportFlags, overrides: dict, device: torch.device) -> None:
-    """Write the files under temporary names, compare them with PyTorch, and rename them if they agree.
+    """Write the file under a temporary name, compare it with PyTorch, and rename it if they agree.
 
     overrides: {flag: value} that replaces the checkpoint's. Raises UserError, and keeps no file, if they differ.
     """
-    formats = ("onnx", "torch") if flags.format == "both" else (flags.format,)
-    if "onnx" in formats:
-        check_onnx(flags.opset)
+    check_onnx(flags.opset)
     trained = TrainedModel(flags.checkpoint, overrides)
     model = trained.model(flags.weights, device)
     outputs = ["labels"] + [name for name in ("probs", "logits") if getattr(flags, name)]
-    least = max(MIN_SIZE, min_size(model))
-    metadata = describe(trained, flags, outputs, min_size(model))
     folder = Path(flags.output) if flags.output else trained.path.parent
     check_writable(folder, "--output")
     remove_scratch(folder.glob(".*.part.*"))  # as large as the model
-    images = find_images(flags, trained)
+    images = find_images(trained)
 
     log.info("tracing by torch.export")
-    graph = trace(WholeImage(model, tuple(outputs[1:])))
-    with contextlib.ExitStack() as stack:
-        files: dict[str, Callable[[Tensor], tuple[Tensor, ...]]] = {}
-        lines: dict[str, str] = {}
-        for name in formats:
-            path = folder / f"{trained.path.stem}.{'onnx' if name == 'onnx' else 'pt2'}"
-            scratch = stack.enter_context(writing(path))
-            log.info(f"writing {path}")
-            if name == "onnx":
-                description = write_onnx(graph, scratch, metadata, flags.opset)
-                files[name] = OnnxModel(scratch, device).run
-            else:
-                write_torch(graph, scratch, metadata)
-                description = f"torch {torch.__version__}, images of at least {least}x{least} pixels"
-                files[name] = TorchModel(scratch, device).run
-            lines[str(path)] = f"{scratch.stat().st_size / 2**20:.1f} MiB, {description}"
+    graph, path = WholeImage(model, tuple(outputs[1:])), folder / f"{trained.path.stem}.onnx"
+    traced, metadata = trace(graph), describe(trained, flags, outputs, graph.min_size)
+    with writing(path) as scratch:
+        log.info(f"writing {path}")
+        version, size = write_onnx(traced, scratch, metadata, flags.opset), scratch.stat().st_size / 2**20
         log.info(f"comparing with PyTorch on random images and {len(images)} real ones")
         batches = load_images(images, trained.cfg.long_side, device, trained.cfg.stats)
-        large = (batch for batch in batches if min(batch.shape[1:3]) >= least)
-        checked = compare_files(model, files, outputs, large)
-    for name, line in [*checked.items(), *lines.items()]:
-        log.info(f"{name}: {line}")
+        large = (batch for batch in batches if min(batch.shape[1:3]) >= max(MIN_SIZE, graph.min_size))
+        checked = compare_file(model, OnnxModel(scratch, device).run, outputs, large)
+    log.info(checked)
+    log.info(f"{path}: {size:.1f} MiB, {version}")
     if trained.cfg.long_side:
         log.info(
             f"images must have a longer side of {trained.cfg.long_side} pixels, as in training (--long_side): resize "
@@ -105,7 +89,7 @@ def export(flags: ExportFlags, overrides: dict, device: torch.device) -> None:
 
 
 def describe(trained: TrainedModel, flags: ExportFlags, outputs: list[str], min_size: int) -> dict[str, str]:
-    """Return the metadata to store in an exported file, {key: JSON text}. min_size: smallest side of an image."""
+    """Return the metadata to store in the file, {key: JSON text}. min_size: smallest side of an image."""
     cfg = trained.cfg
     classes = trained.classes
     values = {
@@ -126,28 +110,14 @@ def describe(trained: TrainedModel, flags: ExportFlags, outputs: list[str], min_
     return texts | ({STATS: cfg.image_stats} if cfg.image_stats else {})
 
 
-def find_images(flags: ExportFlags, trained: TrainedModel) -> list[Path]:
-    """Return the image files of --images, or of the checkpoint's val list; [] if the val list's data set is not there.
-
-    At most --num_images files are returned; 0 returns all. Raises UserError if --images is missing or has no images.
-    """
-    if flags.images:
-        path = Path(flags.images)
-        if not path.exists():
-            raise UserError(f"--images {path}: no such file or folder")
-        files = [path]
-        if path.is_dir():
-            files = sorted(file for file in path.iterdir() if file.suffix.lower() in IMAGE_SUFFIXES)
-        if not files:
-            raise UserError(f"--images {path}: no images there")
-    else:
-        try:
-            dataset = get_eval_loader(trained.cfg, trained.cfg.val_split, Group(torch.device("cpu"))).dataset
-        except UserError as error:
-            log.info(f"checking with random images only (set --images to add real ones): {error}")
-            return []
-        files = [item["image"] for item in dataset.files]
-    return files[: flags.num_images or None]
+def find_images(trained: TrainedModel) -> list[Path]:
+    """Return the first NUM_IMAGES image files of the checkpoint's val list; [] if its data set is not there."""
+    try:
+        dataset = get_eval_loader(trained.cfg, trained.cfg.val_split, Group(torch.device("cpu"))).dataset
+    except UserError as error:
+        log.info(f"checking with random images only: {error}")
+        return []
+    return [item["image"] for item in dataset.files][:NUM_IMAGES]
 
 
 def load_images(

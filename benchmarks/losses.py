@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from measure import add_flags, measure, ratios, save, spread, table
 
 from losses.criterion import Criterion
-from losses.points import find_points
+from losses.upsampling import find_points
 
 ALL = {"seg": 1.0, "pseudo": 1.0, "ds": 1.0, "dc": 1.0}
 SMOOTH = 0.1

@@ -21,7 +21,7 @@ from config import Config
 from data.histogram import count_batch
 from distributed.group import Group
 from losses import pixel_pass
-from losses.points import find_points
+from losses.upsampling import find_points
 from models.foreground import find_foreground
 from optimization.amp import resolve
 from runs.metrics import Metrics

@@ -18,7 +18,6 @@ from data.images.resize import large_images
 from data.layout import pair_files
 from distributed.checks import digest
 from distributed.group import Group
-from losses.label_losses import PIXEL_LOSSES
 from runs.log import progress_bar
 from runs.messages import measure_advice
 
@@ -70,8 +69,8 @@ def get_class_weights(
     """
     if cfg.class_weights == "none":
         return None
-    if "seg" not in active_terms(cfg) or not set(parse_loss(cfg.loss)) & set(PIXEL_LOSSES):
-        log.warning(f"--class_weights {cfg.class_weights} is not used: no loss is ce, focal or ohem")
+    if "seg" not in active_terms(cfg) or "seg" not in parse_loss(cfg.loss):
+        log.warning(f"--class_weights {cfg.class_weights} is not used: no loss is ce")
         return None
     counted = _saved_class_weights(cfg, train_set, saved) if cfg.class_weights == "balanced" else None
     weights = counted or read_class_weights(cfg.class_weights, cfg.numclasses)

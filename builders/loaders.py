@@ -22,7 +22,7 @@ from data.layout import Split, find_split
 from data.loader import EvalLoader, TrainLoader, loader_options
 from data.sampler import EvalBatches, TrainSampler
 from distributed.group import Group
-from losses.points import find_points
+from losses.upsampling import find_points
 from models.foreground import find_foreground
 from runs.log import progress_bar
 from runs.messages import measure_advice

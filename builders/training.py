@@ -47,26 +47,22 @@ def get_criterion(
         sum_lorm_terms=lambda count: group.sum(count) * cfg.accum_steps,
         accuracy=cfg.report_training_batch_acc,
         class_weights=class_weights,
-        focal_gamma=cfg.focal_gamma,
-        ohem_fraction=cfg.ohem_fraction,
     )
 
 
 def get_optimizer(cfg: Config, raw_model: models.Segmenter, group: Group, lr: float) -> Optimizer:
-    """Return --optimizer over the trained parameters; with --zero1 its state is sharded over the processes."""
+    """Return --optimizer over the trained parameters."""
     groups = parameter_groups(
         raw_model,
         weight_decay=cfg.wdecay,
         decay_norm_bias=cfg.decay_norm_bias,
-        layer_decay=cfg.layer_decay,
         head_lr_factor=cfg.head_lr_factor,
     )
     factors = [part["lr_factor"] for part in groups]
     rates = f"{len(groups)} parameter group(s), lr x {min(factors):.3g} to x {max(factors):.3g}"
     log.log(logging.INFO if len(groups) > 1 else logging.DEBUG, f"optimizer: {cfg.optimizer}, {rates}")
     options = {"momentum": cfg.momentum} if cfg.optimizer == "sgd" else {"betas": cfg.betas}
-    on_cuda, sharded = group.device.type == "cuda", bool(cfg.zero1 and group.backend)
-    return make_optimizer(cfg.optimizer, groups, fused=on_cuda, sharded=sharded, lr=lr, **options)
+    return make_optimizer(cfg.optimizer, groups, fused=group.device.type == "cuda", lr=lr, **options)
 
 
 def get_state(

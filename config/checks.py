@@ -12,12 +12,12 @@ from support.image_stats import Display
 def check(cfg: Config) -> None:
     """Raise UserError if flags contradict each other or --loss, --class_weights, --dataset_path or --name is bad."""
     try:
-        losses = parse_loss(cfg.loss)
+        parse_loss(cfg.loss)
     except ValueError as error:
         raise UserError(f"--loss {cfg.loss}: {error}") from None
     read_class_weights(cfg.class_weights, cfg.numclasses)
     Display.of(cfg.show_channels, cfg.stats)
-    _check_effects(cfg, losses)
+    _check_effects(cfg)
     _check_backbone(cfg)
     _check_numbers(cfg)
     if cfg.reset_data_offset and cfg.resume == "auto":
@@ -28,7 +28,7 @@ def check(cfg: Config) -> None:
         raise UserError(f"--name {cfg.name}: must be a folder name without '/'; --logdir is its parent folder")
 
 
-def _check_effects(cfg: Config, losses: dict[str, float]) -> None:
+def _check_effects(cfg: Config) -> None:
     """Raise UserError if a flag is set that has no effect with the others."""
     needs: dict[str, tuple[object, str]] = {  # flag: (whether it has an effect, what it needs for that)
         item.name: (cfg.augment, "--augment") for item in fields(AugmentationFlags)[1:]
@@ -36,8 +36,6 @@ def _check_effects(cfg: Config, losses: dict[str, float]) -> None:
     needs |= dict.fromkeys(("saturation", "hue"), (cfg.augment and cfg.stats is None, "--augment and RGB images"))
     needs |= dict.fromkeys(("reset_optimizer", "reset_data_offset"), (cfg.resume, "--resume FILE"))
     needs |= {
-        "focal_gamma": ("seg_focal" in losses, "focal in --loss"),
-        "ohem_fraction": ("seg_ohem" in losses, "ohem in --loss"),
         "momentum": (cfg.optimizer == "sgd", "--optimizer sgd"),
         "betas": (cfg.optimizer == "adamw", "--optimizer adamw"),
         "cache_dir": (cfg.cache == "disk", "--cache disk"),
@@ -46,7 +44,6 @@ def _check_effects(cfg: Config, losses: dict[str, float]) -> None:
             "--val_epoch_frequency or --val_step_frequency above 0",
         ),
         "stride_in_1x1": (cfg.backbone == "resnet" and cfg.layers >= 50, "--backbone resnet of 50 --layers or more"),
-        "output_stride": (cfg.model_type != "unet", "a --model_type other than unet"),
     }
     for name, (has_effect, needed) in needs.items():
         if not has_effect and getattr(cfg, name) != getattr(Config, name):

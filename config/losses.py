@@ -6,8 +6,8 @@ from pathlib import Path
 
 from support.errors import UserError
 
-# What --loss may name, and each one's name in losses/label_losses.py and in the logs.
-LOSSES = {"ce": "seg", "focal": "seg_focal", "ohem": "seg_ohem", "dice": "seg_dice", "lovasz": "seg_lovasz"}
+# What --loss may name, and each one's name in losses/criterion.py and in the logs.
+LOSSES = {"ce": "seg", "dice": "seg_dice", "lovasz": "seg_lovasz"}
 
 
 def parse_loss(text: str) -> dict[str, float]:

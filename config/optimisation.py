@@ -55,20 +55,12 @@ class OptimFlags:
         True, "--no_decay_norm_bias: no weight decay on norms and biases, nor on a ViT's position embeddings and tokens"
     )
     head_lr_factor: float = flag(1.0, "multiply the learning rate of the head and LoRM by this", gt=0)
-    layer_decay: float = flag(
-        1.0,
-        "multiply the learning rate of the backbone's last part by this, of the part before by its square, and so on; "
-        "parts: see --freeze_backbone; for a ViT 0.65 to 0.9 is usual; 1: off",
-        gt=0,
-        le=1,
-    )
     clip_grad: float = flag(
         0.0, "clip the gradient to this 2-norm over all parameters; 0: off", ge=0, aliases="max_grad_norm"
     )
     ema: float = flag(
         0.0, "decay of an exponential moving average of the weights, such as 0.999; 0: no average", ge=0, lt=1
     )
-    zero1: bool = flag(False, "shard the optimizer's state over the processes (ZeroRedundancyOptimizer) to save memory")
     seed: int = flag(0, "seed of initial weights, sample order and augmentation", ge=0, lt=2**63)
     deterministic: bool = flag(
         False, "use deterministic algorithms: runs repeat bit for bit on CUDA too, but are slower there"

@@ -70,14 +70,11 @@ class PseudoFlags(InferenceFlags, DataFlags, SizeFlags, ModelFlags, LaunchFlags)
 class ExportFlags(CheckpointFlags, DataFlags, ModelFlags):
     """Export."""
 
-    format: str = flag("both", "file format; torch: torch.export's .pt2", choices=("onnx", "torch", "both"))
-    output: str = flag("", "folder for the files [the checkpoint's]")
+    output: str = flag("", "folder for the ONNX file [the checkpoint's]")
     probs: bool = flag(False, "also return probabilities (B, C, H, W) float32, besides label maps")
     logits: bool = flag(False, "also return logits (B, C, H, W) float32")
     opset: int = flag(20, "ONNX opset version", ge=18)
-    images: str = flag("", "FILE or folder of images to check with, besides random ones [the validation list's]")
-    num_images: int = flag(4, "check with the first N of --images; 0: all of them", ge=0)
-    device: str = flag("cpu", "run the check on this device: cpu, cuda or cuda:N; the files run on any")
+    device: str = flag("cpu", "run the check on this device: cpu, cuda or cuda:N; the file runs on any")
 
 
 OF_CHECKPOINT = "Flags of data, image size and model default to the checkpoint's."
@@ -90,7 +87,7 @@ READER = FlagReader(
 EVALUATE = FlagReader(EvaluateFlags, "evaluate.py", f"Score a checkpoint. {OF_CHECKPOINT}")
 PREDICT = FlagReader(PredictFlags, "predict.py", f"Predict label maps of images and videos. {OF_CHECKPOINT}")
 PSEUDO = FlagReader(PseudoFlags, "pseudo.py", f"Make pseudo-labels from scribbles. {OF_CHECKPOINT}")
-EXPORT = FlagReader(ExportFlags, "export.py", f"Export a checkpoint to ONNX and torch.export. {OF_CHECKPOINT}")
+EXPORT = FlagReader(ExportFlags, "export.py", f"Export a checkpoint to ONNX. {OF_CHECKPOINT}")
 
 
 def check_pseudo(flags: PseudoFlags) -> None:

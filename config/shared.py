@@ -10,7 +10,7 @@ from support.labels import MAPS
 
 MODEL_TYPES = (
     "res50_ASPP_lorm res50_ASPP deeplabv3 deeplabv3_torchvision deeplabv3p deeplabv3p_lorm deeplabv3p_cdsp "
-    "deeplabv3p_cdsp_lorm deeplabv2 deeplabv3p_multi deeplabv3p_multi_lorm unet"
+    "deeplabv3p_cdsp_lorm deeplabv2 deeplabv3p_multi deeplabv3p_multi_lorm"
 )
 
 
@@ -76,15 +76,11 @@ class ModelFlags:
     layers: int = flag(50, "depth of the ResNet [50; train.py: recipe]", choices=(18, 34, 50, 101, 152))
     output_stride: int = flag(
         0,
-        "stride of a timm network's deepest features; 0: 16, or its own if that cannot be changed; resnet has 8; unet "
-        "takes the network's own",
+        "stride of a timm network's deepest features; 0: 16, or its own if that cannot be changed; resnet has 8",
         choices=(0, 8, 16, 32),
     )
     head_channels: int = flag(
-        256,
-        "channels of the heads of deeplabv3, deeplabv3p and deeplabv3p_multi, with _lorm or without, and of unet's "
-        "first stage",
-        ge=8,
+        256, "channels of the heads of deeplabv3, deeplabv3p and deeplabv3p_multi, with _lorm or without", ge=8
     )
     stride_in_1x1: bool = flag(
         False, "put layer2's stride into its first 1x1 convolution; released CDSP files turn this on"

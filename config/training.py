@@ -76,12 +76,8 @@ class TrainModelFlags:
 class LossFlags:
     """Losses (total = sum of weight * loss over the losses that --dataset has labels for)."""
 
-    loss: str = flag("ce", "losses on scribbles or dense masks, added up: ce, focal, ohem, dice, lovasz, 0.5*dice")
-    class_weights: str = flag(
-        "none", "for ce, focal, ohem: none, balanced (by frequency), 1,2,0.5 or a FILE, one a line"
-    )
-    focal_gamma: float = flag(2.0, "power of 1 - p in focal", ge=0)
-    ohem_fraction: float = flag(0.25, "fraction of each image's labelled pixels that ohem keeps", gt=0, le=1)
+    loss: str = flag("ce", "losses on scribbles or dense masks, added up: ce, dice, lovasz, 0.5*dice")
+    class_weights: str = flag("none", "for ce: none, balanced (by frequency), 1,2,0.5 or a FILE, one a line")
     l_seg: float = flag(1.0, "weight of --loss", ge=0, aliases="l_segs")
     l_pseudo: float = flag(1.0, "weight of cross entropy on pseudo-labels", ge=0, aliases="l_pesudo")
     l_lorm: float = flag(1.0, "weight of the localization rectification loss (models *_lorm)", ge=0)

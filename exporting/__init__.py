@@ -1,1 +1,1 @@
-"""Export models to ONNX and torch.export, load them, and check them against PyTorch."""
+"""Export models to ONNX, load them, and check them against PyTorch."""

@@ -17,17 +17,18 @@ class WholeImage(nn.Module):
     """Module that predicts label maps at the images' size; a float32 CPU copy of a Segmenter without LoRM.
 
     The module computes the Segmenter's function for any image size. Its max pool is replaced by one that torch.export
-    can trace. extras: any of "probs" and "logits", to be returned too. min_size: what min_size() returns.
+    can trace. extras: any of "probs" and "logits", to be returned too. min_size: the smallest side, in pixels, of
+    images for the exported model: 1, or twice the stride without such a pool. Smaller images have 1x1 features, which
+    torch.export and ONNX would treat as a special case.
     """
 
     def __init__(self, model: Segmenter, extras: tuple[str, ...] = ()):
         super().__init__()
         self.model = copy.deepcopy(model).cpu().float().to(memory_format=torch.contiguous_format).eval()
         self.model.lorm = None
-        self.min_size = min_size(self.model)
-        if _has_ceil_pool(self.model):
-            self.model.backbone.maxpool = _CeilMaxPool()
-        self.extras = extras
+        self.min_size, self.extras = 2 * model.backbone.strides[-1], extras
+        if isinstance(model.backbone, ResNetBackbone) and model.backbone.maxpool.ceil_mode:
+            self.min_size, self.model.backbone.maxpool = 1, _CeilMaxPool()
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         """Return (labels (B, H, W) uint8, each of `extras` (B, C, H, W) float32) of images (B, H, W, 3) uint8 RGB."""
@@ -50,18 +51,6 @@ def trace(graph: WholeImage) -> ExportedProgram:
         return torch.export.export(
             graph, (example,), dynamic_shapes={"images": sizes}, prefer_deferred_runtime_asserts_over_guards=True
         )
-
-
-def min_size(model: Segmenter) -> int:
-    """Return the smallest side, in pixels, of images for an exported model: twice the stride, or 1 with _CeilMaxPool.
-
-    Smaller images have 1x1 features, which torch.export and ONNX would treat as a special case.
-    """
-    return 1 if _has_ceil_pool(model) else 2 * model.backbone.strides[-1]
-
-
-def _has_ceil_pool(model: Segmenter) -> bool:
-    return isinstance(model.backbone, ResNetBackbone) and model.backbone.maxpool.ceil_mode
 
 
 def whole_image_logits(model: nn.Module, images: Tensor) -> Tensor:

@@ -6,11 +6,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from losses.label_losses import LABEL_LOSSES, LabelLosses
 from losses.pixel_losses import ACCURACY, PixelLosses, add_gradient
+from losses.region_losses import REGION_LOSSES, region_sums
 from support.labels import COUNTS, FOREGROUND, IGNORE
 
 TERMS = ("seg", "pseudo", "lorm", "ds", "dc")  # CDSP's; each has a weight, --l_TERM
+LABEL_LOSSES = ("seg", *REGION_LOSSES)  # those of --loss
 # The label map of a batch that each term needs.
 NEEDS = {"seg": "label", "pseudo": "pseudo", "lorm": "pseudo", "ds": "distance_s", "dc": "distance_c"}
 
@@ -18,10 +19,14 @@ NEEDS = {"seg": "label", "pseudo": "pseudo", "lorm": "pseudo", "ds": "distance_s
 class Criterion:
     """CDSP's losses and those of --loss: each is a sum over this batch, divided by a count over the global batch.
 
-    weights: {term: weight} of the terms to compute, from TERMS and losses.label_losses:
+    weights: {term: weight} of the terms to compute, from TERMS and REGION_LOSSES:
 
-    - seg: cross entropy with "label" (scribble or dense), over pixels that are not 255
-    - seg_focal, seg_ohem, seg_dice, seg_lovasz: other losses on "label"; `options` are those of LabelLosses
+    - seg: cross entropy with "label" (scribble or dense), over pixels that are not 255, times the weight of their
+      class in `class_weights` (None: all 1), divided by the sum of these weights
+    - seg_dice: sum over pairs of an image and a class in its "label" of 1 - 2 sum(p g) / (sum(p) + sum(g)), divided by
+      the number of pairs. The inner sums are over labelled pixels, p is the class's probability, g is 1 if it is the
+      label (arXiv:1606.04797)
+    - seg_lovasz: sum over the same pairs of the Lovasz extension of 1 - IoU, divided by their number (arXiv:1705.08790)
     - pseudo: cross entropy with "pseudo", smoothed by `label_smooth`, over pixels that are not 255
     - lorm: the model's LoRM loss, divided by its number of terms (models.lorm)
     - ds, dc: sum of (d / 255) * entropy(softmax) over pixels with d > 0, d = "distance_s" or "distance_c"
@@ -44,19 +49,17 @@ class Criterion:
         weights: dict[str, float],
         label_smooth: float = 0.0,
         *,
+        class_weights: Sequence[float] | None = None,
         lorm_terms: int = 0,
         sum_lorm_terms: Callable[[Tensor], Tensor] = lambda count: count,
         accuracy: bool = False,
-        **options,
     ):
-        label_losses = [term for term in weights if term in LABEL_LOSSES]
-        assert set(weights) <= {*TERMS, *label_losses}, weights
-        self.weights, self.label_smooth = weights, label_smooth
-        self.lorm_terms, self.sum_lorm_terms = lorm_terms, sum_lorm_terms
+        assert set(weights) <= {*TERMS, *REGION_LOSSES}, weights
+        self.weights, self.lorm_terms, self.sum_lorm_terms = weights, lorm_terms, sum_lorm_terms
         self.names = [*weights, *([ACCURACY] if accuracy else [])]  # what __call__ returns, in this order
-        self.accuracy_map = "label" if label_losses else "pseudo"
-        self.label_losses = LabelLosses(label_losses, **options)
-        self.pixel_losses = PixelLosses(self.names, self.label_losses, label_smooth, self.accuracy_map)
+        self.region_losses = [name for name in REGION_LOSSES if name in weights]
+        self.accuracy_map = "label" if set(weights) & set(LABEL_LOSSES) else "pseudo"
+        self.pixel_losses = PixelLosses(self.names, class_weights, label_smooth, self.accuracy_map)
 
     def counts(self, batch: dict[str, Tensor]) -> Tensor:
         """Return this batch's count for each of `names`: float64 (len(names),).
@@ -64,16 +67,21 @@ class Criterion:
         Summed over the global batch, the counts are the `divisors` of the losses. batch: what the loader's workers have
         counted, in CPU memory, under the names in labels.COUNTS and FOREGROUND.
         """
-        counts = self.label_losses.counts(batch[COUNTS["label"]]) if self.label_losses.names else {}
-        for name in set(self.names) - set(counts):
+        counts = []
+        for name in self.names:
             if name == "lorm":
-                counts[name] = self.lorm_terms * batch[FOREGROUND[1]].sum()
+                count = self.lorm_terms * batch[FOREGROUND[1]].sum()
+            elif name == "seg":
+                count = (batch[COUNTS["label"]].double() @ self.pixel_losses.weight_of).sum()
+            elif name in REGION_LOSSES:
+                count = torch.count_nonzero(batch[COUNTS["label"]][:, :IGNORE])
             elif name in ("ds", "dc"):
-                counts[name] = batch[COUNTS[NEEDS[name]]].sum()
+                count = batch[COUNTS[NEEDS[name]]].sum()
             else:
                 labels = self.accuracy_map if name == ACCURACY else "pseudo"
-                counts[name] = batch[COUNTS[labels]][:, :IGNORE].sum()
-        return torch.stack([counts[name].double() for name in self.names])
+                count = batch[COUNTS[labels]][:, :IGNORE].sum()
+            counts.append(count.double())
+        return torch.stack(counts)
 
     def __call__(
         self, outputs: dict[str, Tensor], batch: dict[str, Tensor], divisors: Sequence[float]
@@ -91,9 +99,9 @@ class Criterion:
         safe = {name: divisor or 1.0 for name, divisor in zip(self.names, divisors, strict=True)}
         scales = {name: weight / safe[name] for name, weight in self.weights.items()}
         sums, gradient = self.pixel_losses(logits, batch, scales)
-        if self.label_losses.by_region:
+        if self.region_losses:
             probs = F.interpolate(logits, batch["image"].shape[1:3], mode="bilinear", align_corners=True).softmax(1)
-            sums |= self.label_losses.region_sums(probs, batch["label"], batch[COUNTS["label"]])
+            sums |= region_sums(self.region_losses, probs, batch["label"], batch[COUNTS["label"]])
         by_name: dict[str, float | Tensor] = {**safe}
         if "lorm" in self.weights:
             sums["lorm"] = outputs["lorm"]

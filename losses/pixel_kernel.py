@@ -18,11 +18,11 @@ TILE = 2048  # pixels times classes that a program holds at a time
 MAX_TARGETS = 2
 
 
-def run(work: "PixelPass", *, gradient: bool) -> Tensor | None:
-    """Fill the maps of a pass; return the gradient (B, C, h, w) without label smoothing's part, if wanted."""
+def run(work: "PixelPass") -> Tensor:
+    """Fill the maps of a pass; return the gradient (B, C, h, w) without label smoothing's part."""
     num_images, num_classes, low_height, low_width = work.logits.shape
     table = work.logits.permute(0, 2, 3, 1).contiguous()  # (B, h, w, C)
-    partial = table.new_empty(num_images, work.height, low_width, num_classes) if gradient else None
+    partial = table.new_empty(num_images, work.height, low_width, num_classes)
     places = []
     for axis in (work.down, work.across):
         at = torch.arange(axis.num_out, device=table.device)
@@ -50,8 +50,6 @@ def run(work: "PixelPass", *, gradient: bool) -> Tensor | None:
         BLOCK_X=min(triton.next_power_of_2(num_x), max(TILE // block_c, 1)),
         BLOCK_C=block_c,
     )
-    if partial is None:
-        return None
     low = work.row_weights.T @ partial.flatten(2)  # (h, H) @ (B, H, w * C)
     return low.unflatten(2, (low_width, num_classes)).permute(0, 3, 1, 2)
 
@@ -127,8 +125,7 @@ def _pixels(
             gradient += exps * (slope[:, None] * (mean[:, None] - z)) / total[:, None]
         gradient += exps * (factor / total)[:, None]
         collected += tl.sum(gradient * weight[:, None], 0)
-    if partial is not None:
-        tl.store(partial + (row * low_width + column) * num_classes + classes, collected, mask=classes < num_classes)
+    tl.store(partial + (row * low_width + column) * num_classes + classes, collected, mask=classes < num_classes)
 
 
 @triton.jit
@@ -147,8 +144,6 @@ def _cross_entropy(label, slope, values, smooth, at, used, stored, z, total, cla
     is_label = classes[None, :] == number[:, None]
     value = tl.log(total) - (1 - smooth) * tl.sum(tl.where(is_label, z, 0.0), 1) - smooth * tl.sum(z, 1) / num_classes
     tl.store(values + at, value, mask=stored)
-    if slope is not None:
-        weight = tl.load(slope + at, mask=used, other=0.0)
-        gradient -= tl.where(is_label, (weight * (1 - smooth))[:, None], 0.0)
-        factor += weight
-    return gradient, factor
+    weight = tl.load(slope + at, mask=used, other=0.0)
+    gradient -= tl.where(is_label, (weight * (1 - smooth))[:, None], 0.0)
+    return gradient, factor + weight

@@ -7,15 +7,13 @@ timing, so results repeat bit for bit, on CUDA too.
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from losses.upsampling import Axis
-
-Kernel = Callable[..., Tensor | None]  # pixel_kernel.run
 
 log = logging.getLogger("segtrain")
 
@@ -24,16 +22,15 @@ CPU_BAND, GPU_BAND = 2**20, 2**26
 MIN_ROWS = 8  # with fewer, matrix products are slow
 
 
-@dataclass
-class CrossEntropy:
+class CrossEntropy(NamedTuple):
     """Cross entropy of each pixel with the target (1 - smooth) * one-hot + smooth / C.
 
     label: (B, H, W) uint8; values from C on, such as 255, stand for class C - 1. slope: (B, H, W), the derivative of
-    the loss by each pixel's cross entropy, 0 at ignored pixels; None: the loss does not depend on it.
+    the loss by each pixel's cross entropy, 0 at ignored pixels.
     """
 
     label: Tensor
-    slope: Tensor | None = None
+    slope: Tensor
     smooth: float = 0.0
 
 
@@ -68,24 +65,22 @@ class PixelPass:
         self.cross_entropies = [new_map() for _ in targets]
         self.entropy = None if entropy_slope is None else new_map()
         self.predicted = new_map(torch.int64) if predict else None
-        self.gradient: Tensor | None = None
+        self.gradient: Tensor
 
     @torch.no_grad()
-    def run(self, *, gradient: bool = True) -> "PixelPass":
-        """Fill the maps, and compute the gradient if wanted."""
+    def run(self) -> "PixelPass":
+        """Fill the maps, and compute the gradient."""
         kernel = find_kernel(self.logits)
-        result = kernel(self, gradient=gradient) if kernel else self._run_bands(gradient=gradient)
-        if result is not None:
-            self.gradient = result + self._smoothing_gradient()
+        self.gradient = (kernel(self) if kernel else self.run_bands()) + self._smoothing_gradient()
         return self
 
-    def _run_bands(self, *, gradient: bool) -> Tensor | None:
-        """Fill the maps; return the gradient without label smoothing's part, if wanted."""
+    def run_bands(self) -> Tensor:
+        """Fill the maps; return the gradient (B, C, h, w) without label smoothing's part."""
         row_bytes = self.num_classes * self.width * self.logits.element_size()
         band_bytes = CPU_BAND if self.logits.device.type == "cpu" else GPU_BAND
         num_rows = min(max(band_bytes // row_bytes, MIN_ROWS), self.height)
         buffers = self.logits.new_empty(2, num_rows, self.num_classes, self.width)
-        collected = torch.empty_like(self.logits) if gradient else None
+        collected = torch.empty_like(self.logits)
         for image, logits in enumerate(self.logits):
             # (C, h, w) -> (h, C, W): classes lie between rows and columns, where sums over them are fast
             low = logits.transpose(0, 1).flatten(0, 1)
@@ -97,15 +92,13 @@ class PixelPass:
                 weights = self.row_weights[rows, inputs]
                 z, work = buffers[:, : len(weights)]  # (rows, C, W)
                 torch.mm(weights, wide[inputs], out=z.flatten(1))
-                self._band(z, work, (image, rows), gradient=gradient)
-                if gradient:
-                    wide_gradient[inputs].addmm_(weights.T, work.flatten(1))
-            if collected is not None:
-                low = wide_gradient.view(-1, self.width) @ self.column_weights
-                collected[image] = low.unflatten(0, (-1, self.num_classes)).transpose(0, 1)
+                self._band(z, work, (image, rows))
+                wide_gradient[inputs].addmm_(weights.T, work.flatten(1))
+            low = wide_gradient.view(-1, self.width) @ self.column_weights
+            collected[image] = low.unflatten(0, (-1, self.num_classes)).transpose(0, 1)
         return collected
 
-    def _band(self, z: Tensor, work: Tensor, place: tuple[int, slice], *, gradient: bool) -> None:
+    def _band(self, z: Tensor, work: Tensor, place: tuple[int, slice]) -> None:
         """Fill a band of one image's maps from its logits z (rows, C, W), which are overwritten.
 
         Then `work` is the gradient of the loss by these logits, without label smoothing's part. With p the softmax, it
@@ -123,31 +116,29 @@ class PixelPass:
             if target.smooth:
                 value.sub_(z.mean(1, keepdim=True), alpha=target.smooth)
             values[place] = value.squeeze(1)
-        slopes = [target.slope[place].unsqueeze(1) for target in self.targets if target.slope is not None]
+        slopes = [target.slope[place].unsqueeze(1) for target in self.targets]
         factor = sum(slopes[1:], start=slopes[0]) if slopes else torch.zeros_like(total)
         if self.entropy is not None and self.entropy_slope is not None:
             mean = z.mul_(work).sum(1, keepdim=True).div_(total)
             self.entropy[place] = (log_sum - mean).squeeze(1)
-            if gradient:
-                slope = self.entropy_slope[place].unsqueeze(1)
-                work.mul_(mean.mul_(slope).add_(factor).div_(total)).addcmul_(z, slope / total, value=-1)
-        elif gradient:
+            slope = self.entropy_slope[place].unsqueeze(1)
+            work.mul_(mean.mul_(slope).add_(factor).div_(total)).addcmul_(z, slope / total, value=-1)
+        else:
             work.mul_(factor / total)
-        if gradient:
-            for target, label, slope in zip(self.targets, labels, slopes, strict=True):
-                work.scatter_add_(1, label, slope * (target.smooth - 1))
+        for target, label, slope in zip(self.targets, labels, slopes, strict=True):
+            work.scatter_add_(1, label, slope * (target.smooth - 1))
 
     def _smoothing_gradient(self) -> Tensor:
         """Return the gradient of label smoothing, equal for all classes: -smooth / C * slope; (B, 1, h, w)."""
         low = self.logits.new_zeros(self.num_images, 1, *self.logits.shape[2:])
         for target in self.targets:
-            if target.smooth and target.slope is not None:
+            if target.smooth:
                 slope = self.row_weights.T @ target.slope @ self.column_weights  # (B, H, W) -> (B, h, w)
                 low -= (target.smooth / self.num_classes * slope).unsqueeze(1)
         return low
 
 
-def find_kernel(logits: Tensor) -> Kernel | None:
+def find_kernel(logits: Tensor) -> Callable[[PixelPass], Tensor] | None:
     """Return the kernel that does a pass over these logits, or None: PyTorch's operations in bands do it."""
     has_values = type(logits) is Tensor and not logits.is_meta  # FakeTensorMode's tensors are of another type
     if has_values and logits.is_cuda and logits.dtype == torch.float32:
@@ -156,7 +147,7 @@ def find_kernel(logits: Tensor) -> Kernel | None:
 
 
 @cache
-def tested_kernel(device: torch.device) -> Kernel | None:
+def tested_kernel(device: torch.device) -> Callable[[PixelPass], Tensor] | None:
     """Return the Triton kernel if it works on the device and agrees with the bands, else warn and return None.
 
     It waits for the device, but only once.
@@ -169,8 +160,8 @@ def tested_kernel(device: torch.device) -> Kernel | None:
     try:
         from losses import pixel_kernel
 
-        found = [pixel_kernel.run(own, gradient=True), own.cross_entropies[0], own.entropy]
-        expected = [bands._run_bands(gradient=True), bands.cross_entropies[0], bands.entropy]
+        found = [pixel_kernel.run(own), own.cross_entropies[0], own.entropy]
+        expected = [bands.run_bands(), bands.cross_entropies[0], bands.entropy]
         torch.testing.assert_close(found, expected, rtol=0.01, atol=0.01)  # wide: matrix products may be in TF32
     except Exception as error:
         reason = str(error).strip().partition("\n")[0] or type(error).__name__

@@ -13,12 +13,10 @@ from models.aspp import (
     DeepLabV3Head,
     DeepLabV3PlusHead,
     DeepLabV3PlusMultiHead,
-    UNetHead,
 )
 from models.backbone import MULTI_GRID, Backbone, Dilations, ResNetBackbone
 from models.segmenter import Segmenter
 from models.timm_backbone import PROBES, TimmBackbone
-from support.errors import UserError
 
 RESNET, TIMM = "resnet", "timm:"  # --backbone resnet, or timm:NAME
 
@@ -26,13 +24,12 @@ RESNET, TIMM = "resnet", "timm:"  # --backbone resnet, or timm:NAME
 class ModelType(NamedTuple):
     """The head of a --model_type, and what it needs of its backbone.
 
-    has_lorm: the model has LoRM. dilations, ceil_mode: as in ResNetBackbone. None: the head takes features of every
-    stride of the network, from 2 on.
+    has_lorm: the model has LoRM. dilations, ceil_mode: as in ResNetBackbone.
     """
 
     head: type[nn.Module]
     has_lorm: bool = False
-    dilations: Dilations | None = MULTI_GRID
+    dilations: Dilations = MULTI_GRID
     ceil_mode: bool = True
 
 
@@ -48,7 +45,6 @@ MODELS = {
     "deeplabv2": ModelType(DeepLabV2Head, dilations=((2,), (4,))),
     "deeplabv3p_multi": ModelType(DeepLabV3PlusMultiHead),
     "deeplabv3p_multi_lorm": ModelType(DeepLabV3PlusMultiHead, has_lorm=True),
-    "unet": ModelType(UNetHead, dilations=None, ceil_mode=False),
 }
 
 
@@ -71,23 +67,16 @@ def build(
     layers: depth of the ResNet: 18, 34, 50, 101 or 152. output_stride: as in TimmBackbone. head_init: initialisation of
     the head and LoRM, "default" (torch's) or "release" (init_as_released()). in_channels, stride_in_1x1 and
     grad_checkpointing: as in ResNetBackbone. lorm_scope: as in LoRM. options: head_channels, freeze_bn and
-    freeze_backbone, as in Segmenter. Raises UserError as TimmBackbone does, or if the features do not suit the head.
+    freeze_backbone, as in Segmenter. Raises UserError as TimmBackbone does.
     """
     kind = MODELS[name]
     common: dict = {"in_channels": in_channels, "grad_checkpointing": grad_checkpointing}
     features: Backbone
     if backbone == RESNET:
-        common |= {"dilations": kind.dilations, "ceil_mode": kind.ceil_mode}
-        features = ResNetBackbone(layers, stride_in_1x1=stride_in_1x1, **common)
+        common |= {"dilations": kind.dilations, "ceil_mode": kind.ceil_mode, "stride_in_1x1": stride_in_1x1}
+        features = ResNetBackbone(layers, **common)
     else:
-        pyramid = kind.dilations is None
-        common |= {"output_stride": None if pyramid else output_stride}
-        features = TimmBackbone(backbone.removeprefix(TIMM), **common)
-        if pyramid and len(features.channels) == 1:
-            raise UserError(
-                f"--model_type {name} with --backbone {backbone}: all of its features have one stride: use "
-                "--model_type deeplabv3, or a network such as timm:resnet34"
-            )
+        features = TimmBackbone(backbone.removeprefix(TIMM), output_stride=output_stride, **common)
     model = Segmenter(features, kind.head, num_classes, lorm_scope=lorm_scope if kind.has_lorm else None, **options)
     if head_init == "release":
         init_as_released(model)

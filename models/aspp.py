@@ -185,26 +185,6 @@ class DeepLabV3PlusMultiHead(nn.Module):
         return self.classifier(_merge(F.relu(self.aspp(features[-1])), reduced[::-1], self.fuse[::-1]))
 
 
-class UNetHead(nn.Module):
-    """U-Net's decoder (arXiv:1505.04597), with batch norm and padding, so that sizes stay. No dropout.
-
-    For each finer stride: upsampling, concatenation with its features, and two 3x3 convolutions. The first ones have
-    `width` channels, and each stride half as many as the one before, but at least 16. Logits at the finest stride.
-    """
-
-    def __init__(self, channels: Sequence[int], num_classes: int, *, stride: int = 32, width: int = 256):
-        super().__init__()
-        widths = [max(width >> number, min(width, 16)) for number in range(len(channels) - 1)]
-        self.fuse = nn.ModuleList(
-            nn.Sequential(_conv_bn_relu(deeper + finer, out, 3), _conv_bn_relu(out, out, 3))
-            for deeper, finer, out in zip([channels[-1], *widths], channels[-2::-1], widths, strict=False)
-        )
-        self.classifier = nn.Conv2d(widths[-1], num_classes, 1)
-
-    def forward(self, features: Sequence[Tensor]) -> Tensor:
-        return self.classifier(_merge(features[-1], features[-2::-1], self.fuse))
-
-
 def _merge(x: Tensor, finer: Iterable[Tensor], fuse: Iterable[nn.Module]) -> Tensor:
     """Return x after each of the finer maps in turn: upsampled to its size, concatenated with it, and fused."""
     for skip, layer in zip(finer, fuse, strict=True):

@@ -1,4 +1,4 @@
-"""What a backbone is, and torchvision's ResNet, dilated to output stride 8 or not."""
+"""What a backbone is, and torchvision's ResNet, dilated to output stride 8."""
 
 import contextlib
 import copy
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from models.layers.blocks import use_our_layers, with_less_memory
-from models.layers.fused import can_fuse, norm_relu, norm_relu_pool
+from models.layers.fused import can_fuse, norm_relu_pool
 from models.layers.norm import BATCH_NORMS
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -53,13 +53,12 @@ class Backbone(nn.Module):
 
 
 class ResNetBackbone(Backbone):
-    """torchvision's ResNet without its classifier.
+    """torchvision's ResNet without its classifier, dilated to output stride 8. Parameters have torchvision's names.
 
-    depth: 18, 34, 50, 101 or 152. in_channels: of the images. dilations: for output stride 8; None: output stride 32.
-    ceil_mode: of the max pool. stride_in_1x1: put the stride of layer2's first block on its first 1x1 convolution, as
-    in released CDSP weights, not on its 3x3.
-    grad_checkpointing: in training, keep only the input of each residual block and recompute the rest in the backward
-    pass (arXiv:1604.06174). Parameters have torchvision's names.
+    depth: 18, 34, 50, 101 or 152. in_channels: of the images. dilations: of the blocks of layer3 and layer4. ceil_mode:
+    of the max pool. stride_in_1x1: put the stride of layer2's first block on its first 1x1 convolution, as in released
+    CDSP weights, not on its 3x3. grad_checkpointing: in training, keep only the input of each residual block and
+    recompute the rest in the backward pass (arXiv:1604.06174).
     """
 
     def __init__(
@@ -67,7 +66,7 @@ class ResNetBackbone(Backbone):
         depth: int,
         *,
         in_channels: int = 3,
-        dilations: Dilations | None = MULTI_GRID,
+        dilations: Dilations = MULTI_GRID,
         ceil_mode: bool = True,
         stride_in_1x1: bool = False,
         grad_checkpointing: bool = False,
@@ -83,15 +82,13 @@ class ResNetBackbone(Backbone):
         self.layer1, self.layer2 = resnet.layer1, resnet.layer2
         self.layer3, self.layer4 = resnet.layer3, resnet.layer4
         width: int = resnet.fc.in_features
-        self.in_channels, self.dilated = in_channels, dilations is not None
+        self.in_channels = in_channels
         self.channels, self.strides = (width // 8, width // 4, width), (4, 8, 8)
-        if not self.dilated:
-            self.channels, self.strides = (64, width // 8, width // 4, width // 2, width), (2, 4, 8, 16, 32)
 
         for layer in (self.layer1, self.layer2, self.layer3, self.layer4):
             for number, block in enumerate(layer):
                 layer[number] = with_less_memory(block)
-        for layer, of_blocks in zip((self.layer3, self.layer4), dilations or (), strict=False):
+        for layer, of_blocks in zip((self.layer3, self.layer4), dilations, strict=True):
             for number, block in enumerate(layer):
                 _dilate(block, of_blocks[min(number, len(of_blocks) - 1)])
         if stride_in_1x1:
@@ -103,18 +100,9 @@ class ResNetBackbone(Backbone):
                 block.forward = Recomputed(block, draws=False)
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        """Return features, from the finest to the deepest, of normalised images (B, C, H, W).
-
-        Dilated, they are those of layer1 (stride 4), layer2 and layer4 (stride 8); else of conv1 and all layers.
-        """
+        """Return features of normalised images (B, C, H, W): layer1's (stride 4), layer2's and layer4's (stride 8)."""
         x = self.conv1(images)
         fused = can_fuse(self.bn1)
-        if not self.dilated:
-            stem = norm_relu(x, self.bn1) if fused else self.relu(self.bn1(x))
-            low = self.layer1(self.maxpool(stem))
-            middle = self.layer2(low)
-            deep = self.layer3(middle)
-            return stem, low, middle, deep, self.layer4(deep)
         x = norm_relu_pool(x, self.bn1, self.maxpool) if fused else self.maxpool(self.relu(self.bn1(x)))
         low = self.layer1(x)
         middle = self.layer2(low)

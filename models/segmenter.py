@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from models.backbone import Backbone
-from models.foreground import Foreground, find_foreground, foreground_of
+from models.foreground import Foreground
 from models.layers.norm import BATCH_NORMS
 from models.lorm import LoRM
 from support.errors import UserError
@@ -63,12 +63,6 @@ class Segmenter(nn.Module):
         if self.training and self.lorm is not None and foreground is not None:
             outputs |= self.lorm(features[-1], foreground)
         return outputs
-
-    def foreground(self, pseudo_label: Tensor, background: int | None = 0) -> Foreground:
-        """Return the foreground, on the model's device, of a pseudo-label (B, H, W) in CPU memory."""
-        size = self.backbone.feature_size(*pseudo_label.shape[1:])
-        found = find_foreground({"pseudo": pseudo_label}, size=size, background=background)
-        return foreground_of(found, self.mean.device)
 
     def train(self, mode: bool = True) -> "Segmenter":
         super().train(mode)

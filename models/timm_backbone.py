@@ -18,7 +18,7 @@ from models.layers.norm import BatchNormAct2d
 from support import shell
 from support.errors import UserError
 
-FINEST, FINEST_OF_PYRAMID = 4, 2  # stride of the finest features that heads take
+FINEST = 4  # stride of the finest features that heads take
 # What makes a network take images of any size, the most general first.
 ANY_SIZE: tuple[dict[str, Any], ...] = ({"dynamic_img_size": True}, {"strict_img_size": False}, {})
 PROBES = ((224, 224), (225, 161), (97, 353))  # (height, width) of images that tell what a network can do
@@ -30,16 +30,14 @@ class TimmBackbone(Backbone):
     """A network of timm without its classifier; its parameters are named body.NAME, with timm's NAME.
 
     name: timm's, such as "resnet50" or "vit_small_patch14_dinov2.lvd142m". output_stride: 8, 16 or 32, or 0: 16 if
-    the network can, else its own; None: its own, with features from stride 2 on. in_channels: of the images.
+    the network can, else its own. in_channels: of the images.
     grad_checkpointing: as in models.backbone.ResNetBackbone. A network with one stride, such as a ViT, has one map of
     features; its position embeddings are resized to the image.
     Weights are random. Raises UserError if timm is not installed or does not know the name, or if the network cannot
     have the output stride, or takes images of one size only.
     """
 
-    def __init__(
-        self, name: str, *, output_stride: int | None = 0, in_channels: int = 3, grad_checkpointing: bool = False
-    ):
+    def __init__(self, name: str, *, output_stride: int = 0, in_channels: int = 3, grad_checkpointing: bool = False):
         super().__init__()
         self.name, self.output_stride, self.in_channels = name, output_stride, in_channels
         self.facts = _facts(name, output_stride, in_channels)
@@ -55,7 +53,7 @@ class TimmBackbone(Backbone):
                 block.forward = Recomputed(block)
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        """Return features from the finest (stride 4 or 2, or the network's finest if coarser) to the deepest.
+        """Return features from the finest (stride 4, or the network's finest if coarser) to the deepest.
 
         images: normalised, (B, C, H, W). If the network only takes multiples of a size, they are padded at the bottom
         and the right with 0, the mean colour.
@@ -136,12 +134,12 @@ def create(name: str, facts: Facts, **options) -> nn.Module:
 
 
 @functools.cache
-def _facts(name: str, output_stride: int | None, in_channels: int) -> Facts:
+def _facts(name: str, output_stride: int, in_channels: int) -> Facts:
     """Find the Facts of a network by trying images on the meta device. Raises UserError as TimmBackbone does."""
     body, options = _whole_on_meta(name, output_stride, in_channels)
     if any(parameter.dim() > 4 for parameter in body.parameters()):  # LambdaResNets
         raise UserError(f"--backbone timm:{name}: has 3-D convolutions, which cannot be channels-last: choose another")
-    number, finest = len(body.feature_info), FINEST_OF_PYRAMID if output_stride is None else FINEST
+    number = len(body.feature_info)
     for norm in (True, False):
         for multiple in (1, *sorted({info["reduction"] for info in body.feature_info})):
             facts = Facts(options, list(range(number)), norm=norm, multiple=multiple)
@@ -153,7 +151,7 @@ def _facts(name: str, output_stride: int | None, in_channels: int) -> Facts:
                 indices = [
                     index
                     for index, stride in enumerate(strides)
-                    if stride not in strides[index + 1 :] and (stride >= finest or index == number - 1)
+                    if stride not in strides[index + 1 :] and (stride >= FINEST or index == number - 1)
                 ]
                 chosen = tuple((shapes[0][index][1], strides[index]) for index in indices)
                 return facts._replace(
@@ -162,15 +160,13 @@ def _facts(name: str, output_stride: int | None, in_channels: int) -> Facts:
     raise UserError(f"--backbone timm:{name}: takes images of one size only: choose a network that takes any size")
 
 
-def _whole_on_meta(name: str, output_stride: int | None, in_channels: int) -> tuple[Any, dict[str, Any]]:
+def _whole_on_meta(name: str, output_stride: int, in_channels: int) -> tuple[Any, dict[str, Any]]:
     """Return the network without its classifier on the meta device, and the options that make it."""
     timm = _timm()
     if not timm.is_model(name):
         near = difflib.get_close_matches(name, timm.list_models(), n=3) or ["resnet50", "convnext_tiny"]
         raise UserError(f"--backbone timm:{name}: timm {timm.__version__} has no such network: try {', '.join(near)}")
-    dilations: list[dict[str, Any]] = [] if output_stride is None else [{"output_stride": output_stride or 16}]
-    if not output_stride:
-        dilations.append({})
+    dilations = [{"output_stride": output_stride}] if output_stride else [{"output_stride": 16}, {}]
     for dilation, size in itertools.product(dilations, ANY_SIZE):
         options = {"in_chans": in_channels, **dilation, **size}
         try:

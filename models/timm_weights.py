@@ -1,6 +1,6 @@
 """Start weights of timm networks, from timm itself or from a file."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,8 @@ def read_timm_weights(backbone: nn.Module, pretrained: str, read: Callable[[Path
     """Return the weights of --pretrained for a timm network: "none" (empty), "imagenet", or a file, read by `read`.
 
     "imagenet": the weights that timm offers under the network's name, downloaded or from timm's cache. A file holds a
-    checkpoint of ours, or weights of the timm network (.pth, .bin or .safetensors). If no name in it is known, as in a
-    file of another library, weights are assigned in order, provided that all shapes agree. timm adapts the first
-    convolution to the number of channels, and position embeddings to the size. Raises UserError if that fails.
+    checkpoint of ours, or weights of the timm network (.pth, .bin or .safetensors). timm adapts the
+    first convolution to the number of channels, and position embeddings to the size. Raises UserError if that fails.
     """
     assert isinstance(backbone, TimmBackbone)
     if pretrained.lower() == "none":
@@ -37,7 +36,7 @@ def read_timm_weights(backbone: nn.Module, pretrained: str, read: Callable[[Path
         content = _read(Path(pretrained), read)
         if any(name.removeprefix("module.").startswith(OURS) for name in content):
             return StartWeights(source, content)
-        content = _renamed(content, backbone.body)
+        content = {name.removeprefix("module."): value for name, value in content.items()}
     options: dict[str, Any] = {"pretrained": True}
     if content is not None:
         options["pretrained_cfg_overlay"] = {"state_dict": content, "custom_load": False}
@@ -78,21 +77,3 @@ def _read(path: Path, read: Callable[[Path], dict]) -> dict[str, Tensor]:
         return safetensors.torch.load_file(path)
     except safetensors.SafetensorError as error:
         raise UserError(f"--pretrained {path}: not a whole safetensors file ({error})") from None
-
-
-def _renamed(content: Mapping[str, Tensor], body: nn.Module) -> dict[str, Tensor]:
-    """Return the content under the names of `body` if no name of it is known but all shapes agree in order."""
-    names = body.state_dict()
-    content = {name.removeprefix("module."): value for name, value in content.items()}
-    if any(name in names for name in content):
-        return dict(content)
-    pairs = list(zip(names.items(), content.values(), strict=False))
-    if len(content) < len(names) or not all(_fits(value, ours) for (_, ours), value in pairs):
-        return dict(content)
-    return {name: value for (name, _), value in pairs}
-
-
-def _fits(value: Tensor, ours: Tensor) -> bool:
-    """Return whether the shapes agree, but for the channels of a first convolution for RGB, which timm adapts."""
-    adapted = value.shape[:1] + ours.shape[1:2] + value.shape[2:] if value.shape[1:2] == (3,) else value.shape
-    return ours.shape in (value.shape, adapted)

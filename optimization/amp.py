@@ -1,7 +1,5 @@
 """Mixed precision."""
 
-from typing import Protocol
-
 import torch
 from torch import Tensor
 
@@ -66,30 +64,18 @@ class LossScaler(torch.amp.GradScaler):
         _, skipped, in_a_row = self.counts.tolist()
         return super().state_dict() | {"skipped": skipped, "skipped_in_a_row": in_a_row}
 
-    def load_state_dict(self, state_dict: dict, *, counts: bool = True) -> None:
-        """Load a state dict of this class or of GradScaler.
-
-        counts: also load the numbers of skipped steps, else set them to 0.
-        """
+    def load_state_dict(self, state_dict: dict) -> None:
         super().load_state_dict(state_dict)
-        skipped = [state_dict.get(name, 0.0) if counts else 0.0 for name in ("skipped", "skipped_in_a_row")]
-        self.counts = self.counts.new_tensor([state_dict["scale"], *skipped])
+        values = [state_dict[name] for name in ("scale", "skipped", "skipped_in_a_row")]
+        self.counts = self.counts.new_tensor(values)
 
 
-class Values(Protocol):
-    """A tensor, or what reads one later."""
-
-    def tolist(self) -> list: ...
-
-
-def read_scaling(counts: Values | None, step: int) -> dict[str, float]:
-    """Return {"loss_scale": float, "skipped_steps": int} from LossScaler.counts after `step`; {} if counts is None.
+def read_scaling(counts: list[float], step: int) -> dict[str, float]:
+    """Return {"loss_scale": float, "skipped_steps": int} from the values of LossScaler.counts after `step`.
 
     Raises DivergedError after MAX_SKIPPED skipped steps in a row.
     """
-    if counts is None:
-        return {}
-    scale, skipped, in_a_row = counts.tolist()
+    scale, skipped, in_a_row = counts
     if in_a_row >= MAX_SKIPPED:
         raise DivergedError(
             f"--amp fp16: gradients overflow; the last {in_a_row:.0f} steps, up to step {step}, were skipped, and the "

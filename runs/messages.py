@@ -95,7 +95,7 @@ def log_end(
     log.info(f"curves:  {python_command('-m', 'tensorboard.main', '--logdir', cfg.logdir)}")
     log.info(f"scores:  {python_command('evaluate.py', '--checkpoint', best)}")
     log.info(f"predict: {python_command('predict.py', *predict)}")
-    log.info(f"export:  {python_command('export.py', '--checkpoint', best, '--format', 'torch')}")
+    log.info(f"export:  {python_command('export.py', '--checkpoint', best)}")
 
 
 def log_report(folder: Path | None) -> None:

@@ -136,7 +136,7 @@ class Metrics:
         assert self._bar is not None
         self._bar.set_postfix_str(f"loss {values['loss']:.3f}, lr {facts['lr']:.2g}", refresh=False)
         self._epoch_losses.append(values["loss"])
-        self._window.append(values | facts | read_scaling(counts, facts["step"]))
+        self._window.append(values | facts | (read_scaling(counts.tolist(), facts["step"]) if counts else {}))
         self._window[-1] |= {"grad_norm": norm} if math.isfinite(norm) else {}
         self._window_images += num_images
         if facts["step"] % self.log_interval == 0:

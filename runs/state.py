@@ -1,6 +1,5 @@
 """Everything in a run that changes from step to step, as one object and as the content of a checkpoint."""
 
-from copy import copy
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -100,8 +99,7 @@ class TrainState:
         """Return a checkpoint's content as a dict, on every rank. Its tensors are live ones, not copies. Collective.
 
         "model" and "ema" have batch norm's running statistics averaged over ranks, as a validation would use them.
-        "ranks" is a list with each rank's own statistics. "optimizer" may be empty on other ranks than 0 with --zero1.
-        Random numbers have no state: seed_forward() gives them.
+        "ranks" is a list with each rank's own statistics. Random numbers have no state: seed_forward() gives them.
         """
         names = {name for name, buffer in self.raw_model.named_buffers() if buffer.is_floating_point()}
         buffers = {name: value for name, value in self.raw_model.state_dict().items() if name in names}
@@ -118,7 +116,7 @@ class TrainState:
             "format": FORMAT,
             "model": averaged(self.raw_model),
             "ema": None if self.ema is None else averaged(self.ema.module),
-            "optimizer": _capture_optimizer(self.optimizer, group),
+            "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
             **{name: getattr(self, name) for name in POSITION},
             "origin": self.origin,
@@ -149,7 +147,7 @@ class TrainState:
         if optimizer:
             _restore_optimizer(self.optimizer, content["optimizer"])
         if optimizer and content["scaler"] and self.scaler.is_enabled():
-            self.scaler.load_state_dict(content["scaler"], counts=position)
+            self.scaler.load_state_dict(content["scaler"])
         if not position:
             return
         for name in POSITION:
@@ -160,16 +158,8 @@ class TrainState:
                 module.load_state_dict(ranks[group.rank]["buffers"], strict=False)
 
 
-def _capture_optimizer(optimizer: Optimizer, group: Group) -> dict:
-    """Return the optimizer's state dict for all parameters; with --zero1, {} on all ranks but 0. Collective."""
-    if hasattr(optimizer, "consolidate_state_dict"):  # ZeroRedundancyOptimizer, whose import takes a second
-        optimizer.consolidate_state_dict(to=0)
-        return optimizer.state_dict() if group.is_main else {}
-    return optimizer.state_dict()
-
-
 def _restore_optimizer(optimizer: Optimizer, saved: dict) -> None:
-    """Load the state from what _capture_optimizer() returned, but no settings, such as momentum.
+    """Load the state from an optimizer's state dict, but no settings, such as momentum.
 
     Raises UserError if the state belongs to another optimizer or to other parameter groups.
     """
@@ -186,10 +176,9 @@ def _restore_optimizer(optimizer: Optimizer, saved: dict) -> None:
             | {"params": part["params"], "lr": part["lr"]}
             for group, part in zip(groups, saved_groups, strict=True)
         ]
-        # Copied: ZeroRedundancyOptimizer deletes other ranks' state from the dict it gets.
-        optimizer.load_state_dict({"state": copy(saved["state"]), "param_groups": settings})
-    except ValueError as error:
+        optimizer.load_state_dict({"state": saved["state"], "param_groups": settings})
+    except ValueError:
         raise UserError(
-            f"the checkpoint's optimizer has other groups of parameters ({error}): use the losses and the flags of the "
-            f"optimizer in its config.yaml, {RESET}"
+            "the checkpoint's optimizer has other groups of parameters: use the losses and the flags of the optimizer "
+            f"in its config.yaml, {RESET}"
         ) from None

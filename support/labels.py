@@ -22,7 +22,7 @@ COUNTS = {
     "distance_c": "distance_c_nonzero",
 }
 
-# The labelled pixels of a batch whose labels are few (losses.points).
+# The labelled pixels of a batch whose labels are few (losses.upsampling).
 POINTS = "label_points"
 
 # LoRM's queries in a batch (models.foreground): their positions, and the number of each image, in CPU memory.

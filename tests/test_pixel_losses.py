@@ -9,7 +9,7 @@ from data.histogram import count_batch
 from losses import pixel_pass
 from losses.criterion import Criterion
 from losses.pixel_pass import CrossEntropy, PixelPass
-from losses.points import find_points, sample
+from losses.upsampling import find_points, sample
 from losses.upsampling import Axis
 from support.labels import POINTS
 

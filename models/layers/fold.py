@@ -85,7 +85,7 @@ def folded(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
 
 
 @functools.cache
-def _norms_follow(name: str, output_stride: int | None, in_channels: int) -> bool:
+def _norms_follow(name: str, output_stride: int, in_channels: int) -> bool:
     """Return whether a timm network computes the same features once its batch norms are folded into the convolutions.
 
     The order of registration need not be that of computation. Tried with random weights, statistics and image.

@@ -9,7 +9,7 @@ Each function computes what its modules compute, with statistics in float32 if t
 the running statistics as nn.BatchNorm2d does. There is no double backward. can_fuse() says when they may be used.
 """
 
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -33,13 +33,12 @@ def can_fuse(*norms: nn.Module) -> bool:
 
 def norm_relu(x: Tensor, norm: BatchNorm2d) -> Tensor:
     """Return relu(norm(x)); keep x. x: (B, C, H, W), as in all functions here."""
-    return _NormReLUThen.apply(x, norm.weight, norm.bias, None, norm, _Nothing())
+    return _NormReLUThen.apply(x, norm.weight, norm.bias, None, norm, None)
 
 
 def norm_relu_conv(x: Tensor, norm: BatchNorm2d, conv: nn.Conv2d, kernel: Tensor | None = None) -> Tensor:
     """Return conv(relu(norm(x))), in x's type; keep x. conv has no bias. kernel: its weights; None: all of conv's."""
-    assert not isinstance(conv.padding, str)
-    then = _Conv(conv.stride, conv.padding, conv.dilation)
+    then = _Conv((conv.stride, conv.padding, conv.dilation))
     kernel = (conv.weight if kernel is None else kernel).to(x.dtype)
     return _NormReLUThen.apply(x, norm.weight, norm.bias, kernel, norm, then)
 
@@ -51,62 +50,51 @@ def norm_relu_pool(x: Tensor, norm: BatchNorm2d, pool: nn.MaxPool2d) -> Tensor:
 
 
 class _NormReLUThen(torch.autograd.Function):
-    """An operation on relu(norm(x)). kernel: its weights, or None."""
+    """An operation on relu(norm(x)), or only that. kernel: the operation's weights, or None."""
 
     @staticmethod
     def forward(
-        ctx, x: Tensor, weight: Tensor, bias: Tensor, kernel: Tensor | None, norm: BatchNorm2d, then: "_Operation"
+        ctx,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        kernel: Tensor | None,
+        norm: BatchNorm2d,
+        then: "_Conv | _Pool | None",
     ) -> Tensor:
         value, statistics = norm.normalise(x)
         ctx.save_for_backward(x, weight, bias, kernel, *statistics)
         ctx.norm, ctx.of_batch, ctx.then = norm, norm.training, then
-        return then.compute(value.relu_(), kernel)
+        value.relu_()
+        return value if then is None else then.compute(value, kernel)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, bias, kernel, *statistics = ctx.saved_tensors
-        value = apply_statistics(x, weight, bias, statistics).relu_()
-        grad, grad_kernel = ctx.then.gradients(grad, value, kernel, ctx.needs_input_grad[3])
+        value, grad_kernel = apply_statistics(x, weight, bias, statistics).relu_(), None
+        if ctx.then is not None:
+            grad, grad_kernel = ctx.then.gradients(grad, value, kernel, ctx.needs_input_grad[3])
         grad = aten.threshold_backward(grad, value, 0)
         del value
         grads = ctx.norm.gradients(grad, x, weight, statistics, of_batch=ctx.of_batch)
         return *grads, grad_kernel, None, None
 
 
-class _Operation(Protocol):
-    def compute(self, x: Tensor, kernel: Tensor | None) -> Tensor:
-        """Return the operation's result."""
-
-    def gradients(
-        self, grad: Tensor, x: Tensor, kernel: Tensor | None, for_kernel: bool
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """Return the gradients of x and, if asked for, of the kernel."""
-
-
-class _Nothing:
-    def compute(self, x: Tensor, kernel: None) -> Tensor:
-        return x
-
-    def gradients(self, grad: Tensor, x: Tensor, kernel: None, for_kernel: bool) -> tuple[Tensor, None]:
-        return grad, None
-
-
-class _Conv(NamedTuple):
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
-    dilation: tuple[int, ...]
+@dataclass
+class _Conv:
+    geometry: tuple  # stride, padding, dilation
 
     def compute(self, x: Tensor, kernel: Tensor) -> Tensor:
-        return convolve(x, kernel, *self)
+        return convolve(x, kernel, *self.geometry)
 
-    def gradients(
-        self, grad: Tensor, x: Tensor, kernel: Tensor, for_kernel: bool
-    ) -> tuple[Tensor | None, Tensor | None]:
-        return convolution_gradients(grad, x, kernel, *self, wanted=[True, for_kernel])
+    def gradients(self, grad: Tensor, x: Tensor, kernel: Tensor, for_kernel: bool) -> tuple[Tensor | None, ...]:
+        """Return the gradients of x and, if asked for, of the kernel."""
+        return convolution_gradients(grad, x, kernel, *self.geometry, wanted=[True, for_kernel])
 
 
-class _Pool(NamedTuple):
+@dataclass
+class _Pool:
     geometry: tuple  # torch's arguments: kernel size, stride, padding, dilation, ceil mode
 
     def compute(self, x: Tensor, kernel: None) -> Tensor:
