@@ -3,7 +3,6 @@
 from dataclasses import dataclass, field
 
 from config.flags import flag
-from config.optimisation import OptimFlags
 from config.shared import DataFlags, LaunchFlags, ModelFlags, SizeFlags
 
 
@@ -77,7 +76,7 @@ class LossFlags:
     """Losses (total = sum of weight * loss over the losses that --dataset has labels for)."""
 
     loss: str = flag("ce", "losses on scribbles or dense masks, added up: ce, dice, lovasz, 0.5*dice")
-    class_weights: str = flag("none", "for ce: none, balanced (by frequency), 1,2,0.5 or a FILE, one a line")
+    class_weights: str = flag("none", "for ce: none, balanced (by frequency), or numbers, one a class: 1,2,0.5")
     l_seg: float = flag(1.0, "weight of --loss", ge=0, aliases="l_segs")
     l_pseudo: float = flag(1.0, "weight of cross entropy on pseudo-labels", ge=0, aliases="l_pesudo")
     l_lorm: float = flag(1.0, "weight of the localization rectification loss (models *_lorm)", ge=0)
@@ -87,6 +86,68 @@ class LossFlags:
     l_ds: float = flag(1.0, "weight of the entropy loss on pixels near the scribble", ge=0)
     l_dc: float = flag(1.0, "weight of the entropy loss on pixels away from the pseudo-label's contour", ge=0)
     label_smooth: float = flag(0.1, "label smoothing of the pseudo-label loss", ge=0, lt=1)
+
+
+@dataclass
+class OptimFlags:
+    """Optimization."""
+
+    epochs: int = flag(50, "epochs of the run [recipe: steps instead]", ge=1, aliases="max_epochs")
+    max_steps: int = flag(0, "optimizer steps, instead of --epochs; 0: --epochs [recipe]", ge=0, replaces="epochs")
+    repeat: int = flag(
+        1, "passes over the training list in an epoch, each in another order and augmented anew [recipe]", ge=1
+    )
+    batchsize: int = flag(
+        16,
+        "images per process and forward pass (of all processes: --total_batchsize) [recipe]",
+        ge=1,
+        aliases="batch_size",
+    )
+    total_batchsize: int = flag(
+        0, "global batch, divided over processes; a new run keeps --lr; 0: --batchsize", ge=0, replaces="batchsize"
+    )
+    accum_steps: int = flag(
+        1,
+        "forward passes per optimizer step [recipe: 1, if the GPU has room]",
+        ge=1,
+        aliases="gradient_accumulation_steps",
+    )
+    optimizer: str = flag("sgd", "sgd (with --momentum) or adamw (with --betas) [recipe]", choices=("sgd", "adamw"))
+    lr: float = flag(1e-3, "base learning rate, before --lr_scaling [recipe]", ge=0, aliases="learning_rate")
+    lr_scaling: str = flag(
+        "linear", "scale --lr by the world size; after --resume, by the batch ratio", choices=("linear", "sqrt", "none")
+    )
+    warmup_epochs: float = flag(
+        -1.0,
+        "epochs of linear warm-up (steps: --warmup_steps); --schedule follows [a tenth of the run]",
+        ge=-1,
+        aliases="warmup warmup_epoch",
+    )
+    warmup_steps: int = flag(-1, "optimizer steps of warm-up [--warmup_epochs]", ge=-1, replaces="warmup_epochs")
+    schedule: str = flag(
+        "cosine",
+        "learning rate after the warm-up: cosine to 0, poly (to 0, with power 0.9) or constant",
+        choices=("cosine", "poly", "constant"),
+    )
+    momentum: float = flag(0.9, "momentum of sgd", ge=0)
+    betas: tuple[float, ...] = flag(
+        (0.9, 0.999), "decay rates of adamw's averages of gradients and of their squares", ge=0, lt=1
+    )
+    wdecay: float = flag(5e-4, "weight decay [5e-4; recipe for adamw]", ge=0, aliases="weight_decay")
+    decay_norm_bias: bool = flag(
+        True, "--no_decay_norm_bias: no weight decay on norms and biases, nor on a ViT's position embeddings and tokens"
+    )
+    head_lr_factor: float = flag(1.0, "multiply the learning rate of the head and LoRM by this", gt=0)
+    clip_grad: float = flag(
+        0.0, "clip the gradient to this 2-norm over all parameters; 0: off", ge=0, aliases="max_grad_norm"
+    )
+    ema: float = flag(
+        0.0, "decay of an exponential moving average of the weights, such as 0.999; 0: no average", ge=0, lt=1
+    )
+    seed: int = flag(0, "seed of initial weights, sample order and augmentation", ge=0, lt=2**63)
+    deterministic: bool = flag(
+        False, "use deterministic algorithms: runs repeat bit for bit on CUDA too, but are slower there"
+    )
 
 
 @dataclass

@@ -100,10 +100,8 @@ def test_resumed_run_counts_again_only_where_something_changed(demo_root, tmp_pa
     assert len(counted) == 6
 
 
-def test_class_weights_as_numbers_or_a_file(demo_root, tmp_path):
+def test_class_weights_as_numbers(demo_root):
     assert weights_of(demo_root, class_weights="1, 2,0.5,0,1e1") == [1, 2, 0.5, 0, 10]
-    (tmp_path / "w.txt").write_text("1\n2\n\n0.5\n0\n10\n")
-    assert weights_of(demo_root, class_weights=tmp_path / "w.txt") == [1, 2, 0.5, 0, 10]
     assert weights_of(demo_root) is None
     assert read_class_weights("balanced", 3) is None
 
@@ -125,13 +123,10 @@ def test_a_bad_label_is_named_while_counting(demo_root, tmp_path):
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        (["--class_weights", "1,2"], "--class_weights 1,2: 2 numbers, but --numclasses is 3: give one for each class"),
-        (["--class_weights", "1,-2,1"], "--class_weights 1,-2,1: '-2', of class 1, must be a number of at least 0"),
-        (["--class_weights", "1,x,1"], "'x', of class 1, must be a number"),
-        (["--class_weights", "1,nan,1"], "'nan', of class 1"),
-        (["--class_weights", "0,0,0"], "all weights are 0"),
-        (["--class_weights", "balance"], "--class_weights balance: No such file or directory; give none, balanced"),
-        (["--class_weights", "/dev"], "--class_weights /dev: Is a directory"),
+        *(
+            (["--class_weights", text], f"--class_weights {text}: give none, balanced or 3 numbers of at least 0")
+            for text in ("1,2", "1,-2,1", "1,x,1", "1,nan,1", "0,0,0", "balance")
+        ),
         (["--loss", "ce+focl"], "--loss ce+focl: 'focl' is not known: did you mean focal?"),
         (["--ohem_fraction", "0"], "--ohem_fraction 0.0: must be above 0 and at most 1"),
         (["--ohem_fraction", "1.5"], "--ohem_fraction 1.5: must be above 0 and at most 1"),

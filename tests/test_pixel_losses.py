@@ -9,8 +9,7 @@ from data.histogram import count_batch
 from losses import pixel_pass
 from losses.criterion import Criterion
 from losses.pixel_pass import CrossEntropy, PixelPass
-from losses.upsampling import find_points, sample
-from losses.upsampling import Axis
+from losses.upsampling import Axis, find_points, sample
 from support.labels import POINTS
 
 ALL = {"seg": 1.0, "pseudo": 0.5, "ds": 2.0, "dc": 3.0}
