@@ -43,8 +43,8 @@ def read_class_weights(text: str, num_classes: int) -> list[float] | None:
     weights = [_number(word) for word in text.split(",")]
     if len(weights) != num_classes or not all(0 <= weight < math.inf for weight in weights) or not any(weights):
         raise UserError(
-            f"--class_weights {text}: give none, balanced or {num_classes} numbers of at least 0, one for each class and "
-            "not all 0, such as 1,2,0.5"
+            f"--class_weights {text}: give none, balanced or {num_classes} numbers of at least 0, one a class and not "
+            "all 0, such as 1,2,0.5"
         )
     return weights
 

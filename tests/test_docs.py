@@ -37,7 +37,7 @@ NOT_RUN = {
     r"tensorboard ": "a server that goes on until it is stopped",
     r"(python -m )?pip install ": "needs the network",
     r"python benchmarks/chaos\.py": "takes minutes; tests/test_resume.py kills and resumes",
-    r"python -m (scripts\.pictures|benchmarks\.\w+)": "needs a trained run; takes minutes",
+    r"python -m benchmarks\.": "needs a trained run; takes minutes",
     r"python benchmarks/": "takes minutes, to make figures",
     r"(python -m )?pytest\b": "starts the tests themselves",
 }
