@@ -16,7 +16,7 @@ from distributed.device import choose_backend, find_device
 from distributed.group import Group
 from distributed.lifeline import WRITE_SECONDS, Lifeline
 from support import launchers, signals
-from support.errors import DivergedError, UserError, in_one_line, reason, report
+from support.errors import UserError, in_one_line, reason, report
 from support.signals import exit_at_once, stop_request
 
 LIFELINE_SECONDS = 3.0  # how long a broken collective waits for the lifeline to name the rank that is gone
@@ -113,7 +113,7 @@ def _end_all_ranks(lifeline: Lifeline, error: BaseException, rank: int, timeout:
                 )
         lifeline.stop_listening()  # if all ranks fail, each prints its own error, once
         status = report(error, str(rank))
-        lifeline.publish(status, reason(error), advise=not isinstance(error, DivergedError))
+        lifeline.publish(status, reason(error))
         if isinstance(error, Exception) and not isinstance(error, UserError):
             # By now the other ranks have left, so this traceback is the last output.
             sys.excepthook(type(error), error, error.__traceback__)

@@ -52,20 +52,13 @@ class Run:
         """Return the content of the checkpoint that --resume names, or None if there is none. Collective.
 
         The run continues in the checkpoint's folder; with --reset_data_offset open() makes a new folder. Raises
-        UserError on all ranks if the checkpoint is missing or unusable.
+        UserError if the checkpoint is missing or unusable.
         """
-        cfg, content = self.cfg, None
-        found: tuple | UserError = (None, None, [])
-        if self.group.is_main and cfg.resume:
-            try:
-                where, path, content, damaged = folder.find(Path(cfg.logdir), cfg.name, cfg.resume)
-                found = (where, path, damaged)
-            except (UserError, OSError) as error:
-                found = error if isinstance(error, UserError) else UserError(f"{error.filename}: {error.strerror}")
-        found = self.group.broadcast(found)
-        if isinstance(found, UserError):
-            raise found
-        where, path, damaged = found
+        cfg, content, found = self.cfg, None, (None, None, [])
+        if self.group.is_main and cfg.resume:  # its error ends the other ranks
+            where, path, content, damaged = folder.find(Path(cfg.logdir), cfg.name, cfg.resume)
+            found = (where, path, damaged)
+        where, path, damaged = self.group.broadcast(found)
         self.folder = None if cfg.reset_data_offset else where
         for file in damaged:
             log.warning(f"{file}: damaged; using {path} instead")
