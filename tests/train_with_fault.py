@@ -23,7 +23,6 @@ import optimization.amp
 import train
 import utils
 from data.dataset import SegmentationDataset
-from data.sampler import TrainSampler
 from distributed.group import Group
 from distributed.lifeline import Lifeline
 from losses.criterion import Criterion
@@ -157,7 +156,6 @@ FAULTS |= {
     # What must be named on every rank
     "other_host": replace(socket, "gethostname", lambda: "other"),  # as on a machine of its own
     "other_numpy": replace(np, "__version__", "1.0"),
-    "other_order": replace(TrainSampler, "order", lambda sampler, epoch: np.arange(len(sampler.dataset))),
     "wrapper_lost": replace(Group, "wrap", lambda self, raw_model, **options: raw_model),
     "unused_parameter": add_to_model(lambda model: model.register_parameter("spare", nn.Parameter(torch.zeros(3)))),
     "draws": add_to_model(lambda model: make_draw(model.backbone)),
