@@ -96,12 +96,6 @@ def strike(error: BaseException) -> Callable[[], None]:
     return in_step(2, action)
 
 
-def signal_workers() -> None:
-    for worker in multiprocessing.active_children():
-        os.kill(worker.pid or 0, signal.SIGTERM)
-    time.sleep(0.1)
-
-
 def add_to_model(add: Callable[[nn.Module], None]) -> Callable[[], None]:
     def install() -> None:
         build = models.build
@@ -147,8 +141,6 @@ FAULTS |= {
     "signal_in_first_step": in_step(1, stop),
     "signal_mid_epoch": in_step(STEP, stop),
     "stuck_after_signal": in_step(2, wait("stuck", 30)),
-    "slow_after_signal": in_step(2, wait("slow.", 3)),
-    "signal_to_workers": in_step(2, signal_workers),
     "signal_in_last_step_of_an_epoch": in_step(4, stop),
     "signal_in_validation": lambda: before(train.Predictor, "labels", once(stop)),
     "signal_while_saving": lambda: before(checkpoint, "write", once(stop)),
