@@ -6,6 +6,7 @@ like any other.
 
 import io
 import logging
+import math
 import pickle
 import re
 import threading
@@ -148,21 +149,30 @@ def files_of_run(folder: Path) -> list[Path]:
     return [file for file in folder.glob("*.pt") if file.name in names or _NUMBERED.fullmatch(file.name)]
 
 
-def read_newest(folder: Path) -> tuple[Path | None, dict | None, list[Path]]:
-    """Return (path, content, damaged files) of the intact checkpoint with the most steps in a run's folder.
+def read_newest(folder: Path) -> tuple[Path | None, dict | None]:
+    """Return (path, content) of the intact checkpoint with the most steps in a run's folder; (None, None) without one.
 
-    Path and content are None if there is no intact checkpoint. Damaged files are a list of paths.
+    Warns of damaged ones. Raises UserError if all are damaged.
     """
-    files = files_of_run(folder)
-    steps = {file: step for file in files if (step := step_of(file)) is not None}
-    damaged = [file for file in files if file not in steps]
-    # Among equals last.pt is preferred: it is written last.
-    for file in sorted(steps, key=lambda file: (steps[file], file.name == "last.pt"), reverse=True):
+    # A file without a step is damaged. Among equals last.pt is preferred: it is written last.
+    ranked = [
+        (math.inf if (step := step_of(file)) is None else step, file.name == "last.pt", file)
+        for file in files_of_run(folder)
+    ]
+    damaged: list[Path] = []
+    for _, _, file in sorted(ranked, reverse=True):
         try:
-            return file, read_run(file), damaged
+            content = read_run(file)
         except DamagedError:
             damaged.append(file)
-    return None, None, damaged
+            continue
+        for other in damaged:
+            log.warning(f"{other}: damaged; using {file} instead")
+        return file, content
+    if damaged:
+        names = ", ".join(file.name for file in damaged)
+        raise UserError(f"{folder}: all checkpoints are damaged ({names}): delete them to start the run again")
+    return None, None
 
 
 def read_run(path: Path) -> dict:

@@ -20,8 +20,8 @@ REPORT = "report.html"
 SAMPLES_FILE = "augmented.jpg"
 
 
-def find(logdir: Path, name: str, resume: str) -> tuple[Path | None, Path | None, dict | None, list[Path]]:
-    """Return (folder, checkpoint's path, checkpoint's content, damaged files skipped) of the run to continue.
+def find(logdir: Path, name: str, resume: str) -> tuple[Path | None, Path | None, dict | None]:
+    """Return (folder, checkpoint's path, checkpoint's content) of the run to continue.
 
     resume: a checkpoint's path, or "auto". With "auto", the run is the newest of logdir/name, name.2, name.3 ..., and
     the checkpoint is its newest intact one. Path and content are None if that run has no checkpoint; folder is None too
@@ -31,17 +31,9 @@ def find(logdir: Path, name: str, resume: str) -> tuple[Path | None, Path | None
         path = Path(resume)
         if not path.is_file():
             raise UserError(f"--resume {resume}: no such file (auto finds the newest run of --name {name})")
-        return path.parent, path, checkpoint.read_run(path), []
+        return path.parent, path, checkpoint.read_run(path)
     folder = newest(logdir, name)
-    if folder is None:
-        return None, None, None, []
-    newest_path, content, damaged = checkpoint.read_newest(folder)
-    if damaged and newest_path is None:
-        raise UserError(
-            f"{folder}: all checkpoints are damaged ({', '.join(file.name for file in damaged)}): delete them to start "
-            "the run again"
-        )
-    return folder, newest_path, content, damaged
+    return (folder, *checkpoint.read_newest(folder)) if folder else (None, None, None)
 
 
 def newest(logdir: Path, name: str) -> Path | None:

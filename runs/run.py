@@ -54,14 +54,11 @@ class Run:
         The run continues in the checkpoint's folder; with --reset_data_offset open() makes a new folder. Raises
         UserError if the checkpoint is missing or unusable.
         """
-        cfg, content, found = self.cfg, None, (None, None, [])
-        if self.group.is_main and cfg.resume:  # its error ends the other ranks
-            where, path, content, damaged = folder.find(Path(cfg.logdir), cfg.name, cfg.resume)
-            found = (where, path, damaged)
-        where, path, damaged = self.group.broadcast(found)
+        cfg, where, path, content = self.cfg, None, None, None
+        if self.group.is_main and cfg.resume:  # an error here ends the other ranks, too
+            where, path, content = folder.find(Path(cfg.logdir), cfg.name, cfg.resume)
+        where, path = self.group.broadcast((where, path))
         self.folder = None if cfg.reset_data_offset else where
-        for file in damaged:
-            log.warning(f"{file}: damaged; using {path} instead")
         if path is None:
             return None
         content = content or checkpoint.read_run(path)

@@ -62,10 +62,7 @@ class Schedule:
         return min(left, max(0, self.cfg.max_steps - state.step)) if self.cfg.max_steps else left
 
     def is_over(self, state: TrainState) -> bool:
-        """Return whether all steps and the last validation are done, or --patience is at its end.
-
-        A signal may have interrupted the last validation.
-        """
+        """Return whether all steps and the last validation, which a signal may interrupt, or --patience are done."""
         if state.stops_early(self.cfg.patience):
             return True
         if self.cfg.max_steps:
@@ -74,7 +71,7 @@ class Schedule:
 
     def validates_step(self, state: TrainState) -> bool:
         """Return whether --val_step_frequency asks for a validation after the last step, and none was done since."""
-        return _is_due(state.step, self.cfg.val_step_frequency) and state.validated != state.step
+        return is_due(state.step, self.cfg.val_step_frequency) and state.validated != state.step
 
     def validates_epoch(self, state: TrainState) -> bool:
         """Return whether a validation is due after the epoch that has just been trained."""
@@ -82,14 +79,8 @@ class Schedule:
         if state.stops_early(cfg.patience):  # in mid-epoch, after the validation of a step
             return False
         is_last = state.step >= cfg.max_steps if cfg.max_steps else epochs_done == cfg.epochs
-        due = _is_due(epochs_done, cfg.val_epoch_frequency) and epochs_done > cfg.val_start_epoch
+        due = is_due(epochs_done, cfg.val_epoch_frequency) and epochs_done > cfg.val_start_epoch
         return is_last or due or self.validates_step(state)
-
-    def saves_step(self, state: TrainState) -> bool:
-        return _is_due(state.step, self.cfg.save_step_frequency)
-
-    def saves_epoch(self, state: TrainState) -> bool:
-        return _is_due(state.epoch, self.cfg.save_epoch_frequency)
 
     def _warmup_steps(self) -> float:
         """Return the length of the warm-up in the unit of position(), rounded to steps of the run's first batch."""
@@ -162,5 +153,6 @@ def _scaling(rule: str, ratio: float) -> float:
     return {"linear": float(ratio), "sqrt": math.sqrt(ratio), "none": 1.0}[rule]
 
 
-def _is_due(number: int, frequency: int) -> bool:
+def is_due(number: int, frequency: int) -> bool:
+    """Return whether something that happens every `frequency` steps or epochs happens after this one. 0: never."""
     return frequency > 0 and number % frequency == 0

@@ -19,10 +19,7 @@ RESET = "or start without the optimizer's state by --reset_optimizer"
 
 @dataclass
 class TrainState:
-    """The state of training between two steps: model, optimizer, loss scaler, EMA, position and best score.
-
-    capture() returns the state as a checkpoint's content; restore() loads that content.
-    """
+    """The state of training between two steps: model, optimizer, loss scaler, EMA, position and best score."""
 
     raw_model: nn.Module
     model: nn.Module  # the DDP wrapper of raw_model, or raw_model itself
