@@ -78,11 +78,11 @@ def train(cfg: Config, group: Group, run: Run) -> int:
     cfg, start = utils.get_start(cfg, group, saved)
     raw_model, model = utils.get_model(cfg, group, start)
     del start  # free it: it is as large as the model
-    class_weights = utils.get_class_weights(cfg, group, train_set, saved)
+    class_weights = utils.get_class_weights(cfg, group, train_set)
     criterion = utils.get_criterion(cfg, group, raw_model, class_weights)
     schedule = Schedule(cfg, sampler, saved)
     optimizer = utils.get_optimizer(cfg, raw_model, group, schedule.peak)
-    state = utils.get_state(cfg, group, raw_model, model, optimizer, saved, schedule.origin, train_set, class_weights)
+    state = utils.get_state(cfg, group, raw_model, model, optimizer, saved, schedule.origin, train_set)
     log_model(cfg, raw_model)
     schedule.log()
     run.open(cfg, state, saved, lambda: draw_samples(cfg, train_loader, classes))

@@ -18,6 +18,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import models
+from models.foreground import find_foreground, foreground_of
 from runs import checkpoint
 
 
@@ -31,7 +32,8 @@ def main() -> None:
     images = torch.randint(0, 256, (2, 129, 129, 3), dtype=torch.uint8)
     pseudo = torch.randint(0, 21, (2, 129, 129), dtype=torch.uint8)
 
-    foreground = model.foreground(pseudo)
+    found = find_foreground({"pseudo": pseudo}, size=model.backbone.feature_size(129, 129))
+    foreground = foreground_of(found, torch.device("cpu"))
 
     def step() -> None:
         outputs = model(images, foreground)

@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import models
 from benchmarks.memory import Summary, summarize
 from losses.criterion import Criterion
+from models.foreground import find_foreground, foreground_of
 
 NUM_CLASSES = 21
 
@@ -52,7 +53,8 @@ def trainer(args, grad_checkpointing: bool) -> Callable[[], None]:
     label = torch.randint(0, NUM_CLASSES, (args.batchsize, args.crop_size, args.crop_size), dtype=torch.uint8)
     batch = dict.fromkeys(("label", "pseudo", "distance_s", "distance_c"), label)
     batch["image"] = torch.randint(0, 256, (*label.shape, 3), dtype=torch.uint8)
-    counts, foreground = [float(label.numel())] * len(criterion.names), model.foreground(label)
+    counts, size = [float(label.numel())] * len(criterion.names), model.backbone.feature_size(*label.shape[1:])
+    foreground = foreground_of(find_foreground({"pseudo": label}, size=size), label.device)
 
     def step() -> None:
         outputs = model(batch["image"], foreground)

@@ -27,7 +27,7 @@ from data import demo
 from data.dataset import SegmentationDataset
 from data.histogram import count_batch
 from distributed.group import Group
-from models.foreground import find_foreground
+from models.foreground import find_foreground, foreground_of
 from optimization.amp import autocast
 from runs.schedule import lr_factor
 from support.labels import IGNORE
@@ -73,7 +73,8 @@ def loss_and_gradient(
     total = 0.0
     for micro_batch in (dict(zip(batch, chunk, strict=True)) for chunk in chunks):
         with torch.set_grad_enabled(backward), autocast(cfg.amp, GROUP.device):
-            outputs = model.train()(micro_batch["image"], model.foreground(micro_batch["pseudo"], cfg.background_class))
+            found = find_foreground(micro_batch, size=size, background=cfg.background_class)
+            outputs = model.train()(micro_batch["image"], foreground_of(found, GROUP.device))
             loss, _ = criterion(outputs, micro_batch, counts)
         total += loss.item()
         if backward:

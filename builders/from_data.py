@@ -16,7 +16,6 @@ from data.dataset import SegmentationDataset
 from data.images import image_size
 from data.images.resize import large_images
 from data.layout import pair_files
-from distributed.checks import digest
 from distributed.group import Group
 from runs.log import progress_bar
 from runs.messages import measure_advice
@@ -59,21 +58,17 @@ def _read_facts(cfg: Config, group: Group) -> Facts:
     return Facts(cfg.dataset, len(files), sizes, device, memory, group.world_size, large)
 
 
-def get_class_weights(
-    cfg: Config, group: Group, train_set: SegmentationDataset, saved: dict | None = None
-) -> list[float] | None:
+def get_class_weights(cfg: Config, group: Group, train_set: SegmentationDataset) -> list[float] | None:
     """Return the class weights of --class_weights, equal on all ranks, or None if unweighted. Collective.
 
-    For --class_weights balanced, each rank counts a share of the labels. saved: content of the resumed checkpoint, or
-    None. Its class weights are used again if the training list, label folder and classes are unchanged.
+    For --class_weights balanced, each rank counts a share of the labels.
     """
     if cfg.class_weights == "none":
         return None
     if "seg" not in active_terms(cfg) or "seg" not in parse_loss(cfg.loss):
         log.warning(f"--class_weights {cfg.class_weights} is not used: no loss is ce")
         return None
-    counted = _saved_class_weights(cfg, train_set, saved) if cfg.class_weights == "balanced" else None
-    weights = counted or read_class_weights(cfg.class_weights, cfg.numclasses)
+    weights = read_class_weights(cfg.class_weights, cfg.numclasses)
     if weights is None:
         own = [files["label"] for files in train_set.files[group.rank :: group.world_size]]
         bar = partial(progress_bar, total=len(own), title="counting labels", enabled=group.is_main)
@@ -81,14 +76,5 @@ def get_class_weights(
         weights = histogram.class_weights(group.sum(counts).numpy()).tolist()
     weights = group.broadcast(weights)  # a file may differ between machines
     values = ", ".join(f"{number}: {weight:.4g}" for number, weight in enumerate(weights))
-    source = ", from the checkpoint" if counted else ""
-    log.info(f"class weights (--class_weights {cfg.class_weights}{source}): {values}")
+    log.info(f"class weights (--class_weights {cfg.class_weights}): {values}")
     return weights
-
-
-def _saved_class_weights(cfg: Config, train_set: SegmentationDataset, saved: dict | None) -> list[float] | None:
-    """Return the checkpoint's class weights if its training list, labels and classes are unchanged, else None."""
-    flags = ("class_weights", "numclasses", "dataset", "train_path")
-    if saved is None or any(saved["config"].get(name) != getattr(cfg, name) for name in flags):
-        return None
-    return saved.get("class_weights") if saved["listing"] == digest(train_set.listing) else None

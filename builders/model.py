@@ -2,7 +2,6 @@
 
 import dataclasses
 import logging
-import math
 from functools import partial
 
 import torch
@@ -14,11 +13,10 @@ from distributed.group import Group
 from losses.criterion import NEEDS, TERMS
 from models import pretrained
 from models.compiled import compile_blocks
-from models.layers.norm import BATCH_NORMS, synchronize
+from models.layers.norm import synchronize
 from models.pretrained import StartWeights
 from optimization.amp import resolve as amp_of_device
 from runs import checkpoint
-from support.errors import UserError
 from support.labels import MAPS
 
 log = logging.getLogger("segtrain")
@@ -58,8 +56,6 @@ def get_start(cfg: Config, group: Group, saved: dict | None) -> tuple[Config, St
             log.info(f"--stride_in_1x1 is {'on' if stride_in_1x1 else 'off'}, as in the checkpoint")
         return dataclasses.replace(cfg, stride_in_1x1=stride_in_1x1), None
     if cfg.freeze_backbone and cfg.pretrained == "none":
-        with torch.device("meta"):
-            build_model(cfg)  # refuses a number of parts that the backbone does not have
         log.warning(f"--freeze_backbone {cfg.freeze_backbone} with --pretrained none: frozen weights stay random")
     read = partial(_read_start_weights, cfg)
     start, needed = group.on_main(read, f"loading --pretrained {cfg.pretrained}"), False
@@ -84,12 +80,10 @@ def _read_start_weights(cfg: Config) -> StartWeights:
 def get_model(cfg: Config, group: Group, start: StartWeights | None = None) -> tuple[models.Segmenter, nn.Module]:
     """Return (model on this process's device, module to train: the model's DDP wrapper, or the model without a group).
 
-    start: start weights, on rank 0 only; the wrapper broadcasts them. Raises UserError if none of the weights fits,
-    or if batch norm would get one value only.
+    start: start weights, on rank 0 only; the wrapper broadcasts them. Raises UserError if none of the weights fits.
     """
     torch.manual_seed(cfg.seed)
     raw_model = build_model(cfg)
-    _check_batch_norm(cfg, raw_model)
     if start is not None:
         line = pretrained.load_start_weights(raw_model, start, cfg.layers)
         usual = cfg.pretrained in ("none", "imagenet", "imagenet_v1")
@@ -104,16 +98,6 @@ def get_model(cfg: Config, group: Group, start: StartWeights | None = None) -> t
     if cfg.compile:
         compile_blocks(raw_model)
     return raw_model, group.wrap(raw_model)
-
-
-def _check_batch_norm(cfg: Config, model: models.Segmenter) -> None:
-    trained = not cfg.freeze_bn and any(isinstance(part, BATCH_NORMS) for part in model.modules())
-    is_one = cfg.batchsize == 1 and math.prod(model.backbone.feature_size(cfg.crop_size, cfg.crop_size)) == 1
-    if trained and is_one:
-        raise UserError(
-            f"--batchsize 1 with --crop_size {cfg.crop_size}: the deepest features have one position, which batch norm "
-            "cannot train on: raise either"
-        )
 
 
 def build_model(cfg: Config) -> models.Segmenter:

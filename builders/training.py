@@ -13,11 +13,10 @@ from config.losses import parse_loss
 from data.dataset import SegmentationDataset
 from distributed.checks import digest
 from distributed.group import Group
-from losses.criterion import TERMS, Criterion
+from losses.criterion import Criterion
 from optimization.amp import LossScaler
 from optimization.average import WeightAverage
-from optimization.optimizers import make_optimizer
-from optimization.parameter_groups import parameter_groups
+from optimization.optimizers import make_optimizer, parameter_groups
 from runs.state import TrainState
 from support.errors import UserError
 
@@ -29,7 +28,6 @@ def get_criterion(
 ) -> Criterion:
     """Return the Criterion with the run's losses. Raises UserError if no loss trains the head."""
     weights = active_terms(cfg)
-    off = [term for term in TERMS if term not in weights]
     if not set(weights) - {"lorm"}:  # it does not tell the head which class is where
         raise UserError(
             f"--dataset {cfg.dataset} with these --l_* weights leaves no loss to train on: raise one of its weights"
@@ -38,8 +36,6 @@ def get_criterion(
         l_seg = weights.pop("seg")
         weights = {name: l_seg * factor for name, factor in parse_loss(cfg.loss).items()} | weights
     log.info(f"losses: {' + '.join(f'{weight:g} {term}' for term, weight in weights.items())}")
-    if off:
-        log.debug(f"losses that --dataset {cfg.dataset}, the model or a weight of 0 turns off: {', '.join(off)}")
     return Criterion(
         weights,
         cfg.label_smooth,
@@ -74,7 +70,6 @@ def get_state(
     saved: dict | None,
     origin: dict[str, float],
     train_set: SegmentationDataset,
-    class_weights: list[float] | None,
 ) -> TrainState:
     """Return the TrainState of a new run, or of the checkpoint content `saved`. origin: Schedule.origin.
 
@@ -82,7 +77,7 @@ def get_state(
     """
     scaler = LossScaler(group.device, enabled=cfg.amp == "fp16")
     ema = WeightAverage(raw_model, cfg.ema) if cfg.ema else None
-    state = TrainState(raw_model, model, optimizer, scaler, ema, origin=origin, class_weights=class_weights)
+    state = TrainState(raw_model, model, optimizer, scaler, ema, origin=origin)
     state.listing, state.clip_grad = digest(train_set.listing), cfg.clip_grad
     if saved is None:
         return state

@@ -6,14 +6,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from losses.pixel_losses import ACCURACY, PixelLosses, add_gradient
+from losses.pixel_pass import CrossEntropy, PixelPass, add_gradient
 from losses.region_losses import REGION_LOSSES, region_sums
-from support.labels import COUNTS, FOREGROUND, IGNORE
+from losses.upsampling import sample
+from support.labels import COUNTS, FOREGROUND, IGNORE, POINTS
 
 TERMS = ("seg", "pseudo", "lorm", "ds", "dc")  # CDSP's; each has a weight, --l_TERM
 LABEL_LOSSES = ("seg", *REGION_LOSSES)  # those of --loss
 # The label map of a batch that each term needs.
 NEEDS = {"seg": "label", "pseudo": "pseudo", "lorm": "pseudo", "ds": "distance_s", "dc": "distance_c"}
+ACCURACY = "batch_acc"  # the metric of Criterion(accuracy=True)
+BY_PIXEL = ("seg", "pseudo", "ds", "dc", ACCURACY)  # the ones that are sums over pixels
 
 
 class Criterion:
@@ -55,11 +58,17 @@ class Criterion:
         accuracy: bool = False,
     ):
         assert set(weights) <= {*TERMS, *REGION_LOSSES}, weights
-        self.weights, self.lorm_terms, self.sum_lorm_terms = weights, lorm_terms, sum_lorm_terms
+        self.weights, self.label_smooth = weights, label_smooth
+        self.lorm_terms, self.sum_lorm_terms = lorm_terms, sum_lorm_terms
         self.names = [*weights, *([ACCURACY] if accuracy else [])]  # what __call__ returns, in this order
         self.region_losses = [name for name in REGION_LOSSES if name in weights]
         self.accuracy_map = "label" if set(weights) & set(LABEL_LOSSES) else "pseudo"
-        self.pixel_losses = PixelLosses(self.names, class_weights, label_smooth, self.accuracy_map)
+        self.weighted = class_weights is not None
+        self.weight_of = torch.ones(256, dtype=torch.float64)  # by label value
+        self.weight_of[IGNORE] = 0
+        if class_weights is not None:
+            self.weight_of[: len(class_weights)] = torch.as_tensor(class_weights, dtype=torch.float64)
+        self._on_device = self.weight_of
 
     def counts(self, batch: dict[str, Tensor]) -> Tensor:
         """Return this batch's count for each of `names`: float64 (len(names),).
@@ -72,7 +81,7 @@ class Criterion:
             if name == "lorm":
                 count = self.lorm_terms * batch[FOREGROUND[1]].sum()
             elif name == "seg":
-                count = (batch[COUNTS["label"]].double() @ self.pixel_losses.weight_of).sum()
+                count = (batch[COUNTS["label"]].double() @ self.weight_of).sum()
             elif name in REGION_LOSSES:
                 count = torch.count_nonzero(batch[COUNTS["label"]][:, :IGNORE])
             elif name in ("ds", "dc"):
@@ -98,7 +107,7 @@ class Criterion:
         logits = logits if logits.dtype == torch.float64 else logits.float()
         safe = {name: divisor or 1.0 for name, divisor in zip(self.names, divisors, strict=True)}
         scales = {name: weight / safe[name] for name, weight in self.weights.items()}
-        sums, gradient = self.pixel_losses(logits, batch, scales)
+        sums, gradient = self._pixel_sums(logits, batch, scales)
         if self.region_losses:
             probs = F.interpolate(logits, batch["image"].shape[1:3], mode="bilinear", align_corners=True).softmax(1)
             sums |= region_sums(self.region_losses, probs, batch["label"], batch[COUNTS["label"]])
@@ -109,6 +118,56 @@ class Criterion:
                 by_name["lorm"] = self.sum_lorm_terms(outputs["lorm_terms"]).clamp(min=1)
         parts = torch.stack([sums[name] / divisor for name, divisor in by_name.items()])
         return add_gradient(self.total(parts), logits, gradient), parts.detach()
+
+    def _pixel_sums(
+        self, logits: Tensor, batch: dict[str, Tensor], scales: dict[str, float]
+    ) -> tuple[dict[str, Tensor], Tensor | None]:
+        """Return {name of BY_PIXEL: sum over pixels, a scalar}, and a gradient for add_gradient().
+
+        The gradient is that of the total, the sum over names of scales[name] * sums[name], by the logits; the sums are
+        detached. If seg is the only name and the batch has labels.POINTS, the sum is differentiable instead, and the
+        gradient is None. It is also None without a name.
+        """
+        names, dtype = [name for name in self.names if name in BY_PIXEL], logits.dtype
+        if not names:
+            return {}, None
+        if POINTS in batch and names == ["seg"]:
+            return {"seg": self._sum_at(batch[POINTS], logits, batch["label"])}, None
+        targets, weights = [], {}
+        if "seg" in names:
+            weights["seg"] = self._class_weights(batch["label"], dtype)
+            targets.append(CrossEntropy(batch["label"], scales["seg"] * weights["seg"]))
+        if "pseudo" in names:
+            weights["pseudo"] = (batch["pseudo"] != IGNORE).to(dtype)
+            targets.append(CrossEntropy(batch["pseudo"], scales["pseudo"] * weights["pseudo"], self.label_smooth))
+        entropy_weights = {name: batch[NEEDS[name]].to(dtype) / 255 for name in ("ds", "dc") if name in names}
+        slopes = [scales[name] * weight for name, weight in entropy_weights.items()]
+        entropy_slope = sum(slopes[1:], start=slopes[0]) if slopes else None
+
+        size = batch["image"].shape[1:3]
+        maps = PixelPass(logits, size, targets, entropy_slope, predict=ACCURACY in names).run()
+        pairs = zip(weights.items(), maps.cross_entropies, strict=True)
+        sums = {name: (values * weight).sum() for (name, weight), values in pairs}
+        if maps.entropy is not None:
+            sums |= {name: (maps.entropy * weight).sum() for name, weight in entropy_weights.items()}
+        if maps.predicted is not None:
+            sums[ACCURACY] = torch.count_nonzero(maps.predicted == batch[self.accuracy_map])
+        return sums, maps.gradient
+
+    def _sum_at(self, points: Tensor, logits: Tensor, label: Tensor) -> Tensor:
+        """Return seg of a label (B, H, W) whose labelled pixels are at `points`, places in the flat label."""
+        classes = label.flatten().index_select(0, points).long()
+        values = F.cross_entropy(sample(logits, label.shape[1:], points), classes, reduction="none")
+        cross_entropy = values.new_zeros(label.numel()).index_copy(0, points, values).view(label.shape)
+        return (cross_entropy * self._class_weights(label, values.dtype)).sum()
+
+    def _class_weights(self, label: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the weight of each pixel's class, 0 at ignored pixels, of the given dtype. label: (B, H, W)."""
+        if not self.weighted:
+            return (label != IGNORE).to(dtype)
+        if (self._on_device.device, self._on_device.dtype) != (label.device, dtype):
+            self._on_device = self.weight_of.to(label.device, dtype)  # only once: the CPU waits for the copy
+        return self._on_device[label.long()]
 
     def total(self, parts: Tensor) -> Tensor:
         """Return the weighted sum of the losses in `parts`, a scalar. parts: 1-D, in the order of `names`."""

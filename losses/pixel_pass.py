@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from losses.upsampling import Axis
 
@@ -171,3 +172,24 @@ def tested_kernel(device: torch.device) -> Callable[[PixelPass], Tensor] | None:
         )
         return None
     return pixel_kernel.run
+
+
+def add_gradient(loss: Tensor, logits: Tensor, gradient: Tensor | None) -> Tensor:
+    """Return the loss, a scalar, such that its backward pass also adds `gradient` to that of the logits.
+
+    The result has no second derivative: the gradient is a constant, as torch's linear_cross_entropy has it.
+    """
+    return loss if gradient is None else _AddGradient.apply(loss, logits, gradient)
+
+
+class _AddGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, loss: Tensor, logits: Tensor, gradient: Tensor) -> Tensor:
+        ctx.save_for_backward(gradient)
+        return loss.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, upstream: Tensor) -> tuple[Tensor, Tensor, None]:
+        (gradient,) = ctx.saved_tensors
+        return upstream, upstream * gradient, None

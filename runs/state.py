@@ -36,7 +36,6 @@ class TrainState:
     grad_norm: Tensor | None = None  # of the last step, before clipping; None without clip_grad
     origin: dict[str, float] = field(default_factory=dict)  # Schedule.origin
     listing: str = ""  # digest of the training list
-    class_weights: list[float] | None = None  # of --class_weights: a resumed run need not count labels again
     steps_here: int = 0  # optimizer steps that this process did
 
     @property
@@ -118,7 +117,6 @@ class TrainState:
             **{name: getattr(self, name) for name in POSITION},
             "origin": self.origin,
             "listing": self.listing,
-            "class_weights": self.class_weights,
             "ranks": ranks,
         }
 

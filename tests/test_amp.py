@@ -6,7 +6,6 @@ import pytest
 import torch
 from conftest import assert_same_run, read_metrics, start, start_group, succeed
 
-import models
 from benchmarks import chaos
 from optimization import amp
 from runs import checkpoint
@@ -31,22 +30,6 @@ def test_auto_is_bf16_on_cpus_that_compute_it(monkeypatch, amx, avx512, value):
     assert amp.resolve("auto", CPU) == value
     assert amp.resolve("bf16", CPU) == "bf16"
     assert amp.resolve("none", CPU) == amp.resolve("auto", torch.device("mps")) == "none"
-
-
-def test_a_float64_model_stays_in_float64():
-    torch.manual_seed(0)
-    model = models.build("res50_ASPP", layers=18, num_classes=3).double()
-    images = torch.randint(0, 256, (2, 33, 33, 3), dtype=torch.uint8)
-    logits, grads = [], []
-    for value in ("none", "bf16"):
-        model.zero_grad()
-        with amp.autocast(value, CPU):
-            logits.append(model(images)["logits"])
-        logits[-1].square().sum().backward()
-        grads.append([parameter.grad for parameter in model.parameters()])
-    assert logits[0].dtype == logits[1].dtype == torch.float64
-    assert torch.equal(*logits)
-    assert all(map(torch.equal, *grads))
 
 
 def run(tmp_path, fault: str, words: list[str], *more: str) -> str:

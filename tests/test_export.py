@@ -21,13 +21,11 @@ from evaluation.predictor import Predictor
 from exporting import graph
 from exporting.check import compare_outputs
 from exporting.onnx import KEYS, OnnxModel
-from exporting.torch_export import TorchModel
 from support.errors import UserError
 
 EXTRAS = ("onnx", "onnxscript", "onnxruntime")
 missing = [name for name in EXTRAS if importlib.util.find_spec(name) is None]
-needs_onnx = pytest.mark.skipif(bool(missing), reason=f"the extra export is not installed: {missing}")
-KINDS = [pytest.param(OnnxModel, "onnx_file", marks=needs_onnx), (TorchModel, "torch_file")]
+pytestmark = pytest.mark.skipif(bool(missing), reason=f"the extra export is not installed: {missing}")
 CPU = torch.device("cpu")
 
 
@@ -53,15 +51,13 @@ def pictures(batch: int, height: int, width: int) -> torch.Tensor:
 
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory):
-    """A run with best.pt, whose average of weights is another model than its raw weights, and an image."""
+    """A run with best.pt, whose average of weights is another model than its raw weights."""
     folder = tmp_path_factory.mktemp("run")
     (folder / "classes.txt").write_text("sky #102030\nroad\ntree\ncar #ff0000\ndog\n")
     words = ["--dataset_path", "nowhere", "--model_type", "res50_ASPP_lorm", "--layers", "18", "--numclasses", "5"]
     config = as_dict(parse([*words, "--classes", str(folder / "classes.txt")]))
     raw, averaged = (varied_model("res50_ASPP_lorm", seed).state_dict() for seed in (0, 1))
     torch.save({"model": raw, "ema": averaged, "config": config, "step": 7}, folder / "best.pt")
-    (folder / "photos").mkdir()
-    Image.fromarray(pictures(1, 50, 67)[0].numpy()).save(folder / "photos" / "a.png")
     return folder
 
 
@@ -76,26 +72,15 @@ def run(folder, *words: str) -> None:
 
 @pytest.fixture(scope="module")
 def onnx_file(run_folder):
-    run(run_folder, "--format", "onnx", "--probs", "--images", str(run_folder / "photos"))
+    run(run_folder, "--probs")
     return run_folder / "best.onnx"
 
 
-@pytest.fixture(scope="module")
-def torch_file(run_folder):
-    run(run_folder, "--format", "torch", "--probs", "--logits", "--images", str(run_folder / "photos"))
-    return run_folder / "best.pt2"
-
-
-@pytest.mark.parametrize(("kind", "file"), KINDS)
 @pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize("size", [(1, 1), (6, 40), (7, 13), (64, 48), (95, 131)])
-def test_predicts_what_pytorch_does(kind, file, batch, size, request, predictor):
-    model, images = kind(request.getfixturevalue(file), CPU), pictures(batch, *size)
-    if kind is TorchModel and min(size) < graph.MIN_SIZE:
-        with pytest.raises(AssertionError, match="Guard failed"):
-            model.run(images)
-        return
-    labels, probs, *_ = model.run(images)
+@pytest.mark.parametrize("size", [(1, 1), (6, 40), (64, 48), (95, 131)])
+def test_predicts_what_pytorch_does(onnx_file, batch, size, predictor):
+    model, images = OnnxModel(onnx_file, CPU), pictures(batch, *size)
+    labels, probs = model.run(images)
     expected = torch.cat([band for _, band in predictor.probs(images)], dim=2)
     assert (probs.dtype, labels.dtype, labels.shape) == (torch.float32, torch.uint8, (batch, *size))
     torch.testing.assert_close(probs, expected, rtol=0, atol=1e-4)
@@ -107,7 +92,6 @@ def test_predicts_what_pytorch_does(kind, file, batch, size, request, predictor)
         assert len(labels.unique()) >= 3
 
 
-@needs_onnx
 def test_onnx_file_says_what_it_is(onnx_file, run_folder):
     model = OnnxModel(onnx_file, CPU)
     assert model.classes.names == ["sky", "road", "tree", "car", "dog"]
@@ -127,7 +111,6 @@ def test_onnx_file_says_what_it_is(onnx_file, run_folder):
     assert {name: model.metadata[name] for name in expected} == expected
 
 
-@needs_onnx
 def test_onnx_file_runs_without_this_repository(onnx_file):
     import onnx
     import onnxruntime
@@ -147,36 +130,25 @@ def test_onnx_file_runs_without_this_repository(onnx_file):
     assert not any("lorm" in item.name for item in proto.graph.initializer)
 
 
-def test_torch_file_runs_without_this_repository(torch_file):
-    module = torch.export.load(torch_file).module()
-    labels, probs, logits = module(pictures(2, 20, 30))
-    assert (labels.shape, labels.dtype, probs.shape) == ((2, 20, 30), torch.uint8, (2, 5, 20, 30))
-    torch.testing.assert_close(logits.softmax(1), probs)
-    assert torch.equal(logits.argmax(1), labels)
-    assert logits.max() > 1  # no probabilities
-    names = [name for name, _ in module.named_parameters()]
-    assert names
-    assert not any("lorm" in name for name in names)
-    extra = dict.fromkeys(KEYS, "")
-    torch.export.load(torch_file, extra_files=extra)
-    assert json.loads(extra["class_names"]) == ["sky", "road", "tree", "car", "dog"]
-
-
 @pytest.mark.slow
-@needs_onnx
 def test_labels_only_raw_weights_another_opset_and_folder(run_folder, tmp_path, capsys):
     left = tmp_path / "new/.0123456789abcdef.part.onnx"  # by a process that was killed long ago, see files.writing()
     left.parent.mkdir()
     left.write_bytes(b"half")
     os.utime(left, (0, 0))
-    run(run_folder, "--format", "onnx", "--weights", "raw", "--opset", "18", "--output", str(tmp_path / "new"))
+    content = torch.load(run_folder / "best.pt", weights_only=True)
+    content["config"]["long_side"] = 40
+    torch.save(content, tmp_path / "best.pt")
+    run(tmp_path, "--weights", "raw", "--opset", "18", "--output", str(tmp_path / "new"))
     said = capsys.readouterr().out
-    assert "random images only (set --images to add real ones): --dataset_path nowhere: no such folder" in said
+    assert "random images only: --dataset_path nowhere: no such folder" in said
+    assert "images must have a longer side of 40 pixels" in said
     assert "opset 18, IR version" in said
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["best.onnx"]
     model = OnnxModel(tmp_path / "new" / "best.onnx", CPU)
-    images = pictures(2, 64, 48)
+    images = pictures(2, 40, 30)
     expected = Predictor(varied_model("res50_ASPP_lorm", 0)).labels(images)
+    assert model.long_side == 40
     assert (model.labels(images) == expected).float().mean() > 0.99
     assert model.metadata["weights"] == "raw"
     with pytest.raises(UserError, match=r"best\.onnx: has no probabilities; export it again with --probs"):
@@ -220,17 +192,6 @@ def test_exported_model_gets_images_of_its_type_at_its_long_side(dtype, value):
     assert (got.double() - value).abs().max() < 1e-6
 
 
-@pytest.mark.slow
-@needs_onnx
-def test_export_says_what_images_must_be(run_folder, tmp_path, capsys):
-    content = torch.load(run_folder / "best.pt", weights_only=True)
-    content["config"]["long_side"] = 40
-    torch.save(content, tmp_path / "best.pt")
-    run(tmp_path, "--images", str(run_folder / "photos"))
-    assert "images must have a longer side of 40 pixels" in capsys.readouterr().out
-    assert OnnxModel(tmp_path / "best.onnx", CPU).long_side == 40
-
-
 def test_max_pool_is_that_of_the_backbone():
     pool = nn.MaxPool2d(3, stride=2, padding=1, ceil_mode=True)
     for height in range(1, 10):
@@ -242,8 +203,8 @@ def test_max_pool_is_that_of_the_backbone():
 @pytest.mark.parametrize("name", [name for name in models.MODELS if name != "res50_ASPP_lorm"])
 def test_every_model_is_traced_for_all_sizes(name):
     model = varied_model(name, 0)
-    program = graph.trace(graph.WholeImage(model))
-    least = max(graph.MIN_SIZE, graph.min_size(model))
+    whole = graph.WholeImage(model)
+    program, least = graph.trace(whole), max(graph.MIN_SIZE, whole.min_size)
     for size in ((least, least + 2), (64, 80)):
         images = pictures(2, *size)
         labels = program.module()(images)[0]
@@ -255,11 +216,11 @@ def without_align_corners(model, images):
 
 
 def test_wrong_file_is_not_left_behind(run_folder, tmp_path, monkeypatch):
-    (tmp_path / "best.pt2").write_text("an earlier one")
+    (tmp_path / "best.onnx").write_text("an earlier one")
     monkeypatch.setattr(graph, "whole_image_logits", without_align_corners)
-    with pytest.raises(UserError, match=r"--format torch: .* pixels have another class.*; no file was written"):
-        run(run_folder, "--format", "torch", "--output", str(tmp_path))
-    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("best.pt2", "an earlier one")]
+    with pytest.raises(UserError, match=r"pixels have another class than in PyTorch\), so it was not kept"):
+        run(run_folder, "--output", str(tmp_path))
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("best.onnx", "an earlier one")]
 
 
 def test_file_that_fails_at_a_size_leaves_no_traceback(run_folder, tmp_path, monkeypatch):
@@ -268,10 +229,10 @@ def test_file_that_fails_at_a_size_leaves_no_traceback(run_folder, tmp_path, mon
     def fail(*_):
         raise RuntimeError("Runtime assertion\nfailed for expression Ne(s90, 6)")
 
-    monkeypatch.setattr(TorchModel, "run", fail)
-    message = r"--format torch: the file fails on images of \(7, 13\) \(Runtime assertion failed for expression"
+    monkeypatch.setattr(OnnxModel, "run", fail)
+    message = r"the ONNX file fails on images of \(7, 13\) \(Runtime assertion failed for expression"
     with pytest.raises(UserError, match=message) as error:
-        run(run_folder, "--format", "torch", "--output", str(tmp_path))
+        run(run_folder, "--output", str(tmp_path))
     assert "\n" not in str(error.value)
     assert list(tmp_path.iterdir()) == []
 
@@ -283,7 +244,7 @@ def test_file_that_fails_at_a_size_leaves_no_traceback(run_folder, tmp_path, mon
         (1e-5, 1, ""),
         (5e-4, 0, "1 of 12 pixels have another class"),
         (2.0, 0, "11 of 12 pixels have another class"),
-        (-0.5, 0, "probs: .*difference"),
+        (-0.5, 0, "probs differ from PyTorch's by up to"),
         (float("nan"), 0, "11 of 12 pixels have another class"),
     ],
 )
@@ -311,7 +272,6 @@ def test_missing_package_is_named(name, run_folder, monkeypatch):
         run(run_folder)
 
 
-@needs_onnx
 def test_onnx_file_that_is_not_whole_is_refused(onnx_file, tmp_path):
     path, whole = tmp_path / "best.onnx", onnx_file.read_bytes()
     with pytest.raises(UserError, match=r"best\.onnx: no such file"):
@@ -322,7 +282,6 @@ def test_onnx_file_that_is_not_whole_is_refused(onnx_file, tmp_path):
             OnnxModel(path, CPU)
 
 
-@needs_onnx
 def test_onnx_file_of_others_or_of_later_is_refused(onnx_file, tmp_path):
     import onnx
 
@@ -347,16 +306,12 @@ def test_onnx_file_of_others_or_of_later_is_refused(onnx_file, tmp_path):
         (["--numclasses", "6"], "--numclasses 6 are missing"),
         (["--amp", "bf16"], "--amp: exported models compute in float32"),
         (["--opset", "17"], "--opset 17: must be at least 18"),
-        (["--images", "nowhere.jpg", "--format", "torch"], "nowhere.jpg: no such file or folder"),
-        (["--images", ".", "--format", "torch"], "--images .: no images there"),
-        (["--format", "tflite"], "One of onnx, torch, both"),
-        pytest.param(["--opset", "999", "--format", "onnx"], "--opset 999: onnx .* knows 18 to", marks=needs_onnx),
+        (["--opset", "999"], "--opset 999: onnx .* knows 18 to"),
     ],
 )
 def test_wrong_flags_are_named(words, said, run_folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     given = words if "--checkpoint" in words else ["--checkpoint", str(run_folder / "best.pt"), *words]
-    given = given if "--format" in given or missing == [] else [*given, "--format", "torch"]
     if "--classes" not in given and "--numclasses" in given:
         given = [*given, "--classes", ""]
     with pytest.raises(UserError, match=said):
@@ -364,7 +319,6 @@ def test_wrong_flags_are_named(words, said, run_folder, tmp_path, monkeypatch):
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
-@needs_onnx
 def test_snippets_of_the_documentation_run(run_folder, onnx_file, tmp_path, monkeypatch):
     text = (REPO / "docs/evaluation.md").read_text(encoding="utf-8")
     snippets = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
@@ -372,7 +326,7 @@ def test_snippets_of_the_documentation_run(run_folder, onnx_file, tmp_path, monk
     (tmp_path / "log").mkdir()
     (tmp_path / "log/demo").symlink_to(run_folder)
     (tmp_path / "dataset/demo/JPEGImages").mkdir(parents=True)
-    Image.open(run_folder / "photos/a.png").save(tmp_path / "dataset/demo/JPEGImages/demo_0096.jpg")
+    Image.fromarray(pictures(1, 50, 67)[0].numpy()).save(tmp_path / "dataset/demo/JPEGImages/demo_0096.jpg")
     monkeypatch.chdir(tmp_path)
     for snippet in snippets:
         names: dict = {}

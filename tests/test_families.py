@@ -1,50 +1,112 @@
-"""Every family of timm that --backbone takes: what tests/families.py checks, for a thin network of each."""
+"""Thin networks of timm, of many kinds: they compute what timm's layers do, also recomputed, frozen and folded."""
 
-import re
+import functools
+from collections.abc import Callable
 
 import pytest
-from conftest import REPO
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from models.timm_backbone import TimmBackbone
-from support.errors import UserError
+import models
+from models.layers.fold import folded
 
 timm = pytest.importorskip("timm")
 
-from tests import families, family_checks  # noqa: E402
-
 EXACT = 1e-6  # in float64: rounding, and batch norm of the few places that a deep network leaves
-COARSE = 0.15  # bf16 has 8 bits
-QUICK = ("convnext", "efficientnet", "vision_transformer")
+SIZE = (65, 97)
+QUICK = ("test_convnext", "test_efficientnet", "test_vit")
+VIT = {"depth": 2, "embed_dim": 48, "num_heads": 3}
+PYRAMID = {"embed_dims": (16, 32, 48, 64), "depths": (1, 1, 1, 1), "num_heads": (1, 2, 3, 4)}
+SWIN = {"embed_dim": 24, "depths": (2, 1, 1, 2), "num_heads": (1, 2, 4, 8)}
+# {network: arguments that make it thin}
+NETWORKS: dict[str, dict] = {name: {} for name in QUICK} | {
+    "davit_tiny": PYRAMID,
+    "hrnet_w18_small": {},
+    "mobilenetv3_small_050": {},
+    "rdnet_tiny": {"num_init_features": 16, "growth_rates": [8] * 7, "num_blocks_list": [1] * 7},
+    "regnetx_002": {},
+    "swin_tiny_patch4_window7_224": SWIN,
+    "test_mambaout": {},
+    "test_nfnet": {},
+    "tiny_vit_5m_224": PYRAMID,
+    "vgg11_bn": {"mlp_ratio": 0.01},
+    "vit_tiny_r_s16_p8_224": VIT,
+}
 
 
-def test_document_names_every_family_of_timm():
-    page = (REPO / "docs" / "backbones.md").read_text(encoding="utf-8").split("## What has been tried")[1]
-    named = re.findall(r"\w+", page)
-    families_here = families.FAMILIES.keys() | families.REFUSED.keys()
-    assert families_here <= set(named)
-    assert set(timm.list_modules()) <= families_here  # a later timm has more
+@functools.cache
+def thin(network: str) -> str:
+    """Make the thin network known to timm, and return its name."""
+    entry = timm.models.model_entrypoint(network)
+
+    def build_thin(pretrained: bool = False, **others) -> nn.Module:
+        return entry(pretrained, **NETWORKS[network] | others)
+
+    build_thin.__name__, build_thin.__module__ = f"thin_{network}", entry.__module__
+    return timm.models.register_model(build_thin).__name__
+
+
+def build(network: str, **options) -> models.Segmenter:
+    """Return the model as train.py builds it, in float64, with random batch norms and no weight that starts at 0."""
+    torch.manual_seed(0)
+    name = f"timm:{thin(network)}"
+    model = models.build("deeplabv3p_multi", backbone=name, num_classes=4, head_channels=8, **options)
+    models.freeze_unused(model)
+    for module in model.double().modules():
+        for value in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+            if isinstance(module, _BatchNorm) and value.is_floating_point():
+                value.data.uniform_(0.5, 1.5)
+            elif isinstance(value, nn.Parameter) and value.abs().max() < 1e-3:
+                value.data.normal_(std=0.5)
+    return model.to(memory_format=torch.channels_last).train()
+
+
+def gradients(module: nn.Module, run: Callable[[nn.Module], list[Tensor]]) -> dict[str, Tensor]:
+    torch.manual_seed(1)  # of stochastic depth
+    sum(values.square().mean() for values in run(module)).backward()
+    return {name: value.grad for name, value in module.named_parameters() if value.grad is not None}
+
+
+def assert_close(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    """Norms below a millionth of the largest count as that."""
+    floor = 1e-6 * max(float(value.norm()) for value in expected.values())
+    for name, value in found.items():
+        assert (value - expected[name]).norm() <= EXACT * max(float(expected[name].norm()), floor), name
 
 
 @pytest.mark.parametrize(
-    "family", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in families.FAMILIES]
+    "network", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in NETWORKS]
 )
-def test_family(family):
-    if family not in timm.list_modules():
-        pytest.skip(f"timm {timm.__version__} has no {family}")
-    family_checks.train(family)
-    family_checks.freeze(family)
-    family_checks.resume(family)
-    assert family_checks.equal_timm(family) < EXACT
-    assert family_checks.checkpoint_gradients(family)[0] < EXACT
-    assert family_checks.bf16(family) < COARSE
-    assert family_checks.fold(family)[0] < EXACT
+def test_network_is_that_of_timm(network):
+    model, images = build(network), torch.randint(0, 256, (2, *SIZE, 3), dtype=torch.uint8)
+    body, facts, x = model.backbone.body, model.backbone.facts, torch.randn(2, 3, *SIZE, dtype=torch.float64)
+    plain = timm.create_model(thin(network), num_classes=0, **facts.options).double().train()
+    plain.to(memory_format=torch.channels_last)  # stochastic depth fills its mask in this order
+    plain.load_state_dict(body.state_dict(), strict=False)
+    below, right = (-side % facts.multiple for side in SIZE)
+    inputs = {"indices": facts.indices, "norm": facts.norm, "intermediates_only": True, "output_fmt": "NCHW"}
+    padded = nn.functional.pad(x, (0, right, 0, below))
+    found, expected = (
+        gradients(each, lambda part: part.forward_intermediates(padded, **inputs)) for each in (body, plain)
+    )
+    assert_close(found, expected)
 
+    # Each trained parameter has a finite gradient, the same if blocks are recomputed.
+    model, recomputing = build(network), build(network, grad_checkpointing=True)
+    found, expected = (gradients(each, lambda part: [part(images)["logits"]]) for each in (recomputing, model))
+    assert set(expected) == {name for name, value in model.named_parameters() if value.requires_grad}
+    assert all(value.isfinite().all() for value in expected.values())
+    assert_close(found, expected)
+    for (name, value), other in zip(model.named_buffers(), recomputing.buffers(), strict=True):
+        assert torch.equal(value, other), name
 
-@pytest.mark.slow
-@pytest.mark.parametrize("family", families.REFUSED)
-def test_refused_family_is_one_line(family):
-    if family not in timm.list_modules():
-        pytest.skip(f"timm {timm.__version__} has no {family}")
-    with pytest.raises(UserError, match=f"--backbone timm:{families.REFUSED[family]}: .*: choose ") as error:
-        TimmBackbone(families.REFUSED[family])
-    assert "\n" not in str(error.value)
+    # Half of the parts are frozen, and no other.
+    depths = model.backbone.depths()
+    frozen = build(network, freeze_backbone=(1 + max(depths.values())) // 2)
+    trained = gradients(frozen, lambda part: [part(images)["logits"]])
+    assert 0 < sum(name.startswith("backbone") for name in trained) < len(depths)
+
+    with torch.no_grad():
+        logits, copied = model.eval()(images)["logits"], folded(model)(images)["logits"]
+    assert (copied - logits).norm() <= EXACT * logits.norm()

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 import models
-from models.layers.fold import FoldedConv, folded
+from models.layers.fold import folded
 
 
 def varied(model: nn.Module) -> nn.Module:
@@ -22,7 +22,8 @@ def varied(model: nn.Module) -> nn.Module:
 
 
 @pytest.mark.parametrize(
-    ("name", "layers"), [*((name, 18) for name in models.MODELS), ("res50_ASPP_lorm", 50)], ids=str
+    ("name", "layers"),
+    [("res50_ASPP_lorm", 50), ("deeplabv2", 18), ("deeplabv3p_multi", 18), ("deeplabv3_torchvision", 18)],
 )
 def test_computes_what_the_model_does(name, layers):
     torch.manual_seed(0)
@@ -39,18 +40,6 @@ def test_computes_what_the_model_does(name, layers):
         torch.testing.assert_close(out.double(), expected, rtol=0, atol=1e-4 * float(expected.abs().max()))
     assert all(torch.equal(value.float(), before[key].float()) for key, value in model.state_dict().items())
     assert any(isinstance(module, _BatchNorm) for module in model.modules())
-
-
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize(("kernel", "channels"), [(1, 5), (1, 64), (3, 5), (3, 32), (3, 33)])
-def test_convolution_with_and_without_batch_norm(bias, kernel, channels):
-    torch.manual_seed(0)
-    parts = nn.Sequential(nn.Conv2d(4, channels, kernel, stride=2, padding=1, bias=bias), nn.BatchNorm2d(channels))
-    conv, norm = varied(parts).float()
-    x = torch.randn(2, 4, 9, 8)
-    with torch.no_grad():
-        torch.testing.assert_close(FoldedConv(conv, norm)(x), norm(conv(x)), rtol=0, atol=1e-5)
-        torch.testing.assert_close(FoldedConv(conv, None)(x), conv(x), rtol=0, atol=1e-5)
 
 
 def test_weights_are_those_of_the_moment_in_the_type_of_autocast():

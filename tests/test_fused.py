@@ -12,7 +12,7 @@ from torchvision.models.resnet import BasicBlock, Bottleneck
 from models.layers import blocks
 from models.layers.blocks import ConvNormReLU, use_our_layers, with_less_memory
 from models.layers.convolution import Conv2d
-from models.layers.fused import can_fuse, norm_relu_pool
+from models.layers.fused import norm_relu_pool
 from models.layers.norm import BatchNorm2d
 
 CHANNELS_LAST = {"memory_format": torch.channels_last}
@@ -21,11 +21,9 @@ CHANNELS_LAST = {"memory_format": torch.channels_last}
 @pytest.mark.parametrize(
     ("size", "dilation", "options"),
     [
-        *itertools.product([1, 3, 5], [1, 4, 9], [{}, {"stride": 2}]),  # with 9, a tap of a 7x8 map reads padding alone
-        *itertools.product([1], [1, 4, 9], [{"padding": 1}]),  # a larger, dilated kernel would not fit the padded map
-        *itertools.product([3, 5], [1], [{"padding": 1}]),
-        *itertools.product([2, 4], [1, 2], [{}]),
-        *itertools.product([(1, 3), (3, 1)], [1, 2], [{"padding": "same"}, {"padding": 0}, {"padding": 3}]),
+        *itertools.product([1, 3, 5], [1, 9], [{}, {"stride": 2}]),  # with 9, a tap of a 7x8 map reads padding alone
+        *itertools.product([1, 3], [1], [{"padding": 1}]),
+        *itertools.product([4, (1, 3)], [2], [{}]),
     ],
 )
 def test_convolution_is_torchs(size, dilation, options, monkeypatch):
@@ -165,15 +163,6 @@ def test_a_bottleneck_keeps_half():
     # result and its own: 32 + 4 * 8 + 2 * 32. Ours keeps its input, two results of convolutions and its own.
     assert kept_channels(block) == 32 + 32 + 64
     assert kept_channels(ours_of(block)) == 32 + 16 + 32
-
-
-def test_modules_are_called_where_functions_may_not_replace_them():
-    norm = BatchNorm2d(2)
-    assert can_fuse(norm)
-    assert not can_fuse(norm, nn.BatchNorm2d(2))
-    assert not can_fuse(BatchNorm2d(2, momentum=None))
-    with torch.no_grad():
-        assert not can_fuse(norm)
 
 
 @pytest.mark.parametrize("amp", [False, True])

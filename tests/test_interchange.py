@@ -14,7 +14,7 @@ def momenta(content) -> list[torch.Tensor]:
 
 
 def test_checkpoints_go_from_any_way_of_running_to_any_other(demo_flags, tmp_path):
-    """Plain, 2 processes, 2 x accumulation, 2 processes and plain again: as if nothing had changed.
+    """Plain, 2 processes, 2 x accumulation, 2 processes, and plain again: as if nothing had changed.
 
     In float64 with frozen batch norm: the order of a sum then shows in the last digits only.
     """

@@ -86,22 +86,6 @@ def test_what_is_kept_does_not_grow_with_the_number_of_positions_squared():
     assert max(kept) == x.numel()  # 6400; the attention has 1600 * 1600 elements
 
 
-def test_a_second_backward_pass_is_refused():
-    module, x, mask = drawn((0.4, 0.6), "foreground", torch.float32)
-    total = module(x, queries(mask))["lorm"]
-    total.backward(retain_graph=True)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        total.backward()
-
-
-def test_without_a_gradient_the_value_is_the_same():
-    module, x, mask = drawn((0.4, 0.6), "all", torch.float64)
-    with torch.no_grad():
-        alone = module(x, queries(mask))["lorm"]
-    assert alone == module(x, queries(mask))["lorm"].detach()
-    assert not alone.requires_grad
-
-
 @pytest.mark.parametrize("background", [0, 3, None])
 def test_positions_are_those_of_the_mask(background):
     generator = torch.Generator().manual_seed(0)

@@ -7,7 +7,6 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import nn
 
 import train
-from distributed.group import Group
 from optimization.amp import MAX_SKIPPED, LossScaler
 from optimization.optimizers import FusedSGD
 from runs import checkpoint
@@ -44,14 +43,6 @@ def test_scaler_counts_the_steps_that_it_skips(kind):
     resumed = LossScaler(CPU, enabled=True)
     resumed.load_state_dict(scaler.state_dict())
     assert resumed.counts.tolist() == [2**13, 3, 1]
-    # With --reset_data_offset a new run begins, which has skipped no step.
-    content = {"model": model.state_dict(), "optimizer": state.optimizer.state_dict(), "scaler": scaler.state_dict()}
-    state_of(model, resumed).restore(content, Group(CPU), position=False)
-    assert resumed.counts.tolist() == [2**13, 0, 0]
-    # A file from before there were counts.
-    plain = {name: value for name, value in scaler.state_dict().items() if not name.startswith("skipped")}
-    resumed.load_state_dict(plain)
-    assert resumed.counts.tolist() == [2**13, 0, 0]
 
 
 def test_ordinary_run_logs_its_scale_and_skipped_steps(demo_root, tmp_path):
@@ -88,7 +79,6 @@ def test_run_that_only_skips_is_stopped_on_every_rank(demo_flags, tmp_path):
         epochs=18,
         name="x",
         val_epoch_frequency=0,
-        zero1=True,
     )
     results = finish(start_group(2, words, tmp_path))
     one_line_each(

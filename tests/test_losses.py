@@ -87,13 +87,6 @@ def test_d1_d2_inputs_are_never_written_to():
     assert all(torch.equal(batch[name], before[name]) for name in batch)
 
 
-def test_logits_are_upsampled_with_aligned_corners_first():
-    # log-odds 0 and 2 at 2 pixels become 0, 1, 2 at 3 pixels with aligned corners
-    logits = torch.tensor([[[[0.0, 2.0]], [[0.0, 0.0]]]])
-    result = losses(Criterion({"seg": 1.0}), logits, batch_of(label=[[255, 0, 255]]))
-    assert result["seg"] == pytest.approx(math.log(1 + math.exp(-1)), rel=1e-6)
-
-
 def test_parts_of_a_batch_add_up_to_the_whole():
     """Promise 1: halves of a batch, divided by the counts of all of it, sum to its losses and gradients."""
     generator = torch.Generator().manual_seed(0)

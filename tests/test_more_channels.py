@@ -19,7 +19,6 @@ from data.augment.transforms import CentreCrop, TrainTransform
 from data.cache import Cache, build
 from data.dataset import SegmentationDataset
 from models.pretrained import StartWeights, adapt_input, load_start_weights
-from models.timm_weights import read_timm_weights
 from support.errors import UserError
 from support.image_stats import Display, ImageStats, ImageType, read_stats
 from tools import statistics
@@ -235,7 +234,7 @@ def test_four_channels_of_16_bits_train_resume_evaluate_predict_and_export(data,
         assert Image.open(tmp_path / f"p/overlays/{number}.jpg").width >= 40
     assert errors_of(capfd.readouterr().err) == []
 
-    export.main(["--checkpoint", best, "--output", str(tmp_path / "e"), "--format", "torch"])
+    export.main(["--checkpoint", best, "--output", str(tmp_path / "e")])
     log = capfd.readouterr()
     assert "comparing with PyTorch on random images and 3 real ones" in log.out + log.err
 
@@ -247,7 +246,7 @@ def test_an_onnx_file_says_which_images_it_takes(data, tmp_path):
     from exporting.onnx import OnnxModel
 
     folder = run_train(**words(data, logdir=tmp_path, epochs=1))
-    export.main(["--checkpoint", str(folder / "last.pt"), "--format", "onnx"])
+    export.main(["--checkpoint", str(folder / "last.pt")])
     model = OnnxModel(folder / "last.onnx", torch.device("cpu"))
     assert model.stats is not None
     assert model.stats.kind == FOUR
@@ -288,16 +287,3 @@ def test_workers_send_the_type_of_the_images(data):
     for number, batch in enumerate(loader):
         assert batch["image"].dtype == torch.uint16
         np.testing.assert_array_equal(batch["image"][1].numpy(), scene(2 * number + 1)[0])
-
-
-def test_weights_of_a_timm_network_under_other_names_fit_four_channels():
-    pytest.importorskip("timm")
-    backbone = "timm:tf_efficientnet_lite0"
-    rgb, own = (
-        models.build("deeplabv2", num_classes=2, backbone=backbone, in_channels=channels) for channels in (3, 4)
-    )
-    theirs = rgb.backbone.body.state_dict()
-    content = {f"layer{number}": value for number, value in enumerate(theirs.values())}
-    load_start_weights(own, read_timm_weights(own.backbone, "file.pth", lambda _: content), 50)
-    # R, G, B and R again, times 3/4
-    torch.testing.assert_close(own.backbone.body.conv_stem.weight, theirs["conv_stem.weight"][:, [0, 1, 2, 0]] * 3 / 4)

@@ -1,8 +1,7 @@
-"""AdamW, poly, clipping and layer-wise decay together: a plain loop of torch's, processes, kills, and old flags."""
+"""AdamW, poly, clipping and a factor for the head: a plain loop of torch's, on any processes, killed, and old flags."""
 
 import functools
 import itertools
-import re
 from collections.abc import Iterator
 
 import pytest
@@ -21,8 +20,8 @@ from support.errors import UserError
 
 FLOAT64 = "tests/train_float64.py"
 LR = 1e-3
-ADAMW = {"optimizer": "adamw", "lr": LR, "wdecay": 0.05, "schedule": "poly", "clip_grad": 0.8}
-ADAMW |= {"layer_decay": 0.75, "head_lr_factor": 2.0}
+ADAMW = {"optimizer": "adamw", "lr": LR, "wdecay": 0.05, "schedule": "poly", "clip_grad": 1.0}
+ADAMW |= {"head_lr_factor": 2.0}
 DENSE = {"dataset": "Dense", "model_type": "res50_ASPP", "freeze_bn": True}
 NO_DECAY = "--no_decay_norm_bias"
 VIT = {"backbone": "timm:test_vit", "model_type": "deeplabv2", "layers": None, "clip_grad": 5.0}  # 6 blocks, 64 wide
@@ -36,20 +35,13 @@ def float64():
     torch.set_default_dtype(torch.float32)
 
 
-def num_parts_above(name: str) -> int:
-    """How many parts are above a parameter of the backbone, of a ResNet's 5 or of the ViT's embedding and 6 blocks."""
-    if block := re.match(r"backbone\.(layer|body\.blocks\.)(\d)", name):
-        return 5 - int(block[2]) if block[1] == "layer" else 6 - int(block[2])
-    return 1 if name.startswith("backbone.body.norm") else 7 if ".body." in name else 5
-
-
 def plain_loop(cfg: config.Config, num_steps: int) -> tuple[models.Segmenter, list[float], list[float]]:
     """Train as the flags say by torch's AdamW, clip_grad_norm_ and formulas. Return (model, losses, norms)."""
     torch.manual_seed(cfg.seed)
     model = models.build(cfg.model_type, **cfg.architecture, freeze_bn=True).train()
     groups = []
     for name, parameter in model.named_parameters():
-        factor = 0.75 ** num_parts_above(name) if name.startswith("backbone") else 2.0
+        factor = 1.0 if name.startswith("backbone") else 2.0
         decay = 0.0 if parameter.ndim == 1 or name.endswith(("pos_embed", "token")) else 0.05
         groups.append({"params": [parameter], "factor": factor, "weight_decay": decay})
     optimizer = torch.optim.AdamW(groups, lr=1.0, betas=(0.9, 0.999))
@@ -78,12 +70,12 @@ def plain_loop(cfg: config.Config, num_steps: int) -> tuple[models.Segmenter, li
 
 @pytest.mark.parametrize("network", NETWORKS)
 def test_run_is_a_plain_loop_with_torchs_adamw_on_any_processes(demo_flags, float64, tmp_path, network):
-    """10 steps of global batch 4 in float64: one process, two, two that shard and accumulate."""
+    """10 steps of global batch 4 in float64: one process, two, two that accumulate."""
     length = {"epochs": None, "max_steps": 10, "warmup_epochs": None, "warmup_steps": 2, "val_epoch_frequency": 0}
     kind = DENSE | NETWORKS[network] | {"lr_scaling": "none", "batchsize": None}
     words = demo_flags(**ADAMW | length | kind)
     words.append(NO_DECAY)
-    ways = {"two": ["--batchsize", "2"], "shards": ["--batchsize", "1", "--accum_steps", "2", "--zero1"]}
+    ways = {"two": ["--batchsize", "2"], "accumulated": ["--batchsize", "1", "--accum_steps", "2"]}
     processes = [
         process
         for name, way in ways.items()
@@ -98,27 +90,25 @@ def test_run_is_a_plain_loop_with_torchs_adamw_on_any_processes(demo_flags, floa
     model, losses, norms = plain_loop(cfg, num_steps=10)
     assert min(norms) < cfg.clip_grad < max(norms)  # some are clipped, and some are not
     whole = torch.load(tmp_path / "one" / "last.pt", weights_only=True)
-    for name in ("one", "two", "shards"):
+    for name in ("one", "two", "accumulated"):
         lines = read_metrics(tmp_path / name, "train")
         assert [line["loss"] for line in lines] == pytest.approx(losses, rel=1e-9)
         assert [line["grad_norm"] for line in lines] == pytest.approx(norms, rel=1e-9)
         content = torch.load(tmp_path / name / "last.pt", weights_only=True)
         for key, value in model.state_dict().items():
             # Adam divides by the root of a mean square: where that is tiny, rounding weighs more.
-            torch.testing.assert_close(content["model"][key], value, rtol=1e-7, atol=1e-9)
+            torch.testing.assert_close(content["model"][key], value, rtol=1e-7, atol=1e-7)
         assert len(content["optimizer"]["state"]) == len(list(model.parameters()))
         for number, state in content["optimizer"]["state"].items():
             assert state["step"] == 10
             torch.testing.assert_close(state["exp_avg"], whole["optimizer"]["state"][number]["exp_avg"])
 
 
-@pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_killed_and_resumed_run_ends_the_same_bit_for_bit(demo_flags, tmp_path, world_size, network):
-    """SIGKILL to each process, in mid-epoch. Two processes share AdamW's state."""
+def test_killed_and_resumed_run_ends_the_same_bit_for_bit(demo_flags, tmp_path, world_size):
+    """SIGKILL to each process, in mid-epoch."""
     more = {"epochs": 3 * world_size, "val_epoch_frequency": 0, "save_step_frequency": 3, "amp": "bf16", "ema": 0.9}
-    kind = {"model_type": "deeplabv3", "freeze_backbone": 1, "zero1": world_size > 1} | NETWORKS[network]
-    words = demo_flags(**ADAMW | more | kind)
+    words = demo_flags(**ADAMW | more | {"model_type": "deeplabv3", "freeze_backbone": 1})
     run = functools.partial(start_group, world_size, cwd=tmp_path)
     words.append(NO_DECAY)
     whole, killed = (run([*words, "--name", name]) for name in ("whole", "killed"))
@@ -133,8 +123,7 @@ def test_killed_and_resumed_run_ends_the_same_bit_for_bit(demo_flags, tmp_path, 
     succeed(whole)
     assert_same_run(folder, tmp_path / "whole")
     groups = checkpoint.read_run(folder / "last.pt")["optimizer"]["param_groups"]
-    num_trained = {"resnet": 4, "vit": 6}[network]
-    assert {group["lr_factor"] for group in groups} == {2.0, *(0.75**power for power in range(1, num_trained + 1))}
+    assert {group["lr_factor"] for group in groups} == {1.0, 2.0}
     assert {group["weight_decay"] for group in groups} == {0.0, 0.05}
 
 
@@ -190,7 +179,6 @@ def test_momentum_and_adamws_state_are_not_mixed(demo_run, tmp_path):
         ("--optimizer adamw --betas 0.9 1", "--betas 1.0: must be at least 0 and below 1"),
         ("--schedule step", "One of cosine, poly, constant"),
         ("--clip_grad -1", "--clip_grad -1.0: must be at least 0"),
-        ("--layer_decay 1.5", "--layer_decay 1.5: must be above 0 and at most 1"),
         ("--head_lr_factor 0", "--head_lr_factor 0.0: must be above 0"),
         ("--patience 2 --val_epoch_frequency 0", "--patience has no effect without --val_epoch_frequency"),
     ],
@@ -199,9 +187,3 @@ def test_wrong_flags_are_named(words, named):
     with pytest.raises(UserError) as caught:
         config.parse(["--dataset_path", "somewhere", *words.split()])
     assert named in str(caught.value)
-
-
-def test_names_of_other_trainers_are_accepted():
-    words = "--optimizer adamw --schedule poly --max-grad-norm 1 --weight-decay 0.1 --patience 3"
-    cfg = config.parse(["--dataset_path", "somewhere", *words.split()])
-    assert (cfg.optimizer, cfg.schedule, cfg.clip_grad, cfg.wdecay, cfg.patience) == ("adamw", "poly", 1.0, 0.1, 3)

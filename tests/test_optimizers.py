@@ -6,16 +6,15 @@ import pytest
 import torch
 from conftest import flags
 from torch import nn
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.optim import SGD, AdamW, Optimizer
 
 import config
 import models
 import utils
 from distributed.group import Group
-from distributed.join import process_group
 from optimization.amp import LossScaler
-from optimization.optimizers import FusedAdamW, FusedSGD
+from optimization.optimizers import FusedSGD, make_optimizer
+from runs.state import _restore_optimizer
 
 OPTIONS = {"lr": 0.5, "weight_decay": 0.125}
 
@@ -25,72 +24,52 @@ def steps(optimizer: Optimizer, weight: nn.Parameter, gradients: list[float], sc
     scaler = LossScaler(torch.device("cpu"), enabled=scale)
     values = []
     for gradient in gradients:
-        scaler.scale(weight * gradient).backward()
+        scaler.scale((weight * gradient).sum()).backward()
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
-        values.append(weight.item())
+        [value] = weight.unique().tolist()
+        values.append(value)
     return values
 
 
 @pytest.mark.parametrize("scale", [False, True])
-@pytest.mark.parametrize("momentum", [0.0, 0.5])
-def test_steps_are_those_of_sgd(momentum, scale):
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_steps_of_one_kernel_are_the_plain_ones(name, scale):
+    options = OPTIONS | ({"momentum": 0.5} if name == "sgd" else {})
     results = []
-    for kind in (SGD, FusedSGD):
+    for fused in (False, True):
         weight = nn.Parameter(torch.tensor(8.0))
-        results.append(steps(kind([weight], momentum=momentum, **OPTIONS), weight, [2.0, -4.0, 0.0], scale))
-    # The gradient with weight decay is 2 + 8 / 8 = 3, so the weight becomes 8 - 0.5 * 3 = 6.5.
-    assert results[1][0] == 6.5
-    assert results[0] == results[1]  # few digits, so nothing is rounded
-
-
-@pytest.mark.parametrize("scale", [False, True])
-def test_steps_are_those_of_adamw(scale):
-    results = []
-    for kind in (AdamW, FusedAdamW):
-        weight = nn.Parameter(torch.tensor(8.0))
-        results.append(steps(kind([weight], **OPTIONS), weight, [2.0, float("inf") if scale else 3.0, -4.0], scale))
-    # Decay: 8 - 0.5 / 8 * 8 = 7.5. The first averages, without their bias, are 2 and 2^2: the step is 0.5 * 2 / 2.
-    assert results[0][0] == pytest.approx(7.0, rel=1e-6)
+        optimizer = make_optimizer(name, [{"params": [weight]}], fused=fused, **options)
+        results.append(steps(optimizer, weight, [2.0, float("inf") if scale else 3.0, -4.0], scale))
+    # SGD: the gradient with weight decay is 2 + 8 / 8 = 3, so the weight becomes 8 - 0.5 * 3. AdamW: 8 - 0.5 / 8 * 8,
+    # and the first averages, without their bias, are 2 and 2^2: the step is 0.5 * 2 / 2.
+    assert results[0][0] == pytest.approx({"sgd": 6.5, "adamw": 7.0}[name], rel=1e-6)
     assert results[1] == pytest.approx(results[0], rel=1e-6)
     assert not scale or results[1][1] == results[1][0]  # skipped
-
-
-def test_step_counts_move_to_the_device_of_their_parameter():
-    """ZeroRedundancyOptimizer loads them into CPU memory, and AdamW on the CPU has them there."""
-    optimizer = FusedAdamW([nn.Parameter(torch.empty(2, device="meta"))])
-    [weight] = optimizer.param_groups[0]["params"]
-    optimizer.state[weight]["step"] = torch.tensor(3.0)
-    for hook in optimizer._optimizer_step_pre_hooks.values():
-        hook(optimizer, (), {})
-    assert optimizer.state[weight]["step"].is_meta
 
 
 def test_a_first_step_that_is_skipped_leaves_no_momentum(monkeypatch):
     """torch's own fused SGD then begins with whatever was in the memory."""
     monkeypatch.setattr(torch, "empty_like", lambda values: torch.full_like(values, 1e9))
     weight = nn.Parameter(torch.full((1000,), 8.0))
-    optimizer = FusedSGD([weight], momentum=0.5, **OPTIONS)
-    scaler = LossScaler(torch.device("cpu"), enabled=True)
-    for gradient in (float("inf"), 2.0):
-        scaler.scale((weight * gradient).sum()).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad()
-    assert weight.unique().tolist() == [6.5]
-    assert scaler.counts[1] == 1
+    assert steps(FusedSGD([weight], momentum=0.5, **OPTIONS), weight, [float("inf"), 2.0], scale=True)[1] == 6.5
 
 
-def test_states_are_exchanged_and_a_parameter_may_join_late():
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_states_are_exchanged_and_a_parameter_may_join_late(name):
     torch.manual_seed(0)
     layers = nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3)])
-    kinds = [SGD, FusedSGD, SGD]
-    whole = SGD(copy.deepcopy(layers).parameters(), momentum=0.5, **OPTIONS)
-    optimizers = [kind(layers.parameters(), momentum=0.5, **OPTIONS) for kind in kinds]
+    options = OPTIONS | ({"momentum": 0.5} if name == "sgd" else {})
+
+    def make(parameters, *, fused: bool) -> Optimizer:
+        return make_optimizer(name, [{"params": list(parameters)}], fused=fused, **options)
+
+    whole = make(copy.deepcopy(layers).parameters(), fused=False)
+    optimizers = [make(layers.parameters(), fused=fused) for fused in (False, True, False)]
     state = optimizers[0].state_dict()
     for number, optimizer in enumerate(optimizers):
-        optimizer.load_state_dict({"state": state["state"], "param_groups": optimizer.state_dict()["param_groups"]})
+        _restore_optimizer(optimizer, state)
         for one in (optimizer, whole):
             for index, parameter in enumerate(one.param_groups[0]["params"]):
                 parameter.grad = None if number == 0 and index > 1 else parameter.detach().cos() + number
@@ -100,23 +79,30 @@ def test_states_are_exchanged_and_a_parameter_may_join_late():
         torch.testing.assert_close(ours, expected)
 
 
-def test_shards_of_the_state_are_fused_too():
-    weight = nn.Parameter(torch.tensor(8.0))
-    with process_group(distributed=True, device="cpu"):
-        optimizer = ZeroRedundancyOptimizer([weight], optimizer_class=FusedSGD, momentum=0.5, **OPTIONS)
-        values = steps(optimizer, weight, [2.0, float("inf"), -4.0], scale=True)
-        optimizer.consolidate_state_dict()
-        # 8 - 0.5 * 3; skipped; then the momentum is 0.5 * 3 + (-4 + 6.5 / 8) = -1.6875
-        assert values == [6.5, 6.5, 6.5 + 0.5 * 1.6875]
-        assert optimizer.state_dict()["state"][0]["momentum_buffer"] == -1.6875
+def test_step_counts_move_to_the_device_of_their_parameter():
+    """AdamW on the CPU has them there, and the kernel of CUDA needs them on the device."""
+    counts = []
+    for device in ("cpu", "meta"):
+        weight = nn.Parameter(torch.ones(2, device=device))
+        optimizer = make_optimizer("adamw", [{"params": [weight]}], fused=False, **OPTIONS)
+        if device == "cpu":
+            weight.grad = torch.ones(2)
+            optimizer.step()
+            saved = optimizer.state_dict()
+        else:
+            optimizer.param_groups[0]["fused"] = True  # which torch refuses to set up for "meta"
+            _restore_optimizer(optimizer, saved)
+        counts.append(optimizer.state[weight]["step"].device.type)
+    assert counts == ["cpu", "meta"]
 
 
-KINDS = [("sgd", "cpu", SGD), ("sgd", "cuda", FusedSGD), ("adamw", "cpu", AdamW), ("adamw", "cuda", FusedAdamW)]
-
-
-@pytest.mark.parametrize(("name", "device", "kind"), KINDS)
+@pytest.mark.parametrize(
+    ("name", "device", "kind"),
+    [("sgd", "cpu", SGD), ("sgd", "cuda", FusedSGD), ("adamw", "cpu", AdamW), ("adamw", "cuda", AdamW)],
+)
 def test_cuda_gets_the_fused_one(tmp_path, name, device, kind):
     cfg = config.parse(flags(dataset_path=tmp_path, optimizer=name))
     model = models.build(cfg.model_type, layers=18, num_classes=5)
     optimizer = utils.get_optimizer(cfg, model, Group(torch.device(device)), 0.5)
     assert type(optimizer) is kind
+    assert bool(optimizer.defaults["fused"]) == (device == "cuda")

@@ -83,7 +83,7 @@ def test_a_kernel_that_works_is_chosen(kernel):
 @interpreted
 @pytest.mark.parametrize("result", ["raises", "is wrong"])
 def test_a_kernel_that_does_not_is_named_and_left_out(kernel, result, monkeypatch, caplog):
-    def run(work, *, gradient):
+    def run(work):
         if result == "raises":
             raise RuntimeError("Failed to find C compiler")
         return torch.zeros_like(work.logits)

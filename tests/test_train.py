@@ -89,7 +89,7 @@ def test_tensorboard_has_curves_and_pictures(run_of_two_epochs):
 
 def test_checkpoint_holds_tensors_and_plain_values_only(run_of_two_epochs):
     content = read(run_of_two_epochs)  # B3: weights_only refuses anything else
-    state = "format model ema optimizer scaler epoch samples step validated best_miou class_weights ranks"
+    state = "format model ema optimizer scaler epoch samples step validated best_miou ranks"
     state += " validations_since_best"
     assert set(content) == {*state.split(), "origin", "listing", "run", "config"}
     assert (content["epoch"], content["step"]) == (2, 8)
