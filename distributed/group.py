@@ -17,7 +17,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from distributed.lifeline import Lifeline
 from support.signals import StopRequest
 from support.threads import ThreadPool
 
@@ -49,16 +48,10 @@ class Group:
     stop: StopRequest = field(default_factory=StopRequest)
     local_world_size: int = 1
     launcher: str = ""
-    lifeline: Lifeline | None = None
 
     @property
     def is_main(self) -> bool:
         return self.rank == 0
-
-    def advise(self, advice: Callable[[], str]) -> None:
-        """Register a function whose text is appended to the message if another rank's error ends this process."""
-        if self.lifeline:
-            self.lifeline.advice = advice
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Return the sum of a tensor over ranks, as a new tensor on the same device. Collective.

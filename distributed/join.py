@@ -91,7 +91,7 @@ def _join(
     wait = timedelta(seconds=timeout)
     signals.has_joined_group = True
     dist.init_process_group(backends, timeout=wait, store=store, rank=rank, world_size=world_size)
-    group = Group(device, rank, local_rank, world_size, backend, line.stop, local_world_size, place.launcher, line)
+    group = Group(device, rank, local_rank, world_size, backend, line.stop, local_world_size, place.launcher)
     check_gpus(group)
     return group
 

@@ -12,7 +12,6 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
 from urllib.parse import urlsplit
 
 import torch.distributed as dist
@@ -40,7 +39,6 @@ class Lifeline:
 
     def __init__(self, rank: int, world_size: int, stop: StopRequest):
         self.rank, self.world_size, self.stop = rank, world_size, stop
-        self.advice: Callable[[], str] = str  # returns the text to append to another rank's error
         self.readers: dict[socket.socket, threading.Thread] = {}
         self._end = threading.RLock()  # only the thread that holds it may end this process: for one reason, once
 
@@ -174,7 +172,7 @@ class Lifeline:
             return
         self._send(f"failed {text}", but=source)
         status, cause = text.split(" ", 1)
-        tqdm.write(f"error (rank {self.rank}): {cause}{self.advice()}", file=sys.stderr)
+        tqdm.write(f"error (rank {self.rank}): {cause}", file=sys.stderr)
         if self.rank == 0:
             self._wait_for_others()  # this process may serve the store
         exit_at_once(int(status), write_seconds=WRITE_SECONDS)

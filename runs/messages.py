@@ -3,7 +3,6 @@
 import json
 import logging
 import os
-import sys
 from pathlib import Path
 
 from torch import nn
@@ -20,7 +19,7 @@ from runs.checkpoint import step_of
 from runs.folder import REPORT
 from runs.state import TrainState
 from support.processes import num_cores
-from support.shell import python_command, quoted, torchrun_command
+from support.shell import python_command, quoted
 
 log = logging.getLogger("segtrain")
 
@@ -112,9 +111,6 @@ def resume_hint(group: Group, folder: Path | None) -> str:
     words = ["--resume", os.path.join(str(folder), "last.pt")]
     if group.world_size == 1:
         return f"to resume: {python_command('train.py', *words)}"
-    one_machine = group.local_world_size == group.world_size
-    if group.launcher == "torchrun" and one_machine and sys.platform != "win32":
-        return f"to resume: {torchrun_command(group.world_size, 'train.py', *words)}"
     return f"to resume, start all processes as before and add: {quoted(words)}"
 
 

@@ -46,7 +46,6 @@ class Run:
         self._log_file: TextIO | None = None
         self._writer = checkpoint.Writer()
         self._report: Callable[[], object] = lambda: None  # writes the report, with the next checkpoint
-        group.advise(self._hint_after_failure)  # rank 0 adds it to another rank's error
 
     def find_checkpoint(self) -> dict | None:
         """Return the content of the checkpoint that --resume names, or None if there is none. Collective.

@@ -27,9 +27,13 @@ class Schedule:
 
     def __init__(self, cfg: Config, sampler: TrainSampler, saved: dict | None = None):
         self.cfg, self.sampler = cfg, sampler
-        if saved is None or cfg.reset_data_offset:
-            self.origin = _new_origin(cfg, sampler)
-        else:
+        self.origin = {
+            "world_size": sampler.num_replicas,
+            "global_batch": sampler.global_batch,
+            "steps_per_epoch": sampler.steps_per_epoch,
+            "lr_factor": 1.0 if cfg.total_batchsize else _scaling(cfg.lr_scaling, sampler.num_replicas),
+        }
+        if saved is not None and not cfg.reset_data_offset:
             self.origin = saved["origin"]
         self.change = _scaling(cfg.lr_scaling, sampler.global_batch / self.origin["global_batch"])
         self.factor = self.origin["lr_factor"] * self.change
@@ -95,7 +99,7 @@ class Schedule:
 
     def log(self) -> None:
         """Log the global batch and the peak learning rate, and how they are computed."""
-        cfg, sampler, origin = self.cfg, self.sampler, self.origin
+        cfg, sampler = self.cfg, self.sampler
         product = f" = {cfg.batchsize}" if sampler.global_batch > cfg.batchsize else ""
         product += f" x {cfg.accum_steps} (--accum_steps)" if cfg.accum_steps > 1 else ""
         product += f" x {sampler.num_replicas} processes" if sampler.num_replicas > 1 else ""
@@ -109,16 +113,9 @@ class Schedule:
             f"{self.total_steps} steps in all, lr {lr}"
             + ("; too few to train well: without --epochs, --max_steps or --warmup_epochs, more are chosen" * is_short),
         )
-        new = _new_origin(cfg, sampler)
-        if all(new[key] == origin[key] for key in ("world_size", "global_batch", "lr_factor")):
-            return
-        reason = f"the batch is now {sampler.global_batch}, so --lr_scaling multiplies the lr by {self.change:g}"
-        if sampler.global_batch == origin["global_batch"]:
-            reason = "the batch is the same, so the factor is kept"
-        log.info(
-            f"the run began with {origin['world_size']} process(es), a global batch of {origin['global_batch']} and "
-            f"--lr x {origin['lr_factor']:g}; {reason}"
-        )
+        if sampler.global_batch != self.origin["global_batch"]:
+            began = f"the run began with a global batch of {self.origin['global_batch']}"
+            log.info(f"{began}: --lr_scaling {cfg.lr_scaling} multiplies the lr by {self.change:g}")
 
 
 def lr_factor(position: float, total_steps: int, warmup_steps: float, kind: str = "cosine") -> float:
@@ -137,15 +134,6 @@ def lr_factor(position: float, total_steps: int, warmup_steps: float, kind: str 
     if kind == "poly":
         return ((total_steps - position) / (total_steps - warmup_steps)) ** POLY_POWER
     return 0.5 * (1 + math.cos(math.pi * (position - warmup_steps) / (total_steps - warmup_steps)))
-
-
-def _new_origin(cfg: Config, sampler: TrainSampler) -> dict[str, float]:
-    return {
-        "world_size": sampler.num_replicas,
-        "global_batch": sampler.global_batch,
-        "steps_per_epoch": sampler.steps_per_epoch,
-        "lr_factor": 1.0 if cfg.total_batchsize else _scaling(cfg.lr_scaling, sampler.num_replicas),
-    }
 
 
 def _scaling(rule: str, ratio: float) -> float:

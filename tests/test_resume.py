@@ -86,8 +86,6 @@ def test_saved_by_4_processes_goes_on_with_2_and_with_1(tmp_path):
             shutil.copy(whole / "x" / file, tmp_path / name / "x")
         again = run(name, world_size, "--resume", "auto", "--accum_steps", str(accum_steps))
         assert consumed(again, world_size, 2) == expected[4 * 8 :]
-        told = "the run began with 4 process(es), a global batch of 8 and --lr x 4; the batch is the same"
-        assert told in (again / "stdout").read_text()
         lines = read_metrics(again / "x", "train")
         for line, expected_line in zip(lines, read_metrics(whole / "x", "train"), strict=True):
             assert line["losses"] == pytest.approx(expected_line["losses"], rel=1e-6)
@@ -100,7 +98,8 @@ def test_saved_by_4_processes_goes_on_with_2_and_with_1(tmp_path):
     (tmp_path / "half" / "x").mkdir(parents=True)
     shutil.copy(whole / "x" / "step_00000004.pt", tmp_path / "half" / "x")
     half = run("half", 2, "--resume", "auto")
-    assert "the batch is now 4, so --lr_scaling multiplies the lr by 0.5" in (half / "stdout").read_text()
+    told = "the run began with a global batch of 8: --lr_scaling linear multiplies the lr by 0.5"
+    assert told in (half / "stdout").read_text()
     # 27 - 8 = 19 samples of epoch 2 are left: 4 steps of 4; then 6 steps of epoch 3
     assert consumed(half, 2, 2)[: 4 * 4] == expected[4 * 8 : 6 * 8]
     lines = read_metrics(half / "x", "train")
