@@ -1,7 +1,6 @@
 @echo off
 rem Like run_ddp.sh, on Windows: run a config on the GPUs of one machine or several, with the same variables.
 setlocal
-if not defined TASK set "TASK=train"
 if not defined NNODES set "NNODES=1"
 if not defined NODE_RANK set "NODE_RANK=0"
 if not defined CONFIG set "CONFIG=%~dp0configs\ddp_example.yaml"
@@ -9,4 +8,4 @@ if not defined MASTER_ADDR if not "%NNODES%"=="1" echo MASTER_ADDR: set it to th
 if not defined MASTER_ADDR set "MASTER_ADDR=localhost"
 if not defined MASTER_PORT set "MASTER_PORT=29500"
 "%~dp0scripts\launch.bat" torch.distributed.run --nnodes %NNODES% --node_rank %NODE_RANK% --master_addr "%MASTER_ADDR%" ^
-    --master_port %MASTER_PORT% "%~dp0train.py" --config "%CONFIG%" --task %TASK% %*
+    --master_port %MASTER_PORT% "%~dp0train.py" --config "%CONFIG%" %*

@@ -37,10 +37,9 @@ from optimization.amp import autocast
 from runs import messages
 from runs.messages import data_check_command, epoch_title, loader_advice, log_data, log_launch, log_model, score_text
 from runs.run import Run
-from runs.schedule import Schedule
+from runs.schedule import Schedule, is_due
 from runs.state import TrainState
 from support.errors import STOPPED
-from tasks import run_task
 
 MORE_MEMORY = (
     "lower --batchsize (and raise --accum_steps to keep the global batch) or --crop_size, or use --amp bf16 or "
@@ -52,13 +51,11 @@ log = logging.getLogger("segtrain")
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Train as the flags say, or run --task test or predict. Return the exit status: 0, or STOPPED after a signal.
+    """Train as the flags say. Return the exit status: 0, or STOPPED after a signal.
 
     argv: the command line's words; None: sys.argv.
     """
     cfg = config.parse(argv)
-    if cfg.task != "train":
-        return run_task(cfg, argv)
     with utils.join_group(cfg) as group, Run(cfg, group) as run, program.advice(str(group.device), MORE_MEMORY):
         return train(cfg, group, run)
 
@@ -72,7 +69,7 @@ def train(cfg: Config, group: Group, run: Run) -> int:
     cfg = utils.share_batch(utils.get_recipe(cfg, group, saved), group)
     train_loader, val_loader = utils.get_loader(cfg, "train", group), utils.get_loader(cfg, "val", group)
     train_set, val_set, sampler = train_loader.dataset, val_loader.dataset, train_loader.sampler
-    checks.check_setup(group, {"training list": train_set, "validation list": val_set}, sampler.order(epoch=0))
+    checks.check_setup(group, {"training list": train_set, "validation list": val_set})
     command = data_check_command(cfg)
     check_sample(train_set.files, val_set.files, cfg.numclasses, command, group.map, train_set.label_map)
     classes = read_classes(cfg.classes, cfg.numclasses)
@@ -147,7 +144,7 @@ class Trainer:
                     continue  # to the end of `steps`
                 self.start_training()
             self.train_step(micro_batches)
-            if schedule.saves_step(state):
+            if is_due(state.step, cfg.save_step_frequency):
                 run.save(state, f"step_{state.step:08d}.pt")
 
     def start_training(self) -> None:
@@ -179,18 +176,16 @@ class Trainer:
                 state.scaler.scale(loss * group.world_size).backward()
             parts = parts + micro_parts
 
-        # 3. Update the weights. The first step, and each --check_sync_frequency steps, also compares the ranks.
-        check = self.schedule.compares_ranks(state)
-        if check:
-            unused = checks.check_gradients(group, state.raw_model, unused_allowed=cfg.find_unused_parameters)
-            if unused:
-                log.info(f"no loss depends on {', '.join(unused)}")
+        # 3. Update the weights. The first step of this process also compares the ranks.
+        is_first = state.steps_here == 0
+        if is_first:
+            checks.check_gradients(group, state.raw_model)
         lr, num_images = self.schedule.lr(state), self.schedule.sampler.global_batch
         state.update(lr, num_images)
         losses = criterion.by_name(group.sum(parts))
-        self.run.metrics.log_step(state, losses, parts, lr=lr, num_images=num_images)
+        self.run.metrics.log_step(state, losses, lr=lr, num_images=num_images)
         self.run.check_writes()
-        if check:
+        if is_first:
             checks.check_weights(group, state.raw_model, buffers_averaged=False)
 
     def finish_epoch(self) -> None:
@@ -209,7 +204,7 @@ class Trainer:
             names += ["best.pt"] if is_best else []
         if sampler.is_through(state.samples):  # and not at --max_steps
             state.epoch, state.samples = state.epoch + 1, 0
-            if self.schedule.saves_epoch(state):
+            if is_due(state.epoch, self.cfg.save_epoch_frequency):
                 names.append(f"epoch_{state.epoch:04d}.pt")
         rate = run.metrics.pace.rate_text(sampler.global_batch, loader_advice(self.train_loader))
         log.info(f"{line}, {run.metrics.pace.time_text()}{rate}")

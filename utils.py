@@ -48,7 +48,6 @@ def join_group(cfg: LaunchFlags) -> contextlib.AbstractContextManager[Group]:
         rank=cfg.rank,
         local_rank=cfg.local_rank,
         timeout=cfg.dist_timeout,
-        debug=cfg.log_level == "DEBUG",
     )
 
 

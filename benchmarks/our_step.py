@@ -34,7 +34,7 @@ def our_step(cfg: Config, mode: AbsentGPU, world_size: int = 1) -> Iterator[tupl
     """Build a run on the absent GPU for the body. Yield (function that does a step on random batches, its state).
 
     Steps 1 and 2 are done, and may copy to the GPU: they make the momentum and, in a group, DDP's buckets. Operations
-    are recorded in the body alone. The comparison of ranks, in the first step and each --check_sync_frequency steps, is
+    are recorded in the body alone. The comparison of ranks, in the first step, is
     left out.
     """
     cfg = dataclasses.replace(cfg, amp=resolve(cfg.amp, CUDA))

@@ -97,7 +97,7 @@ def get_model(cfg: Config, group: Group, start: StartWeights | None = None) -> t
         log.warning(f"--grad_checkpointing saves no memory: {cfg.backbone} has no sequence of blocks to recompute")
     if cfg.compile:
         compile_blocks(raw_model)
-    return raw_model, group.wrap(raw_model, find_unused=cfg.find_unused_parameters)
+    return raw_model, group.wrap(raw_model)
 
 
 def build_model(cfg: Config) -> models.Segmenter:

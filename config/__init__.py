@@ -8,7 +8,7 @@ from pathlib import Path
 import yaml
 
 from config.checks import check
-from config.programs import READER, TASKS
+from config.programs import READER
 from config.reader import ConfigFile
 from config.training import Config
 from support.errors import UserError
@@ -21,11 +21,9 @@ def parse(argv: list[str] | None = None) -> Config:
     """Read the flags of train.py from the command line (default: sys.argv) and the YAML file of --config.
 
     Return a Config. Without --config and --dataset_path, the YAML file is configs/demo.yaml, or config.yaml of the run
-    to --resume. With --task test or predict, the result also has evaluate.py's or predict.py's flags. Raises UserError
-    on unknown flags and invalid values.
+    to --resume. Raises UserError on unknown flags and invalid values.
     """
-    reader = TASKS[READER.peek(argv, "task")]
-    overrides, config_file, notes = reader.command_line(argv)
+    overrides, config_file, notes = READER.command_line(argv)
     saved = Path(overrides.get("resume", "")).parent / "config.yaml"
     if config_file is None and "dataset_path" not in overrides:
         if overrides.get("resume", "auto") != "auto" and saved.is_file():
@@ -37,20 +35,18 @@ def parse(argv: list[str] | None = None) -> Config:
                 "no --dataset_path: training on the demo (configs/demo.yaml); for your own data: docs/your_data.md"
             )
     file_values = READER.yaml_file(config_file, notes) if config_file else {}
-    if config_file and file_values.get("task", "train") != "train":
-        raise UserError(f"{config_file.path}: task: {file_values['task']}: it belongs on the command line, as --task")
-    if config_file and config_file.stage and file_values.get("name"):
-        file_values["name"] += f"-{config_file.stage}"  # each stage is a run of its own
-    merged = reader.merge(file_values, overrides)
+    if config_file:
+        name, stage = file_values.get("name") or config_file.path.stem, config_file.stage
+        file_values["name"] = f"{name}-{stage}" if stage else name  # each stage is a run of its own
+    merged = READER.merge(file_values, overrides)
     if "layers" in merged and merged.get("backbone", "resnet") != "resnet":
         notes.append(f"--layers {merged['layers']} is not used: --backbone {merged['backbone']} has a depth of its own")
     if {"epochs", "max_steps"} <= set(overrides):
         notes.append(f"--epochs {merged['epochs']} is not used: --max_steps {merged['max_steps']} sets the length")
-    cfg = reader.declared(**merged, notes=notes, given=frozenset(merged))
+    cfg = Config(**merged, notes=notes, given=frozenset(merged))
     if "model_type" not in merged and "Pseudo" not in cfg.dataset:
         cfg.model_type = "res50_ASPP"  # LoRM needs pseudo-labels
-    if not cfg.name:
-        cfg.name = config_file.name if config_file else f"{cfg.dataset}_{cfg.model_type}"
+    cfg.name = cfg.name or f"{cfg.dataset}_{cfg.model_type}"
     check(cfg)
     return cfg
 

@@ -3,9 +3,8 @@
 import re
 from dataclasses import fields
 
-from config.augmentation import AugmentationFlags
 from config.losses import parse_loss, read_class_weights
-from config.training import Config
+from config.training import AugmentationFlags, Config
 from support.errors import UserError
 
 
@@ -65,17 +64,12 @@ def _check_backbone(cfg: Config) -> None:
 
 
 def _check_numbers(cfg: Config) -> None:
-    """Raise UserError if --scale or --betas has no two numbers, the warm-up is too long, or distances do not fit."""
+    """Raise UserError if --scale or --betas has no two numbers, or if distances do not fit --long_side."""
     if len(cfg.scale) != 2 or cfg.scale[0] > cfg.scale[1]:
         given = " ".join(f"{value:g}" for value in cfg.scale)
         raise UserError(f"--scale {given}: give the least and the largest factor, such as --scale 0.5 2")
     if len(cfg.betas) != 2:
         raise UserError("--betas: give two numbers, such as --betas 0.9 0.999")
-    if not cfg.max_steps and cfg.warmup_steps < 0 and not cfg.warmup_epochs < cfg.epochs:
-        raise UserError(
-            f"--warmup_epochs {cfg.warmup_epochs:g} with --epochs {cfg.epochs}: the learning rate would never "
-            "reach --lr; give fewer warm-up epochs, or a number of optimizer steps by --warmup_steps"
-        )
     for name in ("distancemap_s", "distancemap_c"):
         if getattr(cfg, name) and cfg.long_side:
             raise UserError(

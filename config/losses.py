@@ -2,7 +2,6 @@
 
 import difflib
 import math
-from pathlib import Path
 
 from support.errors import UserError
 
@@ -36,28 +35,17 @@ def parse_loss(text: str) -> dict[str, float]:
 def read_class_weights(text: str, num_classes: int) -> list[float] | None:
     """Return the weights of --class_weights, one per class; None for "none" and "balanced".
 
-    text: numbers such as "1,2,0.5", or the path of a file with one number a line. Raises UserError if the file cannot
-    be read, the count is not num_classes, a weight is negative or no number, or all weights are 0.
+    text: numbers such as "1,2,0.5". Raises UserError if their count is not num_classes, a weight is negative or no
+    number, or all weights are 0.
     """
     if text in ("none", "balanced"):
         return None
-    words, source = text.split(","), f"--class_weights {text}"
-    if len(words) == 1:
-        try:
-            words = Path(text).read_text(encoding="utf-8-sig").split()
-        except (OSError, UnicodeDecodeError) as error:
-            problem = getattr(error, "strerror", "not UTF-8 text")
-            raise UserError(
-                f"{source}: {problem}; give none, balanced, 1,2,0.5 or a FILE with one number a line"
-            ) from None
-    if len(words) != num_classes:
-        raise UserError(f"{source}: {len(words)} numbers, but --numclasses is {num_classes}: give one for each class")
-    weights = [_number(word) for word in words]
-    for number, weight in enumerate(weights):
-        if not 0 <= weight < math.inf:
-            raise UserError(f"{source}: {words[number]!r}, of class {number}, must be a number of at least 0")
-    if not any(weights):
-        raise UserError(f"{source}: all weights are 0: set at least one above 0")
+    weights = [_number(word) for word in text.split(",")]
+    if len(weights) != num_classes or not all(0 <= weight < math.inf for weight in weights) or not any(weights):
+        raise UserError(
+            f"--class_weights {text}: give none, balanced or {num_classes} numbers of at least 0, one a class and not "
+            "all 0, such as 1,2,0.5"
+        )
     return weights
 
 

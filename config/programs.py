@@ -1,4 +1,4 @@
-"""The flags of evaluate.py, predict.py, pseudo.py and export.py, and of train.py --task test and predict."""
+"""The flags of evaluate.py, predict.py, pseudo.py and export.py."""
 
 from dataclasses import dataclass
 
@@ -77,16 +77,6 @@ class ExportFlags(CheckpointFlags, DataFlags, ModelFlags):
     device: str = flag("cpu", "run the check on this device: cpu, cuda or cuda:N; the file runs on any")
 
 
-@dataclass
-class TestFlags(EvaluateFlags, Config):
-    """The flags of evaluate.py and train.py."""
-
-
-@dataclass
-class PredictTaskFlags(PredictFlags, Config):
-    """The flags of predict.py and train.py."""
-
-
 OF_CHECKPOINT = "Flags of data, image size and model default to the checkpoint's."
 READER = FlagReader(
     Config,
@@ -98,11 +88,6 @@ EVALUATE = FlagReader(EvaluateFlags, "evaluate.py", f"Score a checkpoint. {OF_CH
 PREDICT = FlagReader(PredictFlags, "predict.py", f"Predict label maps of images and videos. {OF_CHECKPOINT}")
 PSEUDO = FlagReader(PseudoFlags, "pseudo.py", f"Make pseudo-labels from scribbles. {OF_CHECKPOINT}")
 EXPORT = FlagReader(ExportFlags, "export.py", f"Export a checkpoint to ONNX. {OF_CHECKPOINT}")
-TASKS = {
-    "train": READER,
-    "test": FlagReader(TestFlags, "train.py", EVALUATE.description, takes_aliases=True),
-    "predict": FlagReader(PredictTaskFlags, "train.py", PREDICT.description, takes_aliases=True),
-}
 
 
 def check_pseudo(flags: PseudoFlags) -> None:

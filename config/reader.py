@@ -6,6 +6,7 @@ overrides the rest of the file.
 """
 
 import argparse
+import difflib
 import re
 import sys
 from itertools import groupby
@@ -15,8 +16,10 @@ from typing import Any, NamedTuple
 import yaml
 
 from config.flags import flags_of
-from config.hints import unknown_names
 from support.errors import UserError
+
+# Other trainers have names that reach 0.80 with flags that mean something else (freeze -> freeze_bn).
+TYPO = 0.82
 
 
 class ConfigFile(NamedTuple):
@@ -24,11 +27,6 @@ class ConfigFile(NamedTuple):
 
     path: Path
     stage: str
-
-    @property
-    def name(self) -> str:
-        """Return the default name of a run with this file: FILE or FILE-STAGE, without folder and suffix."""
-        return f"{self.path.stem}-{self.stage}" if self.stage else self.path.stem
 
 
 class FlagReader:
@@ -55,13 +53,16 @@ class FlagReader:
         notes: list[str] = []
         words = [self._translate_word(word, notes) for word in (sys.argv[1:] if argv is None else argv)]
         parser = self._parser()
-        options = [word.partition("=")[0] for word in words if re.match(r"--?[A-Za-z_]", word)]
-        unknown = [name for name in dict.fromkeys(options) if name not in parser._option_string_actions]
-        for name in unknown:  # so that its values are not taken for surplus words
-            parser.add_argument(name, dest="unknown", nargs="*")
-        values, surplus = self._parse(parser, words)
+        try:
+            parsed, surplus = parser.parse_known_args(words)
+        except argparse.ArgumentError as error:
+            name = str(error.argument_name)
+            action = parser._option_string_actions.get(name.replace("--no_", "--"))
+            help = action.help if action else "it takes no value"
+            raise UserError(f"{name}: {error.message}: {help}".replace("%%", "%")) from None
+        values, unknown = vars(parsed), [word for word in surplus if re.match(r"--?[A-Za-z_]", word)]
         if unknown:
-            raise UserError(unknown_names("unknown flag", unknown, self.names, "--"))
+            raise UserError(self._unknown_names("flag", unknown, "--"))
         if surplus:
             raise UserError(f"unexpected argument {surplus[0]!r}: flags are written --name value")
         path, stage = values.pop("config", None), values.pop("stage", "")
@@ -69,14 +70,6 @@ class FlagReader:
             raise UserError(f"--stage {stage} without --config: add --config FILE")
         converted = {name: self.flags[name].convert(value, f"--{name}") for name, value in values.items()}
         return converted, ConfigFile(Path(path), stage) if path else None, notes
-
-    def peek(self, argv: list[str] | None, name: str) -> Any:
-        """Return the value of the flag `name` on the command line, or its default. Unknown flags are ignored.
-
-        argv: the words; None: sys.argv. Raises UserError if the value is invalid.
-        """
-        values, _ = self._parse(self._parser(add_help=False), sys.argv[1:] if argv is None else argv)
-        return self.flags[name].convert(values[name], f"--{name}") if name in values else self.flags[name].default
 
     def yaml_file(self, config_file: ConfigFile, notes: list[str]) -> dict:
         """Return {flag: value} of a YAML file; values of the chosen stage override the others.
@@ -86,8 +79,6 @@ class FlagReader:
         """
         path, stage = config_file
         try:
-            if path.exists() and not path.is_file():  # a pipe, which cannot be read again
-                raise UserError(f"--config {path}: is not a file")
             content = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeyLoader)
         except OSError as error:
             raise UserError(f"--config {path}: {error.strerror}") from None
@@ -114,7 +105,7 @@ class FlagReader:
         discarded = {item.name for item in self.flags.values() if item.replaces in overrides}
         return {name: value for name, value in values.items() if name not in discarded} | overrides
 
-    def _parser(self, add_help: bool = True) -> argparse.ArgumentParser:
+    def _parser(self) -> argparse.ArgumentParser:
         """Return an ArgumentParser of all flags, whose values remain text (bool for switches)."""
         parser = argparse.ArgumentParser(
             f"python {self.program}",
@@ -122,7 +113,6 @@ class FlagReader:
             self.description,
             formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=32),
             argument_default=argparse.SUPPRESS,
-            add_help=add_help,
             allow_abbrev=False,
             exit_on_error=False,
         )
@@ -145,20 +135,6 @@ class FlagReader:
                     group.add_argument(f"--{item.name}", metavar=kind, nargs=nargs, help=help)
         return parser
 
-    def _parse(self, parser: argparse.ArgumentParser, words: list[str]) -> tuple[dict, list[str]]:
-        """Return ({flag: value as text}, the words that belong to no flag).
-
-        Raises UserError if a flag lacks its value.
-        """
-        try:
-            values, surplus = parser.parse_known_args(words)
-        except argparse.ArgumentError as error:
-            name = str(error.argument_name)
-            action = parser._option_string_actions.get(name.replace("--no_", "--"))
-            help = action.help if action else "it takes no value"
-            raise UserError(f"{name}: {error.message}: {help}".replace("%%", "%")) from None
-        return vars(values), surplus
-
     def _section(self, content: dict, path: Path, notes: list[str]) -> dict:
         """Return {flag: value} of a YAML mapping and its sections. Raises UserError on unknown or repeated flags."""
         pairs: list[tuple[Any, Any]] = []
@@ -175,14 +151,27 @@ class FlagReader:
             else:
                 values[name] = self.flags[name].convert(value, f"{path}: {name}")
         if unknown:
-            raise UserError(f"{path}: {unknown_names('unknown key', unknown, self.names, '')}")
+            raise UserError(f"{path}: {self._unknown_names('key', unknown, '')}")
         return values
 
-    def _translate_word(self, word: str, notes: list[str]) -> str:
-        """Replace an alias of a flag in a command-line word: `--alias=value` becomes `--flag=value`.
+    def _unknown_names(self, kind: str, unknown: list[str], prefix: str) -> str:
+        """Return the error message on unknown flags or keys, with the nearest known ones."""
+        near, others = [], []
+        names = list(dict.fromkeys(word.partition("=")[0] for word in unknown))
+        for name in names:
+            bare = name.strip("-'").replace("-", "_")
+            alike = [own for own in self.names if own[0] == bare[:1]]  # bn_momentum is no typo of momentum
+            found = difflib.get_close_matches(bare, alike, n=1, cutoff=TYPO)
+            near += [f"{name}: did you mean {prefix}{self.names[found[0]]}?"] if found else []
+            others += [] if found else [name]
+        if others:
+            near.append(
+                f"{', '.join(others)}: see --help for all flags, docs/coming_from.md for names of other trainers"
+            )
+        return f"unknown {kind}{'s' if len(names) > 1 else ''} {'; '.join(near)}"
 
-        Append a note on that.
-        """
+    def _translate_word(self, word: str, notes: list[str]) -> str:
+        """Replace an alias of a flag in a command-line word, with a note: `--alias=value` becomes `--flag=value`."""
         if not word.startswith("--"):
             return word
         name, equals, value = word[2:].partition("=")

@@ -9,21 +9,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 # What a Recipe may choose.
-RECIPE_FLAGS = frozenset(
-    {
-        "layers",
-        "long_side",
-        "crop_size",
-        "batchsize",
-        "accum_steps",
-        "max_steps",
-        "repeat",
-        "val_step_frequency",
-        "optimizer",
-        "lr",
-        "wdecay",
-    }
-)
+RECIPE_FLAGS = frozenset({
+    "layers", "long_side", "crop_size", "batchsize", "accum_steps", "max_steps", "repeat", "val_step_frequency",
+    "optimizer", "lr", "wdecay",
+})  # fmt: skip
 FEW_STEPS = 150  # a run of fewer steps says little about what the model can learn
 NUM_VALIDATIONS = 20
 EPOCHS = 50  # CDSP's; a small list is passed over more often

@@ -133,7 +133,7 @@ class LaunchFlags:
     )
     distributed: bool | None = flag(
         None,
-        "join a process group [if torchrun, srun or mpirun started this process]",
+        "join a process group [if torchrun or srun started this process]",
         per_rank=True,
         aliases="ddp enabled",
     )
@@ -148,11 +148,7 @@ class LaunchFlags:
     local_rank: int = flag(
         -1, "rank of this process on its machine [from the launcher, else counted]", per_launch=True, per_rank=True
     )
-    log_level: str = flag(
-        "INFO",
-        "lowest log level on the terminal; DEBUG: also logs of torch.distributed and NCCL",
-        choices=("DEBUG", "INFO", "WARNING"),
-    )
+    log_level: str = flag("INFO", "lowest log level on the terminal", choices=("DEBUG", "INFO", "WARNING"))
     dist_timeout: float = flag(600.0, "seconds to wait for other processes", ge=1, le=2_592_000)
 
 

@@ -2,9 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from config.augmentation import AugmentationFlags
 from config.flags import flag
-from config.optimisation import OptimFlags
 from config.shared import DataFlags, LaunchFlags, ModelFlags, SizeFlags
 
 
@@ -18,6 +16,23 @@ class TrainDataFlags(SizeFlags):
     distancemap_s: str = flag("", "folder of the distance maps to the scribble [computed on the fly]")
     distancemap_c: str = flag("", "folder of the distance maps to the pseudo-label's contour [computed on the fly]")
     crop_size: int = flag(465, "height and width of a training crop, in pixels [recipe]", ge=16)
+
+
+@dataclass
+class AugmentationFlags:
+    """Augmentation."""
+
+    augment: bool = flag(True, "change training samples at random; --no_augment: centre crop")
+    scale: tuple[float, ...] = flag((0.5, 2.0), "least and largest scale factor; 1 1: keep the size", gt=0)
+    rotation: float = flag(10.0, "largest angle in degrees, both ways; half of the samples are rotated", ge=0, le=180)
+    flip_horizontal: bool = flag(True, "flip half of the samples left to right")
+    flip_vertical: bool = flag(False, "flip half of the samples upside down (images without an up, as from the air)")
+    quarter_turns: bool = flag(False, "turn by 0, 90, 180 or 270 degrees (images without an up)")
+    blur: float = flag(0.5, "share of the samples with a 5x5 Gaussian blur", ge=0, le=1)
+    brightness: float = flag(0.0, "multiply values by a random factor from 1 - N to 1 + N; try N = 0.4", ge=0, le=1)
+    contrast: float = flag(0.0, "multiply differences from the mean colour by such a factor", ge=0, le=1)
+    saturation: float = flag(0.0, "multiply differences from grey by such a factor (RGB images)", ge=0, le=1)
+    hue: float = flag(0.0, "turn hues by at most N of a full turn, both ways, such as 0.05 (RGB images)", ge=0, le=0.5)
 
 
 @dataclass
@@ -55,7 +70,7 @@ class LossFlags:
     """Losses (total = sum of weight * loss over the losses that --dataset has labels for)."""
 
     loss: str = flag("ce", "losses on scribbles or dense masks, added up: ce, dice, lovasz, 0.5*dice")
-    class_weights: str = flag("none", "for ce: none, balanced (by frequency), 1,2,0.5 or a FILE, one a line")
+    class_weights: str = flag("none", "for ce: none, balanced (by frequency), or numbers, one a class: 1,2,0.5")
     l_seg: float = flag(1.0, "weight of --loss", ge=0, aliases="l_segs")
     l_pseudo: float = flag(1.0, "weight of cross entropy on pseudo-labels", ge=0, aliases="l_pesudo")
     l_lorm: float = flag(1.0, "weight of the localization rectification loss (models *_lorm)", ge=0)
@@ -68,15 +83,71 @@ class LossFlags:
 
 
 @dataclass
+class OptimFlags:
+    """Optimization."""
+
+    epochs: int = flag(50, "epochs of the run [recipe: steps instead]", ge=1, aliases="max_epochs")
+    max_steps: int = flag(0, "optimizer steps, instead of --epochs; 0: --epochs [recipe]", ge=0, replaces="epochs")
+    repeat: int = flag(
+        1, "passes over the training list in an epoch, each in another order and augmented anew [recipe]", ge=1
+    )
+    batchsize: int = flag(
+        16,
+        "images per process and forward pass (of all processes: --total_batchsize) [recipe]",
+        ge=1,
+        aliases="batch_size",
+    )
+    total_batchsize: int = flag(
+        0, "global batch, divided over processes; a new run keeps --lr; 0: --batchsize", ge=0, replaces="batchsize"
+    )
+    accum_steps: int = flag(
+        1,
+        "forward passes per optimizer step [recipe: 1, if the GPU has room]",
+        ge=1,
+        aliases="gradient_accumulation_steps",
+    )
+    optimizer: str = flag("sgd", "sgd (with --momentum) or adamw (with --betas) [recipe]", choices=("sgd", "adamw"))
+    lr: float = flag(1e-3, "base learning rate, before --lr_scaling [recipe]", ge=0, aliases="learning_rate")
+    lr_scaling: str = flag(
+        "linear", "scale --lr by the world size; after --resume, by the batch ratio", choices=("linear", "sqrt", "none")
+    )
+    warmup_epochs: float = flag(
+        -1.0,
+        "epochs of linear warm-up (steps: --warmup_steps); --schedule follows [a tenth of the run]",
+        ge=-1,
+        aliases="warmup warmup_epoch",
+    )
+    warmup_steps: int = flag(-1, "optimizer steps of warm-up [--warmup_epochs]", ge=-1, replaces="warmup_epochs")
+    schedule: str = flag(
+        "cosine",
+        "learning rate after the warm-up: cosine to 0, poly (to 0, with power 0.9) or constant",
+        choices=("cosine", "poly", "constant"),
+    )
+    momentum: float = flag(0.9, "momentum of sgd", ge=0)
+    betas: tuple[float, ...] = flag(
+        (0.9, 0.999), "decay rates of adamw's averages of gradients and of their squares", ge=0, lt=1
+    )
+    wdecay: float = flag(5e-4, "weight decay [5e-4; recipe for adamw]", ge=0, aliases="weight_decay")
+    decay_norm_bias: bool = flag(
+        True, "--no_decay_norm_bias: no weight decay on norms and biases, nor on a ViT's position embeddings and tokens"
+    )
+    head_lr_factor: float = flag(1.0, "multiply the learning rate of the head and LoRM by this", gt=0)
+    clip_grad: float = flag(
+        0.0, "clip the gradient to this 2-norm over all parameters; 0: off", ge=0, aliases="max_grad_norm"
+    )
+    ema: float = flag(
+        0.0, "decay of an exponential moving average of the weights, such as 0.999; 0: no average", ge=0, lt=1
+    )
+    seed: int = flag(0, "seed of initial weights, sample order and augmentation", ge=0, lt=2**63)
+    deterministic: bool = flag(
+        False, "use deterministic algorithms: runs repeat bit for bit on CUDA too, but are slower there"
+    )
+
+
+@dataclass
 class RunFlags:
     """Run folder."""
 
-    task: str = flag(
-        "train",
-        "test runs evaluate.py, predict predict.py, both on best.pt of the newest run",
-        choices=("train", "test", "predict"),
-        per_launch=True,
-    )
     logdir: str = flag("log", "folder of all runs", per_rank=True)
     name: str = flag("", "the run's folder in --logdir [the config's name, else dataset and model]")
     resume: str = flag(
@@ -101,17 +172,9 @@ class RunFlags:
 
 
 @dataclass
-class CheckFlags:
-    """Checks of the process group."""
-
-    check_sync_frequency: int = flag(0, "check every N steps that ranks agree on gradients and weights; 0: once", ge=0)
-    find_unused_parameters: bool = flag(False, "let DistributedDataParallel look for parameters that no loss uses")
-
-
-@dataclass
 class Config(
     DataFlags, TrainDataFlags, AugmentationFlags, ModelFlags, TrainModelFlags, LossFlags, OptimFlags, RunFlags,
-    CheckFlags, LaunchFlags,
+    LaunchFlags,
 ):  # fmt: skip
     """The flags of train.py."""
 

@@ -6,7 +6,7 @@ All checks are collective: every rank calls them, learns the same, and raises th
 import hashlib
 import socket
 from collections.abc import Collection
-from typing import NoReturn
+from itertools import zip_longest
 
 import cv2
 import numpy as np
@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from distributed.group import Group
 from support.errors import DivergedError, UserError
 
+STABLER = "lower --lr, warm up for longer, or use --amp bf16 or none"
+
 
 def check_flags(group: Group, flags: dict, local: Collection[str]) -> None:
     """Raise UserError unless all ranks have the same `flags` {name: value}, apart from names in `local`. Collective."""
@@ -23,11 +25,10 @@ def check_flags(group: Group, flags: dict, local: Collection[str]) -> None:
     _check_facts(group, flags, "give all ranks the same")
 
 
-def check_setup(group: Group, datasets: dict, order: np.ndarray | None = None) -> None:
-    """Raise UserError unless ranks agree on versions, device type and data. Collective.
+def check_setup(group: Group, datasets: dict) -> None:
+    """Raise UserError unless ranks agree on versions, device type and lists of files. Collective.
 
-    Data are the file listings and the order of samples. datasets: {description, such as "training list": a dataset with
-    a `listing`, a list of strings}. order: permutation of the training list in the first epoch, an integer array.
+    datasets: {description, such as "training list": a dataset with a `listing`, a list of strings}.
     """
     # NumPy draws the order of samples and the augmentations, and OpenCV computes them: results may depend on versions.
     versions = {"torch": torch.__version__, "NumPy": np.__version__, "OpenCV": cv2.__version__}
@@ -37,18 +38,21 @@ def check_setup(group: Group, datasets: dict, order: np.ndarray | None = None) -
         rank = _first_other_rank(group.gather(digest(dataset.listing)))
         if rank:
             listings = group.gather(dataset.listing)
+            pairs = enumerate(zip_longest(listings[0], listings[rank], fillvalue="missing"), start=1)
+            entry = next(f"entry {number} is {b!r}, not {a!r}" for number, (a, b) in pairs if a != b)
             raise UserError(
-                f"the {name} of rank {rank} differs from rank 0's: {_first_difference(listings[0], listings[rank])}; "
-                "--dataset_path must lead to the same files on all machines"
+                f"the {name} of rank {rank} differs from rank 0's: {entry}; --dataset_path must lead to the same files "
+                "on all machines"
             )
-    order_digest = None if order is None else hashlib.sha256(order.astype(np.int64).tobytes()).hexdigest()
-    remedy = "install the same version of this repository and of NumPy on all machines"
-    _check_facts(group, {"the order of samples": order_digest}, remedy)
 
 
 def check_gpus(group: Group) -> None:
     """Raise UserError if two ranks share a GPU. Collective."""
-    gpus = group.gather(_gpu_of_this_process(group.device))
+    own = ""
+    if group.device.type == "cuda":
+        properties = torch.cuda.get_device_properties(group.device)
+        own = f"{properties.name} {getattr(properties, 'uuid', group.device)} of {socket.gethostname()}"
+    gpus = group.gather(own)
     for rank, gpu in enumerate(gpus):
         if gpu and gpus.index(gpu) != rank:
             raise UserError(
@@ -57,24 +61,22 @@ def check_gpus(group: Group) -> None:
             )
 
 
-def check_gradients(group: Group, raw_model: nn.Module, *, unused_allowed: bool) -> list[str]:
+def check_gradients(group: Group, raw_model: nn.Module) -> None:
     """Raise UserError unless each trained parameter has a gradient, equal on all ranks. Collective.
 
-    Call this between the backward pass and the optimizer step. Returns the names of parameters without a gradient. They
-    raise UserError in a process group, unless unused_allowed.
+    Call this between the backward pass and the optimizer step. Without a process group, a parameter needs no gradient.
     """
     trained = {name: parameter for name, parameter in raw_model.named_parameters() if parameter.requires_grad}
     unused = [name for name, parameter in trained.items() if parameter.grad is None]
-    if unused and group.backend and not unused_allowed:
+    if unused and group.backend:
         # Raise before any collective: ranks that have these gradients wait in one for the others.
         raise UserError(
             f"{_few(unused)} got no gradient on rank {group.rank}: the loss does not depend on it; remove it, "
-            "freeze it by requires_grad_(False), or use --find_unused_parameters"
+            "or freeze it by requires_grad_(False)"
         )
     gradients = {name: parameter.grad for name, parameter in trained.items() if parameter.grad is not None}
     advice = "gradients are not summed over ranks; train the module that Group.wrap() returns"
     _check_same(group, gradients, "gradient of ", advice)
-    return unused
 
 
 def check_weights(group: Group, raw_model: nn.Module, *, buffers_averaged: bool) -> None:
@@ -90,21 +92,13 @@ def check_weights(group: Group, raw_model: nn.Module, *, buffers_averaged: bool)
     _check_same(group, values, "", advice)
 
 
-def raise_not_finite(group: Group, problem: str, losses: Tensor) -> NoReturn:
-    """Raise DivergedError on every rank, with `problem` and the ranks whose `losses` hold inf or nan. Collective."""
-    finite = group.gather(bool(losses.isfinite().all()))
-    ranks = [rank for rank, good in enumerate(finite) if not good]
-    raise DivergedError(f"{problem}, from rank(s) {ranks}: lower --lr, warm up for longer, or use --amp bf16 or none")
-
-
 def check_finite(raw_model: nn.Module) -> None:
     """Raise DivergedError if a parameter of the model contains inf or nan."""
     finite = torch.stack([parameter.detach().abs().max() for parameter in raw_model.parameters()]).isfinite()
     if not finite.all():
         name = next(name for (name, _), good in zip(raw_model.named_parameters(), finite, strict=True) if not good)
         raise DivergedError(
-            f"the weights are no longer finite ({name}): lower --lr, warm up for longer, or use --amp bf16 or none; "
-            "last.pt, if there is one, has finite weights"
+            f"the weights are no longer finite ({name}): {STABLER}; last.pt, if there is one, has finite weights"
         )
 
 
@@ -128,20 +122,6 @@ def _check_facts(group: Group, facts: dict, remedy: str) -> None:
     for name, value in every[rank].items():
         if value != every[0][name]:
             raise UserError(f"{name} is {every[0][name]} on rank 0 but {value} on rank {rank}: {remedy}")
-
-
-def _first_difference(one: list[str], other: list[str]) -> str:
-    for number, (a, b) in enumerate(zip(one, other, strict=False), start=1):
-        if a != b:
-            return f"entry {number} is {b!r}, not {a!r}"
-    return f"it has {len(other)} entries, not {len(one)}"
-
-
-def _gpu_of_this_process(device: torch.device) -> str:
-    if device.type != "cuda":
-        return ""
-    properties = torch.cuda.get_device_properties(device)
-    return f"{properties.name} {getattr(properties, 'uuid', device)} of {socket.gethostname()}"
 
 
 def _local_buffers(raw_model: nn.Module) -> set[str]:

@@ -62,11 +62,7 @@ def choose_backend(name: str, device: torch.device) -> str:
 
     Raises UserError if NCCL is asked for but cannot work.
     """
-    has_nccl = dist.is_nccl_available() and sys.platform != "win32"
-    if name == "auto":
-        return "nccl" if device.type == "cuda" and has_nccl else "gloo"
-    if name == "nccl" and device.type != "cuda":
-        raise UserError(f"--backend nccl on device {device}: NCCL needs CUDA, use --backend gloo")
+    has_nccl = device.type == "cuda" and dist.is_nccl_available() and sys.platform != "win32"
     if name == "nccl" and not has_nccl:
-        raise UserError("--backend nccl: PyTorch has no NCCL here, as on Windows; use --backend gloo")
-    return name
+        raise UserError(f"--backend nccl on device {device}: needs CUDA and NCCL, and not Windows: use --backend gloo")
+    return name if name != "auto" else "nccl" if has_nccl else "gloo"

@@ -17,7 +17,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from distributed.lifeline import Lifeline
 from support.signals import StopRequest
 from support.threads import ThreadPool
 
@@ -49,16 +48,10 @@ class Group:
     stop: StopRequest = field(default_factory=StopRequest)
     local_world_size: int = 1
     launcher: str = ""
-    lifeline: Lifeline | None = None
 
     @property
     def is_main(self) -> bool:
         return self.rank == 0
-
-    def advise(self, advice: Callable[[], str]) -> None:
-        """Register a function whose text is appended to the message if another rank's error ends this process."""
-        if self.lifeline:
-            self.lifeline.advice = advice
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Return the sum of a tensor over ranks, as a new tensor on the same device. Collective.
@@ -135,7 +128,7 @@ class Group:
                     print(f"rank {self.rank}: waiting for rank 0, which is {task}", file=sys.stderr, flush=True)
         return future.result() if future else None
 
-    def wrap(self, raw_model: nn.Module, *, find_unused: bool = False) -> nn.Module:
+    def wrap(self, raw_model: nn.Module) -> nn.Module:
         """Return the model in DistributedDataParallel, rank 0's weights on all ranks; without a group, the model."""
         if not self.backend:
             return raw_model
@@ -149,7 +142,6 @@ class Group:
             raw_model,
             device_ids=[self.device.index] if self.device.type == "cuda" else None,
             gradient_as_bucket_view=True,
-            find_unused_parameters=find_unused,
             **{sync_buffers: False},  # type: ignore[arg-type]
         )
 

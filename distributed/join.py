@@ -1,7 +1,6 @@
 """How a process joins the process group, and how an error of one rank ends all of them."""
 
 import contextlib
-import logging
 import os
 import sys
 import time
@@ -17,7 +16,7 @@ from distributed.device import choose_backend, find_device
 from distributed.group import Group
 from distributed.lifeline import WRITE_SECONDS, Lifeline
 from support import launchers, signals
-from support.errors import DivergedError, UserError, in_one_line, reason, report
+from support.errors import UserError, in_one_line, reason, report
 from support.signals import exit_at_once, stop_request
 
 LIFELINE_SECONDS = 3.0  # how long a broken collective waits for the lifeline to name the rank that is gone
@@ -34,14 +33,12 @@ def process_group(
     rank: int = -1,
     local_rank: int = -1,
     timeout: float = 600.0,
-    debug: bool = False,
 ) -> Iterator[Group]:
     """Join the process group for the body of a `with`, and yield the Group.
 
     distributed: True joins, False never does, None joins under a launcher (support.launchers). With True and no
     launcher, world_size and rank define the group; by default this process is alone. The other arguments are flags of
-    the same names, and `timeout` is --dist_timeout in seconds. `debug` makes torch.distributed and NCCL log what they
-    do.
+    the same names, and `timeout` is --dist_timeout in seconds.
 
     If the body raises on one of several ranks, every process ends with that error's message and exit status. In a group
     of one the exception propagates. Raises UserError on invalid settings.
@@ -64,10 +61,6 @@ def process_group(
         lifeline = Lifeline(place.rank, place.world_size, stop)
         try:
             lifeline.connect(store, dist_url, deadline)
-            if debug:
-                os.environ.setdefault("NCCL_DEBUG", "INFO")
-                logging.getLogger("torch.distributed").setLevel(logging.DEBUG)
-                dist.set_debug_level(dist.DebugLevel.INFO)  # DETAIL crashes DistributedDataParallel without CUDA
             group = _join(place, store, lifeline, device, backend, timeout)
             yield group
             group.barrier()
@@ -98,7 +91,7 @@ def _join(
     wait = timedelta(seconds=timeout)
     signals.has_joined_group = True
     dist.init_process_group(backends, timeout=wait, store=store, rank=rank, world_size=world_size)
-    group = Group(device, rank, local_rank, world_size, backend, line.stop, local_world_size, place.launcher, line)
+    group = Group(device, rank, local_rank, world_size, backend, line.stop, local_world_size, place.launcher)
     check_gpus(group)
     return group
 
@@ -120,7 +113,7 @@ def _end_all_ranks(lifeline: Lifeline, error: BaseException, rank: int, timeout:
                 )
         lifeline.stop_listening()  # if all ranks fail, each prints its own error, once
         status = report(error, str(rank))
-        lifeline.publish(status, reason(error), advise=not isinstance(error, DivergedError))
+        lifeline.publish(status, reason(error))
         if isinstance(error, Exception) and not isinstance(error, UserError):
             # By now the other ranks have left, so this traceback is the last output.
             sys.excepthook(type(error), error, error.__traceback__)

@@ -12,7 +12,6 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
 from urllib.parse import urlsplit
 
 import torch.distributed as dist
@@ -34,20 +33,17 @@ WRITE_SECONDS = 20.0
 class Lifeline:
     """The TCP connections of this process to other ranks, each with a thread that handles the messages.
 
-    Rank 0 is connected to every other rank, and the others to rank 0 only. Messages are lines: "complete" from rank 0
-    once all ranks are connected, "stop REASON", "failed STATUS advise|final TEXT", and "done" from a rank that leaves
-    cleanly.
+    Rank 0 is connected to every other rank, and the others to rank 0 only. Messages are lines: "stop REASON", "failed
+    STATUS TEXT", and "done" from a rank that leaves cleanly.
     """
 
     def __init__(self, rank: int, world_size: int, stop: StopRequest):
         self.rank, self.world_size, self.stop = rank, world_size, stop
-        self.advice: Callable[[], str] = str  # returns the text to append to another rank's error
         self.readers: dict[socket.socket, threading.Thread] = {}
-        self.complete = threading.Event()  # all ranks are connected to rank 0
         self._end = threading.RLock()  # only the thread that holds it may end this process: for one reason, once
 
     def connect(self, store: dist.Store, dist_url: str, deadline: Deadline) -> None:
-        """Connect all ranks to rank 0. Collective. If a rank is missing, all connected ranks raise UserError or end.
+        """Connect all ranks to rank 0. Collective. If a rank is missing, rank 0 raises UserError and the others end.
 
         A signal to stop ends this process with status STOPPED.
         """
@@ -56,13 +52,13 @@ class Lifeline:
         if hasattr(os, "register_at_fork"):
             # A DataLoader worker that inherits a connection would keep it open after its parent was killed.
             os.register_at_fork(after_in_child=self.close)
+        self.stop.relay = lambda reason: self._send(f"stop {reason}")
         try:
             self._accept(store, dist_url, deadline) if self.rank == 0 else self._connect(store, dist_url, deadline)
         except SystemExit:  # a signal; the message is printed
             self.stop_listening()
-            self.publish(STOPPED, f"stopped by {self.stop.reason} before the group was complete", advise=False)
+            self.publish(STOPPED, f"stopped by {self.stop.reason} before the group was complete")
             exit_at_once(STOPPED)
-        self.stop.relay = lambda reason: self._send(f"stop {reason}")
         if self.stop:
             self.stop.relay(self.stop.reason)
 
@@ -86,12 +82,12 @@ class Lifeline:
         self.stop_listening()
         self._send("done")
 
-    def publish(self, status: int, text: str, *, advise: bool) -> None:
+    def publish(self, status: int, text: str) -> None:
         """Tell the other ranks why this rank fails, and wait up to LEAVE_SECONDS until they have left.
 
-        Call stop_listening() first. advise: whether the other ranks append their own advice to the text.
+        Call stop_listening() first.
         """
-        self._send(f"failed {status} {'advise' if advise else 'final'} on rank {self.rank}: {' '.join(text.split())}")
+        self._send(f"failed {status} on rank {self.rank}: {' '.join(text.split())}")
         self._wait_for_others()
 
     def close(self) -> None:
@@ -115,17 +111,11 @@ class Lifeline:
                     missing.remove(int(rank))
                     self._add(line, f"rank {rank} ({process})")
                     continue
-                if store.check(["unreachable"]):
-                    raise UserError(store.get("unreachable").decode())
                 ranks = f"rank(s) {sorted(missing)} of {self.world_size}"
                 deadline.check(f"{ranks} did not connect to {dist_url}", "check that they started")
-        self._send("complete")
 
     def _connect(self, store: dist.Store, dist_url: str, deadline: Deadline) -> None:
-        """Connect to the first address of rank 0 that answers, and wait until all ranks are connected.
-
-        For other ranks.
-        """
+        """Connect to the first address of rank 0 that answers. For other ranks."""
         try:
             while not store.check(["lifeline"]):
                 deadline.check(f"rank 0 did not connect to {dist_url}", "check that it started")
@@ -139,13 +129,11 @@ class Lifeline:
                 line = socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS)
                 line.sendall(f"{self.rank} {socket.gethostname()}, process {os.getpid()}".encode())
                 self._add(line, f"rank 0 ({host})")
-                while not self.complete.wait(POLL_SECONDS):
-                    deadline.check_stop()
                 return
         tried = ", ".join(addresses)
-        error = f"rank {self.rank} cannot connect to rank 0 at any of {tried}: open all ports between the machines"
-        store.set("unreachable", error)
-        raise UserError(error)
+        raise UserError(
+            f"rank {self.rank} cannot connect to rank 0 at any of {tried}: open all ports between the machines"
+        )
 
     def _add(self, line: socket.socket, peer: str) -> None:
         line.settimeout(None)
@@ -165,9 +153,7 @@ class Lifeline:
                 *messages, partial = (partial + data).split(b"\n")
                 for message in messages:
                     kind, _, text = message.decode().partition(" ")
-                    if kind == "complete":
-                        self.complete.set()
-                    elif kind == "stop":
+                    if kind == "stop":
                         self._send(f"stop {text}", but=line)
                         self.stop.reason = self.stop.reason or text
                     elif kind == "failed":
@@ -178,19 +164,15 @@ class Lifeline:
             pass
         except OSError as error:
             cause = f"cannot be reached any more ({error.strerror}): its machine or the network is down"
-        self._fail(f"1 advise {peer} {cause}", line)
+        self._fail(f"1 {peer} {cause}", line)
 
     def _fail(self, text: str, source: socket.socket) -> None:
-        """End this process because of another rank's failure, unless it is ending already.
-
-        text: STATUS advise|final CAUSE.
-        """
+        """End this process because of another rank's failure, unless it is ending already. text: STATUS CAUSE."""
         if not self._end.acquire(blocking=False):
             return
         self._send(f"failed {text}", but=source)
-        status, kind, cause = text.split(" ", 2)
-        advice = self.advice() if kind == "advise" else ""
-        tqdm.write(f"error (rank {self.rank}): {cause}{advice}", file=sys.stderr)
+        status, cause = text.split(" ", 1)
+        tqdm.write(f"error (rank {self.rank}): {cause}", file=sys.stderr)
         if self.rank == 0:
             self._wait_for_others()  # this process may serve the store
         exit_at_once(int(status), write_seconds=WRITE_SECONDS)

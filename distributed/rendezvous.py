@@ -31,7 +31,9 @@ class Deadline:
 
         Raises SystemExit if a signal asked this process to stop.
         """
-        self.check_stop()
+        if self.stop:
+            print(f"stopped by {self.stop.reason} before the group was complete", file=sys.stderr, flush=True)
+            raise SystemExit(STOPPED)
         waited = time.monotonic() - self.began
         if waited >= self.seconds:
             raise UserError(f"{missing} within {self.seconds:g} s (--dist_timeout): {remedy}")
@@ -39,11 +41,6 @@ class Deadline:
             self.next_message = waited + max(10.0, waited)
             left = f"waiting for {self.seconds - waited:.0f} s more (--dist_timeout)"
             print(f"{missing} yet: {remedy}; {left}", file=sys.stderr, flush=True)
-
-    def check_stop(self) -> None:
-        if self.stop:
-            print(f"stopped by {self.stop.reason} before the group was complete", file=sys.stderr, flush=True)
-            raise SystemExit(STOPPED)
 
 
 def connect(dist_url: str, rank: int, world_size: int, deadline: Deadline) -> dist.Store:
@@ -84,7 +81,15 @@ def _open_store(dist_url: str, rank: int, world_size: int, deadline: Deadline) -
         socket.getaddrinfo(host, port)
     except OSError as error:
         raise UserError(f"rank {rank}: MASTER_ADDR {host!r} is not a known host ({error.strerror})") from None
-    return _serve(host, port, deadline.seconds) if rank == 0 else _connect(host, port, rank, deadline)
+    if rank != 0:
+        return _connect(host, port, rank, deadline)
+    try:
+        # It listens at all addresses of this machine. Rank 0 itself connects by localhost, which always works: if
+        # `host` is wrong, the ranks that cannot connect say so.
+        return _tcp_store("localhost", port, deadline.seconds, is_master=True)
+    except RuntimeError as error:  # torch's text says whether the port is in use
+        remedy = "choose another port (MASTER_PORT or --dist_url)"
+        raise UserError(f"rank 0 cannot listen at {host}:{port}: {remedy}; {str(error).splitlines()[0]}") from None
 
 
 def _tcp_store(host: str, port: int, timeout: float, *, is_master: bool) -> dist.Store:
@@ -92,18 +97,6 @@ def _tcp_store(host: str, port: int, timeout: float, *, is_master: bool) -> dist
     libuv = os.environ.get("USE_LIBUV", "0" if sys.platform == "win32" else "1") == "1"
     wait = timedelta(seconds=timeout)
     return dist.TCPStore(host, port, is_master=is_master, timeout=wait, wait_for_workers=False, use_libuv=libuv)
-
-
-def _serve(host: str, port: int, timeout: float) -> dist.Store:
-    try:
-        # It listens at all addresses of this machine. Rank 0 itself connects by localhost, which always works: if
-        # `host` is wrong, the ranks that cannot connect say so.
-        return _tcp_store("localhost", port, timeout, is_master=True)
-    except RuntimeError as error:
-        reason = str(error).splitlines()[0]
-        if "EADDRINUSE" in str(error) or "address already in use" in str(error).lower():
-            reason = "the port is in use; choose another (MASTER_PORT or --dist_url)"
-        raise UserError(f"rank 0 cannot listen at {host}:{port}: {reason}") from None
 
 
 def _connect(host: str, port: int, rank: int, deadline: Deadline) -> dist.Store:
@@ -122,9 +115,11 @@ def _connect(host: str, port: int, rank: int, deadline: Deadline) -> dist.Store:
 
     # In a thread, because torch waits forever for the answer of a server that is not a store.
     stores: list[dist.Store] = []
-    thread = threading.Thread(
-        target=lambda: stores.append(_tcp_store(host, port, deadline.seconds, is_master=False)), daemon=True
-    )
+
+    def connect() -> None:
+        stores.append(_tcp_store(host, port, deadline.seconds, is_master=False))
+
+    thread = threading.Thread(target=connect, daemon=True)
     thread.start()
     thread.join(ANSWER_SECONDS)
     if not stores:

@@ -10,15 +10,9 @@ import yaml
 
 import config
 from config import Config
-from runs.log import log
 from support import shell
 from support.errors import UserError, in_one_line
 from support.files import write_atomic, write_errors
-
-BOARD_FILES = ("events.out.tfevents.*", "wandb", "wandb_id")  # what a Board writes in a run's folder when it opens
-
-# Limit for sending the last data to W&B, because other ranks wait and a preempted job ends soon.
-FINISH_SECONDS = 20
 
 
 class Board:
@@ -60,12 +54,7 @@ class Board:
         with write_errors(self._file):
             self._writer.close()
         if self._wandb:
-            try:
-                self._wandb.finish(exit_code=int(failed))
-                import_wandb().teardown()  # waits until W&B's own process has written all
-            # An error of an online service must not end the training. teardown() exits with its process's status.
-            except (Exception, SystemExit) as error:
-                log.warning(f"Weights & Biases failed ({in_one_line(error)})")
+            self._wandb.finish(exit_code=int(failed))
 
 
 def _excepthook(args: threading.ExceptHookArgs) -> None:
@@ -77,41 +66,22 @@ def _excepthook(args: threading.ExceptHookArgs) -> None:
 def start_wandb(folder: Path, flags: str):
     """Start a W&B run that reads the folder's event files, and return it. A resumed run continues its W&B run.
 
-    flags: the run's flags, as YAML. Raises UserError if W&B cannot start.
+    flags: the run's flags, as YAML. Raises UserError if the package is missing or W&B cannot start.
     """
-    wandb = import_wandb()
-    id_file = folder / "wandb_id"
-    if not id_file.exists():
-        write_atomic(id_file, secrets.token_hex(8))
-    settings = {"console": "off", "show_info": False, "finish_timeout": FINISH_SECONDS}
-    # Defaults for what the user's variables do not set.
-    defaults = {
-        "WANDB_PROJECT": ("project", "segtrain"),
-        "WANDB_NAME": ("run_name", folder.name),
-        "WANDB_DIR": ("root_dir", str(folder)),
-        "WANDB_RUN_ID": ("run_id", id_file.read_text(encoding="utf-8").strip()),
-    }
-    settings |= dict(value for variable, value in defaults.items() if variable not in os.environ)
-    try:
-        options = wandb.Settings(resume="allow", sync_tensorboard=True, **settings)
-        wandb.setup(options)  # init() alone ignores show_info
-        run = wandb.init(settings=options)
-        run.config.update(yaml.safe_load(flags), allow_val_change=True)
-        # W&B counts calls; our x-axis is the optimizer step, and a resumed run may repeat some.
-        run.define_metric("*", step_metric="global_step")
-    except Exception as error:  # login, network and settings errors have no common class
-        raise UserError(
-            f"--wandb: {in_one_line(error)} (log in with `wandb login` or WANDB_API_KEY, or set WANDB_MODE=offline)"
-        ) from None
-    offline = f"offline; to upload the run: wandb sync {Path(run.dir).parents[1]}/offline-run-*-{run.id}"
-    log.info(f"Weights & Biases: {offline if run.offline else run.url or 'disabled'}")
-    return run
-
-
-def import_wandb():
-    """Return the module wandb. Raises UserError if the package is not installed."""
     try:
         import wandb
     except ImportError as error:
         raise UserError(f"--wandb: {error}: {shell.install_command('wandb')}") from None
-    return wandb
+    id_file = folder / "wandb_id"
+    if not id_file.exists():
+        write_atomic(id_file, secrets.token_hex(8))
+    try:
+        run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "segtrain"), name=folder.name, dir=folder, resume="allow",
+            id=id_file.read_text(encoding="utf-8"), config=yaml.safe_load(flags), sync_tensorboard=True,
+            settings=wandb.Settings(console="off"),
+        )  # fmt: skip
+        run.define_metric("*", step_metric="global_step")  # W&B counts calls, our curves optimizer steps
+    except Exception as error:  # login, network and settings errors have no common class
+        raise UserError(f"--wandb: {in_one_line(error)} (`wandb login`, or set WANDB_MODE=offline)") from None
+    return run

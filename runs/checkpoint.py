@@ -6,6 +6,7 @@ like any other.
 
 import io
 import logging
+import math
 import pickle
 import re
 import threading
@@ -25,22 +26,13 @@ FORMAT = 3  # of a run's checkpoint, runs.state.TrainState.capture()
 
 COMMENT = "segtrain step={step:012d}"
 _COMMENT = re.compile(rb"segtrain step=(\d{12})")
-_NUMBERED = re.compile(r"(step|epoch)_(\d+)\.pt")
+_NUMBERED = re.compile(r"(step|epoch)_\d+\.pt")
 
 # numpy._core was numpy.core before NumPy 2, and files name the one they were written with.
 _multiarray = getattr(np, "_core", None) or np.core
-NUMPY_VALUES: list = [
-    np.ndarray,
-    np.dtype,
-    np.dtypes.Float64DType,
-    np.dtypes.Int64DType,
-    *(
-        (function, f"numpy.{core}.multiarray.{function.__name__}")
-        for function in (_multiarray.multiarray.scalar, _multiarray.multiarray._reconstruct)
-        for core in ("core", "_core")
-    ),
-]
-
+NUMPY_VALUES: list = [np.ndarray, np.dtype, np.dtypes.Float64DType, np.dtypes.Int64DType]
+for _function in (_multiarray.multiarray.scalar, _multiarray.multiarray._reconstruct):
+    NUMPY_VALUES += [(_function, f"numpy.{core}.multiarray.{_function.__name__}") for core in ("core", "_core")]
 
 log = logging.getLogger("segtrain")
 
@@ -60,7 +52,7 @@ class Writer:
         self._error: Exception | None = None
 
     def save(
-        self, content: dict, paths: list[Path], keep: dict[str, int], report: Callable[[], object] | None = None
+        self, content: dict, paths: list[Path], keep: dict[str, int], report: Callable[[], object] = lambda: None
     ) -> None:
         """Start to write `content` to all of the paths, after the previous write is done.
 
@@ -90,13 +82,10 @@ class Writer:
         if self._error:
             raise self._error
 
-    def _write(
-        self, content: dict, paths: list[Path], keep: dict[str, int], report: Callable[[], object] | None
-    ) -> None:
+    def _write(self, content: dict, paths: list[Path], keep: dict[str, int], report: Callable[[], object]) -> None:
         try:
             try:
-                if report:
-                    report()
+                report()
             except UserError as error:
                 log.warning(f"no report: {error}")
             data = to_bytes(content)
@@ -131,23 +120,17 @@ def write(path: Path, data: memoryview) -> None:
     try:
         write_atomic(path, data, sync=True)
     except UserError as error:
-        raise UserError(
-            f"{error}; the checkpoint needs {len(data) / 2**20:.0f} MiB, and earlier ones are intact"
-        ) from error
+        needed = f"the checkpoint needs {len(data) / 2**20:.0f} MiB, and earlier ones are intact"
+        raise UserError(f"{error}; {needed}") from error
 
 
 def _drop_older(path: Path, keep: dict[str, int]) -> None:
     """Delete all but the keep[kind] newest files of `path`'s kind. Do nothing for other names or a limit of 0."""
-    match = _NUMBERED.fullmatch(path.name)
-    if not match or not keep.get(match[1]):
-        return
-    numbered = [
-        (int(other[2]), file)
-        for file in path.parent.iterdir()
-        if (other := _NUMBERED.fullmatch(file.name)) and other[1] == match[1]
-    ]
-    for _, file in sorted(numbered)[: -keep[match[1]]]:
-        file.unlink(missing_ok=True)
+    kind = path.name.partition("_")[0]
+    if _NUMBERED.fullmatch(path.name) and keep.get(kind):
+        numbered = [file for file in path.parent.glob(f"{kind}_*.pt") if _NUMBERED.fullmatch(file.name)]
+        for file in sorted(numbered, key=lambda file: int(file.stem.partition("_")[2]))[: -keep[kind]]:
+            file.unlink(missing_ok=True)
 
 
 def step_of(path: Path) -> int | None:
@@ -162,26 +145,34 @@ def step_of(path: Path) -> int | None:
 
 def files_of_run(folder: Path) -> list[Path]:
     """List last.pt, best.pt and the numbered checkpoints in a run's folder."""
-    return [
-        file for file in folder.glob("*.pt") if file.name in ("last.pt", "best.pt") or _NUMBERED.fullmatch(file.name)
-    ]
+    names = ("last.pt", "best.pt")
+    return [file for file in folder.glob("*.pt") if file.name in names or _NUMBERED.fullmatch(file.name)]
 
 
-def read_newest(folder: Path) -> tuple[Path | None, dict | None, list[Path]]:
-    """Return (path, content, damaged files) of the intact checkpoint with the most steps in a run's folder.
+def read_newest(folder: Path) -> tuple[Path | None, dict | None]:
+    """Return (path, content) of the intact checkpoint with the most steps in a run's folder; (None, None) without one.
 
-    Path and content are None if there is no intact checkpoint. Damaged files are a list of paths.
+    Warns of damaged ones. Raises UserError if all are damaged.
     """
-    files = files_of_run(folder)
-    steps = {file: step for file in files if (step := step_of(file)) is not None}
-    damaged = [file for file in files if file not in steps]
-    # Among equals last.pt is preferred: it is written last.
-    for file in sorted(steps, key=lambda file: (steps[file], file.name == "last.pt"), reverse=True):
+    # A file without a step is damaged. Among equals last.pt is preferred: it is written last.
+    ranked = [
+        (math.inf if (step := step_of(file)) is None else step, file.name == "last.pt", file)
+        for file in files_of_run(folder)
+    ]
+    damaged: list[Path] = []
+    for _, _, file in sorted(ranked, reverse=True):
         try:
-            return file, read_run(file), damaged
+            content = read_run(file)
         except DamagedError:
             damaged.append(file)
-    return None, None, damaged
+            continue
+        for other in damaged:
+            log.warning(f"{other}: damaged; using {file} instead")
+        return file, content
+    if damaged:
+        names = ", ".join(file.name for file in damaged)
+        raise UserError(f"{folder}: all checkpoints are damaged ({names}): delete them to start the run again")
+    return None, None
 
 
 def read_run(path: Path) -> dict:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TextIO
 
 from runs import checkpoint
-from runs.boards import BOARD_FILES
 from support.errors import UserError
 from support.files import write_atomic
 
@@ -18,14 +17,11 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 REPORT = "report.html"
-
-# Files that a start writes before its first checkpoint and line of metrics.
 SAMPLES_FILE = "augmented.jpg"
-_START_FILES = ("train.log", "config.yaml", SAMPLES_FILE, ".*.part*", ".*.tmp", *BOARD_FILES)
 
 
-def find(logdir: Path, name: str, resume: str) -> tuple[Path | None, Path | None, dict | None, list[Path]]:
-    """Return (folder, checkpoint's path, checkpoint's content, damaged files skipped) of the run to continue.
+def find(logdir: Path, name: str, resume: str) -> tuple[Path | None, Path | None, dict | None]:
+    """Return (folder, checkpoint's path, checkpoint's content) of the run to continue.
 
     resume: a checkpoint's path, or "auto". With "auto", the run is the newest of logdir/name, name.2, name.3 ..., and
     the checkpoint is its newest intact one. Path and content are None if that run has no checkpoint; folder is None too
@@ -35,22 +31,14 @@ def find(logdir: Path, name: str, resume: str) -> tuple[Path | None, Path | None
         path = Path(resume)
         if not path.is_file():
             raise UserError(f"--resume {resume}: no such file (auto finds the newest run of --name {name})")
-        return path.parent, path, checkpoint.read_run(path), []
+        return path.parent, path, checkpoint.read_run(path)
     folder = newest(logdir, name)
-    if folder is None:
-        return None, None, None, []
-    newest_path, content, damaged = checkpoint.read_newest(folder)
-    if damaged and newest_path is None:
-        raise UserError(
-            f"{folder}: all checkpoints are damaged ({', '.join(file.name for file in damaged)}): delete them to start "
-            "the run again"
-        )
-    return folder, newest_path, content, damaged
+    return (folder, *checkpoint.read_newest(folder)) if folder else (None, None, None)
 
 
 def newest(logdir: Path, name: str) -> Path | None:
     """Return the folder of the newest of the runs logdir/name, name.2, name.3 ... that did a step, or None."""
-    runs = {number: folder for number, folder in _runs_of(logdir, name).items() if not _never_began(folder)}
+    runs = {number: folder for number, folder in _runs_of(logdir, name).items() if _began(folder)}
     return runs[max(runs)] if runs else None
 
 
@@ -60,20 +48,14 @@ def claim(logdir: Path, name: str) -> tuple[Path, TextIO]:
     The folder is logdir/name, name.2, name.3 ..., one number above the highest in use. The highest one is used again if
     its process ended before the first checkpoint or line of metrics.
     """
-    logdir.mkdir(parents=True, exist_ok=True)
     number = max(_runs_of(logdir, name), default=1)
     while True:
         folder = logdir / (name if number == 1 else f"{name}.{number}")
-        try:
-            folder.mkdir()
-            made = True
-        except FileExistsError:
-            made = False
-        if made or _never_began(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        if not _began(folder):
             log = (folder / "train.log").open("a", encoding="utf-8")
-            locked = _lock(log)
             # Check again under the lock: another process may have started a run in the folder meanwhile.
-            if (locked or (made and locked is None)) and _never_began(folder):
+            if _lock(log) and not _began(folder):
                 return folder, log
             log.close()
         number += 1
@@ -85,36 +67,31 @@ def open_log(folder: Path) -> TextIO:
     Two runs in one folder would mix their files: raises UserError if another process holds the lock.
     """
     log = (folder / "train.log").open("a", encoding="utf-8")
-    if _lock(log) is False:
+    if not _lock(log):
         log.close()
         raise UserError(f"{folder}: another process writes to this run: stop it, or choose another --name")
     return log
 
 
-def _lock(log: TextIO) -> bool | None:
-    """Lock an open file for this process. Return True, False if another process holds it, or None without locks.
+def _lock(log: TextIO) -> bool:
+    """Lock an open file for this process. Return False if another process holds it, True also where locks are missing.
 
-    If the file system refuses locks, a line in the file says so.
+    They are missing on Windows and on some network file systems.
     """
     if fcntl is None:
-        return None
+        return True
     try:
         # lockf() locks for the process. flock() locks the open file, which workers inherit and may keep open.
         fcntl.lockf(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        if error.errno in (errno.EACCES, errno.EAGAIN):
-            return False
-        log.write(f"{log.name} cannot be locked ({error.strerror}): do not start another process on this run\n")
-        return None
+        return error.errno not in (errno.EACCES, errno.EAGAIN)
     return True
 
 
-def _never_began(folder: Path) -> bool:
-    """Return whether this is a folder without a file of a run that did a step."""
-    return folder.is_dir() and all(
-        any(map(file.match, _START_FILES)) or (file.name == "metrics.jsonl" and file.stat().st_size == 0)
-        for file in folder.iterdir()
-    )
+def _began(folder: Path) -> bool:
+    """Return whether a folder has a checkpoint, or metrics of a run that did a step."""
+    metrics = folder / "metrics.jsonl"
+    return any(folder.glob("*.pt*")) or (metrics.exists() and metrics.stat().st_size > 0)
 
 
 def tidy(folder: Path, step: int) -> list[str]:
@@ -123,7 +100,7 @@ def tidy(folder: Path, step: int) -> list[str]:
     A resumed run writes these checkpoints again. Truncated ones are renamed, too: otherwise a truncated best.pt would
     keep the best score until a better validation. The report is renamed with best.pt, which it describes.
     """
-    for scratch in (*folder.glob(".*.part*"), *folder.glob(".*.tmp")):  # not those of predictions in a folder below
+    for scratch in folder.glob(".*.part*"):  # not those of predictions in a folder below
         scratch.unlink(missing_ok=True)
     steps = {file: checkpoint.step_of(file) for file in checkpoint.files_of_run(folder)}
     set_aside = [file for file, its_step in steps.items() if its_step is None or its_step > step]

@@ -52,13 +52,6 @@ def progress_bar(
     items: Iterable | None, *, total: int | None, title: str, unit: str = "it", enabled: bool = True
 ) -> tqdm:
     """Return a tqdm bar over `items`, with the rate and, if the total is known, the time left."""
-    return tqdm(
-        items,
-        total=total,
-        desc=title,
-        unit=unit,
-        leave=False,
-        dynamic_ncols=True,
-        disable=not enabled,
-        mininterval=0.2 if sys.stderr.isatty() else 30,  # a log file should get few lines
-    )
+    interval = 0.2 if sys.stderr.isatty() else 30  # a log file should get few lines
+    options = {"unit": unit, "mininterval": interval, "leave": False, "dynamic_ncols": True}
+    return tqdm(items, total=total, desc=title, disable=not enabled, **options)

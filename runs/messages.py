@@ -3,7 +3,6 @@
 import json
 import logging
 import os
-import sys
 from pathlib import Path
 
 from torch import nn
@@ -19,7 +18,7 @@ from runs.checkpoint import step_of
 from runs.folder import REPORT
 from runs.state import TrainState
 from support.processes import num_cores
-from support.shell import python_command, quoted, torchrun_command
+from support.shell import python_command, quoted
 
 log = logging.getLogger("segtrain")
 
@@ -69,14 +68,12 @@ def score_text(scores: Scores, is_best: bool, state: TrainState) -> str:
 def log_end(
     cfg: Config, folder: Path | None, state: TrainState, val_set: SegmentationDataset, classes: Classes
 ) -> None:
-    """Log the scores of a finished run's best.pt, and the commands that use it. Does nothing on other ranks than 0.
-
-    folder: the run's, on rank 0, else None.
-    """
+    """Log the scores of a finished run's best.pt, and the commands that use it. folder: None on other ranks than 0."""
     if folder is None:
         return
     best = folder / "best.pt"
-    if scores := scores_of(folder / "metrics.jsonl", step_of(best)):
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
+    for scores in [line for line in lines if line["kind"] == "val" and line["step"] == step_of(best)][-1:]:
         log.info(f"{best}, step {scores['step']}:\n{table(scores, classes.names)}")
     skipped = int(state.scaler.counts[1])
     steps = f"{state.step} steps" + (f" ({skipped} of them skipped by --amp fp16)" if skipped else "")
@@ -87,17 +84,13 @@ def log_end(
             f"stopped early: {state.validations_since_best} validations in a row did not improve the best mIoU "
             f"(--patience {cfg.patience}); to continue, resume with a greater --patience, or with 0"
         )
-    if 0 < skipped == state.step:  # fewer than the number that stops a run
-        log.warning("every step was skipped, so no weight changed: use --amp bf16 or none, or train for longer")
     log_report(folder)
-    for line in next_steps(cfg.logdir, folder, val_set.files):
-        log.info(line)
-
-
-def scores_of(metrics: Path, step: int | None) -> dict | None:
-    """Return the line of metrics.jsonl about the last validation after `step`, or None without one."""
-    lines = map(json.loads, metrics.read_text(encoding="utf-8").splitlines())
-    return next((line for line in [*lines][::-1] if line["kind"] == "val" and line["step"] == step), None)
+    images = os.path.commonpath([files["image"].parent for files in val_set.files])
+    predict = ["--checkpoint", best, "--input", images, "--output", folder / "predictions", "--overlay"]
+    log.info(f"curves:  {python_command('-m', 'tensorboard.main', '--logdir', cfg.logdir)}")
+    log.info(f"scores:  {python_command('evaluate.py', '--checkpoint', best)}")
+    log.info(f"predict: {python_command('predict.py', *predict)}")
+    log.info(f"export:  {python_command('export.py', '--checkpoint', best)}")
 
 
 def log_report(folder: Path | None) -> None:
@@ -106,7 +99,7 @@ def log_report(folder: Path | None) -> None:
         log.info(f"report:  {folder / REPORT}")
 
 
-def resume_hint(cfg: Config, group: Group, folder: Path | None) -> str:
+def resume_hint(group: Group, folder: Path | None) -> str:
     """Return a command that resumes the run, or else the words to add to the first start's command.
 
     A resumed run reads its other flags from config.yaml beside the checkpoint.
@@ -114,24 +107,7 @@ def resume_hint(cfg: Config, group: Group, folder: Path | None) -> str:
     words = ["--resume", os.path.join(str(folder), "last.pt")]
     if group.world_size == 1:
         return f"to resume: {python_command('train.py', *words)}"
-    one_machine = group.local_world_size == group.world_size
-    if group.launcher == "torchrun" and one_machine and sys.platform != "win32":
-        return f"to resume: {torchrun_command(group.world_size, 'train.py', *words)}"
-    without = " without --reset_data_offset" if cfg.reset_data_offset else ""
-    return f"to resume, start all processes as before{without} and add: {quoted(words)}"
-
-
-def next_steps(logdir: str, folder: Path, validation: list[dict[str, Path]]) -> list[str]:
-    """Return lines with the commands to run after training. validation: {"image": path} of each validation image."""
-    best = folder / "best.pt"  # its report is there already
-    images = os.path.commonpath([files["image"].parent for files in validation])
-    predict = ["--checkpoint", best, "--input", images, "--output", folder / "predictions", "--overlay"]
-    return [
-        f"curves:  {python_command('-m', 'tensorboard.main', '--logdir', logdir)}",
-        f"scores:  {python_command('evaluate.py', '--checkpoint', best)}",
-        f"predict: {python_command('predict.py', *predict)}",
-        f"export:  {python_command('export.py', '--checkpoint', best)}",
-    ]
+    return f"to resume, start all processes as before and add: {quoted(words)}"
 
 
 def data_check_command(cfg: Config) -> str:

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from distributed import checks
+from config import Config
+from distributed.checks import STABLER
 from distributed.device import LateRead
 from distributed.group import Group
 from evaluation.metrics import Scores
@@ -24,6 +25,7 @@ from runs.folder import keep_lines
 from runs.log import progress_bar
 from runs.pace import Pace
 from runs.state import TrainState
+from support.errors import DivergedError
 from support.files import write_errors
 
 # Values of a step that are not losses: a line of metrics has the latest, not the mean.
@@ -50,16 +52,19 @@ class Metrics:
         self._window: list[dict[str, float]] = []  # losses and more of each step since the last line of metrics
         self._window_start, self._window_images, self._last_step_at = 0.0, 0, 0.0
 
-    def open(self, folder: Path, saved: dict) -> tuple[dict, int]:
-        """Open metrics.jsonl for appending, and remove the lines that follow the resumed checkpoint.
+    def open(self, cfg: Config, folder: Path, step: int, saved: dict) -> None:
+        """Open metrics.jsonl and the boards, and remove what follows the resumed checkpoint. For rank 0.
 
-        saved: the result of capture() in the checkpoint, or {} in a new run. Returns (the last remaining line as a
-        dict, or {}; the number of lines that `saved` counts but the file lacks).
+        step: of the checkpoint. saved: the result of capture() in the checkpoint, or {} in a new run.
         """
         lines = keep_lines(folder / "metrics.jsonl", saved.get("lines", 0))
         self._num_lines, self._window = len(lines), saved.get("window", [])
         self._file = (folder / "metrics.jsonl").open("a", encoding="utf-8")
-        return lines[-1] if lines else {}, saved.get("lines", 0) - len(lines)
+        last = lines[-1] if lines and lines[-1]["step"] == step else {"kind": "none"}
+        # Unless its validation is done, the resumed run writes the points of `step` again.
+        self.board = Board(cfg, folder, purge_step=step + 1 if last["kind"] == "val" else step)
+        if last["kind"] == "train":
+            self.board.write(step, _scalars(last))  # the step comes before the validation that will be repeated
 
     def loss_text(self) -> str:
         """Return the mean loss of this process's steps in the epoch, as "loss 0.123"; "no step" without one."""
@@ -77,7 +82,7 @@ class Metrics:
                 os.fsync(self._file.fileno())
         if self.board:
             self.board.flush()
-        return {"lines": self._num_lines, "window": [dict(values) for values in self._window]}
+        return {"lines": self._num_lines, "window": self._window}
 
     def steps(self, steps: Iterable, *, total: int, title: str) -> Iterator:
         """Iterate over an epoch's optimizer steps with a progress bar. The caller calls log_step() in each iteration.
@@ -101,14 +106,12 @@ class Metrics:
         self._window_start += seconds
         self.pace.leave_out(seconds)
 
-    def log_step(
-        self, state: TrainState, losses: dict[str, Tensor], own: Tensor, *, lr: float, num_images: int
-    ) -> None:
+    def log_step(self, state: TrainState, losses: dict[str, Tensor], *, lr: float, num_images: int) -> None:
         """Record the optimizer step that `state` has just done.
 
-        losses: {name: scalar over the global batch}, with the total as "loss". own: this rank's parts of the losses,
-        1-D. All are read one step late, while the device computes the next step. Raises DivergedError on every rank if
-        a loss is not finite, or if too many steps in a row were skipped.
+        losses: {name: scalar over the global batch}, with the total as "loss". They are read one step late, while the
+        device computes the next step. Raises DivergedError on every rank if a loss is not finite, or if too many steps
+        in a row were skipped.
         """
         values = losses if state.grad_norm is None else losses | {"grad_norm": state.grad_norm}
         read = LateRead(torch.stack(list(values.values())))
@@ -116,23 +119,20 @@ class Metrics:
         now = time.perf_counter()
         self.read_step()
         facts = {"epoch": state.epoch + 1, "step": state.step, "lr": lr}
-        self._unread = facts, list(values), read, own, counts, num_images, now
+        self._unread = facts, list(values), read, counts, num_images, now
 
     def read_step(self) -> None:
-        """Read the losses of the last step, if still unread. Raises DivergedError if a loss is not finite.
-
-        Collective.
-        """
+        """Read the losses of the last step, if still unread. Raises DivergedError if a loss is not finite."""
         if self._unread is None:
             return
-        facts, names, losses, own, counts, num_images, self._last_step_at = self._unread
+        facts, names, losses, counts, num_images, self._last_step_at = self._unread
         self._unread = None
         values = dict(zip(names, losses.tolist(), strict=True))
         norm = values.pop("grad_norm", math.inf)  # also infinite in a step that --amp fp16 skips
         for name, value in values.items():
             if not math.isfinite(value):  # on all ranks, because the losses are sums over them
                 where = f"at step {facts['step']} (epoch {facts['epoch']})"
-                checks.raise_not_finite(self.group, f"loss {name!r} is {value} {where}", own)
+                raise DivergedError(f"loss {name!r} is {value} {where}: {STABLER}")
         assert self._bar is not None
         self._bar.set_postfix_str(f"loss {values['loss']:.3f}, lr {facts['lr']:.2g}", refresh=False)
         self._epoch_losses.append(values["loss"])
@@ -154,34 +154,27 @@ class Metrics:
         line |= {name: last[name] for name in ("loss_scale", "skipped_steps", "grad_norm") if name in last}
         if ACCURACY in losses:
             line[ACCURACY] = losses.pop(ACCURACY)
-        self._write(line)
-        self.write_scalars(line)
-
-    def write_scalars(self, line: dict) -> None:
-        """Write a training line of metrics.jsonl, as a dict, to the board."""
-        scalars = {f"train/{name}": value for name, value in line.items() if name not in NOT_CURVES}
-        scalars |= {f"train/loss_{name}": mean for name, mean in line["losses"].items()}
-        if self.board:
-            self.board.write(line["step"], scalars)
+        self._write(line, _scalars(line), {})
 
     def log_validation(
         self, state: TrainState, scores: Scores, class_names: list[str], panels: list[np.ndarray]
     ) -> None:
         """Write a validation's scores to metrics.jsonl and the board, and pictures ((H, W, 3) uint8) to the board."""
-        self._write({"kind": "val", "epoch": state.epoch + 1, "step": state.step, **scores})
         scalars = {"val/miou": scores["miou"], "val/pixel_acc": scores["pixel_acc"], "val/mean_acc": scores["mean_acc"]}
         ious = zip(class_names, scores["iou"], strict=True)
         scalars |= {f"val_iou/{name}": value for name, value in ious if value is not None}
         pictures = {f"val_images/{n}_input_label_prediction_overlay": panel for n, panel in enumerate(panels)}
-        if self.board:
-            self.board.write(state.step, scalars, pictures)
+        line = {"kind": "val", "epoch": state.epoch + 1, "step": state.step, **scores}
+        self._write(line, scalars, pictures)
 
-    def _write(self, line: dict) -> None:
-        if self._file:
+    def _write(self, line: dict, scalars: dict[str, float], pictures: dict[str, np.ndarray]) -> None:
+        """Write a line to metrics.jsonl, and its curves and pictures to the board, on rank 0."""
+        if self._file and self.board:
             with write_errors(Path(self._file.name)):
                 self._file.write(json.dumps(line) + "\n")
                 self._file.flush()
             self._num_lines += 1
+            self.board.write(line["step"], scalars, pictures)
 
     def close(self, *, failed: bool) -> None:
         if self.board:
@@ -189,3 +182,9 @@ class Metrics:
         if self._file:
             with write_errors(Path(self._file.name)):
                 self._file.close()
+
+
+def _scalars(line: dict) -> dict[str, float]:
+    """Return {tag: value} of the curves of a training line of metrics.jsonl."""
+    scalars = {f"train/{name}": value for name, value in line.items() if name not in NOT_CURVES}
+    return scalars | {f"train/loss_{name}": mean for name, mean in line["losses"].items()}

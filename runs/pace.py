@@ -13,28 +13,21 @@ class Pace:
 
     def __init__(self, group: Group):
         self.group, self.steps_left = group, 0.0
-        self._epoch_start = self._first_step_at = 0.0
-        self._steps_done = 0  # since this process started
-        self._num_steps, self._first_batch_at = 0, 0.0  # of this epoch
-        self._stepping = self._waiting = 0.0  # seconds since the first batch; of these, until later batches came
+        self._steps_done, self._first_step_at = 0, 0.0  # since this process started
+        self._epoch_start, self._num_steps, self._stepping, self._waiting = 0.0, 0, 0.0, 0.0  # of this epoch
 
     def timed(self, steps: Iterable) -> Iterator:
-        """Iterate over an epoch's steps. From the first batch on, time the steps and, separately, the wait for batches.
-
-        The seconds passed to leave_out() do not count.
-        """
+        """Iterate over an epoch's steps, and time each and the wait for its batches, but not the wait for the first."""
         self._num_steps, self._stepping, self._waiting = 0, 0.0, 0.0
         self._epoch_start = asked_at = time.perf_counter()
         for step in steps:
             came_at = time.perf_counter()
-            if self._num_steps:
+            if self._num_steps:  # the first batch takes long: it starts the workers
                 self._waiting += came_at - asked_at
-            else:
-                self._first_batch_at = came_at
             yield step
             asked_at = time.perf_counter()
+            self._stepping += asked_at - came_at
             self._num_steps += 1
-            self._stepping = asked_at - self._first_batch_at
             # The first step does not count for the time left: it starts workers, compiles, and measures algorithms.
             self._steps_done += 1
             if self._steps_done == 1:
@@ -42,7 +35,7 @@ class Pace:
 
     def leave_out(self, seconds: float) -> None:
         """Leave the time of a validation between two steps out of the rate."""
-        self._first_batch_at += seconds
+        self._stepping -= seconds
 
     def time_text(self) -> str:
         """Return the time since the epoch began and the run's time left, if known, such as "40 s, 12 min left"."""
@@ -55,16 +48,14 @@ class Pace:
     def rate_text(self, batch: int, advice: str) -> str:
         """Return the epoch's images a second and, if it waited for the loader, the share of waiting and the advice.
 
-        Such as ", 8.1 images/s", or ", 8.1 images/s: 34% of the time is waiting for the loader: ADVICE". The time until
-        the first batch does not count: it starts the workers. The rank that waited most counts, because the others wait
-        for it. batch: images of a step. Collective.
+        Such as ", 8.1 images/s", or ", 8.1 images/s: 34% of the time is waiting for the loader: ADVICE". The rank that
+        waited most counts, because the others wait for it. batch: images of a step. Collective.
         """
-        waiting = max(self.group.gather(self._waiting))
-        if not self._stepping:
+        waiting, total = max(self.group.gather(self._waiting)), self._stepping + self._waiting
+        if not total:
             return ""
-        rate, share = batch * self._num_steps / self._stepping, waiting / self._stepping
-        slow = f": {share:.0%} of the time is waiting for the loader: {advice}" if share >= SLOW_LOADER else ""
-        return f", {rate:.3g} images/s{slow}"
+        slow = f": {waiting / total:.0%} of the time is waiting for the loader: {advice}"
+        return f", {batch * self._num_steps / total:.3g} images/s{slow if waiting / total >= SLOW_LOADER else ''}"
 
 
 def _duration(seconds: float) -> str:

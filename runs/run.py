@@ -19,7 +19,6 @@ from distributed.lifeline import WRITE_SECONDS
 from evaluation.report import run_page, with_new_curves
 from evaluation.scoring import Result, gather_predictions
 from runs import checkpoint, folder
-from runs.boards import Board, import_wandb
 from runs.log import FileHandler, LineFormatter, log, start_logging
 from runs.messages import resume_hint
 from runs.metrics import Metrics
@@ -42,36 +41,23 @@ class Run:
         # Lines are kept in memory until open() has a folder with train.log.
         self._early_lines = logging.handlers.MemoryHandler(capacity=10**6, flushLevel=logging.CRITICAL + 1)
         log.addHandler(self._early_lines)
-        if cfg.wandb and group.is_main:
-            import_wandb()  # fails now if it is not installed, before any file is written
         self.folder: Path | None = None
         self.metrics = Metrics(group, cfg.log_interval)
         self._log_file: TextIO | None = None
         self._writer = checkpoint.Writer()
-        self._report: Callable[[], None] | None = None  # to be called with the next checkpoint
-        group.advise(self._hint_after_failure)  # rank 0 adds it to another rank's error
+        self._report: Callable[[], object] = lambda: None  # writes the report, with the next checkpoint
 
     def find_checkpoint(self) -> dict | None:
         """Return the content of the checkpoint that --resume names, or None if there is none. Collective.
 
         The run continues in the checkpoint's folder; with --reset_data_offset open() makes a new folder. Raises
-        UserError on all ranks if the checkpoint is missing or unusable.
+        UserError if the checkpoint is missing or unusable.
         """
-        cfg, content = self.cfg, None
-        found: tuple | UserError = (None, None, [])
-        if self.group.is_main and cfg.resume:
-            try:
-                where, path, content, damaged = folder.find(Path(cfg.logdir), cfg.name, cfg.resume)
-                found = (where, path, damaged)
-            except (UserError, OSError) as error:
-                found = error if isinstance(error, UserError) else UserError(f"{error.filename}: {error.strerror}")
-        found = self.group.broadcast(found)
-        if isinstance(found, UserError):
-            raise found
-        where, path, damaged = found
+        cfg, where, path, content = self.cfg, None, None, None
+        if self.group.is_main and cfg.resume:  # an error here ends the other ranks, too
+            where, path, content = folder.find(Path(cfg.logdir), cfg.name, cfg.resume)
+        where, path = self.group.broadcast((where, path))
         self.folder = None if cfg.reset_data_offset else where
-        for file in damaged:
-            log.warning(f"{file}: damaged; using {path} instead")
         if path is None:
             return None
         content = content or checkpoint.read_run(path)
@@ -110,18 +96,10 @@ class Run:
         log.removeHandler(self._early_lines)
         log.addHandler(self._handler)
 
-        set_aside = folder.tidy(self.folder, step)
-        write_atomic(self.folder / "config.yaml", config.dump(cfg), sync=True)
-        last, num_missing = self.metrics.open(self.folder, saved)
-        validated = last.get("kind") == "val" and last["step"] == step
-        # Unless its validation is done, the resumed run writes the points of `step` again.
-        self.metrics.board = Board(cfg, self.folder, purge_step=step + 1 if validated else step)
-        if last.get("kind") == "train" and last["step"] == step:
-            self.metrics.write_scalars(last)  # the step comes before the validation that will be repeated
-        if num_missing:
-            log.warning(f"{self.folder / 'metrics.jsonl'}: {num_missing} lines that the checkpoint counts are missing")
-        if set_aside:
+        if set_aside := folder.tidy(self.folder, step):
             log.info(f"checkpoints after step {step}, or truncated, were renamed to *.old: {', '.join(set_aside)}")
+        write_atomic(self.folder / "config.yaml", config.dump(cfg), sync=True)
+        self.metrics.open(cfg, self.folder, step, saved)
 
     def report(self, step: int, result: Result, val_set: SegmentationDataset, *, is_best: bool) -> None:
         """Let the next save() write report.html: of this validation if it is the best, else with new curves.
@@ -160,7 +138,7 @@ class Run:
         keep = {"step": KEEP_STEP_FILES if self.cfg.keep < 0 else self.cfg.keep, "epoch": max(0, self.cfg.keep)}
         if self.folder and self.group.is_main:
             self._writer.save(content, [self.folder / name for name in (*names, "last.pt")], keep, self._report)
-            self._report = None
+            self._report = lambda: None
 
     def check_writes(self) -> None:
         """Raise the error of a checkpoint that could not be written. Does not wait."""
@@ -171,7 +149,7 @@ class Run:
         self._writer.wait()
 
     def resume_hint(self) -> str:
-        return resume_hint(self.cfg, self.group, self.folder)
+        return resume_hint(self.group, self.folder)
 
     def _hint_after_failure(self) -> str:
         """Return "; " and the resume hint, for an error message; "" before the first checkpoint and on other ranks."""
@@ -184,23 +162,17 @@ class Run:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        self._writer.join(WRITE_SECONDS)
-        try:
-            self._close(error)
-        except OSError as problem:
-            if error is None:  # otherwise a full disk may be the error
-                raise UserError(f"{self.folder}: cannot be written ({problem.strerror}): free disk space") from None
-        # A run that diverged would diverge again.
-        if isinstance(error, UserError) and not isinstance(error, DivergedError) and self._hint_after_failure():
-            raise UserError(f"{error}{self._hint_after_failure()}") from None
-
-    def _close(self, error: BaseException | None) -> None:
-        """Log the error, if any, and close the files."""
+        hint = self._hint_after_failure()
         try:
             if error:
                 log.debug(f"error: {in_one_line(error)}")  # the terminal gets it when the program ends
             self.metrics.close(failed=bool(error or self.group.stop))
-        finally:
             if self._log_file:
                 log.removeHandler(self._handler)
                 self._log_file.close()
+        except OSError as problem:
+            if error is None:  # otherwise a full disk may be the error
+                raise UserError(f"{self.folder}: cannot be written ({problem.strerror}): free disk space") from None
+        # A run that diverged would diverge again.
+        if hint and isinstance(error, UserError) and not isinstance(error, DivergedError):
+            raise UserError(f"{error}{hint}") from None

@@ -27,9 +27,13 @@ class Schedule:
 
     def __init__(self, cfg: Config, sampler: TrainSampler, saved: dict | None = None):
         self.cfg, self.sampler = cfg, sampler
-        if saved is None or cfg.reset_data_offset:
-            self.origin = _new_origin(cfg, sampler)
-        else:
+        self.origin = {
+            "world_size": sampler.num_replicas,
+            "global_batch": sampler.global_batch,
+            "steps_per_epoch": sampler.steps_per_epoch,
+            "lr_factor": 1.0 if cfg.total_batchsize else _scaling(cfg.lr_scaling, sampler.num_replicas),
+        }
+        if saved is not None and not cfg.reset_data_offset:
             self.origin = saved["origin"]
         self.change = _scaling(cfg.lr_scaling, sampler.global_batch / self.origin["global_batch"])
         self.factor = self.origin["lr_factor"] * self.change
@@ -62,10 +66,7 @@ class Schedule:
         return min(left, max(0, self.cfg.max_steps - state.step)) if self.cfg.max_steps else left
 
     def is_over(self, state: TrainState) -> bool:
-        """Return whether all steps and the last validation are done, or --patience is at its end.
-
-        A signal may have interrupted the last validation.
-        """
+        """Return whether all steps and the last validation, which a signal may interrupt, or --patience are done."""
         if state.stops_early(self.cfg.patience):
             return True
         if self.cfg.max_steps:
@@ -74,7 +75,7 @@ class Schedule:
 
     def validates_step(self, state: TrainState) -> bool:
         """Return whether --val_step_frequency asks for a validation after the last step, and none was done since."""
-        return _is_due(state.step, self.cfg.val_step_frequency) and state.validated != state.step
+        return is_due(state.step, self.cfg.val_step_frequency) and state.validated != state.step
 
     def validates_epoch(self, state: TrainState) -> bool:
         """Return whether a validation is due after the epoch that has just been trained."""
@@ -82,18 +83,8 @@ class Schedule:
         if state.stops_early(cfg.patience):  # in mid-epoch, after the validation of a step
             return False
         is_last = state.step >= cfg.max_steps if cfg.max_steps else epochs_done == cfg.epochs
-        due = _is_due(epochs_done, cfg.val_epoch_frequency) and epochs_done > cfg.val_start_epoch
+        due = is_due(epochs_done, cfg.val_epoch_frequency) and epochs_done > cfg.val_start_epoch
         return is_last or due or self.validates_step(state)
-
-    def saves_step(self, state: TrainState) -> bool:
-        return _is_due(state.step, self.cfg.save_step_frequency)
-
-    def saves_epoch(self, state: TrainState) -> bool:
-        return _is_due(state.epoch, self.cfg.save_epoch_frequency)
-
-    def compares_ranks(self, state: TrainState) -> bool:
-        """Return whether to compare ranks in the next step: this process's first, and by --check_sync_frequency."""
-        return state.steps_here == 0 or _is_due(state.step + 1, self.cfg.check_sync_frequency)
 
     def _warmup_steps(self) -> float:
         """Return the length of the warm-up in the unit of position(), rounded to steps of the run's first batch."""
@@ -108,7 +99,7 @@ class Schedule:
 
     def log(self) -> None:
         """Log the global batch and the peak learning rate, and how they are computed."""
-        cfg, sampler, origin = self.cfg, self.sampler, self.origin
+        cfg, sampler = self.cfg, self.sampler
         product = f" = {cfg.batchsize}" if sampler.global_batch > cfg.batchsize else ""
         product += f" x {cfg.accum_steps} (--accum_steps)" if cfg.accum_steps > 1 else ""
         product += f" x {sampler.num_replicas} processes" if sampler.num_replicas > 1 else ""
@@ -122,16 +113,9 @@ class Schedule:
             f"{self.total_steps} steps in all, lr {lr}"
             + ("; too few to train well: without --epochs, --max_steps or --warmup_epochs, more are chosen" * is_short),
         )
-        new = _new_origin(cfg, sampler)
-        if all(new[key] == origin[key] for key in ("world_size", "global_batch", "lr_factor")):
-            return
-        reason = f"the batch is now {sampler.global_batch}, so --lr_scaling multiplies the lr by {self.change:g}"
-        if sampler.global_batch == origin["global_batch"]:
-            reason = "the batch is the same, so the factor is kept"
-        log.info(
-            f"the run began with {origin['world_size']} process(es), a global batch of {origin['global_batch']} and "
-            f"--lr x {origin['lr_factor']:g}; {reason}"
-        )
+        if sampler.global_batch != self.origin["global_batch"]:
+            began = f"the run began with a global batch of {self.origin['global_batch']}"
+            log.info(f"{began}: --lr_scaling {cfg.lr_scaling} multiplies the lr by {self.change:g}")
 
 
 def lr_factor(position: float, total_steps: int, warmup_steps: float, kind: str = "cosine") -> float:
@@ -152,19 +136,11 @@ def lr_factor(position: float, total_steps: int, warmup_steps: float, kind: str 
     return 0.5 * (1 + math.cos(math.pi * (position - warmup_steps) / (total_steps - warmup_steps)))
 
 
-def _new_origin(cfg: Config, sampler: TrainSampler) -> dict[str, float]:
-    return {
-        "world_size": sampler.num_replicas,
-        "global_batch": sampler.global_batch,
-        "steps_per_epoch": sampler.steps_per_epoch,
-        "lr_factor": 1.0 if cfg.total_batchsize else _scaling(cfg.lr_scaling, sampler.num_replicas),
-    }
-
-
 def _scaling(rule: str, ratio: float) -> float:
     """Return the factor of --lr_scaling `rule` on the learning rate for a batch that is `ratio` times as large."""
     return {"linear": float(ratio), "sqrt": math.sqrt(ratio), "none": 1.0}[rule]
 
 
-def _is_due(number: int, frequency: int) -> bool:
+def is_due(number: int, frequency: int) -> bool:
+    """Return whether something that happens every `frequency` steps or epochs happens after this one. 0: never."""
     return frequency > 0 and number % frequency == 0

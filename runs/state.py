@@ -19,10 +19,7 @@ RESET = "or start without the optimizer's state by --reset_optimizer"
 
 @dataclass
 class TrainState:
-    """The state of training between two steps: model, optimizer, loss scaler, EMA, position and best score.
-
-    capture() returns the state as a checkpoint's content; restore() loads that content.
-    """
+    """The state of training between two steps: model, optimizer, loss scaler, EMA, position and best score."""
 
     raw_model: nn.Module
     model: nn.Module  # the DDP wrapper of raw_model, or raw_model itself
@@ -37,7 +34,7 @@ class TrainState:
     validations_since_best: int = 0
     clip_grad: float = 0.0  # of --clip_grad; 0: gradients are not clipped
     grad_norm: Tensor | None = None  # of the last step, before clipping; None without clip_grad
-    origin: dict[str, float] = field(default_factory=dict)  # schedule.LearningRate.origin
+    origin: dict[str, float] = field(default_factory=dict)  # Schedule.origin
     listing: str = ""  # digest of the training list
     steps_here: int = 0  # optimizer steps that this process did
 
@@ -70,8 +67,10 @@ class TrainState:
         """
         for group in self.optimizer.param_groups:
             group["lr"] = lr * group.get("lr_factor", 1.0)
-        if self.clip_grad:
-            self._clip_gradients()
+        if self.clip_grad:  # every rank has all gradients, summed over ranks, and computes the same norm
+            self.scaler.unscale_(self.optimizer)
+            parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+            self.grad_norm = nn.utils.clip_grad_norm_(parameters, self.clip_grad)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad()
@@ -80,15 +79,6 @@ class TrainState:
         self.step += 1
         self.steps_here += 1
         self.samples += num_samples
-
-    def _clip_gradients(self) -> None:
-        """Scale all gradients down so that their joint 2-norm is at most clip_grad. The CPU does not wait for it.
-
-        Each rank has all gradients, summed over ranks, so every rank computes the same norm.
-        """
-        self.scaler.unscale_(self.optimizer)
-        parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-        self.grad_norm = nn.utils.clip_grad_norm_(parameters, self.clip_grad)
 
     def note_score(self, miou: float) -> bool:
         """Record a validation's mIoU. Return whether the mIoU is above all earlier ones of the run."""
@@ -144,10 +134,10 @@ class TrainState:
                 self.ema.module.load_state_dict(content["ema"] or content["model"])
                 self.ema.num_updates = content["step"]  # at 0, the first update copies the weights
         except RuntimeError as error:
-            difference = _first_difference(self.raw_model.state_dict(), content["model"]) or error
+            first = " ".join(str(error).split("\n\t")[1:2])[:200]  # of torch's lines on weights that differ
             raise UserError(
                 "the checkpoint does not fit this model: check --model_type, --backbone, --layers and --numclasses "
-                f"({difference})"
+                f"({first})"
             ) from None
         if optimizer:
             _restore_optimizer(self.optimizer, content["optimizer"])
@@ -163,16 +153,6 @@ class TrainState:
                 module.load_state_dict(ranks[group.rank]["buffers"], strict=False)
 
 
-def _first_difference(own: dict[str, Tensor], saved: dict[str, Tensor]) -> str:
-    """Say which weight is the first that a checkpoint lacks, has in another shape, or has alone; "" if none does."""
-    for name, value in own.items():
-        if name not in saved:
-            return f"the checkpoint has no {name}"
-        if saved[name].shape != value.shape:
-            return f"{name} has the shape {tuple(saved[name].shape)} there and {tuple(value.shape)} here"
-    return next((f"the checkpoint also has {name}" for name in saved if name not in own), "")
-
-
 def _restore_optimizer(optimizer: Optimizer, saved: dict) -> None:
     """Load the state from an optimizer's state dict, but no settings, such as momentum.
 
@@ -184,17 +164,16 @@ def _restore_optimizer(optimizer: Optimizer, saved: dict) -> None:
         raise UserError(
             f"--optimizer {kinds[1]}: the checkpoint has the state of {kinds[0]}: use --optimizer {kinds[0]}, {RESET}"
         )
-    sizes = [" + ".join(str(len(group["params"])) for group in part) for part in (saved_groups, groups)]
-    if sizes[0] != sizes[1]:
+    try:
+        # With the new settings, since torch converts a state to what its group's settings, such as fused, need.
+        settings = [
+            {name: value for name, value in group.items() if name != "params"}
+            | {"params": part["params"], "lr": part["lr"]}
+            for group, part in zip(groups, saved_groups, strict=True)
+        ]
+        optimizer.load_state_dict({"state": saved["state"], "param_groups": settings})
+    except ValueError:
         raise UserError(
-            f"the checkpoint's optimizer has groups of {sizes[0]} parameters, but this run's has {sizes[1]}: use the "
-            "losses, --freeze_backbone, --head_lr_factor and --no_decay_norm_bias of its config.yaml, "
-            f"{RESET}"
-        )
-    # With the new settings, since torch converts a state to what its group's settings, such as fused, need.
-    settings = [
-        {name: value for name, value in group.items() if name != "params"}
-        | {"params": part["params"], "lr": part["lr"]}
-        for group, part in zip(groups, saved_groups, strict=True)
-    ]
-    optimizer.load_state_dict({"state": saved["state"], "param_groups": settings})
+            "the checkpoint's optimizer has other groups of parameters: use the losses and the flags of the optimizer "
+            f"in its config.yaml, {RESET}"
+        ) from None

@@ -49,7 +49,6 @@ STATUSES = """
 `torchrun` always ends with 1, after a report of its own, which has the line of an error.
 `train_torchrun.sh`, `train_ddp.sh` and `run_ddp.sh` end with the status of the process that failed first, and its line.
 """
-READERS = (config.READER, EVALUATE, PREDICT, PSEUDO, EXPORT)
 PARSERS = (
     ("python -m tools.check", check.parser()),
     ("python -m tools.convert", convert.parser()),
@@ -63,7 +62,7 @@ COLUMNS = ("| flag | type | default | meaning |", "| --- | --- | --- | --- |")
 def page() -> str:
     """The whole of docs/cli.md."""
     lines = [HEAD.rstrip()]
-    for reader in READERS:
+    for reader in (config.READER, EVALUATE, PREDICT, PSEUDO, EXPORT):
         lines += ["", f"## {reader.program}", "", *_of_reader(reader)]
     for title, parser in PARSERS:
         lines += ["", f"## {title}", "", *_of_parser(parser)]
@@ -105,10 +104,8 @@ def _row(name: str, kind: str, help: str, default: Any, choices: tuple) -> str:
     elif isinstance(default, bool):
         shown = "on" if default else "off"
     else:
-        text = (
-            " ".join(map(str, default)) if isinstance(default, tuple) else str(default or "") if default != 0 else "0"
-        )
-        shown = f"`{text}`" if text else "none"
+        text = " ".join(map(str, default if isinstance(default, tuple) else [default]))
+        shown = "none" if default in (None, "", (), []) else f"`{text}`"
     if choices:
         help += "; one of " + ", ".join(f"`{choice}`" for choice in choices)
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in (name, kind, shown, help)) + " |"

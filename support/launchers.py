@@ -1,4 +1,4 @@
-"""Who started this process, and its place in the group: torchrun, mpirun, srun, variables set by hand, or flags."""
+"""Who started this process, and its place in the group: torchrun, srun, variables set by hand, or flags."""
 
 import re
 import zlib
@@ -6,17 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from support.errors import UserError
-
-THIS_MACHINE = "127.0.0.1"
-
-# The variables of each launcher: rank, world size, local rank, local world size. The first launcher whose variables are
-# set wins: torchrun may run inside srun, and mpirun may start its daemons with srun. Slurm sets SLURM_PROCID also in
-# batch scripts and in shells of salloc, but SLURM_STEP_NUM_TASKS above 1 only under srun.
-VARIABLES = {
-    "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),  # or set by hand
-    "mpirun": [f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")],  # Open MPI's
-    "srun": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", ""),
-}
 
 
 @dataclass(frozen=True)
@@ -36,21 +25,21 @@ class Place:
 def find(environment: Mapping[str, str]) -> Place | None:
     """Return the place that a launcher's environment variables give this process; None without a launcher.
 
-    Raises UserError if a variable is missing or not an integer.
+    torchrun comes first, because it may run inside srun. Raises UserError if a variable is missing or not an integer.
     """
-    for launcher, (rank, world_size, local_rank, local_world_size) in VARIABLES.items():
-        found = [name in environment for name in (rank, world_size)]
-        if launcher == "torchrun" and any(found):
-            launcher = launcher if "TORCHELASTIC_RUN_ID" in environment else "RANK and WORLD_SIZE"
-        elif not all(found) or (launcher == "srun" and _integer(environment, world_size) <= 1):
-            continue
+    if "RANK" in environment or "WORLD_SIZE" in environment:  # of torchrun, or set by hand
         return Place(
-            launcher,
-            _integer(environment, rank),
-            _integer(environment, world_size),
-            _integer(environment, local_rank, -1),
-            _integer(environment, local_world_size, 0),
+            "torchrun" if "TORCHELASTIC_RUN_ID" in environment else "RANK and WORLD_SIZE",
+            _integer(environment, "RANK"),
+            _integer(environment, "WORLD_SIZE"),
+            _integer(environment, "LOCAL_RANK", -1),
+            _integer(environment, "LOCAL_WORLD_SIZE", 0),
         )
+    # Slurm sets SLURM_PROCID also in batch scripts and in shells of salloc, but more than one task only under srun.
+    num_tasks = _integer(environment, "SLURM_STEP_NUM_TASKS", 1)
+    if "SLURM_PROCID" in environment and num_tasks > 1:
+        rank, local_rank = _integer(environment, "SLURM_PROCID"), _integer(environment, "SLURM_LOCALID", -1)
+        return Place("srun", rank, num_tasks, local_rank)
     return None
 
 
@@ -84,25 +73,19 @@ def rank_of(environment: Mapping[str, str]) -> str:
 def rendezvous_url(environment: Mapping[str, str], place: Place) -> str:
     """Return where the group connects: tcp://HOST:PORT, or env:// for the store that torchrun serves.
 
-    MASTER_ADDR and MASTER_PORT override what srun and mpirun imply. Raises UserError if the host or port is missing or
+    MASTER_ADDR and MASTER_PORT override what srun implies. Raises UserError if the host or port is missing or
     invalid.
     """
     if environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         return "env://"
     if place.launcher == "flags" and place.world_size == 1:
-        return f"tcp://{THIS_MACHINE}:0"  # a free port
+        return "tcp://127.0.0.1:0"  # a free port
     host, port = environment.get("MASTER_ADDR", "").strip("[]"), None  # IPv6 addresses may be in brackets
     if place.launcher == "srun":
         host = host or first_host(environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST") or "")
-        port = _port(f"{environment.get('SLURM_JOB_ID')}.{environment.get('SLURM_STEP_ID')}")
-    elif place.launcher == "mpirun":
-        if not host and place.local_world_size != place.world_size:
-            raise UserError(
-                f"mpirun started {place.world_size} processes on several machines: name the machine of rank 0 by "
-                "mpirun -x MASTER_ADDR=HOST"
-            )
-        host = host or THIS_MACHINE
-        port = _port(environment.get("PMIX_NAMESPACE") or environment.get("OMPI_MCA_ess_base_jobid") or "")
+        # A port below Linux's ephemeral ones, from a hash of the step's name.
+        step = f"{environment.get('SLURM_JOB_ID')}.{environment.get('SLURM_STEP_ID')}"
+        port = 20_000 + zlib.crc32(step.encode()) % 12_000
     if port is None or "MASTER_PORT" in environment:
         port = _integer(environment, "MASTER_PORT")
     if not host:
@@ -137,11 +120,6 @@ def _from_flags(environment: Mapping[str, str], world_size: int, rank: int) -> P
             f"--world_size {world_size} without a launcher: start with torchrun, or give each process its --rank"
         )
     return Place("flags", rank=rank, world_size=world_size)
-
-
-def _port(job: str) -> int:
-    """Return a port (20000 to 31999, below Linux's ephemeral ports) from a hash of a job's name."""
-    return 20_000 + zlib.crc32(job.encode()) % 12_000
 
 
 def _integer(environment: Mapping[str, str], variable: str, default: int | None = None) -> int:

@@ -31,15 +31,6 @@ def install_command(extra: str) -> str:
     return python_command("-m", "pip", "install", "-e", f"{'.' if Path.cwd() == REPO else REPO}[{extra}]")
 
 
-def torchrun_command(num_processes: int, *words: object) -> str:
-    """Return the command line that runs a program of this repository with torchrun on this machine.
-
-    words: the program's file, such as "train.py", then its arguments.
-    """
-    launcher = ["torchrun"] if _is_beside_python("torchrun") else [_python(), "-m", "torch.distributed.run"]
-    return quoted([*launcher, "--standalone", "--nproc_per_node", str(num_processes), *_located(words)])
-
-
 def _located(words: tuple[object, ...]) -> list[str]:
     """Return a command's words, changed so that a program of ours is found from the current folder.
 

@@ -19,8 +19,8 @@ from python_server import PythonServer, Started
 import config
 import models
 import train
+from benchmarks import chaos
 from data.demo import draw_dataset
-from scripts import chaos
 
 REPO = Path(__file__).parent.parent
 SHARED_DATA = REPO.parent / "shared" / "data"
@@ -30,7 +30,7 @@ if Path("/dev/shm").is_dir() and shutil.disk_usage("/dev/shm").free > 8 * 2**30:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/dev/shm")
 
 # The tests themselves may run under a launcher.
-LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "TORCHELASTIC_", "PET_", "SLURM_", "OMPI_", "PMIX_")
+LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "TORCHELASTIC_", "PET_", "SLURM_")
 for name in [name for name in os.environ if name.startswith(LAUNCHERS)]:
     del os.environ[name]
 

@@ -17,7 +17,7 @@ DOCUMENTS = [*sorted(REPO.glob("README*.md")), REPO / "CONTRIBUTING.md", *sorted
 PATTERNS = ("*.py", "data/*.py", "tools/*.py", "scripts/*.py", "*.sh", "scripts/*.sh")
 SOURCES = [path for pattern in PATTERNS for path in REPO.glob(pattern)]
 PROGRAM = re.compile(r"\w\.(py|sh)$|^tools\.(check|convert|scribbles|split)$|^data\.distance$")
-COMMAND = re.compile(r"(?:[A-Z_]+=\S* )*(?:python|torchrun|bash|srun|mpirun) ")  # how one in a docstring begins
+COMMAND = re.compile(r"(?:[A-Z_]+=\S* )*(?:python|torchrun|bash|srun) ")  # how one in a docstring begins
 PROCESSES = r"(--nproc[-_]per[-_]node[= ]|\bNUM_GPUS=)(?!1\b)[\w$]+"
 # What a command that starts several processes, or processes on several machines, becomes on this one.
 LAUNCH = [
@@ -120,12 +120,11 @@ def program_of(command: str) -> tuple[str, list[str]]:
 
 
 def task_of(command: str) -> str:
-    """What train.py does in a command: train, test, predict or help; "" for other programs."""
+    """What train.py does in a command: train or help; "" for other programs."""
     program, words = program_of(command)
     if program != "train.py":
         return ""
-    found = re.search(r"(?:--task[= ]|\bTASK=)(\w+)", command)
-    return "help" if "--help" in words else found[1] if found else "train"
+    return "help" if "--help" in words else "train"
 
 
 def reduced(command: str, most_processes: int = 2) -> str:
@@ -141,7 +140,7 @@ def reduced(command: str, most_processes: int = 2) -> str:
     task, tiny = task_of(command), {}
     if task == "train":
         tiny = _tiny_training(words, _num_processes(command))
-    elif program in ("evaluate.py", "predict.py") or task in ("test", "predict"):
+    elif program in ("evaluate.py", "predict.py"):
         tiny = {"device": "cpu", "workers": 0}
         tiny |= {name: 64 if name == "long_side" else 33 for name in ("long_side", "window") if f"--{name}" in words}
     elif program == "export.py":

@@ -6,9 +6,9 @@ import pytest
 import torch
 from conftest import assert_same_run, read_metrics, start, start_group, succeed
 
+from benchmarks import chaos
 from optimization import amp
 from runs import checkpoint
-from scripts import chaos
 from trained import TrainedModel
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 1)
@@ -75,7 +75,7 @@ def test_a_resumed_run_keeps_its_precision_unless_told(demo_flags, tmp_path, beg
 
 
 def test_one_rank_without_bf16_means_none_for_all(demo_flags, tmp_path):
-    words = demo_flags(amp=None, crop_size=17, name="x", check_sync_frequency=1)
+    words = demo_flags(amp=None, crop_size=17, name="x")
     both = [["has_bf16", "0", *words], ["no_bf16", "1", *words]]
     stdout, _ = succeed(start_group(2, both, tmp_path, FAULTS))
     assert "--amp auto: none, because devices of rank(s) [1] have no native bf16" in stdout

@@ -30,15 +30,6 @@ def put(path, step: int) -> None:
     checkpoint.write(path, checkpoint.to_bytes(content(step)))
 
 
-def test_file_is_a_plain_torch_file_with_its_step(tmp_path):
-    put(tmp_path / "last.pt", 7)
-    plain = torch.load(tmp_path / "last.pt", weights_only=True)
-    assert torch.equal(plain["weights"], torch.arange(7, 100_007))
-    assert checkpoint.step_of(tmp_path / "last.pt") == 7
-    assert checkpoint.read_run(tmp_path / "last.pt")["step"] == 7
-    assert [file.name for file in tmp_path.iterdir()] == ["last.pt"]
-
-
 def truncated(whole: bytes) -> Iterator[bytes]:
     for position in [*range(0, len(whole), len(whole) // 48 + 1), len(whole) - 2, len(whole) - 1]:
         yield whole[:position]
@@ -65,19 +56,21 @@ def flipped_where_no_crc_is(whole: bytes) -> Iterator[bytes]:
 
 
 @pytest.mark.parametrize(("damage", "number"), [(truncated, 50), (flipped, 100), (flipped_where_no_crc_is, 3)])
-def test_damaged_file_is_refused_and_the_newest_intact_one_is_used(tmp_path, damage, number):
+def test_damaged_file_is_refused_and_the_newest_intact_one_is_used(tmp_path, caplog, damage, number):
     last, newest = tmp_path / "last.pt", tmp_path / "step_00000002.pt"
     for file, step in ((tmp_path / "epoch_0001.pt", 1), (newest, 2), (last, 3)):
         put(file, step)
     whole = last.read_bytes()
-    path, intact, damaged = checkpoint.read_newest(tmp_path)
-    assert (path, intact["step"], damaged) == (last, 3, [])
+    path, intact = checkpoint.read_newest(tmp_path)
+    assert (path, intact["step"]) == (last, 3)
+    assert torch.equal(torch.load(last, weights_only=True)["weights"], intact["weights"])  # torch reads it, too
     cases = list(damage(whole))
     assert len(cases) >= number
     for data in cases:
         last.write_bytes(data)
-        path, intact, damaged = checkpoint.read_newest(tmp_path)
-        assert (path, intact["step"], damaged) == (newest, 2, [last])
+        path, intact = checkpoint.read_newest(tmp_path)
+        assert (path, intact["step"]) == (newest, 2)
+        assert caplog.messages[-1] == f"{last}: damaged; using {newest} instead"
         with pytest.raises(UserError, match=r"last\.pt: (not an intact checkpoint|truncated|damaged)"):
             checkpoint.read_run(last)
 
@@ -95,9 +88,6 @@ def test_payload_in_an_intact_file_is_not_run(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="not an intact checkpoint of tensors and plain values"):
         checkpoint.read_run(tmp_path / "last.pt")
     assert not (tmp_path / "was_here").exists()
-    # The same file does run its payload where it is let.
-    torch.load(tmp_path / "last.pt", weights_only=False)
-    assert (tmp_path / "was_here").exists()
 
 
 def test_run_with_damaged_checkpoints_only_is_not_begun_anew(tmp_path):
@@ -128,17 +118,14 @@ def test_write_goes_on_in_the_background_from_a_copy(tmp_path, monkeypatch):
     assert torch.equal(checkpoint.read_run(tmp_path / "last.pt")["weights"], torch.arange(1, 100_001))
 
 
-@pytest.mark.parametrize("error", [MemoryError("no room"), RuntimeError("torch.save failed"), UserError("no disk")])
-def test_any_error_of_the_writing_thread_is_raised_at_the_next_call(tmp_path, monkeypatch, error):
+def test_any_error_of_the_writing_thread_is_raised_at_the_next_call(tmp_path, monkeypatch):
     def fail(content):
-        raise error
+        raise RuntimeError("torch.save failed")
 
     monkeypatch.setattr(checkpoint, "to_bytes", fail)
     writer = checkpoint.Writer()
     writer.save(content(1), [tmp_path / "last.pt"], {})
-    with pytest.raises(type(error), match=str(error)):
-        writer.wait()
-    with pytest.raises(type(error)):
+    with pytest.raises(RuntimeError, match=r"torch\.save failed"):
         writer.save(content(2), [tmp_path / "last.pt"], {})
 
 
@@ -170,15 +157,6 @@ def test_resuming_an_earlier_checkpoint_sets_later_ones_aside(demo_run):
         "checkpoints after step 3, or truncated, were renamed to *.old: best.pt, last.pt, step_00000006.pt"
         in (folder / "train.log").read_text()
     )
-
-
-def test_a_truncated_best_checkpoint_is_set_aside_and_made_again(demo_run):
-    folder = demo_run(name="x", epochs=1)
-    whole = (folder / "best.pt").read_bytes()
-    (folder / "best.pt").write_bytes(whole[:-1])
-    demo_run(name="x", epochs=2, resume="auto", lr=0)  # weights, and so the score, stay: no validation is better
-    assert checkpoint.read_run(folder / "best.pt")["step"] == 8
-    assert (folder / "best.pt.old").read_bytes() == whole[:-1]
 
 
 def test_folder_of_a_running_process_is_refused(demo_run, demo_flags):

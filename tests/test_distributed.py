@@ -3,7 +3,6 @@
 import re
 import shutil
 import socket
-import time
 
 import numpy as np
 import pytest
@@ -73,7 +72,7 @@ def test_same_losses_and_weights_at_any_split_of_the_global_batch(uneven_labels,
     )
     runs = train_three_ways(words, tmp_path)
     lines, weights, average = runs["one"]
-    assert (len(lines), len(lines[0]["losses"])) == (20, 5)
+    assert (len(lines), len(lines[0]["losses"])) == (20, 3 if "loss" in losses else 5)
     assert all(any(line["losses"][name] > 0 for line in lines) for name in lines[0]["losses"])
     assert shards_without_strokes() > 0
     assert weights["head.aspp.conv1.weight"].dtype == torch.float64
@@ -92,7 +91,7 @@ def test_same_run_at_any_number_of_processes_with_batch_norm_over_all_of_them(un
         dataset_path=uneven_labels, logdir=tmp_path, epochs=3, batchsize=None, val_epoch_frequency=3, l_lorm=0.01,
         model_type="res50_ASPP_lorm", layers=layers, sync_bn="on", lr_scaling="none", ema=0.9,
     )  # fmt: skip
-    own = {1: [], 2: ["--grad_checkpointing", "--check_sync_frequency", "1"], 4: []}
+    own = {1: [], 2: ["--grad_checkpointing"], 4: []}
     for world_size, more in own.items():
         more = [*words, *more, "--total_batchsize", "4", "--name", str(world_size)]
         succeed(start_group(world_size, more, tmp_path, "tests/train_float64.py"), timeout=300)
@@ -158,7 +157,10 @@ def test_rank_0_alone_writes_and_every_rank_says_where_it_is(run_on_two):
     assert out1.strip() == f"rank 1, local rank 1, {line}"
     assert "epoch" not in err1  # A3: no bar either
     log = (tmp_path / "log" / "x" / "train.log").read_text()
-    assert "joining the process group of RANK and WORLD_SIZE; with --no_distributed this process trains alone" in log
+    assert log.count("weights are equal on all 2 ranks") == 2  # after every epoch
+    product = "global batch 4 = 2 x 2 processes, 2 steps an epoch, 4 steps in all, lr 0.01 x 2 = 0.02"
+    assert f"{product} (--lr_scaling linear)" in out0
+    assert read_metrics(tmp_path / "log" / "x", "train")[0]["lr"] == 0.02
 
 
 def test_local_rank_that_nobody_says_is_counted_on_each_machine(demo_root, tmp_path):
@@ -168,20 +170,6 @@ def test_local_rank_that_nobody_says_is_counted_on_each_machine(demo_root, tmp_p
     outputs = succeed([start(words, tmp_path, "tests/train_with_fault.py", RANK=rank, **env) for rank in range(3)])
     found = [re.search(r"local rank \d", stdout)[0] for stdout in outputs]
     assert found == ["local rank 0", "local rank 0", "local rank 1"]
-
-
-def test_a10_lr_is_scaled_by_the_real_number_of_processes(run_on_two):
-    tmp_path, [(_, out0, _), _] = run_on_two
-    line = (
-        "global batch 4 = 2 x 2 processes, 2 steps an epoch, 4 steps in all, lr 0.01 x 2 = 0.02 (--lr_scaling linear)"
-    )
-    assert line in out0
-    assert read_metrics(tmp_path / "log" / "x", "train")[0]["lr"] == 0.02
-
-
-def test_a1_weights_are_equal_on_all_ranks(run_on_two):
-    log = (run_on_two[0] / "log" / "x" / "train.log").read_text()
-    assert log.count("weights are equal on all 2 ranks") == 2  # after every epoch
 
 
 @pytest.mark.parametrize(
@@ -209,13 +197,6 @@ def test_wrong_groups_are_named_on_every_rank(demo_flags, tmp_path, flags_by_ran
         assert any("rank(s) [2] of 3 did not connect" in stderr for _, _, stderr in results)
 
 
-def test_a9_distributed_without_a_launcher_is_a_group_of_one(demo_root, tmp_path):
-    words = [*flags(dataset_path=demo_root, logdir=tmp_path), "--distributed", "--local_rank", "0"]
-    [stdout] = succeed([start(words, tmp_path)])
-    assert "world size 1, device cpu, one process in a group (gloo)" in stdout
-    assert "global batch 2, 4 steps an epoch, 4 steps in all, lr 0.01" in stdout
-
-
 @pytest.mark.parametrize("error", [UserError("wrong"), KeyError("ours"), KeyboardInterrupt()])
 def test_an_error_leaves_a_group_of_one_as_an_exception(error):
     def fail() -> None:
@@ -233,11 +214,8 @@ def test_bad_file_on_one_rank_ends_all_with_its_name(demo_root, tmp_path):
     shutil.copytree(demo_root, root)
     image = root / "JPEGImages" / "demo_0003.jpg"
     image.write_bytes(image.read_bytes()[:2000])
-    for workers in (0, 2):
-        began = time.monotonic()
-        words = flags(dataset_path=root, logdir=tmp_path / "log", workers=workers)
-        one_line_each(finish(start_group(2, words, tmp_path)), "demo_0003.jpg: not a whole, readable image")
-        assert time.monotonic() - began < 60
+    words = flags(dataset_path=root, logdir=tmp_path / "log", workers=2)
+    one_line_each(finish(start_group(2, words, tmp_path), timeout=60), "demo_0003.jpg: not a whole, readable image")
 
 
 @pytest.mark.slow
@@ -267,12 +245,9 @@ NO_HOST = {"RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "no.such.host", "MASTER_PO
         ({"RANK": 0, "WORLD_SIZE": 2}, [], "MASTER_PORT is not set"),
         ({}, ["--world_size", "4"], "add --distributed to join a group"),  # A8, A10
         ({}, ["--distributed", "--dist_url", "tcp://nowhere"], "expected tcp://HOST:PORT"),
-        ({}, ["--distributed", "--dist_url", "tcp://[::1"], "--dist_url tcp://[::1: Invalid IPv6 URL"),
         ({}, ["--distributed", "--dist_url", "udp://a:1"], "expected env://, tcp://HOST:PORT or file:///PATH"),
         ({}, ["--distributed", "--dist_url", "file:///nonesuch/x"], "use a file in an existing folder"),
         (NO_HOST, [], "'no.such.host' is not a known"),
-        ({"SLURM_NTASKS": 4, "SLURM_PROCID": 0}, ["--distributed"], "put srun in front"),  # in the batch script
-        ({"SLURM_NTASKS": "x"}, ["--distributed"], "SLURM_NTASKS is 'x', not a number"),
         ({}, ["--distributed", "--backend", "nccl"], "--backend nccl on device cpu"),
         ({}, ["--device", "abacus"], "--device abacus: not a device"),
     ],
@@ -286,15 +261,3 @@ def test_wrong_settings_are_named(demo_root, tmp_path, monkeypatch, env, words, 
         main([*flags(dataset_path=demo_root, logdir=tmp_path), *words])
     assert named in str(caught.value)
     assert not any(tmp_path.iterdir())
-
-
-def test_log_level_quiets_the_terminal_or_lets_torch_speak(demo_root, tmp_path):
-    words = flags(dataset_path=demo_root, logdir=tmp_path, distributed=True)
-    quiet, loud = finish([start([*words, "--log_level", level], tmp_path) for level in ("WARNING", "DEBUG")])
-    assert (quiet[0], loud[0]) == (0, 0), (quiet, loud)
-    # What is said goes to train.log, but for the warning that 4 steps are few.
-    assert len(quiet[1].splitlines()) == 1
-    assert quiet[1].startswith("warning: global batch 2, 4 steps an epoch, 4 steps in all, ")
-    assert "mIoU" in (min(tmp_path.iterdir()) / "train.log").read_text()
-    assert "distributed_c10d.py" in loud[2]
-    assert "mIoU" in loud[1]

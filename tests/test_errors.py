@@ -125,6 +125,12 @@ def test_weights_of_another_model_are_refused(demo_run, tmp_path):
         demo_run(resume=path)
 
 
+def test_resume_with_another_model_is_refused(demo_run):
+    folder = demo_run(name="x", model_type="res50_ASPP")
+    with pytest.raises(UserError, match=r"does not fit this model: check --model_type.*Missing key.*lorm\."):
+        demo_run(resume=folder / "last.pt")
+
+
 @pytest.mark.parametrize("problem", [URLError("no route to host"), TimeoutError("timed out")])
 def test_imagenet_weights_without_network_are_one_line(demo_run, monkeypatch, problem):
     def download(*args, **kwargs):

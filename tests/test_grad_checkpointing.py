@@ -82,7 +82,7 @@ def test_synchronised_batch_norm_is_one_whose_statistics_are_kept():
     torch.testing.assert_close(block.bn1.running_var, plain.bn1.running_var)
 
 
-SYNCHRONISED = {"amp": "bf16", "ema": 0.5, "check_sync_frequency": 1, "sync_bn": "on"}
+SYNCHRONISED = {"amp": "bf16", "ema": 0.5, "sync_bn": "on"}
 
 
 @pytest.mark.parametrize("extra", [{"accum_steps": 2, "batchsize": 1}, SYNCHRONISED])

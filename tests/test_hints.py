@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import REPO, count_lines, errors_of, finish, flags, read_metrics, start, start_group, wait_until
+from conftest import REPO, count_lines, errors_of, finish, flags, read_metrics, start, wait_until
 
-import config
 import evaluate
 import export
 import predict
@@ -56,55 +55,18 @@ def test_command_after_ctrl_c_resumes_the_run_to_its_end(demo_root, tmp_path):
     assert "flags changed since the checkpoint: none" in said
 
 
-@pytest.mark.slow
-def test_command_after_a_stop_under_torchrun_starts_as_many_processes(demo_flags, tmp_path):
-    words = demo_flags(name="x", epochs=2, batchsize=1, **DENSE)
-    as_torchrun = {"TORCHELASTIC_RUN_ID": "x", "LOCAL_WORLD_SIZE": 2}
-    results = finish(start_group(2, ["signal_mid_epoch", "0", *words], tmp_path, FAULTS, **as_torchrun))
-    said = paste(command_after(results[0][1], "to resume"), tmp_path)
-    assert "last.pt: epoch 2, 4 samples into it, step 6" in said
-    assert "rank 1, local rank 1, world size 2" in said
-    assert checkpoint.read_run(tmp_path / "x" / "last.pt")["step"] == 8
-
-
 @pytest.mark.parametrize(
     ("group", "expected"),
     [
         ({}, "to resume: PYTHON REPO/train.py --resume 'my logs/x/last.pt'"),
-        ({"backend": "gloo", "launcher": "flags"}, "to resume: PYTHON REPO/train.py --resume 'my logs/x/last.pt'"),
-        (
-            {"launcher": "torchrun", "world_size": 4, "local_world_size": 4},
-            "to resume: PYTHON -m torch.distributed.run --standalone --nproc_per_node 4 REPO/train.py "
-            "--resume 'my logs/x/last.pt'",
-        ),
-        ({"launcher": "torchrun", "world_size": 4, "local_world_size": 2}, AS_BEFORE),
-        *(
-            ({"launcher": launcher, "world_size": 4, "local_world_size": 4}, AS_BEFORE)
-            for launcher in ("srun", "mpirun", "RANK and WORLD_SIZE", "flags")
-        ),
+        ({"launcher": "torchrun", "world_size": 4}, AS_BEFORE),
     ],
 )
 def test_hint_is_what_brings_the_processes_back(tmp_path, monkeypatch, group, expected):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", "/nowhere")
-    cfg = config.parse(flags(dataset_path="."))
-    hint = resume_hint(cfg, Group(torch.device("cpu"), **group), Path("my logs/x"))
+    hint = resume_hint(Group(torch.device("cpu"), **group), Path("my logs/x"))
     assert hint == expected.replace("PYTHON", sys.executable).replace("REPO", str(REPO))
-
-
-def test_torchrun_is_named_where_the_shell_finds_it(tmp_path, monkeypatch):
-    for name in ("python", "torchrun"):
-        (tmp_path / name).touch(mode=0o755)
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.chdir(REPO)
-    cfg = config.parse([*flags(dataset_path="."), "--resume", "a", "--reset_data_offset"])
-    group = Group(torch.device("cpu"), launcher="torchrun", world_size=2, local_world_size=2)
-    command = "torchrun --standalone --nproc_per_node 2 train.py --resume log/x/last.pt"
-    assert resume_hint(cfg, group, Path("log/x")) == f"to resume: {command}"
-    group = Group(torch.device("cpu"), launcher="srun", world_size=2)
-    hint = resume_hint(cfg, group, Path("log/x"))
-    assert hint.startswith("to resume, start all processes as before without --reset_data_offset and add: --resume")
 
 
 def test_error_after_a_checkpoint_says_how_to_resume_and_one_before_does_not(demo_flags, tmp_path):
@@ -124,14 +86,6 @@ def test_error_after_a_checkpoint_says_how_to_resume_and_one_before_does_not(dem
     assert "is nan at step 6" in errors_of(nan[2])[0]
     assert "to resume" not in nan[2]
     assert "to resume" not in diverging[2]
-
-
-def test_rank_0_says_how_to_resume_when_another_rank_is_killed(demo_flags, tmp_path):
-    words = demo_flags(epochs=2, name="x", batchsize=1, save_step_frequency=1, **DENSE)
-    results = finish(start_group(2, ["killed", "1", *words], tmp_path, FAULTS))
-    [line] = errors_of(results[0][2])
-    assert "exited without a message" in line
-    assert line.endswith(f"; to resume, start all processes as before and add: --resume {tmp_path}/x/last.pt")
 
 
 def test_commands_for_a_run_that_is_done(demo_run, tmp_path, monkeypatch, capsys):

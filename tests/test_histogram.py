@@ -66,10 +66,8 @@ def test_balanced_counts_the_training_labels(demo_root, caplog, dataset):
     assert f"class weights (--class_weights balanced): 0: {weights[0]:.4g}, 1: {weights[1]:.4g}" in caplog.messages[0]
 
 
-def test_class_weights_as_numbers_or_a_file(demo_root, tmp_path):
+def test_class_weights_as_numbers(demo_root):
     assert weights_of(demo_root, class_weights="1, 2,0.5,0,1e1") == [1, 2, 0.5, 0, 10]
-    (tmp_path / "w.txt").write_text("1\n2\n\n0.5\n0\n10\n")
-    assert weights_of(demo_root, class_weights=tmp_path / "w.txt") == [1, 2, 0.5, 0, 10]
     assert weights_of(demo_root) is None
     assert read_class_weights("balanced", 3) is None
 
@@ -77,12 +75,10 @@ def test_class_weights_as_numbers_or_a_file(demo_root, tmp_path):
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        (["--class_weights", "1,2"], "--class_weights 1,2: 2 numbers, but --numclasses is 3: give one for each class"),
-        (["--class_weights", "1,-2,1"], "--class_weights 1,-2,1: '-2', of class 1, must be a number of at least 0"),
-        (["--class_weights", "1,nan,1"], "'nan', of class 1"),
-        (["--class_weights", "0,0,0"], "all weights are 0"),
-        (["--class_weights", "balance"], "--class_weights balance: No such file or directory; give none, balanced"),
-        (["--class_weights", "/dev"], "--class_weights /dev: Is a directory"),
+        *(
+            (["--class_weights", text], f"--class_weights {text}: give none, balanced or 3 numbers of at least 0")
+            for text in ("1,2", "1,-2,1", "1,x,1", "1,nan,1", "0,0,0", "balance")
+        ),
         (["--loss", "ce+dic"], "--loss ce+dic: 'dic' is not known: did you mean dice?"),
     ],
 )

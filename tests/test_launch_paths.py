@@ -45,10 +45,6 @@ def train_ddp(words, cwd):
     return program(["bash", str(REPO / "train_ddp.sh"), *words], cwd)
 
 
-def torchrun_by_hand(words, cwd):
-    return module(["torch.distributed.run", "--standalone", "--nproc_per_node=2", TRAIN, *words], cwd)
-
-
 def launch_with_dashes(words, cwd):
     """Guide 0's command to the letter, except for the port, which two tests may want at once."""
     nodes = ["--nnodes=1", "--node_rank=0", "--master_addr=localhost", "--nproc_per_node=2"]
@@ -101,12 +97,6 @@ def srun(words, cwd):
     return [start(words, cwd, **variables, SLURM_PROCID=rank, SLURM_LOCALID=rank) for rank in (0, 1)]
 
 
-def mpirun(words, cwd):
-    job = {"OMPI_COMM_WORLD_SIZE": 2, "OMPI_COMM_WORLD_LOCAL_SIZE": 2, "PMIX_NAMESPACE": f"prterun-{cwd}"}
-    ranks = [{"OMPI_COMM_WORLD_RANK": rank, "OMPI_COMM_WORLD_LOCAL_RANK": rank} for rank in (0, 1)]
-    return [start(words, cwd, **job, **rank) for rank in ranks]
-
-
 def config_file(words, cwd, **more) -> str:
     values = {
         name.removeprefix("--"): yaml.safe_load(value) for name, value in zip(words[::2], words[1::2], strict=True)
@@ -126,8 +116,8 @@ def train_multi_gpu(words, cwd):
 
 
 PATHS = [
-    *(train_torchrun, train_ddp, run_ddp, train_multi_gpu, torchrun_by_hand, launch_with_dashes, launch_use_env),
-    *(two_agents, without_libuv, tcp_url, file_url, srun, mpirun),
+    *(train_torchrun, train_ddp, run_ddp, train_multi_gpu, launch_with_dashes, launch_use_env),
+    *(two_agents, without_libuv, tcp_url, file_url, srun),
 ]
 
 
@@ -141,7 +131,7 @@ def test_same_weights_by_any_launch_path(values, expected, tmp_path, path):
     assert output.count("world size 2") == 2
     folder = tmp_path / "log" / ("x-short" if path is train_multi_gpu else "x")
     assert_same_run(folder, expected)
-    launcher = {torchrun_by_hand: "torchrun", launch_with_dashes: "torchrun", srun: "srun", mpirun: "mpirun"}
+    launcher = {launch_with_dashes: "torchrun", srun: "srun"}
     if path in launcher:
         log = (folder / "train.log").read_text()
         assert f"joining the process group of {launcher[path]}; with --no_distributed this process trains alone" in log

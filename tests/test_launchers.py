@@ -1,7 +1,6 @@
 """Which place a process finds in the variables of each launcher, and which device and store it uses."""
 
 import os
-import socket
 import sys
 from types import SimpleNamespace
 
@@ -10,11 +9,9 @@ import torch
 import torch.distributed as dist
 
 from distributed import checks, device, rendezvous
-from distributed.lifeline import Lifeline
 from support import launchers, program
 from support.errors import UserError
 from support.launchers import Place
-from support.signals import StopRequest
 
 
 def variables(text: str) -> dict[str, str]:
@@ -31,8 +28,6 @@ SRUN = JOB | STEP | variables("SLURM_PROCID=9 SLURM_LOCALID=1")
 BATCH_SCRIPT = JOB | variables("SLURM_PROCID=0 SLURM_LOCALID=0")
 # With use_interactive_step, salloc's shell is a step too, but of one task.
 SALLOC_SHELL = BATCH_SCRIPT | variables("SLURM_STEP_NUM_TASKS=1 SLURM_STEP_ID=4294967290")
-OMPI = "OMPI_COMM_WORLD_"
-MPIRUN = variables(f"{OMPI}RANK=1 {OMPI}SIZE=2 {OMPI}LOCAL_RANK=1 {OMPI}LOCAL_SIZE=2 PMIX_NAMESPACE=prterun-here-77@1")
 HAND = "RANK and WORLD_SIZE"
 
 
@@ -42,17 +37,12 @@ HAND = "RANK and WORLD_SIZE"
         # torchrun's own store serves, whatever MASTER_ADDR is.
         (TORCHRUN, Place("torchrun", 5, 8, 1, 4), "env://"),
         (BY_HAND, Place(HAND, 1, 2), "tcp://node0:12355"),
-        (BY_HAND | {"MASTER_ADDR": "fe80::1"}, Place(HAND, 1, 2), "tcp://[fe80::1]:12355"),
         (BY_HAND | {"MASTER_ADDR": "[::1]"}, Place(HAND, 1, 2), "tcp://[::1]:12355"),
         # zlib.crc32(b"4242.0") = 2159044726, which modulo 12000 is 4726
         (SRUN, Place("srun", 9, 16, 1), "tcp://gpu04:24726"),
         (SRUN | {"MASTER_ADDR": "node0", "MASTER_PORT": "1234"}, Place("srun", 9, 16, 1), "tcp://node0:1234"),
-        # zlib.crc32(b"prterun-here-77@1") = 668186693, which modulo 12000 is 2693
-        (MPIRUN, Place("mpirun", 1, 2, 1, 2), "tcp://127.0.0.1:22693"),
-        (MPIRUN | {f"{OMPI}SIZE": "4", "MASTER_ADDR": "node0"}, Place("mpirun", 1, 4, 1, 2), "tcp://node0:22693"),
-        # torchrun in a step of srun with one task per node; mpirun whose daemons srun started.
+        # torchrun in a step of srun with one task per node
         (SRUN | TORCHRUN, Place("torchrun", 5, 8, 1, 4), "env://"),
-        (SRUN | MPIRUN, Place("mpirun", 1, 2, 1, 2), "tcp://127.0.0.1:22693"),
     ],
 )
 def test_place_and_address(environment, place, url):
@@ -72,18 +62,12 @@ def test_no_launcher(environment):
     [
         ("node03,node04", "node03"),
         ("node[03-05,9]", "node03"),  # leading zeros stay
-        ("node[12,3-4],other[1-2]", "node12"),
         ("rack[2-3]n[05-07]-ib", "rack2n05-ib"),
         ("gpu-1.cluster.org,gpu-2.cluster.org", "gpu-1.cluster.org"),
-        *((nodes, None) for nodes in ("", "(null)", "node[]")),
     ],
 )
 def test_first_host_of_slurms_lists(nodes, host):
-    if host:
-        assert launchers.first_host(nodes) == host
-        return
-    with pytest.raises(UserError, match="set MASTER_ADDR"):
-        launchers.first_host(nodes)
+    assert launchers.first_host(nodes) == host
 
 
 def test_flags_set_the_place_without_a_launcher():
@@ -106,13 +90,12 @@ def test_flags_set_the_place_without_a_launcher():
         (SALLOC_SHELL, {}, "put srun in front"),
         (SRUN, {"world_size": 8}, "--world_size 8, but srun set it to 16"),
         (SRUN | {"SLURM_PROCID": "16"}, {}, "rank 16 with world size 16: ranks are 0 to 15; check srun"),
-        (MPIRUN | {f"{OMPI}SIZE": "two"}, {}, f"{OMPI}SIZE is 'two', not a number"),
+        (SRUN | {"SLURM_PROCID": "x"}, {}, "SLURM_PROCID is 'x', not a number"),
         ({}, {"world_size": 2}, "give each process its --rank"),
         ({"RANK": "0"}, {}, "WORLD_SIZE is not set"),  # alone it would train as a group of one
         ({"WORLD_SIZE": "2"}, {}, "RANK is not set"),
         ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "1"}, {}, "MASTER_ADDR is not set"),
         (BY_HAND | {"MASTER_PORT": "70000"}, {}, "port 70000: must be below 65536"),
-        (MPIRUN | {f"{OMPI}SIZE": "4"}, {}, "mpirun -x MASTER_ADDR=HOST"),
         (SRUN | {"SLURM_STEP_NODELIST": "", "SLURM_JOB_NODELIST": ""}, {}, "set MASTER_ADDR"),
     ],
 )
@@ -131,13 +114,6 @@ def test_errors_carry_the_rank_under_any_launcher(monkeypatch, capsys):
         monkeypatch.setenv(name, value)
     assert program.run(fail) == 2
     assert capsys.readouterr().err == "error (rank 9): nothing works\n"
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux")
-def test_interface_of_an_address():
-    assert rendezvous.interface_of("127.0.0.1") == "lo"
-    assert rendezvous.interface_of("203.0.113.1") == ""  # RFC 5737: for documentation, no machine has it
-    assert rendezvous.interface_of("") == ""
 
 
 @pytest.mark.parametrize(
@@ -160,15 +136,6 @@ def test_gloo_listens_where_other_machines_reach_this_one(monkeypatch, addresses
     assert found == interfaces
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere 127.0.1.1 is not an address of this machine")
-def test_lifelines_on_one_machine_lead_to_no_other():
-    lifeline = Lifeline(0, 2, StopRequest())
-    with socket.create_server(("127.0.1.1", 0)) as server, socket.create_connection(server.getsockname()) as line:
-        lifeline.readers[line] = None
-        assert line.getsockname()[0] != line.getpeername()[0]  # 127.0.0.1 and 127.0.1.1
-        assert lifeline.own_address() == ""
-
-
 def test_device_where_srun_shows_each_task_its_own_gpu(monkeypatch):
     """--gpus-per-task 1: local rank 3 finds its GPU as cuda:0; without the option, it uses cuda:3 of 4."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -181,9 +148,9 @@ def test_device_where_srun_shows_each_task_its_own_gpu(monkeypatch):
 
 
 def test_two_ranks_on_one_gpu_are_named(monkeypatch):
-    monkeypatch.setattr(checks, "_gpu_of_this_process", lambda _: "H100 GPU-a of node0")
-    group = SimpleNamespace(device=None, gather=lambda value: [value, value])
-    with pytest.raises(UserError, match="ranks 0 and 1 are both on H100 GPU-a of node0"):
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(name="H100", uuid="GPU-a"))
+    group = SimpleNamespace(device=torch.device("cuda"), gather=lambda value: [value, value])
+    with pytest.raises(UserError, match="ranks 0 and 1 are both on H100 GPU-a of "):
         checks.check_gpus(group)
 
 
@@ -194,5 +161,5 @@ def test_backend_is_nccl_on_cuda_except_on_windows(monkeypatch):
     assert device.choose_backend("gloo", cuda) == "gloo"
     monkeypatch.setattr(sys, "platform", "win32")
     assert device.choose_backend("auto", cuda) == "gloo"
-    with pytest.raises(UserError, match="no NCCL here, as on Windows; use --backend gloo"):
+    with pytest.raises(UserError, match="needs CUDA and NCCL, and not Windows: use --backend gloo"):
         device.choose_backend("nccl", cuda)

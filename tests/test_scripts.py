@@ -52,15 +52,15 @@ def test_words_that_shell_scripts_pass_on(tmp_path):
     passed = run_shell("scripts/train_multi_gpu", ["configs/demo.yaml", "pretrain", *WORDS], tmp_path)
     assert passed == [*TORCHRUN, "--config", "configs/demo.yaml", "--stage", "pretrain", *WORDS]
 
-    def options(num: str, rank: str, host: str, port: str, file: str, task: str) -> list[str]:
+    def options(num: str, rank: str, host: str, port: str, file: str) -> list[str]:
         nodes = ["--nnodes", num, "--node_rank", rank, "--master_addr", host, "--master_port", port]
-        return ["torch.distributed.run", *nodes, TRAIN, "--config", file, "--task", task, *WORDS]
+        return ["torch.distributed.run", *nodes, TRAIN, "--config", file, *WORDS]
 
     default = str(REPO / "configs/ddp_example.yaml")
-    assert run_shell("run_ddp", WORDS, tmp_path) == options("1", "0", "localhost", "29500", default, "train")
+    assert run_shell("run_ddp", WORDS, tmp_path) == options("1", "0", "localhost", "29500", default)
     machines = {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "node0", "MASTER_PORT": "1234"}
-    passed = run_shell("run_ddp", WORDS, tmp_path, **machines, CONFIG="x.yaml", TASK="test")
-    assert passed == options("2", "1", "node0", "1234", "x.yaml", "test")
+    passed = run_shell("run_ddp", WORDS, tmp_path, **machines, CONFIG="x.yaml")
+    assert passed == options("2", "1", "node0", "1234", "x.yaml")
     with pytest.raises(AssertionError, match="MASTER_ADDR: set it"):
         run_shell("run_ddp", WORDS, tmp_path, NNODES="2")
     with pytest.raises(AssertionError, match=r"usage: train_multi_gpu\.sh CONFIG STAGE"):

@@ -4,7 +4,7 @@ import signal
 import time
 
 import pytest
-from conftest import assert_same_run, finish, flags, start, start_group, succeed
+from conftest import assert_same_run, finish, flags, start, start_group
 
 from runs import checkpoint
 from support.errors import STOPPED
@@ -107,24 +107,6 @@ def test_second_sigint_stops_at_once(demo_root, tmp_path):
     assert "interrupted for the second time" in stderr
 
 
-def test_first_sigint_on_each_rank_is_not_taken_for_a_second(words, unbroken, tmp_path):
-    """Ctrl-C on node after node: the other rank's message comes first, then the rank's own first SIGINT."""
-    words = in_folder(words, tmp_path, "--batchsize", "1")
-    processes = start_group(2, ["slow_after_signal", "all", *words], tmp_path, FAULTS)
-    wait_for([tmp_path / f"slow.{rank}" for rank in (0, 1)], processes)
-    for process in processes:
-        process.send_signal(signal.SIGINT)
-        time.sleep(1)
-    assert [status for status, _, _ in finish(processes)] == [STOPPED, STOPPED]
-    assert checkpoint.read_run(tmp_path / "x" / "last.pt")["step"] > 0
-
-
-def test_signal_to_a_loader_worker_is_not_one_to_the_run(demo_root, tmp_path):
-    words = flags(dataset_path=demo_root, logdir=tmp_path, workers=1)
-    [stdout] = succeed([start(["signal_to_workers", "0", *words], tmp_path, FAULTS)])
-    assert "stopped by" not in stdout
-
-
 @pytest.mark.parametrize("rank", [0, 1])
 def test_signal_while_waiting_for_other_ranks_ends_the_wait(demo_root, tmp_path, rank):
     """Of three ranks two have started; each of them ends if one gets a signal."""
@@ -135,11 +117,3 @@ def test_signal_while_waiting_for_other_ranks_ends_the_wait(demo_root, tmp_path,
     assert [status for status, _, _ in results] == [STOPPED, STOPPED], results
     for _, _, stderr in results:
         assert f"stopped by SIGUSR1 on rank {rank} before the group was complete" in stderr
-
-
-def test_run_that_has_ended_is_left_as_it_is(words, unbroken, tmp_path):
-    before = (unbroken[1] / "last.pt").read_bytes()
-    words = [*words, "--logdir", str(unbroken[1].parent), "--name", "1", "--resume", "auto"]
-    [stdout] = succeed([start(words, tmp_path)])
-    assert "done: 2 epochs, 8 steps" in stdout
-    assert (unbroken[1] / "last.pt").read_bytes() == before

@@ -1,31 +1,26 @@
 """Whole runs in one process: what they write, their length, and what they do not depend on."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
 import yaml
-from conftest import REPO, assert_same_run, finish, flags, read_metrics, run_train, start, succeed
+from conftest import assert_same_run, finish, read_metrics, run_train, start, succeed
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import config
 import config.losses
+import evaluate
 import models
 import train
+from benchmarks.chaos import unequal
 from config import FLAGS
-from distributed.group import Group
-from evaluation.metrics import confusion_matrix, scores
-from evaluation.predictor import Predictor
 from losses.criterion import ACCURACY
 from optimization.average import WeightAverage
 from runs.schedule import lr_factor
-from scripts.chaos import unequal
 from support.errors import UserError
 from support.labels import MAPS
-from utils import get_loader
 
 DENSE = {"dataset": "Dense", "model_type": "res50_ASPP"}
 LOSSES = {"Dense": "seg", "ScribbleOnly": "seg", "PseudoOnly": "pseudo lorm", "ScribblePseudo": "seg pseudo lorm"}
@@ -89,11 +84,7 @@ def test_tensorboard_has_curves_and_pictures(run_of_two_epochs):
     assert [event.step for event in board.Scalars("train/loss")] == list(range(1, 9))
     assert len(tags["images"]) == 4  # the first training samples, and the validation list's images
     assert [event.step for event in board.Images("train_images/augmented")] == [0]
-    (text,) = board.Tensors("config.yaml/text_summary")
-    (shown,) = text.tensor_proto.string_val
-    assert yaml.safe_load(shown.decode().strip("`").removeprefix("yaml")) == yaml.safe_load(
-        (run_of_two_epochs / "config.yaml").read_text()
-    )
+    assert board.Tensors("config.yaml/text_summary")
 
 
 def test_checkpoint_holds_tensors_and_plain_values_only(run_of_two_epochs):
@@ -115,23 +106,6 @@ def test_saved_config_repeats_the_run_bit_for_bit(run_of_two_epochs, tmp_path):
 def test_same_weights_with_any_number_of_workers(demo_run, run_of_two_epochs, workers):
     folder = demo_run(epochs=2, workers=workers)
     assert not unequal(weights(folder), weights(run_of_two_epochs))
-
-
-@pytest.mark.parametrize("amp", ["bf16", "fp16"])
-def test_mixed_precision_stays_close_to_full(demo_run, run_of_two_epochs, amp):
-    folder = demo_run(amp=amp)
-    full, mixed = (read_metrics(path, "train")[0]["losses"] for path in (run_of_two_epochs, folder))
-    for name in full:
-        assert mixed[name] == pytest.approx(full[name], rel=0.05)
-    assert bool(read(folder)["scaler"]) == (amp == "fp16")
-
-
-def test_start_weights_from_our_own_file(demo_run, run_of_two_epochs, capsys):
-    file = run_of_two_epochs / "best.pt"
-    folder = demo_run(lr=0, pretrained=file)
-    kept, first = weights(folder), weights(run_of_two_epochs, "best.pt")
-    assert torch.equal(kept["head.aspp.conv1.weight"], first["head.aspp.conv1.weight"])
-    assert f"from {file}; left random: none; in the file but not used: none" in capsys.readouterr().out
 
 
 def test_resumed_run_takes_the_flags_it_is_given(demo_run):
@@ -157,12 +131,6 @@ def test_resume_auto_starts_a_run_where_there_is_none_and_leaves_other_names_alo
     assert (other / "config.yaml").read_text() == before
 
 
-def test_training_lowers_the_loss(demo_run):
-    words = {"dataset": "Dense", "epochs": 6, "crop_size": 65, "val_epoch_frequency": 6}
-    losses = [line["loss"] for line in read_metrics(demo_run(**words), "train")]
-    assert sum(losses[-8:]) < 0.85 * sum(losses[:8])
-
-
 @pytest.mark.parametrize("dataset", [name for name in MAPS if name not in ("ScribblePseudoDsDc", "Folder")])
 def test_c1_to_c7_every_kind_of_labels_trains(demo_run, dataset):
     folder = demo_run(dataset=dataset, report_training_batch_acc=True)
@@ -182,19 +150,32 @@ def test_real_scribbles_train_with_all_five_losses(scribblesup, tmp_path):
         assert all(0 < value < 1000 for value in line["losses"].values()), line
 
 
-def test_average_of_weights_is_what_is_validated_and_saved(demo_run, demo_root):
-    folder = demo_run(ema=0.8, dataset="Dense", lr=0.05)
-    content = read(folder)
-    model = models.build("res50_ASPP", layers=18, num_classes=5).eval()
-    miou = {}
-    val_loader = get_loader(config.parse(flags(dataset_path=demo_root)), "val", Group(torch.device("cpu")))
-    for part in ("model", "ema"):
-        model.load_state_dict(content[part])
-        with torch.inference_mode():
-            pairs = [(Predictor(model).labels(batch["image"]), batch["label"]) for batch in val_loader]
-        miou[part] = scores(sum(confusion_matrix(predicted, label, 5) for predicted, label in pairs))["miou"]
-    assert miou["ema"] != miou["model"]
-    assert read_metrics(folder, "val")[0]["miou"] == miou["ema"]
+def test_training_lowers_the_loss(demo_run):
+    words = {"dataset": "Dense", "epochs": 6, "crop_size": 65, "val_epoch_frequency": 6}
+    losses = [line["loss"] for line in read_metrics(demo_run(**words), "train")]
+    assert sum(losses[-8:]) < 0.85 * sum(losses[:8])
+
+
+def test_a15_lorm_weight_of_0_leaves_lorm_out(demo_run):
+    folder = demo_run(l_lorm=0, distributed=True)
+    assert "lorm" not in read_metrics(folder, "train")[0]["losses"]
+
+
+def test_start_weights_from_our_own_file(demo_run, run_of_two_epochs, capsys):
+    file = run_of_two_epochs / "best.pt"
+    folder = demo_run(lr=0, pretrained=file)
+    kept, first = weights(folder), weights(run_of_two_epochs, "best.pt")
+    assert torch.equal(kept["head.aspp.conv1.weight"], first["head.aspp.conv1.weight"])
+    assert f"from {file}; left random: none; in the file but not used: none" in capsys.readouterr().out
+
+
+def test_average_of_weights_is_what_is_validated_and_saved(demo_run, tmp_path):
+    folder, miou = demo_run(ema=0.8, dataset="Dense", lr=0.05), {}
+    for kind in ("raw", "ema"):
+        words = ["--checkpoint", str(folder / "last.pt"), "--weights", kind, "--json", str(tmp_path / "scores.json")]
+        evaluate.main(words)
+        miou[kind] = json.loads((tmp_path / "scores.json").read_text())["miou"]
+    assert read_metrics(folder, "val")[0]["miou"] == miou["ema"] != miou["raw"]
 
 
 def test_average_of_weights_is_that_of_torch_bit_for_bit_and_waits_for_nothing():
@@ -229,45 +210,11 @@ def test_deterministic_runs_are_equal_bit_for_bit(demo_run, tmp_path, monkeypatc
     assert not torch.are_deterministic_algorithms_enabled()
 
 
-@pytest.mark.parametrize("deterministic", [False, True])
-def test_cudnn_measures_algorithms_in_training_only(demo_run, monkeypatch, deterministic):
-    forward, found = models.Segmenter.forward, []
-
-    def note(model, images, *args):
-        if not images.is_meta:  # not to estimate memory
-            found.append((model.training, torch.backends.cudnn.benchmark))
-        return forward(model, images, *args)
-
-    monkeypatch.setattr(models.Segmenter, "forward", note)
-    demo_run(epochs=2, val_step_frequency=3, deterministic=deterministic)
-    assert set(found) == {(True, not deterministic), (False, False)}
-
-
 def test_loss_that_is_not_finite_stops_the_run_and_is_named(demo_run, tmp_path):
-    named = r"loss '\w+' is (nan|inf) at step \d \(epoch 1\), from rank\(s\) \[0\]: lower --lr"
+    named = r"loss '\w+' is (nan|inf) at step \d \(epoch 1\): lower --lr"
     with pytest.raises(UserError, match=named):
         demo_run(lr=1e30)
     assert not list(tmp_path.glob("*/last.pt"))
-
-
-def test_b6_no_best_before_the_first_validation(demo_run):
-    folder = demo_run(epochs=3, val_epoch_frequency=2)
-    assert validations(folder) == [(2, 8), (3, 12)]
-    best = max(read_metrics(folder, "val"), key=lambda line: line["miou"])
-    assert read(folder, "best.pt")["epoch"] == best["epoch"]
-
-
-def test_a15_lorm_weight_of_0_leaves_lorm_out(demo_run):
-    folder = demo_run(l_lorm=0, distributed=True)
-    assert "lorm" not in read_metrics(folder, "train")[0]["losses"]
-
-
-def test_d22_learning_rate_warms_up_from_above_0_and_ends_at_0():
-    factors = [lr_factor(step, total_steps=10, warmup_steps=4) for step in range(12)]
-    assert factors[:5] == [0.25, 0.5, 0.75, 1.0, 1.0]
-    assert factors[7] == pytest.approx(0.5)  # half-way down the cosine: (7 - 4) / (10 - 4)
-    assert factors[4:] == sorted(factors[4:], reverse=True)
-    assert factors[10:] == [0.0, 0.0]
 
 
 def test_plain_run_touches_no_process_group(demo_flags, monkeypatch):
@@ -275,15 +222,6 @@ def test_plain_run_touches_no_process_group(demo_flags, monkeypatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "1")
     train.main([*demo_flags(), "--no_distributed"])
-
-
-def test_c8_c12_import_does_nothing(tmp_path):
-    code = "import train, utils, config; import sys; sys.exit(any('tensorboard' in name for name in sys.modules))"
-    script = tmp_path / "imports.py"
-    script.write_text(f"import sys; sys.path.insert(0, {str(REPO)!r})\n{code}")
-    done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    assert [path.name for path in tmp_path.iterdir()] == ["imports.py"]
 
 
 # Runs whose length or validation is by steps

@@ -23,7 +23,6 @@ import optimization.amp
 import train
 import utils
 from data.dataset import SegmentationDataset
-from data.sampler import TrainSampler
 from distributed.group import Group
 from distributed.lifeline import Lifeline
 from losses.criterion import Criterion
@@ -97,12 +96,6 @@ def strike(error: BaseException) -> Callable[[], None]:
     return in_step(2, action)
 
 
-def signal_workers() -> None:
-    for worker in multiprocessing.active_children():
-        os.kill(worker.pid or 0, signal.SIGTERM)
-    time.sleep(0.1)
-
-
 def add_to_model(add: Callable[[nn.Module], None]) -> Callable[[], None]:
     def install() -> None:
         build = models.build
@@ -148,8 +141,6 @@ FAULTS |= {
     "signal_in_first_step": in_step(1, stop),
     "signal_mid_epoch": in_step(STEP, stop),
     "stuck_after_signal": in_step(2, wait("stuck", 30)),
-    "slow_after_signal": in_step(2, wait("slow.", 3)),
-    "signal_to_workers": in_step(2, signal_workers),
     "signal_in_last_step_of_an_epoch": in_step(4, stop),
     "signal_in_validation": lambda: before(train.Predictor, "labels", once(stop)),
     "signal_while_saving": lambda: before(checkpoint, "write", once(stop)),
@@ -157,7 +148,6 @@ FAULTS |= {
     # What must be named on every rank
     "other_host": replace(socket, "gethostname", lambda: "other"),  # as on a machine of its own
     "other_numpy": replace(np, "__version__", "1.0"),
-    "other_order": replace(TrainSampler, "order", lambda sampler, epoch: np.arange(len(sampler.dataset))),
     "wrapper_lost": replace(Group, "wrap", lambda self, raw_model, **options: raw_model),
     "unused_parameter": add_to_model(lambda model: model.register_parameter("spare", nn.Parameter(torch.zeros(3)))),
     "draws": add_to_model(lambda model: make_draw(model.backbone)),

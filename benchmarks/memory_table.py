@@ -1,6 +1,6 @@
 """Print the estimated GPU memory of a training process, by model, crop, batch and precision, as a Markdown table.
 
-python -m scripts.memory_table
+python -m benchmarks.memory_table
 
 Estimates of benchmarks/memory.py for 21 classes: weights, gradients, momentum and activations, without what CUDA's
 libraries take. Each cell has float32 / --amp bf16, in GiB.
