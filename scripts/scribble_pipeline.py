@@ -89,8 +89,8 @@ def main(argv: list[str] | None = None) -> int:
             own = ["--checkpoint", teacher, "--output", labels]
             steps.run("pseudo.py", *own, *launch, *args.pseudo, distributed=True)
             train(f"round_{number}", labels, "--dataset", "ScribblePseudo", "--pseudo_path", labels)
-        first, last = (work / f"round_{number}" / "best.pt" for number in (0, args.rounds))
-        steps.run("evaluate.py", "--checkpoint", last, "--compare", first, "--report", work / "report", *launch)
+        last = work / f"round_{args.rounds}" / "best.pt"
+        steps.run("evaluate.py", "--checkpoint", last, "--report", work / "report", *launch)
     except StepError as error:
         if error.status == STOPPED:
             print("stopped; run the same command again to continue", file=sys.stderr)
