@@ -81,8 +81,8 @@ def evaluate(flags: EvaluateFlags, overrides: dict, group: Group) -> None:
         write_atomic(path, label_png(predicted.cpu().numpy(), classes.colours), parents=True)
 
     bar = progress_bar(loader, total=len(loader), title=split, unit="batch", enabled=group.is_main)
-    options = {"keep_pngs": bool(flags.report), "visit": save if flags.save_dir else None}
-    result = score(predictor, bar, dataset.names, cfg.numclasses, group, **options)
+    keep_pngs, visit = bool(flags.report), save if flags.save_dir else None
+    result = score(predictor, bar, dataset.names, cfg.numclasses, group, keep_pngs=keep_pngs, visit=visit)
     if not result.scores["pixels"]:
         raise UserError(f"--split {split}: none of its masks has a labelled pixel: there is nothing to score")
     log.info(metrics.table(result.scores_with_interval, classes.names))

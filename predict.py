@@ -141,9 +141,10 @@ def predict(
     read_size = partial(size_of, kind=display.kind)
     found = group.map(read_size, list(inputs.values()), partial(bar, total=own, title="headers", unit="file"))
     sizes = dict(zip(inputs, found, strict=True))
-    names = [name for name, size in sizes.items() if isinstance(size, tuple)]
+    readable = {name: size for name, size in sizes.items() if isinstance(size, tuple)}
+    names = list(readable)
     ranks = {"rank": group.rank, "world_size": group.world_size}
-    batches = EvalBatches([sizes[name] for name in names], batch_size=model.images_at_once, **ranks).batches
+    batches = EvalBatches(list(readable.values()), batch_size=model.images_at_once, **ranks).batches
     # After a kill, repeat whole batches of all images: a model's result may depend on the batch's size.
     batches = [batch for batch in batches if any(names[index] in pending for index in batch)]
     images = Images([inputs[name] for name in names], display.kind)
@@ -154,11 +155,11 @@ def predict(
             if group.stop:
                 break
             failures += [image for _, image in batch if isinstance(image, UserError)]
-            readable = {names[index]: image for index, image in batch if isinstance(image, np.ndarray)}
-            if readable:
-                pixels = torch.from_numpy(np.stack(list(readable.values()))).to(group.device)
+            whole = {names[index]: image for index, image in batch if isinstance(image, np.ndarray)}
+            if whole:
+                pixels = torch.from_numpy(np.stack(list(whole.values()))).to(group.device)
                 labels, probs = predict_batch(model, pixels, torch.float16 if outputs.probs else None)
-                for (name, image), label, prob in zip(readable.items(), labels, probs, strict=True):
+                for (name, image), label, prob in zip(whole.items(), labels, probs, strict=True):
                     outputs.write(name, display(image), label, prob)
             progress.update(len(batch))
     outputs.wait()

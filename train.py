@@ -235,8 +235,8 @@ class Trainer:
 
         def draw(_: str, image: torch.Tensor, label: torch.Tensor, predicted: torch.Tensor) -> None:
             if self.group.is_main and len(panels) < NUM_EXAMPLES:
-                pixels, *maps = (values.cpu().numpy() for values in (image, label, predicted))
-                panels.append(panel(cfg.display(pixels), *maps, self.classes, cfg.background_class))
+                pixels, truth, found = (values.cpu().numpy() for values in (image, label, predicted))
+                panels.append(panel(cfg.display(pixels), truth, found, self.classes, cfg.background_class))
 
         result = score(predictor, batches, dataset.names, cfg.numclasses, self.group, keep_pngs=True, visit=draw)
         metrics.log_validation(state, result.scores, self.classes.names, panels)

@@ -1,10 +1,9 @@
 """Find and read the images that predict.py predicts, in files, folders or patterns."""
 
-import contextlib
 import glob
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -84,24 +83,14 @@ def _list(path: Path, word: str) -> tuple[Path, list[Path]]:
     return Path(*path.parts[:first]), files
 
 
-@contextlib.contextmanager
-def _any_size() -> Iterator[None]:
-    """Lift Pillow's limit of pixels, which protects from strangers' files: --input names the user's own."""
-    limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
-    try:
-        yield
-    finally:
-        Image.MAX_IMAGE_PIXELS = limit
-
-
 def size_of(path: Path, kind: ImageType = RGB) -> tuple[int, int] | UserError:
     """Return an image's (height, width), or the UserError of a file that cannot be read.
 
     Only the header is read, unless EXIF turns the image. kind: what the model takes.
     """
+    Image.MAX_IMAGE_PIXELS = None  # Pillow's limit protects from strangers' files: --input names the user's own
     try:
-        with _any_size():
-            return image_size(path, kind)
+        return image_size(path, kind)
     except UserError as error:
         return error
 
@@ -116,8 +105,8 @@ class Images(Dataset):
         return len(self.files)
 
     def __getitem__(self, index: int) -> tuple[int, np.ndarray | UserError]:
+        Image.MAX_IMAGE_PIXELS = None
         try:
-            with _any_size():
-                return index, read_image(self.files[index], self.kind)
+            return index, read_image(self.files[index], self.kind)
         except UserError as error:
             return index, error

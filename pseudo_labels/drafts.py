@@ -22,9 +22,9 @@ class Draft(NamedTuple):
     levels: np.ndarray
 
     @classmethod
-    def of_walk(cls, walk: Walk, size: tuple[int, ...]) -> "Draft":
-        """Return the draft of a walk over an image of this (H, W)."""
-        label, probs = walk.best(size)
+    def of_walk(cls, walk: Walk, scribble: np.ndarray) -> "Draft":
+        """Return the draft of a walk over an image with this scribble, (H, W)."""
+        label, probs = walk.best((scribble.shape[0], scribble.shape[1]))
         return cls(label, confidence.levels(torch.from_numpy(probs)).numpy())
 
 
@@ -43,11 +43,11 @@ class Prediction(NamedTuple):
 class Stroked(NamedTuple):
     """An image with its strokes.
 
-    index: its position in dataset.names. image: (H, W, C), as the model takes. scribble: (H, W) uint8, 255 = no stroke.
+    position: in dataset.names. image: (H, W, C), as the model takes. scribble: (H, W) uint8, 255 = no stroke.
     grid: for a walk with a model, or None. draft: of the strokes alone, or None with a model.
     """
 
-    index: int
+    position: int
     image: np.ndarray
     scribble: np.ndarray
     grid: Grid | None
@@ -74,7 +74,7 @@ class StrokedImages(Dataset):
         if self.display and self.with_model:
             grid = walker.grid(self.display(image), scribble)
         elif self.display:
-            draft = Draft.of_walk(walker.walk(self.display(image), scribble), scribble.shape)
+            draft = Draft.of_walk(walker.walk(self.display(image), scribble), scribble)
         return Stroked(index, image, scribble, grid, draft)
 
 
@@ -117,4 +117,4 @@ def make_draft(item: Stroked, prediction: Prediction) -> Draft:
     """Return the draft of an image from a model's prediction and, if it has a grid, a walk from its strokes."""
     if item.grid is None or prediction.prior is None:
         return prediction.draft
-    return Draft.of_walk(walker.walk_from(item.grid, prediction.classes, prediction.prior), item.scribble.shape)
+    return Draft.of_walk(walker.walk_from(item.grid, prediction.classes, prediction.prior), item.scribble)

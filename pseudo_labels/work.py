@@ -64,7 +64,7 @@ class Work:
         def write(item: Stroked, prediction: Prediction | None) -> None:
             draft = make_draft(item, prediction) if prediction else item.draft
             assert draft is not None
-            folder.write_draft(names[item.index], draft)
+            folder.write_draft(names[item.position], draft)
 
         with ThreadPool(NUM_THREADS) as pool, self._bar("images", sum(map(len, pending))) as bar:
             for batch in loader if pending else ():
@@ -124,8 +124,8 @@ class Work:
             mask = read_label(masks[name], num_classes)
             if mask.shape != label.shape:
                 raise UserError(f"{masks[name]}: its size differs from its image's: name another --val_path")
-            predicted, expected = label[is_labelled], mask[is_labelled]
-            return totals, metrics.confusion_matrix(*map(torch.from_numpy, (predicted, expected)), num_classes)
+            predicted, expected = (torch.from_numpy(values[is_labelled]) for values in (label, mask))
+            return totals, metrics.confusion_matrix(predicted, expected, num_classes)
 
         totals, confusion = np.zeros(2, np.int64), torch.zeros(num_classes, num_classes, dtype=torch.int64)
         for own_totals, own_confusion in self._each(count, "scores"):

@@ -135,11 +135,8 @@ class Run:
         best, how = path.with_name("best.pt"), describe_protocol(cfg, "ema" if cfg.ema else "raw")
 
         def write() -> None:
-            if is_best:
-                text = page(best, step, cfg, val_set, cfg.val_split, how, result, predictions)
-            else:
-                text = with_new_curves(path)
-            if text:
+            new = page(best, step, cfg, val_set, cfg.val_split, how, result, predictions) if is_best else None
+            if text := new or with_new_curves(path):
                 write_atomic(path, text)
 
         self._report = write

@@ -7,6 +7,7 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -14,9 +15,11 @@ import torch
 from PIL import Image
 
 from data.classes import voc_colours
+from data.images import label_png
+from evaluation.metrics import class_counts, confusion_matrix
 from evaluation.pictures import contours
 from evaluation.report import MAX_POINTS, page, with_new_curves
-from evaluation.scoring import Example, Result
+from evaluation.scoring import Result
 from runs import checkpoint
 from support.errors import UserError
 from support.files import write_atomic
@@ -36,15 +39,16 @@ CURVES = [
 NAMES = ["fair.png", "bad.png", HOSTILE]
 
 
-def example(name: str, label: np.ndarray, predicted: np.ndarray) -> Example:
-    image = np.full((*label.shape, 3), (200, 100, 50), np.uint8)
-    return Example(name, image, label.astype(np.uint8), predicted.astype(np.uint8))
+class Example(NamedTuple):
+    name: str
+    label: np.ndarray
+    predicted: np.ndarray
 
 
 def counted(name: str, counts: dict[tuple[int, int], int]) -> Example:
     """An example with this many columns of each (label, prediction)."""
     label, predicted = (np.repeat([pair[axis] for pair in counts], [*counts.values()]) for axis in (0, 1))
-    return example(name, np.tile(label, (20, 1)), np.tile(predicted, (20, 1)))
+    return Example(name, np.tile(label, (20, 1)), np.tile(predicted, (20, 1)))
 
 
 def examples(names=NAMES) -> list[Example]:
@@ -61,28 +65,46 @@ def examples(names=NAMES) -> list[Example]:
 def columns(height: int = 30, width: int = 40) -> Example:
     """Columns of classes 0, 1 and ignored; 0 is predicted but for the right half of class 1."""
     third = width // 3
-    label, predicted = np.full((height, width), 255), np.zeros((height, width))
+    label, predicted = np.full((height, width), 255), np.zeros((height, width), np.int64)
     label[:, :third], label[:, third : 2 * third] = 0, 1
     predicted[:, third + third // 2 : 2 * third] = 1
-    return example("columns", label, predicted)
+    return Example("columns", label, predicted)
 
 
 def config(folder: Path, classes: list[str], background: int | None = 0) -> SimpleNamespace:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "classes.txt").write_text("\n".join(classes))
     model = {"model_type": "res50_ASPP", "network": "ResNet-18", "numclasses": len(classes)}
+    model |= {"display": lambda image: image}
     return SimpleNamespace(
         classes=str(folder / "classes.txt"), dataset_path="data", background_class=background, **model
     )
 
 
+class Shown(list):
+    """Examples as the data set of a split."""
+
+    @property
+    def names(self) -> list[str]:
+        return [item.name for item in self]
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        label = super().__getitem__(index).label.astype(np.uint8)
+        return {"image": np.full((*label.shape, 3), (200, 100, 50), np.uint8), "label": label}
+
+
 def draw(folder: Path, *, classes=CLASSES, confusion=CONFUSION, **other) -> str:
     cfg = config(folder, classes, other.get("background", 0))
+    shown = Shown(other.get("shown", examples()))
     counts = np.ones((7, 3, len(classes)), np.int64)
+    for own, item in zip(counts, shown, strict=False):
+        maps = (torch.from_numpy(values.astype(np.uint8)) for values in (item.predicted, item.label))
+        own[:] = class_counts(confusion_matrix(*maps, len(classes))).numpy()
     result = Result(["x"] * 7, torch.tensor(confusion), counts)
     result.scores_with_interval = result.scores | INTERVAL
-    split, shown = other.get("split", HOSTILE), other.get("shown", examples())
-    return page(folder / "best.pt", 20, cfg, split, "raw weights", result, shown, other.get("comparison"))
+    predictions = {number: label_png(item.predicted.astype(np.uint8)) for number, item in enumerate(shown)}
+    split = other.get("split", HOSTILE)
+    return page(folder / "best.pt", 20, cfg, shown, split, "raw weights", result, predictions)
 
 
 def write_curves(folder: Path, curves: list[dict]) -> None:

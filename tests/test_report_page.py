@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
-from test_report import CLASSES, CURVES, HOSTILE, counted, examples, write
+from test_report import CLASSES, CURVES, HOSTILE, counted, write
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (pip install -e '.[dev]')")
 
@@ -146,39 +146,6 @@ def test_sliders_set_the_opacity_of_every_overlay(visit):
     assert opacities(page, "#gallery") == {("0.05",), ("0.1",)}
 
 
-COMPARISON = {
-    "names": ["log/a/best.pt", "log/b/best.pt"],
-    "how": "raw weights",
-    "miou": 0.6,
-    "iou": [0.8, 0.4, 0.6, None],
-}
-COMPARISON |= {"difference": -0.0248, "interval": [-0.05, 0.01], "higher": 0.125}
-COMPARISON |= {"iou_difference": [90 / 122 - 0.8, 0.0878, -0.1, None]}
-COMPARISON |= {"iou_interval": [[-0.1, -0.01], [0.01, 0.2], [-0.2, 0.0], None]}
-
-
-def test_comparison_with_another_checkpoint(visit):
-    shown = examples()
-    for item in shown[:2]:
-        item.other = item.label  # an mIoU of 1, where the first has 0.5 and 0.3
-    page = visit(comparison=COMPARISON, shown=shown)
-    note = page.locator("#comparison-note").inner_text()
-    assert "log/a/best.pt against log/b/best.pt (compared): mIoU 57.52 % against 60.00 %, difference \u22122.48" in note
-    assert "95 % confidence interval \u22125.00 to +1.00; higher in 12.5 % of the samples" in note
-    cells = [row.split("\t") for row in page.locator("#comparison-rows tr").all_inner_texts()]
-    assert [[cell.strip() for cell in row] for row in cells] == [
-        ["sky", "73.77", "80.00", "\u22126.23", "\u221210.00 to \u22121.00"],
-        ["road", "48.78", "40.00", "+8.78", "+1.00 to +20.00"],
-        ["car", "50.00", "60.00", "\u221210.00", "\u221220.00 to +0.00"],
-        ["<b>moon</b>", "absent", "absent", "none", "none"],
-    ]
-    page.get_by_role("button", name="Largest difference first").click()
-    assert cards(page) == ["bad.png", "fair.png", HOSTILE]  # 0.7, 0.5, none
-    assert "mIoU 30.0 %, compared 100.0 %" in page.locator("#gallery button").first.inner_text()
-    assert page.locator("#gallery li").first.locator(".picture").count() == 5
-    assert page.get_by_role("link", name="Comparison").is_visible()
-
-
 def test_by_keyboard_alone(visit):
     page = visit()
     page.keyboard.press("Tab")
@@ -246,11 +213,8 @@ def test_curves_under_the_pointer(visit):
     assert "L" not in page.locator(".plot path").first.get_attribute("d")
 
 
-def test_page_without_comparison_curves_and_images(visit):
+def test_page_without_curves_and_images(visit):
     page = visit(curves=[], shown=[])
-    assert not page.locator("#comparison").is_visible()
-    assert page.get_by_role("link", name="Comparison").count() == 0
-    assert page.get_by_role("button", name="Largest difference first").count() == 0
     assert page.locator(".plot").count() == 0
     assert "without a metrics.jsonl" in page.locator("#curves-note").inner_text()
     assert page.locator("#no-image").inner_text().strip() == "The report was made without images."
