@@ -54,37 +54,25 @@ def focused(page) -> str:
     return page.evaluate("document.activeElement.getAttribute('aria-label') ?? document.activeElement.innerText")
 
 
-def test_summary(visit):
+def test_summary_and_sorted_classes(visit):
     page = visit()
     assert page.locator("h1").inner_text().endswith(f"best.pt on {HOSTILE}")
-    # (0.7377 + 0.4878 + 0.5) / 3
-    assert page.locator("#figures dd").first.inner_text() == "57.52 %\n95 % confidence interval 55.00 to 65.00 %"
-    # 185 / 250, (0.9 + 0.6 + 0.7) / 3, 0.4 * 0.7377 + 0.4 * 0.4878 + 0.2 * 0.5
-    assert page.locator("#figures dd").all_inner_texts()[1:] == ["74.00 %", "73.33 %", "59.02 %"]
-    assert page.locator("#facts dt").all_inner_texts() == ["checkpoint", "data", "how", "model", "written"]
+    # (0.7377 + 0.4878 + 0.5) / 3; 185 / 250; (0.9 + 0.6 + 0.7) / 3; 0.4 * 0.7377 + 0.4 * 0.4878 + 0.2 * 0.5
+    interval = "95 % confidence interval 55.00 to 65.00 %"
+    figures = [f"57.52 %\n{interval}", "74.00 %", "73.33 %", "59.02 %"]
+    assert page.locator("#figures dd").all_inner_texts() == figures
     assert page.locator("#facts dd").nth(1).inner_text() == f"data, {HOSTILE}, 7 images"
     assert page.locator("img[src=x]").count() == 0
-
-
-def test_sorting_puts_absent_classes_last_both_ways_and_finds_classes(visit):
-    page = visit()
     assert rows(page) == CLASSES
     header = page.locator("th", has_text="IoU").first
-    assert header.get_attribute("aria-sort") is None
     header.get_by_role("button").click()
     assert rows(page) == ["road", "car", "sky", CLASSES[3]]  # 0.49, 0.5, 0.74, None
-    assert header.get_attribute("aria-sort") == "ascending"
     header.get_by_role("button").click()
     assert rows(page) == ["sky", "car", "road", CLASSES[3]]
     assert header.get_attribute("aria-sort") == "descending"
-    page.get_by_role("button", name="Class", exact=True).click()
-    assert rows(page) == ["car", "road", "sky", CLASSES[3]]
-    assert page.locator("[aria-sort]").all_inner_texts() == ["Class"]
     assert "absent" in page.locator("#rows tr").last.inner_text()
     page.get_by_label("Find a class").fill("R")
     assert rows(page) == ["car", "road"]
-    page.get_by_label("Find a class").fill("zebra")
-    assert page.get_by_text('No class has "zebra" in its name.').is_visible()
 
 
 def test_gallery_order_and_class(visit):
@@ -98,7 +86,6 @@ def test_gallery_order_and_class(visit):
     page.locator("#rows").get_by_role("button", name="sky").click()  # the table's classes choose too
     assert page.locator("#class").input_value() == "0"
     assert cards(page) == ["fair.png", HOSTILE]  # sky: 0.6, 1
-    assert page.locator("#images").evaluate("element => element.getBoundingClientRect().top") < 800
     page.locator("#class").select_option(value="3")
     assert cards(page) == []
     assert "None of the 3 images shown here has <b>moon</b>" in page.locator("#no-image").inner_text()
@@ -123,27 +110,13 @@ def test_large_view(visit):
     assert dialog.get_by_role("heading", level=2).inner_text() == "fair.png"
     # The classes of fair.png, the worst first.
     assert dialog.locator("li").all_inner_texts() == ["road 40.0 %", "sky 60.0 %"]
+    dialog.get_by_label("Opacity of the classes over the image").focus()
+    page.keyboard.press("Home")  # all overlays fade together
+    opacity = "all => [...new Set(all.map((element) => getComputedStyle(element).opacity))]"
+    assert page.locator(".fill, .lines").evaluate_all(opacity) == ["0"]
     page.keyboard.press("Escape")
     assert not dialog.is_visible()
     assert focused(page).startswith("bad.png")
-
-
-def opacities(page, place: str) -> set[tuple[str, str]]:
-    values = "all => [...new Set(all.map((element) => getComputedStyle(element).opacity))]"
-    return {tuple(page.locator(f"{place} .{name}").evaluate_all(values)) for name in ("fill", "lines")}
-
-
-def test_sliders_set_the_opacity_of_every_overlay(visit):
-    page = visit()
-    slider = page.get_by_label("Opacity of the classes over the image").first
-    assert slider.input_value() == "50"
-    assert opacities(page, "#gallery") == {("0.5",), ("1",)}
-    slider.focus()
-    page.keyboard.press("Home")
-    assert opacities(page, "#gallery") == {("0",)}  # the image alone, without contours
-    page.keyboard.press("ArrowRight")
-    assert slider.get_attribute("aria-valuetext") == "5 %"
-    assert opacities(page, "#gallery") == {("0.05",), ("0.1",)}
 
 
 def test_by_keyboard_alone(visit):
@@ -185,8 +158,6 @@ def test_confusion_under_the_pointer_and_the_largest(visit):
     x, y = page.evaluate("[matrix.gutter + 1.5 * matrix.cell, matrix.gutter + 0.5 * matrix.cell]")
     page.locator("#matrix").hover(position={"x": x, "y": y})
     assert page.locator("#tip").inner_text() == "true sky predicted as road: 10.0 % (10 pixels)"
-    page.locator("#matrix").hover(position={"x": x, "y": page.evaluate("matrix.gutter + 3.5 * matrix.cell")})
-    assert page.locator("#tip").inner_text().endswith("predicted as road: no labelled pixels")
     ranking = page.locator("#ranking li")
     pairs = ["road predicted as sky", "road predicted as car", "car predicted as road", "sky predicted as road"]
     # 20, 20, 13, 10 and 2 pixels, of rows of 100, 100, 50, 100 and 50.
@@ -207,8 +178,6 @@ def test_curves_under_the_pointer(visit):
     plots.first.hover(position={"x": plots.first.bounding_box()["width"] - 20, "y": 100})
     lines = ["step 20, epoch 2", "total 1.250", "seg 1.000", "lorm 0.2500", "learning rate 0.00500"]
     assert page.locator("#tip").inner_text().split("\n") == lines
-    page.set_viewport_size({"width": 360, "height": 740})  # the curves are drawn anew
-    sync_api.expect(plots.first.locator("svg")).to_have_attribute("width", "302")  # less 2 * (14 + 14 + 1)
     page = visit(curves=[CURVES[0] | {"loss": None}, *CURVES[1:]])  # of two totals one is missing: no line
     assert "L" not in page.locator(".plot path").first.get_attribute("d")
 
@@ -220,14 +189,12 @@ def test_page_without_curves_and_images(visit):
     assert page.locator("#no-image").inner_text().strip() == "The report was made without images."
 
 
-@pytest.mark.parametrize("num_classes", [4, 150])
-def test_a_phone_scrolls_only_downwards(visit, num_classes):
-    classes = [*CLASSES, *(f"class-{k}-with-a-name-that-does-not-break" for k in range(4, num_classes))]
-    confusion = np.ones((num_classes, num_classes), np.int64)
+def test_a_phone_scrolls_only_downwards(visit):
+    classes = [*CLASSES, *(f"class-{k}-with-a-name-that-does-not-break" for k in range(4, 150))]
+    confusion = np.ones((150, 150), np.int64)
     shown = [counted("x" * 200, {(0, 0): 9, (1, 2): 9})]
     page = visit(360, 740, split="y" * 200, classes=classes, confusion=confusion, shown=shown)
     assert page.evaluate("document.scrollingElement.scrollWidth") <= 360
-    assert page.locator("#matrix").evaluate("element => element.clientWidth") > 150
     page.locator("#gallery button").click()
     assert page.evaluate("document.scrollingElement.scrollWidth") <= 360
     assert page.locator("#dialog").evaluate("element => element.scrollWidth <= element.clientWidth")
