@@ -6,7 +6,6 @@ from conftest import assert_same_run, finish, read_metrics, start, start_group, 
 
 import models
 from models import compiled
-from models.backbone import Recomputed
 from support.errors import STOPPED
 from tests.drawing import make_draw
 from tests.test_grad_checkpointing import trained
@@ -36,8 +35,7 @@ def test_recomputed_blocks_draw_what_they_drew(name, how):
     """C1 of the third review: the backward pass drew other numbers, so gradients were those of another network."""
     expected = after_a_step(drawing(name), **how)
     assert all(map(torch.equal, after_a_step(drawing(name, grad_checkpointing=True), **how), expected))
-    others = [after_a_step(drawing(name), seed, **how)[0] for seed in range(3, 6)]
-    assert not all(torch.equal(other, expected[0]) for other in others)  # the network does draw
+    assert not torch.equal(after_a_step(drawing(name), 3, **how)[0], expected[0])  # the network does draw
 
 
 def test_compiled_blocks_draw_what_they_drew(monkeypatch):
@@ -48,13 +46,6 @@ def test_compiled_blocks_draw_what_they_drew(monkeypatch):
         compiled.compile_blocks(model)
         for value, same in zip(after_a_step(model), expected, strict=True):
             torch.testing.assert_close(value, same, rtol=1e-5, atol=1e-7)
-
-
-def test_a_resnet_does_not_pay_for_draws(monkeypatch):
-    model = models.build("res50_ASPP", layers=18, num_classes=4, grad_checkpointing=True).train()
-    assert all(isinstance(block.forward, Recomputed) for block in model.backbone.blocks())
-    monkeypatch.setattr(torch, "get_rng_state", None)  # what torch's `checkpoint` keeps draws with
-    trained(model, steps=1)
 
 
 def test_two_processes_recompute_what_they_drew_and_resume_bit_for_bit(demo_flags, tmp_path):

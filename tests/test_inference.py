@@ -107,6 +107,7 @@ def test_equal_to_a_plain_slow_implementation(model, monkeypatch, size, settings
     labels = predictor.labels(batch)
     assert probs.shape == (2, 5, *size)
     assert labels.dtype == torch.uint8
+    assert size == (1, 1) or len(labels.unique()) > 2
     defaults = {"scales": (1.0,), "flip": False, "window": 0, "stride_rate": 2 / 3, "long_side": 0}
     for number, image in enumerate(batch.numpy()):
         expected = slow_probs(model, image, **(defaults | settings))
@@ -115,10 +116,6 @@ def test_equal_to_a_plain_slow_implementation(model, monkeypatch, size, settings
         clear = best[-1] - best[-2] > 1e-4  # elsewhere rounding may decide
         assert clear.mean() > 0.9
         assert (labels[number].numpy() == expected.argmax(0))[clear].all()
-
-
-def test_predictions_of_these_images_are_not_all_one_class(model):
-    assert len(Predictor(model).labels(images(2, 61, 80)).unique()) > 2
 
 
 def test_windows_overlap_and_end_at_the_border():
