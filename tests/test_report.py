@@ -196,20 +196,12 @@ def test_curves_are_thinned_out_damaged_lines_skipped_and_new_ones_added(tmp_pat
     assert with_new_curves(tmp_path / "none.html") is None
 
 
-@pytest.mark.parametrize("fault", ["drawing", "writing"])
-def test_report_that_fails_is_named_and_the_checkpoint_is_written(tmp_path, caplog, fault):
-    path = tmp_path / "report.html"
-    if fault == "writing":
-        path.mkdir()
-
+def test_report_that_fails_is_named_and_the_checkpoint_is_written(tmp_path, caplog):
     def report() -> None:
-        if fault == "drawing":
-            raise UserError("photo.jpg: cannot be read")
-        write_atomic(path, "a page")
+        raise UserError("photo.jpg: cannot be read")
 
     writer = checkpoint.Writer()
     writer.save({"step": 3}, [tmp_path / "best.pt", tmp_path / "last.pt"], {}, report)
     writer.wait()
     assert [checkpoint.step_of(tmp_path / name) for name in ("best.pt", "last.pt")] == [3, 3]
-    named = {"drawing": "photo.jpg: cannot be read", "writing": f"{path}: cannot be written (Is a directory)"}[fault]
-    assert caplog.messages == [f"no report: {named}"]
+    assert caplog.messages == ["no report: photo.jpg: cannot be read"]
