@@ -26,12 +26,11 @@ from distributed.group import Group
 from evaluation.pictures import to_hex
 from exporting.check import compare_files
 from exporting.graph import MIN_SIZE, WholeImage, min_size, trace
-from exporting.onnx import FORMAT, LONG_SIDE, STATS, OnnxModel, check_onnx, write_onnx
+from exporting.onnx import FORMAT, LONG_SIDE, OnnxModel, check_onnx, write_onnx
 from exporting.torch_export import TorchModel, write_torch
 from runs.log import progress_bar, start_logging
 from support.errors import UserError
 from support.files import check_writable, remove_scratch, writing
-from support.image_stats import RGB, ImageStats
 from trained import TrainedModel, read_overrides
 from utils import get_eval_loader
 
@@ -92,7 +91,7 @@ def export(flags: ExportFlags, overrides: dict, device: torch.device) -> None:
                 files[name] = TorchModel(scratch, device).run
             lines[str(path)] = f"{scratch.stat().st_size / 2**20:.1f} MiB, {description}"
         log.info(f"comparing with PyTorch on random images and {len(images)} real ones")
-        batches = load_images(images, trained.cfg.long_side, device, trained.cfg.stats)
+        batches = load_images(images, trained.cfg.long_side, device)
         large = (batch for batch in batches if min(batch.shape[1:3]) >= least)
         checked = compare_files(model, files, outputs, large)
     for name, line in [*checked.items(), *lines.items()]:
@@ -122,8 +121,7 @@ def describe(trained: TrainedModel, flags: ExportFlags, outputs: list[str], min_
         LONG_SIDE: cfg.long_side,
         "min_size": min_size,
     }
-    texts = {key: json.dumps(value) for key, value in values.items()}
-    return texts | ({STATS: cfg.image_stats} if cfg.image_stats else {})
+    return {key: json.dumps(value) for key, value in values.items()}
 
 
 def find_images(flags: ExportFlags, trained: TrainedModel) -> list[Path]:
@@ -150,31 +148,18 @@ def find_images(flags: ExportFlags, trained: TrainedModel) -> list[Path]:
     return files[: flags.num_images or None]
 
 
-def load_images(
-    files: list[Path], long_side: int, device: torch.device, stats: ImageStats | None = None
-) -> Iterator[Tensor]:
-    """Yield batches (B, H, W, C) on `device`: random images, then each image file as a batch of one.
+def load_images(files: list[Path], long_side: int, device: torch.device) -> Iterator[Tensor]:
+    """Yield batches (B, H, W, 3) uint8 on `device`: random images, then each image file as a batch of one.
 
-    A file's image is shrunk to `long_side`, as the model gets it; 0: it is not. stats: of the images; None: 8-bit RGB.
+    A file's image is shrunk to `long_side`, as the model gets it; 0: it is not.
     """
     generator = torch.Generator().manual_seed(0)
     for size in RANDOM_SIZES:
         for batch in RANDOM_BATCHES:
-            yield random_images((batch, *size), stats, generator).to(device)
+            yield torch.randint(0, 256, (batch, *size, 3), dtype=torch.uint8, generator=generator).to(device)
     for file in progress_bar(files, total=len(files), title="real images", unit="image", enabled=bool(files)):
-        image = read_image(file, stats.kind if stats else RGB)
+        image = read_image(file)
         yield torch.from_numpy(shrink({"image": image}, long_side)["image"])[None].to(device)
-
-
-def random_images(shape: tuple[int, ...], stats: ImageStats | None, generator: torch.Generator) -> Tensor:
-    """Return random images of `shape` (B, H, W), (B, H, W, C): 0..255 for 8 bits, else around the mean by 2 std."""
-    if stats is None or stats.dtype == "uint8":
-        channels = len(stats.mean) if stats else RGB.channels
-        return torch.randint(0, 256, (*shape, channels), dtype=torch.uint8, generator=generator)
-    mean, std = torch.tensor(stats.mean), torch.tensor(stats.std)
-    values = mean + std * (4 * torch.rand(*shape, len(mean), generator=generator) - 2)
-    dtype = getattr(torch, stats.dtype)
-    return values if dtype.is_floating_point else values.clamp(torch.iinfo(dtype).min, torch.iinfo(dtype).max).to(dtype)
 
 
 if __name__ == "__main__":

@@ -33,14 +33,13 @@ from prediction.outputs import Outputs
 from runs.log import progress_bar, start_logging
 from support.errors import STOPPED, UserError
 from support.files import sha256
-from support.image_stats import RGB, Display
 from trained import OUT_OF_MEMORY_ADVICE, TrainedModel, inference_settings, read_flags
 from utils import join_group, make_loader, resolve_amp
 
 log = logging.getLogger("segtrain")
 
 # Flags that also apply to --model; a checkpoint saves them, an exported model does not.
-WITH_MODEL = ("classes", "background", "val_batchsize", "workers", "show_channels")
+WITH_MODEL = ("classes", "background", "val_batchsize", "workers")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -58,12 +57,12 @@ def run(flags: PredictFlags, overrides: dict) -> int:
     with join_group(flags) as group, program.advice(str(group.device), OUT_OF_MEMORY_ADVICE):
         start_logging(flags.log_level, is_main=group.is_main)
         checks.check_flags(group, vars(flags), per_rank(flags))
-        model, classes, background, display, settings = load_model(flags, overrides, group)
+        model, classes, background, settings = load_model(flags, overrides, group)
         wanted = {"overlays": flags.overlay, "probs": flags.probs}
         with Outputs(Path(flags.output), classes, background, **wanted) as outputs:
-            inputs, pending = group.broadcast(plan(flags, outputs, settings, display) if group.is_main else None)
+            inputs, pending = group.broadcast(plan(flags, outputs, settings) if group.is_main else None)
             try:
-                errors = predict(model, inputs, pending, outputs, display, group, flags.workers)
+                errors = predict(model, inputs, pending, outputs, group, flags.workers)
             except Stopped:
                 log.info("stopped by a signal; run the same command again, without --overwrite, to finish")
                 return STOPPED
@@ -73,10 +72,8 @@ def run(flags: PredictFlags, overrides: dict) -> int:
     return 1 if errors else 0
 
 
-def load_model(
-    flags: PredictFlags, overrides: dict, group: Group
-) -> tuple[ImagePredictor, Classes, int | None, Display, dict]:
-    """Return the model, its classes, background class or None, display, all that predictions depend on.
+def load_model(flags: PredictFlags, overrides: dict, group: Group) -> tuple[ImagePredictor, Classes, int | None, dict]:
+    """Return the model, its classes, background class or None, all that predictions depend on.
 
     overrides: see run(). Raises UserError if a flag does not apply to --model.
     """
@@ -91,25 +88,24 @@ def load_model(
         model = OnnxModel(Path(flags.model), group.device, images_at_once=flags.val_batchsize)
         classes = read_classes(flags.classes, model.num_classes) if flags.classes else model.classes
         settings = {"model": sha256(model.path), "colours": classes.colours[: model.num_classes].tolist()}
-        return model, classes, flags.background_class, Display.of(flags.show_channels, model.stats), settings
+        return model, classes, flags.background_class, settings
     trained = TrainedModel(flags.checkpoint, overrides)
     trained.cfg = dataclasses.replace(trained.cfg, amp=resolve_amp(trained.cfg.amp, group))
     cfg, predictor = trained.cfg, trained.predictor(flags.weights, group.device, **inference_settings(flags))
     checks.check_weights(group, predictor.model, buffers_averaged=True)
     classes = trained.classes
-    settings |= {"show_channels": cfg.show_channels} if cfg.show_channels else {}
     settings |= cfg.sizes | {"model_type": cfg.model_type, "stride_in_1x1": cfg.stride_in_1x1, "amp": cfg.amp}
     settings = {"checkpoint": sha256(trained.path), **settings, "colours": classes.colours[: cfg.numclasses].tolist()}
-    return predictor, classes, cfg.background_class, cfg.display, settings
+    return predictor, classes, cfg.background_class, settings
 
 
-def plan(flags: PredictFlags, outputs: Outputs, settings: dict, display: Display) -> tuple[dict[str, Path], set[str]]:
+def plan(flags: PredictFlags, outputs: Outputs, settings: dict) -> tuple[dict[str, Path], set[str]]:
     """Claim the output folder and return ({name: image} of all inputs, the pending names); ({}, set()) if all are done.
 
     Only rank 0 calls this function. settings: all that predictions depend on; written to predictions.json. Raises
     UserError if the folder has predictions with other settings.
     """
-    base, inputs, num_others = find_inputs(flags.input, outputs.folder, arrays=display.kind != RGB)
+    base, inputs, num_others = find_inputs(flags.input, outputs.folder)
     outputs.claim({"input": str(base.resolve()), **settings}, overwrite=flags.overwrite)
     pending = {name for name in inputs if not outputs.is_done(name)}
     counts = [f"{len(pending)} to predict"]
@@ -123,23 +119,16 @@ def plan(flags: PredictFlags, outputs: Outputs, settings: dict, display: Display
 
 
 def predict(
-    model: ImagePredictor,
-    inputs: dict[str, Path],
-    pending: set[str],
-    outputs: Outputs,
-    display: Display,
-    group: Group,
-    workers: int,
+    model: ImagePredictor, inputs: dict[str, Path], pending: set[str], outputs: Outputs, group: Group, workers: int
 ) -> list[UserError]:
     """Predict this rank's share of the pending batches, write the files, and return the errors of all ranks.
 
-    Collective; raises Stopped after a signal. inputs: {name: image}, done or pending. display: of images in overlays;
-    it also says which images the model takes. workers: processes that load images.
+    Collective; raises Stopped after a signal. inputs: {name: image}, done or pending. workers: processes that load
+    images.
     """
     bar = partial(progress_bar, enabled=group.is_main)
     own = len(range(group.rank, len(inputs), group.world_size))
-    read_size = partial(size_of, kind=display.kind)
-    found = group.map(read_size, list(inputs.values()), partial(bar, total=own, title="headers", unit="file"))
+    found = group.map(size_of, list(inputs.values()), partial(bar, total=own, title="headers", unit="file"))
     sizes = dict(zip(inputs, found, strict=True))
     readable = {name: size for name, size in sizes.items() if isinstance(size, tuple)}
     names = list(readable)
@@ -147,7 +136,7 @@ def predict(
     batches = EvalBatches(list(readable.values()), batch_size=model.images_at_once, **ranks).batches
     # After a kill, repeat whole batches of all images: a model's result may depend on the batch's size.
     batches = [batch for batch in batches if any(names[index] in pending for index in batch)]
-    images = Images([inputs[name] for name in names], display.kind)
+    images = Images([inputs[name] for name in names])
     loader = make_loader(DataLoader, images, workers, group, batch_sampler=batches, collate_fn=list)
     failures: list[UserError] = []
     with bar(None, total=sum(map(len, batches)), title="images", unit="image") as progress:
@@ -160,7 +149,7 @@ def predict(
                 pixels = torch.from_numpy(np.stack(list(whole.values()))).to(group.device)
                 labels, probs = predict_batch(model, pixels, torch.float16 if outputs.probs else None)
                 for (name, image), label, prob in zip(whole.items(), labels, probs, strict=True):
-                    outputs.write(name, display(image), label, prob)
+                    outputs.write(name, image, label, prob)
             progress.update(len(batch))
     outputs.wait()
     group.raise_if_stopped()

@@ -30,7 +30,6 @@ from runs.log import start_logging
 from support import shell
 from support.errors import STOPPED, UserError
 from support.files import sha256
-from support.image_stats import as_text
 from support.results import claim
 from trained import LAYOUT, OUT_OF_MEMORY_ADVICE, TrainedModel, inference_settings, read_flags
 from utils import join_group, prepare_demo_data, resolve_amp
@@ -38,8 +37,8 @@ from utils import join_group, prepare_demo_data, resolve_amp
 log = logging.getLogger("segtrain")
 
 # Flags of data and model that pseudo-labels depend on, besides sizes and architecture.
-OF_LABELS = ("numclasses", "background", "model_type", "amp", "val_batchsize", "show_channels")
-OF_TRAINING = (*LAYOUT, "numclasses", "classes", "background", "image_stats", "show_channels", "long_side")
+OF_LABELS = ("numclasses", "background", "model_type", "amp", "val_batchsize")
+OF_TRAINING = (*LAYOUT, "numclasses", "classes", "background", "long_side")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -120,7 +119,6 @@ def load(flags: PseudoFlags, overrides: dict, group: Group) -> tuple[Config, Pre
     settings = {name: getattr(flags, name) for name in ("strokes", "threshold", *OF_MODEL)}
     settings |= {name: getattr(cfg, name) for name in OF_LABELS} | cfg.sizes | cfg.architecture
     settings |= {"checkpoint": checkpoint, "colours": classes.colours[: cfg.numclasses].tolist()}
-    settings |= {"image_stats": as_text(cfg.image_stats)}
     return cfg, predictor, classes, settings
 
 

@@ -69,7 +69,7 @@ def train(cfg: Config, group: Group, run: Run) -> int:
     utils.set_deterministic(cfg.deterministic)
     utils.prepare_demo_data(cfg, group)
     saved = run.find_checkpoint()  # the content to resume from, or None
-    cfg = utils.share_batch(utils.get_recipe(config.keep_image_stats(cfg, saved), group, saved), group)
+    cfg = utils.share_batch(utils.get_recipe(cfg, group, saved), group)
     train_loader, val_loader = utils.get_loader(cfg, "train", group), utils.get_loader(cfg, "val", group)
     train_set, val_set, sampler = train_loader.dataset, val_loader.dataset, train_loader.sampler
     checks.check_setup(group, {"training list": train_set, "validation list": val_set}, sampler.order(epoch=0))
@@ -236,7 +236,7 @@ class Trainer:
         def draw(_: str, image: torch.Tensor, label: torch.Tensor, predicted: torch.Tensor) -> None:
             if self.group.is_main and len(panels) < NUM_EXAMPLES:
                 pixels, truth, found = (values.cpu().numpy() for values in (image, label, predicted))
-                panels.append(panel(cfg.display(pixels), truth, found, self.classes, cfg.background_class))
+                panels.append(panel(pixels, truth, found, self.classes, cfg.background_class))
 
         result = score(predictor, batches, dataset.names, cfg.numclasses, self.group, keep_pngs=True, visit=draw)
         metrics.log_validation(state, result.scores, self.classes.names, panels)

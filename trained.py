@@ -27,7 +27,6 @@ from optimization.amp import resolve
 from prediction.loaded import LoadedModel
 from runs import checkpoint
 from support.errors import UserError
-from support.image_stats import Display, as_text
 
 log = logging.getLogger("segtrain")
 
@@ -90,8 +89,6 @@ class TrainedModel:
             }  # they fit the saved layout only
         # Earlier versions saved flags that no longer exist; those concerned training only.
         self.cfg = Config(**{name: value for name, value in saved.items() if name in config.FLAGS} | overrides)
-        self.cfg.image_stats = as_text(self.cfg.image_stats)
-        Display.of(self.cfg.show_channels, self.cfg.stats)  # a channel that is not there fails now
         needed = needs_stride_in_1x1(weights_in(self.content), f"--checkpoint {path}", self.cfg.model_type)
         if needed and not self.cfg.stride_in_1x1:
             log.info(STRIDE_IS_SET.format(path=f"--checkpoint {path}"))
@@ -121,8 +118,6 @@ class TrainedModel:
         """
         cfg = self.cfg
         model = models.build(cfg.model_type, **cfg.architecture)
-        if cfg.stats is not None:
-            model.set_images(getattr(torch, cfg.stats.dtype), cfg.stats.mean, cfg.stats.std)
         state_dict = weights_in(self.content, averaged=self.resolve_weights(weights) == "ema")
         _, missing, _ = load_weights(model, state_dict)
         missing = [name for name in missing if not name.startswith("lorm.")]  # used in training only
@@ -172,4 +167,4 @@ def load(
     trained = TrainedModel(path, {name: values.pop(name) for name in saved if name in values})
     place = find_device(device, local_rank=0, local_world_size=1)
     predictor, read, cfg = trained.predictor(device=place, **values), trained.classes, trained.cfg
-    return LoadedModel(predictor, place, read.names, read.colours, cfg.display, cfg.background_class)
+    return LoadedModel(predictor, place, read.names, read.colours, cfg.background_class)

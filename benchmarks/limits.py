@@ -25,8 +25,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.measure import machine
 from benchmarks.operations import Recorder
 from benchmarks.peer_steps import STEPS, losses_alone
-from data.augment.transforms import TrainTransform, _warp
 from data.images import decode
+from data.transforms import TrainTransform, _warp
 
 MIB = 2**20
 

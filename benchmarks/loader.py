@@ -25,16 +25,14 @@ from torch.utils.data import default_collate
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import config
 import utils
-from data.augment.transforms import MEAN_COLOUR
 from data.loader import keep_freed_memory
+from data.transforms import MEAN_COLOUR
 from distributed.group import Group
 
 BATCH = 16
 MEAN, STD = np.float32([0.485, 0.456, 0.406]), np.float32([0.229, 0.224, 0.225])
 COLOUR = ("--brightness", "0.3", "--contrast", "0.3", "--saturation", "0.3", "--hue", "0.02")
 RELEASE_FOLDERS = ("pascal_2012_scribble", "bmp_pseudolabel", "distance_map", "distance_pseudo")
-
-CACHE = ("--cache", "disk", "--cache_dir", tempfile.gettempdir())
 
 
 def train_loader(words: tuple[str, ...], workers: int = 0):
@@ -197,7 +195,6 @@ def main() -> None:
         "opencv, our allocator's settings": partial(opencv, dense, num, our_allocator=True),
         "ours": partial(ours, dense, num),
         "ours, with colour": partial(ours, (*dense, *COLOUR), num),
-        "ours, --cache disk": partial(ours, (*dense, *CACHE), num),
         "torchvision": partial(torchvision, dense, num),
     }
     figures, _ = measure(ways, **options)
@@ -212,7 +209,6 @@ def main() -> None:
             "release": partial(release, args.scribblesup, name, num),
             "ours, maps computed": partial(ours, recipe, num),
             "ours, maps stored": partial(ours, (*recipe, *stored), num),
-            "ours, --cache disk": partial(ours, (*recipe, *CACHE), num),
         }
         recipe_figures, _ = measure(ways, **options)
     report(recipe_figures, "release", num)

@@ -103,9 +103,8 @@ def _measure_training_step(
 
 
 def _empty_images(model: nn.Module, batchsize: int, crop_size: int) -> Tensor:
-    """Return a batch of the model's images (B, H, W, C) on the meta device."""
-    shape = batchsize, crop_size, crop_size, len(model.mean)  # type: ignore[arg-type]
-    return torch.empty(shape, dtype=model.image_dtype, device="meta")  # type: ignore[call-overload]
+    """Return a batch of images (B, H, W, 3) on the meta device."""
+    return torch.empty(batchsize, crop_size, crop_size, 3, dtype=torch.uint8, device="meta")
 
 
 class Convolutions(TorchFunctionMode):

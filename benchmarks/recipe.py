@@ -83,7 +83,7 @@ def run(args: argparse.Namespace, name: str, case: str, way: str, seed: int) -> 
     words += ["--dataset_path", str(args.out / "demo" if number < 0 else args.data), *shlex.split(args.flags)]
     words += ["--list_path", str(args.out / f"lists_{number}")] if number > 0 else []
     words += ["--name", name, "--logdir", str(args.out), "--seed", str(seed), "--val_epoch_frequency", "0"]
-    words += ["--workers", "0", "--cache", "disk", "--cache_dir", str(args.out / "cache")]
+    words += ["--workers", "0"]
     if way == "before":
         batch = min(16, number) if number > 0 else 16
         words += ["--lr", "0.001", "--epochs", "50", "--batchsize", str(batch), "--optimizer", "sgd"]

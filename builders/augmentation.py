@@ -1,15 +1,13 @@
 """The augmentation of training samples, from the flags, and a picture of it."""
 
 from itertools import islice
-from typing import Any
 
 import numpy as np
 
 from config import Config
-from data.augment.jitter import ColourJitter
-from data.augment.transforms import CentreCrop, TrainTransform
 from data.classes import Classes
 from data.loader import TrainLoader
+from data.transforms import CentreCrop, ColourJitter, TrainTransform
 from evaluation.pictures import overlay, sheet
 
 NUM_SHOWN = 8  # samples in the picture
@@ -17,13 +15,9 @@ NUM_SHOWN = 8  # samples in the picture
 
 def get_transform(cfg: Config) -> TrainTransform | CentreCrop:
     """Return the transform of training samples."""
-    sizes: dict[str, Any] = {"long_side": cfg.long_side, "outside": cfg.outside}
-    return _augmentation(cfg, sizes) if cfg.augment else CentreCrop(cfg.crop_size, **sizes)
-
-
-def _augmentation(cfg: Config, sizes: dict[str, Any]) -> TrainTransform:
+    if not cfg.augment:
+        return CentreCrop(cfg.crop_size, cfg.long_side)
     strengths = {name: getattr(cfg, name) for name in ("brightness", "contrast", "saturation", "hue")}
-    std = cfg.stats.std if cfg.stats else None
     return TrainTransform(
         cfg.crop_size,
         scale=(cfg.scale[0], cfg.scale[1]),
@@ -32,8 +26,8 @@ def _augmentation(cfg: Config, sizes: dict[str, Any]) -> TrainTransform:
         flip_vertical=cfg.flip_vertical,
         quarter_turns=cfg.quarter_turns,
         blur=cfg.blur,
-        jitter=ColourJitter(cfg.outside, std, **strengths) if any(strengths.values()) else None,
-        **sizes,
+        jitter=ColourJitter(**strengths) if any(strengths.values()) else None,
+        long_side=cfg.long_side,
     )
 
 
@@ -46,7 +40,7 @@ def draw_samples(cfg: Config, loader: TrainLoader, classes: Classes) -> np.ndarr
     rows = []
     for key in islice(loader.sampler, min(cfg.batchsize, NUM_SHOWN)):
         sample = loader.dataset[key]
-        image = np.ascontiguousarray(cfg.display(sample["image"]))
+        image = sample["image"]
         labels = [sample[name] for name in ("label", "pseudo") if name in sample]
         rows.append([image, *(overlay(image, label, classes.colours, cfg.background_class) for label in labels)])
     return sheet(rows)

@@ -20,7 +20,6 @@ from distributed.checks import digest
 from distributed.group import Group
 from losses.label_losses import PIXEL_LOSSES
 from runs.log import progress_bar
-from runs.messages import measure_advice
 
 NUM_SIZES = 100  # images whose sizes are read for the recipe
 
@@ -52,7 +51,7 @@ def get_recipe(cfg: Config, group: Group, saved: dict | None) -> Config:
 def _read_facts(cfg: Config, group: Group) -> Facts:
     _, files = pair_files(find_training_files(cfg)[0])
     some = [files[number * len(files) // NUM_SIZES]["image"] for number in range(NUM_SIZES)]
-    sizes = [image_size(path, cfg.image_type, measure_advice(cfg)) for path in dict.fromkeys(some)]
+    sizes = [image_size(path) for path in dict.fromkeys(some)]
     device, memory = CPU, 0.0
     if group.device.type == "cuda":
         device, memory = CUDA, torch.cuda.get_device_properties(group.device).total_memory / 2**30

@@ -1,6 +1,5 @@
 """Build the loaders of training and validation samples from the flags."""
 
-import logging
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -12,8 +11,6 @@ from torch.utils.data import DataLoader, Dataset
 import models
 from builders.augmentation import get_transform
 from config import Config
-from data import cache
-from data.cache import Cache
 from data.dataset import SegmentationDataset, as_is
 from data.distance import pseudo_distance, scribble_distance
 from data.histogram import count_batch
@@ -24,15 +21,11 @@ from data.sampler import EvalBatches, TrainSampler
 from distributed.group import Group
 from losses.points import find_points
 from models.foreground import find_foreground
-from runs.log import progress_bar
-from runs.messages import measure_advice
 from support.labels import MAPS
-from support.signals import ignore_signals
 
 # {distance map: (the map to compute it from, the function)}, used if no folder has the distance map.
 COMPUTE = {"distance_s": ("label", scribble_distance), "distance_c": ("pseudo", pseudo_distance)}
 
-log = logging.getLogger("segtrain")
 Loader = TypeVar("Loader", bound=DataLoader)
 
 
@@ -74,7 +67,6 @@ def get_train_loader(cfg: Config, group: Group) -> TrainLoader:
         extras.append(partial(find_foreground, size=size, background=cfg.background_class))
     options: dict = {"extras": extras, "seed": cfg.seed, "label_map": read_label_map(cfg.label_map, cfg.numclasses)}
     dataset = SegmentationDataset(files, cfg.numclasses, transform=get_transform(cfg), compute=compute, **options)
-    dataset.expect(cfg.image_type, measure_advice(cfg))
     sampler = TrainSampler(
         len(dataset),
         batch_size=cfg.batchsize,
@@ -84,46 +76,14 @@ def get_train_loader(cfg: Config, group: Group) -> TrainLoader:
         world_size=group.world_size,
         repeat=cfg.repeat,
     )
-    dataset.cache = get_cache(cfg, group, dataset)
     batches = {"sampler": sampler, "batch_size": cfg.batchsize, "collate_fn": as_is}
     return make_loader(TrainLoader, dataset, cfg.workers, group, **batches)
-
-
-def get_cache(cfg: Config, group: Group, dataset: SegmentationDataset) -> Cache | None:
-    """Return the cache of --cache, or None. One process of each machine writes it if need be. Collective.
-
-    Returns None if a signal to this machine stops the run meanwhile.
-    """
-    if cfg.cache == "none":
-        return None
-    total = len(dataset)
-    settings = f"{dataset.kind}, {cfg.numclasses} classes, background {cfg.background}, {sorted(dataset.compute)}"
-    settings += f", label map {dataset.label_map.digest}" if dataset.label_map else ""
-    settings += f", long side {cfg.long_side}" if cfg.long_side else ""
-    folder = Path(cfg.cache_dir) if cfg.cache_dir else Path(cfg.dataset_path, ".segtrain_cache")
-
-    def build() -> Cache | None:
-        bar = partial(progress_bar, total=total, title="filling --cache disk", unit="image", enabled=group.is_main)
-        name, stamp = cache.fingerprint(dataset.files, settings)
-        path, stop = folder / f"train-{name}.cache", lambda: bool(group.stop)
-        return cache.build(path, stamp, dataset.training_maps, total, stop=stop, bar=bar)
-
-    own = group.on_main(build, "filling --cache", each_machine=True)
-    addresses = group.gather(own and (own.path, own.stamp))
-    found = own or next(filter(None, (cache.find(*address) for address in addresses if address)), None)
-    without = [rank for rank, has_cache in enumerate(group.gather(found is not None)) if not has_cache]
-    if found:
-        log.info(f"cache: {total} training images, {found.num_bytes / 1e9:.3g} GB in {found.path}")
-    if any(addresses) and without:
-        log.warning(f"ranks {without} have no cache: set --cache_dir to a folder that they share")
-    return found
 
 
 def get_eval_loader(cfg: Config, split: str, group: Group) -> EvalLoader:
     """Return a DataLoader over this process's share of the images and dense masks of a split. Collective."""
     label_map = read_label_map(cfg.label_map, cfg.numclasses)
     dataset = SegmentationDataset(find_masks(cfg, split), cfg.numclasses, label_map=label_map)
-    dataset.expect(cfg.image_type)
     # Ranks that list different files are found later, by distributed.checks.check_setup.
     sizes = [size or (0, 0) for size in group.map(dataset.image_size, range(len(dataset)))]
     batch_size = 1 if cfg.window else cfg.val_batchsize  # the windows of one image fill a forward pass
@@ -147,5 +107,5 @@ def make_loader(kind: type[Loader], dataset: Dataset, workers: int, group: Group
 
     batches: keyword arguments such as sampler and batch_size, or batch_sampler.
     """
-    options = loader_options(workers, group.device, processes_here=group.local_world_size, worker_init=ignore_signals)
+    options = loader_options(workers, group.device, group.local_world_size)
     return kind(dataset, **batches, **options)

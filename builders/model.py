@@ -126,8 +126,6 @@ def build_model(cfg: Config) -> models.Segmenter:
         grad_checkpointing=cfg.grad_checkpointing,
         lorm_scope=cfg.lorm_scope,
     )
-    if cfg.stats is not None:
-        model.set_images(getattr(torch, cfg.stats.dtype), cfg.stats.mean, cfg.stats.std)
     models.freeze_unused(model)
     if model.lorm is not None and "lorm" not in active_terms(cfg):
         model.lorm.requires_grad_(False)  # DDP waits for the gradient of every parameter that requires one

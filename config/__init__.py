@@ -3,8 +3,6 @@
 A value comes from the default, then a YAML file (`--config FILE`), then the command line.
 """
 
-import dataclasses
-import logging
 from pathlib import Path
 
 import yaml
@@ -14,9 +12,6 @@ from config.programs import READER, TASKS
 from config.reader import ConfigFile
 from config.training import Config
 from support.errors import UserError
-from support.image_stats import as_text
-
-log = logging.getLogger("segtrain")
 
 FLAGS = READER.flags
 DEMO_CONFIG = Path(__file__).parent.parent / "configs" / "demo.yaml"
@@ -56,17 +51,8 @@ def parse(argv: list[str] | None = None) -> Config:
         cfg.model_type = "res50_ASPP"  # LoRM needs pseudo-labels
     if not cfg.name:
         cfg.name = config_file.name if config_file else f"{cfg.dataset}_{cfg.model_type}"
-    cfg.image_stats = as_text(cfg.image_stats)
     check(cfg)
     return cfg
-
-
-def keep_image_stats(cfg: Config, saved: dict | None) -> Config:
-    """Return the flags with --image_stats of the checkpoint `saved`, if any: its weights were trained with them."""
-    kept = cfg.image_stats if saved is None else saved["config"].get("image_stats", "")
-    if kept != cfg.image_stats:
-        log.info("--image_stats: using the checkpoint's, because its weights were trained with them")
-    return dataclasses.replace(cfg, image_stats=kept)
 
 
 def as_dict(cfg: Config) -> dict:

@@ -7,7 +7,6 @@ from config.augmentation import AugmentationFlags
 from config.losses import parse_loss, read_class_weights
 from config.training import Config
 from support.errors import UserError
-from support.image_stats import Display
 
 
 def check(cfg: Config) -> None:
@@ -17,7 +16,6 @@ def check(cfg: Config) -> None:
     except ValueError as error:
         raise UserError(f"--loss {cfg.loss}: {error}") from None
     read_class_weights(cfg.class_weights, cfg.numclasses)
-    Display.of(cfg.show_channels, cfg.stats)
     _check_effects(cfg, losses)
     _check_backbone(cfg)
     _check_numbers(cfg)
@@ -34,14 +32,12 @@ def _check_effects(cfg: Config, losses: dict[str, float]) -> None:
     needs: dict[str, tuple[object, str]] = {  # flag: (whether it has an effect, what it needs for that)
         item.name: (cfg.augment, "--augment") for item in fields(AugmentationFlags)[1:]
     }
-    needs |= dict.fromkeys(("saturation", "hue"), (cfg.augment and cfg.stats is None, "--augment and RGB images"))
     needs |= dict.fromkeys(("reset_optimizer", "reset_data_offset"), (cfg.resume, "--resume FILE"))
     needs |= {
         "focal_gamma": ("seg_focal" in losses, "focal in --loss"),
         "ohem_fraction": ("seg_ohem" in losses, "ohem in --loss"),
         "momentum": (cfg.optimizer == "sgd", "--optimizer sgd"),
         "betas": (cfg.optimizer == "adamw", "--optimizer adamw"),
-        "cache_dir": (cfg.cache == "disk", "--cache disk"),
         "patience": (
             cfg.val_epoch_frequency or cfg.val_step_frequency,
             "--val_epoch_frequency or --val_step_frequency above 0",

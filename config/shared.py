@@ -5,7 +5,6 @@ from typing import Any
 
 from config.flags import flag
 from support.errors import UserError
-from support.image_stats import MEAN_COLOUR, RGB, Display, ImageStats, ImageType, read_stats
 from support.labels import MAPS
 
 MODEL_TYPES = (
@@ -101,36 +100,6 @@ class ModelFlags:
     )
     val_batchsize: int = flag(4, "images of one size, or windows, per forward pass", ge=1)
 
-    image_stats: str = flag(
-        "",
-        "FILE written by python -m tools.statistics: channels, type, mean and std of the images [8-bit RGB, ImageNet's "
-        "mean and std]",
-    )
-    show_channels: tuple[int, ...] = flag(
-        (),
-        "channels, from 0, that reports and overlays show as red, green and blue; one channel: as grey [the first 3]",
-        ge=0,
-    )
-
-    @property
-    def stats(self) -> ImageStats | None:
-        """Return the statistics of --image_stats; None for 8-bit RGB with the backbone's mean and std."""
-        return read_stats(self.image_stats)
-
-    @property
-    def image_type(self) -> ImageType:
-        return self.stats.kind if self.stats else RGB
-
-    @property
-    def outside(self) -> tuple[float, ...]:
-        """Return the pixel to pad images with: the mean."""
-        return self.stats.outside if self.stats else MEAN_COLOUR
-
-    @property
-    def display(self) -> Display:
-        """Return how images are shown. Raises UserError if they lack a channel of --show_channels."""
-        return Display.of(self.show_channels, self.stats)
-
     @property
     def network(self) -> str:
         """Return the backbone's name for people, such as ResNet-50 or timm:convnext_tiny."""
@@ -145,7 +114,6 @@ class ModelFlags:
             "output_stride": self.output_stride,
             "head_channels": self.head_channels,
             "num_classes": self.numclasses,
-            "in_channels": self.image_type.channels,
             "stride_in_1x1": self.stride_in_1x1,
         }
 

@@ -18,12 +18,6 @@ class TrainDataFlags(SizeFlags):
     distancemap_s: str = flag("", "folder of the distance maps to the scribble [computed on the fly]")
     distancemap_c: str = flag("", "folder of the distance maps to the pseudo-label's contour [computed on the fly]")
     crop_size: int = flag(465, "height and width of a training crop, in pixels [recipe]", ge=16)
-    cache: str = flag(
-        "none", "disk: decode training images once, into a file for this and later runs", choices=("none", "disk")
-    )
-    cache_dir: str = flag(
-        "", "folder of the --cache file; may be deleted at any time [.segtrain_cache in --dataset_path]", per_rank=True
-    )
 
 
 @dataclass

@@ -8,7 +8,7 @@ import numpy as np
 
 from support.errors import UserError
 
-PRESETS = Path(__file__).parent.parent / "configs" / "classes"  # NAME.txt is --classes NAME
+PRESETS = Path(__file__).parent.parent / "configs"  # classes/NAME.txt is --classes NAME, as label_maps/NAME.txt
 
 _LINE = re.compile(r"(.*?)(?:\s+#([0-9a-fA-F]{6}))?")  # name and colour
 _COMMENT = re.compile(r"#(\s|$)")  # how one begins
@@ -32,21 +32,15 @@ def read_classes(chosen: str, num_classes: int | None) -> Classes:
     """Return the Classes of a preset or a file; for "", the names are "0", "1", ... and the colours are PASCAL VOC's.
 
     chosen: NAME of configs/classes/NAME.txt, path of a text file, or "". A file has one class per line: the name and,
-    optionally, #RRGGBB, which replaces VOC's colour. CVAT's labelmap.txt and Roboflow's _classes.csv are read, too.
-    num_classes: required number of classes; None accepts any number, but gives no names for "". Raises UserError if the
-    file cannot be read, does not have 2 to 255 classes, or does not have num_classes classes.
+    optionally, #RRGGBB, which replaces VOC's colour; a line that begins with "# " is a comment. CVAT's labelmap.txt and
+    Roboflow's _classes.csv are read, too. num_classes: required number of classes; None accepts any number, but gives
+    no names for "". Raises UserError if the file cannot be read, or does not have 2 to 255 or num_classes classes.
     """
     colours = voc_colours()
     if not chosen:
         return Classes([str(number) for number in range(num_classes or 0)], colours)
-    preset = PRESETS / f"{chosen}.txt"
-    try:
-        lines = (preset if preset.is_file() else Path(chosen)).read_text(encoding="utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        presets = ", ".join(sorted(path.stem for path in PRESETS.glob("*.txt")))
-        reason = getattr(error, "strerror", "not UTF-8 text")
-        raise UserError(f"--classes {chosen}: {reason}; give a FILE, or one of {presets}") from None
-    found = _classes_of([line for line in map(str.strip, lines) if line], chosen)
+    lines = map(str.strip, read_preset("classes", chosen, "classes").split("\n"))
+    found = _classes_of([line for line in lines if line and not _COMMENT.match(line)], chosen)
     names = [name for name, _ in found]
     if not 2 <= len(names) <= 255:
         raise UserError(f"--classes {chosen}: {len(names)} names; there must be 2 to 255")
@@ -60,6 +54,19 @@ def read_classes(chosen: str, num_classes: int | None) -> Classes:
     return Classes(names, colours)
 
 
+def read_preset(flag: str, chosen: str, folder: str) -> str:
+    """Return the text of a preset, the file NAME.txt in a folder of configs/, or of another file.
+
+    chosen: the value of --flag: NAME, or the path of a text file. Raises UserError if the file cannot be read.
+    """
+    presets = {path.stem: path for path in sorted((PRESETS / folder).glob("*.txt"))}
+    try:
+        return presets.get(chosen, Path(chosen)).read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", "not UTF-8 text")
+        raise UserError(f"--{flag} {chosen}: {reason}; give a FILE, or one of {', '.join(presets)}") from None
+
+
 def _classes_of(lines: list[str], chosen: str) -> list[tuple[str, bytes]]:
     """Return (name, RGB colour or b"") of each class in the order of class numbers. Raises UserError.
 
@@ -71,17 +78,15 @@ def _classes_of(lines: list[str], chosen: str) -> list[tuple[str, bytes]]:
         if [value for value, _ in rows] != list(range(len(rows))):
             raise UserError(f"--classes {chosen}: the pixel values are not 0, 1, 2, ...: list the names in a text file")
         return [(name, b"") for _, name in rows]
-    if any(_LABELMAP.fullmatch(line) for line in lines if line[0] != "#"):
+    if any(map(_LABELMAP.fullmatch, lines)):
         found: list[tuple[str, bytes]] = []
-        for line in (line for line in lines if line[0] != "#"):
+        for line in lines:
             match = _LABELMAP.fullmatch(line)
             colour = [int(value) for value in match[2].split(",") if value] if match else [256]
             if not match or max(colour, default=0) > 255 or (found and bool(colour) != bool(found[0][1])):
                 raise UserError(f"--classes {chosen}: {line!r}: expected name:red,green,blue::, as in a labelmap.txt")
             found.append((match[1], bytes(colour)))
         return sorted(found, key=lambda item: item[0].lower() != "background") if found[0][1] else found
-    if comment := next(filter(_COMMENT.match, lines), ""):
-        raise UserError(f"--classes {chosen}: {comment!r} would be the name of a class: remove this line")
     matches = [match.groups() for match in map(_LINE.fullmatch, lines) if match]
     return [(name, bytes.fromhex(colour or "")) for name, colour in matches]
 

@@ -1,21 +1,18 @@
 """Samples of a split: each image with its label maps, augmented for training."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, default_collate, get_worker_info
+from torch.utils.data import Dataset, default_collate
 
-from data.augment.transforms import CentreCrop, TrainTransform
-from data.cache import Cache
-from data.images import image_size, read_distance, read_image, read_label, read_reduced
+from data.images import image_size, read_distance, read_image, read_label
 from data.images.resize import shrink
 from data.label_map import LabelMap
 from data.layout import Split, pair_files
+from data.transforms import CentreCrop, TrainTransform
 from support.errors import UserError
-from support.image_stats import RGB, ImageType
 
 
 class SegmentationDataset(Dataset):
@@ -29,12 +26,11 @@ class SegmentationDataset(Dataset):
     extras: functions from a training batch to more tensors of the batch, which then need no time of the training
     process. With loader workers that are not forked, they must be picklable.
     label_map: applied to the values of all label files; None takes them as class numbers.
-    cache: decoded maps of all samples (attribute, None until it is set).
 
     dataset[number of the pass, index] returns a training sample. Its augmentation depends on (seed, these two) only.
     dataset[index] returns a sample at the image's own size without augmentation, with "index" as a 0-d array.
     dataset.__getitems__(keys), which a DataLoader calls, returns a whole batch; its collate_fn must be as_is().
-    A sample is a dict: "image" (H, W, C) (see expect()), every other map (H, W) uint8. Creating the data set raises
+    A sample is a dict: "image" (H, W, 3) uint8 RGB, every other map (H, W) uint8. Creating the data set raises
     UserError for a missing file, and reading a sample raises UserError for an invalid one.
     """
 
@@ -49,27 +45,17 @@ class SegmentationDataset(Dataset):
         seed: int = 0,
         label_map: LabelMap | None = None,
     ):
-        self.kind, self.remedy = RGB, ""  # see expect()
         self.num_classes, self.transform, self.compute, self.seed = num_classes, transform, compute or {}, seed
         self.extras, self.label_map = extras, label_map
-        self.cache: Cache | None = None
         self.folders = split.folders
         self.names, self.files = pair_files(split)
 
     def __len__(self) -> int:
         return len(self.files)
 
-    def expect(self, kind: ImageType, remedy: str = "") -> None:
-        """Set the channels and type that all images must have; without this call, they are 8-bit RGB.
-
-        Raises UserError if the first image is of another kind. remedy: what to do then, for the message.
-        """
-        self.kind, self.remedy = kind, remedy
-        image_size(self.files[0]["image"], kind, remedy)
-
     def image_size(self, index: int) -> tuple[int, int]:
         """Return the (height, width) of an image in pixels. Raises UserError if its file cannot be read."""
-        return image_size(self.files[index]["image"], self.kind, self.remedy)
+        return image_size(self.files[index]["image"])
 
     @property
     def listing(self) -> list[str]:
@@ -94,7 +80,7 @@ class SegmentationDataset(Dataset):
     def __getitems__(self, keys: Sequence[int | tuple[int, int]]) -> dict[str, Tensor]:
         """Return a batch: the samples of `keys`, stacked to tensors, with the extras of a training batch.
 
-        Each training sample is warped into the batch's own memory, which is shared with the training process.
+        Each training sample is warped into the batch's own memory.
         """
         if self.transform is None:
             return default_collate([self[key] for key in keys])
@@ -105,7 +91,8 @@ class SegmentationDataset(Dataset):
             epoch, index = key
             maps = self.training_maps(index)
             if not batch:
-                batch = {name: _empty_batch(len(keys), size, values) for name, values in maps.items()}
+                shapes = {name: (len(keys), size, size, *values.shape[2:]) for name, values in maps.items()}
+                batch = {name: torch.empty(shape, dtype=torch.uint8) for name, shape in shapes.items()}
             out = {name: tensor[number].numpy() for name, tensor in batch.items()}
             self.transform(maps, self._rng(epoch, index), out)
         for extra in self.extras:
@@ -116,12 +103,7 @@ class SegmentationDataset(Dataset):
         return np.random.default_rng((self.seed, epoch, index))
 
     def training_maps(self, index: int) -> dict[str, np.ndarray]:
-        """Return all maps of a training sample, from the cache or from its files.
-
-        Maps larger than transform.long_side are shrunk to it.
-        """
-        if self.cache is not None:
-            return self.cache[index]
+        """Return all maps of a training sample, shrunk to transform.long_side if they are larger."""
         assert self.transform is not None
         long_side = self.transform.long_side
         maps = shrink(self.read(index, long_side), long_side)
@@ -133,12 +115,11 @@ class SegmentationDataset(Dataset):
     def read(self, index: int, long_side: int = 0) -> dict[str, np.ndarray]:
         """Return the maps that a sample has files of, at the image's own size. Raises UserError for an invalid file.
 
-        long_side: the image alone may be shrunk to this longer side (read_reduced); 0: it is not.
+        long_side: the image alone may be shrunk to this longer side, as in read_image(); 0: it is not.
         """
         files = self.files[index]
-        reduced = read_reduced(files["image"], long_side) if long_side and self.kind == RGB else None
-        image = read_image(files["image"], self.kind, self.remedy) if reduced is None else reduced[0]
-        maps, (height, width) = {"image": image}, image.shape[:2] if reduced is None else reduced[1]
+        maps = {"image": read_image(files["image"], long_side)}
+        height, width = image_size(files["image"]) if long_side else maps["image"].shape[:2]
         for name, path in files.items():
             if name == "image":
                 continue
@@ -153,18 +134,3 @@ class SegmentationDataset(Dataset):
 def as_is(batch: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return the batch: the collate_fn for a data set that makes whole batches."""
     return batch
-
-
-def _empty_batch(num_samples: int, size: int, values: np.ndarray) -> Tensor:
-    """Return an uninitialized tensor (num_samples, size, size[, C]) for crops of maps like `values`, (H, W[, C]).
-
-    In a loader worker it is in memory that is shared with the training process: elsewhere it would be copied when it
-    is sent.
-    """
-    shape, dtype = (num_samples, size, size, *values.shape[2:]), getattr(torch, values.dtype.name)
-    if get_worker_info() is None:
-        return torch.empty(shape, dtype=dtype)
-    if not hasattr(torch.UntypedStorage, "_new_shared"):  # private; it saves a copy
-        return torch.empty(shape, dtype=dtype).share_memory_()
-    storage = torch.UntypedStorage._new_shared(math.prod(shape) * values.itemsize)
-    return torch.empty(0, dtype=dtype).set_(storage).view(shape)

@@ -82,7 +82,7 @@ def _scaled_distance(target: np.ndarray, scale_squared: float) -> np.ndarray:
 def _write_map(path: Path, out: Path, distance: Callable[[np.ndarray], np.ndarray], label_map: LabelMap | None) -> None:
     # Only whether a pixel is labelled matters, so accept every class number.
     _, data = cv2.imencode(".png", distance(read_label(path, 255, label_map)))
-    write_atomic(out / path.name, data.tobytes())
+    write_atomic(out / path.name, data.tobytes(), parents=True)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -91,9 +91,6 @@ def main(argv: list[str] | None = None) -> None:
     paths = sorted(folder.glob("[!.]*.png"))
     if not paths:
         raise UserError(f"{folder}: no such folder, or no .png in it")
-    if args.out.is_file():
-        raise UserError(f"--out {args.out}: is a file: name a folder")
-    args.out.mkdir(parents=True, exist_ok=True)
     distance = functools.partial(distance, background=None if args.background == "none" else 0)
     write = functools.partial(_write_map, out=args.out, distance=distance, label_map=read_label_map(args.label_map))
     work_on(write, paths, args.workers, "map", "writing")

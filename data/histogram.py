@@ -1,7 +1,6 @@
 """Class frequencies in the labels, class weights from them, and the counts of a training batch."""
 
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from pathlib import Path
 
 import cv2
@@ -13,14 +12,6 @@ from data.images import read_label
 from data.label_map import LabelMap
 from support.labels import COUNTS
 from support.threads import ThreadPool
-
-
-def label_histogram(label: np.ndarray, num_classes: int) -> np.ndarray:
-    """Return the number of pixels of each class in a label map (H, W) uint8, as (num_classes,) int64.
-
-    Values from num_classes on, such as 255, are not counted.
-    """
-    return value_histogram(label)[:num_classes]
 
 
 def value_histogram(values: np.ndarray) -> np.ndarray:
@@ -63,6 +54,5 @@ def count_labels(
     UserError, with the file's path, for a file that is not a valid label map.
     """
     with ThreadPool() as pool:
-        read = partial(read_label, num_classes=num_classes, label_map=label_map)
-        histograms = pool.map(lambda path: label_histogram(read(path), num_classes), paths)
-        return sum(bar(histograms), np.zeros(num_classes, np.int64))
+        histograms = pool.map(lambda path: value_histogram(read_label(path, num_classes, label_map)), paths)
+        return sum(bar(histograms), np.zeros(256, np.int64))[:num_classes]

@@ -2,12 +2,11 @@
 
 import logging
 from collections.abc import Callable, Iterable
-from itertools import groupby
 from pathlib import Path
 
-import cv2
 import numpy as np
 
+from data.histogram import value_histogram
 from data.images import read_label
 from data.label_map import LabelMap
 from support.errors import UserError
@@ -16,7 +15,6 @@ from support.labels import IGNORE
 log = logging.getLogger("segtrain")
 
 SAMPLE = 64  # images of each split whose labels are read before training
-CHUNK = 512  # images whose labels are read before the next comparison
 
 Files = list[dict[str, Path]]  # of each image, as in SegmentationDataset.files
 
@@ -43,8 +41,7 @@ def check_sample(
 
     values(_spread(val))
     # The sample may miss a rare class, so read all labels before complaining.
-    chunks = (train[first : first + CHUNK] for first in range(0, len(train), CHUNK))
-    if values(_spread(train)) != {0, IGNORE} or not all(values(chunk) <= {0, IGNORE} for chunk in chunks):
+    if values(_spread(train)) != {0, IGNORE} or values(train) != {0, IGNORE}:
         return
     problem = "the training labels hold only 0 and 255; 255 is ignored, so the model can learn class 0 only"
     if num_classes == 2:
@@ -61,33 +58,20 @@ def check_validation(accuracies: list[float | None], command: str) -> None:
     in the message.
     """
     absent = [number for number, accuracy in enumerate(accuracies) if accuracy is None]
-    if not absent:
-        return
-    num_classes = len(accuracies)
-    problem = (
-        f"have no pixel of {_ranges(absent)} (--numclasses is {num_classes}), so the means leave these classes out"
-    )
-    if absent == list(range(1, num_classes)):
+    numbers = ", ".join(map(str, absent[:12])) + (", ..." if len(absent) > 12 else "")
+    problem = f"have no pixel of class {numbers} (--numclasses is {len(accuracies)}), so the means leave these out"
+    if absent == list(range(1, len(accuracies))):
         problem = "hold no class but 0; 255 is ignored, so an object must be written as 1 or higher"
-    log.info(f"the validation masks {problem}; to see what the labels hold: {command}")
+    if absent:
+        log.info(f"the validation masks {problem}; to see what the labels hold: {command}")
 
 
 def label_values(path: Path, num_classes: int, label_map: LabelMap | None = None) -> set[int]:
     """Return the set of values in a label map file, 255 included. Raises UserError if the file is invalid."""
-    histogram = cv2.calcHist([read_label(path, num_classes, label_map)], [0], None, [256], [0, 256])
-    return set(np.flatnonzero(histogram).tolist())
+    return set(np.flatnonzero(value_histogram(read_label(path, num_classes, label_map))).tolist())
 
 
 def _spread(images: Files) -> Files:
     """Return at most SAMPLE images, evenly spaced over the list."""
     num_images = min(SAMPLE, len(images))
     return [images[number * len(images) // num_images] for number in range(num_images)]
-
-
-def _ranges(numbers: list[int]) -> str:
-    """Return sorted class numbers as text: "class 3" or "classes 1, 5-20"."""
-    runs = [
-        [number for _, number in group] for _, group in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
-    ]
-    shown = ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
-    return f"class{'es' if len(numbers) > 1 else ''} {shown}"

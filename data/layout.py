@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from data.images import IMAGE_SUFFIXES, LABEL_SUFFIXES, NO_JPEG, pictures
+from data.images import IMAGE_SUFFIXES, LABEL_SUFFIXES, NO_JPEG
 from data.plain import find_plain
-from data.released import check_released
+from support import shell
 from support.errors import UserError
 
 LISTS = ("ImageSets/SegmentationAug", "ImageSets/Segmentation")
@@ -30,7 +30,6 @@ class Split:
 
     folders: {"image": folder, and one folder per label map, such as "label" or "pseudo"}.
     listed: image names in list_file; None if every file in the image folder belongs to the split.
-    plain: whether the layout is plain folders.
     endings: {map: ending of its file names, before the file suffix}, as in --image_suffix and --label_suffix. Files are
     paired by their names without it, and files with another ending are ignored. Maps without an entry use all files.
     """
@@ -38,7 +37,6 @@ class Split:
     folders: dict[str, Path]
     listed: list[str] | None = None
     list_file: Path | None = None
-    plain: bool = False
     endings: dict[str, str] = field(default_factory=dict)
 
 
@@ -67,21 +65,16 @@ def find_split(
     endings = {"image": image_suffix} | dict.fromkeys(maps, label_suffix)
     if dataset == "Folder":
         place = find_plain(root, split, images=image_path, masks=maps.get("label", ""), list_path=list_path)
-        listed = read_list(place.list_file, plain=True) if place.list_file else None
-        folders = {"image": place.images, "label": place.masks}
-        return Split(folders, listed, place.list_file, plain=True, endings=endings)
+        listed = read_list(place.list_file) if place.list_file else None
+        return Split({"image": place.images, "label": place.masks}, listed, place.list_file, endings)
     list_file = first_folder(root, list_path, *LISTS) / f"{split}.txt"
     if not list_file.exists():
-        if (root / "images").is_dir() and (root / "masks").is_dir():
-            raise UserError(
-                f"{list_file}: no such list, but {root} has images and masks: for plain folders use --dataset Folder, "
-                f"not {dataset}"
-            )
-        check_released(root, f"{list_file}: no such list")
+        command = shell.python_command("-m", "tools.check", root)
+        raise UserError(f"{list_file}: no such list; for the flags that read this folder: {command}")
     defaults = {"label": MASKS if dataset == "Dense" else (SCRIBBLES,), "pseudo": (PSEUDO,)}
     folders = {"image": first_folder(root, image_path, "JPEGImages")}
     folders |= {kind: first_folder(root, path, *defaults.get(kind, (kind,))) for kind, path in maps.items()}
-    return Split(folders, read_list(list_file), list_file, endings=endings)
+    return Split(folders, read_list(list_file), list_file, endings)
 
 
 def first_folder(root: Path, chosen: str, *defaults: str) -> Path:
@@ -91,25 +84,18 @@ def first_folder(root: Path, chosen: str, *defaults: str) -> Path:
     return next((root / name for name in defaults if (root / name).is_dir()), root / defaults[0])
 
 
-def read_list(path: Path, *, plain: bool = False) -> list[str]:
+def read_list(path: Path) -> list[str]:
     """Return the names in a list file, one a line, in Unicode form NFC, without empty lines.
 
-    plain: names may have folders, spaces and suffixes. Raises UserError if the file cannot be read, has no name, or has
-    a name that is not allowed.
+    Names may have folders, spaces and suffixes. Raises UserError if the file cannot be read or has no name.
     """
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", error)
         raise UserError(f"{path}: the list cannot be read ({why}); it must hold one image name a line") from None
-    names = []
-    for number, line in enumerate(map(str.strip, lines), 1):
-        if not plain and ("/" in line or len(line.split()) > 1):
-            raise UserError(
-                f"{path} line {number}: {line!r}: write one image name on each line, without folder or space"
-            )
-        if line:
-            names.append(unicodedata.normalize("NFC", posixpath.normpath(line.replace("\\", "/"))))
+    paths = [line.replace("\\", "/") for line in map(str.strip, lines) if line]
+    names = [unicodedata.normalize("NFC", posixpath.normpath(path)) for path in paths]
     if not names:
         raise UserError(f"{path}: the list is empty; expected one image name a line")
     return names
@@ -141,7 +127,7 @@ def list_folder(folder: Path, suffixes: tuple[str, ...]) -> Files:
                 name = unicodedata.normalize("NFC", posixpath.normpath(f"{subfolder}/{stem}"))
                 rank = suffix != suffix.lower(), suffixes.index(suffix.lower())
                 found.setdefault(name, []).append((*rank, os.path.join(parent, file)))
-    return {name: pictures([Path(path) for *_, path in sorted(paths)]) for name, paths in sorted(found.items())}
+    return {name: [Path(path) for *_, path in sorted(paths)] for name, paths in sorted(found.items())}
 
 
 def match_files(
@@ -152,12 +138,10 @@ def match_files(
     list_files: called with a folder and suffixes; returns {name: [files]}.
     """
     ending, folders = split.endings.get("image", ""), split.folders
-    present = {
-        kind: select(
-            list_files(folder, IMAGE_SUFFIXES if kind == "image" else ANY_SUFFIXES), split.endings.get(kind, "")
-        )
-        for kind, folder in folders.items()
-    }
+    present = {}
+    for kind, folder in folders.items():
+        files = list_files(folder, IMAGE_SUFFIXES if kind == "image" else ANY_SUFFIXES)
+        present[kind] = select(files, split.endings.get(kind, ""))
     for kind, folder in folders.items():
         labels = split.endings.get(kind, "")
         if labels and kind != "image" and folder == folders["image"] and not ending:  # labels are no images then
@@ -203,21 +187,15 @@ def pair_files(split: Split) -> tuple[list[str], list[dict[str, Path]]]:
         names.append(name)
         paired.append({kind: files[0] for kind, files in found.items()})
     if not names:
-        raise UserError(f"{split.folders['image']}: no images in it ({_or(IMAGE_SUFFIXES)})")
+        raise UserError(f"{split.folders['image']}: no images in it ({', '.join(IMAGE_SUFFIXES)})")
     return names, paired
 
 
 def _describe_missing(split: Split, name: str, kind: str, images: list[Path]) -> str:
     folder, file = split.folders[kind], f"{name}{split.endings.get(kind, '')}"
     if kind == "image":
-        return f"{split.list_file}: {file!r}: no such image in {folder} (looked for {_or(IMAGE_SUFFIXES)})"
-    if not split.plain:
-        return f"{folder / file}.png: no such file, but the list names {name!r}"
+        return f"{split.list_file}: {file!r}: no such image in {folder} (looked for {', '.join(IMAGE_SUFFIXES)})"
     return (
         f"{images[0]}: an image without a mask: expected {folder / file}.png (or {', '.join(LABEL_SUFFIXES[1:])}); add "
         "the mask, or move the image away; if mask names have an ending of their own, such as _mask, use --label_suffix"
     )
-
-
-def _or(suffixes: tuple[str, ...]) -> str:
-    return f"{', '.join(suffixes[:-1])} or {suffixes[-1]}"

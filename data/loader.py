@@ -3,8 +3,7 @@
 import ctypes
 import multiprocessing.queues
 import os
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from collections.abc import Iterable, Iterator
 from itertools import islice
 
 import cv2
@@ -14,14 +13,14 @@ from torch.utils.data import DataLoader
 from data.dataset import SegmentationDataset
 from data.sampler import EvalBatches, TrainSampler
 from support.processes import end_with_parent, num_cores
+from support.signals import ignore_signals
 
 
 class TrainLoader(DataLoader):
     """DataLoader of shuffled, augmented training batches: {"image": (B, H, W, 3), other maps: (B, H, W)}, all uint8.
 
-    The other maps are those that --dataset has in labels.MAPS. H and W are --crop_size. A batch also has the counts of
-    its maps, under their names in labels.COUNTS, and what losses for sparse labels need (data.augment.sparse).
-    sampler.set_position(epoch, samples) chooses the epoch and the number of samples to skip.
+    The other maps are those that --dataset has in labels.MAPS. H and W are --crop_size. A batch also has the data set's
+    extras. sampler.set_position(epoch, samples) chooses the epoch and the number of samples to skip.
     """
 
     dataset: SegmentationDataset
@@ -39,19 +38,13 @@ class EvalLoader(DataLoader):
     batch_sampler: EvalBatches
 
 
-def loader_options(
-    workers: int,
-    device: torch.device,
-    *,
-    processes_here: int,
-    worker_init: Callable[[int], None],
-) -> dict:
+def loader_options(workers: int, device: torch.device, processes_here: int) -> dict:
     """Return the keyword arguments of a DataLoader that do not depend on the data, as a dict.
 
     Without workers this process decodes, so the function also calls keep_freed_memory().
 
     workers: number of worker processes; below 0, chosen from the number of cores, at most 4. processes_here: processes
-    that share the cores of this machine. worker_init: called with the worker's number in each worker.
+    that share the cores of this machine.
     """
     if workers < 0:
         workers = min(4, max(1, num_cores() // processes_here))
@@ -59,15 +52,15 @@ def loader_options(
         keep_freed_memory()
     return {
         "num_workers": workers,
-        "worker_init_fn": partial(_start_worker, init=worker_init),
+        "worker_init_fn": _start_worker,
         "pin_memory": device.type == "cuda",
         "persistent_workers": workers > 0,
     }
 
 
-def _start_worker(worker_id: int, init: Callable[[int], None]) -> None:
-    """Call `init` with the worker's number, and set up OpenCV and the allocator."""
-    init(worker_id)
+def _start_worker(worker_id: int) -> None:
+    """Set up signals, OpenCV and the allocator of a loader worker."""
+    ignore_signals(worker_id)
     # A worker whose result fills the pipe would wait for a killed parent forever.
     end_with_parent()
     # If /dev/shm is too full to hand over a batch, Python drops it and the parent waits forever: exit instead.

@@ -4,12 +4,11 @@ A split is a pair of folders, images/SPLIT and masks/SPLIT or SPLIT/images and S
 in `images` and `masks`. The folder of the masks may also be named labels or annotations.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from data.images import LABEL_SUFFIXES
-from data.released import check_released
+from support import shell
 from support.errors import UserError
 
 IMAGES = "images"
@@ -40,30 +39,24 @@ def find_plain(root: Path, split: str, *, images: str = "", masks: str = "", lis
     images = images or IMAGES
     folders = dict.fromkeys((root / images / split, root / split / images))
     places = [*map("folder {}".format, () if list_path else folders), f"list {root / list_path / split}.txt"]
-    problem = f"{root}: no split {split!r}: looked for the {' and the '.join(places)}"
-    check_released(root, problem)
     raise UserError(
-        f"{problem}; make a folder of that name in {images} and another for the masks, or lists with python -m "
-        "tools.split, or name the split with --train_split or --val_split"
+        f"{root}: no split {split!r}: looked for the {' and the '.join(places)}; make a folder of that name in "
+        f"{images} and another for the masks, or lists with python -m tools.split, or name the split with "
+        f"--train_split or --val_split; to find the flags: {shell.python_command('-m', 'tools.check', root)}"
     )
 
 
 def find_places(root: Path, split: str, images: str, masks: str, list_path: str) -> list[Place]:
     """Return every Place where a split could be. The arguments are those of find_plain()."""
-    images, places = images or IMAGES, []
-    list_file = root / list_path / f"{split}.txt"
+    images, names = images or IMAGES, _names(masks)
+    folders: dict[Path, list[Path]] = {}
     if not list_path:
-        by_kind, by_split = root / images / split, root / split / images
-        if by_kind.is_dir():
-            places.append(Place(by_kind, _mask_folder([(root / name / split) for name in _names(masks)])))
-        if by_split.is_dir():
-            other = Place(by_split, _mask_folder([(root / split / name) for name in _names(masks)]))
-            if not places or by_split != by_kind:
-                places.append(other)
-            elif not places[0].masks.is_dir():  # images is ".": then images/SPLIT and SPLIT/images are one folder
-                places = [other]
+        folders[root / images / split] = [root / name / split for name in names]
+        folders.setdefault(root / split / images, []).extend(root / split / name for name in names)
+    places = [Place(folder, _mask_folder(found)) for folder, found in folders.items() if folder.is_dir()]
+    list_file = root / list_path / f"{split}.txt"
     if list_file.is_file():
-        places.append(Place(root / images, _mask_folder([root / name for name in _names(masks)]), list_file))
+        places.append(Place(root / images, _mask_folder([root / name for name in names]), list_file))
     return places
 
 
@@ -81,15 +74,13 @@ def _names(masks: str) -> tuple[str, ...]:
 
 def _mask_folder(folders: list[Path]) -> Path:
     """Return the folder that holds the masks, or the first if none exists; raise UserError if two have label files."""
-    found = [folder for folder in folders if folder.is_dir()] or folders[:1]
+    found = [folder for folder in dict.fromkeys(folders) if folder.is_dir()] or folders[:1]
+    found = [folder for folder in found if not any(folder in other.parents for other in found)]  # LABELS/SPLIT
     if len(found) > 1:
-        found = [folder for folder in found if any(_label_files(folder))] or found[:1]
+        suffixes = {folder: {path.suffix.lower() for path in folder.rglob("*")} for folder in found}
+        found = [folder for folder in found if suffixes[folder].intersection(LABEL_SUFFIXES)] or found[:1]
     if len(found) > 1:
         raise UserError(
             f"{found[0]} and {found[1]}: both could hold the masks: choose one with --train_path and --val_path"
         )
     return found[0]
-
-
-def _label_files(folder: Path) -> Iterator[Path]:
-    return (path for path in folder.rglob("*") if path.suffix.lower() in LABEL_SUFFIXES)

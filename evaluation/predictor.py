@@ -35,7 +35,7 @@ class ImagePredictor(Protocol):
 def predict_batch(
     model: ImagePredictor, images: Tensor, probs: torch.dtype | None = None
 ) -> tuple[np.ndarray, Sequence[np.ndarray | None]]:
-    """Return the label maps (B, H, W) uint8 of images (B, H, W, C), and for each its probabilities (C, H, W), or None.
+    """Return the label maps (B, H, W) uint8 of images (B, H, W, 3), and for each its probabilities (C, H, W), or None.
 
     probs: dtype of the probabilities; None computes none.
     """
@@ -81,13 +81,13 @@ class Predictor:
         return 1 if self.window else self.batch_size
 
     def labels(self, images: Tensor) -> Tensor:
-        """Return label maps (B, H, W) uint8 of images (B, H, W, C), as the model takes, on the model's device."""
+        """Return label maps (B, H, W) uint8 of images (B, H, W, 3) uint8 RGB, on the model's device."""
         return torch.cat([band.argmax(1).to(torch.uint8) for _, band in self._bands(images, probs=False)], dim=1)
 
     def probs(self, images: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """Yield bands of rows from the top: (slice of rows, probabilities (B, C, rows, W) float32).
 
-        images: (B, H, W, C), as the model takes, on the model's device.
+        images: (B, H, W, 3) uint8 RGB, on the model's device.
         """
         return self._bands(images, probs=True)
 
@@ -98,7 +98,7 @@ class Predictor:
     @torch.inference_mode()
     def _bands(self, images: Tensor, *, probs: bool) -> Iterator[tuple[slice, Tensor]]:
         batch, height, width = images.shape[:3]
-        passes = self._predict(images if images.dtype == torch.uint8 else images.float())
+        passes = self._predict(images)
         # With a single map the largest logit is the largest probability, so labels need no softmax.
         softmax = probs or not (len(passes) == 1 and passes[0].is_plain)
         # A row of the scaled image may be wider than a row of the image.

@@ -70,7 +70,7 @@ def page(
     examples = []
     for (index, png), scores in zip(predictions.items(), image_scores(result.counts[[*predictions]]), strict=True):
         sample, predicted = dataset[index], np.array(Image.open(io.BytesIO(png)))
-        pictures = _pictures(cfg.display(sample["image"]), sample["label"], predicted, classes, cfg.background_class)
+        pictures = _pictures(sample["image"], sample["label"], predicted, classes, cfg.background_class)
         examples.append({"name": dataset.names[index], **scores, **pictures})
     content = {
         "title": f"{checkpoint} on {split}",

@@ -55,9 +55,9 @@ def score(
 ) -> Result:
     """Predict this rank's batches and return a Result with the counts summed over ranks. Collective.
 
-    batches: dicts with "image" (B, H, W, C), "label" (B, H, W) uint8 and "index" (B,). names: of the images of all
+    batches: dicts with "image" (B, H, W, 3), "label" (B, H, W) uint8 and "index" (B,). names: of the images of all
     ranks, by index. keep_pngs: keep the predictions that images_to_show() may choose. visit: called with name, image
-    (H, W, C), label and prediction (H, W) uint8 of each image that this rank predicts. Raises Stopped on all ranks if
+    (H, W, 3), label and prediction (H, W) uint8 of each image that this rank predicts. Raises Stopped on all ranks if
     one of them got a signal.
     """
     confusion, counts = (

@@ -42,7 +42,7 @@ def trace(graph: WholeImage) -> ExportedProgram:
     For some models, graph.min_size is a larger limit.
     """
     # Sizes above 1 that are not multiples of each other: torch.export takes none for a constant or for another.
-    example = torch.zeros(2, 65, 97, len(graph.model.mean), dtype=graph.model.image_dtype)
+    example = torch.zeros(2, 65, 97, 3, dtype=torch.uint8)
     least = max(MIN_SIZE, graph.min_size)
     sizes = {0: Dim.DYNAMIC, 1: Dim.DYNAMIC(min=least), 2: Dim.DYNAMIC(min=least)}
     with torch.no_grad():
@@ -65,7 +65,7 @@ def _has_ceil_pool(model: Segmenter) -> bool:
 
 
 def whole_image_logits(model: nn.Module, images: Tensor) -> Tensor:
-    """Return logits (B, C, H, W), upsampled to the size of the images (B, H, W, C)."""
+    """Return logits (B, C, H, W), upsampled to the size of the images (B, H, W, 3)."""
     return F.interpolate(model(images)["logits"], size=images.shape[1:3], mode="bilinear", align_corners=True)
 
 

@@ -17,14 +17,12 @@ from data.classes import Classes
 from data.images.resize import resize, scaled_size
 from support import shell
 from support.errors import UserError
-from support.image_stats import read_stats
 
 FORMAT = 1  # of the metadata
 # Keys of the metadata, whose values are JSON.
 KEYS = ["segtrain_format", "outputs", "class_names", "colours", "num_classes"]
 KEYS += ["checkpoint", "weights", "step", "model_type", "layers"]
 LONG_SIDE = "long_side"  # a key that files of earlier versions do not have
-STATS = "image_stats"  # a key that files of 8-bit RGB models lack: ImageStats.text
 
 
 def import_extra(name: str) -> ModuleType:
@@ -84,7 +82,7 @@ class OnnxModel:
     """A model in an ONNX file that export.py wrote; has the methods of evaluation.predictor.ImagePredictor.
 
     It runs on the CPU, or on a CUDA device if onnxruntime-gpu is installed. outputs: names of the outputs: "labels",
-    and "probs" and "logits" if the file has them. classes: names and colours. stats: of the images; None: 8-bit RGB.
+    and "probs" and "logits" if the file has them. classes: names and colours.
     long_side: the --long_side of the training: labels() and probs() resize images to it; 0: they do not.
     images_at_once: number of images per call.
 
@@ -117,19 +115,18 @@ class OnnxModel:
                 f"{path}: written by a later version of segtrain (format {self.metadata['segtrain_format']})"
             )
         self.long_side: int = json.loads(metadata.get(LONG_SIDE, "0"))
-        self.stats = read_stats(metadata.get(STATS, ""))
         self.outputs: list[str] = self.metadata["outputs"]
         self.num_classes: int = self.metadata["num_classes"]
         colours = np.array([list(bytes.fromhex(colour[1:])) for colour in self.metadata["colours"]], np.uint8)
         self.classes = Classes(self.metadata["class_names"], colours)
 
     def run(self, images: Tensor) -> tuple[Tensor, ...]:
-        """Return all outputs of images (B, H, W, C), in the order of `outputs`, on the images' device."""
+        """Return all outputs of images (B, H, W, 3) uint8 RGB, in the order of `outputs`, on the images' device."""
         outputs = self.session.run(None, {"images": images.cpu().numpy()})
         return tuple(torch.from_numpy(output).to(images.device) for output in outputs)
 
     def labels(self, images: Tensor) -> Tensor:
-        """Return label maps (B, H, W) uint8 of images (B, H, W, C), as the model takes."""
+        """Return label maps (B, H, W) uint8 of images (B, H, W, 3) uint8 RGB."""
         labels = self.run(self._resized(images))[0]
         if labels.shape[1:] == images.shape[1:3]:
             return labels
@@ -138,7 +135,7 @@ class OnnxModel:
     def probs(self, images: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """Yield one band with all rows: (slice of rows, probabilities (B, C, H, W) float32).
 
-        images: (B, H, W, C), as the model takes. Raises UserError if the file has no probabilities.
+        images: (B, H, W, 3) uint8 RGB. Raises UserError if the file has no probabilities.
         """
         if "probs" not in self.outputs:
             raise UserError(f"{self.path}: has no probabilities; export it again with --probs")
@@ -148,10 +145,9 @@ class OnnxModel:
         yield slice(0, images.shape[1]), probs
 
     def _resized(self, images: Tensor) -> Tensor:
-        """Return images (B, H, W, C) at the size that the model was trained on, in their own type."""
+        """Return images (B, H, W, 3) at the size that the model was trained on, uint8."""
         own = images.shape[1], images.shape[2]
         size = scaled_size(own, self.long_side or max(own))
         if size == own:
             return images
-        resized = resize(images, size)
-        return resized if images.dtype.is_floating_point else resized.round().to(images.dtype)
+        return resize(images, size).round().to(torch.uint8)

@@ -28,5 +28,5 @@ class TorchModel:
 
     @torch.inference_mode()
     def run(self, images: Tensor) -> tuple[Tensor, ...]:
-        """Return all outputs of images (B, H, W, C)."""
+        """Return all outputs of images (B, H, W, 3) uint8 RGB."""
         return self.module(images)

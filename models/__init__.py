@@ -59,7 +59,6 @@ def build(
     backbone: str = RESNET,
     layers: int = 50,
     output_stride: int = 0,
-    in_channels: int = 3,
     stride_in_1x1: bool = False,
     grad_checkpointing: bool = False,
     lorm_scope: str = "foreground",
@@ -69,12 +68,12 @@ def build(
     """Return a Segmenter with random weights. name: a key of MODELS. backbone: RESNET, or TIMM and a name of timm.
 
     layers: depth of the ResNet: 18, 34, 50, 101 or 152. output_stride: as in TimmBackbone. head_init: initialisation of
-    the head and LoRM, "default" (torch's) or "release" (init_as_released()). in_channels, stride_in_1x1 and
-    grad_checkpointing: as in ResNetBackbone. lorm_scope: as in LoRM. options: head_channels, freeze_bn and
+    the head and LoRM, "default" (torch's) or "release" (init_as_released()). stride_in_1x1 and grad_checkpointing: as
+    in ResNetBackbone. lorm_scope: as in LoRM. options: head_channels, freeze_bn and
     freeze_backbone, as in Segmenter. Raises UserError as TimmBackbone does, or if the features do not suit the head.
     """
     kind = MODELS[name]
-    common: dict = {"in_channels": in_channels, "grad_checkpointing": grad_checkpointing}
+    common: dict = {"grad_checkpointing": grad_checkpointing}
     features: Backbone
     if backbone == RESNET:
         common |= {"dilations": kind.dilations, "ceil_mode": kind.ceil_mode}
@@ -101,7 +100,7 @@ def freeze_unused(model: Segmenter) -> None:
     """
     if isinstance(model.backbone, TimmBackbone):
         copied = copy.deepcopy(model).to("meta").train()
-        copied(torch.empty(2, *PROBES[0], model.mean.numel(), device="meta"))["logits"].sum().backward()
+        copied(torch.empty(2, *PROBES[0], 3, device="meta"))["logits"].sum().backward()
         used = {name for name, parameter in copied.backbone.named_parameters() if parameter.grad is not None}
         for name, parameter in model.backbone.named_parameters():
             if name not in used:

@@ -20,13 +20,12 @@ MULTI_GRID: Dilations = ((2,), (4, 8, 16))  # CDSP and DeepLabV3 (arXiv:1706.055
 
 
 class Backbone(nn.Module):
-    """A network that returns features, from the finest to the deepest, of normalised images (B, in_channels, H, W).
+    """A network that returns features, from the finest to the deepest, of normalised images (B, 3, H, W).
 
     channels, strides: of the features. mean, std: of each channel of the images that the start weights were trained on,
     in units of 0..1.
     """
 
-    in_channels: int
     channels: tuple[int, ...]
     strides: tuple[int, ...]
     mean: tuple[float, ...] = IMAGENET_MEAN
@@ -48,14 +47,14 @@ class Backbone(nn.Module):
     def feature_size(self, height: int, width: int) -> tuple[int, int]:
         """Return the (height, width) of the deepest features for an image of height x width pixels."""
         network = copy.deepcopy(self).to("meta").eval()
-        deepest = network(torch.empty(1, self.in_channels, height, width, device="meta"))[-1]
+        deepest = network(torch.empty(1, 3, height, width, device="meta"))[-1]
         return deepest.shape[2], deepest.shape[3]
 
 
 class ResNetBackbone(Backbone):
     """torchvision's ResNet without its classifier.
 
-    depth: 18, 34, 50, 101 or 152. in_channels: of the images. dilations: for output stride 8; None: output stride 32.
+    depth: 18, 34, 50, 101 or 152. dilations: for output stride 8; None: output stride 32.
     ceil_mode: of the max pool. stride_in_1x1: put the stride of layer2's first block on its first 1x1 convolution, as
     in released CDSP weights, not on its 3x3.
     grad_checkpointing: in training, keep only the input of each residual block and recompute the rest in the backward
@@ -66,7 +65,6 @@ class ResNetBackbone(Backbone):
         self,
         depth: int,
         *,
-        in_channels: int = 3,
         dilations: Dilations | None = MULTI_GRID,
         ceil_mode: bool = True,
         stride_in_1x1: bool = False,
@@ -77,13 +75,11 @@ class ResNetBackbone(Backbone):
 
         resnet = torchvision.models.get_model(f"resnet{depth}", weights=None)
         self.conv1, self.bn1, self.relu = resnet.conv1, resnet.bn1, resnet.relu
-        if in_channels != 3:
-            self.conv1 = nn.Conv2d(in_channels, 64, kernel_size=7, stride=2, padding=3, bias=False)
         self.maxpool = nn.MaxPool2d(kernel_size=3, stride=2, padding=1, ceil_mode=ceil_mode)
         self.layer1, self.layer2 = resnet.layer1, resnet.layer2
         self.layer3, self.layer4 = resnet.layer3, resnet.layer4
         width: int = resnet.fc.in_features
-        self.in_channels, self.dilated = in_channels, dilations is not None
+        self.dilated = dilations is not None
         self.channels, self.strides = (width // 8, width // 4, width), (4, 8, 8)
         if not self.dilated:
             self.channels, self.strides = (64, width // 8, width // 4, width // 2, width), (2, 4, 8, 16, 32)
@@ -103,7 +99,7 @@ class ResNetBackbone(Backbone):
                 block.forward = Recomputed(block, draws=False)
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        """Return features, from the finest to the deepest, of normalised images (B, C, H, W).
+        """Return features, from the finest to the deepest, of normalised images (B, 3, H, W).
 
         Dilated, they are those of layer1 (stride 4), layer2 and layer4 (stride 8); else of conv1 and all layers.
         """

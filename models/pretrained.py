@@ -76,7 +76,7 @@ def load_start_weights(model: nn.Module, start: StartWeights, layers: int) -> st
         return "start weights: random (--pretrained none)"
     if any(name.startswith(AUXILIARY) for name in start.state_dict):
         log.debug(f"--pretrained {start.source}: its auxiliary classifier is left out")
-    num_copied, missing, unused = load_weights(model, adapt_input(start.state_dict, model))
+    num_copied, missing, unused = load_weights(model, start.state_dict)
     backbone = [name for name, _ in model.named_parameters() if name.startswith("backbone.")]
     if num_copied == 0 or (backbone and set(backbone) <= set(missing)):
         raise UserError(
@@ -86,25 +86,6 @@ def load_start_weights(model: nn.Module, start: StartWeights, layers: int) -> st
         f"start weights: {num_copied} from {start.source}; left random: {_summarise(missing)}; "
         f"in the file but not used: {_summarise(unused)}"
     )
-
-
-def adapt_input(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """Return the weights with a first convolution for RGB made to fit a model for other channels; others unchanged.
-
-    For one channel, the kernels of R, G and B are added: a grey image gives what it gives as RGB. For C channels, they
-    are repeated in turn and scaled by 3 / C, which keeps the size of the features. Source: timm's adapt_input_conv.
-    """
-    ours = model.state_dict()
-    adapted = dict(state_dict)
-    for name, kernel in state_dict.items():
-        own = ours.get(_our_name(name.removeprefix("module."), {}))
-        if own is None or kernel.ndim != 4 or kernel.shape[1] != 3 or own.shape[1] == 3:
-            continue
-        if own.shape == (kernel.shape[0], own.shape[1], *kernel.shape[2:]):
-            channels = own.shape[1]
-            turns = torch.arange(channels) % 3
-            adapted[name] = kernel.sum(1, keepdim=True) if channels == 1 else kernel[:, turns] * (3 / channels)
-    return adapted
 
 
 def released_type(state_dict: dict[str, Tensor]) -> str | None:

@@ -1,7 +1,5 @@
 """The whole model: normalisation, backbone, head, and optionally LoRM."""
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, nn
 
@@ -13,7 +11,7 @@ from support.errors import UserError
 
 
 class Segmenter(nn.Module):
-    """A segmentation model for images of uint8 or, after set_images(), of other types.
+    """A segmentation model for RGB images of 8 bits.
 
     head: class from models.aspp. head_channels: its width. lorm_scope: "foreground" or "all" (models.lorm); None: no
     LoRM. freeze_bn: batch norm uses its running statistics in training too. freeze_backbone: number of the backbone's
@@ -37,27 +35,19 @@ class Segmenter(nn.Module):
         self.lorm = LoRM(backbone.channels[-1], lorm_scope) if lorm_scope else None
         self.num_classes, self.freeze_bn = num_classes, freeze_bn
         self.frozen = freeze(backbone, freeze_backbone)
-        # (C, 1, 1), in the images' units, not saved
+        # (3, 1, 1), in units of 0..255, not saved
         self.mean: Tensor
         self.std: Tensor
         self.register_buffer("mean", 255 * torch.tensor(backbone.mean).view(-1, 1, 1), persistent=False)
         self.register_buffer("std", 255 * torch.tensor(backbone.std).view(-1, 1, 1), persistent=False)
-        self.image_dtype = torch.uint8
-
-    def set_images(self, dtype: torch.dtype, mean: Sequence[float], std: Sequence[float]) -> None:
-        """Set the type of the images, and mean and standard deviation of each channel in the images' own units."""
-        self.image_dtype = dtype
-        self.mean, self.std = (torch.tensor(values).view(-1, 1, 1).to(self.mean) for values in (mean, std))
 
     def forward(self, images: Tensor, foreground: Foreground | None = None) -> dict[str, Tensor]:
         """Return {"logits": (B, num_classes, h, w)} at the head's stride, and LoRM's loss in training.
 
-        images: (B, H, W, C) of image_dtype; a value that is not finite has no data and becomes the channel's mean.
-        foreground: of the pseudo-label. In training with LoRM and a foreground, the outputs are also LoRM's.
+        images: (B, H, W, 3), 0..255. foreground: of the pseudo-label. In training with LoRM and a foreground, the
+        outputs are also LoRM's.
         """
-        x = images.permute(0, 3, 1, 2).to(self.mean.dtype) - self.mean  # (B, H, W, C) -> (B, C, H, W)
-        if self.image_dtype.is_floating_point:
-            x = torch.where(x.isfinite(), x, 0)
+        x = images.permute(0, 3, 1, 2).to(self.mean.dtype) - self.mean  # (B, H, W, 3) -> (B, 3, H, W)
         features = self.backbone(x / self.std)
         outputs = {"logits": self.head(features)}
         if self.training and self.lorm is not None and foreground is not None:

@@ -4,7 +4,6 @@ import difflib
 import functools
 import itertools
 import math
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -30,23 +29,21 @@ class TimmBackbone(Backbone):
     """A network of timm without its classifier; its parameters are named body.NAME, with timm's NAME.
 
     name: timm's, such as "resnet50" or "vit_small_patch14_dinov2.lvd142m". output_stride: 8, 16 or 32, or 0: 16 if
-    the network can, else its own; None: its own, with features from stride 2 on. in_channels: of the images.
+    the network can, else its own; None: its own, with features from stride 2 on.
     grad_checkpointing: as in models.backbone.ResNetBackbone. A network with one stride, such as a ViT, has one map of
     features; its position embeddings are resized to the image.
     Weights are random. Raises UserError if timm is not installed or does not know the name, or if the network cannot
     have the output stride, or takes images of one size only.
     """
 
-    def __init__(
-        self, name: str, *, output_stride: int | None = 0, in_channels: int = 3, grad_checkpointing: bool = False
-    ):
+    def __init__(self, name: str, *, output_stride: int | None = 0, grad_checkpointing: bool = False):
         super().__init__()
-        self.name, self.output_stride, self.in_channels = name, output_stride, in_channels
-        self.facts = _facts(name, output_stride, in_channels)
+        self.name, self.output_stride = name, output_stride
+        self.facts = _facts(name, output_stride)
         self.body: Any = create(name, self.facts)
         self.channels, self.strides = self.facts.channels, self.facts.strides
         settings: Any = self.body.pretrained_cfg
-        self.mean, self.std = (_of_channels(settings[key], in_channels) for key in ("mean", "std"))
+        self.mean, self.std = (tuple(settings[key]) for key in ("mean", "std"))
         use_our_layers(self.body)
         for module in self.body.modules():
             module.__class__ = OURS.get(type(module).__name__, module.__class__)
@@ -57,7 +54,7 @@ class TimmBackbone(Backbone):
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         """Return features from the finest (stride 4 or 2, or the network's finest if coarser) to the deepest.
 
-        images: normalised, (B, C, H, W). If the network only takes multiples of a size, they are padded at the bottom
+        images: normalised, (B, 3, H, W). If the network only takes multiples of a size, they are padded at the bottom
         and the right with 0, the mean colour.
         """
         return _features(self.body, images, self.facts)
@@ -136,16 +133,16 @@ def create(name: str, facts: Facts, **options) -> nn.Module:
 
 
 @functools.cache
-def _facts(name: str, output_stride: int | None, in_channels: int) -> Facts:
+def _facts(name: str, output_stride: int | None) -> Facts:
     """Find the Facts of a network by trying images on the meta device. Raises UserError as TimmBackbone does."""
-    body, options = _whole_on_meta(name, output_stride, in_channels)
+    body, options = _whole_on_meta(name, output_stride)
     if any(parameter.dim() > 4 for parameter in body.parameters()):  # LambdaResNets
         raise UserError(f"--backbone timm:{name}: has 3-D convolutions, which cannot be channels-last: choose another")
     number, finest = len(body.feature_info), FINEST_OF_PYRAMID if output_stride is None else FINEST
     for norm in (True, False):
         for multiple in (1, *sorted({info["reduction"] for info in body.feature_info})):
             facts = Facts(options, list(range(number)), norm=norm, multiple=multiple)
-            shapes = [_shapes(body, facts, size, in_channels) for size in PROBES]
+            shapes = [_shapes(body, facts, size) for size in PROBES]
             if all(shapes) and shapes[0] != shapes[1]:  # CrossViT resizes all images to one size
                 sides = [PROBES[0][0] / shape[2] for shape in shapes[0]]
                 strides = [2 ** round(math.log2(side)) for side in sides]
@@ -162,7 +159,7 @@ def _facts(name: str, output_stride: int | None, in_channels: int) -> Facts:
     raise UserError(f"--backbone timm:{name}: takes images of one size only: choose a network that takes any size")
 
 
-def _whole_on_meta(name: str, output_stride: int | None, in_channels: int) -> tuple[Any, dict[str, Any]]:
+def _whole_on_meta(name: str, output_stride: int | None) -> tuple[Any, dict[str, Any]]:
     """Return the network without its classifier on the meta device, and the options that make it."""
     timm = _timm()
     if not timm.is_model(name):
@@ -172,7 +169,7 @@ def _whole_on_meta(name: str, output_stride: int | None, in_channels: int) -> tu
     if not output_stride:
         dilations.append({})
     for dilation, size in itertools.product(dilations, ANY_SIZE):
-        options = {"in_chans": in_channels, **dilation, **size}
+        options = {**dilation, **size}
         try:
             with torch.device("meta"):
                 return timm.create_model(name, num_classes=0, **options), options
@@ -185,11 +182,11 @@ def _whole_on_meta(name: str, output_stride: int | None, in_channels: int) -> tu
     )
 
 
-def _shapes(body: Any, facts: Facts, size: tuple[int, int], in_channels: int) -> list[torch.Size]:
+def _shapes(body: Any, facts: Facts, size: tuple[int, int]) -> list[torch.Size]:
     """Return the shapes of the features of an image of `size`; [] if the network cannot take it."""
     try:
         # In evaluation, since batch norm refuses to train on the one place that a stride of 32 leaves of 32 pixels.
-        return [x.shape for x in _features(body.eval(), torch.empty(1, in_channels, *size, device="meta"), facts)]
+        return [x.shape for x in _features(body.eval(), torch.empty(1, 3, *size, device="meta"), facts)]
     except REFUSED:
         return []
 
@@ -223,11 +220,6 @@ def _has_sequence(module: nn.Module) -> bool:
     return any(
         isinstance(part, nn.Sequential | nn.ModuleList) and any(map(_is_composite, part)) for part in module.modules()
     )
-
-
-def _of_channels(values: Sequence[float], in_channels: int) -> tuple[float, ...]:
-    """Return a mean or standard deviation for each channel: the values, or their average if they are not as many."""
-    return tuple(values) if len(values) == in_channels else (sum(values) / len(values),) * in_channels
 
 
 def _timm() -> Any:

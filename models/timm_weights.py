@@ -20,8 +20,8 @@ def read_timm_weights(backbone: nn.Module, pretrained: str, read: Callable[[Path
 
     "imagenet": the weights that timm offers under the network's name, downloaded or from timm's cache. A file holds a
     checkpoint of ours, or weights of the timm network (.pth, .bin or .safetensors). If no name in it is known, as in a
-    file of another library, weights are assigned in order, provided that all shapes agree. timm adapts the first
-    convolution to the number of channels, and position embeddings to the size. Raises UserError if that fails.
+    file of another library, weights are assigned in order, provided that all shapes agree. timm adapts
+    position embeddings to the size. Raises UserError if that fails.
     """
     assert isinstance(backbone, TimmBackbone)
     if pretrained.lower() == "none":
@@ -87,12 +87,6 @@ def _renamed(content: Mapping[str, Tensor], body: nn.Module) -> dict[str, Tensor
     if any(name in names for name in content):
         return dict(content)
     pairs = list(zip(names.items(), content.values(), strict=False))
-    if len(content) < len(names) or not all(_fits(value, ours) for (_, ours), value in pairs):
+    if len(content) < len(names) or any(value.shape != ours.shape for (_, ours), value in pairs):
         return dict(content)
     return {name: value for (name, _), value in pairs}
-
-
-def _fits(value: Tensor, ours: Tensor) -> bool:
-    """Return whether the shapes agree, but for the channels of a first convolution for RGB, which timm adapts."""
-    adapted = value.shape[:1] + ours.shape[1:2] + value.shape[2:] if value.shape[1:2] == (3,) else value.shape
-    return ours.shape in (value.shape, adapted)

@@ -12,21 +12,18 @@ from torch.utils.data import Dataset
 
 from data.images import IMAGE_SUFFIXES, image_size, read_image
 from support.errors import UserError
-from support.image_stats import RGB, ImageType
 
 OUTPUT_NOTE = "predictions.json"  # in every folder that predict.py writes to
 
 
-def find_inputs(words: Sequence[str], output: Path, *, arrays: bool = False) -> tuple[Path, dict[str, Path], int]:
+def find_inputs(words: Sequence[str], output: Path) -> tuple[Path, dict[str, Path], int]:
     """Return the common folder of all inputs, {name: image} sorted by path, and the number of other files.
 
     words: files; folders, which are searched with their subfolders; or patterns with *, ? or [...], where ** matches
     any folders. A name is the path relative to the common folder, without the suffix if no other image of its folder
     differs in the suffix alone. Hidden files, and files in `output` and in other output folders of predict.py, are
-    skipped. arrays: whether .npy files in folders are images. Raises UserError if nothing is found, or if two images
-    have the same name.
+    skipped. Raises UserError if nothing is found, or if two images have the same name.
     """
-    suffixes = {suffix.lower() for suffix in IMAGE_SUFFIXES} - (set() if arrays else {".npy"})
     found = [_list(Path(word), word) for word in words]
     base = Path(os.path.commonpath([os.path.abspath(folder) for folder, _ in found]))
     images: dict[str, Path] = {}
@@ -37,7 +34,7 @@ def find_inputs(words: Sequence[str], output: Path, *, arrays: bool = False) -> 
             if file == Path(word) and len(words) == 1:  # a single file counts whatever its suffix
                 images[os.path.abspath(file)] = file
             elif not (outputs.intersection(file.resolve().parents) or _hidden(file.relative_to(folder))):
-                if file.suffix.lower() in suffixes:
+                if file.suffix.lower() in IMAGE_SUFFIXES:
                     images.setdefault(os.path.abspath(file), file)
                 else:
                     others.add(os.path.abspath(file))
@@ -48,7 +45,7 @@ def find_inputs(words: Sequence[str], output: Path, *, arrays: bool = False) -> 
         os.path.abspath(file)
         for folder in {file.parent for file in images.values()}
         for file in folder.iterdir()
-        if file.suffix.lower() in suffixes and not _hidden(Path(file.name))
+        if file.suffix.lower() in IMAGE_SUFFIXES and not _hidden(Path(file.name))
     ]
     stems = Counter(Path(path).with_suffix("") for path in {*images, *siblings})
     named: dict[str, Path] = {}
@@ -83,23 +80,23 @@ def _list(path: Path, word: str) -> tuple[Path, list[Path]]:
     return Path(*path.parts[:first]), files
 
 
-def size_of(path: Path, kind: ImageType = RGB) -> tuple[int, int] | UserError:
+def size_of(path: Path) -> tuple[int, int] | UserError:
     """Return an image's (height, width), or the UserError of a file that cannot be read.
 
-    Only the header is read, unless EXIF turns the image. kind: what the model takes.
+    Only the header is read, unless EXIF turns the image.
     """
     Image.MAX_IMAGE_PIXELS = None  # Pillow's limit protects from strangers' files: --input names the user's own
     try:
-        return image_size(path, kind)
+        return image_size(path)
     except UserError as error:
         return error
 
 
 class Images(Dataset):
-    """Data set of (index, image (H, W, C) as `kind` says), or (index, UserError) for an unreadable file."""
+    """Data set of (index, image (H, W, 3) uint8 RGB), or (index, UserError) for an unreadable file."""
 
-    def __init__(self, files: list[Path], kind: ImageType = RGB):
-        self.files, self.kind = files, kind
+    def __init__(self, files: list[Path]):
+        self.files = files
 
     def __len__(self) -> int:
         return len(self.files)
@@ -107,6 +104,6 @@ class Images(Dataset):
     def __getitem__(self, index: int) -> tuple[int, np.ndarray | UserError]:
         Image.MAX_IMAGE_PIXELS = None
         try:
-            return index, read_image(self.files[index], self.kind)
+            return index, read_image(self.files[index])
         except UserError as error:
             return index, error

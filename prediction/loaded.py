@@ -17,7 +17,6 @@ from evaluation.predictor import Predictor, predict_batch
 from support import program
 from support.errors import UserError
 from support.files import write_atomic
-from support.image_stats import RGB, Display, ImageType
 
 AnImage: TypeAlias = str | Path | np.ndarray | Image.Image
 
@@ -27,15 +26,14 @@ class Result:
     """The prediction of one image.
 
     mask: (H, W) uint8 class numbers, of the image's own size. classes: a name for each class. colours: (256, 3) uint8
-    RGB by class number. image: what predict() got, not a copy. display, background: how plot() shows the image, and the
-    class that it leaves clear, or None. probs: (classes, H, W) float32; None without predict(..., probs=True).
+    RGB by class number. image: what predict() got, not a copy. background: class that plot() leaves clear, or None.
+    probs: (classes, H, W) float32; None without predict(..., probs=True).
     """
 
     mask: np.ndarray
     classes: list[str]
     colours: np.ndarray
     image: AnImage
-    display: Display
     background: int | None
     probs: np.ndarray | None = None
 
@@ -44,8 +42,7 @@ class Result:
 
         A path is read again. legend: False leaves it out; the picture then has the image's size.
         """
-        image = self.display(pixels_of(self.image, self.display.kind))
-        picture = overlay(image, self.mask, self.colours, self.background)
+        picture = overlay(pixels_of(self.image), self.mask, self.colours, self.background)
         classes = Classes(self.classes, self.colours)
         return with_legend(picture, self.mask, classes, self.background) if legend else picture
 
@@ -56,21 +53,18 @@ class Result:
         write_atomic(Path(path), label_png(self.mask, self.colours))
 
 
-def pixels_of(image: AnImage, kind: ImageType) -> np.ndarray:
-    """Return an image as an array (H, W, C) of this kind. Raises UserError for anything else."""
+def pixels_of(image: AnImage) -> np.ndarray:
+    """Return an image as an array (H, W, 3) uint8 RGB. Raises UserError for anything else."""
     if isinstance(image, str | Path):
-        return read_image(Path(image), kind)
-    if isinstance(image, Image.Image) and kind == RGB:
+        return read_image(Path(image))
+    if isinstance(image, Image.Image):
         if image.mode.startswith(("I", "F")):
             raise UserError(f"a PIL image of mode {image.mode}: more than 8 bits a channel: convert it to 8 bits")
         return np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
     if not isinstance(image, np.ndarray):
         raise UserError(f"a {type(image).__name__} is no image: give a path, an array, a PIL image, or a list of them")
-    if image.dtype != kind.dtype or image.ndim != 3 or image.shape[2] != kind.channels or not image.size:
-        colours = ", RGB" if kind == RGB else ""
-        raise UserError(
-            f"an array of {image.dtype} {image.shape}: give (height, width, {kind.channels}) {kind.dtype}{colours}"
-        )
+    if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or not image.size:
+        raise UserError(f"an array of {image.dtype} {image.shape}: give (height, width, 3) uint8, RGB")
     return image
 
 
@@ -78,17 +72,15 @@ def pixels_of(image: AnImage, kind: ImageType) -> np.ndarray:
 class LoadedModel:
     """A model that predicts images in Python. trained.load() makes it.
 
-    device: where it computes. classes: a name for each class. colours: (256, 3) uint8 RGB by class number. display: of
-    images; it also has the channels and type of the images that the model was trained on. background: class that
-    overlays leave clear, or None. An image is a path, an array (height, width, channels) of that type or, for 8-bit
-    RGB, a PIL image. Paths and PIL images are turned as their EXIF orientation says.
+    device: where it computes. classes: a name for each class. colours: (256, 3) uint8 RGB by class number.
+    background: class that overlays leave clear, or None. An image is a path, an array (height, width, 3) uint8 RGB, or
+    a PIL image. Paths and PIL images are turned as their EXIF orientation says.
     """
 
     predictor: Predictor
     device: torch.device
     classes: list[str]
     colours: np.ndarray
-    display: Display
     background: int | None
 
     @overload
@@ -102,7 +94,7 @@ class LoadedModel:
         be used, or memory runs out.
         """
         images = image if isinstance(image, list) else [image]
-        pairs = ((item, pixels_of(item, self.display.kind)) for item in images)
+        pairs = ((item, pixels_of(item)) for item in images)
         results: list[Result] = []
         with program.advice(str(self.device), "use load(..., window=465), or amp='bf16'"):
             for _, equal in groupby(pairs, key=lambda pair: pair[1].shape):
@@ -110,7 +102,7 @@ class LoadedModel:
                     pixels = torch.from_numpy(np.stack([values for _, values in batch])).to(self.device)
                     predicted = predict_batch(self.predictor, pixels, torch.float32 if probs else None)
                     results += [
-                        Result(mask, self.classes, self.colours, item, self.display, self.background, values)
+                        Result(mask, self.classes, self.colours, item, self.background, values)
                         for (item, _), mask, values in zip(batch, *predicted, strict=True)
                     ]
         return results if isinstance(image, list) else results[0]

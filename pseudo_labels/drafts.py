@@ -12,7 +12,6 @@ from data.dataset import SegmentationDataset
 from evaluation.predictor import Predictor
 from pseudo_labels import confidence, walker
 from pseudo_labels.walker import Grid, Walk
-from support.image_stats import Display
 
 
 class Draft(NamedTuple):
@@ -43,7 +42,7 @@ class Prediction(NamedTuple):
 class Stroked(NamedTuple):
     """An image with its strokes.
 
-    position: in dataset.names. image: (H, W, C), as the model takes. scribble: (H, W) uint8, 255 = no stroke.
+    position: in dataset.names. image: (H, W, 3) uint8 RGB. scribble: (H, W) uint8, 255 = no stroke.
     grid: for a walk with a model, or None. draft: of the strokes alone, or None with a model.
     """
 
@@ -57,12 +56,12 @@ class Stroked(NamedTuple):
 class StrokedImages(Dataset):
     """Data set of Stroked images.
 
-    dataset: images with their scribbles as "label". display: makes the RGB picture that strokes are spread on; None:
-    they are not spread. with_model: a model's predictions come later, so only the grid is made.
+    dataset: images with their scribbles as "label". spread: whether strokes are spread over the image. with_model: a
+    model's predictions come later, so only the grid is made.
     """
 
-    def __init__(self, dataset: SegmentationDataset, display: Display | None, *, with_model: bool):
-        self.dataset, self.display, self.with_model = dataset, display, with_model
+    def __init__(self, dataset: SegmentationDataset, *, spread: bool, with_model: bool):
+        self.dataset, self.spread, self.with_model = dataset, spread, with_model
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -71,10 +70,10 @@ class StrokedImages(Dataset):
         maps = self.dataset.read(index)
         image, scribble = maps["image"], maps["label"]
         grid, draft = None, None
-        if self.display and self.with_model:
-            grid = walker.grid(self.display(image), scribble)
-        elif self.display:
-            draft = Draft.of_walk(walker.walk(self.display(image), scribble), scribble)
+        if self.spread and self.with_model:
+            grid = walker.grid(image, scribble)
+        elif self.spread:
+            draft = Draft.of_walk(walker.walk(image, scribble), scribble)
         return Stroked(index, image, scribble, grid, draft)
 
 

@@ -33,9 +33,7 @@ def find_scribbles(cfg: Config, split: str, train_path: str) -> SegmentationData
     layout = "Folder" if cfg.dataset == "Folder" else "ScribbleOnly"
     if layout == "Folder" and not train_path:
         raise UserError("--train_path is not set: --dataset Folder needs the folder of the scribbles")
-    dataset = SegmentationDataset(find_files(cfg, layout, split, {"label": train_path}), cfg.numclasses)
-    dataset.expect(cfg.image_type)
-    return dataset
+    return SegmentationDataset(find_files(cfg, layout, split, {"label": train_path}), cfg.numclasses)
 
 
 def find_dense_masks(cfg: Config, split: str, scribbles: Path) -> tuple[Path, dict[str, Path]]:

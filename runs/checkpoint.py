@@ -222,6 +222,9 @@ def read(path: Path) -> dict:
         ) from None
     if not isinstance(content, dict):
         raise UserError(f"{path}: not a checkpoint but a {type(content).__name__}")
+    flags = content.get("config")
+    if isinstance(flags, dict) and flags.get("image_stats"):
+        raise UserError(f"{path}: trained with --image_stats by an earlier version: images must now be 8-bit RGB")
     return content
 
 

@@ -11,7 +11,6 @@ from torch import nn
 from config import FLAGS, Config
 from data.classes import Classes
 from data.dataset import SegmentationDataset
-from data.images.rasters import left_out
 from data.images.resize import large_images
 from data.loader import EvalLoader, TrainLoader
 from distributed.group import Group
@@ -38,14 +37,12 @@ def log_launch(cfg: Config, group: Group) -> None:
 
 
 def log_data(cfg: Config, train_set: SegmentationDataset, val_loader: EvalLoader) -> None:
-    """Log the data set's path and its numbers of images and classes. Warn of large images and unread channels."""
+    """Log the data set's path and its numbers of images and classes. Warn of large images."""
     images = f"{len(train_set)} training and {len(val_loader.dataset)} validation images"
     log.info(f"data: {cfg.dataset_path}, {images}, {cfg.numclasses} classes")
     _, advice = large_images(val_loader.batch_sampler.sizes, cfg.crop_size)
     if advice and not (cfg.long_side or cfg.window):
         log.warning(advice)
-    if not cfg.image_stats and (channels := left_out(train_set.files[0]["image"])):
-        log.warning(f"{channels}; for all of them: {measure_advice(cfg)}")
 
 
 def log_model(cfg: Config, raw_model: nn.Module) -> None:
@@ -59,10 +56,9 @@ def epoch_title(cfg: Config, state: TrainState) -> str:
 
 def loader_advice(loader: TrainLoader) -> str:
     """Return what makes the loader faster, as text."""
-    ways = [] if loader.dataset.cache else ["use --cache disk"]
     if loader.num_workers < num_cores():
-        ways.append(f"raise --workers (now {loader.num_workers})")
-    return ", or ".join(ways) or f"--workers {loader.num_workers} already uses every core"
+        return f"raise --workers (now {loader.num_workers})"
+    return f"--workers {loader.num_workers} already uses every core"
 
 
 def score_text(scores: Scores, is_best: bool, state: TrainState) -> str:
@@ -138,24 +134,11 @@ def next_steps(logdir: str, folder: Path, validation: list[dict[str, Path]]) -> 
     ]
 
 
-def measure_advice(cfg: Config) -> str:
-    """Return the command that measures images other than 8-bit RGB, as a remedy; "" if --image_stats is set."""
-    if cfg.image_stats:
-        return ""
-    command = _data_command(cfg, "tools.statistics", "list_path image_path image_suffix train_split")
-    return f"measure them once, and train with --image_stats: {command}"
-
-
 def data_check_command(cfg: Config) -> str:
     """Return the command line that checks this run's data set, without --numclasses, which may be wrong."""
     names = "classes list_path image_path train_path val_path pseudo_path image_suffix label_suffix label_map"
-    return _data_command(cfg, "tools.check", f"{names} train_split val_split")
-
-
-def _data_command(cfg: Config, module: str, names: str) -> str:
-    """Return the command line of a module for this run's data set, with those of the flags that are set."""
     words: list[str] = [cfg.dataset_path, "--dataset", cfg.dataset]
-    for name in names.split():
+    for name in f"{names} train_split val_split".split():
         if getattr(cfg, name) != FLAGS[name].default:
             words += [f"--{name}", getattr(cfg, name)]
-    return python_command("-m", module, *words)
+    return python_command("-m", "tools.check", *words)

@@ -32,7 +32,7 @@ DATA = tuple(item.name for item in dataclasses.fields(DataFlags))
 OWN_PSEUDO = ("checkpoint", "output", "json", "overwrite", "split", "train_path", *DATA)
 LAUNCH = tuple(item.name for item in dataclasses.fields(LaunchFlags))
 # Flags that do not change results, and may differ when the chain is started again.
-FREE = (*OWN, *LAUNCH, "cache", "cache_dir")
+FREE = (*OWN, *LAUNCH)
 PASSED_ON = ("device", "workers", "log_level")  # flags of train.py that pseudo.py and evaluate.py get, too
 
 

@@ -19,7 +19,7 @@ STALE_SECONDS = 3600  # a temporary file that has not grown for this long belong
 def write_atomic(path: Path, data: bytes | memoryview | str, *, sync: bool = False, parents: bool = False) -> None:
     """Write bytes, or text as UTF-8, to a temporary file and rename that file to `path`.
 
-    sync: flush file and folder to the disk. parents: create missing folders. Raises UserError if the file cannot be
+    sync: flush the file to the disk. parents: create missing folders. Raises UserError if the file cannot be
     written, InputError if its name is too long.
     """
     with writing(path, sync=sync, parents=parents) as scratch:
@@ -30,9 +30,9 @@ def write_atomic(path: Path, data: bytes | memoryview | str, *, sync: bool = Fal
 def writing(path: Path, *, sync: bool = False, parents: bool = False) -> Iterator[Path]:
     """Yield a temporary path beside `path`, renamed to `path` if the body succeeds and removed if not.
 
-    The temporary path has the suffix of `path`. sync: flush file and folder to the disk, so that the file survives a
-    power cut. parents: create missing folders. Raises UserError if the file cannot be written, with the OSError as its
-    cause; InputError if its name is too long.
+    The temporary path has the suffix of `path`. sync: flush the file to the disk first, so that a power cut leaves the
+    new file or the old one, whole. parents: create missing folders. Raises UserError if the file cannot be written,
+    with the OSError as its cause; InputError if its name is too long.
     """
     scratch = path.with_name(f".{secrets.token_hex(8)}.part{path.suffix}")
     try:
@@ -44,8 +44,6 @@ def writing(path: Path, *, sync: bool = False, parents: bool = False) -> Iterato
                 with scratch.open("rb+") as file:
                     os.fsync(file.fileno())
             os.replace(scratch, path)
-            if sync:
-                _sync_folder(path.parent)
     finally:
         with contextlib.suppress(OSError):
             scratch.unlink()
@@ -59,20 +57,6 @@ def write_errors(path: Path) -> Iterator[None]:
     except OSError as error:
         kind = InputError if error.errno == errno.ENAMETOOLONG else UserError
         raise kind(f"{path}: cannot be written ({error.strerror})") from error
-
-
-def _sync_folder(folder: Path) -> None:
-    """Flush a folder to disk, so that a rename in it survives a power cut. Does nothing outside POSIX."""
-    if os.name != "posix":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems cannot
-            raise
-    finally:
-        os.close(descriptor)
 
 
 def remove_scratch(paths: Iterable[Path]) -> None:

@@ -34,27 +34,16 @@ def work_on(function: Callable[[Item], Result], items: list[Item], workers: int,
     if workers == 0:
         return [function(item) for item in tqdm(items, unit=unit, desc=doing)]
     size = min(CHUNK, math.ceil(len(items) / (4 * workers)))
-    results: list[Result] = []
-    with (
-        ProcessPoolExecutor(workers, initializer=_start_worker) as pool,
-        tqdm(total=len(items), unit=unit, desc=doing) as bar,
-    ):
-        chunks = [pool.submit(_work, function, items[start : start + size]) for start in range(0, len(items), size)]
+    with ProcessPoolExecutor(workers, initializer=_start_worker) as pool:
         try:
-            for chunk in chunks:
-                results += chunk.result()
-                bar.update(len(results) - bar.n)
+            results = pool.map(function, items, chunksize=size)
+            return list(tqdm(results, total=len(items), unit=unit, desc=doing))
         except BrokenProcessPool:
             raise UserError(
                 f"a process of --workers {workers} was killed, out of memory? Lower --workers, or use --workers 0"
             ) from None
         finally:
             pool.shutdown(cancel_futures=True)
-    return results
-
-
-def _work(function: Callable[[Item], Result], chunk: list[Item]) -> list[Result]:
-    return [function(item) for item in chunk]
 
 
 def _start_worker() -> None:

@@ -16,7 +16,7 @@ from scripts import scribble_pipeline
 DOCUMENTS = [*sorted(REPO.glob("README*.md")), REPO / "CONTRIBUTING.md", *sorted(REPO.glob("docs/*.md"))]
 PATTERNS = ("*.py", "data/*.py", "tools/*.py", "scripts/*.py", "*.sh", "scripts/*.sh")
 SOURCES = [path for pattern in PATTERNS for path in REPO.glob(pattern)]
-PROGRAM = re.compile(r"\w\.(py|sh)$|^tools\.(check|convert|scribbles|split|statistics)$|^data\.distance$")
+PROGRAM = re.compile(r"\w\.(py|sh)$|^tools\.(check|convert|scribbles|split)$|^data\.distance$")
 COMMAND = re.compile(r"(?:[A-Z_]+=\S* )*(?:python|torchrun|bash|srun|mpirun) ")  # how one in a docstring begins
 PROCESSES = r"(--nproc[-_]per[-_]node[= ]|\bNUM_GPUS=)(?!1\b)[\w$]+"
 # What a command that starts several processes, or processes on several machines, becomes on this one.
@@ -146,7 +146,7 @@ def reduced(command: str, most_processes: int = 2) -> str:
         tiny |= {name: 64 if name == "long_side" else 33 for name in ("long_side", "window") if f"--{name}" in words}
     elif program == "export.py":
         tiny = {"device": "cpu", "num_images": 1}
-    elif program in ("tools.check", "tools.convert", "tools.scribbles", "tools.statistics"):
+    elif program in ("tools.check", "tools.convert", "tools.scribbles"):
         tiny = {"workers": 0}
     return command + "".join(f" --{name} {value}" for name, value in tiny.items())
 

@@ -22,12 +22,10 @@ from faulty_data import (
     scribblesup_like,
 )
 from PIL import Image
-from tiff_writer import write_tiff
 
 import tools.check.__main__
 import tools.convert.__main__
 from support.errors import UserError
-from tools import statistics
 from tools.check.__main__ import check, main
 from tools.check.findings import ERRORS, WARNINGS, Findings
 from tools.check.measure import Facts, measure
@@ -171,7 +169,7 @@ def test_splits_that_cannot_be_trained_are_said_so(clean, capsys):
     assert words in (command[2:], command[3:])  # after python FILE or python -m tools.check
 
 
-def killed(sample, label_map, image_kind):
+def killed(sample, label_map):
     os._exit(9)
 
 
@@ -233,33 +231,6 @@ def test_real_scribbles(scribblesup):
     # Two images of 20 classes: all that is wrong with them
     assert [(finding.code, finding.count) for finding in findings.sorted()] == [("class-absent", 18)]
     assert summary.agreement["scribble"] > 0.98
-
-
-def test_images_of_other_kinds_are_clean_if_alike_and_the_command_measures_them(tmp_path, capsys):
-    rng = np.random.default_rng(0)
-    for number in range(6):
-        split = "train" if number < 4 else "val"
-        for folder in ("images", "masks"):
-            (tmp_path / folder / split).mkdir(parents=True, exist_ok=True)
-        write_tiff(tmp_path / f"images/{split}/{number}.tif", rng.integers(0, 5000, (40, 50, 5)).astype(np.uint16))
-        mask = rng.integers(0, 2, (40, 50)).astype(np.uint8)
-        Image.fromarray(mask).save(tmp_path / f"masks/{split}/{number}.png")
-    summary, findings = check(tmp_path)
-    assert (findings.sorted(), summary.image_kind) == ([], "5 channels of uint16")
-    file = tmp_path / "image_stats.json"
-    for measured in (False, True):
-        if measured:
-            statistics.main([str(tmp_path), "--workers", "0"])
-        capsys.readouterr()
-        assert main([str(tmp_path), "--workers", "0"]) == 0
-        lines = capsys.readouterr().out.splitlines()
-        assert any("first measure them once: " in line and "tools.statistics" in line for line in lines) != measured
-        assert f"--image_stats {file}" in lines[-1]
-    write_tiff(tmp_path / "images/train/1.tif", rng.integers(0, 5000, (40, 50, 3)).astype(np.uint16))
-    _, findings = check(tmp_path)
-    (finding,) = findings.sorted()
-    assert (finding.code, finding.files) == ("image-kind", ["images/train/1.tif"])
-    assert finding.notes == ["50x40, mode 3 channels of uint16"]
 
 
 def stroked(root: Path, number: int, scribble: np.ndarray, mask: np.ndarray | None) -> Facts:

@@ -16,7 +16,7 @@ KNOWN = {
 
 
 def test_presets():
-    assert sorted(path.stem for path in PRESETS.glob("*.txt")) == sorted(KNOWN)
+    assert sorted(path.stem for path in (PRESETS / "classes").glob("*.txt")) == sorted(KNOWN)
     for preset, (number, label, name, colour) in KNOWN.items():
         classes = read_classes(preset, number)
         assert len(classes.names) == number
@@ -26,7 +26,7 @@ def test_presets():
 
 def test_file_with_colours_for_some(tmp_path):
     file = tmp_path / "classes.txt"
-    file.write_text("\ufeffroad\n\n  traffic light   #fA0a01 \n#1 thing\n", encoding="utf-8")
+    file.write_text("\ufeff# from the sheet\nroad\n\n  traffic light   #fA0a01 \n#1 thing\n", encoding="utf-8")
     classes = read_classes(str(file), 3)
     assert classes.names == ["road", "traffic light", "#1 thing"]
     assert classes.colours[:3].tolist() == [[0, 0, 0], [250, 10, 1], voc_colours()[2].tolist()]

@@ -242,7 +242,7 @@ def test_every_flag_has_help_and_a_default_within_its_limits():
     assert len(aliases) == len({*aliases, *config.FLAGS}) - len(config.FLAGS)
 
 
-PER_RANK = """dataset_path cache_dir logdir classes label_map resume workers device distributed dist_url
+PER_RANK = """dataset_path logdir classes label_map resume workers device distributed dist_url
 world_size rank local_rank notes given"""
 
 

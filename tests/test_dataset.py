@@ -1,12 +1,12 @@
 """Reading images, labels and lists: right, or named."""
 
-import io
 import struct
 import zlib
 
+import cv2
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, TiffImagePlugin
 
 from data.dataset import SegmentationDataset
 from data.images import image_size, read_distance, read_image, read_label
@@ -50,15 +50,7 @@ def test_label_out_of_range_is_named(tmp_path):
     path = save(tmp_path / "l.png", [[0, 37, 255]])
     with pytest.raises(UserError, match=r"l\.png: label 37 in 1 pixel.*--numclasses 11 labels are 0\.\.10"):
         read_label(path, 11)
-    with pytest.raises(UserError, match=r"l\.png: label 37 in 1 pixel"):
-        read_label(path, 37)
     assert read_label(path, 38).tolist() == [[0, 37, 255]]
-
-
-def test_turned_label_is_refused(folders):
-    save(folders["label"] / "a.png", np.full((6, 4), 2))
-    with pytest.raises(UserError, match=r"a\.png: 4x6 pixels, but its image .*a\.jpg has 6x4"):
-        dataset(folders)[0]
 
 
 @pytest.mark.parametrize("channel", range(3))
@@ -69,20 +61,41 @@ def test_colour_masks_are_refused_whichever_channel_differs(tmp_path, channel):
         read_label(save(tmp_path / "rgb.png", label), 3)
 
 
-@pytest.mark.parametrize(("read", "message"), [(read_distance, "8-bit"), (read_image, "more than 8 bits a channel")])
-def test_deep_images_are_refused_not_saturated(tmp_path, read, message):
-    with pytest.raises(UserError, match=message):
-        read(save(tmp_path / "deep.png", Image.fromarray(np.full((2, 2), 1000, np.uint16))))
+def write_tiff(path, values: np.ndarray):
+    """Write an uncompressed TIFF file of any number of channels and type; tags as in the TIFF 6.0 specification."""
+    height, width, channels = values.shape
+    kind, bits = {"u": 1, "i": 2, "f": 3}[values.dtype.kind], 8 * values.dtype.itemsize
+    tags = TiffImagePlugin.ImageFileDirectory_v2()
+    lists = {258: (bits,) * channels, 338: (0,) * (channels - 3), 339: (kind,) * channels}
+    numbers = {256: width, 257: height, 259: 1, 262: 2, 273: 8, 277: channels, 278: height, 279: values.nbytes}
+    for tag, value in (numbers | lists).items():
+        if value:
+            tags[tag] = value
+    end = 8 + values.nbytes
+    path.write_bytes(b"II*\0" + struct.pack("<I", end) + values.tobytes() + tags.tobytes(end))
+    return path
+
+
+def test_images_of_more_than_8_bits_or_4_channels_are_refused(tmp_path):
+    deep = save(tmp_path / "deep.png", Image.fromarray(np.full((2, 2), 1000, np.uint16)))
+    with pytest.raises(UserError, match="8-bit"):
+        read_distance(deep)
+    cv2.imwrite(str(tmp_path / "colour.png"), np.full((2, 2, 3), 1000, np.uint16))
+    files = {deep: "more than 8 bits a channel", tmp_path / "colour.png": "more than 8 bits a channel"}
+    for channels, kind, message in ((3, "u2", "more than 8 bits"), (5, "u1", "5 channels"), (3, "f4", "3 .*32 bits")):
+        files[write_tiff(tmp_path / f"{channels}{kind}.tif", np.ones((4, 6, channels), kind))] = message
+    for path, message in files.items():
+        for read in (read_image, image_size):
+            with pytest.raises(UserError, match=rf"{path.name}: .*{message}.* 8-bit RGB"):
+                read(path)
 
 
 def test_d17_missing_file_is_named_at_once(folders):
     with pytest.raises(UserError, match=r"'b': no such image in .*image \(looked for \.jpg"):
         dataset(folders, "a", "b")
     (folders["image"] / "b.png").write_bytes(b"")
-    with pytest.raises(UserError, match=r"label/b\.png: no such file, but the list names 'b'"):
+    with pytest.raises(UserError, match=r"image/b\.png: an image without a mask: expected .*label/b\.png"):
         dataset(folders, "a", "b")
-    with pytest.raises(UserError, match="nowhere: no such folder"):
-        dataset(folders | {"label": folders["label"] / "nowhere"})
 
 
 # Cut in the header, and in the middle of the pixels, which OpenCV 4 fills with grey.
@@ -96,7 +109,7 @@ def test_truncated_files_are_named(folders, kind, kept):
         dataset(folders)[0]
 
 
-@pytest.mark.parametrize("shape", [(4, 5), (5, 6)])
+@pytest.mark.parametrize("shape", [(4, 5), (6, 4)])
 def test_d17_mask_of_another_height_or_width_is_named(folders, shape):
     save(folders["label"] / "a.png", np.zeros(shape))
     with pytest.raises(UserError, match=rf"a\.png: {shape[1]}x{shape[0]} pixels, but its image .*a\.jpg has 6x4"):
@@ -107,16 +120,6 @@ def test_d17_mask_of_another_height_or_width_is_named(folders, shape):
 def test_image_modes_become_rgb(tmp_path, mode):
     image = read_image(save(tmp_path / "a.tif", Image.new(mode, (5, 3))))
     assert (image.shape, image.dtype) == ((3, 5, 3), np.uint8)
-
-
-def test_broken_exif_is_named(tmp_path):
-    tags = exif(6)
-    tags[0x010E] = "a title"
-    path = save(tmp_path / "a.jpg", Image.new("RGB", (5, 3)), exif=tags)
-    # The title's tag becomes that of the width, which is no text: PIL leaves with an error of struct
-    path.write_bytes(path.read_bytes().replace(b"\x01\x0e\x00\x02", b"\x01\x00\x00\x02"))
-    with pytest.raises(UserError, match=r"a\.jpg: not a whole, readable image"):
-        read_image(path)
 
 
 def test_an_image_too_large_for_pillow_is_named(tmp_path, monkeypatch):
@@ -133,21 +136,11 @@ def test_lists(tmp_path):
     assert read_list(path) == ["a", "b", "c"]
     path.write_bytes(b"\xef\xbb\xbfa\r\nb \r\n")  # as Windows editors write it
     assert read_list(path) == ["a", "b"]
-    for text, message in (("a.jpg a.png\n", "line 1"), ("a\n\nsub/b", "line 3: 'sub/b'"), ("\n", "the list is empty")):
-        path.write_text(text)
-        with pytest.raises(UserError, match=message):
-            read_list(path)
+    path.write_text("\n")
+    with pytest.raises(UserError, match="the list is empty"):
+        read_list(path)
     with pytest.raises(UserError, match=r"val\.txt: the list cannot be read"):
         read_list(tmp_path / "val.txt")
-
-
-def test_evaluation_sample_is_the_file_at_its_own_size(folders):
-    sample = dataset(folders)[0]
-    with Image.open(io.BytesIO((folders["image"] / "a.jpg").read_bytes())) as image:
-        assert (sample["image"] == np.asarray(image)).all()
-    assert (sample["label"] == 2).all()
-    assert sample.pop("index") == 0
-    assert {values.dtype for values in sample.values()} == {np.dtype(np.uint8)}
 
 
 def chunk(kind: bytes, data: bytes) -> bytes:
@@ -159,33 +152,27 @@ XMP = (
 )
 
 
+RAW = b"Raw profile type exif\0\0" + zlib.compress(b"\nexif\n 40\n" + exif(6).tobytes().hex().encode())
+
+
 @pytest.mark.parametrize("behind", [False, True])
 @pytest.mark.parametrize(
-    ("added", "turned"),
-    [
-        (chunk(b"eXIf", exif(6).tobytes()[6:]), True),
-        (
-            chunk(
-                b"zTXt",
-                b"Raw profile type exif\0\0" + zlib.compress(b"\nexif\n 40\n" + exif(6).tobytes().hex().encode()),
-            ),
-            True,
-        ),
-        (chunk(b"iTXt", XMP), True),
-        (chunk(b"tEXt", b"Software\0eXIf"), False),
-    ],
-    ids=["exif", "raw profile", "xmp", "text"],
+    ("kind", "content", "turned"),
+    [(b"eXIf", exif(6).tobytes()[6:], True), (b"zTXt", RAW, True), (b"iTXt", XMP, True), (b"tEXt", b"a\0eXIf", False)],
 )
-def test_c6_size_of_a_png_is_read_without_its_pixels_wherever_exif_is(tmp_path, monkeypatch, added, turned, behind):
+def test_c6_size_of_a_png_is_read_without_its_pixels_wherever_exif_is(
+    tmp_path, monkeypatch, kind, content, turned, behind
+):
     """A PNG of 30x20 pixels with a chunk in front of its pixels or behind them; orientation 6 is a quarter turn."""
     path = save(tmp_path / "a.png", Image.new("RGB", (30, 20)))
     data = path.read_bytes()
     place = data.index(b"IEND" if behind else b"IDAT") - 4
-    path.write_bytes(data[:place] + added + data[place:])
-    assert read_image(path).shape[:2] == ((30, 20) if turned else (20, 30))
+    path.write_bytes(data[:place] + chunk(kind, content) + data[place:])
+    size = (30, 20) if turned else (20, 30)
+    assert read_image(path).shape[:2] == size
     if not turned:
         monkeypatch.setattr(Image.Image, "load", None)  # no pixel is decoded
-    assert image_size(path) == ((30, 20) if turned else (20, 30))
+    assert image_size(path) == size
 
 
 @pytest.mark.parametrize("options", [{}, {"progressive": True}, {"subsampling": 0, "quality": 100}])
@@ -194,7 +181,7 @@ def test_jpegs_have_the_pixels_that_pil_decodes(tmp_path, monkeypatch, options):
     noise = np.random.default_rng(0).integers(0, 256, (9, 13, 3), dtype=np.uint8)
     path = save(tmp_path / "a.jpg", np.kron(noise, np.ones((5, 5, 1))), **options)
     expected = np.asarray(Image.open(path))
-    monkeypatch.setattr("data.images.decode", None)
+    monkeypatch.setattr("data.images.to_rgb", None)
     assert np.array_equal(read_image(path), expected)
 
 

@@ -20,12 +20,10 @@ from conftest import REPO, free_port
 from documents import program_of, reduced, shown, task_of
 from PIL import Image
 from test_convert import drawn
-from tiff_writer import write_tiff
 
 import config
 from data import demo
 from data.classes import voc_colours
-from tools import statistics
 
 pytestmark = pytest.mark.slow
 
@@ -99,15 +97,6 @@ def draw_data(root: Path) -> None:
             for folder, source in (sources | {"strokes": f"pascal_2012_scribble/{name}.png"}).items():
                 (root / "MyData" / folder / split).mkdir(parents=True, exist_ok=True)
                 shutil.copy(voc / source, root / "MyData" / folder / split)
-    for path in (root / "MyData").glob("*/*/*"):
-        target = root / "Fields" / path.relative_to(root / "MyData")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if path.suffix == ".jpg":  # red, green, blue and one more channel, of 16 bits
-            pixels = np.array(Image.open(path)).astype(np.uint16) * 100
-            write_tiff(target.with_suffix(".tif"), np.concatenate([pixels, pixels[..., :1]], axis=2))
-        else:
-            shutil.copy(path, target)
-    statistics.main([str(root / "Fields"), "--workers", "0"])
     (voc / "ImageSets/Segmentation").symlink_to("SegmentationAug")
     (voc / "SegmentationClass").symlink_to("SegmentationClassAug")
     (root / "dataset").mkdir()

@@ -12,8 +12,7 @@ import config
 from config.programs import EVALUATE, EXPORT, PREDICT, PSEUDO, READER
 from data import distance
 from scripts import cli_reference, scribble_pipeline
-from support.image_stats import FILE_NAME, ImageStats
-from tools import split, statistics
+from tools import split
 from tools.check import __main__ as check
 from tools.convert import __main__ as convert
 from tools.scribbles import __main__ as scribbles
@@ -25,7 +24,6 @@ PARSERS = {
     "tools.scribbles": scribbles.parser,
     "tools.split": split.parser,
     "data.distance": distance.parser,
-    "tools.statistics": statistics.parser,
 }
 # Flags in the documents that no program of ours and not torchrun declares.
 OTHER_FLAGS = {"help", "config", "stage", "processes", "use_env", "no_NAME"}
@@ -43,8 +41,7 @@ def test_command_is_read_by_its_program(command, monkeypatch):
     if "--help" in flags:
         return
     if program == "train.py":
-        stats = ImageStats("uint16", (1.0,) * 4, (1.0,) * 4).text  # the file that tools.statistics writes is not here
-        config.parse([stats if word.endswith(FILE_NAME) else word for word in flags])
+        config.parse(flags)
     elif program in READERS:
         READERS[program].command_line(flags)
     elif program in PARSERS:

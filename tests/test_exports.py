@@ -127,10 +127,6 @@ def test_names_and_colours_of_labelmap(tmp_path, words):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (
-            "# a comment\nbackground #000000\nroad #800000\n",
-            "'# a comment' would be the name of a class: remove this line",
-        ),
         ("background\ncar\n", r"no class has the colour of 67% of the painted pixels \(#400080 67%\)"),
         ("background #000000\nroad #0000ff\n", "no class has the colour of 100% of the painted pixels"),
         ("a:1,2,3::\nroad #0000ff\n", "'road #0000ff': expected name:red,green,blue::"),

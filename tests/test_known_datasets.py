@@ -19,9 +19,7 @@ import predict
 import train
 from data.dataset import SegmentationDataset
 from data.histogram import count_labels
-from data.layout import find_split
 from distributed.group import Group
-from support.errors import UserError
 from tools.check.__main__ import check, main
 from utils import get_loader, share_batch
 
@@ -68,7 +66,7 @@ def test_the_documented_commands_train_score_and_predict(name, place):
     files = [sample["label"] for sample in dataset.files]
     assert len(files) == num_train
     assert count_labels(files, len(counts), label_map=dataset.label_map).tolist() == counts
-    assert train.main([*to_train, *TINY.split(), "--class_weights", "balanced", "--cache", "disk"]) == 0
+    assert train.main([*to_train, *TINY.split(), "--class_weights", "balanced"]) == 0
 
     assert evaluate.main([*to_score, "--device", "cpu", "--workers", "0", "--json", "scores.json"]) == 0
     scores = json.loads(Path("scores.json").read_text())
@@ -114,21 +112,6 @@ def test_voc_without_sbd(place, capsys):
     printed = capsys.readouterr().out
     assert "VOC2012: Pascal VOC, for --dataset Dense" in printed
     assert "--numclasses 21 --classes voc --layers" in printed.splitlines()[-1]
-
-
-@pytest.mark.parametrize(
-    ("draw", "flags"),
-    [
-        (draw_cityscapes, "--label_suffix _gtFine_labelIds --label_map cityscapes --numclasses 19"),
-        (draw_ade20k, "--train_split training --val_split validation"),
-        (draw_cocostuff, "--label_map cocostuff --numclasses 171"),
-    ],
-)
-def test_training_names_the_flags_of_a_known_data_set(draw, flags, tmp_path):
-    draw(tmp_path)
-    for dataset in ("Folder", "ScribbleOnly"):
-        with pytest.raises(UserError, match=f"no (split|such list).* as released: use --dataset Folder .*{flags}"):
-            find_split(tmp_path, dataset, "train", {"label": ""})
 
 
 def test_labels_of_cityscapes_scripts_are_the_mapped_labels(tmp_path):

@@ -8,23 +8,9 @@ from pathlib import Path
 import pytest
 from conftest import REPO
 
-# An array goes through the result pipe as bytes. It fills the pipe, whose reading end the worker has, too.
-PROGRAM = """
+START = """
 import multiprocessing, time
 import numpy as np
-import torch
-from torch.utils.data import DataLoader
-from data.loader import loader_options
-
-options = loader_options(1, torch.device("cpu"), processes_here=1, worker_init=int)
-batches = iter(DataLoader([np.zeros(10**7, np.uint8)] * 9, batch_size=1, collate_fn=list, **options))
-next(batches)
-print(multiprocessing.active_children()[0].pid, flush=True)
-time.sleep(60)
-"""
-
-
-LOST = """
 import torch
 from torch.utils.data import DataLoader
 from data.loader import loader_options
@@ -33,9 +19,20 @@ class CannotBeSent:
     def __reduce__(self):
         raise RuntimeError("unable to allocate shared memory")
 
-options = loader_options(1, torch.device("cpu"), processes_here=1, worker_init=int)
-list(DataLoader([CannotBeSent()], batch_size=1, collate_fn=list, **options))
+def load(items):
+    return iter(DataLoader(items, batch_size=1, collate_fn=list, **loader_options(1, torch.device("cpu"), 1)))
 """
+LOST = START + "list(load([CannotBeSent()]))"
+# An array goes through the result pipe as bytes. It fills the pipe, whose reading end the worker has, too.
+PROGRAM = (
+    START
+    + """
+batches = load([np.zeros(10**7, np.uint8)] * 9)
+next(batches)
+print(multiprocessing.active_children()[0].pid, flush=True)
+time.sleep(60)
+"""
+)
 
 
 def test_a_batch_that_cannot_be_handed_over_ends_the_worker():

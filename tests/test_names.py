@@ -1,26 +1,15 @@
 """Names as they are: ends of file names, names of splits, and where plain folders may have their masks."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
-import torch
-from conftest import flags, run_train
+from conftest import run_train
 from test_layout import find, put, put_pairs
 
-import config
 import evaluate
-import export
-from distributed.group import Group
 from support.errors import UserError
 from trained import TrainedModel
-from utils import get_loader
 
 MASK = np.zeros((40, 40), np.uint8)
-
-
-def names_of(root: Path, **options: str) -> list[str]:
-    return find(root, **options).listing
 
 
 def test_ends_of_names_pair_images_and_labels(tmp_path):
@@ -29,10 +18,9 @@ def test_ends_of_names_pair_images_and_labels(tmp_path):
         put(tmp_path / f"masks/train/{name}_mask.png")
         put(tmp_path / f"masks/train/{name}_color.png")  # another file, not an error
     put(tmp_path / "images/train/a/x_1_depth.png")
-    assert names_of(tmp_path, image_suffix="_sat", label_suffix="_mask") == [
+    assert find(tmp_path, image_suffix="_sat", label_suffix="_mask").listing == [
         f"image={name}_sat.jpg label={name}_mask.png" for name in ("a/x_1", "a/x_2", "b/x_1")
     ]
-    assert find(tmp_path, image_suffix="_sat", label_suffix="_mask").names == ["a/x_1", "a/x_2", "b/x_1"]
     with pytest.raises(UserError, match=r"expected .*a/x_1_gt\.png .*--label_suffix"):
         find(tmp_path, image_suffix="_sat", label_suffix="_gt")
 
@@ -54,12 +42,13 @@ def test_images_and_labels_in_one_folder(tmp_path):
     for name in ("a", "sub/b"):
         put(tmp_path / f"train/{name}.png")
         put(tmp_path / f"train/{name}_mask.png", MASK)
-    found = names_of(tmp_path, image_path=".", label_path=".", label_suffix="_mask")
+    found = find(tmp_path, image_path=".", label_path=".", label_suffix="_mask").listing
     assert found == ["image=a.png label=a_mask.png", "image=sub/b.png label=sub/b_mask.png"]
 
 
-@pytest.mark.parametrize("masks", ["masks", "labels", "annotations"])
-@pytest.mark.parametrize("layout", ["{folder}/{split}", "{split}/{folder}", "lists"])
+@pytest.mark.parametrize(
+    ("masks", "layout"), [("labels", "{folder}/{split}"), ("annotations", "{split}/{folder}"), ("masks", "lists")]
+)
 def test_places_of_images_and_masks(tmp_path, masks, layout):
     if layout == "lists":
         (tmp_path / "train.txt").write_text("a\n")
@@ -75,7 +64,6 @@ def test_places_of_images_and_masks(tmp_path, masks, layout):
     [
         (["labels/train/a.png"], r"masks/train and .*labels/train: both could hold the masks: choose one with"),
         (["train/images/a.jpg"], r"train/images and .*images/train: both would be the split 'train': remove or rename"),
-        (["train/images/a.jpg", "train/masks/a.png"], "both would be the split 'train'"),
     ],
 )
 def test_two_places_are_an_error_that_names_both(tmp_path, files, message):
@@ -97,7 +85,7 @@ def test_a_folder_without_label_files_is_no_second_place(tmp_path):
     assert find(tmp_path, label_path="labels").files[0]["label"] == tmp_path / "labels/train/a.png"
 
 
-def test_names_of_splits_in_training_scoring_and_export(tmp_path, capsys):
+def test_names_of_splits_in_training_and_scoring(tmp_path, capsys):
     put_pairs(tmp_path / "data", *(f"training/{number}" for number in range(2)), "validation/a", "test/b", "test/c")
     names = {"train_split": "training", "val_split": "validation"}
     folder = run_train(dataset="Folder", dataset_path=tmp_path / "data", numclasses=2, logdir=tmp_path / "log", **names)
@@ -109,19 +97,5 @@ def test_names_of_splits_in_training_scoring_and_export(tmp_path, capsys):
     assert "on 2 images of test" in capsys.readouterr().out
     with pytest.raises(UserError, match=r"no split 'val': looked for the folder .*images/val.*--val_split"):
         evaluate.main([*score, "--split", "val"])
-    found = export.find_images(export.ExportFlags(), TrainedModel(folder / "last.pt"))
-    assert [path.name for path in found] == ["a.jpg"]
     # Another layout: what the checkpoint says about names does not apply to it.
     assert TrainedModel(folder / "last.pt", {"dataset": "Dense"}).cfg.val_split == "val"
-
-
-def test_scribbles_are_read_whatever_the_name_of_the_split(demo_root, tmp_path):
-    lists = tmp_path / "lists"
-    lists.mkdir()
-    for name, source in (("some", "train"), ("others", "val")):
-        (lists / f"{name}.txt").write_text((demo_root / f"ImageSets/SegmentationAug/{source}.txt").read_text())
-    names = {"list_path": lists, "train_split": "some", "val_split": "others"}
-    cfg = config.parse(flags(dataset="ScribbleOnly", dataset_path=demo_root, **names))
-    train, val = (get_loader(cfg, split, Group(torch.device("cpu"))).dataset for split in ("train", "val"))
-    assert (train.folders["label"].name, len(train)) == ("pascal_2012_scribble", 8)
-    assert (val.folders["label"].name, len(val)) == ("SegmentationClassAug", 3)

@@ -1,26 +1,21 @@
-"""A later torch may lack its private functions: the product calls few of them, and goes on without each."""
+"""A later torch may lack its private functions: the product calls none, or goes on without."""
 
 import re
 
-import numpy as np
 import torch
 from conftest import REPO
 
 import models
-from data import dataset
 from models import compiled
 from optimization import amp
 
-# Each has a test below that removes it.
-WITH_FALLBACK = {"torch.UntypedStorage._new_shared"}
 PRIVATE = re.compile(r"\b(?:torch|nn|dist)(?:\.\w+)*\._[a-z]\w*|\b_(?:BatchNorm|conv_forward|overloadpacket|buffers)\b")
 OUTSIDE = ("tests", "benchmarks", ".venv")
 
 
-def test_the_product_names_no_other_private_function_of_torch():
+def test_the_product_names_no_private_function_of_torch():
     files = [path for path in REPO.rglob("*.py") if path.relative_to(REPO).parts[0] not in OUTSIDE]
-    found = {name for path in files for name in PRIVATE.findall(path.read_text(encoding="utf-8"))}
-    assert found == WITH_FALLBACK
+    assert not {name for path in files for name in PRIVATE.findall(path.read_text(encoding="utf-8"))}
 
 
 def test_auto_precision_without_torchs_private_tests_of_the_cpu(monkeypatch):
@@ -34,15 +29,3 @@ def test_the_number_of_compiled_shapes_is_raised_by_the_public_setting(monkeypat
     monkeypatch.setattr(torch.compiler.config, "recompile_limit", 8)
     compiled.compile_blocks(models.build("res50_ASPP", layers=18, num_classes=2))
     assert torch.compiler.config.recompile_limit == compiled.MAX_ENTRIES
-
-
-def test_a_loader_worker_makes_its_batch_without_the_private_storage(monkeypatch):
-    monkeypatch.setattr(dataset, "get_worker_info", lambda: "in a worker")
-    for removed in (False, True):
-        if removed:
-            monkeypatch.delattr(torch.storage._StorageBase, "_new_shared")
-        for values in (np.zeros((9, 8, 3), np.uint16), np.zeros((9, 8), np.uint8)):
-            batch = dataset._empty_batch(2, 7, values)
-            assert batch.shape == (2, 7, 7, *values.shape[2:])
-            assert batch.dtype == getattr(torch, values.dtype.name)
-            assert batch.is_shared()

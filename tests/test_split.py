@@ -27,7 +27,7 @@ def draw(root: Path, found: np.ndarray, names: list[str] | None = None) -> Path:
 
 
 def lists(root: Path) -> tuple[list[str], list[str]]:
-    return tuple(read_list(root / f"{name}.txt", plain=True) for name in ("train", "val"))
+    return tuple(read_list(root / f"{name}.txt") for name in ("train", "val"))
 
 
 def test_rare_classes_are_divided_as_the_share_says():

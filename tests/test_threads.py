@@ -25,10 +25,3 @@ def test_threads_have_ended_when_a_pool_is_left():
             ids = set(pool.map(count_pixels, range(20)))
         left += sum(Path(f"/proc/self/task/{number}").exists() for number in ids)
     assert left == 0
-
-
-def test_a_pool_returns_results_and_raises_errors():
-    with ThreadPool() as pool:
-        assert list(pool.map(abs, [-1, 2])) == [1, 2]
-    with ThreadPool(1) as pool, pytest.raises(ZeroDivisionError):
-        pool.submit(divmod, 1, 0).result()

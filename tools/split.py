@@ -81,7 +81,7 @@ def find_pairs(
     image_suffix, label_suffix: ends of the names of images and masks, which the name that pairs them lacks.
     """
     endings = {"image": image_suffix, "label": label_suffix}
-    split = Split({"image": root / image_path, "label": root / label_path}, plain=True, endings=endings)
+    split = Split({"image": root / image_path, "label": root / label_path}, endings=endings)
     present = [name for name in PARTS if (root / image_path / name).is_dir()]
     if present:
         raise UserError(f"{root / image_path / present[0]}: there are splits already: a list would contradict them")

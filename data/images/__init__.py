@@ -2,32 +2,32 @@
 
 import contextlib
 import io
+import struct
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import cv2
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import ExifTags, Image, ImageOps, TiffImagePlugin
 
-from data.images.jpeg import decode_plain
-from data.images.rasters import DAMAGED, TIFF_SUFFIXES, Raster, num_samples, open_raster, orientation, type_of, upright
 from data.images.resize import scaled_size
-from data.label_map import LabelMap
+from data.label_map import UNLISTED, LabelMap
 from support.errors import UserError
-from support.image_stats import RGB, ImageType
 from support.labels import IGNORE
 
 # In order of preference; letter case does not matter.
-IMAGE_SUFFIXES = (".jpg", ".png", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".npy")
+IMAGE_SUFFIXES = (".jpg", ".png", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
 LABEL_SUFFIXES = (".png", ".bmp", ".tif", ".tiff", ".webp")
 LABEL_MODES = ("P", "L", "1", "I", "I;16")  # PIL's modes with one channel of integers
-MORE_CHANNELS = "all images must have the same channels and type (docs/more_channels.md)"
 NO_JPEG = "JPEG compression changes label values: save the mask as PNG"
-
-
-def pictures(files: list[Path]) -> list[Path]:
-    """Drop .npy files beside pictures of the same name: they hold other data, such as depth."""
-    return [file for file in files if file.suffix.lower() != ".npy"] or files
+# What PIL and zlib raise on damaged files.
+DAMAGED = (
+    *(ArithmeticError, OSError, EOFError, LookupError, RuntimeError, SyntaxError, TypeError, ValueError),
+    *(struct.error, zlib.error, Image.DecompressionBombError),
+)
+BITS, CHANNELS = 258, 277  # tags of TIFF
+END_OF_JPEG = b"\xff\xd9"
 
 
 @contextlib.contextmanager
@@ -40,7 +40,20 @@ def decoding(path: Path) -> Iterator[None]:
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
     except DAMAGED as error:
-        raise UserError(f"{path}: not a whole, readable image ({' '.join(str(error).split())}): replace it") from None
+        problem = f"not a whole, readable image ({' '.join(str(error).split())})"
+        raise UserError(f"{path}: {problem}: replace it{_or_convert(path)}") from None
+
+
+def _or_convert(path: Path) -> str:
+    """Return words for a TIFF file with values that PIL cannot read, such as floats in colour; "" for other files."""
+    with contextlib.suppress(*DAMAGED), path.open("rb") as file:
+        tags = TiffImagePlugin.ImageFileDirectory_v2(file.read(8))
+        file.seek(tags.next)
+        tags.load(file)
+        channels, bits = tags.get(CHANNELS, 1), max(tags.get(BITS, (1,)))
+        if channels > 4 or bits > 8:
+            return f", or convert its {channels} channel(s) of {bits} bits to 8-bit RGB"
+    return ""
 
 
 def decode(path: Path, convert: Callable[[Image.Image], Image.Image] = lambda image: image) -> np.ndarray:
@@ -53,122 +66,104 @@ def decode(path: Path, convert: Callable[[Image.Image], Image.Image] = lambda im
         return np.array(convert(image))
 
 
-def read_image(path: Path, kind: ImageType = RGB, remedy: str = "") -> np.ndarray:
-    """Read an image: shape (H, W, C) and type as `kind` says, channels in the file's order.
+def read_image(path: Path, long_side: int = 0) -> np.ndarray:
+    """Read an image of 8 bits a channel as RGB, (H, W, 3) uint8, turned as its EXIF orientation says.
 
-    RGB is read from any picture of 8 bits a channel, and turned as its EXIF orientation says. Raises UserError if the
-    file cannot be decoded, or has other channels or another type. remedy: what to do in the latter case.
+    long_side: a large JPEG photo is shrunk to this longer side in pixels; 0: it is not. Raises UserError if the file
+    cannot be decoded, or has more than 8 bits a channel or more than 4 channels.
     """
-
-    def to_rgb(image: Image.Image) -> Image.Image:
-        _check_picture(path, image, remedy)
-        image = upright(image)
-        return image if image.mode == "RGB" else image.convert("RGB")
-
     path = Path(path)
-    if kind == RGB and path.suffix.lower() != ".npy":
-        with decoding(path):
-            plain = decode_plain(path.read_bytes())
-        if plain is not None:
-            return plain
-        with _explained(path, remedy):
-            return decode(path, to_rgb)
-    raster = _open(path, kind, remedy)
-    with decoding(path):
-        return raster.rows(0, raster.shape[0])
+    with decoding(path), Image.open(path) as image:
+        pixels = _reduced(image, long_side) if long_side else None
+        pixels = _plain_jpeg(path, image) if pixels is None else pixels
+        return np.array(to_rgb(path, image)) if pixels is None else pixels
 
 
-def read_reduced(path: Path, long_side: int) -> tuple[np.ndarray, tuple[int, int]] | None:
-    """Return a JPEG photo, resized to the longer side `long_side` in pixels, and its own (height, width).
+def _plain_jpeg(path: Path, image: Image.Image) -> np.ndarray | None:
+    """Return the pixels of an ordinary, whole JPEG file, decoded by OpenCV: the same as PIL's in less time; else None.
+
+    OpenCV fills what is missing in a truncated file with grey, and treats EXIF and Adobe's colours in its own way.
+    """
+    if image.format != "JPEG" or image.mode != "RGB" or not image.info.keys().isdisjoint(("exif", "xmp", "adobe")):
+        return None
+    data = path.read_bytes()
+    pixels = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR) if data.endswith(END_OF_JPEG) else None
+    return None if pixels is None else cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB, dst=pixels)
+
+
+def _reduced(image: Image.Image, long_side: int) -> np.ndarray | None:
+    """Return a JPEG photo that PIL has opened, resized to the longer side `long_side` in pixels.
 
     The photo is decoded at a half, a quarter or an eighth of its size, which takes half of the time, and then averaged
-    as in data.images.resize. Returns None for other files, and for photos that are not so large. Raises UserError as
-    read_image() does.
+    as in data.images.resize. Returns None for other files, and for photos that are not so large.
     """
-    if path.suffix.lower() in (".jpg", ".jpeg"):
-        with decoding(path), Image.open(path) as image:
-            width, height = image.size
-            is_turned = orientation(image) in range(5, 9)
-            down, across = scaled_size((height, width), long_side)
-            # The box is the photo's edge among the decoded pixels: the last ones may lie in part beyond it.
-            _, box = image.draft(None, (min(across, width), min(down, height))) or (None, None)
-            if image.size != (width, height):
-                rgb = image.convert("RGB").resize((across, down), Image.Resampling.BILINEAR, box=box)
-                pixels = np.array(ImageOps.exif_transpose(rgb))
-                return pixels, (width, height) if is_turned else (height, width)
-    return None
+    width, height = image.size
+    down, across = scaled_size((height, width), long_side)
+    # The box is the photo's edge among the decoded pixels: the last ones may lie in part beyond it.
+    _, box = image.draft(None, (min(across, width), min(down, height))) or (None, None)
+    if image.size == (width, height):
+        return None
+    rgb = image.convert("RGB").resize((across, down), Image.Resampling.BILINEAR, box=box)
+    return np.array(ImageOps.exif_transpose(rgb))
 
 
-def image_size(path: Path, kind: ImageType = RGB, remedy: str = "") -> tuple[int, int]:
-    """Return the (height, width) in pixels of an image file, after EXIF rotation. The arguments are read_image()'s.
+def to_rgb(path: Path, image: Image.Image) -> Image.Image:
+    """Return an image that PIL has opened from the file `path` as RGB, turned as its EXIF orientation says.
 
-    Reads only the header, unless EXIF rotates or mirrors the image. Raises UserError if the file cannot be read or is
-    of another kind.
+    Raises UserError as read_image() does.
     """
-    if kind != RGB or path.suffix.lower() == ".npy":
-        return _open(path, kind, remedy).shape[:2]
-    with _explained(path, remedy), decoding(path), Image.open(path) as image:
-        _check_picture(path, image, remedy)
-        if orientation(image) == 1:
-            return image.height, image.width
+    _check_8_bits(path, image)
+    if orientation(image) != 1:
+        ImageOps.exif_transpose(image, in_place=True)
+    return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def image_size(path: Path) -> tuple[int, int]:
+    """Return the (height, width) in pixels of an image file, after EXIF rotation.
+
+    Reads only the header, except of a TIFF file that EXIF turns. Raises UserError as read_image() does.
+    """
+    with decoding(path), Image.open(path) as image:
+        _check_8_bits(path, image)
+        turn = orientation(image)
+        if turn == 1 or image.format != "TIFF":  # PIL's versions swap a turned TIFF file's sides at different times
+            return (image.width, image.height) if turn in range(5, 9) else (image.height, image.width)
     return read_image(path).shape[:2]
 
 
-def kind_of(path: Path) -> ImageType:
-    """Return the channels and type of an image file; RGB for each picture that read_image() reads as such.
+def _check_8_bits(path: Path, image: Image.Image) -> None:
+    """Raise UserError if an image that PIL has opened has more than 8 bits a channel, or more than four channels.
 
-    Raises UserError if the file cannot be read.
+    PIL has no mode for 16 bits in colour and drops the lower 8, and of more than four channels it leaves out the rest.
     """
-    suffix = path.suffix.lower()
-    with decoding(path):
-        if suffix not in (*TIFF_SUFFIXES, ".npy"):
-            with Image.open(path) as image:
-                return type_of(open_raster(path)) if _is_deep(image) else RGB
-        kind = type_of(open_raster(path))
-    is_picture = suffix != ".npy" and kind.dtype == RGB.dtype and kind.channels in (1, 3, 4)  # grey, colour, alpha
-    return RGB if is_picture else kind
-
-
-def _open(path: Path, kind: ImageType, remedy: str) -> Raster:
-    with decoding(path):
-        raster = open_raster(path)
-    check_type(path, type_of(raster), kind, remedy)
-    return raster
-
-
-@contextlib.contextmanager
-def _explained(path: Path, remedy: str) -> Iterator[None]:
-    """For a TIFF file that Pillow cannot read, raise a UserError that says what the file holds."""
-    try:
-        yield
-    except UserError:
-        if path.suffix.lower() in TIFF_SUFFIXES:
-            _open(path, RGB, remedy)
-        raise
-
-
-def _check_picture(path: Path, image: Image.Image, remedy: str) -> None:
-    """Raise UserError if an image that Pillow has opened has more than 8 bits a channel, or more than four channels."""
-    if (channels := num_samples(image)) > 4:  # Pillow leaves out all but three
-        check_type(path, ImageType(channels), RGB, remedy)
-    if _is_deep(image):
-        check_type(path, f"more than 8 bits a channel (mode {image.mode})", RGB, remedy)
-
-
-def _is_deep(image: Image.Image) -> bool:
-    """Return True if an image that Pillow has opened has more than 8 bits a channel.
-
-    Pillow has no mode for 16 bits in colour, and drops the lower 8.
-    """
+    channels = getattr(image, "tag_v2", {}).get(CHANNELS, 1)
     tiles = getattr(image, "tile", [])[:1]  # how the file's values become the mode's
-    return image.mode.startswith(("I", "F")) or (image.mode in ("RGB", "RGBA", "LA") and ";16" in str(tiles))
+    is_colour_of_16_bits = image.mode in ("RGB", "RGBA", "LA") and ";16" in str(tiles)
+    if image.mode.startswith(("I", "F")) or is_colour_of_16_bits or channels > 4:
+        found = f"{channels} channels" if channels > 4 else f"more than 8 bits a channel (mode {image.mode})"
+        raise UserError(f"{path}: {found}: images must be 8-bit RGB: convert it")
 
 
-def check_type(path: Path, found: ImageType | str, kind: ImageType, remedy: str = "") -> None:
-    """Raise UserError if the image at `path` is of another kind, `found`. remedy: what to do about it."""
-    if found != kind:
-        expected = "8-bit RGB" if kind == RGB else str(kind)
-        raise UserError(f"{path}: {found}, but {expected} expected: {remedy or MORE_CHANNELS}")
+def orientation(image: Image.Image) -> int:
+    """Return the EXIF orientation of an image that PIL has opened by its path; 1: upright."""
+    if image.format == "PNG" and not _png_has_exif(Path(image.filename)):  # type: ignore[attr-defined]
+        return 1  # PIL would decode all pixels to look for Exif behind them
+    return image.getexif().get(ExifTags.Base.Orientation, 1)
+
+
+def _png_has_exif(path: Path) -> bool:
+    """Return True if a PNG file has a chunk in which PIL looks for the orientation: Exif or XMP.
+
+    The file is a signature of 8 bytes and chunks: length, type, data, CRC of 4 bytes (ISO/IEC 15948, section 5.3).
+    """
+    with path.open("rb") as file:
+        position = 8
+        while file.seek(position) and len(header := file.read(40)) >= 8:
+            length, kind = struct.unpack_from(">I4s", header)
+            if kind == b"eXIf" or header[8:].startswith((b"Raw profile type exif\0", b"XML:com.adobe.xmp\0")):
+                return True
+            position += 12 + length
+    return False
 
 
 def read_label(path: Path, num_classes: int, label_map: LabelMap | None = None) -> np.ndarray:
@@ -194,7 +189,13 @@ def read_label(path: Path, num_classes: int, label_map: LabelMap | None = None) 
 
     label = decode(path, one_channel)
     if label_map is not None:
-        label = label_map.apply(label, path)
+        values, label = label, label_map.look_up(label)
+        if cv2.countNonZero(cv2.inRange(label, UNLISTED, UNLISTED)):
+            lacking = values[label == UNLISTED]
+            raise UserError(
+                f"{path}: label {lacking[0]} in {lacking.size} pixel(s) is not in --label_map {label_map.chosen}: use "
+                f"a FILE with a line '{lacking[0]} CLASS', or '{lacking[0]} 255' to ignore it"
+            )
     if label.dtype == np.uint8 and not cv2.countNonZero(cv2.inRange(label, num_classes, IGNORE - 1)):
         return label
     bad = label[(label != IGNORE) & ((label < 0) | (label >= num_classes))]

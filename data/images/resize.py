@@ -32,9 +32,9 @@ def resize(images: Tensor, size: tuple[int, int]) -> Tensor:
 def shrink(maps: Mapping[str, np.ndarray], long_side: int) -> dict[str, np.ndarray]:
     """Shrink the maps of a sample to a longer side of at most `long_side` pixels; 0: return them unchanged.
 
-    maps: {"image": (H, W, C), label maps: (H, W), which may be larger than the image}. The image is averaged, as in
-    resize(); a label map keeps the value at the centre of each pixel. Smaller images stay as they are: the warp of the
-    augmentation enlarges them.
+    maps: {"image": (H, W, 3), label maps: (H, W), which may be larger than the image}, uint8. The image is averaged, as
+    in resize(); a label map keeps the value at the centre of each pixel. Smaller images stay as they are: the warp of
+    the augmentation enlarges them.
     """
     own = maps["image"].shape[0], maps["image"].shape[1]
     size = scaled_size(own, min(long_side or max(own), max(own)))
@@ -42,12 +42,10 @@ def shrink(maps: Mapping[str, np.ndarray], long_side: int) -> dict[str, np.ndarr
 
 
 def _shrunk(values: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Return an image (H, W, C) or a label map (H, W), resized to (height, width) `size`, in its own type."""
+    """Return an image (H, W, 3) or a label map (H, W), uint8, resized to (height, width) `size`."""
     if values.ndim == 2:
         return cv2.resize(values, size[::-1], interpolation=cv2.INTER_NEAREST_EXACT)
-    image = resize(torch.from_numpy(values)[None], size)[0].numpy()
-    is_rounded = values.dtype == image.dtype
-    return np.ascontiguousarray(image if is_rounded else np.rint(image).astype(values.dtype))
+    return np.ascontiguousarray(resize(torch.from_numpy(values)[None], size)[0].numpy())
 
 
 def large_images(sizes: Sequence[tuple[int, int]], crop_size: int) -> tuple[int, str]:

@@ -78,26 +78,26 @@ def folded(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
     others = [
         part
         for part in result.modules()
-        if isinstance(part, TimmBackbone) and not _norms_follow(part.name, part.output_stride, part.in_channels)
+        if isinstance(part, TimmBackbone) and not _norms_follow(part.name, part.output_stride)
     ]
     _fold_in_place(result, dtype, {module for part in others for module in part.modules()})
     return result
 
 
 @functools.cache
-def _norms_follow(name: str, output_stride: int | None, in_channels: int) -> bool:
+def _norms_follow(name: str, output_stride: int | None) -> bool:
     """Return whether a timm network computes the same features once its batch norms are folded into the convolutions.
 
     The order of registration need not be that of computation. Tried with random weights, statistics and image.
     """
     random = torch.Generator().manual_seed(0)
     with torch.random.fork_rng(devices=[]):
-        backbone = TimmBackbone(name, output_stride=output_stride, in_channels=in_channels).eval()
+        backbone = TimmBackbone(name, output_stride=output_stride).eval()
     for norm in backbone.modules():
         if isinstance(norm, nn.BatchNorm2d):
             for value in (*norm.parameters(recurse=False), *norm.buffers(recurse=False)):
                 value.copy_(torch.rand(value.shape, generator=random) + 0.5)
-    image = torch.randn(1, in_channels, *PROBE, generator=random)
+    image = torch.randn(1, 3, *PROBE, generator=random)
     expected = backbone(image)
     _fold_in_place(backbone, None)
     return all(

@@ -22,7 +22,6 @@ from data.released import Released, is_voc
 from support import program
 from support.errors import UserError
 from support.files import write_atomic
-from support.image_stats import FILE_NAME, read_stats
 from support.labels import MAPS
 from support.processes import work_on
 from tools.arguments import Parser, data_root
@@ -32,7 +31,7 @@ from tools.check.guess import guess_flags, unread_labels
 from tools.check.measure import measure
 from tools.check.pictures import check_folder, write_pictures
 from tools.check.report import class_table, finding_lines, summary_lines
-from tools.check.rules import find_faults, infer_num_classes, most_common_kind
+from tools.check.rules import find_faults, infer_num_classes
 from tools.check.summary import Summary, check_classes
 from tools.check.survey import Paths, survey
 
@@ -69,17 +68,12 @@ def check(
     label_map = read_label_map(paths.label_map, num_classes)
     if label_map and num_classes is None:
         num_classes = max(label_map.num_classes, 2)
-    stats_file = root / FILE_NAME
-    stats = read_stats(str(stats_file)) if stats_file.is_file() else None
-    measure_one = partial(measure, label_map=label_map, image_kind=stats.kind if stats else None)
-    facts = work_on(measure_one, samples, workers, "image", "reading")
-    kind = stats.kind if stats else most_common_kind(facts)
-    summary.image_kind, summary.image_stats = str(kind), str(stats_file) if stats else ""
+    facts = work_on(partial(measure, label_map=label_map), samples, workers, "image", "reading")
 
     inferred = num_classes is None
     named = read_classes(classes, num_classes or infer_num_classes(facts))
     summary.num_classes = len(named.names)
-    find_faults(facts, kind, named, inferred, classes, findings)
+    find_faults(facts, named, inferred, classes, findings)
     summary.count(facts, found, named.names)
     check_classes(summary, findings)
     if pictures:

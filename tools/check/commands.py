@@ -11,14 +11,12 @@ from data.images.resize import large_images
 from data.plain import IMAGES, MASKS, Place, find_places, find_whole
 from data.released import ADE20K
 from support import shell
-from support.image_stats import FILE_NAME, RGB
 from tools.check.findings import Findings
 from tools.check.summary import Summary
 from tools.check.survey import Paths
 from tools.convert.find import NUMBERS, describe, find_kinds
 
 _SAME_ON_ANY_GPUS = {"batchsize": "total_batchsize"}  # the command then trains the same model on any number of GPUs
-STATISTICS_FLAGS = ("list_path", "image_path", "image_suffix", "train_split")  # of Paths, that tools.statistics has too
 
 
 def training_lines(summary: Summary) -> list[str]:
@@ -37,12 +35,6 @@ def training_lines(summary: Summary) -> list[str]:
     width = max(len(f"{name} {choice.value}") for name, choice in choices.items())
     lines = ["settings for these images and this machine (train.py chooses the same):"]
     lines += [f"  --{f'{name} {choice.value}':{width}}  {choice.reason}" for name, choice in choices.items()]
-    if summary.image_stats or summary.image_kind != str(RGB):
-        words += ["--image_stats", summary.image_stats or Path(summary.root) / FILE_NAME]
-    if not summary.image_stats and summary.image_kind != str(RGB):
-        flags = {name: value for name, value in summary.flags.items() if name in STATISTICS_FLAGS}
-        measuring: list[object] = ["-m", "tools.statistics", summary.root, "--dataset", summary.dataset, *_words(flags)]
-        lines.append(f"images have {summary.image_kind}; first measure them once: {shell.python_command(*measuring)}")
     lines.append("training downloads its start weights once; without a network, add --pretrained none to the command")
     return [*lines, f"to train: {shell.python_command('train.py', *words)}"]
 

@@ -16,11 +16,10 @@ ERRORS = {
     ),
     "two-files-of-one-name": ("two files differ only in their suffix", "remove or rename one"),
     "in-two-splits": ("an image is in two splits", "remove it from one: a score on training images means nothing"),
-    "image-unreadable": ("an image is truncated or not an image", "replace it"),
+    "image-unreadable": ("an image is truncated, or not an 8-bit image", "replace it, or convert it to 8-bit RGB"),
     "label-unreadable": ("a label is truncated or not an image", "replace it"),
     "size-mismatch": ("a label and its image differ in size", "resize the label (nearest), or find the right one"),
     "exif-rotated": ("EXIF rotates an image, not its label", "rotate the label too, or save the image upright"),
-    "image-kind": ("an image has other channels or another type than most", "convert or remove it"),
     "mask-colour": ("a label has colours, not class numbers", "python -m tools.convert colours writes class numbers"),
     "palette-differs": (
         "a class number has different colours in two palette files, so it may mean two classes",

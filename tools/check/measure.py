@@ -6,13 +6,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from PIL import ExifTags, Image, ImageOps
+from PIL import ExifTags, Image
 
-from data.images import LABEL_MODES, decode, kind_of, read_image
-from data.images.rasters import open_raster, type_of
+from data.images import LABEL_MODES, decode, to_rgb
 from data.label_map import UNLISTED, LabelMap
 from support.errors import UserError
-from support.image_stats import RGB, ImageType
 from support.labels import IGNORE
 from tools.check.survey import Sample
 
@@ -37,11 +35,9 @@ class FileFacts:
 class ImageFacts(FileFacts):
     """What was measured of one image file.
 
-    kind: channels and type that training would read. orientation: EXIF's, 1 = upright. sha: SHA-256 of shape and pixels
-    in hex, "" if the file cannot be decoded.
+    orientation: EXIF's, 1 = upright. sha: SHA-256 of shape and pixels in hex, "" if the file cannot be decoded.
     """
 
-    kind: ImageType = RGB
     orientation: int = 1
     sha: str = ""
 
@@ -81,15 +77,14 @@ class Facts:
     agreement: dict[str, tuple[int, int]]
 
 
-def measure(sample: Sample, label_map: LabelMap | None = None, image_kind: ImageType | None = None) -> Facts:
+def measure(sample: Sample, label_map: LabelMap | None = None) -> Facts:
     """Decode the files of a sample and return the Facts. An unreadable file gets a fault; nothing is raised.
 
-    label_map: applied to the values of all labels. image_kind: channels and type of the images as the data set's
-    statistics say; None: as the file says.
+    label_map: applied to the values of all labels.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PIL's, on large files and old palettes: the check has findings for these
-        image = _measure_image(sample.image, image_kind)
+        image = _measure_image(sample.image)
         labels, pixels = {}, {}
         for kind, path in sample.labels.items():
             labels[kind], pixels[kind] = _measure_label(path, label_map)
@@ -103,22 +98,19 @@ def measure(sample: Sample, label_map: LabelMap | None = None, image_kind: Image
     return Facts(sample.splits, image, labels, agreement)
 
 
-def _measure_image(path: Path, kind: ImageType | None) -> ImageFacts:
+def _measure_image(path: Path) -> ImageFacts:
     facts = ImageFacts(path)
 
-    def to_rgb(image: Image.Image) -> Image.Image:
+    def note_orientation(image: Image.Image) -> Image.Image:
         facts.mode, facts.orientation = image.mode, image.getexif().get(ExifTags.Base.Orientation, 1)
-        return ImageOps.exif_transpose(image).convert("RGB")
+        return to_rgb(path, image)
 
     try:
-        facts.kind = kind_of(path)
-        if facts.kind == RGB and kind not in (None, RGB):  # such as grey images, of which a model takes one channel
-            facts.kind = type_of(open_raster(path))
-        pixels = decode(path, to_rgb) if facts.kind == RGB else read_image(path, facts.kind)
+        pixels = decode(path, note_orientation)
     except UserError as error:
         facts.fault = str(error).removeprefix(f"{path}: ")
         return facts
-    facts.mode, facts.size = facts.mode or str(facts.kind), pixels.shape[:2]
+    facts.size = pixels.shape[:2]
     facts.sha = hashlib.sha256(str(pixels.shape).encode() + pixels.tobytes()).hexdigest()
     return facts
 

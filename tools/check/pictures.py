@@ -9,12 +9,11 @@ import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
-from data.images import decode, kind_of, read_image, read_label
+from data.images import decode, read_image, read_label
 from data.label_map import LabelMap
 from evaluation.pictures import overlay
 from support.errors import UserError
 from support.files import writing
-from support.image_stats import RGB, Display, ImageStats
 from tools.check.findings import Findings
 from tools.check.survey import Sample
 
@@ -69,10 +68,7 @@ def draw(sample: Sample, colours: np.ndarray, label_map: LabelMap | None) -> np.
 
     A label of another size is stretched. A label in colours keeps them. Raises UserError for an unreadable file.
     """
-    kind = kind_of(sample.image)
-    image = read_image(sample.image, kind)
-    if kind != RGB:
-        image = Display.of((), _own_stats(image))(image)
+    image = read_image(sample.image)
     scale = min(1, LONG_SIDE / max(image.shape[:2]))
     size = tuple(max(1, round(scale * side)) for side in image.shape[1::-1])
     image = cv2.resize(image, size, interpolation=cv2.INTER_AREA)
@@ -85,10 +81,3 @@ def draw(sample: Sample, colours: np.ndarray, label_map: LabelMap | None) -> np.
         painted = decode(path, lambda label: label.convert("RGB"))
         return cv2.addWeighted(image, 0.5, cv2.resize(painted, size, interpolation=cv2.INTER_NEAREST), 0.5, 0)
     return overlay(image, cv2.resize(label, size, interpolation=cv2.INTER_NEAREST), colours, background=None)
-
-
-def _own_stats(image: np.ndarray) -> ImageStats:
-    """Return the statistics of one image (H, W, C): enough to show it."""
-    values = np.ma.masked_invalid(image.reshape(-1, image.shape[2]).astype(np.float64))
-    mean, std = values.mean(0).filled(0), values.std(0).filled(0)
-    return ImageStats(image.dtype.name, tuple(mean.tolist()), tuple(np.maximum(std, 1e-6).tolist()))

@@ -1,9 +1,8 @@
 """The rules of the data check: from the facts about each sample to findings."""
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 
 from data.classes import Classes
-from support.image_stats import RGB, ImageType
 from support.labels import IGNORE
 from tools.check.findings import Findings, class_label
 from tools.check.measure import Facts, ImageFacts, LabelFacts
@@ -16,19 +15,11 @@ MANY_IMAGES = 100  # from here on, a class with strokes in few of them is worth 
 FEW_STROKED = 0.01  # share of the images
 
 
-def most_common_kind(facts: list[Facts]) -> ImageType:
-    """Return the channels and type that most of the readable images have; RGB without any."""
-    kinds = Counter(item.image.kind for item in facts if not item.image.fault)
-    return kinds.most_common(1)[0][0] if kinds else RGB
-
-
-def find_faults(
-    facts: list[Facts], kind: ImageType, classes: Classes, inferred: bool, class_file: str, findings: Findings
-) -> None:
+def find_faults(facts: list[Facts], classes: Classes, inferred: bool, class_file: str, findings: Findings) -> None:
     """Add all findings about the files of the samples. The arguments are those of the functions below."""
     numbers = reversed(range(len(classes.names)))  # of two classes of one colour, the first one counts
     colours = {f"#{bytes(classes.colours[number]).hex()}": number for number in numbers}
-    check_images(facts, kind, findings)
+    check_images(facts, findings)
     check_labels(facts, colours, findings)
     check_palettes(facts, findings)
     check_values(facts, len(classes.names), inferred, class_file, findings)
@@ -37,18 +28,14 @@ def find_faults(
     check_duplicates(facts, findings)
 
 
-def check_images(facts: list[Facts], kind: ImageType, findings: Findings) -> None:
-    """Add findings about unreadable images, their kind and sizes, and labels whose size differs from the image's.
-
-    kind: channels and type that all images must have.
-    """
+def check_images(facts: list[Facts], findings: Findings) -> None:
+    """Add findings about unreadable images, small ones, and labels whose size differs from the image's."""
     for image, labels in ((item.image, item.labels.values()) for item in facts):
         if image.fault:
             findings.add("image-unreadable", image.path, image.fault)
             continue
-        for code, is_found in {"image-kind": image.kind != kind, "image-small": min(image.size) < SMALL_SIDE}.items():
-            if is_found:
-                findings.add(code, image.path, f"{image.size[1]}x{image.size[0]}, mode {image.mode}")
+        if min(image.size) < SMALL_SIDE:
+            findings.add("image-small", image.path, f"{image.size[1]}x{image.size[0]}, mode {image.mode}")
         for label in labels:
             if not label.fault:
                 _check_size(image, label, findings)

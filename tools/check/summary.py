@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from data.histogram import class_weights
-from support.image_stats import RGB
 from support.labels import IGNORE
 from tools.check.findings import Findings, class_label
 from tools.check.measure import Facts
@@ -57,8 +56,6 @@ class Summary:
     ignored: dict[str, float] = field(default_factory=dict)
     classes: list[ClassRow] = field(default_factory=list)
     agreement: dict[str, float] = field(default_factory=dict)
-    image_kind: str = str(RGB)  # channels and type
-    image_stats: str = ""  # the file of their statistics, if any
 
     @property
     def image_sizes(self) -> list[tuple[int, int]]:

@@ -82,7 +82,7 @@ def find_split(root: Path, dataset: str, paths: Paths, name: str) -> Split:
 def find_unsplit(root: Path, paths: Paths) -> Split | None:
     """Return a Split of all images and masks in plain folders, or None if there are none."""
     place = find_whole(root, images=paths.image_path, masks=paths.val_path)
-    split = Split({"image": place.images, "mask": place.masks}, plain=True)
+    split = Split({"image": place.images, "mask": place.masks})
     return with_endings(split, split.folders, paths) if list_folder(place.images, layout.IMAGE_SUFFIXES) else None
 
 
@@ -137,7 +137,7 @@ def find_unused(root: Path, dataset: str, paths: Paths, splits: list[Split], fin
     listed: set[str] = set()  # in any list, also of a test split
     for path in lists.glob("*.txt"):
         with contextlib.suppress(UserError):  # a text file that is not a list
-            listed.update(layout.read_list(path, plain=True))
+            listed.update(layout.read_list(path))
     unused: dict[Path, list[str]] = {}
     label_folders = {
         (kind, folder): split for split in splits for kind, folder in split.folders.items() if kind != "image"

@@ -54,7 +54,7 @@ def _next_lines(out: Path) -> list[str]:
 def _list_scribbles(out: Path, names: list[str]) -> list[str]:
     """Add the names that no list has to the training list, and return the next commands as lines of text."""
     folder = out / LISTS[-1]
-    lists = {path: read_list(path, plain=True) for path in sorted(folder.glob("[!.]*.txt"))}
+    lists = {path: read_list(path) for path in sorted(folder.glob("[!.]*.txt"))}
     listed = {name for present in lists.values() for name in present}
     target = folder / "train.txt"
     lines = lists.get(target, []) + [name for name in names if name not in listed]

@@ -69,9 +69,8 @@ def _check_image(path: Path, entry: Entry) -> tuple[int, int]:
     """Return the (height, width) of an image. Raises InputError if it is damaged or not of the size it should have."""
     try:
         size = image_size(path)
-        if path.suffix.lower() not in (".tif", ".tiff"):  # those of many channels are not for PIL
-            with decoding(path), Image.open(path) as image:
-                image.load()
+        with decoding(path), Image.open(path) as image:
+            image.load()
     except UserError as error:
         raise InputError(
             str(error).replace(str(path), f"{entry.where}: image" if entry.extract else str(path))

@@ -75,7 +75,7 @@ def find_masks(folder: Path, list_file: Path | None) -> dict[str, Path]:
     found = list_folder(folder, LABEL_SUFFIXES)
     if not found:
         raise UserError(f"{folder}: no label map in it ({', '.join(LABEL_SUFFIXES)})")
-    names = [without_suffix(line, found) for line in read_list(list_file, plain=True)] if list_file else list(found)
+    names = [without_suffix(line, found) for line in read_list(list_file)] if list_file else list(found)
     if missing := [name for name in names if name not in found]:
         raise UserError(f"{list_file}: {missing[0]!r}: no label map of this name in {folder}")
     return {name: found[name][0] for name in names}

@@ -96,7 +96,7 @@ def _names(source: Path, config: dict[str, Any]) -> list[str]:
     if twice := sorted({str(name) for name in names if list(names).count(name) > 1}):
         raise UserError(f"{source}: the class name {twice[0]!r} occurs twice in the YAML file: rename one")
     files = [folder / NAMES for folder in (source, source.parent) if (folder / NAMES).is_file()]
-    return [str(name) for name in names] or (read_list(files[0], plain=True) if files else [])
+    return [str(name) for name in names] or (read_list(files[0]) if files else [])
 
 
 def _by_key(folder: Path, suffixes: tuple[str, ...]) -> dict[Key, list[Path]]:
@@ -146,7 +146,7 @@ def _splits(base: Path, config: dict[str, Any], images: dict[Key, list[Path]]) -
         for value in map(str, values if isinstance(values, list) else [values]):
             lists = sorted(base.rglob(PurePosixPath(value).name)) if value.endswith(".txt") else []
             if lists:
-                keys = [_key(line.rpartition(".")[0]) for line in read_list(lists[0], plain=True)]
+                keys = [_key(line.rpartition(".")[0]) for line in read_list(lists[0])]
                 chosen = [next((key[at:] for at in range(len(key)) if key[at:] in images), ()) for key in keys]
             else:
                 folder = _key(f"{value}/x".replace("\\", "/"))[:-1]

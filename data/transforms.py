@@ -7,11 +7,52 @@ from functools import partial
 import cv2
 import numpy as np
 
-from data.augment.jitter import ColourJitter
-from support.image_stats import MEAN_COLOUR
-
-# {label map: value outside the image}. Padding never has weight in a loss.
+MEAN_COLOUR = (124, 116, 104)  # ImageNet's mean, RGB, 0..255
+LUMA = np.array([0.299, 0.587, 0.114])  # ITU-R BT.601, as in OpenCV
+# {label map: value outside the image}. Padding never has weight in a loss. Outside, images have MEAN_COLOUR.
 OUTSIDE = {"label": 255, "pseudo": 255, "distance_s": 0, "distance_c": 0}
+
+
+@dataclass(frozen=True)
+class ColourJitter:
+    """Change an image's brightness, contrast, saturation and hue at random.
+
+    With probability p, the first three factors are drawn from 1 - strength to 1 + strength, where `brightness`,
+    `contrast` and `saturation` are the strengths. The image is multiplied by the first. Its differences from
+    MEAN_COLOUR are multiplied by the second, and each pixel's differences from its grey by the third. Then its hues are
+    turned by -hue to hue of a full turn, which keeps the greys.
+    """
+
+    brightness: float = 0.0
+    contrast: float = 0.0
+    saturation: float = 0.0
+    hue: float = 0.0
+    p: float = 0.8
+
+    def __call__(self, image: np.ndarray, inside: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Return the changed image. image: (H, W, 3) uint8 RGB. inside: (H, W) uint8, 0 in the padding.
+
+        The padding is not changed.
+        """
+        changes = rng.random() < self.p
+        rng.random()  # not used: without this draw, a seed would give other samples than it did
+        strengths = np.array([self.brightness, self.contrast, self.saturation, self.hue])
+        middle = np.array([1, 1, 1, 0])
+        brightness, contrast, saturation, hue = rng.uniform(middle - strengths, middle + strengths)
+        if not changes:
+            return image
+        mix = saturation * np.eye(3) + (1 - saturation) * LUMA  # each row: a channel's weights of red, green, blue
+        if self.hue:
+            mix = _turn(hue) @ mix
+        shift = mix @ np.array(MEAN_COLOUR) * (1 - contrast)
+        changed = cv2.transform(image, np.column_stack([contrast * brightness * mix, shift]))
+        return cv2.copyTo(image, (inside == 0).view(np.uint8), changed)
+
+
+def _turn(hue: float) -> np.ndarray:
+    """Return the (3, 3) matrix that turns RGB colours about the grey axis. hue: 1/3 makes red green, and green blue."""
+    first = (1 + 2 * np.cos(2 * np.pi * (hue + np.arange(3) / 3))) / 3
+    return np.stack([np.roll(first, row) for row in range(3)])
 
 
 @dataclass(frozen=True)
@@ -21,8 +62,7 @@ class TrainTransform:
     crop_size: side of the square crop in pixels. scale: range of the scale factor. rotation: largest angle in degrees.
     rotation_p and blur: probabilities of a rotation and of a 5x5 Gaussian blur. flip_horizontal, flip_vertical: flip
     with probability 1/2. quarter_turns: turn by 0, 90, 180 or 270 degrees. jitter: changes the image's colours; None
-    keeps them. long_side: longer side of an image at scale factor 1, in pixels; 0: its own. outside: pixel outside the
-    image, by channel.
+    keeps them. long_side: longer side of an image at scale factor 1, in pixels; 0: its own.
 
     Without rotation, at a scale of exactly 1, pixels are moved and not resampled.
     """
@@ -37,21 +77,20 @@ class TrainTransform:
     blur: float = 0.5
     jitter: ColourJitter | None = None
     long_side: int = 0
-    outside: tuple[float, ...] = MEAN_COLOUR
 
     def __call__(
         self, maps: Mapping[str, np.ndarray], rng: np.random.Generator, out: Mapping[str, np.ndarray] | None = None
     ) -> Mapping[str, np.ndarray]:
         """Return every map of a sample after one random warp and crop: {name: array}; labels keep their values.
 
-        maps: {"image": (H, W, C), names in OUTSIDE: (H, W) uint8}. The random draws depend on rng and on the image's
-        size, not on labels. out: contiguous arrays to write the results to, {name: (crop_size, crop_size[, C])}.
+        maps: {"image": (H, W, 3) uint8, names in OUTSIDE: (H, W) uint8}. The random draws depend on rng and on the
+        image's size, not on labels. out: contiguous arrays to write to, {name: (crop_size, crop_size[, 3])}.
         """
         height, width = maps["image"].shape[:2]
         matrix = self._matrix(height, width, rng)
         blurred = rng.random() < self.blur
         recolour = partial(self.jitter, rng=rng) if self.jitter else None
-        return _warp(maps, matrix, self.crop_size, self.outside, out, blurred=blurred, recolour=recolour)
+        return _warp(maps, matrix, self.crop_size, out, blurred=blurred, recolour=recolour)
 
     def _matrix(self, height: int, width: int, rng: np.random.Generator) -> np.ndarray:
         """Return a random affine matrix, (2, 3) float64, from pixel (x, y) of the image to pixel (x, y) of the crop."""
@@ -86,20 +125,18 @@ class TrainTransform:
 class CentreCrop:
     """Centre crop of a sample, padded if the image is smaller; for training without augmentation.
 
-    crop_size: side of the square crop in pixels. long_side: longer side of the image, in pixels; 0: its own. outside:
-    pixel outside the image, by channel.
+    crop_size: side of the square crop in pixels. long_side: longer side of the image, in pixels; 0: its own.
     """
 
     crop_size: int
     long_side: int = 0
-    outside: tuple[float, ...] = MEAN_COLOUR
 
     def __call__(
         self, maps: Mapping[str, np.ndarray], rng: np.random.Generator, out: Mapping[str, np.ndarray] | None = None
     ) -> Mapping[str, np.ndarray]:
-        """Return the centre crop of every map: {name: (crop_size, crop_size) or (crop_size, crop_size, C)}.
+        """Return the centre crop of every map: {name: (crop_size, crop_size[, 3])}.
 
-        maps: {"image": (H, W, C), names in OUTSIDE: (H, W) uint8}. rng is not used. out: as in TrainTransform.
+        maps: {"image": (H, W, 3) uint8, names in OUTSIDE: (H, W) uint8}. rng is not used. out: as in TrainTransform.
         """
         height, width = maps["image"].shape[:2]
         scale = _to_long_side(height, width, self.long_side)
@@ -107,7 +144,7 @@ class CentreCrop:
             shift = [(self.crop_size - width) // 2, (self.crop_size - height) // 2]  # whole pixels: not resampled
         else:
             shift = [(self.crop_size - 1 - scale * (side - 1)) / 2 for side in (width, height)]  # centre on centre
-        return _warp(maps, np.column_stack([scale * np.eye(2), shift]), self.crop_size, self.outside, out)
+        return _warp(maps, np.column_stack([scale * np.eye(2), shift]), self.crop_size, out)
 
 
 def _to_long_side(height: int, width: int, long_side: int) -> float:
@@ -119,7 +156,6 @@ def _warp(
     maps: Mapping[str, np.ndarray],
     matrix: np.ndarray,
     size: int,
-    outside: tuple[float, ...],
     out: Mapping[str, np.ndarray] | None = None,
     *,
     blurred: bool = False,
@@ -127,47 +163,22 @@ def _warp(
 ) -> Mapping[str, np.ndarray]:
     """Return every map, warped by the (2, 3) matrix to size x size: the image bilinearly, other maps by nearest pixel.
 
-    outside: pixel outside the image. The results are written to the arrays in `out`, if given. recolour: called with
-    the warped image and with a map that is 0 in the padding, returns an image. blurred: blur the image at last.
+    The results are written to the arrays in `out`, if given. recolour: called with the warped image and with a map that
+    is 0 in the padding, returns an image. blurred: blur the image at last.
     """
     if out is None:
         out = {name: np.empty((size, size, *values.shape[2:]), values.dtype) for name, values in maps.items()}
-    if maps["image"].dtype == np.uint8 and maps["image"].shape[2] == 3:
-        # OpenCV warps four channels 2.6 times as fast as three, to the same values.
-        image = cv2.cvtColor(maps["image"], cv2.COLOR_RGB2RGBA)
-        warped = cv2.warpAffine(image, matrix, (size, size), borderValue=outside)
-        cv2.cvtColor(warped, cv2.COLOR_RGBA2RGB, dst=out["image"])
-        if recolour:
-            out["image"][...] = recolour(out["image"], cv2.extractChannel(warped, 3))  # alpha: 0 in the padding
-        if blurred:
-            cv2.GaussianBlur(out["image"], (5, 5), 0, dst=out["image"])
-    else:
-        _warp_channels(maps["image"], matrix, outside, out["image"], recolour, blurred=blurred)
+    # OpenCV warps four channels 2.6 times as fast as three, to the same values.
+    image = cv2.cvtColor(maps["image"], cv2.COLOR_RGB2RGBA)
+    warped = cv2.warpAffine(image, matrix, (size, size), borderValue=MEAN_COLOUR)
+    cv2.cvtColor(warped, cv2.COLOR_RGBA2RGB, dst=out["image"])
+    if recolour:
+        out["image"][...] = recolour(out["image"], cv2.extractChannel(warped, 3))  # alpha: 0 in the padding
+    if blurred:
+        cv2.GaussianBlur(out["image"], (5, 5), 0, dst=out["image"])
     if names := [name for name in maps if name != "image"]:
         _warp_labels([maps[name] for name in names], matrix, [out[name] for name in names], names)
     return out
-
-
-def _warp_channels(
-    image: np.ndarray,
-    matrix: np.ndarray,
-    outside: tuple[float, ...],
-    out: np.ndarray,
-    recolour: Callable[[np.ndarray, np.ndarray], np.ndarray] | None,
-    *,
-    blurred: bool,
-) -> None:
-    """Warp an image (H, W, C) of any type into `out`, four channels at a time: a border value has no more."""
-    size = out.shape[1::-1]
-    parts = [slice(first, min(first + 4, image.shape[2])) for first in range(0, image.shape[2], 4)]
-    for some in parts:
-        warped = cv2.warpAffine(np.ascontiguousarray(image[..., some]), matrix, size, borderValue=outside[some])
-        out[..., some] = warped.reshape(*out.shape[:2], -1)
-    if recolour:
-        inside = np.ones(image.shape[:2], np.uint8)
-        out[...] = recolour(out, cv2.warpAffine(inside, matrix, size, flags=cv2.INTER_NEAREST))
-    for some in parts if blurred else ():
-        out[..., some] = cv2.GaussianBlur(out[..., some], (5, 5), 0).reshape(*out.shape[:2], -1)
 
 
 def _warp_labels(maps: list[np.ndarray], matrix: np.ndarray, out: list[np.ndarray], names: list[str]) -> None:

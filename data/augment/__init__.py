@@ -1,1 +1,0 @@
-"""The augmentation of training samples."""
