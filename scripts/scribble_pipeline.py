@@ -30,72 +30,57 @@ from tools.arguments import Parser
 OWN = ("dataset", "dataset_path", "train_path", "pseudo_path", "logdir", "name", "resume")  # flags that the chain sets
 DATA = tuple(item.name for item in dataclasses.fields(DataFlags))
 OWN_PSEUDO = ("checkpoint", "output", "json", "overwrite", "split", "train_path", *DATA)
-LAUNCH = tuple(item.name for item in dataclasses.fields(LaunchFlags))
 # Flags that do not change results, and may differ when the chain is started again.
-FREE = (*OWN, *LAUNCH)
+FREE = (*OWN, *(item.name for item in dataclasses.fields(LaunchFlags)))
 PASSED_ON = ("device", "workers", "log_level")  # flags of train.py that pseudo.py and evaluate.py get, too
-
-
-class StepError(Exception):
-    """A step failed or was stopped; its own last line says why. status: its exit status."""
-
-    def __init__(self, status: int):
-        self.status = status
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run all steps. Returns 0, or the exit status of the step that failed. argv: the words; None: sys.argv."""
-    words = sys.argv[1:] if argv is None else argv
-    args, flags = parser().parse_known_args(words)
+    args, flags = parser().parse_known_args(sys.argv[1:] if argv is None else argv)
     if not args.data.is_dir():
         raise UserError(f"{args.data}: no such folder: the first argument must be the data set's folder")
-    for name in ("rounds", "processes"):
-        if getattr(args, name) < 1:
-            raise UserError(f"--{name} {getattr(args, name)}: must be at least 1")
+    if min(args.rounds, args.processes) < 1:
+        raise UserError("--rounds and --processes: must be at least 1")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
+    try:
+        run_steps(args, flags)
+    except (subprocess.CalledProcessError, KeyboardInterrupt) as error:
+        status = error.returncode if isinstance(error, subprocess.CalledProcessError) else STOPPED
+        if status == STOPPED:
+            print("stopped; run the same command again to continue", file=sys.stderr)
+        return status
+    return 0
+
+
+def run_steps(args, flags: list[str]) -> None:
+    """Run all steps. args: from parser(). flags: of train.py. Raises CalledProcessError if a step fails."""
     data, work = args.data.resolve(), args.work.resolve()
     cfg = read_flags(flags, args.pseudo, data)
     drawn = (data / SCRIBBLES).is_dir()
     if drawn and args.simulate:
         raise UserError(f"--simulate: {data / SCRIBBLES} has scribbles, so none are simulated: drop this flag")
-    if not drawn and cfg.label_suffix:
-        raise UserError(
-            f"--label_suffix {cfg.label_suffix}: strokes are not simulated from masks with a suffix: rename the masks, "
-            f"or put scribbles into {data / SCRIBBLES}"
-        )
     scribbles = data / SCRIBBLES if drawn else work / "strokes"
-    values = {name: value for name, value in config.as_dict(cfg).items() if name not in FREE}
-    for name, path in (("train_path", scribbles), ("pseudo_path", work / "pseudo_N")):
-        if getattr(cfg, name):
-            print(f"{name} {getattr(cfg, name)} of --config: the chain trains on {path} instead", file=sys.stderr)
-    claim(work, {"data": str(data), "scribbles": str(scribbles), **values})
+    claim(work, args, drawn, cfg)
     launch = [word for name in PASSED_ON if getattr(cfg, name) != config.FLAGS[name].default
               for word in (f"--{name}", getattr(cfg, name))]  # fmt: skip
-    steps = Steps(args.processes)
 
-    def train(name: str, labels: Path, *more: object) -> None:
-        claim_labels(work, name, labels)
-        own = ["--dataset_path", data, "--train_path", scribbles, "--logdir", work, "--name", name, "--resume", "auto"]
-        steps.run("train.py", *flags, *own, *more, distributed=True)
+    def train(number: int, *more: object) -> None:
+        own = ["--dataset_path", data, "--train_path", scribbles, "--logdir", work, "--name", f"round_{number}"]
+        run("train.py", *flags, *own, "--resume", "auto", *more, num_processes=args.processes)
 
-    try:
-        if not drawn:
-            masks = first_folder(data, cfg.val_path, *MASKS)
-            names = first_folder(data, cfg.list_path, *LISTS) / f"{cfg.train_split}.txt"
-            steps.run("tools/scribbles/__main__.py", "simulate", masks, scribbles, "--list", names,
-                      "--background", cfg.background, *args.simulate)  # fmt: skip
-        train("round_0", scribbles, "--dataset", "ScribbleOnly")
-        for number in range(1, args.rounds + 1):
-            teacher, labels = work / f"round_{number - 1}" / "best.pt", work / f"pseudo_{number}"
-            own = ["--checkpoint", teacher, "--output", labels]
-            steps.run("pseudo.py", *own, *launch, *args.pseudo, distributed=True)
-            train(f"round_{number}", labels, "--dataset", "ScribblePseudo", "--pseudo_path", labels)
-        last = work / f"round_{args.rounds}" / "best.pt"
-        steps.run("evaluate.py", "--checkpoint", last, "--report", work / "report", *launch)
-    except StepError as error:
-        if error.status == STOPPED:
-            print("stopped; run the same command again to continue", file=sys.stderr)
-        return error.status
-    return 0
+    if not drawn:
+        names = first_folder(data, cfg.list_path, *LISTS) / f"{cfg.train_split}.txt"
+        run("tools/scribbles/__main__.py", "simulate", first_folder(data, cfg.val_path, *MASKS), scribbles,
+            "--list", names, "--background", cfg.background, *args.simulate)  # fmt: skip
+    train(0, "--dataset", "ScribbleOnly")
+    for number in range(1, args.rounds + 1):
+        labels = work / f"pseudo_{number}"
+        own = ["--checkpoint", work / f"round_{number - 1}" / "best.pt", "--output", labels]
+        run("pseudo.py", *own, *launch, *args.pseudo, num_processes=args.processes)
+        train(number, "--dataset", "ScribblePseudo", "--pseudo_path", labels)
+    last = work / f"round_{args.rounds}" / "best.pt"
+    run("evaluate.py", "--checkpoint", last, "--report", work / "report", *launch)
 
 
 def read_flags(flags: list[str], pseudo: list[str], data: Path) -> config.Config:
@@ -119,11 +104,16 @@ def read_flags(flags: list[str], pseudo: list[str], data: Path) -> config.Config
     return cfg
 
 
-def claim(work: Path, settings: dict) -> None:
-    """Write the settings to WORK/chain.json, or check that they equal those in it if WORK has a checkpoint.
+def claim(work: Path, args, drawn: bool, cfg: config.Config) -> None:
+    """Write what the results depend on to WORK/chain.json, or check that it is the same if WORK has a checkpoint.
 
-    Raises UserError if they differ: a folder has the results of one command only.
+    Raises UserError if it differs: train.py would keep models of other labels or flags, and their scores.
     """
+    strokes = sorted((args.data / SCRIBBLES).rglob("*.png")) if drawn else []
+    digest = hashlib.sha256("".join(f"{path.name} {sha256(path)}\n" for path in strokes).encode()).hexdigest()
+    settings = {name: value for name, value in config.as_dict(cfg).items() if name not in FREE}
+    settings |= {"data": str(args.data.resolve()), "scribbles": digest}
+    settings |= {"simulate": args.simulate, "pseudo": args.pseudo}
     note, settings = work / "chain.json", json.loads(json.dumps(settings))  # tuples become lists, as in the file
     saved = json.loads(note.read_text(encoding="utf-8")) if note.is_file() else settings
     differ = [name for name in saved | settings if saved.get(name) != settings.get(name)]
@@ -132,56 +122,25 @@ def claim(work: Path, settings: dict) -> None:
     write_atomic(note, json.dumps(settings, indent=1), parents=True)
 
 
-def claim_labels(work: Path, name: str, labels: Path) -> None:
-    """Write a digest of the PNGs in the folder `labels` to WORK/labels.json; if WORK/NAME has a checkpoint, check it.
+def run(program: str, *words: object, num_processes: int = 1) -> None:
+    """Print a command and run it, with torchrun if num_processes > 1. Raises CalledProcessError if it fails.
 
-    train.py would keep or continue a model that was trained on other labels. Raises UserError if they differ.
+    If a signal comes, the command gets SIGTERM, saves what it has done, and KeyboardInterrupt goes on.
     """
-    note, digest = work / "labels.json", hashlib.sha256()
-    for path in sorted(labels.rglob("*.png")):
-        digest.update(f"{path.relative_to(labels)} {sha256(path)}\n".encode())
-    saved = json.loads(note.read_text(encoding="utf-8")) if note.is_file() else {}
-    if saved.get(name) != digest.hexdigest() and any((work / name).glob("*.pt")):
-        raise UserError(
-            f"{labels}: has changed since {work / name} was trained on it: delete {name} and all that came after it "
-            "(pseudo_N and round_N of later rounds), or name another folder"
-        )
-    write_atomic(note, json.dumps(saved | {name: digest.hexdigest()}, indent=1))
-
-
-class Steps:
-    """Runs commands one after another. A signal ends the running one, which saves what it has done.
-
-    num_processes: of the distributed commands, started by torchrun.
-    """
-
-    def __init__(self, num_processes: int):
-        self.num_processes, self.stopped = num_processes, False
-        self.process: subprocess.Popen | None = None
-        signal.signal(signal.SIGINT, self._stop)
-        signal.signal(signal.SIGTERM, self._stop)
-
-    def run(self, program: str, *words: object, distributed: bool = False) -> None:
-        """Print a command and run it. Raises StepError if a signal came, or if its exit status is not 0."""
-        command = [str(shell.REPO / program), *map(str, words)]
-        if distributed and self.num_processes > 1:
-            launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(self.num_processes)]
-            command = [*launch, *command]
-        if self.stopped:
-            raise StepError(STOPPED)
-        print(f"$ {shell.quoted([sys.executable, *command])}", flush=True)
-        with subprocess.Popen([sys.executable, *command]) as process:
-            self.process = process
-            if self.stopped:  # the signal came before _stop() could see this process
-                process.terminate()
+    command = [sys.executable]
+    if num_processes > 1:
+        command += ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(num_processes)]
+    command += [str(shell.REPO / program), *map(str, words)]
+    print(f"$ {shell.quoted(command)}", flush=True)
+    with subprocess.Popen(command) as process:
+        try:
             status = process.wait()
-        if status:  # torchrun ends with 1 after a signal
-            raise StepError(STOPPED if self.stopped else status if status > 0 else 128 - status)
-
-    def _stop(self, number: int, _frame: object) -> None:
-        self.stopped = True
-        if self.process and number == signal.SIGTERM:  # the terminal sends Ctrl-C to the command, too
-            self.process.terminate()
+        except KeyboardInterrupt:
+            process.terminate()
+            process.wait()
+            raise
+    if status:
+        raise subprocess.CalledProcessError(status if status > 0 else 128 - status, command)
 
 
 def parser() -> Parser:
