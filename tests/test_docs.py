@@ -191,8 +191,6 @@ def provide(command: str, sandbox: Path, python, request) -> None:
     if task_of(command) == "train":
         named += " " + config.parse(words).pretrained
     for name in re.findall(r"log/([\w.-]+)/\w+\.pt", named):
-        if name == "fields" and not Path("log/fields").exists():
-            run_in(sandbox, reduced(next(command for command in RUN if "--name fields" in command)), python)
         if not Path("log", name).exists():
             os.symlink("demo", f"log/{name}")
     if task_of(command) in ("test", "predict") and "--checkpoint" not in words:  # it takes the newest run's
