@@ -22,20 +22,22 @@ from data.classes import Classes, read_classes
 from data.dataset import SegmentationDataset
 from distributed import checks
 from distributed.group import Group, Stopped
+from evaluation import metrics
 from evaluation.predictor import Predictor
-from pseudo_labels import scores
-from pseudo_labels.files import digests, find_dense_masks, find_output, find_scribbles
-from pseudo_labels.folder import PseudoFolder
+from pseudo_labels.files import PseudoFolder, digests, find_dense_masks, find_scribbles
 from pseudo_labels.work import Work
 from runs.log import start_logging
 from support import shell
 from support.errors import STOPPED, UserError
 from support.files import sha256
+from support.results import claim
 from trained import LAYOUT, OUT_OF_MEMORY_ADVICE, TrainedModel, inference_settings, read_flags
 from utils import join_group, prepare_demo_data, resolve_amp
 
 log = logging.getLogger("segtrain")
 
+# Flags of data and model that pseudo-labels depend on, besides sizes and architecture.
+OF_LABELS = ("numclasses", "background", "model_type", "amp", "val_batchsize")
 OF_TRAINING = (*LAYOUT, "numclasses", "classes", "background", "long_side")
 
 
@@ -70,24 +72,23 @@ def make(flags: PseudoFlags, overrides: dict, group: Group) -> None:
     prepare_demo_data(cfg, group)
     split = flags.split or cfg.train_split
     dataset = find_scribbles(cfg, split, flags.train_path)
-    masks_folder, masks = find_dense_masks(cfg, split, dataset.folders["label"], must_exist="val_path" in overrides)
-    folder = PseudoFolder(find_output(cfg, split, flags.output), classes.colours, cfg.label_suffix)
-    folder.check_place([*dataset.folders.values(), masks_folder], Path(cfg.dataset_path))
+    masks_folder, masks = find_dense_masks(cfg, split, dataset.folders["label"])
+    folder = PseudoFolder(cfg, split, flags.output, classes.colours)
     checks.check_setup(group, {f"{split} list": dataset})
     settings |= digests(dataset, group)
     if group.is_main:
-        folder.claim(settings, overwrite=flags.overwrite)
+        claim(
+            folder.path / "pseudo.json", settings, ["**/*.png", "scores.json"], "pseudo.py", overwrite=flags.overwrite
+        )
     group.barrier()
 
     work = Work(folder, dataset, group, cfg, predictor, flags)
-    complete = group.broadcast(all(map(folder.is_done, dataset.names)))
-    if not complete:
+    if not group.broadcast(all(folder.label_path(name).is_file() for name in dataset.names)):
         work.draft()
         work.write(work.floors())
-    place, scored = str(masks_folder.resolve()), sum(name in masks for name in dataset.names)
-    result = group.broadcast(folder.scores) if complete else {}
-    if (result.get("masks"), result.get("scored")) != (place, scored):
-        result = {"masks": place, "scored": scored, "classes": classes.names, **work.score(masks)}
+    scored = sum(name in masks for name in dataset.names)
+    about = {"images": len(dataset), "masks": str(masks_folder.resolve()), "scored": scored, "classes": classes.names}
+    result = about | work.score(masks)
     if group.is_main:
         folder.finish(result)
     report(result, flags, dataset, cfg)
@@ -98,16 +99,13 @@ def load(flags: PseudoFlags, overrides: dict, group: Group) -> tuple[Config, Pre
 
     The flags are the checkpoint's, or train.py's defaults without one. overrides: {flag: value} that replaces them.
     """
-    settings: dict = {name: getattr(flags, name) for name in ("strokes", "keep", "threshold")}
-    predictor = None
+    predictor, checkpoint = None, ""
     if flags.checkpoint:
         trained = TrainedModel(flags.checkpoint, overrides)
         trained.cfg = cfg = dataclasses.replace(trained.cfg, amp=resolve_amp(trained.cfg.amp, group))
         predictor = trained.predictor(flags.weights, group.device, **inference_settings(flags))
+        checkpoint = sha256(trained.path)
         checks.check_weights(group, predictor.model, buffers_averaged=True)
-        settings |= {"checkpoint": sha256(trained.path)} | {name: getattr(flags, name) for name in OF_MODEL}
-        settings |= cfg.sizes | cfg.architecture | {"model_type": cfg.model_type, "amp": cfg.amp}
-        settings |= {"background": cfg.background, "val_batchsize": cfg.val_batchsize}
     else:
         cfg = Config(**overrides)
     if not cfg.dataset_path:
@@ -118,21 +116,20 @@ def load(flags: PseudoFlags, overrides: dict, group: Group) -> tuple[Config, Pre
             "scribbles as class numbers"
         )
     classes = read_classes(cfg.classes, cfg.numclasses)
-    settings |= {"numclasses": cfg.numclasses, "colours": classes.colours[: cfg.numclasses].tolist()}
+    settings = {name: getattr(flags, name) for name in ("strokes", "threshold", *OF_MODEL)}
+    settings |= {name: getattr(cfg, name) for name in OF_LABELS} | cfg.sizes | cfg.architecture
+    settings |= {"checkpoint": checkpoint, "colours": classes.colours[: cfg.numclasses].tolist()}
     return cfg, predictor, classes, settings
 
 
 def report(result: dict, flags: PseudoFlags, dataset: SegmentationDataset, cfg: Config) -> None:
     """Log the table of scores, what was written, and the command that trains on it. result: content of scores.json."""
-    if result["ways"]:
-        missing = result["images"] - result["scored"]
-        rest = f" (of {result['images']}: the others have no dense mask)" if missing else ""
-        log.info(f"against {result['scored']} dense masks of {result['masks']}{rest}:")
-        log.info(scores.table(result["ways"], result["classes"]))
+    if result["scores"]:
+        log.info(f"the labelled pixels against {result['scored']} dense masks of {result['masks']}:")
+        log.info(metrics.table(result["scores"], result["classes"]))
     else:
         log.info(f"no scores: {result['masks']} (--val_path) has no dense masks of these images")
-    shares = f"{result['labelled']:.1%} of the pixels are labelled, {result['stroked']:.2%} by strokes"
-    log.info(f"{result['images']} pseudo-labels in {flags.output}: {shares}")
+    log.info(f"{result['images']} pseudo-labels in {flags.output}: {result['labelled']:.1%} of the pixels are labelled")
     scribbles, labels = (path.resolve() for path in (dataset.folders["label"], Path(flags.output)))
     words = ["--dataset", "ScribblePseudo", "--train_path", scribbles, "--pseudo_path", labels]
     if cfg.dataset == "Folder":  # it reads labels of one kind, and the pseudo-labels include the strokes
@@ -142,8 +139,6 @@ def report(result: dict, flags: PseudoFlags, dataset: SegmentationDataset, cfg: 
     for name, value in values.items():
         if value != FLAGS[name].default:
             words += [f"--{name}", *(value if FLAGS[name].is_list else [value])]
-    if not result["stroked"]:
-        log.warning(f"no scribble in {scribbles} has a stroke")
     log.info(f"to train on them: {shell.python_command('train.py', *words)}")
 
 

@@ -226,11 +226,14 @@ class Trainer:
         torch.backends.cudnn.benchmark = False
         predictor = Predictor(state.eval_model.eval(), batch_size=cfg.val_batchsize, amp=cfg.amp, **cfg.sizes)
         batches = metrics.validation_bar(self.val_loader, total=len(self.val_loader))
-        result = score(
-            predictor, batches, dataset.names, cfg.numclasses, self.group,
-            num_examples=NUM_EXAMPLES, keep="shown",
-        )  # fmt: skip
-        panels = [panel(x.image, x.label, x.predicted, self.classes, cfg.background_class) for x in result.examples]
+        panels: list = []
+
+        def draw(_: str, image: torch.Tensor, label: torch.Tensor, predicted: torch.Tensor) -> None:
+            if self.group.is_main and len(panels) < NUM_EXAMPLES:
+                pixels, truth, found = (values.cpu().numpy() for values in (image, label, predicted))
+                panels.append(panel(pixels, truth, found, self.classes, cfg.background_class))
+
+        result = score(predictor, batches, dataset.names, cfg.numclasses, self.group, keep_pngs=True, visit=draw)
         metrics.log_validation(state, result.scores, self.classes.names, panels)
         if state.best_miou < 0:  # the first validation
             check_validation(result.scores["acc"], data_check_command(cfg))

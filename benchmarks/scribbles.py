@@ -145,13 +145,12 @@ class Bench:
 
 
 def label_table(bench: Bench) -> str:
-    """Return a Markdown table: the scores of all pseudo-labels on the training images, by way of making."""
-    lines = ["| pseudo-labels | way of making | mIoU of labelled pixels | labelled, % |", "| --- | --- | --- | --- |"]
+    """Return a Markdown table: the scores of all pseudo-labels on the training images."""
+    lines = ["| pseudo-labels | mIoU of labelled pixels | labelled, % |", "| --- | --- | --- |"]
     for file in sorted(bench.args.out.glob("pseudo-*/scores.json")):
-        for way, scores in json.loads(file.read_text())["ways"].items():
-            lines.append(
-                f"| {file.parent.name} | {way} | {100 * scores['miou']:.2f} | {100 * scores['labelled']:.2f} |"
-            )
+        content = json.loads(file.read_text())
+        miou, labelled = 100 * content["scores"]["miou"], 100 * content["labelled"]
+        lines.append(f"| {file.parent.name} | {miou:.2f} | {labelled:.2f} |")
     return "\n".join(lines)
 
 

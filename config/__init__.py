@@ -11,7 +11,6 @@ from config.checks import check
 from config.programs import READER
 from config.reader import ConfigFile
 from config.training import Config
-from support.errors import UserError
 
 FLAGS = READER.flags
 DEMO_CONFIG = Path(__file__).parent.parent / "configs" / "demo.yaml"

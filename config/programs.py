@@ -8,7 +8,7 @@ from config.shared import CheckpointFlags, DataFlags, InferenceFlags, LaunchFlag
 from config.training import Config
 from support.errors import UserError
 
-OF_MODEL = ("scales", "flip", "weights", "only_stroked_classes")  # flags of pseudo.py that need --checkpoint
+OF_MODEL = ("scales", "flip", "weights")  # flags of pseudo.py that need --checkpoint
 
 
 @dataclass
@@ -16,10 +16,9 @@ class EvaluateFlags(InferenceFlags, DataFlags, SizeFlags, ModelFlags, LaunchFlag
     """Evaluation."""
 
     split: str = flag("", "list of images to score, such as train or test [--val_split]")
-    compare: str = flag("", "FILE of a second checkpoint, to compare on the same images", per_rank=True)
     json: str = flag("", "FILE for all scores, by class and by image, and the confusion matrix", per_rank=True)
     save_dir: str = flag("", "folder for the predictions, as palette PNGs", per_rank=True)
-    report: str = flag("", "folder for a web page: scores, curves, worst and best images, comparison", per_rank=True)
+    report: str = flag("", "folder for a web page: scores, curves, worst and best images", per_rank=True)
 
 
 @dataclass
@@ -27,11 +26,11 @@ class PredictFlags(InferenceFlags, SizeFlags, ModelFlags, LaunchFlags):
     """Input and output."""
 
     model: str = flag("", "ONNX FILE written by export.py, instead of --checkpoint")
-    input: tuple[str, ...] = flag((), "images, videos, folders (with subfolders) or 'patterns' to predict, one or more")
+    input: tuple[str, ...] = flag((), "images, folders (with subfolders) or 'patterns' to predict, one or more")
     output: str = flag("predictions", "folder for masks/NAME.png and the files of --overlay and --probs")
     overlay: bool = flag(
         False,
-        "also paint classes (except --background) over each image (overlays/NAME.jpg) or video, with a legend below",
+        "also paint classes (except --background) over each image, with a legend below: overlays/NAME.jpg",
     )
     probs: bool = flag(False, "also write probs/NAME.npy: probabilities (classes, height, width), float16")
     overwrite: bool = flag(False, "predict again what --output already has")
@@ -51,17 +50,15 @@ class PseudoFlags(InferenceFlags, DataFlags, SizeFlags, ModelFlags, LaunchFlags)
     strokes: str = flag(
         "walker",
         "walker: spread the strokes over the image by a random walk, which also uses the model's prediction, if any; "
-        "none: label what the model predicts",
+        "none: label what the model predicts. The model only chooses among --background and an image's stroked classes",
         choices=("walker", "none"),
     )
     threshold: float = flag(
-        0.6, "label pixels of at least this probability p; 1 - p is rounded in steps of 7 %", ge=0, le=1
-    )
-    keep: float = flag(
-        0.7, "of each class, label at least this share of its pixels, the most confident ones of all images", ge=0, le=1
-    )
-    only_stroked_classes: bool = flag(
-        True, "in each image, the model only chooses among the classes that have a stroke in it, and --background"
+        0.6,
+        "label pixels of at least this probability p, and of each class at least the 70 % of its pixels with the "
+        "highest p; 1 - p is rounded in steps of 7 %",
+        ge=0,
+        le=1,
     )
     overwrite: bool = flag(False, "remove the pseudo-labels in --output and make them again")
 
@@ -85,7 +82,7 @@ READER = FlagReader(
     takes_aliases=True,
 )
 EVALUATE = FlagReader(EvaluateFlags, "evaluate.py", f"Score a checkpoint. {OF_CHECKPOINT}")
-PREDICT = FlagReader(PredictFlags, "predict.py", f"Predict label maps of images and videos. {OF_CHECKPOINT}")
+PREDICT = FlagReader(PredictFlags, "predict.py", f"Predict label maps of images. {OF_CHECKPOINT}")
 PSEUDO = FlagReader(PseudoFlags, "pseudo.py", f"Make pseudo-labels from scribbles. {OF_CHECKPOINT}")
 EXPORT = FlagReader(ExportFlags, "export.py", f"Export a checkpoint to ONNX. {OF_CHECKPOINT}")
 

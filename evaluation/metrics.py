@@ -1,8 +1,7 @@
 """Scores of a segmentation, all computed from pixel counts."""
 
 import math
-from collections.abc import Mapping, Sequence
-from itertools import starmap
+from collections.abc import Mapping
 from typing import Any, TypedDict
 
 import numpy as np
@@ -24,7 +23,7 @@ class Scores(TypedDict, total=False):
     iou: list[float | None]  # None for a class that is neither labelled nor predicted
     acc: list[float | None]  # recall: correct pixels / labelled pixels of the class
     precision: list[float | None]  # correct pixels / pixels predicted as the class
-    # Not from scores(), which has only a confusion matrix; the interval only from Result.scores_with_interval.
+    # Not from scores(), which has only a confusion matrix, but from Result; the interval from scores_with_interval.
     images: int
     share: list[float]  # each class's share of the labelled pixels
     miou_ci: tuple[float, float]
@@ -74,12 +73,14 @@ def class_counts(confusion: Tensor) -> Tensor:
 
 
 def mean_iou(counts: np.ndarray) -> np.ndarray:
-    """Return the mIoU over the labelled classes, shape (...), from counts (..., 3, C); 0 if nothing is labelled.
+    """Return the mIoU over the labelled classes, (...) float64, from counts (..., 3, C); nan if nothing is labelled.
 
     counts: correct, labelled and predicted pixels of each class, as class_counts() returns.
     """
     present = counts[..., 1, :] > 0
-    return (np.nan_to_num(class_iou(counts)) * present).sum(-1) / np.maximum(present.sum(-1), 1)
+    num_present = present.sum(-1)
+    sums = (np.nan_to_num(class_iou(counts)) * present).sum(-1)
+    return np.where(num_present > 0, sums / np.maximum(num_present, 1), np.nan)
 
 
 def class_iou(counts: np.ndarray) -> np.ndarray:
@@ -97,33 +98,23 @@ def image_scores(counts: np.ndarray) -> list[dict]:
 
     counts: correct, labelled and predicted pixels of each class in each image, (N, 3, C), as class_counts() returns.
     """
-    columns = np.concatenate([image_miou(counts)[:, None], class_iou(counts)], axis=1).tolist()
+    columns = np.concatenate([mean_iou(counts)[:, None], class_iou(counts)], axis=1).tolist()
     rows = [[None if math.isnan(value) else value for value in row] for row in columns]
     return [{"miou": miou, "iou": ious} for miou, *ious in rows]
 
 
-def image_miou(counts: np.ndarray) -> np.ndarray:
-    """Return the mIoU of each image over the classes in its label, (N,) float64; nan if nothing is labelled."""
-    return np.where(counts[:, 1].sum(1) > 0, mean_iou(counts), np.nan)
+def miou_interval(counts: np.ndarray, num_samples: int = 2000, seed: int = 0) -> tuple[float, float]:
+    """Return the 95 % interval of the mIoU as (low, high), from a bootstrap: all images drawn with replacement.
 
-
-def bootstrap(counts: np.ndarray, num_samples: int = 2000, seed: int = 0) -> np.ndarray:
-    """Draw all images with replacement num_samples times, and return the summed counts, (num_samples, 3, C) float64.
-
-    counts: class_counts() of each image, (images, 3, C). With one seed, two models get the same draws, so their
-    difference is a paired bootstrap.
+    counts: class_counts() of each image, (images, 3, C).
     """
     num_images = len(counts)
     rng = np.random.default_rng(seed)
     samples = rng.multinomial(num_images, np.full(num_images, 1 / num_images), size=num_samples)
     # NumPy multiplies float64 by BLAS; sums of integers below 2**53 stay exact.
     sums = samples.astype(np.float64) @ counts.reshape(num_images, -1).astype(np.float64)
-    return sums.reshape(num_samples, *counts.shape[1:])
-
-
-def interval(values: np.ndarray) -> tuple[float, float]:
-    """Return the 2.5 % and 97.5 % quantiles of bootstrapped values as (low, high); nan is left out."""
-    low, high = np.nanquantile(values, [0.025, 0.975])
+    mious = np.nan_to_num(mean_iou(sums.reshape(num_samples, *counts.shape[1:])))
+    low, high = np.quantile(mious, [0.025, 0.975])
     return float(low), float(high)
 
 
@@ -132,33 +123,23 @@ def table(scores: Mapping[str, Any], class_names: list[str]) -> str:
 
     scores: a Scores dict. The interval of the mIoU is included if `scores` has it.
     """
-    columns = {"IoU": "iou", "acc": "acc", "precision": "precision"}
-    values = zip(*(scores[name] for name in columns.values()), strict=True)
-    rows = [(name, ["absent"] if own[0] is None else own) for name, own in zip(class_names, values, strict=True)]
     means = {"mIoU": "miou", "frequency-weighted IoU": "fwiou", "pixel accuracy": "pixel_acc"}
     means |= {"mean accuracy": "mean_acc"}
-    lines = [text_table([*columns], rows, [(title, [scores[name]]) for title, name in means.items()])]
+    first = max(map(len, (*class_names, *means)))
+
+    def line(name: str, *values: float | str | None) -> str:
+        texts = ["-" if v is None else v if isinstance(v, str) else f"{100 * v:.2f}" for v in values]
+        return f"  {name:<{first}}" + "".join(f"{text:>{w}}" for text, w in zip(texts, (8, 8, 11), strict=False))
+
+    rule = "  " + "-" * (first + 27)
+    lines = [line("class", "IoU", "acc", "precision"), rule]
+    columns = (scores["iou"], scores["acc"], scores["precision"])
+    for name, iou, *others in zip(class_names, *columns, strict=True):
+        lines.append(line(name, "absent") if iou is None else line(name, iou, *others))
+    lines += [rule, *(line(title, scores[name]) for title, name in means.items())]
     if absent := [name for name, acc in zip(class_names, scores["acc"], strict=True) if acc is None]:
         lines.append(f"  not in the labels, so not in the means: {', '.join(absent)}")
     if "miou_ci" in scores:
         miou, low, high = (100 * value for value in (scores["miou"], *scores["miou_ci"]))
         lines.append(f"  mIoU {miou:.2f}, 95 % interval over images {low:.2f} to {high:.2f}")
     return "\n".join(lines)
-
-
-def text_table(titles: list[str], rows: Sequence, means: Sequence) -> str:
-    """Return a text table in per cent: titles, a line for each class, and below a rule a line for each mean.
-
-    rows, means: pairs of a name and its values, at most one for each title: 0..1, None or a text.
-    """
-    first = max(len(name) for name, _ in (*rows, *means))
-    widths = [max(8, len(title) + 2) for title in titles]
-
-    def line(name: str, values: Sequence) -> str:
-        cells = [
-            "-" if value is None else value if isinstance(value, str) else f"{100 * value:.2f}" for value in values
-        ]
-        return f"  {name:<{first}}" + "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=False))
-
-    rule = "  " + "-" * (first + sum(widths))
-    return "\n".join([line("class", titles), rule, *starmap(line, rows), rule, *starmap(line, means)])

@@ -1,16 +1,22 @@
-"""Draw label maps as pictures."""
+"""Draw label maps as pictures, with legends that name the colours of their classes."""
 
+import contextlib
+import functools
 from collections.abc import Sequence
 
 import cv2
 import numpy as np
+from PIL import Image, ImageDraw, ImageFont
 
 from data.classes import Classes
-from evaluation.legend import with_legend
 from support.labels import IGNORE
 
 SHEET_SIZE = 256  # pixels, longer side of each picture in a sheet
 PANEL_SIZE = 512  # pixels, longer side of each picture in a panel
+FRAME = ((1, 1), (1, 1), (0, 0))  # pixels around each picture
+LEGEND_SIZE = 12  # pixels of the letters; on a picture of more than 720 pixels, 1/60 of its longer side
+# Pillow's own font has ASCII only. These come with Linux, Windows and macOS.
+FONTS = ("DejaVuSans.ttf", "NotoSansCJK-Regular.ttc", "wqy-microhei.ttc", "arial.ttf", "msyh.ttc", "PingFang.ttc")
 
 
 def to_hex(colours: np.ndarray) -> list[str]:
@@ -71,13 +77,49 @@ def sheet(rows: Sequence[Sequence[np.ndarray]], columns: int = 2, size: int = SH
     """
     shrink = min(1.0, size / max(rows[0][0].shape[:2]))
     shape = [max(1, round(shrink * side)) for side in rows[0][0].shape[1::-1]]
-    tiles = [
-        np.concatenate([_framed(cv2.resize(picture, shape, interpolation=cv2.INTER_AREA)) for picture in row], axis=1)
-        for row in rows
-    ]
+    small = [[cv2.resize(picture, shape, interpolation=cv2.INTER_AREA) for picture in row] for row in rows]
+    tiles = [np.concatenate([np.pad(picture, FRAME, constant_values=255) for picture in row], axis=1) for row in small]
     tiles += [np.full_like(tiles[0], 255)] * (-len(tiles) % columns)
     return np.concatenate([np.concatenate(tiles[at : at + columns], axis=1) for at in range(0, len(tiles), columns)])
 
 
-def _framed(picture: np.ndarray) -> np.ndarray:
-    return cv2.copyMakeBorder(picture, 1, 1, 1, 1, cv2.BORDER_CONSTANT, value=(255, 255, 255))
+def with_legend(picture: np.ndarray, label: np.ndarray, classes: Classes, hidden: int | None = None) -> np.ndarray:
+    """Return the picture above a legend of the classes in `label`, (H + more, W or more, 3) uint8.
+
+    picture: (H, W, 3) uint8 RGB. label: class numbers, of any shape; 255 and `hidden` get no name.
+    """
+    numbers = [
+        number for number in np.flatnonzero(np.bincount(label.ravel())).tolist() if number not in (IGNORE, hidden)
+    ]
+    if not numbers:
+        return picture
+    height, width = picture.shape[:2]
+    size = max(LEGEND_SIZE, round(max(height, width) / 60))
+    texts = [_drawable(classes.names[number], number, size) for number in numbers]
+    column = round(max(font.getlength(text) for text, font in texts)) + 3 * size
+    num_columns, row = max(1, width // column), round(1.5 * size)
+    num_rows = -(-len(numbers) // num_columns)
+    strip = Image.new("RGB", (max(width, column), num_rows * row + size // 2), "#ffffff")
+    draw = ImageDraw.Draw(strip)
+    for place, (number, (text, font)) in enumerate(zip(numbers, texts, strict=True)):
+        x, y = place % num_columns * column + size // 2, place // num_columns * row + size // 2
+        draw.rectangle((x, y, x + size, y + size), tuple(classes.colours[number].tolist()), "#808080")
+        draw.text((x + round(1.5 * size), y + size // 2), text, "#1b2026", font, anchor="lm")
+    wide = np.pad(picture, ((0, 0), (0, strip.width - width), (0, 0)), constant_values=255)
+    return np.concatenate([wide, np.asarray(strip)])
+
+
+@functools.lru_cache(maxsize=1024)
+def _drawable(name: str, number: int, size: int) -> tuple[str, ImageFont.FreeTypeFont]:
+    """Return the name and a font that has all of its letters; without such a font, "class 3" in Pillow's own font."""
+    own = ImageFont.load_default(size)
+    assert isinstance(own, ImageFont.FreeTypeFont)  # as in every wheel of Pillow
+    fonts = [own]
+    for path in FONTS:
+        with contextlib.suppress(OSError):  # it is not installed
+            fonts.append(ImageFont.truetype(path, size))
+    for font in fonts:
+        missing = bytes(font.getmask("\uffff"))
+        if all(letter.isspace() or bytes(font.getmask(letter)) != missing for letter in name):
+            return name, font
+    return f"class {number}", own

@@ -1,6 +1,7 @@
 """Predict label maps: multi-scale, mirrored and sliding-window inference with bounded memory."""
 
 import functools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from data.images.resize import resize, scaled_size
-from evaluation.windows import WindowGrid, WindowLogits
+from evaluation.windows import Windows
 from models.layers.fold import folded
 from optimization.amp import DTYPES, autocast
 
@@ -79,10 +80,6 @@ class Predictor:
         """Return the number of images to pass in one call: batch_size, or 1 with sliding windows."""
         return 1 if self.window else self.batch_size
 
-    def windows_at_once(self, window: tuple[int, int], *, on_cpu: bool) -> int:
-        """Return the most windows of this (height, width) in a forward pass, mirror images included."""
-        return min(self.batch_size, max(1, CPU_PASS_PIXELS // (window[0] * window[1]))) if on_cpu else self.batch_size
-
     def labels(self, images: Tensor) -> Tensor:
         """Return label maps (B, H, W) uint8 of images (B, H, W, 3) uint8 RGB, on the model's device."""
         return torch.cat([band.argmax(1).to(torch.uint8) for _, band in self._bands(images, probs=False)], dim=1)
@@ -101,11 +98,11 @@ class Predictor:
     @torch.inference_mode()
     def _bands(self, images: Tensor, *, probs: bool) -> Iterator[tuple[slice, Tensor]]:
         batch, height, width = images.shape[:3]
-        passes = self._logits(images)
+        passes = self._predict(images)
         # With a single map the largest logit is the largest probability, so labels need no softmax.
         softmax = probs or not (len(passes) == 1 and passes[0].is_plain)
         # A row of the scaled image may be wider than a row of the image.
-        pixels_a_row = max(width, *(scaled.grid.pixels_a_row for scaled in passes))
+        pixels_a_row = max(width, *(scaled.pixels_a_row for scaled in passes))
         num_bytes = min(BAND_BYTES, CPU_BAND_BYTES) if images.is_cpu else BAND_BYTES
         num_rows = max(1, int(num_bytes / (4 * batch * passes[0].logits.shape[4] * pixels_a_row)))
         for top in range(0, height, num_rows):
@@ -117,40 +114,36 @@ class Predictor:
                 band /= len(passes)
             yield slice(top, bottom), band
 
-    def _logits(self, images: Tensor) -> list[WindowLogits]:
-        """Return the logits, at the model's stride, of all windows of images (B, H, W, 3), for each scale.
+    def _predict(self, images: Tensor) -> list[Windows]:
+        """Return all windows of images (B, H, W, 3) at each scale, with their logits at the model's stride.
 
         The logits of a mirror image are mirrored back. The dtype is float32, or float64 if the model's is.
         """
-        height, width = images.shape[1:3]
-        grids = [
-            WindowGrid.over((height, width), scale, self.long_side, self.window, self.stride_rate)
-            for scale in self.scales
-        ]
-        if 0 < self.long_side < max(height, width):
-            images = resize(images, scaled_size((height, width), self.long_side))
-        outputs, results = self._outputs(images, grids), []
-        for grid in grids:
-            logits = None
-            shape = (len(grid.tops) * len(grid.lefts) * len(images), 2 if self.flip else 1)
-            for position in range(shape[0] * shape[1]):
-                out = next(outputs)
-                if logits is None:
-                    dtype = out.dtype if out.dtype == torch.float64 else torch.float32
-                    logits = out.new_empty((shape[1], shape[0], *out.shape), dtype=dtype)
-                mirrored = position % shape[1]
-                logits[mirrored, position // shape[1]] = out.flip(2) if mirrored else out
-            assert logits is not None
-            results.append(WindowLogits(grid, logits.unflatten(1, (len(grid.tops), len(grid.lefts), len(images)))))
-        return results
+        out = (images.shape[1], images.shape[2])
+        passes = [Windows.over(out, scale, self.long_side, self.window, self.stride_rate) for scale in self.scales]
+        if 0 < self.long_side < max(out):
+            images = resize(images, scaled_size(out, self.long_side))
+        outputs, sides = self._outputs(images, passes), 2 if self.flip else 1
+        for windows in passes:
+            shape = len(windows.tops), len(windows.lefts), len(images)
+            first = next(outputs)
+            dtype = first.dtype if first.dtype == torch.float64 else torch.float32
+            logits = first.new_empty((sides, math.prod(shape), *first.shape), dtype=dtype)
+            for position in range(sides * math.prod(shape)):
+                values = next(outputs) if position else first
+                logits[position % sides, position // sides] = values.flip(2) if position % sides else values
+            windows.logits = logits.unflatten(1, shape)
+        return passes
 
-    def _outputs(self, images: Tensor, grids: list[WindowGrid]) -> Iterator[Tensor]:
-        """Yield the model's logits (C, h, w) of each window of each grid; with flip, also of its mirror image."""
+    def _outputs(self, images: Tensor, passes: list[Windows]) -> Iterator[Tensor]:
+        """Yield the model's logits (C, h, w) of each window of each scale; with flip, also of its mirror image."""
         mean = getattr(self.model, "mean", None)
         batch: list[Tensor] = []
-        for grid in grids:
-            size = self.windows_at_once(grid.window, on_cpu=images.is_cpu)
-            for crop in grid.crops(images, mean):
+        for windows in passes:
+            size = self.batch_size
+            if images.is_cpu:
+                size = min(size, max(1, CPU_PASS_PIXELS // math.prod(windows.window)))
+            for crop in windows.crops(images, mean):
                 for values in (crop, crop.flip(3)) if self.flip else (crop,):
                     if len(batch) >= size or (batch and values.shape != batch[0].shape):
                         yield from self._forward(batch)

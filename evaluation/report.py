@@ -8,7 +8,7 @@ import json
 import math
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +18,9 @@ from PIL import Image
 from config import Config
 from data.classes import Classes, read_classes
 from data.dataset import SegmentationDataset
-from evaluation.metrics import class_counts, confusion_matrix, image_scores
+from evaluation.metrics import image_scores
 from evaluation.pictures import contours, to_hex
-from evaluation.scoring import Example, Result, read_examples
+from evaluation.scoring import Result
 from support.labels import IGNORE
 
 TEMPLATE = Path(__file__).with_name("report.html")
@@ -43,37 +43,20 @@ def describe_protocol(cfg: Config, weights: str, scales: Sequence[float] = (1.0,
     return f"{weights} weights, {size}, {scale}, {windows}{mirrored}{precision}"
 
 
-def run_page(
-    folder: Path,
-    step: int,
-    cfg: Config,
-    result: Result,
-    predictions: dict[int, list[bytes]],
-    val_set: SegmentationDataset,
-) -> str:
-    """Return the report of a run's best.pt, equal to the page of evaluate.py --report.
-
-    folder: the run's. step: of the validation that gave `result`. predictions: from gather_predictions().
-    """
-    how = describe_protocol(cfg, "ema" if cfg.ema else "raw")
-    examples = read_examples(predictions, val_set)
-    return page(folder / "best.pt", step, cfg, cfg.val_split, how, result, examples)
-
-
 def page(
     checkpoint: Path,
     step: int | str,
     cfg: Config,
+    dataset: SegmentationDataset,
     split: str,
     how: str,
     result: Result,
-    examples: Iterable[Example],
-    comparison: dict | None = None,
+    predictions: dict[int, bytes],
 ) -> str:
     """Return the HTML report about a checkpoint on a split.
 
-    how: from describe_protocol(). The curves come from the metrics.jsonl beside the checkpoint, if there is one.
-    comparison: result of scoring.compare(), with the "names" of both checkpoints and "how" the second was scored.
+    how: from describe_protocol(). predictions: from gather_predictions(), on `dataset`. The curves come from the
+    metrics.jsonl beside the checkpoint, if there is one.
     """
     classes = read_classes(cfg.classes, cfg.numclasses)
     colours = to_hex(classes.colours)
@@ -81,10 +64,14 @@ def page(
         "checkpoint": f"{checkpoint}, step {step}",
         "data": f"{cfg.dataset_path}, {split}, {len(result.names)} images",
         "how": how,
-        **({"compared with": f"{comparison['names'][1]}, {comparison['how']}"} if comparison else {}),
         "model": f"{cfg.model_type}, {cfg.network}, {cfg.numclasses} classes",
         "written": f"{time.strftime('%Y-%m-%d %H:%M')} by torch {torch.__version__}",
     }
+    examples = []
+    for (index, png), scores in zip(predictions.items(), image_scores(result.counts[[*predictions]]), strict=True):
+        sample, predicted = dataset[index], np.array(Image.open(io.BytesIO(png)))
+        pictures = _pictures(sample["image"], sample["label"], predicted, classes, cfg.background_class)
+        examples.append({"name": dataset.names[index], **scores, **pictures})
     content = {
         "title": f"{checkpoint} on {split}",
         "facts": list(facts.items()),  # JavaScript would move keys that are numbers to the front
@@ -93,8 +80,7 @@ def page(
         "ignored": colours[IGNORE],
         "confusion": result.confusion.tolist(),
         "curves": _read_curves(checkpoint.with_name("metrics.jsonl")),
-        "examples": [_example(example, classes, cfg.background_class) for example in examples],
-        "comparison": comparison,
+        "examples": examples,
     }
     return _page(content)
 
@@ -133,38 +119,26 @@ def _read_curves(metrics: Path) -> dict:
     return {"train": lines["train"][::-1][::every][::-1], "val": lines["val"], "every": every}  # keeps the last line
 
 
-def _example(example: Example, classes: Classes, background: int | None) -> dict:
-    """Return an example as a dict for the page: name, scores, size (width, height), and pictures as data: URLs.
+def _pictures(
+    image: np.ndarray, label: np.ndarray, predicted: np.ndarray, classes: Classes, background: int | None
+) -> dict:
+    """Return the pictures of an image as data: URLs of at most PICTURE_SIZE pixels a side, and their (width, height).
 
-    Pictures are at most PICTURE_SIZE pixels on the longer side.
+    image: (H, W, 3) uint8 RGB. label, predicted: (H, W) uint8.
     """
-    height, width = example.label.shape
+    height, width = label.shape
     scale = min(1.0, PICTURE_SIZE / max(height, width))
     size = max(1, round(width * scale)), max(1, round(height * scale))
-    image = Image.fromarray(example.image).resize(size, Image.Resampling.LANCZOS)
-    maps = {"label": example.label, "predicted": example.predicted, "other": example.other}
-    small = {
-        kind: np.asarray(Image.fromarray(values).resize(size, Image.Resampling.NEAREST))
-        for kind, values in maps.items()
-        if values is not None
-    }
-    scores = _scores(example.predicted, example.label, len(classes.names))
-    other = None if example.other is None else _scores(example.other, example.label, len(classes.names))
+    label, predicted = (
+        np.asarray(Image.fromarray(values).resize(size, Image.Resampling.NEAREST)) for values in (label, predicted)
+    )
     return {
-        "name": example.name,
-        "miou": scores["miou"],
-        "iou": [None if value is None else round(value, 4) for value in scores["iou"]],
         "size": size,
-        "input": _data_url(image, "jpeg", quality=80),
-        "other_miou": other and other["miou"],
-        "errors": _error_map(small["label"], small["predicted"]),
-        **{kind: _layers(values, classes.colours, background) for kind, values in small.items()},
+        "input": _data_url(Image.fromarray(image).resize(size, Image.Resampling.LANCZOS), "jpeg", quality=80),
+        "label": _layers(label, classes.colours, background),
+        "predicted": _layers(predicted, classes.colours, background),
+        "errors": _error_map(label, predicted),
     }
-
-
-def _scores(predicted: np.ndarray, label: np.ndarray, num_classes: int) -> dict:
-    confusion = confusion_matrix(torch.from_numpy(predicted), torch.from_numpy(label), num_classes)
-    return image_scores(class_counts(confusion).numpy()[None])[0]
 
 
 def _layers(label: np.ndarray, colours: np.ndarray, background: int | None) -> list[str]:

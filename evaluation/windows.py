@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -16,13 +16,13 @@ def window_starts(size: int, window: int, stride: int) -> list[int]:
     return [min(number * stride, size - window) for number in range(math.ceil((size - window) / stride) + 1)]
 
 
-@dataclass(frozen=True)
-class WindowGrid:
-    """Positions of the windows over an image at one scale.
+@dataclass
+class Windows:
+    """Windows over a batch of images at one scale, and the scores that a model's logits of them give.
 
     window: (height, width) of a window. tops, lefts: first row and column of the windows in the padded image. size:
     (height, width) of the scaled image before padding by `offset` pixels at the top and left. out: (height, width) of
-    the image before scaling.
+    the image before scaling. logits: (1 or 2 with mirror images, rows of windows, columns, B, C, h, w).
     """
 
     window: tuple[int, int]
@@ -31,10 +31,11 @@ class WindowGrid:
     size: tuple[int, int]
     offset: tuple[int, int]
     out: tuple[int, int]
+    logits: Tensor = field(default_factory=lambda: torch.empty(0))
 
     @classmethod
-    def over(cls, out: tuple[int, int], scale: float, long_side: int, window: int, stride_rate: float) -> "WindowGrid":
-        """Return the grid over an image of size `out`, resized by `scale`; the rest is as in Predictor."""
+    def over(cls, out: tuple[int, int], scale: float, long_side: int, window: int, stride_rate: float) -> "Windows":
+        """Return the windows over an image of size `out`, resized by `scale`; the rest is as in Predictor."""
         size = scaled_size(out, round(scale * (long_side or max(out))))
         sides = (window, window) if window else size
         padded = max(size[0], sides[0]), max(size[1], sides[1])
@@ -69,25 +70,14 @@ class WindowGrid:
                 window = values[:, :, first_row : first_row + height, first_column : first_column + width]
                 yield from window.split(1)
 
-
-@dataclass(frozen=True)
-class WindowLogits:
-    """The logits of a grid of windows over a batch of images.
-
-    logits: (1 or 2 with mirror images, grid rows, grid columns, B, C, h, w).
-    """
-
-    grid: WindowGrid
-    logits: Tensor
-
     @property
     def is_plain(self) -> bool:
         """Return True if there is one window, no mirror image and no resizing."""
-        return self.logits.shape[:3] == (1, 1, 1) and self.grid.size == self.grid.out
+        return self.logits.shape[:3] == (1, 1, 1) and self.size == self.out
 
     def rows(self, top: int, bottom: int, *, softmax: bool) -> Tensor:
         """Return rows top..bottom - 1 at image size, (B, C, rows, W): probabilities or, if not softmax, logits."""
-        size, out = self.grid.size, self.grid.out
+        size, out = self.size, self.out
         if size == out:
             return self._scaled_rows(top, bottom, softmax=softmax)
         # Align pixel centres, as cv2.resize and F.interpolate without align_corners do.
@@ -103,41 +93,37 @@ class WindowLogits:
 
         The result is (B, C, rows, scaled width): probabilities or, without softmax, logits.
         """
-        grid, (height, width) = self.grid, self.grid.window
-        top, bottom = top + grid.offset[0], bottom + grid.offset[0]
-        columns = slice(grid.offset[1], grid.offset[1] + grid.size[1])
-        if len(grid.tops) == len(grid.lefts) == 1:
+        height, width = self.window
+        top, bottom = top + self.offset[0], bottom + self.offset[0]
+        columns = slice(self.offset[1], self.offset[1] + self.size[1])
+        if len(self.tops) == len(self.lefts) == 1:
             return self._window_rows(0, 0, top, bottom, softmax=softmax)[..., columns]
-        shape = (*self.logits.shape[3:5], bottom - top, grid.lefts[-1] + width)
-        sums = torch.empty(
-            shape, dtype=self.logits.dtype, device=self.logits.device, memory_format=torch.channels_last
-        ).zero_()
+        shape = (*self.logits.shape[3:5], bottom - top, self.lefts[-1] + width)
+        sums = self.logits.new_zeros(shape).contiguous(memory_format=torch.channels_last)
         covered = [sums.new_zeros(length) for length in sums.shape[2:]]  # number of windows over each row, each column
-        for grid_row, window_top in enumerate(grid.tops):
+        for row, window_top in enumerate(self.tops):
             first, last = max(top, window_top), min(bottom, window_top + height)
             if first >= last:
                 continue
             covered[0][first - top : last - top] += 1
-            for grid_column, left in enumerate(grid.lefts):
-                values = self._window_rows(
-                    grid_row, grid_column, first - window_top, last - window_top, softmax=softmax
-                )
+            for column, left in enumerate(self.lefts):
+                values = self._window_rows(row, column, first - window_top, last - window_top, softmax=softmax)
                 sums[:, :, first - top : last - top, left : left + width] += values
-        for left in grid.lefts:
+        for left in self.lefts:
             covered[1][left : left + width] += 1
         sums /= covered[0].unsqueeze(1) * covered[1]
         return sums[..., columns]
 
-    def _window_rows(self, grid_row: int, grid_column: int, top: int, bottom: int, *, softmax: bool) -> Tensor:
+    def _window_rows(self, row: int, column: int, top: int, bottom: int, *, softmax: bool) -> Tensor:
         """Return rows top..bottom - 1 of one window, averaged with the mirror image if any: (B, C, rows, window width).
 
         Row 0 is the window's first. The values are probabilities or, without softmax, logits.
         """
-        logits = self.logits[:, grid_row, grid_column]
-        y = self._range(top, bottom) * (logits.shape[3] - 1) / max(1, self.grid.window[0] - 1)  # align_corners
+        logits = self.logits[:, row, column]
+        y = self._range(top, bottom) * (logits.shape[3] - 1) / max(1, self.window[0] - 1)  # align_corners
         # Channels last makes the argmax over classes five times as fast.
         rows = _rows_at(logits.flatten(0, 1), y).contiguous(memory_format=torch.channels_last)
-        rows = F.interpolate(rows, size=(bottom - top, self.grid.window[1]), mode="bilinear", align_corners=True)
+        rows = F.interpolate(rows, size=(bottom - top, self.window[1]), mode="bilinear", align_corners=True)
         if softmax:
             rows = rows.softmax(1)
         return rows.unflatten(0, logits.shape[:2]).mean(0) if len(logits) > 1 else rows

@@ -12,8 +12,7 @@ from PIL import Image, ImageOps
 from data.classes import Classes
 from data.images import label_png, read_image
 from data.loader import batched
-from evaluation.legend import with_legend
-from evaluation.pictures import overlay
+from evaluation.pictures import overlay, with_legend
 from evaluation.predictor import Predictor, predict_batch
 from support import program
 from support.errors import UserError
@@ -24,11 +23,11 @@ AnImage: TypeAlias = str | Path | np.ndarray | Image.Image
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Result:
-    """The prediction of one image. numpy.asarray(result) is its mask.
+    """The prediction of one image.
 
     mask: (H, W) uint8 class numbers, of the image's own size. classes: a name for each class. colours: (256, 3) uint8
     RGB by class number. image: what predict() got, not a copy. background: class that plot() leaves clear, or None.
-    probabilities: (classes, H, W) float32, or None; `probs` returns them.
+    probs: (classes, H, W) float32; None without predict(..., probs=True).
     """
 
     mask: np.ndarray
@@ -36,14 +35,7 @@ class Result:
     colours: np.ndarray
     image: AnImage
     background: int | None
-    probabilities: np.ndarray | None = None
-
-    @property
-    def probs(self) -> np.ndarray:
-        """Return the probabilities, (classes, H, W) float32. Raises UserError without predict(..., probs=True)."""
-        if self.probabilities is None:
-            raise UserError("probs: not kept, as they take 4 bytes x classes x pixels: use predict(image, probs=True)")
-        return self.probabilities
+    probs: np.ndarray | None = None
 
     def plot(self, *, legend: bool = True) -> np.ndarray:
         """Return the image blended with the colours of its classes, above a legend of them: (H + more, W, 3) uint8 RGB.
@@ -59,10 +51,6 @@ class Result:
         if Path(path).suffix.lower() != ".png":
             raise UserError(f"{path}: a mask is saved as PNG: name a .png file")
         write_atomic(Path(path), label_png(self.mask, self.colours))
-
-    def __array__(self, dtype=None, copy=None) -> np.ndarray:
-        mask = self.mask if dtype is None else self.mask.astype(dtype, copy=False)
-        return mask.copy() if copy else mask
 
 
 def pixels_of(image: AnImage) -> np.ndarray:

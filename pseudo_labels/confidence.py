@@ -9,6 +9,7 @@ from torch import Tensor
 from support.labels import IGNORE
 
 NUM_LEVELS = 256
+KEEP = 0.7  # share of each class's pixels that is labelled at least
 STEPS_PER_HALVING = 10  # one level is 7 % of 1 - p; float32 ends at 24 halvings
 
 
@@ -60,7 +61,7 @@ def histogram(classes: np.ndarray, levels: np.ndarray, scribble: np.ndarray, num
     return np.bincount(pairs, minlength=num_classes * NUM_LEVELS).reshape(num_classes, NUM_LEVELS)
 
 
-def floors(counts: np.ndarray, threshold: float, keep: float) -> np.ndarray:
+def floors(counts: np.ndarray, threshold: float, keep: float = KEEP) -> np.ndarray:
     """Return the lowest confidence level at which each class is labelled, (C,) int64.
 
     It is the level of the probability `threshold`, or a lower one if less than the share `keep` of the class's pixels

@@ -1,6 +1,5 @@
 """Drafts: what a model and the spread strokes say about an image, before the thresholds."""
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -12,48 +11,46 @@ from torch.utils.data import Dataset
 from data.dataset import SegmentationDataset
 from evaluation.predictor import Predictor
 from pseudo_labels import confidence, walker
-from pseudo_labels.walker import NO_WALK, Grid, Walk
-from support.labels import IGNORE
+from pseudo_labels.walker import Grid, Walk
 
 
 class Draft(NamedTuple):
-    """Three maps of an image, (H, W) uint8 each.
-
-    label: the most probable class, 255 = unknown. levels: its confidence, confidence.levels(). model: the most probable
-    class by the model alone, 255 without a model.
-    """
+    """The most probable class of each pixel, (H, W) uint8, 255 = unknown, and its confidence.levels(), (H, W) uint8."""
 
     label: np.ndarray
     levels: np.ndarray
-    model: np.ndarray
+
+    @classmethod
+    def of_walk(cls, walk: Walk, scribble: np.ndarray) -> "Draft":
+        """Return the draft of a walk over an image with this scribble, (H, W)."""
+        label, probs = walk.best((scribble.shape[0], scribble.shape[1]))
+        return cls(label, confidence.levels(torch.from_numpy(probs)).numpy())
 
 
 class Prediction(NamedTuple):
     """What a model predicts for an image.
 
-    label: the most probable class, (H, W) uint8. levels: its confidence, (H, W) uint8. classes: those that may occur,
-    (K,) uint8. prior: their probabilities, on the grid of a walk, (K, h, w) float32; None if there is no grid.
+    draft: of the model alone. classes: those that may occur, (K,) uint8. prior: their probabilities on the grid of a
+    walk, (K, h, w) float32; None if there is no grid.
     """
 
-    label: np.ndarray
-    levels: np.ndarray
+    draft: Draft
     classes: np.ndarray
     prior: np.ndarray | None
 
 
-@dataclass(frozen=True)
-class Stroked:
+class Stroked(NamedTuple):
     """An image with its strokes.
 
-    index: its position in dataset.names. image: (H, W, 3) uint8 RGB. scribble: (H, W) uint8, 255 = no stroke.
-    grid: for a walk with a model, else None. walk: of the strokes without a model, else NO_WALK.
+    position: in dataset.names. image: (H, W, 3) uint8 RGB. scribble: (H, W) uint8, 255 = no stroke.
+    grid: for a walk with a model, or None. draft: of the strokes alone, or None with a model.
     """
 
-    index: int
+    position: int
     image: np.ndarray
     scribble: np.ndarray
     grid: Grid | None
-    walk: Walk
+    draft: Draft | None
 
 
 class StrokedImages(Dataset):
@@ -72,19 +69,20 @@ class StrokedImages(Dataset):
     def __getitem__(self, index: int) -> Stroked:
         maps = self.dataset.read(index)
         image, scribble = maps["image"], maps["label"]
-        grid, walk = None, NO_WALK
+        grid, draft = None, None
         if self.spread and self.with_model:
             grid = walker.grid(image, scribble)
         elif self.spread:
-            walk = walker.walk(image, scribble)
-        return Stroked(index, image, scribble, grid, walk)
+            draft = Draft.of_walk(walker.walk(image, scribble), scribble)
+        return Stroked(index, image, scribble, grid, draft)
 
 
 def predict(
-    batch: list[Stroked], allowed: list[list[int]], predictor: Predictor, num_classes: int, device: torch.device
+    batch: list[Stroked], predictor: Predictor, num_classes: int, background: int | None, device: torch.device
 ) -> list[Prediction]:
-    """Return what a model predicts for a batch of images of one size. allowed: of each image, as for restrict()."""
+    """Return what a model predicts for a batch of images of one size, among each image's stroked_classes()."""
     height = batch[0].scribble.shape[0]
+    allowed = [confidence.stroked_classes(item.scribble, background) for item in batch]
     grid = batch[0].grid.seeds.shape if batch[0].grid else None
     sums = torch.zeros(len(batch), num_classes, *(grid or (0, 0)), device=device)
     parts: list[list[Tensor]] = [[] for _ in batch]
@@ -97,10 +95,9 @@ def predict(
                 total += _cell_sums(values, rows, height, grid)
     results = []
     for classes, total, part in zip(allowed, sums, parts, strict=True):
-        label, levels = torch.cat(part, dim=1).cpu().numpy()
         numbers = np.array(classes or range(num_classes), np.uint8)
         prior = (total / total.sum(0))[numbers.tolist()].cpu().numpy() if grid else None
-        results.append(Prediction(label, levels, numbers, prior))
+        results.append(Prediction(Draft(*torch.cat(part, dim=1).cpu().numpy()), numbers, prior))
     return results
 
 
@@ -115,14 +112,8 @@ def _cell_sums(probs: Tensor, rows: slice, height: int, grid: tuple[int, ...]) -
     return belongs.to(probs.dtype) @ means
 
 
-def make_draft(item: Stroked, prediction: Prediction | None) -> Draft:
-    """Return the draft of an image. prediction: None without a model; the draft is then that of item.walk."""
-    size = item.scribble.shape
-    if prediction is None:
-        walked, model = item.walk, np.full(size, IGNORE, np.uint8)
-    elif item.grid is None or prediction.prior is None:
-        return Draft(prediction.label, prediction.levels, prediction.label)
-    else:
-        walked, model = walker.walk_from(item.grid, prediction.classes, prediction.prior), prediction.label
-    label, probs = walked.best(size)
-    return Draft(label, confidence.levels(torch.from_numpy(probs)).numpy(), model)
+def make_draft(item: Stroked, prediction: Prediction) -> Draft:
+    """Return the draft of an image from a model's prediction and, if it has a grid, a walk from its strokes."""
+    if item.grid is None or prediction.prior is None:
+        return prediction.draft
+    return Draft.of_walk(walker.walk_from(item.grid, prediction.classes, prediction.prior), item.scribble)

@@ -1,18 +1,26 @@
-"""Find the files that pseudo.py reads, and the folder where training looks for its labels."""
+"""The files of pseudo.py: images, scribbles and masks that it reads, and the folder of its labels."""
 
+import io
+import json
 import math
+import shutil
 from functools import partial
 from pathlib import Path
+
+import numpy as np
+from PIL import Image
 
 from builders.loaders import find_files, find_masks
 from config import Config
 from data.dataset import SegmentationDataset
+from data.images import decode, label_png
 from data.layout import match_files
 from distributed import checks
 from distributed.group import Group
+from pseudo_labels.drafts import Draft
 from runs.log import progress_bar
 from support.errors import UserError
-from support.files import sha256
+from support.files import sha256, write_atomic
 
 
 def find_scribbles(cfg: Config, split: str, train_path: str) -> SegmentationDataset:
@@ -28,29 +36,16 @@ def find_scribbles(cfg: Config, split: str, train_path: str) -> SegmentationData
     return SegmentationDataset(find_files(cfg, layout, split, {"label": train_path}), cfg.numclasses)
 
 
-def find_dense_masks(cfg: Config, split: str, scribbles: Path, *, must_exist: bool) -> tuple[Path, dict[str, Path]]:
+def find_dense_masks(cfg: Config, split: str, scribbles: Path) -> tuple[Path, dict[str, Path]]:
     """Return the folder of the dense masks, which may be missing, and {name: path} of the masks of a split.
 
-    There are no masks if the folder is `scribbles`, as where all labels of a data set are strokes. Raises UserError if
-    another folder has none and must_exist.
+    There are no masks if the folder is `scribbles`, as where all labels of a data set are strokes.
     """
     found = find_masks(cfg, split)
     folder = found.folders["label"]
     if folder.resolve() == scribbles.resolve():
         return folder, {}
-    masks = {name: files["label"][0] for name, files in match_files(found) if files["label"]}
-    if must_exist and not masks:
-        raise UserError(
-            f"--val_path {folder}: has no dense mask of any image of {split}: name another folder, or drop it"
-        )
-    return folder, masks
-
-
-def find_output(cfg: Config, split: str, output: str) -> Path:
-    """Return the folder of the labels: --output, or the folder in it that --dataset Folder reads, as OUTPUT/train."""
-    if cfg.dataset != "Folder":
-        return Path(output)
-    return find_files(cfg, "Folder", split, {"label": str(Path(output).absolute())}).folders["label"]
+    return folder, {name: files["label"][0] for name, files in match_files(found) if files["label"]}
 
 
 def digests(dataset: SegmentationDataset, group: Group) -> dict[str, str]:
@@ -61,3 +56,42 @@ def digests(dataset: SegmentationDataset, group: Group) -> dict[str, str]:
         contents = group.map(sha256, [files[kind] for files in dataset.files], bar)
         result[name] = checks.digest(list(map(str, contents)))
     return result
+
+
+class PseudoFolder:
+    """A folder with NAME.png for each image, pseudo.json (the settings that the labels depend on) and scores.json.
+
+    NAME may contain folders. Until all labels are finished, .unfinished/ has a draft of each image.
+    output: --output, which with --dataset Folder has the labels in a folder for the split, as OUTPUT/train. colours:
+    palette of the PNGs, (256, 3) uint8.
+    """
+
+    def __init__(self, cfg: Config, split: str, output: str, colours: np.ndarray):
+        self.path, self.colours, self.ending = Path(output), colours, cfg.label_suffix
+        if cfg.dataset == "Folder":
+            self.path = find_files(cfg, "Folder", split, {"label": str(self.path.absolute())}).folders["label"]
+
+    def label_path(self, name: str) -> Path:
+        return self.path / f"{name}{self.ending}.png"
+
+    def draft_path(self, name: str) -> Path:
+        return self.path / ".unfinished" / f"{name}.png"
+
+    def write_label(self, name: str, label: np.ndarray) -> None:
+        """Write a finished pseudo-label, (H, W) uint8."""
+        write_atomic(self.label_path(name), label_png(label, self.colours), parents=True)
+
+    def write_draft(self, name: str, draft: Draft) -> None:
+        """Write the maps of a draft as the channels of one PNG."""
+        buffer = io.BytesIO()
+        Image.fromarray(np.stack(draft, axis=2)).save(buffer, "PNG", compress_level=1)
+        write_atomic(self.draft_path(name), buffer.getvalue(), parents=True)
+
+    def read_draft(self, name: str) -> Draft:
+        """Return the draft of an image. Raises UserError if the file cannot be read."""
+        return Draft(*np.moveaxis(decode(self.draft_path(name)), 2, 0))
+
+    def finish(self, scores: dict) -> None:
+        """Write scores.json and remove the drafts. Rank 0 calls this method, after all labels are written."""
+        write_atomic(self.path / "scores.json", json.dumps(scores, indent=1))
+        shutil.rmtree(self.path / ".unfinished", ignore_errors=True)

@@ -16,7 +16,7 @@ from data.dataset import SegmentationDataset
 from distributed import checks
 from distributed.group import Group
 from distributed.lifeline import WRITE_SECONDS
-from evaluation.report import run_page, with_new_curves
+from evaluation.report import describe_protocol, page, with_new_curves
 from evaluation.scoring import Result, gather_predictions
 from runs import checkpoint, folder
 from runs.log import FileHandler, LineFormatter, log, start_logging
@@ -104,17 +104,18 @@ class Run:
     def report(self, step: int, result: Result, val_set: SegmentationDataset, *, is_best: bool) -> None:
         """Let the next save() write report.html: of this validation if it is the best, else with new curves.
 
-        Collective. result: from score(keep="shown") after optimizer step `step`.
+        Collective. result: from score(keep_pngs=True) after optimizer step `step`.
         """
-        predictions = gather_predictions([result], self.group) if is_best else {}
+        predictions = gather_predictions(result, self.group) if is_best else {}
         if self.folder is None or not self.group.is_main:
             return
-        path = self.folder / folder.REPORT
+        cfg, path = self.cfg, self.folder / folder.REPORT
+        best, how = path.with_name("best.pt"), describe_protocol(cfg, "ema" if cfg.ema else "raw")
 
         def write() -> None:
-            best = is_best and run_page(path.parent, step, self.cfg, result, predictions, val_set)
-            if page := best or with_new_curves(path):
-                write_atomic(path, page)
+            new = page(best, step, cfg, val_set, cfg.val_split, how, result, predictions) if is_best else None
+            if text := new or with_new_curves(path):
+                write_atomic(path, text)
 
         self._report = write
 

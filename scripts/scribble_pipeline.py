@@ -79,8 +79,8 @@ def run_steps(args, flags: list[str]) -> None:
         own = ["--checkpoint", work / f"round_{number - 1}" / "best.pt", "--output", labels]
         run("pseudo.py", *own, *launch, *args.pseudo, num_processes=args.processes)
         train(number, "--dataset", "ScribblePseudo", "--pseudo_path", labels)
-    first, last = (work / f"round_{number}" / "best.pt" for number in (0, args.rounds))
-    run("evaluate.py", "--checkpoint", last, "--compare", first, "--report", work / "report", *launch)
+    last = work / f"round_{args.rounds}" / "best.pt"
+    run("evaluate.py", "--checkpoint", last, "--report", work / "report", *launch)
 
 
 def read_flags(flags: list[str], pseudo: list[str], data: Path) -> config.Config:

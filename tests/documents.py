@@ -1,4 +1,4 @@
-"""The documents as tests read them: their blocks and tables, and the commands they show."""
+"""The documents as tests read them: the commands they show."""
 
 import ast
 import os
@@ -6,7 +6,6 @@ import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 from conftest import REPO
 
@@ -39,36 +38,10 @@ TINY_IF_SET = {"max_steps": 2, "warmup_steps": 1, "val_step_frequency": 1, "save
 TINY_IF_SET |= {"long_side": 64, "window": 33}
 
 
-class Block(NamedTuple):
-    """A code block of a document."""
-
-    language: str
-    line: int
-    text: str
-
-
-def blocks(text: str) -> list[Block]:
-    """The code blocks, including those in list items."""
-    found = []
-    for fence in re.finditer(r"^( *)```([^\n]*)\n(.*?)^\1```", text, re.DOTALL | re.MULTILINE):
-        body = "\n".join(line.removeprefix(fence[1]) for line in fence[3].splitlines())
-        found.append(Block(fence[2].strip(), text[: fence.start()].count("\n") + 1, body))
-    return found
-
-
-def without_blocks(text: str) -> str:
-    return re.sub(r"^( *)```.*?^\1```", "", text, flags=re.DOTALL | re.MULTILINE)
-
-
-def rows(text: str) -> list[list[str]]:
-    """The cells of every table row, without headings and rules."""
-    lines = without_blocks(text).splitlines()
-    is_rule = [re.fullmatch(r"\|(\s*:?-+:?\s*\|)+", line.strip()) for line in [*lines, ""]]
-    return [
-        [cell.strip() for cell in re.split(r"(?<!\\)\|", line.strip())[1:-1]]
-        for number, line in enumerate(lines)
-        if line.strip().startswith("|") and not is_rule[number] and not is_rule[number + 1]
-    ]
+def code(text: str, language: str) -> str:
+    """The code blocks of a document in one language, including those in list items."""
+    fences = re.finditer(rf"^( *)```{language}\n(.*?)^\1```", text, re.DOTALL | re.MULTILINE)
+    return "".join(re.sub(rf"^{fence[1]}", "", fence[2], flags=re.MULTILINE) for fence in fences)
 
 
 def shell_lines(text: str) -> Iterator[str]:
@@ -83,7 +56,7 @@ def commands(path: Path, language: str = "bash") -> list[str]:
     """Every command that a document, a program's docstring or a script's first comment shows."""
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".md":
-        return [line for block in blocks(text) if block.language == language for line in shell_lines(block.text)]
+        return list(shell_lines(code(text, language)))
     if path.suffix == ".py":
         text = ast.get_docstring(ast.parse(text)) or ""
     else:

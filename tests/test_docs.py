@@ -12,7 +12,6 @@ import types
 from pathlib import Path
 
 import annotated
-import cv2
 import numpy as np
 import pytest
 from annotated import Picture
@@ -103,10 +102,6 @@ def draw_data(root: Path) -> None:
     for name in ("demo", "camvid", "VOC2012"):
         (root / "dataset" / name).symlink_to(voc)
     draw_exports(root)
-    film = cv2.VideoWriter(str(root / "film.mp4"), cv2.VideoWriter_fourcc(*"mp4v"), 5, (53, 40))
-    for path in sorted(voc.glob("JPEGImages/*"))[:3]:
-        film.write(cv2.imread(str(path)))
-    film.release()
 
 
 def draw_exports(root: Path) -> None:
@@ -173,9 +168,9 @@ def provide(command: str, sandbox: Path, python, request) -> None:
     """Put what a command reads into the sandbox, under the names it uses."""
     if "export.py" in command or ".onnx" in command:
         exported = request.getfixturevalue("exported")
-    for name in re.findall(r"\S+\.(?:mp4|onnx)\b", command):
+    for name in re.findall(r"\S+\.onnx\b", command):
         if not Path(name).exists():
-            os.symlink("film.mp4" if name.endswith(".mp4") else exported, name)
+            os.symlink(exported, name)
     if not SHOWN[command].endswith(".md"):  # a reader of the documents has no such folder
         for name in ("photos/one.jpg", "photos/more/two.JPG"):
             Path(name).parent.mkdir(exist_ok=True)

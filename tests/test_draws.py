@@ -35,8 +35,7 @@ def test_recomputed_blocks_draw_what_they_drew(name, how):
     """C1 of the third review: the backward pass drew other numbers, so gradients were those of another network."""
     expected = after_a_step(drawing(name), **how)
     assert all(map(torch.equal, after_a_step(drawing(name, grad_checkpointing=True), **how), expected))
-    others = [after_a_step(drawing(name), seed, **how)[0] for seed in range(3, 6)]
-    assert not all(torch.equal(other, expected[0]) for other in others)  # the network does draw
+    assert not torch.equal(after_a_step(drawing(name), 3, **how)[0], expected[0])  # the network does draw
 
 
 def test_compiled_blocks_draw_what_they_drew(monkeypatch):

@@ -12,7 +12,7 @@ from distributed.group import Group
 from evaluation.scoring import gather_predictions, score
 
 NUM_IMAGES, WORST = 60, 37
-DEVICE = torch.device("cpu")
+GROUP = Group(torch.device("cpu"))
 
 
 def drawn() -> tuple[np.ndarray, np.ndarray]:
@@ -59,36 +59,27 @@ def batches(indices: list[int], size: int):
         yield {"image": torch.from_numpy(image), "label": torch.from_numpy(LABELS[index.numpy()]), "index": index}
 
 
-def scored(indices: list[int], size: int = 4, keep: str = "shown"):
+def scored(indices: list[int], size: int = 4):
     predictor = SimpleNamespace(labels=lambda images: images[..., 0])
     names = [f"image {number}" for number in range(NUM_IMAGES)]
-    return score(predictor, batches(indices, size), names, 4, Group(DEVICE), keep=keep)
+    return score(predictor, batches(indices, size), names, 4, GROUP, keep_pngs=True)
 
 
 @pytest.mark.parametrize("size", [1, 7, 60])
 def test_the_worst_images_are_kept_and_no_more(size):
     result = scored(list(range(NUM_IMAGES)), size)
-    shown = gather_predictions([result], Group(DEVICE))
+    shown = gather_predictions(result, GROUP)
     assert list(shown) == plain_choice()
     assert next(iter(shown)) == WORST
     assert set(result.pngs) == set(shown)  # at most 12 + 6 + 4 of 60
-    for index, (png,) in shown.items():
+    for index, png in shown.items():
         np.testing.assert_array_equal(np.array(Image.open(io.BytesIO(png))), PREDICTED[index])
-    assert len(scored(list(range(NUM_IMAGES)), keep="all").pngs) == NUM_IMAGES
-    assert scored(list(range(NUM_IMAGES)), keep="none").pngs == {}
 
 
 def test_the_same_images_are_shown_of_any_number_of_processes():
     """Three processes keep what is worst among their images; the counts of all choose among these."""
     whole = scored(list(range(NUM_IMAGES)))
     shares = [scored(list(range(rank, NUM_IMAGES, 3))) for rank in range(3)]
-    total = sum(share.counts for share in shares)
-    np.testing.assert_array_equal(total, whole.counts)
-    for share in shares:
-        share.counts = total
-
-    def gather(_) -> list:
-        return [[[share.pngs.get(index)] for index in plain_choice()] for share in shares]
-
-    group = SimpleNamespace(gather=gather)
-    assert gather_predictions(shares[:1], group) == gather_predictions([whole], Group(DEVICE))
+    shares[0].counts = sum(share.counts for share in shares)
+    group = SimpleNamespace(gather=lambda _: [[share.pngs.get(index) for index in plain_choice()] for share in shares])
+    assert gather_predictions(shares[0], group) == gather_predictions(whole, GROUP)

@@ -90,7 +90,6 @@ def images(number: int, height: int, width: int) -> torch.Tensor:
         ((61, 80), {}),
         ((61, 80), {"flip": True}),
         ((61, 80), {"scales": (0.5, 1.0, 1.7)}),
-        ((61, 80), {"scales": (0.6,)}),
         ((61, 80), {"window": 33}),
         ((97, 64), {"window": 40, "stride_rate": 0.5, "flip": True, "scales": (0.3, 1.0, 1.3)}),  # 0.3: smaller than it
         ((61, 80), {"window": 70, "long_side": 112, "scales": (0.75, 1.25), "flip": True}),  # one side is smaller
@@ -107,6 +106,7 @@ def test_equal_to_a_plain_slow_implementation(model, monkeypatch, size, settings
     labels = predictor.labels(batch)
     assert probs.shape == (2, 5, *size)
     assert labels.dtype == torch.uint8
+    assert size == (1, 1) or len(labels.unique()) > 2
     defaults = {"scales": (1.0,), "flip": False, "window": 0, "stride_rate": 2 / 3, "long_side": 0}
     for number, image in enumerate(batch.numpy()):
         expected = slow_probs(model, image, **(defaults | settings))
@@ -115,10 +115,6 @@ def test_equal_to_a_plain_slow_implementation(model, monkeypatch, size, settings
         clear = best[-1] - best[-2] > 1e-4  # elsewhere rounding may decide
         assert clear.mean() > 0.9
         assert (labels[number].numpy() == expected.argmax(0))[clear].all()
-
-
-def test_predictions_of_these_images_are_not_all_one_class(model):
-    assert len(Predictor(model).labels(images(2, 61, 80)).unique()) > 2
 
 
 def test_windows_overlap_and_end_at_the_border():
@@ -140,9 +136,7 @@ def test_d_logits_are_upsampled_with_aligned_corners():
     assert labels[0, 0].tolist() == [0, 0, 0, 0, 1, 1, 1, 1, 1]
 
 
-def test_mixed_precision_is_the_models_alone():
-    model = Tiny().eval()
+def test_mixed_precision_is_the_models_alone(model):
     full, mixed = (next(Predictor(model, amp=amp).probs(images(1, 61, 80)))[1] for amp in ("none", "bf16"))
     assert mixed.dtype == torch.float32
-    assert not torch.equal(full, mixed)
-    assert (full - mixed).abs().mean() < 0.02
+    assert 0 < (full - mixed).abs().mean() < 0.02

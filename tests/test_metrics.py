@@ -1,8 +1,10 @@
 """Scores, by numbers worked out by hand."""
 
+import numpy as np
 import pytest
 import torch
 
+from evaluation import metrics
 from evaluation.metrics import confusion_matrix, scores, table
 
 
@@ -31,3 +33,14 @@ def test_every_score_and_d10_absent_classes_leave_the_mean():
     assert lines[-1].endswith("not in the means: c, d")
     nothing = scores(torch.zeros(2, 2, dtype=torch.int64))
     assert (nothing["miou"], nothing["pixel_acc"], nothing["mean_acc"], nothing["iou"]) == (0, 0, 0, [None, None])
+
+
+def test_scores_of_images_and_the_interval_over_them():
+    # Correct, labelled and predicted pixels of 2 classes: one of two right; nothing labelled.
+    counts = np.array([[[1, 0], [2, 0], [1, 1]], [[0, 0], [0, 0], [5, 0]]])
+    assert metrics.image_scores(counts) == [{"miou": 0.5, "iou": [0.5, 0]}, {"miou": None, "iou": [0, None]}]
+    # Of 100 images 50 are right, each with one pixel of one class, labelled as it or not predicted: the share of right
+    # ones among 100 draws has a standard deviation of 0.05.
+    right = np.arange(100) < 50
+    counts = np.stack([right, np.ones(100), right], axis=1)[..., None]
+    assert metrics.miou_interval(counts) == pytest.approx((0.5 - 1.96 * 0.05, 0.5 + 1.96 * 0.05), abs=0.015)

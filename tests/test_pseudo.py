@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 import torch
 
-from pseudo_labels import confidence, drafts, scores, walker
+from pseudo_labels import confidence, drafts, walker
 from pseudo_labels.walker import NO_WALK, Grid, grid, walk, walk_from
 
 
-def test_levels_rise_with_the_probability_and_tell_sure_pixels_apart():
-    """10 * -log2(1 - p): p = 0 is 0, p = 1/2 is 10, p = 3/4 is 20, p = 1 - 2**-20 is 200, and p = 1 the highest."""
+def test_levels_tell_sure_pixels_apart():
+    """10 * -log2(1 - p)."""
     probs = torch.tensor([0, 0.5, 0.75, 1 - 2**-20, 1])
     assert confidence.levels(probs).tolist() == [0, 10, 20, 200, 255]
 
@@ -27,10 +27,9 @@ def test_floors_are_the_threshold_or_keep_the_surest_share_of_each_class():
     assert confidence.floors(counts, 1, 0.3).tolist() == [30, 5, 255]
     assert confidence.floors(counts, 1, 0.31).tolist() == [20, 5, 255]
     assert confidence.floors(counts, 1, 1.0).tolist() == [10, 5, 255]
-    assert confidence.floors(counts, 1, 1e-9).tolist() == [255, 5, 255]
     assert confidence.floors(counts, 0.75, 0.3).tolist() == [20, 5, 20]
-    assert confidence.floors(counts, 0.75, 0).tolist() == [20, 20, 20]
     assert confidence.floors(counts, 0, 0.3).tolist() == [0, 0, 0]
+    assert confidence.floors(counts, 1).tolist() == confidence.floors(counts, 1, 0.7).tolist()
 
 
 def test_only_stroked_classes_and_the_background_may_win():
@@ -52,30 +51,6 @@ def test_merged_labels_follow_strokes_then_the_sure_class():
     classes = np.array([[0, 0, 1, 255]], np.uint8)
     levels = np.array([[255, 30, 39, 255]], np.uint8)
     assert confidence.merge(scribble, classes, levels, np.array([30, 40, 0])).tolist() == [[2, 0, 255, 255]]
-
-
-def test_scores_by_hand():
-    """Mask 0 0 0 1 1 and one ignored pixel; label 0 0 255 1 0 and one beside the mask.
-
-    Over labelled pixels: class 0 has 2 common of 3, class 1 has 1 of 2: mIoU 7/12, accuracy 3/4. Labelled are 4 of 5:
-    2 of 3 of class 0, both of class 1.
-    """
-    mask = np.array([[0, 0, 0, 1, 1, 255]], np.uint8)
-    label = np.array([[0, 0, 255, 1, 0, 1]], np.uint8)
-    counts = scores.count(label, mask, 3)
-    assert counts.tolist() == [[2, 0, 0, 1], [1, 1, 0, 0], [0, 0, 0, 0]]
-    result = scores.of_counts(counts)
-    assert result["iou"] == [pytest.approx(2 / 3), 0.5, None]
-    assert result["miou"] == pytest.approx(7 / 12)
-    assert result["pixel_acc"] == 0.75
-    assert result["labelled"] == 0.8
-    assert result["labelled_by_class"] == [pytest.approx(2 / 3), 1, None]
-    text = scores.table({"model": result, scores.FINAL: result}, ["sky", "road", "car"]).splitlines()
-    assert [line.split() for line in text if line.split()[0] in ("sky", "car", "mIoU")] == [
-        ["sky", "66.67", "66.67", "66.67"],
-        ["car", "-", "-", "-"],
-        ["mIoU", "58.33", "58.33"],
-    ]
 
 
 def drawn() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -107,7 +82,6 @@ def test_strokes_spread_to_the_borders_of_drawn_objects():
     assert (probs == full.max(0)).all()
     assert (image == before[0]).all()
     assert (scribble == before[1]).all()
-    assert (walk(image, scribble).probs == walked.probs).all()
 
 
 def laplacian_of(cells: Grid) -> np.ndarray:
@@ -145,19 +119,6 @@ def test_walks_solve_the_random_walker_equations(with_model):
     assert (prior == before).all()
 
 
-def test_an_image_without_strokes_keeps_the_prediction_inside_its_edges():
-    """A third of the disc's cells, at random, is predicted as ground: the rest of the disc decides."""
-    image, scribble, mask = drawn()
-    cells = grid(image, np.full_like(scribble, 255))
-    disc = cv2.resize((mask == 3).astype(np.float32), (40, 30), interpolation=cv2.INTER_AREA)
-    noisy = np.where(np.random.default_rng(0).random(disc.shape) < 1 / 3, 0, disc).astype(np.float32)
-    label, _ = walk_from(cells, np.array([0, 3], np.uint8), np.stack([1 - noisy, noisy])).best(mask.shape)
-    assert ((label == 3) == (mask == 3)).mean() > 0.98
-    assert (
-        (cv2.resize(noisy, (80, 60)) > 0.5) == (mask == 3)
-    ).mean() < 0.97  # the prediction alone: a third of the disc is 4 %
-
-
 def test_predictions_of_bands_are_averaged_by_cell():
     """7 rows, in bands of 3, 3 and 1, are 3 cells of rows 0-2, 3-4 and 5-6; 4 columns are 2 cells."""
     probs = torch.rand(2, 7, 4, dtype=torch.float64)
@@ -169,18 +130,12 @@ def test_predictions_of_bands_are_averaged_by_cell():
             assert torch.allclose(sums[:, row, column], expected)
 
 
-def test_strokes_of_one_class_are_not_spread():
-    """Nothing in the image says where the class ends."""
-    image, scribble, _ = drawn()
-    scribble[scribble != 3] = 255
-    assert walk(image, scribble) is NO_WALK
-    assert walk(image, np.full_like(scribble, 255)) is NO_WALK
-
-
 @pytest.mark.parametrize("size", [(1, 2), (7, 4)])
-def test_tiny_images_are_walked(size):
+def test_tiny_images_are_walked_and_strokes_of_one_class_are_not(size):
     scribble = np.full(size, 255, np.uint8)
     scribble.flat[0], scribble.flat[-1] = 0, 1
     walked = walk(np.zeros((*size, 3), np.uint8), scribble)
     assert walked.classes.tolist() == [0, 1]
     assert np.isfinite(walked.probs).all()
+    scribble[scribble == 1] = 255  # nothing says where class 0 ends
+    assert walk(np.zeros((*size, 3), np.uint8), scribble) is NO_WALK

@@ -8,14 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from conftest import REPO, random_checkpoint
 from PIL import Image
 
 import predict
 from evaluation.pictures import overlay
 from segtrain import UserError, load
-from trained import TrainedModel
 
 
 @pytest.fixture(scope="module")
@@ -37,27 +35,19 @@ def test_three_lines_predict_what_predict_py_writes(checkpoint, image, tmp_path)
     result = model.predict(tmp_path / "a.png")
     assert (result.mask.shape, result.mask.dtype) == ((60, 80), np.uint8)
     assert len(np.unique(result.mask)) > 1
-    assert model.predictor.long_side == 70  # of the training
     words = ["--checkpoint", str(checkpoint), "--input", str(tmp_path / "a.png"), "--output", str(tmp_path / "out")]
-    assert predict.main([*words, "--workers", "0", "--overlay"]) == 0
+    assert predict.main([*words, "--workers", "0"]) == 0
     result.save(tmp_path / "mask.png")
     assert (tmp_path / "mask.png").read_bytes() == (tmp_path / "out/masks/a.png").read_bytes()
-    assert np.array_equal(np.array(Image.open(tmp_path / "mask.png")), result.mask)
-    # Class 0 is the background, which stays clear. The JPEG changes values a little.
+    # Class 0 is the background, which stays clear.
     assert np.array_equal(result.plot(legend=False), overlay(image, result.mask, result.colours, 0))
     assert np.array_equal(result.plot()[: len(image)], result.plot(legend=False))  # the legend is below it
-    written = np.array(Image.open(tmp_path / "out/overlays/a.jpg")).astype(int)
-    assert np.abs(written - result.plot()).mean() < 10
-    assert np.asarray(result) is result.mask
-    assert np.asarray(result, dtype=np.int64).dtype == np.int64
     for made in (model, result):
         assert (made.classes, made.colours[0].tolist()) == (["ground", "sky", "tree", "road", "car"], [1, 2, 3])
     assert np.array_equal(pickle.loads(pickle.dumps(result)).plot(), result.plot())
-    for path, named in (("mask.jpg", "a mask is saved as PNG"), ("nowhere/mask.png", "cannot be written")):
-        with pytest.raises(UserError, match=f"{path}: {named}"):
-            result.save(tmp_path / path)
-    with pytest.raises(UserError, match=r"use predict\(image, probs=True\)"):
-        _ = result.probs
+    with pytest.raises(UserError, match=r"mask\.jpg: a mask is saved as PNG"):
+        result.save(tmp_path / "mask.jpg")
+    assert result.probs is None
 
 
 def test_import_segtrain_is_quick_and_silent():
@@ -71,7 +61,7 @@ def test_an_image_may_be_a_path_an_array_or_a_pil_image(checkpoint, image, tmp_p
     model = load(str(checkpoint), device="cpu")
     expected = model.predict(image).mask
     for given in (str(tmp_path / "a.png"), Image.fromarray(image), Image.open(tmp_path / "a.png")):
-        assert np.array_equal(model.predict(given), expected)
+        assert np.array_equal(model.predict(given).mask, expected)
     flipped = image[:, ::-1]  # not contiguous, not writable
     flipped.flags.writeable = False
     several = model.predict([image, image, image[:40], tmp_path / "a.png", flipped])
@@ -81,8 +71,9 @@ def test_an_image_may_be_a_path_an_array_or_a_pil_image(checkpoint, image, tmp_p
     turned = Image.Exif()
     turned[0x0112] = 6  # to be shown turned by 90 degrees clockwise
     Image.fromarray(image).save(tmp_path / "turned.jpg", exif=turned)
-    assert model.predict(tmp_path / "turned.jpg").plot(legend=False).shape == (80, 60, 3)
-    assert np.array_equal(model.predict(Image.open(tmp_path / "turned.jpg")), model.predict(tmp_path / "turned.jpg"))
+    shown = [model.predict(given) for given in (tmp_path / "turned.jpg", Image.open(tmp_path / "turned.jpg"))]
+    assert [result.plot(legend=False).shape for result in shown] == [(80, 60, 3)] * 2
+    assert np.array_equal(shown[0].mask, shown[1].mask)
 
 
 def test_probabilities_are_those_of_the_mask(checkpoint, image):
@@ -91,18 +82,13 @@ def test_probabilities_are_those_of_the_mask(checkpoint, image):
     assert (result.probs.shape, result.probs.dtype) == ((5, 60, 80), np.float32)
     assert np.abs(result.probs.sum(0) - 1).max() < 1e-5
     assert np.array_equal(result.probs.argmax(0), result.mask)
-    assert (result.mask == model.predict(image).mask).mean() > 0.999  # without softmax; ties may differ
-    assert [item.probs.shape for item in model.predict([image, image[:9]], probs=True)] == [(5, 60, 80), (5, 9, 80)]
 
 
-def test_settings_reach_the_predictor(checkpoint, image):
+def test_settings_reach_the_predictor(checkpoint):
     settings = {"scales": (0.5, 1), "flip": True, "long_side": 64, "window": 33, "stride_rate": 0.5}
     model = load(checkpoint, **settings, amp="bf16", weights="raw")
     assert {name: getattr(model.predictor, name) for name in settings} == settings
     assert model.predictor.amp == "bf16"
-    expected = TrainedModel(checkpoint, {"long_side": 64, "window": 33, "stride_rate": 0.5, "amp": "bf16"})
-    predictor = expected.predictor(scales=(0.5, 1.0), flip=True)
-    assert np.array_equal(model.predict(image), predictor.labels(torch.from_numpy(image)[None])[0].numpy())
     assert load(checkpoint, long_side=0).predictor.long_side == 0
 
 
@@ -110,9 +96,7 @@ def test_settings_reach_the_predictor(checkpoint, image):
     ("settings", "named"),
     [
         ({"scales": (0.5, 0)}, "scales 0.0: must be above 0"),
-        ({"scales": ()}, "scales: is empty: name one or more"),
         ({"long_side": 1.5}, "long_side: 1.5 is not an int"),
-        ({"weights": "ema"}, "has no average of weights"),
         ({"device": "gpu"}, "--device gpu: "),
         ({"classes": "nowhere.txt"}, "--classes nowhere.txt: "),
     ],
@@ -136,15 +120,3 @@ def test_wrong_files_and_images_are_named(checkpoint, image, tmp_path):
     ):
         with pytest.raises(UserError, match=named):
             model.predict(wrong)
-        with pytest.raises(UserError, match=named):
-            model.predict([image, wrong], probs=True)
-
-
-def test_lack_of_memory_says_what_needs_less(checkpoint, image, monkeypatch):
-    def fail(*_):
-        raise RuntimeError("CUDA out of memory. Tried to allocate")
-
-    model = load(checkpoint)
-    monkeypatch.setattr(type(model.predictor), "labels", fail)
-    with pytest.raises(UserError, match=r"out of memory on cpu .* use load\(\.\.\., window=465\)"):
-        model.predict(image)

@@ -3,10 +3,10 @@
 import base64
 import io
 import json
-import re
 from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -14,9 +14,11 @@ import torch
 from PIL import Image
 
 from data.classes import voc_colours
+from data.images import label_png
+from evaluation.metrics import class_counts, confusion_matrix
 from evaluation.pictures import contours
 from evaluation.report import MAX_POINTS, page, with_new_curves
-from evaluation.scoring import Example, Result
+from evaluation.scoring import Result
 from runs import checkpoint
 from support.errors import UserError
 from support.files import write_atomic
@@ -33,96 +35,85 @@ CURVES = [
     {"kind": "train", "epoch": 2, "step": 20, "loss": 1.25, "losses": {"seg": 1.0, "lorm": 0.25}, "lr": 0.005},
     {"kind": "val", "epoch": 2, "step": 20, "miou": 0.6, "pixel_acc": 0.7},
 ]
-NAMES = ["fair.png", "bad.png", HOSTILE]
+COLOUR = (200, 100, 50)  # of every image
 
 
-def example(name: str, label: np.ndarray, predicted: np.ndarray) -> Example:
-    image = np.full((*label.shape, 3), (200, 100, 50), np.uint8)
-    return Example(name, image, label.astype(np.uint8), predicted.astype(np.uint8))
+class Example(NamedTuple):
+    """An image's label and prediction, (H, W) uint8."""
+
+    name: str
+    label: np.ndarray
+    predicted: np.ndarray
 
 
 def counted(name: str, counts: dict[tuple[int, int], int]) -> Example:
     """An example with this many columns of each (label, prediction)."""
-    label, predicted = (np.repeat([pair[axis] for pair in counts], [*counts.values()]) for axis in (0, 1))
-    return example(name, np.tile(label, (20, 1)), np.tile(predicted, (20, 1)))
+    pairs = np.repeat(np.array([*counts], np.uint8), [*counts.values()], axis=0)
+    return Example(name, *(np.tile(pairs[:, axis], (20, 1)) for axis in (0, 1)))
 
 
-def examples(names=NAMES) -> list[Example]:
-    """Images with an mIoU of 0.5, 0.3 and 1."""
-    return [
-        counted(
-            names[0], {(0, 0): 9, (0, 1): 3, (1, 0): 3, (1, 1): 4}
-        ),  # IoU of sky 9 / 15 = 0.6, of road 4 / 10 = 0.4
-        counted(names[1], {(1, 1): 3, (1, 2): 6, (2, 1): 6, (2, 2): 8}),  # of road 3 / 15 = 0.2, of car 8 / 20 = 0.4
-        counted(names[2], {(0, 0): 9, (255, 1): 3}),
-    ]
+EXAMPLES = [  # of an mIoU of 0.5, 0.3 and 1
+    counted("fair.png", {(0, 0): 9, (0, 1): 3, (1, 0): 3, (1, 1): 4}),  # IoU of sky 9 / 15 = 0.6, of road 4 / 10 = 0.4
+    counted("bad.png", {(1, 1): 3, (1, 2): 6, (2, 1): 6, (2, 2): 8}),  # of road 3 / 15 = 0.2, of car 8 / 20 = 0.4
+    counted(HOSTILE, {(0, 0): 9, (255, 1): 3}),
+]
 
 
-def columns(height: int = 30, width: int = 40) -> Example:
-    """Columns of classes 0, 1 and ignored; 0 is predicted but for the right half of class 1."""
-    third = width // 3
-    label, predicted = np.full((height, width), 255), np.zeros((height, width))
-    label[:, :third], label[:, third : 2 * third] = 0, 1
-    predicted[:, third + third // 2 : 2 * third] = 1
-    return example("columns", label, predicted)
+class Shown(list):
+    """Examples as the data set of a split."""
+
+    names = property(lambda self: [item.name for item in self])
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        label = super().__getitem__(index).label
+        return {"image": np.full((*label.shape, 3), COLOUR, np.uint8), "label": label}
 
 
-def config(folder: Path, classes: list[str], background: int | None = 0) -> SimpleNamespace:
-    folder.mkdir(parents=True, exist_ok=True)
+def write(
+    folder: Path, *, classes=CLASSES, confusion=CONFUSION, curves=CURVES, split: str = HOSTILE, shown=EXAMPLES
+) -> Path:
+    """Write a page of best.pt in a new folder."""
     (folder / "classes.txt").write_text("\n".join(classes))
-    model = {"model_type": "res50_ASPP", "network": "ResNet-18", "numclasses": len(classes)}
-    return SimpleNamespace(
-        classes=str(folder / "classes.txt"), dataset_path="data", background_class=background, **model
-    )
-
-
-def draw(folder: Path, *, classes=CLASSES, confusion=CONFUSION, **other) -> str:
-    cfg = config(folder, classes, other.get("background", 0))
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in curves))
+    cfg = SimpleNamespace(
+        classes=str(folder / "classes.txt"), numclasses=len(classes), dataset_path="data", background_class=0,
+        model_type="res50_ASPP", network="ResNet-18",
+    )  # fmt: skip
     counts = np.ones((7, 3, len(classes)), np.int64)
+    for own, item in zip(counts, shown, strict=False):
+        predicted, label = map(torch.from_numpy, (item.predicted, item.label))
+        own[:] = class_counts(confusion_matrix(predicted, label, len(classes)))
     result = Result(["x"] * 7, torch.tensor(confusion), counts)
     result.scores_with_interval = result.scores | INTERVAL
-    split, shown = other.get("split", HOSTILE), other.get("shown", examples())
-    return page(folder / "best.pt", 20, cfg, split, "raw weights", result, shown, other.get("comparison"))
-
-
-def write_curves(folder: Path, curves: list[dict]) -> None:
-    folder.mkdir(exist_ok=True)
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in curves))
-
-
-def write(folder: Path, *, curves=CURVES, **values) -> Path:
-    write_curves(folder, curves)
-    write_atomic(folder / "new/index.html", draw(folder, **values), parents=True)
+    predictions = {number: label_png(item.predicted) for number, item in enumerate(shown)}
+    text = page(folder / "best.pt", 20, cfg, Shown(shown), split, "raw weights", result, predictions)
+    write_atomic(folder / "new/index.html", text, parents=True)
     return folder / "new/index.html"
 
 
 class Elements(HTMLParser):
-    """Tags with their attributes, and the text within each script, as a browser takes the page apart."""
+    """Tags with their attributes, and the text within each script and title, as a browser takes the page apart."""
 
     def __init__(self, path: Path):
         super().__init__()
         self.tags: list[tuple[str, dict]] = []
-        self.scripts: list[str] = []
-        self.titles: list[str] = []
+        self.texts: dict[str, list[str]] = {}
         self.feed(path.read_text(encoding="ascii"))
 
     def handle_starttag(self, tag, attrs):
         self.tags.append((tag, dict(attrs)))
 
     def handle_data(self, data):
-        if self.lasttag == "script":
-            self.scripts.append(data)
-        elif self.lasttag == "title" and data.strip():
-            self.titles.append(data)
+        self.texts.setdefault(self.lasttag, []).append(data)
 
     def data(self) -> dict:
-        return json.loads(self.scripts[0])
+        return json.loads(self.texts["script"][0])
 
 
-def picture(url: str) -> Image.Image:
+def pixels(url: str, mode: str = "RGB") -> np.ndarray:
     kind, _, content = url.partition(";base64,")
     assert kind in ("data:image/png", "data:image/jpeg")
-    return Image.open(io.BytesIO(base64.b64decode(content)))
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(content))).convert(mode))
 
 
 def test_the_page_is_one_file_that_loads_nothing(tmp_path):
@@ -132,119 +123,85 @@ def test_the_page_is_one_file_that_loads_nothing(tmp_path):
     targets = [attrs[name] for _, attrs in tags for name in ("src", "href", "srcset", "data") if name in attrs]
     assert targets
     assert [target for target in targets if not target.startswith(("#", "data:"))] == []
-    assert not re.search(r"url\(|@import|fetch\(|XMLHttpRequest|import\(", path.read_text())
     policies = [attrs["content"] for _, attrs in tags if attrs.get("http-equiv") == "Content-Security-Policy"]
     assert [policy.split(";")[0] for policy in policies] == ["default-src 'none'"]
 
 
-def test_names_with_markup_or_not_in_utf8_stay_names(tmp_path):
-    names = [NAMES[0], b"caf\xe9.png".decode("utf-8", "surrogateescape"), HOSTILE]
-    elements = Elements(write(tmp_path, shown=examples(names)))
+def test_names_with_markup_or_not_in_utf8_stay_names_and_scores_are_right(tmp_path):
+    other = EXAMPLES[1]._replace(name=b"caf\xe9.png".decode("utf-8", "surrogateescape"))
+    elements = Elements(write(tmp_path, shown=[EXAMPLES[0], other, EXAMPLES[2], counted("ignored", {(255, 1): 9})]))
     assert len([tag for tag, _ in elements.tags if tag == "script"]) == 2
     assert [tag for tag, _ in elements.tags if tag in ("img", "b")] == []
-    title = f"{tmp_path / 'best.pt'} on {HOSTILE}"
-    assert elements.titles == [title]
-    data = elements.data()
-    assert data["title"] == title
-    assert [entry["name"] for entry in data["examples"]] == names
-    assert [name for name, _ in data["facts"]] == ["checkpoint", "data", "how", "model", "written"]
-    values = [f"{tmp_path / 'best.pt'}, step 20", f"data, {HOSTILE}, 7 images", "raw weights"]
-    assert [text for _, text in data["facts"][:4]] == [*values, "res50_ASPP, ResNet-18, 4 classes"]
-
-
-def test_scores_and_examples(tmp_path):
-    data = Elements(write(tmp_path)).data()
+    data, title = elements.data(), f"{tmp_path / 'best.pt'} on {HOSTILE}"
+    assert (data["title"], elements.texts["title"][0]) == (title, title)
+    names, values = zip(*data["facts"], strict=True)
+    assert names == ("checkpoint", "data", "how", "model", "written")
+    about = (f"{tmp_path / 'best.pt'}, step 20", f"data, {HOSTILE}, 7 images", "raw weights")
+    assert values[:4] == (*about, "res50_ASPP, ResNet-18, 4 classes")
     assert data["scores"]["iou"] == pytest.approx([90 / 122, 60 / 123, 35 / 70, None])
     assert (data["scores"]["images"], data["scores"]["share"]) == (7, [0.4, 0.4, 0.2, 0])
-    assert [entry["miou"] for entry in data["examples"]] == pytest.approx([0.5, 0.3, 1])
-    assert [entry["iou"] for entry in data["examples"]] == [
-        [0.6, 0.4, None, None],
-        [None, 0.2, 0.4, None],
-        [1, None, None, None],
+    assert [(entry["name"], entry["miou"], entry["iou"]) for entry in data["examples"]] == [
+        ("fair.png", 0.5, [0.6, 0.4, None, None]),
+        (other.name, pytest.approx(0.3), [None, 0.2, 0.4, None]),
+        (HOSTILE, 1, [1, None, None, None]),
+        ("ignored", None, [None] * 4),
     ]
-    ignored = Elements(write(tmp_path, shown=[counted("ignored", {(255, 1): 9})])).data()["examples"]
-    assert (ignored[0]["miou"], ignored[0]["iou"]) == (None, [None] * 4)
 
 
 def test_pictures_of_an_example(tmp_path):
-    (entry,) = Elements(write(tmp_path, shown=[columns()])).data()["examples"]
-    assert picture(entry["input"]).format == "JPEG"
-    np.testing.assert_allclose(np.asarray(picture(entry["input"])), np.full((30, 40, 3), (200, 100, 50)), atol=4)
+    """Columns of classes 0, 1 and ignored; 0 is predicted but for the right half of class 1."""
+    item = counted("a", {(0, 0): 13, (1, 0): 6, (1, 1): 7, (255, 0): 14})
+    large = Example("large", *(np.kron(values, np.ones((40, 40), np.uint8)) for values in item[1:]))
+    entry, shrunk = Elements(write(tmp_path, shown=[item, large])).data()["examples"]
+    np.testing.assert_allclose(pixels(entry["input"]), np.full((20, 40, 3), COLOUR), atol=4)
     colours = voc_colours()
-    for name, shown in (("label", columns().label), ("predicted", columns().predicted)):
-        fill, lines = map(picture, entry[name])
-        assert (fill.mode, lines.mode) == ("P", "P")
-        np.testing.assert_array_equal(np.asarray(fill.convert("RGB")), colours[shown])
+    for name, label in (("label", item.label), ("predicted", item.predicted)):
+        fill, lines = entry[name]
+        np.testing.assert_array_equal(pixels(fill), colours[label])
         # Clear at class 0, the background.
-        np.testing.assert_array_equal(np.asarray(fill.convert("RGBA"))[..., 3], np.where(shown == 0, 0, 255))
-        drawn = contours(shown, 0)
-        np.testing.assert_array_equal(np.asarray(lines.convert("RGBA"))[..., 3], np.where(drawn, 255, 0))
-        np.testing.assert_array_equal(np.asarray(lines.convert("RGB"))[drawn], colours[shown][drawn])
-    errors = np.asarray(picture(entry["errors"]).convert("RGBA"))
-    assert (errors[:, :13, 3] == 0).all()  # class 0, predicted as 0: the input shows through
+        np.testing.assert_array_equal(pixels(fill, "RGBA")[..., 3], np.where(label == 0, 0, 255))
+        drawn = contours(label, 0)
+        np.testing.assert_array_equal(pixels(lines, "RGBA")[..., 3], np.where(drawn, 255, 0))
+        np.testing.assert_array_equal(pixels(lines)[drawn], colours[label][drawn])
+    errors = pixels(entry["errors"], "RGBA")
+    assert (errors[:, [*range(13), *range(19, 26)], 3] == 0).all()  # right: the input shows through
     assert (errors[:, 13:19] == (255, 59, 48, 255)).all()  # class 1, predicted as 0
-    assert (errors[:, 19:26, 3] == 0).all()
     assert (errors[:, 26:, 3] == 255).all()  # ignored, whatever is predicted
     assert not (errors[:, 26:] == (255, 59, 48, 255)).all(axis=2).any()
+    assert shrunk["size"] == [640, 320]  # 1600 x 800 by 640 / 1600, without new classes
+    assert {pixels(url).shape for url in (shrunk["input"], *shrunk["label"], shrunk["errors"])} == {(320, 640, 3)}
+    assert set(map(tuple, pixels(shrunk["label"][0]).reshape(-1, 3))) == set(map(tuple, colours[[0, 1, 255]]))
 
 
-def test_large_pictures_are_made_smaller_without_new_classes(tmp_path):
-    (entry,) = Elements(write(tmp_path, shown=[columns(900, 1200)])).data()["examples"]
-    assert entry["size"] == [640, 480]  # 1200 x 900 by 640 / 1200
-    for url in (entry["input"], *entry["label"], *entry["predicted"], entry["errors"]):
-        assert picture(url).size == (640, 480)
-    shown = {tuple(colour) for colour in np.asarray(picture(entry["label"][0]).convert("RGB")).reshape(-1, 3).tolist()}
-    assert shown == {tuple(voc_colours()[k].tolist()) for k in (0, 1, 255)}
-
-
-def test_long_curves_are_thinned_out_and_damaged_lines_skipped(tmp_path):
+def test_curves_are_thinned_out_damaged_lines_skipped_and_new_ones_added(tmp_path):
     lines = [CURVES[0] | {"step": step} for step in range(1, 2 * MAX_POINTS + 2)]
     path = write(tmp_path, curves=lines)
-    curves = Elements(path).data()["curves"]
+    before = Elements(path).data()
+    curves = before.pop("curves")
     # Over twice MAX_POINTS: every third one, counted from the last.
     assert curves["every"] == 3
     assert len(curves["train"]) == -(-len(lines) // 3)
     assert curves["train"][-1]["step"] == lines[-1]["step"]
-    assert curves["val"] == []
-
     good = [json.dumps(line) for line in CURVES]
-    (tmp_path / "metrics.jsonl").write_text(
-        "\n".join(["not JSON", "[1]", *good, good[0].replace("2.5", "NaN"), good[0][:9]])
-    )
-    (tmp_path / "report.html").write_text(draw(tmp_path))
-    data = Elements(tmp_path / "report.html").data()
-    assert [line["loss"] for line in data["curves"]["train"]] == [2.5, 1.25, None]
-    assert len(data["curves"]["val"]) == 2
+    damaged = ["not JSON", "[1]", *good, good[0].replace("2.5", "NaN"), good[0][:9]]
+    (tmp_path / "new/metrics.jsonl").write_text("\n".join(damaged))
+    path.write_text(with_new_curves(path))
+    after = Elements(path).data()
+    curves = after.pop("curves")
+    assert after == before
+    assert [line["loss"] for line in curves["train"]] == [2.5, 1.25, None]
+    assert [line["step"] for line in curves["val"]] == [10, 20]
+    path.write_text("a page of another program")
+    assert with_new_curves(path) is None
+    assert with_new_curves(tmp_path / "none.html") is None
 
 
-def test_new_curves_leave_the_rest_of_the_page(tmp_path):
-    assert with_new_curves(tmp_path / "report.html") is None
-    write_curves(tmp_path, CURVES)
-    (tmp_path / "report.html").write_text(draw(tmp_path))
-    before = Elements(tmp_path / "report.html").data()
-    write_curves(tmp_path, [*CURVES, CURVES[-1] | {"step": 30, "miou": 0.5}])
-    (tmp_path / "report.html").write_text(with_new_curves(tmp_path / "report.html"))
-    after = Elements(tmp_path / "report.html").data()
-    assert [line["step"] for line in after["curves"]["val"]] == [10, 20, 30]
-    assert after | {"curves": before["curves"]} == before
-    (tmp_path / "report.html").write_text("a page of another program")
-    assert with_new_curves(tmp_path / "report.html") is None
-
-
-@pytest.mark.parametrize("fault", ["drawing", "writing"])
-def test_report_that_fails_is_named_and_the_checkpoint_is_written(tmp_path, caplog, fault):
-    path = tmp_path / "report.html"
-    if fault == "writing":
-        path.mkdir()
-
+def test_report_that_fails_is_named_and_the_checkpoint_is_written(tmp_path, caplog):
     def report() -> None:
-        if fault == "drawing":
-            raise UserError("photo.jpg: cannot be read")
-        write_atomic(path, "a page")
+        raise UserError("photo.jpg: cannot be read")
 
     writer = checkpoint.Writer()
     writer.save({"step": 3}, [tmp_path / "best.pt", tmp_path / "last.pt"], {}, report)
     writer.wait()
     assert [checkpoint.step_of(tmp_path / name) for name in ("best.pt", "last.pt")] == [3, 3]
-    named = {"drawing": "photo.jpg: cannot be read", "writing": f"{path}: cannot be written (Is a directory)"}[fault]
-    assert caplog.messages == [f"no report: {named}"]
+    assert caplog.messages == ["no report: photo.jpg: cannot be read"]
