@@ -5,7 +5,7 @@ import sys
 import pytest
 
 pytest.importorskip("triton", reason="needs Triton")
-from benchmarks.kernel_resources import ARCHITECTURES, MAX_REGISTERS, MAX_SHARED, TERMS, compile_for  # noqa: E402
+from benchmarks.kernel_resources import ARCHITECTURES, MAX_REGISTERS, MAX_SHARED, TERMS, compile_for
 
 
 @pytest.mark.slow
