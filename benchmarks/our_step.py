@@ -1,4 +1,4 @@
-"""Our training step, train.Trainer.train_step, on a GPU that is not there: alone, or as rank 0 of fake ranks."""
+"""Our training step, train.Trainer.train_step: on any device, or, alone or in a group, on a GPU that is not there."""
 
 import contextlib
 import dataclasses
@@ -44,28 +44,14 @@ def our_step(cfg: Config, mode: AbsentGPU, world_size: int = 1) -> Iterator[tupl
             group = Group(CUDA, world_size=world_size, local_world_size=world_size, backend="fake")
             dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
             stack.callback(dist.destroy_process_group)
-        batches = [_random_batch(cfg) for _ in range(cfg.accum_steps)]
+        batches = [random_batch(cfg) for _ in range(cfg.accum_steps)]
         mode.pin(batches)
         mode.check_copies = mode.recording = False
         stack.enter_context(absent_gpu(mode))
         stack.enter_context(pixel_kernel_on(mode))
         # It reads the other ranks' shapes.
         stack.enter_context(mock.patch.object(ddp, "_verify_param_shape_across_processes"))
-        raw_model, model = utils.get_model(cfg, group)
-        if isinstance(model, DistributedDataParallel):
-            model.register_comm_hook(None, _all_reduce)
-        weights = [1.0] * cfg.numclasses if cfg.class_weights != "none" else None
-        criterion = utils.get_criterion(cfg, group, raw_model, weights)
-        optimizer = utils.get_optimizer(cfg, raw_model, group, cfg.lr)
-        train_set = mock.MagicMock(listing=[], __len__=lambda self: cfg.batchsize)
-        state = utils.get_state(cfg, group, raw_model, model, optimizer, None, {}, train_set, weights)  # type: ignore[arg-type]
-        run = SimpleNamespace(metrics=Metrics(group, cfg.log_interval), check_writes=lambda: None)
-        run.metrics._bar = mock.MagicMock()
-        sampler = SimpleNamespace(global_batch=cfg.batchsize)
-        schedule = SimpleNamespace(lr=lambda state: cfg.lr, compares_ranks=lambda state: False, sampler=sampler)
-        state.model.train()
-        parts: list = [cfg, group, run, state, criterion, schedule]
-        trainer = train.Trainer(*parts, train_loader=None, val_loader=None, classes=None)  # type: ignore[arg-type]
+        trainer = make_trainer(cfg, group)
 
         def step() -> None:
             trainer.train_step(batches)
@@ -73,7 +59,26 @@ def our_step(cfg: Config, mode: AbsentGPU, world_size: int = 1) -> Iterator[tupl
         step()
         step()
         mode.check_copies = mode.recording = True
-        yield step, state
+        yield step, trainer.state
+
+
+def make_trainer(cfg: Config, group: Group) -> train.Trainer:
+    """Return a Trainer without loaders, folder and log: what train_step() needs."""
+    raw_model, model = utils.get_model(cfg, group)
+    if isinstance(model, DistributedDataParallel) and group.backend == "fake":
+        model.register_comm_hook(None, _all_reduce)
+    weights = [1.0] * cfg.numclasses if cfg.class_weights != "none" else None
+    criterion = utils.get_criterion(cfg, group, raw_model, weights)
+    optimizer = utils.get_optimizer(cfg, raw_model, group, cfg.lr)
+    train_set = mock.MagicMock(listing=[], __len__=lambda self: cfg.batchsize)
+    state = utils.get_state(cfg, group, raw_model, model, optimizer, None, {}, train_set, weights)  # type: ignore[arg-type]
+    run = SimpleNamespace(metrics=Metrics(group, cfg.log_interval), check_writes=lambda: None)
+    run.metrics._bar = mock.MagicMock()
+    sampler = SimpleNamespace(global_batch=cfg.batchsize * cfg.accum_steps * group.world_size)
+    schedule = SimpleNamespace(lr=lambda state: cfg.lr, compares_ranks=lambda state: False, sampler=sampler)
+    state.model.train()
+    parts: list = [cfg, group, run, state, criterion, schedule]
+    return train.Trainer(*parts, train_loader=None, val_loader=None, classes=None)  # type: ignore[arg-type]
 
 
 @contextlib.contextmanager
@@ -101,7 +106,7 @@ def pixel_kernel_on(mode: AbsentGPU) -> Iterator[None]:
         yield
 
 
-def _random_batch(cfg: Config) -> dict[str, Tensor]:
+def random_batch(cfg: Config) -> dict[str, Tensor]:
     """Return a batch of noise as a loader makes it: a quarter is foreground, 3 % of pixels have a scribble."""
     shape = (cfg.batchsize, cfg.crop_size, cfg.crop_size)
     batch = {name: torch.randint(0, cfg.numclasses, shape, dtype=torch.uint8) for name in MAPS[cfg.dataset]}

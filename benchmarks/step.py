@@ -27,15 +27,18 @@ import models.layers.blocks
 from benchmarks.measure import add_flags, measure, save, table
 from benchmarks.peer_steps import plain_losses
 from data.histogram import count_batch
-from losses.criterion import Criterion
+from losses.criterion import Criterion, to_device
+from models.compiled import compile_blocks
 from models.foreground import find_foreground, foreground_mask, foreground_of
 from models.layers.convolution import Conv2d
 from models.lorm import LoRM
 from models.segmenter import Segmenter
 from optimization.amp import autocast
+from optimization.optimizers import KINDS
 
 MODEL_TYPES = ("deeplabv3", "res50_ASPP_lorm")
 NUM_CLASSES = 21
+CPU = torch.device("cpu")
 SGD = {"lr": 0.01, "momentum": 0.9, "weight_decay": 1e-4}
 Step = Callable[[], list[float]]  # does a step; returns the first step's loss and norm of the gradient
 
@@ -61,33 +64,47 @@ def our_model(name: str) -> Segmenter:
     return model
 
 
-def ours(name: str, amp: str, batchsize: int, crop_size: int) -> Step:
+def ours(
+    name: str, amp: str, batchsize: int, crop_size: int, device: torch.device = CPU, *, compiled: bool = False
+) -> Step:
     """Return our step: what train.Trainer.train_step does in one process without accumulation."""
-    batch, model = batch_of(batchsize, crop_size), our_model(name).to(memory_format=torch.channels_last)
+    batch, model = batch_of(batchsize, crop_size), our_model(name).to(device, memory_format=torch.channels_last)
+    if compiled:
+        compile_blocks(model)
     weights = dict.fromkeys(("seg", "pseudo", "lorm", "ds", "dc") if model.lorm else ("seg",), 1.0)
     smooth = 0.1 if model.lorm else 0.0
     criterion = Criterion(weights, smooth, lorm_terms=model.backbone.channels[-1])
-    device, size = torch.device("cpu"), model.backbone.feature_size(crop_size, crop_size)
+    counted = batch | count_batch(batch)
+    if model.lorm:
+        counted |= find_foreground(batch, size=model.backbone.feature_size(crop_size, crop_size))
 
     def forward() -> Tensor:
-        counted = batch | count_batch(batch) | find_foreground(batch, size=size)
-        divisors = criterion.counts(counted).tolist()
+        divisors, here = criterion.counts(counted).tolist(), to_device(counted, device)
         with autocast(amp, device):
-            outputs = model(batch["image"], foreground_of(counted, device) if model.lorm else None)
-        return criterion(outputs, counted, divisors)[0]
+            outputs = model(here["image"], foreground_of(counted, device) if model.lorm else None)
+        return criterion(outputs, here, divisors)[0]
 
-    return step_of(model, forward)
+    return step_of(model, forward, fused=device.type == "cuda")
 
 
-def torchvision_loop(batchsize: int, crop_size: int) -> Step:
+def torchvision_loop(
+    batchsize: int, crop_size: int, device: torch.device = CPU, amp: str = "none", *, compiled: bool = False
+) -> Step:
     """Return a step of torchvision's deeplabv3_resnet50. Its layer4 has dilations 4, 4, 4 and ours 4, 8, 16."""
     import torchvision
 
     batch = batch_of(batchsize, crop_size)
     image, label = normalised(batch["image"], our_model("deeplabv3")), batch["label"].long()
     build = torchvision.models.segmentation.deeplabv3_resnet50
-    model = build(weights=None, weights_backbone=None, aux_loss=None, num_classes=NUM_CLASSES).train()
-    return step_of(model, lambda: F.cross_entropy(model(image)["out"], label, ignore_index=255))
+    model = build(weights=None, weights_backbone=None, aux_loss=None, num_classes=NUM_CLASSES).train().to(device)
+    if compiled:
+        model.compile()
+
+    def forward() -> Tensor:
+        with autocast(amp, device):
+            return F.cross_entropy(model(image.to(device))["out"], label.to(device), ignore_index=255)
+
+    return step_of(model, forward)
 
 
 def plain(name: str, batchsize: int, crop_size: int) -> Step:
@@ -124,8 +141,8 @@ def normalised(images: Tensor, model: Segmenter) -> Tensor:
     return ((images.permute(0, 3, 1, 2) - model.mean) / model.std).contiguous()
 
 
-def step_of(model: nn.Module, forward: Callable[[], Tensor]) -> Step:
-    optimizer = torch.optim.SGD(model.parameters(), **SGD)
+def step_of(model: nn.Module, forward: Callable[[], Tensor], *, fused: bool = False) -> Step:
+    optimizer = KINDS["sgd"][fused](model.parameters(), **SGD)
     first: list[float] = []
 
     def step() -> list[float]:

@@ -1,15 +1,20 @@
 """torch.compile, one compiled region for each residual block and for the head."""
 
+import logging
+
 import torch
 from torch import nn
 
 from models.backbone import Recomputed
 from models.layers.norm import BatchNorm2d
 from models.segmenter import Segmenter
+from support.errors import in_one_line
 
 # A block of each shape is one entry, and torch runs further ones uncompiled. ResNet-50 has 9 shapes.
 MAX_ENTRIES = 64
 BACKEND = "inductor"
+
+log = logging.getLogger("segtrain")
 
 
 def compile_blocks(model: Segmenter) -> None:
@@ -17,8 +22,18 @@ def compile_blocks(model: Segmenter) -> None:
 
     Blocks of one shape share their code, gradient checkpointing recomputes a block by its compiled code, and
     DistributedDataParallel can send a block's gradients while earlier blocks compute theirs. Evaluation, where sizes
-    differ from image to image, is not compiled, nor are copies of the model. The first step compiles.
+    differ from image to image, is not compiled, nor are copies of the model. The first step compiles. Where nothing can
+    be compiled, as without a C++ compiler, nothing is, and a warning says so.
     """
+    device = next(model.parameters()).device
+    try:
+        torch.compile(torch.exp, backend=BACKEND)(torch.zeros(8, device=device))
+    except Exception as error:  # of any class: the compilers are programs of their own
+        log.warning(
+            f"--compile: torch.compile does not work here ({in_one_line(error)}): the run goes on without it, slower; "
+            "it needs g++ and, for CUDA, Triton"
+        )
+        return
     torch.compiler.config.recompile_limit = MAX_ENTRIES
     BatchNorm2d.over_processes = torch.compiler.disable(BatchNorm2d.over_processes)  # type: ignore[method-assign]
     for block in model.backbone.blocks():

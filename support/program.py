@@ -70,11 +70,8 @@ def advice(device: str, out_of_memory: str) -> Iterator[None]:
                 f"a process of --workers ended ({in_one_line(error)}): killed, out of memory or of shared memory in "
                 "/dev/shm? Lower --workers, or use --workers 0 to see more"
             ) from None
-        if "InvalidCxxCompiler" in text or "TritonMissing" in text:
-            raise UserError(
-                f"--compile: torch.compile does not work here ({in_one_line(error)}): install g++ and, for CUDA, "
-                "Triton, or drop --compile"
-            ) from None
+        if type(error).__module__ in ("torch._dynamo.exc", "torch._inductor.exc"):
+            raise UserError(f"torch cannot compile the model ({in_one_line(error)}): drop --compile") from None
         # torch has no common class for CUDA's OutOfMemoryError and the CPU allocator's error.
         if isinstance(error, MemoryError) or "out of memory" in text or "can't allocate memory" in text:
             raise UserError(f"out of memory on {device} ({in_one_line(error)}): {out_of_memory}") from None

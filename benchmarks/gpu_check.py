@@ -1,0 +1,120 @@
+"""Is all of it right on this machine's GPUs, and how fast? One command, at most five minutes, no downloads.
+
+python -m benchmarks.gpu_check                  # all GPUs of this machine; needs segtrain's own requirements only
+python -m benchmarks.gpu_check --device cpu     # the same parts on the CPU, in small: to test this script
+
+Each part runs in a process of its own, so that one that fails, even with an error of CUDA, does not stop the rest.
+Prints a table and writes gpu_check.json: attach this file to an issue as it is. The exit status is the number of failed
+parts; without a GPU it is 2.
+"""
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+
+import torch
+
+from benchmarks import gpu_parts
+from benchmarks.gpu_parts import PARTS, Machine, Skipped
+
+SECONDS = 150  # of one part
+RESULT = "gpu_check: "  # begins a part's last line
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="[%(default)s]")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART", help=", ".join(PARTS))
+    parser.add_argument("--out", type=Path, default=Path("gpu_check.json"), help="[%(default)s]")
+    parser.add_argument("--here", help=argparse.SUPPRESS)  # the folder of one part, which then runs in this process
+    args = parser.parse_args()
+    if args.device == "cuda" and not torch.cuda.is_available():
+        print(f"torch {torch.__version__} finds no GPU: install its CUDA build and a driver, or use --device cpu")
+        return 2
+    if args.here:
+        return run_here(args.parts[0], Machine.of(args.device, Path(args.here)))
+    about = describe(args.device)
+    print("\n".join(f"{name}: {value}" for name, value in about.items()) + "\n")
+    results = {}
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        for number, name in enumerate(args.parts, start=1):
+            print(f"[{number}/{len(args.parts)}] {name} ...", end="\r", file=sys.stderr, flush=True)
+            results[name] = run_apart(name, args.device, Path(folder))
+            print(f"{results[name]['status']:8} {name:22} {results[name]['seconds']:5.1f} s  {results[name]['text']}")
+    args.out.write_text(json.dumps(about | {"parts": results}, indent=1) + "\n")
+    failed = [name for name, result in results.items() if result["status"] == "FAILED"]
+    print(
+        f"\n{len(failed)} of {len(results)} parts failed{': ' * bool(failed)}{', '.join(failed)}; all of it: {args.out}"
+    )
+    return len(failed)
+
+
+def run_apart(name: str, device: str, folder: Path) -> dict:
+    """Run a part in a fresh process. Return its {"status", "text", "seconds", "figures", "output"}."""
+    words = ["-m", "benchmarks.gpu_check", "--device", device, "--parts", name, "--here", str(folder)]
+    start = time.monotonic()
+    environment = dict(os.environ)
+    if device == "cpu":
+        environment |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    try:
+        done = subprocess.run(
+            [sys.executable, *words],
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            env=environment,
+            cwd=gpu_parts.ROOT,
+        )
+        output, status = done.stdout + done.stderr, done.returncode
+    except subprocess.TimeoutExpired:
+        output, status = f"did not end within {SECONDS} s", 1
+    lines = [line.removeprefix(RESULT) for line in output.splitlines() if line.startswith(RESULT)]
+    ending = (output.strip().splitlines() or ["no output"])[-1]
+    result = json.loads(lines[-1]) if lines else {"status": "FAILED", "text": f"status {status}: {ending}"[:200]}
+    if result["status"] == "FAILED":
+        result["output"] = output[-4000:]
+    return result | {"seconds": round(time.monotonic() - start, 1)}
+
+
+def run_here(name: str, machine: Machine) -> int:
+    figures: dict = {}
+    try:
+        text, status = PARTS[name](machine, figures), "ok"
+    except Skipped as reason:
+        text, status = str(reason), "skipped"
+    except Exception as error:
+        traceback.print_exc()
+        text, status = f"{type(error).__name__}: {' '.join(str(error).split())}"[:200], "FAILED"
+    print(f"{RESULT}{json.dumps({'status': status, 'text': text, 'figures': figures})}", flush=True)
+    return 0
+
+
+def describe(device: str) -> dict:
+    """Return what a figure depends on: versions, cards and driver."""
+    about = {"python": platform.python_version(), "system": platform.platform(), "torch": torch.__version__}
+    commit = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], cwd=gpu_parts.ROOT, capture_output=True, text=True
+    )
+    about["commit"] = commit.stdout.strip()
+    try:
+        import triton
+
+        about["triton"] = triton.__version__
+    except ImportError:
+        about["triton"] = "not installed"
+    if device == "cuda":
+        about |= {"cuda": str(torch.version.cuda), "cudnn": str(torch.backends.cudnn.version())}
+        query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total,power.limit", "--format=csv,noheader"]
+        about["gpus"] = subprocess.run(query, capture_output=True, text=True).stdout.strip()
+    return about
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,68 @@
+"""benchmarks/gpu_check.py on the CPU: it finds faults that are planted in copies of the product, and names the part."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parent.parent
+# {part: (file, text, the text with a fault)}
+FAULTS = {
+    "kernel": ("losses/pixel_kernel.py", "mean[:, None] - z", "mean[:, None] + z"),
+    "fused_blocks": ("models/layers/fused.py", "aten.threshold_backward(grad, value, 0)", "grad"),
+    "batch_norm": ("models/layers/norm.py", "(means - mean).square()", "0 * means"),
+    "lorm": ("models/lorm.py", "grad.mul_(scale) for grad", "grad.mul_(2 * scale) for grad"),
+    "loader": ("data/augment/transforms.py", "(self.crop_size - height) // 2", "(self.crop_size - height) // 2 + 1"),
+}
+
+
+def check(root: Path, *words: str) -> tuple[subprocess.CompletedProcess, dict]:
+    command = [sys.executable, "-m", "benchmarks.gpu_check", "--device", "cpu", "--out", "check.json", *words]
+    result = subprocess.run(command, cwd=root, capture_output=True, text=True)
+    file = root / "check.json"
+    return result, json.loads(file.read_text())["parts"] if file.is_file() else {}
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("copy") / "segtrain"
+    skip = shutil.ignore_patterns(".*", "tests", "docs", "log", "dataset", "raw", "*.egg-info", "__pycache__")
+    return Path(shutil.copytree(ROOT, root, ignore=skip))
+
+
+@pytest.mark.slow
+def test_parts_pass_without_a_fault(copy):
+    result, parts = check(copy, "--parts", *FAULTS, "compile", "speed")
+    statuses = {name: part["status"] for name, part in parts.items()}
+    assert statuses == dict.fromkeys(FAULTS, "ok") | {"compile": "skipped", "speed": "ok"}, result.stdout
+    assert result.returncode == 0
+    assert parts["speed"]["figures"]["deeplabv3, --amp none"]["ms"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", FAULTS)
+def test_a_planted_fault_is_named(copy, part):
+    name, text, fault = FAULTS[part]
+    whole = (copy / name).read_text()
+    assert whole.count(text) == 1
+    (copy / name).write_text(whole.replace(text, fault))
+    try:
+        result, parts = check(copy, "--parts", part, "compile")
+    finally:
+        (copy / name).write_text(whole)
+    assert result.returncode == 1, result.stdout
+    assert f"FAILED   {part}" in result.stdout
+    assert parts[part]["output"]
+    assert parts["compile"]["status"] == "skipped"  # the rest runs
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_one_line_says_so():
+    result = subprocess.run([sys.executable, "-m", "benchmarks.gpu_check"], cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 2
+    assert result.stdout.count("\n") == 1
+    assert "finds no GPU" in result.stdout
