@@ -34,8 +34,7 @@ def our_step(cfg: Config, mode: AbsentGPU, world_size: int = 1) -> Iterator[tupl
     """Build a run on the absent GPU for the body. Yield (function that does a step on random batches, its state).
 
     Steps 1 and 2 are done, and may copy to the GPU: they make the momentum and, in a group, DDP's buckets. Operations
-    are recorded in the body alone. The comparison of ranks, in the first step, is
-    left out.
+    are recorded in the body alone. The comparison of ranks in a process's first step is left out.
     """
     cfg = dataclasses.replace(cfg, amp=resolve(cfg.amp, CUDA))
     with contextlib.ExitStack() as stack:
@@ -71,11 +70,12 @@ def make_trainer(cfg: Config, group: Group) -> train.Trainer:
     criterion = utils.get_criterion(cfg, group, raw_model, weights)
     optimizer = utils.get_optimizer(cfg, raw_model, group, cfg.lr)
     train_set = mock.MagicMock(listing=[], __len__=lambda self: cfg.batchsize)
-    state = utils.get_state(cfg, group, raw_model, model, optimizer, None, {}, train_set, weights)  # type: ignore[arg-type]
+    state = utils.get_state(cfg, group, raw_model, model, optimizer, None, {}, train_set)  # type: ignore[arg-type]
     run = SimpleNamespace(metrics=Metrics(group, cfg.log_interval), check_writes=lambda: None)
     run.metrics._bar = mock.MagicMock()
     sampler = SimpleNamespace(global_batch=cfg.batchsize * cfg.accum_steps * group.world_size)
-    schedule = SimpleNamespace(lr=lambda state: cfg.lr, compares_ranks=lambda state: False, sampler=sampler)
+    schedule = SimpleNamespace(lr=lambda state: cfg.lr, sampler=sampler)
+    state.steps_here = 1  # a process's first step compares the ranks
     state.model.train()
     parts: list = [cfg, group, run, state, criterion, schedule]
     return train.Trainer(*parts, train_loader=None, val_loader=None, classes=None)  # type: ignore[arg-type]

@@ -112,7 +112,7 @@ def main(argv: list[str] | None = None) -> None:
     if present := [name for name in PARTS if (folders["image"] / name).is_dir()]:
         raise UserError(f"{folders['image'] / present[0]}: there are splits already: a list would contradict them")
     endings = {"image": args.image_suffix, "label": args.label_suffix}
-    names, files = pair_files(Split(folders, plain=True, endings=endings))
+    names, files = pair_files(Split(folders, endings=endings))
     groups = group_names(names, args.group)
     found = presence([paths["label"] for paths in files], read_label_map(args.label_map))
     in_val = split(names, groups, found, args.val, args.seed)

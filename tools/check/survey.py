@@ -136,7 +136,7 @@ def survey(
         place = find_whole(root, images=paths.image_path, masks=paths.val_path)
         if list_folder(place.images, layout.IMAGE_SUFFIXES):
             folders = {"image": place.images, "mask": place.masks}
-            splits[WHOLE] = Split(folders, plain=True, endings=_endings(folders, paths))
+            splits[WHOLE] = Split(folders, endings=_endings(folders, paths))
             findings.add("no-split", place.images, f"no {' and no '.join(names)}")
             missing = {}
     for name, problem in missing.items():

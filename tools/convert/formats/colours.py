@@ -146,7 +146,7 @@ def _read_splits(source: Path) -> dict[str, str]:
     lists = sorted(folder.glob("*.txt")) if folder else []
     for path in sorted(lists, key=lambda path: (path.stem == "default", not split_of(path.stem), path.stem)):
         split = "" if path.stem == "default" else split_of(path.stem) or path.stem
-        for name in read_list(path, plain=True):
+        for name in read_list(path):
             splits.setdefault(name, split)
     return splits
 

@@ -76,7 +76,7 @@ def _names(source: Path) -> list[str]:
             names = [names[number] for number in range(len(names))]
         return [str(name) for name in names]
     file = source / NAMES
-    return read_list(file, plain=True) if file.is_file() else []
+    return read_list(file) if file.is_file() else []
 
 
 def _by_key(folder: Path, suffixes: tuple[str, ...]) -> dict[Key, list[Path]]:
