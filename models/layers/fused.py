@@ -85,7 +85,8 @@ class _NormReLUThen(torch.autograd.Function):
 class _Conv:
     geometry: tuple  # stride, padding, dilation
 
-    def compute(self, x: Tensor, kernel: Tensor) -> Tensor:
+    def compute(self, x: Tensor, kernel: Tensor | None) -> Tensor:
+        assert kernel is not None
         return convolve(x, kernel, *self.geometry)
 
     def gradients(self, grad: Tensor, x: Tensor, kernel: Tensor, for_kernel: bool) -> tuple[Tensor | None, ...]:
@@ -97,7 +98,7 @@ class _Conv:
 class _Pool:
     geometry: tuple  # torch's arguments: kernel size, stride, padding, dilation, ceil mode
 
-    def compute(self, x: Tensor, kernel: None) -> Tensor:
+    def compute(self, x: Tensor, kernel: Tensor | None) -> Tensor:
         return aten.max_pool2d_with_indices(x, *self.geometry)[0]
 
     def gradients(self, grad: Tensor, x: Tensor, kernel: None, for_kernel: bool) -> tuple[Tensor, None]:
