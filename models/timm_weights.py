@@ -72,11 +72,9 @@ def _read(path: Path, read: Callable[[Path], dict]) -> dict[str, Tensor]:
         return weights_in(read(path))
     import safetensors.torch  # timm needs the package, segtrain does not
 
-    if not path.is_file():
-        raise UserError(f"--pretrained {path}: no such file")
     try:
         return safetensors.torch.load_file(path)
-    except safetensors.SafetensorError as error:
+    except (OSError, safetensors.SafetensorError) as error:
         raise UserError(f"--pretrained {path}: not a whole safetensors file ({error})") from None
 
 

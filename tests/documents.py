@@ -117,7 +117,7 @@ def reduced(command: str, most_processes: int = 2) -> str:
         tiny = {"device": "cpu", "workers": 0}
         tiny |= {name: 64 if name == "long_side" else 33 for name in ("long_side", "window") if f"--{name}" in words}
     elif program == "export.py":
-        tiny = {"device": "cpu", "num_images": 1}
+        tiny = {"device": "cpu"}
     elif program in ("tools.check", "tools.convert", "tools.scribbles"):
         tiny = {"workers": 0}
     return command + "".join(f" --{name} {value}" for name, value in tiny.items())

@@ -72,7 +72,7 @@ def test_same_losses_and_weights_at_any_split_of_the_global_batch(uneven_labels,
     )
     runs = train_three_ways(words, tmp_path)
     lines, weights, average = runs["one"]
-    assert (len(lines), len(lines[0]["losses"])) == (20, 3 if "loss" in losses else 5)
+    assert (len(lines), len(lines[0]["losses"])) == (20, 5 if "l_lorm" in losses else len(LOSSES))
     assert all(any(line["losses"][name] > 0 for line in lines) for name in lines[0]["losses"])
     assert shards_without_strokes() > 0
     assert weights["head.aspp.conv1.weight"].dtype == torch.float64

@@ -101,17 +101,3 @@ def test_positions_are_those_of_the_mask(background):
     assert counts == mask.flatten(1).sum(1).tolist()
     assert counts[1] == 0
     assert 0 < counts[0] < mask[0].numel() or background is None
-
-
-@pytest.mark.parametrize("allowed", ["tf32", "ieee"])
-def test_products_on_cuda_use_tf32_where_convolutions_do(allowed):
-    """Runs on the CPU: the setting alone is tested."""
-    products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn.conv
-    before = products.fp32_precision, convolutions.fp32_precision
-    try:
-        convolutions.fp32_precision = allowed
-        with lorm.precision_of_convolutions():
-            assert products.fp32_precision == allowed
-        assert products.fp32_precision == before[0]
-    finally:
-        convolutions.fp32_precision = before[1]

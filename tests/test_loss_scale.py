@@ -45,13 +45,8 @@ def test_scaler_counts_the_steps_that_it_skips(kind):
 
 
 def test_ordinary_run_logs_its_scale_and_skipped_steps(demo_root, tmp_path):
-    words = {
-        "dataset_path": demo_root,
-        "logdir": tmp_path,
-        "dataset": "Dense",
-        "model_type": "res50_ASPP",
-        "crop_size": 17,
-    }
+    words = {"dataset_path": demo_root, "logdir": tmp_path, "dataset": "Dense", "model_type": "res50_ASPP"}
+    words |= {"crop_size": 17}
     folder = run_train(**words, amp="fp16", log_interval=2)
     lines = read_metrics(folder, "train")
     assert [line["step"] for line in lines] == [2, 4]
@@ -69,16 +64,9 @@ def test_ordinary_run_logs_its_scale_and_skipped_steps(demo_root, tmp_path):
 def test_run_that_only_skips_is_stopped_on_every_rank(demo_flags, tmp_path):
     """Gradients of 1e30 times their size overflow fp16 at any scale; the loss itself, in float32, does not."""
     words = demo_flags(
-        dataset="Dense",
-        model_type="res50_ASPP",
-        crop_size=17,
-        amp="fp16",
-        l_seg=1e30,
-        batchsize=1,
-        epochs=18,
-        name="x",
-        val_epoch_frequency=0,
-    )
+        dataset="Dense", model_type="res50_ASPP", crop_size=17, amp="fp16", l_seg=1e30, batchsize=1, epochs=18,
+        name="x", val_epoch_frequency=0,
+    )  # fmt: skip
     results = finish(start_group(2, words, tmp_path))
     one_line_each(
         results, f"--amp fp16: gradients overflow; the last {MAX_SKIPPED} steps, up to step {MAX_SKIPPED}, were skipped"

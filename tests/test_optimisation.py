@@ -177,8 +177,6 @@ def test_momentum_and_adamws_state_are_not_mixed(demo_run, tmp_path):
         ("--optimizer adamw --betas 0.9", "--betas: give two numbers"),
         ("--optimizer adam", "--optimizer: 'adam' is not known: did you mean adamw?"),
         ("--optimizer adamw --betas 0.9 1", "--betas 1.0: must be at least 0 and below 1"),
-        ("--schedule step", "One of cosine, poly, constant"),
-        ("--clip_grad -1", "--clip_grad -1.0: must be at least 0"),
         ("--head_lr_factor 0", "--head_lr_factor 0.0: must be above 0"),
         ("--patience 2 --val_epoch_frequency 0", "--patience has no effect without --val_epoch_frequency"),
     ],
