@@ -87,7 +87,6 @@ def test_nothing_is_overwritten(tmp_path):
     ("words", "named"),
     [
         (["--val", "0"], "--val 0.0: must be above 0 and below 1"),
-        (["--seed", "-1"], "--seed -1: must be at least 0"),
         (["--group", "("], "--group (: not a regular expression"),
         (["--group", "_[5-9]"], "not in 3 of 4 names, such as 'image_000'"),
         (["--group", "image"], "all 4 images are in one group, 'image'"),
