@@ -64,7 +64,7 @@ def test_the_documented_commands_train_score_and_predict(name, place):
     files = [sample["label"] for sample in dataset.files]
     assert len(files) == num_train
     assert count_labels(files, len(counts), label_map=dataset.label_map).tolist() == counts
-    assert train.main([*to_train, *TINY.split(), "--class_weights", "balanced", "--cache", "disk"]) == 0
+    assert train.main([*to_train, *TINY.split(), "--class_weights", "balanced"]) == 0
 
     assert evaluate.main([*to_score, "--device", "cpu", "--workers", "0", "--json", "scores.json"]) == 0
     scores = json.loads(Path("scores.json").read_text())
