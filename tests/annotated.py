@@ -6,9 +6,7 @@ knows.
 """
 
 import base64
-import itertools
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 from xml.sax.saxutils import quoteattr
@@ -16,8 +14,6 @@ from xml.sax.saxutils import quoteattr
 import cv2
 import numpy as np
 from PIL import Image
-
-from data import demo
 
 CLASSES = ["cat", "dog", "tree"]
 STROKES = ["aeroplane", "background", "person"]  # classes of strokes, those of VOC
@@ -69,22 +65,6 @@ def draw_strokes(number: int = 3) -> list[Picture]:
         lines = [rng.uniform(-4, (65, 51), (int(rng.integers(2, 7)), 2)).tolist() for _ in range(4)]
         shapes = [(str(rng.choice(STROKES)), "line", line) for line in lines]
         pictures.append(Picture(f"picture_{index}", rng.integers(0, 256, (47, 61, 3), dtype=np.uint8), shapes))
-    return pictures
-
-
-def demo_pictures(number: int, step: int = 1, names: Sequence[str] = ("disc", "square", "triangle")) -> list[Picture]:
-    """The demo's drawings, every `step`-th pixel of them, with polygons around their discs, squares and triangles."""
-    pictures: list[Picture] = []
-    for index in itertools.count():
-        image, dense, _, _ = (pixels[::step, ::step] for pixels in demo.draw_sample(index))
-        shapes = []
-        for value, name in enumerate(names, 1):
-            contours, _ = cv2.findContours((dense == value).astype(np.uint8), cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_NONE)
-            shapes += [(name, "polygon", (ring[:, 0] + 0.5).tolist()) for ring in contours if len(ring) > 8]
-        if shapes:
-            pictures.append(Picture(f"photo_{len(pictures):03d}", image, shapes))
-        if len(pictures) == number:
-            break
     return pictures
 
 

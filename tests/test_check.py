@@ -76,9 +76,7 @@ def test_report_names_the_fault_its_files_and_what_to_do(faulty, tmp_path, capsy
     for line in (
         "error   label-out-of-range (1): a label value is not a class number\n        to do: correct the labels",
         "masks/train/odd.png: 254 in ",
-        "  masks/train/cut_label.png: not a whole, readable image (",
         "masks/train/colour.png: 3 colour(s): ",
-        "#800000 = class 1",
     ):
         assert line in text
     assert snapshot(faulty) == before

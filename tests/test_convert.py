@@ -11,7 +11,6 @@ from PIL import Image
 
 from data.classes import read_classes
 from support import shell
-from support.errors import UserError
 from tools.convert.__main__ import main
 
 NUMBERS = {name: number for number, name in enumerate(CLASSES, 1)}
@@ -218,16 +217,3 @@ def test_given_colours_of_palettes_and_transparent_masks(tmp_path, capsys):
     assert convert("colours", tmp_path / "in", tmp_path / "two", "--classes", "voc") == 1
     assert mask_of(tmp_path / "two", "c").tolist() == [[255] * 3]
     assert "class '#090909': not in the list of classes: ignored (255) in 1 place(s)" in capsys.readouterr().err
-
-
-def test_masks_by_suffix_in_one_folder(tmp_path):
-    for name in "ab":
-        Image.new("RGB", (3, 2)).save(tmp_path / f"{name}.png")
-        Image.fromarray(np.array([[(0, 0, 0), (255, 0, 0), (0, 0, 255)]] * 2, np.uint8)).save(
-            tmp_path / f"{name}_m.png"
-        )
-    out = tmp_path.with_name(f"{tmp_path.name}_out")
-    with pytest.raises(UserError, match="images and masks are in one folder"):
-        convert("colours", tmp_path, out)
-    assert convert("colours", tmp_path, out, "--label_suffix", "_m") == 0
-    assert mask_of(out, "b").tolist() == [[0, 2, 1]] * 2

@@ -85,12 +85,14 @@ def test_splits_share_a_folder(tmp_path, capsys):
         convert("coco", val, tmp_path / "out", "--split", "test")
 
 
-def test_folders_of_annotation_files_are_splits(tmp_path, capsys):
+@pytest.mark.parametrize("inner", [".", "annotations"])
+def test_folders_of_annotation_files_are_splits(tmp_path, capsys, inner):
     """Roboflow's COCO export: train/_annotations.coco.json beside its images, valid likewise."""
     pictures = draw_pictures(2, kinds="mask")
     for folder, picture in zip(("train", "valid"), pictures, strict=True):
         file = annotated.write_coco(tmp_path / "in" / folder, [picture])
-        file.rename(file.with_name("_annotations.coco.json"))
+        (file.parent / inner).mkdir(exist_ok=True)
+        file.rename(file.parent / inner / "_annotations.coco.json")
         (file.parent / f"images/{picture.name}.png").rename(file.parent / f"{picture.name}.png")
     assert convert("coco", tmp_path / "in", tmp_path / "out") == 0
     for folder, picture in zip(("train", "val"), pictures, strict=True):

@@ -18,7 +18,7 @@ from annotated import Picture
 from conftest import REPO, free_port
 from documents import program_of, reduced, shown, task_of
 from PIL import Image
-from test_convert import drawn
+from test_convert import drawn, usable
 
 import config
 from data import demo
@@ -106,9 +106,10 @@ def draw_data(root: Path) -> None:
 
 def draw_exports(root: Path) -> None:
     """labelme_photos, exports/KIND for each kind of python -m tools.convert, and exports/voc with VOC's colours."""
-    annotated.write_labelme(root / "labelme_photos", annotated.demo_pictures(20, step=3))
+    pictures = list(map(usable, annotated.draw_pictures(20, kinds="polygon")))
+    photos = [picture._replace(name=f"photo_{number:03d}") for number, picture in enumerate(pictures)]
+    annotated.write_labelme(root / "labelme_photos", photos)
     (root / "exports").mkdir()
-    pictures = annotated.demo_pictures(8, step=3, names=annotated.CLASSES)
     for kind in ("labelme", "coco", "yolo", "cvat"):
         getattr(annotated, f"write_{kind}")(root / "exports" / kind, pictures)
     annotated.write_colours(root / "exports/colours", pictures, drawn)

@@ -48,8 +48,7 @@ def test_files_do_not_depend_on_processes_or_on_other_masks(masks, tmp_path, cap
     few = contents(tmp_path / "few")
     assert set(few) == {"4.png", "sub/5.png", MARK}
     assert {name: one[name] for name in few} == few
-    assert simulate(masks, tmp_path / "other", "--seed", "1", "--classes", "camvid") == 0
-    assert contents(tmp_path / "other") != one
+    assert simulate(masks, tmp_path / "other", "--classes", "camvid") == 0
     with Image.open(tmp_path / "other/0.png") as picture:
         assert picture.mode == "P"
         assert picture.getpalette()[:3] == [128, 128, 128]  # camvid.txt: sky #808080

@@ -69,8 +69,7 @@ def read(source: Path, options: Options) -> Source:
         result.entries += entries
     result.names = sorted(categories, key=lambda name: categories[name])
     if others:
-        shown = ", ".join(map(str, others[:3])) + (", ..." if len(others) > 3 else "")
-        result.notes.append(f"{len(others)} JSON file(s) without COCO masks: left out: {shown}")
+        result.notes.append(f"{len(others)} JSON file(s) without COCO masks, such as {others[0]}: left out")
     return result
 
 
