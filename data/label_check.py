@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +38,8 @@ def check_sample(
 
     def values(images: Files) -> set[int]:
         paths = [files[kind] for files in images for kind in ("label", "pseudo") if kind in files]
-        return set().union(*map_(lambda path: label_values(path, num_classes, label_map), paths))
+        read = partial(read_label, num_classes=num_classes, label_map=label_map)
+        return set().union(*map_(lambda path: np.flatnonzero(value_histogram(read(path))).tolist(), paths))
 
     values(_spread(val))
     # The sample may miss a rare class, so read all labels before complaining.
@@ -64,11 +66,6 @@ def check_validation(accuracies: list[float | None], command: str) -> None:
         problem = "hold no class but 0; 255 is ignored, so an object must be written as 1 or higher"
     if absent:
         log.info(f"the validation masks {problem}; to see what the labels hold: {command}")
-
-
-def label_values(path: Path, num_classes: int, label_map: LabelMap | None = None) -> set[int]:
-    """Return the set of values in a label map file, 255 included. Raises UserError if the file is invalid."""
-    return set(np.flatnonzero(value_histogram(read_label(path, num_classes, label_map))).tolist())
 
 
 def _spread(images: Files) -> Files:

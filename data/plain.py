@@ -33,7 +33,7 @@ def find_plain(root: Path, split: str, *, images: str = "", masks: str = "", lis
     if len(found) > 1:
         first, second = (place.list_file or place.images for place in found[:2])
         list_hint = ", or choose the list with --list_path ." if found[-1].list_file else ""
-        raise UserError(f"{second} and {first}: both would be the split {split!r}: remove or rename one{list_hint}")
+        raise UserError(f"{first} and {second}: both would be the split {split!r}: remove or rename one{list_hint}")
     if found:
         return found[0]
     images = images or IMAGES
@@ -51,8 +51,8 @@ def find_places(root: Path, split: str, images: str, masks: str, list_path: str)
     images, names = images or IMAGES, _names(masks)
     folders: dict[Path, list[Path]] = {}
     if not list_path:
-        folders[root / images / split] = [root / name / split for name in names]
-        folders.setdefault(root / split / images, []).extend(root / split / name for name in names)
+        folders[root / split / images] = [root / split / name for name in names]
+        folders.setdefault(root / images / split, []).extend(root / name / split for name in names)
     places = [Place(folder, _mask_folder(found)) for folder, found in folders.items() if folder.is_dir()]
     list_file = root / list_path / f"{split}.txt"
     if list_file.is_file():

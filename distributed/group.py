@@ -117,26 +117,22 @@ class Group:
         results = {index: result for share in shares for index, result in share.items()}
         return [results.get(index) for index in range(len(items))]
 
-    def on_main(self, work: Callable[[], T], task: str, *, each_machine: bool = False) -> T | None:
+    def on_main(self, work: Callable[[], T], task: str) -> T | None:
         """Return work() on rank 0 and None on other ranks, which wait even beyond --dist_timeout. Collective.
-
-        each_machine: local rank 0 of each machine works, not rank 0 alone.
 
         A barrier would time out, so work() runs in a thread while the ranks repeat short collectives. If work() raises,
         so does this method, and the lifeline ends the other ranks. task: what rank 0 does, for a line on the terminal.
         """
         if self.world_size == 1:
             return work()
-        works = self.local_rank == 0 if each_machine else self.is_main
         message_at = time.monotonic() + MESSAGE_SECONDS
         with ThreadPool(1) as pool:
-            future = pool.submit(work) if works else None
+            future = pool.submit(work) if self.is_main else None
             while self.sum(torch.tensor([future is not None and not future.done()], dtype=torch.int64)):
                 time.sleep(POLL_SECONDS)
-                if not works and time.monotonic() > message_at:
+                if not self.is_main and time.monotonic() > message_at:
                     message_at = math.inf
-                    worker = "local rank 0" if each_machine else "rank 0"
-                    print(f"rank {self.rank}: waiting for {worker}, which is {task}", file=sys.stderr, flush=True)
+                    print(f"rank {self.rank}: waiting for rank 0, which is {task}", file=sys.stderr, flush=True)
         return future.result() if future else None
 
     def wrap(self, raw_model: nn.Module, *, find_unused: bool = False) -> nn.Module:

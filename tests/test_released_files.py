@@ -117,3 +117,13 @@ def test_b5_rank_0_alone_reads_the_file_and_all_build_one_model(demo_root, tmp_p
     assert results[1]["config"]["stride_in_1x1"]
     for name, value in results[0]["model"].items():
         torch.testing.assert_close(results[1]["model"][name], value, rtol=1e-9, atol=1e-12)
+
+
+def test_a_checkpoint_with_flags_that_are_gone_loads_unless_its_images_were_of_another_kind(tmp_path):
+    flags_of = {"model_type": "res50_ASPP", "layers": 18, "numclasses": 5, "image_stats": "", "cache": "none"}
+    weights = models.build("res50_ASPP", layers=18, num_classes=5).state_dict()
+    torch.save({"model": weights, "config": flags_of}, tmp_path / "a.pt")
+    assert TrainedModel(tmp_path / "a.pt").model("auto", CPU).num_classes == 5
+    torch.save({"model": weights, "config": flags_of | {"image_stats": '{"dtype": "uint16"}'}}, tmp_path / "b.pt")
+    with pytest.raises(UserError, match=r"b\.pt: trained with --image_stats .* 8-bit RGB"):
+        TrainedModel(tmp_path / "b.pt")

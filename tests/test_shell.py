@@ -34,18 +34,16 @@ def test_python_is_named_as_the_shell_finds_it(tmp_path, monkeypatch):
     interpreter = tmp_path / "bin" / "python"
     interpreter.parent.mkdir()
     interpreter.symlink_to(Path(sys.executable).resolve())
-    monkeypatch.setattr(sys, "executable", str(interpreter))
+    interpreter.with_name("python3").symlink_to("python")
     monkeypatch.setenv("PATH", str(interpreter.parent))
-    assert shell.python_command("x.py") == "python x.py"
-    interpreter.with_name("python3").symlink_to("python")  # as torchrun starts it
-    monkeypatch.setattr(sys, "executable", str(interpreter.with_name("python3")))
-    assert shell.python_command("x.py") == "python x.py"
-    monkeypatch.setattr(sys, "executable", str(interpreter))
+    for name in ("python", "python3"):  # the second: as torchrun starts it
+        monkeypatch.setattr(sys, "executable", str(interpreter.with_name(name)))
+        assert shell.python_command("x.py") == "python x.py"
     # Not activated: another python, though the same program at the end of the links.
     other = tmp_path / "other" / "python"
     other.parent.mkdir()
     other.symlink_to(Path(sys.executable).resolve())
     monkeypatch.setenv("PATH", str(other.parent))
-    assert shell.python_command("x.py") == f"{interpreter} x.py"
+    assert shell.python_command("x.py") == f"{interpreter}3 x.py"
     monkeypatch.chdir(tmp_path)
-    assert shell.python_command("x.py") == "bin/python x.py"
+    assert shell.python_command("x.py") == "bin/python3 x.py"
