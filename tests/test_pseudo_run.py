@@ -197,7 +197,7 @@ PLACES = {
     "images/SPLIT": ("images/{split}/{name}.jpg", "{kind}/{split}/{name}.png", "{split}/{name}.png"),
     "SPLIT/images": ("{split}/images/{name}.jpg", "{split}/{kind}/{name}.png", "{name}.png"),
     "list": ("images/{name}.jpg", "{kind}/{name}.png", "{name}.png"),
-    "one folder": ("{split}/{name}_sat.jpg", "{split}/{name}_{kind}.png", "{split}/{name}_{kind}.png"),
+    "one folder": ("{split}/{name}_sat.jpg", "{split}/{name}_{kind}.png", "{name}_{kind}.png"),
     "VOC": ("JPEGImages/{name}.jpg", "{kind}/{name}_gt.png", "{name}_gt.png"),
 }
 
