@@ -6,7 +6,6 @@ torchrun --standalone --nproc_per_node 8 evaluate.py --checkpoint log/cdsp_relea
     --long_side 512 --scales 0.5 0.75 1 1.25 1.5 1.75 2 --window 465    # as the CDSP paper
 """
 
-import dataclasses
 import json
 import logging
 from pathlib import Path
@@ -19,19 +18,18 @@ if __name__ == "__main__":
 
 from torch import Tensor
 
-from config.flags import per_rank
 from data.dataset import SegmentationDataset
 from data.images import label_png
 from distributed import checks
-from distributed.group import Group, Stopped
+from distributed.group import Group
 from evaluation import metrics
 from evaluation.report import describe_protocol, page
 from evaluation.scoring import Result, gather_predictions, score
-from runs.log import progress_bar, start_logging
-from support.errors import STOPPED, UserError
+from runs.log import progress_bar
+from support.errors import UserError
 from support.files import check_not_folder, check_writable, write_atomic
-from trained import OUT_OF_MEMORY_ADVICE, TrainedModel, inference_settings, read_flags
-from utils import get_eval_loader, join_group, prepare_demo_data, resolve_amp
+from trained import load_on_ranks, on_all_ranks, read_flags
+from utils import get_eval_loader, prepare_demo_data
 
 log = logging.getLogger("segtrain")
 
@@ -46,15 +44,7 @@ def run(flags: EvaluateFlags, overrides: dict) -> int:
 
     overrides: {flag: value} that replaces the checkpoint's. Raises UserError for wrong flags or data.
     """
-    with join_group(flags) as group, program.advice(str(group.device), OUT_OF_MEMORY_ADVICE):
-        start_logging(flags.log_level, is_main=group.is_main)
-        try:
-            evaluate(flags, overrides, group)
-        except Stopped:
-            masks = f"; {flags.save_dir} has the masks of the images scored so far" if flags.save_dir else ""
-            log.info(f"stopped by a signal before scoring all images{masks}")
-            return STOPPED
-    return 0
+    return on_all_ranks(flags, lambda group: evaluate(flags, overrides, group))
 
 
 def evaluate(flags: EvaluateFlags, overrides: dict, group: Group) -> None:
@@ -62,17 +52,14 @@ def evaluate(flags: EvaluateFlags, overrides: dict, group: Group) -> None:
 
     overrides: {flag: value} that replaces the checkpoint's.
     """
-    checks.check_flags(group, vars(flags), per_rank(flags))
-    model = TrainedModel(flags.checkpoint, overrides)
-    model.cfg = cfg = dataclasses.replace(model.cfg, amp=resolve_amp(model.cfg.amp, group))
-    split, classes = flags.split or cfg.val_split, model.classes
+    model, predictor = load_on_ranks(flags, overrides, group)
+    cfg, classes = model.cfg, model.classes
+    split = flags.split or cfg.val_split
     prepare_demo_data(cfg, group)
     loader = get_eval_loader(cfg, split, group)
     dataset = loader.dataset
     checks.check_setup(group, {f"{split} list": dataset})
     check_outputs(flags, dataset, group)
-    predictor = model.predictor(flags.weights, group.device, **inference_settings(flags))
-    checks.check_weights(group, predictor.model, buffers_averaged=True)
     how = describe_protocol(cfg, model.resolve_weights(flags.weights), flags.scales, flip=flags.flip)
     log.info(f"{model.path} on {len(dataset)} images of {split}: {how}")
 

@@ -6,7 +6,6 @@ python predict.py --model model.onnx --input photos/*.jpg --overlay
 torchrun --standalone --nproc_per_node 8 predict.py --checkpoint log/voc/best.pt --input photos
 """
 
-import dataclasses
 import logging
 from functools import partial
 from pathlib import Path
@@ -21,20 +20,18 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from config.flags import per_rank
 from data.classes import Classes, read_classes
 from data.sampler import EvalBatches
-from distributed import checks
-from distributed.group import Group, Stopped
+from distributed.group import Group
 from evaluation.predictor import ImagePredictor, predict_batch
 from exporting.onnx import OnnxModel
 from prediction.inputs import Images, find_inputs, size_of
 from prediction.outputs import Outputs
-from runs.log import progress_bar, start_logging
-from support.errors import STOPPED, UserError
+from runs.log import progress_bar
+from support.errors import UserError
 from support.files import sha256
-from trained import OUT_OF_MEMORY_ADVICE, TrainedModel, inference_settings, read_flags
-from utils import join_group, make_loader, resolve_amp
+from trained import inference_settings, load_on_ranks, on_all_ranks, read_flags
+from utils import make_loader
 
 log = logging.getLogger("segtrain")
 
@@ -54,18 +51,16 @@ def run(flags: PredictFlags, overrides: dict) -> int:
     """
     if not flags.input:
         raise UserError("--input is not set: name an image, a folder or a 'pattern'")
-    with join_group(flags) as group, program.advice(str(group.device), OUT_OF_MEMORY_ADVICE):
-        start_logging(flags.log_level, is_main=group.is_main)
-        checks.check_flags(group, vars(flags), per_rank(flags))
-        model, classes, background, settings = load_model(flags, overrides, group)
-        wanted = {"overlays": flags.overlay, "probs": flags.probs}
-        with Outputs(Path(flags.output), classes, background, **wanted) as outputs:
-            inputs, pending = group.broadcast(plan(flags, outputs, settings) if group.is_main else None)
-            try:
-                errors = predict(model, inputs, pending, outputs, group, flags.workers)
-            except Stopped:
-                log.info("stopped by a signal; run the same command again, without --overwrite, to finish")
-                return STOPPED
+    return on_all_ranks(flags, lambda group: predict_all(flags, overrides, group))
+
+
+def predict_all(flags: PredictFlags, overrides: dict, group: Group) -> int:
+    """Predict all inputs and return the exit status. Collective; raises Stopped after a signal."""
+    model, classes, background, settings = load_model(flags, overrides, group)
+    wanted = {"overlays": flags.overlay, "probs": flags.probs}
+    with Outputs(Path(flags.output), classes, background, **wanted) as outputs:
+        inputs, pending = group.broadcast(plan(flags, outputs, settings) if group.is_main else None)
+        errors = predict(model, inputs, pending, outputs, group, flags.workers)
     log.info(f"{len(pending) - len(errors)} predicted; masks: {outputs.path('masks', 'NAME')}")
     if errors:
         log.warning("\n  ".join([f"{len(errors)} could not be predicted:", *sorted(map(str, errors))]))
@@ -89,11 +84,8 @@ def load_model(flags: PredictFlags, overrides: dict, group: Group) -> tuple[Imag
         classes = read_classes(flags.classes, model.num_classes) if flags.classes else model.classes
         settings = {"model": sha256(model.path), "colours": classes.colours[: model.num_classes].tolist()}
         return model, classes, flags.background_class, settings
-    trained = TrainedModel(flags.checkpoint, overrides)
-    trained.cfg = dataclasses.replace(trained.cfg, amp=resolve_amp(trained.cfg.amp, group))
-    cfg, predictor = trained.cfg, trained.predictor(flags.weights, group.device, **inference_settings(flags))
-    checks.check_weights(group, predictor.model, buffers_averaged=True)
-    classes = trained.classes
+    trained, predictor = load_on_ranks(flags, overrides, group)
+    cfg, classes = trained.cfg, trained.classes
     settings |= cfg.sizes | {"model_type": cfg.model_type, "stride_in_1x1": cfg.stride_in_1x1, "amp": cfg.amp}
     settings = {"checkpoint": sha256(trained.path), **settings, "colours": classes.colours[: cfg.numclasses].tolist()}
     return predictor, classes, cfg.background_class, settings

@@ -5,7 +5,6 @@ python pseudo.py --dataset_path VOC2012 --output pseudo    # from the strokes al
 torchrun --standalone --nproc_per_node 8 pseudo.py --checkpoint log/teacher/best.pt --output pseudo
 """
 
-import dataclasses
 import logging
 from pathlib import Path
 
@@ -17,22 +16,20 @@ if __name__ == "__main__":
 
 
 from config import FLAGS, Config
-from config.flags import per_rank
 from data.classes import Classes, read_classes
 from data.dataset import SegmentationDataset
 from distributed import checks
-from distributed.group import Group, Stopped
+from distributed.group import Group
 from evaluation import metrics
 from evaluation.predictor import Predictor
 from pseudo_labels.files import PseudoFolder, digests, find_dense_masks, find_scribbles
 from pseudo_labels.work import Work
-from runs.log import start_logging
 from support import shell
-from support.errors import STOPPED, UserError
+from support.errors import UserError
 from support.files import sha256
 from support.results import claim
-from trained import LAYOUT, OUT_OF_MEMORY_ADVICE, TrainedModel, inference_settings, read_flags
-from utils import join_group, prepare_demo_data, resolve_amp
+from trained import LAYOUT, load_on_ranks, on_all_ranks, read_flags
+from utils import prepare_demo_data
 
 log = logging.getLogger("segtrain")
 
@@ -42,25 +39,13 @@ OF_TRAINING = (*LAYOUT, "numclasses", "classes", "background", "long_side")
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Make pseudo-labels with the flags of a command line. Returns 0, or errors.STOPPED after a signal."""
-    return run(*read_flags(PSEUDO, argv))
+    """Make all pseudo-labels with the flags of a command line. Returns 0, or errors.STOPPED after a signal.
 
-
-def run(flags: PseudoFlags, overrides: dict) -> int:
-    """Make all pseudo-labels on all ranks. Returns 0, or errors.STOPPED after a signal.
-
-    overrides: {flag: value} that replaces the checkpoint's. Raises UserError for wrong flags or data.
+    Raises UserError for wrong flags or data.
     """
+    flags, overrides = read_flags(PSEUDO, argv)
     check_pseudo(flags)
-    with join_group(flags) as group, program.advice(str(group.device), OUT_OF_MEMORY_ADVICE):
-        start_logging(flags.log_level, is_main=group.is_main)
-        checks.check_flags(group, vars(flags), per_rank(flags))
-        try:
-            make(flags, overrides, group)
-        except Stopped:
-            log.info("stopped by a signal; run the same command again, without --overwrite, to finish")
-            return STOPPED
-    return 0
+    return on_all_ranks(flags, lambda group: make(flags, overrides, group))
 
 
 def make(flags: PseudoFlags, overrides: dict, group: Group) -> None:
@@ -101,11 +86,8 @@ def load(flags: PseudoFlags, overrides: dict, group: Group) -> tuple[Config, Pre
     """
     predictor, checkpoint = None, ""
     if flags.checkpoint:
-        trained = TrainedModel(flags.checkpoint, overrides)
-        trained.cfg = cfg = dataclasses.replace(trained.cfg, amp=resolve_amp(trained.cfg.amp, group))
-        predictor = trained.predictor(flags.weights, group.device, **inference_settings(flags))
-        checkpoint = sha256(trained.path)
-        checks.check_weights(group, predictor.model, buffers_averaged=True)
+        trained, predictor = load_on_ranks(flags, overrides, group)
+        cfg, checkpoint = trained.cfg, sha256(trained.path)
     else:
         cfg = Config(**overrides)
     if not cfg.dataset_path:

@@ -7,7 +7,7 @@ mask = model.predict("photo.jpg").mask  # (height, width) uint8: class numbers
 
 import dataclasses
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +15,25 @@ import torch
 
 import config
 import models
+from builders.model import resolve_amp
 from config import Config
+from config.flags import per_rank
 from config.programs import PREDICT
 from config.reader import FlagReader
 from config.shared import DataFlags, InferenceFlags, ModelFlags, SizeFlags
 from data.classes import Classes, read_classes
+from distributed import checks
 from distributed.device import find_device
+from distributed.group import Group, Stopped
 from evaluation.predictor import Predictor
 from models.pretrained import STRIDE_IS_SET, load_weights, needs_stride_in_1x1, released_type, weights_in
 from optimization.amp import resolve
 from prediction.loaded import LoadedModel
 from runs import checkpoint
-from support.errors import UserError
+from runs.log import start_logging
+from support import program
+from support.errors import STOPPED, UserError
+from utils import join_group
 
 log = logging.getLogger("segtrain")
 
@@ -53,6 +60,18 @@ def read_flags(reader: FlagReader, argv: list[str] | None) -> tuple[Any, dict]:
     values, overrides = read_overrides(reader, argv)
     flags = reader.declared(**values)
     return flags, overrides | {"workers": flags.workers}
+
+
+def on_all_ranks(flags: InferenceFlags, work: Callable[[Group], int | None]) -> int:
+    """Join the process group of the flags and call work(group). Returns its status or 0; STOPPED after a signal."""
+    with join_group(flags) as group, program.advice(str(group.device), OUT_OF_MEMORY_ADVICE):
+        start_logging(flags.log_level, is_main=group.is_main)
+        checks.check_flags(group, vars(flags), per_rank(flags))
+        try:
+            return work(group) or 0
+        except Stopped:
+            log.info("stopped by a signal; run the same command again, without --overwrite if it has that, to finish")
+            return STOPPED
 
 
 def inference_settings(flags: InferenceFlags) -> dict:
@@ -140,6 +159,18 @@ class TrainedModel:
         cfg, model = self.cfg, self.model(weights, device)
         amp = resolve(cfg.amp, device)
         return Predictor(model, batch_size=cfg.val_batchsize, amp=amp, **cfg.sizes, **settings)
+
+
+def load_on_ranks(flags: InferenceFlags, overrides: dict, group: Group) -> tuple[TrainedModel, Predictor]:
+    """Return the model of --checkpoint and its Predictor, with one precision and the same weights on all ranks.
+
+    Collective. overrides: {training flag: value} that replace the saved ones.
+    """
+    trained = TrainedModel(flags.checkpoint, overrides)
+    trained.cfg = dataclasses.replace(trained.cfg, amp=resolve_amp(trained.cfg.amp, group))
+    predictor = trained.predictor(flags.weights, group.device, **inference_settings(flags))
+    checks.check_weights(group, predictor.model, buffers_averaged=True)
+    return trained, predictor
 
 
 def load(

@@ -75,7 +75,6 @@ def _names(masks: str) -> tuple[str, ...]:
 def _mask_folder(folders: list[Path]) -> Path:
     """Return the folder that holds the masks, or the first if none exists; raise UserError if two have label files."""
     found = [folder for folder in dict.fromkeys(folders) if folder.is_dir()] or folders[:1]
-    found = [folder for folder in found if not any(folder in other.parents for other in found)]  # LABELS/SPLIT
     if len(found) > 1:
         suffixes = {folder: {path.suffix.lower() for path in folder.rglob("*")} for folder in found}
         found = [folder for folder in found if suffixes[folder].intersection(LABEL_SUFFIXES)] or found[:1]

@@ -1,8 +1,7 @@
 """Scores of a segmentation, all computed from pixel counts."""
 
 import math
-from collections.abc import Mapping
-from typing import Any, TypedDict
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -10,23 +9,8 @@ from torch import Tensor
 
 from support.labels import IGNORE
 
-
-class Scores(TypedDict, total=False):
-    """Dict of segmentation scores, 0..1 except the counts. Means are over the classes that occur in the labels."""
-
-    pixels: int  # labelled
-    miou: float
-    fwiou: float  # IoU weighted by each class's share of the labelled pixels
-    pixel_acc: float  # correct pixels / labelled pixels
-    mean_acc: float
-    # One value per class; None if the denominator is 0.
-    iou: list[float | None]  # None for a class that is neither labelled nor predicted
-    acc: list[float | None]  # recall: correct pixels / labelled pixels of the class
-    precision: list[float | None]  # correct pixels / pixels predicted as the class
-    # Not from scores(), which has only a confusion matrix, but from Result; the interval from scores_with_interval.
-    images: int
-    share: list[float]  # each class's share of the labelled pixels
-    miou_ci: tuple[float, float]
+# Scores of a segmentation by name, as scores() returns them; Result adds "images", "share" and "miou_ci".
+Scores: TypeAlias = dict[str, Any]
 
 
 def confusion_matrix(predicted: Tensor, label: Tensor, num_classes: int) -> Tensor:
@@ -42,7 +26,10 @@ def confusion_matrix(predicted: Tensor, label: Tensor, num_classes: int) -> Tens
 def scores(confusion: Tensor) -> Scores:
     """Return the scores of a confusion matrix (C, C), row = label. The means are 0 if no pixel is labelled.
 
-    The result has "pixels", "miou", "fwiou", "pixel_acc", "mean_acc", and "iou", "acc" and "precision" by class.
+    "pixels" is the number of labelled ones; all others are 0..1. "miou" and "mean_acc" are means over the classes that
+    occur in the labels; "fwiou" weights the IoU by each class's share of the labelled pixels; "pixel_acc" is the share
+    of labelled pixels that are correct. "iou", "acc" (recall) and "precision" have a value for each class, None if its
+    denominator is 0.
     """
     confusion = confusion.double().cpu()
     correct, labelled, predicted = confusion.diagonal(), confusion.sum(1), confusion.sum(0)
@@ -118,7 +105,7 @@ def miou_interval(counts: np.ndarray, num_samples: int = 2000, seed: int = 0) ->
     return float(low), float(high)
 
 
-def table(scores: Mapping[str, Any], class_names: list[str]) -> str:
+def table(scores: Scores, class_names: list[str]) -> str:
     """Return a text table of the scores of each class and of the means, in per cent.
 
     scores: a Scores dict. The interval of the mIoU is included if `scores` has it.

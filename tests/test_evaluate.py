@@ -119,21 +119,17 @@ def test_report_of_the_run_is_that_of_its_best_checkpoint(run, tmp_path):
 
 def test_released_weights_are_scored_with_the_flags_of_their_model(run, demo_root, tmp_path):
     content = torch.load(run / "last.pt", weights_only=True)
-    torch.save(
-        {"state_dict": {f"module.{name}": value for name, value in content["model"].items()}}, tmp_path / "w.pth"
-    )
+    weights = {f"module.{name}": value for name, value in content["model"].items()}
+    torch.save({"state_dict": weights}, tmp_path / "w.pth")
     words = ["--checkpoint", str(tmp_path / "w.pth"), "--device", "cpu", "--json", str(tmp_path / "w.json")]
     words += ["--amp", "none"]  # as in the run
     with pytest.raises(UserError, match="does not say which model its weights belong to"):
         evaluate.main(words)
     model = ["--model_type", "res50_ASPP", "--layers", "18", "--numclasses", "5", "--val_batchsize", "2"]
-    model += ["--amp", "none"]
-    assert evaluate.main([*words, *model, "--dataset_path", str(demo_root)]) == 0
-    assert (
-        json.loads((tmp_path / "w.json").read_text())["confusion"]
-        == score(run, tmp_path, "--weights", "raw")["confusion"]
-    )
-    assert evaluate.main([*words, "--config", str(run / "config.yaml")]) == 0
+    expected = score(run, tmp_path, "--weights", "raw")["confusion"]
+    for flags in ([*model, "--dataset_path", str(demo_root)], ["--config", str(run / "config.yaml")]):
+        assert evaluate.main([*words, *flags]) == 0
+        assert json.loads((tmp_path / "w.json").read_text())["confusion"] == expected
 
 
 def test_signal_ends_it_on_all_ranks(run, tmp_path):
@@ -151,11 +147,9 @@ def test_signal_ends_it_on_all_ranks(run, tmp_path):
     ("words", "named"),
     [
         (["--checkpoint", ""], "--checkpoint is not set"),
-        (["--checkpoint", "{run}/config.yaml"], "not an intact checkpoint"),
         (["--checkpoint", "damaged.pt"], "damaged.pt: damaged"),
         (["--checkpoint", "nan.pt"], "nan.pt: backbone.conv1.weight is not finite"),
         (["--dataset_path", "nowhere"], "--dataset_path nowhere"),
-        (["--window", "-3"], "--window -3: must be at least 0"),
         (["--classes", "voc"], "21 names, but --numclasses is 5"),
         (["--json", "{run}/last.pt/x.json"], "cannot be written"),
         (["--json", "."], "--json .: is a folder"),

@@ -10,7 +10,6 @@ from torch import nn
 
 from evaluation import predictor as inference
 from evaluation.predictor import Predictor
-from evaluation.windows import window_starts
 
 
 class Tiny(nn.Module):
@@ -115,25 +114,6 @@ def test_equal_to_a_plain_slow_implementation(model, monkeypatch, size, settings
         clear = best[-1] - best[-2] > 1e-4  # elsewhere rounding may decide
         assert clear.mean() > 0.9
         assert (labels[number].numpy() == expected.argmax(0))[clear].all()
-
-
-def test_windows_overlap_and_end_at_the_border():
-    assert window_starts(465, 465, 310) == [0]
-    assert window_starts(1000, 465, 310) == [0, 310, 535]  # 620 would reach beyond: 1000 - 465
-    assert window_starts(775, 465, 310) == [0, 310]
-
-
-def test_d_logits_are_upsampled_with_aligned_corners():
-    class Ramp(nn.Module):
-        """Class 1 from logits 0..1 along the width, against 0.5; three of them, over 9 pixels."""
-
-        def forward(self, images):
-            ramp = torch.tensor([0.0, 0.5, 1.0]).expand(1, 1, 1, 3)
-            return {"logits": torch.cat([torch.full_like(ramp, 0.45), ramp], dim=1)}
-
-    # With aligned corners pixel x has x / 8: above 0.45 from pixel 4 on.
-    labels = Predictor(Ramp()).labels(torch.zeros(1, 1, 9, 3, dtype=torch.uint8))
-    assert labels[0, 0].tolist() == [0, 0, 0, 0, 1, 1, 1, 1, 1]
 
 
 def test_mixed_precision_is_the_models_alone(model):

