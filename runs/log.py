@@ -53,5 +53,5 @@ def progress_bar(
 ) -> tqdm:
     """Return a tqdm bar over `items`, with the rate and, if the total is known, the time left."""
     interval = 0.2 if sys.stderr.isatty() else 30  # a log file should get few lines
-    options = {"unit": unit, "mininterval": interval, "leave": False, "dynamic_ncols": True}
+    options: dict = {"unit": unit, "mininterval": interval, "leave": False, "dynamic_ncols": True}
     return tqdm(items, total=total, desc=title, disable=not enabled, **options)
