@@ -59,7 +59,7 @@ def our_step(cfg: Config, mode: AbsentGPU, world_size: int = 1) -> Iterator[tupl
         optimizer = utils.get_optimizer(cfg, raw_model, group, cfg.lr)
         train_set = mock.MagicMock(listing=[], __len__=lambda self: cfg.batchsize)
         state = utils.get_state(cfg, group, raw_model, model, optimizer, None, {}, train_set, weights)  # type: ignore[arg-type]
-        run = SimpleNamespace(metrics=Metrics(group, cfg.log_interval), check_writes=lambda: None)
+        run = SimpleNamespace(metrics=Metrics(group, cfg.log_interval), writer=SimpleNamespace(check=lambda: None))
         run.metrics._bar = mock.MagicMock()
         sampler = SimpleNamespace(global_batch=cfg.batchsize)
         schedule = SimpleNamespace(lr=lambda state: cfg.lr, compares_ranks=lambda state: False, sampler=sampler)

@@ -106,10 +106,7 @@ def rendezvous_url(environment: Mapping[str, str], place: Place) -> str:
 
 
 def first_host(nodes: str) -> str:
-    """Return the first host of a Slurm node list: node03 of "node[03-05,9],other1".
-
-    Raises UserError if there is none.
-    """
+    """Return the first host of a Slurm node list: node03 of "node[03-05,9],other1". Raises UserError without one."""
     host = re.sub(r"\[(\w+)[^\]]*\]", r"\1", nodes).split(",")[0]
     if not re.fullmatch(r"[\w.-]+", host):
         raise UserError(f"SLURM_STEP_NODELIST {nodes!r}: not a list of hosts; set MASTER_ADDR to the machine of rank 0")
