@@ -58,7 +58,7 @@ def our_step(cfg: Config, mode: AbsentGPU, world_size: int = 1) -> Iterator[tupl
         criterion = utils.get_criterion(cfg, group, raw_model, weights)
         optimizer = utils.get_optimizer(cfg, raw_model, group, cfg.lr)
         train_set = mock.MagicMock(listing=[], __len__=lambda self: cfg.batchsize)
-        state = utils.get_state(cfg, group, raw_model, model, optimizer, None, {}, train_set, weights)  # type: ignore[arg-type]
+        state = utils.get_state(cfg, group, raw_model, model, optimizer, None, {}, train_set)  # type: ignore[arg-type]
         run = SimpleNamespace(metrics=Metrics(group, cfg.log_interval), writer=SimpleNamespace(check=lambda: None))
         run.metrics._bar = mock.MagicMock()
         sampler = SimpleNamespace(global_batch=cfg.batchsize)
