@@ -34,8 +34,7 @@ def our_step(cfg: Config, mode: AbsentGPU, world_size: int = 1) -> Iterator[tupl
     """Build a run on the absent GPU for the body. Yield (function that does a step on random batches, its state).
 
     Steps 1 and 2 are done, and may copy to the GPU: they make the momentum and, in a group, DDP's buckets. Operations
-    are recorded in the body alone. The comparison of ranks, in the first step, is
-    left out.
+    are recorded in the body alone. The comparison of ranks, in the first step, is left out.
     """
     cfg = dataclasses.replace(cfg, amp=resolve(cfg.amp, CUDA))
     with contextlib.ExitStack() as stack:
@@ -62,7 +61,8 @@ def our_step(cfg: Config, mode: AbsentGPU, world_size: int = 1) -> Iterator[tupl
         run = SimpleNamespace(metrics=Metrics(group, cfg.log_interval), writer=SimpleNamespace(check=lambda: None))
         run.metrics._bar = mock.MagicMock()
         sampler = SimpleNamespace(global_batch=cfg.batchsize)
-        schedule = SimpleNamespace(lr=lambda state: cfg.lr, compares_ranks=lambda state: False, sampler=sampler)
+        schedule = SimpleNamespace(lr=lambda state: cfg.lr, sampler=sampler)
+        state.steps_here = 1  # the first step of a process compares the ranks
         state.model.train()
         parts: list = [cfg, group, run, state, criterion, schedule]
         trainer = train.Trainer(*parts, train_loader=None, val_loader=None, classes=None)  # type: ignore[arg-type]
