@@ -99,11 +99,11 @@ def train(cfg: Config, group: Group, run: Run) -> int:
             trainer.finish_epoch()
     except Stopped as stop:  # raised on all ranks at the same step
         run.save(state)
-        run.wait_for_checkpoint()
+        run.writer.wait()
         messages.log_report(run.folder)
         log.info(f"stopped by {stop} after step {state.step}, in epoch {state.epoch + 1}; {run.resume_hint()}")
         return STOPPED
-    run.wait_for_checkpoint()
+    run.writer.wait()
     messages.log_end(cfg, run.folder, state, val_set, classes)
     return 0
 
@@ -184,7 +184,7 @@ class Trainer:
         state.update(lr, num_images)
         losses = criterion.by_name(group.sum(parts))
         self.run.metrics.log_step(state, losses, lr=lr, num_images=num_images)
-        self.run.check_writes()
+        self.run.writer.check()
         if is_first:
             checks.check_weights(group, state.raw_model, buffers_averaged=False)
 

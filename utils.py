@@ -39,16 +39,8 @@ def prepare_demo_data(cfg: Config, group: Group) -> None:
 
 def join_group(cfg: LaunchFlags) -> contextlib.AbstractContextManager[Group]:
     """Return a context manager that joins the process group that the flags ask for, if any, and yields the Group."""
-    return process_group(
-        distributed=cfg.distributed,
-        device=cfg.device,
-        backend=cfg.backend,
-        dist_url=cfg.dist_url,
-        world_size=cfg.world_size,
-        rank=cfg.rank,
-        local_rank=cfg.local_rank,
-        timeout=cfg.dist_timeout,
-    )
+    names = ("distributed", "device", "backend", "dist_url", "world_size", "rank", "local_rank")
+    return process_group(**{name: getattr(cfg, name) for name in names}, timeout=cfg.dist_timeout)
 
 
 def share_batch(cfg: Config, group: Group) -> Config:

@@ -71,7 +71,7 @@ def make_trainer(cfg: Config, group: Group) -> train.Trainer:
     optimizer = utils.get_optimizer(cfg, raw_model, group, cfg.lr)
     train_set = mock.MagicMock(listing=[], __len__=lambda self: cfg.batchsize)
     state = utils.get_state(cfg, group, raw_model, model, optimizer, None, {}, train_set)  # type: ignore[arg-type]
-    run = SimpleNamespace(metrics=Metrics(group, cfg.log_interval), check_writes=lambda: None)
+    run = SimpleNamespace(metrics=Metrics(group, cfg.log_interval), writer=SimpleNamespace(check=lambda: None))
     run.metrics._bar = mock.MagicMock()
     sampler = SimpleNamespace(global_batch=cfg.batchsize * cfg.accum_steps * group.world_size)
     schedule = SimpleNamespace(lr=lambda state: cfg.lr, sampler=sampler)

@@ -100,10 +100,7 @@ def _tcp_store(host: str, port: int, timeout: float, *, is_master: bool) -> dist
 
 
 def _connect(host: str, port: int, rank: int, deadline: Deadline) -> dist.Store:
-    """Wait until a store listens at host:port, then return a client of that store.
-
-    Raises UserError after the deadline.
-    """
+    """Wait until a store listens at host:port, and return a client of it. Raises UserError after the deadline."""
     while True:
         try:
             socket.create_connection((host, port), timeout=2).close()
@@ -150,10 +147,7 @@ def choose_gloo_interface(store: dist.Store, rank: int, address: str) -> None:
 
 
 def interface_of(address: str) -> str:
-    """Return the name, such as eth0, of this machine's network interface with an IPv4 address.
-
-    Returns "" if there is none, and on other systems than Linux.
-    """
+    """Return the name, such as eth0, of this machine's network interface with an IPv4 address; "" outside Linux."""
     if not address or sys.platform != "linux":
         return ""
     import fcntl

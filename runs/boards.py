@@ -33,15 +33,12 @@ class Board:
             self._writer = SummaryWriter(str(folder), purge_step=purge_step, flush_secs=10)
             self._writer.add_text("config.yaml", f"```yaml\n{flags}\n```", purge_step)
 
-    def write(self, step: int, scalars: dict[str, float], pictures: dict[str, np.ndarray] | None = None) -> None:
-        """Add a point at `step` to each curve, and pictures.
-
-        scalars: {tag: value}; pictures: {tag: (H, W, 3) uint8}.
-        """
+    def write(self, step: int, scalars: dict[str, float], pictures: dict[str, np.ndarray]) -> None:
+        """Add points at `step`, {tag: value}, and pictures, {tag: (H, W, 3) uint8}."""
         with write_errors(self._file):
             for tag, value in scalars.items():
                 self._writer.add_scalar(tag, value, step)
-            for tag, picture in (pictures or {}).items():
+            for tag, picture in pictures.items():
                 self._writer.add_image(tag, picture, step, dataformats="HWC")
 
     def flush(self) -> None:

@@ -42,10 +42,7 @@ class DamagedError(UserError):
 
 
 class Writer:
-    """A writer of checkpoints, in a thread, from a copy in CPU memory, while training continues. One write at a time.
-
-    If a write fails, the next call of any method raises that error. Files written earlier stay intact.
-    """
+    """A writer of checkpoints, in a thread, from a copy in CPU memory, while training continues. One write at once."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
@@ -66,7 +63,7 @@ class Writer:
         self._thread.start()
 
     def join(self, seconds: float) -> None:
-        """Wait until the last write is done, at most for `seconds`. Does not raise the error of a failed write."""
+        """Wait until the last write is done or has failed, at most for `seconds`."""
         if self._thread:
             self._thread.join(seconds)
 

@@ -21,11 +21,10 @@ SAMPLES_FILE = "augmented.jpg"
 
 
 def find(logdir: Path, name: str, resume: str) -> tuple[Path | None, Path | None, dict | None]:
-    """Return (folder, checkpoint's path, checkpoint's content) of the run to continue.
+    """Return (folder, checkpoint's path, checkpoint's content) of the run to continue; None for what is not there.
 
-    resume: a checkpoint's path, or "auto". With "auto", the run is the newest of logdir/name, name.2, name.3 ..., and
-    the checkpoint is its newest intact one. Path and content are None if that run has no checkpoint; folder is None too
-    if there is no run. Raises UserError if `resume` is no file, or if all checkpoints are damaged.
+    resume: a checkpoint's path, or "auto" for the newest intact one of the newest run. Raises UserError if `resume` is
+    no file, or if all checkpoints are damaged.
     """
     if resume != "auto":
         path = Path(resume)
@@ -62,10 +61,7 @@ def claim(logdir: Path, name: str) -> tuple[Path, TextIO]:
 
 
 def open_log(folder: Path) -> TextIO:
-    """Return a folder's train.log, open for appending and locked while this process lives.
-
-    Two runs in one folder would mix their files: raises UserError if another process holds the lock.
-    """
+    """Return a folder's train.log, open and locked. Raises UserError if another process holds the lock."""
     log = (folder / "train.log").open("a", encoding="utf-8")
     if not _lock(log):
         log.close()
@@ -74,10 +70,7 @@ def open_log(folder: Path) -> TextIO:
 
 
 def _lock(log: TextIO) -> bool:
-    """Lock an open file for this process. Return False if another process holds it, True also where locks are missing.
-
-    They are missing on Windows and on some network file systems.
-    """
+    """Lock an open file for this process. Return False if another holds it; True also where nothing can be locked."""
     if fcntl is None:
         return True
     try:

@@ -64,7 +64,7 @@ class Metrics:
         # Unless its validation is done, the resumed run writes the points of `step` again.
         self.board = Board(cfg, folder, purge_step=step + 1 if last["kind"] == "val" else step)
         if last["kind"] == "train":
-            self.board.write(step, _scalars(last))  # the step comes before the validation that will be repeated
+            self.board.write(step, _scalars(last), {})  # the step comes before the validation that will be repeated
 
     def loss_text(self) -> str:
         """Return the mean loss of this process's steps in the epoch, as "loss 0.123"; "no step" without one."""

@@ -44,7 +44,7 @@ class Run:
         self.folder: Path | None = None
         self.metrics = Metrics(group, cfg.log_interval)
         self._log_file: TextIO | None = None
-        self._writer = checkpoint.Writer()
+        self.writer = checkpoint.Writer()
         self._report: Callable[[], object] = lambda: None  # writes the report, with the next checkpoint
 
     def find_checkpoint(self) -> dict | None:
@@ -138,23 +138,15 @@ class Run:
         content = {"run": logged} | state.capture(self.group) | {"config": config.as_dict(self.cfg)}
         keep = {"step": KEEP_STEP_FILES if self.cfg.keep < 0 else self.cfg.keep, "epoch": max(0, self.cfg.keep)}
         if self.folder and self.group.is_main:
-            self._writer.save(content, [self.folder / name for name in (*names, "last.pt")], keep, self._report)
+            self.writer.save(content, [self.folder / name for name in (*names, "last.pt")], keep, self._report)
             self._report = lambda: None
-
-    def check_writes(self) -> None:
-        """Raise the error of a checkpoint that could not be written. Does not wait."""
-        self._writer.check()
-
-    def wait_for_checkpoint(self) -> None:
-        """Wait until the last checkpoint is on disk. Raises the error of a failed write."""
-        self._writer.wait()
 
     def resume_hint(self) -> str:
         return resume_hint(self.group, self.folder)
 
     def _hint_after_failure(self) -> str:
         """Return "; " and the resume hint, for an error message; "" before the first checkpoint and on other ranks."""
-        self._writer.join(WRITE_SECONDS)  # it may write the first one
+        self.writer.join(WRITE_SECONDS)  # it may write the first one
         if not (self.group.is_main and self.folder and (self.folder / "last.pt").is_file()):
             return ""
         return f"; {self.resume_hint()}"

@@ -17,9 +17,8 @@ log = logging.getLogger("segtrain")
 class Schedule:
     """When a run validates, saves and ends, and its learning rate: linear warm-up to the peak, then --schedule.
 
-    A resumed run keeps its curve when its batch changes. For this, checkpoints keep the `origin` of the run: the
-    "global_batch", "world_size" and "steps_per_epoch" at its start, and the "lr_factor" that multiplied --lr there. The
-    learning rate depends on --lr, the origin and the global batch only, not on how the batch is made.
+    A resumed run keeps its curve when its batch changes. For this, checkpoints keep the `origin` of the run: its batch
+    at the start, and the "lr_factor" that multiplied --lr there. How a batch is made does not matter.
 
     saved: content of the resumed checkpoint, or None. With --reset_data_offset the curve begins anew. Raises UserError
     if the warm-up takes the whole run.

@@ -52,7 +52,17 @@ def find_or_make(environment: Mapping[str, str], world_size: int = 0, rank: int 
     place = find(environment)
     if place and world_size not in (0, place.world_size):
         raise UserError(f"--world_size {world_size}, but {place.launcher} set it to {place.world_size}: drop the flag")
-    place = place or _from_flags(environment, world_size, rank)
+    tasks = _integer(environment, "SLURM_NTASKS", 1)
+    if not place and world_size == 0 and tasks > 1:
+        raise UserError(
+            f"SLURM_NTASKS is {tasks}, but srun did not start this process: put srun in front of the command (see "
+            "scripts/slurm.sbatch), or add --world_size 1 to train with this process alone"
+        )
+    if not place and world_size > 1 and rank < 0:
+        raise UserError(
+            f"--world_size {world_size} without a launcher: start with torchrun, or give each process its --rank"
+        )
+    place = place or Place("flags", max(rank, 0), max(world_size, 1))
     if not 0 <= place.rank < place.world_size:
         raise UserError(
             f"rank {place.rank} with world size {place.world_size}: ranks are 0 to {place.world_size - 1}; check "
@@ -96,30 +106,11 @@ def rendezvous_url(environment: Mapping[str, str], place: Place) -> str:
 
 
 def first_host(nodes: str) -> str:
-    """Return the first host of a Slurm node list: node03 of "node[03-05,9],other1".
-
-    Raises UserError if there is none.
-    """
+    """Return the first host of a Slurm node list: node03 of "node[03-05,9],other1". Raises UserError without one."""
     host = re.sub(r"\[(\w+)[^\]]*\]", r"\1", nodes).split(",")[0]
     if not re.fullmatch(r"[\w.-]+", host):
         raise UserError(f"SLURM_STEP_NODELIST {nodes!r}: not a list of hosts; set MASTER_ADDR to the machine of rank 0")
     return host
-
-
-def _from_flags(environment: Mapping[str, str], world_size: int, rank: int) -> Place:
-    tasks = _integer(environment, "SLURM_NTASKS", 1)
-    if world_size == 0 and tasks > 1:
-        raise UserError(
-            f"SLURM_NTASKS is {tasks}, but srun did not start this process: put srun in front of the command (see "
-            "scripts/slurm.sbatch), or add --world_size 1 to train with this process alone"
-        )
-    if world_size <= 1 and rank <= 0:
-        return Place("flags", rank=0, world_size=1)
-    if rank < 0:
-        raise UserError(
-            f"--world_size {world_size} without a launcher: start with torchrun, or give each process its --rank"
-        )
-    return Place("flags", rank=rank, world_size=world_size)
 
 
 def _integer(environment: Mapping[str, str], variable: str, default: int | None = None) -> int:

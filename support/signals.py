@@ -40,10 +40,7 @@ def ignore_signals(worker_id: int) -> None:
 
 @atexit.register
 def kill_workers() -> None:
-    """Kill the DataLoader workers.
-
-    Workers ignore SIGTERM, and take 5 seconds to notice that their parent has exited.
-    """
+    """Kill the DataLoader workers, which ignore SIGTERM and take 5 seconds to notice that their parent has exited."""
     if hasattr(signal, "SIGCHLD") and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises when a worker is killed
     for worker in multiprocessing.active_children():

@@ -1,11 +1,8 @@
 """Checkpoint files: whole or refused, the newest whole one used, no more of them than asked for."""
 
-import io
-import shutil
 import subprocess
 import sys
 import threading
-import zipfile
 from collections.abc import Iterator
 
 import pytest
@@ -42,20 +39,7 @@ def flipped(whole: bytes) -> Iterator[bytes]:
         yield bytes(changed)
 
 
-def flipped_where_no_crc_is(whole: bytes) -> Iterator[bytes]:
-    """A bit that zipfile cannot decode, the folder bit of each record with content, and another step in the comment."""
-    with zipfile.ZipFile(io.BytesIO(whole)) as archive:
-        start, sizes = archive.start_dir, [record.file_size for record in archive.infolist()]
-    yield whole[: start + 51] + bytes([whole[start + 51] ^ 128]) + whole[start + 52 :]
-    entry = start
-    for size in sizes:
-        if size > 1000:  # a directory entry has its external attributes at byte 38
-            yield whole[: entry + 38] + bytes([whole[entry + 38] ^ 0x10]) + whole[entry + 39 :]
-        entry += 46 + sum(int.from_bytes(whole[at : at + 2], "little") for at in range(entry + 28, entry + 34, 2))
-    yield whole.replace(b"step=000000000003", b"step=000000000009")
-
-
-@pytest.mark.parametrize(("damage", "number"), [(truncated, 50), (flipped, 100), (flipped_where_no_crc_is, 3)])
+@pytest.mark.parametrize(("damage", "number"), [(truncated, 50), (flipped, 100)])
 def test_damaged_file_is_refused_and_the_newest_intact_one_is_used(tmp_path, caplog, damage, number):
     last, newest = tmp_path / "last.pt", tmp_path / "step_00000002.pt"
     for file, step in ((tmp_path / "epoch_0001.pt", 1), (newest, 2), (last, 3)):
@@ -175,28 +159,18 @@ def test_folder_of_a_running_process_is_refused(demo_run, demo_flags):
     train.main(words)  # a lock dies with its process
 
 
-def test_fine_tuning_begins_at_step_1_in_a_new_folder(demo_run, tmp_path):
-    words = {"name": "x", "save_epoch_frequency": 1}
-    folder = demo_run(**words)
-    before = {file.name: file.read_bytes() for file in folder.glob("*.pt")}
-    # With lr 0 the weights stay those of the checkpoint.
-    demo_run(**words, resume=folder / "last.pt", reset_data_offset=True, reset_optimizer=True, lr=0)
-    tuned, source = (checkpoint.read_run(tmp_path / name / "last.pt") for name in ("x.2", "x"))
-    assert (tuned["epoch"], tuned["step"]) == (1, 4)
-    assert torch.equal(tuned["model"]["head.aspp.conv1.weight"], source["model"]["head.aspp.conv1.weight"])
-    assert [line["step"] for line in read_metrics(tmp_path / "x.2", "train")] == [1, 2, 3, 4]
-    assert {file.name: file.read_bytes() for file in folder.glob("*.pt")} == before
-
-
-def test_reset_optimizer_leaves_its_momentum_behind(demo_run, tmp_path):
-    folder = demo_run(logdir=tmp_path / "a", name="x")
-    shutil.copytree(tmp_path / "a", tmp_path / "b")
-    before = checkpoint.read_run(folder / "last.pt")["optimizer"]["state"][0]["momentum_buffer"]
-    sums, words = [], {"name": "x", "resume": "auto", "epochs": 2, "lr": 0, "momentum": 1, "wdecay": 0}
-    for logdir, reset in (("a", False), ("b", True)):
-        folder = demo_run(**words, logdir=tmp_path / logdir, reset_optimizer=reset)
-        sums.append(checkpoint.read_run(folder / "last.pt")["optimizer"]["state"][0]["momentum_buffer"])
+def test_fine_tuning_begins_at_step_1_in_a_new_folder_without_momentum_if_asked(demo_run, tmp_path):
+    source = checkpoint.read_run(demo_run(name="x") / "last.pt")
+    sums = []
+    for name, reset in (("x.2", False), ("x.3", True)):
+        words = {"resume": tmp_path / "x/last.pt", "reset_data_offset": True, "lr": 0, "momentum": 1, "wdecay": 0}
+        demo_run(name="x", **words, reset_optimizer=reset)
+        tuned = checkpoint.read_run(tmp_path / name / "last.pt")
+        assert (tuned["epoch"], tuned["step"]) == (1, 4)
+        assert torch.equal(tuned["model"]["head.aspp.conv1.weight"], source["model"]["head.aspp.conv1.weight"])
+        sums.append(tuned["optimizer"]["state"][0]["momentum_buffer"])
     # With momentum 1 the buffer is the sum of all gradients, and with lr 0 both runs have the same ones.
+    before = source["optimizer"]["state"][0]["momentum_buffer"]
     assert before.abs().max() > 1e-3
     torch.testing.assert_close(sums[0] - sums[1], before, rtol=1e-4, atol=1e-5)
 

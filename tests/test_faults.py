@@ -70,25 +70,11 @@ def test_fault_is_named_on_both_ranks(demo_flags, tmp_path, fault, rank, named):
 
 
 @slow
-def test_bug_on_one_rank_is_printed_first_and_last_there_and_named_on_the_other(demo_flags, tmp_path):
-    words = demo_flags()
-    (status0, _, stderr0), (status1, _, stderr1) = run_pair("dataset_raises", 1, words, tmp_path)
-    assert (status0, status1) == (1, 1)
-    assert ["on rank 1: KeyError: 'no such sample" in line for line in errors_of(stderr0)] == [True]
-    assert "Traceback" not in stderr0
-    lines = stderr1.splitlines()
-    assert lines[0].startswith("error (rank 1): KeyError: 'no such sample")
-    assert lines[-1].removeprefix("[rank1]: ").startswith("KeyError: 'no such sample")  # torch adds the rank
-    assert "Traceback" in stderr1
-
-
-@slow
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize(
     ("fault", "status", "message"),
     [
         ("user_error", 2, "the file is wrong"),
-        ("signal_before_the_error+user_error", 2, "the file is wrong"),
         ("bug", 1, "RuntimeError: an index is wrong"),
         ("interrupt", 130, "interrupted"),
     ],

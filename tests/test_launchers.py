@@ -57,17 +57,10 @@ def test_no_launcher(environment):
     assert launchers.rank_of(environment) == ""
 
 
-@pytest.mark.parametrize(
-    ("nodes", "host"),
-    [
-        ("node03,node04", "node03"),
-        ("node[03-05,9]", "node03"),  # leading zeros stay
-        ("rack[2-3]n[05-07]-ib", "rack2n05-ib"),
-        ("gpu-1.cluster.org,gpu-2.cluster.org", "gpu-1.cluster.org"),
-    ],
-)
-def test_first_host_of_slurms_lists(nodes, host):
-    assert launchers.first_host(nodes) == host
+def test_first_host_of_slurms_lists():
+    assert launchers.first_host("node[03-05,9]") == "node03"  # leading zeros stay
+    assert launchers.first_host("rack[2-3]n[05-07]-ib") == "rack2n05-ib"
+    assert launchers.first_host("gpu-1.cluster.org,gpu-2.cluster.org") == "gpu-1.cluster.org"
 
 
 def test_flags_set_the_place_without_a_launcher():

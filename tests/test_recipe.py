@@ -22,12 +22,9 @@ def recipe(facts: Facts, *given: str, **flags) -> dict:
 
 
 def test_few_photos_on_a_gpu():
-    chosen = recipe(PHOTOS)
     # At least 4000 steps of 16; 20 validations: 3200 images each, 75 passes over 43.
-    assert chosen == {
-        "layers": 50, "crop_size": 465, "batchsize": 16, "max_steps": 4000, "repeat": 75,
-        "lr": 0.01,
-    }  # fmt: skip
+    expected = {"layers": 50, "crop_size": 465, "batchsize": 16, "max_steps": 4000, "repeat": 75, "lr": 0.01}
+    assert recipe(PHOTOS) == expected
 
 
 def test_many_images_take_fifty_passes_and_very_many_take_80000_steps():

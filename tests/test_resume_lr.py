@@ -92,19 +92,6 @@ def test_lr_lies_on_the_promised_curve(before, after, scaling, caplog):
         assert len(caplog.messages) == 1 + (batch != new_batch)
 
 
-@pytest.mark.parametrize("new_batch", [8, 4, 16])
-@pytest.mark.parametrize("schedule", ["poly", "constant"])
-def test_every_schedule_keeps_its_curve_with_another_batch(schedule, new_batch):
-    """A new run with batch 8 and an epoch of warm-up; a resumed one at the same share of the samples, by the ratio."""
-    old = learning_rate(schedule=schedule, warmup_epochs=1, batchsize=8)
-    new = learning_rate(1, saved_by(old), schedule=schedule, warmup_epochs=1, batchsize=new_batch)
-    for samples in (48, 64, 96, 128):  # after the warm-up of 48, of 3 x 48
-        left = (EPOCHS * IMAGES - samples) / (EPOCHS * IMAGES - IMAGES)
-        expected = 0.5 * (left**0.9 if schedule == "poly" else 1.0)
-        assert at(old, samples / 8) == pytest.approx(expected, rel=1e-9)
-        assert at(new, samples / new_batch) == pytest.approx(expected * new_batch / 8, rel=1e-9)
-
-
 def test_total_batch_size_is_divided_and_leaves_the_lr():
     rate = learning_rate(4, total_batchsize=32, accum_steps=2)
     assert (rate.cfg.batchsize, at(rate, 0)) == (4, 0.5)  # 32 / (4 * 2)

@@ -4,7 +4,7 @@ import signal
 import time
 
 import pytest
-from conftest import assert_same_run, finish, flags, start, start_group
+from conftest import assert_same_run, finish, flags, start, start_group, wait_until
 
 from runs import checkpoint
 from support.errors import STOPPED
@@ -54,12 +54,6 @@ def assert_resumes(words: list[str], tmp_path, expected, world_size: int = 1) ->
     assert_same_run(tmp_path / "x", expected)
 
 
-def wait_for(paths: list, processes: list) -> None:
-    while not all(path.exists() for path in paths):
-        assert all(process.poll() is None for process in processes), [process.communicate() for process in processes]
-        time.sleep(0.02)
-
-
 @pytest.mark.parametrize("phase", PHASES)
 def test_sigterm_to_one_rank_stops_both_and_the_run_goes_on_exactly(words, unbroken, tmp_path, phase):
     words = in_folder(words, tmp_path, "--batchsize", "1")
@@ -97,7 +91,7 @@ def test_signal_to_the_whole_process_group_with_workers(words, unbroken, tmp_pat
 def test_second_sigint_stops_at_once(demo_root, tmp_path):
     words = flags(dataset_path=demo_root, logdir=tmp_path, name="x", epochs=50)
     process = start(["stuck_after_signal", "0", *words], tmp_path, FAULTS)
-    wait_for([tmp_path / "stuck"], [process])
+    wait_until((tmp_path / "stuck").exists, [process])
     process.send_signal(signal.SIGINT)
     time.sleep(1)
     assert process.poll() is None  # it is in a step of 30 seconds

@@ -102,10 +102,8 @@ def test_saved_config_repeats_the_run_bit_for_bit(run_of_two_epochs, tmp_path):
     assert not unequal(weights(tmp_path / "two"), weights(run_of_two_epochs))
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-def test_same_weights_with_any_number_of_workers(demo_run, run_of_two_epochs, workers):
-    folder = demo_run(epochs=2, workers=workers)
-    assert not unequal(weights(folder), weights(run_of_two_epochs))
+def test_same_weights_with_any_number_of_workers(demo_run, run_of_two_epochs):
+    assert not unequal(weights(demo_run(epochs=2, workers=2)), weights(run_of_two_epochs))
 
 
 def test_resumed_run_takes_the_flags_it_is_given(demo_run):
@@ -138,16 +136,6 @@ def test_c1_to_c7_every_kind_of_labels_trains(demo_run, dataset):
         assert set(line["losses"]) == set(LOSSES[dataset].split())
         assert line["loss"] == pytest.approx(sum(line["losses"].values()), rel=1e-6)
         assert 0 <= line[ACCURACY] <= 1  # of the pseudo-label with PseudoOnly
-
-
-@pytest.mark.slow
-def test_real_scribbles_train_with_all_five_losses(scribblesup, tmp_path):
-    words = {"numclasses": 21, "batchsize": 1, "epochs": 3, "crop_size": 465, "lr": 0.001}
-    lines = read_metrics(run_train(dataset_path=scribblesup, logdir=tmp_path, **words), "train")
-    assert len(lines) == 3
-    for line in lines:
-        assert len(line["losses"]) == 5
-        assert all(0 < value < 1000 for value in line["losses"].values()), line
 
 
 def test_training_lowers_the_loss(demo_run):

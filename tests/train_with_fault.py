@@ -22,7 +22,6 @@ import models.compiled
 import optimization.amp
 import train
 import utils
-from data.dataset import SegmentationDataset
 from distributed.group import Group
 from distributed.lifeline import Lifeline
 from losses.criterion import Criterion
@@ -53,14 +52,13 @@ def before(owner, name: str, action: Callable[..., None]) -> None:
     setattr(owner, name, replacement)
 
 
+def before_update(action: Callable[[TrainState], object], step: int | None = None) -> Callable[[], None]:
+    """A fault: action in optimizer step `step`, counted from 1, or in each, before the weights change."""
+    return lambda: before(TrainState, "update", lambda state, *_: step in (None, state.step + 1) and action(state))
+
+
 def in_step(number: int, action: Callable[[], object]) -> Callable[[], None]:
-    """A fault: action in optimizer step `number`, counted from 1, before the weights change."""
-
-    def act(state: TrainState, *_) -> None:
-        if state.step + 1 == number:
-            action()
-
-    return lambda: before(TrainState, "update", act)
+    return before_update(lambda state: action(), number)
 
 
 def once(action: Callable[[], None]) -> Callable[..., None]:
@@ -115,11 +113,6 @@ def change_weight(state: TrainState) -> None:
     state.raw_model.head.aspp.conv1.weight[0] += 1e-7
 
 
-def before_update(action: Callable[[TrainState], object], step: int | None = None) -> Callable[[], None]:
-    """A fault: action in step `step`, counted from 1, or in every one."""
-    return lambda: before(TrainState, "update", lambda state, *_: step in (None, state.step + 1) and action(state))
-
-
 def replace(owner, name: str, value: object) -> Callable[[], None]:
     return lambda: setattr(owner, name, value)
 
@@ -144,7 +137,6 @@ FAULTS |= {
     "signal_in_last_step_of_an_epoch": in_step(4, stop),
     "signal_in_validation": lambda: before(train.Predictor, "labels", once(stop)),
     "signal_while_saving": lambda: before(checkpoint, "write", once(stop)),
-    "signal_before_the_error": in_step(2, stop),
     # What must be named on every rank
     "other_host": replace(socket, "gethostname", lambda: "other"),  # as on a machine of its own
     "other_numpy": replace(np, "__version__", "1.0"),
@@ -155,7 +147,6 @@ FAULTS |= {
     "weight_changed_in_step_2": before_update(change_weight, step=2),
     "a_buffer": add_to_model(lambda model: model.register_buffer("centre", torch.zeros(3))),
     "buffer_changed_on_one_rank": before_update(lambda state: state.raw_model.centre.add_(1)),
-    "dataset_raises": lambda: before(SegmentationDataset, "training_maps", fail(KeyError("no such sample"))),
     "out_of_memory": in_step(STEP, fail(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB."))),
     "slow_download": replace(torch.hub, "load_state_dict_from_url", download_slowly),
     "slow_write": lambda: before(checkpoint, "write", lambda *_: time.sleep(1)),
