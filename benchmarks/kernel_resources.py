@@ -2,9 +2,8 @@
 
 python benchmarks/kernel_resources.py          # the table of benchmarks/RESULTS.md
 
-A row is a variant: a number of classes, the losses of the pass, and whether it computes the gradient. A cell is an
-architecture: registers of a thread, bytes of shared memory of a program (128 threads), and bytes of spilled registers
-of a thread, if any, which are slow.
+A row is a variant: a number of classes and the losses of the pass. A cell is an architecture: registers of a thread,
+bytes of shared memory of a program (128 threads), and bytes of spilled registers of a thread, if any, which are slow.
 """
 
 import itertools
@@ -12,7 +11,6 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -42,12 +40,7 @@ class Resources(NamedTuple):
     shared: int
 
 
-def variants() -> Iterator[tuple[int, str, bool]]:
-    """Yield (number of classes, losses, whether the gradient is computed) of all variants that training uses."""
-    yield from itertools.product(CLASSES, TERMS, (True, False))
-
-
-def compile_for(architecture: int, num_classes: int, terms: str, *, gradient: bool, columns: int = 17) -> Resources:
+def compile_for(architecture: int, num_classes: int, terms: str, columns: int = 17) -> Resources:
     """Compile a variant for an architecture. columns: of the full size that depend on one of the logits."""
     block_c = triton.next_power_of_2(num_classes)
     block_x = min(triton.next_power_of_2(columns), max(pixel_kernel.TILE // block_c, 1))
@@ -61,8 +54,6 @@ def compile_for(architecture: int, num_classes: int, terms: str, *, gradient: bo
     signature |= {"entropy_slope": "*fp32", "entropy": "*fp32", "predicted": "*i64"}
     if "entropy" not in terms:
         constants |= {"entropy_slope": None, "entropy": None}
-    if not gradient:
-        constants["partial"] = None
     names = pixel_kernel._pixels.arg_names
     ordered = {name: "constexpr" if name in constants else signature[name] for name in names}
     source = ASTSource(pixel_kernel._pixels, ordered, constants)
@@ -81,12 +72,12 @@ def _measure(cubin: bytes, shared: int) -> Resources:
 
 
 def main() -> None:
-    rows = [["classes", "losses", "gradient", *(f"sm_{architecture}" for architecture in ARCHITECTURES)]]
-    for num_classes, terms, gradient in variants():
-        found = [compile_for(one, num_classes, terms, gradient=gradient) for one in ARCHITECTURES]
+    names = [f"sm_{architecture}" for architecture in ARCHITECTURES]
+    print(f"| classes | losses | {' | '.join(names)} |\n{'| --- ' * (2 + len(names))}|")
+    for num_classes, terms in itertools.product(CLASSES, TERMS):
+        found = [compile_for(architecture, num_classes, terms) for architecture in ARCHITECTURES]
         cells = [f"{one.registers}, {one.shared}" + f", spills {one.spilled}" * bool(one.spilled) for one in found]
-        rows.append([str(num_classes), terms, "yes" if gradient else "no", *cells])
-        print(" | ".join(rows[-1]), flush=True)
+        print(f"| {num_classes} | {terms} | {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":

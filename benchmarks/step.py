@@ -34,7 +34,7 @@ from models.layers.convolution import Conv2d
 from models.lorm import LoRM
 from models.segmenter import Segmenter
 from optimization.amp import autocast
-from optimization.optimizers import KINDS
+from optimization.optimizers import make_optimizer
 
 MODEL_TYPES = ("deeplabv3", "res50_ASPP_lorm")
 NUM_CLASSES = 21
@@ -142,7 +142,7 @@ def normalised(images: Tensor, model: Segmenter) -> Tensor:
 
 
 def step_of(model: nn.Module, forward: Callable[[], Tensor], *, fused: bool = False) -> Step:
-    optimizer = KINDS["sgd"][fused](model.parameters(), **SGD)
+    optimizer = make_optimizer("sgd", [{"params": list(model.parameters())}], fused=fused, **SGD)
     first: list[float] = []
 
     def step() -> list[float]:

@@ -70,7 +70,7 @@ def advice(device: str, out_of_memory: str) -> Iterator[None]:
                 f"a process of --workers ended ({in_one_line(error)}): killed, out of memory or of shared memory in "
                 "/dev/shm? Lower --workers, or use --workers 0 to see more"
             ) from None
-        if type(error).__module__ in ("torch._dynamo.exc", "torch._inductor.exc"):
+        if type(error).__name__ in ("InductorError", "BackendCompilerFailed"):
             raise UserError(f"torch cannot compile the model ({in_one_line(error)}): drop --compile") from None
         # torch has no common class for CUDA's OutOfMemoryError and the CPU allocator's error.
         if isinstance(error, MemoryError) or "out of memory" in text or "can't allocate memory" in text:

@@ -94,7 +94,7 @@ def test_fault_is_named_in_one_line(data, tmp_path, monkeypatch, capsys, spoil, 
     assert status == 2
     assert len(lines) == 1
     assert named in lines[0]
-    assert all(map(folder._never_began, tmp_path.glob("log/*")))  # the next run has the name
+    assert not any(map(folder._began, tmp_path.glob("log/*")))  # the next run has the name
 
 
 def test_fault_in_a_loader_worker_is_named_in_one_line(data, tmp_path):

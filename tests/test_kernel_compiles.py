@@ -14,7 +14,7 @@ from benchmarks.kernel_resources import ARCHITECTURES, MAX_REGISTERS, MAX_SHARED
 def test_every_variant_fits(architecture):
     for num_classes in (2, 21, 150):
         for terms in TERMS if num_classes == 21 else TERMS[2:3]:
-            found = compile_for(architecture, num_classes, terms, gradient=True)
+            found = compile_for(architecture, num_classes, terms)
             assert found.registers < MAX_REGISTERS
             assert found.shared <= MAX_SHARED
             assert found.spilled == 0
