@@ -33,7 +33,8 @@ def parse(argv: list[str] | None = None) -> Config:
             notes.append(
                 "no --dataset_path: training on the demo (configs/demo.yaml); for your own data: docs/your_data.md"
             )
-    file_values = READER.yaml_file(config_file, notes) if config_file else {}
+    of_run = bool(config_file) and config_file.path == saved
+    file_values = READER.yaml_file(config_file, notes, of_run=of_run) if config_file else {}
     if config_file:
         name, stage = file_values.get("name") or config_file.path.stem, config_file.stage
         file_values["name"] = f"{name}-{stage}" if stage else name  # each stage is a run of its own

@@ -71,11 +71,12 @@ class FlagReader:
         converted = {name: self.flags[name].convert(value, f"--{name}") for name, value in values.items()}
         return converted, ConfigFile(Path(path), stage) if path else None, notes
 
-    def yaml_file(self, config_file: ConfigFile, notes: list[str]) -> dict:
+    def yaml_file(self, config_file: ConfigFile, notes: list[str], *, of_run: bool = False) -> dict:
         """Return {flag: value} of a YAML file; values of the chosen stage override the others.
 
-        Appends notes for the user to `notes`. Raises UserError if the file cannot be read, or holds an unknown key, an
-        invalid value or no such stage.
+        of_run: it is the config.yaml of a run, perhaps of an earlier version, whose unknown keys are left out. Appends
+        notes for the user to `notes`. Raises UserError if the file cannot be read, or holds an unknown key, an invalid
+        value or no such stage.
         """
         path, stage = config_file
         try:
@@ -94,6 +95,9 @@ class FlagReader:
         if stage not in stages and (stage or stages):
             problem = f"--stage {stage}: not in" if stage else "--stage is not set, but there are stages in"
             raise UserError(f"{problem} {path}: it has {', '.join(stages) or 'none'}")
+        for key in [key for key in content if of_run and key not in self.flags]:
+            notes.append(f"{path}: {key} is not a flag of this version: left out")
+            del content[key]
         return self.merge(self._section(content, path, notes), self._section(stages.get(stage, {}), path, notes))
 
     def merge(self, values: dict, overrides: dict) -> dict:

@@ -10,6 +10,7 @@ import yaml
 
 import config
 from config import Config
+from runs.log import log
 from support import shell
 from support.errors import UserError, in_one_line
 from support.files import write_atomic, write_errors
@@ -51,7 +52,10 @@ class Board:
         with write_errors(self._file):
             self._writer.close()
         if self._wandb:
-            self._wandb.finish(exit_code=int(failed))
+            try:
+                self._wandb.finish(exit_code=int(failed))
+            except Exception as error:  # an online service's failure is not the run's
+                log.warning(f"Weights & Biases failed ({in_one_line(error)})")
 
 
 def _excepthook(args: threading.ExceptHookArgs) -> None:

@@ -137,9 +137,10 @@ def test_without_data_the_config_is_the_demos_or_the_resumed_runs(tmp_path):
     cfg = config.parse([])
     assert (cfg.dataset_path, cfg.name, cfg.dataset) == ("dataset/demo", "demo", "ScribblePseudoDsDc")
     assert any("--dataset_path" in note for note in cfg.notes)
-    (tmp_path / "config.yaml").write_text("dataset_path: there\nepochs: 3\nname: before\n")
+    (tmp_path / "config.yaml").write_text("dataset_path: there\nepochs: 3\nname: before\nzero1: true\n")
     cfg = config.parse(["--resume", str(tmp_path / "last.pt")])
     assert (cfg.dataset_path, cfg.epochs, cfg.name) == ("there", 3, "before")
+    assert any("zero1 is not a flag of this version" in note for note in cfg.notes)  # of an earlier one
 
 
 def test_every_config_file_parses():

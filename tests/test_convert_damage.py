@@ -89,6 +89,7 @@ COCO = [
     (put(C, 99, "annotations", 0, "category_id"), "class 'category_id 99': not in the list", "keep"),
     (put(C, [[1, 1, 5, 1, 5]], "annotations", 0, "segmentation"), "not a list of x, y", "skip"),
     (put(C, [], "annotations", 0, "segmentation"), "a box alone is no mask", "skip"),
+    (put(C, [[1, 1, 5, 1]], "annotations", 0, "segmentation"), "covers no pixel", "keep"),
     (put(C, [24 * 32 - 1], *CUT, "counts"), "run lengths of 767 pixels", "skip"),
     (put(C, "12~~", *CUT, "counts"), "no character of COCO's compressed RLE", "skip"),
     (put(C, "1o", *CUT, "counts"), "is cut off", "skip"),

@@ -104,7 +104,7 @@ def test_a_step_that_fails_ends_the_chain_with_its_status(data, tmp_path):
     """Here train.py, after the strokes were drawn."""
     words = [str(data), str(tmp_path / "work"), "--val_split", "nowhere"]
     assert scribble_pipeline.main([*words, "--simulate", "--width 5"]) == 2
-    assert json.loads((tmp_path / "work/strokes/.made_from.json").read_text())["all"]["width"] == 5
+    assert json.loads((tmp_path / "work/strokes/.made_from.json").read_text())["width"] == 5
     assert len(list((tmp_path / "work/strokes").glob("*.png"))) == 8
 
 

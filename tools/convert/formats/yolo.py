@@ -6,6 +6,7 @@ y2 ..., as shares of the image's width and height; a line of 5 numbers is a box.
 Studio images, labels and classes.txt. Class 0 is the first object, not a background.
 """
 
+import re
 from pathlib import Path
 
 import yaml
@@ -101,7 +102,10 @@ def _label_files(source: Path, images: dict[Key, list[Path]]) -> list[tuple[Key,
 
 
 def _read_lines(path: Path) -> list[list[str]]:
-    """Return the words of each line of a label file. Raises InputError if one is no polygon."""
+    """Return the words of each line of a label file. Raises InputError if one is neither a polygon nor empty.
+
+    Empty is a single point, or a box without area: tools write it for a mask that is too thin for a polygon.
+    """
     try:
         lines = [line.split() for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
@@ -109,7 +113,7 @@ def _read_lines(path: Path) -> list[list[str]]:
     for number, words in enumerate(lines, 1):
         if not (words[0].isascii() and words[0].isdecimal()) or len(words) < 3 or len(words) % 2 == 0:
             raise InputError(f"{path} line {number}: expected a class number, then x y of each point: skipped")
-        if len(words) == BOX:
+        if len(words) == BOX and not any(re.fullmatch(r"0*\.?0*", side) for side in words[3:]):
             raise InputError(f"{path} line {number}: a box, which has no outline: skipped")
     return lines
 
