@@ -1,4 +1,4 @@
-"""Make pseudo-labels from scribbles: with a trained model, by spreading the strokes over the image, or both.
+"""Make pseudo-labels from scribbles: by spreading the strokes over the image, best with a trained model's prediction.
 
 python pseudo.py --checkpoint log/teacher/best.pt --output pseudo --scales 0.75 1 1.25 --flip
 python pseudo.py --dataset_path VOC2012 --output pseudo    # from the strokes alone
@@ -98,7 +98,7 @@ def load(flags: PseudoFlags, overrides: dict, group: Group) -> tuple[Config, Pre
             "scribbles as class numbers"
         )
     classes = read_classes(cfg.classes, cfg.numclasses)
-    settings = {name: getattr(flags, name) for name in ("strokes", "threshold", *OF_MODEL)}
+    settings = {name: getattr(flags, name) for name in ("threshold", *OF_MODEL)}
     settings |= {name: getattr(cfg, name) for name in OF_LABELS} | cfg.sizes | cfg.architecture
     settings |= {"checkpoint": checkpoint, "colours": classes.colours[: cfg.numclasses].tolist()}
     return cfg, predictor, classes, settings

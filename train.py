@@ -23,7 +23,7 @@ from builders.augmentation import draw_samples
 from config import Config
 from config.flags import per_rank
 from data.classes import Classes, read_classes
-from data.label_check import check_sample, check_validation
+from data.label_check import check_sample
 from data.loader import EvalLoader, TrainLoader, batched
 from distributed import checks
 from distributed.group import Group, Stopped, gradient_sync
@@ -235,8 +235,6 @@ class Trainer:
 
         result = score(predictor, batches, dataset.names, cfg.numclasses, self.group, keep_pngs=True, visit=draw)
         metrics.log_validation(state, result.scores, self.classes.names, panels)
-        if state.best_miou < 0:  # the first validation
-            check_validation(result.scores["acc"], data_check_command(cfg))
         is_best = state.note_score(result.scores["miou"])
         self.run.report(state.step, result, dataset, is_best=is_best)
         return result.scores, is_best

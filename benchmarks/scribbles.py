@@ -52,7 +52,6 @@ WAYS = {
     "dense": Way("dense masks", "--dataset Dense"),
     "strokes": Way("strokes: partial cross entropy", "--dataset ScribbleOnly"),
     "spread": Way("pseudo-labels: spread from strokes alone", STUDENT, "none"),
-    "model_1": Way("pseudo-labels: of the teacher alone", STUDENT, "strokes", "--strokes none"),
     "chain_1": Way("pseudo-labels: spread from strokes and teacher", STUDENT, "strokes"),
     "chain_2": Way("pseudo-labels, once more", STUDENT, "chain_1", base="chain_1"),
     "lorm": Way("pseudo-labels + LoRM, foreground", f"{STUDENT} {LORM}", "strokes", base="chain_1"),

@@ -47,12 +47,6 @@ class PseudoFlags(InferenceFlags, DataFlags, SizeFlags, ModelFlags, LaunchFlags)
         "folder for NAME.png: class numbers, 255 = unsure; for --pseudo_path, or --train_path of --dataset Folder",
         per_rank=True,
     )
-    strokes: str = flag(
-        "walker",
-        "walker: spread the strokes over the image by a random walk, which also uses the model's prediction, if any; "
-        "none: label what the model predicts. The model only chooses among --background and an image's stroked classes",
-        choices=("walker", "none"),
-    )
     threshold: float = flag(
         0.6,
         "label pixels of at least this probability p, and of each class at least the 70 % of its pixels with the "
@@ -94,5 +88,3 @@ def check_pseudo(flags: PseudoFlags) -> None:
     changed = [name for name in OF_MODEL if getattr(flags, name) != PSEUDO.flags[name].default]
     if not flags.checkpoint and changed:
         raise UserError(f"--{changed[0]} without --checkpoint: only a model uses it: add --checkpoint FILE, or drop it")
-    if not flags.checkpoint and flags.strokes == "none":
-        raise UserError("--strokes none without --checkpoint: there is no source of labels left: add --checkpoint FILE")

@@ -168,7 +168,6 @@ class RunFlags:
     patience: int = flag(0, "end the run when N validations in a row have not improved the best mIoU; 0: never", ge=0)
     log_interval: int = flag(10, "optimizer steps between two lines of metrics.jsonl", ge=1)
     report_training_batch_acc: bool = flag(False, "also log the pixel accuracy on training batches")
-    wandb: bool = flag(False, "also log to Weights & Biases; WANDB_* variables apply")
 
 
 @dataclass

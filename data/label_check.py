@@ -1,4 +1,4 @@
-"""Warnings about labels: from a sample of them before training, and from all masks after the first validation."""
+"""A check of the labels before training, by a sample of them."""
 
 import logging
 from collections.abc import Callable, Iterable
@@ -51,21 +51,6 @@ def check_sample(
     log.warning(
         f"{problem}; if 255 is a class, map it to a class number with --label_map, then check the labels: {command}"
     )
-
-
-def check_validation(accuracies: list[float | None], command: str) -> None:
-    """Log which classes have no pixel in the validation masks; log nothing if every class has one.
-
-    accuracies: accuracy of each class, None if no pixel has the class. command: the command of the data check, quoted
-    in the message.
-    """
-    absent = [number for number, accuracy in enumerate(accuracies) if accuracy is None]
-    numbers = ", ".join(map(str, absent[:12])) + (", ..." if len(absent) > 12 else "")
-    problem = f"have no pixel of class {numbers} (--numclasses is {len(accuracies)}), so the means leave these out"
-    if absent == list(range(1, len(accuracies))):
-        problem = "hold no class but 0; 255 is ignored, so an object must be written as 1 or higher"
-    if absent:
-        log.info(f"the validation masks {problem}; to see what the labels hold: {command}")
 
 
 def _spread(images: Files) -> Files:

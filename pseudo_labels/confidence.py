@@ -23,15 +23,6 @@ def levels(probs: Tensor) -> Tensor:
     return (halvings * STEPS_PER_HALVING).clamp(0, NUM_LEVELS - 1).to(torch.uint8)
 
 
-def best_class(probs: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (class uint8, its probability float32) of each pixel, (H, W). The class is 255 where nothing is known.
-
-    probs: (C, H, W) float32; all 0 where nothing is known.
-    """
-    values, classes = probs.max(0)
-    return torch.where(values > 0, classes, IGNORE).to(torch.uint8), values
-
-
 def stroked_classes(scribble: np.ndarray, background: int | None) -> list[int]:
     """Return the classes that may occur in an image: those with a stroke and the background; [] if there is no stroke.
 

@@ -30,13 +30,11 @@ class Draft(NamedTuple):
 class Prediction(NamedTuple):
     """What a model predicts for an image.
 
-    draft: of the model alone. classes: those that may occur, (K,) uint8. prior: their probabilities on the grid of a
-    walk, (K, h, w) float32; None if there is no grid.
+    classes: those that may occur, (K,) uint8. prior: their probabilities on the grid of a walk, (K, h, w) float32.
     """
 
-    draft: Draft
     classes: np.ndarray
-    prior: np.ndarray | None
+    prior: np.ndarray
 
 
 class Stroked(NamedTuple):
@@ -56,12 +54,12 @@ class Stroked(NamedTuple):
 class StrokedImages(Dataset):
     """Data set of Stroked images.
 
-    dataset: images with their scribbles as "label". spread: whether strokes are spread over the image. with_model: a
-    model's predictions come later, so only the grid is made.
+    dataset: images with their scribbles as "label". with_model: a model's predictions come later, so only the grid is
+    made.
     """
 
-    def __init__(self, dataset: SegmentationDataset, *, spread: bool, with_model: bool):
-        self.dataset, self.spread, self.with_model = dataset, spread, with_model
+    def __init__(self, dataset: SegmentationDataset, *, with_model: bool):
+        self.dataset, self.with_model = dataset, with_model
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -69,12 +67,9 @@ class StrokedImages(Dataset):
     def __getitem__(self, index: int) -> Stroked:
         maps = self.dataset.read(index)
         image, scribble = maps["image"], maps["label"]
-        grid, draft = None, None
-        if self.spread and self.with_model:
-            grid = walker.grid(image, scribble)
-        elif self.spread:
-            draft = Draft.of_walk(walker.walk(image, scribble), scribble)
-        return Stroked(index, image, scribble, grid, draft)
+        if self.with_model:
+            return Stroked(index, image, scribble, walker.grid(image, scribble), None)
+        return Stroked(index, image, scribble, None, Draft.of_walk(walker.walk(image, scribble), scribble))
 
 
 def predict(
@@ -83,21 +78,16 @@ def predict(
     """Return what a model predicts for a batch of images of one size, among each image's stroked_classes()."""
     height = batch[0].scribble.shape[0]
     allowed = [confidence.stroked_classes(item.scribble, background) for item in batch]
-    grid = batch[0].grid.seeds.shape if batch[0].grid else None
-    sums = torch.zeros(len(batch), num_classes, *(grid or (0, 0)), device=device)
-    parts: list[list[Tensor]] = [[] for _ in batch]
+    assert batch[0].grid is not None
+    size = batch[0].grid.seeds.shape
+    sums = torch.zeros(len(batch), num_classes, *size, device=device)
     for rows, probs in predictor.probs(torch.from_numpy(np.stack([item.image for item in batch])).to(device)):
-        for values, classes, total, part in zip(probs, allowed, sums, parts, strict=True):
-            values = confidence.restrict(values, classes)
-            label, best = confidence.best_class(values)
-            part.append(torch.stack([label, confidence.levels(best)]))
-            if grid:
-                total += _cell_sums(values, rows, height, grid)
+        for values, classes, total in zip(probs, allowed, sums, strict=True):
+            total += _cell_sums(confidence.restrict(values, classes), rows, height, size)
     results = []
-    for classes, total, part in zip(allowed, sums, parts, strict=True):
+    for classes, total in zip(allowed, sums, strict=True):
         numbers = np.array(classes or range(num_classes), np.uint8)
-        prior = (total / total.sum(0))[numbers.tolist()].cpu().numpy() if grid else None
-        results.append(Prediction(Draft(*torch.cat(part, dim=1).cpu().numpy()), numbers, prior))
+        results.append(Prediction(numbers, (total / total.sum(0))[numbers.tolist()].cpu().numpy()))
     return results
 
 
@@ -113,7 +103,6 @@ def _cell_sums(probs: Tensor, rows: slice, height: int, grid: tuple[int, ...]) -
 
 
 def make_draft(item: Stroked, prediction: Prediction) -> Draft:
-    """Return the draft of an image from a model's prediction and, if it has a grid, a walk from its strokes."""
-    if item.grid is None or prediction.prior is None:
-        return prediction.draft
-    return Draft.of_walk(walker.walk_from(item.grid, prediction.classes, prediction.prior), item.scribble)
+    """Return the draft of an image from a walk from its strokes and a model's prediction."""
+    assert item.grid is not None
+    return Draft.of_walk(walker.walk_from(item.grid, *prediction), item.scribble)

@@ -56,8 +56,7 @@ class Work:
         images_at_once = self.predictor.images_at_once if self.predictor else 1
         batches = EvalBatches(sizes, batch_size=images_at_once, rank=group.rank, world_size=group.world_size)
         pending = [batch for batch in batches if not all(folder.draft_path(names[index]).is_file() for index in batch)]
-        spread, with_model = self.flags.strokes == "walker", self.predictor is not None
-        images = StrokedImages(self.dataset, spread=spread, with_model=with_model)
+        images = StrokedImages(self.dataset, with_model=self.predictor is not None)
         loader = make_loader(DataLoader, images, self.flags.workers, group, batch_sampler=pending, collate_fn=list)
         writes: list[Future] = []
 

@@ -176,9 +176,9 @@ class Metrics:
             self._num_lines += 1
             self.board.write(line["step"], scalars, pictures)
 
-    def close(self, *, failed: bool) -> None:
+    def close(self) -> None:
         if self.board:
-            self.board.close(failed=failed)
+            self.board.close()
         if self._file:
             with write_errors(Path(self._file.name)):
                 self._file.close()

@@ -159,7 +159,7 @@ class Run:
         try:
             if error:
                 log.debug(f"error: {in_one_line(error)}")  # the terminal gets it when the program ends
-            self.metrics.close(failed=bool(error or self.group.stop))
+            self.metrics.close()
             if self._log_file:
                 log.removeHandler(self._handler)
                 self._log_file.close()

@@ -25,7 +25,7 @@ def python_command(*words: object) -> str:
 
 
 def install_command(extra: str) -> str:
-    """Return the command line that installs this repository with an extra of pyproject.toml, such as "wandb"."""
+    """Return the command line that installs this repository with an extra of pyproject.toml, such as "export"."""
     if PACKAGE:
         return python_command("-m", "pip", "install", f"{PACKAGE}[{extra}]")  # of the version that is installed
     return python_command("-m", "pip", "install", "-e", f"{'.' if Path.cwd() == REPO else REPO}[{extra}]")

@@ -3,6 +3,7 @@
 import re
 import shlex
 
+import cli_reference
 import pytest
 from conftest import REPO
 from documents import DOCUMENTS, program_of, shown
@@ -11,7 +12,7 @@ from torch.distributed.run import get_args_parser as torchrun_parser
 import config
 from config.programs import EVALUATE, EXPORT, PREDICT, PSEUDO, READER
 from data import distance
-from scripts import cli_reference, scribble_pipeline
+from scripts import scribble_pipeline
 from tools import split
 from tools.check import __main__ as check
 from tools.convert import __main__ as convert
@@ -59,7 +60,7 @@ def test_every_flag_named_in_the_documents_exists(path):
     if path.name == "coming_from.md":  # its first column has names of others
         text = re.sub(r"^\|[^|]*", "", text, flags=re.MULTILINE)
     text = re.sub(r"```console\n.*?```", "", text, flags=re.DOTALL)
-    text = re.sub(r"`(pip|docker|srun|sbatch|kubectl) [^`]*`", "", text)
+    text = re.sub(r"`(pip|docker|srun|sbatch|kubectl|wandb) [^`]*`", "", text)
     named = {name.replace("-", "_") for name in re.findall(r"(?<![\w-])--([a-z][\w-]*)", text)}
     known = {name for reader in READERS.values() for name in (*reader.flags, *reader.aliases)}
     parsers = [*(parser() for parser in PARSERS.values()), torchrun_parser(), scribble_pipeline.parser()]
@@ -68,4 +69,4 @@ def test_every_flag_named_in_the_documents_exists(path):
 
 
 def test_reference_of_the_command_line_is_current():
-    assert (REPO / "docs/cli.md").read_text(encoding="utf-8") == cli_reference.page(), "python -m scripts.cli_reference"
+    assert (REPO / "docs/cli.md").read_text(encoding="utf-8") == cli_reference.page(), "python -m tests.cli_reference"

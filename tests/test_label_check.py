@@ -8,7 +8,7 @@ from conftest import finish, flags, one_line_each, start_group
 from faulty_data import Drawn, label, picture
 from PIL import Image
 
-from data.label_check import SAMPLE, check_sample, check_validation
+from data.label_check import SAMPLE, check_sample
 from support.errors import UserError
 from tools.check.__main__ import main as data_check
 
@@ -81,16 +81,3 @@ def test_scribbles_of_background_are_fine_where_pseudo_labels_have_the_classes(t
     assert warnings([scribble | pseudo], [], 2) == []
     with pytest.raises(UserError, match="hold only 0 and 255"):
         warnings([scribble], [], 2)
-
-
-@pytest.mark.parametrize(
-    ("accuracies", "message"),
-    [
-        ([0.5, None, None], "hold no class but 0; 255 is ignored, so an object must be written as 1"),
-        ([None, 0.5, None, None], "have no pixel of class 0, 2, 3 (--numclasses is 4)"),
-        ([0.5, 0.0], None),
-    ],
-)
-def test_classes_that_no_validation_mask_has(caplog, accuracies, message):
-    check_validation(accuracies, "the command")
-    assert [line.startswith(f"the validation masks {message}") for line in caplog.messages] == [True] * bool(message)

@@ -94,15 +94,15 @@ def test_labels_keep_strokes_and_are_scored(words, root, tmp_path, capsys):
     assert times == {path: path.stat().st_mtime_ns for path in out.glob("demo*")}
 
 
-def test_strokes_alone_need_no_model_and_the_model_no_walk(words, without_model, root, tmp_path):
+def test_strokes_alone_need_no_model(words, without_model, root, tmp_path):
     assert run(without_model, tmp_path / "strokes", "--threshold", 0) == 0
     scribbles, masks, labels = maps(root, tmp_path / "strokes")
     assert (labels != 255).all()  # threshold 0
     assert (labels == masks).mean() > 0.8  # textured shapes on textured ground
-    assert run(words, tmp_path / "model", "--threshold", 1, "--strokes", "none") == 0
+    assert run(words, tmp_path / "model", "--threshold", 1) == 0
     _, _, labels = maps(root, tmp_path / "model")
     share = (labels != 255)[scribbles == 255].mean()
-    assert 0.7 <= share < 0.8  # a random model is never sure; a level may hold more pixels than are needed
+    assert 0.7 <= share < 0.9  # never that sure: of each class the most confident 70 %
 
 
 def test_images_without_masks_are_labelled_without_scores(without_model, root, tmp_path, capsys):
@@ -179,7 +179,6 @@ def test_labels_of_other_settings_are_not_mixed(words, root, tmp_path):
         (["--output", "DATA/SegmentationClassAug"], "which pseudo.py did not write: name another folder"),
         (["--dataset_path", ""], "--dataset_path is not set"),
         (["--scales", "0.5"], "--scales without --checkpoint"),
-        (["--strokes", "none"], "--strokes none without --checkpoint"),
         (["--train_path", "nowhere"], "nowhere: no such folder"),
         (["--numclasses", "3"], "with --numclasses 3 labels are 0..2"),
         (["--label_map", "binary", "--numclasses", "2"], "--label_map binary: pseudo-labels hold class numbers"),

@@ -1,6 +1,6 @@
 """Write docs/cli.md from the flags as the programs declare them.
 
-python -m scripts.cli_reference
+python -m tests.cli_reference
 """
 
 import argparse
@@ -21,7 +21,7 @@ from tools.scribbles import __main__ as scribbles
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "cli.md"
 HEAD = """# Command line
 
-<!-- Written by `python -m scripts.cli_reference`; change the declarations, not this page. -->
+<!-- Written by `python -m tests.cli_reference`; change the declarations, not this page. -->
 
 Every flag of every program, grouped as in `--help`. The prefix `no_` turns a `switch` off, as in `--no_augment`. A
 default in brackets is worked out if the flag is not given.
