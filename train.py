@@ -37,7 +37,7 @@ from optimization.amp import autocast
 from runs import messages
 from runs.messages import data_check_command, epoch_title, loader_advice, log_data, log_launch, log_model, score_text
 from runs.run import Run
-from runs.schedule import Schedule, is_due
+from runs.schedule import Schedule
 from runs.state import TrainState
 from support.errors import STOPPED
 
@@ -144,7 +144,7 @@ class Trainer:
                     continue  # to the end of `steps`
                 self.start_training()
             self.train_step(micro_batches)
-            if is_due(state.step, cfg.save_step_frequency):
+            if schedule.saves_step(state):
                 run.save(state, f"step_{state.step:08d}.pt")
 
     def start_training(self) -> None:
@@ -204,7 +204,7 @@ class Trainer:
             names += ["best.pt"] if is_best else []
         if sampler.is_through(state.samples):  # and not at --max_steps
             state.epoch, state.samples = state.epoch + 1, 0
-            if is_due(state.epoch, self.cfg.save_epoch_frequency):
+            if self.schedule.saves_epoch(state):
                 names.append(f"epoch_{state.epoch:04d}.pt")
         rate = run.metrics.pace.rate_text(sampler.global_batch, loader_advice(self.train_loader))
         log.info(f"{line}, {run.metrics.pace.time_text()}{rate}")

@@ -29,7 +29,7 @@ from data.histogram import count_batch
 from distributed.group import Group
 from models.foreground import find_foreground, foreground_of
 from optimization.amp import autocast
-from runs.schedule import lr_factor
+from optimization.lr_schedule import lr_factor
 from support.labels import IGNORE
 
 GROUP = Group(torch.device("cpu"))

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import models
-import models.aspp
 import models.backbone
+import models.heads
 import models.layers.blocks
 from benchmarks.measure import add_flags, measure, save, table
 from benchmarks.peer_steps import plain_losses
@@ -109,7 +109,7 @@ def torchvision_loop(
 
 def plain(name: str, batchsize: int, crop_size: int) -> Step:
     """Return a step of our model with separate modules, contiguous float32 and losses in their plain form."""
-    models.aspp.can_fuse = models.layers.blocks.can_fuse = models.backbone.can_fuse = lambda *norms: False
+    models.heads.can_fuse = models.layers.blocks.can_fuse = models.backbone.can_fuse = lambda *norms: False
     batch, model = batch_of(batchsize, crop_size), our_model(name)
     for module in model.modules():
         if isinstance(module, Conv2d):

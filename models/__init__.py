@@ -6,7 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from models.aspp import (
+from models.backbone import MULTI_GRID, Backbone, Dilations, ResNetBackbone
+from models.heads import (
     ASPPHead,
     CDSPDeepLabV3PlusHead,
     DeepLabV2Head,
@@ -14,7 +15,6 @@ from models.aspp import (
     DeepLabV3PlusHead,
     DeepLabV3PlusMultiHead,
 )
-from models.backbone import MULTI_GRID, Backbone, Dilations, ResNetBackbone
 from models.segmenter import Segmenter
 from models.timm_backbone import PROBES, TimmBackbone
 

@@ -13,7 +13,7 @@ from support.errors import UserError
 class Segmenter(nn.Module):
     """A segmentation model for RGB images of 8 bits.
 
-    head: class from models.aspp. head_channels: its width. lorm_scope: "foreground" or "all" (models.lorm); None: no
+    head: class from models.heads. head_channels: its width. lorm_scope: "foreground" or "all" (models.lorm); None: no
     LoRM. freeze_bn: batch norm uses its running statistics in training too. freeze_backbone: number of the backbone's
     parts, from the input, that are frozen.
     """

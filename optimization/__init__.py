@@ -1,1 +1,1 @@
-"""The update of the weights: optimizers, precision, averages."""
+"""The update of the weights: optimizers, learning rate, precision, averages."""

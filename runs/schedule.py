@@ -6,10 +6,9 @@ import math
 from config import Config
 from config.recipe import FEW_STEPS
 from data.sampler import TrainSampler
+from optimization.lr_schedule import lr_factor
 from runs.state import TrainState
 from support.errors import UserError
-
-POLY_POWER = 0.9  # DeepLab (arXiv:1606.00915, section 4.1.1)
 
 log = logging.getLogger("segtrain")
 
@@ -74,7 +73,7 @@ class Schedule:
 
     def validates_step(self, state: TrainState) -> bool:
         """Return whether --val_step_frequency asks for a validation after the last step, and none was done since."""
-        return is_due(state.step, self.cfg.val_step_frequency) and state.validated != state.step
+        return _is_due(state.step, self.cfg.val_step_frequency) and state.validated != state.step
 
     def validates_epoch(self, state: TrainState) -> bool:
         """Return whether a validation is due after the epoch that has just been trained."""
@@ -82,8 +81,14 @@ class Schedule:
         if state.stops_early(cfg.patience):  # in mid-epoch, after the validation of a step
             return False
         is_last = state.step >= cfg.max_steps if cfg.max_steps else epochs_done == cfg.epochs
-        due = is_due(epochs_done, cfg.val_epoch_frequency) and epochs_done > cfg.val_start_epoch
+        due = _is_due(epochs_done, cfg.val_epoch_frequency) and epochs_done > cfg.val_start_epoch
         return is_last or due or self.validates_step(state)
+
+    def saves_step(self, state: TrainState) -> bool:
+        return _is_due(state.step, self.cfg.save_step_frequency)
+
+    def saves_epoch(self, state: TrainState) -> bool:
+        return _is_due(state.epoch, self.cfg.save_epoch_frequency)
 
     def _warmup_steps(self) -> float:
         """Return the length of the warm-up in the unit of position(), rounded to steps of the run's first batch."""
@@ -117,29 +122,11 @@ class Schedule:
             log.info(f"{began}: --lr_scaling {cfg.lr_scaling} multiplies the lr by {self.change:g}")
 
 
-def lr_factor(position: float, total_steps: int, warmup_steps: float, kind: str = "cosine") -> float:
-    """Return the factor, 0 to 1, on the peak learning rate in optimizer step `position`, counted from 0.
-
-    Linear warm-up, then cosine to 0; or (1 - t)^POLY_POWER, with t the share done of the steps after the warm-up, for
-    the kind "poly"; or 1 for "constant". In a resumed run with another batch, position and warmup_steps may be
-    fractions.
-    """
-    if position < warmup_steps:
-        return min(1.0, (position + 1) / warmup_steps)
-    if kind == "constant":
-        return 1.0
-    if position >= total_steps:
-        return 0.0
-    if kind == "poly":
-        return ((total_steps - position) / (total_steps - warmup_steps)) ** POLY_POWER
-    return 0.5 * (1 + math.cos(math.pi * (position - warmup_steps) / (total_steps - warmup_steps)))
-
-
 def _scaling(rule: str, ratio: float) -> float:
     """Return the factor of --lr_scaling `rule` on the learning rate for a batch that is `ratio` times as large."""
     return {"linear": float(ratio), "sqrt": math.sqrt(ratio), "none": 1.0}[rule]
 
 
-def is_due(number: int, frequency: int) -> bool:
+def _is_due(number: int, frequency: int) -> bool:
     """Return whether something that happens every `frequency` steps or epochs happens after this one. 0: never."""
     return frequency > 0 and number % frequency == 0

@@ -41,7 +41,7 @@ def trained(model: Segmenter) -> torch.Tensor:
 
 def use_plain_modules(monkeypatch) -> None:
     """Let torch's own modules and autograd do what the fused functions do."""
-    for module in ("models.layers.blocks", "models.backbone", "models.aspp"):
+    for module in ("models.layers.blocks", "models.backbone", "models.heads"):
         monkeypatch.setattr(f"{module}.can_fuse", lambda *_: False, raising=False)
     monkeypatch.setattr("models.layers.convolution.Conv2d._conv_forward", nn.Conv2d._conv_forward)
 

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import models
-from models.aspp import ASPP
 from models.foreground import Foreground, find_foreground, foreground_mask, foreground_of
+from models.heads import ASPP
 from models.lorm import LoRM
 from models.pretrained import load_weights
 

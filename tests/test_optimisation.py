@@ -14,8 +14,8 @@ import models
 import train
 import utils
 from distributed.group import Group
+from optimization.lr_schedule import lr_factor
 from runs import checkpoint
-from runs.schedule import lr_factor
 from support.errors import UserError
 
 FLOAT64 = "tests/train_float64.py"

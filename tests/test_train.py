@@ -18,7 +18,7 @@ from benchmarks.chaos import unequal
 from config import FLAGS
 from losses.criterion import ACCURACY
 from optimization.average import WeightAverage
-from runs.schedule import lr_factor
+from optimization.lr_schedule import lr_factor
 from support.errors import UserError
 from support.labels import MAPS
 

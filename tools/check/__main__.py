@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-if not __package__:  # started as a file from another folder: python PATH/data/check
+if not __package__:  # started as a file from another folder: python PATH/tools/check
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 from data.classes import read_classes
