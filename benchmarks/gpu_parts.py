@@ -102,7 +102,7 @@ def kernel(machine: Machine, figures: dict) -> str:
             label = label.where(inside, 255).byte()
             targets = [CrossEntropy(label, slope * inside, smooth) for smooth in (0.0, 0.1)]
             with mock.patch.object(pixel_pass, "find_kernel", return_value=pixel_kernel.run):
-                found = PixelPass(logits, size, targets, slope, predict=True).run()
+                found = PixelPass(logits, size, targets, slope).run()
             exact = logits.double().requires_grad_()
             full = F.interpolate(exact, size=size, mode="bilinear", align_corners=True)
             entropy = -(full.softmax(1) * full.log_softmax(1)).sum(1)

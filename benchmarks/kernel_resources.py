@@ -51,7 +51,7 @@ def compile_for(architecture: int, num_classes: int, terms: str, columns: int = 
         signature |= {f"{key}_{letter}": value for key, value in types.items()} | {f"smooth_{letter}": "fp32"}
         if name not in terms:
             constants |= {f"{key}_{letter}": None for key in types}
-    signature |= {"entropy_slope": "*fp32", "entropy": "*fp32", "predicted": "*i64"}
+    signature |= {"entropy_slope": "*fp32", "entropy": "*fp32"}
     if "entropy" not in terms:
         constants |= {"entropy_slope": None, "entropy": None}
     names = pixel_kernel._pixels.arg_names

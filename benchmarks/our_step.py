@@ -91,9 +91,9 @@ def pixel_kernel_on(mode: AbsentGPU) -> Iterator[None]:
         return
 
     def launch(table, *others, **sizes) -> None:
-        tensors = [table, *others[:18]]
-        written = [tensors[place] for place in (9, 13, 16, 17, 18)]  # two cross entropies, entropy, classes, gradient
-        read = [value for place, value in enumerate(tensors) if place not in (9, 13, 16, 17, 18)]
+        tensors = [table, *others[:17]]
+        written = [tensors[place] for place in (9, 13, 16, 17)]  # two cross entropies, entropy, gradient
+        read = [value for place, value in enumerate(tensors) if place not in (9, 13, 16, 17)]
         if mode.recording:
             mode.launch("pixel kernel", *([v for v in values if isinstance(v, Tensor)] for values in (read, written)))
 

@@ -41,7 +41,6 @@ def get_criterion(
         cfg.label_smooth,
         lorm_terms=0 if cfg.lorm_scope == "all" else raw_model.backbone.channels[-1],
         sum_lorm_terms=lambda count: group.sum(count) * cfg.accum_steps,
-        accuracy=cfg.report_training_batch_acc,
         class_weights=class_weights,
     )
 

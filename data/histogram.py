@@ -11,7 +11,7 @@ from torch import Tensor
 from data.images import read_label
 from data.label_map import LabelMap
 from support.labels import COUNTS
-from support.threads import ThreadPool
+from support.processes import ThreadPool
 
 
 def value_histogram(values: np.ndarray) -> np.ndarray:

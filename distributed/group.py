@@ -17,8 +17,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from support.processes import ThreadPool
 from support.signals import StopRequest
-from support.threads import ThreadPool
 
 POLL_SECONDS = 0.2  # how often ranks synchronize while rank 0 works for all of them
 MESSAGE_SECONDS = 10.0  # how long the others wait for rank 0 before they print why

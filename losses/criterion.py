@@ -12,11 +12,9 @@ from losses.upsampling import sample
 from support.labels import COUNTS, FOREGROUND, IGNORE, POINTS
 
 TERMS = ("seg", "pseudo", "lorm", "ds", "dc")  # CDSP's; each has a weight, --l_TERM
-LABEL_LOSSES = ("seg", *REGION_LOSSES)  # those of --loss
 # The label map of a batch that each term needs.
 NEEDS = {"seg": "label", "pseudo": "pseudo", "lorm": "pseudo", "ds": "distance_s", "dc": "distance_c"}
-ACCURACY = "batch_acc"  # the metric of Criterion(accuracy=True)
-BY_PIXEL = ("seg", "pseudo", "ds", "dc", ACCURACY)  # the ones that are sums over pixels
+BY_PIXEL = ("seg", "pseudo", "ds", "dc")  # the ones that are sums over pixels
 
 
 class Criterion:
@@ -42,9 +40,6 @@ class Criterion:
     multiplies it by the number of micro-batches: the loss is then the mean over micro-batches, each divided by its own
     count. This is exact without accumulation; with it, every micro-batch has the same weight, whereas in one global
     batch their weights would be their counts.
-
-    accuracy: also compute the metric ACCURACY, the share of labelled pixels with the right prediction. The labels are
-    "label", or "pseudo" if no loss uses "label".
     """
 
     def __init__(
@@ -55,14 +50,12 @@ class Criterion:
         class_weights: Sequence[float] | None = None,
         lorm_terms: int = 0,
         sum_lorm_terms: Callable[[Tensor], Tensor] = lambda count: count,
-        accuracy: bool = False,
     ):
         assert set(weights) <= {*TERMS, *REGION_LOSSES}, weights
         self.weights, self.label_smooth = weights, label_smooth
         self.lorm_terms, self.sum_lorm_terms = lorm_terms, sum_lorm_terms
-        self.names = [*weights, *([ACCURACY] if accuracy else [])]  # what __call__ returns, in this order
+        self.names = list(weights)  # what __call__ returns, in this order
         self.region_losses = [name for name in REGION_LOSSES if name in weights]
-        self.accuracy_map = "label" if set(weights) & set(LABEL_LOSSES) else "pseudo"
         self.weighted = class_weights is not None
         self.weight_of = torch.ones(256, dtype=torch.float64)  # by label value
         self.weight_of[IGNORE] = 0
@@ -87,8 +80,7 @@ class Criterion:
             elif name in ("ds", "dc"):
                 count = batch[COUNTS[NEEDS[name]]].sum()
             else:
-                labels = self.accuracy_map if name == ACCURACY else "pseudo"
-                count = batch[COUNTS[labels]][:, :IGNORE].sum()
+                count = batch[COUNTS["pseudo"]][:, :IGNORE].sum()
             counts.append(count.double())
         return torch.stack(counts)
 
@@ -145,13 +137,11 @@ class Criterion:
         entropy_slope = sum(slopes[1:], start=slopes[0]) if slopes else None
 
         size = batch["image"].shape[1:3]
-        maps = PixelPass(logits, size, targets, entropy_slope, predict=ACCURACY in names).run()
+        maps = PixelPass(logits, size, targets, entropy_slope).run()
         pairs = zip(weights.items(), maps.cross_entropies, strict=True)
         sums = {name: (values * weight).sum() for (name, weight), values in pairs}
         if maps.entropy is not None:
             sums |= {name: (maps.entropy * weight).sum() for name, weight in entropy_weights.items()}
-        if maps.predicted is not None:
-            sums[ACCURACY] = torch.count_nonzero(maps.predicted == batch[self.accuracy_map])
         return sums, maps.gradient
 
     def _sum_at(self, points: Tensor, logits: Tensor, label: Tensor) -> Tensor:
@@ -171,7 +161,7 @@ class Criterion:
 
     def total(self, parts: Tensor) -> Tensor:
         """Return the weighted sum of the losses in `parts`, a scalar. parts: 1-D, in the order of `names`."""
-        pairs = zip(self.weights.values(), parts, strict=False)  # a metric comes last and has no weight
+        pairs = zip(self.weights.values(), parts, strict=True)
         return torch.stack([weight * part for weight, part in pairs]).sum()
 
     def by_name(self, parts: Tensor) -> dict[str, Tensor]:

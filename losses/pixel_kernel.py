@@ -43,7 +43,6 @@ def run(work: "PixelPass") -> Tensor:
         *targets[1],
         work.entropy_slope,
         work.entropy,
-        work.predicted,
         partial,
         *(work.height, work.width, low_height, low_width, num_classes),
         NUM_X=(num_x := work.across.max_outputs()),
@@ -73,7 +72,6 @@ def _pixels(
     smooth_b,
     entropy_slope,
     entropy,
-    predicted,
     partial,
     height,
     width,
@@ -103,8 +101,6 @@ def _pixels(
         z = tl.where(is_class, z + (below - z) * down, -float("inf"))
 
         stored = used & (left == column)  # another program stores the other pixels' maps
-        if predicted is not None:
-            tl.store(predicted + at, tl.argmax(z, 1).to(tl.int64), mask=stored)
         z = z - tl.max(z, 1)[:, None]
         exps = tl.exp(z)
         total, z = tl.sum(exps, 1), tl.where(is_class, z, 0.0)

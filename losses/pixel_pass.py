@@ -41,8 +41,8 @@ class PixelPass:
     Nothing is differentiable, and nothing makes the CPU wait for a GPU. Call it outside of torch.autocast.
 
     logits: (B, C, h, w), float32 or float64. size: (H, W). entropy_slope: (B, H, W); None: no entropy.
-    cross_entropies: one map for each of `targets`. entropy: of the softmax. predicted: classes, int64, if `predict`.
-    gradient: (B, C, h, w), of the sum over pixels of slope * cross entropy and entropy_slope * entropy.
+    cross_entropies: one map for each of `targets`. entropy: of the softmax. gradient: (B, C, h, w), of the sum over
+    pixels of slope * cross entropy and entropy_slope * entropy.
     """
 
     def __init__(
@@ -51,8 +51,6 @@ class PixelPass:
         size: Sequence[int],
         targets: Sequence[CrossEntropy] = (),
         entropy_slope: Tensor | None = None,
-        *,
-        predict: bool = False,
     ):
         self.logits, self.targets, self.entropy_slope = logits.detach(), targets, entropy_slope
         self.num_images, self.num_classes, low_height, low_width = logits.shape
@@ -60,12 +58,9 @@ class PixelPass:
         self.down, self.across = Axis(low_height, size[0]), Axis(low_width, size[1])
         self.row_weights, self.column_weights = self.down.matrix(logits), self.across.matrix(logits)  # (H, h), (W, w)
 
-        def new_map(dtype: torch.dtype = logits.dtype) -> Tensor:
-            return logits.new_empty((self.num_images, *size), dtype=dtype)
-
-        self.cross_entropies = [new_map() for _ in targets]
-        self.entropy = None if entropy_slope is None else new_map()
-        self.predicted = new_map(torch.int64) if predict else None
+        shape = self.num_images, *size
+        self.cross_entropies = [self.logits.new_empty(shape) for _ in targets]
+        self.entropy = None if entropy_slope is None else self.logits.new_empty(shape)
         self.gradient: Tensor
 
     @torch.no_grad()
@@ -108,8 +103,6 @@ class PixelPass:
         """
         labels = [target.label[place].clamp(max=self.last_class).long().unsqueeze(1) for target in self.targets]
         z -= z.amax(1, keepdim=True)
-        if self.predicted is not None:
-            self.predicted[place] = z.argmax(1)
         total = torch.exp(z, out=work).sum(1, keepdim=True)
         log_sum = total.log()
         for target, label, values in zip(self.targets, labels, self.cross_entropies, strict=True):

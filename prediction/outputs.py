@@ -14,8 +14,8 @@ from evaluation.pictures import overlay, with_legend
 from prediction.inputs import OUTPUT_NOTE
 from support.errors import InputError
 from support.files import write_atomic
+from support.processes import ThreadPool
 from support.results import claim
-from support.threads import ThreadPool
 
 RESULTS = ("masks/**/*.png", "probs/**/*.npy", "overlays/**/*.jpg")
 NUM_THREADS = 4  # compress and write while the next images are predicted

@@ -27,7 +27,7 @@ from pseudo_labels.files import PseudoFolder
 from runs.log import progress_bar
 from support.errors import UserError
 from support.labels import IGNORE
-from support.threads import ThreadPool
+from support.processes import ThreadPool
 
 T = TypeVar("T")
 

@@ -18,7 +18,6 @@ from distributed.checks import STABLER
 from distributed.device import LateRead
 from distributed.group import Group
 from evaluation.metrics import Scores
-from losses.criterion import ACCURACY
 from optimization.amp import read_scaling
 from runs.boards import Board
 from runs.folder import keep_lines
@@ -152,8 +151,6 @@ class Metrics:
         line = {"kind": "train", "epoch": last["epoch"], "step": last["step"], "loss": losses.pop("loss")}
         line |= {"losses": losses, "lr": last["lr"], "images_per_s": rate}
         line |= {name: last[name] for name in ("loss_scale", "skipped_steps", "grad_norm") if name in last}
-        if ACCURACY in losses:
-            line[ACCURACY] = losses.pop(ACCURACY)
         self._write(line, _scalars(line), {})
 
     def log_validation(

@@ -7,9 +7,12 @@ import torch.nn.functional as F
 
 from config.losses import LOSSES, parse_loss
 from data.histogram import count_batch
-from losses.criterion import LABEL_LOSSES, Criterion
+from losses.criterion import Criterion
+from losses.region_losses import REGION_LOSSES
 
 WEIGHTS = [0.5, 2.0, 3.0, 0.25]
+
+LABEL_LOSSES = ("seg", *REGION_LOSSES)
 
 
 def random_batch(num_images: int = 4, dtype=torch.float64) -> tuple[torch.Tensor, torch.Tensor]:

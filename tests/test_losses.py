@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from data.histogram import count_batch
-from losses.criterion import ACCURACY, TERMS, Criterion
+from losses.criterion import TERMS, Criterion
 from support.labels import FOREGROUND
 
 ALL = dict.fromkeys(TERMS, 1.0)
@@ -85,15 +85,3 @@ def test_d1_d2_inputs_are_never_written_to():
     criterion = Criterion(ALL, label_smooth=0.1, lorm_terms=1)
     assert losses(criterion, two_pixels(), batch, 1.0) == losses(criterion, two_pixels(), batch, 1.0)
     assert all(torch.equal(batch[name], before[name]) for name in batch)
-
-
-def test_accuracy_is_the_share_of_labelled_pixels_that_are_right():
-    # Two images of 2 x 2: the model predicts class 1 in the left column and 0 in the right one.
-    logits = torch.tensor([[0.0, 9.0], [0.0, 9.0]])
-    logits = torch.stack([logits, 9 - logits]).expand(2, 2, 2, 2)  # (B, C, H, W)
-    label = torch.tensor([[[1, 0], [0, 255]], [[255, 255], [1, 1]]], dtype=torch.uint8)  # right: 2 of 3, 1 of 2
-    batch = {"image": torch.zeros(2, 2, 2, 3), "label": label} | count_batch({"label": label})
-    plain = losses(Criterion({"seg": 2.0}), logits, batch)
-    seen = losses(Criterion({"seg": 2.0}, accuracy=True), logits, batch)
-    assert seen.pop(ACCURACY) == pytest.approx(3 / 5)
-    assert seen == plain

@@ -8,7 +8,7 @@ import cv2
 import numpy as np
 import pytest
 
-from support.threads import ThreadPool
+from support.processes import ThreadPool
 
 
 def count_pixels(_: int) -> int:

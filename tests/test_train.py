@@ -16,7 +16,6 @@ import models
 import train
 from benchmarks.chaos import unequal
 from config import FLAGS
-from losses.criterion import ACCURACY
 from optimization.average import WeightAverage
 from optimization.lr_schedule import lr_factor
 from support.errors import UserError
@@ -131,11 +130,10 @@ def test_resume_auto_starts_a_run_where_there_is_none_and_leaves_other_names_alo
 
 @pytest.mark.parametrize("dataset", [name for name in MAPS if name not in ("ScribblePseudoDsDc", "Folder")])
 def test_c1_to_c7_every_kind_of_labels_trains(demo_run, dataset):
-    folder = demo_run(dataset=dataset, report_training_batch_acc=True)
+    folder = demo_run(dataset=dataset)
     for line in read_metrics(folder, "train"):
         assert set(line["losses"]) == set(LOSSES[dataset].split())
         assert line["loss"] == pytest.approx(sum(line["losses"].values()), rel=1e-6)
-        assert 0 <= line[ACCURACY] <= 1  # of the pseudo-label with PseudoOnly
 
 
 def test_training_lowers_the_loss(demo_run):
