@@ -20,9 +20,8 @@ from data.classes import Classes, read_classes
 from data.dataset import SegmentationDataset
 from distributed import checks
 from distributed.group import Group
-from evaluation import metrics
 from evaluation.predictor import Predictor
-from pseudo_labels.files import PseudoFolder, digests, find_dense_masks, find_scribbles
+from pseudo_labels.files import PseudoFolder, digests, find_scribbles
 from pseudo_labels.work import Work
 from support import shell
 from support.errors import UserError
@@ -49,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def make(flags: PseudoFlags, overrides: dict, group: Group) -> None:
-    """Make the pseudo-labels that --output lacks, and print their scores. Collective; raises Stopped after a signal.
+    """Make the pseudo-labels that --output lacks. Collective; raises Stopped after a signal.
 
     overrides: {flag: value} that replaces the checkpoint's.
     """
@@ -57,26 +56,21 @@ def make(flags: PseudoFlags, overrides: dict, group: Group) -> None:
     prepare_demo_data(cfg, group)
     split = flags.split or cfg.train_split
     dataset = find_scribbles(cfg, split, flags.train_path)
-    masks_folder, masks = find_dense_masks(cfg, split, dataset.folders["label"])
     folder = PseudoFolder(cfg, split, flags.output, classes.colours)
     checks.check_setup(group, {f"{split} list": dataset})
     settings |= digests(dataset, group)
     if group.is_main:
-        claim(
-            folder.path / "pseudo.json", settings, ["**/*.png", "scores.json"], "pseudo.py", overwrite=flags.overwrite
-        )
+        claim(folder.path / "pseudo.json", settings, ["**/*.png"], "pseudo.py", overwrite=flags.overwrite)
     group.barrier()
 
     work = Work(folder, dataset, group, cfg, predictor, flags)
     if not group.broadcast(all(folder.label_path(name).is_file() for name in dataset.names)):
         work.draft()
         work.write(work.floors())
-    scored = sum(name in masks for name in dataset.names)
-    about = {"images": len(dataset), "masks": str(masks_folder.resolve()), "scored": scored, "classes": classes.names}
-    result = about | work.score(masks)
+    labelled = work.labelled()
     if group.is_main:
-        folder.finish(result)
-    report(result, flags, dataset, cfg)
+        folder.finish()
+    report(labelled, flags, dataset, cfg)
 
 
 def load(flags: PseudoFlags, overrides: dict, group: Group) -> tuple[Config, Predictor | None, Classes, dict]:
@@ -104,14 +98,9 @@ def load(flags: PseudoFlags, overrides: dict, group: Group) -> tuple[Config, Pre
     return cfg, predictor, classes, settings
 
 
-def report(result: dict, flags: PseudoFlags, dataset: SegmentationDataset, cfg: Config) -> None:
-    """Log the table of scores, what was written, and the command that trains on it. result: content of scores.json."""
-    if result["scores"]:
-        log.info(f"the labelled pixels against {result['scored']} dense masks of {result['masks']}:")
-        log.info(metrics.table(result["scores"], result["classes"]))
-    else:
-        log.info(f"no scores: {result['masks']} (--val_path) has no dense masks of these images")
-    log.info(f"{result['images']} pseudo-labels in {flags.output}: {result['labelled']:.1%} of the pixels are labelled")
+def report(labelled: float, flags: PseudoFlags, dataset: SegmentationDataset, cfg: Config) -> None:
+    """Log what was written, and the command that trains on it. labelled: share of the pixels."""
+    log.info(f"{len(dataset)} pseudo-labels in {flags.output}: {labelled:.1%} of the pixels are labelled")
     scribbles, labels = (path.resolve() for path in (dataset.folders["label"], Path(flags.output)))
     words = ["--dataset", "ScribblePseudo", "--train_path", scribbles, "--pseudo_path", labels]
     if cfg.dataset == "Folder":  # it reads labels of one kind, and the pseudo-labels include the strokes

@@ -24,8 +24,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from data.images import read_label
+from evaluation.metrics import confusion_matrix, scores
 from support.files import write_atomic
+from support.labels import IGNORE
 
 ROOT = Path(__file__).resolve().parent.parent
 LORM = "--model_type deeplabv3p_multi_lorm"
@@ -127,8 +132,7 @@ class Bench:
             self.score(way.teacher, seed)
             words += ["--checkpoint", self.args.out / f"{way.teacher}-{seed}" / "last.pt"]
         with self._only_one(out):
-            if not (out / "scores.json").is_file():
-                self._run("pseudo.py", *words, *way.pseudo.split())
+            self._run("pseudo.py", *words, *way.pseudo.split())  # what is there already stays
         return out
 
     def _only_one(self, key: Path | str) -> threading.Lock:
@@ -146,10 +150,15 @@ class Bench:
 def label_table(bench: Bench) -> str:
     """Return a Markdown table: the scores of all pseudo-labels on the training images."""
     lines = ["| pseudo-labels | mIoU of labelled pixels | labelled, % |", "| --- | --- | --- |"]
-    for file in sorted(bench.args.out.glob("pseudo-*/scores.json")):
-        content = json.loads(file.read_text())
-        miou, labelled = 100 * content["scores"]["miou"], 100 * content["labelled"]
-        lines.append(f"| {file.parent.name} | {miou:.2f} | {labelled:.2f} |")
+    for folder in sorted(bench.args.out.glob("pseudo-*")):
+        confusion, labelled, pixels = torch.zeros(11, 11, dtype=torch.int64), 0, 0
+        for file in folder.glob("*.png"):
+            paths = file, bench.args.data / "SegmentationClass" / file.name
+            label, mask = (torch.from_numpy(read_label(path, 11)) for path in paths)
+            is_labelled = label != IGNORE
+            labelled, pixels = labelled + int(is_labelled.sum()), pixels + label.numel()
+            confusion += confusion_matrix(label[is_labelled], mask[is_labelled], 11)
+        lines.append(f"| {folder.name} | {100 * scores(confusion)['miou']:.2f} | {100 * labelled / pixels:.2f} |")
     return "\n".join(lines)
 
 
@@ -192,8 +201,8 @@ def main() -> None:
         args.pretrained = str(Path(args.pretrained).resolve())
     bench = Bench(args)
     with ThreadPoolExecutor(len(args.ways) * len(args.seeds)) as pool:
-        scores = [pool.submit(bench.score, way, seed) for seed in args.seeds for way in args.ways]
-    for score in scores:
+        done = [pool.submit(bench.score, way, seed) for seed in args.seeds for way in args.ways]
+    for score in done:
         score.result()
     print(f"{table(bench, args.ways, args.seeds)}\n\n{label_table(bench)}")
 

@@ -1,7 +1,6 @@
-"""The files of pseudo.py: images, scribbles and masks that it reads, and the folder of its labels."""
+"""The files of pseudo.py: images and scribbles that it reads, and the folder of its labels."""
 
 import io
-import json
 import math
 import shutil
 from functools import partial
@@ -10,11 +9,10 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from builders.loaders import find_files, find_masks
+from builders.loaders import find_files
 from config import Config
 from data.dataset import SegmentationDataset
 from data.images import decode, label_png
-from data.layout import match_files
 from distributed import checks
 from distributed.group import Group
 from pseudo_labels.drafts import Draft
@@ -36,18 +34,6 @@ def find_scribbles(cfg: Config, split: str, train_path: str) -> SegmentationData
     return SegmentationDataset(find_files(cfg, layout, split, {"label": train_path}), cfg.numclasses)
 
 
-def find_dense_masks(cfg: Config, split: str, scribbles: Path) -> tuple[Path, dict[str, Path]]:
-    """Return the folder of the dense masks, which may be missing, and {name: path} of the masks of a split.
-
-    There are no masks if the folder is `scribbles`, as where all labels of a data set are strokes.
-    """
-    found = find_masks(cfg, split)
-    folder = found.folders["label"]
-    if folder.resolve() == scribbles.resolve():
-        return folder, {}
-    return folder, {name: files["label"][0] for name, files in match_files(found) if files["label"]}
-
-
 def digests(dataset: SegmentationDataset, group: Group) -> dict[str, str]:
     """Return digests of the names, the images and the scribbles: if one changes, so do the labels. Collective."""
     result, own = {"images": checks.digest(dataset.listing)}, math.ceil(len(dataset) / group.world_size)
@@ -59,7 +45,7 @@ def digests(dataset: SegmentationDataset, group: Group) -> dict[str, str]:
 
 
 class PseudoFolder:
-    """A folder with NAME.png for each image, pseudo.json (the settings that the labels depend on) and scores.json.
+    """A folder with NAME.png for each image, and pseudo.json, the settings that the labels depend on.
 
     NAME may contain folders. Until all labels are finished, .unfinished/ has a draft of each image.
     output: --output, which with --dataset Folder has the labels in a folder for the split, as OUTPUT/train. colours:
@@ -91,7 +77,6 @@ class PseudoFolder:
         """Return the draft of an image. Raises UserError if the file cannot be read."""
         return Draft(*np.moveaxis(decode(self.draft_path(name)), 2, 0))
 
-    def finish(self, scores: dict) -> None:
-        """Write scores.json and remove the drafts. Rank 0 calls this method, after all labels are written."""
-        write_atomic(self.path / "scores.json", json.dumps(scores, indent=1))
+    def finish(self) -> None:
+        """Remove the drafts. Rank 0 calls this method, after all labels are written."""
         shutil.rmtree(self.path / ".unfinished", ignore_errors=True)

@@ -1,14 +1,12 @@
-"""The work on the images of pseudo.py: a draft of each, the thresholds over all, the labels, their scores."""
+"""The work on the images of pseudo.py: a draft of each, the thresholds over all, the labels."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch.utils.data import DataLoader
 
 from builders.loaders import make_loader
@@ -19,13 +17,11 @@ from data.images import read_label
 from data.loader import batched
 from data.sampler import EvalBatches
 from distributed.group import Group
-from evaluation import metrics
 from evaluation.predictor import Predictor
 from pseudo_labels import confidence
 from pseudo_labels.drafts import Prediction, Stroked, StrokedImages, make_draft, predict
 from pseudo_labels.files import PseudoFolder
 from runs.log import progress_bar
-from support.errors import UserError
 from support.labels import IGNORE
 from support.processes import ThreadPool
 
@@ -106,32 +102,15 @@ class Work:
             pass
         self.group.raise_if_stopped()
 
-    def score(self, masks: dict[str, Path]) -> dict:
-        """Return {"labelled": share of all pixels, "scores": metrics.scores() over the labelled pixels, or None}.
+    def labelled(self) -> float:
+        """Return the share of all pixels that are labelled."""
 
-        masks: {name: path of the dense mask}, of some images or none; without masks there are no scores.
-        """
-        names, num_classes = self.dataset.names, self.dataset.num_classes
+        def count(index: int) -> np.ndarray:
+            label = read_label(self.folder.label_path(self.dataset.names[index]), self.dataset.num_classes)
+            return np.array([(label != IGNORE).sum(), label.size])
 
-        def count(index: int) -> tuple[list[int], Tensor | int]:
-            name = names[index]
-            label = read_label(self.folder.label_path(name), num_classes)
-            is_labelled = label != IGNORE
-            totals = [label.size, int(is_labelled.sum())]
-            if name not in masks:
-                return totals, 0
-            mask = read_label(masks[name], num_classes)
-            if mask.shape != label.shape:
-                raise UserError(f"{masks[name]}: its size differs from its image's: name another --val_path")
-            predicted, expected = (torch.from_numpy(values[is_labelled]) for values in (label, mask))
-            return totals, metrics.confusion_matrix(predicted, expected, num_classes)
-
-        totals, confusion = np.zeros(2, np.int64), torch.zeros(num_classes, num_classes, dtype=torch.int64)
-        for own_totals, own_confusion in self._each(count, "scores"):
-            totals += own_totals
-            confusion += own_confusion
-        (pixels, labelled), confusion = self._sum(totals), torch.from_numpy(self._sum(confusion.numpy()))
-        return {"labelled": float(labelled / pixels), "scores": metrics.scores(confusion) if masks else None}
+        labelled, pixels = self._sum(sum(self._each(count, "counting"), np.zeros(2, np.int64)))
+        return float(labelled / pixels)
 
     def _scribble(self, index: int) -> np.ndarray:
         return read_label(self.dataset.files[index]["label"], self.dataset.num_classes)

@@ -1,6 +1,5 @@
 """pseudo.py as a user starts it: what it writes, in any number of processes, killed and started again."""
 
-import json
 import math
 import shlex
 import shutil
@@ -65,12 +64,12 @@ def content(out: Path) -> dict[str, bytes]:
     return {str(path.relative_to(out)): path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()}
 
 
-def test_labels_keep_strokes_and_are_scored(words, root, tmp_path, capsys):
+def test_labels_keep_strokes(words, root, tmp_path, capsys):
     out = tmp_path / "pseudo"
     assert run(words, out) == 0
     first, before = capsys.readouterr().out, content(out)
     names = {f"demo_{n:04d}.png" for n in range(NUM_IMAGES)}
-    assert set(before) == names | {"pseudo.json", "scores.json"}
+    assert set(before) == names | {"pseudo.json"}
     with Image.open(out / "demo_0000.png") as image:
         assert image.mode == "P"
         assert image.getpalette()[:15] == voc_colours()[:5].ravel().tolist()
@@ -79,13 +78,8 @@ def test_labels_keep_strokes_and_are_scored(words, root, tmp_path, capsys):
     assert (labels[stroked] == scribbles[stroked]).all()
     for scribble, label in zip(scribbles, labels, strict=True):
         assert set(np.unique(label)) <= {*np.unique(scribble), 0}  # the classes with a stroke, and the background
-    scores = json.loads((out / "scores.json").read_text())
-    assert scores["labelled"] == pytest.approx(labelled.mean())
-    assert 0.7 < scores["labelled"] < 1  # of each class 0.7 at least
-    for number, iou in enumerate(scores["scores"]["iou"]):
-        is_mask, is_label = (values[labelled & (masks != 255)] == number for values in (masks, labels))
-        assert iou == pytest.approx((is_mask & is_label).sum() / (is_mask | is_label).sum())
-    assert f"{100 * scores['scores']['miou']:.2f}" in first
+    assert 0.7 < labelled.mean() < 1  # of each class 0.7 at least
+    assert f"{labelled.mean():.1%} of the pixels are labelled" in first
     # Started again, it leaves the labels as they are, and says the same.
     times = {path: path.stat().st_mtime_ns for path in out.glob("demo*")}
     assert run(words, out) == 0
@@ -103,17 +97,6 @@ def test_strokes_alone_need_no_model(words, without_model, root, tmp_path):
     _, _, labels = maps(root, tmp_path / "model")
     share = (labels != 255)[scribbles == 255].mean()
     assert 0.7 <= share < 0.9  # never that sure: of each class the most confident 70 %
-
-
-def test_images_without_masks_are_labelled_without_scores(without_model, root, tmp_path, capsys):
-    masks = (root / "SegmentationClassAug").rename(tmp_path / "masks")
-    assert run(without_model, tmp_path / "pseudo") == 0
-    said = capsys.readouterr().out
-    assert "SegmentationClassAug (--val_path) has no dense masks of these images" in said
-    assert f"{NUM_IMAGES} pseudo-labels" in said
-    (masks / "demo_0002.png").unlink()
-    assert run(without_model, tmp_path / "pseudo", "--val_path", masks) == 0  # scores what is there
-    assert f"against {NUM_IMAGES - 1} dense masks of " in capsys.readouterr().out
 
 
 def test_two_processes_write_the_same_bytes_or_say_one_line_each(words, root, tmp_path):
