@@ -57,7 +57,9 @@ def test_the_documented_commands_train_score_and_predict(name, place):
     root, draw, num_train, counts = DRAWN[name]
     draw(Path(root))
     chosen = [
-        shlex.split(line)[1:] for line in commands(PAGE, "console") if f"log/{name}/" in line or f"/{name}.yaml" in line
+        shlex.split(line)[1:]
+        for line in commands(PAGE, "console")
+        if f"log/{name}/" in line or f"train.py --config configs/{name}.yaml" in line
     ]
     (_, *to_train), (_, *to_score), (_, *to_predict) = chosen
     dataset = load(to_train)
@@ -77,10 +79,10 @@ def test_the_documented_commands_train_score_and_predict(name, place):
 
 
 @pytest.mark.parametrize("name", DRAWN)
-def test_the_check_of_the_raw_folder_is_clean_and_prints_the_flags_of_the_config(name, place, capsys):
+def test_the_check_of_the_raw_folder_with_the_config_is_clean_and_prints_its_flags(name, place, capsys):
     root, draw, num_train, counts = DRAWN[name]
     draw(Path(root))
-    assert main([root, "--workers", "0", "--json", "check.json"]) == 0
+    assert main([root, "--config", f"configs/{name}.yaml", "--workers", "0", "--json", "check.json"]) == 0
     printed = capsys.readouterr().out
     assert "nothing wrong found" in printed
     report = json.loads(Path("check.json").read_text())
@@ -93,17 +95,3 @@ def test_the_check_of_the_raw_folder_is_clean_and_prints_the_flags_of_the_config
     by_config, by_check = (config.parse(["--config", f"configs/{name}.yaml"]), config.parse(words))
     for flag in FLAGS.split():
         assert getattr(by_check, flag) == getattr(by_config, flag), flag
-
-
-def test_cocos_own_folders(place, capsys):
-    draw_cocostuff(Path("coco"), images=".", masks="stuffthingmaps")
-    assert main(["coco", "--workers", "0"]) == 0
-    assert "--image_path . --train_path stuffthingmaps" in capsys.readouterr().out
-
-
-def test_voc_without_sbd(place, capsys):
-    draw_voc_sbd(Path("VOC2012"), aug=False)
-    assert main(["VOC2012", "--workers", "0"]) == 0
-    printed = capsys.readouterr().out
-    assert "VOC2012: PASCAL VOC's layout, for --dataset Dense" in printed
-    assert "--numclasses 21 --classes voc --layers" in printed.splitlines()[-1]

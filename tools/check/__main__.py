@@ -16,9 +16,10 @@ from pathlib import Path
 if not __package__:  # started as a file from another folder: python PATH/tools/check
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
+from config import READER
+from config.reader import ConfigFile
 from data.classes import read_classes
 from data.label_map import read_label_map
-from data.released import Released, is_voc
 from support import program
 from support.errors import UserError
 from support.files import write_atomic
@@ -51,13 +52,13 @@ def check(
     process. Raises UserError if root holds no data set, or if a flag or the data set's file of classes is invalid.
     """
     findings, paths = Findings(root), paths or Paths()
-    dataset, paths, known = guess_flags(root, dataset, paths, num_classes)
+    dataset, paths = guess_flags(root, dataset, paths)
     found, samples = survey(root, dataset, paths, splits or paths.splits, findings)
     if not any(sample.labels for sample in samples) and (problem := conversion(root)):
         raise UserError(f"{root}: {problem}")
     summary = Summary(str(root), dataset, num_classes_given=num_classes is not None, splits=paths.splits)
     summary.flags = {name: value for name, value in dataclasses.asdict(paths).items() if value}
-    summary.class_file = classes or _class_file(root) or _preset(root, dataset, known, num_classes)
+    summary.class_file = classes or _class_file(root)
     if summary.class_file:
         num_classes = len(read_classes(summary.class_file, num_classes).names)
     label_map = read_label_map(paths.label_map, num_classes)
@@ -77,21 +78,16 @@ def _class_file(root: Path) -> str:
     return next((str(path) for path in files if path.is_file()), "")
 
 
-def _preset(root: Path, dataset: str, known: Released | None, num_classes: int | None) -> str:
-    """Return the preset of the classes of a well-known data set, or of scribbles on VOC's images; "" for others."""
-    if known and num_classes in (None, int(known.flags["numclasses"])):
-        return known.flags["classes"]
-    is_scribbled = dataset not in ("Folder", "Dense")
-    return "voc" if is_scribbled and num_classes in (None, 21) and is_voc(root) else ""
-
-
 def main(argv: list[str] | None = None) -> int:
     args = parser().parse_args(argv)
     if args.numclasses is not None and not 2 <= args.numclasses <= 255:
         raise UserError(f"--numclasses {args.numclasses}: must be 2 to 255")
-    paths = Paths(**{item.name: getattr(args, item.name) for item in dataclasses.fields(Paths)})
-    options = {"dataset": args.dataset, "num_classes": args.numclasses, "classes": args.classes, "splits": args.splits}
-    summary, findings = check(args.root, paths=paths, workers=args.workers, **options)
+    values = READER.yaml_file(ConfigFile(args.config, ""), []) if args.config else {}
+    values |= {name: value for name, value in vars(args).items() if value not in ("", None)}
+    paths = Paths(**{item.name: values.get(item.name, "") for item in dataclasses.fields(Paths)})
+    options = {name: values.get(name, "") for name in ("dataset", "classes", "splits")}
+    numbers = {"num_classes": values.get("numclasses"), "workers": args.workers}
+    summary, findings = check(args.root, paths=paths, **options, **numbers)
     print("\n".join(report_lines(summary, findings)))
     if args.json:
         listed = [dataclasses.asdict(finding) for finding in findings.sorted()]
@@ -106,6 +102,7 @@ def parser() -> Parser:
     parser = Parser("tools.check", "Check a data set; change nothing.")
     add = parser.add_argument
     add("root", type=Path, metavar="PATH", help="root of the data set, train.py's --dataset_path")
+    add("--config", type=Path, metavar="FILE", help="YAML file of train.py's flags; the command line overrides it")
     add("--dataset", default="", choices=MAPS, help="labels to train on [guessed from the folders]")
     add("--numclasses", type=int, metavar="N", help="number of classes [inferred from the labels]")
     names = "names and colours: voc, camvid, cityscapes, ade20k, cocostuff, or a FILE [PATH/classes.txt]"

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from data import layout
 from data.plain import IMAGES, find_places, find_plain, find_whole
-from data.released import Released, recognise
 from support.errors import UserError
 from tools.check.commands import conversion
 from tools.check.survey import Paths, list_folder
@@ -21,31 +20,16 @@ NUM_NAMES = 200  # image names to find the ends of names with
 MOST = 0.9  # share of the images that must have a label of a name for it to be the rule
 
 
-def guess_flags(
-    root: Path, dataset: str, paths: Paths, num_classes: int | None = None
-) -> tuple[str, Paths, Released | None]:
-    """Return --dataset, the data flags, and the well-known data set in the folder `root`, if it is one.
+def guess_flags(root: Path, dataset: str, paths: Paths) -> tuple[str, Paths]:
+    """Return --dataset and the data flags of a folder. What the user set (not "") stays.
 
-    What the user set (not "" or None) stays. Raises UserError if no value of --dataset fits, or several ends of names.
+    Raises UserError if no value of --dataset fits, or several ends of names.
     """
     list_folder.cache_clear()
     if not root.is_dir():
         raise UserError(f"{root}: no such folder")
-    known = recognise(root)
-    has_scribbles = (root / layout.SCRIBBLES).is_dir() or (root / layout.PSEUDO).is_dir()
-    if known and not has_scribbles and dataset in ("", known.flags["dataset"]):
-        return known.flags["dataset"], _fill(paths, known, num_classes), known
     dataset = dataset or guess_dataset(root, paths)
-    return dataset, _guess_layout(root, paths) if dataset == "Folder" else paths, None
-
-
-def _fill(paths: Paths, known: Released, num_classes: int | None) -> Paths:
-    """Return the flags with those of a well-known data set where the user set none."""
-    values = {name: value for name, value in known.flags.items() if hasattr(paths, name)}
-    own = {name: value for name in values if (value := getattr(paths, name))}
-    if own.keys() & {"val_path", "label_suffix"} or num_classes not in (None, int(known.flags["numclasses"])):
-        values.pop("label_map", None)  # it fits the labels as they are released
-    return replace(paths, **values | own)
+    return dataset, _guess_layout(root, paths) if dataset == "Folder" else paths
 
 
 def guess_dataset(root: Path, paths: Paths) -> str:
