@@ -37,6 +37,8 @@ def resolve_amp(amp: str, group: Group, saved: dict | None = None) -> str:
     if len(set(values)) > 1:
         ranks = [rank for rank, value in enumerate(values) if value == "none"]
         log.info(f"--amp {amp}: none, because devices of rank(s) {ranks} have no native bf16")
+    elif amp == "auto" and native == "none" and group.device.type == "cuda":
+        log.warning("--amp none: this GPU has no bf16; --amp fp16 takes half of the memory, and about half of the time")
     if native == "fp16" and group.device.type == "cpu":
         log.warning("--amp fp16: a CPU emulates it, more than ten times as slow: use --amp bf16 or none")
     return native

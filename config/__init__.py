@@ -33,7 +33,7 @@ def parse(argv: list[str] | None = None) -> Config:
             notes.append(
                 "no --dataset_path: training on the demo (configs/demo.yaml); for your own data: docs/your_data.md"
             )
-    of_run = bool(config_file) and config_file.path == saved
+    of_run = config_file is not None and config_file.path == saved
     file_values = READER.yaml_file(config_file, notes, of_run=of_run) if config_file else {}
     if config_file:
         name, stage = file_values.get("name") or config_file.path.stem, config_file.stage

@@ -1,10 +1,17 @@
 """The optimizers of --optimizer, and the parameter groups that they get."""
 
+import logging
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from models.segmenter import Segmenter
+from support.errors import in_one_line
+
+log = logging.getLogger("segtrain")
 
 
 class FusedSGD(SGD):
@@ -22,12 +29,20 @@ class FusedSGD(SGD):
 def make_optimizer(name: str, groups: list[dict], *, fused: bool, **options) -> Optimizer:
     """Return the optimizer "sgd" or "adamw" over parameter groups. options: arguments of torch's class.
 
-    fused: update in one kernel, as on CUDA. On the CPU torch's fused SGD rounds differently, and saves less than 1 % of
-    a step.
+    fused: update in one kernel, as on CUDA. If that fails on this device, a warning says so, and the update takes
+    several kernels. On the CPU torch's fused SGD rounds differently, and saves less than 1 % of a step.
     """
-    if name == "adamw":
-        return AdamW(groups, fused=fused or None, **options)
-    return FusedSGD(groups, **options) if fused else SGD(groups, **options)
+    kinds: dict[str, tuple[Callable, Callable]] = {"sgd": (SGD, FusedSGD), "adamw": (AdamW, partial(AdamW, fused=True))}
+    plain, in_one_kernel = kinds[name]
+    if fused:
+        try:
+            weight = nn.Parameter(torch.zeros(1, device=groups[0]["params"][0].device))
+            weight.grad = torch.zeros_like(weight)
+            in_one_kernel([weight], **options).step()
+            return in_one_kernel(groups, **options)
+        except RuntimeError as error:
+            log.warning(f"--optimizer {name} takes several kernels for an update, not one: {in_one_line(error)}")
+    return plain(groups, **options)
 
 
 def _start_momentum(optimizer: Optimizer, *_) -> None:

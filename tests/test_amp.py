@@ -7,6 +7,8 @@ import torch
 from conftest import assert_same_run, read_metrics, start, start_group, succeed
 
 from benchmarks import chaos
+from builders.model import resolve_amp
+from distributed.group import Group
 from optimization import amp
 from runs import checkpoint
 from trained import TrainedModel
@@ -80,3 +82,9 @@ def test_one_rank_without_bf16_means_none_for_all(demo_flags, tmp_path):
     stdout, _ = succeed(start_group(2, both, tmp_path, FAULTS))
     assert "--amp auto: none, because devices of rank(s) [1] have no native bf16" in stdout
     assert checkpoint.read_run(tmp_path / "x" / "last.pt")["config"]["amp"] == "none"
+
+
+def test_a_gpu_without_bf16_trains_in_float32_and_one_warning_names_fp16(monkeypatch, caplog):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    assert resolve_amp("auto", Group(torch.device("cuda"))) == "none"
+    assert ["--amp fp16" in line for line in caplog.messages] == [True]

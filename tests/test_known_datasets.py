@@ -56,11 +56,8 @@ def load(words: list[str], split: str = "train") -> SegmentationDataset:
 def test_the_documented_commands_train_score_and_predict(name, place):
     root, draw, num_train, counts = DRAWN[name]
     draw(Path(root))
-    chosen = [
-        shlex.split(line)[1:]
-        for line in commands(PAGE, "console")
-        if f"log/{name}/" in line or f"train.py --config configs/{name}.yaml" in line
-    ]
+    wanted = f"log/{name}/", f"train.py --config configs/{name}.yaml"
+    chosen = [shlex.split(line)[1:] for line in commands(PAGE, "console") if any(text in line for text in wanted)]
     (_, *to_train), (_, *to_score), (_, *to_predict) = chosen
     dataset = load(to_train)
     files = [sample["label"] for sample in dataset.files]

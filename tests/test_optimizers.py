@@ -106,3 +106,19 @@ def test_cuda_gets_the_fused_one(tmp_path, name, device, kind):
     optimizer = utils.get_optimizer(cfg, model, Group(torch.device(device)), 0.5)
     assert type(optimizer) is kind
     assert bool(optimizer.defaults["fused"]) == (device == "cuda")
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_where_the_fused_kernel_fails_the_plain_ones_are_taken(name, monkeypatch, caplog):
+    def fail(*args, **options):
+        raise RuntimeError("CUDA error: no kernel image is available")
+
+    monkeypatch.setattr(torch, f"_fused_{name}_", fail)
+    weight = torch.nn.Parameter(torch.zeros(2))
+    weight.grad = torch.ones(2)
+    optimizer = make_optimizer(name, [{"params": [weight], "lr_factor": 2.0}], fused=True, lr=0.1)
+    optimizer.step()
+    assert optimizer.param_groups[0]["lr_factor"] == 2
+    assert (weight < 0).all()
+    [line] = caplog.messages
+    assert line.startswith(f"--optimizer {name} takes several kernels for an update, not one: ")

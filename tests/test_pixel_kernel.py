@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import losses
 from losses import pixel_pass
 from losses.pixel_pass import CrossEntropy, PixelPass
 
@@ -80,7 +81,7 @@ def test_a_kernel_that_works_is_chosen(kernel):
 
 
 @interpreted
-@pytest.mark.parametrize("result", ["raises", "is wrong"])
+@pytest.mark.parametrize("result", ["raises", "is wrong", "is missing"])
 def test_a_kernel_that_does_not_is_named_and_left_out(kernel, result, monkeypatch, caplog):
     def run(work):
         if result == "raises":
@@ -88,7 +89,10 @@ def test_a_kernel_that_does_not_is_named_and_left_out(kernel, result, monkeypatc
         return torch.zeros_like(work.logits)
 
     monkeypatch.setattr(kernel, "run", run)
+    if result == "is missing":  # as without Triton
+        monkeypatch.setitem(sys.modules, "losses.pixel_kernel", None)
+        monkeypatch.delattr(losses, "pixel_kernel")
     assert pixel_pass.tested_kernel(torch.device("cpu")) is None
     [line] = caplog.messages
     assert "without their Triton kernel" in line
-    assert result == "is wrong" or "C compiler" in line
+    assert {"raises": "C compiler", "is wrong": "not close", "is missing": "pixel_kernel"}[result] in line
