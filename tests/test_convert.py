@@ -131,16 +131,18 @@ def test_coco_unites_polygons_and_reads_crowds(tmp_path, capsys):
     content["annotations"] = [
         *[{"image_id": 100, "category_id": 8, "iscrowd": 0, "segmentation": square}] * 9,
         {"image_id": 100, "category_id": 1, "iscrowd": 1, "segmentation": crowd},
+        {"image_id": 100, "category_id": 1, "segmentation": [], "bbox": [3, 4, 0, 0]},  # supervision's empty mask
     ]
     source.write_text(json.dumps(content))
     convert("coco", source, tmp_path / "two")
+    assert "1 object(s) have no outline and a box of no area" in capsys.readouterr().out
     expected = np.zeros((47, 61), np.uint8)
     expected[:4, :4] = 255  # below the object, although it comes later in the file
     expected[2:12, 2:12] = expected[6:20, 6:20] = 2
     assert (mask_of(tmp_path / "two", "picture_0") == expected).all()
     assert (mask_of(tmp_path / "two", "picture_1") == 0).all()  # an image without objects is background
     # CVAT's export through Datumaro marks every mask as a crowd (datumaro 1.13.12, coco/exporter.py).
-    content["annotations"] = content["annotations"][-2:]
+    content["annotations"] = content["annotations"][-3:-1]
     source.write_text(json.dumps(content))
     convert("coco", source, tmp_path / "marked")
     assert "1 of 2 objects are marked as crowds, which CVAT, Datumaro and supervision do" in capsys.readouterr().out

@@ -121,6 +121,7 @@ def _shapes(
     if not has_crowds:
         marked = f"{num_crowds} of {len(annotations)} objects are marked as crowds"
         result.notes.append(f"{path}: {marked}, which CVAT, Datumaro and supervision do with masks: drawn as objects")
+    num_empty = 0
     for position, annotation in enumerate(annotations):
         where = f"{path}: annotations[{position}]"
         number = -1  # not known yet
@@ -131,11 +132,16 @@ def _shapes(
             category = value_of(annotation, "category_id", int, where)
             name = names.get(category, f"category_id {category}")
             is_crowd = has_crowds and annotation.get("iscrowd")
-            if number in shapes:
-                shapes[number].append(Shape(None if is_crowd else name, where, annotation.get("segmentation")))
+            segmentation, box = annotation.get("segmentation"), annotation.get("bbox")
+            if segmentation == [] and isinstance(box, list) and 0 in box[2:]:
+                num_empty += 1
+            elif number in shapes:
+                shapes[number].append(Shape(None if is_crowd else name, where, segmentation))
         except InputError as error:
             result.faults.append(str(error))
             shapes.pop(number, None)
+    if num_empty:
+        result.notes.append(f"{path}: {num_empty} object(s) have no outline and a box of no area: left out")
     return {number: sorted(found, key=lambda shape: shape.name is not None) for number, found in shapes.items()}
 
 
