@@ -134,6 +134,9 @@ def test_classes_background_and_ignored_of_labelme(tmp_path):
     assert convert("labelme", tmp_path / "in", tmp_path / "two", "--classes", str(labels)) == 0
     assert read_classes(str(tmp_path / "two/classes.txt"), None).names == ["_background_", "dog", "cat"]
     assert mask_of(tmp_path / "two", "a").tolist() == [[1, 255, 0, 0]] * 2
+    labels.write_text("_background_\ncat\n")  # a class that is not listed is ignored, not background
+    assert convert("labelme", tmp_path / "in", tmp_path / "few", "--classes", str(labels)) == 1
+    assert mask_of(tmp_path / "few", "a").tolist() == [[255, 255, 0, 0]] * 2
     labels.write_text("dog\ncat\n")
     words = ["--classes", str(labels)]
     with pytest.raises(UserError, match=r"no class is named background.*--unlabelled ignore"):

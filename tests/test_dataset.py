@@ -48,8 +48,10 @@ def test_d18_palette_png_is_read_as_indices(tmp_path):
 
 def test_label_out_of_range_is_named(tmp_path):
     path = save(tmp_path / "l.png", [[0, 37, 255]])
-    with pytest.raises(UserError, match=r"l\.png: label 37 in 1 pixel.*--numclasses 11 labels are 0\.\.10"):
-        read_label(path, 11)
+    for num_classes in (11, 37):
+        labels = rf"--numclasses {num_classes} labels are 0\.\.{num_classes - 1}"
+        with pytest.raises(UserError, match=rf"l\.png: label 37 in 1 pixel.*{labels}"):
+            read_label(path, num_classes)
     assert read_label(path, 38).tolist() == [[0, 37, 255]]
 
 
