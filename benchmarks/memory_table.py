@@ -1,42 +1,47 @@
-"""Print the estimated GPU memory of a training process, by model, crop, batch and precision, as a Markdown table.
+"""Which batch fits a card, by counting: the table of docs/recipes.md. No figure here was measured on a GPU.
 
 python -m benchmarks.memory_table
 
-Estimates of benchmarks/memory.py for 21 classes: weights, gradients, momentum and activations, without what CUDA's
-libraries take. Each cell has float32 / --amp bf16, in GiB.
+A step of train.py runs on a GPU that is not there (benchmarks/absent_gpu.py), with batches of 4 and 16; its largest
+sum of live bytes grows by the same for each image. Of a card, a tenth and 1 GiB are left to CUDA's libraries, their
+workspaces and gaps between allocations.
 """
 
-import torch
+import argparse
 
-import models
-from benchmarks.memory import summarize
-from losses.criterion import Criterion
+from benchmarks.operations import Recorder
+from benchmarks.peer_steps import FIVE_LOSSES, ours
 
-DENSE = {"seg": 1.0}
-CDSP = {"seg": 1.0, "pseudo": 1.0, "lorm": 1.0, "ds": 1.0, "dc": 1.0}
-MODELS = (("res50_ASPP", DENSE, (18, 50, 101)), ("res50_ASPP_lorm", CDSP, (50,)), ("deeplabv3p", DENSE, (50, 101)))
-CROPS = (321, 465, 769)
-BATCHES = (1, 4, 16)
+CARDS = (8, 16, 24, 40, 80)  # GiB
+# {row: (crop, flags of train.py)}
+ROWS = {
+    "`res50_ASPP_lorm`, five losses": (465, FIVE_LOSSES),
+    "`deeplabv3p`, dense masks": (465, ("--model_type", "deeplabv3p", "--dataset", "Dense")),
+    "the same, crop 769": (769, ("--model_type", "deeplabv3p", "--dataset", "Dense")),
+    "`deeplabv3p_lorm`, `--layers 101`, five losses": (
+        465,
+        ("--model_type", "deeplabv3p_lorm", "--dataset", "ScribblePseudoDsDc", "--layers", "101"),
+    ),
+}
 
 
-def gib(name: str, layers: int, terms: dict[str, float], crop_size: int, batchsize: int, amp: str) -> float:
-    with torch.device("meta"):
-        model = models.build(name, layers=layers, num_classes=21)
-    summary = summarize(model, Criterion(terms), batchsize=batchsize, crop_size=crop_size, amp=amp)
-    return summary.memory / 2**30
+def largest_batches(crop_size: int, flags: tuple[str, ...], amp: str) -> list[int]:
+    peaks = []
+    for batchsize in (4, 16):
+        recorder = Recorder()
+        sizes = argparse.Namespace(batchsize=batchsize, crop_size=crop_size, numclasses=21, amp=amp)
+        ours(sizes, recorder, *flags)
+        peaks.append(recorder.peak / 2**30)
+    an_image = (peaks[1] - peaks[0]) / 12
+    return [int((0.9 * card - 1 - (peaks[0] - 4 * an_image)) / an_image) for card in CARDS]
 
 
 def main() -> None:
-    print("| `--model_type` | `--layers` | `--crop_size` | " + " | ".join(f"batch {size}" for size in BATCHES) + " |")
-    print("| --- | --- | --- | " + " | ".join("---" for _ in BATCHES) + " |")
-    for name, terms, depths in MODELS:
-        for layers in depths:
-            for crop in CROPS:
-                cells = [
-                    " / ".join(f"{gib(name, layers, terms, crop, size, amp):.1f}" for amp in ("none", "bf16"))
-                    for size in BATCHES
-                ]
-                print(f"| `{name}` | {layers} | {crop} | " + " | ".join(cells) + " |", flush=True)
+    print(f"| | {' | '.join(f'{card} GB' for card in CARDS)} |\n{'| --- ' * (1 + len(CARDS))}|")
+    for name, (crop_size, flags) in ROWS.items():
+        by_amp = [largest_batches(crop_size, flags, amp) for amp in ("none", "bf16")]
+        cells = [" / ".join(map(str, pair)) for pair in zip(*by_amp, strict=True)]
+        print(f"| {name} | {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":
