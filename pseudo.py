@@ -1,4 +1,4 @@
-"""Make pseudo-labels from scribbles: by spreading the strokes over the image, best with a trained model's prediction.
+"""Make pseudo-labels: spread scribbles over the image, guided by a trained model's prediction if there is one.
 
 python pseudo.py --checkpoint log/teacher/best.pt --output pseudo --scales 0.75 1 1.25 --flip
 python pseudo.py --dataset_path VOC2012 --output pseudo    # from the strokes alone
@@ -8,7 +8,7 @@ torchrun --standalone --nproc_per_node 8 pseudo.py --checkpoint log/teacher/best
 import logging
 from pathlib import Path
 
-from config.programs import OF_MODEL, PSEUDO, PseudoFlags, check_pseudo
+from config.programs import MODEL_FLAGS, PSEUDO, PseudoFlags, check_pseudo
 from support import program
 
 if __name__ == "__main__":
@@ -33,8 +33,8 @@ from utils import prepare_demo_data
 log = logging.getLogger("segtrain")
 
 # Flags of data and model that pseudo-labels depend on, besides sizes and architecture.
-OF_LABELS = ("numclasses", "background", "model_type", "amp", "val_batchsize")
-OF_TRAINING = (*LAYOUT, "numclasses", "classes", "background", "long_side")
+LABEL_FLAGS = ("numclasses", "background", "model_type", "amp", "val_batchsize")
+TRAINING_FLAGS = (*LAYOUT, "numclasses", "classes", "background", "long_side")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -92,8 +92,8 @@ def load(flags: PseudoFlags, overrides: dict, group: Group) -> tuple[Config, Pre
             "scribbles as class numbers"
         )
     classes = read_classes(cfg.classes, cfg.numclasses)
-    settings = {name: getattr(flags, name) for name in ("threshold", *OF_MODEL)}
-    settings |= {name: getattr(cfg, name) for name in OF_LABELS} | cfg.sizes | cfg.architecture
+    settings = {name: getattr(flags, name) for name in ("threshold", *MODEL_FLAGS)}
+    settings |= {name: getattr(cfg, name) for name in LABEL_FLAGS} | cfg.sizes | cfg.architecture
     settings |= {"checkpoint": checkpoint, "colours": classes.colours[: cfg.numclasses].tolist()}
     return cfg, predictor, classes, settings
 
@@ -106,7 +106,7 @@ def report(labelled: float, flags: PseudoFlags, dataset: SegmentationDataset, cf
     if cfg.dataset == "Folder":  # it reads labels of one kind, and the pseudo-labels include the strokes
         words = ["--dataset", "Folder", "--train_path", labels]
     words += ["--dataset_path", cfg.dataset_path]
-    values = {name: getattr(cfg, name) for name in OF_TRAINING} | {"train_split": flags.split or cfg.train_split}
+    values = {name: getattr(cfg, name) for name in TRAINING_FLAGS} | {"train_split": flags.split or cfg.train_split}
     for name, value in values.items():
         if value != FLAGS[name].default:
             words += [f"--{name}", *(value if FLAGS[name].is_list else [value])]

@@ -1,6 +1,7 @@
 """The parts of benchmarks/gpu_check.py: each returns a line of text, adds figures to a dict, and raises on a fault."""
 
 import copy
+import gc
 import json
 import os
 import signal
@@ -168,7 +169,7 @@ def fused(machine: Machine, figures: dict) -> str:
                     tolerance = max(TOLERANCE[amp], 2 * relative_error(plain[name], value))
                     error = expect(f"{kind.__name__}, --amp {amp}: {name}", found[name], value, tolerance)
                     worst = max(worst, error if amp == "none" else 0.0)
-    return f"float32: relative error at most {worst:.1e}; bf16 and fp16: at most twice that of the modules"
+    return f"float32: relative error at most {worst:.1e}; bf16, fp16: within the tolerance, or twice the modules' own"
 
 
 def _values_and_gradients(block: nn.Module, x: Tensor, amp: str = "none") -> dict[str, Tensor]:
@@ -322,7 +323,7 @@ def _same_run(machine: Machine, one: str, other: str) -> str:
     """Compare three steps of two runs. Rounding grows from step to step, as batch norm amplifies it."""
     losses = _losses(machine, one), _losses(machine, other)
     assert len(losses[0]) == 3
-    for number, tolerance in ((0, 1e-5), (2, 1e-3)):
+    for number, tolerance in ((0, 1e-4), (2, 5e-3)):
         expect(f"loss of step {number + 1}", losses[1][number], losses[0][number], tolerance)
     weights = [_weights(machine, name) for name in (one, other)]
     error = expect("weights", *(torch.cat([value.double().flatten() for value in x.values()]) for x in weights), 1e-3)
@@ -394,7 +395,7 @@ def waits(machine: Machine, figures: dict) -> str:
             grown = torch.cuda.memory_allocated() - before, torch.cuda.memory_reserved() - reserved
             assert max(grown) <= 2**20, f"{model_type}, --amp {amp}: memory grew by {grown} bytes in 45 steps"
             names.append(f"{model_type} {amp}")
-    return f"45 steps each of {', '.join(names)}"
+    return f"no wait and no growth of memory in 45 steps of {', '.join(names)}"
 
 
 def _real_step(machine: Machine, *flags: str) -> Callable[[], None]:
@@ -404,6 +405,39 @@ def _real_step(machine: Machine, *flags: str) -> Callable[[], None]:
     batches = [{name: values.pin_memory() for name, values in random_batch(cfg).items()}]
     trainer = make_trainer(cfg, Group(machine.device))
     return partial(trainer.train_step, batches)
+
+
+def cuda_graph(machine: Machine, figures: dict) -> str:
+    """Forward pass, losses and backward pass, captured in a CUDA graph, compute what they do outside."""
+    machine.need_gpu("a graph of CUDA")
+    batch = step.batch_of(2, 129)
+    model = step.our_model("deeplabv3").to(machine.device, memory_format=torch.channels_last)
+    criterion = Criterion({"seg": 1.0})
+    counted = batch | count_batch(batch)
+    divisors, here = criterion.counts(counted).tolist(), to_device(counted, machine.device)
+
+    def losses_and_gradients() -> Tensor:
+        loss, _ = criterion(model(here["image"]), here, divisors)
+        loss.backward()
+        return loss.detach()
+
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            model.zero_grad()
+            expected = losses_and_gradients()
+    torch.cuda.synchronize()
+    grads = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+    model.zero_grad()
+    with torch.cuda.graph(graph, stream=stream):
+        found = losses_and_gradients()
+    graph.replay()
+    torch.cuda.synchronize()
+    expect("loss", found, expected, 1e-4)
+    captured = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    error = max(relative_error(*pair) for pair in zip(captured, grads, strict=True))
+    assert error < 0.05, f"gradients: relative error {error:.2g}"
+    return f"deeplabv3: loss and gradients, relative error at most {error:.1e}"
 
 
 # Fast
@@ -430,7 +464,10 @@ def speed(machine: Machine, figures: dict) -> str:
             ways["res50_ASPP_lorm, --compile"] = partial(step.ours, "res50_ASPP_lorm", amp, compiled=True, **size)
         limit = _matrix_rate(machine, torch.bfloat16 if amp == "bf16" else torch.float32)
         for name, make in ways.items():
-            figures[f"{name}, --amp {amp}"] = _measured(machine, make, calls, limit)
+            measured = _measured(machine, make, calls)
+            figures[f"{name}, --amp {amp}"] = measured
+            if "compile" not in name:
+                measured["share"] = _flops(make) / measured["ms"] * 1e3 / limit
         peer, ours = (figures[f"{name}, --amp {amp}"] for name in ("torchvision", "deeplabv3"))
         lines.append(f"--amp {amp}: {peer['ms'] / ours['ms']:.2f} times torchvision's speed")
         if machine.on_gpu:
@@ -438,11 +475,17 @@ def speed(machine: Machine, figures: dict) -> str:
     return f"deeplabv3, {batchsize} x {crop_size}, " + "; ".join(lines)
 
 
-def _measured(machine: Machine, make: Callable[[], step.Step], calls: int, limit: float) -> dict[str, float]:
-    """Return {"ms" of a step, "gib" at its peak, "share" of the rate of matrix products that its FLOPs reach}."""
+def _flops(make: Callable[[], step.Step]) -> float:
     run = make()
-    run()
     with FlopCounterMode(display=False) as counter:
+        run()
+    return counter.get_total_flops()
+
+
+def _measured(machine: Machine, make: Callable[[], step.Step], calls: int) -> dict[str, float]:
+    """Return {"ms" of a step, "gib" at its peak}."""
+    run = make()
+    for _ in range(2):
         run()
     if machine.on_gpu:
         torch.cuda.reset_peak_memory_stats()
@@ -457,9 +500,10 @@ def _measured(machine: Machine, make: Callable[[], step.Step], calls: int, limit
     median = statistics.median(seconds)
     gib = torch.cuda.max_memory_allocated() / 2**30 if machine.on_gpu else 0.0
     del run
+    gc.collect()
     if machine.on_gpu:
         torch.cuda.empty_cache()
-    return {"ms": 1e3 * median, "gib": gib, "share": counter.get_total_flops() / median / limit}
+    return {"ms": 1e3 * median, "gib": gib}
 
 
 def _matrix_rate(machine: Machine, dtype: torch.dtype) -> float:
@@ -484,7 +528,7 @@ def _synchronize(machine: Machine) -> None:
 
 
 def loader_rate(machine: Machine, figures: dict) -> str:
-    """What the loader gives, against what a step takes."""
+    """The loader's images per second: compare them with the time of a step in the part "speed"."""
     cfg = config.parse([*_demo(machine), "--crop_size", "465" if machine.on_gpu else "65", "--repeat", "8"])
     train_loader = utils.get_loader(cfg, "train", Group(machine.device))
     train_loader.sampler.set_position(0, 0)
@@ -513,7 +557,7 @@ def scaling(machine: Machine, figures: dict) -> str:
         values = [json.loads(line) for line in lines]
         rates.append(statistics.median([value["images_per_s"] for value in values if value["kind"] == "train"][2:]))
     figures |= {"one": rates[0], "all": rates[1]}
-    return f"{rates[0]:.1f} images/s on 1, {rates[1]:.1f} on {size}: {rates[1] / rates[0] / size:.0%} of {size} times"
+    return f"{rates[0]:.1f} images/s on 1, {rates[1]:.1f} on {size}: {rates[1] / rates[0] / size:.0%} of linear scaling"
 
 
 PARTS: dict[str, Callable[[Machine, dict], str]] = {
@@ -527,6 +571,7 @@ PARTS: dict[str, Callable[[Machine, dict], str]] = {
     "deterministic_resume": deterministic,
     "compile": compiled,
     "waits_and_memory": waits,
+    "cuda_graph": cuda_graph,
     "speed": speed,
     "loader_rate": loader_rate,
     "scaling": scaling,

@@ -1,6 +1,6 @@
 """What the Triton kernel of the losses needs of a GPU, by compiling it without one: registers, memory and spills.
 
-python benchmarks/kernel_resources.py          # the table of benchmarks/RESULTS.md
+python benchmarks/kernel_resources.py          # prints a Markdown table; needs Triton, but no GPU
 
 A row is a variant: a number of classes and the losses of the pass. A cell is an architecture: registers of a thread,
 bytes of shared memory of a program (128 threads), and bytes of spilled registers of a thread, if any, which are slow.

@@ -2,9 +2,9 @@
 
 python -m benchmarks.memory_table
 
-A step of train.py runs on a GPU that is not there (benchmarks/absent_gpu.py), with batches of 4 and 16; its largest
-sum of live bytes grows by the same for each image. Of a card, a tenth and 1 GiB are left to CUDA's libraries, their
-workspaces and gaps between allocations.
+Count the peak memory of a step of train.py on a simulated GPU (benchmarks/absent_gpu.py) at batches of 4 and 16, and
+extrapolate linearly. A tenth of the card and 1 GiB are reserved for CUDA's libraries, their workspaces and
+fragmentation.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 r"""Time and memory of a training step on a GPU that is not there, by counting. No figure here is a measurement.
 
 python benchmarks/roofline.py                                   # H100, float32, batch 16, crop 465, 21 classes
-python benchmarks/roofline.py --amp bf16 --steps lorm torchvision plain
+python benchmarks/roofline.py --amp bf16 --steps res50_ASPP_lorm torchvision plain_losses
 python benchmarks/roofline.py --gpu rtx4090 --batchsize 4 --kinds 12
 
 The step runs on tensors without values (benchmarks/absent_gpu.py). Each operation takes the longest of: its bytes by

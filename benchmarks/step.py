@@ -78,8 +78,10 @@ def ours(
     if model.lorm:
         counted |= find_foreground(batch, size=model.backbone.feature_size(crop_size, crop_size))
 
+    here = to_device(counted, device)
+
     def forward() -> Tensor:
-        divisors, here = criterion.counts(counted).tolist(), to_device(counted, device)
+        divisors = criterion.counts(counted).tolist()
         with autocast(amp, device):
             outputs = model(here["image"], foreground_of(counted, device) if model.lorm else None)
         return criterion(outputs, here, divisors)[0]
@@ -99,10 +101,11 @@ def torchvision_loop(
     model = build(weights=None, weights_backbone=None, aux_loss=None, num_classes=NUM_CLASSES).train().to(device)
     if compiled:
         model.compile()
+    image, label = image.to(device), label.to(device)
 
     def forward() -> Tensor:
         with autocast(amp, device):
-            return F.cross_entropy(model(image.to(device))["out"], label.to(device), ignore_index=255)
+            return F.cross_entropy(model(image)["out"], label, ignore_index=255)
 
     return step_of(model, forward)
 

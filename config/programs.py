@@ -8,7 +8,7 @@ from config.shared import CheckpointFlags, DataFlags, InferenceFlags, LaunchFlag
 from config.training import Config
 from support.errors import UserError
 
-OF_MODEL = ("scales", "flip", "weights")  # flags of pseudo.py that need --checkpoint
+MODEL_FLAGS = ("scales", "flip", "weights")  # flags of pseudo.py that need --checkpoint
 
 
 @dataclass
@@ -85,6 +85,6 @@ def check_pseudo(flags: PseudoFlags) -> None:
     """Raise UserError if flags of pseudo.py are missing or contradict each other."""
     if not flags.output:
         raise UserError("--output is not set: name the folder for the pseudo-labels")
-    changed = [name for name in OF_MODEL if getattr(flags, name) != PSEUDO.flags[name].default]
+    changed = [name for name in MODEL_FLAGS if getattr(flags, name) != PSEUDO.flags[name].default]
     if not flags.checkpoint and changed:
         raise UserError(f"--{changed[0]} without --checkpoint: only a model uses it: add --checkpoint FILE, or drop it")

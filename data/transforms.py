@@ -35,7 +35,7 @@ class ColourJitter:
         The padding is not changed.
         """
         changes = rng.random() < self.p
-        rng.random()  # not used: without this draw, a seed would give other samples than it did
+        rng.random()  # unused: keeps each seed's samples as in earlier versions
         strengths = np.array([self.brightness, self.contrast, self.saturation, self.hue])
         middle = np.array([1, 1, 1, 0])
         brightness, contrast, saturation, hue = rng.uniform(middle - strengths, middle + strengths)

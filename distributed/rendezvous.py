@@ -84,8 +84,8 @@ def _open_store(dist_url: str, rank: int, world_size: int, deadline: Deadline) -
     if rank != 0:
         return _connect(host, port, rank, deadline)
     try:
-        # It listens at all addresses of this machine. Rank 0 itself connects by localhost, which always works: if
-        # `host` is wrong, the ranks that cannot connect say so.
+        # Connect to localhost, which always works: the store listens on all addresses of this machine. If `host` is
+        # wrong, the other ranks report it.
         return _tcp_store("localhost", port, deadline.seconds, is_master=True)
     except RuntimeError as error:  # torch's text says whether the port is in use
         remedy = "choose another port (MASTER_PORT or --dist_url)"

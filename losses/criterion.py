@@ -90,7 +90,7 @@ class Criterion:
         """Return this batch's part of the total loss, and its part of each of `names`, detached and unweighted.
 
         outputs: {"logits": (B, C, h, w), "lorm": scalar sum, "lorm_terms": its count with --lorm_scope all}.
-        batch: {"image": (B, H, W, channels); "label", "pseudo": (B, H, W) uint8 classes, 255 = ignore; "distance_s",
+        batch: {"image": (B, H, W, 3); "label", "pseudo": (B, H, W) uint8 classes, 255 = ignore; "distance_s",
         "distance_c": (B, H, W) uint8; the label's histogram, in CPU memory; labels.POINTS, if the labels are few}.
         divisors: counts() summed over the global batch, as numbers: reading a tensor on the GPU would make the CPU
         wait. The results are float32, or float64 if the logits are.

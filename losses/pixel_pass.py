@@ -168,9 +168,9 @@ def tested_kernel(device: torch.device) -> Callable[[PixelPass], Tensor] | None:
 
 
 def add_gradient(loss: Tensor, logits: Tensor, gradient: Tensor | None) -> Tensor:
-    """Return the loss, a scalar, such that its backward pass also adds `gradient` to that of the logits.
+    """Return the scalar loss; its backward pass adds `gradient`, times the upstream gradient, to the logits' gradient.
 
-    The result has no second derivative: the gradient is a constant, as torch's linear_cross_entropy has it.
+    `gradient` is a constant, so there is no second derivative (as in torch's linear_cross_entropy).
     """
     return loss if gradient is None else _AddGradient.apply(loss, logits, gradient)
 

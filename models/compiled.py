@@ -22,8 +22,8 @@ def compile_blocks(model: Segmenter) -> None:
 
     Blocks of one shape share their code, gradient checkpointing recomputes a block by its compiled code, and
     DistributedDataParallel can send a block's gradients while earlier blocks compute theirs. Evaluation, where sizes
-    differ from image to image, is not compiled, nor are copies of the model. The first step compiles. Where nothing can
-    be compiled, as without a C++ compiler, nothing is, and a warning says so.
+    differ from image to image, is not compiled, nor are copies of the model. The first step compiles. If torch.compile
+    does not work here, for example without a C++ compiler, log a warning and leave the model uncompiled.
     """
     device = next(model.parameters()).device
     try:

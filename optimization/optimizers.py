@@ -41,7 +41,9 @@ def make_optimizer(name: str, groups: list[dict], *, fused: bool, **options) -> 
             in_one_kernel([weight], **options).step()
             return in_one_kernel(groups, **options)
         except RuntimeError as error:
-            log.warning(f"--optimizer {name} takes several kernels for an update, not one: {in_one_line(error)}")
+            log.warning(
+                f"--optimizer {name}: the fused update fails here, so the slower one is used: {in_one_line(error)}"
+            )
     return plain(groups, **options)
 
 

@@ -145,7 +145,7 @@ def test_coco_unites_polygons_and_reads_crowds(tmp_path, capsys):
     content["annotations"] = content["annotations"][-3:-1]
     source.write_text(json.dumps(content))
     convert("coco", source, tmp_path / "marked")
-    assert "1 of 2 objects are marked as crowds, which CVAT, Datumaro and supervision do" in capsys.readouterr().out
+    assert "1 of 2 objects are marked as crowds: drawn as objects" in capsys.readouterr().out
     expected[:4, :4] = 1  # the later shape covers the earlier one
     assert (mask_of(tmp_path / "marked", "picture_0") == expected).all()
 

@@ -121,4 +121,4 @@ def test_where_the_fused_kernel_fails_the_plain_ones_are_taken(name, monkeypatch
     assert optimizer.param_groups[0]["lr_factor"] == 2
     assert (weight < 0).all()
     [line] = caplog.messages
-    assert line.startswith(f"--optimizer {name} takes several kernels for an update, not one: ")
+    assert line.startswith(f"--optimizer {name}: the fused update fails here")

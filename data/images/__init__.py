@@ -52,7 +52,7 @@ def _or_convert(path: Path) -> str:
         tags.load(file)
         channels, bits = tags.get(CHANNELS, 1), max(tags.get(BITS, (1,)))
         if channels > 4 or bits > 8:
-            return f", or convert its {channels} channel(s) of {bits} bits to 8-bit RGB"
+            return f", or convert it to 8-bit RGB (it has {channels} channel(s) of {bits} bits)"
     return ""
 
 

@@ -70,12 +70,19 @@ def parser() -> Parser:
     add = parser.add_argument
     add("kind", nargs="?", metavar="KIND", choices=KINDS, help="format of the labels [found from the files]")
     add("source", type=Path, metavar="IN", help="file or folder of the labels")
-    add("out", type=Path, metavar="OUT", help="folder to write: images, masks and classes.txt; must be new")
+    add(
+        "out",
+        type=Path,
+        metavar="OUT",
+        help="folder to write: images, masks and classes.txt; new, or of the same command",
+    )
     scribbles = "write JPEGImages, pascal_2012_scribble and ImageSets: 255 where no line or area is"
     add("--scribbles", action="store_true", help=scribbles)
     classes = "classes in order, with colours: voc, camvid, cityscapes, ade20k, cocostuff, or FILE [labels' order]"
     add("--classes", default="", metavar="FILE", help=classes)
-    unlabelled = "pixels without a label: class background (0 without --classes), or 255 [scribbles: ignore]"
+    unlabelled = (
+        "what pixels without a label become: the class named background, or 255 [background; ignore with --scribbles]"
+    )
     add("--unlabelled", default="", choices=("background", "ignore"), help=unlabelled)
     add("--images", type=Path, metavar="DIR", help="folder of the images [beside the labels, or where the labels say]")
     add("--split", default="", metavar="NAME", help="write to images/NAME and masks/NAME; OUT may have other splits")

@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> tuple[int, list[str]]:
     classes = args.out / "classes.txt"
     if classes.is_file() and classes.read_text(encoding="utf-8") != numbering.text():
         raise UserError(
-            f"{classes}: other classes than those of this command: name a new folder, or add --classes {classes}"
+            f"{classes} lists other classes than this export: name a new folder, or, to add a --split, --classes {classes}"
         )
     note = args.out / f".made_from{'_' if args.split else ''}{args.split}.json"
     results = [f"{folder.relative_to(args.out).as_posix()}/**/*" for folder in (images, masks)]
@@ -117,7 +117,7 @@ def _report(args: argparse.Namespace, source: Source, results: list[Result], num
     for note in source.notes:
         print(note)
     written = f"{done} image(s) with masks of {len(numbering.names)} classes"
-    print(f"{args.out}: {written}; images are hard links where the disk has them: do not edit them")
+    print(f"{args.out}: {written}; do not edit the images: they may be hard links to the originals")
     if any(re.fullmatch("#[0-9a-f]{6}", name) for name in numbering.names):
         file = args.out / "classes.txt"
         print(f"classes are named by colour: to rename them, edit the first word of each line of {file}")

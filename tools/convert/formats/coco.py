@@ -120,7 +120,9 @@ def _shapes(
     has_crowds = num_crowds <= MAX_CROWDS * len(annotations)
     if not has_crowds:
         marked = f"{num_crowds} of {len(annotations)} objects are marked as crowds"
-        result.notes.append(f"{path}: {marked}, which CVAT, Datumaro and supervision do with masks: drawn as objects")
+        result.notes.append(
+            f"{path}: {marked}: drawn as objects, because CVAT and supervision mark every mask as a crowd"
+        )
     num_empty = 0
     for position, annotation in enumerate(annotations):
         where = f"{path}: annotations[{position}]"

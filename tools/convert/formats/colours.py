@@ -90,7 +90,7 @@ def class_file(source: Path) -> str:
 def check_hint(source: Path) -> str:
     """Return the end of a message: the command that finds the ends of names and the layout of an export."""
     root = source.parent if source.name in MASK_FOLDERS else source
-    return f"; to find ends of names and other layouts: {shell.python_command('-m', 'tools.check', root)}"
+    return f"; to find the right flags for this folder: {shell.python_command('-m', 'tools.check', root)}"
 
 
 def _pairs(source: Path, options: Options) -> Source:

@@ -86,7 +86,7 @@ def patch(shape: dict[str, str], where: str, size: tuple[int, int], line_width: 
         *corners, rotation = numbers("xtl", "ytl", "xbr", "ybr", "rotation")
         return polygons.fill(polygons.turned(polygons.rectangle(*corners), rotation), size)
     if tag not in ("polygon", "polyline"):
-        raise InputError(f"{where}: it has no area: skipped")
+        raise InputError(f"{where}: this kind of shape has no area: the image is skipped; delete the shape in CVAT")
     points = read_points([pair.split(",") for pair in shape.get("points", "").split(";") if pair.strip()], where)
     return polygons.fill(points, size) if tag == "polygon" else polygons.stroke(points, line_width, size)
 
