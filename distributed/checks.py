@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from distributed.group import Group
 from support.errors import DivergedError, UserError
 
-DIVERGED_ADVICE = "lower --lr, warm up for longer, or use --amp bf16 or none"
+STEADIER = "lower --lr, warm up for longer, or use --amp bf16 or none"
 
 
 def check_flags(group: Group, flags: dict, local: Collection[str]) -> None:
@@ -98,7 +98,7 @@ def check_finite(raw_model: nn.Module) -> None:
     if not finite.all():
         name = next(name for (name, _), good in zip(raw_model.named_parameters(), finite, strict=True) if not good)
         raise DivergedError(
-            f"the weights are no longer finite ({name}): {DIVERGED_ADVICE}; last.pt, if there is one, has finite weights"
+            f"the weights are no longer finite ({name}): {STEADIER}; last.pt, if there is one, has finite weights"
         )
 
 

@@ -41,9 +41,8 @@ def make_optimizer(name: str, groups: list[dict], *, fused: bool, **options) -> 
             in_one_kernel([weight], **options).step()
             return in_one_kernel(groups, **options)
         except RuntimeError as error:
-            log.warning(
-                f"--optimizer {name}: the fused update fails here, so the slower one is used: {in_one_line(error)}"
-            )
+            reason = in_one_line(error)
+            log.warning(f"--optimizer {name}: the fused update fails here, so the slower one is used: {reason}")
     return plain(groups, **options)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from config import Config
-from distributed.checks import DIVERGED_ADVICE
+from distributed.checks import STEADIER
 from distributed.device import LateRead
 from distributed.group import Group
 from evaluation.metrics import Scores
@@ -131,7 +131,7 @@ class Metrics:
         for name, value in values.items():
             if not math.isfinite(value):  # on all ranks, because the losses are sums over them
                 where = f"at step {facts['step']} (epoch {facts['epoch']})"
-                raise DivergedError(f"loss {name!r} is {value} {where}: {DIVERGED_ADVICE}")
+                raise DivergedError(f"loss {name!r} is {value} {where}: {STEADIER}")
         assert self._bar is not None
         self._bar.set_postfix_str(f"loss {values['loss']:.3f}, lr {facts['lr']:.2g}", refresh=False)
         self._epoch_losses.append(values["loss"])

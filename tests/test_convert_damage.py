@@ -102,7 +102,7 @@ CVAT = [
     (replace(X, "2.0,3.0;", "2.0;"), "coordinates that are not", "skip"),
     (replace(X, 'rle="0, 20"', 'rle="0, 21"'), "run lengths of 21 pixels in all, but the mask has 20", "skip"),
     (replace(X, 'z_order="0"', 'z_order="top"'), "z_order is missing or not a number", "skip"),
-    (replace(X, "<polygon", '<cuboid label="cat"/><polygon'), "it has no area", "skip"),
+    (replace(X, "<polygon", '<cuboid label="cat"/><polygon'), "this kind of shape has no area", "skip"),
 ]
 M = "masks/bad.png"
 COLOURS = [

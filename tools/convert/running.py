@@ -49,7 +49,8 @@ def run(args: argparse.Namespace) -> tuple[int, list[str]]:
     classes = args.out / "classes.txt"
     if classes.is_file() and classes.read_text(encoding="utf-8") != numbering.text():
         raise UserError(
-            f"{classes} lists other classes than this export: name a new folder, or, to add a --split, --classes {classes}"
+            f"{classes} lists other classes than this export: name a new folder or, to add a --split, "
+            f"--classes {classes}"
         )
     note = args.out / f".made_from{'_' if args.split else ''}{args.split}.json"
     results = [f"{folder.relative_to(args.out).as_posix()}/**/*" for folder in (images, masks)]
