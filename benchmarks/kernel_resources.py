@@ -24,7 +24,7 @@ from losses import pixel_kernel
 
 ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)  # compute capability, times ten: from Turing to Blackwell
 CLASSES = (2, 21, 150)
-TERMS = ("label", "label, pseudo", "label, pseudo, entropy", "entropy")
+TERMS = ("label", "label, pseudo", "label, pseudo, entropy")
 MAX_REGISTERS = 255  # of a thread, on all of these architectures
 MAX_SHARED = 48 * 1024  # bytes that a program may have everywhere without asking for more
 POINTERS = dict.fromkeys(("table", "row_fraction", "column_fraction", "column_weights", "partial"), "*fp32")

@@ -8,9 +8,7 @@ import numpy as np
 
 from support.errors import UserError
 
-PRESETS = (
-    Path(__file__).parent.parent / "configs"
-)  # --classes NAME: classes/NAME.txt; --label_map NAME: label_maps/NAME.txt
+PRESETS = Path(__file__).parent.parent / "configs"  # classes/NAME.txt of --classes, label_maps/NAME.txt of --label_map
 
 _LINE = re.compile(r"(.*?)(?:\s+#([0-9a-fA-F]{6}))?")  # name and colour
 _COMMENT = re.compile(r"#(\s|$)")  # how one begins
