@@ -103,11 +103,15 @@ class TrainedModel:
                 )
             saved = {}
         if overrides.get("dataset", saved.get("dataset")) != saved.get("dataset"):
-            saved = {
-                name: value for name, value in saved.items() if name not in LAYOUT
-            }  # they fit the saved layout only
+            # They fit the saved layout only.
+            saved = {name: value for name, value in saved.items() if name not in LAYOUT}
         # Earlier versions saved flags that no longer exist; those concerned training only.
         self.cfg = Config(**{name: value for name, value in saved.items() if name in config.FLAGS} | overrides)
+        if self.cfg.model_type not in models.MODELS:
+            raise UserError(
+                f"--checkpoint {path}: --model_type {self.cfg.model_type} is not in this version: use the one that "
+                "trained it, or train another model from the weights that fit with --pretrained FILE"
+            )
         needed = needs_stride_in_1x1(weights_in(self.content), f"--checkpoint {path}", self.cfg.model_type)
         if needed and not self.cfg.stride_in_1x1:
             log.info(STRIDE_IS_SET.format(path=f"--checkpoint {path}"))

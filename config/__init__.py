@@ -11,6 +11,7 @@ from config.checks import check
 from config.programs import READER
 from config.reader import ConfigFile
 from config.training import Config
+from support.errors import UserError
 
 FLAGS = READER.flags
 DEMO_CONFIG = Path(__file__).parent.parent / "configs" / "demo.yaml"
@@ -28,6 +29,8 @@ def parse(argv: list[str] | None = None) -> Config:
         if overrides.get("resume", "auto") != "auto" and saved.is_file():
             config_file = ConfigFile(saved, "")
             notes.append(f"no --config: using {saved} of the run to resume")
+        elif "resume" in overrides and Path(overrides["resume"]).is_file():  # the demo's flags would be wrong
+            raise UserError(f"--resume {overrides['resume']}: no config.yaml beside it: add the run's --config FILE")
         else:
             config_file = ConfigFile(DEMO_CONFIG, "")
             notes.append(

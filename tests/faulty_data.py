@@ -84,6 +84,7 @@ def draw_faulty(root: Path) -> Path:
     drawn.put("mask", "train/webp.webp", label(0, 1, 2), quality=80)
     drawn.pair("train/odd", mask=label(0, 1, 254))
     drawn.pair("train/void", mask=label(255))
+    drawn.put("mask", "train/no_image.png", label(0, 1, 2))
     drawn.pair("train/leak", picture("leak"))
     drawn.pair("val/leak", picture("leak"))
     return drawn.root
@@ -102,6 +103,7 @@ FAULTY = {
     "duplicate-across-splits": ["images/train/leak.png"],
     "class-absent": ["class 3"],
     "class-only-in-val": ["class 4"],
+    "label-without-image": ["masks/train/no_image.png"],
     "label-empty": ["masks/train/void.png"],
 }
 

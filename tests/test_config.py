@@ -141,6 +141,10 @@ def test_without_data_the_config_is_the_demos_or_the_resumed_runs(tmp_path):
     cfg = config.parse(["--resume", str(tmp_path / "last.pt")])
     assert (cfg.dataset_path, cfg.epochs, cfg.name) == ("there", 3, "before")
     assert any("zero1 is not a flag of this version" in note for note in cfg.notes)  # of an earlier one
+    (tmp_path / "config.yaml").rename(tmp_path / "moved.yaml")
+    (tmp_path / "last.pt").touch()
+    with pytest.raises(UserError, match=r"--resume .*last\.pt: no config\.yaml beside it: add the run's --config FILE"):
+        config.parse(["--resume", str(tmp_path / "last.pt")])  # not the demo
 
 
 def test_every_config_file_parses():

@@ -101,3 +101,6 @@ def test_a_checkpoint_with_flags_that_are_gone_loads_unless_its_images_were_of_a
     torch.save({"model": weights, "config": flags_of | {"image_stats": '{"dtype": "uint16"}'}}, tmp_path / "b.pt")
     with pytest.raises(UserError, match=r"b\.pt: trained with --image_stats .* 8-bit RGB"):
         TrainedModel(tmp_path / "b.pt")
+    torch.save({"model": weights, "config": flags_of | {"model_type": "unet"}}, tmp_path / "c.pt")
+    with pytest.raises(UserError, match=r"c\.pt: --model_type unet is not in this version"):
+        TrainedModel(tmp_path / "c.pt")

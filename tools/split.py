@@ -110,7 +110,8 @@ def main(argv: list[str] | None = None) -> None:
     if present := [path for path in lists if path.exists()]:
         raise UserError(f"{present[0]}: exists: remove it to split the data again")
     if present := [name for name in PARTS if (folders["image"] / name).is_dir()]:
-        raise UserError(f"{folders['image'] / present[0]}: there are splits already: a list would contradict them")
+        one = f"--image_path {args.image_path}/{present[0]} --label_path {args.label_path}/{present[0]}"
+        raise UserError(f"{folders['image'] / present[0]}: there are splits already; to divide this one: add {one}")
     endings = {"image": args.image_suffix, "label": args.label_suffix}
     names, files = pair_files(Split(folders, endings=endings))
     groups = group_names(names, args.group)

@@ -20,7 +20,7 @@ from config import READER
 from config.reader import ConfigFile
 from data.classes import read_classes
 from data.label_map import read_label_map
-from support import program
+from support import program, shell
 from support.errors import UserError
 from support.files import write_atomic
 from support.labels import MAPS
@@ -93,7 +93,11 @@ def main(argv: list[str] | None = None) -> int:
         listed = [dataclasses.asdict(finding) for finding in findings.sorted()]
         content = {"status": findings.status} | dataclasses.asdict(summary) | {"findings": listed}
         write_atomic(args.json, json.dumps(content, indent=1) + "\n")
-    for line in training_lines(summary) if findings.status < 2 else fixing_lines(summary, findings):
+    lines = training_lines(summary) if findings.status < 2 else fixing_lines(summary, findings)
+    if args.config and findings.status < 2:  # it has the settings, too
+        words = ["train.py", "--config", args.config, "--dataset_path", args.root]
+        lines = [f"to train: {shell.python_command(*words)}"]
+    for line in lines:
         print(line)
     return findings.status
 

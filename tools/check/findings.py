@@ -39,6 +39,10 @@ ERRORS = {
 WARNINGS = {
     "class-absent": ("a class is in no label", "check that classes count from 0 without gaps, and --numclasses"),
     "class-only-in-val": ("val has a class that no training label has", "move images with it to train to learn it"),
+    "label-without-image": (
+        "a label has no image, so training does not use it",
+        "add the image as .jpg, .png, .bmp, .tif or .webp, or remove the label",
+    ),
     "label-empty": ("a label is ignored everywhere (255)", "label something in it, or remove it from the split"),
 }
 

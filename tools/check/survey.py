@@ -90,6 +90,11 @@ def find_samples(name: str, split: Split, required: tuple[str, ...], findings: F
     matches = layout.match_files(split, list_folder)
     if not matches:
         findings.add("split-missing", name, f"no images in {split.folders['image']}")
+    images = {key for key, files in matches if files["image"]}
+    for kind in required if split.listed is None else ():
+        present = layout.select(list_folder(split.folders[kind], layout.ANY_SUFFIXES), split.endings[kind])
+        for key in sorted(present.keys() - images):
+            findings.add("label-without-image", present[key][0])
     samples = []
     for key, files in dict(matches).items():
         if not files["image"]:

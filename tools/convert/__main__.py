@@ -46,7 +46,10 @@ def _next_lines(out: Path) -> list[str]:
     if lists or {"train", "val"} <= folders:
         return [check]
     if "train" in folders or "val" in folders:
-        return ["training needs images/train and images/val: convert the other one, too", check]
+        part = "train" if "train" in folders else "val"
+        words = ["--val", 0.2, "--image_path", f"images/{part}", "--label_path", f"masks/{part}"]
+        split = shell.python_command("-m", "tools.split", out, *words)
+        return [f"training needs images/train and images/val: convert the other one, or divide this: {split}", check]
     return [f"to split it: {shell.python_command('-m', 'tools.split', out, '--val', 0.2)}", check]
 
 

@@ -60,6 +60,7 @@ def find_kind(source: Path, out: Path) -> str:
         check = shell.python_command("-m", "tools.check", source)
         raise UserError(f"{numbers}: masks of class numbers need no conversion: to check them: {check}")
     problem = f"{source}: no labels of a known kind in it: unpack .zip files, or name the kind: {', '.join(KINDS)}"
+    problem += "; from Label Studio and Supervisely, export COCO"
     raise UserError(problem + (check_hint(source) if source.is_dir() else ""))
 
 
