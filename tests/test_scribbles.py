@@ -8,14 +8,16 @@ import pytest
 
 from tools.scribbles.strokes import Style, draw_scribble
 
-PLAIN = Style(min_area=30, length=1.0, width=3, wiggle=0.0, shrink=0.0, drop=0.0, background=None)
+PLAIN = Style(
+    min_area=30, length=1.0, max_length=0, width=3, wiggle=0.0, shrink=0.0, skip=0.0, per_class=0, background=None
+)
 STYLES = {
     "plain": PLAIN,
     "wiggly": dataclasses.replace(PLAIN, wiggle=1.0, width=1, background=0),
     "wide": dataclasses.replace(PLAIN, wiggle=0.7, width=9, background=0),
     "short": dataclasses.replace(PLAIN, length=0.3, shrink=0.5, wiggle=0.3),
     "point": dataclasses.replace(PLAIN, shrink=1.0, wiggle=0.7),
-    "few": dataclasses.replace(PLAIN, drop=0.8, min_area=1),
+    "few": dataclasses.replace(PLAIN, skip=0.8, max_length=10, min_area=1),
 }
 
 
@@ -49,7 +51,8 @@ def test_no_stroke_leaves_its_class(style):
         scribble = draw_scribble(mask, style, seed=3, name=f"{seed}")
         drawn = scribble != 255
         assert (scribble[drawn] == mask[drawn]).all()
-        assert set(np.unique(scribble)) - {255} == set(np.unique(mask)) - {255}  # each class keeps a stroke
+        if not style.skip:
+            assert set(np.unique(scribble)) - {255} == set(np.unique(mask)) - {255}  # each class keeps a stroke
 
 
 def test_each_region_of_the_least_area_has_a_stroke_and_smaller_ones_have_none():
@@ -85,7 +88,7 @@ def test_masks_without_room():
             tiny = void.copy() if max(size) < 7 else np.full((32, 32), 255, np.uint8)
             tiny[: size[0], : size[1]] = 4  # in the image's corner
             drawn = draw_scribble(tiny, style, 0, "a") != 255
-            assert drawn.any()
+            assert drawn.any() or style.skip
             assert (tiny[drawn] == 4).all()
         full = np.zeros((40, 50), np.uint8)  # one class in the whole image
         assert (draw_scribble(full, style, 0, "a") == 0).any()
@@ -133,17 +136,30 @@ def test_wiggle_moves_a_stroke_to_the_sides():
     assert rows[0.0] < rows[0.5] < rows[1.0]
 
 
-def test_drop_leaves_out_the_share_and_keeps_a_stroke_of_each_class():
-    """400 squares of class 2. With probability p each, 400 * p +- 4 * sqrt(400 * p * (1 - p)) are left out."""
-    mask = np.full((200, 200), 255, np.uint8)
-    mask[np.ix_(*[np.arange(200) % 10 < 7] * 2)] = 2
-    previous = np.ones(mask.shape, bool)
-    for share, expected in ((0.0, 400), (0.3, 280), (1.0, 1)):
-        drawn = draw_scribble(mask, dataclasses.replace(PLAIN, drop=share), 0, "a") != 255
-        left = cv2.connectedComponents(drawn.astype(np.uint8))[0] - 1
-        assert left == pytest.approx(expected, abs=4 * (400 * share * (1 - share)) ** 0.5)
-        assert not (drawn & ~previous).any()  # fewer of the same strokes
-        previous = drawn
+def test_skip_leaves_out_thin_regions_first():
+    """2000 bars each of 9, 5 and 3 pixels, whose depth is 4, 2 and 1. The shorter side is 200, so THIN means 2 pixels.
+
+    skip 0.5 leaves them out with probability 0.5 ** (5 / 2), 0.5 ** (3 / 2) and 0.5 ** (2 / 2); 4 standard deviations.
+    """
+    mask = np.full((200, 24000), 255, np.uint8)
+    for top, value, half in ((10, 1, 4), (80, 2, 2), (150, 3, 1)):
+        mask[top : top + 40, np.arange(24000) % 12 <= 2 * half] = value
+    drawn = draw_scribble(mask, dataclasses.replace(PLAIN, skip=0.5, width=1), 0, "a")
+    for value, half in ((1, 4), (2, 2), (3, 1)):
+        share = 0.5 ** ((half + 1) / 2)
+        left = len(components(drawn, value))
+        assert left == pytest.approx(2000 * (1 - share), abs=4 * (2000 * share * (1 - share)) ** 0.5)
+
+
+def test_per_class_and_max_length():
+    """Bars of 100, 50 and 20 pixels of one class: the longest two are drawn, with 30 pixels each at most."""
+    mask = np.full((100, 120), 255, np.uint8)
+    for top, length in ((10, 20), (40, 100), (70, 50)):
+        mask[top : top + 9, 5 : 5 + length] = 1
+    drawn = draw_scribble(mask, dataclasses.replace(PLAIN, per_class=2, max_length=30, width=1), 0, "a")
+    assert not (drawn[:30] != 255).any()
+    for rows in (drawn[40:49], drawn[70:79]):
+        assert 29 <= (rows == 1).any(0).sum() <= 32
 
 
 def test_background_strokes_stay_deep_inside():

@@ -75,7 +75,8 @@ def _style(args: argparse.Namespace) -> Style:
     """Return the Style of the flags. Raises UserError if one is out of range."""
     if not 0 < args.length <= 1:
         raise UserError(f"--length {args.length}: must be above 0 and at most 1")
-    limits = {"wiggle": 1, "shrink": 1, "drop": 1, "width": 255, "min_area": 2**31, "seed": 2**31}
+    limits = {"wiggle": 1, "shrink": 1, "skip": 1, "width": 255}
+    limits |= dict.fromkeys(("min_area", "max_length", "per_class", "seed"), 2**31)
     for name, most in limits.items():
         least = int(name in ("width", "min_area"))
         if not least <= getattr(args, name) <= most:
@@ -117,13 +118,15 @@ def parser() -> Parser:
     area = "regions below this get no stroke, except the largest one of each class in an image"
     add("--min_area", type=int, default=200, metavar="PIXELS", help=area)
     add("--length", type=float, default=1.0, metavar="SHARE", help="share of the path through a region that is drawn")
+    add("--max_length", type=float, default=0, metavar="PIXELS", help="longest stroke; 0: no limit")
     add("--width", type=int, default=3, metavar="PIXELS", help="width of the strokes")
     wiggle = "random deviation to the sides, at most this share of the way to the border"
     add("--wiggle", type=float, default=0.7, metavar="SHARE", help=wiggle)
     shrink = "share of each stroke to cut off, half at each end; 1 leaves a point in the middle"
     add("--shrink", type=float, default=0.0, metavar="SHARE", help=shrink)
-    drop = "share of the strokes to leave out at random; each class of an image keeps at least one"
-    add("--drop", type=float, default=0.0, metavar="SHARE", help=drop)
+    skip = "probability that a thin region gets no stroke, as poles often do; wider ones are skipped less often"
+    add("--skip", type=float, default=0.0, metavar="SHARE", help=skip)
+    add("--per_class", type=int, default=0, metavar="N", help="strokes of a class in an image, at most; 0: no limit")
     add("--seed", type=int, default=0, metavar="N", help="another number gives other strokes")
     add("--classes", default="", metavar="FILE", help="colours of the PNGs: voc, camvid, ..., or a FILE [voc]")
     add("--workers", type=int, default=-1, metavar="N", help="processes; 0 draws in this process [number of cores]")

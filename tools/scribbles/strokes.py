@@ -12,13 +12,14 @@ import cv2
 import numpy as np
 
 from support.labels import IGNORE
-from tools.scribbles.regions import depth_inside, find_regions, longest_path, skeleton
+from tools.scribbles.regions import Regions, depth_inside, find_regions, longest_path, skeleton
 
 REACH = 0.9  # share of the way from an end of the skeleton to the border by which a stroke is longer
 SMOOTHNESS = 0.3  # standard deviation of the smoothing, as a share of the median depth along the path
 SHALLOW = 0.2  # a background stroke ends where the depth falls below this share of the largest one in its region
 MARGIN = 0.75  # pixels; rounding moves a point by up to 0.71
 SPACING = 0.25  # pixels between the points that are drawn
+THIN = 0.01  # times the image's shorter side: half the width of regions that are skipped with probability `skip`
 
 
 @dataclass(frozen=True)
@@ -27,10 +28,12 @@ class Style:
 
     min_area: int
     length: float
+    max_length: float
     width: int
     wiggle: float
     shrink: float
-    drop: float
+    skip: float
+    per_class: int
     background: int | None
 
 
@@ -44,9 +47,9 @@ def draw_scribble(label: np.ndarray, style: Style, seed: int, name: str) -> np.n
     regions = find_regions(label, style.min_area)
     depth = depth_inside(regions.number)
     rngs = [_rng(seed, name, number) for number in range(len(regions.classes))]
-    dropped = _dropped(regions.classes, [rng.random() for rng in rngs], style.drop)
+    drawn = _chosen(regions, depth, [rng.random() for rng in rngs], style)
     for index, (value, box) in enumerate(zip(regions.classes, regions.boxes, strict=True)):
-        if dropped[index]:
+        if not drawn[index]:
             continue
         inside = regions.number[box] == index + 1
         found = skeleton(inside)
@@ -66,16 +69,22 @@ def _rng(seed: int, name: str, number: int) -> np.random.Generator:
     return np.random.default_rng([seed, int.from_bytes(digest[:8], "big"), number])
 
 
-def _dropped(classes: list[int], draws: list[float], share: float) -> list[bool]:
-    """Return which strokes are left out: those drawn below `share`, but the last one of a class stays.
+def _chosen(regions: Regions, depth: np.ndarray, draws: list[float], style: Style) -> list[bool]:
+    """Return which regions get a stroke.
 
-    A larger share leaves out the strokes of a smaller one and more. A class of the image keeps a stroke, because a
-    class without one is taken as absent.
+    A region is skipped with probability skip ** (d / (THIN * shorter side)), where d is 1 more than its largest depth:
+    people skip thin things first. Of a class's other regions, the largest ones are drawn, at most `per_class`.
     """
-    highest: dict[int, float] = {}
-    for value, draw in zip(classes, draws, strict=True):
-        highest[value] = max(draw, highest.get(value, 0.0))
-    return [draw < share and draw < highest[value] for value, draw in zip(classes, draws, strict=True)]
+    count = len(regions.classes)
+    deepest, areas = np.zeros(count + 1), np.bincount(regions.number.ravel(), minlength=count + 1)
+    np.maximum.at(deepest, regions.number.ravel(), depth.ravel())
+    skipped = np.array(draws) < style.skip ** ((deepest[1:] + 1) / (THIN * min(depth.shape)))
+    drawn, left = [False] * count, dict.fromkeys(regions.classes, style.per_class or count)
+    for index in np.argsort(-areas[1:], kind="stable"):
+        value = regions.classes[index]
+        if not skipped[index] and left[value]:
+            drawn[index], left[value] = True, left[value] - 1
+    return drawn
 
 
 def _deep_part(pixels: np.ndarray, depth: np.ndarray) -> np.ndarray:
@@ -106,7 +115,8 @@ def _interior(path: np.ndarray, depth: np.ndarray, style: Style, rng: np.random.
     offset = points - centres
     size = np.maximum(np.hypot(*offset.T), 1e-9)
     points = centres + offset * np.minimum(1, np.maximum(radius - MARGIN, 0) / size)[:, None]
-    return _part(points, style.length, rng.random())
+    longest = style.max_length / max(1.0, float(_arc(points)[-1])) if style.max_length else 1.0
+    return _part(points, min(style.length, longest), rng.random())
 
 
 def _extension(points: np.ndarray, radius: float, angle: float) -> np.ndarray:
