@@ -1,14 +1,13 @@
-"""Make pseudo-labels: spread scribbles over the image, guided by a trained model's prediction if there is one.
+"""Make pseudo-labels: spread scribbles over the image, guided by a trained model's prediction.
 
 python pseudo.py --checkpoint log/teacher/best.pt --output pseudo --scales 0.75 1 1.25 --flip
-python pseudo.py --dataset_path VOC2012 --output pseudo    # from the strokes alone
 torchrun --standalone --nproc_per_node 8 pseudo.py --checkpoint log/teacher/best.pt --output pseudo
 """
 
 import logging
 from pathlib import Path
 
-from config.programs import MODEL_FLAGS, PSEUDO, PseudoFlags, check_pseudo
+from config.programs import PSEUDO, PseudoFlags
 from support import program
 
 if __name__ == "__main__":
@@ -16,24 +15,24 @@ if __name__ == "__main__":
 
 
 from config import FLAGS, Config
-from data.classes import Classes, read_classes
 from data.dataset import SegmentationDataset
 from distributed import checks
 from distributed.group import Group
-from evaluation.predictor import Predictor
+from pseudo_labels import correction
 from pseudo_labels.files import PseudoFolder, digests, find_scribbles
 from pseudo_labels.work import Work
 from support import shell
 from support.errors import UserError
 from support.files import sha256
 from support.results import claim
-from trained import LAYOUT, load_on_ranks, on_all_ranks, read_flags
+from trained import LAYOUT, TrainedModel, load_on_ranks, on_all_ranks, read_flags
 from utils import prepare_demo_data
 
 log = logging.getLogger("segtrain")
 
 # Flags of data and model that pseudo-labels depend on, besides sizes and architecture.
 LABEL_FLAGS = ("numclasses", "background", "model_type", "amp", "val_batchsize")
+OWN_FLAGS = ("threshold", "scales", "flip", "weights")  # those of pseudo.py that they depend on
 TRAINING_FLAGS = (*LAYOUT, "numclasses", "classes", "background", "long_side")
 
 
@@ -43,7 +42,8 @@ def main(argv: list[str] | None = None) -> int:
     Raises UserError for wrong flags or data.
     """
     flags, overrides = read_flags(PSEUDO, argv)
-    check_pseudo(flags)
+    if not flags.output:
+        raise UserError("--output is not set: name the folder for the pseudo-labels")
     return on_all_ranks(flags, lambda group: make(flags, overrides, group))
 
 
@@ -52,7 +52,18 @@ def make(flags: PseudoFlags, overrides: dict, group: Group) -> None:
 
     overrides: {flag: value} that replaces the checkpoint's.
     """
-    cfg, predictor, classes, settings = load(flags, overrides, group)
+    trained, predictor = load_on_ranks(flags, overrides, group)
+    cfg, classes = trained.cfg, trained.classes
+    if not cfg.dataset_path:
+        raise UserError("--dataset_path is not set: give the data set's root folder (docs/your_data.md)")
+    if cfg.label_map:
+        raise UserError(
+            f"--label_map {cfg.label_map}: pseudo-labels hold class numbers, which train.py would map again: write the "
+            "scribbles as class numbers"
+        )
+    settings = {name: getattr(flags, name) for name in OWN_FLAGS} | {"checkpoint": sha256(trained.path)}
+    settings |= {name: getattr(cfg, name) for name in LABEL_FLAGS} | cfg.sizes | cfg.architecture
+    settings["colours"] = classes.colours[: cfg.numclasses].tolist()
     prepare_demo_data(cfg, group)
     split = flags.split or cfg.train_split
     dataset = find_scribbles(cfg, split, flags.train_path)
@@ -65,7 +76,8 @@ def make(flags: PseudoFlags, overrides: dict, group: Group) -> None:
 
     work = Work(folder, dataset, group, cfg, predictor, flags)
     if not group.broadcast(all(folder.label_path(name).is_file() for name in dataset.names)):
-        work.draft()
+        learned = learned_strokes(trained, flags)
+        work.draft(work.correction(classes.names) if learned else correction.none(cfg.numclasses))
         work.write(work.floors())
     labelled = work.labelled()
     if group.is_main:
@@ -73,29 +85,12 @@ def make(flags: PseudoFlags, overrides: dict, group: Group) -> None:
     report(labelled, flags, dataset, cfg)
 
 
-def load(flags: PseudoFlags, overrides: dict, group: Group) -> tuple[Config, Predictor | None, Classes, dict]:
-    """Return the flags of data and model, the model or None, the classes, and all that pseudo-labels depend on.
-
-    The flags are the checkpoint's, or train.py's defaults without one. overrides: {flag: value} that replaces them.
-    """
-    predictor, checkpoint = None, ""
-    if flags.checkpoint:
-        trained, predictor = load_on_ranks(flags, overrides, group)
-        cfg, checkpoint = trained.cfg, sha256(trained.path)
-    else:
-        cfg = Config(**overrides)
-    if not cfg.dataset_path:
-        raise UserError("--dataset_path is not set: give the data set's root folder (docs/your_data.md)")
-    if cfg.label_map:
-        raise UserError(
-            f"--label_map {cfg.label_map}: pseudo-labels hold class numbers, which train.py would map again: write the "
-            "scribbles as class numbers"
-        )
-    classes = read_classes(cfg.classes, cfg.numclasses)
-    settings = {name: getattr(flags, name) for name in ("threshold", *MODEL_FLAGS)}
-    settings |= {name: getattr(cfg, name) for name in LABEL_FLAGS} | cfg.sizes | cfg.architecture
-    settings |= {"checkpoint": checkpoint, "colours": classes.colours[: cfg.numclasses].tolist()}
-    return cfg, predictor, classes, settings
+def learned_strokes(trained: TrainedModel, flags: PseudoFlags) -> bool:
+    """Return whether the checkpoint was trained on the strokes alone, all classes with the same weight."""
+    saved = trained.content.get("config") or {}
+    same_folder = flags.train_path in ("", saved.get("train_path"))
+    is_strokes = saved.get("dataset") == "ScribbleOnly" or (saved.get("dataset") == "Folder" and same_folder)
+    return is_strokes and saved.get("class_weights", "none") == "none"
 
 
 def report(labelled: float, flags: PseudoFlags, dataset: SegmentationDataset, cfg: Config) -> None:

@@ -6,9 +6,6 @@ from config.flags import flag
 from config.reader import FlagReader
 from config.shared import CheckpointFlags, DataFlags, InferenceFlags, LaunchFlags, ModelFlags, SizeFlags
 from config.training import Config
-from support.errors import UserError
-
-MODEL_FLAGS = ("scales", "flip", "weights")  # flags of pseudo.py that need --checkpoint
 
 
 @dataclass
@@ -79,12 +76,3 @@ EVALUATE = FlagReader(EvaluateFlags, "evaluate.py", f"Score a checkpoint. {OF_CH
 PREDICT = FlagReader(PredictFlags, "predict.py", f"Predict label maps of images. {OF_CHECKPOINT}")
 PSEUDO = FlagReader(PseudoFlags, "pseudo.py", f"Make pseudo-labels from scribbles. {OF_CHECKPOINT}")
 EXPORT = FlagReader(ExportFlags, "export.py", f"Export a checkpoint to ONNX. {OF_CHECKPOINT}")
-
-
-def check_pseudo(flags: PseudoFlags) -> None:
-    """Raise UserError if flags of pseudo.py are missing or contradict each other."""
-    if not flags.output:
-        raise UserError("--output is not set: name the folder for the pseudo-labels")
-    changed = [name for name in MODEL_FLAGS if getattr(flags, name) != PSEUDO.flags[name].default]
-    if not flags.checkpoint and changed:
-        raise UserError(f"--{changed[0]} without --checkpoint: only a model uses it: add --checkpoint FILE, or drop it")

@@ -23,31 +23,12 @@ def levels(probs: Tensor) -> Tensor:
     return (halvings * STEPS_PER_HALVING).clamp(0, NUM_LEVELS - 1).to(torch.uint8)
 
 
-def stroked_classes(scribble: np.ndarray, background: int | None) -> list[int]:
-    """Return the classes that may occur in an image: those with a stroke and the background; [] if there is no stroke.
-
-    scribble: (H, W) uint8, 255 = no stroke. background: class number, or None.
-    """
-    present = np.unique(scribble[scribble != IGNORE]).tolist()
-    return sorted({*present, background}) if present and background is not None else present
-
-
-def restrict(probs: Tensor, allowed: list[int]) -> Tensor:
-    """Return probabilities that are 0 except for `allowed` classes and sum to 1, (C, H, W) float32. [] allows all."""
-    if not allowed:
-        return probs
-    # The lower limit keeps an allowed class ahead of the others where softmax gives exactly 0.
-    few = torch.zeros_like(probs)
-    few[allowed] = probs[allowed].clamp(min=1e-12)
-    return few / few.sum(0)
-
-
 def histogram(classes: np.ndarray, levels: np.ndarray, scribble: np.ndarray, num_classes: int) -> np.ndarray:
     """Count the pixels without a stroke by class and confidence level, (num_classes, NUM_LEVELS) int64.
 
-    classes, levels, scribble: (H, W) uint8; 255 in classes = unknown, in scribble = no stroke.
+    classes, levels, scribble: (H, W) uint8; 255 in scribble = no stroke.
     """
-    free = (scribble == IGNORE) & (classes != IGNORE)
+    free = scribble == IGNORE
     pairs = classes[free].astype(np.int64) * NUM_LEVELS + levels[free]
     return np.bincount(pairs, minlength=num_classes * NUM_LEVELS).reshape(num_classes, NUM_LEVELS)
 
@@ -70,7 +51,7 @@ def merge(scribble: np.ndarray, classes: np.ndarray, levels: np.ndarray, floors:
     """Return the pseudo-label of an image, (H, W) uint8: a class, or 255 where unsure.
 
     A pixel of a stroke keeps the stroke's class; elsewhere a class is kept if its level reaches the class's floor.
-    scribble: (H, W) uint8, 255 = no stroke. classes: (H, W) uint8, 255 = unknown. levels: (H, W) uint8. floors: (C,).
+    scribble: (H, W) uint8, 255 = no stroke. classes, levels: (H, W) uint8. floors: (C,).
     """
     of_value = np.full(256, NUM_LEVELS)
     of_value[: len(floors)] = floors

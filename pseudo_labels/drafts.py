@@ -11,84 +11,64 @@ from torch.utils.data import Dataset
 from data.dataset import SegmentationDataset
 from evaluation.predictor import Predictor
 from pseudo_labels import confidence, walker
+from pseudo_labels.correction import Correction
 from pseudo_labels.walker import Grid, Walk
+from support.labels import IGNORE
+
+LEAST_SHARE = 0.001  # of an image: less of a class without a stroke is left out, since each class takes time to walk
 
 
 class Draft(NamedTuple):
-    """The most probable class of each pixel, (H, W) uint8, 255 = unknown, and its confidence.levels(), (H, W) uint8."""
+    """The most probable class of each pixel, (H, W) uint8, and its confidence.levels(), (H, W) uint8."""
 
     label: np.ndarray
     levels: np.ndarray
-
-    @classmethod
-    def of_walk(cls, walk: Walk, scribble: np.ndarray) -> "Draft":
-        """Return the draft of a walk over an image with this scribble, (H, W)."""
-        label, probs = walk.best((scribble.shape[0], scribble.shape[1]))
-        return cls(label, confidence.levels(torch.from_numpy(probs)).numpy())
-
-
-class Prediction(NamedTuple):
-    """What a model predicts for an image.
-
-    classes: those that may occur, (K,) uint8. prior: their probabilities on the grid of a walk, (K, h, w) float32.
-    """
-
-    classes: np.ndarray
-    prior: np.ndarray
 
 
 class Stroked(NamedTuple):
     """An image with its strokes.
 
     position: in dataset.names. image: (H, W, 3) uint8 RGB. scribble: (H, W) uint8, 255 = no stroke.
-    grid: for a walk with a model, or None. draft: of the strokes alone, or None with a model.
     """
 
     position: int
     image: np.ndarray
     scribble: np.ndarray
-    grid: Grid | None
-    draft: Draft | None
+    grid: Grid
+
+    def stroked(self, num_classes: int, background: int | None = None) -> np.ndarray:
+        """Return which classes have a stroke, (C,) bool. background: a class that counts as stroked if any class is."""
+        has_stroke = np.bincount(self.scribble.ravel(), minlength=IGNORE + 1)[:num_classes] > 0
+        if background is not None and has_stroke.any():
+            has_stroke[background] = True
+        return has_stroke
 
 
 class StrokedImages(Dataset):
-    """Data set of Stroked images.
+    """Data set of Stroked images. dataset: images with their scribbles as "label"."""
 
-    dataset: images with their scribbles as "label". with_model: a model's predictions come later, so only the grid is
-    made.
-    """
-
-    def __init__(self, dataset: SegmentationDataset, *, with_model: bool):
-        self.dataset, self.with_model = dataset, with_model
+    def __init__(self, dataset: SegmentationDataset):
+        self.dataset = dataset
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def __getitem__(self, index: int) -> Stroked:
         maps = self.dataset.read(index)
-        image, scribble = maps["image"], maps["label"]
-        if self.with_model:
-            return Stroked(index, image, scribble, walker.grid(image, scribble), None)
-        return Stroked(index, image, scribble, None, Draft.of_walk(walker.walk(image, scribble), scribble))
+        return Stroked(index, maps["image"], maps["label"], walker.grid(maps["image"], maps["label"]))
 
 
-def predict(
-    batch: list[Stroked], predictor: Predictor, num_classes: int, background: int | None, device: torch.device
-) -> list[Prediction]:
-    """Return what a model predicts for a batch of images of one size, among each image's stroked_classes()."""
-    height = batch[0].scribble.shape[0]
-    allowed = [confidence.stroked_classes(item.scribble, background) for item in batch]
-    assert batch[0].grid is not None
-    size = batch[0].grid.seeds.shape
+def predict(batch: list[Stroked], predictor: Predictor, num_classes: int, device: torch.device) -> Tensor:
+    """Return a model's probabilities, averaged over each cell of the grid, (B, C, h, w) float32, on the device.
+
+    batch: images of one size.
+    """
+    size, height = batch[0].grid.seeds.shape, batch[0].scribble.shape[0]
     sums = torch.zeros(len(batch), num_classes, *size, device=device)
     for rows, probs in predictor.probs(torch.from_numpy(np.stack([item.image for item in batch])).to(device)):
-        for values, classes, total in zip(probs, allowed, sums, strict=True):
-            total += _cell_sums(confidence.restrict(values, classes), rows, height, size)
-    results = []
-    for classes, total in zip(allowed, sums, strict=True):
-        numbers = np.array(classes or range(num_classes), np.uint8)
-        results.append(Prediction(numbers, (total / total.sum(0))[numbers.tolist()].cpu().numpy()))
-    return results
+        for values, total in zip(probs, sums, strict=True):
+            total += _cell_sums(values, rows, height, size)
+    return sums / sums.sum(1, keepdim=True)
 
 
 def _cell_sums(probs: Tensor, rows: slice, height: int, grid: tuple[int, ...]) -> Tensor:
@@ -102,7 +82,23 @@ def _cell_sums(probs: Tensor, rows: slice, height: int, grid: tuple[int, ...]) -
     return belongs.to(probs.dtype) @ means
 
 
-def make_draft(item: Stroked, prediction: Prediction) -> Draft:
-    """Return the draft of an image from a walk from its strokes and a model's prediction."""
-    assert item.grid is not None
-    return Draft.of_walk(walker.walk_from(item.grid, *prediction), item.scribble)
+def corrected_walk(item: Stroked, probs: Tensor, correction: Correction, background: int | None) -> Walk:
+    """Return a walk from the strokes of an image and a model's corrected prediction.
+
+    probs: result of predict() for the image, (C, h, w).
+    """
+    stroked = item.stroked(len(probs), background)
+    weights = torch.from_numpy(correction.weights(stroked)).float()
+    # The lower limit keeps a class with a stroke ahead of the others where softmax gives exactly 0.
+    weighted = probs.cpu().float().clamp(min=1e-12) * weights[:, None, None]
+    weighted /= weighted.sum(0)
+    classes = np.flatnonzero(stroked | (weighted.mean((1, 2)) >= LEAST_SHARE).numpy())
+    prior = weighted[classes.tolist()]
+    return walker.walk(item.grid, classes.astype(np.uint8), (prior / prior.sum(0)).numpy())
+
+
+def make_draft(item: Stroked, probs: Tensor, correction: Correction, background: int | None) -> Draft:
+    """Return the draft of an image. The arguments are those of corrected_walk()."""
+    size = (item.scribble.shape[0], item.scribble.shape[1])
+    label, best = corrected_walk(item, probs, correction, background).best(size)
+    return Draft(label, confidence.levels(torch.from_numpy(best)).numpy())

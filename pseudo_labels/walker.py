@@ -1,4 +1,4 @@
-"""Spread strokes over an image with the random-walker algorithm (Grady), without a model or with its prediction."""
+"""Spread strokes over an image with the random-walker algorithm (Grady), guided by a model's prediction."""
 
 import math
 from typing import NamedTuple
@@ -9,15 +9,13 @@ import numpy as np
 from support.labels import IGNORE
 
 MOST_CELLS = 2**18  # of the grid; at least 2 x 2 pixels a cell
-COARSEST = 24  # cells, the shorter side of the coarsest grid
 CONTRAST = 10.0  # an edge of the image's mean contrast conducts 1 / (1 + CONTRAST)**2 of one without contrast
-ITERATIONS = 100  # on each grid, from strokes alone
-PRIOR_ITERATIONS = 30  # on the finest grid, with a model: a stroke reaches at most 30 cells
+ITERATIONS = 30  # a stroke reaches at most 30 cells
 REACH = 0.5  # times sqrt(h * w) cells: the distance after which a walk ends at a class of the model, without edges
 
 
 class Walk(NamedTuple):
-    """Where random walks end. K is the number of classes; 0 without a model if fewer than two classes have a stroke.
+    """Where random walks end.
 
     classes: (K,) uint8. probs: probability of each class, on a grid of (h, w) cells over the image, (K, h, w) float32.
     """
@@ -26,10 +24,7 @@ class Walk(NamedTuple):
     probs: np.ndarray
 
     def best(self, size: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-        """Return (class uint8, its probability float32) of each pixel, (H, W). If there are no classes: 255 and 0.
-
-        size: of the image, (H, W).
-        """
+        """Return (class uint8, its probability float32) of each pixel, (H, W). size: of the image, (H, W)."""
         classes, best = np.full(size, IGNORE, np.uint8), np.zeros(size, np.float32)
         for number, probs in zip(self.classes, self.probs, strict=True):
             full = cv2.resize(probs, size[::-1], interpolation=cv2.INTER_LINEAR)
@@ -49,58 +44,29 @@ class Grid(NamedTuple):
     right: np.ndarray
 
 
-NO_WALK = Walk(np.zeros(0, np.uint8), np.zeros((0, 1, 1), np.float32))
-
-
-def walk(image: np.ndarray, scribble: np.ndarray) -> Walk:
-    """Return how likely a random walk that starts at a cell meets each class's strokes first.
-
-    The walk crosses an edge between two cells the more rarely, the more their colours differ (Grady, "Random Walks for
-    Image Segmentation", PAMI 2006). The strokes of one class alone are not spread: nothing says where the class ends.
-    image: (H, W, 3) uint8 RGB. scribble: (H, W) uint8, 255 = no stroke.
-    """
-    classes = np.unique(scribble[scribble != IGNORE])
-    if len(classes) < 2:
-        return NO_WALK
-    sizes = [_finest(scribble.shape)]
-    while min(sizes[-1]) > COARSEST:
-        height, width = sizes[-1]
-        sizes.append((math.ceil(height / 2), math.ceil(width / 2)))
-    probs = np.full((len(classes), *sizes[-1]), 1 / len(classes), np.float32)
-    for size in reversed(sizes):  # the result of a coarse grid is a good start on the next finer one
-        probs = np.stack([cv2.resize(values, size[::-1], interpolation=cv2.INTER_LINEAR) for values in probs])
-        probs = _solve(grid(image, scribble, size), classes, probs, ITERATIONS)
-    return Walk(classes, _normalised(probs))
-
-
-def walk_from(cells: Grid, classes: np.ndarray, prior: np.ndarray) -> Walk:
+def walk(cells: Grid, classes: np.ndarray, prior: np.ndarray) -> Walk:
     """Return how likely a walk ends at each class: at a stroke, or elsewhere at a class drawn from a prediction.
 
-    Small areas inside closed edges tend to get the class that the model predicts for most of them (Grady, "Multilabel
-    Random Walker Image Segmentation Using Prior Models", CVPR 2005). The solver stops after PRIOR_ITERATIONS: with
-    more, strokes override the model far away, which lowered CamVid's mIoU (benchmarks/RESULTS.md).
+    The walk crosses an edge between two cells the more rarely, the more their colours differ (Grady, "Random Walks for
+    Image Segmentation", PAMI 2006). Small areas inside closed edges tend to get the class that the model predicts for
+    most of them (Grady, "Multilabel Random Walker Image Segmentation Using Prior Models", CVPR 2005). The solver stops
+    after ITERATIONS: with more, strokes override the model far away, which lowered CamVid's mIoU
+    (benchmarks/RESULTS.md).
     classes: (K,) uint8; they include every stroke's. prior: the model's probabilities on the grid, (K, h, w) float32.
     """
-    weight = 1 / (REACH**2 * cells.seeds.size)
-    return Walk(classes, _normalised(_solve(cells, classes, prior, PRIOR_ITERATIONS, weight)))
+    probs = _solve(cells, classes, prior).clip(1e-6, 1)
+    return Walk(classes, probs / probs.sum(0))
 
 
-def grid(image: np.ndarray, scribble: np.ndarray, size: tuple[int, int] | None = None) -> Grid:
-    """Return an image's grid of this (h, w); None: the finest. image: (H, W, 3) uint8 RGB. scribble: (H, W) uint8."""
-    size = size or _finest(scribble.shape)
+def grid(image: np.ndarray, scribble: np.ndarray) -> Grid:
+    """Return an image as a grid, as fine as MOST_CELLS allows.
+
+    image: (H, W, 3) uint8 RGB. scribble: (H, W) uint8, 255 = no stroke.
+    """
+    height, width = scribble.shape
+    step = max(2, math.ceil(math.sqrt(height * width / MOST_CELLS)))
+    size = math.ceil(height / step), math.ceil(width / step)
     return Grid(_seeds(scribble, size), *_conductances(image, size))
-
-
-def _finest(size: tuple[int, ...]) -> tuple[int, int]:
-    """Return the (height, width) of the finest grid of an image of this size, in cells."""
-    step = max(2, math.ceil(math.sqrt(size[0] * size[1] / MOST_CELLS)))
-    return math.ceil(size[0] / step), math.ceil(size[1] / step)
-
-
-def _normalised(probs: np.ndarray) -> np.ndarray:
-    """Return probabilities that are positive and sum to 1 over the classes."""
-    probs = probs.clip(1e-6, 1)
-    return probs / probs.sum(0)
 
 
 def _seeds(scribble: np.ndarray, size: tuple[int, ...]) -> np.ndarray:
@@ -126,17 +92,18 @@ def _conductances(image: np.ndarray, size: tuple[int, ...]) -> tuple[np.ndarray,
     return down, right
 
 
-def _solve(cells: Grid, classes: np.ndarray, prior: np.ndarray, iterations: int, weight: float = 0) -> np.ndarray:
-    """Return the probabilities of K classes after some iterations of conjugate gradients, (K, h, w) float32.
+def _solve(cells: Grid, classes: np.ndarray, prior: np.ndarray) -> np.ndarray:
+    """Return the probabilities of K classes after ITERATIONS of conjugate gradients, (K, h, w) float32.
 
     The iterations start at `prior`, (K, h, w) float32. A cell with a stroke keeps probability 1 for its class. Any
-    other cell approaches the weighted mean of its neighbours, by conductance, and of `prior`, by `weight`. The K
-    systems are solved at once.
+    other cell approaches the weighted mean of its neighbours, by conductance, and of `prior`, by 1 / (REACH^2 * number
+    of cells). The K systems are solved at once.
     """
     seeds, down, right = cells
+    weight = 1 / (REACH**2 * seeds.size)
     free = (seeds == IGNORE).astype(np.float32)
     probs = np.where(free > 0, prior, (seeds == classes[:, None, None]).astype(np.float32))
-    degree = np.full(free.shape, weight + 1e-12, np.float32)
+    degree = np.full(free.shape, weight, np.float32)
     degree[:-1] += down
     degree[1:] += down
     degree[:, :-1] += right
@@ -148,7 +115,7 @@ def _solve(cells: Grid, classes: np.ndarray, prior: np.ndarray, iterations: int,
     down, right = down * scale[:-1] * scale[1:], right * scale[:, :-1] * scale[:, 1:]
     change, direction = np.zeros_like(probs), residual.copy()
     size = _dot(residual, residual)
-    for _ in range(iterations):
+    for _ in range(ITERATIONS):
         np.copyto(flow, direction)
         _subtract_neighbours(flow, direction, down, right, part)
         rate = size / _dot(direction, flow)

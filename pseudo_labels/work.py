@@ -1,6 +1,7 @@
 """The work on the images of pseudo.py: a draft of each, the thresholds over all, the labels."""
 
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TypeVar
@@ -18,60 +19,101 @@ from data.loader import batched
 from data.sampler import EvalBatches
 from distributed.group import Group
 from evaluation.predictor import Predictor
-from pseudo_labels import confidence
-from pseudo_labels.drafts import Prediction, Stroked, StrokedImages, make_draft, predict
+from pseudo_labels import confidence, correction
+from pseudo_labels.correction import Correction
+from pseudo_labels.drafts import Stroked, StrokedImages, corrected_walk, make_draft, predict
 from pseudo_labels.files import PseudoFolder
 from runs.log import progress_bar
 from support.labels import IGNORE
 from support.processes import ThreadPool
 
 T = TypeVar("T")
+log = logging.getLogger("segtrain")
 
 NUM_THREADS = 4  # of each rank: decode and compress PNGs
+MOST_IMAGES = 200  # from which the correction is estimated
+MOST_VALUES = 2**29  # probabilities of these images, float16, that all ranks keep in memory
 
 
 @dataclass
 class Work:
     """What all ranks of `group` do on a folder's drafts and labels. The methods are collective and may raise Stopped.
 
-    dataset: images, with their scribbles as "label". predictor: the model, or None.
+    dataset: images, with their scribbles as "label". predictor: the model.
     """
 
     folder: PseudoFolder
     dataset: SegmentationDataset
     group: Group
     cfg: Config
-    predictor: Predictor | None
+    predictor: Predictor
     flags: PseudoFlags
 
-    def draft(self) -> None:
+    def correction(self, names: Sequence[str]) -> Correction:
+        """Return the correction of a model that was trained on these strokes, and log it. names: of the classes."""
+        group, num_classes = self.group, self.dataset.num_classes
+
+        def count(index: int) -> np.ndarray:
+            return np.bincount(self._scribble(index).ravel(), minlength=256)[:num_classes]
+
+        stroke_pixels = self._sum(sum(self._each(count, "strokes"), np.zeros(num_classes, np.int64)))
+        images = StrokedImages(self.dataset)
+        values = images[0].grid.seeds.size * num_classes
+        number = max(1, min(MOST_IMAGES, MOST_VALUES // values, len(images)))
+        chosen = np.linspace(0, len(images) - 1, number).round().astype(int).tolist()
+        own = []
+        with self._bar("class shares", len(chosen[group.rank :: group.world_size])) as bar:
+            for index in chosen[group.rank :: group.world_size]:
+                if group.stop:
+                    break
+                item = images[index]
+                own.append((item, predict([item], self.predictor, num_classes, group.device)[0].half().cpu()))
+                bar.update()
+        group.raise_if_stopped()
+
+        def of_all(work: Callable) -> np.ndarray:
+            """Return work(image, its probabilities) of all chosen images, in order."""
+            with ThreadPool(NUM_THREADS) as pool:
+                shares = group.gather(list(pool.map(work, *zip(*own, strict=True))) if own else [])
+            return np.array([shares[place % group.world_size][place // group.world_size] for place in range(number)])
+
+        def walk(found: Correction) -> np.ndarray:
+            def shares(item: Stroked, probs: torch.Tensor) -> np.ndarray:
+                walk = corrected_walk(item, probs, found, self.cfg.background_class)
+                result = np.zeros(num_classes)
+                result[walk.classes] = walk.probs.mean((1, 2), dtype=np.float64)
+                return result
+
+            return of_all(shares)
+
+        stroked = of_all(lambda item, _: item.stroked(num_classes, self.cfg.background_class))
+        found = correction.estimate(walk, stroked, stroke_pixels)
+        log.info(found.text(names, stroke_pixels))
+        return found
+
+    def draft(self, found: Correction) -> None:
         """Write the drafts that are missing."""
         group, folder, names = self.group, self.folder, self.dataset.names
         # Batches are those of all images, and done again whole: a model's result may depend on the batch's size.
         sizes = [size or (0, 0) for size in group.map(self.dataset.image_size, range(len(self.dataset)))]
-        images_at_once = self.predictor.images_at_once if self.predictor else 1
-        batches = EvalBatches(sizes, batch_size=images_at_once, rank=group.rank, world_size=group.world_size)
+        options = {"rank": group.rank, "world_size": group.world_size}
+        batches = EvalBatches(sizes, batch_size=self.predictor.images_at_once, **options)
         pending = [batch for batch in batches if not all(folder.draft_path(names[index]).is_file() for index in batch)]
-        images = StrokedImages(self.dataset, with_model=self.predictor is not None)
+        images = StrokedImages(self.dataset)
         loader = make_loader(DataLoader, images, self.flags.workers, group, batch_sampler=pending, collate_fn=list)
         writes: list[Future] = []
 
-        def write(item: Stroked, prediction: Prediction | None) -> None:
-            draft = make_draft(item, prediction) if prediction else item.draft
-            assert draft is not None
-            folder.write_draft(names[item.position], draft)
+        def write(item: Stroked, probs: torch.Tensor) -> None:
+            folder.write_draft(names[item.position], make_draft(item, probs, found, self.cfg.background_class))
 
         with ThreadPool(NUM_THREADS) as pool, self._bar("images", sum(map(len, pending))) as bar:
             for batch in loader if pending else ():
                 if group.stop:
                     break
-                predictions: list = [None] * len(batch)
-                if self.predictor:
-                    background = self.cfg.background_class
-                    predictions = predict(batch, self.predictor, self.cfg.numclasses, background, group.device)
+                probs = predict(batch, self.predictor, self.dataset.num_classes, group.device).cpu()
                 for done in writes:  # of the batch before, made while this one was predicted
                     done.result()
-                writes = [pool.submit(write, *pair) for pair in zip(batch, predictions, strict=True)]
+                writes = [pool.submit(write, *pair) for pair in zip(batch, probs, strict=True)]
                 bar.update(len(batch))
         for done in writes:
             done.result()

@@ -163,7 +163,8 @@ def random_checkpoint(path: Path, num_classes: int, **values) -> Path:
             module.momentum = 1.0  # statistics of this one batch: no class then wins everywhere
     noise = torch.rand(4, 3, 9, 9) * 255
     model.train()(torch.nn.functional.interpolate(noise, size=(96, 96), mode="bilinear").permute(0, 2, 3, 1))
-    words = flags(dataset="Dense", model_type="res50_ASPP", numclasses=num_classes, **({"dataset_path": "."} | values))
+    own = {"dataset": "Dense", "model_type": "res50_ASPP", "numclasses": num_classes, "dataset_path": "."}
+    words = flags(**own | values)
     torch.save({"model": model.state_dict(), "config": config.as_dict(config.parse(words))}, path)
     return path
 

@@ -1,12 +1,14 @@
-"""Pseudo-labels: which of a model's pixels are kept, how strokes are spread, and how labels are scored."""
+"""Pseudo-labels: how a model is corrected, how strokes are spread, and which pixels are kept."""
 
 import cv2
 import numpy as np
 import pytest
 import torch
 
-from pseudo_labels import confidence, drafts, walker
-from pseudo_labels.walker import NO_WALK, Grid, grid, walk, walk_from
+from pseudo_labels import confidence, correction, drafts, walker
+from pseudo_labels.correction import Correction
+from pseudo_labels.drafts import Stroked
+from pseudo_labels.walker import Grid, grid, walk
 
 
 def test_levels_tell_sure_pixels_apart():
@@ -32,25 +34,68 @@ def test_floors_are_the_threshold_or_keep_the_surest_share_of_each_class():
     assert confidence.floors(counts, 1).tolist() == confidence.floors(counts, 1, 0.7).tolist()
 
 
-def test_only_stroked_classes_and_the_background_may_win():
-    """Of the probabilities 0.5, 0.3, 0.2, the classes 1 and 2 alone have 0.6 and 0.4."""
-    scribble = np.array([[255, 1], [2, 255]], np.uint8)
-    assert confidence.stroked_classes(scribble, None) == [1, 2]
-    assert confidence.stroked_classes(scribble, 0) == [0, 1, 2]
-    assert confidence.stroked_classes(np.full((2, 2), 255, np.uint8), 0) == []  # nothing is known: all may occur
-    probs = torch.tensor([0.5, 0.3, 0.2]).view(3, 1, 1)
-    assert confidence.restrict(probs, [1, 2]).flatten().tolist() == pytest.approx([0, 0.6, 0.4])
-    assert confidence.restrict(probs, []).equal(probs)
-    certain = torch.tensor([1.0, 0, 0]).view(3, 1, 1)
-    assert confidence.restrict(certain, [1, 2]).argmax() in (1, 2)
+def test_estimated_shares_are_those_of_the_pixels():
+    """A model of one feature x in {0, 1, 2, 3}, whose classes have known probabilities of each x, learned from strokes.
+
+    By Bayes' rule, it predicts p(class | x) for the strokes' shares 1/3 each; the pixels' shares are 0.7, 0.2, 0.1. The
+    correction must predict p(class | x) for these. Images 0 and 1 have strokes of all classes, image 2 lacks class 2.
+    """
+    of_class = np.array([[0.97, 0.01, 0.01, 0.01], [0.01, 0.97, 0.01, 0.01], [0.01, 0.01, 0.49, 0.49]])  # p(x | class)
+    pixels = np.array([[0.8, 0.1, 0.1], [0.7, 0.2, 0.1], [0.6, 0.3, 0.1]])  # shares in the three images
+    predicted = of_class / of_class.sum(0)
+    stroked = np.array([[True] * 3, [True] * 3, [True, True, False]])
+
+    def label(found: Correction) -> np.ndarray:
+        shares = []
+        for own, has_stroke in zip(pixels, stroked, strict=True):
+            probs = predicted * found.weights(has_stroke)[:, None]
+            shares.append(probs / probs.sum(0) @ (own @ of_class))
+        return np.array(shares)
+
+    found = correction.estimate(label, stroked, np.array([50, 50, 50]))
+    assert found.share == pytest.approx(3 * pixels.mean(0), rel=0.1)
+    assert found.unstroked[:2].tolist() == [0, 0]  # no image lacks their strokes
+    assert found.unstroked[2] == pytest.approx(1 / 3, abs=0.03)  # a third of class 2 is in image 2
+    shares, skipped = found.text(["a", "b", "c"], np.array([50, 50, 50])).splitlines()
+    assert shares.endswith(f"c: 33.3 -> {100 / 3 * found.share[2]:.1f}")
+    assert skipped.endswith(f"without a stroke of it: c: {100 * found.unstroked[2]:.0f}")
+
+
+def test_a_class_without_any_stroke_keeps_its_probability():
+    found = correction.estimate(
+        lambda _: np.array([[0.5, 0.4, 0.1]]), np.array([[True, True, False]]), np.array([1, 1, 0])
+    )
+    assert found.share.tolist() == pytest.approx([1, 0.8, 1])
+
+
+def test_only_stroked_classes_and_the_background_may_win_without_evidence():
+    """Classes 1 and 2 have strokes. The model says 0.5, 0.3 and 0.2 everywhere: class 1 wins if 0 cannot."""
+    image, scribble = np.zeros((16, 16, 3), np.uint8), np.full((16, 16), 255, np.uint8)
+    scribble[0, 0], scribble[0, 15] = 1, 2
+    item = Stroked(0, image, scribble, grid(image, scribble))
+    probs = torch.tensor([0.5, 0.3, 0.2]).view(3, 1, 1).expand(3, 8, 8)
+    never, half = correction.none(3), Correction(np.ones(3), np.array([0.5, 0, 0]))
+    assert drafts.corrected_walk(item, probs, never, None).classes.tolist() == [1, 2]
+    assert drafts.corrected_walk(item, probs, never, 0).classes.tolist() == [0, 1, 2]
+    assert drafts.corrected_walk(item, probs, half, None).classes.tolist() == [0, 1, 2]  # 0.25 of 0.75 are class 0
+    unlikely = Correction(np.ones(3), np.array([0.0009, 0, 0]))
+    assert drafts.corrected_walk(item, probs, unlikely, None).classes.tolist() == [1, 2]  # below LEAST_SHARE
+    scribble[:] = 255  # nothing is known: all may occur
+    item = Stroked(0, image, scribble, grid(image, scribble))
+    walked = drafts.corrected_walk(item, probs, never, 0)
+    assert np.allclose(walked.probs, probs, atol=1e-5)
+    certain = torch.tensor([1.0, 0, 0]).view(3, 1, 1).expand(3, 8, 8)
+    scribble[0, 0] = 1
+    item = Stroked(0, image, scribble, grid(image, scribble))
+    assert (drafts.make_draft(item, certain, never, None).label == 1).all()
 
 
 def test_merged_labels_follow_strokes_then_the_sure_class():
-    """Pixels: on a stroke; sure; unsure; of no known class."""
-    scribble = np.array([[2, 255, 255, 255]], np.uint8)
-    classes = np.array([[0, 0, 1, 255]], np.uint8)
-    levels = np.array([[255, 30, 39, 255]], np.uint8)
-    assert confidence.merge(scribble, classes, levels, np.array([30, 40, 0])).tolist() == [[2, 0, 255, 255]]
+    """Pixels: on a stroke; sure; unsure."""
+    scribble = np.array([[2, 255, 255]], np.uint8)
+    classes = np.array([[0, 0, 1]], np.uint8)
+    levels = np.array([[255, 30, 39]], np.uint8)
+    assert confidence.merge(scribble, classes, levels, np.array([30, 40, 0])).tolist() == [[2, 0, 255]]
 
 
 def drawn() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -68,10 +113,13 @@ def drawn() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return (colours[mask] + noise).clip(0, 255).astype(np.uint8), scribble, mask
 
 
-def test_strokes_spread_to_the_borders_of_drawn_objects():
+def test_strokes_and_edges_mend_a_prediction():
+    """The prediction lies 6 pixels too low, and is not sure: 13 % of its pixels are wrong."""
     image, scribble, mask = drawn()
-    walked = walk(image, scribble)
-    assert walked.classes.tolist() == [0, 3, 7]
+    classes, low = np.array([0, 3, 7], np.uint8), np.roll(mask, 6, axis=0)
+    assert (low != mask).mean() == pytest.approx(0.13, abs=0.01)
+    prior = np.where(low[::2, ::2] == classes[:, None, None], 0.5, 0.25).astype(np.float32)
+    walked = walk(grid(image, scribble), classes, prior)
     assert walked.probs.shape == (3, 30, 40)  # cells of 2 x 2 pixels
     assert np.allclose(walked.probs.sum(0), 1, atol=1e-5)
     label, probs = walked.best(mask.shape)
@@ -92,20 +140,19 @@ def laplacian_of(cells: Grid) -> np.ndarray:
     return laplacian
 
 
-@pytest.mark.parametrize("with_model", [False, True])
-def test_walks_solve_the_random_walker_equations(with_model):
+def test_walks_solve_the_random_walker_equations():
     """In a free cell, the probability is the mean of its neighbours', weighted by conductance: solved densely here.
 
-    With a model, its prediction counts too, with a weight of 1 / (REACH^2 * number of cells).
+    The model's prediction counts too, with a weight of 1 / (REACH^2 * number of cells).
     """
     image, scribble, _ = drawn()
     image, scribble = image[:20, :24], scribble[:20, :24].copy()  # 10 x 12 cells
     scribble[18, 20] = 7
-    cells, classes = grid(image, scribble), np.array([0, 3, 5, 7] if with_model else [0, 7], np.uint8)
+    cells, classes = grid(image, scribble), np.array([0, 3, 5, 7], np.uint8)
     draws = np.random.default_rng(0).dirichlet(np.ones(len(classes)), cells.seeds.shape)
     prior = draws.transpose(2, 0, 1).astype(np.float32)
-    weight = with_model / (walker.REACH**2 * cells.seeds.size)
-    walked = walk_from(cells, classes, prior) if with_model else walk(image, scribble)
+    weight = 1 / (walker.REACH**2 * cells.seeds.size)
+    walked = walk(cells, classes, prior)
     assert walked.classes.tolist() == classes.tolist()
     system, free = laplacian_of(cells) + weight * np.eye(cells.seeds.size), cells.seeds.ravel() == 255
     for number, found, own in zip(*walked, prior, strict=True):
@@ -127,11 +174,9 @@ def test_predictions_of_bands_are_averaged_by_cell():
 
 
 @pytest.mark.parametrize("size", [(1, 2), (7, 4)])
-def test_tiny_images_are_walked_and_strokes_of_one_class_are_not(size):
+def test_tiny_images_are_walked(size):
     scribble = np.full(size, 255, np.uint8)
     scribble.flat[0], scribble.flat[-1] = 0, 1
-    walked = walk(np.zeros((*size, 3), np.uint8), scribble)
-    assert walked.classes.tolist() == [0, 1]
+    cells = grid(np.zeros((*size, 3), np.uint8), scribble)
+    walked = walk(cells, np.array([0, 1], np.uint8), np.full((2, *cells.seeds.shape), 0.5, np.float32))
     assert np.isfinite(walked.probs).all()
-    scribble[scribble == 1] = 255  # nothing says where class 0 ends
-    assert walk(np.zeros((*size, 3), np.uint8), scribble) is NO_WALK
