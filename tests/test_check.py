@@ -10,6 +10,7 @@ import pytest
 from conftest import REPO
 from faulty_data import FAULTY, FAULTY_LISTS, Drawn, draw_clean, draw_faulty, draw_faulty_lists, label
 from PIL import Image
+from test_layout import put
 
 from support.errors import UserError
 from tools.check.__main__ import check, main
@@ -194,3 +195,32 @@ def test_class_numbers_whose_colours_differ_between_palettes_are_an_error(tmp_pa
     files = tmp_path.rglob("data_masks/masks/**/*.png")
     masks = {path.stem: np.array(Image.open(path))[0, ::22].tolist() for path in files}
     assert masks == {"a": [1, 2, 0], "b": [1, 0, 2]}  # the classes are the colours in order: green, grey, red
+
+
+def test_strokes_of_other_shares_and_skipped_classes_are_named(tmp_path, capsys):
+    """Val has 1/2, 1/4, 1/4 of the classes 0, 1, 2 in both images; the strokes 20, 30, 10 pixels, of 2 in one of three.
+
+    20/60 / (1/2) = 0.67, which is near 1; 30/60 / (1/4) = 2; 10/60 / (1/4) = 0.67.
+    """
+    mask = np.zeros((40, 40), np.uint8)
+    mask[20:, :20], mask[20:, 20:] = 1, 2
+    names = {"train": ["a", "b", "c"], "val": ["d", "e"]}
+    for split, own in names.items():
+        for name in own:
+            rng = np.random.default_rng(ord(name))
+            put(tmp_path / f"JPEGImages/{name}.jpg", rng.integers(0, 255, (40, 40, 3), dtype=np.uint8))
+            if split == "val":
+                put(tmp_path / f"SegmentationClass/{name}.png", mask)
+        (tmp_path / "ImageSets/Segmentation").mkdir(parents=True, exist_ok=True)
+        (tmp_path / f"ImageSets/Segmentation/{split}.txt").write_text("\n".join(own))
+    for name, counts in {"a": (10, 10, 0), "b": (10, 10, 0), "c": (0, 10, 10)}.items():
+        stroke = np.full((40, 40), 255, np.uint8)
+        for value, count in enumerate(counts):
+            stroke[3 * value, :count] = value
+        put(tmp_path / f"pascal_2012_scribble/{name}.png", stroke)
+    main([str(tmp_path), "--dataset", "ScribbleOnly"])
+    said = capsys.readouterr().out
+    assert "  share in the strokes / share in val: 1 2.0: pseudo.py corrects this" in said
+    assert "  images with a stroke in train / images that show it in val: 2 33% / 100%: draw more of these" in said
+    main([str(tmp_path), "--dataset", "ScribbleOnly", "--train_path", "SegmentationClass", "--train_split", "val"])
+    assert "share in the strokes" not in capsys.readouterr().out  # the same labels

@@ -106,7 +106,7 @@ def report_lines(summary: Summary, findings: Findings) -> list[str]:
         lines.append(
             f"  classes are named by colour: to rename them, edit the first word of each line of {summary.class_file}"
         )
-    return [*lines, *_class_table(summary), "", *_finding_lines(findings)]
+    return [*lines, *_class_table(summary), *_stroke_lines(summary), "", *_finding_lines(findings)]
 
 
 def _class_table(summary: Summary) -> list[str]:
@@ -122,6 +122,24 @@ def _class_table(summary: Summary) -> list[str]:
         weight = "-" if row.weight is None else f"{row.weight:.2f}"
         table.append([str(row.number), row.name, *sum(counts, ()), weight])
     return [f"  {line}" for line in aligned(table)]
+
+
+def _stroke_lines(summary: Summary) -> list[str]:
+    """Return lines about classes of which strokes have another share than masks, or which they skip."""
+    train, val = summary.splits
+    if required_labels(summary.dataset, is_train=True)[0] != "scribble" or not summary.images.get(val):
+        return []
+    shares = {split: sum(row.pixels[split] for row in summary.classes) or 1 for split in (train, val)}
+    ratios, skipped = [], []
+    for row in summary.classes:
+        drawn, shown = (row.images[split] / summary.images[split] for split in (train, val))
+        if row.pixels[train] and row.pixels[val]:
+            ratio = row.pixels[train] / shares[train] / (row.pixels[val] / shares[val])
+            ratios += [f"{row.name} {ratio:.1f}"] if not 0.5 < ratio < 2 else []
+        skipped += [f"{row.name} {drawn:.0%} / {shown:.0%}"] if drawn < shown / 2 else []
+    lines = [(f"share in the strokes / share in {val}", ratios, "pseudo.py corrects this")]
+    lines += [(f"images with a stroke in {train} / images that show it in {val}", skipped, "draw more of these")]
+    return [f"  {what}: {', '.join(named)}: {do}" for what, named, do in lines if named]
 
 
 def _finding_lines(findings: Findings) -> list[str]:
