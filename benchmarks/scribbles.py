@@ -1,18 +1,17 @@
-"""Measure how close training from scribbles comes to training from dense masks, and what each method adds.
+"""Measure how close training from scribbles comes to training from dense masks, for several ways to draw.
 
-python benchmarks/scribbles.py DATA --out DIR --pretrained FILE                          # every way, three seeds: hours
-python benchmarks/scribbles.py DATA --out DIR --pretrained FILE --ways dense strokes chain_1 --seeds 0
-python benchmarks/scribbles.py DATA --out DIR --pretrained none                          # from random weights
+python benchmarks/scribbles.py DATA --out DIR --pretrained FILE                        # styles x seeds: a day
+python benchmarks/scribbles.py DATA --out DIR --pretrained FILE --styles equal --seeds 0
+python benchmarks/scribbles.py DATA --out DIR --pretrained FILE --styles whole --ways chain lorm entropy
 
-DATA has VOC's layout, with dense masks. The strokes are simulated from them, half as long as a person's, so that they
-label 3 % of CamVid's pixels as real scribbles do; they are the same for every seed. All runs have the same number of
-steps, and are scored after the last one, so validation chooses nothing. Each command is printed. Started again with the
-same data, weights, epochs and flags, the script skips finished runs. --lanes N runs N at a time, each on one thread.
+DATA has VOC's layout, with dense masks. The strokes are simulated from them and are the same for every seed. All runs
+have the same number of steps, and are scored after the last one, so validation chooses nothing. Each command is
+printed. Started again with the same data, weights, epochs and flags, the script skips finished runs. --lanes N runs N
+at a time, each on one thread.
 """
 
 import argparse
 import json
-import math
 import os
 import shlex
 import statistics
@@ -27,6 +26,7 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from data.classes import read_classes
 from data.images import read_label
 from evaluation.metrics import confusion_matrix, scores
 from support.files import write_atomic
@@ -38,46 +38,42 @@ LORM = "--model_type deeplabv3p_multi_lorm"
 
 @dataclass(frozen=True)
 class Way:
-    """A way to train. flags: of train.py. teacher: the way whose model makes the pseudo-labels. pseudo: of pseudo.py.
-
-    simulate: flags of tools.scribbles simulate. base: the way that the gain is over.
-    """
+    """A way to train. flags: of train.py. teacher: the way whose model makes the pseudo-labels, "" for none."""
 
     title: str
     flags: str
     teacher: str = ""
-    pseudo: str = ""
-    simulate: str = ""
-    base: str = "strokes"
 
 
 STUDENT = "--dataset ScribblePseudo"
-SHRUNK = {share: f"shrink_{share}" for share in (0.2, 0.5, 0.8, 1)}  # {share cut off each stroke: way}
 WAYS = {
     "dense": Way("dense masks", "--dataset Dense"),
-    "strokes": Way("strokes: partial cross entropy", "--dataset ScribbleOnly"),
-    "spread": Way("pseudo-labels: spread from strokes alone", STUDENT, "none"),
-    "chain_1": Way("pseudo-labels: spread from strokes and teacher", STUDENT, "strokes"),
-    "chain_2": Way("pseudo-labels, once more", STUDENT, "chain_1", base="chain_1"),
-    "lorm": Way("pseudo-labels + LoRM, foreground", f"{STUDENT} {LORM}", "strokes", base="chain_1"),
-    "lorm_all": Way("pseudo-labels + LoRM, all", f"{STUDENT} {LORM} --lorm_scope all", "strokes", base="chain_1"),
-    "entropy": Way("pseudo-labels + distance entropy", f"{STUDENT}DsDc", "strokes", base="chain_1"),
-    "entropy_0": Way("... with --background 0", f"{STUDENT}DsDc --background 0", "strokes", base="chain_1"),
-    **{
-        way: Way(f"strokes shrunk by {share}", "--dataset ScribbleOnly", simulate=f"--shrink {share}")
-        for share, way in SHRUNK.items()
-    },
-}  # fmt: skip
+    "strokes": Way("strokes", "--dataset ScribbleOnly"),
+    "chain": Way("strokes and pseudo-labels", STUDENT, "strokes"),
+    "chain_2": Way("pseudo-labels, once more", STUDENT, "chain"),
+    "lorm": Way("pseudo-labels, LoRM of the foreground", f"{STUDENT} {LORM}", "strokes"),
+    "lorm_all": Way("pseudo-labels, LoRM of all", f"{STUDENT} {LORM} --lorm_scope all", "strokes"),
+    "entropy": Way("pseudo-labels, distance entropy", f"{STUDENT}DsDc", "strokes"),
+    "entropy_0": Way("pseudo-labels, distance entropy, --background 0", f"{STUDENT}DsDc --background 0", "strokes"),
+}
+# Flags of tools.scribbles simulate. "whole": as long as the region, half as long as a person's, 3 % of CamVid's pixels.
+STYLES = {
+    "whole": "--length 0.5",
+    "equal": "--max_length 60",
+    "skip": "--max_length 60 --skip 0.75",
+    "one": "--per_class 1",
+    "border": "--wiggle 1 --width 1",
+    "centre": "--wiggle 0 --length 0.5 --width 5",
+    "half": "--length 0.5 --shrink 0.5",
+    "points": "--length 0.5 --shrink 1",
+}
+TABLE = ("dense", "strokes", "chain")
+NUM_CLASSES = 11
 RECIPE = "--config configs/camvid_lite0.yaml --val_epoch_frequency 0"
 
 
-def strokes_folder(out: Path, simulate: str) -> Path:
-    """Return the folder of the strokes that tools.scribbles simulate draws with some flags."""
-    return out / f"strokes{simulate.replace('--', '_').replace(' ', '_')}"
-
-
 class Bench:
-    """All runs below args.out. done: {way-seed: mIoU}, kept in results.json."""
+    """All runs below args.out. done: {way-style-seed: the scores of validation}, kept in results.json."""
 
     def __init__(self, args: argparse.Namespace):
         self.args, self.file = args, args.out / "results.json"
@@ -87,52 +83,47 @@ class Bench:
         if self.file.is_file() and (not note.is_file() or json.loads(note.read_text()) != settings):
             sys.exit(f"{args.out}: has results of other settings than {settings}: name another folder")
         write_atomic(note, json.dumps(settings, indent=1))
-        self.done: dict[str, float] = json.loads(self.file.read_text()) if self.file.is_file() else {}
+        self.done: dict[str, dict] = json.loads(self.file.read_text()) if self.file.is_file() else {}
         self.busy, self.lock = threading.Semaphore(args.lanes), threading.Lock()
         self.locks: dict[Path | str, threading.Lock] = {}
 
-    def score(self, way: str, seed: int) -> float:
-        """Return the mIoU of a way's last step, after the runs that it needs."""
-        key = f"{way}-{seed}"
+    def run(self, way: str, style: str, seed: int) -> None:
+        """Train in a way and keep its scores, after the runs that it needs."""
+        key = name_of(way, style, seed)
         with self._only_one(key):
             if key not in self.done:
-                self._train(WAYS[way], key, seed)
+                self._train(WAYS[way], key, style, seed)
                 lines = (self.args.out / key / "metrics.jsonl").read_text().splitlines()
-                values = [json.loads(line) for line in lines]
+                values = [value for value in map(json.loads, lines) if value["kind"] == "val"][-1]
                 with self.lock:
-                    self.done[key] = [value["miou"] for value in values if value["kind"] == "val"][-1]
+                    self.done[key] = {name: values[name] for name in ("miou", "iou", "acc")}
                     write_atomic(self.file, json.dumps(self.done, indent=1, sort_keys=True))
-        return self.done[key]
 
-    def _train(self, way: Way, key: str, seed: int) -> None:
+    def _train(self, way: Way, key: str, style: str, seed: int) -> None:
         args, words = self.args, shlex.split(f"{RECIPE} {way.flags}")
         words += ["--dataset_path", args.data, "--pretrained", args.pretrained, "--logdir", args.out]
         words += ["--epochs", args.epochs, "--seed", seed, "--name", key, "--resume", "auto", *shlex.split(args.flags)]
-        if way.title != WAYS["dense"].title:
-            words += ["--train_path", self._strokes(way.simulate)]
+        if way is not WAYS["dense"]:
+            words += ["--train_path", self._strokes(style)]
         if way.teacher:
-            words += ["--pseudo_path", self._pseudo(way, seed)]
+            words += ["--pseudo_path", self._pseudo(way.teacher, style, seed)]
         self._run("train.py", *words)
 
-    def _strokes(self, flags: str) -> Path:
-        folder = strokes_folder(self.args.out, flags)
+    def _strokes(self, style: str) -> Path:
+        folder = self.args.out / f"strokes-{style}"
         with self._only_one(folder):
-            options = ["--background", "none", "--length", 0.5, "--workers", 1, *flags.split()]
+            options = ["--background", "none", "--workers", 1, *STYLES[style].split()]
             options += ["--list", self.args.data / "ImageSets/Segmentation/train.txt"]
-            masks = self.args.data / "SegmentationClass"
-            self._run("-m", "tools.scribbles", "simulate", masks, folder, *options)
+            self._run("-m", "tools.scribbles", "simulate", self.args.data / "SegmentationClass", folder, *options)
         return folder
 
-    def _pseudo(self, way: Way, seed: int) -> Path:
-        out = self.args.out / f"pseudo-{way.teacher}{way.pseudo.replace('--', '_').replace(' ', '_')}-{seed}"
-        words = ["--output", out, "--train_path", self._strokes(way.simulate)]
-        if way.teacher == "none":
-            words += ["--dataset_path", self.args.data, "--numclasses", 11, "--background", "none"]
-        else:
-            self.score(way.teacher, seed)
-            words += ["--checkpoint", self.args.out / f"{way.teacher}-{seed}" / "last.pt"]
+    def _pseudo(self, teacher: str, style: str, seed: int) -> Path:
+        self.run(teacher, style, seed)
+        key = name_of(teacher, style, seed)
+        words = ["--checkpoint", self.args.out / key / "last.pt", "--train_path", self._strokes(style)]
+        out = self.args.out / f"pseudo-{key}"
         with self._only_one(out):
-            self._run("pseudo.py", *words, *way.pseudo.split())  # what is there already stays
+            self._run("pseudo.py", *words, "--output", out)  # what is there already stays
         return out
 
     def _only_one(self, key: Path | str) -> threading.Lock:
@@ -147,39 +138,62 @@ class Bench:
             subprocess.run(command, cwd=ROOT, env=env, stdout=output, stderr=output, check=True)
 
 
-def label_table(bench: Bench) -> str:
-    """Return a Markdown table: the scores of all pseudo-labels on the training images."""
-    lines = ["| pseudo-labels | mIoU of labelled pixels | labelled, % |", "| --- | --- | --- |"]
-    for folder in sorted(bench.args.out.glob("pseudo-*")):
-        confusion, labelled, pixels = torch.zeros(11, 11, dtype=torch.int64), 0, 0
-        for file in folder.glob("*.png"):
-            paths = file, bench.args.data / "SegmentationClass" / file.name
-            label, mask = (torch.from_numpy(read_label(path, 11)) for path in paths)
-            is_labelled = label != IGNORE
-            labelled, pixels = labelled + int(is_labelled.sum()), pixels + label.numel()
-            confusion += confusion_matrix(label[is_labelled], mask[is_labelled], 11)
-        lines.append(f"| {folder.name} | {100 * scores(confusion)['miou']:.2f} | {100 * labelled / pixels:.2f} |")
+def name_of(way: str, style: str, seed: int) -> str:
+    return f"{way}-{seed}" if way == "dense" else f"{way}-{style}-{seed}"
+
+
+def score_table(bench: Bench, ways: Sequence[str], styles: Sequence[str], seeds: Sequence[int]) -> str:
+    """Return a Markdown table: the mIoU of each way and style, and its ratio to that of dense masks."""
+    lines = [f"| style | way | {' | '.join(f'seed {seed}' for seed in seeds)} | mean | spread | of dense |"]
+    lines.append("| --- " * (len(seeds) + 5) + "|")
+    dense = [100 * bench.done[f"dense-{seed}"]["miou"] for seed in seeds]
+    rows = {(style, way): [100 * bench.done[name_of(way, style, seed)]["miou"] for seed in seeds]
+            for style in styles for way in ways if way != "dense"}  # fmt: skip
+    for (style, way), values in {("", "dense"): dense, **rows}.items():
+        ratio = statistics.mean(value / whole for value, whole in zip(values, dense, strict=True))
+        numbers = [*values, statistics.mean(values), max(values) - min(values)]
+        cells = [style, WAYS[way].title, *(f"{number:.2f}" for number in numbers), f"{ratio:.3f}"]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def table(bench: Bench, ways: Sequence[str], seeds: Sequence[int]) -> str:
-    """Return a Markdown table: the scores of each way, their ratio to dense masks, and what it adds to its base.
+def class_table(
+    bench: Bench, ways: Sequence[str], styles: Sequence[str], seeds: Sequence[int], names: list[str]
+) -> str:
+    """Return a Markdown table: each class's IoU, accuracy and precision in %, means of the seeds."""
+    lines = [f"| style | way | {' | '.join(names)} |", "| --- " * (len(names) + 2) + "|"]
+    for style, way in [("", "dense"), *((style, way) for style in styles for way in ways if way != "dense")]:
+        cells = []
+        for number in range(len(names)):
+            runs = [bench.done[name_of(way, style, seed)] for seed in seeds]
+            pairs = [(run["iou"][number], run["acc"][number]) for run in runs]
+            iou, acc = (100 * statistics.mean(values) for values in zip(*pairs, strict=True))
+            precision = 100 * statistics.mean(1 / (1 / iou - 1 / acc + 1) if iou else 0 for iou, acc in pairs)
+            cells.append(f"{iou:.0f} {acc:.0f} {precision:.0f}")
+        lines.append(f"| {style} | {way} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
-    A gain is bold if it exceeds the spread, highest minus lowest of several seeds, of both ways.
-    """
-    lines = [f"| way | {' | '.join(f'seed {seed}' for seed in seeds)} | mean | spread | of dense | gain |"]
-    lines.append("| --- " * (len(seeds) + 5) + "|")
-    for way in ways:
-        base, dense, values = (
-            [100 * bench.done.get(f"{name}-{seed}", math.nan) for seed in seeds]
-            for name in (WAYS[way].base, "dense", way)
-        )
-        mean, gain = statistics.mean(values), statistics.mean(values) - statistics.mean(base)
-        spread, base_spread = (max(scores) - min(scores) for scores in (values, base))
-        mark = "**" if len(seeds) > 1 and abs(gain) > max(spread, base_spread) else ""
-        ratio = statistics.mean(value / whole for value, whole in zip(values, dense, strict=True))
-        cells = [WAYS[way].title, *(f"{value:.2f}" for value in values), f"{mean:.2f}", f"{spread:.2f}"]
-        lines.append(f"| {' | '.join([*cells, f'{ratio:.3f}', f'{mark}{gain:+.2f}{mark}'])} |")
+
+def label_table(bench: Bench, styles: Sequence[str], seeds: Sequence[int], names: list[str]) -> str:
+    """Return a Markdown table: the share of each class in strokes and pseudo-labels, over its share in the masks."""
+    num_classes, masks = len(names), bench.args.data / "SegmentationClass"
+    lines = [f"| labels | mIoU | labelled, % | {' | '.join(names)} |", "| --- " * (num_classes + 3) + "|"]
+    folders = [bench.args.out / f"strokes-{style}" for style in styles]
+    folders += sorted(
+        folder for style in styles for seed in seeds for folder in bench.args.out.glob(f"pseudo-*-{style}-{seed}")
+    )
+    for folder in folders:
+        confusion, pixels, area = torch.zeros(num_classes, num_classes, dtype=torch.int64), 0, torch.zeros(num_classes)
+        for file in folder.glob("*.png"):
+            label, mask = (torch.from_numpy(read_label(path, num_classes)) for path in (file, masks / file.name))
+            is_labelled = label != IGNORE
+            pixels += label.numel()
+            area += torch.bincount(mask.flatten().long(), minlength=256)[:num_classes]
+            confusion += confusion_matrix(label[is_labelled], mask[is_labelled], num_classes)
+        ratios = confusion.sum(0) / confusion.sum() / (area / area.sum())
+        miou, labelled = scores(confusion)["miou"], confusion.sum() / pixels
+        cells = [f"{100 * miou:.1f}", f"{100 * labelled:.1f}", *(f"{ratio:.2f}" for ratio in ratios.tolist())]
+        lines.append(f"| {folder.name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -188,7 +202,8 @@ def main() -> None:
     parser.add_argument("data", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--pretrained", required=True, help="FILE of weights of tf_efficientnet_lite0, or none")
-    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
+    parser.add_argument("--styles", nargs="+", default=["whole", "equal", "skip", "one"], choices=STYLES)
+    parser.add_argument("--ways", nargs="+", default=TABLE, choices=WAYS)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--epochs", type=int, default=24)
     parser.add_argument("--lanes", type=int, default=2)
@@ -200,11 +215,15 @@ def main() -> None:
     if args.pretrained != "none":
         args.pretrained = str(Path(args.pretrained).resolve())
     bench = Bench(args)
-    with ThreadPoolExecutor(len(args.ways) * len(args.seeds)) as pool:
-        done = [pool.submit(bench.score, way, seed) for seed in args.seeds for way in args.ways]
-    for score in done:
-        score.result()
-    print(f"{table(bench, args.ways, args.seeds)}\n\n{label_table(bench)}")
+    runs = [("dense", "", seed) for seed in args.seeds]
+    runs += [(way, style, seed) for seed in args.seeds for style in args.styles for way in args.ways if way != "dense"]
+    with ThreadPoolExecutor(len(runs)) as pool:
+        done = [pool.submit(bench.run, *run) for run in runs]
+    for run in done:
+        run.result()
+    ways, styles, seeds, names = args.ways, args.styles, args.seeds, read_classes("camvid", NUM_CLASSES).names
+    print(score_table(bench, ways, styles, seeds), class_table(bench, ways, styles, seeds, names), sep="\n\n")
+    print(f"\n{label_table(bench, styles, seeds, names)}")
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ DATA = tuple(item.name for item in dataclasses.fields(DataFlags))
 OWN_PSEUDO = ("checkpoint", "output", "json", "overwrite", "split", "train_path", *DATA)
 # Flags that do not change results, and may differ when the chain is started again.
 FREE = (*OWN, *(item.name for item in dataclasses.fields(LaunchFlags)))
+PSEUDO_FLAGS = "--scales 1 1.5 --flip"
 PASSED_ON = ("device", "workers", "log_level")  # flags of train.py that pseudo.py and evaluate.py get, too
 
 
@@ -156,8 +157,8 @@ def parser() -> Parser:
     add("--processes", type=int, default=1, metavar="N", help=processes)
     simulate = "flags of tools.scribbles simulate, which draws strokes if DATA has no pascal_2012_scribble [none]"
     add("--simulate", type=shlex.split, default=[], metavar="'FLAGS'", help=simulate)
-    pseudo = "flags of pseudo.py, such as '--scales 1 1.5 --flip' [none]"
-    add("--pseudo", type=shlex.split, default=[], metavar="'FLAGS'", help=pseudo)
+    pseudo = f"flags of pseudo.py; several scales make better labels [{PSEUDO_FLAGS}]"
+    add("--pseudo", type=shlex.split, default=PSEUDO_FLAGS, metavar="'FLAGS'", help=pseudo)
     return parser
 
 
