@@ -16,10 +16,7 @@ from support import program
 if __name__ == "__main__":
     program.check_command_line(EVALUATE.command_line)  # --help and wrong flags answer here, before torch is imported
 
-from torch import Tensor
-
 from data.dataset import SegmentationDataset
-from data.images import label_png
 from distributed import checks
 from distributed.group import Group
 from evaluation import metrics
@@ -63,19 +60,12 @@ def evaluate(flags: EvaluateFlags, overrides: dict, group: Group) -> None:
     how = describe_protocol(cfg, model.resolve_weights(flags.weights), flags.scales, flip=flags.flip)
     log.info(f"{model.path} on {len(dataset)} images of {split}: {how}")
 
-    def save(name: str, _image: Tensor, _label: Tensor, predicted: Tensor) -> None:
-        path = Path(flags.save_dir) / f"{name}.png"
-        write_atomic(path, label_png(predicted.cpu().numpy(), classes.colours), parents=True)
-
     bar = progress_bar(loader, total=len(loader), title=split, unit="batch", enabled=group.is_main)
-    keep_pngs, visit = bool(flags.report), save if flags.save_dir else None
-    result = score(predictor, bar, dataset.names, cfg.numclasses, group, keep_pngs=keep_pngs, visit=visit)
+    result = score(predictor, bar, dataset.names, cfg.numclasses, group, keep_pngs=bool(flags.report))
     if not result.scores["pixels"]:
         raise UserError(f"--split {split}: none of its masks has a labelled pixel: there is nothing to score")
     log.info(metrics.table(result.scores_with_interval, classes.names))
     predictions = gather_predictions(result, group) if flags.report else {}
-    if flags.save_dir:
-        log.info(f"masks: {flags.save_dir}")
     if group.is_main and flags.json:
         about = {"checkpoint": str(model.path), "split": split, "how": how, "classes": classes.names}
         write_atomic(Path(flags.json), json.dumps(about | as_dict(result), indent=1), parents=True)
@@ -87,9 +77,9 @@ def evaluate(flags: EvaluateFlags, overrides: dict, group: Group) -> None:
 
 
 def check_outputs(flags: EvaluateFlags, dataset: SegmentationDataset, group: Group) -> None:
-    """Raise UserError if --save_dir, --report or --json cannot be written, or is inside the data set."""
+    """Raise UserError if --report or --json cannot be written, or is inside the data set."""
     check_not_folder(flags.json, "--json")
-    outputs = {"--save_dir": flags.save_dir, "--report": flags.report, "--json": flags.json and Path(flags.json).parent}
+    outputs = {"--report": flags.report, "--json": flags.json and Path(flags.json).parent}
     for name, folder in outputs.items():
         for data in dataset.folders.values() if folder else ():
             if Path(folder).resolve().is_relative_to(data.resolve()):

@@ -13,12 +13,12 @@ from support import program
 if __name__ == "__main__":
     program.check_command_line(PSEUDO.command_line)  # --help and wrong flags answer here, before torch is imported
 
+import torch
 
 from config import FLAGS, Config
 from data.dataset import SegmentationDataset
 from distributed import checks
 from distributed.group import Group
-from pseudo_labels import correction
 from pseudo_labels.files import PseudoFolder, digests, find_scribbles
 from pseudo_labels.work import Work
 from support import shell
@@ -76,8 +76,7 @@ def make(flags: PseudoFlags, overrides: dict, group: Group) -> None:
 
     work = Work(folder, dataset, group, cfg, predictor, flags)
     if not group.broadcast(all(folder.label_path(name).is_file() for name in dataset.names)):
-        learned = learned_strokes(trained, flags)
-        work.draft(work.correction(classes.names) if learned else correction.none(cfg.numclasses))
+        work.draft(work.weights(classes.names) if learned_strokes(trained, flags) else torch.ones(cfg.numclasses))
         work.write(work.floors())
     labelled = work.labelled()
     if group.is_main:

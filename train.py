@@ -228,7 +228,7 @@ class Trainer:
         batches = metrics.validation_bar(self.val_loader, total=len(self.val_loader))
         panels: list = []
 
-        def draw(_: str, image: torch.Tensor, label: torch.Tensor, predicted: torch.Tensor) -> None:
+        def draw(image: torch.Tensor, label: torch.Tensor, predicted: torch.Tensor) -> None:
             if self.group.is_main and len(panels) < NUM_EXAMPLES:
                 pixels, truth, found = (values.cpu().numpy() for values in (image, label, predicted))
                 panels.append(panel(pixels, truth, found, self.classes, cfg.background_class))

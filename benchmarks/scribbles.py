@@ -64,8 +64,8 @@ STYLES = {
     "one": "--per_class 1",
     "border": "--wiggle 1 --width 1",
     "centre": "--wiggle 0 --length 0.5 --width 5",
-    "half": "--length 0.5 --shrink 0.5",
-    "points": "--length 0.5 --shrink 1",
+    "short": "--length 0.25",
+    "points": "--max_length 1",
 }
 TABLE = ("dense", "strokes", "chain")
 NUM_CLASSES = 11

@@ -14,7 +14,6 @@ class EvaluateFlags(InferenceFlags, DataFlags, SizeFlags, ModelFlags, LaunchFlag
 
     split: str = flag("", "list of images to score, such as train or test [--val_split]")
     json: str = flag("", "FILE for all scores, by class and by image, and the confusion matrix", per_rank=True)
-    save_dir: str = flag("", "folder for the predictions, as palette PNGs", per_rank=True)
     report: str = flag("", "folder for a web page: scores, curves, worst and best images", per_rank=True)
 
 
@@ -39,18 +38,8 @@ class PseudoFlags(InferenceFlags, DataFlags, SizeFlags, ModelFlags, LaunchFlags)
 
     train_path: str = flag("", "folder of the scribbles [the checkpoint's, or pascal_2012_scribble]", per_rank=True)
     split: str = flag("", "list of images to label [--train_split of the checkpoint, or train]")
-    output: str = flag(
-        "",
-        "folder for NAME.png: class numbers, 255 = unsure; for --pseudo_path, or --train_path of --dataset Folder",
-        per_rank=True,
-    )
-    threshold: float = flag(
-        0.6,
-        "label pixels of at least this probability p, and of each class at least the 70 % of its pixels with the "
-        "highest p; 1 - p is rounded in steps of 7 %",
-        ge=0,
-        le=1,
-    )
+    output: str = flag("", "folder for the labels NAME.png: class numbers, 255 = unsure", per_rank=True)
+    threshold: float = flag(0.6, "least probability to label; the surest 70 % of a class always are", ge=0, le=1)
     overwrite: bool = flag(False, "remove the pseudo-labels in --output and make them again")
 
 

@@ -54,14 +54,14 @@ def score(
     group: Group,
     *,
     keep_pngs: bool = False,
-    visit: Callable[[str, Tensor, Tensor, Tensor], None] | None = None,
+    visit: Callable[[Tensor, Tensor, Tensor], None] | None = None,
 ) -> Result:
     """Predict this rank's batches and return a Result with the counts summed over ranks. Collective.
 
     batches: dicts with "image" (B, H, W, 3), "label" (B, H, W) uint8 and "index" (B,). names: of the images of all
-    ranks, by index. keep_pngs: keep the predictions that images_to_show() may choose. visit: called with name, image
-    (H, W, 3), label and prediction (H, W) uint8 of each image that this rank predicts. Raises Stopped on all ranks if
-    one of them got a signal.
+    ranks, by index. keep_pngs: keep the predictions that images_to_show() may choose. visit: called with image (H, W,
+    3), label and prediction (H, W) uint8 of each image that this rank predicts. Raises Stopped on all ranks if one of
+    them got a signal.
     """
     confusion, counts = (
         torch.zeros(*size, num_classes, dtype=torch.int64, device=group.device)
@@ -79,7 +79,7 @@ def score(
             confusion += own
             counts[index] = metrics.class_counts(own)
             if visit:
-                visit(names[index], image, label, predicted)
+                visit(image, label, predicted)
         if keep_pngs:
             kept = sorted([*pngs, *indices])  # an image not chosen among these is not chosen among all
             kept = [kept[number] for number in images_to_show(counts[kept].cpu().numpy())]

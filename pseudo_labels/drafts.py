@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import cv2
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -11,11 +12,10 @@ from torch.utils.data import Dataset
 from data.dataset import SegmentationDataset
 from evaluation.predictor import Predictor
 from pseudo_labels import confidence, walker
-from pseudo_labels.correction import Correction
 from pseudo_labels.walker import Grid, Walk
 from support.labels import IGNORE
 
-LEAST_SHARE = 0.001  # of an image: less of a class without a stroke is left out, since each class takes time to walk
+CONTRADICTION = 0.5  # probability of a class without a stroke above which a pixel is unsure
 
 
 class Draft(NamedTuple):
@@ -82,23 +82,32 @@ def _cell_sums(probs: Tensor, rows: slice, height: int, grid: tuple[int, ...]) -
     return belongs.to(probs.dtype) @ means
 
 
-def corrected_walk(item: Stroked, probs: Tensor, correction: Correction, background: int | None) -> Walk:
-    """Return a walk from the strokes of an image and a model's corrected prediction.
+def corrected_walk(item: Stroked, probs: Tensor, weights: Tensor, background: int | None) -> tuple[Walk, np.ndarray]:
+    """Return a walk from the strokes of an image and a model's prediction, and where the two contradict each other.
 
-    probs: result of predict() for the image, (C, h, w).
+    The walk ends at classes with a stroke and at the background. The second result, (h, w) bool, is true where the
+    model sees another class.
+    probs: result of predict() for the image, (C, h, w). weights: they multiply the probabilities, (C,) float32.
     """
-    stroked = item.stroked(len(probs), background)
-    weights = torch.from_numpy(correction.weights(stroked)).float()
     # The lower limit keeps a class with a stroke ahead of the others where softmax gives exactly 0.
     weighted = probs.cpu().float().clamp(min=1e-12) * weights[:, None, None]
     weighted /= weighted.sum(0)
-    classes = np.flatnonzero(stroked | (weighted.mean((1, 2)) >= LEAST_SHARE).numpy())
-    prior = weighted[classes.tolist()]
-    return walker.walk(item.grid, classes.astype(np.uint8), (prior / prior.sum(0)).numpy())
+    stroked = torch.from_numpy(item.stroked(len(probs), background))
+    if not stroked.any():  # nothing is known: all classes may occur
+        stroked[:] = True
+    prior = weighted[stroked]
+    contradicts = (weighted * ~stroked[:, None, None]).amax(0) >= CONTRADICTION
+    classes = stroked.nonzero().flatten().to(torch.uint8).numpy()
+    return walker.walk(item.grid, classes, (prior / prior.sum(0)).numpy()), contradicts.numpy()
 
 
-def make_draft(item: Stroked, probs: Tensor, correction: Correction, background: int | None) -> Draft:
-    """Return the draft of an image. The arguments are those of corrected_walk()."""
-    size = (item.scribble.shape[0], item.scribble.shape[1])
-    label, best = corrected_walk(item, probs, correction, background).best(size)
-    return Draft(label, confidence.levels(torch.from_numpy(best)).numpy())
+def make_draft(item: Stroked, probs: Tensor, weights: Tensor, background: int | None) -> Draft:
+    """Return the draft of an image. The arguments are those of corrected_walk().
+
+    A pixel gets level 0 where the model sees a class without a stroke: strokes may have skipped it.
+    """
+    walk, contradicts = corrected_walk(item, probs, weights, background)
+    label, best = walk.best((item.scribble.shape[0], item.scribble.shape[1]))
+    levels = confidence.levels(torch.from_numpy(best)).numpy()
+    unsure = cv2.resize(contradicts.view(np.uint8), label.shape[::-1], interpolation=cv2.INTER_NEAREST)
+    return Draft(label, np.where(unsure, np.uint8(0), levels))

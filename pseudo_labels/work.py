@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 from builders.loaders import make_loader
@@ -20,7 +21,6 @@ from data.sampler import EvalBatches
 from distributed.group import Group
 from evaluation.predictor import Predictor
 from pseudo_labels import confidence, correction
-from pseudo_labels.correction import Correction
 from pseudo_labels.drafts import Stroked, StrokedImages, corrected_walk, make_draft, predict
 from pseudo_labels.files import PseudoFolder
 from runs.log import progress_bar
@@ -31,8 +31,7 @@ T = TypeVar("T")
 log = logging.getLogger("segtrain")
 
 NUM_THREADS = 4  # of each rank: decode and compress PNGs
-MOST_IMAGES = 200  # from which the correction is estimated
-MOST_VALUES = 2**29  # probabilities of these images, float16, that all ranks keep in memory
+MOST_IMAGES = 128  # from which the correction is estimated
 
 
 @dataclass
@@ -49,50 +48,42 @@ class Work:
     predictor: Predictor
     flags: PseudoFlags
 
-    def correction(self, names: Sequence[str]) -> Correction:
-        """Return the correction of a model that was trained on these strokes, and log it. names: of the classes."""
+    def weights(self, names: Sequence[str]) -> Tensor:
+        """Return correction.estimate() for a model of these strokes, (C,) float32, and log. names: of the classes."""
         group, num_classes = self.group, self.dataset.num_classes
 
         def count(index: int) -> np.ndarray:
             return np.bincount(self._scribble(index).ravel(), minlength=256)[:num_classes]
 
-        stroke_pixels = self._sum(sum(self._each(count, "strokes"), np.zeros(num_classes, np.int64)))
+        pixels = self._sum(sum(self._each(count, "strokes"), np.zeros(num_classes, np.int64)))
+        strokes = pixels / max(1, pixels.sum())
         images = StrokedImages(self.dataset)
-        values = images[0].grid.seeds.size * num_classes
-        number = max(1, min(MOST_IMAGES, MOST_VALUES // values, len(images)))
-        chosen = np.linspace(0, len(images) - 1, number).round().astype(int).tolist()
-        own = []
+        chosen = np.linspace(0, len(images) - 1, min(MOST_IMAGES, len(images))).round().astype(int).tolist()
+        own: dict[int, tuple[Stroked, Tensor]] = {}
         with self._bar("class shares", len(chosen[group.rank :: group.world_size])) as bar:
-            for index in chosen[group.rank :: group.world_size]:
+            for place in range(group.rank, len(chosen), group.world_size):  # as in Group.map
                 if group.stop:
                     break
-                item = images[index]
-                own.append((item, predict([item], self.predictor, num_classes, group.device)[0].half().cpu()))
+                item = images[chosen[place]]
+                own[place] = item, predict([item], self.predictor, num_classes, group.device)[0].half().cpu()
                 bar.update()
         group.raise_if_stopped()
 
-        def of_all(work: Callable) -> np.ndarray:
-            """Return work(image, its probabilities) of all chosen images, in order."""
-            with ThreadPool(NUM_THREADS) as pool:
-                shares = group.gather(list(pool.map(work, *zip(*own, strict=True))) if own else [])
-            return np.array([shares[place % group.world_size][place // group.world_size] for place in range(number)])
+        def label(weights: np.ndarray) -> np.ndarray:
+            def shares(place: int) -> np.ndarray:
+                walk, _ = corrected_walk(*own[place], torch.from_numpy(weights).float(), self.cfg.background_class)
+                return np.bincount(walk.classes, walk.probs.mean((1, 2), dtype=np.float64), num_classes)
 
-        def walk(found: Correction) -> np.ndarray:
-            def shares(item: Stroked, probs: torch.Tensor) -> np.ndarray:
-                walk = corrected_walk(item, probs, found, self.cfg.background_class)
-                result = np.zeros(num_classes)
-                result[walk.classes] = walk.probs.mean((1, 2), dtype=np.float64)
-                return result
+            return np.array(group.map(shares, range(len(chosen)))).mean(0)
 
-            return of_all(shares)
+        factors = correction.estimate(label, strokes)
+        triples = zip(names, 100 * strokes, factors, strict=False)
+        shares = ", ".join(f"{name} {share:.1f} -> {share * factor:.1f}" for name, share, factor in triples)
+        log.info(f"% of the strokes -> % of the pixels, as estimated from the model's labels: {shares}")
+        return torch.from_numpy(factors).float()
 
-        stroked = of_all(lambda item, _: item.stroked(num_classes, self.cfg.background_class))
-        found = correction.estimate(walk, stroked, stroke_pixels)
-        log.info(found.text(names, stroke_pixels))
-        return found
-
-    def draft(self, found: Correction) -> None:
-        """Write the drafts that are missing."""
+    def draft(self, weights: Tensor) -> None:
+        """Write the drafts that are missing. weights: they multiply the model's probabilities, (C,) float32."""
         group, folder, names = self.group, self.folder, self.dataset.names
         # Batches are those of all images, and done again whole: a model's result may depend on the batch's size.
         sizes = [size or (0, 0) for size in group.map(self.dataset.image_size, range(len(self.dataset)))]
@@ -103,8 +94,8 @@ class Work:
         loader = make_loader(DataLoader, images, self.flags.workers, group, batch_sampler=pending, collate_fn=list)
         writes: list[Future] = []
 
-        def write(item: Stroked, probs: torch.Tensor) -> None:
-            folder.write_draft(names[item.position], make_draft(item, probs, found, self.cfg.background_class))
+        def write(item: Stroked, probs: Tensor) -> None:
+            folder.write_draft(names[item.position], make_draft(item, probs, weights, self.cfg.background_class))
 
         with ThreadPool(NUM_THREADS) as pool, self._bar("images", sum(map(len, pending))) as bar:
             for batch in loader if pending else ():

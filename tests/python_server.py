@@ -97,15 +97,15 @@ class Started:
     def wait(self, timeout: float | None = None) -> int:
         if self.returncode is None:
             if not select.select([self.answers], [], [], timeout)[0]:
-                raise subprocess.TimeoutExpired(self.args, timeout or 0, *self._texts())
+                raise subprocess.TimeoutExpired(self.args, timeout or 0, *self.texts())
             self.returncode = int(self.answers.readline() or -signal.SIGKILL)
         return self.returncode
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
         self.wait(timeout)
-        return self._texts()
+        return self.texts()
 
-    def _texts(self) -> tuple[str, str]:
+    def texts(self) -> tuple[str, str]:
         out, err = (os.pread(file.fileno(), 2**24, 0).decode(errors="replace") for file in self.output)
         return out, err
 

@@ -157,7 +157,6 @@ def test_numbers_of_the_summary(clean):
     # Stripes of 64 columns in three: 22, 21, 21 wide
     assert [row.pixels["val"] for row in summary.classes] == [22 * 48, 21 * 48, 21 * 48]
     assert [row.images["train"] for row in summary.classes] == [3, 3, 3]
-    assert summary.classes[0].weight == pytest.approx(1 / np.log(1.02 + 22 / 64), abs=1e-3)
 
 
 def test_palette_masks_and_masks_of_three_equal_channels_are_fine(tmp_path):

@@ -37,7 +37,7 @@ NOT_RUN = {
     r"python benchmarks/": "takes minutes, to make figures",
     r"(python -m )?pytest\b": "starts the tests themselves",
 }
-OUTPUTS = ("json", "save_dir", "report", "output")  # flags that name what a program writes
+OUTPUTS = ("json", "report", "output")  # flags that name what a program writes
 SHOWN = shown()
 RUN = [command for command in SHOWN if not any(re.match(pattern, command) for pattern in NOT_RUN)]
 launched: set[str] = set()  # the ways to start programs that were tried

@@ -14,6 +14,7 @@ from PIL import Image
 from test_report import Elements
 
 import evaluate
+import predict
 from evaluation.metrics import scores
 from support.errors import UserError
 
@@ -48,9 +49,13 @@ def test_says_what_the_run_said(run, tmp_path):
     assert score(run, tmp_path, "--weights", "raw")["confusion"] != found["confusion"]
 
 
-def test_scores_are_those_of_the_masks_it_writes(run, demo_root, tmp_path, capsys):
-    found = score(run, tmp_path, "--save_dir", str(tmp_path / "masks"), *WINDOWS)
+def test_scores_are_those_of_the_masks_that_predict_writes(run, demo_root, tmp_path, capsys):
+    found = score(run, tmp_path, *WINDOWS)
+    said = capsys.readouterr().out
     names = (demo_root / "ImageSets/SegmentationAug/val.txt").read_text().split()
+    images = [str(demo_root / "JPEGImages" / f"{name}.jpg") for name in names]
+    words = ["--checkpoint", str(run / "last.pt"), "--device", "cpu", "--workers", "0", "--output", str(tmp_path)]
+    assert predict.main([*words, *WINDOWS, "--input", *images]) == 0
     confusion = np.zeros((5, 5), np.int64)
     for name, image in zip(names, found["per_image"], strict=True):
         with Image.open(tmp_path / "masks" / f"{name}.png") as mask:
@@ -69,7 +74,6 @@ def test_scores_are_those_of_the_masks_it_writes(run, demo_root, tmp_path, capsy
     assert found["images"] == 3
     assert found["pixels"] == confusion.sum() == 3 * 120 * 160
     assert found["miou_ci"][0] <= found["miou"] <= found["miou_ci"][1]
-    said = capsys.readouterr().out
     assert "ema weights, long side 128, scales 0.5 1 1.25, windows of 65, step 0.5, mirrored too" in said
     assert re.search(rf"mIoU +{100 * found['miou']:.2f}", said)
 
@@ -134,9 +138,9 @@ def test_released_weights_are_scored_with_the_flags_of_their_model(run, demo_roo
 
 def test_signal_ends_it_on_all_ranks(run, tmp_path):
     words = ["--checkpoint", str(run / "last.pt"), "--device", "cpu", "--split", "train", "--val_batchsize", "1"]
-    words += ["--scales", *["2"] * 40, "--save_dir", "masks", "--distributed"]
+    words += ["--scales", *["2"] * 40, "--distributed"]
     group = start_group(2, words, tmp_path, "evaluate.py")
-    wait_until(lambda: list(tmp_path.glob("masks/*.png")), group)  # of 4 images of each process
+    wait_until(lambda: "on 8 images of train" in group[0].texts()[0], group)  # it begins with 4 images of each process
     group[1].send_signal(signal.SIGTERM)
     results = finish(group)
     assert [status for status, _, _ in results] == [75, 75], results
@@ -153,7 +157,6 @@ def test_signal_ends_it_on_all_ranks(run, tmp_path):
         (["--classes", "voc"], "21 names, but --numclasses is 5"),
         (["--json", "{run}/last.pt/x.json"], "cannot be written"),
         (["--json", "."], "--json .: is a folder"),
-        (["--save_dir", "{data}/masks"], "is in the data set"),
         (["--report", "{data}/masks/report"], "is in the data set"),
         (["--dataset_path", "{data}", "--val_path", "empty"], "nothing to score"),
     ],

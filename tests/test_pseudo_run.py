@@ -96,11 +96,11 @@ def test_thresholds_of_0_and_1(words, root, tmp_path):
 def test_only_a_model_that_learned_from_these_strokes_is_corrected(words, checkpoint, root, tmp_path, capsys):
     run(words, tmp_path / "a")
     said = capsys.readouterr().out
-    strokes, estimated = np.array(re.findall(r"\d: ([\d.]+) -> ([\d.]+)", said), float).T
+    strokes, estimated = np.array(re.findall(r"\d ([\d.]+) -> ([\d.]+)", said), float).T
     scribbles = maps(root, tmp_path / "a")[0]
     shares = np.bincount(scribbles[scribbles != 255], minlength=5) / (scribbles != 255).sum()
     assert strokes == pytest.approx(100 * shares, abs=0.05)
-    assert estimated.sum() == pytest.approx(100, abs=0.3)
+    assert 0 < estimated.sum() < 100.3  # small classes are not raised
     content = torch.load(checkpoint, weights_only=True)
     for changed in ({"dataset": "Dense"}, {"dataset": "ScribblePseudo"}, {"class_weights": "balanced"}):
         torch.save(content | {"config": content["config"] | changed}, tmp_path / "other.pt")

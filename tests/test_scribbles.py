@@ -8,15 +8,13 @@ import pytest
 
 from tools.scribbles.strokes import Style, draw_scribble
 
-PLAIN = Style(
-    min_area=30, length=1.0, max_length=0, width=3, wiggle=0.0, shrink=0.0, skip=0.0, per_class=0, background=None
-)
+PLAIN = Style(min_area=30, length=1.0, max_length=0, width=3, wiggle=0.0, skip=0.0, per_class=0, background=None)
 STYLES = {
     "plain": PLAIN,
     "wiggly": dataclasses.replace(PLAIN, wiggle=1.0, width=1, background=0),
     "wide": dataclasses.replace(PLAIN, wiggle=0.7, width=9, background=0),
-    "short": dataclasses.replace(PLAIN, length=0.3, shrink=0.5, wiggle=0.3),
-    "point": dataclasses.replace(PLAIN, shrink=1.0, wiggle=0.7),
+    "short": dataclasses.replace(PLAIN, length=0.3, wiggle=0.3),
+    "point": dataclasses.replace(PLAIN, max_length=1, wiggle=0.7),
     "few": dataclasses.replace(PLAIN, skip=0.8, max_length=10, min_area=1),
 }
 
@@ -114,16 +112,13 @@ def test_width_is_that_of_the_line(width):
     assert ((scribble != 255)[:, 60:160].sum(axis=0) == width).all()
 
 
-def test_length_and_shrink_are_shares_of_the_line():
+def test_length_is_a_share_of_the_line():
     whole = extent(draw_scribble(bar(), PLAIN, 0, "a"))[1] - 2  # less the two ends of a line 3 pixels wide
     assert 0.85 * 201 < whole <= 201
     for share in (0.25, 0.8):
-        for changed in ({"length": share}, {"shrink": 1 - share}):
-            drawn = draw_scribble(bar(), dataclasses.replace(PLAIN, **changed), 0, "a")
-            assert extent(drawn)[1] - 2 == pytest.approx(share * whole, abs=3)
-        columns = np.nonzero((drawn != 255).any(axis=0))[0]
-        assert columns.mean() == pytest.approx(110, abs=3)  # shrunk to the middle of columns 10 to 210
-    point = extent(draw_scribble(bar(), dataclasses.replace(PLAIN, shrink=1.0), 0, "a"))
+        drawn = draw_scribble(bar(), dataclasses.replace(PLAIN, length=share), 0, "a")
+        assert extent(drawn)[1] - 2 == pytest.approx(share * whole, abs=3)
+    point = extent(draw_scribble(bar(), dataclasses.replace(PLAIN, max_length=0.1), 0, "a"))
     assert point == (3, 3, 9)  # pixels at most 1.5 from a pixel's centre
 
 

@@ -1,13 +1,10 @@
-"""Sum up a data set: splits, sizes, classes and their weights; and the report as text."""
+"""Sum up a data set: splits, sizes and classes; and the report as text."""
 
 import re
 from collections import Counter
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from data.classes import aligned
-from data.histogram import class_weights
 from support.labels import IGNORE
 from tools.check.findings import Findings
 from tools.check.measure import Facts
@@ -23,14 +20,13 @@ class ClassRow:
     """The counts of one class in each split.
 
     pixels, images: {split: number of pixels, or of images, with the class}. The training split counts the labels that
-    training reads, other splits the masks. weight: 1 / ln(1.02 + share of training pixels), None if training has none.
+    training reads, other splits the masks.
     """
 
     number: int
     name: str
     pixels: dict[str, int] = field(default_factory=dict)
     images: dict[str, int] = field(default_factory=dict)
-    weight: float | None = None
 
 
 @dataclass
@@ -79,10 +75,6 @@ class Summary:
             for row in self.classes:
                 row.pixels[split] = sum(values.get(row.number, 0) for values in maps)
                 row.images[split] = sum(row.number in values for values in maps)
-        train = self.splits[0]
-        weights = class_weights(np.array([row.pixels.get(train, 0) for row in self.classes]))
-        for row, weight in zip(self.classes, weights.tolist(), strict=True):
-            row.weight = round(weight, 3) if row.pixels.get(train) else None
 
 
 def report_lines(summary: Summary, findings: Findings) -> list[str]:
@@ -112,15 +104,13 @@ def report_lines(summary: Summary, findings: Findings) -> list[str]:
 def _class_table(summary: Summary) -> list[str]:
     """Return a text table as lines, one row per class.
 
-    The columns are, for each split, the share of the labelled pixels and the number of images with the class, and
-    ENet's weight.
+    The columns are, for each split, the share of the labelled pixels and the number of images with the class.
     """
     totals = {split: max(sum(row.pixels[split] for row in summary.classes), 1) for split in summary.images}
-    table = [["class", "name", *sum(((f"{split} pixels", "images") for split in totals), ()), "weight"]]
+    table = [["class", "name", *sum(((f"{split} pixels", "images") for split in totals), ())]]
     for row in summary.classes:
         counts = [(f"{row.pixels[split] / total:.2%}", str(row.images[split])) for split, total in totals.items()]
-        weight = "-" if row.weight is None else f"{row.weight:.2f}"
-        table.append([str(row.number), row.name, *sum(counts, ()), weight])
+        table.append([str(row.number), row.name, *sum(counts, ())])
     return [f"  {line}" for line in aligned(table)]
 
 
@@ -129,13 +119,11 @@ def _stroke_lines(summary: Summary) -> list[str]:
     train, val = summary.splits
     if required_labels(summary.dataset, is_train=True)[0] != "scribble" or not summary.images.get(val):
         return []
-    shares = {split: sum(row.pixels[split] for row in summary.classes) or 1 for split in (train, val)}
-    ratios, skipped = [], []
+    totals, ratios, skipped = [sum(row.pixels[split] for row in summary.classes) for split in (train, val)], [], []
     for row in summary.classes:
         drawn, shown = (row.images[split] / summary.images[split] for split in (train, val))
-        if row.pixels[train] and row.pixels[val]:
-            ratio = row.pixels[train] / shares[train] / (row.pixels[val] / shares[val])
-            ratios += [f"{row.name} {ratio:.1f}"] if not 0.5 < ratio < 2 else []
+        ratio = row.pixels[train] * totals[1] / max(row.pixels[val] * totals[0], 1)
+        ratios += [f"{row.name} {ratio:.1f}"] if drawn and shown and not 0.5 < ratio < 2 else []
         skipped += [f"{row.name} {drawn:.0%} / {shown:.0%}"] if drawn < shown / 2 else []
     lines = [(f"share in the strokes / share in {val}", ratios, "pseudo.py corrects this")]
     lines += [(f"images with a stroke in {train} / images that show it in {val}", skipped, "draw more of these")]

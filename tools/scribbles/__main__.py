@@ -75,7 +75,7 @@ def _style(args: argparse.Namespace) -> Style:
     """Return the Style of the flags. Raises UserError if one is out of range."""
     if not 0 < args.length <= 1:
         raise UserError(f"--length {args.length}: must be above 0 and at most 1")
-    limits = {"wiggle": 1, "shrink": 1, "skip": 1, "width": 255}
+    limits = {"wiggle": 1, "skip": 1, "width": 255}
     limits |= dict.fromkeys(("min_area", "max_length", "per_class", "seed"), 2**31)
     for name, most in limits.items():
         least = int(name in ("width", "min_area"))
@@ -122,8 +122,6 @@ def parser() -> Parser:
     add("--width", type=int, default=3, metavar="PIXELS", help="width of the strokes")
     wiggle = "random deviation to the sides, at most this share of the way to the border"
     add("--wiggle", type=float, default=0.7, metavar="SHARE", help=wiggle)
-    shrink = "share of each stroke to cut off, half at each end; 1 leaves a point in the middle"
-    add("--shrink", type=float, default=0.0, metavar="SHARE", help=shrink)
     skip = "probability that a thin region gets no stroke, as poles often do; wider ones are skipped less often"
     add("--skip", type=float, default=0.0, metavar="SHARE", help=skip)
     add("--per_class", type=int, default=0, metavar="N", help="strokes of a class in an image, at most; 0: no limit")

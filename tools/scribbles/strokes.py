@@ -31,7 +31,6 @@ class Style:
     max_length: float
     width: int
     wiggle: float
-    shrink: float
     skip: float
     per_class: int
     background: int | None
@@ -59,7 +58,7 @@ def draw_scribble(label: np.ndarray, style: Style, seed: int, name: str) -> np.n
         if value == style.background:
             found = _deep_part(found, inner)
         curve = _interior(longest_path(found), inner, style, rngs[index])
-        stroke = _drawn(_part(curve, 1 - style.shrink, 0.5), inside.shape, style.width)
+        stroke = _drawn(curve, inside.shape, style.width)
         scribble[box][stroke & inside] = value
     return scribble
 
