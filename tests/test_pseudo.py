@@ -49,7 +49,7 @@ def test_the_shares_of_the_pixels_are_found_from_a_models_own_labels():
 
 
 def test_small_classes_are_not_raised_and_classes_without_strokes_stay():
-    """Four classes: 0.7 / 0.5; 0.05 / 0.3; 0.24 / 0.2 is above 1, but 0.24 is below a fourth; the last has no stroke."""
+    """Four classes: 0.7 / 0.5; 0.05 / 0.3; 0.24 / 0.2 is above 1, but 0.24 below a fourth; the last has no stroke."""
     found = correction.estimate(lambda _: np.array([0.7, 0.05, 0.24, 0.01]), np.array([0.5, 0.3, 0.2, 0]))
     assert found.tolist() == pytest.approx([1.4, 1 / 6, 1, 1])
 
