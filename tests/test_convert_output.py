@@ -73,7 +73,7 @@ def test_splits_share_a_folder(tmp_path, capsys):
     train = annotated.write_coco(tmp_path / "train", pictures[:1])
     val = annotated.write_coco(tmp_path / "val", pictures[1:])
     convert("coco", train, tmp_path / "out", "--split", "train")
-    assert "convert the other one, too" in capsys.readouterr().out
+    assert "convert the other one, or divide this: " in capsys.readouterr().out
     convert("coco", val, tmp_path / "out", "--split", "val")
     assert "tools.split" not in capsys.readouterr().out
     assert (mask_of(tmp_path / "out", "train/picture_0") == drawn(pictures[0])).all()

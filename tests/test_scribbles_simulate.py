@@ -80,8 +80,8 @@ def test_the_same_command_keeps_what_is_there_and_another_is_refused(masks, tmp_
     assert simulate(masks, tmp_path / "out") == 0
     assert f"{NUM_MASKS - 5} scribble(s) drawn, 5 kept (from an earlier start)" in capsys.readouterr().out
     assert contents(tmp_path / "out") == whole
-    with pytest.raises(UserError, match=r"out: has results made with other settings \(shrink\)"):
-        simulate(masks, tmp_path / "out", "--shrink", "0.5")
+    with pytest.raises(UserError, match=r"out: has results made with other settings \(length\)"):
+        simulate(masks, tmp_path / "out", "--length", "0.5")
     assert contents(tmp_path / "out") == whole
     with pytest.raises(UserError, match="name a folder outside"):
         simulate(masks, masks / "out")
@@ -116,7 +116,7 @@ def test_real_masks_get_as_many_labelled_pixels_as_people_drew(scribblesup, tmp_
     ("words", "named"),
     [
         (["simulate", "nowhere", "o"], "nowhere: no such folder"),
-        (["simulate", "m", "o", "--shrink", "1.5"], "--shrink 1.5: must be 0 to 1"),
+        (["simulate", "m", "o", "--skip", "1.5"], "--skip 1.5: must be 0 to 1"),
         (["simulate", "m", "o", "--length", "0"], "--length 0.0: must be above 0 and at most 1"),
         (["simulate", "e", "o"], "e: no label map in it (.png, "),
         (["simulate", "m", "o", "--list", "l.txt"], "l.txt: 'b': no label map of this name in m"),
