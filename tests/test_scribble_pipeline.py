@@ -120,7 +120,8 @@ def test_each_step_gets_its_flags_and_a_folder_has_results_of_one_command(data, 
     assert str(root / "my_lists/few.txt") in simulate
     programs = " ".join(command[0] for command in commands[1:])
     assert programs == "train.py pseudo.py train.py pseudo.py train.py evaluate.py"
-    assert label[-2:] == score[-2:] == ["--workers", "0"]
+    assert label[-6:] == ["--workers", "0", "--scales", "1", "1.5", "--flip"]
+    assert score[-2:] == ["--workers", "0"]
     (work / "round_0").mkdir()
     (work / "round_0/last.pt").touch()
     assert scribble_pipeline.main([*words, "--workers", "1"]) == 0  # does not change the model
