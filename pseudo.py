@@ -76,7 +76,8 @@ def make(flags: PseudoFlags, overrides: dict, group: Group) -> None:
 
     work = Work(folder, dataset, group, cfg, predictor, flags)
     if not group.broadcast(all(folder.label_path(name).is_file() for name in dataset.names)):
-        work.draft(work.weights(classes.names) if learned_strokes(trained, flags) else torch.ones(cfg.numclasses))
+        if not group.broadcast(all(folder.draft_path(name).is_file() for name in dataset.names)):
+            work.draft(work.weights(classes.names) if learned_strokes(trained, flags) else torch.ones(cfg.numclasses))
         work.write(work.floors())
     labelled = work.labelled()
     if group.is_main:

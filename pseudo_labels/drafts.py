@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from data.dataset import SegmentationDataset
+from data.histogram import value_histogram
 from evaluation.predictor import Predictor
 from pseudo_labels import confidence, walker
 from pseudo_labels.walker import Grid, Walk
-from support.labels import IGNORE
 
 CONTRADICTION = 0.5  # probability of a class without a stroke above which a pixel is unsure
 
@@ -28,7 +28,7 @@ class Draft(NamedTuple):
 class Stroked(NamedTuple):
     """An image with its strokes.
 
-    position: in dataset.names. image: (H, W, 3) uint8 RGB. scribble: (H, W) uint8, 255 = no stroke.
+    position: in dataset.names. image: (H, W, 3) uint8 RGB. scribble: (H, W) uint8, 255 = no stroke. grid: to walk.
     """
 
     position: int
@@ -38,7 +38,7 @@ class Stroked(NamedTuple):
 
     def stroked(self, num_classes: int, background: int | None = None) -> np.ndarray:
         """Return which classes have a stroke, (C,) bool. background: a class that counts as stroked if any class is."""
-        has_stroke = np.bincount(self.scribble.ravel(), minlength=IGNORE + 1)[:num_classes] > 0
+        has_stroke = value_histogram(self.scribble)[:num_classes] > 0
         if background is not None and has_stroke.any():
             has_stroke[background] = True
         return has_stroke
@@ -87,10 +87,10 @@ def corrected_walk(item: Stroked, probs: Tensor, weights: Tensor, background: in
 
     The walk ends at classes with a stroke and at the background. The second result, (h, w) bool, is true where the
     model sees another class.
-    probs: result of predict() for the image, (C, h, w). weights: they multiply the probabilities, (C,) float32.
+    probs: result of predict() for the image, (C, h, w), in CPU memory. weights: they multiply the probabilities, (C,) float32.
     """
     # The lower limit keeps a class with a stroke ahead of the others where softmax gives exactly 0.
-    weighted = probs.cpu().float().clamp(min=1e-12) * weights[:, None, None]
+    weighted = probs.float().clamp(min=1e-12) * weights[:, None, None]
     weighted /= weighted.sum(0)
     stroked = torch.from_numpy(item.stroked(len(probs), background))
     if not stroked.any():  # nothing is known: all classes may occur

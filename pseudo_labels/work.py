@@ -15,6 +15,7 @@ from builders.loaders import make_loader
 from config import Config
 from config.programs import PseudoFlags
 from data.dataset import SegmentationDataset
+from data.histogram import value_histogram
 from data.images import read_label
 from data.loader import batched
 from data.sampler import EvalBatches
@@ -53,15 +54,16 @@ class Work:
         group, num_classes = self.group, self.dataset.num_classes
 
         def count(index: int) -> np.ndarray:
-            return np.bincount(self._scribble(index).ravel(), minlength=256)[:num_classes]
+            return value_histogram(self._scribble(index))[:num_classes]
 
         pixels = self._sum(sum(self._each(count, "strokes"), np.zeros(num_classes, np.int64)))
         strokes = pixels / max(1, pixels.sum())
         images = StrokedImages(self.dataset)
         chosen = np.linspace(0, len(images) - 1, min(MOST_IMAGES, len(images))).round().astype(int).tolist()
         own: dict[int, tuple[Stroked, Tensor]] = {}
-        with self._bar("class shares", len(chosen[group.rank :: group.world_size])) as bar:
-            for place in range(group.rank, len(chosen), group.world_size):  # as in Group.map
+        places = range(group.rank, len(chosen), group.world_size)  # as in Group.map
+        with self._bar("class shares", len(places)) as bar:
+            for place in places:
                 if group.stop:
                     break
                 item = images[chosen[place]]

@@ -93,10 +93,13 @@ def main(argv: list[str] | None = None) -> int:
         listed = [dataclasses.asdict(finding) for finding in findings.sorted()]
         content = {"status": findings.status} | dataclasses.asdict(summary) | {"findings": listed}
         write_atomic(args.json, json.dumps(content, indent=1) + "\n")
-    lines = training_lines(summary) if findings.status < 2 else fixing_lines(summary, findings)
-    if args.config and findings.status < 2:  # it has the settings, too
+    if findings.status == 2:
+        lines = fixing_lines(summary, findings)
+    elif args.config:  # it has the settings, too
         words = ["train.py", "--config", args.config, "--dataset_path", args.root]
         lines = [f"to train: {shell.python_command(*words)}"]
+    else:
+        lines = training_lines(summary)
     for line in lines:
         print(line)
     return findings.status
