@@ -28,7 +28,7 @@ class Draft(NamedTuple):
 class Stroked(NamedTuple):
     """An image with its strokes.
 
-    position: in dataset.names. image: (H, W, 3) uint8 RGB. scribble: (H, W) uint8, 255 = no stroke. grid: to walk.
+    position: in dataset.names. image: (H, W, 3) uint8 RGB. scribble: (H, W) uint8, 255 = no stroke.
     """
 
     position: int
@@ -87,7 +87,7 @@ def corrected_walk(item: Stroked, probs: Tensor, weights: Tensor, background: in
 
     The walk ends at classes with a stroke and at the background. The second result, (h, w) bool, is true where the
     model sees another class.
-    probs: result of predict() for the image, (C, h, w), in CPU memory. weights: they multiply the probabilities, (C,) float32.
+    probs: result of predict() for the image, (C, h, w), in CPU memory. weights: they multiply it, (C,) float32.
     """
     # The lower limit keeps a class with a stroke ahead of the others where softmax gives exactly 0.
     weighted = probs.float().clamp(min=1e-12) * weights[:, None, None]
