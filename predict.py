@@ -61,7 +61,9 @@ def predict_all(flags: PredictFlags, overrides: dict, group: Group) -> int:
     with Outputs(Path(flags.output), classes, background, **wanted) as outputs:
         inputs, pending = group.broadcast(plan(flags, outputs, settings) if group.is_main else None)
         errors = predict(model, inputs, pending, outputs, group, flags.workers)
-    log.info(f"{len(pending) - len(errors)} predicted; masks: {outputs.path('masks', 'NAME')}")
+    kinds = ["masks", *(kind for kind, is_wanted in wanted.items() if is_wanted)]
+    files = ", ".join(str(outputs.path(kind, "NAME")) for kind in kinds)
+    log.info(f"{len(pending) - len(errors)} predicted: {files}")
     if errors:
         log.warning("\n  ".join([f"{len(errors)} could not be predicted:", *sorted(map(str, errors))]))
     return 1 if errors else 0

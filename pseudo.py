@@ -13,8 +13,6 @@ from support import program
 if __name__ == "__main__":
     program.check_command_line(PSEUDO.command_line)  # --help and wrong flags answer here, before torch is imported
 
-import torch
-
 from config import FLAGS, Config
 from data.dataset import SegmentationDataset
 from distributed import checks
@@ -32,7 +30,7 @@ log = logging.getLogger("segtrain")
 
 # Flags of data and model that pseudo-labels depend on, besides sizes and architecture.
 LABEL_FLAGS = ("numclasses", "background", "model_type", "amp", "val_batchsize")
-OWN_FLAGS = ("threshold", "scales", "flip", "weights")  # those of pseudo.py that they depend on
+OWN_FLAGS = ("scales", "flip", "weights")  # those of pseudo.py that they depend on
 TRAINING_FLAGS = (*LAYOUT, "numclasses", "classes", "background", "long_side")
 
 
@@ -76,13 +74,8 @@ def make(flags: PseudoFlags, overrides: dict, group: Group) -> None:
 
     work = Work(folder, dataset, group, cfg, predictor, flags)
     if not group.broadcast(all(folder.label_path(name).is_file() for name in dataset.names)):
-        if not group.broadcast(all(folder.draft_path(name).is_file() for name in dataset.names)):
-            work.draft(work.weights(classes.names) if learned_strokes(trained, flags) else torch.ones(cfg.numclasses))
-        work.write(work.floors())
-    labelled = work.labelled()
-    if group.is_main:
-        folder.finish()
-    report(labelled, flags, dataset, cfg)
+        work.label(work.factors(classes.names) if learned_strokes(trained, flags) else None)
+    report(work.labelled(), flags, dataset, cfg)
 
 
 def learned_strokes(trained: TrainedModel, flags: PseudoFlags) -> bool:

@@ -60,4 +60,6 @@ def save(picture: Image.Image, path: Path) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
     main(*sys.argv[1:])

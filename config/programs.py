@@ -38,8 +38,7 @@ class PseudoFlags(InferenceFlags, DataFlags, SizeFlags, ModelFlags, LaunchFlags)
 
     train_path: str = flag("", "folder of the scribbles [the checkpoint's, or pascal_2012_scribble]", per_rank=True)
     split: str = flag("", "list of images to label [--train_split of the checkpoint, or train]")
-    output: str = flag("", "folder for the labels NAME.png: class numbers, 255 = unsure", per_rank=True)
-    threshold: float = flag(0.6, "least probability to label; the surest 70 % of a class always are", ge=0, le=1)
+    output: str = flag("", "folder for the labels NAME.png: class numbers, 255 = unlabelled", per_rank=True)
     overwrite: bool = flag(False, "remove the pseudo-labels in --output and make them again")
 
 

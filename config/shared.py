@@ -46,13 +46,14 @@ class SizeFlags:
         le=65536,
     )
     window: int = flag(
-        0, "predict by sliding windows of this height and width, in pixels; 0: the whole image at once", ge=0
+        0, "predict by sliding windows of this height and width, at least 16 pixels; 0: the whole image at once", ge=0
     )
     stride_rate: float = flag(2 / 3, "step between windows, as a fraction of the window", gt=0, le=1)
 
     def __post_init__(self) -> None:
-        if 0 < self.long_side < 16:
-            raise UserError(f"--long_side {self.long_side}: give 16 pixels or more, or 0 to keep the images' size")
+        for name, pixels in {"long_side": self.long_side, "window": self.window}.items():
+            if 0 < pixels < 16:
+                raise UserError(f"--{name} {pixels}: give 16 pixels or more, or 0 for whole images in their own size")
 
     @property
     def sizes(self) -> dict[str, Any]:

@@ -1,21 +1,17 @@
 """The files of pseudo.py: images and scribbles that it reads, and the folder of its labels."""
 
-import io
 import math
-import shutil
 from functools import partial
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
 from builders.loaders import find_files
 from config import Config
 from data.dataset import SegmentationDataset
-from data.images import decode, label_png
+from data.images import label_png
 from distributed import checks
 from distributed.group import Group
-from pseudo_labels.drafts import Draft
 from runs.log import progress_bar
 from support.errors import UserError
 from support.files import sha256, write_atomic
@@ -47,7 +43,7 @@ def digests(dataset: SegmentationDataset, group: Group) -> dict[str, str]:
 class PseudoFolder:
     """A folder with NAME.png for each image, and pseudo.json, the settings that the labels depend on.
 
-    NAME may contain folders. Until all labels are finished, .unfinished/ has a draft of each image.
+    NAME may contain folders.
     output: --output, which with --dataset Folder has the labels in a folder for the split, as OUTPUT/train. colours:
     palette of the PNGs, (256, 3) uint8.
     """
@@ -60,23 +56,6 @@ class PseudoFolder:
     def label_path(self, name: str) -> Path:
         return self.path / f"{name}{self.ending}.png"
 
-    def draft_path(self, name: str) -> Path:
-        return self.path / ".unfinished" / f"{name}.png"
-
     def write_label(self, name: str, label: np.ndarray) -> None:
-        """Write a finished pseudo-label, (H, W) uint8."""
+        """Write a pseudo-label, (H, W) uint8."""
         write_atomic(self.label_path(name), label_png(label, self.colours), parents=True)
-
-    def write_draft(self, name: str, draft: Draft) -> None:
-        """Write the maps of a draft as the channels of one PNG."""
-        buffer = io.BytesIO()
-        Image.fromarray(np.stack(draft, axis=2)).save(buffer, "PNG", compress_level=1)
-        write_atomic(self.draft_path(name), buffer.getvalue(), parents=True)
-
-    def read_draft(self, name: str) -> Draft:
-        """Return the draft of an image. Raises UserError if the file cannot be read."""
-        return Draft(*np.moveaxis(decode(self.draft_path(name)), 2, 0))
-
-    def finish(self) -> None:
-        """Remove the drafts. Rank 0 calls this method, after all labels are written."""
-        shutil.rmtree(self.path / ".unfinished", ignore_errors=True)

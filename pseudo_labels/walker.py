@@ -23,14 +23,14 @@ class Walk(NamedTuple):
     classes: np.ndarray
     probs: np.ndarray
 
-    def best(self, size: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-        """Return (class uint8, its probability float32) of each pixel, (H, W). size: of the image, (H, W)."""
+    def best(self, size: tuple[int, int]) -> np.ndarray:
+        """Return the most probable class of each pixel, (H, W) uint8. size: of the image, (H, W)."""
         classes, best = np.full(size, IGNORE, np.uint8), np.zeros(size, np.float32)
         for number, probs in zip(self.classes, self.probs, strict=True):
             full = cv2.resize(probs, size[::-1], interpolation=cv2.INTER_LINEAR)
             classes[full > best] = number
             np.maximum(best, full, out=best)
-        return classes, best
+        return classes
 
 
 class Grid(NamedTuple):

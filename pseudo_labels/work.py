@@ -1,4 +1,4 @@
-"""The work on the images of pseudo.py: a draft of each, the thresholds over all, the labels."""
+"""The work on the images of pseudo.py: the correction of the model, and a label of each image."""
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -21,9 +21,9 @@ from data.loader import batched
 from data.sampler import EvalBatches
 from distributed.group import Group
 from evaluation.predictor import Predictor
-from pseudo_labels import confidence, correction
-from pseudo_labels.drafts import Stroked, StrokedImages, corrected_walk, make_draft, predict
+from pseudo_labels import correction, walker
 from pseudo_labels.files import PseudoFolder
+from pseudo_labels.labelling import Stroked, StrokedImages, corrected_walk, make_label, predict
 from runs.log import progress_bar
 from support.labels import IGNORE
 from support.processes import ThreadPool
@@ -32,12 +32,13 @@ T = TypeVar("T")
 log = logging.getLogger("segtrain")
 
 NUM_THREADS = 4  # of each rank: decode and compress PNGs
-MOST_IMAGES = 128  # from which the correction is estimated
+# The correction is estimated from at most so many images, whose probabilities fit into so many bytes.
+MOST_IMAGES, MOST_BYTES = 128, 2**31
 
 
 @dataclass
 class Work:
-    """What all ranks of `group` do on a folder's drafts and labels. The methods are collective and may raise Stopped.
+    """What all ranks of `group` do on a folder's labels. The methods are collective and may raise Stopped.
 
     dataset: images, with their scribbles as "label". predictor: the model.
     """
@@ -49,7 +50,7 @@ class Work:
     predictor: Predictor
     flags: PseudoFlags
 
-    def weights(self, names: Sequence[str]) -> Tensor:
+    def factors(self, names: Sequence[str]) -> Tensor:
         """Return correction.estimate() for a model of these strokes, (C,) float32, and log. names: of the classes."""
         group, num_classes = self.group, self.dataset.num_classes
 
@@ -59,7 +60,8 @@ class Work:
         pixels = self._sum(sum(self._each(count, "strokes"), np.zeros(num_classes, np.int64)))
         strokes = pixels / max(1, pixels.sum())
         images = StrokedImages(self.dataset)
-        chosen = np.linspace(0, len(images) - 1, min(MOST_IMAGES, len(images))).round().astype(int).tolist()
+        most = min(MOST_IMAGES, MOST_BYTES // (2 * num_classes * walker.MOST_CELLS), len(images))
+        chosen = np.linspace(0, len(images) - 1, most).round().astype(int).tolist()
         own: dict[int, tuple[Stroked, Tensor]] = {}
         places = range(group.rank, len(chosen), group.world_size)  # as in Group.map
         with self._bar("class shares", len(places)) as bar:
@@ -71,10 +73,11 @@ class Work:
                 bar.update()
         group.raise_if_stopped()
 
-        def label(weights: np.ndarray) -> np.ndarray:
+        def label(factors: np.ndarray) -> np.ndarray:
             def shares(place: int) -> np.ndarray:
-                walk, _ = corrected_walk(*own[place], torch.from_numpy(weights).float(), self.cfg.background_class)
-                return np.bincount(walk.classes, walk.probs.mean((1, 2), dtype=np.float64), num_classes)
+                walk, _ = corrected_walk(*own[place], torch.from_numpy(factors).float(), self.cfg.background_class)
+                best = walk.classes[walk.probs.argmax(0)].ravel()
+                return np.bincount(best, minlength=num_classes) / best.size
 
             return np.array(group.map(shares, range(len(chosen)))).mean(0)
 
@@ -84,20 +87,22 @@ class Work:
         log.info(f"% of the strokes -> % of the pixels, as estimated from the model's labels: {shares}")
         return torch.from_numpy(factors).float()
 
-    def draft(self, weights: Tensor) -> None:
-        """Write the drafts that are missing. weights: they multiply the model's probabilities, (C,) float32."""
+    def label(self, factors: Tensor | None) -> None:
+        """Write the labels that are missing. factors: result of factors(), or None for a model that needs none."""
         group, folder, names = self.group, self.folder, self.dataset.names
         # Batches are those of all images, and done again whole: a model's result may depend on the batch's size.
         sizes = [size or (0, 0) for size in group.map(self.dataset.image_size, range(len(self.dataset)))]
         options = {"rank": group.rank, "world_size": group.world_size}
         batches = EvalBatches(sizes, batch_size=self.predictor.images_at_once, **options)
-        pending = [batch for batch in batches if not all(folder.draft_path(names[index]).is_file() for index in batch)]
+        pending = [batch for batch in batches if not all(folder.label_path(names[index]).is_file() for index in batch)]
         images = StrokedImages(self.dataset)
         loader = make_loader(DataLoader, images, self.flags.workers, group, batch_sampler=pending, collate_fn=list)
         writes: list[Future] = []
 
         def write(item: Stroked, probs: Tensor) -> None:
-            folder.write_draft(names[item.position], make_draft(item, probs, weights, self.cfg.background_class))
+            name = names[item.position]
+            if not folder.label_path(name).is_file():
+                folder.write_label(name, make_label(item, probs, factors, self.cfg.background_class))
 
         with ThreadPool(NUM_THREADS) as pool, self._bar("images", sum(map(len, pending))) as bar:
             for batch in loader if pending else ():
@@ -111,31 +116,6 @@ class Work:
         for done in writes:
             done.result()
         group.raise_if_stopped()
-
-    def floors(self) -> np.ndarray:
-        """Return confidence.floors() over the drafts of all images, (C,) int64."""
-        num_classes = self.dataset.num_classes
-
-        def count(index: int) -> np.ndarray:
-            draft = self.folder.read_draft(self.dataset.names[index])
-            return confidence.histogram(draft.label, draft.levels, self._scribble(index), num_classes)
-
-        counts = sum(self._each(count, "thresholds"), np.zeros((num_classes, confidence.NUM_LEVELS), np.int64))
-        return confidence.floors(self._sum(counts), self.flags.threshold)
-
-    def write(self, floors: np.ndarray) -> None:
-        """Write the labels that are missing. floors: result of floors()."""
-
-        def write(index: int) -> None:
-            name = self.dataset.names[index]
-            if not self.folder.label_path(name).is_file():
-                draft = self.folder.read_draft(name)
-                label = confidence.merge(self._scribble(index), draft.label, draft.levels, floors)
-                self.folder.write_label(name, label)
-
-        for _ in self._each(write, "labels"):
-            pass
-        self.group.raise_if_stopped()
 
     def labelled(self) -> float:
         """Return the share of all pixels that are labelled."""

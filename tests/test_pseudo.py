@@ -1,36 +1,13 @@
-"""Pseudo-labels: how a model is corrected, how strokes are spread, and which pixels are kept."""
+"""Pseudo-labels: how a model is corrected, how strokes are spread, and which pixels stay unlabelled."""
 
 import cv2
 import numpy as np
 import pytest
 import torch
 
-from pseudo_labels import confidence, correction, drafts, walker
-from pseudo_labels.drafts import Stroked
+from pseudo_labels import correction, labelling, walker
+from pseudo_labels.labelling import Stroked
 from pseudo_labels.walker import Grid, grid, walk
-
-
-def test_levels_tell_sure_pixels_apart():
-    """10 * -log2(1 - p)."""
-    probs = torch.tensor([0, 0.5, 0.75, 1 - 2**-20, 1])
-    assert confidence.levels(probs).tolist() == [0, 10, 20, 200, 255]
-
-
-def test_floors_are_the_threshold_or_keep_the_surest_share_of_each_class():
-    """Class 0 has 4, 3, 2, 1 pixels at levels 10, 20, 30, 255; class 1 has 2 at level 5; class 2 none.
-
-    Of class 0's 10 pixels, 0.3 are the 3 pixels from level 30 on; 0.31 needs 4, so level 20 too, which adds 3; 1 needs
-    all. Of class 1's 2 pixels any share needs level 5. The probability 3/4 is level 20.
-    """
-    counts = np.zeros((3, 256), np.int64)
-    counts[0, [10, 20, 30, 255]] = 4, 3, 2, 1
-    counts[1, 5] = 2
-    assert confidence.floors(counts, 1, 0.3).tolist() == [30, 5, 255]
-    assert confidence.floors(counts, 1, 0.31).tolist() == [20, 5, 255]
-    assert confidence.floors(counts, 1, 1.0).tolist() == [10, 5, 255]
-    assert confidence.floors(counts, 0.75, 0.3).tolist() == [20, 5, 20]
-    assert confidence.floors(counts, 0, 0.3).tolist() == [0, 0, 0]
-    assert confidence.floors(counts, 1).tolist() == confidence.floors(counts, 1, 0.7).tolist()
 
 
 def test_the_shares_of_the_pixels_are_found_from_a_models_own_labels():
@@ -58,36 +35,38 @@ def test_classes_without_a_stroke_do_not_win_but_leave_pixels_open():
     """Classes 1 and 2 have strokes, in the corners. Class 0 has probability 0.4 on the left and 0.6 on the right."""
     image, scribble = np.zeros((16, 16, 3), np.uint8), np.full((16, 16), 255, np.uint8)
     scribble[0, 0], scribble[0, 15] = 1, 2
-    item, ones = Stroked(0, image, scribble, grid(image, scribble)), torch.ones(3)
+    item = Stroked(0, image, scribble, grid(image, scribble))
     probs = torch.tensor([[0.4, 0.35, 0.25]] * 4 + [[0.6, 0.3, 0.1]] * 4).T[:, None].expand(3, 8, 8)
-    walked, contradicts = drafts.corrected_walk(item, probs, ones, None)
+    walked, contradicts = labelling.corrected_walk(item, probs, None, None)
     assert walked.classes.tolist() == [1, 2]
     assert contradicts.tolist() == [[False] * 4 + [True] * 4] * 8
-    draft = drafts.make_draft(item, probs, ones, None)
-    assert (draft.levels[:, 8:] == 0).all()
-    assert (draft.levels[:, :8] > 0).all()
-    _, contradicts = drafts.corrected_walk(item, probs, torch.tensor([0.5, 1, 1]), None)
-    assert not contradicts.any()  # 0.3 of 0.7
-    assert drafts.corrected_walk(item, probs, ones, 0)[0].classes.tolist() == [0, 1, 2]  # the background may occur
+    label = labelling.make_label(item, probs, None, None)
+    assert label[0, [0, 15]].tolist() == [1, 2]  # on the strokes
+    assert (label[1:, 8:] == 255).all()
+    assert (label[:, :8] == 1).all()
+    _, contradicts = labelling.corrected_walk(item, probs, torch.tensor([0.5, 1, 1]), None)
+    assert not contradicts.any()  # the square roots are 0.77, 0.55, 0.32: half of 0.77 is less than the others
+    assert labelling.corrected_walk(item, probs, None, 0)[0].classes.tolist() == [0, 1, 2]  # the background may occur
     certain = torch.tensor([1.0, 0, 0]).view(3, 1, 1).expand(3, 8, 8)
-    assert set(np.unique(drafts.make_draft(item, certain, ones, None).label)) <= {1, 2}
+    assert set(np.unique(labelling.make_label(item, certain, None, None))) <= {1, 2, 255}
+
+
+def test_factors_multiply_the_probabilities_at_a_temperature_of_2():
+    """sqrt(0.81) : sqrt(0.09) is 3 : 1; with factors 1 and 3 it is 1 : 1. Without strokes all classes may occur."""
+    image, scribble = np.zeros((16, 16, 3), np.uint8), np.full((16, 16), 255, np.uint8)
+    item = Stroked(0, image, scribble, grid(image, scribble))
+    probs = torch.tensor([0.81, 0.09]).view(2, 1, 1).expand(2, 8, 8)
+    walked, _ = labelling.corrected_walk(item, probs, torch.tensor([1.0, 3]), None)
+    assert np.allclose(walked.probs, 0.5, atol=1e-5)
 
 
 def test_an_image_without_strokes_may_show_all_classes():
     image, scribble = np.zeros((16, 16, 3), np.uint8), np.full((16, 16), 255, np.uint8)
     item = Stroked(0, image, scribble, grid(image, scribble))
     probs = torch.tensor([0.5, 0.3, 0.2]).view(3, 1, 1).expand(3, 8, 8)
-    walked, contradicts = drafts.corrected_walk(item, probs, torch.ones(3), 0)
+    walked, contradicts = labelling.corrected_walk(item, probs, None, 0)
     assert np.allclose(walked.probs, probs, atol=1e-5)
     assert not contradicts.any()
-
-
-def test_merged_labels_follow_strokes_then_the_sure_class():
-    """Pixels: on a stroke; sure; unsure."""
-    scribble = np.array([[2, 255, 255]], np.uint8)
-    classes = np.array([[0, 0, 1]], np.uint8)
-    levels = np.array([[255, 30, 39]], np.uint8)
-    assert confidence.merge(scribble, classes, levels, np.array([30, 40, 0])).tolist() == [[2, 0, 255]]
 
 
 def drawn() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -114,11 +93,10 @@ def test_strokes_and_edges_mend_a_prediction():
     walked = walk(grid(image, scribble), classes, prior)
     assert walked.probs.shape == (3, 30, 40)  # cells of 2 x 2 pixels
     assert np.allclose(walked.probs.sum(0), 1, atol=1e-5)
-    label, probs = walked.best(mask.shape)
+    label = walked.best(mask.shape)
     assert (label == mask).mean() > 0.98
     full = np.stack([cv2.resize(values, mask.shape[::-1]) for values in walked.probs])
     assert (label == walked.classes[full.argmax(0)]).all()
-    assert (probs == full.max(0)).all()
 
 
 def laplacian_of(cells: Grid) -> np.ndarray:
@@ -158,7 +136,7 @@ def test_predictions_of_bands_are_averaged_by_cell():
     """7 rows, in bands of 3, 3 and 1, are 3 cells of rows 0-2, 3-4 and 5-6; 4 columns are 2 cells."""
     probs = torch.rand(2, 7, 4, dtype=torch.float64)
     bands = [slice(0, 3), slice(3, 6), slice(6, 7)]
-    sums = sum(drafts._cell_sums(probs[:, rows], rows, 7, (3, 2)) for rows in bands)
+    sums = sum(labelling._cell_sums(probs[:, rows], rows, 7, (3, 2)) for rows in bands)
     for top, bottom, row in ((0, 3, 0), (3, 5, 1), (5, 7, 2)):
         for left, column in ((0, 0), (2, 1)):
             expected = probs[:, top:bottom, left : left + 2].mean((1, 2)) * (bottom - top)

@@ -74,7 +74,7 @@ def test_labels_keep_strokes(words, root, tmp_path, capsys):
     scribbles, _, labels = maps(root, out)
     stroked, labelled = scribbles != 255, labels != 255
     assert (labels[stroked] == scribbles[stroked]).all()
-    assert 0.7 < labelled.mean() < 1  # of each class 0.7 at least
+    assert labelled.mean() > 0.7
     assert f"{labelled.mean():.1%} of the pixels are labelled" in first
     # Started again, it leaves the labels as they are, and says the same.
     times = {path: path.stat().st_mtime_ns for path in out.glob("demo*")}
@@ -82,15 +82,6 @@ def test_labels_keep_strokes(words, root, tmp_path, capsys):
     assert capsys.readouterr().out.splitlines() == first.splitlines()[-2:]
     assert content(out) == before
     assert times == {path: path.stat().st_mtime_ns for path in out.glob("demo*")}
-
-
-def test_thresholds_of_0_and_1(words, root, tmp_path):
-    assert run(words, tmp_path / "all", "--threshold", 0) == 0
-    assert (maps(root, tmp_path / "all")[2] != 255).all()
-    assert run(words, tmp_path / "sure", "--threshold", 1) == 0
-    scribbles, _, labels = maps(root, tmp_path / "sure")
-    share = (labels != 255)[scribbles == 255].mean()
-    assert 0.7 <= share < 0.9  # never that sure: of each class the most confident 70 %
 
 
 def test_only_a_model_that_learned_from_these_strokes_is_corrected(words, checkpoint, root, tmp_path, capsys):
@@ -126,16 +117,14 @@ def test_two_processes_write_the_same_bytes_or_say_one_line_each(words, root, tm
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["kill", "term"])
 def test_stopped_and_started_again_ends_with_the_same_files(words, tmp_path, number):
-    """Stopped once there are some drafts, all drafts, some labels."""
+    """Stopped once there is no label, some, most."""
     run(words, tmp_path / "whole")
     out = tmp_path / "stopped"
     written: dict[Path, int] = {}
     statuses = []
-    for num_drafts, num_labels in ((2, 0), (NUM_IMAGES, 0), (0, 3)):
+    for num_labels in (0, 2, 5):
         process = start([*words, "--output", str(out)], tmp_path, "pseudo.py")
-        while process.poll() is None and not (
-            len(list(out.glob(".unfinished/demo*"))) >= num_drafts and len(list(out.glob("demo*"))) >= num_labels
-        ):
+        while process.poll() is None and not (out.is_dir() and len(list(out.glob("demo*"))) >= num_labels):
             time.sleep(0.002)
         process.send_signal(number)
         [(status, stdout, stderr)] = finish([process])
@@ -155,8 +144,8 @@ def test_labels_of_other_settings_are_not_mixed(words, root, tmp_path):
     out = tmp_path / "pseudo"
     path, image = root / "pascal_2012_scribble/demo_0003.png", next((root / "JPEGImages").glob("demo_0003.*"))
     assert run(words, out) == 0
-    with pytest.raises(UserError, match=r"other settings \(threshold, flip\), see .*pseudo\.json: .*--overwrite"):
-        run(words, out, "--flip", "--threshold", 1)
+    with pytest.raises(UserError, match=r"other settings \(scales, flip\), see .*pseudo\.json: .*--overwrite"):
+        run(words, out, "--flip", "--scales", 2)
     scribble = pixels(path)
     scribble[:9, :9] = 4  # redrawn
     Image.fromarray(scribble).save(path)

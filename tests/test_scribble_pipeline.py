@@ -87,7 +87,7 @@ def test_the_chain_killed_and_started_again_ends_with_the_same_files(data, tmp_p
         (["DRAWN", "work", "--rounds", "0"], "--processes: must be at least 1"),
         (["DRAWN", "work", "--name", "x"], "--name: the chain sets this flag of train.py itself"),
         (["DRAWN", "work", "--pseudo=--output x"], "--pseudo --output: the chain sets this flag of pseudo.py itself"),
-        (["DRAWN", "work", "--pseudo=--threshold 2"], "--pseudo: --threshold"),
+        (["DRAWN", "work", "--pseudo=--scales 0"], "--pseudo: --scales"),
         (["DRAWN", "work", "--simulate=--length 0.5"], "has scribbles, so none are simulated: drop this flag"),
     ],
 )

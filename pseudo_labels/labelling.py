@@ -1,4 +1,4 @@
-"""Drafts: what a model and the spread strokes say about an image, before the thresholds."""
+"""Label an image from a model's probabilities and the strokes."""
 
 from typing import NamedTuple
 
@@ -12,17 +12,12 @@ from torch.utils.data import Dataset
 from data.dataset import SegmentationDataset
 from data.histogram import value_histogram
 from evaluation.predictor import Predictor
-from pseudo_labels import confidence, walker
+from pseudo_labels import walker
 from pseudo_labels.walker import Grid, Walk
+from support.labels import IGNORE
 
-CONTRADICTION = 0.5  # probability of a class without a stroke above which a pixel is unsure
-
-
-class Draft(NamedTuple):
-    """The most probable class of each pixel, (H, W) uint8, and its confidence.levels(), (H, W) uint8."""
-
-    label: np.ndarray
-    levels: np.ndarray
+CONTRADICTION = 0.5  # probability of a class without a stroke from which a pixel stays unlabelled
+TEMPERATURE = 2.0  # of the softmax: a network that learned from few pixels is too sure of all others
 
 
 class Stroked(NamedTuple):
@@ -82,32 +77,40 @@ def _cell_sums(probs: Tensor, rows: slice, height: int, grid: tuple[int, ...]) -
     return belongs.to(probs.dtype) @ means
 
 
-def corrected_walk(item: Stroked, probs: Tensor, weights: Tensor, background: int | None) -> tuple[Walk, np.ndarray]:
+def corrected_walk(
+    item: Stroked, probs: Tensor, factors: Tensor | None, background: int | None
+) -> tuple[Walk, np.ndarray]:
     """Return a walk from the strokes of an image and a model's prediction, and where the two contradict each other.
 
     The walk ends at classes with a stroke and at the background. The second result, (h, w) bool, is true where the
     model sees another class.
-    probs: result of predict() for the image, (C, h, w), in CPU memory. weights: they multiply it, (C,) float32.
+    probs: result of predict() for the image, (C, h, w), in CPU memory. factors: correction.estimate(), (C,) float32, or
+    None. They multiply the probabilities at TEMPERATURE: where the model is almost certain, they would else change
+    nothing (Guo et al. 2017, arXiv:1706.04599).
     """
     # The lower limit keeps a class with a stroke ahead of the others where softmax gives exactly 0.
-    weighted = probs.float().clamp(min=1e-12) * weights[:, None, None]
-    weighted /= weighted.sum(0)
+    probs = probs.float().clamp(min=1e-12)
+    if factors is not None:
+        probs = probs ** (1 / TEMPERATURE)
+        probs = probs / probs.sum(0) * factors[:, None, None]
+    probs = probs / probs.sum(0)
     stroked = torch.from_numpy(item.stroked(len(probs), background))
     if not stroked.any():  # nothing is known: all classes may occur
         stroked[:] = True
-    prior = weighted[stroked]
-    contradicts = (weighted * ~stroked[:, None, None]).amax(0) >= CONTRADICTION
+    prior = probs[stroked]
+    contradicts = (probs * ~stroked[:, None, None]).amax(0) >= CONTRADICTION
     classes = stroked.nonzero().flatten().to(torch.uint8).numpy()
     return walker.walk(item.grid, classes, (prior / prior.sum(0)).numpy()), contradicts.numpy()
 
 
-def make_draft(item: Stroked, probs: Tensor, weights: Tensor, background: int | None) -> Draft:
-    """Return the draft of an image. The arguments are those of corrected_walk().
+def make_label(item: Stroked, probs: Tensor, factors: Tensor | None, background: int | None) -> np.ndarray:
+    """Return the pseudo-label of an image, (H, W) uint8. The arguments are those of corrected_walk().
 
-    A pixel gets level 0 where the model sees a class without a stroke: strokes may have skipped it.
+    A pixel on a stroke keeps the stroke's class. A pixel is 255 where the model sees a class without a stroke: strokes
+    may have skipped it.
     """
-    walk, contradicts = corrected_walk(item, probs, weights, background)
-    label, best = walk.best((item.scribble.shape[0], item.scribble.shape[1]))
-    levels = confidence.levels(torch.from_numpy(best)).numpy()
+    walk, contradicts = corrected_walk(item, probs, factors, background)
+    label = walk.best((item.scribble.shape[0], item.scribble.shape[1]))
     unsure = cv2.resize(contradicts.view(np.uint8), label.shape[::-1], interpolation=cv2.INTER_NEAREST)
-    return Draft(label, np.where(unsure, np.uint8(0), levels))
+    label[unsure > 0] = IGNORE
+    return np.where(item.scribble != IGNORE, item.scribble, label)
