@@ -29,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from data.classes import read_classes
 from data.images import read_label
 from evaluation.metrics import confusion_matrix, scores
+from scripts.scribble_pipeline import PSEUDO_FLAGS
 from support.files import write_atomic
 from support.labels import IGNORE
 
@@ -123,7 +124,7 @@ class Bench:
         words = ["--checkpoint", self.args.out / key / "last.pt", "--train_path", self._strokes(style)]
         out = self.args.out / f"pseudo-{key}"
         with self._only_one(out):
-            self._run("pseudo.py", *words, "--output", out)  # what is there already stays
+            self._run("pseudo.py", *words, *PSEUDO_FLAGS.split(), "--output", out)  # what is there already stays
         return out
 
     def _only_one(self, key: Path | str) -> threading.Lock:

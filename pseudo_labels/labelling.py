@@ -17,7 +17,7 @@ from pseudo_labels.walker import Grid, Walk
 from support.labels import IGNORE
 
 CONTRADICTION = 0.5  # probability of a class without a stroke from which a pixel stays unlabelled
-TEMPERATURE = 2.0  # of the softmax: a network that learned from few pixels is too sure of all others
+TEMPERATURE = 1.5  # of the softmax: a network that learned from few pixels is too sure of all others
 
 
 class Stroked(NamedTuple):

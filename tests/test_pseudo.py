@@ -45,18 +45,18 @@ def test_classes_without_a_stroke_do_not_win_but_leave_pixels_open():
     assert (label[1:, 8:] == 255).all()
     assert (label[:, :8] == 1).all()
     _, contradicts = labelling.corrected_walk(item, probs, torch.tensor([0.5, 1, 1]), None)
-    assert not contradicts.any()  # the square roots are 0.77, 0.55, 0.32: half of 0.77 is less than the others
+    assert not contradicts.any()  # to the power 2 / 3: 0.71, 0.45, 0.22; half of 0.71 is less than the others
     assert labelling.corrected_walk(item, probs, None, 0)[0].classes.tolist() == [0, 1, 2]  # the background may occur
     certain = torch.tensor([1.0, 0, 0]).view(3, 1, 1).expand(3, 8, 8)
     assert set(np.unique(labelling.make_label(item, certain, None, None))) <= {1, 2, 255}
 
 
-def test_factors_multiply_the_probabilities_at_a_temperature_of_2():
-    """sqrt(0.81) : sqrt(0.09) is 3 : 1; with factors 1 and 3 it is 1 : 1. Without strokes all classes may occur."""
+def test_factors_multiply_the_probabilities_at_a_temperature():
+    """At 1.5, 0.8 : 0.1 becomes 8^(2/3) : 1 = 4 : 1; with factors 1 and 4 it is 1 : 1."""
     image, scribble = np.zeros((16, 16, 3), np.uint8), np.full((16, 16), 255, np.uint8)
     item = Stroked(0, image, scribble, grid(image, scribble))
-    probs = torch.tensor([0.81, 0.09]).view(2, 1, 1).expand(2, 8, 8)
-    walked, _ = labelling.corrected_walk(item, probs, torch.tensor([1.0, 3]), None)
+    probs = torch.tensor([0.8, 0.1]).view(2, 1, 1).expand(2, 8, 8)
+    walked, _ = labelling.corrected_walk(item, probs, torch.tensor([1.0, 4]), None)
     assert np.allclose(walked.probs, 0.5, atol=1e-5)
 
 
