@@ -1,10 +1,9 @@
 """The work on the images of pseudo.py: the correction of the model, and a label of each image."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -28,7 +27,6 @@ from runs.log import progress_bar
 from support.labels import IGNORE
 from support.processes import ThreadPool
 
-T = TypeVar("T")
 log = logging.getLogger("segtrain")
 
 NUM_THREADS = 4  # of each rank: decode and compress PNGs
@@ -57,7 +55,7 @@ class Work:
         def count(index: int) -> np.ndarray:
             return value_histogram(self._scribble(index))[:num_classes]
 
-        pixels = self._sum(sum(self._each(count, "strokes"), np.zeros(num_classes, np.int64)))
+        pixels = self._total(count, num_classes, "strokes")
         strokes = pixels / max(1, pixels.sum())
         images = StrokedImages(self.dataset)
         most = min(MOST_IMAGES, MOST_BYTES // (2 * num_classes * walker.MOST_CELLS), len(images))
@@ -76,8 +74,8 @@ class Work:
         def label(factors: np.ndarray) -> np.ndarray:
             def shares(place: int) -> np.ndarray:
                 walk, _ = corrected_walk(*own[place], torch.from_numpy(factors).float(), self.cfg.background_class)
-                best = walk.classes[walk.probs.argmax(0)].ravel()
-                return np.bincount(best, minlength=num_classes) / best.size
+                best = walk.best(walk.probs.shape[1:])
+                return value_histogram(best)[:num_classes] / best.size
 
             return np.array(group.map(shares, range(len(chosen)))).mean(0)
 
@@ -124,27 +122,25 @@ class Work:
             label = read_label(self.folder.label_path(self.dataset.names[index]), self.dataset.num_classes)
             return np.array([(label != IGNORE).sum(), label.size])
 
-        labelled, pixels = self._sum(sum(self._each(count, "counting"), np.zeros(2, np.int64)))
+        labelled, pixels = self._total(count, 2, "counting")
         return float(labelled / pixels)
 
     def _scribble(self, index: int) -> np.ndarray:
         return read_label(self.dataset.files[index]["label"], self.dataset.num_classes)
 
-    def _sum(self, counts: np.ndarray) -> np.ndarray:
-        """Return the sum over ranks. Collective; raises Stopped on all ranks after a signal to any."""
-        self.group.raise_if_stopped()
-        return self.group.sum(torch.from_numpy(counts)).numpy()
-
-    def _each(self, work: Callable[[int], T], title: str) -> Iterator[T]:
-        """Yield work(index) of each image of this rank, in order, computed in threads. A signal ends it early."""
+    def _total(self, count: Callable[[int], np.ndarray], size: int, title: str) -> np.ndarray:
+        """Return the sum of count(index), (size,) int64, over all ranks. Raises Stopped after a signal."""
+        total = np.zeros(size, np.int64)
         own = range(self.group.rank, len(self.dataset), self.group.world_size)
         with ThreadPool(NUM_THREADS) as pool, self._bar(title, len(own)) as bar:
             for indices in batched(own, 4 * NUM_THREADS):
                 if self.group.stop:
-                    return
-                for result in pool.map(work, indices):
-                    yield result
+                    break
+                for counts in pool.map(count, indices):
+                    total += counts
                     bar.update()
+        self.group.raise_if_stopped()
+        return self.group.sum(torch.from_numpy(total)).numpy()
 
     def _bar(self, title: str, total: int):
         return progress_bar(None, total=total, title=title, unit="image", enabled=self.group.is_main)
