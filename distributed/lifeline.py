@@ -172,7 +172,8 @@ class Lifeline:
             return
         self._send(f"failed {text}", but=source)
         status, cause = text.split(" ", 1)
-        tqdm.write(f"error (rank {self.rank}): {cause}", file=sys.stderr)
+        # The main thread may be creating a bar, which tqdm then shows but does not clear: hence the carriage return.
+        tqdm.write(f"\rerror (rank {self.rank}): {cause}", file=sys.stderr)
         if self.rank == 0:
             self._wait_for_others()  # this process may serve the store
         exit_at_once(int(status), write_seconds=WRITE_SECONDS)
