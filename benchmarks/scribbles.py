@@ -3,11 +3,12 @@
 python benchmarks/scribbles.py DATA --out DIR --pretrained FILE                        # styles x seeds: a day
 python benchmarks/scribbles.py DATA --out DIR --pretrained FILE --styles equal --seeds 0
 python benchmarks/scribbles.py DATA --out DIR --pretrained FILE --styles whole --ways chain lorm entropy
+python benchmarks/scribbles.py DATA --out DIR --pretrained FILE --styles whole FOLDER
 
-DATA has VOC's layout, with dense masks. The strokes are simulated from them and are the same for every seed. All runs
-have the same number of steps, and are scored after the last one, so validation chooses nothing. Each command is
-printed. Started again with the same data, weights, epochs and flags, the script skips finished runs. --lanes N runs N
-at a time, each on one thread.
+DATA has VOC's layout, with dense masks. The strokes are simulated from them, or read from FOLDER, which has a PNG file
+for each training image; they are the same for every seed. All runs have the same number of steps, and are scored after
+the last one, so validation chooses nothing. Each command is printed. Started again with the same data, weights, epochs
+and flags, the script skips finished runs. --lanes N runs N at a time, each on one thread.
 """
 
 import argparse
@@ -105,12 +106,15 @@ class Bench:
         words += ["--dataset_path", args.data, "--pretrained", args.pretrained, "--logdir", args.out]
         words += ["--epochs", args.epochs, "--seed", seed, "--name", key, "--resume", "auto", *shlex.split(args.flags)]
         if way is not WAYS["dense"]:
-            words += ["--train_path", self._strokes(style)]
+            words += ["--train_path", self.strokes(style)]
         if way.teacher:
             words += ["--pseudo_path", self._pseudo(way.teacher, style, seed)]
         self._run("train.py", *words)
 
-    def _strokes(self, style: str) -> Path:
+    def strokes(self, style: str) -> Path:
+        """Return the folder of the strokes, after simulating them if the style asks for it."""
+        if style in self.args.folders:
+            return self.args.folders[style]
         folder = self.args.out / f"strokes-{style}"
         with self._only_one(folder):
             options = ["--background", "none", "--workers", 1, *STYLES[style].split()]
@@ -121,7 +125,7 @@ class Bench:
     def _pseudo(self, teacher: str, style: str, seed: int) -> Path:
         self.run(teacher, style, seed)
         key = name_of(teacher, style, seed)
-        words = ["--checkpoint", self.args.out / key / "last.pt", "--train_path", self._strokes(style)]
+        words = ["--checkpoint", self.args.out / key / "last.pt", "--train_path", self.strokes(style)]
         out = self.args.out / f"pseudo-{key}"
         with self._only_one(out):
             self._run("pseudo.py", *words, *PSEUDO_FLAGS.split(), "--output", out)  # what is there already stays
@@ -179,7 +183,7 @@ def label_table(bench: Bench, styles: Sequence[str], seeds: Sequence[int], names
     """Return a Markdown table: the share of each class in strokes and pseudo-labels, over its share in the masks."""
     num_classes, masks = len(names), bench.args.data / "SegmentationClass"
     lines = [f"| labels | mIoU | labelled, % | {' | '.join(names)} |", "| --- " * (num_classes + 3) + "|"]
-    folders = [bench.args.out / f"strokes-{style}" for style in styles]
+    folders = [bench.strokes(style) for style in styles]
     folders += sorted(
         folder for style in styles for seed in seeds for folder in bench.args.out.glob(f"pseudo-*-{style}-{seed}")
     )
@@ -203,7 +207,7 @@ def main() -> None:
     parser.add_argument("data", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--pretrained", required=True, help="FILE of weights of tf_efficientnet_lite0, or none")
-    parser.add_argument("--styles", nargs="+", default=["whole", "equal", "skip", "one"], choices=STYLES)
+    parser.add_argument("--styles", nargs="+", default=["whole", "equal", "skip", "one"], metavar="STYLE")
     parser.add_argument("--ways", nargs="+", default=TABLE, choices=WAYS)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--epochs", type=int, default=24)
@@ -212,6 +216,11 @@ def main() -> None:
         "--flags", default="", help="further flags of train.py: --flags='--long_side 240 --crop_size 144'"
     )
     args = parser.parse_args()
+    args.folders = {Path(style).name: Path(style).resolve() for style in args.styles if style not in STYLES}
+    for folder in args.folders.values():
+        if not folder.is_dir():
+            parser.error(f"--styles {folder}: must be a folder of strokes or one of {', '.join(STYLES)}")
+    args.styles = [style if style in STYLES else Path(style).name for style in args.styles]
     args.data, args.out = args.data.resolve(), args.out.resolve()
     if args.pretrained != "none":
         args.pretrained = str(Path(args.pretrained).resolve())

@@ -170,7 +170,8 @@ class FlagReader:
             others += [] if found else [name]
         if others:
             near.append(
-                f"{', '.join(others)}: see --help for all flags, docs/coming_from.md for names of other trainers"
+                f"{', '.join(others)}: see --help for all flags, docs/coming_from.md for names of other trainers, "
+                "CHANGELOG.md for flags that were removed"
             )
         return f"unknown {kind}{'s' if len(names) > 1 else ''} {'; '.join(near)}"
 

@@ -191,6 +191,16 @@ def test_the_kind_is_found_or_a_command_is_named(tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=r"no labels of a known kind in it: unpack .*: .* -m tools\.check .*empty"):
         find_and_convert(tmp_path / "empty", tmp_path / "two")
+    (tmp_path / "cut").mkdir()
+    (tmp_path / "cut/instances.json").write_bytes((source / "instances.json").read_bytes()[:60])
+    with pytest.raises(UserError, match=r"cut/instances\.json: not JSON"):
+        find_and_convert(tmp_path / "cut", tmp_path / "two")
+    (tmp_path / "panoptic.json").write_text(
+        '{"images": [], "categories": [{"id": 1, "name": "cat"}], "annotations": [{"segments_info": []}]}'
+    )
+    with pytest.raises(UserError, match="nothing to convert as coco"):
+        find_and_convert(tmp_path / "panoptic.json", tmp_path / "two")
+    assert "panoptic COCO, whose masks are PNG files" in capsys.readouterr().err
     save(tmp_path / "numbers/masks/a.png", value=3)
     with pytest.raises(UserError, match=r"class numbers need no conversion: to check them: .*tools.check .*numbers"):
         find_and_convert(tmp_path / "numbers", tmp_path / "two")

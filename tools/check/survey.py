@@ -144,6 +144,8 @@ def survey(
             splits[WHOLE] = Split(folders, endings=_endings(folders, paths))
             findings.add("no-split", place.images, f"no {' and no '.join(names)}")
             missing = {}
+        elif place.images.is_dir():
+            missing = dict.fromkeys(missing, f"{place.images}: no images in it ({', '.join(layout.IMAGE_SUFFIXES)})")
     for name, problem in missing.items():
         findings.add("split-missing", name, problem)
     samples = []

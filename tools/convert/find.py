@@ -13,6 +13,7 @@ from support import shell
 from support.errors import UserError
 from tools.convert.formats import KINDS
 from tools.convert.formats.colours import MASK_FOLDERS, check_hint
+from tools.convert.reading import read_json, read_xml
 
 MAX_FILES, MAX_TEXTS = 2000, 200  # files to look into
 MAX_MASKS = 8
@@ -26,6 +27,7 @@ PATTERNS = (
     ("scribblesup", ".xml", (r"<annotation>", r"<polygon>", r"<tag>")),
     ("yolo", ".txt", (r"^\d+( [-+.\de]+){4,}\s*$",)),
 )
+READERS = {".json": read_json, ".xml": read_xml}
 NUMBERS = "numbers"  # masks of class numbers or of 0 and 255, which need no conversion
 
 
@@ -45,7 +47,7 @@ def find_kinds(source: Path) -> dict[str, Path]:
 def find_kind(source: Path, out: Path) -> str:
     """Return the kind of the labels in a file or folder, and print it.
 
-    Raises UserError, with the commands to choose from, if there are several kinds or none.
+    Raises UserError, with the commands to choose from, if there are several kinds or none, or if a file is damaged.
     """
     found = find_kinds(source)
     numbers = found.pop(NUMBERS, None)
@@ -59,6 +61,9 @@ def find_kind(source: Path, out: Path) -> str:
     if numbers:
         check = shell.python_command("-m", "tools.check", source)
         raise UserError(f"{numbers}: masks of class numbers need no conversion: to check them: {check}")
+    for path in _files(source):  # a file that was cut off does not match its kind's patterns
+        if path.suffix.lower() in READERS:
+            READERS[path.suffix.lower()](path)
     problem = f"{source}: no labels of a known kind in it: unpack .zip files, or name the kind: {', '.join(KINDS)}"
     problem += "; from Label Studio and Supervisely, export COCO"
     raise UserError(problem + (check_hint(source) if source.is_dir() else ""))

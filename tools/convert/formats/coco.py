@@ -116,6 +116,8 @@ def _shapes(
     """
     shapes: dict[int, list[Shape]] = {number: [] for number in images}
     annotations = value_of(content, "annotations", list, str(path))
+    if any(isinstance(item, dict) and "segments_info" in item for item in annotations[:1]):
+        raise InputError(f"{path}: panoptic COCO, whose masks are PNG files: export or download the instances")
     num_crowds = sum(isinstance(item, dict) and item.get("iscrowd") == 1 for item in annotations)
     has_crowds = num_crowds <= MAX_CROWDS * len(annotations)
     if not has_crowds:
