@@ -73,17 +73,6 @@ def test_same_run_with_and_without(demo_flags, tmp_path, world_size, flags):
     assert_close(tmp_path / "x", tmp_path / "plain")
 
 
-def test_without_a_compiler_the_run_is_as_without_the_flag(demo_flags, tmp_path):
-    words = demo_flags(max_steps=2)
-    env = {"CXX": str(tmp_path / "nonesuch"), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
-    succeed([start([*words, "--name", "plain"], tmp_path)])
-    words = ["no_compiler", "all", *words, "--compile", "--name", "compiled"]
-    stdout = succeed([start(words, tmp_path, FAULTS, **env)])[0]
-    assert stdout.count("--compile: torch.compile does not work here") == 1
-    contents = [checkpoint.read_run(tmp_path / name / "last.pt") for name in ("plain", "compiled")]
-    assert all(torch.equal(value, contents[1]["model"][name]) for name, value in contents[0]["model"].items())
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 def test_inductor_trains_as_without(demo_flags, tmp_path):

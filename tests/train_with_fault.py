@@ -3,6 +3,7 @@
 FAULT names a function below, or several as in a_buffer+bug. RANK is the rank that it strikes, or "all".
 """
 
+import dataclasses
 import multiprocessing
 import os
 import signal
@@ -11,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -18,12 +20,15 @@ import torchvision
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
+import builders.model
+import builders.training
 import models.compiled
 import optimization.amp
 import train
 import utils
 from distributed.group import Group
 from distributed.lifeline import Lifeline
+from losses import pixel_pass
 from losses.criterion import Criterion
 from runs import checkpoint
 from runs.state import TrainState
@@ -154,6 +159,8 @@ FAULTS |= {
     "has_bf16": replace(optimization.amp, "has_native_bf16", lambda device: True),
     "no_bf16": replace(optimization.amp, "has_native_bf16", lambda device: False),
     "traced": replace(models.compiled, "BACKEND", "aot_eager"),  # compiled without a compiler of kernels
+    "no_triton": lambda: use_kernel_of_losses(None),
+    "kernel_fails": lambda: use_kernel_of_losses(SimpleNamespace(run=fail(RuntimeError("Failed to find C compiler")))),
     "no_compiler": lambda: os.environ.update(PATH="/nonesuch"),
     # The end of a rank
     "user_error": strike(errors.UserError("the file is wrong")),
@@ -206,6 +213,29 @@ def loss_not_finite() -> None:
         return tuple(value * factor for value in original(*args))
 
     Criterion.__call__ = replacement  # type: ignore[method-assign]
+
+
+def use_kernel_of_losses(module: object) -> None:
+    """The losses look for their kernel as on a GPU, and find this module."""
+    pixel_pass.find_kernel = lambda logits: pixel_pass.tested_kernel(logits.device)
+    sys.modules["losses.pixel_kernel"] = module  # type: ignore[assignment]
+
+
+@fault
+def no_fused_update() -> None:
+    """The optimizer is asked for its fused update, as on a GPU, and has none."""
+    make = builders.training.make_optimizer
+    builders.training.make_optimizer = lambda *args, fused, **options: make(*args, fused=True, **options)
+    torch._fused_sgd_ = fail(RuntimeError("no kernel image is available"))  # type: ignore[assignment]
+
+
+@fault
+def gpu_without_bf16() -> None:
+    resolve = builders.model.resolve_amp
+    torch.cuda.get_device_capability = lambda device: (7, 5)  # type: ignore[assignment]
+    builders.model.resolve_amp = lambda amp, group, saved: resolve(
+        amp, dataclasses.replace(group, device=torch.device("cuda", 0)), saved
+    )
 
 
 if __name__ == "__main__":
