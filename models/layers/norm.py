@@ -59,7 +59,8 @@ class BatchNorm2d(nn.BatchNorm2d):
         if len(statistics) == 3:
             return (_gradients_on_cuda if _has_kernels(x) else _gradients)(grad, x, weight, statistics, self)
         mean, invstd = statistics
-        running, mask = (mean, variance_of(invstd)), [True, True, True]
+        # Only the backward pass of evaluation and of frozen layers reads the variance, which takes two kernels.
+        running, mask = (mean, invstd if of_batch else variance_of(invstd)), [True, True, True]
         return aten.native_batch_norm_backward(grad, x, weight, *running, mean, invstd, of_batch, 0.0, mask)
 
     def average(self, sums: Tensor, num_values: int, statistics: Statistics) -> Tensor:
