@@ -58,7 +58,7 @@ WAYS = {
     "entropy": Way("pseudo-labels, distance entropy", f"{STUDENT}DsDc", "strokes"),
     "entropy_0": Way("pseudo-labels, distance entropy, --background 0", f"{STUDENT}DsDc --background 0", "strokes"),
 }
-# Flags of tools.scribbles simulate. "whole": as long as the region, half as long as a person's, 3 % of CamVid's pixels.
+# Flags of tools.scribbles simulate. "whole": half of the path through each region, 3 % of CamVid's pixels.
 STYLES = {
     "whole": "--length 0.5",
     "equal": "--max_length 60",

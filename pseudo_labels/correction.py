@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-ROUNDS = 3  # the weights hardly change after the third round
+ROUNDS = 3  # the factors hardly change after the third round
 
 
 def estimate(label: Callable[[np.ndarray], np.ndarray], strokes: np.ndarray) -> np.ndarray:
@@ -13,9 +13,9 @@ def estimate(label: Callable[[np.ndarray], np.ndarray], strokes: np.ndarray) -> 
     People draw about equally long strokes on small and large objects, so a model that was trained on strokes predicts
     small classes too often. The factors give it the shares of the pixels (Saerens et al. 2002, eq. 2.4;
     arXiv:2007.07314). Each round labels images with the last factors, and takes the shares of the classes in these
-    labels as those of the pixels: expectation maximization. A class of less than 1 / C of the pixels is never raised,
-    because strokes rarely label too little of a small class, and a model that confuses it with a large one would be
-    followed. A class without strokes keeps its probability: the model did not learn it.
+    labels as those of the pixels, similar to expectation maximization. The factor of a class of less than 1 / C of the
+    pixels is at most 1: strokes rarely label too little of a small class, and a larger factor would amplify its
+    confusion with a large one. A class without strokes has factor 1: the model did not learn it.
     label: returns the share of each class, (C,), in labels that are made with factors, (C,). strokes: share of each
     class in the pixels of all strokes, (C,).
     """

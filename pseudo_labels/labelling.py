@@ -17,7 +17,7 @@ from pseudo_labels.walker import Grid, Walk
 from support.labels import IGNORE
 
 CONTRADICTION = 0.5  # probability of a class without a stroke from which a pixel stays unlabelled
-TEMPERATURE = 1.5  # of the softmax: a network that learned from few pixels is too sure of all others
+TEMPERATURE = 1.5  # flattens the probabilities of a network that learned from few pixels, which is overconfident
 
 
 class Stroked(NamedTuple):
@@ -82,13 +82,13 @@ def corrected_walk(
 ) -> tuple[Walk, np.ndarray]:
     """Return a walk from the strokes of an image and a model's prediction, and where the two contradict each other.
 
-    The walk ends at classes with a stroke and at the background. The second result, (h, w) bool, is true where the
-    model sees another class.
+    The walk ends at classes with a stroke and at the background, or, without any stroke, at all classes. The second
+    result, (h, w) bool, is true where another class has at least the probability CONTRADICTION.
     probs: result of predict() for the image, (C, h, w), in CPU memory. factors: correction.estimate(), (C,) float32, or
-    None. They multiply the probabilities at TEMPERATURE: where the model is almost certain, they would else change
-    nothing (Guo et al. 2017, arXiv:1706.04599).
+    None. They multiply the probabilities to the power 1 / TEMPERATURE, because they would change nothing where the
+    model is almost certain. Without factors there is no temperature.
     """
-    # The lower limit keeps a class with a stroke ahead of the others where softmax gives exactly 0.
+    # The lower limit prevents 0 / 0 where all classes with a stroke have probability 0.
     probs = probs.float().clamp(min=1e-12)
     if factors is not None:
         probs = probs ** (1 / TEMPERATURE)
@@ -106,8 +106,8 @@ def corrected_walk(
 def make_label(item: Stroked, probs: Tensor, factors: Tensor | None, background: int | None) -> np.ndarray:
     """Return the pseudo-label of an image, (H, W) uint8. The arguments are those of corrected_walk().
 
-    A pixel on a stroke keeps the stroke's class. A pixel is 255 where the model sees a class without a stroke: strokes
-    may have skipped it.
+    A pixel on a stroke keeps the stroke's class. A pixel is 255 where corrected_walk() finds a contradiction: the
+    strokes may have skipped an object.
     """
     walk, contradicts = corrected_walk(item, probs, factors, background)
     label = walk.best((item.scribble.shape[0], item.scribble.shape[1]))
