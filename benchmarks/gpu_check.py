@@ -40,6 +40,11 @@ def main() -> int:
         return 2
     if args.here:
         return run_here(args.parts[0], Machine.of(args.device, Path(args.here)))
+    try:
+        args.out.write_text("")  # rather now than after all parts
+    except OSError as error:
+        print(f"--out {args.out}: cannot be written ({error.strerror})", file=sys.stderr)
+        return 2
     about = describe(args.device)
     print("\n".join(f"{name}: {value}" for name, value in about.items()) + "\n")
     results = {}
@@ -48,7 +53,7 @@ def main() -> int:
             print(f"[{number}/{len(args.parts)}] {name} ...", end="\r", file=sys.stderr, flush=True)
             results[name] = run_apart(name, args.device, Path(folder))
             print(f"{results[name]['status']:8} {name:22} {results[name]['seconds']:5.1f} s  {results[name]['text']}")
-    args.out.write_text(json.dumps(about | {"parts": results}, indent=1) + "\n")
+            args.out.write_text(json.dumps(about | {"parts": results}, indent=1) + "\n")
     failed = [name for name, result in results.items() if result["status"] == "FAILED"]
     print(
         f"\n{len(failed)} of {len(results)} parts failed{': ' * bool(failed)}{', '.join(failed)}; all of it: {args.out}"
@@ -73,8 +78,9 @@ def run_apart(name: str, device: str, folder: Path) -> dict:
             cwd=gpu_parts.ROOT,
         )
         output, status = done.stdout + done.stderr, done.returncode
-    except subprocess.TimeoutExpired:
-        output, status = f"did not end within {SECONDS} s", 1
+    except subprocess.TimeoutExpired as error:
+        printed = "".join(part.decode(errors="replace") for part in (error.stdout, error.stderr) if part)
+        output, status = f"{printed}\ndid not end within {SECONDS} s", 1
     lines = [line.removeprefix(RESULT) for line in output.splitlines() if line.startswith(RESULT)]
     ending = (output.strip().splitlines() or ["no output"])[-1]
     result = json.loads(lines[-1]) if lines else {"status": "FAILED", "text": f"status {status}: {ending}"[:200]}
@@ -99,10 +105,7 @@ def run_here(name: str, machine: Machine) -> int:
 def describe(device: str) -> dict:
     """Return what a figure depends on: versions, cards and driver."""
     about = {"python": platform.python_version(), "system": platform.platform(), "torch": torch.__version__}
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=gpu_parts.ROOT, capture_output=True, text=True
-    )
-    about["commit"] = commit.stdout.strip()
+    about["commit"] = output_of("git", "describe", "--always", "--dirty")
     try:
         import triton
 
@@ -111,9 +114,18 @@ def describe(device: str) -> dict:
         about["triton"] = "not installed"
     if device == "cuda":
         about |= {"cuda": str(torch.version.cuda), "cudnn": str(torch.backends.cudnn.version())}
-        query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total,power.limit", "--format=csv,noheader"]
-        about["gpus"] = subprocess.run(query, capture_output=True, text=True).stdout.strip()
+        about["gpus"] = output_of(
+            "nvidia-smi", "--query-gpu=name,driver_version,memory.total,power.limit", "--format=csv,noheader"
+        )
     return about
+
+
+def output_of(*command: str) -> str:
+    """Return what a program prints, "unknown" if it is not installed."""
+    try:
+        return subprocess.run(command, cwd=gpu_parts.ROOT, capture_output=True, text=True).stdout.strip()
+    except FileNotFoundError:
+        return "unknown"
 
 
 if __name__ == "__main__":

@@ -211,7 +211,7 @@ def main() -> None:
     parser.add_argument("--ways", nargs="+", default=TABLE, choices=WAYS)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--epochs", type=int, default=24)
-    parser.add_argument("--lanes", type=int, default=2)
+    parser.add_argument("--lanes", type=int, default=2, choices=range(1, 65), metavar="N")
     parser.add_argument(
         "--flags", default="", help="further flags of train.py: --flags='--long_side 240 --crop_size 144'"
     )

@@ -15,13 +15,15 @@ def estimate(label: Callable[[np.ndarray], np.ndarray], strokes: np.ndarray) -> 
     arXiv:2007.07314). Each round labels images with the last factors, and takes the shares of the classes in these
     labels as those of the pixels, similar to expectation maximization. The factor of a class of less than 1 / C of the
     pixels is at most 1: strokes rarely label too little of a small class, and a larger factor would amplify its
-    confusion with a large one. A class without strokes has factor 1: the model did not learn it.
+    confusion with a large one. A class without strokes has factor 1, because the model did not learn it, and a class
+    that is in no label keeps its factor: 0 would remove it from images that were not among the labelled ones.
     label: returns the share of each class, (C,), in labels that are made with factors, (C,). strokes: share of each
     class in the pixels of all strokes, (C,).
     """
     factors = np.ones(len(strokes))
     for _ in range(ROUNDS):
         pixels = label(factors)
-        factors = np.where(strokes > 0, pixels / np.where(strokes > 0, strokes, 1.0), 1.0)
+        known = (strokes > 0) & (pixels > 0)
+        factors = np.where(known, pixels / np.where(known, strokes, 1.0), factors)
         factors = np.where(pixels < 1 / len(pixels), np.minimum(factors, 1.0), factors)
     return factors

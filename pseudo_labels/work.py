@@ -24,6 +24,7 @@ from pseudo_labels import correction, walker
 from pseudo_labels.files import PseudoFolder
 from pseudo_labels.labelling import Stroked, StrokedImages, corrected_walk, make_label, predict
 from runs.log import progress_bar
+from support.errors import UserError
 from support.labels import IGNORE
 from support.processes import ThreadPool
 
@@ -56,7 +57,11 @@ class Work:
             return value_histogram(self._scribble(index))[:num_classes]
 
         pixels = self._total(count, num_classes, "strokes")
-        strokes = pixels / max(1, pixels.sum())
+        if not pixels.any():
+            raise UserError(
+                f"{self.dataset.folders['label']}: has no stroke in any image: draw some, or name their folder"
+            )
+        strokes = pixels / pixels.sum()
         images = StrokedImages(self.dataset)
         most = min(MOST_IMAGES, MOST_BYTES // (2 * num_classes * walker.MOST_CELLS), len(images))
         chosen = np.linspace(0, len(images) - 1, most).round().astype(int).tolist()

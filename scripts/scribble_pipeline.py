@@ -21,6 +21,7 @@ if not __package__:  # started as a file
 import config
 from config.programs import PSEUDO
 from config.shared import DataFlags, LaunchFlags
+from data.classes import read_classes
 from data.layout import LISTS, MASKS, SCRIBBLES, first_folder
 from support import program, shell
 from support.errors import STOPPED, UserError
@@ -57,6 +58,7 @@ def main(argv: list[str] | None = None) -> int:
 def run_steps(args, flags: list[str]) -> None:
     """Run all steps. args: from parser(). flags: of train.py. Raises CalledProcessError if a step fails."""
     data, work = args.data.resolve(), args.work.resolve()
+    flags = [*class_flags(data, flags), *flags]
     cfg = read_flags(flags, args.pseudo, data)
     drawn = (data / SCRIBBLES).is_dir()
     if drawn and args.simulate:
@@ -82,6 +84,16 @@ def run_steps(args, flags: list[str]) -> None:
         train(number, "--dataset", "ScribblePseudo", "--pseudo_path", labels)
     last = work / f"round_{args.rounds}" / "best.pt"
     run("evaluate.py", "--checkpoint", last, "--report", work / "report", *launch)
+
+
+def class_flags(data: Path, flags: list[str]) -> list[str]:
+    """Return the flags of the classes in the data set's classes.txt, [] without that file or if `flags` has its own."""
+    file, given = data / "classes.txt", {word.partition("=")[0] for word in flags}
+    if not file.is_file() or given & {"--classes", "--numclasses", "--config"}:
+        return []
+    names = read_classes(str(file), None).names
+    background = [] if names[0] == "background" or "--background" in given else ["--background", "none"]
+    return ["--numclasses", str(len(names)), "--classes", str(file), *background]
 
 
 def read_flags(flags: list[str], pseudo: list[str], data: Path) -> config.Config:

@@ -66,3 +66,10 @@ def test_without_a_gpu_one_line_says_so():
     assert result.returncode == 2
     assert result.stdout.count("\n") == 1
     assert "finds no GPU" in result.stdout
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_the_first_part(tmp_path):
+    command = [sys.executable, "-m", "benchmarks.gpu_check", "--device", "cpu", "--out", str(tmp_path / "none/x.json")]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 2
+    assert "none/x.json: cannot be written (No such file or directory)" in result.stderr

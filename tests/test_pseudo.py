@@ -31,6 +31,13 @@ def test_small_classes_are_not_raised_and_classes_without_strokes_stay():
     assert found.tolist() == pytest.approx([1.4, 1 / 6, 1, 1])
 
 
+def test_a_class_that_is_in_no_label_is_not_removed():
+    """Class 2 is lost after the first round, and keeps its factor 0.1 / 0.4."""
+    rounds = iter([[0.5, 0.4, 0.1], [0.6, 0.4, 0], [0.6, 0.4, 0]])
+    found = correction.estimate(lambda _: np.array(next(rounds)), np.array([0.3, 0.3, 0.4]))
+    assert found.tolist() == pytest.approx([2, 4 / 3, 0.25])
+
+
 def test_classes_without_a_stroke_do_not_win_but_leave_pixels_open():
     """Classes 1 and 2 have strokes, in the corners. Class 0 has probability 0.4 on the left and 0.6 on the right."""
     image, scribble = np.zeros((16, 16, 3), np.uint8), np.full((16, 16), 255, np.uint8)

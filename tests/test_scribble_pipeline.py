@@ -141,3 +141,13 @@ def test_a_signal_stops_all_processes_of_a_step(data, tmp_path):
     process.terminate()
     assert process.wait(timeout=60) == STOPPED
     assert (tmp_path / "work.txt").read_text().endswith("stopped; run the same command again to continue\n")
+
+
+def test_classes_are_the_data_sets_own(tmp_path):
+    file = tmp_path / "classes.txt"
+    file.write_text("building\ncar\nsky\n")
+    own = ["--numclasses", "3", "--classes", str(file)]
+    assert scribble_pipeline.class_flags(tmp_path, ["--epochs", "1"]) == [*own, "--background", "none"]
+    file.write_text("background\ncar\nsky\n")
+    assert scribble_pipeline.class_flags(tmp_path, []) == own
+    assert scribble_pipeline.class_flags(tmp_path, ["--numclasses=4"]) == []
