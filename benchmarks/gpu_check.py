@@ -21,6 +21,7 @@ from pathlib import Path
 
 import torch
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks import gpu_parts
 from benchmarks.gpu_parts import PARTS, Machine, Skipped
 

@@ -93,12 +93,18 @@ class Bench:
         """Train in a way and keep its scores, after the runs that it needs."""
         key = name_of(way, style, seed)
         with self._only_one(key):
+            strokes = self.done.get(key, {}).get("strokes", "")
+            if key in self.done and strokes != str(self.args.folders.get(style, "")):
+                raise SystemExit(
+                    f"{self.args.out}: has results of {key} with strokes of {strokes}: name another folder"
+                )
             if key not in self.done:
                 self._train(WAYS[way], key, style, seed)
                 lines = (self.args.out / key / "metrics.jsonl").read_text().splitlines()
                 values = [value for value in map(json.loads, lines) if value["kind"] == "val"][-1]
                 with self.lock:
                     self.done[key] = {name: values[name] for name in ("miou", "iou", "acc")}
+                    self.done[key]["strokes"] = str(self.args.folders.get(style, ""))
                     write_atomic(self.file, json.dumps(self.done, indent=1, sort_keys=True))
 
     def _train(self, way: Way, key: str, style: str, seed: int) -> None:
@@ -140,7 +146,8 @@ class Bench:
         with self.busy, (self.args.out / "output.txt").open("a") as output:
             print(shlex.join(["python", *command[1:]]), flush=True)
             env = os.environ | {"OMP_NUM_THREADS": "1"}
-            subprocess.run(command, cwd=ROOT, env=env, stdout=output, stderr=output, check=True)
+            if subprocess.run(command, cwd=ROOT, env=env, stdout=output, stderr=output).returncode:
+                raise SystemExit(f"the last command failed: see the end of {output.name}")
 
 
 def name_of(way: str, style: str, seed: int) -> str:
@@ -221,6 +228,8 @@ def main() -> None:
         if not folder.is_dir():
             parser.error(f"--styles {folder}: must be a folder of strokes or one of {', '.join(STYLES)}")
     args.styles = [style if style in STYLES else Path(style).name for style in args.styles]
+    if len({*args.styles}) < len(args.styles):
+        parser.error(f"--styles: two of {', '.join(args.styles)} have one name")
     args.data, args.out = args.data.resolve(), args.out.resolve()
     if args.pretrained != "none":
         args.pretrained = str(Path(args.pretrained).resolve())
