@@ -6,6 +6,7 @@ A row is a variant: a number of classes and the losses of the pass. A cell is an
 bytes of shared memory of a program (128 threads), and bytes of spilled registers of a thread, if any, which are slow.
 """
 
+import argparse
 import itertools
 import re
 import subprocess
@@ -72,6 +73,7 @@ def _measure(cubin: bytes, shared: int) -> Resources:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     names = [f"sm_{architecture}" for architecture in ARCHITECTURES]
     print(f"| classes | losses | {' | '.join(names)} |\n{'| --- ' * (2 + len(names))}|")
     for num_classes, terms in itertools.product(CLASSES, TERMS):

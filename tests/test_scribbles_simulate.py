@@ -116,7 +116,7 @@ def test_real_masks_get_as_many_labelled_pixels_as_people_drew(scribblesup, tmp_
     ("words", "named"),
     [
         (["simulate", "nowhere", "o"], "nowhere: no such folder"),
-        (["simulate", "m", "o", "--skip", "1.5"], "--skip 1.5: must be 0 to 1"),
+        (["simulate", "m", "o", "--skip", "1.5"], "--skip 1.5: must be 0 to 0.99"),
         (["simulate", "m", "o", "--length", "0"], "--length 0.0: must be above 0 and at most 1"),
         (["simulate", "e", "o"], "e: no label map in it (.png, "),
         (["simulate", "m", "o", "--list", "l.txt"], "l.txt: 'b': no label map of this name in m"),

@@ -75,7 +75,7 @@ def _style(args: argparse.Namespace) -> Style:
     """Return the Style of the flags. Raises UserError if one is out of range."""
     if not 0 < args.length <= 1:
         raise UserError(f"--length {args.length}: must be above 0 and at most 1")
-    limits = {"wiggle": 1, "skip": 1, "width": 255}
+    limits = {"wiggle": 1, "skip": 0.99, "width": 255}
     limits |= dict.fromkeys(("min_area", "max_length", "per_class", "seed"), 2**31)
     for name, most in limits.items():
         least = int(name in ("width", "min_area"))
