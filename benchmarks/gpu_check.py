@@ -72,15 +72,14 @@ def run_apart(name: str, device: str, folder: Path) -> dict:
     try:
         done = subprocess.run(
             [sys.executable, *words],
-            capture_output=True,
-            text=True,
+            capture_output=True,  # as bytes, which a timeout also has on every system
             timeout=SECONDS,
             env=environment,
             cwd=gpu_parts.ROOT,
         )
-        output, status = done.stdout + done.stderr, done.returncode
+        output, status = (done.stdout + done.stderr).decode(errors="replace"), done.returncode
     except subprocess.TimeoutExpired as error:
-        printed = "".join(part.decode(errors="replace") for part in (error.stdout, error.stderr) if part)
+        printed = ((error.stdout or b"") + (error.stderr or b"")).decode(errors="replace")
         output, status = f"{printed}\ndid not end within {SECONDS} s", 1
     lines = [line.removeprefix(RESULT) for line in output.splitlines() if line.startswith(RESULT)]
     ending = (output.strip().splitlines() or ["no output"])[-1]

@@ -93,18 +93,15 @@ class Bench:
         """Train in a way and keep its scores, after the runs that it needs."""
         key = name_of(way, style, seed)
         with self._only_one(key):
-            strokes = self.done.get(key, {}).get("strokes", "")
-            if key in self.done and strokes != str(self.args.folders.get(style, "")):
-                raise SystemExit(
-                    f"{self.args.out}: has results of {key} with strokes of {strokes}: name another folder"
-                )
+            strokes = str(self.args.folders.get(style, ""))
+            if key in self.done and (other := self.done[key].get("strokes", "")) != strokes:
+                raise SystemExit(f"{self.args.out}: has results of {key} with strokes of {other}: name another folder")
             if key not in self.done:
                 self._train(WAYS[way], key, style, seed)
                 lines = (self.args.out / key / "metrics.jsonl").read_text().splitlines()
                 values = [value for value in map(json.loads, lines) if value["kind"] == "val"][-1]
                 with self.lock:
-                    self.done[key] = {name: values[name] for name in ("miou", "iou", "acc")}
-                    self.done[key]["strokes"] = str(self.args.folders.get(style, ""))
+                    self.done[key] = {name: values[name] for name in ("miou", "iou", "acc")} | {"strokes": strokes}
                     write_atomic(self.file, json.dumps(self.done, indent=1, sort_keys=True))
 
     def _train(self, way: Way, key: str, style: str, seed: int) -> None:
@@ -112,16 +109,19 @@ class Bench:
         words += ["--dataset_path", args.data, "--pretrained", args.pretrained, "--logdir", args.out]
         words += ["--epochs", args.epochs, "--seed", seed, "--name", key, "--resume", "auto", *shlex.split(args.flags)]
         if way is not WAYS["dense"]:
-            words += ["--train_path", self.strokes(style)]
+            words += ["--train_path", self._strokes(style)]
         if way.teacher:
             words += ["--pseudo_path", self._pseudo(way.teacher, style, seed)]
         self._run("train.py", *words)
 
-    def strokes(self, style: str) -> Path:
-        """Return the folder of the strokes, after simulating them if the style asks for it."""
+    def folder_of(self, style: str) -> Path:
+        return self.args.folders.get(style, self.args.out / f"strokes-{style}")
+
+    def _strokes(self, style: str) -> Path:
+        """Return the folder of the strokes, after simulating them if they have none of their own."""
+        folder = self.folder_of(style)
         if style in self.args.folders:
-            return self.args.folders[style]
-        folder = self.args.out / f"strokes-{style}"
+            return folder
         with self._only_one(folder):
             options = ["--background", "none", "--workers", 1, *STYLES[style].split()]
             options += ["--list", self.args.data / "ImageSets/Segmentation/train.txt"]
@@ -131,7 +131,7 @@ class Bench:
     def _pseudo(self, teacher: str, style: str, seed: int) -> Path:
         self.run(teacher, style, seed)
         key = name_of(teacher, style, seed)
-        words = ["--checkpoint", self.args.out / key / "last.pt", "--train_path", self.strokes(style)]
+        words = ["--checkpoint", self.args.out / key / "last.pt", "--train_path", self._strokes(style)]
         out = self.args.out / f"pseudo-{key}"
         with self._only_one(out):
             self._run("pseudo.py", *words, *PSEUDO_FLAGS.split(), "--output", out)  # what is there already stays
@@ -190,7 +190,7 @@ def label_table(bench: Bench, styles: Sequence[str], seeds: Sequence[int], names
     """Return a Markdown table: the share of each class in strokes and pseudo-labels, over its share in the masks."""
     num_classes, masks = len(names), bench.args.data / "SegmentationClass"
     lines = [f"| labels | mIoU | labelled, % | {' | '.join(names)} |", "| --- " * (num_classes + 3) + "|"]
-    folders = [bench.strokes(style) for style in styles]
+    folders = [bench.folder_of(style) for style in styles]
     folders += sorted(
         folder for style in styles for seed in seeds for folder in bench.args.out.glob(f"pseudo-*-{style}-{seed}")
     )
