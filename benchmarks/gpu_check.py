@@ -4,19 +4,22 @@ python -m benchmarks.gpu_check                  # all GPUs of this machine; need
 python -m benchmarks.gpu_check --device cpu     # the same parts on the CPU, in small: to test this script
 
 Each part runs in a process of its own, so that one that fails, even with an error of CUDA, does not stop the rest.
-Prints a table and writes gpu_check.json: attach this file to an issue as it is. The exit status is the number of failed
-parts; without a GPU it is 2.
+All of them take at most ten minutes: parts for which no time is left are skipped. Prints a table and writes
+gpu_check.json: attach this file to an issue as it is. The exit status is the number of failed parts; without a GPU it
+is 2.
 """
 
 import argparse
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 import traceback
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -25,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks import gpu_parts
 from benchmarks.gpu_parts import PARTS, Machine, Skipped
 
-SECONDS = 200  # of one part
+PART_SECONDS, ALL_SECONDS = 150, 600  # the most that a part may take, and all parts together
 RESULT = "gpu_check: "  # begins a part's last line
 
 
@@ -46,13 +49,15 @@ def main() -> int:
     except OSError as error:
         print(f"--out {args.out}: cannot be written ({error.strerror})", file=sys.stderr)
         return 2
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))  # run_apart() then ends the part
     about = describe(args.device)
     print("\n".join(f"{name}: {value}" for name, value in about.items()) + "\n")
-    results = {}
+    results, end = {}, time.monotonic() + ALL_SECONDS
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         for number, name in enumerate(args.parts, start=1):
             print(f"[{number}/{len(args.parts)}] {name} ...", end="\r", file=sys.stderr, flush=True)
-            results[name] = run_apart(name, args.device, Path(folder))
+            results[name] = run_apart(name, args.device, Path(folder), end - time.monotonic())
             print(f"{results[name]['status']:8} {name:22} {results[name]['seconds']:5.1f} s  {results[name]['text']}")
             args.out.write_text(json.dumps(about | {"parts": results}, indent=1) + "\n")
     failed = [name for name, result in results.items() if result["status"] == "FAILED"]
@@ -62,31 +67,44 @@ def main() -> int:
     return len(failed)
 
 
-def run_apart(name: str, device: str, folder: Path) -> dict:
-    """Run a part in a fresh process. Return its {"status", "text", "seconds", "figures", "output"}."""
+def run_apart(name: str, device: str, folder: Path, left: float) -> dict:
+    """Run a part in a fresh process. Return its {"status", "text", "seconds", "figures", "output"}.
+
+    left: s that all parts together may still take.
+    """
+    if left <= 0:
+        return {"status": "skipped", "text": f"the parts before it took {ALL_SECONDS} s", "seconds": 0.0, "figures": {}}
     words = ["-m", "benchmarks.gpu_check", "--device", device, "--parts", name, "--here", str(folder)]
-    start = time.monotonic()
+    start, seconds = time.monotonic(), min(left, PART_SECONDS)
     environment = dict(os.environ)
     if device == "cpu":
         environment |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    options = {"env": environment, "cwd": gpu_parts.ROOT, "start_new_session": True}
+    part = subprocess.Popen(
+        [sys.executable, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, errors="replace", **options
+    )
     try:
-        done = subprocess.run(
-            [sys.executable, *words],
-            capture_output=True,  # as bytes, which a timeout also has on every system
-            timeout=SECONDS,
-            env=environment,
-            cwd=gpu_parts.ROOT,
-        )
-        output, status = (done.stdout + done.stderr).decode(errors="replace"), done.returncode
-    except subprocess.TimeoutExpired as error:
-        printed = ((error.stdout or b"") + (error.stderr or b"")).decode(errors="replace")
-        output, status = f"{printed}\ndid not end within {SECONDS} s", 1
+        output, status = "".join(part.communicate(timeout=seconds)), part.returncode
+    except subprocess.TimeoutExpired:
+        kill(part)
+        output, status = "".join(part.communicate()) + f"\ndid not end within {seconds:.0f} s", 1
+    finally:
+        kill(part)
     lines = [line.removeprefix(RESULT) for line in output.splitlines() if line.startswith(RESULT)]
     ending = (output.strip().splitlines() or ["no output"])[-1]
     result = json.loads(lines[-1]) if lines else {"status": "FAILED", "text": f"status {status}: {ending}"[:200]}
     if result["status"] == "FAILED":
         result["output"] = output[-4000:]
     return result | {"seconds": round(time.monotonic() - start, 1)}
+
+
+def kill(part: subprocess.Popen) -> None:
+    """Kill a part, and the processes that it started, where the system has process groups."""
+    if hasattr(os, "killpg"):
+        with suppress(ProcessLookupError):
+            os.killpg(part.pid, signal.SIGKILL)
+    else:
+        part.kill()
 
 
 def run_here(name: str, machine: Machine) -> int:

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks import gpu_check
+
 ROOT = Path(__file__).parent.parent
 # {part: (file, text, the text with a fault)}
 FAULTS = {
@@ -73,3 +75,11 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_first_part(tmp_path
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert result.returncode == 2
     assert "none/x.json: cannot be written (No such file or directory)" in result.stderr
+
+
+def test_a_part_that_takes_too_long_is_killed_with_its_processes(tmp_path):
+    result = gpu_check.run_apart("ranks", "cpu", tmp_path, left=4)
+    assert result["status"] == "FAILED"
+    assert result["text"] == "status 1: did not end within 4 s"
+    assert str(tmp_path) not in subprocess.run(["ps", "-ef"], capture_output=True, text=True).stdout
+    assert gpu_check.run_apart("ranks", "cpu", tmp_path, left=0)["status"] == "skipped"
