@@ -4,6 +4,7 @@ import atexit
 import contextlib
 import errno
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from typing import NoReturn
@@ -18,6 +19,8 @@ def run(main: Callable[[], int | None]) -> int:
 
     A UserError prints one line. Any other exception is a bug and leaves with its traceback.
     """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # of check_command_line()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         return main() or 0
     except (UserError, KeyboardInterrupt) as error:
@@ -41,11 +44,14 @@ def run_and_exit(main: Callable[[], int | None]) -> NoReturn:
 def check_command_line(read: Callable[[], object]) -> None:
     """Call `read`, which parses the command line, and exit the program after --help or an error.
 
-    Call this function before importing torch, which takes seconds.
+    Call this function before importing torch, which takes seconds. From here to run(), Ctrl-C ends the process without
+    a traceback.
     """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # and not ignored, as in a script's background
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         read()
-    except (UserError, KeyboardInterrupt) as error:
+    except UserError as error:
         sys.exit(report(error, rank_of(os.environ)))
 
 

@@ -1,19 +1,23 @@
 """What a user can get wrong: one line that names it, exit status 2, no traceback, nothing written."""
 
 import contextlib
+import os
 import pickle
 import resource
 import shutil
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from urllib.error import URLError
 
 import numpy as np
 import pytest
 import torch
-from conftest import finish, flags, one_line_each, start
+from conftest import REPO, finish, flags, one_line_each, start
 from PIL import Image
 
 import train
@@ -164,3 +168,19 @@ def test_a_full_disk_is_named_and_leaves_the_earlier_checkpoint_whole(tmp_path):
         checkpoint.write(path, checkpoint.to_bytes({"step": 2, "weights": torch.zeros(1_000_000)}))
     assert checkpoint.read(path) == {"step": 1}
     assert [file.name for file in tmp_path.iterdir()] == ["last.pt"]
+
+
+def test_ctrl_c_during_the_import_of_torch_prints_no_traceback(tmp_path):
+    (tmp_path / "torch.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(60)")
+    process = subprocess.Popen(
+        [sys.executable, REPO / "pseudo.py", "--checkpoint", "x.pt", "--output", "y"],
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # in the background, shells let it be ignored
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout.readline() == "importing\n"
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=10) == ("", "")
+    assert process.returncode == -signal.SIGINT
