@@ -22,7 +22,7 @@ import config
 from config.programs import PSEUDO
 from config.shared import DataFlags, LaunchFlags
 from data.classes import read_classes
-from data.layout import LISTS, MASKS, SCRIBBLES, first_folder
+from data.layout import MASKS, SCRIBBLES, find_split, first_folder
 from support import program, shell
 from support.errors import STOPPED, UserError
 from support.files import sha256, write_atomic
@@ -30,6 +30,7 @@ from tools.arguments import Parser
 
 OWN = ("dataset", "dataset_path", "train_path", "pseudo_path", "logdir", "name", "resume")  # flags that the chain sets
 DATA = tuple(item.name for item in dataclasses.fields(DataFlags))
+OWN_SIMULATE = ("--background", "--list")
 OWN_PSEUDO = ("checkpoint", "output", "json", "overwrite", "split", "train_path", *DATA)
 # Flags that do not change results, and may differ when the chain is started again.
 FREE = (*OWN, *(item.name for item in dataclasses.fields(LaunchFlags)))
@@ -60,11 +61,19 @@ def run_steps(args, flags: list[str]) -> None:
     data, work = args.data.resolve(), args.work.resolve()
     flags = [*class_flags(data, flags), *flags]
     cfg = read_flags(flags, args.pseudo, data)
-    drawn = (data / SCRIBBLES).is_dir()
+    drawn, masks = (data / SCRIBBLES).is_dir(), first_folder(data, cfg.val_path, *MASKS)
+    own = next((word for word in args.simulate if word.partition("=")[0] in OWN_SIMULATE), None)
+    if own:
+        raise UserError(f"--simulate {own}: the chain sets this flag of tools.scribbles itself: drop it")
     if drawn and args.simulate:
         raise UserError(f"--simulate: {data / SCRIBBLES} has scribbles, so none are simulated: drop this flag")
     scribbles = data / SCRIBBLES if drawn else work / "strokes"
-    claim(work, args, drawn, cfg)
+    splits = (cfg.train_split, cfg.val_split)
+    lists = [find_split(data, "ScribbleOnly", split, {}, list_path=cfg.list_path).list_file for split in splits]
+    if not drawn and not masks.is_dir():
+        raise UserError(f"{data}: has neither {SCRIBBLES}, with strokes, nor {masks.name}, with dense masks to draw "
+                        "strokes from: docs/scribbles.md describes the folders")  # fmt: skip
+    claim(work, args, drawn, lists, cfg)
     launch = [word for name in PASSED_ON if getattr(cfg, name) != config.FLAGS[name].default
               for word in (f"--{name}", getattr(cfg, name))]  # fmt: skip
 
@@ -73,9 +82,8 @@ def run_steps(args, flags: list[str]) -> None:
         run("train.py", *flags, *own, "--resume", "auto", *more, num_processes=args.processes)
 
     if not drawn:
-        names = first_folder(data, cfg.list_path, *LISTS) / f"{cfg.train_split}.txt"
-        run("tools/scribbles/__main__.py", "simulate", first_folder(data, cfg.val_path, *MASKS), scribbles,
-            "--list", names, "--background", cfg.background, *args.simulate)  # fmt: skip
+        own = ["--list", lists[0], "--background", cfg.background]
+        run("tools/scribbles/__main__.py", "simulate", masks, scribbles, *own, *args.simulate)
     train(0, "--dataset", "ScribbleOnly")
     for number in range(1, args.rounds + 1):
         labels = work / f"pseudo_{number}"
@@ -117,7 +125,7 @@ def read_flags(flags: list[str], pseudo: list[str], data: Path) -> config.Config
     return cfg
 
 
-def claim(work: Path, args, drawn: bool, cfg: config.Config) -> None:
+def claim(work: Path, args, drawn: bool, lists: list[Path], cfg: config.Config) -> None:
     """Write what the results depend on to WORK/chain.json, or check that it is the same if WORK has a checkpoint.
 
     Raises UserError if it differs: train.py would keep models of other labels or flags, and their scores.
@@ -125,7 +133,7 @@ def claim(work: Path, args, drawn: bool, cfg: config.Config) -> None:
     strokes = sorted((args.data / SCRIBBLES).rglob("*.png")) if drawn else []
     digest = hashlib.sha256("".join(f"{path.name} {sha256(path)}\n" for path in strokes).encode()).hexdigest()
     settings = {name: value for name, value in config.as_dict(cfg).items() if name not in FREE}
-    settings |= {"data": str(args.data.resolve()), "scribbles": digest}
+    settings |= {"data": str(args.data.resolve()), "scribbles": digest, "lists": [sha256(path) for path in lists]}
     settings |= {"simulate": args.simulate, "pseudo": args.pseudo}
     note, settings = work / "chain.json", json.loads(json.dumps(settings))  # tuples become lists, as in the file
     saved = json.loads(note.read_text(encoding="utf-8")) if note.is_file() else settings

@@ -89,10 +89,17 @@ def test_the_chain_killed_and_started_again_ends_with_the_same_files(data, tmp_p
         (["DRAWN", "work", "--pseudo=--output x"], "--pseudo --output: the chain sets this flag of pseudo.py itself"),
         (["DRAWN", "work", "--pseudo=--scales 0"], "--pseudo: --scales"),
         (["DRAWN", "work", "--simulate=--length 0.5"], "has scribbles, so none are simulated: drop this flag"),
+        (["DRAWN", "work", "--simulate=--list=x"], "--simulate --list=x: the chain sets this flag of tools.scribbles"),
+        (["DRAWN", "work"], "DRAWN/ImageSets/SegmentationAug/train.txt: no such list"),
+        (["BARE", "work"], "BARE: has neither pascal_2012_scribble, with strokes, nor SegmentationClassAug, with"),
     ],
 )
 def test_a_user_error_is_one_line(words, expected, tmp_path, monkeypatch):
     (tmp_path / "DRAWN/pascal_2012_scribble").mkdir(parents=True)
+    lists = tmp_path / "BARE/ImageSets/Segmentation"
+    lists.mkdir(parents=True)
+    for split in ("train", "val"):
+        (lists / f"{split}.txt").write_text("a\n")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError) as error:
         scribble_pipeline.main(words)
@@ -102,7 +109,7 @@ def test_a_user_error_is_one_line(words, expected, tmp_path, monkeypatch):
 
 def test_a_step_that_fails_ends_the_chain_with_its_status(data, tmp_path):
     """Here train.py, after the strokes were drawn."""
-    words = [str(data), str(tmp_path / "work"), "--val_split", "nowhere"]
+    words = [str(data), str(tmp_path / "work"), "--pretrained", "nowhere.pth"]
     assert scribble_pipeline.main([*words, "--simulate", "--width 5"]) == 2
     assert json.loads((tmp_path / "work/strokes/.made_from.json").read_text())["width"] == 5
     assert len(list((tmp_path / "work/strokes").glob("*.png"))) == 8
@@ -112,6 +119,9 @@ def test_each_step_gets_its_flags_and_a_folder_has_results_of_one_command(data, 
     commands: list[list[str]] = []
     monkeypatch.setattr(scribble_pipeline, "run", lambda *words, **_: commands.append(list(map(str, words))))
     work, root = tmp_path / "work", shutil.copytree(data, tmp_path / "data")
+    (root / "SegmentationClassAug").rename(root / "my_masks")
+    (root / "ImageSets/SegmentationAug").rename(root / "my_lists")
+    (root / "my_lists/train.txt").rename(root / "my_lists/few.txt")
     words = [str(root), str(work), "--val_path", "my_masks", "--list_path", "my_lists", "--train_split", "few"]
     words += ["--rounds", "2"]
     assert scribble_pipeline.main([*words, "--workers", "0"]) == 0
@@ -128,9 +138,13 @@ def test_each_step_gets_its_flags_and_a_folder_has_results_of_one_command(data, 
     for more, named in ((["--epochs", "99"], "epochs"), (["--pseudo=--flip"], "pseudo")):
         with pytest.raises(UserError, match=rf"work: has results of other {named}, see .*chain\.json: name another"):
             scribble_pipeline.main([*words, *more])
+    with pytest.raises(UserError, match="has results of other lists"), (root / "my_lists/few.txt").open("a") as names:
+        names.write("another\n")
+        names.flush()
+        scribble_pipeline.main(words)
     (root / "pascal_2012_scribble").mkdir()
     (root / "pascal_2012_scribble/a.png").touch()
-    with pytest.raises(UserError, match="has results of other scribbles"):
+    with pytest.raises(UserError, match="has results of other scribbles and lists"):
         scribble_pipeline.main(words)
 
 
