@@ -12,6 +12,7 @@ from config import Config, as_dict
 from config.losses import parse_loss, read_class_weights
 from config.recipe import CPU, CUDA, RECIPE_FLAGS, Choice, Facts, Recipe
 from data import histogram
+from data.classes import read_classes
 from data.dataset import SegmentationDataset
 from data.images import image_size
 from data.images.resize import large_images
@@ -54,7 +55,8 @@ def _read_facts(cfg: Config, group: Group) -> Facts:
     if group.device.type == "cuda":
         device, memory = CUDA, torch.cuda.get_device_properties(group.device).total_memory / 2**30
     large, _ = large_images(sizes, cfg.crop_size if cfg.given and "crop_size" in cfg.given else device.crop_size)
-    return Facts(cfg.dataset, len(files), sizes, device, memory, group.world_size, large)
+    first_class = read_classes(cfg.classes, cfg.numclasses).names[0] if cfg.classes else ""
+    return Facts(cfg.dataset, len(files), sizes, device, memory, group.world_size, large, first_class)
 
 
 def get_class_weights(cfg: Config, group: Group, train_set: SegmentationDataset) -> list[float] | None:

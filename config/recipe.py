@@ -8,10 +8,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from support.labels import BACKGROUND
+
 # What a Recipe may choose.
 RECIPE_FLAGS = frozenset({
     "layers", "long_side", "crop_size", "batchsize", "accum_steps", "max_steps", "repeat", "val_step_frequency",
-    "optimizer", "lr", "wdecay",
+    "optimizer", "lr", "wdecay", "background",
 })  # fmt: skip
 FEW_STEPS = 150  # a run of fewer steps says little about what the model can learn
 NUM_VALIDATIONS = 20
@@ -46,7 +48,7 @@ class Facts:
 
     dataset: --dataset. sizes: (height, width) of training images, or of some of them. device: CUDA or CPU. memory: of
     one GPU, in GiB; 0: unknown. world_size: number of processes. large: the --long_side that resizes images which are
-    much larger than a crop; 0: most are not.
+    much larger than a crop; 0: most are not. first_class: name of class 0; "": unknown.
     """
 
     dataset: str
@@ -56,6 +58,7 @@ class Facts:
     memory: float = 0.0
     world_size: int = 1
     large: int = 0
+    first_class: str = ""
 
 
 class Choice(NamedTuple):
@@ -81,6 +84,8 @@ class Recipe:
         if not {"epochs", "max_steps", "warmup_epochs"} & self.given:
             self._choose_steps()
         self._choose_optimizer()
+        if facts.first_class and facts.first_class.lower() not in BACKGROUND:
+            self._choose("background", "none", f"class 0 is {facts.first_class}")
 
     def _choose(self, name: str, value: Any, reason: str) -> None:
         assert name in RECIPE_FLAGS

@@ -89,7 +89,9 @@ class ModelFlags:
     classes: str = flag(
         "", "class names and colours: voc, camvid, cityscapes, ade20k, cocostuff or a FILE [numbers]", per_rank=True
     )
-    background: str = flag("0", "class of the background; none: every class is an object", choices=("0", "none"))
+    background: str = flag(
+        "0", "class of the background; none: every class is an object [0; train.py: recipe]", choices=("0", "none")
+    )
     amp: str = flag(
         "auto",
         "mixed precision; fp16 scales the loss; auto: as the checkpoint, if any; else bf16 if it is native, or none",

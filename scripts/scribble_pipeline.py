@@ -26,6 +26,7 @@ from data.layout import MASKS, SCRIBBLES, find_split, first_folder
 from support import program, shell
 from support.errors import STOPPED, UserError
 from support.files import sha256, write_atomic
+from support.labels import BACKGROUND
 from tools.arguments import Parser
 
 OWN = ("dataset", "dataset_path", "train_path", "pseudo_path", "logdir", "name", "resume")  # flags that the chain sets
@@ -100,7 +101,7 @@ def class_flags(data: Path, flags: list[str]) -> list[str]:
     if not file.is_file() or given & {"--classes", "--numclasses", "--config"}:
         return []
     names = read_classes(str(file), None).names
-    background = [] if names[0] == "background" or "--background" in given else ["--background", "none"]
+    background = [] if names[0].lower() in BACKGROUND or "--background" in given else ["--background", "none"]
     return ["--numclasses", str(len(names)), "--classes", str(file), *background]
 
 

@@ -27,3 +27,6 @@ POINTS = "label_points"
 
 # LoRM's queries in a batch (models.foreground): their positions, and the number of each image, in CPU memory.
 FOREGROUND = ("foreground", "foreground_counts")
+
+# Names of the background's class, in lower case. The last two are LabelMe's.
+BACKGROUND = ("background", "_background_", "__background__")

@@ -27,6 +27,13 @@ def test_few_photos_on_a_gpu():
     assert recipe(PHOTOS) == expected
 
 
+def test_class_0_is_an_object_unless_its_name_is_background():
+    streets = dataclasses.replace(PHOTOS, first_class="road")
+    assert recipe(streets)["background"] == "none"
+    assert "background" not in recipe(streets, background="0")
+    assert "background" not in recipe(dataclasses.replace(PHOTOS, first_class="Background"))
+
+
 def test_many_images_take_fifty_passes_and_very_many_take_80000_steps():
     voc = dataclasses.replace(PHOTOS, num_images=10_582)
     chosen = recipe(voc)

@@ -24,7 +24,10 @@ def training_lines(summary: Summary) -> list[str]:
     if not set(summary.splits) <= set(summary.images):
         command = shell.python_command(*_check_again(summary))
         return [f"training needs the splits {' and '.join(summary.splits)}; to check both: {command}"]
-    words = ["--dataset", summary.dataset, "--dataset_path", summary.root, "--numclasses", summary.num_classes]
+    program = ["train.py", "--dataset", summary.dataset, "--dataset_path", summary.root]
+    if summary.dataset == "ScribbleOnly" and "train_path" not in summary.flags:
+        program = ["scripts/scribble_pipeline.py", summary.root, "log/scribbles"]  # trains from pseudo-labels, too
+    words = ["--numclasses", summary.num_classes]
     words += ["--classes", summary.class_file] if summary.class_file else []
     words += _words(summary.flags)
     choices = _recipe(summary).choices
@@ -34,7 +37,7 @@ def training_lines(summary: Summary) -> list[str]:
     lines = ["settings for these images and this machine (train.py chooses the same):"]
     lines += [f"  --{f'{name} {choice.value}':{width}}  {choice.reason}" for name, choice in choices.items()]
     lines.append("training downloads its start weights once; without a network, add --pretrained none to the command")
-    return [*lines, f"to train: {shell.python_command('train.py', *words)}"]
+    return [*lines, f"to train: {shell.python_command(*program, *words)}"]
 
 
 def _recipe(summary: Summary) -> Recipe:
@@ -44,7 +47,9 @@ def _recipe(summary: Summary) -> Recipe:
         device, memory = CUDA, torch.cuda.get_device_properties(0).total_memory / 2**30
     sizes, num_train = summary.image_sizes, summary.images[summary.splits[0]]
     large, _ = large_images(sizes, device.crop_size)
-    return Recipe(Facts(summary.dataset, num_train, sizes, device, memory, large=large), as_dict(Config()), ())
+    first_class = summary.classes[0].name if summary.class_file else ""
+    facts = Facts(summary.dataset, num_train, sizes, device, memory, large=large, first_class=first_class)
+    return Recipe(facts, as_dict(Config()), ())
 
 
 def fixing_lines(summary: Summary, findings: Findings) -> list[str]:

@@ -11,10 +11,9 @@ import numpy as np
 
 from data.classes import Classes, read_classes, voc_colours
 from support.errors import InputError, UserError
-from support.labels import IGNORE
+from support.labels import BACKGROUND, IGNORE
 from tools.convert.polygons import Patch
 
-BACKGROUND = ("background", "_background_", "__background__")  # in any letter case; the second one is LabelMe's
 IGNORED = "__ignore__"  # LabelMe's name for what is not labelled
 
 Options = argparse.Namespace  # the flags of tools.convert; known: the Classes of --classes, or None
