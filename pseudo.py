@@ -15,6 +15,7 @@ if __name__ == "__main__":
 
 from config import FLAGS, Config
 from data.dataset import SegmentationDataset
+from data.layout import SCRIBBLES
 from distributed import checks
 from distributed.group import Group
 from pseudo_labels.files import PseudoFolder, digests, find_scribbles
@@ -79,11 +80,20 @@ def make(flags: PseudoFlags, overrides: dict, group: Group) -> None:
 
 
 def learned_strokes(trained: TrainedModel, flags: PseudoFlags) -> bool:
-    """Return whether the checkpoint was trained on the strokes alone, all classes with the same weight."""
-    saved = trained.content.get("config") or {}
-    same_folder = flags.train_path in ("", saved.get("train_path"))
-    is_strokes = saved.get("dataset") == "ScribbleOnly" or (saved.get("dataset") == "Folder" and same_folder)
-    return is_strokes and saved.get("class_weights", "none") == "none"
+    """Return whether the checkpoint was trained on these strokes alone, all classes with the same weight.
+
+    Warns if it was trained on other strokes.
+    """
+    saved, root = trained.content.get("config") or {}, Path(trained.cfg.dataset_path)
+    if saved.get("dataset") not in ("ScribbleOnly", "Folder") or saved.get("class_weights", "none") != "none":
+        return False
+    own = root / (saved.get("train_path") or SCRIBBLES)
+    given = root / (flags.train_path or own)
+    if given.resolve() == own.resolve():
+        return True
+    if saved["dataset"] == "ScribbleOnly":
+        log.warning(f"the class shares are not corrected: the checkpoint learned from {own}, not from {given}")
+    return False
 
 
 def report(labelled: float, flags: PseudoFlags, dataset: SegmentationDataset, cfg: Config) -> None:

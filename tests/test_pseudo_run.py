@@ -99,10 +99,17 @@ def test_only_a_model_that_learned_from_these_strokes_is_corrected(words, checkp
         assert " -> " not in capsys.readouterr().out
     for scribble, _, label in zip(*maps(root, tmp_path / "b"), strict=True):
         assert set(np.unique(label)) <= {*np.unique(scribble), 0, 255}  # the classes with a stroke, and the background
-    folder = {"dataset": "Folder", "train_path": "strokes"}
-    for train_path, expected in (("", True), ("strokes", True), ("others", False)):
-        trained = SimpleNamespace(content={"config": folder})
-        assert pseudo.learned_strokes(trained, SimpleNamespace(train_path=train_path)) == expected
+
+
+@pytest.mark.parametrize("dataset", ["Folder", "ScribbleOnly"])
+def test_only_a_model_of_these_strokes_is_corrected(tmp_path, caplog, dataset):
+    saved = {"dataset": dataset, "train_path": "strokes"}
+    trained = SimpleNamespace(content={"config": saved}, cfg=SimpleNamespace(dataset_path=str(tmp_path)))
+    own = ("", "strokes", "./strokes", str(tmp_path / "strokes"))
+    for train_path in (*own, "others"):
+        assert pseudo.learned_strokes(trained, SimpleNamespace(train_path=train_path)) == (train_path in own)
+    warned = f"learned from {tmp_path / 'strokes'}, not from {tmp_path / 'others'}" in caplog.text
+    assert warned == (dataset == "ScribbleOnly")  # a Folder may hold dense masks
 
 
 def test_two_processes_write_the_same_bytes_or_say_one_line_each(words, root, tmp_path):
