@@ -17,7 +17,6 @@ from pseudo_labels.walker import Grid, Walk
 from support.labels import IGNORE
 
 CONTRADICTION = 0.5  # probability of a class without a stroke from which a pixel stays unlabelled
-TEMPERATURE = 1.5  # flattens the probabilities of a network that learned from few pixels, which is overconfident
 
 
 class Stroked(NamedTuple):
@@ -85,14 +84,12 @@ def corrected_walk(
     The walk ends at classes with a stroke and at the background, or, without any stroke, at all classes. The second
     result, (h, w) bool, is true where another class has at least the probability CONTRADICTION.
     probs: result of predict() for the image, (C, h, w), in CPU memory. factors: correction.estimate(), (C,) float32, or
-    None. They multiply the probabilities to the power 1 / TEMPERATURE, because they would change nothing where the
-    model is almost certain. Without factors there is no temperature.
+    None. They multiply the probabilities.
     """
     # The lower limit prevents 0 / 0 where all classes with a stroke have probability 0.
     probs = probs.float().clamp(min=1e-12)
     if factors is not None:
-        probs = probs ** (1 / TEMPERATURE)
-        probs = probs / probs.sum(0) * factors[:, None, None]
+        probs = probs * factors[:, None, None]
     probs = probs / probs.sum(0)
     stroked = torch.from_numpy(item.stroked(len(probs), background))
     if not stroked.any():  # nothing is known: all classes may occur

@@ -86,8 +86,8 @@ class Work:
 
         factors = correction.estimate(label, strokes)
         triples = zip(names, 100 * strokes, factors, strict=False)
-        shares = ", ".join(f"{name} {share:.1f} -> {share * factor:.1f}" for name, share, factor in triples)
-        log.info(f"% of the strokes -> % of the pixels that the correction aims at: {shares}")
+        shares = ", ".join(f"{name} {share:.1f} -> {share * factor**2:.1f}" for name, share, factor in triples)
+        log.info(f"% of the strokes -> % of the pixels, estimated: {shares}")
         return torch.from_numpy(factors).float()
 
     def label(self, factors: Tensor | None) -> None:

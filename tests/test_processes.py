@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 
 import pytest
 from conftest import REPO
@@ -34,10 +35,9 @@ program.run_and_exit(lambda: work_on(work, list(range(5000)), 2, "item", "workin
 def test_a_signal_ends_all_processes(number, send, status, tmp_path):
     marker, errors = tmp_path / "working", tmp_path / "errors.txt"
     command = [sys.executable, "-c", WORK, str(marker)]
-    with (
-        errors.open("w") as stderr,
-        subprocess.Popen(command, cwd=REPO, stderr=stderr, start_new_session=True) as process,
-    ):
+    heed = partial(signal.signal, signal.SIGINT, signal.default_int_handler)  # shells let background jobs ignore it
+    options = {"cwd": REPO, "start_new_session": True, "preexec_fn": heed}
+    with errors.open("w") as stderr, subprocess.Popen(command, stderr=stderr, **options) as process:
         deadline = time.monotonic() + 60
         while not marker.exists() and time.monotonic() < deadline:
             time.sleep(0.05)
