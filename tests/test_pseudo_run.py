@@ -102,7 +102,7 @@ def test_only_a_model_that_learned_from_these_strokes_is_corrected(words, checkp
 
 
 @pytest.mark.parametrize("dataset", ["Folder", "ScribbleOnly"])
-def test_only_a_model_of_these_strokes_is_corrected(tmp_path, caplog, dataset):
+def test_a_model_of_other_strokes_is_not_corrected(tmp_path, caplog, dataset):
     saved = {"dataset": dataset, "train_path": "strokes"}
     trained = SimpleNamespace(content={"config": saved}, cfg=SimpleNamespace(dataset_path=str(tmp_path)))
     own = ("", "strokes", "./strokes", str(tmp_path / "strokes"))
