@@ -82,13 +82,13 @@ def make(flags: PseudoFlags, overrides: dict, group: Group) -> None:
 def learned_strokes(trained: TrainedModel, flags: PseudoFlags) -> bool:
     """Return whether the checkpoint was trained on these strokes alone, all classes with the same weight.
 
-    Warns if it was trained on other strokes.
+    Warns if a checkpoint of ScribbleOnly was trained on other strokes.
     """
     saved, root = trained.content.get("config") or {}, Path(trained.cfg.dataset_path)
     if saved.get("dataset") not in ("ScribbleOnly", "Folder") or saved.get("class_weights", "none") != "none":
         return False
     own = root / (saved.get("train_path") or SCRIBBLES)
-    given = root / (flags.train_path or own)
+    given = root / flags.train_path if flags.train_path else own
     if given.resolve() == own.resolve():
         return True
     if saved["dataset"] == "ScribbleOnly":

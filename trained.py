@@ -109,8 +109,8 @@ class TrainedModel:
         self.cfg = Config(**{name: value for name, value in saved.items() if name in config.FLAGS} | overrides)
         if self.cfg.model_type not in models.MODELS:
             raise UserError(
-                f"--checkpoint {path}: --model_type {self.cfg.model_type} is not in this version: use the one that "
-                "trained it, or train another model from the weights that fit with --pretrained FILE"
+                f"--checkpoint {path}: --model_type {self.cfg.model_type} is not in this version: use the version "
+                f"that trained it, or train another model from its weights: --pretrained {path}"
             )
         needed = needs_stride_in_1x1(weights_in(self.content), f"--checkpoint {path}", self.cfg.model_type)
         if needed and not self.cfg.stride_in_1x1:

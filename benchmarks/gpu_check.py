@@ -45,7 +45,7 @@ def main() -> int:
     if args.here:
         return run_here(args.parts[0], Machine.of(args.device, Path(args.here)))
     try:
-        args.out.write_text("")  # rather now than after all parts
+        args.out.write_text("")  # fail now, not after all parts
     except OSError as error:
         print(f"--out {args.out}: cannot be written ({error.strerror})", file=sys.stderr)
         return 2
@@ -70,7 +70,7 @@ def main() -> int:
 def run_apart(name: str, device: str, folder: Path, left: float) -> dict:
     """Run a part in a fresh process. Return its {"status", "text", "seconds", "figures", "output"}.
 
-    left: s that all parts together may still take.
+    left: seconds that all parts together may still take.
     """
     if left <= 0:
         return {"status": "skipped", "text": f"the parts before it took {ALL_SECONDS} s", "seconds": 0.0, "figures": {}}

@@ -118,7 +118,7 @@ class Bench:
         return self.args.folders.get(style, self.args.out / f"strokes-{style}")
 
     def _strokes(self, style: str) -> Path:
-        """Return the folder of the strokes, after simulating them if they have none of their own."""
+        """Return the folder of a style's strokes; simulate them if the style is no FOLDER."""
         folder = self.folder_of(style)
         if style in self.args.folders:
             return folder

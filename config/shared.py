@@ -51,9 +51,9 @@ class SizeFlags:
     stride_rate: float = flag(2 / 3, "step between windows, as a fraction of the window", gt=0, le=1)
 
     def __post_init__(self) -> None:
-        for name, pixels in {"long_side": self.long_side, "window": self.window}.items():
-            if 0 < pixels < 16:
-                raise UserError(f"--{name} {pixels}: give 16 pixels or more, or 0 for whole images in their own size")
+        for name, no_limit in (("long_side", "keep the images' size"), ("window", "predict whole images")):
+            if 0 < (pixels := getattr(self, name)) < 16:
+                raise UserError(f"--{name} {pixels}: give 16 pixels or more, or 0 to {no_limit}")
 
     @property
     def sizes(self) -> dict[str, Any]:

@@ -47,7 +47,7 @@ def pseudo_distance(
 
     The value is trunc(clip(sqrt(lambda_c) * d, 0, 255)). d is the exact Euclidean distance in pixels to the nearest
     contour pixel, times `scale`.
-    label: pseudo-label (H, W) uint8, class numbers 0..254, 255 = unsure. background: the contours outline all other
+    label: pseudo-label (H, W) uint8, class numbers 0..254, 255 = unlabelled. background: the contours outline all other
     classes together; None outlines each class by itself. Contours are 1 pixel wide and include those of holes. If there
     is no contour, the map is 255 everywhere.
     """

@@ -24,7 +24,7 @@ class Foreground(NamedTuple):
 def foreground_mask(pseudo_label: Tensor, size: tuple[int, int], background: int | None = 0) -> Tensor:
     """Return where the foreground, resized bilinearly to `size`, is above 0: (B, *size) bool.
 
-    pseudo_label: (B, H, W), classes and 255 = unsure. Every class but `background` is foreground; None: every class.
+    pseudo_label: (B, H, W), classes, 255 = unlabelled. Every class but `background` is foreground; None: every class.
     """
     labelled = pseudo_label != IGNORE
     foreground = labelled if background is None else labelled & (pseudo_label != background)

@@ -1,1 +1,1 @@
-"""Pseudo-labels from scribbles: spread strokes, confidence of a model, the output folder of pseudo.py."""
+"""Pseudo-labels from scribbles: correct a model, spread strokes, the output folder of pseudo.py."""

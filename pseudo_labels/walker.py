@@ -48,9 +48,9 @@ def walk(cells: Grid, classes: np.ndarray, prior: np.ndarray) -> Walk:
     """Return how likely a walk ends at each class: at a stroke, or elsewhere at a class drawn from a prediction.
 
     The walk crosses an edge between two cells the more rarely, the more their colours differ (Grady, "Random Walks for
-    Image Segmentation", PAMI 2006). Small areas inside closed edges tend to get the class that the model predicts for
-    most of them (Grady, "Multilabel Random Walker Image Segmentation Using Prior Models", CVPR 2005). The solver stops
-    after ITERATIONS: with more, strokes override the model far away, which lowered CamVid's mIoU
+    Image Segmentation", PAMI 2006). A small area inside closed edges tends to get the class that the model predicts for
+    most of its pixels (Grady, "Multilabel Random Walker Image Segmentation Using Prior Models", CVPR 2005). The solver
+    stops after ITERATIONS: with more, strokes override the model far away, which lowered CamVid's mIoU
     (benchmarks/RESULTS.md).
     classes: (K,) uint8; they include every stroke's. prior: the model's probabilities on the grid, (K, h, w) float32.
     """

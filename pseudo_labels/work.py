@@ -31,7 +31,7 @@ from support.processes import ThreadPool
 log = logging.getLogger("segtrain")
 
 NUM_THREADS = 4  # of each rank: decode and compress PNGs
-# The correction is estimated from at most so many images, whose probabilities fit into so many bytes.
+# The correction is estimated from at most MOST_IMAGES images, whose probabilities fit into MOST_BYTES.
 MOST_IMAGES, MOST_BYTES = 128, 2**31
 
 
@@ -50,7 +50,7 @@ class Work:
     flags: PseudoFlags
 
     def factors(self, names: Sequence[str]) -> Tensor:
-        """Return correction.estimate() for a model of these strokes, (C,) float32, and log. names: of the classes."""
+        """Return the factors of correction.estimate(), (C,) float32, and log the shares of the classes `names`."""
         group, num_classes = self.group, self.dataset.num_classes
 
         def count(index: int) -> np.ndarray:
@@ -59,7 +59,7 @@ class Work:
         pixels = self._total(count, num_classes, "strokes")
         if not pixels.any():
             raise UserError(
-                f"{self.dataset.folders['label']}: has no stroke in any image: draw some, or name their folder"
+                f"{self.dataset.folders['label']}: no image has a stroke: draw some, or set --train_path"
             )
         strokes = pixels / pixels.sum()
         images = StrokedImages(self.dataset)
@@ -84,16 +84,16 @@ class Work:
 
             return np.array(group.map(shares, range(len(chosen)))).mean(0)
 
-        factors = correction.estimate(label, strokes)
-        triples = zip(names, 100 * strokes, factors, strict=False)
-        shares = ", ".join(f"{name} {share:.1f} -> {share * factor**2:.1f}" for name, share, factor in triples)
+        factors, areas = correction.estimate(label, strokes)
+        triples = zip(names, 100 * strokes, 100 * areas, strict=False)
+        shares = ", ".join(f"{name} {stroke:.1f} -> {area:.1f}" for name, stroke, area in triples)
         log.info(f"% of the strokes -> % of the pixels, estimated: {shares}")
         return torch.from_numpy(factors).float()
 
     def label(self, factors: Tensor | None) -> None:
         """Write the labels that are missing. factors: result of factors(), or None for a model that needs none."""
         group, folder, names = self.group, self.folder, self.dataset.names
-        # Batches are those of all images, and done again whole: a model's result may depend on the batch's size.
+        # Batches are those of all images, and redone whole: a model's result may depend on the batch's size.
         sizes = [size or (0, 0) for size in group.map(self.dataset.image_size, range(len(self.dataset)))]
         options = {"rank": group.rank, "world_size": group.world_size}
         batches = EvalBatches(sizes, batch_size=self.predictor.images_at_once, **options)

@@ -100,13 +100,11 @@ def class_flags(data: Path, flags: list[str]) -> list[str]:
     file, given = data / "classes.txt", {word.partition("=")[0] for word in flags}
     if not file.is_file() or given & {"--classes", "--numclasses", "--config"}:
         return []
-    names = read_classes(str(file), None).names
-    background = [] if names[0].lower() in BACKGROUND or "--background" in given else ["--background", "none"]
-    return ["--numclasses", str(len(names)), "--classes", str(file), *background]
+    return ["--numclasses", str(len(read_classes(str(file), None).names)), "--classes", str(file)]
 
 
 def read_flags(flags: list[str], pseudo: list[str], data: Path) -> config.Config:
-    """Return the flags of train.py. pseudo: flags of pseudo.py. Raises UserError on a wrong flag of either program.
+    """Return the flags of train.py, --background chosen. Raises UserError on a wrong flag of train.py or pseudo.py.
 
     So wrong flags are found before anything is done.
     """
@@ -114,6 +112,9 @@ def read_flags(flags: list[str], pseudo: list[str], data: Path) -> config.Config
     if own:
         raise UserError(f"{own}: the chain sets this flag of train.py itself: drop it")
     cfg = config.parse([*flags, "--dataset_path", str(data)])
+    if cfg.classes and "background" not in (cfg.given or ()):  # then train.py's recipe follows the same rule
+        first_class = read_classes(cfg.classes, cfg.numclasses).names[0]
+        cfg = dataclasses.replace(cfg, background="0" if first_class.lower() in BACKGROUND else "none")
     if cfg.label_map:
         raise UserError(f"--label_map {cfg.label_map}: pseudo-labels hold class numbers, which it would map again")
     try:

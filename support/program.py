@@ -19,7 +19,7 @@ def run(main: Callable[[], int | None]) -> int:
 
     A UserError prints one line. Any other exception is a bug and leaves with its traceback.
     """
-    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # of check_command_line()
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # set by check_command_line()
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         return main() or 0
@@ -47,7 +47,9 @@ def check_command_line(read: Callable[[], object]) -> None:
     Call this function before importing torch, which takes seconds. From here to run(), Ctrl-C ends the process without
     a traceback.
     """
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # and not ignored, as in a script's background
+    if (
+        signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    ):  # not where a script ignores it for background jobs
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         read()

@@ -23,19 +23,21 @@ def test_the_shares_of_the_pixels_are_found_from_a_models_own_labels():
         probs = of_class * (strokes * factors**2)[:, None]
         return probs / probs.sum(0) @ (pixels @ of_class)
 
-    assert correction.estimate(label, strokes) == pytest.approx(np.sqrt(pixels / strokes), rel=0.01)
+    factors, found = correction.estimate(label, strokes)
+    assert factors == pytest.approx(np.sqrt(pixels / strokes), rel=0.01)
+    assert found == pytest.approx(pixels, rel=0.02)
 
 
 def test_small_classes_are_not_raised_and_classes_without_strokes_stay():
     """Four classes: 0.7 / 0.5; 0.05 / 0.3; 0.24 / 0.2 is above 1, but 0.24 below a fourth; the last has no stroke."""
-    found = correction.estimate(lambda _: np.array([0.7, 0.05, 0.24, 0.01]), np.array([0.5, 0.3, 0.2, 0]))
+    found, _ = correction.estimate(lambda _: np.array([0.7, 0.05, 0.24, 0.01]), np.array([0.5, 0.3, 0.2, 0]))
     assert found.tolist() == pytest.approx([1.4**0.5, (1 / 6) ** 0.5, 1, 1])
 
 
 def test_a_class_that_is_in_no_label_is_not_removed():
     """Class 2 is lost after the first round, and keeps its factor sqrt(0.1 / 0.4)."""
     rounds = iter([[0.5, 0.4, 0.1], [0.6, 0.4, 0], [0.6, 0.4, 0]])
-    found = correction.estimate(lambda _: np.array(next(rounds)), np.array([0.3, 0.3, 0.4]))
+    found, _ = correction.estimate(lambda _: np.array(next(rounds)), np.array([0.3, 0.3, 0.4]))
     assert found.tolist() == pytest.approx([2**0.5, (4 / 3) ** 0.5, 0.5])
 
 

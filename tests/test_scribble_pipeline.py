@@ -161,7 +161,9 @@ def test_classes_are_the_data_sets_own(tmp_path):
     file = tmp_path / "classes.txt"
     file.write_text("building\ncar\nsky\n")
     own = ["--numclasses", "3", "--classes", str(file)]
-    assert scribble_pipeline.class_flags(tmp_path, ["--epochs", "1"]) == [*own, "--background", "none"]
-    file.write_text("background\ncar\nsky\n")
-    assert scribble_pipeline.class_flags(tmp_path, []) == own
+    assert scribble_pipeline.class_flags(tmp_path, ["--epochs", "1"]) == own
     assert scribble_pipeline.class_flags(tmp_path, ["--numclasses=4"]) == []
+    assert scribble_pipeline.read_flags(own, [], tmp_path).background == "none"  # as train.py's recipe chooses
+    assert scribble_pipeline.read_flags([*own, "--background", "0"], [], tmp_path).background == "0"
+    file.write_text("background\ncar\nsky\n")
+    assert scribble_pipeline.read_flags(own, [], tmp_path).background == "0"

@@ -59,7 +59,7 @@ class BatchNorm2d(nn.BatchNorm2d):
         if len(statistics) == 3:
             return (_gradients_on_cuda if _has_kernels(x) else _gradients)(grad, x, weight, statistics, self)
         mean, invstd = statistics
-        # Only the backward pass of evaluation and of frozen layers reads the variance, which takes two kernels.
+        # With the batch's statistics, nobody reads the variance, whose computation takes two kernels: pass any tensor.
         running, mask = (mean, invstd if of_batch else variance_of(invstd)), [True, True, True]
         return aten.native_batch_norm_backward(grad, x, weight, *running, mean, invstd, of_batch, 0.0, mask)
 

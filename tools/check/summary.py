@@ -115,7 +115,7 @@ def _class_table(summary: Summary) -> list[str]:
 
 
 def _stroke_lines(summary: Summary) -> list[str]:
-    """Return lines about classes of which strokes have another share than masks, or which they skip."""
+    """Return lines on classes whose shares in strokes and masks differ by a factor of 2, or that are often skipped."""
     train, val = summary.splits
     if required_labels(summary.dataset, is_train=True)[0] != "scribble" or not summary.images.get(val):
         return []
@@ -125,7 +125,7 @@ def _stroke_lines(summary: Summary) -> list[str]:
         ratio = row.pixels[train] * totals[1] / max(row.pixels[val] * totals[0], 1)
         ratios += [f"{row.name} {ratio:.1f}"] if drawn and shown and not 0.5 < ratio < 2 else []
         skipped += [f"{row.name} {drawn:.0%} / {shown:.0%}"] if drawn < shown / 2 else []
-    lines = [(f"share in the strokes / share in {val}", ratios, "pseudo.py corrects this")]
+    lines = [(f"share in the strokes / share in {val}", ratios, "pseudo.py corrects part of this")]
     lines += [(f"images with a stroke in {train} / images that show it in {val}", skipped, "draw more of these")]
     return [f"  {what}: {', '.join(named)}: {do}" for what, named, do in lines if named]
 
