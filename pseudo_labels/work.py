@@ -58,9 +58,7 @@ class Work:
 
         pixels = self._total(count, num_classes, "strokes")
         if not pixels.any():
-            raise UserError(
-                f"{self.dataset.folders['label']}: no image has a stroke: draw some, or set --train_path"
-            )
+            raise UserError(f"{self.dataset.folders['label']}: no image has a stroke: draw some, or set --train_path")
         strokes = pixels / pixels.sum()
         images = StrokedImages(self.dataset)
         most = min(MOST_IMAGES, MOST_BYTES // (2 * num_classes * walker.MOST_CELLS), len(images))
