@@ -2,8 +2,8 @@
 
 python benchmarks/scribbles.py DATA --out DIR --pretrained FILE                        # styles x seeds: a day
 python benchmarks/scribbles.py DATA --out DIR --pretrained FILE --styles equal --seeds 0
-python benchmarks/scribbles.py DATA --out DIR --pretrained FILE --styles whole --ways chain lorm entropy
-python benchmarks/scribbles.py DATA --out DIR --pretrained FILE --styles whole FOLDER
+python benchmarks/scribbles.py DATA --out DIR --pretrained FILE --styles proportional --ways chain lorm entropy
+python benchmarks/scribbles.py DATA --out DIR --pretrained FILE --styles proportional FOLDER
 
 DATA has VOC's layout, with dense masks. The strokes are simulated from them, or read from FOLDER, which has a PNG file
 for each training image; they are the same for every seed. All runs have the same number of steps, and are scored after
@@ -58,9 +58,9 @@ WAYS = {
     "entropy": Way("pseudo-labels, distance entropy", f"{STUDENT}DsDc", "strokes"),
     "entropy_0": Way("pseudo-labels, distance entropy, --background 0", f"{STUDENT}DsDc --background 0", "strokes"),
 }
-# Flags of tools.scribbles simulate. "whole": half of the path through each region, 3 % of CamVid's pixels.
+# Flags of tools.scribbles simulate. "proportional": half of the path through each region, 3 % of CamVid's pixels.
 STYLES = {
-    "whole": "--length 0.5",
+    "proportional": "--length 0.5",
     "equal": "--max_length 60",
     "skip": "--max_length 60 --skip 0.75",
     "one": "--per_class 1",
@@ -162,7 +162,7 @@ def score_table(bench: Bench, ways: Sequence[str], styles: Sequence[str], seeds:
     rows = {(style, way): [100 * bench.done[name_of(way, style, seed)]["miou"] for seed in seeds]
             for style in styles for way in ways if way != "dense"}  # fmt: skip
     for (style, way), values in {("", "dense"): dense, **rows}.items():
-        ratio = statistics.mean(value / whole for value, whole in zip(values, dense, strict=True))
+        ratio = statistics.mean(value / full for value, full in zip(values, dense, strict=True))
         numbers = [*values, statistics.mean(values), max(values) - min(values)]
         cells = [style, WAYS[way].title, *(f"{number:.2f}" for number in numbers), f"{ratio:.3f}"]
         lines.append(f"| {' | '.join(cells)} |")
@@ -214,7 +214,7 @@ def main() -> None:
     parser.add_argument("data", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--pretrained", required=True, help="FILE of weights of tf_efficientnet_lite0, or none")
-    parser.add_argument("--styles", nargs="+", default=["whole", "equal", "skip", "one"], metavar="STYLE")
+    parser.add_argument("--styles", nargs="+", default=["proportional", "equal", "skip", "one"], metavar="STYLE")
     parser.add_argument("--ways", nargs="+", default=TABLE, choices=WAYS)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--epochs", type=int, default=24)
