@@ -75,21 +75,25 @@ def make(flags: PseudoFlags, overrides: dict, group: Group) -> None:
 
     work = Work(folder, dataset, group, cfg, predictor, flags)
     if not group.broadcast(all(folder.label_path(name).is_file() for name in dataset.names)):
-        work.label(work.factors(classes.names) if learned_strokes(trained, flags) else None)
+        is_corrected = learned_strokes(trained, dataset.folders["label"])
+        work.label(work.factors(classes.names) if is_corrected else None)
     report(work.labelled(), flags, dataset, cfg)
 
 
-def learned_strokes(trained: TrainedModel, flags: PseudoFlags) -> bool:
-    """Return whether the checkpoint was trained on these strokes alone, all classes with the same weight.
+def learned_strokes(trained: TrainedModel, given: Path) -> bool:
+    """Return whether the checkpoint was trained on the strokes in `given` alone, all classes with the same weight.
 
-    Warns if a checkpoint of ScribbleOnly was trained on other strokes.
+    A data set whose folder is gone has moved to --dataset_path. Warns if a checkpoint of ScribbleOnly was trained on
+    other strokes.
     """
-    saved, root = trained.content.get("config") or {}, Path(trained.cfg.dataset_path)
+    saved = trained.content.get("config") or {}
+    folder = saved.get("train_path") or (SCRIBBLES if saved.get("dataset") == "ScribbleOnly" else "")
     if saved.get("dataset") not in ("ScribbleOnly", "Folder") or saved.get("class_weights", "none") != "none":
         return False
-    own = root / (saved.get("train_path") or SCRIBBLES)
-    given = root / flags.train_path if flags.train_path else own
-    if given.resolve() == own.resolve():
+    own = Path(saved.get("dataset_path", "")) / folder
+    if not own.exists():
+        own = Path(trained.cfg.dataset_path) / folder
+    if folder and given.resolve() == own.resolve():
         return True
     if saved["dataset"] == "ScribbleOnly":
         log.warning(f"the class shares are not corrected: the checkpoint learned from {own}, not from {given}")

@@ -15,18 +15,19 @@ class Pace:
         self.group, self.steps_left = group, 0.0
         self._steps_done, self._first_step_at = 0, 0.0  # since this process started
         self._epoch_start, self._num_steps, self._stepping, self._waiting = 0.0, 0, 0.0, 0.0  # of this epoch
+        self._came_at = 0.0  # when this step's batches came
 
     def timed(self, steps: Iterable) -> Iterator:
         """Iterate over an epoch's steps, and time each and the wait for its batches, but not the wait for the first."""
         self._num_steps, self._stepping, self._waiting = 0, 0.0, 0.0
         self._epoch_start = asked_at = time.perf_counter()
         for step in steps:
-            came_at = time.perf_counter()
+            self._came_at = time.perf_counter()
             if self._num_steps:  # the first batch takes long: it starts the workers
-                self._waiting += came_at - asked_at
+                self._waiting += self._came_at - asked_at
             yield step
             asked_at = time.perf_counter()
-            self._stepping += asked_at - came_at
+            self._stepping += asked_at - self._came_at
             self._num_steps += 1
             # The first step does not count for the time left: it starts workers, compiles, and measures algorithms.
             self._steps_done += 1
@@ -34,8 +35,8 @@ class Pace:
                 self._first_step_at = asked_at
 
     def leave_out(self, seconds: float) -> None:
-        """Leave the time of a validation between two steps out of the rate."""
-        self._stepping -= seconds
+        """Leave the time of a validation in a step out of the rate. One after the last step does not count anyway."""
+        self._came_at += seconds
 
     def time_text(self) -> str:
         """Return the time since the epoch began and the run's time left, if known, such as "40 s, 12 min left"."""

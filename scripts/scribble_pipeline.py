@@ -1,14 +1,13 @@
 """Go from images and scribbles to a scored model; each step is a command of its own (docs/scribbles.md).
 
-bash scripts/scribble_pipeline.sh VOC2012 log/scribbles --config configs/demo.yaml
-bash scripts/scribble_pipeline.sh VOC2012 log/scribbles --rounds 2 --processes 2 --config configs/demo.yaml
+bash scripts/scribble_pipeline.sh MyScribbles log/scribbles
+bash scripts/scribble_pipeline.sh MyScribbles log/scribbles --rounds 2 --processes 2 --epochs 100
 
 The script prints each command. Started again, it continues where it was; only the score is computed anew.
 """
 
 import dataclasses
 import hashlib
-import json
 import shlex
 import signal
 import subprocess
@@ -25,8 +24,9 @@ from data.classes import read_classes
 from data.layout import MASKS, SCRIBBLES, find_split, first_folder
 from support import program, shell
 from support.errors import STOPPED, UserError
-from support.files import sha256, write_atomic
+from support.files import sha256
 from support.labels import BACKGROUND
+from support.results import claim
 from tools.arguments import Parser
 
 OWN = ("dataset", "dataset_path", "train_path", "pseudo_path", "logdir", "name", "resume")  # flags that the chain sets
@@ -53,6 +53,9 @@ def main(argv: list[str] | None = None) -> int:
         status = error.returncode if isinstance(error, subprocess.CalledProcessError) else STOPPED
         if status == STOPPED:
             print("stopped; run the same command again to continue", file=sys.stderr)
+        elif status > 128:
+            ended = f"the last command was ended by signal {status - 128}"
+            print(f"{ended} (9: perhaps out of memory); run the same command again to continue", file=sys.stderr)
         return status
     return 0
 
@@ -60,8 +63,7 @@ def main(argv: list[str] | None = None) -> int:
 def run_steps(args, flags: list[str]) -> None:
     """Run all steps. args: from parser(). flags: of train.py. Raises CalledProcessError if a step fails."""
     data, work = args.data.resolve(), args.work.resolve()
-    flags = [*class_flags(data, flags), *flags]
-    cfg = read_flags(flags, args.pseudo, data)
+    flags, cfg = read_flags(flags, args.pseudo, data)
     drawn, masks = (data / SCRIBBLES).is_dir(), first_folder(data, cfg.val_path, *MASKS)
     own = next((word for word in args.simulate if word.partition("=")[0] in OWN_SIMULATE), None)
     if own:
@@ -74,7 +76,13 @@ def run_steps(args, flags: list[str]) -> None:
     if not drawn and not masks.is_dir():
         raise UserError(f"{data}: has neither {SCRIBBLES}, with strokes, nor {masks.name}, with dense masks to draw "
                         "strokes from: docs/scribbles.md describes the folders")  # fmt: skip
-    claim(work, args, drawn, lists, cfg)
+    labels = sorted(path for path in (scribbles if drawn else masks).rglob("*") if path.is_file())
+    digest = hashlib.sha256("".join(f"{path.name} {sha256(path)}\n" for path in labels).encode()).hexdigest()
+    settings = {name: value for name, value in config.as_dict(cfg).items() if name not in FREE}
+    settings |= {"data": str(data), "scribbles": digest, "lists": [sha256(path) for path in lists]}
+    settings |= {"simulate": args.simulate, "pseudo": args.pseudo}
+    # train.py would keep models of other labels or flags, and their scores.
+    claim(work / "chain.json", settings, ["round_*/*.pt"], "scripts/scribble_pipeline.sh", overwrite=None)
     launch = [word for name in PASSED_ON if getattr(cfg, name) != config.FLAGS[name].default
               for word in (f"--{name}", getattr(cfg, name))]  # fmt: skip
 
@@ -95,23 +103,22 @@ def run_steps(args, flags: list[str]) -> None:
     run("evaluate.py", "--checkpoint", last, "--report", work / "report", *launch)
 
 
-def class_flags(data: Path, flags: list[str]) -> list[str]:
-    """Return the flags of the classes in the data set's classes.txt, [] without that file or if `flags` has its own."""
-    file, given = data / "classes.txt", {word.partition("=")[0] for word in flags}
-    if not file.is_file() or given & {"--classes", "--numclasses", "--config"}:
-        return []
-    return ["--numclasses", str(len(read_classes(str(file), None).names)), "--classes", str(file)]
+def read_flags(flags: list[str], pseudo: list[str], data: Path) -> tuple[list[str], config.Config]:
+    """Return the flags of train.py with those of the data set's classes.txt, and what they mean, with --background.
 
-
-def read_flags(flags: list[str], pseudo: list[str], data: Path) -> config.Config:
-    """Return the flags of train.py, --background chosen. Raises UserError on a wrong flag of train.py or pseudo.py.
-
-    So wrong flags are found before anything is done.
+    Raises UserError on a wrong flag of train.py or pseudo.py, so that it is found before anything is done.
     """
     own = next((word for word in flags if word.startswith("--") and word.partition("=")[0][2:] in OWN), None)
     if own:
         raise UserError(f"{own}: the chain sets this flag of train.py itself: drop it")
-    cfg = config.parse([*flags, "--dataset_path", str(data)])
+    cfg, file = config.parse([*flags, "--dataset_path", str(data)]), data / "classes.txt"
+    num_classes = len(read_classes(str(file), None).names) if file.is_file() else cfg.numclasses
+    if file.is_file() and not {"classes", "numclasses"} & (cfg.given or set()):
+        flags = ["--numclasses", str(num_classes), "--classes", str(file), *flags]
+        cfg = config.parse([*flags, "--dataset_path", str(data)])
+    elif num_classes != cfg.numclasses:
+        raise UserError(f"--numclasses {cfg.numclasses}: {file} has {num_classes} classes: drop --numclasses and "
+                        "--classes, also in the file of --config, or correct them")  # fmt: skip
     if cfg.classes and "background" not in (cfg.given or ()):  # then train.py's recipe follows the same rule
         first_class = read_classes(cfg.classes, cfg.numclasses).names[0]
         cfg = dataclasses.replace(cfg, background="0" if first_class.lower() in BACKGROUND else "none")
@@ -124,25 +131,7 @@ def read_flags(flags: list[str], pseudo: list[str], data: Path) -> config.Config
     own = next((name for name in names if name in OWN_PSEUDO), None)
     if own:
         raise UserError(f"--pseudo --{own}: the chain sets this flag of pseudo.py itself: drop it")
-    return cfg
-
-
-def claim(work: Path, args, drawn: bool, lists: list[Path], cfg: config.Config) -> None:
-    """Write what the results depend on to WORK/chain.json, or check that it is the same if WORK has a checkpoint.
-
-    Raises UserError if it differs: train.py would keep models of other labels or flags, and their scores.
-    """
-    strokes = sorted((args.data / SCRIBBLES).rglob("*.png")) if drawn else []
-    digest = hashlib.sha256("".join(f"{path.name} {sha256(path)}\n" for path in strokes).encode()).hexdigest()
-    settings = {name: value for name, value in config.as_dict(cfg).items() if name not in FREE}
-    settings |= {"data": str(args.data.resolve()), "scribbles": digest, "lists": [sha256(path) for path in lists]}
-    settings |= {"simulate": args.simulate, "pseudo": args.pseudo}
-    note, settings = work / "chain.json", json.loads(json.dumps(settings))  # tuples become lists, as in the file
-    saved = json.loads(note.read_text(encoding="utf-8")) if note.is_file() else settings
-    differ = [name for name in saved | settings if saved.get(name) != settings.get(name)]
-    if differ and any(work.glob("round_*/*.pt")):
-        raise UserError(f"{work}: has results of other {' and '.join(differ)}, see {note}: name another folder")
-    write_atomic(note, json.dumps(settings, indent=1), parents=True)
+    return flags, cfg
 
 
 def run(program: str, *words: object, num_processes: int = 1) -> None:
@@ -152,7 +141,8 @@ def run(program: str, *words: object, num_processes: int = 1) -> None:
     """
     command = [sys.executable]
     if num_processes > 1:
-        command += ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(num_processes)]
+        command += [str(shell.REPO / "scripts/launch.py"), "torch.distributed.run", "--standalone"]
+        command += ["--nproc_per_node", str(num_processes)]
     command += [str(shell.REPO / program), *map(str, words)]
     print(f"$ {shell.quoted(command)}", flush=True)
     with subprocess.Popen(command) as process:
@@ -172,7 +162,7 @@ def parser() -> Parser:
     )
     add = parser.add_argument
     add("data", type=Path, metavar="DATA", help="folder of a data set in VOC's layout")
-    add("work", type=Path, metavar="WORK", help="folder for all results")
+    add("work", type=Path, metavar="OUT", help="folder for all results")
     rounds = "number of rounds: each makes pseudo-labels and trains a model on them"
     add("--rounds", type=int, default=1, metavar="N", help=rounds)
     processes = "processes of train.py and pseudo.py, started by torchrun: one for each GPU"

@@ -57,7 +57,7 @@ def test_line_of_an_epoch_has_its_time_and_the_time_left(now):
 
 
 def test_line_of_an_epoch_has_the_rate_and_the_share_of_waiting_for_the_loader(now):
-    """The first batch takes 50 s, which do not count; then 4 steps of 3 s, 3 waits of 2 s, a validation of 100 s."""
+    """The first batch takes 50 s, which do not count; then 4 steps of 3 s, 3 waits of 2 s, two validations of 100 s."""
     metrics = Metrics(Group(torch.device("cpu")), log_interval=100)
 
     def batches(wait: float):
@@ -75,6 +75,7 @@ def test_line_of_an_epoch_has_the_rate_and_the_share_of_waiting_for_the_loader(n
             if step == 2:
                 list(metrics.validation_bar(pause(), total=1))
             now[0] += 3
+        list(metrics.validation_bar(pause(), total=1))
         return metrics.pace.rate_text(6, "DO THIS")
 
     # 24 images in 4 * 3 + 3 * 2 = 18 s, of which 6 s are waiting

@@ -103,16 +103,24 @@ def test_only_a_model_that_learned_from_these_strokes_is_corrected(words, checkp
 
 @pytest.mark.parametrize("dataset", ["Folder", "ScribbleOnly"])
 def test_a_model_of_other_strokes_is_not_corrected(tmp_path, caplog, dataset, monkeypatch):
-    saved = {"dataset": dataset, "train_path": "strokes"}
-    trained = SimpleNamespace(content={"config": saved}, cfg=SimpleNamespace(dataset_path=str(tmp_path)))
-    own = ("", "strokes", "./strokes", str(tmp_path / "strokes"))
-    for train_path in (*own, "others"):
-        assert pseudo.learned_strokes(trained, SimpleNamespace(train_path=train_path)) == (train_path in own)
-    warned = f"learned from {tmp_path / 'strokes'}, not from {tmp_path / 'others'}" in caplog.text
-    assert warned == (dataset == "ScribbleOnly")  # a Folder may hold dense masks
-    monkeypatch.chdir(tmp_path.parent)
-    trained.cfg.dataset_path = tmp_path.name
-    assert pseudo.learned_strokes(trained, SimpleNamespace(train_path=""))
+    monkeypatch.chdir(tmp_path)
+    for folder in ("data/strokes", "data/pascal_2012_scribble", "other/strokes", "other/pascal_2012_scribble"):
+        (tmp_path / folder).mkdir(parents=True)
+
+    def learned(root: str, train_path: str, given: Path, new_root: str = "data") -> bool:
+        config = {"dataset": dataset, "dataset_path": root, "train_path": train_path}
+        trained = SimpleNamespace(content={"config": config}, cfg=SimpleNamespace(dataset_path=new_root))
+        return pseudo.learned_strokes(trained, given)
+
+    for root in ("data", str(tmp_path / "data")):
+        assert learned(root, "strokes", Path("data/strokes"))
+        assert learned(root, "./strokes", tmp_path / "data/strokes")
+    assert learned("gone", "strokes", Path("data/strokes"))  # the data set has moved
+    assert not caplog.text
+    assert not learned("data", "strokes", Path("other/strokes"), "other")
+    assert ("learned from data/strokes, not from other/strokes" in caplog.text) == (dataset == "ScribbleOnly")
+    # Without --train_path, a Folder has dense masks.
+    assert learned("data", "", Path("data/pascal_2012_scribble")) == (dataset == "ScribbleOnly")
 
 
 def test_two_processes_write_the_same_bytes_or_say_one_line_each(words, root, tmp_path):

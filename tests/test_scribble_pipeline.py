@@ -82,7 +82,7 @@ def test_the_chain_killed_and_started_again_ends_with_the_same_files(data, tmp_p
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ([], "the following arguments are required: DATA, WORK"),
+        ([], "the following arguments are required: DATA, OUT"),
         (["nowhere", "work"], "nowhere: no such folder"),
         (["DRAWN", "work", "--rounds", "0"], "--processes: must be at least 1"),
         (["DRAWN", "work", "--name", "x"], "--name: the chain sets this flag of train.py itself"),
@@ -136,15 +136,15 @@ def test_each_step_gets_its_flags_and_a_folder_has_results_of_one_command(data, 
     (work / "round_0/last.pt").touch()
     assert scribble_pipeline.main([*words, "--workers", "1"]) == 0  # does not change the model
     for more, named in ((["--epochs", "99"], "epochs"), (["--pseudo=--flip"], "pseudo")):
-        with pytest.raises(UserError, match=rf"work: has results of other {named}, see .*chain\.json: name another"):
+        with pytest.raises(UserError, match=rf"work: has results made with other settings \({named}\), see .*chain\.json: name"):
             scribble_pipeline.main([*words, *more])
     with (root / "my_lists/few.txt").open("a") as names:
         names.write("another\n")
-    with pytest.raises(UserError, match="has results of other lists"):
+    with pytest.raises(UserError, match=r"other settings \(lists\)"):
         scribble_pipeline.main(words)
     (root / "pascal_2012_scribble").mkdir()
-    (root / "pascal_2012_scribble/a.png").touch()
-    with pytest.raises(UserError, match="has results of other scribbles and lists"):
+    (root / "pascal_2012_scribble/a.bmp").touch()
+    with pytest.raises(UserError, match=r"other settings \(scribbles, lists\)"):
         scribble_pipeline.main(words)
 
 
@@ -160,10 +160,14 @@ def test_a_signal_stops_all_processes_of_a_step(data, tmp_path):
 def test_classes_are_the_data_sets_own(tmp_path):
     file = tmp_path / "classes.txt"
     file.write_text("building\ncar\nsky\n")
-    own = ["--numclasses", "3", "--classes", str(file)]
-    assert scribble_pipeline.class_flags(tmp_path, ["--epochs", "1"]) == own
-    assert scribble_pipeline.class_flags(tmp_path, ["--numclasses=4"]) == []
-    assert scribble_pipeline.read_flags(own, [], tmp_path).background == "none"  # as train.py's recipe chooses
-    assert scribble_pipeline.read_flags([*own, "--background", "0"], [], tmp_path).background == "0"
+    recipe, of_config = tmp_path / "recipe.yaml", ["--config", str(tmp_path / "recipe.yaml")]
+    recipe.write_text("epochs: 1\n")
+    flags, cfg = scribble_pipeline.read_flags(of_config, [], tmp_path)
+    assert flags == ["--numclasses", "3", "--classes", str(file), *of_config]
+    assert (cfg.numclasses, cfg.classes, cfg.background) == (3, str(file), "none")  # as train.py's recipe chooses
+    assert scribble_pipeline.read_flags(["--background", "0"], [], tmp_path)[1].background == "0"
+    recipe.write_text("numclasses: 4\n")
+    with pytest.raises(UserError, match=r"--numclasses 4: .*classes\.txt has 3 classes: drop"):
+        scribble_pipeline.read_flags(of_config, [], tmp_path)
     file.write_text("background\ncar\nsky\n")
-    assert scribble_pipeline.read_flags(own, [], tmp_path).background == "0"
+    assert scribble_pipeline.read_flags([], [], tmp_path)[1].background == "0"
