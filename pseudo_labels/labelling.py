@@ -13,7 +13,7 @@ from data.dataset import SegmentationDataset
 from data.histogram import value_histogram
 from evaluation.predictor import Predictor
 from pseudo_labels import walker
-from pseudo_labels.walker import Grid, Walk
+from pseudo_labels.walker import Grid
 from support.labels import IGNORE
 
 CONTRADICTION = 0.5  # probability of a class without a stroke from which a pixel stays unlabelled
@@ -76,14 +76,13 @@ def _cell_sums(probs: Tensor, rows: slice, height: int, grid: tuple[int, ...]) -
     return belongs.to(probs.dtype) @ means
 
 
-def corrected_walk(
-    item: Stroked, probs: Tensor, factors: Tensor | None, background: int | None
-) -> tuple[Walk, np.ndarray]:
-    """Return a walk from the strokes of an image and a model's prediction, and where the two contradict each other.
+def make_label(item: Stroked, probs: Tensor, factors: Tensor | None, background: int | None) -> np.ndarray:
+    """Return the pseudo-label of an image, (H, W) uint8, by a walk from its strokes and a model's prediction.
 
-    The walk ends at classes with a stroke and at the background, or, without any stroke, at all classes. The second
-    result, (h, w) bool, is true where another class has at least the probability CONTRADICTION.
-    probs: result of predict() for the image, (C, h, w), in CPU memory. factors: correction.estimate(), (C,) float32, or
+    The walk ends at classes with a stroke and at the background, or, without any stroke, at all classes. A pixel on a
+    stroke keeps the stroke's class. A pixel is 255 where another class has at least the probability CONTRADICTION: the
+    strokes may have skipped an object.
+    probs: result of predict() for the image, (C, h, w), in CPU memory. factors: correction.factors(), (C,) float32, or
     None. They multiply the probabilities.
     """
     # The lower limit prevents 0 / 0 where all classes with a stroke have probability 0.
@@ -94,20 +93,10 @@ def corrected_walk(
     stroked = torch.from_numpy(item.stroked(len(probs), background))
     if not stroked.any():  # nothing is known: all classes may occur
         stroked[:] = True
-    prior = probs[stroked]
-    contradicts = (probs * ~stroked[:, None, None]).amax(0) >= CONTRADICTION
-    classes = stroked.nonzero().flatten().to(torch.uint8).numpy()
-    return walker.walk(item.grid, classes, (prior / prior.sum(0)).numpy()), contradicts.numpy()
-
-
-def make_label(item: Stroked, probs: Tensor, factors: Tensor | None, background: int | None) -> np.ndarray:
-    """Return the pseudo-label of an image, (H, W) uint8. The arguments are those of corrected_walk().
-
-    A pixel on a stroke keeps the stroke's class. A pixel is 255 where corrected_walk() finds a contradiction: the
-    strokes may have skipped an object.
-    """
-    walk, contradicts = corrected_walk(item, probs, factors, background)
+    classes, prior = stroked.nonzero().flatten().to(torch.uint8).numpy(), probs[stroked]
+    walk = walker.walk(item.grid, classes, (prior / prior.sum(0)).numpy())
     label = walk.best((item.scribble.shape[0], item.scribble.shape[1]))
+    contradicts = ((probs * ~stroked[:, None, None]).amax(0) >= CONTRADICTION).numpy()
     unsure = cv2.resize(contradicts.view(np.uint8), label.shape[::-1], interpolation=cv2.INTER_NEAREST)
     label[unsure > 0] = IGNORE
     return np.where(item.scribble != IGNORE, item.scribble, label)

@@ -20,9 +20,9 @@ from data.loader import batched
 from data.sampler import EvalBatches
 from distributed.group import Group
 from evaluation.predictor import Predictor
-from pseudo_labels import correction, walker
+from pseudo_labels import correction
 from pseudo_labels.files import PseudoFolder
-from pseudo_labels.labelling import Stroked, StrokedImages, corrected_walk, make_label, predict
+from pseudo_labels.labelling import Stroked, StrokedImages, make_label, predict
 from runs.log import progress_bar
 from support.errors import UserError
 from support.labels import IGNORE
@@ -31,8 +31,7 @@ from support.processes import ThreadPool
 log = logging.getLogger("segtrain")
 
 NUM_THREADS = 4  # of each rank: decode and compress PNGs
-# The correction is estimated from at most MOST_IMAGES images, whose probabilities fit into MOST_BYTES.
-MOST_IMAGES, MOST_BYTES = 128, 2**31
+NUM_IMAGES = 128  # from at most so many, the shares of the classes are estimated
 
 
 @dataclass
@@ -50,43 +49,31 @@ class Work:
     flags: PseudoFlags
 
     def factors(self, names: Sequence[str]) -> Tensor:
-        """Return the factors of correction.estimate(), (C,) float32, and log the shares of the classes `names`."""
-        group, num_classes = self.group, self.dataset.num_classes
+        """Return correction.factors(), (C,) float32, and log the shares of the classes `names` that they depend on."""
+        group, num_classes, images = self.group, self.dataset.num_classes, StrokedImages(self.dataset)
 
         def count(index: int) -> np.ndarray:
             return value_histogram(self._scribble(index))[:num_classes]
 
-        pixels = self._total(count, num_classes, "strokes")
-        if not pixels.any():
+        strokes = self._total(count, num_classes, "strokes")
+        if not strokes.any():
             raise UserError(f"{self.dataset.folders['label']}: no image has a stroke: draw some, or set --train_path")
-        strokes = pixels / pixels.sum()
-        images = StrokedImages(self.dataset)
-        most = min(MOST_IMAGES, MOST_BYTES // (2 * num_classes * walker.MOST_CELLS), len(images))
-        chosen = np.linspace(0, len(images) - 1, most).round().astype(int).tolist()
-        own: dict[int, tuple[Stroked, Tensor]] = {}
-        places = range(group.rank, len(chosen), group.world_size)  # as in Group.map
-        with self._bar("class shares", len(places)) as bar:
-            for place in places:
+        chosen = np.linspace(0, len(images) - 1, min(NUM_IMAGES, len(images))).round().astype(int).tolist()
+        own, labelled = chosen[group.rank :: group.world_size], np.zeros(num_classes, np.int64)
+        with self._bar("class shares", len(own)) as bar:
+            for item in map(images.__getitem__, own):
                 if group.stop:
                     break
-                item = images[chosen[place]]
-                own[place] = item, predict([item], self.predictor, num_classes, group.device)[0].half().cpu()
+                probs = predict([item], self.predictor, num_classes, group.device)[0].cpu()
+                label = make_label(item, probs, None, self.cfg.background_class)
+                labelled += value_histogram(label)[:num_classes]
                 bar.update()
         group.raise_if_stopped()
-
-        def label(factors: np.ndarray) -> np.ndarray:
-            def shares(place: int) -> np.ndarray:
-                walk, _ = corrected_walk(*own[place], torch.from_numpy(factors).float(), self.cfg.background_class)
-                best = walk.best(walk.probs.shape[1:])
-                return value_histogram(best)[:num_classes] / best.size
-
-            return np.array(group.map(shares, range(len(chosen)))).mean(0)
-
-        factors, areas = correction.estimate(label, strokes)
-        triples = zip(names, 100 * strokes, 100 * areas, strict=False)
-        shares = ", ".join(f"{name} {stroke:.1f} -> {area:.1f}" for name, stroke, area in triples)
+        pixels = group.sum(torch.from_numpy(labelled)).numpy()
+        pairs = zip(names, 100 * strokes / strokes.sum(), 100 * pixels / max(pixels.sum(), 1), strict=False)
+        shares = ", ".join(f"{name} {stroke:.1f} -> {pixel:.1f}" for name, stroke, pixel in pairs)
         log.info(f"% of the strokes -> % of the pixels, estimated: {shares}")
-        return torch.from_numpy(factors).float()
+        return torch.from_numpy(correction.factors(pixels, strokes)).float()
 
     def label(self, factors: Tensor | None) -> None:
         """Write the labels that are missing. factors: result of factors(), or None for a model that needs none."""

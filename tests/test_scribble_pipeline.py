@@ -136,7 +136,7 @@ def test_each_step_gets_its_flags_and_a_folder_has_results_of_one_command(data, 
     (work / "round_0/last.pt").touch()
     assert scribble_pipeline.main([*words, "--workers", "1"]) == 0  # does not change the model
     for more, named in ((["--epochs", "99"], "epochs"), (["--pseudo=--flip"], "pseudo")):
-        with pytest.raises(UserError, match=rf"work: has results made with other settings \({named}\), see .*chain\.json: name"):
+        with pytest.raises(UserError, match=rf"work: has results made with other settings \({named}\), see .*chain"):
             scribble_pipeline.main([*words, *more])
     with (root / "my_lists/few.txt").open("a") as names:
         names.write("another\n")
