@@ -1,9 +1,12 @@
 """The work on the images of pseudo.py: the correction of the model, and a label of each image."""
 
 import logging
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,9 +17,7 @@ from builders.loaders import make_loader
 from config import Config
 from config.programs import PseudoFlags
 from data.dataset import SegmentationDataset
-from data.histogram import value_histogram
 from data.images import read_label
-from data.loader import batched
 from data.sampler import EvalBatches
 from distributed.group import Group
 from evaluation.predictor import Predictor
@@ -52,28 +53,30 @@ class Work:
         """Return correction.factors(), (C,) float32, and log the shares of the classes `names` that they depend on."""
         group, num_classes, images = self.group, self.dataset.num_classes, StrokedImages(self.dataset)
 
-        def count(index: int) -> np.ndarray:
-            return value_histogram(self._scribble(index))[:num_classes]
+        def has_stroke(index: int) -> bool:
+            return bool((read_label(self.dataset.files[index]["label"], num_classes) != IGNORE).any())
 
-        strokes = self._total(count, num_classes, "strokes")
-        if not strokes.any():
+        stroked = np.flatnonzero(self._map(has_stroke, "strokes"))
+        if not len(stroked):
             raise UserError(f"{self.dataset.folders['label']}: no image has a stroke: draw some, or set --train_path")
-        chosen = np.linspace(0, len(images) - 1, min(NUM_IMAGES, len(images))).round().astype(int).tolist()
-        own, labelled = chosen[group.rank :: group.world_size], np.zeros(num_classes, np.int64)
-        with self._bar("class shares", len(own)) as bar:
-            for item in map(images.__getitem__, own):
+        chosen = stroked[np.linspace(0, len(stroked) - 1, min(NUM_IMAGES, len(stroked))).round().astype(int)].tolist()
+        pending, own = chosen[group.rank :: group.world_size], {}
+        with self._bar("class shares", len(pending)) as bar:
+            for index in pending:
                 if group.stop:
                     break
+                item = images[index]
                 probs = predict([item], self.predictor, num_classes, group.device)[0].cpu()
-                label = make_label(item, probs, None, self.cfg.background_class)
-                labelled += value_histogram(label)[:num_classes]
+                own[index] = correction.predicted_shares(probs, item.grid.seeds)
                 bar.update()
         group.raise_if_stopped()
-        pixels = group.sum(torch.from_numpy(labelled)).numpy()
-        pairs = zip(names, 100 * strokes / strokes.sum(), 100 * pixels / max(pixels.sum(), 1), strict=False)
-        shares = ", ".join(f"{name} {stroke:.1f} -> {pixel:.1f}" for name, stroke, pixel in pairs)
-        log.info(f"% of the strokes -> % of the pixels, estimated: {shares}")
-        return torch.from_numpy(correction.factors(pixels, strokes)).float()
+        of_images = {index: shares for part in group.gather(own) for index, shares in part.items()}
+        sums = np.sum([of_images[index] for index in chosen], 0)  # in one order, whatever the number of ranks
+        shares = 100 * sums / sums.sum(1, keepdims=True)
+        triples = zip(names, *shares.tolist(), strict=False)
+        said = ", ".join(f"{name} {at_strokes:.1f} -> {everywhere:.1f}" for name, everywhere, at_strokes in triples)
+        log.info(f"% predicted at the strokes -> everywhere: {said}")
+        return torch.from_numpy(correction.factors(sums)).float()
 
     def label(self, factors: Tensor | None) -> None:
         """Write the labels that are missing. factors: result of factors(), or None for a model that needs none."""
@@ -112,25 +115,15 @@ class Work:
             label = read_label(self.folder.label_path(self.dataset.names[index]), self.dataset.num_classes)
             return np.array([(label != IGNORE).sum(), label.size])
 
-        labelled, pixels = self._total(count, 2, "counting")
+        labelled, pixels = self._map(count, "counting").sum(0)
         return float(labelled / pixels)
 
-    def _scribble(self, index: int) -> np.ndarray:
-        return read_label(self.dataset.files[index]["label"], self.dataset.num_classes)
-
-    def _total(self, count: Callable[[int], np.ndarray], size: int, title: str) -> np.ndarray:
-        """Return the sum of count(index), (size,) int64, over all ranks. Raises Stopped after a signal."""
-        total = np.zeros(size, np.int64)
-        own = range(self.group.rank, len(self.dataset), self.group.world_size)
-        with ThreadPool(NUM_THREADS) as pool, self._bar(title, len(own)) as bar:
-            for indices in batched(own, 4 * NUM_THREADS):
-                if self.group.stop:
-                    break
-                for counts in pool.map(count, indices):
-                    total += counts
-                    bar.update()
+    def _map(self, work: Callable[[int], Any], title: str) -> np.ndarray:
+        """Return work(index) of each image, as rows, on every rank, with a progress bar. May raise Stopped."""
+        bar = partial(self._bar, title, math.ceil(len(self.dataset) / self.group.world_size))
+        results = self.group.map(work, range(len(self.dataset)), bar)
         self.group.raise_if_stopped()
-        return self.group.sum(torch.from_numpy(total)).numpy()
+        return np.array(results)
 
-    def _bar(self, title: str, total: int):
-        return progress_bar(None, total=total, title=title, unit="image", enabled=self.group.is_main)
+    def _bar(self, title: str, total: int, items: Iterable | None = None):
+        return progress_bar(items, total=total, title=title, unit="image", enabled=self.group.is_main)

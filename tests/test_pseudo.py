@@ -10,16 +10,21 @@ from pseudo_labels.labelling import Stroked
 from pseudo_labels.walker import Grid, grid, walk
 
 
-def test_factors_are_square_roots_of_the_ratios_but_small_classes_are_not_raised():
-    """Four classes: 0.7 / 0.5; 0.05 / 0.3; 0.24 / 0.2 is above 1, but 0.24 below 1/4; the last has no stroke."""
-    found = correction.factors(np.array([700, 50, 240, 10]), np.array([50, 30, 20, 0]))
-    assert found.tolist() == pytest.approx([1.4**0.5, (1 / 6) ** 0.5, 1, 1])
+def test_the_shares_of_the_pixels_are_found_from_a_models_predictions():
+    """A model of a feature x in {0, 1} knows p(class | x) of the strokes, where both classes have equal shares.
 
-
-def test_a_class_that_is_in_no_label_is_not_removed():
-    found = correction.factors(np.array([6, 4, 0]), np.array([3, 3, 4]))
-    assert found.tolist() == pytest.approx([2**0.5, (4 / 3) ** 0.5, 1])
-    assert correction.factors(np.array([0, 0]), np.array([1, 1])).tolist() == [1, 1]
+    p(x = 0 | class) is 0.9 for class 0 and 0.1 for class 1, so at equal shares p(class 0 | x) is 0.9, 0.1. The pixels
+    have 9 times as many of class 0: p(x = 0) = 0.82, and the model's mean is 0.82 * 0.9 + 0.18 * 0.1 = 0.756.
+    """
+    probs = torch.tensor([[0.9] * 82 + [0.1] * 18 + [0.9] * 50 + [0.1] * 50]).view(1, 2, 100)
+    seeds = np.full((2, 100), 255, np.uint8)
+    seeds[1] = 7  # any class: the model's prediction counts
+    shares = correction.predicted_shares(torch.cat([probs, 1 - probs]), seeds)
+    assert shares[1] == pytest.approx([50, 50])
+    shares[0] -= shares[1]  # the first row alone
+    assert shares[0] == pytest.approx([75.6, 24.4], rel=1e-5)
+    assert correction.factors(shares) == pytest.approx([1.512, 0.488], rel=1e-5)
+    assert np.isfinite(correction.factors(correction.predicted_shares(torch.eye(2).view(2, 1, 2), seeds[1:, :2]))).all()
 
 
 def test_classes_without_a_stroke_do_not_win_but_leave_pixels_open():

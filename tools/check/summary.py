@@ -115,26 +115,17 @@ def _class_table(summary: Summary) -> list[str]:
 
 
 def _stroke_lines(summary: Summary) -> list[str]:
-    """Return lines on classes whose shares in strokes and masks differ by a factor of 2, or that are often skipped.
-
-    pseudo.py raises no class of few pixels (pseudo_labels.correction), so these need more strokes.
-    """
+    """Return lines on classes whose shares in strokes and masks differ by a factor of 2, or that are often skipped."""
     train, val = summary.splits
     if required_labels(summary.dataset, is_train=True)[0] != "scribble" or not summary.images.get(val):
         return []
-    totals = [sum(row.pixels[split] for row in summary.classes) for split in (train, val)]
-    corrected: list[str] = []
-    low: list[str] = []
-    skipped: list[str] = []
+    totals, ratios, skipped = [sum(row.pixels[split] for row in summary.classes) for split in (train, val)], [], []
     for row in summary.classes:
         drawn, shown = (row.images[split] / summary.images[split] for split in (train, val))
         ratio = row.pixels[train] * totals[1] / max(row.pixels[val] * totals[0], 1)
-        is_raised = row.pixels[val] * len(summary.classes) >= totals[1]
-        if drawn and shown and not 0.5 < ratio < 2:
-            (corrected if ratio >= 2 or is_raised else low).append(f"{row.name} {ratio:.1f}")
+        ratios += [f"{row.name} {ratio:.1f}"] if drawn and shown and not 0.5 < ratio < 2 else []
         skipped += [f"{row.name} {drawn:.0%} / {shown:.0%}"] if drawn < shown / 2 else []
-    shares = f"share in the strokes / share in {val}"
-    lines = [(shares, corrected, "pseudo.py corrects part of this"), (shares, low, "draw more of these")]
+    lines = [(f"share in the strokes / share in {val}", ratios, "pseudo.py corrects for it")]
     lines += [(f"images with a stroke in {train} / images that show it in {val}", skipped, "draw more of these")]
     return [f"  {what}: {', '.join(named)}: {do}" for what, named, do in lines if named]
 
