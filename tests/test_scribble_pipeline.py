@@ -115,6 +115,14 @@ def test_a_step_that_fails_ends_the_chain_with_its_status(data, tmp_path):
     assert len(list((tmp_path / "work/strokes").glob("*.png"))) == 8
 
 
+def test_a_step_that_a_signal_ended_is_told(data, tmp_path, monkeypatch, capsys):
+    (tmp_path / "killed.py").write_text("import os; os.kill(os.getpid(), 9)")
+    run = scribble_pipeline.run
+    monkeypatch.setattr(scribble_pipeline, "run", lambda *_, **__: run(str(tmp_path / "killed.py")))
+    assert scribble_pipeline.main([str(data), str(tmp_path / "work")]) == 128 + signal.SIGKILL
+    assert "the last command was ended by signal 9 " in capsys.readouterr().err
+
+
 def test_each_step_gets_its_flags_and_a_folder_has_results_of_one_command(data, tmp_path, monkeypatch):
     commands: list[list[str]] = []
     monkeypatch.setattr(scribble_pipeline, "run", lambda *words, **_: commands.append(list(map(str, words))))
