@@ -5,6 +5,7 @@ torchrun --standalone --nproc_per_node 8 pseudo.py --checkpoint log/teacher/best
 """
 
 import logging
+import os
 from pathlib import Path
 
 from config.programs import PSEUDO, PseudoFlags
@@ -68,14 +69,14 @@ def make(flags: PseudoFlags, overrides: dict, group: Group) -> None:
     dataset = find_scribbles(cfg, split, flags.train_path)
     folder = PseudoFolder(cfg, split, flags.output, classes.colours)
     checks.check_setup(group, {f"{split} list": dataset})
-    settings |= digests(dataset, group)
+    is_corrected = group.broadcast(learned_strokes(trained, dataset.folders["label"]))
+    settings |= digests(dataset, group) | {"correction": "mean probability" if is_corrected else None}
     if group.is_main:
         claim(folder.path / "pseudo.json", settings, ["**/*.png"], "pseudo.py", overwrite=flags.overwrite)
     group.barrier()
 
     work = Work(folder, dataset, group, cfg, predictor, flags)
     if not group.broadcast(all(folder.label_path(name).is_file() for name in dataset.names)):
-        is_corrected = learned_strokes(trained, dataset.folders["label"])
         work.label(work.factors(classes.names) if is_corrected else None)
     report(work.labelled(), flags, dataset, cfg)
 
@@ -83,17 +84,18 @@ def make(flags: PseudoFlags, overrides: dict, group: Group) -> None:
 def learned_strokes(trained: TrainedModel, given: Path) -> bool:
     """Return whether the checkpoint was trained on the strokes in `given` alone, all classes with the same weight.
 
-    A data set whose folder is gone has moved to --dataset_path. Warns if a checkpoint of ScribbleOnly was trained on
-    other strokes.
+    given: folder of the strokes, or, in plain folders, of the split in it. If the folder that the checkpoint names is
+    gone, it is looked for below --dataset_path. Warns if a checkpoint of ScribbleOnly was trained on other strokes.
     """
     saved = trained.content.get("config") or {}
     folder = saved.get("train_path") or (SCRIBBLES if saved.get("dataset") == "ScribbleOnly" else "")
     if saved.get("dataset") not in ("ScribbleOnly", "Folder") or saved.get("class_weights", "none") != "none":
         return False
-    own = Path(saved.get("dataset_path", "")) / folder
+    root = Path(saved.get("dataset_path", ""))
+    own = root / folder
     if not own.exists():
-        own = Path(trained.cfg.dataset_path) / folder
-    if folder and given.resolve() == own.resolve():
+        own = Path(trained.cfg.dataset_path) / os.path.relpath(own, root)
+    if folder and own.resolve() in (given.resolve(), given.resolve().parent):
         return True
     if saved["dataset"] == "ScribbleOnly":
         log.warning(f"the class shares are not corrected: the checkpoint learned from {own}, not from {given}")

@@ -195,7 +195,7 @@ def _describe_missing(split: Split, name: str, kind: str, images: list[Path]) ->
     folder, file = split.folders[kind], f"{name}{split.endings.get(kind, '')}"
     if kind == "image":
         return f"{split.list_file}: {file!r}: no such image in {folder} (looked for {', '.join(IMAGE_SUFFIXES)})"
-    away = f"remove {name} from {split.list_file}" if split.list_file else "move the image away"
+    away = f"remove its line from {split.list_file}" if split.list_file else "move the image away"
     return (
         f"{images[0]}: an image without a mask: expected {folder / file}.png (or {', '.join(LABEL_SUFFIXES[1:])}); add "
         f"the mask, or {away}; if mask names have an ending of their own, such as _mask, use --label_suffix"

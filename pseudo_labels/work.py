@@ -31,7 +31,7 @@ from support.processes import ThreadPool
 
 log = logging.getLogger("segtrain")
 
-NUM_THREADS = 4  # of each rank: decode and compress PNGs
+NUM_THREADS = 4  # of each rank: make and compress labels
 NUM_IMAGES = 128  # from at most so many, the shares of the classes are estimated
 
 
@@ -50,7 +50,7 @@ class Work:
     flags: PseudoFlags
 
     def factors(self, names: Sequence[str]) -> Tensor:
-        """Return correction.factors(), (C,) float32, and log the shares of the classes `names` that they depend on."""
+        """Return correction.factors(), (C,) float32, and log both shares of each class. names: of the classes."""
         group, num_classes, images = self.group, self.dataset.num_classes, StrokedImages(self.dataset)
 
         def has_stroke(index: int) -> bool:
@@ -67,13 +67,13 @@ class Work:
                     break
                 item = images[index]
                 probs = predict([item], self.predictor, num_classes, group.device)[0].cpu()
-                own[index] = correction.predicted_shares(probs, item.grid.seeds)
+                own[index] = correction.predicted_sums(probs, item.grid.seeds)
                 bar.update()
         group.raise_if_stopped()
-        of_images = {index: shares for part in group.gather(own) for index, shares in part.items()}
+        of_images = {index: values for part in group.gather(own) for index, values in part.items()}
         sums = np.sum([of_images[index] for index in chosen], 0)  # in one order, whatever the number of ranks
         shares = 100 * sums / sums.sum(1, keepdims=True)
-        triples = zip(names, *shares.tolist(), strict=False)
+        triples = zip(names, *shares[:2].tolist(), strict=False)
         said = ", ".join(f"{name} {at_strokes:.1f} -> {everywhere:.1f}" for name, everywhere, at_strokes in triples)
         log.info(f"% predicted at the strokes -> everywhere: {said}")
         return torch.from_numpy(correction.factors(sums)).float()
@@ -121,7 +121,7 @@ class Work:
     def _map(self, work: Callable[[int], Any], title: str) -> np.ndarray:
         """Return work(index) of each image, as rows, on every rank, with a progress bar. May raise Stopped."""
         bar = partial(self._bar, title, math.ceil(len(self.dataset) / self.group.world_size))
-        results = self.group.map(work, range(len(self.dataset)), bar)
+        results = self.group.map(lambda index: None if self.group.stop else work(index), range(len(self.dataset)), bar)
         self.group.raise_if_stopped()
         return np.array(results)
 

@@ -35,7 +35,7 @@ class Pace:
                 self._first_step_at = asked_at
 
     def leave_out(self, seconds: float) -> None:
-        """Leave the time of a validation in a step out of the rate. One after the last step does not count anyway."""
+        """Exclude the time of a validation from the rate. After the last step, this has no effect."""
         self._came_at += seconds
 
     def time_text(self) -> str:

@@ -21,7 +21,7 @@ import config
 from config.programs import PSEUDO
 from config.shared import DataFlags, LaunchFlags
 from data.classes import read_classes
-from data.layout import MASKS, SCRIBBLES, find_split, first_folder
+from data.layout import LABEL_SUFFIXES, MASKS, SCRIBBLES, find_split, first_folder
 from support import program, shell
 from support.errors import STOPPED, UserError
 from support.files import sha256
@@ -53,7 +53,7 @@ def main(argv: list[str] | None = None) -> int:
         status = error.returncode if isinstance(error, subprocess.CalledProcessError) else STOPPED
         if status == STOPPED:
             print("stopped; run the same command again to continue", file=sys.stderr)
-        elif status > 128:
+        elif 128 < status <= 192:
             ended = f"the last command was ended by signal {status - 128}"
             print(f"{ended} (9: perhaps out of memory); run the same command again to continue", file=sys.stderr)
         return status
@@ -76,8 +76,10 @@ def run_steps(args, flags: list[str]) -> None:
     if not drawn and not masks.is_dir():
         raise UserError(f"{data}: has neither {SCRIBBLES}, with strokes, nor {masks.name}, with dense masks to draw "
                         "strokes from: docs/scribbles.md describes the folders")  # fmt: skip
-    labels = sorted(path for path in (scribbles if drawn else masks).rglob("*") if path.is_file())
-    digest = hashlib.sha256("".join(f"{path.name} {sha256(path)}\n" for path in labels).encode()).hexdigest()
+    folder = scribbles if drawn else masks
+    labels = sorted(path for path in folder.rglob("*") if path.suffix.lower() in LABEL_SUFFIXES)
+    contents = "".join(f"{path.relative_to(folder).as_posix()} {sha256(path)}\n" for path in labels)
+    digest = hashlib.sha256(contents.encode()).hexdigest()
     settings = {name: value for name, value in config.as_dict(cfg).items() if name not in FREE}
     settings |= {"data": str(data), "scribbles": digest, "lists": [sha256(path) for path in lists]}
     settings |= {"simulate": args.simulate, "pseudo": args.pseudo}
@@ -104,7 +106,7 @@ def run_steps(args, flags: list[str]) -> None:
 
 
 def read_flags(flags: list[str], pseudo: list[str], data: Path) -> tuple[list[str], config.Config]:
-    """Return the flags of train.py with those of the data set's classes.txt, and what they mean, with --background.
+    """Return the flags of train.py, with those of the data set's classes.txt, and the Config, with --background chosen.
 
     Raises UserError on a wrong flag of train.py or pseudo.py, so that it is found before anything is done.
     """
@@ -112,14 +114,15 @@ def read_flags(flags: list[str], pseudo: list[str], data: Path) -> tuple[list[st
     if own:
         raise UserError(f"{own}: the chain sets this flag of train.py itself: drop it")
     cfg, file = config.parse([*flags, "--dataset_path", str(data)]), data / "classes.txt"
-    num_classes = len(read_classes(str(file), None).names) if file.is_file() else cfg.numclasses
-    if file.is_file() and not {"classes", "numclasses"} & (cfg.given or set()):
-        flags = ["--numclasses", str(num_classes), "--classes", str(file), *flags]
+    given = cfg.given or frozenset()
+    if file.is_file():
+        values = {"numclasses": len(read_classes(str(file), None).names), "classes": file}
+        if given & set(values) and cfg.numclasses != values["numclasses"]:
+            raise UserError(f"{file}: has {values['numclasses']} classes, but flags or --config say {cfg.numclasses}: "
+                            "drop --classes and --numclasses there, or correct the file")  # fmt: skip
+        flags = [*(word for name in values if name not in given for word in (f"--{name}", str(values[name]))), *flags]
         cfg = config.parse([*flags, "--dataset_path", str(data)])
-    elif num_classes != cfg.numclasses:
-        raise UserError(f"--numclasses {cfg.numclasses}: {file} has {num_classes} classes: drop --numclasses and "
-                        "--classes, also in the file of --config, or correct them")  # fmt: skip
-    if cfg.classes and "background" not in (cfg.given or ()):  # then train.py's recipe follows the same rule
+    if cfg.classes and "background" not in given:  # as train.py's recipe will choose
         first_class = read_classes(cfg.classes, cfg.numclasses).names[0]
         cfg = dataclasses.replace(cfg, background="0" if first_class.lower() in BACKGROUND else "none")
     if cfg.label_map:

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # From images and scribbles to a scored model: scripts/scribble_pipeline.py explains it.
-#   bash scripts/scribble_pipeline.sh DATA WORK --config configs/demo.yaml
+#   bash scripts/scribble_pipeline.sh DATA OUT
 set -euo pipefail
 here=$(cd "$(dirname "$0")/.." && pwd)
 python=${PYTHON:-python}

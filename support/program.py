@@ -47,9 +47,8 @@ def check_command_line(read: Callable[[], object]) -> None:
     Call this function before importing torch, which takes seconds. From here to run(), Ctrl-C ends the process without
     a traceback.
     """
-    if (
-        signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    ):  # not where a script ignores it for background jobs
+    # A script's background job ignores the signal, and still should.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         read()

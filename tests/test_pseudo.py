@@ -18,13 +18,21 @@ def test_the_shares_of_the_pixels_are_found_from_a_models_predictions():
     """
     probs = torch.tensor([[0.9] * 82 + [0.1] * 18 + [0.9] * 50 + [0.1] * 50]).view(1, 2, 100)
     seeds = np.full((2, 100), 255, np.uint8)
-    seeds[1] = 7  # any class: the model's prediction counts
-    shares = correction.predicted_shares(torch.cat([probs, 1 - probs]), seeds)
-    assert shares[1] == pytest.approx([50, 50])
-    shares[0] -= shares[1]  # the first row alone
-    assert shares[0] == pytest.approx([75.6, 24.4], rel=1e-5)
-    assert correction.factors(shares) == pytest.approx([1.512, 0.488], rel=1e-5)
-    assert np.isfinite(correction.factors(correction.predicted_shares(torch.eye(2).view(2, 1, 2), seeds[1:, :2]))).all()
+    seeds[1, :50], seeds[1, 50:] = 1, 0  # the model's prediction counts, not the stroke's class
+    sums = correction.predicted_sums(torch.cat([probs, 1 - probs]), seeds)
+    assert sums[1:].tolist() == [pytest.approx([50, 50]), [50, 50]]
+    sums[0] -= sums[1]  # the first row alone
+    assert sums[0] == pytest.approx([75.6, 24.4], rel=1e-5)
+    assert correction.factors(sums) == pytest.approx([1.512, 0.488], rel=1e-5)
+
+
+def test_a_class_without_a_stroke_or_without_a_probability_keeps_finite_factors():
+    """Class 1 has no stroke. Class 2 has one, but probability 0."""
+    probs = torch.tensor([[0.9, 0.4], [0.1, 0.6], [0, 0]]).view(3, 1, 2)
+    found = correction.factors(correction.predicted_sums(probs, np.array([[2, 255]], np.uint8)))
+    assert found.tolist() == pytest.approx([1, 1, 1])
+    found = correction.factors(correction.predicted_sums(probs, np.array([[0, 255]], np.uint8)))
+    assert found.tolist() == pytest.approx([0.65 / 0.9, 1, 1])
 
 
 def test_classes_without_a_stroke_do_not_win_but_leave_pixels_open():

@@ -87,14 +87,13 @@ def test_labels_keep_strokes(words, root, tmp_path, capsys):
 def test_only_a_model_that_learned_from_these_strokes_is_corrected(words, checkpoint, root, tmp_path, capsys):
     run(words, tmp_path / "a")
     said = capsys.readouterr().out
-    strokes, estimated = np.array(re.findall(r"\d ([\d.]+) -> ([\d.]+)", said), float).T
+    at_strokes, everywhere = np.array(re.findall(r"\d ([\d.]+) -> ([\d.]+)", said), float).T
     saved = torch.load(checkpoint, weights_only=True)
     for changed in ({"dataset": "Dense"}, {"dataset": "ScribblePseudo"}, {"class_weights": "balanced"}):
         torch.save(saved | {"config": saved["config"] | changed}, tmp_path / "other.pt")
         run([*words, "--checkpoint", str(tmp_path / "other.pt")], tmp_path / "b", "--overwrite")
         assert " -> " not in capsys.readouterr().out
-    assert strokes.sum() == pytest.approx(100, abs=0.3)  # five numbers are rounded to 0.1
-    assert estimated.sum() == pytest.approx(100, abs=0.3)
+    assert at_strokes[0] < everywhere[0]  # strokes show less of the ground than the images do
     assert (maps(root, tmp_path / "a")[2] != maps(root, tmp_path / "b")[2]).any()
     for scribble, _, label in zip(*maps(root, tmp_path / "b"), strict=True):
         assert set(np.unique(label)) <= {*np.unique(scribble), 0, 255}  # the classes with a stroke, and the background
@@ -114,7 +113,9 @@ def test_a_model_of_other_strokes_is_not_corrected(tmp_path, caplog, dataset, mo
     for root in ("data", str(tmp_path / "data")):
         assert learned(root, "strokes", Path("data/strokes"))
         assert learned(root, "./strokes", tmp_path / "data/strokes")
-    assert learned("gone", "strokes", Path("data/strokes"))  # the data set has moved
+    for train_path in ("strokes", str(tmp_path / "gone/strokes")):  # the data set has moved
+        assert learned(str(tmp_path / "gone"), train_path, Path("data/strokes"))
+    assert learned("data", "strokes", Path("data/strokes/train"))  # a split of plain folders
     assert not caplog.text
     assert not learned("data", "strokes", Path("other/strokes"), "other")
     assert ("learned from data/strokes, not from other/strokes" in caplog.text) == (dataset == "ScribbleOnly")

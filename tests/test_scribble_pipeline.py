@@ -174,8 +174,10 @@ def test_classes_are_the_data_sets_own(tmp_path):
     assert flags == ["--numclasses", "3", "--classes", str(file), *of_config]
     assert (cfg.numclasses, cfg.classes, cfg.background) == (3, str(file), "none")  # as train.py's recipe chooses
     assert scribble_pipeline.read_flags(["--background", "0"], [], tmp_path)[1].background == "0"
+    recipe.write_text("numclasses: 3\n")
+    assert scribble_pipeline.read_flags(of_config, [], tmp_path)[0] == ["--classes", str(file), *of_config]
     recipe.write_text("numclasses: 4\n")
-    with pytest.raises(UserError, match=r"--numclasses 4: .*classes\.txt has 3 classes: drop"):
+    with pytest.raises(UserError, match=r"classes\.txt: has 3 classes, but flags or --config say 4: drop"):
         scribble_pipeline.read_flags(of_config, [], tmp_path)
     file.write_text("background\ncar\nsky\n")
     assert scribble_pipeline.read_flags([], [], tmp_path)[1].background == "0"

@@ -59,7 +59,7 @@ class BatchNorm2d(nn.BatchNorm2d):
         if len(statistics) == 3:
             return (_gradients_on_cuda if _has_kernels(x) else _gradients)(grad, x, weight, statistics, self)
         mean, invstd = statistics
-        # With the batch's statistics, nobody reads the variance, whose computation takes two kernels: pass any tensor.
+        # With the batch's statistics, the kernel ignores the variance: any tensor will do, and saves two kernels.
         running, mask = (mean, invstd if of_batch else variance_of(invstd)), [True, True, True]
         return aten.native_batch_norm_backward(grad, x, weight, *running, mean, invstd, of_batch, 0.0, mask)
 
