@@ -88,14 +88,16 @@ def learned_strokes(trained: TrainedModel, given: Path) -> bool:
     gone, it is looked for below --dataset_path. Warns if a checkpoint of ScribbleOnly was trained on other strokes.
     """
     saved = trained.content.get("config") or {}
-    folder = saved.get("train_path") or (SCRIBBLES if saved.get("dataset") == "ScribbleOnly" else "")
     if saved.get("dataset") not in ("ScribbleOnly", "Folder") or saved.get("class_weights", "none") != "none":
         return False
+    folder = saved.get("train_path") or (SCRIBBLES if saved["dataset"] == "ScribbleOnly" else "")
+    if not folder:
+        return False  # the labels of plain folders are then dense masks
     root = Path(saved.get("dataset_path", ""))
     own = root / folder
     if not own.exists():
         own = Path(trained.cfg.dataset_path) / os.path.relpath(own, root)
-    if folder and own.resolve() in (given.resolve(), given.resolve().parent):
+    if own.resolve() in (given.resolve(), given.resolve().parent):
         return True
     if saved["dataset"] == "ScribbleOnly":
         log.warning(f"the class shares are not corrected: the checkpoint learned from {own}, not from {given}")

@@ -122,7 +122,7 @@ def parser() -> Parser:
     add("--width", type=int, default=3, metavar="PIXELS", help="width of the strokes")
     wiggle = "random deviation to the sides, at most this share of the way to the border"
     add("--wiggle", type=float, default=0.7, metavar="SHARE", help=wiggle)
-    skip = "probability that a thin region gets no stroke, as poles often have none; wider ones are skipped less often"
+    skip = "probability that a thin region, such as a pole, gets no stroke; wider ones are skipped less often"
     add("--skip", type=float, default=0.0, metavar="SHARE", help=skip)
     add("--per_class", type=int, default=0, metavar="N", help="strokes of a class in an image, at most; 0: no limit")
     add("--seed", type=int, default=0, metavar="N", help="another number gives other strokes")
