@@ -162,6 +162,8 @@ class Trainer:
         counts = torch.stack([criterion.counts(batch) for batch in micro_batches]).sum(0)
         divisors = group.sum_or_stop(counts).tolist()
 
+        progress = self.schedule.progress(state)
+
         # 2. Forward and backward. DDP exchanges gradients in the last backward pass only.
         parts = torch.zeros(len(criterion.names), device=group.device)
         for number, batch in enumerate(micro_batches, start=1):
@@ -171,7 +173,7 @@ class Trainer:
             with gradient_sync(state.model, enabled=number == len(micro_batches)):
                 with autocast(cfg.amp, group.device):
                     outputs = state.model(batch["image"], foreground)
-                loss, micro_parts = criterion(outputs, batch, divisors)
+                loss, micro_parts = criterion(outputs, batch, divisors, progress)
                 # DDP averages gradients over ranks. The divisors are global already, so undo the average.
                 state.scaler.scale(loss * group.world_size).backward()
             parts = parts + micro_parts
@@ -182,7 +184,7 @@ class Trainer:
             checks.check_gradients(group, state.raw_model)
         lr, num_images = self.schedule.lr(state), self.schedule.sampler.global_batch
         state.update(lr, num_images)
-        losses = criterion.by_name(group.sum(parts))
+        losses = criterion.by_name(group.sum(parts), progress)
         self.run.metrics.log_step(state, losses, lr=lr, num_images=num_images)
         self.run.writer.check()
         if is_first:

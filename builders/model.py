@@ -128,6 +128,6 @@ def active_terms(cfg: Config) -> dict[str, float]:
         term: weight
         for term in TERMS
         if (weight := getattr(cfg, f"l_{term}")) > 0
-        and NEEDS[term] in MAPS[cfg.dataset]
+        and NEEDS[term] in ("image", *MAPS[cfg.dataset])
         and (term != "lorm" or has_lorm)
     }

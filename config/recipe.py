@@ -13,10 +13,11 @@ from support.labels import BACKGROUND
 # What a Recipe may choose.
 RECIPE_FLAGS = frozenset({
     "layers", "long_side", "crop_size", "batchsize", "accum_steps", "max_steps", "repeat", "val_step_frequency",
-    "optimizer", "lr", "wdecay", "background",
+    "optimizer", "lr", "wdecay", "background", "l_crf",
 })  # fmt: skip
 FEW_STEPS = 150  # a run of fewer steps says little about what the model can learn
 NUM_VALIDATIONS = 20
+CRF_WEIGHT = 0.2  # benchmarks/RESULTS.md
 EPOCHS = 50  # CDSP's; a small list is passed over more often
 MANY_IMAGES = 5000  # for so many images, CDSP trains from pseudo-labels with a learning rate of 1e-3
 # Parts of the names of timm's transformers.
@@ -84,6 +85,8 @@ class Recipe:
         if not {"epochs", "max_steps", "warmup_epochs"} & self.given:
             self._choose_steps()
         self._choose_optimizer()
+        if facts.dataset in ("ScribbleOnly", "ScribblePseudo"):
+            self._choose("l_crf", CRF_WEIGHT, "few pixels have a sure label")
         if facts.first_class and facts.first_class.lower() not in BACKGROUND:
             self._choose("background", "none", f"class 0 is {facts.first_class}")
 

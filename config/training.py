@@ -79,6 +79,7 @@ class LossFlags:
     )
     l_ds: float = flag(1.0, "weight of the entropy loss on pixels near the scribble", ge=0)
     l_dc: float = flag(1.0, "weight of the entropy loss on pixels away from the pseudo-label's contour", ge=0)
+    l_crf: float = flag(0.0, "weight of the CRF loss: neighbours of one colour get one class [recipe]", ge=0)
     label_smooth: float = flag(0.1, "label smoothing of the pseudo-label loss", ge=0, lt=1)
 
 

@@ -6,15 +6,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from losses.crf import crf_sum
 from losses.pixel_pass import CrossEntropy, PixelPass, add_gradient
 from losses.region_losses import REGION_LOSSES, region_sums
 from losses.upsampling import sample
 from support.labels import COUNTS, FOREGROUND, IGNORE, POINTS
 
-TERMS = ("seg", "pseudo", "lorm", "ds", "dc")  # CDSP's; each has a weight, --l_TERM
-# The label map of a batch that each term needs.
-NEEDS = {"seg": "label", "pseudo": "pseudo", "lorm": "pseudo", "ds": "distance_s", "dc": "distance_c"}
+TERMS = ("seg", "pseudo", "lorm", "ds", "dc", "crf")  # each has a weight, --l_TERM; all but the last are CDSP's
+# The map of a batch that each term needs.
+NEEDS = {"seg": "label", "pseudo": "pseudo", "lorm": "pseudo", "ds": "distance_s", "dc": "distance_c", "crf": "image"}
 BY_PIXEL = ("seg", "pseudo", "ds", "dc")  # the ones that are sums over pixels
+CRF_RAMP = 0.5  # share of the run in which the weight of crf rises to its value
 
 
 class Criterion:
@@ -31,6 +33,7 @@ class Criterion:
     - pseudo: cross entropy with "pseudo", smoothed by `label_smooth`, over pixels that are not 255
     - lorm: the model's LoRM loss, divided by its number of terms (models.lorm)
     - ds, dc: sum of (d / 255) * entropy(softmax) over pixels with d > 0, d = "distance_s" or "distance_c"
+    - crf: losses.crf, divided by the number of images
 
     The counts are summed over the micro-batches and ranks of an optimizer step before the first backward pass, so the
     gradient equals that of one process on the whole global batch. A term whose count is 0 is 0.
@@ -75,6 +78,8 @@ class Criterion:
                 count = self.lorm_terms * batch[FOREGROUND[1]].sum()
             elif name == "seg":
                 count = (batch[COUNTS["label"]].double() @ self.weight_of).sum()
+            elif name == "crf":
+                count = torch.tensor(len(batch["image"]))
             elif name in REGION_LOSSES:
                 count = torch.count_nonzero(batch[COUNTS["label"]][:, :IGNORE])
             elif name in ("ds", "dc"):
@@ -85,7 +90,7 @@ class Criterion:
         return torch.stack(counts)
 
     def __call__(
-        self, outputs: dict[str, Tensor], batch: dict[str, Tensor], divisors: Sequence[float]
+        self, outputs: dict[str, Tensor], batch: dict[str, Tensor], divisors: Sequence[float], progress: float = 1.0
     ) -> tuple[Tensor, Tensor]:
         """Return this batch's part of the total loss, and its part of each of `names`, detached and unweighted.
 
@@ -103,13 +108,15 @@ class Criterion:
         if self.region_losses:
             probs = F.interpolate(logits, batch["image"].shape[1:3], mode="bilinear", align_corners=True).softmax(1)
             sums |= region_sums(self.region_losses, probs, batch["label"], batch[COUNTS["label"]])
+        if "crf" in self.weights:
+            sums["crf"] = crf_sum(logits, batch["image"])
         by_name: dict[str, float | Tensor] = {**safe}
         if "lorm" in self.weights:
             sums["lorm"] = outputs["lorm"]
             if "lorm_terms" in outputs:
                 by_name["lorm"] = self.sum_lorm_terms(outputs["lorm_terms"]).clamp(min=1)
         parts = torch.stack([sums[name] / divisor for name, divisor in by_name.items()])
-        return add_gradient(self.total(parts), logits, gradient), parts.detach()
+        return add_gradient(self.total(parts, progress), logits, gradient), parts.detach()
 
     def _pixel_sums(
         self, logits: Tensor, batch: dict[str, Tensor], scales: dict[str, float]
@@ -159,14 +166,14 @@ class Criterion:
             self._on_device = self.weight_of.to(label.device, dtype)  # only once: the CPU waits for the copy
         return self._on_device[label.long()]
 
-    def total(self, parts: Tensor) -> Tensor:
+    def total(self, parts: Tensor, progress: float = 1.0) -> Tensor:
         """Return the weighted sum of the losses in `parts`, a scalar. parts: 1-D, in the order of `names`."""
-        pairs = zip(self.weights.values(), parts, strict=True)
-        return torch.stack([weight * part for weight, part in pairs]).sum()
+        weights = self.weights | {"crf": self.weights.get("crf", 0.0) * min(1.0, progress / CRF_RAMP)}
+        return torch.stack([weights[name] * part for name, part in zip(self.names, parts, strict=True)]).sum()
 
-    def by_name(self, parts: Tensor) -> dict[str, Tensor]:
+    def by_name(self, parts: Tensor, progress: float = 1.0) -> dict[str, Tensor]:
         """Return {name: part} and, as "loss", the weighted total. parts: 1-D, in the order of `names`."""
-        return dict(zip(self.names, parts, strict=True)) | {"loss": self.total(parts)}
+        return dict(zip(self.names, parts, strict=True)) | {"loss": self.total(parts, progress)}
 
 
 def to_device(batch: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:

@@ -52,7 +52,7 @@ def assert_close(values: dict[str, torch.Tensor], expected: dict[str, torch.Tens
         torch.testing.assert_close(value, expected[key], rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("losses", [{"l_lorm": 0.01}, ALL_LABEL_LOSSES], ids=["scribbles", "dense"])
+@pytest.mark.parametrize("losses", [{"l_lorm": 0.01, "l_crf": 0.1}, ALL_LABEL_LOSSES], ids=["scribbles", "dense"])
 def test_same_losses_and_weights_at_any_split_of_the_global_batch(uneven_labels, tmp_path, losses):
     """Promise 1, 20 steps of global batch 4, in float64 with frozen batch norm."""
     words = flags(
@@ -60,7 +60,7 @@ def test_same_losses_and_weights_at_any_split_of_the_global_batch(uneven_labels,
     )
     runs = train_three_ways(words, tmp_path)
     lines, weights, average = runs["one"]
-    assert (len(lines), len(lines[0]["losses"])) == (20, 5 if "l_lorm" in losses else len(LOSSES))
+    assert (len(lines), len(lines[0]["losses"])) == (20, 6 if "l_lorm" in losses else len(LOSSES))
     assert all(any(line["losses"][name] > 0 for line in lines) for name in lines[0]["losses"])
     assert weights["head.aspp.conv1.weight"].dtype == torch.float64
     assert not torch.equal(average["head.aspp.conv1.weight"], weights["head.aspp.conv1.weight"])
