@@ -158,11 +158,10 @@ class Trainer:
         Raises Stopped if any rank got a signal.
         """
         cfg, group, state, criterion = self.cfg, self.group, self.state, self.criterion
+        progress = self.schedule.progress(state)
         # 1. Each loss is divided by its own count over the global batch, such as labelled pixels.
         counts = torch.stack([criterion.counts(batch) for batch in micro_batches]).sum(0)
         divisors = group.sum_or_stop(counts).tolist()
-
-        progress = self.schedule.progress(state)
 
         # 2. Forward and backward. DDP exchanges gradients in the last backward pass only.
         parts = torch.zeros(len(criterion.names), device=group.device)

@@ -86,7 +86,7 @@ def run(args: argparse.Namespace, name: str, case: str, way: str, seed: int) -> 
     words += ["--workers", "0"]
     if way == "before":
         batch = min(16, number) if number > 0 else 16
-        words += ["--lr", "0.001", "--epochs", "50", "--batchsize", str(batch), "--optimizer", "sgd"]
+        words += ["--lr", "0.001", "--epochs", "50", "--batchsize", str(batch), "--optimizer", "sgd", "--l_crf", "0"]
     print(shlex.join(["python", "train.py", *words]), flush=True)
     shutil.rmtree(args.out / name, ignore_errors=True)  # of a run that did not end
     began = time.perf_counter()

@@ -48,15 +48,18 @@ class Way:
 
 
 STUDENT = "--dataset ScribblePseudo"
+ENTROPY = f"{STUDENT}DsDc --l_crf 0.2"
 WAYS = {
     "dense": Way("dense masks", "--dataset Dense"),
     "strokes": Way("strokes", "--dataset ScribbleOnly"),
+    "no_crf": Way("strokes, no CRF loss", "--dataset ScribbleOnly --l_crf 0"),
+    "chain_no_crf": Way("strokes and pseudo-labels, no CRF loss", f"{STUDENT} --l_crf 0", "no_crf"),
     "chain": Way("strokes and pseudo-labels", STUDENT, "strokes"),
     "chain_2": Way("pseudo-labels, once more", STUDENT, "chain"),
     "lorm": Way("pseudo-labels, LoRM of the foreground", f"{STUDENT} {LORM}", "strokes"),
     "lorm_all": Way("pseudo-labels, LoRM of all", f"{STUDENT} {LORM} --lorm_scope all", "strokes"),
-    "entropy": Way("pseudo-labels, distance entropy", f"{STUDENT}DsDc", "strokes"),
-    "entropy_0": Way("pseudo-labels, distance entropy, --background 0", f"{STUDENT}DsDc --background 0", "strokes"),
+    "entropy": Way("pseudo-labels, distance entropy", ENTROPY, "strokes"),
+    "entropy_0": Way("pseudo-labels, distance entropy, --background 0", f"{ENTROPY} --background 0", "strokes"),
 }
 # Flags of tools.scribbles simulate. "proportional": half of the path through each region, 3 % of CamVid's pixels.
 STYLES = {

@@ -119,7 +119,7 @@ def build_model(cfg: Config) -> models.Segmenter:
 
 
 def active_terms(cfg: Config) -> dict[str, float]:
-    """Return {term: weight} of the losses with a weight above 0 and label maps in --dataset.
+    """Return {term: weight} of the losses with a weight above 0 whose maps --dataset has.
 
     "lorm" also needs a model with LoRM.
     """

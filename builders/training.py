@@ -26,11 +26,12 @@ log = logging.getLogger("segtrain")
 def get_criterion(
     cfg: Config, group: Group, raw_model: models.Segmenter, class_weights: list[float] | None = None
 ) -> Criterion:
-    """Return the Criterion with the run's losses. Raises UserError if no loss trains the head."""
+    """Return the Criterion with the run's losses. Raises UserError if none tells the head which class is where."""
     weights = active_terms(cfg)
     if not set(weights) - {"lorm", "crf"}:  # they do not tell the head which class is where
         raise UserError(
-            f"--dataset {cfg.dataset} with these --l_* weights leaves no loss to train on: raise one of its weights"
+            f"--dataset {cfg.dataset} with these --l_* weights leaves no loss to train the head on: raise --l_seg or "
+            "--l_pseudo"
         )
     if "seg" in weights:
         l_seg = weights.pop("seg")

@@ -67,7 +67,7 @@ class TrainModelFlags:
 
 @dataclass
 class LossFlags:
-    """Losses (total = sum of weight * loss over the losses that --dataset has labels for)."""
+    """Losses (total = sum of weight * loss over the losses whose maps --dataset has)."""
 
     loss: str = flag("ce", "losses on scribbles or dense masks, added up: ce, dice, lovasz, 0.5*dice")
     class_weights: str = flag("none", "for ce: none, balanced (by frequency), or numbers, one a class: 1,2,0.5")
@@ -79,7 +79,9 @@ class LossFlags:
     )
     l_ds: float = flag(1.0, "weight of the entropy loss on pixels near the scribble", ge=0)
     l_dc: float = flag(1.0, "weight of the entropy loss on pixels away from the pseudo-label's contour", ge=0)
-    l_crf: float = flag(0.0, "weight of the CRF loss: neighbours of one colour get one class [recipe]", ge=0)
+    l_crf: float = flag(
+        0.0, "weight of the CRF loss (neighbours of one colour get one class), reached in mid-run [recipe]", ge=0
+    )
     label_smooth: float = flag(0.1, "label smoothing of the pseudo-label loss", ge=0, lt=1)
 
 

@@ -7,7 +7,8 @@ from functools import partial
 import cv2
 import numpy as np
 
-MEAN_COLOUR = (124, 116, 104)  # ImageNet's mean, RGB, 0..255
+from support.labels import MEAN_COLOUR
+
 LUMA = np.array([0.299, 0.587, 0.114])  # ITU-R BT.601, as in OpenCV
 # {label map: value outside the image}. Padding never has weight in a loss. Outside, images have MEAN_COLOUR.
 OUTSIDE = {"label": 255, "pseudo": 255, "distance_s": 0, "distance_c": 0}

@@ -1,8 +1,12 @@
 """The CRF loss: neighbours of one colour should be of one class. It needs no labels."""
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from support.labels import MEAN_COLOUR
 
 RADIUS = 3  # of the window, in positions
 SIGMA_PLACE = 2.0  # in positions
@@ -12,29 +16,34 @@ SIGMA_COLOUR = 25.5  # of RGB from 0 to 255
 def crf_sum(logits: Tensor, images: Tensor) -> Tensor:
     """Return the sum of the images' CRF losses (arXiv:1906.04651, without gates), a differentiable scalar.
 
-    The loss of an image is the mean over positions i of the sum over the other positions j in the window around i:
+    The loss of an image is a mean over its positions i. Each has a sum over the other positions j in its window:
 
         k_ij (1 - sum_c p_ic p_jc)
-        k_ij = exp(-|place_i - place_j|^2 / (2 SIGMA_PLACE^2) - |colour_i - colour_j|^2 / (2 SIGMA_COLOUR^2))
+        k_ij = s_i s_j exp(-|place_i - place_j|^2 / (2 SIGMA_PLACE^2) - |colour_i - colour_j|^2 / (2 SIGMA_COLOUR^2))
 
-    logits: (B, C, h, w), float32 or float64; p is their softmax. images: (B, H, W, 3) uint8 RGB; a position has the
-    mean colour of its pixels. No tensor is larger than the logits or the images.
+    s is the share of a position's pixels that lie inside the image: pixels of MEAN_COLOUR count as padding. colour is
+    the mean of the others.
+    logits: (B, C, h, w), float32 or float64; p is their softmax. images: (B, H, W, 3) uint8 RGB.
     """
-    probs = logits.softmax(1)
-    colours = F.interpolate(images.movedim(-1, 1).to(logits.dtype), logits.shape[2:], mode="area")
+    probs, (red, green, blue) = logits.softmax(1), MEAN_COLOUR
+    inside = (images[..., 0] != red) | (images[..., 1] != green) | (images[..., 2] != blue)
+    pool = partial(F.interpolate, size=logits.shape[2:], mode="area")
+    share = pool(inside.unsqueeze(1).to(logits.dtype))
+    colours = pool((images * inside.unsqueeze(-1)).movedim(-1, 1).to(logits.dtype)) / share.clamp(min=1e-9)
     with torch.no_grad():
-        messages, constant = torch.zeros_like(probs), probs.new_zeros(())  # of i: sum_j k_ij p_j
+        messages, rest = torch.zeros_like(probs), probs.new_zeros(())  # message of i: sum_j k_ij p_j
         for down in range(RADIUS + 1):
             for across in range(-RADIUS if down else 1, RADIUS + 1):  # visits each pair once
                 here, there = _pairs(logits.shape, down, across)
-                away = (colours[here] - colours[there]).square().sum(1, keepdim=True) / SIGMA_COLOUR**2
-                kernel = torch.exp(-(away + (down**2 + across**2) / SIGMA_PLACE**2) / 2)
+                contrast = (colours[here] - colours[there]).square().sum(1, keepdim=True) / SIGMA_COLOUR**2
+                near = torch.exp(-(contrast + (down**2 + across**2) / SIGMA_PLACE**2) / 2)
+                kernel = share[here] * share[there] * near
                 messages[here] += kernel * probs[there]
                 messages[there] += kernel * probs[here]
-                constant += 2 * kernel.sum()
-        constant += (probs * messages).sum()
-    # k is symmetric, so the gradient by p_i is -2 messages_i.
-    return (constant - 2 * (probs * messages).sum()) / logits[0, 0].numel()
+                rest += 2 * kernel.sum()
+        rest += (probs * messages).sum()
+    # The value is the sum of all k minus that of p times message. As k is symmetric, its gradient is -2 times message.
+    return (rest - 2 * (probs * messages).sum()) / logits[0, 0].numel()
 
 
 def _pairs(shape: torch.Size, down: int, across: int) -> tuple[tuple, tuple]:

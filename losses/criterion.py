@@ -16,11 +16,11 @@ TERMS = ("seg", "pseudo", "lorm", "ds", "dc", "crf")  # each has a weight, --l_T
 # The map of a batch that each term needs.
 NEEDS = {"seg": "label", "pseudo": "pseudo", "lorm": "pseudo", "ds": "distance_s", "dc": "distance_c", "crf": "image"}
 BY_PIXEL = ("seg", "pseudo", "ds", "dc")  # the ones that are sums over pixels
-CRF_RAMP = 0.5  # share of the run in which the weight of crf rises to its value
+CRF_RAMP = 0.5
 
 
 class Criterion:
-    """CDSP's losses and those of --loss: each is a sum over this batch, divided by a count over the global batch.
+    """CDSP's losses, those of --loss and the CRF loss: each is a sum over this batch / a count over the global batch.
 
     weights: {term: weight} of the terms to compute, from TERMS and REGION_LOSSES:
 
@@ -33,7 +33,8 @@ class Criterion:
     - pseudo: cross entropy with "pseudo", smoothed by `label_smooth`, over pixels that are not 255
     - lorm: the model's LoRM loss, divided by its number of terms (models.lorm)
     - ds, dc: sum of (d / 255) * entropy(softmax) over pixels with d > 0, d = "distance_s" or "distance_c"
-    - crf: losses.crf, divided by the number of images
+    - crf: losses.crf, divided by the number of images. Its weight rises linearly from 0 in the first CRF_RAMP of the
+      run: at full weight from the start, it merges classes of similar colour (benchmarks/RESULTS.md)
 
     The counts are summed over the micro-batches and ranks of an optimizer step before the first backward pass, so the
     gradient equals that of one process on the whole global batch. A term whose count is 0 is 0.
@@ -97,6 +98,7 @@ class Criterion:
         outputs: {"logits": (B, C, h, w), "lorm": scalar sum, "lorm_terms": its count with --lorm_scope all}.
         batch: {"image": (B, H, W, 3); "label", "pseudo": (B, H, W) uint8 classes, 255 = ignore; "distance_s",
         "distance_c": (B, H, W) uint8; the label's histogram, in CPU memory; labels.POINTS, if the labels are few}.
+        progress: share of the run's steps that are done, 0 to 1.
         divisors: counts() summed over the global batch, as numbers: reading a tensor on the GPU would make the CPU
         wait. The results are float32, or float64 if the logits are.
         """
@@ -168,8 +170,9 @@ class Criterion:
 
     def total(self, parts: Tensor, progress: float = 1.0) -> Tensor:
         """Return the weighted sum of the losses in `parts`, a scalar. parts: 1-D, in the order of `names`."""
-        weights = self.weights | {"crf": self.weights.get("crf", 0.0) * min(1.0, progress / CRF_RAMP)}
-        return torch.stack([weights[name] * part for name, part in zip(self.names, parts, strict=True)]).sum()
+        ramps = {"crf": min(1.0, progress / CRF_RAMP)}
+        pairs = zip(self.weights.items(), parts, strict=True)
+        return torch.stack([weight * ramps.get(name, 1.0) * part for (name, weight), part in pairs]).sum()
 
     def by_name(self, parts: Tensor, progress: float = 1.0) -> dict[str, Tensor]:
         """Return {name: part} and, as "loss", the weighted total. parts: 1-D, in the order of `names`."""

@@ -19,6 +19,7 @@ if not __package__:  # started as a file
 
 import config
 from config.programs import PSEUDO
+from config.recipe import RECIPE_FLAGS
 from config.shared import DataFlags, LaunchFlags
 from data.classes import read_classes
 from data.layout import LABEL_SUFFIXES, MASKS, SCRIBBLES, find_split, first_folder
@@ -82,6 +83,8 @@ def run_steps(args, flags: list[str]) -> None:
     digest = hashlib.sha256(contents.encode()).hexdigest()
     settings = {name: value for name, value in config.as_dict(cfg).items() if name not in FREE}
     settings |= {"data": str(data), "scribbles": digest, "lists": [sha256(path) for path in lists]}
+    # The recipe leaves given flags alone, also those given with their default value.
+    settings |= {"given": sorted((cfg.given or frozenset()) & RECIPE_FLAGS)}
     settings |= {"simulate": args.simulate, "pseudo": args.pseudo}
     # train.py would keep models of other labels or flags, and their scores.
     claim(work / "chain.json", settings, ["round_*/*.pt"], "scripts/scribble_pipeline.sh", overwrite=None)

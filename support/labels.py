@@ -1,6 +1,7 @@
-"""What a label map holds: the value that is ignored, and the maps of each --dataset."""
+"""What training samples hold: the maps of each --dataset, the value that is ignored, and the colour of padding."""
 
 IGNORE = 255  # in label maps: a pixel without a class
+MEAN_COLOUR = (124, 116, 104)  # in images: padding. ImageNet's mean, RGB, 0..255
 
 # The label maps of a training sample, by --dataset.
 MAPS = {

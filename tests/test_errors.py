@@ -83,7 +83,7 @@ TRUNCATED = "demo_0002.jpg: not a whole, readable image"
         (nothing, "--device cuda:97", "--device cuda:97"),
         (write("names.txt", "a\nb\n"), "--classes names.txt", "names.txt: 2 names, but --numclasses is 5"),
         (nothing, "--batchsize 9", "has 8 image(s) but one optimizer step takes 9"),
-        (nothing, "--dataset ScribbleOnly --l_seg 0", "leaves no loss to train on"),
+        (nothing, "--dataset ScribbleOnly --l_seg 0", "leaves no loss to train the head on"),
         (nothing, "--reset_optimizer", "--reset_optimizer has no effect without --resume"),
         (nothing, "--reset_data_offset --resume auto", "--reset_data_offset with --resume auto"),
         (nothing, "--ema 1", "--ema 1.0: must be at least 0 and below 1"),

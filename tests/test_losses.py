@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from data.histogram import count_batch
-from losses.criterion import TERMS, Criterion
+from losses.criterion import NEEDS, TERMS, Criterion
 from support.labels import FOREGROUND
 
-ALL = dict.fromkeys(TERMS[:5], 1.0)  # those that need labels
+ALL = {name: 1.0 for name in TERMS if NEEDS[name] != "image"}
 
 
 def batch_of(num_foreground: int = 0, **maps) -> dict[str, torch.Tensor]:

@@ -37,7 +37,9 @@ def test_class_0_is_an_object_unless_its_name_is_background():
 def test_scribbles_get_the_crf_loss_and_the_paper_does_not():
     weights = {"ScribbleOnly": 0.2, "ScribblePseudo": 0.2, "ScribblePseudoDsDc": None, "Dense": None}
     for dataset, weight in weights.items():
-        assert recipe(dataclasses.replace(PHOTOS, dataset=dataset)).get("l_crf") == weight
+        facts = dataclasses.replace(PHOTOS, dataset=dataset)
+        assert recipe(facts).get("l_crf") == weight
+        assert "l_crf" not in recipe(facts, l_crf=0.0)
 
 
 def test_many_images_take_fifty_passes_and_very_many_take_80000_steps():

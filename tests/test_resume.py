@@ -64,8 +64,8 @@ def test_saved_by_4_processes_goes_on_with_2_and_with_1(tmp_path):
     """Promise 1 across a change of size, in float64 with frozen batch norm: same samples, same losses."""
     draw_dataset(tmp_path / "data", num_train=27, num_val=2)
     words = flags(
-        dataset_path=tmp_path / "data", epochs=3, freeze_bn=True, val_epoch_frequency=3, l_lorm=0.01, name="x",
-        save_step_frequency=2, keep=0, ema=0.5,
+        dataset_path=tmp_path / "data", epochs=3, freeze_bn=True, val_epoch_frequency=3, l_lorm=0.01, l_crf=0.2,
+        name="x", save_step_frequency=2, keep=0, ema=0.5,
     )  # fmt: skip
 
     def run(name: str, world_size: int, *more: str) -> Path:
