@@ -158,7 +158,7 @@ class Trainer:
         Raises Stopped if any rank got a signal.
         """
         cfg, group, state, criterion = self.cfg, self.group, self.state, self.criterion
-        progress = self.schedule.progress(state)
+        progress = self.schedule.position(state) / self.schedule.total_steps
         # 1. Each loss is divided by its own count over the global batch, such as labelled pixels.
         counts = torch.stack([criterion.counts(batch) for batch in micro_batches]).sum(0)
         divisors = group.sum_or_stop(counts).tolist()

@@ -36,7 +36,8 @@ def get_criterion(
     if "seg" in weights:
         l_seg = weights.pop("seg")
         weights = {name: l_seg * factor for name, factor in parse_loss(cfg.loss).items()} | weights
-    log.info(f"losses: {' + '.join(f'{weight:g} {term}' for term, weight in weights.items())}")
+    rises = "; the weight of crf rises from 0 in the first half of the run" if "crf" in weights else ""
+    log.info(f"losses: {' + '.join(f'{weight:g} {term}' for term, weight in weights.items())}{rises}")
     return Criterion(
         weights,
         cfg.label_smooth,

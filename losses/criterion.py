@@ -16,7 +16,6 @@ TERMS = ("seg", "pseudo", "lorm", "ds", "dc", "crf")  # each has a weight, --l_T
 # The map of a batch that each term needs.
 NEEDS = {"seg": "label", "pseudo": "pseudo", "lorm": "pseudo", "ds": "distance_s", "dc": "distance_c", "crf": "image"}
 BY_PIXEL = ("seg", "pseudo", "ds", "dc")  # the ones that are sums over pixels
-CRF_RAMP = 0.5
 
 
 class Criterion:
@@ -26,14 +25,12 @@ class Criterion:
 
     - seg: cross entropy with "label" (scribble or dense), over pixels that are not 255, times the weight of their
       class in `class_weights` (None: all 1), divided by the sum of these weights
-    - seg_dice: sum over pairs of an image and a class in its "label" of 1 - 2 sum(p g) / (sum(p) + sum(g)), divided by
-      the number of pairs. The inner sums are over labelled pixels, p is the class's probability, g is 1 if it is the
-      label (arXiv:1606.04797)
-    - seg_lovasz: sum over the same pairs of the Lovasz extension of 1 - IoU, divided by their number (arXiv:1705.08790)
+    - seg_dice, seg_lovasz: losses.region_losses (arXiv:1606.04797, arXiv:1705.08790), divided by the number of pairs of
+      an image and a class in its "label"
     - pseudo: cross entropy with "pseudo", smoothed by `label_smooth`, over pixels that are not 255
     - lorm: the model's LoRM loss, divided by its number of terms (models.lorm)
     - ds, dc: sum of (d / 255) * entropy(softmax) over pixels with d > 0, d = "distance_s" or "distance_c"
-    - crf: losses.crf, divided by the number of images. Its weight rises linearly from 0 in the first CRF_RAMP of the
+    - crf: losses.crf, divided by the number of images. Its weight rises linearly from 0 in the first half of the
       run: at full weight from the start, it merges classes of similar colour (benchmarks/RESULTS.md)
 
     The counts are summed over the micro-batches and ranks of an optimizer step before the first backward pass, so the
@@ -170,7 +167,7 @@ class Criterion:
 
     def total(self, parts: Tensor, progress: float = 1.0) -> Tensor:
         """Return the weighted sum of the losses in `parts`, a scalar. parts: 1-D, in the order of `names`."""
-        ramps = {"crf": min(1.0, progress / CRF_RAMP)}
+        ramps = {"crf": min(1.0, 2 * progress)}
         pairs = zip(self.weights.items(), parts, strict=True)
         return torch.stack([weight * ramps.get(name, 1.0) * part for (name, weight), part in pairs]).sum()
 

@@ -58,10 +58,6 @@ class Schedule:
             return state.step
         return state.epoch * self.sampler.steps_per_epoch + state.samples / self.sampler.global_batch
 
-    def progress(self, state: TrainState) -> float:
-        """Return the share of the run's steps that are done, 0 to 1."""
-        return self.position(state) / self.total_steps
-
     def steps_left(self, state: TrainState) -> int:
         """Return the number of steps to the end of the epoch or to --max_steps."""
         left = self.sampler.steps_left
