@@ -21,8 +21,8 @@ def crf_sum(logits: Tensor, images: Tensor) -> Tensor:
         k_ij (1 - sum_c p_ic p_jc)
         k_ij = s_i s_j exp(-|place_i - place_j|^2 / (2 SIGMA_PLACE^2) - |colour_i - colour_j|^2 / (2 SIGMA_COLOUR^2))
 
-    s is the share of a position's pixels that lie inside the image: pixels of MEAN_COLOUR count as padding. colour is
-    the mean of the others.
+    s is the share of a position's pixels that lie inside the image, and colour their mean. A pixel of MEAN_COLOUR
+    counts as padding.
     logits: (B, C, h, w), float32 or float64; p is their softmax. images: (B, H, W, 3) uint8 RGB.
     """
     probs, (red, green, blue) = logits.softmax(1), MEAN_COLOUR
@@ -42,7 +42,7 @@ def crf_sum(logits: Tensor, images: Tensor) -> Tensor:
                 messages[there] += kernel * probs[here]
                 rest += 2 * kernel.sum()
         rest += (probs * messages).sum()
-    # The value is the sum of all k minus that of p times message. As k is symmetric, its gradient is -2 times message.
+    # Value: sum k - sum p message. Gradient by p: -2 message, as k is symmetric; messages are constants here.
     return (rest - 2 * (probs * messages).sum()) / logits[0, 0].numel()
 
 
