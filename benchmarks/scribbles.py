@@ -27,6 +27,7 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from config.recipe import CRF_WEIGHT
 from data.classes import read_classes
 from data.images import read_label
 from evaluation.metrics import confusion_matrix, scores
@@ -48,7 +49,7 @@ class Way:
 
 
 STUDENT = "--dataset ScribblePseudo"
-ENTROPY = f"{STUDENT}DsDc --l_crf 0.2"
+ENTROPY = f"{STUDENT}DsDc --l_crf {CRF_WEIGHT}"  # as the recipe chooses for STUDENT
 WAYS = {
     "dense": Way("dense masks", "--dataset Dense"),
     "strokes": Way("strokes", "--dataset ScribbleOnly"),

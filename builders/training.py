@@ -28,7 +28,7 @@ def get_criterion(
 ) -> Criterion:
     """Return the Criterion with the run's losses. Raises UserError if none tells the head which class is where."""
     weights = active_terms(cfg)
-    if not set(weights) - {"lorm", "crf"}:  # they do not tell the head which class is where
+    if not set(weights) - {"lorm", "crf"}:
         raise UserError(
             f"--dataset {cfg.dataset} with these --l_* weights leaves no loss to train the head on: raise --l_seg or "
             "--l_pseudo"

@@ -84,7 +84,7 @@ def run_steps(args, flags: list[str]) -> None:
     settings = {name: value for name, value in config.as_dict(cfg).items() if name not in FREE}
     settings |= {"data": str(data), "scribbles": digest, "lists": [sha256(path) for path in lists]}
     # The recipe leaves given flags alone, also those given with their default value.
-    settings |= {"given": sorted((cfg.given or frozenset()) & RECIPE_FLAGS)}
+    settings |= {"given flags": sorted((cfg.given or frozenset()) & RECIPE_FLAGS)}
     settings |= {"simulate": args.simulate, "pseudo": args.pseudo}
     # train.py would keep models of other labels or flags, and their scores.
     claim(work / "chain.json", settings, ["round_*/*.pt"], "scripts/scribble_pipeline.sh", overwrite=None)

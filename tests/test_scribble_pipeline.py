@@ -143,9 +143,10 @@ def test_each_step_gets_its_flags_and_a_folder_has_results_of_one_command(data, 
     (work / "round_0").mkdir()
     (work / "round_0/last.pt").touch()
     assert scribble_pipeline.main([*words, "--workers", "1"]) == 0  # does not change the model
-    for more, named in ((["--epochs", "99"], "epochs"), (["--pseudo=--flip"], "pseudo")):
+    changes = {"--epochs 99": "epochs", "--pseudo=--flip": "pseudo", "--l_crf 0": "given flags"}
+    for more, named in changes.items():
         with pytest.raises(UserError, match=rf"work: has results made with other settings \({named}\), see .*chain"):
-            scribble_pipeline.main([*words, *more])
+            scribble_pipeline.main([*words, *more.split()])
     with (root / "my_lists/few.txt").open("a") as names:
         names.write("another\n")
     with pytest.raises(UserError, match=r"other settings \(lists\)"):
