@@ -158,11 +158,12 @@ def fused(machine: Machine, figures: dict) -> str:
         x = torch.randn(2, inputs, 19, 23, dtype=torch.float64, device=machine.device)
         expected = _values_and_gradients(copy.deepcopy(theirs), x)
         for amp in AMPS:
-            plain = _values_and_gradients(copy.deepcopy(theirs).float(), x.float(), amp)
+            # In channels-last order, too: cuDNN uses TF32 for some orders and sizes only.
+            plain = _values_and_gradients(*_channels_last(copy.deepcopy(theirs).float(), x.float()), amp)
             for fits in (True, False):  # whether the block's last convolution is fused too
                 ours = with_less_memory(copy.deepcopy(theirs).float())
                 use_our_layers(ours)
-                ours, images = (value.to(memory_format=torch.channels_last) for value in (ours, x.float()))
+                ours, images = _channels_last(ours, x.float())
                 with mock.patch.object(blocks, "suits", lambda *_, fits=fits: fits):
                     found = _values_and_gradients(ours, images, amp)
                 for name, value in expected.items():
@@ -170,6 +171,10 @@ def fused(machine: Machine, figures: dict) -> str:
                     error = expect(f"{kind.__name__}, --amp {amp}: {name}", found[name], value, tolerance)
                     worst = max(worst, error if amp == "none" else 0.0)
     return f"float32: relative error at most {worst:.1e}; bf16, fp16: within the tolerance, or twice the modules' own"
+
+
+def _channels_last(block: nn.Module, x: Tensor) -> tuple[nn.Module, Tensor]:
+    return block.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
 
 
 def _values_and_gradients(block: nn.Module, x: Tensor, amp: str = "none") -> dict[str, Tensor]:
@@ -446,6 +451,7 @@ def cuda_graph(machine: Machine, figures: dict) -> str:
 def speed(machine: Machine, figures: dict) -> str:
     """A step of both models against torchvision's loop, and the share of the card's limit."""
     batchsize, crop_size, calls = (2, 33, 1)
+    torch.backends.cudnn.benchmark = True  # as both training loops do
     if machine.on_gpu:
         memory = torch.cuda.get_device_properties(0).total_memory / 2**30
         batchsize, crop_size, calls = (16 if memory > 38 else 8 if memory > 20 else 4), 465, 5

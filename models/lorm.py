@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
@@ -12,7 +13,7 @@ from models.foreground import Foreground
 
 BLOCK_SCORES = 2**22  # scores of the attention held at a time; fewer would leave a GPU idle
 GROUP_POSITIONS = 4096  # at most, in small images whose keys are computed at once; more would need more memory
-ALIGNMENT = 16  # matrix products are slow if the rows of scores are not aligned
+ALIGNMENT = 16  # an image's keys are padded to a multiple of this: other matrix products are slow
 NO_KEY = -1e4  # the score of a column that is not a key: its exponential is 0
 
 
@@ -131,57 +132,61 @@ class _Images:
         self.key, self.key_norm = self._normalize(torch.addmm(layers.key_bias, self.x, layers.key_weight.T))
         # A row of A sums to 1, so A (x - mean) = A x - mean. Products of the smaller values lose less by rounding.
         self.means = x.mean(1)
-        self.values = x - self.means.unsqueeze(1)
+        self.num_keys = x.shape[1]
+        self.keys, self.values = (
+            F.pad(rows, (0, 0, 0, -self.num_keys % ALIGNMENT)) for rows in (self.key.view_as(x), x - self.means[:, None])
+        )
         self.residual = torch.empty_like(self.rows, dtype=self.exact)  # x - y at the positions
-        self.grad_query, self.grad_key = torch.empty_like(self.query), torch.zeros_like(self.key)
-        self.key_dots = torch.zeros_like(self.key_norm)
+        self.grad_query, self.grad_keys = torch.empty_like(self.query), torch.zeros_like(self.keys)
+        self.key_dots = self.key_norm.new_zeros(self.keys.shape[:2])
 
     def squares(self, grad_x: Tensor | None, grads: _Layers) -> Tensor:
         """Return (x - y)^2 at the positions, (N, C); add the gradients of its sum to grad_x, if any, and to grads.
 
         grad_x: (B, H*W, C), contiguous.
         """
-        first = 0
+        first, grad_values = 0, None if grad_x is None else torch.zeros_like(self.values)
         for image, count in enumerate(self.counts):
-            for queries in _blocks(count, self.values.shape[1], first):
-                self._attend(image, queries, None if grad_x is None else grad_x[image], grads)
+            for queries in _blocks(count, self.num_keys, first):
+                self._attend(image, queries, None if grad_values is None else grad_values[image], grads)
             first += count
-        if grad_x is not None:
+        if grad_x is not None and grad_values is not None:
+            grad_x.copy_(grad_values[:, : self.num_keys])
             self._add_gradients(grad_x.flatten(0, 1), grads)
         return self.residual.square_()
 
-    def _attend(self, image: int, queries: slice, grad_x: Tensor | None, grads: _Layers) -> None:
+    def _attend(self, image: int, queries: slice, grad_values: Tensor | None, grads: _Layers) -> None:
         """Compute the residual of some queries of an image, and the gradients that need their scores."""
-        values, num_keys = self.values[image], self.values.shape[1]
-        keys = slice(image * num_keys, (image + 1) * num_keys)
-        query, key = self.query[queries], self.key[keys]
+        query, key, values = self.query[queries], self.keys[image], self.values[image]
         # Cosines are at most 1, so their exponentials need no shift.
-        scores = _padded_product(query, key, NO_KEY)
+        scores = query @ key.T
+        scores[:, self.num_keys :] = NO_KEY
         exponentials = scores.exp()
         sums = exponentials.sum(1, keepdim=True, dtype=self.exact)
-        shifted = (exponentials[:, :num_keys] @ values) / sums
+        shifted = (exponentials @ values) / sums
         rectified = shifted + self.means[image]
         residual = torch.sub(self.rows[queries], self.layers.gamma * rectified, out=self.residual[queries])
-        if grad_x is None:
+        if grad_values is None:
             return
         grads.gamma.sub_(2 * (residual * rectified).sum())
         # A x = E x / s with E = exp(S). The gradients of E x, and of the scores S:
         grad_product = (residual * (-2 * self.layers.gamma) / sums).to(values.dtype)
-        torch.addmm(grad_x, exponentials[:, :num_keys].T, grad_product, out=grad_x)
-        grad_scores = _padded_product(grad_product, values, 0.0)
+        torch.addmm(grad_values, exponentials.T, grad_product, out=grad_values)
+        grad_scores = grad_product @ values.T
         grad_scores = (grad_scores - (grad_product * shifted).sum(1, keepdim=True)).mul_(exponentials)
-        dots = scores.mul_(grad_scores)[:, :num_keys]
-        grad_scores = grad_scores[:, :num_keys].to(values.dtype)
+        dots = scores.mul_(grad_scores)
+        grad_scores = grad_scores.to(values.dtype)
         # The gradient of q / |q| is orthogonal to q, and that of k / |k| to k.
         query_dots = dots.sum(1, keepdim=True, dtype=self.exact)
         self.grad_query[queries] = (grad_scores @ key - query * query_dots) / self.query_norm[queries]
-        torch.addmm(self.grad_key[keys], grad_scores.T, query, out=self.grad_key[keys])
-        self.key_dots[keys] += dots.sum(0, dtype=self.exact).unsqueeze(1)
+        torch.addmm(self.grad_keys[image], grad_scores.T, query, out=self.grad_keys[image])
+        self.key_dots[image] += dots.sum(0, dtype=self.exact)
 
     def _add_gradients(self, grad_x: Tensor, grads: _Layers) -> None:
         """Add the gradients of the convolutions' inputs, weights and biases, and of x in x - y."""
-        grad_query, grad_key = self.grad_query, self.grad_key
-        grad_key.addcmul_(self.key, self.key_dots, value=-1).div_(self.key_norm)
+        grad_query = self.grad_query
+        grad_key, dots = (values[:, : self.num_keys].flatten(0, 1) for values in (self.grad_keys, self.key_dots))
+        grad_key.addcmul_(self.key, dots.unsqueeze(1), value=-1).div_(self.key_norm)
         grads.query_weight.add_(grad_query.T @ self.rows)
         grads.query_bias.add_(grad_query.sum(0, dtype=self.exact))
         grads.key_weight.add_(grad_key.T @ self.x)
@@ -194,15 +199,6 @@ class _Images:
         """Divide rows by their norm in place; return them and the norms (N, 1)."""
         norm = torch.linalg.vector_norm(x, dim=1, keepdim=True, dtype=self.exact).clamp_min(1e-12)
         return x.div_(norm), norm
-
-
-def _padded_product(a: Tensor, b: Tensor, fill: float) -> Tensor:
-    """Return a @ b.T with columns of `fill` up to a multiple of ALIGNMENT."""
-    num_columns = len(b)
-    product = a.new_empty(len(a), -(-num_columns // ALIGNMENT) * ALIGNMENT)
-    product[:, num_columns:] = fill
-    torch.mm(a, b.T, out=product[:, :num_columns])
-    return product
 
 
 def _groups(foreground: Foreground, num_images: int, num_positions: int) -> Iterator[tuple[slice, Foreground]]:
