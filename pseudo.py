@@ -5,7 +5,6 @@ torchrun --standalone --nproc_per_node 8 pseudo.py --checkpoint log/teacher/best
 """
 
 import logging
-import os
 from pathlib import Path
 
 from config.programs import PSEUDO, PseudoFlags
@@ -16,7 +15,6 @@ if __name__ == "__main__":
 
 from config import FLAGS, Config
 from data.dataset import SegmentationDataset
-from data.layout import SCRIBBLES
 from distributed import checks
 from distributed.group import Group
 from pseudo_labels.files import PseudoFolder, digests, find_scribbles
@@ -25,7 +23,7 @@ from support import shell
 from support.errors import UserError
 from support.files import sha256
 from support.results import claim
-from trained import LAYOUT, TrainedModel, load_on_ranks, on_all_ranks, read_flags
+from trained import LAYOUT, load_on_ranks, on_all_ranks, read_flags
 from utils import prepare_demo_data
 
 log = logging.getLogger("segtrain")
@@ -69,39 +67,16 @@ def make(flags: PseudoFlags, overrides: dict, group: Group) -> None:
     dataset = find_scribbles(cfg, split, flags.train_path)
     folder = PseudoFolder(cfg, split, flags.output, classes.colours)
     checks.check_setup(group, {f"{split} list": dataset})
-    is_corrected = group.broadcast(learned_strokes(trained, dataset.folders["label"]))
-    settings |= digests(dataset, group) | {"correction": "mean probability" if is_corrected else None}
+    settings |= digests(dataset, group)
     if group.is_main:
         claim(folder.path / "pseudo.json", settings, ["**/*.png"], "pseudo.py", overwrite=flags.overwrite)
     group.barrier()
 
     work = Work(folder, dataset, group, cfg, predictor, flags)
     if not group.broadcast(all(folder.label_path(name).is_file() for name in dataset.names)):
-        work.label(work.factors(classes.names) if is_corrected else None)
+        work.check_strokes()
+        work.label()
     report(work.labelled(), flags, dataset, cfg)
-
-
-def learned_strokes(trained: TrainedModel, given: Path) -> bool:
-    """Return whether the checkpoint was trained on the strokes in `given` alone, all classes with the same weight.
-
-    given: folder of the strokes, or, in plain folders, of the split in it. If the folder that the checkpoint names is
-    gone, it is looked for below --dataset_path. Warns if a checkpoint of ScribbleOnly was trained on other strokes.
-    """
-    saved = trained.content.get("config") or {}
-    if saved.get("dataset") not in ("ScribbleOnly", "Folder") or saved.get("class_weights", "none") != "none":
-        return False
-    folder = saved.get("train_path") or (SCRIBBLES if saved["dataset"] == "ScribbleOnly" else "")
-    if not folder:
-        return False  # the labels of plain folders are then dense masks
-    root = Path(saved.get("dataset_path", ""))
-    own = root / folder
-    if not own.exists():
-        own = Path(trained.cfg.dataset_path) / os.path.relpath(own, root)
-    if own.resolve() in (given.resolve(), given.resolve().parent):
-        return True
-    if saved["dataset"] == "ScribbleOnly":
-        log.warning(f"the class shares are not corrected: the checkpoint learned from {own}, not from {given}")
-    return False
 
 
 def report(labelled: float, flags: PseudoFlags, dataset: SegmentationDataset, cfg: Config) -> None:

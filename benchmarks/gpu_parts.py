@@ -148,6 +148,8 @@ def losses(machine: Machine, figures: dict) -> str:
 
 def fused(machine: Machine, figures: dict) -> str:
     """The fused residual blocks against torchvision's in float64."""
+    # Of TF32, batch norm's gradients have errors of 4 % at this size, with torch's modules, too.
+    torch.backends.cudnn.conv.fp32_precision = "ieee"  # type: ignore[attr-defined]
     worst = 0.0
     for kind in (BasicBlock, Bottleneck):
         torch.manual_seed(0)
@@ -158,7 +160,6 @@ def fused(machine: Machine, figures: dict) -> str:
         x = torch.randn(2, inputs, 19, 23, dtype=torch.float64, device=machine.device)
         expected = _values_and_gradients(copy.deepcopy(theirs), x)
         for amp in AMPS:
-            # In channels-last order, too: cuDNN uses TF32 for some orders and sizes only.
             plain = _values_and_gradients(*_channels_last(copy.deepcopy(theirs).float(), x.float()), amp)
             for fits in (True, False):  # whether the block's last convolution is fused too
                 ours = with_less_memory(copy.deepcopy(theirs).float())

@@ -133,9 +133,8 @@ class _Images:
         # A row of A sums to 1, so A (x - mean) = A x - mean. Products of the smaller values lose less by rounding.
         self.means = x.mean(1)
         self.num_keys = x.shape[1]
-        self.keys, self.values = (
-            F.pad(rows, (0, 0, 0, -self.num_keys % ALIGNMENT)) for rows in (self.key.view_as(x), x - self.means[:, None])
-        )
+        padding = 0, 0, 0, -self.num_keys % ALIGNMENT
+        self.keys, self.values = F.pad(self.key.view_as(x), padding), F.pad(x - self.means.unsqueeze(1), padding)
         self.residual = torch.empty_like(self.rows, dtype=self.exact)  # x - y at the positions
         self.grad_query, self.grad_keys = torch.empty_like(self.query), torch.zeros_like(self.keys)
         self.key_dots = self.key_norm.new_zeros(self.keys.shape[:2])

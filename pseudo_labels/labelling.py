@@ -76,20 +76,16 @@ def _cell_sums(probs: Tensor, rows: slice, height: int, grid: tuple[int, ...]) -
     return belongs.to(probs.dtype) @ means
 
 
-def make_label(item: Stroked, probs: Tensor, factors: Tensor | None, background: int | None) -> np.ndarray:
+def make_label(item: Stroked, probs: Tensor, background: int | None) -> np.ndarray:
     """Return the pseudo-label of an image, (H, W) uint8, by a walk from its strokes and a model's prediction.
 
     The walk ends at classes with a stroke and at the background, or, without any stroke, at all classes. A pixel on a
     stroke keeps the stroke's class. A pixel is 255 where another class has at least the probability CONTRADICTION: the
     strokes may have skipped an object.
-    probs: result of predict() for the image, (C, h, w), in CPU memory. factors: correction.factors(), (C,) float32, or
-    None. They multiply the probabilities.
+    probs: result of predict() for the image, (C, h, w), in CPU memory.
     """
     # The lower limit prevents 0 / 0 where all classes with a stroke have probability 0.
     probs = probs.float().clamp(min=1e-12)
-    if factors is not None:
-        probs = probs * factors[:, None, None]
-    probs = probs / probs.sum(0)
     stroked = torch.from_numpy(item.stroked(len(probs), background))
     if not stroked.any():  # nothing is known: all classes may occur
         stroked[:] = True

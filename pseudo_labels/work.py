@@ -1,15 +1,13 @@
-"""The work on the images of pseudo.py: the correction of the model, and a label of each image."""
+"""The work on the images of pseudo.py: a label of each."""
 
-import logging
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -21,7 +19,6 @@ from data.images import read_label
 from data.sampler import EvalBatches
 from distributed.group import Group
 from evaluation.predictor import Predictor
-from pseudo_labels import correction
 from pseudo_labels.files import PseudoFolder
 from pseudo_labels.labelling import Stroked, StrokedImages, make_label, predict
 from runs.log import progress_bar
@@ -29,10 +26,7 @@ from support.errors import UserError
 from support.labels import IGNORE
 from support.processes import ThreadPool
 
-log = logging.getLogger("segtrain")
-
 NUM_THREADS = 4  # of each rank: make and compress labels
-NUM_IMAGES = 128  # from at most so many, the shares of the classes are estimated
 
 
 @dataclass
@@ -49,37 +43,17 @@ class Work:
     predictor: Predictor
     flags: PseudoFlags
 
-    def factors(self, names: Sequence[str]) -> Tensor:
-        """Return correction.factors(), (C,) float32, and log both shares of each class. names: of the classes."""
-        group, num_classes, images = self.group, self.dataset.num_classes, StrokedImages(self.dataset)
+    def check_strokes(self) -> None:
+        """Raise UserError if no image has a stroke."""
 
         def has_stroke(index: int) -> bool:
-            return bool((read_label(self.dataset.files[index]["label"], num_classes) != IGNORE).any())
+            return bool((read_label(self.dataset.files[index]["label"], self.dataset.num_classes) != IGNORE).any())
 
-        stroked = np.flatnonzero(self._map(has_stroke, "strokes"))
-        if not len(stroked):
+        if not self._map(has_stroke, "strokes").any():
             raise UserError(f"{self.dataset.folders['label']}: no image has a stroke: draw some, or set --train_path")
-        chosen = stroked[np.linspace(0, len(stroked) - 1, min(NUM_IMAGES, len(stroked))).round().astype(int)].tolist()
-        pending, own = chosen[group.rank :: group.world_size], {}
-        with self._bar("class shares", len(pending)) as bar:
-            for index in pending:
-                if group.stop:
-                    break
-                item = images[index]
-                probs = predict([item], self.predictor, num_classes, group.device)[0].cpu()
-                own[index] = correction.predicted_sums(probs, item.grid.seeds)
-                bar.update()
-        group.raise_if_stopped()
-        of_images = {index: values for part in group.gather(own) for index, values in part.items()}
-        sums = np.sum([of_images[index] for index in chosen], 0)  # in one order, whatever the number of ranks
-        shares = 100 * sums / sums.sum(1, keepdims=True)
-        triples = zip(names, *shares[:2].tolist(), strict=False)
-        said = ", ".join(f"{name} {at_strokes:.1f} -> {everywhere:.1f}" for name, everywhere, at_strokes in triples)
-        log.info(f"% predicted at the strokes -> everywhere: {said}")
-        return torch.from_numpy(correction.factors(sums)).float()
 
-    def label(self, factors: Tensor | None) -> None:
-        """Write the labels that are missing. factors: result of factors(), or None for a model that needs none."""
+    def label(self) -> None:
+        """Write the labels that are missing."""
         group, folder, names = self.group, self.folder, self.dataset.names
         # Batches are those of all images, and redone whole: a model's result may depend on the batch's size.
         sizes = [size or (0, 0) for size in group.map(self.dataset.image_size, range(len(self.dataset)))]
@@ -93,7 +67,7 @@ class Work:
         def write(item: Stroked, probs: Tensor) -> None:
             name = names[item.position]
             if not folder.label_path(name).is_file():
-                folder.write_label(name, make_label(item, probs, factors, self.cfg.background_class))
+                folder.write_label(name, make_label(item, probs, self.cfg.background_class))
 
         with ThreadPool(NUM_THREADS) as pool, self._bar("images", sum(map(len, pending))) as bar:
             for batch in loader if pending else ():

@@ -1,38 +1,13 @@
-"""Pseudo-labels: how a model is corrected, how strokes are spread, and which pixels stay unlabelled."""
+"""Pseudo-labels: how strokes are spread, and which pixels stay unlabelled."""
 
 import cv2
 import numpy as np
 import pytest
 import torch
 
-from pseudo_labels import correction, labelling, walker
+from pseudo_labels import labelling, walker
 from pseudo_labels.labelling import Stroked
 from pseudo_labels.walker import Grid, grid, walk
-
-
-def test_the_shares_of_the_pixels_are_found_from_a_models_predictions():
-    """A model of a feature x in {0, 1} knows p(class | x) of the strokes, where both classes have equal shares.
-
-    p(x = 0 | class) is 0.9 for class 0 and 0.1 for class 1, so at equal shares p(class 0 | x) is 0.9, 0.1. The pixels
-    have 9 times as many of class 0: p(x = 0) = 0.82, and the model's mean is 0.82 * 0.9 + 0.18 * 0.1 = 0.756.
-    """
-    probs = torch.tensor([[0.9] * 82 + [0.1] * 18 + [0.9] * 50 + [0.1] * 50]).view(1, 2, 100)
-    seeds = np.full((2, 100), 255, np.uint8)
-    seeds[1, :50], seeds[1, 50:] = 1, 0  # the model's prediction counts, not the stroke's class
-    sums = correction.predicted_sums(torch.cat([probs, 1 - probs]), seeds)
-    assert sums[1:].tolist() == [pytest.approx([50, 50]), [50, 50]]
-    sums[0] -= sums[1]  # the first row alone
-    assert sums[0] == pytest.approx([75.6, 24.4], rel=1e-5)
-    assert correction.factors(sums) == pytest.approx([1.512, 0.488], rel=1e-5)
-
-
-def test_a_class_without_a_stroke_or_without_a_probability_keeps_finite_factors():
-    """Class 1 has no stroke. Class 2 has one, but probability 0."""
-    probs = torch.tensor([[0.9, 0.4], [0.1, 0.6], [0, 0]]).view(3, 1, 2)
-    found = correction.factors(correction.predicted_sums(probs, np.array([[2, 255]], np.uint8)))
-    assert found.tolist() == pytest.approx([1, 1, 1])
-    found = correction.factors(correction.predicted_sums(probs, np.array([[0, 255]], np.uint8)))
-    assert found.tolist() == pytest.approx([0.65 / 0.9, 1, 1])
 
 
 def test_classes_without_a_stroke_do_not_win_but_leave_pixels_open():
@@ -41,24 +16,13 @@ def test_classes_without_a_stroke_do_not_win_but_leave_pixels_open():
     scribble[0, 0], scribble[0, 15] = 1, 2
     item = Stroked(0, image, scribble, grid(image, scribble))
     probs = torch.tensor([[0.4, 0.35, 0.25]] * 4 + [[0.6, 0.3, 0.1]] * 4).T[:, None].expand(3, 8, 8)
-    label = labelling.make_label(item, probs, None, None)
+    label = labelling.make_label(item, probs, None)
     assert label[0, [0, 15]].tolist() == [1, 2]  # on the strokes
     assert (label[1:, 8:] == 255).all()
     assert (label[:, :8] == 1).all()
-    # 0.2, 0.35, 0.25 and 0.3, 0.3, 0.1: class 0 has less than half of each sum
-    assert set(np.unique(labelling.make_label(item, probs, torch.tensor([0.5, 1, 1]), None))) == {1, 2}
-    assert set(np.unique(labelling.make_label(item, probs, None, 0))) == {0, 1, 2}  # the background may occur
+    assert set(np.unique(labelling.make_label(item, probs, 0))) == {0, 1, 2}  # the background may occur
     certain = torch.tensor([1.0, 0, 0]).view(3, 1, 1).expand(3, 8, 8)
-    assert set(np.unique(labelling.make_label(item, certain, None, None))) <= {1, 2, 255}
-
-
-def test_factors_multiply_the_probabilities():
-    """0.8 : 0.1 becomes 1 : 1 with factors 1 and 8."""
-    image, scribble = np.zeros((16, 16, 3), np.uint8), np.full((16, 16), 255, np.uint8)
-    item = Stroked(0, image, scribble, grid(image, scribble))
-    probs = torch.tensor([0.8, 0.1]).view(2, 1, 1).expand(2, 8, 8)
-    assert not labelling.make_label(item, probs, torch.tensor([1.0, 7.9]), None).any()
-    assert (labelling.make_label(item, probs, torch.tensor([1.0, 8.1]), None) == 1).all()
+    assert set(np.unique(labelling.make_label(item, certain, None))) <= {1, 2, 255}
 
 
 def test_an_image_without_strokes_may_show_all_classes():
@@ -67,7 +31,7 @@ def test_an_image_without_strokes_may_show_all_classes():
     for best in range(3):
         probs = torch.full((3, 8, 8), 0.2)
         probs[best] = 0.6
-        assert (labelling.make_label(item, probs, None, 0) == best).all()
+        assert (labelling.make_label(item, probs, 0) == best).all()
 
 
 def drawn() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
