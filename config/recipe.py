@@ -82,13 +82,17 @@ class Recipe:
         self._choose_layers()
         self._choose_sizes()
         self._choose_batch()
-        if not {"epochs", "max_steps", "warmup_epochs"} & self.given:
+        if self._may_choose_steps:
             self._choose_steps()
         self._choose_optimizer()
         if facts.dataset in ("ScribbleOnly", "ScribblePseudo"):
             self._choose("l_crf", CRF_WEIGHT, "strokes do not show where objects end")
         if facts.first_class and facts.first_class.lower() not in BACKGROUND:
             self._choose("background", "none", f"class 0 is {facts.first_class}")
+
+    @property
+    def _may_choose_steps(self) -> bool:
+        return not {"epochs", "max_steps", "warmup_epochs"} & self.given
 
     def _choose(self, name: str, value: Any, reason: str) -> None:
         assert name in RECIPE_FLAGS
@@ -118,12 +122,16 @@ class Recipe:
     def _choose_batch(self) -> None:
         if {"batchsize", "total_batchsize"} & self.given:
             return
-        size, room = self.facts.device.batchsize, math.inf
+        size, room, reason = self.facts.device.batchsize, math.inf, f"for {self.facts.device.name}"
+        # Of a rank in an epoch, for each forward pass of a step.
+        samples = self.facts.num_images * self.flags["repeat"] // (self.facts.world_size * self.flags["accum_steps"])
+        if samples < size and not self._may_choose_steps:  # else _choose_steps() makes the epoch longer
+            size, reason = 2 ** int(math.log2(max(1, samples))), "an epoch has few samples"
         if self.facts.memory:
             area = (self.flags["crop_size"] / 465) ** 2
             room = (self.facts.memory - GIB_OF_MODEL) / (GIB_PER_IMAGE[self.flags["layers"]] * area)
         fitting = next((number for number in (16, 8, 4, 2) if number <= min(size, room)), 1)
-        self._choose("batchsize", fitting, f"for {self.facts.device.name}")
+        self._choose("batchsize", fitting, reason)
         if fitting < size:
             self._choose("accum_steps", size // fitting, f"a batch of {size} in {self.facts.memory:.3g} GiB")
 

@@ -27,6 +27,15 @@ def test_few_photos_on_a_gpu():
     assert recipe(PHOTOS) == expected
 
 
+def test_a_batch_is_not_larger_than_a_short_epoch():
+    """With --epochs, an epoch is a pass over the list. 43 images on 2 ranks, 2 forward passes a step: 10 for each."""
+    few = dataclasses.replace(PHOTOS, world_size=2)
+    assert recipe(few, epochs=3, accum_steps=2)["batchsize"] == 8
+    assert recipe(few, epochs=3, accum_steps=2, repeat=2)["batchsize"] == 16
+    assert recipe(dataclasses.replace(PHOTOS, num_images=6), max_steps=9)["batchsize"] == 4
+    assert recipe(dataclasses.replace(PHOTOS, num_images=1), epochs=3)["batchsize"] == 1
+
+
 def test_class_0_is_an_object_unless_its_name_is_background():
     streets = dataclasses.replace(PHOTOS, first_class="road")
     assert recipe(streets)["background"] == "none"
