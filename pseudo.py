@@ -68,13 +68,13 @@ def make(flags: PseudoFlags, overrides: dict, group: Group) -> None:
     folder = PseudoFolder(cfg, split, flags.output, classes.colours)
     checks.check_setup(group, {f"{split} list": dataset})
     settings |= digests(dataset, group)
+    work = Work(folder, dataset, group, cfg, predictor, flags)
+    work.check_strokes()
     if group.is_main:
         claim(folder.path / "pseudo.json", settings, ["**/*.png"], "pseudo.py", overwrite=flags.overwrite)
     group.barrier()
 
-    work = Work(folder, dataset, group, cfg, predictor, flags)
     if not group.broadcast(all(folder.label_path(name).is_file() for name in dataset.names)):
-        work.check_strokes()
         work.label()
     report(work.labelled(), flags, dataset, cfg)
 

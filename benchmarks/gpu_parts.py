@@ -148,7 +148,7 @@ def losses(machine: Machine, figures: dict) -> str:
 
 def fused(machine: Machine, figures: dict) -> str:
     """The fused residual blocks against torchvision's in float64."""
-    # Of TF32, batch norm's gradients have errors of 4 % at this size, with torch's modules, too.
+    # With TF32, batch norm's gradients are off by 4 % at this size, in torch's modules, too.
     torch.backends.cudnn.conv.fp32_precision = "ieee"  # type: ignore[attr-defined]
     worst = 0.0
     for kind in (BasicBlock, Bottleneck):
@@ -168,7 +168,8 @@ def fused(machine: Machine, figures: dict) -> str:
                 with mock.patch.object(blocks, "suits", lambda *_, fits=fits: fits):
                     found = _values_and_gradients(ours, images, amp)
                 for name, value in expected.items():
-                    tolerance = max(TOLERANCE[amp], 2 * relative_error(plain[name], value))
+                    least = 1e-5 if amp == "none" else TOLERANCE[amp]
+                    tolerance = max(least, 2 * relative_error(plain[name], value))
                     error = expect(f"{kind.__name__}, --amp {amp}: {name}", found[name], value, tolerance)
                     worst = max(worst, error if amp == "none" else 0.0)
     return f"float32: relative error at most {worst:.1e}; bf16, fp16: within the tolerance, or twice the modules' own"
@@ -451,8 +452,8 @@ def cuda_graph(machine: Machine, figures: dict) -> str:
 
 def speed(machine: Machine, figures: dict) -> str:
     """A step of both models against torchvision's loop, and the share of the card's limit."""
-    batchsize, crop_size, calls = (2, 33, 1)
     torch.backends.cudnn.benchmark = True  # as both training loops do
+    batchsize, crop_size, calls = (2, 33, 1)
     if machine.on_gpu:
         memory = torch.cuda.get_device_properties(0).total_memory / 2**30
         batchsize, crop_size, calls = (16 if memory > 38 else 8 if memory > 20 else 4), 465, 5

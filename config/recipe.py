@@ -122,16 +122,17 @@ class Recipe:
     def _choose_batch(self) -> None:
         if {"batchsize", "total_batchsize"} & self.given:
             return
-        size, room, reason = self.facts.device.batchsize, math.inf, f"for {self.facts.device.name}"
+        size, room = self.facts.device.batchsize, math.inf
         # Of a rank in an epoch, for each forward pass of a step.
         samples = self.facts.num_images * self.flags["repeat"] // (self.facts.world_size * self.flags["accum_steps"])
         if samples < size and not self._may_choose_steps:  # else _choose_steps() makes the epoch longer
-            size, reason = 2 ** int(math.log2(max(1, samples))), "an epoch has few samples"
+            size = 2 ** int(math.log2(max(1, samples)))
         if self.facts.memory:
             area = (self.flags["crop_size"] / 465) ** 2
             room = (self.facts.memory - GIB_OF_MODEL) / (GIB_PER_IMAGE[self.flags["layers"]] * area)
         fitting = next((number for number in (16, 8, 4, 2) if number <= min(size, room)), 1)
-        self._choose("batchsize", fitting, reason)
+        is_short = fitting == size < self.facts.device.batchsize
+        self._choose("batchsize", fitting, "an epoch has few samples" if is_short else f"for {self.facts.device.name}")
         if fitting < size:
             self._choose("accum_steps", size // fitting, f"a batch of {size} in {self.facts.memory:.3g} GiB")
 

@@ -13,7 +13,7 @@ from models.foreground import Foreground
 
 BLOCK_SCORES = 2**22  # scores of the attention held at a time; fewer would leave a GPU idle
 GROUP_POSITIONS = 4096  # at most, in small images whose keys are computed at once; more would need more memory
-ALIGNMENT = 16  # an image's keys are padded to a multiple of this: other matrix products are slow
+ALIGNMENT = 16  # an image's keys are padded to a multiple of this: cuBLAS is slow at other sizes
 NO_KEY = -1e4  # the score of a column that is not a key: its exponential is 0
 
 
@@ -129,27 +129,28 @@ class _Images:
         self.exact = layers.gamma.dtype
         self.rows = self.x.index_select(0, self.positions)
         self.query, self.query_norm = self._normalize(torch.addmm(layers.query_bias, self.rows, layers.query_weight.T))
-        self.key, self.key_norm = self._normalize(torch.addmm(layers.key_bias, self.x, layers.key_weight.T))
+        key, self.key_norm = self._normalize(torch.addmm(layers.key_bias, self.x, layers.key_weight.T))
         # A row of A sums to 1, so A (x - mean) = A x - mean. Products of the smaller values lose less by rounding.
         self.means = x.mean(1)
         self.num_keys = x.shape[1]
         padding = 0, 0, 0, -self.num_keys % ALIGNMENT
-        self.keys, self.values = F.pad(self.key.view_as(x), padding), F.pad(x - self.means.unsqueeze(1), padding)
+        self.keys, self.values = F.pad(key.view_as(x), padding), F.pad(x - self.means.unsqueeze(1), padding)
         self.residual = torch.empty_like(self.rows, dtype=self.exact)  # x - y at the positions
         self.grad_query, self.grad_keys = torch.empty_like(self.query), torch.zeros_like(self.keys)
-        self.key_dots = self.key_norm.new_zeros(self.keys.shape[:2])
+        self.key_dots = self.key_norm.new_zeros(*self.keys.shape[:2], 1)
 
     def squares(self, grad_x: Tensor | None, grads: _Layers) -> Tensor:
-        """Return (x - y)^2 at the positions, (N, C); add the gradients of its sum to grad_x, if any, and to grads.
+        """Return (x - y)^2 at the positions, (N, C); write the gradients of its sum to grad_x, if any, and add them to
+        grads.
 
         grad_x: (B, H*W, C), contiguous.
         """
-        first, grad_values = 0, None if grad_x is None else torch.zeros_like(self.values)
+        first, grad_values = 0, torch.zeros_like(self.values)
         for image, count in enumerate(self.counts):
-            for queries in _blocks(count, self.num_keys, first):
-                self._attend(image, queries, None if grad_values is None else grad_values[image], grads)
+            for queries in _blocks(count, self.keys.shape[1], first):
+                self._attend(image, queries, None if grad_x is None else grad_values[image], grads)
             first += count
-        if grad_x is not None and grad_values is not None:
+        if grad_x is not None:
             grad_x.copy_(grad_values[:, : self.num_keys])
             self._add_gradients(grad_x.flatten(0, 1), grads)
         return self.residual.square_()
@@ -179,13 +180,13 @@ class _Images:
         query_dots = dots.sum(1, keepdim=True, dtype=self.exact)
         self.grad_query[queries] = (grad_scores @ key - query * query_dots) / self.query_norm[queries]
         torch.addmm(self.grad_keys[image], grad_scores.T, query, out=self.grad_keys[image])
-        self.key_dots[image] += dots.sum(0, dtype=self.exact)
+        self.key_dots[image] += dots.sum(0, dtype=self.exact).unsqueeze(1)
 
     def _add_gradients(self, grad_x: Tensor, grads: _Layers) -> None:
         """Add the gradients of the convolutions' inputs, weights and biases, and of x in x - y."""
-        grad_query = self.grad_query
-        grad_key, dots = (values[:, : self.num_keys].flatten(0, 1) for values in (self.grad_keys, self.key_dots))
-        grad_key.addcmul_(self.key, dots.unsqueeze(1), value=-1).div_(self.key_norm)
+        grad_query, padded = self.grad_query, (self.keys, self.grad_keys, self.key_dots)
+        key, grad_key, dots = (values[:, : self.num_keys].flatten(0, 1) for values in padded)
+        grad_key.addcmul_(key, dots, value=-1).div_(self.key_norm)
         grads.query_weight.add_(grad_query.T @ self.rows)
         grads.query_bias.add_(grad_query.sum(0, dtype=self.exact))
         grads.key_weight.add_(grad_key.T @ self.x)

@@ -1,1 +1,1 @@
-"""Pseudo-labels from scribbles: correct a model, spread strokes, the output folder of pseudo.py."""
+"""Pseudo-labels from scribbles: spread strokes by a random walk; the output folder of pseudo.py."""

@@ -1,4 +1,4 @@
-"""The work on the images of pseudo.py: a label of each."""
+"""Label the images of pseudo.py, on all ranks."""
 
 import math
 from collections.abc import Callable, Iterable

@@ -1,19 +1,23 @@
 """Run a launcher of torch on every GPU of this machine: launch.py MODULE [options of the launcher] PROGRAM [flags].
 
 NUM_GPUS: number of processes; by default one for each GPU, or 2 without a GPU. OMP_NUM_THREADS: by default 1.
-The exit status is that of the process that failed first, and a user's error is the last line. After a signal, once the
-processes have saved and ended, it is 128 + the signal's number.
+The exit status is that of the process that failed first, and a user's error is the last line. After a signal it is
+75: the processes have 30 s to save.
 """
 
 import os
 import runpy
 import sys
 import warnings
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from support.errors import STOPPED
 
 # SIGUSR1 reaches the processes too, which then save and stop. torchrun's default has the others.
 SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
@@ -49,8 +53,8 @@ def main(module: str, *words: str) -> None:
         for line in [line for line in lines if line.startswith("error")][:1]:
             print(line, file=sys.stderr)
         sys.exit(failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode)
-    except SignalException as error:
-        sys.exit(128 + error.sigval)
+    except SignalException:
+        sys.exit(STOPPED)
 
 
 if __name__ == "__main__":

@@ -47,7 +47,8 @@ STATUSES = """
 | other | all | a bug, with its traceback (1), or a signal (128 + its number) |
 
 `torchrun` always ends with 1, after a report of its own, which has the line of an error.
-`train_torchrun.sh`, `train_ddp.sh` and `run_ddp.sh` end with the status of the process that failed first, and its line.
+`train_torchrun.sh`, `train_ddp.sh` and `run_ddp.sh` end with the status of the process that failed first, and its line;
+after a signal, with 75.
 """
 PARSERS = (
     ("python -m tools.check", check.parser()),

@@ -6,7 +6,9 @@ import subprocess
 import sys
 
 import pytest
-from conftest import REPO, finish, flags, two_processes
+from conftest import REPO, finish, flags, two_processes, wait_until
+
+from support.errors import STOPPED
 
 
 def test_a_users_error_is_left_for_torchrun_as_a_message(tmp_path):
@@ -44,6 +46,20 @@ def test_a_killed_process_ends_the_scripts_with_its_signal(tmp_path):
     status, line = launch(tmp_path, words, NUM_GPUS="1")
     assert status == 128 + signal.SIGKILL
     assert "(exitcode: -9)" in line
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_scripts_with_75_and_no_traceback(tmp_path, number):
+    program = tmp_path / "waits.py"
+    program.write_text("import pathlib, time\npathlib.Path('started').touch()\ntime.sleep(60)\n")
+    words = [sys.executable, REPO / "scripts/launch.py", "torch.distributed.run", "--standalone", program]
+    options = {"cwd": tmp_path, "env": os.environ | {"NUM_GPUS": "1"}, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(list(map(str, words)), **options)
+    wait_until((tmp_path / "started").is_file, [process])
+    process.send_signal(number)
+    assert "launch.py" not in process.communicate(timeout=60)[1]
+    assert process.returncode == STOPPED
 
 
 # gloo's threads free a collective's tensor soon after the collective, but on a busy machine not before Python's end.

@@ -27,17 +27,16 @@ def with_gradients(module: LoRM, x: torch.Tensor, total: torch.Tensor) -> list[t
     return [total.detach(), *torch.autograd.grad(0.3 * total, (x, *module.parameters()))]
 
 
-def drawn(shares, scope: str, dtype: torch.dtype, channels: int = 12) -> tuple[LoRM, torch.Tensor, torch.Tensor]:
+def drawn(
+    shares, scope: str, dtype: torch.dtype, channels: int = 12, size=(7, 5)
+) -> tuple[LoRM, torch.Tensor, torch.Tensor]:
     """A LoRM, features that have 0s and a common part as a backbone's have, and a mask with these shares."""
     torch.manual_seed(0)
     module = LoRM(channels, scope).to(dtype)
     torch.nn.init.constant_(module.gamma, 0.7)
-    x = (
-        (torch.randn(2, channels, 7, 5) + torch.rand(channels, 1, 1))
-        .relu()
-        .to(dtype, memory_format=torch.channels_last)
-    )
-    mask = torch.rand(2, 7, 5) < torch.tensor(shares).view(2, 1, 1)
+    x = (torch.randn(2, channels, *size) + torch.rand(channels, 1, 1)).relu()
+    x = x.to(dtype, memory_format=torch.channels_last)
+    mask = torch.rand(2, *size) < torch.tensor(shares).view(2, 1, 1)
     return module, x.requires_grad_(), mask
 
 
@@ -48,10 +47,16 @@ def queries(mask: torch.Tensor) -> Foreground:
 @pytest.mark.parametrize("scope", ["foreground", "all"])
 @pytest.mark.parametrize("shares", SHARES.values(), ids=SHARES)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
-@pytest.mark.parametrize("block", [60, 10**6])  # 1 query of 35 keys at a time, and all at once
-def test_value_and_gradients_are_those_of_the_plain_form(monkeypatch, scope, shares, dtype, tolerance, block):
+@pytest.mark.parametrize("block", [60, 10**6])  # 1 query of 48 keys at a time, and all at once
+@pytest.mark.parametrize(("size", "positions"), [((7, 5), 4096), ((4, 4), 16)])  # padded, both images at once; neither
+def test_value_and_gradients_are_those_of_the_plain_form(
+    monkeypatch, scope, shares, dtype, tolerance, block, size, positions
+):
     monkeypatch.setattr(lorm, "BLOCK_SCORES", block)
-    module, x, mask = drawn(shares, scope, dtype)
+    monkeypatch.setattr(lorm, "GROUP_POSITIONS", positions)
+    module, x, mask = drawn(shares, scope, dtype, size=size)
+    if positions == 16:
+        x = x.detach().contiguous().requires_grad_()
     total, num_terms = plain_lorm(module, x, mask)
     expected = with_gradients(module, x, total)
     outputs = module(x, queries(mask))

@@ -88,10 +88,13 @@ def test_only_classes_with_a_stroke_and_the_background_are_labelled(words, root,
 
 
 def test_strokes_that_are_all_empty_are_refused(words, root, tmp_path):
+    run(words, tmp_path / "a")
+    before = content(tmp_path / "a")
     for path in (root / "pascal_2012_scribble").glob("*.png"):
         Image.fromarray(np.full_like(pixels(path), 255)).save(path)
     with pytest.raises(UserError, match="pascal_2012_scribble: no image has a stroke"):
-        run(words, tmp_path / "a")
+        run(words, tmp_path / "a", "--overwrite")
+    assert content(tmp_path / "a") == before
 
 
 def test_two_processes_write_the_same_bytes_or_say_one_line_each(words, root, tmp_path):

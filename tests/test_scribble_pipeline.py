@@ -158,7 +158,6 @@ def test_each_step_gets_its_flags_and_a_folder_has_results_of_one_command(data, 
 
 
 def test_a_signal_stops_all_processes_of_a_step(data, tmp_path):
-    """The launcher ends with 143 after a signal, but the chain knows that it was stopped."""
     process = start(data, tmp_path / "work", "--processes", "2", "--epochs", "500")
     wait_until((tmp_path / "work/round_0/last.pt").is_file, [process])
     process.terminate()
