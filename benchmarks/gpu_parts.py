@@ -452,12 +452,7 @@ def cuda_graph(machine: Machine, figures: dict) -> str:
 
 def speed(machine: Machine, figures: dict) -> str:
     """A step of both models against torchvision's loop, and the share of the card's limit."""
-    torch.backends.cudnn.benchmark = True  # as both training loops do
-    batchsize, crop_size, calls = (2, 33, 1)
-    if machine.on_gpu:
-        memory = torch.cuda.get_device_properties(0).total_memory / 2**30
-        batchsize, crop_size, calls = (16 if memory > 38 else 8 if memory > 20 else 4), 465, 5
-    size = {"batchsize": batchsize, "crop_size": crop_size, "device": machine.device}
+    size, calls = _size_of_steps(machine)
     amps = [amp for amp in ("none", "bf16") if amp == "none" or resolve("auto", machine.device) == "bf16"]
     lines = []
     for amp in amps:
@@ -466,21 +461,45 @@ def speed(machine: Machine, figures: dict) -> str:
             "deeplabv3": partial(step.ours, "deeplabv3", amp, **size),
             "res50_ASPP_lorm": partial(step.ours, "res50_ASPP_lorm", amp, **size),
         }
-        if machine.on_gpu:
-            ways["torchvision, compiled"] = partial(step.torchvision_loop, amp=amp, compiled=True, **size)
-            ways["deeplabv3, --compile"] = partial(step.ours, "deeplabv3", amp, compiled=True, **size)
-            ways["res50_ASPP_lorm, --compile"] = partial(step.ours, "res50_ASPP_lorm", amp, compiled=True, **size)
         limit = _matrix_rate(machine, torch.bfloat16 if amp == "bf16" else torch.float32)
         for name, make in ways.items():
             measured = _measured(machine, make, calls)
+            measured["share"] = _flops(make) / measured["ms"] * 1e3 / limit
             figures[f"{name}, --amp {amp}"] = measured
-            if "compile" not in name:
-                measured["share"] = _flops(make) / measured["ms"] * 1e3 / limit
         peer, ours = (figures[f"{name}, --amp {amp}"] for name in ("torchvision", "deeplabv3"))
-        lines.append(f"--amp {amp}: {peer['ms'] / ours['ms']:.2f} times torchvision's speed")
+        lines.append(f"--amp {amp}: {_ratios(machine, peer, ours)}")
         if machine.on_gpu:
-            lines[-1] += f", {ours['gib'] / peer['gib']:.2f} of its memory, {ours['share']:.0%} of the limit"
-    return f"deeplabv3, {batchsize} x {crop_size}, " + "; ".join(lines)
+            lines[-1] += f", {ours['share']:.0%} of the limit"
+    return f"deeplabv3, {size['batchsize']} x {size['crop_size']}, " + "; ".join(lines)
+
+
+def compiled_speed(machine: Machine, figures: dict) -> str:
+    """A compiled step of both models against torchvision's compiled loop."""
+    machine.need_gpu("torch.compile takes minutes")
+    size, calls = _size_of_steps(machine)
+    amp = resolve("auto", machine.device)
+    for name, make in {
+        "torchvision": partial(step.torchvision_loop, amp=amp, compiled=True, **size),
+        "deeplabv3": partial(step.ours, "deeplabv3", amp, compiled=True, **size),
+        "res50_ASPP_lorm": partial(step.ours, "res50_ASPP_lorm", amp, compiled=True, **size),
+    }.items():
+        figures[name] = _measured(machine, make, calls)
+    return f"deeplabv3 with --compile, --amp {amp}: {_ratios(machine, figures['torchvision'], figures['deeplabv3'])}"
+
+
+def _size_of_steps(machine: Machine) -> tuple[dict, int]:
+    """Return batch size, crop size and device of the steps, and how many of them to measure at once."""
+    torch.backends.cudnn.benchmark = True  # as both training loops do
+    batchsize, crop_size, calls = 2, 33, 1
+    if machine.on_gpu:
+        memory = torch.cuda.get_device_properties(0).total_memory / 2**30
+        batchsize, crop_size, calls = 16 if memory > 38 else 8 if memory > 20 else 4, 465, 5
+    return {"batchsize": batchsize, "crop_size": crop_size, "device": machine.device}, calls
+
+
+def _ratios(machine: Machine, peer: dict, ours: dict) -> str:
+    memory = f", {ours['gib'] / peer['gib']:.2f} of its memory" if machine.on_gpu else ""
+    return f"{peer['ms'] / ours['ms']:.2f} times torchvision's speed{memory}"
 
 
 def _flops(make: Callable[[], step.Step]) -> float:
@@ -581,6 +600,7 @@ PARTS: dict[str, Callable[[Machine, dict], str]] = {
     "waits_and_memory": waits,
     "cuda_graph": cuda_graph,
     "speed": speed,
+    "compiled_speed": compiled_speed,
     "loader_rate": loader_rate,
     "scaling": scaling,
 }
