@@ -70,7 +70,9 @@ def on_all_ranks(flags: InferenceFlags, work: Callable[[Group], int | None]) -> 
         try:
             return work(group) or 0
         except Stopped:
-            log.info("stopped by a signal; run the same command again, without --overwrite if it has that, to finish")
+            log.info(
+                "stopped by a signal; to finish, run the same command again, without --overwrite if it wrote files"
+            )
             return STOPPED
 
 

@@ -125,15 +125,15 @@ class Recipe:
         size, room = self.facts.device.batchsize, math.inf
         # Of a rank in an epoch, for each forward pass of a step.
         samples = self.facts.num_images * self.flags["repeat"] // (self.facts.world_size * self.flags["accum_steps"])
-        if samples < size and not self._may_choose_steps:  # else _choose_steps() makes the epoch longer
-            size = 2 ** int(math.log2(max(1, samples)))
+        if not self._may_choose_steps:  # else _choose_steps() makes the epoch longer
+            size = max(1, min(size, samples))
         if self.facts.memory:
             area = (self.flags["crop_size"] / 465) ** 2
             room = (self.facts.memory - GIB_OF_MODEL) / (GIB_PER_IMAGE[self.flags["layers"]] * area)
-        fitting = next((number for number in (16, 8, 4, 2) if number <= min(size, room)), 1)
+        fitting = size if size <= room else next((number for number in (8, 4, 2) if number <= min(size, room)), 1)
         is_short = fitting == size < self.facts.device.batchsize
         self._choose("batchsize", fitting, "an epoch has few samples" if is_short else f"for {self.facts.device.name}")
-        if fitting < size:
+        if fitting <= size // 2:
             self._choose("accum_steps", size // fitting, f"a batch of {size} in {self.facts.memory:.3g} GiB")
 
     def _choose_steps(self) -> None:

@@ -7,9 +7,13 @@ The exit status is that of the process that failed first, and a user's error is 
 
 import os
 import runpy
+import signal
 import sys
 import warnings
 from pathlib import Path
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback of an import; the launcher sets its own handler
 
 import torch
 import torch.distributed as dist

@@ -17,16 +17,20 @@ from pathlib import Path
 if not __package__:  # started as a file
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback of an import; program.run() handles it
+
 import config
 from config.programs import PSEUDO
 from config.recipe import RECIPE_FLAGS
 from config.shared import DataFlags, LaunchFlags
 from data.classes import read_classes
+from data.images import read_label
 from data.layout import LABEL_SUFFIXES, MASKS, SCRIBBLES, find_split, first_folder
 from support import program, shell
 from support.errors import STOPPED, UserError
 from support.files import sha256
-from support.labels import BACKGROUND
+from support.labels import BACKGROUND, IGNORE
 from support.results import claim
 from tools.arguments import Parser
 
@@ -81,6 +85,8 @@ def run_steps(args, flags: list[str]) -> None:
     labels = sorted(path for path in folder.rglob("*") if path.suffix.lower() in LABEL_SUFFIXES)
     contents = "".join(f"{path.relative_to(folder).as_posix()} {sha256(path)}\n" for path in labels)
     digest = hashlib.sha256(contents.encode()).hexdigest()
+    if drawn and not any((read_label(path, IGNORE) != IGNORE).any() for path in labels):
+        raise UserError(f"{scribbles}: no image has a stroke: draw some")
     settings = {name: value for name, value in config.as_dict(cfg).items() if name not in FREE}
     settings |= {"data": str(data), "scribbles": digest, "lists": [sha256(path) for path in lists]}
     # The recipe leaves given flags alone, also those given with their default value.
@@ -155,6 +161,7 @@ def run(program: str, *words: object, num_processes: int = 1) -> None:
         try:
             status = process.wait()
         except KeyboardInterrupt:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C is for the command
             process.terminate()
             process.wait()
             raise

@@ -30,9 +30,11 @@ def test_few_photos_on_a_gpu():
 def test_a_batch_is_not_larger_than_a_short_epoch():
     """With --epochs, an epoch is a pass over the list. 43 images on 2 ranks, 2 forward passes a step: 10 for each."""
     few = dataclasses.replace(PHOTOS, world_size=2)
-    assert recipe(few, epochs=3, accum_steps=2)["batchsize"] == 8
+    assert recipe(few, epochs=3, accum_steps=2)["batchsize"] == 10
     assert recipe(few, epochs=3, accum_steps=2, repeat=2)["batchsize"] == 16
-    assert recipe(dataclasses.replace(PHOTOS, num_images=6), max_steps=9)["batchsize"] == 4
+    assert recipe(dataclasses.replace(PHOTOS, num_images=6), max_steps=9)["batchsize"] == 6
+    small = recipe(dataclasses.replace(PHOTOS, num_images=10, memory=4.0), epochs=3)  # 4 fit
+    assert (small["batchsize"], small["accum_steps"]) == (4, 2)
     assert recipe(dataclasses.replace(PHOTOS, num_images=1), epochs=3)["batchsize"] == 1
 
 

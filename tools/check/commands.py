@@ -24,13 +24,15 @@ def training_lines(summary: Summary) -> list[str]:
     if not set(summary.splits) <= set(summary.images):
         command = shell.python_command(*_check_again(summary))
         return [f"training needs the splits {' and '.join(summary.splits)}; to check both: {command}"]
+    choices = _recipe(summary).choices
     program = ["train.py", "--dataset", summary.dataset, "--dataset_path", summary.root]
     if summary.dataset == "ScribbleOnly" and "train_path" not in summary.flags:
-        program = ["scripts/scribble_pipeline.py", summary.root, "log/scribbles"]  # trains from pseudo-labels, too
+        program = ["scripts/scribble_pipeline.py", summary.root, "log/scribbles"]
+        # It trains from pseudo-labels, too, for which the recipe chooses others.
+        choices = {name: choice for name, choice in choices.items() if name not in ("l_crf", "lr")}
     words = ["--numclasses", summary.num_classes]
     words += ["--classes", summary.class_file] if summary.class_file else []
     words += _words(summary.flags)
-    choices = _recipe(summary).choices
     # With --total_batchsize, the command trains the same model on any number of GPUs.
     words += _words({name.replace("batchsize", "total_batchsize"): choice.value for name, choice in choices.items()})
     width = max(len(f"{name} {choice.value}") for name, choice in choices.items())
