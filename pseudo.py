@@ -31,7 +31,7 @@ log = logging.getLogger("segtrain")
 # Flags of data and model that pseudo-labels depend on, besides sizes and architecture.
 LABEL_FLAGS = ("numclasses", "background", "model_type", "amp", "val_batchsize")
 OWN_FLAGS = ("scales", "flip", "weights")  # those of pseudo.py that they depend on
-TRAINING_FLAGS = (*LAYOUT, "numclasses", "classes", "background", "long_side")
+TRAINING_FLAGS = (*LAYOUT, "numclasses", "classes", "background", "long_side", "l_crf")
 
 
 def main(argv: list[str] | None = None) -> int:

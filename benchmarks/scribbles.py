@@ -49,14 +49,14 @@ class Way:
 
 
 STUDENT = "--dataset ScribblePseudo"
-ENTROPY = f"{STUDENT}DsDc"
+ENTROPY = f"{STUDENT}DsDc --l_crf {CRF_WEIGHT}"  # as the recipe chooses for STUDENT
 WAYS = {
     "dense": Way("dense masks", "--dataset Dense"),
     "strokes": Way("strokes", "--dataset ScribbleOnly"),
     "no_crf": Way("strokes, no CRF loss", "--dataset ScribbleOnly --l_crf 0"),
-    "chain_no_crf": Way("strokes and pseudo-labels, no CRF loss", STUDENT, "no_crf"),
+    "chain_no_crf": Way("strokes and pseudo-labels, no CRF loss", f"{STUDENT} --l_crf 0", "no_crf"),
+    "chain_first_crf": Way("strokes, then pseudo-labels without the CRF loss", f"{STUDENT} --l_crf 0", "strokes"),
     "chain": Way("strokes and pseudo-labels", STUDENT, "strokes"),
-    "chain_crf": Way("strokes and pseudo-labels, with the CRF loss", f"{STUDENT} --l_crf {CRF_WEIGHT}", "strokes"),
     "chain_2": Way("pseudo-labels, once more", STUDENT, "chain"),
     "lorm": Way("pseudo-labels, LoRM of the foreground", f"{STUDENT} {LORM}", "strokes"),
     "lorm_all": Way("pseudo-labels, LoRM of all", f"{STUDENT} {LORM} --lorm_scope all", "strokes"),

@@ -85,7 +85,7 @@ class Recipe:
         if self._may_choose_steps:
             self._choose_steps()
         self._choose_optimizer()
-        if facts.dataset == "ScribbleOnly":
+        if facts.dataset in ("ScribbleOnly", "ScribblePseudo"):
             self._choose("l_crf", CRF_WEIGHT, "strokes do not show where objects end")
         if facts.first_class and facts.first_class.lower() not in BACKGROUND:
             self._choose("background", "none", f"class 0 is {facts.first_class}")

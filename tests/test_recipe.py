@@ -46,7 +46,7 @@ def test_class_0_is_an_object_unless_its_name_is_background():
 
 
 def test_scribbles_get_the_crf_loss_and_the_paper_does_not():
-    weights = {"ScribbleOnly": 0.3, "ScribblePseudo": None, "Dense": None}
+    weights = {"ScribbleOnly": 0.3, "ScribblePseudo": 0.3, "ScribblePseudoDsDc": None, "Dense": None}
     for dataset, weight in weights.items():
         facts = dataclasses.replace(PHOTOS, dataset=dataset)
         assert recipe(facts).get("l_crf") == weight

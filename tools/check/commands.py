@@ -28,8 +28,8 @@ def training_lines(summary: Summary) -> list[str]:
     program = ["train.py", "--dataset", summary.dataset, "--dataset_path", summary.root]
     if summary.dataset == "ScribbleOnly" and "train_path" not in summary.flags:
         program = ["scripts/scribble_pipeline.py", summary.root, "log/scribbles"]
-        # It trains from pseudo-labels, too, for which the recipe chooses others.
-        choices = {name: choice for name, choice in choices.items() if name not in ("l_crf", "lr")}
+        # It trains from pseudo-labels, too, for which the recipe may choose another --lr.
+        choices = {name: choice for name, choice in choices.items() if name != "lr"}
     words = ["--numclasses", summary.num_classes]
     words += ["--classes", summary.class_file] if summary.class_file else []
     words += _words(summary.flags)
