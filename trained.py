@@ -70,9 +70,7 @@ def on_all_ranks(flags: InferenceFlags, work: Callable[[Group], int | None]) -> 
         try:
             return work(group) or 0
         except Stopped:
-            log.info(
-                "stopped by a signal; to finish, run the same command again, without --overwrite if it wrote files"
-            )
+            log.info("stopped by a signal; to finish, run the same command again (--overwrite would delete its files)")
             return STOPPED
 
 

@@ -123,7 +123,7 @@ class Recipe:
         if {"batchsize", "total_batchsize"} & self.given:
             return
         size, room = self.facts.device.batchsize, math.inf
-        # Of a rank in an epoch, for each forward pass of a step.
+        # Samples of a rank in an epoch, divided by --accum_steps.
         samples = self.facts.num_images * self.flags["repeat"] // (self.facts.world_size * self.flags["accum_steps"])
         if not self._may_choose_steps:  # else _choose_steps() makes the epoch longer
             size = max(1, min(size, samples))

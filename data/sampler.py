@@ -46,7 +46,7 @@ class TrainSampler(DistributedSampler):
             raise UserError(
                 f"the training list has {num_samples} image(s) but one optimizer step takes {self.global_batch} "
                 f"(--batchsize {batch_size} x --accum_steps {accum_steps} x {world_size} process(es)): "
-                "lower one of them (--total_batchsize: the first), or pass over the list more often in an epoch by "
+                "lower --batchsize, --total_batchsize or --accum_steps, or pass over the list more often by "
                 f"--repeat {-(-self.global_batch // num_samples)}"
             )
         self.set_position(0, 0)

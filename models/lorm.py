@@ -140,10 +140,10 @@ class _Images:
         self.key_dots = self.key_norm.new_zeros(*self.keys.shape[:2], 1)
 
     def squares(self, grad_x: Tensor | None, grads: _Layers) -> Tensor:
-        """Return (x - y)^2 at the positions, (N, C); write the gradients of its sum to grad_x, if any, and add them to
-        grads.
+        """Return (x - y)^2 at the positions, (N, C). Write the gradient of its sum by x to grad_x, and add those of the
+        layers to grads.
 
-        grad_x: (B, H*W, C), contiguous.
+        grad_x: (B, H*W, C), contiguous, or None: no gradients.
         """
         first, grad_values = 0, torch.zeros_like(self.values)
         for image, count in enumerate(self.counts):

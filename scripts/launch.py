@@ -1,8 +1,8 @@
 """Run a launcher of torch on every GPU of this machine: launch.py MODULE [options of the launcher] PROGRAM [flags].
 
 NUM_GPUS: number of processes; by default one for each GPU, or 2 without a GPU. OMP_NUM_THREADS: by default 1.
-The exit status is that of the process that failed first, and a user's error is the last line. After a signal it is
-75: the processes have 30 s to save.
+The exit status is that of the process that failed first, and a user's error is the last line. After a signal, the
+processes have 30 s to save, and it is 75.
 """
 
 import os
