@@ -12,9 +12,11 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from conftest import REPO, wait_until
+from test_layout import put
 
 from data.demo import draw_dataset
 from scripts import scribble_pipeline
@@ -152,7 +154,7 @@ def test_each_step_gets_its_flags_and_a_folder_has_results_of_one_command(data, 
     with pytest.raises(UserError, match=r"other settings \(lists\)"):
         scribble_pipeline.main(words)
     (root / "pascal_2012_scribble").mkdir()
-    (root / "pascal_2012_scribble/a.bmp").touch()
+    put(root / "pascal_2012_scribble/a.bmp", np.zeros((2, 2), np.uint8))
     with pytest.raises(UserError, match=r"other settings \(scribbles, lists\)"):
         scribble_pipeline.main(words)
 
