@@ -456,13 +456,8 @@ def speed(machine: Machine, figures: dict) -> str:
     amps = [amp for amp in ("none", "bf16") if amp == "none" or resolve("auto", machine.device) == "bf16"]
     lines = []
     for amp in amps:
-        ways: dict[str, Callable[[], step.Step]] = {
-            "torchvision": partial(step.torchvision_loop, amp=amp, **size),
-            "deeplabv3": partial(step.ours, "deeplabv3", amp, **size),
-            "res50_ASPP_lorm": partial(step.ours, "res50_ASPP_lorm", amp, **size),
-        }
         limit = _matrix_rate(machine, torch.bfloat16 if amp == "bf16" else torch.float32)
-        for name, make in ways.items():
+        for name, make in _ways(amp, size).items():
             measured = _measured(machine, make, calls)
             measured["share"] = _flops(make) / measured["ms"] * 1e3 / limit
             figures[f"{name}, --amp {amp}"] = measured
@@ -478,11 +473,7 @@ def compiled_speed(machine: Machine, figures: dict) -> str:
     machine.need_gpu("torch.compile takes minutes")
     size, calls = _size_of_steps(machine)
     amp = resolve("auto", machine.device)
-    for name, make in {
-        "torchvision": partial(step.torchvision_loop, amp=amp, compiled=True, **size),
-        "deeplabv3": partial(step.ours, "deeplabv3", amp, compiled=True, **size),
-        "res50_ASPP_lorm": partial(step.ours, "res50_ASPP_lorm", amp, compiled=True, **size),
-    }.items():
+    for name, make in _ways(amp, size, compiled=True).items():
         figures[name] = _measured(machine, make, calls)
     return f"deeplabv3 with --compile, --amp {amp}: {_ratios(machine, figures['torchvision'], figures['deeplabv3'])}"
 
@@ -495,6 +486,12 @@ def _size_of_steps(machine: Machine) -> tuple[dict, int]:
         memory = torch.cuda.get_device_properties(0).total_memory / 2**30
         batchsize, crop_size, calls = 16 if memory > 38 else 8 if memory > 20 else 4, 465, 5
     return {"batchsize": batchsize, "crop_size": crop_size, "device": machine.device}, calls
+
+
+def _ways(amp: str, size: dict, *, compiled: bool = False) -> dict[str, Callable[[], step.Step]]:
+    models = ("deeplabv3", "res50_ASPP_lorm")
+    ours = {name: partial(step.ours, name, amp, compiled=compiled, **size) for name in models}
+    return {"torchvision": partial(step.torchvision_loop, amp=amp, compiled=compiled, **size)} | ours
 
 
 def _ratios(machine: Machine, peer: dict, ours: dict) -> str:

@@ -130,7 +130,7 @@ class Recipe:
         if self.facts.memory:
             area = (self.flags["crop_size"] / 465) ** 2
             room = (self.facts.memory - GIB_OF_MODEL) / (GIB_PER_IMAGE[self.flags["layers"]] * area)
-        fitting = size if size <= room else next((number for number in (8, 4, 2) if number <= min(size, room)), 1)
+        fitting = size if size <= room else next((number for number in (8, 4, 2) if number <= room), 1)
         is_short = fitting == size < self.facts.device.batchsize
         self._choose("batchsize", fitting, "an epoch has few samples" if is_short else f"for {self.facts.device.name}")
         if fitting <= size // 2:
