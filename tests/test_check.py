@@ -19,7 +19,7 @@ from tools.check.survey import Paths
 from tools.convert.__main__ import main as convert
 
 # Codes with a test of their own
-ELSEWHERE = {"split-missing", "label-binary-255", "label-not-listed", "no-split", "palette-differs"}
+ELSEWHERE = {"split-missing", "label-binary-255", "label-not-listed", "no-split", "palette-differs", "strokes-dense"}
 
 
 @pytest.fixture(scope="module")
@@ -223,4 +223,6 @@ def test_strokes_of_other_shares_and_skipped_classes_are_named(tmp_path, capsys)
     assert f"scribble_pipeline.py {tmp_path} log/scribbles --numclasses 3 --layers" in said.splitlines()[-1]
     assert "  images with a stroke in train / images that show it in val: 2 33% / 100%: draw more of these" in said
     main([str(tmp_path), "--dataset", "ScribbleOnly", "--train_path", "SegmentationClass", "--train_split", "val"])
-    assert "share of the strokes" not in capsys.readouterr().out  # the same labels
+    said = capsys.readouterr().out
+    assert "share of the strokes" not in said  # the same labels
+    assert "strokes-dense (1)" in said and "val: 100% of the pixels are labelled" in said

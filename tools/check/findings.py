@@ -43,6 +43,10 @@ WARNINGS = {
         "a label has no image, so training does not use it",
         "add the image as .jpg, .png, .bmp, .tif or .webp, or remove the label",
     ),
+    "strokes-dense": (
+        "strokes label most pixels, as dense masks do: the CRF loss and pseudo-labels are for sparse strokes",
+        "train on dense masks with --dataset Dense, or point to the folder of the strokes",
+    ),
     "label-empty": ("a label is ignored everywhere (255)", "label something in it, or remove it from the split"),
 }
 

@@ -7,7 +7,9 @@ from support.labels import IGNORE
 from tools.check.findings import Findings
 from tools.check.measure import Facts, LabelFacts
 from tools.check.summary import Summary
+from tools.check.survey import required_labels
 
+DENSE = 0.5  # strokes label a few percent of the pixels
 VALUE_JUMP = 32  # a label value this far above the next lower one is not a class number
 
 
@@ -105,7 +107,7 @@ def infer_num_classes(facts: list[Facts]) -> int:
 
 
 def check_classes(summary: Summary, findings: Findings) -> None:
-    """Add findings about classes without a pixel in any label, and classes that val has but train lacks."""
+    """Add findings about classes without a pixel in any label, classes that only val has, and dense strokes."""
     if not any(any(row.pixels.values()) for row in summary.classes):
         return  # no label could be read: other findings say why
     train, val = summary.splits
@@ -115,6 +117,9 @@ def check_classes(summary: Summary, findings: Findings) -> None:
             findings.add("class-absent", label)
         elif row.pixels.get(val) and row.pixels.get(train) == 0:
             findings.add("class-only-in-val", label, f"in {row.images[val]} image(s)")
+    labelled = 1 - summary.ignored.get(train, 1)
+    if required_labels(summary.dataset, is_train=True)[0] == "scribble" and labelled > DENSE:
+        findings.add("strokes-dense", train, f"{labelled:.0%} of the pixels are labelled")
 
 
 def _first_six(items: list) -> str:

@@ -124,7 +124,7 @@ def _stroke_lines(summary: Summary) -> list[str]:
         drawn, shown = (row.images[split] / summary.images[split] for split in (train, val))
         ratio = row.pixels[train] * totals[1] / max(row.pixels[val] * totals[0], 1)
         ratios += [f"{row.name} {ratio:.1f}"] if drawn and shown and not 0.5 < ratio < 2 else []
-        skipped += [f"{row.name} {drawn:.0%} / {shown:.0%}"] if drawn < shown / 2 else []
+        skipped += [f"{row.name} {drawn:.0%} / {shown:.0%}"] if 0 < drawn < shown / 2 else []
     lines = [(f"share of the strokes / share of the pixels in {val}", ratios, "for information")]
     lines += [(f"images with a stroke in {train} / images that show it in {val}", skipped, "draw more of these")]
     return [f"  {what}: {', '.join(named)}: {do}" for what, named, do in lines if named]
