@@ -55,7 +55,6 @@ WAYS = {
     "strokes": Way("strokes", "--dataset ScribbleOnly"),
     "no_crf": Way("strokes, no CRF loss", "--dataset ScribbleOnly --l_crf 0"),
     "chain_no_crf": Way("strokes and pseudo-labels, no CRF loss", f"{STUDENT} --l_crf 0", "no_crf"),
-    "chain_first_crf": Way("strokes, then pseudo-labels without the CRF loss", f"{STUDENT} --l_crf 0", "strokes"),
     "chain": Way("strokes and pseudo-labels", STUDENT, "strokes"),
     "chain_2": Way("pseudo-labels, once more", STUDENT, "chain"),
     "lorm": Way("pseudo-labels, LoRM of the foreground", f"{STUDENT} {LORM}", "strokes"),

@@ -11,6 +11,7 @@ from support.labels import IGNORE
 MOST_CELLS = 2**18  # of the grid; at least 2 x 2 pixels a cell
 CONTRAST = 10.0  # an edge of the image's mean contrast conducts 1 / (1 + CONTRAST)**2 of one without contrast
 ITERATIONS = 30  # a stroke reaches at most 30 cells
+SURE = 0.6  # the CRF loss trains the other pixels, most of them at borders, better than labels do
 REACH = 0.5  # times sqrt(h * w) cells: the distance after which a walk ends at a class of the model, without edges
 
 
@@ -24,8 +25,11 @@ class Walk(NamedTuple):
     probs: np.ndarray
 
     def best(self, size: tuple[int, int]) -> np.ndarray:
-        """Return the most probable class of each pixel, (H, W) uint8. size: of the image, (H, W)."""
-        classes, best = np.full(size, IGNORE, np.uint8), np.zeros(size, np.float32)
+        """Return the most probable class of each pixel, (H, W) uint8, 255 where none is above SURE.
+
+        size: of the image, (H, W).
+        """
+        classes, best = np.full(size, IGNORE, np.uint8), np.full(size, SURE, np.float32)
         for number, probs in zip(self.classes, self.probs, strict=True):
             full = cv2.resize(probs, size[::-1], interpolation=cv2.INTER_LINEAR)
             classes[full > best] = number

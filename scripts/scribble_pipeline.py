@@ -75,12 +75,12 @@ def run_steps(args, flags: list[str]) -> None:
         raise UserError(f"--simulate {own}: the chain sets this flag of tools.scribbles itself: drop it")
     if drawn and args.simulate:
         raise UserError(f"--simulate: {data / SCRIBBLES} has scribbles, so none are simulated: drop this flag")
-    scribbles = data / SCRIBBLES if drawn else work / "strokes"
-    splits = (cfg.train_split, cfg.val_split)
-    lists = [find_split(data, "ScribbleOnly", split, {}, list_path=cfg.list_path).list_file for split in splits]
     if not drawn and not masks.is_dir():
         raise UserError(f"{data}: has neither {SCRIBBLES}, with strokes, nor {masks.name}, with dense masks to draw "
                         "strokes from: docs/scribbles.md describes the folders")  # fmt: skip
+    scribbles = data / SCRIBBLES if drawn else work / "strokes"
+    splits = (cfg.train_split, cfg.val_split)
+    lists = [find_split(data, "ScribbleOnly", split, {}, list_path=cfg.list_path).list_file for split in splits]
     folder = scribbles if drawn else masks
     labels = sorted(path for path in folder.rglob("*") if path.suffix.lower() in LABEL_SUFFIXES)
     contents = "".join(f"{path.relative_to(folder).as_posix()} {sha256(path)}\n" for path in labels)
