@@ -80,8 +80,8 @@ def make_label(item: Stroked, probs: Tensor, background: int | None) -> np.ndarr
     """Return the pseudo-label of an image, (H, W) uint8, by a walk from its strokes and a model's prediction.
 
     The walk ends at classes with a stroke and at the background, or, without any stroke, at all classes. A pixel on a
-    stroke keeps the stroke's class. A pixel is 255 where another class has at least the probability CONTRADICTION: the
-    strokes may have skipped an object.
+    stroke keeps the stroke's class. A pixel is 255 where the walk is unsure (walker.SURE), or another class has at
+    least the probability CONTRADICTION: the strokes may have skipped an object.
     probs: result of predict() for the image, (C, h, w), in CPU memory.
     """
     # The lower limit prevents 0 / 0 where all classes with a stroke have probability 0.
@@ -93,6 +93,6 @@ def make_label(item: Stroked, probs: Tensor, background: int | None) -> np.ndarr
     walk = walker.walk(item.grid, classes, (prior / prior.sum(0)).numpy())
     label = walk.best((item.scribble.shape[0], item.scribble.shape[1]))
     contradicts = ((probs * ~stroked[:, None, None]).amax(0) >= CONTRADICTION).numpy()
-    unsure = cv2.resize(contradicts.view(np.uint8), label.shape[::-1], interpolation=cv2.INTER_NEAREST)
-    label[unsure > 0] = IGNORE
+    skipped = cv2.resize(contradicts.view(np.uint8), label.shape[::-1], interpolation=cv2.INTER_NEAREST)
+    label[skipped > 0] = IGNORE
     return np.where(item.scribble != IGNORE, item.scribble, label)

@@ -12,7 +12,7 @@ MOST_CELLS = 2**18  # of the grid; at least 2 x 2 pixels a cell
 CONTRAST = 10.0  # an edge of the image's mean contrast conducts 1 / (1 + CONTRAST)**2 of one without contrast
 ITERATIONS = 30  # a stroke reaches at most 30 cells
 REACH = 0.5  # times sqrt(h * w) cells: the distance after which a walk ends at a class of the model, without edges
-SURE = 0.6  # a pixel of less probability stays unlabelled: there, the CRF loss trains better than a label
+SURE = 0.6  # a pixel of no higher probability stays unlabelled (benchmarks/RESULTS.md)
 
 
 class Walk(NamedTuple):

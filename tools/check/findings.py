@@ -44,8 +44,8 @@ WARNINGS = {
         "add the image as .jpg, .png, .bmp, .tif or .webp, or remove the label",
     ),
     "strokes-dense": (
-        "strokes label most pixels, as dense masks do: the CRF loss and pseudo-labels are for sparse strokes",
-        "train on dense masks with --dataset Dense, or point to the folder of the strokes",
+        "more than half of the pixels of the strokes are labelled: these are probably dense masks",
+        "move dense masks to SegmentationClass and use --dataset Dense, or name the strokes' folder by --train_path",
     ),
     "label-empty": ("a label is ignored everywhere (255)", "label something in it, or remove it from the split"),
 }
