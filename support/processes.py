@@ -37,10 +37,17 @@ def work_on(function: Callable[[Item], Result], items: list[Item], workers: int,
     if workers == 0:
         return [function(item) for item in tqdm(items, unit=unit, desc=doing)]
     size = min(CHUNK, math.ceil(len(items) / (4 * workers)))
-    with ProcessPoolExecutor(workers, initializer=_start_worker) as pool:
+    # The bar comes first: tqdm prints a traceback if Ctrl-C interrupts its construction.
+    with (
+        tqdm(total=len(items), unit=unit, desc=doing) as bar,
+        ProcessPoolExecutor(workers, initializer=_start_worker) as pool,
+    ):
+        results = []
         try:
-            results = pool.map(function, items, chunksize=size)
-            return list(tqdm(results, total=len(items), unit=unit, desc=doing))
+            for result in pool.map(function, items, chunksize=size):
+                results.append(result)
+                bar.update()
+            return results
         except BrokenProcessPool:
             raise UserError(
                 f"a process of --workers {workers} was killed, out of memory? Lower --workers, or use --workers 0"

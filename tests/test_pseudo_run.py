@@ -71,7 +71,7 @@ def test_labels_keep_strokes(words, root, tmp_path, capsys):
     scribbles, _, labels = maps(root, out)
     stroked, labelled = scribbles != 255, labels != 255
     assert (labels[stroked] == scribbles[stroked]).all()
-    assert 0.7 < labelled.mean() < 1  # unlabelled where the model sees a class that the strokes lack
+    assert 2 * stroked.mean() < labelled.mean() < 1  # after so few steps, the model is often unsure
     assert f"{labelled.mean():.1%} of the pixels are labelled" in first
     # Started again, it leaves the labels as they are, and says the same.
     times = {path: path.stat().st_mtime_ns for path in out.glob("demo*")}
