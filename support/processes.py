@@ -37,7 +37,7 @@ def work_on(function: Callable[[Item], Result], items: list[Item], workers: int,
     if workers == 0:
         return [function(item) for item in tqdm(items, unit=unit, desc=doing)]
     size = min(CHUNK, math.ceil(len(items) / (4 * workers)))
-    # The bar comes first: tqdm prints a traceback if Ctrl-C interrupts its construction.
+    # The bar is built before there is work to interrupt: Ctrl-C in tqdm's constructor prints a traceback.
     with (
         tqdm(total=len(items), unit=unit, desc=doing) as bar,
         ProcessPoolExecutor(workers, initializer=_start_worker) as pool,

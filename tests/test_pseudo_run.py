@@ -71,7 +71,7 @@ def test_labels_keep_strokes(words, root, tmp_path, capsys):
     scribbles, _, labels = maps(root, out)
     stroked, labelled = scribbles != 255, labels != 255
     assert (labels[stroked] == scribbles[stroked]).all()
-    assert 2 * stroked.mean() < labelled.mean() < 1  # after so few steps, the model is often unsure
+    assert 0.2 < labelled.mean() < 0.7  # above 0.7 if unsure pixels were labelled, too: the model had few steps
     assert f"{labelled.mean():.1%} of the pixels are labelled" in first
     # Started again, it leaves the labels as they are, and says the same.
     times = {path: path.stat().st_mtime_ns for path in out.glob("demo*")}

@@ -7,7 +7,6 @@ from support.labels import IGNORE
 from tools.check.findings import Findings
 from tools.check.measure import Facts, LabelFacts
 from tools.check.summary import Summary
-from tools.check.survey import required_labels
 
 DENSE = 0.5  # strokes label a few percent of the pixels
 VALUE_JUMP = 32  # a label value this far above the next lower one is not a class number
@@ -118,7 +117,7 @@ def check_classes(summary: Summary, findings: Findings) -> None:
         elif row.pixels.get(val) and row.pixels.get(train) == 0:
             findings.add("class-only-in-val", label, f"in {row.images[val]} image(s)")
     labelled = 1 - summary.ignored.get(train, 1)
-    if required_labels(summary.dataset, is_train=True)[0] == "scribble" and labelled > DENSE:
+    if summary.has_strokes and labelled > DENSE:
         findings.add("strokes-dense", train, f"{labelled:.0%} of the pixels are labelled")
 
 

@@ -58,6 +58,11 @@ class Summary:
         pairs = ((tuple(map(int, size.split("x")))[::-1], number) for size, number in self.sizes.items())
         return [(height, width) for (height, width), number in pairs for _ in range(number)]
 
+    @property
+    def has_strokes(self) -> bool:
+        """Whether training reads strokes."""
+        return required_labels(self.dataset, is_train=True)[0] == "scribble"
+
     def count(self, facts: list[Facts], splits: list[str], names: list[str]) -> None:
         """Fill in all counts from the facts about each sample. splits: names of splits. names: of the classes."""
         sizes = Counter("{1}x{0}".format(*item.image.size) for item in facts if not item.image.fault)
@@ -117,7 +122,7 @@ def _class_table(summary: Summary) -> list[str]:
 def _stroke_lines(summary: Summary) -> list[str]:
     """Return lines on classes whose shares in strokes and masks differ by a factor of 2, or that are often skipped."""
     train, val = summary.splits
-    if required_labels(summary.dataset, is_train=True)[0] != "scribble" or not summary.images.get(val):
+    if not summary.has_strokes or not summary.images.get(val):
         return []
     totals, ratios, skipped = [sum(row.pixels[split] for row in summary.classes) for split in (train, val)], [], []
     for row in summary.classes:
