@@ -1,5 +1,6 @@
 """Build the loaders of training and validation samples from the flags."""
 
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,7 @@ from data.sampler import EvalBatches, TrainSampler
 from distributed.group import Group
 from losses.upsampling import find_points
 from models.foreground import find_foreground
+from support.errors import UserError
 from support.labels import MAPS
 
 # {distance map: (the map to compute it from, the function)}, used if no folder has the distance map.
@@ -81,9 +83,15 @@ def get_train_loader(cfg: Config, group: Group) -> TrainLoader:
 
 
 def get_eval_loader(cfg: Config, split: str, group: Group) -> EvalLoader:
-    """Return a DataLoader over this process's share of the images and dense masks of a split. Collective."""
-    label_map = read_label_map(cfg.label_map, cfg.numclasses)
-    dataset = SegmentationDataset(find_masks(cfg, split), cfg.numclasses, label_map=label_map)
+    """Return a DataLoader over this process's share of the images and dense masks of a split. Collective.
+
+    Raises UserError if files are missing, or if the list has a name twice.
+    """
+    label_map, files = read_label_map(cfg.label_map, cfg.numclasses), find_masks(cfg, split)
+    dataset = SegmentationDataset(files, cfg.numclasses, label_map=label_map)
+    name, number = Counter(dataset.names).most_common(1)[0]
+    if number > 1:
+        raise UserError(f"{files.list_file}: lists {name} {number} times, which would weigh it more: remove the others")
     # Ranks that list different files are found later, by distributed.checks.check_setup.
     sizes = [size or (0, 0) for size in group.map(dataset.image_size, range(len(dataset)))]
     batch_size = 1 if cfg.window else cfg.val_batchsize  # the windows of one image fill a forward pass

@@ -24,13 +24,14 @@ def parse(argv: list[str] | None = None) -> Config:
     to --resume. Raises UserError on unknown flags and invalid values.
     """
     overrides, config_file, notes = READER.command_line(argv)
-    saved = Path(overrides.get("resume", "")).parent / "config.yaml"
+    resume = overrides.get("resume") or "auto"
+    saved = None if resume == "auto" else Path(resume).parent / "config.yaml"
     if config_file is None and "dataset_path" not in overrides:
-        if overrides.get("resume", "auto") != "auto" and saved.is_file():
+        if saved and saved.is_file():
             config_file = ConfigFile(saved, "")
             notes.append(f"no --config: using {saved} of the run to resume")
-        elif "resume" in overrides and Path(overrides["resume"]).is_file():  # the demo's flags would be wrong
-            raise UserError(f"--resume {overrides['resume']}: no config.yaml beside it: add the run's --config FILE")
+        elif Path(resume).is_file():  # the demo's flags would be wrong
+            raise UserError(f"--resume {resume}: no config.yaml beside it: add the run's --config FILE")
         else:
             config_file = ConfigFile(DEMO_CONFIG, "")
             notes.append(

@@ -57,7 +57,7 @@ class Flag:
             if not isinstance(value, str | int | float) or isinstance(value, bool):
                 raise ValueError
             converted = self.kind(value)
-            if self.kind is int and float(value) != converted:
+            if self.kind is int and isinstance(value, float) and value != converted:
                 raise ValueError
         except (ValueError, OverflowError):
             article = "an" if self.kind is int else "a"

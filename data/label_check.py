@@ -33,7 +33,8 @@ def check_sample(
     train, val: {map: path} of each image. num_classes: the value of --numclasses. command: the command of the data
     check, quoted in messages.
     map_: like map(); may share the work between processes. label_map: applied to the files' values. Raises UserError if
-    a label is invalid, or if num_classes is 2 and all training labels are only 0 and 255.
+    a label is invalid, if no validation label has a class, or if num_classes is 2 and all training labels are only 0
+    and 255.
     """
 
     def values(images: Files) -> set[int]:
@@ -41,7 +42,8 @@ def check_sample(
         read = partial(read_label, num_classes=num_classes, label_map=label_map)
         return set().union(*map_(lambda path: np.flatnonzero(value_histogram(read(path))).tolist(), paths))
 
-    values(_spread(val))
+    if values(_spread(val)) == {IGNORE} and values(val) == {IGNORE}:
+        raise UserError(f"all validation masks are {IGNORE} (ignored), so there is nothing to score: label some pixels")
     # The sample may miss a rare class, so read all labels before complaining.
     if values(_spread(train)) != {0, IGNORE} or values(train) != {0, IGNORE}:
         return

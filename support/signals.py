@@ -38,7 +38,6 @@ def ignore_signals(worker_id: int) -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-@atexit.register
 def kill_workers() -> None:
     """Kill the DataLoader workers, which ignore SIGTERM and take 5 seconds to notice that their parent has exited."""
     if hasattr(signal, "SIGCHLD") and threading.current_thread() is threading.main_thread():
@@ -72,6 +71,7 @@ def stop_request(where: str = "") -> Iterator[StopRequest]:
     the request stays empty.
     """
     request = StopRequest()
+    atexit.register(kill_workers)
     if threading.current_thread() is not threading.main_thread():
         yield request
         return

@@ -121,12 +121,13 @@ def draw_faulty_lists(root: Path) -> Path:
     lists = drawn.root / "ImageSets/Segmentation"
     lists.mkdir(parents=True)
     (lists / "train.txt").write_text("\n".join(["a", "both", "gone", *changed]))
-    (lists / "val.txt").write_text("v\nboth")
+    (lists / "val.txt").write_text("v\nboth\nv.jpg")
     return drawn.root
 
 
 FAULTY_LISTS = {
     "listed-image-missing": ["train: gone"],
     "in-two-splits": ["JPEGImages/both.jpg"],
+    "listed-twice": ["val: v"],
     "label-empty": ["pascal_2012_scribble/no_stroke.png", "bmp_pseudolabel/no_pseudo.png"],
 }

@@ -133,7 +133,7 @@ def test_saved_config_repeats_the_run(tmp_path):
     assert config.changes(config.as_dict(cfg), config.parse(["--config", str(file), "--lr", "0.5"])) == "lr: 0.3 -> 0.5"
 
 
-def test_without_data_the_config_is_the_demos_or_the_resumed_runs(tmp_path):
+def test_without_data_the_config_is_the_demos_or_the_resumed_runs(tmp_path, monkeypatch):
     cfg = config.parse([])
     assert (cfg.dataset_path, cfg.name, cfg.dataset) == ("dataset/demo", "demo", "ScribblePseudoDsDc")
     assert any("--dataset_path" in note for note in cfg.notes)
@@ -141,6 +141,10 @@ def test_without_data_the_config_is_the_demos_or_the_resumed_runs(tmp_path):
     cfg = config.parse(["--resume", str(tmp_path / "last.pt")])
     assert (cfg.dataset_path, cfg.epochs, cfg.name) == ("there", 3, "before")
     assert any("zero1 is not a flag of this version" in note for note in cfg.notes)  # of an earlier one
+    monkeypatch.chdir(tmp_path)
+    for words in ([], ["--resume", "auto"]):  # a file of the user's that has this name
+        with pytest.raises(UserError, match="unknown key 'zero1'"):
+            config.parse(["--config", "config.yaml", *words])
     (tmp_path / "config.yaml").rename(tmp_path / "moved.yaml")
     (tmp_path / "last.pt").touch()
     with pytest.raises(UserError, match=r"--resume .*last\.pt: no config\.yaml beside it: add the run's --config FILE"):

@@ -12,6 +12,7 @@ from PIL import Image
 from data.classes import read_classes
 from support import shell
 from tools.convert.__main__ import main
+from tools.convert.find import find_kinds
 
 NUMBERS = {name: number for number, name in enumerate(CLASSES, 1)}
 
@@ -148,6 +149,14 @@ def test_coco_unites_polygons_and_reads_crowds(tmp_path, capsys):
     assert "1 of 2 objects are marked as crowds: drawn as objects" in capsys.readouterr().out
     expected[:4, :4] = 1  # the later shape covers the earlier one
     assert (mask_of(tmp_path / "marked", "picture_0") == expected).all()
+
+
+@pytest.mark.parametrize("order", ["images annotations categories", "categories annotations images"])
+def test_a_large_coco_file_is_known_wherever_its_words_are(tmp_path, order):
+    image = {"id": 1, "file_name": "a.jpg", "licence": "x" * 200_000}
+    content = {"images": [image], "annotations": [{"note": "x" * 200_000}], "categories": [image]}
+    (tmp_path / "labels.json").write_text(json.dumps({name: content[name] for name in order.split()}))
+    assert find_kinds(tmp_path) == {"coco": tmp_path / "labels.json"}
 
 
 def test_cvat_draws_by_z_order_and_turns_boxes(tmp_path):

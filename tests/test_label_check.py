@@ -76,6 +76,15 @@ def test_a_rare_class_that_the_sample_lacks_is_no_fault(tmp_path, warnings):
     assert warnings(draw(tmp_path, masks), [], 2) == []
 
 
+def test_validation_masks_without_a_labelled_pixel_are_refused(tmp_path, warnings):
+    (tmp_path / "val").mkdir()
+    train, val = draw(tmp_path, [stripes(0, 1)]), draw(tmp_path / "val", [stripes(255)] * (2 * SAMPLE))
+    with pytest.raises(UserError, match="all validation masks are 255"):
+        warnings(train, val, 2)
+    val[1] = train[0]  # the sample has numbers 0, 2, 4 ...
+    assert warnings(train, val, 2) == []
+
+
 def test_scribbles_of_background_are_fine_where_pseudo_labels_have_the_classes(tmp_path, warnings):
     (scribble,), (pseudo,) = draw(tmp_path, [stripes(0, 255)]), draw(tmp_path, [stripes(0, 1)], "pseudo")
     assert warnings([scribble | pseudo], [], 2) == []

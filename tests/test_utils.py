@@ -26,6 +26,14 @@ def cfg(demo_root, **values) -> config.Config:
     return config.parse(flags(dataset_path=demo_root, **values))
 
 
+def test_a_list_to_score_that_has_a_name_twice_is_refused(demo_root, tmp_path):
+    names = (demo_root / "ImageSets/SegmentationAug/val.txt").read_text().split()
+    (tmp_path / "val.txt").write_text("\n".join([*names, f"{names[0]}.png"]))
+    given = cfg(demo_root, list_path=tmp_path)
+    with pytest.raises(UserError, match=rf"val\.txt: lists {names[0]} 2 times"):
+        utils.get_loader(given, "val", ALONE)
+
+
 def test_optimizer_follows_its_flags(demo_root):
     given = cfg(demo_root, momentum=0.7, wdecay=0.03)
     model = models.build(given.model_type, layers=18, num_classes=5)

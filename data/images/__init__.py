@@ -24,7 +24,7 @@ NO_JPEG = "JPEG compression changes label values: save the mask as PNG"
 # What PIL and zlib raise on damaged files.
 DAMAGED = (
     *(ArithmeticError, OSError, EOFError, LookupError, RuntimeError, SyntaxError, TypeError, ValueError),
-    *(struct.error, zlib.error, Image.DecompressionBombError),
+    *(struct.error, zlib.error),
 )
 BITS, CHANNELS = 258, 277  # tags of TIFF
 END_OF_JPEG = b"\xff\xd9"
@@ -39,6 +39,8 @@ def decoding(path: Path) -> Iterator[None]:
         raise
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
+    except Image.DecompressionBombError as error:
+        raise UserError(f"{path}: too large ({error}): cut it into smaller images") from None
     except DAMAGED as error:
         problem = f"not a whole, readable image ({' '.join(str(error).split())})"
         raise UserError(f"{path}: {problem}: replace it{_or_convert(path)}") from None

@@ -7,6 +7,7 @@ from pathlib import Path
 ERRORS = {
     "split-missing": ("no such split", "add its folders or its list; training needs train and val"),
     "listed-image-missing": ("a list names a missing image", "add the image, or remove the name from the list"),
+    "listed-twice": ("a list to score has a name twice", "keep one of the lines: the image would weigh twice"),
     "no-split": ("images are not split into train and val", "choose images for validation, by the command below"),
     "image-without-label": (
         "an image has no label",

@@ -1,6 +1,7 @@
 """Find the splits of a data set and the files of each image, without opening an image."""
 
 import functools
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -82,12 +83,16 @@ def _endings(folders: dict[str, Path], paths: Paths) -> dict[str, str]:
     return dict.fromkeys(folders, paths.label_suffix) | {"image": paths.image_suffix}
 
 
-def find_samples(name: str, split: Split, required: tuple[str, ...], findings: Findings) -> list[Sample]:
+def find_samples(name: str, split: Split, dataset: str, findings: Findings, *, is_train: bool) -> list[Sample]:
     """Return one Sample per image of a split, and add findings about missing and ambiguous files.
 
-    required: kinds of label that each image must have.
+    dataset, is_train: as in required_labels().
     """
+    required = required_labels(dataset, is_train=is_train)
     matches = layout.match_files(split, list_folder)
+    for key, number in Counter(key for key, _ in matches).items():
+        if number > 1 and not is_train:  # in training, a repeated name is seen more often
+            findings.add("listed-twice", f"{name}: {key}", f"{number} times")
     if not matches:
         findings.add("split-missing", name, f"no images in {split.folders['image']}")
     images = {key for key, files in matches if files["image"]}
@@ -150,6 +155,5 @@ def survey(
         findings.add("split-missing", name, problem)
     samples = []
     for name, split in splits.items():
-        required = required_labels(dataset, is_train=name == paths.splits[0])
-        samples += find_samples(name, split, required, findings)
+        samples += find_samples(name, split, dataset, findings, is_train=name == paths.splits[0])
     return list(splits), merge_samples(samples, findings)

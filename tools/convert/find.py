@@ -1,6 +1,7 @@
 """Find which kinds of labels a folder holds."""
 
-import os
+import contextlib
+import mmap
 import re
 from pathlib import Path
 
@@ -17,15 +18,14 @@ from tools.convert.reading import read_json, read_xml
 
 MAX_FILES, MAX_TEXTS = 2000, 200  # files to look into
 MAX_MASKS = 8
-MAX_BYTES = 65536  # of the head and of the tail of each; large files are not read whole
 
 # (kind, suffix of its files, patterns that they have), the more special ones first.
 PATTERNS = (
-    ("labelme", ".json", (r'"shapes"', r'"imagePath"')),
-    ("coco", ".json", (r'"annotations"', r'"categories"', r'"images"')),
-    ("cvat", ".xml", (r"<annotations", r"<image\s")),
-    ("scribblesup", ".xml", (r"<annotation>", r"<polygon>", r"<tag>")),
-    ("yolo", ".txt", (r"^\d+( [-+.\de]+){4,}\s*$",)),
+    ("labelme", ".json", (rb'"shapes"', rb'"imagePath"')),
+    ("coco", ".json", (rb'"annotations"', rb'"categories"', rb'"images"')),
+    ("cvat", ".xml", (rb"<annotations", rb"<image\s")),
+    ("scribblesup", ".xml", (rb"<annotation>", rb"<polygon>", rb"<tag>")),
+    ("yolo", ".txt", (rb"^\d+( [-+.\de]+){4,}\s*$",)),
 )
 READERS = {".json": read_json, ".xml": read_xml}
 NUMBERS = "numbers"  # masks of class numbers or of 0 and 255, which need no conversion
@@ -35,12 +35,9 @@ def find_kinds(source: Path) -> dict[str, Path]:
     """Return {kind: an example file} for the labels in a file or folder. Masks without colours are of kind NUMBERS."""
     found: dict[str, Path] = {}
     for path in _files(source):
-        text = _ends_of(path)
-        for kind, suffix, patterns in PATTERNS:
-            if path.suffix.lower() == suffix and all(re.search(pattern, text, re.MULTILINE) for pattern in patterns):
-                if kind not in found or path.name.startswith("instances"):  # not COCO's key points
-                    found[kind] = path
-                break
+        kind = _kind_of(path)
+        if kind and (kind not in found or path.name.startswith("instances")):  # not COCO's key points
+            found[kind] = path
     return found | _find_masks(source)
 
 
@@ -104,13 +101,14 @@ def _files(source: Path) -> list[Path]:
     return annotations[:MAX_FILES] + texts[:MAX_TEXTS]
 
 
-def _ends_of(path: Path) -> str:
-    """Return the first and the last MAX_BYTES of a text file; "" if it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            head = file.read(MAX_BYTES)
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(len(head), size - MAX_BYTES))
-            return (head + file.read()).decode("utf-8", errors="replace")
-    except OSError:
-        return ""
+def _kind_of(path: Path) -> str:
+    """Return the kind of the labels in a file; "" if they are of none, or the file is empty or cannot be read."""
+    with (
+        contextlib.suppress(OSError, ValueError),  # ValueError: an empty file has no map
+        path.open("rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text,
+    ):
+        for kind, suffix, patterns in PATTERNS:
+            if path.suffix.lower() == suffix and all(re.search(word, text, re.MULTILINE) for word in patterns):
+                return kind
+    return ""
