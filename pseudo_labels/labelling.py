@@ -2,7 +2,6 @@
 
 from typing import NamedTuple
 
-import cv2
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -16,8 +15,6 @@ from pseudo_labels import walker
 from pseudo_labels.walker import Grid
 from support.labels import IGNORE
 
-CONTRADICTION = 0.5  # probability of a class without a stroke from which a pixel stays unlabelled
-
 
 class Stroked(NamedTuple):
     """An image with its strokes.
@@ -29,13 +26,6 @@ class Stroked(NamedTuple):
     image: np.ndarray
     scribble: np.ndarray
     grid: Grid
-
-    def stroked(self, num_classes: int, background: int | None = None) -> np.ndarray:
-        """Return which classes have a stroke, (C,) bool. background: a class that counts as stroked if any class is."""
-        has_stroke = value_histogram(self.scribble)[:num_classes] > 0
-        if background is not None and has_stroke.any():
-            has_stroke[background] = True
-        return has_stroke
 
 
 class StrokedImages(Dataset):
@@ -79,20 +69,20 @@ def _cell_sums(probs: Tensor, rows: slice, height: int, grid: tuple[int, ...]) -
 def make_label(item: Stroked, probs: Tensor, background: int | None) -> np.ndarray:
     """Return the pseudo-label of an image, (H, W) uint8, by a walk from its strokes and a model's prediction.
 
-    The walk ends at classes with a stroke and at the background, or, without any stroke, at all classes. A pixel on a
-    stroke keeps the stroke's class. A pixel is 255 where the walk is unsure (walker.SURE), or another class has at
-    least the probability CONTRADICTION: the strokes may have skipped an object.
+    The walk ends at classes with a stroke and at the background, or, without any stroke, at all classes. Strokes may
+    skip an object, so the probabilities of the walk are multiplied by that of all these classes together: a pixel is
+    255 if none is then above walker.SURE. A pixel on a stroke keeps the stroke's class.
     probs: result of predict() for the image, (C, h, w), in CPU memory.
     """
     # The lower limit prevents 0 / 0 where all classes with a stroke have probability 0.
     probs = probs.float().clamp(min=1e-12)
-    stroked = torch.from_numpy(item.stroked(len(probs), background))
-    if not stroked.any():  # nothing is known: all classes may occur
-        stroked[:] = True
-    classes, prior = stroked.nonzero().flatten().to(torch.uint8).numpy(), probs[stroked]
-    walk = walker.walk(item.grid, classes, (prior / prior.sum(0)).numpy())
-    label = walk.best((item.scribble.shape[0], item.scribble.shape[1]))
-    contradicts = ((probs * ~stroked[:, None, None]).amax(0) >= CONTRADICTION).numpy()
-    skipped = cv2.resize(contradicts.view(np.uint8), label.shape[::-1], interpolation=cv2.INTER_NEAREST)
-    label[skipped > 0] = IGNORE
+    occurs = torch.from_numpy(value_histogram(item.scribble)[: len(probs)] > 0)
+    if not occurs.any():  # nothing is known: all classes may occur
+        occurs[:] = True
+    elif background is not None:
+        occurs[background] = True
+    classes, prior = occurs.nonzero().flatten().to(torch.uint8).numpy(), probs[occurs]
+    known = prior.sum(0)
+    walked = walker.walk(item.grid, classes, (prior / known).numpy())
+    label = walker.best_class(classes, walked * known.numpy(), item.scribble.shape)
     return np.where(item.scribble != IGNORE, item.scribble, label)

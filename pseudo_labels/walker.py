@@ -15,28 +15,6 @@ REACH = 0.5  # times sqrt(h * w) cells: the distance after which a walk ends at 
 SURE = 0.6  # a pixel of no higher probability stays unlabelled (benchmarks/RESULTS.md)
 
 
-class Walk(NamedTuple):
-    """Where random walks end.
-
-    classes: (K,) uint8. probs: probability of each class, on a grid of (h, w) cells over the image, (K, h, w) float32.
-    """
-
-    classes: np.ndarray
-    probs: np.ndarray
-
-    def best(self, size: tuple[int, int]) -> np.ndarray:
-        """Return the most probable class of each pixel, (H, W) uint8, 255 where none is above SURE.
-
-        size: of the image, (H, W).
-        """
-        classes, best = np.full(size, IGNORE, np.uint8), np.full(size, SURE, np.float32)
-        for number, probs in zip(self.classes, self.probs, strict=True):
-            full = cv2.resize(probs, size[::-1], interpolation=cv2.INTER_LINEAR)
-            classes[full > best] = number
-            np.maximum(best, full, out=best)
-        return classes
-
-
 class Grid(NamedTuple):
     """An image as a grid of (h, w) cells. seeds: class of the stroke in a cell, 255 = none, (h, w) uint8.
 
@@ -48,18 +26,31 @@ class Grid(NamedTuple):
     right: np.ndarray
 
 
-def walk(cells: Grid, classes: np.ndarray, prior: np.ndarray) -> Walk:
-    """Return how likely a walk ends at each class: at a stroke, or elsewhere at a class drawn from a prediction.
+def walk(cells: Grid, classes: np.ndarray, prior: np.ndarray) -> np.ndarray:
+    """Return how likely a walk from each cell ends at each class, (K, h, w) float32.
 
-    The walk crosses an edge between two cells the more rarely, the more their colours differ (Grady, "Random Walks for
-    Image Segmentation", PAMI 2006). A small area inside closed edges tends to get the class that the model predicts for
-    most of its pixels (Grady, "Multilabel Random Walker Image Segmentation Using Prior Models", CVPR 2005). The solver
-    stops after ITERATIONS: with more, strokes override the model far away, which lowered CamVid's mIoU
-    (benchmarks/RESULTS.md).
+    A walk ends at a stroke, or elsewhere at a class that is drawn from a prediction. It crosses an edge between two
+    cells the more rarely, the more their colours differ (Grady, "Random Walks for Image Segmentation", PAMI 2006). A
+    small area inside closed edges tends to get the class that the model predicts for most of its pixels (Grady,
+    "Multilabel Random Walker Image Segmentation Using Prior Models", CVPR 2005). The solver stops after ITERATIONS:
+    with more, strokes override the model far away, which lowered CamVid's mIoU (benchmarks/RESULTS.md).
     classes: (K,) uint8; they include every stroke's. prior: the model's probabilities on the grid, (K, h, w) float32.
     """
     probs = _solve(cells, classes, prior).clip(1e-6, 1)
-    return Walk(classes, probs / probs.sum(0))
+    return probs / probs.sum(0)
+
+
+def best_class(classes: np.ndarray, probs: np.ndarray, size: tuple[int, ...]) -> np.ndarray:
+    """Return the most probable class of each pixel, (H, W) uint8, 255 where none is above SURE.
+
+    classes: (K,) uint8. probs: probability of each class on a grid over the image, (K, h, w) float32. size: (H, W).
+    """
+    label, best = np.full(size, IGNORE, np.uint8), np.full(size, SURE, np.float32)
+    for number, values in zip(classes, probs, strict=True):
+        full = cv2.resize(values, size[::-1], interpolation=cv2.INTER_LINEAR)
+        label[full > best] = number
+        np.maximum(best, full, out=best)
+    return label
 
 
 def grid(image: np.ndarray, scribble: np.ndarray) -> Grid:
