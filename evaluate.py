@@ -24,7 +24,7 @@ from evaluation.report import describe_protocol, page
 from evaluation.scoring import Result, gather_predictions, score
 from runs.log import progress_bar
 from support.errors import UserError
-from support.files import check_not_folder, check_writable, write_atomic
+from support.files import check_writable, write_atomic
 from trained import load_on_ranks, on_all_ranks, read_flags
 from utils import get_eval_loader, prepare_demo_data
 
@@ -33,14 +33,7 @@ log = logging.getLogger("segtrain")
 
 def main(argv: list[str] | None = None) -> int:
     """Evaluate with the flags of a command line (argv; None: sys.argv). Returns 0, or errors.STOPPED after a signal."""
-    return run(*read_flags(EVALUATE, argv))
-
-
-def run(flags: EvaluateFlags, overrides: dict) -> int:
-    """Evaluate the checkpoint on all ranks. Returns 0, or errors.STOPPED if a signal stopped the evaluation.
-
-    overrides: {flag: value} that replaces the checkpoint's. Raises UserError for wrong flags or data.
-    """
+    flags, overrides = read_flags(EVALUATE, argv)
     return on_all_ranks(flags, lambda group: evaluate(flags, overrides, group))
 
 
@@ -78,7 +71,8 @@ def evaluate(flags: EvaluateFlags, overrides: dict, group: Group) -> None:
 
 def check_outputs(flags: EvaluateFlags, dataset: SegmentationDataset, group: Group) -> None:
     """Raise UserError if --report or --json cannot be written, or is inside the data set."""
-    check_not_folder(flags.json, "--json")
+    if flags.json and Path(flags.json).is_dir():
+        raise UserError(f"--json {flags.json}: is a folder: name a file")
     outputs = {"--report": flags.report, "--json": flags.json and Path(flags.json).parent}
     for name, folder in outputs.items():
         for data in dataset.folders.values() if folder else ():

@@ -18,10 +18,11 @@ if __name__ == "__main__":
 import torch
 from torch import Tensor
 
+from builders.loaders import find_masks
 from data.images import read_image
 from data.images.resize import shrink
+from data.layout import pair_files
 from distributed.device import find_device
-from distributed.group import Group
 from evaluation.pictures import to_hex
 from exporting.check import compare_file
 from exporting.graph import MIN_SIZE, WholeImage, trace
@@ -30,7 +31,6 @@ from runs.log import progress_bar, start_logging
 from support.errors import UserError
 from support.files import check_writable, remove_scratch, writing
 from trained import TrainedModel, read_overrides
-from utils import get_eval_loader
 
 log = logging.getLogger("segtrain")
 
@@ -111,11 +111,11 @@ def describe(trained: TrainedModel, flags: ExportFlags, outputs: list[str], min_
 def find_images(trained: TrainedModel) -> list[Path]:
     """Return the first NUM_IMAGES image files of the checkpoint's val list; [] if its data set is not there."""
     try:
-        dataset = get_eval_loader(trained.cfg, trained.cfg.val_split, Group(torch.device("cpu"))).dataset
+        _, files = pair_files(find_masks(trained.cfg, trained.cfg.val_split))
     except UserError as error:
         log.info(f"checking with random images only: {error}")
         return []
-    return [item["image"] for item in dataset.files][:NUM_IMAGES]
+    return [item["image"] for item in files[:NUM_IMAGES]]
 
 
 def load_images(files: list[Path], long_side: int, device: torch.device) -> Iterator[Tensor]:

@@ -41,21 +41,17 @@ WITH_MODEL = ("classes", "background", "val_batchsize", "workers")
 
 def main(argv: list[str] | None = None) -> int:
     """Predict with the flags of a command line. Returns 0, 1 if an input failed, or errors.STOPPED."""
-    return run(*read_flags(PREDICT, argv))
-
-
-def run(flags: PredictFlags, overrides: dict) -> int:
-    """Predict all inputs on all ranks. Returns 0, 1 if an input failed, or errors.STOPPED after a signal.
-
-    overrides: {flag: value} that replaces the checkpoint's. Raises UserError for wrong flags.
-    """
+    flags, overrides = read_flags(PREDICT, argv)
     if not flags.input:
         raise UserError("--input is not set: name an image, a folder or a 'pattern'")
     return on_all_ranks(flags, lambda group: predict_all(flags, overrides, group))
 
 
 def predict_all(flags: PredictFlags, overrides: dict, group: Group) -> int:
-    """Predict all inputs and return the exit status. Collective; raises Stopped after a signal."""
+    """Predict all inputs and return the exit status. Collective; raises Stopped after a signal.
+
+    overrides: {flag: value} that replaces the checkpoint's.
+    """
     model, classes, background, settings = load_model(flags, overrides, group)
     wanted = {"overlays": flags.overlay, "probs": flags.probs}
     with Outputs(Path(flags.output), classes, background, **wanted) as outputs:
@@ -72,7 +68,7 @@ def predict_all(flags: PredictFlags, overrides: dict, group: Group) -> int:
 def load_model(flags: PredictFlags, overrides: dict, group: Group) -> tuple[ImagePredictor, Classes, int | None, dict]:
     """Return the model, its classes, background class or None, all that predictions depend on.
 
-    overrides: see run(). Raises UserError if a flag does not apply to --model.
+    overrides: as in predict_all(). Raises UserError if a flag does not apply to --model.
     """
     settings = inference_settings(flags) | {"weights": flags.weights}
     if flags.model:

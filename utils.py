@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 
 from builders.from_data import get_class_weights, get_recipe
-from builders.loaders import find_files, find_masks, get_eval_loader, get_loader, make_loader
-from builders.model import get_model, get_start, resolve_amp
+from builders.loaders import get_eval_loader, get_loader, make_loader
+from builders.model import get_model, get_start
 from builders.training import get_criterion, get_optimizer, get_state
 from config import Config
 from config.shared import LaunchFlags

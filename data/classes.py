@@ -91,15 +91,6 @@ def _classes_of(lines: list[str], chosen: str) -> list[tuple[str, bytes]]:
     return [(name, bytes.fromhex(colour or "")) for name, colour in matches]
 
 
-def aligned(rows: list[list[str]], alignments: str = "><") -> list[str]:
-    """Return rows of cells as lines of text.
-
-    alignments: "<" or ">" for each column; columns without one are as ">". The default is for class and name first.
-    """
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(map("{:{}{}}".format, row, alignments.ljust(len(row), ">"), widths)).rstrip() for row in rows]
-
-
 def voc_colours() -> np.ndarray:
     """Return PASCAL VOC's colours by class number, (256, 3) uint8 RGB.
 

@@ -20,7 +20,7 @@ from data.label_map import LabelMap, read_label_map
 from support import program
 from support.errors import UserError
 from support.files import write_atomic
-from support.labels import IGNORE
+from support.labels import IGNORE, is_foreground
 from support.processes import work_on
 
 LAMBDA_S = math.e
@@ -37,7 +37,7 @@ def scribble_distance(
     label: scribbles (H, W) uint8, class numbers 0..254, 255 = no stroke. background: class whose strokes do not count;
     None counts all strokes. If no stroke counts, the map is 0 everywhere.
     """
-    return 255 - _scaled_distance(_foreground(label, background), lambda_s * scale**2)
+    return 255 - _scaled_distance(is_foreground(label, background), lambda_s * scale**2)
 
 
 def pseudo_distance(
@@ -54,17 +54,12 @@ def pseudo_distance(
     if background is None:
         regions = [label == number for number in np.unique(label) if number != IGNORE]
     else:
-        regions = [_foreground(label, background)]
+        regions = [is_foreground(label, background)]
     drawn = np.zeros(label.shape, np.uint8)
     for region in regions:
         contours, _ = cv2.findContours(region.astype(np.uint8), cv2.RETR_LIST, cv2.CHAIN_APPROX_NONE)
         cv2.drawContours(drawn, contours, -1, color=1, thickness=1)
     return _scaled_distance(drawn > 0, lambda_c * scale**2)
-
-
-def _foreground(label: np.ndarray, background: int | None) -> np.ndarray:
-    labelled = label != IGNORE
-    return labelled if background is None else labelled & (label != background)
 
 
 def _scaled_distance(target: np.ndarray, scale_squared: float) -> np.ndarray:

@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from data.classes import Classes
-from support.labels import IGNORE
+from support.labels import IGNORE, is_foreground
 
 SHEET_SIZE = 256  # pixels, longer side of each picture in a sheet
 PANEL_SIZE = 512  # pixels, longer side of each picture in a panel
@@ -34,14 +34,8 @@ def overlay(
     """
     painted = colours[label]
     mixed = cv2.addWeighted(image, 1 - opacity, painted, opacity, 0)
-    mixed = np.where(_clear(label, background)[..., None], image, mixed)
+    mixed = np.where(is_foreground(label, background)[..., None], mixed, image)
     return np.where(contours(label, background)[..., None], painted, mixed)
-
-
-def _clear(label: np.ndarray, background: int | None) -> np.ndarray:
-    """Mark pixels that an overlay leaves unpainted, (H, W) bool: label 255 and class `background`, unless None."""
-    ignored = label == IGNORE
-    return ignored if background is None else ignored | (label == background)
 
 
 def contours(label: np.ndarray, background: int | None) -> np.ndarray:
@@ -53,7 +47,7 @@ def contours(label: np.ndarray, background: int | None) -> np.ndarray:
     label = label.astype(np.uint8, copy=False)  # OpenCV does not take int64
     width = 1 + max(label.shape) // 500
     square = np.ones((2 * width + 1, 2 * width + 1), np.uint8)
-    return (cv2.erode(label, square) != cv2.dilate(label, square)) & ~_clear(label, background)
+    return (cv2.erode(label, square) != cv2.dilate(label, square)) & is_foreground(label, background)
 
 
 def panel(

@@ -1,11 +1,10 @@
 """Write ONNX files and run them with ONNX Runtime."""
 
-import importlib
 import json
 import warnings
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import torch
@@ -24,13 +23,7 @@ KEYS = ["segtrain_format", "outputs", "class_names", "colours", "num_classes"]
 KEYS += ["checkpoint", "weights", "step", "model_type", "layers"]
 LONG_SIDE = "long_side"  # a key that files of earlier versions do not have
 
-
-def import_extra(name: str) -> ModuleType:
-    """Import and return a package that only ONNX needs. Raises UserError if the package is not installed."""
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise UserError(f"ONNX needs packages that are missing ({error}): {shell.install_command('export')}") from None
+import_extra = partial(shell.import_extra, extra="export", user="ONNX")
 
 
 def check_onnx(opset: int) -> None:

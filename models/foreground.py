@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from support.labels import FOREGROUND, IGNORE
+from support.labels import FOREGROUND, is_foreground
 
 
 class Foreground(NamedTuple):
@@ -26,8 +26,7 @@ def foreground_mask(pseudo_label: Tensor, size: tuple[int, int], background: int
 
     pseudo_label: (B, H, W), classes, 255 = unlabelled. Every class but `background` is foreground; None: every class.
     """
-    labelled = pseudo_label != IGNORE
-    foreground = labelled if background is None else labelled & (pseudo_label != background)
+    foreground = is_foreground(pseudo_label, background)
     return F.interpolate(foreground.unsqueeze(1).float(), size=size, mode="bilinear", align_corners=True).squeeze(1) > 0
 
 

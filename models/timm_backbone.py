@@ -207,8 +207,4 @@ def _has_sequence(module: nn.Module) -> bool:
 
 
 def _timm() -> Any:
-    try:
-        import timm  # imported here because it takes a second, and most runs do without it
-    except ModuleNotFoundError:
-        raise UserError(f"--backbone timm:NAME needs the package timm: {shell.install_command('timm')}") from None
-    return timm
+    return shell.import_extra("timm", "timm", "--backbone timm:NAME")  # takes a second; most runs do without it

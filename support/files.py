@@ -78,12 +78,6 @@ def check_writable(folder: Path, flag: str) -> None:
         raise UserError(f"{flag} {folder}: cannot be written to ({error.strerror}): name another folder") from None
 
 
-def check_not_folder(file: str, flag: str) -> None:
-    """Raise UserError, naming `flag`, if the name of a file to write is that of a folder. "": no file is written."""
-    if file and Path(file).is_dir():
-        raise UserError(f"{flag} {file}: is a folder: name a file")
-
-
 def sha256(path: Path) -> str:
     """Return the SHA-256 of a file's content, in hexadecimal. Raises UserError if the file cannot be read."""
     try:

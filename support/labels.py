@@ -31,3 +31,9 @@ FOREGROUND = ("foreground", "foreground_counts")
 
 # Names of the background's class, in lower case. The last two are LabelMe's.
 BACKGROUND = ("background", "_background_", "__background__")
+
+
+def is_foreground(label, background: int | None):
+    """Return where a label is neither IGNORE nor `background` (None: no class), as an array or tensor like `label`."""
+    labelled = label != IGNORE
+    return labelled if background is None else labelled & (label != background)

@@ -1,11 +1,15 @@
 """Commands as one line of text, ready to be pasted into a shell."""
 
+import importlib
 import os
 import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+from support.errors import UserError
 
 REPO = Path(__file__).parent.parent
 PACKAGE = __package__.rpartition(".")[0]  # "segtrain" if installed, "" in a clone
@@ -31,6 +35,14 @@ def install_command(extra: str) -> str:
     return python_command("-m", "pip", "install", "-e", f"{'.' if Path.cwd() == REPO else REPO}[{extra}]")
 
 
+def import_extra(name: str, extra: str, user: str) -> Any:
+    """Import and return a module of an extra of pyproject.toml. Raises UserError, naming `user`, without the module."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise UserError(f"{user} needs packages that are missing ({error}): {install_command(extra)}") from None
+
+
 def _located(words: tuple[object, ...]) -> list[str]:
     """Return a command's words, changed so that a program of ours is found from the current folder.
 
@@ -47,14 +59,8 @@ def _located(words: tuple[object, ...]) -> list[str]:
 
 def _python() -> str:
     """Return "python" if that name starts this interpreter, else the interpreter's path."""
+    found, own = shutil.which("python"), Path(sys.executable)
     # torchrun runs an environment's python3, and the interpreters of two environments may link to the same file.
-    if _is_beside_python("python") and os.path.samefile(shutil.which("python") or "", sys.executable):
+    if found and Path(found).absolute().parent == own.absolute().parent and os.path.samefile(found, own):
         return "python"
-    below = Path(sys.executable).is_relative_to(Path.cwd())
-    return os.path.relpath(sys.executable) if below else sys.executable
-
-
-def _is_beside_python(name: str) -> bool:
-    """Return whether the shell finds the program `name` in the folder of this interpreter."""
-    found = shutil.which(name)
-    return found is not None and Path(found).absolute().parent == Path(sys.executable).absolute().parent
+    return os.path.relpath(own) if own.is_relative_to(Path.cwd()) else sys.executable

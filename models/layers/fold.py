@@ -8,6 +8,7 @@ from itertools import pairwise
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from models.layers.convolution import Conv2d, for_onednn
 from models.timm_backbone import TimmBackbone
@@ -33,7 +34,10 @@ class FoldedConv(nn.Module):
         super().__init__()
         self.channels, self.kernel_size = conv.out_channels, conv.kernel_size  # DaViT pads by kernel_size
         self.stride, self.padding, self.dilation, self.groups = conv.stride, conv.padding, conv.dilation, conv.groups
-        weight, bias = _fold(conv, norm)
+        weight, bias = conv.weight.detach(), conv.bias if conv.bias is None else conv.bias.detach()
+        if norm is not None:
+            statistics = norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias
+            weight, bias = (value.detach() for value in fuse_conv_bn_weights(weight, bias, *statistics))  # type: ignore[arg-type]
         if dtype is not None and weight.dtype == torch.float32:
             weight, bias = weight.to(dtype), bias if bias is None else bias.to(dtype)
         dense = conv.groups == 1 and conv.kernel_size != (1, 1)
@@ -41,25 +45,13 @@ class FoldedConv(nn.Module):
         if extra:
             weight = F.pad(weight, (0, 0, 0, 0, 0, 0, 0, extra))
             bias = bias if bias is None else F.pad(bias, (0, extra))
-        self.register_buffer("weight", weight.contiguous(memory_format=torch.channels_last))
-        self.register_buffer("bias", bias)
+        self.register_buffer("weight", weight.clone(memory_format=torch.channels_last))
+        self.register_buffer("bias", bias if bias is None else bias.clone())
 
     def forward(self, x: Tensor) -> Tensor:
         dilation = for_onednn(x, self.weight, self.dilation)
         out = F.conv2d(x, self.weight, self.bias, self.stride, self.padding, dilation, self.groups)
         return out[:, : self.channels]
-
-
-def _fold(conv: nn.Conv2d, norm: nn.BatchNorm2d | None) -> tuple[Tensor, Tensor | None]:
-    """Return (weight, bias) of the convolution that computes norm(conv(x)), in the dtype of conv's weight."""
-    if norm is None:
-        return conv.weight.clone(), None if conv.bias is None else conv.bias.clone()
-    assert norm.running_mean is not None
-    assert norm.running_var is not None
-    scale = norm.weight.double() / (norm.running_var.double() + norm.eps).sqrt()
-    start = -norm.running_mean.double() if conv.bias is None else conv.bias - norm.running_mean.double()
-    weight = conv.weight * scale.to(conv.weight.dtype).view(-1, 1, 1, 1)
-    return weight, (norm.bias + start * scale).to(weight.dtype)
 
 
 @torch.no_grad()

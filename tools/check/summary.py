@@ -4,7 +4,6 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 
-from data.classes import aligned
 from support.labels import IGNORE
 from tools.check.findings import Findings
 from tools.check.measure import Facts
@@ -116,7 +115,9 @@ def _class_table(summary: Summary) -> list[str]:
     for row in summary.classes:
         counts = [(f"{row.pixels[split] / total:.2%}", str(row.images[split])) for split, total in totals.items()]
         table.append([str(row.number), row.name, *sum(counts, ())])
-    return [f"  {line}" for line in aligned(table)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    alignments = "><".ljust(len(widths), ">")  # "<": the name
+    return ["  " + "  ".join(map("{:{}{}}".format, row, alignments, widths)).rstrip() for row in table]
 
 
 def _stroke_lines(summary: Summary) -> list[str]:

@@ -3,18 +3,18 @@
 Skeletons need scikit-image and SciPy (the extra `scribbles`).
 """
 
-import importlib
 from dataclasses import dataclass
-from types import ModuleType
+from functools import partial
 
 import cv2
 import numpy as np
 
 from support import shell
-from support.errors import UserError
 from support.labels import IGNORE
 
 Box = tuple[slice, slice]
+
+import_extra = partial(shell.import_extra, extra="scribbles", user="drawing strokes")
 
 
 @dataclass(frozen=True)
@@ -63,16 +63,6 @@ def depth_inside(number: np.ndarray) -> np.ndarray:
     for neighbour in (padded[:-2, 1:-1], padded[2:, 1:-1], padded[1:-1, :-2], padded[1:-1, 2:]):
         inside &= neighbour == number
     return cv2.distanceTransform(inside.view(np.uint8), cv2.DIST_L2, cv2.DIST_MASK_PRECISE)
-
-
-def import_extra(name: str) -> ModuleType:
-    """Import and return a module that only drawing strokes needs. Raises UserError if it is not installed."""
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise UserError(
-            f"drawing strokes needs packages that are missing ({error}): {shell.install_command('scribbles')}"
-        ) from None
 
 
 def skeleton(inside: np.ndarray) -> np.ndarray:
