@@ -78,10 +78,10 @@ def find_split(
 
 
 def first_folder(root: Path, chosen: str, *defaults: str) -> Path:
-    """Return root/chosen; if `chosen` is "", the first of root/default that exists, or else root/(first default)."""
+    """Return root/chosen; if `chosen` is "", the first of root/default that exists, or else root/(last default)."""
     if chosen:
         return root / chosen
-    return next((root / name for name in defaults if (root / name).is_dir()), root / defaults[0])
+    return next((root / name for name in defaults if (root / name).is_dir()), root / defaults[-1])
 
 
 def read_list(path: Path) -> list[str]:
@@ -174,7 +174,7 @@ def pair_files(split: Split) -> tuple[list[str], list[dict[str, Path]]]:
     """
     for kind, folder in split.folders.items():
         if not folder.is_dir():
-            raise UserError(f"{folder}: no such folder (for the {kind} files)")
+            raise UserError(f"{folder}: no such folder for the {kind} files: docs/your_data.md shows where they belong")
     names, paired = [], []
     for name, found in match_files(split):
         for kind, files in found.items():

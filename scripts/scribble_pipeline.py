@@ -26,6 +26,7 @@ from config.recipe import RECIPE_FLAGS
 from config.shared import DataFlags, LaunchFlags
 from data.classes import read_classes
 from data.images import read_label
+from data.label_check import SAMPLE
 from data.layout import LABEL_SUFFIXES, MASKS, SCRIBBLES, find_split, first_folder
 from support import program, shell
 from support.errors import STOPPED, UserError
@@ -33,6 +34,7 @@ from support.files import sha256
 from support.labels import BACKGROUND, IGNORE
 from support.results import claim
 from tools.arguments import Parser
+from tools.check.rules import DENSE
 
 OWN = ("dataset", "dataset_path", "train_path", "pseudo_path", "logdir", "name", "resume")  # flags that the chain sets
 DATA = tuple(item.name for item in dataclasses.fields(DataFlags))
@@ -49,15 +51,16 @@ def main(argv: list[str] | None = None) -> int:
     args, flags = parser().parse_known_args(sys.argv[1:] if argv is None else argv)
     if not args.data.is_dir():
         raise UserError(f"{args.data}: no such folder: the first argument must be the data set's folder")
-    if min(args.rounds, args.processes) < 1:
-        raise UserError("--rounds and --processes: must be at least 1")
+    for name in ("rounds", "processes"):
+        if (number := getattr(args, name)) < 1:
+            raise UserError(f"--{name} {number}: must be at least 1")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     try:
         run_steps(args, flags)
     except (subprocess.CalledProcessError, KeyboardInterrupt) as error:
         status = error.returncode if isinstance(error, subprocess.CalledProcessError) else STOPPED
         if status == STOPPED:
-            print("stopped; run the same command again to continue", file=sys.stderr)
+            print("stopped; to continue, run the command of the whole chain again", file=sys.stderr)
         elif 128 < status <= 192:
             ended = f"the last command was ended by signal {status - 128}"
             print(f"{ended} (9: perhaps out of memory); run the same command again to continue", file=sys.stderr)
@@ -81,14 +84,22 @@ def run_steps(args, flags: list[str]) -> None:
     scribbles = data / SCRIBBLES if drawn else work / "strokes"
     splits = (cfg.train_split, cfg.val_split)
     lists = [find_split(data, "ScribbleOnly", split, {}, list_path=cfg.list_path).list_file for split in splits]
+    if not (cfg.given or frozenset()) & {"numclasses", "classes"}:
+        check = shell.python_command("-m", "tools.check", data, "--dataset", "ScribbleOnly")
+        raise UserError(f"{data / 'classes.txt'}: no such file: name the classes there, one a line, or give "
+                        f"--numclasses, which the check finds: {check}")  # fmt: skip
     folder = scribbles if drawn else masks
     labels = sorted(path for path in folder.rglob("*") if path.suffix.lower() in LABEL_SUFFIXES)
     contents = "".join(f"{path.relative_to(folder).as_posix()} {sha256(path)}\n" for path in labels)
     digest = hashlib.sha256(contents.encode()).hexdigest()
-    if drawn and not any((read_label(path, IGNORE) != IGNORE).any() for path in labels):
+    if drawn and not any(map(labelled_share, labels)):
         raise UserError(f"{scribbles}: no image has a stroke: draw some")
+    if drawn and sum(map(labelled_share, labels[:SAMPLE])) > DENSE * len(labels[:SAMPLE]):
+        raise UserError(f"{scribbles}: more than half of the pixels are labelled: pixels without a stroke must be 255; "
+                        "for dense masks, use train.py --dataset Dense")  # fmt: skip
     settings = {name: value for name, value in config.as_dict(cfg).items() if name not in FREE}
-    settings |= {"data": str(data), "scribbles": digest, "lists": [sha256(path) for path in lists]}
+    files = [*lists, *([Path(cfg.classes)] if Path(cfg.classes).is_file() else [])]
+    settings |= {"data": str(data), "scribbles": digest, "lists": [sha256(path) for path in files]}
     # The recipe leaves given flags alone, also those given with their default value.
     settings |= {"given flags": sorted((cfg.given or frozenset()) & RECIPE_FLAGS)}
     settings |= {"simulate": args.simulate, "pseudo": args.pseudo}
@@ -112,6 +123,10 @@ def run_steps(args, flags: list[str]) -> None:
         train(number, "--dataset", "ScribblePseudo", "--pseudo_path", labels)
     last = work / f"round_{args.rounds}" / "best.pt"
     run("evaluate.py", "--checkpoint", last, "--report", work / "report", *launch)
+
+
+def labelled_share(path: Path) -> float:
+    return float((read_label(path, IGNORE) != IGNORE).mean())
 
 
 def read_flags(flags: list[str], pseudo: list[str], data: Path) -> tuple[list[str], config.Config]:

@@ -35,6 +35,8 @@ def run_and_exit(main: Callable[[], int | None]) -> NoReturn:
     (https://github.com/pytorch/pytorch/pull/179291). torchrun would then report a complete run as failed.
     """
     status = run(main)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback of an exit handler
     if signals.has_joined_group:
         atexit._run_exitfuncs()
         signals.exit_at_once(status)

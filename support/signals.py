@@ -108,5 +108,5 @@ def _listen(reader: socket.socket, request: StopRequest, where: str) -> None:
                 print(f"interrupted{where} for the second time: stopped at once", file=sys.stderr, flush=True)
                 exit_at_once(130)
             interrupted = True
-        request.reason = signal.Signals(received[0]).name + where
+        request.reason = request.reason or signal.Signals(received[0]).name + where
         request.relay(request.reason)

@@ -20,6 +20,7 @@ from tools.convert.__main__ import main as convert
 
 # Codes with a test of their own
 ELSEWHERE = {"split-missing", "label-binary-255", "label-not-listed", "no-split", "palette-differs", "strokes-dense"}
+ELSEWHERE |= {"nothing-labelled"}
 
 
 @pytest.fixture(scope="module")
@@ -219,10 +220,41 @@ def test_strokes_of_other_shares_and_skipped_classes_are_named(tmp_path, capsys)
         put(tmp_path / f"pascal_2012_scribble/{name}.png", stroke)
     main([str(tmp_path), "--dataset", "ScribbleOnly"])
     said = capsys.readouterr().out
-    assert "  share of the strokes / share of the pixels in val: 1 2.0: for information" in said
+    assert "  share of the strokes / share of the pixels in val: class 1 2.0: for information" in said
     assert f"scribble_pipeline.py {tmp_path} log/scribbles --numclasses 3 --layers" in said.splitlines()[-1]
-    assert "  images with a stroke in train / images that show it in val: 2 33% / 100%: draw more of these" in said
+    assert (
+        "  images with a stroke in train / images that show it in val: class 2 33% / 100%: draw more of these" in said
+    )
     main([str(tmp_path), "--dataset", "ScribbleOnly", "--train_path", "SegmentationClass", "--train_split", "val"])
     said = capsys.readouterr().out
     assert "share of the strokes" not in said  # the same labels
     assert "val: 100% of the pixels are labelled" in said
+
+
+def test_strokes_that_are_empty_missing_or_in_colours(tmp_path, capsys):
+    stroke = np.full((40, 40), 255, np.uint8)
+    files = {"JPEGImages/a.jpg": None, "JPEGImages/v.jpg": None, "pascal_2012_scribble/a.png": stroke}
+    for name, values in (files | {"SegmentationClass/v.png": np.eye(40, dtype=np.uint8)}).items():
+        put(tmp_path / "data" / name, values)
+    lists = tmp_path / "data/ImageSets/Segmentation"
+    lists.mkdir(parents=True)
+    (lists / "val.txt").write_text("v\n")
+    words = [str(tmp_path / "data"), "--dataset", "ScribbleOnly", "--workers", "0"]
+    assert main(words) == 2
+    assert "train.txt: no such list" in capsys.readouterr().out
+    (lists / "train.txt").write_text("a\n")
+    assert main(words) == 2
+    said = capsys.readouterr().out
+    assert "nothing-labelled (1)" in said
+    assert "to train:" not in said
+    assert "strokes-dense" not in said
+    colours = np.zeros((40, 40, 3), np.uint8)
+    colours[3, :20], colours[9, :20] = (200, 0, 0), (0, 200, 0)
+    put(tmp_path / "data/pascal_2012_scribble/a.png", colours)
+    assert main(words) == 2
+    command = shlex.split(capsys.readouterr().out.splitlines()[-1].removeprefix("to fix: "))
+    assert convert([*command[command.index("colours") :], "--workers", "0"]) == 1  # v has no stroke
+    fixed = tmp_path / "data_masks/pascal_2012_scribble/a.png"
+    stroke[3, :20], stroke[9, :20] = 1, 0  # in the order of the colours
+    assert (np.array(Image.open(fixed)) == stroke).all()
+    assert "background" not in capsys.readouterr().out

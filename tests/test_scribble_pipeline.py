@@ -86,22 +86,26 @@ def test_the_chain_killed_and_started_again_ends_with_the_same_files(data, tmp_p
     [
         ([], "the following arguments are required: DATA, OUT"),
         (["nowhere", "work"], "nowhere: no such folder"),
-        (["DRAWN", "work", "--rounds", "0"], "--processes: must be at least 1"),
+        (["DRAWN", "work", "--rounds", "0"], "--rounds 0: must be at least 1"),
         (["DRAWN", "work", "--name", "x"], "--name: the chain sets this flag of train.py itself"),
         (["DRAWN", "work", "--pseudo=--output x"], "--pseudo --output: the chain sets this flag of pseudo.py itself"),
         (["DRAWN", "work", "--pseudo=--scales 0"], "--pseudo: --scales"),
         (["DRAWN", "work", "--simulate=--length 0.5"], "has scribbles, so none are simulated: drop this flag"),
         (["DRAWN", "work", "--simulate=--list=x"], "--simulate --list=x: the chain sets this flag of tools.scribbles"),
-        (["DRAWN", "work"], "DRAWN/ImageSets/SegmentationAug/train.txt: no such list"),
-        (["BARE", "work"], "BARE: has neither pascal_2012_scribble, with strokes, nor SegmentationClassAug, with"),
+        (["DRAWN", "work"], "DRAWN/ImageSets/Segmentation/train.txt: no such list"),
+        (["BARE", "work"], "BARE: has neither pascal_2012_scribble, with strokes, nor SegmentationClass, with"),
+        (["UNNAMED", "work"], "UNNAMED/classes.txt: no such file: name the classes there"),
+        (["UNNAMED", "work", "--numclasses", "3"], "pascal_2012_scribble: more than half of the pixels are labelled"),
     ],
 )
 def test_a_user_error_is_one_line(words, expected, tmp_path, monkeypatch):
     (tmp_path / "DRAWN/pascal_2012_scribble").mkdir(parents=True)
-    lists = tmp_path / "BARE/ImageSets/Segmentation"
-    lists.mkdir(parents=True)
-    for split in ("train", "val"):
-        (lists / f"{split}.txt").write_text("a\n")
+    for name in ("BARE", "UNNAMED"):
+        lists = tmp_path / name / "ImageSets/Segmentation"
+        lists.mkdir(parents=True)
+        for split in ("train", "val"):
+            (lists / f"{split}.txt").write_text("a\n")
+    put(tmp_path / "UNNAMED/pascal_2012_scribble/a.png", np.zeros((2, 2), np.uint8))
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError) as error:
         scribble_pipeline.main(words)
@@ -154,7 +158,7 @@ def test_each_step_gets_its_flags_and_a_folder_has_results_of_one_command(data, 
     with pytest.raises(UserError, match=r"other settings \(lists\)"):
         scribble_pipeline.main(words)
     (root / "pascal_2012_scribble").mkdir()
-    put(root / "pascal_2012_scribble/a.bmp", np.zeros((2, 2), np.uint8))
+    put(root / "pascal_2012_scribble/a.bmp", np.array([[0, 255], [255, 255]], np.uint8))
     with pytest.raises(UserError, match=r"other settings \(scribbles, lists\)"):
         scribble_pipeline.main(words)
 
@@ -165,7 +169,7 @@ def test_a_signal_stops_all_processes_of_a_step(data, tmp_path):
     process.terminate()
     assert process.wait(timeout=60) == STOPPED
     said = (tmp_path / "work.txt").read_text()
-    assert said.endswith("stopped; run the same command again to continue\n")
+    assert said.endswith("stopped; to continue, run the command of the whole chain again\n")
     assert "Traceback" not in said
 
 

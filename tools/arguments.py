@@ -39,6 +39,8 @@ class Parser(argparse.ArgumentParser):
         return values
 
     def error(self, message: str) -> NoReturn:
+        if "expected one argument" in message:
+            message += " (a value that begins with '-' is written --flag='-value')"
         raise UserError(f"{message}: to list all flags: {self._help_command()}")
 
     def _help_command(self) -> str:

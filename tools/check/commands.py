@@ -8,6 +8,7 @@ import torch
 from config import Config, as_dict
 from config.recipe import CPU, CUDA, Facts, Recipe
 from data.images.resize import large_images
+from data.layout import SCRIBBLES, first_folder
 from data.plain import IMAGES, MASKS, Place, find_places, find_whole
 from support import shell
 from tools.check.findings import Findings
@@ -63,8 +64,13 @@ def fixing_lines(summary: Summary, findings: Findings) -> list[str]:
     if has_colours and summary.dataset == "Folder":
         commands = _convert_masks(summary)
     elif has_colours:
-        root = Path(summary.root)
-        commands = [["-m", "tools.convert", "colours", root, new_folder(root), *_endings(summary)]]
+        root, paths = Path(summary.root), Paths(**summary.flags)
+        strokes, words = first_folder(root, paths.train_path, SCRIBBLES), [str(root), str(new_folder(root))]
+        files = [file for finding in findings.sorted() if finding.code == "mask-colour" for file in finding.files]
+        if summary.has_strokes and any((root / file).is_relative_to(strokes) for file in files):
+            images = first_folder(root, paths.image_path, "JPEGImages")
+            words = [str(strokes), str(new_folder(root)), "--scribbles", "--images", str(images)]
+        commands = [["-m", "tools.convert", "colours", *words, *_endings(summary)]]
     elif "label-binary-255" in codes:
         commands = [[*again, "--label_map", "binary", *([] if summary.class_file else ["--numclasses", 2])]]
     elif "no-split" in codes:

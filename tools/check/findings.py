@@ -35,18 +35,19 @@ ERRORS = {
         "use a --label_map FILE that lists it; '* 255' ignores the rest",
     ),
     "label-binary-255": ("labels are only 0 and 255 (ignored): only class 0 is learnt", "use --label_map binary"),
+    "nothing-labelled": ("all labels of a split are ignored everywhere (255)", "label something in it"),
     "duplicate-across-splits": ("two splits share a picture", "keep it in one, or scores are those of training images"),
 }
 WARNINGS = {
     "class-absent": ("a class is in no label", "check that classes count from 0 without gaps, and --numclasses"),
-    "class-only-in-val": ("val has a class that no training label has", "move images with it to train to learn it"),
+    "class-only-in-val": ("val has a class that no training label has", "label it in training images, to learn it"),
     "label-without-image": (
         "a label has no image, so training does not use it",
         "add the image as .jpg, .png, .bmp, .tif or .webp, or remove the label",
     ),
     "strokes-dense": (
-        "more than half of the pixels of the strokes are labelled: these are probably dense masks",
-        "move dense masks to SegmentationClass and use --dataset Dense, or name the strokes' folder by --train_path",
+        "more than half of the pixels of the strokes are labelled",
+        "pixels without a stroke must be 255; dense masks belong into SegmentationClass, for --dataset Dense",
     ),
     "label-empty": ("a label is ignored everywhere (255)", "label something in it, or remove it from the split"),
 }

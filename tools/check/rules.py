@@ -106,18 +106,22 @@ def infer_num_classes(facts: list[Facts]) -> int:
 
 
 def check_classes(summary: Summary, findings: Findings) -> None:
-    """Add findings about classes without a pixel in any label, classes that only val has, and dense strokes."""
+    """Add findings about splits and classes without a labelled pixel, classes that only val has, and dense strokes."""
+    for split, ignored in summary.ignored.items():
+        if ignored == 1:
+            findings.add("nothing-labelled", split)
     if not any(any(row.pixels.values()) for row in summary.classes):
         return  # no label could be read: other findings say why
     train, val = summary.splits
+    has_labels = any(row.pixels.get(train) for row in summary.classes)
     for row in summary.classes:
         label = f"class {row.number}" + (f" ({row.name})" if row.name != str(row.number) else "")
         if not any(row.pixels.values()):
             findings.add("class-absent", label)
-        elif row.pixels.get(val) and row.pixels.get(train) == 0:
+        elif row.pixels.get(val) and row.pixels.get(train) == 0 and has_labels:
             findings.add("class-only-in-val", label, f"in {row.images[val]} image(s)")
     labelled = 1 - summary.ignored.get(train, 1)
-    if summary.has_strokes and labelled > DENSE:
+    if summary.has_strokes and has_labels and labelled > DENSE:
         findings.add("strokes-dense", train, f"{labelled:.0%} of the pixels are labelled")
 
 

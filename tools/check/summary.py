@@ -89,9 +89,8 @@ def report_lines(summary: Summary, findings: Findings) -> list[str]:
     lines += [f"  read with {' '.join(read)}"] if read else []
     for split, count in summary.images.items():
         labels = ", ".join(f"{kind} {files}" for kind, files in summary.labels[split].items()) or "none"
-        lines.append(
-            f"  {split}: {count} images; labels: {labels}; {summary.ignored[split]:.1%} of their pixels ignored"
-        )
+        ignored = f"; {summary.ignored[split]:.1%} of their pixels ignored" if summary.labels[split] else ""
+        lines.append(f"  {split}: {count} images; labels: {labels}{ignored}")
     sizes = ", ".join(f"{size} ({count})" for size, count in list(summary.sizes.items())[:NUM_SIZES]) or "none"
     more = len(summary.sizes) - NUM_SIZES
     lines.append(f"  sizes: {sizes}" + (f", and {more} more" if more > 0 else ""))
@@ -123,14 +122,15 @@ def _class_table(summary: Summary) -> list[str]:
 def _stroke_lines(summary: Summary) -> list[str]:
     """Return lines on classes whose shares in strokes and masks differ by a factor of 2, or that are often skipped."""
     train, val = summary.splits
-    if not summary.has_strokes or not summary.images.get(val):
+    if not (summary.has_strokes and summary.images.get(train) and summary.images.get(val)):
         return []
     totals, ratios, skipped = [sum(row.pixels[split] for row in summary.classes) for split in (train, val)], [], []
     for row in summary.classes:
         drawn, shown = (row.images[split] / summary.images[split] for split in (train, val))
         ratio = row.pixels[train] * totals[1] / max(row.pixels[val] * totals[0], 1)
-        ratios += [f"{row.name} {ratio:.1f}"] if drawn and shown and not 0.5 < ratio < 2 else []
-        skipped += [f"{row.name} {drawn:.0%} / {shown:.0%}"] if 0 < drawn < shown / 2 else []
+        name = f"class {row.name}" if row.name == str(row.number) else row.name
+        ratios += [f"{name} {ratio:.1f}"] if drawn and shown and not 0.5 < ratio < 2 else []
+        skipped += [f"{name} {drawn:.0%} / {shown:.0%}"] if 0 < drawn < shown / 2 else []
     lines = [(f"share of the strokes / share of the pixels in {val}", ratios, "for information")]
     lines += [(f"images with a stroke in {train} / images that show it in {val}", skipped, "draw more of these")]
     return [f"  {what}: {', '.join(named)}: {do}" for what, named, do in lines if named]

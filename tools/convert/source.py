@@ -156,7 +156,8 @@ def number_classes(source: Source, known: Classes | None, unlabelled: str, chose
         for number, name in enumerate(names):
             colours[number] = source.colours.get(name, colours[number])
     if not 2 <= len(names) <= 255:
-        raise UserError(f"{len(names)} class(es) ({', '.join(names[:5]) or 'none'}): there must be 2 to 255")
+        found = f"{len(names)} class(es) ({', '.join(names[:5]) or 'none'})"
+        raise UserError(f"the labels have {found}, but a model needs 2 to 255: label more, such as the background")
     numbers = {name: number for number, name in enumerate(names)} | {IGNORED: IGNORE}
     numbers |= {name: numbers[clean] for name, clean in cleaned.items() if clean in numbers}
     if not source.unlabelled or unlabelled == "ignore":
@@ -164,7 +165,7 @@ def number_classes(source: Source, known: Classes | None, unlabelled: str, chose
     background = [name for name in names if name.lower() in BACKGROUND]
     if not background:
         raise UserError(
-            f"--classes {chosen}: no class is named background, but pixels without a label need one: add a line "
-            "'background' to a copy of the file, or ignore these pixels with --unlabelled ignore"
+            f"--classes {chosen}: no class is named background, but pixels without a label need one: ignore them with "
+            "--unlabelled ignore; or add a line 'background' to a copy of the file, and convert all labels with it"
         )
     return Numbering(names, colours, numbers, numbers[background[0]])

@@ -51,7 +51,7 @@ def read(source: Path, options: Options) -> Source:
             "classes with --classes FILE (a line 'name #RRGGBB' for each); others are then ignored"
         )
     result.unlabelled = BLACK in colours
-    if result.unlabelled and not options.unlabelled:
+    if result.unlabelled and options.unlabelled == "background":
         remedy = "if it means unlabelled, convert to a new folder with --unlabelled ignore"
         result.notes.append(f"black became the class background: {remedy}")
     colours = [colour for colour in colours if colour != BLACK]
