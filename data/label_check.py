@@ -28,7 +28,7 @@ def check_sample(
     map_: Callable[..., Iterable] = map,
     label_map: LabelMap | None = None,
 ) -> None:
-    """Read sampled labels; log a warning if all training labels are 0 or 255.
+    """Read sampled labels; log a warning if all training labels are 0 or 255, or use less than half of the classes.
 
     train, val: {map: path} of each image. num_classes: the value of --numclasses. command: the command of the data
     check, quoted in messages.
@@ -44,8 +44,13 @@ def check_sample(
 
     if values(_spread(val)) == {IGNORE} and values(val) == {IGNORE}:
         raise UserError(f"all validation masks are {IGNORE} (ignored), so there is nothing to score: label some pixels")
+    sample = values(_spread(train))
     # The sample may miss a rare class, so read all labels before complaining.
-    if values(_spread(train)) != {0, IGNORE} or values(train) != {0, IGNORE}:
+    if sample != {0, IGNORE} or values(train) != {0, IGNORE}:
+        highest = max(sample - {IGNORE}, default=0)
+        if 2 * (highest + 1) < num_classes:
+            found = f"the labels of {min(SAMPLE, len(train))} images have no class above {highest}"
+            log.warning(f"{found}, but --numclasses is {num_classes}; to count the classes: {command}")
         return
     problem = "the training labels hold only 0 and 255; 255 is ignored, so the model can learn class 0 only"
     if num_classes == 2:

@@ -76,6 +76,14 @@ def test_a_rare_class_that_the_sample_lacks_is_no_fault(tmp_path, warnings):
     assert warnings(draw(tmp_path, masks), [], 2) == []
 
 
+def test_a_number_of_classes_that_labels_do_not_need_is_told(tmp_path, warnings):
+    files = draw(tmp_path, [stripes(0, 1, 2, 255)])
+    assert warnings(files, [], 6) == []
+    assert warnings(files, [], 7) == [
+        "the labels of 1 images have no class above 2, but --numclasses is 7; to count the classes: the command"
+    ]
+
+
 def test_validation_masks_without_a_labelled_pixel_are_refused(tmp_path, warnings):
     (tmp_path / "val").mkdir()
     train, val = draw(tmp_path, [stripes(0, 1)]), draw(tmp_path / "val", [stripes(255)] * (2 * SAMPLE))
