@@ -85,13 +85,15 @@ def get_train_loader(cfg: Config, group: Group) -> TrainLoader:
 def get_eval_loader(cfg: Config, split: str, group: Group) -> EvalLoader:
     """Return a DataLoader over this process's share of the images and dense masks of a split. Collective.
 
-    Raises UserError if files are missing, or if the list has a name twice.
+    Raises UserError if files are missing, or if a list other than the training list has a name twice.
     """
     label_map, files = read_label_map(cfg.label_map, cfg.numclasses), find_masks(cfg, split)
     dataset = SegmentationDataset(files, cfg.numclasses, label_map=label_map)
     name, number = Counter(dataset.names).most_common(1)[0]
-    if number > 1:
-        raise UserError(f"{files.list_file}: lists {name} {number} times, which would weigh it more: remove the others")
+    if number > 1 and split != cfg.train_split:
+        raise UserError(
+            f"{files.list_file}: lists {name} {number} times, so it would count more: keep one of its lines"
+        )
     # Ranks that list different files are found later, by distributed.checks.check_setup.
     sizes = [size or (0, 0) for size in group.map(dataset.image_size, range(len(dataset)))]
     batch_size = 1 if cfg.window else cfg.val_batchsize  # the windows of one image fill a forward pass

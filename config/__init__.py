@@ -30,7 +30,7 @@ def parse(argv: list[str] | None = None) -> Config:
         if saved and saved.is_file():
             config_file = ConfigFile(saved, "")
             notes.append(f"no --config: using {saved} of the run to resume")
-        elif Path(resume).is_file():  # the demo's flags would be wrong
+        elif saved and Path(resume).is_file():  # the demo's flags would be wrong
             raise UserError(f"--resume {resume}: no config.yaml beside it: add the run's --config FILE")
         else:
             config_file = ConfigFile(DEMO_CONFIG, "")

@@ -28,13 +28,13 @@ def check_sample(
     map_: Callable[..., Iterable] = map,
     label_map: LabelMap | None = None,
 ) -> None:
-    """Read sampled labels; log a warning if all training labels are 0 or 255, or use less than half of the classes.
+    """Read a sample of the labels, or all of them if the sample is odd; log a warning if classes seem to be missing.
 
     train, val: {map: path} of each image. num_classes: the value of --numclasses. command: the command of the data
     check, quoted in messages.
     map_: like map(); may share the work between processes. label_map: applied to the files' values. Raises UserError if
-    a label is invalid, if no validation label has a class, or if num_classes is 2 and all training labels are only 0
-    and 255.
+    a label is invalid, if no training or no validation label has a class, or if num_classes is 2 and all training
+    labels are only 0 and 255.
     """
 
     def values(images: Files) -> set[int]:
@@ -44,20 +44,22 @@ def check_sample(
 
     if values(_spread(val)) == {IGNORE} and values(val) == {IGNORE}:
         raise UserError(f"all validation masks are {IGNORE} (ignored), so there is nothing to score: label some pixels")
-    sample = values(_spread(train))
-    # The sample may miss a rare class, so read all labels before complaining.
-    if sample != {0, IGNORE} or values(train) != {0, IGNORE}:
-        highest = max(sample - {IGNORE}, default=0)
-        if 2 * (highest + 1) < num_classes:
-            found = f"the labels of {min(SAMPLE, len(train))} images have no class above {highest}"
-            log.warning(f"{found}, but --numclasses is {num_classes}; to count the classes: {command}")
-        return
-    problem = "the training labels hold only 0 and 255; 255 is ignored, so the model can learn class 0 only"
-    if num_classes == 2:
-        raise UserError(f"{problem}: use --label_map binary, then check the labels: {command}")
-    log.warning(
-        f"{problem}; if 255 is a class, map it to a class number with --label_map, then check the labels: {command}"
-    )
+    found = values(_spread(train))
+    if 2 * (max(found - {IGNORE}, default=0) + 1) <= num_classes:  # the sample may miss a rare class
+        found = values(train)
+    if found == {IGNORE}:
+        raise UserError(f"all training labels are {IGNORE} (ignored), so there is nothing to learn: label some pixels")
+    highest = max(found - {IGNORE}, default=0)
+    if found == {0, IGNORE}:
+        problem = "the training labels hold only 0 and 255; 255 is ignored, so the model can learn class 0 only"
+        if num_classes == 2:
+            raise UserError(f"{problem}: use --label_map binary, then check the labels: {command}")
+        log.warning(
+            f"{problem}; if 255 is a class, map it to a class number with --label_map, then check the labels: {command}"
+        )
+    elif 2 * (highest + 1) < num_classes:
+        problem = f"the training labels have no class above {highest}, but --numclasses is {num_classes}"
+        log.warning(f"{problem}; to count the classes: {command}")
 
 
 def _spread(images: Files) -> Files:

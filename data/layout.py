@@ -174,7 +174,9 @@ def pair_files(split: Split) -> tuple[list[str], list[dict[str, Path]]]:
     """
     for kind, folder in split.folders.items():
         if not folder.is_dir():
-            raise UserError(f"{folder}: no such folder for the {kind} files: docs/your_data.md shows where they belong")
+            raise UserError(
+                f"{folder}: no such folder for the {kind} files: --image_path, --train_path or --val_path names another"
+            )
     names, paired = [], []
     for name, found in match_files(split):
         for kind, files in found.items():

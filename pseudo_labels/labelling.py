@@ -70,8 +70,8 @@ def make_label(item: Stroked, probs: Tensor, background: int | None) -> np.ndarr
     """Return the pseudo-label of an image, (H, W) uint8, by a walk from its strokes and a model's prediction.
 
     The walk ends at classes with a stroke and at the background, or, without any stroke, at all classes. Strokes may
-    skip an object, so the probabilities of the walk are multiplied by that of all these classes together: a pixel is
-    255 if none is then above walker.SURE. A pixel on a stroke keeps the stroke's class.
+    skip an object, so the probabilities of the walk are multiplied by the model's total probability of these classes:
+    a pixel is 255 if none is then above walker.SURE. A pixel on a stroke keeps the stroke's class.
     probs: result of predict() for the image, (C, h, w), in CPU memory.
     """
     # The lower limit prevents 0 / 0 where all classes with a stroke have probability 0.

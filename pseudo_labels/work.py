@@ -1,10 +1,11 @@
 """Label the images of pseudo.py, on all ranks."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -44,11 +45,12 @@ class Work:
 
     def check_strokes(self) -> None:
         """Raise UserError if no image has a stroke."""
-        data = self.dataset
-        labels = (read_label(files["label"], data.num_classes) for files in data.files)
-        found = self.group.on_main(lambda: any((label != IGNORE).any() for label in labels), "looking for a stroke")
-        if not self.group.broadcast(found):
-            raise UserError(f"{data.folders['label']}: no image has a stroke: draw some, or set --train_path")
+
+        def has_stroke(index: int) -> bool:
+            return bool((read_label(self.dataset.files[index]["label"], self.dataset.num_classes) != IGNORE).any())
+
+        if not self._map(has_stroke, "strokes").any():
+            raise UserError(f"{self.dataset.folders['label']}: no image has a stroke: draw some, or set --train_path")
 
     def label(self) -> None:
         """Write the labels that are missing."""
@@ -83,17 +85,19 @@ class Work:
     def labelled(self) -> float:
         """Return the share of all pixels that are labelled."""
 
-        def count(index: int) -> np.ndarray | None:
-            if self.group.stop:
-                return None
+        def count(index: int) -> np.ndarray:
             label = read_label(self.folder.label_path(self.dataset.names[index]), self.dataset.num_classes)
             return np.array([(label != IGNORE).sum(), label.size])
 
-        bar = partial(self._bar, "counting", math.ceil(len(self.dataset) / self.group.world_size))
-        counts = self.group.map(count, range(len(self.dataset)), bar)
-        self.group.raise_if_stopped()
-        labelled, pixels = np.array(counts).sum(0)
+        labelled, pixels = self._map(count, "counting").sum(0)
         return float(labelled / pixels)
+
+    def _map(self, work: Callable[[int], Any], title: str) -> np.ndarray:
+        """Return work(index) of each image, as rows, on every rank, with a progress bar. May raise Stopped."""
+        bar = partial(self._bar, title, math.ceil(len(self.dataset) / self.group.world_size))
+        results = self.group.map(lambda index: None if self.group.stop else work(index), range(len(self.dataset)), bar)
+        self.group.raise_if_stopped()
+        return np.array(results)
 
     def _bar(self, title: str, total: int, items: Iterable | None = None):
         return progress_bar(items, total=total, title=title, unit="image", enabled=self.group.is_main)

@@ -27,7 +27,7 @@ from config.shared import DataFlags, LaunchFlags
 from data.classes import read_classes
 from data.images import read_label
 from data.label_check import SAMPLE
-from data.layout import LABEL_SUFFIXES, MASKS, SCRIBBLES, find_split, first_folder
+from data.layout import MASKS, SCRIBBLES, find_split, first_folder, pair_files
 from support import program, shell
 from support.errors import STOPPED, UserError
 from support.files import sha256
@@ -43,6 +43,7 @@ OWN_PSEUDO = ("checkpoint", "output", "json", "overwrite", "split", "train_path"
 # Flags that do not change results, and may differ when the chain is started again.
 FREE = (*OWN, *(item.name for item in dataclasses.fields(LaunchFlags)))
 PSEUDO_FLAGS = "--scales 1 1.5 --flip"
+PATHS = ("list_path", "image_path", "image_suffix", "label_suffix")
 PASSED_ON = ("device", "workers", "log_level")  # flags of train.py that pseudo.py and evaluate.py get, too
 
 
@@ -81,27 +82,26 @@ def run_steps(args, flags: list[str]) -> None:
     if not drawn and not masks.is_dir():
         raise UserError(f"{data}: has neither {SCRIBBLES}, with strokes, nor {masks.name}, with dense masks to draw "
                         "strokes from: docs/scribbles.md describes the folders")  # fmt: skip
-    scribbles = data / SCRIBBLES if drawn else work / "strokes"
-    splits = (cfg.train_split, cfg.val_split)
-    lists = [find_split(data, "ScribbleOnly", split, {}, list_path=cfg.list_path).list_file for split in splits]
-    if not (cfg.given or frozenset()) & {"numclasses", "classes"}:
-        check = shell.python_command("-m", "tools.check", data, "--dataset", "ScribbleOnly")
+    scribbles, folder = (data / SCRIBBLES, data / SCRIBBLES) if drawn else (work / "strokes", masks)
+    given, paths = cfg.given or frozenset(), {name: getattr(cfg, name) for name in PATHS}
+    splits = [
+        find_split(data, "Dense", split, {"label": str(folder)}, **paths) for split in (cfg.train_split, cfg.val_split)
+    ]
+    if not given & {"numclasses", "classes"}:
+        check = shell.python_command("-m", "tools.check", data, "--dataset", "ScribbleOnly" if drawn else "Dense")
         raise UserError(f"{data / 'classes.txt'}: no such file: name the classes there, one a line, or give "
-                        f"--numclasses, which the check finds: {check}")  # fmt: skip
-    folder = scribbles if drawn else masks
-    labels = sorted(path for path in folder.rglob("*") if path.suffix.lower() in LABEL_SUFFIXES)
+                        f"--numclasses; to count the classes: {check}")  # fmt: skip
+    labels = sorted({files["label"] for files in pair_files(splits[0])[1]})
+    if drawn:
+        check_strokes(scribbles, labels)
     contents = "".join(f"{path.relative_to(folder).as_posix()} {sha256(path)}\n" for path in labels)
     digest = hashlib.sha256(contents.encode()).hexdigest()
-    if drawn and not any(map(labelled_share, labels)):
-        raise UserError(f"{scribbles}: no image has a stroke: draw some")
-    if drawn and sum(map(labelled_share, labels[:SAMPLE])) > DENSE * len(labels[:SAMPLE]):
-        raise UserError(f"{scribbles}: more than half of the pixels are labelled: pixels without a stroke must be 255; "
-                        "for dense masks, use train.py --dataset Dense")  # fmt: skip
     settings = {name: value for name, value in config.as_dict(cfg).items() if name not in FREE}
-    files = [*lists, *([Path(cfg.classes)] if Path(cfg.classes).is_file() else [])]
-    settings |= {"data": str(data), "scribbles": digest, "lists": [sha256(path) for path in files]}
+    settings |= {"data": str(data), "scribbles": digest}
+    settings |= {"lists": [sha256(split.list_file) for split in splits if split.list_file]}
+    settings |= {"class names": sha256(Path(cfg.classes)) if Path(cfg.classes).is_file() else cfg.classes}
     # The recipe leaves given flags alone, also those given with their default value.
-    settings |= {"given flags": sorted((cfg.given or frozenset()) & RECIPE_FLAGS)}
+    settings |= {"given flags": sorted(given & RECIPE_FLAGS)}
     settings |= {"simulate": args.simulate, "pseudo": args.pseudo}
     # train.py would keep models of other labels or flags, and their scores.
     claim(work / "chain.json", settings, ["round_*/*.pt"], "scripts/scribble_pipeline.sh", overwrite=None)
@@ -113,7 +113,7 @@ def run_steps(args, flags: list[str]) -> None:
         run("train.py", *flags, *own, "--resume", "auto", *more, num_processes=args.processes)
 
     if not drawn:
-        own = ["--list", lists[0], "--background", cfg.background]
+        own = ["--list", splits[0].list_file, "--background", cfg.background]
         run("tools/scribbles/__main__.py", "simulate", masks, scribbles, *own, *args.simulate)
     train(0, "--dataset", "ScribbleOnly")
     for number in range(1, args.rounds + 1):
@@ -125,8 +125,18 @@ def run_steps(args, flags: list[str]) -> None:
     run("evaluate.py", "--checkpoint", last, "--report", work / "report", *launch)
 
 
-def labelled_share(path: Path) -> float:
-    return float((read_label(path, IGNORE) != IGNORE).mean())
+def check_strokes(folder: Path, labels: list[Path]) -> None:
+    """Raise UserError if no label of a folder has a stroke. Print a warning if the first ones are mostly labelled."""
+
+    def labelled_share(path: Path) -> float:
+        return float((read_label(path, IGNORE) != IGNORE).mean())
+
+    shares = [labelled_share(path) for path in labels[:SAMPLE]]
+    if not any(shares) and not any(map(labelled_share, labels)):
+        raise UserError(f"{folder}: no image has a stroke: draw some")
+    if sum(shares) > DENSE * len(shares):
+        print(f"warning: {folder}: in the first {len(shares)} images, more than half of the pixels are labelled: a pixel "
+              "without a stroke must be 255", file=sys.stderr)  # fmt: skip
 
 
 def read_flags(flags: list[str], pseudo: list[str], data: Path) -> tuple[list[str], config.Config]:

@@ -34,9 +34,10 @@ def run_and_exit(main: Callable[[], int | None]) -> NoReturn:
     destroy_process_group(), and a thread that frees a tensor during the finalization aborts the process
     (https://github.com/pytorch/pytorch/pull/179291). torchrun would then report a complete run as failed.
     """
+    atexit.register(signals.kill_workers)
     status = run(main)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback of an exit handler
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # else Ctrl-C in an exit handler prints a traceback
     if signals.has_joined_group:
         atexit._run_exitfuncs()
         signals.exit_at_once(status)

@@ -1,8 +1,7 @@
 """Handle signals that ask a run to stop: note them at once, and act on them between two optimizer steps."""
 
-import atexit
 import contextlib
-import multiprocessing.util  # its exit handler waits for workers, so it must be registered before ours, to run after it
+import multiprocessing.util  # its exit handler waits for workers; registered before kill_workers(), it runs after it
 import os
 import signal
 import socket
@@ -19,7 +18,7 @@ has_joined_group = False  # whether this process is or was in a process group: s
 
 
 class StopRequest:
-    """A request to stop the run; true once a signal has come. `reason` is "" until then, later the signal's name.
+    """A request to stop the run; true once a signal has come. `reason` is "" until then, later the first one's name.
 
     A signal to this process also calls relay(reason).
     """
@@ -71,7 +70,6 @@ def stop_request(where: str = "") -> Iterator[StopRequest]:
     the request stays empty.
     """
     request = StopRequest()
-    atexit.register(kill_workers)
     if threading.current_thread() is not threading.main_thread():
         yield request
         return

@@ -168,7 +168,9 @@ def test_weights_that_do_not_fit_are_one_line(tmp_path, monkeypatch):
 
 def test_without_timm_the_flag_says_how_to_get_it(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "timm", None)
-    with pytest.raises(UserError, match=r"needs packages that are missing .*pip install -e '\S*\[timm\]'$"):
+    with pytest.raises(
+        UserError, match=r"--backbone timm:NAME needs packages that are missing .*pip install -e '\S*\[timm\]'$"
+    ):
         TimmBackbone("a network that no test built before")
 
 

@@ -79,9 +79,11 @@ def test_a_rare_class_that_the_sample_lacks_is_no_fault(tmp_path, warnings):
 def test_a_number_of_classes_that_labels_do_not_need_is_told(tmp_path, warnings):
     files = draw(tmp_path, [stripes(0, 1, 2, 255)])
     assert warnings(files, [], 6) == []
-    assert warnings(files, [], 7) == [
-        "the labels of 1 images have no class above 2, but --numclasses is 7; to count the classes: the command"
-    ]
+    problem = "the training labels have no class above 2, but --numclasses is 7; to count the classes: the command"
+    assert warnings(files, [], 7) == [problem]
+    masks = [stripes(0, 255)] * (2 * SAMPLE)
+    masks[1] = stripes(0, 1)  # the sample has numbers 0, 2, 4 ...
+    assert warnings(draw(tmp_path, masks), [], 4) == []
 
 
 def test_validation_masks_without_a_labelled_pixel_are_refused(tmp_path, warnings):
@@ -89,6 +91,8 @@ def test_validation_masks_without_a_labelled_pixel_are_refused(tmp_path, warning
     train, val = draw(tmp_path, [stripes(0, 1)]), draw(tmp_path / "val", [stripes(255)] * (2 * SAMPLE))
     with pytest.raises(UserError, match="all validation masks are 255"):
         warnings(train, val, 2)
+    with pytest.raises(UserError, match="all training labels are 255"):
+        warnings(val, train, 2)
     val[1] = train[0]  # the sample has numbers 0, 2, 4 ...
     assert warnings(train, val, 2) == []
 

@@ -95,7 +95,7 @@ def test_the_chain_killed_and_started_again_ends_with_the_same_files(data, tmp_p
         (["DRAWN", "work"], "DRAWN/ImageSets/Segmentation/train.txt: no such list"),
         (["BARE", "work"], "BARE: has neither pascal_2012_scribble, with strokes, nor SegmentationClass, with"),
         (["UNNAMED", "work"], "UNNAMED/classes.txt: no such file: name the classes there"),
-        (["UNNAMED", "work", "--numclasses", "3"], "pascal_2012_scribble: more than half of the pixels are labelled"),
+        (["UNNAMED", "work", "--numclasses", "3"], "pascal_2012_scribble: no image has a stroke: draw some"),
     ],
 )
 def test_a_user_error_is_one_line(words, expected, tmp_path, monkeypatch):
@@ -105,7 +105,8 @@ def test_a_user_error_is_one_line(words, expected, tmp_path, monkeypatch):
         lists.mkdir(parents=True)
         for split in ("train", "val"):
             (lists / f"{split}.txt").write_text("a\n")
-    put(tmp_path / "UNNAMED/pascal_2012_scribble/a.png", np.zeros((2, 2), np.uint8))
+    put(tmp_path / "UNNAMED/JPEGImages/a.jpg")
+    put(tmp_path / "UNNAMED/pascal_2012_scribble/a.png", np.full((2, 2), 255, np.uint8))
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError) as error:
         scribble_pipeline.main(words)
@@ -129,7 +130,7 @@ def test_a_step_that_a_signal_ended_is_told(data, tmp_path, monkeypatch, capsys)
     assert "the last command was ended by signal 9 " in capsys.readouterr().err
 
 
-def test_each_step_gets_its_flags_and_a_folder_has_results_of_one_command(data, tmp_path, monkeypatch):
+def test_each_step_gets_its_flags_and_a_folder_has_results_of_one_command(data, tmp_path, monkeypatch, capsys):
     commands: list[list[str]] = []
     monkeypatch.setattr(scribble_pipeline, "run", lambda *words, **_: commands.append(list(map(str, words))))
     work, root = tmp_path / "work", shutil.copytree(data, tmp_path / "data")
@@ -153,14 +154,21 @@ def test_each_step_gets_its_flags_and_a_folder_has_results_of_one_command(data, 
     for more, named in changes.items():
         with pytest.raises(UserError, match=rf"work: has results made with other settings \({named}\), see .*chain"):
             scribble_pipeline.main([*words, *more.split()])
-    with (root / "my_lists/few.txt").open("a") as names:
-        names.write("another\n")
+    file, listed = root / "classes.txt", (root / "my_lists/few.txt").read_text()
+    original, names = file.read_text(), listed.split()
+    file.write_text(original.replace("square", "box"))
+    with pytest.raises(UserError, match=r"other settings \(class names\)"):
+        scribble_pipeline.main(words)
+    file.write_text(original)
+    (root / "my_lists/few.txt").write_text(f"{listed}\n{names[0]}")
     with pytest.raises(UserError, match=r"other settings \(lists\)"):
         scribble_pipeline.main(words)
-    (root / "pascal_2012_scribble").mkdir()
-    put(root / "pascal_2012_scribble/a.bmp", np.array([[0, 255], [255, 255]], np.uint8))
-    with pytest.raises(UserError, match=r"other settings \(scribbles, lists\)"):
+    (root / "my_lists/few.txt").write_text(listed)
+    for name in names:
+        put(root / f"pascal_2012_scribble/{name}.bmp", np.zeros((2, 2), np.uint8))
+    with pytest.raises(UserError, match=r"other settings \(scribbles\)"):
         scribble_pipeline.main(words)
+    assert "more than half of the pixels are labelled" in capsys.readouterr().err
 
 
 def test_a_signal_stops_all_processes_of_a_step(data, tmp_path):

@@ -34,10 +34,12 @@ class FoldedConv(nn.Module):
         super().__init__()
         self.channels, self.kernel_size = conv.out_channels, conv.kernel_size  # DaViT pads by kernel_size
         self.stride, self.padding, self.dilation, self.groups = conv.stride, conv.padding, conv.dilation, conv.groups
-        weight, bias = conv.weight.detach(), conv.bias if conv.bias is None else conv.bias.detach()
-        if norm is not None:
+        if norm is None:
+            weight, bias = conv.weight.detach().clone(), None if conv.bias is None else conv.bias.detach().clone()
+        else:
             statistics = norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias
-            weight, bias = (value.detach() for value in fuse_conv_bn_weights(weight, bias, *statistics))  # type: ignore[arg-type]
+            fused = fuse_conv_bn_weights(conv.weight, conv.bias, *statistics)  # type: ignore[arg-type]
+            weight, bias = (value.detach() for value in fused)
         if dtype is not None and weight.dtype == torch.float32:
             weight, bias = weight.to(dtype), bias if bias is None else bias.to(dtype)
         dense = conv.groups == 1 and conv.kernel_size != (1, 1)
@@ -45,8 +47,8 @@ class FoldedConv(nn.Module):
         if extra:
             weight = F.pad(weight, (0, 0, 0, 0, 0, 0, 0, extra))
             bias = bias if bias is None else F.pad(bias, (0, extra))
-        self.register_buffer("weight", weight.clone(memory_format=torch.channels_last))
-        self.register_buffer("bias", bias if bias is None else bias.clone())
+        self.register_buffer("weight", weight.contiguous(memory_format=torch.channels_last))
+        self.register_buffer("bias", bias)
 
     def forward(self, x: Tensor) -> Tensor:
         dilation = for_onednn(x, self.weight, self.dilation)

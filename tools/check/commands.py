@@ -64,13 +64,7 @@ def fixing_lines(summary: Summary, findings: Findings) -> list[str]:
     if has_colours and summary.dataset == "Folder":
         commands = _convert_masks(summary)
     elif has_colours:
-        root, paths = Path(summary.root), Paths(**summary.flags)
-        strokes, words = first_folder(root, paths.train_path, SCRIBBLES), [str(root), str(new_folder(root))]
-        files = [file for finding in findings.sorted() if finding.code == "mask-colour" for file in finding.files]
-        if summary.has_strokes and any((root / file).is_relative_to(strokes) for file in files):
-            images = first_folder(root, paths.image_path, "JPEGImages")
-            words = [str(strokes), str(new_folder(root)), "--scribbles", "--images", str(images)]
-        commands = [["-m", "tools.convert", "colours", *words, *_endings(summary)]]
+        commands = [_convert_strokes(summary, findings) or _convert_listed_masks(summary)]
     elif "label-binary-255" in codes:
         commands = [[*again, "--label_map", "binary", *([] if summary.class_file else ["--numclasses", 2])]]
     elif "no-split" in codes:
@@ -102,6 +96,23 @@ def _split(summary: Summary) -> list[object]:
 def _endings(summary: Summary, *more: str) -> list[object]:
     names = ("image_suffix", "label_suffix", *more)
     return _words({name: summary.flags[name] for name in names if name in summary.flags})
+
+
+def _convert_listed_masks(summary: Summary) -> list[object]:
+    root = Path(summary.root)
+    return ["-m", "tools.convert", "colours", root, new_folder(root), *_endings(summary)]
+
+
+def _convert_strokes(summary: Summary, findings: Findings) -> list[object]:
+    """Return the words of the command that converts strokes in colours; [] if only masks have colours."""
+    root, paths = Path(summary.root), Paths(**summary.flags)
+    strokes = first_folder(root, paths.train_path, SCRIBBLES)
+    files = [root / file for finding in findings.sorted() if finding.code == "mask-colour" for file in finding.files]
+    if not (summary.has_strokes and any(file.is_relative_to(strokes) for file in files)):
+        return []
+    classes = ["--classes", summary.class_file] if summary.class_file else []
+    folders = [strokes, new_folder(root), "--scribbles", "--images", first_folder(root, paths.image_path, "JPEGImages")]
+    return ["-m", "tools.convert", "colours", *folders, *classes, *_endings(summary)]
 
 
 def _convert_masks(summary: Summary) -> list[list[object]]:

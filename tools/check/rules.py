@@ -107,8 +107,8 @@ def infer_num_classes(facts: list[Facts]) -> int:
 
 def check_classes(summary: Summary, findings: Findings) -> None:
     """Add findings about splits and classes without a labelled pixel, classes that only val has, and dense strokes."""
-    for split, ignored in summary.ignored.items():
-        if ignored == 1:
+    for split in summary.splits:
+        if summary.ignored.get(split) == 1:
             findings.add("nothing-labelled", split)
     if not any(any(row.pixels.values()) for row in summary.classes):
         return  # no label could be read: other findings say why

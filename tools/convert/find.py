@@ -1,7 +1,5 @@
 """Find which kinds of labels a folder holds."""
 
-import contextlib
-import mmap
 import re
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from tools.convert.reading import read_json, read_xml
 
 MAX_FILES, MAX_TEXTS = 2000, 200  # files to look into
 MAX_MASKS = 8
+HEAD = 65536  # bytes of a text file that are read
 
 # (kind, suffix of its files, patterns that they have), the more special ones first.
 PATTERNS = (
@@ -102,13 +101,13 @@ def _files(source: Path) -> list[Path]:
 
 
 def _kind_of(path: Path) -> str:
-    """Return the kind of the labels in a file; "" if they are of none, or the file is empty or cannot be read."""
-    with (
-        contextlib.suppress(OSError, ValueError),  # ValueError: an empty file has no map
-        path.open("rb") as file,
-        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text,
-    ):
-        for kind, suffix, patterns in PATTERNS:
-            if path.suffix.lower() == suffix and all(re.search(word, text, re.MULTILINE) for word in patterns):
-                return kind
+    """Return the kind of the labels in a file; "" if they are of none, or the file cannot be read."""
+    try:
+        with path.open("rb") as file:
+            text = file.read(HEAD if path.suffix.lower() == ".txt" else -1)
+    except OSError:
+        return ""
+    for kind, suffix, patterns in PATTERNS:
+        if path.suffix.lower() == suffix and all(re.search(pattern, text, re.MULTILINE) for pattern in patterns):
+            return kind
     return ""

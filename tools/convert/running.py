@@ -36,14 +36,14 @@ def run(args: argparse.Namespace) -> tuple[int, list[str]]:
     args.line_width = args.line_width or (3 if args.scribbles else 10)
     args.classes = args.classes or (class_file(args.source) if name == "colours" else "")
     args.known = read_known(args.classes)
-    args.unlabelled = args.unlabelled or ("ignore" if args.scribbles else kind.unlabelled)
     source = kind.read(args.source, args)
     entries = _named_entries(source, args)
     if not entries or not source.names:
         _print_faults([*source.faults, *source.notes])
         hint = check_hint(args.source) if name == "colours" else ""
         raise UserError(f"{args.source}: {'no shape' if entries else 'nothing'} to convert as {name}{hint}")
-    numbering = number_classes(source, args.known, args.unlabelled, args.classes)
+    unlabelled = args.unlabelled or ("ignore" if args.scribbles else kind.unlabelled)
+    numbering = number_classes(source, args.known, unlabelled, args.classes)
     folders = ("JPEGImages", SCRIBBLES) if args.scribbles else ("images", "masks")
     images, masks = (args.out / folder / args.split for folder in folders)
     classes = args.out / "classes.txt"

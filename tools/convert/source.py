@@ -153,11 +153,14 @@ def number_classes(source: Source, known: Classes | None, unlabelled: str, chose
         if not background and source.unlabelled and unlabelled == "background":
             background = ["background"]
         names, colours = [*background, *(name for name in own if name not in background)], voc_colours()
+        if not 2 <= len(names) <= 255:
+            remedy = (
+                "label more, such as the background" if len(names) < 2 else "name those to keep with --classes FILE"
+            )
+            found = f"{len(names)} class(es) ({', '.join(names[:5]) or 'none'})"
+            raise UserError(f"the labels have {found}, but a model needs 2 to 255: {remedy}")
         for number, name in enumerate(names):
             colours[number] = source.colours.get(name, colours[number])
-    if not 2 <= len(names) <= 255:
-        found = f"{len(names)} class(es) ({', '.join(names[:5]) or 'none'})"
-        raise UserError(f"the labels have {found}, but a model needs 2 to 255: label more, such as the background")
     numbers = {name: number for number, name in enumerate(names)} | {IGNORED: IGNORE}
     numbers |= {name: numbers[clean] for name, clean in cleaned.items() if clean in numbers}
     if not source.unlabelled or unlabelled == "ignore":

@@ -51,7 +51,7 @@ def read(source: Path, options: Options) -> Source:
             "classes with --classes FILE (a line 'name #RRGGBB' for each); others are then ignored"
         )
     result.unlabelled = BLACK in colours
-    if result.unlabelled and options.unlabelled == "background":
+    if result.unlabelled and not options.unlabelled and not options.scribbles:
         remedy = "if it means unlabelled, convert to a new folder with --unlabelled ignore"
         result.notes.append(f"black became the class background: {remedy}")
     colours = [colour for colour in colours if colour != BLACK]
@@ -63,7 +63,7 @@ def read(source: Path, options: Options) -> Source:
 def draw(
     entry: Entry, size: tuple[int, int], options: Options, faults: list[str]
 ) -> Iterator[tuple[str | None, Patch]]:
-    """Yield the pixels of each colour of the mask. Black that is not the colour of a class is unlabelled."""
+    """Yield the pixels of each colour of the mask. Black is unlabelled in strokes, and if it is no class's colour."""
     pixels = _packed(entry.record)
     height, width = pixels.shape
     if (height, width) != size:
@@ -73,7 +73,7 @@ def draw(
     if len(present) > MOST:
         raise InputError(f"{entry.record}: {len(present)} colours, as smoothing or JPEG leave them: skipped")
     for colour in present:
-        if colour != BLACK or colour in names:
+        if colour != BLACK or (colour in names and not options.scribbles):
             yield names.get(colour, _name(colour)), Patch(0, 0, pixels == colour)
 
 
