@@ -135,8 +135,8 @@ def check_strokes(folder: Path, labels: list[Path]) -> None:
     if not any(shares) and not any(map(labelled_share, labels)):
         raise UserError(f"{folder}: no image has a stroke: draw some")
     if sum(shares) > DENSE * len(shares):
-        print(f"warning: {folder}: in the first {len(shares)} images, more than half of the pixels are labelled: a pixel "
-              "without a stroke must be 255", file=sys.stderr)  # fmt: skip
+        print(f"warning: {folder}: in the first {len(shares)} images, more than half of the pixels are labelled: a "
+              "pixel without a stroke must be 255", file=sys.stderr)  # fmt: skip
 
 
 def read_flags(flags: list[str], pseudo: list[str], data: Path) -> tuple[list[str], config.Config]:
