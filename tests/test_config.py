@@ -151,6 +151,10 @@ def test_without_data_the_config_is_the_demos_or_the_resumed_runs(tmp_path, monk
         config.parse(["--resume", str(tmp_path / "last.pt")])  # not the demo
 
 
+def test_large_integers_are_exact():
+    assert config.parse([*DATA, "--seed", str(2**60 + 1)]).seed == 2**60 + 1  # no float64 is equal to it
+
+
 def test_every_config_file_parses():
     files = sorted(config.DEMO_CONFIG.parent.glob("*.yaml"))
     assert len(files) >= 3
