@@ -91,9 +91,7 @@ def get_eval_loader(cfg: Config, split: str, group: Group) -> EvalLoader:
     dataset = SegmentationDataset(files, cfg.numclasses, label_map=label_map)
     name, number = Counter(dataset.names).most_common(1)[0]
     if number > 1 and split != cfg.train_split:
-        raise UserError(
-            f"{files.list_file}: lists {name} {number} times, so it would count more: keep one of its lines"
-        )
+        raise UserError(f"{files.list_file}: lists {name} {number} times, and each would count: keep one of them")
     # Ranks that list different files are found later, by distributed.checks.check_setup.
     sizes = [size or (0, 0) for size in group.map(dataset.image_size, range(len(dataset)))]
     batch_size = 1 if cfg.window else cfg.val_batchsize  # the windows of one image fill a forward pass

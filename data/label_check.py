@@ -28,7 +28,7 @@ def check_sample(
     map_: Callable[..., Iterable] = map,
     label_map: LabelMap | None = None,
 ) -> None:
-    """Read a sample of the labels, or all of them if the sample is odd; log a warning if classes seem to be missing.
+    """Read a sample of the labels, or all if the sample lacks classes; log a warning if they seem to be missing.
 
     train, val: {map: path} of each image. num_classes: the value of --numclasses. command: the command of the data
     check, quoted in messages.
@@ -59,7 +59,7 @@ def check_sample(
         )
     elif 2 * (highest + 1) < num_classes:
         problem = f"the training labels have no class above {highest}, but --numclasses is {num_classes}"
-        log.warning(f"{problem}; to count the classes: {command}")
+        log.warning(f"{problem}: to count the classes, before you set it: {command}")
 
 
 def _spread(images: Files) -> Files:

@@ -175,7 +175,7 @@ def pair_files(split: Split) -> tuple[list[str], list[dict[str, Path]]]:
     for kind, folder in split.folders.items():
         if not folder.is_dir():
             raise UserError(
-                f"{folder}: no such folder for the {kind} files: --image_path, --train_path or --val_path names another"
+                f"{folder}: no such folder (for the {kind} files): create it, or set its flag, as --val_path"
             )
     names, paired = [], []
     for name, found in match_files(split):

@@ -23,7 +23,7 @@ KEYS = ["segtrain_format", "outputs", "class_names", "colours", "num_classes"]
 KEYS += ["checkpoint", "weights", "step", "model_type", "layers"]
 LONG_SIDE = "long_side"  # a key that files of earlier versions do not have
 
-import_extra = partial(shell.import_extra, extra="export", user="ONNX")
+import_extra = partial(shell.import_extra, extra="export", feature="ONNX")
 
 
 def check_onnx(opset: int) -> None:

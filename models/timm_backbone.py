@@ -207,4 +207,4 @@ def _has_sequence(module: nn.Module) -> bool:
 
 
 def _timm() -> Any:
-    return shell.import_extra("timm", "timm", "--backbone timm:NAME")  # takes a second; most runs do without it
+    return shell.import_extra("timm", "timm", "--backbone timm:NAME")  # imported here, as it takes a second

@@ -71,7 +71,7 @@ def make_label(item: Stroked, probs: Tensor, background: int | None) -> np.ndarr
 
     The walk ends at classes with a stroke and at the background, or, without any stroke, at all classes. Strokes may
     skip an object, so the probabilities of the walk are multiplied by the model's total probability of these classes:
-    a pixel is 255 if none is then above walker.SURE. A pixel on a stroke keeps the stroke's class.
+    a pixel is 255 if none is then above walker.SURE. A pixel on a stroke gets its class.
     probs: result of predict() for the image, (C, h, w), in CPU memory.
     """
     # The lower limit prevents 0 / 0 where all classes with a stroke have probability 0.

@@ -27,10 +27,10 @@ class Grid(NamedTuple):
 
 
 def walk(cells: Grid, classes: np.ndarray, prior: np.ndarray) -> np.ndarray:
-    """Return how likely a walk from each cell ends at each class, (K, h, w) float32.
+    """Return the chance that a walk from a cell ends at a class, (K, h, w) float32.
 
-    A walk ends at a stroke, or elsewhere at a class that is drawn from a prediction. It crosses an edge between two
-    cells the more rarely, the more their colours differ (Grady, "Random Walks for Image Segmentation", PAMI 2006). A
+    A walk ends at a stroke, or elsewhere at a class that is sampled from a prediction. It rarely crosses between cells
+    whose colours differ much (Grady, "Random Walks for Image Segmentation", PAMI 2006). A
     small area inside closed edges tends to get the class that the model predicts for most of its pixels (Grady,
     "Multilabel Random Walker Image Segmentation Using Prior Models", CVPR 2005). The solver stops after ITERATIONS:
     with more, strokes override the model far away, which lowered CamVid's mIoU (benchmarks/RESULTS.md).

@@ -66,7 +66,7 @@ class Metrics:
             self.board.write(step, _scalars(last), {})  # the step comes before the validation that will be repeated
 
     def loss_text(self) -> str:
-        """Return the mean loss of this process's steps in the epoch, "loss 0.123"; "validation repeated" if none."""
+        """Return this process's mean loss in the epoch, "loss 0.123", or "validation repeated" without steps."""
         losses = self._epoch_losses
         return f"loss {sum(losses) / len(losses):.3f}" if losses else "validation repeated"
 

@@ -61,10 +61,13 @@ def main(argv: list[str] | None = None) -> int:
     except (subprocess.CalledProcessError, KeyboardInterrupt) as error:
         status = error.returncode if isinstance(error, subprocess.CalledProcessError) else STOPPED
         if status == STOPPED:
-            print("stopped; to continue, run the command of the whole chain again", file=sys.stderr)
+            print("stopped; to continue, run scribble_pipeline again as before", file=sys.stderr)
         elif 128 < status <= 192:
             ended = f"the last command was ended by signal {status - 128}"
-            print(f"{ended} (9: perhaps out of memory); run the same command again to continue", file=sys.stderr)
+            print(
+                f"{ended} (9: perhaps out of memory); to continue, run scribble_pipeline again as before",
+                file=sys.stderr,
+            )
         return status
     return 0
 
@@ -89,8 +92,8 @@ def run_steps(args, flags: list[str]) -> None:
     ]
     if not given & {"numclasses", "classes"}:
         check = shell.python_command("-m", "tools.check", data, "--dataset", "ScribbleOnly" if drawn else "Dense")
-        raise UserError(f"{data / 'classes.txt'}: no such file: name the classes there, one a line, or give "
-                        f"--numclasses; to count the classes: {check}")  # fmt: skip
+        raise UserError(f"{data / 'classes.txt'}: no such file: list the class names there, one per line, or "
+                        f"set --numclasses (to count them: {check})")  # fmt: skip
     labels = sorted({files["label"] for files in pair_files(splits[0])[1]})
     if drawn:
         check_strokes(scribbles, labels)

@@ -34,6 +34,6 @@ BACKGROUND = ("background", "_background_", "__background__")
 
 
 def is_foreground(label, background: int | None):
-    """Return where a label is neither IGNORE nor `background` (None: no class), as an array or tensor like `label`."""
+    """Return a mask, array or tensor as `label`: True where it is neither IGNORE nor `background` (if not None)."""
     labelled = label != IGNORE
     return labelled if background is None else labelled & (label != background)

@@ -35,12 +35,12 @@ def install_command(extra: str) -> str:
     return python_command("-m", "pip", "install", "-e", f"{'.' if Path.cwd() == REPO else REPO}[{extra}]")
 
 
-def import_extra(name: str, extra: str, user: str) -> Any:
-    """Import and return a module of an extra of pyproject.toml. Raises UserError, naming `user`, without the module."""
+def import_extra(name: str, extra: str, feature: str) -> Any:
+    """Import a module of an extra of pyproject.toml. If it is missing, the UserError says that `feature` needs it."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise UserError(f"{user} needs packages that are missing ({error}): {install_command(extra)}") from None
+        raise UserError(f"{feature} needs packages that are missing ({error}): {install_command(extra)}") from None
 
 
 def _located(words: tuple[object, ...]) -> list[str]:

@@ -1,7 +1,7 @@
 """Handle signals that ask a run to stop: note them at once, and act on them between two optimizer steps."""
 
 import contextlib
-import multiprocessing.util  # its exit handler waits for workers; registered before kill_workers(), it runs after it
+import multiprocessing.util  # its exit handler waits for workers: imported first, it runs after kill_workers()
 import os
 import signal
 import socket
@@ -18,7 +18,7 @@ has_joined_group = False  # whether this process is or was in a process group: s
 
 
 class StopRequest:
-    """A request to stop the run; true once a signal has come. `reason` is "" until then, later the first one's name.
+    """A request to stop the run; true once a signal has come. `reason` is "" until then, then the first signal's name.
 
     A signal to this process also calls relay(reason).
     """

@@ -79,8 +79,8 @@ def test_a_rare_class_that_the_sample_lacks_is_no_fault(tmp_path, warnings):
 def test_a_number_of_classes_that_labels_do_not_need_is_told(tmp_path, warnings):
     files = draw(tmp_path, [stripes(0, 1, 2, 255)])
     assert warnings(files, [], 6) == []
-    problem = "the training labels have no class above 2, but --numclasses is 7; to count the classes: the command"
-    assert warnings(files, [], 7) == [problem]
+    (problem,) = warnings(files, [], 7)
+    assert problem.startswith("the training labels have no class above 2, but --numclasses is 7: to count the classes")
     masks = [stripes(0, 255)] * (2 * SAMPLE)
     masks[1] = stripes(0, 1)  # the sample has numbers 0, 2, 4 ...
     assert warnings(draw(tmp_path, masks), [], 4) == []

@@ -13,7 +13,7 @@ from pseudo_labels.walker import Grid, grid, walk
 def test_classes_without_a_stroke_do_not_win_but_leave_pixels_open():
     """Classes 1 and 2 have strokes, in the corners. Class 0 has probability 0.2 on the left and 0.45 on the right.
 
-    Walks end at class 1 with about 0.7 / 0.8 and 0.45 / 0.55, so 0.7 and 0.45 remain: above and below 0.6.
+    Walks end at class 1 with about 0.7/0.8 and 0.45/0.55; times 0.8 and 0.55: 0.7 and 0.45, above and below 0.6.
     """
     image, scribble = np.zeros((16, 16, 3), np.uint8), np.full((16, 16), 255, np.uint8)
     scribble[0, 0], scribble[0, 15] = 1, 2

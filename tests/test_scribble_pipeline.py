@@ -94,7 +94,7 @@ def test_the_chain_killed_and_started_again_ends_with_the_same_files(data, tmp_p
         (["DRAWN", "work", "--simulate=--list=x"], "--simulate --list=x: the chain sets this flag of tools.scribbles"),
         (["DRAWN", "work"], "DRAWN/ImageSets/Segmentation/train.txt: no such list"),
         (["BARE", "work"], "BARE: has neither pascal_2012_scribble, with strokes, nor SegmentationClass, with"),
-        (["UNNAMED", "work"], "UNNAMED/classes.txt: no such file: name the classes there"),
+        (["UNNAMED", "work"], "UNNAMED/classes.txt: no such file: list the class names there"),
         (["UNNAMED", "work", "--numclasses", "3"], "pascal_2012_scribble: no image has a stroke: draw some"),
     ],
 )
@@ -177,7 +177,7 @@ def test_a_signal_stops_all_processes_of_a_step(data, tmp_path):
     process.terminate()
     assert process.wait(timeout=60) == STOPPED
     said = (tmp_path / "work.txt").read_text()
-    assert said.endswith("stopped; to continue, run the command of the whole chain again\n")
+    assert said.endswith("stopped; to continue, run scribble_pipeline again as before\n")
     assert "Traceback" not in said
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 ERRORS = {
     "split-missing": ("no such split", "add its folders or its list; training needs train and val"),
     "listed-image-missing": ("a list names a missing image", "add the image, or remove the name from the list"),
-    "listed-twice": ("a list to score has a name twice", "keep one of the lines: else the image counts more"),
+    "listed-twice": ("a list for validation repeats a name", "keep one line: else the image counts more"),
     "no-split": ("images are not split into train and val", "choose images for validation, by the command below"),
     "image-without-label": (
         "an image has no label",
@@ -35,21 +35,21 @@ ERRORS = {
         "use a --label_map FILE that lists it; '* 255' ignores the rest",
     ),
     "label-binary-255": ("labels are only 0 and 255 (ignored): only class 0 is learnt", "use --label_map binary"),
-    "nothing-labelled": ("all labels of a split are ignored everywhere (255)", "label something in it"),
+    "nothing-labelled": ("every label of a split is 255 (ignored) everywhere", "label some pixels"),
     "duplicate-across-splits": ("two splits share a picture", "keep it in one, or scores are those of training images"),
 }
 WARNINGS = {
     "class-absent": ("a class is in no label", "check that classes count from 0 without gaps, and --numclasses"),
     "class-only-in-val": (
         "val has a class that no training label has",
-        "label it in training images, or move some images to train",
+        "label it in training images, or move images of it to train",
     ),
     "label-without-image": (
         "a label has no image, so training does not use it",
         "add the image as .jpg, .png, .bmp, .tif or .webp, or remove the label",
     ),
     "strokes-dense": (
-        "more than half of the pixels of the strokes are labelled",
+        "strokes label more than half of the pixels",
         "pixels without a stroke must be 255; dense masks belong in SegmentationClass, for --dataset Dense",
     ),
     "label-empty": ("a label is ignored everywhere (255)", "label something in it, or remove it from the split"),

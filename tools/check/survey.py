@@ -91,7 +91,7 @@ def find_samples(name: str, split: Split, dataset: str, findings: Findings, *, i
     required = required_labels(dataset, is_train=is_train)
     matches = layout.match_files(split, list_folder)
     for key, number in Counter(key for key, _ in matches).items():
-        if number > 1 and not is_train:  # in training, a repeated name is seen more often
+        if number > 1 and not is_train:  # allowed in training: it weights an image
             findings.add("listed-twice", f"{name}: {key}", f"{number} times")
     if not matches:
         findings.add("split-missing", name, f"no images in {split.folders['image']}")

@@ -16,7 +16,7 @@ from tools.convert.reading import read_json, read_xml
 
 MAX_FILES, MAX_TEXTS = 2000, 200  # files to look into
 MAX_MASKS = 8
-HEAD = 65536  # bytes of a text file that are read
+HEAD = 65536  # bytes that are read of a .txt file; of others, all
 
 # (kind, suffix of its files, patterns that they have), the more special ones first.
 PATTERNS = (
@@ -101,7 +101,7 @@ def _files(source: Path) -> list[Path]:
 
 
 def _kind_of(path: Path) -> str:
-    """Return the kind of the labels in a file; "" if they are of none, or the file cannot be read."""
+    """Return the kind of the labels in a file; "" if it is unknown, or the file cannot be read."""
     try:
         with path.open("rb") as file:
             text = file.read(HEAD if path.suffix.lower() == ".txt" else -1)

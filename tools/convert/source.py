@@ -154,9 +154,7 @@ def number_classes(source: Source, known: Classes | None, unlabelled: str, chose
             background = ["background"]
         names, colours = [*background, *(name for name in own if name not in background)], voc_colours()
         if not 2 <= len(names) <= 255:
-            remedy = (
-                "label more, such as the background" if len(names) < 2 else "name those to keep with --classes FILE"
-            )
+            remedy = "label another, such as background" if len(names) < 2 else "name those to keep by --classes FILE"
             found = f"{len(names)} class(es) ({', '.join(names[:5]) or 'none'})"
             raise UserError(f"the labels have {found}, but a model needs 2 to 255: {remedy}")
         for number, name in enumerate(names):

@@ -14,7 +14,7 @@ from support.labels import IGNORE
 
 Box = tuple[slice, slice]
 
-import_extra = partial(shell.import_extra, extra="scribbles", user="drawing strokes")
+import_extra = partial(shell.import_extra, extra="scribbles", feature="drawing strokes")
 
 
 @dataclass(frozen=True)

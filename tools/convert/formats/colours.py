@@ -63,7 +63,7 @@ def read(source: Path, options: Options) -> Source:
 def draw(
     entry: Entry, size: tuple[int, int], options: Options, faults: list[str]
 ) -> Iterator[tuple[str | None, Patch]]:
-    """Yield the pixels of each colour of the mask. Black is unlabelled in strokes, and if it is no class's colour."""
+    """Yield the pixels of each colour of the mask. Black is unlabelled in strokes, else unless a class has it."""
     pixels = _packed(entry.record)
     height, width = pixels.shape
     if (height, width) != size:
