@@ -69,9 +69,10 @@ def _cell_sums(probs: Tensor, rows: slice, height: int, grid: tuple[int, ...]) -
 def make_label(item: Stroked, probs: Tensor, background: int | None) -> np.ndarray:
     """Return the pseudo-label of an image, (H, W) uint8, by a walk from its strokes and a model's prediction.
 
-    The walk ends at classes with a stroke and at the background, or, without any stroke, at all classes. Strokes may
-    skip an object, so the probabilities of the walk are multiplied by the model's total probability of these classes:
-    a pixel is 255 if none is then above walker.SURE. A pixel on a stroke gets its class.
+    The walk ends at classes with a stroke and at the background, or, without any stroke, at all classes. An object may
+    lack a stroke, so the walk's probabilities are multiplied by 1 - p, where p is the model's probability of the most
+    probable class that the walk leaves out. (The sum over these classes would be high where a model is unsure among
+    many.) A pixel without a product above walker.SURE is 255. A pixel on a stroke gets its class.
     probs: result of predict() for the image, (C, h, w), in CPU memory.
     """
     # The lower limit prevents 0 / 0 where all classes with a stroke have probability 0.
@@ -82,7 +83,7 @@ def make_label(item: Stroked, probs: Tensor, background: int | None) -> np.ndarr
     elif background is not None:
         occurs[background] = True
     classes, prior = occurs.nonzero().flatten().to(torch.uint8).numpy(), probs[occurs]
-    known = prior.sum(0)
-    walked = walker.walk(item.grid, classes, (prior / known).numpy())
-    label = walker.best_class(classes, walked * known.numpy(), item.scribble.shape)
+    walked = walker.walk(item.grid, classes, (prior / prior.sum(0)).numpy())
+    left_out = (probs * ~occurs[:, None, None]).amax(0).numpy()
+    label = walker.best_class(classes, walked * (1 - left_out), item.scribble.shape)
     return np.where(item.scribble != IGNORE, item.scribble, label)
