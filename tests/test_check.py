@@ -258,3 +258,7 @@ def test_strokes_that_are_empty_missing_or_in_colours(tmp_path, capsys):
     stroke[3, :20], stroke[9, :20] = 1, 0  # in the order of the colours
     assert (np.array(Image.open(fixed)) == stroke).all()
     assert "background" not in capsys.readouterr().out
+    for text, is_used in (("a\nb\n", False), ("a #c80000\nb #00c800\n", True)):  # names alone do not say what is red
+        (tmp_path / "data/classes.txt").write_text(text)
+        main(words)
+        assert (f"--classes {tmp_path / 'data/classes.txt'}" in capsys.readouterr().out.splitlines()[-1]) == is_used

@@ -15,6 +15,7 @@ from tools.check.findings import Findings
 from tools.check.summary import Summary
 from tools.check.survey import Paths
 from tools.convert.find import NUMBERS, describe, find_kinds
+from tools.convert.formats.colours import has_colours
 
 
 def training_lines(summary: Summary) -> list[str]:
@@ -110,7 +111,9 @@ def _convert_strokes(summary: Summary, findings: Findings) -> list[object]:
     files = [root / file for finding in findings.sorted() if finding.code == "mask-colour" for file in finding.files]
     if not (summary.has_strokes and any(file.is_relative_to(strokes) for file in files)):
         return []
-    classes = ["--classes", summary.class_file] if summary.class_file else []
+    file = Path(summary.class_file)  # or the name of a preset, which has colours
+    use = summary.class_file and (not file.is_file() or has_colours(file))
+    classes = ["--classes", summary.class_file] if use else []
     folders = [strokes, new_folder(root), "--scribbles", "--images", first_folder(root, paths.image_path, "JPEGImages")]
     return ["-m", "tools.convert", "colours", *folders, *classes, *_endings(summary)]
 

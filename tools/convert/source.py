@@ -153,12 +153,12 @@ def number_classes(source: Source, known: Classes | None, unlabelled: str, chose
         if not background and source.unlabelled and unlabelled == "background":
             background = ["background"]
         names, colours = [*background, *(name for name in own if name not in background)], voc_colours()
-        if not 2 <= len(names) <= 255:
-            remedy = "label another, such as background" if len(names) < 2 else "name those to keep by --classes FILE"
-            found = f"{len(names)} class(es) ({', '.join(names[:5]) or 'none'})"
-            raise UserError(f"the labels have {found}, but a model needs 2 to 255: {remedy}")
-        for number, name in enumerate(names):
-            colours[number] = source.colours.get(name, colours[number])
+    if not 2 <= len(names) <= 255:
+        remedy = "label another, such as background" if len(names) < 2 else "name those to keep by --classes FILE"
+        found = f"{len(names)} class(es) ({', '.join(names[:5]) or 'none'})"
+        raise UserError(f"the labels have {found}, but a model needs 2 to 255: {remedy}")
+    for number, name in enumerate(names if not known else ()):
+        colours[number] = source.colours.get(name, colours[number])
     numbers = {name: number for number, name in enumerate(names)} | {IGNORED: IGNORE}
     numbers |= {name: numbers[clean] for name, clean in cleaned.items() if clean in numbers}
     if not source.unlabelled or unlabelled == "ignore":

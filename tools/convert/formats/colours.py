@@ -77,11 +77,15 @@ def draw(
             yield names.get(colour, _name(colour)), Patch(0, 0, pixels == colour)
 
 
+def has_colours(path: Path) -> bool:
+    """Return whether a file of class names has colours; without them it does not say which class a colour is."""
+    return any(char in path.read_text("utf-8", "replace") for char in "#:")
+
+
 def class_file(source: Path) -> str:
     """Return the path of the export's file of names and colours, "" without one, and say that it is used."""
     found = [path for name in ("labelmap.txt", "classes.txt") if (path := _beside(source, name)) and path.is_file()]
-    # Without colours, a list of names does not say which class a colour is.
-    coloured = [path for path in found if any(char in path.read_text("utf-8", "replace") for char in "#:")]
+    coloured = [path for path in found if has_colours(path)]
     if coloured:
         print(f"classes: {coloured[0]}")
     return str(coloured[0]) if coloured else ""
