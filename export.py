@@ -44,12 +44,14 @@ def main(argv: list[str] | None = None) -> None:
 
     Raises UserError, and keeps no file, if the file predicts other classes than PyTorch.
     """
-    values, overrides = read_overrides(EXPORT, argv)
+    values, overrides, notes = read_overrides(EXPORT, argv)
     if "amp" in values:
         raise UserError("--amp: exported models compute in float32: drop it, and set the precision in the runtime")
     flags = ExportFlags(**values)
     device = find_device(flags.device, local_rank=0, local_world_size=1)
     start_logging("INFO", is_main=True)
+    for note in notes:
+        log.info(note)
     with program.advice(str(device), "use --device cpu"):
         export(flags, overrides, device)
 

@@ -56,7 +56,7 @@ def predict_all(flags: PredictFlags, overrides: dict, group: Group) -> int:
     wanted = {"overlays": flags.overlay, "probs": flags.probs}
     with Outputs(Path(flags.output), classes, background, **wanted) as outputs:
         inputs, pending = group.broadcast(plan(flags, outputs, settings) if group.is_main else None)
-        errors = predict(model, inputs, pending, outputs, group, flags.workers)
+        errors = predict(model, inputs, pending, outputs, group, flags)
     kinds = ["masks", *(kind for kind, is_wanted in wanted.items() if is_wanted)]
     files = ", ".join(str(outputs.path(kind, "NAME")) for kind in kinds)
     log.info(f"{len(pending) - len(errors)} predicted: {files}")
@@ -109,12 +109,17 @@ def plan(flags: PredictFlags, outputs: Outputs, settings: dict) -> tuple[dict[st
 
 
 def predict(
-    model: ImagePredictor, inputs: dict[str, Path], pending: set[str], outputs: Outputs, group: Group, workers: int
+    model: ImagePredictor,
+    inputs: dict[str, Path],
+    pending: set[str],
+    outputs: Outputs,
+    group: Group,
+    flags: PredictFlags,
 ) -> list[UserError]:
     """Predict this rank's share of the pending batches, write the files, and return the errors of all ranks.
 
-    Collective; raises Stopped after a signal. inputs: {name: image}, done or pending. workers: processes that load
-    images.
+    Collective; raises Stopped after a signal. inputs: {name: image}, done or pending. flags: those of the
+    loader.
     """
     bar = partial(progress_bar, enabled=group.is_main)
     own = len(range(group.rank, len(inputs), group.world_size))
@@ -127,7 +132,7 @@ def predict(
     # After a kill, repeat whole batches of all images: a model's result may depend on the batch's size.
     batches = [batch for batch in batches if any(names[index] in pending for index in batch)]
     images = Images([inputs[name] for name in names])
-    loader = make_loader(DataLoader, images, workers, group, batch_sampler=batches, collate_fn=list)
+    loader = make_loader(DataLoader, images, flags, group, batch_sampler=batches, collate_fn=list)
     failures: list[UserError] = []
     with bar(None, total=sum(map(len, batches)), title="images", unit="image") as progress:
         for batch in loader:

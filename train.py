@@ -7,8 +7,10 @@ torchrun --nnodes 2 --nproc_per_node 8 --rdzv_backend c10d --rdzv_endpoint HOST:
 """
 
 import logging
+import os
 from dataclasses import dataclass
 from itertools import islice, takewhile
+from pathlib import Path
 
 import config
 from support import program
@@ -34,12 +36,14 @@ from evaluation.scoring import score
 from losses.criterion import Criterion, to_device
 from models.foreground import foreground_of
 from optimization.amp import autocast
-from runs import messages
+from runs import folder, messages
+from runs.log import start_logging
 from runs.messages import data_check_command, epoch_title, loader_advice, log_data, log_launch, log_model, score_text
 from runs.run import Run
 from runs.schedule import Schedule
 from runs.state import TrainState
 from support.errors import STOPPED
+from support.launchers import rank_of
 
 MORE_MEMORY = (
     "lower --batchsize (and raise --accum_steps to keep the global batch) or --crop_size, or use --amp bf16 or "
@@ -56,8 +60,30 @@ def main(argv: list[str] | None = None) -> int:
     argv: the command line's words; None: sys.argv.
     """
     cfg = config.parse(argv)
+    if cfg.task != "train":
+        return run_task(cfg)
     with utils.join_group(cfg) as group, Run(cfg, group) as run, program.advice(str(group.device), MORE_MEMORY):
         return train(cfg, group, run)
+
+
+def run_task(cfg: Config) -> int:
+    """Score or use the run that the flags name, by evaluate.py or predict.py. Return its exit status."""
+    import evaluate  # imported here, since training needs neither
+    import predict
+
+    start_logging(cfg.log_level, is_main=rank_of(os.environ) in ("", "0"))
+    for note in cfg.notes:
+        if note.startswith("--"):  # the program reads the file again, and logs the others
+            log.info(note)
+    flags = dict(cfg.task_flags)
+    flags.setdefault("checkpoint", str(folder.find_best(Path(cfg.logdir), cfg.name)))
+    if cfg.task == "predict":
+        flags.setdefault("input", utils.validation_images(cfg))
+        if "output" not in flags:
+            flags |= {"output": str(Path(flags["checkpoint"]).parent / "predictions"), "overlay": True}
+    words = config.task_words(cfg, flags)
+    log.info(f"--task {cfg.task}: {'evaluate.py' if cfg.task == 'test' else 'predict.py'} with {flags['checkpoint']}")
+    return {"test": evaluate, "predict": predict}[cfg.task].main(words)
 
 
 def train(cfg: Config, group: Group, run: Run) -> int:

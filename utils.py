@@ -8,12 +8,13 @@ from pathlib import Path
 import torch
 
 from builders.from_data import get_class_weights, get_recipe
-from builders.loaders import get_eval_loader, get_loader, make_loader
+from builders.loaders import find_masks, get_eval_loader, get_loader, make_loader
 from builders.model import get_model, get_start
 from builders.training import get_criterion, get_optimizer, get_state
 from config import Config
 from config.shared import LaunchFlags
 from data import demo
+from data.layout import pair_files
 from distributed.group import Group
 from distributed.join import process_group
 from support.errors import UserError
@@ -41,6 +42,12 @@ def join_group(cfg: LaunchFlags) -> contextlib.AbstractContextManager[Group]:
     """Return a context manager that joins the process group that the flags ask for, if any, and yields the Group."""
     names = ("distributed", "device", "backend", "dist_url", "world_size", "rank", "local_rank")
     return process_group(**{name: getattr(cfg, name) for name in names}, timeout=cfg.dist_timeout)
+
+
+def validation_images(cfg: Config) -> tuple[str, ...]:
+    """Return the paths of the validation images. Raises UserError if folders, lists or files are missing."""
+    _, files = pair_files(find_masks(cfg, cfg.val_split))
+    return tuple(str(paths["image"]) for paths in files)
 
 
 def share_batch(cfg: Config, group: Group) -> Config:

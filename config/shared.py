@@ -1,6 +1,6 @@
 """Flags that several programs share."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from config.flags import flag
@@ -96,8 +96,12 @@ class ModelFlags:
         "auto",
         "mixed precision; fp16 scales the loss; auto: as the checkpoint, if any; else bf16 if it is native, or none",
         choices=("auto", "none", "bf16", "fp16"),
+        aliases="use_mixed_precision",
+        synonyms={"true": "auto", "false": "none"},
     )
-    val_batchsize: int = flag(4, "images of one size, or windows, per forward pass", ge=1)
+    val_batchsize: int = flag(
+        4, "images of one size, or windows, per forward pass of validation", ge=1, aliases="valid_batch_size"
+    )
 
     @property
     def network(self) -> str:
@@ -134,11 +138,16 @@ class LaunchFlags:
         per_rank=True,
         aliases="num_workers",
     )
+    pin_memory: bool | None = flag(
+        None, "load batches into page-locked memory, which a GPU copies faster; needs CUDA [on CUDA]", per_rank=True
+    )
+    prefetch_factor: int = flag(2, "batches that each loader process loads ahead", ge=1, per_rank=True)
     distributed: bool | None = flag(
         None,
         "join a process group [if torchrun or srun started this process]",
         per_rank=True,
-        aliases="ddp enabled",
+        aliases="use_ddp enabled",
+        renamed={"ddp": "--distributed here; torchrun and srun imply it"},
     )
     backend: str = flag(
         "auto", "backend of the process group; auto: nccl on CUDA, else gloo", choices=("auto", "nccl", "gloo")
@@ -171,3 +180,5 @@ class InferenceFlags(CheckpointFlags, LaunchFlags):
 
     scales: tuple[float, ...] = flag((1.0,), "image scales to average probabilities over", gt=0, le=16)
     flip: bool = flag(False, "also predict the mirrored image, and average both")
+
+    notes: list[str] = field(default_factory=list)  # not a flag: lines to log once the program has started

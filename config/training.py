@@ -1,6 +1,7 @@
 """The flags of train.py."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from config.flags import flag
 from config.shared import DataFlags, LaunchFlags, ModelFlags, SizeFlags
@@ -12,7 +13,9 @@ class TrainDataFlags(SizeFlags):
 
     train_split: str = flag("train", "training split: name of its list or subfolder")
     train_path: str = flag("", "folder of the training labels [pascal_2012_scribble; Dense, Folder: as --val_path]")
-    pseudo_path: str = flag("bmp_pseudolabel", "folder of the pseudo-labels", aliases="pesudo_path")
+    pseudo_path: str = flag(
+        "bmp_pseudolabel", "folder of the pseudo-labels", renamed={"pesudo_path": "--pseudo_path here"}
+    )
     distancemap_s: str = flag("", "folder of the distance maps to the scribble [computed on the fly]")
     distancemap_c: str = flag("", "folder of the distance maps to the pseudo-label's contour [computed on the fly]")
     crop_size: int = flag(465, "height and width of a training crop, in pixels [recipe]", ge=16)
@@ -22,7 +25,7 @@ class TrainDataFlags(SizeFlags):
 class AugmentationFlags:
     """Augmentation."""
 
-    augment: bool = flag(True, "change training samples at random; --no_augment: centre crop")
+    augment: bool = flag(True, "change training samples at random; --no_augment: centre crop", aliases="use_augment")
     scale: tuple[float, ...] = flag((0.5, 2.0), "least and largest scale factor; 1 1: keep the size", gt=0)
     rotation: float = flag(10.0, "largest angle in degrees, both ways; half of the samples are rotated", ge=0, le=180)
     flip_horizontal: bool = flag(True, "flip half of the samples left to right")
@@ -44,7 +47,7 @@ class TrainModelFlags:
         "start weights: imagenet (torchvision's newest: V2 for ResNet-50, 101 and 152), imagenet_v1 (V1, as CDSP), "
         "coco (a whole deeplabv3_torchvision with VOC's classes), none, or a FILE: ours, torchvision's or a released "
         "CDSP one",
-        aliases="model_path",
+        renamed={"model_path": "--pretrained here, for start weights"},
     )
     head_init: str = flag(
         "default", "initial head and LoRM; release: as in CDSP, N(0, 2 / (k^2 C_out))", choices=("default", "release")
@@ -71,8 +74,10 @@ class LossFlags:
 
     loss: str = flag("ce", "losses on scribbles or dense masks, added up: ce, dice, lovasz, 0.5*dice")
     class_weights: str = flag("none", "for ce: none, balanced (by frequency), or numbers, one a class: 1,2,0.5")
-    l_seg: float = flag(1.0, "weight of --loss", ge=0, aliases="l_segs")
-    l_pseudo: float = flag(1.0, "weight of cross entropy on pseudo-labels", ge=0, aliases="l_pesudo")
+    l_seg: float = flag(1.0, "weight of --loss", ge=0, renamed={"l_segs": "--l_seg here"})
+    l_pseudo: float = flag(
+        1.0, "weight of cross entropy on pseudo-labels", ge=0, renamed={"l_pesudo": "--l_pseudo here"}
+    )
     l_lorm: float = flag(1.0, "weight of the localization rectification loss (models *_lorm)", ge=0)
     lorm_scope: str = flag(
         "foreground", "positions in the LoRM loss; all, as in CDSP: background too", choices=("foreground", "all")
@@ -98,7 +103,7 @@ class OptimFlags:
         16,
         "images per process and forward pass (of all processes: --total_batchsize) [recipe]",
         ge=1,
-        aliases="batch_size",
+        renamed={"batch_size": "images per process here; for all processes use --total_batchsize"},
     )
     total_batchsize: int = flag(
         0, "global batch, divided over processes; a new run keeps --lr; 0: --batchsize", ge=0, replaces="batchsize"
@@ -107,7 +112,7 @@ class OptimFlags:
         1,
         "forward passes per optimizer step [recipe: 1, if the GPU has room]",
         ge=1,
-        aliases="gradient_accumulation_steps",
+        aliases="gradient_accumulation_steps grad_accumulation_steps accumulation_steps",
     )
     optimizer: str = flag("sgd", "sgd (with --momentum) or adamw (with --betas) [recipe]", choices=("sgd", "adamw"))
     lr: float = flag(1e-3, "base learning rate, before --lr_scaling [recipe]", ge=0, aliases="learning_rate")
@@ -118,7 +123,10 @@ class OptimFlags:
         -1.0,
         "epochs of linear warm-up (steps: --warmup_steps); --schedule follows [a tenth of the run]",
         ge=-1,
-        aliases="warmup warmup_epoch",
+        renamed={
+            "warmup": "epochs here; for steps use --warmup_steps",
+            "warmup_epoch": "--warmup_epochs here",
+        },
     )
     warmup_steps: int = flag(-1, "optimizer steps of warm-up [--warmup_epochs]", ge=-1, replaces="warmup_epochs")
     schedule: str = flag(
@@ -130,7 +138,7 @@ class OptimFlags:
     betas: tuple[float, ...] = flag(
         (0.9, 0.999), "decay rates of adamw's averages of gradients and of their squares", ge=0, lt=1
     )
-    wdecay: float = flag(5e-4, "weight decay [5e-4; recipe for adamw]", ge=0, aliases="weight_decay")
+    wdecay: float = flag(5e-4, "weight decay [5e-4; recipe for adamw]", ge=0, aliases="weight_decay wd")
     decay_norm_bias: bool = flag(
         True, "--no_decay_norm_bias: no weight decay on norms and biases, nor on a ViT's position embeddings and tokens"
     )
@@ -151,7 +159,19 @@ class OptimFlags:
 class RunFlags:
     """Run folder."""
 
-    logdir: str = flag("log", "folder of all runs", per_rank=True)
+    task: str = flag(
+        "train",
+        "train; test: score best.pt of the run --name by evaluate.py; predict: use it by predict.py",
+        choices=("train", "test", "predict"),
+        per_launch=True,
+    )
+    logdir: str = flag(
+        "log",
+        "folder of all runs",
+        per_rank=True,
+        aliases="logs",
+        renamed={"save_dir": "folder of all runs here; this run is its subfolder --name"},
+    )
     name: str = flag("", "the run's folder in --logdir [the config's name, else dataset and model]")
     resume: str = flag(
         "",
@@ -163,11 +183,20 @@ class RunFlags:
     reset_optimizer: bool = flag(False, "--resume without the optimizer's state, to fine-tune", per_launch=True)
     reset_data_offset: bool = flag(False, "--resume in a new folder from step 1, to fine-tune", per_launch=True)
     save_step_frequency: int = flag(0, "save last.pt and step_NNNNNNNN.pt every N steps; 0: never", ge=0)
-    save_epoch_frequency: int = flag(0, "keep epoch_NNNN.pt every N epochs; 0: never", ge=0, aliases="chk_interval")
+    save_epoch_frequency: int = flag(
+        0, "keep epoch_NNNN.pt every N epochs; 0: never", ge=0, renamed={"chk_interval": "--save_epoch_frequency here"}
+    )
     keep: int = flag(-1, "newest step_*.pt and epoch_*.pt to keep; 0: all [3 of step_*.pt, all of epoch_*.pt]", ge=-1)
-    val_epoch_frequency: int = flag(1, "validate every N epochs; 0: at the end", ge=0)
-    val_step_frequency: int = flag(0, "also validate every N steps; 0: never [recipe]", ge=0)
-    val_start_epoch: int = flag(0, "do not validate in the first N epochs", ge=0, aliases="val_epoch")
+    val_epoch_frequency: int = flag(1, "validate every N epochs; 0: at the end", ge=0, aliases="valid_epoch_interval")
+    val_step_frequency: int = flag(
+        0, "also validate every N steps; 0: never [recipe]", ge=0, aliases="valid_step_interval"
+    )
+    val_start_epoch: int = flag(
+        0, "do not validate in the first N epochs", ge=0, renamed={"val_epoch": "--val_start_epoch here"}
+    )
+    val_workers: int = flag(
+        -1, "loader processes of validation [as --workers]", ge=-1, per_rank=True, aliases="valid_num_workers"
+    )
     patience: int = flag(0, "end the run when N validations in a row have not improved the best mIoU; 0: never", ge=0)
     log_interval: int = flag(10, "optimizer steps between two lines of metrics.jsonl", ge=1)
 
@@ -182,3 +211,5 @@ class Config(
     # Not flags:
     notes: list[str] = field(default_factory=list)  # lines to log once the run has started
     given: frozenset[str] | None = None  # names of the flags that are set; None: all of them
+    config_file: Any = None  # the reader.ConfigFile of --config, or None
+    task_flags: dict[str, Any] = field(default_factory=dict)  # for the program that does --task test or predict

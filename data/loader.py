@@ -38,13 +38,15 @@ class EvalLoader(DataLoader):
     batch_sampler: EvalBatches
 
 
-def loader_options(workers: int, device: torch.device, processes_here: int) -> dict:
+def loader_options(
+    workers: int, device: torch.device, processes_here: int, *, pin_memory: bool | None = None, prefetch_factor: int = 2
+) -> dict:
     """Return the keyword arguments of a DataLoader that do not depend on the data, as a dict.
 
     Without workers this process decodes, so the function also calls keep_freed_memory().
 
     workers: number of worker processes; below 0, chosen from the number of cores, at most 4. processes_here: processes
-    that share the cores of this machine.
+    that share the cores of this machine. pin_memory: None or True pins memory on CUDA; a CPU has no use for it.
     """
     if workers < 0:
         workers = min(4, max(1, num_cores() // processes_here))
@@ -53,8 +55,9 @@ def loader_options(workers: int, device: torch.device, processes_here: int) -> d
     return {
         "num_workers": workers,
         "worker_init_fn": _start_worker,
-        "pin_memory": device.type == "cuda",
+        "pin_memory": device.type == "cuda" and pin_memory is not False,
         "persistent_workers": workers > 0,
+        "prefetch_factor": prefetch_factor if workers else None,
     }
 
 

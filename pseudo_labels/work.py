@@ -61,7 +61,7 @@ class Work:
         batches = EvalBatches(sizes, batch_size=self.predictor.images_at_once, **options)
         pending = [batch for batch in batches if not all(folder.label_path(names[index]).is_file() for index in batch)]
         images = StrokedImages(self.dataset)
-        loader = make_loader(DataLoader, images, self.flags.workers, group, batch_sampler=pending, collate_fn=list)
+        loader = make_loader(DataLoader, images, self.flags, group, batch_sampler=pending, collate_fn=list)
         writes: list[Future] = []
 
         def write(item: Stroked, probs: Tensor) -> None:

@@ -41,6 +41,17 @@ def newest(logdir: Path, name: str) -> Path | None:
     return runs[max(runs)] if runs else None
 
 
+def find_best(logdir: Path, name: str) -> Path:
+    """Return best.pt of the newest of the runs logdir/name, name.2 ... that has one. Raises UserError without one."""
+    found = [folder / "best.pt" for _, folder in sorted(_runs_of(logdir, name).items())]
+    best = [path for path in found if path.is_file()]
+    if not best:
+        raise UserError(
+            f"{logdir / name / 'best.pt'}: no such file: train this config first, or name a --checkpoint FILE"
+        )
+    return best[-1]
+
+
 def claim(logdir: Path, name: str) -> tuple[Path, TextIO]:
     """Make the folder of a new run, and return (folder, train.log, open for appending and locked).
 
