@@ -93,6 +93,7 @@ def train(cfg: Config, group: Group, run: Run) -> int:
     utils.prepare_demo_data(cfg, group)
     saved = run.find_checkpoint()  # the content to resume from, or None
     cfg = utils.share_batch(utils.get_recipe(cfg, group, saved), group)
+    config.check(cfg, is_final=True)
     train_loader, val_loader = utils.get_loader(cfg, "train", group), utils.get_loader(cfg, "val", group)
     train_set, val_set, sampler = train_loader.dataset, val_loader.dataset, train_loader.sampler
     checks.check_setup(group, {"training list": train_set, "validation list": val_set})

@@ -17,6 +17,7 @@ import config
 import models
 from builders.model import resolve_amp
 from config import Config
+from config.checks import check_effects
 from config.flags import per_rank
 from config.programs import PREDICT
 from config.reader import FlagReader
@@ -113,6 +114,7 @@ class TrainedModel:
             saved = {name: value for name, value in saved.items() if name not in LAYOUT}
         # Earlier versions saved flags that no longer exist; those concerned training only.
         self.cfg = Config(**{name: value for name, value in saved.items() if name in config.FLAGS} | overrides)
+        check_effects(self.cfg, SAVED_FLAGS & set(overrides))
         if self.cfg.model_type not in models.MODELS:
             raise UserError(
                 f"--checkpoint {path}: --model_type {self.cfg.model_type} is not in this version: use the version "

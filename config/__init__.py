@@ -9,7 +9,7 @@ from pathlib import Path
 
 import yaml
 
-from config.checks import check
+from config.checks import check, idle_flags
 from config.programs import READER, TASKS
 from config.reader import ConfigFile
 from config.training import Config
@@ -48,13 +48,22 @@ def parse(argv: list[str] | None = None) -> Config:
     merged = READER.merge(file_values, overrides)
     if "layers" in merged and merged.get("backbone", "resnet") != "resnet":
         notes.append(f"--layers {merged['layers']} is not used: --backbone {merged['backbone']} has a depth of its own")
-    if {"epochs", "max_steps"} <= set(overrides):
-        notes.append(f"--epochs {merged['epochs']} is not used: --max_steps {merged['max_steps']} sets the length")
-    cfg = Config(**merged, notes=notes, given=frozenset(merged), config_file=config_file, task_flags=task_flags)
+    # The command line may take the effect from a flag of the file, which alone is as it should be.
+    typed = set(overrides) | (set() if saved else set(idle_flags(Config(**file_values), file_values)))
+    notes += [
+        f"--{item.replaces} is not used: --{item.name} {merged[item.name]} replaces it"
+        for item in FLAGS.values()
+        if {item.replaces, item.name} <= set(overrides)
+    ]
+    cfg = Config(**merged, notes=notes, given=frozenset(merged), typed=frozenset(typed))
+    cfg.config_file, cfg.task_flags = config_file, task_flags
     if "model_type" not in merged and "Pseudo" not in cfg.dataset:
         cfg.model_type = "res50_ASPP"  # LoRM needs pseudo-labels
     cfg.name = cfg.name or f"{cfg.dataset}_{cfg.model_type}"
     check(cfg)
+    if file and not saved:
+        idle = idle_flags(cfg, set(file_values) - typed)
+        notes += [f"{name} of {file.path} has no effect without {needed}" for name, needed in idle.items()]
     return cfg
 
 

@@ -11,6 +11,7 @@ MODEL_TYPES = (
     "res50_ASPP_lorm res50_ASPP deeplabv3 deeplabv3_torchvision deeplabv3p deeplabv3p_lorm deeplabv3p_cdsp "
     "deeplabv3p_cdsp_lorm deeplabv2 deeplabv3p_multi deeplabv3p_multi_lorm"
 )
+WIDE_HEADS = ("deeplabv3", "deeplabv3p", "deeplabv3p_lorm", "deeplabv3p_multi", "deeplabv3p_multi_lorm")
 
 
 @dataclass
@@ -48,7 +49,13 @@ class SizeFlags:
     window: int = flag(
         0, "predict by sliding windows of this height and width, at least 16 pixels; 0: the whole image at once", ge=0
     )
-    stride_rate: float = flag(2 / 3, "step between windows, as a fraction of the window", gt=0, le=1)
+    stride_rate: float = flag(
+        2 / 3,
+        "step between windows, as a fraction of the window",
+        gt=0,
+        le=1,
+        needs=("--window", lambda flags: flags.window),
+    )
 
     def __post_init__(self) -> None:
         for name, no_limit in (("long_side", "keep the images' size"), ("window", "predict whole images")):
@@ -80,10 +87,18 @@ class ModelFlags:
         choices=(0, 8, 16, 32),
     )
     head_channels: int = flag(
-        256, "channels of the heads of deeplabv3, deeplabv3p and deeplabv3p_multi, with _lorm or without", ge=8
+        256,
+        "channels of the heads of deeplabv3, deeplabv3p and deeplabv3p_multi, with _lorm or without",
+        ge=8,
+        needs=(f"--model_type {', '.join(WIDE_HEADS)}", lambda flags: flags.model_type in WIDE_HEADS),
     )
     stride_in_1x1: bool = flag(
-        False, "put layer2's stride into its first 1x1 convolution; released CDSP files turn this on"
+        False,
+        "put layer2's stride into its first 1x1 convolution; released CDSP files turn this on",
+        needs=(
+            "--backbone resnet of 50 --layers or more",
+            lambda flags: flags.backbone == "resnet" and flags.layers >= 50,
+        ),
     )
     numclasses: int = flag(21, "classes, background included; 255 = ignore", ge=2, le=255, aliases="num_classes")
     classes: str = flag(

@@ -1,5 +1,6 @@
 """Flags: defaults, file, command line, and errors."""
 
+import dataclasses
 import re
 import subprocess
 import sys
@@ -57,6 +58,49 @@ def test_wrong_flags_are_named(words, named):
     with pytest.raises(UserError) as caught:
         config.parse([*DATA, *words.split()])
     assert named in str(caught.value)
+
+
+IDLE = """--head_channels 64,--stride_rate 0.5,--dataset Folder --lorm_scope all,--dataset Folder --label_smooth 0.2
+--dataset Folder --l_lorm 2,--dataset ScribblePseudo --l_ds 2,--dataset ScribblePseudoDs --l_dc 2
+--dataset ScribbleOnly --pseudo_path x,--dataset ScribblePseudoDc --distancemap_s x,--freeze_bn --sync_bn on
+--val_epoch_frequency 0 --val_start_epoch 2,--keep 2,--dataset PseudoOnly --loss dice
+--model_type res50_ASPP --l_lorm 2"""
+
+
+@pytest.mark.parametrize("words", IDLE.replace("\n", ",").split(","))
+def test_a_flag_without_effect_is_named(words, tmp_path):
+    *others, name, value = words.split()
+    with pytest.raises(UserError, match=f"^{name} has no effect without .*: add that, or drop {name}$"):
+        config.parse([*DATA, *others, name, value])
+    if value.isdigit():
+        assert config.parse([*DATA, *others, name, "0" if name != "--head_channels" else "256"])  # off, or the default
+    # The command line takes the effect from the file's flag: that is said, and the run goes on.
+    if others[:1] == ["--dataset"]:
+        file = f"dataset_path: x\ndataset: ScribblePseudoDsDc\n{name[2:]}: {value}\n"
+        if name != "--loss":
+            said = f"{name[2:]} of {tmp_path / 'a.yaml'} has no effect without "
+            assert [note for note in parse_file(tmp_path / "a.yaml", file, *others).notes if note.startswith(said)]
+
+
+def test_flags_are_checked_again_after_the_recipe():
+    words = ["--backbone", "timm:resnet18", "--betas", "0.8", "0.9"]
+    cfg = config.parse([*DATA, *words])  # the recipe will choose adamw
+    with pytest.raises(UserError, match="--betas has no effect without --optimizer adamw"):
+        config.check(cfg, is_final=True)
+    config.check(dataclasses.replace(cfg, optimizer="adamw"), is_final=True)
+    cfg = dataclasses.replace(config.parse([*DATA, "--distancemap_s", "x"]), long_side=700)
+    with pytest.raises(UserError, match="--distancemap_s x with --long_side 700"):
+        config.check(cfg, is_final=True)
+
+
+def test_both_of_two_flags_that_replace_each_other():
+    for words in (
+        "--batchsize 4 --total_batchsize 8",
+        "--warmup_epochs 1 --warmup_steps 8",
+        "--epochs 4 --max_steps 8",
+    ):
+        replaced, _, name, _ = words.split()
+        assert config.parse([*DATA, *words.split()]).notes == [f"{replaced} is not used: {name} 8 replaces it"]
 
 
 @pytest.mark.parametrize(
