@@ -28,8 +28,8 @@ def check(cfg: Config, *, is_final: bool = False) -> None:
         raise UserError("--reset_data_offset with --resume auto: give a FILE, or each start begins at step 1")
     if not cfg.dataset_path:
         raise UserError("--dataset_path is not set: give the data set's root folder (docs/your_data.md)")
-    if "/" in cfg.name or cfg.name in (".", ".."):
-        raise UserError(f"--name {cfg.name}: must be a folder name without '/'; --logdir is its parent folder")
+    if {"", ".", ".."} & set(cfg.name.split("/")):
+        raise UserError(f"--name {cfg.name}: must be a folder below --logdir, such as a or sweep/a")
 
 
 def check_effects(flags: Any, names: Collection[str]) -> None:

@@ -131,6 +131,7 @@ def keep_lines(path: Path, num_lines: int) -> list[dict]:
 
 def _runs_of(logdir: Path, name: str) -> dict[int, Path]:
     """Return {number: folder} of the existing folders logdir/name (1), name.2, name.3 ..."""
-    numbered = re.compile(re.escape(name) + r"(?:\.(\d+))?")
-    matches = {entry: numbered.fullmatch(entry.name) for entry in logdir.iterdir()} if logdir.is_dir() else {}
+    parent, own_name = (logdir / name).parent, (logdir / name).name
+    numbered = re.compile(re.escape(own_name) + r"(?:\.(\d+))?")
+    matches = {entry: numbered.fullmatch(entry.name) for entry in parent.iterdir()} if parent.is_dir() else {}
     return {int(match[1] or 1): entry for entry, match in matches.items() if match}
