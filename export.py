@@ -6,8 +6,12 @@ python export.py --checkpoint log/demo/best.pt --probs    # with probabilities
 
 import json
 import logging
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+if not __package__:  # started as a file: PYTHONSAFEPATH keeps its folder out of sys.path
+    sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from config.programs import EXPORT, ExportFlags
 from support import program

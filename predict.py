@@ -7,8 +7,12 @@ torchrun --standalone --nproc_per_node 8 predict.py --checkpoint log/voc/best.pt
 """
 
 import logging
+import sys
 from functools import partial
 from pathlib import Path
+
+if not __package__:  # started as a file: PYTHONSAFEPATH keeps its folder out of sys.path
+    sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from config.programs import PREDICT, PredictFlags
 from support import program

@@ -8,9 +8,13 @@ torchrun --nnodes 2 --nproc_per_node 8 --rdzv_backend c10d --rdzv_endpoint HOST:
 
 import logging
 import os
+import sys
 from dataclasses import dataclass
 from itertools import islice, takewhile
 from pathlib import Path
+
+if not __package__:  # started as a file: PYTHONSAFEPATH keeps its folder out of sys.path
+    sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import config
 from support import program
@@ -185,6 +189,7 @@ class Trainer:
         Raises Stopped if any rank got a signal.
         """
         cfg, group, state, criterion = self.cfg, self.group, self.state, self.criterion
+        group.note(f"step {state.step + 1}")
         progress = self.schedule.position(state) / self.schedule.total_steps
         # 1. Each loss is divided by its own count over the global batch, such as labelled pixels.
         counts = torch.stack([criterion.counts(batch) for batch in micro_batches]).sum(0)

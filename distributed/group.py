@@ -38,6 +38,7 @@ class Group:
     Without a group, `backend` is None and the collectives act on this process alone. `stop` holds the reason to stop
     once a signal to any rank asks for it; ranks learn of it at different moments, so compare it in a collective before
     acting on it. `local_world_size` counts the processes on this machine. `launcher` gave this process its rank.
+    note("step 7") says where this rank is, for the other ranks' message if it stands still.
     """
 
     device: torch.device
@@ -48,6 +49,7 @@ class Group:
     stop: StopRequest = field(default_factory=StopRequest)
     local_world_size: int = 1
     launcher: str = ""
+    note: Callable[[str], None] = lambda place: None
 
     @property
     def is_main(self) -> bool:

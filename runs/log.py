@@ -14,7 +14,7 @@ class _TerminalHandler(logging.Handler):
     """A logging handler that prints to stdout, above a progress bar."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        tqdm.write(self.format(record))
+        tqdm.write(self.format(record) + "\n", end="")  # in one write: ranks share a terminal
 
 
 class FileHandler(logging.StreamHandler):

@@ -28,7 +28,7 @@ from data.classes import read_classes
 from data.images import read_label
 from data.label_check import SAMPLE
 from data.layout import MASKS, SCRIBBLES, find_split, first_folder, pair_files
-from support import program, shell
+from support import program, shell, signals
 from support.errors import STOPPED, UserError
 from support.files import sha256
 from support.labels import BACKGROUND, IGNORE
@@ -44,6 +44,8 @@ OWN_PSEUDO = ("checkpoint", "output", "json", "overwrite", "split", "train_path"
 FREE = (*OWN, *(item.name for item in dataclasses.fields(LaunchFlags)))
 PSEUDO_FLAGS = "--scales 1 1.5 --flip"
 PATHS = ("list_path", "image_path", "image_suffix", "label_suffix")
+# What stops the chain: a signal without a handler would end it alone, and leave the command running.
+STOP_SIGNALS = {*signals.SIGNALS, *(getattr(signal, name) for name in ("SIGHUP", "SIGQUIT") if hasattr(signal, name))}
 PASSED_ON = ("device", "workers", "log_level")  # flags of train.py that pseudo.py and evaluate.py get, too
 
 
@@ -55,7 +57,9 @@ def main(argv: list[str] | None = None) -> int:
     for name in ("rounds", "processes"):
         if (number := getattr(args, name)) < 1:
             raise UserError(f"--{name} {number}: must be at least 1")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
+    for number in STOP_SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(number, signal.default_int_handler)  # as Ctrl-C
     try:
         run_steps(args, flags)
     except (subprocess.CalledProcessError, KeyboardInterrupt) as error:
@@ -189,7 +193,8 @@ def run(program: str, *words: object, num_processes: int = 1) -> None:
         try:
             status = process.wait()
         except KeyboardInterrupt:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C is for the command
+            for number in STOP_SIGNALS:  # the command has to save now
+                signal.signal(number, signal.SIG_IGN)
             process.terminate()
             process.wait()
             raise

@@ -47,7 +47,7 @@ def report(error: BaseException, rank: str) -> int:
         with contextlib.suppress(OSError):
             Path(file).write_text(json.dumps({"message": line, "timestamp": int(time.time())}), encoding="utf-8")
     # tqdm.write() clears a progress bar first.
-    tqdm.write(line, file=sys.stderr)
+    tqdm.write(f"{line}\n", file=sys.stderr, end="")  # in one write: ranks share a terminal
     if isinstance(error, SystemExit) and isinstance(error.code, int) and error.code:
         return error.code
     return 130 if interrupted else 2 if isinstance(error, UserError) else 1
