@@ -93,7 +93,7 @@ def settle_place(args: argparse.Namespace) -> None:
         family = socket.AF_INET6 if both else socket.AF_INET
         socket.create_server(("", port), family=family, dualstack_ipv6=both).close()
     except OverflowError:
-        raise UserError(f"MASTER_PORT {port}: must be below 65536") from None
+        raise UserError(f"port {port}: must be below 65536 (MASTER_PORT)") from None
     except OSError as error:  # create_server() puts the address in brackets behind the cause
         cause = str(error.strerror).split(" (")[0].lower()
         raise UserError(f"port {port}: {cause}: set MASTER_PORT to another port") from None
