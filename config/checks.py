@@ -1,11 +1,13 @@
 """Checks of the flags of train.py against each other."""
 
+import importlib.util
 import re
 from dataclasses import fields
 
 from config.losses import parse_loss, read_class_weights
 from config.training import AugmentationFlags, Config
 from support.errors import UserError
+from support.shell import install_command
 
 
 def check(cfg: Config) -> None:
@@ -20,6 +22,9 @@ def check(cfg: Config) -> None:
     _check_numbers(cfg)
     if cfg.reset_data_offset and cfg.resume == "auto":
         raise UserError("--reset_data_offset with --resume auto: give a FILE, or each start begins at step 1")
+    found = importlib.util.find_spec("wandb") if cfg.wandb else None
+    if cfg.wandb and (found is None or found.origin is None):  # without an origin: a folder wandb/ of earlier runs
+        raise UserError(f"--wandb needs the package wandb: {install_command('wandb')}")
     if not cfg.dataset_path:
         raise UserError("--dataset_path is not set: give the data set's root folder (docs/your_data.md)")
     if "/" in cfg.name or cfg.name in (".", ".."):

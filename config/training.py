@@ -170,6 +170,8 @@ class RunFlags:
     val_start_epoch: int = flag(0, "do not validate in the first N epochs", ge=0, aliases="val_epoch")
     patience: int = flag(0, "end the run when N validations in a row have not improved the best mIoU; 0: never", ge=0)
     log_interval: int = flag(10, "optimizer steps between two lines of metrics.jsonl", ge=1)
+    report_training_batch_acc: bool = flag(False, "also log the pixel accuracy of training batches, as pixel_acc")
+    wandb: bool = flag(False, "also log to Weights & Biases; WANDB_* variables work, such as WANDB_MODE=offline")
 
 
 @dataclass
