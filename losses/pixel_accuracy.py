@@ -11,7 +11,7 @@ from support.labels import IGNORE
 
 @torch.no_grad()
 def count_hits(logits: Tensor, batch: dict[str, Tensor]) -> Tensor:
-    """Count the pixels where the argmax of the upsampled logits is right, and the labelled ones: (2,) int64 on the device.
+    """Count the pixels where the argmax of the upsampled logits is right, and the labelled pixels: (2,) int64.
 
     logits: (B, C, h, w). batch: with "label", or else "pseudo", (B, H, W) uint8, 255 = ignore. Nothing makes the CPU
     wait for a GPU, and the full-size logits never exist: they are computed in bands of rows.

@@ -70,7 +70,7 @@ class WandB:
         options: dict = {"project": "segtrain", "name": folder.name, "dir": str(folder), "resume": "allow"}
         options |= {"id": run_id, "settings": {"finish_timeout": UPLOAD_SECONDS}}
         own = {name: value for name, value in options.items() if WANDB_VARIABLES[name] not in os.environ}
-        self._image = wandb.Image
+        self._image, self._teardown = wandb.Image, wandb.teardown
         self._run = wandb.init(config=config.as_dict(cfg), **own)
 
     def write(self, step: int, scalars: dict[str, float], pictures: dict[str, np.ndarray]) -> None:
@@ -81,7 +81,11 @@ class WandB:
         """Do nothing: W&B's own process writes each row as it comes."""
 
     def close(self, *, failed: bool) -> None:
-        self._run.finish(exit_code=int(failed))
+        try:
+            self._run.finish(exit_code=int(failed))
+        except Exception:
+            self._teardown()  # else wandb's exit handler would print a traceback
+            raise
 
 
 class Boards:
@@ -112,7 +116,7 @@ class Boards:
 
     def close(self, *, failed: bool) -> None:
         for name, board in self._boards.items():
-            self._extras.safe(name, board.close)(failed=failed)
+            self._extras.run(name, partial(board.close, failed=failed), closes=True)
 
 
 def _excepthook(args: threading.ExceptHookArgs) -> None:

@@ -21,20 +21,22 @@ class Extras:
         """Return a function that calls `work` with its arguments, as run() does."""
         return lambda *args, **options: self.run(part, lambda: work(*args, **options))
 
-    def run(self, part: str, work: Callable[[], T], *, retry: bool = False) -> T | None:
+    def run(self, part: str, work: Callable[[], T], *, retry: bool = False, closes: bool = False) -> T | None:
         """Return work(), or None if it raises. `part` is then dropped: later calls do nothing.
 
-        part: what is lost, with its file, for the warning. retry: do not drop it, as the next call may succeed.
+        part: what is lost, with its file, for the warning. retry: do not drop it, as the next call may succeed. closes:
+        call `work` in any case, to free what a dropped part holds.
         """
-        if part in self._dropped:
+        was_dropped = part in self._dropped
+        if was_dropped and not closes:
             return None
         try:
             return work()
-        except Exception as error:  # a board may raise anything
+        except (Exception, SystemExit) as error:  # a board may raise anything
             if not retry:
                 self._dropped.add(part)
             warning = f"{part}: {reason(error)}: training goes on without it"
-            if warning not in self._warnings:
+            if not was_dropped and warning not in self._warnings:
                 self._warnings.add(warning)
                 log.warning(warning)
             return None

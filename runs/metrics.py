@@ -195,7 +195,7 @@ class Metrics:
         if self.boards:
             self.boards.close(failed=failed)
         if self._file:
-            self.extras.run(self._part, self._file.close)
+            self.extras.run(self._part, self._file.close, closes=True)
 
 
 def _share(hits: list[list[int]]) -> float | None:

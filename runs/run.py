@@ -162,7 +162,7 @@ class Run:
         self.metrics.close(failed=error is not None)
         if self._log_file:
             log.removeHandler(self._handler)
-            self.extras.run(self._log_file.name, self._log_file.close)
+            self.extras.run(f"{self._log_file.name} (the log)", self._log_file.close, closes=True)
         # A run that diverged would diverge again.
         if hint and isinstance(error, UserError) and not isinstance(error, DivergedError):
             raise UserError(f"{error}{hint}") from None
