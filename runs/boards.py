@@ -14,12 +14,9 @@ import config
 from config import Config
 from runs.extras import Extras
 
-UPLOAD_SECONDS = 60  # how long the end of a run waits for W&B's uploads: the other ranks wait, too
-# Our value of an option of wandb.init() counts only if the user has not set wandb's own variable.
-WANDB_VARIABLES = {
-    "project": "WANDB_PROJECT", "name": "WANDB_NAME", "dir": "WANDB_DIR", "resume": "WANDB_RESUME",
-    "id": "WANDB_RUN_ID", "settings": "WANDB_FINISH_TIMEOUT",
-}  # fmt: skip
+# Our values of wandb's own variables, in seconds. The other ranks wait while rank 0 uploads at the end. A SIGKILL loses
+# what W&B's process has not written to its file, by default every 15 s.
+WANDB_SECONDS = {"WANDB_FINISH_TIMEOUT": "60", "WANDB__TRANSACTION_LOG_FLUSH_INTERVAL": "1"}
 
 
 class Board(Protocol):
@@ -65,17 +62,20 @@ class WandB:
     """A run of Weights & Biases, continued if its id is known. WANDB_* variables take precedence over our options."""
 
     def __init__(self, cfg: Config, folder: Path, run_id: str):
+        for name, seconds in WANDB_SECONDS.items():
+            os.environ.setdefault(name, seconds)
         import wandb
 
-        options: dict = {"project": "segtrain", "name": folder.name, "dir": str(folder), "resume": "allow"}
-        options |= {"id": run_id, "settings": {"finish_timeout": UPLOAD_SECONDS}}
-        own = {name: value for name, value in options.items() if WANDB_VARIABLES[name] not in os.environ}
+        ours = {"project": "segtrain", "name": folder.name, "dir": str(folder), "resume": "allow", "id": run_id}
+        variables = {name: "WANDB_RUN_ID" if name == "id" else f"WANDB_{name.upper()}" for name in ours}
+        own: dict = {name: value for name, value in ours.items() if variables[name] not in os.environ}
         self._image, self._teardown = wandb.Image, wandb.teardown
         self._run = wandb.init(config=config.as_dict(cfg), **own)
 
     def write(self, step: int, scalars: dict[str, float], pictures: dict[str, np.ndarray]) -> None:
         images = {tag: self._image(picture) for tag, picture in pictures.items()}
-        self._run.log(scalars | images, step=step)  # what has the same step goes into one row
+        # What has the same step goes into one row. A validation, which has pictures, is the last part of a row.
+        self._run.log(scalars | images, step=step, commit=bool(images))
 
     def flush(self) -> None:
         """Do nothing: W&B's own process writes each row as it comes."""
