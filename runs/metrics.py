@@ -66,9 +66,11 @@ class Metrics:
         last = lines[-1] if lines and lines[-1]["step"] == step else {"kind": "none"}
         # Unless its validation is done, the resumed run writes the points of `step` again.
         purge_step = step + 1 if last["kind"] == "val" else step
-        self.boards = Boards(self.extras, cfg, folder, purge_step=purge_step, wandb_id=saved.get("wandb_id", ""))
+        boards = Boards(self.extras, cfg, folder, purge_step=purge_step, wandb_id=saved.get("wandb_id", ""))
+        self.boards = boards
         if last["kind"] == "train":
-            self.boards.write(step, _scalars(last), {})  # the step comes before the validation that will be repeated
+            # The step comes before the validation that will be repeated.
+            self.extras.run(f"curves at step {step}", lambda: boards.write(step, _scalars(last), {}))
 
     def loss_text(self) -> str:
         """Return the mean loss, and pixel accuracy if measured, of this process's steps in the epoch, as text."""

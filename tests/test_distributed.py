@@ -33,6 +33,7 @@ ALL_LABEL_LOSSES["loss"] = "+".join(LOSSES)
 def train_three_ways(words: list[str], tmp_path) -> dict[str, tuple[list[dict], dict, dict]]:
     """{how a global batch of 4 is split: the metrics of all steps, the last weights, their average}, in float64."""
     words = [*words, "--freeze_bn", "--lr_scaling", "none", "--label_smooth", "0.1", "--ema", "0.9"]
+    words.append("--report_training_batch_acc")
     program = "tests/train_float64.py"
     processes = [
         start([*words, "--batchsize", "4", "--name", "one"], tmp_path, program),
@@ -67,6 +68,7 @@ def test_same_losses_and_weights_at_any_split_of_the_global_batch(uneven_labels,
     for name in ("two", "accum"):
         for line, expected_line in zip(runs[name][0], lines, strict=True):
             assert line["losses"] == pytest.approx(expected_line["losses"], rel=1e-9, abs=1e-15)
+            assert line.get("pixel_acc") == expected_line.get("pixel_acc")
         assert_close(runs[name][1], weights)
         assert_close(runs[name][2], average)
 
