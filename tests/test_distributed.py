@@ -62,6 +62,7 @@ def test_same_losses_and_weights_at_any_split_of_the_global_batch(uneven_labels,
     runs = train_three_ways(words, tmp_path)
     lines, weights, average = runs["one"]
     assert (len(lines), len(lines[0]["losses"])) == (20, 6 if "l_lorm" in losses else len(LOSSES))
+    assert any("pixel_acc" in line for line in lines)
     assert all(any(line["losses"][name] > 0 for line in lines) for name in lines[0]["losses"])
     assert weights["head.aspp.conv1.weight"].dtype == torch.float64
     assert not torch.equal(average["head.aspp.conv1.weight"], weights["head.aspp.conv1.weight"])
