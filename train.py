@@ -38,6 +38,7 @@ from evaluation.pictures import panel
 from evaluation.predictor import Predictor
 from evaluation.scoring import score
 from losses.criterion import Criterion, to_device
+from losses.pixel_accuracy import count_hits
 from models.foreground import foreground_of
 from optimization.amp import autocast
 from runs import folder, messages
@@ -135,7 +136,7 @@ def train(cfg: Config, group: Group, run: Run) -> int:
         log.info(f"stopped by {stop} after step {state.step}, in epoch {state.epoch + 1}; {run.resume_hint()}")
         return STOPPED
     run.writer.wait()
-    messages.log_end(cfg, run.folder, state, val_set, classes)
+    messages.log_end(cfg, run.folder, state, val_set, classes, run.extras)
     return 0
 
 
@@ -196,7 +197,7 @@ class Trainer:
         divisors = group.sum_or_stop(counts).tolist()
 
         # 2. Forward and backward. DDP exchanges gradients in the last backward pass only.
-        parts = torch.zeros(len(criterion.names), device=group.device)
+        parts, hits = torch.zeros(len(criterion.names), device=group.device), []
         for number, batch in enumerate(micro_batches, start=1):
             state.seed_forward(cfg.seed, ((number - 1) * group.world_size + group.rank) * cfg.batchsize, group.device)
             foreground = foreground_of(batch, group.device) if "lorm" in criterion.weights else None
@@ -208,6 +209,8 @@ class Trainer:
                 # DDP averages gradients over ranks. The divisors are global already, so undo the average.
                 state.scaler.scale(loss * group.world_size).backward()
             parts = parts + micro_parts
+            if cfg.report_training_batch_acc:
+                hits.append(count_hits(outputs["logits"], batch))
 
         # 3. Update the weights. The first step of this process also compares the ranks.
         is_first = state.steps_here == 0
@@ -216,7 +219,8 @@ class Trainer:
         lr, num_images = self.schedule.lr(state), self.schedule.sampler.global_batch
         state.update(lr, num_images)
         losses = criterion.by_name(group.sum(parts), progress)
-        self.run.metrics.log_step(state, losses, lr=lr, num_images=num_images)
+        all_hits = group.sum(torch.stack(hits).sum(0)) if hits else None
+        self.run.metrics.log_step(state, losses, lr=lr, num_images=num_images, hits=all_hits)
         self.run.writer.check()
         if is_first:
             checks.check_weights(group, state.raw_model, buffers_averaged=False)
@@ -261,12 +265,13 @@ class Trainer:
         batches = metrics.validation_bar(self.val_loader, total=len(self.val_loader))
         panels: list = []
 
-        def draw(image: torch.Tensor, label: torch.Tensor, predicted: torch.Tensor) -> None:
+        def draw(*maps: torch.Tensor) -> None:
             if self.group.is_main and len(panels) < NUM_EXAMPLES:
-                pixels, truth, found = (values.cpu().numpy() for values in (image, label, predicted))
-                panels.append(panel(pixels, truth, found, self.classes, cfg.background_class))
+                image, label, predicted = (values.cpu().numpy() for values in maps)
+                panels.append(panel(image, label, predicted, self.classes, cfg.background_class))
 
-        result = score(predictor, batches, dataset.names, cfg.numclasses, self.group, keep_pngs=True, visit=draw)
+        visit = self.run.extras.safe("pictures of the validation", draw)
+        result = score(predictor, batches, dataset.names, cfg.numclasses, self.group, keep_pngs=True, visit=visit)
         metrics.log_validation(state, result.scores, self.classes.names, panels)
         is_best = state.note_score(result.scores["miou"])
         self.run.report(state.step, result, dataset, is_best=is_best)

@@ -1,5 +1,6 @@
 """Checks of the flags of train.py against each other."""
 
+import importlib.util
 import re
 from collections.abc import Collection
 from dataclasses import fields
@@ -8,6 +9,7 @@ from typing import Any
 from config.losses import parse_loss, read_class_weights
 from config.training import Config
 from support.errors import UserError
+from support.shell import install_command
 
 
 def check(cfg: Config, *, is_final: bool = False) -> None:
@@ -26,6 +28,9 @@ def check(cfg: Config, *, is_final: bool = False) -> None:
     _check_numbers(cfg)
     if cfg.reset_data_offset and cfg.resume == "auto":
         raise UserError("--reset_data_offset with --resume auto: give a FILE, or each start begins at step 1")
+    found = importlib.util.find_spec("wandb") if cfg.wandb else None
+    if cfg.wandb and (found is None or found.origin is None):  # without an origin: a folder wandb/ of earlier runs
+        raise UserError(f"--wandb needs the package wandb: {install_command('wandb')}")
     if not cfg.dataset_path:
         raise UserError("--dataset_path is not set: give the data set's root folder (docs/your_data.md)")
     if {"", ".", ".."} & set(cfg.name.split("/")):

@@ -280,6 +280,8 @@ class RunFlags:
         ),
     )
     log_interval: int = flag(10, "optimizer steps between two lines of metrics.jsonl", ge=1)
+    report_training_batch_acc: bool = flag(False, "also log the pixel accuracy of training batches, as pixel_acc")
+    wandb: bool = flag(False, "also log to Weights & Biases; WANDB_* variables work, such as WANDB_MODE=offline")
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import logging
 import os
 import re
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TextIO
 
 from runs import checkpoint
 from support.errors import UserError
-from support.files import write_atomic
+from support.files import json_lines, write_atomic
 
 try:
     import fcntl
@@ -18,6 +19,8 @@ except ImportError:  # Windows
 
 REPORT = "report.html"
 SAMPLES_FILE = "augmented.jpg"
+
+log = logging.getLogger("segtrain")
 
 
 def find(logdir: Path, name: str, resume: str) -> tuple[Path | None, Path | None, dict | None]:
@@ -115,18 +118,17 @@ def tidy(folder: Path, step: int) -> list[str]:
 
 
 def keep_lines(path: Path, num_lines: int) -> list[dict]:
-    """Cut a JSON-lines file to its first `num_lines` complete lines, and return their values.
+    """Cut a metrics.jsonl to its first `num_lines` lines, and return them as objects.
 
-    A missing file is made, empty. Raises UserError if a line is not valid JSON.
+    A missing file is made, empty. Damaged lines are left out: warns of them, and keeps the old file as *.old.
     """
-    try:
-        text = path.read_text(encoding="utf-8") if path.exists() else ""
-        lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")][:num_lines]
-        values = [json.loads(line) for line in lines]
-    except ValueError:
-        raise UserError(f"{path}: not valid JSON lines: fix or delete it") from None
-    write_atomic(path, "".join(lines), sync=True)
-    return values
+    lines = [line for line in json_lines(path)[:num_lines] if line is not None]
+    if (num_lost := num_lines - len(lines)) > 0:
+        log.warning(f"{path}: {num_lost} of {num_lines} lines are damaged or missing: the curves go on without them")
+        if path.exists():
+            os.replace(path, path.with_name(f"{path.name}.old"))
+    write_atomic(path, "".join(json.dumps(line) + "\n" for line in lines), sync=True)
+    return lines
 
 
 def _runs_of(logdir: Path, name: str) -> dict[int, Path]:

@@ -3,8 +3,11 @@
 import logging
 import sys
 from collections.abc import Iterable
+from typing import TextIO
 
 from tqdm import tqdm
+
+from runs.extras import Extras
 
 log = logging.getLogger("segtrain")
 every_rank = logging.getLogger("segtrain.every_rank")
@@ -18,7 +21,14 @@ class _TerminalHandler(logging.Handler):
 
 
 class FileHandler(logging.StreamHandler):
-    """Write lines to an open file. An error, such as a full disk, is raised: logging would only print it."""
+    """Write lines to an open file."""
+
+    def __init__(self, file: TextIO, extras: Extras):
+        super().__init__(file)
+        self.extras = extras
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.extras.safe(f"{self.stream.name} (the log)", super().emit)(record)
 
     def handleError(self, record: logging.LogRecord) -> None:
         raise

@@ -33,6 +33,7 @@ ALL_LABEL_LOSSES["loss"] = "+".join(LOSSES)
 def train_three_ways(words: list[str], tmp_path) -> dict[str, tuple[list[dict], dict, dict]]:
     """{how a global batch of 4 is split: the metrics of all steps, the last weights, their average}, in float64."""
     words = [*words, "--freeze_bn", "--lr_scaling", "none", "--label_smooth", "0.1", "--ema", "0.9"]
+    words.append("--report_training_batch_acc")
     program = "tests/train_float64.py"
     processes = [
         start([*words, "--batchsize", "4", "--name", "one"], tmp_path, program),
@@ -61,12 +62,14 @@ def test_same_losses_and_weights_at_any_split_of_the_global_batch(uneven_labels,
     runs = train_three_ways(words, tmp_path)
     lines, weights, average = runs["one"]
     assert (len(lines), len(lines[0]["losses"])) == (20, 6 if "l_lorm" in losses else len(LOSSES))
+    assert any("pixel_acc" in line for line in lines)
     assert all(any(line["losses"][name] > 0 for line in lines) for name in lines[0]["losses"])
     assert weights["head.aspp.conv1.weight"].dtype == torch.float64
     assert not torch.equal(average["head.aspp.conv1.weight"], weights["head.aspp.conv1.weight"])
     for name in ("two", "accum"):
         for line, expected_line in zip(runs[name][0], lines, strict=True):
             assert line["losses"] == pytest.approx(expected_line["losses"], rel=1e-9, abs=1e-15)
+            assert line.get("pixel_acc") == expected_line.get("pixel_acc")
         assert_close(runs[name][1], weights)
         assert_close(runs[name][2], average)
 
