@@ -22,9 +22,9 @@ from distributed.group import Group
 from evaluation import metrics
 from evaluation.report import describe_protocol, page
 from evaluation.scoring import Result, gather_predictions, score
-from runs.log import progress_bar
 from support.errors import UserError
 from support.files import check_writable, write_atomic
+from support.progress import progress_bar
 from trained import load_on_ranks, on_all_ranks, read_flags
 from utils import get_eval_loader, prepare_demo_data
 

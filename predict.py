@@ -27,9 +27,9 @@ from evaluation.predictor import ImagePredictor, predict_batch
 from exporting.onnx import OnnxModel
 from prediction.inputs import Images, find_inputs, size_of
 from prediction.outputs import Outputs
-from runs.log import progress_bar
 from support.errors import UserError
 from support.files import sha256
+from support.progress import progress_bar
 from trained import inference_settings, load_on_ranks, on_all_ranks, read_flags
 from utils import make_loader
 

@@ -18,7 +18,7 @@ from data.images import image_size
 from data.images.resize import large_images
 from data.layout import pair_files
 from distributed.group import Group
-from runs.log import progress_bar
+from support.progress import progress_bar
 
 NUM_SIZES = 100  # images whose sizes are read for the recipe
 

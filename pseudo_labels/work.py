@@ -21,10 +21,10 @@ from distributed.group import Group
 from evaluation.predictor import Predictor
 from pseudo_labels.files import PseudoFolder
 from pseudo_labels.labelling import Stroked, StrokedImages, make_label, predict
-from runs.log import progress_bar
 from support.errors import UserError
 from support.labels import IGNORE
 from support.processes import ThreadPool
+from support.progress import progress_bar
 
 NUM_THREADS = 4  # of each rank: make and compress labels
 

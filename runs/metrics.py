@@ -21,11 +21,11 @@ from evaluation.metrics import Scores
 from optimization.amp import read_scaling
 from runs.boards import Board
 from runs.folder import keep_lines
-from runs.log import progress_bar
 from runs.pace import Pace
 from runs.state import TrainState
 from support.errors import DivergedError
 from support.files import write_errors
+from support.progress import progress_bar
 
 # Values of a step that are not losses: a line of metrics has the latest, not the mean.
 LATEST = ("epoch", "step", "lr", "loss_scale", "skipped_steps", "grad_norm")

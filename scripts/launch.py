@@ -22,6 +22,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from support.errors import STOPPED
+from support.terminal import warn
 
 # SIGUSR1 reaches the processes too, which then save and stop. torchrun's default has the others.
 SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
@@ -55,7 +56,7 @@ def main(module: str, *words: str) -> None:
         # errors.report() leaves its line, except in a process that was ended before; torch's lines have covered it.
         lines = [str(other.message) for other in (failure, *error.failures.values())]
         for line in [line for line in lines if line.startswith("error")][:1]:
-            print(line, file=sys.stderr)
+            warn(line)
         sys.exit(failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode)
     except SignalException:
         sys.exit(STOPPED)

@@ -12,9 +12,8 @@ from concurrent.futures.process import BrokenProcessPool, ProcessPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from tqdm import tqdm
-
 from support.errors import UserError
+from support.progress import progress_bar
 
 CHUNK = 8  # items that a process takes at once; fewer if there are few
 Item = TypeVar("Item")
@@ -35,11 +34,11 @@ def work_on(function: Callable[[Item], Result], items: list[Item], workers: int,
     most = 61 if os.name == "nt" else len(items)  # Windows waits for no more processes than that
     workers = min(num_cores() if workers < 0 else workers, len(items), most)
     if workers == 0:
-        return [function(item) for item in tqdm(items, unit=unit, desc=doing)]
+        return [function(item) for item in progress_bar(items, total=len(items), title=doing, unit=unit)]
     size = min(CHUNK, math.ceil(len(items) / (4 * workers)))
     # The bar is built before there is work to interrupt: Ctrl-C in tqdm's constructor prints a traceback.
     with (
-        tqdm(total=len(items), unit=unit, desc=doing) as bar,
+        progress_bar(None, total=len(items), title=doing, unit=unit) as bar,
         ProcessPoolExecutor(workers, initializer=_start_worker) as pool,
     ):
         results = []
@@ -59,6 +58,7 @@ def work_on(function: Callable[[Item], Result], items: list[Item], workers: int,
 def _start_worker() -> None:
     """Leave Ctrl-C to the parent process, and end with it, however it ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the pool ends its processes by it
     end_with_parent()
 
 
