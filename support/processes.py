@@ -1,19 +1,22 @@
 """Work in several processes, with a progress bar, and in threads."""
 
+import contextlib
 import math
 import multiprocessing
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool, ProcessPoolExecutor
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import TypeVar
 
 from support.errors import UserError
 from support.progress import progress_bar
+from support.signals import SIGNALS
 
 CHUNK = 8  # items that a process takes at once; fewer if there are few
 Item = TypeVar("Item")
@@ -43,7 +46,9 @@ def work_on(function: Callable[[Item], Result], items: list[Item], workers: int,
     ):
         results = []
         try:
-            for result in pool.map(function, items, chunksize=size):
+            with starting():
+                found = pool.map(function, items, chunksize=size)
+            for result in found:
                 results.append(result)
                 bar.update()
             return results
@@ -55,10 +60,32 @@ def work_on(function: Callable[[Item], Result], items: list[Item], workers: int,
             pool.shutdown(cancel_futures=True)
 
 
+@contextlib.contextmanager
+def starting() -> Iterator[None]:
+    """Let processes that start in the body begin with SIGNALS blocked.
+
+    Otherwise a signal to all processes of a run, such as Ctrl-C, would end one that still imports, or the helpers by
+    which Python starts processes without a fork.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        if multiprocessing.get_start_method() != "fork":
+            resource_tracker.ensure_running()  # its start unblocks some of them
+            signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
 def _start_worker() -> None:
     """Leave Ctrl-C to the parent process, and end with it, however it ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the pool ends its processes by it
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     end_with_parent()
 
 

@@ -38,8 +38,9 @@ def run_and_exit(main: Callable[[], int | None]) -> NoReturn:
     """
     atexit.register(signals.kill_workers)
     status = run(main)
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # else Ctrl-C in an exit handler prints a traceback
+    for number in signals.SIGNALS:
+        if callable(signal.getsignal(number)):  # it would print a traceback in an exit handler
+            signal.signal(number, signal.SIG_IGN if number == signal.SIGINT else signal.SIG_DFL)
     if signals.has_joined_group:
         atexit._run_exitfuncs()
         signals.exit_at_once(status)

@@ -32,5 +32,5 @@ def progress_bar(
         return tqdm(items, mininterval=0.2, dynamic_ncols=True, **options)
     words = "{desc}: {n_fmt} of {total_fmt}, {rate_fmt}, {remaining} left{postfix}"
     # tqdm itself writes to a bar's file when it clears the bar.
-    times = {"mininterval": LINE_SECONDS, "delay": LINE_SECONDS}
-    return _Lines(items, file=io.StringIO(), bar_format=words, **times, **options)
+    options |= {"mininterval": LINE_SECONDS, "delay": LINE_SECONDS, "bar_format": words}
+    return _Lines(items, file=io.StringIO(), **options)

@@ -110,7 +110,7 @@ def test_inputs_are_named_relative_to_their_common_folder(tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
 
     def found(*given: str) -> tuple[str, dict[str, str], int]:
-        base, inputs, num_others = find_inputs(given, tmp_path / "c/out")
+        base, inputs, others = find_inputs(given, tmp_path / "c/out")
         return os.path.relpath(base), {path.as_posix(): name for name, path in inputs.items()}, num_others
 
     assert found("a/x.jpg", "b/notes.txt", "b/x.jpg", "b/.hidden.jpg") == (
