@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from data.images.resize import resize, scaled_size
-from distributed.group import Group, Stopped
+from distributed.group import Group
 from evaluation.windows import Windows
 from models.layers.fold import folded
 from optimization.amp import DTYPES, autocast
@@ -24,7 +24,11 @@ CPU_BAND_BYTES = 4 * 2**20
 CPU_PASS_PIXELS = 2**18
 
 
-Step = Callable[[int], object]  # called with the number of windows that a forward pass predicted; may raise Stopped
+Step = Callable[[int], object]  # called with the number of windows that a forward pass predicted; may raise Cancelled
+
+
+class Cancelled(Exception):
+    """A signal came while this rank predicted an image; the other ranks learn of it by Group.raise_if_stopped()."""
 
 
 def no_step(num_windows: int) -> None:
@@ -59,12 +63,12 @@ def predict_batch(
 
 
 def stop_between(group: Group, show: Step = no_step) -> Step:
-    """Return a Step that calls show(number of windows), and raises Stopped, on this rank alone, after a signal."""
+    """Return a Step that calls show(number of windows), and raises Cancelled after a signal."""
 
     def step(num_windows: int) -> None:
         show(num_windows)
         if group.stop:
-            raise Stopped(group.stop.reason)
+            raise Cancelled
 
     return step
 
@@ -73,12 +77,12 @@ def stop_between(group: Group, show: Step = no_step) -> Step:
 def window_steps(model: ImagePredictor, sizes: list[tuple[int, int]], title: str, group: Group) -> Iterator[Step]:
     """Yield the Step for this rank's images of these sizes, (height, width), with a progress bar.
 
-    Stopped ends the body silently; call group.raise_if_stopped() after it.
+    Cancelled ends the body silently; call group.raise_if_stopped() after it.
     """
     total = sum(map(model.num_windows, sizes))
     unit = "image" if total == len(sizes) else "window"
     bar = progress_bar(None, total=total, title=title, unit=unit, enabled=group.is_main)
-    with bar, contextlib.suppress(Stopped):
+    with bar, contextlib.suppress(Cancelled):
         yield stop_between(group, bar.update)
 
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from data.images import label_png
-from distributed.group import Group, Stopped
+from distributed.group import Group
 from evaluation import metrics
 from evaluation.metrics import Scores, class_iou, confusion_matrix, mean_iou
-from evaluation.predictor import ImagePredictor, Step, stop_between
+from evaluation.predictor import Cancelled, ImagePredictor, Step, stop_between
 
 NUM_WORST, NUM_BEST = 12, 6  # images in a report, besides the worst one of each class
 
@@ -76,7 +76,7 @@ def score(
         images, labels = (batch[name].to(group.device, non_blocking=True) for name in ("image", "label"))
         try:
             predictions = predictor.labels(images, step)
-        except Stopped:
+        except Cancelled:
             break
         indices = batch["index"].tolist()
         for index, image, label, predicted in zip(indices, images, labels, predictions, strict=True):

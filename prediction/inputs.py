@@ -29,21 +29,20 @@ def find_inputs(words: Sequence[str], output: Path) -> tuple[Path, dict[str, Pat
     found = [_list(Path(word), word) for word in words]
     base = Path(os.path.commonpath([os.path.abspath(folder) for folder, _ in found]))
     images: dict[str, Path] = {}
-    others: set[Path] = set()
+    others: dict[str, Path] = {}
     for (folder, files), word in zip(found, words, strict=True):
         outputs = {output.resolve(), *(file.parent.resolve() for file in files if file.name == OUTPUT_NOTE)}
         for file in files:
-            if (
-                file == Path(word) and len(words) == 1 and not _is_film(file)
-            ):  # a single file counts whatever its suffix
+            # A single file counts whatever its suffix, unless it is a film.
+            if file == Path(word) and len(words) == 1 and not _is_film(file):
                 images[os.path.abspath(file)] = file
             elif not (outputs.intersection(file.resolve().parents) or _hidden(file.relative_to(folder))):
                 if file.suffix.lower() in IMAGE_SUFFIXES:
                     images.setdefault(os.path.abspath(file), file)
                 else:
-                    others.add(file)
+                    others.setdefault(os.path.abspath(file), file)
     if not images:
-        hint = film_hint(others)
+        hint = film_hint(others.values())
         raise UserError(f"--input {' '.join(words)}: no image found, only {len(others)} other file(s){hint}")
     # A name must not depend on which files of a folder are given: a.jpg and a.png never share the name a.
     siblings = [
@@ -60,7 +59,7 @@ def find_inputs(words: Sequence[str], output: Path) -> tuple[Path, dict[str, Pat
         if name in named:
             raise UserError(f"{named[name]} and {file}: would be written to the same files: rename one")
         named[name] = file
-    return base, named, sorted(others)
+    return base, named, sorted(others.values())
 
 
 def _is_film(path: Path) -> bool:

@@ -100,7 +100,7 @@ class Metrics:
         """Iterate over validation batches with a progress bar. The time does not count for the training rate."""
         self.read_step()  # its line of metrics comes before the validation's
         began = time.perf_counter()
-        yield from progress_bar(batches, total=total, title="validation", enabled=self.group.is_main)
+        yield from progress_bar(batches, total=total, title="validation", unit="batch", enabled=self.group.is_main)
         seconds = time.perf_counter() - began
         self._window_start += seconds
         self.pace.leave_out(seconds)

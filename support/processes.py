@@ -117,6 +117,6 @@ class ThreadPool(ThreadPoolExecutor):
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         super().shutdown(wait, cancel_futures=cancel_futures)
-        # Linux, the only system where loader workers are forked by default, lists the threads of a process here.
+        # Linux, the only system where loader workers may be forked, lists the threads of a process here.
         while wait and any(Path(f"/proc/self/task/{number}").exists() for number in self._native_ids):
             time.sleep(0.0005)

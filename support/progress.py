@@ -20,7 +20,7 @@ class _Lines(tqdm):
 
 
 def progress_bar(
-    items: Iterable | None, *, total: int | None, title: str, unit: str = "it", enabled: bool = True
+    items: Iterable | None, *, total: int | None, title: str, unit: str = "step", enabled: bool = True
 ) -> tqdm:
     """Return a tqdm bar over `items`, with the rate and, if the total is known, the time left.
 
