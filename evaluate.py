@@ -54,7 +54,7 @@ def evaluate(flags: EvaluateFlags, overrides: dict, group: Group) -> None:
     log.info(f"{model.path} on {len(dataset)} images of {split}: {how}")
 
     batches, keep = loader.batch_sampler, bool(flags.report)
-    with window_steps(predictor, batches.own_sizes, split, group) as step:
+    with window_steps(predictor, batches.sizes, batches, split, group) as step:
         result = score(predictor, loader, dataset.names, cfg.numclasses, group, step=step, keep_pngs=keep)
     if not result.scores["pixels"]:
         raise UserError(f"--split {split}: none of its masks has a labelled pixel: there is nothing to score")

@@ -123,14 +123,13 @@ def predict(
     readable = {name: size for name, size in sizes.items() if isinstance(size, tuple)}
     names = list(readable)
     ranks = {"rank": group.rank, "world_size": group.world_size}
-    sizes_in_order = list(readable.values())
-    batches = EvalBatches(sizes_in_order, batch_size=model.images_at_once, **ranks).batches
+    batches = EvalBatches(list(readable.values()), batch_size=model.images_at_once, **ranks).batches
     # After a kill, repeat whole batches of all images: a model's result may depend on the batch's size.
     batches = [batch for batch in batches if any(names[index] in pending for index in batch)]
     images = Images([inputs[name] for name in names])
     loader = make_loader(Loader, images, workers, group, batch_sampler=batches, collate_fn=list)
     failures: list[UserError] = []
-    with window_steps(model, [sizes_in_order[index] for batch in batches for index in batch], "images", group) as step:
+    with window_steps(model, list(readable.values()), batches, "images", group) as step:
         for batch in loader:
             if group.stop:
                 break

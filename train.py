@@ -29,7 +29,7 @@ from distributed import checks
 from distributed.group import Group, Stopped, gradient_sync
 from evaluation.metrics import Scores
 from evaluation.pictures import panel
-from evaluation.predictor import Predictor
+from evaluation.predictor import Predictor, window_steps
 from evaluation.scoring import score
 from losses.criterion import Criterion, to_device
 from models.foreground import foreground_of
@@ -226,7 +226,7 @@ class Trainer:
         cfg, state, metrics, dataset = self.cfg, self.state, self.run.metrics, self.val_loader.dataset
         torch.backends.cudnn.benchmark = False
         predictor = Predictor(state.eval_model.eval(), batch_size=cfg.val_batchsize, amp=cfg.amp, **cfg.sizes)
-        batches = metrics.validation_bar(self.val_loader, total=len(self.val_loader))
+        own, batches = self.val_loader.batch_sampler, metrics.validation(self.val_loader)
         panels: list = []
 
         def draw(image: torch.Tensor, label: torch.Tensor, predicted: torch.Tensor) -> None:
@@ -234,7 +234,10 @@ class Trainer:
                 pixels, truth, found = (values.cpu().numpy() for values in (image, label, predicted))
                 panels.append(panel(pixels, truth, found, self.classes, cfg.background_class))
 
-        result = score(predictor, batches, dataset.names, cfg.numclasses, self.group, keep_pngs=True, visit=draw)
+        with window_steps(predictor, own.sizes, own, "validation", self.group) as step:
+            result = score(
+                predictor, batches, dataset.names, cfg.numclasses, self.group, step=step, keep_pngs=True, visit=draw
+            )
         metrics.log_validation(state, result.scores, self.classes.names, panels)
         is_best = state.note_score(result.scores["miou"])
         self.run.report(state.step, result, dataset, is_best=is_best)

@@ -106,11 +106,6 @@ class EvalBatches(Sampler):
             if owner == rank:
                 self.batches.append(batch)
 
-    @property
-    def own_sizes(self) -> list[tuple[int, int]]:
-        """Return the (height, width) of this rank's samples."""
-        return [self.sizes[index] for batch in self.batches for index in batch]
-
     def __iter__(self) -> Iterator[list[int]]:
         return iter(self.batches)
 

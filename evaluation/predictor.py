@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,12 +23,11 @@ BAND_BYTES = 32 * 2**20  # probabilities of one band of rows; about six times as
 CPU_BAND_BYTES = 4 * 2**20
 CPU_PASS_PIXELS = 2**18
 
-
 Step = Callable[[int], object]  # called with the number of windows that a forward pass predicted; may raise Cancelled
 
 
 class Cancelled(Exception):
-    """A signal came while this rank predicted an image; the other ranks learn of it by Group.raise_if_stopped()."""
+    """A signal has come, which other ranks may not know of."""
 
 
 def no_step(num_windows: int) -> None:
@@ -49,7 +48,7 @@ class ImagePredictor(Protocol):
 
 
 def predict_batch(
-    model: ImagePredictor, images: Tensor, probs: torch.dtype | None = None, step: Step = int
+    model: ImagePredictor, images: Tensor, probs: torch.dtype | None = None, step: Step = no_step
 ) -> tuple[np.ndarray, Sequence[np.ndarray | None]]:
     """Return the label maps (B, H, W) uint8 of images (B, H, W, 3), and for each its probabilities (C, H, W), or None.
 
@@ -62,28 +61,27 @@ def predict_batch(
     return labels, list(values)
 
 
-def stop_between(group: Group, show: Step = no_step) -> Step:
-    """Return a Step that calls show(number of windows), and raises Cancelled after a signal."""
-
-    def step(num_windows: int) -> None:
-        show(num_windows)
-        if group.stop:
-            raise Cancelled
-
-    return step
-
-
 @contextlib.contextmanager
-def window_steps(model: ImagePredictor, sizes: list[tuple[int, int]], title: str, group: Group) -> Iterator[Step]:
-    """Yield the Step for this rank's images of these sizes, (height, width), with a progress bar.
+def window_steps(
+    model: ImagePredictor, sizes: Sequence[tuple[int, int]], batches: Iterable[list[int]], title: str, group: Group
+) -> Iterator[Step]:
+    """Yield the Step for batches of image indices: it draws a progress bar, and cancels the body after a signal.
 
-    Cancelled ends the body silently; call group.raise_if_stopped() after it.
+    sizes: (height, width) of all images. Call group.raise_if_stopped() after the body.
     """
-    total = sum(map(model.num_windows, sizes))
-    unit = "image" if total == len(sizes) else "window"
-    bar = progress_bar(None, total=total, title=title, unit=unit, enabled=group.is_main)
-    with bar, contextlib.suppress(Cancelled):
-        yield stop_between(group, bar.update)
+    counts = [model.num_windows(sizes[index]) for batch in batches for index in batch]
+    unit = "window" if max(counts, default=1) > 1 else "image"
+    with (
+        contextlib.suppress(Cancelled),
+        progress_bar(None, total=sum(counts), title=title, unit=unit, enabled=group.is_main) as bar,
+    ):
+
+        def step(num_windows: int) -> None:
+            bar.update(num_windows)
+            if group.stop:
+                raise Cancelled
+
+        yield step
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from data.images import label_png
 from distributed.group import Group
 from evaluation import metrics
 from evaluation.metrics import Scores, class_iou, confusion_matrix, mean_iou
-from evaluation.predictor import Cancelled, ImagePredictor, Step, stop_between
+from evaluation.predictor import Cancelled, ImagePredictor, Step, no_step
 
 NUM_WORST, NUM_BEST = 12, 6  # images in a report, besides the worst one of each class
 
@@ -53,7 +53,7 @@ def score(
     num_classes: int,
     group: Group,
     *,
-    step: Step | None = None,
+    step: Step = no_step,
     keep_pngs: bool = False,
     visit: Callable[[Tensor, Tensor, Tensor], None] | None = None,
 ) -> Result:
@@ -69,7 +69,6 @@ def score(
         for size in ((num_classes,), (len(names), 3))
     )
     pngs: dict[int, bytes] = {}
-    step = step or stop_between(group)
     for batch in batches:
         if group.stop:
             break

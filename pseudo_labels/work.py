@@ -69,8 +69,7 @@ class Work:
             if not folder.label_path(name).is_file():
                 folder.write_label(name, make_label(item, probs, self.cfg.background_class))
 
-        own = [sizes[index] for batch in pending for index in batch]
-        with ThreadPool(NUM_THREADS) as pool, window_steps(self.predictor, own, "images", group) as step:
+        with ThreadPool(NUM_THREADS) as pool, window_steps(self.predictor, sizes, pending, "images", group) as step:
             for batch in loader if pending else ():
                 if group.stop:
                     break

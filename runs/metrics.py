@@ -96,11 +96,11 @@ class Metrics:
         if self._window:
             self._write_window()
 
-    def validation_bar(self, batches: Iterable, *, total: int) -> Iterator:
-        """Iterate over validation batches with a progress bar. The time does not count for the training rate."""
+    def validation(self, batches: Iterable) -> Iterator:
+        """Iterate over validation batches. The time does not count for the training rate."""
         self.read_step()  # its line of metrics comes before the validation's
         began = time.perf_counter()
-        yield from progress_bar(batches, total=total, title="validation", unit="batch", enabled=self.group.is_main)
+        yield from batches
         seconds = time.perf_counter() - began
         self._window_start += seconds
         self.pace.leave_out(seconds)

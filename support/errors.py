@@ -44,17 +44,18 @@ def report(error: BaseException, rank: str) -> int:
     else 1.
     """
     where = f" (rank {rank})" if rank else ""
-    interrupted, stopped = isinstance(error, KeyboardInterrupt), isinstance(error, Terminated)
-    line = f"error{where}: {reason(error)}"
-    if interrupted:
-        line = f"stopped by {error}{where}; run the same command again" if stopped else f"interrupted{where}"
+    status, line = 2 if isinstance(error, UserError) else 1, f"error{where}: {reason(error)}"
+    if isinstance(error, Terminated):
+        status, line = STOPPED, f"stopped by {error}{where}; run the same command again"
+    elif isinstance(error, KeyboardInterrupt):
+        status, line = 130, f"interrupted{where}"
+    elif isinstance(error, SystemExit) and isinstance(error.code, int):
+        status = error.code or 1
     if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):  # torchrun's report then has the line
         with contextlib.suppress(OSError):
             Path(file).write_text(json.dumps({"message": line, "timestamp": int(time.time())}), encoding="utf-8")
     warn(line)
-    if isinstance(error, SystemExit) and isinstance(error.code, int) and error.code:
-        return error.code
-    return STOPPED if stopped else 130 if interrupted else 2 if isinstance(error, UserError) else 1
+    return status
 
 
 def reason(error: BaseException) -> str:

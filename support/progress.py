@@ -2,6 +2,7 @@
 
 import io
 import sys
+import threading
 from collections.abc import Iterable
 
 from tqdm import tqdm
@@ -9,6 +10,7 @@ from tqdm import tqdm
 from support.terminal import warn
 
 LINE_SECONDS = 30.0  # between two lines in a file or pipe; shorter work gets none
+tqdm.set_lock(threading.RLock())  # its own lock has a semaphore, for which Python may start a process
 
 
 class _Lines(tqdm):
@@ -26,9 +28,9 @@ def progress_bar(
 
     If stderr is no terminal, lines take the place of the bar.
     """
-    # With miniters 0, update(0) shows what a caller has changed in between.
+    # With miniters 0, each update looks at the clock, also when the work slows down.
     options: dict = {"total": total, "desc": title, "unit": unit, "disable": not enabled, "leave": False, "miniters": 0}
-    if sys.stderr is not None and sys.stderr.isatty():
+    if sys.stderr and sys.stderr.isatty():
         return tqdm(items, mininterval=0.2, dynamic_ncols=True, **options)
     words = "{desc}: {n_fmt} of {total_fmt}, {rate_fmt}, {remaining} left{postfix}"
     # tqdm itself writes to a bar's file when it clears the bar.

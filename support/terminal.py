@@ -13,7 +13,7 @@ def configure() -> None:
     By default Python keeps lines for a file or pipe in a buffer, and raises UnicodeEncodeError for such characters.
     """
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # None without a console on Windows
+        if isinstance(stream, io.TextIOWrapper):  # and not a notebook's
             stream.reconfigure(errors="backslashreplace", line_buffering=True)
 
 
@@ -36,13 +36,12 @@ def warn(*lines: str) -> None:
 
 
 def _print(lines: tuple[str, ...], stream: TextIO | None) -> None:
-    if stream is None:
+    if stream is None:  # closed by the shell: >&-
         return
-    text = "".join(f"{escaped(line)}\n" for line in lines)
     tqdm = getattr(sys.modules.get("tqdm"), "tqdm", None)  # if it is not imported, there is no bar
-    if stream.isatty() and tqdm:
-        # The main thread may be creating a bar, which tqdm then shows but does not clear: hence the carriage return.
-        text = f"\r{text}"
+    # The main thread may be creating a bar, which tqdm then shows but does not clear: hence the carriage return.
+    text = "\r" if stream.isatty() and tqdm else ""
+    text += "".join(f"{escaped(line)}\n" for line in lines)
     try:
         with tqdm.external_write_mode(stream) if tqdm else contextlib.nullcontext():
             stream.write(text)

@@ -129,12 +129,12 @@ def test_work_is_counted_by_windows_and_stops_between_two(model, capsys, monkeyp
     monkeypatch.setattr(progress, "LINE_SECONDS", 0)
     predictor, group = Predictor(model, flip=True, window=33, batch_size=4), Group(torch.device("cpu"))
     assert predictor.num_windows((40, 60)) == 12
-    with window_steps(predictor, [(40, 60)], "images", group) as step:
+    with window_steps(predictor, [(40, 60)], [[0]], "images", group) as step:
         predictor.labels(images(1, 40, 60), step)
     counts = [line.split(",")[0] for line in capsys.readouterr().err.splitlines()]
     assert list(dict.fromkeys(counts)) == [f"images: {done} of 12" for done in (0, 4, 8, 12)]
     group.stop.reason, counts = "SIGINT", []
-    with window_steps(predictor, [(40, 60)], "images", group) as step:
+    with window_steps(predictor, [(40, 60)], [[0]], "images", group) as step:
         predictor.labels(images(1, 40, 60), lambda number: (counts.append(number), step(number)))
         pytest.fail("not cancelled")
     assert counts == [4]
