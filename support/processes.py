@@ -39,25 +39,22 @@ def work_on(function: Callable[[Item], Result], items: list[Item], workers: int,
     if workers == 0:
         return [function(item) for item in progress_bar(items, total=len(items), title=doing, unit=unit)]
     size = min(CHUNK, math.ceil(len(items) / (4 * workers)))
+    results = []
     # The bar is built before there is work to interrupt: Ctrl-C in tqdm's constructor prints a traceback.
-    with (
-        progress_bar(None, total=len(items), title=doing, unit=unit) as bar,
-        ProcessPoolExecutor(workers, initializer=_start_worker) as pool,
-    ):
-        results = []
+    with progress_bar(None, total=len(items), title=doing, unit=unit) as bar, contextlib.ExitStack() as at_end:
         try:
             with starting():
+                pool = ProcessPoolExecutor(workers, initializer=_start_worker)
+                at_end.callback(pool.shutdown, cancel_futures=True)
                 found = pool.map(function, items, chunksize=size)
             for result in found:
                 results.append(result)
                 bar.update()
-            return results
         except BrokenProcessPool:
             raise UserError(
                 f"a process of --workers {workers} was killed, out of memory? Lower --workers, or use --workers 0"
             ) from None
-        finally:
-            pool.shutdown(cancel_futures=True)
+    return results
 
 
 @contextlib.contextmanager
