@@ -31,9 +31,10 @@ from evaluation.pictures import to_hex
 from exporting.check import compare_file
 from exporting.graph import MIN_SIZE, WholeImage, trace
 from exporting.onnx import FORMAT, LONG_SIDE, OnnxModel, check_onnx, write_onnx
-from runs.log import progress_bar, start_logging
+from runs.log import start_logging
 from support.errors import UserError
 from support.files import check_writable, remove_scratch, writing
+from support.progress import progress_bar
 from trained import TrainedModel, read_overrides
 
 log = logging.getLogger("segtrain")

@@ -22,18 +22,18 @@ if __name__ == "__main__":
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader
 
 from data.classes import Classes, read_classes
+from data.loader import Loader
 from data.sampler import EvalBatches
 from distributed.group import Group
-from evaluation.predictor import ImagePredictor, predict_batch
+from evaluation.predictor import ImagePredictor, predict_batch, window_steps
 from exporting.onnx import OnnxModel
-from prediction.inputs import Images, find_inputs, size_of
+from prediction.inputs import Images, film_hint, find_inputs, size_of
 from prediction.outputs import Outputs
-from runs.log import progress_bar
 from support.errors import UserError
 from support.files import sha256
+from support.progress import progress_bar
 from trained import inference_settings, load_on_ranks, on_all_ranks, read_flags
 from utils import make_loader
 
@@ -99,14 +99,14 @@ def plan(flags: PredictFlags, outputs: Outputs, settings: dict) -> tuple[dict[st
     Only rank 0 calls this function. settings: all that predictions depend on; written to predictions.json. Raises
     UserError if the folder has predictions with other settings.
     """
-    base, inputs, num_others = find_inputs(flags.input, outputs.folder)
+    base, inputs, others = find_inputs(flags.input, outputs.folder)
     outputs.claim({"input": str(base.resolve()), **settings}, overwrite=flags.overwrite)
     pending = {name for name in inputs if not outputs.is_done(name)}
     counts = [f"{len(pending)} to predict"]
     if len(pending) < len(inputs):
         counts.append(f"{len(inputs) - len(pending)} done before (--overwrite predicts them again)")
-    if num_others:
-        counts.append(f"{num_others} file(s) of other kinds skipped")
+    if others:
+        counts.append(f"{len(others)} file(s) of other kinds skipped{film_hint(others)}")
     what = flags.input[0] if len(flags.input) == 1 else f"{len(flags.input)} inputs in {base}"
     log.info(f"{what}: {', '.join(counts)}")
     return inputs if pending else {}, pending
@@ -136,9 +136,9 @@ def predict(
     # After a kill, repeat whole batches of all images: a model's result may depend on the batch's size.
     batches = [batch for batch in batches if any(names[index] in pending for index in batch)]
     images = Images([inputs[name] for name in names])
-    loader = make_loader(DataLoader, images, flags, group, batch_sampler=batches, collate_fn=list)
+    loader = make_loader(Loader, images, flags, group, batch_sampler=batches, collate_fn=list)
     failures: list[UserError] = []
-    with bar(None, total=sum(map(len, batches)), title="images", unit="image") as progress:
+    with window_steps(model, list(readable.values()), batches, "images", group) as step:
         for batch in loader:
             if group.stop:
                 break
@@ -146,10 +146,9 @@ def predict(
             whole = {names[index]: image for index, image in batch if isinstance(image, np.ndarray)}
             if whole:
                 pixels = torch.from_numpy(np.stack(list(whole.values()))).to(group.device)
-                labels, probs = predict_batch(model, pixels, torch.float16 if outputs.probs else None)
+                labels, probs = predict_batch(model, pixels, torch.float16 if outputs.probs else None, step)
                 for (name, image), label, prob in zip(whole.items(), labels, probs, strict=True):
                     outputs.write(name, image, label, prob)
-            progress.update(len(batch))
     outputs.wait()
     group.raise_if_stopped()
     errors = [sizes[name] for name in pending if isinstance(sizes[name], UserError)]

@@ -7,7 +7,6 @@ torchrun --nnodes 2 --nproc_per_node 8 --rdzv_backend c10d --rdzv_endpoint HOST:
 """
 
 import logging
-import os
 import sys
 from dataclasses import dataclass
 from itertools import islice, takewhile
@@ -35,20 +34,18 @@ from distributed import checks
 from distributed.group import Group, Stopped, gradient_sync
 from evaluation.metrics import Scores
 from evaluation.pictures import panel
-from evaluation.predictor import Predictor
+from evaluation.predictor import Predictor, window_steps
 from evaluation.scoring import score
 from losses.criterion import Criterion, to_device
 from losses.pixel_accuracy import count_hits
 from models.foreground import foreground_of
 from optimization.amp import autocast
-from runs import folder, messages
-from runs.log import start_logging
+from runs import messages
 from runs.messages import data_check_command, epoch_title, loader_advice, log_data, log_launch, log_model, score_text
 from runs.run import Run
 from runs.schedule import Schedule
 from runs.state import TrainState
 from support.errors import STOPPED
-from support.launchers import rank_of
 
 MORE_MEMORY = (
     "lower --batchsize (and raise --accum_steps to keep the global batch) or --crop_size, or use --amp bf16 or "
@@ -76,19 +73,7 @@ def run_task(cfg: Config) -> int:
     import evaluate  # imported here, since training needs neither
     import predict
 
-    start_logging(cfg.log_level, is_main=rank_of(os.environ) in ("", "0"))
-    for note in cfg.notes:
-        if note.startswith("--"):  # the program reads the file again, and logs the others
-            log.info(note)
-    flags = dict(cfg.task_flags)
-    flags.setdefault("checkpoint", str(folder.find_best(Path(cfg.logdir), cfg.name)))
-    if cfg.task == "predict":
-        flags.setdefault("input", utils.validation_images(cfg))
-        if "output" not in flags:
-            flags |= {"output": str(Path(flags["checkpoint"]).parent / "predictions"), "overlay": True}
-    words = config.task_words(cfg, flags)
-    log.info(f"--task {cfg.task}: {'evaluate.py' if cfg.task == 'test' else 'predict.py'} with {flags['checkpoint']}")
-    return {"test": evaluate, "predict": predict}[cfg.task].main(words)
+    return {"test": evaluate, "predict": predict}[cfg.task].main(utils.task_words(cfg))
 
 
 def train(cfg: Config, group: Group, run: Run) -> int:
@@ -262,7 +247,7 @@ class Trainer:
         cfg, state, metrics, dataset = self.cfg, self.state, self.run.metrics, self.val_loader.dataset
         torch.backends.cudnn.benchmark = False
         predictor = Predictor(state.eval_model.eval(), batch_size=cfg.val_batchsize, amp=cfg.amp, **cfg.sizes)
-        batches = metrics.validation_bar(self.val_loader, total=len(self.val_loader))
+        own, batches = self.val_loader.batch_sampler, metrics.validation(self.val_loader)
         panels: list = []
 
         def draw(*maps: torch.Tensor) -> None:
@@ -271,7 +256,9 @@ class Trainer:
                 panels.append(panel(image, label, predicted, self.classes, cfg.background_class))
 
         visit = self.run.extras.safe("pictures of the validation", draw)
-        result = score(predictor, batches, dataset.names, cfg.numclasses, self.group, keep_pngs=True, visit=visit)
+        with window_steps(predictor, own.sizes, own, "validation", self.group) as step:
+            options: dict = {"step": step, "keep_pngs": True, "visit": visit}
+            result = score(predictor, batches, dataset.names, cfg.numclasses, self.group, **options)
         metrics.log_validation(state, result.scores, self.classes.names, panels)
         is_best = state.note_score(result.scores["miou"])
         self.run.report(state.step, result, dataset, is_best=is_best)

@@ -76,8 +76,9 @@ def on_all_ranks(flags: InferenceFlags, work: Callable[[Group], int | None]) -> 
         checks.check_flags(group, vars(flags), per_rank(flags))
         try:
             return work(group) or 0
-        except Stopped:
-            log.info("stopped by a signal; to finish, run the same command again (--overwrite would delete its files)")
+        except Stopped as stop:
+            hint = " (--overwrite would delete its files)" if hasattr(flags, "overwrite") else ""
+            log.info(f"stopped by {stop}; to finish, run the same command again{hint}")
             return STOPPED
 
 

@@ -12,11 +12,19 @@ from torch.utils.data import DataLoader
 
 from data.dataset import SegmentationDataset
 from data.sampler import EvalBatches, TrainSampler
-from support.processes import end_with_parent, num_cores
+from support.processes import end_with_parent, num_cores, starting
 from support.signals import ignore_signals
 
 
-class TrainLoader(DataLoader):
+class Loader(DataLoader):
+    """DataLoader whose workers live through a signal that comes while they start."""
+
+    def __iter__(self):
+        with starting():
+            return super().__iter__()
+
+
+class TrainLoader(Loader):
     """DataLoader of shuffled, augmented training batches: {"image": (B, H, W, 3), other maps: (B, H, W)}, all uint8.
 
     The other maps are those that --dataset has in labels.MAPS. H and W are --crop_size. A batch also has the data set's
@@ -27,7 +35,7 @@ class TrainLoader(DataLoader):
     sampler: TrainSampler
 
 
-class EvalLoader(DataLoader):
+class EvalLoader(Loader):
     """DataLoader of evaluation batches {"image": (B, H, W, 3) uint8, "label": (B, H, W) uint8, "index": (B,) int64}.
 
     All images of a batch have one size, and each image comes once over all processes. The batches do not depend on the

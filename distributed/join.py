@@ -19,6 +19,7 @@ from distributed.lifeline import WRITE_SECONDS, Lifeline
 from support import launchers, signals
 from support.errors import UserError, in_one_line, reason, report
 from support.signals import exit_at_once, stop_request
+from support.terminal import warn
 
 UNREAD = ("NCCL_TIMEOUT", "TORCH_NCCL_TIMEOUT", "GLOO_TIMEOUT", "DDP_TIMEOUT")  # guides name them; no library reads one
 LIFELINE_SECONDS = 3.0  # how long a broken collective waits for the lifeline to name the rank that is gone
@@ -61,7 +62,7 @@ def process_group(
         hint = launchers.alone(os.environ)
         if hint and place.world_size > 1:  # on each rank: variables that are left over may name any
             told = f"{place.launcher} make this process rank {place.rank} of a group of {place.world_size}"
-            print(f"{told}, which waits for the others{hint}\n", end="", file=sys.stderr, flush=True)
+            warn(f"{told}, which waits for the others{hint}")
         deadline = rendezvous.Deadline(timeout, stop, hint)
         store = rendezvous.connect(dist_url, place.rank, place.world_size, deadline)
         lifeline = Lifeline(place.rank, place.world_size, stop, timeout)
@@ -97,7 +98,7 @@ def _join(
     wait = timedelta(seconds=timeout + LIFELINE_SECONDS)  # the lifeline, which names the rank, comes first
     signals.has_joined_group = True
     for name in {*UNREAD} & {*os.environ} if rank == 0 else ():
-        print(f"warning: nothing reads {name}: use --dist_timeout (now {timeout:g} s)", file=sys.stderr, flush=True)
+        warn(f"warning: nothing reads {name}: use --dist_timeout (now {timeout:g} s)")
     dist.init_process_group(backends, timeout=wait, store=store, rank=rank, world_size=world_size)
     note = partial(setattr, line, "place")
     group = Group(device, rank, local_rank, world_size, backend, line.stop, local_world_size, place.launcher, note)

@@ -10,18 +10,17 @@ import ipaddress
 import math
 import os
 import socket
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 import torch.distributed as dist
-from tqdm import tqdm
 
 from distributed.rendezvous import Deadline
 from support.errors import STOPPED, UserError
 from support.signals import StopRequest, exit_at_once
+from support.terminal import warn
 
 LEAVE_SECONDS = 5.0  # how long a failing rank waits for the others to leave
 # A cut link is noticed after 5 + 3 * 5 seconds without an answer; after 20,000 ms if a message was on its way.
@@ -193,8 +192,7 @@ class Lifeline:
             return
         self._send(f"failed {text}", but=source)
         status, cause = text.split(" ", 1)
-        # The main thread may be creating a bar, which tqdm then shows but does not clear: hence the carriage return.
-        tqdm.write(f"\rerror (rank {self.rank}): {cause}\n", file=sys.stderr, end="")
+        warn(f"error (rank {self.rank}): {cause}")
         if self.rank == 0:
             self._wait_for_others()  # this process may serve the store
         exit_at_once(int(status), write_seconds=WRITE_SECONDS)

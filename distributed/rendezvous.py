@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from support.errors import STOPPED, UserError
 from support.signals import StopRequest
+from support.terminal import warn
 
 ANSWER_SECONDS = 10.0  # how long a store that accepts connections may take to answer
 SIOCGIFADDR = 0x8915  # linux/sockios.h: the address of an interface
@@ -34,7 +35,7 @@ class Deadline:
         Raises UserError if a rank refuses the group, too, and SystemExit if a signal asked this process to stop.
         """
         if self.stop:
-            print(f"stopped by {self.stop.reason} before the group was complete", file=sys.stderr, flush=True)
+            warn(f"stopped by {self.stop.reason} before the group was complete")
             raise SystemExit(STOPPED)
         if self.store and self.store.check(["refused"]):
             error = UserError(self.store.get("refused").decode())
@@ -46,7 +47,7 @@ class Deadline:
         if waited >= self.next_message:
             self.next_message = waited + max(10.0, waited)
             left = f"waiting for {self.seconds - waited:.0f} s more (--dist_timeout)"
-            print(f"{missing} yet: {remedy}; {left}\n", end="", file=sys.stderr, flush=True)
+            warn(f"{missing} yet: {remedy}; {left}")
 
 
 def connect(dist_url: str, rank: int, world_size: int, deadline: Deadline) -> dist.Store:

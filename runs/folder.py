@@ -66,7 +66,7 @@ def claim(logdir: Path, name: str) -> tuple[Path, TextIO]:
         folder = logdir / (name if number == 1 else f"{name}.{number}")
         folder.mkdir(parents=True, exist_ok=True)
         if not _began(folder):
-            log = (folder / "train.log").open("a", encoding="utf-8")
+            log = (folder / "train.log").open("a", encoding="utf-8", errors="backslashreplace")
             # Check again under the lock: another process may have started a run in the folder meanwhile.
             if _lock(log) and not _began(folder):
                 return folder, log
@@ -76,7 +76,7 @@ def claim(logdir: Path, name: str) -> tuple[Path, TextIO]:
 
 def open_log(folder: Path) -> TextIO:
     """Return a folder's train.log, open and locked. Raises UserError if another process holds the lock."""
-    log = (folder / "train.log").open("a", encoding="utf-8")
+    log = (folder / "train.log").open("a", encoding="utf-8", errors="backslashreplace")
     if not _lock(log):
         log.close()
         raise UserError(f"{folder}: another process writes to this run: stop it, or choose another --name")

@@ -22,10 +22,10 @@ from optimization.amp import read_scaling
 from runs.boards import Boards
 from runs.extras import Extras
 from runs.folder import keep_lines
-from runs.log import progress_bar
 from runs.pace import Pace
 from runs.state import TrainState
 from support.errors import DivergedError
+from support.progress import progress_bar
 
 # Values of a step that are not losses: a line of metrics has the latest, not the mean.
 LATEST = ("epoch", "step", "lr", "loss_scale", "skipped_steps", "grad_norm", "hits")
@@ -104,11 +104,11 @@ class Metrics:
         if self._window:
             self._write_window()
 
-    def validation_bar(self, batches: Iterable, *, total: int) -> Iterator:
-        """Iterate over validation batches with a progress bar. The time does not count for the training rate."""
+    def validation(self, batches: Iterable) -> Iterator:
+        """Iterate over validation batches. The time does not count for the training rate."""
         self.read_step()  # its line of metrics comes before the validation's
         began = time.perf_counter()
-        yield from progress_bar(batches, total=total, title="validation", enabled=self.group.is_main)
+        yield from batches
         seconds = time.perf_counter() - began
         self._window_start += seconds
         self.pace.leave_out(seconds)

@@ -26,6 +26,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from support import program
 from support.errors import STOPPED, UserError, in_one_line
+from support.terminal import warn
 
 COUNT = r"[1-9]\d*"
 VARIABLES = {"NUM_GPUS": f"{COUNT}|auto|gpu|cpu|xpu", "NNODES": COUNT, "NODE_RANK": r"\d+", "MASTER_PORT": COUNT}
@@ -66,7 +67,7 @@ def main(module: str, *words: str) -> int:
         # errors.report() leaves its line, except in a process that was ended before; torch's lines have covered it.
         lines = [str(other.message) for other in (failure, *error.failures.values())]
         for line in [line for line in lines if line.startswith("error")][:1]:
-            print(line, file=sys.stderr)
+            warn(line)
         return failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
     except SignalException:
         return STOPPED

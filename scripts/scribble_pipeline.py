@@ -33,6 +33,7 @@ from support.errors import STOPPED, UserError
 from support.files import sha256
 from support.labels import BACKGROUND, IGNORE
 from support.results import claim
+from support.terminal import say, warn
 from tools.arguments import Parser
 from tools.check.rules import DENSE
 
@@ -65,13 +66,10 @@ def main(argv: list[str] | None = None) -> int:
     except (subprocess.CalledProcessError, KeyboardInterrupt) as error:
         status = error.returncode if isinstance(error, subprocess.CalledProcessError) else STOPPED
         if status == STOPPED:
-            print("stopped; to continue, run scribble_pipeline again as before", file=sys.stderr)
+            warn("stopped; to continue, run scribble_pipeline again as before")
         elif 128 < status <= 192:
             ended = f"the last command was ended by signal {status - 128}"
-            print(
-                f"{ended} (9: perhaps out of memory); to continue, run scribble_pipeline again as before",
-                file=sys.stderr,
-            )
+            warn(f"{ended} (9: perhaps out of memory); to continue, run scribble_pipeline again as before")
         return status
     return 0
 
@@ -142,8 +140,8 @@ def check_strokes(folder: Path, labels: list[Path]) -> None:
     if not any(shares) and not any(map(labelled_share, labels)):
         raise UserError(f"{folder}: no image has a stroke: draw some")
     if sum(shares) > DENSE * len(shares):
-        print(f"warning: {folder}: in the first {len(shares)} images, more than half of the pixels are labelled: a "
-              "pixel without a stroke must be 255", file=sys.stderr)  # fmt: skip
+        warn(f"warning: {folder}: in the first {len(shares)} images, more than half of the pixels are labelled: a "
+             "pixel without a stroke must be 255")  # fmt: skip
 
 
 def read_flags(flags: list[str], pseudo: list[str], data: Path) -> tuple[list[str], config.Config]:
@@ -188,7 +186,7 @@ def run(program: str, *words: object, num_processes: int = 1) -> None:
         command += [str(shell.REPO / "scripts/launch.py"), "torch.distributed.run", "--standalone"]
         command += ["--nproc_per_node", str(num_processes)]
     command += [str(shell.REPO / program), *map(str, words)]
-    print(f"$ {shell.quoted(command)}", flush=True)
+    say(f"$ {shell.quoted(command)}")
     with subprocess.Popen(command) as process:
         try:
             status = process.wait()

@@ -42,7 +42,7 @@ STATUSES = """
 | 1 | `python -m tools.convert`, `python -m tools.scribbles` | done, except for what it names |
 | 2 | `python -m tools.check` | errors in the data, or the next line |
 | 2 | all | an error that you can fix: one line on standard error says what |
-| 75 | all but `export.py` | stopped by a signal; `train.py` has saved and prints how to resume |
+| 75 | all | stopped by a signal; `train.py` has saved and prints how to resume |
 | 130 | all | Ctrl-C stopped it at once |
 | other | all | a bug, with its traceback (1), or a signal (128 + its number) |
 
