@@ -125,7 +125,7 @@ def test_flags_of_saving_reach_the_folder(demo_run):
     middle = checkpoint.read_run(folder / "step_00000010.pt")
     assert (middle["epoch"], middle["samples"], middle["step"]) == (2, 4, 10)
     # Of the window of metrics that is open there is nothing, as each step has its line.
-    assert middle["run"] == {"lines": 10, "window": []}
+    assert middle["run"] == {"lines": 10, "window": [], "wandb_id": ""}
 
 
 def test_resuming_an_earlier_checkpoint_sets_later_ones_aside(demo_run):
