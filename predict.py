@@ -21,11 +21,12 @@ import torch
 from torch.utils.data import DataLoader
 
 from data.classes import Classes, read_classes
+from data.images import Header, several_frames
 from data.sampler import EvalBatches
 from distributed.group import Group
 from evaluation.predictor import ImagePredictor, predict_batch
 from exporting.onnx import OnnxModel
-from prediction.inputs import Images, find_inputs, size_of
+from prediction.inputs import Images, find_inputs, header_of
 from prediction.outputs import Outputs
 from runs.log import progress_bar
 from support.errors import UserError
@@ -118,9 +119,12 @@ def predict(
     """
     bar = partial(progress_bar, enabled=group.is_main)
     own = len(range(group.rank, len(inputs), group.world_size))
-    found = group.map(size_of, list(inputs.values()), partial(bar, total=own, title="headers", unit="file"))
-    sizes = dict(zip(inputs, found, strict=True))
-    readable = {name: size for name, size in sizes.items() if isinstance(size, tuple)}
+    found = group.map(header_of, list(inputs.values()), partial(bar, total=own, title="headers", unit="file"))
+    headers = dict(zip(inputs, found, strict=True))
+    good = {name: header for name, header in headers.items() if isinstance(header, Header)}
+    readable = {name: header.size for name, header in good.items()}
+    if line := several_frames([inputs[name] for name, header in good.items() if header.frames > 1]):
+        log.warning(line)
     names = list(readable)
     ranks = {"rank": group.rank, "world_size": group.world_size}
     batches = EvalBatches(list(readable.values()), batch_size=model.images_at_once, **ranks).batches
@@ -143,7 +147,7 @@ def predict(
             progress.update(len(batch))
     outputs.wait()
     group.raise_if_stopped()
-    errors = [sizes[name] for name in pending if isinstance(sizes[name], UserError)]
+    errors = [headers[name] for name in pending if isinstance(headers[name], UserError)]
     return errors + [error for share in group.gather(failures + outputs.failures) for error in share]
 
 

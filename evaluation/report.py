@@ -18,6 +18,7 @@ from PIL import Image
 from config import Config
 from data.classes import Classes, read_classes
 from data.dataset import SegmentationDataset
+from data.images.files import decode_grey
 from evaluation.metrics import image_scores
 from evaluation.pictures import contours, to_hex
 from evaluation.scoring import Result
@@ -69,7 +70,8 @@ def page(
     }
     examples = []
     for (index, png), scores in zip(predictions.items(), image_scores(result.counts[[*predictions]]), strict=True):
-        sample, predicted = dataset[index], np.array(Image.open(io.BytesIO(png)))
+        sample, predicted = dataset[index], decode_grey(png)
+        assert predicted is not None
         pictures = _pictures(sample["image"], sample["label"], predicted, classes, cfg.background_class)
         examples.append({"name": dataset.names[index], **scores, **pictures})
     content = {

@@ -62,6 +62,11 @@ class Summary:
         """Whether training reads strokes."""
         return required_labels(self.dataset, is_train=True)[0] == "scribble"
 
+    @property
+    def single_map(self) -> bool:
+        """Whether a training image has one label map, so that `classes` counts all of its labels."""
+        return len(required_labels(self.dataset, is_train=True)) == 1
+
     def count(self, facts: list[Facts], splits: list[str], names: list[str]) -> None:
         """Fill in all counts from the facts about each sample. splits: names of splits. names: of the classes."""
         sizes = Counter("{1}x{0}".format(*item.image.size) for item in facts if not item.image.fault)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from data import layout
+from data import folders, layout
 from data.layout import Split
 from data.plain import find_whole
 from support.errors import UserError
@@ -15,7 +15,11 @@ from tools.check.findings import Findings
 
 WHOLE = "all"  # the images of a data set that has no splits
 
-list_folder = functools.cache(layout.list_folder)
+look = functools.cache(folders.look)
+
+
+def list_folder(folder: Path, suffixes: tuple[str, ...]) -> layout.Files:
+    return look(folder, suffixes).files
 
 
 @dataclass(frozen=True)
@@ -95,6 +99,12 @@ def find_samples(name: str, split: Split, dataset: str, findings: Findings, *, i
             findings.add("listed-twice", f"{name}: {key}", f"{number} times")
     if not matches:
         findings.add("split-missing", name, f"no images in {split.folders['image']}")
+    for folder in dict.fromkeys([split.folders["image"], *(split.folders[kind] for kind in required)]):
+        for link, target in look(folder, layout.IMAGE_SUFFIXES).links:
+            findings.add("link-left-out", Path(link), f"to {target}")
+    unread = look(split.folders["image"], layout.IMAGE_SUFFIXES).unread if split.listed is None else {}
+    for suffix, paths in unread.items():
+        findings.add("image-left-out", paths[0], f"{len(paths)} of {suffix} in {name}")
     images = {key for key, files in matches if files["image"]}
     for kind in required if split.listed is None else ():
         present = layout.select(list_folder(split.folders[kind], layout.ANY_SUFFIXES), split.endings[kind])
