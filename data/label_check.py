@@ -78,7 +78,7 @@ def check_sample(
         log.warning(f"{problem}: a model cannot tell it from anything: label another class; to count them: {command}")
     elif number := sum(objects_as_255(some)):
         problem = (
-            f"{number} of {len(some)} training labels hold only 0 and 255 (ignored), but the others do without 255"
+            f"{number} of {len(some)} training labels hold only 0 and 255 (ignored), the others do without 255"
         )
         log.warning(f"{problem}: if 255 is an object, its pixels are not learnt; check the labels: {command}")
 

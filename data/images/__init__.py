@@ -18,6 +18,7 @@ from data.images.files import (
     opened,
     orientation,
     stored_values,
+    turn_upright,
 )
 from data.images.resize import scaled_size
 from data.label_map import UNLISTED, LabelMap
@@ -54,7 +55,7 @@ def decode(
     """
     with opened(path) as image:
         check_mask(path, image, lossless=lossless)
-        ImageOps.exif_transpose(image, in_place=True)
+        turn_upright(image)
         return np.array(convert(image))
 
 

@@ -30,6 +30,7 @@ DAMAGED = (
 )
 SUBFILE_TYPE, BITS, COMPRESSION, CHANNELS = 254, 258, 259, 277  # tags of TIFF
 MAX_FRAMES = 1000
+EXIF = ("exif", "xmp", "Raw profile type exif", "XML:com.adobe.xmp")  # where PIL keeps an orientation
 JPEG_HEAD = 2**18  # bytes of a JPEG file in which its size stands
 
 # PIL's names for grey values in a file: 1 bit, 2, 4 or 8 bits; "I": 0 is white; "R": reversed order of bits.
@@ -132,15 +133,24 @@ def stored_values(image: Any) -> np.ndarray:
 
     PIL takes grey values for brightness: it stretches few bits to 0..255 and, where 0 is white, inverts them.
     """
-    args = image.tile[0][3] if getattr(image, "tile", None) else ""
+    assert image.tile or image.format == "WEBP", "PIL has decoded the pixels already"
+    args = image.tile[0][3] if image.tile else ""
     match = _GREY.fullmatch(args if isinstance(args, str) else str(args[0]))
-    ImageOps.exif_transpose(image, in_place=True)
+    turn_upright(image)
     values = np.array(image)
-    values = values.astype(np.uint8 if values.dtype == bool else values.dtype.newbyteorder("="), copy=False)
+    if values.dtype != np.uint8:  # 1 bit, or 16 of the other byte order
+        values = values.astype(np.uint8 if values.dtype == bool else values.dtype.newbyteorder("="))
     if match and image.mode in ("1", "L"):
         values = (1 if match[1] == "1" else 255) - values if match[3] else values
         values = values // _STEP[match[2]] if match[2] else values
     return values
+
+
+def turn_upright(image: Any) -> None:
+    """Turn an opened image, a mask or a map, as its EXIF orientation says."""
+    image.load()  # a PNG file may have EXIF behind the pixels
+    if image.format == "TIFF" or not image.info.keys().isdisjoint(EXIF):  # to look there takes time
+        ImageOps.exif_transpose(image, in_place=True)
 
 
 def orientation(image: Any) -> int:

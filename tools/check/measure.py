@@ -96,10 +96,9 @@ def _measure_label(path: Path, label_map: LabelMap | None) -> LabelFacts:
     facts = LabelFacts(path)
     try:
         with opened(path) as image:
-            palette = image.getpalette() or []
             facts.turn, facts.frames = orientation(image), num_frames(path, image)
             facts.mode, facts.lossy = image.mode, lossy_codec(path, image)
-            pixels = stored_values(image)
+            pixels, palette = stored_values(image), image.getpalette() or []
     except UserError as error:
         facts.fault = str(error).removeprefix(f"{path}: ")
         return facts
