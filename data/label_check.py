@@ -50,18 +50,26 @@ def check_sample(
     def values(images: Files) -> set[int]:
         return set().union(*each(images))
 
-    some, images = each(_spread(train)), paths([*_spread(train), *_spread(val)], "image")
+    images = paths([*_spread(train), *_spread(val)], "image")
     frames = map_(lambda path: read_header(path).frames, images)
     if line := several_frames([path for path, number in zip(images, frames, strict=True) if number > 1]):
         log.warning(line)
     if values(_spread(val)) == {IGNORE} and values(val) == {IGNORE}:
         raise UserError(f"all validation masks are {IGNORE} (ignored), so there is nothing to score: label some pixels")
-    found = set().union(*some)
-    # The sample may miss a rare class.
-    if 2 * (max(found - {IGNORE}, default=0) + 1) <= num_classes or len(found - {IGNORE}) < 2:
-        found = values(train)
+    labels = each(_spread(train))
+    found = set().union(*labels)
+    few = 2 * (max(found - {IGNORE}, default=0) + 1) <= num_classes or len(found - {IGNORE}) < 2
+    if few or any(objects_as_255(labels)):  # the sample may miss a rare class
+        labels = each(train)
+        found = set().union(*labels)
     if found == {IGNORE}:
         raise UserError(f"all training labels are {IGNORE} (ignored), so there is nothing to learn: label some pixels")
+    masks = labels if not paths(train, "pseudo") else []  # strokes of class 0 alone hold 0 and 255, too
+    _judge(found, masks, num_classes, command)
+
+
+def _judge(found: set[int], masks: list[list[int]], num_classes: int, command: str) -> None:
+    """Log a warning, or raise UserError, on what the training labels hold. masks: the values of each, [] to skip it."""
     highest = max(found - {IGNORE}, default=0)
     if found == {0, IGNORE}:
         problem = "the training labels hold only 0 and 255; 255 is ignored, so the model can learn class 0 only"
@@ -76,10 +84,8 @@ def check_sample(
     elif len(found - {IGNORE}) < 2:
         problem = f"the training labels hold only class {highest}{' and 255 (ignored)' if IGNORE in found else ''}"
         log.warning(f"{problem}: a model cannot tell it from anything: label another class; to count them: {command}")
-    elif number := sum(objects_as_255(some)):
-        problem = (
-            f"{number} of {len(some)} training labels hold only 0 and 255 (ignored), the others do without 255"
-        )
+    if found != {0, IGNORE} and (number := sum(objects_as_255(masks))):
+        problem = f"{number} of {len(masks)} training labels hold only 0 and 255 (ignored), the others do without 255"
         log.warning(f"{problem}: if 255 is an object, its pixels are not learnt; check the labels: {command}")
 
 

@@ -13,7 +13,7 @@ from data.images.files import (
     CHANNELS,
     LOSSY,
     check_mask,
-    decode_jpeg,
+    decode_bytes,
     num_frames,
     opened,
     orientation,
@@ -80,7 +80,8 @@ def _plain_jpeg(path: Path, image: Image.Image) -> np.ndarray | None:
     if image.format != "JPEG" or image.mode != "RGB" or not image.info.keys().isdisjoint(("exif", "xmp", "adobe")):
         return None
     data = path.read_bytes()
-    return decode_jpeg(data) if data.endswith(END_OF_JPEG) else None
+    pixels = decode_bytes(data, cv2.IMREAD_COLOR) if data.endswith(END_OF_JPEG) else None
+    return None if pixels is None else cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB, dst=pixels)
 
 
 def _reduced(image: Image.Image, long_side: int) -> np.ndarray | None:

@@ -1,7 +1,6 @@
 """Open image files. No other module calls the decoders of PIL and OpenCV (tests/test_doors.py)."""
 
 import contextlib
-import io
 import os
 import re
 import struct
@@ -29,9 +28,7 @@ DAMAGED = (
     *(struct.error, zlib.error),
 )
 SUBFILE_TYPE, BITS, COMPRESSION, CHANNELS = 254, 258, 259, 277  # tags of TIFF
-MAX_FRAMES = 1000
 EXIF = ("exif", "xmp", "Raw profile type exif", "XML:com.adobe.xmp")  # where PIL keeps an orientation
-JPEG_HEAD = 2**18  # bytes of a JPEG file in which its size stands
 
 # PIL's names for grey values in a file: 1 bit, 2, 4 or 8 bits; "I": 0 is white; "R": reversed order of bits.
 _GREY = re.compile("([1L]);?([24]?)(I?)R?")
@@ -78,20 +75,14 @@ def num_frames(path: Path, image: Any) -> int:
 
     Smaller frames are thumbnails and overviews; a TIFF file also marks these, and masks of transparency.
     """
-    if not getattr(image, "is_animated", False):
-        return 1
-    if image.format not in ("TIFF", "MPO"):
-        return image.n_frames
-    count, size = 1, image.size
-    with contextlib.suppress(*DAMAGED), Image.open(path, formats=FORMATS) as other, path.open("rb") as file:
-        for number in range(1, MAX_FRAMES):
-            other.seek(number)  # type: ignore[attr-defined]
-            frame: Any = other
-            if image.format == "MPO":  # some versions of PIL take the first frame's size for all
-                file.seek(other.offset)  # type: ignore[attr-defined]
-                frame = Image.open(io.BytesIO(file.read(JPEG_HEAD)), formats=FORMATS)
-            is_part = image.format == "TIFF" and frame.tag_v2.get(SUBFILE_TYPE, 0) & 5
-            count += not is_part and frame.width >= size[0] and frame.height >= size[1]
+    if not getattr(image, "is_animated", False) or image.format not in ("TIFF", "MPO"):
+        return getattr(image, "n_frames", 1)
+    count = 1
+    with contextlib.suppress(*DAMAGED), Image.open(path, formats=FORMATS) as other:
+        for number in range(1, 1000):
+            other.seek(number)
+            is_part = image.format == "TIFF" and other.tag_v2.get(SUBFILE_TYPE, 0) & 5  # type: ignore[attr-defined]
+            count += not is_part and other.width >= image.width and other.height >= image.height
     return count
 
 
@@ -175,15 +166,9 @@ def _png_has_exif(path: Path) -> bool:
     return False
 
 
-def decode_jpeg(data: bytes) -> np.ndarray | None:
-    """Return the pixels of a JPEG file without EXIF, RGB (H, W, 3) uint8, by OpenCV; None if it cannot be decoded."""
-    pixels = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
-    return None if pixels is None else cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB, dst=pixels)
-
-
-def decode_grey(data: bytes) -> np.ndarray | None:
-    """Return the pixels of an image that is not in a file, (H, W) uint8; None if it cannot be decoded."""
-    return cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_GRAYSCALE) if data else None
+def decode_bytes(data: bytes, flags: int) -> np.ndarray | None:
+    """Return cv2.imdecode() of the bytes of an image; None if it cannot be decoded."""
+    return cv2.imdecode(np.frombuffer(data, np.uint8), flags) if data else None
 
 
 def jpeg_damage(path: Path) -> str:
@@ -195,12 +180,12 @@ def jpeg_damage(path: Path) -> str:
     with opened(path) as image:
         if image.format not in ("JPEG", "MPO"):
             return ""
-    data, saved = np.fromfile(path, np.uint8), os.dup(2)
+    saved = os.dup(2)
     sys.stderr.flush()
     with tempfile.TemporaryFile() as file:
         os.dup2(file.fileno(), 2)
         try:
-            cv2.imdecode(data, cv2.IMREAD_REDUCED_GRAYSCALE_8)  # reads all data, but computes few pixels
+            decode_bytes(path.read_bytes(), cv2.IMREAD_REDUCED_GRAYSCALE_8)  # reads all data, but computes few pixels
         finally:
             os.dup2(saved, 2)
             os.close(saved)

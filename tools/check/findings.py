@@ -25,7 +25,7 @@ ERRORS = {
     ),
     "mask-mode": ("a label does not have one 8-bit channel", "save class numbers as a grey or palette PNG"),
     "mask-lossy": (
-        "a label's compression, made for photos, changes its values",
+        "a label's compression is for photos, and changes values",
         "export it again as PNG; converting it is too late",
     ),
     "mask-frames": ("a label has several frames, of which one would be read", "save its class numbers as one image"),
@@ -40,25 +40,24 @@ ERRORS = {
     ),
     "label-binary-255": (
         "labels are only 0 and 255 (ignored): only class 0 is learnt from them",
-        "if 255 is the object: --label_map binary reads 1 bit, 0 and 1, and 0 and 255 alike; with more classes, export "
-        "these labels again",
+        "--label_map binary reads 0 and 255, 0 and 1, and 1 bit alike; with more classes: export these labels again",
     ),
     "nothing-labelled": ("every label of a split is 255 (ignored) everywhere", "label some pixels"),
     "duplicate-across-splits": ("two splits share a picture", "keep it in one, or scores are those of training images"),
 }
 WARNINGS = {
     "image-damaged": (
-        "the data of a JPEG image are damaged, so that colours may be wrong",
-        "look at the image, and replace it; some webcams write whole images like this",
+        "a JPEG has damaged data, and colours may be wrong",
+        "look at it; some webcams write this into whole images",
     ),
     "image-frames": ("an image has several frames, of which only the first is read", "save the others as files"),
     "image-left-out": ("images of formats that are not read are left out", "convert them to .jpg or .png"),
-    "link-left-out": ("a link leads to a folder around it, so it is not followed", "link to the images' own folder"),
+    "link-left-out": ("a link leads to a folder around it, and is not followed", "link to the images' own folder"),
     "exif-turns-one": (
-        "EXIF turns an image, or its label, but not both, and their sizes fit either way",
-        "look whether the label fits the image as a viewer shows it; if not, save both upright",
+        "EXIF turns an image or its label, not both; sizes fit either way",
+        "compare them; if wrong, save both upright",
     ),
-    "one-class": ("training labels hold a single class, which the model then predicts everywhere", "label another"),
+    "one-class": ("training labels hold a single class, which a model cannot tell from anything", "label another"),
     "class-absent": ("a class is in no label", "check that classes count from 0 without gaps, and --numclasses"),
     "class-only-in-val": (
         "val has a class that no training label has",

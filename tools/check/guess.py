@@ -12,7 +12,7 @@ from data import layout
 from data.plain import IMAGES, find_places, find_plain, find_whole
 from support.errors import UserError
 from tools.check.commands import conversion
-from tools.check.survey import Paths, list_folder, look
+from tools.check.survey import Paths, list_folder
 
 TRAIN_NAMES = ("train", "training", "train2017", "Train", "Training")
 VAL_NAMES = ("val", "valid", "validation", "val2017", "dev", "Val", "Valid", "Validation")
@@ -25,7 +25,7 @@ def guess_flags(root: Path, dataset: str, paths: Paths) -> tuple[str, Paths]:
 
     Raises UserError if no value of --dataset fits, or several ends of names.
     """
-    look.cache_clear()
+    list_folder.cache_clear()
     if not root.is_dir():
         raise UserError(f"{root}: no such folder")
     dataset = dataset or guess_dataset(root, paths)

@@ -130,7 +130,7 @@ def check_classes(summary: Summary, findings: Findings) -> None:
         elif row.pixels.get(val) and row.pixels.get(train) == 0 and has_labels:
             findings.add("class-only-in-val", label, f"in {row.images[val]} image(s)")
     present = [row.name for row in summary.classes if row.pixels.get(train)]
-    if len(present) == 1 and summary.single_map:
+    if len(present) == 1 and "pseudo" not in summary.labels[train]:
         findings.add("one-class", train, f"class {present[0]}")
     labelled = 1 - summary.ignored.get(train, 1)
     if summary.has_strokes and has_labels and labelled > DENSE:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from data import folders, layout
+from data import layout
+from data.folders import left_out
 from data.layout import Split
 from data.plain import find_whole
 from support.errors import UserError
@@ -15,11 +16,7 @@ from tools.check.findings import Findings
 
 WHOLE = "all"  # the images of a data set that has no splits
 
-look = functools.cache(folders.look)
-
-
-def list_folder(folder: Path, suffixes: tuple[str, ...]) -> layout.Files:
-    return look(folder, suffixes).files
+list_folder = functools.cache(layout.list_folder)
 
 
 @dataclass(frozen=True)
@@ -99,11 +96,10 @@ def find_samples(name: str, split: Split, dataset: str, findings: Findings, *, i
             findings.add("listed-twice", f"{name}: {key}", f"{number} times")
     if not matches:
         findings.add("split-missing", name, f"no images in {split.folders['image']}")
-    for folder in dict.fromkeys([split.folders["image"], *(split.folders[kind] for kind in required)]):
-        for link, target in look(folder, layout.IMAGE_SUFFIXES).links:
-            findings.add("link-left-out", Path(link), f"to {target}")
-    unread = look(split.folders["image"], layout.IMAGE_SUFFIXES).unread if split.listed is None else {}
-    for suffix, paths in unread.items():
+    unread, links = left_out(split.folders["image"])
+    for link, target in links.items():
+        findings.add("link-left-out", Path(link), f"to {target}")
+    for suffix, paths in unread.items() if split.listed is None else ():
         findings.add("image-left-out", paths[0], f"{len(paths)} of {suffix} in {name}")
     images = {key for key, files in matches if files["image"]}
     for kind in required if split.listed is None else ():
