@@ -123,7 +123,7 @@ def predict(
     headers = dict(zip(inputs, found, strict=True))
     good = {name: header for name, header in headers.items() if isinstance(header, Header)}
     readable = {name: header.size for name, header in good.items()}
-    if line := several_frames([inputs[name] for name, header in good.items() if header.frames > 1]):
+    if line := several_frames({inputs[name]: header.frames for name, header in good.items()}):
         log.warning(line)
     names = list(readable)
     ranks = {"rank": group.rank, "world_size": group.world_size}

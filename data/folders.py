@@ -19,7 +19,7 @@ UNREAD = (
 MAX_FOLDERS = 2000  # without an image, below a link that leaves the folder: that is no data set
 
 
-def walk(folder: Path, links: dict[str, str] | None = None) -> Iterator[tuple[str, list[str]]]:
+def walk(folder: Path, links: dict[str, str]) -> Iterator[tuple[str, list[str]]]:
     """Yield (folder, names of its files) of a folder and all below it, also through links to folders.
 
     Skips hidden files and folders, what systems leave behind (._x, .DS_Store, __MACOSX), and links to a folder around
@@ -36,29 +36,23 @@ def walk(folder: Path, links: dict[str, str] | None = None) -> Iterator[tuple[st
     for place, folders, names in os.walk(folder, onerror=fail, followlinks=True):
         above, first = ways.pop(place)
         if first:
-            empty[first] = empty.get(first, 0) + (-10 if any(_is_image(name) for name in names) else 1)
+            has_image = any(name.lower().endswith(IMAGE_SUFFIXES) for name in names)
+            empty[first] = empty.get(first, 0) + (-10 if has_image else 1)
             if empty[first] > MAX_FOLDERS:
-                problem = f"a link to {os.path.realpath(first)}, where {MAX_FOLDERS} folders have no image"
-                raise UserError(f"{first}: {problem}: remove it, or make it a link to the images' own folder")
+                raise UserError(f"{first}: a link to a tree with {MAX_FOLDERS} folders without an image: remove it")
         kept = []
-        for name in folders:
+        for name in (name for name in folders if not name.startswith((".", "__MACOSX", "@eaDir"))):
             path, way = os.path.join(place, name), (above, first)
-            if name.startswith((".", "__MACOSX", "@eaDir")):
-                continue
             if os.path.islink(path):
                 target, around = os.path.realpath(path), (*above, os.path.join(os.path.realpath(place), ""))
                 if any(other.startswith(os.path.join(target, "")) for other in around):
-                    (links if links is not None else {})[path] = target
+                    links[path] = target
                     continue
                 way = (around, first or path)
             kept.append(name)
             ways[path] = way
         folders[:] = kept
         yield place, [name for name in names if not name.startswith(".")]
-
-
-def _is_image(name: str) -> bool:
-    return name.lower().endswith(IMAGE_SUFFIXES)
 
 
 def list_folder(folder: Path, suffixes: tuple[str, ...], links: dict[str, str] | None = None) -> Files:
@@ -69,7 +63,7 @@ def list_folder(folder: Path, suffixes: tuple[str, ...], links: dict[str, str] |
     is skipped: as in walk(). Returns {} for a missing folder. Raises UserError as walk() does.
     """
     found: dict[str, list[tuple[bool, int, str]]] = {}
-    for place, names in walk(folder, links) if folder.is_dir() else ():
+    for place, names in walk(folder, {} if links is None else links) if folder.is_dir() else ():
         subfolder = Path(place).relative_to(folder).as_posix()
         for file in names:
             stem, suffix = os.path.splitext(file)

@@ -39,20 +39,17 @@ def check_sample(
     labels are only 0 and 255.
     """
 
-    def paths(images: Files, *kinds: str) -> list[Path]:
-        return [files[kind] for files in images for kind in kinds if kind in files]
-
     def each(images: Files) -> list[list[int]]:
+        paths = [files[kind] for files in images for kind in ("label", "pseudo") if kind in files]
         read = partial(read_label, num_classes=num_classes, label_map=label_map)
-        labels = paths(images, "label", "pseudo")
-        return [*map_(lambda path: np.flatnonzero(value_histogram(read(path))).tolist(), labels)]
+        return [*map_(lambda path: np.flatnonzero(value_histogram(read(path))).tolist(), paths)]
 
     def values(images: Files) -> set[int]:
         return set().union(*each(images))
 
-    images = paths([*_spread(train), *_spread(val)], "image")
+    images = [files["image"] for files in [*_spread(train), *_spread(val)] if "image" in files]
     frames = map_(lambda path: read_header(path).frames, images)
-    if line := several_frames([path for path, number in zip(images, frames, strict=True) if number > 1]):
+    if line := several_frames(dict(zip(images, frames, strict=True))):
         log.warning(line)
     if values(_spread(val)) == {IGNORE} and values(val) == {IGNORE}:
         raise UserError(f"all validation masks are {IGNORE} (ignored), so there is nothing to score: label some pixels")
@@ -64,7 +61,7 @@ def check_sample(
         found = set().union(*labels)
     if found == {IGNORE}:
         raise UserError(f"all training labels are {IGNORE} (ignored), so there is nothing to learn: label some pixels")
-    masks = labels if not paths(train, "pseudo") else []  # strokes of class 0 alone hold 0 and 255, too
+    masks = [] if "pseudo" in train[0] else labels  # strokes of class 0 alone hold 0 and 255, too
     _judge(found, masks, num_classes, command)
 
 

@@ -86,8 +86,8 @@ def read_label_map(chosen: str, num_classes: int | None = None) -> LabelMap | No
             continue
         if not listed.keys().isdisjoint(values):
             raise UserError(f"{where}: lists a value that an earlier line lists: remove one")
-        if len(listed) + len(values) > 2 * NUM_VALUES:
-            raise UserError(f"{where}: more than {2 * NUM_VALUES} values are listed: use a line '* CLASS' for the rest")
+        if len(listed) > 2 * NUM_VALUES:
+            raise UserError(f"{where}: more than {2 * NUM_VALUES} values: use a line '* CLASS' for the rest")
         listed |= zip(values, np.broadcast_to(classes, len(values)).tolist(), strict=True)
     table[table == UNLISTED] = rest
     others = {value: number for value, number in listed.items() if not 0 <= value < NUM_VALUES}

@@ -69,7 +69,7 @@ def _list(path: Path, word: str) -> tuple[Path, list[Path]]:
     The folder of a pattern is the part before its first wildcard.
     """
     if path.is_dir():
-        return path, [Path(folder, name) for folder, names in walk(path) for name in names]
+        return path, [Path(folder, name) for folder, names in walk(path, {}) for name in names]
     if path.exists():
         return path.parent, [path]
     if not glob.has_magic(word):

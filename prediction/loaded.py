@@ -59,8 +59,8 @@ class Result:
 def pixels_of(image: AnImage) -> np.ndarray:
     """Return an image as an array (H, W, 3) uint8 RGB. Raises UserError for anything else."""
     if isinstance(image, str | Path):
-        if read_header(Path(image)).frames > 1:
-            log.warning(several_frames([Path(image)]))
+        if line := several_frames({Path(image): read_header(Path(image)).frames}):
+            log.warning(line)
         return read_image(Path(image))
     if isinstance(image, Image.Image):
         if image.mode.startswith(("I", "F")):

@@ -34,11 +34,7 @@ END_OF_JPEG = b"\xff\xd9"
 
 
 class Header(NamedTuple):
-    """What is known of an image before its pixels are decoded.
-
-    size: (height, width) in pixels after EXIF rotation. turn: the EXIF orientation; 1: upright. frames: the number of
-    full-size frames, of which the first is read.
-    """
+    """An image's (height, width) after EXIF rotation, EXIF orientation (1: upright) and number of full-size frames."""
 
     size: tuple[int, int]
     turn: int
@@ -129,11 +125,10 @@ def image_size(path: Path) -> tuple[int, int]:
     return read_header(path).size
 
 
-def several_frames(paths: list[Path]) -> str:
-    """Return a line that names images with several frames; "" without any."""
-    if not paths:
-        return ""
-    return f"{len(paths)} image(s) have several frames, of which only the first is read, such as {paths[0]}"
+def several_frames(frames: dict[Path, int]) -> str:
+    """Return a line that names the images with several frames, "" without any. frames: of each image."""
+    paths = [path for path, number in frames.items() if number > 1]
+    return f"{len(paths)} image(s) have several frames, and only the first is read: {paths[0]} ..." if paths else ""
 
 
 def _check_8_bits(path: Path, image: Image.Image) -> None:

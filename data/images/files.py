@@ -1,4 +1,4 @@
-"""Open image files. No other module calls the decoders of PIL and OpenCV (tests/test_doors.py)."""
+"""Open image files. No other module calls the decoders of PIL and OpenCV (tests/test_rooms.py)."""
 
 import contextlib
 import os
@@ -13,14 +13,14 @@ from typing import Any
 
 import cv2
 import numpy as np
-from PIL import ExifTags, Image, ImageOps, TiffImagePlugin, WebPImagePlugin
+from PIL import ExifTags, Image, ImageOps, TiffImagePlugin
 
 from support.errors import UserError
 
 # By content, whatever the suffix; MPO counts as JPEG. PIL would start another program for PostScript.
-FORMATS = ("JPEG", "PNG", "BMP", TiffImagePlugin.TiffImageFile.format, WebPImagePlugin.WebPImageFile.format, "GIF")
+FORMATS = ("JPEG", "PNG", "BMP", "TIFF", "GIF", "WEBP")
 LOSSY = "{} compression changes label values: save the mask as PNG"
-LOSSLESS = ("PNG", "BMP", "GIF")
+LOSSLESS = ("PNG", "BMP", "TIFF", "GIF")
 LOSSLESS_TIFF = (1, 2, 3, 4, 5, 8, 32771, 32773, 32946, 34925, 50000)  # none, CCITT, LZW, Deflate, PackBits, LZMA, Zstd
 # What PIL and zlib raise on damaged files.
 DAMAGED = (
@@ -32,7 +32,7 @@ EXIF = ("exif", "xmp", "Raw profile type exif", "XML:com.adobe.xmp")  # where PI
 
 # PIL's names for grey values in a file: 1 bit, 2, 4 or 8 bits; "I": 0 is white; "R": reversed order of bits.
 _GREY = re.compile("([1L]);?([24]?)(I?)R?")
-_STEP = {"2": 85, "4": 17}  # PIL multiplies values of 2 or 4 bits to spread them over 0..255
+_STEP = {"2": 85, "4": 17}  # PIL multiplies values of 2 or 4 bits by this
 _DAMAGE = re.compile("Corrupt JPEG data.*|Premature end.*")
 
 
@@ -88,9 +88,8 @@ def num_frames(path: Path, image: Any) -> int:
 
 def lossy_codec(path: Path, image: Any) -> str:
     """Return the name of an opened file's codec if it can change values, "" if it cannot."""
-    if image.format == "TIFF":
-        is_lossless = image.tag_v2.get(COMPRESSION, 1) in LOSSLESS_TIFF
-        return "" if is_lossless else f"{image.info.get('compression', 'unknown')} (in TIFF)"
+    if image.format == "TIFF" and image.tag_v2.get(COMPRESSION, 1) not in LOSSLESS_TIFF:
+        return f"{image.info.get('compression', 'unknown')} (in TIFF)"
     if image.format == "WEBP":
         return "" if _is_lossless_webp(path) else "lossy WebP"
     return "" if image.format in LOSSLESS else "JPEG"
@@ -124,8 +123,7 @@ def stored_values(image: Any) -> np.ndarray:
 
     PIL takes grey values for brightness: it stretches few bits to 0..255 and, where 0 is white, inverts them.
     """
-    assert image.tile or image.format == "WEBP", "PIL has decoded the pixels already"
-    args = image.tile[0][3] if image.tile else ""
+    args = image.tile[0][3] if image.tile else ""  # loading the pixels empties it
     match = _GREY.fullmatch(args if isinstance(args, str) else str(args[0]))
     turn_upright(image)
     values = np.array(image)

@@ -24,10 +24,7 @@ ERRORS = {
         "python -m tools.convert colours reads the colours; if the numbers are right, give them as a --label_map FILE",
     ),
     "mask-mode": ("a label does not have one 8-bit channel", "save class numbers as a grey or palette PNG"),
-    "mask-lossy": (
-        "a label's compression is for photos, and changes values",
-        "export it again as PNG; converting it is too late",
-    ),
+    "mask-lossy": ("a label's codec, made for photos, changes values", "save it as PNG again: converting is too late"),
     "mask-frames": ("a label has several frames, of which one would be read", "save its class numbers as one image"),
     "label-out-of-range": (
         "a label value is not a class number",
@@ -40,23 +37,17 @@ ERRORS = {
     ),
     "label-binary-255": (
         "labels are only 0 and 255 (ignored): only class 0 is learnt from them",
-        "--label_map binary reads 0 and 255, 0 and 1, and 1 bit alike; with more classes: export these labels again",
+        "use --label_map binary, which reads 0/1, 0/255 and 1 bit alike; with more classes, export these again",
     ),
     "nothing-labelled": ("every label of a split is 255 (ignored) everywhere", "label some pixels"),
     "duplicate-across-splits": ("two splits share a picture", "keep it in one, or scores are those of training images"),
 }
 WARNINGS = {
-    "image-damaged": (
-        "a JPEG has damaged data, and colours may be wrong",
-        "look at it; some webcams write this into whole images",
-    ),
+    "image-damaged": ("a JPEG has damaged data: colours may be wrong", "look at it: some webcams write whole ones so"),
     "image-frames": ("an image has several frames, of which only the first is read", "save the others as files"),
     "image-left-out": ("images of formats that are not read are left out", "convert them to .jpg or .png"),
     "link-left-out": ("a link leads to a folder around it, and is not followed", "link to the images' own folder"),
-    "exif-turns-one": (
-        "EXIF turns an image or its label, not both; sizes fit either way",
-        "compare them; if wrong, save both upright",
-    ),
+    "exif-turns-one": ("EXIF turns an image or its label, not both; both ways fit", "compare them; save both upright"),
     "one-class": ("training labels hold a single class, which a model cannot tell from anything", "label another"),
     "class-absent": ("a class is in no label", "check that classes count from 0 without gaps, and --numclasses"),
     "class-only-in-val": (
