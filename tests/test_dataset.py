@@ -1,7 +1,10 @@
 """Reading images, labels and lists: right, or named."""
 
+import os
+import socket
 import struct
 import zlib
+from pathlib import Path
 
 import cv2
 import numpy as np
@@ -9,7 +12,7 @@ import pytest
 from PIL import Image, TiffImagePlugin
 
 from data.dataset import SegmentationDataset
-from data.images import image_size, read_distance, read_image, read_label
+from data.images import image_size, read_distance, read_header, read_image, read_label
 from data.layout import Split, read_list
 from support.errors import UserError
 
@@ -53,6 +56,117 @@ def test_label_out_of_range_is_named(tmp_path):
         with pytest.raises(UserError, match=rf"l\.png: label 37 in 1 pixel.*{labels}"):
             read_label(path, num_classes)
     assert read_label(path, 38).tolist() == [[0, 37, 255]]
+
+
+def write_grey(path, mask: np.ndarray, bits: int, white: int = 1):
+    """Write a mask as PNG or TIFF of `bits` bits a pixel, unchanged. white: TIFF's tag 262; 0: the value 0 is white."""
+    rows = np.packbits((mask[..., None] >> np.arange(bits - 1, -1, -1)) & 1).reshape(len(mask), -1)
+    height, width = mask.shape
+    if path.suffix == ".png":
+        header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, bits, 0, 0, 0, 0))
+        lines = b"".join(b"\0" + row.tobytes() for row in rows)
+        data = b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(lines)) + chunk(b"IEND", b"")
+    else:
+        tags = TiffImagePlugin.ImageFileDirectory_v2()
+        numbers = {256: width, 257: height, 258: bits, 259: 1, 262: white, 273: 0, 278: height, 279: rows.nbytes}
+        for tag, value in numbers.items():
+            tags[tag] = value
+        data = b"II*\0\x08\0\0\0" + tags.tobytes(8) + rows.tobytes()  # tobytes() adds its end to tag 273
+    path.write_bytes(data)
+    return path
+
+
+@pytest.mark.parametrize(("suffix", "white"), [("png", 1), ("tif", 1), ("tif", 0)])
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+def test_d6_grey_labels_have_the_values_that_are_stored(tmp_path, bits, suffix, white):
+    mask = np.arange(3 * 16, dtype=np.uint8).reshape(3, 16) % np.uint16(2**bits)
+    assert (read_label(write_grey(tmp_path / f"a.{suffix}", mask, bits, white), 254) == mask).all()
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize("compression", ["raw", "tiff_lzw"])
+def test_d7_both_byte_orders_of_16_bits_are_read(tmp_path, order, compression):
+    mask = np.array([[0, 1, 2, 255]], np.uint16)
+    mode = {"<": "I;16", ">": "I;16B"}[order]
+    image = Image.frombytes(mode, (4, 1), mask.astype(f"{order}u2").tobytes())
+    path = save(tmp_path / "a.tif", image, compression=compression)
+    label = read_label(path, 3)
+    assert (label.dtype, label.tolist()) == (np.uint8, mask.tolist())
+
+
+WEBP_META = {"icc_profile": b"x" * 200, "exif": exif(1).tobytes()}  # chunks in front of the pixels
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "codec"),
+    [
+        ("a.tif", {"compression": "jpeg"}, "jpeg .in TIFF."),
+        ("a.webp", {"quality": 90}, "lossy WebP"),
+        ("a.webp", {"quality": 90, **WEBP_META}, "lossy WebP"),
+        ("a.png", {"format": "WEBP", "quality": 90}, "lossy WebP"),
+        ("a.bmp", {"format": "MPO", "save_all": True, "append_images": [Image.new("L", (9, 6))]}, "JPEG"),
+        ("a.webp", {"lossless": True, **WEBP_META}, None),
+        *[("a.tif", {"compression": f"tiff_{codec}"}, None) for codec in ("lzw", "adobe_deflate", "deflate")],
+        ("a.tif", {"compression": "packbits"}, None),
+    ],
+)
+def test_d2_labels_of_codecs_that_change_values_are_refused_whatever_the_suffix(tmp_path, name, options, codec):
+    mask = np.arange(54, dtype=np.uint8).reshape(6, 9) % 3
+    path = save(tmp_path / name, mask, **options)
+    if codec is None:
+        assert (read_label(path, 3) == mask).all()
+    else:
+        with pytest.raises(UserError, match=rf"{name}: {codec} compression changes label values"):
+            read_label(path, 3)
+
+
+@pytest.mark.parametrize("suffix", ["tif", "png", "webp", "gif"])
+def test_d3_labels_of_several_frames_are_refused_but_not_their_overviews(tmp_path, suffix):
+    first, *others = [Image.fromarray(np.full((8, 9), value, np.uint8)) for value in (0, 1, 2)]
+    options = {"save_all": True, "lossless": True}
+    path = save(tmp_path / f"a.{suffix}", first, append_images=others, **options)
+    for read in (lambda path: read_label(path, 3), read_distance):
+        with pytest.raises(UserError, match=rf"a\.{suffix}: has 3 frames"):
+            read(path)
+    assert read_header(path).frames == 3
+    assert read_image(path).max() == 0  # the first
+    if suffix == "tif":
+        small = save(tmp_path / "b.tif", others[0], append_images=[first.resize((4, 4))], **options)
+        assert (read_label(small, 3) == 1).all()
+
+
+@pytest.mark.parametrize("suffix", ["png", "tif", "webp"])
+@pytest.mark.parametrize("turn", [2, 3, 6, 7])
+def test_d4_a_label_and_a_map_follow_their_own_orientation_as_images_do(tmp_path, suffix, turn):
+    values = np.arange(12, dtype=np.uint8).reshape(3, 4)
+    path = save(tmp_path / f"a.{suffix}", values, exif=exif(turn), lossless=True)
+    for found in (read_label(path, 12), read_distance(path)):
+        assert (found == read_image(path)[..., 0]).all()
+
+
+@pytest.mark.parametrize("kind", ["fifo", "device", "socket", "folder"])
+@pytest.mark.parametrize("read", [read_image, image_size, lambda path: read_label(path, 3), read_distance, read_list])
+def test_x1_what_is_no_regular_file_is_named_and_not_waited_for(tmp_path, monkeypatch, kind, read):
+    monkeypatch.chdir(tmp_path)  # the path of a socket must be short
+    path = Path("a.png")
+    if kind == "socket":
+        socket.socket(socket.AF_UNIX).bind("a.png")
+    else:
+        {"fifo": os.mkfifo, "folder": os.mkdir, "device": lambda path: path.symlink_to("/dev/zero")}[kind](path)
+    with pytest.raises(UserError, match=r"a\.png: .*not a regular file"):
+        read(path)
+
+
+def test_x2_only_documented_formats_are_opened(tmp_path, monkeypatch):
+    """PIL starts Ghostscript for PostScript."""
+    monkeypatch.setattr("subprocess.Popen", None)
+    monkeypatch.setattr("subprocess.check_call", None)
+    path = tmp_path / "a.png"
+    for kind in ("EPS", "PCX", "PPM", "ICO", "JPEG2000"):
+        save(path, Image.new("RGB", (16, 16)), format=kind)
+        for read in (read_image, image_size, lambda path: read_label(path, 3), read_distance):
+            with pytest.raises(UserError, match=r"a\.png: not a whole, readable image .cannot identify"):
+                read(path)
 
 
 @pytest.mark.parametrize("channel", range(3))

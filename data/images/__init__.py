@@ -116,7 +116,7 @@ def read_header(path: Path) -> Header:
         _check_8_bits(path, image)
         turn, frames, size = orientation(image), num_frames(path, image), (image.height, image.width)
         if turn == 1 or image.format != "TIFF":  # PIL's versions swap a turned TIFF file's sides at different times
-            return Header(size[::-1] if turn in range(5, 9) else size, turn, frames)
+            return Header(size[::-1] if turn > 4 else size, turn, frames)
     return Header(read_image(path).shape[:2], turn, frames)
 
 

@@ -146,7 +146,8 @@ def orientation(image: Any) -> int:
     """Return the EXIF orientation of an image that PIL has opened by its path; 1: upright."""
     if image.format == "PNG" and not _png_has_exif(Path(image.filename)):
         return 1  # PIL would decode all pixels to look for Exif behind them
-    return image.getexif().get(ExifTags.Base.Orientation, 1)
+    turn = image.getexif().get(ExifTags.Base.Orientation, 1)
+    return turn if turn in range(2, 9) else 1
 
 
 def _png_has_exif(path: Path) -> bool:

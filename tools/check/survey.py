@@ -96,10 +96,10 @@ def find_samples(name: str, split: Split, dataset: str, findings: Findings, *, i
             findings.add("listed-twice", f"{name}: {key}", f"{number} times")
     if not matches:
         findings.add("split-missing", name, f"no images in {split.folders['image']}")
-    unread, links = left_out(split.folders["image"])
+    unread, links = left_out(split.folders["image"]) if split.listed is None else ({}, {})
     for link, target in links.items():
         findings.add("link-left-out", Path(link), f"to {target}")
-    for suffix, paths in unread.items() if split.listed is None else ():
+    for suffix, paths in unread.items():
         findings.add("image-left-out", paths[0], f"{len(paths)} of {suffix} in {name}")
     images = {key for key, files in matches if files["image"]}
     for kind in required if split.listed is None else ():
