@@ -8,7 +8,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import REPO
-from faulty_data import FAULTY, FAULTY_LISTS, Drawn, draw_clean, draw_faulty, draw_faulty_lists, label
+from faulty_data import (
+    FAULTY,
+    FAULTY_LISTS,
+    HEIGHT,
+    WIDTH,
+    Drawn,
+    draw_clean,
+    draw_faulty,
+    draw_faulty_lists,
+    label,
+    turned,
+)
 from PIL import Image
 from test_layout import put
 
@@ -167,6 +178,39 @@ def test_palette_masks_and_masks_of_three_equal_channels_are_fine(tmp_path):
     drawn.pair("train/a", mask=palette)
     drawn.pair("val/b", mask=np.dstack([label(0, 1, 2)] * 3))
     assert found(tmp_path) == {}
+
+
+def test_d1_masks_of_two_kinds_are_told_apart_mask_by_mask(tmp_path, capsys):
+    drawn = Drawn(tmp_path)
+    for name, values in {"train/a": (0, 1), "train/b": (0, 255), "train/c": (0,), "val/d": (0, 1)}.items():
+        drawn.pair(name, mask=label(*values))
+    assert main([str(tmp_path), "--workers", "0"]) == 2
+    said = capsys.readouterr().out
+    # Half of 64 columns are 255 in one of four masks.
+    assert "label-binary-255 (1)" in said
+    assert "masks/train/b.png: 50.0% of its pixels are 255; 25% of the masks are so" in said
+    assert main([*shlex.split(said.splitlines()[-1])[5:], "--workers", "0"]) == 0
+    assert check(tmp_path, paths=Paths(label_map="binary"))[0].classes[1].pixels == {"train": 64 * 48, "val": 32 * 48}
+    drawn.pair("train/e", mask=label(0, 1, 255))  # 255 is what is ignored
+    capsys.readouterr()
+    assert main([str(tmp_path), "--workers", "0"]) == 0
+    assert "1 of 5 masks hold only 0 and 255 (ignored)" in capsys.readouterr().out
+
+
+def test_d12_one_labelled_class_is_a_warning(tmp_path):
+    drawn = Drawn(tmp_path)
+    drawn.pair("train/a", mask=label(1, 255))
+    drawn.pair("val/b", mask=label(0, 1))
+    assert found(tmp_path) == {"class-only-in-val": ["class 0"], "one-class": ["train"]}
+
+
+def test_d4_images_that_exif_turns_are_counted_and_labels_that_turn_with_them_are_fine(tmp_path, capsys):
+    drawn = Drawn(tmp_path)
+    drawn.pair("val/a", **turned("a", 3))
+    drawn.put("mask", "val/a.png", label(0, 1, 2), exif=turned("a", 3)["exif"])
+    drawn.pair("train/b", mask=label(0, 1, 2, height=WIDTH, width=HEIGHT), **turned("b", 6))  # fits one way only
+    assert main([str(tmp_path), "--workers", "0"]) == 0
+    assert "EXIF turns 1 image(s), but not their labels" in capsys.readouterr().out
 
 
 def test_real_dense_data_is_clean(camvid):

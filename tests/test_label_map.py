@@ -129,8 +129,12 @@ def numbered(tmp_path):
 
 def test_training_and_scoring_see_class_numbers(numbered, tmp_path):
     extra = {"class_weights": "balanced", "model_type": "res50_ASPP"}
+    for name in ("x.heic", "y.HEIC", "z.gif", "notes.txt"):
+        (numbered["dataset_path"] / "images/train" / name).touch()
     folder = run_train(**numbered, **extra, logdir=tmp_path / "log")
     assert all(math.isfinite(line["loss"]) for line in read_metrics(folder, "train"))
+    left_out = "images/train: images are left out: convert them to .jpg or .png: 1 .gif, 2 .heic\n"  # d8
+    assert left_out in (folder / "train.log").read_text()
     # 3 of 4 stripes of 10 columns are labelled, and each class has a third of them.
     assert read_metrics(folder, "val")[0]["pixels"] == 30 * 40
     weight = 1 / math.log(1.02 + 1 / 3)
