@@ -2,6 +2,7 @@
 
 import os
 import unicodedata
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from support.errors import UserError
 
 Files = dict[str, list[Path]]
 
-# Of pictures that are not read: they are named, as these images are left out.
+# Of pictures that are not read: their number is named.
 UNREAD = (
     *(".jfif", ".jpe", ".jif", ".heic", ".heif", ".hif", ".avif", ".jxl", ".jp2", ".j2k", ".jpx", ".gif", ".ppm"),
     *(".pgm", ".pbm", ".pnm", ".tga", ".psd", ".ico", ".svg", ".exr", ".hdr", ".dng", ".cr2", ".cr3", ".nef", ".arw"),
@@ -74,10 +75,10 @@ def list_folder(folder: Path, suffixes: tuple[str, ...], links: dict[str, str] |
     return {name: [Path(path) for *_, path in sorted(paths)] for name, paths in sorted(found.items())}
 
 
-def left_out(folder: Path) -> tuple[Files, dict[str, str]]:
-    """Return what is left out of a folder of images: {suffix: pictures that are not read}, and the links of walk()."""
-    unread: Files = {}
+def left_out(folder: Path) -> dict[str, str]:
+    """Return {path: what is left out of a folder of images}: pictures that are not read, and links as in walk()."""
     links: dict[str, str] = {}
-    for path in (path for paths in list_folder(folder, UNREAD, links).values() for path in paths):
-        unread.setdefault(path.suffix.lower(), []).append(path)
-    return unread, links
+    paths = [path for found in list_folder(folder, UNREAD, links).values() for path in found]
+    kinds = [f"{number} {suffix}" for suffix, number in sorted(Counter(path.suffix.lower() for path in paths).items())]
+    lines = {link: f"a link to {target}, a folder around it, is not followed" for link, target in links.items()}
+    return lines | ({str(folder): f"left out, convert them to .jpg: {', '.join(kinds)}"} if kinds else {})

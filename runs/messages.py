@@ -40,13 +40,8 @@ def log_data(cfg: Config, train_set: SegmentationDataset, val_loader: EvalLoader
     """Log the data set's path, its numbers of images and classes, and what is left out. Warn of large images."""
     images = f"{len(train_set)} training and {len(val_loader.dataset)} validation images"
     log.info(f"data: {cfg.dataset_path}, {images}, {cfg.numclasses} classes")
-    if is_main and not train_set.has_list:
-        unread, links = left_out(train_set.folders["image"])
-        if unread:
-            kinds = ", ".join(f"{len(paths)} {suffix}" for suffix, paths in sorted(unread.items()))
-            log.warning(f"{train_set.folders['image']}: images are left out: convert them to .jpg or .png: {kinds}")
-        for link, target in links.items():
-            log.warning(f"{link}: a link to {target}, a folder around it: not followed")
+    for path, note in left_out(train_set.folders["image"]).items() if is_main and not train_set.has_list else ():
+        log.warning(f"{path}: {note}")
     _, advice = large_images(val_loader.batch_sampler.sizes, cfg.crop_size)
     if advice and not (cfg.long_side or cfg.window):
         log.warning(advice)

@@ -61,18 +61,11 @@ def test_label_out_of_range_is_named(tmp_path):
 def write_grey(path, mask: np.ndarray, bits: int, white: int = 1):
     """Write a mask as PNG or TIFF of `bits` bits a pixel, unchanged. white: TIFF's tag 262; 0: the value 0 is white."""
     rows = np.packbits((mask[..., None] >> np.arange(bits - 1, -1, -1)) & 1).reshape(len(mask), -1)
-    height, width = mask.shape
-    if path.suffix == ".png":
-        header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, bits, 0, 0, 0, 0))
-        lines = b"".join(b"\0" + row.tobytes() for row in rows)
-        data = b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(lines)) + chunk(b"IEND", b"")
-    else:
-        tags = TiffImagePlugin.ImageFileDirectory_v2()
-        numbers = {256: width, 257: height, 258: bits, 259: 1, 262: white, 273: 0, 278: height, 279: rows.nbytes}
-        for tag, value in numbers.items():
-            tags[tag] = value
-        data = b"II*\0\x08\0\0\0" + tags.tobytes(8) + rows.tobytes()  # tobytes() adds its end to tag 273
-    path.write_bytes(data)
+    if path.suffix == ".tif":
+        return write_tiff(path, rows[..., None], {256: mask.shape[1], 258: bits, 262: white})
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", *mask.shape[::-1], bits, 0, 0, 0, 0))
+    data = chunk(b"IDAT", zlib.compress(b"".join(b"\0" + row.tobytes() for row in rows)))
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + header + data + chunk(b"IEND", b""))
     return path
 
 
@@ -177,18 +170,17 @@ def test_colour_masks_are_refused_whichever_channel_differs(tmp_path, channel):
         read_label(save(tmp_path / "rgb.png", label), 3)
 
 
-def write_tiff(path, values: np.ndarray):
+def write_tiff(path, values: np.ndarray, others: dict | None = None):
     """Write an uncompressed TIFF file of any number of channels and type; tags as in the TIFF 6.0 specification."""
     height, width, channels = values.shape
     kind, bits = {"u": 1, "i": 2, "f": 3}[values.dtype.kind], 8 * values.dtype.itemsize
     tags = TiffImagePlugin.ImageFileDirectory_v2()
     lists = {258: (bits,) * channels, 338: (0,) * (channels - 3), 339: (kind,) * channels}
-    numbers = {256: width, 257: height, 259: 1, 262: 2, 273: 8, 277: channels, 278: height, 279: values.nbytes}
-    for tag, value in (numbers | lists).items():
-        if value:
+    numbers = {256: width, 257: height, 259: 1, 262: 2, 273: 0, 277: channels, 278: height, 279: values.nbytes}
+    for tag, value in (numbers | lists | (others or {})).items():
+        if value != ():
             tags[tag] = value
-    end = 8 + values.nbytes
-    path.write_bytes(b"II*\0" + struct.pack("<I", end) + values.tobytes() + tags.tobytes(end))
+    path.write_bytes(b"II*\0\x08\0\0\0" + tags.tobytes(8) + values.tobytes())  # tobytes() adds its end to tag 273
     return path
 
 

@@ -133,7 +133,7 @@ def test_training_and_scoring_see_class_numbers(numbered, tmp_path):
         (numbered["dataset_path"] / "images/train" / name).touch()
     folder = run_train(**numbered, **extra, logdir=tmp_path / "log")
     assert all(math.isfinite(line["loss"]) for line in read_metrics(folder, "train"))
-    left_out = "images/train: images are left out: convert them to .jpg or .png: 1 .gif, 2 .heic\n"  # d8
+    left_out = "images/train: left out, convert them to .jpg: 1 .gif, 2 .heic\n"  # d8
     assert left_out in (folder / "train.log").read_text()
     # 3 of 4 stripes of 10 columns are labelled, and each class has a third of them.
     assert read_metrics(folder, "val")[0]["pixels"] == 30 * 40

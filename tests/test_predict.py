@@ -199,7 +199,7 @@ def test_two_processes_write_what_one_does(checkpoint, faulty, tmp_path):
         {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
         for folder in (tmp_path / "one", tmp_path / "two")
     )
-    assert len(one) == 6 + 1  # images; predictions.json
+    assert len(one) == 7 + 1  # images; predictions.json
     assert one == two
 
 

@@ -9,17 +9,7 @@ import cv2
 import numpy as np
 from PIL import Image, ImageOps
 
-from data.images.files import (
-    CHANNELS,
-    LOSSY,
-    check_mask,
-    decode_bytes,
-    num_frames,
-    opened,
-    orientation,
-    stored_values,
-    turn_upright,
-)
+from data.images import files
 from data.images.resize import scaled_size
 from data.label_map import UNLISTED, LabelMap
 from support.errors import UserError
@@ -29,7 +19,7 @@ from support.labels import IGNORE
 IMAGE_SUFFIXES = (".jpg", ".png", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
 LABEL_SUFFIXES = (".png", ".bmp", ".tif", ".tiff", ".webp")
 LABEL_MODES = ("P", "L", "1", "I", "I;16", "I;16L", "I;16B", "I;16N")  # PIL's modes with one channel of integers
-NO_JPEG = LOSSY.format("JPEG")
+NO_JPEG = files.LOSSY.format("JPEG")
 END_OF_JPEG = b"\xff\xd9"
 
 
@@ -41,17 +31,15 @@ class Header(NamedTuple):
     frames: int
 
 
-def decode(
-    path: Path, convert: Callable[[Image.Image], Image.Image] = lambda image: image, *, lossless: bool = False
-) -> np.ndarray:
+def decode(path: Path, convert: Callable = lambda image: image, *, lossless: bool = False) -> np.ndarray:
     """Return the pixels of a mask or map after convert(PIL image): (H, W) or (H, W, channels), dtype by PIL mode.
 
     PIL, unlike OpenCV, refuses truncated files and keeps palette indices. Raises UserError if the file cannot be
     decoded, has several frames or, if `lossless`, a codec that can change values.
     """
-    with opened(path) as image:
-        check_mask(path, image, lossless=lossless)
-        turn_upright(image)
+    with files.opened(path) as image:
+        files.check_mask(path, image, lossless=lossless)
+        files.turn_upright(image)
         return np.array(convert(image))
 
 
@@ -62,7 +50,7 @@ def read_image(path: Path, long_side: int = 0) -> np.ndarray:
     cannot be decoded, or has more than 8 bits a channel or more than 4 channels.
     """
     path = Path(path)
-    with opened(path) as image:
+    with files.opened(path) as image:
         pixels = _reduced(image, long_side) if long_side else None
         pixels = _plain_jpeg(path, image) if pixels is None else pixels
         return np.array(to_rgb(path, image)) if pixels is None else pixels
@@ -76,7 +64,7 @@ def _plain_jpeg(path: Path, image: Image.Image) -> np.ndarray | None:
     if image.format != "JPEG" or image.mode != "RGB" or not image.info.keys().isdisjoint(("exif", "xmp", "adobe")):
         return None
     data = path.read_bytes()
-    pixels = decode_bytes(data, cv2.IMREAD_COLOR) if data.endswith(END_OF_JPEG) else None
+    pixels = files.decode_bytes(data, cv2.IMREAD_COLOR) if data.endswith(END_OF_JPEG) else None
     return None if pixels is None else cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB, dst=pixels)
 
 
@@ -102,7 +90,7 @@ def to_rgb(path: Path, image: Image.Image) -> Image.Image:
     Raises UserError as read_image() does.
     """
     _check_8_bits(path, image)
-    if orientation(image) != 1:
+    if files.orientation(image) != 1:
         ImageOps.exif_transpose(image, in_place=True)
     return image if image.mode == "RGB" else image.convert("RGB")
 
@@ -112,9 +100,9 @@ def read_header(path: Path) -> Header:
 
     Reads no pixels, except of a TIFF file that EXIF turns.
     """
-    with opened(path) as image:
+    with files.opened(path) as image:
         _check_8_bits(path, image)
-        turn, frames, size = orientation(image), num_frames(path, image), (image.height, image.width)
+        turn, frames, size = files.orientation(image), files.num_frames(path, image), (image.height, image.width)
         if turn == 1 or image.format != "TIFF":  # PIL's versions swap a turned TIFF file's sides at different times
             return Header(size[::-1] if turn > 4 else size, turn, frames)
     return Header(read_image(path).shape[:2], turn, frames)
@@ -136,7 +124,7 @@ def _check_8_bits(path: Path, image: Image.Image) -> None:
 
     PIL has no mode for 16 bits in colour and drops the lower 8, and of more than four channels it leaves out the rest.
     """
-    channels = getattr(image, "tag_v2", {}).get(CHANNELS, 1)
+    channels = getattr(image, "tag_v2", {}).get(files.CHANNELS, 1)
     tiles = getattr(image, "tile", [])[:1]  # how the file's values become the mode's
     is_colour_of_16_bits = image.mode in ("RGB", "RGBA", "LA") and ";16" in str(tiles)
     if image.mode.startswith(("I", "F")) or is_colour_of_16_bits or channels > 4:
@@ -151,9 +139,9 @@ def read_label(path: Path, num_classes: int, label_map: LabelMap | None = None) 
     instead of one channel, or has another value.
     """
 
-    with opened(path) as image:
-        check_mask(path, image)
-        label, mode = stored_values(image), image.mode
+    with files.opened(path) as image:
+        files.check_mask(path, image)
+        label, mode = files.stored_values(image), image.mode
     if mode == "RGB" and (label == label[..., :1]).all():
         label = label[..., 0].copy()  # lossless WebP and some BMP files have no grey mode
     elif mode not in LABEL_MODES:

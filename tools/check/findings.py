@@ -45,8 +45,7 @@ ERRORS = {
 WARNINGS = {
     "image-damaged": ("a JPEG has damaged data: colours may be wrong", "look at it: some webcams write whole ones so"),
     "image-frames": ("an image has several frames, of which only the first is read", "save the others as files"),
-    "image-left-out": ("images of formats that are not read are left out", "convert them to .jpg or .png"),
-    "link-left-out": ("a link leads to a folder around it, and is not followed", "link to the images' own folder"),
+    "left-out": ("images of other formats, or links, are left out", "convert them; link to the images' own folder"),
     "exif-turns-one": ("EXIF turns an image or its label, not both; both ways fit", "compare them; save both upright"),
     "one-class": ("training labels hold a single class, which a model cannot tell from anything", "label another"),
     "class-absent": ("a class is in no label", "check that classes count from 0 without gaps, and --numclasses"),

@@ -96,11 +96,8 @@ def find_samples(name: str, split: Split, dataset: str, findings: Findings, *, i
             findings.add("listed-twice", f"{name}: {key}", f"{number} times")
     if not matches:
         findings.add("split-missing", name, f"no images in {split.folders['image']}")
-    unread, links = left_out(split.folders["image"]) if split.listed is None else ({}, {})
-    for link, target in links.items():
-        findings.add("link-left-out", Path(link), f"to {target}")
-    for suffix, paths in unread.items():
-        findings.add("image-left-out", paths[0], f"{len(paths)} of {suffix} in {name}")
+    for path, note in left_out(split.folders["image"]).items() if split.listed is None else ():
+        findings.add("left-out", Path(path), note)
     images = {key for key, files in matches if files["image"]}
     for kind in required if split.listed is None else ():
         present = layout.select(list_folder(split.folders[kind], layout.ANY_SUFFIXES), split.endings[kind])
