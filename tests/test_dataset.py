@@ -1,10 +1,9 @@
 """Reading images, labels and lists: right, or named."""
 
+import contextlib
 import os
-import socket
 import struct
 import zlib
-from pathlib import Path
 
 import cv2
 import numpy as np
@@ -76,15 +75,11 @@ def test_d6_grey_labels_have_the_values_that_are_stored(tmp_path, bits, suffix, 
     assert (read_label(write_grey(tmp_path / f"a.{suffix}", mask, bits, white), 254) == mask).all()
 
 
-@pytest.mark.parametrize("order", ["<", ">"])
-@pytest.mark.parametrize("compression", ["raw", "tiff_lzw"])
-def test_d7_both_byte_orders_of_16_bits_are_read(tmp_path, order, compression):
+@pytest.mark.parametrize(("mode", "order"), [("I;16", "<"), ("I;16B", ">")])
+def test_d7_both_byte_orders_of_16_bits_are_read(tmp_path, mode, order):
     mask = np.array([[0, 1, 2, 255]], np.uint16)
-    mode = {"<": "I;16", ">": "I;16B"}[order]
-    image = Image.frombytes(mode, (4, 1), mask.astype(f"{order}u2").tobytes())
-    path = save(tmp_path / "a.tif", image, compression=compression)
-    label = read_label(path, 3)
-    assert (label.dtype, label.tolist()) == (np.uint8, mask.tolist())
+    path = save(tmp_path / "a.tif", Image.frombytes(mode, (4, 1), mask.astype(f"{order}u2").tobytes()))
+    assert read_label(path, 3).tolist() == mask.tolist()
 
 
 WEBP_META = {"icc_profile": b"x" * 200, "exif": exif(1).tobytes()}  # chunks in front of the pixels
@@ -99,32 +94,27 @@ WEBP_META = {"icc_profile": b"x" * 200, "exif": exif(1).tobytes()}  # chunks in 
         ("a.png", {"format": "WEBP", "quality": 90}, "lossy WebP"),
         ("a.bmp", {"format": "MPO", "save_all": True, "append_images": [Image.new("L", (9, 6))]}, "JPEG"),
         ("a.webp", {"lossless": True, **WEBP_META}, None),
-        *[("a.tif", {"compression": f"tiff_{codec}"}, None) for codec in ("lzw", "adobe_deflate", "deflate")],
-        ("a.tif", {"compression": "packbits"}, None),
+        *[("a.tif", {"compression": codec}, None) for codec in ("raw", "packbits", "tiff_lzw", "tiff_adobe_deflate")],
     ],
 )
 def test_d2_labels_of_codecs_that_change_values_are_refused_whatever_the_suffix(tmp_path, name, options, codec):
     mask = np.arange(54, dtype=np.uint8).reshape(6, 9) % 3
     path = save(tmp_path / name, mask, **options)
-    if codec is None:
+    with pytest.raises(UserError, match=f"{codec} compression changes") if codec else contextlib.nullcontext():
         assert (read_label(path, 3) == mask).all()
-    else:
-        with pytest.raises(UserError, match=rf"{name}: {codec} compression changes label values"):
-            read_label(path, 3)
 
 
 @pytest.mark.parametrize("suffix", ["tif", "png", "webp", "gif"])
 def test_d3_labels_of_several_frames_are_refused_but_not_their_overviews(tmp_path, suffix):
     first, *others = [Image.fromarray(np.full((8, 9), value, np.uint8)) for value in (0, 1, 2)]
-    options = {"save_all": True, "lossless": True}
-    path = save(tmp_path / f"a.{suffix}", first, append_images=others, **options)
+    path = save(tmp_path / f"a.{suffix}", first, append_images=others, save_all=True, lossless=True)
     for read in (lambda path: read_label(path, 3), read_distance):
         with pytest.raises(UserError, match=rf"a\.{suffix}: has 3 frames"):
             read(path)
     assert read_header(path).frames == 3
     assert read_image(path).max() == 0  # the first
     if suffix == "tif":
-        small = save(tmp_path / "b.tif", others[0], append_images=[first.resize((4, 4))], **options)
+        small = save(tmp_path / "b.tif", others[0], append_images=[first.resize((4, 4))], save_all=True)
         assert (read_label(small, 3) == 1).all()
 
 
@@ -137,23 +127,17 @@ def test_d4_a_label_and_a_map_follow_their_own_orientation_as_images_do(tmp_path
         assert (found == read_image(path)[..., 0]).all()
 
 
-@pytest.mark.parametrize("kind", ["fifo", "device", "socket", "folder"])
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("/dev/zero")])
 @pytest.mark.parametrize("read", [read_image, image_size, lambda path: read_label(path, 3), read_distance, read_list])
-def test_x1_what_is_no_regular_file_is_named_and_not_waited_for(tmp_path, monkeypatch, kind, read):
-    monkeypatch.chdir(tmp_path)  # the path of a socket must be short
-    path = Path("a.png")
-    if kind == "socket":
-        socket.socket(socket.AF_UNIX).bind("a.png")
-    else:
-        {"fifo": os.mkfifo, "folder": os.mkdir, "device": lambda path: path.symlink_to("/dev/zero")}[kind](path)
+def test_x1_what_is_no_regular_file_is_named_and_not_waited_for(tmp_path, make, read):
+    make(tmp_path / "a.png")
     with pytest.raises(UserError, match=r"a\.png: .*not a regular file"):
-        read(path)
+        read(tmp_path / "a.png")
 
 
 def test_x2_only_documented_formats_are_opened(tmp_path, monkeypatch):
     """PIL starts Ghostscript for PostScript."""
     monkeypatch.setattr("subprocess.Popen", None)
-    monkeypatch.setattr("subprocess.check_call", None)
     path = tmp_path / "a.png"
     for kind in ("EPS", "PCX", "PPM", "ICO", "JPEG2000"):
         save(path, Image.new("RGB", (16, 16)), format=kind)

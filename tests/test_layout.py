@@ -90,8 +90,7 @@ def test_x9_links_that_lead_round_in_circles_are_not_followed_and_others_are(tmp
         (tmp_path / f"data/{kind}/train/far").symlink_to(tmp_path / f"disk/{kind}/night")
     (tmp_path / "set").symlink_to(tmp_path / "data")
     train = tmp_path / "set/images/train"
-    loops = {"all": "/", "up": tmp_path, "self": train, "itself": train / "itself"}
-    for name, target in loops.items():
+    for name, target in {"all": "/", "up": tmp_path, "self": train, "itself": train / "itself"}.items():
         (train / name).symlink_to(target)
     (tmp_path / "disk/images/night/back").symlink_to(tmp_path / "data/images/train")  # by way of "far"
     assert find(tmp_path / "set").names == ["a", "far/b"]
@@ -103,15 +102,16 @@ def test_x9_links_that_lead_round_in_circles_are_not_followed_and_others_are(tmp
 
 def test_x9_a_link_to_a_large_tree_without_images_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr("data.folders.MAX_FOLDERS", 30)
-    put_pairs(tmp_path, "train/a")
     for number in range(40):
         (tmp_path / f"system/{number}").mkdir(parents=True)
         put(tmp_path / f"many/{number}/x.jpg")
-    (tmp_path / "images/train/more").symlink_to(tmp_path / "many")
-    assert len(list_folder(tmp_path / "images", (".jpg",))) == 41
-    (tmp_path / "images/train/all").symlink_to(tmp_path / "system")
-    with pytest.raises(UserError, match=r"images/train/all: a link to a tree with 30 folders without an image"):
+    (tmp_path / "images").mkdir()
+    for name in ("many", "system"):
+        (tmp_path / "images" / name).symlink_to(tmp_path / name)
+    with pytest.raises(UserError, match=r"images/system: a link to a tree with 30 folders without an image"):
         list_folder(tmp_path / "images", (".jpg",))
+    (tmp_path / "images/system").unlink()
+    assert len(list_folder(tmp_path / "images", (".jpg",))) == 40
 
 
 def test_d9_names_that_are_not_utf8_make_lists_and_digests(tmp_path):
@@ -119,12 +119,7 @@ def test_d9_names_that_are_not_utf8_make_lists_and_digests(tmp_path):
     put_pairs(tmp_path, name, "b")
     write_atomic(tmp_path / "train.txt", f"{name}\nb")
     assert find(tmp_path).names == [name, "b"]
-    assert (
-        digest(find(tmp_path).listing)
-        == hashlib.sha256(
-            b"\n".join(b"image=%s.jpg label=%s.png" % (file, file) for file in ("图像".encode("gbk"), b"b"))
-        ).hexdigest()
-    )
+    assert digest([name]) == hashlib.sha256("图像".encode("gbk")).hexdigest()
     (tmp_path / "train.txt").write_text("a\nb", encoding="utf-16")
     with pytest.raises(UserError, match=r"train\.txt: the list cannot be read .not UTF-8"):
         find(tmp_path)
