@@ -184,7 +184,10 @@ def test_d1_masks_of_two_kinds_are_told_apart_mask_by_mask(tmp_path, capsys):
     drawn.pair("train/e", mask=label(0, 1, 255))  # 255 is what is ignored
     capsys.readouterr()
     assert main([str(tmp_path), "--workers", "0"]) == 0
-    assert "1 of 5 masks hold only 0 and 255 (ignored)" in capsys.readouterr().out
+    assert "1 of 5 masks hold only 0 and 255 (ignored): is 255 an object" in capsys.readouterr().out
+    drawn.pair("train/e", mask=label(0, 2))
+    assert main([str(tmp_path), "--workers", "0"]) == 2
+    assert "to fix" not in capsys.readouterr().out  # binary has no class 2
 
 
 def test_d12_one_labelled_class_is_a_warning(tmp_path):

@@ -70,7 +70,7 @@ class Summary:
             self.notes.append(f"EXIF turns {turned} image(s), but not their labels, which must fit them as turned")
         masks = [set(item.labels["mask"].values) for item in facts if "mask" in item.labels]
         if any(mask - {0, IGNORE} for mask in masks) and (few := masks.count({0, IGNORE})):
-            self.notes.append(f"{few} of {len(masks)} masks hold only 0 and 255 (ignored)")
+            self.notes.append(f"{few} of {len(masks)} masks hold only 0 and 255 (ignored): is 255 an object there?")
         sizes = Counter("{1}x{0}".format(*item.image.size) for item in facts if not item.image.fault)
         self.sizes = dict(sizes.most_common())
         self.num_classes = len(names)
