@@ -19,8 +19,6 @@ from support import program
 from support.errors import UserError
 from support.files import write_atomic
 
-log = logging.getLogger("segtrain")
-
 AnImage: TypeAlias = str | Path | np.ndarray | Image.Image
 
 
@@ -60,7 +58,7 @@ def pixels_of(image: AnImage) -> np.ndarray:
     """Return an image as an array (H, W, 3) uint8 RGB. Raises UserError for anything else."""
     if isinstance(image, str | Path):
         if line := several_frames({Path(image): read_header(Path(image)).frames}):
-            log.warning(line)
+            logging.getLogger("segtrain").warning(line)
         return read_image(Path(image))
     if isinstance(image, Image.Image):
         if image.mode.startswith(("I", "F")):
