@@ -13,10 +13,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
 from config.flags import flags_of
 from support.errors import UserError
+from support.yaml_file import read_yaml
 
 # Other trainers have names that reach 0.80 with flags that mean something else (freeze -> freeze_bn).
 TYPO = 0.82
@@ -79,12 +78,7 @@ class FlagReader:
         value or no such stage.
         """
         path, stage = config_file
-        try:
-            content = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeyLoader)
-        except OSError as error:
-            raise UserError(f"--config {path}: {error.strerror}") from None
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise UserError(f"--config {path}: not YAML ({' '.join(str(error).split())})") from None
+        content = read_yaml(path, "--config ")
         if not isinstance(content, dict | None):
             raise UserError(f"--config {path}: expected lines 'flag: value', found a {type(content).__name__}")
         content = content or {}
@@ -191,14 +185,3 @@ class FlagReader:
             meaning = re.split(r"; | \[", self.flags[ours].help)[0]
             notes.append(f"{prefix}{name} is now {prefix}{ours}" + ("" if prefix == "--no_" else f": {meaning}"))
         return ours
-
-
-class _UniqueKeyLoader(yaml.SafeLoader):
-    """A YAML loader that raises YAMLError on a duplicate key, where SafeLoader silently keeps the last value."""
-
-    def construct_mapping(self, node, deep=False):
-        keys = [key.value for key, _ in node.value]
-        for number, (key, _) in enumerate(node.value):
-            if key.value in keys[:number]:
-                raise yaml.YAMLError(f"{key.value!r} is given twice{key.start_mark}")
-        return super().construct_mapping(node, deep)

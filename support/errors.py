@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+MAX_MESSAGE = 2000  # characters
 STOPPED = 75  # exit status of a run that a signal stopped, after saving; sysexits.h: EX_TEMPFAIL, "try again"
 
 
@@ -21,6 +22,8 @@ class UserError(ValueError):
         # PyTorch re-raises a DataLoader worker's exception with its traceback as the message, which ends with
         # "errors.UserError: " and the original message.
         message = re.split(rf"\n{__name__}\.\w+: ", message)[-1].strip()
+        if len(message) > MAX_MESSAGE:  # a value of a file may have any length; the remedy is at the end
+            message = f"{message[: MAX_MESSAGE // 2]} ... {message[-MAX_MESSAGE // 2 :]}"
         # File names may contain line breaks or terminal control characters.
         super().__init__("".join(char if char.isprintable() else repr(char)[1:-1] for char in message))
 

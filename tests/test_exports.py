@@ -155,6 +155,7 @@ BOX = "0 0.5 0.5 0.1 0.1\n"
         (f"1 0.1 0.1 0.9 0.1 0.9 0.9\n{BOX}", "bad.txt line 2: a box, which has no outline"),
         ("0 0.1 0.2 0.3 0.4 0.5\n", "bad.txt line 1: expected a class number, then x y of each point"),
         ("cat 0.1 0.2 0.3 0.4 0.5 0.6\n", "bad.txt line 1: expected a class number"),
+        (f"{'1' * 5000} 0.1 0.2 0.3 0.4 0.5 0.6\n", "bad.txt line 1: expected a class number"),
         ("0 0.1 x 0.3 0.4 0.5 0.6\n", "bad.txt line 1 (cat): coordinates that are not numbers"),
         ("0 10 20 30 40 50 60\n", "coordinates must be fractions of the image's width and height"),
     ],
@@ -178,6 +179,9 @@ def test_what_else_yolo_may_lack(tmp_path, capsys):
     output = capsys.readouterr()
     assert "class 'class 7': not in the list of classes: ignored (255) in 1 place(s)" in output.err
     assert f"1 image(s) have no label file, such as {source / 'images/lonely.png'}: left out" in output.out
+    (source / "data.yaml").write_text("names: {0: on, 1: 0x10}\n")  # not True and 16
+    assert convert("yolo", source, tmp_path / "as_written") == 1
+    assert read_classes(str(tmp_path / "as_written/classes.txt"), 3).names == ["background", "on", "0x10"]
     (source / "data.yaml").write_text("names: [cat]\nkpt_shape: [17, 2]\n")
     with pytest.raises(UserError, match="the labels are key points, which have no area"):
         convert("yolo", source, tmp_path / "none")

@@ -1,9 +1,12 @@
 """Write images and masks, as --dataset Folder reads them. Nothing that exists is overwritten."""
 
+import contextlib
 import filecmp
 import os
 import shutil
+import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -41,21 +44,40 @@ def convert(entry: Entry, job: Job) -> Result:
     """Write the image and the mask of an entry. An entry that cannot be used is skipped and named in Result.faults."""
     result = Result()
     try:
-        label = paint(entry, _check_image(entry), job, result)
-        write_mask(job.masks / f"{entry.name}.png", label, job.numbering.colours)
-        _put(job.images / f"{entry.name}{entry.image.suffix}", entry.image)
+        with _image_file(entry) as image:
+            label = paint(entry, _check_image(entry, image), job, result)
+            write_mask(job.masks / f"{entry.name}.png", label, job.numbering.colours)
+            _put(job.images / f"{entry.name}{image.suffix}", image)
     except InputError as error:
         result.faults.append(str(error))
+    except MemoryError:
+        result.faults.append(f"{entry.where}: takes more memory than there is: skipped; lower --workers")
     else:
         result.is_written = True
     return result
 
 
-def _check_image(entry: Entry) -> tuple[int, int]:
+@contextlib.contextmanager
+def _image_file(entry: Entry) -> Iterator[Path]:
+    """Yield the file of an entry's image: a temporary one if the image is inside of its annotation file."""
+    if not entry.extract:
+        yield entry.image
+        return
+    data, suffix = entry.extract(entry.image)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"image{suffix}"
+        write_atomic(path, data)
+        try:
+            yield path
+        except InputError as error:
+            raise InputError(str(error).replace(str(path), f"{entry.image}: imageData")) from None
+
+
+def _check_image(entry: Entry, file: Path) -> tuple[int, int]:
     """Return the (height, width) of an image. Raises InputError if it is damaged or not of the size it should have."""
     try:
-        size = image_size(entry.image)
-        with decoding(entry.image), Image.open(entry.image) as image:
+        size = image_size(file)
+        with decoding(file), Image.open(file) as image:
             image.load()
     except UserError as error:
         raise InputError(str(error)) from None

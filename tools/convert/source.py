@@ -34,6 +34,7 @@ class Entry:
     name: of the output, without suffix; folders are separated by "/". where: file, or file and position in it, for
     messages. record: what Draw needs: the Shapes, or the file of the mask. size: (height, width) that the annotation
     declares, None if it declares none. split: train, val, test or another subset of the export, "" if it names none.
+    extract: returns the image's content and suffix from the file `image`, if the image is inside of an annotation file.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Entry:
     record: Any
     size: tuple[int, int] | None = None
     split: str = ""
+    extract: Callable[[Path], tuple[bytes, str]] | None = None
 
 
 @dataclass

@@ -6,7 +6,9 @@ together are one object, or {"counts", "size": [height, width]}. Counts run down
 """
 
 import posixpath
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -44,13 +46,12 @@ def read(source: Path, options: Options) -> Source:
         names = _categories(content, path)
         for number, name in names.items():
             categories.setdefault(name, number)
-        images = {}
-        for position, image in enumerate(value_of(content, "images", list, str(path))):
-            number = value_of(image, "id", int, f"{path}: images[{position}]")
-            if number in images:
-                raise InputError(f"{path}: id {number} is there twice in 'images'")
-            images[number] = image
-        shapes = _shapes(content, path, names, images, result)
+        records = list(enumerate(value_of(content, "images", list, str(path))))
+        numbers = list(collect(lambda item: _number(item, path), records, result.faults))
+        twice = {number for number, count in Counter(number for number, _ in numbers).items() if count > 1}
+        result.faults += [f"{path}: id {number} is there twice in 'images': both are skipped" for number in twice]
+        images = {number: image for number, image in numbers if number not in twice}
+        shapes = _shapes(content, path, names, images, twice, result)
         folder, split = _split_folder(root, path), split_of(path.stem) if source.is_dir() else ""
         above = [path.parent.parent] if path.parent.name == "annotations" else []
         finder = ImageFinder([path.parent, *above, root], options.images)
@@ -71,6 +72,11 @@ def read(source: Path, options: Options) -> Source:
     if others:
         result.notes.append(f"{len(others)} JSON file(s) without COCO masks, such as {others[0]}: left out")
     return result
+
+
+def _number(item: tuple[int, Any], path: Path) -> tuple[int, Any]:
+    """Return (id, record) of an image. item: its position in the file, and its record."""
+    return value_of(item[1], "id", int, f"{path}: images[{item[0]}]"), item[1]
 
 
 def _has_masks(content: object) -> bool:
@@ -108,14 +114,17 @@ def _split_folder(root: Path, path: Path) -> str:
 
 
 def _shapes(
-    content: dict, path: Path, names: dict[int, str], images: dict[int, dict], result: Source
+    content: dict, path: Path, names: dict[int, str], images: dict[int, dict], twice: set[int], result: Source
 ) -> dict[int, list[Shape]]:
     """Return {image id: shapes}: crowds, which are ignored, then objects in the order of the file.
 
-    An image with an annotation that is invalid is left out: its mask would be wrong.
+    An image with an annotation that is invalid is left out: its mask would be wrong. twice: ids of two images.
     """
     shapes: dict[int, list[Shape]] = {number: [] for number in images}
     annotations = value_of(content, "annotations", list, str(path))
+    if not annotations:
+        remedy = "Label Studio leaves brush labels out of COCO: export JSON there"
+        raise InputError(f"{path}: 'annotations' is empty, so no object is labelled: export again ({remedy})")
     if any(isinstance(item, dict) and "segments_info" in item for item in annotations[:1]):
         raise InputError(f"{path}: panoptic COCO, whose masks are PNG files: export or download the instances")
     num_crowds = sum(isinstance(item, dict) and item.get("iscrowd") == 1 for item in annotations)
@@ -131,6 +140,8 @@ def _shapes(
         number = -1  # not known yet
         try:
             number = value_of(annotation, "image_id", int, where)
+            if number in twice:
+                continue
             if number not in images:
                 raise InputError(f"{where}: image_id {number} is not in 'images'")
             category = value_of(annotation, "category_id", int, where)
@@ -191,6 +202,8 @@ def _decompress(text: str, where: str) -> list[int]:
             raise InputError(f"{where}: {character!r} is no character of COCO's compressed RLE")
         value |= (bits & 31) << shift
         shift += 5
+        if shift > 60:
+            raise InputError(f"{where}: the compressed RLE has a number of more than 60 bits")
         if bits & 32:
             continue
         if bits & 16:
