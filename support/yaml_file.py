@@ -1,7 +1,7 @@
 """Read YAML files, which anyone may have written, within bounds of size, depth and number of values."""
 
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import yaml
 
@@ -18,11 +18,6 @@ class _Loader(yaml.SafeLoader):
 
     An alias counts as all values that it stands for: ten lines of aliases can stand for a billion. Dates are text.
     """
-
-    yaml_implicit_resolvers: ClassVar = {
-        first: [pair for pair in pairs if not pair[0].endswith(":timestamp")]
-        for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
 
     def __init__(self, text: str):
         super().__init__(text)
@@ -52,7 +47,14 @@ class _Loader(yaml.SafeLoader):
 
 
 class _TextLoader(_Loader):
-    yaml_implicit_resolvers: ClassVar = {}
+    """A _Loader for which each value is text."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [pair for pair in pairs if not pair[0].endswith(":timestamp")]
+    for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_TextLoader.yaml_implicit_resolvers = {}
 
 
 def read_yaml(path: Path, flag: str = "", *, as_text: bool = False) -> Any:

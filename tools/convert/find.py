@@ -12,6 +12,7 @@ from support import shell
 from support.errors import UserError
 from tools.convert.formats import KINDS
 from tools.convert.formats.colours import MASK_FOLDERS, check_hint
+from tools.convert.formats.labelstudio import find_brushes
 from tools.convert.reading import read_json, read_xml
 
 MAX_FILES, MAX_TEXTS = 2000, 200  # files to look into
@@ -22,11 +23,18 @@ HEAD = 65536  # bytes that are read of a .txt file; of others, all
 PATTERNS = (
     ("labelme", ".json", (rb'"shapes"', rb'"imagePath"')),
     ("coco", ".json", (rb'"annotations"', rb'"categories"', rb'"images"')),
+    ("labelstudio", ".json", (rb"\A\s*\[", rb'"annotations"', rb'"result"')),
+    ("supervisely", ".json", (rb'"objects"', rb'"size"', rb'"class(Title|Id)"')),
+    ("via", ".json", (rb'"regions"', rb'"shape_attributes"')),
     ("cvat", ".xml", (rb"<annotations", rb"<image\s")),
     ("scribblesup", ".xml", (rb"<annotation>", rb"<polygon>", rb"<tag>")),
     ("yolo", ".txt", (rb"^\d+( [-+.\de]+){4,}\s*$",)),
 )
 READERS = {".json": read_json, ".xml": read_xml}
+REFUSED = {  # kinds that are known but not read
+    "supervisely": "Supervisely's own format is not read: export COCO there",
+    "via": "VIA's JSON is not read: in VIA, choose Annotation, Export Annotations (COCO format)",
+}
 NUMBERS = "numbers"  # masks of class numbers or of 0 and 255, which need no conversion
 
 
@@ -37,7 +45,11 @@ def find_kinds(source: Path) -> dict[str, Path]:
         kind = _kind_of(path)
         if kind and (kind not in found or path.name.startswith("instances")):  # not COCO's key points
             found[kind] = path
-    return found | _find_masks(source)
+    for kind in REFUSED.keys() & found.keys() if len(found) == 1 else ():
+        raise UserError(f"{found[kind]}: {REFUSED[kind]}, and convert that")
+    if "labelstudio" not in found and (brushes := source.is_dir() and find_brushes(source)):
+        found["labelstudio"] = next(iter(brushes.values()))[0].data
+    return {kind: path for kind, path in found.items() if kind in KINDS} | _find_masks(source)
 
 
 def find_kind(source: Path, out: Path) -> str:
@@ -61,7 +73,6 @@ def find_kind(source: Path, out: Path) -> str:
         if path.suffix.lower() in READERS:
             READERS[path.suffix.lower()](path)
     problem = f"{source}: no labels of a known kind in it: unpack .zip files, or name the kind: {', '.join(KINDS)}"
-    problem += "; from Label Studio and Supervisely, export COCO"
     raise UserError(problem + (check_hint(source) if source.is_dir() else ""))
 
 

@@ -81,9 +81,9 @@ def rectangle(x0: float, y0: float, x1: float, y1: float) -> np.ndarray:
     return np.array([(x0, y0), (x1, y0), (x1, y1), (x0, y1)], np.float64)
 
 
-def turned(ring: np.ndarray, degrees: float) -> np.ndarray:
-    """Return the points (N, 2) turned clockwise, as seen on the screen, about their mean."""
-    angle, centre = np.deg2rad(degrees), ring.mean(axis=0)
+def turned(ring: np.ndarray, degrees: float, centre: np.ndarray | None = None) -> np.ndarray:
+    """Return the points (N, 2) turned clockwise, as seen on the screen, about `centre` or else about their mean."""
+    angle, centre = np.deg2rad(degrees), ring.mean(axis=0) if centre is None else centre
     turn = np.array([(np.cos(angle), np.sin(angle)), (-np.sin(angle), np.cos(angle))])
     return (ring - centre) @ turn + centre if degrees else ring
 
