@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import annotated
+import cv2
 import numpy as np
 import pytest
 from annotated import CLASSES, COLOURS, Picture, draw_pictures, write_coco
@@ -238,6 +239,32 @@ def put(root: Path, name: str, mask: Image.Image) -> None:
         (root / folder).mkdir(parents=True, exist_ok=True)
     mask.save(root / f"masks/{name}.png")
     Image.new("RGB", mask.size).save(root / f"images/{name}.png")
+
+
+def test_colours_that_smoothing_left_are_no_classes(tmp_path, capsys):
+    """D10: a disc and a square with smooth edges, and a thin pole whose colour is the mean of two other classes'."""
+    mask = np.zeros((60, 80, 3), np.uint8)
+    cv2.circle(mask, (30, 30), 15, (255, 0, 0), -1, cv2.LINE_AA)
+    mask[3:12, 60:70] = mask[20:50, 60:62] = (0, 255, 0)
+    mask[50:, 70:] = (0, 128, 0)
+    put(tmp_path / "smooth", "a", Image.fromarray(mask))
+    number = len(np.unique(mask.reshape(-1, 3), axis=0))
+    assert number > 10
+    assert convert("colours", tmp_path / "smooth", tmp_path / "out") == 1
+    assert f"{number - 4} of {number} colours are in at most 0." in capsys.readouterr().err
+    names = ["background", "#008000", "#00ff00", "#ff0000"]
+    assert read_classes(str(tmp_path / "out/classes.txt"), None).names == names
+    expected = np.select([mask[:, :, 0] == 255, mask[:, :, 1] == 128, mask[:, :, 1] == 255], [3, 1, 2], 0)
+    expected[~np.isin(mask[:, :, 0], (0, 255))] = 255
+    assert (mask_of(tmp_path / "out", "a") == expected).all()
+    # Four true classes of few pixels each, on a grey scale, with lines of one pixel between large regions.
+    true = np.zeros((60, 80, 3), np.uint8)
+    true[:, 40:] = 250
+    for number in range(1, 5):
+        true[10 * number : 10 * number + 8, 20 * number - 15] = 50 * number
+    put(tmp_path / "true", "a", Image.fromarray(true))
+    assert convert("colours", tmp_path / "true", tmp_path / "two") == 0
+    assert len(read_classes(str(tmp_path / "two/classes.txt"), None).names) == 6
 
 
 def test_given_colours_of_palettes_and_transparent_masks(tmp_path, capsys):

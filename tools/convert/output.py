@@ -33,9 +33,14 @@ class Job(NamedTuple):
 
 @dataclass
 class Result:
-    """What became of an entry: whether its files are there, faults, and {class without a number: shapes}."""
+    """What became of an entry: whether its files are there, faults, and {class without a number: shapes}.
+
+    num_pixels, num_unlabelled: pixels of the image, and those in no shape.
+    """
 
     is_written: bool = False
+    num_pixels: int = 0
+    num_unlabelled: int = 0
     faults: list[str] = field(default_factory=list)
     unlisted: Counter = field(default_factory=Counter)
 
@@ -93,12 +98,14 @@ def _check_image(entry: Entry, file: Path) -> tuple[int, int]:
 def paint(entry: Entry, size: tuple[int, int], job: Job, result: Result) -> np.ndarray:
     """Return the label map (height, width) uint8 of an entry: its regions over each other in drawing order."""
     numbering = job.numbering
-    label = np.full(size, numbering.unlabelled, np.uint8)
+    label, is_free = np.full(size, numbering.unlabelled, np.uint8), np.ones(size, bool)
     for name, (top, left, mask) in job.draw(entry, size, job.options, result.faults):
         value = IGNORE if name is None else numbering.numbers.get(name, IGNORE)
         if name is not None and name not in numbering.numbers:
             result.unlisted[name] += 1
-        label[top : top + mask.shape[0], left : left + mask.shape[1]][mask] = value
+        box = slice(top, top + mask.shape[0]), slice(left, left + mask.shape[1])
+        label[box][mask], is_free[box][mask] = value, False
+    result.num_pixels, result.num_unlabelled = is_free.size, int(is_free.sum())
     return label
 
 

@@ -13,6 +13,7 @@ from tqdm import tqdm
 from data.layout import SCRIBBLES
 from support.errors import UserError
 from support.files import write_atomic
+from support.labels import IGNORE
 from support.processes import work_on
 from support.results import claim
 from tools.convert.find import find_kind
@@ -38,7 +39,7 @@ def run(args: argparse.Namespace) -> tuple[int, list[str]]:
     args.known = read_known(args.classes)
     source = kind.read(args.source, args)
     entries = _named_entries(source, args)
-    if not entries or not source.names:
+    if not source.names or not any(entry.record for entry in entries):
         _print_faults([*source.faults, *source.notes])
         hint = check_hint(args.source) if name == "colours" else ""
         raise UserError(f"{args.source}: {'no shape' if entries else 'nothing'} to convert as {name}{hint}")
@@ -115,7 +116,7 @@ def _report(args: argparse.Namespace, source: Source, results: list[Result], num
     ]
     _print_faults(faults)
     done = sum(result.is_written for result in results)
-    for note in source.notes:
+    for note in [*source.notes, *_unlabelled_note(args, results, numbering)]:
         print(note)
     written = f"{done} image(s) with masks of {len(numbering.names)} classes"
     print(f"{args.out}: {written}; do not edit the images: they may be hard links to the originals")
@@ -127,6 +128,17 @@ def _report(args: argparse.Namespace, source: Source, results: list[Result], num
     if not done:
         raise UserError(f"{args.out}: no image could be converted")
     return 1 if faults else 0
+
+
+def _unlabelled_note(args: argparse.Namespace, results: list[Result], numbering: Numbering) -> list[str]:
+    """Return a line on the pixels that are background because no shape covers them, if any."""
+    num_unlabelled = sum(result.num_unlabelled for result in results)
+    if not num_unlabelled or numbering.unlabelled == IGNORE or args.unlabelled:
+        return []
+    share = f"{num_unlabelled / sum(result.num_pixels for result in results):.1%}"
+    note = f"{share} of the pixels have no label (no shape, or black): class {numbering.names[numbering.unlabelled]}"
+    ignore = "; if they mean unlabelled, convert to a new folder with --unlabelled ignore"
+    return [note + (ignore if len(numbering.names) > 2 else "")]  # without background, a model needs 2 classes
 
 
 def _print_faults(faults: list[str]) -> None:

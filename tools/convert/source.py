@@ -51,13 +51,14 @@ class Source:
     """A data set in its own format.
 
     names: classes in the format's own order. colours: {name: (red, green, blue)}, if the format has them.
-    unlabelled: whether there may be pixels without a class.
+    unlabelled: whether there may be pixels without a class. ignored: names whose pixels become 255 without more words.
     faults: one line for each entry that cannot be used. notes: lines for the user that are no faults.
     """
 
     names: list[str] = field(default_factory=list)
     colours: dict[str, tuple[int, ...]] = field(default_factory=dict)
     unlabelled: bool = True
+    ignored: list[str] = field(default_factory=list)
     entries: list[Entry] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -161,7 +162,7 @@ def number_classes(source: Source, known: Classes | None, unlabelled: str, chose
         raise UserError(f"the labels have {found}, but a model needs 2 to 255: {remedy}")
     for number, name in enumerate(names if not known else ()):
         colours[number] = source.colours.get(name, colours[number])
-    numbers = {name: number for number, name in enumerate(names)} | {IGNORED: IGNORE}
+    numbers = {name: number for number, name in enumerate(names)} | dict.fromkeys((IGNORED, *source.ignored), IGNORE)
     numbers |= {name: numbers[clean] for name, clean in cleaned.items() if clean in numbers}
     if not source.unlabelled or unlabelled == "ignore":
         return Numbering(names, colours, numbers, IGNORE)
