@@ -15,9 +15,7 @@ from support.labels import IGNORE
 NUM_VALUES = 2**16  # label files have 8 or 16 bits
 UNLISTED = 254  # in LabelMap.table: a value that the map does not list
 
-_LINE = re.compile(
-    r"(\*|(\d{1,9})(?:-(\d{1,9}))?)\s+(\d{1,9})(?:-(\d{1,9}))?"
-)  # value or first-last, class or first-last
+_LINE = re.compile(r"(\*|(\d+)(?:-(\d+))?)\s+(\d+)(?:-(\d+))?")  # value or first-last, class or first-last
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +94,7 @@ def _lines(text: str, chosen: str) -> Iterator[tuple[str, slice | None, np.ndarr
         if not match:
             raise UserError(f"{where}: expected 'VALUE CLASS', 'FIRST-LAST CLASS' or '* CLASS'")
         first_class, last_class = int(match[4]), int(match[5] or match[4])
-        classes = np.arange(first_class, min(last_class, IGNORE + 1) + 1)
+        classes = np.arange(first_class, last_class + 1)
         if not classes.size or not ((classes < UNLISTED) | (classes == IGNORE)).all():
             raise UserError(f"{where}: a class is 0 to {UNLISTED - 1}, or 255 for ignored pixels")
         if match[1] == "*":
