@@ -64,6 +64,11 @@ def save(path: str, pixels: np.ndarray) -> Callable[[Path], None]:
     return lambda root: Image.fromarray(pixels).save(root / path)
 
 
+def embed(data: bytes) -> Callable[[Path], None]:
+    """A damage: the image is in LabelMe's file only."""
+    return lambda root: (remove("bad.png")(root), put("bad.json", base64.b64encode(data).decode(), "imageData")(root))
+
+
 SMALL = np.zeros((10, 12, 3), np.uint8)
 RAMP = np.arange(24 * 32, dtype=np.uint32).reshape(24, 32)
 MANY = np.stack([RAMP % 256, RAMP // 256, RAMP * 0 + 9], axis=2).astype(np.uint8)
@@ -79,6 +84,8 @@ L = "bad.json"
 LABELME = [
     (truncate("bad.png"), "not a whole, readable image", "skip"),
     (remove("bad.png"), "not below", "skip"),
+    (embed(b"GIF89a"), "imageData is no image of a known format", "skip"),
+    (embed(b"\x89PNG broken"), r"bad\.json: imageData: not a whole, readable image", "skip"),
     (save("bad.png", SMALL), "12x10", "skip"),
     (truncate(L), "not JSON", "skip"),
     (put(L, []), "'shapes' is missing", "skip"),

@@ -5,6 +5,7 @@ polygons (pycocotools.json). recorded/datumaro_voc is what Datumaro 1.13.12 writ
 polygons; masks.json has the colours and the pixels of its SegmentationClass, a digit for each.
 """
 
+import base64
 import json
 import shutil
 from pathlib import Path
@@ -210,6 +211,18 @@ def test_the_kind_is_found_or_a_command_is_named(tmp_path, capsys):
         find_and_convert(tmp_path / "numbers", tmp_path / "two")
     with pytest.raises(UserError, match=r"coco: no such file or folder \(OUT is missing\)"):
         main(["coco", str(source)])
+
+
+def test_an_image_inside_of_a_labelme_file_is_written(tmp_path):
+    picture = Picture("a", np.zeros((6, 8, 3), np.uint8), [("cat", "box", [0, 0, 4, 6])])
+    source = annotated.write_labelme(tmp_path / "in", [picture])
+    data = (source / "a.png").read_bytes()
+    (source / "a.png").unlink()
+    content = json.loads((source / "a.json").read_text()) | {"imageData": base64.b64encode(data).decode()}
+    (source / "a.json").write_text(json.dumps(content))
+    assert convert("labelme", source, tmp_path / "out") == 0
+    assert (tmp_path / "out/images/a.png").read_bytes() == data
+    assert (mask_of(tmp_path / "out", "a") == [1] * 4 + [0] * 4).all()
 
 
 # What labelme 6.3.1's shape_to_mask draws of this polygon, whose points LabelMe keeps within [0, size - 1].

@@ -122,7 +122,9 @@ def main(argv: list[str] | None = None) -> None:
     in_val = split(names, groups, found, args.val, args.seed)
     texts = ["".join(f"{name}\n" for name in np.array(names)[in_val == part]) for part in (False, True)]
     for path, text in zip(lists, texts, strict=True):
-        if path.exists() and path.read_bytes() != text.encode():  # the same: of this command, which was killed
+        if path.exists() and path.read_bytes() != text.encode(
+            errors="surrogateescape"
+        ):  # the same: of this command, which was killed
             raise UserError(f"{path}: exists: remove it to split the data again")
     for path, text in zip(lists, texts, strict=True):
         write_atomic(path, text)

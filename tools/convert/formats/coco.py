@@ -6,6 +6,7 @@ together are one object, or {"counts", "size": [height, width]}. Counts run down
 """
 
 import posixpath
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -46,8 +47,10 @@ def read(source: Path, options: Options) -> Source:
         names = _categories(content, path)
         for number, name in names.items():
             categories.setdefault(name, number)
-        records = list(enumerate(value_of(content, "images", list, str(path))))
-        numbers = list(collect(lambda item: _number(item, path), records, result.faults))
+        records = enumerate(value_of(content, "images", list, str(path)))
+        numbers = list(
+            collect(lambda item: (_id(item[1], "id", f"{path}: images[{item[0]}]"), item[1]), records, result.faults)
+        )
         twice = {number for number, count in Counter(number for number, _ in numbers).items() if count > 1}
         result.faults += [f"{path}: id {number} is there twice in 'images': both are skipped" for number in twice]
         images = {number: image for number, image in numbers if number not in twice}
@@ -74,9 +77,12 @@ def read(source: Path, options: Options) -> Source:
     return result
 
 
-def _number(item: tuple[int, Any], path: Path) -> tuple[int, Any]:
-    """Return (id, record) of an image. item: its position in the file, and its record."""
-    return value_of(item[1], "id", int, f"{path}: images[{item[0]}]"), item[1]
+def _id(record: Any, key: str, where: str) -> int:
+    """Return an integer of a record, which VIA writes as text in one place."""
+    value = record.get(key) if isinstance(record, dict) else None
+    return (
+        int(value) if isinstance(value, str) and re.fullmatch(r"\d{1,18}", value) else value_of(record, key, int, where)
+    )
 
 
 def _has_masks(content: object) -> bool:
@@ -95,7 +101,7 @@ def _has_masks(content: object) -> bool:
 def _categories(content: object, path: Path) -> dict[int, str]:
     """Return {id: name} of a COCO file's categories. Raises InputError if there are none or one is invalid."""
     categories = value_of(content, "categories", list, str(path))
-    names = {value_of(item, "id", int, f"{path}: categories"): item.get("name") for item in categories}
+    names = {_id(item, "id", f"{path}: categories"): item.get("name") for item in categories}
     if not names or not all(isinstance(name, str) and name.strip() for name in names.values()):
         raise InputError(f"{path}: 'categories' is empty, or has one without name")
     return names
@@ -139,12 +145,12 @@ def _shapes(
         where = f"{path}: annotations[{position}]"
         number = -1  # not known yet
         try:
-            number = value_of(annotation, "image_id", int, where)
+            number = _id(annotation, "image_id", where)
             if number in twice:
                 continue
             if number not in images:
                 raise InputError(f"{where}: image_id {number} is not in 'images'")
-            category = value_of(annotation, "category_id", int, where)
+            category = _id(annotation, "category_id", where)
             name = names.get(category, f"category_id {category}")
             is_crowd = has_crowds and annotation.get("iscrowd")
             segmentation, box = annotation.get("segmentation"), annotation.get("bbox")
@@ -166,6 +172,8 @@ def patch(segmentation: object, where: str, size: tuple[int, int], line_width: f
         return _decode(segmentation, where, size)
     if not isinstance(segmentation, list) or not segmentation:
         raise InputError(f"{where}: no segmentation: a box alone is no mask")
+    if isinstance(segmentation[0], int | float):  # a polygon of VIA, which are not in a list
+        segmentation = [segmentation]
     union = np.zeros(size, bool)
     for number, values in enumerate(segmentation, 1):
         here = f"{where}: polygon {number}"

@@ -51,7 +51,11 @@ def read(source: Path, options: Options) -> Source:
     for entries in collect(read_one, files, result.faults):
         result.entries += entries
     others = [{"id": number, "image": f"task-{number}"} for number in sorted(brushes.keys() - done)]
-    result.entries += collect(lambda task: read_task(task, source), others, result.faults)
+    named = list(collect(lambda task: read_task(task, source), others, result.faults))
+    result.entries += named
+    if len(named) < len(others):
+        remedy = "put the project's JSON export beside them, or name the images task-1, task-2 and so on"
+        result.notes.append(f"{source}: Label Studio's PNG files do not say which image they are of: {remedy}")
     result.names = sorted(result.shape_names())
     return result
 
