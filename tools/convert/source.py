@@ -147,7 +147,7 @@ def number_classes(source: Source, known: Classes | None, unlabelled: str, chose
     a class are background. unlabelled: "background" or "ignore". chosen: --classes, for messages. Raises UserError if
     there are not 2 to 255 classes, or if `known` has no background that is needed.
     """
-    cleaned = {name: " ".join(name.split()) for name in source.names}
+    cleaned = {name: " ".join(name.split()).encode(errors="replace").decode() for name in source.names}  # "\ud800"
     if known:
         names, colours = known.names, known.colours
     else:
