@@ -77,13 +77,10 @@ def _classes_of(used: dict[int, str], chosen: str) -> list[tuple[str, bytes]]:
     """
     lines = list(used.values())
     if lines and _PIXEL_VALUES.fullmatch(lines[0]):
-        rows = []
         for number, line in list(used.items())[1:]:
-            match = re.fullmatch(r"(\d{1,3})\s*,(.*)", line)
-            if not match:
+            if not re.match(r"\d{1,3}\s*,", line):
                 raise UserError(f"--classes {chosen} line {number}: {line!r}: expected a number, a comma and a name")
-            rows.append((int(match[1]), match[2].strip()))
-        rows.sort()
+        rows = sorted((int(value), name.strip()) for value, _, name in (line.partition(",") for line in lines[1:]))
         if [value for value, _ in rows] != list(range(len(rows))):
             raise UserError(f"--classes {chosen}: the pixel values are not 0, 1, 2, ...: list the names in a text file")
         return [(name, b"") for _, name in rows]

@@ -114,17 +114,16 @@ def main(argv: list[str] | None = None) -> None:
         raise UserError(f"{folders['image'] / present[0]}: there are splits already; to divide this one: add {one}")
     endings = {"image": args.image_suffix, "label": args.label_suffix}
     names, files = pair_files(Split(folders, endings=endings))
-    for name, paths in zip(names, files, strict=True):
-        if name != name.strip() or not {*name}.isdisjoint("\n\\"):
-            raise UserError(f"{paths['image']}: a list cannot hold this name: rename the file")
+    if unlisted := [name for name in names if name != name.strip() or not {*name}.isdisjoint("\n\\")]:
+        raise UserError(f"{folders['image'] / unlisted[0]}: a list cannot hold this name: rename the file")
     groups = group_names(names, args.group)
     found = presence([paths["label"] for paths in files], read_label_map(args.label_map))
     in_val = split(names, groups, found, args.val, args.seed)
     texts = ["".join(f"{name}\n" for name in np.array(names)[in_val == part]) for part in (False, True)]
     for path, text in zip(lists, texts, strict=True):
-        if path.exists() and path.read_bytes() != text.encode(
-            errors="surrogateescape"
-        ):  # the same: of this command, which was killed
+        if (
+            path.exists() and path.read_text(encoding="utf-8", errors="surrogateescape") != text
+        ):  # the same: left by a kill
             raise UserError(f"{path}: exists: remove it to split the data again")
     for path, text in zip(lists, texts, strict=True):
         write_atomic(path, text)

@@ -17,11 +17,7 @@ from tools.check.survey import Paths, list_folder
 TRAIN_NAMES = ("train", "training", "train2017", "Train", "Training", "train_list")
 VAL_NAMES = ("val", "valid", "validation", "val2017", "dev", "Val", "Valid", "Validation", "val_list")
 # The folders of images and masks of nnU-Net, mmsegmentation, PaddleX, and of VOC without its lists.
-PAIRS = (
-    ("imagesTr", "labelsTr"),
-    ("img_dir", "ann_dir"),
-    *(("JPEGImages", name) for name in ("Annotations", *layout.MASKS)),
-)
+PAIRS = {"imagesTr": ["labelsTr"], "img_dir": ["ann_dir"], "JPEGImages": ["Annotations", *layout.MASKS]}
 BESIDE = ("annot", "_annot", "_labels", "_masks", "_mask", "_label")  # what SMP's CamVid and others add to "train"
 NUM_NAMES = 200  # image names to find the ends of names with
 MOST = 0.9  # share of the images that must have a label of a name for it to be the rule
@@ -44,7 +40,8 @@ def guess_flags(root: Path, dataset: str, paths: Paths) -> tuple[str, Paths]:
 
 def _known_layout(root: Path) -> dict[str, str]:
     """Return the flags of the folders of another trainer's data set; {} if `root` is none."""
-    for images, masks in () if (root / "ImageSets").is_dir() or (root / layout.SCRIBBLES).is_dir() else PAIRS:
+    is_voc = any((root / name).is_dir() for name in ("ImageSets", layout.SCRIBBLES, layout.PSEUDO))
+    for images, masks in [] if is_voc else [(images, masks) for images, names in PAIRS.items() for masks in names]:
         if (root / images).is_dir() and list_folder(root / masks, layout.LABEL_SUFFIXES):
             return {"image_path": images, "train_path": masks, "val_path": masks}
     for train in TRAIN_NAMES:

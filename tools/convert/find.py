@@ -45,11 +45,13 @@ def find_kinds(source: Path) -> dict[str, Path]:
         kind = _kind_of(path)
         if kind and (kind not in found or path.name.startswith("instances")):  # not COCO's key points
             found[kind] = path
-    for kind in REFUSED.keys() & found.keys() if len(found) == 1 else ():
-        raise UserError(f"{found[kind]}: {REFUSED[kind]}, and convert that")
-    if "labelstudio" not in found and (brushes := source.is_dir() and find_brushes(source)):
-        found["labelstudio"] = next(iter(brushes.values()))[0].data
-    return {kind: path for kind, path in found.items() if kind in KINDS} | _find_masks(source)
+    refused = {kind: found.pop(kind) for kind in REFUSED.keys() & found.keys()}
+    for brush in find_brushes(source).values():
+        found.setdefault("labelstudio", brush[0].data)
+    found |= _find_masks(source)
+    for kind, path in refused.items() if not found else ():
+        raise UserError(f"{path}: {REFUSED[kind]}, and convert that")
+    return found
 
 
 def find_kind(source: Path, out: Path) -> str:

@@ -7,7 +7,7 @@ together are one object, or {"counts", "size": [height, width]}. Counts run down
 
 import posixpath
 import re
-from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,20 +47,19 @@ def read(source: Path, options: Options) -> Source:
         names = _categories(content, path)
         for number, name in names.items():
             categories.setdefault(name, number)
+        images: dict[int, Any] = {}
         records = enumerate(value_of(content, "images", list, str(path)))
-        numbers = list(
-            collect(lambda item: (_id(item[1], "id", f"{path}: images[{item[0]}]"), item[1]), records, result.faults)
-        )
-        twice = {number for number, count in Counter(number for number, _ in numbers).items() if count > 1}
-        result.faults += [f"{path}: id {number} is there twice in 'images': both are skipped" for number in twice]
-        images = {number: image for number, image in numbers if number not in twice}
-        shapes = _shapes(content, path, names, images, twice, result)
+        for number, image in collect(partial(_numbered, path), records, result.faults):
+            images[number] = None if number in images else image
+        shapes = _shapes(content, path, names, images, result)
         folder, split = _split_folder(root, path), split_of(path.stem) if source.is_dir() else ""
         above = [path.parent.parent] if path.parent.name == "annotations" else []
         finder = ImageFinder([path.parent, *above, root], options.images)
 
         def entry(number: int) -> Entry:
             where = f"{path}: image {number}"
+            if images[number] is None:
+                raise InputError(f"{path}: id {number} is there twice in 'images': skipped")
             reference = value_of(images[number], "file_name", str, where)
             name = posixpath.join(folder, output_name(reference))
             size = size_of(images[number].get("height"), images[number].get("width"), where)
@@ -77,12 +76,15 @@ def read(source: Path, options: Options) -> Source:
     return result
 
 
+def _numbered(path: Path, item: tuple[int, Any]) -> tuple[int, Any]:
+    """Return (id, record) of an image. item: its position in the file, and the record."""
+    return _id(item[1], "id", f"{path}: images[{item[0]}]"), item[1]
+
+
 def _id(record: Any, key: str, where: str) -> int:
-    """Return an integer of a record, which VIA writes as text in one place."""
-    value = record.get(key) if isinstance(record, dict) else None
-    return (
-        int(value) if isinstance(value, str) and re.fullmatch(r"\d{1,18}", value) else value_of(record, key, int, where)
-    )
+    """Return an integer of a record. VIA writes some as text."""
+    value = value_of(record, key, (int, str), where)
+    return int(value) if re.fullmatch("-?[0-9]{1,18}", str(value)) else value_of(record, key, int, where)
 
 
 def _has_masks(content: object) -> bool:
@@ -120,11 +122,11 @@ def _split_folder(root: Path, path: Path) -> str:
 
 
 def _shapes(
-    content: dict, path: Path, names: dict[int, str], images: dict[int, dict], twice: set[int], result: Source
+    content: dict, path: Path, names: dict[int, str], images: dict[int, dict], result: Source
 ) -> dict[int, list[Shape]]:
     """Return {image id: shapes}: crowds, which are ignored, then objects in the order of the file.
 
-    An image with an annotation that is invalid is left out: its mask would be wrong. twice: ids of two images.
+    An image with an annotation that is invalid is left out: its mask would be wrong.
     """
     shapes: dict[int, list[Shape]] = {number: [] for number in images}
     annotations = value_of(content, "annotations", list, str(path))
@@ -146,8 +148,6 @@ def _shapes(
         number = -1  # not known yet
         try:
             number = _id(annotation, "image_id", where)
-            if number in twice:
-                continue
             if number not in images:
                 raise InputError(f"{where}: image_id {number} is not in 'images'")
             category = _id(annotation, "category_id", where)

@@ -42,7 +42,7 @@ def read(source: Path, options: Options) -> Source:
         result.names, result.unlabelled = options.known.names, False
         return result
     counts: Counter[int] = Counter()
-    for _, pixels in _readable(result.entries, "finding colours"):
+    for pixels in _readable(result.entries, "finding colours"):
         counts.update(dict(zip(*map(np.ndarray.tolist, np.unique(pixels, return_counts=True)), strict=True)))
     colours = sorted(counts)
     if len(colours) > MOST:
@@ -65,11 +65,11 @@ def read(source: Path, options: Options) -> Source:
     return result
 
 
-def _readable(entries: list[Entry], doing: str) -> Iterator[tuple[Entry, np.ndarray]]:
+def _readable(entries: list[Entry], doing: str) -> Iterator[np.ndarray]:
     """Yield the masks that can be read, as _packed() returns them. draw() names the others."""
     for entry in tqdm(entries, unit="mask", desc=doing):
         with contextlib.suppress(InputError):
-            yield entry, _packed(entry.record)
+            yield _packed(entry.record)
 
 
 def _mixed(entries: list[Entry], counts: Counter[int]) -> list[int]:
@@ -82,7 +82,7 @@ def _mixed(entries: list[Entry], counts: Counter[int]) -> list[int]:
         return []
     is_rare, between = np.zeros(1 << 24, bool), Counter[int]()
     is_rare[rare] = True
-    for _, pixels in _readable(entries, "looking at rare colours"):
+    for pixels in _readable(entries, "looking at rare colours"):
         rows, columns = np.nonzero(is_rare[pixels])
         padded, own = np.pad(pixels, 1, mode="edge"), _channels(pixels[rows, columns])
         found = np.zeros(len(rows), bool)
@@ -110,7 +110,7 @@ def draw(
     if (height, width) != size:
         raise InputError(f"{entry.record}: {width}x{height} pixels, but the image has {size[1]}x{size[0]}")
     names = _class_of_colour(options)
-    present = np.flatnonzero(_present(pixels)).tolist()
+    present = np.unique(pixels).tolist()
     if len(present) > MOST:
         raise InputError(f"{entry.record}: {len(present)} colours, as smoothing or JPEG leave them: skipped")
     for colour in present:
@@ -233,13 +233,6 @@ def _packed(path: Path) -> np.ndarray:
         raise InputError(str(error)) from None
     packed = pixels[:, :, :3].astype(np.int32) @ np.array([65536, 256, 1], np.int32)
     return packed if pixels.shape[2] == 3 else np.where(pixels[:, :, 3] > 0, packed, BLACK)
-
-
-def _present(packed: np.ndarray) -> np.ndarray:
-    """Return (2**24,) bool: whether each packed colour occurs."""
-    found = np.zeros(1 << 24, bool)
-    found[packed] = True
-    return found
 
 
 def _name(colour: int) -> str:

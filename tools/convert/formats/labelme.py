@@ -21,16 +21,6 @@ from tools.convert.polygons import Patch, place, read_points
 from tools.convert.reading import ImageFinder, annotation_files, output_name, read_json, size_of, value_of
 from tools.convert.source import Entry, Options, Shape, Source, collect
 
-# How a file of each suffix begins.
-MAGIC = {
-    b"\x89PNG": ".png",
-    b"\xff\xd8\xff": ".jpg",
-    b"BM": ".bmp",
-    b"RIFF": ".webp",
-    b"II*\0": ".tif",
-    b"MM\0*": ".tif",
-}
-
 
 def read(source: Path, options: Options) -> Source:
     """Return the images and classes of a folder of LabelMe files, or of one file."""
@@ -89,12 +79,9 @@ def patch(shape: dict, where: str, size: tuple[int, int], line_width: float) -> 
 
 
 def embedded_image(path: Path) -> tuple[bytes, str]:
-    """Return (image file, suffix) that a LabelMe file has in imageData. Raises InputError if it is none."""
+    """Return the image that a LabelMe file has in imageData, and its suffix: LabelMe writes JPEG or PNG."""
     data = _decode_base64(value_of(read_json(path), "imageData", str, str(path)), f"{path}: imageData")
-    suffix = next((suffix for magic, suffix in MAGIC.items() if data.startswith(magic)), "")
-    if not suffix:
-        raise InputError(f"{path}: imageData is no image of a known format")
-    return data, suffix
+    return data, ".jpg" if data.startswith(b"\xff\xd8") else ".png"
 
 
 def _decode_base64(text: str, where: str) -> bytes:

@@ -82,7 +82,7 @@ def _shapes(task: dict, where: str, faults: list[str]) -> tuple[list[Shape], tup
     regions = [region for region in value_of(last, "result", list, where) if isinstance(region, dict)]
     # A control without labels of its own has them in another result with the same id.
     labels = {str(region.get("id")): names for region in regions if (names := _labels(region))}
-    shapes, images = [], set()
+    shapes, images, size = [], set(), None
     for region in regions:
         kind, here = str(region.get("type", "")).removesuffix("labels"), f"{where}: region {region.get('id')}"
         if kind in UNREAD or (kind in READ and region.get("image_rotation")):
@@ -99,7 +99,7 @@ def _shapes(task: dict, where: str, faults: list[str]) -> tuple[list[Shape], tup
         shapes.append(Shape(names[0], f"{here} ({names[0]})", region | {"type": kind}))
     if len(images) > 1:
         raise InputError(f"{where}: its regions are of several images: skipped")
-    return shapes, size if shapes else None
+    return shapes, size
 
 
 def _labels(region: dict) -> list[str]:
@@ -113,9 +113,8 @@ def _find_image(task: dict, where: str, finder: ImageFinder) -> Path:
     """Return the image of a task, in whose data a URL, a path or /data/local-files/?d=PATH names it."""
     data = value_of(task, "data", dict, where) if "data" in task else task
     texts = [text for text in (data.get("image"), *data.values()) if isinstance(text, str)]
-    path, _, query = next((text for text in texts if text.lower().endswith(IMAGE_SUFFIXES)), (*texts, "")[0]).partition(
-        "?"
-    )
+    texts.sort(key=lambda text: not text.lower().endswith(IMAGE_SUFFIXES))
+    path, _, query = (*texts, "")[0].partition("?")
     name = urllib.parse.unquote(urllib.parse.parse_qs(query).get("d", [path])[0]).rpartition("/")[2]
     try:
         return finder.find(name, where)
