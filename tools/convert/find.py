@@ -23,7 +23,7 @@ HEAD = 65536  # bytes that are read of a .txt file; of others, all
 PATTERNS = (
     ("labelme", ".json", (rb'"shapes"', rb'"imagePath"')),
     ("coco", ".json", (rb'"annotations"', rb'"categories"', rb'"images"')),
-    ("labelstudio", ".json", (rb"\A\s*\[", rb'"annotations"', rb'"result"')),
+    ("labelstudio", ".json", (rb"\A\s*\[", rb'"(annotations|annotation_id)"')),
     ("supervisely", ".json", (rb'"objects"', rb'"size"', rb'"class(Title|Id)"')),
     ("via", ".json", (rb'"regions"', rb'"shape_attributes"')),
     ("cvat", ".xml", (rb"<annotations", rb"<image\s")),

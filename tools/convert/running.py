@@ -116,7 +116,7 @@ def _report(args: argparse.Namespace, source: Source, results: list[Result], num
     ]
     _print_faults(faults)
     done = sum(result.is_written for result in results)
-    for note in [*source.notes, *_unlabelled_note(args, results, numbering)]:
+    for note in [*source.notes, *_unlabelled_note(args, source, results, numbering)]:
         print(note)
     written = f"{done} image(s) with masks of {len(numbering.names)} classes"
     print(f"{args.out}: {written}; do not edit the images: they may be hard links to the originals")
@@ -130,7 +130,9 @@ def _report(args: argparse.Namespace, source: Source, results: list[Result], num
     return 1 if faults else 0
 
 
-def _unlabelled_note(args: argparse.Namespace, results: list[Result], numbering: Numbering) -> list[str]:
+def _unlabelled_note(
+    args: argparse.Namespace, source: Source, results: list[Result], numbering: Numbering
+) -> list[str]:
     """Return a line on the pixels that are background because no shape covers them, if any."""
     num_unlabelled = sum(result.num_unlabelled for result in results)
     if not num_unlabelled or numbering.unlabelled == IGNORE or args.unlabelled:
@@ -138,7 +140,7 @@ def _unlabelled_note(args: argparse.Namespace, results: list[Result], numbering:
     share = f"{num_unlabelled / sum(result.num_pixels for result in results):.1%}"
     note = f"{share} of the pixels have no label (no shape, or black): class {numbering.names[numbering.unlabelled]}"
     ignore = "; if they mean unlabelled, convert to a new folder with --unlabelled ignore"
-    return [note + (ignore if len(numbering.names) > 2 else "")]  # without background, a model needs 2 classes
+    return [note + (ignore if len({*source.names} & {*numbering.names}) > 1 else "")]  # a model needs 2 classes
 
 
 def _print_faults(faults: list[str]) -> None:

@@ -74,6 +74,8 @@ def _shapes(task: dict, where: str, faults: list[str]) -> tuple[list[Shape], tup
 
     They are of the annotation that is the ground truth, or else of the one that was changed last.
     """
+    if "annotations" not in task:
+        raise InputError(f"{where}: no 'annotations': export JSON, not JSON-MIN: skipped")
     annotations = [item for item in value_of(task, "annotations", list, where) if isinstance(item, dict)]
     usable = [item for item in annotations if not item.get("was_cancelled")]
     if not usable:
