@@ -40,8 +40,9 @@ def guess_flags(root: Path, dataset: str, paths: Paths) -> tuple[str, Paths]:
 
 def _known_layout(root: Path) -> dict[str, str]:
     """Return the flags of the folders of another trainer's data set; {} if `root` is none."""
-    is_voc = any((root / name).is_dir() for name in ("ImageSets", layout.SCRIBBLES, layout.PSEUDO))
-    for images, masks in [] if is_voc else [(images, masks) for images, names in PAIRS.items() for masks in names]:
+    if any((root / name).is_dir() for name in (IMAGES, "ImageSets", layout.SCRIBBLES, layout.PSEUDO)):
+        return {}
+    for images, masks in ((images, masks) for images, names in PAIRS.items() for masks in names):
         if (root / images).is_dir() and list_folder(root / masks, layout.LABEL_SUFFIXES):
             return {"image_path": images, "train_path": masks, "val_path": masks}
     for train in TRAIN_NAMES:
@@ -71,6 +72,8 @@ def guess_dataset(root: Path, paths: Paths) -> str:
             return "Folder"
     if problem := conversion(root):
         raise UserError(f"{root}: {problem}")
+    if volume := next(root.glob("*/*.nii*"), None):
+        raise UserError(f"{volume}: a volume, but only 2-D images are read: save its slices as 8-bit PNG")
     present = ", ".join(sorted(path.name for path in root.iterdir())[:8]) or "nothing"
     raise UserError(
         f"{root}: no data set: it has neither images and masks (plain folders) nor JPEGImages and ImageSets (VOC's "
