@@ -114,9 +114,11 @@ def _labels(region: dict) -> list[str]:
 def _find_image(task: dict, where: str, finder: ImageFinder) -> Path:
     """Return the image of a task, in whose data a URL, a path or /data/local-files/?d=PATH names it."""
     data = value_of(task, "data", dict, where) if "data" in task else task
-    texts = [text for text in (data.get("image"), *data.values()) if isinstance(text, str)]
-    texts.sort(key=lambda text: not text.lower().endswith(IMAGE_SUFFIXES))
-    path, _, query = (*texts, "")[0].partition("?")
+    texts = [text for text in data.values() if isinstance(text, str) and text.lower().endswith(IMAGE_SUFFIXES)]
+    chosen = data.get("image", texts[0] if len(texts) == 1 else None)
+    if not isinstance(chosen, str):
+        raise InputError(f"{where}: its data name {len(texts)} images, but 1 is expected: skipped")
+    path, _, query = chosen.partition("?")
     name = urllib.parse.unquote(urllib.parse.parse_qs(query).get("d", [path])[0]).rpartition("/")[2]
     try:
         return finder.find(name, where)
