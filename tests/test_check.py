@@ -290,3 +290,14 @@ def test_strokes_that_are_empty_missing_or_in_colours(tmp_path, capsys):
         (tmp_path / "data/classes.txt").write_text(text)
         main(words)
         assert (f"--classes {tmp_path / 'data/classes.txt'}" in capsys.readouterr().out.splitlines()[-1]) == is_used
+
+
+def test_masks_in_colours_get_no_table_of_classes(tmp_path, capsys):
+    for split in ("train", "val"):
+        for kind, suffix in (("images", "jpg"), ("masks", "png")):
+            (tmp_path / kind / split).mkdir(parents=True)
+            Image.new("RGB", (9, 8), (200, 30, 30)).save(tmp_path / kind / split / f"a.{suffix}")
+    assert main([str(tmp_path), "--workers", "0"]) == 2
+    said = capsys.readouterr().out
+    assert "  classes: no label has a pixel with a class number\n\n" in said
+    assert "numclasses" not in said

@@ -103,6 +103,9 @@ def report_lines(summary: Summary, findings: Findings) -> list[str]:
     lines.append(f"  sizes: {sizes}" + (f", and {more} more" if more > 0 else ""))
     source = "as given" if summary.num_classes_given else "inferred from the labels: check it"
     source = f"named by {summary.class_file}" if summary.class_file else source
+    if not any(sum(row.pixels.values()) for row in summary.classes):
+        lines.append("  classes: no label has a pixel with a class number")
+        return [*lines, *(f"  {note}" for note in summary.notes), "", *_finding_lines(findings)]
     lines.append(f"  classes: --numclasses {summary.num_classes} ({source})")
     if any(re.fullmatch("#[0-9a-f]{6}", row.name) for row in summary.classes):
         lines.append(
