@@ -16,7 +16,7 @@ def check(cfg: Config) -> None:
         raise UserError(f"--loss {cfg.loss}: {error}") from None
     read_class_weights(cfg.class_weights, cfg.numclasses)
     _check_effects(cfg)
-    _check_backbone(cfg)
+    check_backbone(cfg)
     _check_numbers(cfg)
     if cfg.reset_data_offset and cfg.resume == "auto":
         raise UserError("--reset_data_offset with --resume auto: give a FILE, or each start begins at step 1")
@@ -46,7 +46,7 @@ def _check_effects(cfg: Config) -> None:
             raise UserError(f"--{name} has no effect without {needed}: add that, or drop --{name}")
 
 
-def _check_backbone(cfg: Config) -> None:
+def check_backbone(cfg: Config) -> None:
     """Raise UserError if --backbone is not known or contradicts other flags."""
     if cfg.backbone != "resnet" and not re.fullmatch(r"timm:.+", cfg.backbone):
         raise UserError(f"--backbone {cfg.backbone}: use resnet, with --layers, or timm:NAME, such as timm:resnet50")

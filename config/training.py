@@ -182,3 +182,4 @@ class Config(
     # Not flags:
     notes: list[str] = field(default_factory=list)  # lines to log once the run has started
     given: frozenset[str] | None = None  # names of the flags that are set; None: all of them
+    texts: dict[str, str] = field(default_factory=dict)  # {"classes", "label_map": the text of its file}, once read

@@ -124,14 +124,17 @@ def weights_in(content: dict, *, averaged: bool = True) -> dict[str, Tensor]:
 def load_weights(model: nn.Module, state_dict: dict[str, Tensor]) -> tuple[int, list[str], list[str]]:
     """Copy all weights with a matching name and shape into the model; a leading `module.` is dropped from names.
 
-    Return (number copied, the model's names without a value, the file's unused names). torchvision's classifier (fc.*)
-    and auxiliary classifier do not count as unused.
+    No integer is copied to a float. Return (number copied, the model's names without a value, the file's unused names).
+    torchvision's classifier (fc.*) and auxiliary classifier do not count as unused.
     """
     ours = model.state_dict()
     released = released_type(state_dict)
     prefixes = {None: {}, TORCHVISION_TYPE: TORCHVISION_PARTS}.get(released, CDSP_PARTS)
     renamed = {_our_name(name.removeprefix("module."), prefixes): value for name, value in state_dict.items()}
-    fitting = {name: value for name, value in renamed.items() if name in ours and ours[name].shape == value.shape}
+    shared = {name: value for name, value in renamed.items() if name in ours and ours[name].shape == value.shape}
+    fitting = {
+        name: value for name, value in shared.items() if value.is_floating_point() == ours[name].is_floating_point()
+    }
     model.load_state_dict(fitting, strict=False)
     # Some files were saved without the batch counters; nothing depends on them.
     missing = [name for name in ours if name not in fitting and not name.endswith("num_batches_tracked")]

@@ -135,7 +135,9 @@ class Run:
         """
         logged = self.metrics.capture()  # first, because a loss that is not finite says more than a weight
         checks.check_finite(state.raw_model)
-        content = {"run": logged} | state.capture(self.group) | {"config": config.as_dict(self.cfg)}
+        content = (
+            {"run": logged, "texts": self.cfg.texts} | state.capture(self.group) | {"config": config.as_dict(self.cfg)}
+        )
         keep = {"step": KEEP_STEP_FILES if self.cfg.keep < 0 else self.cfg.keep, "epoch": max(0, self.cfg.keep)}
         if self.folder and self.group.is_main:
             self.writer.save(content, [self.folder / name for name in (*names, "last.pt")], keep, self._report)

@@ -20,7 +20,13 @@ from support.errors import UserError
 
 
 def content(step: int) -> dict:
-    return {"format": checkpoint.FORMAT, "step": step, "ranks": [], "weights": torch.arange(step, step + 100_000)}
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters())
+    state = TrainState(model, model, optimizer, LossScaler(torch.device("cpu"), enabled=False), step=step)
+    state.origin = dict.fromkeys(("world_size", "global_batch", "steps_per_epoch", "lr_factor"), 1)
+    saved = state.capture(Group(torch.device("cpu"))) | {"run": {"lines": 0, "window": []}}
+    saved["config"] = {"amp": "none", "stride_in_1x1": False, "seed": 0, "repeat": 1}
+    return saved | {"weights": torch.arange(step, step + 100_000)}
 
 
 def put(path, step: int) -> None:

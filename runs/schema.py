@@ -1,0 +1,165 @@
+"""What a checkpoint's entries may be. Nobody checks them again later, and a file may come from a stranger."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from config import FLAGS, Config
+from config.checks import check_backbone
+from config.flags import Flag
+from data.classes import FOLDERS, MAX_TEXT, read_classes
+from data.label_map import read_label_map
+from models.pretrained import weights_in
+from support.errors import UserError
+
+MOST = 2**20  # entries of a list
+MAX_WORD = 10_000  # characters of a flag; --class_weights has the most
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int64)
+
+COUNT, FINITE = Flag(0, "", ge=0, le=2**53, kind=int), Flag(0.0, "", kind=float)
+POSITIVE, ABOVE_0 = Flag(1, "", ge=1, le=2**53, kind=int), Flag(1.0, "", gt=0, kind=float)
+OTHERS = "other entries"  # a key of the kinds of a dict: what its entries without a kind of their own are
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Name the file in a UserError of the body."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+
+
+def check_weights(content: dict) -> None:
+    """Raise UserError unless the weights in a file, ours or another's, are dense tensors of usual types."""
+    for averaged in (False, True):
+        for name, value in weights_in(content, averaged=averaged).items():
+            _check_tensor(value, name)
+
+
+def check_model(content: dict) -> dict:
+    """Return a checkpoint's content after checking what its model needs; flags are converted, unknown ones left out.
+
+    Raises UserError for a wrong entry.
+    """
+    if content.get("config") is None:  # weights of others
+        return content
+    content = _checked({"ema": None, "step": 0, "texts": {}} | content, MODEL, "")
+    flags = content["config"]
+    check_backbone(Config(**flags))
+    for name, read in (("classes", read_classes), ("label_map", read_label_map)):
+        if name in content["texts"]:
+            read(flags.get(name, ""), flags.get("numclasses", Config.numclasses), content["texts"][name])
+    return content
+
+
+def check_run(content: dict) -> dict:
+    """Return a checkpoint's content after checking what resuming its run needs, as check_model() does."""
+    return _checked(check_model(content), RUN, "")
+
+
+def _flags(value: Any, where: str) -> dict:
+    # Earlier versions saved flags that no longer exist; those concerned training only.
+    known = {name: value for name, value in _dict(value, where).items() if name in FLAGS}
+    kind = known.get("model_type")
+    if isinstance(kind, str) and kind not in FLAGS["model_type"].choices:
+        raise UserError(
+            f"--model_type {kind[:40]} is not in this version: use the version that trained it, or train another model "
+            "from its weights by --pretrained FILE"
+        )
+    return {name: _convert(FLAGS[name], value, name) for name, value in known.items()}
+
+
+def _convert(flag: Flag, value: Any, where: str) -> Any:
+    value = list(value) if isinstance(value, tuple) else value
+    items = value if flag.is_list and isinstance(value, list) else [value]
+    if flag.is_list and len(items) > len(flag.default):
+        raise UserError(f"{where}: {len(items)} values: must be at most {len(flag.default)}")
+    for item in items:
+        large = len(item) > MAX_WORD if isinstance(item, str) else isinstance(item, int) and abs(item) >= 2**64
+        if large or not isinstance(item, str | int | float | None):
+            raise UserError(f"{where}: cannot be a {type(item).__name__}{' of this size' if large else ''}")
+    return flag.convert(value, where)
+
+
+def _texts(value: Any, where: str) -> dict[str, str]:
+    texts = {name: text for name, text in _dict(value, where).items() if name in FOLDERS}
+    if not all(isinstance(text, str) and len(text) <= MAX_TEXT for text in texts.values()):
+        raise UserError(f"{where}: must have texts of at most {MAX_TEXT} characters")
+    return texts
+
+
+def _check_tensor(value: Any, where: str) -> None:
+    if not isinstance(value, Tensor) or value.layout != torch.strided or value.device.type != "cpu":
+        raise UserError(f"{where}: must be a dense tensor")
+    if value.dtype not in DTYPES:
+        raise UserError(f"{where}: has the type {value.dtype}, which weights cannot have: float32 is usual")
+    if value.numel() * value.element_size() > value.untyped_storage().nbytes():
+        raise UserError(f"{where}: its shape {tuple(value.shape)} needs more values than the file has")
+
+
+def _finite(value: Any, where: str) -> Tensor:
+    _check_tensor(value, where)
+    if not value.isfinite().all():
+        raise UserError(f"{where} is not finite: use an earlier checkpoint")
+    return value
+
+
+def _optimizer(value: Any, where: str) -> dict:
+    value = _checked(value, OPTIMIZER, where)
+    numbers = [number for group in value["param_groups"] for number in group["params"]]
+    if numbers != list(range(len(numbers))) or not numbers or not set(value["state"]) <= set(numbers):
+        raise UserError(f"{where}: its parameters are not numbered 0, 1, 2 and so on")
+    return value
+
+
+def _dict(value: Any, where: str) -> dict:
+    if not isinstance(value, dict):
+        raise UserError(f"{where}: must be a dict, but is a {type(value).__name__}")
+    if not all(isinstance(name, str) or (type(name) is int and 0 <= name < MOST) for name in value):
+        raise UserError(f"{where}: must have texts or numbers as keys")
+    return value
+
+
+def _checked(value: Any, kind: Any, where: str) -> Any:
+    """Return an entry of this kind, converted. where: its name.
+
+    kind: a Flag, [kind of each entry] of a list, {name: kind} of a dict, (kind,) of what may also be None or empty, or
+    a function of value and name.
+    """
+    if isinstance(kind, Flag):
+        return _convert(kind, value, where)
+    if isinstance(kind, tuple):
+        is_empty = value is None or (isinstance(value, dict) and not value)
+        return value if is_empty else _checked(value, kind[0], where)
+    if isinstance(kind, list):
+        if not isinstance(value, list) or len(value) > MOST:
+            raise UserError(f"{where}: must be a list of at most {MOST} entries")
+        return [_checked(item, kind[0], f"{where}[{number}]") for number, item in enumerate(value)]
+    if not isinstance(kind, dict):
+        return kind(value, where)
+    kinds = {name: kind.get(OTHERS) for name in _dict(value, where or "the file")} | kind
+    kinds = {name: own for name, own in kinds.items() if own is not None and name != OTHERS}
+    names = {name: f"{where}.{name}"[-100:].lstrip(".") for name in kinds}
+    if missing := [names[name] for name in kinds if name not in value]:
+        raise UserError(f"{missing[0]} is missing")
+    return value | {name: _checked(value[name], own, names[name]) for name, own in kinds.items()}
+
+
+WEIGHTS = {OTHERS: _finite}
+MODEL: dict = {"config": _flags, "texts": _texts, "step": COUNT, "model": {}, "ema": ({},)}
+# As TrainState.capture(), Schedule.origin and Metrics.capture() make it.
+RUN: dict = dict.fromkeys(("epoch", "samples", "step", "validated", "validations_since_best"), COUNT)
+RUN |= {"best_miou": Flag(0.0, "", ge=-1, le=1, kind=float), "listing": Flag("", "")}
+RUN |= {"model": WEIGHTS, "ema": (WEIGHTS,), "ranks": [{"buffers": WEIGHTS}], "optimizer": _optimizer}
+RUN["config"] = {"amp": Flag("", "", choices=("none", "bf16", "fp16"))}
+RUN["config"] |= {name: FLAGS[name] for name in ("stride_in_1x1", "seed", "repeat")}
+RUN["origin"] = dict.fromkeys(("world_size", "global_batch", "steps_per_epoch"), POSITIVE) | {"lr_factor": ABOVE_0}
+RUN["run"] = {"lines": COUNT, "window": [{OTHERS: FINITE} | dict.fromkeys(("loss", "epoch", "step", "lr"), FINITE)]}
+SCALER = dict.fromkeys(("scale", "growth_factor", "backoff_factor"), ABOVE_0) | {"growth_interval": POSITIVE}
+RUN["scaler"] = (SCALER | dict.fromkeys(("_growth_tracker", "skipped", "skipped_in_a_row"), COUNT),)
+OPTIMIZER = {"state": {OTHERS: {OTHERS: (_finite,)}}, "param_groups": [{"params": [COUNT], "lr": FINITE}]}
