@@ -53,7 +53,8 @@ def make(flags: PseudoFlags, overrides: dict, group: Group) -> None:
     trained, predictor = load_on_ranks(flags, overrides, group)
     cfg, classes = trained.cfg, trained.classes
     if not cfg.dataset_path:
-        raise UserError("--dataset_path is not set: give the data set's root folder (docs/your_data.md)")
+        place = shell.document("docs/your_data.md")
+        raise UserError(f"--dataset_path is not set: give the data set's root folder ({place})")
     if cfg.label_map:
         raise UserError(
             f"--label_map {cfg.label_map}: pseudo-labels hold class numbers, which train.py would map again: write the "

@@ -12,6 +12,7 @@ from config.programs import READER
 from config.reader import ConfigFile
 from config.training import Config
 from support.errors import UserError
+from support.shell import document
 
 FLAGS = READER.flags
 DEMO_CONFIG = Path(__file__).parent.parent / "configs" / "demo.yaml"
@@ -35,7 +36,8 @@ def parse(argv: list[str] | None = None) -> Config:
         else:
             config_file = ConfigFile(DEMO_CONFIG, "")
             notes.append(
-                "no --dataset_path: training on the demo (configs/demo.yaml); for your own data: docs/your_data.md"
+                "no --dataset_path: training on the demo (configs/demo.yaml); for your own data: "
+                + document("docs/your_data.md")
             )
     of_run = config_file is not None and config_file.path == saved
     file_values = READER.yaml_file(config_file, notes, of_run=of_run) if config_file else {}

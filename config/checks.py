@@ -6,6 +6,7 @@ from dataclasses import fields
 from config.losses import parse_loss, read_class_weights
 from config.training import AugmentationFlags, Config
 from support.errors import UserError
+from support.shell import document
 
 
 def check(cfg: Config) -> None:
@@ -21,7 +22,7 @@ def check(cfg: Config) -> None:
     if cfg.reset_data_offset and cfg.resume == "auto":
         raise UserError("--reset_data_offset with --resume auto: give a FILE, or each start begins at step 1")
     if not cfg.dataset_path:
-        raise UserError("--dataset_path is not set: give the data set's root folder (docs/your_data.md)")
+        raise UserError(f"--dataset_path is not set: give the data set's root folder ({document('docs/your_data.md')})")
     if "/" in cfg.name or cfg.name in (".", ".."):
         raise UserError(f"--name {cfg.name}: must be a folder name without '/'; --logdir is its parent folder")
 

@@ -17,6 +17,7 @@ import yaml
 
 from config.flags import flags_of
 from support.errors import UserError
+from support.shell import document
 
 # Other trainers have names that reach 0.80 with flags that mean something else (freeze -> freeze_bn).
 TYPO = 0.82
@@ -170,8 +171,8 @@ class FlagReader:
             others += [] if found else [name]
         if others:
             near.append(
-                f"{', '.join(others)}: see --help for all flags, docs/coming_from.md for names of other trainers, "
-                "CHANGELOG.md for flags that were removed"
+                f"{', '.join(others)}: see --help for all flags, {document('docs/coming_from.md')} for names of other "
+                f"trainers, {document('CHANGELOG.md')} for flags that were removed"
             )
         return f"unknown {kind}{'s' if len(names) > 1 else ''} {'; '.join(near)}"
 

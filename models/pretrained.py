@@ -1,9 +1,11 @@
 """Start weights: from a file of ours, from torchvision, or from a released CDSP checkpoint."""
 
+import errno
 import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
+from urllib.error import URLError
 
 import torch
 from torch import Tensor, nn
@@ -63,11 +65,19 @@ def read_start_weights(pretrained: str, layers: int, read: Callable[[Path], dict
         return StartWeights(str(weights), download(weights.url, map_location="cpu", weights_only=True, check_hash=True))
     except (OSError, RuntimeError) as error:  # no network, no space, a broken download
         raise UserError(
-            f"--pretrained {pretrained}: its weights cannot be downloaded ({str(error).splitlines()[0]}): connect, "
-            f"give the FILE {weights.url}, or use --pretrained none"
+            f"--pretrained {pretrained}: its weights cannot be downloaded ({str(error).splitlines()[0]}): "
+            f"{remedy(error, 'TORCH_HOME')}, give the FILE {weights.url}, or use --pretrained none"
         ) from None
     finally:
         socket.setdefaulttimeout(timeout)
+
+
+def remedy(error: Exception, variable: str) -> str:
+    """Return what to do about an error of a download. variable: environment variable that names the cache's folder."""
+    of_disk = isinstance(error, OSError) and (error.filename or error.errno in (errno.ENOSPC, errno.EDQUOT))
+    if of_disk and not isinstance(error, URLError):
+        return f"set the environment variable {variable} to a folder that can be written"
+    return "connect"
 
 
 def load_start_weights(model: nn.Module, start: StartWeights, layers: int) -> str:

@@ -88,7 +88,7 @@ class Writer:
             data = to_bytes(content)
             for path in paths:
                 write(path, data)
-                _drop_older(path, keep)
+                drop_older(path.parent, keep)
         except Exception as error:
             self._error = error
 
@@ -121,12 +121,11 @@ def write(path: Path, data: memoryview) -> None:
         raise UserError(f"{error}; {needed}") from error
 
 
-def _drop_older(path: Path, keep: dict[str, int]) -> None:
-    """Delete all but the keep[kind] newest files of `path`'s kind. Do nothing for other names or a limit of 0."""
-    kind = path.name.partition("_")[0]
-    if _NUMBERED.fullmatch(path.name) and keep.get(kind):
-        numbered = [file for file in path.parent.glob(f"{kind}_*.pt") if _NUMBERED.fullmatch(file.name)]
-        for file in sorted(numbered, key=lambda file: int(file.stem.partition("_")[2]))[: -keep[kind]]:
+def drop_older(folder: Path, keep: dict[str, int]) -> None:
+    """Delete all but the keep[kind] newest files of each kind, such as step_00000100.pt. Keep all with a limit of 0."""
+    for kind, number in keep.items():
+        numbered = [file for file in folder.glob(f"{kind}_*.pt") if _NUMBERED.fullmatch(file.name)]
+        for file in sorted(numbered, key=lambda file: int(file.stem.partition("_")[2]))[:-number]:
             file.unlink(missing_ok=True)
 
 
@@ -202,8 +201,7 @@ def read(path: Path) -> dict:
     """Return the dict in a .pt or .pth file, in CPU memory, without running code from the file.
 
     Files of this project are also checked against their checksums (CRC-32); torch.load does not check. Raises
-    DamagedError if the file is damaged, UserError if the file cannot be read, could take any amount of memory, or holds
-    no dict or weights of unusual types.
+    DamagedError if the file is damaged, UserError if the file cannot be read, or holds no dict or unusual weights.
     """
     if path.exists() and not path.is_file():
         raise UserError(f"{path}: not a file")

@@ -12,8 +12,13 @@ from pathlib import Path
 
 from support.errors import InputError, UserError
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
 SCRATCH = re.compile(r"\.[0-9a-f]{16}\.part(\.\w+)?")  # the name of a temporary file of writing()
-STALE_SECONDS = 3600  # a temporary file that has not grown for this long belongs to a process that was killed
+STALE_SECONDS = 3600  # without locks, a temporary file that has not grown for so long is of a process that was killed
 
 
 def write_atomic(path: Path, data: bytes | memoryview | str, *, sync: bool = False, parents: bool = False) -> None:
@@ -39,11 +44,17 @@ def writing(path: Path, *, sync: bool = False, parents: bool = False) -> Iterato
         with write_errors(path):
             if parents:
                 path.parent.mkdir(parents=True, exist_ok=True)
-            yield scratch
-            if sync:
-                with scratch.open("rb+") as file:
-                    os.fsync(file.fileno())
-            os.replace(scratch, path)
+            with scratch.open("xb") as held:
+                if fcntl:  # until the process ends, however it does
+                    with contextlib.suppress(OSError):  # a file system without locks
+                        fcntl.flock(held, fcntl.LOCK_EX)
+                else:
+                    held.close()
+                yield scratch
+                if sync:
+                    with scratch.open("rb+") as file:
+                        os.fsync(file.fileno())
+                os.replace(scratch, path)
     finally:
         with contextlib.suppress(OSError):
             scratch.unlink()
@@ -60,10 +71,12 @@ def write_errors(path: Path) -> Iterator[None]:
 
 
 def remove_scratch(paths: Iterable[Path]) -> None:
-    """Remove those paths that are temporary files of writing(), last written more than STALE_SECONDS ago."""
+    """Remove those paths that are temporary files of writing() and that no process is writing."""
     for path in paths:
-        with contextlib.suppress(OSError):
-            if SCRATCH.fullmatch(path.name) and time.time() - path.stat().st_mtime > STALE_SECONDS:
+        if SCRATCH.fullmatch(path.name):
+            with contextlib.suppress(OSError), path.open("rb+") as file:  # a lock of another process is an OSError, too
+                if fcntl and time.time() - path.stat().st_mtime <= STALE_SECONDS:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 path.unlink()
 
 

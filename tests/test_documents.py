@@ -12,11 +12,11 @@ from torch.distributed.run import get_args_parser as torchrun_parser
 import config
 from config.programs import EVALUATE, EXPORT, PREDICT, PSEUDO, READER
 from data import distance
-from scripts import scribble_pipeline
 from tools import split
 from tools.check import __main__ as check
 from tools.convert import __main__ as convert
 from tools.scribbles import __main__ as scribbles
+from tools.scribbles import pipeline as scribble_pipeline
 
 READERS = {reader.program: reader for reader in (READER, EVALUATE, PREDICT, PSEUDO, EXPORT)}
 PARSERS = {

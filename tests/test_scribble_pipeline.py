@@ -19,8 +19,8 @@ from conftest import REPO, wait_until
 from test_layout import put
 
 from data.demo import draw_dataset
-from scripts import scribble_pipeline
 from support.errors import STOPPED, UserError
+from tools.scribbles import pipeline as scribble_pipeline
 
 pytestmark = pytest.mark.slow
 KILLS = 2
