@@ -35,16 +35,14 @@ def read_texts(cfg: Config, saved: dict | None) -> Config:
     texts: dict[str, str] = {}
     for flag in FOLDERS:
         chosen = getattr(cfg, flag)
-        same_flag = saved is not None and saved["config"].get(flag) == chosen
-        kept = saved.get("texts", {}).get(flag) if saved and same_flag else None
+        kept = saved["texts"].get(flag) if saved and saved["config"].get(flag) == chosen else None
         try:
             texts[flag] = read_preset(flag, chosen)
         except UserError as error:
             if kept is None:
                 raise
             log.warning(f"{error}; using its text in the checkpoint")
-            texts[flag] = kept
-        if kept not in (None, texts[flag]):
+        if kept != texts.setdefault(flag, kept or "") and kept is not None:
             log.warning(f"--{flag} {chosen}: has changed since the checkpoint; from here on the file is used")
     return dataclasses.replace(cfg, texts=texts)
 

@@ -46,7 +46,10 @@ class SizeFlags:
         le=65536,
     )
     window: int = flag(
-        0, "predict by sliding windows of this height and width, at least 16 pixels; 0: the whole image at once", ge=0
+        0,
+        "predict by sliding windows of this height and width, at least 16 pixels; 0: the whole image at once",
+        ge=0,
+        le=65536,
     )
     stride_rate: float = flag(2 / 3, "step between windows, as a fraction of the window", gt=0, le=1)
 
@@ -80,7 +83,7 @@ class ModelFlags:
         choices=(0, 8, 16, 32),
     )
     head_channels: int = flag(
-        256, "channels of the heads of deeplabv3, deeplabv3p and deeplabv3p_multi, with _lorm or without", ge=8
+        256, "channels of the heads of deeplabv3, deeplabv3p and deeplabv3p_multi, with _lorm or without", ge=8, le=8192
     )
     stride_in_1x1: bool = flag(
         False, "put layer2's stride into its first 1x1 convolution; released CDSP files turn this on"
@@ -97,7 +100,7 @@ class ModelFlags:
         "mixed precision; fp16 scales the loss; auto: as the checkpoint, if any; else bf16 if it is native, or none",
         choices=("auto", "none", "bf16", "fp16"),
     )
-    val_batchsize: int = flag(4, "images of one size, or windows, per forward pass", ge=1)
+    val_batchsize: int = flag(4, "images of one size, or windows, per forward pass", ge=1, le=65536)
 
     @property
     def network(self) -> str:

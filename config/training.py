@@ -15,7 +15,7 @@ class TrainDataFlags(SizeFlags):
     pseudo_path: str = flag("bmp_pseudolabel", "folder of the pseudo-labels", aliases="pesudo_path")
     distancemap_s: str = flag("", "folder of the distance maps to the scribble [computed on the fly]")
     distancemap_c: str = flag("", "folder of the distance maps to the pseudo-label's contour [computed on the fly]")
-    crop_size: int = flag(465, "height and width of a training crop, in pixels [recipe]", ge=16)
+    crop_size: int = flag(465, "height and width of a training crop, in pixels [recipe]", ge=16, le=65536)
 
 
 @dataclass

@@ -11,34 +11,32 @@ from torch import Tensor
 from config import FLAGS, Config
 from config.checks import check_backbone
 from config.flags import Flag
-from data.classes import FOLDERS, MAX_TEXT, read_classes
+from data.classes import MAX_TEXT, read_classes
 from data.label_map import read_label_map
 from models.pretrained import weights_in
 from support.errors import UserError
 
 MOST = 2**20  # entries of a list
-MAX_WORD = 10_000  # characters of a flag; --class_weights has the most
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int64)
-
-COUNT, FINITE = Flag(0, "", ge=0, le=2**53, kind=int), Flag(0.0, "", kind=float)
-POSITIVE, ABOVE_0 = Flag(1, "", ge=1, le=2**53, kind=int), Flag(1.0, "", gt=0, kind=float)
 OTHERS = "other entries"  # a key of the kinds of a dict: what its entries without a kind of their own are
+
+COUNT, FINITE, TEXT = Flag(0, "", ge=0, le=2**53, kind=int), Flag(0.0, "", kind=float), Flag("", "")
+POSITIVE, ABOVE_0 = Flag(1, "", ge=1, le=2**53, kind=int), Flag(1.0, "", gt=0, kind=float)
 
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Name the file in a UserError of the body."""
+    """Name the file in a UserError of the body, which may quote an entry of any length."""
     try:
         yield
     except UserError as error:
-        raise UserError(f"{path}: {error}") from None
+        raise UserError(f"{path}: {str(error)[:300]}") from None
 
 
 def check_weights(content: dict) -> None:
     """Raise UserError unless the weights in a file, ours or another's, are dense tensors of usual types."""
-    for averaged in (False, True):
-        for name, value in weights_in(content, averaged=averaged).items():
-            _check_tensor(value, name)
+    for name, value in (*weights_in(content).items(), *weights_in(content, averaged=False).items()):
+        _check_tensor(value, name)
 
 
 def check_model(content: dict) -> dict:
@@ -49,11 +47,11 @@ def check_model(content: dict) -> dict:
     if content.get("config") is None:  # weights of others
         return content
     content = _checked({"ema": None, "step": 0, "texts": {}} | content, MODEL, "")
-    flags = content["config"]
-    check_backbone(Config(**flags))
+    cfg = Config(**content["config"])
+    check_backbone(cfg)
     for name, read in (("classes", read_classes), ("label_map", read_label_map)):
         if name in content["texts"]:
-            read(flags.get(name, ""), flags.get("numclasses", Config.numclasses), content["texts"][name])
+            read(getattr(cfg, name), cfg.numclasses, content["texts"][name])
     return content
 
 
@@ -77,20 +75,12 @@ def _flags(value: Any, where: str) -> dict:
 def _convert(flag: Flag, value: Any, where: str) -> Any:
     value = list(value) if isinstance(value, tuple) else value
     items = value if flag.is_list and isinstance(value, list) else [value]
-    if flag.is_list and len(items) > len(flag.default):
-        raise UserError(f"{where}: {len(items)} values: must be at most {len(flag.default)}")
+    longest, too_many = 20 if flag.kind is int else MAX_TEXT, flag.is_list and len(items) > len(flag.default)
     for item in items:
-        large = len(item) > MAX_WORD if isinstance(item, str) else isinstance(item, int) and abs(item) >= 2**64
-        if large or not isinstance(item, str | int | float | None):
-            raise UserError(f"{where}: cannot be a {type(item).__name__}{' of this size' if large else ''}")
+        fits = len(item) <= longest if isinstance(item, str) else item is None or isinstance(item, int | float)
+        if too_many or not fits or (isinstance(item, int | float) and abs(item) >= 2**64):
+            raise UserError(f"{where}: cannot be this {type(value).__name__}")
     return flag.convert(value, where)
-
-
-def _texts(value: Any, where: str) -> dict[str, str]:
-    texts = {name: text for name, text in _dict(value, where).items() if name in FOLDERS}
-    if not all(isinstance(text, str) and len(text) <= MAX_TEXT for text in texts.values()):
-        raise UserError(f"{where}: must have texts of at most {MAX_TEXT} characters")
-    return texts
 
 
 def _check_tensor(value: Any, where: str) -> None:
@@ -117,49 +107,52 @@ def _optimizer(value: Any, where: str) -> dict:
     return value
 
 
+def _scaler(value: Any, where: str) -> dict:
+    return _checked(value, SCALER if _dict(value, where) else {}, where)  # it has no entries without --amp fp16
+
+
 def _dict(value: Any, where: str) -> dict:
-    if not isinstance(value, dict):
-        raise UserError(f"{where}: must be a dict, but is a {type(value).__name__}")
-    if not all(isinstance(name, str) or (type(name) is int and 0 <= name < MOST) for name in value):
-        raise UserError(f"{where}: must have texts or numbers as keys")
+    keys = value if isinstance(value, dict) else [None]
+    if not all(isinstance(key, str) or (type(key) is int and 0 <= key < MOST) for key in keys):
+        raise UserError(f"{where}: must be a dict of named entries, but is a {type(value).__name__}")
     return value
 
 
 def _checked(value: Any, kind: Any, where: str) -> Any:
     """Return an entry of this kind, converted. where: its name.
 
-    kind: a Flag, [kind of each entry] of a list, {name: kind} of a dict, (kind,) of what may also be None or empty, or
-    a function of value and name.
+    kind: a Flag, [kind of each entry] of a list, {name: kind} of a dict, (kind,) of what may also be None, or a
+    function of value and name.
     """
     if isinstance(kind, Flag):
         return _convert(kind, value, where)
     if isinstance(kind, tuple):
-        is_empty = value is None or (isinstance(value, dict) and not value)
-        return value if is_empty else _checked(value, kind[0], where)
+        return None if value is None else _checked(value, kind[0], where)
     if isinstance(kind, list):
         if not isinstance(value, list) or len(value) > MOST:
             raise UserError(f"{where}: must be a list of at most {MOST} entries")
         return [_checked(item, kind[0], f"{where}[{number}]") for number, item in enumerate(value)]
     if not isinstance(kind, dict):
         return kind(value, where)
-    kinds = {name: kind.get(OTHERS) for name in _dict(value, where or "the file")} | kind
-    kinds = {name: own for name, own in kinds.items() if own is not None and name != OTHERS}
+    value = _dict(value, where or "the file")
+    kinds = dict.fromkeys(value, kind[OTHERS]) if OTHERS in kind else {}
+    kinds |= {name: own for name, own in kind.items() if name != OTHERS}
     names = {name: f"{where}.{name}"[-100:].lstrip(".") for name in kinds}
     if missing := [names[name] for name in kinds if name not in value]:
         raise UserError(f"{missing[0]} is missing")
     return value | {name: _checked(value[name], own, names[name]) for name, own in kinds.items()}
 
 
-WEIGHTS = {OTHERS: _finite}
-MODEL: dict = {"config": _flags, "texts": _texts, "step": COUNT, "model": {}, "ema": ({},)}
 # As TrainState.capture(), Schedule.origin and Metrics.capture() make it.
+WEIGHTS = {OTHERS: _finite}
+MODEL: dict = {"config": _flags, "texts": {OTHERS: TEXT}, "step": COUNT, "model": {}, "ema": ({},)}
 RUN: dict = dict.fromkeys(("epoch", "samples", "step", "validated", "validations_since_best"), COUNT)
-RUN |= {"best_miou": Flag(0.0, "", ge=-1, le=1, kind=float), "listing": Flag("", "")}
+RUN |= {"best_miou": Flag(0.0, "", ge=-1, le=1, kind=float), "listing": TEXT, "scaler": _scaler}
 RUN |= {"model": WEIGHTS, "ema": (WEIGHTS,), "ranks": [{"buffers": WEIGHTS}], "optimizer": _optimizer}
 RUN["config"] = {"amp": Flag("", "", choices=("none", "bf16", "fp16"))}
 RUN["config"] |= {name: FLAGS[name] for name in ("stride_in_1x1", "seed", "repeat")}
 RUN["origin"] = dict.fromkeys(("world_size", "global_batch", "steps_per_epoch"), POSITIVE) | {"lr_factor": ABOVE_0}
 RUN["run"] = {"lines": COUNT, "window": [{OTHERS: FINITE} | dict.fromkeys(("loss", "epoch", "step", "lr"), FINITE)]}
 SCALER = dict.fromkeys(("scale", "growth_factor", "backoff_factor"), ABOVE_0) | {"growth_interval": POSITIVE}
-RUN["scaler"] = (SCALER | dict.fromkeys(("_growth_tracker", "skipped", "skipped_in_a_row"), COUNT),)
+SCALER |= dict.fromkeys(("_growth_tracker", "skipped", "skipped_in_a_row"), COUNT)
 OPTIMIZER = {"state": {OTHERS: {OTHERS: (_finite,)}}, "param_groups": [{"params": [COUNT], "lr": FINITE}]}

@@ -173,7 +173,7 @@ def _restore_optimizer(optimizer: Optimizer, saved: dict) -> None:
             _fits(optimizer.state.get(part, {}), part, kinds[1]) for group in groups for part in group["params"]
         ):
             raise ValueError
-    except ValueError:
+    except (TypeError, ValueError):
         raise UserError(
             "the checkpoint's optimizer has other groups of parameters: use the losses and the flags of the optimizer "
             f"in its config.yaml, {RESET}"

@@ -6,9 +6,9 @@ import hashlib
 import os
 import re
 import secrets
-import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from support.errors import InputError, UserError
 
@@ -18,7 +18,6 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 SCRATCH = re.compile(r"\.[0-9a-f]{16}\.part(\.\w+)?")  # the name of a temporary file of writing()
-STALE_SECONDS = 3600  # without locks, a temporary file that has not grown for so long is of a process that was killed
 
 
 def write_atomic(path: Path, data: bytes | memoryview | str, *, sync: bool = False, parents: bool = False) -> None:
@@ -44,17 +43,12 @@ def writing(path: Path, *, sync: bool = False, parents: bool = False) -> Iterato
         with write_errors(path):
             if parents:
                 path.parent.mkdir(parents=True, exist_ok=True)
-            with scratch.open("xb") as held:
-                if fcntl:  # until the process ends, however it does
-                    with contextlib.suppress(OSError):  # a file system without locks
-                        fcntl.flock(held, fcntl.LOCK_EX)
-                else:
-                    held.close()
+            with scratch.open("xb") as file:
+                _lock(file)
                 yield scratch
                 if sync:
-                    with scratch.open("rb+") as file:
-                        os.fsync(file.fileno())
-                os.replace(scratch, path)
+                    os.fsync(file.fileno())
+            os.replace(scratch, path)
     finally:
         with contextlib.suppress(OSError):
             scratch.unlink()
@@ -72,12 +66,20 @@ def write_errors(path: Path) -> Iterator[None]:
 
 def remove_scratch(paths: Iterable[Path]) -> None:
     """Remove those paths that are temporary files of writing() and that no process is writing."""
-    for path in paths:
-        if SCRATCH.fullmatch(path.name):
-            with contextlib.suppress(OSError), path.open("rb+") as file:  # a lock of another process is an OSError, too
-                if fcntl and time.time() - path.stat().st_mtime <= STALE_SECONDS:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    for path in filter(lambda path: SCRATCH.fullmatch(path.name), paths):
+        with contextlib.suppress(OSError), path.open("rb+") as file:
+            if _lock(file):
                 path.unlink()
+
+
+def _lock(file: BinaryIO) -> bool:
+    """Lock an open file until it is closed or the process killed. Return False if another process holds the lock."""
+    if fcntl:  # Windows removes no file that is open
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+    return True
 
 
 def check_writable(folder: Path, flag: str) -> None:

@@ -39,10 +39,7 @@ class BatchNorm2d(nn.BatchNorm2d):
     def _check_size(self, x: Tensor) -> None:
         """Raise UserError where nn.BatchNorm2d raises; native_batch_norm() would make the running variance nan."""
         if self.training and not self.synchronized and x.numel() == x.shape[1]:
-            raise UserError(
-                f"batch norm cannot train on {tuple(x.shape)}, one value a channel: raise --batchsize or --crop_size, "
-                "or use --freeze_bn"
-            )
+            raise UserError("batch norm cannot train on one value a channel: raise --batchsize or --crop_size")
 
     def over_processes(self, x: Tensor) -> Tensor:
         """Return normalise()'s result, and record gradients."""
