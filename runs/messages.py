@@ -38,7 +38,8 @@ def log_launch(cfg: Config, group: Group) -> None:
 def log_data(cfg: Config, train_set: SegmentationDataset, val_loader: EvalLoader) -> None:
     """Log the data set's path and its numbers of images and classes. Warn of large images."""
     images = f"{len(train_set)} training and {len(val_loader.dataset)} validation images"
-    log.info(f"data: {cfg.dataset_path}, {images}, {cfg.numclasses} classes")
+    unnamed = "" if cfg.classes else "; to name them, list the names in a text file, one a line: --classes FILE"
+    log.info(f"data: {cfg.dataset_path}, {images}, {cfg.numclasses} classes{unnamed}")
     _, advice = large_images(val_loader.batch_sampler.sizes, cfg.crop_size)
     if advice and not (cfg.long_side or cfg.window):
         log.warning(advice)
