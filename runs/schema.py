@@ -46,7 +46,8 @@ def check_model(content: dict) -> dict:
     """
     if content.get("config") is None:  # weights of others
         return content
-    content = _checked({"ema": None, "step": 0, "texts": {}} | content, MODEL, "")
+    content = {"texts": None} | _checked(content, MODEL, "")
+    content["texts"] = content["texts"] or {}  # checkpoints of earlier versions have none
     cfg = Config(**content["config"])
     check_backbone(cfg)
     for name, read in (("classes", read_classes), ("label_map", read_label_map)):
@@ -111,6 +112,13 @@ def _scaler(value: Any, where: str) -> dict:
     return _checked(value, SCALER if _dict(value, where) else {}, where)  # it has no entries without --amp fp16
 
 
+def _measured(value: Any, where: str) -> Any:
+    """Return what a step measured, a number or two counts: the labelled pixels, and those predicted right."""
+    if isinstance(value, list) and len(value) != 2:
+        raise UserError(f"{where}: must be two numbers")
+    return _checked(value, [COUNT] if isinstance(value, list) else FINITE, where)
+
+
 def _dict(value: Any, where: str) -> dict:
     keys = value if isinstance(value, dict) else [None]
     if not all(isinstance(key, str) or (type(key) is int and 0 <= key < MOST) for key in keys):
@@ -121,7 +129,7 @@ def _dict(value: Any, where: str) -> dict:
 def _checked(value: Any, kind: Any, where: str) -> Any:
     """Return an entry of this kind, converted. where: its name.
 
-    kind: a Flag, [kind of each entry] of a list, {name: kind} of a dict, (kind,) of what may also be None, or a
+    kind: a Flag, [kind of each entry] of a list, {name: kind} of a dict, (kind,) of what may be None or missing, or a
     function of value and name.
     """
     if isinstance(kind, Flag):
@@ -138,21 +146,22 @@ def _checked(value: Any, kind: Any, where: str) -> Any:
     kinds = dict.fromkeys(value, kind[OTHERS]) if OTHERS in kind else {}
     kinds |= {name: own for name, own in kind.items() if name != OTHERS}
     names = {name: f"{where}.{name}"[-100:].lstrip(".") for name in kinds}
-    if missing := [names[name] for name in kinds if name not in value]:
+    if missing := [names[name] for name, own in kinds.items() if name not in value and not isinstance(own, tuple)]:
         raise UserError(f"{missing[0]} is missing")
-    return value | {name: _checked(value[name], own, names[name]) for name, own in kinds.items()}
+    return value | {name: _checked(value[name], own, names[name]) for name, own in kinds.items() if name in value}
 
 
 # As TrainState.capture(), Schedule.origin and Metrics.capture() make it.
 WEIGHTS = {OTHERS: _finite}
-MODEL: dict = {"config": _flags, "texts": {OTHERS: TEXT}, "step": COUNT, "model": {}, "ema": ({},)}
+MODEL: dict = {"config": _flags, "texts": ({OTHERS: TEXT},), "step": (COUNT,), "model": {}, "ema": ({},)}
 RUN: dict = dict.fromkeys(("epoch", "samples", "step", "validated", "validations_since_best"), COUNT)
 RUN |= {"best_miou": Flag(0.0, "", ge=-1, le=1, kind=float), "listing": TEXT, "scaler": _scaler}
 RUN |= {"model": WEIGHTS, "ema": (WEIGHTS,), "ranks": [{"buffers": WEIGHTS}], "optimizer": _optimizer}
 RUN["config"] = {"amp": Flag("", "", choices=("none", "bf16", "fp16"))}
 RUN["config"] |= {name: FLAGS[name] for name in ("stride_in_1x1", "seed", "repeat")}
 RUN["origin"] = dict.fromkeys(("world_size", "global_batch", "steps_per_epoch"), POSITIVE) | {"lr_factor": ABOVE_0}
-RUN["run"] = {"lines": COUNT, "window": [{OTHERS: FINITE} | dict.fromkeys(("loss", "epoch", "step", "lr"), FINITE)]}
+STEP = {OTHERS: _measured} | dict.fromkeys(("loss", "epoch", "step", "lr"), FINITE)
+RUN["run"] = {"lines": COUNT, "window": [STEP], "wandb_id": (TEXT,)}
 SCALER = dict.fromkeys(("scale", "growth_factor", "backoff_factor"), ABOVE_0) | {"growth_interval": POSITIVE}
 SCALER |= dict.fromkeys(("_growth_tracker", "skipped", "skipped_in_a_row"), COUNT)
 OPTIMIZER = {"state": {OTHERS: {OTHERS: (_finite,)}}, "param_groups": [{"params": [COUNT], "lr": FINITE}]}

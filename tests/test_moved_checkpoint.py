@@ -94,6 +94,7 @@ def test_a_resumed_run_takes_the_names_of_the_file_or_else_of_the_checkpoint(fol
         train.main([*map(str, words)])
 
 
+STEP = dict.fromkeys(("loss", "epoch", "step", "lr"), 1)
 NOT_COUNTS = (None, -1, 0.5, 2**70, 10**5000, math.nan, [1], {}, "x", torch.ones(2))
 NOT_DICTS = (None, -1, [], "x", torch.ones(2))
 NOT_WEIGHTS = (None, 1.0, [1.0], {}, torch.tensor(math.nan), torch.ones(2).to_sparse(), torch.ones(2, device="meta"))
@@ -101,7 +102,8 @@ NOT_WEIGHTS += (torch.ones(2, dtype=torch.int8), torch.ones(2, dtype=torch.compl
 WRONG: dict[str, tuple] = {
     **dict.fromkeys(("epoch", "samples", "step", "validated", "validations_since_best", "run/lines"), NOT_COUNTS),
     **dict.fromkeys(("origin/world_size", "origin/global_batch", "origin/steps_per_epoch"), (0, *NOT_COUNTS)),
-    **dict.fromkeys(("config", "model", "origin", "run", "optimizer", "optimizer/state", "texts"), NOT_DICTS),
+    **dict.fromkeys(("config", "model", "origin", "run", "optimizer", "optimizer/state"), NOT_DICTS),
+    "texts": NOT_DICTS[1:],
     **dict.fromkeys(("model/backbone.conv1.weight", "ranks/0/buffers/backbone.bn1.running_mean"), NOT_WEIGHTS),
     "ema/backbone.conv1.weight": NOT_WEIGHTS,
     "optimizer/state/0/momentum_buffer": NOT_WEIGHTS[1:],
@@ -110,7 +112,7 @@ WRONG: dict[str, tuple] = {
     "listing": (None, []),
     "origin/lr_factor": (0, -1.0, math.inf),
     "ranks": (None, {}, [None], [{}]),
-    "run/window": (None, [{}], [{"loss": math.nan}]),
+    "run/window": (None, [{}], [{"loss": math.nan}], [STEP | {"hits": [1]}], [STEP | {"hits": -1.0, "lr": []}]),
     "scaler": (None, [], {"scale": 1.0}),
     "texts/classes": (None, 1, "one", "a\nb", "x" * 2**21),
     "texts/label_map": (None, "1 9", "x"),
