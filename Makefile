@@ -30,7 +30,7 @@ lint: .venv/.installed-dev
 	$(BIN)/mypy
 
 .venv/bin/python:
-	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if (3, 10) <= v < (3, 14) else "%s is Python %d.%d: 3.10 to 3.13 are supported; make PYTHON=python3.12" % (sys.executable, v[0], v[1]))'
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; text = "%s is Python %d.%d: 3.10 to 3.14 are supported" % ((sys.executable,) + v); sys.exit(text + "; make PYTHON=python3.12") if v < (3, 10) else v > (3, 14) and print(text + "; trying it")'
 	$(PYTHON) -m venv .venv
 
 # The first command fails if a package is missing. Without it pip prints a line for each that is installed already.

@@ -8,7 +8,11 @@ torchrun --standalone --nproc_per_node 8 evaluate.py --checkpoint log/cdsp_relea
 
 import json
 import logging
+import sys
 from pathlib import Path
+
+if not __package__:  # started as a file: PYTHONSAFEPATH keeps its folder out of sys.path
+    sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from config.programs import EVALUATE, EvaluateFlags
 from support import program
@@ -20,9 +24,9 @@ from data.dataset import SegmentationDataset
 from distributed import checks
 from distributed.group import Group
 from evaluation import metrics
+from evaluation.predictor import window_steps
 from evaluation.report import describe_protocol, page
 from evaluation.scoring import Result, gather_predictions, score
-from runs.log import progress_bar
 from support.errors import UserError
 from support.files import check_writable, write_atomic
 from trained import load_on_ranks, on_all_ranks, read_flags
@@ -53,8 +57,9 @@ def evaluate(flags: EvaluateFlags, overrides: dict, group: Group) -> None:
     how = describe_protocol(cfg, model.resolve_weights(flags.weights), flags.scales, flip=flags.flip)
     log.info(f"{model.path} on {len(dataset)} images of {split}: {how}")
 
-    bar = progress_bar(loader, total=len(loader), title=split, unit="batch", enabled=group.is_main)
-    result = score(predictor, bar, dataset.names, cfg.numclasses, group, keep_pngs=bool(flags.report))
+    batches, keep = loader.batch_sampler, bool(flags.report)
+    with window_steps(predictor, batches.sizes, batches, split, group) as step:
+        result = score(predictor, loader, dataset.names, cfg.numclasses, group, step=step, keep_pngs=keep)
     if not result.scores["pixels"]:
         raise UserError(f"--split {split}: none of its masks has a labelled pixel: there is nothing to score")
     log.info(metrics.table(result.scores_with_interval, classes.names))

@@ -6,8 +6,12 @@ python export.py --checkpoint log/demo/best.pt --probs    # with probabilities
 
 import json
 import logging
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+if not __package__:  # started as a file: PYTHONSAFEPATH keeps its folder out of sys.path
+    sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from config.programs import EXPORT, ExportFlags
 from support import program
@@ -27,9 +31,10 @@ from evaluation.pictures import to_hex
 from exporting.check import compare_file
 from exporting.graph import MIN_SIZE, WholeImage, trace
 from exporting.onnx import FORMAT, LONG_SIDE, OnnxModel, check_onnx, write_onnx
-from runs.log import progress_bar, start_logging
+from runs.log import start_logging
 from support.errors import UserError
 from support.files import check_writable, remove_scratch, writing
+from support.progress import progress_bar
 from trained import TrainedModel, read_overrides
 
 log = logging.getLogger("segtrain")
@@ -44,12 +49,14 @@ def main(argv: list[str] | None = None) -> None:
 
     Raises UserError, and keeps no file, if the file predicts other classes than PyTorch.
     """
-    values, overrides = read_overrides(EXPORT, argv)
+    values, overrides, notes = read_overrides(EXPORT, argv)
     if "amp" in values:
         raise UserError("--amp: exported models compute in float32: drop it, and set the precision in the runtime")
     flags = ExportFlags(**values)
     device = find_device(flags.device, local_rank=0, local_world_size=1)
     start_logging("INFO", is_main=True)
+    for note in notes:
+        log.info(note)
     with program.advice(str(device), "use --device cpu"):
         export(flags, overrides, device)
 

@@ -7,8 +7,12 @@ torchrun --standalone --nproc_per_node 8 predict.py --checkpoint log/voc/best.pt
 """
 
 import logging
+import sys
 from functools import partial
 from pathlib import Path
+
+if not __package__:  # started as a file: PYTHONSAFEPATH keeps its folder out of sys.path
+    sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from config.programs import PREDICT, PredictFlags
 from support import program
@@ -18,18 +22,18 @@ if __name__ == "__main__":
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader
 
 from data.classes import Classes, read_classes
+from data.loader import Loader
 from data.sampler import EvalBatches
 from distributed.group import Group
-from evaluation.predictor import ImagePredictor, predict_batch
+from evaluation.predictor import ImagePredictor, predict_batch, window_steps
 from exporting.onnx import OnnxModel
-from prediction.inputs import Images, find_inputs, size_of
+from prediction.inputs import Images, film_hint, find_inputs, size_of
 from prediction.outputs import Outputs
-from runs.log import progress_bar
 from support.errors import UserError
 from support.files import sha256
+from support.progress import progress_bar
 from trained import inference_settings, load_on_ranks, on_all_ranks, read_flags
 from utils import make_loader
 
@@ -56,7 +60,7 @@ def predict_all(flags: PredictFlags, overrides: dict, group: Group) -> int:
     wanted = {"overlays": flags.overlay, "probs": flags.probs}
     with Outputs(Path(flags.output), classes, background, **wanted) as outputs:
         inputs, pending = group.broadcast(plan(flags, outputs, settings) if group.is_main else None)
-        errors = predict(model, inputs, pending, outputs, group, flags.workers)
+        errors = predict(model, inputs, pending, outputs, group, flags)
     kinds = ["masks", *(kind for kind, is_wanted in wanted.items() if is_wanted)]
     files = ", ".join(str(outputs.path(kind, "NAME")) for kind in kinds)
     log.info(f"{len(pending) - len(errors)} predicted: {files}")
@@ -95,26 +99,31 @@ def plan(flags: PredictFlags, outputs: Outputs, settings: dict) -> tuple[dict[st
     Only rank 0 calls this function. settings: all that predictions depend on; written to predictions.json. Raises
     UserError if the folder has predictions with other settings.
     """
-    base, inputs, num_others = find_inputs(flags.input, outputs.folder)
+    base, inputs, others = find_inputs(flags.input, outputs.folder)
     outputs.claim({"input": str(base.resolve()), **settings}, overwrite=flags.overwrite)
     pending = {name for name in inputs if not outputs.is_done(name)}
     counts = [f"{len(pending)} to predict"]
     if len(pending) < len(inputs):
         counts.append(f"{len(inputs) - len(pending)} done before (--overwrite predicts them again)")
-    if num_others:
-        counts.append(f"{num_others} file(s) of other kinds skipped")
+    if others:
+        counts.append(f"{len(others)} file(s) of other kinds skipped{film_hint(others)}")
     what = flags.input[0] if len(flags.input) == 1 else f"{len(flags.input)} inputs in {base}"
     log.info(f"{what}: {', '.join(counts)}")
     return inputs if pending else {}, pending
 
 
 def predict(
-    model: ImagePredictor, inputs: dict[str, Path], pending: set[str], outputs: Outputs, group: Group, workers: int
+    model: ImagePredictor,
+    inputs: dict[str, Path],
+    pending: set[str],
+    outputs: Outputs,
+    group: Group,
+    flags: PredictFlags,
 ) -> list[UserError]:
     """Predict this rank's share of the pending batches, write the files, and return the errors of all ranks.
 
-    Collective; raises Stopped after a signal. inputs: {name: image}, done or pending. workers: processes that load
-    images.
+    Collective; raises Stopped after a signal. inputs: {name: image}, done or pending. flags: those of the
+    loader.
     """
     bar = partial(progress_bar, enabled=group.is_main)
     own = len(range(group.rank, len(inputs), group.world_size))
@@ -127,9 +136,9 @@ def predict(
     # After a kill, repeat whole batches of all images: a model's result may depend on the batch's size.
     batches = [batch for batch in batches if any(names[index] in pending for index in batch)]
     images = Images([inputs[name] for name in names])
-    loader = make_loader(DataLoader, images, workers, group, batch_sampler=batches, collate_fn=list)
+    loader = make_loader(Loader, images, flags, group, batch_sampler=batches, collate_fn=list)
     failures: list[UserError] = []
-    with bar(None, total=sum(map(len, batches)), title="images", unit="image") as progress:
+    with window_steps(model, list(readable.values()), batches, "images", group) as step:
         for batch in loader:
             if group.stop:
                 break
@@ -137,10 +146,9 @@ def predict(
             whole = {names[index]: image for index, image in batch if isinstance(image, np.ndarray)}
             if whole:
                 pixels = torch.from_numpy(np.stack(list(whole.values()))).to(group.device)
-                labels, probs = predict_batch(model, pixels, torch.float16 if outputs.probs else None)
+                labels, probs = predict_batch(model, pixels, torch.float16 if outputs.probs else None, step)
                 for (name, image), label, prob in zip(whole.items(), labels, probs, strict=True):
                     outputs.write(name, image, label, prob)
-            progress.update(len(batch))
     outputs.wait()
     group.raise_if_stopped()
     errors = [sizes[name] for name in pending if isinstance(sizes[name], UserError)]

@@ -5,7 +5,11 @@ torchrun --standalone --nproc_per_node 8 pseudo.py --checkpoint log/teacher/best
 """
 
 import logging
+import sys
 from pathlib import Path
+
+if not __package__:  # started as a file: PYTHONSAFEPATH keeps its folder out of sys.path
+    sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from config.programs import PSEUDO, PseudoFlags
 from support import program

@@ -4,8 +4,7 @@ setlocal
 if not defined NNODES set "NNODES=1"
 if not defined NODE_RANK set "NODE_RANK=0"
 if not defined CONFIG set "CONFIG=%~dp0configs\ddp_example.yaml"
-if not defined MASTER_ADDR if not "%NNODES%"=="1" echo MASTER_ADDR: set it to the address of the machine with NODE_RANK zero>&2 & exit /b 1
 if not defined MASTER_ADDR set "MASTER_ADDR=localhost"
-if not defined MASTER_PORT set "MASTER_PORT=29500"
+if defined TASK set "TASK=--task %TASK%"
 "%~dp0scripts\launch.bat" torch.distributed.run --nnodes %NNODES% --node_rank %NODE_RANK% --master_addr "%MASTER_ADDR%" ^
-    --master_port %MASTER_PORT% "%~dp0train.py" --config "%CONFIG%" %*
+    "%~dp0train.py" --config "%CONFIG%" %TASK% %*

@@ -7,8 +7,13 @@ torchrun --nnodes 2 --nproc_per_node 8 --rdzv_backend c10d --rdzv_endpoint HOST:
 """
 
 import logging
+import sys
 from dataclasses import dataclass
 from itertools import islice, takewhile
+from pathlib import Path
+
+if not __package__:  # started as a file: PYTHONSAFEPATH keeps its folder out of sys.path
+    sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import config
 from support import program
@@ -29,9 +34,10 @@ from distributed import checks
 from distributed.group import Group, Stopped, gradient_sync
 from evaluation.metrics import Scores
 from evaluation.pictures import panel
-from evaluation.predictor import Predictor
+from evaluation.predictor import Predictor, window_steps
 from evaluation.scoring import score
 from losses.criterion import Criterion, to_device
+from losses.pixel_accuracy import count_hits
 from models.foreground import foreground_of
 from optimization.amp import autocast
 from runs import messages
@@ -56,8 +62,18 @@ def main(argv: list[str] | None = None) -> int:
     argv: the command line's words; None: sys.argv.
     """
     cfg = config.parse(argv)
+    if cfg.task != "train":
+        return run_task(cfg)
     with utils.join_group(cfg) as group, Run(cfg, group) as run, program.advice(str(group.device), MORE_MEMORY):
         return train(cfg, group, run)
+
+
+def run_task(cfg: Config) -> int:
+    """Score or use the run that the flags name, by evaluate.py or predict.py. Return its exit status."""
+    import evaluate  # imported here, since training needs neither
+    import predict
+
+    return {"test": evaluate, "predict": predict}[cfg.task].main(utils.task_words(cfg))
 
 
 def train(cfg: Config, group: Group, run: Run) -> int:
@@ -68,6 +84,7 @@ def train(cfg: Config, group: Group, run: Run) -> int:
     saved = run.find_checkpoint()  # the content to resume from, or None
     cfg = utils.read_texts(cfg, saved)
     cfg = utils.share_batch(utils.get_recipe(cfg, group, saved), group)
+    config.check(cfg, is_final=True)
     train_loader, val_loader = utils.get_loader(cfg, "train", group), utils.get_loader(cfg, "val", group)
     train_set, val_set, sampler = train_loader.dataset, val_loader.dataset, train_loader.sampler
     checks.check_setup(group, {"training list": train_set, "validation list": val_set})
@@ -105,7 +122,7 @@ def train(cfg: Config, group: Group, run: Run) -> int:
         log.info(f"stopped by {stop} after step {state.step}, in epoch {state.epoch + 1}; {run.resume_hint()}")
         return STOPPED
     run.writer.wait()
-    messages.log_end(cfg, run.folder, state, val_set, classes)
+    messages.log_end(cfg, run.folder, state, val_set, classes, run.extras)
     return 0
 
 
@@ -159,13 +176,14 @@ class Trainer:
         Raises Stopped if any rank got a signal.
         """
         cfg, group, state, criterion = self.cfg, self.group, self.state, self.criterion
+        group.note(f"step {state.step + 1}")
         progress = self.schedule.position(state) / self.schedule.total_steps
         # 1. Each loss is divided by its own count over the global batch, such as labelled pixels.
         counts = torch.stack([criterion.counts(batch) for batch in micro_batches]).sum(0)
         divisors = group.sum_or_stop(counts).tolist()
 
         # 2. Forward and backward. DDP exchanges gradients in the last backward pass only.
-        parts = torch.zeros(len(criterion.names), device=group.device)
+        parts, hits = torch.zeros(len(criterion.names), device=group.device), []
         for number, batch in enumerate(micro_batches, start=1):
             state.seed_forward(cfg.seed, ((number - 1) * group.world_size + group.rank) * cfg.batchsize, group.device)
             foreground = foreground_of(batch, group.device) if "lorm" in criterion.weights else None
@@ -177,6 +195,8 @@ class Trainer:
                 # DDP averages gradients over ranks. The divisors are global already, so undo the average.
                 state.scaler.scale(loss * group.world_size).backward()
             parts = parts + micro_parts
+            if cfg.report_training_batch_acc:
+                hits.append(count_hits(outputs["logits"], batch))
 
         # 3. Update the weights. The first step of this process also compares the ranks.
         is_first = state.steps_here == 0
@@ -185,7 +205,8 @@ class Trainer:
         lr, num_images = self.schedule.lr(state), self.schedule.sampler.global_batch
         state.update(lr, num_images)
         losses = criterion.by_name(group.sum(parts), progress)
-        self.run.metrics.log_step(state, losses, lr=lr, num_images=num_images)
+        all_hits = group.sum(torch.stack(hits).sum(0)) if hits else None
+        self.run.metrics.log_step(state, losses, lr=lr, num_images=num_images, hits=all_hits)
         self.run.writer.check()
         if is_first:
             checks.check_weights(group, state.raw_model, buffers_averaged=False)
@@ -227,15 +248,18 @@ class Trainer:
         cfg, state, metrics, dataset = self.cfg, self.state, self.run.metrics, self.val_loader.dataset
         torch.backends.cudnn.benchmark = False
         predictor = Predictor(state.eval_model.eval(), batch_size=cfg.val_batchsize, amp=cfg.amp, **cfg.sizes)
-        batches = metrics.validation_bar(self.val_loader, total=len(self.val_loader))
+        own, batches = self.val_loader.batch_sampler, metrics.validation(self.val_loader)
         panels: list = []
 
-        def draw(image: torch.Tensor, label: torch.Tensor, predicted: torch.Tensor) -> None:
+        def draw(*maps: torch.Tensor) -> None:
             if self.group.is_main and len(panels) < NUM_EXAMPLES:
-                pixels, truth, found = (values.cpu().numpy() for values in (image, label, predicted))
-                panels.append(panel(pixels, truth, found, self.classes, cfg.background_class))
+                image, label, predicted = (values.cpu().numpy() for values in maps)
+                panels.append(panel(image, label, predicted, self.classes, cfg.background_class))
 
-        result = score(predictor, batches, dataset.names, cfg.numclasses, self.group, keep_pngs=True, visit=draw)
+        visit = self.run.extras.safe("pictures of the validation", draw)
+        with window_steps(predictor, own.sizes, own, "validation", self.group) as step:
+            options: dict = {"step": step, "keep_pngs": True, "visit": visit}
+            result = score(predictor, batches, dataset.names, cfg.numclasses, self.group, **options)
         metrics.log_validation(state, result.scores, self.classes.names, panels)
         is_best = state.note_score(result.scores["miou"])
         self.run.report(state.step, result, dataset, is_best=is_best)

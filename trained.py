@@ -17,10 +17,11 @@ import config
 import models
 from builders.model import resolve_amp
 from config import Config
+from config.checks import check_effects
 from config.flags import per_rank
 from config.programs import PREDICT
 from config.reader import FlagReader
-from config.shared import DataFlags, InferenceFlags, ModelFlags, SizeFlags
+from config.shared import DataFlags, InferenceFlags, LaunchFlags, ModelFlags, SizeFlags
 from data.classes import Classes, read_classes
 from distributed import checks
 from distributed.device import find_device
@@ -39,38 +40,45 @@ log = logging.getLogger("segtrain")
 
 OUT_OF_MEMORY_ADVICE = "lower --val_batchsize, use a --window such as 465, or --amp bf16"
 LAYOUT = ("list_path", "image_path", "val_path", "val_split", "image_suffix", "label_suffix", "label_map")
+LOADER_FLAGS = ("workers", "pin_memory", "prefetch_factor")
 CPU = torch.device("cpu")
 
 # Flags of train.py that these programs have too. A checkpoint saves them; the command line overrides them.
 SAVED_FLAGS = {item.name for shared in (DataFlags, SizeFlags, ModelFlags) for item in dataclasses.fields(shared)}
 
 
-def read_overrides(reader: FlagReader, argv: list[str] | None) -> tuple[dict, dict]:
-    """Return ({flag: value} on a program's command line, {training flag: value} that override a checkpoint's).
+def read_overrides(reader: FlagReader, argv: list[str] | None) -> tuple[dict, dict, list[str]]:
+    """Return ({flag: value} of a program, {training flag: value} that override a checkpoint's, notes for the user).
 
-    The overrides are training flags from --config FILE and the command line. The command line takes precedence.
+    Both come from --config FILE and the command line, which takes precedence. Of the file's flags, the program itself
+    has those on device and processes.
     """
-    values, config_file, _ = reader.command_line(argv)
-    overrides = config.READER.yaml_file(config_file, []) if config_file else {}
-    return values, overrides | {name: value for name, value in values.items() if name in SAVED_FLAGS}
+    values, config_file, notes = reader.command_line(argv)
+    saved = config.READER.yaml_file(config_file, notes) if config_file else {}
+    launch = {item.name for item in dataclasses.fields(LaunchFlags)} if issubclass(reader.declared, LaunchFlags) else {}
+    overrides = saved | {name: value for name, value in values.items() if name in SAVED_FLAGS}
+    return {name: value for name, value in saved.items() if name in launch} | values, overrides, notes
 
 
 def read_flags(reader: FlagReader, argv: list[str] | None) -> tuple[Any, dict]:
     """Return (a program's flags, an InferenceFlags; {training flag: value} that override a checkpoint's)."""
-    values, overrides = read_overrides(reader, argv)
-    flags = reader.declared(**values)
-    return flags, overrides | {"workers": flags.workers}
+    values, overrides, notes = read_overrides(reader, argv)
+    flags = reader.declared(**values, notes=notes)
+    return flags, overrides | {name: getattr(flags, name) for name in LOADER_FLAGS} | {"val_workers": -1}
 
 
 def on_all_ranks(flags: InferenceFlags, work: Callable[[Group], int | None]) -> int:
     """Join the process group of the flags and call work(group). Returns its status or 0; STOPPED after a signal."""
     with join_group(flags) as group, program.advice(str(group.device), OUT_OF_MEMORY_ADVICE):
         start_logging(flags.log_level, is_main=group.is_main)
+        for note in flags.notes:
+            log.info(note)
         checks.check_flags(group, vars(flags), per_rank(flags))
         try:
             return work(group) or 0
-        except Stopped:
-            log.info("stopped by a signal; to finish, run the same command again (--overwrite would delete its files)")
+        except Stopped as stop:
+            hint = " (--overwrite would delete its files)" if hasattr(flags, "overwrite") else ""
+            log.info(f"stopped by {stop}; to finish, run the same command again{hint}")
             return STOPPED
 
 
@@ -108,6 +116,7 @@ class TrainedModel:
         texts = self.content.get("texts", {})
         texts = {name: text for name, text in texts.items() if name in saved and name not in overrides}
         self.cfg = Config(**saved | overrides, texts=texts)
+        check_effects(self.cfg, SAVED_FLAGS & set(overrides))
         if "classes" in saved and not {"classes"} & {*texts, *overrides}:
             self._find_names()
         needed = needs_stride_in_1x1(weights_in(self.content), f"--checkpoint {path}", self.cfg.model_type)

@@ -2,23 +2,31 @@
 
 import contextlib
 import dataclasses
+import logging
 import os
 from pathlib import Path
 
 import torch
 
+import config
 from builders.from_data import get_class_weights, get_recipe, read_texts
-from builders.loaders import get_eval_loader, get_loader, make_loader
+from builders.loaders import find_masks, get_eval_loader, get_loader, make_loader
 from builders.model import get_model, get_start
 from builders.training import get_criterion, get_optimizer, get_state
 from config import Config
 from config.shared import LaunchFlags
 from data import demo
+from data.layout import pair_files
 from distributed.group import Group
 from distributed.join import process_group
+from runs import folder
+from runs.log import start_logging
 from support.errors import UserError
+from support.launchers import rank_of
 
 DEMO_ROOT = Path("dataset/demo")
+
+log = logging.getLogger("segtrain")
 
 
 def set_deterministic(deterministic: bool) -> None:
@@ -42,6 +50,32 @@ def join_group(cfg: LaunchFlags) -> contextlib.AbstractContextManager[Group]:
     """Return a context manager that joins the process group that the flags ask for, if any, and yields the Group."""
     names = ("distributed", "device", "backend", "dist_url", "world_size", "rank", "local_rank")
     return process_group(**{name: getattr(cfg, name) for name in names}, timeout=cfg.dist_timeout)
+
+
+def validation_images(cfg: Config) -> tuple[str, ...]:
+    """Return the paths of the validation images. Raises UserError if folders, lists or files are missing."""
+    _, files = pair_files(find_masks(cfg, cfg.val_split))
+    return tuple(str(paths["image"]) for paths in files)
+
+
+def task_words(cfg: Config) -> list[str]:
+    """Return the command line of evaluate.py or predict.py for --task, by default with best.pt of the flags' run.
+
+    Log the notes on the flags. Raises UserError if there is no best.pt.
+    """
+    start_logging(cfg.log_level, is_main=rank_of(os.environ) in ("", "0"))
+    for note in cfg.notes:
+        if note.startswith("--"):  # the program reads the file again, and logs the others
+            log.info(note)
+    flags = dict(cfg.task_flags)
+    if "checkpoint" not in flags:
+        flags["checkpoint"] = str(folder.find_best(Path(cfg.logdir), cfg.name))
+    if cfg.task == "predict" and "input" not in flags:
+        flags["input"] = validation_images(cfg)
+    if cfg.task == "predict" and "output" not in flags:
+        flags |= {"output": str(Path(flags["checkpoint"]).parent / "predictions"), "overlay": True}
+    log.info(f"--task {cfg.task}: {'evaluate.py' if cfg.task == 'test' else 'predict.py'} with {flags['checkpoint']}")
+    return config.task_words(cfg, flags)
 
 
 def share_batch(cfg: Config, group: Group) -> Config:

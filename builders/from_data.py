@@ -18,8 +18,8 @@ from data.images import image_size
 from data.images.resize import large_images
 from data.layout import pair_files
 from distributed.group import Group
-from runs.log import progress_bar
 from support.errors import UserError
+from support.progress import progress_bar
 
 NUM_SIZES = 100  # images whose sizes are read for the recipe
 
@@ -94,7 +94,7 @@ def get_class_weights(cfg: Config, group: Group, train_set: SegmentationDataset)
     weights = read_class_weights(cfg.class_weights, cfg.numclasses)
     if weights is None:
         own = [files["label"] for files in train_set.files[group.rank :: group.world_size]]
-        bar = partial(progress_bar, total=len(own), title="counting labels", enabled=group.is_main)
+        bar = partial(progress_bar, total=len(own), title="counting labels", unit="file", enabled=group.is_main)
         counts = torch.from_numpy(histogram.count_labels(own, cfg.numclasses, bar, train_set.label_map))
         weights = histogram.class_weights(group.sum(counts).numpy()).tolist()
     weights = group.broadcast(weights)  # a file may differ between machines

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 import models
 from builders.augmentation import get_transform
 from config import Config
+from config.shared import LaunchFlags
 from data.dataset import SegmentationDataset, as_is
 from data.distance import pseudo_distance, scribble_distance
 from data.histogram import count_batch
@@ -78,8 +79,8 @@ def get_train_loader(cfg: Config, group: Group) -> TrainLoader:
         world_size=group.world_size,
         repeat=cfg.repeat,
     )
-    batches = {"sampler": sampler, "batch_size": cfg.batchsize, "collate_fn": as_is}
-    return make_loader(TrainLoader, dataset, cfg.workers, group, **batches)
+    batches: dict = {"sampler": sampler, "batch_size": cfg.batchsize, "collate_fn": as_is}
+    return make_loader(TrainLoader, dataset, cfg, group, **batches)
 
 
 def get_eval_loader(cfg: Config, split: str, group: Group) -> EvalLoader:
@@ -96,7 +97,8 @@ def get_eval_loader(cfg: Config, split: str, group: Group) -> EvalLoader:
     sizes = [size or (0, 0) for size in group.map(dataset.image_size, range(len(dataset)))]
     batch_size = 1 if cfg.window else cfg.val_batchsize  # the windows of one image fill a forward pass
     batches = EvalBatches(sizes, batch_size=batch_size, rank=group.rank, world_size=group.world_size)
-    return make_loader(EvalLoader, dataset, cfg.workers, group, batch_sampler=batches, collate_fn=as_is)
+    options: dict = {"batch_sampler": batches, "collate_fn": as_is}
+    return make_loader(EvalLoader, dataset, cfg, group, workers=cfg.val_workers, **options)
 
 
 def get_label_map(cfg: Config) -> LabelMap | None:
@@ -114,10 +116,13 @@ def find_files(cfg: Config, dataset: str, split: str, maps: dict[str, str]) -> S
     return find_split(Path(cfg.dataset_path), dataset, split, maps, **{name: getattr(cfg, name) for name in names})
 
 
-def make_loader(kind: type[Loader], dataset: Dataset, workers: int, group: Group, **batches) -> Loader:
-    """Return a DataLoader of class `kind`.
+def make_loader(
+    kind: type[Loader], dataset: Dataset, flags: LaunchFlags, group: Group, *, workers: int = -1, **batches
+) -> Loader:
+    """Return a DataLoader of class `kind` with the loader processes that the flags ask for.
 
-    batches: keyword arguments such as sampler and batch_size, or batch_sampler.
+    workers: replaces --workers, unless it is -1. batches: keyword arguments such as sampler and batch_size.
     """
-    options = loader_options(workers, group.device, group.local_world_size)
-    return kind(dataset, **batches, **options)
+    options: dict = {"pin_memory": flags.pin_memory, "prefetch_factor": flags.prefetch_factor}
+    workers = flags.workers if workers < 0 else workers
+    return kind(dataset, **batches, **loader_options(workers, group.device, group.local_world_size, **options))

@@ -3,12 +3,14 @@
 A value comes from the default, then a YAML file (`--config FILE`), then the command line.
 """
 
+import sys
+from itertools import pairwise
 from pathlib import Path
 
 import yaml
 
-from config.checks import check
-from config.programs import READER
+from config.checks import check, idle_flags
+from config.programs import READER, TASKS
 from config.reader import ConfigFile
 from config.training import Config
 from support.errors import UserError
@@ -22,39 +24,73 @@ def parse(argv: list[str] | None = None) -> Config:
     """Read the flags of train.py from the command line (default: sys.argv) and the YAML file of --config.
 
     Return a Config. Without --config and --dataset_path, the YAML file is configs/demo.yaml, or config.yaml of the run
-    to --resume. Raises UserError on unknown flags and invalid values.
+    to --resume. With --task test or predict, flags of evaluate.py or predict.py are read too; the Config has them in
+    task_flags. Raises UserError on unknown flags and invalid values.
     """
-    overrides, config_file, notes = READER.command_line(argv)
-    resume = overrides.get("resume") or "auto"
-    saved = None if resume == "auto" else Path(resume).parent / "config.yaml"
-    if config_file is None and "dataset_path" not in overrides:
-        if saved and saved.is_file():
-            config_file = ConfigFile(saved, "")
-            notes.append(f"no --config: using {saved} of the run to resume")
-        elif saved and Path(resume).is_file():  # the demo's flags would be wrong
-            raise UserError(f"--resume {resume}: no config.yaml beside it: add the run's --config FILE")
-        else:
-            config_file = ConfigFile(DEMO_CONFIG, "")
-            notes.append(
-                "no --dataset_path: training on the demo (configs/demo.yaml); for your own data: "
-                + document("docs/your_data.md")
-            )
-    of_run = config_file is not None and config_file.path == saved
-    file_values = READER.yaml_file(config_file, notes, of_run=of_run) if config_file else {}
-    if config_file:
-        name, stage = file_values.get("name") or config_file.path.stem, config_file.stage
+    words = sys.argv[1:] if argv is None else list(argv)
+    task = next((task for task in TASKS if f"--task={task}" in words or ("--task", task) in pairwise(words)), "train")
+    reader, program = TASKS[task]
+    overrides, config_file, notes = reader.command_line(words)
+    file, saved = config_file, None
+    if file is None and "dataset_path" not in overrides:
+        file, saved = _default_file(task, overrides, notes)
+    file_values = READER.yaml_file(file, notes, of_run=saved is not None) if file else {}
+    if file_values.get("task", task) != task and "task" not in overrides:
+        return parse([*words, "--task", file_values["task"]])
+    if file:
+        name, stage = file_values.get("name") or file.path.stem, file.stage
         file_values["name"] = f"{name}-{stage}" if stage else name  # each stage is a run of its own
+    task_flags = {}
+    if task != "train":
+        task_flags = {name: value for name, value in overrides.items() if name in program.flags}
+        unused = [f"--{name}" for name in overrides if name not in {*program.flags, "task", "name", "logdir"}]
+        notes += [f"{', '.join(unused)}: of training; --task {task} does not use them"] if unused else []
+        overrides = {name: value for name, value in overrides.items() if name in FLAGS}
     merged = READER.merge(file_values, overrides)
     if "layers" in merged and merged.get("backbone", "resnet") != "resnet":
         notes.append(f"--layers {merged['layers']} is not used: --backbone {merged['backbone']} has a depth of its own")
-    if {"epochs", "max_steps"} <= set(overrides):
-        notes.append(f"--epochs {merged['epochs']} is not used: --max_steps {merged['max_steps']} sets the length")
-    cfg = Config(**merged, notes=notes, given=frozenset(merged))
+    # The command line may take the effect from a flag of the file, which alone is as it should be.
+    typed = set(overrides) | (set() if saved else set(idle_flags(Config(**file_values), file_values)))
+    notes += [
+        f"--{item.replaces} is not used: --{item.name} {merged[item.name]} replaces it"
+        for item in FLAGS.values()
+        if {item.replaces, item.name} <= set(overrides)
+    ]
+    cfg = Config(**merged, notes=notes, given=frozenset(merged), typed=frozenset(typed))
+    cfg.config_file, cfg.task_flags = config_file, task_flags
     if "model_type" not in merged and "Pseudo" not in cfg.dataset:
         cfg.model_type = "res50_ASPP"  # LoRM needs pseudo-labels
     cfg.name = cfg.name or f"{cfg.dataset}_{cfg.model_type}"
     check(cfg)
+    if file and not saved:
+        idle = idle_flags(cfg, set(file_values) - typed)
+        notes += [f"{name} of {file.path} has no effect without {needed}" for name, needed in idle.items()]
     return cfg
+
+
+def _default_file(task: str, overrides: dict, notes: list[str]) -> tuple[ConfigFile, Path | None]:
+    """Return the file to read without --config and --dataset_path, and its path if it is the config.yaml of a run."""
+    flag = "resume" if task == "train" else "checkpoint"
+    run = overrides.get(flag) or "auto"
+    saved = None if run == "auto" else Path(run).parent / "config.yaml"
+    if saved and saved.is_file():
+        notes += [f"no --config: using {saved} of the run to resume"] if task == "train" else []
+        return ConfigFile(saved, ""), saved
+    if saved and Path(run).is_file():  # the demo's flags would be wrong
+        raise UserError(f"--{flag} {run}: no config.yaml beside it: add the run's --config FILE")
+    if task == "train":
+        notes.append(
+            "no --dataset_path: training on the demo (configs/demo.yaml); for your own data: "
+            + document("docs/your_data.md")
+        )
+    return ConfigFile(DEMO_CONFIG, ""), None
+
+
+def task_words(cfg: Config, flags: dict) -> list[str]:
+    """Return the command line for the program of --task test or predict: its flags, and the file of --config."""
+    words = ["--config", str(cfg.config_file.path)] if cfg.config_file else []
+    words += ["--stage", cfg.config_file.stage] if cfg.config_file and cfg.config_file.stage else []
+    return words + TASKS[cfg.task][1].words(flags)
 
 
 def as_dict(cfg: Config) -> dict:

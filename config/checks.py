@@ -1,50 +1,59 @@
 """Checks of the flags of train.py against each other."""
 
+import importlib.util
 import re
+from collections.abc import Collection
 from dataclasses import fields
+from typing import Any
 
 from config.losses import parse_loss, read_class_weights
-from config.training import AugmentationFlags, Config
+from config.training import Config
 from support.errors import UserError
-from support.shell import document
+from support.shell import document, install_command
 
 
-def check(cfg: Config) -> None:
-    """Raise UserError if flags contradict each other or --loss, --class_weights, --dataset_path or --name is bad."""
+def check(cfg: Config, *, is_final: bool = False) -> None:
+    """Raise UserError if flags contradict each other or --loss, --class_weights, --dataset_path or --name is bad.
+
+    is_final: the recipe has made its choices.
+    """
     try:
         parse_loss(cfg.loss)
     except ValueError as error:
         raise UserError(f"--loss {cfg.loss}: {error}") from None
     read_class_weights(cfg.class_weights, cfg.numclasses)
-    _check_effects(cfg)
+    optimizer_is_open = not is_final and cfg.backbone != "resnet" and "optimizer" not in (cfg.given or ())
+    check_effects(cfg, cfg.typed - ({"momentum", "betas"} if optimizer_is_open else set()))
     check_backbone(cfg)
     _check_numbers(cfg)
     if cfg.reset_data_offset and cfg.resume == "auto":
         raise UserError("--reset_data_offset with --resume auto: give a FILE, or each start begins at step 1")
+    found = importlib.util.find_spec("wandb") if cfg.wandb else None
+    if cfg.wandb and (found is None or found.origin is None):  # without an origin: a folder wandb/ of earlier runs
+        raise UserError(f"--wandb needs the package wandb: {install_command('wandb')}")
     if not cfg.dataset_path:
         raise UserError(f"--dataset_path is not set: give the data set's root folder ({document('docs/your_data.md')})")
-    if "/" in cfg.name or cfg.name in (".", ".."):
-        raise UserError(f"--name {cfg.name}: must be a folder name without '/'; --logdir is its parent folder")
+    if {"", ".", ".."} & set(cfg.name.split("/")):
+        raise UserError(f"--name {cfg.name}: must be a folder below --logdir, such as a or sweep/a")
 
 
-def _check_effects(cfg: Config) -> None:
-    """Raise UserError if a flag is set that has no effect with the others."""
-    needs: dict[str, tuple[object, str]] = {  # flag: (whether it has an effect, what it needs for that)
-        item.name: (cfg.augment, "--augment") for item in fields(AugmentationFlags)[1:]
-    }
-    needs |= dict.fromkeys(("reset_optimizer", "reset_data_offset"), (cfg.resume, "--resume FILE"))
-    needs |= {
-        "momentum": (cfg.optimizer == "sgd", "--optimizer sgd"),
-        "betas": (cfg.optimizer == "adamw", "--optimizer adamw"),
-        "patience": (
-            cfg.val_epoch_frequency or cfg.val_step_frequency,
-            "--val_epoch_frequency or --val_step_frequency above 0",
-        ),
-        "stride_in_1x1": (cfg.backbone == "resnet" and cfg.layers >= 50, "--backbone resnet of 50 --layers or more"),
-    }
-    for name, (has_effect, needed) in needs.items():
-        if not has_effect and getattr(cfg, name) != getattr(Config, name):
-            raise UserError(f"--{name} has no effect without {needed}: add that, or drop --{name}")
+def check_effects(flags: Any, names: Collection[str]) -> None:
+    """Raise UserError if a flag among `names` has no effect with the other flags."""
+    for name, needed in idle_flags(flags, names).items():
+        raise UserError(f"--{name} has no effect without {needed}: add that, or drop --{name}")
+
+
+def idle_flags(flags: Any, names: Collection[str]) -> dict[str, str]:
+    """Return {flag: what it needs} of those among `names` that have no effect and are neither 0 nor the default."""
+    idle = {}
+    for item in fields(flags):
+        if item.name in names and (declared := item.metadata["flag"]).needs:
+            needed, has_effect = declared.needs
+            value = getattr(flags, item.name)
+            is_off = value == 0 and not isinstance(value, bool)  # --l_ds 0 asks for no effect
+            if value != declared.default and not is_off and not has_effect(flags):
+                idle[item.name] = needed
+    return idle
 
 
 def check_backbone(cfg: Config) -> None:

@@ -5,7 +5,8 @@ import difflib
 import math
 import operator
 import typing
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from support.errors import UserError
@@ -27,8 +28,11 @@ class Flag:
     gt: float | None = None
     le: float | None = None
     lt: float | None = None
-    aliases: str = ""  # other names, separated by spaces
+    aliases: str = ""  # other names that mean exactly the same, separated by spaces
+    renamed: Mapping[str, str] = field(default_factory=dict)  # other names: a line each on what they mean here
+    synonyms: Mapping[str, str] = field(default_factory=dict)  # other values, in lower case: the value they mean
     replaces: str = ""  # a flag that this one overrides if both are set
+    needs: tuple[str, Callable[[Any], bool]] | None = None  # what it has no effect without: text, test of all flags
     per_launch: bool = False  # belongs to one start of the program and is not saved with the run
     per_rank: bool = False  # may differ between ranks, such as a path or a device
     name: str = ""
@@ -49,6 +53,7 @@ class Flag:
         return self._convert_one(value, where)
 
     def _convert_one(self, value: Any, where: str) -> Any:
+        value = self.synonyms.get(str(value).lower(), value)
         if self.kind is bool:
             if isinstance(value, bool) or (value is None and self.default is None):
                 return value
@@ -76,7 +81,7 @@ class Flag:
 
 
 def flag(default: Any, help: str, **facts: Any) -> Any:
-    """Return a dataclass field that declares a flag. facts: fields of Flag, from `choices` to `per_rank`.
+    """Return a dataclass field that declares a flag. facts: fields of Flag, from `choices` to `needs` and `per_rank`.
 
     The field's annotation is the flag's type: str, int, float, bool, bool | None (None: not set), tuple[str, ...] or
     tuple[float, ...]. The first line of the dataclass's docstring is the flag's heading in --help.

@@ -54,15 +54,33 @@ class ExportFlags(CheckpointFlags, DataFlags, ModelFlags):
     device: str = flag("cpu", "run the check on this device: cpu, cuda or cuda:N; the file runs on any")
 
 
+@dataclass
+class TestFlags(EvaluateFlags, Config):
+    """Flags of `train.py --task test`."""
+
+
+@dataclass
+class PredictTaskFlags(PredictFlags, Config):
+    """Flags of `train.py --task predict`."""
+
+
 OF_CHECKPOINT = "Flags of data, image size and model default to the checkpoint's."
-READER = FlagReader(
-    Config,
-    "train.py",
+TRAIN = (
     "Train a semantic-segmentation model. [recipe]: chosen from the data and the device "
-    f"({document('docs/recipes.md#the-recipe')}).",
-    takes_aliases=True,
+    f"({document('docs/recipes.md#the-recipe')})."
 )
-EVALUATE = FlagReader(EvaluateFlags, "evaluate.py", f"Score a checkpoint. {OF_CHECKPOINT}")
-PREDICT = FlagReader(PredictFlags, "predict.py", f"Predict label maps of images. {OF_CHECKPOINT}")
-PSEUDO = FlagReader(PseudoFlags, "pseudo.py", f"Make pseudo-labels from scribbles. {OF_CHECKPOINT}")
-EXPORT = FlagReader(ExportFlags, "export.py", f"Export a checkpoint to ONNX. {OF_CHECKPOINT}")
+# Without --batchsize, the batch of these programs is --val_batchsize.
+BATCH = {"batch_size": "val_batchsize", "batchsize": "val_batchsize"}
+
+READER = FlagReader(Config, "train.py", TRAIN)
+EVALUATE = FlagReader(EvaluateFlags, "evaluate.py", f"Score a checkpoint. {OF_CHECKPOINT}", BATCH)
+PREDICT = FlagReader(PredictFlags, "predict.py", f"Predict label maps of images. {OF_CHECKPOINT}", BATCH)
+PSEUDO = FlagReader(PseudoFlags, "pseudo.py", f"Make pseudo-labels from scribbles. {OF_CHECKPOINT}", BATCH)
+EXPORT = FlagReader(ExportFlags, "export.py", f"Export a checkpoint to ONNX. {OF_CHECKPOINT}", BATCH)
+
+# By --task of train.py: the reader of its command line, and that of the program that does the task.
+TASKS = {
+    "train": (READER, READER),
+    "test": (FlagReader(TestFlags, "train.py", "Score a trained run, as evaluate.py does."), EVALUATE),
+    "predict": (FlagReader(PredictTaskFlags, "train.py", "Predict with a trained run, as predict.py does."), PREDICT),
+}

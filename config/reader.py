@@ -9,18 +9,21 @@ import argparse
 import difflib
 import re
 import sys
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import yaml
 
 from config.flags import flags_of
+from config.others import changes_nothing, other_names
 from support.errors import UserError
 from support.shell import document
 
 # Other trainers have names that reach 0.80 with flags that mean something else (freeze -> freeze_bn).
 TYPO = 0.82
+SWITCH = ("true", "false")
 
 
 class ConfigFile(NamedTuple):
@@ -33,17 +36,23 @@ class ConfigFile(NamedTuple):
 class FlagReader:
     """A reader of the flags that the dataclass `declared` declares, for one program.
 
-    takes_aliases: whether an alias of a flag is accepted. If not, an alias raises UserError with a hint.
+    renamed: {other name: flag} that only this program accepts, besides those that the flags declare.
     """
 
-    def __init__(self, declared: type, program: str, description: str, *, takes_aliases: bool = False):
+    of_program: ClassVar[dict[str, "FlagReader"]] = {}  # for hints: which program has a flag
+
+    def __init__(self, declared: type, program: str, description: str, renamed: Mapping[str, str] | None = None):
         self.declared, self.program, self.description = declared, program, description
         self.flags = flags_of(declared)
-        pairs = [(alias, item.name) for item in self.flags.values() for alias in item.aliases.split()]
-        aliases = {alias: name for alias, name in pairs if alias not in self.flags}
-        self.aliases = aliases if takes_aliases else {}
+        same = {alias: item.name for item in self.flags.values() for alias in item.aliases.split()}
+        noted = {alias: item.name for item in self.flags.values() for alias in item.renamed}
+        self.renamed = {alias: note for item in self.flags.values() for alias, note in item.renamed.items()}
+        self.renamed |= {alias: f"--{name} here" for alias, name in (renamed or {}).items()}
+        others = same | noted | dict(renamed or {})
+        self.aliases = {alias: name for alias, name in others.items() if alias not in self.flags}
         switches_off = [f"no_{item.name}" for item in self.flags.values() if item.kind is bool]
-        self.names = aliases | {name: name for name in (*self.flags, *switches_off)}  # for hints
+        self.names = self.aliases | {name: name for name in (*self.flags, *switches_off)}  # for hints
+        self.of_program.setdefault(program, self)
 
     def command_line(self, argv: list[str] | None = None) -> tuple[dict, ConfigFile | None, list[str]]:
         """Return ({flag: value} of the command line, the --config file or None, notes for the user).
@@ -52,7 +61,7 @@ class FlagReader:
         --config.
         """
         notes: list[str] = []
-        words = [self._translate_word(word, notes) for word in (sys.argv[1:] if argv is None else argv)]
+        words = self._translate_words(sys.argv[1:] if argv is None else argv, notes)
         parser = self._parser()
         try:
             parsed, surplus = parser.parse_known_args(words)
@@ -100,6 +109,16 @@ class FlagReader:
             notes.append(f"{path}: {key} is not a flag of this version: left out")
             del content[key]
         return self.merge(self._section(content, path, notes), self._section(stages.get(stage, {}), path, notes))
+
+    def words(self, values: dict) -> list[str]:
+        """Return the command-line words that set these {flag: value}."""
+        words: list[str] = []
+        for name, value in values.items():
+            if isinstance(value, bool):
+                words.append(f"--{name}" if value else f"--no_{name}")
+            else:
+                words += [f"--{name}", *map(str, value if isinstance(value, tuple) else [value])]
+        return words
 
     def merge(self, values: dict, overrides: dict) -> dict:
         """Return {flag: value} of both arguments; `overrides` takes precedence.
@@ -150,7 +169,7 @@ class FlagReader:
         for key, value in pairs:
             name = self._translate(str(key).replace("-", "_"), notes, "")
             if name not in self.flags:
-                unknown.append(repr(str(key)))
+                unknown += [] if changes_nothing(name, value) else [repr(str(key))]
             elif name in values:
                 raise UserError(f"{path}: {name!r} is given twice, once as {key!r}: remove one")
             else:
@@ -160,38 +179,62 @@ class FlagReader:
         return values
 
     def _unknown_names(self, kind: str, unknown: list[str], prefix: str) -> str:
-        """Return the error message on unknown flags or keys, with the nearest known ones."""
-        near, others = [], []
+        """Return the error message on unknown flags or keys: what each is here, or the nearest flag."""
+        known, others = [], []
         names = list(dict.fromkeys(word.partition("=")[0] for word in unknown))
         for name in names:
             bare = name.strip("-'").replace("-", "_")
-            alike = [own for own in self.names if own[0] == bare[:1]]  # bn_momentum is no typo of momentum
-            found = difflib.get_close_matches(bare, alike, n=1, cutoff=TYPO)
-            near += [f"{name}: did you mean {prefix}{self.names[found[0]]}?"] if found else []
-            others += [] if found else [name]
+            programs = [
+                reader.program for reader in self.of_program.values() if bare in reader.names and reader != self
+            ]
+            # bn_momentum is no typo of momentum
+            alike = [own for own in self.names if own[0] == bare[:1] and own != bare]
+            near = difflib.get_close_matches(bare, alike, n=1, cutoff=TYPO)
+            if programs:
+                known.append(f"{name}: a flag of {', '.join(programs)}")
+            elif row := other_names().get(bare):
+                known.append(f"{name}: {row.here}")
+            elif near:
+                known.append(f"{name}: did you mean {prefix}{self.names[near[0]]}?")
+            else:
+                others.append(name)
         if others:
-            near.append(
-                f"{', '.join(others)}: see --help for all flags, {document('docs/coming_from.md')} for names of other "
-                f"trainers, {document('CHANGELOG.md')} for flags that were removed"
+            known.append(
+                f"{', '.join(others)}: see --help for all flags, {document('CHANGELOG.md')} for flags that were removed"
             )
-        return f"unknown {kind}{'s' if len(names) > 1 else ''} {'; '.join(near)}"
+        return f"unknown {kind}{'s' if len(names) > 1 else ''} {'; '.join(known)}"
 
-    def _translate_word(self, word: str, notes: list[str]) -> str:
-        """Replace an alias of a flag in a command-line word, with a note: `--alias=value` becomes `--flag=value`."""
-        if not word.startswith("--"):
-            return word
-        name, equals, value = word[2:].partition("=")
-        name = name.replace("-", "_")
-        prefix = "--no_" if name.removeprefix("no_") in self.aliases and name.startswith("no_") else "--"
-        return prefix + self._translate(name.removeprefix(prefix[2:]), notes, prefix) + equals + value
+    def _translate_words(self, argv: Sequence[str], notes: list[str]) -> list[str]:
+        """Return the command line's words with our names: `--alias=value` becomes `--flag=value`.
+
+        A switch may have a value, as in YAML: `--flag false` becomes `--no_flag`.
+        """
+        words, translated = list(argv), []
+        while words:
+            word = words.pop(0)
+            name, equals, value = word.removeprefix("--").partition("=")
+            name = name.replace("-", "_")
+            bare = name.removeprefix("no_")
+            if not word.startswith("--") or bare in ("", "config", "stage"):
+                translated.append(word)
+                continue
+            is_off = bare != name and bare in self.names
+            ours = self._translate(bare if is_off else name, notes, "--")
+            flag = self.flags.get(ours)
+            if not equals and words and words[0].lower() in SWITCH and (flag is None or flag.kind is bool):
+                equals, value = "=", words.pop(0)
+            if flag is None and changes_nothing(ours, value):
+                continue
+            if flag and flag.kind is bool and not is_off and value.lower() in SWITCH:
+                is_off, equals, value = value.lower() == "false", "", ""
+            translated.append(f"--{'no_' if is_off else ''}{ours}{equals}{value}")
+        return translated
 
     def _translate(self, name: str, notes: list[str], prefix: str) -> str:
-        """Return the flag that a name or alias stands for. For an alias, append a note to `notes`."""
-        ours = self.aliases.get(name, name)
-        if ours != name:
-            meaning = re.split(r"; | \[", self.flags[ours].help)[0]
-            notes.append(f"{prefix}{name} is now {prefix}{ours}" + ("" if prefix == "--no_" else f": {meaning}"))
-        return ours
+        """Return the flag that a name or alias stands for. Append a note if an alias means something else elsewhere."""
+        if name in self.renamed:
+            notes.append(f"{prefix}{name}: {self.renamed[name]}")
+        return self.aliases.get(name, name)
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):

@@ -13,9 +13,10 @@ from support.labels import BACKGROUND
 # What a Recipe may choose.
 RECIPE_FLAGS = frozenset({
     "layers", "long_side", "crop_size", "batchsize", "accum_steps", "max_steps", "repeat", "val_step_frequency",
-    "optimizer", "lr", "wdecay", "background", "l_crf",
+    "optimizer", "lr", "lr_scaling", "wdecay", "background", "l_crf",
 })  # fmt: skip
 FEW_STEPS = 150  # a run of fewer steps says little about what the model can learn
+ENOUGH_STEPS = 2 * FEW_STEPS  # however large the global batch is
 NUM_VALIDATIONS = 20
 CRF_WEIGHT = 0.3  # benchmarks/RESULTS.md
 EPOCHS = 50  # CDSP's; a small list is passed over more often
@@ -84,6 +85,11 @@ class Recipe:
         self._choose_batch()
         if self._may_choose_steps:
             self._choose_steps()
+        elif (
+            not {"epochs", "warmup_epochs", "val_epoch_frequency", "val_start_epoch", "save_epoch_frequency"}
+            & self.given
+        ):
+            self._choose_repeat(self._batch * self.flags["max_steps"] / NUM_VALIDATIONS * 2)
         self._choose_optimizer()
         if facts.dataset in ("ScribbleOnly", "ScribblePseudo"):
             self._choose("l_crf", CRF_WEIGHT, "strokes do not show where objects end")
@@ -109,11 +115,13 @@ class Recipe:
 
     def _choose_sizes(self) -> None:
         device = self.facts.device
-        if self.facts.large and "window" not in self.given:
+        # Stored distances are in pixels of the original images.
+        may_resize = not {"window", "distancemap_s", "distancemap_c"} & self.given
+        if self.facts.large and may_resize:
             remedy = f"for small details, use --window {device.crop_size} instead"
             self._choose("long_side", self.facts.large, f"images are much larger than a crop; {remedy}")
         longest = max((max(size) for size in self.facts.sizes), default=device.crop_size)
-        covering = 8 * math.ceil((self.flags["long_side"] or longest) / 8) + 1
+        covering = max(17, 8 * math.ceil((self.flags["long_side"] or longest) / 8) + 1)
         if covering < device.crop_size:
             self._choose("crop_size", covering, "shows the whole image")
         else:
@@ -136,20 +144,29 @@ class Recipe:
         if fitting <= size // 2:
             self._choose("accum_steps", size // fitting, f"a batch of {size} in {self.facts.memory:.3g} GiB")
 
+    @property
+    def _batch(self) -> int:
+        """Return the global batch."""
+        flags = self.flags
+        return flags["total_batchsize"] or flags["batchsize"] * flags["accum_steps"] * self.facts.world_size
+
     def _choose_steps(self) -> None:
-        facts, flags = self.facts, self.flags
-        batch = flags["total_batchsize"] or flags["batchsize"] * flags["accum_steps"] * facts.world_size
+        facts, batch = self.facts, self._batch
         least, most = facts.device.steps
         images = facts.device.batchsize * min(max(EPOCHS * facts.num_images // facts.device.batchsize, least), most)
-        steps = math.ceil(images / batch)
+        steps = max(math.ceil(images / batch), ENOUGH_STEPS)
         self._choose("max_steps", steps, f"shows each image {steps * batch / facts.num_images:.4g} times")
-        epoch = max(batch, facts.device.batchsize * least / NUM_VALIDATIONS)  # images
-        if epoch > facts.num_images:
-            repeat = math.ceil(epoch / facts.num_images)
-            between = repeat * facts.num_images // batch
-            self._choose("repeat", repeat, f"{between} steps from one validation to the next")
-        elif facts.num_images / batch > 2 * steps / NUM_VALIDATIONS and "val_epoch_frequency" not in self.given:
+        self._choose_repeat(facts.device.batchsize * least / NUM_VALIDATIONS)
+        if facts.num_images / batch > 2 * steps / NUM_VALIDATIONS and "val_epoch_frequency" not in self.given:
             self._choose("val_step_frequency", 2 * steps // NUM_VALIDATIONS, "an epoch is long")
+
+    def _choose_repeat(self, num_images: float) -> None:
+        """Make an epoch at least one global batch and `num_images` long, as each epoch ends with a validation."""
+        least = max(self._batch, num_images)
+        if least > self.facts.num_images:
+            repeat = math.ceil(least / self.facts.num_images)
+            between = repeat * self.facts.num_images // self._batch
+            self._choose("repeat", repeat, f"{between} steps from one validation to the next")
 
     def _choose_optimizer(self) -> None:
         backbone = self.flags["backbone"]
@@ -161,6 +178,7 @@ class Recipe:
             is_transformer = any(part in backbone for part in TRANSFORMERS)
             self._choose("lr", 1e-4 if is_transformer else 1e-3, "usual for adamw")
             self._choose("wdecay", 0.01, "usual for adamw")
+            self._choose("lr_scaling", "sqrt", "usual for adamw")
         elif "Pseudo" in self.facts.dataset and self.facts.num_images >= MANY_IMAGES:
             self._choose("lr", 1e-3, "as CDSP, for many images")
         else:

@@ -1,6 +1,6 @@
 """Flags that several programs share."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from config.flags import flag
@@ -11,6 +11,7 @@ MODEL_TYPES = (
     "res50_ASPP_lorm res50_ASPP deeplabv3 deeplabv3_torchvision deeplabv3p deeplabv3p_lorm deeplabv3p_cdsp "
     "deeplabv3p_cdsp_lorm deeplabv2 deeplabv3p_multi deeplabv3p_multi_lorm"
 )
+WIDE_HEADS = ("deeplabv3", "deeplabv3p", "deeplabv3p_lorm", "deeplabv3p_multi", "deeplabv3p_multi_lorm")
 
 
 @dataclass
@@ -51,7 +52,13 @@ class SizeFlags:
         ge=0,
         le=65536,
     )
-    stride_rate: float = flag(2 / 3, "step between windows, as a fraction of the window", gt=0, le=1)
+    stride_rate: float = flag(
+        2 / 3,
+        "step between windows, as a fraction of the window",
+        gt=0,
+        le=1,
+        needs=("--window", lambda flags: flags.window),
+    )
 
     def __post_init__(self) -> None:
         for name, no_limit in (("long_side", "keep the images' size"), ("window", "predict whole images")):
@@ -83,10 +90,19 @@ class ModelFlags:
         choices=(0, 8, 16, 32),
     )
     head_channels: int = flag(
-        256, "channels of the heads of deeplabv3, deeplabv3p and deeplabv3p_multi, with _lorm or without", ge=8, le=8192
+        256,
+        "channels of the heads of deeplabv3, deeplabv3p and deeplabv3p_multi, with _lorm or without",
+        ge=8,
+        le=8192,
+        needs=(f"--model_type {', '.join(WIDE_HEADS)}", lambda flags: flags.model_type in WIDE_HEADS),
     )
     stride_in_1x1: bool = flag(
-        False, "put layer2's stride into its first 1x1 convolution; released CDSP files turn this on"
+        False,
+        "put layer2's stride into its first 1x1 convolution; released CDSP files turn this on",
+        needs=(
+            "--backbone resnet of 50 --layers or more",
+            lambda flags: flags.backbone == "resnet" and flags.layers >= 50,
+        ),
     )
     numclasses: int = flag(21, "classes, background included; 255 = ignore", ge=2, le=255, aliases="num_classes")
     classes: str = flag(
@@ -99,8 +115,12 @@ class ModelFlags:
         "auto",
         "mixed precision; fp16 scales the loss; auto: as the checkpoint, if any; else bf16 if it is native, or none",
         choices=("auto", "none", "bf16", "fp16"),
+        aliases="use_mixed_precision",
+        synonyms={"true": "auto", "false": "none"},
     )
-    val_batchsize: int = flag(4, "images of one size, or windows, per forward pass", ge=1, le=65536)
+    val_batchsize: int = flag(
+        4, "images of one size, or windows, per forward pass of validation", ge=1, le=65536, aliases="valid_batch_size"
+    )
 
     @property
     def network(self) -> str:
@@ -137,11 +157,16 @@ class LaunchFlags:
         per_rank=True,
         aliases="num_workers",
     )
+    pin_memory: bool | None = flag(
+        None, "load batches into page-locked memory, which a GPU copies faster; needs CUDA [on CUDA]", per_rank=True
+    )
+    prefetch_factor: int = flag(2, "batches that each loader process loads ahead", ge=1, per_rank=True)
     distributed: bool | None = flag(
         None,
         "join a process group [if torchrun or srun started this process]",
         per_rank=True,
-        aliases="ddp enabled",
+        aliases="use_ddp enabled",
+        renamed={"ddp": "--distributed here; torchrun and srun imply it"},
     )
     backend: str = flag(
         "auto", "backend of the process group; auto: nccl on CUDA, else gloo", choices=("auto", "nccl", "gloo")
@@ -174,3 +199,5 @@ class InferenceFlags(CheckpointFlags, LaunchFlags):
 
     scales: tuple[float, ...] = flag((1.0,), "image scales to average probabilities over", gt=0, le=16)
     flip: bool = flag(False, "also predict the mirrored image, and average both")
+
+    notes: list[str] = field(default_factory=list)  # not a flag: lines to log once the program has started

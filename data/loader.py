@@ -12,11 +12,19 @@ from torch.utils.data import DataLoader
 
 from data.dataset import SegmentationDataset
 from data.sampler import EvalBatches, TrainSampler
-from support.processes import end_with_parent, num_cores
+from support.processes import end_with_parent, num_cores, starting
 from support.signals import ignore_signals
 
 
-class TrainLoader(DataLoader):
+class Loader(DataLoader):
+    """DataLoader whose workers live through a signal that comes while they start."""
+
+    def __iter__(self):
+        with starting():
+            return super().__iter__()
+
+
+class TrainLoader(Loader):
     """DataLoader of shuffled, augmented training batches: {"image": (B, H, W, 3), other maps: (B, H, W)}, all uint8.
 
     The other maps are those that --dataset has in labels.MAPS. H and W are --crop_size. A batch also has the data set's
@@ -27,7 +35,7 @@ class TrainLoader(DataLoader):
     sampler: TrainSampler
 
 
-class EvalLoader(DataLoader):
+class EvalLoader(Loader):
     """DataLoader of evaluation batches {"image": (B, H, W, 3) uint8, "label": (B, H, W) uint8, "index": (B,) int64}.
 
     All images of a batch have one size, and each image comes once over all processes. The batches do not depend on the
@@ -38,13 +46,15 @@ class EvalLoader(DataLoader):
     batch_sampler: EvalBatches
 
 
-def loader_options(workers: int, device: torch.device, processes_here: int) -> dict:
+def loader_options(
+    workers: int, device: torch.device, processes_here: int, *, pin_memory: bool | None = None, prefetch_factor: int = 2
+) -> dict:
     """Return the keyword arguments of a DataLoader that do not depend on the data, as a dict.
 
     Without workers this process decodes, so the function also calls keep_freed_memory().
 
     workers: number of worker processes; below 0, chosen from the number of cores, at most 4. processes_here: processes
-    that share the cores of this machine.
+    that share the cores of this machine. pin_memory: None or True pins memory on CUDA; a CPU has no use for it.
     """
     if workers < 0:
         workers = min(4, max(1, num_cores() // processes_here))
@@ -53,8 +63,9 @@ def loader_options(workers: int, device: torch.device, processes_here: int) -> d
     return {
         "num_workers": workers,
         "worker_init_fn": _start_worker,
-        "pin_memory": device.type == "cuda",
+        "pin_memory": device.type == "cuda" and pin_memory is not False,
         "persistent_workers": workers > 0,
+        "prefetch_factor": prefetch_factor if workers else None,
     }
 
 

@@ -6,7 +6,6 @@ Without a process group, each method works as in a group of one, so callers need
 import contextlib
 import inspect
 import math
-import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from support.processes import ThreadPool
 from support.signals import StopRequest
+from support.terminal import warn
 
 POLL_SECONDS = 0.2  # how often ranks synchronize while rank 0 works for all of them
 MESSAGE_SECONDS = 10.0  # how long the others wait for rank 0 before they print why
@@ -38,6 +38,7 @@ class Group:
     Without a group, `backend` is None and the collectives act on this process alone. `stop` holds the reason to stop
     once a signal to any rank asks for it; ranks learn of it at different moments, so compare it in a collective before
     acting on it. `local_world_size` counts the processes on this machine. `launcher` gave this process its rank.
+    note("step 7") says where this rank is, for the other ranks' message if it stands still.
     """
 
     device: torch.device
@@ -48,6 +49,7 @@ class Group:
     stop: StopRequest = field(default_factory=StopRequest)
     local_world_size: int = 1
     launcher: str = ""
+    note: Callable[[str], None] = lambda place: None
 
     @property
     def is_main(self) -> bool:
@@ -125,7 +127,7 @@ class Group:
                 time.sleep(POLL_SECONDS)
                 if not self.is_main and time.monotonic() > message_at:
                     message_at = math.inf
-                    print(f"rank {self.rank}: waiting for rank 0, which is {task}", file=sys.stderr, flush=True)
+                    warn(f"rank {self.rank}: waiting for rank 0, which is {task}")
         return future.result() if future else None
 
     def wrap(self, raw_model: nn.Module) -> nn.Module:

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Iterator
 from datetime import timedelta
+from functools import partial
 from typing import NoReturn
 
 import torch.distributed as dist
@@ -18,7 +19,9 @@ from distributed.lifeline import WRITE_SECONDS, Lifeline
 from support import launchers, signals
 from support.errors import UserError, in_one_line, reason, report
 from support.signals import exit_at_once, stop_request
+from support.terminal import warn
 
+UNREAD = ("NCCL_TIMEOUT", "TORCH_NCCL_TIMEOUT", "GLOO_TIMEOUT", "DDP_TIMEOUT")  # guides name them; no library reads one
 LIFELINE_SECONDS = 3.0  # how long a broken collective waits for the lifeline to name the rank that is gone
 
 
@@ -56,9 +59,13 @@ def process_group(
     if dist_url == "env://":
         dist_url = launchers.rendezvous_url(os.environ, place)
     with stop_request(f" on rank {place.rank}") as stop:
-        deadline = rendezvous.Deadline(timeout, stop)
+        hint = launchers.alone(os.environ)
+        if hint and place.world_size > 1:  # on each rank: variables that are left over may name any
+            told = f"{place.launcher} make this process rank {place.rank} of a group of {place.world_size}"
+            warn(f"{told}, which waits for the others{hint}")
+        deadline = rendezvous.Deadline(timeout, stop, hint)
         store = rendezvous.connect(dist_url, place.rank, place.world_size, deadline)
-        lifeline = Lifeline(place.rank, place.world_size, stop)
+        lifeline = Lifeline(place.rank, place.world_size, stop, timeout)
         try:
             lifeline.connect(store, dist_url, deadline)
             group = _join(place, store, lifeline, device, backend, timeout)
@@ -88,10 +95,13 @@ def _join(
     rendezvous.choose_gloo_interface(store, rank, line.own_address())
     # CPU tensors always use gloo: their small sums then need not wait for the GPU.
     backends = "cpu:gloo,cuda:nccl" if backend == "nccl" else backend
-    wait = timedelta(seconds=timeout)
+    wait = timedelta(seconds=timeout + LIFELINE_SECONDS)  # the lifeline, which names the rank, comes first
     signals.has_joined_group = True
+    for name in {*UNREAD} & {*os.environ} if rank == 0 else ():
+        warn(f"warning: nothing reads {name}: use --dist_timeout (now {timeout:g} s)")
     dist.init_process_group(backends, timeout=wait, store=store, rank=rank, world_size=world_size)
-    group = Group(device, rank, local_rank, world_size, backend, line.stop, local_world_size, place.launcher)
+    note = partial(setattr, line, "place")
+    group = Group(device, rank, local_rank, world_size, backend, line.stop, local_world_size, place.launcher, note)
     check_gpus(group)
     return group
 

@@ -7,25 +7,27 @@ leaves keep-alive probes unanswered. A waiting collective would notice neither b
 
 import contextlib
 import ipaddress
+import math
 import os
 import socket
-import sys
 import threading
 import time
+from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 import torch.distributed as dist
-from tqdm import tqdm
 
 from distributed.rendezvous import Deadline
 from support.errors import STOPPED, UserError
 from support.signals import StopRequest, exit_at_once
+from support.terminal import warn
 
 LEAVE_SECONDS = 5.0  # how long a failing rank waits for the others to leave
 # A cut link is noticed after 5 + 3 * 5 seconds without an answer; after 20,000 ms if a message was on its way.
 KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 20_000}
 CONNECT_SECONDS = 10.0  # for each address of rank 0
 POLL_SECONDS = 0.2  # how often a waiting rank looks for signals and for the deadline
+TICK_SECONDS = 0.5  # how often a rank says that it is alive
 # How long an ending rank may take to finish a checkpoint. torchrun kills it 30 s after the first rank has ended.
 WRITE_SECONDS = 20.0
 
@@ -33,13 +35,18 @@ WRITE_SECONDS = 20.0
 class Lifeline:
     """The TCP connections of this process to other ranks, each with a thread that handles the messages.
 
-    Rank 0 is connected to every other rank, and the others to rank 0 only. Messages are lines: "stop REASON", "failed
-    STATUS TEXT", and "done" from a rank that leaves cleanly.
+    Rank 0 is connected to every other rank, and the others to rank 0 only. Messages are lines: "alive rank RANK
+    (PROCESS)", the first one and then every TICK_SECONDS, "stop REASON", "failed STATUS TEXT", and "done" from a rank
+    that leaves cleanly. A rank without a message for `timeout` seconds stands still. place: such as "step 7".
     """
 
-    def __init__(self, rank: int, world_size: int, stop: StopRequest):
-        self.rank, self.world_size, self.stop = rank, world_size, stop
+    def __init__(self, rank: int, world_size: int, stop: StopRequest, timeout: float):
+        self.rank, self.world_size, self.stop, self.timeout = rank, world_size, stop, timeout
+        self.place, self.ticks = "the start", 0
+        self.alive = f"alive rank {rank} ({socket.gethostname()}, process {os.getpid()})"
         self.readers: dict[socket.socket, threading.Thread] = {}
+        self.heard: dict[socket.socket, tuple[str, float]] = {}  # a rank, and the tick of its last message
+        self._left = threading.Event()
         self._end = threading.RLock()  # only the thread that holds it may end this process: for one reason, once
 
     def connect(self, store: dist.Store, dist_url: str, deadline: Deadline) -> None:
@@ -53,6 +60,7 @@ class Lifeline:
             # A DataLoader worker that inherits a connection would keep it open after its parent was killed.
             os.register_at_fork(after_in_child=self.close)
         self.stop.relay = lambda reason: self._send(f"stop {reason}")
+        threading.Thread(target=self._watch, daemon=True).start()
         try:
             self._accept(store, dist_url, deadline) if self.rank == 0 else self._connect(store, dist_url, deadline)
         except SystemExit:  # a signal; the message is printed
@@ -76,6 +84,7 @@ class Lifeline:
         If another rank's failure is already ending this process, wait for the end.
         """
         self._end.acquire()
+        self._left.set()
 
     def leave(self) -> None:
         """Tell the other ranks that this process's exit is not a failure. Call this on all ranks."""
@@ -107,9 +116,10 @@ class Lifeline:
                 with contextlib.suppress(OSError, ValueError, KeyError):  # nobody yet, or a stranger
                     line, _ = server.accept()
                     line.settimeout(5)
-                    rank, process = line.recv(200).decode().split(" ", 1)
+                    messages = messages_of(line)
+                    _, _, rank, process = next(messages, "").split(" ", 3)
                     missing.remove(int(rank))
-                    self._add(line, f"rank {rank} ({process})")
+                    self._add(line, messages, f"rank {rank} {process}")
                     continue
                 ranks = f"rank(s) {sorted(missing)} of {self.world_size}"
                 deadline.check(f"{ranks} did not connect to {dist_url}", "check that they started")
@@ -127,53 +137,62 @@ class Lifeline:
             host, _, port = address.rpartition(":")
             with contextlib.suppress(OSError):
                 line = socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS)
-                line.sendall(f"{self.rank} {socket.gethostname()}, process {os.getpid()}".encode())
-                self._add(line, f"rank 0 ({host})")
+                line.sendall(f"{self.alive}\n".encode())
+                self._add(line, messages_of(line), f"rank 0 ({host})")
                 return
         tried = ", ".join(addresses)
         raise UserError(
             f"rank {self.rank} cannot connect to rank 0 at any of {tried}: open all ports between the machines"
         )
 
-    def _add(self, line: socket.socket, peer: str) -> None:
+    def _add(self, line: socket.socket, messages: Iterator[str], name: str) -> None:
         line.settimeout(None)
         line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in KEEPALIVE.items():
             if hasattr(socket, option):  # these are Linux's names
                 line.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
-        self.readers[line] = reader = threading.Thread(target=self._read, args=(line, peer), daemon=True)
+        self.heard[line] = name, self.ticks
+        self.readers[line] = reader = threading.Thread(target=self._read, args=(line, messages, name), daemon=True)
         reader.start()
 
-    def _read(self, line: socket.socket, peer: str) -> None:
+    def _watch(self) -> None:
+        """Tell the others that this process is alive, and end it if one of them stands still."""
+        while not self._left.wait(TICK_SECONDS):
+            self._send(self.alive)
+            self.ticks += 1  # and not a clock: if all ranks are stopped, and go on later, nobody was silent
+            for peer, tick in list(self.heard.values()):
+                if (self.ticks - tick) * TICK_SECONDS > max(self.timeout, LEAVE_SECONDS):
+                    cause = f"stands still since {self.place}: no sign of life for {self.timeout:g} s (--dist_timeout)"
+                    self._fail(f"2 {peer} {cause}")
+
+    def _read(self, line: socket.socket, messages: Iterator[str], peer: str) -> None:
         """Handle the messages of a peer until the peer leaves. A lost connection counts as the peer's failure."""
         cause = "exited without a message: it crashed or was killed, perhaps out of memory"
-        partial = b""
         try:
-            while data := line.recv(65536):
-                *messages, partial = (partial + data).split(b"\n")
-                for message in messages:
-                    kind, _, text = message.decode().partition(" ")
-                    if kind == "stop":
-                        self._send(f"stop {text}", but=line)
-                        self.stop.reason = self.stop.reason or text
-                    elif kind == "failed":
-                        self._fail(text, line)
-                    if kind in ("failed", "done"):
-                        return
+            for message in messages:
+                kind, _, text = message.partition(" ")
+                peer = text if kind == "alive" else peer
+                self.heard[line] = peer, self.ticks if kind != "done" else math.inf
+                if kind == "stop":
+                    self._send(f"stop {text}", but=line)
+                    self.stop.reason = self.stop.reason or text
+                elif kind == "failed":
+                    self._fail(text, line)
+                if kind in ("failed", "done"):
+                    return
         except ConnectionResetError:
             pass
         except OSError as error:
             cause = f"cannot be reached any more ({error.strerror}): its machine or the network is down"
         self._fail(f"1 {peer} {cause}", line)
 
-    def _fail(self, text: str, source: socket.socket) -> None:
+    def _fail(self, text: str, source: socket.socket | None = None) -> None:
         """End this process because of another rank's failure, unless it is ending already. text: STATUS CAUSE."""
         if not self._end.acquire(blocking=False):
             return
         self._send(f"failed {text}", but=source)
         status, cause = text.split(" ", 1)
-        # The main thread may be creating a bar, which tqdm then shows but does not clear: hence the carriage return.
-        tqdm.write(f"\rerror (rank {self.rank}): {cause}", file=sys.stderr)
+        warn(f"error (rank {self.rank}): {cause}")
         if self.rank == 0:
             self._wait_for_others()  # this process may serve the store
         exit_at_once(int(status), write_seconds=WRITE_SECONDS)
@@ -191,6 +210,14 @@ class Lifeline:
         for reader in list(self.readers.values()):
             if reader is not threading.current_thread():
                 reader.join(max(0.0, deadline - time.monotonic()))
+
+
+def messages_of(line: socket.socket) -> Iterator[str]:
+    """Yield the messages that arrive on a connection, until the peer closes it. A newline ends each."""
+    partial = b""
+    while data := line.recv(65536):
+        *messages, partial = (partial + data).split(b"\n")
+        yield from (message.decode() for message in messages)
 
 
 def _own_addresses(dist_url: str) -> list[str]:

@@ -15,32 +15,39 @@ import torch.distributed as dist
 
 from support.errors import STOPPED, UserError
 from support.signals import StopRequest
+from support.terminal import warn
 
 ANSWER_SECONDS = 10.0  # how long a store that accepts connections may take to answer
 SIOCGIFADDR = 0x8915  # linux/sockios.h: the address of an interface
 
 
 class Deadline:
-    """A limit on the seconds to wait for other processes. If `stop` is set, a check ends this process."""
+    """A limit on the seconds to wait for other processes. If `stop` is set, a check ends it. hint: ends the error."""
 
-    def __init__(self, seconds: float, stop: StopRequest):
-        self.seconds, self.stop, self.began, self.next_message = seconds, stop, time.monotonic(), 10.0
+    def __init__(self, seconds: float, stop: StopRequest, hint: str = ""):
+        self.seconds, self.stop, self.hint = seconds, stop, hint
+        self.began, self.next_message = time.monotonic(), 10.0
+        self.store: dist.Store | None = None  # has "refused" if a rank refuses the group
 
     def check(self, missing: str, remedy: str) -> None:
         """Raise UserError after the deadline. Before it, print what is missing after 10 s, 20 s, 40 s ...
 
-        Raises SystemExit if a signal asked this process to stop.
+        Raises UserError if a rank refuses the group, too, and SystemExit if a signal asked this process to stop.
         """
         if self.stop:
-            print(f"stopped by {self.stop.reason} before the group was complete", file=sys.stderr, flush=True)
+            warn(f"stopped by {self.stop.reason} before the group was complete")
             raise SystemExit(STOPPED)
+        if self.store and self.store.check(["refused"]):
+            error = UserError(self.store.get("refused").decode())
+            time.sleep(1)  # the others read it, too, before rank 0, which serves the store, ends
+            raise error
         waited = time.monotonic() - self.began
         if waited >= self.seconds:
-            raise UserError(f"{missing} within {self.seconds:g} s (--dist_timeout): {remedy}")
+            raise UserError(f"{missing} within {self.seconds:g} s (--dist_timeout): {remedy}{self.hint}")
         if waited >= self.next_message:
             self.next_message = waited + max(10.0, waited)
             left = f"waiting for {self.seconds - waited:.0f} s more (--dist_timeout)"
-            print(f"{missing} yet: {remedy}; {left}", file=sys.stderr, flush=True)
+            warn(f"{missing} yet: {remedy}; {left}")
 
 
 def connect(dist_url: str, rank: int, world_size: int, deadline: Deadline) -> dist.Store:
@@ -50,7 +57,16 @@ def connect(dist_url: str, rank: int, world_size: int, deadline: Deadline) -> di
     deadline, the URL is invalid or the rank is taken.
     """
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    store = dist.PrefixStore(f"segtrain/{world_size}/{attempt}", _open_store(dist_url, rank, world_size, deadline))
+    root = _open_store(dist_url, rank, world_size, deadline)
+    if dist_url != "env://":  # torchrun's own ranks agree, and it may restart with another number of machines
+        own = f"{world_size} on rank {rank}"
+        first = root.compare_set("world_size", "", own).decode()
+        if first.split()[0] != str(world_size):
+            remedy = "give all processes the same WORLD_SIZE (another run must have another MASTER_PORT or --dist_url)"
+            root.set("refused", f"world size is {first} but {own}: {remedy}")
+        deadline.store = root
+        deadline.check("", "")
+    store = dist.PrefixStore(f"segtrain/{world_size}/{attempt}", root)
     store.set(f"machine/{rank}", socket.gethostname())
     if store.add(f"joined/{rank}", 1) > 1:
         raise UserError(

@@ -1,7 +1,6 @@
 """Scores, curves and pictures as one HTML page, which holds its own data and loads nothing."""
 
 import base64
-import contextlib
 import html
 import io
 import json
@@ -21,6 +20,8 @@ from data.dataset import SegmentationDataset
 from evaluation.metrics import image_scores
 from evaluation.pictures import contours, to_hex
 from evaluation.scoring import Result
+from support.errors import UserError
+from support.files import json_lines
 from support.labels import IGNORE
 
 TEMPLATE = Path(__file__).with_name("report.html")
@@ -86,10 +87,15 @@ def page(
 
 
 def with_new_curves(path: Path) -> str | None:
-    """Return the page in a run's folder with the curves as they are now; None if there is no page of this version."""
+    """Return the page in a run's folder with the curves as they are now; None without a page.
+
+    Raises UserError or another exception if the page is damaged.
+    """
+    if not path.exists():
+        return None
     match = _DATA.search(path.read_text(encoding="utf-8", errors="replace")) if path.is_file() else None
     if match is None:
-        return None
+        raise UserError(f"{path}: damaged, or not a report of this version; the next best validation writes a new one")
     return _page(json.loads(match[0]) | {"curves": _read_curves(path.with_name("metrics.jsonl"))})
 
 
@@ -110,11 +116,9 @@ def _read_curves(metrics: Path) -> dict:
     Of more than MAX_POINTS training lines, every n-th is kept, always with the last line. Damaged lines are skipped.
     """
     lines: dict[str, list[dict]] = {kind: [] for kind in _CURVES}
-    for text in metrics.read_text(encoding="utf-8", errors="replace").splitlines() if metrics.is_file() else []:
-        with contextlib.suppress(json.JSONDecodeError):  # a line that is damaged or being written
-            line = json.loads(text, parse_constant=lambda _: None)  # JSON has no nan
-            if isinstance(line, dict) and line.get("kind") in lines:
-                lines[line["kind"]].append({name: line.get(name) for name in _CURVES[line["kind"]]})
+    for line in json_lines(metrics):
+        if line is not None and line["kind"] in lines:
+            lines[line["kind"]].append({name: line.get(name) for name in _CURVES[line["kind"]]})
     every = math.ceil(len(lines["train"]) / MAX_POINTS) or 1
     return {"train": lines["train"][::-1][::every][::-1], "val": lines["val"], "every": every}  # keeps the last line
 

@@ -12,7 +12,7 @@ from data.images import label_png
 from distributed.group import Group
 from evaluation import metrics
 from evaluation.metrics import Scores, class_iou, confusion_matrix, mean_iou
-from evaluation.predictor import ImagePredictor
+from evaluation.predictor import Cancelled, ImagePredictor, Step, no_step
 
 NUM_WORST, NUM_BEST = 12, 6  # images in a report, besides the worst one of each class
 
@@ -53,15 +53,16 @@ def score(
     num_classes: int,
     group: Group,
     *,
+    step: Step = no_step,
     keep_pngs: bool = False,
     visit: Callable[[Tensor, Tensor, Tensor], None] | None = None,
 ) -> Result:
     """Predict this rank's batches and return a Result with the counts summed over ranks. Collective.
 
     batches: dicts with "image" (B, H, W, 3), "label" (B, H, W) uint8 and "index" (B,). names: of the images of all
-    ranks, by index. keep_pngs: keep the predictions that images_to_show() may choose. visit: called with image (H, W,
-    3), label and prediction (H, W) uint8 of each image that this rank predicts. Raises Stopped on all ranks if one of
-    them got a signal.
+    ranks, by index. step: of window_steps(). keep_pngs: keep the predictions that images_to_show() may choose. visit:
+    called with image (H, W, 3), label and prediction (H, W) uint8 of each image that this rank predicts. Raises Stopped
+    on all ranks if one of them got a signal.
     """
     confusion, counts = (
         torch.zeros(*size, num_classes, dtype=torch.int64, device=group.device)
@@ -72,7 +73,10 @@ def score(
         if group.stop:
             break
         images, labels = (batch[name].to(group.device, non_blocking=True) for name in ("image", "label"))
-        predictions = predictor.labels(images)
+        try:
+            predictions = predictor.labels(images, step)
+        except Cancelled:
+            break
         indices = batch["index"].tolist()
         for index, image, label, predicted in zip(indices, images, labels, predictions, strict=True):
             own = confusion_matrix(predicted, label, num_classes)

@@ -14,6 +14,7 @@ from torch.export import ExportedProgram
 
 from data.classes import Classes
 from data.images.resize import resize, scaled_size
+from evaluation.predictor import Step, no_step
 from support import shell
 from support.errors import UserError
 
@@ -118,14 +119,18 @@ class OnnxModel:
         outputs = self.session.run(None, {"images": images.cpu().numpy()})
         return tuple(torch.from_numpy(output).to(images.device) for output in outputs)
 
-    def labels(self, images: Tensor) -> Tensor:
-        """Return label maps (B, H, W) uint8 of images (B, H, W, 3) uint8 RGB."""
+    def num_windows(self, size: tuple[int, int]) -> int:
+        return 1
+
+    def labels(self, images: Tensor, step: Step = no_step) -> Tensor:
+        """Return label maps (B, H, W) uint8 of images (B, H, W, 3) uint8 RGB. step: as in evaluation.predictor."""
         labels = self.run(self._resized(images))[0]
+        step(len(images))
         if labels.shape[1:] == images.shape[1:3]:
             return labels
         return F.interpolate(labels.unsqueeze(1), size=images.shape[1:3], mode="nearest-exact").squeeze(1)
 
-    def probs(self, images: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    def probs(self, images: Tensor, step: Step = no_step) -> Iterator[tuple[slice, Tensor]]:
         """Yield one band with all rows: (slice of rows, probabilities (B, C, H, W) float32).
 
         images: (B, H, W, 3) uint8 RGB. Raises UserError if the file has no probabilities.
@@ -133,6 +138,7 @@ class OnnxModel:
         if "probs" not in self.outputs:
             raise UserError(f"{self.path}: has no probabilities; export it again with --probs")
         probs = self.run(self._resized(images))[self.outputs.index("probs")]
+        step(len(images))
         if probs.shape[2:] != images.shape[1:3]:
             probs = F.interpolate(probs, size=images.shape[1:3], mode="bilinear", align_corners=False)
         yield slice(0, images.shape[1]), probs

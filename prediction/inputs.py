@@ -3,7 +3,7 @@
 import glob
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +12,14 @@ from torch.utils.data import Dataset
 
 from data.images import IMAGE_SUFFIXES, image_size, read_image
 from support.errors import UserError
+from support.shell import quoted
 
+FILM_SUFFIXES = (".mp4", ".mov", ".avi", ".mkv", ".webm", ".m4v", ".mpg", ".mpeg", ".wmv")
 OUTPUT_NOTE = "predictions.json"  # in every folder that predict.py writes to
 
 
-def find_inputs(words: Sequence[str], output: Path) -> tuple[Path, dict[str, Path], int]:
-    """Return the common folder of all inputs, {name: image} sorted by path, and the number of other files.
+def find_inputs(words: Sequence[str], output: Path) -> tuple[Path, dict[str, Path], list[Path]]:
+    """Return the common folder of all inputs, {name: image} sorted by path, and the other files, sorted.
 
     words: files; folders, which are searched with their subfolders; or patterns with *, ? or [...], where ** matches
     any folders. A name is the path relative to the common folder, without the suffix if no other image of its folder
@@ -27,19 +29,21 @@ def find_inputs(words: Sequence[str], output: Path) -> tuple[Path, dict[str, Pat
     found = [_list(Path(word), word) for word in words]
     base = Path(os.path.commonpath([os.path.abspath(folder) for folder, _ in found]))
     images: dict[str, Path] = {}
-    others: set[str] = set()
+    others: dict[str, Path] = {}
     for (folder, files), word in zip(found, words, strict=True):
         outputs = {output.resolve(), *(file.parent.resolve() for file in files if file.name == OUTPUT_NOTE)}
         for file in files:
-            if file == Path(word) and len(words) == 1:  # a single file counts whatever its suffix
+            # A single file counts whatever its suffix, unless it is a film.
+            if file == Path(word) and len(words) == 1 and not _is_film(file):
                 images[os.path.abspath(file)] = file
             elif not (outputs.intersection(file.resolve().parents) or _hidden(file.relative_to(folder))):
                 if file.suffix.lower() in IMAGE_SUFFIXES:
                     images.setdefault(os.path.abspath(file), file)
                 else:
-                    others.add(os.path.abspath(file))
+                    others.setdefault(os.path.abspath(file), file)
     if not images:
-        raise UserError(f"--input {' '.join(words)}: no image found, only {len(others)} other file(s)")
+        hint = film_hint(others.values())
+        raise UserError(f"--input {' '.join(words)}: no image found, only {len(others)} other file(s){hint}")
     # A name must not depend on which files of a folder are given: a.jpg and a.png never share the name a.
     siblings = [
         os.path.abspath(file)
@@ -55,7 +59,21 @@ def find_inputs(words: Sequence[str], output: Path) -> tuple[Path, dict[str, Pat
         if name in named:
             raise UserError(f"{named[name]} and {file}: would be written to the same files: rename one")
         named[name] = file
-    return base, named, len(others)
+    return base, named, sorted(others.values())
+
+
+def _is_film(path: Path) -> bool:
+    return path.suffix.lower() in FILM_SUFFIXES
+
+
+def film_hint(files: Iterable[Path]) -> str:
+    """Return the end of a message: the command that splits the first film among the files into images; "" without."""
+    films = sorted(filter(_is_film, files))
+    if not films:
+        return ""
+    folder = films[0].with_suffix("")
+    split = f"mkdir {quoted([str(folder)])} && {quoted(['ffmpeg', '-i', str(films[0]), str(folder / '%06d.png')])}"
+    return f"; {len(films)} of them film(s), which must be split into images first: {split}"
 
 
 def _hidden(path: Path) -> bool:

@@ -12,9 +12,9 @@ from data.dataset import SegmentationDataset
 from data.images import label_png
 from distributed import checks
 from distributed.group import Group
-from runs.log import progress_bar
 from support.errors import UserError
 from support.files import sha256, write_atomic
+from support.progress import progress_bar
 
 
 def find_scribbles(cfg: Config, split: str, train_path: str) -> SegmentationDataset:

@@ -10,7 +10,7 @@ from torch.utils.data import Dataset
 
 from data.dataset import SegmentationDataset
 from data.histogram import value_histogram
-from evaluation.predictor import Predictor
+from evaluation.predictor import Predictor, Step, no_step
 from pseudo_labels import walker
 from pseudo_labels.walker import Grid
 from support.labels import IGNORE
@@ -42,14 +42,17 @@ class StrokedImages(Dataset):
         return Stroked(index, maps["image"], maps["label"], walker.grid(maps["image"], maps["label"]))
 
 
-def predict(batch: list[Stroked], predictor: Predictor, num_classes: int, device: torch.device) -> Tensor:
+def predict(
+    batch: list[Stroked], predictor: Predictor, num_classes: int, device: torch.device, step: Step = no_step
+) -> Tensor:
     """Return a model's probabilities, averaged over each cell of the grid, (B, C, h, w) float32, on the device.
 
-    batch: images of one size.
+    batch: images of one size. step: as in evaluation.predictor.
     """
     size, height = batch[0].grid.seeds.shape, batch[0].scribble.shape[0]
     sums = torch.zeros(len(batch), num_classes, *size, device=device)
-    for rows, probs in predictor.probs(torch.from_numpy(np.stack([item.image for item in batch])).to(device)):
+    images = torch.from_numpy(np.stack([item.image for item in batch])).to(device)
+    for rows, probs in predictor.probs(images, step):
         for values, total in zip(probs, sums, strict=True):
             total += _cell_sums(values, rows, height, size)
     return sums / sums.sum(1, keepdim=True)

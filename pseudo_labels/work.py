@@ -9,22 +9,22 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor
-from torch.utils.data import DataLoader
 
 from builders.loaders import make_loader
 from config import Config
 from config.programs import PseudoFlags
 from data.dataset import SegmentationDataset
 from data.images import read_label
+from data.loader import Loader
 from data.sampler import EvalBatches
 from distributed.group import Group
-from evaluation.predictor import Predictor
+from evaluation.predictor import Predictor, window_steps
 from pseudo_labels.files import PseudoFolder
 from pseudo_labels.labelling import Stroked, StrokedImages, make_label, predict
-from runs.log import progress_bar
 from support.errors import UserError
 from support.labels import IGNORE
 from support.processes import ThreadPool
+from support.progress import progress_bar
 
 NUM_THREADS = 4  # of each rank: make and compress labels
 
@@ -61,7 +61,7 @@ class Work:
         batches = EvalBatches(sizes, batch_size=self.predictor.images_at_once, **options)
         pending = [batch for batch in batches if not all(folder.label_path(names[index]).is_file() for index in batch)]
         images = StrokedImages(self.dataset)
-        loader = make_loader(DataLoader, images, self.flags.workers, group, batch_sampler=pending, collate_fn=list)
+        loader = make_loader(Loader, images, self.flags, group, batch_sampler=pending, collate_fn=list)
         writes: list[Future] = []
 
         def write(item: Stroked, probs: Tensor) -> None:
@@ -69,15 +69,14 @@ class Work:
             if not folder.label_path(name).is_file():
                 folder.write_label(name, make_label(item, probs, self.cfg.background_class))
 
-        with ThreadPool(NUM_THREADS) as pool, self._bar("images", sum(map(len, pending))) as bar:
+        with ThreadPool(NUM_THREADS) as pool, window_steps(self.predictor, sizes, pending, "images", group) as step:
             for batch in loader if pending else ():
                 if group.stop:
                     break
-                probs = predict(batch, self.predictor, self.dataset.num_classes, group.device).cpu()
+                probs = predict(batch, self.predictor, self.dataset.num_classes, group.device, step).cpu()
                 for done in writes:  # of the batch before, made while this one was predicted
                     done.result()
                 writes = [pool.submit(write, *pair) for pair in zip(batch, probs, strict=True)]
-                bar.update(len(batch))
         for done in writes:
             done.result()
         group.raise_if_stopped()

@@ -54,8 +54,8 @@ class Writer:
         """Start to write `content` to all of the paths, after the previous write is done.
 
         keep: {"step" or "epoch": number of newest files of that kind, such as step_00000100.pt, to keep; 0: all}.
-        report: writes the report. It is called first, so that a run resumed from these files has its report. A
-        UserError in it is only logged. Raises the error of the previous write.
+        report: writes the report. It is called first, so that a run resumed from these files has its report. Raises
+        the error of the previous write.
         """
         self.wait()
         copy = _copy_to_cpu(content)
@@ -81,10 +81,7 @@ class Writer:
 
     def _write(self, content: dict, paths: list[Path], keep: dict[str, int], report: Callable[[], object]) -> None:
         try:
-            try:
-                report()
-            except UserError as error:
-                log.warning(f"no report: {error}")
+            report()
             data = to_bytes(content)
             for path in paths:
                 write(path, data)

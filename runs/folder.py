@@ -2,6 +2,7 @@
 
 import errno
 import json
+import logging
 import os
 import re
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TextIO
 
 from runs import checkpoint
 from support.errors import UserError
-from support.files import write_atomic
+from support.files import json_lines, write_atomic
 
 try:
     import fcntl
@@ -18,6 +19,8 @@ except ImportError:  # Windows
 
 REPORT = "report.html"
 SAMPLES_FILE = "augmented.jpg"
+
+log = logging.getLogger("segtrain")
 
 
 def find(logdir: Path, name: str, resume: str) -> tuple[Path | None, Path | None, dict | None]:
@@ -41,6 +44,17 @@ def newest(logdir: Path, name: str) -> Path | None:
     return runs[max(runs)] if runs else None
 
 
+def find_best(logdir: Path, name: str) -> Path:
+    """Return best.pt of the newest of the runs logdir/name, name.2 ... that has one. Raises UserError without one."""
+    found = [folder / "best.pt" for _, folder in sorted(_runs_of(logdir, name).items())]
+    best = [path for path in found if path.is_file()]
+    if not best:
+        raise UserError(
+            f"{logdir / name / 'best.pt'}: no such file: train this config first, or name a --checkpoint FILE"
+        )
+    return best[-1]
+
+
 def claim(logdir: Path, name: str) -> tuple[Path, TextIO]:
     """Make the folder of a new run, and return (folder, train.log, open for appending and locked).
 
@@ -52,7 +66,7 @@ def claim(logdir: Path, name: str) -> tuple[Path, TextIO]:
         folder = logdir / (name if number == 1 else f"{name}.{number}")
         folder.mkdir(parents=True, exist_ok=True)
         if not _began(folder):
-            log = (folder / "train.log").open("a", encoding="utf-8")
+            log = (folder / "train.log").open("a", encoding="utf-8", errors="backslashreplace")
             # Check again under the lock: another process may have started a run in the folder meanwhile.
             if _lock(log) and not _began(folder):
                 return folder, log
@@ -62,7 +76,7 @@ def claim(logdir: Path, name: str) -> tuple[Path, TextIO]:
 
 def open_log(folder: Path) -> TextIO:
     """Return a folder's train.log, open and locked. Raises UserError if another process holds the lock."""
-    log = (folder / "train.log").open("a", encoding="utf-8")
+    log = (folder / "train.log").open("a", encoding="utf-8", errors="backslashreplace")
     if not _lock(log):
         log.close()
         raise UserError(f"{folder}: another process writes to this run: stop it, or choose another --name")
@@ -104,22 +118,22 @@ def tidy(folder: Path, step: int) -> list[str]:
 
 
 def keep_lines(path: Path, num_lines: int) -> list[dict]:
-    """Cut a JSON-lines file to its first `num_lines` complete lines, and return their values.
+    """Cut a metrics.jsonl to its first `num_lines` lines, and return them as objects.
 
-    A missing file is made, empty. Raises UserError if a line is not valid JSON.
+    A missing file is made, empty. Damaged lines are left out: warns of them, and keeps the old file as *.old.
     """
-    try:
-        text = path.read_text(encoding="utf-8") if path.exists() else ""
-        lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")][:num_lines]
-        values = [json.loads(line) for line in lines]
-    except ValueError:
-        raise UserError(f"{path}: not valid JSON lines: fix or delete it") from None
-    write_atomic(path, "".join(lines), sync=True)
-    return values
+    lines = [line for line in json_lines(path)[:num_lines] if line is not None]
+    if (num_lost := num_lines - len(lines)) > 0:
+        log.warning(f"{path}: {num_lost} of {num_lines} lines are damaged or missing: the curves go on without them")
+        if path.exists():
+            os.replace(path, path.with_name(f"{path.name}.old"))
+    write_atomic(path, "".join(json.dumps(line) + "\n" for line in lines), sync=True)
+    return lines
 
 
 def _runs_of(logdir: Path, name: str) -> dict[int, Path]:
     """Return {number: folder} of the existing folders logdir/name (1), name.2, name.3 ..."""
-    numbered = re.compile(re.escape(name) + r"(?:\.(\d+))?")
-    matches = {entry: numbered.fullmatch(entry.name) for entry in logdir.iterdir()} if logdir.is_dir() else {}
+    parent, own_name = (logdir / name).parent, (logdir / name).name
+    numbered = re.compile(re.escape(own_name) + r"(?:\.(\d+))?")
+    matches = {entry: numbered.fullmatch(entry.name) for entry in parent.iterdir()} if parent.is_dir() else {}
     return {int(match[1] or 1): entry for entry, match in matches.items() if match}

@@ -1,10 +1,10 @@
 """Logging: one logger, "segtrain", whose lines go to rank 0's terminal and to a run's train.log."""
 
 import logging
-import sys
-from collections.abc import Iterable
+from typing import TextIO
 
-from tqdm import tqdm
+from runs.extras import Extras
+from support.terminal import say
 
 log = logging.getLogger("segtrain")
 every_rank = logging.getLogger("segtrain.every_rank")
@@ -14,11 +14,18 @@ class _TerminalHandler(logging.Handler):
     """A logging handler that prints to stdout, above a progress bar."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        tqdm.write(self.format(record))
+        say(*self.format(record).split("\n"))
 
 
 class FileHandler(logging.StreamHandler):
-    """Write lines to an open file. An error, such as a full disk, is raised: logging would only print it."""
+    """Write lines to an open file."""
+
+    def __init__(self, file: TextIO, extras: Extras):
+        super().__init__(file)
+        self.extras = extras
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.extras.safe(f"{self.stream.name} (the log)", super().emit)(record)
 
     def handleError(self, record: logging.LogRecord) -> None:
         raise
@@ -46,12 +53,3 @@ def start_logging(level: str, *, is_main: bool) -> None:
     log.handlers, every_rank.handlers = [], []
     (log if is_main else every_rank).addHandler(terminal)
     every_rank.propagate = is_main
-
-
-def progress_bar(
-    items: Iterable | None, *, total: int | None, title: str, unit: str = "it", enabled: bool = True
-) -> tqdm:
-    """Return a tqdm bar over `items`, with the rate and, if the total is known, the time left."""
-    interval = 0.2 if sys.stderr.isatty() else 30  # a log file should get few lines
-    options: dict = {"unit": unit, "mininterval": interval, "leave": False, "dynamic_ncols": True}
-    return tqdm(items, total=total, desc=title, disable=not enabled, **options)

@@ -1,6 +1,5 @@
 """The lines that train.py prints at the start and end of a run and of an epoch."""
 
-import json
 import logging
 import os
 from pathlib import Path
@@ -15,8 +14,10 @@ from data.loader import EvalLoader, TrainLoader
 from distributed.group import Group
 from evaluation.metrics import Scores, table
 from runs.checkpoint import step_of
+from runs.extras import Extras
 from runs.folder import REPORT
 from runs.state import TrainState
+from support.files import json_lines
 from support.processes import num_cores
 from support.shell import python_command, quoted
 
@@ -67,15 +68,13 @@ def score_text(scores: Scores, is_best: bool, state: TrainState) -> str:
 
 
 def log_end(
-    cfg: Config, folder: Path | None, state: TrainState, val_set: SegmentationDataset, classes: Classes
+    cfg: Config, folder: Path | None, state: TrainState, val_set: SegmentationDataset, classes: Classes, extras: Extras
 ) -> None:
     """Log the scores of a finished run's best.pt, and the commands that use it. folder: None on other ranks than 0."""
     if folder is None:
         return
     best = folder / "best.pt"
-    lines = map(json.loads, (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
-    for scores in [line for line in lines if line["kind"] == "val" and line["step"] == step_of(best)][-1:]:
-        log.info(f"{best}, step {scores['step']}:\n{table(scores, classes.names)}")
+    extras.safe("the table of scores", _log_scores)(best, classes)
     skipped = int(state.scaler.counts[1])
     steps = f"{state.step} steps" + (f" ({skipped} of them skipped by --amp fp16)" if skipped else "")
     epochs = "" if cfg.max_steps else f"{state.epoch} epochs, "
@@ -92,6 +91,12 @@ def log_end(
     log.info(f"scores:  {python_command('evaluate.py', '--checkpoint', best)}")
     log.info(f"predict: {python_command('predict.py', *predict)}")
     log.info(f"export:  {python_command('export.py', '--checkpoint', best)}")
+
+
+def _log_scores(best: Path, classes: Classes) -> None:
+    lines = [line for line in json_lines(best.with_name("metrics.jsonl")) if line is not None]
+    for scores in [line for line in lines if line["kind"] == "val" and line["step"] == step_of(best)][-1:]:
+        log.info(f"{best}, step {scores['step']}:\n{table(scores, classes.names)}")
 
 
 def log_report(folder: Path | None) -> None:

@@ -19,16 +19,16 @@ from distributed.device import LateRead
 from distributed.group import Group
 from evaluation.metrics import Scores
 from optimization.amp import read_scaling
-from runs.boards import Board
+from runs.boards import Boards
+from runs.extras import Extras
 from runs.folder import keep_lines
-from runs.log import progress_bar
 from runs.pace import Pace
 from runs.state import TrainState
 from support.errors import DivergedError
-from support.files import write_errors
+from support.progress import progress_bar
 
 # Values of a step that are not losses: a line of metrics has the latest, not the mean.
-LATEST = ("epoch", "step", "lr", "loss_scale", "skipped_steps", "grad_norm")
+LATEST = ("epoch", "step", "lr", "loss_scale", "skipped_steps", "grad_norm", "hits")
 NOT_CURVES = ("kind", "epoch", "step", "losses")
 
 
@@ -41,14 +41,16 @@ class Metrics:
 
     def __init__(self, group: Group, log_interval: int):
         self.group, self.log_interval = group, log_interval
-        self.board: Board | None = None
+        self.extras = Extras()
+        self.boards: Boards | None = None
         self.pace = Pace(group)
         self._epoch_losses: list[float] = []  # of this process's steps in this epoch
+        self._epoch_hits: list[list[int]] = []  # likewise, from losses.pixel_accuracy
         self._file: TextIO | None = None
         self._num_lines = 0
         self._bar: tqdm | None = None
         self._unread: tuple | None = None  # the last step, whose losses the GPU may still be computing
-        self._window: list[dict[str, float]] = []  # losses and more of each step since the last line of metrics
+        self._window: list[dict] = []  # losses and more of each step since the last line of metrics
         self._window_start, self._window_images, self._last_step_at = 0.0, 0, 0.0
 
     def open(self, cfg: Config, folder: Path, step: int, saved: dict) -> None:
@@ -56,19 +58,25 @@ class Metrics:
 
         step: of the checkpoint. saved: the result of capture() in the checkpoint, or {} in a new run.
         """
-        lines = keep_lines(folder / "metrics.jsonl", saved.get("lines", 0))
+        path = folder / "metrics.jsonl"
+        self._part = f"{path} (losses and scores)"
+        lines = self.extras.run(self._part, lambda: keep_lines(path, saved.get("lines", 0))) or []
         self._num_lines, self._window = len(lines), saved.get("window", [])
-        self._file = (folder / "metrics.jsonl").open("a", encoding="utf-8")
+        self._file = self.extras.run(self._part, lambda: path.open("a", encoding="utf-8"))
         last = lines[-1] if lines and lines[-1]["step"] == step else {"kind": "none"}
         # Unless its validation is done, the resumed run writes the points of `step` again.
-        self.board = Board(cfg, folder, purge_step=step + 1 if last["kind"] == "val" else step)
+        purge_step = step + 1 if last["kind"] == "val" else step
+        boards = Boards(self.extras, cfg, folder, purge_step=purge_step, wandb_id=saved.get("wandb_id", ""))
+        self.boards = boards
         if last["kind"] == "train":
-            self.board.write(step, _scalars(last), {})  # the step comes before the validation that will be repeated
+            # The step comes before the validation that will be repeated.
+            self.extras.run(f"curves at step {step}", lambda: boards.write(step, _scalars(last), {}))
 
     def loss_text(self) -> str:
-        """Return this process's mean loss in the epoch, "loss 0.123", or "validation repeated" without steps."""
-        losses = self._epoch_losses
-        return f"loss {sum(losses) / len(losses):.3f}" if losses else "validation repeated"
+        """Return the mean loss, and pixel accuracy if measured, of this process's steps in the epoch, as text."""
+        losses, accuracy = self._epoch_losses, _share(self._epoch_hits)
+        loss = f"loss {sum(losses) / len(losses):.3f}" if losses else "validation repeated"
+        return loss + ("" if accuracy is None else f", training pixel accuracy {100 * accuracy:.2f}")
 
     def capture(self) -> dict:
         """Flush all files to disk, and return a dict for the checkpoint, which open() takes in a resumed run.
@@ -77,11 +85,11 @@ class Metrics:
         """
         self.read_step()
         if self._file:
-            with write_errors(Path(self._file.name)):
-                os.fsync(self._file.fileno())
-        if self.board:
-            self.board.flush()
-        return {"lines": self._num_lines, "window": self._window}
+            self.extras.safe(self._part, os.fsync)(self._file.fileno())
+        if self.boards:
+            self.boards.flush()
+        wandb_id = self.boards.wandb_id if self.boards else ""
+        return {"lines": self._num_lines, "window": self._window, "wandb_id": wandb_id}
 
     def steps(self, steps: Iterable, *, total: int, title: str) -> Iterator:
         """Iterate over an epoch's optimizer steps with a progress bar. The caller calls log_step() in each iteration.
@@ -89,42 +97,45 @@ class Metrics:
         After the last step, the losses since the last line of metrics.jsonl are written as a line.
         """
         self._window_start = time.perf_counter()
-        self._epoch_losses, self._window_images = [], 0
+        self._epoch_losses, self._epoch_hits, self._window_images = [], [], 0
         self._bar = progress_bar(self.pace.timed(steps), total=total, title=title, enabled=self.group.is_main)
         yield from self._bar
         self.read_step()
         if self._window:
             self._write_window()
 
-    def validation_bar(self, batches: Iterable, *, total: int) -> Iterator:
-        """Iterate over validation batches with a progress bar. The time does not count for the training rate."""
+    def validation(self, batches: Iterable) -> Iterator:
+        """Iterate over validation batches. The time does not count for the training rate."""
         self.read_step()  # its line of metrics comes before the validation's
         began = time.perf_counter()
-        yield from progress_bar(batches, total=total, title="validation", enabled=self.group.is_main)
+        yield from batches
         seconds = time.perf_counter() - began
         self._window_start += seconds
         self.pace.leave_out(seconds)
 
-    def log_step(self, state: TrainState, losses: dict[str, Tensor], *, lr: float, num_images: int) -> None:
+    def log_step(
+        self, state: TrainState, losses: dict[str, Tensor], *, lr: float, num_images: int, hits: Tensor | None = None
+    ) -> None:
         """Record the optimizer step that `state` has just done.
 
-        losses: {name: scalar over the global batch}, with the total as "loss". They are read one step late, while the
-        device computes the next step. Raises DivergedError on every rank if a loss is not finite, or if too many steps
-        in a row were skipped.
+        losses: {name: scalar over the global batch}, with the total as "loss". hits: from losses.pixel_accuracy, over
+        the global batch. Both are read one step late, while the device computes the next step. Raises DivergedError on
+        every rank if a loss is not finite, or if too many steps in a row were skipped.
         """
         values = losses if state.grad_norm is None else losses | {"grad_norm": state.grad_norm}
         read = LateRead(torch.stack(list(values.values())))
         counts = LateRead(state.scaler.counts) if state.scaler.is_enabled() else None
+        late_hits = None if hits is None else LateRead(hits)
         now = time.perf_counter()
         self.read_step()
         facts = {"epoch": state.epoch + 1, "step": state.step, "lr": lr}
-        self._unread = facts, list(values), read, counts, num_images, now
+        self._unread = facts, list(values), read, counts, late_hits, num_images, now
 
     def read_step(self) -> None:
         """Read the losses of the last step, if still unread. Raises DivergedError if a loss is not finite."""
         if self._unread is None:
             return
-        facts, names, losses, counts, num_images, self._last_step_at = self._unread
+        facts, names, losses, counts, hits, num_images, self._last_step_at = self._unread
         self._unread = None
         values = dict(zip(names, losses.tolist(), strict=True))
         norm = values.pop("grad_norm", math.inf)  # also infinite in a step that --amp fp16 skips
@@ -137,28 +148,33 @@ class Metrics:
         self._epoch_losses.append(values["loss"])
         self._window.append(values | facts | (read_scaling(counts.tolist(), facts["step"]) if counts else {}))
         self._window[-1] |= {"grad_norm": norm} if math.isfinite(norm) else {}
+        if hits:
+            self._window[-1]["hits"] = hits.tolist()
+            self._epoch_hits.append(self._window[-1]["hits"])
         self._window_images += num_images
         if facts["step"] % self.log_interval == 0:
             self._write_window()
 
     def _write_window(self) -> None:
-        """Write a line to metrics.jsonl and the board: the mean losses since the previous line."""
+        """Write a line to metrics.jsonl and the boards: the mean losses since the previous line."""
         last = self._window[-1]
         # A resumed run may have other losses than the steps before it.
         values = {name: [step[name] for step in self._window if name in step] for name in last if name not in LATEST}
         losses = {name: sum(own) / len(own) for name, own in values.items()}
         # Only steps of this process count: a resumed run may begin within a window.
         rate = self._window_images / (self._last_step_at - self._window_start) if self._window_images else 0.0
+        accuracy = _share([step["hits"] for step in self._window if "hits" in step])
         self._window, self._window_images, self._window_start = [], 0, self._last_step_at
         line = {"kind": "train", "epoch": last["epoch"], "step": last["step"], "loss": losses.pop("loss")}
         line |= {"losses": losses, "lr": last["lr"], "images_per_s": rate}
         line |= {name: last[name] for name in ("loss_scale", "skipped_steps", "grad_norm") if name in last}
+        line |= {} if accuracy is None else {"pixel_acc": accuracy}
         self._write(line, _scalars(line), {})
 
     def log_validation(
         self, state: TrainState, scores: Scores, class_names: list[str], panels: list[np.ndarray]
     ) -> None:
-        """Write a validation's scores to metrics.jsonl and the board, and pictures ((H, W, 3) uint8) to the board."""
+        """Write a validation's scores to metrics.jsonl and the boards, and pictures, (H, W, 3) uint8, to the boards."""
         scalars = {"val/miou": scores["miou"], "val/pixel_acc": scores["pixel_acc"], "val/mean_acc": scores["mean_acc"]}
         ious = zip(class_names, scores["iou"], strict=True)
         scalars |= {f"val_iou/{name}": value for name, value in ious if value is not None}
@@ -167,20 +183,29 @@ class Metrics:
         self._write(line, scalars, pictures)
 
     def _write(self, line: dict, scalars: dict[str, float], pictures: dict[str, np.ndarray]) -> None:
-        """Write a line to metrics.jsonl, and its curves and pictures to the board, on rank 0."""
-        if self._file and self.board:
-            with write_errors(Path(self._file.name)):
-                self._file.write(json.dumps(line) + "\n")
-                self._file.flush()
-            self._num_lines += 1
-            self.board.write(line["step"], scalars, pictures)
+        """Write a line to metrics.jsonl, and its curves and pictures to the boards, on rank 0."""
+        if self.boards:
+            self.extras.safe(self._part, self._write_line)(line)
+            self.boards.write(line["step"], scalars, pictures)
 
-    def close(self) -> None:
-        if self.board:
-            self.board.close()
+    def _write_line(self, line: dict) -> None:
+        assert self._file
+        self._file.write(json.dumps(line) + "\n")
+        self._file.flush()
+        self._num_lines += 1
+
+    def close(self, *, failed: bool) -> None:
+        """Close all files. failed: the run ends with an error."""
+        if self.boards:
+            self.boards.close(failed=failed)
         if self._file:
-            with write_errors(Path(self._file.name)):
-                self._file.close()
+            self.extras.run(self._part, self._file.close, closes=True)
+
+
+def _share(hits: list[list[int]]) -> float | None:
+    """Return the share of right pixels in [[right, labelled], ...]; None without labelled pixels."""
+    right, labelled = (sum(column) for column in zip(*hits, strict=True)) if hits else (0, 0)
+    return right / labelled if labelled else None
 
 
 def _scalars(line: dict) -> dict[str, float]:

@@ -43,6 +43,7 @@ class Run:
         log.addHandler(self._early_lines)
         self.folder: Path | None = None
         self.metrics = Metrics(group, cfg.log_interval)
+        self.extras = self.metrics.extras
         self._log_file: TextIO | None = None
         self.writer = checkpoint.Writer()
         self._report: Callable[[], object] = lambda: None  # writes the report, with the next checkpoint
@@ -80,7 +81,7 @@ class Run:
             except OSError as error:
                 raise UserError(f"{self.folder or cfg.logdir}: cannot be written ({error.strerror})") from None
             if is_new:
-                self._show_samples(draw())
+                self.extras.run(f"{folder.SAMPLES_FILE} (training samples)", lambda: self._show_samples(draw()))
         if not self.group.broadcast(self.folder is not None and (self.folder / "best.pt").exists()):
             state.best_miou, state.validations_since_best = -1.0, 0
 
@@ -89,7 +90,7 @@ class Run:
             self._log_file = folder.open_log(self.folder)
         else:
             self.folder, self._log_file = folder.claim(Path(cfg.logdir), cfg.name)
-        self._handler = FileHandler(self._log_file)
+        self._handler = FileHandler(self._log_file, self.extras)
         self._handler.setFormatter(LineFormatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S"))
         self._early_lines.setTarget(self._handler)
         self._early_lines.close()
@@ -118,15 +119,15 @@ class Run:
             if text := new or with_new_curves(path):
                 write_atomic(path, text)
 
-        self._report = write
+        self._report = lambda: self.extras.run(f"{path} (the report)", write, retry=True)
 
     def _show_samples(self, picture: np.ndarray) -> None:
         assert self.folder is not None
         file, buffer = self.folder / folder.SAMPLES_FILE, io.BytesIO()
         Image.fromarray(picture).save(buffer, "JPEG", quality=90)
         write_atomic(file, buffer.getvalue())
-        if self.metrics.board:
-            self.metrics.board.write(0, {}, {"train_images/augmented": picture})
+        if self.metrics.boards:
+            self.metrics.boards.write(0, {}, {"train_images/augmented": picture})
         log.info(f"samples: {file}, as the network gets them, with their labels")
 
     def save(self, state: TrainState, *names: str) -> None:
@@ -162,16 +163,12 @@ class Run:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         hint = self._hint_after_failure()
-        try:
-            if error:
-                log.debug(f"error: {in_one_line(error)}")  # the terminal gets it when the program ends
-            self.metrics.close()
-            if self._log_file:
-                log.removeHandler(self._handler)
-                self._log_file.close()
-        except OSError as problem:
-            if error is None:  # otherwise a full disk may be the error
-                raise UserError(f"{self.folder}: cannot be written ({problem.strerror}): free disk space") from None
+        if error:
+            log.debug(f"error: {in_one_line(error)}")  # the terminal gets it when the program ends
+        self.metrics.close(failed=error is not None)
+        if self._log_file:
+            log.removeHandler(self._handler)
+            self.extras.run(f"{self._log_file.name} (the log)", self._log_file.close, closes=True)
         # A run that diverged would diverge again.
         if hint and isinstance(error, UserError) and not isinstance(error, DivergedError):
             raise UserError(f"{error}{hint}") from None

@@ -31,7 +31,8 @@ class Schedule:
             "steps_per_epoch": sampler.steps_per_epoch,
             "lr_factor": 1.0 if cfg.total_batchsize else _scaling(cfg.lr_scaling, sampler.num_replicas),
         }
-        if saved is not None and not cfg.reset_data_offset:
+        self.is_resumed = bool(saved) and not cfg.reset_data_offset
+        if saved and self.is_resumed:
             self.origin = saved["origin"]
         self.change = _scaling(cfg.lr_scaling, sampler.global_batch / self.origin["global_batch"])
         self.factor = self.origin["lr_factor"] * self.change
@@ -107,16 +108,16 @@ class Schedule:
         product = f" = {cfg.batchsize}" if sampler.global_batch > cfg.batchsize else ""
         product += f" x {cfg.accum_steps} (--accum_steps)" if cfg.accum_steps > 1 else ""
         product += f" x {sampler.num_replicas} processes" if sampler.num_replicas > 1 else ""
-        lr = f"{self.peak:g}"
-        if self.factor != 1:
-            lr = f"{cfg.lr:g} x {self.factor:g} = {self.peak:g} (--lr_scaling {cfg.lr_scaling})"
         is_short = self.total_steps < FEW_STEPS
         log.log(
             logging.WARNING if is_short else logging.INFO,
             f"global batch {sampler.global_batch}{product}, {sampler.steps_per_epoch} steps an epoch, "
-            f"{self.total_steps} steps in all, lr {lr}"
-            + ("; too few to train well: without --epochs, --max_steps or --warmup_epochs, more are chosen" * is_short),
+            f"{self.total_steps} steps in all, lr {self.peak:g}"
+            + ("; too few steps to train well: drop --epochs, --max_steps or --warmup_epochs for more" * is_short),
         )
+        if self.factor != 1:
+            remedy = "" if self.is_resumed else "; for a --lr that is multiplied already: --lr_scaling none"
+            log.info(f"lr {self.peak:g} = --lr {cfg.lr:g} x {self.factor:g} (--lr_scaling {cfg.lr_scaling}){remedy}")
         if sampler.global_batch != self.origin["global_batch"]:
             began = f"the run began with a global batch of {self.origin['global_batch']}"
             log.info(f"{began}: --lr_scaling {cfg.lr_scaling} multiplies the lr by {self.change:g}")

@@ -1,15 +1,18 @@
 """Run a launcher of torch on every GPU of this machine: launch.py MODULE [options of the launcher] PROGRAM [flags].
 
 NUM_GPUS: number of processes; by default one for each GPU, or 2 without a GPU. OMP_NUM_THREADS: by default 1.
+MASTER_PORT: the port of rank 0's machine; by default a free one if there is one machine, else 29500.
 The exit status is that of the process that failed first, and a user's error is the last line. After a signal, the
 processes have 30 s to save, and it is 75.
 """
 
+import argparse
+import importlib
 import os
-import runpy
+import re
 import signal
+import socket
 import sys
-import warnings
 from pathlib import Path
 
 if __name__ == "__main__":
@@ -21,8 +24,12 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from support.errors import STOPPED
+from support import program
+from support.errors import STOPPED, UserError, in_one_line
+from support.terminal import warn
 
+COUNT = r"[1-9]\d*"
+VARIABLES = {"NUM_GPUS": f"{COUNT}|auto|gpu|cpu|xpu", "NNODES": COUNT, "NODE_RANK": r"\d+", "MASTER_PORT": COUNT}
 # SIGUSR1 reaches the processes too, which then save and stop. torchrun's default has the others.
 SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
 
@@ -37,29 +44,61 @@ class StoreWithoutLibuv(dist.TCPStore):
         super().__init__(*args, **options | {"use_libuv": False})
 
 
-def main(module: str, *words: str) -> None:
+def main(module: str, *words: str) -> int:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if sys.platform == "win32":
         os.environ["USE_LIBUV"] = "0"
     if os.environ.get("USE_LIBUV") == "0":
         dist.TCPStore = StoreWithoutLibuv  # type: ignore[misc]
+    for name, pattern in VARIABLES.items():
+        if (value := os.environ.get(name, "")) and not re.fullmatch(pattern, value):
+            raise UserError(f"environment variable {name} is {value!r}: set it to a number")
     num_gpus = os.environ.get("NUM_GPUS") or str(torch.cuda.device_count() or 2)
     signals = [] if sys.platform == "win32" else ["--signals_to_handle", SIGNALS]
-    sys.argv = [module, "--nproc_per_node", num_gpus, *signals, *words]
-    # No flag of ours is about what torch.distributed.launch warns of, in seven lines.
-    warnings.filterwarnings("ignore", "The module torch.distributed.launch is deprecated", FutureWarning)
+    port = ["--master_port", os.environ["MASTER_PORT"]] if os.environ.get("MASTER_PORT") else []
+    args = importlib.import_module(module).parse_args(["--nproc_per_node", num_gpus, *signals, *port, *words])
+    if args.standalone and os.environ.get("NNODES", "1") != "1":
+        raise UserError(f"NNODES is {os.environ['NNODES']}, but this script is for one machine: use run_ddp")
+    settle_place(args)
     try:
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        importlib.import_module("torch.distributed.run").run(args)
     except ChildFailedError as error:
         _, failure = error.get_first_failure()
         # errors.report() leaves its line, except in a process that was ended before; torch's lines have covered it.
         lines = [str(other.message) for other in (failure, *error.failures.values())]
         for line in [line for line in lines if line.startswith("error")][:1]:
-            print(line, file=sys.stderr)
-        sys.exit(failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode)
+            warn(line)
+        return failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
     except SignalException:
-        sys.exit(STOPPED)
+        return STOPPED
+    except dist.DistError as error:  # the port was taken after settle_place(), or a machine is missing
+        where = f"no group at {args.master_addr}:{args.master_port} ({in_one_line(error)})"
+        raise UserError(f"{where}: check MASTER_ADDR, MASTER_PORT and that all machines have started") from None
+    return 0
+
+
+def settle_place(args: argparse.Namespace) -> None:
+    """Choose a free port if none is set. Raise UserError on what torch answers by waiting or with dozens of lines."""
+    if args.rdzv_backend != "static" or args.rdzv_endpoint:
+        return
+    if args.nnodes.isdecimal() and args.node_rank >= int(args.nnodes):
+        raise UserError(f"NODE_RANK {args.node_rank} with NNODES {args.nnodes}: it must be 0 to {int(args.nnodes) - 1}")
+    is_alone = args.nnodes in ("1", "1:1")
+    if not is_alone and args.master_addr == "localhost" and not os.environ.get("MASTER_ADDR"):
+        raise UserError("MASTER_ADDR: set it to the address of the machine with NODE_RANK 0")
+    args.standalone, port = is_alone and not args.master_port, args.master_port or 29500
+    if args.standalone or args.node_rank:  # torch finds a free port, or node 0 listens
+        return
+    both = socket.has_dualstack_ipv6()
+    try:
+        family = socket.AF_INET6 if both else socket.AF_INET
+        socket.create_server(("", port), family=family, dualstack_ipv6=both).close()
+    except OverflowError:
+        raise UserError(f"port {port}: must be below 65536 (MASTER_PORT)") from None
+    except OSError as error:  # create_server() puts the address in brackets behind the cause
+        cause = str(error.strerror).split(" (")[0].lower()
+        raise UserError(f"port {port}: {cause}: set MASTER_PORT to another port") from None
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    program.run_and_exit(lambda: main(*sys.argv[1:]))

@@ -4,9 +4,10 @@ import contextlib
 import json
 import os
 import re
-import sys
 import time
 from pathlib import Path
+
+from support.terminal import escaped, warn
 
 STOPPED = 75  # exit status of a run that a signal stopped, after saving; sysexits.h: EX_TEMPFAIL, "try again"
 
@@ -21,8 +22,11 @@ class UserError(ValueError):
         # PyTorch re-raises a DataLoader worker's exception with its traceback as the message, which ends with
         # "errors.UserError: " and the original message.
         message = re.split(rf"\n{__name__}\.\w+: ", message)[-1].strip()
-        # File names may contain line breaks or terminal control characters.
-        super().__init__("".join(char if char.isprintable() else repr(char)[1:-1] for char in message))
+        super().__init__(escaped(message))
+
+
+class Terminated(KeyboardInterrupt):
+    """A signal that asks the program to end at once, in a program that has nothing to save. The message is its name."""
 
 
 class DivergedError(UserError):
@@ -36,21 +40,22 @@ class InputError(UserError):
 def report(error: BaseException, rank: str) -> int:
     """Print one line on why the program ends, and return the exit status. rank: "" without a group.
 
-    The status is 2 for UserError, 130 for KeyboardInterrupt, a SystemExit's own non-zero code, else 1.
+    The status is 2 for UserError, 130 for KeyboardInterrupt, STOPPED for Terminated, a SystemExit's own non-zero code,
+    else 1.
     """
-    from tqdm import tqdm  # here, as its import takes a tenth of a second
-
     where = f" (rank {rank})" if rank else ""
-    interrupted = isinstance(error, KeyboardInterrupt)
-    line = f"interrupted{where}" if interrupted else f"error{where}: {reason(error)}"
+    status, line = 2 if isinstance(error, UserError) else 1, f"error{where}: {reason(error)}"
+    if isinstance(error, Terminated):
+        status, line = STOPPED, f"stopped by {error}{where}; run the same command again"
+    elif isinstance(error, KeyboardInterrupt):
+        status, line = 130, f"interrupted{where}"
+    elif isinstance(error, SystemExit) and isinstance(error.code, int):
+        status = error.code or 1
     if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):  # torchrun's report then has the line
         with contextlib.suppress(OSError):
             Path(file).write_text(json.dumps({"message": line, "timestamp": int(time.time())}), encoding="utf-8")
-    # tqdm.write() clears a progress bar first.
-    tqdm.write(line, file=sys.stderr)
-    if isinstance(error, SystemExit) and isinstance(error.code, int) and error.code:
-        return error.code
-    return 130 if interrupted else 2 if isinstance(error, UserError) else 1
+    warn(line)
+    return status
 
 
 def reason(error: BaseException) -> str:

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import hashlib
+import json
 import os
 import re
 import secrets
@@ -62,6 +63,24 @@ def write_errors(path: Path) -> Iterator[None]:
     except OSError as error:
         kind = InputError if error.errno == errno.ENAMETOOLONG else UserError
         raise kind(f"{path}: cannot be written ({error.strerror})") from error
+
+
+def json_lines(path: Path) -> list[dict | None]:
+    """Return the lines of a metrics.jsonl as objects, None for a damaged line. NaN becomes None: JSON has none.
+
+    An object has a "kind", a str, and a "step", an int. Return [] without a file.
+    """
+    lines = path.read_bytes().decode("utf-8", "replace").split("\n") if path.is_file() else []
+    return [_json_object(text) for text in lines if text]
+
+
+def _json_object(text: str) -> dict | None:
+    try:
+        line = json.loads(text, parse_constant=lambda _: None)
+        whole = isinstance(line["kind"], str) and type(line["step"]) is int
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    return line if whole else None
 
 
 def remove_scratch(paths: Iterable[Path]) -> None:

@@ -1,12 +1,15 @@
 """Who started this process, and its place in the group: torchrun, srun, variables set by hand, or flags."""
 
 import re
+import sys
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from support.errors import UserError
 from support.shell import document
+
+BY_HAND = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,15 @@ def rank_of(environment: Mapping[str, str]) -> str:
     return str(place.rank) if place else ""
 
 
+def alone(environment: Mapping[str, str]) -> str:
+    """Return "; to train alone: COMMAND", which removes variables that were set by hand; "" without them."""
+    names = [name for name in BY_HAND if name in environment]
+    if not {"RANK", "WORLD_SIZE"} & {*names} or "TORCHELASTIC_RUN_ID" in environment:
+        return ""
+    commands = " & ".join(f'set "{name}="' for name in names) if sys.platform == "win32" else f"unset {' '.join(names)}"
+    return f"; to train alone: {commands}"
+
+
 def rendezvous_url(environment: Mapping[str, str], place: Place) -> str:
     """Return where the group connects: tcp://HOST:PORT, or env:// for the store that torchrun serves.
 
@@ -100,7 +112,7 @@ def rendezvous_url(environment: Mapping[str, str], place: Place) -> str:
     if port is None or "MASTER_PORT" in environment:
         port = _integer(environment, "MASTER_PORT")
     if not host:
-        raise UserError("environment variable MASTER_ADDR is not set: it names the machine of rank 0")
+        raise UserError(f"environment variable MASTER_ADDR is not set: it names rank 0's machine{alone(environment)}")
     if not 0 <= port < 65536:
         raise UserError(f"port {port}: must be below 65536 (MASTER_PORT)")
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
@@ -119,7 +131,7 @@ def _integer(environment: Mapping[str, str], variable: str, default: int | None 
     if value is None and default is None:
         raise UserError(
             f"environment variable {variable} is not set: start with torchrun, or set it "
-            f"({document('docs/DDP_TRAINING.md')})"
+            f"({document('docs/DDP_TRAINING.md')}){alone(environment)}"
         )
     try:
         return int(default if value is None else value)  # type: ignore[arg-type]

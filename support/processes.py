@@ -1,20 +1,22 @@
 """Work in several processes, with a progress bar, and in threads."""
 
+import contextlib
 import math
 import multiprocessing
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool, ProcessPoolExecutor
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import TypeVar
 
-from tqdm import tqdm
-
 from support.errors import UserError
+from support.progress import progress_bar
+from support.signals import SIGNALS
 
 CHUNK = 8  # items that a process takes at once; fewer if there are few
 Item = TypeVar("Item")
@@ -35,30 +37,52 @@ def work_on(function: Callable[[Item], Result], items: list[Item], workers: int,
     most = 61 if os.name == "nt" else len(items)  # Windows waits for no more processes than that
     workers = min(num_cores() if workers < 0 else workers, len(items), most)
     if workers == 0:
-        return [function(item) for item in tqdm(items, unit=unit, desc=doing)]
+        return [function(item) for item in progress_bar(items, total=len(items), title=doing, unit=unit)]
     size = min(CHUNK, math.ceil(len(items) / (4 * workers)))
+    results = []
     # The bar is built before there is work to interrupt: Ctrl-C in tqdm's constructor prints a traceback.
-    with (
-        tqdm(total=len(items), unit=unit, desc=doing) as bar,
-        ProcessPoolExecutor(workers, initializer=_start_worker) as pool,
-    ):
-        results = []
+    with progress_bar(None, total=len(items), title=doing, unit=unit) as bar, contextlib.ExitStack() as at_end:
         try:
-            for result in pool.map(function, items, chunksize=size):
+            with starting():
+                pool = ProcessPoolExecutor(workers, initializer=_start_worker)
+                at_end.callback(pool.shutdown, cancel_futures=True)
+                found = pool.map(function, items, chunksize=size)
+            for result in found:
                 results.append(result)
                 bar.update()
-            return results
         except BrokenProcessPool:
             raise UserError(
                 f"a process of --workers {workers} was killed, out of memory? Lower --workers, or use --workers 0"
             ) from None
-        finally:
-            pool.shutdown(cancel_futures=True)
+    return results
+
+
+@contextlib.contextmanager
+def starting() -> Iterator[None]:
+    """Let processes that start in the body begin with SIGNALS blocked.
+
+    Otherwise a signal to all processes of a run, such as Ctrl-C, would end one that still imports, or the helpers by
+    which Python starts processes without a fork.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        if multiprocessing.get_start_method() != "fork":
+            resource_tracker.ensure_running()  # its start unblocks some of them
+            signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _start_worker() -> None:
     """Leave Ctrl-C to the parent process, and end with it, however it ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the pool ends its processes by it
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     end_with_parent()
 
 
@@ -90,6 +114,6 @@ class ThreadPool(ThreadPoolExecutor):
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         super().shutdown(wait, cancel_futures=cancel_futures)
-        # Linux, the only system where loader workers are forked by default, lists the threads of a process here.
+        # Linux, the only system where loader workers may be forked, lists the threads of a process here.
         while wait and any(Path(f"/proc/self/task/{number}").exists() for number in self._native_ids):
             time.sleep(0.0005)

@@ -9,18 +9,20 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import NoReturn
 
-from support import signals
+from support import signals, terminal
 from support.errors import UserError, in_one_line, report
 from support.launchers import rank_of
 
 
 def run(main: Callable[[], int | None]) -> int:
-    """Call main and return the exit status: main's own (None: 0), 2 after a UserError, or 130 after Ctrl-C.
+    """Call main and return the exit status: main's own (None: 0), 2 after a UserError, or report()'s after a signal.
 
     A UserError prints one line. Any other exception is a bug and leaves with its traceback.
     """
+    terminal.configure()
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # set by check_command_line()
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    signals.terminate_on_signals()
     try:
         return main() or 0
     except (UserError, KeyboardInterrupt) as error:
@@ -36,8 +38,9 @@ def run_and_exit(main: Callable[[], int | None]) -> NoReturn:
     """
     atexit.register(signals.kill_workers)
     status = run(main)
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # else Ctrl-C in an exit handler prints a traceback
+    for number in signals.SIGNALS:
+        if callable(signal.getsignal(number)):  # it would print a traceback in an exit handler
+            signal.signal(number, signal.SIG_IGN if number == signal.SIGINT else signal.SIG_DFL)
     if signals.has_joined_group:
         atexit._run_exitfuncs()
         signals.exit_at_once(status)
@@ -50,6 +53,7 @@ def check_command_line(read: Callable[[], object]) -> None:
     Call this function before importing torch, which takes seconds. From here to run(), Ctrl-C ends the process without
     a traceback.
     """
+    terminal.configure()
     # A script's background job ignores the signal, and still should.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)

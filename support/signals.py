@@ -10,6 +10,9 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import NoReturn
 
+from support.errors import Terminated
+from support.terminal import warn
+
 WRITER = "checkpoint"  # name of the thread that writes checkpoints
 # Windows has no SIGUSR1.
 SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGUSR1") if hasattr(signal, name)]
@@ -35,6 +38,17 @@ def ignore_signals(worker_id: int) -> None:
     """Ignore SIGNALS in a DataLoader worker. Ctrl-C reaches the workers too, but the last step needs their data."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+
+
+def terminate_on_signals() -> None:
+    """Make SIGTERM and SIGUSR1 raise Terminated in the main thread, unless they are ignored or handled already."""
+
+    def terminate(number: int, frame: object) -> NoReturn:
+        raise Terminated(signal.Signals(number).name)
+
+    for number in SIGNALS:
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, terminate)
 
 
 def kill_workers() -> None:
@@ -103,7 +117,7 @@ def _listen(reader: socket.socket, request: StopRequest, where: str) -> None:
             continue
         if received[0] == signal.SIGINT:
             if interrupted:
-                print(f"interrupted{where} for the second time: stopped at once", file=sys.stderr, flush=True)
+                warn(f"interrupted{where} for the second time: stopped at once")
                 exit_at_once(130)
             interrupted = True
         request.reason = request.reason or signal.Signals(received[0]).name + where

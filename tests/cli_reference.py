@@ -42,7 +42,7 @@ STATUSES = """
 | 1 | `python -m tools.convert`, `python -m tools.scribbles` | done, except for what it names |
 | 2 | `python -m tools.check` | errors in the data, or the next line |
 | 2 | all | an error that you can fix: one line on standard error says what |
-| 75 | all but `export.py` | stopped by a signal; `train.py` has saved and prints how to resume |
+| 75 | all | stopped by a signal; `train.py` has saved and prints how to resume |
 | 130 | all | Ctrl-C stopped it at once |
 | other | all | a bug, with its traceback (1), or a signal (128 + its number) |
 
@@ -71,18 +71,21 @@ def page() -> str:
 
 
 def _of_reader(reader: FlagReader) -> list[str]:
-    """A table for each group of a program's flags, and one of its aliases."""
+    """A table for each group of a program's flags, and their other names."""
     lines = [reader.description]
     for group, flags in groupby(reader.flags.values(), lambda item: item.group):
         lines += ["", f"### {group}", "", *COLUMNS]
         for item in flags:
             kind = "switch" if item.kind is bool else item.kind.__name__.upper() + " ..." * item.is_list
             lines.append(_row(f"`--{item.name}`", kind, item.help, item.default, item.choices))
-    if reader.aliases:
-        lines += ["", "Aliases, which are accepted with a note:", "", "| alias | flag |", "| --- | --- |"]
-        for alias, name in reader.aliases.items():
-            lines.append(f"| `--{alias}` | `--{name}` |")
-    return lines
+    if reader is not config.READER:
+        return [
+            *lines,
+            "",
+            "The other names of these flags are those of `train.py`; `--batch_size` is `--val_batchsize`.",
+        ]
+    lines += ["", "Other names, in all programs that have the flag:", "", "| name | flag |", "| --- | --- |"]
+    return lines + [f"| `--{alias}` | `--{name}` |" for alias, name in reader.aliases.items()]
 
 
 def _of_parser(parser: argparse.ArgumentParser) -> list[str]:

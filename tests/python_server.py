@@ -170,6 +170,8 @@ def _run(words: list[str], folder: str, env: dict[str, str], streams: list[int])
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
+    for number, name in enumerate(("stdin", "stdout", "stderr")):  # the server's may be of another kind, as a file
+        setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w", closefd=False))
     os.environ.clear()
     os.environ.update(env)
     os.chdir(folder)

@@ -14,7 +14,7 @@ from data.classes import read_classes
 from data.transforms import TrainTransform
 from distributed.group import Group
 from evaluation.pictures import overlay, sheet
-from runs.boards import Board
+from runs.boards import TensorBoard
 from support.errors import UserError
 
 GROUP = Group(torch.device("cpu"))
@@ -71,7 +71,7 @@ def test_the_picture_shows_the_first_batch_and_changes_no_batch(demo_root):
 
 def test_a_run_has_the_picture_in_its_folder_and_on_boards_and_keeps_it(demo_root, tmp_path, monkeypatch):
     written = []
-    monkeypatch.setattr(Board, "write", lambda board, *values: written.append(values))
+    monkeypatch.setattr(TensorBoard, "write", lambda board, *values: written.append(values))
     given = {"dataset_path": demo_root, "logdir": tmp_path, "name": "a", "crop_size": 65, "val_epoch_frequency": 0}
     assert train.main(words(**given, max_steps=1, save_step_frequency=1)) == 0
     file = tmp_path / "a" / "augmented.jpg"

@@ -136,7 +136,7 @@ def test_flags_of_saving_reach_the_folder(demo_run):
     assert sorted(file.name for file in folder.glob("step_*.pt")) == ["step_00000010.pt", "step_00000012.pt"]
     assert (middle["epoch"], middle["samples"], middle["step"]) == (2, 4, 10)
     # Of the window of metrics that is open there is nothing, as each step has its line.
-    assert middle["run"] == {"lines": 10, "window": []}
+    assert middle["run"] == {"lines": 10, "window": [], "wandb_id": ""}
 
 
 def test_temporary_files_of_killed_processes_are_removed_at_once_and_no_others(tmp_path):

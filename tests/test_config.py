@@ -1,5 +1,6 @@
 """Flags: defaults, file, command line, and errors."""
 
+import dataclasses
 import re
 import subprocess
 import sys
@@ -35,8 +36,11 @@ def test_command_line_overrides_file_overrides_default(tmp_path):
     [
         ("--epocs 3", "--epocs: did you mean --epochs?"),
         ("--l_se 1", "--l_se: did you mean --l_seg?"),  # F7: a prefix is not the flag
-        ("--freeze 1", "unknown flag --freeze: see --help"),  # not --freeze_bn
-        ("--gpus 4 --epocs -3 --x", "unknown flags --epocs: did you mean --epochs?; --gpus, --x: see --help"),
+        ("--freez 1", "unknown flag --freez: see --help"),  # not --freeze_bn
+        (
+            "--gpus 4 --epocs -3 --x",
+            "flags --gpus: torchrun --nproc_per_node=N, or NUM_GPUS with the scripts; --epocs:",
+        ),
         ("--model_type res50_lorm", "did you mean res50_ASPP_lorm?"),  # C6, E2
         ("--layers 51", "One of 18, 34, 50, 101, 152"),  # C10
         ("--lr fast", "--lr: 'fast' is not a float"),
@@ -56,6 +60,49 @@ def test_wrong_flags_are_named(words, named):
     assert named in str(caught.value)
 
 
+IDLE = """--head_channels 64,--stride_rate 0.5,--dataset Folder --lorm_scope all,--dataset Folder --label_smooth 0.2
+--dataset Folder --l_lorm 2,--dataset ScribblePseudo --l_ds 2,--dataset ScribblePseudoDs --l_dc 2
+--dataset ScribbleOnly --pseudo_path x,--dataset ScribblePseudoDc --distancemap_s x,--freeze_bn --sync_bn on
+--val_epoch_frequency 0 --val_start_epoch 2,--keep 2,--dataset PseudoOnly --loss dice
+--model_type res50_ASPP --l_lorm 2"""
+
+
+@pytest.mark.parametrize("words", IDLE.replace("\n", ",").split(","))
+def test_a_flag_without_effect_is_named(words, tmp_path):
+    *others, name, value = words.split()
+    with pytest.raises(UserError, match=f"^{name} has no effect without .*: add that, or drop {name}$"):
+        config.parse([*DATA, *others, name, value])
+    if value.isdigit():
+        assert config.parse([*DATA, *others, name, "0" if name != "--head_channels" else "256"])  # off, or the default
+    # The command line takes the effect from the file's flag: that is said, and the run goes on.
+    if others[:1] == ["--dataset"]:
+        file = f"dataset_path: x\ndataset: ScribblePseudoDsDc\n{name[2:]}: {value}\n"
+        if name != "--loss":
+            said = f"{name[2:]} of {tmp_path / 'a.yaml'} has no effect without "
+            assert [note for note in parse_file(tmp_path / "a.yaml", file, *others).notes if note.startswith(said)]
+
+
+def test_flags_are_checked_again_after_the_recipe():
+    words = ["--backbone", "timm:resnet18", "--betas", "0.8", "0.9"]
+    cfg = config.parse([*DATA, *words])  # the recipe will choose adamw
+    with pytest.raises(UserError, match="--betas has no effect without --optimizer adamw"):
+        config.check(cfg, is_final=True)
+    config.check(dataclasses.replace(cfg, optimizer="adamw"), is_final=True)
+    cfg = dataclasses.replace(config.parse([*DATA, "--distancemap_s", "x"]), long_side=700)
+    with pytest.raises(UserError, match="--distancemap_s x with --long_side 700"):
+        config.check(cfg, is_final=True)
+
+
+def test_both_of_two_flags_that_replace_each_other():
+    for words in (
+        "--batchsize 4 --total_batchsize 8",
+        "--warmup_epochs 1 --warmup_steps 8",
+        "--epochs 4 --max_steps 8",
+    ):
+        replaced, _, name, _ = words.split()
+        assert config.parse([*DATA, *words.split()]).notes == [f"{replaced} is not used: {name} 8 replaces it"]
+
+
 @pytest.mark.parametrize(
     ("text", "named"),
     [
@@ -65,7 +112,7 @@ def test_wrong_flags_are_named(words, named):
         ("{", "not YAML"),
         ("l_pesudo: 1\nl_pseudo: 2", "given twice"),
         ("lr: 1\nlr: 2", "'lr' is given twice"),
-        ("trainer: {epocs: 2, gpus: 2}", "unknown keys 'epocs': did you mean epochs?; 'gpus': see --help"),
+        ("trainer: {epocs: 2, gpus: 2}", "unknown keys 'epocs': did you mean epochs?; 'gpus': torchrun --nproc"),
         ("stages: [pretrain]", "stages: expected a section of flags"),
         (STAGES, "--stage is not set, but there are stages in"),
     ],
@@ -77,19 +124,21 @@ def test_wrong_files_are_named(tmp_path, text, named):
     assert str(tmp_path / "wrong.yaml") in str(caught.value)
 
 
-# Names of earlier launch scripts and of the guides, or of other trainers where they mean exactly the same.
-ALIASES = """pesudo_path=pseudo_path l_pesudo=l_pseudo l_segs=l_seg warmup=warmup_epochs warmup_epoch=warmup_epochs
-chk_interval=save_epoch_frequency val_epoch=val_start_epoch model_path=pretrained
-batch_size=batchsize num_workers=workers learning_rate=lr weight_decay=wdecay max_epochs=epochs
-gradient_accumulation_steps=accum_steps num_classes=numclasses resume_from_checkpoint=resume"""
+# Names of earlier launch scripts get a line with today's name. Names that mean exactly the same get none.
+RENAMED = """pesudo_path=pseudo_path l_pesudo=l_pseudo l_segs=l_seg warmup_epoch=warmup_epochs
+chk_interval=save_epoch_frequency val_epoch=val_start_epoch model_path=pretrained"""
+ALIASES = """num_workers=workers learning_rate=lr weight_decay=wdecay max_epochs=epochs num_classes=numclasses
+gradient_accumulation_steps=accum_steps resume_from_checkpoint=resume"""
 
 
-def test_an_alias_is_accepted_with_a_note():
-    for alias, name in (pair.split("=") for pair in ALIASES.split()):
+def test_an_alias_is_accepted_and_a_renamed_flag_gets_a_line():
+    for alias, name in (pair.split("=") for pair in f"{RENAMED} {ALIASES}".split()):
         for word in (f"--{alias}=4", f"--{alias.replace('_', '-')}=4"):
             cfg = config.parse([*DATA, word])
             assert getattr(cfg, name) == config.FLAGS[name].kind("4")
-            assert cfg.notes[0].startswith(f"--{alias} is now --{name}: ")
+            assert [note[: len(alias) + 6 + len(name)] for note in cfg.notes] == (
+                [f"--{alias}: --{name}"] if alias in RENAMED.replace("=", " ").split() else []
+            )
     for word, value in (("--ddp", True), ("--no_ddp", False), ("--no-ddp", False)):
         assert config.parse([*DATA, word]).distributed is value
 
@@ -161,7 +210,9 @@ def test_every_config_file_parses():
     for file in files:
         for stage in yaml.safe_load(file.read_text()).get("stages", [None]):
             cfg = config.parse(["--config", str(file), *(["--stage", stage] if stage else [])])
-            assert not [note for note in cfg.notes if " is now " in note]  # by our own names
+            assert not set(re.findall(r"^(\w+): ", "\n".join(cfg.notes), re.M)) & set(
+                config.READER.renamed
+            )  # our names
 
 
 def test_paths_and_places_may_differ_between_ranks():

@@ -164,8 +164,9 @@ def test_processes_write_the_same_and_copy_where_links_fail(tmp_path, monkeypatc
     source = annotated.write_cvat(tmp_path / "in", draw_pictures(17, kinds="polygon mask"))
     convert("cvat", source, tmp_path / "one")
     monkeypatch.setattr(os, "link", no_link)
-    convert("cvat", source, tmp_path / "two", "--workers", "2")
-    assert contents(tmp_path / "one") == contents(tmp_path / "two")
+    convert("cvat", source, tmp_path / "two")  # in this process: others may not inherit the patch
+    convert("cvat", source, tmp_path / "three", "--workers", "2")
+    assert contents(tmp_path / "one") == contents(tmp_path / "two") == contents(tmp_path / "three")
     assert not os.path.samefile(source / "images/picture_0.png", tmp_path / "two/images/picture_0.png")
 
 

@@ -33,6 +33,7 @@ ALL_LABEL_LOSSES["loss"] = "+".join(LOSSES)
 def train_three_ways(words: list[str], tmp_path) -> dict[str, tuple[list[dict], dict, dict]]:
     """{how a global batch of 4 is split: the metrics of all steps, the last weights, their average}, in float64."""
     words = [*words, "--freeze_bn", "--lr_scaling", "none", "--label_smooth", "0.1", "--ema", "0.9"]
+    words.append("--report_training_batch_acc")
     program = "tests/train_float64.py"
     processes = [
         start([*words, "--batchsize", "4", "--name", "one"], tmp_path, program),
@@ -61,12 +62,14 @@ def test_same_losses_and_weights_at_any_split_of_the_global_batch(uneven_labels,
     runs = train_three_ways(words, tmp_path)
     lines, weights, average = runs["one"]
     assert (len(lines), len(lines[0]["losses"])) == (20, 6 if "l_lorm" in losses else len(LOSSES))
+    assert any("pixel_acc" in line for line in lines)
     assert all(any(line["losses"][name] > 0 for line in lines) for name in lines[0]["losses"])
     assert weights["head.aspp.conv1.weight"].dtype == torch.float64
     assert not torch.equal(average["head.aspp.conv1.weight"], weights["head.aspp.conv1.weight"])
     for name in ("two", "accum"):
         for line, expected_line in zip(runs[name][0], lines, strict=True):
             assert line["losses"] == pytest.approx(expected_line["losses"], rel=1e-9, abs=1e-15)
+            assert line.get("pixel_acc") == expected_line.get("pixel_acc")
         assert_close(runs[name][1], weights)
         assert_close(runs[name][2], average)
 
@@ -145,8 +148,10 @@ def test_rank_0_alone_writes_and_every_rank_says_where_it_is(run_on_two):
     assert "epoch" not in err1  # A3: no bar either
     log = (tmp_path / "log" / "x" / "train.log").read_text()
     assert log.count("weights are equal on all 2 ranks") == 2  # after every epoch
-    product = "global batch 4 = 2 x 2 processes, 2 steps an epoch, 4 steps in all, lr 0.01 x 2 = 0.02"
-    assert f"{product} (--lr_scaling linear)" in out0
+    product = "global batch 4 = 2 x 2 processes, 2 steps an epoch, 4 steps in all, lr 0.02"
+    assert product in out0
+    factor = "lr 0.02 = --lr 0.01 x 2 (--lr_scaling linear); for a --lr that is multiplied already: --lr_scaling none"
+    assert factor in out0.splitlines()
     assert read_metrics(tmp_path / "log" / "x", "train")[0]["lr"] == 0.02
 
 

@@ -60,7 +60,7 @@ def batches(indices: list[int], size: int):
 
 
 def scored(indices: list[int], size: int = 4):
-    predictor = SimpleNamespace(labels=lambda images: images[..., 0])
+    predictor = SimpleNamespace(labels=lambda images, step: images[..., 0])
     names = [f"image {number}" for number in range(NUM_IMAGES)]
     return score(predictor, batches(indices, size), names, 4, GROUP, keep_pngs=True)
 

@@ -1,9 +1,14 @@
 """Faults put into real groups of processes: each is named on every rank within seconds, and nothing hangs."""
 
+import itertools
+import random
 import shutil
+import socket
 import subprocess
+import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,8 +27,10 @@ from conftest import (
 )
 
 from data.demo import draw_dataset
-from distributed import checks
+from distributed import checks, lifeline
+from distributed.rendezvous import Deadline
 from runs import checkpoint
+from support.signals import StopRequest
 
 FAULTS = "tests/train_with_fault.py"
 NAMED_SECONDS = 30
@@ -124,14 +131,45 @@ def test_killed_rank_is_named_within_seconds(demo_flags, tmp_path, victim):
 
 
 @slow
-def test_stopped_rank_is_waited_for_as_long_as_dist_timeout_says(demo_flags, tmp_path):
+@pytest.mark.parametrize("victim", [0, 2])
+def test_stopped_rank_is_waited_for_as_long_as_dist_timeout_says(demo_flags, tmp_path, victim):
     """SIGSTOP: the process exists, its connections are open, but it does not move."""
-    words = demo_flags(epochs=3, dist_timeout=5)
-    processes = start_group(2, ["halted", "1", *words], tmp_path, FAULTS)
-    [(status, _, stderr)] = finish(processes[:1], timeout=60)
-    processes[1].kill()
-    assert status == 2, stderr
-    assert "waited 5 s (--dist_timeout) for the other ranks" in errors_of(stderr)[0]
+    words = demo_flags(epochs=4, dist_timeout=6, batchsize=1)  # 2 steps an epoch
+    processes = start_group(3, ["halted", str(victim), *words], tmp_path, FAULTS)
+    stopped = processes.pop(victim)
+    results = finish(processes, timeout=60)
+    stopped.kill()
+    name = f"rank {victim} ({socket.gethostname()}, process {stopped.pid})"
+    one_line_each(results, f": {name} stands still since step 6: no sign of life for 6 s (--dist_timeout)")
+
+
+def test_different_world_sizes_are_named_at_once(demo_flags, tmp_path):
+    env, words = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}, demo_flags()
+    ranks = [start(words, tmp_path, RANK=rank, WORLD_SIZE=size, **env) for rank, size in enumerate((3, 2, 3))]
+    one_line_each(finish(ranks, timeout=60), "world size is 3 on rank 0 but 2 on rank 1: give all")
+
+
+def test_any_split_of_the_bytes_gives_the_same_messages():
+    """A message may come in pieces, or together with the next: the failure of a rank right after its greeting."""
+    sent = ["alive rank 1 (a, process 7)", "failed 2 on rank 1: caf\u00e9", "", "done"]
+    stream, chance = "".join(f"{message}\n" for message in sent).encode(), random.Random(0)
+    for number in range(500):
+        cuts = sorted(chance.sample(range(1, len(stream)), number % len(stream)))
+        pieces = [stream[a:b] for a, b in itertools.pairwise([0, *cuts, len(stream)])]
+        line = SimpleNamespace(recv=lambda _, left=[*pieces, b""]: left.pop(0))
+        assert list(lifeline.messages_of(line)) == sent
+
+
+def test_failure_sent_together_with_the_greeting_is_told(monkeypatch, capsys):
+    ended, store, stop = threading.Event(), torch.distributed.HashStore(), StopRequest()
+    monkeypatch.setattr(lifeline, "exit_at_once", lambda status, **_: ended.set())
+    rank0 = lifeline.Lifeline(0, 2, stop, 600)
+    threading.Thread(target=rank0.connect, args=(store, "tcp://127.0.0.1:1", Deadline(60, stop))).start()
+    port = int(store.get("lifeline").decode().rpartition(":")[2])
+    with socket.create_connection(("127.0.0.1", port)) as line:
+        line.sendall(b"alive rank 1 (a, process 7)\nfailed 2 on rank 1: a cause\n")
+        assert ended.wait(60)
+    assert errors_of(capsys.readouterr().err.replace("\r", "")) == ["error (rank 0): on rank 1: a cause"]
 
 
 @slow
@@ -171,6 +209,11 @@ def test_wrong_master_address_is_told_while_waiting_and_named_in_the_end(demo_fl
     (status0, _, stderr0), (status1, _, stderr1) = finish(processes, timeout=60)
     meeting = f"tcp://127.0.0.1:{ports[0]}"
     assert (status0, status1) == (2, 2)
+    for rank, stderr in enumerate((stderr0, stderr1)):
+        first, _, alone = stderr.splitlines()[0].partition("; to train alone: ")
+        assert first == f"RANK and WORLD_SIZE make this process rank {rank} of a group of 2, which waits for the others"
+        assert alone == "unset RANK WORLD_SIZE LOCAL_RANK MASTER_ADDR MASTER_PORT"
+        assert errors_of(stderr)[0].endswith(f"; to train alone: {alone}")
     assert f"rank(s) [1] of 2 did not connect to {meeting} yet: check that they started; waiting for" in stderr0
     assert f"rank(s) [1] of 2 did not connect to {meeting} within 14 s" in errors_of(stderr0)[0]
     assert "rank 1: nothing answers at 127.0.0.2:" in stderr1

@@ -8,8 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from distributed.group import Group
 from evaluation import predictor as inference
-from evaluation.predictor import Predictor
+from evaluation.predictor import Predictor, window_steps
+from support import progress
 
 
 class Tiny(nn.Module):
@@ -120,3 +122,19 @@ def test_mixed_precision_is_the_models_alone(model):
     full, mixed = (next(Predictor(model, amp=amp).probs(images(1, 61, 80)))[1] for amp in ("none", "bf16"))
     assert mixed.dtype == torch.float32
     assert 0 < (full - mixed).abs().mean() < 0.02
+
+
+def test_work_is_counted_by_windows_and_stops_between_two(model, capsys, monkeypatch):
+    """Windows of 33 every 22 pixels begin at 0, 22 and 27 across, and at 0 and 7 down: 6, and their mirror images."""
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0)
+    predictor, group = Predictor(model, flip=True, window=33, batch_size=4), Group(torch.device("cpu"))
+    assert predictor.num_windows((40, 60)) == 12
+    with window_steps(predictor, [(40, 60)], [[0]], "images", group) as step:
+        predictor.labels(images(1, 40, 60), step)
+    counts = [line.split(",")[0] for line in capsys.readouterr().err.splitlines()]
+    assert list(dict.fromkeys(counts)) == [f"images: {done} of 12" for done in (0, 4, 8, 12)]
+    group.stop.reason, counts = "SIGINT", []
+    with window_steps(predictor, [(40, 60)], [[0]], "images", group) as step:
+        predictor.labels(images(1, 40, 60), lambda number: (counts.append(number), step(number)))
+        pytest.fail("not cancelled")
+    assert counts == [4]

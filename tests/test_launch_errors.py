@@ -2,13 +2,16 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from conftest import REPO, finish, flags, two_processes, wait_until
 
-from support.errors import STOPPED
+from runs.log import every_rank, start_logging
+from support.errors import STOPPED, UserError, report
 
 
 def test_a_users_error_is_left_for_torchrun_as_a_message(tmp_path):
@@ -35,6 +38,37 @@ def test_a_users_error_ends_the_scripts_with_our_line_and_status_2(python, tmp_p
     assert status == 2
     assert line.startswith("error (rank ")
     assert "missing: no such folder" in line
+
+
+RACE = "from scripts import launch; launch.settle_place = id; launch.program.run_and_exit(lambda: launch.main("
+RACE += "'torch.distributed.run', 'train.py'))"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", ["run_ddp.sh", "train_ddp.sh", "train_torchrun.sh", ""])
+def test_a_port_that_is_taken_before_or_after_our_check_is_one_line(tmp_path, script):
+    command = ["bash", REPO / script] if script else [sys.executable, "-c", RACE]
+    with socket.create_server(("", 0)) as server:
+        env = {"PYTHON": sys.executable, "MASTER_PORT": str(server.getsockname()[1]), "PYTHONPATH": str(REPO)}
+        status, line = launch(tmp_path, command, **env)
+    assert (status, line[:7], env["MASTER_PORT"] in line, "MASTER_PORT" in line) == (2, "error: ", True, True)
+
+
+@pytest.mark.parametrize("program", ["train.py", "evaluate.py", "predict.py", "pseudo.py", "export.py"])
+def test_a_program_finds_its_modules_with_pythonsafepath(tmp_path, program):
+    status, line = launch(tmp_path, [sys.executable, REPO / program, "--nonesuch"], PYTHONSAFEPATH="1", PYTHONPATH="")
+    assert (status, line[:29]) == (2, "error: unknown flag --nonesuc")
+
+
+def test_lines_of_two_ranks_stay_apart(monkeypatch):
+    """Each line is one write: torchrun's processes do not buffer, and share a terminal."""
+    written: list[str] = []
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, SimpleNamespace(write=written.append, flush=int, isatty=bool))
+    start_logging("INFO", is_main=False)
+    every_rank.info("rank 1")
+    report(UserError("wrong"), "1")
+    assert [line for line in written if line] == ["rank 1\n", "error (rank 1): wrong\n"]
 
 
 @pytest.mark.slow

@@ -86,8 +86,8 @@ def test_flags_set_the_place_without_a_launcher():
         (SRUN | {"SLURM_PROCID": "x"}, {}, "SLURM_PROCID is 'x', not a number"),
         ({}, {"world_size": 2}, "give each process its --rank"),
         ({"RANK": "0"}, {}, "WORLD_SIZE is not set"),  # alone it would train as a group of one
-        ({"WORLD_SIZE": "2"}, {}, "RANK is not set"),
-        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "1"}, {}, "MASTER_ADDR is not set"),
+        ({"WORLD_SIZE": "2"}, {}, "(docs/DDP_TRAINING.md); to train alone: unset WORLD_SIZE"),
+        (variables("RANK=0 WORLD_SIZE=2 MASTER_PORT=1"), {}, "MASTER_ADDR is not set: it names rank 0's machine; to"),
         (BY_HAND | {"MASTER_PORT": "70000"}, {}, "port 70000: must be below 65536"),
         (SRUN | {"SLURM_STEP_NODELIST": "", "SLURM_JOB_NODELIST": ""}, {}, "set MASTER_ADDR"),
     ],
@@ -96,6 +96,12 @@ def test_impossible_places_and_addresses_are_named(environment, flags, named):
     with pytest.raises(UserError) as caught:
         launchers.rendezvous_url(environment, launchers.find_or_make(environment, **flags))
     assert named in str(caught.value)
+
+
+def test_variables_that_an_earlier_command_left_are_named(monkeypatch):
+    assert [launchers.alone(place) for place in ({}, TORCHRUN, SRUN, variables("MASTER_PORT=1"))] == [""] * 4
+    monkeypatch.setattr(sys, "platform", "win32")
+    assert launchers.alone(variables("RANK=0 WORLD_SIZE=2")) == '; to train alone: set "RANK=" & set "WORLD_SIZE="'
 
 
 def test_errors_carry_the_rank_under_any_launcher(monkeypatch, capsys):

@@ -34,7 +34,7 @@ def test_validation_between_steps_is_not_in_the_rate_of_training(now, monkeypatc
 
     for step in metrics.steps([1, 2, 3], total=3, title=""):
         if step == 2:
-            list(metrics.validation_bar(batches(), total=1))
+            list(metrics.validation(batches()))
         now[0] += 1
         log_step(metrics, 1, step, 1.0)
     assert [line["images_per_s"] for line in lines] == [2.0, 2.0]
@@ -73,9 +73,9 @@ def test_line_of_an_epoch_has_the_rate_and_the_share_of_waiting_for_the_loader(n
     def epoch(wait: float) -> str:
         for step in metrics.steps(batches(wait), total=4, title=""):
             if step == 2:
-                list(metrics.validation_bar(pause(), total=1))
+                list(metrics.validation(pause()))
             now[0] += 3
-        list(metrics.validation_bar(pause(), total=1))
+        list(metrics.validation(pause()))
         return metrics.pace.rate_text(6, "DO THIS")
 
     # 24 images in 4 * 3 + 3 * 2 = 18 s, of which 6 s are waiting

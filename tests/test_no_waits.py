@@ -24,6 +24,7 @@ STEPS = [
     pytest.param(["--optimizer", "adamw", "--clip_grad", "1", "--amp", "fp16"], id="adamw, clipped, fp16"),
     pytest.param(["--loss", "dice+lovasz"], id="losses by region"),
     pytest.param(["--dataset", "ScribbleOnly", "--model_type", "res50_ASPP", "--l_crf", "0.2"], id="few pixels, CRF"),
+    pytest.param(["--report_training_batch_acc"], id="pixel accuracy of the batches"),
     pytest.param(["--class_weights", "balanced"], id="class weights"),  # copied to the GPU in the first step alone
 ]
 

@@ -12,7 +12,7 @@ from PIL import Image
 import predict
 from data.images import read_image
 from evaluation.pictures import overlay
-from prediction.inputs import find_inputs
+from prediction.inputs import film_hint, find_inputs
 from segtrain import load
 from support.errors import UserError
 
@@ -110,9 +110,17 @@ def test_inputs_are_named_relative_to_their_common_folder(tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
 
     def found(*given: str) -> tuple[str, dict[str, str], int]:
-        base, inputs, num_others = find_inputs(given, tmp_path / "c/out")
-        return os.path.relpath(base), {path.as_posix(): name for name, path in inputs.items()}, num_others
+        base, inputs, others = find_inputs(given, tmp_path / "c/out")
+        return os.path.relpath(base), {path.as_posix(): name for name, path in inputs.items()}, len(others)
 
+    assert film_hint(find_inputs(["a", "b"], tmp_path / "out")[2]) == ""
+    film = tmp_path / "b/my film.MOV"
+    film.touch()
+    split = "1 of them film(s), which must be split into images first: mkdir 'b/my film' && ffmpeg -i 'b/my film.MOV' "
+    assert film_hint(find_inputs(["a", "b"], tmp_path / "out")[2]) == f"; {split}'b/my film/%06d.png'"
+    with pytest.raises(UserError, match=re.escape(f"no image found, only 1 other file(s); {split}")):
+        find_inputs(["b/my film.MOV"], tmp_path / "out")
+    film.unlink()
     assert found("a/x.jpg", "b/notes.txt", "b/x.jpg", "b/.hidden.jpg") == (
         ".", {"a/x.jpg": "a/x.jpg", "b/x.jpg": "b/x"}, 1,
     )  # fmt: skip

@@ -122,7 +122,7 @@ def test_labels_of_a_mirrored_or_transposed_image_are_mirrored_or_transposed(tur
 
     def label(turned) -> np.ndarray:
         class Pixelwise:
-            def probs(self, images):
+            def probs(self, images, *_):
                 rows = turned(probs).copy()
                 for start in range(0, len(rows), 5):
                     yield slice(start, start + 5), torch.from_numpy(rows[None, start : start + 5]).permute(0, 3, 1, 2)

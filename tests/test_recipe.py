@@ -1,13 +1,14 @@
 """The recipe: what flags that are not set become, from the data and the device."""
 
 import dataclasses
+import itertools
 import math
 import shlex
 
 import pytest
 
 import config
-from config.recipe import CPU, CUDA, RECIPE_FLAGS, Facts, Recipe
+from config.recipe import CPU, CUDA, FEW_STEPS, RECIPE_FLAGS, Facts, Recipe
 from support.errors import DivergedError
 from tools.check.__main__ import main as check_data
 from train import main as train
@@ -105,6 +106,25 @@ def test_networks_of_timm_and_large_photos():
     large = dataclasses.replace(PHOTOS, device=CPU, sizes=[(3000, 4000)], large=700)
     assert recipe(large)["long_side"] == 700
     assert "long_side" not in recipe(large, "window")
+    assert "long_side" not in recipe(large, distancemap_s="there")  # in pixels of the original images
+    assert chosen["lr_scaling"] == "sqrt"  # AdamW's updates grow with the square root of the batch
+
+
+def test_every_choice_is_a_value_of_its_flag_at_any_size_of_data_and_group():
+    for world_size, num_images, side in itertools.product((1, 8, 27, 512), (1, 48, 200_000), (1, 8, 100, 20_000)):
+        for device in (CPU, CUDA):
+            facts = Facts("Folder", num_images, [(side, side)], device, world_size=world_size)
+            chosen = recipe(facts)
+            assert {name: config.FLAGS[name].convert(value, name) for name, value in chosen.items()} == chosen
+            assert chosen["max_steps"] >= FEW_STEPS  # no warning about the recipe's own choice
+
+
+def test_a_short_run_validates_at_most_ten_times():
+    # 48 images are 6 steps of 8: 160 steps would be 26 epochs, each with a validation. 3 passes are 18 steps.
+    facts = Facts("Folder", 48, [(100, 100)], CPU)
+    assert recipe(facts, max_steps=160)["repeat"] == 3
+    assert "repeat" not in recipe(facts, max_steps=160, val_epoch_frequency=2)
+    assert "repeat" not in recipe(facts, max_steps=50)  # 8 validations
 
 
 def test_the_check_prints_what_train_chooses(demo_root, tmp_path, capsys, monkeypatch):

@@ -87,9 +87,11 @@ def test_lr_lies_on_the_promised_curve(before, after, scaling, caplog):
             assert at(new, samples / new_batch) == pytest.approx(0.5 * factor * change * fall, rel=1e-9)
         caplog.clear()
         new.log()
-        product = f"0.5 x {factor * change:g} = " if factor * change != 1 else ""
-        assert f"lr {product}{0.5 * factor * change:g}" in caplog.messages[0]
-        assert len(caplog.messages) == 1 + (batch != new_batch)
+        lr = f"lr {0.5 * factor * change:g}"
+        product = [f"{lr} = --lr 0.5 x {factor * change:g} (--lr_scaling {scaling})"] if factor * change != 1 else []
+        assert lr in caplog.messages[0]
+        assert caplog.messages[1 : 1 + len(product)] == product
+        assert len(caplog.messages) == 1 + len(product) + (batch != new_batch)
 
 
 def test_total_batch_size_is_divided_and_leaves_the_lr():

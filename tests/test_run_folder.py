@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 from conftest import start
 
+import config
 from runs import folder as run_folder
+from support.errors import UserError
 
 FAULTS = "tests/train_with_fault.py"
 
@@ -35,6 +37,20 @@ def test_starts_at_once_get_a_folder_each(tmp_path):
         process.join(30)
     assert len(names) == 6
     assert "x" in names
+
+
+def test_runs_of_a_sweep_have_a_folder_of_their_own(demo_flags, tmp_path):
+    """--name sweep/a is below --logdir; its second run is sweep/a.2, and --resume auto finds it."""
+    for expected in ("sweep/a", "sweep/a.2"):
+        folder, log = run_folder.claim(tmp_path, "sweep/a")
+        log.close()
+        assert folder == tmp_path / expected
+        (folder / "best.pt").touch()
+    assert run_folder.newest(tmp_path, "sweep/a") == tmp_path / "sweep/a.2"
+    assert run_folder.find_best(tmp_path, "sweep/a") == tmp_path / "sweep/a.2/best.pt"
+    for name in ("/a", "../a", "a/", "a//b", "."):
+        with pytest.raises(UserError, match=f"^--name {name}: must be a folder below --logdir"):
+            config.parse(demo_flags(name=name))
 
 
 @pytest.mark.parametrize("file", ["last.pt", "best.pt.old"])

@@ -130,6 +130,23 @@ def test_a_step_that_a_signal_ended_is_told(data, tmp_path, monkeypatch, capsys)
     assert "the last command was ended by signal 9 " in capsys.readouterr().err
 
 
+STEP = """import os, signal, sys, time
+send = lambda: os.kill(os.getppid(), int(sys.argv[1]))
+signal.signal(signal.SIGTERM, lambda *_: (send(), time.sleep(0.3), sys.exit(75)))
+send()
+time.sleep(30)"""
+
+
+@pytest.mark.parametrize("number", [*scribble_pipeline.STOP_SIGNALS])
+def test_any_signal_is_passed_on_to_the_step(tmp_path, number):
+    """The step sends the chain a signal, gets SIGTERM, and sends the signal once more while it saves."""
+    (tmp_path / "step.py").write_text(STEP)
+    code = "import signal, sys; from tools.scribbles import pipeline as chain; chain.run_steps = lambda *_: "
+    code += f"chain.run({str(tmp_path / 'step.py')!r}, {number:d}); sys.exit(chain.main([{str(tmp_path)!r}, 'work']))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPO, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (STOPPED, "stopped; to continue, run scribble_pipeline again as before\n")
+
+
 def test_each_step_gets_its_flags_and_a_folder_has_results_of_one_command(data, tmp_path, monkeypatch, capsys):
     commands: list[list[str]] = []
     monkeypatch.setattr(scribble_pipeline, "run", lambda *words, **_: commands.append(list(map(str, words))))

@@ -3,18 +3,19 @@
 import json
 import os
 import re
-import runpy
 import shutil
+import socket
 import subprocess
 import sys
 
 import pytest
-import torch
+import torch.distributed.run
 import yaml
-from conftest import REPO
+from conftest import REPO, free_port
 
 import config
 from scripts import launch
+from support.errors import UserError
 
 SHELL = sorted([*REPO.glob("*.sh"), *REPO.glob("scripts/*.sh")])
 
@@ -52,17 +53,15 @@ def test_words_that_shell_scripts_pass_on(tmp_path):
     passed = run_shell("scripts/train_multi_gpu", ["configs/demo.yaml", "pretrain", *WORDS], tmp_path)
     assert passed == [*TORCHRUN, "--config", "configs/demo.yaml", "--stage", "pretrain", *WORDS]
 
-    def options(num: str, rank: str, host: str, port: str, file: str) -> list[str]:
-        nodes = ["--nnodes", num, "--node_rank", rank, "--master_addr", host, "--master_port", port]
-        return ["torch.distributed.run", *nodes, TRAIN, "--config", file, *WORDS]
+    def options(num: str, rank: str, host: str, file: str, *task: str) -> list[str]:
+        nodes = ["--nnodes", num, "--node_rank", rank, "--master_addr", host]
+        return ["torch.distributed.run", *nodes, TRAIN, "--config", file, *task, *WORDS]
 
     default = str(REPO / "configs/ddp_example.yaml")
-    assert run_shell("run_ddp", WORDS, tmp_path) == options("1", "0", "localhost", "29500", default)
-    machines = {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "node0", "MASTER_PORT": "1234"}
+    assert run_shell("run_ddp", WORDS, tmp_path) == options("1", "0", "localhost", default)
+    machines = {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "node0", "TASK": "test"}
     passed = run_shell("run_ddp", WORDS, tmp_path, **machines, CONFIG="x.yaml")
-    assert passed == options("2", "1", "node0", "1234", "x.yaml")
-    with pytest.raises(AssertionError, match="MASTER_ADDR: set it"):
-        run_shell("run_ddp", WORDS, tmp_path, NNODES="2")
+    assert passed == options("2", "1", "node0", "x.yaml", "--task", "test")
     with pytest.raises(AssertionError, match=r"usage: train_multi_gpu\.sh CONFIG STAGE"):
         run_shell("scripts/train_multi_gpu", ["configs/demo.yaml"], tmp_path)
 
@@ -72,7 +71,8 @@ def test_batch_files_pass_on_the_same_words_as_shell_scripts(name):
     """By their text: the last command, without the default values of variables."""
     shell, batch = ((REPO / f"{name}.{suffix}").read_text() for suffix in ("sh", "bat"))
     command = shell.replace("\\\n", " ").splitlines()[-1].removeprefix("exec bash ")
-    command = re.sub(r"\$\{(\w+):-[^}]*\}", r"%\1%", command)
+    command = re.sub(r"\$\{(\w+):[-+][^}]*\}", r"%\1%", command)
+    assert ("--task %TASK%" in batch) == ("%TASK%" in command)
     command = command.replace("$here/", "%~dp0").replace("$@", "%*").replace("/launch.sh", "\\launch.bat")
     batch_command = batch.replace("^\n", " ").splitlines()[-1]
     assert batch_command.replace('"', "").split() == command.replace('"', "").split()
@@ -82,22 +82,49 @@ def test_batch_files_pass_on_the_same_words_as_shell_scripts(name):
 @pytest.mark.parametrize(("variables", "gpus", "number"), [({}, 3, "3"), ({}, 0, "2"), ({"NUM_GPUS": "4"}, 3, "4")])
 def test_launcher_starts_a_process_for_each_gpu(monkeypatch, platform, variables, gpus, number):
     started = []
-    monkeypatch.setattr(runpy, "run_module", lambda module, **_: started.append((module, sys.argv)))
+    monkeypatch.setattr(torch.distributed.run, "run", started.append)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(torch.distributed, "TCPStore", torch.distributed.TCPStore)  # put back at the end
-    for name, value in (("argv", []), ("platform", platform)):
-        monkeypatch.setattr(sys, name, value)
-    for name in ("NUM_GPUS", "OMP_NUM_THREADS", "USE_LIBUV"):
+    monkeypatch.setattr(sys, "platform", platform)
+    for name in ("NUM_GPUS", "OMP_NUM_THREADS", "USE_LIBUV", "MASTER_PORT"):
         monkeypatch.setenv(name, "")  # put back at the end
         monkeypatch.delenv(name)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    launch.main("torch.distributed.run", "--standalone", "train.py")
-    signals = [] if platform == "win32" else ["--signals_to_handle", launch.SIGNALS]  # Windows has none of them
-    words = ["torch.distributed.run", "--nproc_per_node", number, *signals, "--standalone", "train.py"]
-    assert started == [("torch.distributed.run", words)]
+    assert launch.main("torch.distributed.run", "--standalone", "train.py") == 0
+    monkeypatch.setenv("MASTER_PORT", str(port := free_port()))
+    assert launch.main("torch.distributed.launch", "--standalone", "train.py", "--lr", "1") == 0
+    for args in started:  # Windows has none of the signals
+        seen = (args.nproc_per_node, args.training_script, args.signals_to_handle == launch.SIGNALS)
+        assert seen == (number, "train.py", platform != "win32")
+    assert [args.standalone for args in started] == [True, False]
+    assert (started[1].rdzv_backend, started[1].master_port, started[1].node_rank) == ("static", port, 0)
     assert os.environ["OMP_NUM_THREADS"] == "1"
     assert (torch.distributed.TCPStore is launch.StoreWithoutLibuv) == (platform == "win32")
+
+
+@pytest.mark.parametrize(
+    ("variables", "words", "named"),
+    [
+        ("MASTER_PORT=TAKEN", "--standalone", "port TAKEN: "),
+        ("MASTER_PORT=TAKEN", "--nnodes 2 --node_rank 0 --master_addr node0", "in use: set MASTER_PORT to another"),
+        ("MASTER_PORT=70000", "--standalone", "port 70000: "),
+        ("MASTER_PORT=http", "--standalone", "variable MASTER_PORT is 'http': set it to a number"),
+        ("NUM_GPUS=all", "--standalone", "variable NUM_GPUS is 'all'"),
+        ("NNODES=2", "--standalone", "NNODES is 2, but this script is for one machine: use run_ddp"),
+        ("NNODES=2", "--nnodes 2 --master_addr localhost", "MASTER_ADDR: set it to the address of the machine"),
+        ("", "--nnodes 2 --node_rank 2 --master_addr node0", "NODE_RANK 2 with NNODES 2: it must be 0 to 1"),
+    ],
+)
+def test_a_setting_that_torch_answers_with_a_traceback_is_one_line(monkeypatch, variables, words, named):
+    monkeypatch.setattr(torch.distributed.run, "run", lambda args: pytest.fail("started"))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        variables, named = (text.replace("TAKEN", str(server.getsockname()[1])) for text in (variables, named))
+        for pair in variables.split():
+            monkeypatch.setenv(*pair.split("="))
+        with pytest.raises(UserError) as caught:
+            launch.main("torch.distributed.run", *words.split(), "train.py")
+    assert named in str(caught.value)
 
 
 def test_kubernetes_job():

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from conftest import REPO, free_port, start, succeed
+from conftest import REPO, finish, free_port, start
 
 from config.programs import EVALUATE, EXPORT, PREDICT, READER
 
@@ -43,6 +43,10 @@ def test_training_starts_in_a_group(demo_root, tmp_path):
     (tmp_path / "dataset/demo").symlink_to(demo_root)
     env = ENTRIES["Debug DDP Training"]["env"]
     assert env["MASTER_PORT"] == "12355"
-    env |= {"MASTER_PORT": free_port()}  # other tests may run at the same time
-    [stdout] = succeed([start([*words("Debug DDP Training"), *SMALL], tmp_path, **env)])
-    assert "one process in a group (gloo)" in stdout
+    env |= {"MASTER_PORT": free_port(), "NCCL_TIMEOUT": 1800}  # other tests may run at the same time
+    own = words("Debug DDP Training")
+    assert " ".join(own).startswith("--distributed --local_rank 0 --layers 50 --model_type res50_ASPP_lorm ")
+    [(status, stdout, stderr)] = finish([start([*own, *SMALL], tmp_path, **env)])
+    assert (status, "one process in a group (gloo)" in stdout) == (0, True), stderr
+    # The first line is this, and not the one on variables that an earlier command may have left.
+    assert stderr.startswith("warning: nothing reads NCCL_TIMEOUT: use --dist_timeout (now 600 s)\n")

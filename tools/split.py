@@ -12,7 +12,6 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from tqdm import tqdm
 
 if not __package__:  # started as a file from another folder: python PATH/tools/split.py
     sys.path[0] = str(Path(__file__).resolve().parents[1])
@@ -24,6 +23,8 @@ from support import program, shell
 from support.errors import UserError
 from support.files import write_atomic
 from support.labels import IGNORE
+from support.progress import progress_bar
+from support.terminal import say
 from tools.arguments import Parser
 
 PARTS = ("train", "val")
@@ -75,7 +76,7 @@ def group_names(names: list[str], pattern: str) -> list[str]:
 def presence(masks: list[Path], label_map: LabelMap | None = None) -> np.ndarray:
     """Return (masks, classes) bool: whether a mask, read through label_map, has a pixel of the class."""
     found = np.zeros((len(masks), IGNORE), bool)
-    for row, path in enumerate(tqdm(masks, unit="mask", desc="reading")):
+    for row, path in enumerate(progress_bar(masks, total=len(masks), title="reading", unit="mask")):
         values = np.unique(read_label(path, IGNORE, label_map))
         found[row, values[values < IGNORE]] = True
     return found[:, : int(np.flatnonzero(found.any(axis=0)).max(initial=0)) + 1]
@@ -120,13 +121,13 @@ def main(argv: list[str] | None = None) -> None:
     for path, part in zip(lists, (False, True), strict=True):
         write_atomic(path, "".join(f"{name}\n" for name, is_val in zip(names, in_val, strict=True) if is_val == part))
     by_group = f" of {len(set(groups))} groups" if args.group else ""
-    print(f"{lists[0]}: {(~in_val).sum()} images; {lists[1]}: {in_val.sum()} images{by_group}")
+    say(f"{lists[0]}: {(~in_val).sum()} images; {lists[1]}: {in_val.sum()} images{by_group}")
     flags = [("image_path", args.image_path, "images"), ("train_path", args.label_path, "masks")]
     flags += [("val_path", args.label_path, "masks"), ("image_suffix", args.image_suffix, "")]
     flags += [("label_suffix", args.label_suffix, ""), ("label_map", args.label_map, "")]
     words = [word for name, value, default in flags if value != default for word in (f"--{name}", value)]
     words = ["--dataset", "Folder", *words] if words else []  # JPEGImages alone would mean VOC's lists
-    print(f"to check it: {shell.python_command('-m', 'tools.check', root, *words)}")
+    say(f"to check it: {shell.python_command('-m', 'tools.check', root, *words)}")
 
 
 def parser() -> Parser:

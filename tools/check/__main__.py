@@ -25,6 +25,7 @@ from support.errors import UserError
 from support.files import write_atomic
 from support.labels import MAPS
 from support.processes import work_on
+from support.terminal import say
 from tools.arguments import Parser
 from tools.check.commands import conversion, fixing_lines, training_lines
 from tools.check.findings import Findings
@@ -88,7 +89,7 @@ def main(argv: list[str] | None = None) -> int:
     options = {name: values.get(name, "") for name in ("dataset", "classes", "splits")}
     numbers = {"num_classes": values.get("numclasses"), "workers": args.workers}
     summary, findings = check(args.root, paths=paths, **options, **numbers)
-    print("\n".join(report_lines(summary, findings)))
+    say(*report_lines(summary, findings))
     if args.json:
         listed = [dataclasses.asdict(finding) for finding in findings.sorted()]
         content = {"status": findings.status} | dataclasses.asdict(summary) | {"findings": listed}
@@ -100,8 +101,7 @@ def main(argv: list[str] | None = None) -> int:
         lines = [f"to train: {shell.python_command(*words)}"]
     else:
         lines = training_lines(summary)
-    for line in lines:
-        print(line)
+    say(*lines)
     return findings.status
 
 

@@ -17,6 +17,7 @@ if not __package__:  # started as a file from another folder: python PATH/tools/
 from data.layout import LISTS, read_list
 from support import program, shell
 from support.files import write_atomic
+from support.terminal import say
 from tools.arguments import Parser
 from tools.convert.formats import KINDS
 from tools.convert.running import run
@@ -34,7 +35,7 @@ first. Details of each kind: {document}."""
 def main(argv: list[str] | None = None) -> int:
     args = parser().parse_args(argv)
     status, names = run(args)
-    print("\n".join(_list_scribbles(args.out, names) if args.scribbles else _next_lines(args.out)))
+    say(*(_list_scribbles(args.out, names) if args.scribbles else _next_lines(args.out)))
     return status
 
 

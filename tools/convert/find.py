@@ -10,6 +10,7 @@ from data.images import LABEL_SUFFIXES, decoding
 from data.layout import list_folder
 from support import shell
 from support.errors import UserError
+from support.terminal import say
 from tools.convert.formats import KINDS
 from tools.convert.formats.colours import MASK_FOLDERS, check_hint
 from tools.convert.reading import read_json, read_xml
@@ -49,7 +50,7 @@ def find_kind(source: Path, out: Path) -> str:
     numbers = found.pop(NUMBERS, None)
     if len(found) == 1:
         ((kind, path),) = found.items()
-        print(f"{source}: {KINDS[kind].about} ({path}), converted as {kind}")
+        say(f"{source}: {KINDS[kind].about} ({path}), converted as {kind}")
         return kind
     if found:
         kinds, commands = describe(found, source, out)

@@ -3,18 +3,16 @@
 import argparse
 import functools
 import re
-import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-
-from tqdm import tqdm
 
 from data.layout import SCRIBBLES
 from support.errors import UserError
 from support.files import write_atomic
 from support.processes import work_on
 from support.results import claim
+from support.terminal import say, warn
 from tools.convert.find import find_kind
 from tools.convert.formats import KINDS
 from tools.convert.formats.colours import check_hint, class_file
@@ -115,15 +113,14 @@ def _report(args: argparse.Namespace, source: Source, results: list[Result], num
     ]
     _print_faults(faults)
     done = sum(result.is_written for result in results)
-    for note in source.notes:
-        print(note)
+    say(*source.notes)
     written = f"{done} image(s) with masks of {len(numbering.names)} classes"
-    print(f"{args.out}: {written}; do not edit the images: they may be hard links to the originals")
+    say(f"{args.out}: {written}; do not edit the images: they may be hard links to the originals")
     if any(re.fullmatch("#[0-9a-f]{6}", name) for name in numbering.names):
         file = args.out / "classes.txt"
-        print(f"classes are named by colour: to rename them, edit the first word of each line of {file}")
+        say(f"classes are named by colour: to rename them, edit the first word of each line of {file}")
     if faults:
-        print(f"{len(faults)} fault(s): the lines above name what was left out")
+        say(f"{len(faults)} fault(s): the lines above name what was left out")
     if not done:
         raise UserError(f"{args.out}: no image could be converted")
     return 1 if faults else 0
@@ -132,5 +129,4 @@ def _report(args: argparse.Namespace, source: Source, results: list[Result], num
 def _print_faults(faults: list[str]) -> None:
     """Print the first lines to standard error, and the number of the others."""
     more = [f"... and {len(faults) - MOST_FAULTS} more"] if len(faults) > MOST_FAULTS else []
-    for line in [*faults[:MOST_FAULTS], *more]:
-        tqdm.write("".join(char if char.isprintable() else repr(char)[1:-1] for char in line), file=sys.stderr)
+    warn(*faults[:MOST_FAULTS], *more)

@@ -13,7 +13,6 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
-from tqdm import tqdm
 
 if not __package__:  # started as a file from another folder: python PATH/tools/scribbles
     sys.path[0] = str(Path(__file__).resolve().parents[2])
@@ -27,6 +26,7 @@ from support.files import write_atomic
 from support.labels import IGNORE
 from support.processes import work_on
 from support.results import claim
+from support.terminal import say, warn
 from tools.arguments import Parser
 from tools.scribbles.regions import import_extra
 from tools.scribbles.strokes import Style, draw_scribble
@@ -49,9 +49,8 @@ def main(argv: list[str] | None = None) -> int:
     results = work_on(functools.partial(_simulate, **job), masks, args.workers, "mask", "drawing")
     how = Counter(results)
     drawn, kept = how.pop("drawn", 0), how.pop("kept", 0)
-    for line in how:
-        tqdm.write(line, file=sys.stderr)
-    print(f"{args.out}: {drawn} scribble(s) drawn" + (f", {kept} kept (from an earlier start)" if kept else ""))
+    warn(*how)
+    say(f"{args.out}: {drawn} scribble(s) drawn" + (f", {kept} kept (from an earlier start)" if kept else ""))
     return 1 if how else 0
 
 

@@ -28,11 +28,12 @@ from data.classes import read_classes
 from data.images import read_label
 from data.label_check import SAMPLE
 from data.layout import MASKS, SCRIBBLES, find_split, first_folder, pair_files
-from support import program, shell
+from support import program, shell, signals
 from support.errors import STOPPED, UserError
 from support.files import sha256
 from support.labels import BACKGROUND, IGNORE
 from support.results import claim
+from support.terminal import say, warn
 from tools.arguments import Parser
 from tools.check.rules import DENSE
 
@@ -44,6 +45,8 @@ OWN_PSEUDO = ("checkpoint", "output", "json", "overwrite", "split", "train_path"
 FREE = (*OWN, *(item.name for item in dataclasses.fields(LaunchFlags)))
 PSEUDO_FLAGS = "--scales 1 1.5 --flip"
 PATHS = ("list_path", "image_path", "image_suffix", "label_suffix")
+# What stops the chain: a signal without a handler would end it alone, and leave the command running.
+STOP_SIGNALS = {*signals.SIGNALS, *(getattr(signal, name) for name in ("SIGHUP", "SIGQUIT") if hasattr(signal, name))}
 PASSED_ON = ("device", "workers", "log_level")  # flags of train.py that pseudo.py and evaluate.py get, too
 
 
@@ -55,19 +58,18 @@ def main(argv: list[str] | None = None) -> int:
     for name in ("rounds", "processes"):
         if (number := getattr(args, name)) < 1:
             raise UserError(f"--{name} {number}: must be at least 1")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
+    for number in STOP_SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(number, signal.default_int_handler)  # as Ctrl-C
     try:
         run_steps(args, flags)
     except (subprocess.CalledProcessError, KeyboardInterrupt) as error:
         status = error.returncode if isinstance(error, subprocess.CalledProcessError) else STOPPED
         if status == STOPPED:
-            print("stopped; to continue, run scribble_pipeline again as before", file=sys.stderr)
+            warn("stopped; to continue, run scribble_pipeline again as before")
         elif 128 < status <= 192:
             ended = f"the last command was ended by signal {status - 128}"
-            print(
-                f"{ended} (9: perhaps out of memory); to continue, run scribble_pipeline again as before",
-                file=sys.stderr,
-            )
+            warn(f"{ended} (9: perhaps out of memory); to continue, run scribble_pipeline again as before")
         return status
     return 0
 
@@ -138,8 +140,8 @@ def check_strokes(folder: Path, labels: list[Path]) -> None:
     if not any(shares) and not any(map(labelled_share, labels)):
         raise UserError(f"{folder}: no image has a stroke: draw some")
     if sum(shares) > DENSE * len(shares):
-        print(f"warning: {folder}: in the first {len(shares)} images, more than half of the pixels are labelled: a "
-              "pixel without a stroke must be 255", file=sys.stderr)  # fmt: skip
+        warn(f"warning: {folder}: in the first {len(shares)} images, more than half of the pixels are labelled: a "
+             "pixel without a stroke must be 255")  # fmt: skip
 
 
 def read_flags(flags: list[str], pseudo: list[str], data: Path) -> tuple[list[str], config.Config]:
@@ -184,12 +186,13 @@ def run(program: str, *words: object, num_processes: int = 1) -> None:
         command += [str(shell.REPO / "scripts/launch.py"), "torch.distributed.run", "--standalone"]
         command += ["--nproc_per_node", str(num_processes)]
     command += shell.located(program, *words)
-    print(f"$ {shell.quoted(command)}", flush=True)
+    say(f"$ {shell.quoted(command)}")
     with subprocess.Popen(command) as process:
         try:
             status = process.wait()
         except KeyboardInterrupt:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C is for the command
+            for number in STOP_SIGNALS:  # the command has to save now
+                signal.signal(number, signal.SIG_IGN)
             process.terminate()
             process.wait()
             raise

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image
-from tqdm import tqdm
 
 from data.images import LABEL_SUFFIXES, NO_JPEG, decode
 from data.layout import Split, list_folder, match_files, read_list, select
 from support import shell
 from support.errors import InputError, UserError
+from support.progress import progress_bar
+from support.terminal import say
 from tools.convert.polygons import Patch
 from tools.convert.reading import split_of
 from tools.convert.source import Entry, Options, Source
@@ -39,7 +40,7 @@ def read(source: Path, options: Options) -> Source:
         result.names, result.unlabelled = options.known.names, False
         return result
     found = np.zeros(1 << 24, bool)
-    for entry in tqdm(result.entries, unit="mask", desc="finding colours"):
+    for entry in progress_bar(result.entries, total=len(result.entries), title="finding colours", unit="mask"):
         try:
             found |= _present(_packed(entry.record))
         except InputError:
@@ -87,7 +88,7 @@ def class_file(source: Path) -> str:
     found = [path for name in ("labelmap.txt", "classes.txt") if (path := _beside(source, name)) and path.is_file()]
     coloured = [path for path in found if has_colours(path)]
     if coloured:
-        print(f"classes: {coloured[0]}")
+        say(f"classes: {coloured[0]}")
     return str(coloured[0]) if coloured else ""
 
 

@@ -1,0 +1,42 @@
+"""The rule for what accompanies training: it never ends a run."""
+
+import logging
+from collections.abc import Callable
+from typing import TypeVar
+
+from support.errors import reason
+
+T = TypeVar("T")
+log = logging.getLogger("segtrain")
+
+
+class Extras:
+    """Run what accompanies training, such as boards, pictures and the report. An error there becomes one warning."""
+
+    def __init__(self) -> None:
+        self._dropped: set[str] = set()
+        self._warnings: set[str] = set()
+
+    def safe(self, part: str, work: Callable[..., T]) -> Callable[..., T | None]:
+        """Return a function that calls `work` with its arguments, as run() does."""
+        return lambda *args, **options: self.run(part, lambda: work(*args, **options))
+
+    def run(self, part: str, work: Callable[[], T], *, retry: bool = False, closes: bool = False) -> T | None:
+        """Return work(), or None if it raises. `part` is then dropped: later calls do nothing.
+
+        part: what is lost, with its file, for the warning. retry: do not drop it, as the next call may succeed. closes:
+        call `work` in any case, to free what a dropped part holds.
+        """
+        was_dropped = part in self._dropped
+        if was_dropped and not closes:
+            return None
+        try:
+            return work()
+        except (Exception, SystemExit) as error:  # a board may raise anything
+            if not retry:
+                self._dropped.add(part)
+            warning = f"{part}: {reason(error)}: training goes on without it"
+            if not was_dropped and warning not in self._warnings:
+                self._warnings.add(warning)
+                log.warning(warning)
+            return None

@@ -1,0 +1,117 @@
+"""Weights & Biases: the real package, offline. What it wrote is read from its file and compared with metrics.jsonl."""
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
+
+import pytest
+from conftest import finish, flags, read_metrics, start_group, succeed
+
+from config import parse
+from runs.boards import WandB
+from support.errors import UserError
+
+FAULTS = "tests/train_with_fault.py"
+OFFLINE = {"WANDB_MODE": "offline", "WANDB_SILENT": "true"}
+
+
+def records(file: Path) -> list:
+    """The records of a .wandb file: after a header of 7 bytes, LevelDB's log format.
+
+    https://github.com/google/leveldb/blob/main/doc/log_format.md: blocks of 32 KiB, in which each fragment has a header
+    of 7 bytes, a checksum, its length and its type: 1 whole, 2 first, 3 middle, 4 last.
+    """
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    data, at, found, content = file.read_bytes(), 7, [], b""
+    while at + 7 <= len(data):
+        if 2**15 - at % 2**15 < 7:  # no room for a header
+            at += 2**15 - at % 2**15
+            continue
+        length, kind = int.from_bytes(data[at + 4 : at + 6], "little"), data[at + 6]
+        content += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):
+            found.append(Record.FromString(content))
+            content = b""
+    return found
+
+
+def read_wandb(folder: Path) -> tuple[set[str], dict[int, dict], dict[int, set[str]]]:
+    """The W&B runs' ids in a run's folder, {step: {tag: value}}, and {step: the tags of its pictures}."""
+    ids, numbers, pictures = set(), {}, {}
+    for file in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
+        for record in records(file):
+            if record.HasField("run"):
+                ids.add(record.run.run_id)
+                config = {item.key: json.loads(item.value_json) for item in record.run.config.update}
+                assert (config["lr"], config["name"]) == (0.01, folder.name)
+            row = {(item.nested_key or [item.key])[0]: json.loads(item.value_json) for item in record.history.item}
+            step = row.get("_step")
+            pictures.setdefault(step, set()).update(tag for tag in row if "images/" in tag)
+            points = {tag: value for tag, value in row.items() if "images/" not in tag and not tag.startswith("_")}
+            numbers.setdefault(step, {}).update(points)
+    return ids, *({step: row for step, row in rows.items() if row} for rows in (numbers, pictures))
+
+
+def expected_rows(folder: Path) -> dict[int, dict]:
+    """What metrics.jsonl says should be on a board, {step: {tag: value}}."""
+    rows: dict[int, dict] = {}
+    for line in read_metrics(folder, "train"):
+        losses = line.pop("losses")
+        rows[line["step"]] = {f"train/{name}": line[name] for name in line if name not in ("kind", "epoch", "step")}
+        rows[line["step"]] |= {f"train/loss_{name}": value for name, value in losses.items()}
+    for line in read_metrics(folder, "val"):
+        values = {f"val/{name}": line[name] for name in ("miou", "pixel_acc", "mean_acc")}
+        rows[line["step"]] |= values | {f"val_iou/{name}": value for name, value in enumerate(line["iou"])}
+    return {step: {tag: value for tag, value in row.items() if value is not None} for step, row in rows.items()}
+
+
+@pytest.mark.parametrize(
+    ("processes", "fault", "status"),
+    [
+        (1, "killed", -9),
+        pytest.param(1, "signal_mid_epoch", 75, marks=pytest.mark.slow),
+        pytest.param(2, "signal_mid_epoch", 75, marks=pytest.mark.slow),
+    ],
+)
+def test_wandb_has_the_numbers_of_metrics_jsonl_in_one_run_also_after_a_stop(
+    demo_flags, tmp_path, processes, fault, status
+):
+    pytest.importorskip("wandb", reason="wandb is not installed (pip install -e '.[wandb]')")
+    words = demo_flags(name="x", epochs=4, workers=1, wandb=True, report_training_batch_acc=True)
+    words += [] if processes == 1 else ["--distributed"]
+    results = finish(start_group(processes, [fault, "0", *words], tmp_path, FAULTS, **OFFLINE))
+    assert [result[0] for result in results] == [status] * processes, results
+    assert not any("Traceback" in stderr for _, _, stderr in results)
+    succeed(start_group(processes, [*words, "--resume", "auto"], tmp_path, **OFFLINE))
+    folder = tmp_path / "x"
+    ids, numbers, pictures = read_wandb(folder)
+    assert len(ids) == 1
+    assert len([*tmp_path.rglob("offline-run-*")]) == 2  # one for each start, and none of rank 1
+    expected, steps = expected_rows(folder), {0, *(line["step"] for line in read_metrics(folder, "val"))}
+    # W&B's process had no second to write the rows up to the checkpoint.
+    lost = set(range(5)) - set(numbers) if fault == "killed" else set()
+    assert numbers == {step: row for step, row in expected.items() if step not in lost}
+    assert steps - set(range(5) if lost else ()) <= set(pictures) <= steps
+
+
+def test_wandb_variables_take_precedence_over_our_options(tmp_path, monkeypatch):
+    wandb = SimpleNamespace(init=mock.Mock(), Image=None, teardown=None)
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    WandB(parse(flags(dataset_path="data")), tmp_path / "x", "id1")
+    assert {*wandb.init.call_args.kwargs} == {"config", "project", "name", "dir", "resume", "id"}
+    for name in ("PROJECT", "NAME", "DIR", "RESUME", "RUN_ID"):
+        monkeypatch.setenv(f"WANDB_{name}", "0")
+    WandB(parse(flags(dataset_path="data")), tmp_path / "x", "id1")
+    assert {*wandb.init.call_args.kwargs} == {"config"}
+
+
+def test_missing_wandb_is_named_with_the_command_that_installs_it(monkeypatch, tmp_path):
+    (tmp_path / "wandb").mkdir()  # a folder of runs is no package
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    with pytest.raises(UserError, match=r"--wandb needs the package wandb: .* install .*\[wandb\]"):
+        parse(flags(dataset_path="data", wandb=True))

@@ -1,0 +1,113 @@
+"""The words of the five guides that this project comes from: each is accepted with its meaning, or refused by its row.
+
+recorded/guides.tsv has a word in each row: the guide, where it stands (cli or yaml), the words, and the result. `=flag
+value` is accepted with this meaning, `=` is accepted, `?text` is refused by one line that has the text.
+"""
+
+import re
+
+import pytest
+import yaml
+from conftest import REPO
+
+import config
+from config.others import TABLE, other_names
+from config.programs import EVALUATE, EXPORT, PREDICT, PSEUDO, READER, TASKS
+from support.errors import UserError
+
+LINES = (REPO / "tests/recorded/guides.tsv").read_text(encoding="utf-8").splitlines()
+ROWS = [line.split("\t")[1:] for line in LINES[1:]]
+
+
+def parse(form: str, words: str, tmp_path) -> config.Config:
+    if form == "yaml":  # SECTION:/KEY:VALUE
+        section, _, pair = words.partition("/")
+        key, _, value = pair.partition(":")
+        (tmp_path / "a.yaml").write_text(f"dataset_path: x\n{section}\n  {key}: {value}\n")
+        return config.parse(["--config", str(tmp_path / "a.yaml")])
+    resume = ["--resume", "x.pt"] if "--reset" in words else []  # the guide has it too
+    return config.parse(["--dataset_path", "x", *words.split(), *resume])
+
+
+@pytest.mark.parametrize(("form", "words", "result"), ROWS, ids=[f"{row[1]}" for row in ROWS])
+def test_word_of_the_guides(form, words, result, tmp_path):
+    if result.startswith("?"):
+        with pytest.raises(UserError) as caught:
+            parse(form, words, tmp_path)
+        name = re.split(r"[= ]", words)[0]
+        assert str(caught.value).startswith(f"unknown flag {name.replace('-', '_').replace('__', '--', 1)}: ")
+        assert result[1:] in str(caught.value)
+        assert "\n" not in str(caught.value)
+        return
+    cfg = parse(form, words, tmp_path)
+    if result != "=":
+        name, _, value = result[1:].partition(" ")
+        assert getattr(cfg, name) == config.FLAGS[name].convert(yaml.safe_load(value) if name != "amp" else value, name)
+
+
+def test_words_without_a_flag_of_their_own_name():
+    words = "--valid-num-workers=4 --report-training-batch-acc --pin_memory true --prefetch_factor 3"
+    cfg = config.parse(["--dataset_path", "x", *words.split(), "--find_unused_parameters", "False"])
+    assert (cfg.val_workers, cfg.report_training_batch_acc, cfg.pin_memory, cfg.prefetch_factor) == (4, True, True, 3)
+    with pytest.raises(UserError, match="unknown flag --find_unused_parameters: always false: each trained parameter"):
+        config.parse(["--dataset_path", "x", "--find_unused_parameters", "true"])
+
+
+def test_a_switch_takes_true_and_false_as_in_yaml():
+    given = {"true": True, "True": True, "false": False}
+    for word, value in given.items():
+        for words in ([f"--use_ddp={word}"], ["--use-ddp", word]):
+            assert config.parse(["--dataset_path", "x", *words, "--lr", "1"]).distributed is value
+    with pytest.raises(UserError, match="unexpected argument 'maybe'"):
+        config.parse(["--dataset_path", "x", "--use_ddp", "maybe"])
+
+
+def test_a_note_says_what_a_word_means_here_if_that_differs():
+    """batch_size is of all processes in guide 1, and of one in guides 2 to 4. warmup counts steps in guide 0."""
+    notes = {
+        "--batch_size 8": "images per process here; for all processes use --total_batchsize",
+        "--warmup 8": "epochs here; for steps use --warmup_steps",
+        "--save_dir x": "folder of all runs here; this run is its subfolder --name",
+    }
+    for words, note in notes.items():
+        assert config.parse(["--dataset_path", "x", *words.split()]).notes == [f"{words.split()[0]}: {note}"]
+    for words in ("--num_workers 2", "--learning_rate 1", "--wd 0", "--use_augment"):
+        assert config.parse(["--dataset_path", "x", *words.split()]).notes == []
+
+
+def test_other_programs_take_the_same_words():
+    words = ["--num_workers=2", "--batch-size=3", "--use_ddp", "--num_classes=4"]
+    for reader in (EVALUATE, PREDICT, PSEUDO):
+        values, _, notes = reader.command_line(words)
+        assert values == {"workers": 2, "val_batchsize": 3, "distributed": True, "numclasses": 4}
+        assert notes == ["--batch_size: --val_batchsize here"]
+    assert EXPORT.command_line(["--valid_batch_size", "5"])[0] == {"val_batchsize": 5}
+    with pytest.raises(UserError, match=r"unknown flags --lr: a flag of train.py; --hidden_dim: of another model"):
+        EVALUATE.command_line(["--lr", "1", "--hidden_dim", "2"])
+
+
+@pytest.mark.parametrize("page", [TABLE, TABLE.with_name("coming_from.zh-CN.md")], ids=lambda page: page.name)
+def test_the_table_says_yes_where_a_name_is_accepted(page, monkeypatch):
+    monkeypatch.setattr("config.others.TABLE", page)
+    table = other_names.__wrapped__()
+    accepted = {name for name, row in table.items() if row.accepted in ("yes", "是")}
+    own = {"pin_memory", "prefetch_factor", "report_training_batch_acc", "wandb", "task", "grad_checkpointing"}
+    assert accepted == {*READER.aliases, *own}
+    assert own <= set(READER.flags)
+    assert set(table) == set(other_names())
+    assert not set(table) & set(READER.flags) - own
+
+
+def test_task_hands_over_what_its_program_reads(tmp_path):
+    words = "--task=test --config configs/demo.yaml --scales 0.5 1 --batch_size 3 --no_flip --lr 1 --name x"
+    cfg = config.parse(words.split())
+    assert cfg.notes[1:] == ["--batchsize, --lr: of training; --task test does not use them"]
+    expected = ["--config", "configs/demo.yaml", "--scales", "0.5", "1.0", "--no_flip"]
+    assert config.task_words(cfg, cfg.task_flags) == expected
+    assert EVALUATE.command_line(expected)[0] == {"scales": (0.5, 1.0), "flip": False}
+    (tmp_path / "a.yaml").write_text("task: predict\ndataset_path: x\n")
+    cfg = config.parse(["--config", str(tmp_path / "a.yaml"), "--workers", "1"])
+    assert (cfg.task, cfg.name, cfg.task_flags) == ("predict", "a", {"workers": 1})
+    with pytest.raises(UserError, match=r"unknown flag --scales: a flag of evaluate\.py, predict\.py, pseudo\.py"):
+        config.parse(["--scales", "1"])
+    assert set(TASKS) == set(config.FLAGS["task"].choices)

@@ -1,0 +1,76 @@
+"""What reaches the terminal, or the file or pipe in its place."""
+
+import ast
+import os
+import subprocess
+import sys
+
+from conftest import REPO
+from PIL import Image
+
+from support import progress
+from support.progress import progress_bar
+
+LINES = """
+import os
+from support import program, terminal
+
+def main():
+    terminal.say("one", "t\\two\\x1b[2J \\udce9 \\xfc \\u5b57\\r")
+    terminal.warn("three\\nfour")
+    terminal.say("five")
+    os._exit(0)  # what a buffer holds is lost
+
+program.run(main)
+"""
+
+
+def test_lines_come_at_once_in_order_and_without_escape_codes(tmp_path):
+    """Whatever the encoding lacks is escaped, too: no program may end in UnicodeEncodeError."""
+    for encoding, shown in (("ascii", r"\xfc \u5b57"), ("cp1252", r"ü \u5b57"), ("utf-8", "ü 字")):
+        with (tmp_path / "out").open("wb") as out:
+            env = os.environ | {"PYTHONIOENCODING": encoding}
+            subprocess.run([sys.executable, "-c", LINES], cwd=REPO, env=env, stdout=out, stderr=out, check=True)
+        expected = f"one\nt\\two\\x1b[2J \\udce9 {shown}\\r\nthree\\nfour\nfive\n"
+        assert (tmp_path / "out").read_text(encoding) == expected
+
+
+def test_a_reader_that_leaves_does_not_change_the_status(tmp_path):
+    for split in ("train", "val"):
+        (tmp_path / f"images/{split}").mkdir(parents=True)
+        (tmp_path / f"masks/{split}").mkdir(parents=True)
+        for number in range(9):
+            Image.new("RGB", (32, 32)).save(tmp_path / f"images/{split}/\x1b[31m{number}.png")
+    command = [sys.executable, "-m", "tools.check", str(tmp_path), "--workers", "0"]
+    with subprocess.Popen(command, cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.wait(60) == 2  # masks are missing
+        assert process.stderr.read() == b""
+    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, check=False)
+    assert r"\x1b[31m0.png" in done.stdout
+    assert "\x1b" not in done.stdout
+
+
+def test_progress_without_a_terminal_is_a_line_now_and_then(capsys, monkeypatch):
+    list(progress_bar(range(3), total=3, title="reading", unit="file"))
+    assert capsys.readouterr().err == ""  # short work
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0)
+    list(progress_bar(range(3), total=3, title="reading", unit="file"))
+    text = capsys.readouterr().err
+    assert "\r" not in text
+    assert text.endswith(" left\n")
+    assert [line.split(",")[0] for line in text.splitlines()] == [f"reading: {done} of 3" for done in range(4)]
+    assert "file/s, " in text.splitlines()[-1]
+
+
+def test_all_output_goes_through_one_door():
+    """Only support/terminal.py writes to the streams, and only support/progress.py makes bars."""
+    folders = [path.parent for path in REPO.glob("*/__init__.py") if path.parent.name != "tests"]
+    files = [*REPO.glob("*.py"), *(file for folder in [*folders, REPO / "scripts"] for file in folder.rglob("*.py"))]
+    assert {"train.py", "lifeline.py", "launch.py", "colours.py"} <= {file.name for file in files}
+    for file in files:
+        nodes = list(ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
+        called = {ast.unparse(node.func) for node in nodes if isinstance(node, ast.Call)}
+        wrong = {"print", "tqdm", "tqdm.write", "sys.stdout.write", "sys.stderr.write"}
+        assert not called & wrong or file.name == "progress.py", file
