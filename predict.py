@@ -24,12 +24,13 @@ import numpy as np
 import torch
 
 from data.classes import Classes, read_classes
+from data.images import Header, several_frames
 from data.loader import Loader
 from data.sampler import EvalBatches
 from distributed.group import Group
 from evaluation.predictor import ImagePredictor, predict_batch, window_steps
 from exporting.onnx import OnnxModel
-from prediction.inputs import Images, film_hint, find_inputs, size_of
+from prediction.inputs import Images, film_hint, find_inputs, header_of
 from prediction.outputs import Outputs
 from support.errors import UserError
 from support.files import sha256
@@ -127,9 +128,12 @@ def predict(
     """
     bar = partial(progress_bar, enabled=group.is_main)
     own = len(range(group.rank, len(inputs), group.world_size))
-    found = group.map(size_of, list(inputs.values()), partial(bar, total=own, title="headers", unit="file"))
-    sizes = dict(zip(inputs, found, strict=True))
-    readable = {name: size for name, size in sizes.items() if isinstance(size, tuple)}
+    found = group.map(header_of, list(inputs.values()), partial(bar, total=own, title="headers", unit="file"))
+    headers = dict(zip(inputs, found, strict=True))
+    good = {name: header for name, header in headers.items() if isinstance(header, Header)}
+    readable = {name: header.size for name, header in good.items()}
+    if line := several_frames({inputs[name]: header.frames for name, header in good.items()}):
+        log.warning(line)
     names = list(readable)
     ranks = {"rank": group.rank, "world_size": group.world_size}
     batches = EvalBatches(list(readable.values()), batch_size=model.images_at_once, **ranks).batches
@@ -151,7 +155,7 @@ def predict(
                     outputs.write(name, image, label, prob)
     outputs.wait()
     group.raise_if_stopped()
-    errors = [sizes[name] for name in pending if isinstance(sizes[name], UserError)]
+    errors = [headers[name] for name in pending if isinstance(headers[name], UserError)]
     return errors + [error for share in group.gather(failures + outputs.failures) for error in share]
 
 

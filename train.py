@@ -91,7 +91,7 @@ def train(cfg: Config, group: Group, run: Run) -> int:
     command = data_check_command(cfg)
     check_sample(train_set.files, val_set.files, cfg.numclasses, command, group.map, train_set.label_map)
     classes = read_classes(cfg.classes, cfg.numclasses, cfg.texts["classes"])
-    log_data(cfg, train_set, val_loader)
+    log_data(cfg, train_set, val_loader, is_main=group.is_main)
 
     cfg, start = utils.get_start(cfg, group, saved)
     raw_model, model = utils.get_model(cfg, group, start)

@@ -10,7 +10,7 @@ from support.errors import UserError
 
 PRESETS = Path(__file__).parent.parent / "configs"
 FOLDERS = {"classes": "classes", "label_map": "label_maps"}  # of each flag's presets, NAME.txt, in configs/
-MAX_TEXT = 2**20  # bytes of a file; a map that lists each of 65536 values has fewer
+MAX_TEXT = 2**22  # bytes of a file; a map that lists 131072 values has fewer
 
 _LINE = re.compile(r"(.*?)(?:\s+#([0-9a-fA-F]{6}))?")  # name and colour
 _COMMENT = re.compile(r"#(\s|$)")  # how one begins

@@ -47,7 +47,7 @@ class SegmentationDataset(Dataset):
     ):
         self.num_classes, self.transform, self.compute, self.seed = num_classes, transform, compute or {}, seed
         self.extras, self.label_map = extras, label_map
-        self.folders = split.folders
+        self.folders, self.has_list = split.folders, split.listed is not None
         self.names, self.files = pair_files(split)
 
     def __len__(self) -> int:

@@ -1,14 +1,14 @@
 """A check of the labels before training, by a sample of them."""
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from data.histogram import value_histogram
-from data.images import read_label
+from data.images import read_header, read_label, several_frames
 from data.label_map import LabelMap
 from support.errors import UserError
 from support.labels import IGNORE
@@ -28,7 +28,9 @@ def check_sample(
     map_: Callable[..., Iterable] = map,
     label_map: LabelMap | None = None,
 ) -> None:
-    """Read a sample of the labels, or all if the sample lacks classes; log a warning if they seem to be missing.
+    """Read a sample of the labels, or all if the sample lacks classes; log a warning if one seems to be missing.
+
+    Log a warning, too, if images of the sample have several frames, or if 255 seems to be an object in some masks.
 
     train, val: {map: path} of each image. num_classes: the value of --numclasses. command: the command of the data
     check, quoted in messages.
@@ -37,18 +39,34 @@ def check_sample(
     labels are only 0 and 255.
     """
 
-    def values(images: Files) -> set[int]:
+    def each(images: Files) -> list[list[int]]:
         paths = [files[kind] for files in images for kind in ("label", "pseudo") if kind in files]
         read = partial(read_label, num_classes=num_classes, label_map=label_map)
-        return set().union(*map_(lambda path: np.flatnonzero(value_histogram(read(path))).tolist(), paths))
+        return [*map_(lambda path: np.flatnonzero(value_histogram(read(path))).tolist(), paths)]
 
+    def values(images: Files) -> set[int]:
+        return set().union(*each(images))
+
+    images = [files["image"] for files in [*_spread(train), *_spread(val)] if "image" in files]
+    frames = map_(lambda path: read_header(path).frames, images)
+    if line := several_frames(dict(zip(images, frames, strict=True))):
+        log.warning(line)
     if values(_spread(val)) == {IGNORE} and values(val) == {IGNORE}:
         raise UserError(f"all validation masks are {IGNORE} (ignored), so there is nothing to score: label some pixels")
-    found = values(_spread(train))
-    if 2 * (max(found - {IGNORE}, default=0) + 1) <= num_classes:  # the sample may miss a rare class
-        found = values(train)
+    labels = each(_spread(train))
+    found = set().union(*labels)
+    few = 2 * (max(found - {IGNORE}, default=0) + 1) <= num_classes or len(found - {IGNORE}) < 2
+    if few or any(objects_as_255(labels)):  # the sample may miss a rare class
+        labels = each(train)
+        found = set().union(*labels)
     if found == {IGNORE}:
         raise UserError(f"all training labels are {IGNORE} (ignored), so there is nothing to learn: label some pixels")
+    masks = [] if "pseudo" in train[0] else labels  # strokes of class 0 alone hold 0 and 255, too
+    _judge(found, masks, num_classes, command)
+
+
+def _judge(found: set[int], masks: list[list[int]], num_classes: int, command: str) -> None:
+    """Log a warning, or raise UserError, on what the training labels hold. masks: the values of each, [] to skip it."""
     highest = max(found - {IGNORE}, default=0)
     if found == {0, IGNORE}:
         problem = "the training labels hold only 0 and 255; 255 is ignored, so the model can learn class 0 only"
@@ -60,6 +78,25 @@ def check_sample(
     elif 2 * (highest + 1) < num_classes:
         problem = f"the training labels have no class above {highest}, but --numclasses is {num_classes}"
         log.warning(f"{problem}: to count the classes, before you set it: {command}")
+    elif len(found - {IGNORE}) < 2:
+        problem = f"the training labels hold only class {highest}{' and 255 (ignored)' if IGNORE in found else ''}"
+        log.warning(f"{problem}: a model cannot tell it from anything: label another class; to count them: {command}")
+    if found != {0, IGNORE} and (number := sum(objects_as_255(masks))):
+        problem = f"{number} of {len(masks)} training labels hold only 0 and 255 (ignored), the others do without 255"
+        log.warning(f"{problem}: if 255 is an object, its pixels are not learnt; check the labels: {command}")
+
+
+def objects_as_255(masks: Sequence[Iterable[int]]) -> list[bool]:
+    """Return which masks hold 255 and no class but 0, where 255 seems to be an object and not what is ignored.
+
+    It seems so if the masks that have other classes do without 255: several programs may have written the masks. masks:
+    the values of each.
+    """
+    values = [set(mask) for mask in masks]
+    objects = [IGNORE in mask for mask in values if mask - {0, IGNORE}]
+    if 10 * sum(objects) > len(objects) or not any(0 in mask for mask in values):
+        return [False] * len(values)
+    return [IGNORE in mask and mask <= {0, IGNORE} and (0 in mask or not objects) for mask in values]
 
 
 def _spread(images: Files) -> Files:

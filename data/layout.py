@@ -3,13 +3,13 @@
 There are two layouts: plain folders (--dataset Folder), and PASCAL VOC's with ScribbleSup's labels (all others).
 """
 
-import os
 import posixpath
 import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from data.folders import Files, list_folder
 from data.images import IMAGE_SUFFIXES, LABEL_SUFFIXES, NO_JPEG
 from data.plain import find_plain
 from support import shell
@@ -20,8 +20,6 @@ MASKS = ("SegmentationClassAug", "SegmentationClass")
 SCRIBBLES = "pascal_2012_scribble"
 PSEUDO = "bmp_pseudolabel"
 ANY_SUFFIXES = tuple(dict.fromkeys((*LABEL_SUFFIXES, *IMAGE_SUFFIXES)))  # finds JPEG masks, to name them
-
-Files = dict[str, list[Path]]
 
 
 @dataclass(frozen=True)
@@ -90,44 +88,20 @@ def read_list(path: Path) -> list[str]:
     Names may have folders, spaces and suffixes. Raises UserError if the file cannot be read or has no name.
     """
     try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", error)
-        raise UserError(f"{path}: the list cannot be read ({why}); it must hold one image name a line") from None
+        if path.exists() and not path.is_file():
+            raise OSError(0, "not a regular file")
+        text = path.read_text(encoding="utf-8-sig", errors="surrogateescape")  # as Python reads file names
+        if "\0" in text:
+            raise OSError(0, "not UTF-8")
+    except OSError as error:
+        why = f"the list cannot be read ({error.strerror})"
+        raise UserError(f"{path}: {why}; it must hold one image name a line") from None
+    lines = text.split("\n")
     paths = [line.replace("\\", "/") for line in map(str.strip, lines) if line]
     names = [unicodedata.normalize("NFC", posixpath.normpath(path)) for path in paths]
     if not names:
         raise UserError(f"{path}: the list is empty; expected one image name a line")
     return names
-
-
-def list_folder(folder: Path, suffixes: tuple[str, ...]) -> Files:
-    """Return all files below a folder by name, sorted: {"sub/x": [folder/sub/x.jpg, folder/sub/x.png], ...}.
-
-    A name has no suffix and is in Unicode form NFC, because macOS stores another form than lists and other systems.
-    suffixes: lower-case suffixes of the files to list; files of one name are in the order of `suffixes`. Skips hidden
-    files and folders, and what systems leave behind (._x, .DS_Store, __MACOSX). Returns {} for a missing folder. Raises
-    UserError if a folder cannot be listed.
-    """
-
-    def fail(error: OSError) -> None:
-        raise UserError(f"{error.filename}: cannot be listed ({error.strerror})")
-
-    def is_kept(parent: str, name: str) -> bool:
-        loops = f"{os.path.realpath(parent)}/".startswith(os.path.realpath(os.path.join(parent, name)) + "/")
-        return not name.startswith((".", "__MACOSX", "@eaDir")) and not loops  # loops: a link to a folder above
-
-    found: dict[str, list[tuple[bool, int, str]]] = {}
-    for parent, folders, files in os.walk(folder, onerror=fail, followlinks=True) if folder.is_dir() else ():
-        folders[:] = [name for name in folders if is_kept(parent, name)]
-        subfolder = Path(parent).relative_to(folder).as_posix()
-        for file in files:
-            stem, suffix = os.path.splitext(file)
-            if suffix.lower() in suffixes and not file.startswith("."):
-                name = unicodedata.normalize("NFC", posixpath.normpath(f"{subfolder}/{stem}"))
-                rank = suffix != suffix.lower(), suffixes.index(suffix.lower())
-                found.setdefault(name, []).append((*rank, os.path.join(parent, file)))
-    return {name: [Path(path) for *_, path in sorted(paths)] for name, paths in sorted(found.items())}
 
 
 def match_files(

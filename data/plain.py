@@ -7,6 +7,7 @@ in `images` and `masks`. The folder of the masks may also be named labels or ann
 from pathlib import Path
 from typing import NamedTuple
 
+from data.folders import list_folder
 from data.images import LABEL_SUFFIXES
 from support import shell
 from support.errors import UserError
@@ -76,8 +77,7 @@ def _mask_folder(folders: list[Path]) -> Path:
     """Return the folder that holds the masks, or the first if none exists; raise UserError if two have label files."""
     found = [folder for folder in dict.fromkeys(folders) if folder.is_dir()] or folders[:1]
     if len(found) > 1:
-        suffixes = {folder: {path.suffix.lower() for path in folder.rglob("*")} for folder in found}
-        found = [folder for folder in found if suffixes[folder].intersection(LABEL_SUFFIXES)] or found[:1]
+        found = [folder for folder in found if list_folder(folder, LABEL_SUFFIXES)] or found[:1]
     if len(found) > 1:
         raise UserError(
             f"{found[0]} and {found[1]}: both could hold the masks: choose one with --train_path and --val_path"

@@ -104,8 +104,8 @@ def check_finite(raw_model: nn.Module) -> None:
 
 
 def digest(listing: list[str]) -> str:
-    """Return the SHA-256 of a list of strings, as 64 hexadecimal digits."""
-    return hashlib.sha256("\n".join(listing).encode()).hexdigest()
+    """Return the SHA-256 of a list of strings, as 64 hexadecimal digits. File names need not be UTF-8."""
+    return hashlib.sha256("\n".join(listing).encode(errors="surrogateescape")).hexdigest()
 
 
 def _first_other_rank(values: list) -> int:

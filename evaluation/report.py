@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import cv2
 import numpy as np
 import torch
 from PIL import Image
@@ -17,6 +18,7 @@ from PIL import Image
 from config import Config
 from data.classes import Classes, read_classes
 from data.dataset import SegmentationDataset
+from data.images.files import decode_bytes
 from evaluation.metrics import image_scores
 from evaluation.pictures import contours, to_hex
 from evaluation.scoring import Result
@@ -70,7 +72,8 @@ def page(
     }
     examples = []
     for (index, png), scores in zip(predictions.items(), image_scores(result.counts[[*predictions]]), strict=True):
-        sample, predicted = dataset[index], np.array(Image.open(io.BytesIO(png)))
+        sample, predicted = dataset[index], decode_bytes(png, cv2.IMREAD_GRAYSCALE)
+        assert predicted is not None
         pictures = _pictures(sample["image"], sample["label"], predicted, classes, cfg.background_class)
         examples.append({"name": dataset.names[index], **scores, **pictures})
     content = {

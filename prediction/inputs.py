@@ -10,7 +10,8 @@ import numpy as np
 from PIL import Image
 from torch.utils.data import Dataset
 
-from data.images import IMAGE_SUFFIXES, image_size, read_image
+from data.folders import walk
+from data.images import IMAGE_SUFFIXES, Header, read_header, read_image
 from support.errors import UserError
 from support.shell import quoted
 
@@ -86,8 +87,8 @@ def _list(path: Path, word: str) -> tuple[Path, list[Path]]:
     The folder of a pattern is the part before its first wildcard.
     """
     if path.is_dir():
-        return path, [file for file in path.rglob("*") if file.is_file()]
-    if path.is_file():
+        return path, [Path(folder, name) for folder, names in walk(path, {}) for name in names]
+    if path.exists():
         return path.parent, [path]
     if not glob.has_magic(word):
         raise UserError(f"--input {word}: no such file or folder")
@@ -98,14 +99,14 @@ def _list(path: Path, word: str) -> tuple[Path, list[Path]]:
     return Path(*path.parts[:first]), files
 
 
-def size_of(path: Path) -> tuple[int, int] | UserError:
-    """Return an image's (height, width), or the UserError of a file that cannot be read.
+def header_of(path: Path) -> Header | UserError:
+    """Return an image's Header, or the UserError of a file that cannot be read.
 
     Only the header is read, unless EXIF turns the image.
     """
     Image.MAX_IMAGE_PIXELS = None  # Pillow's limit protects from strangers' files: --input names the user's own
     try:
-        return image_size(path)
+        return read_header(path)
     except UserError as error:
         return error
 

@@ -1,5 +1,6 @@
 """The model that trained.load() returns, which predicts paths, arrays and PIL images, and its results."""
 
+import logging
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -10,7 +11,7 @@ import torch
 from PIL import Image, ImageOps
 
 from data.classes import Classes
-from data.images import label_png, read_image
+from data.images import label_png, read_header, read_image, several_frames
 from data.loader import batched
 from evaluation.pictures import overlay, with_legend
 from evaluation.predictor import Predictor, predict_batch
@@ -56,6 +57,8 @@ class Result:
 def pixels_of(image: AnImage) -> np.ndarray:
     """Return an image as an array (H, W, 3) uint8 RGB. Raises UserError for anything else."""
     if isinstance(image, str | Path):
+        if line := several_frames({Path(image): read_header(Path(image)).frames}):
+            logging.getLogger("segtrain").warning(line)
         return read_image(Path(image))
     if isinstance(image, Image.Image):
         if image.mode.startswith(("I", "F")):

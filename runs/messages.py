@@ -9,6 +9,7 @@ from torch import nn
 from config import FLAGS, Config
 from data.classes import Classes
 from data.dataset import SegmentationDataset
+from data.folders import left_out
 from data.images.resize import large_images
 from data.loader import EvalLoader, TrainLoader
 from distributed.group import Group
@@ -36,11 +37,13 @@ def log_launch(cfg: Config, group: Group) -> None:
         log.info(note)
 
 
-def log_data(cfg: Config, train_set: SegmentationDataset, val_loader: EvalLoader) -> None:
-    """Log the data set's path and its numbers of images and classes. Warn of large images."""
+def log_data(cfg: Config, train_set: SegmentationDataset, val_loader: EvalLoader, *, is_main: bool) -> None:
+    """Log the data set's path, its numbers of images and classes, and what is left out. Warn of large images."""
     images = f"{len(train_set)} training and {len(val_loader.dataset)} validation images"
     unnamed = "" if cfg.classes else "; to name them, list the names in a text file, one a line: --classes FILE"
     log.info(f"data: {cfg.dataset_path}, {images}, {cfg.numclasses} classes{unnamed}")
+    for path, note in left_out(train_set.folders["image"]).items() if is_main and not train_set.has_list else ():
+        log.warning(f"{path}: {note}")
     _, advice = large_images(val_loader.batch_sampler.sizes, cfg.crop_size)
     if advice and not (cfg.long_side or cfg.window):
         log.warning(advice)

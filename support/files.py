@@ -28,7 +28,7 @@ def write_atomic(path: Path, data: bytes | memoryview | str, *, sync: bool = Fal
     written, InputError if its name is too long.
     """
     with writing(path, sync=sync, parents=parents) as scratch:
-        scratch.write_bytes(data.encode() if isinstance(data, str) else data)
+        scratch.write_bytes(data.encode(errors="surrogateescape") if isinstance(data, str) else data)  # names of files
 
 
 @contextlib.contextmanager

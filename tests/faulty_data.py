@@ -82,6 +82,21 @@ def draw_faulty(root: Path) -> Path:
     drawn.put("mask", "train/jpeg.jpg", label(0, 1, 2))
     drawn.put("image", "train/webp.png", picture("webp"))
     drawn.put("mask", "train/webp.webp", label(0, 1, 2), quality=80)
+    drawn.put("image", "train/tiff.png", picture("tiff"))
+    drawn.put("mask", "train/tiff.tif", label(0, 1, 2), compression="jpeg")
+    drawn.put("image", "train/stack.png", picture("stack"))
+    pages = [Image.fromarray(label(*values)) for values in ((0, 1), (0, 2))]
+    drawn.put("mask", "train/stack.tif", pages[0], save_all=True, append_images=pages[1:])
+    pages = [Image.fromarray(picture(f"page {number}")) for number in range(2)]
+    drawn.put("image", "train/pages.tif", pages[0], save_all=True, append_images=pages[1:])
+    drawn.put("mask", "train/pages.png", label(0, 1, 2))
+    drawn.pair("train/upside_down", **turned("upside_down", 3))
+    drawn.pair("train/hurt", picture("hurt"), suffix=".jpg")
+    hurt = drawn.root / "images/train/hurt.jpg"
+    data = hurt.read_bytes()
+    hurt.write_bytes(data[: len(data) * 2 // 3] + data[len(data) * 2 // 3 + 99 :])
+    (drawn.root / "images/train/phone.heic").write_bytes(b"")
+    (drawn.root / "images/train/loop").symlink_to(drawn.root)
     drawn.pair("train/odd", mask=label(0, 1, 254))
     drawn.pair("train/void", mask=label(255))
     drawn.put("mask", "train/no_image.png", label(0, 1, 2))
@@ -98,9 +113,14 @@ FAULTY = {
     "size-mismatch": ["masks/train/rotated.png", "masks/train/size.png"],
     "mask-colour": ["masks/train/colour.png"],
     "mask-mode": ["masks/train/mode.png"],
-    "mask-lossy": ["masks/train/jpeg.jpg", "masks/train/webp.webp"],
+    "mask-lossy": ["masks/train/jpeg.jpg", "masks/train/tiff.tif", "masks/train/webp.webp"],
+    "mask-frames": ["masks/train/stack.tif"],
     "label-out-of-range": ["masks/train/odd.png"],
     "duplicate-across-splits": ["images/train/leak.png"],
+    "image-damaged": ["images/train/hurt.jpg"],
+    "image-frames": ["images/train/pages.tif"],
+    "left-out": ["images/train/loop", "images/train"],
+    "exif-turns-one": ["masks/train/upside_down.png"],
     "class-absent": ["class 3"],
     "class-only-in-val": ["class 4"],
     "label-without-image": ["masks/train/no_image.png"],

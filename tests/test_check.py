@@ -20,7 +20,7 @@ from tools.convert.__main__ import main as convert
 
 # Codes with a test of their own
 ELSEWHERE = {"split-missing", "label-binary-255", "label-not-listed", "no-split", "palette-differs", "strokes-dense"}
-ELSEWHERE |= {"nothing-labelled"}
+ELSEWHERE |= {"nothing-labelled", "one-class"}
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +79,7 @@ def test_report_names_the_fault_its_files_and_what_to_do(faulty, tmp_path, capsy
         "error   label-out-of-range (1): a label value is not a class number\n        to do: correct the labels",
         "masks/train/odd.png: 254 in ",
         "masks/train/colour.png: 3 colour(s): ",
+        "EXIF turns 2 image(s), but not their labels",  # rotated, upside_down
     ):
         assert line in text
     assert snapshot(faulty) == before
@@ -167,6 +168,33 @@ def test_palette_masks_and_masks_of_three_equal_channels_are_fine(tmp_path):
     drawn.pair("train/a", mask=palette)
     drawn.pair("val/b", mask=np.dstack([label(0, 1, 2)] * 3))
     assert found(tmp_path) == {}
+
+
+def test_d1_masks_of_two_kinds_are_told_apart_mask_by_mask(tmp_path, capsys):
+    drawn = Drawn(tmp_path)
+    for name, values in {"train/a": (0, 1), "train/b": (0, 255), "train/c": (0,), "val/d": (0, 1)}.items():
+        drawn.pair(name, mask=label(*values))
+    assert main([str(tmp_path), "--workers", "0"]) == 2
+    said = capsys.readouterr().out
+    # Half of 64 columns are 255 in one of four masks.
+    assert "label-binary-255 (1)" in said
+    assert "masks/train/b.png: 50.0% of its pixels are 255; 25% of the masks are so" in said
+    assert main([*shlex.split(said.splitlines()[-1])[5:], "--workers", "0"]) == 0
+    assert check(tmp_path, paths=Paths(label_map="binary"))[0].classes[1].pixels == {"train": 64 * 48, "val": 32 * 48}
+    drawn.pair("train/e", mask=label(0, 1, 255))  # 255 is what is ignored
+    capsys.readouterr()
+    assert main([str(tmp_path), "--workers", "0"]) == 0
+    assert "1 of 5 masks hold only 0 and 255 (ignored): is 255 an object" in capsys.readouterr().out
+    drawn.pair("train/e", mask=label(0, 2))
+    assert main([str(tmp_path), "--workers", "0"]) == 2
+    assert "to fix" not in capsys.readouterr().out  # binary has no class 2
+
+
+def test_d12_one_labelled_class_is_a_warning(tmp_path):
+    drawn = Drawn(tmp_path)
+    drawn.pair("train/a", mask=label(1, 255))
+    drawn.pair("val/b", mask=label(0, 1))
+    assert found(tmp_path) == {"class-only-in-val": ["class 0"], "one-class": ["train"]}
 
 
 def test_real_dense_data_is_clean(camvid):

@@ -1,5 +1,7 @@
 """Reading images, labels and lists: right, or named."""
 
+import contextlib
+import os
 import struct
 import zlib
 
@@ -9,7 +11,7 @@ import pytest
 from PIL import Image, TiffImagePlugin
 
 from data.dataset import SegmentationDataset
-from data.images import image_size, read_distance, read_image, read_label
+from data.images import image_size, read_distance, read_header, read_image, read_label
 from data.layout import Split, read_list
 from support.errors import UserError
 
@@ -55,6 +57,95 @@ def test_label_out_of_range_is_named(tmp_path):
     assert read_label(path, 38).tolist() == [[0, 37, 255]]
 
 
+def write_grey(path, mask: np.ndarray, bits: int, white: int = 1):
+    """Write a mask as PNG or TIFF of `bits` bits a pixel, unchanged. white: TIFF's tag 262; 0: the value 0 is white."""
+    rows = np.packbits((mask[..., None] >> np.arange(bits - 1, -1, -1)) & 1).reshape(len(mask), -1)
+    if path.suffix == ".tif":
+        return write_tiff(path, rows[..., None], {256: mask.shape[1], 258: bits, 262: white})
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", *mask.shape[::-1], bits, 0, 0, 0, 0))
+    data = chunk(b"IDAT", zlib.compress(b"".join(b"\0" + row.tobytes() for row in rows)))
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + header + data + chunk(b"IEND", b""))
+    return path
+
+
+@pytest.mark.parametrize(("suffix", "white"), [("png", 1), ("tif", 1), ("tif", 0)])
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+def test_d6_grey_labels_have_the_values_that_are_stored(tmp_path, bits, suffix, white):
+    mask = np.arange(3 * 16, dtype=np.uint8).reshape(3, 16) % np.uint16(2**bits)
+    assert (read_label(write_grey(tmp_path / f"a.{suffix}", mask, bits, white), 254) == mask).all()
+
+
+@pytest.mark.parametrize(("mode", "order"), [("I;16", "<"), ("I;16B", ">")])
+def test_d7_both_byte_orders_of_16_bits_are_read(tmp_path, mode, order):
+    mask = np.array([[0, 1, 2, 255]], np.uint16)
+    path = save(tmp_path / "a.tif", Image.frombytes(mode, (4, 1), mask.astype(f"{order}u2").tobytes()))
+    assert read_label(path, 3).tolist() == mask.tolist()
+
+
+WEBP_META = {"icc_profile": b"x" * 200, "exif": exif(1).tobytes()}  # chunks in front of the pixels
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "codec"),
+    [
+        ("a.tif", {"compression": "jpeg"}, "jpeg .in TIFF."),
+        ("a.webp", {"quality": 90}, "lossy WebP"),
+        ("a.webp", {"quality": 90, **WEBP_META}, "lossy WebP"),
+        ("a.png", {"format": "WEBP", "quality": 90}, "lossy WebP"),
+        ("a.bmp", {"format": "MPO", "save_all": True, "append_images": [Image.new("L", (9, 6))]}, "JPEG"),
+        ("a.webp", {"lossless": True, **WEBP_META}, None),
+        *[("a.tif", {"compression": codec}, None) for codec in ("raw", "packbits", "tiff_lzw", "tiff_adobe_deflate")],
+    ],
+)
+def test_d2_labels_of_codecs_that_change_values_are_refused_whatever_the_suffix(tmp_path, name, options, codec):
+    mask = np.arange(54, dtype=np.uint8).reshape(6, 9) % 3
+    path = save(tmp_path / name, mask, **options)
+    with pytest.raises(UserError, match=f"{codec} compression changes") if codec else contextlib.nullcontext():
+        assert (read_label(path, 3) == mask).all()
+
+
+@pytest.mark.parametrize("suffix", ["tif", "png", "webp", "gif"])
+def test_d3_labels_of_several_frames_are_refused_but_not_their_overviews(tmp_path, suffix):
+    first, *others = [Image.fromarray(np.full((8, 9), value, np.uint8)) for value in (0, 1, 2)]
+    path = save(tmp_path / f"a.{suffix}", first, append_images=others, save_all=True, lossless=True)
+    for read in (lambda path: read_label(path, 3), read_distance):
+        with pytest.raises(UserError, match=rf"a\.{suffix}: has 3 frames"):
+            read(path)
+    assert read_header(path).frames == 3
+    assert read_image(path).max() == 0  # the first
+    if suffix == "tif":
+        small = save(tmp_path / "b.tif", others[0], append_images=[first.resize((4, 4))], save_all=True)
+        assert (read_label(small, 3) == 1).all()
+
+
+@pytest.mark.parametrize("suffix", ["png", "tif", "webp"])
+@pytest.mark.parametrize("turn", [2, 3, 6, 7])
+def test_d4_a_label_and_a_map_follow_their_own_orientation_as_images_do(tmp_path, suffix, turn):
+    values = np.arange(12, dtype=np.uint8).reshape(3, 4)
+    path = save(tmp_path / f"a.{suffix}", values, exif=exif(turn), lossless=True)
+    for found in (read_label(path, 12), read_distance(path)):
+        assert (found == read_image(path)[..., 0]).all()
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("/dev/zero")])
+@pytest.mark.parametrize("read", [read_image, image_size, lambda path: read_label(path, 3), read_distance, read_list])
+def test_x1_what_is_no_regular_file_is_named_and_not_waited_for(tmp_path, make, read):
+    make(tmp_path / "a.png")
+    with pytest.raises(UserError, match=r"a\.png: .*not a regular file"):
+        read(tmp_path / "a.png")
+
+
+def test_x2_only_documented_formats_are_opened(tmp_path, monkeypatch):
+    """PIL starts Ghostscript for PostScript."""
+    monkeypatch.setattr("subprocess.Popen", None)
+    path = tmp_path / "a.png"
+    for kind in ("EPS", "PCX", "PPM", "ICO", "JPEG2000"):
+        save(path, Image.new("RGB", (16, 16)), format=kind)
+        for read in (read_image, image_size, lambda path: read_label(path, 3), read_distance):
+            with pytest.raises(UserError, match=r"a\.png: not a whole, readable image .cannot identify"):
+                read(path)
+
+
 @pytest.mark.parametrize("channel", range(3))
 def test_colour_masks_are_refused_whichever_channel_differs(tmp_path, channel):
     label = np.zeros((4, 4, 3))
@@ -63,18 +154,17 @@ def test_colour_masks_are_refused_whichever_channel_differs(tmp_path, channel):
         read_label(save(tmp_path / "rgb.png", label), 3)
 
 
-def write_tiff(path, values: np.ndarray):
+def write_tiff(path, values: np.ndarray, others: dict | None = None):
     """Write an uncompressed TIFF file of any number of channels and type; tags as in the TIFF 6.0 specification."""
     height, width, channels = values.shape
     kind, bits = {"u": 1, "i": 2, "f": 3}[values.dtype.kind], 8 * values.dtype.itemsize
     tags = TiffImagePlugin.ImageFileDirectory_v2()
     lists = {258: (bits,) * channels, 338: (0,) * (channels - 3), 339: (kind,) * channels}
-    numbers = {256: width, 257: height, 259: 1, 262: 2, 273: 8, 277: channels, 278: height, 279: values.nbytes}
-    for tag, value in (numbers | lists).items():
-        if value:
+    numbers = {256: width, 257: height, 259: 1, 262: 2, 273: 0, 277: channels, 278: height, 279: values.nbytes}
+    for tag, value in (numbers | lists | (others or {})).items():
+        if value != ():
             tags[tag] = value
-    end = 8 + values.nbytes
-    path.write_bytes(b"II*\0" + struct.pack("<I", end) + values.tobytes() + tags.tobytes(end))
+    path.write_bytes(b"II*\0\x08\0\0\0" + tags.tobytes(8) + values.tobytes())  # tobytes() adds its end to tag 273
     return path
 
 

@@ -72,7 +72,7 @@ def test_a_rare_class_that_the_sample_lacks_is_no_fault(tmp_path, warnings):
     with pytest.raises(UserError, match="hold only 0 and 255"):
         warnings(draw(tmp_path, masks), [], 2)
     assert warnings(draw(tmp_path, masks), [], 21)[0].endswith("check the labels: the command")
-    masks[4] = stripes(0, 1)
+    masks[4] = stripes(0, 1, 255)
     assert warnings(draw(tmp_path, masks), [], 2) == []
 
 
@@ -82,8 +82,23 @@ def test_a_number_of_classes_that_labels_do_not_need_is_told(tmp_path, warnings)
     (problem,) = warnings(files, [], 7)
     assert problem.startswith("the training labels have no class above 2, but --numclasses is 7: to count the classes")
     masks = [stripes(0, 255)] * (2 * SAMPLE)
-    masks[1] = stripes(0, 1)  # the sample has numbers 0, 2, 4 ...
+    masks[1] = stripes(0, 1, 255)  # the sample has numbers 0, 2, 4 ...
     assert warnings(draw(tmp_path, masks), [], 4) == []
+
+
+def test_d1_objects_of_255_among_masks_that_do_without_255(tmp_path, warnings):
+    mixed = [stripes(0, 255), *[stripes(0, 1)] * 3, stripes(0, 2)]
+    (line,) = warnings(draw(tmp_path, mixed), [], 3)
+    assert line.startswith("1 of 5 training labels hold only 0 and 255 (ignored), the others do without 255")
+    for number, other in enumerate((stripes(0, 1, 255), stripes(0, 1))):  # 255 is what is ignored; no 255
+        (tmp_path / str(number)).mkdir()
+        assert warnings(draw(tmp_path / str(number), [stripes(0, 255 if not number else 0), other]), [], 2) == []
+
+
+@pytest.mark.parametrize("values", [(1, 255), (0,), (1,)])
+def test_d12_training_labels_of_one_class_are_named(tmp_path, warnings, values):
+    (line,) = warnings(draw(tmp_path, [stripes(*values)]), [], 2)
+    assert line.startswith(f"the training labels hold only class {values[0]}")
 
 
 def test_validation_masks_without_a_labelled_pixel_are_refused(tmp_path, warnings):

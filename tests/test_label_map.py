@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ ALONE = Group(torch.device("cpu"))
 # Value: class, of what each preset lists, by the authors of the data; see tests/known_datasets.py.
 LISTED = {
     "ade20k": {0: 255} | {value: value - 1 for value in range(1, 151)},
-    "binary": {0: 0, 255: 1},
+    "binary": {0: 0, 1: 1, 255: 1},
     "cityscapes": {value: CITYSCAPES.get(value, 255) for value in range(34)},
     "cocostuff": {value: number for number, value in enumerate(COCO)},
 }
@@ -48,6 +49,13 @@ def test_lines_of_a_file(tmp_path):
     values = np.array([[7, 10, 11, 12, 20, 29, 300, 0, 65535, 255]], np.uint16)
     assert found.look_up(values).tolist() == [[0, 1, 2, 3, 4, 4, 5, 255, 255, 255]]
     assert found.look_up(values[:, :6].astype(np.uint8)).tolist() == [[0, 1, 2, 3, 4, 4]]
+    file.write_text("0 0\n1 1\n-3--1 255\n70000 2\n")  # d7
+    values = np.array([[0, 1, -1, -3, 70000, -4, -(2**31), 254]], np.int32)
+    found, other = read_label_map(str(file)), found
+    assert found.look_up(values).tolist() == [[0, 1, 255, 255, 2, 254, 254, 254]]  # 254: not listed
+    assert (found.num_classes, found.digest == other.digest) == (3, False)
+    file.write_text("0 0\n1 1\n* 255\n")
+    assert read_label_map(str(file)).look_up(values).tolist() == [[0, 1] + 6 * [255]]
     assert read_label_map("") is None
 
 
@@ -58,7 +66,8 @@ def test_lines_of_a_file(tmp_path):
         ("1 254", "a class is 0 to 253, or 255"),
         ("* 255", "gives no class, so that nothing is labelled"),
         ("1-3 0-1", r"3 value\(s\), but 2 class\(es\)"),
-        ("65536 0", "a value is 0 to 65535"),
+        ("2147483648 0", "a value is -2147483648 to 2147483647"),
+        ("-9-70000 0", "a range goes up, by less than 65536"),
         ("1 0\n0-5 1", "line 2: '0-5 1': lists a value that an earlier line lists"),
         ("1 9", "gives classes up to 9, but --numclasses is 5: use --numclasses 10"),
         (None, r"map\.txt: No such file or directory; give a FILE, or one of ade20k, binary, cityscapes, cocostuff"),
@@ -88,9 +97,22 @@ def test_a_value_that_the_map_lacks_is_named(tmp_path):
         UserError, match=r"a\.png: label 34 in 2 pixel\(s\) is not in --label_map cityscapes: use a FILE"
     ):
         read_label(tmp_path / "a.png", 255, read_label_map("cityscapes"))
-    put(tmp_path / "b.tif", np.array([[70000, 1]], np.int32))
-    with pytest.raises(UserError, match="label 70000 in 1"):
+    put(tmp_path / "b.tif", np.array([[70000, 1, 0]], np.int32))
+    with pytest.raises(UserError, match="label 70000 in 1") as error:
         read_label(tmp_path / "b.tif", 255, read_label_map("ade20k"))
+    remedy = re.search("'(70000 255)' to ignore it", str(error.value))[1]
+    (tmp_path / "map.txt").write_text(f"0-1 0-1\n{remedy}\n")
+    assert read_label(tmp_path / "b.tif", 2, read_label_map(str(tmp_path / "map.txt"))).tolist() == [[255, 1, 0]]
+
+
+def test_d1_binary_reads_one_bit_0_and_1_and_0_and_255_alike(tmp_path):
+    mask = np.eye(4, dtype=np.uint8)
+    for number, values in enumerate((mask, mask * 255, mask > 0)):
+        put(tmp_path / f"{number}.png", values)
+        assert (read_label(tmp_path / f"{number}.png", 2, read_label_map("binary")) == mask).all()
+    put(tmp_path / "both.png", np.array([[0, 1, 255]], np.uint8))
+    with pytest.raises(UserError, match=r"both\.png: label 255 in 1 pixel.*'255 255' to ignore it"):
+        read_label(tmp_path / "both.png", 2, read_label_map("binary"))
 
 
 @pytest.fixture
@@ -107,8 +129,12 @@ def numbered(tmp_path):
 
 def test_training_and_scoring_see_class_numbers(numbered, tmp_path):
     extra = {"class_weights": "balanced", "model_type": "res50_ASPP"}
+    for name in ("x.heic", "y.HEIC", "z.gif", "notes.txt"):
+        (numbered["dataset_path"] / "images/train" / name).touch()
     folder = run_train(**numbered, **extra, logdir=tmp_path / "log")
     assert all(math.isfinite(line["loss"]) for line in read_metrics(folder, "train"))
+    left_out = "images/train: left out, convert them to .jpg: 1 .gif, 2 .heic\n"  # d8
+    assert left_out in (folder / "train.log").read_text()
     # 3 of 4 stripes of 10 columns are labelled, and each class has a third of them.
     assert read_metrics(folder, "val")[0]["pixels"] == 30 * 40
     weight = 1 / math.log(1.02 + 1 / 3)

@@ -1,5 +1,7 @@
 """Plain folders (--dataset Folder): images and masks find each other, or one line says what is missing."""
 
+import hashlib
+import os
 import unicodedata
 from pathlib import Path
 
@@ -8,9 +10,12 @@ import pytest
 from PIL import Image
 
 from data.dataset import SegmentationDataset
+from data.folders import left_out, list_folder
 from data.images import read_label
 from data.layout import find_split
+from distributed.checks import digest
 from support.errors import UserError
+from support.files import write_atomic
 
 
 def put(path: Path, values=None) -> Path:
@@ -75,6 +80,49 @@ def test_litter_of_systems_and_masks_without_image_are_skipped(tmp_path):
         (tmp_path / name).write_text("")
     (tmp_path / "images/train/loop").symlink_to(tmp_path / "images")
     assert find(tmp_path).listing == ["image=a.jpg label=a.png"]
+
+
+def test_x9_links_that_lead_round_in_circles_are_not_followed_and_others_are(tmp_path):
+    (tmp_path / "disk").mkdir()
+    put_pairs(tmp_path / "disk", "night/b")
+    put_pairs(tmp_path / "data", "train/a")
+    for kind in ("images", "masks"):  # a data set is often a link, or has links to other disks
+        (tmp_path / f"data/{kind}/train/far").symlink_to(tmp_path / f"disk/{kind}/night")
+    (tmp_path / "set").symlink_to(tmp_path / "data")
+    train = tmp_path / "set/images/train"
+    for name, target in {"all": "/", "up": tmp_path, "self": train, "itself": train / "itself"}.items():
+        (train / name).symlink_to(target)
+    (tmp_path / "disk/images/night/back").symlink_to(tmp_path / "data/images/train")  # by way of "far"
+    assert find(tmp_path / "set").names == ["a", "far/b"]
+    real = tmp_path.resolve() / "data/images/train"
+    targets = {"all": "/", "up": tmp_path.resolve(), "self": real, "far/back": real}
+    found = {f"{train / name}": f"a link to {to}, a folder around it, is not followed" for name, to in targets.items()}
+    assert left_out(train) == found
+
+
+def test_x9_a_link_to_a_large_tree_without_images_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr("data.folders.MAX_FOLDERS", 30)
+    for number in range(40):
+        (tmp_path / f"system/{number}").mkdir(parents=True)
+        put(tmp_path / f"many/{number}/x.jpg")
+    (tmp_path / "images").mkdir()
+    for name in ("many", "system"):
+        (tmp_path / "images" / name).symlink_to(tmp_path / name)
+    with pytest.raises(UserError, match=r"images/system: a link to a tree with 30 folders without an image"):
+        list_folder(tmp_path / "images", (".jpg",))
+    (tmp_path / "images/system").unlink()
+    assert len(list_folder(tmp_path / "images", (".jpg",))) == 40
+
+
+def test_d9_names_that_are_not_utf8_make_lists_and_digests(tmp_path):
+    name = os.fsdecode("图像".encode("gbk"))
+    put_pairs(tmp_path, name, "b")
+    write_atomic(tmp_path / "train.txt", f"{name}\nb")
+    assert find(tmp_path).names == [name, "b"]
+    assert digest([name]) == hashlib.sha256("图像".encode("gbk")).hexdigest()
+    (tmp_path / "train.txt").write_text("a\nb", encoding="utf-16")
+    with pytest.raises(UserError, match=r"train\.txt: the list cannot be read .not UTF-8"):
+        find(tmp_path)
 
 
 @pytest.mark.parametrize(

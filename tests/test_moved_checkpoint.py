@@ -114,7 +114,7 @@ WRONG: dict[str, tuple] = {
     "ranks": (None, {}, [None], [{}]),
     "run/window": (None, [{}], [{"loss": math.nan}], [STEP | {"hits": [1]}], [STEP | {"hits": -1.0, "lr": []}]),
     "scaler": (None, [], {"scale": 1.0}),
-    "texts/classes": (None, 1, "one", "a\nb", "x" * 2**21),
+    "texts/classes": (None, 1, "one", "a\nb", "x" * 2**23),
     "texts/label_map": (None, "1 9", "x"),
     "config/numclasses": (None, 1e9, "x", [5]),
     "config/model_type": (None, "unet", []),

@@ -66,6 +66,8 @@ def faulty(tmp_path):
     (folder / "text.jpg").write_text("not an image")
     (folder / "notes.txt").write_text("of another kind")
     (folder / ".hidden.png").write_bytes(b"")
+    os.mkfifo(folder / "pipe.png")
+    image.save(folder / "pages.tif", save_all=True, append_images=[image.rotate(180)])
     return folder
 
 
@@ -75,8 +77,9 @@ def test_each_file_is_right_or_named(checkpoint, faulty, tmp_path, capsys):
     said = capsys.readouterr().out
     assert "1 file(s) of other kinds" in said
     named = [line.split(":")[0] for line in said.split("could not be predicted:")[1].splitlines() if line.strip()]
-    assert [os.path.basename(name) for name in named] == ["text.jpg", "truncated.jpg"]
-    images = ("good.JPG", "sub/Stra\u00dfe \u4e00.png", "cmyk.jpg", "grey.png", "turned.jpg", "one.png")
+    assert [os.path.basename(name) for name in named] == ["pipe.png", "text.jpg", "truncated.jpg"]
+    assert "1 image(s) have several frames, and only the first is read: " in said
+    images = ("pages.tif", "good.JPG", "sub/Stra\u00dfe \u4e00.png", "cmyk.jpg", "grey.png", "turned.jpg", "one.png")
     stems = [os.path.splitext(name)[0] for name in images]
     assert {str(path.relative_to(out / "masks")) for path in out.rglob("masks/**/*.png")} == {f"{s}.png" for s in stems}
     for name, stem in zip(images, stems, strict=True):
@@ -197,14 +200,14 @@ def test_two_processes_write_what_one_does(checkpoint, faulty, tmp_path):
     words = ["--checkpoint", str(checkpoint), "--input", str(faulty), "--device", "cpu", "--workers", "0", "--output"]
     results = finish(start_group(2, [*words, "two"], tmp_path, "predict.py"))
     assert [status for status, _, _ in results] == [1, 1], results
-    assert "2 could not be predicted" in results[0][1]
+    assert "3 could not be predicted" in results[0][1]
     assert results[1][1] == ""
     predict.main([*words, str(tmp_path / "one")])
     one, two = (
         {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
         for folder in (tmp_path / "one", tmp_path / "two")
     )
-    assert len(one) == 6 + 1  # images; predictions.json
+    assert len(one) == 7 + 1  # images; predictions.json
     assert one == two
 
 

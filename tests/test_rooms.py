@@ -40,3 +40,13 @@ def test_eight_modules_at_the_root_and_at_most_14_in_a_folder():
     assert {path.stem for path in REPO.glob("*.py")} == PROGRAMS
     modules = Counter(path.parent for room in ROOMS for path in (REPO / room).rglob("*.py") if path.stem != "__init__")
     assert max(modules.values()) <= 14
+
+
+def test_image_files_are_decoded_in_one_module_only():
+    """What data/images/files.py refuses, such as pipes and PostScript, then cannot come in elsewhere."""
+    decoders = {"Image.open", "cv2.imread", "cv2.imdecode", "cv2.imreadmulti", "plt.imread", "imageio.imread"}
+    found = set()
+    for file in [*REPO.glob("*.py"), *(file for room in (*ROOMS, "scripts") for file in (REPO / room).rglob("*.py"))]:
+        calls = (node.func for node in ast.walk(ast.parse(file.read_text("utf-8"))) if isinstance(node, ast.Call))
+        found |= {file.relative_to(REPO).as_posix() for call in calls if ast.unparse(call) in decoders}
+    assert found == {"data/images/files.py"}

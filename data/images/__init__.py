@@ -1,16 +1,15 @@
 """Read images, label maps and distance maps. A UserError names a file that cannot be used."""
 
-import contextlib
 import io
-import struct
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import cv2
 import numpy as np
-from PIL import ExifTags, Image, ImageOps, TiffImagePlugin
+from PIL import Image, ImageOps
 
+from data.images import files
 from data.images.resize import scaled_size
 from data.label_map import UNLISTED, LabelMap
 from support.errors import UserError
@@ -19,52 +18,28 @@ from support.labels import IGNORE
 # In order of preference; letter case does not matter.
 IMAGE_SUFFIXES = (".jpg", ".png", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
 LABEL_SUFFIXES = (".png", ".bmp", ".tif", ".tiff", ".webp")
-LABEL_MODES = ("P", "L", "1", "I", "I;16")  # PIL's modes with one channel of integers
-NO_JPEG = "JPEG compression changes label values: save the mask as PNG"
-# What PIL and zlib raise on damaged files.
-DAMAGED = (
-    *(ArithmeticError, OSError, EOFError, LookupError, RuntimeError, SyntaxError, TypeError, ValueError),
-    *(struct.error, zlib.error),
-)
-BITS, CHANNELS = 258, 277  # tags of TIFF
+LABEL_MODES = ("P", "L", "1", "I", "I;16", "I;16L", "I;16B", "I;16N")  # PIL's modes with one channel of integers
+NO_JPEG = files.LOSSY.format("JPEG")
 END_OF_JPEG = b"\xff\xd9"
 
 
-@contextlib.contextmanager
-def decoding(path: Path) -> Iterator[None]:
-    """Turn an exception that PIL raises inside the `with` block into a UserError that names the file `path`."""
-    try:
-        yield
-    except UserError:
-        raise
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file") from None
-    except Image.DecompressionBombError as error:
-        raise UserError(f"{path}: too large ({error}): cut it into smaller images") from None
-    except DAMAGED as error:
-        problem = f"not a whole, readable image ({' '.join(str(error).split())})"
-        raise UserError(f"{path}: {problem}: replace it{_or_convert(path)}") from None
+class Header(NamedTuple):
+    """An image's (height, width) after EXIF rotation, EXIF orientation (1: upright) and number of full-size frames."""
+
+    size: tuple[int, int]
+    turn: int
+    frames: int
 
 
-def _or_convert(path: Path) -> str:
-    """Return words for a TIFF file with values that PIL cannot read, such as floats in colour; "" for other files."""
-    with contextlib.suppress(*DAMAGED), path.open("rb") as file:
-        tags = TiffImagePlugin.ImageFileDirectory_v2(file.read(8))
-        file.seek(tags.next)
-        tags.load(file)
-        channels, bits = tags.get(CHANNELS, 1), max(tags.get(BITS, (1,)))
-        if channels > 4 or bits > 8:
-            return f", or convert it to 8-bit RGB (it has {channels} channel(s) of {bits} bits)"
-    return ""
-
-
-def decode(path: Path, convert: Callable[[Image.Image], Image.Image] = lambda image: image) -> np.ndarray:
-    """Return the pixels of an image file after convert(PIL image): (H, W) or (H, W, channels), dtype by PIL mode.
+def decode(path: Path, convert: Callable = lambda image: image, *, lossless: bool = False) -> np.ndarray:
+    """Return the pixels of a mask or map after convert(PIL image): (H, W) or (H, W, channels), dtype by PIL mode.
 
     PIL, unlike OpenCV, refuses truncated files and keeps palette indices. Raises UserError if the file cannot be
-    decoded.
+    decoded, has several frames or, if `lossless`, a codec that can change values.
     """
-    with decoding(path), Image.open(path) as image:
+    with files.opened(path) as image:
+        files.check_mask(path, image, lossless=lossless)
+        files.turn_upright(image)
         return np.array(convert(image))
 
 
@@ -75,7 +50,7 @@ def read_image(path: Path, long_side: int = 0) -> np.ndarray:
     cannot be decoded, or has more than 8 bits a channel or more than 4 channels.
     """
     path = Path(path)
-    with decoding(path), Image.open(path) as image:
+    with files.opened(path) as image:
         pixels = _reduced(image, long_side) if long_side else None
         pixels = _plain_jpeg(path, image) if pixels is None else pixels
         return np.array(to_rgb(path, image)) if pixels is None else pixels
@@ -89,7 +64,7 @@ def _plain_jpeg(path: Path, image: Image.Image) -> np.ndarray | None:
     if image.format != "JPEG" or image.mode != "RGB" or not image.info.keys().isdisjoint(("exif", "xmp", "adobe")):
         return None
     data = path.read_bytes()
-    pixels = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR) if data.endswith(END_OF_JPEG) else None
+    pixels = files.decode_bytes(data, cv2.IMREAD_COLOR) if data.endswith(END_OF_JPEG) else None
     return None if pixels is None else cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB, dst=pixels)
 
 
@@ -115,22 +90,33 @@ def to_rgb(path: Path, image: Image.Image) -> Image.Image:
     Raises UserError as read_image() does.
     """
     _check_8_bits(path, image)
-    if orientation(image) != 1:
+    if files.orientation(image) != 1:
         ImageOps.exif_transpose(image, in_place=True)
     return image if image.mode == "RGB" else image.convert("RGB")
 
 
-def image_size(path: Path) -> tuple[int, int]:
-    """Return the (height, width) in pixels of an image file, after EXIF rotation.
+def read_header(path: Path) -> Header:
+    """Return the Header of an image file. Raises UserError as read_image() does.
 
-    Reads only the header, except of a TIFF file that EXIF turns. Raises UserError as read_image() does.
+    Reads no pixels, except of a TIFF file that EXIF turns.
     """
-    with decoding(path), Image.open(path) as image:
+    with files.opened(path) as image:
         _check_8_bits(path, image)
-        turn = orientation(image)
+        turn, frames, size = files.orientation(image), files.num_frames(path, image), (image.height, image.width)
         if turn == 1 or image.format != "TIFF":  # PIL's versions swap a turned TIFF file's sides at different times
-            return (image.width, image.height) if turn in range(5, 9) else (image.height, image.width)
-    return read_image(path).shape[:2]
+            return Header(size[::-1] if turn > 4 else size, turn, frames)
+    return Header(read_image(path).shape[:2], turn, frames)
+
+
+def image_size(path: Path) -> tuple[int, int]:
+    """Return the (height, width) in pixels of an image file, as read_header() does."""
+    return read_header(path).size
+
+
+def several_frames(frames: dict[Path, int]) -> str:
+    """Return a line that names the images with several frames, "" without any. frames: of each image."""
+    paths = [path for path, number in frames.items() if number > 1]
+    return f"{len(paths)} image(s) have several frames, and only the first is read: {paths[0]} ..." if paths else ""
 
 
 def _check_8_bits(path: Path, image: Image.Image) -> None:
@@ -138,34 +124,12 @@ def _check_8_bits(path: Path, image: Image.Image) -> None:
 
     PIL has no mode for 16 bits in colour and drops the lower 8, and of more than four channels it leaves out the rest.
     """
-    channels = getattr(image, "tag_v2", {}).get(CHANNELS, 1)
+    channels = getattr(image, "tag_v2", {}).get(files.CHANNELS, 1)
     tiles = getattr(image, "tile", [])[:1]  # how the file's values become the mode's
     is_colour_of_16_bits = image.mode in ("RGB", "RGBA", "LA") and ";16" in str(tiles)
     if image.mode.startswith(("I", "F")) or is_colour_of_16_bits or channels > 4:
         found = f"{channels} channels" if channels > 4 else f"more than 8 bits a channel (mode {image.mode})"
         raise UserError(f"{path}: {found}: images must be 8-bit RGB: convert it")
-
-
-def orientation(image: Image.Image) -> int:
-    """Return the EXIF orientation of an image that PIL has opened by its path; 1: upright."""
-    if image.format == "PNG" and not _png_has_exif(Path(image.filename)):  # type: ignore[attr-defined]
-        return 1  # PIL would decode all pixels to look for Exif behind them
-    return image.getexif().get(ExifTags.Base.Orientation, 1)
-
-
-def _png_has_exif(path: Path) -> bool:
-    """Return True if a PNG file has a chunk in which PIL looks for the orientation: Exif or XMP.
-
-    The file is a signature of 8 bytes and chunks: length, type, data, CRC of 4 bytes (ISO/IEC 15948, section 5.3).
-    """
-    with path.open("rb") as file:
-        position = 8
-        while file.seek(position) and len(header := file.read(40)) >= 8:
-            length, kind = struct.unpack_from(">I4s", header)
-            if kind == b"eXIf" or header[8:].startswith((b"Raw profile type exif\0", b"XML:com.adobe.xmp\0")):
-                return True
-            position += 12 + length
-    return False
 
 
 def read_label(path: Path, num_classes: int, label_map: LabelMap | None = None) -> np.ndarray:
@@ -175,21 +139,16 @@ def read_label(path: Path, num_classes: int, label_map: LabelMap | None = None) 
     instead of one channel, or has another value.
     """
 
-    def one_channel(image: Image.Image) -> Image.Image:
-        if image.format in ("JPEG", "MPO"):  # whatever the suffix
-            raise UserError(f"{path}: {NO_JPEG}")
-        if image.mode == "RGB":  # lossless WebP and some BMP files have no grey mode
-            red, green, blue = image.split()
-            if red.tobytes() == green.tobytes() == blue.tobytes():
-                return red
-        if image.mode not in LABEL_MODES:
-            raise UserError(
-                f"{path}: a {image.mode} image: labels must be class numbers in one channel (grey or palette PNG); to "
-                "convert colours: python -m tools.convert colours"
-            )
-        return image
-
-    label = decode(path, one_channel)
+    with files.opened(path) as image:
+        files.check_mask(path, image)
+        label, mode = files.stored_values(image), image.mode
+    if mode == "RGB" and (label == label[..., :1]).all():
+        label = label[..., 0].copy()  # lossless WebP and some BMP files have no grey mode
+    elif mode not in LABEL_MODES:
+        raise UserError(
+            f"{path}: a {mode} image: labels must be class numbers in one channel (grey or palette PNG); to "
+            "convert colours: python -m tools.convert colours"
+        )
     if label_map is not None:
         values, label = label, label_map.look_up(label)
         if cv2.countNonZero(cv2.inRange(label, UNLISTED, UNLISTED)):

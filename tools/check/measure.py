@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from data.images import LABEL_MODES, decode, read_image
+from data.images import LABEL_MODES, read_header, read_image
+from data.images.files import jpeg_damage, lossy_codec, num_frames, opened, orientation, stored_values
 from data.label_map import UNLISTED, LabelMap
 from support.errors import UserError
 from support.labels import IGNORE
@@ -22,21 +23,24 @@ class ImageFacts:
     """What was measured of one image file.
 
     fault: why the file cannot be read, "" if it can. size: (height, width) as training sees it. sha: SHA-256 of shape
-    and pixels in hex.
+    and pixels in hex. turn, frames: as in data.images.Header. damage: what the decoder says about it, "" if nothing.
     """
 
     path: Path
     fault: str = ""
     size: tuple[int, int] = (0, 0)
     sha: str = ""
+    turn: int = 1
+    frames: int = 1
+    damage: str = ""
 
 
 @dataclass
 class LabelFacts:
     """What was measured of one label file.
 
-    fault, size: as in ImageFacts. mode: PIL's mode. lossy: whether the compression is JPEG or lossy WebP.
-    values: {value: pixels}; empty if lossy or not one channel.
+    fault, size, turn, frames: as in ImageFacts. mode: PIL's mode. lossy: the codec if it can change values, or "".
+    values: {value: pixels}; empty if lossy, of several frames or not one channel.
     unlisted: {value: pixels} that the label map does not list; they are not in `values`, which holds class numbers.
     colours: {"#rrggbb": pixels} of a label that has colours instead of class numbers, the most frequent ones.
     palette: {value: "#rrggbb"} of the class numbers of a palette file that no label map translates.
@@ -45,8 +49,10 @@ class LabelFacts:
     path: Path
     fault: str = ""
     size: tuple[int, int] = (0, 0)
+    turn: int = 1
+    frames: int = 1
     mode: str = ""
-    lossy: bool = False
+    lossy: str = ""
     values: dict[int, int] = field(default_factory=dict)
     unlisted: dict[int, int] = field(default_factory=dict)
     colours: dict[str, int] = field(default_factory=dict)
@@ -79,34 +85,29 @@ def measure(sample: Sample, label_map: LabelMap | None = None) -> Facts:
 
 def _measure_image(path: Path) -> ImageFacts:
     try:
-        pixels = read_image(path)
+        pixels, header = read_image(path), read_header(path)
     except UserError as error:
         return ImageFacts(path, str(error).removeprefix(f"{path}: "))
     sha = hashlib.sha256(str(pixels.shape).encode() + pixels.tobytes()).hexdigest()
-    return ImageFacts(path, size=pixels.shape[:2], sha=sha)
+    return ImageFacts(path, "", header.size, sha, header.turn, header.frames, jpeg_damage(path))
 
 
 def _measure_label(path: Path, label_map: LabelMap | None) -> LabelFacts:
     facts = LabelFacts(path)
-    palette: list[int] = []
-
-    def note_mode(image: Image.Image) -> Image.Image:
-        palette.extend(image.getpalette() or [])
-        facts.mode, facts.lossy = image.mode, image.format in ("JPEG", "MPO") or _is_lossy_webp(path)
-        return image
-
     try:
-        pixels = decode(path, note_mode)
+        with opened(path) as image:
+            facts.turn, facts.frames = orientation(image), num_frames(path, image)
+            facts.mode, facts.lossy = image.mode, lossy_codec(path, image)
+            pixels, palette = stored_values(image), image.getpalette() or []
     except UserError as error:
         facts.fault = str(error).removeprefix(f"{path}: ")
         return facts
     facts.size = pixels.shape[:2]
-    if facts.lossy:
+    if facts.lossy or facts.frames > 1:
         return facts
     if facts.mode == "RGB" and (pixels == pixels[..., :1]).all():
         pixels, facts.mode = pixels[..., 0], "L"  # as read_label reads it
     if facts.mode in LABEL_MODES:
-        pixels = pixels.astype(np.uint8) if facts.mode == "1" else pixels
         if label_map is not None:
             mapped = label_map.look_up(pixels)
             facts.unlisted = _count(pixels[mapped == UNLISTED])
@@ -126,10 +127,3 @@ def _count(pixels: np.ndarray) -> dict[int, int]:
     """Return {value: number of pixels}, in the order of values."""
     values, counts = np.unique(pixels, return_counts=True)
     return dict(zip(values.tolist(), counts.tolist(), strict=True))
-
-
-def _is_lossy_webp(path: Path) -> bool:
-    """Return True if the file is a WebP with a frame of VP8, the lossy codec, instead of VP8L."""
-    with path.open("rb") as file:
-        head = file.read(64)
-    return head[8:12] == b"WEBP" and b"VP8 " in head

@@ -3,9 +3,10 @@
 from collections import defaultdict
 
 from data.classes import Classes
+from data.label_check import objects_as_255
 from support.labels import IGNORE
 from tools.check.findings import Findings
-from tools.check.measure import Facts, LabelFacts
+from tools.check.measure import Facts, ImageFacts, LabelFacts
 from tools.check.summary import Summary
 
 DENSE = 0.5  # strokes label a few percent of the pixels
@@ -19,15 +20,19 @@ def find_faults(facts: list[Facts], classes: Classes, findings: Findings) -> Non
     for item in facts:
         if item.image.fault:
             findings.add("image-unreadable", item.image.path, item.image.fault)
+        if item.image.frames > 1:
+            findings.add("image-frames", item.image.path, f"{item.image.frames} frames")
+        if item.image.damage:
+            findings.add("image-damaged", item.image.path, item.image.damage)
         for label in item.labels.values():
             _check_label(label, len(classes.names), colours, findings)
             if not item.image.fault and not label.fault:
-                _check_size(label, item.image.size, findings)
+                _check_size(label, item.image, findings)
     masks = [item.labels["mask"] for item in facts if "mask" in item.labels]
-    if {value for mask in masks for value in mask.values} == {0, IGNORE}:
-        for mask in masks:
-            if IGNORE in mask.values:
-                findings.add("label-binary-255", mask.path)
+    is_binary = objects_as_255([mask.values for mask in masks])
+    for mask in (mask for mask, chosen in zip(masks, is_binary, strict=True) if chosen):
+        note = f"{mask.values[IGNORE] / sum(mask.values.values()):.1%} of its pixels are 255"
+        findings.add("label-binary-255", mask.path, f"{note}; {sum(is_binary) / len(masks):.0%} of the masks are so")
     _check_palettes(masks, findings)
     _check_duplicates(facts, findings)
 
@@ -41,7 +46,9 @@ def _check_label(label: LabelFacts, num_classes: int, colours: dict[str, int], f
     if label.fault:
         findings.add("label-unreadable", label.path, label.fault)
     elif label.lossy:
-        findings.add("mask-lossy", label.path)
+        findings.add("mask-lossy", label.path, label.lossy)
+    elif label.frames > 1:
+        findings.add("mask-frames", label.path, f"{label.frames} frames")
     elif label.colours:
         known = {colour: f"{colour} = class {colours[colour]}" for colour in label.colours if colour in colours}
         shown = _first_six([known.get(colour, colour) for colour in label.colours])
@@ -59,13 +66,15 @@ def _check_label(label: LabelFacts, num_classes: int, colours: dict[str, int], f
         findings.add("label-out-of-range", label.path, note)
 
 
-def _check_size(label: LabelFacts, image_size: tuple[int, int], findings: Findings) -> None:
-    if label.size != image_size:
-        (height, width), (image_height, image_width) = label.size, image_size
-        turned = "; does EXIF turn the image, but not the label?" if label.size == image_size[::-1] else ""
+def _check_size(label: LabelFacts, image: ImageFacts, findings: Findings) -> None:
+    (height, width), (image_height, image_width) = label.size, image.size
+    if label.size != image.size:
+        turned = "; does EXIF turn the image, but not the label?" if label.size == image.size[::-1] else ""
         findings.add(
             "size-mismatch", label.path, f"{width}x{height}, but its image {image_width}x{image_height}{turned}"
         )
+    elif label.turn != image.turn and ((label.turn > 4) == (image.turn > 4) or height == width):
+        findings.add("exif-turns-one", label.path, f"orientation {label.turn}, but its image {image.turn}")
 
 
 def _check_palettes(masks: list[LabelFacts], findings: Findings) -> None:
@@ -120,6 +129,9 @@ def check_classes(summary: Summary, findings: Findings) -> None:
             findings.add("class-absent", label)
         elif row.pixels.get(val) and row.pixels.get(train) == 0 and has_labels:
             findings.add("class-only-in-val", label, f"in {row.images[val]} image(s)")
+    present = [row.name for row in summary.classes if row.pixels.get(train)]
+    if len(present) == 1 and "pseudo" not in summary.labels[train]:
+        findings.add("one-class", train, f"class {present[0]}")
     labelled = 1 - summary.ignored.get(train, 1)
     if summary.has_strokes and has_labels and labelled > DENSE:
         findings.add("strokes-dense", train, f"{labelled:.0%} of the pixels are labelled")

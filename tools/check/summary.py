@@ -35,7 +35,7 @@ class Summary:
     images: {split: number}. labels: {split: {"mask", "scribble" or "pseudo": number of files}}. sizes: {"WIDTHxHEIGHT":
     number of images}, most frequent first. ignored: {split: share of label pixels that are 255}.
     flags: {name: value} of the data flags that are set. splits: names of the training and the validation split.
-    class_file: preset or file of the class names, "" for none.
+    class_file: preset or file of the class names, "" for none. notes: lines for information.
     """
 
     root: str
@@ -50,6 +50,7 @@ class Summary:
     sizes: dict[str, int] = field(default_factory=dict)
     ignored: dict[str, float] = field(default_factory=dict)
     classes: list[ClassRow] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     @property
     def image_sizes(self) -> list[tuple[int, int]]:
@@ -64,6 +65,12 @@ class Summary:
 
     def count(self, facts: list[Facts], splits: list[str], names: list[str]) -> None:
         """Fill in all counts from the facts about each sample. splits: names of splits. names: of the classes."""
+        labels = [(item.image.turn, label.turn) for item in facts for label in item.labels.values()]
+        if turned := sum(image != 1 and label == 1 for image, label in labels):
+            self.notes.append(f"EXIF turns {turned} image(s), but not their labels, which must fit them as turned")
+        masks = [set(item.labels["mask"].values) for item in facts if "mask" in item.labels]
+        if any(mask - {0, IGNORE} for mask in masks) and (few := masks.count({0, IGNORE})):
+            self.notes.append(f"{few} of {len(masks)} masks hold only 0 and 255 (ignored): is 255 an object there?")
         sizes = Counter("{1}x{0}".format(*item.image.size) for item in facts if not item.image.fault)
         self.sizes = dict(sizes.most_common())
         self.num_classes = len(names)
@@ -101,6 +108,7 @@ def report_lines(summary: Summary, findings: Findings) -> list[str]:
         lines.append(
             f"  classes are named by colour: to rename them, edit the first word of each line of {summary.class_file}"
         )
+    lines += [f"  {note}" for note in summary.notes]
     return [*lines, *_class_table(summary), *_stroke_lines(summary), "", *_finding_lines(findings)]
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from data import layout
+from data.folders import left_out
 from data.layout import Split
 from data.plain import find_whole
 from support.errors import UserError
@@ -95,6 +96,8 @@ def find_samples(name: str, split: Split, dataset: str, findings: Findings, *, i
             findings.add("listed-twice", f"{name}: {key}", f"{number} times")
     if not matches:
         findings.add("split-missing", name, f"no images in {split.folders['image']}")
+    for path, note in left_out(split.folders["image"]).items() if split.listed is None else ():
+        findings.add("left-out", Path(path), note)
     images = {key for key, files in matches if files["image"]}
     for kind in required if split.listed is None else ():
         present = layout.select(list_folder(split.folders[kind], layout.ANY_SUFFIXES), split.endings[kind])

@@ -4,9 +4,9 @@ import re
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
-from data.images import LABEL_SUFFIXES, decoding
+from data.images import LABEL_SUFFIXES
+from data.images.files import opened
 from data.layout import list_folder
 from support import shell
 from support.errors import UserError
@@ -79,7 +79,7 @@ def _find_masks(source: Path) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for path in paths[:: max(1, len(paths) // MAX_MASKS)]:
         try:
-            with decoding(path), Image.open(path) as image:
+            with opened(path) as image:
                 mode, pixels = image.mode, np.array(image)
         except UserError:
             continue  # the conversion names it

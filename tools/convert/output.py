@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from PIL import Image
 
-from data.images import decoding, image_size, label_png
+from data.images import image_size, label_png
+from data.images.files import opened
 from support.errors import InputError, UserError
 from support.files import write_atomic, writing
 from support.labels import IGNORE
@@ -55,7 +55,7 @@ def _check_image(entry: Entry) -> tuple[int, int]:
     """Return the (height, width) of an image. Raises InputError if it is damaged or not of the size it should have."""
     try:
         size = image_size(entry.image)
-        with decoding(entry.image), Image.open(entry.image) as image:
+        with opened(entry.image) as image:
             image.load()
     except UserError as error:
         raise InputError(str(error)) from None
@@ -85,7 +85,7 @@ def write_mask(target: Path, label: np.ndarray, colours: np.ndarray) -> None:
     if not target.exists():
         write_atomic(target, label_png(label, colours), parents=True)
         return
-    with decoding(target), Image.open(target) as present:
+    with opened(target) as present:
         if not np.array_equal(np.asarray(present), label):
             raise InputError(f"{target}: exists and differs: not overwritten; remove it to convert it again")
 

@@ -64,7 +64,7 @@ def draw_scribble(label: np.ndarray, style: Style, seed: int, name: str) -> np.n
 
 
 def _rng(seed: int, name: str, number: int) -> np.random.Generator:
-    digest = hashlib.sha256(name.encode()).digest()
+    digest = hashlib.sha256(name.encode(errors="surrogateescape")).digest()
     return np.random.default_rng([seed, int.from_bytes(digest[:8], "big"), number])
 
 

@@ -188,7 +188,7 @@ def _packed(path: Path) -> np.ndarray:
         return image.convert("RGBA" if "A" in image.getbands() or "transparency" in image.info else "RGB")
 
     try:
-        pixels = decode(path, convert)
+        pixels = decode(path, convert, lossless=True)
     except UserError as error:
         raise InputError(str(error)) from None
     packed = pixels[:, :, :3].astype(np.int32) @ np.array([65536, 256, 1], np.int32)

@@ -14,6 +14,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 
+from data.images.files import decode_bytes
 from support.errors import InputError
 from tools.convert import polygons
 from tools.convert.polygons import Patch, place, read_points
@@ -78,7 +79,7 @@ def _decode_png(text: str, where: str) -> np.ndarray:
         data = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
         raise InputError(f"{where}: a mask that is not a PNG in base64") from None
-    pixels = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_GRAYSCALE) if data else None
+    pixels = decode_bytes(data, cv2.IMREAD_GRAYSCALE)
     if pixels is None:
         raise InputError(f"{where}: a mask whose PNG is damaged")
     return np.asarray(pixels > 0)

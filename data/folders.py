@@ -1,0 +1,84 @@
+"""List the files in a folder and below it: the one walk through folders of users."""
+
+import os
+import unicodedata
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from data.images import IMAGE_SUFFIXES
+from support.errors import UserError
+
+Files = dict[str, list[Path]]
+
+# Of pictures that are not read: their number is named.
+UNREAD = (
+    *(".jfif", ".jpe", ".jif", ".heic", ".heif", ".hif", ".avif", ".jxl", ".jp2", ".j2k", ".jpx", ".gif", ".ppm"),
+    *(".pgm", ".pbm", ".pnm", ".tga", ".psd", ".ico", ".svg", ".exr", ".hdr", ".dng", ".cr2", ".cr3", ".nef", ".arw"),
+    *(".orf", ".rw2", ".raf", ".raw", ".dcm", ".nii", ".mha", ".nrrd", ".npy", ".npz", ".mat", ".svs", ".czi"),
+)
+MAX_FOLDERS = 2000  # without an image, below a link that leaves the folder: that is no data set
+
+
+def walk(folder: Path, links: dict[str, str]) -> Iterator[tuple[str, list[str]]]:
+    """Yield (folder, names of its files) of a folder and all below it, also through links to folders.
+
+    Skips hidden files and folders, what systems leave behind (._x, .DS_Store, __MACOSX), and links to a folder around
+    them, which lead round in circles, such as "/": links gets {link: target} of these. Raises UserError if a folder
+    cannot be listed, or if a link out of `folder` leads to a large tree with hardly an image.
+    """
+
+    def fail(error: OSError) -> None:
+        raise UserError(f"{error.filename}: cannot be listed ({error.strerror})")
+
+    # Of each folder: the real folders of the links on the way to it, and the first one of these links, "" for none.
+    ways: dict[str, tuple[tuple[str, ...], str]] = {os.fspath(folder): ((), "")}
+    empty: dict[str, int] = {}  # of each first link: folders without an image, less ten for each with one
+    for place, folders, names in os.walk(folder, onerror=fail, followlinks=True):
+        above, first = ways.pop(place)
+        if first:
+            has_image = any(name.lower().endswith(IMAGE_SUFFIXES) for name in names)
+            empty[first] = empty.get(first, 0) + (-10 if has_image else 1)
+            if empty[first] > MAX_FOLDERS:
+                raise UserError(f"{first}: a link to a tree with {MAX_FOLDERS} folders without an image: remove it")
+        kept = []
+        for name in (name for name in folders if not name.startswith((".", "__MACOSX", "@eaDir"))):
+            path, way = os.path.join(place, name), (above, first)
+            if os.path.islink(path):
+                target, around = os.path.realpath(path), (*above, os.path.join(os.path.realpath(place), ""))
+                if any(other.startswith(os.path.join(target, "")) for other in around):
+                    links[path] = target
+                    continue
+                way = (around, first or path)
+            kept.append(name)
+            ways[path] = way
+        folders[:] = kept
+        yield place, [name for name in names if not name.startswith(".")]
+
+
+def list_folder(folder: Path, suffixes: tuple[str, ...], links: dict[str, str] | None = None) -> Files:
+    """Return all files below a folder by name, sorted: {"sub/x": [folder/sub/x.jpg, folder/sub/x.png], ...}.
+
+    A name has no suffix and is in Unicode form NFC, because macOS stores another form than lists and other systems.
+    suffixes: lower-case suffixes of the files to list; files of one name are in the order of `suffixes`. links and what
+    is skipped: as in walk(). Returns {} for a missing folder. Raises UserError as walk() does.
+    """
+    found: dict[str, list[tuple[bool, int, str]]] = {}
+    for place, names in walk(folder, {} if links is None else links) if folder.is_dir() else ():
+        subfolder = Path(place).relative_to(folder).as_posix()
+        for file in names:
+            stem, suffix = os.path.splitext(file)
+            if suffix.lower() in suffixes:
+                name = unicodedata.normalize("NFC", f"{subfolder}/{stem}".removeprefix("./"))
+                rank = suffix != suffix.lower(), suffixes.index(suffix.lower())
+                found.setdefault(name, []).append((*rank, os.path.join(place, file)))
+    return {name: [Path(path) for *_, path in sorted(paths)] for name, paths in sorted(found.items())}
+
+
+def left_out(folder: Path) -> dict[str, str]:
+    """Return {path: what is left out of a folder of images}: pictures that are not read, and links as in walk()."""
+    links: dict[str, str] = {}
+    paths = [path for found in list_folder(folder, UNREAD, links).values() for path in found]
+    kinds = [f"{number} {suffix}" for suffix, number in sorted(Counter(path.suffix.lower() for path in paths).items())]
+    lines = {link: f"a link to {target}, a folder around it, is not followed" for link, target in links.items()}
+    return lines | ({str(folder): f"left out, convert them to .jpg: {', '.join(kinds)}"} if kinds else {})

@@ -1,0 +1,193 @@
+"""Open image files. No other module calls the decoders of PIL and OpenCV (tests/test_rooms.py)."""
+
+import contextlib
+import os
+import re
+import struct
+import sys
+import tempfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+from PIL import ExifTags, Image, ImageOps, TiffImagePlugin
+
+from support.errors import UserError
+
+# By content, whatever the suffix; MPO counts as JPEG. PIL would start another program for PostScript.
+FORMATS = ("JPEG", "PNG", "BMP", "TIFF", "GIF", "WEBP")
+LOSSY = "{} compression changes label values: save the mask as PNG"
+LOSSLESS = ("PNG", "BMP", "TIFF", "GIF")
+LOSSLESS_TIFF = (1, 2, 3, 4, 5, 8, 32771, 32773, 32946, 34925, 50000)  # none, CCITT, LZW, Deflate, PackBits, LZMA, Zstd
+# What PIL and zlib raise on damaged files.
+DAMAGED = (
+    *(ArithmeticError, OSError, EOFError, LookupError, RuntimeError, SyntaxError, TypeError, ValueError),
+    *(struct.error, zlib.error),
+)
+SUBFILE_TYPE, BITS, COMPRESSION, CHANNELS = 254, 258, 259, 277  # tags of TIFF
+EXIF = ("exif", "xmp", "Raw profile type exif", "XML:com.adobe.xmp")  # where PIL keeps an orientation
+
+# PIL's names for grey values in a file: 1 bit, 2, 4 or 8 bits; "I": 0 is white; "R": reversed order of bits.
+_GREY = re.compile("([1L]);?([24]?)(I?)R?")
+_STEP = {"2": 85, "4": 17}  # PIL multiplies values of 2 or 4 bits by this
+_DAMAGE = re.compile("Corrupt JPEG data.*|Premature end.*")
+
+
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[Any]:
+    """Yield an image file, opened by PIL. Turn exceptions of PIL, here and in the `with` block, into a UserError.
+
+    Raises UserError if the file is missing, not a regular file, or in none of FORMATS.
+    """
+    try:
+        if not os.path.isfile(path) and os.path.exists(path):  # opening a pipe would wait for a writer
+            raise UserError(f"{path}: not a regular file: replace it by an image")
+        with Image.open(path, formats=FORMATS) as image:
+            yield image
+    except UserError:
+        raise
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except Image.DecompressionBombError as error:
+        raise UserError(f"{path}: too large ({error}): cut it into smaller images") from None
+    except DAMAGED as error:
+        problem = f"not a whole, readable image ({' '.join(str(error).split())})"
+        raise UserError(f"{path}: {problem}: replace it{_or_convert(path)}") from None
+
+
+def _or_convert(path: Path) -> str:
+    """Return words for a TIFF file with values that PIL cannot read, such as floats in colour; "" for other files."""
+    with contextlib.suppress(*DAMAGED), path.open("rb") as file:
+        tags = TiffImagePlugin.ImageFileDirectory_v2(file.read(8))
+        file.seek(tags.next)
+        tags.load(file)
+        channels, bits = tags.get(CHANNELS, 1), max(tags.get(BITS, (1,)))
+        if channels > 4 or bits > 8:
+            return f", or convert it to 8-bit RGB (it has {channels} channel(s) of {bits} bits)"
+    return ""
+
+
+def num_frames(path: Path, image: Any) -> int:
+    """Return the number of frames of an opened file that are not smaller than the first one, which is read.
+
+    Smaller frames are thumbnails and overviews; a TIFF file also marks these, and masks of transparency.
+    """
+    if not getattr(image, "is_animated", False) or image.format not in ("TIFF", "MPO"):
+        return getattr(image, "n_frames", 1)
+    count = 1
+    with contextlib.suppress(*DAMAGED), Image.open(path, formats=FORMATS) as other:
+        for number in range(1, 1000):
+            other.seek(number)
+            is_part = image.format == "TIFF" and other.tag_v2.get(SUBFILE_TYPE, 0) & 5  # type: ignore[attr-defined]
+            count += not is_part and other.width >= image.width and other.height >= image.height
+    return count
+
+
+def lossy_codec(path: Path, image: Any) -> str:
+    """Return the name of an opened file's codec if it can change values, "" if it cannot."""
+    if image.format == "TIFF" and image.tag_v2.get(COMPRESSION, 1) not in LOSSLESS_TIFF:
+        return f"{image.info.get('compression', 'unknown')} (in TIFF)"
+    if image.format == "WEBP":
+        return "" if _is_lossless_webp(path) else "lossy WebP"
+    return "" if image.format in LOSSLESS else "JPEG"
+
+
+def _is_lossless_webp(path: Path) -> bool:
+    """Return True if the pixels of a WebP are in a chunk of VP8L, the lossless codec, instead of VP8.
+
+    The file is RIFF: 12 bytes, then chunks: type, length, data of an even number of bytes (RFC 9649).
+    """
+    with path.open("rb") as file:
+        position = 12
+        while file.seek(position) and len(head := file.read(8)) == 8:
+            kind, length = struct.unpack("<4sI", head)
+            if kind in (b"VP8 ", b"VP8L"):
+                return kind == b"VP8L"
+            position += 8 + (16 if kind == b"ANMF" else length + length % 2)  # a frame has chunks of its own
+    return False
+
+
+def check_mask(path: Path, image: Any, *, lossless: bool = True) -> None:
+    """Raise UserError if an opened mask or distance map has several frames or, if `lossless`, a codec for photos."""
+    if lossless and (codec := lossy_codec(path, image)):
+        raise UserError(f"{path}: {LOSSY.format(codec)}")
+    if (count := num_frames(path, image)) > 1:
+        raise UserError(f"{path}: has {count} frames, of which one would be read: save a mask as one image")
+
+
+def stored_values(image: Any) -> np.ndarray:
+    """Return the values of an opened file as it stores them, upright: (H, W) or (H, W, channels), integers or floats.
+
+    PIL takes grey values for brightness: it stretches few bits to 0..255 and, where 0 is white, inverts them.
+    """
+    args = image.tile[0][3] if image.tile else ""  # loading the pixels empties it
+    match = _GREY.fullmatch(args if isinstance(args, str) else str(args[0]))
+    turn_upright(image)
+    values = np.array(image)
+    if values.dtype != np.uint8:  # 1 bit, or 16 of the other byte order
+        values = values.astype(np.uint8 if values.dtype == bool else values.dtype.newbyteorder("="))
+    if match and image.mode in ("1", "L"):
+        values = (1 if match[1] == "1" else 255) - values if match[3] else values
+        values = values // _STEP[match[2]] if match[2] else values
+    return values
+
+
+def turn_upright(image: Any) -> None:
+    """Turn an opened image, a mask or a map, as its EXIF orientation says."""
+    image.load()  # a PNG file may have EXIF behind the pixels
+    if image.format == "TIFF" or not image.info.keys().isdisjoint(EXIF):  # to look there takes time
+        ImageOps.exif_transpose(image, in_place=True)
+
+
+def orientation(image: Any) -> int:
+    """Return the EXIF orientation of an image that PIL has opened by its path; 1: upright."""
+    if image.format == "PNG" and not _png_has_exif(Path(image.filename)):
+        return 1  # PIL would decode all pixels to look for Exif behind them
+    turn = image.getexif().get(ExifTags.Base.Orientation, 1)
+    return turn if turn in range(2, 9) else 1
+
+
+def _png_has_exif(path: Path) -> bool:
+    """Return True if a PNG file has a chunk in which PIL looks for the orientation: Exif or XMP.
+
+    The file is a signature of 8 bytes and chunks: length, type, data, CRC of 4 bytes (ISO/IEC 15948, section 5.3).
+    """
+    with path.open("rb") as file:
+        position = 8
+        while file.seek(position) and len(header := file.read(40)) >= 8:
+            length, kind = struct.unpack_from(">I4s", header)
+            if kind == b"eXIf" or header[8:].startswith((b"Raw profile type exif\0", b"XML:com.adobe.xmp\0")):
+                return True
+            position += 12 + length
+    return False
+
+
+def decode_bytes(data: bytes, flags: int) -> np.ndarray | None:
+    """Return cv2.imdecode() of the bytes of an image; None if it cannot be decoded."""
+    return cv2.imdecode(np.frombuffer(data, np.uint8), flags) if data else None
+
+
+def jpeg_damage(path: Path) -> str:
+    """Return what libjpeg says about damaged data in a JPEG file; "" if nothing, or for a file of another format.
+
+    A decoder goes on after such data, and the colours behind it are wrong. PIL drops libjpeg's messages; OpenCV lets
+    it write them to the standard error, which is a file meanwhile.
+    """
+    with opened(path) as image:
+        if image.format not in ("JPEG", "MPO"):
+            return ""
+    saved = os.dup(2)
+    sys.stderr.flush()
+    with tempfile.TemporaryFile() as file:
+        os.dup2(file.fileno(), 2)
+        try:
+            decode_bytes(path.read_bytes(), cv2.IMREAD_REDUCED_GRAYSCALE_8)  # reads all data, but computes few pixels
+        finally:
+            os.dup2(saved, 2)
+            os.close(saved)
+        file.seek(0)
+        match = _DAMAGE.search(file.read().decode("utf-8", "replace"))
+    return match[0].strip() if match else ""
