@@ -14,12 +14,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-import yaml
-
 from config.flags import flags_of
 from config.others import changes_nothing, other_names
 from support.errors import UserError
 from support.shell import document
+from support.yaml_file import read_yaml
 
 # Other trainers have names that reach 0.80 with flags that mean something else (freeze -> freeze_bn).
 TYPO = 0.82
@@ -89,12 +88,7 @@ class FlagReader:
         value or no such stage.
         """
         path, stage = config_file
-        try:
-            content = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeyLoader)
-        except OSError as error:
-            raise UserError(f"--config {path}: {error.strerror}") from None
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise UserError(f"--config {path}: not YAML ({' '.join(str(error).split())})") from None
+        content = read_yaml(path, "--config ")
         if not isinstance(content, dict | None):
             raise UserError(f"--config {path}: expected lines 'flag: value', found a {type(content).__name__}")
         content = content or {}
@@ -235,14 +229,3 @@ class FlagReader:
         if name in self.renamed:
             notes.append(f"{prefix}{name}: {self.renamed[name]}")
         return self.aliases.get(name, name)
-
-
-class _UniqueKeyLoader(yaml.SafeLoader):
-    """A YAML loader that raises YAMLError on a duplicate key, where SafeLoader silently keeps the last value."""
-
-    def construct_mapping(self, node, deep=False):
-        keys = [key.value for key, _ in node.value]
-        for number, (key, _) in enumerate(node.value):
-            if key.value in keys[:number]:
-                raise yaml.YAMLError(f"{key.value!r} is given twice{key.start_mark}")
-        return super().construct_mapping(node, deep)

@@ -14,7 +14,7 @@ MAX_TEXT = 2**22  # bytes of a file; a map that lists 131072 values has fewer
 
 _LINE = re.compile(r"(.*?)(?:\s+#([0-9a-fA-F]{6}))?")  # name and colour
 _COMMENT = re.compile(r"#(\s|$)")  # how one begins
-_LABELMAP = re.compile(r"([^:]+):(\d+,\d+,\d+|):[^:]*:[^:]*")  # labelmap.txt of CVAT and Datumaro
+_LABELMAP = re.compile(r"([^:]+):(\d{1,3},\d{1,3},\d{1,3}|):[^:]*:[^:]*")  # labelmap.txt of CVAT and Datumaro
 _PIXEL_VALUES = re.compile(r"pixel value\s*,\s*class", re.IGNORECASE)  # first line of Roboflow's _classes.csv
 
 
@@ -44,7 +44,8 @@ def read_classes(chosen: str, num_classes: int | None, text: str | None = None) 
         return Classes([str(number) for number in range(num_classes or 0)], colours)
     text = read_preset("classes", chosen) if text is None else text
     lines = map(str.strip, text.split("\n"))
-    found = _classes_of([line for line in lines if line and not _COMMENT.match(line)], chosen)
+    used = {number: line for number, line in enumerate(lines, 1) if line and not _COMMENT.match(line)}
+    found = _classes_of(used, chosen)
     names = [name for name, _ in found]
     if not 2 <= len(names) <= 255:
         raise UserError(f"--classes {chosen}: {len(names)} names; there must be 2 to 255")
@@ -77,24 +78,30 @@ def read_preset(flag: str, chosen: str) -> str:
         raise UserError(f"--{flag} {chosen}: {reason}; give a FILE, or one of {', '.join(presets)}") from None
 
 
-def _classes_of(lines: list[str], chosen: str) -> list[tuple[str, bytes]]:
+def _classes_of(used: dict[int, str], chosen: str) -> list[tuple[str, bytes]]:
     """Return (name, RGB colour or b"") of each class in the order of class numbers. Raises UserError.
 
+    used: {number of a line: its text}, without empty lines and comments.
     A labelmap.txt has no numbers: there, the class named background comes first. Without any colour in it, Datumaro
     paints the classes in VOC's colours, in the order of the lines.
     """
+    lines = list(used.values())
     if lines and _PIXEL_VALUES.fullmatch(lines[0]):
+        for number, line in list(used.items())[1:]:
+            if not re.match(r"\d{1,3}\s*,", line):
+                raise UserError(f"--classes {chosen} line {number}: {line!r}: expected a number, a comma and a name")
         rows = sorted((int(value), name.strip()) for value, _, name in (line.partition(",") for line in lines[1:]))
         if [value for value, _ in rows] != list(range(len(rows))):
             raise UserError(f"--classes {chosen}: the pixel values are not 0, 1, 2, ...: list the names in a text file")
         return [(name, b"") for _, name in rows]
     if any(map(_LABELMAP.fullmatch, lines)):
         found: list[tuple[str, bytes]] = []
-        for line in lines:
+        for number, line in used.items():
             match = _LABELMAP.fullmatch(line)
             colour = [int(value) for value in match[2].split(",") if value] if match else [256]
             if not match or max(colour, default=0) > 255 or (found and bool(colour) != bool(found[0][1])):
-                raise UserError(f"--classes {chosen}: {line!r}: expected name:red,green,blue::, as in a labelmap.txt")
+                expected = "expected name:red,green,blue::, as in a labelmap.txt"
+                raise UserError(f"--classes {chosen} line {number}: {line!r}: {expected}")
             found.append((match[1], bytes(colour)))
         return sorted(found, key=lambda item: item[0].lower() != "background") if found[0][1] else found
     matches = [match.groups() for match in map(_LINE.fullmatch, lines) if match]

@@ -4,6 +4,7 @@ There are two layouts: plain folders (--dataset Folder), and PASCAL VOC's with S
 """
 
 import posixpath
+import re
 import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ LISTS = ("ImageSets/SegmentationAug", "ImageSets/Segmentation")
 MASKS = ("SegmentationClassAug", "SegmentationClass")
 SCRIBBLES = "pascal_2012_scribble"
 PSEUDO = "bmp_pseudolabel"
+_PAIR = re.compile(r"^(.+\.(?:jpe?g|png|bmp|tiff?|webp))\s+\S+/\S+\.(?:png|bmp|tiff?|webp)$", re.IGNORECASE)
 ANY_SUFFIXES = tuple(dict.fromkeys((*LABEL_SUFFIXES, *IMAGE_SUFFIXES)))  # finds JPEG masks, to name them
 
 
@@ -85,7 +87,8 @@ def first_folder(root: Path, chosen: str, *defaults: str) -> Path:
 def read_list(path: Path) -> list[str]:
     """Return the names in a list file, one a line, in Unicode form NFC, without empty lines.
 
-    Names may have folders, spaces and suffixes. Raises UserError if the file cannot be read or has no name.
+    Names may have folders, spaces and suffixes. A line may be "FOLDER/IMAGE FOLDER/MASK", as PaddleX writes it. Raises
+    UserError if the file cannot be read or has no name.
     """
     try:
         if path.exists() and not path.is_file():
@@ -98,7 +101,7 @@ def read_list(path: Path) -> list[str]:
         raise UserError(f"{path}: {why}; it must hold one image name a line") from None
     lines = text.split("\n")
     paths = [line.replace("\\", "/") for line in map(str.strip, lines) if line]
-    names = [unicodedata.normalize("NFC", posixpath.normpath(path)) for path in paths]
+    names = [unicodedata.normalize("NFC", posixpath.normpath(_PAIR.sub(r"\1", path))) for path in paths]
     if not names:
         raise UserError(f"{path}: the list is empty; expected one image name a line")
     return names
@@ -120,7 +123,12 @@ def match_files(
         labels = split.endings.get(kind, "")
         if labels and kind != "image" and folder == folders["image"] and not ending:  # labels are no images then
             present["image"] = {name: files for name, files in present["image"].items() if not name.endswith(labels)}
-    names = [without_suffix(name, present["image"], ending) for name in split.listed or ()] or list(present["image"])
+    names = list(present["image"]) if split.listed is None else []
+    for listed in split.listed or ():
+        name = without_suffix(listed, present["image"], ending)
+        if name not in present["image"]:  # PaddleX's names begin with the folder of the images
+            name = without_suffix(listed.removeprefix(f"{folders['image'].name}/"), present["image"], ending)
+        names.append(name)
     return [(name, {kind: files.get(name, []) for kind, files in present.items()}) for name in names]
 
 

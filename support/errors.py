@@ -9,6 +9,7 @@ from pathlib import Path
 
 from support.terminal import escaped, warn
 
+MAX_MESSAGE = 2000  # characters
 STOPPED = 75  # exit status of a run that a signal stopped, after saving; sysexits.h: EX_TEMPFAIL, "try again"
 
 
@@ -22,6 +23,8 @@ class UserError(ValueError):
         # PyTorch re-raises a DataLoader worker's exception with its traceback as the message, which ends with
         # "errors.UserError: " and the original message.
         message = re.split(rf"\n{__name__}\.\w+: ", message)[-1].strip()
+        if len(message) > MAX_MESSAGE:  # a value of a file may have any length; the remedy is at the end
+            message = f"{message[: MAX_MESSAGE // 2]} ... {message[-MAX_MESSAGE // 2 :]}"
         super().__init__(escaped(message))
 
 

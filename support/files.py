@@ -1,4 +1,4 @@
-"""Write files atomically: a file is whole or absent, whatever happens to the process."""
+"""Read files within bounds, and write them atomically: a file is whole or absent, whatever happens to the process."""
 
 import contextlib
 import errno
@@ -110,6 +110,28 @@ def check_writable(folder: Path, flag: str) -> None:
         probe.unlink()
     except OSError as error:
         raise UserError(f"{flag} {folder}: cannot be written to ({error.strerror}): name another folder") from None
+
+
+def read_bytes(path: Path, most: int) -> bytes:
+    """Return the content of a regular file. Raises InputError if it cannot be read or has more than `most` bytes."""
+    try:
+        size = path.stat().st_size
+        if not path.is_file():  # opening a pipe would wait for a writer, and a device may have no end
+            raise InputError(f"{path}: not a regular file")
+        if size > most:
+            raise InputError(f"{path}: {size} bytes, but at most {most} are read")
+        with path.open("rb") as file:
+            return file.read(size)
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from None
+
+
+def read_text(path: Path, most: int) -> str:
+    """Return the content of a file of UTF-8 text, without its byte order mark. Raises InputError as read_bytes()."""
+    try:
+        return read_bytes(path, most).decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: not UTF-8 text") from None
 
 
 def sha256(path: Path) -> str:

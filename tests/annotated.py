@@ -166,6 +166,34 @@ def write_cvat(folder: Path, pictures: list[Picture]) -> Path:
     return folder
 
 
+def write_labelstudio(folder: Path, pictures: list[Picture]) -> Path:
+    """media/ and export.json, whose images are those of local storage."""
+    save_images(folder / "media", pictures)
+    tasks = []
+    for number, picture in enumerate(pictures):
+        height, width = picture.pixels.shape[:2]
+        percent, result = np.array([100 / width, 100 / height]), []
+        for name, kind, data in picture.shapes:
+            if kind == "polygon":
+                kind, value = "polygonlabels", {"points": (np.array(data) * percent).tolist(), "closed": True}
+            elif kind in ("box", "circle"):
+                extent = np.array(data[2:]) - data[:2] if kind == "box" else np.repeat(data[2], 2)
+                sides = ("width", "height") if kind == "box" else ("radiusX", "radiusY")
+                numbers = [*np.array(data[:2]) * percent, *extent * percent]
+                value = dict(zip(("x", "y", *sides), numbers, strict=True)) | {"rotation": 0}
+                kind = {"box": "rectanglelabels", "circle": "ellipselabels"}[kind]
+            else:  # the RLE as such
+                kind, value = "brushlabels", {"format": "rle", "rle": data}
+            region = {"id": f"r{len(result)}", "type": kind, "from_name": "label", "image_rotation": 0}
+            region |= {"original_width": width, "original_height": height, "value": value | {kind: [name]}}
+            result.append(region)
+        annotation = {"id": number, "was_cancelled": False, "ground_truth": False, "result": result}
+        url = f"/data/local-files/?d=media/{picture.name}.png"
+        tasks.append({"id": number, "data": {"image": url}, "annotations": [annotation], "predictions": []})
+    (folder / "export.json").write_text(json.dumps(tasks))
+    return folder
+
+
 def write_yolo(folder: Path, pictures: list[Picture]) -> Path:
     """images, labels and data.yaml, as Ultralytics documents it: docs.ultralytics.com/datasets/segment."""
     save_images(folder / "images", pictures)

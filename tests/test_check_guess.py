@@ -13,6 +13,7 @@ from tools.check.__main__ import check, main
 from tools.check.guess import guess_endings
 from tools.check.survey import Paths
 from tools.convert.find import find_kinds
+from tools.split import main as divide
 
 
 def last_words(root: Path, capsys, status: int, *flags: str, mark: str) -> list[str]:
@@ -42,6 +43,25 @@ def last_words(root: Path, capsys, status: int, *flags: str, mark: str) -> list[
             "--train_split training --val_split validation --image_suffix _sat --label_suffix _gt",
         ),
         ("images/{split}/{name}.jpg", "masks/{split}/{name}_L.png", ("train", "val"), "--label_suffix _L"),
+        # mmsegmentation, SMP's CamVid and Kaggle's
+        (
+            "img_dir/{split}/{name}_rgb.jpg",
+            "ann_dir/{split}/{name}.png",
+            ("train", "val"),
+            "--image_path img_dir --train_path ann_dir --val_path ann_dir --image_suffix _rgb",
+        ),
+        (
+            "{split}/{name}.png",
+            "{split}annot/{name}.png",
+            ("train", "val"),
+            "--image_path . --train_path ../trainannot --val_path ../valannot",
+        ),
+        (
+            "{split}/{name}.png",
+            "{split}_labels/{name}_L.png",
+            ("train", "val"),
+            "--image_path . --train_path ../train_labels --val_path ../val_labels --label_suffix _L",
+        ),
     ],
 )
 def test_layouts_and_names_are_read_as_they_are(tmp_path, capsys, image, mask, splits, flags):
@@ -102,6 +122,35 @@ def test_a_folder_without_splits_is_checked_and_split(tmp_path, capsys):
     summary, findings = check(tmp_path)
     assert [row.pixels["all"] for row in summary.classes] == [3 * 22 * 48, 3 * 21 * 48, 3 * 21 * 48]
     assert [(finding.code, finding.notes) for finding in findings.sorted()] == [("no-split", ["no train and no val"])]
+
+
+@pytest.mark.parametrize(
+    ("image", "mask", "flags"),
+    [
+        ("imagesTr/{}_0000.png", "labelsTr/{}.png", "--image_path imagesTr --label_path labelsTr --image_suffix _0000"),
+        ("JPEGImages/{}.jpg", "Annotations/{}.png", "--image_path JPEGImages --label_path Annotations"),
+        ("JPEGImages/{}.jpg", "SegmentationClass/{}.png", "--image_path JPEGImages --label_path SegmentationClass"),
+    ],
+)
+def test_layouts_without_a_split_are_split_by_the_printed_command(tmp_path, capsys, image, mask, flags):
+    """nnU-Net, PaddleX without lists, and VOC without lists; PaddleX's own lists name image and mask."""
+    for name in ("a1", "a2", "b"):
+        put(tmp_path / image.format(name), picture(name))
+        put(tmp_path / mask.format(name), label(0, 1, 2))
+    words = last_words(tmp_path, capsys, 2, mark="to fix: ")
+    assert words == [str(tmp_path), "--val", "0.2", *flags.split()]
+    divide(words)
+    check_words = shlex.split(capsys.readouterr().out.splitlines()[-1].partition("tools.check ")[2])
+    assert main([*check_words, "--workers", "0"]) == 0
+    for part, names in (("train", ("a1", "a2")), ("val", "b")):
+        (tmp_path / f"{part}.txt").unlink()
+        lines = [f"{image.format(name)} {mask.format(name)}\n" for name in names]
+        (tmp_path / f"{part}_list.txt").write_text("".join(lines))
+    words = last_words(tmp_path, capsys, 0, mark="to train: ")
+    assert " ".join(words).partition(" --train_split train_list --val_split val_list ")[2]
+    (tmp_path / mask.format("b")).unlink()
+    assert main([str(tmp_path), "--workers", "0"]) == 2
+    assert "to fix: " not in capsys.readouterr().out  # a split would stop at the image without a mask
 
 
 def test_colours_in_folders_of_each_split_are_converted_split_by_split(tmp_path, capsys, monkeypatch):

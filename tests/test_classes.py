@@ -38,7 +38,14 @@ def test_without_a_file_the_numbers():
 
 @pytest.mark.parametrize(
     ("text", "named"),
-    [("a\nb\n", "2 names, but --numclasses is 3"), ("a\nb\na\n", "'a' occurs twice"), (None, "camvid, cityscapes")],
+    [
+        ("a\nb\n", "2 names, but --numclasses is 3"),
+        ("a\nb\na\n", "'a' occurs twice"),
+        (None, "camvid, cityscapes"),
+        ("Pixel Value, Class\n0, a\n\nx, y\n", r"classes\.txt line 4: 'x, y': expected a number"),
+        (f"Pixel Value, Class\n0, a\n{'1' * 5000}, b\n", "line 3: .*: expected a number"),
+        ("a:1,2,3::\nb:1,2,3000::\n", "line 2: 'b:1,2,3000::': expected name:red,green,blue"),
+    ],
 )
 def test_what_is_wrong_is_said(tmp_path, text, named):
     file = tmp_path / "classes.txt"

@@ -4,6 +4,7 @@ import dataclasses
 import re
 import subprocess
 import sys
+from itertools import pairwise
 
 import pytest
 import yaml
@@ -20,7 +21,7 @@ STAGES = "dataset_path: x\nlr: 1\nstages:\n  pretrain: {lr: 2, epochs: 3}\n  fin
 
 
 def parse_file(path, text: str, *words: str) -> config.Config:
-    path.write_text(text)
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
     return config.parse(["--config", str(path), *words])
 
 
@@ -103,10 +104,24 @@ def test_both_of_two_flags_that_replace_each_other():
         assert config.parse([*DATA, *words.split()]).notes == [f"{replaced} is not used: {name} 8 replaces it"]
 
 
+ALIASES_OF_ALIASES = "a: &a [x, x, x, x]\n" + "".join(
+    f"{y}: &{y} [*{x}, *{x}, *{x}, *{x}]\n" for x, y in pairwise("abcdefghijk")
+)
+
+
 @pytest.mark.parametrize(
     ("text", "named"),
     [
         ("dataset_path: x\nlr: [1]", "lr: [1] is not a float"),
+        ("lr: 2020-13-45", "lr: '2020-13-45' is not a float"),  # X3
+        ('lr: !!int "abc"', "not YAML (invalid literal for int()"),
+        ("lr: !!timestamp x", "not YAML"),
+        ("lr: " + "[" * 3000, "not YAML (more than 50 levels)"),
+        (ALIASES_OF_ALIASES, "not YAML (50000 values or more)"),
+        ("lr: &a [*a]", "not YAML (50000 values or more)"),
+        ("#" * 2**20 + "\n", "1048577 bytes, but at most 1048576 are read"),
+        (b"name: \xe9", "not UTF-8 text"),
+        (f"lr: {'x' * 9000}", "xxxxx ... xxxxx"),
         ("dataset_path: x\nfreeze_bn: 1", "freeze_bn: 1 is not true or false"),
         ("- a list", "expected lines 'flag: value', found a list"),
         ("{", "not YAML"),
@@ -121,6 +136,7 @@ def test_wrong_files_are_named(tmp_path, text, named):
     with pytest.raises(UserError) as caught:
         parse_file(tmp_path / "wrong.yaml", text)
     assert named in str(caught.value)
+    assert len(str(caught.value)) < 2100
     assert str(tmp_path / "wrong.yaml") in str(caught.value)
 
 

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import annotated
+import cv2
 import numpy as np
 import pytest
 from annotated import CLASSES, COLOURS, Picture, draw_pictures, write_coco
@@ -83,6 +84,7 @@ WRITERS = {
     "coco": (annotated.write_coco, "polygon box mask"),
     "cvat": (annotated.write_cvat, "polygon box circle mask"),
     "yolo": (annotated.write_yolo, "polygon"),
+    "labelstudio": (annotated.write_labelstudio, "polygon box circle"),
 }
 
 
@@ -178,18 +180,43 @@ def test_cvat_draws_by_z_order_and_turns_boxes(tmp_path):
 
 
 @pytest.mark.parametrize("number", range(3))
-def test_compressed_rle_of_pycocotools(tmp_path, number):
-    """Noise, blocks and a full mask, as pycocotools 2.0.11 encodes them."""
+def test_rle_of_pycocotools_and_label_studio(tmp_path, number):
+    """Noise, blocks and a full mask, as pycocotools 2.0.11 and label-studio-converter 0.0.59 encode them."""
     recorded = json.loads((Path(__file__).parent / "recorded/rle.json").read_text())[number]
     mask = np.array([list(map(int, row)) for row in recorded["mask"]], bool)
-    source = write_coco(
-        tmp_path / "in", [Picture("a", np.zeros((24, 32, 3), np.uint8), [("cat", "mask", (0, 0, mask))])]
-    )
+    blank = np.zeros((24, 32, 3), np.uint8)
+    source = write_coco(tmp_path / "in", [Picture("a", blank, [("cat", "mask", (0, 0, mask))])])
     content = json.loads(source.read_text())
     content["annotations"][0]["segmentation"]["counts"] = recorded["coco"]
     source.write_text(json.dumps(content))
     assert convert("coco", source, tmp_path / "out") == 0
     assert (mask_of(tmp_path / "out", "a") == mask).all()
+    studio = annotated.write_labelstudio(
+        tmp_path / "studio", [Picture("a", blank, [("cat", "brush", list(bytes.fromhex(recorded["brush"])))])]
+    )
+    assert convert("labelstudio", studio, tmp_path / "two") == 0
+    assert (mask_of(tmp_path / "two", "a") == mask).all()
+
+
+def test_label_studio_takes_the_newest_annotation_and_turns_boxes(tmp_path):
+    """A box is turned about its corner, and an uploaded file has eight digits before its name."""
+    source = annotated.write_labelstudio(tmp_path / "in", [Picture("a", np.zeros((10, 10, 3), np.uint8), [])])
+    (task,) = json.loads((source / "export.json").read_text())
+    # 4 x 2 pixels from (5, 2), turned by 90 degrees about this corner: columns 3 and 4, rows 2 to 5.
+    value = {"x": 50, "y": 20, "width": 40, "height": 20, "rotation": 90, "rectanglelabels": ["cat"]}
+    region = {"id": "r", "type": "rectanglelabels", "original_width": 10, "original_height": 10, "value": value}
+    tag = {"id": "k", "type": "keypointlabels", "value": {"x": 1, "y": 1, "keypointlabels": ["dog"]}}
+    task["annotations"] = [
+        {"result": [region, tag], "updated_at": "2026-02"},
+        {"result": [], "updated_at": "2026-01"},
+        {"result": [], "updated_at": "2026-03", "was_cancelled": True},
+    ]
+    task["data"]["image"] = "/data/upload/1/0a1b2c3d-a.png"
+    (source / "export.json").write_text(json.dumps([task]))
+    assert convert("labelstudio", source, tmp_path / "out") == 1  # the key point is left out
+    expected = np.zeros((10, 10), np.uint8)
+    expected[2:6, 3:5] = 1
+    assert (mask_of(tmp_path / "out", "a") == expected).all()
 
 
 def test_colours_are_found(tmp_path):
@@ -212,6 +239,32 @@ def put(root: Path, name: str, mask: Image.Image) -> None:
         (root / folder).mkdir(parents=True, exist_ok=True)
     mask.save(root / f"masks/{name}.png")
     Image.new("RGB", mask.size).save(root / f"images/{name}.png")
+
+
+def test_colours_that_smoothing_left_are_no_classes(tmp_path, capsys):
+    """D10: a disc and a square with smooth edges, and a thin pole whose colour is the mean of two other classes'."""
+    mask = np.zeros((60, 80, 3), np.uint8)
+    cv2.circle(mask, (30, 30), 15, (255, 0, 0), -1, cv2.LINE_AA)
+    mask[3:12, 60:70] = mask[20:50, 60:62] = (0, 255, 0)
+    mask[50:, 70:] = (0, 128, 0)
+    put(tmp_path / "smooth", "a", Image.fromarray(mask))
+    number = len(np.unique(mask.reshape(-1, 3), axis=0))
+    assert number > 10
+    assert convert("colours", tmp_path / "smooth", tmp_path / "out") == 1
+    assert f"{number - 4} of {number} colours are in at most 0." in capsys.readouterr().err
+    names = ["background", "#008000", "#00ff00", "#ff0000"]
+    assert read_classes(str(tmp_path / "out/classes.txt"), None).names == names
+    expected = np.select([mask[:, :, 0] == 255, mask[:, :, 1] == 128, mask[:, :, 1] == 255], [3, 1, 2], 0)
+    expected[~np.isin(mask[:, :, 0], (0, 255))] = 255
+    assert (mask_of(tmp_path / "out", "a") == expected).all()
+    # Four true classes of few pixels each, on a grey scale, with lines of one pixel between large regions.
+    true = np.zeros((60, 80, 3), np.uint8)
+    true[:, 40:] = 250
+    for number in range(1, 5):
+        true[10 * number : 10 * number + 8, 20 * number - 15] = 50 * number
+    put(tmp_path / "true", "a", Image.fromarray(true))
+    assert convert("colours", tmp_path / "true", tmp_path / "two") == 0
+    assert len(read_classes(str(tmp_path / "two/classes.txt"), None).names) == 6
 
 
 def test_given_colours_of_palettes_and_transparent_masks(tmp_path, capsys):

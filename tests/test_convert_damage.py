@@ -1,5 +1,6 @@
 """Damage of each format is named in one line, and what is good is written."""
 
+import base64
 import json
 import re
 import shutil
@@ -63,15 +64,27 @@ def save(path: str, pixels: np.ndarray) -> Callable[[Path], None]:
     return lambda root: Image.fromarray(pixels).save(root / path)
 
 
+def embed(data: bytes) -> Callable[[Path], None]:
+    """A damage: the image is in LabelMe's file only."""
+    return lambda root: (remove("bad.png")(root), put("bad.json", base64.b64encode(data).decode(), "imageData")(root))
+
+
 SMALL = np.zeros((10, 12, 3), np.uint8)
 RAMP = np.arange(24 * 32, dtype=np.uint32).reshape(24, 32)
 MANY = np.stack([RAMP % 256, RAMP // 256, RAMP * 0 + 9], axis=2).astype(np.uint8)
+HUGE_PNG = base64.b64encode(
+    b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + (60000).to_bytes(4, "big") * 2 + b"\x08\0\0\0\0"
+).decode()
+DEEP: list = []
+for _ in range(90):
+    DEEP = [DEEP]
 # Each damage of the entry "bad", what is said, and what becomes of it: "skip", "keep" (written without the shape, or
-# with 255 in its place), or "stop" (status 2).
+# with 255 in its place), "lost" (skipped, and so is each of its shapes by a line), or "stop" (status 2).
 L = "bad.json"
 LABELME = [
     (truncate("bad.png"), "not a whole, readable image", "skip"),
     (remove("bad.png"), "not below", "skip"),
+    (embed(b"\x89PNG broken"), r"bad\.json: imageData: not a whole, readable image", "skip"),
     (save("bad.png", SMALL), "12x10", "skip"),
     (truncate(L), "not JSON", "skip"),
     (put(L, []), "'shapes' is missing", "skip"),
@@ -80,6 +93,12 @@ LABELME = [
     (put(L, "spline", "shapes", 0, "shape_type"), "shape_type 'spline'", "skip"),
     (put(L, [[6, 5], [8, 8]], "shapes", 1, "points"), "in a box of another size", "skip"),
     (put(L, -5, "imageHeight"), "32x-5 pixels", "skip"),
+    # X4: sizes and numbers are compared before memory is taken
+    (put(L, HUGE_PNG, "shapes", 1, "mask"), "a mask of 60000x60000 pixels in a box of another size", "skip"),
+    (put(L, [[0, 0], [59999, 59999]], "shapes", 1, "points"), "60000x60000 pixels in an image of 32x24", "skip"),
+    (put(L, [[10**400, 1], [5, 1], [5, 9]], "shapes", 0, "points"), "coordinates that are not numbers", "skip"),
+    (put(L, DEEP, "shapes", 0, "points"), "coordinates that are not", "skip"),
+    (replace(L, '"imageHeight": 24', f'"imageHeight": {"1" * 5000}'), "32xnan pixels", "skip"),
 ]
 C = "instances.json"
 CUT = ("annotations", 1, "segmentation")
@@ -94,6 +113,12 @@ COCO = [
     (put(C, "12~~", *CUT, "counts"), "no character of COCO's compressed RLE", "skip"),
     (put(C, "1o", *CUT, "counts"), "is cut off", "skip"),
     (put(C, 101, "images", 0, "id"), "id 101 is there twice in 'images'", "stop"),
+    (put(C, "x", "images", 0), r"images\[0\]: 'id' is missing or invalid", "lost"),
+    (put(C, [], "annotations"), "'annotations' is empty, so no object is labelled", "stop"),  # D11
+    # Their sum is 768 in int64, by overflow.
+    (put(C, [2**62, 2**62, 2**62, 2**62 - 1, 769], *CUT, "counts"), "run lengths of 184467440737095", "skip"),
+    (put(C, "o" * 200_000, *CUT, "counts"), "a number of more than 60 bits", "skip"),
+    (replace(C, '"category_id": 1,', f'"category_id": {"1" * 5000},'), "'category_id' is missing or invalid", "skip"),
 ]
 X = "annotations.xml"
 CVAT = [
@@ -102,7 +127,15 @@ CVAT = [
     (replace(X, "2.0,3.0;", "2.0;"), "coordinates that are not", "skip"),
     (replace(X, 'rle="0, 20"', 'rle="0, 21"'), "run lengths of 21 pixels in all, but the mask has 20", "skip"),
     (replace(X, 'z_order="0"', 'z_order="top"'), "z_order is missing or not a number", "skip"),
-    (replace(X, "<polygon", '<cuboid label="cat"/><polygon'), "this kind of shape has no area", "skip"),
+    (replace(X, "<polygon", '<cuboid label="cat"/><polygon'), "this kind of shape is not read", "skip"),
+    (replace(X, "<polygon", '<points label="cat" points="1,2"/><polygon'), r"points \(cat\): .* no area: left", "keep"),
+    (replace(X, "<polygon", '<skeleton label="cat"/><polygon'), "this kind of shape has no area: left out", "keep"),
+    (
+        replace(X, 'left="6" top="5" width="5"', 'left="6" top="5" width="9e6"'),
+        "a mask of 9000000x4 pixels, but",
+        "skip",
+    ),
+    (replace(X, "<annotations>", '<!DOCTYPE a [<!ENTITY b "c">]><annotations>'), "defines XML entities", "stop"),
 ]
 M = "masks/bad.png"
 COLOURS = [
@@ -142,7 +175,7 @@ def test_damage_is_named_and_the_rest_is_written(tmp_path, undamaged, kind, dama
         return
     assert convert(kind, source, out) == 1
     lines = [line for line in capsys.readouterr().err.splitlines() if line and "converting" not in line]
-    assert len(lines) == 1, lines
+    assert len(lines) == 1 + 2 * (fate == "lost"), lines
     assert re.search(message, lines[0])
     assert (mask_of(out, "good") == drawn(PICTURES[1])).all()
     for folder in ("masks", "images"):

@@ -156,6 +156,25 @@ def test_exif_turns_an_image_and_its_mask(tmp_path):
     assert mask_of(tmp_path / "out", "a").tolist() == [[1] * 4] * 2 + [[0] * 4] * 4
 
 
+@pytest.mark.parametrize("kind", ["labelme", "coco", "cvat", "yolo", "labelstudio"])
+def test_pixels_and_images_without_a_label_are_said(tmp_path, capsys, kind):
+    """D15, D11: cat covers 5 and dog 2 of 10 columns; an export that declares classes may have no shape at all."""
+    shapes = [
+        (name, "polygon", [[x, 0], [x + n, 0], [x + n, 4], [x, 4]]) for name, x, n in (("cat", 0, 5), ("dog", 6, 2))
+    ]
+    write = getattr(annotated, f"write_{kind}")
+    write(tmp_path / "in", [Picture("a", np.zeros((4, 10, 3), np.uint8), shapes)])
+    assert convert(kind, tmp_path / "in", tmp_path / "out") == 0
+    line = "30.0% of the pixels have no label (no shape, or black): class background; if they mean unlabelled"
+    assert line in capsys.readouterr().out
+    for flag in ("ignore", "background"):
+        convert(kind, tmp_path / "in", tmp_path / flag, "--unlabelled", flag)
+        assert "no label" not in capsys.readouterr().out
+    write(tmp_path / "empty", [Picture("a", np.zeros((4, 10, 3), np.uint8), [])])
+    with pytest.raises(UserError, match=f"(no shape|nothing) to convert as {kind}"):
+        convert(kind, tmp_path / "empty", tmp_path / "none")
+
+
 def no_link(*_):
     raise OSError(18, "Invalid cross-device link")
 

@@ -5,6 +5,7 @@ polygons (pycocotools.json). recorded/datumaro_voc is what Datumaro 1.13.12 writ
 polygons; masks.json has the colours and the pixels of its SegmentationClass, a digit for each.
 """
 
+import base64
 import json
 import shutil
 from pathlib import Path
@@ -155,6 +156,7 @@ BOX = "0 0.5 0.5 0.1 0.1\n"
         (f"1 0.1 0.1 0.9 0.1 0.9 0.9\n{BOX}", "bad.txt line 2: a box, which has no outline"),
         ("0 0.1 0.2 0.3 0.4 0.5\n", "bad.txt line 1: expected a class number, then x y of each point"),
         ("cat 0.1 0.2 0.3 0.4 0.5 0.6\n", "bad.txt line 1: expected a class number"),
+        (f"{'1' * 5000} 0.1 0.2 0.3 0.4 0.5 0.6\n", "bad.txt line 1: expected a class number"),
         ("0 0.1 x 0.3 0.4 0.5 0.6\n", "bad.txt line 1 (cat): coordinates that are not numbers"),
         ("0 10 20 30 40 50 60\n", "coordinates must be fractions of the image's width and height"),
     ],
@@ -178,6 +180,9 @@ def test_what_else_yolo_may_lack(tmp_path, capsys):
     output = capsys.readouterr()
     assert "class 'class 7': not in the list of classes: ignored (255) in 1 place(s)" in output.err
     assert f"1 image(s) have no label file, such as {source / 'images/lonely.png'}: left out" in output.out
+    (source / "data.yaml").write_text("names: {0: on, 1: 0x10}\n")  # not True and 16
+    assert convert("yolo", source, tmp_path / "as_written") == 1
+    assert read_classes(str(tmp_path / "as_written/classes.txt"), 3).names == ["background", "on", "0x10"]
     (source / "data.yaml").write_text("names: [cat]\nkpt_shape: [17, 2]\n")
     with pytest.raises(UserError, match="the labels are key points, which have no area"):
         convert("yolo", source, tmp_path / "none")
@@ -206,6 +211,18 @@ def test_the_kind_is_found_or_a_command_is_named(tmp_path, capsys):
         find_and_convert(tmp_path / "numbers", tmp_path / "two")
     with pytest.raises(UserError, match=r"coco: no such file or folder \(OUT is missing\)"):
         main(["coco", str(source)])
+
+
+def test_an_image_inside_of_a_labelme_file_is_written(tmp_path):
+    picture = Picture("a", np.zeros((6, 8, 3), np.uint8), [("cat", "box", [0, 0, 4, 6])])
+    source = annotated.write_labelme(tmp_path / "in", [picture])
+    data = (source / "a.png").read_bytes()
+    (source / "a.png").unlink()
+    content = json.loads((source / "a.json").read_text()) | {"imageData": base64.b64encode(data).decode()}
+    (source / "a.json").write_text(json.dumps(content))
+    assert convert("labelme", source, tmp_path / "out") == 0
+    assert (tmp_path / "out/images/a.png").read_bytes() == data
+    assert (mask_of(tmp_path / "out", "a") == [1] * 4 + [0] * 4).all()
 
 
 # What labelme 6.3.1's shape_to_mask draws of this polygon, whose points LabelMe keeps within [0, size - 1].

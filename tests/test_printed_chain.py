@@ -118,7 +118,7 @@ def test_black_and_names_that_are_colours_are_said(tmp_path, capsys):
     edit = f"edit the first word of each line of {tmp_path / 'out/classes.txt'}"
     convert.main([str(tmp_path / "in"), str(tmp_path / "out"), "--workers", "0"])
     said = capsys.readouterr().out
-    assert "black became the class background" in said
+    assert "of the pixels have no label (no shape, or black): class background; if they mean unlabelled" in said
     assert edit in said
     check.main([str(tmp_path / "out"), "--workers", "0"])
     assert edit in capsys.readouterr().out

@@ -89,6 +89,25 @@ def test_scribblesup_has_vocs_classes_else_its_own(tmp_path):
     assert scribble_of(tmp_path / "two", "a")[0, 0] == 1
 
 
+def test_brush_masks_of_label_studio(tmp_path, capsys):
+    """D11: its PNG files name no image; of a task's annotations, the last counts."""
+    strokes = np.zeros((2, 20, 30), np.uint8)
+    strokes[0, 4:7, 2:20] = strokes[1, 10:13, 5:25] = 255
+    (tmp_path / "in/masks").mkdir(parents=True)
+    for number, name in enumerate(("cat", "my-dog")):
+        for annotation, value in ((10, strokes[number]), (9, 255 - strokes[number])):
+            file = f"in/masks/task-1-annotation-{annotation}-by-3-tag-{name}-0.png"
+            Image.fromarray(value).save(tmp_path / file)
+    Image.fromarray(np.zeros((20, 30, 3), np.uint8)).save(tmp_path / "in/photo.jpg")
+    with pytest.raises(UserError, match="nothing to convert"):
+        convert(tmp_path / "in", tmp_path / "out")
+    assert "do not say which image they are of: put the project's JSON" in capsys.readouterr().err
+    (tmp_path / "in/tasks.json").write_text('[{"id": 1, "image": "/data/upload/2/0a1b2c3d-photo.jpg"}]')
+    assert convert(tmp_path / "in", tmp_path / "out") == 0
+    assert read_classes(str(tmp_path / "out/classes.txt"), None).names == ["cat", "my-dog"]
+    assert (scribble_of(tmp_path / "out", "photo") == np.select([strokes[0] > 0, strokes[1] > 0], [0, 1], 255)).all()
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [

@@ -87,6 +87,25 @@ def test_nothing_is_overwritten(tmp_path):
     assert not (root / "train.txt").exists()
 
 
+def test_a_split_that_was_killed_between_its_files_is_completed(tmp_path):
+    root = draw(tmp_path / "data", np.random.default_rng(3).random((9, 2)) < 0.5)
+    main([str(root)])
+    both = lists(root)
+    (root / "val.txt").unlink()
+    with pytest.raises(UserError, match=r"train\.txt: exists: remove it"):
+        main([str(root), "--seed", "1"])
+    main([str(root)])
+    assert lists(root) == both
+
+
+@pytest.mark.parametrize("name", ["a\nb", "a\\b", " a"])
+def test_names_that_a_list_cannot_hold_are_refused(tmp_path, name):
+    root = draw(tmp_path / "data", np.ones((3, 2), bool), [name, "b", "c"])
+    with pytest.raises(UserError, match="a list cannot hold this name: rename the file"):
+        main([str(root)])
+    assert not list(root.glob("*.txt"))
+
+
 @pytest.mark.parametrize(
     ("words", "named"),
     [

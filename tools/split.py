@@ -108,18 +108,26 @@ def main(argv: list[str] | None = None) -> None:
         raise UserError(f"--seed {args.seed}: must be at least 0")
     root, lists = args.root, [args.root / f"{name}.txt" for name in PARTS]
     folders = {"image": root / args.image_path, "label": root / args.label_path}
-    if present := [path for path in lists if path.exists()]:
-        raise UserError(f"{present[0]}: exists: remove it to split the data again")
+    if all(path.exists() for path in lists):
+        raise UserError(f"{lists[0]}: exists: remove both lists to split the data again")
     if present := [name for name in PARTS if (folders["image"] / name).is_dir()]:
         one = f"--image_path {args.image_path}/{present[0]} --label_path {args.label_path}/{present[0]}"
         raise UserError(f"{folders['image'] / present[0]}: there are splits already; to divide this one: add {one}")
     endings = {"image": args.image_suffix, "label": args.label_suffix}
     names, files = pair_files(Split(folders, endings=endings))
+    if unlisted := [name for name in names if name != name.strip() or not {*name}.isdisjoint("\n\\")]:
+        raise UserError(f"{folders['image'] / unlisted[0]}: a list cannot hold this name: rename the file")
     groups = group_names(names, args.group)
     found = presence([paths["label"] for paths in files], read_label_map(args.label_map))
     in_val = split(names, groups, found, args.val, args.seed)
-    for path, part in zip(lists, (False, True), strict=True):
-        write_atomic(path, "".join(f"{name}\n" for name, is_val in zip(names, in_val, strict=True) if is_val == part))
+    texts = ["".join(f"{name}\n" for name in np.array(names)[in_val == part]) for part in (False, True)]
+    for path, text in zip(lists, texts, strict=True):
+        if (
+            path.exists() and path.read_text(encoding="utf-8", errors="surrogateescape") != text
+        ):  # the same: left by a kill
+            raise UserError(f"{path}: exists: remove it to split the data again")
+    for path, text in zip(lists, texts, strict=True):
+        write_atomic(path, text)
     by_group = f" of {len(set(groups))} groups" if args.group else ""
     say(f"{lists[0]}: {(~in_val).sum()} images; {lists[1]}: {in_val.sum()} images{by_group}")
     flags = [("image_path", args.image_path, "images"), ("train_path", args.label_path, "masks")]

@@ -68,7 +68,7 @@ def fixing_lines(summary: Summary, findings: Findings) -> list[str]:
         commands = [_convert_strokes(summary, findings) or _convert_listed_masks(summary)]
     elif "label-binary-255" in codes and not any(any(row.pixels.values()) for row in summary.classes[2:]):
         commands = [[*again, "--label_map", "binary", *([] if summary.class_file else ["--numclasses", 2])]]
-    elif "no-split" in codes:
+    elif "no-split" in codes and codes.isdisjoint(("image-without-label", "two-files-of-one-name")):
         commands = [_split(summary)]
     else:
         return []

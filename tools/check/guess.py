@@ -14,8 +14,11 @@ from support.errors import UserError
 from tools.check.commands import conversion
 from tools.check.survey import Paths, list_folder
 
-TRAIN_NAMES = ("train", "training", "train2017", "Train", "Training")
-VAL_NAMES = ("val", "valid", "validation", "val2017", "dev", "Val", "Valid", "Validation")
+TRAIN_NAMES = ("train", "training", "train2017", "Train", "Training", "train_list")
+VAL_NAMES = ("val", "valid", "validation", "val2017", "dev", "Val", "Valid", "Validation", "val_list")
+# The folders of images and masks of nnU-Net, mmsegmentation, PaddleX, and of VOC without its lists.
+PAIRS = {"imagesTr": ["labelsTr"], "img_dir": ["ann_dir"], "JPEGImages": ["Annotations", *layout.MASKS]}
+BESIDE = ("annot", "_annot", "_labels", "_masks", "_mask", "_label")  # what SMP's CamVid and others add to "train"
 NUM_NAMES = 200  # image names to find the ends of names with
 MOST = 0.9  # share of the images that must have a label of a name for it to be the rule
 
@@ -28,8 +31,25 @@ def guess_flags(root: Path, dataset: str, paths: Paths) -> tuple[str, Paths]:
     list_folder.cache_clear()
     if not root.is_dir():
         raise UserError(f"{root}: no such folder")
+    known = _known_layout(root) if dataset in ("", "Folder") else {}
+    if known and not any((paths.image_path, paths.train_path, paths.val_path)):
+        dataset, paths = "Folder", replace(paths, **known)
     dataset = dataset or guess_dataset(root, paths)
     return dataset, _guess_layout(root, paths) if dataset == "Folder" else paths
+
+
+def _known_layout(root: Path) -> dict[str, str]:
+    """Return the flags of the folders of another trainer's data set; {} if `root` is none."""
+    if any((root / name).is_dir() for name in (IMAGES, "ImageSets", layout.SCRIBBLES, layout.PSEUDO)):
+        return {}
+    for images, masks in ((images, masks) for images, names in PAIRS.items() for masks in names):
+        if (root / images).is_dir() and list_folder(root / masks, layout.LABEL_SUFFIXES):
+            return {"image_path": images, "train_path": masks, "val_path": masks}
+    for train in TRAIN_NAMES:
+        for end in (end for end in BESIDE if (root / train).is_dir() and (root / f"{train}{end}").is_dir()):
+            val = next((name for name in VAL_NAMES if (root / f"{name}{end}").is_dir()), "val")
+            return {"image_path": ".", "train_path": f"../{train}{end}", "val_path": f"../{val}{end}"}
+    return {}
 
 
 def guess_dataset(root: Path, paths: Paths) -> str:
@@ -52,6 +72,8 @@ def guess_dataset(root: Path, paths: Paths) -> str:
             return "Folder"
     if problem := conversion(root):
         raise UserError(f"{root}: {problem}")
+    if volume := next(root.glob("*/*.nii*"), None):
+        raise UserError(f"{volume}: a volume, but only 2-D images are read: save its slices as 8-bit PNG")
     present = ", ".join(sorted(path.name for path in root.iterdir())[:8]) or "nothing"
     raise UserError(
         f"{root}: no data set: it has neither images and masks (plain folders) nor JPEGImages and ImageSets (VOC's "
@@ -109,7 +131,7 @@ def guess_endings(images: Collection[str], labels: Collection[str], folder: Path
     ordered = sorted(labels)
     for ending in _own_endings(names):
         counts = Counter(rest for name in names for rest in _rests(name.removesuffix(ending), ordered))
-        found = sorted(rest for rest, count in counts.items() if count >= wanted and rest not in ("", ending))
+        found = sorted(rest for rest, count in counts.items() if count >= wanted and rest != ending)
         if len(found) > 1:
             raise UserError(
                 f"{folder}: labels of the images end in {' and '.join(found[:4])}: choose one with --label_suffix"
@@ -121,7 +143,8 @@ def guess_endings(images: Collection[str], labels: Collection[str], folder: Path
 
 def _own_endings(names: list[str]) -> list[str]:
     """Return "" and, if all names end in the same word, that word with its separator, such as "_sat"."""
-    words = {match[0] if (match := re.search(r"[_.-][^_.-]*[A-Za-z][^_.-]*$", name)) else "" for name in names}
+    word = r"[_.-][^_.-]*[A-Za-z][^_.-]*$|_0000$"  # the latter: nnU-Net's first channel
+    words = {match[0] if (match := re.search(word, name)) else "" for name in names}
     return ["", *words] if len(words) == 1 and "" not in words else [""]
 
 

@@ -13,6 +13,7 @@ from support.errors import UserError
 from support.terminal import say
 from tools.convert.formats import KINDS
 from tools.convert.formats.colours import MASK_FOLDERS, check_hint
+from tools.convert.formats.labelstudio import find_brushes
 from tools.convert.reading import read_json, read_xml
 
 MAX_FILES, MAX_TEXTS = 2000, 200  # files to look into
@@ -23,11 +24,18 @@ HEAD = 65536  # bytes that are read of a .txt file; of others, all
 PATTERNS = (
     ("labelme", ".json", (rb'"shapes"', rb'"imagePath"')),
     ("coco", ".json", (rb'"annotations"', rb'"categories"', rb'"images"')),
+    ("labelstudio", ".json", (rb"\A\s*\[", rb'"(annotations|annotation_id)"')),
+    ("supervisely", ".json", (rb'"objects"', rb'"size"', rb'"class(Title|Id)"')),
+    ("via", ".json", (rb'"regions"', rb'"shape_attributes"')),
     ("cvat", ".xml", (rb"<annotations", rb"<image\s")),
     ("scribblesup", ".xml", (rb"<annotation>", rb"<polygon>", rb"<tag>")),
     ("yolo", ".txt", (rb"^\d+( [-+.\de]+){4,}\s*$",)),
 )
 READERS = {".json": read_json, ".xml": read_xml}
+REFUSED = {  # kinds that are known but not read
+    "supervisely": "Supervisely's own format is not read: export COCO there",
+    "via": "VIA's JSON is not read: in VIA, choose Annotation, Export Annotations (COCO format)",
+}
 NUMBERS = "numbers"  # masks of class numbers or of 0 and 255, which need no conversion
 
 
@@ -38,7 +46,13 @@ def find_kinds(source: Path) -> dict[str, Path]:
         kind = _kind_of(path)
         if kind and (kind not in found or path.name.startswith("instances")):  # not COCO's key points
             found[kind] = path
-    return found | _find_masks(source)
+    refused = {kind: found.pop(kind) for kind in REFUSED.keys() & found.keys()}
+    for brush in find_brushes(source).values():
+        found.setdefault("labelstudio", brush[0].data)
+    found |= _find_masks(source)
+    for kind, path in refused.items() if not found else ():
+        raise UserError(f"{path}: {REFUSED[kind]}, and convert that")
+    return found
 
 
 def find_kind(source: Path, out: Path) -> str:
@@ -62,7 +76,6 @@ def find_kind(source: Path, out: Path) -> str:
         if path.suffix.lower() in READERS:
             READERS[path.suffix.lower()](path)
     problem = f"{source}: no labels of a known kind in it: unpack .zip files, or name the kind: {', '.join(KINDS)}"
-    problem += "; from Label Studio and Supervisely, export COCO"
     raise UserError(problem + (check_hint(source) if source.is_dir() else ""))
 
 

@@ -1,9 +1,12 @@
 """Write images and masks, as --dataset Folder reads them. Nothing that exists is overwritten."""
 
+import contextlib
 import filecmp
 import os
 import shutil
+import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -30,9 +33,14 @@ class Job(NamedTuple):
 
 @dataclass
 class Result:
-    """What became of an entry: whether its files are there, faults, and {class without a number: shapes}."""
+    """What became of an entry: whether its files are there, faults, and {class without a number: shapes}.
+
+    num_pixels, num_unlabelled: pixels of the image, and those in no shape.
+    """
 
     is_written: bool = False
+    num_pixels: int = 0
+    num_unlabelled: int = 0
     faults: list[str] = field(default_factory=list)
     unlisted: Counter = field(default_factory=Counter)
 
@@ -41,21 +49,40 @@ def convert(entry: Entry, job: Job) -> Result:
     """Write the image and the mask of an entry. An entry that cannot be used is skipped and named in Result.faults."""
     result = Result()
     try:
-        label = paint(entry, _check_image(entry), job, result)
-        write_mask(job.masks / f"{entry.name}.png", label, job.numbering.colours)
-        _put(job.images / f"{entry.name}{entry.image.suffix}", entry.image)
+        with _image_file(entry) as image:
+            label = paint(entry, _check_image(entry, image), job, result)
+            write_mask(job.masks / f"{entry.name}.png", label, job.numbering.colours)
+            _put(job.images / f"{entry.name}{image.suffix}", image)
     except InputError as error:
         result.faults.append(str(error))
+    except MemoryError:
+        result.faults.append(f"{entry.where}: takes more memory than there is: skipped; lower --workers")
     else:
         result.is_written = True
     return result
 
 
-def _check_image(entry: Entry) -> tuple[int, int]:
+@contextlib.contextmanager
+def _image_file(entry: Entry) -> Iterator[Path]:
+    """Yield the file of an entry's image: a temporary one if the image is inside of its annotation file."""
+    if not entry.extract:
+        yield entry.image
+        return
+    data, suffix = entry.extract(entry.image)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"image{suffix}"
+        write_atomic(path, data)
+        try:
+            yield path
+        except InputError as error:
+            raise InputError(str(error).replace(str(path), f"{entry.image}: imageData")) from None
+
+
+def _check_image(entry: Entry, file: Path) -> tuple[int, int]:
     """Return the (height, width) of an image. Raises InputError if it is damaged or not of the size it should have."""
     try:
-        size = image_size(entry.image)
-        with opened(entry.image) as image:
+        size = image_size(file)
+        with opened(file) as image:
             image.load()
     except UserError as error:
         raise InputError(str(error)) from None
@@ -71,12 +98,14 @@ def _check_image(entry: Entry) -> tuple[int, int]:
 def paint(entry: Entry, size: tuple[int, int], job: Job, result: Result) -> np.ndarray:
     """Return the label map (height, width) uint8 of an entry: its regions over each other in drawing order."""
     numbering = job.numbering
-    label = np.full(size, numbering.unlabelled, np.uint8)
+    label, is_free = np.full(size, numbering.unlabelled, np.uint8), np.ones(size, bool)
     for name, (top, left, mask) in job.draw(entry, size, job.options, result.faults):
         value = IGNORE if name is None else numbering.numbers.get(name, IGNORE)
         if name is not None and name not in numbering.numbers:
             result.unlisted[name] += 1
-        label[top : top + mask.shape[0], left : left + mask.shape[1]][mask] = value
+        box = slice(top, top + mask.shape[0]), slice(left, left + mask.shape[1])
+        label[box][mask], is_free[box][mask] = value, False
+    result.num_pixels, result.num_unlabelled = is_free.size, int(is_free.sum())
     return label
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from support.errors import InputError
 
+MAX_CROSSINGS = 2**22  # of edges and rows that are computed at once
 LIMIT = 1e7  # pixels; a coordinate beyond is a fault, and would overflow
 
 
@@ -33,7 +34,7 @@ def read_points(values: object, where: str) -> np.ndarray:
     """
     try:
         points = np.array(values, np.float64)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise InputError(f"{where}: coordinates that are not numbers") from None
     if points.shape == (0,):  # of []
         points = points.reshape(0, 2)
@@ -56,17 +57,22 @@ def fill(ring: np.ndarray, size: tuple[int, int]) -> Patch:
     # The edge crosses the centre line of these rows: y0 <= row + 0.5 < y1.
     first, last = (np.clip(np.ceil(points[:, 1] - 0.5), 0, size[0]).astype(np.int64) for points in (start, end))
     count = last - first
-    edge = np.repeat(np.arange(len(start)), count)
-    row = np.arange(len(edge)) - np.repeat(np.cumsum(count) - count, count) + first[edge]
-    (x0, y0), (x1, y1) = start[edge].T, end[edge].T
-    x = x0 + (row + 0.5 - y0) / (y1 - y0) * (x1 - x0)
-    column = np.clip(np.ceil(x - 0.5), 0, size[1]).astype(np.int64)  # the first pixel right of the crossing
-    if not len(row):
+    if not count.any():
         return EMPTY
-    top, left = int(row.min()), int(column.min())
-    height, width = int(row.max()) - top + 1, int(column.max()) - left + 1
-    crossings = np.bincount((row - top) * width + column - left, minlength=height * width).reshape(height, width)
-    inside = (np.cumsum(crossings, axis=1) & 1).astype(bool)
+    top, height = int(first[count > 0].min()), int(last.max() - first[count > 0].min())
+    left, right = np.clip((ring[:, 0].min() - 1, ring[:, 0].max() + 2), 0, size[1]).astype(np.int64).tolist()
+    width = right - left + 1
+    crossings = np.zeros(height * width, np.int64)
+    # Part by part: a small file can have a million edges, each of which crosses every row of the image.
+    ends = np.searchsorted(np.cumsum(count), np.arange(MAX_CROSSINGS, count.sum(), MAX_CROSSINGS))
+    for part in np.split(np.arange(len(start)), ends):
+        edge = np.repeat(part, count[part])
+        row = np.arange(len(edge)) - np.repeat(np.cumsum(count[part]) - count[part], count[part]) + first[edge]
+        (x0, y0), (x1, y1) = start[edge].T, end[edge].T
+        x = x0 + (row + 0.5 - y0) / (y1 - y0) * (x1 - x0)
+        column = np.clip(np.ceil(x - 0.5), 0, size[1]).astype(np.int64)  # the first pixel right of the crossing
+        crossings += np.bincount((row - top) * width + column - left, minlength=len(crossings))
+    inside = (np.cumsum(crossings.reshape(height, width), axis=1) & 1).astype(bool)
     return Patch(top, left, inside[:, :-1])  # all crossings lie left of the last column: it is outside
 
 
@@ -75,9 +81,9 @@ def rectangle(x0: float, y0: float, x1: float, y1: float) -> np.ndarray:
     return np.array([(x0, y0), (x1, y0), (x1, y1), (x0, y1)], np.float64)
 
 
-def turned(ring: np.ndarray, degrees: float) -> np.ndarray:
-    """Return the points (N, 2) turned clockwise, as seen on the screen, about their mean."""
-    angle, centre = np.deg2rad(degrees), ring.mean(axis=0)
+def turned(ring: np.ndarray, degrees: float, centre: np.ndarray | None = None) -> np.ndarray:
+    """Return the points (N, 2) turned clockwise, as seen on the screen, about `centre` or else about their mean."""
+    angle, centre = np.deg2rad(degrees), ring.mean(axis=0) if centre is None else centre
     turn = np.array([(np.cos(angle), np.sin(angle)), (-np.sin(angle), np.cos(angle))])
     return (ring - centre) @ turn + centre if degrees else ring
 
@@ -133,6 +139,7 @@ def from_runs(runs: Sequence[int | str], num_pixels: int, where: str) -> np.ndar
         lengths = np.array(runs, np.int64)
     except (TypeError, ValueError, OverflowError):
         raise InputError(f"{where}: run lengths that are not whole numbers") from None
-    if lengths.ndim != 1 or (lengths < 0).any() or int(lengths.sum()) != num_pixels:
-        raise InputError(f"{where}: run lengths of {lengths.sum()} pixels in all, but the mask has {num_pixels}")
+    total = lengths.sum(dtype=np.float64)  # a sum of int64 may overflow to the right number
+    if lengths.ndim != 1 or (lengths < 0).any() or total != num_pixels:
+        raise InputError(f"{where}: run lengths of {total:.0f} pixels in all, but the mask has {num_pixels}")
     return np.repeat(np.arange(len(lengths)) % 2 == 1, lengths)

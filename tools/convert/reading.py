@@ -1,6 +1,7 @@
 """Read annotation files, and find the images that they name. InputError names a fault."""
 
 import json
+import math
 import os
 import posixpath
 import re
@@ -14,24 +15,35 @@ from typing import Any
 from data.images import IMAGE_SUFFIXES
 from data.layout import list_folder
 from support.errors import InputError, UserError
+from support.files import read_bytes
 from tools.convert.polygons import LIMIT
 
+MAX_BYTES = 2**31  # of an annotation file; the largest known one, of LVIS, has 1.1 GB
 SPLITS = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 
 
 def read_json(path: Path) -> Any:
     """Return the content of a JSON file. Raises InputError if it cannot be read."""
+    data = read_bytes(path, MAX_BYTES)
     try:
-        return json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
+        try:
+            return json.loads(data)
+        except json.JSONDecodeError:
+            raise
+        except ValueError:  # Python refuses the whole file for one integer of more than 4300 digits
+            return json.loads(data, parse_int=lambda text: int(text) if len(text) < 19 else math.nan)
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: not JSON ({' '.join(str(error).split())})") from None
 
 
 def read_xml(path: Path) -> ElementTree.Element:
-    """Return the root element of an XML file. Raises InputError if it cannot be read."""
+    """Return the root element of an XML file. Raises InputError if it is none, or defines entities."""
+    data = read_bytes(path, MAX_BYTES)
+    if b"<!ENTITY" in data:  # a few of them can stand for gigabytes of text
+        raise InputError(f"{path}: defines XML entities, which no annotation tool does: not read")
     try:
-        return ElementTree.parse(path).getroot()
-    except (ElementTree.ParseError, OSError, LookupError, ValueError) as error:
+        return ElementTree.fromstring(data)
+    except (ElementTree.ParseError, LookupError, ValueError) as error:
         raise InputError(f"{path}: not XML ({' '.join(str(error).split())})") from None
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from data.layout import SCRIBBLES
 from support.errors import UserError
 from support.files import write_atomic
+from support.labels import IGNORE
 from support.processes import work_on
 from support.results import claim
 from support.terminal import say, warn
@@ -36,7 +37,7 @@ def run(args: argparse.Namespace) -> tuple[int, list[str]]:
     args.known = read_known(args.classes)
     source = kind.read(args.source, args)
     entries = _named_entries(source, args)
-    if not entries or not source.names:
+    if not source.names or not any(entry.record for entry in entries):
         _print_faults([*source.faults, *source.notes])
         hint = check_hint(args.source) if name == "colours" else ""
         raise UserError(f"{args.source}: {'no shape' if entries else 'nothing'} to convert as {name}{hint}")
@@ -113,7 +114,7 @@ def _report(args: argparse.Namespace, source: Source, results: list[Result], num
     ]
     _print_faults(faults)
     done = sum(result.is_written for result in results)
-    say(*source.notes)
+    say(*source.notes, *_unlabelled_note(args, source, results, numbering))
     written = f"{done} image(s) with masks of {len(numbering.names)} classes"
     say(f"{args.out}: {written}; do not edit the images: they may be hard links to the originals")
     if any(re.fullmatch("#[0-9a-f]{6}", name) for name in numbering.names):
@@ -124,6 +125,19 @@ def _report(args: argparse.Namespace, source: Source, results: list[Result], num
     if not done:
         raise UserError(f"{args.out}: no image could be converted")
     return 1 if faults else 0
+
+
+def _unlabelled_note(
+    args: argparse.Namespace, source: Source, results: list[Result], numbering: Numbering
+) -> list[str]:
+    """Return a line on the pixels that are background because no shape covers them, if any."""
+    num_unlabelled = sum(result.num_unlabelled for result in results)
+    if not num_unlabelled or numbering.unlabelled == IGNORE or args.unlabelled:
+        return []
+    share = f"{num_unlabelled / sum(result.num_pixels for result in results):.1%}"
+    note = f"{share} of the pixels have no label (no shape, or black): class {numbering.names[numbering.unlabelled]}"
+    ignore = "; if they mean unlabelled, convert to a new folder with --unlabelled ignore"
+    return [note + (ignore if len({*source.names} & {*numbering.names}) > 1 else "")]  # a model needs 2 classes
 
 
 def _print_faults(faults: list[str]) -> None:

@@ -34,6 +34,7 @@ class Entry:
     name: of the output, without suffix; folders are separated by "/". where: file, or file and position in it, for
     messages. record: what Draw needs: the Shapes, or the file of the mask. size: (height, width) that the annotation
     declares, None if it declares none. split: train, val, test or another subset of the export, "" if it names none.
+    extract: returns the image's content and suffix from the file `image`, if the image is inside of an annotation file.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Entry:
     record: Any
     size: tuple[int, int] | None = None
     split: str = ""
+    extract: Callable[[Path], tuple[bytes, str]] | None = None
 
 
 @dataclass
@@ -49,13 +51,14 @@ class Source:
     """A data set in its own format.
 
     names: classes in the format's own order. colours: {name: (red, green, blue)}, if the format has them.
-    unlabelled: whether there may be pixels without a class.
+    unlabelled: whether there may be pixels without a class. ignored: names whose pixels become 255 without more words.
     faults: one line for each entry that cannot be used. notes: lines for the user that are no faults.
     """
 
     names: list[str] = field(default_factory=list)
     colours: dict[str, tuple[int, ...]] = field(default_factory=dict)
     unlabelled: bool = True
+    ignored: list[str] = field(default_factory=list)
     entries: list[Entry] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -144,7 +147,7 @@ def number_classes(source: Source, known: Classes | None, unlabelled: str, chose
     a class are background. unlabelled: "background" or "ignore". chosen: --classes, for messages. Raises UserError if
     there are not 2 to 255 classes, or if `known` has no background that is needed.
     """
-    cleaned = {name: " ".join(name.split()) for name in source.names}
+    cleaned = {name: " ".join(name.split()).encode(errors="replace").decode() for name in source.names}  # "\ud800"
     if known:
         names, colours = known.names, known.colours
     else:
@@ -159,7 +162,7 @@ def number_classes(source: Source, known: Classes | None, unlabelled: str, chose
         raise UserError(f"the labels have {found}, but a model needs 2 to 255: {remedy}")
     for number, name in enumerate(names if not known else ()):
         colours[number] = source.colours.get(name, colours[number])
-    numbers = {name: number for number, name in enumerate(names)} | {IGNORED: IGNORE}
+    numbers = {name: number for number, name in enumerate(names)} | dict.fromkeys((IGNORED, *source.ignored), IGNORE)
     numbers |= {name: numbers[clean] for name, clean in cleaned.items() if clean in numbers}
     if not source.unlabelled or unlabelled == "ignore":
         return Numbering(names, colours, numbers, IGNORE)

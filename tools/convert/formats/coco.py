@@ -6,7 +6,10 @@ together are one object, or {"counts", "size": [height, width]}. Counts run down
 """
 
 import posixpath
+import re
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -44,12 +47,10 @@ def read(source: Path, options: Options) -> Source:
         names = _categories(content, path)
         for number, name in names.items():
             categories.setdefault(name, number)
-        images = {}
-        for position, image in enumerate(value_of(content, "images", list, str(path))):
-            number = value_of(image, "id", int, f"{path}: images[{position}]")
-            if number in images:
-                raise InputError(f"{path}: id {number} is there twice in 'images'")
-            images[number] = image
+        images: dict[int, Any] = {}
+        records = enumerate(value_of(content, "images", list, str(path)))
+        for number, image in collect(partial(_numbered, path), records, result.faults):
+            images[number] = None if number in images else image
         shapes = _shapes(content, path, names, images, result)
         folder, split = _split_folder(root, path), split_of(path.stem) if source.is_dir() else ""
         above = [path.parent.parent] if path.parent.name == "annotations" else []
@@ -57,6 +58,8 @@ def read(source: Path, options: Options) -> Source:
 
         def entry(number: int) -> Entry:
             where = f"{path}: image {number}"
+            if images[number] is None:
+                raise InputError(f"{path}: id {number} is there twice in 'images': skipped")
             reference = value_of(images[number], "file_name", str, where)
             name = posixpath.join(folder, output_name(reference))
             size = size_of(images[number].get("height"), images[number].get("width"), where)
@@ -71,6 +74,17 @@ def read(source: Path, options: Options) -> Source:
     if others:
         result.notes.append(f"{len(others)} JSON file(s) without COCO masks, such as {others[0]}: left out")
     return result
+
+
+def _numbered(path: Path, item: tuple[int, Any]) -> tuple[int, Any]:
+    """Return (id, record) of an image. item: its position in the file, and the record."""
+    return _id(item[1], "id", f"{path}: images[{item[0]}]"), item[1]
+
+
+def _id(record: Any, key: str, where: str) -> int:
+    """Return an integer of a record. VIA writes some as text."""
+    value = value_of(record, key, (int, str), where)
+    return int(value) if re.fullmatch("-?[0-9]{1,18}", str(value)) else value_of(record, key, int, where)
 
 
 def _has_masks(content: object) -> bool:
@@ -89,7 +103,7 @@ def _has_masks(content: object) -> bool:
 def _categories(content: object, path: Path) -> dict[int, str]:
     """Return {id: name} of a COCO file's categories. Raises InputError if there are none or one is invalid."""
     categories = value_of(content, "categories", list, str(path))
-    names = {value_of(item, "id", int, f"{path}: categories"): item.get("name") for item in categories}
+    names = {_id(item, "id", f"{path}: categories"): item.get("name") for item in categories}
     if not names or not all(isinstance(name, str) and name.strip() for name in names.values()):
         raise InputError(f"{path}: 'categories' is empty, or has one without name")
     return names
@@ -116,6 +130,9 @@ def _shapes(
     """
     shapes: dict[int, list[Shape]] = {number: [] for number in images}
     annotations = value_of(content, "annotations", list, str(path))
+    if not annotations:
+        remedy = "Label Studio leaves brush labels out of COCO: export JSON there"
+        raise InputError(f"{path}: 'annotations' is empty, so no object is labelled: export again ({remedy})")
     if any(isinstance(item, dict) and "segments_info" in item for item in annotations[:1]):
         raise InputError(f"{path}: panoptic COCO, whose masks are PNG files: export or download the instances")
     num_crowds = sum(isinstance(item, dict) and item.get("iscrowd") == 1 for item in annotations)
@@ -130,10 +147,10 @@ def _shapes(
         where = f"{path}: annotations[{position}]"
         number = -1  # not known yet
         try:
-            number = value_of(annotation, "image_id", int, where)
+            number = _id(annotation, "image_id", where)
             if number not in images:
                 raise InputError(f"{where}: image_id {number} is not in 'images'")
-            category = value_of(annotation, "category_id", int, where)
+            category = _id(annotation, "category_id", where)
             name = names.get(category, f"category_id {category}")
             is_crowd = has_crowds and annotation.get("iscrowd")
             segmentation, box = annotation.get("segmentation"), annotation.get("bbox")
@@ -155,6 +172,8 @@ def patch(segmentation: object, where: str, size: tuple[int, int], line_width: f
         return _decode(segmentation, where, size)
     if not isinstance(segmentation, list) or not segmentation:
         raise InputError(f"{where}: no segmentation: a box alone is no mask")
+    if isinstance(segmentation[0], int | float):  # a polygon of VIA, which are not in a list
+        segmentation = [segmentation]
     union = np.zeros(size, bool)
     for number, values in enumerate(segmentation, 1):
         here = f"{where}: polygon {number}"
@@ -191,6 +210,8 @@ def _decompress(text: str, where: str) -> list[int]:
             raise InputError(f"{where}: {character!r} is no character of COCO's compressed RLE")
         value |= (bits & 31) << shift
         shift += 5
+        if shift > 60:
+            raise InputError(f"{where}: the compressed RLE has a number of more than 60 bits")
         if bits & 32:
             continue
         if bits & 16:

@@ -4,6 +4,8 @@ CVAT ("Segmentation mask 1.1") and Datumaro (VOC) add labelmap.txt, with a line 
 and lists in ImageSets/Segmentation (https://docs.cvat.ai/docs/dataset_management/formats/format-smask).
 """
 
+import contextlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -21,6 +23,7 @@ from tools.convert.reading import split_of
 from tools.convert.source import Entry, Options, Source
 
 MOST = 254  # colours of a palette that is found
+RARE, LEAST = 0.05, 3  # share of the pixels, and number of colours: see _mixed()
 BLACK = 0
 VOC_VOID = (224, 224, 192)  # the outlines of objects in PASCAL VOC's masks
 
@@ -39,26 +42,64 @@ def read(source: Path, options: Options) -> Source:
     if options.known:
         result.names, result.unlabelled = options.known.names, False
         return result
-    found = np.zeros(1 << 24, bool)
-    for entry in progress_bar(result.entries, total=len(result.entries), title="finding colours", unit="mask"):
-        try:
-            found |= _present(_packed(entry.record))
-        except InputError:
-            continue  # draw() names it
-    colours = np.flatnonzero(found).tolist()
+    counts: Counter[int] = Counter()
+    for pixels in _readable(result.entries, "finding colours"):
+        counts.update(dict(zip(*map(np.ndarray.tolist, np.unique(pixels, return_counts=True)), strict=True)))
+    colours = sorted(counts)
     if len(colours) > MOST:
         raise UserError(
             f"{source}: the masks have {len(colours)} colours, as smoothing or JPEG leave them: name those of the "
             "classes with --classes FILE (a line 'name #RRGGBB' for each); others are then ignored"
         )
+    mixed = _mixed(result.entries, counts)
+    if mixed:
+        share = f"{max(counts[colour] for colour in mixed) / counts.total():.1%}"
+        result.faults.append(
+            f"{source}: {len(mixed)} of {len(colours)} colours are in at most {share} of the pixels each, between two "
+            "others, as smoothing leaves them: ignored (255); name the classes with --classes FILE, or export again"
+        )
+    result.ignored = list(map(_name, mixed))
     result.unlabelled = BLACK in colours
-    if result.unlabelled and not options.unlabelled and not options.scribbles:
-        remedy = "if it means unlabelled, convert to a new folder with --unlabelled ignore"
-        result.notes.append(f"black became the class background: {remedy}")
-    colours = [colour for colour in colours if colour != BLACK]
+    colours = [colour for colour in colours if colour not in (BLACK, *mixed)]
     result.names = [_name(colour) for colour in colours]
     result.colours = {_name(colour): tuple(colour.to_bytes(3, "big")) for colour in colours}
     return result
+
+
+def _readable(entries: list[Entry], doing: str) -> Iterator[np.ndarray]:
+    """Yield the masks that can be read, as _packed() returns them. draw() names the others."""
+    for entry in progress_bar(entries, total=len(entries), title=doing, unit="mask"):
+        with contextlib.suppress(InputError):
+            yield _packed(entry.record)
+
+
+def _mixed(entries: list[Entry], counts: Counter[int]) -> list[int]:
+    """Return the colours that smoothing left, if there are LEAST: rare ones that are mostly between two neighbours'.
+
+    A thin class is rare, too, but no mixture of the colours on its two sides. counts: {packed colour: pixels}.
+    """
+    rare = [colour for colour, count in counts.items() if count < RARE * counts.total()]
+    if len(rare) < LEAST:
+        return []
+    is_rare, between = np.zeros(1 << 24, bool), Counter[int]()
+    is_rare[rare] = True
+    for pixels in _readable(entries, "looking at rare colours"):
+        rows, columns = np.nonzero(is_rare[pixels])
+        padded, own = np.pad(pixels, 1, mode="edge"), _channels(pixels[rows, columns])
+        found = np.zeros(len(rows), bool)
+        for down, right in ((0, 1), (1, 0), (1, 1), (1, -1)):
+            one = _channels(padded[rows + 1 + down, columns + 1 + right])
+            other = _channels(padded[rows + 1 - down, columns + 1 - right])
+            inside = (np.minimum(one, other) <= own) & (own <= np.maximum(one, other))
+            found |= inside.all(axis=1) & (own != one).any(axis=1) & (own != other).any(axis=1)
+        between.update(pixels[rows, columns][found].tolist())
+    mixed = [colour for colour in rare if 2 * between[colour] >= counts[colour]]
+    return mixed if len(mixed) >= LEAST else []
+
+
+def _channels(packed: np.ndarray) -> np.ndarray:
+    """Return the red, green and blue of packed colours (N,), uint8 (N, 3)."""
+    return np.stack([packed >> 16, packed >> 8 & 255, packed & 255], axis=1).astype(np.uint8)
 
 
 def draw(
@@ -70,7 +111,7 @@ def draw(
     if (height, width) != size:
         raise InputError(f"{entry.record}: {width}x{height} pixels, but the image has {size[1]}x{size[0]}")
     names = _class_of_colour(options)
-    present = np.flatnonzero(_present(pixels)).tolist()
+    present = np.unique(pixels).tolist()
     if len(present) > MOST:
         raise InputError(f"{entry.record}: {len(present)} colours, as smoothing or JPEG leave them: skipped")
     for colour in present:
@@ -193,13 +234,6 @@ def _packed(path: Path) -> np.ndarray:
         raise InputError(str(error)) from None
     packed = pixels[:, :, :3].astype(np.int32) @ np.array([65536, 256, 1], np.int32)
     return packed if pixels.shape[2] == 3 else np.where(pixels[:, :, 3] > 0, packed, BLACK)
-
-
-def _present(packed: np.ndarray) -> np.ndarray:
-    """Return (2**24,) bool: whether each packed colour occurs."""
-    found = np.zeros(1 << 24, bool)
-    found[packed] = True
-    return found
 
 
 def _name(colour: int) -> str:

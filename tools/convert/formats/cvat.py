@@ -10,6 +10,7 @@ task of a file has a subset in `meta`.
 
 import re
 import xml.etree.ElementTree as ElementTree
+from functools import partial
 from pathlib import Path
 
 from support.errors import InputError
@@ -17,6 +18,8 @@ from tools.convert import polygons
 from tools.convert.polygons import Patch, place, read_points
 from tools.convert.reading import ImageFinder, annotation_files, output_name, read_xml, size_of, split_of
 from tools.convert.source import Entry, Options, Shape, Source, collect
+
+NO_AREA = ("tag", "points", "skeleton")  # tags are of whole images
 
 
 def read(source: Path, options: Options) -> Source:
@@ -29,7 +32,7 @@ def read(source: Path, options: Options) -> Source:
             raise InputError(f"{path}: not 'CVAT for images 1.1': export the task again in this format")
         for label in root.iter("label"):
             name, colour = label.findtext("name"), label.findtext("color") or ""
-            if not name or label.findtext("type") == "tag":  # of whole images
+            if not name or label.findtext("type") in NO_AREA:
                 continue
             result.names += [] if name in result.names else [name]
             if re.fullmatch("#[0-9a-fA-F]{6}", colour):
@@ -37,7 +40,8 @@ def read(source: Path, options: Options) -> Source:
         finder = ImageFinder([path.parent], options.images)
         # Datumaro writes a file for each subset, and names it after the subset.
         subset = root.findtext("meta/task/subset") or (split_of(path.stem) if source.is_dir() else "")
-        return list(collect(lambda image: _entry(image, path, subset, finder), root.iter("image"), result.faults))
+        read_image = partial(_entry, path=path, subset=subset, finder=finder, faults=result.faults)
+        return list(collect(read_image, root.iter("image"), result.faults))
 
     for entries in collect(read_one, annotation_files(source, ".xml"), result.faults):
         result.entries += entries
@@ -45,15 +49,20 @@ def read(source: Path, options: Options) -> Source:
     return result
 
 
-def _entry(image: ElementTree.Element, path: Path, subset: str, finder: ImageFinder) -> Entry:
-    """Return the entry of an image, with its shapes, bottom layer first. Its subset is `subset` if it names none."""
+def _entry(image: ElementTree.Element, path: Path, subset: str, finder: ImageFinder, faults: list[str]) -> Entry:
+    """Return the entry of an image, with its shapes, bottom layer first. Its subset is `subset` if it names none.
+
+    Adds a line to `faults` for each shape without area, which is left out.
+    """
     name, own = image.get("name", ""), image.get("subset") or subset
     folder = own or ("default" if "subset" in image.attrib else "")
     own = "" if own.lower() == "default" else own
     where = f"{path}: {name}"
     shapes = []
     for shape in image:
-        if shape.tag != "tag":
+        if shape.tag in NO_AREA[1:]:
+            faults.append(f"{where}: {shape.tag} ({shape.get('label', '')}): this kind of shape has no area: left out")
+        elif shape.tag != "tag":
             label = shape.get("label", "")
             if not label:
                 raise InputError(f"{where}: {shape.tag}: it has no label")
@@ -75,8 +84,8 @@ def patch(shape: dict[str, str], where: str, size: tuple[int, int], line_width: 
     if tag == "mask":
         left, top, width, height = map(int, numbers("left", "top", "width", "height"))
         runs = [run for run in shape.get("rle", "").replace(" ", "").split(",") if run]
-        if width < 1 or height < 1 or not runs:
-            raise InputError(f"{where}: an empty mask")
+        if not 1 <= width <= size[1] or not 1 <= height <= size[0] or not runs:
+            raise InputError(f"{where}: a mask of {width}x{height} pixels, but the image has {size[1]}x{size[0]}")
         mask = polygons.from_runs(runs, width * height, where).reshape(height, width)
         return place(mask, top, left, size)
     if tag == "ellipse":
@@ -86,7 +95,7 @@ def patch(shape: dict[str, str], where: str, size: tuple[int, int], line_width: 
         *corners, rotation = numbers("xtl", "ytl", "xbr", "ybr", "rotation")
         return polygons.fill(polygons.turned(polygons.rectangle(*corners), rotation), size)
     if tag not in ("polygon", "polyline"):
-        raise InputError(f"{where}: this kind of shape has no area: the image is skipped; delete the shape in CVAT")
+        raise InputError(f"{where}: this kind of shape is not read: the image is skipped; draw polygons in CVAT")
     points = read_points([pair.split(",") for pair in shape.get("points", "").split(";") if pair.strip()], where)
     return polygons.fill(points, size) if tag == "polygon" else polygons.stroke(points, line_width, size)
 

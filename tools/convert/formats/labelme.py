@@ -1,14 +1,15 @@
 """LabelMe's JSON files, one for each image.
 
 Format: https://github.com/wkentaro/labelme, labelme/_label_file.py and labelme/utils/shape.py. A file has `shapes`,
-`imagePath`, relative to the file, `imageHeight` and `imageWidth`. A shape has `label`, `points` [[x, y], ...] in pixels
-and `shape_type`: polygon, rectangle (two corners), circle (centre and a point on it), oriented_rectangle (four
-corners), line, linestrip, point, or mask (two corners, and a PNG in base64).
+`imagePath`, relative to the file, `imageData` (null, or the image in base64), `imageHeight` and `imageWidth`. A shape
+has `label`, `points` [[x, y], ...] in pixels and `shape_type`: polygon, rectangle (two corners), circle (centre and a
+point on it), oriented_rectangle (four corners), line, linestrip, point, or mask (two corners, and a PNG in base64).
 """
 
 import base64
 import binascii
 import posixpath
+import struct
 from pathlib import Path
 
 import cv2
@@ -38,7 +39,12 @@ def read(source: Path, options: Options) -> Source:
         reference = value_of(content, "imagePath", str, str(path)).replace("\\", "/")
         from_root = posixpath.normpath(posixpath.join(path.parent.relative_to(root).as_posix(), reference))
         name = output_name(path.relative_to(root).as_posix())
-        return Entry(name, str(path), finder.find(from_root, str(path)), shapes, size)
+        try:
+            return Entry(name, str(path), finder.find(from_root, str(path)), shapes, size)
+        except InputError:
+            if not content.get("imageData"):
+                raise
+        return Entry(name, str(path), path, shapes, size, extract=embedded_image)
 
     result.entries += collect(read_one, annotation_files(source, ".json"), result.faults)
     result.names = sorted(result.shape_names())
@@ -65,21 +71,35 @@ def patch(shape: dict, where: str, size: tuple[int, int], line_width: float) -> 
     if kind in ("line", "linestrip", "point"):
         return polygons.stroke(points, line_width, size)
     if kind == "mask":
-        mask = _decode_png(value_of(shape, "mask", str, where), where)
-        (left, top), (right, bottom) = np.trunc(points[:2]).astype(int)
-        if mask.shape != (bottom - top + 1, right - left + 1):
-            raise InputError(f"{where}: a mask of {mask.shape[1]}x{mask.shape[0]} pixels in a box of another size")
-        return place(mask, int(top), int(left), size)
+        (left, top), (right, bottom) = np.trunc(points[:2]).astype(int).tolist()
+        box = (bottom - top + 1, right - left + 1)
+        if box[0] > size[0] or box[1] > size[1]:
+            raise InputError(f"{where}: a mask of {box[1]}x{box[0]} pixels in an image of {size[1]}x{size[0]}")
+        return place(_decode_mask(value_of(shape, "mask", str, where), box, where), top, left, size)
     raise InputError(f"{where}: shape_type {kind!r} is not known")
 
 
-def _decode_png(text: str, where: str) -> np.ndarray:
-    """Return the mask (height, width) bool of a PNG in base64. Raises InputError if it cannot be decoded."""
+def embedded_image(path: Path) -> tuple[bytes, str]:
+    """Return the image that a LabelMe file has in imageData, and its suffix: LabelMe writes JPEG or PNG."""
+    data = _decode_base64(value_of(read_json(path), "imageData", str, str(path)), f"{path}: imageData")
+    return data, ".jpg" if data.startswith(b"\xff\xd8") else ".png"
+
+
+def _decode_base64(text: str, where: str) -> bytes:
     try:
-        data = base64.b64decode(text, validate=True)
+        return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        raise InputError(f"{where}: a mask that is not a PNG in base64") from None
-    pixels = decode_bytes(data, cv2.IMREAD_GRAYSCALE)
+        raise InputError(f"{where}: not base64") from None
+
+
+def _decode_mask(text: str, box: tuple[int, int], where: str) -> np.ndarray:
+    """Return the mask (height, width) bool of a PNG in base64. Raises InputError if it is none of the size `box`."""
+    data = _decode_base64(text, f"{where}: a mask")
+    # The size is compared before memory is taken: a PNG of a few kilobytes can have gigabytes of pixels.
+    size = struct.unpack(">II", data[16:24]) if data.startswith(b"\x89PNG") and len(data) > 24 else None
+    if size not in (None, box[::-1]):
+        raise InputError(f"{where}: a mask of {size[0]}x{size[1]} pixels in a box of another size")
+    pixels = decode_bytes(data, cv2.IMREAD_GRAYSCALE) if size else None
     if pixels is None:
         raise InputError(f"{where}: a mask whose PNG is damaged")
     return np.asarray(pixels > 0)

@@ -9,13 +9,13 @@ Studio images, labels and classes.txt. Class 0 is the first object, not a backgr
 import re
 from pathlib import Path
 
-import yaml
-
 from data.images import IMAGE_SUFFIXES
 from data.layout import list_folder, read_list
 from support.errors import InputError, UserError
+from support.files import read_text
+from support.yaml_file import read_yaml
 from tools.convert.polygons import Patch, fill, read_points
-from tools.convert.reading import split_of
+from tools.convert.reading import MAX_BYTES, split_of
 from tools.convert.source import Entry, Options, Shape, Source
 
 FOLDERS = ("images", "labels")  # of images and of text files
@@ -62,20 +62,19 @@ def _names(source: Path) -> list[str]:
     """Return the names of the classes by number, of a YAML file or of Label Studio's classes.txt; [] without both."""
     paths = [path for files in list_folder(source, (".yaml", ".yml")).values() for path in files]
     for path in sorted(paths, key=lambda path: len(path.parts)):
-        try:
-            content = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
-        except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-            raise UserError(f"{path}: not YAML ({' '.join(str(error).split())})") from None
+        content = read_yaml(path, as_text=True)
         names = content.get("names") if isinstance(content, dict) else None
         if not isinstance(names, list | dict):
             continue
         if "kpt_shape" in content:
             raise UserError(f"{path}: kpt_shape: the labels are key points, which have no area")
         if isinstance(names, dict):
-            if set(names) != set(range(len(names))):
+            if set(names) != set(map(str, range(len(names)))):
                 raise UserError(f"{path}: names must be a list, or have the class numbers 0, 1, 2, ...")
-            names = [names[number] for number in range(len(names))]
-        return [str(name) for name in names]
+            names = [names[str(number)] for number in range(len(names))]
+        if not all(isinstance(name, str) for name in names):
+            raise UserError(f"{path}: names: each must be a text")
+        return names
     file = source / NAMES
     return read_list(file) if file.is_file() else []
 
@@ -106,12 +105,9 @@ def _read_lines(path: Path) -> list[list[str]]:
 
     Empty is a single point, or a box without area: tools write it for a mask that is too thin for a polygon.
     """
-    try:
-        lines = [line.split() for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or 'not UTF-8 text'})") from None
+    lines = [line.split() for line in read_text(path, MAX_BYTES).splitlines() if line.strip()]
     for number, words in enumerate(lines, 1):
-        if not (words[0].isascii() and words[0].isdecimal()) or len(words) < 3 or len(words) % 2 == 0:
+        if not re.fullmatch("[0-9]{1,9}", words[0]) or len(words) < 3 or len(words) % 2 == 0:
             raise InputError(f"{path} line {number}: expected a class number, then x y of each point: skipped")
         if len(words) == BOX and not any(re.fullmatch(r"0*\.?0*", side) for side in words[3:]):
             raise InputError(f"{path} line {number}: a box, which has no outline: skipped")

@@ -1,0 +1,71 @@
+"""Read YAML files, which anyone may have written, within bounds of size, depth and number of values."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from support.errors import InputError, UserError
+from support.files import read_text
+
+MAX_BYTES, MAX_DEPTH, MAX_VALUES = 2**20, 50, 50_000
+# What PyYAML raises on a value that its tag does not fit, such as !!int "abc" or !!timestamp "x".
+BROKEN = (yaml.YAMLError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+
+
+class _Loader(yaml.SafeLoader):
+    """A loader that raises YAMLError beyond the bounds, and on a duplicate key, where SafeLoader keeps the last value.
+
+    An alias counts as all values that it stands for: ten lines of aliases can stand for a billion. Dates are text.
+    """
+
+    def __init__(self, text: str):
+        super().__init__(text)
+        self.depth = self.num_values = 0
+        self.sizes: dict[yaml.Node, int] = {}  # number of values in each complete node
+
+    def compose_node(self, parent, index):
+        before, is_alias = self.num_values, self.check_event(yaml.AliasEvent)
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            raise yaml.YAMLError(f"more than {MAX_DEPTH} levels")
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        self.num_values += self.sizes.get(node, MAX_VALUES) if is_alias else 1  # MAX_VALUES: it contains itself
+        if self.num_values >= MAX_VALUES:
+            raise yaml.YAMLError(f"{MAX_VALUES} values or more")
+        self.sizes.setdefault(node, self.num_values - before)
+        return node
+
+    def construct_mapping(self, node, deep=False):
+        seen = set()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key.value in seen:
+                raise yaml.YAMLError(f"{key.value!r} is given twice{key.start_mark}")
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+class _TextLoader(_Loader):
+    """A _Loader for which each value is text."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [pair for pair in pairs if not pair[0].endswith(":timestamp")]
+    for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_TextLoader.yaml_implicit_resolvers = {}
+
+
+def read_yaml(path: Path, flag: str = "", *, as_text: bool = False) -> Any:
+    """Return the content of a YAML file.
+
+    flag: begins messages, such as "--config ". as_text: keep each value as it is written; else "no" is False, and 010
+    is 8. Raises UserError if the file is not a regular one, not UTF-8, not YAML, or beyond the bounds of this module.
+    """
+    try:
+        return yaml.load(read_text(path, MAX_BYTES), _TextLoader if as_text else _Loader)
+    except InputError as error:
+        raise UserError(f"{flag}{error}") from None
+    except BROKEN as error:
+        raise UserError(f"{flag}{path}: not YAML ({' '.join(str(error).split())})") from None

@@ -1,0 +1,189 @@
+"""Label Studio's JSON export: polygons, rectangles, ellipses and brush masks; and its PNG files of brush masks.
+
+Format: https://labelstud.io/guide/export. The JSON is a list of tasks with `data` (the image's URL) and `annotations`,
+whose `result` holds regions: type, original_width, original_height and value. Coordinates are in percent of the image's
+width and height; a rectangle is turned about its corner. A brush mask is the RLE of an RGBA image, or a file
+task-T-annotation-A-by-USER-CONTROL-LABEL-N.png: a pixel belongs to it if its alpha or its grey value is at least 128.
+The PNG files name no image: a JSON file of the tasks beside them does, or the image is named task-T.
+"""
+
+import re
+import urllib.parse
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data.images import IMAGE_SUFFIXES, decode
+from data.layout import list_folder
+from support.errors import InputError, UserError
+from tools.convert import polygons
+from tools.convert.polygons import Patch, read_points
+from tools.convert.reading import ImageFinder, annotation_files, output_name, read_json, size_of, split_of, value_of
+from tools.convert.source import Entry, Options, Shape, Source, collect
+
+READ, UNREAD = ("polygon", "rectangle", "ellipse", "brush"), ("vector", "bitmask", "magicwand")
+BRUSH = re.compile(r"task-(\d{1,18})-annotation-(\d{1,18})-by-[^-]*-[^-]+-(.+)-\d+")
+
+
+def read(source: Path, options: Options) -> Source:
+    """Return the images and classes of an export, or of all exports below a folder."""
+    result, brushes, done = Source(), find_brushes(source), set()
+    finder = ImageFinder([source if source.is_dir() else source.parent], options.images)
+
+    def read_task(task: Any, path: Path) -> Entry:
+        number = value_of(task, "id", int, f"{path}: a task")
+        where, size = f"{path}: task {number}", None
+        done.add(number)
+        if "annotations" in task or number not in brushes:
+            shapes, size = _shapes(task, where, result.faults)
+        image = _find_image(task, where, finder)
+        split = split_of(path.stem) if source.is_dir() else ""
+        return Entry(output_name(image.name), where, image, shapes if size else brushes.get(number, []), size, split)
+
+    def read_one(path: Path) -> list[Entry]:
+        tasks = read_json(path)
+        if not isinstance(tasks, list):
+            raise InputError(f"{path}: not a list of tasks: export the project as JSON")
+        return list(collect(lambda task: read_task(task, path), tasks, result.faults))
+
+    files = annotation_files(source, ".json") if not brushes or list_folder(source, (".json",)) else []
+    for entries in collect(read_one, files, result.faults):
+        result.entries += entries
+    others = [{"id": number, "image": f"task-{number}"} for number in sorted(brushes.keys() - done)]
+    named = list(collect(lambda task: read_task(task, source), others, result.faults))
+    result.entries += named
+    if len(named) < len(others):
+        remedy = "put the project's JSON export beside them, or name the images task-1, task-2 and so on"
+        result.notes.append(f"{source}: Label Studio's PNG files do not say which image they are of: {remedy}")
+    result.names = sorted(result.shape_names())
+    return result
+
+
+def find_brushes(source: Path) -> dict[int, list[Shape]]:
+    """Return {task: masks of its last annotation, by name} of the PNG files below a folder."""
+    found: dict[int, dict[int, list[Shape]]] = {}
+    for path in (path for paths in list_folder(source, (".png",)).values() for path in paths):
+        if match := BRUSH.fullmatch(path.stem):
+            found.setdefault(int(match[1]), {}).setdefault(int(match[2]), []).append(Shape(match[3], str(path), path))
+    return {task: annotations[max(annotations)] for task, annotations in found.items()}
+
+
+def _shapes(task: dict, where: str, faults: list[str]) -> tuple[list[Shape], tuple[int, int] | None]:
+    """Return the shapes of a task, and its image's (height, width) if there is a shape. Adds a line for each key point.
+
+    They are of the annotation that is the ground truth, or else of the one that was changed last.
+    """
+    if "annotations" not in task:
+        raise InputError(f"{where}: no 'annotations': export JSON, not JSON-MIN: skipped")
+    annotations = [item for item in value_of(task, "annotations", list, where) if isinstance(item, dict)]
+    usable = [item for item in annotations if not item.get("was_cancelled")]
+    if not usable:
+        raise InputError(f"{where}: it is not annotated: skipped")
+    last = max(usable, key=lambda item: (bool(item.get("ground_truth")), str(item.get("updated_at", ""))))
+    regions = [region for region in value_of(last, "result", list, where) if isinstance(region, dict)]
+    # A control without labels of its own has them in another result with the same id.
+    labels = {str(region.get("id")): names for region in regions if (names := _labels(region))}
+    shapes, images, size = [], set(), None
+    for region in regions:
+        kind, here = str(region.get("type", "")).removesuffix("labels"), f"{where}: region {region.get('id')}"
+        if kind in UNREAD or (kind in READ and region.get("image_rotation")):
+            raise InputError(f"{here}: a {kind}, or an image turned in Label Studio, which is not read: skipped")
+        if kind == "keypoint":
+            faults.append(f"{here}: a key point has no area: left out")
+        if kind not in READ:  # such as choices, which label the whole image
+            continue
+        names = _labels(region) or labels.get(str(region.get("id")), [])
+        if len(names) != 1:
+            raise InputError(f"{here}: {len(names)} labels, but a mask needs 1: skipped")
+        size = size_of(region.get("original_height"), region.get("original_width"), here)
+        images.add((str(region.get("to_name")), size))
+        shapes.append(Shape(names[0], f"{here} ({names[0]})", region | {"type": kind}))
+    if len(images) > 1:
+        raise InputError(f"{where}: its regions are of several images: skipped")
+    return shapes, size
+
+
+def _labels(region: dict) -> list[str]:
+    """Return the class names in a region: value.polygonlabels, value.labels or the like."""
+    value = region.get("value")
+    lists = [names for key, names in value.items() if key.endswith("labels")] if isinstance(value, dict) else []
+    return [str(name) for names in lists if isinstance(names, list) for name in names]
+
+
+def _find_image(task: dict, where: str, finder: ImageFinder) -> Path:
+    """Return the image of a task, in whose data a URL, a path or /data/local-files/?d=PATH names it."""
+    data = value_of(task, "data", dict, where) if "data" in task else task
+    texts = [text for text in data.values() if isinstance(text, str) and text.lower().endswith(IMAGE_SUFFIXES)]
+    chosen = data.get("image", texts[0] if len(texts) == 1 else None)
+    if not isinstance(chosen, str):
+        raise InputError(f"{where}: its data name {len(texts)} images, but 1 is expected: skipped")
+    path, _, query = chosen.partition("?")
+    name = urllib.parse.unquote(urllib.parse.parse_qs(query).get("d", [path])[0]).rpartition("/")[2]
+    try:
+        return finder.find(name, where)
+    except InputError:  # Label Studio puts eight digits before the name of a file that is uploaded
+        return finder.find(re.sub("^[0-9a-f]{8}-", "", name), where)
+
+
+def patch(region: Any, where: str, size: tuple[int, int], line_width: float) -> Patch:
+    """Return the pixels of a region, or of the file of a brush mask."""
+    height, width = size
+    if isinstance(region, Path):
+        try:
+            pixels = decode(region)
+        except UserError as error:
+            raise InputError(str(error)) from None
+        if pixels.shape != size:
+            raise InputError(f"{where}: {pixels.shape[1]}x{pixels.shape[0]} pixels, but the image has {width}x{height}")
+        return Patch(0, 0, pixels >= 128)
+    kind, value = region["type"], value_of(region, "value", dict, where)
+    if kind == "brush":
+        values = _decode_rle(value_of(value, "rle", list, where), height * width * 4, where)
+        return Patch(0, 0, values.reshape(height, width, 4)[:, :, 3] >= 128)
+    percent = np.array([width, height]) / 100
+    if kind == "polygon":
+        return polygons.fill(read_points(value.get("points"), where) * percent, size)
+    sides = ("width", "height") if kind == "rectangle" else ("radiusX", "radiusY")
+    pairs = [[value.get(key) for key in keys] for keys in (("x", "y"), sides)]
+    place, extent = read_points(pairs, where) * percent
+    degrees = float(read_points([[value.get("rotation") or 0, 0]], where)[0, 0])
+    if kind == "ellipse":
+        return polygons.ellipse(tuple(place), tuple(extent), size, degrees)
+    return polygons.fill(polygons.turned(polygons.rectangle(*place, *(place + extent)), degrees, place), size)
+
+
+def _decode_rle(rle: list, num_values: int, where: str) -> np.ndarray:
+    """Return the values (num_values,) uint8 of Label Studio's brush RLE, which is thi.ng's rle-pack.
+
+    A stream of bits: the number of values (32 bits), the bits of a value minus 1 (5), and the bits of a length minus 1,
+    in four sizes (4 each). Then runs: whether the value repeats (1), which of the four sizes (2), the length minus 1,
+    and one value or, if it does not repeat, `length` values (HumanSignal/label-studio-converter, brush.py, decode_rle).
+    """
+    try:
+        bits = np.unpackbits(np.frombuffer(bytes(rle), np.uint8))
+    except (TypeError, ValueError):
+        raise InputError(f"{where}: an RLE that is not a list of bytes") from None
+    at = 0
+
+    def read(count: int, width: int = 0) -> Any:
+        """Return a number of `count` bits, or an array of `count` numbers of `width` bits."""
+        nonlocal at
+        part, at = bits[at : at + count * (width or 1)], at + count * (width or 1)
+        if at > len(bits):
+            raise InputError(f"{where}: the brush RLE is cut off")
+        return np.packbits(part) if width else int("".join(map(str, part)) or "0", 2)
+
+    found, word = read(32), read(5) + 1
+    sizes = [read(4) + 1 for _ in range(4)]
+    if found != num_values or word != 8:
+        raise InputError(f"{where}: a brush RLE of {found} values of {word} bits, but the image has {num_values} of 8")
+    values, start = np.zeros(num_values, np.uint8), 0
+    while start < num_values:
+        repeated = read(1)
+        stop = start + 1 + read(sizes[read(2)])
+        if stop > num_values:
+            raise InputError(f"{where}: a run of the brush RLE ends past the last pixel")
+        values[start:stop] = read(1 if repeated else stop - start, 8)
+        start = stop
+    return values
