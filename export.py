@@ -70,13 +70,16 @@ def export(flags: ExportFlags, overrides: dict, device: torch.device) -> None:
     trained = TrainedModel(flags.checkpoint, overrides)
     model = trained.model(flags.weights, device)
     outputs = ["labels"] + [name for name in ("probs", "logits") if getattr(flags, name)]
-    folder = Path(flags.output) if flags.output else trained.path.parent
+    path = Path(flags.output) if flags.output else trained.path.parent
+    if path.suffix.lower() != ".onnx" or path.is_dir():  # --output names a folder
+        path /= f"{trained.path.stem}.onnx"
+    folder = path.parent
     check_writable(folder, "--output")
-    remove_scratch(folder.glob(".*.part.*"))  # as large as the model
+    remove_scratch(folder.glob(".*.part*"))  # as large as the model
     images = find_images(trained)
 
     log.info("tracing by torch.export")
-    graph, path = WholeImage(model, tuple(outputs[1:])), folder / f"{trained.path.stem}.onnx"
+    graph = WholeImage(model, tuple(outputs[1:]))
     traced, metadata = trace(graph), describe(trained, flags, outputs, graph.min_size)
     with writing(path) as scratch:
         log.info(f"writing {path}")

@@ -18,6 +18,7 @@ if __name__ == "__main__":
     program.check_command_line(PSEUDO.command_line)  # --help and wrong flags answer here, before torch is imported
 
 from config import FLAGS, Config
+from data.classes import read_preset
 from data.dataset import SegmentationDataset
 from distributed import checks
 from distributed.group import Group
@@ -25,7 +26,7 @@ from pseudo_labels.files import PseudoFolder, digests, find_scribbles
 from pseudo_labels.work import Work
 from support import shell
 from support.errors import UserError
-from support.files import sha256
+from support.files import sha256, write_atomic
 from support.results import claim
 from trained import LAYOUT, load_on_ranks, on_all_ranks, read_flags
 from utils import prepare_demo_data
@@ -57,7 +58,8 @@ def make(flags: PseudoFlags, overrides: dict, group: Group) -> None:
     trained, predictor = load_on_ranks(flags, overrides, group)
     cfg, classes = trained.cfg, trained.classes
     if not cfg.dataset_path:
-        raise UserError("--dataset_path is not set: give the data set's root folder (docs/your_data.md)")
+        place = shell.document("docs/your_data.md")
+        raise UserError(f"--dataset_path is not set: give the data set's root folder ({place})")
     if cfg.label_map:
         raise UserError(
             f"--label_map {cfg.label_map}: pseudo-labels hold class numbers, which train.py would map again: write the "
@@ -92,6 +94,11 @@ def report(labelled: float, flags: PseudoFlags, dataset: SegmentationDataset, cf
         words = ["--dataset", "Folder", "--train_path", labels]
     words += ["--dataset_path", cfg.dataset_path]
     values = {name: getattr(cfg, name) for name in TRAINING_FLAGS} | {"train_split": flags.split or cfg.train_split}
+    try:
+        read_preset("classes", cfg.classes)
+    except UserError:  # a checkpoint that was moved has the names, and train.py needs a file
+        values["classes"] = Path(flags.output) / "classes.txt"
+        write_atomic(values["classes"], cfg.texts["classes"])
     for name, value in values.items():
         if value != FLAGS[name].default:
             words += [f"--{name}", *(value if FLAGS[name].is_list else [value])]

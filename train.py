@@ -82,6 +82,7 @@ def train(cfg: Config, group: Group, run: Run) -> int:
     utils.set_deterministic(cfg.deterministic)
     utils.prepare_demo_data(cfg, group)
     saved = run.find_checkpoint()  # the content to resume from, or None
+    cfg = utils.read_texts(cfg, saved)
     cfg = utils.share_batch(utils.get_recipe(cfg, group, saved), group)
     config.check(cfg, is_final=True)
     train_loader, val_loader = utils.get_loader(cfg, "train", group), utils.get_loader(cfg, "val", group)
@@ -89,7 +90,7 @@ def train(cfg: Config, group: Group, run: Run) -> int:
     checks.check_setup(group, {"training list": train_set, "validation list": val_set})
     command = data_check_command(cfg)
     check_sample(train_set.files, val_set.files, cfg.numclasses, command, group.map, train_set.label_map)
-    classes = read_classes(cfg.classes, cfg.numclasses)
+    classes = read_classes(cfg.classes, cfg.numclasses, cfg.texts["classes"])
     log_data(cfg, train_set, val_loader, is_main=group.is_main)
 
     cfg, start = utils.get_start(cfg, group, saved)

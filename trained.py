@@ -99,11 +99,11 @@ class TrainedModel:
             raise UserError("--checkpoint is not set: name the FILE of a run, such as log/NAME/best.pt")
         overrides = overrides or {}
         self.path = Path(path)
-        self.content = checkpoint.read(self.path)
+        self.content = checkpoint.read_model(self.path)
         for training_only in ("optimizer", "ranks"):
             self.content.pop(training_only, None)
         saved = self.content.get("config")
-        if not isinstance(saved, dict):
+        if saved is None:
             if "numclasses" not in overrides:
                 raise UserError(
                     f"--checkpoint {path}: it does not say which model its weights belong to: add the run's --config, "
@@ -113,14 +113,12 @@ class TrainedModel:
         if overrides.get("dataset", saved.get("dataset")) != saved.get("dataset"):
             # They fit the saved layout only.
             saved = {name: value for name, value in saved.items() if name not in LAYOUT}
-        # Earlier versions saved flags that no longer exist; those concerned training only.
-        self.cfg = Config(**{name: value for name, value in saved.items() if name in config.FLAGS} | overrides)
+        texts = self.content.get("texts", {})
+        texts = {name: text for name, text in texts.items() if name in saved and name not in overrides}
+        self.cfg = Config(**saved | overrides, texts=texts)
         check_effects(self.cfg, SAVED_FLAGS & set(overrides))
-        if self.cfg.model_type not in models.MODELS:
-            raise UserError(
-                f"--checkpoint {path}: --model_type {self.cfg.model_type} is not in this version: use the version "
-                f"that trained it, or train another model from its weights: --pretrained {path}"
-            )
+        if "classes" in saved and not {"classes"} & {*texts, *overrides}:
+            self._find_names()
         needed = needs_stride_in_1x1(weights_in(self.content), f"--checkpoint {path}", self.cfg.model_type)
         if needed and not self.cfg.stride_in_1x1:
             log.info(STRIDE_IS_SET.format(path=f"--checkpoint {path}"))
@@ -129,7 +127,15 @@ class TrainedModel:
     @property
     def classes(self) -> Classes:
         """Return the names and colours of the classes. Raises UserError if the file of --classes cannot be used."""
-        return read_classes(self.cfg.classes, self.cfg.numclasses)
+        return read_classes(self.cfg.classes, self.cfg.numclasses, self.cfg.texts.get("classes"))
+
+    def _find_names(self) -> None:
+        """Drop --classes of a checkpoint that an earlier version wrote, without names, if its file cannot be used."""
+        try:
+            read_classes(self.cfg.classes, self.cfg.numclasses)
+        except UserError as error:
+            log.warning(f"{self.path}: an earlier version saved no class names, so classes are numbers: {error}")
+            self.cfg = dataclasses.replace(self.cfg, classes="")
 
     def resolve_weights(self, weights: str) -> str:
         """Return "raw" or "ema" for --weights auto, raw or ema.
@@ -159,7 +165,7 @@ class TrainedModel:
             backbone = f"--layers {cfg.layers}" if cfg.backbone == models.RESNET else f"--backbone {cfg.backbone}"
             raise UserError(
                 f"--checkpoint {self.path}: {len(missing)} weights of a {cfg.model_type} with {backbone} "
-                f"and --numclasses {cfg.numclasses} are missing or have other shapes, such as {missing[0]}"
+                f"and --numclasses {cfg.numclasses} are missing or have other shapes or types, such as {missing[0]}"
                 + (f"; it is a released CDSP file: use --model_type {released}" if differs else "")
             )
         broken = next((name for name, value in model.state_dict().items() if not value.isfinite().all()), None)

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 import config
-from builders.from_data import get_class_weights, get_recipe
+from builders.from_data import get_class_weights, get_recipe, read_texts
 from builders.loaders import find_masks, get_eval_loader, get_loader, make_loader
 from builders.model import get_model, get_start
 from builders.training import get_criterion, get_optimizer, get_state
@@ -35,6 +35,7 @@ def set_deterministic(deterministic: bool) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it starts
     torch.use_deterministic_algorithms(deterministic)
     torch.backends.cudnn.deterministic = deterministic
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # takes time
 
 
 def prepare_demo_data(cfg: Config, group: Group) -> None:

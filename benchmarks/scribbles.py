@@ -31,9 +31,9 @@ from config.recipe import CRF_WEIGHT
 from data.classes import read_classes
 from data.images import read_label
 from evaluation.metrics import confusion_matrix, scores
-from scripts.scribble_pipeline import PSEUDO_FLAGS
 from support.files import write_atomic
 from support.labels import IGNORE
+from tools.scribbles.pipeline import PSEUDO_FLAGS
 
 ROOT = Path(__file__).resolve().parent.parent
 LORM = "--model_type deeplabv3p_multi_lorm"

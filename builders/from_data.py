@@ -12,17 +12,39 @@ from config import Config, as_dict
 from config.losses import parse_loss, read_class_weights
 from config.recipe import CPU, CUDA, RECIPE_FLAGS, Choice, Facts, Recipe
 from data import histogram
-from data.classes import read_classes
+from data.classes import FOLDERS, read_classes, read_preset
 from data.dataset import SegmentationDataset
 from data.images import image_size
 from data.images.resize import large_images
 from data.layout import pair_files
 from distributed.group import Group
+from support.errors import UserError
 from support.progress import progress_bar
 
 NUM_SIZES = 100  # images whose sizes are read for the recipe
 
 log = logging.getLogger("segtrain")
+
+
+def read_texts(cfg: Config, saved: dict | None) -> Config:
+    """Return the flags with the texts of --classes and --label_map, which checkpoints hold.
+
+    A run that resumes the checkpoint content `saved` takes a file as it is now, as it describes the labels that are now
+    there, and the checkpoint's text if the file is gone. Raises UserError if a file cannot be read.
+    """
+    texts: dict[str, str] = {}
+    for flag in FOLDERS:
+        chosen = getattr(cfg, flag)
+        kept = saved["texts"].get(flag) if saved and saved["config"].get(flag) == chosen else None
+        try:
+            texts[flag] = read_preset(flag, chosen)
+        except UserError as error:
+            if kept is None:
+                raise
+            log.warning(f"{error}; using its text in the checkpoint")
+        if kept != texts.setdefault(flag, kept or "") and kept is not None:
+            log.warning(f"--{flag} {chosen}: has changed since the checkpoint; from here on the file is used")
+    return dataclasses.replace(cfg, texts=texts)
 
 
 def get_recipe(cfg: Config, group: Group, saved: dict | None) -> Config:
@@ -55,7 +77,7 @@ def _read_facts(cfg: Config, group: Group) -> Facts:
     if group.device.type == "cuda":
         device, memory = CUDA, torch.cuda.get_device_properties(group.device).total_memory / 2**30
     large, _ = large_images(sizes, cfg.crop_size if cfg.given and "crop_size" in cfg.given else device.crop_size)
-    first_class = read_classes(cfg.classes, cfg.numclasses).names[0] if cfg.classes else ""
+    first_class = read_classes(cfg.classes, cfg.numclasses, cfg.texts.get("classes")).names[0] if cfg.classes else ""
     return Facts(cfg.dataset, len(files), sizes, device, memory, group.world_size, large, first_class)
 
 

@@ -16,7 +16,7 @@ from config.shared import LaunchFlags
 from data.dataset import SegmentationDataset, as_is
 from data.distance import pseudo_distance, scribble_distance
 from data.histogram import count_batch
-from data.label_map import read_label_map
+from data.label_map import LabelMap, read_label_map
 from data.layout import Split, find_split
 from data.loader import EvalLoader, TrainLoader, loader_options
 from data.sampler import EvalBatches, TrainSampler
@@ -68,7 +68,7 @@ def get_train_loader(cfg: Config, group: Group) -> TrainLoader:
             backbone = models.build(cfg.model_type, **cfg.architecture).backbone
         size = backbone.feature_size(cfg.crop_size, cfg.crop_size)
         extras.append(partial(find_foreground, size=size, background=cfg.background_class))
-    options: dict = {"extras": extras, "seed": cfg.seed, "label_map": read_label_map(cfg.label_map, cfg.numclasses)}
+    options: dict = {"extras": extras, "seed": cfg.seed, "label_map": get_label_map(cfg)}
     dataset = SegmentationDataset(files, cfg.numclasses, transform=get_transform(cfg), compute=compute, **options)
     sampler = TrainSampler(
         len(dataset),
@@ -88,8 +88,8 @@ def get_eval_loader(cfg: Config, split: str, group: Group) -> EvalLoader:
 
     Raises UserError if files are missing, or if a list other than the training list has a name twice.
     """
-    label_map, files = read_label_map(cfg.label_map, cfg.numclasses), find_masks(cfg, split)
-    dataset = SegmentationDataset(files, cfg.numclasses, label_map=label_map)
+    files = find_masks(cfg, split)
+    dataset = SegmentationDataset(files, cfg.numclasses, label_map=get_label_map(cfg))
     name, number = Counter(dataset.names).most_common(1)[0]
     if number > 1 and split != cfg.train_split:
         raise UserError(f"{files.list_file}: lists {name} {number} times, and each would count: keep one of them")
@@ -99,6 +99,10 @@ def get_eval_loader(cfg: Config, split: str, group: Group) -> EvalLoader:
     batches = EvalBatches(sizes, batch_size=batch_size, rank=group.rank, world_size=group.world_size)
     options: dict = {"batch_sampler": batches, "collate_fn": as_is}
     return make_loader(EvalLoader, dataset, cfg, group, workers=cfg.val_workers, **options)
+
+
+def get_label_map(cfg: Config) -> LabelMap | None:
+    return read_label_map(cfg.label_map, cfg.numclasses, cfg.texts.get("label_map"))
 
 
 def find_masks(cfg: Config, split: str) -> Split:

@@ -89,6 +89,8 @@ def get_state(
             f"--resume {cfg.resume}: the {changed[0]} has changed in the middle of an epoch: restore it, resume a "
             "checkpoint from between two epochs, or start a new run from these weights with --reset_data_offset"
         )
+    if saved["samples"] > len(train_set) * cfg.repeat:
+        raise UserError(f"--resume {cfg.resume}: {saved['samples']} samples of the epoch are done, more than it has")
     log.info(f"flags changed since the checkpoint: {config.changes(saved['config'], cfg) or 'none'}")
     state.restore(saved, group, optimizer=not cfg.reset_optimizer, position=not cfg.reset_data_offset)
     return state

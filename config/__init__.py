@@ -14,6 +14,7 @@ from config.programs import READER, TASKS
 from config.reader import ConfigFile
 from config.training import Config
 from support.errors import UserError
+from support.shell import document
 
 FLAGS = READER.flags
 DEMO_CONFIG = Path(__file__).parent.parent / "configs" / "demo.yaml"
@@ -79,7 +80,8 @@ def _default_file(task: str, overrides: dict, notes: list[str]) -> tuple[ConfigF
         raise UserError(f"--{flag} {run}: no config.yaml beside it: add the run's --config FILE")
     if task == "train":
         notes.append(
-            "no --dataset_path: training on the demo (configs/demo.yaml); for your own data: docs/your_data.md"
+            "no --dataset_path: training on the demo (configs/demo.yaml); for your own data: "
+            + document("docs/your_data.md")
         )
     return ConfigFile(DEMO_CONFIG, ""), None
 

@@ -9,7 +9,7 @@ from typing import Any
 from config.losses import parse_loss, read_class_weights
 from config.training import Config
 from support.errors import UserError
-from support.shell import install_command
+from support.shell import document, install_command
 
 
 def check(cfg: Config, *, is_final: bool = False) -> None:
@@ -24,7 +24,7 @@ def check(cfg: Config, *, is_final: bool = False) -> None:
     read_class_weights(cfg.class_weights, cfg.numclasses)
     optimizer_is_open = not is_final and cfg.backbone != "resnet" and "optimizer" not in (cfg.given or ())
     check_effects(cfg, cfg.typed - ({"momentum", "betas"} if optimizer_is_open else set()))
-    _check_backbone(cfg)
+    check_backbone(cfg)
     _check_numbers(cfg)
     if cfg.reset_data_offset and cfg.resume == "auto":
         raise UserError("--reset_data_offset with --resume auto: give a FILE, or each start begins at step 1")
@@ -32,7 +32,7 @@ def check(cfg: Config, *, is_final: bool = False) -> None:
     if cfg.wandb and (found is None or found.origin is None):  # without an origin: a folder wandb/ of earlier runs
         raise UserError(f"--wandb needs the package wandb: {install_command('wandb')}")
     if not cfg.dataset_path:
-        raise UserError("--dataset_path is not set: give the data set's root folder (docs/your_data.md)")
+        raise UserError(f"--dataset_path is not set: give the data set's root folder ({document('docs/your_data.md')})")
     if {"", ".", ".."} & set(cfg.name.split("/")):
         raise UserError(f"--name {cfg.name}: must be a folder below --logdir, such as a or sweep/a")
 
@@ -56,7 +56,7 @@ def idle_flags(flags: Any, names: Collection[str]) -> dict[str, str]:
     return idle
 
 
-def _check_backbone(cfg: Config) -> None:
+def check_backbone(cfg: Config) -> None:
     """Raise UserError if --backbone is not known or contradicts other flags."""
     if cfg.backbone != "resnet" and not re.fullmatch(r"timm:.+", cfg.backbone):
         raise UserError(f"--backbone {cfg.backbone}: use resnet, with --layers, or timm:NAME, such as timm:resnet50")

@@ -6,6 +6,7 @@ from config.flags import flag
 from config.reader import FlagReader
 from config.shared import CheckpointFlags, DataFlags, InferenceFlags, LaunchFlags, ModelFlags, SizeFlags
 from config.training import Config
+from support.shell import document
 
 
 @dataclass
@@ -46,7 +47,7 @@ class PseudoFlags(InferenceFlags, DataFlags, SizeFlags, ModelFlags, LaunchFlags)
 class ExportFlags(CheckpointFlags, DataFlags, ModelFlags):
     """Export."""
 
-    output: str = flag("", "folder for the ONNX file [the checkpoint's]")
+    output: str = flag("", "ONNX FILE to write, NAME.onnx, or a folder for it [the checkpoint's folder]")
     probs: bool = flag(False, "also return probabilities (B, C, H, W) float32, besides label maps")
     logits: bool = flag(False, "also return logits (B, C, H, W) float32")
     opset: int = flag(20, "ONNX opset version", ge=18)
@@ -65,7 +66,8 @@ class PredictTaskFlags(PredictFlags, Config):
 
 OF_CHECKPOINT = "Flags of data, image size and model default to the checkpoint's."
 TRAIN = (
-    "Train a semantic-segmentation model. [recipe]: chosen from the data and the device (docs/recipes.md#the-recipe)."
+    "Train a semantic-segmentation model. [recipe]: chosen from the data and the device "
+    f"({document('docs/recipes.md#the-recipe')})."
 )
 # Without --batchsize, the batch of these programs is --val_batchsize.
 BATCH = {"batch_size": "val_batchsize", "batchsize": "val_batchsize"}

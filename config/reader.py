@@ -17,6 +17,7 @@ from typing import Any, ClassVar, NamedTuple
 from config.flags import flags_of
 from config.others import changes_nothing, other_names
 from support.errors import UserError
+from support.shell import document
 from support.yaml_file import read_yaml
 
 # Other trainers have names that reach 0.80 with flags that mean something else (freeze -> freeze_bn).
@@ -192,7 +193,9 @@ class FlagReader:
             else:
                 others.append(name)
         if others:
-            known.append(f"{', '.join(others)}: see --help for all flags, CHANGELOG.md for flags that were removed")
+            known.append(
+                f"{', '.join(others)}: see --help for all flags, {document('CHANGELOG.md')} for flags that were removed"
+            )
         return f"unknown {kind}{'s' if len(names) > 1 else ''} {'; '.join(known)}"
 
     def _translate_words(self, argv: Sequence[str], notes: list[str]) -> list[str]:

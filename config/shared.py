@@ -47,7 +47,10 @@ class SizeFlags:
         le=65536,
     )
     window: int = flag(
-        0, "predict by sliding windows of this height and width, at least 16 pixels; 0: the whole image at once", ge=0
+        0,
+        "predict by sliding windows of this height and width, at least 16 pixels; 0: the whole image at once",
+        ge=0,
+        le=65536,
     )
     stride_rate: float = flag(
         2 / 3,
@@ -90,6 +93,7 @@ class ModelFlags:
         256,
         "channels of the heads of deeplabv3, deeplabv3p and deeplabv3p_multi, with _lorm or without",
         ge=8,
+        le=8192,
         needs=(f"--model_type {', '.join(WIDE_HEADS)}", lambda flags: flags.model_type in WIDE_HEADS),
     )
     stride_in_1x1: bool = flag(
@@ -115,7 +119,7 @@ class ModelFlags:
         synonyms={"true": "auto", "false": "none"},
     )
     val_batchsize: int = flag(
-        4, "images of one size, or windows, per forward pass of validation", ge=1, aliases="valid_batch_size"
+        4, "images of one size, or windows, per forward pass of validation", ge=1, le=65536, aliases="valid_batch_size"
     )
 
     @property

@@ -46,7 +46,7 @@ class TrainDataFlags(SizeFlags):
         "folder of the distance maps to the pseudo-label's contour [computed on the fly]",
         needs=of_map("distance_c"),
     )
-    crop_size: int = flag(465, "height and width of a training crop, in pixels [recipe]", ge=16)
+    crop_size: int = flag(465, "height and width of a training crop, in pixels [recipe]", ge=16, le=65536)
 
 
 @dataclass
@@ -297,3 +297,4 @@ class Config(
     typed: frozenset[str] = frozenset()  # of them, those on the command line and in --config
     config_file: Any = None  # the reader.ConfigFile of --config, or None
     task_flags: dict[str, Any] = field(default_factory=dict)  # for the program that does --task test or predict
+    texts: dict[str, str] = field(default_factory=dict)  # {"classes", "label_map": the text of its file}, once read

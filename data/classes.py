@@ -8,7 +8,9 @@ import numpy as np
 
 from support.errors import UserError
 
-PRESETS = Path(__file__).parent.parent / "configs"  # classes/NAME.txt of --classes, label_maps/NAME.txt of --label_map
+PRESETS = Path(__file__).parent.parent / "configs"
+FOLDERS = {"classes": "classes", "label_map": "label_maps"}  # of each flag's presets, NAME.txt, in configs/
+MAX_TEXT = 2**22  # bytes of a file; a map that lists 131072 values has fewer
 
 _LINE = re.compile(r"(.*?)(?:\s+#([0-9a-fA-F]{6}))?")  # name and colour
 _COMMENT = re.compile(r"#(\s|$)")  # how one begins
@@ -28,18 +30,20 @@ class Classes:
     colours: np.ndarray
 
 
-def read_classes(chosen: str, num_classes: int | None) -> Classes:
+def read_classes(chosen: str, num_classes: int | None, text: str | None = None) -> Classes:
     """Return the Classes of a preset or a file; for "", the names are "0", "1", ... and the colours are PASCAL VOC's.
 
     chosen: NAME of configs/classes/NAME.txt, path of a text file, or "". A file has one class per line: the name and,
     optionally, #RRGGBB, which replaces VOC's colour; a line that begins with "# " is a comment. CVAT's labelmap.txt and
     Roboflow's _classes.csv are read, too. num_classes: required number of classes; None accepts any number, but gives
-    no names for "". Raises UserError if the file cannot be read, or does not have 2 to 255 or num_classes classes.
+    no names for "". text: of the file, if it is known. Raises UserError if the file cannot be read, or does not have 2
+    to 255 or num_classes classes.
     """
     colours = voc_colours()
     if not chosen:
         return Classes([str(number) for number in range(num_classes or 0)], colours)
-    lines = map(str.strip, read_preset("classes", chosen, "classes").split("\n"))
+    text = read_preset("classes", chosen) if text is None else text
+    lines = map(str.strip, text.split("\n"))
     used = {number: line for number, line in enumerate(lines, 1) if line and not _COMMENT.match(line)}
     found = _classes_of(used, chosen)
     names = [name for name, _ in found]
@@ -55,14 +59,20 @@ def read_classes(chosen: str, num_classes: int | None) -> Classes:
     return Classes(names, colours)
 
 
-def read_preset(flag: str, chosen: str, folder: str) -> str:
-    """Return the text of a preset, the file NAME.txt in a folder of configs/, or of another file.
+def read_preset(flag: str, chosen: str) -> str:
+    """Return the text of a preset, the file NAME.txt in the flag's folder of configs/, or of another file.
 
-    chosen: the value of --flag: NAME, or the path of a text file. Raises UserError if the file cannot be read.
+    flag: a key of FOLDERS. chosen: the value of --flag: NAME, or the path of a text file; "": no text. Raises UserError
+    if the file cannot be read.
     """
-    presets = {path.stem: path for path in sorted((PRESETS / folder).glob("*.txt"))}
+    if not chosen:
+        return ""
+    presets = {path.stem: path for path in sorted((PRESETS / FOLDERS[flag]).glob("*.txt"))}
+    path = presets.get(chosen, Path(chosen))
     try:
-        return presets.get(chosen, Path(chosen)).read_text(encoding="utf-8-sig")
+        if path.stat().st_size > MAX_TEXT or not path.is_file():
+            raise UserError(f"--{flag} {chosen}: not a text file of at most {MAX_TEXT} bytes: give another FILE")
+        return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", "not UTF-8 text")
         raise UserError(f"--{flag} {chosen}: {reason}; give a FILE, or one of {', '.join(presets)}") from None

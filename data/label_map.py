@@ -64,18 +64,18 @@ class LabelMap:
         return found
 
 
-def read_label_map(chosen: str, num_classes: int | None = None) -> LabelMap | None:
+def read_label_map(chosen: str, num_classes: int | None = None, text: str | None = None) -> LabelMap | None:
     """Return the LabelMap of a preset or a file, or None for "".
 
     chosen: NAME of configs/label_maps/NAME.txt, or the path of a text file. A line is "VALUE CLASS", "FIRST-LAST CLASS"
     (all to one class), "FIRST-LAST FIRST-LAST" (one after the other) or "* CLASS" (every value that no line lists).
     "#" starts a comment. VALUE is an integer of 32 bits; CLASS is 0..253, or 255 = ignore. 255 stays 255 unless it is
-    listed. num_classes: the value of --numclasses; None accepts any. Raises UserError if the file cannot be read, has a
-    wrong line, lists a value twice, or gives a class that is not below num_classes.
+    listed. num_classes: the value of --numclasses; None accepts any. text: the file's, if known. Raises UserError
+    if the file cannot be read, has a wrong line, lists a value twice, or gives a class that is not below num_classes.
     """
     if not chosen:
         return None
-    text = read_preset("label_map", chosen, "label_maps")
+    text = read_preset("label_map", chosen) if text is None else text
     table = np.full(NUM_VALUES, UNLISTED, np.uint8)
     table[IGNORE] = IGNORE
     listed: dict[int, int] = {}

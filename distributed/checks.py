@@ -93,10 +93,11 @@ def check_weights(group: Group, raw_model: nn.Module, *, buffers_averaged: bool)
 
 
 def check_finite(raw_model: nn.Module) -> None:
-    """Raise DivergedError if a parameter of the model contains inf or nan."""
-    finite = torch.stack([parameter.detach().abs().max() for parameter in raw_model.parameters()]).isfinite()
+    """Raise DivergedError if a parameter or a statistic of the model contains inf or nan."""
+    values = {name: value for name, value in raw_model.state_dict().items() if value.is_floating_point()}
+    finite = torch.stack([value.abs().max() for value in values.values()]).isfinite()
     if not finite.all():
-        name = next(name for (name, _), good in zip(raw_model.named_parameters(), finite, strict=True) if not good)
+        name = next(name for name, good in zip(values, finite, strict=True) if not good)
         raise DivergedError(
             f"the weights are no longer finite ({name}): {STEADIER}; last.pt, if there is one, has finite weights"
         )

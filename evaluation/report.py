@@ -61,7 +61,7 @@ def page(
     how: from describe_protocol(). predictions: from gather_predictions(), on `dataset`. The curves come from the
     metrics.jsonl beside the checkpoint, if there is one.
     """
-    classes = read_classes(cfg.classes, cfg.numclasses)
+    classes = read_classes(cfg.classes, cfg.numclasses, cfg.texts.get("classes"))
     colours = to_hex(classes.colours)
     facts = {
         "checkpoint": f"{checkpoint}, step {step}",

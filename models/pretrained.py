@@ -1,9 +1,11 @@
 """Start weights: from a file of ours, from torchvision, or from a released CDSP checkpoint."""
 
+import errno
 import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
+from urllib.error import URLError
 
 import torch
 from torch import Tensor, nn
@@ -63,11 +65,19 @@ def read_start_weights(pretrained: str, layers: int, read: Callable[[Path], dict
         return StartWeights(str(weights), download(weights.url, map_location="cpu", weights_only=True, check_hash=True))
     except (OSError, RuntimeError) as error:  # no network, no space, a broken download
         raise UserError(
-            f"--pretrained {pretrained}: its weights cannot be downloaded ({str(error).splitlines()[0]}): connect, "
-            f"give the FILE {weights.url}, or use --pretrained none"
+            f"--pretrained {pretrained}: its weights cannot be downloaded ({str(error).splitlines()[0]}): "
+            f"{remedy(error, 'TORCH_HOME')}, give the FILE {weights.url}, or use --pretrained none"
         ) from None
     finally:
         socket.setdefaulttimeout(timeout)
+
+
+def remedy(error: Exception, variable: str) -> str:
+    """Return what to do about an error of a download. variable: environment variable that names the cache's folder."""
+    of_disk = isinstance(error, OSError) and (error.filename or error.errno in (errno.ENOSPC, errno.EDQUOT))
+    if of_disk and not isinstance(error, URLError):
+        return f"set the environment variable {variable} to a folder that can be written"
+    return "connect"
 
 
 def load_start_weights(model: nn.Module, start: StartWeights, layers: int) -> str:
@@ -124,14 +134,17 @@ def weights_in(content: dict, *, averaged: bool = True) -> dict[str, Tensor]:
 def load_weights(model: nn.Module, state_dict: dict[str, Tensor]) -> tuple[int, list[str], list[str]]:
     """Copy all weights with a matching name and shape into the model; a leading `module.` is dropped from names.
 
-    Return (number copied, the model's names without a value, the file's unused names). torchvision's classifier (fc.*)
-    and auxiliary classifier do not count as unused.
+    No integer is copied to a float. Return (number copied, the model's names without a value, the file's unused names).
+    torchvision's classifier (fc.*) and auxiliary classifier do not count as unused.
     """
     ours = model.state_dict()
     released = released_type(state_dict)
     prefixes = {None: {}, TORCHVISION_TYPE: TORCHVISION_PARTS}.get(released, CDSP_PARTS)
     renamed = {_our_name(name.removeprefix("module."), prefixes): value for name, value in state_dict.items()}
-    fitting = {name: value for name, value in renamed.items() if name in ours and ours[name].shape == value.shape}
+    shared = {name: value for name, value in renamed.items() if name in ours and ours[name].shape == value.shape}
+    fitting = {
+        name: value for name, value in shared.items() if value.is_floating_point() == ours[name].is_floating_point()
+    }
     model.load_state_dict(fitting, strict=False)
     # Some files were saved without the batch counters; nothing depends on them.
     missing = [name for name in ours if name not in fitting and not name.endswith("num_batches_tracked")]

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from models.pretrained import StartWeights, weights_in
+from models.pretrained import StartWeights, remedy, weights_in
 from models.timm_backbone import TimmBackbone, create
 from support.errors import UserError
 
@@ -47,9 +47,10 @@ def read_timm_weights(backbone: nn.Module, pretrained: str, read: Callable[[Path
         body, random = _seeded(backbone, **options), _seeded(backbone).state_dict()
     except (OSError, RuntimeError, ValueError, LookupError, AttributeError) as error:  # no network; weights do not fit
         problem = " ".join(str(error).split())[:160]
-        remedy = "connect, give a FILE, or use --pretrained none" if content is None else "give a file of this network"
+        advice = f"{remedy(error, 'HF_HOME')}, give a FILE, or use --pretrained none"
+        advice = advice if content is None else "give a file of this network"
         raise UserError(
-            f"--pretrained {pretrained}: no weights for timm:{backbone.name} ({problem}): {remedy}"
+            f"--pretrained {pretrained}: no weights for timm:{backbone.name} ({problem}): {advice}"
         ) from None
     # Weights that timm does not find stay random: they equal those of a second network with the same seed.
     weights = body.state_dict()

@@ -61,12 +61,14 @@ def predict(
 def _cell_sums(probs: Tensor, rows: slice, height: int, grid: tuple[int, ...]) -> Tensor:
     """Average probabilities over the columns of each cell and sum them over its rows; return (C, h, w).
 
-    probs: (C, number of rows, W), those of `rows` of an image of this height. A row of pixels is in one row of cells.
+    probs: (C, number of rows, W), those of `rows` of an image of this height. A cell has the rows and columns that it
+    overlaps, as adaptive_avg_pool2d() has it: the result for a mirrored or transposed image is the same one, mirrored.
     """
     means = F.adaptive_avg_pool2d(probs, (probs.shape[1], grid[1]))
-    cells = torch.arange(height, device=probs.device)[rows] * grid[0] // height
-    belongs = cells == torch.arange(grid[0], device=probs.device).unsqueeze(1)
-    return belongs.to(probs.dtype) @ means
+    pixels = torch.arange(height, device=probs.device)[rows]
+    cells = torch.arange(grid[0], device=probs.device).unsqueeze(1)
+    overlaps = (cells * height < (pixels + 1) * grid[0]) & (pixels * grid[0] < (cells + 1) * height)
+    return overlaps.to(probs.dtype) @ means
 
 
 def make_label(item: Stroked, probs: Tensor, background: int | None) -> np.ndarray:

@@ -1,5 +1,6 @@
 """Spread strokes over an image with the random-walker algorithm (Grady), guided by a model's prediction."""
 
+import itertools
 import math
 from typing import NamedTuple
 
@@ -65,11 +66,17 @@ def grid(image: np.ndarray, scribble: np.ndarray) -> Grid:
 
 
 def _seeds(scribble: np.ndarray, size: tuple[int, ...]) -> np.ndarray:
-    """Return the scribble on a grid of this (height, width): a cell has a stroke if any of its pixels has."""
+    """Return the scribble on a grid of this (height, width): a cell has a stroke if it has the centre of its pixel.
+
+    Of several classes a cell has the first, and a centre between two cells is in both, so that a mirrored or transposed
+    scribble has the mirrored or transposed seeds.
+    """
     seeds = np.full(size, IGNORE, np.uint8)
-    rows, columns = np.nonzero(scribble != IGNORE)
-    cells = rows * size[0] // scribble.shape[0], columns * size[1] // scribble.shape[1]
-    seeds[cells] = scribble[rows, columns]
+    pixels = np.nonzero(scribble != IGNORE)
+    # The centre of pixel p is at (2 p + 1) / (2 W) of the width, and w times this in cells.
+    centres = [((2 * p + 1) * cells, 2 * whole) for p, cells, whole in zip(pixels, size, scribble.shape, strict=True)]
+    for at in itertools.product(*(((place - 1) // unit, place // unit) for place, unit in centres)):
+        np.minimum.at(seeds, at, scribble[pixels])
     return seeds
 
 

@@ -7,7 +7,6 @@ like any other.
 import io
 import logging
 import math
-import pickle
 import re
 import threading
 import zipfile
@@ -18,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from runs import schema
 from support.errors import UserError
 from support.files import write_atomic
 from support.signals import WRITER
@@ -85,7 +85,7 @@ class Writer:
             data = to_bytes(content)
             for path in paths:
                 write(path, data)
-                _drop_older(path, keep)
+                drop_older(path.parent, keep)
         except Exception as error:
             self._error = error
 
@@ -118,12 +118,11 @@ def write(path: Path, data: memoryview) -> None:
         raise UserError(f"{error}; {needed}") from error
 
 
-def _drop_older(path: Path, keep: dict[str, int]) -> None:
-    """Delete all but the keep[kind] newest files of `path`'s kind. Do nothing for other names or a limit of 0."""
-    kind = path.name.partition("_")[0]
-    if _NUMBERED.fullmatch(path.name) and keep.get(kind):
-        numbered = [file for file in path.parent.glob(f"{kind}_*.pt") if _NUMBERED.fullmatch(file.name)]
-        for file in sorted(numbered, key=lambda file: int(file.stem.partition("_")[2]))[: -keep[kind]]:
+def drop_older(folder: Path, keep: dict[str, int]) -> None:
+    """Delete all but the keep[kind] newest files of each kind, such as step_00000100.pt. Keep all with a limit of 0."""
+    for kind, number in keep.items():
+        numbered = [file for file in folder.glob(f"{kind}_*.pt") if _NUMBERED.fullmatch(file.name)]
+        for file in sorted(numbered, key=lambda file: int(file.stem.partition("_")[2]))[:-number]:
             file.unlink(missing_ok=True)
 
 
@@ -174,33 +173,45 @@ def read_run(path: Path) -> dict:
     content = read(path)
     if "ranks" not in content:
         raise UserError(f"{path}: not a checkpoint of a run; to start from its weights use --pretrained {path}")
-    if content.get("format") != FORMAT:
+    version = content.get("format")
+    if type(version) is not int or version != FORMAT:
+        version = version if type(version) is int and 0 <= version < 1000 else "unknown"
         raise UserError(
-            f"{path}: written by another version of this project (format {content.get('format')}, here {FORMAT}); "
+            f"{path}: written by another version of this project (format {version}, here {FORMAT}); "
             f"to start from its weights use --pretrained {path}"
         )
+    with schema.naming(path):
+        content = schema.check_run(content)
     if content["step"] != step_of(path):
         raise DamagedError(f"{path}: damaged: its end is missing or wrong; use another checkpoint of the run")
     return content
+
+
+def read_model(path: Path) -> dict:
+    """Return the content of a checkpoint, to use its model. Raises UserError as read() does, or for a wrong entry."""
+    content = read(path)
+    with schema.naming(path):
+        return schema.check_model(content)
 
 
 def read(path: Path) -> dict:
     """Return the dict in a .pt or .pth file, in CPU memory, without running code from the file.
 
     Files of this project are also checked against their checksums (CRC-32); torch.load does not check. Raises
-    DamagedError if the file is damaged, UserError if the file cannot be read or holds no dict.
+    DamagedError if the file is damaged, UserError if the file cannot be read, or holds no dict or unusual weights.
     """
+    if path.exists() and not path.is_file():
+        raise UserError(f"{path}: not a file")
     try:
         data = io.BytesIO(path.read_bytes())
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-    if step_of(path) is not None and not _is_intact(data):
-        raise DamagedError(f"{path}: damaged: its checksum is wrong; use another checkpoint of the run")
+    _check_archive(path, data)
     try:
         # Released CDSP files also contain scores as NumPy numbers; these types run no code of the file.
         with torch.serialization.safe_globals(NUMPY_VALUES):
             content = torch.load(data, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, pickle.UnpicklingError, EOFError, ValueError, KeyError, IndexError):
+    except Exception:  # torch.load() has no common class for what it raises
         # torch's own messages suggest to run code from the file.
         raise DamagedError(
             f"{path}: not an intact checkpoint of tensors and plain values: it is truncated or another kind of file"
@@ -208,17 +219,28 @@ def read(path: Path) -> dict:
     if not isinstance(content, dict):
         raise UserError(f"{path}: not a checkpoint but a {type(content).__name__}")
     flags = content.get("config")
-    if isinstance(flags, dict) and flags.get("image_stats"):
+    if isinstance(flags, dict) and isinstance(stats := flags.get("image_stats"), str) and stats:
         raise UserError(f"{path}: trained with --image_stats by an earlier version: images must now be 8-bit RGB")
+    with schema.naming(path):
+        schema.check_weights(content)
     return content
 
 
-def _is_intact(data: io.BytesIO) -> bool:
+def _check_archive(path: Path, data: io.BytesIO) -> None:
+    """Raise UserError if records are compressed or overlap, as they could fill the memory; DamagedError as read()."""
+    is_plain, is_intact = True, step_of(path) is None
     try:
         with zipfile.ZipFile(data) as archive:
+            records = archive.infolist()
+            is_plain = sum(record.file_size for record in records) <= data.getbuffer().nbytes
+            is_plain = is_plain and not any(record.compress_type for record in records)
             # A CRC covers the content of a record, not its attributes, where one bit turns it into a folder.
-            return archive.testzip() is None and not any(record.external_attr for record in archive.infolist())
+            attributes = any(record.external_attr for record in records)
+            is_intact = is_intact or (is_plain and archive.testzip() is None and not attributes)
     except Exception:  # zipfile has no common class for what it raises on damaged archives
-        return False
-    finally:
-        data.seek(0)
+        pass
+    data.seek(0)
+    if not is_plain:
+        raise UserError(f"{path}: has compressed records, which could fill the memory: save it again by torch.save()")
+    if not is_intact:
+        raise DamagedError(f"{path}: damaged: its checksum is wrong; use another checkpoint of the run")

@@ -40,7 +40,8 @@ def log_launch(cfg: Config, group: Group) -> None:
 def log_data(cfg: Config, train_set: SegmentationDataset, val_loader: EvalLoader, *, is_main: bool) -> None:
     """Log the data set's path, its numbers of images and classes, and what is left out. Warn of large images."""
     images = f"{len(train_set)} training and {len(val_loader.dataset)} validation images"
-    log.info(f"data: {cfg.dataset_path}, {images}, {cfg.numclasses} classes")
+    unnamed = "" if cfg.classes else "; to name them, list the names in a text file, one a line: --classes FILE"
+    log.info(f"data: {cfg.dataset_path}, {images}, {cfg.numclasses} classes{unnamed}")
     for path, note in left_out(train_set.folders["image"]).items() if is_main and not train_set.has_list else ():
         log.warning(f"{path}: {note}")
     _, advice = large_images(val_loader.batch_sampler.sizes, cfg.crop_size)

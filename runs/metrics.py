@@ -157,8 +157,10 @@ class Metrics:
 
     def _write_window(self) -> None:
         """Write a line to metrics.jsonl and the boards: the mean losses since the previous line."""
-        last, num_steps = self._window[-1], len(self._window)
-        losses = {name: sum(step[name] for step in self._window) / num_steps for name in last if name not in LATEST}
+        last = self._window[-1]
+        # A resumed run may have other losses than the steps before it.
+        values = {name: [step[name] for step in self._window if name in step] for name in last if name not in LATEST}
+        losses = {name: sum(own) / len(own) for name, own in values.items()}
         # Only steps of this process count: a resumed run may begin within a window.
         rate = self._window_images / (self._last_step_at - self._window_start) if self._window_images else 0.0
         accuracy = _share([step["hits"] for step in self._window if "hits" in step])

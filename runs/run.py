@@ -99,6 +99,7 @@ class Run:
 
         if set_aside := folder.tidy(self.folder, step):
             log.info(f"checkpoints after step {step}, or truncated, were renamed to *.old: {', '.join(set_aside)}")
+        checkpoint.drop_older(self.folder, self._keep)  # a killed process may have left one more
         write_atomic(self.folder / "config.yaml", config.dump(cfg), sync=True)
         self.metrics.open(cfg, self.folder, step, saved)
 
@@ -136,11 +137,16 @@ class Run:
         """
         logged = self.metrics.capture()  # first, because a loss that is not finite says more than a weight
         checks.check_finite(state.raw_model)
-        content = {"run": logged} | state.capture(self.group) | {"config": config.as_dict(self.cfg)}
-        keep = {"step": KEEP_STEP_FILES if self.cfg.keep < 0 else self.cfg.keep, "epoch": max(0, self.cfg.keep)}
+        content = (
+            {"run": logged, "texts": self.cfg.texts} | state.capture(self.group) | {"config": config.as_dict(self.cfg)}
+        )
         if self.folder and self.group.is_main:
-            self.writer.save(content, [self.folder / name for name in (*names, "last.pt")], keep, self._report)
+            self.writer.save(content, [self.folder / name for name in (*names, "last.pt")], self._keep, self._report)
             self._report = lambda: None
+
+    @property
+    def _keep(self) -> dict[str, int]:
+        return {"step": KEEP_STEP_FILES if self.cfg.keep < 0 else self.cfg.keep, "epoch": max(0, self.cfg.keep)}
 
     def resume_hint(self) -> str:
         return resume_hint(self.group, self.folder)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from distributed.group import Group
+from models.pretrained import load_weights
 from optimization.amp import LossScaler
 from optimization.average import WeightAverage
 from runs.checkpoint import FORMAT
@@ -128,17 +129,17 @@ class TrainState:
         each rank keeps the averaged batch-norm statistics. Raises UserError if the content does not fit the model or
         the optimizer.
         """
-        try:
-            self.raw_model.load_state_dict(content["model"])
-            if self.ema is not None:
-                self.ema.module.load_state_dict(content["ema"] or content["model"])
-                self.ema.num_updates = content["step"]  # at 0, the first update copies the weights
-        except RuntimeError as error:
-            first = " ".join(str(error).split("\n\t")[1:2])[:200]  # of torch's lines on weights that differ
-            raise UserError(
-                "the checkpoint does not fit this model: check --model_type, --backbone, --layers and --numclasses "
-                f"({first})"
-            ) from None
+        ranks = content["ranks"] if position else []
+        own = ranks[group.rank]["buffers"] if len(ranks) == group.world_size else {}
+        for module, weights in zip(self.models, (content["model"], content["ema"] or content["model"]), strict=False):
+            _, missing, unused = load_weights(module, weights | own)
+            for name in missing + unused:
+                raise UserError(
+                    "the checkpoint does not fit this model: check --model_type, --backbone, --layers and --numclasses "
+                    f"({name} is missing or has another shape or type)"
+                )
+        if self.ema is not None:
+            self.ema.num_updates = content["step"]  # at 0, the first update copies the weights
         if optimizer:
             _restore_optimizer(self.optimizer, content["optimizer"])
         if optimizer and content["scaler"] and self.scaler.is_enabled():
@@ -147,10 +148,6 @@ class TrainState:
             return
         for name in POSITION:
             setattr(self, name, content[name])
-        ranks = content["ranks"]
-        if len(ranks) == group.world_size:
-            for module in self.models:
-                module.load_state_dict(ranks[group.rank]["buffers"], strict=False)
 
 
 def _restore_optimizer(optimizer: Optimizer, saved: dict) -> None:
@@ -172,8 +169,24 @@ def _restore_optimizer(optimizer: Optimizer, saved: dict) -> None:
             for group, part in zip(groups, saved_groups, strict=True)
         ]
         optimizer.load_state_dict({"state": saved["state"], "param_groups": settings})
-    except ValueError:
+        if not all(
+            _fits(optimizer.state.get(part, {}), part, kinds[1]) for group in groups for part in group["params"]
+        ):
+            raise ValueError
+    except (TypeError, ValueError):
         raise UserError(
             "the checkpoint's optimizer has other groups of parameters: use the losses and the flags of the optimizer "
             f"in its config.yaml, {RESET}"
         ) from None
+
+
+def _fits(state: dict[str, Tensor | None], parameter: Tensor, kind: str) -> bool:
+    """Return whether this is what the optimizer of this kind, "sgd" or "adamw", keeps of a parameter; {}: nothing."""
+    names = {"adamw": {"step", "exp_avg", "exp_avg_sq"}, "sgd": {"momentum_buffer"}}[kind]
+    values = {name: value for name, value in state.items() if value is not None or kind == "adamw"}
+    return set(state) in (names, set()) and all(
+        value is not None
+        and value.shape == (() if name == "step" else parameter.shape)
+        and (name not in ("step", "exp_avg_sq") or bool((value >= 0).all()))
+        for name, value in values.items()
+    )

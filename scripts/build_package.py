@@ -22,7 +22,7 @@ from setuptools.build_meta import build_editable, prepare_metadata_for_build_edi
 __all__ = ["build_editable", "build_wheel", "prepare_metadata_for_build_editable"]
 
 PACKAGE = "segtrain"  # segtrain.py at the root becomes segtrain/__init__.py
-SUFFIXES = (".py", ".txt", ".html", ".yaml")
+SUFFIXES = (".py", ".txt", ".html", ".yaml", ".md", ".sbatch")
 
 
 def build_wheel(wheel_directory: str, config_settings=None, metadata_directory=None) -> str:
@@ -41,11 +41,15 @@ def build_wheel(wheel_directory: str, config_settings=None, metadata_directory=N
 
 
 def write_package(root: Path, package: Path) -> None:
-    """Write a rewritten copy of the root's modules, its packages with their data files, and configs/ to `package`."""
+    """Write a rewritten copy of the root's modules and its packages with their data files to `package`.
+
+    It also gets configs/, docs/ without pictures, and the other files that modules start or name in messages.
+    """
     folders = [init.parent for top in root.glob("*/__init__.py") for init in top.parent.rglob("__init__.py")]
     files = [*root.glob("*.py"), *(file for folder in folders for file in folder.iterdir())]
     own = {file.relative_to(root).with_suffix("").parts[0] for file in files} - {PACKAGE}
-    for file in (*files, *(root / "configs").rglob("*")):
+    files += [root / name for name in ("CHANGELOG.md", "scripts/launch.py", "scripts/slurm.sbatch")]
+    for file in (*files, *(root / "configs").rglob("*"), *(root / "docs").iterdir()):
         if file.suffix in SUFFIXES:
             name = file.relative_to(root).as_posix()
             copy = package / ("__init__.py" if name == f"{PACKAGE}.py" else name)

@@ -7,14 +7,18 @@ import json
 import os
 import re
 import secrets
-import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from support.errors import InputError, UserError
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
 SCRATCH = re.compile(r"\.[0-9a-f]{16}\.part(\.\w+)?")  # the name of a temporary file of writing()
-STALE_SECONDS = 3600  # a temporary file that has not grown for this long belongs to a process that was killed
 
 
 def write_atomic(path: Path, data: bytes | memoryview | str, *, sync: bool = False, parents: bool = False) -> None:
@@ -40,9 +44,10 @@ def writing(path: Path, *, sync: bool = False, parents: bool = False) -> Iterato
         with write_errors(path):
             if parents:
                 path.parent.mkdir(parents=True, exist_ok=True)
-            yield scratch
-            if sync:
-                with scratch.open("rb+") as file:
+            with scratch.open("xb") as file:
+                _lock(file)
+                yield scratch
+                if sync:
                     os.fsync(file.fileno())
             os.replace(scratch, path)
     finally:
@@ -79,11 +84,21 @@ def _json_object(text: str) -> dict | None:
 
 
 def remove_scratch(paths: Iterable[Path]) -> None:
-    """Remove those paths that are temporary files of writing(), last written more than STALE_SECONDS ago."""
-    for path in paths:
-        with contextlib.suppress(OSError):
-            if SCRATCH.fullmatch(path.name) and time.time() - path.stat().st_mtime > STALE_SECONDS:
+    """Remove those paths that are temporary files of writing() and that no process is writing."""
+    for path in filter(lambda path: SCRATCH.fullmatch(path.name), paths):
+        with contextlib.suppress(OSError), path.open("rb+") as file:
+            if _lock(file):
                 path.unlink()
+
+
+def _lock(file: BinaryIO) -> bool:
+    """Lock an open file until it is closed or the process killed. Return False if another process holds the lock."""
+    if fcntl:  # Windows removes no file that is open
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+    return True
 
 
 def check_writable(folder: Path, flag: str) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from support.errors import UserError
+from support.shell import document
 
 BY_HAND = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -59,7 +60,7 @@ def find_or_make(environment: Mapping[str, str], world_size: int = 0, rank: int 
     if not place and world_size == 0 and tasks > 1:
         raise UserError(
             f"SLURM_NTASKS is {tasks}, but srun did not start this process: put srun in front of the command (see "
-            "scripts/slurm.sbatch), or add --world_size 1 to train with this process alone"
+            f"{document('scripts/slurm.sbatch')}), or add --world_size 1 to train with this process alone"
         )
     if not place and world_size > 1 and rank < 0:
         raise UserError(
@@ -129,8 +130,8 @@ def _integer(environment: Mapping[str, str], variable: str, default: int | None 
     value = environment.get(variable)
     if value is None and default is None:
         raise UserError(
-            f"environment variable {variable} is not set: start with torchrun, or set it (docs/DDP_TRAINING.md)"
-            f"{alone(environment)}"
+            f"environment variable {variable} is not set: start with torchrun, or set it "
+            f"({document('docs/DDP_TRAINING.md')}){alone(environment)}"
         )
     try:
         return int(default if value is None else value)  # type: ignore[arg-type]

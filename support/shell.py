@@ -25,7 +25,7 @@ def python_command(*words: object) -> str:
 
     A program of this repository, "train.py" or "-m", "tools.check", is found from the current folder.
     """
-    return quoted([_python(), *_located(words)])
+    return quoted([_python(), *located(*words)])
 
 
 def install_command(extra: str) -> str:
@@ -43,7 +43,12 @@ def import_extra(name: str, extra: str, feature: str) -> Any:
         raise UserError(f"{feature} needs packages that are missing ({error}): {install_command(extra)}") from None
 
 
-def _located(words: tuple[object, ...]) -> list[str]:
+def document(name: str) -> str:
+    """Return where a document, such as "docs/cli.md", is from the current folder. An anchor may follow the name."""
+    return name if Path.cwd() == REPO and not PACKAGE else str(REPO / name)
+
+
+def located(*words: object) -> list[str]:
     """Return a command's words, changed so that a program of ours is found from the current folder.
 
     In the clone's folder they stay the same. Elsewhere, the program becomes a path or, if installed, a module.

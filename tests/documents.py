@@ -10,7 +10,7 @@ from pathlib import Path
 from conftest import REPO
 
 import config
-from scripts import scribble_pipeline
+from tools.scribbles import pipeline as scribble_pipeline
 
 DOCUMENTS = [*sorted(REPO.glob("README*.md")), REPO / "CONTRIBUTING.md", *sorted(REPO.glob("docs/*.md"))]
 PATTERNS = ("*.py", "data/*.py", "tools/*.py", "scripts/*.py", "*.sh", "scripts/*.sh")

@@ -6,10 +6,13 @@ from test_fused import make, ours_of, trained
 from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock, Bottleneck
 
+from distributed.checks import check_finite
 from distributed.join import process_group
 from models.layers import blocks
 from models.layers import norm as batch_norm
+from models.layers.fused import norm_relu
 from models.layers.norm import BatchNorm2d
+from support.errors import DivergedError, UserError
 
 C = 6
 
@@ -111,3 +114,15 @@ def test_a_fused_block_is_torchvisions(alone, monkeypatch, cuda_kernels, kernels
     ours = ours_of(theirs)
     batch_norm.synchronize(ours)
     torch.testing.assert_close(trained(ours), trained(theirs), rtol=1e-9, atol=1e-9)
+
+
+def test_one_value_a_channel_is_refused_and_statistics_that_are_not_finite_are_seen():
+    """nn.BatchNorm2d raises, too; torch.native_batch_norm() divides by 0 values and makes the running variance nan."""
+    norm, x = BatchNorm2d(C).train(), torch.ones(1, C, 1, 1)
+    for function in (norm, norm.normalise, lambda x: norm_relu(x, norm)):
+        with pytest.raises(UserError, match="one value a channel: raise --batchsize or --crop_size"):
+            function(x)
+    check_finite(norm)
+    norm.running_var[1] = torch.nan
+    with pytest.raises(DivergedError, match=r"no longer finite \(running_var\)"):
+        check_finite(norm)

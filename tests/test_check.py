@@ -249,7 +249,7 @@ def test_strokes_of_other_shares_and_skipped_classes_are_named(tmp_path, capsys)
     main([str(tmp_path), "--dataset", "ScribbleOnly"])
     said = capsys.readouterr().out
     assert "  share of the strokes / share of the pixels in val: class 1 2.0: for information" in said
-    assert f"scribble_pipeline.py {tmp_path} log/scribbles --numclasses 3 --layers" in said.splitlines()[-1]
+    assert f"tools.scribbles.pipeline {tmp_path} log/scribbles --numclasses 3 --layers" in said.splitlines()[-1]
     assert (
         "  images with a stroke in train / images that show it in val: class 2 33% / 100%: draw more of these" in said
     )

@@ -1,5 +1,6 @@
 """Checkpoint files: whole or refused, the newest whole one used, no more of them than asked for."""
 
+import shutil
 import subprocess
 import sys
 import threading
@@ -17,10 +18,17 @@ from runs import checkpoint
 from runs import folder as run_folder
 from runs.state import TrainState
 from support.errors import UserError
+from support.files import remove_scratch, writing
 
 
 def content(step: int) -> dict:
-    return {"format": checkpoint.FORMAT, "step": step, "ranks": [], "weights": torch.arange(step, step + 100_000)}
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters())
+    state = TrainState(model, model, optimizer, LossScaler(torch.device("cpu"), enabled=False), step=step)
+    state.origin = dict.fromkeys(("world_size", "global_batch", "steps_per_epoch", "lr_factor"), 1)
+    saved = state.capture(Group(torch.device("cpu"))) | {"run": {"lines": 0, "window": []}}
+    saved["config"] = {"amp": "none", "stride_in_1x1": False, "seed": 0, "repeat": 1}
+    return saved | {"weights": torch.arange(step, step + 100_000)}
 
 
 def put(path, step: int) -> None:
@@ -123,9 +131,19 @@ def test_flags_of_saving_reach_the_folder(demo_run):
         "step_00000012.pt",
     ]
     middle = checkpoint.read_run(folder / "step_00000010.pt")
+    shutil.copy(folder / "step_00000010.pt", folder / "step_00000008.pt")  # as a process killed at step 12 leaves it
+    demo_run(epochs=3, save_step_frequency=2, keep=2, resume=folder / "last.pt")
+    assert sorted(file.name for file in folder.glob("step_*.pt")) == ["step_00000010.pt", "step_00000012.pt"]
     assert (middle["epoch"], middle["samples"], middle["step"]) == (2, 4, 10)
     # Of the window of metrics that is open there is nothing, as each step has its line.
     assert middle["run"] == {"lines": 10, "window": [], "wandb_id": ""}
+
+
+def test_temporary_files_of_killed_processes_are_removed_at_once_and_no_others(tmp_path):
+    (tmp_path / ".0123456789abcdef.part.onnx").write_bytes(b"half")
+    with writing(tmp_path / "a.onnx") as own:
+        remove_scratch(tmp_path.iterdir())
+        assert list(tmp_path.iterdir()) == [own]
 
 
 def test_resuming_an_earlier_checkpoint_sets_later_ones_aside(demo_run):

@@ -1,5 +1,6 @@
 """What the documents name exists: commands and flags."""
 
+import ast
 import re
 import shlex
 
@@ -12,11 +13,11 @@ from torch.distributed.run import get_args_parser as torchrun_parser
 import config
 from config.programs import EVALUATE, EXPORT, PREDICT, PSEUDO, READER
 from data import distance
-from scripts import scribble_pipeline
 from tools import split
 from tools.check import __main__ as check
 from tools.convert import __main__ as convert
 from tools.scribbles import __main__ as scribbles
+from tools.scribbles import pipeline as scribble_pipeline
 
 READERS = {reader.program: reader for reader in (READER, EVALUATE, PREDICT, PSEUDO, EXPORT)}
 PARSERS = {
@@ -70,3 +71,15 @@ def test_every_flag_named_in_the_documents_exists(path):
 
 def test_reference_of_the_command_line_is_current():
     assert (REPO / "docs/cli.md").read_text(encoding="utf-8") == cli_reference.page(), "python -m tests.cli_reference"
+
+
+def test_messages_say_where_a_document_is():
+    """From another folder and in the package, a bare "docs/..." leads nowhere: shell.document() gives the path."""
+    for path in (*REPO.glob("*.py"), *REPO.glob("[a-z]*/**/*.py")):
+        nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+        allowed = {id(arg) for node in nodes if isinstance(node, ast.Call) for arg in node.args
+                   if getattr(node.func, "attr", getattr(node.func, "id", "")) == "document"}  # fmt: skip
+        allowed |= {id(node.value) for node in nodes if isinstance(node, ast.Expr)}  # docstrings
+        for node in nodes if path.parts[len(REPO.parts)] not in ("tests", "benchmarks", "scripts") else ():
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in allowed:
+                assert not re.search(r"docs/\w+\.md", node.value), f"{path}:{node.lineno}: {node.value}"

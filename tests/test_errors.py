@@ -1,6 +1,7 @@
 """What a user can get wrong: one line that names it, exit status 2, no traceback, nothing written."""
 
 import contextlib
+import errno
 import os
 import pickle
 import resource
@@ -131,18 +132,30 @@ def test_weights_of_another_model_are_refused(demo_run, tmp_path):
 
 def test_resume_with_another_model_is_refused(demo_run):
     folder = demo_run(name="x", model_type="res50_ASPP")
-    with pytest.raises(UserError, match=r"does not fit this model: check --model_type.*Missing key.*lorm\."):
+    with pytest.raises(UserError, match=r"does not fit this model: check --model_type.*lorm\."):
         demo_run(resume=folder / "last.pt")
 
 
-@pytest.mark.parametrize("problem", [URLError("no route to host"), TimeoutError("timed out")])
-def test_imagenet_weights_without_network_are_one_line(demo_run, monkeypatch, problem):
+READ_ONLY = PermissionError(errno.EACCES, "Permission denied", "/root/.cache/torch")
+
+
+@pytest.mark.parametrize(
+    ("problem", "advice"),
+    [
+        (URLError("no route to host"), "connect"),
+        (TimeoutError("timed out"), "connect"),
+        (URLError(OSError(errno.EACCES, "blocked")), "connect"),
+        (READ_ONLY, "set the environment variable TORCH_HOME to a folder that can be written"),
+        (OSError(errno.ENOSPC, "No space left on device"), "set the environment variable TORCH_HOME"),
+    ],
+)
+def test_imagenet_weights_that_cannot_be_had_are_one_line(demo_run, monkeypatch, problem, advice):
     def download(*args, **kwargs):
         assert socket.getdefaulttimeout() == pretrained.STALL_SECONDS  # torch.hub would wait forever
         raise problem
 
     monkeypatch.setattr(torch.hub, "load_state_dict_from_url", download)
-    with pytest.raises(UserError, match=r"--pretrained imagenet: .*(no route|timed out).*use --pretrained none"):
+    with pytest.raises(UserError, match=rf"--pretrained imagenet: its .*\): {advice}.*use --pretrained none"):
         demo_run(pretrained="imagenet")
     assert socket.getdefaulttimeout() is None
 

@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import os
 import re
 import sys
 
@@ -72,7 +71,7 @@ def run(folder, *words: str) -> None:
 
 @pytest.fixture(scope="module")
 def onnx_file(run_folder):
-    run(run_folder, "--probs")
+    run(run_folder, "--probs", "--output", str(run_folder / "best.onnx"))
     return run_folder / "best.onnx"
 
 
@@ -124,10 +123,9 @@ def test_onnx_file_runs_without_this_repository(onnx_file):
 
 @pytest.mark.slow
 def test_labels_only_raw_weights_another_opset_and_folder(run_folder, tmp_path, capsys):
-    left = tmp_path / "new/.0123456789abcdef.part.onnx"  # by a process that was killed long ago, see files.writing()
+    left = tmp_path / "new/.0123456789abcdef.part.onnx"  # by a process that was killed, see files.writing()
     left.parent.mkdir()
     left.write_bytes(b"half")
-    os.utime(left, (0, 0))
     content = torch.load(run_folder / "best.pt", weights_only=True)
     content["config"]["long_side"] = 40
     torch.save(content, tmp_path / "best.pt")

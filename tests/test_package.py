@@ -1,5 +1,6 @@
 """The wheel of `pip install .`: one package, which works beside other projects' modules of the same names."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ pytestmark = pytest.mark.slow
 OWN = {path.stem for path in (*REPO.glob("*.py"), *(init.parent for init in REPO.glob("*/__init__.py")))} - {"segtrain"}
 
 USE = """
-import multiprocessing, pkgutil, subprocess, sys
+import multiprocessing, pathlib, pkgutil, subprocess, sys
 import numpy as np
 import segtrain
 from segtrain.support import shell
@@ -37,6 +38,7 @@ if __name__ == "__main__":
         [other] = pool.map(predicted, ["a.png"])
     assert np.array_equal(other.mask, result.mask) and type(other) is segtrain.Result
     assert shell.python_command("train.py", "--lr", 1).endswith(" -m segtrain.train --lr 1")
+    assert pathlib.Path(shell.document("docs/cli.md")).is_file()
     assert shell.install_command("export").endswith(" -m pip install 'segtrain[export]'")
     print(*sorted(name for name in OWN if name in sys.modules))
 """
@@ -77,8 +79,16 @@ def test_no_other_name_is_installed_and_the_clone_stays_clean(installed):
     assert not (REPO / "build").exists()
     # As many modules as in the clone, and each data file that a module reads.
     modules = [*REPO.glob("*.py"), *(path for name in OWN for path in (REPO / name).rglob("*.py"))]
+    modules.append(REPO / "scripts/launch.py")  # starts the processes of tools.scribbles.pipeline
     assert len(list(installed.rglob("*.py"))) == len(modules) > 100
-    for name in ("evaluation/report.html", "configs/demo.yaml", "configs/classes/voc.txt"):
+    named = {name for path in modules for name in re.findall(r"document\(['\"]([^'\"#]+)", path.read_text("utf-8"))}
+    assert {"docs/your_data.md", "CHANGELOG.md"} <= named
+    for name in {
+        "evaluation/report.html",
+        "docs/coming_from.md",
+        "configs/demo.yaml",
+        "configs/classes/voc.txt",
+    } | named:
         assert (installed / "segtrain" / name).read_bytes() == (REPO / name).read_bytes()
 
 
@@ -91,4 +101,5 @@ def test_it_works_beside_modules_of_the_same_names(project):
     assert predict.main([*words, "clone", "--workers", "0"]) == 0
     assert (project / "mask.png").read_bytes() == (project / "clone/masks/a.png").read_bytes()
     run("-m", "segtrain.predict", *words, "package", "--workers", "1")
+    assert "from images and scribbles to a scored model" in run("-m", "segtrain.tools.scribbles.pipeline", "--help")
     assert (project / "mask.png").read_bytes() == (project / "package/masks/a.png").read_bytes()

@@ -19,8 +19,8 @@ from conftest import REPO, wait_until
 from test_layout import put
 
 from data.demo import draw_dataset
-from scripts import scribble_pipeline
 from support.errors import STOPPED, UserError
+from tools.scribbles import pipeline as scribble_pipeline
 
 pytestmark = pytest.mark.slow
 KILLS = 2
@@ -141,7 +141,7 @@ time.sleep(30)"""
 def test_any_signal_is_passed_on_to_the_step(tmp_path, number):
     """The step sends the chain a signal, gets SIGTERM, and sends the signal once more while it saves."""
     (tmp_path / "step.py").write_text(STEP)
-    code = "import signal, sys; from scripts import scribble_pipeline as chain; chain.run_steps = lambda *_: "
+    code = "import signal, sys; from tools.scribbles import pipeline as chain; chain.run_steps = lambda *_: "
     code += f"chain.run({str(tmp_path / 'step.py')!r}, {number:d}); sys.exit(chain.main([{str(tmp_path)!r}, 'work']))"
     done = subprocess.run([sys.executable, "-c", code], cwd=REPO, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (STOPPED, "stopped; to continue, run scribble_pipeline again as before\n")

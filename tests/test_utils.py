@@ -34,6 +34,13 @@ def test_a_list_to_score_that_has_a_name_twice_is_refused(demo_root, tmp_path):
         utils.get_loader(given, "val", ALONE)
 
 
+def test_deterministic_runs_spend_no_time_on_filling_memory():
+    utils.set_deterministic(True)
+    assert torch.are_deterministic_algorithms_enabled()
+    assert not torch.utils.deterministic.fill_uninitialized_memory
+    utils.set_deterministic(False)
+
+
 def test_optimizer_follows_its_flags(demo_root):
     given = cfg(demo_root, momentum=0.7, wdecay=0.03)
     model = models.build(given.model_type, layers=18, num_classes=5)

@@ -114,6 +114,8 @@ def _gradients(
     dtype, num_values = gamma.dtype, grad.numel() // grad.shape[1]
     w, a = kernel.flatten(1).to(dtype), gamma * invstd
     offset = -mean
+    # With stored statistics x is not centred, to save time. In bf16, gamma's gradient then has 1.4 times the rounding
+    # error of the separate modules where a channel's mean is ten times its deviation.
     if of_batch:
         centre = x.mean((0, 2, 3), dtype=dtype)
         x, offset = (x - as_channels(centre)).to(x.dtype), w @ centre - mean

@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from support.errors import UserError
+
 aten = torch.ops.aten
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 # Mean and 1 / standard deviation, each (C,); over processes also the number of values of each process, (world_size,).
@@ -31,7 +33,13 @@ class BatchNorm2d(nn.BatchNorm2d):
     momentum: float
 
     def forward(self, x: Tensor) -> Tensor:
+        self._check_size(x)
         return self.over_processes(x) if self.synchronized and self.training else super().forward(x)
+
+    def _check_size(self, x: Tensor) -> None:
+        """Raise UserError where nn.BatchNorm2d raises; native_batch_norm() would make the running variance nan."""
+        if self.training and not self.synchronized and x.numel() == x.shape[1]:
+            raise UserError("batch norm cannot train on one value a channel: raise --batchsize or --crop_size")
 
     def over_processes(self, x: Tensor) -> Tensor:
         """Return normalise()'s result, and record gradients."""
@@ -43,6 +51,7 @@ class BatchNorm2d(nn.BatchNorm2d):
         if not self.training:
             value = torch.native_batch_norm(x, *weights, *running, False, 0.0, self.eps)[0]
             return value, (self.running_mean, (self.running_var + self.eps).rsqrt())
+        self._check_size(x)
         self.num_batches_tracked.add_(1)
         if self.synchronized:
             return (_normalise_on_cuda if _has_kernels(x) else _normalise)(x, self)

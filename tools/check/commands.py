@@ -29,7 +29,7 @@ def training_lines(summary: Summary) -> list[str]:
     choices = _recipe(summary).choices
     program = ["train.py", "--dataset", summary.dataset, "--dataset_path", summary.root]
     if summary.dataset == "ScribbleOnly" and "train_path" not in summary.flags:
-        program = ["scripts/scribble_pipeline.py", summary.root, "log/scribbles"]
+        program = ["-m", "tools.scribbles.pipeline", summary.root, "log/scribbles"]
         # It trains from pseudo-labels, too, for which the recipe may choose another --lr.
         choices = {name: choice for name, choice in choices.items() if name != "lr"}
     words = ["--numclasses", summary.num_classes]

@@ -29,7 +29,7 @@ kinds:
 
 A pixel belongs to a polygon, rectangle or ellipse if its centre is inside; the centre of pixel (0, 0) is (0.5, 0.5).
 Where shapes overlap, a later shape covers an earlier one. Shapes are drawn in the order of the file, in CVAT by z_order
-first. Details of each kind: docs/converting.md."""
+first. Details of each kind: {document}."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -70,7 +70,7 @@ def _list_scribbles(out: Path, names: list[str]) -> list[str]:
 def parser() -> Parser:
     kinds = "\n".join(f"  {name:12} {kind.about}" for name, kind in KINDS.items())
     about = "Convert labels to images and masks for --dataset Folder, or to scribbles for --dataset ScribbleOnly."
-    parser = Parser("tools.convert", about, EPILOG.format(kinds=kinds))
+    parser = Parser("tools.convert", about, EPILOG.format(kinds=kinds, document=shell.document("docs/converting.md")))
     add = parser.add_argument
     add("kind", nargs="?", metavar="KIND", choices=KINDS, help="format of the labels [found from the files]")
     add("source", type=Path, metavar="IN", help="file or folder of the labels")

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 if not __package__:  # started as a file
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+    sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback of an import; program.run() handles it
@@ -86,7 +86,7 @@ def run_steps(args, flags: list[str]) -> None:
         raise UserError(f"--simulate: {data / SCRIBBLES} has scribbles, so none are simulated: drop this flag")
     if not drawn and not masks.is_dir():
         raise UserError(f"{data}: has neither {SCRIBBLES}, with strokes, nor {masks.name}, with dense masks to draw "
-                        "strokes from: docs/scribbles.md describes the folders")  # fmt: skip
+                        f"strokes from: {shell.document('docs/scribbles.md')} describes the folders")  # fmt: skip
     scribbles, folder = (data / SCRIBBLES, data / SCRIBBLES) if drawn else (work / "strokes", masks)
     given, paths = cfg.given or frozenset(), {name: getattr(cfg, name) for name in PATHS}
     splits = [
@@ -185,7 +185,7 @@ def run(program: str, *words: object, num_processes: int = 1) -> None:
     if num_processes > 1:
         command += [str(shell.REPO / "scripts/launch.py"), "torch.distributed.run", "--standalone"]
         command += ["--nproc_per_node", str(num_processes)]
-    command += [str(shell.REPO / program), *map(str, words)]
+    command += shell.located(program, *words)
     say(f"$ {shell.quoted(command)}")
     with subprocess.Popen(command) as process:
         try:
@@ -202,7 +202,7 @@ def run(program: str, *words: object, num_processes: int = 1) -> None:
 
 def parser() -> Parser:
     parser = Parser(
-        "scripts.scribble_pipeline", "Go from images and scribbles to a scored model.", "Other flags are train.py's."
+        "tools.scribbles.pipeline", "Go from images and scribbles to a scored model.", "Other flags are train.py's."
     )
     add = parser.add_argument
     add("data", type=Path, metavar="DATA", help="folder of a data set in VOC's layout")
