@@ -152,7 +152,10 @@ class OptimFlags:
     epochs: int = flag(50, "epochs of the run [recipe: steps instead]", ge=1, aliases="max_epochs")
     max_steps: int = flag(0, "optimizer steps, instead of --epochs; 0: --epochs [recipe]", ge=0, replaces="epochs")
     repeat: int = flag(
-        1, "passes over the training list in an epoch, each in another order and augmented anew [recipe]", ge=1
+        1,
+        "passes over the training list in an epoch, each in another order and augmented anew [recipe]",
+        ge=1,
+        le=10**6,
     )
     batchsize: int = flag(
         16,
