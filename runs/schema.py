@@ -79,7 +79,7 @@ def _convert(flag: Flag, value: Any, where: str) -> Any:
     longest, too_many = 20 if flag.kind is int else MAX_TEXT, flag.is_list and len(items) > len(flag.default)
     for item in items:
         fits = len(item) <= longest if isinstance(item, str) else item is None or isinstance(item, int | float)
-        if too_many or not fits or (isinstance(item, int | float) and abs(item) >= 2**64):
+        if too_many or not fits or (flag.kind is int and isinstance(item, int | float) and abs(item) >= 2**64):
             raise UserError(f"{where}: cannot be this {type(value).__name__}")
     return flag.convert(value, where)
 

@@ -173,6 +173,10 @@ def _restore_optimizer(optimizer: Optimizer, saved: dict) -> None:
             _fits(optimizer.state.get(part, {}), part, kinds[1]) for group in groups for part in group["params"]
         ):
             raise ValueError
+        # In the saved state, which is in CPU memory.
+        entries = [entry for state in saved["state"].values() for entry in state.items() if entry[1] is not None]
+        if any(bool((value < 0).any()) for name, value in entries if name in ("step", "exp_avg_sq")):
+            raise ValueError
     except (TypeError, ValueError):
         raise UserError(
             "the checkpoint's optimizer has other groups of parameters: use the losses and the flags of the optimizer "
@@ -185,8 +189,6 @@ def _fits(state: dict[str, Tensor | None], parameter: Tensor, kind: str) -> bool
     names = {"adamw": {"step", "exp_avg", "exp_avg_sq"}, "sgd": {"momentum_buffer"}}[kind]
     values = {name: value for name, value in state.items() if value is not None or kind == "adamw"}
     return set(state) in (names, set()) and all(
-        value is not None
-        and value.shape == (() if name == "step" else parameter.shape)
-        and (name not in ("step", "exp_avg_sq") or bool((value >= 0).all()))
+        value is not None and value.shape == (() if name == "step" else parameter.shape)
         for name, value in values.items()
     )

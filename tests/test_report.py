@@ -76,7 +76,7 @@ def write(
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in curves))
     cfg = SimpleNamespace(
         classes=str(folder / "classes.txt"), numclasses=len(classes), dataset_path="data", background_class=0,
-        model_type="res50_ASPP", network="ResNet-18",
+        model_type="res50_ASPP", network="ResNet-18", texts={},
     )  # fmt: skip
     counts = np.ones((7, 3, len(classes)), np.int64)
     for own, item in zip(counts, shown, strict=False):

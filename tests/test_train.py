@@ -92,7 +92,7 @@ def test_checkpoint_holds_tensors_and_plain_values_only(run_of_two_epochs):
     content = read(run_of_two_epochs)  # B3: weights_only refuses anything else
     state = "format model ema optimizer scaler epoch samples step validated best_miou ranks"
     state += " validations_since_best"
-    assert set(content) == {*state.split(), "origin", "listing", "run", "config"}
+    assert set(content) == {*state.split(), "origin", "listing", "run", "config", "texts"}
     assert (content["epoch"], content["step"]) == (2, 8)
     assert not any(name.startswith("module.") for name in content["model"])
     assert content["best_miou"] == max(line["miou"] for line in read_metrics(run_of_two_epochs, "val"))

@@ -16,7 +16,7 @@ import numpy as np
 from data.images import image_size, label_png
 from data.images.files import opened
 from support.errors import InputError, UserError
-from support.files import write_atomic, writing
+from support.files import write_atomic, write_errors, writing
 from support.labels import IGNORE
 from tools.convert.source import Draw, Entry, Numbering, Options
 
@@ -125,8 +125,10 @@ def _put(target: Path, source: Path) -> None:
         if not filecmp.cmp(source, target, shallow=False):
             raise InputError(f"{target}: exists and differs: not overwritten; remove it to convert it again")
         return
-    with writing(target, parents=True) as scratch:
-        try:
-            os.link(source.resolve(), scratch)
-        except OSError:
-            shutil.copyfile(source, scratch)
+    with write_errors(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(OSError):
+        os.link(source.resolve(), target)
+        return
+    with writing(target) as scratch:
+        shutil.copyfile(source, scratch)
