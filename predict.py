@@ -35,13 +35,13 @@ from prediction.outputs import Outputs
 from support.errors import UserError
 from support.files import sha256
 from support.progress import progress_bar
-from trained import inference_settings, load_on_ranks, on_all_ranks, read_flags
+from trained import LOADER_FLAGS, inference_settings, load_on_ranks, on_all_ranks, read_flags
 from utils import make_loader
 
 log = logging.getLogger("segtrain")
 
 # Flags that also apply to --model; a checkpoint saves them, an exported model does not.
-WITH_MODEL = ("classes", "background", "val_batchsize", "workers")
+WITH_MODEL = ("classes", "background", "val_batchsize", "val_workers", *LOADER_FLAGS)
 
 
 def main(argv: list[str] | None = None) -> int:
