@@ -93,11 +93,13 @@ def program_of(command: str) -> tuple[str, list[str]]:
 
 
 def task_of(command: str) -> str:
-    """What train.py does in a command: train or help; "" for other programs."""
+    """What train.py does in a command: train, test, predict or help; "" for other programs."""
     program, words = program_of(command)
     if program != "train.py":
         return ""
-    return "help" if "--help" in words else "train"
+    if "--help" in words:
+        return "help"
+    return words[words.index("--task") + 1] if "--task" in words else "train"
 
 
 def reduced(command: str, most_processes: int = 2) -> str:
@@ -113,7 +115,7 @@ def reduced(command: str, most_processes: int = 2) -> str:
     task, tiny = task_of(command), {}
     if task == "train":
         tiny = _tiny_training(words, _num_processes(command))
-    elif program in ("evaluate.py", "predict.py"):
+    elif task in ("test", "predict") or program in ("evaluate.py", "predict.py"):
         tiny = {"device": "cpu", "workers": 0}
         tiny |= {name: 64 if name == "long_side" else 33 for name in ("long_side", "window") if f"--{name}" in words}
     elif program == "export.py":
