@@ -5,6 +5,5 @@ if not defined NNODES set "NNODES=1"
 if not defined NODE_RANK set "NODE_RANK=0"
 if not defined CONFIG set "CONFIG=%~dp0configs\ddp_example.yaml"
 if not defined MASTER_ADDR set "MASTER_ADDR=localhost"
-if defined TASK set "TASK=--task %TASK%"
 "%~dp0scripts\launch.bat" torch.distributed.run --nnodes %NNODES% --node_rank %NODE_RANK% --master_addr "%MASTER_ADDR%" ^
-    "%~dp0train.py" --config "%CONFIG%" %TASK% %*
+    "%~dp0train.py" --config "%CONFIG%" %*

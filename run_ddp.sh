@@ -5,4 +5,4 @@ set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 exec bash "$here/scripts/launch.sh" torch.distributed.run --nnodes "${NNODES:-1}" --node_rank "${NODE_RANK:-0}" \
     --master_addr "${MASTER_ADDR:-localhost}" "$here/train.py" \
-    --config "${CONFIG:-$here/configs/ddp_example.yaml}" ${TASK:+--task "$TASK"} "$@"
+    --config "${CONFIG:-$here/configs/ddp_example.yaml}" "$@"

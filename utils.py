@@ -65,7 +65,7 @@ def task_words(cfg: Config) -> list[str]:
     """
     start_logging(cfg.log_level, is_main=rank_of(os.environ) in ("", "0"))
     for note in cfg.notes:
-        if note.startswith("--"):  # the program reads the file again, and logs the others
+        if note.startswith("--"):  # the others are on flags of training in the file
             log.info(note)
     flags = dict(cfg.task_flags)
     if "checkpoint" not in flags:

@@ -3,6 +3,7 @@
 A value comes from the default, then a YAML file (`--config FILE`), then the command line.
 """
 
+import dataclasses
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -12,6 +13,7 @@ import yaml
 from config.checks import check, idle_flags
 from config.programs import READER, TASKS
 from config.reader import ConfigFile
+from config.shared import DataFlags
 from config.training import Config
 from support.errors import UserError
 from support.shell import document
@@ -28,23 +30,28 @@ def parse(argv: list[str] | None = None) -> Config:
     task_flags. Raises UserError on unknown flags and invalid values.
     """
     words = sys.argv[1:] if argv is None else list(argv)
-    task = next((task for task in TASKS if f"--task={task}" in words or ("--task", task) in pairwise(words)), "train")
-    reader, program = TASKS[task]
+    task = _value(words, "task") or "train"
+    if not _value(words, "task") and (path := _value(words, "config")):
+        task = READER.yaml_file(ConfigFile(Path(path), _value(words, "stage")), []).get("task", "train")
+    reader, program = TASKS.get(task, TASKS["train"])
     overrides, config_file, notes = reader.command_line(words)
     file, saved = config_file, None
     if file is None and "dataset_path" not in overrides:
         file, saved = _default_file(task, overrides, notes)
     file_values = READER.yaml_file(file, notes, of_run=saved is not None) if file else {}
-    if file_values.get("task", task) != task and "task" not in overrides:
-        return parse([*words, "--task", file_values["task"]])
     if file:
         name, stage = file_values.get("name") or file.path.stem, file.stage
         file_values["name"] = f"{name}-{stage}" if stage else name  # each stage is a run of its own
     task_flags = {}
     if task != "train":
+        for name, here in (("batchsize", "val_batchsize"), ("val_workers", "workers")):  # as in the program itself
+            if name in overrides:
+                overrides.setdefault(here, overrides.pop(name))
         task_flags = {name: value for name, value in overrides.items() if name in program.flags}
-        unused = [f"--{name}" for name in overrides if name not in {*program.flags, "task", "name", "logdir"}]
-        notes += [f"{', '.join(unused)}: of training; --task {task} does not use them"] if unused else []
+        used = {*program.flags, "task", "name", "logdir", *(item.name for item in dataclasses.fields(DataFlags))}
+        unused = [f"--{name}" for name in overrides if name not in used]
+        notes = [note for note in notes if not note.startswith("--batch_size")]
+        notes += [f"--task {task} does not use {', '.join(unused)}"] if unused else []
         overrides = {name: value for name, value in overrides.items() if name in FLAGS}
     merged = READER.merge(file_values, overrides)
     if "layers" in merged and merged.get("backbone", "resnet") != "resnet":
@@ -54,7 +61,7 @@ def parse(argv: list[str] | None = None) -> Config:
     notes += [
         f"--{item.replaces} is not used: --{item.name} {merged[item.name]} replaces it"
         for item in FLAGS.values()
-        if {item.replaces, item.name} <= set(overrides)
+        if {item.replaces, item.name} <= set(overrides) and merged[item.name] != item.default
     ]
     cfg = Config(**merged, notes=notes, given=frozenset(merged), typed=frozenset(typed))
     cfg.config_file, cfg.task_flags = config_file, task_flags
@@ -66,6 +73,13 @@ def parse(argv: list[str] | None = None) -> Config:
         idle = idle_flags(cfg, set(file_values) - typed)
         notes += [f"{name} of {file.path} has no effect without {needed}" for name, needed in idle.items()]
     return cfg
+
+
+def _value(words: list[str], name: str) -> str:
+    """Return the value of --name among the words of a command line, "" without one."""
+    found = [value for word, value in pairwise(words) if word == f"--{name}"]
+    found += [word.partition("=")[2] for word in words if word.startswith(f"--{name}=")]
+    return found[-1] if found else ""
 
 
 def _default_file(task: str, overrides: dict, notes: list[str]) -> tuple[ConfigFile, Path | None]:

@@ -1,6 +1,7 @@
 """Checks of the flags of train.py against each other."""
 
 import importlib.util
+import os
 import re
 from collections.abc import Collection
 from dataclasses import fields
@@ -33,8 +34,9 @@ def check(cfg: Config, *, is_final: bool = False) -> None:
         raise UserError(f"--wandb needs the package wandb: {install_command('wandb')}")
     if not cfg.dataset_path:
         raise UserError(f"--dataset_path is not set: give the data set's root folder ({document('docs/your_data.md')})")
-    if {"", ".", ".."} & set(cfg.name.split("/")):
-        raise UserError(f"--name {cfg.name}: must be a folder below --logdir, such as a or sweep/a")
+    parts = cfg.name.split("/")
+    if {"", ".", ".."} & set(parts) or not cfg.name.isprintable() or max(map(len, map(os.fsencode, parts))) > 200:
+        raise UserError(f"--name {cfg.name[:200]}: must be a folder below --logdir, such as a or sweep/a")
 
 
 def check_effects(flags: Any, names: Collection[str]) -> None:

@@ -71,11 +71,12 @@ TRAIN = (
 )
 # Without --batchsize, the batch of these programs is --val_batchsize.
 BATCH = {"batch_size": "val_batchsize", "batchsize": "val_batchsize"}
+LOADER = BATCH | {"val_workers": "workers", "valid_num_workers": "workers"}
 
 READER = FlagReader(Config, "train.py", TRAIN)
-EVALUATE = FlagReader(EvaluateFlags, "evaluate.py", f"Score a checkpoint. {OF_CHECKPOINT}", BATCH)
-PREDICT = FlagReader(PredictFlags, "predict.py", f"Predict label maps of images. {OF_CHECKPOINT}", BATCH)
-PSEUDO = FlagReader(PseudoFlags, "pseudo.py", f"Make pseudo-labels from scribbles. {OF_CHECKPOINT}", BATCH)
+EVALUATE = FlagReader(EvaluateFlags, "evaluate.py", f"Score a checkpoint. {OF_CHECKPOINT}", LOADER)
+PREDICT = FlagReader(PredictFlags, "predict.py", f"Predict label maps of images. {OF_CHECKPOINT}", LOADER)
+PSEUDO = FlagReader(PseudoFlags, "pseudo.py", f"Make pseudo-labels from scribbles. {OF_CHECKPOINT}", LOADER)
 EXPORT = FlagReader(ExportFlags, "export.py", f"Export a checkpoint to ONNX. {OF_CHECKPOINT}", BATCH)
 
 # By --task of train.py: the reader of its command line, and that of the program that does the task.

@@ -38,7 +38,7 @@ class FlagReader:
     renamed: {other name: flag} that only this program accepts, besides those that the flags declare.
     """
 
-    of_program: ClassVar[dict[str, "FlagReader"]] = {}  # for hints: which program has a flag
+    readers: ClassVar[dict[str, "FlagReader"]] = {}  # for hints: which program has a flag
 
     def __init__(self, declared: type, program: str, description: str, renamed: Mapping[str, str] | None = None):
         self.declared, self.program, self.description = declared, program, description
@@ -51,7 +51,7 @@ class FlagReader:
         self.aliases = {alias: name for alias, name in others.items() if alias not in self.flags}
         switches_off = [f"no_{item.name}" for item in self.flags.values() if item.kind is bool]
         self.names = self.aliases | {name: name for name in (*self.flags, *switches_off)}  # for hints
-        self.of_program.setdefault(program, self)
+        self.readers.setdefault(program, self)
 
     def command_line(self, argv: list[str] | None = None) -> tuple[dict, ConfigFile | None, list[str]]:
         """Return ({flag: value} of the command line, the --config file or None, notes for the user).
@@ -75,6 +75,8 @@ class FlagReader:
         if surplus:
             raise UserError(f"unexpected argument {surplus[0]!r}: flags are written --name value")
         path, stage = values.pop("config", None), values.pop("stage", "")
+        if path == "":
+            raise UserError("--config is empty: name a FILE")
         if stage and not path:
             raise UserError(f"--stage {stage} without --config: add --config FILE")
         converted = {name: self.flags[name].convert(value, f"--{name}") for name, value in values.items()}
@@ -164,10 +166,11 @@ class FlagReader:
             name = self._translate(str(key).replace("-", "_"), notes, "")
             if name not in self.flags:
                 unknown += [] if changes_nothing(name, value) else [repr(str(key))]
-            elif name in values:
-                raise UserError(f"{path}: {name!r} is given twice, once as {key!r}: remove one")
             else:
-                values[name] = self.flags[name].convert(value, f"{path}: {name}")
+                converted = self.flags[name].convert(value, f"{path}: {name}")
+                if values.setdefault(name, converted) != converted:
+                    keys = " and ".join(other for other, _ in pairs if self.aliases.get(other, other) == name)
+                    raise UserError(f"{path}: {name!r} is given twice ({keys}), with two values: remove one")
         if unknown:
             raise UserError(f"{path}: {self._unknown_names('key', unknown, '')}")
         return values
@@ -175,23 +178,25 @@ class FlagReader:
     def _unknown_names(self, kind: str, unknown: list[str], prefix: str) -> str:
         """Return the error message on unknown flags or keys: what each is here, or the nearest flag."""
         known, others = [], []
+        rows: dict[str, list[str]] = {}
         names = list(dict.fromkeys(word.partition("=")[0] for word in unknown))
         for name in names:
             bare = name.strip("-'").replace("-", "_")
-            programs = [
-                reader.program for reader in self.of_program.values() if bare in reader.names and reader != self
-            ]
-            # bn_momentum is no typo of momentum
-            alike = [own for own in self.names if own[0] == bare[:1] and own != bare]
+            programs = [reader.program for reader in self.readers.values() if bare in reader.names and reader != self]
+            alike = [own for own in self.names if own[0] == bare[:1]]  # bn_momentum is no typo of momentum
             near = difflib.get_close_matches(bare, alike, n=1, cutoff=TYPO)
-            if programs:
+            if bare in self.names and name != f"{prefix}{bare}":  # -batch_size
+                known.append(f"{name}: did you mean {prefix}{bare}?")
+            elif programs:
                 known.append(f"{name}: a flag of {', '.join(programs)}")
             elif row := other_names().get(bare):
-                known.append(f"{name}: {row.here}")
+                rows.setdefault(row.here, []).append(name)
             elif near:
                 known.append(f"{name}: did you mean {prefix}{self.names[near[0]]}?")
             else:
                 others.append(name)
+        for here, its_names in rows.items():
+            known.append(f"{', '.join(its_names)}: {'here ' if here.startswith('--') else ''}{here}")
         if others:
             known.append(
                 f"{', '.join(others)}: see --help for all flags, {document('CHANGELOG.md')} for flags that were removed"
@@ -210,18 +215,20 @@ class FlagReader:
             name = name.replace("-", "_")
             bare = name.removeprefix("no_")
             if not word.startswith("--") or bare in ("", "config", "stage"):
-                translated.append(word)
+                translated += [word] if word != "--" else []  # launchers pass it on
                 continue
-            is_off = bare != name and bare in self.names
-            ours = self._translate(bare if is_off else name, notes, "--")
+            is_negated = bare != name and bare in self.names
+            ours = self._translate(bare if is_negated else name, notes, "--")
             flag = self.flags.get(ours)
             if not equals and words and words[0].lower() in SWITCH and (flag is None or flag.kind is bool):
                 equals, value = "=", words.pop(0)
             if flag is None and changes_nothing(ours, value):
                 continue
-            if flag and flag.kind is bool and not is_off and value.lower() in SWITCH:
-                is_off, equals, value = value.lower() == "false", "", ""
-            translated.append(f"--{'no_' if is_off else ''}{ours}{equals}{value}")
+            if flag and flag.kind is bool and equals:
+                if is_negated or value.lower() not in SWITCH:
+                    raise UserError(f"{word.partition('=')[0]} {value}: give --{ours} true or false, or no value")
+                is_negated, equals, value = value.lower() == "false", "", ""
+            translated.append(f"--{'no_' if is_negated else ''}{ours}{equals}{value}")
         return translated
 
     def _translate(self, name: str, notes: list[str], prefix: str) -> str:

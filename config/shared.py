@@ -160,7 +160,13 @@ class LaunchFlags:
     pin_memory: bool | None = flag(
         None, "load batches into page-locked memory, which a GPU copies faster; needs CUDA [on CUDA]", per_rank=True
     )
-    prefetch_factor: int = flag(2, "batches that each loader process loads ahead", ge=1, per_rank=True)
+    prefetch_factor: int = flag(
+        2,
+        "batches that each loader process loads ahead",
+        ge=1,
+        per_rank=True,
+        needs=("--workers other than 0", lambda flags: flags.workers),
+    )
     distributed: bool | None = flag(
         None,
         "join a process group [if torchrun or srun started this process]",

@@ -108,12 +108,14 @@ class Schedule:
         product = f" = {cfg.batchsize}" if sampler.global_batch > cfg.batchsize else ""
         product += f" x {cfg.accum_steps} (--accum_steps)" if cfg.accum_steps > 1 else ""
         product += f" x {sampler.num_replicas} processes" if sampler.num_replicas > 1 else ""
+        lengths = ("epochs", "max_steps", "warmup_epochs")
+        set_by_user = [f"--{name}" for name in lengths if name in (cfg.given or lengths)]
         is_short = self.total_steps < FEW_STEPS
         log.log(
             logging.WARNING if is_short else logging.INFO,
             f"global batch {sampler.global_batch}{product}, {sampler.steps_per_epoch} steps an epoch, "
             f"{self.total_steps} steps in all, lr {self.peak:g}"
-            + ("; too few steps to train well: drop --epochs, --max_steps or --warmup_epochs for more" * is_short),
+            + (f"; too few to train well: without {' and '.join(set_by_user)}, the recipe takes more" * is_short),
         )
         if self.factor != 1:
             remedy = "" if self.is_resumed else "; for a --lr that is multiplied already: --lr_scaling none"

@@ -2,6 +2,7 @@
 
 NUM_GPUS: number of processes; by default one for each GPU, or 2 without a GPU. OMP_NUM_THREADS: by default 1.
 MASTER_PORT: the port of rank 0's machine; by default a free one if there is one machine, else 29500.
+CONFIG, TASK: train.py's --config and --task.
 The exit status is that of the process that failed first, and a user's error is the last line. After a signal, the
 processes have 30 s to save, and it is 75.
 """
@@ -53,6 +54,7 @@ def main(module: str, *words: str) -> int:
     for name, pattern in VARIABLES.items():
         if (value := os.environ.get(name, "")) and not re.fullmatch(pattern, value):
             raise UserError(f"environment variable {name} is {value!r}: set it to a number")
+    words = (*words, *(word for name in ("CONFIG", "TASK") for word in _flag_of(name, words)))
     num_gpus = os.environ.get("NUM_GPUS") or str(torch.cuda.device_count() or 2)
     signals = [] if sys.platform == "win32" else ["--signals_to_handle", SIGNALS]
     port = ["--master_port", os.environ["MASTER_PORT"]] if os.environ.get("MASTER_PORT") else []
@@ -77,12 +79,19 @@ def main(module: str, *words: str) -> int:
     return 0
 
 
+def _flag_of(variable: str, words: tuple[str, ...]) -> list[str]:
+    """Return the words --config $CONFIG or --task $TASK for train.py, unless the command line has the flag."""
+    flag, value = f"--{variable.lower()}", os.environ.get(variable)
+    is_given = any(word == flag or word.startswith(f"{flag}=") for word in words)
+    return [flag, value] if value and not is_given and any(Path(word).name == "train.py" for word in words) else []
+
+
 def settle_place(args: argparse.Namespace) -> None:
     """Choose a free port if none is set. Raise UserError on what torch answers by waiting or with dozens of lines."""
     if args.rdzv_backend != "static" or args.rdzv_endpoint:
         return
     if args.nnodes.isdecimal() and args.node_rank >= int(args.nnodes):
-        raise UserError(f"NODE_RANK {args.node_rank} with NNODES {args.nnodes}: it must be 0 to {int(args.nnodes) - 1}")
+        raise UserError(f"NODE_RANK {args.node_rank} with NNODES {args.nnodes}: it must be below NNODES")
     is_alone = args.nnodes in ("1", "1:1")
     if not is_alone and args.master_addr == "localhost" and not os.environ.get("MASTER_ADDR"):
         raise UserError("MASTER_ADDR: set it to the address of the machine with NODE_RANK 0")

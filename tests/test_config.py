@@ -40,7 +40,7 @@ def test_command_line_overrides_file_overrides_default(tmp_path):
         ("--freez 1", "unknown flag --freez: see --help"),  # not --freeze_bn
         (
             "--gpus 4 --epocs -3 --x",
-            "flags --gpus: torchrun --nproc_per_node=N, or NUM_GPUS with the scripts; --epocs:",
+            "flags --epocs: did you mean --epochs?; --gpus: torchrun --nproc_per_node=N, or NUM_GPUS",
         ),
         ("--model_type res50_lorm", "did you mean res50_ASPP_lorm?"),  # C6, E2
         ("--layers 51", "One of 18, 34, 50, 101, 152"),  # C10

@@ -53,13 +53,21 @@ def test_words_without_a_flag_of_their_own_name():
         config.parse(["--dataset_path", "x", "--find_unused_parameters", "true"])
 
 
-def test_a_switch_takes_true_and_false_as_in_yaml():
+def test_a_switch_takes_true_and_false_as_in_yaml(tmp_path):
     given = {"true": True, "True": True, "false": False}
     for word, value in given.items():
         for words in ([f"--use_ddp={word}"], ["--use-ddp", word]):
             assert config.parse(["--dataset_path", "x", *words, "--lr", "1"]).distributed is value
     with pytest.raises(UserError, match="unexpected argument 'maybe'"):
         config.parse(["--dataset_path", "x", "--use_ddp", "maybe"])
+    for words in (["--wandb=1"], ["--no_augment", "false"]):
+        with pytest.raises(UserError, match=r"^--\w+ (1|false): give --\w+ true or false, or no value"):
+            config.parse(["--dataset_path", "x", *words])
+    (tmp_path / "a.yaml").write_text("dataset_path: x\nddp: {enabled: true}\ntraining: {use_ddp: true}\n")
+    assert config.parse(["--config", str(tmp_path / "a.yaml")]).distributed is True  # one value by two names
+    (tmp_path / "a.yaml").write_text("dataset_path: x\nbatch_size: 4\ntraining: {batchsize: 8}\n")
+    with pytest.raises(UserError, match=r"'batchsize' is given twice \(batch_size and batchsize\), with two values"):
+        config.parse(["--config", str(tmp_path / "a.yaml")])
 
 
 def test_a_note_says_what_a_word_means_here_if_that_differs():
@@ -101,13 +109,13 @@ def test_the_table_says_yes_where_a_name_is_accepted(page, monkeypatch):
 def test_task_hands_over_what_its_program_reads(tmp_path):
     words = "--task=test --config configs/demo.yaml --scales 0.5 1 --batch_size 3 --no_flip --lr 1 --name x"
     cfg = config.parse(words.split())
-    assert cfg.notes[1:] == ["--batchsize, --lr: of training; --task test does not use them"]
-    expected = ["--config", "configs/demo.yaml", "--scales", "0.5", "1.0", "--no_flip"]
+    assert cfg.notes == ["--task test does not use --lr"]
+    expected = ["--config", "configs/demo.yaml", "--scales", "0.5", "1.0", "--no_flip", "--val_batchsize", "3"]
     assert config.task_words(cfg, cfg.task_flags) == expected
-    assert EVALUATE.command_line(expected)[0] == {"scales": (0.5, 1.0), "flip": False}
+    assert EVALUATE.command_line(expected)[0] == {"scales": (0.5, 1.0), "flip": False, "val_batchsize": 3}
     (tmp_path / "a.yaml").write_text("task: predict\ndataset_path: x\n")
-    cfg = config.parse(["--config", str(tmp_path / "a.yaml"), "--workers", "1"])
-    assert (cfg.task, cfg.name, cfg.task_flags) == ("predict", "a", {"workers": 1})
+    cfg = config.parse([f"--config={tmp_path / 'a.yaml'}", "--probs"])  # the file's task decides what is a flag
+    assert (cfg.task, cfg.name, cfg.task_flags) == ("predict", "a", {"probs": True})
     with pytest.raises(UserError, match=r"unknown flag --scales: a flag of evaluate\.py, predict\.py, pseudo\.py"):
         config.parse(["--scales", "1"])
     assert set(TASKS) == set(config.FLAGS["task"].choices)

@@ -53,15 +53,15 @@ def test_words_that_shell_scripts_pass_on(tmp_path):
     passed = run_shell("scripts/train_multi_gpu", ["configs/demo.yaml", "pretrain", *WORDS], tmp_path)
     assert passed == [*TORCHRUN, "--config", "configs/demo.yaml", "--stage", "pretrain", *WORDS]
 
-    def options(num: str, rank: str, host: str, file: str, *task: str) -> list[str]:
+    def options(num: str, rank: str, host: str, file: str) -> list[str]:
         nodes = ["--nnodes", num, "--node_rank", rank, "--master_addr", host]
-        return ["torch.distributed.run", *nodes, TRAIN, "--config", file, *task, *WORDS]
+        return ["torch.distributed.run", *nodes, TRAIN, "--config", file, *WORDS]
 
     default = str(REPO / "configs/ddp_example.yaml")
     assert run_shell("run_ddp", WORDS, tmp_path) == options("1", "0", "localhost", default)
-    machines = {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "node0", "TASK": "test"}
+    machines = {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "node0"}
     passed = run_shell("run_ddp", WORDS, tmp_path, **machines, CONFIG="x.yaml")
-    assert passed == options("2", "1", "node0", "x.yaml", "--task", "test")
+    assert passed == options("2", "1", "node0", "x.yaml")
     with pytest.raises(AssertionError, match=r"usage: train_multi_gpu\.sh CONFIG STAGE"):
         run_shell("scripts/train_multi_gpu", ["configs/demo.yaml"], tmp_path)
 
@@ -72,7 +72,6 @@ def test_batch_files_pass_on_the_same_words_as_shell_scripts(name):
     shell, batch = ((REPO / f"{name}.{suffix}").read_text() for suffix in ("sh", "bat"))
     command = shell.replace("\\\n", " ").splitlines()[-1].removeprefix("exec bash ")
     command = re.sub(r"\$\{(\w+):[-+][^}]*\}", r"%\1%", command)
-    assert ("--task %TASK%" in batch) == ("%TASK%" in command)
     command = command.replace("$here/", "%~dp0").replace("$@", "%*").replace("/launch.sh", "\\launch.bat")
     batch_command = batch.replace("^\n", " ").splitlines()[-1]
     assert batch_command.replace('"', "").split() == command.replace('"', "").split()
@@ -86,7 +85,7 @@ def test_launcher_starts_a_process_for_each_gpu(monkeypatch, platform, variables
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(torch.distributed, "TCPStore", torch.distributed.TCPStore)  # put back at the end
     monkeypatch.setattr(sys, "platform", platform)
-    for name in ("NUM_GPUS", "OMP_NUM_THREADS", "USE_LIBUV", "MASTER_PORT"):
+    for name in ("NUM_GPUS", "OMP_NUM_THREADS", "USE_LIBUV", "MASTER_PORT", "CONFIG", "TASK"):
         monkeypatch.setenv(name, "")  # put back at the end
         monkeypatch.delenv(name)
     for name, value in variables.items():
@@ -94,6 +93,13 @@ def test_launcher_starts_a_process_for_each_gpu(monkeypatch, platform, variables
     assert launch.main("torch.distributed.run", "--standalone", "train.py") == 0
     monkeypatch.setenv("MASTER_PORT", str(port := free_port()))
     assert launch.main("torch.distributed.launch", "--standalone", "train.py", "--lr", "1") == 0
+    monkeypatch.setenv("CONFIG", "a.yaml")
+    monkeypatch.setenv("TASK", "test")
+    assert launch.main("torch.distributed.run", "--standalone", "train.py", "--task=predict") == 0
+    assert launch.main("torch.distributed.run", "--standalone", "evaluate.py", "--scripts") == 0
+    words = [args.training_script_args for args in started[2:]]
+    assert words == [["--task=predict", "--config", "a.yaml"], ["--scripts"]]
+    del started[2:]
     for args in started:  # Windows has none of the signals
         seen = (args.nproc_per_node, args.training_script, args.signals_to_handle == launch.SIGNALS)
         assert seen == (number, "train.py", platform != "win32")
@@ -113,7 +119,7 @@ def test_launcher_starts_a_process_for_each_gpu(monkeypatch, platform, variables
         ("NUM_GPUS=all", "--standalone", "variable NUM_GPUS is 'all'"),
         ("NNODES=2", "--standalone", "NNODES is 2, but this script is for one machine: use run_ddp"),
         ("NNODES=2", "--nnodes 2 --master_addr localhost", "MASTER_ADDR: set it to the address of the machine"),
-        ("", "--nnodes 2 --node_rank 2 --master_addr node0", "NODE_RANK 2 with NNODES 2: it must be 0 to 1"),
+        ("", "--nnodes 2 --node_rank 2 --master_addr node0", "NODE_RANK 2 with NNODES 2: it must be below NNODES"),
     ],
 )
 def test_a_setting_that_torch_answers_with_a_traceback_is_one_line(monkeypatch, variables, words, named):
