@@ -234,6 +234,8 @@ def _check_archive(path: Path, data: io.BytesIO) -> None:
             records = archive.infolist()
             is_plain = sum(record.file_size for record in records) <= data.getbuffer().nbytes
             is_plain = is_plain and not any(record.compress_type for record in records)
+            pickles = [archive.read(record) for record in records if is_plain and record.filename.endswith("data.pkl")]
+            is_plain = is_plain and not any(b"bytearray" in text for text in pickles)  # its size is in the file alone
             # A CRC covers the content of a record, not its attributes, where one bit turns it into a folder.
             attributes = any(record.external_attr for record in records)
             is_intact = is_intact or (is_plain and archive.testzip() is None and not attributes)
@@ -241,6 +243,8 @@ def _check_archive(path: Path, data: io.BytesIO) -> None:
         pass
     data.seek(0)
     if not is_plain:
-        raise UserError(f"{path}: has compressed records, which could fill the memory: save it again by torch.save()")
+        raise UserError(
+            f"{path}: has compressed records or a bytearray, which may fill memory: save it by torch.save()"
+        )
     if not is_intact:
         raise DamagedError(f"{path}: damaged: its checksum is wrong; use another checkpoint of the run")

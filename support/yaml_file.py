@@ -46,6 +46,16 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+def _number(loader: _Loader, node: yaml.ScalarNode) -> Any:
+    """Return a number; text if it is long or of base 60 (1:30), which takes PyYAML a time that grows quadratically."""
+    text = loader.construct_scalar(node)
+    if len(text) > 40 or ":" in text:
+        return text
+    return (yaml.SafeLoader.construct_yaml_int if node.tag.endswith(":int") else yaml.SafeLoader.construct_yaml_float)(
+        loader, node
+    )
+
+
 class _TextLoader(_Loader):
     """A _Loader for which each value is text."""
 
@@ -55,6 +65,8 @@ _Loader.yaml_implicit_resolvers = {
     for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 _TextLoader.yaml_implicit_resolvers = {}
+for _tag in ("int", "float"):
+    _Loader.add_constructor(f"tag:yaml.org,2002:{_tag}", _number)
 
 
 def read_yaml(path: Path, flag: str = "", *, as_text: bool = False) -> Any:

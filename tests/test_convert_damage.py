@@ -14,7 +14,10 @@ from annotated import Picture
 from PIL import Image
 from test_convert import convert, drawn, mask_of
 
-from support.errors import UserError
+from support.errors import InputError, UserError
+from tools.convert.formats import coco, labelme
+from tools.convert.reading import read_xml
+from tools.convert.source import Source
 
 SQUARE = [[2.0, 3.0], [20.0, 3.0], [20.0, 15.0], [2.0, 15.0]]
 NOISE = np.random.default_rng(0).integers(0, 256, (24, 32, 3), dtype=np.uint8)
@@ -180,3 +183,43 @@ def test_damage_is_named_and_the_rest_is_written(tmp_path, undamaged, kind, dama
     assert (mask_of(out, "good") == drawn(PICTURES[1])).all()
     for folder in ("masks", "images"):
         assert (out / folder / "bad.png").exists() == (fate == "keep")
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"segmentation": [[205, 20, 20, 5, 20, 5]]}, None),  # its box agrees
+        (
+            {"segmentation": [[0.1, 0.1, 0.9, 0.1, 0.9, 0.9]], "bbox": [10, 10, 40, 40]},
+            "span 0.8 pixels, but its bbox 40",
+        ),
+        ({"iscrowd": "yes"}, "iscrowd 'yes': must be 0 or 1"),
+        ({"iscrowd": [0]}, r"iscrowd \[0\]: must be 0 or 1"),
+    ],
+)
+def test_numbers_of_coco_that_cannot_be_a_polygon_or_a_crowd(changed, named):
+    annotation = {"image_id": 1, "category_id": 1, "segmentation": [[1, 1, 9, 1, 9, 9]], "bbox": [1, 1, 8, 8]}
+    result = Source([])
+    if named is None:
+        changed = changed | {"bbox": [20, 5, 185, 15]}
+    shapes = coco._shapes({"annotations": [annotation | changed]}, Path("a"), {1: "cat"}, {1: {}}, result)
+    assert bool(shapes) == (named is None)
+    assert not named or re.search(named, result.faults[0])
+
+
+def test_a_category_id_that_occurs_twice_is_named():
+    with pytest.raises(InputError, match="'categories' has one id twice"):
+        coco._categories({"categories": [{"id": 1, "name": "cat"}, {"id": 1, "name": "dog"}]}, Path("a"))
+
+
+def test_a_labelme_rectangle_of_four_points_is_their_polygon():
+    shape = {"shape_type": "rectangle", "points": [[5, 5], [25, 5], [25, 25], [5, 25]]}  # as X-AnyLabeling writes it
+    _, _, mask = labelme.patch(shape, "a", (40, 60), 1.0)
+    assert mask.sum() == 400  # 20 x 20
+
+
+def test_xml_of_utf16_is_refused(tmp_path):
+    """It would hide the declaration of entities, which can stand for gigabytes of text."""
+    (tmp_path / "a.xml").write_bytes('<?xml version="1.0" encoding="UTF-16"?><a/>'.encode("utf-16"))
+    with pytest.raises(InputError, match="not UTF-8"):
+        read_xml(tmp_path / "a.xml")

@@ -173,6 +173,8 @@ def test_images_of_more_than_8_bits_or_4_channels_are_refused(tmp_path):
     with pytest.raises(UserError, match="8-bit"):
         read_distance(deep)
     cv2.imwrite(str(tmp_path / "colour.png"), np.full((2, 2, 3), 1000, np.uint16))
+    with pytest.raises(UserError, match=r"colour\.png: has several channels of 16 bits"):
+        read_label(tmp_path / "colour.png", 5)  # PIL would keep the upper 8 bits: class 3
     files = {deep: "more than 8 bits a channel", tmp_path / "colour.png": "more than 8 bits a channel"}
     for channels, kind, message in ((3, "u2", "more than 8 bits"), (5, "u1", "5 channels"), (3, "f4", "3 .*32 bits")):
         files[write_tiff(tmp_path / f"{channels}{kind}.tif", np.ones((4, 6, channels), kind))] = message

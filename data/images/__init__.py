@@ -122,12 +122,10 @@ def several_frames(frames: dict[Path, int]) -> str:
 def _check_8_bits(path: Path, image: Image.Image) -> None:
     """Raise UserError if an image that PIL has opened has more than 8 bits a channel, or more than four channels.
 
-    PIL has no mode for 16 bits in colour and drops the lower 8, and of more than four channels it leaves out the rest.
+    Of more than four channels PIL leaves out the rest.
     """
     channels = getattr(image, "tag_v2", {}).get(files.CHANNELS, 1)
-    tiles = getattr(image, "tile", [])[:1]  # how the file's values become the mode's
-    is_colour_of_16_bits = image.mode in ("RGB", "RGBA", "LA") and ";16" in str(tiles)
-    if image.mode.startswith(("I", "F")) or is_colour_of_16_bits or channels > 4:
+    if image.mode.startswith(("I", "F")) or files.is_colour_of_16_bits(image) or channels > 4:
         found = f"{channels} channels" if channels > 4 else f"more than 8 bits a channel (mode {image.mode})"
         raise UserError(f"{path}: {found}: images must be 8-bit RGB: convert it")
 

@@ -110,8 +110,18 @@ def _is_lossless_webp(path: Path) -> bool:
     return False
 
 
+def is_colour_of_16_bits(image: Any) -> bool:
+    """Return whether an opened file has more than one channel of 16 bits: PIL has no mode for it, and drops 8 bits."""
+    return image.mode in ("RGB", "RGBA", "LA") and ";16" in str(image.tile[:1])
+
+
 def check_mask(path: Path, image: Any, *, lossless: bool = True) -> None:
-    """Raise UserError if an opened mask or distance map has several frames or, if `lossless`, a codec for photos."""
+    """Raise UserError if an opened mask or distance map has several frames, channels of 16 bits or a codec for photos.
+
+    lossless: refuse codecs for photos.
+    """
+    if is_colour_of_16_bits(image):
+        raise UserError(f"{path}: has several channels of 16 bits: save class numbers as one channel, or 8-bit colours")
     if lossless and (codec := lossy_codec(path, image)):
         raise UserError(f"{path}: {LOSSY.format(codec)}")
     if (count := num_frames(path, image)) > 1:

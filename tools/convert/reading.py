@@ -39,6 +39,8 @@ def read_json(path: Path) -> Any:
 def read_xml(path: Path) -> ElementTree.Element:
     """Return the root element of an XML file. Raises InputError if it is none, or defines entities."""
     data = read_bytes(path, MAX_BYTES)
+    if b"\0" in data:  # UTF-16 would hide the entities
+        raise InputError(f"{path}: not UTF-8: save it as UTF-8")
     if b"<!ENTITY" in data:  # a few of them can stand for gigabytes of text
         raise InputError(f"{path}: defines XML entities, which no annotation tool does: not read")
     try:
@@ -119,7 +121,7 @@ class ImageFinder:
         # A reference that leads out of the folders that the user named finds nothing there.
         for root in [] if whole.is_absolute() or ".." in whole.parts else self.roots:
             for file in (root / "images" / whole, root / whole, root / "images" / path, root / path):
-                if file.is_file() and path.suffix.lower() in IMAGE_SUFFIXES:
+                if path.suffix.lower() in IMAGE_SUFFIXES and os.path.isfile(file):  # also if its name is too long
                     return file
         name = unicodedata.normalize("NFC", path.name)
         found = self._by_file_name.get(name) or self._by_file_name.get(posixpath.splitext(name)[0], set())

@@ -104,6 +104,8 @@ def _categories(content: object, path: Path) -> dict[int, str]:
     """Return {id: name} of a COCO file's categories. Raises InputError if there are none or one is invalid."""
     categories = value_of(content, "categories", list, str(path))
     names = {_id(item, "id", f"{path}: categories"): item.get("name") for item in categories}
+    if len(names) < len(categories):
+        raise InputError(f"{path}: 'categories' has one id twice: give each class an id of its own")
     if not names or not all(isinstance(name, str) and name.strip() for name in names.values()):
         raise InputError(f"{path}: 'categories' is empty, or has one without name")
     return names
@@ -135,7 +137,7 @@ def _shapes(
         raise InputError(f"{path}: 'annotations' is empty, so no object is labelled: export again ({remedy})")
     if any(isinstance(item, dict) and "segments_info" in item for item in annotations[:1]):
         raise InputError(f"{path}: panoptic COCO, whose masks are PNG files: export or download the instances")
-    num_crowds = sum(isinstance(item, dict) and item.get("iscrowd") == 1 for item in annotations)
+    num_crowds = sum(isinstance(item, dict) and item.get("iscrowd") in (1, "1") for item in annotations)
     has_crowds = num_crowds <= MAX_CROWDS * len(annotations)
     if not has_crowds:
         marked = f"{num_crowds} of {len(annotations)} objects are marked as crowds"
@@ -152,8 +154,12 @@ def _shapes(
                 raise InputError(f"{where}: image_id {number} is not in 'images'")
             category = _id(annotation, "category_id", where)
             name = names.get(category, f"category_id {category}")
-            is_crowd = has_crowds and annotation.get("iscrowd")
+            crowd = annotation.get("iscrowd")
+            if crowd not in (None, 0, 1, "0", "1"):
+                raise InputError(f"{where}: iscrowd {crowd!r}: must be 0 or 1")
+            is_crowd = has_crowds and crowd in (1, "1")
             segmentation, box = annotation.get("segmentation"), annotation.get("bbox")
+            _check_extent(segmentation, box, where)
             if segmentation == [] and isinstance(box, list) and 0 in box[2:]:
                 num_empty += 1
             elif number in shapes:
@@ -164,6 +170,22 @@ def _shapes(
     if num_empty:
         result.notes.append(f"{path}: {num_empty} object(s) have no outline and a box of no area: left out")
     return {number: sorted(found, key=lambda shape: shape.name is not None) for number, found in shapes.items()}
+
+
+def _check_extent(segmentation: object, box: object, where: str) -> None:
+    """Raise InputError if polygons span less than half of their box: other numbers were written as coordinates."""
+    polygons = segmentation if isinstance(segmentation, list) else []
+    values = [value for polygon in polygons for value in (polygon if isinstance(polygon, list) else [polygon])]
+    if not (isinstance(box, list) and len(box) == 4 and len(values) > 3):
+        return
+    if not all(isinstance(value, int | float) for value in (*box, *values)):
+        return
+    for side, own in zip(box[2:], (values[::2], values[1::2]), strict=True):
+        if 2 * (max(own) - min(own)) + 4 < side:
+            raise InputError(
+                f"{where}: its polygons span {max(own) - min(own):.4g} pixels, but its bbox {side:.4g}: are they RLE "
+                "counts, or coordinates from 0 to 1?"
+            )
 
 
 def patch(segmentation: object, where: str, size: tuple[int, int], line_width: float) -> Patch:

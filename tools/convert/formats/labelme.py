@@ -61,7 +61,7 @@ def patch(shape: dict, where: str, size: tuple[int, int], line_width: float) -> 
         # LabelMe limits points to about size - 1, but its masks have the last row and column: move those to the border.
         in_last = (points >= np.array(size[::-1]) - 1) & (points < size[::-1]) & (points > points.min(axis=0))
         points = np.where(in_last, size[::-1], points)
-    if kind in ("polygon", "oriented_rectangle"):
+    if kind in ("polygon", "oriented_rectangle") or (kind == "rectangle" and len(points) == 4):  # X-AnyLabeling's
         return polygons.fill(points, size)
     if kind == "rectangle":
         return polygons.fill(polygons.rectangle(*points[0], *points[1]), size)
