@@ -56,7 +56,7 @@ def parse(argv: list[str] | None = None) -> Config:
     merged = READER.merge(file_values, overrides)
     if "layers" in merged and merged.get("backbone", "resnet") != "resnet":
         notes.append(f"--layers {merged['layers']} is not used: --backbone {merged['backbone']} has a depth of its own")
-    # The command line may take the effect from a flag of the file, which alone is as it should be.
+    # If the command line disables a flag of the file, a note says so. A flag idle in the file alone is an error.
     typed = set(overrides) | (set() if saved else set(idle_flags(Config(**file_values), file_values)))
     notes += [
         f"--{item.replaces} is not used: --{item.name} {merged[item.name]} replaces it"

@@ -32,7 +32,7 @@ class Flag:
     renamed: Mapping[str, str] = field(default_factory=dict)  # other names: a line each on what they mean here
     synonyms: Mapping[str, str] = field(default_factory=dict)  # other values, in lower case: the value they mean
     replaces: str = ""  # a flag that this one overrides if both are set
-    needs: tuple[str, Callable[[Any], bool]] | None = None  # what it has no effect without: text, test of all flags
+    needs: tuple[str, Callable[[Any], bool]] | None = None  # (text, test) of what it needs to have an effect
     per_launch: bool = False  # belongs to one start of the program and is not saved with the run
     per_rank: bool = False  # may differ between ranks, such as a path or a device
     name: str = ""

@@ -60,15 +60,15 @@ class AugmentationFlags:
     )
     flip_horizontal: bool = _augment(True, "flip half of the samples left to right")
     flip_vertical: bool = _augment(
-        False, "flip half of the samples upside down (images without an up, as from the air)"
+        False, "flip half of the samples upside down (images without a top, such as aerial ones)"
     )
-    quarter_turns: bool = _augment(False, "turn by 0, 90, 180 or 270 degrees (images without an up)")
+    quarter_turns: bool = _augment(False, "turn by 0, 90, 180 or 270 degrees (images without a top)")
     blur: float = _augment(0.5, "share of the samples with a 5x5 Gaussian blur", ge=0, le=1)
     brightness: float = _augment(0.0, "multiply values by a random factor from 1 - N to 1 + N; try N = 0.4", ge=0, le=1)
-    contrast: float = _augment(0.0, "multiply differences from the mean colour by such a factor", ge=0, le=1)
-    saturation: float = _augment(0.0, "multiply differences from grey by such a factor (RGB images)", ge=0, le=1)
+    contrast: float = _augment(0.0, "scale differences from the mean colour by 1 - N to 1 + N", ge=0, le=1)
+    saturation: float = _augment(0.0, "scale differences from grey by 1 - N to 1 + N (RGB images)", ge=0, le=1)
     hue: float = _augment(
-        0.0, "turn hues by at most N of a full turn, both ways, such as 0.05 (RGB images)", ge=0, le=0.5
+        0.0, "shift hues by up to N of the colour circle, either way (RGB images); try 0.05", ge=0, le=0.5
     )
 
 
@@ -297,7 +297,7 @@ class Config(
     # Not flags:
     notes: list[str] = field(default_factory=list)  # lines to log once the run has started
     given: frozenset[str] | None = None  # names of the flags that are set; None: all of them
-    typed: frozenset[str] = frozenset()  # of them, those on the command line and in --config
+    typed: frozenset[str] = frozenset()  # of them, those whose lack of effect is an error
     config_file: Any = None  # the reader.ConfigFile of --config, or None
     task_flags: dict[str, Any] = field(default_factory=dict)  # for the program that does --task test or predict
     texts: dict[str, str] = field(default_factory=dict)  # {"classes", "label_map": the text of its file}, once read

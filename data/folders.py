@@ -11,7 +11,7 @@ from support.errors import UserError
 
 Files = dict[str, list[Path]]
 
-# Of pictures that are not read: their number is named.
+# Suffixes of unread image formats; messages count their files.
 UNREAD = (
     *(".jfif", ".jpe", ".jif", ".heic", ".heif", ".hif", ".avif", ".jxl", ".jp2", ".j2k", ".jpx", ".gif", ".ppm"),
     *(".pgm", ".pbm", ".pnm", ".tga", ".psd", ".ico", ".svg", ".exr", ".hdr", ".dng", ".cr2", ".cr3", ".nef", ".arw"),
@@ -80,5 +80,5 @@ def left_out(folder: Path) -> dict[str, str]:
     links: dict[str, str] = {}
     paths = [path for found in list_folder(folder, UNREAD, links).values() for path in found]
     kinds = [f"{number} {suffix}" for suffix, number in sorted(Counter(path.suffix.lower() for path in paths).items())]
-    lines = {link: f"a link to {target}, a folder around it, is not followed" for link, target in links.items()}
+    lines = {link: f"not followed: it links to its parent folder {target}" for link, target in links.items()}
     return lines | ({str(folder): f"left out, convert them to .jpg: {', '.join(kinds)}"} if kinds else {})

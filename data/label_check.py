@@ -80,10 +80,10 @@ def _judge(found: set[int], masks: list[list[int]], num_classes: int, command: s
         log.warning(f"{problem}: to count the classes, before you set it: {command}")
     elif len(found - {IGNORE}) < 2:
         problem = f"the training labels hold only class {highest}{' and 255 (ignored)' if IGNORE in found else ''}"
-        log.warning(f"{problem}: a model cannot tell it from anything: label another class; to count them: {command}")
+        log.warning(f"{problem}, so there is nothing to learn: label a second class; to count the classes: {command}")
     if found != {0, IGNORE} and (number := sum(objects_as_255(masks))):
-        problem = f"{number} of {len(masks)} training labels hold only 0 and 255 (ignored), the others do without 255"
-        log.warning(f"{problem}: if 255 is an object, its pixels are not learnt; check the labels: {command}")
+        problem = f"{number} of {len(masks)} training labels hold only 0 and 255 (ignored), the others have no 255"
+        log.warning(f"{problem}: if 255 marks an object, training ignores it; check the labels: {command}")
 
 
 def objects_as_255(masks: Sequence[Iterable[int]]) -> list[bool]:

@@ -13,7 +13,7 @@ from support.errors import UserError
 from support.labels import IGNORE
 
 NUM_VALUES = 2**16  # values that most label files have: 8 or 16 bits
-LIMIT = 2**31  # of the others
+LIMIT = 2**31  # label values are below this
 UNLISTED = 254  # in LabelMap.table: a value that the map does not list
 BINARY = "binary"  # the preset for one object, whose value is 1 in some masks and 255 in others
 
@@ -49,7 +49,7 @@ class LabelMap:
     def look_up(self, label: np.ndarray) -> np.ndarray:
         """Return the class of each pixel, (H, W) uint8; UNLISTED where the map has none. label: (H, W), integers.
 
-        BINARY does not say what 255 means in a label that holds 1, too: it is UNLISTED there.
+        With BINARY, 255 is ambiguous in a label that also holds 1, so it is UNLISTED there.
         """
         if label.dtype == np.uint8:
             found = cv2.LUT(label, self.table[:256])  # ten times as fast

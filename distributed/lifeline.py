@@ -159,7 +159,7 @@ class Lifeline:
         """Tell the others that this process is alive, and end it if one of them stands still."""
         while not self._left.wait(TICK_SECONDS):
             self._send(self.alive)
-            self.ticks += 1  # and not a clock: if all ranks are stopped, and go on later, nobody was silent
+            self.ticks += 1  # not a clock: if all ranks pause and continue, none counts as silent
             for peer, tick in list(self.heard.values()):
                 if (self.ticks - tick) * TICK_SECONDS > max(self.timeout, LEAVE_SECONDS):
                     cause = f"stands still since {self.place}: no sign of life for {self.timeout:g} s (--dist_timeout)"

@@ -22,7 +22,7 @@ SIOCGIFADDR = 0x8915  # linux/sockios.h: the address of an interface
 
 
 class Deadline:
-    """A limit on the seconds to wait for other processes. If `stop` is set, a check ends it. hint: ends the error."""
+    """A time limit for waiting for other processes; a set `stop` ends the wait. hint: appended to the error."""
 
     def __init__(self, seconds: float, stop: StopRequest, hint: str = ""):
         self.seconds, self.stop, self.hint = seconds, stop, hint

@@ -77,7 +77,7 @@ def remedy(error: Exception, variable: str) -> str:
     of_disk = isinstance(error, OSError) and (error.filename or error.errno in (errno.ENOSPC, errno.EDQUOT))
     if of_disk and not isinstance(error, URLError):
         return f"set the environment variable {variable} to a folder that can be written"
-    return "connect"
+    return "connect to the network"
 
 
 def load_start_weights(model: nn.Module, start: StartWeights, layers: int) -> str:

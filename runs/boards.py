@@ -89,7 +89,7 @@ class WandB:
 
 
 class Boards:
-    """The boards of a run behind the methods of one. One that fails is dropped.
+    """Write to all boards of a run, and drop a board that fails.
 
     wandb_id: of the W&B run to continue; "": a new one. purge_step: as in TensorBoard.
     """

@@ -1,4 +1,4 @@
-"""The rule for what accompanies training: it never ends a run."""
+"""Keep errors in logging, pictures and reports from ending a run."""
 
 import logging
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What a checkpoint's entries may be. Nobody checks them again later, and a file may come from a stranger."""
+"""Check all entries of a checkpoint once, on reading: a file may come from a stranger."""
 
 import contextlib
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from support.errors import UserError
 
 MOST = 2**20  # entries of a list
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int64)
-OTHERS = "other entries"  # a key of the kinds of a dict: what its entries without a kind of their own are
+OTHERS = "other entries"  # key in a dict of kinds: the kind of all entries that it does not list
 
 COUNT, FINITE, TEXT = Flag(0, "", ge=0, le=2**53, kind=int), Flag(0.0, "", kind=float), Flag("", "")
 POSITIVE, ABOVE_0 = Flag(1, "", ge=1, le=2**53, kind=int), Flag(1.0, "", gt=0, kind=float)

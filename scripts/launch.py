@@ -4,7 +4,7 @@ NUM_GPUS: number of processes; by default one for each GPU, or 2 without a GPU. 
 MASTER_PORT: the port of rank 0's machine; by default a free one if there is one machine, else 29500.
 CONFIG, TASK: train.py's --config and --task.
 The exit status is that of the process that failed first, and a user's error is the last line. After a signal, the
-processes have 30 s to save, and it is 75.
+processes have 30 s to save, and the status is 75.
 """
 
 import argparse
@@ -61,7 +61,7 @@ def main(module: str, *words: str) -> int:
     args = importlib.import_module(module).parse_args(["--nproc_per_node", num_gpus, *signals, *port, *words])
     if args.standalone and os.environ.get("NNODES", "1") != "1":
         raise UserError(f"NNODES is {os.environ['NNODES']}, but this script is for one machine: use run_ddp")
-    settle_place(args)
+    choose_port(args)
     try:
         importlib.import_module("torch.distributed.run").run(args)
     except ChildFailedError as error:
@@ -73,7 +73,7 @@ def main(module: str, *words: str) -> int:
         return failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
     except SignalException:
         return STOPPED
-    except dist.DistError as error:  # the port was taken after settle_place(), or a machine is missing
+    except dist.DistError as error:  # the port was taken after choose_port(), or a machine is missing
         where = f"no group at {args.master_addr}:{args.master_port} ({in_one_line(error)})"
         raise UserError(f"{where}: check MASTER_ADDR, MASTER_PORT and that all machines have started") from None
     return 0
@@ -86,8 +86,8 @@ def _flag_of(variable: str, words: tuple[str, ...]) -> list[str]:
     return [flag, value] if value and not is_given and any(Path(word).name == "train.py" for word in words) else []
 
 
-def settle_place(args: argparse.Namespace) -> None:
-    """Choose a free port if none is set. Raise UserError on what torch answers by waiting or with dozens of lines."""
+def choose_port(args: argparse.Namespace) -> None:
+    """Choose a free port if none is set. Raise UserError where torch would hang or print dozens of lines."""
     if args.rdzv_backend != "static" or args.rdzv_endpoint:
         return
     if args.nnodes.isdecimal() and args.node_rank >= int(args.nnodes):

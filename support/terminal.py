@@ -1,4 +1,4 @@
-"""The one door to the terminal: lines for stdout and stderr, with everything unprintable escaped."""
+"""Print lines to stdout and stderr, with unprintable characters escaped."""
 
 import contextlib
 import io

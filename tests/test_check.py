@@ -79,7 +79,7 @@ def test_report_names_the_fault_its_files_and_what_to_do(faulty, tmp_path, capsy
         "error   label-out-of-range (1): a label value is not a class number\n        to do: correct the labels",
         "masks/train/odd.png: 254 in ",
         "masks/train/colour.png: 3 colour(s): ",
-        "EXIF turns 2 image(s), but not their labels",  # rotated, upside_down
+        "EXIF rotates 2 image(s) but not their labels",  # rotated, upside_down
     ):
         assert line in text
     assert snapshot(faulty) == before

@@ -115,7 +115,7 @@ COCO = [
     (put(C, [24 * 32 - 1], *CUT, "counts"), "run lengths of 767 pixels", "skip"),
     (put(C, "12~~", *CUT, "counts"), "no character of COCO's compressed RLE", "skip"),
     (put(C, "1o", *CUT, "counts"), "is cut off", "skip"),
-    (put(C, 101, "images", 0, "id"), "id 101 is there twice in 'images'", "stop"),
+    (put(C, 101, "images", 0, "id"), "id 101 occurs twice in 'images'", "stop"),
     (put(C, "x", "images", 0), r"images\[0\]: 'id' is missing or invalid", "lost"),
     (put(C, [], "annotations"), "'annotations' is empty, so no object is labelled", "stop"),  # D11
     # Their sum is 768 in int64, by overflow.

@@ -40,7 +40,7 @@ def test_a_users_error_ends_the_scripts_with_our_line_and_status_2(python, tmp_p
     assert "missing: no such folder" in line
 
 
-RACE = "from scripts import launch; launch.settle_place = id; launch.program.run_and_exit(lambda: launch.main("
+RACE = "from scripts import launch; launch.choose_port = id; launch.program.run_and_exit(lambda: launch.main("
 RACE += "'torch.distributed.run', 'train.py'))"
 
 

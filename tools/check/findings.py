@@ -24,7 +24,7 @@ ERRORS = {
         "python -m tools.convert colours reads the colours; if the numbers are right, give them as a --label_map FILE",
     ),
     "mask-mode": ("a label does not have one 8-bit channel", "save class numbers as a grey or palette PNG"),
-    "mask-lossy": ("a label's codec, made for photos, changes values", "save it as PNG again: converting is too late"),
+    "mask-lossy": ("a label's codec, made for photos, changes values", "export it as PNG again, do not convert this"),
     "mask-frames": ("a label has several frames, of which one would be read", "save its class numbers as one image"),
     "label-out-of-range": (
         "a label value is not a class number",
@@ -37,17 +37,17 @@ ERRORS = {
     ),
     "label-binary-255": (
         "labels are only 0 and 255 (ignored): only class 0 is learnt from them",
-        "use --label_map binary, which reads 0/1, 0/255 and 1 bit alike; with more classes, export these again",
+        "use --label_map binary (reads 0/1, 0/255 and 1 bit); with more classes, export these masks again",
     ),
     "nothing-labelled": ("every label of a split is 255 (ignored) everywhere", "label some pixels"),
     "duplicate-across-splits": ("two splits share a picture", "keep it in one, or scores are those of training images"),
 }
 WARNINGS = {
-    "image-damaged": ("a JPEG has damaged data: colours may be wrong", "look at it: some webcams write whole ones so"),
+    "image-damaged": ("a JPEG has damaged data: colours may be wrong", "look at it: intact webcam images can show it"),
     "image-frames": ("an image has several frames, of which only the first is read", "save the others as files"),
-    "left-out": ("images of other formats, or links, are left out", "convert them; link to the images' own folder"),
+    "left-out": ("images in unread formats, or links to parent folders, are skipped", "convert them; remove the links"),
     "exif-turns-one": ("EXIF turns an image or its label, not both; both ways fit", "compare them; save both upright"),
-    "one-class": ("training labels hold a single class, which a model cannot tell from anything", "label another"),
+    "one-class": ("the training labels hold a single class, so there is nothing to learn", "label a second class"),
     "class-absent": ("a class is in no label", "check that classes count from 0 without gaps, and --numclasses"),
     "class-only-in-val": (
         "val has a class that no training label has",

@@ -67,7 +67,7 @@ class Summary:
         """Fill in all counts from the facts about each sample. splits: names of splits. names: of the classes."""
         labels = [(item.image.turn, label.turn) for item in facts for label in item.labels.values()]
         if turned := sum(image != 1 and label == 1 for image, label in labels):
-            self.notes.append(f"EXIF turns {turned} image(s), but not their labels, which must fit them as turned")
+            self.notes.append(f"EXIF rotates {turned} image(s) but not their labels, which must fit the rotated images")
         masks = [set(item.labels["mask"].values) for item in facts if "mask" in item.labels]
         if any(mask - {0, IGNORE} for mask in masks) and (few := masks.count({0, IGNORE})):
             self.notes.append(f"{few} of {len(masks)} masks hold only 0 and 255 (ignored): is 255 an object there?")

@@ -56,7 +56,7 @@ def convert(entry: Entry, job: Job) -> Result:
     except InputError as error:
         result.faults.append(str(error))
     except MemoryError:
-        result.faults.append(f"{entry.where}: takes more memory than there is: skipped; lower --workers")
+        result.faults.append(f"{entry.where}: ran out of memory: skipped; lower --workers")
     else:
         result.is_written = True
     return result

@@ -59,7 +59,7 @@ def read(source: Path, options: Options) -> Source:
         def entry(number: int) -> Entry:
             where = f"{path}: image {number}"
             if images[number] is None:
-                raise InputError(f"{path}: id {number} is there twice in 'images': skipped")
+                raise InputError(f"{path}: id {number} occurs twice in 'images': skipped")
             reference = value_of(images[number], "file_name", str, where)
             name = posixpath.join(folder, output_name(reference))
             size = size_of(images[number].get("height"), images[number].get("width"), where)

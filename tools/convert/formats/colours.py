@@ -74,7 +74,7 @@ def _readable(entries: list[Entry], doing: str) -> Iterator[np.ndarray]:
 
 
 def _mixed(entries: list[Entry], counts: Counter[int]) -> list[int]:
-    """Return the colours that smoothing left, if there are LEAST: rare ones that are mostly between two neighbours'.
+    """Return colours left by smoothing: at least LEAST rare ones, mostly between the colours of their neighbours.
 
     A thin class is rare, too, but no mixture of the colours on its two sides. counts: {packed colour: pixels}.
     """

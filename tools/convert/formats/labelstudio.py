@@ -88,7 +88,7 @@ def _shapes(task: dict, where: str, faults: list[str]) -> tuple[list[Shape], tup
     for region in regions:
         kind, here = str(region.get("type", "")).removesuffix("labels"), f"{where}: region {region.get('id')}"
         if kind in UNREAD or (kind in READ and region.get("image_rotation")):
-            raise InputError(f"{here}: a {kind}, or an image turned in Label Studio, which is not read: skipped")
+            raise InputError(f"{here}: a {kind}, or a region of a rotated image: not supported: skipped")
         if kind == "keypoint":
             faults.append(f"{here}: a key point has no area: left out")
         if kind not in READ:  # such as choices, which label the whole image
@@ -117,7 +117,7 @@ def _find_image(task: dict, where: str, finder: ImageFinder) -> Path:
     texts = [text for text in data.values() if isinstance(text, str) and text.lower().endswith(IMAGE_SUFFIXES)]
     chosen = data.get("image", texts[0] if len(texts) == 1 else None)
     if not isinstance(chosen, str):
-        raise InputError(f"{where}: its data name {len(texts)} images, but 1 is expected: skipped")
+        raise InputError(f"{where}: {len(texts)} images in its data, expected 1: skipped")
     path, _, query = chosen.partition("?")
     name = urllib.parse.unquote(urllib.parse.parse_qs(query).get("d", [path])[0]).rpartition("/")[2]
     try:
