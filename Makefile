@@ -37,7 +37,7 @@ lint: .venv/.installed-dev
 # OpenCV's desktop build needs system libraries that a server may lack; its headless build does not.
 .venv/.installed: requirements.txt | .venv/bin/python
 	@$(INSTALL) --quiet --no-index -r requirements.txt 2>/dev/null || $(INSTALL) -r requirements.txt
-	@$(BIN)/python -c 'import cv2' 2>/dev/null || $(INSTALL) --force-reinstall --no-deps 'opencv-python-headless>=4.8,<6'
+	@$(BIN)/python -c 'import cv2' 2>/dev/null || $(INSTALL) --force-reinstall --no-deps 'opencv-python-headless>=4.8.1.78,<6'
 	@touch $@
 
 .venv/.installed-dev: pyproject.toml .venv/.installed
