@@ -20,8 +20,12 @@ LISTS = ("ImageSets/SegmentationAug", "ImageSets/Segmentation")
 MASKS = ("SegmentationClassAug", "SegmentationClass")
 SCRIBBLES = "pascal_2012_scribble"
 PSEUDO = "bmp_pseudolabel"
-_PAIR = re.compile(r"^(.+\.(?:jpe?g|png|bmp|tiff?|webp))\s+\S+/\S+\.(?:png|bmp|tiff?|webp)$", re.IGNORECASE)
+_PAIR = re.compile(r"^(.+\.(?:jpe?g|png|bmp|tiff?|webp))\s+(\S+/\S+\.(?:png|bmp|tiff?|webp))$", re.IGNORECASE)
 ANY_SUFFIXES = tuple(dict.fromkeys((*LABEL_SUFFIXES, *IMAGE_SUFFIXES)))  # finds JPEG masks, to name them
+
+
+class ListError(UserError):
+    """A list contradicts the layout, which is not a missing split."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,8 @@ def find_split(
     if dataset == "Folder":
         place = find_plain(root, split, images=image_path, masks=maps.get("label", ""), list_path=list_path)
         listed = read_list(place.list_file) if place.list_file else None
+        if place.list_file:
+            _check_pairs(root, place.list_file, place.masks, endings)
         return Split({"image": place.images, "label": place.masks}, listed, place.list_file, endings)
     list_file = first_folder(root, list_path, *LISTS) / f"{split}.txt"
     if not list_file.exists():
@@ -75,6 +81,18 @@ def find_split(
     folders = {"image": first_folder(root, image_path, "JPEGImages")}
     folders |= {kind: first_folder(root, path, *defaults.get(kind, (kind,))) for kind, path in maps.items()}
     return Split(folders, read_list(list_file), list_file, endings)
+
+
+def _check_pairs(root: Path, list_file: Path, masks: Path, endings: dict[str, str]) -> None:
+    """Raise UserError if a list names a mask that exists, but not the one that would be read: of the image's name."""
+    for image, mask in (match.groups() for match in map(_PAIR.match, _lines(list_file)) if match):
+        own = posixpath.splitext(posixpath.basename(image))[0].removesuffix(endings["image"]) + endings["label"]
+        named = root / mask
+        if named.is_file() and (named.stem != own or not named.is_relative_to(masks)):
+            raise ListError(
+                f"{list_file}: names the mask {mask}, but {masks / own}.png would be read: move the mask there, or "
+                "choose its folder with --val_path and its name with --label_suffix"
+            )
 
 
 def first_folder(root: Path, chosen: str, *defaults: str) -> Path:
@@ -90,6 +108,14 @@ def read_list(path: Path) -> list[str]:
     Names may have folders, spaces and suffixes. A line may be "FOLDER/IMAGE FOLDER/MASK", as PaddleX writes it. Raises
     UserError if the file cannot be read or has no name.
     """
+    names = [unicodedata.normalize("NFC", posixpath.normpath(_PAIR.sub(r"\1", line))) for line in _lines(path)]
+    if not names:
+        raise UserError(f"{path}: the list is empty; expected one image name a line")
+    return names
+
+
+def _lines(path: Path) -> list[str]:
+    """Return the lines of a list with "/" in paths, without empty ones. Raises UserError if it cannot be read."""
     try:
         if path.exists() and not path.is_file():
             raise OSError(0, "not a regular file")
@@ -99,12 +125,7 @@ def read_list(path: Path) -> list[str]:
     except OSError as error:
         why = f"the list cannot be read ({error.strerror})"
         raise UserError(f"{path}: {why}; it must hold one image name a line") from None
-    lines = text.split("\n")
-    paths = [line.replace("\\", "/") for line in map(str.strip, lines) if line]
-    names = [unicodedata.normalize("NFC", posixpath.normpath(_PAIR.sub(r"\1", path))) for path in paths]
-    if not names:
-        raise UserError(f"{path}: the list is empty; expected one image name a line")
-    return names
+    return [line.replace("\\", "/") for line in map(str.strip, text.split("\n")) if line]
 
 
 def match_files(

@@ -174,3 +174,19 @@ def test_plain_folders_taken_for_another_layout_are_recognised(tmp_path):
         (tmp_path / folder / "train").mkdir(parents=True)
     with pytest.raises(UserError, match=r"train\.txt: no such list; for the flags .*tools.check"):
         find_split(tmp_path, "ScribbleOnly", "train", {"label": ""})
+
+
+@pytest.mark.parametrize("other", ["masks_fixed/a.png", "masks/a_v2.png"])
+def test_a_list_that_names_another_mask_is_refused(tmp_path, other):
+    """The mask of the image's own name would be read without a word."""
+    for file in ("images/a.jpg", "masks/a.png", other):
+        put(tmp_path / file)
+    for name, fits in (("masks/a.png", True), (other, False), ("masks/missing.png", True)):
+        (tmp_path / "train.txt").write_text(f"images/a.jpg {name}\n")
+        if fits:
+            assert find_split(tmp_path, "Folder", "train", {"label": ""}).listed == ["images/a.jpg"]
+        else:
+            with pytest.raises(
+                UserError, match=rf"train\.txt: names the mask {other}, but .*masks/a\.png would be read"
+            ):
+                find_split(tmp_path, "Folder", "train", {"label": ""})

@@ -74,7 +74,8 @@ def find_split(root: Path, dataset: str, paths: Paths, name: str) -> Split:
     chosen = {"label": paths.train_path if is_train else paths.val_path, "pseudo": paths.pseudo_path}
     maps = {map_name: chosen[map_name] for map_name in kinds}
     reads = dataset if is_train or dataset == "Folder" else "Dense"
-    split = layout.find_split(root, reads, name, maps, list_path=paths.list_path, image_path=paths.image_path)
+    names = ("list_path", "image_path", "image_suffix", "label_suffix")
+    split = layout.find_split(root, reads, name, maps, **{flag: getattr(paths, flag) for flag in names})
     folders = {"image": split.folders["image"], "mask": layout.first_folder(root, paths.val_path, *layout.MASKS)}
     folders |= {kind: split.folders[map_name] for map_name, kind in kinds.items()}
     return replace(split, folders=folders, endings=_endings(folders, paths))
@@ -143,6 +144,8 @@ def survey(
     for name in names:
         try:
             splits[name] = find_split(root, dataset, paths, name)
+        except layout.ListError:
+            raise
         except UserError as error:
             missing[name] = str(error)
     if dataset == "Folder" and not splits and not paths.list_path:
