@@ -84,11 +84,13 @@ def find_split(
 
 
 def _check_pairs(root: Path, list_file: Path, masks: Path, endings: dict[str, str]) -> None:
-    """Raise UserError if a list names a mask that exists, but not the one that would be read: of the image's name."""
+    """Raise UserError if a list names one mask, and another one has the image's name and would be read."""
     for image, mask in (match.groups() for match in map(_PAIR.match, _lines(list_file)) if match):
         own = posixpath.splitext(posixpath.basename(image))[0].removesuffix(endings["image"]) + endings["label"]
-        named = root / mask
-        if named.is_file() and (named.stem != own or not named.is_relative_to(masks)):
+        named, differs = root / mask, False
+        if named.stem != own or not named.is_relative_to(masks):
+            differs = named.is_file() and any((masks / f"{own}{suffix}").is_file() for suffix in LABEL_SUFFIXES)
+        if differs:
             raise ListError(
                 f"{list_file}: names the mask {mask}, but {masks / own}.png would be read: move the mask there, or "
                 "choose its folder with --val_path and its name with --label_suffix"
