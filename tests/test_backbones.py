@@ -162,7 +162,9 @@ def test_weights_that_do_not_fit_are_one_line(tmp_path, monkeypatch):
         raise OSError("no route to the host")
 
     monkeypatch.setattr("models.timm_weights.create", no_network)
-    with pytest.raises(UserError, match=r"no route to the host\): connect to the network, give a FILE, or use --pretrained none"):
+    with pytest.raises(
+        UserError, match=r"no route to the host\): connect to the network, give a FILE, or use --pretrained none"
+    ):
         read_timm_weights(body, "imagenet", checkpoint.read)
 
 

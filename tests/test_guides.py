@@ -47,7 +47,9 @@ def test_word_of_the_guides(form, words, result, tmp_path):
 
 def test_words_without_a_flag_of_their_own_name():
     words = "--valid-num-workers=4 --report-training-batch-acc --pin_memory true --prefetch_factor 3"
-    cfg = config.parse(["--dataset_path", "x", *words.split(), "--find_unused_parameters", "False"])
+    cfg = config.parse(
+        ["--dataset_path", "x", *words.split(), "--find_unused_parameters", "False", "--set_to_none=True"]
+    )
     assert (cfg.val_workers, cfg.report_training_batch_acc, cfg.pin_memory, cfg.prefetch_factor) == (4, True, True, 3)
     with pytest.raises(UserError, match="unknown flag --find_unused_parameters: always false: each trained parameter"):
         config.parse(["--dataset_path", "x", "--find_unused_parameters", "true"])
