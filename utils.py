@@ -75,7 +75,7 @@ def task_words(cfg: Config) -> list[str]:
     if cfg.task == "predict" and "output" not in flags:
         flags |= {"output": str(Path(flags["checkpoint"]).parent / "predictions"), "overlay": True}
     log.info(f"--task {cfg.task}: {'evaluate.py' if cfg.task == 'test' else 'predict.py'} with {flags['checkpoint']}")
-    return config.task_words(cfg, flags)
+    return config.program_words(cfg, flags)
 
 
 def share_batch(cfg: Config, group: Group) -> Config:

@@ -7,12 +7,13 @@ import dataclasses
 import sys
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from config.checks import check, idle_flags
 from config.programs import READER, TASKS
-from config.reader import ConfigFile
+from config.reader import ConfigFile, FlagReader
 from config.shared import DataFlags
 from config.training import Config
 from support.errors import UserError
@@ -30,29 +31,23 @@ def parse(argv: list[str] | None = None) -> Config:
     task_flags. Raises UserError on unknown flags and invalid values.
     """
     words = sys.argv[1:] if argv is None else list(argv)
-    task = _value(words, "task") or "train"
-    if not _value(words, "task") and (path := _value(words, "config")):
-        task = READER.yaml_file(ConfigFile(Path(path), _value(words, "stage")), []).get("task", "train")
+    file_notes: list[str] = []
+    file = _file_of(words)
+    file_values = READER.yaml_file(file, file_notes) if file else {}
+    task = _value(words, "task") or file_values.get("task", "train")
     reader, program = TASKS.get(task, TASKS["train"])
     overrides, config_file, notes = reader.command_line(words)
-    file, saved = config_file, None
+    notes += file_notes
+    saved = None
     if file is None and "dataset_path" not in overrides:
         file, saved = _default_file(task, overrides, notes)
-    file_values = READER.yaml_file(file, notes, of_run=saved is not None) if file else {}
+        file_values = READER.yaml_file(file, notes, of_run=saved is not None)
     if file:
         name, stage = file_values.get("name") or file.path.stem, file.stage
         file_values["name"] = f"{name}-{stage}" if stage else name  # each stage is a run of its own
-    task_flags = {}
+    task_flags: dict[str, Any] = {}
     if task != "train":
-        for name, here in (("batchsize", "val_batchsize"), ("val_workers", "workers")):  # as in the program itself
-            if name in overrides:
-                overrides.setdefault(here, overrides.pop(name))
-        task_flags = {name: value for name, value in overrides.items() if name in program.flags}
-        used = {*program.flags, "task", "name", "logdir", *(item.name for item in dataclasses.fields(DataFlags))}
-        unused = [f"--{name}" for name in overrides if name not in used]
-        notes = [note for note in notes if not note.startswith("--batch_size")]
-        notes += [f"--task {task} does not use {', '.join(unused)}"] if unused else []
-        overrides = {name: value for name, value in overrides.items() if name in FLAGS}
+        overrides, task_flags, notes = _for_task(task, program, overrides, notes)
     merged = READER.merge(file_values, overrides)
     if "layers" in merged and merged.get("backbone", "resnet") != "resnet":
         notes.append(f"--layers {merged['layers']} is not used: --backbone {merged['backbone']} has a depth of its own")
@@ -73,6 +68,25 @@ def parse(argv: list[str] | None = None) -> Config:
         idle = idle_flags(cfg, set(file_values) - typed)
         notes += [f"{name} of {file.path} has no effect without {needed}" for name, needed in idle.items()]
     return cfg
+
+
+def _for_task(task: str, program: FlagReader, values: dict, notes: list[str]) -> tuple[dict, dict, list[str]]:
+    """Divide the {flag: value} of a command line: return those of train.py, those of the task's program, and notes."""
+    # A flag that the program knows by another name, such as --batchsize, has the program's meaning.
+    for name in [name for name in values if name in program.aliases]:
+        values.setdefault(program.aliases[name], values.pop(name))
+    used = {*program.flags, "task", "name", "logdir", *(item.name for item in dataclasses.fields(DataFlags))}
+    unused = [f"--{name}" for name in values if name not in used]
+    notes = [note for note in notes if not note.startswith("--batch_size")]
+    notes += [f"--task {task} does not use {', '.join(unused)}"] if unused else []
+    of_program = {name: value for name, value in values.items() if name in program.flags}
+    return {name: value for name, value in values.items() if name in FLAGS}, of_program, notes
+
+
+def _file_of(words: list[str]) -> ConfigFile | None:
+    """Return the file of --config among the words of a command line; None without one, or if only help is asked for."""
+    path = "" if {"-h", "--help"} & set(words) else _value(words, "config")
+    return ConfigFile(Path(path), _value(words, "stage")) if path else None
 
 
 def _value(words: list[str], name: str) -> str:
@@ -100,7 +114,7 @@ def _default_file(task: str, overrides: dict, notes: list[str]) -> tuple[ConfigF
     return ConfigFile(DEMO_CONFIG, ""), None
 
 
-def task_words(cfg: Config, flags: dict) -> list[str]:
+def program_words(cfg: Config, flags: dict) -> list[str]:
     """Return the command line for the program of --task test or predict: its flags, and the file of --config."""
     words = ["--config", str(cfg.config_file.path)] if cfg.config_file else []
     words += ["--stage", cfg.config_file.stage] if cfg.config_file and cfg.config_file.stage else []

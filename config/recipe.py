@@ -15,6 +15,8 @@ RECIPE_FLAGS = frozenset({
     "layers", "long_side", "crop_size", "batchsize", "accum_steps", "max_steps", "repeat", "val_step_frequency",
     "optimizer", "lr", "lr_scaling", "wdecay", "background", "l_crf",
 })  # fmt: skip
+# With one of them an epoch is a pass over the list.
+COUNT_EPOCHS = {"epochs", "warmup_epochs", "val_epoch_frequency", "val_start_epoch", "save_epoch_frequency"}
 FEW_STEPS = 150  # a run of fewer steps says little about what the model can learn
 ENOUGH_STEPS = 2 * FEW_STEPS  # however large the global batch is
 NUM_VALIDATIONS = 20
@@ -85,11 +87,8 @@ class Recipe:
         self._choose_batch()
         if self._may_choose_steps:
             self._choose_steps()
-        elif (
-            not {"epochs", "warmup_epochs", "val_epoch_frequency", "val_start_epoch", "save_epoch_frequency"}
-            & self.given
-        ):
-            self._choose_repeat(self._batch * self.flags["max_steps"] / NUM_VALIDATIONS * 2)
+        elif not COUNT_EPOCHS & self.given:
+            self._choose_repeat(self._batch * self.flags["max_steps"] / 10)
         self._choose_optimizer()
         if facts.dataset in ("ScribbleOnly", "ScribblePseudo"):
             self._choose("l_crf", CRF_WEIGHT, "strokes do not show where objects end")

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from support.errors import UserError
+from support.errors import InputError, UserError
+from support.files import read_text
 
 PRESETS = Path(__file__).parent.parent / "configs"
 FOLDERS = {"classes": "classes", "label_map": "label_maps"}  # of each flag's presets, NAME.txt, in configs/
@@ -70,11 +71,9 @@ def read_preset(flag: str, chosen: str) -> str:
     presets = {path.stem: path for path in sorted((PRESETS / FOLDERS[flag]).glob("*.txt"))}
     path = presets.get(chosen, Path(chosen))
     try:
-        if path.stat().st_size > MAX_TEXT or not path.is_file():
-            raise UserError(f"--{flag} {chosen}: not a text file of at most {MAX_TEXT} bytes: give another FILE")
-        return path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", "not UTF-8 text")
+        return read_text(path, MAX_TEXT)
+    except InputError as error:
+        reason = str(error).removeprefix(f"{path}: ")
         raise UserError(f"--{flag} {chosen}: {reason}; give a FILE, or one of {', '.join(presets)}") from None
 
 

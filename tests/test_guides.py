@@ -113,7 +113,7 @@ def test_task_hands_over_what_its_program_reads(tmp_path):
     cfg = config.parse(words.split())
     assert cfg.notes == ["--task test does not use --lr"]
     expected = ["--config", "configs/demo.yaml", "--scales", "0.5", "1.0", "--no_flip", "--val_batchsize", "3"]
-    assert config.task_words(cfg, cfg.task_flags) == expected
+    assert config.program_words(cfg, cfg.task_flags) == expected
     assert EVALUATE.command_line(expected)[0] == {"scales": (0.5, 1.0), "flip": False, "val_batchsize": 3}
     (tmp_path / "a.yaml").write_text("task: predict\ndataset_path: x\n")
     cfg = config.parse([f"--config={tmp_path / 'a.yaml'}", "--probs"])  # the file's task decides what is a flag
