@@ -46,15 +46,23 @@ def work_on(function: Callable[[Item], Result], items: list[Item], workers: int,
             with starting():
                 pool = ProcessPoolExecutor(workers, initializer=_start_worker)
                 at_end.callback(pool.shutdown, cancel_futures=True)
-                found = pool.map(function, items, chunksize=size)
-            for result in found:
-                results.append(result)
-                bar.update()
+                chunks = [items[first : first + size] for first in range(0, len(items), size)]
+                # pool.map() would cancel its futures in this thread after a signal. If the signal has ended a process,
+                # too, the pool's own thread fails on a cancelled future, before Python 3.12, and prints a traceback.
+                found = [pool.submit(_work_on_chunk, function, chunk) for chunk in chunks]
+            for future in found:
+                for result in future.result():
+                    results.append(result)
+                    bar.update()
         except BrokenProcessPool:
             raise UserError(
                 f"a process of --workers {workers} was killed, out of memory? Lower --workers, or use --workers 0"
             ) from None
     return results
+
+
+def _work_on_chunk(function: Callable[[Item], Result], chunk: list[Item]) -> list[Result]:
+    return [function(item) for item in chunk]
 
 
 @contextlib.contextmanager
