@@ -69,8 +69,8 @@ def evaluate(flags: EvaluateFlags, overrides: dict, group: Group) -> None:
         write_atomic(Path(flags.json), json.dumps(about | as_dict(result), indent=1), parents=True)
         log.info(f"scores: {flags.json}")
     if group.is_main and flags.report:
-        step, path = model.content.get("step", "unknown"), Path(flags.report) / "index.html"
-        write_atomic(path, page(model.path, step, cfg, dataset, split, how, result, predictions), parents=True)
+        path, steps = Path(flags.report) / "index.html", "unknown" if model.file.step is None else model.file.step
+        write_atomic(path, page(model.path, steps, cfg, dataset, split, how, result, predictions), parents=True)
         log.info(f"report: {path}")
 
 

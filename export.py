@@ -109,7 +109,7 @@ def describe(trained: TrainedModel, flags: ExportFlags, outputs: list[str], min_
         "num_classes": cfg.numclasses,
         "checkpoint": str(trained.path),
         "weights": trained.resolve_weights(flags.weights),
-        "step": trained.content.get("step"),
+        "step": trained.file.step,
         "model_type": cfg.model_type,
         "layers": cfg.layers,
         LONG_SIDE: cfg.long_side,

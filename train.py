@@ -9,7 +9,7 @@ torchrun --nnodes 2 --nproc_per_node 8 --rdzv_backend c10d --rdzv_endpoint HOST:
 import logging
 import sys
 from dataclasses import dataclass
-from itertools import islice, takewhile
+from itertools import islice
 from pathlib import Path
 
 if not __package__:  # started as a file: PYTHONSAFEPATH keeps its folder out of sys.path
@@ -25,9 +25,9 @@ import torch
 
 import utils
 from builders.augmentation import draw_samples
+from builders.settle import settle
 from config import Config
-from config.flags import per_rank
-from data.classes import Classes, read_classes
+from data.classes import Classes
 from data.label_check import check_sample
 from data.loader import EvalLoader, TrainLoader, batched
 from distributed import checks
@@ -41,7 +41,8 @@ from losses.pixel_accuracy import count_hits
 from models.foreground import foreground_of
 from optimization.amp import autocast
 from runs import messages
-from runs.messages import data_check_command, epoch_title, loader_advice, log_data, log_launch, log_model, score_text
+from runs.log import start_logging
+from runs.plan import Plan
 from runs.run import Run
 from runs.schedule import Schedule
 from runs.state import TrainState
@@ -64,8 +65,13 @@ def main(argv: list[str] | None = None) -> int:
     cfg = config.parse(argv)
     if cfg.task != "train":
         return run_task(cfg)
-    with utils.join_group(cfg) as group, Run(cfg, group) as run, program.advice(str(group.device), MORE_MEMORY):
-        return train(cfg, group, run)
+    with utils.join_group(cfg) as group:
+        start_logging(cfg.log_level, is_main=group.is_main)
+        with Run(group) as run, program.advice(str(group.device), MORE_MEMORY):
+            plan = settle(cfg, group)
+            trainer = build(plan, group, run)
+            del plan  # its weights are as large as the model and its momentum
+            return trainer.fit()
 
 
 def run_task(cfg: Config) -> int:
@@ -76,54 +82,36 @@ def run_task(cfg: Config) -> int:
     return {"test": evaluate, "predict": predict}[cfg.task].main(utils.task_words(cfg))
 
 
-def train(cfg: Config, group: Group, run: Run) -> int:
-    log_launch(cfg, group)
-    checks.check_flags(group, vars(cfg), per_rank(cfg))
+def build(plan: Plan, group: Group, run: Run) -> "Trainer":
+    """Build what trains from the plan, and open the run's folder. Collective.
+
+    Raises UserError if labels are invalid, if start weights or the checkpoint do not fit the model, or if ranks differ.
+    """
+    cfg, classes = plan.cfg, plan.classes
     utils.set_deterministic(cfg.deterministic)
-    utils.prepare_demo_data(cfg, group)
-    saved = run.find_checkpoint()  # the content to resume from, or None
-    cfg = utils.read_texts(cfg, saved)
-    cfg = utils.share_batch(utils.get_recipe(cfg, group, saved), group)
-    config.check(cfg, is_final=True)
     train_loader, val_loader = utils.get_loader(cfg, "train", group), utils.get_loader(cfg, "val", group)
     train_set, val_set, sampler = train_loader.dataset, val_loader.dataset, train_loader.sampler
     checks.check_setup(group, {"training list": train_set, "validation list": val_set})
-    command = data_check_command(cfg)
+    messages.log_data(cfg, train_set, val_loader, is_main=group.is_main)
+    # Wrong labels are found now, not in mid-epoch.
+    command = messages.data_check_command(cfg)
     check_sample(train_set.files, val_set.files, cfg.numclasses, command, group.map, train_set.label_map)
-    classes = read_classes(cfg.classes, cfg.numclasses, cfg.texts["classes"])
-    log_data(cfg, train_set, val_loader, is_main=group.is_main)
 
-    cfg, start = utils.get_start(cfg, group, saved)
-    raw_model, model = utils.get_model(cfg, group, start)
-    del start  # free it: it is as large as the model
+    raw_model, model = utils.get_model(cfg, group, plan.start_weights)
     class_weights = utils.get_class_weights(cfg, group, train_set)
     criterion = utils.get_criterion(cfg, group, raw_model, class_weights)
-    schedule = Schedule(cfg, sampler, saved)
-    optimizer = utils.get_optimizer(cfg, raw_model, group, schedule.peak)
-    state = utils.get_state(cfg, group, raw_model, model, optimizer, saved, schedule.origin, train_set)
-    log_model(cfg, raw_model)
-    schedule.log()
-    run.open(cfg, state, saved, lambda: draw_samples(cfg, train_loader, classes))
-    del saved  # free it: it is as large as the model and its momentum
-    run.metrics.pace.steps_left = schedule.total_steps - schedule.position(state)
-    log.info(f"writing to {run.folder}" + ("; there is nothing left to do" if schedule.is_over(state) else ""))
-    # Within an epoch, each rank has its own batch-norm statistics.
-    checks.check_weights(group, raw_model, buffers_averaged=state.samples == 0)
+    schedule = Schedule(cfg, sampler, plan.resumed)
+    optimizer = utils.get_optimizer(cfg, raw_model, group, schedule.peak_lr)
+    state = utils.get_state(cfg, group, raw_model, model, optimizer, schedule, train_set, plan.resumed)
 
-    trainer = Trainer(cfg, group, run, state, criterion, schedule, train_loader, val_loader, classes)
-    try:
-        while not schedule.is_over(state):
-            trainer.train_one_epoch()
-            trainer.finish_epoch()
-    except Stopped as stop:  # raised on all ranks at the same step
-        run.save(state)
-        run.writer.wait()
-        messages.log_report(run.folder)
-        log.info(f"stopped by {stop} after step {state.step}, in epoch {state.epoch + 1}; {run.resume_hint()}")
-        return STOPPED
-    run.writer.wait()
-    messages.log_end(cfg, run.folder, state, val_set, classes, run.extras)
-    return 0
+    run.open(plan, state, steps_left=schedule.total_steps - schedule.position(state))
+    run.show_samples(lambda: draw_samples(cfg, train_loader, classes))
+    messages.log_model(cfg, raw_model)
+    schedule.log()
+    log.info(f"writing to {run.folder}" + ("; there is nothing left to do" if schedule.is_over(state) else ""))
+    # A run that resumes in mid-epoch has statistics of batch norm of its own on each rank.
+    checks.check_weights(group, raw_model, buffers_averaged=state.samples == 0)
+    return Trainer(cfg, group, run, state, criterion, schedule, train_loader, val_loader, classes)
 
 
 @dataclass
@@ -140,30 +128,48 @@ class Trainer:
     val_loader: EvalLoader
     classes: Classes
 
+    def fit(self) -> int:
+        """Train to the end of the run. Return the exit status: 0, or STOPPED after a signal to any rank."""
+        run, state, schedule = self.run, self.state, self.schedule
+        try:
+            while not schedule.is_over(state):
+                self.train_one_epoch()
+                self.finish_epoch()
+        except Stopped as stop:  # raised on all ranks at the same step
+            run.save(state)
+            run.writer.wait()
+            messages.log_report(run.folder)
+            log.info(f"stopped by {stop} after step {state.step}, in epoch {state.epoch + 1}; {run.resume_hint()}")
+            return STOPPED
+        run.writer.wait()
+        messages.log_end(self.cfg, run.folder, state, self.val_loader.dataset, self.classes, run.extras)
+        return 0
+
     def train_one_epoch(self) -> None:
         """Train to the end of the epoch, of --max_steps or of --patience. Each step is one global batch.
 
         Validates and saves checkpoints between steps if due. Raises Stopped on all ranks if any rank got a signal.
         """
         cfg, run, state, schedule = self.cfg, self.run, self.state, self.schedule
-        self.train_loader.sampler.set_position(state.epoch, state.samples)
-        num_steps, title = schedule.steps_left(state), epoch_title(cfg, state)
-        steps = takewhile(lambda _: not state.stops_early(cfg.patience), batched(self.train_loader, cfg.accum_steps))
+        self.train_loader.sampler.set_position(state.epoch, state.samples)  # a resumed run goes on in mid-epoch
+        num_steps, title = schedule.steps_left(state), messages.epoch_title(cfg, state)
+        steps = islice(batched(self.train_loader, cfg.accum_steps), num_steps)
         self.start_training()
-        for micro_batches in run.metrics.steps(islice(steps, num_steps), total=num_steps, title=title):
+        for micro_batches in run.metrics.steps(steps, total=num_steps, title=title):
             # Validate after the previous step only now: a run stopped during this validation repeats it when resumed.
             if schedule.validates_step(state):
                 self.average_batch_norm()
                 result, is_best = self.validate()
-                log.info(f"{title}, step {state.step}: {score_text(result, is_best, state)}")
+                log.info(f"{title}, step {state.step}: {messages.score_text(result, is_best, state)}")
                 if is_best:
                     run.save(state, "best.pt")
                 if state.stops_early(cfg.patience):
-                    continue  # to the end of `steps`
+                    break
                 self.start_training()
             self.train_step(micro_batches)
             if schedule.saves_step(state):
                 run.save(state, f"step_{state.step:08d}.pt")
+        run.metrics.end_epoch()
 
     def start_training(self) -> None:
         """Put the model into training mode, and let cuDNN measure its algorithms: all crops have one size."""
@@ -220,16 +226,16 @@ class Trainer:
         self.average_batch_norm()
         if group.world_size > 1:
             log.debug(f"epoch {state.epoch + 1}: weights are equal on all {group.world_size} ranks")
-        names, line = [], f"{epoch_title(self.cfg, state)}: {run.metrics.loss_text()}"
+        names, line = [], f"{messages.epoch_title(self.cfg, state)}: {run.metrics.loss_text()}"
         if self.schedule.validates_epoch(state):
             result, is_best = self.validate()
-            line += f", {score_text(result, is_best, state)}"
+            line += f", {messages.score_text(result, is_best, state)}"
             names += ["best.pt"] if is_best else []
         if sampler.is_through(state.samples):  # and not at --max_steps
             state.epoch, state.samples = state.epoch + 1, 0
             if self.schedule.saves_epoch(state):
                 names.append(f"epoch_{state.epoch:04d}.pt")
-        rate = run.metrics.pace.rate_text(sampler.global_batch, loader_advice(self.train_loader))
+        rate = run.metrics.pace.rate_text(sampler.global_batch, messages.loader_advice(self.train_loader))
         log.info(f"{line}, {run.metrics.pace.time_text()}{rate}")
         run.save(state, *names)
 

@@ -15,7 +15,7 @@ import torch
 
 import config
 import models
-from builders.model import resolve_amp
+from builders.settle import resolve_amp
 from config import Config
 from config.checks import check_effects
 from config.flags import per_rank
@@ -27,7 +27,7 @@ from distributed import checks
 from distributed.device import find_device
 from distributed.group import Group, Stopped
 from evaluation.predictor import Predictor
-from models.pretrained import STRIDE_IS_SET, load_weights, needs_stride_in_1x1, released_type, weights_in
+from models.pretrained import STRIDE_IS_SET, load_weights, needs_stride_in_1x1, released_type
 from optimization.amp import resolve
 from prediction.loaded import LoadedModel
 from runs import checkpoint
@@ -88,7 +88,7 @@ def inference_settings(flags: InferenceFlags) -> dict:
 
 
 class TrainedModel:
-    """A checkpoint file: `cfg`, the training flags saved in the file, and `content`, its dict with the weights.
+    """A checkpoint file: `cfg`, the training flags saved in the file, and `file`, its step and weights.
 
     overrides: {training flag: value} that replace the saved ones. Weights released by CDSP turn stride_in_1x1 on.
     Raises UserError if the file cannot be used.
@@ -99,10 +99,8 @@ class TrainedModel:
             raise UserError("--checkpoint is not set: name the FILE of a run, such as log/NAME/best.pt")
         overrides = overrides or {}
         self.path = Path(path)
-        self.content = checkpoint.read_model(self.path)
-        for training_only in ("optimizer", "ranks"):
-            self.content.pop(training_only, None)
-        saved = self.content.get("config")
+        self.file = checkpoint.read_model(self.path)
+        saved = self.file.config
         if saved is None:
             if "numclasses" not in overrides:
                 raise UserError(
@@ -113,13 +111,12 @@ class TrainedModel:
         if overrides.get("dataset", saved.get("dataset")) != saved.get("dataset"):
             # They fit the saved layout only.
             saved = {name: value for name, value in saved.items() if name not in LAYOUT}
-        texts = self.content.get("texts", {})
-        texts = {name: text for name, text in texts.items() if name in saved and name not in overrides}
+        texts = {name: text for name, text in self.file.texts.items() if name in saved and name not in overrides}
         self.cfg = Config(**saved | overrides, texts=texts)
         check_effects(self.cfg, SAVED_FLAGS & set(overrides))
         if "classes" in saved and not {"classes"} & {*texts, *overrides}:
             self._find_names()
-        needed = needs_stride_in_1x1(weights_in(self.content), f"--checkpoint {path}", self.cfg.model_type)
+        needed = needs_stride_in_1x1(self.file.best_weights, f"--checkpoint {path}", self.cfg.model_type)
         if needed and not self.cfg.stride_in_1x1:
             log.info(STRIDE_IS_SET.format(path=f"--checkpoint {path}"))
             self.cfg = dataclasses.replace(self.cfg, stride_in_1x1=True)
@@ -142,7 +139,7 @@ class TrainedModel:
 
         Raises UserError on ema if the file has no EMA weights.
         """
-        has_average = self.content.get("ema") is not None
+        has_average = self.file.averaged is not None
         if weights == "ema" and not has_average:
             raise UserError(
                 f"--weights ema: {self.path} has no average of weights; train with --ema, or use --weights raw"
@@ -156,7 +153,7 @@ class TrainedModel:
         """
         cfg = self.cfg
         model = models.build(cfg.model_type, **cfg.architecture)
-        state_dict = weights_in(self.content, averaged=self.resolve_weights(weights) == "ema")
+        state_dict = self.file.best_weights if self.resolve_weights(weights) == "ema" else self.file.weights
         _, missing, _ = load_weights(model, state_dict)
         missing = [name for name in missing if not name.startswith("lorm.")]  # used in training only
         if missing:

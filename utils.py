@@ -1,7 +1,6 @@
 """What every program builds from its flags: get_loader, get_model and their like, and how a run starts."""
 
 import contextlib
-import dataclasses
 import logging
 import os
 from pathlib import Path
@@ -9,9 +8,10 @@ from pathlib import Path
 import torch
 
 import config
-from builders.from_data import get_class_weights, get_recipe, read_texts
+from builders.class_weights import get_class_weights
 from builders.loaders import find_masks, get_eval_loader, get_loader, make_loader
-from builders.model import get_model, get_start
+from builders.model import get_model
+from builders.settle import DEMO_ROOT, prepare_demo_data, share_batch
 from builders.training import get_criterion, get_optimizer, get_state
 from config import Config
 from config.shared import LaunchFlags
@@ -21,10 +21,7 @@ from distributed.group import Group
 from distributed.join import process_group
 from runs import folder
 from runs.log import start_logging
-from support.errors import UserError
 from support.launchers import rank_of
-
-DEMO_ROOT = Path("dataset/demo")
 
 log = logging.getLogger("segtrain")
 
@@ -36,14 +33,6 @@ def set_deterministic(deterministic: bool) -> None:
     torch.use_deterministic_algorithms(deterministic)
     torch.backends.cudnn.deterministic = deterministic
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # takes time
-
-
-def prepare_demo_data(cfg: Config, group: Group) -> None:
-    """Draw the demo data set if --dataset_path names it. One process per machine draws, the others wait."""
-    if Path(cfg.dataset_path) == DEMO_ROOT:
-        if group.local_rank == 0:
-            demo.draw_dataset(DEMO_ROOT)
-        group.barrier()
 
 
 def join_group(cfg: LaunchFlags) -> contextlib.AbstractContextManager[Group]:
@@ -76,20 +65,3 @@ def task_words(cfg: Config) -> list[str]:
         flags |= {"output": str(Path(flags["checkpoint"]).parent / "predictions"), "overlay": True}
     log.info(f"--task {cfg.task}: {'evaluate.py' if cfg.task == 'test' else 'predict.py'} with {flags['checkpoint']}")
     return config.program_words(cfg, flags)
-
-
-def share_batch(cfg: Config, group: Group) -> Config:
-    """Return the flags with --batchsize set to each process's share of --total_batchsize, if that is set.
-
-    Raises UserError if processes x --accum_steps does not divide --total_batchsize.
-    """
-    if not cfg.total_batchsize:
-        return cfg
-    parts = cfg.accum_steps * group.world_size
-    if cfg.total_batchsize % parts:
-        multiple = max(1, cfg.total_batchsize // parts) * parts
-        raise UserError(
-            f"--total_batchsize {cfg.total_batchsize} is not divisible by {group.world_size} process(es) x "
-            f"--accum_steps {cfg.accum_steps}: use {multiple} or another multiple of {parts}"
-        )
-    return dataclasses.replace(cfg, batchsize=cfg.total_batchsize // parts)

@@ -70,8 +70,8 @@ def make_trainer(cfg: Config, group: Group) -> train.Trainer:
     criterion = utils.get_criterion(cfg, group, raw_model, weights)
     optimizer = utils.get_optimizer(cfg, raw_model, group, cfg.lr)
     train_set = mock.MagicMock(listing=[], __len__=lambda self: cfg.batchsize)
-    state = utils.get_state(cfg, group, raw_model, model, optimizer, None, {}, train_set)  # type: ignore[arg-type]
-    run = SimpleNamespace(metrics=Metrics(group, cfg.log_interval), writer=SimpleNamespace(check=lambda: None))
+    state = utils.get_state(cfg, group, raw_model, model, optimizer, mock.MagicMock(origin={}), train_set)  # type: ignore[arg-type]
+    run = SimpleNamespace(metrics=Metrics(group), writer=SimpleNamespace(check=lambda: None))
     run.metrics._bar = mock.MagicMock()
     sampler = SimpleNamespace(global_batch=cfg.batchsize * cfg.accum_steps * group.world_size)
     schedule = SimpleNamespace(lr=lambda state: cfg.lr, position=lambda state: 1.0, total_steps=1, sampler=sampler)

@@ -17,6 +17,8 @@ from losses.criterion import Criterion
 from optimization.amp import LossScaler
 from optimization.average import WeightAverage
 from optimization.optimizers import make_optimizer, parameter_groups
+from runs.schedule import Schedule
+from runs.schema import Checkpoint
 from runs.state import TrainState
 from support.errors import UserError
 
@@ -68,29 +70,29 @@ def get_state(
     raw_model: nn.Module,
     model: nn.Module,
     optimizer: Optimizer,
-    saved: dict | None,
-    origin: dict[str, float],
+    schedule: Schedule,
     train_set: SegmentationDataset,
+    resumed: Checkpoint | None = None,
 ) -> TrainState:
-    """Return the TrainState of a new run, or of the checkpoint content `saved`. origin: Schedule.origin.
+    """Return the TrainState of a new run, or of the Checkpoint that the run goes on from.
 
-    Raises UserError if the content does not fit the model, or if --seed or the list has changed in mid-epoch.
+    Raises UserError if the checkpoint does not fit the model, or if --seed or the list has changed in mid-epoch.
     """
     scaler = LossScaler(group.device, enabled=cfg.amp == "fp16")
     ema = WeightAverage(raw_model, cfg.ema) if cfg.ema else None
-    state = TrainState(raw_model, model, optimizer, scaler, ema, origin=origin)
+    state = TrainState(raw_model, model, optimizer, scaler, ema, origin=schedule.origin)
     state.listing, state.clip_grad = digest(train_set.listing), cfg.clip_grad
-    if saved is None:
+    if resumed is None:
         return state
-    changed = ["training list"] if saved["listing"] != state.listing else []
-    changed += [f"--{name}" for name in ("seed", "repeat") if saved["config"][name] != getattr(cfg, name)]
-    if saved["samples"] and changed and not cfg.reset_data_offset:
+    changed = ["training list"] if resumed.listing != state.listing else []
+    changed += [f"--{name}" for name in ("seed", "repeat") if resumed.config[name] != getattr(cfg, name)]
+    if resumed.samples and changed and not cfg.reset_data_offset:
         raise UserError(
             f"--resume {cfg.resume}: the {changed[0]} has changed in the middle of an epoch: restore it, resume a "
             "checkpoint from between two epochs, or start a new run from these weights with --reset_data_offset"
         )
-    if saved["samples"] > len(train_set) * cfg.repeat:
-        raise UserError(f"--resume {cfg.resume}: {saved['samples']} samples of the epoch are done, more than it has")
-    log.info(f"flags changed since the checkpoint: {config.changes(saved['config'], cfg) or 'none'}")
-    state.restore(saved, group, optimizer=not cfg.reset_optimizer, position=not cfg.reset_data_offset)
+    if resumed.samples > len(train_set) * cfg.repeat:
+        raise UserError(f"--resume {cfg.resume}: {resumed.samples} samples of the epoch are done, more than it has")
+    log.info(f"flags changed since the checkpoint: {config.changes(resumed.config, cfg) or 'none'}")
+    state.restore(resumed, group, optimizer=not cfg.reset_optimizer, position=not cfg.reset_data_offset)
     return state

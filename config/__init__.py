@@ -58,11 +58,13 @@ def parse(argv: list[str] | None = None) -> Config:
         for item in FLAGS.values()
         if {item.replaces, item.name} <= set(overrides) and merged[item.name] != item.default
     ]
-    cfg = Config(**merged, notes=notes, given=frozenset(merged), typed=frozenset(typed))
-    cfg.config_file, cfg.task_flags = config_file, task_flags
-    if "model_type" not in merged and "Pseudo" not in cfg.dataset:
-        cfg.model_type = "res50_ASPP"  # LoRM needs pseudo-labels
-    cfg.name = cfg.name or f"{cfg.dataset}_{cfg.model_type}"
+    given = frozenset(merged)
+    if "model_type" not in merged and "Pseudo" not in merged.get("dataset", FLAGS["dataset"].default):
+        merged["model_type"] = "res50_ASPP"  # LoRM needs pseudo-labels
+    cfg = Config(
+        **merged, notes=notes, given=given, typed=frozenset(typed), config_file=config_file, task_flags=task_flags
+    )
+    cfg = dataclasses.replace(cfg, name=cfg.name or f"{cfg.dataset}_{cfg.model_type}")
     check(cfg)
     if file and not saved:
         idle = idle_flags(cfg, set(file_values) - typed)

@@ -9,7 +9,7 @@ from config.training import Config
 from support.shell import document
 
 
-@dataclass
+@dataclass(frozen=True)
 class EvaluateFlags(InferenceFlags, DataFlags, SizeFlags, ModelFlags, LaunchFlags):
     """Evaluation."""
 
@@ -18,7 +18,7 @@ class EvaluateFlags(InferenceFlags, DataFlags, SizeFlags, ModelFlags, LaunchFlag
     report: str = flag("", "folder for a web page: scores, curves, worst and best images", per_rank=True)
 
 
-@dataclass
+@dataclass(frozen=True)
 class PredictFlags(InferenceFlags, SizeFlags, ModelFlags, LaunchFlags):
     """Input and output."""
 
@@ -33,7 +33,7 @@ class PredictFlags(InferenceFlags, SizeFlags, ModelFlags, LaunchFlags):
     overwrite: bool = flag(False, "predict again what --output already has")
 
 
-@dataclass
+@dataclass(frozen=True)
 class PseudoFlags(InferenceFlags, DataFlags, SizeFlags, ModelFlags, LaunchFlags):
     """Pseudo-labels."""
 
@@ -43,7 +43,7 @@ class PseudoFlags(InferenceFlags, DataFlags, SizeFlags, ModelFlags, LaunchFlags)
     overwrite: bool = flag(False, "remove the pseudo-labels in --output and make them again")
 
 
-@dataclass
+@dataclass(frozen=True)
 class ExportFlags(CheckpointFlags, DataFlags, ModelFlags):
     """Export."""
 
@@ -54,12 +54,12 @@ class ExportFlags(CheckpointFlags, DataFlags, ModelFlags):
     device: str = flag("cpu", "run the check on this device: cpu, cuda or cuda:N; the file runs on any")
 
 
-@dataclass
+@dataclass(frozen=True)
 class TestFlags(EvaluateFlags, Config):
     """Flags of `train.py --task test`."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class PredictTaskFlags(PredictFlags, Config):
     """Flags of `train.py --task predict`."""
 

@@ -14,7 +14,7 @@ MODEL_TYPES = (
 WIDE_HEADS = ("deeplabv3", "deeplabv3p", "deeplabv3p_lorm", "deeplabv3p_multi", "deeplabv3p_multi_lorm")
 
 
-@dataclass
+@dataclass(frozen=True)
 class DataFlags:
     """Data set."""
 
@@ -36,7 +36,7 @@ class DataFlags:
     )
 
 
-@dataclass
+@dataclass(frozen=True)
 class SizeFlags:
     """Image size."""
 
@@ -71,7 +71,7 @@ class SizeFlags:
         return {"long_side": self.long_side, "window": self.window, "stride_rate": self.stride_rate}
 
 
-@dataclass
+@dataclass(frozen=True)
 class ModelFlags:
     """Model."""
 
@@ -145,7 +145,7 @@ class ModelFlags:
         return None if self.background == "none" else int(self.background)
 
 
-@dataclass
+@dataclass(frozen=True)
 class LaunchFlags:
     """Device and processes."""
 
@@ -189,7 +189,7 @@ class LaunchFlags:
     dist_timeout: float = flag(600.0, "seconds to wait for other processes", ge=1, le=2_592_000)
 
 
-@dataclass
+@dataclass(frozen=True)
 class CheckpointFlags:
     """Checkpoint."""
 
@@ -199,7 +199,7 @@ class CheckpointFlags:
     )
 
 
-@dataclass
+@dataclass(frozen=True)
 class InferenceFlags(CheckpointFlags, LaunchFlags):
     """Prediction."""
 

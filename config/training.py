@@ -26,7 +26,7 @@ _augment = partial(flag, needs=("--augment", lambda flags: flags.augment))
 SGD, ADAMW = ((f"--optimizer {name}", lambda flags, name=name: flags.optimizer == name) for name in ("sgd", "adamw"))
 
 
-@dataclass
+@dataclass(frozen=True)
 class TrainDataFlags(SizeFlags):
     """Training data."""
 
@@ -49,7 +49,7 @@ class TrainDataFlags(SizeFlags):
     crop_size: int = flag(465, "height and width of a training crop, in pixels [recipe]", ge=16, le=65536)
 
 
-@dataclass
+@dataclass(frozen=True)
 class AugmentationFlags:
     """Augmentation."""
 
@@ -72,7 +72,7 @@ class AugmentationFlags:
     )
 
 
-@dataclass
+@dataclass(frozen=True)
 class TrainModelFlags:
     """Model in training."""
 
@@ -107,7 +107,7 @@ class TrainModelFlags:
     )
 
 
-@dataclass
+@dataclass(frozen=True)
 class LossFlags:
     """Losses (total = sum of weight * loss over the losses whose maps --dataset has)."""
 
@@ -145,7 +145,7 @@ class LossFlags:
     label_smooth: float = flag(0.1, "label smoothing of the pseudo-label loss", ge=0, lt=1, needs=of_map("pseudo"))
 
 
-@dataclass
+@dataclass(frozen=True)
 class OptimFlags:
     """Optimization."""
 
@@ -215,7 +215,7 @@ class OptimFlags:
     )
 
 
-@dataclass
+@dataclass(frozen=True)
 class RunFlags:
     """Run folder."""
 
@@ -287,7 +287,7 @@ class RunFlags:
     wandb: bool = flag(False, "also log to Weights & Biases; WANDB_* variables work, such as WANDB_MODE=offline")
 
 
-@dataclass
+@dataclass(frozen=True)
 class Config(
     DataFlags, TrainDataFlags, AugmentationFlags, ModelFlags, TrainModelFlags, LossFlags, OptimFlags, RunFlags,
     LaunchFlags,

@@ -18,11 +18,10 @@ import torch
 from torch import Tensor
 
 from runs import schema
+from runs.schema import FORMAT, Checkpoint, ModelFile
 from support.errors import UserError
 from support.files import write_atomic
 from support.signals import WRITER
-
-FORMAT = 3  # of a run's checkpoint, runs.state.TrainState.capture()
 
 COMMENT = "segtrain step={step:012d}"
 _COMMENT = re.compile(rb"segtrain step=(\d{12})")
@@ -49,7 +48,7 @@ class Writer:
         self._error: Exception | None = None
 
     def save(
-        self, content: dict, paths: list[Path], keep: dict[str, int], report: Callable[[], object] = lambda: None
+        self, content: Checkpoint, paths: list[Path], keep: dict[str, int], report: Callable[[], object] = lambda: None
     ) -> None:
         """Start to write `content` to all of the paths, after the previous write is done.
 
@@ -58,7 +57,7 @@ class Writer:
         the error of the previous write.
         """
         self.wait()
-        copy = _copy_to_cpu(content)
+        copy = _copy_to_cpu(vars(content))
         self._thread = threading.Thread(target=self._write, args=(copy, paths, keep, report), name=WRITER)
         self._thread.start()
 
@@ -142,8 +141,8 @@ def files_of_run(folder: Path) -> list[Path]:
     return [file for file in folder.glob("*.pt") if file.name in names or _NUMBERED.fullmatch(file.name)]
 
 
-def read_newest(folder: Path) -> tuple[Path | None, dict | None]:
-    """Return (path, content) of the intact checkpoint with the most steps in a run's folder; (None, None) without one.
+def read_newest(folder: Path) -> tuple[Path | None, Checkpoint | None]:
+    """Return (path, Checkpoint) of the intact file with the most steps in a run's folder; (None, None) without one.
 
     Warns of damaged ones. Raises UserError if all are damaged.
     """
@@ -168,8 +167,8 @@ def read_newest(folder: Path) -> tuple[Path | None, dict | None]:
     return None, None
 
 
-def read_run(path: Path) -> dict:
-    """Return the content of a run's checkpoint. Raises UserError on any other file, DamagedError on a damaged one."""
+def read_run(path: Path) -> Checkpoint:
+    """Return the Checkpoint in a run's file. Raises UserError on any other file, DamagedError on a damaged one."""
     content = read(path)
     if "ranks" not in content:
         raise UserError(f"{path}: not a checkpoint of a run; to start from its weights use --pretrained {path}")
@@ -181,14 +180,14 @@ def read_run(path: Path) -> dict:
             f"to start from its weights use --pretrained {path}"
         )
     with schema.naming(path):
-        content = schema.check_run(content)
-    if content["step"] != step_of(path):
+        checked = schema.check_run(content)
+    if checked.step != step_of(path):
         raise DamagedError(f"{path}: damaged: its end is missing or wrong; use another checkpoint of the run")
-    return content
+    return checked
 
 
-def read_model(path: Path) -> dict:
-    """Return the content of a checkpoint, to use its model. Raises UserError as read() does, or for a wrong entry."""
+def read_model(path: Path) -> ModelFile:
+    """Return what a file says of its model. Raises UserError as read() does, or for a wrong entry."""
     content = read(path)
     with schema.naming(path):
         return schema.check_model(content)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TextIO
 
 from runs import checkpoint
+from runs.schema import Checkpoint
 from support.errors import UserError
 from support.files import json_lines, write_atomic
 
@@ -23,8 +24,8 @@ SAMPLES_FILE = "augmented.jpg"
 log = logging.getLogger("segtrain")
 
 
-def find(logdir: Path, name: str, resume: str) -> tuple[Path | None, Path | None, dict | None]:
-    """Return (folder, checkpoint's path, checkpoint's content) of the run to continue; None for what is not there.
+def find(logdir: Path, name: str, resume: str) -> tuple[Path | None, Path | None, Checkpoint | None]:
+    """Return (folder, path of the checkpoint, Checkpoint) of the run to continue; None for what is not there.
 
     resume: a checkpoint's path, or "auto" for the newest intact one of the newest run. Raises UserError if `resume` is
     no file, or if all checkpoints are damaged.

@@ -35,12 +35,11 @@ NOT_CURVES = ("kind", "epoch", "step", "losses")
 class Metrics:
     """A recorder of training losses and validation scores: metrics.jsonl, boards and progress bars.
 
-    Every rank calls the methods alike; only rank 0 writes. log_interval: optimizer steps between two lines of
-    metrics.jsonl.
+    Every rank calls the methods alike; only rank 0 writes.
     """
 
-    def __init__(self, group: Group, log_interval: int):
-        self.group, self.log_interval = group, log_interval
+    def __init__(self, group: Group):
+        self.group, self.log_interval = group, 1  # optimizer steps between two lines of metrics.jsonl
         self.extras = Extras()
         self.boards: Boards | None = None
         self.pace = Pace(group)
@@ -53,11 +52,15 @@ class Metrics:
         self._window: list[dict] = []  # losses and more of each step since the last line of metrics
         self._window_start, self._window_images, self._last_step_at = 0.0, 0, 0.0
 
-    def open(self, cfg: Config, folder: Path, step: int, saved: dict) -> None:
-        """Open metrics.jsonl and the boards, and remove what follows the resumed checkpoint. For rank 0.
+    def open(self, cfg: Config, folder: Path | None, step: int, saved: dict, *, steps_left: float) -> None:
+        """Open metrics.jsonl and the boards, and remove what follows the resumed checkpoint.
 
-        step: of the checkpoint. saved: the result of capture() in the checkpoint, or {} in a new run.
+        folder: None on other ranks than 0. step: of the checkpoint. saved: the result of capture() in the checkpoint,
+        or {} in a new run. steps_left: of the run.
         """
+        self.log_interval, self.pace.steps_left = cfg.log_interval, steps_left
+        if folder is None:
+            return
         path = folder / "metrics.jsonl"
         self._part = f"{path} (losses and scores)"
         lines = self.extras.run(self._part, lambda: keep_lines(path, saved.get("lines", 0))) or []
@@ -92,14 +95,14 @@ class Metrics:
         return {"lines": self._num_lines, "window": self._window, "wandb_id": wandb_id}
 
     def steps(self, steps: Iterable, *, total: int, title: str) -> Iterator:
-        """Iterate over an epoch's optimizer steps with a progress bar. The caller calls log_step() in each iteration.
-
-        After the last step, the losses since the last line of metrics.jsonl are written as a line.
-        """
+        """Iterate over an epoch's optimizer steps with a progress bar. Call log_step() for each, and end_epoch()."""
         self._window_start = time.perf_counter()
         self._epoch_losses, self._epoch_hits, self._window_images = [], [], 0
         self._bar = progress_bar(self.pace.timed(steps), total=total, title=title, enabled=self.group.is_main)
         yield from self._bar
+
+    def end_epoch(self) -> None:
+        """Write the losses since the last line of metrics.jsonl as a line."""
         self.read_step()
         if self._window:
             self._write_window()

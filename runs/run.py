@@ -11,7 +11,6 @@ import numpy as np
 from PIL import Image
 
 import config
-from config import Config
 from data.dataset import SegmentationDataset
 from distributed import checks
 from distributed.group import Group
@@ -19,9 +18,10 @@ from distributed.lifeline import WRITE_SECONDS
 from evaluation.report import describe_protocol, page, with_new_curves
 from evaluation.scoring import Result, gather_predictions
 from runs import checkpoint, folder
-from runs.log import FileHandler, LineFormatter, log, start_logging
+from runs.log import FileHandler, LineFormatter, log
 from runs.messages import resume_hint
 from runs.metrics import Metrics
+from runs.plan import Plan
 from runs.state import TrainState
 from support.errors import DivergedError, UserError, in_one_line
 from support.files import write_atomic
@@ -35,59 +35,39 @@ class Run:
     As a context manager, the Run logs the error that ends the run, and adds the command to resume to a UserError.
     """
 
-    def __init__(self, cfg: Config, group: Group):
-        self.cfg, self.group = cfg, group
-        start_logging(cfg.log_level, is_main=group.is_main)
-        # Lines are kept in memory until open() has a folder with train.log.
+    def __init__(self, group: Group):
+        self.group = group
+        self.folder: Path | None = None  # on rank 0, once it is open
+        self.metrics = Metrics(group)
+        self.extras = self.metrics.extras
+        self.writer = checkpoint.Writer()
+        self._log_file: TextIO | None = None
+        self._report: Callable[[], object] = lambda: None  # writes the report, with the next checkpoint
+        # Lines are kept in memory until there is a train.log.
         self._early_lines = logging.handlers.MemoryHandler(capacity=10**6, flushLevel=logging.CRITICAL + 1)
         log.addHandler(self._early_lines)
-        self.folder: Path | None = None
-        self.metrics = Metrics(group, cfg.log_interval)
-        self.extras = self.metrics.extras
-        self._log_file: TextIO | None = None
-        self.writer = checkpoint.Writer()
-        self._report: Callable[[], object] = lambda: None  # writes the report, with the next checkpoint
 
-    def find_checkpoint(self) -> dict | None:
-        """Return the content of the checkpoint that --resume names, or None if there is none. Collective.
-
-        The run continues in the checkpoint's folder; with --reset_data_offset open() makes a new folder. Raises
-        UserError if the checkpoint is missing or unusable.
-        """
-        cfg, where, path, content = self.cfg, None, None, None
-        if self.group.is_main and cfg.resume:  # an error here ends the other ranks, too
-            where, path, content = folder.find(Path(cfg.logdir), cfg.name, cfg.resume)
-        where, path = self.group.broadcast((where, path))
-        self.folder = None if cfg.reset_data_offset else where
-        if path is None:
-            return None
-        content = content or checkpoint.read_run(path)
-        place = f"epoch {content['epoch'] + 1}, {content['samples']} samples into it, step {content['step']}"
-        log.info(f"resuming {path}: {place}")
-        return content
-
-    def open(self, cfg: Config, state: TrainState, saved: dict | None, draw: Callable[[], np.ndarray]) -> None:
+    def open(self, plan: Plan, state: TrainState, *, steps_left: float) -> None:
         """Open the run's folder, log, metrics and boards, and remove entries after the step of `state`. Collective.
 
-        cfg: the final flags, for config.yaml and checkpoints. saved: content of the resumed checkpoint, or None. draw:
-        returns a picture of training samples, (H, W, 3) uint8, for a new folder and its boards. If the folder has no
-        best.pt, state.best_miou becomes -1. Raises UserError if the folder cannot be written.
+        steps_left: of the run. If the folder has no best.pt, state.best_miou becomes -1. Raises UserError if the folder
+        cannot be written.
         """
-        self.cfg = cfg
-        is_new = self.folder is None
+        self.cfg, self.is_new = plan.cfg, plan.folder is None
         if self.group.is_main:
             try:
-                self._open(cfg, state.step, saved["run"] if saved and state.step else {})
+                self._open(plan, state.step)
             except OSError as error:
-                raise UserError(f"{self.folder or cfg.logdir}: cannot be written ({error.strerror})") from None
-            if is_new:
-                self.extras.run(f"{folder.SAMPLES_FILE} (training samples)", lambda: self._show_samples(draw()))
+                raise UserError(f"{self.folder or self.cfg.logdir}: cannot be written ({error.strerror})") from None
+        saved = plan.resumed.run if plan.resumed and state.step else {}
+        self.metrics.open(self.cfg, self.folder, state.step, saved, steps_left=steps_left)
         if not self.group.broadcast(self.folder is not None and (self.folder / "best.pt").exists()):
             state.best_miou, state.validations_since_best = -1.0, 0
 
-    def _open(self, cfg: Config, step: int, saved: dict) -> None:
-        if self.folder:
-            self._log_file = folder.open_log(self.folder)
+    def _open(self, plan: Plan, step: int) -> None:
+        cfg = plan.cfg
+        if plan.folder:
+            self.folder, self._log_file = plan.folder, folder.open_log(plan.folder)
         else:
             self.folder, self._log_file = folder.claim(Path(cfg.logdir), cfg.name)
         self._handler = FileHandler(self._log_file, self.extras)
@@ -101,7 +81,11 @@ class Run:
             log.info(f"checkpoints after step {step}, or truncated, were renamed to *.old: {', '.join(set_aside)}")
         checkpoint.drop_older(self.folder, self._keep)  # a killed process may have left one more
         write_atomic(self.folder / "config.yaml", config.dump(cfg), sync=True)
-        self.metrics.open(cfg, self.folder, step, saved)
+
+    def show_samples(self, draw: Callable[[], np.ndarray]) -> None:
+        """Write augmented.jpg of a new run: draw() returns a picture of training samples, (H, W, 3) uint8."""
+        if self.is_new and self.group.is_main:
+            self.extras.run(f"{folder.SAMPLES_FILE} (training samples)", lambda: self._write_samples(draw()))
 
     def report(self, step: int, result: Result, val_set: SegmentationDataset, *, is_best: bool) -> None:
         """Let the next save() write report.html: of this validation if it is the best, else with new curves.
@@ -121,7 +105,7 @@ class Run:
 
         self._report = lambda: self.extras.run(f"{path} (the report)", write, retry=True)
 
-    def _show_samples(self, picture: np.ndarray) -> None:
+    def _write_samples(self, picture: np.ndarray) -> None:
         assert self.folder is not None
         file, buffer = self.folder / folder.SAMPLES_FILE, io.BytesIO()
         Image.fromarray(picture).save(buffer, "JPEG", quality=90)
@@ -137,9 +121,7 @@ class Run:
         """
         logged = self.metrics.capture()  # first, because a loss that is not finite says more than a weight
         checks.check_finite(state.raw_model)
-        content = (
-            {"run": logged, "texts": self.cfg.texts} | state.capture(self.group) | {"config": config.as_dict(self.cfg)}
-        )
+        content = state.checkpoint(self.group, config=config.as_dict(self.cfg), texts=self.cfg.texts, run=logged)
         if self.folder and self.group.is_main:
             self.writer.save(content, [self.folder / name for name in (*names, "last.pt")], self._keep, self._report)
             self._report = lambda: None

@@ -7,6 +7,7 @@ from config import Config
 from config.recipe import FEW_STEPS
 from data.sampler import TrainSampler
 from optimization.lr_schedule import lr_factor
+from runs.schema import Checkpoint
 from runs.state import TrainState
 from support.errors import UserError
 
@@ -19,11 +20,11 @@ class Schedule:
     A resumed run keeps its curve when its batch changes. For this, checkpoints keep the `origin` of the run: its batch
     at the start, and the "lr_factor" that multiplied --lr there. How a batch is made does not matter.
 
-    saved: content of the resumed checkpoint, or None. With --reset_data_offset the curve begins anew. Raises UserError
-    if the warm-up takes the whole run.
+    resumed: the Checkpoint that the run goes on from, or None. With --reset_data_offset the curve begins anew. Raises
+    UserError if the warm-up takes the whole run.
     """
 
-    def __init__(self, cfg: Config, sampler: TrainSampler, saved: dict | None = None):
+    def __init__(self, cfg: Config, sampler: TrainSampler, resumed: Checkpoint | None = None):
         self.cfg, self.sampler = cfg, sampler
         self.origin = {
             "world_size": sampler.num_replicas,
@@ -31,12 +32,12 @@ class Schedule:
             "steps_per_epoch": sampler.steps_per_epoch,
             "lr_factor": 1.0 if cfg.total_batchsize else _scaling(cfg.lr_scaling, sampler.num_replicas),
         }
-        self.is_resumed = bool(saved) and not cfg.reset_data_offset
-        if saved and self.is_resumed:
-            self.origin = saved["origin"]
+        self.is_resumed = resumed is not None and not cfg.reset_data_offset
+        if resumed and self.is_resumed:
+            self.origin = resumed.origin
         self.change = _scaling(cfg.lr_scaling, sampler.global_batch / self.origin["global_batch"])
         self.factor = self.origin["lr_factor"] * self.change
-        self.peak = cfg.lr * self.factor
+        self.peak_lr = cfg.lr * self.factor
         self.total_steps = cfg.max_steps or cfg.epochs * sampler.steps_per_epoch
         self.warmup_steps = self._warmup_steps()
         if self.warmup_steps >= self.total_steps:
@@ -48,7 +49,7 @@ class Schedule:
     def lr(self, state: TrainState) -> float:
         """Return the learning rate of the next optimizer step."""
         position = self.position(state)
-        return self.peak * lr_factor(position, self.total_steps, self.warmup_steps, self.cfg.schedule)
+        return self.peak_lr * lr_factor(position, self.total_steps, self.warmup_steps, self.cfg.schedule)
 
     def position(self, state: TrainState) -> float:
         """Return how many steps of the run are done, a float from 0 to total_steps.
@@ -114,12 +115,12 @@ class Schedule:
         log.log(
             logging.WARNING if is_short else logging.INFO,
             f"global batch {sampler.global_batch}{product}, {sampler.steps_per_epoch} steps an epoch, "
-            f"{self.total_steps} steps in all, lr {self.peak:g}"
+            f"{self.total_steps} steps in all, lr {self.peak_lr:g}"
             + (f"; too few to train well: without {' and '.join(set_by_user)}, the recipe takes more" * is_short),
         )
         if self.factor != 1:
             remedy = "" if self.is_resumed else "; for a --lr that is multiplied already: --lr_scaling none"
-            log.info(f"lr {self.peak:g} = --lr {cfg.lr:g} x {self.factor:g} (--lr_scaling {cfg.lr_scaling}){remedy}")
+            log.info(f"lr {self.peak_lr:g} = --lr {cfg.lr:g} x {self.factor:g} (--lr_scaling {cfg.lr_scaling}){remedy}")
         if sampler.global_batch != self.origin["global_batch"]:
             began = f"the run began with a global batch of {self.origin['global_batch']}"
             log.info(f"{began}: --lr_scaling {cfg.lr_scaling} multiplies the lr by {self.change:g}")

@@ -1,7 +1,8 @@
-"""Check all entries of a checkpoint once, on reading: a file may come from a stranger."""
+"""The content of a checkpoint, checked once, on reading: a file may come from a stranger."""
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,63 @@ from data.label_map import read_label_map
 from models.pretrained import weights_in
 from support.errors import UserError
 
+FORMAT = 3  # of a Checkpoint
+
 MOST = 2**20  # entries of a list
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int64)
 OTHERS = "other entries"  # key in a dict of kinds: the kind of all entries that it does not list
 
 COUNT, FINITE, TEXT = Flag(0, "", ge=0, le=2**53, kind=int), Flag(0.0, "", kind=float), Flag("", "")
 POSITIVE, ABOVE_0 = Flag(1, "", ge=1, le=2**53, kind=int), Flag(1.0, "", gt=0, kind=float)
+
+
+@dataclass
+class Checkpoint:
+    """Everything that a run needs to go on in a new process. The file has an entry for each field.
+
+    config: {flag: value}, as config.as_dict() returns it. texts: {"classes", "label_map": the text of its file}.
+    model: the weights, with batch norm's statistics averaged over ranks. ema: likewise, the average of the weights, or
+    None. ranks: each rank's own batch-norm statistics. origin: Schedule.origin. listing: digest of the training list.
+    run: Metrics.capture(). The other fields are those of TrainState.
+    """
+
+    config: dict[str, Any]
+    texts: dict[str, str]
+    model: dict[str, Tensor]
+    ema: dict[str, Tensor] | None
+    optimizer: dict[str, Any]
+    scaler: dict[str, Any]
+    epoch: int
+    samples: int
+    step: int
+    validated: int
+    best_miou: float
+    validations_since_best: int
+    origin: dict[str, float]
+    listing: str
+    ranks: list[dict[str, dict[str, Tensor]]]
+    run: dict[str, Any]
+    format: int = FORMAT
+
+
+@dataclass
+class ModelFile:
+    """What a file says of a model: a Checkpoint, or the weights of another project.
+
+    config: the flags that it was trained with, or None if the file has none. texts: as in Checkpoint. step: of the run,
+    or None. weights, averaged: {name: tensor}; averaged is None without an average.
+    """
+
+    config: dict[str, Any] | None
+    texts: dict[str, str]
+    step: int | None
+    weights: dict[str, Tensor]
+    averaged: dict[str, Tensor] | None
+
+    @property
+    def best_weights(self) -> dict[str, Tensor]:
+        """Return the averaged weights, which validation scored, if there are any, else the weights."""
+        return self.weights if self.averaged is None else self.averaged
 
 
 @contextlib.contextmanager
@@ -39,26 +91,32 @@ def check_weights(content: dict) -> None:
         _check_tensor(value, name)
 
 
-def check_model(content: dict) -> dict:
-    """Return a checkpoint's content after checking what its model needs; flags are converted, unknown ones left out.
+def check_model(content: dict) -> ModelFile:
+    """Return a file's content after checking what its model needs; flags are converted, unknown ones left out.
 
     Raises UserError for a wrong entry.
     """
-    if content.get("config") is None:  # weights of others
-        return content
-    content = {"texts": None} | _checked(content, MODEL, "")
-    content["texts"] = content["texts"] or {}  # checkpoints of earlier versions have none
+    averaged = weights_in(content) if content.get("ema") is not None else None
+    weights = weights_in(content, averaged=False)
+    if content.get("config") is None:
+        return ModelFile(None, {}, None, weights, averaged)
+    content = {"texts": None, "step": None} | _checked(content, MODEL, "")
+    texts = content["texts"] or {}  # checkpoints of earlier versions have none
     cfg = Config(**content["config"])
     check_backbone(cfg)
     for name, read in (("classes", read_classes), ("label_map", read_label_map)):
-        if name in content["texts"]:
-            read(getattr(cfg, name), cfg.numclasses, content["texts"][name])
-    return content
+        if name in texts:
+            read(getattr(cfg, name), cfg.numclasses, texts[name])
+    return ModelFile(content["config"], texts, content["step"], weights, averaged)
 
 
-def check_run(content: dict) -> dict:
+def check_run(content: dict) -> Checkpoint:
     """Return a checkpoint's content after checking what resuming its run needs, as check_model() does."""
-    return _checked(check_model(content), RUN, "")
+    model = check_model(content)
+    if model.config is None:
+        raise UserError("config is missing")
+    content = _checked({"ema": None} | content | {"config": model.config, "texts": model.texts}, RUN, "")
+    return Checkpoint(**{item.name: content[item.name] for item in fields(Checkpoint)})
 
 
 def _flags(value: Any, where: str) -> dict:
@@ -151,7 +209,7 @@ def _checked(value: Any, kind: Any, where: str) -> Any:
     return value | {name: _checked(value[name], own, names[name]) for name, own in kinds.items() if name in value}
 
 
-# As TrainState.capture(), Schedule.origin and Metrics.capture() make it.
+# The fields of Checkpoint, and what is in them.
 WEIGHTS = {OTHERS: _finite}
 MODEL: dict = {"config": _flags, "texts": ({OTHERS: TEXT},), "step": (COUNT,), "model": {}, "ema": ({},)}
 RUN: dict = dict.fromkeys(("epoch", "samples", "step", "validated", "validations_since_best"), COUNT)

@@ -1,6 +1,7 @@
 """Everything in a run that changes from step to step, as one object and as the content of a checkpoint."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,7 +12,7 @@ from distributed.group import Group
 from models.pretrained import load_weights
 from optimization.amp import LossScaler
 from optimization.average import WeightAverage
-from runs.checkpoint import FORMAT
+from runs.schema import Checkpoint
 from support.errors import UserError
 
 POSITION = ("epoch", "samples", "step", "validated", "best_miou", "validations_since_best")
@@ -92,11 +93,11 @@ class TrainState:
         """Return whether the last `patience` validations did not improve the best mIoU. patience 0: False."""
         return 0 < patience <= self.validations_since_best
 
-    def capture(self, group: Group) -> dict:
-        """Return a checkpoint's content as a dict, on every rank. Its tensors are live ones, not copies. Collective.
+    def checkpoint(self, group: Group, **others: Any) -> Checkpoint:
+        """Return the Checkpoint of this state, on every rank. Its tensors are live ones, not copies. Collective.
 
-        "model" and "ema" have batch norm's running statistics averaged over ranks, as a validation would use them.
-        "ranks" is a list with each rank's own statistics. Random numbers have no state: seed_forward() gives them.
+        others: the fields that the state does not know: config, texts and run. Random numbers have no state:
+        seed_forward() gives them.
         """
         names = {name for name, buffer in self.raw_model.named_buffers() if buffer.is_floating_point()}
         buffers = {name: value for name, value in self.raw_model.state_dict().items() if name in names}
@@ -109,29 +110,29 @@ class TrainState:
         def averaged(module: nn.Module) -> dict[str, Tensor]:
             return {name: mean.get(name, value) for name, value in module.state_dict().items()}
 
-        return {
-            "format": FORMAT,
-            "model": averaged(self.raw_model),
-            "ema": None if self.ema is None else averaged(self.ema.module),
-            "optimizer": self.optimizer.state_dict(),
-            "scaler": self.scaler.state_dict(),
+        return Checkpoint(
+            model=averaged(self.raw_model),
+            ema=None if self.ema is None else averaged(self.ema.module),
+            optimizer=self.optimizer.state_dict(),
+            scaler=self.scaler.state_dict(),
             **{name: getattr(self, name) for name in POSITION},
-            "origin": self.origin,
-            "listing": self.listing,
-            "ranks": ranks,
-        }
+            origin=self.origin,
+            listing=self.listing,
+            ranks=ranks,
+            **others,
+        )
 
-    def restore(self, content: dict, group: Group, *, optimizer: bool = True, position: bool = True) -> None:
-        """Load the content that capture() returned.
+    def restore(self, saved: Checkpoint, group: Group, *, optimizer: bool = True, position: bool = True) -> None:
+        """Load a Checkpoint.
 
         optimizer: also load the optimizer and loss scaler. position: also load epoch, step, best score and each rank's
         own statistics. The optimizer keeps the settings of its flags, such as momentum. With another number of ranks,
-        each rank keeps the averaged batch-norm statistics. Raises UserError if the content does not fit the model or
+        each rank keeps the averaged batch-norm statistics. Raises UserError if the checkpoint does not fit the model or
         the optimizer.
         """
-        ranks = content["ranks"] if position else []
+        ranks = saved.ranks if position else []
         own = ranks[group.rank]["buffers"] if len(ranks) == group.world_size else {}
-        for module, weights in zip(self.models, (content["model"], content["ema"] or content["model"]), strict=False):
+        for module, weights in zip(self.models, (saved.model, saved.ema or saved.model), strict=False):
             _, missing, unused = load_weights(module, weights | own)
             for name in missing + unused:
                 raise UserError(
@@ -139,15 +140,15 @@ class TrainState:
                     f"({name} is missing or has another shape or type)"
                 )
         if self.ema is not None:
-            self.ema.num_updates = content["step"]  # at 0, the first update copies the weights
+            self.ema.num_updates = saved.step  # at 0, the first update copies the weights
         if optimizer:
-            _restore_optimizer(self.optimizer, content["optimizer"])
-        if optimizer and content["scaler"] and self.scaler.is_enabled():
-            self.scaler.load_state_dict(content["scaler"])
+            _restore_optimizer(self.optimizer, saved.optimizer)
+        if optimizer and saved.scaler and self.scaler.is_enabled():
+            self.scaler.load_state_dict(saved.scaler)
         if not position:
             return
         for name in POSITION:
-            setattr(self, name, content[name])
+            setattr(self, name, getattr(saved, name))
 
 
 def _restore_optimizer(optimizer: Optimizer, saved: dict) -> None:

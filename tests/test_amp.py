@@ -7,7 +7,7 @@ import torch
 from conftest import assert_same_run, read_metrics, start, start_group, succeed
 
 from benchmarks import chaos
-from builders.model import resolve_amp
+from builders.settle import resolve_amp
 from distributed.group import Group
 from optimization import amp
 from runs import checkpoint
@@ -48,7 +48,7 @@ def test_auto_is_saved_as_what_it_was_and_the_run_repeats_bit_for_bit(demo_flags
     assert_same_run(tmp_path / "auto", tmp_path / "again")
     assert_same_run(tmp_path / "auto", tmp_path / "bf16")
     assert read_metrics(tmp_path / "auto", "train")[0] != read_metrics(tmp_path / "none", "train")[0]
-    assert checkpoint.read_run(tmp_path / "auto" / "last.pt")["config"]["amp"] == "bf16"
+    assert checkpoint.read_run(tmp_path / "auto" / "last.pt").config["amp"] == "bf16"
     assert "\namp: bf16\n" in (tmp_path / "auto" / "config.yaml").read_text()
     assert TrainedModel(tmp_path / "auto" / "last.pt").predictor().amp == "bf16"
 
@@ -65,8 +65,8 @@ def test_a_resumed_run_keeps_its_precision_unless_told(demo_flags, tmp_path, beg
     same = (began, resumed) == ("bf16", "has_bf16")
     assert (f"--amp {began}, as in the checkpoint" in stdout) != same
     assert "amp:" not in stdout.partition("flags changed since the checkpoint: ")[2].partition("\n")[0]
-    expected = checkpoint.read_run(tmp_path / "whole" / "last.pt")
-    content = checkpoint.read_run(tmp_path / "x" / "last.pt")
+    expected = vars(checkpoint.read_run(tmp_path / "whole" / "last.pt"))
+    content = vars(checkpoint.read_run(tmp_path / "x" / "last.pt"))
     assert content["step"] == expected["step"] == 8
     assert content["config"]["amp"] == began
     assert chaos.unequal(content["model"], expected["model"]) == []
@@ -81,7 +81,7 @@ def test_one_rank_without_bf16_means_none_for_all(demo_flags, tmp_path):
     both = [["has_bf16", "0", *words], ["no_bf16", "1", *words]]
     stdout, _ = succeed(start_group(2, both, tmp_path, FAULTS))
     assert "--amp auto: none, because devices of rank(s) [1] have no native bf16" in stdout
-    assert checkpoint.read_run(tmp_path / "x" / "last.pt")["config"]["amp"] == "none"
+    assert checkpoint.read_run(tmp_path / "x" / "last.pt").config["amp"] == "none"
 
 
 def test_a_gpu_without_bf16_trains_in_float32_and_one_warning_names_fp16(monkeypatch, caplog):

@@ -16,23 +16,24 @@ from distributed.group import Group
 from optimization.amp import LossScaler
 from runs import checkpoint
 from runs import folder as run_folder
+from runs.schema import Checkpoint
 from runs.state import TrainState
 from support.errors import UserError
 from support.files import remove_scratch, writing
 
 
-def content(step: int) -> dict:
+def content(step: int) -> Checkpoint:
     model = nn.Linear(1, 1)
+    model.register_buffer("numbers", torch.arange(step, step + 100_000))
     optimizer = torch.optim.SGD(model.parameters())
     state = TrainState(model, model, optimizer, LossScaler(torch.device("cpu"), enabled=False), step=step)
     state.origin = dict.fromkeys(("world_size", "global_batch", "steps_per_epoch", "lr_factor"), 1)
-    saved = state.capture(Group(torch.device("cpu"))) | {"run": {"lines": 0, "window": []}}
-    saved["config"] = {"amp": "none", "stride_in_1x1": False, "seed": 0, "repeat": 1}
-    return saved | {"weights": torch.arange(step, step + 100_000)}
+    flags = {"amp": "none", "stride_in_1x1": False, "seed": 0, "repeat": 1}
+    return state.checkpoint(Group(torch.device("cpu")), config=flags, texts={}, run={"lines": 0, "window": []})
 
 
 def put(path, step: int) -> None:
-    checkpoint.write(path, checkpoint.to_bytes(content(step)))
+    checkpoint.write(path, checkpoint.to_bytes(vars(content(step))))
 
 
 def truncated(whole: bytes) -> Iterator[bytes]:
@@ -54,14 +55,16 @@ def test_damaged_file_is_refused_and_the_newest_intact_one_is_used(tmp_path, cap
         put(file, step)
     whole = last.read_bytes()
     path, intact = checkpoint.read_newest(tmp_path)
-    assert (path, intact["step"]) == (last, 3)
-    assert torch.equal(torch.load(last, weights_only=True)["weights"], intact["weights"])  # torch reads it, too
+    assert (path, intact.step) == (last, 3)
+    assert torch.equal(
+        torch.load(last, weights_only=True)["model"]["numbers"], intact.model["numbers"]
+    )  # torch reads it, too
     cases = list(damage(whole))
     assert len(cases) >= number
     for data in cases:
         last.write_bytes(data)
         path, intact = checkpoint.read_newest(tmp_path)
-        assert (path, intact["step"]) == (newest, 2)
+        assert (path, intact.step) == (newest, 2)
         assert caplog.messages[-1] == f"{last}: damaged; using {newest} instead"
         with pytest.raises(UserError, match=r"last\.pt: (not an intact checkpoint|truncated|damaged)"):
             checkpoint.read_run(last)
@@ -104,10 +107,10 @@ def test_write_goes_on_in_the_background_from_a_copy(tmp_path, monkeypatch):
     writer = checkpoint.Writer()
     writer.save(live, [tmp_path / "last.pt"], {})
     assert not (tmp_path / "last.pt").exists()
-    live["weights"].zero_()
+    live.model["numbers"].zero_()
     may_write.set()
     writer.wait()
-    assert torch.equal(checkpoint.read_run(tmp_path / "last.pt")["weights"], torch.arange(1, 100_001))
+    assert torch.equal(checkpoint.read_run(tmp_path / "last.pt").model["numbers"], torch.arange(1, 100_001))
 
 
 def test_any_error_of_the_writing_thread_is_raised_at_the_next_call(tmp_path, monkeypatch):
@@ -130,7 +133,7 @@ def test_flags_of_saving_reach_the_folder(demo_run):
         "step_00000010.pt",
         "step_00000012.pt",
     ]
-    middle = checkpoint.read_run(folder / "step_00000010.pt")
+    middle = vars(checkpoint.read_run(folder / "step_00000010.pt"))
     shutil.copy(folder / "step_00000010.pt", folder / "step_00000008.pt")  # as a process killed at step 12 leaves it
     demo_run(epochs=3, save_step_frequency=2, keep=2, resume=folder / "last.pt")
     assert sorted(file.name for file in folder.glob("step_*.pt")) == ["step_00000010.pt", "step_00000012.pt"]
@@ -178,12 +181,12 @@ def test_folder_of_a_running_process_is_refused(demo_run, demo_flags):
 
 
 def test_fine_tuning_begins_at_step_1_in_a_new_folder_without_momentum_if_asked(demo_run, tmp_path):
-    source = checkpoint.read_run(demo_run(name="x") / "last.pt")
+    source = vars(checkpoint.read_run(demo_run(name="x") / "last.pt"))
     sums = []
     for name, reset in (("x.2", False), ("x.3", True)):
         words = {"resume": tmp_path / "x/last.pt", "reset_data_offset": True, "lr": 0, "momentum": 1, "wdecay": 0}
         demo_run(name="x", **words, reset_optimizer=reset)
-        tuned = checkpoint.read_run(tmp_path / name / "last.pt")
+        tuned = vars(checkpoint.read_run(tmp_path / name / "last.pt"))
         assert (tuned["epoch"], tuned["step"]) == (1, 4)
         assert torch.equal(tuned["model"]["head.aspp.conv1.weight"], source["model"]["head.aspp.conv1.weight"])
         sums.append(tuned["optimizer"]["state"][0]["momentum_buffer"])
@@ -199,8 +202,8 @@ def test_each_rank_resumes_with_its_own_batch_norm_statistics(num_ranks, expecte
     for rank, mean in enumerate(expected):
         model = nn.BatchNorm2d(1)
         state = TrainState(model, model, torch.optim.SGD(model.parameters()), LossScaler(cpu, enabled=False))
-        content = state.capture(Group(cpu))
-        content["model"] = content["model"] | {"running_mean": torch.tensor([2.0])}  # averaged over ranks
-        content["ranks"] = [{"buffers": {"running_mean": torch.tensor([1.0 + own])}} for own in range(num_ranks)]
+        content = state.checkpoint(Group(cpu), config={}, texts={}, run={})
+        content.model = content.model | {"running_mean": torch.tensor([2.0])}  # averaged over ranks
+        content.ranks = [{"buffers": {"running_mean": torch.tensor([1.0 + own])}} for own in range(num_ranks)]
         state.restore(content, Group(cpu, rank=rank, world_size=3))
         assert model.running_mean.item() == mean

@@ -43,7 +43,7 @@ def test_names_stay_and_only_training_is_compiled(monkeypatch):
 
 
 def assert_close(folder, expected) -> None:
-    contents = [checkpoint.read_run(path / "last.pt") for path in (folder, expected)]
+    contents = [vars(checkpoint.read_run(path / "last.pt")) for path in (folder, expected)]
     for part in ("model", "ema"):
         assert contents[0][part].keys() == contents[1][part].keys()
         for name, value in contents[0][part].items():

@@ -24,7 +24,7 @@ def plain(demo_root, tmp_path_factory):
     folder = tmp_path_factory.mktemp("plain")
     words = flags(dataset_path=demo_root, logdir=folder, optimizer="sgd", max_steps=2)
     succeed([start([*words, "--amp", "none", "--name", "plain"], folder)])
-    return words, checkpoint.read_run(folder / "plain/last.pt")["model"]
+    return words, checkpoint.read_run(folder / "plain/last.pt").model
 
 
 @pytest.mark.parametrize(
@@ -36,5 +36,5 @@ def test_the_run_ends_as_without_it(plain, tmp_path, fault):
     env = {"CXX": str(tmp_path / "nonesuch"), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
     stdout = succeed([start(words, tmp_path, "tests/train_with_fault.py", **env)])[0]
     assert stdout.count(warning) == 1, stdout
-    found = checkpoint.read_run(tmp_path / "x/last.pt")["model"]
+    found = checkpoint.read_run(tmp_path / "x/last.pt").model
     assert all(torch.equal(value, found[name]) for name, value in weights.items())

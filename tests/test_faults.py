@@ -113,7 +113,7 @@ def test_checkpoint_that_is_being_written_when_a_rank_fails_is_finished(demo_fla
     """Step 1 is saved in the background, slowly, while step 2 fails."""
     words = demo_flags(name="x", save_step_frequency=1)
     one_line_each(run_pair("slow_write+user_error", rank, words, tmp_path), "the file is wrong")
-    assert checkpoint.read_run(tmp_path / "x" / "last.pt")["step"] == 1
+    assert checkpoint.read_run(tmp_path / "x" / "last.pt").step == 1
 
 
 @pytest.mark.parametrize("victim", [pytest.param(0, marks=slow), 1])

@@ -86,7 +86,7 @@ def test_frozen_weights_stay_in_a_run_of_two_processes_whatever_else_is_on(demo_
     succeed(start_group(2, [*words, "--name", "plain"], tmp_path))
     succeed(start_group(2, [*words, "--name", "all", "--grad_checkpointing"], tmp_path))
     assert_same_run(tmp_path / "all", tmp_path / "plain")
-    content = checkpoint.read_run(tmp_path / "all" / "last.pt")
+    content = vars(checkpoint.read_run(tmp_path / "all" / "last.pt"))
     first = get_model(config.parse(words), Group(torch.device("cpu")))[0].state_dict()  # what the run began with
     for part in ("model", "ema"):
         for name, value in content[part].items():

@@ -47,7 +47,7 @@ def test_command_after_ctrl_c_resumes_the_run_to_its_end(demo_root, tmp_path):
     process.send_signal(signal.SIGINT)
     [(status, stdout, stderr)] = finish([process])
     assert status == STOPPED, stderr
-    assert checkpoint.read_run(folder / "last.pt")["step"] < 16
+    assert checkpoint.read_run(folder / "last.pt").step < 16
     said = paste(command_after(stdout, "to resume"), tmp_path)
     assert [line["step"] for line in read_metrics(folder, "train")] == list(range(1, 17))
     assert [path.name for path in (tmp_path / "my logs").iterdir()] == ["my run"]

@@ -12,7 +12,7 @@ from PIL import Image
 import config
 import models
 import utils
-from builders.from_data import get_class_weights
+from builders.class_weights import get_class_weights
 from config.losses import read_class_weights
 from data.histogram import class_weights, value_histogram
 from distributed.group import Group

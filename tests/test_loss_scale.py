@@ -77,4 +77,4 @@ def test_run_that_only_skips_is_stopped_on_every_rank(demo_flags, tmp_path):
     skipped = [line["skipped_steps"] for line in lines]
     assert skipped == [*range(1, len(skipped) + 1)]
     assert MAX_SKIPPED - 2 <= len(skipped) < MAX_SKIPPED  # rank 1 may end the run before rank 0 has read the last one
-    assert checkpoint.read_run(tmp_path / "x" / "last.pt")["scaler"]["skipped"] > 0
+    assert checkpoint.read_run(tmp_path / "x" / "last.pt").scaler["skipped"] > 0

@@ -25,7 +25,8 @@ def log_step(metrics: Metrics, epoch: int, step: int, loss: float) -> None:
 
 def test_validation_between_steps_is_not_in_the_rate_of_training(now, monkeypatch):
     """2 images in 1 s, and a validation of 100 s between the steps."""
-    metrics, lines = Metrics(Group(torch.device("cpu")), log_interval=2), []
+    metrics, lines = Metrics(Group(torch.device("cpu"))), []
+    metrics.log_interval = 2
     monkeypatch.setattr(metrics, "_write", lambda line, *_: lines.append(line))
 
     def batches():
@@ -37,6 +38,7 @@ def test_validation_between_steps_is_not_in_the_rate_of_training(now, monkeypatc
             list(metrics.validation(batches()))
         now[0] += 1
         log_step(metrics, 1, step, 1.0)
+    metrics.end_epoch()
     assert [line["images_per_s"] for line in lines] == [2.0, 2.0]
 
 
@@ -45,11 +47,13 @@ def test_line_of_an_epoch_has_its_time_and_the_time_left(now):
 
     25 steps are left, which take 250 s, about 4 min.
     """
-    metrics = Metrics(Group(torch.device("cpu")), log_interval=100)
+    metrics = Metrics(Group(torch.device("cpu")))
+    metrics.log_interval = 100
     metrics.pace.steps_left = 30
     for step in metrics.steps(range(5), total=5, title=""):
         now[0] += 10 if step else 1000  # of the first step
         log_step(metrics, 3, 11 + step, float(step))
+    metrics.end_epoch()
     assert metrics.loss_text() == "loss 2.000"  # the mean of 0, 1, 2, 3, 4
     assert metrics.pace.time_text() == "17 min, 4 min left"
     metrics.pace.steps_left = 5
@@ -58,7 +62,8 @@ def test_line_of_an_epoch_has_its_time_and_the_time_left(now):
 
 def test_line_of_an_epoch_has_the_rate_and_the_share_of_waiting_for_the_loader(now):
     """The first batch takes 50 s, which do not count; then 4 steps of 3 s, 3 waits of 2 s, two validations of 100 s."""
-    metrics = Metrics(Group(torch.device("cpu")), log_interval=100)
+    metrics = Metrics(Group(torch.device("cpu")))
+    metrics.log_interval = 100
 
     def batches(wait: float):
         now[0] += 50 - wait

@@ -148,7 +148,7 @@ def test_each_crafted_entry_is_one_line(folder):
             with pytest.raises(UserError) as raised, schema.naming(Path("a.pt")):
                 schema.check_run(replaced(content, name.split("/"), value))
             assert re.match(r"a\.pt: .{3,300}$", str(raised.value)), name
-    assert schema.check_run(content)["config"] == content["config"]
+    assert schema.check_run(content).config == content["config"]
     write(Path("a.pt"), content | {"format": torch.ones(2)}, content["step"])
     with pytest.raises(UserError, match="format unknown, here 3"):
         checkpoint.read_run(Path("a.pt"))

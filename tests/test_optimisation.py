@@ -122,7 +122,7 @@ def test_killed_and_resumed_run_ends_the_same_bit_for_bit(demo_flags, tmp_path, 
     assert "resuming" in stdout
     succeed(whole)
     assert_same_run(folder, tmp_path / "whole")
-    groups = checkpoint.read_run(folder / "last.pt")["optimizer"]["param_groups"]
+    groups = checkpoint.read_run(folder / "last.pt").optimizer["param_groups"]
     assert {group["lr_factor"] for group in groups} == {1.0, 2.0}
     assert {group["weight_decay"] for group in groups} == {0.0, 0.05}
 
@@ -165,7 +165,7 @@ def test_momentum_and_adamws_state_are_not_mixed(demo_run, tmp_path):
     with pytest.raises(UserError, match=groups):
         demo_run(**resume, head_lr_factor=10)
     demo_run(**resume, optimizer="adamw", head_lr_factor=10, reset_optimizer=True)
-    content = checkpoint.read_run(folder / "last.pt")
+    content = vars(checkpoint.read_run(folder / "last.pt"))
     assert {float(state["step"]) for state in content["optimizer"]["state"].values()} == {4.0}  # of epoch 2
 
 

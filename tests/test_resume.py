@@ -78,7 +78,7 @@ def test_saved_by_4_processes_goes_on_with_2_and_with_1(tmp_path):
     whole = run("whole", 4)  # global batch 8, 3 steps an epoch
     expected = consumed(whole, 4, 2)
     assert len(expected) == len(set(expected)) == 9 * 8
-    middle = checkpoint.read_run(whole / "x" / "step_00000004.pt")
+    middle = vars(checkpoint.read_run(whole / "x" / "step_00000004.pt"))
     assert (middle["epoch"], middle["samples"]) == (1, 8)
     for name, world_size, accum_steps in (("two", 2, 2), ("one", 1, 4)):
         (tmp_path / name / "x").mkdir(parents=True)
@@ -90,7 +90,7 @@ def test_saved_by_4_processes_goes_on_with_2_and_with_1(tmp_path):
         for line, expected_line in zip(lines, read_metrics(whole / "x", "train"), strict=True):
             assert line["losses"] == pytest.approx(expected_line["losses"], rel=1e-6)
             assert (line["lr"], line["step"]) == (expected_line["lr"], expected_line["step"])
-        contents = [checkpoint.read_run(folder / "x" / "last.pt") for folder in (again, whole)]
+        contents = [vars(checkpoint.read_run(folder / "x" / "last.pt")) for folder in (again, whole)]
         for part in ("model", "ema"):
             for key, value in contents[0][part].items():
                 torch.testing.assert_close(value, contents[1][part][key], rtol=1e-6, atol=1e-9)
@@ -114,7 +114,7 @@ def test_loss_scale_is_resumed(demo_flags, tmp_path):
     # Scaled like this, a gradient of step 1 or 2 is more than fp16 can hold, and the scale is halved.
     [stdout] = succeed([start(["huge_loss_scale", "0", *words, "--name", "whole"], tmp_path, FAULTS)])
     assert " of them skipped by --amp fp16), best mIoU" in stdout
-    saved = checkpoint.read_run(tmp_path / "whole" / "step_00000002.pt")
+    saved = vars(checkpoint.read_run(tmp_path / "whole" / "step_00000002.pt"))
     skipped = saved["scaler"]["skipped"]
     assert saved["scaler"]["scale"] == 2.0 ** (17 - skipped) < 2.0**17
     (tmp_path / "x").mkdir()
@@ -122,7 +122,7 @@ def test_loss_scale_is_resumed(demo_flags, tmp_path):
         shutil.copy(tmp_path / "whole" / file, tmp_path / "x")
     words += ["--name", "x", "--resume", "auto"]
     succeed([start(["huge_loss_scale", "0", *words], tmp_path, FAULTS)])
-    one, other = (checkpoint.read_run(tmp_path / name / "last.pt") | {"config": {}} for name in ("x", "whole"))
+    one, other = (vars(checkpoint.read_run(tmp_path / name / "last.pt")) | {"config": {}} for name in ("x", "whole"))
     assert chaos.unequal(one, other) == []
     counts = [[line["skipped_steps"] for line in read_metrics(tmp_path / name, "train")] for name in ("x", "whole")]
     assert counts[0] == counts[1]
@@ -198,7 +198,7 @@ def test_slurm_script_requeues_a_run_that_was_told_to_stop(demo_flags, tmp_path,
     stdout, stderr = job.communicate(timeout=60)
     assert "stopped by SIGUSR1" in stdout, (stdout, stderr)
     assert (tmp_path / "requeued").read_text() == "requeue 12345\n"
-    steps = checkpoint.read_run(tmp_path / "x" / "last.pt")["step"]
+    steps = checkpoint.read_run(tmp_path / "x" / "last.pt").step
     # Requeued, it starts the same script again, which goes on.
     words[words.index("40")] = str(steps // 4 + 1)
     script = ["bash", str(REPO / "scripts/slurm.sbatch"), *words]

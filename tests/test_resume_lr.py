@@ -40,15 +40,15 @@ def plain_factor(way: str, scaling: str, processes: int) -> float:
     return 1.0 if way == "total_batchsize" else plain_rule(scaling, processes)
 
 
-def learning_rate(processes: int = 1, saved: dict | None = None, images: int = IMAGES, **values) -> Schedule:
+def learning_rate(processes: int = 1, saved: SimpleNamespace | None = None, images: int = IMAGES, **values) -> Schedule:
     values = {"dataset_path": "data", "epochs": EPOCHS, "lr": 0.5} | values
     cfg = utils.share_batch(config.parse(flags(**values)), Group(torch.device("cpu"), world_size=processes))
     batch = {"batch_size": cfg.batchsize, "accum_steps": cfg.accum_steps}
     return Schedule(cfg, TrainSampler(images, **batch, seed=0, world_size=processes), saved)
 
 
-def saved_by(rate: Schedule) -> dict:
-    return {"origin": rate.origin, "config": config.as_dict(rate.cfg)}
+def saved_by(rate: Schedule) -> SimpleNamespace:
+    return SimpleNamespace(origin=rate.origin)
 
 
 def at(rate: Schedule, step: float) -> float:
@@ -133,4 +133,4 @@ def test_run_of_two_processes_continues_with_one_at_its_lr(demo_flags, tmp_path,
     succeed([start([*base, *then_words.split(), "--resume", str(file)], tmp_path, FLOAT64)])
     expected = [0.01 * factor * 0.5 * (1 + math.cos(math.pi * step / 6)) for step in range(6)]
     assert [line["lr"] for line in read_metrics(tmp_path / "x", "train")] == pytest.approx(expected, rel=1e-9)
-    assert checkpoint.read_run(file)["origin"]["lr_factor"] == factor
+    assert checkpoint.read_run(file).origin["lr_factor"] == factor

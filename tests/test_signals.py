@@ -62,7 +62,7 @@ def test_sigterm_to_one_rank_stops_both_and_the_run_goes_on_exactly(words, unbro
     assert [status for status, _, _ in results] == [STOPPED, STOPPED], results
     assert f"stopped by SIGTERM on rank {rank} after step" in results[0][1]
     assert not list((tmp_path / "x").glob(".*"))
-    content = checkpoint.read_run(tmp_path / "x" / "last.pt")
+    content = vars(checkpoint.read_run(tmp_path / "x" / "last.pt"))
     assert (content["step"], content["epoch"]) == (step or content["step"], epoch)
     assert content["samples"] == 2 * (content["step"] - 4 * content["epoch"])
     assert_resumes(words, tmp_path, unbroken[2], world_size=2)

@@ -8,11 +8,12 @@ from test_fold import varied
 from torch import Tensor, nn
 
 import models
+from builders.settle import read_start_weights, settle_stride
 from config import parse
 from distributed.group import Group
 from support.errors import UserError
 from trained import TrainedModel
-from utils import get_model, get_start
+from utils import get_model
 
 pytestmark = pytest.mark.full_size
 CPU = torch.device("cpu")
@@ -58,7 +59,8 @@ def test_deeplabv3_computes_what_torchvisions_does(theirs, file):
 
 def test_training_keeps_all_but_a_classifier_of_other_classes(demo_root, file, caplog):
     values = {"model_type": "deeplabv3_torchvision", "layers": 50, "numclasses": 5, "pretrained": file}
-    cfg, start = get_start(parse(flags(dataset_path=demo_root, **values)), Group(CPU), None)
+    cfg = parse(flags(dataset_path=demo_root, **values))
+    start = read_start_weights(cfg, Group(CPU))
     with caplog.at_level("INFO", "segtrain"):
         get_model(cfg, Group(CPU), start)
     # 53 convolutions of the ResNet and 7 of the head, each with a norm of 5 values.
@@ -76,4 +78,4 @@ def test_deeplabv3_of_the_paper_is_dilated_differently_and_refuses_the_file(demo
         TrainedModel(file, {"model_type": "deeplabv3", "numclasses": 21})
     cfg = parse(flags(dataset_path=demo_root, model_type="deeplabv3", layers=50, pretrained=file))
     with pytest.raises(UserError, match=f"^--pretrained {message}$"):
-        get_start(cfg, Group(CPU), None)
+        settle_stride(cfg, Group(CPU), None, read_start_weights(cfg, Group(CPU)))

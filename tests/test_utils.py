@@ -11,6 +11,7 @@ from conftest import flags
 import config
 import models
 import utils
+from builders.settle import read_start_weights
 from data.distance import main as distance_main
 from data.distance import pseudo_distance, scribble_distance
 from distributed.group import Group
@@ -148,8 +149,7 @@ def test_a18_only_rank_0_loads_start_weights(demo_root, caplog):
     caplog.set_level("DEBUG", "segtrain")
     for rank in (0, 1):
         group = Group(CPU, rank=rank, world_size=2)
-        given, start = utils.get_start(cfg(demo_root), group, None)
-        utils.get_model(given, group, start)
+        utils.get_model(cfg(demo_root), group, read_start_weights(cfg(demo_root), group))
     assert caplog.messages == ["start weights: random (--pretrained none)"]
 
 
@@ -174,8 +174,7 @@ def test_b4_downloaded_weights_are_the_version_named(demo_root, monkeypatch, cap
     monkeypatch.setattr(torch.hub, "load_state_dict_from_url", download)
     kind = "deeplabv3_torchvision" if pretrained == "coco" else "res50_ASPP"
     given = cfg(demo_root, layers=layers, pretrained=pretrained, model_type=kind)
-    given, start = utils.get_start(given, ALONE, None)
-    model, _ = utils.get_model(given, ALONE, start)
+    model, _ = utils.get_model(given, ALONE, read_start_weights(given, ALONE))
     assert [url.rpartition("/")[2] for url in urls] == [file]
     assert model.backbone.conv1.weight.abs().max() == 0
     [message] = caplog.messages
