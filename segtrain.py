@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from prediction.loaded import LoadedModel, Result
     from trained import load
 
-__version__ = "1.0.0.dev0"
+__version__ = "0.4.0"
 __all__ = ["LoadedModel", "Result", "UserError", "__version__", "load"]
 
 

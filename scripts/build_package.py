@@ -31,7 +31,7 @@ def build_wheel(wheel_directory: str, config_settings=None, metadata_directory=N
     # In the clone setuptools would leave a folder build/, and its next wheel would have the modules deleted since then.
     with tempfile.TemporaryDirectory() as stage:
         write_package(root, Path(stage, PACKAGE))
-        for name in ("pyproject.toml", "requirements.txt", "LICENSE"):
+        for name in ("pyproject.toml", "requirements.txt", "LICENSE", "README.md"):
             shutil.copy(root / name, stage)
         os.chdir(stage)
         try:

@@ -69,10 +69,11 @@ def test_words_that_shell_scripts_pass_on(tmp_path):
 @pytest.mark.parametrize("name", ["train_torchrun", "train_ddp", "run_ddp"])
 def test_batch_files_pass_on_the_same_words_as_shell_scripts(name):
     """By their text: the last command, without the default values of variables."""
-    shell, batch = ((REPO / f"{name}.{suffix}").read_text() for suffix in ("sh", "bat"))
+    shell, batch = ((REPO / file).read_text() for file in (f"{name}.sh", f"scripts/{name}.bat"))
     command = shell.replace("\\\n", " ").splitlines()[-1].removeprefix("exec bash ")
     command = re.sub(r"\$\{(\w+):[-+][^}]*\}", r"%\1%", command)
-    command = command.replace("$here/", "%~dp0").replace("$@", "%*").replace("/launch.sh", "\\launch.bat")
+    command = command.replace("$here/scripts/launch.sh", "%~dp0launch.bat").replace("$here/", "%~dp0..\\")
+    command = command.replace("$@", "%*")
     batch_command = batch.replace("^\n", " ").splitlines()[-1]
     assert batch_command.replace('"', "").split() == command.replace('"', "").split()
 
