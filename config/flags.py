@@ -11,6 +11,7 @@ from typing import Any
 
 from support.errors import UserError
 
+SWITCHES = dict.fromkeys(("true", "yes", "on"), True) | dict.fromkeys(("false", "no", "off"), False)  # of YAML 1.1
 LIMITS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 
 
@@ -53,16 +54,19 @@ class Flag:
         return self._convert_one(value, where)
 
     def _convert_one(self, value: Any, where: str) -> Any:
-        value = self.synonyms.get(str(value).lower(), value)
+        word = str(value).lower()
+        switch = SWITCHES.get(word)
+        value = self.synonyms.get(word if switch is None else str(switch).lower(), value)
         if self.kind is bool:
-            if isinstance(value, bool) or (value is None and self.default is None):
-                return value
+            if switch is not None or (value is None and self.default is None):
+                return switch
             raise UserError(f"{where}: {value!r} is not true or false")
         try:
             if not isinstance(value, str | int | float) or isinstance(value, bool):
                 raise ValueError
-            converted = self.kind(value)
-            if self.kind is int and isinstance(value, float) and value != converted:
+            number = float(value) if self.kind is int and "." in str(value) else value  # 5.0
+            converted = self.kind(number)
+            if isinstance(number, float) and number != converted:
                 raise ValueError
         except (ValueError, OverflowError):
             article = "an" if self.kind is int else "a"
@@ -73,6 +77,8 @@ class Flag:
         if not all(getattr(operator, name)(converted, limit) for name, limit in limits.items()):
             allowed = " and ".join(f"{LIMITS[name]} {limit}" for name, limit in limits.items())
             raise UserError(f"{where} {converted}: must be {allowed}")
+        if self.kind is int and abs(converted) >= 2**63:
+            raise UserError(f"{where} {converted}: must have at most 64 bits")
         if self.choices and converted not in self.choices:
             near = difflib.get_close_matches(str(converted), map(str, self.choices), n=1)
             hint = f"did you mean {near[0]}? " if near else ""

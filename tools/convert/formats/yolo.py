@@ -62,7 +62,7 @@ def _names(source: Path) -> list[str]:
     """Return the names of the classes by number, of a YAML file or of Label Studio's classes.txt; [] without both."""
     paths = [path for files in list_folder(source, (".yaml", ".yml")).values() for path in files]
     for path in sorted(paths, key=lambda path: len(path.parts)):
-        content = read_yaml(path, as_text=True)
+        content = read_yaml(path)
         names = content.get("names") if isinstance(content, dict) else None
         if not isinstance(names, list | dict):
             continue
