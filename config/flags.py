@@ -11,7 +11,7 @@ from typing import Any
 
 from support.errors import UserError
 
-SWITCHES = dict.fromkeys(("true", "yes", "on"), True) | dict.fromkeys(("false", "no", "off"), False)  # of YAML 1.1
+SWITCHES = {"yes": "true", "on": "true", "no": "false", "off": "false"}  # of YAML 1.1
 LIMITS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 
 
@@ -54,12 +54,11 @@ class Flag:
         return self._convert_one(value, where)
 
     def _convert_one(self, value: Any, where: str) -> Any:
-        word = str(value).lower()
-        switch = SWITCHES.get(word)
-        value = self.synonyms.get(word if switch is None else str(switch).lower(), value)
+        word = as_word(value)
+        value = self.synonyms.get(word, value)
         if self.kind is bool:
-            if switch is not None or (value is None and self.default is None):
-                return switch
+            if word in ("true", "false") or (value is None and self.default is None):
+                return None if value is None else word == "true"
             raise UserError(f"{where}: {value!r} is not true or false")
         try:
             if not isinstance(value, str | int | float) or isinstance(value, bool):
@@ -84,6 +83,11 @@ class Flag:
             hint = f"did you mean {near[0]}? " if near else ""
             raise UserError(f"{where}: {value!r} is not known: {hint}One of {', '.join(map(str, self.choices))}")
         return converted
+
+
+def as_word(value: object) -> str:
+    """Return a value's text in lower case; "true" or "false" for each word that YAML 1.1 has for it."""
+    return SWITCHES.get(str(value).lower(), str(value).lower())
 
 
 def flag(default: Any, help: str, **facts: Any) -> Any:
