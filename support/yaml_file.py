@@ -1,7 +1,7 @@
 """Read YAML files, which anyone may have written, within bounds of size, depth and number of values."""
 
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import yaml
 
@@ -19,8 +19,6 @@ class _Loader(yaml.SafeLoader):
     Raises YAMLError beyond the bounds, and on a duplicate key, where SafeLoader keeps the last value. An alias counts
     as all values that it stands for: ten lines of aliases can stand for a billion.
     """
-
-    yaml_implicit_resolvers: ClassVar[dict] = {}
 
     def __init__(self, text: str):
         super().__init__(text)
@@ -52,14 +50,14 @@ class _Loader(yaml.SafeLoader):
 class _FlagLoader(_Loader):
     """A _Loader for which null is None, and << merges a mapping into another."""
 
-    yaml_implicit_resolvers: ClassVar[dict] = {
-        first: [pair for pair in pairs if pair[0].endswith((":null", ":merge"))]
-        for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
 
-
+_Loader.yaml_implicit_resolvers = {}
+_FlagLoader.yaml_implicit_resolvers = {
+    first: [pair for pair in pairs if pair[0].endswith((":null", ":merge"))]
+    for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 for _tag in ("int", "float", "bool", "timestamp"):  # written out, such as !!int 5
-    _Loader.add_constructor(f"tag:yaml.org,2002:{_tag}", yaml.SafeLoader.construct_yaml_str)
+    _Loader.add_constructor(f"tag:yaml.org,2002:{_tag}", _Loader.construct_yaml_str)  # type: ignore[type-var]
 
 
 def read_yaml(path: Path, flag: str = "") -> Any:

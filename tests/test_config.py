@@ -147,7 +147,7 @@ def test_wrong_files_are_named(tmp_path, text, named):
     assert str(tmp_path / "wrong.yaml") in str(caught.value)
 
 
-@pytest.mark.parametrize("text", "010 007 1.10 1e3 0x10 1_000 12:30:45 2024-01-02 yes no .inf +5 08".split())
+@pytest.mark.parametrize("text", ["010", "007", "1.10", "1e3", "0x10", "1_000", "12:30:45", "2024-01-02", "no", "+5"])
 def test_a_text_flag_of_a_file_has_its_text_as_written(tmp_path, text):
     """YAML 1.1 reads 010 as 8, and "no" as false. Numbers and switches are as before."""
     words = "dataset_path: x\nsync_bn: off\namp: no\naugment: No\nfind_unused_parameters: off\nepochs: 5.0\nlr: 1_0.5\n"

@@ -81,7 +81,7 @@ def test_splits_share_a_folder(tmp_path, capsys):
     with pytest.raises(UserError, match="has results made with other settings"):
         convert("coco", val, tmp_path / "out", "--split", "train")
     val.write_text(val.read_text().replace('"cat"', '"bird"'))
-    with pytest.raises(UserError, match="lists other classes than this export"):
+    with pytest.raises(UserError, match="is not the list of this export's classes"):
         convert("coco", val, tmp_path / "out", "--split", "test")
 
 

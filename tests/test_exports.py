@@ -179,7 +179,7 @@ def test_what_else_yolo_may_lack(tmp_path, capsys):
     assert convert("yolo", source, tmp_path / "out") == 1
     output = capsys.readouterr()
     assert "class 'class 7': not in the list of classes: ignored (255) in 1 place(s)" in output.err
-    assert f"1 image(s) have no label file, such as {source / 'images/lonely.png'}: left out" in output.out
+    assert f"1 image(s) have no usable label, such as {source / 'images/lonely.png'}: left out; if" in output.out
     (source / "data.yaml").write_text("names: {0: on, 1: 0x10}\n")  # not True and 16
     assert convert("yolo", source, tmp_path / "as_written") == 1
     assert read_classes(str(tmp_path / "as_written/classes.txt"), 3).names == ["background", "on", "0x10"]

@@ -17,11 +17,15 @@ LIMIT = 1e7  # pixels; a coordinate beyond is a fault, and would overflow
 
 
 class Patch(NamedTuple):
-    """Pixels of an image: mask (height, width) bool, whose pixel [0, 0] is pixel [top, left] of the image."""
+    """Pixels of an image: mask (height, width) bool, whose pixel [0, 0] is pixel [top, left] of the image.
+
+    is_thin: it is of a polygon that is less than 2 pixels wide on average.
+    """
 
     top: int
     left: int
     mask: np.ndarray
+    is_thin: bool = False
 
 
 EMPTY = Patch(0, 0, np.zeros((0, 0), bool))
@@ -73,7 +77,10 @@ def fill(ring: np.ndarray, size: tuple[int, int]) -> Patch:
         column = np.clip(np.ceil(x - 0.5), 0, size[1]).astype(np.int64)  # the first pixel right of the crossing
         crossings += np.bincount((row - top) * width + column - left, minlength=len(crossings))
     inside = (np.cumsum(crossings.reshape(height, width), axis=1) & 1).astype(bool)
-    return Patch(top, left, inside[:, :-1])  # all crossings lie left of the last column: it is outside
+    mask = inside[:, :-1]  # all crossings lie left of the last column: it is outside
+    outline = np.clip(ring, 0, size[::-1])
+    perimeter = np.hypot(*(outline - np.roll(outline, 1, axis=0)).T).sum()  # of a strip: twice its length
+    return Patch(top, left, mask, bool(mask.sum() < perimeter))
 
 
 def rectangle(x0: float, y0: float, x1: float, y1: float) -> np.ndarray:
