@@ -79,8 +79,9 @@ def fill(ring: np.ndarray, size: tuple[int, int]) -> Patch:
     inside = (np.cumsum(crossings.reshape(height, width), axis=1) & 1).astype(bool)
     mask = inside[:, :-1]  # all crossings lie left of the last column: it is outside
     outline = np.clip(ring, 0, size[::-1])
-    perimeter = np.hypot(*(outline - np.roll(outline, 1, axis=0)).T).sum()  # of a strip: twice its length
-    return Patch(top, left, mask, bool(mask.sum() < perimeter))
+    perimeter = np.hypot(*(outline - np.roll(outline, 1, axis=0)).T).sum()
+    # A strip of width w and length l has w * l pixels and the perimeter 2 * w + 2 * l: with w = 2, perimeter - 4 pixels.
+    return Patch(top, left, mask, bool(mask.sum() < perimeter - 4))
 
 
 def rectangle(x0: float, y0: float, x1: float, y1: float) -> np.ndarray:
