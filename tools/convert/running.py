@@ -104,7 +104,8 @@ def _add_unlabelled(source: Source, args: argparse.Namespace) -> None:
     if is_sure and args.unlabelled == "background":
         source.entries += others
     elif others:
-        remedy = "; if they show background only, add --unlabelled background" if is_sure else ""
+        remedy = "; if they show background only, convert to a new folder with --unlabelled background"
+        remedy = "" if args.unlabelled or args.scribbles or not is_sure else remedy
         source.notes.append(f"{len(others)} image(s) have no usable label, such as {others[0].where}: left out{remedy}")
 
 
