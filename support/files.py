@@ -19,7 +19,7 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 # Suffixes that the name of a new folder cannot have: the user expects one file.
-NO_FOLDER = tuple([".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".npy", ".json", ".html", ".zip", ".txt"])
+NO_FOLDER = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".npy", ".json", ".html", ".zip", ".txt")
 SCRATCH = re.compile(r"\.[0-9a-f]{16}\.part(\.\w+)?")  # the name of a temporary file of writing()
 
 
