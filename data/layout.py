@@ -223,7 +223,7 @@ def pair_files(split: Split) -> tuple[list[str], list[dict[str, Path]]]:
 def _describe_missing(split: Split, name: str, kind: str, images: list[Path]) -> str:
     folder, file = split.folders[kind], f"{name}{split.endings.get(kind, '')}"
     if kind == "image":
-        how = f"looked for {', '.join(IMAGE_SUFFIXES)}); write one name a line as there, or IMAGE,MASK"
+        how = f"looked for {', '.join(IMAGE_SUFFIXES)}); a line is the name of an image there, or IMAGE,MASK"
         return f"{split.list_file}: {file!r}: no such image in {folder} ({how}"
     away = f"remove its line from {split.list_file}" if split.list_file else "move the image away"
     return (
