@@ -45,7 +45,7 @@ def get_loader(cfg: Config, split: str, group: Group) -> TrainLoader | EvalLoade
     if split == "train":
         return get_train_loader(cfg, group)
     loader = get_eval_loader(cfg, cfg.val_split, group)
-    for size in set(loader.batch_sampler.sizes):
+    for size in {*loader.batch_sampler.sizes} - {(0, 0)}:
         Windows.over(size, 1.0, **cfg.sizes)  # the first validation would find it late
     return loader
 
