@@ -30,7 +30,8 @@ def read_texts(cfg: Config, saved: dict | None) -> Config:
     """Return the flags with the texts of --classes and --label_map, which checkpoints hold.
 
     A run that resumes the checkpoint content `saved` takes a file as it is now, as it describes the labels that are now
-    there, and the checkpoint's text if the file is gone. Raises UserError if a file cannot be read.
+    there, and the checkpoint's text if the file is gone; an earlier version saved none, and classes are then numbers.
+    Raises UserError if a file cannot be read.
     """
     texts: dict[str, str] = {}
     for flag in FOLDERS:
@@ -39,9 +40,10 @@ def read_texts(cfg: Config, saved: dict | None) -> Config:
         try:
             texts[flag] = read_preset(flag, chosen)
         except UserError as error:
-            if kept is None:
+            if kept is None and (flag != "classes" or not saved or saved["texts"] or saved["config"][flag] != chosen):
                 raise
-            log.warning(f"{error}; using its text in the checkpoint")
+            log.warning(f"{error}; using {'numbers' if kept is None else 'its text in the checkpoint'}")
+            cfg = cfg if kept is not None else dataclasses.replace(cfg, classes="")
         if kept != texts.setdefault(flag, kept or "") and kept is not None:
             log.warning(f"--{flag} {chosen}: has changed since the checkpoint; from here on the file is used")
     return dataclasses.replace(cfg, texts=texts)
