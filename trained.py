@@ -174,7 +174,8 @@ class TrainedModel:
         """Return a Predictor of the model at the sizes of `cfg`. settings: scales and flip, as in Predictor."""
         cfg, model = self.cfg, self.model(weights, device)
         amp = resolve(cfg.amp, device)
-        return Predictor(model, batch_size=cfg.val_batchsize, amp=amp, **cfg.sizes, **settings)
+        settings |= cfg.sizes | {"source": f"{self.path} with "}
+        return Predictor(model, batch_size=cfg.val_batchsize, amp=amp, **settings)
 
 
 def load_on_ranks(flags: InferenceFlags, overrides: dict, group: Group) -> tuple[TrainedModel, Predictor]:

@@ -21,6 +21,7 @@ from data.layout import Split, find_split
 from data.loader import EvalLoader, TrainLoader, loader_options
 from data.sampler import EvalBatches, TrainSampler
 from distributed.group import Group
+from evaluation.windows import Windows
 from losses.upsampling import find_points
 from models.foreground import find_foreground
 from support.errors import UserError
@@ -39,9 +40,14 @@ def get_loader(cfg: Config, split: Literal["val"], group: Group) -> EvalLoader: 
 def get_loader(cfg: Config, split: str, group: Group) -> TrainLoader | EvalLoader:
     """Return a DataLoader over this process's share of the training or validation split. split: "train" or "val".
 
-    Raises UserError if folders, lists or files are missing.
+    Raises UserError if folders, lists or files are missing, or if --long_side or --window is too large for images.
     """
-    return get_train_loader(cfg, group) if split == "train" else get_eval_loader(cfg, cfg.val_split, group)
+    if split == "train":
+        return get_train_loader(cfg, group)
+    loader = get_eval_loader(cfg, cfg.val_split, group)
+    for size in {*loader.batch_sampler.sizes} - {(0, 0)}:
+        Windows.over(size, 1.0, **cfg.sizes)  # the first validation would find it late
+    return loader
 
 
 def find_training_files(cfg: Config) -> tuple[Split, dict[str, tuple[str, Callable]]]:

@@ -83,7 +83,8 @@ def read_texts(cfg: Config, resumed: Checkpoint | None) -> Config:
     """Return the flags with the texts of --classes and --label_map, which checkpoints hold.
 
     A resumed run takes a file as it is now, as it describes the labels that are now there, and the checkpoint's text if
-    the file is gone. Raises UserError if a file cannot be read.
+    the file is gone; an earlier version saved none, and classes are then numbers. Raises UserError if a file cannot be
+    read.
     """
     texts: dict[str, str] = {}
     for flag in FOLDERS:
@@ -92,9 +93,10 @@ def read_texts(cfg: Config, resumed: Checkpoint | None) -> Config:
         try:
             texts[flag] = read_preset(flag, chosen)
         except UserError as error:
-            if kept is None:
+            if kept is None and (flag != "classes" or not resumed or resumed.texts or resumed.config[flag] != chosen):
                 raise
-            log.warning(f"{error}; using its text in the checkpoint")
+            log.warning(f"{error}; using {'numbers' if kept is None else 'its text in the checkpoint'}")
+            cfg = cfg if kept is not None else dataclasses.replace(cfg, classes="")
         if kept != texts.setdefault(flag, kept or "") and kept is not None:
             log.warning(f"--{flag} {chosen}: has changed since the checkpoint; from here on the file is used")
     return dataclasses.replace(cfg, texts=texts)

@@ -11,6 +11,7 @@ from typing import Any
 
 from support.errors import UserError
 
+SWITCHES = {"yes": "true", "on": "true", "no": "false", "off": "false"}  # of YAML 1.1
 LIMITS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 
 
@@ -53,16 +54,18 @@ class Flag:
         return self._convert_one(value, where)
 
     def _convert_one(self, value: Any, where: str) -> Any:
-        value = self.synonyms.get(str(value).lower(), value)
+        word = as_word(value)
+        value = self.synonyms.get(word, value)
         if self.kind is bool:
-            if isinstance(value, bool) or (value is None and self.default is None):
-                return value
+            if word in ("true", "false") or (value is None and self.default is None):
+                return None if value is None else word == "true"
             raise UserError(f"{where}: {value!r} is not true or false")
         try:
             if not isinstance(value, str | int | float) or isinstance(value, bool):
                 raise ValueError
-            converted = self.kind(value)
-            if self.kind is int and isinstance(value, float) and value != converted:
+            number = float(value) if self.kind is int and "." in str(value) else value  # 5.0
+            converted = self.kind(number)
+            if isinstance(number, float) and number != converted:
                 raise ValueError
         except (ValueError, OverflowError):
             article = "an" if self.kind is int else "a"
@@ -73,11 +76,18 @@ class Flag:
         if not all(getattr(operator, name)(converted, limit) for name, limit in limits.items()):
             allowed = " and ".join(f"{LIMITS[name]} {limit}" for name, limit in limits.items())
             raise UserError(f"{where} {converted}: must be {allowed}")
+        if self.kind is int and abs(converted) >= 2**63:
+            raise UserError(f"{where} {converted}: must have at most 64 bits")
         if self.choices and converted not in self.choices:
             near = difflib.get_close_matches(str(converted), map(str, self.choices), n=1)
             hint = f"did you mean {near[0]}? " if near else ""
             raise UserError(f"{where}: {value!r} is not known: {hint}One of {', '.join(map(str, self.choices))}")
         return converted
+
+
+def as_word(value: object) -> str:
+    """Return a value's text in lower case; "true" or "false" for each word that YAML 1.1 has for it."""
+    return SWITCHES.get(str(value).lower(), str(value).lower())
 
 
 def flag(default: Any, help: str, **facts: Any) -> Any:

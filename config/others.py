@@ -4,6 +4,7 @@ import functools
 import re
 from typing import NamedTuple
 
+from config.flags import as_word
 from support.shell import REPO
 
 TABLE = REPO / "docs" / "coming_from.md"
@@ -30,4 +31,4 @@ def other_names() -> dict[str, Other]:
 def changes_nothing(name: str, value: object) -> bool:
     """Return whether another trainer's option has the value that is always so here, such as a `false`."""
     row = other_names().get(name)
-    return row is not None and str(value).lower() == row.accepted
+    return row is not None and as_word(value) == row.accepted

@@ -167,6 +167,10 @@ class FlagReader:
             if name not in self.flags:
                 unknown += [] if changes_nothing(name, value) else [repr(str(key))]
             else:
+                for text in (value if isinstance(value, list) else [value]) if self.flags[name].kind is not str else ():
+                    if re.fullmatch("[-+]?0[0-7]+", str(text)) and (octal := int(text, 8)) != int(text):
+                        both = f"{octal} in YAML 1.1, {int(text)} in YAML 1.2"
+                        raise UserError(f"{path}: {name}: {text} is {both}: write it without leading zeros")
                 converted = self.flags[name].convert(value, f"{path}: {name}")
                 if values.setdefault(name, converted) != converted:
                     keys = " and ".join(other for other, _ in pairs if self.aliases.get(other, other) == name)

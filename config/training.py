@@ -46,7 +46,7 @@ class TrainDataFlags(SizeFlags):
         "folder of the distance maps to the pseudo-label's contour [computed on the fly]",
         needs=of_map("distance_c"),
     )
-    crop_size: int = flag(465, "height and width of a training crop, in pixels [recipe]", ge=16, le=65536)
+    crop_size: int = flag(465, "height and width of a training crop, in pixels [recipe]", ge=16, le=16384)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,9 @@ LISTS = ("ImageSets/SegmentationAug", "ImageSets/Segmentation")
 MASKS = ("SegmentationClassAug", "SegmentationClass")
 SCRIBBLES = "pascal_2012_scribble"
 PSEUDO = "bmp_pseudolabel"
-_PAIR = re.compile(r"^(.+\.(?:jpe?g|png|bmp|tiff?|webp))\s+(\S+/\S+\.(?:png|bmp|tiff?|webp))$", re.IGNORECASE)
+# An image and its mask in a list: "," or ";" or a tab between them, or spaces if the second one is in a folder.
+_FILE = r"\.(?:jpe?g|png|bmp|tiff?|webp)"
+_PAIR = re.compile(rf"(.+?{_FILE})(?:\s*[,;\t]\s*|\s+(?=\S*/))(.+{_FILE})", re.IGNORECASE)
 ANY_SUFFIXES = tuple(dict.fromkeys((*LABEL_SUFFIXES, *IMAGE_SUFFIXES)))  # finds JPEG masks, to name them
 
 
@@ -69,10 +71,11 @@ def find_split(
     endings = {"image": image_suffix} | dict.fromkeys(maps, label_suffix)
     if dataset == "Folder":
         place = find_plain(root, split, images=image_path, masks=maps.get("label", ""), list_path=list_path)
-        listed = read_list(place.list_file) if place.list_file else None
-        if place.list_file:
-            _check_pairs(root, place.list_file, place.masks, endings)
-        return Split({"image": place.images, "label": place.masks}, listed, place.list_file, endings)
+        folders, list_file = {"image": place.images, "label": place.masks}, place.list_file
+        if not list_file:
+            return Split(folders, None, None, endings)
+        _check_pairs(root, list_file, folders, endings)
+        return Split(folders, read_list(list_file, place.images.name), list_file, endings)
     list_file = first_folder(root, list_path, *LISTS) / f"{split}.txt"
     if not list_file.exists():
         command = shell.python_command("-m", "tools.check", root)
@@ -80,15 +83,18 @@ def find_split(
     defaults = {"label": MASKS if dataset == "Dense" else (SCRIBBLES,), "pseudo": (PSEUDO,)}
     folders = {"image": first_folder(root, image_path, "JPEGImages")}
     folders |= {kind: first_folder(root, path, *defaults.get(kind, (kind,))) for kind, path in maps.items()}
-    return Split(folders, read_list(list_file), list_file, endings)
+    if dataset == "Dense" and "label" in maps:  # lists for scribbles may name the dense masks
+        _check_pairs(root, list_file, folders, endings)
+    return Split(folders, read_list(list_file, folders["image"].name), list_file, endings)
 
 
-def _check_pairs(root: Path, list_file: Path, masks: Path, endings: dict[str, str]) -> None:
+def _check_pairs(root: Path, list_file: Path, folders: dict[str, Path], endings: dict[str, str]) -> None:
     """Raise UserError if a list names one mask, and another one has the image's name and would be read."""
-    for image, mask in (match.groups() for match in map(_PAIR.match, _lines(list_file)) if match):
+    masks = folders["label"]
+    for image, mask in (_split_pair(line, folders["image"].name) for line in _lines(list_file)):
         own = posixpath.splitext(posixpath.basename(image))[0].removesuffix(endings["image"]) + endings["label"]
-        named, differs = root / mask, False
-        if named.stem != own or not named.is_relative_to(masks):
+        named, differs = root / mask.lstrip("/"), False
+        if mask and (named.stem != own or not named.is_relative_to(masks)):
             differs = named.is_file() and any((masks / f"{own}{suffix}").is_file() for suffix in LABEL_SUFFIXES)
         if differs:
             raise ListError(
@@ -104,16 +110,31 @@ def first_folder(root: Path, chosen: str, *defaults: str) -> Path:
     return next((root / name for name in defaults if (root / name).is_dir()), root / defaults[-1])
 
 
-def read_list(path: Path) -> list[str]:
+def read_list(path: Path, folder: str = "") -> list[str]:
     """Return the names in a list file, one a line, in Unicode form NFC, without empty lines.
 
-    Names may have folders, spaces and suffixes. A line may be "FOLDER/IMAGE FOLDER/MASK", as PaddleX writes it. Raises
-    UserError if the file cannot be read or has no name.
+    Names may have folders, spaces and suffixes. A line may be "FOLDER/IMAGE FOLDER/MASK", as PaddleX writes it, or the
+    mask first, or with a comma between. folder: the name of the images' folder. Raises UserError if the file cannot be
+    read or has no name.
     """
-    names = [unicodedata.normalize("NFC", posixpath.normpath(_PAIR.sub(r"\1", line))) for line in _lines(path)]
+    pairs = [_split_pair(line, folder) for line in _lines(path)]
+    names = [unicodedata.normalize("NFC", posixpath.normpath(image)) for image, _ in pairs]
     if not names:
         raise UserError(f"{path}: the list is empty; expected one image name a line")
     return names
+
+
+def _split_pair(line: str, folder: str) -> tuple[str, str]:
+    """Return the (image, mask) of a line of a list; the mask is "" if the line names the image alone.
+
+    The mask is first if only the other one is in a folder of the name `folder`, that of the images, or a JPEG.
+    """
+    match = _PAIR.fullmatch(line)
+    if not match or _PAIR.fullmatch(match[2]):
+        return line, ""
+    first, second = match.groups()
+    signs = [(f"/{folder}/" in f"/{name}", name.lower().endswith((".jpg", ".jpeg"))) for name in (first, second)]
+    return (second, first) if signs[1] > signs[0] else (first, second)
 
 
 def _lines(path: Path) -> list[str]:
@@ -149,8 +170,9 @@ def match_files(
     names = list(present["image"]) if split.listed is None else []
     for listed in split.listed or ():
         name = without_suffix(listed, present["image"], ending)
-        if name not in present["image"]:  # PaddleX's names begin with the folder of the images
-            name = without_suffix(listed.removeprefix(f"{folders['image'].name}/"), present["image"], ending)
+        if name not in present["image"]:  # PaddleX's names begin with the folder of the images, others with "/", too
+            inner = listed.removeprefix(f"{folders['image'].as_posix()}/").lstrip("/")
+            name = without_suffix(inner.removeprefix(f"{folders['image'].name}/"), present["image"], ending)
         names.append(name)
     return [(name, {kind: files.get(name, []) for kind, files in present.items()}) for name in names]
 
@@ -201,7 +223,8 @@ def pair_files(split: Split) -> tuple[list[str], list[dict[str, Path]]]:
 def _describe_missing(split: Split, name: str, kind: str, images: list[Path]) -> str:
     folder, file = split.folders[kind], f"{name}{split.endings.get(kind, '')}"
     if kind == "image":
-        return f"{split.list_file}: {file!r}: no such image in {folder} (looked for {', '.join(IMAGE_SUFFIXES)})"
+        how = f"looked for {', '.join(IMAGE_SUFFIXES)}); a line is the name of an image there, or IMAGE,MASK"
+        return f"{split.list_file}: {file!r}: no such image in {folder} ({how}"
     away = f"remove its line from {split.list_file}" if split.list_file else "move the image away"
     return (
         f"{images[0]}: an image without a mask: expected {folder / file}.png (or {', '.join(LABEL_SUFFIXES[1:])}); add "

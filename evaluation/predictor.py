@@ -97,8 +97,8 @@ class Predictor:
     pixels at scale 1; 0: the image's own. A larger image is first averaged down to it, as in training. window: side of
     a window in pixels; 0: the whole image. An image smaller than a window is padded with the mean colour. stride_rate:
     step between windows as a fraction of the window, rounded up to pixels. batch_size: most windows per forward pass,
-    mirror images included; a CPU takes fewer, see CPU_PASS_PIXELS. amp: precision
-    of the forward pass, as --amp.
+    mirror images included; a CPU takes fewer, see CPU_PASS_PIXELS. amp: precision of the forward pass, as --amp.
+    source: where flags are from, for messages.
 
     Whole maps exist only as logits at the model's stride. Full-size maps exist for one band of rows at a time, with
     BAND_BYTES or CPU_BAND_BYTES of probabilities. Bands and batch_size change results by rounding only.
@@ -112,6 +112,7 @@ class Predictor:
     stride_rate: float = 2 / 3
     batch_size: int = 4
     amp: str = "none"
+    source: str = ""
 
     @property
     def images_at_once(self) -> int:
@@ -159,7 +160,8 @@ class Predictor:
 
     def _windows(self, size: tuple[int, int]) -> list[Windows]:
         """Return the windows over an image of this (height, width) at each scale, without logits."""
-        return [Windows.over(size, scale, self.long_side, self.window, self.stride_rate) for scale in self.scales]
+        sizes = self.long_side, self.window, self.stride_rate, self.source
+        return [Windows.over(size, scale, *sizes) for scale in self.scales]
 
     def _predict(self, images: Tensor, step: Step) -> list[Windows]:
         """Return all windows of images (B, H, W, 3) at each scale, with their logits at the model's stride.

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from data.images.resize import scaled_size
+from data.images.resize import check_pixels, scaled_size
 
 
 def window_starts(size: int, window: int, stride: int) -> list[int]:
@@ -34,14 +34,21 @@ class Windows:
     logits: Tensor = field(default_factory=lambda: torch.empty(0))
 
     @classmethod
-    def over(cls, out: tuple[int, int], scale: float, long_side: int, window: int, stride_rate: float) -> "Windows":
-        """Return the windows over an image of size `out`, resized by `scale`; the rest is as in Predictor."""
+    def over(
+        cls, out: tuple[int, int], scale: float, long_side: int, window: int, stride_rate: float, source: str = ""
+    ) -> "Windows":
+        """Return the windows over an image of size `out`, resized by `scale`; the rest is as in Predictor.
+
+        Raises UserError if they have so many pixels that memory may run out.
+        """
         size = scaled_size(out, round(scale * (long_side or max(out))))
         sides = (window, window) if window else size
         padded = max(size[0], sides[0]), max(size[1], sides[1])
         tops, lefts = (
             window_starts(padded[axis], sides[axis], math.ceil(sides[axis] * stride_rate)) for axis in (0, 1)
         )
+        flags = f"--long_side {long_side}, --window {window}, --stride_rate {stride_rate:.3g}, --scales {scale:g}"
+        check_pixels(len(tops) * len(lefts) * math.prod(sides), out, f"{source}{flags}")
         offset = (padded[0] - size[0]) // 2, (padded[1] - size[1]) // 2
         return cls(sides, tops, lefts, size, offset, out)
 

@@ -1,6 +1,7 @@
 """Write ONNX files and run them with ONNX Runtime."""
 
 import json
+import math
 import warnings
 from collections.abc import Iterator
 from functools import partial
@@ -13,7 +14,7 @@ from torch import Tensor
 from torch.export import ExportedProgram
 
 from data.classes import Classes
-from data.images.resize import resize, scaled_size
+from data.images.resize import check_pixels, resize, scaled_size
 from evaluation.predictor import Step, no_step
 from support import shell
 from support.errors import UserError
@@ -149,4 +150,5 @@ class OnnxModel:
         size = scaled_size(own, self.long_side or max(own))
         if size == own:
             return images
+        check_pixels(math.prod(size), own, f"{self.path} with --long_side {self.long_side}")
         return resize(images, size).round().to(torch.uint8)

@@ -1,6 +1,8 @@
 """Start weights: from a file of ours, from torchvision, or from a released CDSP checkpoint."""
 
 import errno
+import logging
+import re
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from support.errors import UserError
+
+log = logging.getLogger("segtrain")
 
 # {--pretrained: (torchvision's network, its weights)}
 DOWNLOADS = {
@@ -35,6 +39,8 @@ TORCHVISION_PARTS |= {"classifier.1.": "head.classifier.2.0.", "classifier.2.": 
 TORCHVISION_PARTS |= {"classifier.4.": "head.classifier.3."}
 AUXILIARY = "aux_classifier."  # torchvision's second head, which only helps to train
 RESNET_PARTS = ("conv1.", "bn1.", "layer1.", "layer2.", "layer3.", "layer4.")
+# {(the last block of a ResNet's layer3, whether blocks have three convolutions): --layers}
+DEPTHS = {(1, False): 18, (5, False): 34, (5, True): 50, (22, True): 101, (35, True): 152}
 STRIDE_IS_SET = "{path} has the weight names of a released CDSP file: --stride_in_1x1 is set"
 
 
@@ -81,19 +87,31 @@ def remedy(error: Exception, variable: str) -> str:
 
 
 def load_start_weights(model: nn.Module, start: StartWeights, layers: int) -> str:
-    """Copy the start weights that fit into the model, and return a line for the log. Raises UserError if none fits."""
+    """Copy the start weights that fit into the model, and return a line for the log.
+
+    Log a warning if only a part of the backbone's weights fits. Raises UserError if none fits.
+    """
     if start.source == "none":
         return "start weights: random (--pretrained none)"
     num_copied, missing, unused = load_weights(model, start.state_dict)
     backbone = [name for name, _ in model.named_parameters() if name.startswith("backbone.")]
+    depth = _depth(start.state_dict) or layers
+    advice = f"use --layers {depth}" if depth != layers else f"check --backbone and --layers {layers}"
     if num_copied == 0 or (backbone and set(backbone) <= set(missing)):
-        raise UserError(
-            f"--pretrained {start.source}: none of its backbone's weights fits: check --backbone and --layers {layers}"
-        )
+        raise UserError(f"--pretrained {start.source}: none of its backbone's weights fits: {advice}")
+    if odd := sum(name.startswith("backbone.") for name in (*missing, *unused)):
+        problem = f"{odd} backbone weights are missing, of other shapes or not used"
+        log.warning(f"--pretrained {start.source} does not fit --layers {layers} ({problem}): {advice}")
     return (
         f"start weights: {num_copied} from {start.source}; left random: {_summarise(missing)}; "
         f"in the file but not used: {_summarise(unused)}"
     )
+
+
+def _depth(state_dict: dict[str, Tensor]) -> int | None:
+    """Return the --layers of a torchvision ResNet, from its weight names; None for other networks."""
+    blocks = [int(match[1]) for name in state_dict if (match := re.search(r"\blayer3\.(\d+)\.conv1\.", name))]
+    return DEPTHS.get((max(blocks, default=0), any("layer3.0.conv3." in name for name in state_dict)))
 
 
 def released_type(state_dict: dict[str, Tensor]) -> str | None:

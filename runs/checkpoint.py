@@ -9,6 +9,7 @@ import logging
 import math
 import re
 import threading
+import warnings
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -208,7 +209,8 @@ def read(path: Path) -> dict:
     _check_archive(path, data)
     try:
         # Released CDSP files also contain scores as NumPy numbers; these types run no code of the file.
-        with torch.serialization.safe_globals(NUMPY_VALUES):
+        with torch.serialization.safe_globals(NUMPY_VALUES), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's, on old and other kinds of files
             content = torch.load(data, map_location="cpu", weights_only=True)
     except Exception:  # torch.load() has no common class for what it raises
         # torch's own messages suggest to run code from the file.

@@ -23,6 +23,7 @@ class UserError(ValueError):
         # PyTorch re-raises a DataLoader worker's exception with its traceback as the message, which ends with
         # "errors.UserError: " and the original message.
         message = re.split(rf"\n{__name__}\.\w+: ", message)[-1].strip()
+        message = re.sub(r"\d{100,}", lambda digits: f"{digits[0][:9]}... ({len(digits[0])} digits)", message)
         if len(message) > MAX_MESSAGE:  # a value of a file may have any length; the remedy is at the end
             message = f"{message[: MAX_MESSAGE // 2]} ... {message[-MAX_MESSAGE // 2 :]}"
         super().__init__(escaped(message))

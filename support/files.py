@@ -18,6 +18,8 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
+# Suffixes that the name of a new folder cannot have: the user expects one file.
+NO_FOLDER = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".npy", ".json", ".html", ".zip", ".txt")
 SCRATCH = re.compile(r"\.[0-9a-f]{16}\.part(\.\w+)?")  # the name of a temporary file of writing()
 
 
@@ -102,7 +104,12 @@ def _lock(file: BinaryIO) -> bool:
 
 
 def check_writable(folder: Path, flag: str) -> None:
-    """Create a folder, and make and remove a file in it. Raises UserError, naming `flag`, if that fails."""
+    """Create a folder, and make and remove a file in it.
+
+    Raises UserError, naming `flag`, if that fails, or if a new folder would have the name of a file.
+    """
+    if folder.suffix.lower() in NO_FOLDER and not folder.is_dir():
+        raise UserError(f"{flag} {folder}: the name of a file: name a folder, such as {folder.stem}, for several files")
     probe = folder / f".{secrets.token_hex(8)}.part"
     try:
         folder.mkdir(parents=True, exist_ok=True)

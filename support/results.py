@@ -2,11 +2,12 @@
 
 import contextlib
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from support.errors import UserError
-from support.files import SCRATCH, check_writable, write_atomic
+from support.files import check_writable, remove_scratch, write_atomic
 
 
 def claim(note: Path, settings: dict, results: Sequence[str], program: str, *, overwrite: bool | None) -> None:
@@ -24,8 +25,8 @@ def claim(note: Path, settings: dict, results: Sequence[str], program: str, *, o
     saved = None
     if note.is_file():
         saved = {}
-        with contextlib.suppress(ValueError):
-            saved = json.loads(note.read_text(encoding="utf-8"))
+        with contextlib.suppress(ValueError, TypeError):
+            saved = dict(json.loads(note.read_text(encoding="utf-8")))
     found = [path for pattern in results for path in folder.glob(pattern) if path.is_file()]
     if found and saved is None:
         raise UserError(f"{flag} {folder}: has {found[0]}, which {program} did not write: name another folder")
@@ -36,9 +37,7 @@ def claim(note: Path, settings: dict, results: Sequence[str], program: str, *, o
             f"{flag} {folder}: has results made with other settings ({', '.join(differ)}), see {note}: name another "
             f"folder{'' if overwrite is None else ', or replace them with --overwrite'}"
         )
-    for path in folder.rglob(".*.part*"):
-        if SCRATCH.fullmatch(path.name):
-            path.unlink(missing_ok=True)
+    remove_scratch(Path(place, name) for place, _, names in os.walk(folder) for name in names)
     if differ or overwrite:
         check_writable(folder, flag)
         for path in found:

@@ -9,14 +9,15 @@ from support.errors import InputError, UserError
 from support.files import read_text
 
 MAX_BYTES, MAX_DEPTH, MAX_VALUES = 2**20, 50, 50_000
-# What PyYAML raises on a value that its tag does not fit, such as !!int "abc" or !!timestamp "x".
+# What PyYAML raises on a value that its tag does not fit, such as !!binary "x".
 BROKEN = (yaml.YAMLError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 
 class _Loader(yaml.SafeLoader):
-    """A loader that raises YAMLError beyond the bounds, and on a duplicate key, where SafeLoader keeps the last value.
+    """A loader of text: no value becomes a number, a date or a switch, so that 010 stays "010", and no "no".
 
-    An alias counts as all values that it stands for: ten lines of aliases can stand for a billion. Dates are text.
+    Raises YAMLError beyond the bounds, and on a duplicate key, where SafeLoader keeps the last value. An alias counts
+    as all values that it stands for: ten lines of aliases can stand for a billion.
     """
 
     def __init__(self, text: str):
@@ -46,38 +47,29 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def _number(loader: _Loader, node: yaml.ScalarNode) -> Any:
-    """Return a number; text if it is long or of base 60 (1:30), which takes PyYAML a time that grows quadratically."""
-    text = loader.construct_scalar(node)
-    if len(text) > 40 or ":" in text:
-        return text
-    return (yaml.SafeLoader.construct_yaml_int if node.tag.endswith(":int") else yaml.SafeLoader.construct_yaml_float)(
-        loader, node
-    )
+class _FlagLoader(_Loader):
+    """A _Loader for which null is None, and << merges a mapping into another."""
 
 
-class _TextLoader(_Loader):
-    """A _Loader for which each value is text."""
-
-
-_Loader.yaml_implicit_resolvers = {
-    first: [pair for pair in pairs if not pair[0].endswith(":timestamp")]
+_Loader.yaml_implicit_resolvers = {}
+_FlagLoader.yaml_implicit_resolvers = {
+    first: [pair for pair in pairs if pair[0].endswith((":null", ":merge"))]
     for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-_TextLoader.yaml_implicit_resolvers = {}
-for _tag in ("int", "float"):
-    _Loader.add_constructor(f"tag:yaml.org,2002:{_tag}", _number)
+for _tag in ("int", "float", "bool", "timestamp"):  # written out, such as !!int 5
+    _Loader.add_constructor(f"tag:yaml.org,2002:{_tag}", _Loader.construct_yaml_str)  # type: ignore[type-var]
 
 
-def read_yaml(path: Path, flag: str = "", *, as_text: bool = False) -> Any:
-    """Return the content of a YAML file.
+def read_yaml(path: Path, flag: str = "") -> Any:
+    """Return the content of a YAML file, whose values are text, as written.
 
-    flag: begins messages, such as "--config ". as_text: keep each value as it is written; else "no" is False, and 010
-    is 8. Raises UserError if the file is not a regular one, not UTF-8, not YAML, or beyond the bounds of this module.
+    flag: begins messages, such as "--config "; if set, null is None. Raises UserError if the file is not a regular one,
+    not UTF-8, not YAML, or beyond the bounds of this module.
     """
     try:
-        return yaml.load(read_text(path, MAX_BYTES), _TextLoader if as_text else _Loader)
+        return yaml.load(read_text(path, MAX_BYTES), _FlagLoader if flag else _Loader)
     except InputError as error:
         raise UserError(f"{flag}{error}") from None
     except BROKEN as error:
-        raise UserError(f"{flag}{path}: not YAML ({' '.join(str(error).split())})") from None
+        problem = " ".join(str(error).replace('in "<unicode string>", ', "in ").split())
+        raise UserError(f"{flag}{path}: not YAML ({problem})") from None

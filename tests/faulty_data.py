@@ -99,6 +99,8 @@ def draw_faulty(root: Path) -> Path:
     (drawn.root / "images/train/loop").symlink_to(drawn.root)
     drawn.pair("train/odd", mask=label(0, 1, 254))
     drawn.pair("train/void", mask=label(255))
+    edge = np.array([0, 1, 2, 255], np.uint8)[np.clip(np.arange(WIDTH) - 20, 0, 3)]  # 1 and 2 are one pixel wide
+    drawn.pair("train/smooth", mask=edge[None].repeat(HEIGHT, axis=0))
     drawn.put("mask", "train/no_image.png", label(0, 1, 2))
     drawn.pair("train/leak", picture("leak"))
     drawn.pair("val/leak", picture("leak"))
@@ -121,6 +123,7 @@ FAULTY = {
     "image-frames": ["images/train/pages.tif"],
     "left-out": ["images/train/loop", "images/train"],
     "exif-turns-one": ["masks/train/upside_down.png"],
+    "mask-smoothed": ["masks/train/smooth.png"],
     "class-absent": ["class 3"],
     "class-only-in-val": ["class 4"],
     "label-without-image": ["masks/train/no_image.png"],

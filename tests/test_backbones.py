@@ -1,5 +1,7 @@
 """Networks of timm as backbones: timm's features, every parameter trained, weights from files, runs that resume."""
 
+import struct
+
 import pytest
 import torch
 from conftest import assert_same_run, finish, flags, read_metrics, start, succeed
@@ -154,9 +156,11 @@ def test_weights_that_do_not_fit_are_one_line(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="imagenet_v1: only torchvision's ResNet"):
         read_timm_weights(body, "imagenet_v1", checkpoint.read)
     broken = tmp_path / "broken.safetensors"
-    broken.write_bytes(b"\x00" * 7)
-    with pytest.raises(UserError, match="not a whole safetensors file"):
-        read_timm_weights(body, str(broken), checkpoint.read)
+    claims = b'{"w":{"dtype":"F32","shape":[25000000000],"data_offsets":[0,100000000000]}}'
+    for content in (b"\x00" * 7, struct.pack("<Q", 2**60), struct.pack("<Q", len(claims)) + claims):
+        broken.write_bytes(content)
+        with pytest.raises(UserError, match="not a whole safetensors file"):
+            read_timm_weights(body, str(broken), checkpoint.read)
 
     def no_network(*args, **options):
         raise OSError("no route to the host")

@@ -1,6 +1,7 @@
 """Checkpoint files: whole or refused, the newest whole one used, no more of them than asked for."""
 
 import shutil
+import struct
 import subprocess
 import sys
 import threading
@@ -68,6 +69,19 @@ def test_damaged_file_is_refused_and_the_newest_intact_one_is_used(tmp_path, cap
         assert caplog.messages[-1] == f"{last}: damaged; using {newest} instead"
         with pytest.raises(UserError, match=r"last\.pt: (not an intact checkpoint|truncated|damaged)"):
             checkpoint.read_run(last)
+
+
+def test_old_and_quantised_files_print_nothing(tmp_path, recwarn):
+    weights = {"w": torch.ones(2), "q": torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)}
+    for name in weights:
+        torch.save({name: weights[name]}, tmp_path / f"{name}.pt", _use_new_zipfile_serialization=False)
+    (tmp_path / "s.pt").write_bytes(struct.pack("<Q", 74) + b'{"w":{"dtype":"F32"}}')
+    recwarn.clear()
+    assert checkpoint.read(tmp_path / "w.pt")["w"].tolist() == [1, 1]
+    for name, message in (("q", "has the type torch.qint8"), ("s", "another kind of file")):
+        with pytest.raises(UserError, match=message):
+            checkpoint.read(tmp_path / f"{name}.pt")
+    assert not recwarn.list
 
 
 def test_payload_in_an_intact_file_is_not_run(tmp_path, monkeypatch):

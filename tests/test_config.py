@@ -112,17 +112,24 @@ ALIASES_OF_ALIASES = "a: &a [x, x, x, x]\n" + "".join(
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ("dataset_path: x\nlr: [1]", "lr: [1] is not a float"),
+        ("dataset_path: x\nlr: [1]", "lr: ['1'] is not a float"),
         ("lr: 2020-13-45", "lr: '2020-13-45' is not a float"),  # X3
-        ('lr: !!int "abc"', "not YAML (invalid literal for int()"),
-        ("lr: !!timestamp x", "not YAML"),
+        ('lr: !!int "abc"', "lr: 'abc' is not a float"),
+        ("lr: !!timestamp x", "lr: 'x' is not a float"),
+        ("a: b: c", "wrong.yaml: not YAML (mapping values are not allowed here in line 1, column 5"),
+        ("epochs: 010", "epochs: 010 is 8 in YAML 1.1, 10 in YAML 1.2: write it without leading zeros"),
+        ("betas: [0.9, 010]", "betas: 010 is 8"),
+        ("epochs: 0x10", "epochs: '0x10' is not an int"),
+        (f"epochs: {'1' * 5000}", "epochs: '111111111... (5000 digits)' is not an int"),
+        (f"dataset_path: x\nepochs: {'1' * 30}", "must have at most 64 bits"),
+        ("name: ~", "name: None is not a str"),
         ("lr: " + "[" * 3000, "not YAML (more than 50 levels)"),
         (ALIASES_OF_ALIASES, "not YAML (50000 values or more)"),
         ("lr: &a [*a]", "not YAML (50000 values or more)"),
         ("#" * 2**20 + "\n", "1048577 bytes, but at most 1048576 are read"),
         (b"name: \xe9", "not UTF-8 text"),
         (f"lr: {'x' * 9000}", "xxxxx ... xxxxx"),
-        ("dataset_path: x\nfreeze_bn: 1", "freeze_bn: 1 is not true or false"),
+        ("dataset_path: x\nfreeze_bn: 1", "freeze_bn: '1' is not true or false"),
         ("- a list", "expected lines 'flag: value', found a list"),
         ("{", "not YAML"),
         ("l_pesudo: 1\nl_pseudo: 2", "given twice"),
@@ -138,6 +145,15 @@ def test_wrong_files_are_named(tmp_path, text, named):
     assert named in str(caught.value)
     assert len(str(caught.value)) < 2100
     assert str(tmp_path / "wrong.yaml") in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["010", "007", "1.10", "1e3", "0x10", "1_000", "12:30:45", "2024-01-02", "no", "+5"])
+def test_a_text_flag_of_a_file_has_its_text_as_written(tmp_path, text):
+    """YAML 1.1 reads 010 as 8, and "no" as false. Numbers and switches are as before."""
+    words = "dataset_path: x\nsync_bn: off\namp: no\naugment: No\nfind_unused_parameters: off\nepochs: 5.0\nlr: 1_0.5\n"
+    cfg = parse_file(tmp_path / "a.yaml", f"{words}train_split: {text}\nname: {text}\n")
+    assert (cfg.name, cfg.train_split) == (text, text)
+    assert (cfg.sync_bn, cfg.amp, cfg.augment, cfg.epochs, cfg.lr) == ("off", "none", False, 5, 10.5)
 
 
 # Names of earlier launch scripts get a line with today's name. Names that mean exactly the same get none.

@@ -281,3 +281,84 @@ def test_given_colours_of_palettes_and_transparent_masks(tmp_path, capsys):
     assert convert("colours", tmp_path / "in", tmp_path / "two", "--classes", "voc") == 1
     assert mask_of(tmp_path / "two", "c").tolist() == [[255] * 3]
     assert "class '#090909': not in the list of classes: ignored (255) in 1 place(s)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("form", [float, str, "{}.0".format, "{}e0".format, "id {}".format])
+def test_ids_of_coco_may_be_floats_or_texts(tmp_path, form):
+    pictures = draw_pictures(2, kinds="mask")
+    source = write_coco(tmp_path / "in", pictures)
+    content = json.loads(source.read_text())
+    for record in content["annotations"]:
+        record |= {key: form(record[key]) for key in ("image_id", "category_id")}
+    for record in [*content["images"], *content["categories"]] if form(1) == "id 1" else ():
+        record["id"] = form(record["id"])
+    source.write_text(json.dumps(content))
+    assert convert("coco", source, tmp_path / "out") == 0
+    numbers = NUMBERS if form(1) != "id 1" else {"cat": 1, "tree": 2, "dog": 3}  # sorted: "id 1", "id 15", "id 8"
+    for picture in pictures:
+        assert (mask_of(tmp_path / "out", picture.name) == drawn(picture, numbers)).all()
+
+
+def test_polygons_that_are_thin_or_cover_no_pixel_are_counted(tmp_path, capsys):
+    """The rule for pixels stays pycocotools': the centre counts. Both polygons of an object are looked at."""
+    source = write_coco(tmp_path / "in", [Picture("a", np.zeros((20, 30, 3), np.uint8), [])])
+    content = json.loads(source.read_text())
+    square, sliver = [2, 2, 8, 2, 8, 8, 2, 8], [10.1, 2, 10.4, 2, 10.4, 9, 10.1, 9]  # between two columns' centres
+    wire, pole = [12.3, 0, 12.9, 0, 12.9, 20, 12.3, 20], [20, 1, 21.5, 1, 21.5, 19, 20, 19]  # 0.6 and 1.5 pixels wide
+    wide, cut = [24, 0, 26.6, 0, 26.6, 20, 24, 20], [-9, 10, 2.5, 10, 2.6, 20, -9, 20]  # 3 pixels
+    segmentations = [[square, sliver], [sliver], [wire], [pole], [wide], [cut]]
+    content["annotations"] = [{"image_id": 100, "category_id": 1, "segmentation": one} for one in segmentations]
+    source.write_text(json.dumps(content))
+    assert convert("coco", source, tmp_path / "out") == 1
+    expected = np.zeros((20, 30), np.uint8)
+    expected[2:8, 2:8] = expected[:, 12] = expected[1:19, 20:21] = expected[:, 24:27] = expected[10:, :3] = 1
+    assert (mask_of(tmp_path / "out", "a") == expected).all()
+    output = capsys.readouterr()
+    assert "2 shape(s) cover no pixel of the image, such as " in output.err
+    assert "annotations[0]: polygon 2: left out" in output.err
+    assert "2 polygon(s) are less than 2 pixels wide, such as " in output.out
+    assert "1 image(s) with masks of 4 classes; 2 polygon(s) cover no pixel; " in output.out
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_images_without_a_label_or_a_shape_are_counted_alike(tmp_path, kind, capsys):
+    """One that no label names is left out, and background with --unlabelled background; "blank" is labelled so."""
+    writer, kinds = WRITERS[kind]
+    pictures = [picture._replace(name=name) for picture, name in zip(draw_pictures(2, kinds=kinds), "ab", strict=True)]
+    source = writer(tmp_path / "in", [usable(pictures[0]), pictures[1]._replace(name="blank", shapes=[])])
+    source = source if source.is_dir() else source.parent
+    (image,) = (tmp_path / "in").rglob("a.png")
+    annotated.save_images(image.parent, [pictures[1]])
+    assert convert(kind, source, tmp_path / "out") == 0
+    said = capsys.readouterr().out
+    lone = image.with_name("b.png")
+    assert f"1 image(s) have no usable label, such as {lone}: left out; if they show background only, " in said
+    assert "1 image(s) have no shape, such as " in said
+    assert ("task 1:" if kind == "labelstudio" else "blank") in said.partition("have no shape")[2]
+    assert sorted(path.stem for path in (tmp_path / "out/masks").iterdir()) == ["a", "blank"]
+    assert convert(kind, source, tmp_path / "all", "--unlabelled", "background") == 0
+    assert "2 image(s) have no shape" in (said := capsys.readouterr().out)
+    assert "usable" not in said
+    assert (mask_of(tmp_path / "all", "b") == 0).all()
+
+
+def test_label_studio_says_which_annotations_are_not_drawn(tmp_path, capsys):
+    square = [("cat", "polygon", [[1, 1], [8, 1], [8, 8], [1, 8]])]
+    names = ["good", "two", "cancelled", "predicted", "draft", "none"]
+    source = annotated.write_labelstudio(
+        tmp_path / "in", [Picture(name, np.zeros((10, 10, 3), np.uint8), square) for name in names]
+    )
+    tasks = json.loads((source / "export.json").read_text())
+    tasks[1]["annotations"] *= 2
+    tasks[2]["annotations"][0]["was_cancelled"] = True
+    tasks[3] |= {"annotations": [], "predictions": tasks[3]["annotations"]}
+    tasks[4] |= {"annotations": [], "drafts": tasks[4]["annotations"]}
+    tasks[5]["annotations"] = []
+    (source / "export.json").write_text(json.dumps(tasks))
+    assert convert("labelstudio", source, tmp_path / "out") == 1
+    output = capsys.readouterr()
+    for number, text in enumerate(["are cancelled", "only predictions: submit", "only a draft", "not annotated"], 2):
+        (line,) = [line for line in output.err.splitlines() if f"task {number}:" in line]
+        assert text in line
+    assert f"1 task(s) have several annotations, such as {source / 'export.json'}: task 1: the ground" in output.out
+    assert sorted(path.stem for path in (tmp_path / "out/masks").iterdir()) == ["good", "two"]

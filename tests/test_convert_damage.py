@@ -92,7 +92,11 @@ LABELME = [
     (truncate(L), "not JSON", "skip"),
     (put(L, []), "'shapes' is missing", "skip"),
     (put(L, [[NAN, 1], [5, 1], [5, 9]], "shapes", 0, "points"), r"shape 1 \(cat\): a coordinate", "skip"),
-    (put(L, [[1, 1], [5, 1]], "shapes", 0, "points"), "covers no pixel", "keep"),
+    (
+        put(L, [[1, 1], [5, 1]], "shapes", 0, "points"),
+        r"1 shape\(s\) cover no pixel .* shape 1 \(cat\): left out",
+        "keep",
+    ),
     (put(L, "spline", "shapes", 0, "shape_type"), "shape_type 'spline'", "skip"),
     (put(L, [[6, 5], [8, 8]], "shapes", 1, "points"), "in a box of another size", "skip"),
     (put(L, -5, "imageHeight"), "32x-5 pixels", "skip"),
@@ -111,7 +115,7 @@ COCO = [
     (put(C, 99, "annotations", 0, "category_id"), "class 'category_id 99': not in the list", "keep"),
     (put(C, [[1, 1, 5, 1, 5]], "annotations", 0, "segmentation"), "not a list of x, y", "skip"),
     (put(C, [], "annotations", 0, "segmentation"), "a box alone is no mask", "skip"),
-    (put(C, [[1, 1, 5, 1]], "annotations", 0, "segmentation"), "covers no pixel", "keep"),
+    (put(C, [[1, 1, 5, 1]], "annotations", 0, "segmentation"), "cover no pixel", "keep"),
     (put(C, [24 * 32 - 1], *CUT, "counts"), "run lengths of 767 pixels", "skip"),
     (put(C, "12~~", *CUT, "counts"), "no character of COCO's compressed RLE", "skip"),
     (put(C, "1o", *CUT, "counts"), "is cut off", "skip"),
@@ -214,8 +218,7 @@ def test_a_category_id_that_occurs_twice_is_named():
 
 def test_a_labelme_rectangle_of_four_points_is_their_polygon():
     shape = {"shape_type": "rectangle", "points": [[5, 5], [25, 5], [25, 25], [5, 25]]}  # as X-AnyLabeling writes it
-    _, _, mask = labelme.patch(shape, "a", (40, 60), 1.0)
-    assert mask.sum() == 400  # 20 x 20
+    assert labelme.patch(shape, "a", (40, 60), 1.0).mask.sum() == 400  # 20 x 20
 
 
 def test_xml_of_utf16_is_refused(tmp_path):

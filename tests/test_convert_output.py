@@ -35,6 +35,16 @@ def test_other_content_is_refused_before_work(tmp_path, source):
         convert("labelme", source, tmp_path / "out/images/mine.txt")
     with pytest.raises(UserError, match="which the program reads: name a folder outside"):
         convert("labelme", source, source / "out")
+    with pytest.raises(UserError, match="which the program reads: name a folder outside"):
+        convert("labelme", source, tmp_path / "out/images/x", "--images", str(tmp_path / "out"))
+    for folder, make in (("a", Path.mkdir), ("b", lambda path: path.symlink_to("no")), ("c", os.mkfifo)):
+        (tmp_path / folder).mkdir()
+        make(tmp_path / folder / "classes.txt")
+        with pytest.raises(UserError, match=r"classes\.txt: exists, but is not the list"):
+            convert("labelme", source, tmp_path / folder)
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d/.made_from.json").write_text("[1]")  # not ours, but no result is there
+    assert convert("labelme", source, tmp_path / "d") in (0, 1)
 
 
 def test_interrupted_then_started_again_equals_an_uninterrupted_one(tmp_path, source, monkeypatch):
@@ -81,7 +91,7 @@ def test_splits_share_a_folder(tmp_path, capsys):
     with pytest.raises(UserError, match="has results made with other settings"):
         convert("coco", val, tmp_path / "out", "--split", "train")
     val.write_text(val.read_text().replace('"cat"', '"bird"'))
-    with pytest.raises(UserError, match="lists other classes than this export"):
+    with pytest.raises(UserError, match="is not the list of this export's classes"):
         convert("coco", val, tmp_path / "out", "--split", "test")
 
 

@@ -82,6 +82,15 @@ def test_d7_both_byte_orders_of_16_bits_are_read(tmp_path, mode, order):
     assert read_label(path, 3).tolist() == mask.tolist()
 
 
+def test_signed_8_bits_are_read_as_stored_and_refused_where_only_0_to_255_fits(tmp_path):
+    path = write_tiff(tmp_path / "a.tif", np.array([[[0], [1], [255]]], np.uint8), {256: 3, 258: 8, 262: 1, 339: 2})
+    with pytest.raises(UserError, match=r"a\.tif: label -1 in 1 pixel"):
+        read_label(path, 3)
+    for read in (read_image, image_size, read_distance):
+        with pytest.raises(UserError, match=r"a\.tif: (has )?signed values: "):
+            read(path)
+
+
 WEBP_META = {"icc_profile": b"x" * 200, "exif": exif(1).tobytes()}  # chunks in front of the pixels
 
 

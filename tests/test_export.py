@@ -4,6 +4,7 @@ import importlib.util
 import json
 import re
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -149,7 +150,7 @@ class Recorder(OnnxModel):
     """A file whose model returns what it gets: each pixel's red as its class, and red and its complement."""
 
     def __init__(self, long_side: int):
-        self.got, self.long_side, self.outputs = [], long_side, ["labels", "probs"]
+        self.path, self.got, self.long_side, self.outputs = Path("x"), [], long_side, ["labels", "probs"]
 
     def run(self, images):
         self.got.append(images)
@@ -170,6 +171,8 @@ def test_exported_model_gets_images_of_its_long_side(long_side):
     assert (labels[:, :, :40] == 0).all()  # 5 pixels from the edge, which is 3 pixels wide at a third of the size
     assert (labels[:, :, 50:] == 200).all()
     assert (probs.sum(1) - 1).abs().max() < 1e-5
+    with pytest.raises(UserError, match="x with --long_side 60000: 90x60 pixels of an image would become 2400 million"):
+        Recorder(60000).labels(images)
 
 
 @pytest.mark.slow

@@ -179,13 +179,30 @@ def test_what_else_yolo_may_lack(tmp_path, capsys):
     assert convert("yolo", source, tmp_path / "out") == 1
     output = capsys.readouterr()
     assert "class 'class 7': not in the list of classes: ignored (255) in 1 place(s)" in output.err
-    assert f"1 image(s) have no label file, such as {source / 'images/lonely.png'}: left out" in output.out
+    assert f"1 image(s) have no usable label, such as {source / 'images/lonely.png'}: left out; if" in output.out
     (source / "data.yaml").write_text("names: {0: on, 1: 0x10}\n")  # not True and 16
     assert convert("yolo", source, tmp_path / "as_written") == 1
     assert read_classes(str(tmp_path / "as_written/classes.txt"), 3).names == ["background", "on", "0x10"]
     (source / "data.yaml").write_text("names: [cat]\nkpt_shape: [17, 2]\n")
     with pytest.raises(UserError, match="the labels are key points, which have no area"):
         convert("yolo", source, tmp_path / "none")
+
+
+def test_yolo_classes_may_be_floats_and_named_beside_the_labels(tmp_path):
+    """As numpy.savetxt and pandas write them; labelImg puts classes.txt into labels, Darknet has obj.names."""
+    points = "0.0 0.0 0.5 0.0 0.5 1.0 0.0 1.0"
+    source = yolo_of(tmp_path / "in", a=f"0.0 {points}\n", b=f"1.000000000000000000e+00 {points}\n")
+    (source / "labels/good.txt").unlink()
+    (source / "data.yaml").unlink()
+    for number, name in enumerate(("labels/classes.txt", "obj.names")):
+        (source / name).write_text("cat\ndog\n")
+        assert find_and_convert(source, tmp_path / str(number)) == 0
+        (source / name).unlink()
+        assert read_classes(str(tmp_path / f"{number}/classes.txt"), 3).names == ["background", "cat", "dog"]
+        for image, value in (("a", 1), ("b", 2)):
+            assert (mask_of(tmp_path / str(number), image) == [[value] * 5 + [0] * 5] * 8).all()
+    (source / "labels/a.txt").write_text(f"0.5 {points}\n")
+    assert convert("yolo", source, tmp_path / "half") == 1
 
 
 def test_the_kind_is_found_or_a_command_is_named(tmp_path, capsys):

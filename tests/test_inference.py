@@ -12,6 +12,7 @@ from distributed.group import Group
 from evaluation import predictor as inference
 from evaluation.predictor import Predictor, window_steps
 from support import progress
+from support.errors import UserError
 
 
 class Tiny(nn.Module):
@@ -116,6 +117,19 @@ def test_equal_to_a_plain_slow_implementation(model, monkeypatch, size, settings
         clear = best[-1] - best[-2] > 1e-4  # elsewhere rounding may decide
         assert clear.mean() > 0.9
         assert (labels[number].numpy() == expected.argmax(0))[clear].all()
+
+
+MANY_WINDOWS = {"long_side": 900, "window": 33, "stride_rate": 1e-4}
+
+
+@pytest.mark.parametrize("options", [{"long_side": 60000}, {"window": 9000}, {"scales": (0.5, 200)}, MANY_WINDOWS])
+def test_sizes_that_would_fill_memory_are_refused(model, options):
+    """An image of 61x80 may become 2^26 pixels: a longer side of 9381 (9381^2 * 61 / 80 = 6.71e7)."""
+    for given in ({"long_side": 9381}, {"window": 8192}, {"scales": (16,)}):
+        assert Predictor(model, **given).num_windows((61, 80)) == 1
+    assert Predictor(model, window=465).num_windows((30000, 30000)) == 97**2  # its own size; ceil(29535 / 310) + 1 = 97
+    with pytest.raises(UserError, match=r"x\.pt, --long_side .* 80x61 pixels of an image would become .* million"):
+        Predictor(model, **options, source="x.pt, ").labels(torch.zeros(1, 61, 80, 3, dtype=torch.uint8))
 
 
 def test_mixed_precision_is_the_models_alone(model):

@@ -2,13 +2,14 @@
 
 import shlex
 
+import cv2
 import numpy as np
 import pytest
 from conftest import finish, flags, one_line_each, start_group
 from faulty_data import Drawn, label, picture
 from PIL import Image
 
-from data.label_check import SAMPLE, check_sample
+from data.label_check import SAMPLE, check_sample, is_smoothed
 from support.errors import UserError
 from tools.check.__main__ import main as data_check
 
@@ -117,3 +118,45 @@ def test_scribbles_of_background_are_fine_where_pseudo_labels_have_the_classes(t
     assert warnings([scribble | pseudo], [], 2) == []
     with pytest.raises(UserError, match="hold only 0 and 255"):
         warnings([scribble], [], 2)
+
+
+def resized(mask: np.ndarray, method: int, size: tuple[int, int]) -> np.ndarray:
+    return cv2.resize(mask, size, interpolation=method)
+
+
+def as_jpeg(mask: np.ndarray) -> np.ndarray:
+    return cv2.imdecode(cv2.imencode(".jpg", mask)[1], cv2.IMREAD_GRAYSCALE)
+
+
+@pytest.mark.parametrize("classes", [(5,), range(21)])
+def test_masks_with_interpolated_borders_are_told_from_thin_objects(classes):
+    """Discs and lines of one pixel, drawn without smoothing; discs resized or coded with it."""
+    rng = np.random.default_rng(0)
+    discs = np.zeros((160, 200), np.uint8)
+    for _ in range(12):
+        centre, radius = (rng.integers(0, 160, 2).tolist(), int(rng.integers(8, 40)))
+        cv2.circle(discs, centre, radius, int(rng.choice(classes)), -1)
+    lines = discs.copy()
+    for _ in range(60):
+        cv2.line(lines, *rng.integers(0, 160, (2, 2)).tolist(), int(rng.choice(classes)))
+    noise = rng.choice([0, *classes], discs.shape).astype(np.uint8)
+    nearest = [resized(lines, cv2.INTER_NEAREST, size) for size in ((120, 90), (500, 300))]
+    assert [is_smoothed(mask) for mask in (discs, lines, noise, *nearest)] == [False] * 5
+    ways = [(cv2.INTER_LINEAR, (500, 300)), (cv2.INTER_CUBIC, (500, 300)), (cv2.INTER_AREA, (120, 90))]
+    smooth = [resized(discs, *way) for way in ways]
+    assert [is_smoothed(mask) for mask in (*smooth, as_jpeg(discs))] == [True] * 4
+
+
+def test_real_masks_are_smoothed_only_if_they_are_resized_so(camvid):
+    masks = [np.array(Image.open(path)) for path in sorted((camvid / "SegmentationClass").glob("*.png"))[::12]]
+    assert not any(map(is_smoothed, masks))
+    assert all(is_smoothed(resized(mask, cv2.INTER_LINEAR, (432, 324))) for mask in masks)
+
+
+def test_smoothed_masks_are_a_warning_that_names_one(tmp_path, warnings):
+    edge = np.clip(np.arange(WIDTH) - 5, 0, 4).astype(np.uint8)[None].repeat(HEIGHT, axis=0)
+    train, val = draw(tmp_path, [stripes(0, 4), edge]), draw(tmp_path, [stripes(0, 4)])
+    assert warnings(train, val, 5) == [
+        "1 of 2 labels have classes that lie between both sides of a border, as bilinear resizing or JPEG leaves them: "
+        f"{train[1]['label']} ...: resize masks by nearest"
+    ]

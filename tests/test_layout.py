@@ -12,7 +12,7 @@ from PIL import Image
 from data.dataset import SegmentationDataset
 from data.folders import left_out, list_folder
 from data.images import read_label
-from data.layout import find_split
+from data.layout import find_split, pair_files
 from distributed.checks import digest
 from support.errors import UserError
 from support.files import write_atomic
@@ -174,6 +174,32 @@ def test_plain_folders_taken_for_another_layout_are_recognised(tmp_path):
         (tmp_path / folder / "train").mkdir(parents=True)
     with pytest.raises(UserError, match=r"train\.txt: no such list; for the flags .*tools.check"):
         find_split(tmp_path, "ScribbleOnly", "train", {"label": ""})
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("images/a b.jpg,masks/a b.png", "a b.jpg, a b.png", "a b.jpg;masks/a b.png", "a b.jpg\ta b.png"),
+        *("masks/a b.png images/a b.jpg", "masks/a b.png,a b.jpg", "masks/a b.png images/a b.png"),
+        *("/images/a b.jpg /masks/a b.png", "/images/a b.jpg", "{root}/images/a b.jpg", "./a b.jpg"),
+    ],
+)
+def test_lines_of_other_programs_lists(tmp_path, line):
+    for file in ("images/a b.jpg", "masks/a b.png"):
+        put(tmp_path / file)
+    (tmp_path / "train.txt").write_text(line.format(root=tmp_path))
+    names, files = pair_files(find_split(tmp_path, "Folder", "train", {"label": ""}))
+    assert (names, files) == (["a b"], [{"image": tmp_path / "images/a b.jpg", "label": tmp_path / "masks/a b.png"}])
+
+
+def test_a_list_in_the_layout_of_voc_that_names_another_mask_is_refused(tmp_path):
+    for file in ("JPEGImages/a.jpg", "SegmentationClass/a.png", "SegmentationClassAug/a.png"):
+        put(tmp_path / file)
+    (tmp_path / "train.txt").write_text("/JPEGImages/a.jpg /SegmentationClass/a.png\n")
+    with pytest.raises(UserError, match=r"names the mask /SegmentationClass/a\.png, but .*Aug/a\.png would be read"):
+        find_split(tmp_path, "Dense", "train", {"label": ""}, list_path=".")
+    split = find_split(tmp_path, "Dense", "train", {"label": "SegmentationClass"}, list_path=".")
+    assert pair_files(split)[1][0]["label"] == tmp_path / "SegmentationClass/a.png"
 
 
 @pytest.mark.parametrize("other", ["masks_fixed/a.png", "masks/a_v2.png"])

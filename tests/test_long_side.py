@@ -127,6 +127,12 @@ def test_sizes_that_do_not_fit_are_refused(demo_root, more, message):
         config.parse(flags(dataset_path=demo_root, **more))
 
 
+def test_a_size_that_validation_could_not_hold_ends_the_run_before_training(demo_root, tmp_path):
+    with pytest.raises(UserError, match="--long_side 60000, --window 0"):
+        run_train(dataset_path=demo_root, logdir=tmp_path, long_side=60000, max_steps=1)
+    assert not list(tmp_path.rglob("*.pt"))
+
+
 @pytest.mark.parametrize("orientation", [1, 6])
 @pytest.mark.parametrize(("mode", "suffix"), [("RGB", "jpg"), ("CMYK", "jpg"), ("RGB", "png")])
 def test_photos_are_decoded_no_larger_than_needed(tmp_path, mode, suffix, orientation):

@@ -94,6 +94,18 @@ def test_a_resumed_run_takes_the_names_of_the_file_or_else_of_the_checkpoint(fol
         train.main([*map(str, words)])
 
 
+def test_a_resumed_run_of_an_earlier_version_has_numbers_if_the_file_of_names_is_gone(folder):
+    content = torch.load(folder / "last.pt", weights_only=True)
+    del content["texts"]
+    (folder / "last.pt").write_bytes(checkpoint.to_bytes(content))
+    Path("own/names.txt").unlink()
+    train.main(["--resume", str(folder / "last.pt")])  # its epochs are done
+    assert "or one of ade20k, camvid, cityscapes, cocostuff, voc; using numbers" in (folder / "train.log").read_text()
+    Path("own/map.txt").unlink()  # labels cannot be read without it
+    with pytest.raises(UserError, match=r"--label_map own/map\.txt: No such file"):
+        train.main(["--resume", str(folder / "last.pt")])
+
+
 STEP = dict.fromkeys(("loss", "epoch", "step", "lr"), 1)
 NOT_COUNTS = (None, -1, 0.5, 2**70, 10**5000, math.nan, [1], {}, "x", torch.ones(2))
 NOT_DICTS = (None, -1, [], "x", torch.ones(2))

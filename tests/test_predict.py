@@ -234,6 +234,9 @@ def test_an_image_beyond_the_limit_of_pillow_and_a_name_that_is_too_long(checkpo
         (["--input", ".", "--layers", "50"], "weights of a res50_ASPP with --layers 50"),
         (["--input", ".", "--checkpoint", "", "--model", "m.onnx", "--flip"], "predicts whole images at one scale"),
         (["--input", "a.png", "--output", "file"], "--output file: is a file"),
+        (["--input", "a.png", "--output", "mask.png"], "--output mask.png: the name of a file: name a folder"),
+        (["--input", "a.png", "--long_side", "60000"], ".pt with --long_side 60000, --window 0"),
+        (["--input", "a.png", "--window", "60000"], ".pt with --long_side 0, --window 60000"),
     ],
 )
 def test_wrong_flags_are_named(checkpoint, tmp_path, monkeypatch, words, named):

@@ -1,5 +1,6 @@
 """python -m tools.split: classes are balanced, groups stay together, and the same seed gives the same lists."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -84,6 +85,16 @@ def test_nothing_is_overwritten(tmp_path):
     with pytest.raises(UserError, match=r"val\.txt: exists: remove it to split the data again"):
         main([str(root)])
     assert (root / "val.txt").read_text() == "mine\n"
+    assert not (root / "train.txt").exists()
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("nowhere")])
+def test_what_is_no_file_at_a_list_is_kept(tmp_path, make):
+    root = draw(tmp_path / "data", np.ones((4, 2), bool))
+    make(root / "val.txt")
+    with pytest.raises(UserError, match=r"val\.txt: exists: remove it"):
+        main([str(root)])
+    assert not (root / "val.txt").is_file()
     assert not (root / "train.txt").exists()
 
 

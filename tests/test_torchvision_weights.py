@@ -1,5 +1,7 @@
 """torchvision's DeepLabV3, computed by ours, as --pretrained and --checkpoint."""
 
+import re
+
 import pytest
 import torch
 import torchvision
@@ -11,6 +13,7 @@ import models
 from builders.settle import read_start_weights, settle_stride
 from config import parse
 from distributed.group import Group
+from models.pretrained import StartWeights, load_start_weights
 from support.errors import UserError
 from trained import TrainedModel
 from utils import get_model
@@ -79,3 +82,11 @@ def test_deeplabv3_of_the_paper_is_dilated_differently_and_refuses_the_file(demo
     cfg = parse(flags(dataset_path=demo_root, model_type="deeplabv3", layers=50, pretrained=file))
     with pytest.raises(UserError, match=f"^--pretrained {message}$"):
         settle_stride(cfg, Group(CPU), None, read_start_weights(cfg, Group(CPU)))
+
+
+@pytest.mark.parametrize(("theirs", "layers"), [(50, 18), (101, 50)])
+def test_weights_of_another_depth_are_named(theirs, layers, caplog):
+    """All weights of ResNet-50 are in a ResNet-101 by name and shape."""
+    file = StartWeights("x.pt", torchvision.models.get_model(f"resnet{theirs}").state_dict())
+    load_start_weights(models.build("res50_ASPP", num_classes=4, layers=layers), file, layers)
+    assert re.search(rf"x.pt does not fit --layers {layers} \(\d+ .*\): use --layers {theirs}$", caplog.messages[0])

@@ -7,6 +7,7 @@ Classes are balanced by iterative stratification, rare classes first (Sechidis, 
 Stratification of Multi-Label Data, ECML PKDD 2011, section 3), here of groups of images.
 """
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -108,7 +109,7 @@ def main(argv: list[str] | None = None) -> None:
         raise UserError(f"--seed {args.seed}: must be at least 0")
     root, lists = args.root, [args.root / f"{name}.txt" for name in PARTS]
     folders = {"image": root / args.image_path, "label": root / args.label_path}
-    if all(path.exists() for path in lists):
+    if all(path.is_file() for path in lists):
         raise UserError(f"{lists[0]}: exists: remove both lists to split the data again")
     if present := [name for name in PARTS if (folders["image"] / name).is_dir()]:
         one = f"--image_path {args.image_path}/{present[0]} --label_path {args.label_path}/{present[0]}"
@@ -122,9 +123,8 @@ def main(argv: list[str] | None = None) -> None:
     in_val = split(names, groups, found, args.val, args.seed)
     texts = ["".join(f"{name}\n" for name in np.array(names)[in_val == part]) for part in (False, True)]
     for path, text in zip(lists, texts, strict=True):
-        if (
-            path.exists() and path.read_text(encoding="utf-8", errors="surrogateescape") != text
-        ):  # the same: left by a kill
+        is_same = path.is_file() and path.read_bytes() == text.encode(errors="surrogateescape")  # left by a kill
+        if os.path.lexists(path) and not is_same:  # also a folder, a pipe, or a link to nothing
             raise UserError(f"{path}: exists: remove it to split the data again")
     for path, text in zip(lists, texts, strict=True):
         write_atomic(path, text)

@@ -39,6 +39,8 @@ def decode(path: Path, convert: Callable = lambda image: image, *, lossless: boo
     """
     with files.opened(path) as image:
         files.check_mask(path, image, lossless=lossless)
+        if files.is_signed_8_bit(image):
+            raise UserError(f"{path}: has signed values: save it with 8 unsigned bits")
         files.turn_upright(image)
         return np.array(convert(image))
 
@@ -120,13 +122,15 @@ def several_frames(frames: dict[Path, int]) -> str:
 
 
 def _check_8_bits(path: Path, image: Image.Image) -> None:
-    """Raise UserError if an image that PIL has opened has more than 8 bits a channel, or more than four channels.
+    """Raise UserError if an opened image has more than 8 bits a channel, signed values, or more than four channels.
 
     Of more than four channels PIL leaves out the rest.
     """
     channels = getattr(image, "tag_v2", {}).get(files.CHANNELS, 1)
-    if image.mode.startswith(("I", "F")) or files.is_colour_of_16_bits(image) or channels > 4:
-        found = f"{channels} channels" if channels > 4 else f"more than 8 bits a channel (mode {image.mode})"
+    is_signed = files.is_signed_8_bit(image)
+    if image.mode.startswith(("I", "F")) or files.is_colour_of_16_bits(image) or channels > 4 or is_signed:
+        found = "signed values" if is_signed else f"more than 8 bits a channel (mode {image.mode})"
+        found = f"{channels} channels" if channels > 4 else found
         raise UserError(f"{path}: {found}: images must be 8-bit RGB: convert it")
 
 

@@ -27,7 +27,7 @@ DAMAGED = (
     *(ArithmeticError, OSError, EOFError, LookupError, RuntimeError, SyntaxError, TypeError, ValueError),
     *(struct.error, zlib.error),
 )
-SUBFILE_TYPE, BITS, COMPRESSION, CHANNELS = 254, 258, 259, 277  # tags of TIFF
+SUBFILE_TYPE, BITS, COMPRESSION, CHANNELS, SAMPLE_FORMAT = 254, 258, 259, 277, 339  # tags of TIFF
 EXIF = ("exif", "xmp", "Raw profile type exif", "XML:com.adobe.xmp")  # where PIL keeps an orientation
 
 # PIL's names for grey values in a file: 1 bit, 2, 4 or 8 bits; "I": 0 is white; "R": reversed order of bits.
@@ -115,6 +115,11 @@ def is_colour_of_16_bits(image: Any) -> bool:
     return image.mode in ("RGB", "RGBA", "LA") and ";16" in str(image.tile[:1])
 
 
+def is_signed_8_bit(image: Any) -> bool:
+    """Return whether an opened TIFF file has signed integers of 8 bits, which PIL reads as unsigned: -1 as 255."""
+    return image.mode == "L" and image.format == "TIFF" and 2 in image.tag_v2.get(SAMPLE_FORMAT, ())
+
+
 def check_mask(path: Path, image: Any, *, lossless: bool = True) -> None:
     """Raise UserError if an opened mask or distance map has several frames, channels of 16 bits or a codec for photos.
 
@@ -135,8 +140,9 @@ def stored_values(image: Any) -> np.ndarray:
     """
     args = image.tile[0][3] if image.tile else ""  # loading the pixels empties it
     match = _GREY.fullmatch(args if isinstance(args, str) else str(args[0]))
+    is_signed = is_signed_8_bit(image)  # turning it upright drops its tags
     turn_upright(image)
-    values = np.array(image)
+    values = np.array(image).view(np.int8).astype(np.int16) if is_signed else np.array(image)
     if values.dtype != np.uint8:  # 1 bit, or 16 of the other byte order
         values = values.astype(np.uint8 if values.dtype == bool else values.dtype.newbyteorder("="))
     if match and image.mode in ("1", "L"):

@@ -8,7 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from support.errors import UserError
+
 CROPS_AN_IMAGE = 25  # an image with more pixels than this many crops is large: a crop shows less than 4 % of it
+MOST_PIXELS, MOST_TIMES = 2**26, 64  # a resized image may have so many pixels, or so many times its own
 CROPS_A_SIDE = 3  # of the longer side that is suggested: a crop then shows about a seventh of a photo
 
 
@@ -16,6 +19,18 @@ def scaled_size(size: tuple[int, int], long_side: float) -> tuple[int, int]:
     """Return (height, width) `size` scaled to a longer side of `long_side` pixels; each side is at least 1."""
     height, width = (max(1, round(long_side * side / max(size))) for side in size)
     return height, width
+
+
+def check_pixels(pixels: int, size: tuple[int, int], flags: str) -> None:
+    """Raise UserError if an image of (height, width) `size` would become so many pixels that memory may run out.
+
+    flags: what asks for them, for the message.
+    """
+    if pixels > (most := max(MOST_PIXELS, MOST_TIMES * size[0] * size[1])):
+        raise UserError(
+            f"{flags}: {size[1]}x{size[0]} pixels of an image would become {pixels / 1e6:.0f} million, more than "
+            f"{most / 1e6:.0f}: choose a smaller size"
+        )
 
 
 def resize(images: Tensor, size: tuple[int, int]) -> Tensor:

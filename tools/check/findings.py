@@ -47,6 +47,10 @@ WARNINGS = {
     "image-frames": ("an image has several frames, of which only the first is read", "save the others as files"),
     "left-out": ("images in unread formats, or links to parent folders, are skipped", "convert them; remove the links"),
     "exif-turns-one": ("EXIF turns an image or its label, not both; both ways fit", "compare them; save both upright"),
+    "mask-smoothed": (
+        "classes at borders lie between those of both sides, as bilinear resizing or JPEG leaves them",
+        "export the masks again as PNG, or resize them by nearest neighbour",
+    ),
     "one-class": ("the training labels hold a single class, so there is nothing to learn", "label a second class"),
     "class-absent": ("a class is in no label", "check that classes count from 0 without gaps, and --numclasses"),
     "class-only-in-val": (

@@ -10,6 +10,7 @@ from PIL import Image
 
 from data.images import LABEL_MODES, read_header, read_image
 from data.images.files import jpeg_damage, lossy_codec, num_frames, opened, orientation, stored_values
+from data.label_check import is_smoothed
 from data.label_map import UNLISTED, LabelMap
 from support.errors import UserError
 from support.labels import IGNORE
@@ -40,6 +41,7 @@ class LabelFacts:
     """What was measured of one label file.
 
     fault, size, turn, frames: as in ImageFacts. mode: PIL's mode. lossy: the codec if it can change values, or "".
+    is_smoothed: as data.label_check.is_smoothed() returns.
     values: {value: pixels}; empty if lossy, of several frames or not one channel.
     unlisted: {value: pixels} that the label map does not list; they are not in `values`, which holds class numbers.
     colours: {"#rrggbb": pixels} of a label that has colours instead of class numbers, the most frequent ones.
@@ -53,6 +55,7 @@ class LabelFacts:
     frames: int = 1
     mode: str = ""
     lossy: str = ""
+    is_smoothed: bool = False
     values: dict[int, int] = field(default_factory=dict)
     unlisted: dict[int, int] = field(default_factory=dict)
     colours: dict[str, int] = field(default_factory=dict)
@@ -108,6 +111,7 @@ def _measure_label(path: Path, label_map: LabelMap | None) -> LabelFacts:
     if facts.mode == "RGB" and (pixels == pixels[..., :1]).all():
         pixels, facts.mode = pixels[..., 0], "L"  # as read_label reads it
     if facts.mode in LABEL_MODES:
+        facts.is_smoothed = is_smoothed(pixels)
         if label_map is not None:
             mapped = label_map.look_up(pixels)
             facts.unlisted = _count(pixels[mapped == UNLISTED])

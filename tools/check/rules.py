@@ -26,6 +26,8 @@ def find_faults(facts: list[Facts], classes: Classes, findings: Findings) -> Non
             findings.add("image-damaged", item.image.path, item.image.damage)
         for label in item.labels.values():
             _check_label(label, len(classes.names), colours, findings)
+            if label.is_smoothed:
+                findings.add("mask-smoothed", label.path, f"{len(label.values)} values")
             if not item.image.fault and not label.fault:
                 _check_size(label, item.image, findings)
     masks = [item.labels["mask"] for item in facts if "mask" in item.labels]

@@ -85,7 +85,8 @@ def parser() -> Parser:
     classes = "classes in order, with colours: voc, camvid, cityscapes, ade20k, cocostuff, or FILE [labels' order]"
     add("--classes", default="", metavar="FILE", help=classes)
     unlabelled = (
-        "what pixels without a label become: the class named background, or 255 [background; ignore with --scribbles]"
+        "what pixels without a label become: the class named background, or 255 [background; ignore with --scribbles]; "
+        "if set to background, images without a label beside labelled ones are background, too [left out]"
     )
     add("--unlabelled", default="", choices=("background", "ignore"), help=unlabelled)
     add("--images", type=Path, metavar="DIR", help="folder of the images [beside the labels, or where the labels say]")

@@ -29,7 +29,7 @@ PATTERNS = (
     ("via", ".json", (rb'"regions"', rb'"shape_attributes"')),
     ("cvat", ".xml", (rb"<annotations", rb"<image\s")),
     ("scribblesup", ".xml", (rb"<annotation>", rb"<polygon>", rb"<tag>")),
-    ("yolo", ".txt", (rb"^\d+( [-+.\de]+){4,}\s*$",)),
+    ("yolo", ".txt", (rb"^\d+(\.0*|\.\d+e\+\d+)?([ \t]+[-+.\de]+){4,}\s*$",)),
 )
 READERS = {".json": read_json, ".xml": read_xml}
 REFUSED = {  # kinds that are known but not read
@@ -47,7 +47,7 @@ def find_kinds(source: Path) -> dict[str, Path]:
         if kind and (kind not in found or path.name.startswith("instances")):  # not COCO's key points
             found[kind] = path
     refused = {kind: found.pop(kind) for kind in REFUSED.keys() & found.keys()}
-    for brush in find_brushes(source).values():
+    for brush in find_brushes(source, []).values():
         found.setdefault("labelstudio", brush[0].data)
     found |= _find_masks(source)
     for kind, path in refused.items() if not found else ():

@@ -5,9 +5,7 @@ import filecmp
 import os
 import shutil
 import tempfile
-from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +16,7 @@ from data.images.files import opened
 from support.errors import InputError, UserError
 from support.files import write_atomic, write_errors, writing
 from support.labels import IGNORE
-from tools.convert.source import Draw, Entry, Numbering, Options
+from tools.convert.source import Draw, Entry, Numbering, Options, Result
 
 
 class Job(NamedTuple):
@@ -29,20 +27,6 @@ class Job(NamedTuple):
     numbering: Numbering
     images: Path
     masks: Path
-
-
-@dataclass
-class Result:
-    """What became of an entry: whether its files are there, faults, and {class without a number: shapes}.
-
-    num_pixels, num_unlabelled: pixels of the image, and those in no shape.
-    """
-
-    is_written: bool = False
-    num_pixels: int = 0
-    num_unlabelled: int = 0
-    faults: list[str] = field(default_factory=list)
-    unlisted: Counter = field(default_factory=Counter)
 
 
 def convert(entry: Entry, job: Job) -> Result:
@@ -59,6 +43,7 @@ def convert(entry: Entry, job: Job) -> Result:
         result.faults.append(f"{entry.where}: ran out of memory: skipped; lower --workers")
     else:
         result.is_written = True
+        result.blank += [] if entry.record else [entry.where]
     return result
 
 
@@ -99,7 +84,7 @@ def paint(entry: Entry, size: tuple[int, int], job: Job, result: Result) -> np.n
     """Return the label map (height, width) uint8 of an entry: its regions over each other in drawing order."""
     numbering = job.numbering
     label, is_free = np.full(size, numbering.unlabelled, np.uint8), np.ones(size, bool)
-    for name, (top, left, mask) in job.draw(entry, size, job.options, result.faults):
+    for name, (top, left, mask, _) in job.draw(entry, size, job.options, result):
         value = IGNORE if name is None else numbering.numbers.get(name, IGNORE)
         if name is not None and name not in numbering.numbers:
             result.unlisted[name] += 1

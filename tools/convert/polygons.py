@@ -17,11 +17,15 @@ LIMIT = 1e7  # pixels; a coordinate beyond is a fault, and would overflow
 
 
 class Patch(NamedTuple):
-    """Pixels of an image: mask (height, width) bool, whose pixel [0, 0] is pixel [top, left] of the image."""
+    """Pixels of an image: mask (height, width) bool, whose pixel [0, 0] is pixel [top, left] of the image.
+
+    is_thin: it is of a polygon that is less than 2 pixels wide on average.
+    """
 
     top: int
     left: int
     mask: np.ndarray
+    is_thin: bool = False
 
 
 EMPTY = Patch(0, 0, np.zeros((0, 0), bool))
@@ -73,7 +77,18 @@ def fill(ring: np.ndarray, size: tuple[int, int]) -> Patch:
         column = np.clip(np.ceil(x - 0.5), 0, size[1]).astype(np.int64)  # the first pixel right of the crossing
         crossings += np.bincount((row - top) * width + column - left, minlength=len(crossings))
     inside = (np.cumsum(crossings.reshape(height, width), axis=1) & 1).astype(bool)
-    return Patch(top, left, inside[:, :-1])  # all crossings lie left of the last column: it is outside
+    mask = inside[:, :-1]  # all crossings lie left of the last column: it is outside
+    # A strip of width w and length l has w * l pixels and the perimeter 2 * (w + l): with w = 2, perimeter - 4 pixels.
+    return Patch(top, left, mask, bool(mask.sum() < _perimeter(ring, size) - 4))
+
+
+def _perimeter(ring: np.ndarray, size: tuple[int, int]) -> float:
+    """Return the length, in the image or up to half a pixel outside, of a closed line through points (N, 2)."""
+    step, far = np.roll(ring, -1, axis=0) - ring, np.array(size[::-1]) + 0.5
+    with np.errstate(divide="ignore", invalid="ignore"):  # where each edge crosses the borders, as shares of the edge
+        crossings = np.sort(np.nan_to_num([(-0.5 - ring) / step, (far - ring) / step]), axis=0)
+    share = np.minimum(crossings[1].min(axis=1), 1) - np.maximum(crossings[0].max(axis=1), 0)
+    return float((np.hypot(*step.T) * np.maximum(share, 0)).sum())
 
 
 def rectangle(x0: float, y0: float, x1: float, y1: float) -> np.ndarray:

@@ -8,6 +8,7 @@ import re
 import unicodedata
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterable
+from decimal import Decimal
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -64,6 +65,14 @@ def value_of(record: object, key: str, kind: type | tuple[type, ...], where: str
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise InputError(f"{where}: {key!r} is missing or invalid")
     return value
+
+
+def whole_number(value: object) -> int | None:
+    """Return the integer that a number or its text stands for, as 3.0 and "3.0e+00" stand for 3; None if it is none."""
+    if not re.fullmatch(r"-?[0-9]{1,18}(\.[0-9]{0,30})?([eE][-+]?[0-9]{1,2})?", str(value)):
+        return None
+    number = Decimal(str(value))
+    return int(number) if number == int(number) else None
 
 
 def size_of(height: object, width: object, where: str) -> tuple[int, int]:

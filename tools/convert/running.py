@@ -2,12 +2,16 @@
 
 import argparse
 import functools
+import os
+import posixpath
 import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+from data.images import IMAGE_SUFFIXES
 from data.layout import SCRIBBLES
+from support import shell
 from support.errors import UserError
 from support.files import write_atomic
 from support.labels import IGNORE
@@ -17,8 +21,10 @@ from support.terminal import say, warn
 from tools.convert.find import find_kind
 from tools.convert.formats import KINDS
 from tools.convert.formats.colours import check_hint, class_file
-from tools.convert.output import Job, Result, convert
-from tools.convert.source import Entry, Numbering, Source, number_classes, read_known
+from tools.convert.formats.labelstudio import BRUSH
+from tools.convert.output import Job, convert
+from tools.convert.reading import output_name
+from tools.convert.source import Entry, Numbering, Result, Source, number_classes, read_known
 
 MOST_FAULTS = 20  # faults that are named
 
@@ -36,6 +42,7 @@ def run(args: argparse.Namespace) -> tuple[int, list[str]]:
     args.classes = args.classes or (class_file(args.source) if name == "colours" else "")
     args.known = read_known(args.classes)
     source = kind.read(args.source, args)
+    _add_unlabelled(source, args)
     entries = _named_entries(source, args)
     if not source.names or not any(entry.record for entry in entries):
         _print_faults([*source.faults, *source.notes])
@@ -46,9 +53,9 @@ def run(args: argparse.Namespace) -> tuple[int, list[str]]:
     folders = ("JPEGImages", SCRIBBLES) if args.scribbles else ("images", "masks")
     images, masks = (args.out / folder / args.split for folder in folders)
     classes = args.out / "classes.txt"
-    if classes.is_file() and classes.read_text(encoding="utf-8") != numbering.text():
+    if os.path.lexists(classes) and not (classes.is_file() and classes.read_bytes() == numbering.text().encode()):
         raise UserError(
-            f"{classes} lists other classes than this export: name a new folder or, to add a --split, "
+            f"{classes}: exists, but is not the list of this export's classes: name a new folder or, to add a --split, "
             f"--classes {classes}"
         )
     note = args.out / f".made_from{'_' if args.split else ''}{args.split}.json"
@@ -72,8 +79,34 @@ def _check_flags(args: argparse.Namespace) -> None:
         raise UserError(f"--line_width {args.line_width}: must be a number of pixels above 0")
     if args.split and (Path(args.split).name != args.split or args.split.startswith(".") or args.scribbles):
         raise UserError(f"--split {args.split}: must be the name of a folder, such as train, without --scribbles")
-    if args.out.resolve().is_relative_to(args.source.resolve()):
-        raise UserError(f"{args.out}: is in {args.source}, which the program reads: name a folder outside")
+    for folder in filter(None, (args.source, args.images)):
+        if args.out.resolve().is_relative_to(folder.resolve()):
+            raise UserError(f"{args.out}: is in {folder}, which the program reads: name a folder outside")
+
+
+def _add_unlabelled(source: Source, args: argparse.Namespace) -> None:
+    """Add an entry without shapes for each image that no label names, beside those that one names; or a note on them.
+
+    They show background only with --unlabelled background, which cannot be said of those in a folder of --images, of
+    another file's images, and of those whose label has a fault.
+    """
+    labelled = {Path(os.path.abspath(entry.image)): entry for entry in source.entries if isinstance(entry.record, list)}
+    used, beside = {path.with_suffix("") for path in labelled}, {path.parent: entry for path, entry in labelled.items()}
+    others = [
+        replace(entry, name=posixpath.join(posixpath.dirname(entry.name), output_name(path.name)), where=str(path),
+                image=path, record=[], size=None, extract=None)
+        for folder, entry in beside.items()
+        for path in sorted(folder.iterdir())
+        if path.suffix.lower() in IMAGE_SUFFIXES and path.with_suffix("") not in used
+        if not path.name.startswith(".") and not BRUSH.fullmatch(path.stem)
+    ]  # fmt: skip
+    is_sure = args.source.is_dir() and not args.images and not source.faults
+    if is_sure and args.unlabelled == "background":
+        source.entries += others
+    elif others:
+        remedy = "; if they show background only, convert to a new folder with --unlabelled background"
+        remedy = "" if args.unlabelled or args.scribbles or not is_sure else remedy
+        source.notes.append(f"{len(others)} image(s) have no usable label, such as {others[0].where}: left out{remedy}")
 
 
 def _named_entries(source: Source, args: argparse.Namespace) -> list[Entry]:
@@ -107,6 +140,10 @@ def _named_entries(source: Source, args: argparse.Namespace) -> list[Entry]:
 def _report(args: argparse.Namespace, source: Source, results: list[Result], numbering: Numbering) -> int:
     """Print the faults, and what became of the images. Return the exit status."""
     faults = [*source.faults, *(line for result in results for line in result.faults)]
+    kinds = "empty", "thin", "blank"
+    empty, thin, blank = ([where for result in results for where in getattr(result, kind)] for kind in kinds)
+    if empty:
+        faults.append(f"{len(empty)} shape(s) cover no pixel of the image, such as {empty[0]}: left out")
     missing = sum((result.unlisted for result in results), Counter())
     faults += [
         f"class {name!r}: not in the list of classes: ignored (255) in {count} place(s)"
@@ -115,7 +152,14 @@ def _report(args: argparse.Namespace, source: Source, results: list[Result], num
     _print_faults(faults)
     done = sum(result.is_written for result in results)
     say(*source.notes, *_unlabelled_note(args, source, results, numbering))
+    if thin:
+        loss = f"such shapes lose pixels at their borders ({shell.document('docs/converting.md')}, Edges)"
+        say(f"{len(thin)} polygon(s) are less than 2 pixels wide, such as {thin[0]}: {loss}")
+    if blank:
+        value = "ignored (255)" if numbering.unlabelled == IGNORE else numbering.names[numbering.unlabelled]
+        say(f"{len(blank)} image(s) have no shape, such as {blank[0]}: all of their pixels are {value}")
     written = f"{done} image(s) with masks of {len(numbering.names)} classes"
+    written += f"; {len(empty)} polygon(s) cover no pixel" if empty else ""
     say(f"{args.out}: {written}; do not edit the images: they may be hard links to the originals")
     if any(re.fullmatch("#[0-9a-f]{6}", name) for name in numbering.names):
         file = args.out / "classes.txt"

@@ -1,6 +1,7 @@
 """What a format's reader hands over: images, classes and the regions it draws; and the numbers of the classes."""
 
 import argparse
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -68,10 +69,28 @@ class Source:
         return list(dict.fromkeys(shape.name for entry in self.entries for shape in entry.record))
 
 
+@dataclass
+class Result:
+    """What became of an entry: whether its files are there, faults, and {class without a number: shapes}.
+
+    num_pixels, num_unlabelled: pixels of the image, and those in no shape. Places: empty: of shapes without a pixel;
+    thin: of thin polygons; blank: of the image if it has no shape.
+    """
+
+    is_written: bool = False
+    num_pixels: int = 0
+    num_unlabelled: int = 0
+    faults: list[str] = field(default_factory=list)
+    empty: list[str] = field(default_factory=list)
+    thin: list[str] = field(default_factory=list)
+    blank: list[str] = field(default_factory=list)
+    unlisted: Counter = field(default_factory=Counter)
+
+
 # Yields (class or None, pixels) of an entry in drawing order: later ones cover earlier ones. The arguments are the
-# entry, the image's (height, width), the options, and a list to which it adds a line for each shape that is left out.
+# entry, the image's (height, width), the options, and the Result, to which it adds shapes that are empty or thin.
 # Raises InputError if the mask would be wrong: the entry is then skipped.
-Draw = Callable[[Entry, tuple[int, int], Options, list[str]], Iterator[tuple[str | None, Patch]]]
+Draw = Callable[[Entry, tuple[int, int], Options, Result], Iterator[tuple[str | None, Patch]]]
 
 # Returns the pixels of a shape: patch(data, where, size, line width).
 Patcher = Callable[[Any, str, tuple[int, int], float], Patch]
@@ -92,14 +111,15 @@ def shapes(patch: Patcher) -> Draw:
 
 
 def _draw_shapes(
-    patch: Patcher, entry: Entry, size: tuple[int, int], options: Options, faults: list[str]
+    patch: Patcher, entry: Entry, size: tuple[int, int], options: Options, result: Result
 ) -> Iterator[tuple[str | None, Patch]]:
     for name, where, data in entry.record:
         found = patch(data, where, size, options.line_width)
         if found.mask.any():
+            result.thin += [where] if found.is_thin else []
             yield name, found
         else:
-            faults.append(f"{where}: covers no pixel of the image: left out")
+            result.empty.append(where)
 
 
 def collect(read: Callable[[Any], Any], items: Any, faults: list[str]) -> Iterator[Any]:

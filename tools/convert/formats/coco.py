@@ -6,12 +6,9 @@ together are one object, or {"counts", "size": [height, width]}. Counts run down
 """
 
 import posixpath
-import re
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from support.errors import InputError
 from tools.convert.polygons import Patch, fill, from_runs, read_points
@@ -24,8 +21,11 @@ from tools.convert.reading import (
     size_of,
     split_of,
     value_of,
+    whole_number,
 )
 from tools.convert.source import Entry, Options, Shape, Source, collect
+
+Id = int | str
 
 MAX_CROWDS = 0.1  # share of the objects; in COCO itself it is 0.01
 
@@ -36,7 +36,7 @@ def read(source: Path, options: Options) -> Source:
     Other files of a folder are left out, such as COCO's captions and key points.
     """
     result, others = Source(), []
-    categories: dict[str, int] = {}
+    categories: dict[str, Id] = {}
     root = source if source.is_dir() else source.parent
 
     def read_one(path: Path) -> list[Entry]:
@@ -47,7 +47,7 @@ def read(source: Path, options: Options) -> Source:
         names = _categories(content, path)
         for number, name in names.items():
             categories.setdefault(name, number)
-        images: dict[int, Any] = {}
+        images: dict[Id, Any] = {}
         records = enumerate(value_of(content, "images", list, str(path)))
         for number, image in collect(partial(_numbered, path), records, result.faults):
             images[number] = None if number in images else image
@@ -56,7 +56,7 @@ def read(source: Path, options: Options) -> Source:
         above = [path.parent.parent] if path.parent.name == "annotations" else []
         finder = ImageFinder([path.parent, *above, root], options.images)
 
-        def entry(number: int) -> Entry:
+        def entry(number: Id) -> Entry:
             where = f"{path}: image {number}"
             if images[number] is None:
                 raise InputError(f"{path}: id {number} occurs twice in 'images': skipped")
@@ -70,21 +70,22 @@ def read(source: Path, options: Options) -> Source:
 
     for entries in collect(read_one, annotation_files(source, ".json"), result.faults):
         result.entries += entries
-    result.names = sorted(categories, key=lambda name: categories[name])
+    result.names = sorted(categories, key=lambda name: (isinstance(categories[name], str), categories[name]))
     if others:
         result.notes.append(f"{len(others)} JSON file(s) without COCO masks, such as {others[0]}: left out")
     return result
 
 
-def _numbered(path: Path, item: tuple[int, Any]) -> tuple[int, Any]:
+def _numbered(path: Path, item: tuple[int, Any]) -> tuple[Id, Any]:
     """Return (id, record) of an image. item: its position in the file, and the record."""
     return _id(item[1], "id", f"{path}: images[{item[0]}]"), item[1]
 
 
-def _id(record: Any, key: str, where: str) -> int:
-    """Return an integer of a record. VIA writes some as text."""
-    value = value_of(record, key, (int, str), where)
-    return int(value) if re.fullmatch("-?[0-9]{1,18}", str(value)) else value_of(record, key, int, where)
+def _id(record: Any, key: str, where: str) -> Id:
+    """Return an id of a record: 3 for 3, "3", which VIA writes, and pandas' 3.0; another text as it is."""
+    value = value_of(record, key, (int, float, str), where)
+    number = whole_number(value)
+    return value_of(record, key, str, where) if number is None else number
 
 
 def _has_masks(content: object) -> bool:
@@ -100,7 +101,7 @@ def _has_masks(content: object) -> bool:
     return not (isinstance(first, dict) and first.keys() & {"caption", "keypoints"})
 
 
-def _categories(content: object, path: Path) -> dict[int, str]:
+def _categories(content: object, path: Path) -> dict[Id, str]:
     """Return {id: name} of a COCO file's categories. Raises InputError if there are none or one is invalid."""
     categories = value_of(content, "categories", list, str(path))
     names = {_id(item, "id", f"{path}: categories"): item.get("name") for item in categories}
@@ -124,13 +125,13 @@ def _split_folder(root: Path, path: Path) -> str:
 
 
 def _shapes(
-    content: dict, path: Path, names: dict[int, str], images: dict[int, dict], result: Source
-) -> dict[int, list[Shape]]:
-    """Return {image id: shapes}: crowds, which are ignored, then objects in the order of the file.
+    content: dict, path: Path, names: dict[Id, str], images: dict[Id, dict], result: Source
+) -> dict[Id, list[Shape]]:
+    """Return {image id: shapes}: crowds, which are ignored, then objects in the order of the file, polygon by polygon.
 
     An image with an annotation that is invalid is left out: its mask would be wrong.
     """
-    shapes: dict[int, list[Shape]] = {number: [] for number in images}
+    shapes: dict[Id, list[Shape]] = {number: [] for number in images}
     annotations = value_of(content, "annotations", list, str(path))
     if not annotations:
         remedy = "Label Studio leaves brush labels out of COCO: export JSON there"
@@ -147,7 +148,7 @@ def _shapes(
     num_empty = 0
     for position, annotation in enumerate(annotations):
         where = f"{path}: annotations[{position}]"
-        number = -1  # not known yet
+        number: Id = -1  # not known yet
         try:
             number = _id(annotation, "image_id", where)
             if number not in images:
@@ -163,7 +164,11 @@ def _shapes(
             if segmentation == [] and isinstance(box, list) and 0 in box[2:]:
                 num_empty += 1
             elif number in shapes:
-                shapes[number].append(Shape(None if is_crowd else name, where, segmentation))
+                is_list = isinstance(segmentation, list) and segmentation
+                parts = segmentation if is_list and not isinstance(segmentation[0], int | float) else [segmentation]
+                for at, part in enumerate(parts, 1):  # VIA's polygons are not in a list
+                    here = f"{where}: polygon {at}" if len(parts) > 1 else where
+                    shapes[number].append(Shape(None if is_crowd else name, here, part))
         except InputError as error:
             result.faults.append(str(error))
             shapes.pop(number, None)
@@ -189,21 +194,14 @@ def _check_extent(segmentation: object, box: object, where: str) -> None:
 
 
 def patch(segmentation: object, where: str, size: tuple[int, int], line_width: float) -> Patch:
-    """Return the union of an object's polygons, or its mask."""
+    """Return the pixels of one of an object's polygons, or its mask."""
     if isinstance(segmentation, dict):
         return _decode(segmentation, where, size)
-    if not isinstance(segmentation, list) or not segmentation:
+    if not segmentation:
         raise InputError(f"{where}: no segmentation: a box alone is no mask")
-    if isinstance(segmentation[0], int | float):  # a polygon of VIA, which are not in a list
-        segmentation = [segmentation]
-    union = np.zeros(size, bool)
-    for number, values in enumerate(segmentation, 1):
-        here = f"{where}: polygon {number}"
-        if not isinstance(values, list) or len(values) % 2:
-            raise InputError(f"{here}: not a list of x, y, x, y, ...")
-        top, left, mask = fill(read_points([values[at : at + 2] for at in range(0, len(values), 2)], here), size)
-        union[top : top + mask.shape[0], left : left + mask.shape[1]] |= mask
-    return Patch(0, 0, union)
+    if not isinstance(segmentation, list) or len(segmentation) % 2:
+        raise InputError(f"{where}: not a list of x, y, x, y, ...")
+    return fill(read_points([segmentation[at : at + 2] for at in range(0, len(segmentation), 2)], where), size)
 
 
 def _decode(segmentation: dict, where: str, size: tuple[int, int]) -> Patch:

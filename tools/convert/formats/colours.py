@@ -20,7 +20,7 @@ from support.progress import progress_bar
 from support.terminal import say
 from tools.convert.polygons import Patch
 from tools.convert.reading import split_of
-from tools.convert.source import Entry, Options, Source
+from tools.convert.source import Entry, Options, Result, Source
 
 MOST = 254  # colours of a palette that is found
 RARE, LEAST = 0.05, 3  # share of the pixels, and number of colours: see _mixed()
@@ -102,9 +102,7 @@ def _channels(packed: np.ndarray) -> np.ndarray:
     return np.stack([packed >> 16, packed >> 8 & 255, packed & 255], axis=1).astype(np.uint8)
 
 
-def draw(
-    entry: Entry, size: tuple[int, int], options: Options, faults: list[str]
-) -> Iterator[tuple[str | None, Patch]]:
+def draw(entry: Entry, size: tuple[int, int], options: Options, result: Result) -> Iterator[tuple[str | None, Patch]]:
     """Yield the pixels of each colour of the mask. Black is unlabelled in strokes, else unless a class has it."""
     pixels = _packed(entry.record)
     height, width = pixels.shape

@@ -23,12 +23,18 @@ from tools.convert.reading import ImageFinder, annotation_files, output_name, re
 from tools.convert.source import Entry, Options, Shape, Source, collect
 
 READ, UNREAD = ("polygon", "rectangle", "ellipse", "brush"), ("vector", "bitmask", "magicwand")
+UNFINISHED = {
+    "annotations": "its annotations are cancelled (skipped in Label Studio)",
+    "predictions": "it has only predictions: submit them as annotations in Label Studio",
+    "drafts": "it has only a draft: submit it in Label Studio",
+}
 BRUSH = re.compile(r"task-(\d{1,18})-annotation-(\d{1,18})-by-[^-]*-[^-]+-(.+)-\d+")
 
 
 def read(source: Path, options: Options) -> Source:
     """Return the images and classes of an export, or of all exports below a folder."""
-    result, brushes, done = Source(), find_brushes(source), set()
+    several: list[str] = []
+    result, brushes, done = Source(), find_brushes(source, several), set()
     finder = ImageFinder([source if source.is_dir() else source.parent], options.images)
 
     def read_task(task: Any, path: Path) -> Entry:
@@ -36,7 +42,7 @@ def read(source: Path, options: Options) -> Source:
         where, size = f"{path}: task {number}", None
         done.add(number)
         if "annotations" in task or number not in brushes:
-            shapes, size = _shapes(task, where, result.faults)
+            shapes, size = _shapes(task, where, result.faults, several)
         image = _find_image(task, where, finder)
         split = split_of(path.stem) if source.is_dir() else ""
         return Entry(output_name(image.name), where, image, shapes if size else brushes.get(number, []), size, split)
@@ -56,30 +62,42 @@ def read(source: Path, options: Options) -> Source:
     if len(named) < len(others):
         remedy = "put the project's JSON export beside them, or name the images task-1, task-2 and so on"
         result.notes.append(f"{source}: Label Studio's PNG files do not say which image they are of: {remedy}")
+    if several:
+        taken = "the ground truth is drawn, or else the one that was changed last"
+        result.notes.append(f"{len(several)} task(s) have several annotations, such as {several[0]}: {taken}")
     result.names = sorted(result.shape_names())
     return result
 
 
-def find_brushes(source: Path) -> dict[int, list[Shape]]:
-    """Return {task: masks of its last annotation, by name} of the PNG files below a folder."""
+def find_brushes(source: Path, several: list[str]) -> dict[int, list[Shape]]:
+    """Return {task: masks of its last annotation, by name} of the PNG files below a folder.
+
+    Adds each task that has more than one annotation to `several`.
+    """
     found: dict[int, dict[int, list[Shape]]] = {}
     for path in (path for paths in list_folder(source, (".png",)).values() for path in paths):
         if match := BRUSH.fullmatch(path.stem):
             found.setdefault(int(match[1]), {}).setdefault(int(match[2]), []).append(Shape(match[3], str(path), path))
+    several += [f"{source}: task {task}" for task, annotations in found.items() if len(annotations) > 1]
     return {task: annotations[max(annotations)] for task, annotations in found.items()}
 
 
-def _shapes(task: dict, where: str, faults: list[str]) -> tuple[list[Shape], tuple[int, int] | None]:
+def _shapes(
+    task: dict, where: str, faults: list[str], several: list[str]
+) -> tuple[list[Shape], tuple[int, int] | None]:
     """Return the shapes of a task, and its image's (height, width) if there is a shape. Adds a line for each key point.
 
-    They are of the annotation that is the ground truth, or else of the one that was changed last.
+    They are of the annotation that is the ground truth, or else of the one that was changed last. Adds the task to
+    `several` if it has more than one.
     """
-    if "annotations" not in task:
+    if "annotations" not in task and not task.get("predictions"):
         raise InputError(f"{where}: no 'annotations': export JSON, not JSON-MIN: skipped")
-    annotations = [item for item in value_of(task, "annotations", list, where) if isinstance(item, dict)]
-    usable = [item for item in annotations if not item.get("was_cancelled")]
+    annotations = value_of({"annotations": []} | task, "annotations", list, where)
+    usable = [item for item in annotations if isinstance(item, dict) and not item.get("was_cancelled")]
     if not usable:
-        raise InputError(f"{where}: it is not annotated: skipped")
+        reason = next((text for key, text in UNFINISHED.items() if task.get(key)), "it is not annotated")
+        raise InputError(f"{where}: {reason}: skipped")
+    several += [where] if len(usable) > 1 else []
     last = max(usable, key=lambda item: (bool(item.get("ground_truth")), str(item.get("updated_at", ""))))
     regions = [region for region in value_of(last, "result", list, where) if isinstance(region, dict)]
     # A control without labels of its own has them in another result with the same id.

@@ -15,11 +15,11 @@ from support.errors import InputError, UserError
 from support.files import read_text
 from support.yaml_file import read_yaml
 from tools.convert.polygons import Patch, fill, read_points
-from tools.convert.reading import MAX_BYTES, split_of
+from tools.convert.reading import MAX_BYTES, split_of, whole_number
 from tools.convert.source import Entry, Options, Shape, Source
 
 FOLDERS = ("images", "labels")  # of images and of text files
-NAMES = "classes.txt"  # of Label Studio
+NAMES = ("classes.txt", "obj.names")  # of Label Studio, labelImg and Darknet
 BOX = 5  # numbers in a line
 
 Key = tuple[str, ...]  # the path of an image or its text file, without suffix and without the folders of FOLDERS
@@ -32,8 +32,7 @@ def read(source: Path, options: Options) -> Source:
     result = Source(_names(source))
     names = dict(enumerate(result.names))
     images = _by_key(options.images or source, IMAGE_SUFFIXES)
-    labels = _label_files(source, images)
-    for key, path in labels:
+    for key, path in _label_files(source, images):
         try:
             found = images.get(key, [])
             if len(found) != 1:
@@ -43,26 +42,23 @@ def read(source: Path, options: Options) -> Source:
             result.faults.append(str(error))
             continue
         shapes = []
-        for number, (value, *points) in enumerate(lines, 1):
-            name = names.get(int(value), f"class {value}" if names else value)
+        for number, (value, points) in enumerate(lines, 1):
+            name = names.get(value, f"class {value}" if names else str(value))
             shapes.append(Shape(name, f"{path} line {number} ({name})", points))
         split = next(filter(None, map(split_of, key[:-1])), "")
         folders = [part for part in key[:-1] if not split or split_of(part) != split]
         result.entries.append(Entry("/".join([*folders, key[-1]]), str(path), found[0], shapes, split=split))
     if not names:
         result.names = sorted(result.shape_names(), key=int)
-        result.notes.append(f"{source}: neither data.yaml nor {NAMES} names the classes: they are named by number")
-    without = sorted(set(images) - {key for key, _ in labels})
-    if without and not options.images:
-        result.notes.append(f"{len(without)} image(s) have no label file, such as {images[without[0]][0]}: left out")
+        result.notes.append(f"{source}: neither data.yaml nor {NAMES[0]} names the classes: they are named by number")
     return result
 
 
 def _names(source: Path) -> list[str]:
-    """Return the names of the classes by number, of a YAML file or of Label Studio's classes.txt; [] without both."""
+    """Return the names of the classes by number, of a YAML file or of a file of NAMES; [] without both."""
     paths = [path for files in list_folder(source, (".yaml", ".yml")).values() for path in files]
     for path in sorted(paths, key=lambda path: len(path.parts)):
-        content = read_yaml(path, as_text=True)
+        content = read_yaml(path)
         names = content.get("names") if isinstance(content, dict) else None
         if not isinstance(names, list | dict):
             continue
@@ -75,8 +71,8 @@ def _names(source: Path) -> list[str]:
         if not all(isinstance(name, str) for name in names):
             raise UserError(f"{path}: names: each must be a text")
         return names
-    file = source / NAMES
-    return read_list(file) if file.is_file() else []
+    files = [path for files in list_folder(source, (".txt", ".names")).values() for path in files if path.name in NAMES]
+    return read_list(min(files, key=lambda path: len(path.parts))) if files else []
 
 
 def _by_key(folder: Path, suffixes: tuple[str, ...]) -> dict[Key, list[Path]]:
@@ -96,22 +92,26 @@ def _label_files(source: Path, images: dict[Key, list[Path]]) -> list[tuple[Key,
         for key, paths in _by_key(source, (".txt",)).items()
         for path in paths
         if (key in images or not {*FOLDERS}.isdisjoint((source.name, *path.relative_to(source).parts)))
-        and path.name != NAMES
+        and path.name not in NAMES
     ]
 
 
-def _read_lines(path: Path) -> list[list[str]]:
-    """Return the words of each line of a label file. Raises InputError if one is neither a polygon nor empty.
+def _read_lines(path: Path) -> list[tuple[int, list[str]]]:
+    """Return (class number, coordinates) of each line of a label file.
 
-    Empty is a single point, or a box without area: tools write it for a mask that is too thin for a polygon.
+    Raises InputError if one is neither a polygon nor empty. Empty is a single point, or a box without area: tools write
+    it for a mask that is too thin for a polygon.
     """
     lines = [line.split() for line in read_text(path, MAX_BYTES).splitlines() if line.strip()]
+    found = []
     for number, words in enumerate(lines, 1):
-        if not re.fullmatch("[0-9]{1,9}", words[0]) or len(words) < 3 or len(words) % 2 == 0:
+        value = whole_number(words[0])
+        if value is None or value < 0 or len(words) < 3 or len(words) % 2 == 0:
             raise InputError(f"{path} line {number}: expected a class number, then x y of each point: skipped")
-        if len(words) == BOX and not any(re.fullmatch(r"0*\.?0*", side) for side in words[3:]):
+        if len(words) == BOX and not any(re.fullmatch(r"0*\.?0*([eE].*)?", side) for side in words[3:]):
             raise InputError(f"{path} line {number}: a box, which has no outline: skipped")
-    return lines
+        found.append((value, words[1:]))
+    return found
 
 
 def patch(values: list[str], where: str, size: tuple[int, int], line_width: float) -> Patch:
