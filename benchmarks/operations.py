@@ -1,6 +1,8 @@
 """The operations of a step on a GPU that is not there: FLOPs, bytes and live memory, as dispatched."""
 
+import itertools
 import math
+import weakref
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
 
 from benchmarks.absent_gpu import AbsentGPU
-from benchmarks.memory import Meter
 
 # Kinds by the beginning of the operation's name without its underscores; others are "pointwise", or their own name.
 KINDS = {
@@ -49,6 +51,43 @@ class Operation:
     @property
     def bytes(self) -> int:
         return sum(self.reads.values()) * (2 if self.reads_twice else 1) + sum(self.writes.values())
+
+
+class Meter:
+    """Counts FLOPs, and the bytes of meta tensors: `live` now, and at the `peak`.
+
+    FlopCounterMode would keep tensors of the backward pass alive, so this class calls torch's formulas. storages: the
+    number of each live storage, by its id.
+    """
+
+    def __init__(self) -> None:
+        self.flops = self.live = self.peak = 0
+        self.storages: dict[int, int] = {}
+        self._numbers = itertools.count()
+
+    def note(self, func, args: tuple, kwargs: dict, result) -> None:
+        """Count an operation's FLOPs and the tensors that it has made."""
+        if func.overloadpacket in flop_registry:
+            self.flops += flop_registry[func.overloadpacket](*args, **kwargs, out_val=result)
+        for value in result if isinstance(result, tuple | list) else [result]:
+            if isinstance(value, Tensor) and value.is_meta:
+                self.hold(value, value.untyped_storage().nbytes())
+
+    def hold(self, value: Tensor, size: int) -> None:
+        """Count `size` bytes until the tensor's storage is freed. Views that share a storage count once."""
+        storage = value.untyped_storage()
+        key = id(storage)
+        if key in self.storages:
+            return
+
+        def free() -> None:
+            del self.storages[key]
+            self.live -= size
+
+        self.storages[key] = next(self._numbers)
+        weakref.finalize(storage, free).atexit = False
+        self.live += size
+        self.peak = max(self.peak, self.live)
 
 
 class Recorder(AbsentGPU):
